@@ -77,7 +77,13 @@ class CheckpointPolicy:
             CheckpointError: there is none, or not of this model; or this state cannot be one.
         """
         if found := self._manager.load({"no": "never"}.get(self._config.resume, self._config.resume)):
-            _check_version(found, self._manager.loaded)
+            if found.get("version") != VERSION:
+                raise CheckpointError(
+                    f"this checkpoint has the version {found.get('version', 'none')}",
+                    expected=f"one that a Trainer wrote, of version {VERSION}",
+                    hint="load its model in the script by srunddp.train.load_checkpoint() instead",
+                    where=str(self._manager.loaded),
+                )
             before(found)
             self._load(found)
         self._manager.check(self._state.state_dict())
@@ -233,13 +239,3 @@ class StopConsensus:
         row = torch.tensor(values, dtype=torch.float64, device=self._world.device)
         dist.all_reduce(row, dist.ReduceOp.MAX)
         return [float(value) for value in row.tolist()]
-
-
-def _check_version(found: Mapping[str, Any], path: Path | None) -> None:
-    if found.get("version") != VERSION:
-        raise CheckpointError(
-            f"this checkpoint has the version {found.get('version', 'none')}",
-            expected=f"one that a Trainer wrote, of version {VERSION}",
-            hint="load its model in the script by srunddp.train.load_checkpoint() instead",
-            where=str(path),
-        )

@@ -52,7 +52,7 @@ def steps_until(done: Callable[[], bool], training: Training) -> list[float]:
 
 
 def windows(number: int, folder: Path) -> tuple[list[list[float]], list[list[float]]]:
-    training, writer = Training(), AsyncCheckpointer(CheckpointDirectory(folder, keep_last=2, keep_best=0))
+    training, writer = Training(), AsyncCheckpointer(CheckpointDirectory(folder, keep_last=2, keep_best=0), print)
     beside, alone = [], []
     for step in range(number + 2):
         writer.write(step, training.state())

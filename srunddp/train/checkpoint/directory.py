@@ -22,7 +22,7 @@ from srunddp.train.checkpoint.file import (
     verify,
 )
 
-_NAME = re.compile(r"step-([0-9]{8,})\.pt")
+_NAME = re.compile(r"step-([0-9]{8}|[1-9][0-9]{8,})\.pt")
 _BEST = "best.pt"
 _HINTS = {
     errno.ENOSPC: "free space there",
@@ -71,8 +71,7 @@ class CheckpointDirectory:
             names = os.listdir(self.folder)
         except FileNotFoundError:
             return []
-        steps = (int(match[1]) for match in map(_NAME.fullmatch, names) if match)
-        return sorted(step for step in steps if self.path(step).name in names)
+        return sorted(int(match[1]) for match in map(_NAME.fullmatch, names) if match)
 
     def last_whole(self) -> Path | None:
         """The newest one that this process wrote, loaded or checked."""

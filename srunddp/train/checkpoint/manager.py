@@ -66,7 +66,7 @@ class CheckpointManager:
         self._log = log or partial(logging.getLogger("srunddp").warning, "srunddp: %s")
         self._directory = CheckpointDirectory(Path(folder), keep_last, keep_best)
         self.scores = self._directory.scores
-        self._writer = AsyncCheckpointer(self._directory)
+        self._writer = AsyncCheckpointer(self._directory, self._log)
         # On a CPU an optimizer would go on with tensors in a file that rank 0 deletes later.
         self._mmap = world.device.type != "cpu"
         on_rank_zero(world, self._make_folder)
@@ -82,8 +82,8 @@ class CheckpointManager:
     def save(self, step: int, state: Mapping[str, Any], *, score: float | None = None, wait: bool = False) -> Path:
         """Copy the state and write it beside training.
 
-        A checkpoint is left out, and a line says it, where the one before is still being written. What the disk
-        refuses is said by :meth:`report`, and training goes on.
+        A checkpoint is left out where the one before is still being written. A line says that, and what the disk
+        refuses; training goes on.
 
         Args:
             step: how many optimizer steps are done.
@@ -110,7 +110,7 @@ class CheckpointManager:
         event("checkpoint", time.monotonic() - began)
         if wait:
             self.wait()
-        return self._directory.path(step)
+        return self.path(step)
 
     def wait(self) -> bool:
         """Wait until nothing is being written any more; no time limit counts meanwhile.
@@ -124,30 +124,18 @@ class CheckpointManager:
         return on_rank_zero(self._world, self._writer.wait)
 
     def report(self) -> list[Path]:
-        """Say why checkpoints were not written, if any; the next one that is due is tried.
-
-        Returns:
-            On rank 0, those that have been written since the last call.
-        """
-        problems, steps = self._writer.poll()
-        for problem in problems:
-            self._log(problem)
-        return [self._directory.path(step) for step in steps]
+        """On rank 0, the files that have been written since the last call; and say what could not be written."""
+        return [self.path(step) for step in self._writer.poll()]
 
     def load(self, resume: str = "auto") -> dict[str, Any] | None:
-        """The state to go on from, with its tensors on the CPU.
+        """What :meth:`save` was given, with tensors on the CPU, and the manager's own key; None for a new run.
 
-        Ranks that see rank 0's file read it, and are sent it else. On a GPU the tensors stay in the file until they are
-        used: copy those that are not moved to the GPU.
+        Ranks that do not see rank 0's file are sent it. On a GPU the tensors stay in the file until they are used: copy
+        those that are not moved to the GPU.
 
         Args:
-            resume: ``auto`` for the newest whole one, if any; a checkpoint's path, from which a new course begins:
-                later ones are set aside; or ``never``, which refuses a folder with checkpoints. A job that Slurm
-                has started again takes the newest one in any case.
-
-        Returns:
-            What :meth:`save` was given, and what :meth:`restore_rng` needs, by the key ``srunddp``; None for a start
-            from the beginning.
+            resume: ``auto`` for the newest whole one, if any; a checkpoint's path, after which later ones are set
+                aside; or ``never``. A job that Slurm has started again takes the newest one in any case.
 
         Raises:
             ConfigError: there are checkpoints, and ``resume`` is ``never``; or later ones cannot be set aside.

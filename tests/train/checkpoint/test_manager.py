@@ -160,7 +160,7 @@ def test_what_is_due_amid_a_slow_write_is_left_out(tmp_path: Path, monkeypatch: 
     telemetry.heartbeat()
     for step in (1, 2, 3, 4):
         manager.save(step, {"step": step})
-    assert manager.report() == []
+    assert manager.report() == []  # nor is a word said twice
     assert said == ["checkpoints are left out from step 2 on, until that of step 1 is written"]
     assert page.read() == 1
     go.set()
