@@ -127,7 +127,8 @@ def verify(path: str | os.PathLike[str]) -> None:
 def remove_temporaries(folder: Path, name: str) -> None:
     """Delete what killed saves left of files called ``name``, a pattern of :func:`Path.glob`."""
     for temporary in folder.glob(f"{name}.*.tmp"):
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):  # it is in nobody's way
+            temporary.unlink()
 
 
 def sync_folder(folder: Path) -> None:

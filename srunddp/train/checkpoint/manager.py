@@ -15,13 +15,14 @@ from typing import Any
 from srunddp.errors import ConfigError
 from srunddp.telemetry import event
 from srunddp.train import rng
-from srunddp.train.checkpoint.async_writer import AsyncCheckpointer, emptied
+from srunddp.train.checkpoint.async_writer import AsyncCheckpointer, emptied, map_tensors
 from srunddp.train.checkpoint.directory import CheckpointDirectory, disk_hint
 from srunddp.train.checkpoint.file import CheckpointError, check_savable, last_line, load_checkpoint
 from srunddp.train.checkpoint.rank_zero import any_rank, on_rank_zero, send_checkpoint
 from srunddp.train.world import World
 
 _OWN = "srunddp"  # the manager's key in a checkpoint
+_SMALL = 4096  # bytes
 
 
 class CheckpointManager:
@@ -157,6 +158,8 @@ class CheckpointManager:
         if any_rank(self._world, state is None):
             state = send_checkpoint(self._world, path, size, lacking=state is None) or state
         assert state is not None
+        # Counters that an optimizer keeps on the CPU would keep all of the file, or of the memory, that they lie in.
+        state = map_tensors(state, lambda each: each.clone() if each.nbytes <= _SMALL else each, lambda value: value)
         self.scores.update(state[_OWN]["scores"])
         event("resumed", state[_OWN]["step"])
         return state
