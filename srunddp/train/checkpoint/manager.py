@@ -12,6 +12,8 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any
 
+from torch import Tensor
+
 from srunddp.errors import ConfigError
 from srunddp.telemetry import event
 from srunddp.train import rng
@@ -149,9 +151,9 @@ class CheckpointManager:
             path, state = self._choose(resume)
             return (str(path.absolute()), last_line(path), path.stat().st_size) if state else None
 
-        if not (told := on_rank_zero(self._world, choose)):
+        if not (chosen := on_rank_zero(self._world, choose)):
             return None
-        path, line, size = Path(told[0]), *told[1:]
+        path, line, size = Path(chosen[0]), *chosen[1:]
         self.loaded = path
         if self._world.rank:
             state = self._same(path, line)
@@ -159,7 +161,7 @@ class CheckpointManager:
             state = send_checkpoint(self._world, path, size, lacking=state is None) or state
         assert state is not None
         # Counters that an optimizer keeps on the CPU would keep all of the file, or of the memory, that they lie in.
-        state = map_tensors(state, lambda each: each.clone() if each.nbytes <= _SMALL else each, lambda value: value)
+        state = map_tensors(state, _cloned_if_small, lambda value: value)
         self.scores.update(state[_OWN]["scores"])
         event("resumed", state[_OWN]["step"])
         return state
@@ -217,6 +219,10 @@ class CheckpointManager:
             if last_line(path) == line:
                 return load_checkpoint(path, mmap=self._mmap)
         return None
+
+
+def _cloned_if_small(tensor: Tensor) -> Tensor:
+    return tensor.clone() if tensor.numel() * tensor.dtype.itemsize <= _SMALL else tensor
 
 
 def _checked(path: Path, state: dict[str, Any]) -> tuple[Path, dict[str, Any]]:

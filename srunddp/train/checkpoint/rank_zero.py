@@ -41,10 +41,10 @@ def on_rank_zero(world: World, action: Callable[[], T]) -> T:
         return action()
     store, key = _get_default_store(), f"srunddp/rank_zero/{next(_turns)}"
     if world.rank:
-        told: dict[str, Any] = json.loads(await_message(store, key))
-        if "error" in told:
-            raise PeerError(f"rank 0 failed: {told['error']}", code=told["code"])
-        result: T = told["result"]
+        answer: dict[str, Any] = json.loads(await_message(store, key))
+        if "error" in answer:
+            raise PeerError(f"rank 0 failed: {answer['error']}", code=answer["code"])
+        result: T = answer["result"]
         return result
     try:
         result = action()

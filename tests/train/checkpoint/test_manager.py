@@ -45,7 +45,8 @@ def saved_and_drawn(world: LocalWorld, folder: Path) -> tuple[float, float]:
     torch.manual_seed(world.rank)
     random.seed(world.rank)
     manager, _ = manager_of(folder, world)
-    manager.save(7, {"model": {"weight": torch.full((3,), world.rank + 0.5)}, "epoch": 2}, score=0.25, wait=True)
+    model = {"weight": torch.full((3,), world.rank + 0.5), "mask": torch.eye(3).to_sparse()}
+    manager.save(7, {"model": model, "epoch": 2}, score=0.25, wait=True)
     return float(torch.rand(())), random.random()
 
 
@@ -54,6 +55,7 @@ def loaded_and_drawn(world: LocalWorld, folder: Path) -> tuple[Any, ...]:
     state = manager.load("auto")
     assert state is not None
     manager.restore_rng(state, seed=0)
+    assert torch.equal(state["model"]["mask"].to_dense(), torch.eye(3))
     drawn = float(torch.rand(())), random.random()
     return manager.loaded, state["model"]["weight"].tolist(), state["epoch"], manager.scores, drawn
 
