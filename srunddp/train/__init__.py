@@ -2,6 +2,7 @@
 
 from srunddp.config.parse import read_config
 from srunddp.train.checkpoint.file import CheckpointError, load_checkpoint, save_checkpoint
+from srunddp.train.checkpoint.manager import CheckpointManager
 from srunddp.train.config import CheckpointConfig, Config, DataLoaderConfig, DDPConfig, PreemptionConfig
 from srunddp.train.data.loader import Batch, DistributedDataLoader, StepBatches
 from srunddp.train.data.order import Order, Weighted
@@ -17,6 +18,7 @@ __all__ = [
     "Callback",
     "CheckpointConfig",
     "CheckpointError",
+    "CheckpointManager",
     "Config",
     "DDPConfig",
     "DataLoaderConfig",

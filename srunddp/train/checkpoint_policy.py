@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-import torch
-import torch.distributed as dist
-
-from srunddp.errors import PeerError
 from srunddp.train.checkpoint.file import CheckpointError
 from srunddp.train.checkpoint.manager import CheckpointManager
 from srunddp.train.config import Config
 from srunddp.train.metrics.accumulator import MetricAccumulator
 from srunddp.train.preemption.preemption import Preemption
-from srunddp.train.state import TrainingState
+from srunddp.train.state import VERSION, TrainingState
 from srunddp.train.world import World
+
+FOLDER = "checkpoints"
 
 
 class StopTraining(Exception):  # noqa: N818 - it is no error
@@ -47,20 +46,51 @@ class CheckpointPolicy:
             log: a line to the user, on rank 0; written: called there with each checkpoint that is whole.
         """
         self.due = False
-        self._world, self._state, self._written = world, state, written
+        self._config, self._world, self._state, self._log, self._written = config, world, state, log, written
         # First, so that a signal is noted rather than the end of a rank that loads its checkpoint.
         self._preemption = stack.enter_context(Preemption(world, config.preemption))
-        self._manager = CheckpointManager(config, world, state, log)
+        keep = config.checkpoint
+        folder = Path(config.output_dir or ".") / FOLDER
+        self._manager = CheckpointManager(folder, world, keep_last=keep.keep_last, keep_best=keep.keep_best, log=log)
+        self._saved: tuple[int, ...] = ()
+        self._saved_at = time.monotonic()
 
     def restore(self, before: Callable[[Mapping[str, Any]], None]) -> None:
-        """Go on from a checkpoint where the configuration names or finds one.
+        """Go on from a checkpoint where the configuration names or finds one; and see that the state can be saved.
 
         Args:
             before: called with the checkpoint before it is loaded.
+
+        Raises:
+            CheckpointError: there is none, or not of this model; or this state cannot be one.
         """
-        if found := self._manager.load_latest():
+        if found := self._manager.load(self._config.resume):
+            if found.get("version") != VERSION:
+                raise CheckpointError(
+                    f"this checkpoint has the version {found.get('version', 'none')}",
+                    expected=f"one that a Trainer wrote, of version {VERSION}",
+                    hint="load its model in the script by srunddp.train.load_checkpoint() instead",
+                    where=str(self._manager.loaded),
+                )
             before(found)
-            self._manager.restore(found)
+            self._load(found)
+        self._manager.check(self._state.state_dict())
+
+    def _load(self, found: Mapping[str, Any]) -> None:
+        state = self._state
+        try:
+            state.load_state_dict(found)
+        except (IndexError, KeyError, RuntimeError, ValueError, TypeError) as error:
+            raise CheckpointError(
+                f"the checkpoint is not of this model and optimizer: {' '.join(str(error).split())[:300]}",
+                expected="those of the script that wrote it",
+                hint="start with another output_dir",
+            ) from error
+        self._manager.restore_rng(found, self._config.seed)
+        self._saved = self._position()
+        if self._world.rank == 0:
+            done = f"{state.epoch} epochs and {state.step} steps are done"
+            self._log(f"goes on from {self._manager.loaded}: {done}")
 
     def begin(self) -> None:
         """Steps of another kind begin."""
@@ -72,7 +102,7 @@ class CheckpointPolicy:
         Raises:
             StopTraining: all stop here.
         """
-        stop = self._preemption.should_stop(checkpoint_due=self._manager.due_by_clock())
+        stop = self._preemption.should_stop(checkpoint_due=self._due_by_clock())
         self.due |= self._preemption.checkpoint_due
         if stop:
             raise StopTraining
@@ -84,25 +114,20 @@ class CheckpointPolicy:
             sums: of the epoch so far.
         """
         self._report()
-        if self.due or self._manager.due():
-            self.save(sums)
+        every = self._config.checkpoint.every_steps
+        if self.due or (every and self._state.step % every == 0):
+            self._save(sums)
         self.agree()
 
     def after_epoch(self) -> None:
         """The same at an epoch's end."""
-        if self.due or self._manager.due(epoch=self._state.epoch):
-            self.save(None)
-
-    def save(self, sums: MetricAccumulator | None) -> Path:
-        """Begin to write a checkpoint, unless there is one of just this state; its path."""
-        self.due = False
-        self._state.sums = sums.by_rank() if sums else []
-        return self._manager.save()
+        every = self._config.checkpoint.every_epochs
+        if self.due or (every and self._state.epoch % every == 0):
+            self._save(None)
 
     def finish(self) -> None:
         """Have the last checkpoint written when this returns."""
-        self.save(None)
-        self._wait()
+        self._save_and_wait(None)
 
     def save_and_stop(self, sums: MetricAccumulator | None) -> None:
         """Write a checkpoint, and stop.
@@ -110,31 +135,36 @@ class CheckpointPolicy:
         Raises:
             Stopped: always.
         """
-        path = self.save(sums)
-        self._wait()
-        self._preemption.stop(self._state.step, path)
+        self._preemption.stop(self._state.step, self._save_and_wait(sums))
 
-    def _wait(self) -> None:
-        """Until it is written, on all ranks: what follows may read it, or end this rank and with it rank 0."""
-        failure = None
+    def _save_and_wait(self, sums: MetricAccumulator | None) -> Path:
+        """What follows may read it, or end this rank, and with it rank 0 that writes."""
         try:
-            self._manager.finish()
-        except CheckpointError as error:
-            failure = error
-        failed = self._broadcast(int(failure is not None))
-        self._report()
-        if failure:
-            raise failure
-        if failed:
-            raise PeerError("rank 0 could not write the last checkpoint", code=CheckpointError.exit_code)
+            return self._save(sums, wait=True)
+        finally:
+            self._report()
+
+    def _save(self, sums: MetricAccumulator | None, *, wait: bool = False) -> Path:
+        """Begin to write a checkpoint, unless there is one of just this state; its path."""
+        self.due = False
+        state, position = self._state, self._position()
+        if position == self._saved and (not wait or self._manager.wait()):
+            return self._manager.path(state.step)
+        self._saved, self._saved_at = position, time.monotonic()
+        state.sums = sums.by_rank() if sums else []
+        self._manager.scores.update(state.scores)
+        return self._manager.save(state.step, state.state_dict(), wait=wait)
+
+    def _position(self) -> tuple[int, ...]:
+        """An epoch's end, and an evaluation, change what is to be saved after a step."""
+        return self._state.step, self._state.epoch, self._state.evaluated
+
+    def _due_by_clock(self) -> bool:
+        """By rank 0's clock, which the others have to be told."""
+        minutes = self._config.checkpoint.every_minutes
+        return self._world.rank == 0 and bool(minutes) and time.monotonic() >= self._saved_at + 60 * minutes
 
     def _report(self) -> None:
         for path in self._manager.report():
             for call in self._written:
                 call(path)
-
-    def _broadcast(self, number: int) -> int:
-        value = torch.tensor([number], device=self._world.device)
-        if self._world.world_size > 1:
-            dist.broadcast(value, src=0)
-        return int(value)

@@ -52,11 +52,11 @@ def steps_until(done: Callable[[], bool], training: Training) -> list[float]:
 
 
 def windows(number: int, folder: Path) -> tuple[list[list[float]], list[list[float]]]:
-    training, writer = Training(), AsyncCheckpointer(CheckpointDirectory(folder, keep_last=2, keep_best=0))
+    training, writer = Training(), AsyncCheckpointer(CheckpointDirectory(folder, keep_last=2, keep_best=0), print)
     beside, alone = [], []
     for step in range(number + 2):
         writer.write(step, training.state())
-        beside.append(steps_until(lambda: not writer.busy(), training))
+        beside.append(steps_until(lambda: writer.join(0.0), training))
         left = iter(range(len(beside[-1]) - 1))
         alone.append(steps_until(lambda left=left: next(left, None) is None, training))  # type: ignore[misc]
     writer.wait()

@@ -73,7 +73,7 @@ def test_random_draws_of_an_aborted_evaluation_are_undone(tmp_path: Path) -> Non
 def test_a_signal_while_resuming_is_obeyed_after_the_first_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(CheckpointManager, "load_latest", lambda _: os.kill(os.getpid(), signal.SIGUSR2))
+    monkeypatch.setattr(CheckpointManager, "load", lambda *_: os.kill(os.getpid(), signal.SIGUSR2))
     before = signal.signal(signal.SIGUSR2, lambda *_: None)
     try:
         with pytest.raises(Stopped, match="stopped after step 1 by SIGUSR2"):

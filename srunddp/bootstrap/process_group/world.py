@@ -49,6 +49,15 @@ def _gloo_activity() -> dict[str, tuple[str, int]]:
     return activity
 
 
+def await_message(store: Store, key: str) -> str:
+    """What another rank has set; asked for again and again, as waiting for it would have a time limit."""
+    pause = _LOOK_EVERY
+    while not store.check([key]):
+        time.sleep(pause)
+        pause = min(2 * pause, _LOOK_SELDOM)
+    return store.get(key).decode(errors="replace")
+
+
 @dataclass(frozen=True)
 class World:
     """All ranks of this run, and this one's place among them. A context manager that closes itself.
@@ -103,7 +112,8 @@ class World:
                 raise
             self._publish(key, "")
         else:
-            if wrong := self._await_message(key):
+            assert self._store
+            if wrong := await_message(self._store, key):
                 first = f"local rank 0 of node {self.node_rank}" if per_node else "rank 0"
                 raise PeerError(f"{first} failed in rank_zero_first(): {wrong}", code=1)
             yield
@@ -111,15 +121,6 @@ class World:
     def _publish(self, key: str, text: str) -> None:
         if self._store:
             self._store.set(key, text)
-
-    def _await_message(self, key: str) -> str:
-        """What the first has said; asked for again and again, as waiting for it would have a time limit."""
-        assert self._store
-        pause = _LOOK_EVERY
-        while not self._store.check([key]):
-            time.sleep(pause)
-            pause = min(2 * pause, _LOOK_SELDOM)
-        return self._store.get(key).decode(errors="replace")
 
     def close(self) -> None:
         """Destroy the process group; nothing happens where the script has done so."""

@@ -3,90 +3,111 @@
 from __future__ import annotations
 
 import copy
-import errno
 import os
 import threading
 import time
-from collections import defaultdict
-from collections.abc import Hashable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from srunddp.telemetry import event
-from srunddp.train.checkpoint.directory import CheckpointDirectory
+from srunddp.train.checkpoint.directory import CheckpointDirectory, disk_hint
 from srunddp.train.checkpoint.file import CheckpointError
 
 _NICENESS = 10  # where no core is free, training has nine tenths of its own, and the writer is not starved
-_HINTS = {
-    errno.ENOSPC: "free space there",
-    errno.EDQUOT: "free some of your quota there",
-    errno.EFBIG: "raise the limit on the size of files",
-    errno.ENOENT: "make the folder again",
-}
-_OTHER_HINT = "check the file system, and that you may write there"
+_PATIENCE = 1.0  # seconds that training waits for the checkpoint before: quick runs lose none by it
 _THREAD = "checkpoint"
-T = TypeVar("T")
 
 
 class AsyncCheckpointer:
     """Writes the checkpoints of a directory in a thread of its own, so that training waits for the copy alone.
 
-    What the disk refuses does not end training: see :meth:`poll`. Python's end waits for the thread.
+    What the disk refuses does not end training. Python's end waits for the thread.
     """
 
-    def __init__(self, directory: CheckpointDirectory) -> None:
-        self._directory = directory
+    def __init__(self, directory: CheckpointDirectory, log: Callable[[str], None]) -> None:
+        """Nothing is written yet.
+
+        Args:
+            directory: which no other process writes to.
+            log: called in the caller's thread with why checkpoints were not written.
+        """
+        self._directory, self._log = directory, log
         self._snapshot = Snapshot()
         # Of a run in this process that has failed: two at once would remove each other's temporary files.
         for thread in threading.enumerate():
             if thread.name == _THREAD:
                 thread.join()
         self._thread: threading.Thread | None = None
+        self._step = 0  # of the one that was begun last
+        self._left_out = False
         self._error: BaseException | None = None
         self._failed: CheckpointError | None = None
-        self._problems: list[str] = []
         self._written: list[int] = []
 
     def write(self, step: int, state: Mapping[str, Any]) -> None:
-        """Copy the state and begin to write it; first wait for the checkpoint before to be done.
+        """Copy the state and begin to write it, unless the checkpoint before is still being written.
+
+        For that it waits a second, and only once while that one is written.
 
         Raises:
             CheckpointError: the checkpoint before held something that cannot be loaded again.
         """
-        self._join()
+        if not self.join(0.0 if self._left_out else _PATIENCE):
+            if not self._left_out:
+                self._log(f"checkpoints are left out from step {step} on, until that of step {self._step} is written")
+            self._left_out = True
+            return
         copied = self._snapshot.take(dict(state))
+        self._step, self._left_out, self._error = step, False, None
         # No daemon: Python would end it amid torch's C++, which aborts the process.
         self._thread = threading.Thread(target=self._add, args=(step, copied), name=_THREAD, daemon=False)
         self._thread.start()
 
-    def wait(self) -> None:
-        """Wait until all is written.
+    def join(self, timeout: float | None = None) -> bool:
+        """Whether nothing is being written any more, after so many seconds at most.
 
         Raises:
-            CheckpointError: the last checkpoint could not be written.
+            CheckpointError: as :meth:`write`.
         """
-        self._join()
-        if self._failed is not None:
+        if self._thread is None:
+            return True
+        self._thread.join(timeout)
+        if self._thread.is_alive():
+            return False
+        self._thread, self._failed = None, None
+        if self._error is None:
+            self._written.append(self._step)
+        elif isinstance(self._error, OSError):
+            self._failed = self._failure(self._error)
+            self._log(str(self._failed))
+        else:  # the caller's mistake, and ours
+            raise self._error
+        return True
+
+    def wait(self) -> bool:
+        """Wait until nothing is being written; whether the last one was written, rather than left out.
+
+        Raises:
+            CheckpointError: it could not be written.
+        """
+        self.join()
+        if self._failed is not None and not self._left_out:
             raise self._failed
+        return not self._left_out
 
-    def poll(self) -> tuple[list[str], list[int]]:
-        """Since the last call: why checkpoints could not be written, and the steps of those that were."""
-        return _drain(self._problems), _drain(self._written)
+    def poll(self) -> list[int]:
+        """The steps of those that have been written since the last call.
 
-    def busy(self) -> bool:
-        """Whether a checkpoint is being written."""
-        return self._thread is not None and self._thread.is_alive()
-
-    def _join(self) -> None:
-        if self._thread is not None:
-            self._thread.join()
-            self._thread = None
-        if self._error is not None:
-            error, self._error = self._error, None
-            raise error
+        Raises:
+            CheckpointError: as :meth:`write`.
+        """
+        self.join(0.0)
+        written, self._written = self._written, []
+        return written
 
     def _add(self, step: int, state: dict[str, Any]) -> None:
         with suppress(OSError):  # the rank may be that nice already
@@ -94,38 +115,50 @@ class AsyncCheckpointer:
         began = time.monotonic()
         try:
             self._directory.add(step, state)
-        except OSError as error:
-            self._failed = self._failure(step, error)
-            self._problems.append(str(self._failed))
-        except BaseException as error:  # the caller's mistake, and ours: raised where the caller is
+        except BaseException as error:  # raised where the caller is
             self._error = error
         else:
-            self._failed = None
-            self._written.append(step)
             event("checkpoint_written", time.monotonic() - began)
 
-    def _failure(self, step: int, error: OSError) -> CheckpointError:
+    def _failure(self, error: OSError) -> CheckpointError:
         last = self._directory.last_whole()
         return CheckpointError(
-            f"the checkpoint of step {step} could not be written: {error}",
+            f"the checkpoint of step {self._step} could not be written: {error}",
             expected=f"a file in {self._directory.folder}; the last whole one is {last.name if last else 'none'}",
-            hint=_HINTS.get(error.errno or 0, _OTHER_HINT),
+            hint=disk_hint(error),
         )
 
 
-def _drain(list_: list[T]) -> list[T]:
-    """All that is in a list to which another thread may add, and no longer then."""
-    return [list_.pop(0) for _ in range(len(list_))]
+def map_tensors(value: Any, tensor: Callable[[Tensor], Any], other: Callable[[Any], Any]) -> Any:
+    """The same nest of dicts, lists and tuples, of what ``tensor`` makes of each tensor and ``other`` of the rest."""
+    if isinstance(value, Tensor):
+        return tensor(value)
+    if isinstance(value, dict):
+        copied = copy.copy(value)  # keeps its type, and the _metadata of a module's state_dict
+        for key, item in value.items():
+            copied[key] = map_tensors(item, tensor, other)
+        return copied
+    if type(value) in (list, tuple):
+        return type(value)(map_tensors(item, tensor, other) for item in value)
+    return other(value)
+
+
+def emptied(state: Mapping[str, Any]) -> dict[str, Any]:
+    """A state of the same types with tensors without elements, so that it can be checked at no cost."""
+
+    def empty(tensor: Tensor) -> Tensor:
+        return torch.empty(0, dtype=tensor.dtype) if _is_plain(tensor) else tensor.detach().to("cpu", copy=True)
+
+    result: dict[str, Any] = map_tensors(dict(state), empty, lambda value: value)
+    return result
 
 
 class Snapshot:
     """Copies states, into the same memory each time: a copy holds until the next is taken."""
 
     def __init__(self) -> None:
-        self._free: defaultdict[Hashable, list[Tensor]] = defaultdict(list)  # by layout
-        self._used: defaultdict[Hashable, list[Tensor]] = defaultdict(list)
-        self._copies: dict[Hashable, Tensor] = {}  # by source
-        self._gpus: set[torch.device] = set()
+        self._copies: dict[tuple[Any, ...], Tensor] = {}  # by source, which training changes in place
+        self._before = self._copies
 
     @torch.no_grad()
     def take(self, state: dict[str, Any]) -> dict[str, Any]:
@@ -134,42 +167,26 @@ class Snapshot:
         What is one tensor under two names is one in the copy. Different views of one memory are copied each for itself:
         a small view does not drag a large buffer into the file.
         """
-        self._free, self._used = self._used, defaultdict(list)
-        taken: dict[str, Any] = self._copy(state)
-        for gpu in self._gpus:
+        self._before, self._copies = self._copies, {}
+        taken: dict[str, Any] = map_tensors(state, self._copy, copy.deepcopy)
+        self._before = {}
+        for gpu in {device for device, *_ in self._copies if device.type == "cuda"}:
             torch.cuda.current_stream(gpu).synchronize()
-        self._free, self._copies, self._gpus = defaultdict(list), {}, set()
         return taken
 
-    def _copy(self, value: Any) -> Any:
-        if isinstance(value, Tensor):
-            return self._copy_once(value)
-        if isinstance(value, dict):
-            copied = copy.copy(value)  # keeps its type, and the _metadata of a module's state_dict
-            for key, item in value.items():
-                copied[key] = self._copy(item)
-            return copied
-        if type(value) in (list, tuple):
-            return type(value)(map(self._copy, value))
-        return copy.deepcopy(value)
-
-    def _copy_once(self, tensor: Tensor) -> Tensor:
-        if type(tensor) not in (Tensor, torch.nn.Parameter) or tensor.layout != torch.strided or tensor.is_quantized:
+    def _copy(self, tensor: Tensor) -> Tensor:
+        if not _is_plain(tensor):
             return tensor.detach().to("cpu", copy=True)
         view = (tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype, tensor.is_conj(), tensor.is_neg())
         source = (tensor.device, tensor.untyped_storage().data_ptr(), *view)
         if source not in self._copies:
-            self._copies[source] = self._buffer(tensor).copy_(tensor, non_blocking=tensor.is_cuda)
-            if tensor.is_cuda:
-                self._gpus.add(tensor.device)
+            buffer = self._before.get(source)
+            if buffer is None:
+                # Pinned for a GPU: else the copy would neither run beside others nor at full speed.
+                buffer = torch.empty_like(tensor, device="cpu", pin_memory=tensor.is_cuda, requires_grad=False)
+            self._copies[source] = buffer.copy_(tensor, non_blocking=tensor.is_cuda)
         return self._copies[source]
 
-    def _buffer(self, tensor: Tensor) -> Tensor:
-        layout = (tensor.shape, tensor.stride(), tensor.dtype, tensor.is_cuda)
-        if self._free[layout]:
-            buffer = self._free[layout].pop()
-        else:
-            # Pinned for a GPU: else the copy would neither run beside others nor at full speed.
-            buffer = torch.empty_like(tensor, device="cpu", pin_memory=tensor.is_cuda, requires_grad=False)
-        self._used[layout].append(buffer)
-        return buffer
+
+def _is_plain(tensor: Tensor) -> bool:
+    return type(tensor) in (Tensor, torch.nn.Parameter) and tensor.layout == torch.strided and not tensor.is_quantized

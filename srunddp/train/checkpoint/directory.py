@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import math
 import os
 import re
@@ -21,8 +22,19 @@ from srunddp.train.checkpoint.file import (
     verify,
 )
 
-_NAME = re.compile(r"step-([0-9]{8,})\.pt")
+_NAME = re.compile(r"step-([0-9]{8}|[1-9][0-9]{8,})\.pt")
 _BEST = "best.pt"
+_HINTS = {
+    errno.ENOSPC: "free space there",
+    errno.EDQUOT: "free some of your quota there",
+    errno.EFBIG: "raise the limit on the size of files",
+    errno.ENOENT: "make the folder again",
+}
+
+
+def disk_hint(error: OSError) -> str:
+    """What to do where a file cannot be written."""
+    return _HINTS.get(error.errno or 0, "check the file system, and that you may write there")
 
 
 class CheckpointDirectory:
@@ -59,25 +71,25 @@ class CheckpointDirectory:
             names = os.listdir(self.folder)
         except FileNotFoundError:
             return []
-        steps = (int(match[1]) for match in map(_NAME.fullmatch, names) if match)
-        return sorted(step for step in steps if self.path(step).name in names)
+        return sorted(int(match[1]) for match in map(_NAME.fullmatch, names) if match)
 
     def last_whole(self) -> Path | None:
         """The newest one that this process wrote, loaded or checked."""
         return self.path(max(self._whole)) if self._whole else None
 
-    def newest(self, log: Callable[[str], None]) -> tuple[Path, dict[str, Any]] | None:
+    def newest(self, log: Callable[[str], None], *, mmap: bool = False) -> tuple[Path, dict[str, Any]] | None:
         """The newest whole checkpoint with its content, or None where there is none.
 
         Args:
             log: is called with each broken one that is passed over.
+            mmap: as of :func:`load_checkpoint`.
         """
         tried: set[int] = set()
         while left := set(self.steps()) - tried:  # listed anew: who writes may have deleted one meanwhile
             step = max(left)
             tried.add(step)
             try:
-                state = load_checkpoint(self.path(step))
+                state = load_checkpoint(self.path(step), mmap=mmap)
             except CheckpointError as error:
                 if os.path.lexists(self.path(step)):
                     log(f"passed over {str(error).partition(';')[0]}")
@@ -101,7 +113,7 @@ class CheckpointDirectory:
     def archive_newer(self, after: int) -> list[Path]:
         """Rename the checkpoints of later steps to ``*.pt.aside``, as a run starts anew from ``after``.
 
-        Else they would be the newest, though they are from another course of training. Their scores go too.
+        Else they would be the newest, though they are from another course of training.
         """
         renamed = []
         for step in reversed(self.steps()):  # the newest first: a kill leaves no gap
@@ -113,7 +125,6 @@ class CheckpointDirectory:
             if not (link := self.folder / _BEST).exists():
                 link.unlink(missing_ok=True)
             sync_folder(self.folder)
-        self.scores = {step: score for step, score in self.scores.items() if step <= after}
         return renamed
 
     def _prune(self, added: int) -> None:

@@ -15,12 +15,13 @@ import re
 import stat
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from mmap import MAP_PRIVATE
 from pathlib import Path
 from secrets import token_hex
 from typing import Any
 
 import torch
-from torch.serialization import get_unsafe_globals_in_checkpoint
+from torch.serialization import get_unsafe_globals_in_checkpoint, set_default_mmap_options
 
 from srunddp.errors import ConfigError
 
@@ -63,18 +64,54 @@ def save_checkpoint(path: str | os.PathLike[str], state: Mapping[str, Any]) -> N
     sync_folder(path.parent)
 
 
-def load_checkpoint(path: str | os.PathLike[str]) -> dict[str, Any]:
+def check_savable(state: Mapping[str, Any], where: str | os.PathLike[str]) -> None:
+    """Find out in memory whether :func:`save_checkpoint` would refuse a state; its tensors may be empty ones.
+
+    Raises:
+        CheckpointError: as there.
+    """
+    file = io.BytesIO()
+    _save(_HashedFile(file), where, state)
+    _check_loadable(file, where)
+
+
+def load_checkpoint(path: str | os.PathLike[str], *, mmap: bool = False) -> dict[str, Any]:
     """What :func:`save_checkpoint` wrote, with its tensors on the CPU.
 
     On the CPU, since a GPU number saved by rank 0 would fill that GPU from every rank. Nothing in the file is executed:
     torch refuses all but tensors and plain values.
 
+    Args:
+        path: of the file.
+        mmap: leave the tensors in the file until they are used, as ``torch.load(mmap=True)``; what is written to them
+            stays in memory. Where another node may delete the file, copy what is used later.
+
     Raises:
         CheckpointError: it is missing, damaged or cut short, or it holds something else.
     """
     with _opened(path) as file:
-        _check(file, path)
-        return _load(file, path)
+        return load_open(file, path, MAP_PRIVATE if mmap else None)
+
+
+def load_open(file: io.FileIO, path: str | os.PathLike[str], flags: int | None) -> dict[str, Any]:
+    """The same of an open file, which has the name ``path`` in errors.
+
+    Args:
+        flags: of mmap, or None to read it.
+    """
+    _check(file, path)
+    return _load(file, path, flags)
+
+
+def last_line(path: str | os.PathLike[str]) -> str:
+    """The line with the length and the SHA-256; whole files that have the same are the same.
+
+    Raises:
+        CheckpointError: the file cannot be read.
+    """
+    with _opened(path) as file:
+        file.seek(max(0, os.fstat(file.fileno()).st_size - _LINE_LENGTH))
+        return file.read(_LINE_LENGTH).decode(errors="replace")
 
 
 def verify(path: str | os.PathLike[str]) -> None:
@@ -90,7 +127,8 @@ def verify(path: str | os.PathLike[str]) -> None:
 def remove_temporaries(folder: Path, name: str) -> None:
     """Delete what killed saves left of files called ``name``, a pattern of :func:`Path.glob`."""
     for temporary in folder.glob(f"{name}.*.tmp"):
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):  # it is in nobody's way
+            temporary.unlink()
 
 
 def sync_folder(folder: Path) -> None:
@@ -105,7 +143,7 @@ def sync_folder(folder: Path) -> None:
 class _HashedFile:
     """What ``torch.save`` writes to: hashes it on the way, and keeps the disk's error, which torch replaces."""
 
-    def __init__(self, file: io.FileIO) -> None:
+    def __init__(self, file: io.FileIO | io.BytesIO) -> None:
         self.length = 0
         self.error: OSError | None = None
         self._file = file
@@ -113,7 +151,7 @@ class _HashedFile:
 
     def write(self, data: bytes | memoryview) -> int:
         try:
-            _write_all(self._file, data)
+            write_all(self._file, data)
         except OSError as error:
             self.error = error
             raise
@@ -135,7 +173,7 @@ def _write(temporary: Path, path: Path, state: Mapping[str, Any]) -> None:
         _check_loadable(file, path)
         line = hashed.line()
         file.seek(0, os.SEEK_END)
-        _write_all(file, line)
+        write_all(file, line)
         file.flush()
         os.fsync(file.fileno())
         # Else it would be read back from memory, which says nothing about the disk.
@@ -148,7 +186,7 @@ def _write(temporary: Path, path: Path, state: Mapping[str, Any]) -> None:
             raise OSError(errno.EIO, "it reads back as something else than was written", str(temporary))
 
 
-def _save(file: _HashedFile, path: Path, state: Mapping[str, Any]) -> None:
+def _save(file: _HashedFile, path: str | os.PathLike[str], state: Mapping[str, Any]) -> None:
     try:
         torch.save(dict(state), file)  # type: ignore[arg-type]
     except (AttributeError, TypeError, ValueError, RuntimeError, pickle.PicklingError) as error:
@@ -157,14 +195,14 @@ def _save(file: _HashedFile, path: Path, state: Mapping[str, Any]) -> None:
         raise _unfit(path, _first_line(error)) from error
 
 
-def _check_loadable(file: io.FileIO, path: Path) -> None:
+def _check_loadable(file: io.FileIO | io.BytesIO, path: str | os.PathLike[str]) -> None:
     """Now, rather than in the job that is to go on from it."""
     file.seek(0)
     if refused := get_unsafe_globals_in_checkpoint(file):
         raise _unfit(path, f"it holds {', '.join(sorted(refused))}")
 
 
-def _unfit(path: Path, found: str) -> CheckpointError:
+def _unfit(path: str | os.PathLike[str], found: str) -> CheckpointError:
     return CheckpointError(
         f"this state cannot be a checkpoint: {found}",
         expected="tensors and plain values, such as numbers, strings, lists and dicts",
@@ -173,7 +211,8 @@ def _unfit(path: Path, found: str) -> CheckpointError:
     )
 
 
-def _write_all(file: io.FileIO, data: bytes | memoryview) -> None:
+def write_all(file: io.FileIO | io.BytesIO, data: bytes | memoryview) -> None:
+    """Write all of it."""
     rest = memoryview(data)
     while rest:
         rest = rest[file.write(rest) :]  # a write may be short, as at the end of the space
@@ -217,10 +256,9 @@ def _check(file: io.FileIO, path: str | os.PathLike[str]) -> bytes:
     raise _broken(path, "its SHA-256 is not that of its content")
 
 
-def _load(file: io.FileIO, path: str | os.PathLike[str]) -> dict[str, Any]:
-    file.seek(0)
+def _load(file: io.FileIO, path: str | os.PathLike[str], flags: int | None) -> dict[str, Any]:
     try:
-        state = torch.load(file, map_location="cpu", weights_only=True)
+        state = _torch_load(file, flags)
     except (MemoryError, OSError):
         raise
     except pickle.UnpicklingError as error:
@@ -230,6 +268,14 @@ def _load(file: io.FileIO, path: str | os.PathLike[str]) -> dict[str, Any]:
     if not isinstance(state, dict):
         raise _broken(path, f"it holds a {type(state).__name__}, not a dict")
     return state
+
+
+def _torch_load(file: io.FileIO, flags: int | None) -> Any:
+    if flags is not None:
+        with suppress(RuntimeError), set_default_mmap_options(flags):  # some file systems cannot map
+            return torch.load(f"/proc/self/fd/{file.fileno()}", map_location="cpu", weights_only=True, mmap=True)
+    file.seek(0)
+    return torch.load(file, map_location="cpu", weights_only=True)
 
 
 def _first_line(error: BaseException) -> str:

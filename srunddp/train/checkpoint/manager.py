@@ -1,186 +1,236 @@
-"""A run's checkpoints: when they are written, and which one it goes on from."""
+"""A run's checkpoints: written by rank 0 beside training, and which one a run goes on from."""
 
 from __future__ import annotations
 
-import io
+import logging
 import os
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any
 
-import torch
-import torch.distributed as dist
+from torch import Tensor
 
 from srunddp.errors import ConfigError
 from srunddp.telemetry import event
 from srunddp.train import rng
-from srunddp.train.checkpoint.async_writer import AsyncCheckpointer
-from srunddp.train.checkpoint.directory import CheckpointDirectory
-from srunddp.train.checkpoint.file import CheckpointError, load_checkpoint
-from srunddp.train.config import Config
-from srunddp.train.state import VERSION, TrainingState
+from srunddp.train.checkpoint.async_writer import AsyncCheckpointer, emptied, map_tensors
+from srunddp.train.checkpoint.directory import CheckpointDirectory, disk_hint
+from srunddp.train.checkpoint.file import CheckpointError, check_savable, last_line, load_checkpoint
+from srunddp.train.checkpoint.rank_zero import any_rank, on_rank_zero, send_checkpoint
 from srunddp.train.world import World
 
-FOLDER = "checkpoints"
-_CHUNK = 2**26
+_OWN = "srunddp"  # the manager's key in a checkpoint
+_SMALL = 4096  # bytes
 
 
 class CheckpointManager:
-    """Rank 0 writes and reads; the others send it their random states, and are sent what it has read."""
+    """The checkpoints of one run, in a folder; all ranks make one and call its methods, after the same steps.
 
-    def __init__(self, config: Config, world: World, state: TrainingState, log: Callable[[str], None]) -> None:
-        """Args:
-        config: with an ``output_dir``; log: a line to the user, on rank 0.
+    Rank 0's state is saved, with the random states of all ranks::
+
+        manager = CheckpointManager("checkpoints", world)
+        if state := manager.load("auto"):
+            model.load_state_dict(state["model"])
+            manager.restore_rng(state, seed=0)
+
+    Attributes:
+        scores: of the steps that have one; less is better. They are saved and loaded, too.
+        loaded: the file that :meth:`load` has read.
+    """
+
+    def __init__(
+        self,
+        folder: str | os.PathLike[str],
+        world: World,
+        *,
+        keep_last: int = 2,
+        keep_best: int = 1,
+        log: Callable[[str], None] | None = None,
+    ) -> None:
+        """Make the folder, and see whether it can be written, now rather than after the first epoch.
+
+        Args:
+            folder: of this run alone, which rank 0 sees.
+            world: from :func:`srunddp.init`.
+            keep_last: so many of the newest stay, and always the one that was saved last.
+            keep_best: so many of the best stay besides; ``best.pt`` is a link to the best.
+            log: called on rank 0 with lines to the user; None logs them as warnings.
+
+        Raises:
+            ConfigError: rank 0 cannot write there.
+            PeerError: the same, on the other ranks.
         """
-        assert config.output_dir is not None
-        self._config, self._world, self._state, self._log = config, world, state, log
-        self._directory = CheckpointDirectory(
-            Path(config.output_dir) / FOLDER, config.checkpoint.keep_last, config.checkpoint.keep_best
-        )
-        self._writer = AsyncCheckpointer(self._directory)
-        if world.rank == 0:
-            # Now, so that a folder which cannot be written is known before the first epoch, not after it.
-            try:
-                self._directory.folder.mkdir(parents=True, exist_ok=True)
-            except OSError as error:
-                raise ConfigError(
-                    f"{self._directory.folder} cannot be made: {error.strerror}",
-                    expected="a folder that rank 0 may write to",
-                    hint="correct output_dir",
-                ) from None
-        self._origin: Path | None = None
-        self._last_saved: tuple[int, ...] = ()
-        self._saved_at = time.monotonic()
+        self.loaded: Path | None = None
+        self._world = world
+        self._log = log or partial(logging.getLogger("srunddp").warning, "srunddp: %s")
+        self._directory = CheckpointDirectory(Path(folder), keep_last, keep_best)
+        self.scores = self._directory.scores
+        self._writer = AsyncCheckpointer(self._directory, self._log)
+        # On a CPU an optimizer would go on with tensors in a file that rank 0 deletes later.
+        self._mmap = world.device.type != "cpu"
+        on_rank_zero(world, self._make_folder)
 
-    def due(self, *, epoch: int = 0) -> bool:
-        """Whether a checkpoint is due after this step, or with ``epoch`` after that epoch."""
-        when = self._config.checkpoint
-        if epoch:
-            return bool(when.every_epochs and epoch % when.every_epochs == 0)
-        return bool(when.every_steps and self._state.step % when.every_steps == 0)
+    def check(self, state: Mapping[str, Any]) -> None:
+        """Find out before the first step whether a state can be saved, at the cost of its plain values alone.
 
-    def due_by_clock(self) -> bool:
-        """The same by rank 0's clock, which the others have to be told."""
-        minutes = self._config.checkpoint.every_minutes
-        return self._world.rank == 0 and bool(minutes) and time.monotonic() >= self._saved_at + 60 * minutes
+        Raises:
+            CheckpointError: it holds something else than tensors and plain values; PeerError on the other ranks.
+        """
+        on_rank_zero(self._world, lambda: check_savable(emptied(state), self._directory.folder))
 
-    def save(self) -> Path:
-        """Write a checkpoint of this step beside training; all ranks call this.
+    def save(self, step: int, state: Mapping[str, Any], *, score: float | None = None, wait: bool = False) -> Path:
+        """Copy the state and write it beside training.
+
+        A checkpoint is left out where the one before is still being written. A line says that, and what the disk
+        refuses; training goes on.
+
+        Args:
+            step: how many optimizer steps are done.
+            state: tensors and plain values; of rank 0, the others' is not used.
+            score: how good the model is; less is better.
+            wait: until the one before and this one are written; for the last one, and before a stop.
 
         Returns:
-            Its path, which exists once it is written.
+            The path, which exists once the checkpoint is written.
+
+        Raises:
+            CheckpointError: this one or the one before cannot be loaded again; with ``wait``, this one could not be
+                written. PeerError then, on the other ranks.
         """
-        state, self._saved_at = self._state, time.monotonic()
-        path = self._directory.path(state.step)
-        # An epoch's end, and an evaluation, change what is to be saved after a step.
-        if self._last_saved == (position := (state.step, state.epoch, state.evaluated)):
-            return path
-        self._last_saved = position
-        states = rng.gather(self._world)
+        if wait:
+            on_rank_zero(self._world, self._writer.join)
+        began = time.monotonic()
+        random = rng.gather(self._world)
         if self._world.rank == 0:
-            self._directory.scores = dict(state.scores)
-            whole = {**state.state_dict(), "random": states, "world_size": self._world.world_size}
-            self._writer.write(state.step, whole)
-        event("checkpoint", time.monotonic() - self._saved_at)
-        return path
+            if score is not None:
+                self.scores[step] = score
+            own = {"step": step, "world_size": self._world.world_size, "random": random, "scores": dict(self.scores)}
+            self._writer.write(step, {**state, _OWN: own})
+        event("checkpoint", time.monotonic() - began)
+        if wait:
+            self.wait()
+        return self.path(step)
+
+    def wait(self) -> bool:
+        """Wait until nothing is being written any more; no time limit counts meanwhile.
+
+        Returns:
+            Whether the latest checkpoint was written, rather than left out.
+
+        Raises:
+            CheckpointError: it could not be written; PeerError on the other ranks.
+        """
+        return on_rank_zero(self._world, self._writer.wait)
 
     def report(self) -> list[Path]:
-        """Say what went wrong with checkpoints; training goes on, and tries again when the next one is due.
+        """On rank 0, the files that have been written since the last call; and say what could not be written."""
+        return [self.path(step) for step in self._writer.poll()]
 
-        Returns:
-            Those that have been written since the last call.
-        """
-        problems, steps = self._writer.poll()
-        for problem in problems:
-            self._log(problem)
-        return [self._directory.path(step) for step in steps]
+    def load(self, resume: str = "auto") -> dict[str, Any] | None:
+        """What :meth:`save` was given, with tensors on the CPU, and the manager's own key; None for a new run.
 
-    def finish(self) -> None:
-        """Wait for the last checkpoint.
+        Ranks that do not see rank 0's file are sent it. On a GPU the tensors stay in the file until they are used: copy
+        those that are not moved to the GPU.
 
-        Raises:
-            CheckpointError: it could not be written.
-        """
-        self._writer.wait()
-
-    def load_latest(self) -> dict[str, Any] | None:
-        """The checkpoint to go on from, if ``config.resume`` names one or finds one; all ranks call this.
+        Args:
+            resume: ``auto`` for the newest whole one, if any; a checkpoint's path, after which later ones are set
+                aside; or ``never``. A job that Slurm has started again takes the newest one in any case.
 
         Raises:
-            CheckpointError: it is not whole.
+            ConfigError: there are checkpoints, and ``resume`` is ``never``; or later ones cannot be set aside.
+            CheckpointError: the one with this path is not whole, or not a manager's. PeerError on the other ranks.
         """
-        path, state = self._choose() if self._world.rank == 0 else (None, None)
-        self._origin = path
-        if self._world.world_size > 1:
-            state = _sent(path, state, self._world)
+        state: dict[str, Any] | None = None
+
+        def choose() -> tuple[str, str, int] | None:
+            nonlocal state
+            path, state = self._choose(resume)
+            return (str(path.absolute()), last_line(path), path.stat().st_size) if state else None
+
+        if not (chosen := on_rank_zero(self._world, choose)):
+            return None
+        path, line, size = Path(chosen[0]), *chosen[1:]
+        self.loaded = path
+        if self._world.rank:
+            state = self._same(path, line)
+        if any_rank(self._world, state is None):
+            state = send_checkpoint(self._world, path, size, lacking=state is None) or state
+        assert state is not None
+        # Counters that an optimizer keeps on the CPU would keep all of the file, or of the memory, that they lie in.
+        state = map_tensors(state, _cloned_if_small, lambda value: value)
+        self.scores.update(state[_OWN]["scores"])
+        event("resumed", state[_OWN]["step"])
         return state
 
-    def restore(self, found: Mapping[str, Any]) -> None:
-        """Go on from there.
+    def restore_rng(self, state: Mapping[str, Any], seed: int) -> None:
+        """Go on with the random states of a loaded state; a rank that there was none of begins with its own by seed."""
+        own = state[_OWN]
+        rng.restore(own["random"], self._world, seed + own["step"])
 
-        Raises:
-            CheckpointError: it is not of this model.
-        """
+    def path(self, step: int) -> Path:
+        """Where the checkpoint of this step is, or would be."""
+        return self._directory.path(step)
+
+    def _make_folder(self) -> None:
         try:
-            _check_version(found)
-            self._state.load_state_dict(found)
-        except (IndexError, KeyError, RuntimeError, ValueError, TypeError) as error:
-            raise CheckpointError(
-                f"the checkpoint is not of this model and optimizer: {' '.join(str(error).split())[:300]}",
-                expected="those of the script that wrote it",
-                hint="start with another output_dir",
-            ) from error
-        rng.restore(found["random"], self._world, self._config.seed + self._state.step)
-        self._last_saved = (self._state.step, self._state.epoch, self._state.evaluated)
-        event("resumed", self._state.step)
-        if self._origin:
-            self._log(f"goes on from {self._origin}: {self._state.epoch} epochs and {self._state.step} steps are done")
+            self._directory.folder.mkdir(parents=True, exist_ok=True)
+            with TemporaryFile(dir=self._directory.folder, buffering=0) as file:
+                file.write(bytes(4096))
+        except OSError as error:
+            raise self._refused(error) from None
 
-    def _choose(self) -> tuple[Path | None, dict[str, Any] | None]:
-        wanted = self._config.resume
-        restarted = os.environ.get("SLURM_RESTART_COUNT", "0") not in ("", "0")
-        if wanted == "auto" or restarted:
-            path, state = self._directory.newest(self._log) or (None, None)
-            if state is not None or wanted in ("auto", "never"):
-                return path, state
-        if wanted != "never":
-            state = load_checkpoint(wanted)
-            _check_version(state, wanted)
-            for path in self._directory.archive_newer(after=state["step"]):
-                self._log(f"{path} is from after the checkpoint that was asked for, and was set aside")
-            return Path(wanted), state
-        if steps := self._directory.steps():
-            raise ConfigError(
-                f"{self._directory.path(steps[-1])} is there, of an earlier run, and resume is never",
-                expected="an output_dir without checkpoints",
-                hint="use resume=auto to go on with that run, or another output_dir",
-            )
-        return None, None
-
-
-def _check_version(state: Mapping[str, Any], path: str = "") -> None:
-    if state.get("version") != VERSION or "step" not in state or "random" not in state:
-        raise CheckpointError(
-            f"this checkpoint has the version {state.get('version', 'none')}",
-            expected=f"one that a Trainer wrote, of version {VERSION}",
-            hint="load its model in the script by srunddp.train.load_checkpoint() instead",
-            where=path,
+    def _refused(self, error: OSError) -> ConfigError:
+        return ConfigError(
+            f"{self._directory.folder} cannot be written: {error.strerror}",
+            expected="a folder that rank 0 may write to",
+            hint=f"{disk_hint(error)}, or choose another",
         )
 
+    def _choose(self, resume: str) -> tuple[Path, dict[str, Any] | None]:
+        restarted = os.environ.get("SLURM_RESTART_COUNT", "0") not in ("", "0")
+        if (resume == "auto" or restarted) and (found := self._directory.newest(self._log, mmap=self._mmap)):
+            return _checked(*found)
+        if resume not in ("auto", "never"):
+            path, state = _checked(Path(resume), load_checkpoint(resume, mmap=self._mmap))
+            self._set_aside(after=state[_OWN]["step"])
+            return path, state
+        if resume == "never" and not restarted and (steps := self._directory.steps()):
+            raise ConfigError(
+                f"{self.path(steps[-1])} is there, of an earlier run, and resume is never",
+                expected="a folder without checkpoints",
+                hint="use resume=auto to go on with that run, or another folder",
+            )
+        return Path(), None
 
-def _sent(path: Path | None, state: dict[str, Any] | None, world: World) -> dict[str, Any] | None:
-    """What rank 0 has read, on all ranks: a file system that each node has for itself is no obstacle."""
-    written = path.read_bytes() if path and state is not None else b""
-    size = torch.tensor([len(written)], device=world.device)
-    dist.broadcast(size, src=0)
-    received = bytearray(written) if world.rank == 0 else bytearray(int(size))
-    for start in range(0, int(size), _CHUNK):
-        chunk = torch.frombuffer(received, dtype=torch.uint8)[start : start + _CHUNK]
-        moved = chunk.to(world.device)
-        dist.broadcast(moved, src=0)
-        chunk.copy_(moved)
-    if world.rank == 0 or not received:
-        return state
-    loaded: dict[str, Any] = torch.load(io.BytesIO(received), map_location="cpu", weights_only=True)
-    return loaded
+    def _set_aside(self, after: int) -> None:
+        try:
+            for path in self._directory.archive_newer(after):
+                self._log(f"{path} is from after the checkpoint that was asked for, and was set aside")
+        except OSError as error:
+            raise self._refused(error) from None
+
+    def _same(self, path: Path, line: str) -> dict[str, Any] | None:
+        """What this rank sees by that path, if it is rank 0's file."""
+        with suppress(CheckpointError):
+            if last_line(path) == line:
+                return load_checkpoint(path, mmap=self._mmap)
+        return None
+
+
+def _cloned_if_small(tensor: Tensor) -> Tensor:
+    return tensor.clone() if tensor.numel() * tensor.dtype.itemsize <= _SMALL else tensor
+
+
+def _checked(path: Path, state: dict[str, Any]) -> tuple[Path, dict[str, Any]]:
+    if _OWN not in state:
+        raise CheckpointError(
+            "no CheckpointManager has saved it",
+            expected="a checkpoint of this version of srunddp",
+            hint="load its model in the script by srunddp.train.load_checkpoint() instead",
+            where=str(path),
+        )
+    return path, state

@@ -106,10 +106,9 @@ def test_a_killed_save_leaves_nothing_after_the_next(tmp_path: Path) -> None:
 
 
 def test_the_future_of_another_course_is_set_aside(tmp_path: Path) -> None:
-    made = directory(tmp_path, 1, 2, 3, keep_last=3, s1=3.0, s2=2.0, s3=1.0)
+    made = directory(tmp_path, 1, 2, 3, keep_last=3)
     assert made.archive_newer(after=1) == [tmp_path / f"step-0000000{step}.pt.aside" for step in (3, 2)]
     assert made.steps() == [1]
-    assert made.scores == {1: 3.0}
     assert step_of_newest(made, []) == 1
     assert made.archive_newer(after=1) == []
 
@@ -142,10 +141,10 @@ def test_who_reads_meanwhile_always_finds_the_newest(tmp_path: Path) -> None:
 def test_a_checkpoint_deleted_meanwhile_is_not_called_broken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made, said = directory(tmp_path, 1, keep_last=1), []
 
-    def late(path: Path) -> dict[str, Any]:
+    def late(path: Path, **how: Any) -> dict[str, Any]:
         monkeypatch.undo()
         made.add(2, {"step": 2})
-        return load_checkpoint(path)
+        return load_checkpoint(path, **how)
 
     monkeypatch.setattr("srunddp.train.checkpoint.directory.load_checkpoint", late)
     assert step_of_newest(CheckpointDirectory(tmp_path, 1, 0), said) == 2
