@@ -1,6 +1,7 @@
 """The shared training loop: DistributedDataParallel, with the parts that are easily got wrong done once."""
 
 from srunddp.config.parse import read_config
+from srunddp.train.callback import Callback
 from srunddp.train.checkpoint.file import CheckpointError, load_checkpoint, save_checkpoint
 from srunddp.train.checkpoint.manager import CheckpointManager
 from srunddp.train.config import CheckpointConfig, Config, DataLoaderConfig, DDPConfig, PreemptionConfig
@@ -10,7 +11,7 @@ from srunddp.train.metrics.accumulator import Metric, accuracy
 from srunddp.train.preemption.preemption import Preemption
 from srunddp.train.progress import EpochRecord
 from srunddp.train.torchvision_compat import import_torchvision
-from srunddp.train.trainer import Callback, Trainer
+from srunddp.train.trainer import Trainer
 from srunddp.train.world import World
 
 __all__ = [

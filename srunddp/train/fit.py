@@ -12,7 +12,6 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, cast
 
 from torch import Tensor
-from torch.optim.lr_scheduler import ReduceLROnPlateau
 from torch.utils.data import Dataset, IterableDataset
 
 from srunddp.bootstrap.environment.cpus import Cpus, advice
@@ -26,12 +25,13 @@ from srunddp.train.data import workers
 from srunddp.train.data.loader import DistributedDataLoader, StepBatches
 from srunddp.train.data.order import Order, Sequential
 from srunddp.train.data.sampler import length_of
+from srunddp.train.evaluations import Evaluations
 from srunddp.train.metrics.accumulator import MetricAccumulator
 from srunddp.train.metrics.logger import MetricsLogger
-from srunddp.train.optimizer import make_schedulers
 from srunddp.train.profiler import Profile, parse
 from srunddp.train.progress import EpochRecord, Progress, SilentProgress
 from srunddp.train.rng import preserved_rng
+from srunddp.train.schedulers import Schedulers
 from srunddp.train.step_timer import make_step_timer
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ class FitLoop:
     """What happens before, between and after the steps of a :class:`srunddp.train.Trainer`. A context manager.
 
     Attributes:
-        timer: notes where the time of its steps goes.
+        timer: notes where the time of its steps goes; evaluations: when they are due, and the best of them.
     """
 
     def __init__(
@@ -125,7 +125,7 @@ class FitLoop:
         self._on_step = trainer.methods("on_step")
         self._stack = ExitStack()
         self._sums: MetricAccumulator | None = None
-        self._latest: tuple[int, Mapping[str, float]] = (0, {})  # an evaluation's step, and its figures
+        self.evaluations = Evaluations(config, trainer.state, exist=val_data is not None)
         self._profile: Profile | None = None
         self._metrics_logger: MetricsLogger | None = None
         self._policy: CheckpointPolicy | None = None
@@ -161,12 +161,11 @@ class FitLoop:
         whole = config.max_steps or (per_epoch and per_epoch * config.epochs)
         trainer.total_steps = whole
         state.steps_per_epoch, state.parts = per_epoch, {**state.parts, "loader": self._loader}
-        if not state.schedulers:
-            made = make_schedulers(state.optimizers, trainer.schedulers, config, whole, self._steps_done)
-            state.schedulers = made
-        plateau = any(isinstance(each, ReduceLROnPlateau) for each in state.schedulers)
-        evaluates = config.evaluate_every_epochs or config.evaluate_every_steps
-        if plateau and self._val_loader is not None and not evaluates:
+        if state.schedulers is None:
+            state.schedulers = Schedulers(state.optimizers, trainer.schedulers, config, whole, self._steps_done)
+        self._schedulers = state.schedulers
+        evaluates = self._val_loader is None or config.evaluate_every_epochs or config.evaluate_every_steps
+        if self._schedulers.wait_for_evaluations and not evaluates:
             raise ConfigError(
                 "ReduceLROnPlateau, and evaluate_every_epochs and evaluate_every_steps are 0",
                 expected="evaluations, after each of which it is stepped",
@@ -198,11 +197,10 @@ class FitLoop:
 
     def _before_restore(self, saved: Mapping[str, Any]) -> None:
         """Check that the checkpoint is of this run, and have DistributedDataParallel make its first step."""
-        state, config = self._state, self._config
-        own = [type(each).__name__ for each in self._trainer.schedulers and state.schedulers]
-        by_step = own[0] if own and config.scheduler_interval == "step" and own[0] != "ReduceLROnPlateau" else ""
-        if by_step:
-            validate.check_steps_per_epoch(saved["steps_per_epoch"], state.steps_per_epoch, by_step)
+        state = self._state
+        if self._schedulers.made_for_steps:
+            made_for = self._schedulers.made_for_steps
+            validate.check_steps_per_epoch(saved["steps_per_epoch"], state.steps_per_epoch, made_for)
         for optimizer, before in zip(state.optimizers, saved["optimizer"], strict=False):
             self._tell_of_lr(optimizer.param_groups, before["param_groups"], saved["lr_factor"])
         self._trainer.warm_up_buckets(self.steps())
@@ -220,12 +218,7 @@ class FitLoop:
         """Whether all epochs, or all steps, are done, or the figures have not become better for long enough."""
         state, config = self._state, self._config
         done = state.step >= config.max_steps if config.max_steps else state.epoch >= config.epochs
-        return done or (self.early_stopped and not state.samples_seen)
-
-    @property
-    def early_stopped(self) -> bool:
-        """The figures have not become better for as long as the configuration allows."""
-        return 0 < self._config.patience <= self._state.evals_since_best
+        return done or (self.evaluations.early_stopped and not state.samples_seen)
 
     def _call(self, name: str, *args: Any) -> None:
         """Call the callbacks; the time that they take does not count for --stall-timeout."""
@@ -255,13 +248,13 @@ class FitLoop:
 
     def steps(self) -> Iterator[StepBatches]:
         """The steps that are left of this epoch."""
-        if self.early_stopped and self._state.samples_seen:
+        if self.evaluations.early_stopped and self._state.samples_seen:
             return  # a resume after the evaluation that ended training
         for step in self.timer.timed(self._loader.steps()):
             if self._profile:
                 self._profile.before(self._state.step + 1)
             yield step
-            if self.early_stopped or self._state.step == self._config.max_steps:
+            if self.evaluations.early_stopped or self._state.step == self._config.max_steps:
                 return
         if not self._state.samples_seen:
             raise ConfigError(
@@ -298,62 +291,21 @@ class FitLoop:
         if self._metrics_logger and config.log_every and state.step % config.log_every == 0:
             figures = {} if loss is None else {"loss": float(loss)}
             self.log("step", figures | {"lr": float(state.optimizers[0].param_groups[0]["lr"])})
-        if config.scheduler_interval == "step" or not self._trainer.schedulers:
-            self._step_schedulers()
+        self._schedulers.after_step()
         self.timer.done(step.samples)
-
-    def _step_schedulers(self) -> None:
-        for scheduler in self._state.schedulers:
-            if not isinstance(scheduler, ReduceLROnPlateau):
-                scheduler.step()
-
-    def evaluation_is_due(self) -> bool:
-        """Whether to evaluate after this step."""
-        every = self._config.evaluate_every_steps
-        state = self._state
-        return bool(every and self._val_loader is not None and state.step % every == 0 and state.evaluated < state.step)
-
-    def ends_with_evaluation(self) -> bool:
-        """The same at the end of this epoch."""
-        every = self._config.evaluate_every_epochs
-        return bool(every and self._val_loader is not None and (self._state.epoch + 1) % every == 0)
-
-    @property
-    def evaluated(self) -> Mapping[str, float]:
-        """The figures of this very step; empty where it was not evaluated in this run."""
-        step, figures = self._latest
-        return figures if step == self._state.step else {}
 
     def record_evaluation(self, figures: Mapping[str, float]) -> None:
         """Take an evaluation's figures; those of a step that was evaluated before are not recorded again."""
-        state = self._state
-        if state.evaluated == state.step:
-            return
-        self._latest = (state.step, figures)
-        self._call("on_evaluation", figures)
-        self.log("evaluation", figures)
-        self._compare(figures)
+        if self._state.evaluated < self._state.step:
+            self._call("on_evaluation", figures)
+            self.log("evaluation", figures)
+            self._record(figures)
 
-    def _compare(self, figures: Mapping[str, float]) -> None:
-        """Are they the best so far?"""
-        state, config = self._state, self._config
-        # One figure for all of a metric's is that it is not known: nothing was evaluated.
-        if config.monitor not in figures and not math.isnan(figures.get(config.monitor.split("/")[0], 0.0)):
-            raise ConfigError(f"monitor={config.monitor}", expected=f"one of {', '.join(figures)}", hint="correct it")
-        state.evaluated = state.step
-        figure = figures.get(config.monitor, math.nan)
-        for scheduler in state.schedulers:
-            if isinstance(scheduler, ReduceLROnPlateau):
-                scheduler.step(figure)
-        score = figure if config.mode == "min" else -figure
-        if not math.isnan(score):
-            state.scores[state.step] = score
-        if score < (math.inf if state.best is None else state.best):
-            state.best, state.evals_since_best = score, 0
-            if self._policy and config.checkpoint.keep_best:
-                self._policy.due = True
-        else:
-            state.evals_since_best += 1
+    def _record(self, figures: Mapping[str, float]) -> None:
+        figure, is_best = self.evaluations.record(figures)
+        self._schedulers.after_evaluation(figure)
+        if is_best and self._policy and self._config.checkpoint.keep_best:
+            self._policy.due = True
 
     def agree(self) -> None:
         """Within an evaluation: agree with the other ranks whether to stop."""
@@ -375,11 +327,10 @@ class FitLoop:
         if val:
             self.record_evaluation(val)
         elif self._val_loader is None:
-            self._compare(train)
+            self._record(train)
         state.epoch, state.samples_seen, state.sums, self._sums = state.epoch + 1, 0, [], None
         state.records.append(record)
-        if self._config.scheduler_interval == "epoch" and self._trainer.schedulers:
-            self._step_schedulers()
+        self._schedulers.after_epoch()
         self.log("epoch", {"epoch": record.epoch, **train, **{f"val/{name}": value for name, value in val.items()}})
         self._call("on_epoch", record)
         if self._policy:
@@ -388,7 +339,7 @@ class FitLoop:
     def finish(self) -> None:
         """Training is over: the last checkpoint is written when this returns."""
         heartbeat(last=True)
-        if self.early_stopped and self._state.epoch < self._config.epochs:
+        if self.evaluations.early_stopped and self._state.epoch < self._config.epochs:
             evaluations = self._state.evals_since_best
             self._progress.log(f"no better {self._config.monitor} in {evaluations} evaluations: training is over")
         if self._policy:

@@ -9,12 +9,12 @@ from typing import Any, ClassVar
 from torch import nn
 from torch.amp import GradScaler
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
 
 from srunddp.train.checkpoint.file import CheckpointError
 from srunddp.train.model.ema import EMA
-from srunddp.train.optimizer import rescale, with_kernels_of
+from srunddp.train.optimizer import with_kernels_of
 from srunddp.train.progress import EpochRecord
+from srunddp.train.schedulers import Schedulers
 
 VERSION = 2
 
@@ -24,7 +24,7 @@ class TrainingState:
     """What changes while a model is trained.
 
     Attributes:
-        model, optimizers, schedulers, scaler: each with a ``state_dict``.
+        model, optimizers, schedulers, scaler: each with a ``state_dict``; schedulers from ``fit()`` on.
         parts: by name whatever else has a ``state_dict``: the loss function, callbacks, the training data's loader.
         average: of the model's weights; None where there is none.
         lr_factor: by which the learning rate was scaled for this world's batch.
@@ -40,7 +40,7 @@ class TrainingState:
     optimizers: Sequence[Optimizer]
     scaler: GradScaler
     lr_factor: float = 1.0
-    schedulers: Sequence[LRScheduler] = ()
+    schedulers: Schedulers | None = None
     parts: Mapping[str, Any] = field(default_factory=dict)
     average: EMA | None = None
     epoch: int = 0
@@ -65,7 +65,7 @@ class TrainingState:
             "version": VERSION,
             "model": self.model.state_dict(),
             "optimizer": [each.state_dict() for each in self.optimizers],
-            "scheduler": [each.state_dict() for each in self.schedulers],
+            "scheduler": self.schedulers.state_dict() if self.schedulers else {},
             "scaler": self.scaler.state_dict(),
             "parts": {name: part.state_dict() for name, part in self.parts.items()},
             "ema": self.average.model.state_dict() if self.average else None,
@@ -80,7 +80,7 @@ class TrainingState:
             ValueError: it has other optimizers, schedulers or callbacks.
             CheckpointError: it has an average of the weights, and this run has none.
         """
-        counts = {"optimizer": len(self.optimizers), "scheduler": len(self.schedulers), "parts": len(self.parts)}
+        counts = {"optimizer": len(self.optimizers), "parts": len(self.parts)}
         for name, count in counts.items():
             if len(state[name]) != count:
                 raise ValueError(f"{name}: {len(state[name])} in the checkpoint, {count} here")
@@ -89,8 +89,8 @@ class TrainingState:
         self.model.load_state_dict(state["model"])
         for optimizer, saved in zip(self.optimizers, state["optimizer"], strict=True):
             optimizer.load_state_dict(dict(with_kernels_of(optimizer, saved)))
-        for scheduler, saved in zip(self.schedulers, state["scheduler"], strict=True):
-            scheduler.load_state_dict(saved)
+        if self.schedulers:
+            self.schedulers.load_state_dict(state["scheduler"])
         for name, part in self.parts.items():
             part.load_state_dict(state["parts"][name])
         if state["scaler"]:  # that of one which was not in use is empty
@@ -98,9 +98,8 @@ class TrainingState:
         for name in set(self._PLAIN) - {"steps_per_epoch"}:
             setattr(self, name, state[name])
         self.records = [EpochRecord(**record) for record in state["records"]]
-        schedulers: Sequence[LRScheduler | None] = self.schedulers or [None] * len(self.optimizers)
-        for optimizer, own in zip(self.optimizers, schedulers, strict=True):
-            rescale(optimizer, own, factor / self.lr_factor)
+        if self.schedulers:
+            self.schedulers.rescale(self.optimizers, factor / self.lr_factor)
         self.lr_factor = factor
 
     def _load_average(self, state: Mapping[str, Any]) -> None:

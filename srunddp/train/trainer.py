@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,6 +14,7 @@ from torch.utils.data import Dataset
 
 from srunddp.telemetry import heartbeat
 from srunddp.train import validate
+from srunddp.train.callback import Callback
 from srunddp.train.config import Config
 from srunddp.train.data.loader import Batch, StepBatches
 from srunddp.train.data.order import Order
@@ -25,9 +25,10 @@ from srunddp.train.model.ddp import DDPModel
 from srunddp.train.model.ema import EMA
 from srunddp.train.model.modes import TrainingModes
 from srunddp.train.model.step import LossFunction, Step, StepModule, make_step, targets_of
-from srunddp.train.optimizer import Scheduler, as_tuple, lr_factor, scale_lr, use_fused
+from srunddp.train.optimizer import as_tuple, lr_factor, scale_lr, use_fused
 from srunddp.train.progress import EpochRecord
 from srunddp.train.rng import preserved_rng
+from srunddp.train.schedulers import Scheduler
 from srunddp.train.state import TrainingState
 from srunddp.train.step_timer import ThroughputMeter
 from srunddp.train.world import World
@@ -196,13 +197,15 @@ class Trainer:
     def _epoch(self, run: FitLoop) -> None:
         sums = run.start_epoch()
         self._modes.restore()
-        if run.evaluation_is_due():  # the run before this one left amid it
+        if run.evaluations.due:  # the run before this one left amid it
             self._evaluate_and_checkpoint(run)
         for step in run.steps():
             run.after_step(step, self._step(step, sums, run.timer))
             self._evaluate_and_checkpoint(run)
         train = sums.means()
-        run.end_epoch(train, (run.evaluated or self._evaluate_within(run)) if run.ends_with_evaluation() else {})
+        run.end_epoch(
+            train, (run.evaluations.latest or self._evaluate_within(run)) if run.evaluations.due_at_epochs_end else {}
+        )
 
     def _step(self, step: StepBatches, sums: MetricAccumulator, timer: ThroughputMeter) -> Tensor | None:
         """One optimizer step; returns the loss of this rank's last micro-batch, None where it had none."""
@@ -261,7 +264,7 @@ class Trainer:
             self._average.update(first=state.step == 0)
 
     def _evaluate_and_checkpoint(self, run: FitLoop) -> None:
-        if run.evaluation_is_due():
+        if run.evaluations.due:
             run.record_evaluation(self._evaluate_within(run))
         run.maybe_checkpoint()
 
@@ -311,46 +314,3 @@ def _has_state(part: object) -> bool:
     if isinstance(part, nn.Module):
         return bool(part.state_dict())
     return isinstance(part, Callback) and type(part).state_dict is not Callback.state_dict
-
-
-class Callback:
-    """Override what is wanted; the rest costs nothing.
-
-    All methods run on every rank, so that they may use collectives, but :meth:`on_checkpoint`, which runs on rank 0
-    alone. What one raises ends training. They may take as long as they like: ``--stall-timeout`` does not count.
-    """
-
-    def on_fit_start(self, trainer: Trainer) -> None:
-        """Before the first step of :meth:`Trainer.fit`, after a checkpoint was loaded."""
-
-    def on_before_optimizer_step(self, trainer: Trainer) -> None:
-        """Before each step of the optimizer: the gradients are the means over all ranks, unscaled, not yet clipped."""
-
-    def on_step(self, trainer: Trainer, step: int, loss: Tensor | None) -> None:
-        """After each step.
-
-        Args:
-            trainer: whose step it was.
-            step: counted over all epochs.
-            loss: of this rank's last micro-batch, on the device: ``float(loss)`` waits for it. None where this rank had
-                no samples.
-        """
-
-    def on_evaluation(self, trainer: Trainer, figures: Mapping[str, float]) -> None:
-        """After each evaluation; the figures are the same on all ranks."""
-
-    def on_epoch(self, trainer: Trainer, record: EpochRecord) -> None:
-        """After each epoch and its evaluation; the record is the same on all ranks but for its throughput."""
-
-    def on_checkpoint(self, trainer: Trainer, path: Path) -> None:
-        """On rank 0 alone, once the checkpoint is whole: no collectives here."""
-
-    def on_fit_end(self, trainer: Trainer) -> None:
-        """When training is over, and the last checkpoint is written."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """What of this callback a checkpoint is to hold: tensors and plain values."""
-        return {}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from what :meth:`state_dict` gave."""

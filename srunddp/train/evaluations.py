@@ -1,0 +1,64 @@
+"""When a training is evaluated, and which of its evaluations was the best."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+from srunddp.errors import ConfigError
+from srunddp.train.config import Config
+from srunddp.train.state import TrainingState
+
+
+class Evaluations:
+    """The evaluations of one training by a configuration; ``exist``: there is validation data."""
+
+    def __init__(self, config: Config, state: TrainingState, *, exist: bool) -> None:
+        self._config, self._state, self._exist = config, state, exist
+        self._latest: tuple[int, Mapping[str, float]] = (0, {})  # an evaluation's step, and its figures
+
+    @property
+    def due(self) -> bool:
+        """Whether to evaluate after this step."""
+        every, state = self._config.evaluate_every_steps, self._state
+        return bool(every and self._exist and state.step % every == 0 and state.evaluated < state.step)
+
+    @property
+    def due_at_epochs_end(self) -> bool:
+        """The same at the end of this epoch."""
+        every = self._config.evaluate_every_epochs
+        return bool(every and self._exist and (self._state.epoch + 1) % every == 0)
+
+    @property
+    def latest(self) -> Mapping[str, float]:
+        """The figures of this very step; empty where it was not evaluated in this run."""
+        step, figures = self._latest
+        return figures if step == self._state.step else {}
+
+    @property
+    def early_stopped(self) -> bool:
+        """The figures have not become better for as long as the configuration allows."""
+        return 0 < self._config.patience <= self._state.evals_since_best
+
+    def record(self, figures: Mapping[str, float]) -> tuple[float, bool]:
+        """Take the figures of an evaluation, or those of training where there is no validation data.
+
+        Returns:
+            The figure that ``config.monitor`` names, and whether it is the best so far.
+
+        Raises:
+            ConfigError: there is none of this name.
+        """
+        state, config = self._state, self._config
+        # One figure for all of a metric's is that it is not known: nothing was evaluated.
+        if config.monitor not in figures and not math.isnan(figures.get(config.monitor.split("/")[0], 0.0)):
+            raise ConfigError(f"monitor={config.monitor}", expected=f"one of {', '.join(figures)}", hint="correct it")
+        self._latest, state.evaluated = (state.step, figures), state.step
+        figure = figures.get(config.monitor, math.nan)
+        score = figure if config.mode == "min" else -figure
+        if not math.isnan(score):
+            state.scores[state.step] = score
+        if is_best := score < (math.inf if state.best is None else state.best):
+            state.best = score
+        state.evals_since_best = 0 if is_best else state.evals_since_best + 1
+        return figure, is_best

@@ -1,0 +1,168 @@
+"""The learning rates of a run: by ``config.schedule``, or by schedulers of torch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeAlias
+
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import CyclicLR, LambdaLR, LRScheduler, OneCycleLR, ReduceLROnPlateau
+
+from srunddp.errors import ConfigError
+from srunddp.train.config import Config
+from srunddp.train.optimizer import scale_lr
+
+Scheduler: TypeAlias = LRScheduler | Callable[[Optimizer], LRScheduler]
+"""A torch scheduler, or what makes one of the optimizer."""
+
+
+class Schedulers:
+    """One scheduler for each optimizer, or none at all; each is stepped at its moments.
+
+    Attributes:
+        all: the schedulers.
+    """
+
+    def __init__(
+        self,
+        optimizers: Sequence[Optimizer],
+        wanted: Sequence[Scheduler],
+        config: Config,
+        total: int | None,
+        done: Callable[[], float],
+    ) -> None:
+        """Args:
+        wanted: the user's, which go before ``config.schedule``: as many as optimizers, or none.
+        total: steps of the whole run; None where that is not known.
+        done: steps of this world that the samples so far would have taken, which need not be a whole number.
+
+        Raises:
+            ConfigError: the learning rate cannot be scheduled so.
+        """
+        if wanted:
+            pairs = zip(wanted, optimizers, strict=True)
+            self.all = tuple(_made(each, optimizer, config) for each, optimizer in pairs)
+        else:
+            self.all = _by_schedule(optimizers, config, total, done)
+        self._by_epoch = bool(wanted) and config.scheduler_interval == "epoch"
+        self._wanted = bool(wanted)
+
+    @property
+    def made_for_steps(self) -> str:
+        """The class of a user's scheduler that is stepped after each step; nothing where there is none."""
+        names = [type(each).__name__ for each in self._others() if self._wanted and not self._by_epoch]
+        return names[0] if names else ""
+
+    @property
+    def wait_for_evaluations(self) -> bool:
+        """Whether one of them is ReduceLROnPlateau."""
+        return any(isinstance(each, ReduceLROnPlateau) for each in self.all)
+
+    def after_step(self) -> None:
+        """A step is done."""
+        if self.all and not self._by_epoch:
+            for each in self._others():
+                each.step()
+
+    def after_epoch(self) -> None:
+        """An epoch is over."""
+        if self._by_epoch:
+            for each in self._others():
+                each.step()
+
+    def after_evaluation(self, figure: float) -> None:
+        """An evaluation came to this figure."""
+        for each in self.all:
+            if isinstance(each, ReduceLROnPlateau):
+                each.step(figure)
+
+    def rescale(self, optimizers: Sequence[Optimizer], factor: float) -> None:
+        """Multiply the learning rates amid a run, and what the schedulers compute the next ones from."""
+        for optimizer in optimizers:
+            scale_lr(optimizer, factor)
+        for scheduler in self.all:
+            for each in _nested(scheduler):
+                for name in {"base_lrs", "_last_lr"} & vars(each).keys():
+                    setattr(each, name, [factor * lr for lr in getattr(each, name)])
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"all": [each.state_dict() for each in self.all]}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Raises:
+        ValueError: it is of another number of schedulers.
+        """
+        for each, saved in zip(self.all, state["all"], strict=True):
+            each.load_state_dict(saved)
+
+    def _others(self) -> Iterator[LRScheduler]:
+        return (each for each in self.all if not isinstance(each, ReduceLROnPlateau))
+
+
+def _nested(scheduler: LRScheduler) -> Iterator[LRScheduler]:
+    """It, and those that it is made of."""
+    yield scheduler
+    for part in getattr(scheduler, "_schedulers", ()):
+        yield from _nested(part)
+
+
+def _by_schedule(
+    optimizers: Sequence[Optimizer], config: Config, total: int | None, done: Callable[[], float]
+) -> tuple[LRScheduler, ...]:
+    if total is not None and config.warmup_steps > total:
+        raise ConfigError(
+            f"warmup_steps is {config.warmup_steps}",
+            expected=f"at most the {total} steps of the run",
+            hint="correct warmup_steps or epochs",
+        )
+    if config.schedule == "cosine" and total is None:
+        raise ConfigError(
+            "schedule cosine, and data without a length",
+            expected="a known number of steps",
+            hint="set max_steps, give the data set a __len__, or pass a scheduler",
+        )
+    if config.schedule == "constant" and not config.warmup_steps:
+        return ()
+    end = total if config.schedule == "cosine" else None
+    return tuple(LambdaLR(each, lambda _: warmup_then_cosine(done(), config.warmup_steps, end)) for each in optimizers)
+
+
+def _made(wanted: Scheduler, optimizer: Optimizer, config: Config) -> LRScheduler:
+    if isinstance(wanted, LRScheduler):
+        if config.scale_lr != "no":
+            raise ConfigError(
+                f"a finished {type(wanted).__name__} and scale_lr={config.scale_lr}",
+                expected="the scheduler to start from the scaled learning rate",
+                hint="pass a function instead: scheduler=lambda optimizer: StepLR(optimizer, 1000)",
+            )
+        return wanted
+    made = wanted(optimizer)
+    if not isinstance(made, LRScheduler):
+        raise ConfigError(
+            f"the function for the scheduler returned a {type(made).__name__}",
+            expected="a scheduler of torch.optim.lr_scheduler",
+            hint="return one",
+        )
+    own = [each for each in _nested(made) if isinstance(each, OneCycleLR | CyclicLR)]
+    if own and config.scale_lr != "no":
+        raise ConfigError(
+            f"{type(own[0]).__name__} and scale_lr={config.scale_lr}",
+            expected="a scheduler that starts from the optimizer's learning rate, this one has rates of its own",
+            hint="use scale_lr=no, and give it rates for this world's batch",
+        )
+    return made
+
+
+def warmup_then_cosine(done: float, warmup: int, end: int | None) -> float:
+    """The factor of the learning rate: linear up to 1, then a half cosine down to 0 (Loshchilov and Hutter 2017).
+
+    Args:
+        done: steps before this one, from 0; need not be a whole number.
+        warmup: steps before the full rate; end: the step at which it is 0; None to stay at 1.
+    """
+    if done < warmup:
+        return (done + 1) / (warmup + 1)
+    if end is None:
+        return 1.0
+    return 0.5 * (1 + math.cos(math.pi * min(1.0, (done - warmup) / max(1, end - warmup))))
