@@ -47,7 +47,7 @@ def main() -> None:
         trainer = srunddp.Trainer(model, optimizer, loss, settings, world=world, metrics={"accuracy": accuracy})
         history = trainer.fit(*read())
     if world.rank == 0:
-        test = history[-1].test
+        test = history[-1].val
         print(f"val loss {test['loss']:.4f}, val accuracy {100 * test['accuracy']:.2f} %", flush=True)
 
 

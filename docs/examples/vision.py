@@ -87,7 +87,7 @@ def main() -> None:
         train, test = read(prepare(world, settings), settings)
         history = trainer_of(world, settings, len(train.classes)).fit(train, test)
     if world.rank == 0:
-        figures = history[-1].test
+        figures = history[-1].val
         print(
             f"val accuracy {100 * figures['accuracy']:.2f} %, top 5 {100 * figures['top5_accuracy']:.2f} %", flush=True
         )

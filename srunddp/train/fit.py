@@ -90,6 +90,7 @@ class FitLoop:
 
     Attributes:
         timer: notes where the time of its steps goes; evaluations: when they are due, and the best of them.
+        policy: of checkpoints and stops; None without an ``output_dir``.
     """
 
     def __init__(
@@ -117,9 +118,9 @@ class FitLoop:
             )
         workers.set_threads(workers.share(world), config.num_threads)
         self._loader = make_loader(trainer, train_data, order=order, collate=collate, sharded=sharded, training=True)
-        self._val_loader = (
-            None if val_data is None else make_loader(trainer, val_data, collate=val_collate, sharded=sharded)
-        )
+        self._val_loader: DistributedDataLoader | None = None
+        if val_data is not None:
+            self._val_loader = make_loader(trainer, val_data, collate=val_collate, sharded=sharded)
         self._samples = len(order) if order else length_of(train_data) if not sharded else None
         validate.check_batch_norm(trainer.model, self._samples, world, config)
         self._on_step = trainer.methods("on_step")
@@ -128,7 +129,7 @@ class FitLoop:
         self.evaluations = Evaluations(config, trainer.state, exist=val_data is not None)
         self._profile: Profile | None = None
         self._metrics_logger: MetricsLogger | None = None
-        self._policy: CheckpointPolicy | None = None
+        self.policy: CheckpointPolicy | None = None
 
     def __enter__(self) -> Self:
         """Get all ready, and go on from a checkpoint where there is one."""
@@ -147,7 +148,7 @@ class FitLoop:
                 self._progress.log(line)
         self._set_up_schedulers()
         folder = Path(self._config.output_dir or ".")
-        if self._config.output_dir is not None:
+        if self._config.output_dir:
             self._open(folder)
         if self._config.profile and self._world.rank in self._config.profile_ranks:
             trace = folder / f"trace-rank{self._world.rank}.json"
@@ -182,11 +183,11 @@ class FitLoop:
     def _open(self, folder: Path) -> None:
         state = self._state
         written = [partial(call, self._trainer) for call in self._trainer.methods("on_checkpoint")]
-        self._policy = CheckpointPolicy(
+        self.policy = CheckpointPolicy(
             self._config, self._world, state, self._stack, log=self._progress.log, written=written
         )
         if state.step == 0:  # a trainer that has made steps goes on from where it is
-            self._policy.restore(self._before_restore)
+            self.policy.restore(self._before_restore)
         if self.is_over:
             self._progress.log(f"nothing to do: {state.epoch} epochs and {state.step} steps are done")
         if self._world.rank == 0:
@@ -269,14 +270,14 @@ class FitLoop:
         """The validation data, a batch each step. Training's clock and random states stand still."""
         assert self._val_loader is not None
         with self._progress.paused(), preserved_rng(self._world):
-            if self._policy:
-                self._policy.begin()
+            if self.policy:
+                self.policy.begin()
             event("evaluation")
             self._val_loader.set_epoch(0)  # again: each evaluation reads the same
             yield self._val_loader.steps()
             event("evaluation_end")
-        if self._policy:
-            self._policy.begin()
+        if self.policy:
+            self.policy.begin()
 
     def after_step(self, step: StepBatches, loss: Tensor | None) -> None:
         """Count a step, tell of it, and step the schedulers."""
@@ -290,7 +291,7 @@ class FitLoop:
             self._call("on_step", state.step, loss)
         if self._metrics_logger and config.log_every and state.step % config.log_every == 0:
             figures = {} if loss is None else {"loss": float(loss)}
-            self.log("step", figures | {"lr": float(state.optimizers[0].param_groups[0]["lr"])})
+            self.log("step", {**figures, "lr": float(state.optimizers[0].param_groups[0]["lr"])})
         self._schedulers.after_step()
         self.timer.done(step.samples)
 
@@ -304,18 +305,13 @@ class FitLoop:
     def _record(self, figures: Mapping[str, float]) -> None:
         figure, is_best = self.evaluations.record(figures)
         self._schedulers.after_evaluation(figure)
-        if is_best and self._policy and self._config.checkpoint.keep_best:
-            self._policy.due = True
-
-    def agree(self) -> None:
-        """Within an evaluation: agree with the other ranks whether to stop."""
-        if self._policy:
-            self._policy.agree()
+        if is_best and self.policy and self._config.checkpoint.keep_best:
+            self.policy.due = True
 
     def maybe_checkpoint(self) -> None:
         """Write a checkpoint if one is due after this step, and stop if that is agreed on."""
-        if self._policy:
-            self._policy.after_step(self._sums)
+        if self.policy:
+            self.policy.after_step(self._sums)
 
     def end_epoch(self, train: Mapping[str, float], val: Mapping[str, float]) -> None:
         """Record an epoch that is over."""
@@ -333,8 +329,8 @@ class FitLoop:
         self._schedulers.after_epoch()
         self.log("epoch", {"epoch": record.epoch, **train, **{f"val/{name}": value for name, value in val.items()}})
         self._call("on_epoch", record)
-        if self._policy:
-            self._policy.after_epoch()
+        if self.policy:
+            self.policy.after_epoch()
 
     def finish(self) -> None:
         """Training is over: the last checkpoint is written when this returns."""
@@ -342,13 +338,13 @@ class FitLoop:
         if self.evaluations.early_stopped and self._state.epoch < self._config.epochs:
             evaluations = self._state.evals_since_best
             self._progress.log(f"no better {self._config.monitor} in {evaluations} evaluations: training is over")
-        if self._policy:
-            self._policy.finish()
+        if self.policy:
+            self.policy.finish()
         self._call("on_fit_end")
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         with self._stack:
-            if self._policy and isinstance(error, StopTraining):
-                self._policy.save_and_stop(self._sums)
+            if self.policy and isinstance(error, StopTraining):
+                self.policy.save_and_stop(self._sums)

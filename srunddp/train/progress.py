@@ -161,13 +161,11 @@ class Progress(SilentProgress):
         _write(sys.stdout, describe(record))
 
     def log(self, text: str) -> None:
+        if self._bar is None:
+            _write(sys.stderr, f"srunddp: {text}")
+            return
         with contextlib.suppress(OSError, ValueError):
-            if self._bar is not None:
-                self._bar.clear()
-        _write(sys.stderr, f"srunddp: {text}")
-        with contextlib.suppress(OSError, ValueError):
-            if self._bar is not None:
-                self._bar.refresh()
+            self._bar.write(f"srunddp: {text}", file=sys.stderr)
 
     def close(self) -> None:
         bar, self._bar = self._bar, None

@@ -270,7 +270,7 @@ class Trainer:
 
     def _evaluate_within(self, run: FitLoop) -> dict[str, float]:
         with run.evaluation() as steps:
-            return self._evaluate(steps, run.agree)
+            return self._evaluate(steps, run.policy.agree if run.policy else None)
 
     @torch.no_grad()  # not inference_mode: what a model caches in it could not be used in training again
     def _evaluate(self, steps: Iterator[StepBatches], agree: Callable[[], None] | None = None) -> dict[str, float]:

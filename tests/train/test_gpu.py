@@ -18,15 +18,17 @@ from torch import nn
 from srunddp.train import (
     Callback,
     CheckpointConfig,
+    Config,
     DDPConfig,
     Trainer,
+    accuracy,
     load_checkpoint,
     rng,
 )
 from srunddp.train.checkpoint.async_writer import Snapshot
 from srunddp.train.data.loader import DistributedDataLoader
 from srunddp.train.data.order import Sequential
-from srunddp.train.metrics.accumulator import LaggedLoss
+from srunddp.train.metrics.accumulator import MetricAccumulator
 from srunddp.train.model.ddp import DDPModel
 from tests.support.starting import until
 from tests.train import problems
@@ -86,7 +88,7 @@ def test_a_compiled_model_trains_as_it_does_uncompiled(tmp_path: Path) -> None:
     for compile in (False, True):
         model = network()
         model[2].p = 0.0
-        options = {"output_dir": str(tmp_path / str(compile)), "ddp": DDPConfig(compile=compile), "ema_decay": 0.5}
+        options = {"output_dir": str(tmp_path / str(compile)), "compile": compile, "ema_decay": 0.5}
         records = trainer_of(model, **options).fit(classes(64), classes(16))
         losses.append([figures["loss"] for record in records for figures in (record.train, record.val)])
     assert losses[1] == pytest.approx(losses[0], rel=1e-3)
@@ -147,9 +149,9 @@ def test_nccl_with_each_hook(hook: Any, monkeypatch: pytest.MonkeyPatch) -> None
     from srunddp.train.model import ddp
 
     class Wrapped(DDPModel):
-        def __init__(self, model: nn.Module, world: Any, config: DDPConfig) -> None:
-            super().__init__(model, world, config)
-            self._ddp = self.training = ddp._wrapped(self.model, world, config)
+        def __init__(self, model: nn.Module, step: Any, loss_function: Any, world: Any, config: Config) -> None:
+            super().__init__(model, step, loss_function, world, config)
+            self._ddp = self.training = ddp._wrapped(self.testing, config.ddp)
 
     monkeypatch.setattr("srunddp.train.trainer.DDPModel", Wrapped)
     trainer = trainer_of(
@@ -227,16 +229,13 @@ def test_a_resumed_run_is_that_which_was_not_interrupted(tmp_path: Path) -> None
             torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
 
 
-def test_a_loss_is_read_one_step_late_without_waiting() -> None:
-    late = LaggedLoss(GPU)
-    losses = [torch.full((), float(number), device=GPU) for number in range(4)]
-    assert late.push(losses[0], 2) is None
+def test_figures_are_summed_without_waiting_for_the_device() -> None:
+    sums = MetricAccumulator({"accuracy": accuracy}, world())
+    outputs, targets = torch.randn(4, 3, device=GPU), torch.tensor([0, 1, 2, 0], device=GPU)
     torch.cuda._sleep(1_000_000_000)
     computed = torch.cuda.Event()
     computed.record()
-    assert late.push(losses[1], 2) == 0.0
-    assert not computed.query(), "it waited for the step that has just begun"
-    assert late.push(losses[2], 2) == 1.0
-    assert late.push(losses[3], 0) == 2.0
-    assert late.flush() == 3.0
-    assert (late.total, late.count) == (2 * (0.0 + 1.0 + 2.0), 6)
+    for number in range(4):
+        sums.add(torch.full((), float(number), device=GPU), outputs, targets, samples=4, weight=4.0)
+    assert not computed.query(), "it waited for what the device computes"
+    assert sums.means()["loss"] == 1.5
