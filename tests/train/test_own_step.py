@@ -185,7 +185,7 @@ def test_losses_that_are_means_by_another_name_are_taken() -> None:
         Trainer(model, optimizer, loss, settings(), world=LocalWorld())
 
 
-def test_several_optimizers_step_together_each_with_its_scheduler() -> None:
+def test_several_optimizers_step_with_their_own_schedulers() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 4))
     optimizers = [torch.optim.SGD(model[0].parameters(), lr=0.1), torch.optim.AdamW(model[1].parameters(), lr=0.2)]
@@ -338,7 +338,7 @@ def test_collate_is_not_taken_for_the_evaluation_in_silence() -> None:
         trainer_of().fit(classes(8), classes(8), collate=torch.utils.data.default_collate)
 
 
-def test_batchnorm_of_one_sample_is_refused_before_the_first_step() -> None:
+def test_batchnorm_of_one_sample_is_refused_at_the_start() -> None:
     """At the end of the first epoch torch would raise an error."""
     model = nn.Sequential(nn.Linear(8, 4), nn.BatchNorm1d(4))
     with pytest.raises(ConfigError, match=r"a rank one sample: 9 samples, 1 ranks, batch_size 4; .* -> set dataloader"):
