@@ -317,7 +317,8 @@ class Callback:
     """Override what is wanted; the rest costs nothing.
 
     All methods run on every rank, so that they may use collectives, but :meth:`on_checkpoint`, which runs on rank 0
-    alone. What one raises ends training. They may take as long as they like: ``--stall-timeout`` does not count.
+    alone. What one raises ends training. They may take as long as they like: ``--stall-timeout`` does not count, but in
+    :meth:`on_before_optimizer_step` and :meth:`on_checkpoint`.
     """
 
     def on_fit_start(self, trainer: Trainer) -> None:
