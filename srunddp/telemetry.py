@@ -6,12 +6,14 @@ A mark is one write, no more. With ``--monitor`` there are also times of steps a
 
 from __future__ import annotations
 
+import contextlib
 import math
 import mmap
 import os
 import struct
 import threading
 import time
+from collections.abc import Iterator
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -95,6 +97,10 @@ class TelemetryPage:
         """In the worker: no step is expected for now."""
         self._put(_COUNT_AT, _COUNT.pack(0))
 
+    def resume(self) -> None:
+        """In the worker: steps are expected again."""
+        self._put(_COUNT_AT, _COUNT.pack(self.count))
+
     def read(self) -> int:
         """In the supervisor: the steps so far; 0 where none is expected."""
         return int(_COUNT.unpack_from(self._memory, _COUNT_AT)[0])
@@ -171,6 +177,17 @@ def heartbeat(*, last: bool = False) -> None:
         _page.pause()
     else:
         _page.beat()
+
+
+@contextlib.contextmanager
+def stall_limit_suspended() -> Iterator[None]:
+    """What runs within is no step, and may take as long as it likes."""
+    if _page is None or not _page.read():
+        yield
+        return
+    _page.pause()
+    yield
+    _page.resume()
 
 
 def event(name: str, value: float = math.nan) -> None:

@@ -12,7 +12,7 @@ from functools import partial
 import pytest
 
 from srunddp import telemetry
-from srunddp.telemetry import TelemetryPage, heartbeat, install
+from srunddp.telemetry import TelemetryPage, heartbeat, install, stall_limit_suspended
 from tests.support.cost import in_empty_calls
 from tests.support.starting import until
 
@@ -139,3 +139,14 @@ def test_the_longest_step_is_reset_when_it_was_read(recording: TelemetryPage) ->
     recording.write_steps(1, 8, 0.5, 0.25, 0.125, 0.5, 1)
     assert recording.snapshot() == (1, 8, 0.5, 0.25, 0.125, 0.5, 1)
     assert recording.generation != before
+
+
+def test_what_is_suspended_is_no_step_and_no_limit_counts(ours: TelemetryPage) -> None:
+    """Before the first step, and after the last one, it leaves things as they are."""
+    seen = []
+    for before in (lambda: None, heartbeat, last):
+        before()
+        with stall_limit_suspended():
+            seen.append(ours.read())
+        seen.append(ours.read())
+    assert seen == [0, 0, 0, 1, 0, 0]

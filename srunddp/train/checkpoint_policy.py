@@ -8,6 +8,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+from srunddp.telemetry import stall_limit_suspended
 from srunddp.train.checkpoint.file import CheckpointError
 from srunddp.train.checkpoint.manager import CheckpointManager
 from srunddp.train.config import Config
@@ -166,5 +167,6 @@ class CheckpointPolicy:
 
     def _report(self) -> None:
         for path in self._manager.report():
-            for call in self._written:
-                call(path)
+            with stall_limit_suspended():
+                for call in self._written:
+                    call(path)

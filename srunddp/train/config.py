@@ -95,8 +95,8 @@ class PreemptionConfig:
 
     Attributes:
         signals: by these names, without SIG: finish the step, write a checkpoint, requeue the job.
-        lead_seconds: the same so long before the known end of a Slurm job, or before half of what was left at the start
-            where that is less; 0 for never.
+        lead_seconds: the same so long before the known end of a Slurm job, or half of what was left at the start where
+            that is less; 0 for never.
         requeue: have Slurm start the job again; else exit with 75.
         max_requeues: at most so often, by ``SLURM_RESTART_COUNT``.
     """

@@ -17,7 +17,7 @@ from torch.utils.data import Dataset, IterableDataset
 from srunddp.bootstrap.environment.cpus import Cpus, advice
 from srunddp.config.parse import save_config
 from srunddp.errors import ConfigError
-from srunddp.telemetry import event, heartbeat
+from srunddp.telemetry import event, heartbeat, stall_limit_suspended
 from srunddp.train import validate
 from srunddp.train.checkpoint_policy import CheckpointPolicy, StopTraining
 from srunddp.train.config import Config
@@ -225,10 +225,9 @@ class FitLoop:
         """Call the callbacks; the time that they take does not count for --stall-timeout."""
         methods = self._on_step if name == "on_step" else self._trainer.methods(name)
         if methods:
-            heartbeat(last=True)
-            for method in methods:
-                method(self._trainer, *args)
-            heartbeat()
+            with stall_limit_suspended():
+                for method in methods:
+                    method(self._trainer, *args)
 
     def log(self, kind: str, figures: Mapping[str, float]) -> None:
         """A line of ``metrics.jsonl``, on rank 0 where there is an ``output_dir``."""

@@ -12,7 +12,7 @@ from torch.amp import GradScaler
 from torch.optim import Optimizer
 from torch.utils.data import Dataset
 
-from srunddp.telemetry import heartbeat
+from srunddp.telemetry import heartbeat, stall_limit_suspended
 from srunddp.train import validate
 from srunddp.train.callback import Callback
 from srunddp.train.config import Config
@@ -192,7 +192,9 @@ class Trainer:
         self._modes = TrainingModes(self._ddp.testing)
         validate.check_fit(self.world, {"data": data}, self.weight, self.config)
         with preserved_rng(self.world):
-            return self._evaluate(make_loader(self, data, collate=collate, sharded=sharded).steps())
+            figures = self._evaluate(make_loader(self, data, collate=collate, sharded=sharded).steps())
+        heartbeat(last=True)
+        return figures
 
     def _epoch(self, run: FitLoop) -> None:
         sums = run.start_epoch()
@@ -253,8 +255,10 @@ class Trainer:
         if self.config.max_grad_norm is not None or self._before_step:
             for optimizer in self._optimizers:
                 state.scaler.unscale_(optimizer)
-        for call in self._before_step:
-            call(self)
+        if self._before_step:
+            with stall_limit_suspended():
+                for call in self._before_step:
+                    call(self)
         if self.config.max_grad_norm is not None:
             nn.utils.clip_grad_norm_(self._ddp.testing.parameters(), self.config.max_grad_norm)
         for optimizer in self._optimizers:

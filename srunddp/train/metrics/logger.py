@@ -60,7 +60,7 @@ class MetricsLogger:
         """One line, on disk at once so far as the kernel goes.
 
         Args:
-            kind: ``step``, ``epoch`` or ``evaluation``.
+            kind: ``step``, ``epoch``, ``evaluation`` or ``log``.
             step: counted over all epochs.
             figures: one that is no number is written as ``"NaN"``, ``"Infinity"`` or ``"-Infinity"``.
         """
