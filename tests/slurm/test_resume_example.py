@@ -33,7 +33,7 @@ def test_the_job_script_example_resumes_where_it_was_stopped(runner: SlurmJobRun
 
     wait_for("Epoch 1 ")
     runner.cluster.run("scancel", "--signal=USR2", job)
-    wait_for("\ntest accuracy")
+    wait_for("\nval accuracy")
     text = out.read_text()
     assert re.search(r"stopped after step \d+ by SIGUSR2; checkpoint \S+; the job is requeued \(exit code 143\)", text)
     assert [int(epoch) for epoch in re.findall(r"^Epoch (\d+) ", text, re.MULTILINE)] == list(range(1, EPOCHS + 1))
