@@ -145,10 +145,10 @@ def _reached(coordinator: Coordinator, node_leaders: Mapping[str, int], usable: 
         peers = [ring[(index + step) % len(ring)] for step in range(1, min(_NEIGHBOURS, len(ring) - 1) + 1)]
         tried = ((a, b) for a in ends[node] for peer in peers for b in ends[peer])
         hosts = {(a, b): (usable[a].address, usable[b].address) for a, b in tried}
-        probes = {
+        plan[node_leaders[node]] = {
             (a, b): Probe(source=here, host=there, port=ports[node_leaders[b[0]]][there], interface=a[1])
             for (a, b), (here, there) in hosts.items()
+            if (":" in here) == (":" in there)  # both of IPv4, or both of IPv6
         }
-        plan[node_leaders[node]] = {pair: probe for pair, probe in probes.items() if probe.same_family}
     answers = run_plan(coordinator, plan)
     return {pair: answers.get(pair, NO_ANSWER) == "" for probes in plan.values() for pair in probes}

@@ -8,7 +8,7 @@ import sys
 import warnings
 from collections.abc import Callable, Mapping
 
-from srunddp.bootstrap.environment.detect import Environment
+from srunddp.bootstrap.environment.detect import NO_LAUNCHER, USER, Environment
 from srunddp.bootstrap.rendezvous.meet import RankSetup
 from srunddp.bootstrap.rendezvous.protocol import RendezvousInfo, raise_open_files_limit
 from srunddp.errors import ConfigError, Scope, SrunddpError
@@ -51,7 +51,7 @@ def launch(
     """
     ours, theirs = pipe()
     environment = setup.environment
-    rank_variable = environment.rank_variable if environment.has_launcher else ""
+    rank_variable = "" if environment.launcher in (NO_LAUNCHER, USER.name) else environment.rank_variable
     launcher = signals.find_launcher(rank_variable, slurm=environment.step is not None)
     signals.become_subreaper()
     context = WorkerContext(

@@ -88,6 +88,7 @@ class Agent(RankAgent):
     def _failure_monitor(self, found: RendezvousResult) -> FailureMonitor:
         environment, options = self.context.setup.environment, self.context.options
         folder = self._recorder.log.parent if self._recorder.log else None
+        name = self.context.setup.interface.name
         if not found.connections:
             return SingleProcess(folder)
         context = RankContext(
@@ -97,7 +98,7 @@ class Agent(RankAgent):
             stall_timeout=options.stall_timeout,
             step=self.monitor.page.read,
             stacks=partial(self._recorder.dump.request, self.worker),
-            link_is_up=partial(interface.has_carrier, self.context.setup.interface.name),
+            link_is_up=lambda: any(link.name == name and link.up for link in interface.list_interfaces()),
             folder=folder,
             lost_after=options.lost_after,
             asked=self._recorder.ending_signal,

@@ -65,11 +65,6 @@ class Environment:
         return at_home or self.world_size in (1, self.local_world_size)
 
     @property
-    def has_launcher(self) -> bool:
-        """Whether srun or an MPI launcher started this process as a rank."""
-        return self.launcher not in (NO_LAUNCHER, USER.name)
-
-    @property
     def rank_variable(self) -> str:
         """The variable that tells the rank; a sentence where none does."""
         return self.sources["rank"].partition("=")[0]
@@ -115,7 +110,7 @@ def _identify(variables: Mapping[str, str], pid: int) -> Environment:
     if pid and is_below_rank(variables, pid):  # 0 where it is another process's environment
         return _single(variables, "a process that a rank started")
     step = slurm.read_step(variables, pid) if slurm.in_step(variables) else None
-    if launchers := mpi.find_launchers(variables):
+    if launchers := [each for each in mpi.LAUNCHERS if {each.rank, each.local_rank, each.world_size} <= {*variables}]:
         return _from_mpi(variables, launchers, step)
     if step and not step.typed:
         return _from_slurm(variables, step)

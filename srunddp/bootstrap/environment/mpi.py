@@ -54,11 +54,6 @@ _WORLDS = {
 }
 
 
-def find_launchers(variables: Mapping[str, str]) -> list[LauncherVariables]:
-    """The MPI launchers whose variables are here, the innermost first."""
-    return [each for each in LAUNCHERS if {each.rank, each.local_rank, each.world_size} <= variables.keys()]
-
-
 def is_installed() -> bool:
     """Whether mpi4py can be imported."""
     return importlib.util.find_spec("mpi4py") is not None

@@ -242,11 +242,6 @@ def _listed(links: tuple[NetworkInterface, ...]) -> str:
     return ", ".join(map(str, links)) or "none"
 
 
-def has_carrier(name: str) -> bool:
-    """Whether an interface of this node is there and up."""
-    return any(link.name == name and link.up for link in list_interfaces())
-
-
 def list_interfaces() -> tuple[NetworkInterface, ...]:
     """This node's interfaces, by psutil."""
     import psutil

@@ -90,7 +90,9 @@ class AuthenticatedListener:
         Raises:
             RendezvousError: there are no more descriptors, and none is a stranger's.
         """
-        self._drop_old(time.monotonic() - PATIENCE)
+        before = time.monotonic() - PATIENCE
+        while self._waiting and (oldest := next(iter(self._waiting.values()))).since < before:
+            self._close(oldest)
         for key, _ in self._selector.select(max(0.0, seconds)):
             if isinstance(key.fileobj, socket.socket):
                 peer = self.known.get(key.fileobj) or self._waiting.get(key.fileobj)
@@ -125,10 +127,6 @@ class AuthenticatedListener:
             hint="raise the limit of open files (ulimit -n)",
             scope=Scope.JOB,
         )
-
-    def _drop_old(self, before: float) -> None:
-        while self._waiting and (oldest := next(iter(self._waiting.values()))).since < before:
-            self._close(oldest)
 
     def _close(self, peer: PendingPeer) -> None:
         self._selector.unregister(peer.connection)

@@ -11,7 +11,7 @@ from typing import Any
 
 from srunddp.bootstrap.rendezvous import abort
 from srunddp.bootstrap.rendezvous.abort import TELL_FOR, CancelToken
-from srunddp.bootstrap.rendezvous.auth import Authenticator, NullAuthenticator
+from srunddp.bootstrap.rendezvous.auth import Authenticator
 from srunddp.bootstrap.rendezvous.listener import AuthenticatedListener
 from srunddp.bootstrap.rendezvous.protocol import Address, BoundSockets, Hello, RendezvousInfo, RendezvousResult
 from srunddp.errors import PeerError, RendezvousError, Scope, SrunddpError
@@ -41,7 +41,7 @@ class RendezvousServer:
     held: BoundSockets
     channel: str
     layout: Mapping[int, str] = field(default_factory=dict)
-    trust: Authenticator = field(default_factory=NullAuthenticator)
+    trust: Authenticator = field(default_factory=Authenticator)
     say: Callable[[str], None] = lambda _: None
     interrupt: CancelToken | None = None
     every: float = SAY_EVERY

@@ -18,7 +18,7 @@ from srunddp.bootstrap.environment import detect
 from srunddp.bootstrap.network.ifaces_conf import DEFAULT
 from srunddp.bootstrap.rendezvous import client, discovery, listener
 from srunddp.bootstrap.rendezvous.abort import AbortReason, CancelToken, read
-from srunddp.bootstrap.rendezvous.auth import CLIENT, Challenge, HmacAuthenticator, NullAuthenticator
+from srunddp.bootstrap.rendezvous.auth import CLIENT, Authenticator, Challenge, HmacAuthenticator
 from srunddp.bootstrap.rendezvous.client import join, report_failure
 from srunddp.bootstrap.rendezvous.protocol import (
     Address,
@@ -37,7 +37,7 @@ from tests.support.starting import until
 LONG = 30.0  # a limit that only a broken rendezvous reaches
 TOKEN = "1207.0.0"
 NONCE = "0" * 32
-UNPROVEN = NullAuthenticator()
+UNPROVEN = Authenticator()
 
 
 def soon(seconds: float = LONG) -> float:
