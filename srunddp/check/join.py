@@ -25,11 +25,7 @@ come_within = limit("--timeout", 30.0, "How long rank 0 waits for the others.")
 
 
 def coordinate(context: CheckContext, handle: Handler, timeout: float, ports: range | None = None) -> Coordinator:
-    """On rank 0: become the coordinator of all ranks that come in time.
-
-    Args:
-        context: rank 0; handle: what it does for a question.
-        timeout: seconds; ports: that a firewall leaves open.
+    """On rank 0: become the coordinator of all ranks that come in time; ``handle`` is what it does for a question.
 
     Raises:
         SrunddpError: this rank cannot be found by the others.
@@ -48,10 +44,7 @@ def coordinate(context: CheckContext, handle: Handler, timeout: float, ports: ra
 def join(
     command: str, context: CheckContext, handle: Handler, timeout: float, ports: range | None = None
 ) -> tuple[int, bool]:
-    """On another rank: find rank 0 and answer its questions, or say why it is not found.
-
-    Args:
-        command: for the message; for the others see :func:`coordinate`.
+    """On another rank: find rank 0 and answer its questions, or say why the command does not find it.
 
     Returns:
         This rank's exit code, and whether rank 0 was found. Where it was not, that is 0: rank 0 misses this rank, and

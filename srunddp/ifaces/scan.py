@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from srunddp.bootstrap.network.interface import addresses_of, list_interfaces, why_unusable
@@ -80,21 +80,14 @@ def _names(address: str) -> tuple[str, ...]:
     return (name, *aliases)
 
 
-@dataclass
-class Scanner:
-    """This rank, answering rank 0's questions."""
-
-    node: str
-    prober: Prober = field(default_factory=Prober)
-
-    def handle(self, question: Mapping[str, Any]) -> Any:
-        """The answer to one of them."""
-        match question.get("do"):
-            case "links":
-                return [asdict(link) for link in links(self.node)]
-            case "resolve":
-                return {name: sorted(addresses_of(name)) for name in question["names"]}
-        return self.prober.handle(question)
+def handle(node: str, prober: Prober, question: Mapping[str, Any]) -> Any:
+    """This rank's answer to one of rank 0's questions."""
+    match question.get("do"):
+        case "links":
+            return [asdict(link) for link in links(node)]
+        case "resolve":
+            return {name: sorted(addresses_of(name)) for name in question["names"]}
+    return prober.handle(question)
 
 
 End = tuple[str, str]

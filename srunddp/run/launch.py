@@ -89,13 +89,9 @@ def launch(
 
 
 def fork_worker(context: WorkerContext, ours: WorkerPipe, monitor: Monitor) -> int:
-    """Fork the worker, which does not return from here: it ends as a script does, with the script's exit code.
+    """Fork the worker, and return its process id.
 
-    Args:
-        ours, monitor: what is the supervisor's alone.
-
-    Returns:
-        The worker's process id.
+    The worker does not return from here: it ends as a script does, with the script's exit code.
     """
     supervisor = os.getpid()
     if worker := os.fork():

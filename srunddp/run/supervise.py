@@ -18,7 +18,7 @@ from srunddp.run.options import run_metadata
 from srunddp.run.worker import WorkerContext
 from srunddp.supervisor.connection import SupervisorConnection
 from srunddp.supervisor.failure import FailureRecorder
-from srunddp.supervisor.failure_monitor import FailureMonitor, RankContext, SingleProcess
+from srunddp.supervisor.failure_monitor import FailureMonitor, RankContext
 from srunddp.supervisor.signals import Launcher
 from srunddp.supervisor.supervisor import RankAgent, RendezvousOutcome, Supervisor
 from srunddp.supervisor.worker_process import STOPPED_FOR, WorkerPipe, WorkerProcess
@@ -90,7 +90,7 @@ class Agent(RankAgent):
         folder = self._recorder.log.parent if self._recorder.log else None
         name = self.context.setup.interface.name
         if not found.connections:
-            return SingleProcess(folder)
+            return FailureMonitor(folder)
         context = RankContext(
             rank=environment.rank,
             node=environment.node,

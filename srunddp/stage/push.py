@@ -42,10 +42,7 @@ class Item:
 
 
 def collect(env: str | None, project: str | None, data: Sequence[str], exclude: Sequence[str]) -> list[Item]:
-    """The folders; data in the project comes with it, and an environment there does not.
-
-    Args:
-        exclude: patterns of what is not packed with the project.
+    """The folders; data in the project comes with it, and an environment there does not, nor what ``exclude`` fits.
 
     Raises:
         ConfigError: one is no folder that can be read, or is given twice; the environment cannot run srunddp.
@@ -198,13 +195,10 @@ def _unpack(step: RemoteStep, item: Item, packed: ArchiveInfo, nodes: Sequence[s
 
 
 def clean(job: Job, timeout: float, say: Say) -> None:
-    """Remove the job's folder from all nodes, but for files that were written there.
-
-    Args:
-        timeout: seconds that a node may take; say: takes a line for each node where files stay.
+    """Remove the job's folder from all nodes, but for files that were written there, which ``say`` is told of.
 
     Raises:
-        UnavailableError: ranks still use it, or a node does not answer.
+        UnavailableError: ranks still use it, or a node does not answer within ``timeout`` seconds.
     """
     with RemoteStep(job, sys.executable, timeout) as step:
         answers = step.ask(do="clean")

@@ -103,11 +103,9 @@ class Launcher:
 
 
 def find_launcher(rank_variable: str, *, slurm: bool) -> Launcher:
-    """Find the launcher among our ancestors.
+    """Find the launcher among our ancestors, by the variable in which it tells the rank; empty for no launcher.
 
-    Args:
-        rank_variable: the variable in which the launcher tells the rank; empty for no launcher.
-        slurm: whether this process belongs to a job step of Slurm.
+    ``slurm`` says whether this process belongs to a job step of Slurm.
     """
     pid = _launcher(rank_variable) if rank_variable else None
     steps = {ancestor for ancestor, name in _ancestors() if name == _SLURMSTEPD}
@@ -147,12 +145,9 @@ def _ancestors() -> Iterator[tuple[int, str]]:
 
 
 def tracking(groups: Path, namespace: Path) -> Tracking:
-    """Which processes Slurm signals, by this process's control group.
+    """Which processes Slurm signals, by ``/proc/self/cgroup`` and ``/proc/self/ns/cgroup``.
 
     ``proctrack/cgroup`` uses the kind ``freezer`` of version 1, or version 2.
-
-    Args:
-        groups: ``/proc/self/cgroup``; namespace: ``/proc/self/ns/cgroup``.
     """
     try:
         lines = [line.split(":", 2) for line in groups.read_text().splitlines()]
@@ -172,11 +167,7 @@ def become_subreaper() -> None:
 
 
 def die_with_parent(parent: int) -> None:
-    """Have the kernel kill this process when the thread that forked it ends.
-
-    Args:
-        parent: the process that forked, in case it ended before this call.
-    """
+    """Have the kernel kill this process when the thread of ``parent`` ends that forked it, or has ended before."""
     _libc.prctl(_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)

@@ -117,10 +117,10 @@ def interface_variables(variables: Mapping[str, str], interface: str) -> dict[st
 
 
 def require_world(library: str, variables: Mapping[str, str]) -> None:
-    """See to it that initialising MPI here makes one world, and does not end the process.
+    """Refuse an MPI that would make no world here, or end the process.
 
     Args:
-        library: how it names itself, ``MPI.Get_library_version()``; variables: the process's environment.
+        library: how it names itself, ``MPI.Get_library_version()``.
 
     Raises:
         MpiNotLaunchedError: the launcher has told this library nothing.

@@ -108,8 +108,7 @@ class Discovery:
     def ports(self, environment: Environment, allowed: range | None) -> list[int]:
         """The ports on which rank 0 may listen, in the order in which it tries them; none where it publishes its own.
 
-        Args:
-            allowed: those that a firewall leaves open; None for any.
+        ``allowed`` are those that a firewall leaves open; None for any.
         """
         return []
 

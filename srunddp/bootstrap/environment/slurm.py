@@ -105,11 +105,7 @@ def in_step(variables: Mapping[str, str]) -> bool:
 
 
 def read_step(variables: Mapping[str, str], pid: int) -> SlurmStep:
-    """Read the step's variables.
-
-    Args:
-        variables: the environment, for which :func:`in_step` holds.
-        pid: this process, compared with ``SLURM_TASK_PID``.
+    """Read the variables of a step, for which :func:`in_step` holds; ``pid`` is this process.
 
     Raises:
         ConfigError: a variable does not parse, or two of them contradict each other.

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from srunddp.errors import ConfigError, Scope
 from srunddp.util.hostlist import expand
-from srunddp.util.yaml_source import yaml_error_position, yaml_position
+from srunddp.util.yaml_source import compose, yaml_position
 
 if TYPE_CHECKING:
     import yaml
@@ -114,10 +114,6 @@ class IfacesConfig:
 def load(named: str | None, variables: Mapping[str, str]) -> IfacesConfig:
     """The entries of the first file that has any, in the order of :func:`candidates`.
 
-    Args:
-        named: the file given with ``--ifaces``.
-        variables: the environment, read for ``SRUNDDP_IFACES``.
-
     Raises:
         ConfigError: a file that was asked for is not there, or a file is wrong, or somebody else's in a default place.
     """
@@ -191,15 +187,8 @@ def parse(text: bytes, path: str) -> tuple[IfacesEntry, ...]:
     Raises:
         ConfigError: with file, line and column, what was found, what was expected and the hint.
     """
-    import yaml
-
-    try:
-        root = yaml.compose(text, Loader=yaml.SafeLoader)
-    except (yaml.YAMLError, ValueError, OverflowError, RecursionError) as error:
-        problem = getattr(error, "problem", None) or getattr(error, "reason", None)
-        found = f"this is not YAML: {problem or 'nested too deeply, or a number too large'}"
-        hint = "see the example in the shipped etc/ifaces.conf"
-        raise _wrong(yaml_error_position(error, text, path), found, "YAML", hint) from None
+    hint = "see the example in the shipped etc/ifaces.conf"
+    root = compose(text, path, expected="YAML", hint=hint, scope=Scope.NODE)
     if root is None or root.value == "":
         return ()
     reader = _Reader(path)

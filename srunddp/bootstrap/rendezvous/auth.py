@@ -153,11 +153,7 @@ _libc = ctypes.CDLL(None)
 
 
 def choose_authenticator(secret: str = "") -> Authenticator:
-    """This rank's kind of proof.
-
-    Args:
-        secret: in hexadecimal, where PMI or MPI carried one; else empty.
-    """
+    """This rank's kind of proof; ``secret`` is in hexadecimal, and empty where neither PMI nor MPI carried one."""
     return HmacAuthenticator(bytes.fromhex(secret)) if secret else _munge_here() or Authenticator()
 
 

@@ -62,13 +62,9 @@ def join(
 def report_failure(
     candidates: list[Address], hello: Hello, own: Authenticator, what: AbortReason, deadline: float
 ) -> bool:
-    """Tell rank 0 that this rank has failed before it could meet the others.
+    """Tell rank 0 that this rank has failed before it could meet the others; whether rank 0 knows of it.
 
-    Args:
-        hello: its address may be empty, where the failure is about the interface.
-
-    Returns:
-        Whether rank 0 knows of it.
+    The address in the hello may be empty, where the failure is about the interface.
     """
     cancel = CancelToken()  # not the one that may just have ended the search
     try:

@@ -39,12 +39,7 @@ def token(environment: Environment) -> str:
 
 
 def hello(environment: Environment, token: str, address: str = "") -> Hello:
-    """What this rank says of itself.
-
-    Args:
-        token: of the run.
-        address: of its interface, from which the connection is to go; empty for any.
-    """
+    """What this rank says of itself; ``address`` is that of its interface, to connect from, and empty for any."""
     return Hello(
         token=token,
         rank=environment.rank,
@@ -62,11 +57,9 @@ def hello(environment: Environment, token: str, address: str = "") -> Hello:
 def introduce(
     environment: Environment, published: str, address: str = ""
 ) -> tuple[Hello, Authenticator, list[Address]]:
-    """What this rank says of itself and proves it with, and where rank 0 has published that it is.
+    """What this rank says of itself, as :func:`hello`, its proof, and where rank 0 has published that it is.
 
-    Args:
-        published: by rank 0; empty where nothing is.
-        address: as for :func:`hello`.
+    ``published`` is empty where rank 0 publishes nothing.
     """
     if not published:
         return hello(environment, token(environment), address), choose_authenticator(), []

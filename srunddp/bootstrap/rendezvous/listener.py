@@ -79,10 +79,7 @@ class AuthenticatedListener:
             stranger.close()
 
     def events(self, seconds: float) -> Iterator[tuple[Hello, socket.socket, Mapping[str, Any] | None]]:
-        """Wait once, and hand on what proven peers say: the first message of each is ``here``.
-
-        Args:
-            seconds: at most.
+        """Wait once, for at most so many seconds. Hand on what proven peers say: the first message of each is ``here``.
 
         Returns:
             Who, its connection, and the message; None for the message when it is gone.

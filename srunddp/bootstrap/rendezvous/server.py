@@ -51,10 +51,7 @@ class RendezvousServer:
     _settled: set[int] = field(default_factory=set)  # ranks that know of a failure, or have ended
 
     def accept_all(self, deadline: float) -> RendezvousResult:
-        """Wait for every rank, then tell each one.
-
-        Args:
-            deadline: of :func:`time.monotonic`.
+        """Wait for every rank until a time of :func:`time.monotonic`, then tell each one.
 
         Raises:
             RendezvousError: ranks that did not come, came twice, or speak another address family.
@@ -170,11 +167,7 @@ class RendezvousServer:
 
 
 def infos_of(hellos: Sequence[Hello], store: Address, channel: str) -> list[RendezvousInfo]:
-    """What each of these ranks is told, that of rank 0 first.
-
-    Args:
-        store: where rank 0 has it; channel: over which the ranks met.
-    """
+    """What each of these ranks is told, that of rank 0 first: where it has the store, over which channel they met."""
     nodes = _nodes(hellos)
     sizes = Counter(nodes)
     masks = Counter((node, hello.cpus) for node, hello in zip(nodes, hellos, strict=True))

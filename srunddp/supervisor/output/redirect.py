@@ -149,12 +149,9 @@ class OutputRedirect:
             self._close([self._file])
 
     def finish(self, limit: float) -> None:
-        """When the worker has ended, pass on the rest, and close.
+        """When the worker has ended, pass on the rest within so many seconds, and close, even if nobody reads.
 
         A process that the worker left behind may hold its output open: then until nothing comes for a moment.
-
-        Args:
-            limit: in seconds; this returns within it, even if nobody reads the terminal.
         """
         if self._relay:
             self._relay.finish(limit)
