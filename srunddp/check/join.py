@@ -91,11 +91,8 @@ def _own_addresses(context: CheckContext) -> list[str]:
 def _listen(context: CheckContext, ports: range | None) -> list[socket.socket]:
     environment, hosts = context.environment, _own_addresses(context)
     if not hosts:
-        raise RendezvousError(
-            f"node {environment.node} has no interface that is up and has an address",
-            expected="one by which other nodes reach it",
-            hint="see `ip addr` there",
-        )
+        found = f"node {environment.node} has no interface that is up and has an address"
+        raise RendezvousError(found, expected="one by which other nodes reach it", hint="see `ip addr` there")
     entry = entry_or_default(context.loaded.entries, environment.node)
     candidates = discovery.rendezvous_ports(environment, entry, ports)
     return listen_where_possible(hosts, candidates) or [listen(hosts[0], candidates)]
@@ -113,11 +110,9 @@ def _candidates(context: CheckContext, ports: range | None) -> list[Address]:
     hosts += [] if names else _own_addresses(context)
     allowed = [host for host in hosts if environment.one_node or not is_loopback(host)]
     if not allowed:
-        raise RendezvousError(
-            f"{' and '.join(names)} lead to {', '.join(hosts) or 'no address'} on {environment.node}",
-            expected="an address of rank 0's node",
-            hint='set `address: "{node}-data"` or the like in ifaces.conf, or start with `srun --mpi=pmi2`',
-        )
+        found = f"{' and '.join(names)} lead to {', '.join(hosts) or 'no address'} on {environment.node}"
+        hint = 'set `address: "{node}-data"` or the like in ifaces.conf, or start with `srun --mpi=pmi2`'
+        raise RendezvousError(found, expected="an address of rank 0's node", hint=hint)
     every = discovery.rendezvous_ports(environment, entry, ports)
     return [Address(host, port) for port in every for host in dict.fromkeys(allowed)]
 

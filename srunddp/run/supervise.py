@@ -118,18 +118,13 @@ class Agent(RankAgent):
         """MPI is spoken by the worker, which then sends what it received."""
         timeout = self.context.setup.options.timeout
         if not select.select([self.pipe.end], [], [], timeout)[0]:
-            raise RendezvousError(
-                f"MPI_Init did not return within {timeout:g} s",
-                expected="all ranks to start",
-                hint="see whether one did not start or ended before; raise --timeout",
-            )
+            found = f"MPI_Init did not return within {timeout:g} s"
+            hint = "see whether one did not start or ended before; raise --timeout"
+            raise RendezvousError(found, expected="all ranks to start", hint=hint)
         answer = self.pipe.receive()
         if answer is None:
-            raise RendezvousError(
-                "the worker ended in MPI_Init",
-                expected="MPI to start in every rank",
-                hint="see MPI's own message; mpi4py must be built for the launcher's MPI",
-            )
+            hint = "see MPI's own message; mpi4py must be built for the launcher's MPI"
+            raise RendezvousError("the worker ended in MPI_Init", expected="MPI to start in every rank", hint=hint)
         if "no_world" in answer:
             raise mpi.MpiNotLaunchedError(answer["no_world"])
         if "failed" in answer:

@@ -174,11 +174,9 @@ def _without(step: RemoteStep, item: Item, needed: int, say: Say) -> list[str]:
     free = {node: answers[node]["free"] for node in nodes if answers[node]["free"] < needed}
     if free:
         verb = "has" if len(free) == 1 else "have"
-        raise UnavailableError(
-            f"{fold([*free])} {verb} {min(free.values()) >> 20} MiB free in {os.path.dirname(step.job.folder)}",
-            expected=f"{needed >> 20} MiB for {item.path} and its archive",
-            hint="clear it, name another folder with --dir, or leave files out with --exclude",
-        )
+        found = f"{fold([*free])} {verb} {min(free.values()) >> 20} MiB free in {os.path.dirname(step.job.folder)}"
+        hint = "clear it, name another folder with --dir, or leave files out with --exclude"
+        raise UnavailableError(found, expected=f"{needed >> 20} MiB for {item.path} and its archive", hint=hint)
     return nodes
 
 

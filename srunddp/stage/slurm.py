@@ -214,11 +214,9 @@ class RemoteStep:
     def _ended(self) -> UnavailableError:
         self._end(_LAST)
         said = os.pread(self._errors, 1 << 16, 0).decode(errors="replace")
-        return UnavailableError(
-            f"srun has ended with {self._process.returncode}: {_last_line(said)}",
-            expected=f"a task on each of {self.job.nnodes} nodes",
-            hint="see what it says; each node needs /bin/sh, and Python 3.11",
-        )
+        found = f"srun has ended with {self._process.returncode}: {_last_line(said)}"
+        hint = "see what it says; each node needs /bin/sh, and Python 3.11"
+        return UnavailableError(found, expected=f"a task on each of {self.job.nnodes} nodes", hint=hint)
 
 
 def send(job: Job, archive: str, nodes: Sequence[str], timeout: float) -> None:

@@ -199,12 +199,9 @@ def _require_explicit(variables: Mapping[str, str]) -> None:
     there = [name for name in EXPLICIT if variables.get(name)]
     if missing := [name for name in EXPLICIT if name not in there]:
         shell = slurm.in_allocation(variables) and not slurm.in_step(variables)
-        raise ConfigError(
-            f"{_and(there)} set, {_and(missing)} missing" if there else f"{_and(missing)} missing",
-            expected=f"all of {_and(EXPLICIT)}, or none",
-            hint="start the script with srun: this is not a step of Slurm" if shell else "set them all, or unset them",
-            scope=Scope.JOB,
-        )
+        found = f"{_and(there)} set, {_and(missing)} missing" if there else f"{_and(missing)} missing"
+        hint = "start the script with srun: this is not a step of Slurm" if shell else "set them all, or unset them"
+        raise ConfigError(found, expected=f"all of {_and(EXPLICIT)}, or none", hint=hint, scope=Scope.JOB)
 
 
 def _explicit(variables: Mapping[str, str]) -> Environment:

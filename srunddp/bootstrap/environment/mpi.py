@@ -100,11 +100,9 @@ def broadcast(message: str | None, world_size: int, interface: str | None) -> st
         if library.startswith("Open MPI") and "OMPI_COMM_WORLD_RANK" not in os.environ:
             time.sleep(_FENCE)
     if MPI.COMM_WORLD.Get_size() != world_size:
-        raise RendezvousError(
-            f"MPI's world has {MPI.COMM_WORLD.Get_size()} ranks, the launcher's {world_size}",
-            expected="one world",
-            hint="mpi4py uses another MPI than the launcher; install mpi4py for this MPI, or use --channel slurm",
-        )
+        found = f"MPI's world has {MPI.COMM_WORLD.Get_size()} ranks, the launcher's {world_size}"
+        hint = "mpi4py uses another MPI than the launcher; install mpi4py for this MPI, or use --channel slurm"
+        raise RendezvousError(found, expected="one world", hint=hint)
     return str(MPI.COMM_WORLD.bcast(message, root=0))
 
 

@@ -82,13 +82,9 @@ def entry_for(entries: tuple[IfacesEntry, ...], node: str, *, alone: bool = Fals
             return entry
     if alone:
         return DEFAULT
-    raise ConfigError(
-        f"no entry matches node {node}",
-        expected="an entry for every node",
-        hint=f'add `- nodes: {node}`, or a last entry `- nodes: "*"` with `interface: auto`',
-        where=entries[0].file,
-        scope=Scope.NODE,
-    )
+    found = f"no entry matches node {node}"
+    hint = f'add `- nodes: {node}`, or a last entry `- nodes: "*"` with `interface: auto`'
+    raise ConfigError(found, expected="an entry for every node", hint=hint, where=entries[0].file, scope=Scope.NODE)
 
 
 def entry_or_default(entries: tuple[IfacesEntry, ...], node: str) -> IfacesEntry:

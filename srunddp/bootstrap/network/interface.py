@@ -229,13 +229,8 @@ def _checked(
         wrong = "is loopback, which other nodes cannot reach"
     else:
         return link
-    raise ConfigError(
-        f"interface {name} {wrong} on node {environment.node}, which has {_listed(links)}",
-        expected="one that is up and has an address",
-        hint=hint,
-        where=source,
-        scope=scope,
-    )
+    found = f"interface {name} {wrong} on node {environment.node}, which has {_listed(links)}"
+    raise ConfigError(found, expected="one that is up and has an address", hint=hint, where=source, scope=scope)
 
 
 def _listed(links: tuple[NetworkInterface, ...]) -> str:

@@ -226,11 +226,8 @@ class RendezvousClient:
         try:
             return self._receive_info(connection, max(deadline, time.monotonic()) + _RANK_ZERO_LATER)
         except (OSError, TypeError):
-            raise RendezvousError(
-                f"rank {self.hello.rank} on {self.hello.node} lost rank 0 at {address} before all ranks had met",
-                expected="rank 0 to stay",
-                hint="see rank 0's own message",
-            ) from None
+            found = f"rank {self.hello.rank} on {self.hello.node} lost rank 0 at {address} before all ranks had met"
+            raise RendezvousError(found, expected="rank 0 to stay", hint="see rank 0's own message") from None
 
     def _receive_info(self, connection: socket.socket, deadline: float) -> RendezvousInfo:
         while True:

@@ -104,12 +104,8 @@ def discover(
                 return way.name, way.exchange(message, environment, timeout)
         except mpi.MpiNotLaunchedError as reason:
             unsuitable = reason
-    raise ConfigError(
-        str(unsuitable),
-        expected="mpi4py built for the MPI of this launcher",
-        hint="install mpi4py for it, start with `srun --mpi=pmi2` or `--mpi=pmix`, or use --channel slurm",
-        scope=Scope.JOB,
-    )
+    hint = "install mpi4py for it, start with `srun --mpi=pmi2` or `--mpi=pmix`, or use --channel slurm"
+    raise ConfigError(str(unsuitable), expected="mpi4py built for the MPI of this launcher", hint=hint, scope=Scope.JOB)
 
 
 def working_out(environment: Environment) -> Discovery:

@@ -118,12 +118,9 @@ class AuthenticatedListener:
         if self._waiting:
             self._close(next(iter(self._waiting.values())))
             return
-        raise RendezvousError(
-            f"rank 0 cannot open more than {len(self.known)} connections",
-            expected=f"one for each of {self.world_size} ranks",
-            hint="raise the limit of open files (ulimit -n)",
-            scope=Scope.JOB,
-        )
+        found = f"rank 0 cannot open more than {len(self.known)} connections"
+        hint = "raise the limit of open files (ulimit -n)"
+        raise RendezvousError(found, expected=f"one for each of {self.world_size} ranks", hint=hint, scope=Scope.JOB)
 
     def _close(self, peer: PendingPeer) -> None:
         self._selector.unregister(peer.connection)

@@ -113,12 +113,9 @@ class RendezvousServer:
 
     def _lost(self, hello: Hello) -> PeerError:
         self._settled.add(hello.rank)
-        return PeerError(
-            f"rank {hello.rank} on {hello.node} was lost before all ranks had met: its process ended",
-            code=137,
-            expected="every rank to stay",
-            hint="see what ended it there: a signal, or the node's memory",
-        )
+        found = f"rank {hello.rank} on {hello.node} was lost before all ranks had met: its process ended"
+        hint = "see what ended it there: a signal, or the node's memory"
+        return PeerError(found, code=137, expected="every rank to stay", hint=hint)
 
     def _objection(self, hello: Hello) -> str:
         if hello.version != self.own.version:
