@@ -34,9 +34,7 @@ def surveyed(coordinator: Coordinator) -> ConnectivityMatrix:
     return survey(coordinator, {1: ("data0", WEST), 2: ("data0", EAST)})
 
 
-def test_a_rank_that_is_lost_says_nothing_of_the_network(
-    coordinator: Coordinator, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_lost_rank_says_nothing_of_the_network(coordinator: Coordinator, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is named as lost; that nobody reaches it is no firewall's doing."""
     closed = lambda coordinator, ends: {name: replace(end, port=1) for name, end in ends.items()}  # noqa: E731
     monkeypatch.setattr(connectivity, "listening", closed)

@@ -172,9 +172,7 @@ def test_a_saved_file_reads_back_equal(tmp_path_factory: pytest.TempPathFactory,
         ("preemption.signals", "USR1, off", ("USR1", "off")),
     ],
 )
-def test_the_fields_type_alone_says_what_a_text_means(
-    file: typing.Callable[..., str], key: str, text: str, value: Any
-) -> None:
+def test_the_type_says_what_a_text_means(file: typing.Callable[..., str], key: str, text: str, value: Any) -> None:
     def leaf(config: Any) -> Any:
         for part in key.split("."):
             config = getattr(config, part)
@@ -262,11 +260,7 @@ def test_a_wrong_argument_says_what_was_expected(argument: str, parts: list[str]
 @pytest.mark.parametrize(
     ("text", "line", "part"),
     [
-        (
-            "epochs: 3\nddp:\n  hok: fp16\n",
-            3,
-            "ddp.hok is an unknown key; expected a key that --help lists -> ",
-        ),
+        ("epochs: 3\nddp:\n  hok: fp16\n", 3, "ddp.hok is an unknown key; expected a key that --help lists -> "),
         ("epochs: 3\nconfig: x\n", 2, "config is an unknown key"),
         ("\nepochs: x\n", 2, "epochs is 'x'; expected an integer"),
         ("epochs: '3'\n", 1, "expected an integer"),
@@ -289,9 +283,7 @@ def test_a_wrong_argument_says_what_was_expected(argument: str, parts: list[str]
         ("fsdp:\n  modules: [Block]\n", 1, "fsdp is no longer a setting"),
     ],
 )
-def test_a_wrong_file_is_named_with_line_and_column(
-    file: typing.Callable[..., str], text: str, line: int, part: str
-) -> None:
+def test_a_wrong_file_is_named_with_its_place(file: typing.Callable[..., str], text: str, line: int, part: str) -> None:
     argument = file(text)
     message = refused(argument)
     name = argument.removeprefix("--config=")
@@ -327,9 +319,7 @@ def test_a_class_that_no_text_can_fill_is_refused() -> None:
 # The help.
 
 
-def test_help_lists_every_key_with_default_and_sentence(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_help_lists_every_key_and_default(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("RANK", raising=False)
     with pytest.raises(SystemExit) as ended:
         read_config(Settings, ["--lr=2", "--help"])

@@ -10,14 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from srunddp.supervisor.failure import (
-    Failure,
-    FailureKind,
-    FailureRecorder,
-    of_exception,
-    of_exit,
-    shortened,
-)
+from srunddp.supervisor.failure import Failure, FailureKind, FailureRecorder, of_exception, of_exit, shortened
 from srunddp.supervisor.stacks import StackDump
 
 REAL = Failure(1, "node02", "ValueError: boom", 7, FailureKind.SECONDARY, "Traceback", "2026-01-01T00:00:00.000+00:00")

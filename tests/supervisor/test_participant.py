@@ -93,9 +93,7 @@ def test_a_silent_rank_zero_outweighs_a_secondary_failure(weight: FailureKind, c
 
 
 @pytest.mark.parametrize(("link", "lost"), [(True, "rank 0 on node01"), (False, "rank 1 on node02")])
-def test_a_lost_connection_is_rank_zero_s_node_or_our_own(
-    link: bool, lost: str, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_lost_connection_is_their_node_or_ours(link: bool, lost: str, capfd: pytest.CaptureFixture[str]) -> None:
     """Who is cut off itself does not say that rank 0 is lost."""
     it = Scene(1, link_is_up=lambda: link)
     it.say(0, deputy={"elsewhere": True, "witness": None})

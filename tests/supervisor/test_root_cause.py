@@ -11,13 +11,7 @@ import pytest
 
 from srunddp.supervisor import root_cause
 from srunddp.supervisor.failure import Failure, FailureKind
-from srunddp.supervisor.root_cause import (
-    RootCause,
-    find_root_cause,
-    render,
-    report,
-    report_as_deputy,
-)
+from srunddp.supervisor.root_cause import RootCause, find_root_cause, render, report, report_as_deputy
 
 BOOM = Failure(1, "node02", "ValueError: boom", 7, traceback="Traceback (most recent call last):\nValueError: boom\n")
 ECHO = Failure(2, "node03", "RuntimeError: Broken pipe", 1, FailureKind.SECONDARY, "a victim's traceback")

@@ -135,9 +135,7 @@ def test_without_mpi4py_mpi_is_no_channel(mpi4py: Callable[[bool], None]) -> Non
 
 @pytest.mark.parametrize("rank", range(6))
 @pytest.mark.parametrize("make", [open_mpi, hydra])
-def test_mpirun_in_an_allocation_beats_slurms_variables(
-    make: Callable[[int, int, int, int], dict[str, str]], rank: int
-) -> None:
+def test_mpirun_in_an_allocation_beats_slurm(make: Callable[[int, int, int, int], dict[str, str]], rank: int) -> None:
     """All ranks of a node inherit the SLURM_PROCID of the daemon that srun started there."""
     found = detect(daemon_step(rank // 2) | make(rank, 6, rank % 2, 2))
     assert who(found)[1:] == (rank, rank % 2, 6)
@@ -157,10 +155,7 @@ def test_mpirun_in_an_allocation_beats_slurms_variables(
             open_mpi(0, 4) | hydra(1, 2),
             "OMPI_COMM_WORLD_RANK=0 of OMPI_COMM_WORLD_SIZE=4, and PMI_RANK=1 of PMI_SIZE=2",
         ),
-        (
-            step(3) | PMI2 | {"PMI_SIZE": "1"},
-            "SLURM_PROCID=3 of SLURM_STEP_NUM_TASKS=4, and PMI_RANK=3 of PMI_SIZE=1",
-        ),
+        (step(3) | PMI2 | {"PMI_SIZE": "1"}, "SLURM_PROCID=3 of SLURM_STEP_NUM_TASKS=4, and PMI_RANK=3 of PMI_SIZE=1"),
     ],
 )
 def test_two_launchers_that_disagree_are_refused(variables: dict[str, str], named: str) -> None:
@@ -278,8 +273,7 @@ def test_a_rank_that_contradicts_the_launcher_is_refused(variables: dict[str, st
 
 
 @pytest.mark.parametrize(
-    "master",
-    [{"MASTER_ADDR": "node01"}, {"MASTER_PORT": "29500"}, {"MASTER_ADDR": "", "MASTER_PORT": "nonsense"}],
+    "master", [{"MASTER_ADDR": "node01"}, {"MASTER_PORT": "29500"}, {"MASTER_ADDR": "", "MASTER_PORT": "nonsense"}]
 )
 def test_master_variables_below_a_launcher_are_ignored(master: dict[str, str]) -> None:
     found = detect(step(3) | master)

@@ -79,9 +79,7 @@ def test_a_credential_counts_once(munge: Authenticator) -> None:
     assert munge.why_invalid(proof, text) == "munge: Replayed credential"
 
 
-def test_another_clusters_credential_is_refused(
-    munge: Authenticator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_foreign_credential_is_refused(munge: Authenticator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with munged(tmp_path / "other") as where:
         monkeypatch.setenv(auth.MUNGE_SOCKET, where)
         proof = auth.choose_authenticator().sign(CHALLENGE.text(auth.CLIENT))

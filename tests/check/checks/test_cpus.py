@@ -30,9 +30,7 @@ NODES = tuple(f"node{number:02d}" for number in range(1, 7))
         ({4: {"mask": [2]}, 5: {"mask": [3]}}, "a rank has 1 CPU", (4, 5)),
     ],
 )
-def test_what_makes_a_rank_slow_is_found_where_it_is(
-    changes: dict[int, dict[str, Any]], found: str, ranks: tuple[int, ...]
-) -> None:
+def test_what_slows_a_rank_is_found(changes: dict[int, dict[str, Any]], found: str, ranks: tuple[int, ...]) -> None:
     assert reported(CHECK.evaluate(changed(WELL, changes))) == [(Severity.WARN, found, ("node03",), ranks)]
 
 

@@ -75,9 +75,7 @@ def test_a_syntax_error_is_said_with_file_and_line(tmp_path: Path) -> None:
         ("# import mpi4py", False),
     ],
 )
-def test_an_import_of_mpi4py_is_found_wherever_it_is(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, uses: bool
-) -> None:
+def test_an_import_of_mpi4py_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, uses: bool) -> None:
     monkeypatch.setattr(launch, "why_no_mpi", lambda _: "no world")
     known = facts(tmp_path, text)
     assert (known.uses_mpi, known.mpi) == (uses, "no world" if uses else "")
