@@ -184,12 +184,9 @@ def test_the_type_says_what_a_text_means(file: typing.Callable[..., str], key: s
         assert type(found) is type(value)
 
 
-def test_the_command_line_takes_a_text_with_yamls_marks_as_it_is() -> None:
+def test_yamls_marks_are_text_on_the_command_line_as_quoted() -> None:
     assert read_config(Config, ["--resume=a: [b] # 'c"]).resume == "a: [b] # 'c"
     assert read_config(Config, ["--resume", "-x=y"]).resume == "-x=y"
-
-
-def test_quotes_in_a_file_make_a_text() -> None:
     assert value_of(yaml.compose("'null'"), str | None) == "null"
     assert value_of(yaml.compose("'a,b'"), tuple[str, ...]) == ("a,b",)
 
@@ -204,12 +201,9 @@ def test_the_command_line_wins_over_files_and_later_files(file: typing.Callable[
     assert (config.epochs, config.batch_size, config.ddp.comm_hook, config.compile) == (9, 2, "bf16", True)
 
 
-def test_dashes_and_underscores_are_the_same(file: typing.Callable[..., str]) -> None:
+def test_dashes_are_underscores_and_dots_reach_nested_keys(file: typing.Callable[..., str]) -> None:
     assert read_config(Config, ["--batch-size=5", "--ddp.bucket-cap-mb=9"]).ddp.bucket_cap_mb == 9
     assert read_config(Config, [file("ddp:\n  bucket-cap-mb: 7\n")]).ddp.bucket_cap_mb == 7
-
-
-def test_nested_settings_are_reached_by_dots(file: typing.Callable[..., str]) -> None:
     found = read_config(
         Settings, [file("lr: 1e-4\ntrain:\n  ddp: {comm_hook: fp16}\n"), "--train.dataloader.num_workers=2"]
     )
@@ -331,9 +325,6 @@ def test_help_lists_every_key_and_default(capsys: pytest.CaptureFixture[str], mo
     assert "--lr=0.001 (a number) of the optimizer, as it was given." in flat
     assert "--cache=null (a path or null) folders." in flat
     assert "--train.epochs=7 (an integer) passes over the training data." in flat
-
-
-def test_every_key_of_config_has_a_sentence() -> None:
     assert [name for name, key in fields_of(Config).items() if not key.sentence] == []
 
 

@@ -117,9 +117,13 @@ def test_every_launcher_is_recognised_by_what_it_tells(launcher: str, monkeypatc
             assert variables[name] == value == str(getattr(found, field))
 
 
-def test_the_node_is_slurms_name_for_it_and_not_the_hostname() -> None:
+def test_the_node_is_slurms_name_and_one_is_known_as_one() -> None:
     assert detect(step(3)).node == "node03"
     assert detect({}).node == socket.gethostname()
+    assert detect(open_mpi(1)).one_node
+    assert not detect(step(3)).one_node
+    assert not detect(MVAPICH2).one_node  # nothing tells
+    assert detect({}).one_node
 
 
 def test_without_mpi4py_mpi_is_no_channel(mpi4py: Callable[[bool], None]) -> None:
@@ -213,13 +217,6 @@ def test_a_job_with_only_capital_n_is_understood() -> None:
     tasks = {"SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_TASKS_PER_NODE": "1(x2)", "SLURM_LOCALID": "0"}
     found = detect(step(1, SLURM_NTASKS="", SLURM_TASKS_PER_NODE="", SLURM_GTIDS="1", **tasks), pid=PID + 1)
     assert (who(found), found.local_world_size) == (("Slurm", 1, 0, 2), 1)
-
-
-def test_one_node_is_known_as_one() -> None:
-    assert detect(open_mpi(1)).one_node
-    assert not detect(step(3)).one_node
-    assert not detect(MVAPICH2).one_node  # nothing tells
-    assert detect({}).one_node
 
 
 # Explicit variables.

@@ -254,7 +254,7 @@ def test_both_sockets_listen_on_one_address_alone() -> None:
                 socket.create_connection(("127.0.0.2", address.port), timeout=LONG)
 
 
-def test_ports_that_are_all_taken_are_named_with_the_hint() -> None:
+def test_taken_ports_and_foreign_addresses_are_named() -> None:
     with ExitStack() as stack:
         taken = [stack.enter_context(stranger("mute")).address.port for _ in range(3)]
         with pytest.raises(RendezvousError) as caught:
@@ -264,9 +264,6 @@ def test_ports_that_are_all_taken_are_named_with_the_hint() -> None:
         assert "--port" in text
         with pytest.raises(RendezvousError, match=f"port {taken[0]} on 127.0.0.1 taken by others"):
             bind_sockets("127.0.0.1", taken[:1], [0])
-
-
-def test_an_address_that_is_not_this_nodes_is_named() -> None:
     with pytest.raises(RendezvousError, match=r"203\.0\.113\.7:0 cannot be bound: Cannot assign requested address"):
         bind_sockets("203.0.113.7", [0], [0])
 
