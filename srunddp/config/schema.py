@@ -22,14 +22,7 @@ RESERVED = ("config", "help")
 NULLS = ("", "~", "null", "none")
 _BOOLS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 _TEXTS = (str, Path)
-_NAMES = {
-    NoneType: "null",
-    bool: "true or false",
-    int: "an integer",
-    float: "a number",
-    str: "a text",
-    Path: "a path",
-}
+_NAMES = {NoneType: "null", bool: "true or false", int: "an integer", float: "a number", str: "a text", Path: "a path"}
 
 
 @dataclass(frozen=True)

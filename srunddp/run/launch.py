@@ -37,11 +37,8 @@ def launch(
     """Run the script below a supervisor. It returns in the supervisor alone, see :func:`fork_worker`.
 
     Args:
-        setup: by :func:`srunddp.bootstrap.rendezvous.meet.bind`.
-        script: the user's; options: how it is to run.
-        output: open; monitor: of this rank, its files open.
-        on_rendezvous: called when all have met.
-        say: takes rank 0's lines while it waits for the others.
+        setup, script, options, output: as for :class:`srunddp.run.worker.WorkerContext`; monitor: its files are open.
+        on_rendezvous: called when all have met; say: takes rank 0's lines while it waits for the others.
 
     Returns:
         The exit code to leave with.
@@ -131,9 +128,6 @@ def check_open_files(environment: Environment) -> None:
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     low = hard != resource.RLIM_INFINITY and hard < needed
     if environment.rank == 0 and environment.world_size > 1 and low:
-        raise ConfigError(
-            f"rank 0 may open {hard} files",
-            expected=f"{needed}, one for each of {environment.world_size} ranks and some more",
-            hint="raise the hard limit (ulimit -Hn, or LimitNOFILE of slurmd)",
-            scope=Scope.JOB,
-        )
+        expected = f"{needed}, one for each of {environment.world_size} ranks and some more"
+        hint = "raise the hard limit (ulimit -Hn, or LimitNOFILE of slurmd)"
+        raise ConfigError(f"rank 0 may open {hard} files", expected=expected, hint=hint, scope=Scope.JOB)

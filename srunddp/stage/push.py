@@ -138,11 +138,9 @@ def _check_interpreter(items: Sequence[Item], found: Mapping[str, Mapping[str, A
     """An environment of venv's has no Python of its own, and one of conda's has."""
     without = sorted(node for node in found if not found[node]["python"])
     if without and not any(interpreter.startswith(item.path + "/") for item in items):
-        raise UnavailableError(
-            f"{fold(without)}: no {interpreter}",
-            expected="the Python that the environment was made with",
-            hint="install it there, or make the environment with one that all nodes have",
-        )
+        expected = "the Python that the environment was made with"
+        hint = "install it there, or make the environment with one that all nodes have"
+        raise UnavailableError(f"{fold(without)}: no {interpreter}", expected=expected, hint=hint)
 
 
 def _stage(step: RemoteStep, item: Item, timeout: float, say: Say) -> None:

@@ -161,9 +161,7 @@ def reject_prterun(variables: Mapping[str, str]) -> None:
         ConfigError: always when such a process is found.
     """
     if "PMIX_RANK" in variables and "PRTE_LAUNCHED" in variables:
-        raise ConfigError(
-            f"PMIX_RANK={variables['PMIX_RANK']} from prterun, with no world size and no local rank",
-            expected="OMPI_COMM_WORLD_SIZE and OMPI_COMM_WORLD_LOCAL_RANK as mpirun sets them",
-            hint="start with Open MPI's mpirun instead of prterun",
-            scope=Scope.JOB,
-        )
+        found = f"PMIX_RANK={variables['PMIX_RANK']} from prterun, with no world size and no local rank"
+        expected = "OMPI_COMM_WORLD_SIZE and OMPI_COMM_WORLD_LOCAL_RANK as mpirun sets them"
+        hint = "start with Open MPI's mpirun instead of prterun"
+        raise ConfigError(found, expected=expected, hint=hint, scope=Scope.JOB)

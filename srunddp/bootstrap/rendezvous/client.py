@@ -7,6 +7,7 @@ said it stays open. Rank 0's side is in ``server``.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import time
@@ -66,13 +67,10 @@ def report_failure(
 
     The address in the hello may be empty, where the failure is about the interface.
     """
-    cancel = CancelToken()  # not the one that may just have ended the search
-    try:
+    # Not the token that may just have ended the search. An error: rank 0 refuses us, or we can reach none.
+    with contextlib.closing(CancelToken()) as cancel, contextlib.suppress(SrunddpError):
         return RendezvousClient(_reachable(candidates, hello), hello, own, cancel).tell(what, deadline)
-    except SrunddpError:
-        return False  # rank 0 refuses us, or there is none that we can reach
-    finally:
-        cancel.close()
+    return False
 
 
 def _reachable(candidates: list[Address], hello: Hello) -> list[Address]:

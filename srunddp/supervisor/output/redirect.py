@@ -183,13 +183,9 @@ def _open(path: Path) -> int:
 
 
 def _unwritable(path: Path, reason: str, scope: Scope) -> ConfigError:
-    return ConfigError(
-        f"{path} cannot be written: {reason}",
-        expected="a folder in which every node may make files",
-        hint="name another, or correct its permissions",
-        where="--log-dir",
-        scope=scope,
-    )
+    expected, hint = "a folder in which every node may make files", "name another, or correct its permissions"
+    found = f"{path} cannot be written: {reason}"
+    return ConfigError(found, expected=expected, hint=hint, where="--log-dir", scope=scope)
 
 
 def _pipe() -> tuple[int, int]:
