@@ -10,19 +10,10 @@ from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
-# What users, Slurm and MPI send. SIGKILL and SIGSTOP cannot be passed on, SIGPIPE and faults are one's own.
-FORWARDED = (
-    signal.SIGTERM,
-    signal.SIGINT,
-    signal.SIGHUP,
-    signal.SIGQUIT,
-    signal.SIGUSR1,
-    signal.SIGUSR2,
-    signal.SIGALRM,
-    signal.SIGXCPU,
-)
 # Whose sender wants the run to end.
 ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGXCPU)
+# What users, Slurm and MPI send. SIGKILL and SIGSTOP cannot be passed on, SIGPIPE and faults are one's own.
+FORWARDED = (*ENDING, signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM)
 TERMINAL = (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP)
 # Passed on where Slurm's tracking cannot be told: a job's last chance of a checkpoint goes before a signal too many.
 URGENT = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM)

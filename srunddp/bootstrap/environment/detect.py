@@ -181,13 +181,10 @@ def _cross_check(found: Environment, variables: Mapping[str, str]) -> Environmen
     """Explicit variables beside a launcher: ``MASTER_*`` is ignored, a contradicting rank is an error."""
     for name, value in (("RANK", found.rank), ("WORLD_SIZE", found.world_size), ("LOCAL_RANK", found.local_rank)):
         if name in variables and variables[name] != str(value):
-            field = name.lower()
-            raise ConfigError(
-                f"{name}={variables[name]}, but {found.sources[field]}",
-                expected="the launcher's value, or none",
-                hint=f"remove `export {name}` from the job script, or let explicit variables rule with --channel env",
-                scope=Scope.JOB if name == "WORLD_SIZE" else Scope.RANK,
-            )
+            text = f"{name}={variables[name]}, but {found.sources[name.lower()]}"
+            scope = Scope.JOB if name == "WORLD_SIZE" else Scope.RANK
+            hint = f"remove `export {name}` from the job script, or let explicit variables rule with --channel env"
+            raise ConfigError(text, expected="the launcher's value, or none", hint=hint, scope=scope)
     ignored = [f"{name}={variables[name]}" for name in ("MASTER_ADDR", "MASTER_PORT") if name in variables]
     if not ignored:
         return found
@@ -208,11 +205,11 @@ def _explicit(variables: Mapping[str, str]) -> Environment:
     _require_explicit(variables)
     found = _from_launcher_variables(variables, USER)
     if found.rank >= found.world_size:
-        raise ConfigError(
+        text, expected = (
             f"RANK={found.rank} with WORLD_SIZE={found.world_size}",
-            expected=f"RANK from 0 to {found.world_size - 1}",
-            hint="correct one of the two",
+            f"RANK from 0 to {found.world_size - 1}",
         )
+        raise ConfigError(text, expected=expected, hint="correct one of the two")
     port = slurm.parse_uint(variables, "MASTER_PORT")
     if not 0 < port < 65536:
         raise ConfigError(f"MASTER_PORT={port}", expected="a port from 1 to 65535", hint="correct it", scope=Scope.JOB)
@@ -242,20 +239,14 @@ def _forced(found: Environment, channel: str | None) -> Environment:
     if found.world_size == 1 or (channel is None and found.discoveries):
         return found
     if channel is None:
-        raise ConfigError(
-            f"{found.launcher} started {found.world_size} ranks, which cannot meet without mpi4py",
-            expected="mpi4py, or a launcher with PMI-1",
-            hint="pip install mpi4py for this MPI",
-            scope=Scope.JOB,
-        )
+        text = f"{found.launcher} started {found.world_size} ranks, which cannot meet without mpi4py"
+        hint = "pip install mpi4py for this MPI"
+        raise ConfigError(text, expected="mpi4py, or a launcher with PMI-1", hint=hint, scope=Scope.JOB)
     if asked not in found.discoveries:
         overriding = [each.name for each in DISCOVERIES if each.overrides_launcher]
-        raise ConfigError(
-            f"--channel {channel} is not there under {found.launcher}",
-            expected=f"one of {', '.join(dict.fromkeys((*found.channels, *overriding)))}",
-            hint=asked.hint,
-            scope=Scope.JOB,
-        )
+        text = f"--channel {channel} is not there under {found.launcher}"
+        ways = ", ".join(dict.fromkeys((*found.channels, *overriding)))
+        raise ConfigError(text, expected=f"one of {ways}", hint=asked.hint, scope=Scope.JOB)
     return replace(found, discoveries=(asked,))
 
 

@@ -144,12 +144,9 @@ def candidates(named: str | None, variables: Mapping[str, str]) -> list[Path]:
 def _read(path: Path, origin: str) -> bytes:
     if not os.path.isfile(path):
         missing = "a link that leads nowhere" if os.path.islink(path) else "not there"
-        raise _wrong(
-            origin or str(path),
-            f"{path} is {'not a file' if os.path.exists(path) else missing}",
-            "a file of interface entries",
-            f"correct {origin}" if origin else "remove it",
-        )
+        found = f"{path} is {'not a file' if os.path.exists(path) else missing}"
+        hint = f"correct {origin}" if origin else "remove it"
+        raise _wrong(origin or str(path), found, "a file of interface entries", hint)
     try:
         if not origin:
             _check_owner(path)

@@ -70,10 +70,7 @@ def introduce(
 def rendezvous_ports(environment: Environment, entry: IfacesEntry, forced: range | None) -> list[int]:
     """The ports that rank 0 tries for the rendezvous, and the others look at, in order.
 
-    Args:
-        environment: who this rank is.
-        entry: of ifaces.conf for rank 0's node, whose ``ports`` are those a firewall leaves open.
-        forced: ``--port``.
+    A firewall leaves open those of ``--port``, or of the entry of ifaces.conf for rank 0's node.
     """
     allowed = forced or entry.ports
     return working_out(environment).ports(environment, allowed) or list(allowed or [0])
@@ -132,8 +129,7 @@ def candidate_addresses(
 ) -> list[Address]:
     """Where rank 0 may listen, worked out from what this rank knows.
 
-    Args:
-        interface: of this rank, on which rank 0 is if it shares the node; None where it has none, for any of them.
+    If it shares this rank's node, that is this rank's interface, or any of them where it has none.
 
     Raises:
         ConfigError: rank 0's node cannot be known, or its name leads nowhere that other nodes reach.

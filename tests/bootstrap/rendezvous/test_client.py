@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -590,15 +590,8 @@ def test_a_failure_that_reached_nobody_is_not_told() -> None:
     assert not report_failure([], hello(1, address=""), UNPROVEN, AbortReason("broken", 78), soon())
 
 
-@contextmanager
-def interrupted() -> Iterator[CancelToken]:
-    token = CancelToken()
-    yield token
-    token.close()
-
-
 def test_a_rank_whose_worker_dies_while_it_waits_ends_all() -> None:
-    with interrupted() as interrupt, rank_zero(4) as server, ThreadPoolExecutor(2) as pool:
+    with closing(CancelToken()) as interrupt, rank_zero(4) as server, ThreadPoolExecutor(2) as pool:
         other = meet_later(server, hello(1, 4))
         failing = pool.submit(join, [server.address], hello(2, 4, "node02"), soon(), None, interrupt)
         until(lambda: {1, 2} <= server.rendezvous.connections.keys())
@@ -609,7 +602,12 @@ def test_a_rank_whose_worker_dies_while_it_waits_ends_all() -> None:
 
 
 def test_worker_that_dies_during_the_search_is_told() -> None:
-    with interrupted() as interrupt, rank_zero(3) as server, stranger("mute") as mute, ThreadPoolExecutor(1) as pool:
+    with (
+        closing(CancelToken()) as interrupt,
+        rank_zero(3) as server,
+        stranger("mute") as mute,
+        ThreadPoolExecutor(1) as pool,
+    ):
         failing = pool.submit(join, [mute.address, server.address], hello(2, 3), soon(), None, interrupt)
         until(lambda: mute.received)
         interrupt.fail("its worker was killed", 137)
@@ -619,7 +617,7 @@ def test_worker_that_dies_during_the_search_is_told() -> None:
 
 def test_a_failure_that_reached_nobody_is_printed_here(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client, "TELL_FOR", 0.2)
-    with interrupted() as interrupt, socket.socket() as silent:
+    with closing(CancelToken()) as interrupt, socket.socket() as silent:
         interrupt.fail("its worker was killed", 137)
         silent.bind(("127.0.0.1", 0))
         with pytest.raises(PeerError) as caught:
