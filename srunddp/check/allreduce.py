@@ -48,12 +48,7 @@ class AllReduceFacts:
 
 
 def run(place: store.ProcessGroupContext, within: float) -> dict[str, Any]:
-    """The facts, as they travel, of a forked process that does it.
-
-    Args:
-        place: this rank's in the world, with the store's socket on rank 0.
-        within: seconds, after which the process is ended.
-    """
+    """The facts, as they travel, of a forked process that measures; it is ended after ``within`` seconds."""
     fork = multiprocessing.get_context("fork")
     ours, theirs = fork.Pipe(duplex=False)
     child = fork.Process(target=_child, args=(place, within, theirs), daemon=True)
@@ -126,9 +121,8 @@ def _call(world: World, size: int, count: int) -> float:
 def evaluate(facts: Mapping[int, AllReduceFacts], nodes: Mapping[int, str], link: float) -> Iterator[Finding]:
     """No sum or a wrong one stops a job; a slow one is warned of.
 
-    Args:
-        facts: by rank; nodes: of each rank.
-        link: bytes per second that the slowest node's network can carry, 0 where it is not known.
+    Facts and nodes are by rank. ``link`` is what the slowest node's network can carry, in bytes per second; 0 where
+    that is not known.
     """
     for rank, one in facts.items():
         if wrong := one.wrong or ("" if one.right else "the sum of a small all-reduce is wrong"):

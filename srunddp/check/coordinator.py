@@ -73,10 +73,7 @@ class Coordinator:
         return first
 
     def ask(self, questions: Mapping[int, Mapping[str, Any]], within: float) -> dict[int, Any]:
-        """Ask ranks something at once, rank 0 perhaps among them.
-
-        Args:
-            questions: for each rank its question; within: seconds for all of them.
+        """Ask ranks something at once, rank 0 perhaps among them, and wait so many seconds.
 
         Returns:
             The answers by rank. One that does not answer in time, or is lost, is left out, and is asked no more.
@@ -142,12 +139,7 @@ class Coordinator:
 def gather(
     own: Hello, listening: Sequence[socket.socket], trust: Authenticator, handle: Handler, deadline: float
 ) -> Coordinator:
-    """On rank 0: wait for all other ranks, and take those that have come by the deadline.
-
-    Args:
-        own: rank 0's hello; listening: its sockets; trust: its kind of proof.
-        handle: what rank 0 does itself for a question; deadline: of :func:`time.monotonic`.
-    """
+    """On rank 0: wait for all other ranks, and take those that have come by a time of :func:`time.monotonic`."""
     coordinator = Coordinator({0: own}, handle)
     with AuthenticatedListener(
         listening=listening, token=own.token, trust=trust, world_size=own.world_size, say=coordinator.refused.append

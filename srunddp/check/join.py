@@ -25,11 +25,7 @@ come_within = limit("--timeout", 30.0, "How long rank 0 waits for the others.")
 
 
 def coordinate(context: CheckContext, handle: Handler, timeout: float, ports: range | None = None) -> Coordinator:
-    """On rank 0: become the coordinator of all ranks that come in time.
-
-    Args:
-        context: rank 0; handle: what it does for a question.
-        timeout: seconds; ports: that a firewall leaves open.
+    """On rank 0: become the coordinator of all ranks that come in time; ``handle`` is what it does for a question.
 
     Raises:
         SrunddpError: this rank cannot be found by the others.
@@ -48,10 +44,7 @@ def coordinate(context: CheckContext, handle: Handler, timeout: float, ports: ra
 def join(
     command: str, context: CheckContext, handle: Handler, timeout: float, ports: range | None = None
 ) -> tuple[int, bool]:
-    """On another rank: find rank 0 and answer its questions, or say why it is not found.
-
-    Args:
-        command: for the message; for the others see :func:`coordinate`.
+    """On another rank: find rank 0 and answer its questions, or say why the command does not find it.
 
     Returns:
         This rank's exit code, and whether rank 0 was found. Where it was not, that is 0: rank 0 misses this rank, and
@@ -98,11 +91,8 @@ def _own_addresses(context: CheckContext) -> list[str]:
 def _listen(context: CheckContext, ports: range | None) -> list[socket.socket]:
     environment, hosts = context.environment, _own_addresses(context)
     if not hosts:
-        raise RendezvousError(
-            f"node {environment.node} has no interface that is up and has an address",
-            expected="one by which other nodes reach it",
-            hint="see `ip addr` there",
-        )
+        found = f"node {environment.node} has no interface that is up and has an address"
+        raise RendezvousError(found, expected="one by which other nodes reach it", hint="see `ip addr` there")
     entry = entry_or_default(context.loaded.entries, environment.node)
     candidates = discovery.rendezvous_ports(environment, entry, ports)
     return listen_where_possible(hosts, candidates) or [listen(hosts[0], candidates)]
@@ -120,11 +110,9 @@ def _candidates(context: CheckContext, ports: range | None) -> list[Address]:
     hosts += [] if names else _own_addresses(context)
     allowed = [host for host in hosts if environment.one_node or not is_loopback(host)]
     if not allowed:
-        raise RendezvousError(
-            f"{' and '.join(names)} lead to {', '.join(hosts) or 'no address'} on {environment.node}",
-            expected="an address of rank 0's node",
-            hint='set `address: "{node}-data"` or the like in ifaces.conf, or start with `srun --mpi=pmi2`',
-        )
+        found = f"{' and '.join(names)} lead to {', '.join(hosts) or 'no address'} on {environment.node}"
+        hint = 'set `address: "{node}-data"` or the like in ifaces.conf, or start with `srun --mpi=pmi2`'
+        raise RendezvousError(found, expected="an address of rank 0's node", hint=hint)
     every = discovery.rendezvous_ports(environment, entry, ports)
     return [Address(host, port) for port in every for host in dict.fromkeys(allowed)]
 

@@ -29,12 +29,7 @@ class Package(TypedDict):
 
 
 def find(name: str, first: str = "") -> Package:
-    """What ``import name`` would bring.
-
-    Args:
-        name: of the package, or of the distribution that brings it, such as PyYAML.
-        first: a folder to look in first, the script's.
-    """
+    """What ``import name`` would bring, or the distribution of that name; ``first`` is the script's folder."""
     module = name.partition(".")[0]
     origin = _origin(module, first)
     if not origin:
@@ -92,11 +87,7 @@ def parsed(script: str | None) -> tuple[ast.Module | None, str]:
 
 
 def imports(tree: ast.Module, *, optional: bool = True) -> set[str]:
-    """The packages that it imports anywhere.
-
-    Args:
-        optional: also those in a ``try`` block, where the import may fail, or for type checkers alone.
-    """
+    """The packages that it imports anywhere; ``optional``: also in a ``try`` block, or for type checkers alone."""
     names: set[str] = set()
     todo: list[ast.AST] = [tree]
     while todo:

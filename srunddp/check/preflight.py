@@ -83,12 +83,7 @@ def collect_facts(context: CheckContext, names: Sequence[str]) -> dict[str, Any]
 
 
 def examine(coordinator: Coordinator, own: Responder, timeout: float, *, with_collective: bool) -> Report:
-    """Ask everything, and judge it.
-
-    Args:
-        coordinator: with all ranks that came; own: rank 0.
-        timeout: seconds that the ranks had to come, for the message; with_collective: measure rates and an all-reduce.
-    """
+    """Ask everything, and judge it; ``timeout`` is the seconds that the ranks had to come, for the message."""
     report = look(coordinator, own.context, timeout, CHECKS)
     offsets = bandwidth.survey_clocks(coordinator)
     report.add(bandwidth.CLOCK, bandwidth.evaluate_clocks(offsets), bandwidth.summary_of_clocks(offsets))

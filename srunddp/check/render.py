@@ -85,11 +85,9 @@ def write(report: Report, text: Sequence[str], folder: str, job: str, code: int)
         for path, each in zip(paths, texts, strict=True):
             replace_file(path, f"{each}\n".encode(errors="backslashreplace"))  # a path need not be text
     except OSError as error:
-        raise ConfigError(
-            f"the report cannot be written to {folder}: {os.strerror(error.errno or 0)}",
-            expected="a folder that rank 0 may write to",
-            hint="name another with --output-dir",
-        ) from None
+        found = f"the report cannot be written to {folder}: {os.strerror(error.errno or 0)}"
+        hint = "name another with --output-dir"
+        raise ConfigError(found, expected="a folder that rank 0 may write to", hint=hint) from None
     return list(map(str, paths))
 
 

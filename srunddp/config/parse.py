@@ -31,7 +31,7 @@ from srunddp.config.schema import (
 from srunddp.errors import ConfigError, Scope
 from srunddp.util.atomic_file import replace_file
 from srunddp.util.excepthook import install_excepthook
-from srunddp.util.yaml_source import yaml_error_position, yaml_position
+from srunddp.util.yaml_source import compose, yaml_position
 
 T = TypeVar("T")
 
@@ -80,11 +80,7 @@ def read_config(kind: type[T], arguments: Sequence[str] | None = None) -> T:
 
 
 def parse_options(kind: type[T], options: Sequence[tuple[str, yaml.Node]]) -> T:
-    """As :func:`read_config`, from options that somebody else has parsed.
-
-    Args:
-        options: names without dashes in front, ``config`` among them, and values.
-    """
+    """As :func:`read_config`, from names without dashes in front, ``config`` among them, and values."""
     keys, removed = fields_of(kind), removed_settings(kind)
     given: dict[str, _Given] = {}
     for name, node in options:
@@ -159,17 +155,7 @@ def _from_file(path: str, keys: Mapping[str, ConfigField], removed: Mapping[str,
         reason = os.strerror(error.errno or 0)
         hint = "correct --config" + ("; every node must see the file" if "RANK" in os.environ else "")
         raise ConfigError(f"{path}: {reason}", expected="a file of settings", hint=hint, scope=Scope.NODE) from None
-    try:
-        root = yaml.compose(text, Loader=yaml.SafeLoader)
-    except (yaml.YAMLError, ValueError, OverflowError, RecursionError) as error:
-        problem = getattr(error, "problem", None) or getattr(error, "reason", None) or "nested too deeply"
-        raise ConfigError(
-            f"this is not YAML: {problem}",
-            expected="lines such as `epochs: 3`",
-            hint="correct it",
-            where=yaml_error_position(error, text, path),
-            scope=Scope.JOB,
-        ) from None
+    root = compose(text, path, expected="lines such as `epochs: 3`", hint="correct it", scope=Scope.JOB)
     if root is None or is_null(root):
         return {}
     return dict(_pairs(_Given("the file", root, path), "", keys, removed, set()))

@@ -22,14 +22,7 @@ RESERVED = ("config", "help")
 NULLS = ("", "~", "null", "none")
 _BOOLS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 _TEXTS = (str, Path)
-_NAMES = {
-    NoneType: "null",
-    bool: "true or false",
-    int: "an integer",
-    float: "a number",
-    str: "a text",
-    Path: "a path",
-}
+_NAMES = {NoneType: "null", bool: "true or false", int: "an integer", float: "a number", str: "a text", Path: "a path"}
 
 
 @dataclass(frozen=True)
@@ -184,7 +177,7 @@ def value_of(node: yaml.Node, kind: Any) -> Any:
         return _union(node, arguments)
     if origin in (tuple, list):
         items = _items(node)
-        kinds = _kinds(origin, arguments, len(items))
+        kinds = arguments[:1] * len(items) if origin is list or arguments[1:] == (...,) else arguments
         if len(items) != len(kinds):
             raise TypeMismatchError(node)
         return origin(value_of(item, kind) for item, kind in zip(items, kinds, strict=True))
@@ -285,27 +278,17 @@ def scalar_node(text: str) -> yaml.ScalarNode:
     return yaml.ScalarNode("tag:yaml.org,2002:str", text)
 
 
-def _kinds(origin: Any, arguments: tuple[Any, ...], length: int) -> tuple[Any, ...]:
-    if origin is list or arguments[1:] == (...,):
-        return arguments[:1] * length
-    return arguments
-
-
-def _null(text: str) -> None:
-    if text.strip().lower() not in NULLS:
-        raise ValueError(text)
-
-
-def _bool(text: str) -> bool:
-    return _BOOLS[text.strip().lower()]
-
-
 def _float(text: str) -> float:
     # YAML's own names have a dot before them.
     return float(re.sub(r"\.(?=(inf|nan)$)", "", text.strip(), flags=re.IGNORECASE))
 
 
-_SCALARS: Mapping[Any, Callable[[str], Any]] = {NoneType: _null, bool: _bool, int: int, float: _float}
+_SCALARS: Mapping[Any, Callable[[str], Any]] = {
+    NoneType: lambda text: dict.fromkeys(NULLS)[text.strip().lower()],
+    bool: lambda text: _BOOLS[text.strip().lower()],
+    int: int,
+    float: _float,
+}
 
 
 def _converts(convert: Callable[[str], Any], text: str) -> bool:

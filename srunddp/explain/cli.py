@@ -42,11 +42,7 @@ def explain(env_file: str | None, **given: Any) -> None:
 
 
 def explained(given: Mapping[str, Any], env_file: str | None = None) -> None:
-    """Print the explanation and exit.
-
-    Args:
-        given: options of the command line, None for those that are not there.
-        env_file: of other processes; None explains this one.
+    """Print the explanation of this process, or of those in ``env_file``, and exit.
 
     Raises:
         SrunddpError: an option is wrong.

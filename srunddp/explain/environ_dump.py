@@ -33,9 +33,8 @@ def read(path: str) -> list[dict[str, str]]:
 
 
 def _wrong(path: str, found: str) -> ConfigError:
-    return ConfigError(
-        found, expected="what env or env -0 printed", hint="srun --label env > FILE", where=f"--env: {path}"
-    )
+    hint = "srun --label env > FILE"
+    return ConfigError(found, expected="what env or env -0 printed", hint=hint, where=f"--env: {path}")
 
 
 def parse(text: str) -> list[dict[str, str]]:

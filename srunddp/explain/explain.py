@@ -69,19 +69,34 @@ class ExplainOptions:
     staged: StagedPaths | None = None
 
 
-@dataclass(frozen=True)
+def explain(
+    variables: Mapping[str, str], asked: ExplainOptions, links: tuple[NetworkInterface, ...] | None
+) -> Explanation:
+    """Explain one rank; for the arguments see :class:`Explanation`."""
+    found = Explanation(variables, asked, links, likely_ranks(variables)[0])
+    found.rows += found.decide()
+    found.notes += contradictions(variables) if asked.offline else ()
+    return found
+
+
+@dataclass
 class Explanation:
     """What is explained of one rank.
 
     Attributes:
+        variables: its environment; asked: what the command line says.
+        links: the interfaces of its node; None for the environment of a process of another machine.
         rank: as far as it is known; rows: all values that could be decided.
         notes: what is no error, but worth a line; errors: that would end the run.
     """
 
-    rank: int
-    rows: Sequence[Row]
-    notes: Sequence[str]
-    errors: Sequence[ConfigError]
+    variables: Mapping[str, str]
+    asked: ExplainOptions
+    links: tuple[NetworkInterface, ...] | None
+    rank: int = 0
+    rows: list[Row] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    errors: list[ConfigError] = field(default_factory=list)
 
     @property
     def exit_code(self) -> int:
@@ -99,36 +114,8 @@ class Explanation:
         lines += [f"error: {error} (exit code {error.exit_code})" for error in self.errors]
         return "".join(f"[rank {self.rank}] {one_line(line)}\n" for line in lines)
 
-
-def explain(
-    variables: Mapping[str, str], asked: ExplainOptions, links: tuple[NetworkInterface, ...] | None
-) -> Explanation:
-    """Explain one rank.
-
-    Args:
-        variables: its environment; asked: what the command line says.
-        links: the interfaces of its node; None for the environment of a process of another machine.
-    """
-    case = _Case(variables, asked, links)
-    rows = list(case.rows())
-    if asked.offline:
-        case.notes += contradictions(variables)
-    return Explanation(likely_ranks(variables)[0] if case.rank is None else case.rank, rows, case.notes, case.errors)
-
-
-@dataclass
-class _Case:
-    """One rank; what is found out on the way to its rows is added to the notes and errors."""
-
-    variables: Mapping[str, str]
-    asked: ExplainOptions
-    links: tuple[NetworkInterface, ...] | None
-    rank: int | None = None
-    errors: list[ConfigError] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
-
-    def rows(self) -> Iterator[Row]:
-        """All values, each with what decided it."""
+    def decide(self) -> Iterator[Row]:
+        """All values, each with what decided it; what is found out on the way is added to the notes and errors."""
         try:
             found = self._detect()
         except ConfigError as error:

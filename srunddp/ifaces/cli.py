@@ -6,12 +6,14 @@ import datetime
 import os
 import sys
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import click
 
 from srunddp.bootstrap.environment.detect import CHANNELS, Environment, detect
 from srunddp.bootstrap.network.ifaces_conf import port_range
+from srunddp.bootstrap.network.probe import Prober
 from srunddp.check import preflight, render
 from srunddp.check.checks import interface, launch
 from srunddp.check.finding import context_of
@@ -19,7 +21,7 @@ from srunddp.check.join import come_within, coordinate, join
 from srunddp.errors import ConfigError
 from srunddp.ifaces.draft import draft
 from srunddp.ifaces.lint import NAME, LintReport, check_file
-from srunddp.ifaces.scan import Scanner, survey
+from srunddp.ifaces.scan import handle, survey
 from srunddp.util.click_types import refusing
 from srunddp.util.console import write_stderr
 
@@ -54,19 +56,18 @@ def _scan(given: dict[str, Any]) -> int:
     ports = port_range(given["port"], where="--port") if given["port"] else None
     # The interface is still to be chosen; an ifaces.conf that is there may lead to rank 0.
     context = replace(context_of(environment, None, os.environ), interface=None)
-    handle = Scanner(environment.node).handle
+    answer = partial(handle, environment.node, Prober())
     if environment.rank:
-        return join("scan", context, handle, given["timeout"], ports)[0]
-    coordinator, code = coordinate(context, handle, given["timeout"], ports), _INCOMPLETE
+        return join("scan", context, answer, given["timeout"], ports)[0]
+    coordinator, code = coordinate(context, answer, given["timeout"], ports), _INCOMPLETE
     try:
         nodes, absent = set(coordinator.nodes.values()), environment.world_size - len(coordinator.here)
         _refuse(given["output"], nodes, absent)
-        found = draft(survey(coordinator), datetime.date.today())
-        _write(found.text, given["output"])
+        text, missing = draft(survey(coordinator), datetime.date.today())
+        _write(text, given["output"])
         wrong = [f"{absent} ranks did not come"] if absent else []
         wrong += [f"rank {rank} on {coordinator.nodes[rank]}: {why}" for rank, why in coordinator.errors.items()]
-        if found.missing:
-            wrong.append(f"{', '.join(found.missing)} without an interface that reaches the others")
+        wrong += [f"{', '.join(missing)} without an interface that reaches the others"] if missing else []
         code = _INCOMPLETE if wrong else 0
         write_stderr(f"srunddp: scan of {len(nodes)} nodes: {'; '.join(wrong) or 'an entry for each'}\n")
     finally:

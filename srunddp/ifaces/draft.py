@@ -80,16 +80,8 @@ def _network(scan: ScanResult, ends: Iterable[End]) -> ReachableGroup:
     return ReachableGroup(links, broken)
 
 
-@dataclass(frozen=True)
-class Draft:
-    """The file, and the nodes that it has no entry for."""
-
-    text: str
-    missing: tuple[str, ...]
-
-
-def draft(scan: ScanResult, today: datetime.date) -> Draft:
-    """Write the entries of the best network; ``today`` is for the first line."""
+def draft(scan: ScanResult, today: datetime.date) -> tuple[str, tuple[str, ...]]:
+    """The file with the entries of the best network, written ``today``, and the nodes that have no entry."""
     nodes = sorted({node for node, _ in scan.ends})
     best, *others = networks(scan) or [ReachableGroup({})]
     missing = tuple(node for node in nodes if node not in best.links)
@@ -107,7 +99,7 @@ def draft(scan: ScanResult, today: datetime.date) -> Draft:
         folded = fold(theirs)
         folded = f'"{folded}"' if folded.startswith("[") else folded  # names that are numbers would be a list
         lines += ["", f"- nodes: {folded}", *entry]
-    return Draft("\n".join(lines) + "\n", missing)
+    return "\n".join(lines) + "\n", missing
 
 
 def _passed_over(scan: ScanResult) -> list[str]:

@@ -95,11 +95,9 @@ class _ExpandedEntry:
 
 
 def evaluate(entries: Sequence[IfacesEntry], cluster: Sequence[str], here: str) -> tuple[list[Finding], list[str]]:
-    """What is wrong with entries, and what is to be noted of them.
+    """What is wrong with a file's entries, and what is to be noted of them.
 
-    Args:
-        entries: of one file.
-        cluster: Slurm's nodes, empty where they are not known; here: this node, which need be none of them.
+    ``cluster`` are Slurm's nodes, empty where they are not known; ``here`` is this node, which need be none of them.
     """
     expanded = [_ExpandedEntry.of(entry) for entry in entries]
     findings, notes = [], []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from srunddp.bootstrap.network.interface import addresses_of, list_interfaces, why_unusable
@@ -80,21 +80,14 @@ def _names(address: str) -> tuple[str, ...]:
     return (name, *aliases)
 
 
-@dataclass
-class Scanner:
-    """This rank, answering rank 0's questions."""
-
-    node: str
-    prober: Prober = field(default_factory=Prober)
-
-    def handle(self, question: Mapping[str, Any]) -> Any:
-        """The answer to one of them."""
-        match question.get("do"):
-            case "links":
-                return [asdict(link) for link in links(self.node)]
-            case "resolve":
-                return {name: sorted(addresses_of(name)) for name in question["names"]}
-        return self.prober.handle(question)
+def handle(node: str, prober: Prober, question: Mapping[str, Any]) -> Any:
+    """This rank's answer to one of rank 0's questions."""
+    match question.get("do"):
+        case "links":
+            return [asdict(link) for link in links(node)]
+        case "resolve":
+            return {name: sorted(addresses_of(name)) for name in question["names"]}
+    return prober.handle(question)
 
 
 End = tuple[str, str]
@@ -145,10 +138,10 @@ def _reached(coordinator: Coordinator, node_leaders: Mapping[str, int], usable: 
         peers = [ring[(index + step) % len(ring)] for step in range(1, min(_NEIGHBOURS, len(ring) - 1) + 1)]
         tried = ((a, b) for a in ends[node] for peer in peers for b in ends[peer])
         hosts = {(a, b): (usable[a].address, usable[b].address) for a, b in tried}
-        probes = {
+        plan[node_leaders[node]] = {
             (a, b): Probe(source=here, host=there, port=ports[node_leaders[b[0]]][there], interface=a[1])
             for (a, b), (here, there) in hosts.items()
+            if (":" in here) == (":" in there)  # both of IPv4, or both of IPv6
         }
-        plan[node_leaders[node]] = {pair: probe for pair, probe in probes.items() if probe.same_family}
     answers = run_plan(coordinator, plan)
     return {pair: answers.get(pair, NO_ANSWER) == "" for probes in plan.values() for pair in probes}

@@ -8,7 +8,7 @@ import sys
 import warnings
 from collections.abc import Callable, Mapping
 
-from srunddp.bootstrap.environment.detect import Environment
+from srunddp.bootstrap.environment.detect import NO_LAUNCHER, USER, Environment
 from srunddp.bootstrap.rendezvous.meet import RankSetup
 from srunddp.bootstrap.rendezvous.protocol import RendezvousInfo, raise_open_files_limit
 from srunddp.errors import ConfigError, Scope, SrunddpError
@@ -37,11 +37,8 @@ def launch(
     """Run the script below a supervisor. It returns in the supervisor alone, see :func:`fork_worker`.
 
     Args:
-        setup: by :func:`srunddp.bootstrap.rendezvous.meet.bind`.
-        script: the user's; options: how it is to run.
-        output: open; monitor: of this rank, its files open.
-        on_rendezvous: called when all have met.
-        say: takes rank 0's lines while it waits for the others.
+        setup, script, options, output: as for :class:`srunddp.run.worker.WorkerContext`; monitor: its files are open.
+        on_rendezvous: called when all have met; say: takes rank 0's lines while it waits for the others.
 
     Returns:
         The exit code to leave with.
@@ -51,7 +48,7 @@ def launch(
     """
     ours, theirs = pipe()
     environment = setup.environment
-    rank_variable = environment.rank_variable if environment.has_launcher else ""
+    rank_variable = "" if environment.launcher in (NO_LAUNCHER, USER.name) else environment.rank_variable
     launcher = signals.find_launcher(rank_variable, slurm=environment.step is not None)
     signals.become_subreaper()
     context = WorkerContext(
@@ -89,13 +86,9 @@ def launch(
 
 
 def fork_worker(context: WorkerContext, ours: WorkerPipe, monitor: Monitor) -> int:
-    """Fork the worker, which does not return from here: it ends as a script does, with the script's exit code.
+    """Fork the worker, and return its process id.
 
-    Args:
-        ours, monitor: what is the supervisor's alone.
-
-    Returns:
-        The worker's process id.
+    The worker does not return from here: it ends as a script does, with the script's exit code.
     """
     supervisor = os.getpid()
     if worker := os.fork():
@@ -135,9 +128,6 @@ def check_open_files(environment: Environment) -> None:
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     low = hard != resource.RLIM_INFINITY and hard < needed
     if environment.rank == 0 and environment.world_size > 1 and low:
-        raise ConfigError(
-            f"rank 0 may open {hard} files",
-            expected=f"{needed}, one for each of {environment.world_size} ranks and some more",
-            hint="raise the hard limit (ulimit -Hn, or LimitNOFILE of slurmd)",
-            scope=Scope.JOB,
-        )
+        expected = f"{needed}, one for each of {environment.world_size} ranks and some more"
+        hint = "raise the hard limit (ulimit -Hn, or LimitNOFILE of slurmd)"
+        raise ConfigError(f"rank 0 may open {hard} files", expected=expected, hint=hint, scope=Scope.JOB)

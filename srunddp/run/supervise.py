@@ -18,7 +18,7 @@ from srunddp.run.options import run_metadata
 from srunddp.run.worker import WorkerContext
 from srunddp.supervisor.connection import SupervisorConnection
 from srunddp.supervisor.failure import FailureRecorder
-from srunddp.supervisor.failure_monitor import FailureMonitor, RankContext, SingleProcess
+from srunddp.supervisor.failure_monitor import FailureMonitor, RankContext
 from srunddp.supervisor.signals import Launcher
 from srunddp.supervisor.supervisor import RankAgent, RendezvousOutcome, Supervisor
 from srunddp.supervisor.worker_process import STOPPED_FOR, WorkerPipe, WorkerProcess
@@ -88,8 +88,9 @@ class Agent(RankAgent):
     def _failure_monitor(self, found: RendezvousResult) -> FailureMonitor:
         environment, options = self.context.setup.environment, self.context.options
         folder = self._recorder.log.parent if self._recorder.log else None
+        name = self.context.setup.interface.name
         if not found.connections:
-            return SingleProcess(folder)
+            return FailureMonitor(folder)
         context = RankContext(
             rank=environment.rank,
             node=environment.node,
@@ -97,7 +98,7 @@ class Agent(RankAgent):
             stall_timeout=options.stall_timeout,
             step=self.monitor.page.read,
             stacks=partial(self._recorder.dump.request, self.worker),
-            link_is_up=partial(interface.has_carrier, self.context.setup.interface.name),
+            link_is_up=lambda: any(link.name == name and link.up for link in interface.list_interfaces()),
             folder=folder,
             lost_after=options.lost_after,
             asked=self._recorder.ending_signal,
@@ -117,18 +118,13 @@ class Agent(RankAgent):
         """MPI is spoken by the worker, which then sends what it received."""
         timeout = self.context.setup.options.timeout
         if not select.select([self.pipe.end], [], [], timeout)[0]:
-            raise RendezvousError(
-                f"MPI_Init did not return within {timeout:g} s",
-                expected="all ranks to start",
-                hint="see whether one did not start or ended before; raise --timeout",
-            )
+            found = f"MPI_Init did not return within {timeout:g} s"
+            hint = "see whether one did not start or ended before; raise --timeout"
+            raise RendezvousError(found, expected="all ranks to start", hint=hint)
         answer = self.pipe.receive()
         if answer is None:
-            raise RendezvousError(
-                "the worker ended in MPI_Init",
-                expected="MPI to start in every rank",
-                hint="see MPI's own message; mpi4py must be built for the launcher's MPI",
-            )
+            hint = "see MPI's own message; mpi4py must be built for the launcher's MPI"
+            raise RendezvousError("the worker ended in MPI_Init", expected="MPI to start in every rank", hint=hint)
         if "no_world" in answer:
             raise mpi.MpiNotLaunchedError(answer["no_world"])
         if "failed" in answer:

@@ -39,11 +39,7 @@ def become(context: WorkerContext) -> NoReturn:
 
 
 def main(state: int, inherited: list[int]) -> NoReturn:
-    """Become the worker that another process has prepared.
-
-    Args:
-        state: the descriptor of what it left; inherited: the others that have come with it.
-    """
+    """Become the worker that another process has prepared: its state, and what else has come, by descriptor."""
     for descriptor in inherited:
         os.set_inheritable(descriptor, False)
     os.lseek(state, 0, os.SEEK_SET)

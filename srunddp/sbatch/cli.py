@@ -79,11 +79,7 @@ def sbatch(output: str | None, force: bool, submit: bool, salloc: bool, **given:
 
 
 def parse_job(given: Mapping[str, Any], command: Sequence[str]) -> SlurmJob:
-    """The job as the options and the file of ``--config`` have it.
-
-    Args:
-        given: the options' values, by key.
-        command: the whole command line, which the script will quote.
+    """The job as the options, by key, and the file of ``--config`` have it; the script will quote the command.
 
     Raises:
         ConfigError: a value is of another type; a key is unknown; a letter cannot be printed.

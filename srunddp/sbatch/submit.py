@@ -37,10 +37,7 @@ def check(text: str, options: Sequence[str], environ: Mapping[str, str]) -> list
 
 
 def submit(text: str, environ: Mapping[str, str], note: Callable[[list[str]], None]) -> str:
-    """Submit a script; the job's number.
-
-    Args:
-        note: takes what sbatch says besides.
+    """Submit a script; the job's number. ``note`` takes what sbatch says besides.
 
     Raises:
         ConfigError: Slurm refuses it.

@@ -25,10 +25,7 @@ _Problem = tuple[object, str, str, str]  # whether it is there, what was found, 
 
 
 def check(job: SlurmJob, *, interactive: bool = False) -> None:
-    """See whether a script can be written.
-
-    Args:
-        interactive: for salloc.
+    """See whether a script can be written, for sbatch or, where it is ``interactive``, for salloc.
 
     Raises:
         ConfigError: it cannot, or would not do what is requested.

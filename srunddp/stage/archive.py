@@ -135,11 +135,9 @@ def _target(folder: str, name: str) -> str:
     interpreter = fnmatch.fnmatchcase(name, "bin/python*") and name.count("/") == 1
     if interpreter and os.path.isfile(os.path.join(folder, "pyvenv.cfg")) and os.path.isfile(place):
         return place
-    raise ConfigError(
-        f"{path} is a link to {place}, out of the folder",
-        expected="links that lead to something in it",
-        hint=f"copy into the folder what it leads to, or --exclude={name}",
-    )
+    found = f"{path} is a link to {place}, out of the folder"
+    hint = f"copy into the folder what it leads to, or --exclude={name}"
+    raise ConfigError(found, expected="links that lead to something in it", hint=hint)
 
 
 def unpack(archive: str, folder: str, *, sha256: str, links: Mapping[str, str]) -> None:

@@ -221,11 +221,7 @@ def activate(staged: StagedPaths) -> str:
 
 
 def refuse_inside_copy(staged: StagedPaths, folder: str, file: Path, option: str) -> Path:
-    """What a rank writes, and must not write to a copy, for copies are removed.
-
-    Args:
-        folder: the working directory that the step was to have.
-        option: that says where.
+    """Where a rank writes by an option, from this working directory on; not to a copy, for copies are removed.
 
     Raises:
         ConfigError: it would be in a place that this node does not see.
@@ -253,11 +249,7 @@ def _wrong(found: str, expected: str) -> ConfigError:
 
 
 def offline(environ: Mapping[str, str]) -> dict[str, str]:
-    """What is exported so that no server is asked, and one cache is looked in.
-
-    Args:
-        environ: of the rank; what the user exported stays, and is left out.
-    """
+    """What is exported, unless the user did, so that no server is asked, and one cache is looked in."""
     wanted = {**dict.fromkeys(SWITCHES, "1"), **caches(environ), "TOKENIZERS_PARALLELISM": "false"}
     return {name: value for name, value in wanted.items() if name not in environ}
 

@@ -42,10 +42,7 @@ class Item:
 
 
 def collect(env: str | None, project: str | None, data: Sequence[str], exclude: Sequence[str]) -> list[Item]:
-    """The folders; data in the project comes with it, and an environment there does not.
-
-    Args:
-        exclude: patterns of what is not packed with the project.
+    """The folders; data in the project comes with it, and an environment there does not, nor what ``exclude`` fits.
 
     Raises:
         ConfigError: one is no folder that can be read, or is given twice; the environment cannot run srunddp.
@@ -141,11 +138,9 @@ def _check_interpreter(items: Sequence[Item], found: Mapping[str, Mapping[str, A
     """An environment of venv's has no Python of its own, and one of conda's has."""
     without = sorted(node for node in found if not found[node]["python"])
     if without and not any(interpreter.startswith(item.path + "/") for item in items):
-        raise UnavailableError(
-            f"{fold(without)}: no {interpreter}",
-            expected="the Python that the environment was made with",
-            hint="install it there, or make the environment with one that all nodes have",
-        )
+        expected = "the Python that the environment was made with"
+        hint = "install it there, or make the environment with one that all nodes have"
+        raise UnavailableError(f"{fold(without)}: no {interpreter}", expected=expected, hint=hint)
 
 
 def _stage(step: RemoteStep, item: Item, timeout: float, say: Say) -> None:
@@ -177,11 +172,9 @@ def _without(step: RemoteStep, item: Item, needed: int, say: Say) -> list[str]:
     free = {node: answers[node]["free"] for node in nodes if answers[node]["free"] < needed}
     if free:
         verb = "has" if len(free) == 1 else "have"
-        raise UnavailableError(
-            f"{fold([*free])} {verb} {min(free.values()) >> 20} MiB free in {os.path.dirname(step.job.folder)}",
-            expected=f"{needed >> 20} MiB for {item.path} and its archive",
-            hint="clear it, name another folder with --dir, or leave files out with --exclude",
-        )
+        found = f"{fold([*free])} {verb} {min(free.values()) >> 20} MiB free in {os.path.dirname(step.job.folder)}"
+        hint = "clear it, name another folder with --dir, or leave files out with --exclude"
+        raise UnavailableError(found, expected=f"{needed >> 20} MiB for {item.path} and its archive", hint=hint)
     return nodes
 
 
@@ -198,13 +191,10 @@ def _unpack(step: RemoteStep, item: Item, packed: ArchiveInfo, nodes: Sequence[s
 
 
 def clean(job: Job, timeout: float, say: Say) -> None:
-    """Remove the job's folder from all nodes, but for files that were written there.
-
-    Args:
-        timeout: seconds that a node may take; say: takes a line for each node where files stay.
+    """Remove the job's folder from all nodes, but for files that were written there, which ``say`` is told of.
 
     Raises:
-        UnavailableError: ranks still use it, or a node does not answer.
+        UnavailableError: ranks still use it, or a node does not answer within ``timeout`` seconds.
     """
     with RemoteStep(job, sys.executable, timeout) as step:
         answers = step.ask(do="clean")

@@ -72,10 +72,7 @@ class Job:
         return cls(number, int(nnodes), os.path.join(os.path.abspath(base), f"sdd-{os.getuid()}-{number}"))
 
     def srun(self, command: Sequence[str], nodes: Sequence[str] = (), **streams: Any) -> subprocess.Popen[bytes]:
-        """Start one task on each node beside whatever else runs in the job, out of reach of a terminal's Ctrl-C.
-
-        Args:
-            nodes: their names; empty for all of the job's.
+        """Start one task on each node, or on these, beside the job's others, out of reach of a terminal's Ctrl-C.
 
         Raises:
             UnavailableError: there is no srun.
@@ -172,10 +169,7 @@ class RemoteStep:
         self._process.wait()
 
     def ask(self, **request: Any) -> dict[str, dict[str, Any]]:
-        """What each node answers, by its name.
-
-        Args:
-            request: ``do``, a method of the node agent's, and what it takes.
+        """What each node answers to a method of the node agent's, ``do``, and what that takes; by the node's name.
 
         Raises:
             UnavailableError: a node answers with an error, or not in time; srun has ended.
@@ -220,20 +214,15 @@ class RemoteStep:
     def _ended(self) -> UnavailableError:
         self._end(_LAST)
         said = os.pread(self._errors, 1 << 16, 0).decode(errors="replace")
-        return UnavailableError(
-            f"srun has ended with {self._process.returncode}: {_last_line(said)}",
-            expected=f"a task on each of {self.job.nnodes} nodes",
-            hint="see what it says; each node needs /bin/sh, and Python 3.11",
-        )
+        found = f"srun has ended with {self._process.returncode}: {_last_line(said)}"
+        hint = "see what it says; each node needs /bin/sh, and Python 3.11"
+        return UnavailableError(found, expected=f"a task on each of {self.job.nnodes} nodes", hint=hint)
 
 
 def send(job: Job, archive: str, nodes: Sequence[str], timeout: float) -> None:
-    """Copy a file into the job's folder on these nodes, under its own name.
+    """Copy a file into the job's folder on these nodes, under its own name, within so many seconds.
 
     sbcast takes all nodes of a job or of a step: so a step on these nodes waits meanwhile.
-
-    Args:
-        timeout: seconds for all of it.
 
     Raises:
         UnavailableError: a node could not take it, with sbcast's words.

@@ -40,11 +40,7 @@ class SupervisorConnection:
     """
 
     def __init__(self, connection: socket.socket, lost_after: float = LOST_AFTER) -> None:
-        """Take a TCP connection.
-
-        Args:
-            lost_after: seconds without an answer of the other end's kernel, after which it is lost.
-        """
+        """Take a TCP connection; it is lost after so many seconds without an answer of the other end's kernel."""
         self.open, self.lost, self.reset = True, False, False
         self._socket = connection
         self._received, self._unsent = bytearray(), bytearray()

@@ -37,7 +37,7 @@ class Coordinator(FailureMonitor):
     """The failure monitor of rank 0."""
 
     def __init__(self, context: RankContext, connections: Mapping[int, SupervisorConnection]) -> None:
-        super().__init__()
+        super().__init__(context.folder)
         self._context = context
         self._connections = connections
         self._rank_of = {connection: rank for rank, connection in connections.items()}
@@ -175,7 +175,7 @@ class Coordinator(FailureMonitor):
         report(root_cause, self._others())
         for connection in self._connections.values():
             connection.send({"verdict": {"ranks": root_cause.ranks, "exit_code": root_cause.exit_code}})
-        write(root_cause, self._others(), self._context.folder)
+        write(root_cause, self._others(), self._folder)
 
     def _close_connections(self, root_cause: RootCause, now: float) -> float:
         """After the end of the run: as soon as the scripts that are to end by themselves have done so."""

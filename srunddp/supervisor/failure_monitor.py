@@ -26,12 +26,15 @@ _UNFORESEEN = (signal.SIGKILL, signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, si
 class FailureMonitor:
     """What a supervisor asks of it. All times are those of the supervisor's :class:`ActiveClock`.
 
+    This class itself is for a single process: its failure is the root cause, and nobody else is told.
+
     Attributes:
         root_cause: why all ranks leave now; None while they need not.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, folder: Path | None) -> None:
         self.root_cause: RootCause | None = None
+        self._folder = folder
         self._done = self._left = False
 
     @property
@@ -53,13 +56,14 @@ class FailureMonitor:
 
     def fail(self, failure: Failure, now: float) -> None:
         """This rank has failed."""
+        if not self.root_cause:
+            shown = failure.shown or failure.exit_code - 128 not in _UNFORESEEN
+            self.root_cause = RootCause.of(replace(failure, shown=shown))
+            report(self.root_cause, {})
+            write(self.root_cause, {}, self._folder)
 
     def done(self, *, waits: bool = False) -> None:
-        """The script is over, without an error.
-
-        Args:
-            waits: the worker is not to leave before the scripts of all ranks are over, as MPI is initialised.
-        """
+        """The script is over, without an error; ``waits``: its worker stays until all scripts are over, as with MPI."""
         self._done = True
 
     def left(self) -> None:
@@ -72,21 +76,6 @@ class FailureMonitor:
     def tick(self, now: float) -> float:
         """Do what is due; returns the seconds until something is."""
         return _SELDOM
-
-
-class SingleProcess(FailureMonitor):
-    """The failure monitor of a single process: its failure is the root cause, and nobody else is told."""
-
-    def __init__(self, folder: Path | None) -> None:
-        super().__init__()
-        self._folder = folder
-
-    def fail(self, failure: Failure, now: float) -> None:
-        if not self.root_cause:
-            shown = failure.shown or failure.exit_code - 128 not in _UNFORESEEN
-            self.root_cause = RootCause.of(replace(failure, shown=shown))
-            report(self.root_cause, {})
-            write(self.root_cause, {}, self._folder)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -23,7 +23,7 @@ class Participant(FailureMonitor):
     """The failure monitor of a rank above 0."""
 
     def __init__(self, context: RankContext, connection: SupervisorConnection) -> None:
-        super().__init__()
+        super().__init__(context.folder)
         self._context = context
         self._connection = connection
         self._failure: Failure | None = None
@@ -101,7 +101,7 @@ class Participant(FailureMonitor):
         lost, self._connection.open = self._connection.lost or silent, False
         self.root_cause = self._own_root_cause(cause, lost=lost)
         if self._is_to_speak(lost):
-            report_as_deputy(self.root_cause, self._context.folder)
+            report_as_deputy(self.root_cause, self._folder)
 
     def _own_root_cause(self, cause: str, *, lost: bool) -> RootCause:
         """Without rank 0: this rank's own failure, else a lost node, rank 0's or ours, else rank 0's supervisor."""

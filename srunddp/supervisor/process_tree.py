@@ -30,10 +30,7 @@ def wait_for_child(pid: int, limit: float) -> int | None:
 def kill_descendants(given_up: Collection[int] = ()) -> None:
     """In the supervisor, when the worker has ended: kill and collect every process that it left.
 
-    Not without limit: one in a kernel call that does not return cannot be killed.
-
-    Args:
-        given_up: those of which that is known.
+    Not without limit: one in a kernel call that does not return cannot be killed. ``given_up`` are known to be so.
     """
     end = time.monotonic() + _WITHIN
     while True:

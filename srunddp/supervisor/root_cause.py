@@ -52,11 +52,9 @@ class RootCause:
 
 
 def find_root_cause(failures: Sequence[Failure], left: Mapping[int, str]) -> RootCause:
-    """The root cause of these failures, in the order in which rank 0 received them.
+    """The root cause of these failures, in the order in which rank 0 received them; there is at least one.
 
-    Args:
-        failures: at least one.
-        left: the nodes of the ranks whose script was over, without an error, before the first failure.
+    ``left`` are the nodes of the ranks whose script was over, without an error, before the first failure.
     """
     failure = min(_candidates(failures), key=_likelihood)
     others = tuple(replace(each, traceback="") for each in failures if each is not failure)
@@ -94,11 +92,7 @@ def _likelihood(failure: Failure) -> tuple[int, int]:
 
 
 def render(found: RootCause, others: Mapping[int, str]) -> str:
-    """The root cause as people read it.
-
-    Args:
-        others: the nodes of the ranks that end with it.
-    """
+    """The root cause as people read it; ``others`` are the nodes of the ranks that end with it."""
     who = fold_ranks(found.ranks, dict.fromkeys(found.ranks, found.node))
     if found.how == "ended":
         lines = [f"srunddp: {found.cause} (exit code {found.exit_code})"]
@@ -120,11 +114,7 @@ def folded(ranks: Sequence[int], nodes: Mapping[int, str]) -> str:
 
 
 def report(found: RootCause, others: Mapping[int, str]) -> None:
-    """Say it once on standard error.
-
-    Args:
-        others: the nodes of the ranks that end with it.
-    """
+    """Say it once on standard error; see :func:`render`."""
     if not found.shown:
         write_stderr(render(found, others))
 

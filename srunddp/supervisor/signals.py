@@ -10,19 +10,10 @@ from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
-# What users, Slurm and MPI send. SIGKILL and SIGSTOP cannot be passed on, SIGPIPE and faults are one's own.
-FORWARDED = (
-    signal.SIGTERM,
-    signal.SIGINT,
-    signal.SIGHUP,
-    signal.SIGQUIT,
-    signal.SIGUSR1,
-    signal.SIGUSR2,
-    signal.SIGALRM,
-    signal.SIGXCPU,
-)
 # Whose sender wants the run to end.
 ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGXCPU)
+# What users, Slurm and MPI send. SIGKILL and SIGSTOP cannot be passed on, SIGPIPE and faults are one's own.
+FORWARDED = (*ENDING, signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM)
 TERMINAL = (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP)
 # Passed on where Slurm's tracking cannot be told: a job's last chance of a checkpoint goes before a signal too many.
 URGENT = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM)
@@ -103,11 +94,9 @@ class Launcher:
 
 
 def find_launcher(rank_variable: str, *, slurm: bool) -> Launcher:
-    """Find the launcher among our ancestors.
+    """Find the launcher among our ancestors, by the variable in which it tells the rank; empty for no launcher.
 
-    Args:
-        rank_variable: the variable in which the launcher tells the rank; empty for no launcher.
-        slurm: whether this process belongs to a job step of Slurm.
+    ``slurm`` says whether this process belongs to a job step of Slurm.
     """
     pid = _launcher(rank_variable) if rank_variable else None
     steps = {ancestor for ancestor, name in _ancestors() if name == _SLURMSTEPD}
@@ -147,12 +136,9 @@ def _ancestors() -> Iterator[tuple[int, str]]:
 
 
 def tracking(groups: Path, namespace: Path) -> Tracking:
-    """Which processes Slurm signals, by this process's control group.
+    """Which processes Slurm signals, by ``/proc/self/cgroup`` and ``/proc/self/ns/cgroup``.
 
     ``proctrack/cgroup`` uses the kind ``freezer`` of version 1, or version 2.
-
-    Args:
-        groups: ``/proc/self/cgroup``; namespace: ``/proc/self/ns/cgroup``.
     """
     try:
         lines = [line.split(":", 2) for line in groups.read_text().splitlines()]
@@ -172,11 +158,7 @@ def become_subreaper() -> None:
 
 
 def die_with_parent(parent: int) -> None:
-    """Have the kernel kill this process when the thread that forked it ends.
-
-    Args:
-        parent: the process that forked, in case it ended before this call.
-    """
+    """Have the kernel kill this process when the thread of ``parent`` ends that forked it, or has ended before."""
     _libc.prctl(_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)

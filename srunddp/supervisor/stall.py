@@ -73,12 +73,7 @@ class StackRequest:
 def find_stalled_rank(
     stacks: Mapping[int, str], stall: StallDetector, nodes: Mapping[int, str], finished: Mapping[int, str]
 ) -> RootCause:
-    """The rank that the others wait for, and where each of them is.
-
-    Args:
-        stacks: of the ranks that work.
-        nodes: of all ranks; finished: of those whose script is over.
-    """
+    """The rank that the others wait for, and where each of those that work is; ``finished``: whose script is over."""
     rank = find_blocking_rank(stacks, stall.steps)
     found = _blocked_by(rank, stacks, nodes, f"no step for {stall.timeout:g} s, in")
     left = (f"{folded(list(finished), finished)} left with exit code 0 before",) if finished else ()
@@ -90,11 +85,9 @@ def find_hanging_rank(
 ) -> RootCause | None:
     """The rank that hangs, where these failures are of the others' collective; None where that is not clear.
 
-    It still works, and does not wait for others. That a rank does so proves nothing if another has aborted of its
-    own accord: one failure has to speak of a time limit, or more ranks have aborted than such ranks are left.
-
-    Args:
-        stacks: of the ranks that work; nodes: of all ranks.
+    It still works, as all ranks that have stacks, and does not wait for others. That a rank does so proves nothing if
+    another has aborted of its own accord: one failure has to speak of a time limit, or more ranks have aborted than
+    such ranks are left.
     """
     failed = {each.rank for each in failures}
     texts = {rank: text for rank, text in stacks.items() if rank not in failed}

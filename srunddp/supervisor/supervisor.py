@@ -177,17 +177,14 @@ class Supervisor:
             self._obey(self._monitor, now)
             due += [self._monitor.tick(now), self._watch_end(now)]
         elif self._leave_by is not None and now >= self._leave_by and self._failure:
-            self._abandon_rendezvous(self._failure, now)
+            # The rendezvous cannot be interrupted, as in PMI's barrier.
+            cause = f"rank {self._failure.rank} on {self._failure.node} failed: {self._failure.cause}"
+            self._error = PeerError(cause, code=self._failure.exit_code, scope=Scope.RANK)
+            self.process.end(now, ask=True)
         due += [each - now for each in (self._report_status_at, self._leave_by) if each is not None]
         if (wait := self.process.tick(now)) is not None:
             due.append(wait)
         return max(0.0, min(due))
-
-    def _abandon_rendezvous(self, failure: Failure, now: float) -> None:
-        """It cannot be interrupted, as in PMI's barrier."""
-        cause = f"rank {failure.rank} on {failure.node} failed: {failure.cause}"
-        self._error = PeerError(cause, code=failure.exit_code, scope=Scope.RANK)
-        self.process.end(now, ask=True)
 
     def _obey(self, monitor: FailureMonitor, now: float) -> None:
         if monitor.root_cause:

@@ -40,11 +40,7 @@ def _cpus(folder: Path) -> float | None:
 
 
 def memory_limit(groups: str, root: Path = ROOT) -> int | None:
-    """Bytes that a process may use with the others of its groups: the least limit of these; None for no limit.
-
-    Args:
-        groups, root: as for :func:`cpu_quota`.
-    """
+    """Bytes that a process may use with the others of its groups: the least limit of these; None for no limit."""
     limits = []
     for controller, name in (("", "memory.max"), ("memory", "memory.limit_in_bytes")):
         limits += [text_of(folder / name) for folder in _upwards(groups, controller, root)]
@@ -74,11 +70,7 @@ class JobGroup:
 
     @classmethod
     def find(cls, groups: str, root: Path = ROOT) -> JobGroup | None:
-        """The job's, where both CPU time and memory are counted for it.
-
-        Args:
-            groups: of a process of the job; root: as for :func:`cpu_quota`.
-        """
+        """The job's, where both CPU time and memory are counted for it, by the groups of a process of the job."""
         for version, cpu, memory in (
             (2, ("", "cpu.stat"), ("", "memory.current")),
             (1, ("cpuacct", "cpuacct.usage"), ("memory", "memory.usage_in_bytes")),

@@ -39,11 +39,7 @@ class Place(TypedDict):
 
 
 def look(role: str, path: str, *, write: bool = False) -> Place:
-    """What is there, except for its content.
-
-    Args:
-        write: whether it has to be writable too.
-    """
+    """What is there, except for its content, and whether it can be written to, where it has to be."""
     place = Place(role=role, path=path, kind="missing", error="", system="", identity="", content="")
     try:
         place["path"] = os.path.abspath(path)
@@ -87,8 +83,7 @@ def why_not_writable(folder: str) -> str:
 def content(path: str, *, whole: bool = False) -> str:
     """A hash of a file, or of the names and sizes in a folder; empty where there is none to compare.
 
-    Args:
-        whole: of a file of any size; else of a big one its size says enough.
+    Of a big file its size says enough, unless the ``whole`` is asked for.
     """
     with contextlib.suppress(OSError):  # that it cannot be read is found elsewhere
         if os.path.isdir(path):

@@ -108,13 +108,9 @@ def _expand_ranges(ranges: str, host_list: str, where: str) -> list[str]:
 
 
 def _bad_list(host_list: str, what: str, where: str) -> ConfigError:
-    return ConfigError(
-        f"host list {shortened(host_list)!r} has {what}",
-        expected="names and ranges like node[01-04,7],login",
-        hint="write it as `scontrol show hostlist` does",
-        where=where,
-        scope=Scope.NODE,
-    )
+    found, expected = f"host list {shortened(host_list)!r} has {what}", "names and ranges like node[01-04,7],login"
+    hint = "write it as `scontrol show hostlist` does"
+    return ConfigError(found, expected=expected, hint=hint, where=where, scope=Scope.NODE)
 
 
 def shortened(text: str) -> str:

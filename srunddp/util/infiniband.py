@@ -39,11 +39,9 @@ def devices(root: Path = _ROOT) -> list[Device]:
 def with_interface(own: Sequence[Device], every: Sequence[Device]) -> tuple[list[Device], list[Device]]:
     """The devices that NCCL is to use where an interface is chosen, and those of which that is not known.
 
-    InfiniBand carries NCCL without an address, and often one device alone has one: all of the best rate are used.
-    RoCE takes addresses, so that a fast device without this interface may belong to another network.
-
-    Args:
-        own: those of the interface; every: active one of the node.
+    The interface has its own ones, of every active one of the node. InfiniBand carries NCCL without an address, and
+    often one device alone has one: all of the best rate are used. RoCE takes addresses, so that a fast device without
+    this interface may belong to another network.
     """
     alike = [device for device in every if own and device.layer == own[0].layer]
     best = [device for device in alike if device.rate == max(each.rate for each in alike)]

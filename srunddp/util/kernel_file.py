@@ -30,10 +30,7 @@ class KernelFile:
         self._file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
 
     def read(self, *, whole: bool = False) -> bytes:
-        """What is in it now.
-
-        Args:
-            whole: where there may be more of it than the page that the kernel gives at once.
+        """What is in it now; the ``whole`` where that may be more than the page that the kernel gives at once.
 
         Raises:
             OSError: what it speaks of is gone.

@@ -55,10 +55,9 @@ def outside(environ: Mapping[str, str], *kept: str) -> dict[str, str]:
 def output(
     *command: str, environ: Mapping[str, str] | None = None, timeout: float = WITHIN, any_status: bool = False
 ) -> str:
-    """What a command prints; empty if it does not exist, fails, or takes longer.
+    """What a command prints; empty if it does not exist or takes longer, and if it fails unless ``any_status`` is set.
 
-    Args:
-        any_status: also what a command prints that fails, and its errors.
+    With ``any_status`` its errors follow.
     """
     with contextlib.suppress(OSError, ValueError, subprocess.SubprocessError):
         done = run(command, environ, timeout=timeout)

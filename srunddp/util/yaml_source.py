@@ -1,14 +1,32 @@
-"""Where something stands in a YAML file."""
+"""A YAML file, and where something stands in it."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from srunddp.errors import ConfigError
 
 if TYPE_CHECKING:
     import yaml
 
 
-def yaml_error_position(error: Exception, text: bytes, path: str) -> str:
+def compose(text: bytes, path: str, **error: Any) -> yaml.Node | None:
+    """The root of what a file holds; None for nothing. ``error`` is what a ConfigError has besides.
+
+    Raises:
+        ConfigError: it is not YAML; with file, line and column.
+    """
+    import yaml  # most ranks read none
+
+    try:
+        return yaml.compose(text, Loader=yaml.SafeLoader)
+    except (yaml.YAMLError, ValueError, OverflowError, RecursionError) as wrong:
+        problem = getattr(wrong, "problem", None) or getattr(wrong, "reason", None)
+        found = f"this is not YAML: {problem or 'nested too deeply, or a number too large'}"
+        raise ConfigError(found, where=_error_position(wrong, text, path), **error) from None
+
+
+def _error_position(error: Exception, text: bytes, path: str) -> str:
     """File, line and column of what PyYAML raised; the file's first where it does not say."""
     if mark := getattr(error, "problem_mark", None):
         return f"{path}:{mark.line + 1}:{mark.column + 1}"

@@ -34,9 +34,7 @@ def surveyed(coordinator: Coordinator) -> ConnectivityMatrix:
     return survey(coordinator, {1: ("data0", WEST), 2: ("data0", EAST)})
 
 
-def test_a_rank_that_is_lost_says_nothing_of_the_network(
-    coordinator: Coordinator, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_lost_rank_says_nothing_of_the_network(coordinator: Coordinator, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is named as lost; that nobody reaches it is no firewall's doing."""
     closed = lambda coordinator, ends: {name: replace(end, port=1) for name, end in ends.items()}  # noqa: E731
     monkeypatch.setattr(connectivity, "listening", closed)
@@ -45,9 +43,13 @@ def test_a_rank_that_is_lost_says_nothing_of_the_network(
     assert set(surveyed(coordinator).broken) == {("east", "west")}
 
 
-def test_an_address_that_cannot_be_listened_on_is_named() -> None:
+def test_one_broken_way_or_address_is_named() -> None:
     (finding,) = connectivity.evaluate(ConnectivityMatrix(endpoints={}, tried=[], not_listening=("node03:ib1",)))
     assert (finding.nodes, finding.found) == (("node03",), "no port on the interface's address can be listened on")
+    assert list(connectivity.evaluate(ways())) == []
+    (finding,) = connectivity.evaluate(ways(("node03", "node05")))
+    assert (finding.between, finding.level) == ("node03 -> node05", Severity.FAIL)
+    assert finding.found == "no TCP from 10.88.0.13 to 10.88.0.15: no answer"
 
 
 SYN = "tcp flags & (syn | ack) == syn reject with"
@@ -92,13 +94,6 @@ def ways(*broken: tuple[str, str], nodes: Sequence[str] = SIX) -> ConnectivityMa
     ends = {node: Endpoint(rank=0, interface="ib0", host=f"10.88.0.1{node[-1]}", port=4000) for node in nodes}
     tried = list(itertools.permutations(nodes, 2))
     return ConnectivityMatrix(endpoints=ends, tried=tried, broken=dict.fromkeys(broken, "no answer"))
-
-
-def test_one_broken_way_names_the_pair_and_the_direction() -> None:
-    assert list(connectivity.evaluate(ways())) == []
-    (finding,) = connectivity.evaluate(ways(("node03", "node05")))
-    assert (finding.between, finding.level) == ("node03 -> node05", Severity.FAIL)
-    assert finding.found == "no TCP from 10.88.0.13 to 10.88.0.15: no answer"
 
 
 @pytest.mark.parametrize(

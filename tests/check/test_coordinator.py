@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from srunddp.bootstrap.rendezvous.auth import HmacAuthenticator, NullAuthenticator
+from srunddp.bootstrap.rendezvous.auth import Authenticator, HmacAuthenticator
 from srunddp.bootstrap.rendezvous.client import join
 from srunddp.bootstrap.rendezvous.protocol import Address, Hello, listen
 from srunddp.check.coordinator import Coordinator, CoordinatorLostError, gather, serve
@@ -50,7 +50,7 @@ def gathered(
 
     with ThreadPoolExecutor(world) as pool:
         clients = [pool.submit(client, rank) for rank in ranks]
-        coordinator = gather(hello(0, world), [listener], NullAuthenticator(), answering(0), soon(within))
+        coordinator = gather(hello(0, world), [listener], Authenticator(), answering(0), soon(within))
         try:
             yield coordinator, clients
         finally:
@@ -115,7 +115,7 @@ def test_two_processes_of_a_rank_or_another_world_are_said() -> None:
     with ThreadPoolExecutor() as pool:
         wrong = [hello(1), hello(1, pid=2), hello(2, world_size=7)]
         found = [pool.submit(join, [where], each, soon(2.0)) for each in wrong]
-        coordinator = gather(hello(0), [listener], NullAuthenticator(), answering(0), soon(1.0))
+        coordinator = gather(hello(0), [listener], Authenticator(), answering(0), soon(1.0))
         for connection in coordinator.connections.values():
             connection.close()
         for each in found:
@@ -142,7 +142,7 @@ def test_what_knocks_by_chance_is_no_objection() -> None:
     with ThreadPoolExecutor() as pool, socket.create_connection((where.host, where.port)) as stranger:
         stranger.sendall(b"GET / HTTP/1.0\n\n")
         client = pool.submit(lambda: serve(join([where], hello(1, 2), soon())[0], answering(1)))
-        coordinator = gather(hello(0, 2), [listener], NullAuthenticator(), answering(0), soon())
+        coordinator = gather(hello(0, 2), [listener], Authenticator(), answering(0), soon())
         coordinator.shutdown(0)
         assert client.result(5.0) == 0
     assert coordinator.objections == []

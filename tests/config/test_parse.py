@@ -172,9 +172,7 @@ def test_a_saved_file_reads_back_equal(tmp_path_factory: pytest.TempPathFactory,
         ("preemption.signals", "USR1, off", ("USR1", "off")),
     ],
 )
-def test_the_fields_type_alone_says_what_a_text_means(
-    file: typing.Callable[..., str], key: str, text: str, value: Any
-) -> None:
+def test_the_type_says_what_a_text_means(file: typing.Callable[..., str], key: str, text: str, value: Any) -> None:
     def leaf(config: Any) -> Any:
         for part in key.split("."):
             config = getattr(config, part)
@@ -186,12 +184,9 @@ def test_the_fields_type_alone_says_what_a_text_means(
         assert type(found) is type(value)
 
 
-def test_the_command_line_takes_a_text_with_yamls_marks_as_it_is() -> None:
+def test_yamls_marks_are_text_on_the_command_line_as_quoted() -> None:
     assert read_config(Config, ["--resume=a: [b] # 'c"]).resume == "a: [b] # 'c"
     assert read_config(Config, ["--resume", "-x=y"]).resume == "-x=y"
-
-
-def test_quotes_in_a_file_make_a_text() -> None:
     assert value_of(yaml.compose("'null'"), str | None) == "null"
     assert value_of(yaml.compose("'a,b'"), tuple[str, ...]) == ("a,b",)
 
@@ -206,12 +201,9 @@ def test_the_command_line_wins_over_files_and_later_files(file: typing.Callable[
     assert (config.epochs, config.batch_size, config.ddp.comm_hook, config.compile) == (9, 2, "bf16", True)
 
 
-def test_dashes_and_underscores_are_the_same(file: typing.Callable[..., str]) -> None:
+def test_dashes_are_underscores_and_dots_reach_nested_keys(file: typing.Callable[..., str]) -> None:
     assert read_config(Config, ["--batch-size=5", "--ddp.bucket-cap-mb=9"]).ddp.bucket_cap_mb == 9
     assert read_config(Config, [file("ddp:\n  bucket-cap-mb: 7\n")]).ddp.bucket_cap_mb == 7
-
-
-def test_nested_settings_are_reached_by_dots(file: typing.Callable[..., str]) -> None:
     found = read_config(
         Settings, [file("lr: 1e-4\ntrain:\n  ddp: {comm_hook: fp16}\n"), "--train.dataloader.num_workers=2"]
     )
@@ -262,11 +254,7 @@ def test_a_wrong_argument_says_what_was_expected(argument: str, parts: list[str]
 @pytest.mark.parametrize(
     ("text", "line", "part"),
     [
-        (
-            "epochs: 3\nddp:\n  hok: fp16\n",
-            3,
-            "ddp.hok is an unknown key; expected a key that --help lists -> ",
-        ),
+        ("epochs: 3\nddp:\n  hok: fp16\n", 3, "ddp.hok is an unknown key; expected a key that --help lists -> "),
         ("epochs: 3\nconfig: x\n", 2, "config is an unknown key"),
         ("\nepochs: x\n", 2, "epochs is 'x'; expected an integer"),
         ("epochs: '3'\n", 1, "expected an integer"),
@@ -289,9 +277,7 @@ def test_a_wrong_argument_says_what_was_expected(argument: str, parts: list[str]
         ("fsdp:\n  modules: [Block]\n", 1, "fsdp is no longer a setting"),
     ],
 )
-def test_a_wrong_file_is_named_with_line_and_column(
-    file: typing.Callable[..., str], text: str, line: int, part: str
-) -> None:
+def test_a_wrong_file_is_named_with_its_place(file: typing.Callable[..., str], text: str, line: int, part: str) -> None:
     argument = file(text)
     message = refused(argument)
     name = argument.removeprefix("--config=")
@@ -327,9 +313,7 @@ def test_a_class_that_no_text_can_fill_is_refused() -> None:
 # The help.
 
 
-def test_help_lists_every_key_with_default_and_sentence(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_help_lists_every_key_and_default(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("RANK", raising=False)
     with pytest.raises(SystemExit) as ended:
         read_config(Settings, ["--lr=2", "--help"])
@@ -341,9 +325,6 @@ def test_help_lists_every_key_with_default_and_sentence(
     assert "--lr=0.001 (a number) of the optimizer, as it was given." in flat
     assert "--cache=null (a path or null) folders." in flat
     assert "--train.epochs=7 (an integer) passes over the training data." in flat
-
-
-def test_every_key_of_config_has_a_sentence() -> None:
     assert [name for name, key in fields_of(Config).items() if not key.sentence] == []
 
 

@@ -300,8 +300,8 @@ def test_every_error_of_a_run_is_explained() -> None:
 def test_a_line_of_an_explanation_stays_one_and_is_printable() -> None:
     """What variables hold is explained, and no terminal obeys it."""
     command, shown = "a\x1b]0;owned\x07b\rc\nd", r"a\x1b]0;owned\x07b\rc\nd"
-    rows = (Row("master", command, f"MASTER_ADDR={command}", (f"OTHER={command}: {command}",)),)
-    text = Explanation(0, rows, (command,), ()).text
+    rows = [Row("master", command, f"MASTER_ADDR={command}", (f"OTHER={command}: {command}",))]
+    text = Explanation({}, ExplainOptions(), None, rows=rows, notes=[command]).text
     lines = text.splitlines()
     assert (len(lines), text.count(shown)) == (3, 5)
     assert all(line.isprintable() and line.startswith("[rank 0] ") for line in lines)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from srunddp.bootstrap.network.ifaces_conf import IfacesEntry, entry_for, parse
 from srunddp.errors import ConfigError
-from srunddp.ifaces.draft import Draft, draft, networks
+from srunddp.ifaces.draft import draft, networks
 from srunddp.ifaces.scan import ScannedInterface, ScanResult
 
 TODAY = datetime.date(2026, 1, 2)
@@ -53,17 +53,17 @@ def scan(
     return ScanResult(ends, reached, dict(resolved))
 
 
-def drafted(found: ScanResult) -> tuple[Draft, dict[str, IfacesEntry]]:
-    """The draft, and the entry that it has for each node that it covers."""
-    made = draft(found, TODAY)
-    entries = parse(made.text.encode(), "ifaces.conf")
-    assert made.text.startswith("# By `srunddp ifaces scan` on 2026-01-02: ")
-    nodes = {node for node, _ in found.ends} - set(made.missing)
-    return made, {node: entry_for(entries, node) for node in nodes}
+def drafted(found: ScanResult) -> tuple[str, tuple[str, ...], dict[str, IfacesEntry]]:
+    """The draft, the nodes that it has no entry for, and the entry of each other one."""
+    text, missing = draft(found, TODAY)
+    entries = parse(text.encode(), "ifaces.conf")
+    assert text.startswith("# By `srunddp ifaces scan` on 2026-01-02: ")
+    nodes = {node for node, _ in found.ends} - set(missing)
+    return text, missing, {node: entry_for(entries, node) for node in nodes}
 
 
 def interfaces(found: ScanResult) -> dict[str, tuple[str, ...]]:
-    return {node: entry.interfaces for node, entry in drafted(found)[1].items()}
+    return {node: entry.interfaces for node, entry in drafted(found)[2].items()}
 
 
 # Which network.
@@ -74,7 +74,7 @@ def test_nodes_with_one_name_are_one_entry() -> None:
     ends = {(node, name): link(name, "10.1", number) for number, (node, name) in enumerate(names.items())}
     named = {end: link(end[1], "10.1", number, named=True) for number, end in enumerate(ends)}
     assert interfaces(scan(named)) == {node: (name,) for node, name in names.items()}
-    text = draft(scan(named), TODAY).text
+    text = draft(scan(named), TODAY)[0]
     assert [line for line in text.splitlines() if line.startswith("- nodes")] == [
         "- nodes: n[01-02,04]",
         "- nodes: n03",
@@ -87,7 +87,7 @@ def test_infiniband_is_taken_over_ethernet_however_fast(ethernet: int) -> None:
     found = scan(rail("ib0", "10.1", speed=100_000, **IB), rail("eno1", "10.2", speed=ethernet, named=True))
     assert set(interfaces(found).values()) == {("ib0",)}
     not_taken = f"# Not taken: eno1 on n[01-04], which reach each other ({ethernet // 1000} Gbit/s)."
-    assert not_taken in drafted(found)[0].text.splitlines()
+    assert not_taken in drafted(found)[0].splitlines()
 
 
 @pytest.mark.parametrize(
@@ -103,9 +103,9 @@ def test_infiniband_is_taken_over_ethernet_however_fast(ethernet: int) -> None:
     ],
 )
 def test_the_best_of_two_networks_is_taken(rails: Any, taken: str, said: str) -> None:
-    made, entries = drafted(scan(*rails))
+    text, _, entries = drafted(scan(*rails))
     assert {entry.interfaces for entry in entries.values()} == {(taken,)}
-    (line,) = [line for line in made.text.splitlines() if line.startswith("# Not taken: ")]
+    (line,) = [line for line in text.splitlines() if line.startswith("# Not taken: ")]
     assert said in line
 
 
@@ -122,31 +122,31 @@ def test_what_reaches_nobody_or_is_down_is_passed_over_and_said() -> None:
     fast, down = rail("eno2", "10.2", speed=25_000, named=True), rail("ib0", "10.3", NODES[1:3], passed_over="down")
     found = scan(rail("eno1", "10.1", speed=1000), fast, down, lost=["10.2"])
     assert interfaces(found) == dict.fromkeys(NODES, ("eno1",))
-    lines = drafted(found)[0].text.splitlines()
+    lines = drafted(found)[0].splitlines()
     assert "# Passed over: eno2 on n[01-04], reaches no other node." in lines
     assert "# Passed over: ib0 on n[02-03], down." in lines
 
 
 def test_a_node_that_reaches_none_has_no_entry_and_is_said() -> None:
-    made, entries = drafted(scan(rail("eno1", "10.1"), lost=["n03"]))
-    assert made.missing == ("n03",)
-    assert "# n03: no interface reaches the others; there is no entry for it." in made.text.splitlines()
-    assert "reaches all 2 other nodes" in made.text
+    text, missing, entries = drafted(scan(rail("eno1", "10.1"), lost=["n03"]))
+    assert missing == ("n03",)
+    assert "# n03: no interface reaches the others; there is no entry for it." in text.splitlines()
+    assert "reaches all 2 other nodes" in text
     assert sorted(entries) == ["n01", "n02", "n04"]
     with pytest.raises(ConfigError, match="no entry matches node n03"):
-        entry_for(parse(made.text.encode(), "x"), "n03")
+        entry_for(parse(text.encode(), "x"), "n03")
 
 
 def test_where_nobody_reaches_anybody_there_is_no_entry() -> None:
-    made, _ = drafted(scan(rail("eno1", "10.1"), lost=["10.1"]))
-    assert made.missing == NODES
-    assert parse(made.text.encode(), "x") == ()
+    text, missing, _ = drafted(scan(rail("eno1", "10.1"), lost=["10.1"]))
+    assert missing == NODES
+    assert parse(text.encode(), "x") == ()
 
 
 def test_a_broken_way_within_the_network_is_said() -> None:
     found = scan(rail("eno1", "10.1"))
     one_lost = {**found.reached, (("n01", "eno1"), ("n02", "eno1")): False}
-    assert "# 1 ways within this network did not work" in draft(ScanResult(found.ends, one_lost, {}), TODAY).text
+    assert "# 1 ways within this network did not work" in draft(ScanResult(found.ends, one_lost, {}), TODAY)[0]
     both = scan(rail("eno1", "10.1", speed=25_000), rail("eno2", "10.2"))
     reached = {**both.reached, (("n01", "eno1"), ("n02", "eno1")): False}
     assert set(interfaces(ScanResult(both.ends, reached, {})).values()) == {("eno2",)}
@@ -167,16 +167,16 @@ def named(template: str) -> tuple[dict[tuple[str, str], ScannedInterface], dict[
 
 def test_a_name_of_every_node_that_all_know_is_one_template() -> None:
     ends, resolved = named("{node}-ib0.cluster")
-    made, entries = drafted(scan(ends, resolved=resolved))
+    text, _, entries = drafted(scan(ends, resolved=resolved))
     assert {entry.address for entry in entries.values()} == {"{node}-ib0.cluster"}
-    assert made.text.count("- nodes:") == 1
+    assert text.count("- nodes:") == 1
 
 
 @pytest.mark.parametrize("elsewhere", [[], ["10.9.0.2"]])
 def test_a_name_that_one_node_does_not_know_is_no_template(elsewhere: list[str]) -> None:
     ends, resolved = named("{node}-ib0")
     resolved["n02-ib0"] = [["10.1.0.2"], ["10.1.0.2"], elsewhere, ["10.1.0.2"]]
-    entries = drafted(scan(ends, resolved=resolved))[1]
+    entries = drafted(scan(ends, resolved=resolved))[2]
     assert [entries[node].address for node in NODES] == [f"10.1.0.{number}" for number in range(1, 5)]
 
 
@@ -191,7 +191,7 @@ def drafted_of(links: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]]) -> 
         for each, (name, (used, others)) in enumerate(links.items())
     }
     reached = {(a, b): True for a in ends for b in ends if a[0] != b[0]}
-    return draft(ScanResult(ends, reached, {}), TODAY).text
+    return draft(ScanResult(ends, reached, {}), TODAY)[0]
 
 
 def test_each_active_device_is_named_once_and_exactly() -> None:
@@ -245,7 +245,7 @@ def any_scan(pick: st.DrawFn) -> ScanResult:
 @settings(max_examples=80, deadline=None)
 @given(any_scan())
 def test_every_draft_is_read_back_as_it_was_meant(found: ScanResult) -> None:
-    made, entries = drafted(found)
+    text, missing, entries = drafted(found)
     (best, *_) = networks(found) or [None]
     assert set(entries) == (set(best.links) if best else set())
     for node, entry in entries.items():
@@ -260,6 +260,6 @@ def test_every_draft_is_read_back_as_it_was_meant(found: ScanResult) -> None:
             assert address == ""
         else:
             assert all({each.address for each in links} & set(seen) for seen in leads)
-    for node in made.missing:
+    for node in missing:
         with pytest.raises(ConfigError):
-            entry_for(parse(made.text.encode(), "x") or (IfacesEntry("", ()),), node)
+            entry_for(parse(text.encode(), "x") or (IfacesEntry("", ()),), node)

@@ -7,6 +7,7 @@ import json
 import socket
 import threading
 from collections.abc import Iterator, Mapping
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,10 +15,11 @@ import psutil
 import pytest
 
 from srunddp.bootstrap.network import interface, probe
+from srunddp.bootstrap.network.probe import Prober
 from srunddp.check.coordinator import Coordinator
 from srunddp.ifaces import scan
 from srunddp.ifaces.draft import draft
-from srunddp.ifaces.scan import Scanner, ScanResult, links, survey
+from srunddp.ifaces.scan import ScanResult, handle, links, survey
 from srunddp.util import infiniband
 from srunddp.util.infiniband import Device
 from tests.cluster.network import tool
@@ -32,7 +34,7 @@ BOTH = {(("west", "data0"), ("east", "data0")), (("east", "data0"), ("west", "da
 @pytest.fixture
 def coordinator(names: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> Iterator[Coordinator]:
     monkeypatch.setattr(probe, "WITHIN", 0.5)
-    with coordinator_of(names, lambda node: Scanner(node).handle) as coordinator:
+    with coordinator_of(names, lambda node: partial(handle, node, Prober())) as coordinator:
         yield coordinator
 
 
@@ -96,11 +98,11 @@ def test_an_interface_that_went_away_reaches_nobody(coordinator: Coordinator) ->
 
 
 def test_its_own_interfaces_and_names_travel() -> None:
-    found = Scanner(NODE).handle({"do": "links"})
+    found = handle(NODE, Prober(), {"do": "links"})
     assert json.loads(json.dumps(found)) == json.loads(json.dumps([vars(link) for link in links(NODE)]))
     (lo,) = [link for link in found if link["name"] == "lo"]
     assert (lo["address"], lo["names"]) == ("127.0.0.1", ())
-    answer = Scanner(NODE).handle({"do": "resolve", "names": ["127.0.0.1", "nowhere.invalid"]})
+    answer = handle(NODE, Prober(), {"do": "resolve", "names": ["127.0.0.1", "nowhere.invalid"]})
     assert answer == {"127.0.0.1": ["127.0.0.1"], "nowhere.invalid": []}
 
 
@@ -160,7 +162,7 @@ def test_a_thousand_nodes_are_scanned_and_drafted() -> None:
         return {name: [host(int(name[4:8]) * PER_NODE)] for name in question["names"]}
 
     with quick(20.0):  # of which the made-up ranks take most
-        found = draft(survey(ManyNodes(answer)), datetime.date(2026, 1, 2))  # type: ignore[arg-type]
-    assert found.missing == ()
-    assert "- nodes: node[0000-0999]\n  interface: [ib0, ib1]" in found.text
-    assert 'address: "{node}-ib"' in found.text
+        text, missing = draft(survey(ManyNodes(answer)), datetime.date(2026, 1, 2))  # type: ignore[arg-type]
+    assert missing == ()
+    assert "- nodes: node[0000-0999]\n  interface: [ib0, ib1]" in text
+    assert 'address: "{node}-ib"' in text

@@ -203,7 +203,7 @@ def both(*arguments: object, folder: Path, **changes: str) -> list[CompletedProc
         (("--channel", "pmi"), {}, "--channel pmi is not there under Slurm; expected one of slurm, env -> "),
     ],
 )
-def test_what_is_wrong_for_all_ranks_is_said_once(
+def test_what_all_have_wrong_is_said_once(
     script: Path, words: tuple[str, ...], changes: dict[str, str], said: str
 ) -> None:
     first, second = both(*words, "--quiet", "train.py", folder=script.parent, **changes)

@@ -15,18 +15,7 @@ import pytest
 
 from srunddp.util.kernel_file import children_of
 from tests.conftest import ROOT, missing
-from tests.support.starting import (
-    LONG,
-    SRUNDDP,
-    bare,
-    ended,
-    python,
-    read_line,
-    slurm,
-    srunddp,
-    started,
-    write,
-)
+from tests.support.starting import LONG, SRUNDDP, bare, ended, python, read_line, slurm, srunddp, started, write
 from tests.support.worlds import run
 
 SHOW = """

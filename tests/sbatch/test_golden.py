@@ -16,8 +16,12 @@ from tests.support.starting import srunddp
 COMMANDS = commands()
 
 
-def test_the_page_has_a_command_for_each_golden_file() -> None:
+def test_golden_files_are_on_the_page_and_pass_shellcheck() -> None:
     assert set(COMMANDS) == {path.stem for path in GOLDEN.glob("*.sh")}
+    shellcheck = tool(str(Path(sys.executable).parent / "shellcheck"), "shellcheck")
+    done = subprocess.run([shellcheck, *sorted(map(str, GOLDEN.glob("*.sh")))], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "")
+    assert not any("shellcheck disable" in path.read_text() for path in GOLDEN.glob("*.sh"))
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -26,13 +30,6 @@ def test_the_command_writes_the_script_of_the_golden_file(name: str) -> None:
     if os.environ.get("RENEW_GOLDEN"):
         path.write_text(text)
     assert text == path.read_text(), f"if it is meant so: RENEW_GOLDEN=1 .venv/bin/python -m pytest {__file__}"
-
-
-def test_shellcheck_finds_nothing_in_any_golden_file() -> None:
-    shellcheck = tool(str(Path(sys.executable).parent / "shellcheck"), "shellcheck")
-    done = subprocess.run([shellcheck, *sorted(map(str, GOLDEN.glob("*.sh")))], capture_output=True, text=True)
-    assert (done.returncode, done.stdout) == (0, "")
-    assert not any("shellcheck disable" in path.read_text() for path in GOLDEN.glob("*.sh"))
 
 
 @pytest.mark.parametrize(("name", "logs"), [("run_gloo", "logs"), ("launch_tiny", "slurm_logs")])

@@ -126,9 +126,7 @@ def test_a_report_does_not_keep_a_job_that_slurm_ends(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("fields", "after"), [(STAGED, ["stage clean"]), (MONITORED, [])], ids=["stage", "monitor"])
-def test_a_preflight_that_fails_ends_the_job_before_the_training(
-    tmp_path: Path, fields: dict[str, Any], after: list[str]
-) -> None:
+def test_a_preflight_that_fails_comes_before_training(tmp_path: Path, fields: dict[str, Any], after: list[str]) -> None:
     with started(tmp_path, {"CHECK": "69"}, preflight=True, requeue=True, **fields) as process:
         assert process.wait(30) == 69
     assert not (tmp_path / "training").exists()

@@ -162,9 +162,7 @@ def test_missing_wheel_is_named_in_one_line(quick: Build, tmp_path: Path, wanted
     assert not (tmp_path / "env").exists()
 
 
-def test_fetched_packages_are_found_again_offline(
-    quick: Build, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_fetched_packages_are_found_offline(quick: Build, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Online the user's settings for uv rule, and what has no wheel is built; later its cache is enough."""
     index = tmp_path / "index"
     for package in (wheel(tmp_path, "dep"), wheel(tmp_path, "extra"), source(tmp_path)):

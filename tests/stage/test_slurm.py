@@ -75,14 +75,11 @@ def test_failed_push_leaves_nothing_on_a_node(stage: Stage, tmp_path: Path) -> N
     assert not list((tmp_path / "disk").iterdir())
 
 
-def test_refusal_of_a_node_names_it(stage: Stage, tmp_path: Path) -> None:
+def test_refusal_of_a_node_and_missing_srun_are_named(stage: Stage, tmp_path: Path) -> None:
     planted = write(tmp_path / "disk" / f"sdd-{os.getuid()}-17", "")
     done = stage("push", "--data=data", "--all-nodes")
     assert (done.returncode, done.stdout) == (69, "")
     assert done.stderr.startswith(f"srunddp: error: node09: {planted} is there, of user {os.getuid()} and mode -rw")
-
-
-def test_missing_srun_is_named(stage: Stage) -> None:
     done = stage("push", "--data=data", PATH="/nowhere")
     assert (done.returncode, done.stderr.partition(";")[0]) == (69, "srunddp: error: srun: No such file or directory")
 

@@ -151,7 +151,7 @@ SINFO = '#!/bin/sh\necho "$@" >> {folder}/asked\necho "node02 {state}"\n'
 
 
 @pytest.mark.parametrize(("state", "down"), [("down*", True), ("alloc", False), ("", False)])
-def test_a_silent_node_that_slurm_takes_for_down_is_lost(
+def test_a_silent_node_down_for_slurm_is_lost(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, state: str, down: bool
 ) -> None:
     write(tmp_path / "sinfo", SINFO.format(folder=tmp_path, state=state)).chmod(0o755)

@@ -10,14 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from srunddp.supervisor.failure import (
-    Failure,
-    FailureKind,
-    FailureRecorder,
-    of_exception,
-    of_exit,
-    shortened,
-)
+from srunddp.supervisor.failure import Failure, FailureKind, FailureRecorder, of_exception, of_exit, shortened
 from srunddp.supervisor.stacks import StackDump
 
 REAL = Failure(1, "node02", "ValueError: boom", 7, FailureKind.SECONDARY, "Traceback", "2026-01-01T00:00:00.000+00:00")
@@ -72,13 +65,10 @@ def test_an_error_of_a_collective_or_of_the_store_is_an_echo(error: BaseExceptio
     assert of_exception(error, None)[2] is kind
 
 
-def test_what_is_raised_from_a_secondary_error_is_one() -> None:
+def test_an_error_is_judged_by_its_causes_even_in_a_circle() -> None:
     outer, other = ValueError("step 3"), ValueError("step 4")
     outer.__cause__, other.__context__ = ECHOES[0], ECHOES[0]
     assert [of_exception(each, None)[2] for each in (outer, other)] == [FailureKind.SECONDARY, FailureKind.SECONDARY]
-
-
-def test_an_error_that_is_its_own_context_is_judged_all_the_same() -> None:
     first, second = ValueError("a"), ValueError("b")
     first.__context__, second.__context__ = second, first
     assert of_exception(first, None)[2] is FailureKind.PRIMARY
@@ -94,12 +84,16 @@ def test_an_exit_in_the_handler_of_a_secondary_error_is_one() -> None:
     assert of_exit(SystemExit("no data"), 1)[0] == "sys.exit(1): no data"
 
 
-def test_the_cause_is_one_line_and_the_traceback_is_python_s() -> None:
+def test_the_cause_is_one_line_a_long_trace_keeps_both_ends() -> None:
     error = raised(ValueError("first\nlast"))
     cause, text, _ = of_exception(error, error.__traceback__)
     assert cause == "ValueError: first"
     assert text.startswith("Traceback (most recent call last):\n")
     assert text.endswith("ValueError: first\nlast\n")
+    text = "begins" + "x" * 10**6 + "ends"
+    assert len(shortened(text)) < 20000
+    assert shortened(text).startswith("begins")
+    assert shortened(text).endswith("ends")
 
 
 @pytest.mark.parametrize("number", sorted({*signal.Signals} - {signal.SIGABRT}))
@@ -111,20 +105,10 @@ def test_a_process_that_a_signal_ended_is_a_cause_and_says_which(number: signal.
     assert failure.cause == f"killed by {number.name}, core dumped"
 
 
-def test_an_abort_may_be_secondary_and_signals_have_names() -> None:
+def test_of_signals_an_abort_may_be_secondary_names_are_told() -> None:
     recorder = FailureRecorder(1, "node02", StackDump(), None)
     assert recorder.of_status(-signal.SIGABRT, 1.0).weight is FailureKind.ABORTED
     assert recorder.of_status(-40, 1.0).cause == "killed by signal 40"
-
-
-def test_a_long_traceback_keeps_its_beginning_and_its_end() -> None:
-    text = "begins" + "x" * 10**6 + "ends"
-    assert len(shortened(text)) < 20000
-    assert shortened(text).startswith("begins")
-    assert shortened(text).endswith("ends")
-
-
-def test_a_launcher_s_signal_is_the_cause_for_two_minutes() -> None:
     recorder = FailureRecorder(1, "node02", StackDump(), None)
     recorder.note_ending_signal(signal.SIGTERM, 100.0)
     assert recorder.of("ValueError: boom", 1, 219.0).cause.startswith("the launcher ended the run with SIGTERM")

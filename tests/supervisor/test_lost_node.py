@@ -62,9 +62,7 @@ def test_an_outage_of_14_s_ends_no_job_unless_it_is_told_to(tmp_path: Path, node
 
 
 @pytest.mark.parametrize(("hook", "words"), [("input", ALL), ("output", "ip daddr 10.201.1.0/24 drop")])
-def test_a_line_lost_in_one_direction_ends_both_sides(
-    tmp_path: Path, nodes: dict[str, str], hook: str, words: str
-) -> None:
+def test_a_line_lost_one_way_ends_both_sides(tmp_path: Path, nodes: dict[str, str], hook: str, words: str) -> None:
     with apart(tmp_path, nodes, 29582, "--lost-after", "3") as it, rule(nodes["east"], hook, words):
         ended = it.wait()
     assert ended.codes == [LOST, LOST], ended.text

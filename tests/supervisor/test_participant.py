@@ -29,7 +29,7 @@ def test_rank_zero_is_obeyed_and_nothing_is_said_again(capfd: pytest.CaptureFixt
     assert capfd.readouterr().err == ""
 
 
-def test_rank_zero_is_told_what_happens_here() -> None:
+def test_rank_zero_is_told_all_and_may_close_after_the_end() -> None:
     it = Scene(1, stacks=lambda: "a stack", step=lambda: 5)
     it.monitor.tick(5.0)
     it.say(0, stacks=True)
@@ -40,6 +40,11 @@ def test_rank_zero_is_told_what_happens_here() -> None:
     assert it.monitor.finished
     messages = [{"ping": 5}, {"stacks": "a stack"}, {"failure": asdict(BOOM)}, {"goodbye": True, "waits": False}]
     assert it.connections[0].messages == [*messages, {"left": True}]
+    it = Scene(1)
+    it.monitor.done()
+    it.monitor.left()
+    it.close(0)
+    assert it.monitor.root_cause is None
 
 
 def test_a_worker_with_mpi_stays_until_rank_zero_says_over() -> None:
@@ -59,14 +64,6 @@ def test_only_the_deputy_says_that_rank_zero_was_killed(deputy: bool, capfd: pyt
     it.close(0)
     assert (it.monitor.root_cause.ranks, it.monitor.root_cause.exit_code) == ((0,), 137)
     assert capfd.readouterr().err == (KILLED if deputy else "")
-
-
-def test_rank_zero_may_close_when_the_worker_has_left() -> None:
-    it = Scene(1)
-    it.monitor.done()
-    it.monitor.left()
-    it.close(0)
-    assert it.monitor.root_cause is None
 
 
 def test_a_launcher_that_ends_the_run_is_no_failure_of_rank_zero() -> None:
@@ -93,9 +90,7 @@ def test_a_silent_rank_zero_outweighs_a_secondary_failure(weight: FailureKind, c
 
 
 @pytest.mark.parametrize(("link", "lost"), [(True, "rank 0 on node01"), (False, "rank 1 on node02")])
-def test_a_lost_connection_is_rank_zero_s_node_or_our_own(
-    link: bool, lost: str, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_lost_connection_is_their_node_or_ours(link: bool, lost: str, capfd: pytest.CaptureFixture[str]) -> None:
     """Who is cut off itself does not say that rank 0 is lost."""
     it = Scene(1, link_is_up=lambda: link)
     it.say(0, deputy={"elsewhere": True, "witness": None})

@@ -11,13 +11,7 @@ import pytest
 
 from srunddp.supervisor import root_cause
 from srunddp.supervisor.failure import Failure, FailureKind
-from srunddp.supervisor.root_cause import (
-    RootCause,
-    find_root_cause,
-    render,
-    report,
-    report_as_deputy,
-)
+from srunddp.supervisor.root_cause import RootCause, find_root_cause, render, report, report_as_deputy
 
 BOOM = Failure(1, "node02", "ValueError: boom", 7, traceback="Traceback (most recent call last):\nValueError: boom\n")
 ECHO = Failure(2, "node03", "RuntimeError: Broken pipe", 1, FailureKind.SECONDARY, "a victim's traceback")
@@ -55,10 +49,12 @@ def test_errors_after_the_launcher_s_signal_are_its_echo(weight: FailureKind) ->
     assert find_root_cause([asked, peer, replace(BOOM, rank=3)], {}).exit_code == 7
 
 
-def test_the_verdict_holds_no_traceback_of_a_victim() -> None:
+def test_a_victim_has_no_traceback_a_signal_blames_no_rank() -> None:
     found = find_root_cause([ECHO, BOOM], {})
     assert found.traceback == BOOM.traceback
     assert [(each.rank, each.traceback) for each in found.victims] == [(2, "")]
+    asked = replace(BOOM, cause="the launcher ended the run", exit_code=143, weight=FailureKind.SIGNALLED, traceback="")
+    assert render(RootCause.of(asked), NODES) == "srunddp: the launcher ended the run (exit code 143)\n"
 
 
 def test_a_rank_that_left_is_the_cause_where_others_miss_it() -> None:
@@ -80,11 +76,6 @@ def test_the_verdict_is_said_in_this_form() -> None:
     assert said.splitlines()[-1] == "srunddp: ended with it: 4095 ranks on 512 nodes"
 
 
-def test_the_launcher_s_signal_blames_no_rank() -> None:
-    asked = replace(BOOM, cause="the launcher ended the run", exit_code=143, weight=FailureKind.SIGNALLED, traceback="")
-    assert render(RootCause.of(asked), NODES) == "srunddp: the launcher ended the run (exit code 143)\n"
-
-
 def test_of_many_deputies_that_announce_at_once_one_is_heard(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -96,11 +87,8 @@ def test_of_many_deputies_that_announce_at_once_one_is_heard(
     assert json.loads((tmp_path / "failure.json").read_text())["exit_code"] == 7
 
 
-def test_a_folder_that_cannot_be_written_holds_nothing_back(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_without_a_folder_it_is_said_and_never_twice(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     report_as_deputy(RootCause.of(BOOM), tmp_path / "nowhere")
     assert "rank 1 on node02 failed" in capfd.readouterr().err
-
-
-def test_what_the_user_has_seen_is_not_said_again(capfd: pytest.CaptureFixture[str]) -> None:
     report(RootCause.of(replace(BOOM, shown=True)), NODES)
     assert capfd.readouterr().err == ""

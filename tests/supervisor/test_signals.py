@@ -56,9 +56,7 @@ subprocess.run(wrapper, env={**__import__("os").environ, "SLURM_PROCID": "0"}, c
         ("", "", Tracking.UNKNOWN),  # it cannot be read
     ],
 )
-def test_the_control_group_tells_whom_slurm_signals(
-    groups: str, namespace: str, expected: Tracking, tmp_path: Path
-) -> None:
+def test_the_group_tells_whom_slurm_signals(groups: str, namespace: str, expected: Tracking, tmp_path: Path) -> None:
     if namespace:
         (tmp_path / "cgroup").write_text(groups)
         (tmp_path / "namespace").symlink_to(namespace)
@@ -80,9 +78,7 @@ def test_the_control_group_tells_whom_slurm_signals(
         (Launcher(None), 0, False, False),
     ],
 )
-def test_the_sender_tells_whether_the_worker_has_it(
-    launcher: Launcher, sender: int, from_kernel: bool, expected: bool | None
-) -> None:
+def test_the_sender_tells_who_has_it(launcher: Launcher, sender: int, from_kernel: bool, expected: bool | None) -> None:
     code = 0x80 if from_kernel else 0
     received = signal.struct_siginfo((signal.SIGINT, code, 0, sender, 0, 0, 0))
     assert launcher.reached_worker(received) is expected

@@ -79,9 +79,7 @@ def test_a_rank_in_a_collective_or_backward_pass_waits(text: str, waiting: bool)
         ({0: LOAD_BATCH, 1: LOAD_BATCH}, {0: 8, 1: 8}, 0),
     ],
 )
-def test_the_odd_one_is_the_rank_that_the_others_wait_for(
-    texts: dict[int, str], steps: dict[int, int], odd: int
-) -> None:
+def test_the_odd_one_is_who_the_others_wait_for(texts: dict[int, str], steps: dict[int, int], odd: int) -> None:
     assert find_blocking_rank(texts, steps) == odd
 
 

@@ -51,9 +51,7 @@ def test_the_least_quota_counts(groups: str, files: dict[str, str], expected: fl
         ("", {}, None),
     ],
 )
-def test_the_least_limit_of_memory_counts(
-    groups: str, files: dict[str, str], expected: int | None, tmp_path: Path
-) -> None:
+def test_the_least_memory_counts(groups: str, files: dict[str, str], expected: int | None, tmp_path: Path) -> None:
     write_all(tmp_path, files)
     assert memory_limit(groups, tmp_path) == expected
 
@@ -62,7 +60,7 @@ def test_the_least_limit_of_memory_counts(
     ("groups", "file", "expected"),
     [(V2, "job/step/memory.events", 3), (V1, "memory/job/memory.oom_control", 3), (V2, "job/memory.events", 0)],
 )
-def test_kills_are_those_of_the_own_group(
+def test_kills_are_of_the_own_group(
     groups: str, file: str, expected: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_all(tmp_path, {file: "oom 1\noom_kill 3"})

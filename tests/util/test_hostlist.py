@@ -42,10 +42,12 @@ def test_a_name_of_any_text_is_folded(name: str) -> None:
     assert fold([name]) == name
 
 
-def test_numbers_are_ranges() -> None:
+def test_numbers_are_ranges_up_to_the_largest_cluster_s() -> None:
     assert [ranges(numbers) for numbers in ((), (5,), (3, 2, 0, 2), range(10, 1000))] == ["", "5", "0,2-3", "10-999"]
     layout = {0: "node01", 1: "node01", 4: "node03"}
     assert fold_ranks([0, 1, 4, 5], layout) == "ranks 0-1 on node01, rank 4 on node03, rank 5"
+    assert len(expand("n[0-65535]")) == 65536
+    assert len(expand("r[1-256]n[1-256]")) == 65536
 
 
 # Host lists of Slurm, expanded.
@@ -114,11 +116,6 @@ def test_a_wrong_host_list_raises_one_error_that_shows_it(host_list: str) -> Non
     assert "->" in text
     assert "\n" not in text
     assert len(text) < 400
-
-
-def test_a_host_list_of_the_largest_cluster_is_expanded() -> None:
-    assert len(expand("n[0-65535]")) == 65536
-    assert len(expand("r[1-256]n[1-256]")) == 65536
 
 
 @pytest.fixture(scope="module")

@@ -65,14 +65,11 @@ def ib(number: int, rate: int = 400_000, layer: str = "InfiniBand") -> Device:
     return Device(f"mlx5_{number}", layer, True, rate, (f"net{number}",))
 
 
-def test_of_infiniband_all_devices_of_the_best_rate_are_used() -> None:
+def test_infiniband_takes_the_best_of_all_roce_its_own() -> None:
     every = [*map(ib, range(8)), ib(8, 100_000), ib(9, 400_000, "Ethernet")]
     assert with_interface(every[:1], every) == (every[:8], [])
     assert with_interface(every[8:9], every) == (every[:8], [])
     assert with_interface([], every) == ([], [])
-
-
-def test_of_roce_the_interfaces_own_are_used() -> None:
     every = [ib(0, layer="Ethernet"), ib(1, layer="Ethernet"), ib(2, 25_000, "Ethernet"), ib(3)]
     assert with_interface(every[:1], every) == (every[:1], every[1:2])
     assert with_interface(every[2:3], every) == (every[2:3], every[:2])

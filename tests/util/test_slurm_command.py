@@ -26,13 +26,10 @@ def test_the_answer_does_not_depend_on_the_users_locale(tmp_path: Path, commands
     assert slurm_command.output("sinfo", environ=commands) == "C %s UTC %N\n"
 
 
-def test_a_command_that_fails_says_nothing_unless_asked(tmp_path: Path, commands: dict[str, str]) -> None:
+def test_a_command_that_fails_or_is_none_says_nothing(tmp_path: Path, commands: dict[str, str]) -> None:
     add(tmp_path, "scontrol", "echo part; echo broken >&2; exit 1")
     assert slurm_command.output("scontrol", environ=commands) == ""
     assert slurm_command.output("scontrol", environ=commands, any_status=True) == "part\nbroken\n"
-
-
-def test_a_command_that_does_not_exist_says_nothing(commands: dict[str, str]) -> None:
     assert slurm_command.output("no-such-command", environ=commands) == ""
 
 

@@ -65,11 +65,6 @@ class Environment:
         return at_home or self.world_size in (1, self.local_world_size)
 
     @property
-    def has_launcher(self) -> bool:
-        """Whether srun or an MPI launcher started this process as a rank."""
-        return self.launcher not in (NO_LAUNCHER, USER.name)
-
-    @property
     def rank_variable(self) -> str:
         """The variable that tells the rank; a sentence where none does."""
         return self.sources["rank"].partition("=")[0]
@@ -115,7 +110,7 @@ def _identify(variables: Mapping[str, str], pid: int) -> Environment:
     if pid and is_below_rank(variables, pid):  # 0 where it is another process's environment
         return _single(variables, "a process that a rank started")
     step = slurm.read_step(variables, pid) if slurm.in_step(variables) else None
-    if launchers := mpi.find_launchers(variables):
+    if launchers := [each for each in mpi.LAUNCHERS if {each.rank, each.local_rank, each.world_size} <= {*variables}]:
         return _from_mpi(variables, launchers, step)
     if step and not step.typed:
         return _from_slurm(variables, step)
@@ -186,13 +181,10 @@ def _cross_check(found: Environment, variables: Mapping[str, str]) -> Environmen
     """Explicit variables beside a launcher: ``MASTER_*`` is ignored, a contradicting rank is an error."""
     for name, value in (("RANK", found.rank), ("WORLD_SIZE", found.world_size), ("LOCAL_RANK", found.local_rank)):
         if name in variables and variables[name] != str(value):
-            field = name.lower()
-            raise ConfigError(
-                f"{name}={variables[name]}, but {found.sources[field]}",
-                expected="the launcher's value, or none",
-                hint=f"remove `export {name}` from the job script, or let explicit variables rule with --channel env",
-                scope=Scope.JOB if name == "WORLD_SIZE" else Scope.RANK,
-            )
+            text = f"{name}={variables[name]}, but {found.sources[name.lower()]}"
+            scope = Scope.JOB if name == "WORLD_SIZE" else Scope.RANK
+            hint = f"remove `export {name}` from the job script, or let explicit variables rule with --channel env"
+            raise ConfigError(text, expected="the launcher's value, or none", hint=hint, scope=scope)
     ignored = [f"{name}={variables[name]}" for name in ("MASTER_ADDR", "MASTER_PORT") if name in variables]
     if not ignored:
         return found
@@ -204,23 +196,20 @@ def _require_explicit(variables: Mapping[str, str]) -> None:
     there = [name for name in EXPLICIT if variables.get(name)]
     if missing := [name for name in EXPLICIT if name not in there]:
         shell = slurm.in_allocation(variables) and not slurm.in_step(variables)
-        raise ConfigError(
-            f"{_and(there)} set, {_and(missing)} missing" if there else f"{_and(missing)} missing",
-            expected=f"all of {_and(EXPLICIT)}, or none",
-            hint="start the script with srun: this is not a step of Slurm" if shell else "set them all, or unset them",
-            scope=Scope.JOB,
-        )
+        found = f"{_and(there)} set, {_and(missing)} missing" if there else f"{_and(missing)} missing"
+        hint = "start the script with srun: this is not a step of Slurm" if shell else "set them all, or unset them"
+        raise ConfigError(found, expected=f"all of {_and(EXPLICIT)}, or none", hint=hint, scope=Scope.JOB)
 
 
 def _explicit(variables: Mapping[str, str]) -> Environment:
     _require_explicit(variables)
     found = _from_launcher_variables(variables, USER)
     if found.rank >= found.world_size:
-        raise ConfigError(
+        text, expected = (
             f"RANK={found.rank} with WORLD_SIZE={found.world_size}",
-            expected=f"RANK from 0 to {found.world_size - 1}",
-            hint="correct one of the two",
+            f"RANK from 0 to {found.world_size - 1}",
         )
+        raise ConfigError(text, expected=expected, hint="correct one of the two")
     port = slurm.parse_uint(variables, "MASTER_PORT")
     if not 0 < port < 65536:
         raise ConfigError(f"MASTER_PORT={port}", expected="a port from 1 to 65535", hint="correct it", scope=Scope.JOB)
@@ -250,20 +239,14 @@ def _forced(found: Environment, channel: str | None) -> Environment:
     if found.world_size == 1 or (channel is None and found.discoveries):
         return found
     if channel is None:
-        raise ConfigError(
-            f"{found.launcher} started {found.world_size} ranks, which cannot meet without mpi4py",
-            expected="mpi4py, or a launcher with PMI-1",
-            hint="pip install mpi4py for this MPI",
-            scope=Scope.JOB,
-        )
+        text = f"{found.launcher} started {found.world_size} ranks, which cannot meet without mpi4py"
+        hint = "pip install mpi4py for this MPI"
+        raise ConfigError(text, expected="mpi4py, or a launcher with PMI-1", hint=hint, scope=Scope.JOB)
     if asked not in found.discoveries:
         overriding = [each.name for each in DISCOVERIES if each.overrides_launcher]
-        raise ConfigError(
-            f"--channel {channel} is not there under {found.launcher}",
-            expected=f"one of {', '.join(dict.fromkeys((*found.channels, *overriding)))}",
-            hint=asked.hint,
-            scope=Scope.JOB,
-        )
+        text = f"--channel {channel} is not there under {found.launcher}"
+        ways = ", ".join(dict.fromkeys((*found.channels, *overriding)))
+        raise ConfigError(text, expected=f"one of {ways}", hint=asked.hint, scope=Scope.JOB)
     return replace(found, discoveries=(asked,))
 
 

@@ -54,11 +54,6 @@ _WORLDS = {
 }
 
 
-def find_launchers(variables: Mapping[str, str]) -> list[LauncherVariables]:
-    """The MPI launchers whose variables are here, the innermost first."""
-    return [each for each in LAUNCHERS if {each.rank, each.local_rank, each.world_size} <= variables.keys()]
-
-
 def is_installed() -> bool:
     """Whether mpi4py can be imported."""
     return importlib.util.find_spec("mpi4py") is not None
@@ -105,11 +100,9 @@ def broadcast(message: str | None, world_size: int, interface: str | None) -> st
         if library.startswith("Open MPI") and "OMPI_COMM_WORLD_RANK" not in os.environ:
             time.sleep(_FENCE)
     if MPI.COMM_WORLD.Get_size() != world_size:
-        raise RendezvousError(
-            f"MPI's world has {MPI.COMM_WORLD.Get_size()} ranks, the launcher's {world_size}",
-            expected="one world",
-            hint="mpi4py uses another MPI than the launcher; install mpi4py for this MPI, or use --channel slurm",
-        )
+        found = f"MPI's world has {MPI.COMM_WORLD.Get_size()} ranks, the launcher's {world_size}"
+        hint = "mpi4py uses another MPI than the launcher; install mpi4py for this MPI, or use --channel slurm"
+        raise RendezvousError(found, expected="one world", hint=hint)
     return str(MPI.COMM_WORLD.bcast(message, root=0))
 
 
@@ -122,10 +115,10 @@ def interface_variables(variables: Mapping[str, str], interface: str) -> dict[st
 
 
 def require_world(library: str, variables: Mapping[str, str]) -> None:
-    """See to it that initialising MPI here makes one world, and does not end the process.
+    """Refuse an MPI that would make no world here, or end the process.
 
     Args:
-        library: how it names itself, ``MPI.Get_library_version()``; variables: the process's environment.
+        library: how it names itself, ``MPI.Get_library_version()``.
 
     Raises:
         MpiNotLaunchedError: the launcher has told this library nothing.
@@ -168,9 +161,7 @@ def reject_prterun(variables: Mapping[str, str]) -> None:
         ConfigError: always when such a process is found.
     """
     if "PMIX_RANK" in variables and "PRTE_LAUNCHED" in variables:
-        raise ConfigError(
-            f"PMIX_RANK={variables['PMIX_RANK']} from prterun, with no world size and no local rank",
-            expected="OMPI_COMM_WORLD_SIZE and OMPI_COMM_WORLD_LOCAL_RANK as mpirun sets them",
-            hint="start with Open MPI's mpirun instead of prterun",
-            scope=Scope.JOB,
-        )
+        found = f"PMIX_RANK={variables['PMIX_RANK']} from prterun, with no world size and no local rank"
+        expected = "OMPI_COMM_WORLD_SIZE and OMPI_COMM_WORLD_LOCAL_RANK as mpirun sets them"
+        hint = "start with Open MPI's mpirun instead of prterun"
+        raise ConfigError(found, expected=expected, hint=hint, scope=Scope.JOB)

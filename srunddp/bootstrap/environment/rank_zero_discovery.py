@@ -108,8 +108,7 @@ class Discovery:
     def ports(self, environment: Environment, allowed: range | None) -> list[int]:
         """The ports on which rank 0 may listen, in the order in which it tries them; none where it publishes its own.
 
-        Args:
-            allowed: those that a firewall leaves open; None for any.
+        ``allowed`` are those that a firewall leaves open; None for any.
         """
         return []
 
@@ -158,12 +157,9 @@ class SlurmDiscovery(Discovery):
     def rank_zero(self, environment: Environment) -> RankZero:
         assert environment.step
         if unknown := environment.step.why_rank0_unknown:
-            raise ConfigError(
-                f"{unknown}: SLURM_* alone does not tell where rank 0 is",
-                expected="a block, cyclic or plane distribution",
-                hint="start with `srun --mpi=pmi2`, which tells it for any placement",
-                scope=Scope.NODE,
-            )
+            found = f"{unknown}: SLURM_* alone does not tell where rank 0 is"
+            hint = "start with `srun --mpi=pmi2`, which tells it for any placement"
+            raise ConfigError(found, expected="a block, cyclic or plane distribution", hint=hint, scope=Scope.NODE)
         node = environment.step.nodes[0]
         return RankZero(node, is_node=True, here=node == environment.node)
 
@@ -243,17 +239,13 @@ def broadcast_over_pmi(message: str | None, *, descriptor: int, timeout: float) 
             connection.settimeout(timeout)
             return _exchange(connection, message)
     except TimeoutError:
-        raise RendezvousError(
-            f"PMI's barrier did not open within {timeout:.0f} s",
-            expected="every rank to reach it",
-            hint="look for the ranks that did not start, or raise --timeout",
-        ) from None
+        found = f"PMI's barrier did not open within {timeout:.0f} s"
+        hint = "look for the ranks that did not start, or raise --timeout"
+        raise RendezvousError(found, expected="every rank to reach it", hint=hint) from None
     except OSError as error:
-        raise RendezvousError(
-            f"PMI_FD={descriptor} does not answer: {os.strerror(error.errno or 0)}",
-            expected="the launcher's PMI-1 socket, not used before",
-            hint="start one srunddp per srun or mpirun; a wrapper must exec it; or use --channel mpi, under srun slurm",
-        ) from None
+        found = f"PMI_FD={descriptor} does not answer: {os.strerror(error.errno or 0)}"
+        hint = "start one srunddp per srun or mpirun; a wrapper must exec it; or use --channel mpi, under srun slurm"
+        raise RendezvousError(found, expected="the launcher's PMI-1 socket, not used before", hint=hint) from None
 
 
 def _exchange(connection: socket.socket, message: str | None) -> str:
@@ -273,9 +265,8 @@ def _ask(connection: socket.socket, request: str, answer: str, wanted: str = "cm
     while not line.endswith(b"\n"):
         # One byte at a time: what follows the line belongs to the next reader of this shared socket.
         if not (piece := connection.recv(1)):
-            raise RendezvousError(
-                "PMI closed its socket", expected=f"the answer {answer}", hint="see the launcher's own message"
-            )
+            hint = "see the launcher's own message"
+            raise RendezvousError("PMI closed its socket", expected=f"the answer {answer}", hint=hint)
         line += piece
     text = line.decode(errors="replace").strip()
     words = dict(word.split("=", 1) for word in text.split() if "=" in word)

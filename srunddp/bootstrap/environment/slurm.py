@@ -105,11 +105,7 @@ def in_step(variables: Mapping[str, str]) -> bool:
 
 
 def read_step(variables: Mapping[str, str], pid: int) -> SlurmStep:
-    """Read the step's variables.
-
-    Args:
-        variables: the environment, for which :func:`in_step` holds.
-        pid: this process, compared with ``SLURM_TASK_PID``.
+    """Read the variables of a step, for which :func:`in_step` holds; ``pid`` is this process.
 
     Raises:
         ConfigError: a variable does not parse, or two of them contradict each other.
@@ -181,11 +177,8 @@ def parse_uint(variables: Mapping[str, str], name: str) -> int:
 def _digits(variables: Mapping[str, str], name: str, most: int) -> str:
     value = variables.get(name, "0")
     if not re.fullmatch(f"[0-9]{{1,{most}}}", value):
-        raise ConfigError(
-            f"{name}={shortened(value)!r}",
-            expected="a whole number",
-            hint=f"correct {name} or remove it from the environment",
-        )
+        hint = f"correct {name} or remove it from the environment"
+        raise ConfigError(f"{name}={shortened(value)!r}", expected="a whole number", hint=hint)
     return value
 
 
@@ -200,12 +193,8 @@ def task_counts(counts: str) -> list[int]:
         match = re.fullmatch(r"([0-9]{1,9})(?:\(x([0-9]{1,6})\))?", part)
         repeated = int(match[2] or 1) if match else 0
         if not match or len(expanded) + repeated > LONGEST_LIST:
-            raise ConfigError(
-                f"{TASKS_PER_NODE}={shortened(counts)!r}",
-                expected="counts like 4(x2),3",
-                hint=_REWRITTEN,
-                scope=Scope.JOB,
-            )
+            found = f"{TASKS_PER_NODE}={shortened(counts)!r}"
+            raise ConfigError(found, expected="counts like 4(x2),3", hint=_REWRITTEN, scope=Scope.JOB)
         expanded.extend([int(match[1])] * repeated)
     return expanded
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from srunddp.errors import ConfigError, Scope
 from srunddp.util.hostlist import expand
-from srunddp.util.yaml_source import yaml_error_position, yaml_position
+from srunddp.util.yaml_source import compose, yaml_position
 
 if TYPE_CHECKING:
     import yaml
@@ -82,13 +82,9 @@ def entry_for(entries: tuple[IfacesEntry, ...], node: str, *, alone: bool = Fals
             return entry
     if alone:
         return DEFAULT
-    raise ConfigError(
-        f"no entry matches node {node}",
-        expected="an entry for every node",
-        hint=f'add `- nodes: {node}`, or a last entry `- nodes: "*"` with `interface: auto`',
-        where=entries[0].file,
-        scope=Scope.NODE,
-    )
+    found = f"no entry matches node {node}"
+    hint = f'add `- nodes: {node}`, or a last entry `- nodes: "*"` with `interface: auto`'
+    raise ConfigError(found, expected="an entry for every node", hint=hint, where=entries[0].file, scope=Scope.NODE)
 
 
 def entry_or_default(entries: tuple[IfacesEntry, ...], node: str) -> IfacesEntry:
@@ -113,10 +109,6 @@ class IfacesConfig:
 
 def load(named: str | None, variables: Mapping[str, str]) -> IfacesConfig:
     """The entries of the first file that has any, in the order of :func:`candidates`.
-
-    Args:
-        named: the file given with ``--ifaces``.
-        variables: the environment, read for ``SRUNDDP_IFACES``.
 
     Raises:
         ConfigError: a file that was asked for is not there, or a file is wrong, or somebody else's in a default place.
@@ -152,12 +144,9 @@ def candidates(named: str | None, variables: Mapping[str, str]) -> list[Path]:
 def _read(path: Path, origin: str) -> bytes:
     if not os.path.isfile(path):
         missing = "a link that leads nowhere" if os.path.islink(path) else "not there"
-        raise _wrong(
-            origin or str(path),
-            f"{path} is {'not a file' if os.path.exists(path) else missing}",
-            "a file of interface entries",
-            f"correct {origin}" if origin else "remove it",
-        )
+        found = f"{path} is {'not a file' if os.path.exists(path) else missing}"
+        hint = f"correct {origin}" if origin else "remove it"
+        raise _wrong(origin or str(path), found, "a file of interface entries", hint)
     try:
         if not origin:
             _check_owner(path)
@@ -191,15 +180,8 @@ def parse(text: bytes, path: str) -> tuple[IfacesEntry, ...]:
     Raises:
         ConfigError: with file, line and column, what was found, what was expected and the hint.
     """
-    import yaml
-
-    try:
-        root = yaml.compose(text, Loader=yaml.SafeLoader)
-    except (yaml.YAMLError, ValueError, OverflowError, RecursionError) as error:
-        problem = getattr(error, "problem", None) or getattr(error, "reason", None)
-        found = f"this is not YAML: {problem or 'nested too deeply, or a number too large'}"
-        hint = "see the example in the shipped etc/ifaces.conf"
-        raise _wrong(yaml_error_position(error, text, path), found, "YAML", hint) from None
+    hint = "see the example in the shipped etc/ifaces.conf"
+    root = compose(text, path, expected="YAML", hint=hint, scope=Scope.NODE)
     if root is None or root.value == "":
         return ()
     reader = _Reader(path)

@@ -66,10 +66,7 @@ def select_interface(
     variables: Mapping[str, str],
     links: tuple[NetworkInterface, ...],
 ) -> SelectedInterface:
-    """Choose and check this rank's interface, by ifaces.conf's entries and what the user exported.
-
-    Args:
-        links: this node's interfaces, from :func:`list_interfaces`.
+    """Choose and check this rank's interface among the node's, by ifaces.conf's entries and what the user exported.
 
     Raises:
         ConfigError: the interface is not there, down or without an address; loopback between nodes.
@@ -154,13 +151,10 @@ def _automatic(
     usable = [link for link in links if not why_unusable(link)]
     passed_over = tuple(f"{link.name}: {why_unusable(link)}" for link in links if why_unusable(link))
     if not usable:
-        raise ConfigError(
-            f"node {environment.node} has no interface that reaches other nodes: {_listed(links)}",
-            expected="one that is up, has an address, and is not loopback, a bridge or a container's",
-            hint="name the right one in ifaces.conf",
-            where=source,
-            scope=Scope.NODE,
-        )
+        found = f"node {environment.node} has no interface that reaches other nodes: {_listed(links)}"
+        expected = "one that is up, has an address, and is not loopback, a bridge or a container's"
+        hint = "name the right one in ifaces.conf"
+        raise ConfigError(found, expected=expected, hint=hint, where=source, scope=Scope.NODE)
     # The address that the others know this node by is the one they are known to reach.
     known = addresses_of(environment.node)
     best = min(usable, key=lambda link: (not known & set(link.addresses), not link.name.startswith("ib"), -link.speed))
@@ -229,22 +223,12 @@ def _checked(
         wrong = "is loopback, which other nodes cannot reach"
     else:
         return link
-    raise ConfigError(
-        f"interface {name} {wrong} on node {environment.node}, which has {_listed(links)}",
-        expected="one that is up and has an address",
-        hint=hint,
-        where=source,
-        scope=scope,
-    )
+    found = f"interface {name} {wrong} on node {environment.node}, which has {_listed(links)}"
+    raise ConfigError(found, expected="one that is up and has an address", hint=hint, where=source, scope=scope)
 
 
 def _listed(links: tuple[NetworkInterface, ...]) -> str:
     return ", ".join(map(str, links)) or "none"
-
-
-def has_carrier(name: str) -> bool:
-    """Whether an interface of this node is there and up."""
-    return any(link.name == name and link.up for link in list_interfaces())
 
 
 def list_interfaces() -> tuple[NetworkInterface, ...]:

@@ -32,11 +32,6 @@ class Probe:
     port: int
     interface: str = ""
 
-    @property
-    def same_family(self) -> bool:
-        """Whether both addresses are of IPv4, or both of IPv6."""
-        return _family(self.source) == _family(self.host)
-
 
 def connect(probe: Probe) -> str:
     """Why the connection fails; empty where it is made.

@@ -56,11 +56,8 @@ def init(backend: str | None = None, *, timeout: timedelta | None = None, device
         SrunddpError: the environment or configuration is wrong, or the ranks did not meet.
     """
     if multiprocessing.parent_process() is not None:
-        raise ConfigError(
-            "srunddp.init() in a process that multiprocessing started",
-            expected="one call per rank",
-            hint='keep it below `if __name__ == "__main__":`',
-        )
+        found = "srunddp.init() in a process that multiprocessing started"
+        raise ConfigError(found, expected="one call per rank", hint='keep it below `if __name__ == "__main__":`')
     place = store.current_context() or _meet_in_process(RendezvousOptions(backend=backend or "auto"))
     world, warning = open_world(place, backend or place.backend, timeout, device_id=device_id)
     if warning and world.local_rank == 0:

@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 _LOOK_EVERY, _LOOK_SELDOM = 0.01, 1.0
 
 
-def wait_for_gloo_threads(limit: float = 2.0) -> None:
-    """Wait until Gloo's threads rest, at most ``limit`` seconds; call before Python ends.
+def wait_for_gloo_threads() -> None:
+    """Wait until Gloo's threads rest, at most 2 seconds; call before Python ends.
 
     Such a thread gives back a finished collective's Python objects a moment after the script saw its result.
     When Python is ending by then, the process aborts, and a good run has the exit code 134.
     """
-    deadline, before = time.monotonic() + limit, _gloo_activity()
+    deadline, before = time.monotonic() + 2.0, _gloo_activity()
     while before and time.monotonic() < deadline:
         time.sleep(0.002)  # without the GIL, which they may be waiting for
         now = _gloo_activity()
@@ -165,7 +165,10 @@ def open_world(
         device_id=chosen if device_id and backend == "nccl" else None,
     )
     if backend == "gloo":
-        _await_all_initialised(store, environment.world_size)
+        # Where a rank destroys its group at once, Gloo fails on ranks that are still connecting to it.
+        if store.add("ranks_initialised", 1) == environment.world_size:
+            store.set("all_initialised", "")
+        store.wait(["all_initialised"])
     event("initialised")
     world = World(
         rank=environment.rank,
@@ -182,10 +185,3 @@ def open_world(
         _store=store if environment.world_size > 1 else None,
     )
     return world, warning
-
-
-def _await_all_initialised(store: Store, world_size: int) -> None:
-    """Where a rank destroys its group at once, Gloo fails on ranks that are still connecting to it."""
-    if store.add("ranks_initialised", 1) == world_size:
-        store.set("all_initialised", "")
-    store.wait(["all_initialised"])

@@ -68,11 +68,7 @@ class CancelToken:
         self.failure: AbortReason | None = None
 
     def fail(self, text: str, code: int) -> None:
-        """End the meeting, now or as soon as it begins; only the first call counts.
-
-        Args:
-            text: why this rank failed; code: its exit code.
-        """
+        """End the meeting, now or as soon as it begins, by this rank's failure; only the first call counts."""
         if not self.failure:
             self.failure = AbortReason(text, code)
             with contextlib.suppress(OSError):  # the meeting is over
@@ -83,13 +79,10 @@ class CancelToken:
         return self._read_end.fileno()
 
     def wait(self, deadline: float, connection: socket.socket | None = None) -> bool:
-        """Wait until there is something to read from the connection.
-
-        Args:
-            deadline: of :func:`time.monotonic`.
+        """Wait, until a time of :func:`time.monotonic`, for something to read from the connection.
 
         Returns:
-            Whether there is; False when it has failed or the time is over.
+            Whether there is; False when this rank has failed or the time is over.
         """
         with selectors.DefaultSelector() as selector:
             selector.register(self, selectors.EVENT_READ)

@@ -12,6 +12,7 @@ import json
 import os
 from collections.abc import Iterator
 from dataclasses import astuple, dataclass
+from typing import ClassVar
 
 KINDS = ("secret", "munge", "none")
 SERVER, CLIENT = "rank 0", "rank"  # the roles, so that no proof can be sent back to its maker
@@ -50,10 +51,11 @@ class Challenge:
         return json.dumps(["srunddp", role, *astuple(self)]).encode()
 
 
+@dataclass(frozen=True)
 class Authenticator:
-    """One kind of proof, which is one of ``KINDS``."""
+    """One kind of proof, of ``KINDS``. This class itself proves nothing: whoever has the token is believed."""
 
-    kind: str
+    kind: ClassVar[str] = "none"
 
     def sign(self, text: bytes) -> str:
         """A proof of the text.
@@ -69,18 +71,11 @@ class Authenticator:
 
 
 @dataclass(frozen=True)
-class NullAuthenticator(Authenticator):
-    """Where there is nothing to prove with: whoever has the token is believed."""
-
-    kind: str = "none"
-
-
-@dataclass(frozen=True)
 class HmacAuthenticator(Authenticator):
     """HMAC-SHA256 with a key that the launcher's own channel carried to the ranks."""
 
     key: bytes
-    kind: str = "secret"
+    kind: ClassVar[str] = "secret"
 
     def sign(self, text: bytes) -> str:
         import hmac
@@ -104,7 +99,7 @@ class MungeAuthenticator(Authenticator):
 
     library: ctypes.CDLL
     socket: str = ""
-    kind: str = "munge"
+    kind: ClassVar[str] = "munge"
 
     def sign(self, text: bytes) -> str:
         made = ctypes.c_char_p()
@@ -158,12 +153,8 @@ _libc = ctypes.CDLL(None)
 
 
 def choose_authenticator(secret: str = "") -> Authenticator:
-    """This rank's kind of proof.
-
-    Args:
-        secret: in hexadecimal, where PMI or MPI carried one; else empty.
-    """
-    return HmacAuthenticator(bytes.fromhex(secret)) if secret else _munge_here() or NullAuthenticator()
+    """This rank's kind of proof; ``secret`` is in hexadecimal, and empty where neither PMI nor MPI carried one."""
+    return HmacAuthenticator(bytes.fromhex(secret)) if secret else _munge_here() or Authenticator()
 
 
 def _munge_here() -> MungeAuthenticator | None:

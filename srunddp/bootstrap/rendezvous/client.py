@@ -7,6 +7,7 @@ said it stays open. Rank 0's side is in ``server``.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import time
@@ -16,9 +17,9 @@ from typing import Any
 from srunddp.bootstrap.network.interface import shares_subnet
 from srunddp.bootstrap.rendezvous import abort, auth
 from srunddp.bootstrap.rendezvous.abort import TELL_FOR, AbortReason, CancelToken
-from srunddp.bootstrap.rendezvous.auth import Authenticator, Challenge, NullAuthenticator
+from srunddp.bootstrap.rendezvous.auth import Authenticator, Challenge
 from srunddp.bootstrap.rendezvous.protocol import Address, Hello, RendezvousInfo
-from srunddp.errors import RendezvousError, Scope, SrunddpError
+from srunddp.errors import PeerError, RendezvousError, Scope, SrunddpError
 from srunddp.util.json_lines import receive, send
 
 ANSWER_WITHIN = 1.0
@@ -51,13 +52,9 @@ def join(
         RendezvousError: rank 0 was not found in time, refused, or has addresses of another family only.
         PeerError: a rank failed before all had met, this one perhaps.
     """
-    own, cancel = own or NullAuthenticator(), interrupt or CancelToken()
+    own, cancel = own or Authenticator(), interrupt or CancelToken()
     try:
         return RendezvousClient(_reachable(candidates, hello), hello, own, cancel).run(deadline)
-    except _InterruptedError:
-        assert cancel.failure
-        reported = report_failure(candidates, hello, own, cancel.failure, time.monotonic() + TELL_FOR)
-        raise cancel.failure.of(hello.rank, hello.node, Scope.JOB if reported else Scope.RANK) from None
     finally:
         if not interrupt:
             cancel.close()
@@ -66,21 +63,14 @@ def join(
 def report_failure(
     candidates: list[Address], hello: Hello, own: Authenticator, what: AbortReason, deadline: float
 ) -> bool:
-    """Tell rank 0 that this rank has failed before it could meet the others.
+    """Tell rank 0 that this rank has failed before it could meet the others; whether rank 0 knows of it.
 
-    Args:
-        hello: its address may be empty, where the failure is about the interface.
-
-    Returns:
-        Whether rank 0 knows of it.
+    The address in the hello may be empty, where the failure is about the interface.
     """
-    cancel = CancelToken()  # not the one that may just have ended the search
-    try:
+    # Not the token that may just have ended the search. An error: rank 0 refuses us, or we can reach none.
+    with contextlib.closing(CancelToken()) as cancel, contextlib.suppress(SrunddpError):
         return RendezvousClient(_reachable(candidates, hello), hello, own, cancel).tell(what, deadline)
-    except SrunddpError:
-        return False  # rank 0 refuses us, or there is none that we can reach
-    finally:
-        cancel.close()
+    return False
 
 
 def _reachable(candidates: list[Address], hello: Hello) -> list[Address]:
@@ -110,10 +100,6 @@ class _StrangerError(_PassedOverError):
 
 class _RefusedError(_PassedOverError):
     """Somebody there has our token, and refuses us."""
-
-
-class _InterruptedError(Exception):
-    """This rank has failed meanwhile, as its CancelToken says."""
 
 
 @dataclass
@@ -161,8 +147,13 @@ class RendezvousClient:
         return False
 
     def _stop_if_interrupted(self) -> None:
-        if self.interrupt.failure:
-            raise _InterruptedError
+        if failure := self.interrupt.failure:
+            by = time.monotonic() + TELL_FOR
+            raise self._failed(failure, report_failure(self.candidates, self.hello, self.own, failure, by))
+
+    def _failed(self, failure: AbortReason, reported: bool) -> PeerError:
+        """This rank's own failure, which rank 0 prints where it was reported to it."""
+        return failure.of(self.hello.rank, self.hello.node, Scope.JOB if reported else Scope.RANK)
 
     def _try(self, address: Address, patience: float) -> tuple[socket.socket, str] | None:
         """The connection to rank 0, which has proven itself, and our proof for it; None where this is not rank 0."""
@@ -197,7 +188,7 @@ class RendezvousClient:
         """Our proof, once rank 0's has been checked."""
         if "refused" in greeting:
             why = _printable(greeting["refused"])
-            if isinstance(self.own, NullAuthenticator):
+            if self.own.kind == "none":
                 # It can verify no answer, and believes this one as it would all others.
                 raise self._refusal(f"rank 0 refused it: {why}")
             raise _RefusedError(f"refused it: {why}")  # somebody else may hold the port
@@ -233,18 +224,14 @@ class RendezvousClient:
         try:
             return self._receive_info(connection, max(deadline, time.monotonic()) + _RANK_ZERO_LATER)
         except (OSError, TypeError):
-            raise RendezvousError(
-                f"rank {self.hello.rank} on {self.hello.node} lost rank 0 at {address} before all ranks had met",
-                expected="rank 0 to stay",
-                hint="see rank 0's own message",
-            ) from None
+            found = f"rank {self.hello.rank} on {self.hello.node} lost rank 0 at {address} before all ranks had met"
+            raise RendezvousError(found, expected="rank 0 to stay", hint="see rank 0's own message") from None
 
     def _receive_info(self, connection: socket.socket, deadline: float) -> RendezvousInfo:
         while True:
             self.interrupt.wait(deadline, connection)
-            if self.interrupt.failure:
-                reported = _confirmed(connection, self.interrupt.failure.message())
-                raise self.interrupt.failure.of(self.hello.rank, self.hello.node, Scope.JOB if reported else Scope.RANK)
+            if failure := self.interrupt.failure:
+                raise self._failed(failure, _confirmed(connection, failure.message()))
             answer = receive(connection, deadline)
             if "failed" in answer:
                 raise abort.error_from_message(answer)

@@ -39,12 +39,7 @@ def token(environment: Environment) -> str:
 
 
 def hello(environment: Environment, token: str, address: str = "") -> Hello:
-    """What this rank says of itself.
-
-    Args:
-        token: of the run.
-        address: of its interface, from which the connection is to go; empty for any.
-    """
+    """What this rank says of itself; ``address`` is that of its interface, to connect from, and empty for any."""
     return Hello(
         token=token,
         rank=environment.rank,
@@ -62,11 +57,9 @@ def hello(environment: Environment, token: str, address: str = "") -> Hello:
 def introduce(
     environment: Environment, published: str, address: str = ""
 ) -> tuple[Hello, Authenticator, list[Address]]:
-    """What this rank says of itself and proves it with, and where rank 0 has published that it is.
+    """What this rank says of itself, as :func:`hello`, its proof, and where rank 0 has published that it is.
 
-    Args:
-        published: by rank 0; empty where nothing is.
-        address: as for :func:`hello`.
+    ``published`` is empty where rank 0 publishes nothing.
     """
     if not published:
         return hello(environment, token(environment), address), choose_authenticator(), []
@@ -77,10 +70,7 @@ def introduce(
 def rendezvous_ports(environment: Environment, entry: IfacesEntry, forced: range | None) -> list[int]:
     """The ports that rank 0 tries for the rendezvous, and the others look at, in order.
 
-    Args:
-        environment: who this rank is.
-        entry: of ifaces.conf for rank 0's node, whose ``ports`` are those a firewall leaves open.
-        forced: ``--port``.
+    A firewall leaves open those of ``--port``, or of the entry of ifaces.conf for rank 0's node.
     """
     allowed = forced or entry.ports
     return working_out(environment).ports(environment, allowed) or list(allowed or [0])
@@ -111,12 +101,8 @@ def discover(
                 return way.name, way.exchange(message, environment, timeout)
         except mpi.MpiNotLaunchedError as reason:
             unsuitable = reason
-    raise ConfigError(
-        str(unsuitable),
-        expected="mpi4py built for the MPI of this launcher",
-        hint="install mpi4py for it, start with `srun --mpi=pmi2` or `--mpi=pmix`, or use --channel slurm",
-        scope=Scope.JOB,
-    )
+    hint = "install mpi4py for it, start with `srun --mpi=pmi2` or `--mpi=pmix`, or use --channel slurm"
+    raise ConfigError(str(unsuitable), expected="mpi4py built for the MPI of this launcher", hint=hint, scope=Scope.JOB)
 
 
 def working_out(environment: Environment) -> Discovery:
@@ -143,8 +129,7 @@ def candidate_addresses(
 ) -> list[Address]:
     """Where rank 0 may listen, worked out from what this rank knows.
 
-    Args:
-        interface: of this rank, on which rank 0 is if it shares the node; None where it has none, for any of them.
+    If it shares this rank's node, that is this rank's interface, or any of them where it has none.
 
     Raises:
         ConfigError: rank 0's node cannot be known, or its name leads nowhere that other nodes reach.

@@ -79,10 +79,7 @@ class AuthenticatedListener:
             stranger.close()
 
     def events(self, seconds: float) -> Iterator[tuple[Hello, socket.socket, Mapping[str, Any] | None]]:
-        """Wait once, and hand on what proven peers say: the first message of each is ``here``.
-
-        Args:
-            seconds: at most.
+        """Wait once, for at most so many seconds. Hand on what proven peers say: the first message of each is ``here``.
 
         Returns:
             Who, its connection, and the message; None for the message when it is gone.
@@ -90,7 +87,9 @@ class AuthenticatedListener:
         Raises:
             RendezvousError: there are no more descriptors, and none is a stranger's.
         """
-        self._drop_old(time.monotonic() - PATIENCE)
+        before = time.monotonic() - PATIENCE
+        while self._waiting and (oldest := next(iter(self._waiting.values()))).since < before:
+            self._close(oldest)
         for key, _ in self._selector.select(max(0.0, seconds)):
             if isinstance(key.fileobj, socket.socket):
                 peer = self.known.get(key.fileobj) or self._waiting.get(key.fileobj)
@@ -119,16 +118,9 @@ class AuthenticatedListener:
         if self._waiting:
             self._close(next(iter(self._waiting.values())))
             return
-        raise RendezvousError(
-            f"rank 0 cannot open more than {len(self.known)} connections",
-            expected=f"one for each of {self.world_size} ranks",
-            hint="raise the limit of open files (ulimit -n)",
-            scope=Scope.JOB,
-        )
-
-    def _drop_old(self, before: float) -> None:
-        while self._waiting and (oldest := next(iter(self._waiting.values()))).since < before:
-            self._close(oldest)
+        found = f"rank 0 cannot open more than {len(self.known)} connections"
+        hint = "raise the limit of open files (ulimit -n)"
+        raise RendezvousError(found, expected=f"one for each of {self.world_size} ranks", hint=hint, scope=Scope.JOB)
 
     def _close(self, peer: PendingPeer) -> None:
         self._selector.unregister(peer.connection)

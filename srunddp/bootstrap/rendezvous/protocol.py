@@ -138,17 +138,12 @@ def listen(host: str, ports: list[int]) -> socket.socket:
             return socket.create_server((host, port), family=Address(host, port).family, backlog=socket.SOMAXCONN)
         except OSError as error:
             if error.errno != errno.EADDRINUSE:
-                raise RendezvousError(
-                    f"{Address(host, port)} cannot be bound: {os.strerror(error.errno or 0)}",
-                    expected="an address of this node",
-                    hint="correct this node's interface in ifaces.conf",
-                ) from None
+                found = f"{Address(host, port)} cannot be bound: {os.strerror(error.errno or 0)}"
+                hint = "correct this node's interface in ifaces.conf"
+                raise RendezvousError(found, expected="an address of this node", hint=hint) from None
     shown = f"port {ports[0]}" if len(ports) == 1 else f"all {len(ports)} ports from {min(ports)} to {max(ports)}"
-    raise RendezvousError(
-        f"{shown} on {host} taken by others",
-        expected="a free port",
-        hint="name other ports with --port or `ports:` in ifaces.conf; with --channel env, another MASTER_PORT",
-    )
+    hint = "name other ports with --port or `ports:` in ifaces.conf; with --channel env, another MASTER_PORT"
+    raise RendezvousError(f"{shown} on {host} taken by others", expected="a free port", hint=hint)
 
 
 def listen_where_possible(hosts: Iterable[str], ports: list[int]) -> list[socket.socket]:
@@ -204,6 +199,5 @@ def decode_advertisement(text: str) -> Advertisement:
             raise ValueError
         return Advertisement(first, tuple(Address(host.strip("[]"), int(port)) for host, _, port in parts), last)
     except ValueError:
-        raise RendezvousError(
-            f"rank 0 published {text[:80]!r}", expected="its address", hint="start all ranks with one srunddp"
-        ) from None
+        hint = "start all ranks with one srunddp"
+        raise RendezvousError(f"rank 0 published {text[:80]!r}", expected="its address", hint=hint) from None

@@ -11,7 +11,7 @@ from typing import Any
 
 from srunddp.bootstrap.rendezvous import abort
 from srunddp.bootstrap.rendezvous.abort import TELL_FOR, CancelToken
-from srunddp.bootstrap.rendezvous.auth import Authenticator, NullAuthenticator
+from srunddp.bootstrap.rendezvous.auth import Authenticator
 from srunddp.bootstrap.rendezvous.listener import AuthenticatedListener
 from srunddp.bootstrap.rendezvous.protocol import Address, BoundSockets, Hello, RendezvousInfo, RendezvousResult
 from srunddp.errors import PeerError, RendezvousError, Scope, SrunddpError
@@ -41,7 +41,7 @@ class RendezvousServer:
     held: BoundSockets
     channel: str
     layout: Mapping[int, str] = field(default_factory=dict)
-    trust: Authenticator = field(default_factory=NullAuthenticator)
+    trust: Authenticator = field(default_factory=Authenticator)
     say: Callable[[str], None] = lambda _: None
     interrupt: CancelToken | None = None
     every: float = SAY_EVERY
@@ -51,10 +51,7 @@ class RendezvousServer:
     _settled: set[int] = field(default_factory=set)  # ranks that know of a failure, or have ended
 
     def accept_all(self, deadline: float) -> RendezvousResult:
-        """Wait for every rank, then tell each one.
-
-        Args:
-            deadline: of :func:`time.monotonic`.
+        """Wait for every rank until a time of :func:`time.monotonic`, then tell each one.
 
         Raises:
             RendezvousError: ranks that did not come, came twice, or speak another address family.
@@ -116,12 +113,9 @@ class RendezvousServer:
 
     def _lost(self, hello: Hello) -> PeerError:
         self._settled.add(hello.rank)
-        return PeerError(
-            f"rank {hello.rank} on {hello.node} was lost before all ranks had met: its process ended",
-            code=137,
-            expected="every rank to stay",
-            hint="see what ended it there: a signal, or the node's memory",
-        )
+        found = f"rank {hello.rank} on {hello.node} was lost before all ranks had met: its process ended"
+        hint = "see what ended it there: a signal, or the node's memory"
+        return PeerError(found, code=137, expected="every rank to stay", hint=hint)
 
     def _objection(self, hello: Hello) -> str:
         if hello.version != self.own.version:
@@ -170,11 +164,7 @@ class RendezvousServer:
 
 
 def infos_of(hellos: Sequence[Hello], store: Address, channel: str) -> list[RendezvousInfo]:
-    """What each of these ranks is told, that of rank 0 first.
-
-    Args:
-        store: where rank 0 has it; channel: over which the ranks met.
-    """
+    """What each of these ranks is told, that of rank 0 first: where it has the store, over which channel they met."""
     nodes = _nodes(hellos)
     sizes = Counter(nodes)
     masks = Counter((node, hello.cpus) for node, hello in zip(nodes, hellos, strict=True))

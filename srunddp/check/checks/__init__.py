@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import Any
 
+from srunddp.check.checks import cpus, gpus, interface, launch, limits, paths, versions
 from srunddp.check.finding import Check
 
-_MODULES = (  # in the order of the report
-    "launch",
-    "interface",
-    "paths",
-    "versions",
-    "gpus",
-    "cpus",
-    "limits",
+# In the order of the report.
+CHECKS: tuple[Check[Any], ...] = tuple(
+    module.CHECK for module in (launch, interface, paths, versions, gpus, cpus, limits)
 )
-CHECKS: tuple[Check[Any], ...] = tuple(import_module(f"{__name__}.{name}").CHECK for name in _MODULES)

@@ -66,15 +66,11 @@ def _room(one: Observation[LimitFacts], folder: str) -> Iterator[Finding]:
         yield one.finding(FAIL, f"{folder} is not there", "a folder", "create it or correct TMPDIR")
     elif free < _SCARCE:
         level = FAIL if free < _FULL else WARN
-        hint = f"clear {folder}" if total >= _SCARCE else f"it has {total >> 20} MiB in all: {_larger(folder)}"
+        larger = f"name a folder with more room in TMPDIR, or have {folder} made larger"
+        if folder == "/dev/shm":
+            larger = f"start a container with --shm-size or --ipc=host; else mount -o remount,size=50% {folder}"
+        hint = f"clear {folder}" if total >= _SCARCE else f"it has {total >> 20} MiB in all: {larger}"
         yield one.finding(level, f"{free >> 20} MiB free in {folder}", f"{_SCARCE >> 30} GiB or more", hint)
-
-
-def _larger(folder: str) -> str:
-    """For a file system that is too small when it is empty."""
-    if folder == "/dev/shm":
-        return f"start a container with --shm-size or --ipc=host; else mount -o remount,size=50% {folder}"
-    return f"name a folder with more room in TMPDIR, or have {folder} made larger"
 
 
 def summary(seen: Ranks[LimitFacts]) -> str:

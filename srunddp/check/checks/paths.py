@@ -84,7 +84,9 @@ def evaluate(seen: Ranks[PathFacts]) -> Iterator[Finding]:
             place = one.facts.places[index]
             level, found, hint = _wrong(place, one.node == seen[0].node)
             if found:
-                yield one.finding(level, f"{_named(place)}{found}", _expected(place), hint, rank=True)
+                folder = _is_there(place) and place["role"] == PROJECT
+                expected = "a folder that can be written to" if folder else "on every rank"
+                yield one.finding(level, f"{_named(place)}{found}", expected, hint, rank=True)
         yield from _differing(seen, index)
 
 
@@ -94,10 +96,6 @@ def _is_there(place: Place) -> bool:
 
 def _named(place: Place) -> str:
     return f"{_TITLES.get(place['role'], '')}{place['path']}"
-
-
-def _expected(place: Place) -> str:
-    return "a folder that can be written to" if _is_there(place) and place["role"] == PROJECT else "on every rank"
 
 
 def _wrong(place: Place, main: bool) -> tuple[Severity, str, str]:

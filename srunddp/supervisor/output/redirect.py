@@ -149,12 +149,9 @@ class OutputRedirect:
             self._close([self._file])
 
     def finish(self, limit: float) -> None:
-        """When the worker has ended, pass on the rest, and close.
+        """When the worker has ended, pass on the rest within so many seconds, and close, even if nobody reads.
 
         A process that the worker left behind may hold its output open: then until nothing comes for a moment.
-
-        Args:
-            limit: in seconds; this returns within it, even if nobody reads the terminal.
         """
         if self._relay:
             self._relay.finish(limit)
@@ -186,13 +183,9 @@ def _open(path: Path) -> int:
 
 
 def _unwritable(path: Path, reason: str, scope: Scope) -> ConfigError:
-    return ConfigError(
-        f"{path} cannot be written: {reason}",
-        expected="a folder in which every node may make files",
-        hint="name another, or correct its permissions",
-        where="--log-dir",
-        scope=scope,
-    )
+    expected, hint = "a folder in which every node may make files", "name another, or correct its permissions"
+    found = f"{path} cannot be written: {reason}"
+    return ConfigError(found, expected=expected, hint=hint, where="--log-dir", scope=scope)
 
 
 def _pipe() -> tuple[int, int]:

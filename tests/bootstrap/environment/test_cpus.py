@@ -21,9 +21,7 @@ from srunddp.bootstrap.environment.cpus import Cpus, advice, share
         (8, 2, {"SLURM_CPUS_PER_TASK": "x"}, 4),
     ],
 )
-def test_share_is_its_own_and_no_more_than_asked_for(
-    cpus: int, sharers: int, asked: dict[str, str], expected: int
-) -> None:
+def test_share_is_its_own_and_at_most_as_asked(cpus: int, sharers: int, asked: dict[str, str], expected: int) -> None:
     assert share(cpus, sharers, asked) == expected
 
 
@@ -58,8 +56,6 @@ def test_only_fewer_cpus_than_asked_for_are_a_sign(variables: dict[str, str], al
         (2, Cpus(1, 2), {"SLURM_CPUS_PER_TASK": "4"}, False),
     ],
 )
-def test_one_core_by_mpirun_is_said_where_others_are_idle(
-    ranks: int, cpus: Cpus, variables: dict[str, str], warned: bool
-) -> None:
+def test_one_core_by_mpirun_beside_idle_ones(ranks: int, cpus: Cpus, variables: dict[str, str], warned: bool) -> None:
     lines = advice({"OMPI_COMM_WORLD_LOCAL_SIZE": str(ranks), **variables}, cpus)
     assert [line.endswith(" -> mpirun --bind-to none") for line in lines] == [True] * warned

@@ -117,9 +117,13 @@ def test_every_launcher_is_recognised_by_what_it_tells(launcher: str, monkeypatc
             assert variables[name] == value == str(getattr(found, field))
 
 
-def test_the_node_is_slurms_name_for_it_and_not_the_hostname() -> None:
+def test_the_node_is_slurms_name_and_one_is_known_as_one() -> None:
     assert detect(step(3)).node == "node03"
     assert detect({}).node == socket.gethostname()
+    assert detect(open_mpi(1)).one_node
+    assert not detect(step(3)).one_node
+    assert not detect(MVAPICH2).one_node  # nothing tells
+    assert detect({}).one_node
 
 
 def test_without_mpi4py_mpi_is_no_channel(mpi4py: Callable[[bool], None]) -> None:
@@ -135,9 +139,7 @@ def test_without_mpi4py_mpi_is_no_channel(mpi4py: Callable[[bool], None]) -> Non
 
 @pytest.mark.parametrize("rank", range(6))
 @pytest.mark.parametrize("make", [open_mpi, hydra])
-def test_mpirun_in_an_allocation_beats_slurms_variables(
-    make: Callable[[int, int, int, int], dict[str, str]], rank: int
-) -> None:
+def test_mpirun_in_an_allocation_beats_slurm(make: Callable[[int, int, int, int], dict[str, str]], rank: int) -> None:
     """All ranks of a node inherit the SLURM_PROCID of the daemon that srun started there."""
     found = detect(daemon_step(rank // 2) | make(rank, 6, rank % 2, 2))
     assert who(found)[1:] == (rank, rank % 2, 6)
@@ -157,10 +159,7 @@ def test_mpirun_in_an_allocation_beats_slurms_variables(
             open_mpi(0, 4) | hydra(1, 2),
             "OMPI_COMM_WORLD_RANK=0 of OMPI_COMM_WORLD_SIZE=4, and PMI_RANK=1 of PMI_SIZE=2",
         ),
-        (
-            step(3) | PMI2 | {"PMI_SIZE": "1"},
-            "SLURM_PROCID=3 of SLURM_STEP_NUM_TASKS=4, and PMI_RANK=3 of PMI_SIZE=1",
-        ),
+        (step(3) | PMI2 | {"PMI_SIZE": "1"}, "SLURM_PROCID=3 of SLURM_STEP_NUM_TASKS=4, and PMI_RANK=3 of PMI_SIZE=1"),
     ],
 )
 def test_two_launchers_that_disagree_are_refused(variables: dict[str, str], named: str) -> None:
@@ -220,13 +219,6 @@ def test_a_job_with_only_capital_n_is_understood() -> None:
     assert (who(found), found.local_world_size) == (("Slurm", 1, 0, 2), 1)
 
 
-def test_one_node_is_known_as_one() -> None:
-    assert detect(open_mpi(1)).one_node
-    assert not detect(step(3)).one_node
-    assert not detect(MVAPICH2).one_node  # nothing tells
-    assert detect({}).one_node
-
-
 # Explicit variables.
 
 
@@ -278,8 +270,7 @@ def test_a_rank_that_contradicts_the_launcher_is_refused(variables: dict[str, st
 
 
 @pytest.mark.parametrize(
-    "master",
-    [{"MASTER_ADDR": "node01"}, {"MASTER_PORT": "29500"}, {"MASTER_ADDR": "", "MASTER_PORT": "nonsense"}],
+    "master", [{"MASTER_ADDR": "node01"}, {"MASTER_PORT": "29500"}, {"MASTER_ADDR": "", "MASTER_PORT": "nonsense"}]
 )
 def test_master_variables_below_a_launcher_are_ignored(master: dict[str, str]) -> None:
     found = detect(step(3) | master)

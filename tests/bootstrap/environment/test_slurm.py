@@ -148,9 +148,7 @@ LAYOUTS = [
 
 
 @pytest.mark.parametrize(("distribution", "counts", "nodes", "by_rank"), LAYOUTS)
-def test_the_layout_says_which_node_each_rank_runs_on(
-    distribution: str, counts: str, nodes: str, by_rank: list[str]
-) -> None:
+def test_the_layout_says_the_node_of_each_rank(distribution: str, counts: str, nodes: str, by_rank: list[str]) -> None:
     ranks = str(len(by_rank) or 4)
     changes = {"SLURM_DISTRIBUTION": distribution, "SLURM_STEP_TASKS_PER_NODE": counts, "SLURM_STEP_NUM_TASKS": ranks}
     found = slurm.read_step(step(SLURM_STEP_NODELIST=nodes, SLURM_GTIDS="", **changes), PID)

@@ -75,11 +75,13 @@ def test_an_entry_has_all_that_the_format_knows() -> None:
     assert last == IfacesEntry("*", ("auto",), where="ifaces.conf:9:3")
 
 
-def test_values_are_text_as_they_are_written() -> None:
+def test_values_are_text_and_anchors_work() -> None:
     """YAML would read these as a boolean, a number in base 8 and a number in base 60."""
     (entry,) = entries("- nodes: 010\n  interface: on\n  env: {A: 1_000, B: 12:30:45, C: yes, D: 0o17}\n")
     assert (entry.nodes, entry.interfaces) == ("010", ("on",))
     assert entry.env == {"A": "1_000", "B": "12:30:45", "C": "yes", "D": "0o17"}
+    one, two = entries("- &ib {nodes: a, interface: ib0}\n- *ib\n")
+    assert one == two
 
 
 @pytest.mark.parametrize(
@@ -87,11 +89,6 @@ def test_values_are_text_as_they_are_written() -> None:
 )
 def test_any_name_that_linux_allows_is_an_interface(name: str) -> None:
     assert entries(NODE + name)[0].interfaces == (name,)
-
-
-def test_anchors_of_yaml_work() -> None:
-    one, two = entries("- &ib {nodes: a, interface: ib0}\n- *ib\n")
-    assert one == two
 
 
 @pytest.mark.parametrize(
@@ -133,13 +130,10 @@ def test_an_entry_matches_whole_names(nodes: str, node: str, fits: bool) -> None
     assert IfacesEntry(nodes, ("auto",)).matches(node) is fits
 
 
-def test_the_first_entry_that_matches_counts() -> None:
+def test_the_first_match_counts_and_without_one_it_is_said() -> None:
     some = entries("- {nodes: node1, interface: a}\n- {nodes: 'node*', interface: b}\n- {nodes: node1, interface: c}\n")
     assert entry_for(some, "node1").interfaces == ("a",)
     assert entry_for(some, "node2").interfaces == ("b",)
-
-
-def test_a_node_without_an_entry_is_told_what_to_add() -> None:
     text = "^ifaces.conf: no entry matches node login7; expected .*add `- nodes: login7`"
     with pytest.raises(ConfigError, match=text):
         entry_for(entries("- {nodes: node1, interface: a}\n"), "login7")

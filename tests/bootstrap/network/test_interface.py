@@ -110,9 +110,7 @@ def test_the_entrys_variables_yield_to_the_users(who: Environment, name: str) ->
         ("lo", LINKS, "interface lo is loopback, which other nodes cannot reach on node node07"),
     ],
 )
-def test_an_unusable_interface_is_refused_with_those_there_are(
-    of: str, links: tuple[NetworkInterface, ...], wrong: str
-) -> None:
+def test_an_unusable_interface_is_told_with_others(of: str, links: tuple[NetworkInterface, ...], wrong: str) -> None:
     text = refused(entry(of), links=links)
     assert text.startswith(f"ifaces.conf:4:3: {wrong}, which has ")
     for there in ("lo (127.0.0.1 ::1)", "eth0 (192.168.1.7)", "ib0 (10.0.0.7)", "ib1 (10.0.1.7)"):
@@ -178,9 +176,7 @@ def test_gloos_variable_wins_over_nccls_and_both_stay(of: str, variables: dict[s
     ],
 )
 @pytest.mark.parametrize("beside", [{}, {"GLOO_SOCKET_IFNAME": "ib0"}])
-def test_a_users_interface_that_is_not_there_is_refused(
-    name: str, value: str, shown: str, beside: dict[str, str]
-) -> None:
+def test_a_users_interface_not_there_is_refused(name: str, value: str, shown: str, beside: dict[str, str]) -> None:
     text = refused(entry("ib0"), beside | {name: value})
     assert text.startswith(f"{name}={value}: interface {shown} is not there on node node07")
     assert "ib0 (10.0.0.7)" in text

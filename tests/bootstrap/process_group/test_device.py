@@ -49,9 +49,7 @@ OWN = {"SLURM_STEP_GPUS": "0,1,2,3"}  # two tasks of the step are on this node
         (OWN, 1, 4, False),
     ],
 )
-def test_a_ranks_own_gpus_are_told_from_the_nodes(
-    variables: dict[str, str], local_world_size: int, visible: int, own: bool
-) -> None:
+def test_own_gpus_are_told_from_all(variables: dict[str, str], local_world_size: int, visible: int, own: bool) -> None:
     assert device.has_own(variables, local_world_size, visible) is own
 
 
@@ -67,9 +65,7 @@ def test_each_rank_takes_the_first_of_its_own() -> None:
     ("uuids", "shared", "known"),
     [("ab", "", "b"), ("aa", "", ""), ("a" * 4, "", ""), ("ab", "1", ""), ("ab", "0", "b")],
 )
-def test_a_uuid_that_several_devices_have_is_no_claim(
-    monkeypatch: pytest.MonkeyPatch, uuids: str, shared: str, known: str
-) -> None:
+def test_a_uuid_of_several_is_no_claim(monkeypatch: pytest.MonkeyPatch, uuids: str, shared: str, known: str) -> None:
     """As ROCm and MIG have it; NCCL_MULTI_RANK_GPU_ENABLE=1 lets several ranks use one GPU."""
     monkeypatch.setenv("NCCL_MULTI_RANK_GPU_ENABLE", shared)
     made_up = Torch(len(uuids))

@@ -66,9 +66,7 @@ def test_a_rank_that_has_its_node_alone_leaves_threads_to_torch(tmp_path: Path) 
         ({"SLURM_CPUS_PER_TASK": "1"}, 1, {"OMP_NUM_THREADS": "1"}),
     ],
 )
-def test_threads_are_the_users_or_as_slurm_was_asked(
-    variables: dict[str, str], sharers: int, expected: dict[str, str]
-) -> None:
+def test_threads_are_the_users_or_of_slurm(variables: dict[str, str], sharers: int, expected: dict[str, str]) -> None:
     assert threads(variables, sharers) == expected
 
 
@@ -101,9 +99,7 @@ IMPORTS = 'import accelerate; say("found", accelerate.found)'
         (1, {"GPUS": "0"}, "unset"),  # a world of one is left to accelerate
     ],
 )
-def test_accelerate_is_told_that_the_ranks_have_no_gpu(
-    tmp_path: Path, size: int, variables: dict[str, str], expected: str
-) -> None:
+def test_accelerate_is_told_of_no_gpu(tmp_path: Path, size: int, variables: dict[str, str], expected: str) -> None:
     write(tmp_path / "torch.py", TORCH)
     write(tmp_path / "accelerate.py", READS)
     ended = run(tmp_path, IMPORTS, size=size, variables={"PYTHONPATH": str(tmp_path), **variables})

@@ -230,9 +230,7 @@ def test_a_device_is_handed_to_nccl_alone_where_asked_for(
 @pytest.mark.parametrize(
     ("error", "closed"), [(Stopped("by SIGUSR2", 75), 1), (SystemExit(0), 1), (SystemExit(75), 0), (OSError(), 0)]
 )
-def test_the_group_is_closed_not_after_a_failure(
-    error: BaseException, closed: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_group_stays_after_a_failure(error: BaseException, closed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[World] = []
     monkeypatch.setattr(World, "close", lambda self: calls.append(self))
     (alone,) = worlds(1)

@@ -14,7 +14,7 @@ import pytest
 
 from srunddp.bootstrap.rendezvous import auth, protocol
 from srunddp.bootstrap.rendezvous.abort import AbortReason
-from srunddp.bootstrap.rendezvous.auth import Authenticator, Challenge, HmacAuthenticator, NullAuthenticator
+from srunddp.bootstrap.rendezvous.auth import Authenticator, Challenge, HmacAuthenticator
 from srunddp.bootstrap.rendezvous.client import join
 from srunddp.bootstrap.rendezvous.protocol import Address
 from srunddp.errors import PeerError, RendezvousError
@@ -79,9 +79,7 @@ def test_a_credential_counts_once(munge: Authenticator) -> None:
     assert munge.why_invalid(proof, text) == "munge: Replayed credential"
 
 
-def test_another_clusters_credential_is_refused(
-    munge: Authenticator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_foreign_credential_is_refused(munge: Authenticator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with munged(tmp_path / "other") as where:
         monkeypatch.setenv(auth.MUNGE_SOCKET, where)
         proof = auth.choose_authenticator().sign(CHALLENGE.text(auth.CLIENT))
@@ -118,7 +116,7 @@ def test_what_the_launchers_channel_carried_comes_first(munge: Authenticator) ->
 @pytest.mark.parametrize("where", ["/no/such/socket", "/dev/null"])
 def test_where_munged_does_not_work_nothing_is_proven(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(auth.MUNGE_SOCKET, where)
-    assert auth.choose_authenticator() == NullAuthenticator()
+    assert auth.choose_authenticator() == Authenticator()
 
 
 def test_each_run_has_a_secret_of_its_own_and_shows_it_nowhere() -> None:
@@ -219,7 +217,7 @@ def _pass_on_once(between: socket.socket, to: Address) -> None:
 
 @pytest.mark.parametrize(("zeros", "theirs"), [("secret", "none"), ("none", "secret")])
 def test_two_kinds_of_proof_are_named_with_the_hint(zeros: str, theirs: str) -> None:
-    kinds: dict[str, Authenticator] = {"secret": SECRET, "none": NullAuthenticator()}
+    kinds: dict[str, Authenticator] = {"secret": SECRET, "none": Authenticator()}
     with rank_zero(2, trust=kinds[zeros]) as server:
         found = f"its proof is {theirs}, rank 0's {zeros}; expected one proof that all nodes have.*srun --mpi=pmi2"
         with pytest.raises(RendezvousError, match=found):

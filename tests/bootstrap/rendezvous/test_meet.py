@@ -51,12 +51,9 @@ def test_over_pmi_another_ranks_failure_reaches_rank_zero(monkeypatch: pytest.Mo
     assert caught.value.exit_code == 78
 
 
-def test_over_mpi_and_in_a_world_of_one_nothing_is_told() -> None:
+def test_where_nobody_looks_nobody_is_told_or_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not report_early_failure(detect.detect(open_mpi(1), channel="mpi"), SOON, BROKEN)
     assert not report_early_failure(detect.detect({}), SOON, BROKEN)
-
-
-def test_rank_zero_without_a_name_waits_for_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(discovery, "addresses_of", lambda _: set())
     who = detect.detect(step(0), pid=PID)
     assert report_early_failure(who, RendezvousOptions(timeout=300), BROKEN)

@@ -30,9 +30,7 @@ NODES = tuple(f"node{number:02d}" for number in range(1, 7))
         ({4: {"mask": [2]}, 5: {"mask": [3]}}, "a rank has 1 CPU", (4, 5)),
     ],
 )
-def test_what_makes_a_rank_slow_is_found_where_it_is(
-    changes: dict[int, dict[str, Any]], found: str, ranks: tuple[int, ...]
-) -> None:
+def test_what_slows_a_rank_is_found(changes: dict[int, dict[str, Any]], found: str, ranks: tuple[int, ...]) -> None:
     assert reported(CHECK.evaluate(changed(WELL, changes))) == [(Severity.WARN, found, ("node03",), ranks)]
 
 
@@ -50,11 +48,14 @@ def test_nothing_is_found_where_threads_fit(changes: dict[int, dict[str, Any]]) 
     assert reported(CHECK.evaluate(changed(WELL, changes))) == []
 
 
-def test_the_hint_is_a_number_of_threads_that_fits() -> None:
+def test_the_hint_fits_and_the_summary_says_what_is_left() -> None:
     (finding,) = CHECK.evaluate(changed(WELL, {0: {"threads": 2}}))
     assert finding.hint == "set OMP_NUM_THREADS to 1"
     (finding,) = CHECK.evaluate(seen([WELL] * 3, per_node=3))
     assert finding.hint == "ask for more CPUs (--cpus-per-task=1)"
+    apart = {0: {"mask": [0, 1, 2]}, 1: {"mask": [3, 4, 5]}}
+    assert CHECK.summary(changed(WELL, apart, 2)) == "3 CPUs for each rank at least: room for 2 loader workers"
+    assert CHECK.summary(changed(WELL, {})) == "1 CPU for each rank at least: room for 0 loader workers"
 
 
 @pytest.mark.parametrize(
@@ -72,9 +73,3 @@ def test_this_rank_s_cpus_and_threads_are_collected(variables: dict[str, str], e
     assert (facts.variable, facts.threads) == expected
     asked = {"SLURM_CPUS_PER_TASK": "4096"}
     assert travelled(CHECK, subject(asked)).advice[0].startswith("4096 CPUs per task were asked for")
-
-
-def test_the_summary_says_what_is_left_for_loader_workers() -> None:
-    apart = {0: {"mask": [0, 1, 2]}, 1: {"mask": [3, 4, 5]}}
-    assert CHECK.summary(changed(WELL, apart, 2)) == "3 CPUs for each rank at least: room for 2 loader workers"
-    assert CHECK.summary(changed(WELL, {})) == "1 CPU for each rank at least: room for 0 loader workers"

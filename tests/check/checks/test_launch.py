@@ -75,9 +75,7 @@ def test_a_syntax_error_is_said_with_file_and_line(tmp_path: Path) -> None:
         ("# import mpi4py", False),
     ],
 )
-def test_an_import_of_mpi4py_is_found_wherever_it_is(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, uses: bool
-) -> None:
+def test_an_import_of_mpi4py_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, uses: bool) -> None:
     monkeypatch.setattr(launch, "why_no_mpi", lambda _: "no world")
     known = facts(tmp_path, text)
     assert (known.uses_mpi, known.mpi) == (uses, "no world" if uses else "")
@@ -112,9 +110,10 @@ def test_what_keeps_a_script_from_mpi_is_said(
 # What is wrong.
 
 
-def test_where_all_is_well_nothing_is_said() -> None:
+def test_where_all_is_well_the_ranks_are_counted_alone() -> None:
     assert reported(evaluate(changed(WELL, {}))) == []
     assert reported(evaluate(changed(WELL, {0: {"allocated": 1}, 1: {"uses_mpi": True, "channel": "mpi"}}))) == []
+    assert summary(changed(WELL, {}, ranks=11)) == "11 of 12 ranks by Slurm, channel slurm"
 
 
 @pytest.mark.parametrize(
@@ -131,7 +130,3 @@ def test_what_is_wrong_is_named_on_its_node(change: dict[str, Any], level: Sever
     ((known, words, nodes, _),) = reported(evaluate(changed(WELL, {4: change})))
     assert (known, nodes) == (level, ("node03",))
     assert words.startswith(found)
-
-
-def test_the_summary_counts_the_ranks_that_said_it() -> None:
-    assert summary(changed(WELL, {}, ranks=11)) == "11 of 12 ranks by Slurm, channel slurm"

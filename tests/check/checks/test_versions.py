@@ -227,7 +227,7 @@ def test_a_mixed_build_stops_a_script_that_imports_it(tmp_path: Path, script: st
         ("import os; os.abort()", "", [(FAIL, "exit code -6")]),
     ],
 )
-def test_torchvision_is_judged_by_its_import(
+def test_torchvision_is_judged_by_import(
     tmp_path: Path, vision: str, torch: str, expected: list[tuple[Severity, str]]
 ) -> None:
     found = of_vision(tmp_path, "import torchvision\n", vision, torch)

@@ -97,8 +97,7 @@ def tty() -> Iterator[tuple[int, int]]:
 
 
 @pytest.mark.parametrize(
-    ("tee", "shown"),
-    [(None, [0]), ("0,3-5", [0, 3, 4, 5]), (" 7 , 1", [1, 7]), ("all", [*range(8)]), ("none", [])],
+    ("tee", "shown"), [(None, [0]), ("0,3-5", [0, 3, 4, 5]), (" 7 , 1", [1, 7]), ("all", [*range(8)]), ("none", [])]
 )
 def test_each_rank_has_a_file_and_some_the_terminal(tee: str | None, shown: list[int]) -> None:
     plans = [planned(tee=tee, rank=rank) for rank in range(8)]
