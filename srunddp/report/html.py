@@ -46,12 +46,7 @@ def page(
     view: slurm.SlurmAccounting,
     hints: Sequence[str] = (),
 ) -> str:
-    """All of it.
-
-    Args:
-        pictures: with those that are missing.
-        hints: sentences about what could not be shown.
-    """
+    """All of it; ``hints`` are sentences about what could not be shown."""
     title = _escaped(f"Run {summary.name or '?'}: {format.count(summary.world_size, 'rank')}, {summary.script}")
     head, *rest = text.heading(summary)
     parts = [
@@ -117,11 +112,10 @@ def _section(title: str, rows: Sequence[Sequence[str]]) -> Iterable[str]:
         return
     yield f"<h2>{title}</h2>"
     yield from _table(rows[: _OPEN + 1])
-    if len(rows) <= _OPEN + 1:
-        return
-    yield f"<details><summary>{len(rows) - 1 - _OPEN} more</summary>"
-    yield from _table([rows[0], *rows[_OPEN + 1 :]])
-    yield "</details>"
+    if more := rows[_OPEN + 1 :]:
+        yield f"<details><summary>{len(more)} more</summary>"
+        yield from _table([rows[0], *more])
+        yield "</details>"
 
 
 def _table(rows: Sequence[Sequence[str]]) -> Iterable[str]:

@@ -113,9 +113,9 @@ def test_a_baseline_gives_the_scaling_efficiency(tmp_path: Path) -> None:
 
 def test_counters_that_begin_anew_change_no_figure(tmp_path: Path) -> None:
     runs = [replace(ON_GPUS, renewed=each) for each in (False, True)]
-    whole, renewed = (summed(run, tmp_path / str(run.renewed)).per_node[0] for run in runs)
-    assert renewed.used == pytest.approx(whole.used, rel=0.02)
-    assert renewed.cpu_s == pytest.approx(whole.cpu_s, rel=0.02)
+    whole, renewed = (summed(run, tmp_path / str(run.renewed)) for run in runs)
+    assert renewed.per_node[0].used == pytest.approx(whole.per_node[0].used, rel=0.02)
+    assert renewed.ranks[0].cpu_s == pytest.approx(whole.ranks[0].cpu_s, rel=0.02)
 
 
 def test_clocks_that_differ_move_no_phase_and_are_named(tmp_path: Path) -> None:

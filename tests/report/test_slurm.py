@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from srunddp.report import slurm
-from srunddp.report.locate import Job
 from srunddp.report.run import read
 from srunddp.report.summarize import summary_of
 from tests.support.made_up_run import MadeUp
@@ -190,7 +189,7 @@ def test_a_job_is_found_where_it_ran_that_of_an_array_too(commands: Path) -> Non
 def test_a_job_that_the_controller_forgot_is_found_by_accounting(commands: Path) -> None:
     stub(commands, "scontrol", "echo slurm_load_jobs error: Invalid job id specified >&2; exit 1")
     stub(commands, "sacct", prints("4714|/home/me/work\n"))
-    assert slurm.job("4711_3") == Job("4714", "/home/me/work")
+    assert slurm.job("4711_3") == slurm.Job("4714", "/home/me/work")
 
 
 def test_a_summary_is_there_where_no_slurm_is(tmp_path: Path) -> None:

@@ -14,13 +14,13 @@ from typing import Any
 
 import matplotlib
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from srunddp.errors import one_line
 from srunddp.report.csv_files import NAN, TimeSeries
 from srunddp.report.summary import Span
+from srunddp.util.hostlist import group_by_key
 
 # Okabe and Ito's, without the yellow, which is weak on white.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000", "#7F7F7F")
@@ -92,9 +92,7 @@ def style() -> Iterator[None]:
 def figure(heights: Sequence[float]) -> tuple[Figure, list[Axes]]:
     """Panels below each other; heights in inches."""
     made = Figure(figsize=(_WIDTH, sum(heights) + 0.6), dpi=_DPI, layout="constrained")
-    FigureCanvasAgg(made)
-    options: dict[str, Any] = {"height_ratios": heights}
-    axes = made.subplots(len(heights), 1, sharex=True, squeeze=False, gridspec_kw=options)
+    axes = made.subplots(len(heights), 1, sharex=True, squeeze=False, height_ratios=heights)
     return made, [row[0] for row in axes]
 
 
@@ -239,22 +237,13 @@ def _by_column(
     series: Iterable[Sequence[tuple[float, float]]], axis: TimeAxis
 ) -> tuple[list[float], list[list[float]]]:
     """The middle of each column, and the means there of the series that have a value."""
-    means = [_means(each, axis) for each in series]
-    times = [(at + 0.5) * axis.width for at in range(axis.columns)]
-    return times, [[each[at] for each in means if not math.isnan(each[at])] for at in range(axis.columns)]
-
-
-def _means(points: Sequence[tuple[float, float]], axis: TimeAxis) -> list[float]:
-    """The mean of a series in each column."""
-    columns, width = axis.columns, axis.width
-    sums, counts = [0.0] * columns, [0] * columns
-    for time, value in points:
-        at = int(time / width)
-        if 0 <= at < columns or time == axis.length:
-            at = min(at, columns - 1)
-            sums[at] += value
-            counts[at] += 1
-    return [total / count if count else NAN for total, count in zip(sums, counts, strict=True)]
+    columns, width, length = axis.columns, axis.width, axis.length
+    known: list[list[float]] = [[] for _ in range(columns)]
+    for points in series:
+        inside = [(min(int(time / width), columns - 1), value) for time, value in points if -width < time <= length]
+        for at, values in group_by_key(inside).items():
+            known[at].append(sum(values) / len(values))
+    return [(at + 0.5) * width for at in range(columns)], known
 
 
 def heat(samples: TimeSeries, part: str, whole: str, axis: TimeAxis) -> list[float]:
