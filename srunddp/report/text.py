@@ -74,14 +74,11 @@ def ending(summary: Summary) -> str:
     if not end.missing and len(by_code) == 1:
         said = f"ended with exit code {next(iter(by_code))}{' on all ranks' if summary.world_size > 1 else ''}"
     else:
-        said = "ended with " + ", ".join(f"exit code {code} on {_ranks(by_code[code])}" for code in sorted(by_code))
+        codes = [f"exit code {code} on {format.ranks(ranks, {})}" for code, ranks in sorted(by_code.items())]
+        said = f"ended with {', '.join(codes)}"
     if end.missing:
-        said += f"; no end recorded of {_ranks(end.missing)}: killed; last sample at {format.clock(end.last)}"
+        said += f"; no end recorded of {format.ranks(end.missing, {})}: killed; last sample at {format.clock(end.last)}"
     return f"{said}; {one_line(end.cause)}" if end.cause and not end.finished else said
-
-
-def _ranks(ranks: Iterable[int]) -> str:
-    return format.ranks(ranks, {})
 
 
 def _notes(summary: Summary, notes: Sequence[Advice]) -> Iterator[str]:

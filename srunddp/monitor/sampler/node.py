@@ -41,8 +41,7 @@ class Node:
         root: Path = cgroup.ROOT,
     ) -> None:
         groups = cgroup.own_groups() if groups is None else groups
-        self._tasks = tasks
-        self._interface = interface
+        self._tasks, self._interface = tasks, interface
         self._group = cgroup.JobGroup.find(groups, root)
         self._limit = cgroup.memory_limit(groups, root) or requested_memory(environ) or ""
         self._quota = cgroup.cpu_quota()

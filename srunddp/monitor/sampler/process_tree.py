@@ -52,8 +52,7 @@ class ProcessTree:
     """
 
     def __init__(self, rank: int, root: int) -> None:
-        self.rank = rank
-        self.root = root
+        self.rank, self.root = rank, root
         self.cpu = MonotonicCounter(_ROUNDING)
         self.bytes_read, self.bytes_written = MonotonicCounter(), MonotonicCounter()
         self.resident = self.delay = 0
@@ -118,9 +117,6 @@ _REAPED_USER, _REAPED_SYSTEM, _THREADS, _RESIDENT = 13, 14, 17, 21  # in /proc/P
 
 class Process:
     """One that may end at any time. Its numbers are those of the last look.
-
-    Args:
-        pid: its process id.
 
     Attributes:
         cpu: nanoseconds of CPU that its threads took; reaped: that children took which it has waited for.

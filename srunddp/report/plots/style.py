@@ -222,7 +222,7 @@ def whole(points: Sequence[tuple[float, float]]) -> Sequence[tuple[float, float]
 
 def summed(series: Iterable[Sequence[tuple[float, float]]]) -> list[tuple[float, float]]:
     """The sum of series that have the same times; what one of them lacks is left out."""
-    every = [dict(each) for each in series]
+    every = [dict(each) for each in series if each]
     times = set.intersection(*(set(each) for each in every)) if every else set()
     return [(time, sum(each[time] for each in every)) for time in sorted(times)]
 
