@@ -113,11 +113,7 @@ class Monitor:
             self._tasks.put(partial(_replace, self._config.folder / RUN, text))
 
     def stop_sampler(self) -> str:
-        """The worker has ended, and what it left is about to be killed.
-
-        Returns:
-            Why the sampler had ended before; else nothing.
-        """
+        """The worker has ended, and what it left is about to be killed; returns why the sampler had ended before."""
         return self._sampler.finish(_WITHIN) if self._sampler else ""
 
     def finish(self, code: int, limit: float = _WITHIN) -> None:

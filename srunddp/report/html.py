@@ -90,8 +90,7 @@ def _notes(summary: Summary, notes: Sequence[Advice]) -> Iterable[str]:
 
 
 def _figures(summary: Summary) -> Iterable[str]:
-    yield "<h2>Figures</h2>"
-    yield "<table>"
+    yield "<h2>Figures</h2>\n<table>"
     for title, found in text.sections(summary).items():
         if found:
             yield f"<tr><th>{_escaped(title)}</th><td>{'<br>'.join(map(_escaped, found))}</td></tr>"
@@ -119,9 +118,8 @@ def _section(title: str, rows: Sequence[Sequence[str]]) -> Iterable[str]:
 
 
 def _table(rows: Sequence[Sequence[str]]) -> Iterable[str]:
-    yield "<table><thead>"
-    yield "<tr>" + "".join(f"<th>{_escaped(cell)}</th>" for cell in rows[0]) + "</tr>"
-    yield "</thead><tbody>"
+    head = "".join(f"<th>{_escaped(cell)}</th>" for cell in rows[0])
+    yield f"<table><thead>\n<tr>{head}</tr>\n</thead><tbody>"
     yield from ("<tr>" + "".join(f"<td>{_escaped(cell)}</td>" for cell in row) + "</tr>" for row in rows[1:])
     yield "</tbody></table>"
 

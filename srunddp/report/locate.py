@@ -96,17 +96,14 @@ def _start(run: Path, restart: int | None, notes: Sequence[str] = ()) -> RunFold
 
 def _of_job(what: str, match: re.Match[str], monitor_dir: str, restart: int | None) -> RunFolder:
     number, step = match[1], match[3]
-    runs = [] if match[2] else _runs(Path(monitor_dir), number, step)
-    searched = [monitor_dir]
+    runs, folders = [] if match[2] else _runs(Path(monitor_dir), number, step), [Path(monitor_dir)]
     if not runs and (job := slurm.job(what.partition(".")[0])):
         number = job.number
-        for folder in dict.fromkeys([Path(monitor_dir), Path(job.folder, monitor_dir), Path(job.folder, "logs")]):
-            searched.append(str(folder))
-            runs = runs or _runs(folder, number, step)
+        folders = list(dict.fromkeys([*folders, Path(job.folder, monitor_dir), Path(job.folder, "logs")]))
+        runs = next(filter(None, (_runs(folder, number, step) for folder in folders)), [])
     if not runs:
-        folders = ", ".join(dict.fromkeys(searched))
         raise ConfigError(
-            f"no files of job {what} in {folders}",
+            f"no files of job {what} in {', '.join(map(str, folders))}",
             expected=f"a folder {number}.{step or 'STEP'}/monitor.0, which --monitor writes",
             hint="name the folder, or --monitor-dir as the run had it",
         )

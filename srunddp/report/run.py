@@ -198,11 +198,7 @@ def _moved(run: RunData, by: float) -> RunData:
 
 
 def ending(run: RunData, now: float) -> RunEnd:
-    """How the run ended, as far as that was recorded.
-
-    Args:
-        now: Unix time.
-    """
+    """How the run ended, as far as that was recorded; ``now`` is Unix time."""
     ends = run.marked("end")
     codes = {rank: 0 if math.isnan(mark.value) else int(mark.value) for rank, mark in sorted(ends.items())}
     interval = run.number("seconds") or _DEFAULT_INTERVAL

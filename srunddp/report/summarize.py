@@ -16,11 +16,7 @@ _SLOW, _WAITING = 0.25, 0.1  # of the intervals: less is a stall, and no propert
 
 
 def summary_of(run: RunData, now: float | None = None) -> Summary:
-    """All figures of a run.
-
-    Args:
-        now: Unix time, to tell whether it is still running; this moment unless given.
-    """
+    """All figures of a run; ``now`` is Unix time, to tell whether it is still running: this moment unless given."""
     begin, end = training(run)
     first, last = -math.inf if begin is None else begin, math.inf if end is None else end
     end_of_run = ending(run, time.time() if now is None else now)
@@ -192,9 +188,9 @@ def _throughput(run: RunData, ranks: tuple[RankFigures, ...], first: float, last
 
 def _own_share(ranks: tuple[RankFigures, ...]) -> float | None:
     """Of the step time, what is neither waiting for data nor for ranks that have more of their own to do."""
-    known = [each for each in ranks if each.own_s is not None and each.data_s is not None and each.step_s]
+    times = ((each.own_s, each.data_s, each.step_s) for each in ranks)
+    known = [(own, data, step) for own, data, step in times if own is not None and data is not None and step]
     if not known:
         return None
-    most = max(each.own_s or 0.0 for each in known)
-    lost = [((each.data_s or 0.0) + most - (each.own_s or 0.0)) / (each.step_s or 1.0) for each in known]
-    return max(0.0, 1.0 - sum(lost) / len(lost))
+    most = max(own for own, _, _ in known)
+    return max(0.0, 1.0 - sum((data + most - own) / step for own, data, step in known) / len(known))

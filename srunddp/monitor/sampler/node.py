@@ -89,8 +89,7 @@ class NetworkCounters:
     """Bytes over the links of this node's network namespace but loopback, and over its InfiniBand and RoCE ports.
 
     Args:
-        chosen: the interface that the run uses.
-        net, rdma: where the kernel shows them.
+        chosen: the interface that the run uses; net, rdma: where the kernel shows them.
     """
 
     def __init__(self, chosen: str, net: Path = _NET, rdma: Path = _RDMA) -> None:

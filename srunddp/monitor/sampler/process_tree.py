@@ -14,13 +14,10 @@ _ROUNDING = 20_000_000
 
 
 class MonotonicCounter:
-    """A sum of counters whose owners come and go: it never falls, and keeps what no one has taken over.
+    """A sum of counters whose owners come and go: ``value`` never falls, and keeps what no one has taken over.
 
     Args:
         rounding: a fall by so much is no loss.
-
-    Attributes:
-        value: the sum so far.
     """
 
     def __init__(self, rounding: int = 0) -> None:
@@ -43,8 +40,7 @@ class ProcessTree:
     for each.
 
     Args:
-        rank: the task's.
-        root: its first process.
+        rank: the task's; root: its first process.
 
     Attributes:
         cpu: nanoseconds of CPU; resident: bytes; delay: nanoseconds that main threads waited for a CPU.

@@ -46,9 +46,7 @@ class TimeAxis:
     """Seconds as the axis shows them, and columns of equal length in which series are put together.
 
     Attributes:
-        end: seconds since the start, of the whole axis.
-        interval: between samples.
-        epochs: marked in each picture.
+        end: seconds since the start, of the whole axis; interval: between samples; epochs: marked in each picture.
     """
 
     end: float
@@ -141,11 +139,7 @@ def _number_epochs(panel: Axes, axis: TimeAxis) -> None:
 
 
 def draw(panel: Axes, lines: Sequence[Line], axis: TimeAxis, what: str) -> None:
-    """Few series as lines, many as a band; what they are is said beside the panel.
-
-    Args:
-        what: they are, in the plural.
-    """
+    """Few series as lines, many as a band; what they are, in the plural, is said beside the panel."""
     if len(lines) > MOST_LINES:
         draw_band(panel, lines, axis, COLOURS[0], f"{len(lines)} {what}")
     else:
@@ -194,11 +188,7 @@ def from_zero(panel: Axes, label: str, most: float | None = None) -> None:
 
 @dataclass(frozen=True)
 class Line:
-    """One series.
-
-    Attributes:
-        points: seconds since the start, and values.
-    """
+    """One series; ``points`` are seconds since the start, and values."""
 
     label: str
     points: Sequence[tuple[float, float]]
