@@ -95,7 +95,8 @@ class Monitor:
 
     def start(self) -> None:
         """In the supervisor, after the fork: write from now on, in a thread, as a file system may be slow."""
-        self._event(_started_at(os.getpid()), "process", math.nan)
+        age = time.clock_gettime(time.CLOCK_BOOTTIME) - int(stat_fields("self")[_START]) / os.sysconf("SC_CLK_TCK")
+        self._event(time.time() - age, "process", math.nan)  # when the kernel started this one
         if self._config and self._files:
             self._thread = threading.Thread(target=self._run, args=(*self._files, self._config.seconds), daemon=True)
             self._thread.start()
@@ -112,19 +113,11 @@ class Monitor:
             self._tasks.put(partial(_replace, self._config.folder / RUN, text))
 
     def stop_sampler(self) -> str:
-        """The worker has ended, and what it left is about to be killed.
-
-        Returns:
-            Why the sampler had ended before; else nothing.
-        """
+        """The worker has ended, and what it left is about to be killed; returns why the sampler had ended before."""
         return self._sampler.finish(_WITHIN) if self._sampler else ""
 
     def finish(self, code: int, limit: float = _WITHIN) -> None:
-        """Write the rest, within so many seconds.
-
-        Args:
-            code: the exit code to leave with.
-        """
+        """Write the rest, within so many seconds; ``code`` is the exit code to leave with."""
         if self._files and self._thread:
             self._tasks.put(partial(self._look, *self._files))
             self.mark("end", code)
@@ -203,9 +196,3 @@ def _open(path: Path, header: str) -> int:
     os.set_blocking(opened, True)
     os.write(opened, header.encode())
     return opened
-
-
-def _started_at(pid: int) -> float:
-    """When a process was started, in Unix time, by the kernel."""
-    age = time.clock_gettime(time.CLOCK_BOOTTIME) - int(stat_fields(pid)[_START]) / os.sysconf("SC_CLK_TCK")
-    return time.time() - age

@@ -50,7 +50,8 @@ def notes(summary: Summary) -> tuple[Advice, ...]:
     """All that hold, causes before consequences."""
     if too_short(summary):
         return ()
-    busy, slowed, stragglers = _oversubscribed(summary), _slowed(summary.gpus), find_stragglers(summary, DATA_WAIT)
+    busy, stragglers = _oversubscribed(summary), find_stragglers(summary)
+    slowed = [each for each in summary.gpus if each.samples >= FEWEST_SAMPLES and (each.slowed or 0.0) > SLOWED]
     explained = {each.node for each in busy} | {each.node for each in slowed}
     waiting = None if busy else _data_wait(summary, stragglers)
     found = [
@@ -98,10 +99,6 @@ def _cpu(busy: list[NodeFigures]) -> Advice | None:
         f"above {format.percent(CPUS_USED)} used and {format.percent(CPU_WAIT)} of the time waiting",
         "more --cpus-per-task, fewer --dataloader.num_workers, or fewer --num_threads",
     )
-
-
-def _slowed(gpus: tuple[GpuFigures, ...]) -> list[GpuFigures]:
-    return [each for each in gpus if each.samples >= FEWEST_SAMPLES and (each.slowed or 0.0) > SLOWED]
 
 
 def _throttled(slowed: list[GpuFigures]) -> Advice | None:
@@ -165,7 +162,7 @@ def _data_wait(summary: Summary, stragglers: Stragglers) -> Advice | None:
 def _usual(shares: list[float | None]) -> float:
     """The mean or the median, whichever is more."""
     known = [each for each in shares if each is not None]
-    return max(median_or_none(shares) or 0.0, sum(known) / len(known)) if known else 0.0
+    return max(median_or_none(shares) or 0.0, fmean(known)) if known else 0.0
 
 
 def _gpu(summary: Summary, *, explained: bool) -> Advice | None:
@@ -218,14 +215,10 @@ def _wrong_link(node: NodeFigures) -> LinkFigures | None:
     """The link that carries the training instead of the chosen one."""
     if not any(each.chosen for each in node.links):
         return None
-    others = [each for each in node.links if not each.chosen and each.kind != "rdma" and _is_balanced(each)]
-    busiest = max(others, key=_both_ways, default=None)
     limit = max(OTHER_LINK_RATE, OTHER_LINK * _carried(node))
-    return busiest if busiest is not None and _both_ways(busiest) > limit else None
-
-
-def _is_balanced(link: LinkFigures) -> bool:
-    return min(link.received, link.sent) >= _BALANCED * max(link.received, link.sent)
+    others = [each for each in node.links if not each.chosen and each.kind != "rdma" and _both_ways(each) > limit]
+    balanced = (each for each in others if _both_ways(each) >= _BALANCED * 2 * max(each.received, each.sent))
+    return max(balanced, key=_both_ways, default=None)
 
 
 def _both_ways(link: LinkFigures) -> float:
@@ -291,27 +284,26 @@ class Stragglers:
     by_data: float = 0.0
 
 
-def find_stragglers(summary: Summary, threshold: float) -> Stragglers:
-    """Ranks whose own time per step is above the others' median by more than a share of the step time.
+def find_stragglers(summary: Summary) -> Stragglers:
+    """Ranks whose own time per step is above the others' median by more than ``DATA_WAIT`` of the step time.
 
     They count where they are few: a quarter of all, or not more than half and all on one node. Where all wait for
     data, that wait is left out of the comparison, as it varies.
     """
-    all_wait = (summary.data_share or 0.0) > threshold
+    all_wait = (summary.data_share or 0.0) > DATA_WAIT
     work = {each.rank: each.steady_work_s if all_wait else each.steady_s for each in summary.ranks}
     own = {rank: value for rank, value in work.items() if value is not None}
     if len(own) < 2 or not summary.step_s:
         return Stragglers()
     usual = median_or_none(list(own.values())) or 0.0
-    slow = [rank for rank, value in own.items() if value - usual > threshold * summary.step_s]
+    slow = [rank for rank, value in own.items() if value - usual > DATA_WAIT * summary.step_s]
     nodes = tuple(dict.fromkeys(summary.layout[rank] for rank in slow))
     few = len(slow) <= max(1, len(own) // 4) or (len(nodes) == 1 and 2 * len(slow) <= len(own))
     if not slow or not few:
         return Stragglers()
     worst = max(slow, key=lambda rank: own[rank])
-    others = [each for each in summary.ranks if each.rank not in slow]
-    figures = next(each for each in summary.ranks if each.rank == worst)
-    waits = [each.data_s for each in others if each.data_s is not None]
-    more_data = 0.0 if all_wait else (figures.data_s or 0.0) - (fmean(waits) if waits else 0.0)
+    waits = {each.rank: each.data_s for each in summary.ranks if each.data_s is not None}
+    of_others = [wait for rank, wait in waits.items() if rank not in slow]
+    more_data = 0.0 if all_wait else waits.get(worst, 0.0) - (fmean(of_others) if of_others else 0.0)
     excess = own[worst] - usual
     return Stragglers(tuple(slow), nodes, excess, share(excess, summary.step_s) or 0.0, more_data / excess)

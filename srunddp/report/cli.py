@@ -47,7 +47,7 @@ def report(**given: Any) -> None:
     Written also of a run that crashed, or that still runs.
     """
     with answering():
-        place = locate.find(given["what"], given["monitor_dir"], given["restart"], slurm.job)
+        place = locate.find(given["what"], given["monitor_dir"], given["restart"])
         for note in place.notes:
             write_stderr(f"srunddp: note: {one_line(note)}\n")
         baseline = _baseline(given)
@@ -65,7 +65,7 @@ def report(**given: Any) -> None:
 def _baseline(given: dict[str, Any]) -> Summary | None:
     if given["baseline"] is None:
         return None
-    place = locate.find(given["baseline"], given["monitor_dir"], None, slurm.job)
+    place = locate.find(given["baseline"], given["monitor_dir"], None)
     found = summary_of(read(place.folder))
     if found.throughput.per_s is None:
         raise ConfigError(

@@ -18,7 +18,6 @@ _MOST = 1500  # points of one series that are kept: about as many as a picture h
 _BLOCK = 1024
 _EARLIEST, _LATEST = 1e9, 1e10  # of 2001 and 2286: other times are none
 _LARGEST = 1e18  # and so is any figure above
-_SLOWED = ("thermal", "brake")
 NAN = math.nan
 _LEAST = 1e-9  # what is divided by less has no end
 
@@ -40,30 +39,15 @@ class Kind:
     texts: tuple[str, ...] = ()
 
 
-NODE = Kind(
-    "",
-    ("cpu_s", "read_bytes", "written_bytes", "iowait_s"),
-    ("cpus", "memory_limit_bytes"),
-    ("memory_bytes",),
-    ("interface",),
-)
+_USAGE = ("cpu_s", "read_bytes", "written_bytes", "iowait_s")
+NODE = Kind("", _USAGE, ("cpus", "memory_limit_bytes"), ("memory_bytes",), ("interface",))
 TASKS = Kind("rank", ("cpu_s", "delay_s"), ("processes",), ("rss_bytes",))
 LINKS = Kind("link", ("received_bytes", "sent_bytes"), (), (), ("kind", "chosen"))
-GPUS = Kind(
-    "uuid",
-    ("energy_j",),
-    (
-        "utilization_percent",
-        "memory_bandwidth_percent",
-        "power_w",
-        "memory_limit_bytes",
-        "sm_percent",
-        "tensor_percent",
-        "slowed",
-    ),
-    ("memory_bytes", "temperature_c"),
-    ("index", "name"),
-)
+_ON_GPU = (
+    "utilization_percent", "memory_bandwidth_percent", "power_w", "memory_limit_bytes", "sm_percent", "tensor_percent",
+    "throttled",
+)  # fmt: skip
+GPUS = Kind("uuid", ("energy_j",), _ON_GPU, ("memory_bytes", "temperature_c"), ("index", "name"))
 STEPS = Kind("", ("steps", "samples", "step_s", "data_s", "own_s"), (), ("longest_step_s",))
 
 
@@ -81,69 +65,56 @@ class Mark:
     value: float
 
 
-def samples(path: Path, kind: Kind, most: int = _MOST) -> dict[str, TimeSeries]:
-    """What a file of samples holds, by its key; ``time`` is Unix time.
-
-    Args:
-        most: points of each series that are kept.
-    """
+def samples(path: Path, kind: Kind) -> dict[str, TimeSeries]:
+    """What a file of samples holds, by its key; ``time`` is Unix time."""
     rows = _rows(path)
     header = next(rows, [])
-    places = {name: at for at, name in enumerate(header)}
-    if "time" not in places or (kind.key and kind.key not in places):
+    if "time" not in header or (kind.key and kind.key not in header):
         return {}
-    blocks: dict[str, _Series] = {}
+    series: dict[str, _Series] = {}
     for row in rows:
         if len(row) == len(header):
-            key = row[places[kind.key]] if kind.key else ""
-            if key not in blocks:
-                blocks[key] = _Series(kind, places)
-            blocks[key].add(row)
-    counted = {key: series.samples() for key, series in blocks.items()}
-    return {key: thinned(each, kind.counters, kind.peaks, most) for key, each in counted.items() if each.count}
+            key = row[header.index(kind.key)] if kind.key else ""
+            if key not in series:
+                series[key] = _Series(kind, header)
+            series[key].add(row)
+    counted = {key: each.samples() for key, each in series.items()}
+    return {key: _thinned(each, kind) for key, each in counted.items() if each.count}
 
 
 class _Series:
     """The columns of one key, filled by blocks: a value alone costs more than its part of a block."""
 
-    def __init__(self, kind: Kind, places: dict[str, int]) -> None:
-        self._places, self._texts = places, kind.texts
+    def __init__(self, kind: Kind, header: list[str]) -> None:
+        self._header, self._texts = header, kind.texts
         wanted = ("time", *kind.counters, *kind.gauges, *kind.peaks)
-        self._numbers = [name for name in wanted if name in places]
-        derived = ["slowed"] if "slowed" in wanted and "throttled" in places else []
-        self._columns = {name: array("d") for name in (*self._numbers, *derived)}
+        self._columns = {name: array("d") for name in wanted if name in header}
         self._pending: list[list[str]] = []
         self._last: list[str] = []
 
     def add(self, row: list[str]) -> None:
+        self._last = row
         self._pending.append(row)
         if len(self._pending) >= _BLOCK:
             self._flush()
 
     def _flush(self) -> None:
-        if not self._pending:
-            return
-        columns = list(zip(*self._pending, strict=True))
-        for name in self._numbers:
-            self._columns[name].extend(numbers(columns[self._places[name]]))
-        if "slowed" in self._columns:
-            self._columns["slowed"].extend(map(_is_slowed, columns[self._places["throttled"]]))
-        self._last = self._pending[-1]
+        for name, texts in dict(zip(self._header, zip(*self._pending, strict=True), strict=False)).items():
+            if name in self._columns:
+                self._columns[name].extend(map(_is_slowed, texts) if name == "throttled" else numbers(texts))
         self._pending = []
 
     def samples(self) -> TimeSeries:
         self._flush()
-        time = self._columns.pop("time")
-        texts = {name: self._last[self._places[name]] for name in self._texts if name in self._places and self._last}
-        keep = list(_rising(time))
-        if len(keep) < len(time):
-            time = array("d", (time[at] for at in keep))
-            self._columns = {name: array("d", (each[at] for at in keep)) for name, each in self._columns.items()}
-        return TimeSeries(time, self._columns, texts, len(time))
+        texts = {name: text for name, text in zip(self._header, self._last, strict=True) if name in self._texts}
+        keep = list(_rising(self._columns["time"]))
+        columns = {name: array("d", (each[at] for at in keep)) for name, each in self._columns.items()}
+        return TimeSeries(columns.pop("time"), columns, texts, len(keep))
 
 
 def _is_slowed(reasons: str) -> float:
-    return float(any(word in reasons.lower() for word in _SLOWED))
+    """1 where heat or the power brake kept a GPU's clock down, else 0."""
+    return float(any(word in reasons.lower() for word in ("thermal", "brake")))
 
 
 def _rising(times: Iterable[float]) -> Iterator[int]:
@@ -160,17 +131,15 @@ def numbers(texts: Sequence[str]) -> list[float]:
     try:
         values = list(map(float, texts))
     except ValueError:
-        values = list(map(number, texts))
+        values = list(map(_number, texts))
     return [value if abs(value) < _LARGEST else NAN for value in values]
 
 
-def number(text: str) -> float:
-    """One number; nan for what is none."""
+def _number(text: str) -> float:
     try:
-        value = float(text)
+        return float(text)
     except ValueError:
         return NAN
-    return value if abs(value) < _LARGEST else NAN
 
 
 def marks(path: Path, rank: int) -> list[Mark]:
@@ -178,8 +147,8 @@ def marks(path: Path, rank: int) -> list[Mark]:
     rows = _rows(path)
     if next(rows, [])[:3] != ["time", "mark", "value"]:
         return []
-    found = [Mark(number(row[0]), rank, row[1], number(row[2])) for row in rows if len(row) >= 3]
-    return [mark for mark in found if _EARLIEST < mark.time < _LATEST]
+    found = [(row[1], numbers([row[0], row[2]])) for row in rows if len(row) >= 3]
+    return [Mark(time, rank, name, value) for name, (time, value) in found if _EARLIEST < time < _LATEST]
 
 
 def json_object(path: Path) -> dict[str, Any]:
@@ -273,28 +242,23 @@ class TimeSeries:
         inside = self.steps(name, begin, end)
         return sum(grown for _, _, grown in inside) / sum(stop - start for start, stop, _ in inside) if inside else None
 
+    def shifted(self, by: float) -> TimeSeries:
+        """With the times moved."""
+        return replace(self, time=array("d", (each + by for each in self.time)))
 
-def shifted(samples: TimeSeries, by: float) -> TimeSeries:
-    """With the times moved."""
-    return replace(samples, time=array("d", (each + by for each in samples.time)))
 
-
-def thinned(samples: TimeSeries, counters: Iterable[str], peaks: Iterable[str], most: int) -> TimeSeries:
-    """At most so many points: of a counter the last of each group, of a peak the highest, of what else the mean."""
-    size = -(-len(samples.time) // most)
+def _thinned(samples: TimeSeries, kind: Kind) -> TimeSeries:
+    """Of a counter the last of each group of points, of a peak the highest, of what else the mean."""
+    size = -(-samples.count // _MOST)
     if size <= 1:
         return samples
     columns = {}
-    for name, values in samples.columns.items():
-        if name in counters:
-            columns[name] = array("d", (values[min(at + size, len(values)) - 1] for at in range(0, len(values), size)))
+    for name, values in {"time": samples.time, **samples.columns}.items():
+        groups = [values[at : at + size] for at in range(0, len(values), size)]
+        if name == "time" or name in kind.counters:
+            columns[name] = array("d", (group[-1] for group in groups))
         else:
-            groups = (values[at : at + size] for at in range(0, len(values), size))
-            columns[name] = array("d", (_one(group, highest=name in peaks) for group in groups))
-    time = array("d", (samples.time[min(at + size, len(samples.time)) - 1] for at in range(0, len(samples.time), size)))
-    return replace(samples, time=time, columns=columns)
-
-
-def _one(group: Sequence[float], *, highest: bool) -> float:
-    known = [value for value in group if not math.isnan(value)]
-    return (max if highest else fmean)(known) if known else NAN
+            known = ([value for value in group if not math.isnan(value)] for group in groups)
+            choose = max if name in kind.peaks else fmean
+            columns[name] = array("d", (choose(group) if group else NAN for group in known))
+    return replace(samples, time=columns.pop("time"), columns=columns)

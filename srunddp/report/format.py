@@ -39,8 +39,7 @@ def duration(seconds: float | None) -> str:
 
 def clock(seconds: float) -> str:
     """``4:05``, ``1:02:03``, since the start."""
-    whole = max(0, int(seconds))
-    hours, rest = divmod(whole, 3600)
+    hours, rest = divmod(max(0, int(seconds)), 3600)
     return f"{hours}:{rest // 60:02}:{rest % 60:02}" if hours else f"{rest // 60}:{rest % 60:02}"
 
 
@@ -72,10 +71,8 @@ def energy(joules: float | None) -> str:
     """``12.3 kJ``, and in kWh from 0.1 kWh on."""
     if joules is None:
         return UNKNOWN
-    for limit, by, unit in ((1e3, 1, "J"), (3.6e5, 1e3, "kJ")):
-        if joules < limit:
-            return f"{format_number(joules / by)} {unit}"
-    return f"{format_number(joules / 3.6e6)} kWh"
+    by, unit = (1, "J") if joules < 1e3 else (1e3, "kJ") if joules < 3.6e5 else (3.6e6, "kWh")
+    return f"{format_number(joules / by)} {unit}"
 
 
 def moment(unix: float) -> str:

@@ -46,12 +46,7 @@ def page(
     view: slurm.SlurmAccounting,
     hints: Sequence[str] = (),
 ) -> str:
-    """All of it.
-
-    Args:
-        pictures: with those that are missing.
-        hints: sentences about what could not be shown.
-    """
+    """All of it; ``hints`` are sentences about what could not be shown."""
     title = _escaped(f"Run {summary.name or '?'}: {format.count(summary.world_size, 'rank')}, {summary.script}")
     head, *rest = text.heading(summary)
     parts = [
@@ -95,8 +90,7 @@ def _notes(summary: Summary, notes: Sequence[Advice]) -> Iterable[str]:
 
 
 def _figures(summary: Summary) -> Iterable[str]:
-    yield "<h2>Figures</h2>"
-    yield "<table>"
+    yield "<h2>Figures</h2>\n<table>"
     for title, found in text.sections(summary).items():
         if found:
             yield f"<tr><th>{_escaped(title)}</th><td>{'<br>'.join(map(_escaped, found))}</td></tr>"
@@ -117,17 +111,15 @@ def _section(title: str, rows: Sequence[Sequence[str]]) -> Iterable[str]:
         return
     yield f"<h2>{title}</h2>"
     yield from _table(rows[: _OPEN + 1])
-    if len(rows) <= _OPEN + 1:
-        return
-    yield f"<details><summary>{len(rows) - 1 - _OPEN} more</summary>"
-    yield from _table([rows[0], *rows[_OPEN + 1 :]])
-    yield "</details>"
+    if more := rows[_OPEN + 1 :]:
+        yield f"<details><summary>{len(more)} more</summary>"
+        yield from _table([rows[0], *more])
+        yield "</details>"
 
 
 def _table(rows: Sequence[Sequence[str]]) -> Iterable[str]:
-    yield "<table><thead>"
-    yield "<tr>" + "".join(f"<th>{_escaped(cell)}</th>" for cell in rows[0]) + "</tr>"
-    yield "</thead><tbody>"
+    head = "".join(f"<th>{_escaped(cell)}</th>" for cell in rows[0])
+    yield f"<table><thead>\n<tr>{head}</tr>\n</thead><tbody>"
     yield from ("<tr>" + "".join(f"<td>{_escaped(cell)}</td>" for cell in row) + "</tr>" for row in rows[1:])
     yield "</tbody></table>"
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from srunddp.errors import ConfigError
+from srunddp.report import slurm
 
 _JOB = re.compile(r"(\d{1,18})(?:_(\d{1,18}))?(?:\.(\d{1,9}))?", re.ASCII)
 _RESTART = re.compile(r"monitor\.(\d{1,9})", re.ASCII)
@@ -28,31 +29,19 @@ class RunFolder:
     notes: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
-class Job:
-    """What Slurm says of a job: its number, that of an array's task included, and its working directory."""
-
-    number: str
-    folder: str
-
-
-JobLookup = Callable[[str], Job | None]
-
-
 def start_of(folder: Path) -> int | None:
     """Which start of its run ``monitor.N`` is of; None for another folder."""
     match = _RESTART.fullmatch(folder.absolute().name)
     return int(match[1]) if match else None
 
 
-def find(what: str, monitor_dir: str, restart: int | None, lookup: JobLookup) -> RunFolder:
+def find(what: str, monitor_dir: str, restart: int | None) -> RunFolder:
     """The files that are meant.
 
     Args:
         what: a folder, or a job's number, ``4711``, ``4711.0`` or ``4711_3``.
         monitor_dir: where a job's folder is looked for.
         restart: which start of the run; None for the last.
-        lookup: Slurm, about a job.
 
     Raises:
         ConfigError: there is no such folder, or it holds no run, or several.
@@ -60,7 +49,7 @@ def find(what: str, monitor_dir: str, restart: int | None, lookup: JobLookup) ->
     if os.path.isdir(what):
         return _below(Path(what), restart)
     if match := _JOB.fullmatch(what):
-        return _of_job(what, match, monitor_dir, restart, lookup)
+        return _of_job(what, match, monitor_dir, restart)
     raise ConfigError(f"no folder {what}", expected="a run's folder or a job's number", hint=_HINT)
 
 
@@ -105,19 +94,16 @@ def _start(run: Path, restart: int | None, notes: Sequence[str] = ()) -> RunFold
     return RunFolder(starts[chosen], tuple(notes))
 
 
-def _of_job(what: str, match: re.Match[str], monitor_dir: str, restart: int | None, lookup: JobLookup) -> RunFolder:
+def _of_job(what: str, match: re.Match[str], monitor_dir: str, restart: int | None) -> RunFolder:
     number, step = match[1], match[3]
-    runs = [] if match[2] else _runs(Path(monitor_dir), number, step)
-    searched = [monitor_dir]
-    if not runs and (job := lookup(what.partition(".")[0])):
+    runs, folders = [] if match[2] else _runs(Path(monitor_dir), number, step), [Path(monitor_dir)]
+    if not runs and (job := slurm.job(what.partition(".")[0])):
         number = job.number
-        for folder in dict.fromkeys([Path(monitor_dir), Path(job.folder, monitor_dir), Path(job.folder, "logs")]):
-            searched.append(str(folder))
-            runs = runs or _runs(folder, number, step)
+        folders = list(dict.fromkeys([*folders, Path(job.folder, monitor_dir), Path(job.folder, "logs")]))
+        runs = next(filter(None, (_runs(folder, number, step) for folder in folders)), [])
     if not runs:
-        folders = ", ".join(dict.fromkeys(searched))
         raise ConfigError(
-            f"no files of job {what} in {folders}",
+            f"no files of job {what} in {', '.join(map(str, folders))}",
             expected=f"a folder {number}.{step or 'STEP'}/monitor.0, which --monitor writes",
             hint="name the folder, or --monitor-dir as the run had it",
         )

@@ -11,7 +11,7 @@ from statistics import median
 from typing import Any
 
 from srunddp.report import csv_files
-from srunddp.report.csv_files import Mark, TimeSeries, shifted
+from srunddp.report.csv_files import Mark, TimeSeries
 from srunddp.report.summary import Checkpoints, Phase, RunEnd, Span, StartupPhases
 from srunddp.util.hostlist import group_by_key
 
@@ -80,23 +80,17 @@ class RunData:
 
     def marked(self, name: str) -> dict[int, Mark]:
         """The first mark of that name, by rank."""
-        found: dict[int, Mark] = {}
-        for mark in self.marks:
-            if mark.name == name:
-                found.setdefault(mark.rank, mark)
-        return found
+        return {mark.rank: mark for mark in reversed(self.marks) if mark.name == name}
 
     def text(self, key: str) -> str:
         """Of run.json; empty where it is none."""
         value = self.header.get(key)
-        return str(value) if isinstance(value, (str, int)) and not isinstance(value, bool) else ""
+        return str(value) if type(value) in (str, int) else ""
 
     def number(self, key: str) -> float | None:
         """Of run.json; None where it is none, or below 0."""
-        value = self.header.get(key)
-        if isinstance(value, bool) or not isinstance(value, (int, float)):
-            return None
-        return float(value) if 0 <= value < _LARGEST else None
+        value = self.header.get(key, -1)
+        return float(value) if type(value) in (int, float) and 0 <= value < _LARGEST else None
 
     @property
     def series(self) -> list[TimeSeries]:
@@ -195,20 +189,16 @@ def _moved(run: RunData, by: float) -> RunData:
     return replace(
         run,
         marks=sorted(marks, key=lambda mark: (mark.time, mark.rank)),
-        steps={rank: shifted(each, of_rank[rank]) for rank, each in sorted(run.steps.items())},
-        tasks={rank: shifted(each, of_rank[rank]) for rank, each in sorted(run.tasks.items())},
-        usage={node: shifted(each, at[node]) for node, each in run.usage.items()},
-        links=[replace(each, samples=shifted(each.samples, at[each.node])) for each in run.links],
-        gpus=[replace(each, samples=shifted(each.samples, at[each.node])) for each in run.gpus],
+        steps={rank: each.shifted(of_rank[rank]) for rank, each in sorted(run.steps.items())},
+        tasks={rank: each.shifted(of_rank[rank]) for rank, each in sorted(run.tasks.items())},
+        usage={node: each.shifted(at[node]) for node, each in run.usage.items()},
+        links=[replace(each, samples=each.samples.shifted(at[each.node])) for each in run.links],
+        gpus=[replace(each, samples=each.samples.shifted(at[each.node])) for each in run.gpus],
     )
 
 
 def ending(run: RunData, now: float) -> RunEnd:
-    """How the run ended, as far as that was recorded.
-
-    Args:
-        now: Unix time.
-    """
+    """How the run ended, as far as that was recorded; ``now`` is Unix time."""
     ends = run.marked("end")
     codes = {rank: 0 if math.isnan(mark.value) else int(mark.value) for rank, mark in sorted(ends.items())}
     interval = run.number("seconds") or _DEFAULT_INTERVAL
@@ -226,16 +216,15 @@ def _cause(run: RunData) -> str:
 
 def spans(run: RunData, begin: str, end: str) -> tuple[Span, ...]:
     """Of the rank that has most of them: all ranks have the same, but the last lines may be missing."""
-    by_rank: dict[int, list[Span]] = {}
+    by_rank: dict[int, list[Span]] = {rank: [] for rank in run.ranks}
     for mark in run.marks:
-        begun = by_rank.setdefault(mark.rank, []) if mark.name in (begin, end) else []
-        number = None if math.isnan(mark.value) else int(mark.value)
+        begun = by_rank[mark.rank]
         if mark.name == begin:
-            begun.append(Span(number, mark.time, None))
+            begun.append(Span(None if math.isnan(mark.value) else int(mark.value), mark.time, None))
         elif mark.name == end and begun and begun[-1].end is None:
             begun[-1] = replace(begun[-1], end=mark.time)
-    most = max(by_rank, key=lambda rank: (len(by_rank[rank]), -rank), default=None)
-    return () if most is None else tuple(by_rank[most])
+    most: list[Span] = max(by_rank.values(), key=len, default=[])
+    return tuple(most)
 
 
 def checkpoints(run: RunData) -> Checkpoints:
@@ -255,10 +244,8 @@ def launches(run: RunData) -> tuple[StartupPhases, ...]:
     ``srun`` is from the first process of the run to the rank's own; ``script`` what the user's script does by itself,
     from the process group to the training; ``prepare`` what the training does before its first epoch.
     """
-    times: dict[int, dict[str, float]] = {}
-    for mark in run.marks:
-        times.setdefault(mark.rank, {}).setdefault(mark.name, mark.time)
-    return tuple(_launch(rank, times[rank]) for rank in sorted(times))
+    times = group_by_key((mark.rank, (mark.name, mark.time)) for mark in reversed(run.marks))
+    return tuple(_launch(rank, dict(times[rank])) for rank in sorted(times))
 
 
 def _launch(rank: int, times: dict[str, float]) -> StartupPhases:

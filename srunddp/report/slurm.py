@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 
 from srunddp.report import format
-from srunddp.report.locate import Job
 from srunddp.report.summary import Summary
 from srunddp.util.slurm_command import output as query
 
@@ -20,6 +19,14 @@ _SIZES = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40, "P": 2**50}
 _ANOTHER = 300.0  # seconds between our start and Slurm's above which these are two starts of the job
 _GONE = ("not found", "Invalid job id")
 _RUNNING = ("RUNNING", "COMPLETING", "SUSPENDED")
+
+
+@dataclass(frozen=True)
+class Job:
+    """What Slurm says of a job: its number, that of an array's task included, and its working directory."""
+
+    number: str
+    folder: str
 
 
 @dataclass(frozen=True)
@@ -43,11 +50,8 @@ def job(what: str) -> Job | None:
     number, folder = re.search(r"\bJobId=(\d+)", shown), re.search(r"\bWorkDir=(.*?)(?: \w+=|$)", shown, re.MULTILINE)
     if number and folder:
         return Job(number[1], folder[1])
-    for line in query("sacct", "-X", "-P", "-n", "-j", what, "-o", "JobIDRaw,WorkDir").splitlines():
-        raw, _, where = line.partition("|")
-        if _NUMBER.fullmatch(raw) and where:
-            return Job(raw, where)
-    return None
+    known = (tuple(each.values()) for each in _table("sacct", what, ("JobIDRaw", "WorkDir"), "-X"))
+    return next((Job(raw, where) for raw, where in known if _NUMBER.fullmatch(raw) and where), None)
 
 
 def completed(summary: Summary) -> Summary:
@@ -65,8 +69,7 @@ def _times(number: str) -> tuple[float | None, float | None]:
         found = (re.search(rf"\b{name}=(\S+)", own) for name in ("TimeLimit", "RunTime"))
         limit, lasted = (seconds(match[1]) if match else None for match in found)
         return limit, lasted
-    names = ("JobIDRaw", "TimelimitRaw", "ElapsedRaw")
-    for each in _table(query("sacct", "-X", "-P", "-n", "-j", number, "-o", ",".join(names)), names):
+    for each in _table("sacct", number, ("JobIDRaw", "TimelimitRaw", "ElapsedRaw"), "-X"):
         if each["JobIDRaw"] == number:
             minutes = _float(each["TimelimitRaw"])
             return None if minutes is None else minutes * 60, _float(each["ElapsedRaw"])
@@ -91,10 +94,11 @@ def view(summary: Summary) -> SlurmAccounting:
     name = _step(summary)
     if not name:
         return SlurmAccounting("Not started by Slurm: nothing to compare with.")
-    records = _table(query("sacct", "-P", "-n", "--units=K", "-j", summary.job, "-o", ",".join(_SACCT)), _SACCT)
+    records = _table("sacct", summary.job, _SACCT, "--units=K")
     record, whole = (next((each for each in records if each["JobIDRaw"] == key), {}) for key in (name, summary.job))
     running = summary.ending.running or record.get("State", "") in _RUNNING
-    live = _sampled(name) if running else []
+    # Where nothing is gathered, sstat has a step of no task, and its time is none.
+    live = [each for each in _table("sstat", name, _SSTAT) if _float(each["NTasks"])] if running else []
     if not record and not live:
         return SlurmAccounting("Slurm's accounting does not answer for this run: nothing to compare with.")
     begun = _float(record.get("Start", ""))
@@ -107,18 +111,11 @@ def view(summary: Summary) -> SlurmAccounting:
     return SlurmAccounting(f"Step {name} by {source}.", tuple(rows), seff)
 
 
-def _sampled(name: str) -> list[dict[str, str]]:
-    """What sstat has of a step; where nothing is gathered it is of no task, and its time is none."""
-    found = _table(query("sstat", "-P", "-n", "-j", name, "-o", ",".join(_SSTAT)), _SSTAT)
-    return [each for each in found if _float(each["NTasks"])]
-
-
 def _rows(
     summary: Summary, found: Mapping[str, str], times: Mapping[str, str], *, live: bool
 ) -> Iterator[tuple[str, str, str, str]]:
-    memory = [each.rss_last if live else each.rss_bytes for each in summary.ranks]
-    known = [each for each in memory if each is not None]
     peaks = [each.rss_bytes for each in summary.ranks if each.rss_bytes is not None]
+    memory = [each.rss_last for each in summary.ranks if each.rss_last is not None] if live else peaks
     cpu = [each.cpu_s for each in summary.ranks if each.cpu_s is not None]
     tasks = _float(found.get("NTasks", "")) or 1.0
     spent = seconds(found.get("AveCPU" if live else "TotalCPU", ""))
@@ -126,7 +123,7 @@ def _rows(
     wanted = [
         ("CPU time", format.duration, sum(cpu) if cpu else None, spent and spent * (tasks if live else 1.0)),
         ("MaxRSS of a task", format.size, max(peaks, default=None), size(found.get("MaxRSS", ""))),
-        ("AveRSS of the tasks", format.size, fmean(known) if known else None, size(found.get("AveRSS", ""))),
+        ("AveRSS of the tasks", format.size, fmean(memory) if memory else None, size(found.get("AveRSS", ""))),
         ("elapsed", format.duration, summary.seconds, _float(times.get("ElapsedRaw", ""))),
         ("time limit", format.duration, summary.time_limit_s, None if limit is None else limit * 60),
     ]
@@ -136,9 +133,10 @@ def _rows(
             yield name, shown(ours), shown(theirs), difference
 
 
-def _table(printed: str, names: Sequence[str]) -> list[dict[str, str]]:
-    """The lines of ``--parsable2 --noheader``."""
-    rows = (line.split("|") for line in printed.splitlines())
+def _table(command: str, job: str, names: Sequence[str], *options: str) -> list[dict[str, str]]:
+    """What sacct or sstat has of a job or a step, by the names of the columns."""
+    printed = query(command, "-P", "-n", *options, "-j", job, "-o", ",".join(names))
+    rows = (line.split("|", len(names) - 1) for line in printed.splitlines())
     return [dict(zip(names, row, strict=True)) for row in rows if len(row) == len(names)]
 
 

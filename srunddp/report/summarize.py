@@ -16,17 +16,12 @@ _SLOW, _WAITING = 0.25, 0.1  # of the intervals: less is a stall, and no propert
 
 
 def summary_of(run: RunData, now: float | None = None) -> Summary:
-    """All figures of a run.
-
-    Args:
-        now: Unix time, to tell whether it is still running; this moment unless given.
-    """
+    """All figures of a run; ``now`` is Unix time, to tell whether it is still running: this moment unless given."""
     begin, end = training(run)
     first, last = -math.inf if begin is None else begin, math.inf if end is None else end
     end_of_run = ending(run, time.time() if now is None else now)
     ranks = tuple(_rank(run, rank, first, last) for rank in run.ranks)
     return Summary(
-        folder=run.folder,
         name=run.text("run") or run.folder.parent.name,
         job=run.text("job"),
         step=run.text("step"),
@@ -81,14 +76,13 @@ def training(run: RunData) -> tuple[float | None, float | None]:
 def _rank(run: RunData, rank: int, first: float, last: float) -> RankFigures:
     steps, task = run.steps.get(rank, TimeSeries()), run.tasks.get(rank, TimeSeries())
     since = _since(steps, "steps", first, last)
-    each = {name: share(_since(steps, name, first, last), since) for name in ("step_s", "own_s", "data_s")}
-    if each["step_s"] is None and (steps_per_second := steps.rate("steps", first, last)):
-        each["step_s"] = 1 / steps_per_second
+    step_s, own_s, data_s = (share(_since(steps, name, first, last), since) for name in ("step_s", "own_s", "data_s"))
+    if step_s is None and (steps_per_second := steps.rate("steps", first, last)):
+        step_s = 1 / steps_per_second
     waits = dict(steps.ratios("data_s", "steps", first, last))
     own = dict(steps.ratios("own_s", "steps", first, last))
     work = [value - waits.get(time, 0.0) for time, value in own.items()]
     parts = [part for _, part in steps.ratios("data_s", "step_s", first, last)]
-    own_s = each["own_s"]
     # The supervisor is one of the processes, and only waits.
     processes = max(1.0, (task.mean("processes", first, last) or 2.0) - 1.0)
     delay = task.rate("delay_s", first, last)
@@ -96,15 +90,17 @@ def _rank(run: RunData, rank: int, first: float, last: float) -> RankFigures:
         rank=rank,
         node=run.ranks[rank],
         steps=int(steps.total("steps") or 0),
-        steady_s=_steady(each["own_s"], list(own.values()), _SLOW),
-        steady_work_s=_steady(None if own_s is None else own_s - (each["data_s"] or 0.0), work, _SLOW),
-        steady_wait=_steady(share(each["data_s"], each["step_s"]), parts, _WAITING),
+        step_s=step_s,
+        own_s=own_s,
+        data_s=data_s,
+        steady_s=_steady(own_s, list(own.values()), _SLOW),
+        steady_work_s=_steady(None if own_s is None else own_s - (data_s or 0.0), work, _SLOW),
+        steady_wait=_steady(share(data_s, step_s), parts, _WAITING),
         longest_s=steps.most("longest_step_s"),
         cpu_s=task.total("cpu_s"),
         rss_bytes=task.most("rss_bytes"),
         rss_last=next((value for _, value in reversed(task.known("rss_bytes"))), None),
-        delay=None if delay is None else delay / processes,
-        **each,
+        delay=share(delay, processes),
     )
 
 
@@ -128,7 +124,6 @@ def _node(run: RunData, node: str, first: float, last: float) -> NodeFigures:
         samples=usage.count,
         cpus=usage.most("cpus"),
         used=usage.rate("cpu_s", first, last),
-        cpu_s=usage.total("cpu_s"),
         memory_bytes=usage.most("memory_bytes"),
         memory_limit_bytes=usage.most("memory_limit_bytes"),
         read=usage.rate("read_bytes"),
@@ -166,7 +161,7 @@ def _gpu(gpu: Device, first: float, last: float) -> GpuFigures:
         memory_limit_bytes=samples.most("memory_limit_bytes"),
         sm=mean("sm_percent"),
         tensor=mean("tensor_percent"),
-        slowed=mean("slowed"),
+        slowed=mean("throttled"),
     )
 
 
@@ -193,9 +188,9 @@ def _throughput(run: RunData, ranks: tuple[RankFigures, ...], first: float, last
 
 def _own_share(ranks: tuple[RankFigures, ...]) -> float | None:
     """Of the step time, what is neither waiting for data nor for ranks that have more of their own to do."""
-    known = [each for each in ranks if each.own_s is not None and each.data_s is not None and each.step_s]
+    times = ((each.own_s, each.data_s, each.step_s) for each in ranks)
+    known = [(own, data, step) for own, data, step in times if own is not None and data is not None and step]
     if not known:
         return None
-    most = max(each.own_s or 0.0 for each in known)
-    lost = [((each.data_s or 0.0) + most - (each.own_s or 0.0)) / (each.step_s or 1.0) for each in known]
-    return max(0.0, 1.0 - sum(lost) / len(lost))
+    most = max(own for own, _, _ in known)
+    return max(0.0, 1.0 - sum((data + most - own) / step for own, data, step in known) / len(known))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 
 _LEAST = 1e-9  # nothing that is measured is less, and what is divided by less has no end
 
@@ -110,7 +109,6 @@ class NodeFigures:
     Attributes:
         samples: how many there are.
         cpus: that the job may use; used: how many it did on average, from the first step on.
-        cpu_s: since its processes began.
         memory_bytes: the highest; memory_limit_bytes: the job's.
         read, written: of storage, bytes per second; iowait: CPUs on average.
         interface: the chosen one.
@@ -121,7 +119,6 @@ class NodeFigures:
     samples: int
     cpus: float | None
     used: float | None
-    cpu_s: float | None
     memory_bytes: float | None
     memory_limit_bytes: float | None
     read: float | None
@@ -194,7 +191,6 @@ class Summary:
         job_s: seconds that the job has lasted, with all its steps, where Slurm was asked.
     """
 
-    folder: Path
     name: str
     job: str
     step: str

@@ -17,11 +17,7 @@ MOST = 16  # rows that a terminal shows
 
 
 def lines(summary: Summary, notes: Sequence[Advice], view: SlurmAccounting | None = None) -> list[str]:
-    """All of it; nothing in it is obeyed by a terminal.
-
-    Args:
-        view: Slurm's side, where it was asked.
-    """
+    """All of it, with Slurm's view where it was asked; nothing in it is obeyed by a terminal."""
     parts = [
         *heading(summary),
         *_notes(summary, notes),
@@ -74,25 +70,17 @@ def ending(summary: Summary) -> str:
     if not end.missing and len(by_code) == 1:
         said = f"ended with exit code {next(iter(by_code))}{' on all ranks' if summary.world_size > 1 else ''}"
     else:
-        said = "ended with " + ", ".join(f"exit code {code} on {_ranks(by_code[code])}" for code in sorted(by_code))
+        codes = [f"exit code {code} on {format.ranks(ranks, {})}" for code, ranks in sorted(by_code.items())]
+        said = f"ended with {', '.join(codes)}"
     if end.missing:
-        said += f"; no end recorded of {_ranks(end.missing)}: killed; last sample at {format.clock(end.last)}"
+        said += f"; no end recorded of {format.ranks(end.missing, {})}: killed; last sample at {format.clock(end.last)}"
     return f"{said}; {one_line(end.cause)}" if end.cause and not end.finished else said
 
 
-def _ranks(ranks: Iterable[int]) -> str:
-    return format.ranks(ranks, {})
-
-
 def _notes(summary: Summary, notes: Sequence[Advice]) -> Iterator[str]:
-    yield ""
-    if why := too_short(summary):
-        yield f"notes: none; {why}"
-    elif not notes:
-        yield "notes: none"
-    else:
-        yield "notes"
-        yield from (f"  {note.rule}: {note}" for note in notes)
+    why = too_short(summary)
+    yield from ("", "notes" if notes else f"notes: none; {why}" if why else "notes: none")
+    yield from (f"  {note.rule}: {note}" for note in notes)
     yield from (f"  {line}" for line in remarks(summary))
 
 
@@ -195,12 +183,9 @@ def _energy(summary: Summary) -> Iterator[str]:
 
 
 def _slurm(view: SlurmAccounting) -> Iterator[str]:
-    yield ""
-    yield f"Slurm's view: {view.sentence}"
-    yield from table(slurm_rows(view))
+    yield from ("", f"Slurm's view: {view.sentence}", *table(slurm_rows(view)))
     if view.seff:
-        yield ""
-        yield from view.seff.splitlines()
+        yield from ("", *view.seff.splitlines())
 
 
 def node_rows(nodes: Sequence[NodeFigures]) -> list[list[str]]:

@@ -24,7 +24,7 @@ from srunddp.triage.progress import (
 )
 from srunddp.triage.rank_labels import Nccl, RankLabels, node_of_name, ranks_of_names, stated_rank
 from srunddp.triage.signatures import Signature, table
-from srunddp.triage.tracebacks import PythonException, Tracebacks
+from srunddp.triage.tracebacks import Tracebacks
 from srunddp.triage.world_size import LineOrigin, ObservedRanks
 
 _SNIFFED = 400
@@ -107,10 +107,9 @@ class _File:
     def __init__(self, index: int, log: Log, evidence: Evidence, nccl: Nccl, rank: int | None) -> None:
         self._index, self._log, self._evidence, self._nccl, self._rank = index, log, evidence, nccl, rank
         self._node = node_of_name(log.name)
-        self._streams: dict[int | None, Tracebacks] = {}
+        self._streams: dict[int | None, tuple[Tracebacks, Progress]] = {}
         self._places: dict[tuple[object, ...], list[int]] = {}
         self._since: float | None = None
-        self._progress: dict[int | None, Progress] = {}
         self._own: list[Event] = []
         self._counted: list[tuple[Progress, int, int]] = []
         self._all, self._restarted = Progress(), 0
@@ -124,12 +123,8 @@ class _File:
         for number, line in itertools.chain(begin, lines):
             text, rank, node = labels.strip(line)
             near, host = self._nccl.look(text) if "NCCL" in text else (None, None)
-            self._line(
-                number,
-                text,
-                next((each for each in (rank, self._rank, near) if each is not None), None),
-                node or host or self._node,
-            )
+            whose = next((each for each in (rank, self._rank, near) if each is not None), None)
+            self._line(number, text, whose, node or host or self._node)
             tail.append((number, text))
         self._end(tail)
         for event, (progress, before, all_before) in zip(self._own, self._counted, strict=True):
@@ -143,15 +138,15 @@ class _File:
     def _end(self, tail: Sequence[tuple[int, str]]) -> None:
         evidence = self._evidence
         evidence.steps[self._index], evidence.restarted[self._index] = self._all.count, self._restarted
+        texts = [text for _, text in tail]
         if good := [number for number, text in tail if FINISHED.search(text)]:
             evidence.finished[self._index] = good[-1]
-            evidence.well |= {self._index} if any(SUCCEEDED.search(text) for _, text in tail) else set()
-        else:
-            last = next((text for _, text in reversed(tail) if FRACTION.search(text)), "")
-            evidence.stopped = last if is_on_its_way(last) else evidence.stopped
-        evidence.ended |= self._all.count < GOES_ON or is_ended([text for _, text in tail])
+            evidence.well |= {self._index} if any(map(SUCCEEDED.search, texts)) else set()
+        elif (told := list(filter(FRACTION.search, texts))) and is_on_its_way(told[-1]):
+            evidence.stopped = told[-1]
+        evidence.ended |= self._all.count < GOES_ON or is_ended(texts)
         if self._log.cut and tail:
-            evidence.cut = tail[-1][1]
+            evidence.cut = texts[-1]
 
     def _line(self, number: int, text: str, rank: int | None, node: str | None) -> None:
         evidence = self._evidence
@@ -167,12 +162,12 @@ class _File:
         evidence.speaker = speaker, text
         time = time_of(text)
         self._since = time if time is not None else self._since
-        stream = self._streams.setdefault(rank if len(self._streams) < _STREAMS else None, Tracebacks())
+        key = rank if len(self._streams) < _STREAMS else None
+        stream, progress = self._streams.setdefault(key, (Tracebacks(), Progress()))
         known, outer = len(stream.done), stream.done[-1] if stream.done else None
         inside = stream.feed(number, text)
         self._reports.feed(number, text)
         self._reported += [self._all.count] * (len(self._reports.found) - len(self._reported))
-        progress = self._progress.setdefault(rank if len(self._progress) < _STREAMS else None, Progress())
         moved = progress.count
         if not inside:
             progress.feed(text)
@@ -181,8 +176,9 @@ class _File:
                 evidence.moved = max(self._since, evidence.moved or 0.0)
         if stream.done and stream.done[-1] is not outer:
             event: Event | None = of_exception(stream.done[-1], self._index)
-            if len(stream.done) == known:  # what was handed on from another process
-                self._retract(outer)
+            for each in self._own if len(stream.done) == known else ():
+                if each.raised is outer:  # it was handed on from another process
+                    each.kind = "noise"
         else:
             event = None if inside else self._plain(number, text)
             self._excuse(number, text, rank)
@@ -192,11 +188,6 @@ class _File:
             event.node = event.node or node
             self._add(event, whose if event.rank is None else event.rank, time, progress)
 
-    def _retract(self, outer: PythonException | None) -> None:
-        for each in self._own:
-            if each.raised is outer:
-                each.kind = "noise"
-
     def _adopted(self, event: Event, stream: Tracebacks) -> bool:
         """Whether the line is of the message of the exception before it, which itself said nothing of its cause."""
         last = next((each for each in reversed(self._own) if each.raised), None)
@@ -205,11 +196,12 @@ class _File:
         if event.number - last.number > _MESSAGE or _LAUNCHER.search(event.text) or event.cause == "script-error":
             return False
         if event.kind == "secondary" and event.number <= last.number + _CUT and last.raised.kind in _OF_PEERS:
-            last.cause, last.kind, last.generic, last.sure = "unknown", "secondary", False, False
-            return True
-        if event.kind != "primary" and not (event.kind == "symptom" and last.raised.kind.endswith("ImportError")):
+            last.cause, last.kind = "unknown", "secondary"
+        elif event.kind == "primary" or (event.kind == "symptom" and last.raised.kind.endswith("ImportError")):
+            last.cause = event.cause
+        else:
             return False
-        last.cause, last.generic, last.sure = event.cause, False, False
+        last.generic = last.sure = False
         return True
 
     def _excuse(self, number: int, text: str, rank: int | None) -> None:
@@ -230,10 +222,9 @@ class _File:
         places = self._places.setdefault((event.cause, event.kind, rank, event.generic), [])
         if len(places) < _KEPT:
             places.append(len(self._own))
-            self._own.append(event)
-            self._counted.append((progress, progress.count, self._all.count))
-        else:  # the last may be the one that mattered
-            self._own[places[-1]], self._counted[places[-1]] = event, (progress, progress.count, self._all.count)
+        # Of too many the last is replaced: it may be the one that mattered.
+        at = slice(places[-1], places[-1] + 1)
+        self._own[at], self._counted[at] = [event], [(progress, progress.count, self._all.count)]
 
 
 def _of_sign(sign: Signature, file: int, number: int, text: str) -> Event:

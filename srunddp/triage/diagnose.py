@@ -122,8 +122,8 @@ def _behind(event: Event, events: Sequence[Event]) -> Event | None:
     if event.cause != "rank-killed" and not re.search(r"sys\.exit|the process ended", event.text):
         return None
     others = [each for each in events if each.kind == "primary" and not each.ours and each.progress < GOES_ON]
-    theirs = [each for each in others if each.cause != event.cause and (each.late or each.rank in (event.rank, None))]
-    return next(iter(theirs), None)
+    theirs = (each for each in others if each.cause != event.cause and (each.late or each.rank in (event.rank, None)))
+    return next(theirs, None)
 
 
 def _nothing(evidence: Evidence) -> Diagnosis:
@@ -181,9 +181,8 @@ def _from_primary(
 def _first_of(primary: Sequence[Event]) -> Event:
     """The earliest; what is told at the end of a job, whenever it happened, is beaten by what is surely a cause."""
     first = earliest(primary)
-    late = [event for event in primary if event.late]
-    if late and first.generic:
-        return late[0]
+    if first.generic:
+        return next((event for event in primary if event.late), first)
     others = [event for event in primary if event.sure and not event.late and not event.generic]
     return earliest(others) if first.late and others else first
 

@@ -82,8 +82,7 @@ def before(one: Event, other: Event) -> bool:
     ours, theirs = (event.time if event.time is not None else event.since for event in (one, other))
     if ours is not None and theirs is not None and ours != theirs:
         return ours < theirs
-    unlike = (one.rank is None, one.rank or 0, one.file), (other.rank is None, other.rank or 0, other.file)
-    return unlike[0] < unlike[1]
+    return (one.rank is None, one.rank or 0, one.file) < (other.rank is None, other.rank or 0, other.file)
 
 
 def surely_before(one: Event, other: Event, margin: float = 0.0) -> bool:
@@ -110,9 +109,7 @@ def _of_errno(raised: PythonException) -> str:
 
 
 def of_exception(raised: PythonException, file: int) -> Event:
-    known = table()
-    texts = [raised.text, *raised.later]
-    signs = [known.read(text) for text in texts]
+    signs = [table().read(text) for text in (raised.text, *raised.later)]
     sign = signs[0]
     if sign is None or sign.id == "script-error":
         sign = next((each for each in signs[1:] if each and each.kind == "primary" and each.id != "script-error"), sign)

@@ -100,13 +100,12 @@ class Reports:
                 report.code = -15
 
     def _srun(self, number: int, text: str) -> bool:
-        match = _SRUN.search(text)
-        if not match:
-            return False
-        exited = _EXITED.search(match[3])
-        code = int(exited[1]) if exited else next((-s for word, s in _SIGNALS.items() if match[3].startswith(word)), 1)
-        self.found.append(Report(number, text, code, spread(match[2]), match[1]))
-        return True
+        if match := _SRUN.search(text):
+            exited = _EXITED.search(match[3])
+            by_signal = (-signal for word, signal in _SIGNALS.items() if match[3].startswith(word))
+            code = int(exited[1]) if exited else next(by_signal, 1)
+            self.found.append(Report(number, text, code, spread(match[2]), match[1]))
+        return bool(match)
 
     def _mpi(self, number: int, text: str) -> bool:
         if match := _NOTICED.search(text):
@@ -122,9 +121,8 @@ class Reports:
             code = int(next(filter(None, match.groups()), 0))
             ranks = [] if self._name is None else [self._name]
             # Hydra gives the status of wait(2) where a signal ended it.
-            self.found.append(
-                Report(number, text, -code if match[2] and code in (6, 7, 9, 11, 15) else code, ranks, self._node)
-            )
+            code = -code if match[2] and code in (6, 7, 9, 11, 15) else code
+            self.found.append(Report(number, text, code, ranks, self._node))
         elif match := _HYDRA.search(text):
             self.found.append(Report(number, text, int(match[2]) if match[2] else -int(match[3]), [int(match[1])]))
         elif match := _ABORT.search(text):

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 import os
 import re
 import stat
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -34,8 +37,8 @@ _ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]{0,200}(?:\x07|\x1b
 _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
 _ISO = re.compile(r"\b(\d{4})[-/](\d\d)[-/](\d\d)[T_ ](\d\d):(\d\d):(\d\d)(?:[.,](\d{1,9}))?")
 _GLOG = re.compile(r"\b[IWEFD](\d\d?)(\d\d) (\d\d):(\d\d):(\d\d)\.(\d{1,9})")
-_SYSLOG = re.compile(r"\b(Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec) +(\d{1,2}) (\d\d):(\d\d):(\d\d)\b")
 _MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
+_SYSLOG = re.compile(rf"\b({'|'.join(_MONTHS)}) +(\d{{1,2}}) (\d\d):(\d\d):(\d\d)\b")
 _TIME_WITHIN = 160  # characters from the line's beginning
 
 
@@ -62,14 +65,12 @@ class Log:
                     file.seek(-1, os.SEEK_END)
                     self.cut = file.read(1) not in b"\r\n"
                     file.seek(0)
-                if self.size <= WHOLE:
-                    yield from _texts(enumerate(_pieces(file), 1))
-                    return
-                yield from _texts(enumerate(_pieces(file, HEAD), 1))
-                file.seek(self.size - TAIL)
-                file.readline(_PIECE)
-                self.notes.append(f"{self.name}: {self.size >> 20} MiB, its middle was not read")
-                yield from _texts(enumerate(_pieces(file), GAP))
+                yield from _texts(enumerate(_pieces(file, HEAD if self.size > WHOLE else math.inf), 1))
+                if self.size > WHOLE:
+                    file.seek(self.size - TAIL)
+                    file.readline(_PIECE)
+                    self.notes.append(f"{self.name}: {self.size >> 20} MiB, its middle was not read")
+                    yield from _texts(enumerate(_pieces(file), GAP))
         except OSError as error:
             self.notes.append(f"{self.name}: {os.strerror(error.errno or 0)}")
 
@@ -88,7 +89,7 @@ def find(paths: Iterable[str]) -> list[Log]:
         except (OSError, ValueError) as error:
             raise _nothing(f"{given}: {getattr(error, 'strerror', None) or error}") from None
         if stat.S_ISDIR(status.st_mode):
-            logs += [log for log in _below(path) if _is_log(log)]
+            logs += filter(_is_log, itertools.islice(_below(path), MOST_FILES))
         elif stat.S_ISREG(status.st_mode):
             logs.append(Log(path, path.name, status.st_size))
         else:
@@ -105,20 +106,14 @@ def _nothing(found: str) -> ConfigError:
 
 
 def _below(folder: Path) -> Iterator[Log]:
-    count = 0
     for parent, folders, files in os.walk(folder):
         folders[:] = sorted(name for name in folders if name not in _FOLDERS)
-        for name in sorted(files, key=_natural):
+        for name in sorted(filter(_may_be_log, files), key=_natural):
             path = Path(parent, name)
-            try:
+            with suppress(OSError):
                 status = os.lstat(path)
-            except OSError:
-                continue
-            if stat.S_ISREG(status.st_mode) and _may_be_log(name):
-                yield Log(path, str(path.relative_to(folder)), status.st_size)
-                count += 1
-                if count >= MOST_FILES:
-                    return
+                if stat.S_ISREG(status.st_mode):
+                    yield Log(path, str(path.relative_to(folder)), status.st_size)
 
 
 def _may_be_log(name: str) -> bool:
@@ -149,19 +144,17 @@ def _regular(path: Path) -> int:
     return os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
 
 
-def _pieces(file: BinaryIO, limit: int | None = None) -> Iterator[bytes]:
+def _pieces(file: BinaryIO, limit: float = math.inf) -> Iterator[bytes]:
     """Lines, of the longest only their beginning and end."""
     read = 0
-    while piece := file.readline(_PIECE):
+    while read < limit and (piece := file.readline(_PIECE)):
         read += len(piece)
         if len(piece) == _PIECE and not piece.endswith(b"\n"):
             last = b""
             while not last.endswith(b"\n") and (more := file.readline(_PIECE)):
                 last, read = more if len(more) >= _END else last[-_END:] + more, read + len(more)
-            piece = piece + last
+            piece += last
         yield piece
-        if limit is not None and read >= limit:
-            return
 
 
 def _texts(pieces: Iterable[tuple[int, bytes]]) -> Iterator[tuple[int, str]]:

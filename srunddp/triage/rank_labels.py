@@ -57,8 +57,7 @@ class RankLabels:
         node: str | None = None
         if self.kind and (match := _label(_DOUBTFUL[self.kind], text)):
             found = match.groupdict()
-            rank = int(found["rank"]) if "rank" in found else None
-            node = found.get("node")
+            rank, node = int(found["rank"]) if "rank" in found else None, found.get("node")
             text = text[match.end() :]
         while text.startswith("[") and (match := _PLAIN.match(text)):
             said = match["mpi"] or match["torch"] or match["elastic"]
@@ -69,11 +68,8 @@ class RankLabels:
 
 def _label(pattern: re.Pattern[str], line: str) -> re.Match[str] | None:
     match = pattern.match(line)
-    if match and "node" in pattern.groupindex:
-        node = match["node"]
-        if _SOURCE_FILE.search(node) or node.startswith(("srun", "slurmstepd", "line", "epoch")):
-            return None
-    return match
+    node = match["node"] if match and "node" in pattern.groupindex else ""
+    return None if _SOURCE_FILE.search(node) or node.startswith(("srun", "slurmstepd", "line", "epoch")) else match
 
 
 def ranks_of_names(names: Sequence[str]) -> dict[str, int]:

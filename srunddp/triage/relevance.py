@@ -9,6 +9,7 @@ from srunddp.triage.event import Event, surely_before
 from srunddp.triage.launcher_reports import Report
 from srunddp.triage.progress import is_below_error
 from srunddp.triage.signatures import table
+from srunddp.util.hostlist import group_by_key
 
 FileReport = tuple[int, Report]  # by file
 
@@ -31,14 +32,13 @@ def first_report(evidence: Evidence) -> FileReport | None:
 
 def partition_relevant(evidence: Evidence, report: FileReport | None) -> tuple[list[Event], list[Event]]:
     """What stands, and what was warned of, handled or survived."""
-    relevant: list[Event] = []
-    weak: list[Event] = []
     superseded = _superseded_attempts(evidence)
-    for event in evidence.events:
-        if event.kind != "noise":
-            passed = event.file in superseded or _was_survived(event, evidence, report)
-            (weak if passed else relevant).append(event)
-    return relevant, weak
+    found = group_by_key(
+        (event.file in superseded or _was_survived(event, evidence, report), event)
+        for event in evidence.events
+        if event.kind != "noise"
+    )
+    return found.get(False, []), found.get(True, [])
 
 
 def _superseded_attempts(evidence: Evidence) -> set[int]:
@@ -108,12 +108,9 @@ def is_certain(
 ) -> bool:
     """Nothing contradicts it, and two signs agree: a traceback that nobody caught, and the launcher's report or that
     its process said no more. Slurm's and the kernel's own word need no other."""
-    if (
-        not first.sure
-        or first.progress
-        or evidence.observed.ones > 1
-        or any(_contradicts(each, first) for each in (*others, *weak))
-    ):
+    if not first.sure or first.progress or evidence.observed.ones > 1:
+        return False
+    if any(_contradicts(each, first) for each in (*others, *weak)):
         return False
     if _AUTHORITY.search(first.text, 0, 120):
         return first.file not in evidence.finished

@@ -11,7 +11,7 @@ from srunddp.triage.diagnose import Diagnosis
 from srunddp.triage.event import Event
 from srunddp.triage.logs import GAP
 from srunddp.triage.signatures import table
-from srunddp.util.hostlist import ranges
+from srunddp.util.hostlist import group_by_key, ranges
 
 _LONGEST = 200
 _SPEAKERS = 16
@@ -63,11 +63,11 @@ def _short(text: str) -> str:
 
 def _followed(diagnosis: Diagnosis) -> list[str]:
     """One line for each kind of what followed, with its ranks."""
-    groups: dict[str, list[Event]] = {}
-    for event in diagnosis.followed:
-        if diagnosis.first and event.rank == diagnosis.first.rank and event.cause == diagnosis.cause:
-            continue
-        groups.setdefault(event.cause if event.kind != "secondary" else "echoes of it", []).append(event)
+    groups = group_by_key(
+        ("echoes of it" if event.kind == "secondary" else event.cause, event)
+        for event in diagnosis.followed
+        if not (diagnosis.first and event.rank == diagnosis.first.rank and event.cause == diagnosis.cause)
+    )
     said = []
     for what, events in list(groups.items())[:6]:
         ranks = sorted({event.rank for event in events if event.rank is not None})

@@ -84,9 +84,7 @@ class Tracebacks:
             # What a logger or pdsh puts before each line, in front of the first as well.
             self._prefix = text[: match.start()].rstrip(" ") if not self._open else self._prefix
             self._open, self._stray = min(self._open + 1, _MOST_OPEN), 0
-            self._frames.clear()
-            self._code.clear()
-            self._first = ""
+            self._frames, self._code, self._first = [], [], ""
             self._inside(number, text[match.end() :].strip() or "    ")
             return True
         if text.lstrip().startswith(_FOLLOWS):
@@ -103,9 +101,8 @@ class Tracebacks:
         if match := _FRAME.match(text):
             self._first = self._first or match[3] or "<module>"
             if not _LIBRARY.search(match[1]) or not self._frames:
-                self._frames.append(
-                    f"{match[1].rpartition('/')[2]}:{match[2]}" + (f" in {match[3]}" if match[3] else "")
-                )
+                function = f" in {match[3]}" if match[3] else ""
+                self._frames.append(f"{match[1].rpartition('/')[2]}:{match[2]}{function}")
             self._just_code, self._inner = True, not _LIBRARY.search(match[1])
             return True
         if text.startswith("    ") or text.startswith("  [Previous line"):

@@ -103,13 +103,10 @@ def test_what_is_planted_is_named_and_nothing_else(
     assert note.threshold
 
 
-def test_a_requeued_runs_rest_says_nothing_of_its_whole_time(tmp_path: Path) -> None:
-    folder = MadeUp(time_limit=36000.0).write(tmp_path, restart=1)
-    assert judging.notes(summary_of(read(folder))) == ()
-
-
 def test_the_time_used_is_the_jobs_where_slurm_says_it(tmp_path: Path) -> None:
-    """Staging and other steps are in it."""
+    """Staging and other steps are in it; and the rest of a requeued run says nothing of its whole time."""
+    rest = MadeUp(time_limit=36000.0).write(tmp_path, restart=1)
+    assert judging.notes(summary_of(read(rest))) == ()
     summary = summary_of(read(MadeUp(time_limit=36000.0, name="4711.3").write(tmp_path)))
     (note,) = judging.notes(replace(summary, job_s=7200.0))
     assert (note.found, note.hint[:14]) == ("2 h of 10 h used, 20 %", "--time=3:00:00")

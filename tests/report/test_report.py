@@ -96,10 +96,7 @@ def test_the_phases_of_the_launch_are_those_of_each_rank(tmp_path: Path) -> None
     expected = {"srun": 0.02, "python": 0.3, "init": 0.4, "script": 0.1, "prepare": 0.802, "first step": 0.2}
     assert {name: lasted[name] for name in expected} == pytest.approx(expected, abs=2e-3)
     assert second.phases[-1].end == pytest.approx(5.202, abs=2e-3)
-
-
-def test_an_own_loop_has_a_phase_before_its_first_step(tmp_path: Path) -> None:
-    (launch,) = summed(MadeUp(nodes=1, ranks_per_node=1, trainer=False), tmp_path).launches
+    (launch,) = summed(MadeUp(nodes=1, ranks_per_node=1, trainer=False), tmp_path / "own loop").launches
     assert launch.phases[-1] == Phase("script", pytest.approx(3.36, abs=2e-3), pytest.approx(5.201, abs=2e-3))
 
 
@@ -113,9 +110,9 @@ def test_a_baseline_gives_the_scaling_efficiency(tmp_path: Path) -> None:
 
 def test_counters_that_begin_anew_change_no_figure(tmp_path: Path) -> None:
     runs = [replace(ON_GPUS, renewed=each) for each in (False, True)]
-    whole, renewed = (summed(run, tmp_path / str(run.renewed)).per_node[0] for run in runs)
-    assert renewed.used == pytest.approx(whole.used, rel=0.02)
-    assert renewed.cpu_s == pytest.approx(whole.cpu_s, rel=0.02)
+    whole, renewed = (summed(run, tmp_path / str(run.renewed)) for run in runs)
+    assert renewed.per_node[0].used == pytest.approx(whole.per_node[0].used, rel=0.02)
+    assert renewed.ranks[0].cpu_s == pytest.approx(whole.ranks[0].cpu_s, rel=0.02)
 
 
 def test_clocks_that_differ_move_no_phase_and_are_named(tmp_path: Path) -> None:
@@ -132,10 +129,10 @@ def test_clocks_that_differ_move_no_phase_and_are_named(tmp_path: Path) -> None:
     assert "clock" not in shown(right)
 
 
-@pytest.mark.parametrize("seconds", [20, 22, 24])
-def test_a_short_run_is_not_slower_for_its_last_interval(seconds: int, tmp_path: Path) -> None:
-    made_up = MadeUp(seconds=seconds, epoch_s=seconds, evaluation_s=0.1, checkpoint_s=0)
-    assert summed(made_up, tmp_path).throughput.per_s == pytest.approx(1920, rel=0.02)
+def test_a_short_run_is_not_slower_for_its_last_interval(tmp_path: Path) -> None:
+    for seconds in (20, 22, 24):
+        made_up = MadeUp(seconds=seconds, epoch_s=seconds, evaluation_s=0.1, checkpoint_s=0)
+        assert summed(made_up, tmp_path / str(seconds)).throughput.per_s == pytest.approx(1920, rel=0.02)
 
 
 def test_steps_that_are_only_counted_have_a_time_and_no_picture(tmp_path: Path) -> None:
@@ -164,18 +161,10 @@ def test_how_each_rank_ended_is_shown(tmp_path: Path) -> None:
     assert "no end recorded: killed; last sample at 10:05" in killed
     some = shown(summed(MadeUp(code=None, codes={1: 7, 2: 7, 4: 1}), tmp_path / "some"))
     assert "ended with exit code 1 on rank 4, exit code 7 on ranks 1-2; no end recorded of ranks 0,3,5: killed" in some
-
-
-def test_a_run_that_has_just_written_is_running(tmp_path: Path) -> None:
-    made_up = MadeUp(code=None)
-    folder = made_up.write(tmp_path)
-    last = made_up.start + 607
-    assert "still running; last sample at 10:05" in shown(summary_of(read(folder), last))
-    assert "killed" in shown(summary_of(read(folder), last + 30))
-
-
-def test_the_reported_cause_stands_beside_the_exit_codes(tmp_path: Path) -> None:
-    folder = MadeUp(code=1).write(tmp_path)
+    run, last = read(tmp_path / "killed" / "4711.0" / "monitor.0"), MadeUp.start + 607
+    assert "still running; last sample at 10:05" in shown(summary_of(run, last))
+    assert "killed" in shown(summary_of(run, last + 30))
+    folder = MadeUp(code=1).write(tmp_path / "failed")
     write(folder.parent / "failure.json", '{"rank": 2, "node": "node02", "cause": "OSError: no"}')
     assert "ended with exit code 1 on all ranks; rank 2 on node02: OSError: no" in shown(summary_of(read(folder)))
 
@@ -212,31 +201,26 @@ def test_the_page_is_one_file_that_needs_nothing_else(reported: tuple[Path, Comp
     found = Page(html)
     assert not {"script", "link", "iframe", "object", "form"} & {tag for tag, _ in found.tags}
     for _, attributes in found.tags:
-        assert not {"href", "srcset"} & set(attributes)
-        assert not any(name.startswith("on") for name in attributes)
+        assert not any(name in ("href", "srcset") or name.startswith("on") for name in attributes)
         assert (attributes.get("src") or "data:image/png;base64,").startswith("data:image/png;base64,")
     assert not re.search(r"url\(|@import|https?:", re.sub(r'src="data:[^"]*"', "", html))
     assert "<title>Run 4711.0: 8 ranks, train.py --epochs=20</title>" in html
 
 
-def test_every_picture_has_an_alternative_text(reported: tuple[Path, CompletedProcess[str]]) -> None:
+def test_every_picture_has_a_text_and_the_page_says_all(reported: tuple[Path, CompletedProcess[str]]) -> None:
     folder, done = reported
     names = [f"report-{name}.png" for name in ("timeline", "gpus", "nodes", "steps", "launch")]
     assert [path.name for path in sorted(folder.glob("report*"))] == sorted(["report.html", *names])
     assert all((folder / name).read_bytes().startswith(b"\x89PNG") for name in names)
     assert done.stdout.splitlines()[-1].startswith("written: logs/4711.0/report.html, logs/4711.0/report-timeline.png")
-    images = [attributes for tag, attributes in Page((folder / "report.html").read_text()).tags if tag == "img"]
+    found = Page((folder / "report.html").read_text())
+    images = [attributes for tag, attributes in found.tags if tag == "img"]
     assert len(images) == len(names)
     assert all(len(image["alt"] or "") > 20 for image in images)
-
-
-def test_page_and_terminal_say_the_same(reported: tuple[Path, CompletedProcess[str]]) -> None:
-    folder, done = reported
-    words = Page((folder / "report.html").read_text()).words
     assert done.stderr == ""
     for each in ("rank 5 on node02", "2256, 250 ms each", "at work 81 % of the step time", "0.786 kWh by 8 GPUs"):
         assert each in done.stdout
-        assert each in words
+        assert each in found.words
 
 
 def test_names_from_files_are_words_and_nothing_more(tmp_path: Path) -> None:
@@ -274,17 +258,13 @@ def lines_of_timeline(made_up: MadeUp, folder: Path) -> list[Line2D]:
     return list(figure.axes[-1].lines)
 
 
-def test_of_many_epochs_not_all_are_marked(tmp_path: Path) -> None:
+def test_of_many_epochs_not_all_are_marked_and_the_last_is_no_drop(tmp_path: Path) -> None:
+    """One that was killed trained to its end."""
     made_up = MadeUp(epoch_s=2, evaluation_s=0.1, checkpoint_s=0)  # 300 of them
     assert 40 < len(lines_of_timeline(made_up, tmp_path)) < 70
-
-
-@pytest.mark.parametrize("code", [0, None])
-def test_the_interval_in_which_training_ended_is_no_drop(code: int | None, tmp_path: Path) -> None:
-    """One that was killed trained to its end."""
-    shown = list(lines_of_timeline(MadeUp(epoch_s=0, seconds=62, code=code), tmp_path)[0].get_ydata())
-    assert len(shown) == 13
-    assert shown[-1] == pytest.approx(1920, rel=0.02)
+    for code in (0, None):
+        rates = list(lines_of_timeline(MadeUp(epoch_s=0, seconds=62, code=code), tmp_path / str(code))[0].get_ydata())
+        assert (len(rates), rates[-1]) == (13, pytest.approx(1920, rel=0.02))
 
 
 def test_without_matplotlib_all_but_the_pictures_is_there(tmp_path: Path) -> None:
@@ -398,24 +378,18 @@ def terminal() -> Iterator[tuple[int, int]]:
         os.close(descriptor)
 
 
-def running(folder: Path) -> MadeUp:
-    """A run that has begun a minute ago."""
-    made_up = replace(SHORT, code=None, seconds=55, start=time.time() - 60, interval=5)
-    made_up.write(folder)
-    return made_up
-
-
 def live(folder: Path, terminal: tuple[int, int], *options: str) -> Popen[bytes]:
+    """Of a run that has begun a minute ago."""
+    replace(SHORT, code=None, seconds=55, start=time.time() - 60, interval=5).write(folder)
     command = [*SRUNDDP, "report", "--live", *options, "4711.0"]
     return Popen(command, cwd=folder, env=bare(), stdin=DEVNULL, stdout=terminal[1], stderr=PIPE)
 
 
 def test_live_shows_the_summary_in_place_until_the_run_has_ended(tmp_path: Path, terminal: tuple[int, int]) -> None:
-    made_up = running(tmp_path)
     with live(tmp_path, terminal, "--text") as process:
         before = until_shown(terminal[0], "still running")
         shutil.rmtree(tmp_path / "4711.0")
-        replace(made_up, code=3).write(tmp_path)
+        replace(SHORT, code=3).write(tmp_path)
         after = until_shown(terminal[0], "ended with exit code 3 on all ranks")
         assert process.wait(LONG) == 0
     assert before.startswith("\x1b[Hrun 4711.0")
@@ -423,17 +397,13 @@ def test_live_shows_the_summary_in_place_until_the_run_has_ended(tmp_path: Path,
 
 
 def test_ctrl_c_ends_live_and_leaves_the_summary(tmp_path: Path, terminal: tuple[int, int]) -> None:
-    running(tmp_path)
     with live(tmp_path, terminal) as process:
         until_shown(terminal[0], "still running")
         process.send_signal(signal.SIGINT)
         assert process.stderr is not None
         assert (process.wait(LONG), process.stderr.read()) == (0, b"")
     assert not (tmp_path / "4711.0" / "report.html").exists()
-
-
-def test_live_without_a_terminal_is_one_summary(tmp_path: Path) -> None:
-    running(tmp_path)
+    # Without a terminal it is one summary.
     done = report("--live", "--text", "4711.0", folder=tmp_path)
     assert done.returncode == 0
     assert done.stdout.count("run 4711.0") == 1

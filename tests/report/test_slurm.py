@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from srunddp.report import slurm
-from srunddp.report.locate import Job
 from srunddp.report.run import read
 from srunddp.report.summarize import summary_of
 from tests.support.made_up_run import MadeUp
@@ -50,10 +48,6 @@ def view(made_up: MadeUp, folder: Path, now: float | None = None) -> slurm.Slurm
     return slurm.view(summary_of(read(made_up.write(folder)), now))
 
 
-def rows(found: slurm.SlurmAccounting) -> Mapping[str, list[str]]:
-    return {name: figures for name, *figures in found.rows}
-
-
 def report(what: str, folder: Path) -> str:
     return srunddp("report", "--text", what, folder=folder, PATH=os.environ["PATH"]).stdout
 
@@ -64,13 +58,13 @@ def test_after_the_job_the_steps_record_is_compared(commands: Path) -> None:
     found = view(RUN, commands)
     assert found.sentence == "Step 4711.0 by sacct: COMPLETED."
     assert found.seff == "Job ID: 4711\nCPU Efficiency: 79.2% of 00:16:00 core-walltime"
-    assert rows(found) == {
-        "CPU time": ["13 min 8 s", "12 min 40 s", "+3.7 %"],
-        "MaxRSS of a task": ["6.00 GiB", "6.00 GiB", "+0.0 %"],
-        "AveRSS of the tasks": ["6.00 GiB", "5.91 GiB", "+1.5 %"],
-        "elapsed": ["65.3 s", "66 s", "-1.1 %"],
-        "time limit": ["20 min", "20 min", "+0.0 %"],
-    }
+    assert found.rows == (
+        ("CPU time", "13 min 8 s", "12 min 40 s", "+3.7 %"),
+        ("MaxRSS of a task", "6.00 GiB", "6.00 GiB", "+0.0 %"),
+        ("AveRSS of the tasks", "6.00 GiB", "5.91 GiB", "+1.5 %"),
+        ("elapsed", "65.3 s", "66 s", "-1.1 %"),
+        ("time limit", "20 min", "20 min", "+0.0 %"),
+    )
     sacct, seff = asked(commands)
     assert (sacct[:38], seff) == ("sacct -P -n --units=K -j 4711 -o JobID", "seff 4711")
 
@@ -81,10 +75,9 @@ def test_while_the_job_runs_sstat_is_asked(commands: Path) -> None:
     stub(commands, "sstat", prints("4711.0|2|06:20.000|6291456K|6000000K\n"))
     found = view(replace(RUN, code=None), commands, RUN.start + 64)
     assert found.sentence == "Step 4711.0 by sstat, while it runs."
-    # AveCPU is of one task.
-    assert rows(found)["CPU time"][1] == "12 min 40 s"
-    assert rows(found)["AveRSS of the tasks"][1] == "5.72 GiB"
-    assert rows(found)["time limit"] == ["20 min", "20 min", "+0.0 %"]
+    theirs = {name: figure for name, _, figure, _ in found.rows}
+    assert (theirs["CPU time"], theirs["AveRSS of the tasks"]) == ("12 min 40 s", "5.72 GiB")  # AveCPU is of one task
+    assert found.rows[-1] == ("time limit", "20 min", "20 min", "+0.0 %")
     assert any(each.startswith("sstat -P -n -j 4711.0 -o ") for each in asked(commands))
 
 
@@ -143,7 +136,6 @@ def test_a_run_that_was_killed_just_now_is_not_called_running(body: str, said: s
 
 
 # The job's time limit, which ranks of Slurm 22.05 are not told.
-
 ARRAY = "JobId=4712 ArrayJobId=4711 RunTime=00:00:01 TimeLimit=00:01:00\n"
 OF_JOB = "JobId=4711 JobName=x JobState=RUNNING Restarts=0 RunTime=00:02:03 TimeLimit=1-02:00:00 TimeMin=N/A\n"
 
@@ -175,7 +167,6 @@ def test_the_limit_that_slurm_says_stands_in_the_report(commands: Path) -> None:
 
 
 # Where a job ran.
-
 SCONTROL = "JobId=4714 ArrayJobId=4711 ArrayTaskId=3 JobName=train.sh UserId=me(1000) WorkDir={} StdErr=/x Power=\n"
 
 
@@ -190,7 +181,7 @@ def test_a_job_is_found_where_it_ran_that_of_an_array_too(commands: Path) -> Non
 def test_a_job_that_the_controller_forgot_is_found_by_accounting(commands: Path) -> None:
     stub(commands, "scontrol", "echo slurm_load_jobs error: Invalid job id specified >&2; exit 1")
     stub(commands, "sacct", prints("4714|/home/me/work\n"))
-    assert slurm.job("4711_3") == Job("4714", "/home/me/work")
+    assert slurm.job("4711_3") == slurm.Job("4714", "/home/me/work")
 
 
 def test_a_summary_is_there_where_no_slurm_is(tmp_path: Path) -> None:

@@ -60,7 +60,7 @@ def test_tasks_of_an_array_have_a_folder_each(tmp_path: Path) -> None:
         done = srunddp("run", "--quiet", "--monitor", "train.py", folder=tmp_path, SLURM_JOB_ID=job)
         assert done.returncode == 0, done.stderr
     assert sorted(path.name for path in tmp_path.glob("logs/*")) == ["4711", "4712"]
-    place = find("4711", str(tmp_path / "logs"), None, lambda _: None)
+    place = find("4711", str(tmp_path / "logs"), None)
     assert place.folder == tmp_path / "logs" / "4711" / "monitor.0"
 
 

@@ -137,32 +137,24 @@ def test_what_a_log_says_cannot_command_the_terminal(tmp_path: Path) -> None:
     assert all(line.isprintable() for line in said(path).splitlines())
 
 
-@pytest.mark.parametrize(
-    ("line", "rank", "rest"),
-    [
-        ("[rank3]: boom", 3, "boom"),
-        ("[rank3]:[E302 10:00:00.1 x.cpp:1] boom", 3, "[E302 10:00:00.1 x.cpp:1] boom"),
-        ("[1,3]<stderr>: boom", 3, "boom"),
-        ("[1,3]<stderr>:boom", 3, "boom"),
-        ("[prterun-node01-77@1,3]<stdout>: boom", 3, "boom"),
-        ("[default3]:boom", 3, "boom"),
-        ("[default1]:[rank5]: boom", 5, "boom"),
-        ("3: boom", None, "3: boom"),
-    ],
-)
-def test_a_label_tells_the_rank(line: str, rank: int | None, rest: str) -> None:
-    assert RankLabels().strip(line)[:2] == (rest, rank)
+def test_a_label_tells_the_rank() -> None:
+    expected = {
+        "[rank3]: boom": ("boom", 3),
+        "[rank3]:[E302 10:00:00.1 x.cpp:1] boom": ("[E302 10:00:00.1 x.cpp:1] boom", 3),
+        "[1,3]<stderr>: boom": ("boom", 3),
+        "[1,3]<stderr>:boom": ("boom", 3),
+        "[prterun-node01-77@1,3]<stdout>: boom": ("boom", 3),
+        "[default3]:boom": ("boom", 3),
+        "[default1]:[rank5]: boom": ("boom", 5),
+        "3: boom": ("3: boom", None),
+    }
+    assert {line: RankLabels().strip(line)[:2] for line in expected} == expected
 
 
-@pytest.mark.parametrize(
-    ("line", "rank", "node"), [(" 3: boom", 3, None), ("[3] boom", 3, None), ("node02:3: boom", 3, "node02")]
-)
-def test_an_ambiguous_label_counts_where_many_lines_have_it(line: str, rank: int, node: str | None) -> None:
-    labels = RankLabels.sniff([line] * 5)
-    assert labels.strip(line) == ("boom", rank, node)
-
-
-def test_numbered_listings_and_source_warnings_are_no_labels() -> None:
+def test_an_ambiguous_label_counts_where_many_lines_have_it() -> None:
+    expected = {" 3: boom": None, "[3] boom": None, "node02:3: boom": "node02"}
+    found = {line: RankLabels.sniff([line] * 5).strip(line) for line in expected}
+    assert found == {line: ("boom", 3, node) for line, node in expected.items()}
     assert not RankLabels.sniff([f"{number}: line" for number in range(1, 40)]).kind
     assert not RankLabels.sniff(["train.py:12: UserWarning", "model.py:30: UserWarning"] * 4).kind
 
@@ -191,9 +183,8 @@ def test_file_names_tell_ranks(names: list[str], ranks: list[int | None]) -> Non
 
 
 def test_lists_of_tasks_are_read() -> None:
-    assert spread("0-2,5") == [0, 1, 2, 5]
-    assert spread("[0-1]") == [0, 1]
-    assert spread("0-99999999,x") == []
+    expected = {"0-2,5": [0, 1, 2, 5], "[0-1]": [0, 1], "0-99999999,x": []}
+    assert {text: spread(text) for text in expected} == expected
 
 
 def test_of_chained_exceptions_the_first_is_the_cause() -> None:
@@ -249,7 +240,9 @@ def test_tracebacks_of_two_ranks_in_one_another_are_both_seen(tmp_path: Path) ->
     ],
 )
 def test_certain_is_only_what_a_second_sign_agrees_with(tmp_path: Path, text: str, certainty: str) -> None:
-    assert diagnosis(log(tmp_path, text)).certainty == certainty
+    found = diagnosis(log(tmp_path, text))
+    assert found.certainty == certainty
+    assert (found.cause == "time-limit") == text.endswith(TIME_LIMIT)
 
 
 @pytest.mark.parametrize(
@@ -291,17 +284,36 @@ def test_where_there_is_nothing_to_read_it_says_so(tmp_path: Path, words: list[s
     assert one_message(srunddp("triage", *words, folder=tmp_path))
 
 
-def test_one_process_that_repeats_it_is_alone_is_no_bad_launch(tmp_path: Path) -> None:
-    steps = "".join(f"rank 0/1 step {step}\n" for step in range(9))
-    assert diagnosis(log(tmp_path, "world_size: 1\nrank 0 of 1\n" + steps + "done\n")).cause is None
-    assert diagnosis(log(tmp_path, "rank 0 of 1 on node01\nrank 0 of 1 on node02\n" + steps)).cause == "world-of-one"
+ALONE = "".join(f"rank 0/1 step {step}\n" for step in range(9))
+HANDLED = "".join(f"step {step}\nCUDA out of memory. Retrying.\n" for step in range(200))
+ERROR = CAUGHT + "ValueError: bad\n"
+WAITING = "srunddp: waiting for ranks 4-5 on node03\n"
+PLACED = "srunddp: 6 ranks on 3 nodes, launcher Slurm, channel pmi, master 10.0.0.1 port 40000, interface a (b)\n"
+ABORTED = CANCELLED + "srun: Job step aborted: Waiting up to 32 seconds for job step to finish.\n"
 
 
-def test_the_last_error_counts_where_earlier_ones_were_handled(tmp_path: Path) -> None:
-    handled = "".join(f"step {step}\nCUDA out of memory. Retrying.\n" for step in range(200))
-    assert diagnosis(log(tmp_path, handled + "step 200\nstep 201\nstep 202\ndone\n")).cause is None
-    last = "torch.OutOfMemoryError: CUDA out of memory.\n"
-    assert diagnosis(log(tmp_path, handled + last)).cause == "cuda-out-of-memory"
+@pytest.mark.parametrize(
+    ("text", "cause"),
+    [
+        # One process that repeats that it is alone is no bad launch.
+        ("world_size: 1\nrank 0 of 1\n" + ALONE + "done\n", None),
+        ("rank 0 of 1 on node01\nrank 0 of 1 on node02\n" + ALONE, "world-of-one"),
+        # The last error counts where earlier ones were handled.
+        (HANDLED + "step 200\nstep 201\nstep 202\ndone\n", None),
+        (HANDLED + "torch.OutOfMemoryError: CUDA out of memory.\n", "cuda-out-of-memory"),
+        # A time limit is not blamed for other errors.
+        (ERROR + TIME_LIMIT, "script-error"),
+        (TIME_LIMIT + ERROR, "time-limit"),
+        # Who waited until the time limit waited for the missing.
+        (WAITING + TIME_LIMIT, "ranks-missing"),
+        (WAITING + PLACED + TIME_LIMIT, "time-limit"),
+        (WAITING + PLACED, None),
+        # A cancelled step whose ranks are killed was cancelled.
+        (ABORTED + "srun: error: node01: tasks 0-1: Killed\n", "cancelled"),
+    ],
+)
+def test_what_came_first_is_the_cause(text: str, cause: str | None, tmp_path: Path) -> None:
+    assert diagnosis(log(tmp_path, text)).cause == cause
 
 
 def test_of_two_nodes_the_earlier_clock_counts(tmp_path: Path) -> None:
@@ -310,32 +322,11 @@ def test_of_two_nodes_the_earlier_clock_counts(tmp_path: Path) -> None:
     assert "MemoryError: node02" in said(tmp_path).splitlines()[0]
 
 
-def test_a_time_limit_is_not_blamed_for_other_errors(tmp_path: Path) -> None:
-    error = CAUGHT + "ValueError: bad\n"
-    assert diagnosis(log(tmp_path, error + TIME_LIMIT)).cause == "script-error"
-    assert diagnosis(log(tmp_path, TIME_LIMIT + error)).cause == "time-limit"
-    found = diagnosis(log(tmp_path, "step 1\n" + TIME_LIMIT))
-    assert (found.cause, found.certainty) == ("time-limit", "certain")
-
-
 def test_victims_that_a_launcher_kills_are_not_the_first(tmp_path: Path) -> None:
     text = "srun: error: node02: task 2: Exited with exit code 1\nsrun: Terminating StepId=1.0\n"
     text += CANCELLED + "srun: error: node01: task 0: Killed\nsrun: error: node01: task 1: Exited with exit code 137\n"
     found = diagnosis(log(tmp_path, text))
     assert (found.cause, found.rank, found.node) == ("unknown", 2, "node02")
-
-
-def test_who_waited_until_the_time_limit_waited_for_the_missing(tmp_path: Path) -> None:
-    waiting = "srunddp: waiting for ranks 4-5 on node03\n"
-    placed = "srunddp: 6 ranks on 3 nodes, launcher Slurm, channel pmi, master 10.0.0.1 port 40000, interface a (b)\n"
-    assert diagnosis(log(tmp_path, waiting + TIME_LIMIT)).cause == "ranks-missing"
-    assert diagnosis(log(tmp_path, waiting + placed + TIME_LIMIT)).cause == "time-limit"
-    assert diagnosis(log(tmp_path, waiting + placed)).cause is None
-
-
-def test_a_cancelled_step_whose_ranks_are_killed_was_cancelled(tmp_path: Path) -> None:
-    text = CANCELLED + "srun: Job step aborted: Waiting up to 32 seconds for job step to finish.\n"
-    assert diagnosis(log(tmp_path, text + "srun: error: node01: tasks 0-1: Killed\n")).cause == "cancelled"
 
 
 def test_a_log_that_just_ends_is_not_called_well(tmp_path: Path) -> None:

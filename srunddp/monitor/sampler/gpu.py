@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -24,7 +25,7 @@ _REASONS = {  # nvmlClocksEventReason...; 1 is for an idle GPU
     0x80: "power_brake",
     0x100: "display_clocks",
 }
-_KIB = 1024
+_KIB, _MIB = 1 << 10, 1 << 20
 _ALL_LINKS = 0xFFFFFFFF
 _NO_THROUGHPUT_BELOW = 1.0  # NVML takes 20 ms for each direction: not where samples are as close as that
 
@@ -74,10 +75,9 @@ class Gpu:
                     row[_AT[field]] = text
             except self._unasked:
                 self._questions.remove(ask)
-            except self._nvml.NVMLError_GpuIsLost:
-                return "," * (len(FIELDS) - 1)
-            except self._nvml.NVMLError:
-                continue
+            except self._nvml.NVMLError as error:
+                if isinstance(error, self._nvml.NVMLError_GpuIsLost):
+                    return "," * (len(FIELDS) - 1)
         return ",".join(row)
 
     def _utilization(self) -> dict[str, str]:
@@ -101,28 +101,22 @@ class Gpu:
     def _nvlink(self) -> dict[str, str]:
         nvml = self._nvml
         wanted = [nvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX, nvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX]
-        received, sent = nvml.nvmlDeviceGetFieldValues(self._handle, [(field, _ALL_LINKS) for field in wanted])
-        if received.nvmlReturn != nvml.NVML_SUCCESS or sent.nvmlReturn != nvml.NVML_SUCCESS:
+        found = nvml.nvmlDeviceGetFieldValues(self._handle, [(field, _ALL_LINKS) for field in wanted])
+        if any(each.nvmlReturn != nvml.NVML_SUCCESS for each in found):
             raise nvml.NVMLError_NotSupported
-        return {
-            "nvlink_received_bytes": str(received.value.ullVal * _KIB),
-            "nvlink_sent_bytes": str(sent.value.ullVal * _KIB),
-        }
+        received, sent = (str(each.value.ullVal * _KIB) for each in found)
+        return {"nvlink_received_bytes": received, "nvlink_sent_bytes": sent}
 
     def _pcie(self) -> dict[str, str]:
-        nvml = self._nvml
-        received = nvml.nvmlDeviceGetPcieThroughput(self._handle, nvml.NVML_PCIE_UTIL_RX_BYTES)
-        sent = nvml.nvmlDeviceGetPcieThroughput(self._handle, nvml.NVML_PCIE_UTIL_TX_BYTES)
-        return {"pcie_received_bytes_per_s": str(received * _KIB), "pcie_sent_bytes_per_s": str(sent * _KIB)}
+        ways = {"received": self._nvml.NVML_PCIE_UTIL_RX_BYTES, "sent": self._nvml.NVML_PCIE_UTIL_TX_BYTES}
+        ask = self._nvml.nvmlDeviceGetPcieThroughput
+        return {f"pcie_{name}_bytes_per_s": str(ask(self._handle, way) * _KIB) for name, way in ways.items()}
 
     def _first_known(self, newer: Callable[[], Any], older: Callable[[], Any]) -> Any:
         try:
             return newer()
         except (self._nvml.NVMLError_FunctionNotFound, AttributeError):  # of an older driver, of an older package
             return older()
-
-
-_MIB = 1 << 20
 
 
 class Gpm:
@@ -154,11 +148,9 @@ class Gpm:
     def of(cls, nvml: Any, handle: Any, parent: Any) -> Gpm | None:
         """For a GPU, or where ``parent`` is its GPU for a MIG instance; None where that counts nothing."""
         gpu = parent or handle
-        try:
+        with contextlib.suppress(nvml.NVMLError):
             if nvml.nvmlGpmQueryDeviceSupport(gpu).isSupportedDevice:
                 return cls(nvml, gpu, nvml.nvmlDeviceGetGpuInstanceId(handle) if parent else None)
-        except nvml.NVMLError:
-            pass
         return None
 
     def ask(self) -> dict[str, str]:
@@ -172,10 +164,8 @@ class Gpm:
         else:
             self._nvml.nvmlGpmMigSampleGet(self._gpu, self._instance, self._older)
         self._latest, self._older = self._older, self._latest
-        if not self._has_before:
-            self._has_before = True
-            return {}
-        return self._between()
+        had_before, self._has_before = self._has_before, True
+        return self._between() if had_before else {}
 
     def _between(self) -> dict[str, str]:
         self._question.sample1, self._question.sample2 = self._older, self._latest
@@ -248,7 +238,7 @@ def _as_known(nvml: Any, index: int) -> list[_Known]:
         found = [(nvml.nvmlDeviceGetUUID(each), each) for each in instances(nvml, gpu)]
     except nvml.NVMLError:
         # One that is lost already keeps its place, for those that are named by their number.
-        return [_Known(uuid=f"GPU-{index}-failed", parent="", index=index, name="", handle=None, gpu=None)]
+        parent, name, gpu, found = f"GPU-{index}-failed", "", None, []
     if not found:
         return [_Known(uuid=parent, parent="", index=index, name=name, handle=gpu, gpu=gpu)]
     return [_Known(uuid=uuid, parent=parent, index=index, name=name, handle=handle, gpu=gpu) for uuid, handle in found]

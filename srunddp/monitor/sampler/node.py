@@ -41,8 +41,7 @@ class Node:
         root: Path = cgroup.ROOT,
     ) -> None:
         groups = cgroup.own_groups() if groups is None else groups
-        self._tasks = tasks
-        self._interface = interface
+        self._tasks, self._interface = tasks, interface
         self._group = cgroup.JobGroup.find(groups, root)
         self._limit = cgroup.memory_limit(groups, root) or requested_memory(environ) or ""
         self._quota = cgroup.cpu_quota()
@@ -90,8 +89,7 @@ class NetworkCounters:
     """Bytes over the links of this node's network namespace but loopback, and over its InfiniBand and RoCE ports.
 
     Args:
-        chosen: the interface that the run uses.
-        net, rdma: where the kernel shows them.
+        chosen: the interface that the run uses; net, rdma: where the kernel shows them.
     """
 
     def __init__(self, chosen: str, net: Path = _NET, rdma: Path = _RDMA) -> None:

@@ -53,11 +53,7 @@ class SamplerConfig:
 
 @dataclass(frozen=True)
 class Sampler:
-    """A running one.
-
-    Attributes:
-        pid: its process id.
-    """
+    """A running one; ``pid`` is its process id."""
 
     pid: int
     _end: socket.socket
@@ -166,8 +162,7 @@ class Samples:
     """
 
     def __init__(self, config: SamplerConfig) -> None:
-        self._config = config
-        self._taken, self._thorough_at = 0, 0.0
+        self._config, self._taken, self._thorough_at = config, 0, 0.0
         self._tasks = tasks.Tasks(config.run.rank, config.supervisor, config.launcher, config.rank_variable)
         self._node = node.Node(self._tasks, config.interface)
         self._gpus = gpu.Gpus(config.run.seconds)
@@ -205,9 +200,6 @@ class Samples:
 
 class CsvWriter:
     """One file, emptied when it is opened. Each sample is one write, without a buffer.
-
-    Args:
-        path: of the file; columns: their names, in order.
 
     Raises:
         OSError: the file cannot be opened or written; it is named.

@@ -14,13 +14,10 @@ _ROUNDING = 20_000_000
 
 
 class MonotonicCounter:
-    """A sum of counters whose owners come and go: it never falls, and keeps what no one has taken over.
+    """A sum of counters whose owners come and go: ``value`` never falls, and keeps what no one has taken over.
 
     Args:
         rounding: a fall by so much is no loss.
-
-    Attributes:
-        value: the sum so far.
     """
 
     def __init__(self, rounding: int = 0) -> None:
@@ -43,8 +40,7 @@ class ProcessTree:
     for each.
 
     Args:
-        rank: the task's.
-        root: its first process.
+        rank: the task's; root: its first process.
 
     Attributes:
         cpu: nanoseconds of CPU; resident: bytes; delay: nanoseconds that main threads waited for a CPU.
@@ -52,8 +48,7 @@ class ProcessTree:
     """
 
     def __init__(self, rank: int, root: int) -> None:
-        self.rank = rank
-        self.root = root
+        self.rank, self.root = rank, root
         self.cpu = MonotonicCounter(_ROUNDING)
         self.bytes_read, self.bytes_written = MonotonicCounter(), MonotonicCounter()
         self.resident = self.delay = 0
@@ -118,9 +113,6 @@ _REAPED_USER, _REAPED_SYSTEM, _THREADS, _RESIDENT = 13, 14, 17, 21  # in /proc/P
 
 class Process:
     """One that may end at any time. Its numbers are those of the last look.
-
-    Args:
-        pid: its process id.
 
     Attributes:
         cpu: nanoseconds of CPU that its threads took; reaped: that children took which it has waited for.

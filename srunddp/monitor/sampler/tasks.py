@@ -29,8 +29,7 @@ class Tasks:
     """
 
     def __init__(self, rank: int, supervisor: int, launcher: int | None, rank_variable: str) -> None:
-        self._launcher = launcher or 0
-        self._variable = rank_variable
+        self._launcher, self._variable = launcher or 0, rank_variable
         self._started = opened(f"/proc/{launcher}/task/{launcher}/children") if launcher and rank_variable else None
         self._before = b""
         root = _below(self._launcher, supervisor)
@@ -56,7 +55,10 @@ class Tasks:
         return self._before != before
 
     def _add_task(self, pid: int) -> None:
-        variables = _environment(pid)
+        variables: dict[str, str] = {}
+        with contextlib.suppress(OSError):  # another user's
+            text = Path(f"/proc/{pid}/environ").read_bytes().decode(errors="replace")
+            variables = dict(entry.partition("=")[::2] for entry in text.split("\0") if "=" in entry)
         rank = variables.get(self._variable, "")
         if rank.isdecimal():
             self._known.add(pid)
@@ -90,10 +92,3 @@ def _below(launcher: int, pid: int) -> int:
                 return at
             at = parent
     return pid
-
-
-def _environment(pid: int) -> dict[str, str]:
-    text = ""
-    with contextlib.suppress(OSError):  # another user's
-        text = Path(f"/proc/{pid}/environ").read_bytes().decode(errors="replace")
-    return dict(entry.partition("=")[::2] for entry in text.split("\0") if "=" in entry)

@@ -62,16 +62,13 @@ def _mesh(panel: Axes, rows: list[list[float]], axis: TimeAxis, most: float) -> 
 def _rank_axis(panel: Axes, ranks: list[int], marked: int | None) -> None:
     """The first rank at the top; one is marked."""
     every = max(1, math.ceil(len(ranks) / _NAMED))
-    at = ranks.index(marked) if marked in ranks else None
-    places = [place for place in range(0, len(ranks), every) if at is None or abs(place - at) >= every or place == at]
-    places = sorted({*places, at} if at is not None else places)
+    at = ranks.index(marked) if marked in ranks else -every
+    places = [place for place in range(len(ranks)) if place == at or (place % every == 0 and abs(place - at) >= every)]
     panel.set_yticks(places, [str(ranks[place]) for place in places], fontsize=8)
     panel.set_ylim(len(ranks) - 0.5, -0.5)
     panel.set_ylabel("rank")
-    for tick, place in zip(panel.get_yticklabels(), places, strict=True):
-        if place == at:
-            tick.set_color(COLOURS[1])
-            tick.set_fontweight("bold")
+    if at in places:
+        panel.get_yticklabels()[places.index(at)].set(color=COLOURS[1], fontweight="bold")
 
 
 def launch(run: RunData, summary: Summary, axis: TimeAxis) -> DrawnFigure:

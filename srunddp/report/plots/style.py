@@ -14,13 +14,13 @@ from typing import Any
 
 import matplotlib
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from srunddp.errors import one_line
 from srunddp.report.csv_files import NAN, TimeSeries
 from srunddp.report.summary import Span
+from srunddp.util.hostlist import group_by_key
 
 # Okabe and Ito's, without the yellow, which is weak on white.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000", "#7F7F7F")
@@ -46,9 +46,7 @@ class TimeAxis:
     """Seconds as the axis shows them, and columns of equal length in which series are put together.
 
     Attributes:
-        end: seconds since the start, of the whole axis.
-        interval: between samples.
-        epochs: marked in each picture.
+        end: seconds since the start, of the whole axis; interval: between samples; epochs: marked in each picture.
     """
 
     end: float
@@ -92,9 +90,7 @@ def style() -> Iterator[None]:
 def figure(heights: Sequence[float]) -> tuple[Figure, list[Axes]]:
     """Panels below each other; heights in inches."""
     made = Figure(figsize=(_WIDTH, sum(heights) + 0.6), dpi=_DPI, layout="constrained")
-    FigureCanvasAgg(made)
-    options: dict[str, Any] = {"height_ratios": heights}
-    axes = made.subplots(len(heights), 1, sharex=True, squeeze=False, gridspec_kw=options)
+    axes = made.subplots(len(heights), 1, sharex=True, squeeze=False, height_ratios=heights)
     return made, [row[0] for row in axes]
 
 
@@ -143,11 +139,7 @@ def _number_epochs(panel: Axes, axis: TimeAxis) -> None:
 
 
 def draw(panel: Axes, lines: Sequence[Line], axis: TimeAxis, what: str) -> None:
-    """Few series as lines, many as a band; what they are is said beside the panel.
-
-    Args:
-        what: they are, in the plural.
-    """
+    """Few series as lines, many as a band; what they are, in the plural, is said beside the panel."""
     if len(lines) > MOST_LINES:
         draw_band(panel, lines, axis, COLOURS[0], f"{len(lines)} {what}")
     else:
@@ -196,11 +188,7 @@ def from_zero(panel: Axes, label: str, most: float | None = None) -> None:
 
 @dataclass(frozen=True)
 class Line:
-    """One series.
-
-    Attributes:
-        points: seconds since the start, and values.
-    """
+    """One series; ``points`` are seconds since the start, and values."""
 
     label: str
     points: Sequence[tuple[float, float]]
@@ -224,7 +212,7 @@ def whole(points: Sequence[tuple[float, float]]) -> Sequence[tuple[float, float]
 
 def summed(series: Iterable[Sequence[tuple[float, float]]]) -> list[tuple[float, float]]:
     """The sum of series that have the same times; what one of them lacks is left out."""
-    every = [dict(each) for each in series]
+    every = [dict(each) for each in series if each]
     times = set.intersection(*(set(each) for each in every)) if every else set()
     return [(time, sum(each[time] for each in every)) for time in sorted(times)]
 
@@ -239,22 +227,13 @@ def _by_column(
     series: Iterable[Sequence[tuple[float, float]]], axis: TimeAxis
 ) -> tuple[list[float], list[list[float]]]:
     """The middle of each column, and the means there of the series that have a value."""
-    means = [_means(each, axis) for each in series]
-    times = [(at + 0.5) * axis.width for at in range(axis.columns)]
-    return times, [[each[at] for each in means if not math.isnan(each[at])] for at in range(axis.columns)]
-
-
-def _means(points: Sequence[tuple[float, float]], axis: TimeAxis) -> list[float]:
-    """The mean of a series in each column."""
-    columns, width = axis.columns, axis.width
-    sums, counts = [0.0] * columns, [0] * columns
-    for time, value in points:
-        at = int(time / width)
-        if 0 <= at < columns or time == axis.length:
-            at = min(at, columns - 1)
-            sums[at] += value
-            counts[at] += 1
-    return [total / count if count else NAN for total, count in zip(sums, counts, strict=True)]
+    columns, width, length = axis.columns, axis.width, axis.length
+    known: list[list[float]] = [[] for _ in range(columns)]
+    for points in series:
+        inside = [(min(int(time / width), columns - 1), value) for time, value in points if -width < time <= length]
+        for at, values in group_by_key(inside).items():
+            known[at].append(sum(values) / len(values))
+    return [(at + 0.5) * width for at in range(columns)], known
 
 
 def heat(samples: TimeSeries, part: str, whole: str, axis: TimeAxis) -> list[float]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import groupby
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -158,12 +157,13 @@ def _both(panel: Axes, bandwidth: Sequence[Line], power: Sequence[Line], axis: T
 def nodes(run: RunData, summary: Summary, axis: TimeAxis) -> DrawnFigure:
     """CPU, memory, network, storage and data wait of each node."""
     waiting = _usage(run, lambda each: rates(each, "iowait_s"))
+    storage = _usage(run, lambda each: summed(rates(each, name, _MIB) for name in ("read_bytes", "written_bytes")))
     found = [
         ("CPUs in use", _usage(run, lambda each: rates(each, "cpu_s")), "CPUs"),
         *([("CPU waiting for storage", waiting, "CPUs")] if _matters(waiting) else []),
         ("Memory of the job", _usage(run, lambda each: gauge(each, "memory_bytes", _GIB)), "memory (GiB)"),
         ("Network: received plus sent, by the chosen interface and by RDMA", _network(run), "rate (MiB/s)"),
-        ("Storage: read plus written", _storage(run), "rate (MiB/s)"),
+        ("Storage: read plus written", storage, "rate (MiB/s)"),
         ("Waiting for data", _waits(run, axis), "of the step time (%)"),
     ]
     wanted = [
@@ -183,18 +183,13 @@ def _matters(lines: Sequence[Line]) -> bool:
 
 
 def _network(run: RunData) -> list[Line]:
-    chosen = [link for link in run.links if link.carries_training]
     found = []
-    for node, links in groupby(sorted(chosen, key=lambda each: run.nodes.index(each.node)), lambda each: each.node):
-        each = [rates(link.samples, way, _MIB) for link in links for way in ("received_bytes", "sent_bytes")]
-        found.append((node, summed(series for series in each if series)))
+    for node in run.nodes:
+        links = [link.samples for link in run.links if link.carries_training and link.node == node]
+        found.append(
+            (node, summed(rates(link, way, _MIB) for link in links for way in ("received_bytes", "sent_bytes")))
+        )
     return _lines(found)
-
-
-def _storage(run: RunData) -> list[Line]:
-    return _usage(run, lambda each: summed(
-        series for name in ("read_bytes", "written_bytes") if (series := rates(each, name, _MIB))
-    ))  # fmt: skip
 
 
 def _waits(run: RunData, axis: TimeAxis) -> list[Line]:
@@ -206,5 +201,5 @@ def _waits(run: RunData, axis: TimeAxis) -> list[Line]:
             for rank, samples in run.steps.items()
             if run.ranks[rank] == node
         ]
-        found.append((node, mean_of([each for each in series if each], axis)))
+        found.append((node, mean_of(series, axis)))
     return _lines(found)

@@ -8,8 +8,6 @@ import socket
 from collections.abc import Callable
 from pathlib import Path
 
-import pytest
-
 from srunddp.monitor.sampler.node import COLUMNS, LINK_COLUMNS, NetworkCounters, Node, requested_memory
 from srunddp.monitor.sampler.tasks import Tasks
 from tests.cluster.network import tool
@@ -50,17 +48,11 @@ def test_without_a_group_of_the_job_its_processes_are_added_up(tmp_path: Path) -
     assert 0 < float(row["cpus"]) <= len(os.sched_getaffinity(0))
 
 
-@pytest.mark.parametrize(
-    ("environ", "expected"),
-    [
-        ({"SLURM_MEM_PER_NODE": "2048"}, 2 * GIB),
-        ({"SLURM_MEM_PER_CPU": "512", "SLURM_CPUS_ON_NODE": "8"}, 4 * GIB),
-        ({"SLURM_MEM_PER_NODE": "0"}, None),  # all of the node's
-        ({"SLURM_MEM_PER_CPU": "512"}, None),
-    ],
-)
-def test_where_no_group_limits_memory_the_request_does(environ: dict[str, str], expected: int | None) -> None:
-    assert requested_memory(environ) == expected
+def test_where_no_group_limits_memory_the_request_does() -> None:
+    assert requested_memory({"SLURM_MEM_PER_NODE": "2048"}) == 2 * GIB
+    assert requested_memory({"SLURM_MEM_PER_CPU": "512", "SLURM_CPUS_ON_NODE": "8"}) == 4 * GIB
+    assert requested_memory({"SLURM_MEM_PER_NODE": "0"}) is None  # all of the node's
+    assert requested_memory({"SLURM_MEM_PER_CPU": "512"}) is None
 
 
 def found(links: NetworkCounters) -> list[dict[str, str]]:

@@ -42,15 +42,12 @@ def test_the_last_sample_is_taken_at_the_end(tmp_path: Path) -> None:
         assert {name: len(job.rows(name)) for name in ("node", "tasks")} == {"node": 2, "tasks": 2}
 
 
-def test_one_that_was_collected_already_is_finished(tmp_path: Path) -> None:
+def test_one_that_is_gone_or_does_not_answer_is_finished(tmp_path: Path) -> None:
     with supervised(tmp_path) as job:
         until(lambda: job.rows("node"))
         os.kill(job.sampler, signal.SIGKILL)
         assert job.do("os.waitpid(-1, 0)[0]") == str(job.sampler)
         assert job.finish() == ""
-
-
-def test_one_that_does_not_answer_is_killed_within_the_limit(tmp_path: Path) -> None:
     with supervised(tmp_path) as job:
         os.kill(job.sampler, signal.SIGSTOP)
         assert job.do("sampler.finish(0.2)") == "''"
@@ -81,11 +78,7 @@ def test_it_is_named_and_holds_nothing_of_the_job_open(tmp_path: Path) -> None:
         others = [at for at in found.values() if not at.startswith(("/proc/", "/sys/", "/dev/null", str(tmp_path)))]
         assert len(others) == 1  # the line to its supervisor
         assert others[0].startswith("socket:")
-
-
-def test_it_imports_nothing_heavy(tmp_path: Path) -> None:
-    with supervised(tmp_path) as job:
-        until(lambda: job.rows("links"))
+        # It imports nothing heavy.
         assert job.do("{'torch', 'psutil', 'numpy', 'csv', 'pynvml'} & {*sys.modules}") == "set()"
         maps = Path(f"/proc/{job.sampler}/maps").read_text()
         assert not [name for name in ("libtorch", "numpy", "psutil") if name in maps]
@@ -100,15 +93,11 @@ def test_samples_do_not_drift(tmp_path: Path) -> None:
     assert max(shares) > 0.6
 
 
-@pytest.mark.parametrize(
-    ("broken", "missing"),
-    [
-        ("node.NetworkCounters.rows", {"links"}),
-        ("tasks.Tasks.look", set()),
-        ("gpu.Gpus.choose", set()),
-        ("node.Node.rows", {"node"}),
-    ],
-)
+NONE: set[str] = set()
+BROKEN = {"node.NetworkCounters.rows": {"links"}, "tasks.Tasks.look": NONE, "gpu.Gpus.choose": NONE}
+
+
+@pytest.mark.parametrize(("broken", "missing"), [*BROKEN.items(), ("node.Node.rows", {"node"})])
 def test_a_source_that_fails_does_not_end_the_others(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, broken: str, missing: set[str]
 ) -> None:
@@ -135,6 +124,5 @@ def test_a_full_disk_ends_it_with_one_line_and_whole_rows(tmp_path: Path) -> Non
 
 def test_a_folder_that_is_gone_is_said(tmp_path: Path) -> None:
     with supervised(tmp_path / "none") as job:
-        assert (
-            job.finish() == f"the monitor of {NODE} ended: {tmp_path}/none/{NODE}.node.csv: No such file or directory"
-        )
+        file = f"{tmp_path}/none/{NODE}.node.csv"
+        assert job.finish() == f"the monitor of {NODE} ended: {file}: No such file or directory"

@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -25,14 +25,19 @@ MIB = 1 << 20
 
 
 @contextmanager
-def running(program: str) -> Iterator[Any]:
-    """A process in a group of its own, with pipes; all of the group is killed at the end."""
-    pipe, command = subprocess.PIPE, [sys.executable, "-c", program]
-    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, bufsize=1, start_new_session=True) as process:
+def started(command: list[str], variables: dict[str, str], **options: Any) -> Iterator[Any]:
+    """A process in a group of its own; all of the group is killed at the end."""
+    with subprocess.Popen(command, env=bare(variables), start_new_session=True, **options) as process:
         try:
             yield process
         finally:
             os.killpg(process.pid, signal.SIGKILL)
+
+
+def running(program: str) -> AbstractContextManager[Any]:
+    """A Python program with pipes."""
+    pipe = subprocess.PIPE
+    return started([sys.executable, "-c", program], {}, stdin=pipe, stdout=pipe, text=True, bufsize=1)
 
 
 def tree_of(process: subprocess.Popen[str]) -> ProcessTree:
@@ -68,11 +73,9 @@ def test_nothing_is_lost_when_children_end() -> None:
     """Of two generations, some of which it never saw."""
     child = BURN.format(seconds=0.15)
     parent = (
-        "import os, subprocess, sys\n"
-        "for line in sys.stdin:\n"
-        f"    subprocess.run([sys.executable, '-c', {child!r}])\n"
-        "    print(sum(os.times()[:4]), flush=True)\n"
+        f"import os, subprocess, sys\nfor line in sys.stdin:\n    subprocess.run([sys.executable, '-c', {child!r}])\n"
     )
+    parent += "    print(sum(os.times()[:4]), flush=True)\n"
     with running(parent) as process:
         tree, seen = ProcessTree(0, process.pid), [0]
         for seconds in range(1, 5):
@@ -117,11 +120,9 @@ def test_a_fall_by_the_kernel_s_rounding_is_not_kept() -> None:
 
 
 def test_children_of_other_threads_are_found_by_a_thorough_look() -> None:
-    program = (
-        "import subprocess, threading, time\n"
-        "def work():\n    subprocess.Popen(['sleep', '60']); print('x', flush=True); time.sleep(60)\n"
-        "threading.Thread(target=work).start()\n"
-    )
+    program = "import subprocess, threading, time\n"
+    program += "def work():\n    subprocess.Popen(['sleep', '60']); print('x', flush=True); time.sleep(60)\n"
+    program += "threading.Thread(target=work).start()\n"
     with running(program) as process:
         tree = tree_of(process)
         alone = tree.processes
@@ -151,54 +152,38 @@ def test_storage_io_is_counted_once() -> None:
 def test_the_tasks_of_a_node_are_found_below_their_launcher() -> None:
     """One begins later, one is a wrapper whose child has the rank as well, and one is no task."""
     sleep = ["sh", "-c", "sleep 60; true"]
-    tasks = [subprocess.Popen(sleep, env=bare({RANK: "0"}), start_new_session=True)]
-    tasks.append(subprocess.Popen(["sleep", "60"], env=bare(), start_new_session=True))
-    try:
-        until(lambda: children_of(tasks[0].pid))
-        (supervisor,) = children_of(tasks[0].pid)
+    with ExitStack() as stack:
+        task, _ = (stack.enter_context(started(sleep, {RANK: "0"})), stack.enter_context(started(sleep, {})))
+        until(lambda: children_of(task.pid))
+        (supervisor,) = children_of(task.pid)
         found = Tasks(0, supervisor, os.getpid(), RANK)
         found.look(thorough=True)
-        assert [(tree.rank, tree.root) for tree in found.trees] == [(0, tasks[0].pid)]
-        tasks.append(
-            subprocess.Popen(sleep, env=bare({RANK: "3", "CUDA_VISIBLE_DEVICES": "1"}), start_new_session=True)
-        )
-        # The kernel shows its environment a moment after exec has closed Popen's pipe.
-        until(lambda: f"{RANK}=3".encode() in Path(f"/proc/{tasks[2].pid}/environ").read_bytes())
-        assert found.look(thorough=False)
-        assert [(tree.rank, tree.root) for tree in found.trees[1:]] == [(3, tasks[2].pid)]
-        assert "1" in found.visible
-        until(lambda: [found.look(thorough=False), *(tree.processes for tree in found.trees)] == [False, 2, 2])
-        assert [line.split(",")[:2] for line in found.rows("7.000").splitlines()] == [["7.000", "0"], ["7.000", "3"]]
-        os.killpg(tasks[2].pid, 9)
-        tasks[2].wait()
+        assert [(tree.rank, tree.root) for tree in found.trees] == [(0, task.pid)]
+        with started(sleep, {RANK: "3", "CUDA_VISIBLE_DEVICES": "1"}) as later:
+            # The kernel shows its environment a moment after exec has closed Popen's pipe.
+            until(lambda: f"{RANK}=3".encode() in Path(f"/proc/{later.pid}/environ").read_bytes())
+            assert found.look(thorough=False)
+            assert [(tree.rank, tree.root) for tree in found.trees[1:]] == [(3, later.pid)]
+            assert "1" in found.visible
+            until(lambda: [found.look(thorough=False), *(tree.processes for tree in found.trees)] == [False, 2, 2])
+            rows = [line.split(",")[:2] for line in found.rows("7.000").splitlines()]
+            assert rows == [["7.000", "0"], ["7.000", "3"]]
         until(lambda: found.look(thorough=False) or not found.trees[1].processes)
         assert [line.split(",")[1] for line in found.rows("8.000").splitlines()] == ["0"]
-    finally:
-        for task in tasks:
-            if task.poll() is None:
-                os.killpg(task.pid, 9)
-            task.wait()
 
 
 def test_the_cpus_of_a_node_are_those_of_all_masks_together() -> None:
     if len(os.sched_getaffinity(0)) < 2:
         return
     one, other = sorted(os.sched_getaffinity(0))[:2]
-    tasks = [
-        subprocess.Popen(["taskset", "-c", str(cpu), "sleep", "60"], env=bare({RANK: str(cpu)})) for cpu in (one, other)
-    ]
-    try:
-        found = Tasks(one, tasks[0].pid, os.getpid(), RANK)
-        until(lambda: [len(os.sched_getaffinity(task.pid)) for task in tasks] == [1, 1])
-        found.look(thorough=True)
-        assert found.cpus() == 2
-        tasks[1].kill()
-        tasks[1].wait()
+    pinned = [(["taskset", "-c", str(cpu), "sleep", "60"], {RANK: str(cpu)}) for cpu in (one, other)]
+    with started(*pinned[0]) as task:
+        with started(*pinned[1]) as second:
+            found = Tasks(one, task.pid, os.getpid(), RANK)
+            until(lambda: [len(os.sched_getaffinity(each.pid)) for each in (task, second)] == [1, 1])
+            found.look(thorough=True)
+            assert found.cpus() == 2
         assert found.cpus() == 1
-    finally:
-        for task in tasks:
-            task.kill()
-            task.wait()
 
 
 def test_a_busy_job_s_files_say_what_the_kernel_says(tmp_path: Path) -> None:
