@@ -16,9 +16,9 @@ from torch.utils.data import Dataset
 from srunddp.telemetry import heartbeat
 from srunddp.train import validate
 from srunddp.train.config import Config
-from srunddp.train.data.loader import Batch, StepBatches
 from srunddp.train.data.order import Order
 from srunddp.train.data.reader import Weight
+from srunddp.train.data.steps import Batch, StepBatches
 from srunddp.train.fit import FitLoop, make_loader
 from srunddp.train.metrics.accumulator import Metric, MetricAccumulator
 from srunddp.train.model.ddp import DDPModel

@@ -14,7 +14,6 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import partial
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any
@@ -24,7 +23,6 @@ from torch import Tensor
 from srunddp.errors import Stopped
 from srunddp.train.checkpoint.file import verify
 from srunddp.train.preemption import preemption
-from srunddp.train.preemption.consensus import StopConsensus
 from tests.programs import resumable
 from tests.train.local_world import LocalWorld, results, run_ranks, start_ranks
 
@@ -319,7 +317,7 @@ def signalled_amid_evaluation(
             return super().forward(inputs)
 
     resumable.Network = Signalled
-    preemption.StopConsensus = partial(StopConsensus, every=0.0)
+    preemption.MOST_STEPS = 1
     return go_on(world, folder, arguments, harmless=False)
 
 

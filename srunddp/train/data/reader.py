@@ -14,14 +14,13 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, default_collate
 
-from srunddp.bootstrap.process_group.world import wait_for_gloo_threads
 from srunddp.errors import ConfigError
-from srunddp.train.config import DataLoaderConfig
 from srunddp.train.data.order import Order
-from srunddp.train.data.sampler import DistributedBatchSampler, MicroBatch, Reader, ShardAssignment, TensorRows
+from srunddp.train.data.sampler import DistributedBatchSampler, MicroBatch, Reader, ShardAssignment
 from srunddp.train.data.streams import Stream, check_same_start
 from srunddp.train.data.workers import start_method
-from srunddp.train.preemption.signals import ignore_in_worker, signals_blocked
+from srunddp.train.preemption.signals import iterate
+from srunddp.train.world import World
 
 Collate = Callable[[list[Any]], Any]
 Weight: TypeAlias = Callable[[Any], float | Tensor]
@@ -36,45 +35,42 @@ class BatchReader:
         data: Dataset[Any],
         order: Order | None,
         assignment: ShardAssignment,
-        dataloader: DataLoaderConfig,
         *,
-        sharded: bool,
+        world: World,
         collate: Collate | None,
         weight: Weight | None,
         signals: Sequence[str],
+        num_workers: int,
+        prefetch_factor: int | None,
+        persistent_workers: bool,
+        pin_memory: bool,
+        multiprocessing_context: str | None,
     ) -> None:
-        """No worker is started yet.
+        """No worker is started yet. The other arguments are those of DistributedDataLoader.
 
         Args:
-            data, sharded, collate, weight, signals: as for DistributedDataLoader.
             order: of its samples; None where it is iterable.
             assignment: of its samples to the ranks.
-            loading: how; ``num_workers`` and ``pin_memory`` None are 0 and False.
         """
-        workers = dataloader.num_workers or 0
-        self._order, self._assignment, self._sharded, self._signals = order, assignment, sharded, signals
+        self._order, self._assignment, self._world, self._signals = order, assignment, world, signals
         self._sent = {"data": data, "collate": collate, "weight": weight}
         backend = dist.get_backend() if dist.is_initialized() else "gloo"
-        self._method = start_method(dataloader.multiprocessing_context, backend)
-        self._forks = workers > 0 and self._method == "fork"
+        self._method = start_method(multiprocessing_context, backend)
         self._requests = DistributedBatchSampler(assignment)
-        self._stream: Stream | None = None
-        if isinstance(data, IterableDataset):
-            self._stream = Stream(data, assignment, sharded=sharded, drop_last=dataloader.drop_last)
         rows = in_rows(data, collate)
-        self._reader = TensorRows(cast(TensorDataset, data)) if rows else Reader(data)
+        self._reader = Reader(data, rows=rows)
+        self._stream = Stream(data, assignment) if isinstance(data, IterableDataset) else None
         to_batch = _as_it_is if rows else collate or default_collate
         self._loader: DataLoader[Any] = DataLoader(
             self._stream or self._reader,
             batch_size=None if self._stream else 1,
             batch_sampler=None if self._stream else cast(Any, self._requests),
             collate_fn=partial(_collated, collate=to_batch, weight=weight),
-            num_workers=workers,
-            prefetch_factor=dataloader.prefetch_factor if workers else None,
-            persistent_workers=dataloader.persistent_workers and workers > 0,
-            pin_memory=bool(dataloader.pin_memory),
-            multiprocessing_context=self._method if workers else None,
-            worker_init_fn=partial(ignore_in_worker, signals=signals) if workers else None,
+            num_workers=num_workers,
+            prefetch_factor=prefetch_factor if num_workers else None,
+            persistent_workers=persistent_workers and num_workers > 0,
+            pin_memory=pin_memory,
+            multiprocessing_context=self._method if num_workers else None,
             # Of its own: torch would draw from the rank's, at moments that a resumed run does not share.
             generator=torch.Generator(),
         )
@@ -92,20 +88,15 @@ class BatchReader:
             self._requests.begin(self._order.indices(epoch), epoch, start)
             self._reader.begin(epoch)
         parts = self._start()
-        if self._sharded:
+        if self._assignment.sharded:
             return itertools.islice(parts, start, None)
-        return check_same_start(parts) if self._stream and self._assignment.world_size > 1 else parts
+        return check_same_start(parts, self._world) if self._stream else parts
 
     def _start(self) -> Iterator[MicroBatch]:
-        if self._forks:
-            # A fork amid a thread's beginning or end, as Gloo's do in Python after a collective, may leave the child
-            # waiting for ever for a lock of the interpreter's that nobody holds.
-            wait_for_gloo_threads()
-            self._forks = not self._loader.persistent_workers
         try:
-            with signals_blocked(self._signals, self._method), warnings.catch_warnings():
+            with warnings.catch_warnings():
                 warnings.filterwarnings("ignore", "Got pickle error")  # below, it is said what and how to mend it
-                return iter(self._loader)
+                return iterate(self._loader, self._signals)
         except Exception:
             if self._method != "fork":
                 self._check_pickled()
@@ -137,9 +128,9 @@ def in_rows(data: Dataset[Any], collate: Collate | None) -> bool:
 def _collated(part: MicroBatch, collate: Collate, weight: Weight | None) -> MicroBatch:
     if part.samples is None:
         return part
-    batch, own = collate(part.samples), part.own
-    value = float(own) if weight is None or not own else _number(weight(batch))
-    return MicroBatch(batch, own, part.total, value, part.digest)
+    batch = collate(part.samples)
+    value = float(part.own) if weight is None or not part.own else _number(weight(batch))
+    return part._replace(samples=batch, weight=value)
 
 
 def _number(value: Any) -> float | str:

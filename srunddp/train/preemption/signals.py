@@ -14,11 +14,15 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import IntEnum
+from functools import partial
 from multiprocessing import resource_tracker
 from types import FrameType, TracebackType
 from typing import Any, Self
 
+from torch.utils.data import DataLoader
+
 from srunddp import telemetry
+from srunddp.bootstrap.process_group.world import wait_for_gloo_threads
 from srunddp.errors import ConfigError, Scope, Stopped
 from srunddp.supervisor.signals import FORWARDED
 from srunddp.train.config import PreemptionConfig
@@ -150,8 +154,7 @@ def query_end_time(environ: Mapping[str, str], limit: float = _QUERY_TIMEOUT) ->
 def signals_blocked(signals: Sequence[str], method: str = "fork") -> Iterator[None]:
     """What is started within never gets these signals nor SIGTERM: Slurm sends them to every process of a step.
 
-    They are blocked, which children inherit; one that comes meanwhile is noted at the end. Around ``iter(loader)``,
-    as torch's workers start there, and with them the processes that ``multiprocessing`` needs for itself.
+    They are blocked, which children inherit; one that comes meanwhile is noted at the end.
 
     Args:
         signals: names without SIG.
@@ -168,16 +171,24 @@ def signals_blocked(signals: Sequence[str], method: str = "fork") -> Iterator[No
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def ignore_in_worker(
-    worker_id: int, signals: Sequence[str] = ("USR1", "USR2"), then: Callable[[int], None] | None = None
-) -> None:
-    """In a DataLoader's worker: only its own rank ends it; as ``worker_init_fn``, or within it.
+def iterate(loader: DataLoader[Any], signals: Sequence[str]) -> Iterator[Any]:
+    """``iter(loader)``, whose workers do not get these signals; only their own rank ends them."""
+    if not loader.num_workers:
+        return iter(loader)
+    method, init = (loader.multiprocessing_context or multiprocessing).get_start_method(), loader.worker_init_fn
+    if method == "fork":
+        # A fork amid a thread's beginning or end, as Gloo's do in Python after a collective, may leave the child
+        # waiting for ever for a lock of the interpreter's that nobody holds.
+        wait_for_gloo_threads()
+    loader.worker_init_fn = partial(_ignore_in_worker, signals=signals, then=init)
+    try:
+        with signals_blocked(signals, method):
+            return iter(loader)
+    finally:
+        loader.worker_init_fn = init
 
-    Args:
-        worker_id: what torch passes.
-        signals: names without SIG.
-        then: the loader's own ``worker_init_fn``, called with ``worker_id`` in the end.
-    """
+
+def _ignore_in_worker(worker_id: int, signals: Sequence[str], then: Callable[[int], None] | None) -> None:
     for number in numbers(signals):
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
