@@ -86,18 +86,6 @@ def test_what_was_added_last_stays_whatever_else_is_there(tmp_path: Path, keep_l
     assert 5 in directory(tmp_path, 5, keep_last=keep_last).steps()
 
 
-def test_nothing_is_deleted_when_a_save_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    made = directory(tmp_path, 1, 2)
-
-    def full(*_: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(os, "replace", full)
-    with pytest.raises(OSError, match="No space left"):
-        made.add(3, {"step": 3})
-    assert sorted(file.name for file in tmp_path.iterdir()) == ["step-00000001.pt", "step-00000002.pt"]
-
-
 def test_a_killed_save_leaves_nothing_after_the_next(tmp_path: Path) -> None:
     for name in ("step-00000009.pt.01234567.tmp", "best.pt.01234567.tmp", "others.tmp"):
         (tmp_path / name).write_bytes(b"x")

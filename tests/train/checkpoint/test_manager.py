@@ -164,8 +164,10 @@ def test_what_is_due_amid_a_slow_write_is_left_out(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(telemetry, "_page", page)
     manager, said = manager_of(tmp_path)
     telemetry.heartbeat()
+    values = torch.ones(1000)
     for step in (1, 2, 3, 4):
-        manager.save(step, {"step": step})
+        manager.save(step, {"step": step, "values": values, "list": [values]})
+        values.zero_()
     assert manager.report() == []  # nor is a word said twice
     assert said == ["checkpoints are left out from step 2 on, until that of step 1 is written"]
     assert page.read() == 1
@@ -175,6 +177,8 @@ def test_what_is_due_amid_a_slow_write_is_left_out(tmp_path: Path, monkeypatch: 
     path = manager.save(5, {"step": 5}, wait=True)
     assert manager.report() == [manager.path(1), path]
     assert sorted(tmp_path.glob("*.pt")) == [manager.path(1), path]
+    state = load_checkpoint(manager.path(1))
+    assert state["values"].tolist() == state["list"][0].tolist() == [1.0] * 1000, "of the moment of its save"
 
 
 @pytest.mark.parametrize(

@@ -139,10 +139,16 @@ class EpochAware(Augmented):
         return torch.tensor(self.epoch)
 
 
+class EpochAwareStream(EpochAware, IterableDataset[Any]):
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        return iter([torch.tensor(self.epoch)] * self.samples)
+
+
+@pytest.mark.parametrize("data", [EpochAware(12), EpochAwareStream(12)])
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_data_set_with_indices_is_told_the_epoch(workers: int) -> None:
+def test_a_data_set_is_told_the_epoch(data: Any, workers: int) -> None:
     """Also the copies of it that workers keep from one epoch to the next."""
-    loader = loader_of(EpochAware(12), num_workers=workers)
+    loader = loader_of(data, num_workers=workers)
     for epoch in (3, 4):
         loader.set_epoch(epoch)
         assert {int(value) for batch in loader for value in batch.data} == {epoch}
@@ -182,9 +188,6 @@ def test_the_state_tells_of_whole_steps_and_the_next_epoch() -> None:
     loader.load_state_dict({"epoch": 1, "samples_seen": 8})
     loader.set_epoch(1)
     assert sum(batch.samples for batch in loader) == 10
-
-
-Sizes = dict[str, float]
 
 
 def sizes(loader: DistributedDataLoader) -> list[tuple[Any, ...]]:
@@ -314,11 +317,8 @@ def test_a_resume_of_shards_gives_the_same_bits(workers: int, tmp_path: Path) ->
 
 
 def test_drop_last_ends_shards_with_the_shortest(tmp_path: Path) -> None:
-    def own(steps: list[Any]) -> list[list[int]]:
-        return indices(steps)
-
     ranks = run_ranks(2, tmp_path, sharded, 2, {"drop_last": True})
-    assert [own(rank[0]) for rank in ranks] == [[[0, 1], [2, 3]], [[1000, 1001], [1100, 1101]]]
+    assert [indices(rank[0]) for rank in ranks] == [[[0, 1], [2, 3]], [[1000, 1001], [1100, 1101]]]
 
 
 def test_shards_go_on_with_as_many_ranks_and_workers_only() -> None:
