@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import time
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol, TypeVar
 
@@ -16,7 +15,6 @@ from srunddp.bootstrap.process_group.world import await_message
 from srunddp.errors import PeerError
 from srunddp.telemetry import heartbeat
 
-_LOOK_EVERY = 0.05  # seconds
 _turns = itertools.count()  # the same on all ranks
 T = TypeVar("T")
 _host_group: tuple[Any, Any] = (None, None)  # the default group beside which it was made, and itself
@@ -112,12 +110,6 @@ def any_rank(world: World, flag: bool) -> bool:
     if world.world_size == 1:
         return flag
     store, key = _get_default_store(), f"srunddp/any_rank/{next(_turns)}"
-    store.add(f"{key}/set", int(flag))
-    store.add(f"{key}/ranks", 1)
-
-    def asked() -> bool:
-        while store.add(f"{key}/ranks", 0) < world.world_size:
-            time.sleep(_LOOK_EVERY)
-        return bool(store.add(f"{key}/set", 0))
-
-    return on_rank_zero(world, asked)
+    store.set(f"{key}/{world.rank}", str(int(flag)))
+    keys = [f"{key}/{rank}" for rank in range(world.world_size)]
+    return on_rank_zero(world, lambda: "1" in [await_message(store, each) for each in keys])

@@ -2,19 +2,30 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal, cast
 
+import torch.distributed as dist
 from torch import Tensor
-from torch.utils.data import Dataset, IterableDataset, TensorDataset
+from torch.utils.data import Dataset, IterableDataset, TensorDataset, default_collate
 
 from srunddp.errors import ConfigError, Scope
 from srunddp.train.data.order import Order, Sequential, Shuffled, Weighted, check_order
-from srunddp.train.data.reader import BatchReader, in_rows
-from srunddp.train.data.sampler import ShardAssignment, check_agreement, hashed, length_of
+from srunddp.train.data.reader import as_it_is, in_rows, start, torch_loader
+from srunddp.train.data.sampler import (
+    DistributedBatchSampler,
+    MicroBatch,
+    Reader,
+    ShardAssignment,
+    check_agreement,
+    hashed,
+    length_of,
+)
 from srunddp.train.data.steps import Batch, StepBatches, group_steps
+from srunddp.train.data.streams import Stream, check_same_start
 from srunddp.train.data.transfer import DeviceTransfer
-from srunddp.train.data.workers import default_workers, share
+from srunddp.train.data.workers import default_workers, share, start_method
 from srunddp.train.world import World
 
 
@@ -80,12 +91,12 @@ class DistributedDataLoader:
         Raises:
             ConfigError: these do not fit together; the message says what to do.
         """
-        _check_counts(batch_size, gradient_accumulation_steps)
+        numbers = {"batch_size": batch_size, "gradient_accumulation_steps": gradient_accumulation_steps}
+        if wrong := [name for name, value in numbers.items() if value < 1]:
+            raise ConfigError(f"{wrong[0]} is {numbers[wrong[0]]}", expected="at least 1", hint="correct it")
         order, self._length = _order_and_length(data, order, seed, sharded)
         length, order_hash = -1 if self._length is None else self._length, _order_hash(order)
-        numbers = {"len(data)": length, "batch_size": batch_size, "seed": seed}
-        numbers["gradient_accumulation_steps"] = gradient_accumulation_steps
-        check_agreement(world, {**numbers, "order": str(order_hash)})
+        check_agreement(world, {"len(data)": length, **numbers, "seed": seed, "order": str(order_hash)})
         self._data, self._changed = {"length": length, "order": order_hash}, resume_changed_data
         self._assignment = ShardAssignment(
             world.rank, world.world_size, batch_size, seed, gradient_accumulation_steps, drop_last, sharded
@@ -96,19 +107,22 @@ class DistributedDataLoader:
         beside = world.device.type == "cuda" and not there
         if num_workers is None:  # indexing tensors is quicker than passing them on
             num_workers = 0 if rows else default_workers(share(world))
-        self._reader = BatchReader(
-            data,
-            order,
-            self._assignment,
-            world=world,
-            collate=collate,
+        method = start_method(multiprocessing_context, dist.get_backend() if dist.is_initialized() else "gloo")
+        self._world, self._order, self._signals = world, order, signals
+        self._requests = DistributedBatchSampler(self._assignment)
+        self._reader = Reader(data, rows=rows)
+        self._stream = Stream(data, self._assignment) if isinstance(data, IterableDataset) else None
+        self._sent = {"data": data, "collate": collate, "weight": weight}
+        self._loader = torch_loader(
+            self._stream or self._reader,
+            self._requests,
+            collate=as_it_is if rows else collate or default_collate,
             weight=weight,
-            signals=signals,
             num_workers=num_workers,
-            prefetch_factor=prefetch_factor,
-            persistent_workers=persistent_workers,
+            prefetch_factor=prefetch_factor if num_workers else None,
+            persistent_workers=persistent_workers and num_workers > 0,
             pin_memory=beside if pin_memory is None else pin_memory and not there,
-            multiprocessing_context=multiprocessing_context,
+            multiprocessing_context=method if num_workers else None,
         )
         # On these depends what a sharded data set's batches are.
         self._layout = {"world_size": world.world_size, "num_workers": num_workers, "batch_size": batch_size}
@@ -214,11 +228,22 @@ class DistributedDataLoader:
         if not self._resumes:
             self._samples_seen = self._batches = 0
         self._resumes = False
-        parts = self._reader.read(self._epoch, self._batches if self._assignment.sharded else self._samples_seen)
-        sent = map(self._send, group_steps(parts, self._assignment, weighted=self._weighted))
+        sent = map(self._send, group_steps(self._parts(), self._assignment, weighted=self._weighted))
         for step in _one_ahead(sent) if self._reads_ahead else sent:
             self._transfer.arrived(step.batches, step.copied)
             yield step
+
+    def _parts(self) -> Iterator[MicroBatch]:
+        begin = self._batches if self._assignment.sharded else self._samples_seen
+        if self._stream:
+            self._stream.begin(self._epoch, begin)
+        elif self._order is not None:
+            self._requests.begin(self._order.indices(self._epoch), self._epoch, begin)
+            self._reader.begin(self._epoch)
+        parts = start(self._loader, self._signals, self._sent)
+        if self._assignment.sharded:
+            return itertools.islice(parts, begin, None)
+        return check_same_start(parts, self._world) if self._stream else parts
 
     def _send(self, step: StepBatches) -> StepBatches:
         batches, copied = self._transfer.send(step.batches)
@@ -235,12 +260,6 @@ def _one_ahead(steps: Iterator[StepBatches]) -> Iterator[StepBatches]:
     while upcoming is not None:
         present, upcoming = upcoming, next(steps, None)
         yield present
-
-
-def _check_counts(batch_size: int, accumulation: int) -> None:
-    for name, value in (("batch_size", batch_size), ("gradient_accumulation_steps", accumulation)):
-        if value < 1:
-            raise ConfigError(f"{name} is {value}", expected="at least 1", hint="correct it", scope=Scope.JOB)
 
 
 def _order_and_length(

@@ -1,123 +1,84 @@
-"""Micro-batches of this rank in the host's memory, read by itself or by torch's worker processes."""
+"""torch's DataLoader, which reads micro-batches into the host's memory, by itself or by worker processes."""
 
 from __future__ import annotations
 
-import itertools
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from multiprocessing.reduction import ForkingPickler
 from typing import Any, TypeAlias, cast
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, default_collate
+from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from srunddp.errors import ConfigError
-from srunddp.train.data.order import Order
-from srunddp.train.data.sampler import DistributedBatchSampler, MicroBatch, Reader, ShardAssignment
-from srunddp.train.data.streams import Stream, check_same_start
-from srunddp.train.data.workers import start_method
+from srunddp.train.data.sampler import DistributedBatchSampler, MicroBatch, Reader
+from srunddp.train.data.streams import Stream
 from srunddp.train.preemption.signals import iterate
-from srunddp.train.world import World
 
 Collate = Callable[[list[Any]], Any]
 Weight: TypeAlias = Callable[[Any], float | Tensor]
 """``weight(batch)``: by how much the mean loss of a batch counts; of what collate made, on the host."""
 
 
-class BatchReader:
-    """Reads the micro-batches of an epoch, again each epoch by the same workers."""
+def torch_loader(
+    source: Stream | Reader,
+    requests: DistributedBatchSampler,
+    *,
+    collate: Collate,
+    weight: Weight | None,
+    **options: Any,
+) -> DataLoader[Any]:
+    """torch's loader of micro-batches.
 
-    def __init__(
-        self,
-        data: Dataset[Any],
-        order: Order | None,
-        assignment: ShardAssignment,
-        *,
-        world: World,
-        collate: Collate | None,
-        weight: Weight | None,
-        signals: Sequence[str],
-        num_workers: int,
-        prefetch_factor: int | None,
-        persistent_workers: bool,
-        pin_memory: bool,
-        multiprocessing_context: str | None,
-    ) -> None:
-        """No worker is started yet. The other arguments are those of DistributedDataLoader.
+    Args:
+        source: which reads them, when it is asked by ``requests`` or by itself.
+        collate, weight: as for DistributedDataLoader; options: further ones of torch's.
+    """
+    indexed = isinstance(source, Reader)
+    return DataLoader(
+        source,
+        batch_size=1 if indexed else None,
+        batch_sampler=cast(Any, requests) if indexed else None,
+        collate_fn=partial(_collated, collate=collate, weight=weight),
+        # Of its own: torch would draw from the rank's, at moments that a resumed run does not share.
+        generator=torch.Generator(),
+        **options,
+    )
 
-        Args:
-            order: of its samples; None where it is iterable.
-            assignment: of its samples to the ranks.
-        """
-        self._order, self._assignment, self._world, self._signals = order, assignment, world, signals
-        self._sent = {"data": data, "collate": collate, "weight": weight}
-        backend = dist.get_backend() if dist.is_initialized() else "gloo"
-        self._method = start_method(multiprocessing_context, backend)
-        self._requests = DistributedBatchSampler(assignment)
-        rows = in_rows(data, collate)
-        self._reader = Reader(data, rows=rows)
-        self._stream = Stream(data, assignment) if isinstance(data, IterableDataset) else None
-        to_batch = _as_it_is if rows else collate or default_collate
-        self._loader: DataLoader[Any] = DataLoader(
-            self._stream or self._reader,
-            batch_size=None if self._stream else 1,
-            batch_sampler=None if self._stream else cast(Any, self._requests),
-            collate_fn=partial(_collated, collate=to_batch, weight=weight),
-            num_workers=num_workers,
-            prefetch_factor=prefetch_factor if num_workers else None,
-            persistent_workers=persistent_workers and num_workers > 0,
-            pin_memory=pin_memory,
-            multiprocessing_context=self._method if num_workers else None,
-            # Of its own: torch would draw from the rank's, at moments that a resumed run does not share.
-            generator=torch.Generator(),
-        )
 
-    def read(self, epoch: int, start: int) -> Iterator[MicroBatch]:
-        """Those of an epoch that are left; the workers start at once.
+def start(loader: DataLoader[Any], signals: Sequence[str], sent: Mapping[str, Any]) -> Iterator[MicroBatch]:
+    """Iterate over torch's loader; its workers start at once, and do not get these signals.
 
-        Args:
-            epoch: which decides the order and what is drawn at random.
-            start: samples of all ranks that are passed over; of a sharded data set, this rank's micro-batches.
-        """
-        if self._stream:
-            self._stream.begin(epoch, start)
-        elif self._order is not None:
-            self._requests.begin(self._order.indices(epoch), epoch, start)
-            self._reader.begin(epoch)
-        parts = self._start()
-        if self._assignment.sharded:
-            return itertools.islice(parts, start, None)
-        return check_same_start(parts, self._world) if self._stream else parts
+    Args:
+        sent: what workers that are not forked are sent by pickle, by its name.
 
-    def _start(self) -> Iterator[MicroBatch]:
+    Raises:
+        ConfigError: one of these cannot be sent.
+    """
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Got pickle error")  # below, it is said what and how to mend it
+            return iterate(loader, signals)
+    except Exception:
+        context = loader.multiprocessing_context
+        if context is not None and context.get_start_method() != "fork":
+            _check_pickled(sent, context.get_start_method())
+        raise
+
+
+def _check_pickled(sent: Mapping[str, Any], method: str) -> None:
+    for name, value in sent.items():
         try:
-            with warnings.catch_warnings():
-                warnings.filterwarnings("ignore", "Got pickle error")  # below, it is said what and how to mend it
-                return iterate(self._loader, self._signals)
-        except Exception:
-            if self._method != "fork":
-                self._check_pickled()
-            raise
-
-    def _check_pickled(self) -> None:
-        """Workers that are not forked are sent what they use.
-
-        Raises:
-            ConfigError: this cannot be sent.
-        """
-        for name, value in self._sent.items():
-            try:
-                ForkingPickler.dumps(value)
-            except Exception as error:
-                kind = getattr(value, "__qualname__", type(value).__qualname__)
-                raise ConfigError(
-                    f"{name}, {kind}, cannot be sent to loader workers by pickle: {error}",
-                    expected=f"what pickle takes, as workers start by {self._method}",
-                    hint="define it at the top level of a module, or set multiprocessing_context=fork or num_workers=0",
-                ) from error
+            ForkingPickler.dumps(value)
+        except Exception as error:
+            kind = getattr(value, "__qualname__", type(value).__qualname__)
+            raise ConfigError(
+                f"{name}, {kind}, cannot be sent to loader workers by pickle: {error}",
+                expected=f"what pickle takes, as workers start by {method}",
+                hint="define it at the top level of a module, or set multiprocessing_context=fork or num_workers=0",
+            ) from error
 
 
 def in_rows(data: Dataset[Any], collate: Collate | None) -> bool:
@@ -143,5 +104,6 @@ def _number(value: Any) -> float | str:
         return f"a {type(value).__name__}"
 
 
-def _as_it_is(batch: Any) -> Any:
+def as_it_is(batch: Any) -> Any:
+    """For rows, which are a batch already."""
     return batch

@@ -41,11 +41,10 @@ class Stream(IterableDataset[Any]):
         self._start = torch.zeros(2, dtype=torch.int64).share_memory_()  # type: ignore[no-untyped-call]
 
     def begin(self, epoch: int, start: int) -> None:
-        """The next iteration is of this epoch.
+        """The next iteration is of this epoch; what was seen before ``start`` is read again.
 
-        Args:
-            start: samples of all ranks that were seen before; of a sharded data set, this rank's micro-batches. These
-                are read again, and come without samples or not at all.
+        ``start`` is samples of all ranks, and none of these come again; of a sharded data set it is this rank's
+        micro-batches, which may come without samples.
         """
         self._start.copy_(torch.tensor([epoch, start]))
 
@@ -127,11 +126,7 @@ def digest_of(sample: Any) -> int:
 
 
 def check_same_start(parts: Iterator[MicroBatch], world: World) -> Iterator[MicroBatch]:
-    """The same micro-batches; all ranks call this at the start of an epoch of one stream that all of them read.
-
-    Raises:
-        ConfigError: the ranks' first samples differ.
-    """
+    """The same micro-batches, or a ConfigError where the first sample of a stream is not the same on all ranks."""
     first = list(itertools.islice(parts, 1))
     check_agreement(
         world,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from collections.abc import Iterator, Mapping
@@ -12,15 +13,16 @@ from typing import Any, NoReturn, Self
 from torch.utils.data import DataLoader
 
 from srunddp.errors import ConfigError, Scope
-from srunddp.telemetry import heartbeat
+from srunddp.telemetry import heartbeat, is_supervised
 from srunddp.train.config import PreemptionConfig
-from srunddp.train.preemption.requeue import stop_and_requeue
+from srunddp.train.preemption.requeue import ask_for_requeue, stopped, wait_for_term
 from srunddp.train.preemption.signals import StopRequest, StopRequests, iterate
-from srunddp.train.world import World, all_reduce_max
+from srunddp.train.world import World, all_reduce_max, on_rank_zero
 
 MOST_STEPS = 64  # from one all-reduce to the next, as steps may become slower
 _EVERY = 1.0  # seconds: not at every step, which may take less time than an all-reduce
 _SIGNALS = 128  # more than there are
+_log = logging.getLogger("srunddp")
 
 
 class Preemption:
@@ -132,7 +134,17 @@ class Preemption:
                 hint="call stop() only then; to end for another reason leave the loop",
                 scope=Scope.JOB,
             )
-        stop_and_requeue(self._requests, self._world, self._agreed, step, Path(checkpoint))
+        request, cause = self._agreed
+        asked = request is StopRequest.REQUEUE
+        refused = on_rank_zero(self._world, lambda: ask_for_requeue(self._requests) if asked else None)
+        # The first rank that ends may take along one that still writes its part of the checkpoint.
+        all_reduce_max(self._world, 0.0)
+        error = stopped(cause, step, Path(checkpoint), refused)
+        if self._world.rank == 0 and not is_supervised():
+            _log.warning("srunddp: %s (exit code %d)", error, error.code)
+        if refused == "":
+            wait_for_term(self._requests)
+        raise error
 
     def iterate(self, loader: DataLoader[Any]) -> Iterator[Any]:
         """``iter(loader)``, whose workers do not get the signals; Slurm may send them to every process of a step.

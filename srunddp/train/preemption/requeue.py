@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import logging
 import re
 import signal
 import subprocess
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import NoReturn
 
 from srunddp.errors import Stopped
-from srunddp.telemetry import is_supervised
 from srunddp.train.preemption.signals import StopRequest, StopRequests, signals_blocked
-from srunddp.train.world import World, all_reduce_max, on_rank_zero
 from srunddp.util import slurm_command
 
 AGAIN = 75  # sysexits' EX_TEMPFAIL: the same command may do better later
@@ -27,38 +23,9 @@ _LONGEST_ANSWER = 500
 _NO_JOB = "no job of Slurm"
 _NUMBER = re.compile(r"[0-9]{1,18}")
 
-_log = logging.getLogger("srunddp")
 
-
-def stop_and_requeue(
-    requests: StopRequests, world: World, agreed: tuple[StopRequest, int], step: int, checkpoint: Path
-) -> NoReturn:
-    """End this rank; all call it after the same step, when the checkpoint is whole.
-
-    Rank 0 requeues the job where that is requested. Where that worked Slurm ends the job, so all wait for its SIGTERM:
-    were they to end before, a job script that goes on, or that requeues upon 75, would do so.
-
-    Args:
-        requests: of this rank.
-        world: all ranks, which wait for each other here.
-        agreed: what all ranks have agreed upon, as from :meth:`StopRequests.pending`.
-        step: how many are done; checkpoint: what was written.
-
-    Raises:
-        Stopped: always: 143, or 75 where the job has yet to be requeued.
-    """
-    refused = on_rank_zero(world, lambda: None if agreed[0] is StopRequest.STOP else _requeue(requests))
-    # The first rank that ends may take along one that still writes its part of the checkpoint.
-    all_reduce_max(world, 0.0)
-    stopped = _stopped(agreed[1], step, checkpoint, refused)
-    if world.rank == 0 and not is_supervised():
-        _log.warning("srunddp: %s (exit code %d)", stopped, stopped.code)
-    if refused == "":
-        _wait_for_term(requests)
-    raise stopped
-
-
-def _stopped(cause: int, step: int, checkpoint: Path, refused: str | None) -> Stopped:
+def stopped(cause: int, step: int, checkpoint: Path, refused: str | None) -> Stopped:
+    """143, or 75 where the job has yet to be requeued; ``cause``: the signal, or 0 for the end of the job's time."""
     by = signal.Signals(cause).name if cause else "the end of the job's time"
     said = f"stopped after step {step} by {by}; checkpoint {checkpoint}"
     if refused:
@@ -67,7 +34,7 @@ def _stopped(cause: int, step: int, checkpoint: Path, refused: str | None) -> St
     return Stopped(said if refused is None else f"{said}; the job is requeued", ENDED)
 
 
-def _requeue(requests: StopRequests) -> str | None:
+def ask_for_requeue(requests: StopRequests) -> str | None:
     """Why the job is not requeued; empty where it is, and None where SIGTERM has come meanwhile."""
     if not requests.config.requeue:
         return "preemption.requeue is off"
@@ -84,7 +51,8 @@ def _is_ended(requests: StopRequests) -> bool:
     return requests.pending()[0] is StopRequest.STOP
 
 
-def _wait_for_term(requests: StopRequests) -> None:
+def wait_for_term(requests: StopRequests) -> None:
+    """Until Slurm ends the job: a job script that goes on, or that requeues upon 75, would do so."""
     deadline = time.monotonic() + _TERM_WITHIN
     while not _is_ended(requests) and time.monotonic() < deadline:
         time.sleep(_LOOK_EVERY)

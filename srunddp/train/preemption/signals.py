@@ -53,11 +53,6 @@ class StopRequests:
     """
 
     def __init__(self, config: PreemptionConfig, rank: int, environ: Mapping[str, str] = os.environ) -> None:
-        """Check the settings.
-
-        Raises:
-            ConfigError: no such signal, or one that cannot be noted.
-        """
         self.config, self.rank, self.environ = config, rank, environ
         self._requests = dict.fromkeys(numbers(config.signals), StopRequest.REQUEUE)
         self._requests[signal.SIGTERM] = StopRequest.STOP
@@ -126,11 +121,7 @@ class StopRequests:
 
 
 def numbers(names: Sequence[str]) -> list[signal.Signals]:
-    """Of signals by their names without SIG.
-
-    Raises:
-        ConfigError: no such signal, or one that would not reach this rank.
-    """
+    """Of signals by their names without SIG; a ConfigError where there is none, or it would not reach this rank."""
     known = {each.name.removeprefix("SIG"): each for each in FORWARDED if each != signal.SIGTERM}
     for name in names:
         if name not in known:
@@ -155,10 +146,6 @@ def signals_blocked(signals: Sequence[str], method: str = "fork") -> Iterator[No
     """What is started within never gets these signals nor SIGTERM: Slurm sends them to every process of a step.
 
     They are blocked, which children inherit; one that comes meanwhile is noted at the end.
-
-    Args:
-        signals: names without SIG.
-        method: how the workers start: ``fork``, ``forkserver`` or ``spawn``.
     """
     blocked = [*numbers(signals), signal.SIGTERM]
     before = signal.pthread_sigmask(signal.SIG_BLOCK, blocked)
