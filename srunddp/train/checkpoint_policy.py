@@ -101,7 +101,7 @@ class CheckpointPolicy:
             raise StopTraining
 
     def after_step(self, sums: MetricAccumulator | None) -> None:
-        """Write a checkpoint if one is due after this step, with the epoch's ``sums``; and stop if that is agreed on."""
+        """Write a checkpoint if one is due after this step, with the epoch's ``sums``; stop if that is agreed on."""
         self._report()
         self._save_if_due(self._config.checkpoint.every_steps, self._state.step, sums)
         self.agree()

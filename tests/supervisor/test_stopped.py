@@ -14,6 +14,7 @@ import pytest
 from tests.conftest import PROGRAMS, ROOT
 from tests.support.starting import LONG, SRUNDDP, bare, until
 from tests.support.worlds import SIZE, World, is_gone, named, world
+from tests.train.conftest import fake_command
 
 PREEMPTED = f"""
 sys.path.insert(0, {str(PROGRAMS)!r})
@@ -51,12 +52,7 @@ def at_work(it: World) -> list[int]:
 
 
 def scontrol(folder: Path, body: str) -> dict[str, str]:
-    path = folder / "bin" / "scontrol"
-    path.parent.mkdir()
-    # Not sh: dash unblocks what we have blocked.
-    path.write_text(f'#!/bin/bash\necho "$@" >>{folder}/calls\n{body}\n')
-    path.chmod(0o755)
-    return {"PATH": f"{path.parent}:/usr/bin:/bin"}
+    return {"PATH": fake_command(folder, "scontrol", body)["PATH"]}
 
 
 @pytest.mark.parametrize(("rank", "whom"), [(0, "worker"), (2, "worker"), (1, "supervisor")])

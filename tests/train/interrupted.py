@@ -31,7 +31,6 @@ ENDS_WITHIN = 20.0  # seconds from the last signal to the last rank's end, on a 
 SIGNAL_WITHIN = 5.0  # seconds, as a run near its end may have no such moment any more
 SIGNALS = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM)
 DUMP_STACKS = signal.SIGHUP  # asks a rank for its stacks
-CODES = {0, 75, 143}
 Rank = ForkServerProcess
 _CATCHES = re.compile(r"SigCgt:\s*([0-9a-f]+)")
 _SAID = re.compile(r"stopped after step (\d+) by (SIG\w+); checkpoint (\S+?)(; not requeued.*)?")
@@ -173,29 +172,34 @@ def send(rank: Rank, number: int) -> bool:
 # Moments: each waits for one, within a limit, and names it.
 
 
+Moment = Callable[[Training, random.Random, float], str]
+
+
 def at_random(training: Training, draw: random.Random, limit: float) -> str:
     until(training.started)
     time.sleep(draw.uniform(0.0, 0.4))
     return "at random"
 
 
+def moment(name: str, passed: Callable[[Training], int]) -> Moment:
+    """That in which a count of what has passed grows."""
+
+    def wait(training: Training, draw: random.Random, limit: float) -> str:
+        before = passed(training)
+        return name if until(lambda: passed(training) > before, limit) else "at random"
+
+    return wait
+
+
+def epochs(training: Training) -> int:
+    return training.step() // -(-resumable.SAMPLES // (training.ranks * 16))
+
+
 def amid_a_save(training: Training, draw: random.Random, limit: float) -> str:
     return "at a save" if until(training.saving, limit) else "at random"
 
 
-def amid_an_evaluation(training: Training, draw: random.Random, limit: float) -> str:
-    before = training.tested()
-    return "amid an evaluation" if until(lambda: training.tested() > before, limit) else "at random"
-
-
-def at_an_epoch_s_end(training: Training, draw: random.Random, limit: float) -> str:
-    steps = -(-resumable.SAMPLES // (training.ranks * 16))
-    before = training.step() // steps
-    return "at an epoch's end" if until(lambda: training.step() // steps > before, limit) else "at random"
-
-
-Moment = Callable[[Training, random.Random, float], str]
-MOMENTS = (at_random, amid_a_save, amid_an_evaluation, at_an_epoch_s_end)
+MOMENTS = (at_random, amid_a_save, moment("amid an evaluation", Training.tested), moment("at an epoch's end", epochs))
 
 
 # Kills.
@@ -247,7 +251,8 @@ def signals(folder: Path, number: int, arguments: tuple[str, ...]) -> str:
             assert not training.saving(), "what was begun to be written is left"
         assert training.outcome() == reference[training.ranks], training.folder
         if counts["signals"] >= number:
-            return f"{described(counts)}; the slowest end {slowest:.1f} s after the last signal"
+            described = ", ".join(f"{name} {count}" for name, count in sorted(counts.items()))
+            return f"{described}; the slowest end {slowest:.1f} s after the last signal"
     raise AssertionError
 
 
@@ -269,7 +274,7 @@ def send_some(training: LocalTraining, ranks: list[Rank], draw: random.Random, c
 def agreed(ends: list[tuple[int, str]]) -> int:
     """The exit code that all ranks ended with, after the same step."""
     (code,) = {code for code, _ in ends}
-    assert code in CODES, ends
+    assert code in (0, 75, 143), ends
     if code:
         said = [_SAID.fullmatch(text) for _, text in ends]
         assert all(said), ends
@@ -293,10 +298,6 @@ def trainings(folder: Path, arguments: tuple[str, ...]) -> Any:
             number += 1
             yield LocalTraining(folder / f"training{number}", ranks, arguments)
             shutil.rmtree(folder / f"training{number}")
-
-
-def described(counts: Counter[str]) -> str:
-    return ", ".join(f"{name} {count}" for name, count in sorted(counts.items()))
 
 
 # A signal at a moment that is certain.

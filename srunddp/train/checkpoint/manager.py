@@ -233,19 +233,9 @@ class CheckpointManager:
 
 
 def _send_checkpoint(world: World, path: Path, size: int, *, lacking: bool) -> dict[str, Any] | None:
-    """Send a checkpoint from rank 0 to the ranks that lack it; all ranks call this.
+    """Send rank 0's file of so many bytes to the ranks that lack it; its content there.
 
     The bytes are kept once: the tensors lie in them.
-
-    Args:
-        path: of the file, on rank 0; size: its bytes.
-        lacking: whether this rank wants it.
-
-    Returns:
-        Its content, where it was wanted.
-
-    Raises:
-        CheckpointError: what came is not what was sent.
     """
     piece = bytearray(_PIECE)
     tensor = torch.frombuffer(piece, dtype=torch.uint8)

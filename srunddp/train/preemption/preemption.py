@@ -7,7 +7,6 @@ import os
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Any, NoReturn, Self
 
 from torch.utils.data import DataLoader
@@ -68,10 +67,8 @@ class Preemption:
         self._requests.__enter__()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._requests.__exit__(kind, error, trace)
+    def __exit__(self, *raised: Any) -> None:
+        self._requests.__exit__(*raised)
 
     def should_stop(self, *, checkpoint_due: bool = False) -> bool:
         """Whether all ranks stop here; they call this after the same steps, equally often.

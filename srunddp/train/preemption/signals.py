@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import IntEnum
 from functools import partial
 from multiprocessing import resource_tracker
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any, Self
 
 from torch.utils.data import DataLoader
@@ -74,9 +74,7 @@ class StopRequests:
             self._find_end()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
         if isinstance(error, Stopped):
             return  # another signal must not kill a rank that is about to say that it has stopped
         for number, before in self._before.items():

@@ -7,11 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from srunddp.train import load_checkpoint
 from srunddp.train.checkpoint.directory import CheckpointDirectory
-from tests.train.killed_saves import directory_of, fork_saver, kill, newest
 
 
 def directory(
@@ -109,21 +107,6 @@ def test_no_link_to_the_best_is_no_failure(tmp_path: Path, monkeypatch: pytest.M
 
     monkeypatch.setattr(Path, "symlink_to", refused)
     assert directory(tmp_path, 1, 2, keep_best=1, s1=1.0).steps() == [1, 2]
-
-
-def test_who_reads_meanwhile_always_finds_the_newest(tmp_path: Path) -> None:
-    torch.set_num_threads(1)
-    directory_of(tmp_path).add(0, {"step": 0, "values": torch.zeros(10)})
-    child, pipe = fork_saver(tmp_path, 0)
-    last = 0
-    try:
-        for _ in range(150):
-            step, _ = newest(tmp_path)
-            assert step >= last
-            last = step
-    finally:
-        kill(child, pipe, 0)
-    assert last > 10, "too few saves fell among the reads to prove anything"
 
 
 def test_a_checkpoint_deleted_meanwhile_is_not_called_broken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

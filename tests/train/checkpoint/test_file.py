@@ -19,7 +19,7 @@ import torch
 
 from srunddp.train import load_checkpoint, save_checkpoint
 from srunddp.train.checkpoint.directory import CheckpointDirectory
-from srunddp.train.checkpoint.file import CheckpointError, verify
+from srunddp.train.checkpoint.file import CheckpointError
 from tests.train.conftest import HERE, run_python
 
 
@@ -100,29 +100,6 @@ def test_what_is_no_file_is_refused_and_never_waited_for(tmp_path: Path) -> None
 def test_plain_torch_reads_a_checkpoint(tmp_path: Path) -> None:
     save_checkpoint(tmp_path / "checkpoint.pt", {"values": torch.arange(3)})
     assert torch.load(tmp_path / "checkpoint.pt", weights_only=True)["values"].tolist() == [0, 1, 2]
-
-
-def test_a_save_is_synced_before_and_after_its_renaming(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A power cut keeps only what was synchronised, so the order is the promise."""
-    events: list[str] = []
-    fsync, replace = os.fsync, os.replace
-
-    def noted_fsync(descriptor: int) -> None:
-        found = os.fstat(descriptor)
-        is_folder = stat.S_ISDIR(found.st_mode)
-        events.append("folder" if is_folder else f"file of {found.st_size}")
-        fsync(descriptor)
-
-    def noted_replace(source: Any, target: Any) -> None:
-        verify(source)
-        events.append("replace")
-        replace(source, target)
-
-    monkeypatch.setattr(os, "fsync", noted_fsync)
-    monkeypatch.setattr(os, "replace", noted_replace)
-    save_checkpoint(tmp_path / "checkpoint.pt", {"values": torch.ones(1000)})
-    size = (tmp_path / "checkpoint.pt").stat().st_size
-    assert events == [f"file of {size}", "replace", "folder"]
 
 
 def test_what_reads_back_wrong_never_gets_the_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

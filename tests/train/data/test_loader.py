@@ -91,11 +91,10 @@ def test_augmentation_does_not_depend_on_workers_or_a_resume(collate: Any) -> No
 
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_real_workers_read_a_stream_as_none_do(method: str) -> None:
-    alone = loader_of(RandomStream(18))
-    expected = [rows(alone, epoch) for epoch in (1, 2)]
-    workers = loader_of(RandomStream(18), num_workers=2, multiprocessing_context=method)
-    assert [rows(workers, epoch) for epoch in (1, 2)] == expected
-    assert rows(workers, 2, start=8) == expected[1][2:]
+    alone, two = loader_of(RandomStream(18)), loader_of(RandomStream(18), num_workers=2, multiprocessing_context=method)
+    for epoch in (1, 2):
+        assert rows(two, epoch) == (whole := rows(alone, epoch))
+    assert rows(two, 2, start=8) == whole[2:]
 
 
 def test_what_collate_draws_of_a_stream_is_the_same_after_a_resume() -> None:
