@@ -329,15 +329,3 @@ def left_amid_evaluation(training: LocalTraining, number: int) -> tuple[list[tup
         3, training.folder / "world", signalled_amid_evaluation, training.folder, training.arguments, number
     )
     return ends, training.tested(), training.finish()
-
-
-def one_signalled(training: LocalTraining, draw: random.Random) -> tuple[list[tuple[int, str]], dict[str, Any]]:
-    """USR2 at a random moment to the last rank alone, and other signals while all obey it."""
-    ranks = training.begin()
-    assert until(training.started)
-    time.sleep(draw.uniform(0.0, 0.2))
-    send(ranks[-1], signal.SIGUSR2)
-    for rank in ranks:
-        time.sleep(draw.uniform(0.0, 0.1))
-        send(rank, signal.SIGUSR1)
-    return training.end(ranks, ENDS_WITHIN), training.finish()

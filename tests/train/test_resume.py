@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import random
-import re
 import signal
 from itertools import chain
 from pathlib import Path
@@ -19,7 +17,6 @@ from tests.train.interrupted import (
     LocalTraining,
     kills,
     left_amid_evaluation,
-    one_signalled,
 )
 from tests.train.local_world import LocalWorld
 from tests.train.problems import Numbered, scale_trainer
@@ -42,17 +39,6 @@ def test_kills_change_no_sample_figure_weight_or_optimizer_bit(uninterrupted: An
     (first, *others) = outcome["results"]
     assert first["average"] not in (None, first["weights"])
     assert others == [first, first]
-
-
-def test_one_signalled_rank_stops_all_after_the_same_step(uninterrupted: Any, tmp_path: Path) -> None:
-    ends, outcome = one_signalled(LocalTraining(tmp_path, 3, SETTINGS), random.Random(0))
-    assert [code for code, _ in ends] == [75] * 3
-    ((step, path),) = {
-        re.findall(r"stopped after step (\d+) by SIGUSR[12]; checkpoint (\S+);", said)[0] for _, said in ends
-    }
-    assert path.endswith(f"step-{int(step):08}.pt")
-    assert ends[0][1].endswith("not requeued: no job of Slurm -> start it again with resume=auto")
-    assert outcome == uninterrupted
 
 
 @pytest.mark.parametrize(("number", "code", "settings"), [(signal.SIGTERM, 143, SETTINGS), (signal.SIGUSR1, 75, ALONE)])

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, Literal, cast
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.utils.data import Dataset, IterableDataset, TensorDataset, default_collate
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, default_collate
 
 from srunddp.errors import ConfigError, Scope
 from srunddp.train.data.order import Order, Sequential, Shuffled, Weighted, check_order
-from srunddp.train.data.reader import as_it_is, in_rows, start, torch_loader
+from srunddp.train.data.reader import as_it_is, collated, in_rows, start
 from srunddp.train.data.sampler import (
     DistributedBatchSampler,
     MicroBatch,
@@ -113,11 +115,14 @@ class DistributedDataLoader:
         self._reader = Reader(data, rows=rows)
         self._stream = Stream(data, self._assignment) if isinstance(data, IterableDataset) else None
         self._sent = {"data": data, "collate": collate, "weight": weight}
-        self._loader = torch_loader(
+        to_batch = as_it_is if rows else collate or default_collate
+        self._loader: DataLoader[Any] = DataLoader(
             self._stream or self._reader,
-            self._requests,
-            collate=as_it_is if rows else collate or default_collate,
-            weight=weight,
+            batch_size=None if self._stream else 1,
+            batch_sampler=None if self._stream else cast(Any, self._requests),
+            collate_fn=partial(collated, collate=to_batch, weight=weight),
+            # Of its own: torch would draw from the rank's, at moments that a resumed run does not share.
+            generator=torch.Generator(),
             num_workers=num_workers,
             prefetch_factor=prefetch_factor if num_workers else None,
             persistent_workers=persistent_workers and num_workers > 0,

@@ -1,51 +1,22 @@
-"""torch's DataLoader, which reads micro-batches into the host's memory, by itself or by worker processes."""
+"""How samples become weighted batches, in the rank or in a worker, and how torch's DataLoader is started."""
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
 from multiprocessing.reduction import ForkingPickler
-from typing import Any, TypeAlias, cast
+from typing import Any, TypeAlias
 
-import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from srunddp.errors import ConfigError
-from srunddp.train.data.sampler import DistributedBatchSampler, MicroBatch, Reader
-from srunddp.train.data.streams import Stream
+from srunddp.train.data.sampler import MicroBatch
 from srunddp.train.preemption.signals import iterate
 
 Collate = Callable[[list[Any]], Any]
 Weight: TypeAlias = Callable[[Any], float | Tensor]
 """``weight(batch)``: by how much the mean loss of a batch counts; of what collate made, on the host."""
-
-
-def torch_loader(
-    source: Stream | Reader,
-    requests: DistributedBatchSampler,
-    *,
-    collate: Collate,
-    weight: Weight | None,
-    **options: Any,
-) -> DataLoader[Any]:
-    """torch's loader of micro-batches.
-
-    Args:
-        source: which reads them, when it is asked by ``requests`` or by itself.
-        collate, weight: as for DistributedDataLoader; options: further ones of torch's.
-    """
-    indexed = isinstance(source, Reader)
-    return DataLoader(
-        source,
-        batch_size=1 if indexed else None,
-        batch_sampler=cast(Any, requests) if indexed else None,
-        collate_fn=partial(_collated, collate=collate, weight=weight),
-        # Of its own: torch would draw from the rank's, at moments that a resumed run does not share.
-        generator=torch.Generator(),
-        **options,
-    )
 
 
 def start(loader: DataLoader[Any], signals: Sequence[str], sent: Mapping[str, Any]) -> Iterator[MicroBatch]:
@@ -86,7 +57,8 @@ def in_rows(data: Dataset[Any], collate: Collate | None) -> bool:
     return type(data) is TensorDataset and collate is None
 
 
-def _collated(part: MicroBatch, collate: Collate, weight: Weight | None) -> MicroBatch:
+def collated(part: MicroBatch, collate: Collate, weight: Weight | None) -> MicroBatch:
+    """With a batch for its samples, and what that counts."""
     if part.samples is None:
         return part
     batch = collate(part.samples)

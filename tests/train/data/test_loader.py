@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import random
 from collections import Counter
@@ -205,13 +204,14 @@ def weighted(world: LocalWorld) -> list[Any]:
     """Three batches of 2, 2 and 1 samples on two ranks: the last is rank 0's alone."""
     data = TensorDataset(torch.arange(5))
     options = {"order": Sequential(5), "batch_size": 1, "collate": lambda rows: torch.stack([row for (row,) in rows])}
-    plain, by_value = (loader_of(data, world, **options, weight=weight) for weight in (None, weigh_first))
-    return [sizes(plain), sizes(by_value)]
+    weights = (None, weigh_first, lambda batch: 0)
+    return [sizes(loader_of(data, world, **options, weight=weight)) for weight in weights]
 
 
 def test_weights_are_summed_over_ranks_and_give_the_scale(tmp_path: Path) -> None:
     """A rank that has no sample of a batch gets another's, which does not count; no weight at all scales by 0."""
-    (plain, by_value), (plain1, by_value1) = run_ranks(2, tmp_path, weighted)
+    (plain, by_value, none), (plain1, by_value1, _) = run_ranks(2, tmp_path, weighted)
+    assert none[0] == (2, 0.0, [([0], 1, 0.0, 0.0)])
     assert plain[1:] == [(2, 2.0, [([2], 1, 1.0, 1.0)]), (1, 1.0, [([4], 1, 1.0, 2.0)])]
     assert plain1[1:] == [(2, 2.0, [([3], 1, 1.0, 1.0)]), (1, 1.0, [([4], 0, 0.0, 0.0)])]
     assert by_value[:2] == [(2, 1.0, [([0], 1, 0.0, 0.0)]), (2, 13.0, [([2], 1, 4.0, 8 / 13)])]
@@ -237,11 +237,6 @@ def collectives(world: LocalWorld) -> list[int]:
 
 def test_weights_cost_one_all_reduce_a_step_and_samples_none(tmp_path: Path) -> None:
     assert run_ranks(2, tmp_path, collectives) == [[2, 0, 2, 2]] * 2
-
-
-def test_a_step_without_any_weight_has_the_scale_0() -> None:
-    steps = sizes(loader_of(Augmented(4), weight=lambda batch: 0))
-    assert [(weight, scale) for _, weight, ((_, _, _, scale),) in steps] == [(0.0, 0.0)]
 
 
 @pytest.mark.parametrize(
@@ -341,16 +336,12 @@ class SplitByRank(IterableDataset[Any]):
         return ({"x": torch.tensor(index), "name": f"{index}"} for index in range(self.world.rank, 7, 2))
 
 
-class Same(SplitByRank):
-    def __iter__(self) -> Iterator[dict[str, Any]]:
-        return ({"x": torch.rand(3), "name": f"{index}"} for index in range(7))
-
-
 def stream_by_rank(world: LocalWorld, workers: int) -> list[Any]:
     refused = message(lambda: list(loader_of(SplitByRank(world), world, num_workers=workers)))
-    found = [loader_of(SplitByRank(world), world, num_workers=workers, sharded=True, batch_size=1)]
-    found.append(loader_of(Same(world), world, num_workers=workers))
-    return [refused, [[batch.data["name"] for batch in loader if batch.samples] for loader in found]]
+    own = loader_of(SplitByRank(world), world, num_workers=workers, sharded=True, batch_size=1)
+    whole = loader_of(RandomStream(7), world, num_workers=workers)
+    same = [int(row[0]) for batch in whole for row in batch.data[: batch.samples]]
+    return [refused, [[batch.data["name"] for batch in own if batch.samples], same]]
 
 
 @pytest.mark.parametrize("workers", [0, 1])
@@ -361,7 +352,7 @@ def test_a_stream_that_splits_itself_by_rank_is_refused_unless_said(workers: int
     assert refused.startswith("the first sample differs between ranks; expected ")
     assert "sharded=True" in refused
     assert (own, own1) == ([["0"], ["2"], ["4"], ["6"]], [["1"], ["3"], ["5"]])
-    assert sorted(itertools.chain(*same, *same1)) == [f"{index}" for index in range(7)]
+    assert sorted(same + same1) == list(range(7)), "read whole by both"
 
 
 @pytest.mark.parametrize(

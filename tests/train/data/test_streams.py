@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Iterator
-from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import numpy
@@ -21,29 +21,15 @@ from srunddp.train.data.streams import Stream, digest_of
 from tests.train.data.test_loader import RandomStream
 
 
-class Plain(IterableDataset[int]):
-    def __init__(self, samples: int) -> None:
-        self.samples = samples
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(range(self.samples))
-
-
-@dataclass
-class Info:
-    id: int
-    num_workers: int
-
-
 def by_workers(
-    data: IterableDataset[Any], assignment: ShardAssignment, workers: int, epoch: int = 1, start: int = 0
+    data: Any, assignment: ShardAssignment, workers: int, epoch: int = 1, start: int = 0
 ) -> list[MicroBatch]:
     """The parts in the order in which the loader takes them from its workers; 0 workers read in the rank."""
     turns: list[Iterator[MicroBatch]] = []
     for number in range(max(workers, 1)):
         stream = Stream(data, assignment)
         stream.begin(epoch, start)
-        info = Info(number, workers) if workers else None
+        info = SimpleNamespace(id=number, num_workers=workers) if workers else None
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(streams, "get_worker_info", lambda info=info: info)
             turns.append(iter(list(stream)))
@@ -71,7 +57,7 @@ def test_a_stream_is_dealt_as_a_data_set_with_indices_is(
         requests = DistributedBatchSampler(assignment)
         requests.begin(torch.arange(samples), 1, start)
         expected = [(request.samples, request.own, request.total) for request in requests]
-        found = by_workers(Plain(samples), assignment, workers, 1, start)
+        found = by_workers(range(samples), assignment, workers, 1, start)
         assert [(part.samples, part.own, part.total) for part in found] == expected
 
 
