@@ -95,7 +95,8 @@ class DistributedDataLoader:
         """
         numbers = {"batch_size": batch_size, "gradient_accumulation_steps": gradient_accumulation_steps}
         if wrong := [name for name, value in numbers.items() if value < 1]:
-            raise ConfigError(f"{wrong[0]} is {numbers[wrong[0]]}", expected="at least 1", hint="correct it")
+            found = f"{wrong[0]} is {numbers[wrong[0]]}"
+            raise ConfigError(found, expected="at least 1", hint="correct it", scope=Scope.JOB)
         order, self._length = _order_and_length(data, order, seed, sharded)
         length, order_hash = -1 if self._length is None else self._length, _order_hash(order)
         check_agreement(world, {"len(data)": length, **numbers, "seed": seed, "order": str(order_hash)})

@@ -96,7 +96,7 @@ def test_a_disk_that_is_full_at_any_page_loses_nothing(small_disk: Path, left: i
         assert loaded(directory)["step"] == 2
 
 
-def test_what_fails_is_raised_where_training_is_and_the_next_works(tmp_path: Path) -> None:
+def test_a_failure_is_raised_in_training_and_the_next_one_works(tmp_path: Path) -> None:
     folder, said = tmp_path / "checkpoints", []
     writer = AsyncCheckpointer(CheckpointDirectory(folder, keep_last=2, keep_best=0), said.append)
     writer.write(1, {"step": 1})
@@ -159,7 +159,7 @@ def test_a_snapshot_keeps_tied_weights_tied_and_drops_buffers() -> None:
     assert {value.untyped_storage().nbytes() for value in taken.values()} == {40}
 
 
-def test_a_snapshot_copies_every_kind_of_tensor_to_the_same_memory() -> None:
+def test_snapshots_copy_every_kind_of_tensor_to_one_memory() -> None:
     state = {
         "sparse": torch.eye(3).to_sparse(),
         "conjugate": torch.ones(2, dtype=torch.complex64).mul(1j).conj(),

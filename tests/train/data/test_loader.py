@@ -96,7 +96,7 @@ def test_real_workers_read_a_stream_as_none_do(method: str) -> None:
     assert rows(two, 2, start=8) == whole[2:]
 
 
-def test_what_collate_draws_of_a_stream_is_the_same_after_a_resume() -> None:
+def test_what_collate_draws_of_a_stream_is_again_after_a_resume() -> None:
     for data, kind in ((RandomStream(24), {}), (Shards(0, [[9, 15]], augment=True), {"sharded": True})):
         options = {"num_workers": 2, "collate": noisy, **kind}
         loader = loader_of(data, **options)
@@ -345,7 +345,7 @@ def stream_by_rank(world: LocalWorld, workers: int) -> list[Any]:
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_a_stream_that_splits_itself_by_rank_is_refused_unless_said(workers: int, tmp_path: Path) -> None:
+def test_a_stream_split_by_rank_is_refused_unless_it_is_said(workers: int, tmp_path: Path) -> None:
     """Else all but one of the ranks' samples would be lost without a word."""
     (refused, (own, same)), (refused1, (own1, same1)) = run_ranks(2, tmp_path, stream_by_rank, workers)
     assert refused == refused1
