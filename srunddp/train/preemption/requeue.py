@@ -25,7 +25,7 @@ _NUMBER = re.compile(r"[0-9]{1,18}")
 
 
 def stopped(cause: int, step: int, checkpoint: Path, refused: str | None) -> Stopped:
-    """143, or 75 where the job has yet to be requeued; ``cause``: the signal, or 0 for the end of the job's time."""
+    """With 143, or 75 where the job has yet to be requeued; ``cause``: a signal, or 0 for the end of the job's time."""
     by = signal.Signals(cause).name if cause else "the end of the job's time"
     said = f"stopped after step {step} by {by}; checkpoint {checkpoint}"
     if refused:

@@ -11,6 +11,7 @@ import random
 import shutil
 import stat
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -148,8 +149,7 @@ def zipped(state: object, **how: bool) -> bytes:
     return file.getvalue()
 
 
-def legacy(state: object) -> bytes:
-    return zipped(state, _use_new_zipfile_serialization=False)
+legacy = partial(zipped, _use_new_zipfile_serialization=False)
 
 
 def nested(state: object) -> bytes:
