@@ -5,8 +5,9 @@ from srunddp.train.callback import Callback
 from srunddp.train.checkpoint.file import CheckpointError, load_checkpoint, save_checkpoint
 from srunddp.train.checkpoint.manager import CheckpointManager
 from srunddp.train.config import CheckpointConfig, Config, DataLoaderConfig, DDPConfig, PreemptionConfig
-from srunddp.train.data.loader import Batch, DistributedDataLoader, StepBatches
+from srunddp.train.data.loader import DistributedDataLoader
 from srunddp.train.data.order import Order, Weighted
+from srunddp.train.data.steps import Batch, StepBatches
 from srunddp.train.metrics.accumulator import Metric, accuracy
 from srunddp.train.preemption.preemption import Preemption
 from srunddp.train.progress import EpochRecord

@@ -61,9 +61,6 @@ class CheckpointPolicy:
 
         Args:
             before: called with the checkpoint before it is loaded.
-
-        Raises:
-            CheckpointError: there is none, or not of this model; or this state cannot be one.
         """
         if found := self._manager.load(self._config.resume):
             if found.get("version") != VERSION:
@@ -98,44 +95,32 @@ class CheckpointPolicy:
         self._preemption.restart_interval()
 
     def agree(self) -> None:
-        """Agree with the other ranks, about once a second; all ranks call this equally often.
-
-        Raises:
-            StopTraining: all stop here.
-        """
+        """Agree with the other ranks, about once a second; all call this equally often. StopTraining: all stop here."""
         stop = self._preemption.should_stop(checkpoint_due=self._due_by_clock())
         self.due |= self._preemption.checkpoint_due
         if stop:
             raise StopTraining
 
     def after_step(self, sums: MetricAccumulator | None) -> None:
-        """Write a checkpoint if one is due after this step, and stop if that is agreed on.
-
-        Args:
-            sums: of the epoch so far.
-        """
+        """Write a checkpoint if one is due after this step, with the epoch's ``sums``; stop if that is agreed on."""
         self._report()
-        every = self._config.checkpoint.every_steps
-        if self.due or (every and self._state.step % every == 0):
-            self._save(sums)
+        self._save_if_due(self._config.checkpoint.every_steps, self._state.step, sums)
         self.agree()
 
     def after_epoch(self) -> None:
         """The same at an epoch's end."""
-        every = self._config.checkpoint.every_epochs
-        if self.due or (every and self._state.epoch % every == 0):
-            self._save(None)
+        self._save_if_due(self._config.checkpoint.every_epochs, self._state.epoch, None)
+
+    def _save_if_due(self, every: int, number: int, sums: MetricAccumulator | None) -> None:
+        if self.due or (every and number % every == 0):
+            self._save(sums)
 
     def finish(self) -> None:
         """Have the last checkpoint written when this returns."""
         self._save_and_wait(None)
 
     def save_and_stop(self, sums: MetricAccumulator | None) -> None:
-        """Write a checkpoint, and stop.
-
-        Raises:
-            Stopped: always.
-        """
+        """Write a checkpoint, and raise Stopped."""
         self._preemption.stop(self._state.step, self._save_and_wait(sums))
 
     def _save_and_wait(self, sums: MetricAccumulator | None) -> Path:

@@ -22,9 +22,10 @@ from srunddp.train import validate
 from srunddp.train.checkpoint_policy import CheckpointPolicy, StopTraining
 from srunddp.train.config import Config
 from srunddp.train.data import workers
-from srunddp.train.data.loader import DistributedDataLoader, StepBatches
+from srunddp.train.data.loader import DistributedDataLoader
 from srunddp.train.data.order import Order, Sequential
 from srunddp.train.data.sampler import length_of
+from srunddp.train.data.steps import StepBatches
 from srunddp.train.evaluations import Evaluations
 from srunddp.train.metrics.accumulator import MetricAccumulator
 from srunddp.train.metrics.logger import MetricsLogger

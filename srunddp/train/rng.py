@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import io
 import random
 import sys
@@ -15,13 +16,20 @@ from torch import Tensor
 
 from srunddp.train.world import World
 
+_CPU = torch.device("cpu")
+
 
 def gather(world: World) -> list[Tensor]:
     """Of all ranks, on rank 0: bytes, uint8; nothing on the others. All ranks call this.
 
     The states are torch's of the CPU and of this rank's GPU, Python's, and numpy's where it is in use.
     """
-    own = _capture(world.device)
+    cpu, python, numpy, cuda = _get_states(world.device)
+    if numpy:
+        numpy = (numpy[0], torch.from_numpy(numpy[1].astype("int64")), *numpy[2:])
+    written = io.BytesIO()
+    torch.save((cpu, python, numpy, cuda), written)
+    own = torch.frombuffer(bytearray(written.getvalue()), dtype=torch.uint8)
     if world.world_size == 1:
         return [own]
     states: list[Any] | None = [None] * world.world_size if world.rank == 0 else None
@@ -35,17 +43,21 @@ def restore(states: Sequence[Tensor], world: World, number: int) -> None:
         seed(number + world.rank)
         torch.cuda.manual_seed(number + world.rank)
         return
-    _restore(states[world.rank], world.device)
+    own = states[world.rank].numpy().tobytes()
+    cpu, python, numpy, cuda = torch.load(io.BytesIO(own), weights_only=True)
+    if numpy:
+        numpy = (numpy[0], numpy[1].numpy().astype("uint32"), *numpy[2:])
+    _set_states((cpu, python, numpy, cuda), world.device)
 
 
 @contextmanager
 def preserved_rng(world: World) -> Iterator[None]:
     """Random numbers that are drawn in here do not change those that follow."""
-    state = _capture(world.device)
+    states = _get_states(world.device)
     try:
         yield
     finally:
-        _restore(state, world.device)
+        _set_states(states, world.device)
 
 
 def seed(number: int) -> None:
@@ -61,53 +73,31 @@ class IsolatedRng:
 
     def __init__(self, number: int) -> None:
         """``number``: the sequence's seed."""
-        self._number = number
-        self._inner: tuple[Any, ...] | None = None
-        self._outer: tuple[Any, ...] = ()
+        self._outer = _get_states()
+        seed(number)
+        self._inner = _get_states()
+        _set_states(self._outer)
 
     def __enter__(self) -> None:
         self._outer = _get_states()
-        if self._inner is None:
-            seed(self._number)
-        else:
-            _set_states(self._inner)
+        _set_states(self._inner)
 
     def __exit__(self, *_: object) -> None:
         self._inner = _get_states()
         _set_states(self._outer)
 
 
-def _get_states() -> tuple[Any, ...]:
+def _get_states(device: torch.device = _CPU) -> tuple[Any, ...]:
     numpy = sys.modules.get("numpy")
-    return torch.get_rng_state(), random.getstate(), numpy.random.get_state() if numpy else None
-
-
-def _set_states(states: tuple[Any, ...]) -> None:
-    torch.set_rng_state(states[0])
-    random.setstate(states[1])
-    if states[2] is not None:
-        sys.modules["numpy"].random.set_state(states[2])
-
-
-def _restore(captured: Tensor, device: torch.device) -> None:
-    state = torch.load(io.BytesIO(captured.numpy().tobytes()), weights_only=True)
-    torch.set_rng_state(state["torch"])
-    random.setstate(state["python"])
-    if state["cuda"] is not None and device.type == "cuda":
-        torch.cuda.set_rng_state(state["cuda"], device)
-    if state["numpy"] is not None:
-        import numpy
-
-        name, keys, *rest = state["numpy"]
-        numpy.random.set_state((name, keys.numpy().astype("uint32"), *rest))
-
-
-def _capture(device: torch.device) -> Tensor:
-    cpu, python, numpy = _get_states()
     cuda = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
+    return torch.get_rng_state(), random.getstate(), numpy.random.get_state() if numpy else None, cuda
+
+
+def _set_states(states: tuple[Any, ...], device: torch.device = _CPU) -> None:
+    cpu, python, numpy, cuda = states
+    torch.set_rng_state(cpu)
+    random.setstate(python)
     if numpy:
-        numpy = (numpy[0], torch.from_numpy(numpy[1].astype("int64")), *numpy[2:])
-    state = {"torch": cpu, "cuda": cuda, "python": python, "numpy": numpy}
-    written = io.BytesIO()
-    torch.save(state, written)
-    return torch.frombuffer(bytearray(written.getvalue()), dtype=torch.uint8)
+        importlib.import_module("numpy.random").set_state(numpy)
+    if cuda is not None and device.type == "cuda":
+        torch.cuda.set_rng_state(cuda, device)

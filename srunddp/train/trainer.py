@@ -16,9 +16,9 @@ from srunddp.telemetry import heartbeat, stall_limit_suspended
 from srunddp.train import validate
 from srunddp.train.callback import Callback
 from srunddp.train.config import Config
-from srunddp.train.data.loader import Batch, StepBatches
 from srunddp.train.data.order import Order
 from srunddp.train.data.reader import Weight
+from srunddp.train.data.steps import Batch, StepBatches
 from srunddp.train.fit import FitLoop, make_loader
 from srunddp.train.metrics.accumulator import Metric, MetricAccumulator
 from srunddp.train.model.ddp import DDPModel

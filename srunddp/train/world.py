@@ -1,17 +1,27 @@
-"""What the loop needs to know of the ranks; :func:`srunddp.init` gives it, and any object like it will do."""
+"""What the loop needs to know of the ranks, and how they tell each other numbers and what rank 0 has done."""
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+import itertools
+import json
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, TypeVar
 
 import torch
 import torch.distributed as dist
+from torch.distributed.distributed_c10d import _get_default_store
 
+from srunddp.bootstrap.process_group.world import await_message
+from srunddp.errors import PeerError
+from srunddp.telemetry import heartbeat
+
+_turns = itertools.count()  # the same on all ranks
+T = TypeVar("T")
 _host_group: tuple[Any, Any] = (None, None)  # the default group beside which it was made, and itself
 
 
 class World(Protocol):
-    """The ranks of one run, seen from one of them.
+    """The ranks of one run, seen from one of them: what :func:`srunddp.init` gives, or any object like it.
 
     With a ``world_size`` above 1 torch's default process group must be initialised.
     """
@@ -45,3 +55,61 @@ def host_group() -> Any:
     if _host_group[0] is not default:
         _host_group = default, dist.new_group(backend="gloo")
     return _host_group[1]
+
+
+def all_gather_ints(world: World, own: Sequence[int]) -> list[list[int]]:
+    """Those of all ranks, by rank; a collective of the default process group."""
+    if world.world_size == 1:
+        return [list(own)]
+    row = torch.tensor(own, device=world.device)
+    by_rank = [torch.empty_like(row) for _ in range(world.world_size)]
+    dist.all_gather(by_rank, row)
+    return [row.tolist() for row in by_rank]
+
+
+def all_reduce_max(world: World, *values: float) -> list[float]:
+    """The greatest of each of the values over all ranks; a collective of the default process group."""
+    if world.world_size == 1:
+        return list(values)
+    row = torch.tensor(values, dtype=torch.float64, device=world.device)
+    dist.all_reduce(row, dist.ReduceOp.MAX)
+    return [float(value) for value in row.tolist()]
+
+
+def on_rank_zero(world: World, action: Callable[[], T]) -> T:
+    """Call ``action`` on rank 0 alone; all ranks call this, and neither a time limit nor ``--stall-timeout`` counts.
+
+    Returns:
+        What it returned there, on all ranks: what JSON has.
+
+    Raises:
+        PeerError: it has failed; on rank 0 its own error.
+    """
+    heartbeat(last=True)
+    if world.world_size == 1:
+        return action()
+    store, key = _get_default_store(), f"srunddp/rank_zero/{next(_turns)}"
+    if world.rank:
+        answer: dict[str, Any] = json.loads(await_message(store, key))
+        if "error" in answer:
+            raise PeerError(f"rank 0 failed: {answer['error']}", code=answer["code"])
+        result: T = answer["result"]
+        return result
+    try:
+        result = action()
+    except BaseException as error:
+        said = str(error) or type(error).__name__
+        store.set(key, json.dumps({"error": said, "code": getattr(error, "exit_code", 1)}))
+        raise
+    store.set(key, json.dumps({"result": result}))
+    return result
+
+
+def any_rank(world: World, flag: bool) -> bool:
+    """Whether ``flag`` is set on one of the ranks; all call this, each when it likes."""
+    if world.world_size == 1:
+        return flag
+    store, key = _get_default_store(), f"srunddp/any_rank/{next(_turns)}"
+    store.set(f"{key}/{world.rank}", str(int(flag)))
+    keys = [f"{key}/{rank}" for rank in range(world.world_size)]
+    return on_rank_zero(world, lambda: "1" in [await_message(store, each) for each in keys])

@@ -14,6 +14,7 @@ import pytest
 from tests.conftest import PROGRAMS, ROOT
 from tests.support.starting import LONG, SRUNDDP, bare, until
 from tests.support.worlds import SIZE, World, is_gone, named, world
+from tests.train.conftest import fake_command
 
 PREEMPTED = f"""
 sys.path.insert(0, {str(PROGRAMS)!r})
@@ -51,12 +52,7 @@ def at_work(it: World) -> list[int]:
 
 
 def scontrol(folder: Path, body: str) -> dict[str, str]:
-    path = folder / "bin" / "scontrol"
-    path.parent.mkdir()
-    # Not sh: dash unblocks what we have blocked.
-    path.write_text(f'#!/bin/bash\necho "$@" >>{folder}/calls\n{body}\n')
-    path.chmod(0o755)
-    return {"PATH": f"{path.parent}:/usr/bin:/bin"}
+    return {"PATH": fake_command(folder, "scontrol", body)["PATH"]}
 
 
 @pytest.mark.parametrize(("rank", "whom"), [(0, "worker"), (2, "worker"), (1, "supervisor")])
@@ -114,26 +110,6 @@ def test_a_stopped_rank_waits_for_one_that_is_saving(tmp_path: Path, late: int) 
         ended = it.wait()
     assert ended.codes == [143] * SIZE, ended.text
     assert stopped(ended.text, LEFT, 143) == checkpoint(tmp_path)
-
-
-def test_ranks_wait_for_a_save_longer_than_the_time_limit(tmp_path: Path) -> None:
-    """That of collectives: rank 0 alone writes, and comes to stop() when the others have waited for long."""
-    script = """
-import datetime, srunddp
-from srunddp.train import Preemption
-with srunddp.init("gloo", timeout=datetime.timedelta(seconds=3)) as world, Preemption(world) as preemption:
-    say("at.0")
-    while not preemption.should_stop():
-        time.sleep(0.02)
-    if RANK == 0:
-        time.sleep(9)
-    preemption.stop(12, "step-00000012.pt")
-"""
-    with world(tmp_path, script) as it:
-        it.send(signal.SIGTERM, at_work(it)[1])
-        ended = it.wait()
-    assert ended.codes == [143] * SIZE, ended.text
-    assert stopped(ended.text, LEFT, 143) == 12
 
 
 def test_a_worker_knows_that_it_is_ended_for_another(tmp_path: Path) -> None:

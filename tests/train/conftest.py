@@ -46,7 +46,8 @@ def fake_command(folder: Path, name: str, body: str) -> dict[str, str]:
     """A job's variables, with a command of Slurm in PATH that appends its arguments to ``calls``."""
     path = folder / "bin" / name
     path.parent.mkdir()
-    path.write_text(f'#!/bin/sh\necho "$@" >>{folder}/calls\n{body}\n')
+    # Not sh: dash unblocks the signals that we have blocked.
+    path.write_text(f'#!/bin/bash\necho "$@" >>{folder}/calls\n{body}\n')
     path.chmod(0o755)
     return {"SLURM_JOB_ID": "1207", "PATH": f"{path.parent}:/usr/bin:/bin"}
 

@@ -14,7 +14,6 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import partial
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any
@@ -24,7 +23,6 @@ from torch import Tensor
 from srunddp.errors import Stopped
 from srunddp.train.checkpoint.file import verify
 from srunddp.train.preemption import preemption
-from srunddp.train.preemption.consensus import StopConsensus
 from tests.programs import resumable
 from tests.train.local_world import LocalWorld, results, run_ranks, start_ranks
 
@@ -33,7 +31,6 @@ ENDS_WITHIN = 20.0  # seconds from the last signal to the last rank's end, on a 
 SIGNAL_WITHIN = 5.0  # seconds, as a run near its end may have no such moment any more
 SIGNALS = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM)
 DUMP_STACKS = signal.SIGHUP  # asks a rank for its stacks
-CODES = {0, 75, 143}
 Rank = ForkServerProcess
 _CATCHES = re.compile(r"SigCgt:\s*([0-9a-f]+)")
 _SAID = re.compile(r"stopped after step (\d+) by (SIG\w+); checkpoint (\S+?)(; not requeued.*)?")
@@ -175,29 +172,34 @@ def send(rank: Rank, number: int) -> bool:
 # Moments: each waits for one, within a limit, and names it.
 
 
+Moment = Callable[[Training, random.Random, float], str]
+
+
 def at_random(training: Training, draw: random.Random, limit: float) -> str:
     until(training.started)
     time.sleep(draw.uniform(0.0, 0.4))
     return "at random"
 
 
+def moment(name: str, passed: Callable[[Training], int]) -> Moment:
+    """That in which a count of what has passed grows."""
+
+    def wait(training: Training, draw: random.Random, limit: float) -> str:
+        before = passed(training)
+        return name if until(lambda: passed(training) > before, limit) else "at random"
+
+    return wait
+
+
+def epochs(training: Training) -> int:
+    return training.step() // -(-resumable.SAMPLES // (training.ranks * 16))
+
+
 def amid_a_save(training: Training, draw: random.Random, limit: float) -> str:
     return "at a save" if until(training.saving, limit) else "at random"
 
 
-def amid_an_evaluation(training: Training, draw: random.Random, limit: float) -> str:
-    before = training.tested()
-    return "amid an evaluation" if until(lambda: training.tested() > before, limit) else "at random"
-
-
-def at_an_epoch_s_end(training: Training, draw: random.Random, limit: float) -> str:
-    steps = -(-resumable.SAMPLES // (training.ranks * 16))
-    before = training.step() // steps
-    return "at an epoch's end" if until(lambda: training.step() // steps > before, limit) else "at random"
-
-
-Moment = Callable[[Training, random.Random, float], str]
-MOMENTS = (at_random, amid_a_save, amid_an_evaluation, at_an_epoch_s_end)
+MOMENTS = (at_random, amid_a_save, moment("amid an evaluation", Training.tested), moment("at an epoch's end", epochs))
 
 
 # Kills.
@@ -249,7 +251,8 @@ def signals(folder: Path, number: int, arguments: tuple[str, ...]) -> str:
             assert not training.saving(), "what was begun to be written is left"
         assert training.outcome() == reference[training.ranks], training.folder
         if counts["signals"] >= number:
-            return f"{described(counts)}; the slowest end {slowest:.1f} s after the last signal"
+            described = ", ".join(f"{name} {count}" for name, count in sorted(counts.items()))
+            return f"{described}; the slowest end {slowest:.1f} s after the last signal"
     raise AssertionError
 
 
@@ -271,7 +274,7 @@ def send_some(training: LocalTraining, ranks: list[Rank], draw: random.Random, c
 def agreed(ends: list[tuple[int, str]]) -> int:
     """The exit code that all ranks ended with, after the same step."""
     (code,) = {code for code, _ in ends}
-    assert code in CODES, ends
+    assert code in (0, 75, 143), ends
     if code:
         said = [_SAID.fullmatch(text) for _, text in ends]
         assert all(said), ends
@@ -297,10 +300,6 @@ def trainings(folder: Path, arguments: tuple[str, ...]) -> Any:
             shutil.rmtree(folder / f"training{number}")
 
 
-def described(counts: Counter[str]) -> str:
-    return ", ".join(f"{name} {count}" for name, count in sorted(counts.items()))
-
-
 # A signal at a moment that is certain.
 
 
@@ -319,7 +318,7 @@ def signalled_amid_evaluation(
             return super().forward(inputs)
 
     resumable.Network = Signalled
-    preemption.StopConsensus = partial(StopConsensus, every=0.0)
+    preemption.MOST_STEPS = 1
     return go_on(world, folder, arguments, harmless=False)
 
 
@@ -330,15 +329,3 @@ def left_amid_evaluation(training: LocalTraining, number: int) -> tuple[list[tup
         3, training.folder / "world", signalled_amid_evaluation, training.folder, training.arguments, number
     )
     return ends, training.tested(), training.finish()
-
-
-def one_signalled(training: LocalTraining, draw: random.Random) -> tuple[list[tuple[int, str]], dict[str, Any]]:
-    """USR2 at a random moment to the last rank alone, and other signals while all obey it."""
-    ranks = training.begin()
-    assert until(training.started)
-    time.sleep(draw.uniform(0.0, 0.2))
-    send(ranks[-1], signal.SIGUSR2)
-    for rank in ranks:
-        time.sleep(draw.uniform(0.0, 0.1))
-        send(rank, signal.SIGUSR1)
-    return training.end(ranks, ENDS_WITHIN), training.finish()

@@ -16,7 +16,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import torch
 
@@ -61,24 +61,18 @@ def kill(child: int, pipe: int, step: int) -> int:
         return max([step, *map(int, lines.read().split())])
 
 
-def newest(folder: Path) -> tuple[int, dict[str, Any]]:
-    """The newest checkpoint; nothing that has a checkpoint's name is broken."""
+def check(folder: Path, acknowledged: int) -> int:
+    """The newest step, which no acknowledged one is newer than; no checkpoint is broken, and the best is there."""
     broken: list[str] = []
     found = directory_of(folder).newest(broken.append)
     assert found is not None, "no checkpoint is left"
     assert not broken, broken
-    state = found[1]
-    assert bool((state["values"] == float(state["step"])).all()), "a mixture of two checkpoints"
-    return state["step"], state
-
-
-def check(folder: Path, acknowledged: int) -> int:
-    """The newest step, which no acknowledged one is newer than; the link to the best leads somewhere."""
-    step, _ = newest(folder)
+    step, values = found[1]["step"], found[1]["values"]
+    assert bool((values == float(step)).all()), "a mixture of two checkpoints"
     assert step >= acknowledged, f"step {acknowledged} was acknowledged, and {step} is the newest"
     best = folder / "best.pt"
     assert not best.is_symlink() or best.exists(), "best.pt leads nowhere"
-    return step
+    return int(step)
 
 
 def kills(folder: Path, number_of_kills: int) -> None:

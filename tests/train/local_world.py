@@ -8,8 +8,7 @@ from __future__ import annotations
 import datetime
 import multiprocessing
 import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
@@ -35,15 +34,6 @@ class LocalWorld:
     local_rank: int = 0
     world_size: int = 1
     device: torch.device = CPU
-
-    @contextmanager
-    def rank_zero_first(self, *, per_node: bool = False) -> Iterator[None]:
-        if self.rank == 0:
-            yield
-        if self.world_size > 1:
-            dist.barrier()
-        if self.rank:
-            yield
 
 
 def run_ranks(size: int, folder: Path, action: Callable[..., Any], *args: Any) -> list[Any]:

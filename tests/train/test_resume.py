@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import random
-import re
 import signal
 from itertools import chain
 from pathlib import Path
@@ -19,13 +17,12 @@ from tests.train.interrupted import (
     LocalTraining,
     kills,
     left_amid_evaluation,
-    one_signalled,
 )
 from tests.train.local_world import LocalWorld
 from tests.train.problems import Numbered, scale_trainer
 
 SETTINGS = ("--epochs=4", "--checkpoint.every_steps=5", "--ema_decay=0.9")
-WORKERLESS = (*SETTINGS, "--dataloader.num_workers=0")
+ALONE = (*SETTINGS, "--dataloader.num_workers=0")
 
 
 @pytest.fixture(scope="module")
@@ -44,30 +41,18 @@ def test_kills_change_no_sample_figure_weight_or_optimizer_bit(uninterrupted: An
     assert others == [first, first]
 
 
-def test_one_signalled_rank_stops_all_after_the_same_step(uninterrupted: Any, tmp_path: Path) -> None:
-    ends, outcome = one_signalled(LocalTraining(tmp_path, 3, SETTINGS), random.Random(0))
-    assert [code for code, _ in ends] == [75] * 3
-    ((step, path),) = {
-        re.findall(r"stopped after step (\d+) by SIGUSR[12]; checkpoint (\S+);", said)[0] for _, said in ends
-    }
-    assert path.endswith(f"step-{int(step):08}.pt")
-    assert ends[0][1].endswith("not requeued: no job of Slurm -> start it again with resume=auto")
-    assert outcome == uninterrupted
-
-
-def test_all_leave_amid_an_evaluation_and_make_up_for_it_later(uninterrupted: Any, tmp_path: Path) -> None:
-    ends, tested, outcome = left_amid_evaluation(LocalTraining(tmp_path, 3, SETTINGS), signal.SIGTERM)
-    assert {code for code, _ in ends} == {143}
-    assert {said.partition(";")[0] for _, said in ends} == {"stopped after step 7 by SIGTERM"}
+@pytest.mark.parametrize(("number", "code", "settings"), [(signal.SIGTERM, 143, SETTINGS), (signal.SIGUSR1, 75, ALONE)])
+def test_all_leave_amid_an_evaluation_and_make_up_for_it_later(
+    uninterrupted: Any, number: signal.Signals, code: int, settings: tuple[str, ...], tmp_path: Path
+) -> None:
+    """Also what was drawn in it is undone: without workers the rank itself reads, which draws for dropout too."""
+    ends, tested, outcome = left_amid_evaluation(LocalTraining(tmp_path / "signalled", 3, settings), number)
+    assert {code for code, _ in ends} == {code}
+    assert {said.partition(";")[0] for _, said in ends} == {f"stopped after step 7 by {number.name}"}
     assert tested == 3, "of 7 test batches"
+    if settings is ALONE:
+        uninterrupted = LocalTraining(tmp_path / "uninterrupted", 3, ALONE).finish()
     assert outcome == uninterrupted
-
-
-def test_random_draws_of_an_aborted_evaluation_are_undone(tmp_path: Path) -> None:
-    """It reads in the rank itself here, which draws for dropout too."""
-    ends, tested, outcome = left_amid_evaluation(LocalTraining(tmp_path / "signalled", 3, WORKERLESS), signal.SIGUSR1)
-    assert ({code for code, _ in ends}, tested) == ({75}, 3)
-    assert outcome == LocalTraining(tmp_path / "uninterrupted", 3, WORKERLESS).finish()
 
 
 def test_a_signal_while_resuming_is_obeyed_after_the_first_step(

@@ -207,7 +207,7 @@ def test_loader_options_reach_the_loader(monkeypatch: pytest.MonkeyPatch) -> Non
             given.append(options)
             super().__init__(*args, **options)
 
-    monkeypatch.setattr("srunddp.train.data.reader.DataLoader", Watched)
+    monkeypatch.setattr("srunddp.train.data.loader.DataLoader", Watched)
     loading = DataLoaderConfig(num_workers=2, prefetch_factor=3, multiprocessing_context="fork")
     trainer = scale_trainer(LocalWorld(), batch_size=2, dataloader=loading)
     trainer.callbacks = (CountWorkers(),)

@@ -29,12 +29,7 @@ class AsyncCheckpointer:
     """
 
     def __init__(self, directory: CheckpointDirectory, log: Callable[[str], None]) -> None:
-        """Nothing is written yet.
-
-        Args:
-            directory: which no other process writes to.
-            log: called in the caller's thread with why checkpoints were not written.
-        """
+        """``log``: called in the caller's thread with why checkpoints were not written."""
         self._directory, self._log = directory, log
         self._snapshot = Snapshot()
         # Of a run in this process that has failed: two at once would remove each other's temporary files.
@@ -89,22 +84,14 @@ class AsyncCheckpointer:
         return True
 
     def wait(self) -> bool:
-        """Wait until nothing is being written; whether the last one was written, rather than left out.
-
-        Raises:
-            CheckpointError: it could not be written.
-        """
+        """Wait until nothing is being written; whether the last one was written, rather than left out, or raise why."""
         self.join()
         if self._failed is not None and not self._left_out:
             raise self._failed
         return not self._left_out
 
     def poll(self) -> list[int]:
-        """The steps of those that have been written since the last call.
-
-        Raises:
-            CheckpointError: as :meth:`write`.
-        """
+        """The steps of those that have been written since the last call."""
         self.join(0.0)
         written, self._written = self._written, []
         return written

@@ -48,13 +48,7 @@ class CheckpointDirectory:
     """
 
     def __init__(self, folder: Path, keep_last: int, keep_best: int) -> None:
-        """Nothing is written yet.
-
-        Args:
-            folder: made by the caller, before the first :meth:`add`.
-            keep_last: so many of the newest stay; the one that was added last always does.
-            keep_best: so many of the best stay besides, of those that have a score.
-        """
+        """The arguments are those of CheckpointManager, but that the caller makes the folder."""
         self.folder = folder
         self.scores: dict[int, float] = {}
         self._keep_last = keep_last
@@ -78,12 +72,7 @@ class CheckpointDirectory:
         return self.path(max(self._whole)) if self._whole else None
 
     def newest(self, log: Callable[[str], None], *, mmap: bool = False) -> tuple[Path, dict[str, Any]] | None:
-        """The newest whole checkpoint with its content, or None where there is none.
-
-        Args:
-            log: is called with each broken one that is passed over.
-            mmap: as of :func:`load_checkpoint`.
-        """
+        """The newest whole one with its content, or None; ``log`` is told of each broken one that is passed over."""
         tried: set[int] = set()
         while left := set(self.steps()) - tried:  # listed anew: who writes may have deleted one meanwhile
             step = max(left)

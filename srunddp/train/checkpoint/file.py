@@ -65,14 +65,8 @@ def save_checkpoint(path: str | os.PathLike[str], state: Mapping[str, Any]) -> N
 
 
 def check_savable(state: Mapping[str, Any], where: str | os.PathLike[str]) -> None:
-    """Find out in memory whether :func:`save_checkpoint` would refuse a state; its tensors may be empty ones.
-
-    Raises:
-        CheckpointError: as there.
-    """
-    file = io.BytesIO()
-    _save(_HashedFile(file), where, state)
-    _check_loadable(file, where)
+    """Raise in memory what :func:`save_checkpoint` would of a state; its tensors may be empty ones."""
+    _save(io.BytesIO(), where, state)
 
 
 def load_checkpoint(path: str | os.PathLike[str], *, mmap: bool = False) -> dict[str, Any]:
@@ -94,32 +88,30 @@ def load_checkpoint(path: str | os.PathLike[str], *, mmap: bool = False) -> dict
 
 
 def load_open(file: io.FileIO, path: str | os.PathLike[str], flags: int | None) -> dict[str, Any]:
-    """The same of an open file, which has the name ``path`` in errors.
-
-    Args:
-        flags: of mmap, or None to read it.
-    """
+    """The same of an open file, which has the name ``path`` in errors; ``flags``: of mmap, or None to read it."""
     _check(file, path)
-    return _load(file, path, flags)
+    try:
+        state = _torch_load(file, flags)
+    except (MemoryError, OSError):
+        raise
+    except pickle.UnpicklingError as error:
+        raise _broken(path, "it holds something else than tensors and plain values") from error
+    except Exception as error:  # whatever a made-up pickle brings torch to
+        raise _broken(path, f"torch cannot read it: {_first_line(error)}") from error
+    if not isinstance(state, dict):
+        raise _broken(path, f"it holds a {type(state).__name__}, not a dict")
+    return state
 
 
 def last_line(path: str | os.PathLike[str]) -> str:
-    """The line with the length and the SHA-256; whole files that have the same are the same.
-
-    Raises:
-        CheckpointError: the file cannot be read.
-    """
+    """The line with the length and the SHA-256; whole files that have the same are the same."""
     with _opened(path) as file:
         file.seek(max(0, os.fstat(file.fileno()).st_size - _LINE_LENGTH))
         return file.read(_LINE_LENGTH).decode(errors="replace")
 
 
 def verify(path: str | os.PathLike[str]) -> None:
-    """Read a checkpoint as a whole and check its SHA-256, without loading it.
-
-    Raises:
-        CheckpointError: it is missing, damaged or cut short.
-    """
+    """Raise what :func:`load_checkpoint` would of a file that is missing, damaged or cut short, without loading it."""
     with _opened(path) as file:
         _check(file, path)
 
@@ -168,10 +160,7 @@ class _HashedFile:
 
 def _write(temporary: Path, path: Path, state: Mapping[str, Any]) -> None:
     with open(temporary, "xb+", buffering=0) as file:
-        hashed = _HashedFile(file)
-        _save(hashed, path, state)
-        _check_loadable(file, path)
-        line = hashed.line()
+        line = _save(file, path, state)
         file.seek(0, os.SEEK_END)
         write_all(file, line)
         file.flush()
@@ -186,20 +175,19 @@ def _write(temporary: Path, path: Path, state: Mapping[str, Any]) -> None:
             raise OSError(errno.EIO, "it reads back as something else than was written", str(temporary))
 
 
-def _save(file: _HashedFile, path: str | os.PathLike[str], state: Mapping[str, Any]) -> None:
+def _save(file: io.FileIO | io.BytesIO, path: str | os.PathLike[str], state: Mapping[str, Any]) -> bytes:
+    """Returns the last line, which is still to be written."""
+    hashed = _HashedFile(file)
     try:
-        torch.save(dict(state), file)  # type: ignore[arg-type]
+        torch.save(dict(state), hashed)  # type: ignore[arg-type]
     except (AttributeError, TypeError, ValueError, RuntimeError, pickle.PicklingError) as error:
-        if file.error is not None:
-            raise file.error from None
+        if hashed.error is not None:
+            raise hashed.error from None
         raise _unfit(path, _first_line(error)) from error
-
-
-def _check_loadable(file: io.FileIO | io.BytesIO, path: str | os.PathLike[str]) -> None:
-    """Now, rather than in the job that is to go on from it."""
     file.seek(0)
-    if refused := get_unsafe_globals_in_checkpoint(file):
+    if refused := get_unsafe_globals_in_checkpoint(file):  # now, rather than in the job that is to go on from it
         raise _unfit(path, f"it holds {', '.join(sorted(refused))}")
+    return hashed.line()
 
 
 def _unfit(path: str | os.PathLike[str], found: str) -> CheckpointError:
@@ -254,20 +242,6 @@ def _check(file: io.FileIO, path: str | os.PathLike[str]) -> bytes:
     if int(said[1]) != length:
         raise _broken(path, f"it has {length} of {int(said[1])} bytes")
     raise _broken(path, "its SHA-256 is not that of its content")
-
-
-def _load(file: io.FileIO, path: str | os.PathLike[str], flags: int | None) -> dict[str, Any]:
-    try:
-        state = _torch_load(file, flags)
-    except (MemoryError, OSError):
-        raise
-    except pickle.UnpicklingError as error:
-        raise _broken(path, "it holds something else than tensors and plain values") from error
-    except Exception as error:  # whatever a made-up pickle brings torch to
-        raise _broken(path, f"torch cannot read it: {_first_line(error)}") from error
-    if not isinstance(state, dict):
-        raise _broken(path, f"it holds a {type(state).__name__}, not a dict")
-    return state
 
 
 def _torch_load(file: io.FileIO, flags: int | None) -> Any:

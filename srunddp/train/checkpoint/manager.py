@@ -8,10 +8,13 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
+from mmap import MAP_SHARED
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any
 
+import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from srunddp.errors import ConfigError
@@ -19,12 +22,20 @@ from srunddp.telemetry import event
 from srunddp.train import rng
 from srunddp.train.checkpoint.async_writer import AsyncCheckpointer, emptied, map_tensors
 from srunddp.train.checkpoint.directory import CheckpointDirectory, disk_hint
-from srunddp.train.checkpoint.file import CheckpointError, check_savable, last_line, load_checkpoint
-from srunddp.train.checkpoint.rank_zero import any_rank, on_rank_zero, send_checkpoint
-from srunddp.train.world import World
+from srunddp.train.checkpoint.file import (
+    CheckpointError,
+    check_savable,
+    last_line,
+    load_checkpoint,
+    load_open,
+    write_all,
+)
+from srunddp.train.world import World, any_rank, on_rank_zero
+from srunddp.util.kernel_file import memory_file
 
 _OWN = "srunddp"  # the manager's key in a checkpoint
 _SMALL = 4096  # bytes
+_PIECE = 1 << 22  # bytes of a broadcast
 
 
 class CheckpointManager:
@@ -158,7 +169,7 @@ class CheckpointManager:
         if self._world.rank:
             state = self._same(path, line)
         if any_rank(self._world, state is None):
-            state = send_checkpoint(self._world, path, size, lacking=state is None) or state
+            state = _send_checkpoint(self._world, path, size, lacking=state is None) or state
         assert state is not None
         # Counters that an optimizer keeps on the CPU would keep all of the file, or of the memory, that they lie in.
         state = map_tensors(state, _cloned_if_small, lambda value: value)
@@ -219,6 +230,24 @@ class CheckpointManager:
             if last_line(path) == line:
                 return load_checkpoint(path, mmap=self._mmap)
         return None
+
+
+def _send_checkpoint(world: World, path: Path, size: int, *, lacking: bool) -> dict[str, Any] | None:
+    """Send rank 0's file of so many bytes to the ranks that lack it; its content there.
+
+    The bytes are kept once: the tensors lie in them.
+    """
+    piece = bytearray(_PIECE)
+    tensor = torch.frombuffer(piece, dtype=torch.uint8)
+    with open(path if world.rank == 0 else "/dev/null", "rb") as file, open(memory_file(), "rb+", buffering=0) as kept:
+        for start in range(0, size, _PIECE):
+            file.readinto(piece)
+            moved = tensor.to(world.device)
+            dist.broadcast(moved, src=0)
+            if lacking:
+                tensor.copy_(moved)
+                write_all(kept, memoryview(piece)[: size - start])
+        return load_open(kept, path, MAP_SHARED) if lacking else None
 
 
 def _cloned_if_small(tensor: Tensor) -> Tensor:

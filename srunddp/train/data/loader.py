@@ -2,54 +2,33 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Literal, NamedTuple, cast
+from functools import partial
+from typing import Any, Literal, cast
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
-from torch.utils.data import Dataset, IterableDataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, default_collate
 
 from srunddp.errors import ConfigError, Scope
-from srunddp.train.config import DataLoaderConfig
 from srunddp.train.data.order import Order, Sequential, Shuffled, Weighted, check_order
-from srunddp.train.data.reader import BatchReader, in_rows
-from srunddp.train.data.sampler import MicroBatch, ShardAssignment, check_agreement, hashed, length_of
-from srunddp.train.data.steps import Step, StepGrouper
+from srunddp.train.data.reader import as_it_is, collated, in_rows, start
+from srunddp.train.data.sampler import (
+    DistributedBatchSampler,
+    MicroBatch,
+    Reader,
+    ShardAssignment,
+    check_agreement,
+    hashed,
+    length_of,
+)
+from srunddp.train.data.steps import Batch, StepBatches, group_steps
+from srunddp.train.data.streams import Stream, check_same_start
 from srunddp.train.data.transfer import DeviceTransfer
-from srunddp.train.data.workers import default_workers, share
+from srunddp.train.data.workers import default_workers, share, start_method
 from srunddp.train.world import World
-
-
-class Batch(NamedTuple):
-    """One rank's part of a micro-batch, on the device.
-
-    Attributes:
-        data: what collate made of the samples; None on a rank that never had one of its own.
-        samples: those of this rank that count; 0 where another rank's stand in.
-        weight: theirs.
-        scale: times the batch's mean loss; averaged over ranks and summed over the step's batches that is the mean over
-            all weights of the step. It is ``weight * world_size`` by the sum of these, or 0 where that is 0.
-    """
-
-    data: Any
-    samples: int
-    weight: float
-    scale: float
-
-
-class StepBatches(NamedTuple):
-    """The micro-batches of one optimizer step.
-
-    Attributes:
-        batches: of this rank; all ranks have equally many.
-        samples, weight: of all ranks and batches.
-        copied: when they are on the device; None where they are now.
-    """
-
-    batches: list[Batch]
-    samples: int
-    weight: float
-    copied: torch.cuda.Event | None
 
 
 class DistributedDataLoader:
@@ -114,42 +93,46 @@ class DistributedDataLoader:
         Raises:
             ConfigError: these do not fit together; the message says what to do.
         """
-        _check_counts(batch_size, gradient_accumulation_steps)
+        numbers = {"batch_size": batch_size, "gradient_accumulation_steps": gradient_accumulation_steps}
+        if wrong := [name for name, value in numbers.items() if value < 1]:
+            found = f"{wrong[0]} is {numbers[wrong[0]]}"
+            raise ConfigError(found, expected="at least 1", hint="correct it", scope=Scope.JOB)
         order, self._length = _order_and_length(data, order, seed, sharded)
         length, order_hash = -1 if self._length is None else self._length, _order_hash(order)
-        numbers = {"len(data)": length, "batch_size": batch_size, "seed": seed}
-        numbers["gradient_accumulation_steps"] = gradient_accumulation_steps
-        check_agreement(world, {**numbers, "order": order_hash})
+        check_agreement(world, {"len(data)": length, **numbers, "seed": seed, "order": str(order_hash)})
         self._data, self._changed = {"length": length, "order": order_hash}, resume_changed_data
-        assignment = ShardAssignment(world.rank, world.world_size, batch_size, seed)
-        self._world, self._drop_last, self._sharded = world, drop_last, sharded
-        self._batch_size, self._accumulation = assignment.global_batch_size, gradient_accumulation_steps
+        self._assignment = ShardAssignment(
+            world.rank, world.world_size, batch_size, seed, gradient_accumulation_steps, drop_last, sharded
+        )
         rows = in_rows(data, collate)
         # What is on a GPU already can be neither pinned nor copied beside.
         there = rows and any(tensor.is_cuda for tensor in cast(TensorDataset, data).tensors)
         beside = world.device.type == "cuda" and not there
-        if num_workers is None:
-            num_workers = 0 if rows else default_workers(None, share(world), False)
-        loading = DataLoaderConfig(
+        if num_workers is None:  # indexing tensors is quicker than passing them on
+            num_workers = 0 if rows else default_workers(share(world))
+        method = start_method(multiprocessing_context, dist.get_backend() if dist.is_initialized() else "gloo")
+        self._world, self._order, self._signals = world, order, signals
+        self._requests = DistributedBatchSampler(self._assignment)
+        self._reader = Reader(data, rows=rows)
+        self._stream = Stream(data, self._assignment) if isinstance(data, IterableDataset) else None
+        self._sent = {"data": data, "collate": collate, "weight": weight}
+        to_batch = as_it_is if rows else collate or default_collate
+        self._loader: DataLoader[Any] = DataLoader(
+            self._stream or self._reader,
+            batch_size=None if self._stream else 1,
+            batch_sampler=None if self._stream else cast(Any, self._requests),
+            collate_fn=partial(collated, collate=to_batch, weight=weight),
+            # Of its own: torch would draw from the rank's, at moments that a resumed run does not share.
+            generator=torch.Generator(),
             num_workers=num_workers,
-            prefetch_factor=prefetch_factor,
-            persistent_workers=persistent_workers,
-            drop_last=drop_last,
+            prefetch_factor=prefetch_factor if num_workers else None,
+            persistent_workers=persistent_workers and num_workers > 0,
             pin_memory=beside if pin_memory is None else pin_memory and not there,
-            multiprocessing_context=multiprocessing_context,
-        )
-        self._reader = BatchReader(
-            data, order, assignment, loading, sharded=sharded, collate=collate, weight=weight, signals=signals
+            multiprocessing_context=method if num_workers else None,
         )
         # On these depends what a sharded data set's batches are.
         self._layout = {"world_size": world.world_size, "num_workers": num_workers, "batch_size": batch_size}
-        self._grouper = StepGrouper(
-            assignment,
-            gradient_accumulation_steps,
-            drop_last=drop_last,
-            sharded=sharded,
-            weighted=weight is not None,
-        )
+        self._weighted = weight is not None
         self._transfer = DeviceTransfer(world.device, channels_last=channels_last, beside=beside)
         # With workers only: else what reading draws at random would depend on how far ahead it is.
         self._reads_ahead = beside and num_workers > 0
@@ -174,7 +157,7 @@ class DistributedDataLoader:
             and a hash of its ``order``.
         """
         place = {"epoch": self._epoch, "samples_seen": self._samples_seen, **self._data}
-        return {**place, "batches": self._batches, **self._layout} if self._sharded else place
+        return {**place, "batches": self._batches, **self._layout} if self._assignment.sharded else place
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
         """The next iteration goes on from there; with indices, on any number of ranks.
@@ -192,7 +175,7 @@ class DistributedDataLoader:
                     hint="restore the data and the seed, or go on nevertheless with resume_changed_data=true",
                     scope=Scope.JOB,
                 )
-        if self._sharded and state["samples_seen"]:
+        if self._assignment.sharded and state["samples_seen"]:
             for name, here in self._layout.items():
                 if state.get(name) != here:
                     raise ConfigError(
@@ -206,11 +189,19 @@ class DistributedDataLoader:
 
     def steps_left(self, samples_seen: int) -> int | None:
         """Steps from there to the end of an epoch; None where that is not known."""
+        left = self._samples_left(samples_seen)
+        return None if left is None else -(-left // self._full)
+
+    @property
+    def _full(self) -> int:
+        """Samples of a full step."""
+        return self._assignment.gradient_accumulation_steps * self._assignment.global_batch_size
+
+    def _samples_left(self, seen: int) -> int | None:
         if self._length is None:
             return None
-        full = self._accumulation * self._batch_size
-        left = max(0, self._length - samples_seen)  # the data may have become less since the checkpoint
-        return left // full if self._drop_last else -(-left // full)
+        left = max(0, self._length - seen)  # the data may have become less since the checkpoint
+        return left - left % self._full if self._assignment.drop_last else left
 
     def __len__(self) -> int:
         """Batches of the next iteration; those that are left of an epoch that goes on.
@@ -218,62 +209,55 @@ class DistributedDataLoader:
         Raises:
             TypeError: the data set does not tell how many samples it has, or is sharded.
         """
-        seen = self._samples_seen if self._resumes else 0
-        steps = self.steps_left(seen)
-        if steps is None or self._length is None:
+        left = self._samples_left(self._samples_seen if self._resumes else 0)
+        if left is None:
             raise TypeError("the number of batches is not known: the data set is sharded, or has no length")
-        if self._drop_last:
-            return steps * self._accumulation
-        return max(0, -(-(self._length - seen) // self._batch_size))
+        return -(-left // self._assignment.global_batch_size)
 
     def __iter__(self) -> Iterator[Batch]:
         """The batches that are left of the epoch, the last of a step included in :meth:`state_dict` with the step."""
-        for step in self._begin():
+        for step in self._read():
             *others, last = step.batches
             yield from others
             self._count(step)
             yield last
-        self._end()
+        self.set_epoch(self._epoch + 1)
 
     def steps(self) -> Iterator[StepBatches]:
-        """The same by optimizer steps; the workers start at once."""
-        return self._counted(self._begin())
-
-    def _counted(self, steps: Iterator[StepBatches]) -> Iterator[StepBatches]:
-        for step in steps:
+        """The same by optimizer steps."""
+        for step in self._read():
             self._count(step)
             yield step
-        self._end()
+        self.set_epoch(self._epoch + 1)
 
-    def _begin(self) -> Iterator[StepBatches]:
+    def _read(self) -> Iterator[StepBatches]:
         if not self._resumes:
             self._samples_seen = self._batches = 0
         self._resumes = False
-        parts = self._reader.read(self._epoch, self._batches if self._sharded else self._samples_seen)
-        sent = map(self._send, self._grouper.steps(parts))
-        return map(self._arrived, _one_ahead(sent) if self._reads_ahead else sent)
+        sent = map(self._send, group_steps(self._parts(), self._assignment, weighted=self._weighted))
+        for step in _one_ahead(sent) if self._reads_ahead else sent:
+            self._transfer.arrived(step.batches, step.copied)
+            yield step
+
+    def _parts(self) -> Iterator[MicroBatch]:
+        begin = self._batches if self._assignment.sharded else self._samples_seen
+        if self._stream:
+            self._stream.begin(self._epoch, begin)
+        elif self._order is not None:
+            self._requests.begin(self._order.indices(self._epoch), self._epoch, begin)
+            self._reader.begin(self._epoch)
+        parts = start(self._loader, self._signals, self._sent)
+        if self._assignment.sharded:
+            return itertools.islice(parts, begin, None)
+        return check_same_start(parts, self._world) if self._stream else parts
+
+    def _send(self, step: StepBatches) -> StepBatches:
+        batches, copied = self._transfer.send(step.batches)
+        return step._replace(batches=batches, copied=copied)
 
     def _count(self, step: StepBatches) -> None:
         self._samples_seen += step.samples
         self._batches += len(step.batches)
-
-    def _end(self) -> None:
-        self.set_epoch(self._epoch + 1)
-
-    def _send(self, step: Step) -> StepBatches:
-        parts, samples, weight = step
-        moved, copied = self._transfer.send([part.samples for part in parts])
-        batches = [self._batch(data, part, weight) for data, part in zip(moved, parts, strict=True)]
-        return StepBatches(batches, samples, weight, copied)
-
-    def _batch(self, data: Any, part: MicroBatch, whole: float) -> Batch:
-        weight = cast(float, part.weight)
-        return Batch(data, part.own, weight, weight * self._world.world_size / whole if whole else 0.0)
-
-    def _arrived(self, step: StepBatches) -> StepBatches:
-        if step.copied is not None:
-            self._transfer.arrived([batch.data for batch in step.batches], step.copied)
-        return step
 
 
 def _one_ahead(steps: Iterator[StepBatches]) -> Iterator[StepBatches]:
@@ -282,12 +266,6 @@ def _one_ahead(steps: Iterator[StepBatches]) -> Iterator[StepBatches]:
     while upcoming is not None:
         present, upcoming = upcoming, next(steps, None)
         yield present
-
-
-def _check_counts(batch_size: int, accumulation: int) -> None:
-    for name, value in (("batch_size", batch_size), ("gradient_accumulation_steps", accumulation)):
-        if value < 1:
-            raise ConfigError(f"{name} is {value}", expected="at least 1", hint="correct it", scope=Scope.JOB)
 
 
 def _order_and_length(

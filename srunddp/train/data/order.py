@@ -94,17 +94,10 @@ class Weighted:
         """Each class as often as any other: a sample's weight is one by the size of its class.
 
         Args:
-            targets: the class of each sample, of shape (samples,).
-            num_samples, seed, replacement: as above.
+            targets: the class of each sample, of shape (samples,); the others are as above.
         """
-        targets = torch.as_tensor(targets, device="cpu")
-        if targets.dim() != 1:
-            raise ConfigError(
-                f"targets of shape {tuple(targets.shape)}",
-                expected="one class per sample",
-                hint="pass class indices of shape (samples,)",
-            )
-        _, inverse, counts = torch.unique(targets, return_inverse=True, return_counts=True)
+        classes = torch.as_tensor(targets, device="cpu")
+        _, inverse, counts = torch.unique(classes, return_inverse=True, return_counts=True)
         return cls(1 / counts.double()[inverse], num_samples, seed=seed, replacement=replacement)
 
     def __len__(self) -> int:
@@ -166,13 +159,13 @@ def _generator(seed: int, epoch: int) -> torch.Generator:
 
 
 def _check_weights(weights: Tensor) -> None:
-    found = ""
+    found, wrong = "", ~(weights.isfinite() & (weights >= 0))
     if weights.dim() != 1 or len(weights) == 0:
         found = f"weights of shape {tuple(weights.shape)}"
-    elif not bool(weights.isfinite().all()) or bool((weights < 0).any()):
-        first = int((~(weights.isfinite() & (weights >= 0))).nonzero()[0])
+    elif bool(wrong.any()):
+        first = int(wrong.nonzero()[0])
         found = f"weight {weights[first].item()} of sample {first}"
-    elif not 0 < float(weights.sum()) < float("inf"):
+    elif not 0 < float(weights.sum()) < torch.inf:
         found = f"weights with the sum {float(weights.sum())}"
     if found:
         raise ConfigError(
@@ -182,13 +175,8 @@ def _check_weights(weights: Tensor) -> None:
         )
 
 
-def _check_draws(num_samples: int, drawable: int | None) -> None:
-    """``drawable``: how many different samples there are to draw; None where each may come again."""
-    if num_samples < 1:
-        raise ConfigError(f"num_samples is {num_samples}", expected="at least 1", hint="draw some samples per epoch")
-    if drawable is not None and num_samples > drawable:
-        raise ConfigError(
-            f"{num_samples} draws without replacement from {drawable} samples with a weight above 0",
-            expected="no more draws than samples",
-            hint=f"set num_samples to at most {drawable}, or replacement=True",
-        )
+def _check_draws(num_samples: int, most: int | None) -> None:
+    """``most``: how many different samples there are to draw; None where each may come again."""
+    if num_samples < 1 or (most is not None and num_samples > most):
+        limit = "" if most is None else f", and without replacement at most the {most} samples with a weight above 0"
+        raise ConfigError(f"num_samples is {num_samples}", expected=f"at least 1{limit}", hint="correct it")

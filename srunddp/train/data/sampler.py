@@ -13,38 +13,59 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, TensorDataset, get_worker_info
 
 from srunddp.errors import ConfigError, Scope
 from srunddp.train import rng
-from srunddp.train.world import World
+from srunddp.train.world import World, all_gather_ints
 
 
-class BatchRequest(NamedTuple):
-    """One rank's part of a micro-batch, as the loader's workers are asked for it.
+class MicroBatch(NamedTuple):
+    """One rank's part of a micro-batch, on its way from its indices to a batch.
 
     Attributes:
-        indices: of the samples, never none: where none is this rank's, one of another rank's stands in.
-        own: how many count, all or none; total: the same over all ranks.
-        source: of what is random in reading them: the seed, the epoch, the place in its order and the rank.
+        samples: first their indices, of which one of another rank's stands in where this rank has none; then a list of
+            them, and once collated a batch. None where a resume passes over them.
+        own: how many count, all or none; total: the same over all ranks, but of a sharded stream of this rank.
+        source: of what is random in reading them by indices: the seed, the epoch, the place in its order and the rank.
+        weight: of the batch; a text that says what was found where that is no number.
+        digest: of the first sample of a stream; 0 in all micro-batches but the first.
     """
 
-    indices: list[int]
+    samples: Any
     own: int
     total: int
-    source: tuple[int, int, int, int]
+    source: tuple[int, ...] = ()
+    weight: float | str = 0.0
+    digest: int = 0
+
+
+@dataclass(frozen=True)
+class ShardAssignment:
+    """Who gets what of each micro-batch, and how many make a step.
+
+    Attributes:
+        rank, world_size: this rank's.
+        batch_size: samples per rank.
+        seed: of all that is random in reading.
+        gradient_accumulation_steps: micro-batches per step.
+        drop_last: leave out steps that are not full on every rank.
+        sharded: each rank has a stream of its own, which may be longer or shorter than the others'.
+    """
+
+    rank: int
+    world_size: int
+    batch_size: int
+    seed: int
+    gradient_accumulation_steps: int = 1
+    drop_last: bool = False
+    sharded: bool = False
 
     @property
-    def epoch(self) -> int:
-        """That in which it is read."""
-        return self.source[1]
-
-    @property
-    def seed(self) -> int:
-        """For reading it; made where it is needed, which is in the workers."""
-        return hashed(self.source)
+    def global_batch_size(self) -> int:
+        """Samples of all ranks in a full micro-batch."""
+        return self.world_size * self.batch_size
 
 
 def hashed(value: object) -> int:
@@ -53,65 +74,23 @@ def hashed(value: object) -> int:
     return int.from_bytes(hashlib.blake2b(data, digest_size=7).digest(), "big")
 
 
-def check_agreement(world: World, values: Mapping[str, Any]) -> None:
+def check_agreement(
+    world: World,
+    values: Mapping[str, Any],
+    hint: str = "give every rank the whole data sets and the same settings: each gets its part of them",
+) -> None:
     """All ranks were given the same; a collective. Else one would wait in another that the others never enter.
 
     Raises:
         ConfigError: they were not.
     """
-    if world.world_size == 1:
-        return
     numbers = [value if isinstance(value, int) else hashed(value) for value in values.values()]
-    own = torch.tensor(numbers, device=world.device)
-    by_rank = [torch.empty_like(own) for _ in range(world.world_size)]
-    dist.all_gather(by_rank, own)
-    for name, *row in zip(values, *(each.tolist() for each in by_rank), strict=True):
+    for name, *row in zip(values, *all_gather_ints(world, numbers), strict=True):
         if len(set(row)) > 1:
             shown = f": {row}, by rank (-1: none)" if isinstance(values[name], int) else ""
             raise ConfigError(
-                f"{name} differs between ranks{shown}",
-                expected="the same on all",
-                hint="give every rank the whole data sets and the same settings: each gets its part of them",
-                scope=Scope.JOB,
+                f"{name} differs between ranks{shown}", expected="the same on all", hint=hint, scope=Scope.JOB
             )
-
-
-class MicroBatch(NamedTuple):
-    """What came of a request.
-
-    Attributes:
-        samples: a list of them, or once collated a batch; None where a resume passes over them.
-        own, total: as in the request; of a sharded stream both are of this rank.
-        weight: of the batch; a text that says what was found where that is no number.
-        digest: of the first sample of a stream; 0 in all micro-batches but the first.
-    """
-
-    samples: Any
-    own: int
-    total: int
-    weight: float | str = 0.0
-    digest: int = 0
-
-
-@dataclass(frozen=True)
-class ShardAssignment:
-    """Who gets what of each micro-batch.
-
-    Attributes:
-        rank, world_size: this rank's.
-        batch_size: samples per rank.
-        seed: of all that is random in reading.
-    """
-
-    rank: int
-    world_size: int
-    batch_size: int
-    seed: int
-
-    @property
-    def global_batch_size(self) -> int:
-        """Samples of all ranks in a full micro-batch."""
-        return self.world_size * self.batch_size
 
 
 def length_of(data: Dataset[Any]) -> int | None:
@@ -141,70 +120,50 @@ def length_of(data: Dataset[Any]) -> int | None:
     )
 
 
-class DistributedBatchSampler(Sampler[BatchRequest]):
+class DistributedBatchSampler(Sampler[MicroBatch]):
     """A sampler of micro-batches; iterate again for each epoch, after :meth:`begin`."""
 
     def __init__(self, assignment: ShardAssignment) -> None:
         self._assignment = assignment
-        self._order: Tensor | None = None
-        self._epoch = self._start = 0
 
     def begin(self, order: Tensor, epoch: int, start: int) -> None:
         """The next iteration is of this order, int64 of shape (samples,), from the sample ``start`` on."""
-        self._order, self._epoch, self._start = order, epoch, start
+        self._order = order.numpy()  # of which a slice costs a tenth
+        self._epoch, self._start = epoch, start
 
-    def __iter__(self) -> Iterator[BatchRequest]:
+    def __iter__(self) -> Iterator[MicroBatch]:
         assignment = self._assignment
-        assert self._order is not None
-        order = self._order.numpy()  # of which a slice costs a tenth
-        for start in range(self._start, len(order), assignment.global_batch_size):
-            chunk = order[start : start + assignment.global_batch_size]
+        for start in range(self._start, len(self._order), assignment.global_batch_size):
+            chunk = self._order[start : start + assignment.global_batch_size]
             mine = chunk[assignment.rank :: assignment.world_size].tolist()
             source = (assignment.seed, self._epoch, start, assignment.rank)
-            yield BatchRequest(mine or chunk[:1].tolist(), len(mine), len(chunk), source)
-
-    def __len__(self) -> int:
-        left = 0 if self._order is None else max(0, len(self._order) - self._start)
-        return -(-left // self._assignment.global_batch_size)
+            yield MicroBatch(mine or chunk[:1].tolist(), len(mine), len(chunk), source)
 
 
 class Reader(Dataset[Any]):
-    """A data set with indices, read request by request."""
+    """A data set with indices, read micro-batch by micro-batch; ``rows``: of tensors, by one indexing of each."""
 
-    def __init__(self, data: Dataset[Any]) -> None:
-        self._data = data
+    def __init__(self, data: Dataset[Any], *, rows: bool = False) -> None:
+        self._data, self._rows = data, rows
         self._read_many = getattr(data, "__getitems__", None)
         self._set_epoch: Callable[[int], object] | None = getattr(data, "set_epoch", None)
         self._epoch: int | None = None
 
     def begin(self, epoch: int) -> None:
-        """Tell the data set of another epoch; each worker has a copy of it, which is told with the first request."""
+        """Tell the data set of another epoch; each worker has a copy of it, which is told with its first samples."""
         if self._set_epoch and epoch != self._epoch:
             self._set_epoch(epoch)
         self._epoch = epoch
 
-    def __getitems__(self, request: BatchRequest) -> MicroBatch:
+    def __getitems__(self, part: MicroBatch) -> MicroBatch:
         """Called by the loader instead of ``__getitem__``, with what the sampler gave."""
-        self.begin(request.epoch)
+        self.begin(part.source[1])
         if get_worker_info():
-            rng.seed(request.seed)
-        if self._read_many:
-            samples = self._read_many(request.indices)
-        else:
-            samples = [self._data[index] for index in request.indices]
-        return MicroBatch(samples, request.own, request.total)
+            rng.seed(hashed(part.source))
+        return part._replace(samples=self._read(part.samples))
 
-
-class TensorRows(Dataset[Any]):
-    """A data set of tensors in memory: a batch is one indexing of each, and needs no collating."""
-
-    def __init__(self, data: TensorDataset) -> None:
-        self._tensors = data.tensors
-
-    def begin(self, epoch: int) -> None:
-        """Nothing: tensors are the same in each epoch."""
-
-    def __getitems__(self, request: BatchRequest) -> MicroBatch:
-        """As :meth:`Reader.__getitems__`, but with the batch for samples."""
-        rows = torch.tensor(request.indices)
-        return MicroBatch([tensor[rows] for tensor in self._tensors], request.own, request.total)
+    def _read(self, indices: list[int]) -> Any:
+        if self._rows:
+            places = torch.tensor(indices)
+            return [tensor[places] for tensor in cast(TensorDataset, self._data).tensors]
+        return self._read_many(indices) if self._read_many else [self._data[index] for index in indices]

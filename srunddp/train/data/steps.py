@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -13,64 +14,76 @@ from srunddp.errors import ConfigError
 from srunddp.train.data.sampler import MicroBatch, ShardAssignment
 from srunddp.train.world import host_group
 
-Step = tuple[list[MicroBatch], int, float]  # this rank's micro-batches, and the samples and the weight of all ranks
 
+class Batch(NamedTuple):
+    """One rank's part of a micro-batch, on the device.
 
-class StepGrouper:
-    """Puts the micro-batches of an epoch together to steps.
-
-    Where the samples are weighted, or a sharded data set decides how many there are, each step costs one all-reduce on
-    the host group.
+    Attributes:
+        data: what collate made of the samples; None on a rank that never had one of its own.
+        samples: those of this rank that count; 0 where another rank's stand in.
+        weight: theirs.
+        scale: times the batch's mean loss; averaged over ranks and summed over the step's batches that is the mean over
+            all weights of the step. It is ``weight * world_size`` by the sum of these, or 0 where that is 0.
     """
 
-    def __init__(
-        self, assignment: ShardAssignment, accumulation: int, *, drop_last: bool, sharded: bool, weighted: bool
-    ) -> None:
-        """All ranks make it, with the same arguments.
+    data: Any
+    samples: int
+    weight: float
+    scale: float
 
-        Args:
-            assignment: of samples to the ranks.
-            accumulation: micro-batches per step.
-            drop_last: leave out steps that are not full on every rank.
-            sharded: each rank has a stream of its own, which may be longer or shorter than the others'.
-            weighted: micro-batches have weights that are not their samples.
-        """
-        self._accumulation, self._full = accumulation, accumulation * assignment.global_batch_size
-        self._drop_last, self._sharded, self._weighted = drop_last, sharded, weighted
-        self._ranks = assignment.world_size
-        self._group = host_group() if (sharded or weighted) and self._ranks > 1 else None
 
-    def steps(self, parts: Iterator[MicroBatch]) -> Iterator[Step]:
-        """Of the micro-batches of this rank."""
-        return self._of_shards(parts) if self._sharded else self._dealt(parts)
+class StepBatches(NamedTuple):
+    """The micro-batches of one optimizer step.
 
-    def _dealt(self, parts: Iterator[MicroBatch]) -> Iterator[Step]:
-        while step := list(itertools.islice(parts, self._accumulation)):
-            samples = sum(part.total for part in step)
-            if samples == self._full or not self._drop_last:
-                yield step, samples, self._sums(step)[0] if self._weighted else float(samples)
+    Attributes:
+        batches: of this rank; all ranks have equally many.
+        samples, weight: of all ranks and batches.
+        copied: when they are on the device; None where they are now.
+    """
 
-    def _of_shards(self, parts: Iterator[MicroBatch]) -> Iterator[Step]:
-        stand_in = MicroBatch(None, 0, 0)
-        while True:
-            step = list(itertools.islice(parts, self._accumulation))
-            weight, *counts = self._sums(step)
-            samples, number = int(sum(counts)), self._accumulation - counts.count(0.0)
-            if number == 0 or (self._drop_last and samples < self._full):
-                return
-            if step:
-                stand_in = MicroBatch(step[-1].samples, 0, 0)
-            yield step + [stand_in] * (number - len(step)), samples, weight
+    batches: list[Batch]
+    samples: int
+    weight: float
+    copied: torch.cuda.Event | None = None
 
-    def _sums(self, step: list[MicroBatch]) -> list[float]:
-        """Over ranks: the weight of the step, and the samples of each of its micro-batches."""
-        weight = sum(_checked(part.weight) for part in step)
-        own = [weight, *(part.own for part in step), *[0.0] * (self._accumulation - len(step))]
-        if self._ranks == 1:
-            return own
-        sums = torch.tensor(own, dtype=torch.float64)
-        dist.all_reduce(sums, group=self._group)
-        return sums.tolist()
+
+def group_steps(parts: Iterator[MicroBatch], assignment: ShardAssignment, *, weighted: bool) -> Iterator[StepBatches]:
+    """The steps of this rank's micro-batches, still in the host's memory.
+
+    Where a weight is not the number of samples, or a sharded data set decides how many there are, each step costs one
+    all-reduce on the host group.
+    """
+    number, ranks, sharded = assignment.gradient_accumulation_steps, assignment.world_size, assignment.sharded
+    stand_in = MicroBatch(None, 0, 0)
+    while True:
+        step = list(itertools.islice(parts, number))
+        count, samples = len(step), sum(part.total for part in step)
+        whole = float(samples)
+        if sharded or (weighted and step):
+            whole, *counts = _sums(step, assignment)
+            if sharded:
+                samples, count = int(sum(counts)), number - counts.count(0.0)
+        if count == 0 or (assignment.drop_last and samples < number * assignment.global_batch_size):
+            return
+        stand_in = step[-1]._replace(own=0, weight=0.0) if step else stand_in
+        step += [stand_in] * (count - len(step))
+        yield StepBatches([_batch(part, ranks, whole) for part in step], samples, whole)
+
+
+def _batch(part: MicroBatch, ranks: int, whole: float) -> Batch:
+    weight = float(part.weight)
+    return Batch(part.samples, part.own, weight, weight * ranks / whole if whole else 0.0)
+
+
+def _sums(step: list[MicroBatch], assignment: ShardAssignment) -> list[float]:
+    """Over ranks: the weight of the step, and the samples of each of its micro-batches."""
+    counts = [part.own for part in step] + [0] * (assignment.gradient_accumulation_steps - len(step))
+    own = [sum(_checked(part.weight) for part in step), *map(float, counts)]
+    if assignment.world_size == 1:
+        return own
+    sums = torch.tensor(own, dtype=torch.float64)
+    dist.all_reduce(sums, group=host_group())
+    return sums.tolist()
 
 
 def _checked(weight: float | str) -> float:

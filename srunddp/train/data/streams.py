@@ -9,15 +9,13 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 from torch.utils.data import IterableDataset, get_worker_info
 
-from srunddp.errors import ConfigError, Scope
 from srunddp.train import rng
-from srunddp.train.data.sampler import MicroBatch, ShardAssignment, hashed
+from srunddp.train.data.sampler import MicroBatch, ShardAssignment, check_agreement, hashed
 from srunddp.train.rng import IsolatedRng
-from srunddp.train.world import host_group
+from srunddp.train.world import World
 
 
 class Stream(IterableDataset[Any]):
@@ -34,23 +32,19 @@ class Stream(IterableDataset[Any]):
     the same on all of them.
     """
 
-    def __init__(
-        self, data: IterableDataset[Any], assignment: ShardAssignment, *, sharded: bool = False, drop_last: bool = False
-    ) -> None:
-        """``drop_last``: a worker of a sharded data set leaves out its last micro-batch where that is not full."""
-        self._data, self._assignment = data, assignment
-        self._sharded, self._drop_last = sharded, drop_last
+    def __init__(self, data: IterableDataset[Any], assignment: ShardAssignment) -> None:
+        """With ``drop_last`` a worker of a sharded data set leaves out its last micro-batch where that is not full."""
+        self._data, self._assignment, self._sharded = data, assignment, assignment.sharded
         self._worker: int | None = None
         self._workers = 1
         # Shared with the workers, which may outlive an epoch.
         self._start = torch.zeros(2, dtype=torch.int64).share_memory_()  # type: ignore[no-untyped-call]
 
     def begin(self, epoch: int, start: int) -> None:
-        """The next iteration is of this epoch.
+        """The next iteration is of this epoch; what was seen before ``start`` is read again.
 
-        Args:
-            start: samples of all ranks that were seen before; of a sharded data set, this rank's micro-batches. These
-                are read again, and come without samples or not at all.
+        ``start`` is samples of all ranks, and none of these come again; of a sharded data set it is this rank's
+        micro-batches, which may come without samples.
         """
         self._start.copy_(torch.tensor([epoch, start]))
 
@@ -103,7 +97,7 @@ class Stream(IterableDataset[Any]):
         passed = len(range(worker, start, self._workers))
         for number in itertools.count():
             part = list(itertools.islice(samples, size))
-            if len(part) < (size if self._drop_last else 1):
+            if len(part) < (size if self._assignment.drop_last else 1):
                 return
             yield number, MicroBatch(None if number < passed else part, len(part), len(part))
 
@@ -131,23 +125,13 @@ def digest_of(sample: Any) -> int:
     return hashed(written.getvalue())
 
 
-def check_same_start(parts: Iterator[MicroBatch]) -> Iterator[MicroBatch]:
-    """The same micro-batches; all ranks call this at the start of an epoch of one stream that all of them read.
-
-    Raises:
-        ConfigError: the ranks' first samples differ.
-    """
-    first = next(parts, None)
-    own = torch.tensor([first.digest if first else 0])
-    digests = [torch.empty_like(own) for _ in range(dist.get_world_size())]
-    dist.all_gather(digests, own, group=host_group())
-    other = next((rank for rank, digest in enumerate(digests) if digest != digests[0]), None)
-    if other is not None:
-        raise ConfigError(
-            f"the first samples of ranks 0 and {other} differ",
-            expected="the same stream on all ranks, as they are dealt to them",
-            hint="pass sharded=True if it splits itself by rank; else let it draw by torch, random or numpy.random, "
-            "which are seeded alike",
-            scope=Scope.JOB,
-        )
-    return parts if first is None else itertools.chain([first], parts)
+def check_same_start(parts: Iterator[MicroBatch], world: World) -> Iterator[MicroBatch]:
+    """The same micro-batches, or a ConfigError where the first sample of a stream is not the same on all ranks."""
+    first = list(itertools.islice(parts, 1))
+    check_agreement(
+        world,
+        {"the first sample": str(first and first[0].digest)},
+        hint="pass sharded=True if the stream splits itself by rank; else let it draw by torch, random or "
+        "numpy.random, which are seeded alike",
+    )
+    return itertools.chain(first, parts)

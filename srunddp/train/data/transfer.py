@@ -16,13 +16,7 @@ class DeviceTransfer:
     """
 
     def __init__(self, device: torch.device, *, channels_last: bool = False, beside: bool = False) -> None:
-        """Nothing is copied yet.
-
-        Args:
-            device: where batches go.
-            channels_last: tensors of four dimensions get their channels innermost.
-            beside: copy while the device computes, on a CUDA stream of its own.
-        """
+        """``channels_last``: of tensors of four dimensions; ``beside``: copy while the device computes."""
         self._device = device
         self._format = torch.channels_last if channels_last else torch.preserve_format
         self._is_there = device.type == "cpu" and not channels_last
@@ -39,20 +33,10 @@ class DeviceTransfer:
 
     def arrived(self, batches: list[Any], copied: torch.cuda.Event | None) -> None:
         """What the device computes from now on waits until the batches are there."""
-        if copied is None:
-            return
-        computing = torch.cuda.current_stream(self._device)
-        computing.wait_event(copied)
-
-        def record(tensor: Tensor) -> None:
-            if tensor.is_cuda:  # else the memory could be given away while this stream still reads it
-                tensor.record_stream(computing)
-
-        def record_object(value: Any) -> None:
-            if isinstance(value, Mapping):
-                _mapped(dict(value), record, record_object)
-
-        _mapped(batches, record, record_object)
+        if copied is not None:
+            computing = torch.cuda.current_stream(self._device)
+            computing.wait_event(copied)
+            _record(batches, computing)
 
     def _moved(self, tree: Any, computing: torch.cuda.Stream | None) -> Any:
         def move(tensor: Tensor) -> Tensor:
@@ -66,6 +50,15 @@ class DeviceTransfer:
                 return value.to(self._device)
 
         return _mapped(tree, move, move_object)
+
+
+def _record(tree: Any, computing: torch.cuda.Stream) -> None:
+    """Else the tensors' memory could be given away while this stream still reads it."""
+    if isinstance(tree, Tensor) and tree.is_cuda:
+        tree.record_stream(computing)
+    elif isinstance(tree, Mapping | tuple | list):
+        for value in tree.values() if isinstance(tree, Mapping) else tree:
+            _record(value, computing)
 
 
 def _mapped(tree: Any, of_tensor: Callable[[Tensor], Any], of_object: Callable[[Any], Any]) -> Any:

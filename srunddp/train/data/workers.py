@@ -9,22 +9,19 @@ import sys
 from pathlib import Path
 
 import torch
-import torch.distributed as dist
 
 from srunddp.bootstrap.environment import cpus as of_rank
 from srunddp.bootstrap.environment import mpi
 from srunddp.train.data.sampler import hashed
-from srunddp.train.world import World
+from srunddp.train.world import World, all_gather_ints
 
 _INFINIBAND = Path("/sys/class/infiniband")
 _MOST = 8
 
 
-def default_workers(wanted: int | None, cpus: int, in_memory: bool) -> int:
-    """Workers of one loader: of a data set ``in_memory`` none, as indexing tensors is quicker than passing them on."""
-    if wanted is not None:
-        return wanted
-    return 0 if in_memory else min(_MOST, max(cpus - 1, 0))
+def default_workers(cpus: int) -> int:
+    """Workers of one loader, of so many CPUs of its rank."""
+    return min(_MOST, max(cpus - 1, 0))
 
 
 def start_method(method: str | None, backend: str) -> str:
@@ -75,9 +72,5 @@ def set_threads(cpus: int, wanted: int | None) -> None:
 
 def _sharers(world: World, mask: str) -> int:
     """Ranks of this node with this mask, this one included."""
-    if world.world_size == 1:
-        return 1
-    own = torch.tensor([hashed(socket.gethostname()), hashed(mask)], device=world.device)
-    by_rank = [torch.empty_like(own) for _ in range(world.world_size)]
-    dist.all_gather(by_rank, own)
-    return [row.tolist() for row in by_rank].count(own.tolist())
+    own = [hashed(socket.gethostname()), hashed(mask)]
+    return all_gather_ints(world, own).count(own)

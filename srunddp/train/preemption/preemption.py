@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
-import multiprocessing
+import logging
 import os
+import time
 from collections.abc import Iterator, Mapping
-from functools import partial
 from pathlib import Path
-from types import TracebackType
 from typing import Any, NoReturn, Self
 
 from torch.utils.data import DataLoader
 
-from srunddp.bootstrap.process_group.world import wait_for_gloo_threads
 from srunddp.errors import ConfigError, Scope
-from srunddp.telemetry import heartbeat
+from srunddp.telemetry import heartbeat, is_supervised
 from srunddp.train.config import PreemptionConfig
-from srunddp.train.preemption.consensus import StopConsensus
-from srunddp.train.preemption.requeue import stop_and_requeue
-from srunddp.train.preemption.signals import StopRequest, StopRequests, ignore_in_worker, signals_blocked
-from srunddp.train.world import World
+from srunddp.train.preemption.requeue import ask_for_requeue, stopped, wait_for_term
+from srunddp.train.preemption.signals import StopRequest, StopRequests, iterate
+from srunddp.train.world import World, all_reduce_max, on_rank_zero
+
+MOST_STEPS = 64  # from one all-reduce to the next, as steps may become slower
+_EVERY = 1.0  # seconds: not at every step, which may take less time than an all-reduce
+_SIGNALS = 128  # more than there are
+_log = logging.getLogger("srunddp")
 
 
 class Preemption:
@@ -57,17 +59,16 @@ class Preemption:
         self.checkpoint_due = False
         self._world = world
         self._requests = StopRequests(config or PreemptionConfig(), world.rank, environ)
-        self._consensus = StopConsensus(world)
         self._agreed: tuple[StopRequest, int] | None = None
+        self._interval, self._last = 1, 0.0
+        self.restart_interval()
 
     def __enter__(self) -> Self:
         self._requests.__enter__()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._requests.__exit__(kind, error, trace)
+    def __exit__(self, *raised: Any) -> None:
+        self._requests.__exit__(*raised)
 
     def should_stop(self, *, checkpoint_due: bool = False) -> bool:
         """Whether all ranks stop here; they call this after the same steps, equally often.
@@ -80,15 +81,24 @@ class Preemption:
                 Only what is passed in the call of an all-reduce counts: pass it until :attr:`checkpoint_due` is set.
         """
         self.checkpoint_due = False
-        if self._consensus.due() and self._agreed is None:
+        self._steps_left -= 1
+        if self._steps_left <= 0 and self._agreed is None:
             self._agree(checkpoint_due)
         return self._agreed is not None
 
     def _agree(self, checkpoint_due: bool) -> None:
+        """By the strongest request of all ranks; the steps until the next time are agreed on as well."""
         request, cause = self._requests.pending()
-        request, cause, self.checkpoint_due = self._consensus.all_reduce(request, cause, checkpoint_due=checkpoint_due)
-        if request is not StopRequest.NONE:
-            self._agreed = request, cause
+        now = time.perf_counter()
+        seconds = (now - self._last) / self._interval
+        self._last = now
+        # In one number, so that the cause is the request's own.
+        encoded, due, seconds = all_reduce_max(self._world, _SIGNALS * request + cause, checkpoint_due, seconds)
+        self._interval = max(1, min(2 * self._interval, int(_EVERY / max(seconds, 1e-6)), MOST_STEPS))
+        self._steps_left, self.checkpoint_due = self._interval, bool(due)
+        most_request, most_cause = divmod(int(encoded), _SIGNALS)
+        if most_request:
+            self._agreed = StopRequest(most_request), most_cause
             heartbeat(last=True)
             self._requests.ignore_interrupts()  # another rank may have got the signal
 
@@ -98,7 +108,8 @@ class Preemption:
         All ranks call this at the same step. The next all-reduce is at once: 64 short steps may be one second, and as
         many long ones a minute.
         """
-        self._consensus.restart()
+        self._interval = self._steps_left = 1
+        self._last = time.perf_counter()
 
     def stop(self, step: int, checkpoint: Path | str) -> NoReturn:
         """End this rank, after :meth:`should_stop` was True; all ranks call it, when the checkpoint is whole.
@@ -120,26 +131,24 @@ class Preemption:
                 hint="call stop() only then; to end for another reason leave the loop",
                 scope=Scope.JOB,
             )
-        stop_and_requeue(self._requests, self._world, self._agreed, step, Path(checkpoint))
+        request, cause = self._agreed
+        asked = request is StopRequest.REQUEUE
+        refused = on_rank_zero(self._world, lambda: ask_for_requeue(self._requests) if asked else None)
+        # The first rank that ends may take along one that still writes its part of the checkpoint.
+        all_reduce_max(self._world, 0.0)
+        error = stopped(cause, step, Path(checkpoint), refused)
+        if self._world.rank == 0 and not is_supervised():
+            _log.warning("srunddp: %s (exit code %d)", error, error.code)
+        if refused == "":
+            wait_for_term(self._requests)
+        raise error
 
     def iterate(self, loader: DataLoader[Any]) -> Iterator[Any]:
         """``iter(loader)``, whose workers do not get the signals; Slurm may send them to every process of a step.
 
-        A worker that died of USR1 or SIGTERM would end the training that is about to be saved. Once a fork is due it
-        waits until Gloo's threads rest, since a fork amid the end of one may leave the worker waiting for ever.
+        A worker that died of USR1 or SIGTERM would end the training that is about to be saved.
 
         Args:
             loader: torch's own; its ``worker_init_fn`` is called as always.
         """
-        if not loader.num_workers:
-            return iter(loader)
-        signals, init = self._requests.config.signals, loader.worker_init_fn
-        method = (loader.multiprocessing_context or multiprocessing).get_start_method()
-        if method == "fork":
-            wait_for_gloo_threads()
-        loader.worker_init_fn = partial(ignore_in_worker, signals=signals, then=init)
-        try:
-            with signals_blocked(signals, method):
-                return iter(loader)
-        finally:
-            loader.worker_init_fn = init
+        return iterate(loader, self._requests.config.signals)

@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-import logging
 import re
 import signal
 import subprocess
 import time
 from collections.abc import Mapping
-from enum import IntEnum
 from pathlib import Path
-from typing import NoReturn
 
 from srunddp.errors import Stopped
-from srunddp.telemetry import heartbeat, is_supervised
-from srunddp.train.preemption.consensus import all_reduce_max
 from srunddp.train.preemption.signals import StopRequest, StopRequests, signals_blocked
-from srunddp.train.world import World
 from srunddp.util import slurm_command
 
 AGAIN = 75  # sysexits' EX_TEMPFAIL: the same command may do better later
@@ -29,85 +23,38 @@ _LONGEST_ANSWER = 500
 _NO_JOB = "no job of Slurm"
 _NUMBER = re.compile(r"[0-9]{1,18}")
 
-_log = logging.getLogger("srunddp")
 
-
-class _Outcome(IntEnum):
-    """What rank 0 tells the others."""
-
-    UNKNOWN = 0  # on the others
-    REQUEUED = 1
-    NOT_REQUEUED = 2
-    ENDED = 3  # by SIGTERM, which may have come meanwhile
-
-
-def stop_and_requeue(
-    requests: StopRequests, world: World, agreed: tuple[StopRequest, int], step: int, checkpoint: Path
-) -> NoReturn:
-    """End this rank; all call it after the same step, when the checkpoint is whole.
-
-    Rank 0 requeues the job where that is requested. Where that worked Slurm ends the job, so all wait for its SIGTERM:
-    were they to end before, a job script that goes on, or that requeues upon 75, would do so.
-
-    Args:
-        requests: of this rank.
-        world: all ranks, which wait for each other here.
-        agreed: what all ranks have agreed upon, as from :meth:`StopRequests.pending`.
-        step: how many are done; checkpoint: what was written.
-
-    Raises:
-        Stopped: always: 143, or 75 where the job has yet to be requeued.
-    """
-    heartbeat(last=True)
-    _wait_for_rank_zero(world)
-    outcome, why = _Outcome.ENDED, ""
-    if agreed[0] is not StopRequest.STOP:
-        outcome, why = _requeued(requests)
-    # Without a requeue, too: the first rank that ends may take along one that still writes its part of the checkpoint.
-    outcome = _Outcome(int(all_reduce_max(world, outcome)[0]))
-    stopped = _stopped(agreed[1], step, checkpoint, outcome, why)
-    if world.rank == 0 and not is_supervised():
-        _log.warning("srunddp: %s (exit code %d)", stopped, stopped.code)
-    if outcome is _Outcome.REQUEUED:
-        _wait_for_term(requests)
-    raise stopped
-
-
-def _wait_for_rank_zero(world: World) -> None:
-    """By the store, where the world has one: its checkpoint may take longer than a collective's time limit."""
-    if rank_zero_first := getattr(world, "rank_zero_first", None):
-        with rank_zero_first():
-            pass
-
-
-def _stopped(cause: int, step: int, checkpoint: Path, outcome: _Outcome, why: str) -> Stopped:
+def stopped(cause: int, step: int, checkpoint: Path, refused: str | None) -> Stopped:
+    """With 143, or 75 where the job has yet to be requeued; ``cause``: a signal, or 0 for the end of the job's time."""
     by = signal.Signals(cause).name if cause else "the end of the job's time"
     said = f"stopped after step {step} by {by}; checkpoint {checkpoint}"
-    if outcome is _Outcome.NOT_REQUEUED:
-        hint = "start it again with resume=auto" if why == _NO_JOB else "requeue it, it resumes by itself"
-        return Stopped(f"{said}; not requeued{why and f': {why}'} -> {hint}", AGAIN)
-    return Stopped(f"{said}; the job is requeued" if outcome is _Outcome.REQUEUED else said, ENDED)
+    if refused:
+        hint = "start it again with resume=auto" if refused == _NO_JOB else "requeue it, it resumes by itself"
+        return Stopped(f"{said}; not requeued: {refused} -> {hint}", AGAIN)
+    return Stopped(said if refused is None else f"{said}; the job is requeued", ENDED)
 
 
-def _requeued(requests: StopRequests) -> tuple[_Outcome, str]:
-    """What came of it, and why not; only rank 0 knows."""
-    if requests.rank:
-        return _Outcome.UNKNOWN, ""
+def ask_for_requeue(requests: StopRequests) -> str | None:
+    """Why the job is not requeued; empty where it is, and None where SIGTERM has come meanwhile."""
     if not requests.config.requeue:
-        return _Outcome.NOT_REQUEUED, "preemption.requeue is off"
+        return "preemption.requeue is off"
     # Slurm's SIGTERM, with which it ends the job, would reach scontrol before its answer does.
     with signals_blocked(requests.config.signals):
-        if requests.pending()[0] is StopRequest.STOP:
-            return _Outcome.ENDED, ""
-        why = requeue(requests.environ, requests.config.max_requeues)
-    if why and requests.pending()[0] is StopRequest.STOP:
-        return _Outcome.ENDED, ""  # it may have ended scontrol, too, after Slurm had heard of us
-    return (_Outcome.NOT_REQUEUED if why else _Outcome.REQUEUED), why
+        if _is_ended(requests):
+            return None
+        refused = requeue(requests.environ, requests.config.max_requeues)
+    # It may have ended scontrol, too, after Slurm had heard of us.
+    return None if refused and _is_ended(requests) else refused
 
 
-def _wait_for_term(requests: StopRequests) -> None:
+def _is_ended(requests: StopRequests) -> bool:
+    return requests.pending()[0] is StopRequest.STOP
+
+
+def wait_for_term(requests: StopRequests) -> None:
+    """Until Slurm ends the job: a job script that goes on, or that requeues upon 75, would do so."""
     deadline = time.monotonic() + _TERM_WITHIN
-    while requests.pending()[0] is not StopRequest.STOP and time.monotonic() < deadline:
+    while not _is_ended(requests) and time.monotonic() < deadline:
         time.sleep(_LOOK_EVERY)
 
 

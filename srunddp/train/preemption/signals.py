@@ -14,11 +14,15 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import IntEnum
+from functools import partial
 from multiprocessing import resource_tracker
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any, Self
 
+from torch.utils.data import DataLoader
+
 from srunddp import telemetry
+from srunddp.bootstrap.process_group.world import wait_for_gloo_threads
 from srunddp.errors import ConfigError, Scope, Stopped
 from srunddp.supervisor.signals import FORWARDED
 from srunddp.train.config import PreemptionConfig
@@ -49,11 +53,6 @@ class StopRequests:
     """
 
     def __init__(self, config: PreemptionConfig, rank: int, environ: Mapping[str, str] = os.environ) -> None:
-        """Check the settings.
-
-        Raises:
-            ConfigError: no such signal, or one that cannot be noted.
-        """
         self.config, self.rank, self.environ = config, rank, environ
         self._requests = dict.fromkeys(numbers(config.signals), StopRequest.REQUEUE)
         self._requests[signal.SIGTERM] = StopRequest.STOP
@@ -75,9 +74,7 @@ class StopRequests:
             self._find_end()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
         if isinstance(error, Stopped):
             return  # another signal must not kill a rank that is about to say that it has stopped
         for number, before in self._before.items():
@@ -122,11 +119,7 @@ class StopRequests:
 
 
 def numbers(names: Sequence[str]) -> list[signal.Signals]:
-    """Of signals by their names without SIG.
-
-    Raises:
-        ConfigError: no such signal, or one that would not reach this rank.
-    """
+    """Of signals by their names without SIG; a ConfigError where there is none, or it would not reach this rank."""
     known = {each.name.removeprefix("SIG"): each for each in FORWARDED if each != signal.SIGTERM}
     for name in names:
         if name not in known:
@@ -150,12 +143,7 @@ def query_end_time(environ: Mapping[str, str], limit: float = _QUERY_TIMEOUT) ->
 def signals_blocked(signals: Sequence[str], method: str = "fork") -> Iterator[None]:
     """What is started within never gets these signals nor SIGTERM: Slurm sends them to every process of a step.
 
-    They are blocked, which children inherit; one that comes meanwhile is noted at the end. Around ``iter(loader)``,
-    as torch's workers start there, and with them the processes that ``multiprocessing`` needs for itself.
-
-    Args:
-        signals: names without SIG.
-        method: how the workers start: ``fork``, ``forkserver`` or ``spawn``.
+    They are blocked, which children inherit; one that comes meanwhile is noted at the end.
     """
     blocked = [*numbers(signals), signal.SIGTERM]
     before = signal.pthread_sigmask(signal.SIG_BLOCK, blocked)
@@ -168,16 +156,24 @@ def signals_blocked(signals: Sequence[str], method: str = "fork") -> Iterator[No
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def ignore_in_worker(
-    worker_id: int, signals: Sequence[str] = ("USR1", "USR2"), then: Callable[[int], None] | None = None
-) -> None:
-    """In a DataLoader's worker: only its own rank ends it; as ``worker_init_fn``, or within it.
+def iterate(loader: DataLoader[Any], signals: Sequence[str]) -> Iterator[Any]:
+    """``iter(loader)``, whose workers do not get these signals; only their own rank ends them."""
+    if not loader.num_workers:
+        return iter(loader)
+    method, init = (loader.multiprocessing_context or multiprocessing).get_start_method(), loader.worker_init_fn
+    if method == "fork":
+        # A fork amid a thread's beginning or end, as Gloo's do in Python after a collective, may leave the child
+        # waiting for ever for a lock of the interpreter's that nobody holds.
+        wait_for_gloo_threads()
+    loader.worker_init_fn = partial(_ignore_in_worker, signals=signals, then=init)
+    try:
+        with signals_blocked(signals, method):
+            return iter(loader)
+    finally:
+        loader.worker_init_fn = init
 
-    Args:
-        worker_id: what torch passes.
-        signals: names without SIG.
-        then: the loader's own ``worker_init_fn``, called with ``worker_id`` in the end.
-    """
+
+def _ignore_in_worker(worker_id: int, signals: Sequence[str], then: Callable[[int], None] | None) -> None:
     for number in numbers(signals):
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])

@@ -7,11 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from srunddp.train import load_checkpoint
 from srunddp.train.checkpoint.directory import CheckpointDirectory
-from tests.train.killed_saves import directory_of, fork_saver, kill, newest
 
 
 def directory(
@@ -86,18 +84,6 @@ def test_what_was_added_last_stays_whatever_else_is_there(tmp_path: Path, keep_l
     assert 5 in directory(tmp_path, 5, keep_last=keep_last).steps()
 
 
-def test_nothing_is_deleted_when_a_save_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    made = directory(tmp_path, 1, 2)
-
-    def full(*_: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(os, "replace", full)
-    with pytest.raises(OSError, match="No space left"):
-        made.add(3, {"step": 3})
-    assert sorted(file.name for file in tmp_path.iterdir()) == ["step-00000001.pt", "step-00000002.pt"]
-
-
 def test_a_killed_save_leaves_nothing_after_the_next(tmp_path: Path) -> None:
     for name in ("step-00000009.pt.01234567.tmp", "best.pt.01234567.tmp", "others.tmp"):
         (tmp_path / name).write_bytes(b"x")
@@ -121,21 +107,6 @@ def test_no_link_to_the_best_is_no_failure(tmp_path: Path, monkeypatch: pytest.M
 
     monkeypatch.setattr(Path, "symlink_to", refused)
     assert directory(tmp_path, 1, 2, keep_best=1, s1=1.0).steps() == [1, 2]
-
-
-def test_who_reads_meanwhile_always_finds_the_newest(tmp_path: Path) -> None:
-    torch.set_num_threads(1)
-    directory_of(tmp_path).add(0, {"step": 0, "values": torch.zeros(10)})
-    child, pipe = fork_saver(tmp_path, 0)
-    last = 0
-    try:
-        for _ in range(150):
-            step, _ = newest(tmp_path)
-            assert step >= last
-            last = step
-    finally:
-        kill(child, pipe, 0)
-    assert last > 10, "too few saves fell among the reads to prove anything"
 
 
 def test_a_checkpoint_deleted_meanwhile_is_not_called_broken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,7 @@ import datetime
 import errno
 import os
 import random
+import signal
 import subprocess
 import threading
 import time
@@ -19,8 +20,8 @@ import torch.distributed as dist
 from torch import nn
 
 from srunddp import telemetry
-from srunddp.errors import ConfigError, SrunddpError
-from srunddp.train import CheckpointError, CheckpointManager, load_checkpoint
+from srunddp.errors import ConfigError, SrunddpError, Stopped
+from srunddp.train import CheckpointError, CheckpointManager, Preemption, load_checkpoint
 from srunddp.train.checkpoint.directory import CheckpointDirectory
 from tests.support.small_disk import small_disk
 from tests.train.local_world import LocalWorld, run_ranks
@@ -72,7 +73,10 @@ def test_ranks_get_the_state_and_each_its_random_numbers(tmp_path: Path) -> None
 
 
 def slow_and_failed(world: LocalWorld, folder: Path) -> tuple[bool, list[tuple[type, int, str]]]:
-    """Collectives take 5 s at most, and rank 0 writes for 10; then the disk fails, and then no state can be saved."""
+    """Collectives take 5 s at most, and rank 0 writes for 10; then the disk fails, and then no state can be saved.
+
+    In the end rank 0 comes to stop() when the other one has waited for longer.
+    """
     dist.destroy_process_group()
     limit = datetime.timedelta(seconds=5)
     meeting = f"file://{folder}.meeting"
@@ -93,6 +97,12 @@ def slow_and_failed(world: LocalWorld, folder: Path) -> tuple[bool, list[tuple[t
             action()
         except SrunddpError as error:
             errors.append((type(error), error.exit_code, str(error)))
+    with Preemption(world, environ={}) as preemption:
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert preemption.should_stop()
+        time.sleep(8.0 * (world.rank == 0))
+        with pytest.raises(Stopped):
+            preemption.stop(1, "step-1.pt")
     return there, errors
 
 
@@ -164,8 +174,10 @@ def test_what_is_due_amid_a_slow_write_is_left_out(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(telemetry, "_page", page)
     manager, said = manager_of(tmp_path)
     telemetry.heartbeat()
+    values = torch.ones(1000)
     for step in (1, 2, 3, 4):
-        manager.save(step, {"step": step})
+        manager.save(step, {"step": step, "values": values, "list": [values]})
+        values.zero_()
     assert manager.report() == []  # nor is a word said twice
     assert said == ["checkpoints are left out from step 2 on, until that of step 1 is written"]
     assert page.read() == 1
@@ -175,6 +187,8 @@ def test_what_is_due_amid_a_slow_write_is_left_out(tmp_path: Path, monkeypatch: 
     path = manager.save(5, {"step": 5}, wait=True)
     assert manager.report() == [manager.path(1), path]
     assert sorted(tmp_path.glob("*.pt")) == [manager.path(1), path]
+    state = load_checkpoint(manager.path(1))
+    assert state["values"].tolist() == state["list"][0].tolist() == [1.0] * 1000, "of the moment of its save"
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -30,29 +31,23 @@ def test_the_order_is_that_of_torch_s_sampler_before_it_pads(world_size: int, ep
 
 
 ORDERS = [
-    Shuffled(50, seed=3),
-    Weighted(range(50), seed=3),
-    Weighted(range(50), 20, seed=3, replacement=False),
-    Weighted.balanced(RARE, seed=3),
+    lambda seed: Shuffled(50, seed=seed),
+    lambda seed: Weighted(range(50), seed=seed),
+    lambda seed: Weighted(range(50), 20, seed=seed, replacement=False),
+    lambda seed: Weighted.balanced(RARE, seed=seed),
 ]
 
 
-@pytest.mark.parametrize("order", ORDERS)
-def test_an_order_depends_on_its_seed_and_epoch_alone(order: Order) -> None:
+@pytest.mark.parametrize("order_of", ORDERS)
+def test_an_order_depends_on_its_seed_and_epoch_alone(order_of: Callable[[int], Order]) -> None:
+    order = order_of(3)
     first = order.indices(1)
     assert (first.dtype, first.shape, first.device.type) == (torch.int64, (len(order),), "cpu")
     torch.manual_seed(99)
     torch.rand(17)
     assert torch.equal(first, order.indices(1))
     assert not torch.equal(first, order.indices(2))
-
-
-def test_another_seed_is_another_order() -> None:
-    for one, other in [
-        (Shuffled(50, 1), Shuffled(50, 9)),
-        (Weighted([1.0] * 50, seed=1), Weighted([1.0] * 50, seed=9)),
-    ]:
-        assert not torch.equal(one.indices(1), other.indices(1))
+    assert not torch.equal(first, order_of(9).indices(1))
 
 
 def within(counts: torch.Tensor, shares: torch.Tensor, draws: int) -> bool:
@@ -111,12 +106,12 @@ def test_a_draw_at_the_very_edge_is_no_sample_of_weight_zero(
         ([], {}, r"weights of shape \(0,\)"),
         ([[1.0]], {}, r"weights of shape \(1, 1\)"),
         ([1.0, 1.0], {"num_samples": 0}, "num_samples is 0"),
-        ([1.0, 1.0], {"num_samples": 3, "replacement": False}, "3 draws without replacement from 2 samples"),
-        ([1.0, 0.0], {"replacement": False}, "2 draws without replacement from 1 samples"),
+        ([1.0, 1.0], {"num_samples": 3, "replacement": False}, "num_samples is 3; .* at most the 2 samples"),
+        ([1.0, 0.0], {"replacement": False}, "num_samples is 2; .* at most the 1 samples"),
     ],
 )
 def test_impossible_draws_are_refused_with_the_hint(weights: Any, options: Any, words: str) -> None:
-    with pytest.raises(ConfigError, match=f"{words}.*; expected .* -> "):
+    with pytest.raises(ConfigError, match=f"^{words}.* -> "):
         Weighted(weights, **options)
-    with pytest.raises(ConfigError, match=r"targets of shape \(2, 2\); expected one class per sample -> "):
+    with pytest.raises(ConfigError, match=r"weights of shape \(2, 2\); expected .* per sample, .* -> "):
         Weighted.balanced(torch.eye(2))

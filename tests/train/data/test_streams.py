@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Iterator
-from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import numpy
@@ -18,43 +18,18 @@ from torch.utils.data import IterableDataset
 from srunddp.train.data import streams
 from srunddp.train.data.sampler import DistributedBatchSampler, MicroBatch, ShardAssignment
 from srunddp.train.data.streams import Stream, digest_of
-
-
-class Plain(IterableDataset[int]):
-    def __init__(self, samples: int) -> None:
-        self.samples = samples
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(range(self.samples))
-
-
-class RandomStream(IterableDataset[Any]):
-    """In an order that it draws at random; each sample with further draws, as augmentation would make."""
-
-    def __init__(self, samples: int) -> None:
-        self.samples = samples
-
-    def __iter__(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        for index in torch.randperm(self.samples):
-            drawn = [torch.rand(()).item(), random.random(), numpy.random.random()]
-            yield torch.tensor([float(index), *drawn], dtype=torch.float64), torch.zeros(1)
-
-
-@dataclass
-class Info:
-    id: int
-    num_workers: int
+from tests.train.data.test_loader import RandomStream
 
 
 def by_workers(
-    data: IterableDataset[Any], assignment: ShardAssignment, workers: int, epoch: int = 1, start: int = 0, **kind: bool
+    data: Any, assignment: ShardAssignment, workers: int, epoch: int = 1, start: int = 0
 ) -> list[MicroBatch]:
     """The parts in the order in which the loader takes them from its workers; 0 workers read in the rank."""
     turns: list[Iterator[MicroBatch]] = []
     for number in range(max(workers, 1)):
-        stream = Stream(data, assignment, **kind)
+        stream = Stream(data, assignment)
         stream.begin(epoch, start)
-        info = Info(number, workers) if workers else None
+        info = SimpleNamespace(id=number, num_workers=workers) if workers else None
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(streams, "get_worker_info", lambda info=info: info)
             turns.append(iter(list(stream)))
@@ -81,31 +56,21 @@ def test_a_stream_is_dealt_as_a_data_set_with_indices_is(
         assignment = ShardAssignment(rank, ranks, batch_size, 0)
         requests = DistributedBatchSampler(assignment)
         requests.begin(torch.arange(samples), 1, start)
-        expected = [(request.indices, request.own, request.total) for request in requests]
-        found = by_workers(Plain(samples), assignment, workers, 1, start)
+        expected = [(request.samples, request.own, request.total) for request in requests]
+        found = by_workers(range(samples), assignment, workers, 1, start)
         assert [(part.samples, part.own, part.total) for part in found] == expected
 
 
 def drawn(parts: list[MicroBatch]) -> list[list[float]]:
-    return [[value for sample, _ in part.samples for value in sample.tolist()] for part in parts]
+    return [[value for sample in part.samples for value in sample.tolist()] for part in parts]
 
 
-@pytest.mark.parametrize("workers", [1, 2, 3])
-def test_what_a_stream_draws_depends_on_no_number_of_workers(workers: int) -> None:
-    assignment = ShardAssignment(0, 1, 4, seed=5)
-    alone = drawn(by_workers(RandomStream(21), assignment, 0))
-    assert drawn(by_workers(RandomStream(21), assignment, workers)) == alone
-    assert drawn(by_workers(RandomStream(21), assignment, workers, epoch=2)) != alone
-    assert drawn(by_workers(RandomStream(21), assignment, workers, start=8)) == alone[2:], "a resume"
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_ranks_that_draw_the_order_of_a_stream_miss_no_sample(workers: int) -> None:
+def test_ranks_that_draw_the_order_of_a_stream_miss_no_sample() -> None:
     seen = []
     for rank in range(3):
         torch.manual_seed(rank)
-        parts = by_workers(RandomStream(20), ShardAssignment(rank, 3, 2, seed=5), workers)
-        seen += [int(sample[0]) for part in parts for sample, _ in part.samples[: part.own]]
+        parts = by_workers(RandomStream(20), ShardAssignment(rank, 3, 2, seed=5), 2)
+        seen += [int(sample[0]) for part in parts for sample in part.samples[: part.own]]
     assert sorted(seen) == list(range(20))
 
 
@@ -118,14 +83,14 @@ def test_a_stream_leaves_the_rank_s_own_random_numbers_alone(sharded: bool) -> N
     for read in (False, True):
         torch.manual_seed(1), random.seed(1), numpy.random.seed(1)
         if read:
-            assert len(by_workers(RandomStream(9), ShardAssignment(0, 1, 2, 0), 0, sharded=sharded)) == 5
+            assert len(by_workers(RandomStream(9), ShardAssignment(0, 1, 2, 0, sharded=sharded), 0)) == 5
         results.append(states())
     assert results[0] == results[1]
 
 
 def test_shards_draw_other_numbers_on_each_rank_and_worker() -> None:
     firsts = {
-        drawn(by_workers(RandomStream(4), ShardAssignment(rank, 2, 4, 5), 2, epoch, sharded=True))[worker][1]
+        drawn(by_workers(RandomStream(4), ShardAssignment(rank, 2, 4, 5, sharded=True), 2, epoch))[worker][1]
         for rank, worker, epoch in itertools.product(range(2), range(2), (1, 2))
     }
     assert len(firsts) == 8
@@ -150,27 +115,14 @@ class Uneven(IterableDataset[int]):
 )
 def test_a_resume_of_shards_reads_on_where_it_was(lengths: tuple[int, ...], batch_size: int, start: int) -> None:
     """However early some workers come to their end; what was seen comes without its samples, or not at all."""
-    assignment, workers = ShardAssignment(0, 1, batch_size, 0), len(lengths)
-    whole = by_workers(Uneven(lengths), assignment, workers, sharded=True)
+    assignment, workers = ShardAssignment(0, 1, batch_size, 0, sharded=True), len(lengths)
+    whole = by_workers(Uneven(lengths), assignment, workers)
     assert sorted(sample for part in whole for sample in part.samples) == [
         sample for worker, length in enumerate(lengths) for sample in range(100 * worker, 100 * worker + length)
     ]
-    resumed = by_workers(Uneven(lengths), assignment, workers, start=start, sharded=True)
+    resumed = by_workers(Uneven(lengths), assignment, workers, start=start)
     assert resumed[start:] == whole[start:]
     assert all(part.samples is None for part in resumed[: min(start, min(lengths) // batch_size * workers)])
-
-
-def test_drop_last_leaves_out_what_is_not_full_of_each_worker() -> None:
-    parts = by_workers(Uneven((5, 2, 4)), ShardAssignment(0, 1, 2, 0), 3, sharded=True, drop_last=True)
-    assert [part.samples for part in parts] == [[0, 1], [100, 101], [200, 201], [2, 3], [202, 203]]
-
-
-def test_a_stream_is_told_the_epoch() -> None:
-    class EpochAware(Plain):
-        def set_epoch(self, epoch: int) -> None:
-            self.samples = 10 * epoch
-
-    assert sum(part.total for part in by_workers(EpochAware(0), ShardAssignment(0, 1, 4, 0), 2, epoch=3)) == 30
 
 
 def test_samples_are_told_apart_by_their_values() -> None:

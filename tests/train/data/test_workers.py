@@ -6,7 +6,6 @@ import multiprocessing
 import os
 import sys
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -19,74 +18,46 @@ from srunddp.train.data.workers import default_workers, set_threads, share, star
 from tests.train.local_world import LocalWorld, run_ranks
 
 
-@pytest.mark.parametrize(
-    ("wanted", "cpus", "in_memory", "expected"),
-    [
-        (None, 1, False, 0),
-        (None, 4, False, 3),
-        (None, 9, False, 8),
-        (None, 64, False, 8),
-        (None, 64, True, 0),
-        (0, 64, False, 0),
-        (5, 1, True, 5),
-    ],
-)
-def test_workers_leave_the_rank_a_cpu(wanted: int | None, cpus: int, in_memory: bool, expected: int) -> None:
-    assert default_workers(wanted, cpus, in_memory) == expected
-
-
-@pytest.fixture
-def preloaded(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
-    calls: list[list[str]] = []
-    monkeypatch.setattr(multiprocessing, "set_forkserver_preload", calls.append)
-    return calls
-
-
-def script(text: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (folder / "script.py").write_text(text)
-    module: Any = ModuleType("__main__")
-    module.__file__ = str(folder / "script.py")
-    monkeypatch.setitem(sys.modules, "__main__", module)
+def test_workers_leave_the_rank_a_cpu() -> None:
+    assert [default_workers(cpus) for cpus in (1, 4, 9, 64)] == [0, 3, 8, 8]
 
 
 GUARDED, PLAIN = 'if __name__ == "__main__":\n    main()\n', "main()\n"
 
 
 @pytest.mark.parametrize(
-    ("mpi", "rdma", "backend", "text", "expected"),
+    ("method", "mpi", "rdma", "backend", "text", "expected"),
     [
-        (False, False, "gloo", GUARDED, "fork"),
-        (False, True, "gloo", GUARDED, "fork"),
-        (False, False, "nccl", GUARDED, "fork"),
-        (False, True, "nccl", GUARDED, "forkserver"),
-        (True, False, "gloo", GUARDED, "forkserver"),
-        (True, True, "nccl", PLAIN, "fork"),
+        (None, False, False, "gloo", GUARDED, "fork"),
+        (None, False, True, "gloo", GUARDED, "fork"),
+        (None, False, False, "nccl", GUARDED, "fork"),
+        (None, False, True, "nccl", GUARDED, "forkserver"),
+        (None, True, False, "gloo", GUARDED, "forkserver"),
+        (None, True, True, "nccl", PLAIN, "fork"),
+        ("fork", True, True, "nccl", GUARDED, "fork"),
+        ("spawn", False, False, "gloo", GUARDED, "spawn"),
+        ("forkserver", False, False, "gloo", GUARDED, "forkserver"),
     ],
 )
-def test_workers_are_not_forked_from_mpi_or_rdma(
+def test_workers_are_not_forked_from_mpi_or_rdma_unless_asked(
+    method: Any,
     mpi: bool,
     rdma: bool,
     backend: str,
     text: str,
     expected: str,
-    preloaded: list[list[str]],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    (tmp_path / "infiniband").mkdir()
-    if rdma:
-        (tmp_path / "infiniband" / "mlx5_0").mkdir()
+    (tmp_path / "infiniband" / ("mlx5_0" if rdma else "")).mkdir(parents=True)
+    (tmp_path / "script.py").write_text(text)
+    preloaded: list[list[str]] = []
     monkeypatch.setattr(workers, "_INFINIBAND", tmp_path / "infiniband")
     monkeypatch.setattr("srunddp.bootstrap.environment.mpi.is_running", lambda: mpi)
-    script(text, tmp_path, monkeypatch)
-    assert start_method(None, backend) == expected
+    monkeypatch.setattr(sys.modules["__main__"], "__file__", str(tmp_path / "script.py"))
+    monkeypatch.setattr(multiprocessing, "set_forkserver_preload", preloaded.append)
+    assert start_method(method, backend) == expected
     assert preloaded == ([["torch"]] if expected == "forkserver" else [])
-
-
-@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
-def test_the_user_s_start_method_counts(method: Any, preloaded: list[list[str]]) -> None:
-    assert start_method(method, "gloo") == method
-    assert bool(preloaded) == (method == "forkserver")
 
 
 def test_a_rank_alone_has_its_affinity_and_not_the_machine() -> None:
@@ -130,23 +101,23 @@ def test_a_quota_below_the_affinity_counts(found: float | None, expected: int, m
 
 
 @pytest.mark.parametrize(
-    ("before", "cpus", "wanted", "variables", "after"),
+    ("before", "cpus", "wanted", "variable", "after"),
     [
-        (4, 2, None, {}, 2),
-        (1, 2, None, {}, 1),
-        (4, 2, None, {"OMP_NUM_THREADS": "4"}, 4),
-        (4, 2, None, {"MKL_NUM_THREADS": "4"}, 4),
-        (4, 2, 3, {"OMP_NUM_THREADS": "4"}, 3),
-        (1, 1, 2, {}, 2),
+        (4, 2, None, "", 2),
+        (1, 2, None, "", 1),
+        (4, 2, None, "OMP_NUM_THREADS", 4),
+        (4, 2, None, "MKL_NUM_THREADS", 4),
+        (4, 2, 3, "OMP_NUM_THREADS", 3),
+        (1, 1, 2, "", 2),
     ],
 )
 def test_torch_has_no_more_threads_than_cpus_unless_set(
-    before: int, cpus: int, wanted: int | None, variables: dict[str, str], after: int, monkeypatch: pytest.MonkeyPatch
+    before: int, cpus: int, wanted: int | None, variable: str, after: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
         monkeypatch.delenv(name, raising=False)
-    for name, value in variables.items():
-        monkeypatch.setenv(name, value)
+    if variable:
+        monkeypatch.setenv(variable, "4")
     own = torch.get_num_threads()
     torch.set_num_threads(before)
     try:

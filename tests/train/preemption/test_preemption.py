@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -81,6 +84,36 @@ def test_a_loop_in_another_thread_hears_of_signals() -> None:
         os.kill(os.getpid(), signal.SIGUSR1)
         thread.join(60.0)
         assert not thread.is_alive()
+
+
+def agreed_at(
+    step_seconds: Callable[[int], float], steps: int, monkeypatch: pytest.MonkeyPatch, *restarts: int
+) -> list[float]:
+    """The seconds from one agreement of the ranks to the next; they are told before which steps others begin."""
+    now = [0.0]
+    monkeypatch.setattr("srunddp.train.preemption.preemption.time", SimpleNamespace(perf_counter=lambda: now[0]))
+    preemption, times = Preemption(LocalWorld(), environ={}), []
+    for step in range(steps):
+        if step in restarts:
+            preemption.restart_interval()
+        now[0] += step_seconds(step)
+        preemption.should_stop(checkpoint_due=True)
+        if preemption.checkpoint_due:
+            times.append(now[0])
+    return [after - before for before, after in itertools.pairwise(times)]
+
+
+@pytest.mark.parametrize("seconds", [0.02, 0.3, 2.5])
+def test_ranks_agree_about_once_a_second(seconds: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    late = agreed_at(lambda step: seconds, 600, monkeypatch)[8:]
+    assert all(max(seconds, 0.5) - 0.01 <= gap <= max(seconds, 1.0) + 0.01 for gap in late), late
+
+
+@pytest.mark.parametrize(("restarts", "most"), [((), 64.0), ((1000,), 2.0)], ids=["unsaid", "said"])
+def test_ranks_agree_soon_where_slower_steps_begin(
+    restarts: tuple[int, ...], most: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert max(agreed_at(lambda step: 1e-4 if step < 1000 else 1.0, 1200, monkeypatch, *restarts)) <= most
 
 
 @pytest.mark.parametrize("workers", [0, 1])
