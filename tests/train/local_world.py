@@ -8,7 +8,8 @@ from __future__ import annotations
 import datetime
 import multiprocessing
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
@@ -34,6 +35,12 @@ class LocalWorld:
     local_rank: int = 0
     world_size: int = 1
     device: torch.device = CPU
+
+    @contextmanager
+    def rank_zero_first(self, *, per_node: bool = False) -> Iterator[None]:
+        """Examples' data are made so; here by one rank at a time."""
+        assert self.world_size == 1
+        yield
 
 
 def run_ranks(size: int, folder: Path, action: Callable[..., Any], *args: Any) -> list[Any]:
