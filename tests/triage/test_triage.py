@@ -71,9 +71,13 @@ def test_a_sign_matches_its_sample_and_no_other_primary_one_does(sign: Signature
     assert found.id == sign.id
 
 
-@pytest.mark.parametrize(
-    "piece", ["error ", "a", "connect 127.0.0.", "NCCL WARN x ", "rank 1 ", "srun: error: ", "[", "(", " "]
-)
+PIECES = (
+    "error ", "a", "connect 127.0.0.", "NCCL WARN x ", "rank 1 ", "srun: error: ", "[", "(", " ",
+    "rank 0 ", "connect to ", "error: ", "Error ", "1", "srun: error: a", "x: ",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("piece", PIECES[:9])
 def test_a_line_of_10_mb_costs_less_than_2_s(tmp_path: Path, piece: str) -> None:
     path = log(tmp_path, piece * (10_000_000 // len(piece)) + "\n")
     before = time.process_time()
@@ -81,9 +85,7 @@ def test_a_line_of_10_mb_costs_less_than_2_s(tmp_path: Path, piece: str) -> None
     assert time.process_time() - before < 2
 
 
-@pytest.mark.parametrize(
-    "piece", ["a", "rank 0 ", "connect to ", "error: ", "Error ", "1", " ", "srun: error: a", "x: "]
-)
+@pytest.mark.parametrize("piece", PIECES)
 def test_no_signature_takes_long_for_the_longest_line(piece: str) -> None:
     line = piece * (4000 // len(piece))
     before = time.process_time()
@@ -130,11 +132,8 @@ def test_colours_progress_bars_and_binary_do_not_hide_an_error(tmp_path: Path) -
     bars = b"\x1b[31m 10%|# | 1/10 [00:01]\r 20%|##\xff| 2/10\r"
     (tmp_path / "a.log").write_bytes(bars + b"\0\0\x1b[1mMemoryError\x1b[0m: \x1b]0;title\x07x\r\n")
     assert said(tmp_path).splitlines()[0].endswith(": MemoryError: x (host-out-of-memory)")
-
-
-def test_what_a_log_says_cannot_command_the_terminal(tmp_path: Path) -> None:
     path = log(tmp_path, CAUGHT + "ValueError: \x9b31m\x85\u202e\n")
-    assert all(line.isprintable() for line in said(path).splitlines())
+    assert all(line.isprintable() for line in said(path).splitlines()), "it commands the terminal"
 
 
 def test_a_label_tells_the_rank() -> None:

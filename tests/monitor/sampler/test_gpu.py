@@ -159,8 +159,7 @@ def test_without_nvml_there_are_none(fake: Put, monkeypatch: pytest.MonkeyPatch)
 
 def test_the_sampler_writes_their_file_where_there_are_some(fake: Put, tmp_path: Path) -> None:
     fake({"uuid": "GPU-a", "trace": [BUSY]}, {"uuid": "GPU-b", "trace": [BUSY]})
-    paths = f"{FAKE}:{ROOT}"
-    wanted = {"FAKE_NVML": str(tmp_path / "nvml.json"), "CUDA_VISIBLE_DEVICES": "1", "PYTHONPATH": paths}
+    wanted = {"FAKE_NVML": str(tmp_path / "nvml.json"), "CUDA_VISIBLE_DEVICES": "1", "PYTHONPATH": f"{FAKE}:{ROOT}"}
     (tmp_path / "with").mkdir()
     with supervised(tmp_path / "with", **wanted) as job:
         until(lambda: len(job.rows("gpus")) > 1)
