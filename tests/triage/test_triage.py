@@ -66,9 +66,7 @@ def test_a_sign_matches_its_sample_and_no_other_primary_one_does(sign: Signature
     assert sign.fits(sign.sample)
     assert any(word in sign.sample.lower() for word in WORDS), "it would be passed over"
     assert {each.id for each in SIGNS if each.kind == "primary" and each.fits(sign.sample)} <= {sign.id}
-    found = table().read(sign.sample)
-    assert found is not None
-    assert found.id == sign.id
+    assert getattr(table().read(sign.sample), "id", None) == sign.id
 
 
 PIECES = (
@@ -214,8 +212,7 @@ AttributeError: x"""
 def test_tracebacks_of_two_ranks_in_one_another_are_both_seen(tmp_path: Path) -> None:
     header, frame = "Traceback (most recent call last):\n", '  File "/project/a.py", line 3, in f\n    g()\n'
     path = log(tmp_path, header * 2 + frame * 2 + "ValueError: one\nIndexError: other\n")
-    texts = [event.text for event in collect(find([str(path)])).events]
-    assert texts == ["ValueError: one", "IndexError: other"]
+    assert [event.text for event in collect(find([str(path)])).events] == ["ValueError: one", "IndexError: other"]
 
 
 @pytest.mark.parametrize(
@@ -278,9 +275,9 @@ def test_the_command_says_it_in_few_lines_and_for_machines(tmp_path: Path) -> No
     assert srunddp("triage", log(tmp_path, "step 1\n", "fine.out"), folder=tmp_path).stdout == "nothing failed\n"
 
 
-@pytest.mark.parametrize("words", [[], ["no-such-file"], ["/dev/null"], ["."]])
-def test_where_there_is_nothing_to_read_it_says_so(tmp_path: Path, words: list[str]) -> None:
-    assert one_message(srunddp("triage", *words, folder=tmp_path))
+def test_where_there_is_nothing_to_read_it_says_so(tmp_path: Path) -> None:
+    for words in ([], ["no-such-file"], ["/dev/null"], ["."]):
+        assert one_message(srunddp("triage", *words, folder=tmp_path))
 
 
 ALONE = "".join(f"rank 0/1 step {step}\n" for step in range(9))
