@@ -249,7 +249,7 @@ def lines_of_timeline(made_up: MadeUp, folder: Path) -> list[Line2D]:
     return list(figure.axes[-1].lines)
 
 
-def test_of_many_epochs_not_all_are_marked_and_the_last_is_no_drop(tmp_path: Path) -> None:
+def test_not_all_of_many_epochs_are_marked_nor_the_end_a_drop(tmp_path: Path) -> None:
     """One that was killed trained to its end."""
     made_up = MadeUp(epoch_s=2, evaluation_s=0.1, checkpoint_s=0)  # 300 of them
     assert 40 < len(lines_of_timeline(made_up, tmp_path)) < 70
@@ -317,7 +317,7 @@ def test_what_leads_to_no_run_is_one_message(arguments: list[str], said: str, tm
     assert said in one_message(report("--text", *arguments, folder=tmp_path))
 
 
-def test_output_is_another_folder_or_one_message_after_the_summary(tmp_path: Path) -> None:
+def test_output_is_another_folder_or_one_message(tmp_path: Path) -> None:
     """What was not sampled is a sentence there, and no empty picture."""
     SHORT.write(tmp_path)
     write(tmp_path / "file", "")
