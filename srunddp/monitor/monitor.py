@@ -54,11 +54,7 @@ class MonitorConfig:
 
 
 class Monitor:
-    """What watches one rank and, where the config says so, its node. Its methods are called in this order.
-
-    Attributes:
-        page: shared with the worker.
-    """
+    """Watches one rank and, where the config says so, its node. Methods come in this order; the worker has ``page``."""
 
     def __init__(self, config: MonitorConfig | None = None) -> None:
         """Make the files; without ``--monitor`` there are none, and nothing is done here or later.

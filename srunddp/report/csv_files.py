@@ -53,11 +53,7 @@ STEPS = Kind("", ("steps", "samples", "step_s", "data_s", "own_s"), (), ("longes
 
 @dataclass(frozen=True)
 class Mark:
-    """One line of a file of marks.
-
-    Attributes:
-        time: seconds since the start of the run; value: nan for none.
-    """
+    """One line of a file of marks: ``time`` is in seconds since the start of the run, ``value`` nan for none."""
 
     time: float
     rank: int

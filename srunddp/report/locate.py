@@ -18,12 +18,7 @@ _HINT = "name a run's folder such as logs/4711.0, or start the run with --monito
 
 @dataclass(frozen=True)
 class RunFolder:
-    """The files of one start.
-
-    Attributes:
-        folder: ``monitor.N``.
-        notes: what was chosen among several.
-    """
+    """The files of one start, in ``monitor.N``; the notes tell what was chosen among several."""
 
     folder: Path
     notes: tuple[str, ...] = ()

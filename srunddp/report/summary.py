@@ -185,11 +185,8 @@ class Throughput:
 
 @dataclass(frozen=True)
 class Summary:
-    """The whole run. Times are seconds since the start, but for ``started``, which is Unix time.
-
-    Attributes:
-        job_s: seconds that the job has lasted, with all its steps, where Slurm was asked.
-    """
+    """The whole run. Times are seconds since the start, but for ``started``, which is Unix time, and ``job_s``: for
+    so long the job has lasted, with all its steps, where Slurm was asked."""
 
     name: str
     job: str

@@ -142,8 +142,8 @@ class _File:
         if good := [number for number, text in tail if FINISHED.search(text)]:
             evidence.finished[self._index] = good[-1]
             evidence.well |= {self._index} if any(map(SUCCEEDED.search, texts)) else set()
-        elif (told := list(filter(FRACTION.search, texts))) and is_on_its_way(told[-1]):
-            evidence.stopped = told[-1]
+        elif (counted := list(filter(FRACTION.search, texts))) and is_on_its_way(counted[-1]):
+            evidence.stopped = counted[-1]
         evidence.ended |= self._all.count < GOES_ON or is_ended(texts)
         if self._log.cut and tail:
             evidence.cut = texts[-1]

@@ -62,11 +62,7 @@ HANDLED = re.compile(
 
 @dataclass
 class Progress:
-    """How many steps one stream of lines has told of.
-
-    Attributes:
-        count: of unlike ones.
-    """
+    """How many steps one stream of lines has told of; ``count`` is of unlike ones."""
 
     count: int = 0
     _recent: deque[tuple[str, ...]] = field(default_factory=lambda: deque(maxlen=_RECENT))

@@ -55,11 +55,8 @@ _BY_OPTIONS = 20  # of srun and headers, which may start what starts the ranks
 
 @dataclass(frozen=True)
 class LineOrigin:
-    """Where a line stands: job tells the files of unlike jobs apart, rank is that of its label or its file.
-
-    Attributes:
-        steps: that the file told of before it.
-    """
+    """Where a line stands: ``job`` tells the files of unlike jobs apart, ``rank`` is that of its label or its file, and
+    of so many ``steps`` the file told before it."""
 
     job: object
     rank: int | None

@@ -58,9 +58,6 @@ def reported(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, CompletedP
     return folder / "logs" / "4711.0", report("logs/4711.0", folder=folder)
 
 
-# The figures.
-
-
 def test_the_figures_are_those_of_the_run(tmp_path: Path) -> None:
     """A step of 0.25 s on 8 ranks with 64 samples each; evaluations and checkpoints stop it for 9 s in each 150 s."""
     summary = summed(ON_GPUS, tmp_path)
@@ -153,9 +150,6 @@ def test_what_only_newer_gpus_measure_has_columns_where_known(tmp_path: Path) ->
     assert re.search(r"\d+ %  63 %        27 %          ", said)
 
 
-# How it ended.
-
-
 def test_how_each_rank_ended_is_shown(tmp_path: Path) -> None:
     killed = shown(summed(MadeUp(code=None), tmp_path / "killed"))
     assert "no end recorded: killed; last sample at 10:05" in killed
@@ -167,9 +161,6 @@ def test_how_each_rank_ended_is_shown(tmp_path: Path) -> None:
     folder = MadeUp(code=1).write(tmp_path / "failed")
     write(folder.parent / "failure.json", '{"rank": 2, "node": "node02", "cause": "OSError: no"}')
     assert "ended with exit code 1 on all ranks; rank 2 on node02: OSError: no" in shown(summary_of(read(folder)))
-
-
-# The page and the pictures.
 
 
 class Page(HTMLParser):
@@ -258,7 +249,7 @@ def lines_of_timeline(made_up: MadeUp, folder: Path) -> list[Line2D]:
     return list(figure.axes[-1].lines)
 
 
-def test_of_many_epochs_not_all_are_marked_and_the_last_is_no_drop(tmp_path: Path) -> None:
+def test_not_all_of_many_epochs_are_marked_nor_the_end_a_drop(tmp_path: Path) -> None:
     """One that was killed trained to its end."""
     made_up = MadeUp(epoch_s=2, evaluation_s=0.1, checkpoint_s=0)  # 300 of them
     assert 40 < len(lines_of_timeline(made_up, tmp_path)) < 70
@@ -276,9 +267,6 @@ def test_without_matplotlib_all_but_the_pictures_is_there(tmp_path: Path) -> Non
     assert done.stderr == f"srunddp: note: {hint}\n"
     assert hint in Page((tmp_path / "4711.0" / "report.html").read_text()).words
     assert [path.name for path in (tmp_path / "4711.0").glob("report*")] == ["report.html"]
-
-
-# Where it is searched, and where it goes.
 
 
 @pytest.mark.parametrize("what", ["logs", "logs/4711.0", "logs/4711.0/monitor.0", "4711", "4711.0"])
@@ -329,18 +317,13 @@ def test_what_leads_to_no_run_is_one_message(arguments: list[str], said: str, tm
     assert said in one_message(report("--text", *arguments, folder=tmp_path))
 
 
-def test_an_unwritable_folder_is_one_message_after_the_summary(tmp_path: Path) -> None:
+def test_output_is_another_folder_or_one_message(tmp_path: Path) -> None:
+    """What was not sampled is a sentence there, and no empty picture."""
     SHORT.write(tmp_path)
     write(tmp_path / "file", "")
     done = report("--output", "file/there", "4711.0", folder=tmp_path)
-    assert done.returncode == 78
-    assert done.stdout.startswith("run 4711.0")
+    assert (done.returncode, done.stdout[:10]) == (78, "run 4711.0")
     assert "error: the report cannot be written to file/there: Not a directory; expected " in done.stderr
-
-
-def test_output_may_be_another_folder(tmp_path: Path) -> None:
-    """What was not sampled is a sentence there, and no empty picture."""
-    SHORT.write(tmp_path)
     assert report("--output", "new/there", "4711.0", folder=tmp_path).returncode == 0
     assert not (tmp_path / "new" / "there" / "report-gpus.png").exists()
     assert "No GPU was sampled." in (tmp_path / "new" / "there" / "report.html").read_text()
@@ -355,9 +338,6 @@ def test_a_link_of_the_pages_name_is_replaced_and_not_followed(tmp_path: Path) -
     assert not (folder / "report.html").is_symlink()
     os.umask(mask := os.umask(0))
     assert (folder / "report.html").stat().st_mode & 0o777 == 0o666 & ~mask
-
-
-# Live.
 
 
 def until_shown(terminal: int, words: str) -> str:

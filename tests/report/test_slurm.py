@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -93,7 +94,6 @@ def test_while_the_job_runs_sstat_is_asked(commands: Path) -> None:
         # After a requeue sacct has the last start alone.
         (prints(SACCT.replace("18000000", "18000099")), "", "has another start of this job"),
     ],
-    ids=["disabled", "silent", "another-job", "junk", "nothing gathered", "another start"],
 )
 def test_without_accounting_there_is_one_sentence(sacct: str, sstat: str, what: str, commands: Path) -> None:
     stub(commands, "sacct", sacct)
@@ -125,7 +125,6 @@ def test_times_and_sizes_are_read_as_sacct_and_sstat_write_them() -> None:
         ("echo StepId=4711.0 UserId=0 State=RUNNING Tasks=2", "still running"),
         ("echo Unable to contact slurm controller >&2; exit 1", "still running"),
     ],
-    ids=["step-gone", "job-gone", "running", "no-answer"],
 )
 def test_a_run_that_was_killed_just_now_is_not_called_running(body: str, said: str, commands: Path) -> None:
     """As in a job script, where the report follows the run at once."""
@@ -147,7 +146,6 @@ OF_JOB = "JobId=4711 JobName=x JobState=RUNNING Restarts=0 RunTime=00:02:03 Time
         (prints("JobId=4711 RunTime=00:02:03 TimeLimit=UNLIMITED\n"), "", (None, 123.0)),
         ("echo slurm_load_jobs error: Invalid job id specified >&2; exit 1", "4711|20|70\n", (1200.0, 70.0)),
     ],
-    ids=["controller", "no limit", "accounting"],
 )
 def test_the_limit_is_the_controllers_or_accountings(
     scontrol: str, sacct: str, expected: tuple[float | None, float], commands: Path
@@ -161,9 +159,7 @@ def test_the_limit_is_the_controllers_or_accountings(
 def test_the_limit_that_slurm_says_stands_in_the_report(commands: Path) -> None:
     stub(commands, "scontrol", prints("JobId=4711 RunTime=00:01:06 TimeLimit=10:00:00\n"))
     replace(RUN, time_limit=None).write(commands / "logs")
-    said = report("4711", commands)
-    assert ", 65.3 s of 10 h\n" in said
-    assert "time limit: 66 s of 10 h used" in said
+    assert re.search(r", 65\.3 s of 10 h\n(?s:.*)time limit: 66 s of 10 h used", report("4711", commands))
 
 
 # Where a job ran.
@@ -176,9 +172,7 @@ def test_a_job_is_found_where_it_ran_that_of_an_array_too(commands: Path) -> Non
     stub(commands, "scontrol", prints(SCONTROL.format(work)))
     assert report("4711_3", commands).startswith("run 4714.0: ")
     assert "scontrol --oneliner show job 4711_3" in asked(commands)
-
-
-def test_a_job_that_the_controller_forgot_is_found_by_accounting(commands: Path) -> None:
+    # Accounting still knows a job that the controller forgot.
     stub(commands, "scontrol", "echo slurm_load_jobs error: Invalid job id specified >&2; exit 1")
     stub(commands, "sacct", prints("4714|/home/me/work\n"))
     assert slurm.job("4711_3") == slurm.Job("4714", "/home/me/work")

@@ -66,14 +66,16 @@ def test_a_sign_matches_its_sample_and_no_other_primary_one_does(sign: Signature
     assert sign.fits(sign.sample)
     assert any(word in sign.sample.lower() for word in WORDS), "it would be passed over"
     assert {each.id for each in SIGNS if each.kind == "primary" and each.fits(sign.sample)} <= {sign.id}
-    found = table().read(sign.sample)
-    assert found is not None
-    assert found.id == sign.id
+    assert getattr(table().read(sign.sample), "id", None) == sign.id
 
 
-@pytest.mark.parametrize(
-    "piece", ["error ", "a", "connect 127.0.0.", "NCCL WARN x ", "rank 1 ", "srun: error: ", "[", "(", " "]
-)
+PIECES = (
+    "error ", "a", "connect 127.0.0.", "NCCL WARN x ", "rank 1 ", "srun: error: ", "[", "(", " ",
+    "rank 0 ", "connect to ", "error: ", "Error ", "1", "srun: error: a", "x: ",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("piece", PIECES[:9])
 def test_a_line_of_10_mb_costs_less_than_2_s(tmp_path: Path, piece: str) -> None:
     path = log(tmp_path, piece * (10_000_000 // len(piece)) + "\n")
     before = time.process_time()
@@ -81,9 +83,7 @@ def test_a_line_of_10_mb_costs_less_than_2_s(tmp_path: Path, piece: str) -> None
     assert time.process_time() - before < 2
 
 
-@pytest.mark.parametrize(
-    "piece", ["a", "rank 0 ", "connect to ", "error: ", "Error ", "1", " ", "srun: error: a", "x: "]
-)
+@pytest.mark.parametrize("piece", PIECES)
 def test_no_signature_takes_long_for_the_longest_line(piece: str) -> None:
     line = piece * (4000 // len(piece))
     before = time.process_time()
@@ -130,11 +130,8 @@ def test_colours_progress_bars_and_binary_do_not_hide_an_error(tmp_path: Path) -
     bars = b"\x1b[31m 10%|# | 1/10 [00:01]\r 20%|##\xff| 2/10\r"
     (tmp_path / "a.log").write_bytes(bars + b"\0\0\x1b[1mMemoryError\x1b[0m: \x1b]0;title\x07x\r\n")
     assert said(tmp_path).splitlines()[0].endswith(": MemoryError: x (host-out-of-memory)")
-
-
-def test_what_a_log_says_cannot_command_the_terminal(tmp_path: Path) -> None:
     path = log(tmp_path, CAUGHT + "ValueError: \x9b31m\x85\u202e\n")
-    assert all(line.isprintable() for line in said(path).splitlines())
+    assert all(line.isprintable() for line in said(path).splitlines()), "it commands the terminal"
 
 
 def test_a_label_tells_the_rank() -> None:
@@ -215,8 +212,7 @@ AttributeError: x"""
 def test_tracebacks_of_two_ranks_in_one_another_are_both_seen(tmp_path: Path) -> None:
     header, frame = "Traceback (most recent call last):\n", '  File "/project/a.py", line 3, in f\n    g()\n'
     path = log(tmp_path, header * 2 + frame * 2 + "ValueError: one\nIndexError: other\n")
-    texts = [event.text for event in collect(find([str(path)])).events]
-    assert texts == ["ValueError: one", "IndexError: other"]
+    assert [event.text for event in collect(find([str(path)])).events] == ["ValueError: one", "IndexError: other"]
 
 
 @pytest.mark.parametrize(
@@ -279,9 +275,9 @@ def test_the_command_says_it_in_few_lines_and_for_machines(tmp_path: Path) -> No
     assert srunddp("triage", log(tmp_path, "step 1\n", "fine.out"), folder=tmp_path).stdout == "nothing failed\n"
 
 
-@pytest.mark.parametrize("words", [[], ["no-such-file"], ["/dev/null"], ["."]])
-def test_where_there_is_nothing_to_read_it_says_so(tmp_path: Path, words: list[str]) -> None:
-    assert one_message(srunddp("triage", *words, folder=tmp_path))
+def test_where_there_is_nothing_to_read_it_says_so(tmp_path: Path) -> None:
+    for words in ([], ["no-such-file"], ["/dev/null"], ["."]):
+        assert one_message(srunddp("triage", *words, folder=tmp_path))
 
 
 ALONE = "".join(f"rank 0/1 step {step}\n" for step in range(9))

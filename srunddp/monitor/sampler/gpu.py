@@ -154,11 +154,7 @@ class Gpm:
         return None
 
     def ask(self) -> dict[str, str]:
-        """Percentages and bytes a second by column; none the first time.
-
-        Raises:
-            NVMLError: NVML's.
-        """
+        """Percentages and bytes a second by column; none the first time."""
         if self._instance is None:
             self._nvml.nvmlGpmSampleGet(self._gpu, self._older)
         else:
@@ -192,11 +188,7 @@ class Gpus:
     """Those that the tasks of this node see together. None where there is no NVML.
 
     NVML shows what the device rules of this process's control group let through: where Slurm gives each task a GPU
-    of its own, those of the other tasks are out of sight.
-
-    Args:
-        seconds: from one sample to the next.
-    """
+    of its own, those of the other tasks are out of sight. It is ``seconds`` from one sample to the next."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds

@@ -63,10 +63,7 @@ class Sampler:
         self._end.close()
 
     def finish(self, limit: float) -> str:
-        """In the supervisor: have a last sample written, and see the sampler end; killed if it does not.
-
-        Args:
-            limit: seconds to wait for that.
+        """In the supervisor: have a last sample written, and see the sampler end; after ``limit`` seconds it is killed.
 
         Returns:
             Why it could not write its files, in one line; else nothing.

@@ -105,12 +105,8 @@ def _bars(panel: Axes, launches: tuple[StartupPhases, ...], name: str, colour: s
 
 @dataclass(frozen=True)
 class Plot:
-    """One of them.
-
-    Attributes:
-        name: of its file; title: what is shown; alt: the same for who does not see it.
-        image: a PNG; empty where there is nothing to show, and then ``missing`` says why.
-    """
+    """A picture: its file's name, what is shown, the same for who does not see it, and a PNG; that is empty where there
+    is nothing to show, and then ``missing`` says why."""
 
     name: str
     title: str

@@ -130,11 +130,9 @@ def test_a_gpu_that_is_lost_has_an_empty_row(fake: Put, function: str) -> None:
         lost, well = sampled(gpus)
         assert (lost["uuid"], {lost[column] for column in ROW}) == ("GPU-a", {""})
         assert {column: well[column] for column in ROW} == ROW
-
-
-def test_one_that_was_lost_before_keeps_its_place(fake: Put) -> None:
-    lost = {"uuid": "GPU-a", "failing": {"nvmlDeviceGetHandleByIndex": 15}}
-    gpus = fake(lost, {"uuid": "GPU-b", "trace": [BUSY]}, wanted="1")
+    # One that was lost before keeps its place.
+    before = {"uuid": "GPU-a", "failing": {"nvmlDeviceGetHandleByIndex": 15}}
+    gpus = fake(before, {"uuid": "GPU-b", "trace": [BUSY]}, wanted="1")
     assert [row["uuid"] for row in sampled(gpus)] == ["GPU-b"]
 
 
@@ -159,8 +157,7 @@ def test_without_nvml_there_are_none(fake: Put, monkeypatch: pytest.MonkeyPatch)
 
 def test_the_sampler_writes_their_file_where_there_are_some(fake: Put, tmp_path: Path) -> None:
     fake({"uuid": "GPU-a", "trace": [BUSY]}, {"uuid": "GPU-b", "trace": [BUSY]})
-    paths = f"{FAKE}:{ROOT}"
-    wanted = {"FAKE_NVML": str(tmp_path / "nvml.json"), "CUDA_VISIBLE_DEVICES": "1", "PYTHONPATH": paths}
+    wanted = {"FAKE_NVML": str(tmp_path / "nvml.json"), "CUDA_VISIBLE_DEVICES": "1", "PYTHONPATH": f"{FAKE}:{ROOT}"}
     (tmp_path / "with").mkdir()
     with supervised(tmp_path / "with", **wanted) as job:
         until(lambda: len(job.rows("gpus")) > 1)

@@ -65,9 +65,7 @@ def test_every_link_but_loopback_has_a_row(tmp_path: Path) -> None:
         "7.000,ib0,net,1,5000000000,6000000000",
         "7.000,eth0:1,net,0,22,33",
     ]
-
-
-def test_ports_of_rdma_devices_count_in_words_of_four_bytes(tmp_path: Path) -> None:
+    # Ports of RDMA devices count in words of four bytes.
     for device, interface in (("mlx5_0", "ib0"), ("mlx5_1", "ens1")):
         write(tmp_path / device / "ports/1/counters/port_rcv_data", "250\n")
         write(tmp_path / device / "ports/1/counters/port_xmit_data", "500\n")

@@ -112,17 +112,14 @@ def test_a_source_that_fails_does_not_end_the_others(
 
 def test_a_full_disk_ends_it_with_one_line_and_whole_rows(tmp_path: Path) -> None:
     with small_disk(tmp_path / "disk", "64k") as disk, supervised(disk, seconds=0.005) as job:
-        until(lambda: job.rows("node"))
-        until(lambda: is_gone(job.sampler))
+        until(lambda: job.rows("node") and is_gone(job.sampler))
         said = job.finish()
         assert said.startswith(f"the monitor of {NODE} ended: {disk}/{NODE}.")
         assert said.endswith(".csv: No space left on device")
         for path in disk.glob("*.csv"):
             assert path.read_bytes().endswith(b"\n")
             assert None not in {value for row in rows(path) for value in row.values()}
-
-
-def test_a_folder_that_is_gone_is_said(tmp_path: Path) -> None:
+    # A folder that is gone is said, too.
     with supervised(tmp_path / "none") as job:
         file = f"{tmp_path}/none/{NODE}.node.csv"
         assert job.finish() == f"the monitor of {NODE} ended: {file}: No such file or directory"

@@ -112,10 +112,7 @@ def test_what_a_parent_does_not_take_over_is_kept() -> None:
 
 def test_a_fall_by_the_kernel_s_rounding_is_not_kept() -> None:
     sum_of = MonotonicCounter(20)
-    found = []
-    for total in (100, 90, 100, 85, 100, 50, 60):
-        sum_of.update(total)
-        found.append(sum_of.value)
+    found = [sum_of.update(total) or sum_of.value for total in (100, 90, 100, 85, 100, 50, 60)]
     assert found == [100, 100, 100, 100, 100, 100, 110]
 
 
