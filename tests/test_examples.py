@@ -6,6 +6,7 @@ import functools
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -16,12 +17,13 @@ import pytest
 from srunddp import read_config
 from srunddp.errors import ConfigError
 from tests.conftest import ROOT
-from tests.examples import EXAMPLES, FOLDER, Figures, figures, loaded
+from tests.examples import EXAMPLES, FOLDER, WANDB, Figures, figures, loaded
 from tests.slurm.conftest import SRUNDDP, outcome
 from tests.support import worlds
 from tests.test_coming_from import command_of
 
 PAGE = FOLDER / "README.md"
+NAMES = (*EXAMPLES, WANDB.file.removesuffix(".py"))
 SHORT = ("simple", "mnist", "imbalanced")
 # Starts an example on one process by Python, and by srunddp: its figures, and the folder of the first.
 StartedAlone = Callable[[str], tuple[Figures, Figures, Path]]
@@ -76,26 +78,39 @@ def test_mnist_keeps_a_checkpoint_of_each_epoch(alone: StartedAlone) -> None:
     assert re.findall(r"^Epoch (\d) - loss [\d.]+, accuracy [\d.]+ %", plain.output, re.MULTILINE) == ["1", "2", "3"]
 
 
-def train_in_shards(folder: Path, output_dir: Path) -> list[str]:
+# Of the last rank; the steps after the signal take long enough for the ranks to agree before the end.
+SIGNAL = """
+import srunddp
+beats = 0
+def heartbeat(**_):
+    global beats
+    beats += 1
+    if beats == 12 and RANK == SIZE - 1:
+        os.kill(os.getpid(), signal.SIGUSR2)
+    time.sleep(0.05 * (beats >= 12))
+srunddp.heartbeat = heartbeat
+"""
+
+
+def train_in_shards(folder: Path, output_dir: Path, before: str = "", code: int = 0) -> list[str]:
     """What two ranks of the loop with FSDP print."""
     folder.mkdir()
     words = [str(FOLDER / "fsdp_loop.py"), "--epochs=2", "--save-every=50", f"--output-dir={output_dir}"]
-    script = f"import runpy\nsys.argv = {words}\nrunpy.run_path(sys.argv[0], run_name='__main__')\n"
+    script = f"{before}\nimport runpy\nsys.argv = {words}\nrunpy.run_path(sys.argv[0], run_name='__main__')\n"
     ended = worlds.run(folder, script, size=2, variables={"OMP_NUM_THREADS": "1"})
-    assert ended.codes == [0, 0], ended.text
+    assert ended.codes == [code, code], ended.text
     return ended.printed[0].splitlines()
 
 
-def test_the_loop_with_fsdp_goes_on_to_the_same_losses(tmp_path: Path) -> None:
-    """Two ranks, from a checkpoint amid an epoch; the newest one lacks its last file, as after a kill."""
-    output_dir = tmp_path / "run"
-    lines = train_in_shards(tmp_path / "first", output_dir)
-    kept, newest = sorted(output_dir.iterdir())
-    assert (kept.name, newest.name) == ("step-00000050", "step-00000086")
-    (newest / ".metadata").unlink()
-    again = train_in_shards(tmp_path / "second", output_dir)
-    assert [line.partition(":")[0] for line in again[:-1]] == ["step 60", "step 70", "step 80"]
-    assert again == lines[-4:]
+def test_a_stopped_loop_with_fsdp_goes_on_to_the_same_losses(tmp_path: Path) -> None:
+    """One of two ranks gets the signal amid an epoch; the newest checkpoint lacks its last file, as after a kill."""
+    lines = train_in_shards(tmp_path / "first", tmp_path / "whole")
+    assert [path.name for path in sorted((tmp_path / "whole").iterdir())] == ["step-00000050", "step-00000086"]
+    cut = tmp_path / "cut"
+    before = train_in_shards(tmp_path / "second", cut, SIGNAL, code=75)
+    assert 1 <= len(before) < len(lines) - 1
+    shutil.copytree(max(cut.iterdir()), cut / "step-00000085", ignore=shutil.ignore_patterns(".metadata"))
+    assert before + train_in_shards(tmp_path / "third", cut) == lines
 
 
 def parse(words: list[str]) -> None:
@@ -126,14 +141,14 @@ def said(where: str) -> list[str]:
     return commands((FOLDER / f"{where}.py").read_text().split('"""')[1])
 
 
-@pytest.mark.parametrize("where", [*EXAMPLES, "README"])
+@pytest.mark.parametrize("where", [*NAMES, "README"])
 def test_every_command_of_the_examples_names_existing_files(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     for command in said(where):
         parse(shlex.split(command))
 
 
-@pytest.mark.parametrize("name", EXAMPLES)
+@pytest.mark.parametrize("name", NAMES)
 def test_every_example_says_how_it_starts_everywhere(name: str) -> None:
     assert {"srun", "mpirun", "python"} <= {command.split()[0] for command in said(name)}
     assert f"({name}.py)" in PAGE.read_text()

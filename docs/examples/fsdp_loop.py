@@ -5,8 +5,9 @@
     python docs/examples/fsdp_loop.py
 
 Each rank keeps a part of each parameter, of its gradient and of the optimizer's state, and gathers one layer after the
-other. Each rank writes its part of a checkpoint, so all nodes have to see ``--output-dir``. Started again, also on
-another number of ranks, the loop goes on from the newest checkpoint. The data are scikit-learn's handwritten digits.
+other. Each rank writes its part of a checkpoint, so all nodes have to see ``--output-dir``. A signal, or the job's end,
+stops all ranks after the same step. Started again, also on another number of ranks, the loop goes on from the newest
+checkpoint. The data are scikit-learn's handwritten digits.
 """
 
 import shutil
@@ -23,6 +24,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 import srunddp
+from srunddp.train import Preemption
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,18 +33,18 @@ class Settings:
     batch_size: int = 16  # of a rank
     lr: float = 0.003
     save_every: int = 40  # steps
-    output_dir: Path | None = None  # of the checkpoints
+    output_dir: Path = Path("runs/fsdp")  # of the checkpoints
 
 
 def main() -> None:
     settings, digits = srunddp.read_config(Settings), load_digits()
-    with srunddp.init() as world:
+    with srunddp.init() as world, Preemption(world) as preemption:
         model, optimizer = build(world, settings.lr)
         inputs = torch.tensor(digits.images / 16, dtype=torch.float32, device=world.device)
         targets = torch.tensor(digits.target, device=world.device)
         samples, per_step = 1400, settings.batch_size * world.world_size  # the other images are to test with
         steps_per_epoch = samples // per_step
-        done = load(settings.output_dir, model, optimizer) if settings.output_dir else 0
+        done = load(settings.output_dir, model, optimizer)
         for step in range(done, settings.epochs * steps_per_epoch):
             # The order follows from the step: a run that goes on sees the samples that are left.
             epoch, place = divmod(step, steps_per_epoch)
@@ -56,7 +58,9 @@ def main() -> None:
             if (step + 1) % 10 == 0:
                 dist.all_reduce(mean := loss.detach() / world.world_size)
                 print(f"step {step + 1}: loss {float(mean):.6f}\n" if world.rank == 0 else "", end="", flush=True)
-            if settings.output_dir and ((step + 1) % settings.save_every == 0 or place + 1 == steps_per_epoch):
+            if preemption.should_stop():
+                preemption.stop(step + 1, save(settings.output_dir, step + 1, model, optimizer))
+            if (step + 1) % settings.save_every == 0 or place + 1 == steps_per_epoch:
                 save(settings.output_dir, step + 1, model, optimizer)
         with torch.no_grad():  # on all ranks, which gather the layers together
             right = model.eval()(inputs[samples:]).argmax(dim=1) == targets[samples:]

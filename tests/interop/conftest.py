@@ -84,7 +84,7 @@ def words(name: str) -> tuple[str, ...]:
 def alone(command: list[str], out: Path, env: dict[str, str] | None = None) -> Run:
     """The environment's Python with this: a program that starts its own ranks, or a launcher's module."""
     whole = [PYTHON, *command, "--out", str(out)]
-    variables = {**os.environ, **_ours(), **(env or {})}
+    variables = {**os.environ, **ours(), **(env or {})}
 
     def start() -> Outcome:
         return outcome(
@@ -119,7 +119,7 @@ def _free_port() -> int:
 def mpirun(name: str, out: Path, *arguments: str, ranks: int = RANKS, mpi: str = "openmpi5") -> Run:
     """Under srunddp below the wheel's Open MPI, or another of tests/mpirun."""
     command = (SRUNDDP, *words(name), *arguments, "--out", str(out))
-    return _finished(out, lambda: there(mpi).run(ranks, *command, env=_ours() | LIBMPI, timeout=LIMIT))
+    return _finished(out, lambda: there(mpi).run(ranks, *command, env=ours() | LIBMPI, timeout=LIMIT))
 
 
 def srun(
@@ -139,7 +139,7 @@ def on_login(runner: SlurmJobRunner, launcher: tuple[str, ...], name: str, *argu
     """Under srunddp below any launcher, from the cluster's login node."""
     out = shared(runner, name)
     command = (*launcher, SRUNDDP, *words(name), *arguments, "--out", str(out))
-    return _finished(out, lambda: runner.on_login(*command, env=_ours(), timeout=LIMIT))
+    return _finished(out, lambda: runner.on_login(*command, env=ours(), timeout=LIMIT))
 
 
 def mpirun_in_job(
@@ -156,7 +156,7 @@ def mpirun_in_job(
         The folder of what the ranks leave, for `read`, and how the job ended.
     """
     out = shared(runner, name)
-    exports = there("openmpi5").env() | _ours() | LIBMPI | NETWORK["openmpi5"]
+    exports = there("openmpi5").env() | ours() | LIBMPI | NETWORK["openmpi5"]
     lines = [f"export {key}={shlex.quote(value)}" for key, value in exports.items()]
     command = [there("openmpi5").mpirun, *wrapper.split(), SRUNDDP, *words(name), *arguments, "--out", str(out)]
     body = "\n".join([*lines, shlex.join(command)])
@@ -195,7 +195,7 @@ def environment() -> None:
         missing(f"{ENVIRONMENT.name} -> bin/test --interop")
 
 
-def _ours() -> dict[str, str]:
+def ours() -> dict[str, str]:
     # Sums of several threads would differ in their last bits.
     return {"VIRTUAL_ENV": str(ENVIRONMENT), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
 

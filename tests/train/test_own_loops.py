@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
 
 import srunddp
 from srunddp.errors import Stopped
@@ -36,7 +35,7 @@ def trained(world: LocalWorld, name: str, folder: Path, signalled: bool) -> tupl
             outcome = module.train(world, preemption, module.Settings(epochs=1, output_dir=folder))
     except Stopped as stopped:
         return stopped.code, beats
-    return 0, list(outcome.parameters()) if isinstance(outcome, nn.Module) else torch.tensor(outcome)
+    return 0, list(outcome.parameters())
 
 
 @pytest.mark.parametrize("name", ["own_loop", "gan"])
