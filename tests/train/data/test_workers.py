@@ -54,7 +54,7 @@ def test_workers_are_not_forked_from_mpi_or_rdma_unless_asked(
     preloaded: list[list[str]] = []
     monkeypatch.setattr(workers, "_INFINIBAND", tmp_path / "infiniband")
     monkeypatch.setattr("srunddp.bootstrap.environment.mpi.is_running", lambda: mpi)
-    monkeypatch.setattr(sys.modules["__main__"], "__file__", str(tmp_path / "script.py"))
+    monkeypatch.setattr(sys.modules["__main__"], "__file__", str(tmp_path / "script.py"), raising=False)
     monkeypatch.setattr(multiprocessing, "set_forkserver_preload", preloaded.append)
     assert start_method(method, backend) == expected
     assert preloaded == ([["torch"]] if expected == "forkserver" else [])
