@@ -15,7 +15,10 @@ from tests.support.launchers import hydra, open_mpi, step
 from tests.support.starting import SRUNDDP, slurm, write
 from tests.support.worlds import world
 
-PLACE = "import os, sys; print(os.environ['RANK'], os.environ['WORLD_SIZE'], *sys.argv[1:], flush=True)\n"
+# One write for each line: those of two ranks must not mix.
+PLACE = """import os, sys
+sys.stdout.write(" ".join([os.environ["RANK"], os.environ["WORLD_SIZE"], *sys.argv[1:]]) + "\\n")
+"""
 OURS = {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
 # Above it: a rank; below it: what rank 0 starts, which is through before the ranks end.
 STARTS = f"""
