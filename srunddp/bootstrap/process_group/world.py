@@ -184,7 +184,10 @@ def open_world(
 
 
 def _await_all_initialised(store: Store, world_size: int) -> None:
-    """Where a rank destroys its group at once, Gloo fails on ranks that are still connecting to it."""
+    """Wait until all ranks are initialised: where one destroys its group before, Gloo fails on those still connecting.
+
+    Torch's own way, TORCH_DIST_INIT_BARRIER, would hold for all later groups of the script as well.
+    """
     if store.add("ranks_initialised", 1) == world_size:
         store.set("all_initialised", "")
     store.wait(["all_initialised"])

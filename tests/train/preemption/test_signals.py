@@ -157,7 +157,7 @@ def test_after_the_agreement_no_signal_changes_the_exit_code() -> None:
 def test_a_look_costs_no_more_than_some_empty_calls() -> None:
     """About 9 of them, or 0.2 microseconds."""
     with preemption() as it:
-        assert in_empty_calls(it.pending) < 20
+        assert in_empty_calls(it.pending) < 13
 
 
 # The known end of the job.
