@@ -283,8 +283,8 @@ def test_a_signal_reaches_the_script_once(tmp_path: Path) -> None:
 def test_an_alarm_that_was_set_before_the_start_ends_the_script(tmp_path: Path) -> None:
     """The kernel sends it to the supervisor alone. On a busy machine one of a second comes before there is any."""
     write(tmp_path / "train.py", WAITS)
+    start = f"os.execv({SRUNDDP[0]!r}, {[*SRUNDDP, '--quiet', 'train.py']!r})"
     for seconds in (1, 4, 16):
-        start = f"os.execv({SRUNDDP[0]!r}, {[*SRUNDDP, '--quiet', 'train.py']!r})"
         command = [SRUNDDP[0], "-c", f"import os, signal; signal.alarm({seconds}); {start}"]
         done = subprocess.run(command, cwd=tmp_path, env=bare(), capture_output=True, timeout=LONG)
         if done.returncode != -signal.SIGALRM:
