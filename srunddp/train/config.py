@@ -8,6 +8,7 @@ from typing import ClassVar, Literal
 
 from srunddp.config.schema import SettingsBase
 
+_PROFILE_HINT = "pass a callback that calls torch.profiler, such as that in docs/reference.md"
 _FSDP_HINT = "leave it out; for FSDP write a loop of your own, such as docs/examples/fsdp_loop.py"
 
 
@@ -25,9 +26,7 @@ class DDPConfig(SettingsBase):
         find_unused_parameters: some parameters get no gradient in some steps. Costs a walk of the graph, so off.
         broadcast_buffers: rank 0's buffers are everybody's before each forward; costs nothing without buffers.
         sync_batchnorm: BatchNorm's statistics over all ranks' samples; GPUs only.
-        comm_hook: gradients on the wire: ``fp16`` or ``bf16`` halves them, ``powersgd`` approximates; each loses
-            digits, and PowerSGD's memory begins anew after a resume.
-        powersgd_rank: of PowerSGD's approximation.
+        comm_hook: gradients on the wire: ``fp16`` or ``bf16`` (NCCL only) halves them, and loses digits.
     """
 
     REMOVED: ClassVar[Mapping[str, str]] = {
@@ -43,8 +42,7 @@ class DDPConfig(SettingsBase):
     find_unused_parameters: bool = False
     broadcast_buffers: bool = True
     sync_batchnorm: bool = False
-    comm_hook: Literal["none", "fp16", "bf16", "powersgd"] = "none"
-    powersgd_rank: int = 1
+    comm_hook: Literal["none", "fp16", "bf16"] = "none"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,14 +138,12 @@ class Config(SettingsBase):
             validation data.
         mode: whether the figure is better the smaller (``min``) or the greater (``max``) it is.
         patience: stop after so many evaluations without a better one; 0 for never.
-        output_dir: for checkpoints, ``config.yaml``, ``metrics.jsonl`` and traces; None writes nothing.
+        output_dir: for checkpoints, ``config.yaml`` and ``metrics.jsonl``; None writes nothing.
         resume: ``never``; ``auto`` for the newest whole checkpoint of ``output_dir``, if any; or a checkpoint's path.
             A job that Slurm has started again resumes in any case.
         resume_changed_data: go on from a checkpoint although the training data has another length or order since.
         log_every: steps from one step's line in ``metrics.jsonl`` to the next; 0 for none.
         tensorboard: write its event files too, where it is installed.
-        profile: ``"10:15"`` writes a trace of the steps from the 10th up to the 15th.
-        profile_ranks: on these ranks.
     """
 
     REMOVED: ClassVar[Mapping[str, str]] = {
@@ -156,6 +152,8 @@ class Config(SettingsBase):
         "best": "write monitor",
         "best_mode": "write mode",
         "loading": "write dataloader",
+        "profile": _PROFILE_HINT,
+        "profile_ranks": _PROFILE_HINT,
         "parallel": _FSDP_HINT,
         "fsdp": _FSDP_HINT,
     }
@@ -188,8 +186,6 @@ class Config(SettingsBase):
     resume_changed_data: bool = False
     log_every: int = 50
     tensorboard: bool = True
-    profile: str = ""
-    profile_ranks: tuple[int, ...] = (0,)
     ddp: DDPConfig = field(default_factory=DDPConfig)
     dataloader: DataLoaderConfig = field(default_factory=DataLoaderConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)

@@ -29,7 +29,6 @@ from srunddp.train.data.steps import StepBatches
 from srunddp.train.evaluations import Evaluations
 from srunddp.train.metrics.accumulator import MetricAccumulator
 from srunddp.train.metrics.logger import MetricsLogger
-from srunddp.train.profiler import Profile, parse
 from srunddp.train.progress import EpochRecord, Progress, SilentProgress
 from srunddp.train.rng import preserved_rng
 from srunddp.train.schedulers import Schedulers
@@ -128,7 +127,6 @@ class FitLoop:
         self._stack = ExitStack()
         self._sums: MetricAccumulator | None = None
         self.evaluations = Evaluations(config, trainer.state, exist=val_data is not None)
-        self._profile: Profile | None = None
         self._metrics_logger: MetricsLogger | None = None
         self.policy: CheckpointPolicy | None = None
 
@@ -148,13 +146,8 @@ class FitLoop:
             for line in advice(os.environ, Cpus.here()):
                 self._progress.log(line)
         self._set_up_schedulers()
-        folder = Path(self._config.output_dir or ".")
         if self._config.output_dir:
-            self._open(folder)
-        if self._config.profile and self._world.rank in self._config.profile_ranks:
-            trace = folder / f"trace-rank{self._world.rank}.json"
-            self._profile = Profile(parse(self._config.profile), trace, self._progress.log)
-            self._stack.callback(self._profile.close)
+            self._open(Path(self._config.output_dir))
         self._call("on_fit_start")
 
     def _set_up_schedulers(self) -> None:
@@ -252,8 +245,6 @@ class FitLoop:
         if self.evaluations.early_stopped and self._state.samples_seen:
             return  # a resume after the evaluation that ended training
         for step in self.timer.timed(self._loader.steps()):
-            if self._profile:
-                self._profile.before(self._state.step + 1)
             yield step
             if self.evaluations.early_stopped or self._state.step == self._config.max_steps:
                 return
@@ -284,8 +275,6 @@ class FitLoop:
         state, config = self._state, self._config
         state.step += 1
         state.samples_seen += step.samples
-        if self._profile:
-            self._profile.after(state.step)
         self._progress.step(step.samples, loss)
         if self._on_step:
             self._call("on_step", state.step, loss)

@@ -129,7 +129,7 @@ class Trainer:
         validate.check_metrics(self.metrics, self.config)
         validate.check_schedulers(self.schedulers, self._optimizers)
         validate.check_callbacks(self.callbacks, Callback)
-        validate.check_settings(self.config, self.world)
+        validate.check_settings(self.config)
 
     def methods(self, name: str) -> list[Callable[..., Any]]:
         """The callbacks' methods of this name, without those that are :class:`Callback`'s own and do nothing."""

@@ -18,7 +18,6 @@ from srunddp.train.config import Config
 from srunddp.train.data.sampler import check_agreement, length_of
 from srunddp.train.metrics.accumulator import Metric
 from srunddp.train.preemption import signals
-from srunddp.train.profiler import parse
 from srunddp.train.world import World
 
 _LEAST = {
@@ -35,7 +34,6 @@ _LEAST = {
     "patience": 0,
     "log_every": 0,
     "ddp.bucket_cap_mb": 1,
-    "ddp.powersgd_rank": 1,
     "dataloader.num_workers": 0,
     "dataloader.prefetch_factor": 1,
     "checkpoint.every_epochs": 0,
@@ -201,7 +199,7 @@ def _length(data: Dataset[Any] | None) -> int:
     return -2 if length is None else length
 
 
-def check_settings(config: Config, world: World) -> None:
+def check_settings(config: Config) -> None:
     """Each setting for itself, and those that need another.
 
     Raises:
@@ -220,7 +218,6 @@ def check_settings(config: Config, world: World) -> None:
         raise _wrong("ema_decay", config.ema_decay, "above 0 and below 1")
     _check_words(config)
     signals.numbers(config.preemption.signals)
-    _check_profile(config, world)
     if config.resume not in ("never", "auto") and config.resume.lower() in ("never", "auto", "no", ""):
         raise _wrong("resume", repr(config.resume), "never, auto or the path of a checkpoint")
     if config.resume != "never" and config.output_dir is None:
@@ -275,16 +272,6 @@ def _check_words(config: Any, prefix: str = "") -> None:
         words = [word for option in options if get_origin(option) is Literal for word in get_args(option)]
         if words and value not in words:
             raise _wrong(prefix + name, repr(value), f"one of {', '.join(words)}")
-
-
-def _check_profile(config: Config, world: World) -> None:
-    if not config.profile:
-        return
-    parse(config.profile)
-    if config.output_dir is None:
-        raise ConfigError("profile, and no output_dir for the trace", expected="both", hint="set output_dir")
-    if not set(config.profile_ranks) & set(range(world.world_size)):
-        raise _wrong("profile_ranks", config.profile_ranks, f"ranks from 0 to {world.world_size - 1}")
 
 
 def _wrong(name: str, value: Any, expected: str) -> ConfigError:

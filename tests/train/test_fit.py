@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 from torch.utils.data import IterableDataset
 
+import srunddp
 from srunddp.errors import ConfigError
 from srunddp.train import (
     Callback,
@@ -40,7 +41,6 @@ from srunddp.train import (
 )
 from srunddp.train.checkpoint.directory import CheckpointDirectory
 from tests.train.problems import Numbered, OnStep, Stop, classes, settings, trainer_of
-from tests.train.test_profiler import traced
 
 NEVER = CheckpointConfig(every_epochs=0, keep_best=0)
 
@@ -316,13 +316,14 @@ def test_the_lines_of_figures(tmp_path: Path) -> None:
     assert kinds.index(("step", 10)) < kinds.index(("evaluation", 10)) < kinds.index(("epoch", 10))
 
 
-def test_a_trace_has_the_steps_that_were_asked_for(tmp_path: Path) -> None:
-    def named(trainer: Trainer, step: int) -> None:
-        with torch.profiler.record_function(f"after {step}"):
-            torch.ones(3).add(1)
-
-    trainer_of(OnStep(named), epochs=2, output_dir=str(tmp_path), profile="3:6", checkpoint=NEVER).fit(classes(20))
-    assert traced(tmp_path / "trace-rank0.json") == ["after 3", "after 4"]
+def test_the_callback_of_the_docs_traces_its_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = (Path(__file__).parents[2] / "docs" / "reference.md").read_text()
+    names: dict[str, Any] = {"srunddp": srunddp, "torch": torch}
+    exec("class Trace(" + text.partition("\nclass Trace(")[2].partition("```")[0], names)
+    monkeypatch.chdir(tmp_path)
+    trainer_of(names["Trace"](), epochs=4).fit(classes(20))
+    found = {event["name"] for event in json.loads(Path("trace.json").read_text())["traceEvents"]}
+    assert {name for name in found if name.startswith("ProfilerStep#")} == {f"ProfilerStep#{n}" for n in range(10, 15)}
 
 
 def test_without_an_output_dir_nothing_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -512,7 +513,7 @@ AT_LEAST_0 = "evaluate_every_steps evaluate_every_epochs patience warmup_steps l
 AT_LEAST_0 += " checkpoint.every_epochs checkpoint.every_steps checkpoint.every_minutes preemption.lead_seconds"
 AT_LEAST_0 += " preemption.max_requeues dataloader.num_workers"
 AT_LEAST_1 = "epochs max_steps batch_size gradient_accumulation_steps base_batch_size checkpoint.keep_last"
-AT_LEAST_1 += " dataloader.prefetch_factor num_threads ddp.bucket_cap_mb ddp.powersgd_rank"
+AT_LEAST_1 += " dataloader.prefetch_factor num_threads ddp.bucket_cap_mb"
 
 
 @pytest.mark.parametrize(
@@ -527,14 +528,13 @@ AT_LEAST_1 += " dataloader.prefetch_factor num_threads ddp.bucket_cap_mb ddp.pow
         ("max_grad_norm", 0.0, "0.0; expected above 0"),
         ("max_grad_norm", math.nan, "nan"),
         ("preemption.lead_seconds", math.nan, "nan"),
-        ("ddp.comm_hook", "bf-16", "'bf-16'; expected one of none, fp16, bf16, powersgd"),
+        ("ddp.comm_hook", "bf-16", "'bf-16'; expected one of none, fp16, bf16"),
         ("precision", "half", "'half'; expected one of fp32, bf16, fp16"),
         ("schedule", "cosin", "'cosin'; expected one of constant, cosine"),
         ("mode", "lowest", "'lowest'; expected one of min, max"),
         ("dataloader.multiprocessing_context", "thread", "'thread'; expected one of fork, spawn, forkserver"),
         ("resume", "auto", "auto, and there is no output_dir"),
         ("resume", "run/best.pt", "run/best.pt, and there is no output_dir"),
-        ("profile", "9:3", "'9:3'"),
     ],
 )
 def test_settings_that_make_no_sense_are_refused_at_the_start(name: str, value: Any, words: str) -> None:
@@ -551,8 +551,7 @@ def test_settings_that_make_no_sense_are_refused_at_the_start(name: str, value: 
         ({"monitor": "loss/first"}, "monitor=loss/first; expected one of loss -> "),
         ({"parallel": "ddp"}, "parallel is no longer a setting; .* -> .*docs/examples/fsdp_loop.py"),
         ({"fsdp": None}, "fsdp is no longer a setting; .* -> .*docs/examples/fsdp_loop.py"),
-        ({"profile": "1:3"}, "profile, and no output_dir .* -> "),
-        ({"profile": "1:3", "output_dir": "/x", "profile_ranks": (4,)}, r"profile_ranks is \(4,\).* -> "),
+        ({"profile": "1:3"}, "profile is no longer a setting; .* -> .*a callback that calls torch.profiler"),
         ({"preemption": PreemptionConfig(signals=("USR3",))}, "preemption.signals has 'USR3'.* -> "),
     ],
 )

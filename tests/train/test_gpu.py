@@ -143,7 +143,7 @@ def nccl(tmp_path: Path) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("nccl")
-@pytest.mark.parametrize("hook", ["none", "fp16", "bf16", "powersgd"])
+@pytest.mark.parametrize("hook", ["none", "fp16", "bf16"])
 def test_nccl_with_each_hook(hook: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """DistributedDataParallel is there only with several ranks: one rank is told that it is wrapped all the same."""
     from srunddp.train.model import ddp

@@ -343,19 +343,17 @@ def test_gradients_are_shared_once_a_step(tmp_path: Path) -> None:
     assert run_ranks(2, tmp_path, count_all_reduces) == [(2, 2)] * 2
 
 
-def train_with_hooks(world: LocalWorld) -> Any:
-    return {hook: trained(world, ddp=DDPConfig(comm_hook=hook)) for hook in ("none", "fp16", "powersgd")}
+def train_with_comm_hooks(world: LocalWorld) -> Any:
+    return {hook: trained(world, ddp=DDPConfig(comm_hook=hook)) for hook in ("none", "fp16")}
 
 
-def test_hooks_train(tmp_path: Path) -> None:
-    first, second = run_ranks(2, tmp_path, train_with_hooks)
-    plain, _ = first["none"]
-    for hook in ("fp16", "powersgd"):
-        weights, losses = first[hook]
-        assert same(weights, second[hook][0])
-        close(weights, plain, 5e-3)
-        assert hook == "powersgd" or not same(weights, plain)  # that one compresses only later
-        assert losses[-1] < losses[0]
+def test_a_comm_hook_changes_the_weights_a_little(tmp_path: Path) -> None:
+    first, second = run_ranks(2, tmp_path, train_with_comm_hooks)
+    (plain, _), (weights, losses) = first["none"], first["fp16"]
+    assert same(weights, second["fp16"][0])
+    assert not same(weights, plain)
+    close(weights, plain, 5e-3)
+    assert losses[-1] < losses[0]
 
 
 def refusals(world: LocalWorld) -> list[str]:

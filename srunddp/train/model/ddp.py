@@ -146,7 +146,7 @@ def _wrapped(module: nn.Module, config: DDPConfig) -> DistributedDataParallel:
 
 
 def _register_hook(ddp: DistributedDataParallel, config: DDPConfig) -> None:
-    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
     if config.comm_hook == "fp16":
         ddp.register_comm_hook(None, default_hooks.fp16_compress_hook)
@@ -158,6 +158,3 @@ def _register_hook(ddp: DistributedDataParallel, config: DDPConfig) -> None:
                 hint="use ddp.comm_hook=fp16",
             )
         ddp.register_comm_hook(None, default_hooks.bf16_compress_hook)
-    elif config.comm_hook == "powersgd":
-        state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=config.powersgd_rank)
-        ddp.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
