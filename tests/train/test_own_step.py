@@ -180,9 +180,7 @@ def test_losses_that_are_means_by_another_name_are_taken() -> None:
     own = nn.Linear(4, 4)
     own.reduction = "none"
     for loss in (nn.KLDivLoss(reduction="batchmean"), lambda outputs, targets: own(outputs).mean()):
-        model = nn.Linear(8, 4)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        Trainer(model, optimizer, loss, settings(), world=LocalWorld())
+        trainer_of(loss_function=loss)
 
 
 def test_several_optimizers_step_with_their_own_schedulers() -> None:
@@ -206,6 +204,7 @@ def refusals() -> dict[str, Any]:
         "2 schedulers for 1 optimizers": (model, own, {"scheduler": [lambda each: StepLR(each, 1)] * 2}),
         "no parameter requires a gradient": (frozen, torch.optim.SGD(frozen.parameters(), lr=0.1), {}),
         "a list for an optimizer": (model, [[own]], {}),
+        "the optimizer LBFGS; expected": (model, torch.optim.LBFGS(model.parameters()), {}),
         "a model in DistributedDataParallel": (wrapped.__new__(wrapped), own, {}),
     }
 
@@ -214,26 +213,6 @@ def refusals() -> dict[str, Any]:
 def test_what_cannot_be_trained_is_refused_at_once(words: str) -> None:
     model, optimizer, options = refusals()[words]
     assert words in message(lambda: trainer_of(model=model, optimizer=optimizer, **options))
-
-
-class Notes(Callback):
-    def __init__(self) -> None:
-        self.notes: list[str] = []
-
-    def on_fit_start(self, trainer: Trainer) -> None:
-        self.notes.append(f"start {trainer.total_steps}")
-
-    def on_before_optimizer_step(self, trainer: Trainer) -> None:
-        self.notes.append(f"gradient {trainer.model.weight.grad is not None}")
-
-    def on_fit_end(self, trainer: Trainer) -> None:
-        self.notes.append("end")
-
-
-def test_hooks_are_called_at_their_moments() -> None:
-    notes = Notes()
-    trainer_of(notes, max_grad_norm=1.0).fit(classes(8))
-    assert notes.notes == ["start 2", "gradient True", "gradient True", "end"]
 
 
 @pytest.mark.parametrize(("steps", "epochs"), [(5, 3), (4, 2), (1, 1)])
@@ -274,19 +253,10 @@ class Counter(Callback):
 
 def test_losses_and_callbacks_keep_their_state(tmp_path: Path) -> None:
     for epochs in (1, 2):
-        model, counter, loss = nn.Linear(8, 4), Counter(), Centre()
-        config = settings(epochs=epochs, output_dir=str(tmp_path), resume="auto", tensorboard=False)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        Trainer(model, optimizer, loss, config, world=LocalWorld(), callbacks=[counter]).fit(classes(8))
+        counter, loss = Counter(), Centre()
+        options = {"epochs": epochs, "output_dir": str(tmp_path), "resume": "auto"}
+        trainer_of(counter, loss_function=loss, **options).fit(classes(8))
         assert (counter.steps, int(loss.calls)) == (2 * epochs, 2 * epochs)
-
-
-def test_a_loss_with_parameters_of_no_optimizer_is_refused() -> None:
-    model = nn.Linear(8, 4)
-    loss = nn.Linear(4, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with pytest.raises(ConfigError, match=r"the loss function has the parameter weight, which no optimizer has.* -> "):
-        Trainer(model, optimizer, loss, settings(), world=LocalWorld())
 
 
 def test_frozen_modules_stay_in_evaluation_mode() -> None:

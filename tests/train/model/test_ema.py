@@ -14,7 +14,7 @@ from srunddp.errors import ConfigError
 from srunddp.train import Callback, CheckpointError, Trainer, load_checkpoint
 from srunddp.train.model.ema import EMA
 from tests.train.local_world import LocalWorld, run_ranks
-from tests.train.problems import OnStep, classes, normalised_network, trainer_of
+from tests.train.problems import OnStep, classes, normalised_network, same, trainer_of
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -35,10 +35,6 @@ def of(trainer: Trainer) -> nn.Module:
 def loss_of(model: nn.Module) -> float:
     inputs, targets = TESTS.tensors
     return nn.functional.cross_entropy(model.eval()(inputs), targets).item()
-
-
-def same(ours: dict[str, Any], theirs: dict[str, Any]) -> bool:
-    return ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in ours)
 
 
 def test_the_ema_equals_torchs_and_copies_batchnorm_statistics() -> None:
