@@ -28,6 +28,7 @@ from torch.utils.data import TensorDataset
 
 from srunddp.errors import ConfigError
 from srunddp.train import Callback, CheckpointConfig, DDPConfig, Trainer, load_checkpoint
+from srunddp.train.data.order import Sequential
 from srunddp.train.optimizer import lr_factor, scale_lr, use_fused
 from tests.train import problems
 from tests.train.local_world import LocalWorld, run_ranks
@@ -456,14 +457,6 @@ def test_buffers_are_equal_at_first_and_then_each_ranks_own(broadcast: bool, tmp
     assert torch.equal(mine, other) == broadcast
 
 
-class InTurn:
-    def __len__(self) -> int:
-        return 8
-
-    def indices(self, epoch: int) -> Tensor:
-        return torch.arange(8)
-
-
 def train_overflowing(world: LocalWorld) -> Any:
     """Whether a step in fp16 has changed no weight, where gradients overflow on rank 1 alone; and the scale."""
     torch.manual_seed(0)
@@ -472,7 +465,7 @@ def train_overflowing(world: LocalWorld) -> Any:
     inputs = torch.full((8, 8), 0.01)
     inputs[1::2] = 1e3
     trainer = trainer_of(world=world, model=model, precision="fp16")
-    trainer.fit(TensorDataset(inputs, torch.zeros(8, dtype=torch.int64)), order=InTurn())
+    trainer.fit(TensorDataset(inputs, torch.zeros(8, dtype=torch.int64)), order=Sequential(8))
     return all(map(torch.equal, before, model.parameters())), trainer.state.scaler.get_scale(), trainer.state.step
 
 
