@@ -441,19 +441,6 @@ def test_a_checkpoint_of_another_precision_or_kernel_resumes(tmp_path: Path) -> 
 # Data.
 
 
-class Difference(nn.Linear):
-    def forward(self, inputs: Mapping[str, Tensor]) -> Tensor:
-        return super().forward(inputs["left"] - inputs["right"])
-
-
-@pytest.mark.parametrize("channels_last", [False, True])
-def test_inputs_may_have_names(channels_last: bool) -> None:
-    data: Any = [({"left": torch.ones(8), "right": torch.ones(8)}, index % 4) for index in range(10)]
-    trainer = trainer_of(model=Difference(8, 4), channels_last=channels_last)
-    (record,) = trainer.fit(data, data)
-    assert record.val["loss"] > 0
-
-
 class Numbers(IterableDataset[Any]):
     def __init__(self, samples: int) -> None:
         self.samples = samples

@@ -349,3 +349,5 @@ def test_batchnorm_of_one_sample_is_refused_at_the_start() -> None:
         with pytest.raises(ConfigError, match=f"{samples} samples, 2 ranks"):
             check_batch_norm(model, samples, LocalWorld(world_size=2), settings())
     check_batch_norm(model, 12, LocalWorld(world_size=2), settings())
+    positions = nn.Sequential(nn.Unflatten(1, (1, 8)), nn.Conv1d(1, 4, 8, padding=1), nn.BatchNorm1d(4), nn.Flatten())
+    trainer_of(model=positions).fit(classes(9))
