@@ -201,7 +201,10 @@ def test_yamls_marks_are_text_on_the_command_line_as_quoted() -> None:
 
 
 def test_the_command_line_wins_over_files_and_later_files(file: typing.Callable[..., str]) -> None:
+    """Whoever a file belongs to: it is read by rules that execute nothing."""
     one = file("epochs: 1\nbatch_size: 1\ncompile: true\nddp: {comm_hook: fp16}\n", "one.yaml")
+    if os.geteuid() == 0:
+        os.chown(one.partition("=")[2], 12345, 12345)
     two = file("batch-size: 2\nddp.comm_hook: bf16\n", "two.yaml")
     config = read_config(Config, ["--epochs=9", one, two])
     assert (config.epochs, config.batch_size, config.ddp.comm_hook, config.compile) == (9, 2, "bf16", True)

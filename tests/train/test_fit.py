@@ -25,6 +25,7 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 from torch.utils.data import IterableDataset
 
 import srunddp
+from srunddp import telemetry
 from srunddp.errors import ConfigError
 from srunddp.train import (
     Callback,
@@ -34,14 +35,13 @@ from srunddp.train import (
     DataLoaderConfig,
     PreemptionConfig,
     Trainer,
-    Weighted,
     load_checkpoint,
     read_config,
     save_checkpoint,
 )
 from srunddp.train.checkpoint.directory import CheckpointDirectory
 from tests.train.metrics.test_logger import lines
-from tests.train.problems import Numbered, OnStep, Stop, classes, same, settings, trainer_of
+from tests.train.problems import OnStep, Stop, classes, same, settings, trainer_of
 
 NEVER = CheckpointConfig(every_epochs=0, keep_best=0)
 
@@ -91,7 +91,7 @@ def score_after(scores: Mapping[int, float], monkeypatch: pytest.MonkeyPatch) ->
     whole = Trainer._evaluate
 
     def evaluate(self: Trainer, *args: Any) -> dict[str, float]:
-        return {**whole(self, *args), "loss": scores.get(self.state.step, 9.0)}
+        return {**whole(self, *args), self.config.monitor: scores.get(self.state.step, 9.0)}
 
     monkeypatch.setattr(Trainer, "_evaluate", evaluate)
 
@@ -204,7 +204,9 @@ def test_reduce_lr_on_plateau_is_stepped_by_evaluations(monkeypatch: pytest.Monk
     callback = Callback()
     callback.on_epoch = lambda trainer, record: rates.append(trainer.optimizer.param_groups[0]["lr"])
     plateau = partial(ReduceLROnPlateau, factor=0.1, patience=0)
-    trainer_of(callback, epochs=4, scheduler=plateau).fit(classes(20), classes(8))
+    trainer = trainer_of(callback, scheduler=plateau)
+    trainer.config = settings(epochs=4, monitor="score", tensorboard=False)
+    trainer.fit(classes(20), classes(8))
     assert rates == pytest.approx([0.1, 0.01, 0.01, 0.001])
 
 
@@ -282,11 +284,16 @@ def test_sums_of_a_checkpoint_do_not_reach_the_next_epoch(tmp_path: Path) -> Non
 # Callbacks, figures and files.
 
 
-def test_callbacks_are_called_at_their_moments_in_their_order(tmp_path: Path) -> None:
+def test_callbacks_are_called_at_their_moments_in_their_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And may take longer than --stall-timeout: no step is expected meanwhile."""
+    page, expected, long = telemetry.TelemetryPage(), set(), Callback()
+    monkeypatch.setattr(telemetry, "_page", page)
+    for name in ("on_before_optimizer_step", "on_step", "on_evaluation", "on_epoch", "on_checkpoint"):
+        setattr(long, name, lambda *_: expected.add(page.read()))
     first, second = EventRecorder(), EventRecorder()
     second.events = first.events
     options = {"batch_size": 10, "max_grad_norm": 1.0, "output_dir": str(tmp_path), "checkpoint": NEVER}
-    trainer = trainer_of(first, second, **options)
+    trainer = trainer_of(first, second, long, **options)
     trainer.fit(classes(20), classes(8))
     events = [event for event, _ in itertools.groupby(first.events)]
     assert len(first.events) == 2 * len(events)
@@ -294,11 +301,12 @@ def test_callbacks_are_called_at_their_moments_in_their_order(tmp_path: Path) ->
     epoch = [("evaluation", 2), ("epoch", 2, 1), ("checkpoint", "step-00000002.pt")]
     assert events == [("start", 2), *steps, *epoch, ("end", 2)]
     assert first.trainers == second.trainers == {id(trainer)}
+    assert expected == {0}
 
 
 def test_the_lines_of_figures(tmp_path: Path) -> None:
     """And the settings, which are there to be read again."""
-    changes = {"epochs": 2, "log_every": 2, "evaluate_every_steps": 3, "evaluate_every_epochs": 2}
+    changes = {"epochs": 2, "log_every": 2, "evaluate_every_steps": 3, "evaluate_every_epochs": 2, "warmup_steps": 9}
     trainer = trainer_of(output_dir=str(tmp_path), checkpoint=CheckpointConfig(every_minutes=7.5), **changes)
     records = trainer.fit(classes(20), classes(8))
     assert read_config(Config, [f"--config={tmp_path / 'config.yaml'}"]) == trainer.config
@@ -312,7 +320,7 @@ def test_the_lines_of_figures(tmp_path: Path) -> None:
         (2, 10, records[1].train["loss"]),
     ]
     assert epochs[1]["val/loss"] == records[1].val["loss"]
-    assert all(line["lr"] == 0.1 for line in found if line["kind"] == "step")
+    assert [line["lr"] for line in found if line["kind"] == "step"] == pytest.approx([0.02, 0.04, 0.06, 0.08, 0.1])
     assert kinds.index(("step", 10)) < kinds.index(("evaluation", 10)) < kinds.index(("epoch", 10))
 
 
@@ -420,19 +428,6 @@ def test_a_checkpoint_of_another_precision_or_kernel_resumes(tmp_path: Path) -> 
 # Data.
 
 
-class Difference(nn.Linear):
-    def forward(self, inputs: Mapping[str, Tensor]) -> Tensor:
-        return super().forward(inputs["left"] - inputs["right"])
-
-
-@pytest.mark.parametrize("channels_last", [False, True])
-def test_inputs_may_have_names(channels_last: bool) -> None:
-    data: Any = [({"left": torch.ones(8), "right": torch.ones(8)}, index % 4) for index in range(10)]
-    trainer = trainer_of(model=Difference(8, 4), channels_last=channels_last)
-    (record,) = trainer.fit(data, data)
-    assert record.val["loss"] > 0
-
-
 class Numbers(IterableDataset[Any]):
     def __init__(self, samples: int) -> None:
         self.samples = samples
@@ -463,14 +458,6 @@ def test_a_stream_with_a_length_can_have_a_cosine() -> None:
 def test_an_epoch_without_a_step_is_refused(data: Any, changes: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=r"an epoch without a step; .* -> "):
         trainer_of(**changes).fit(data)
-
-
-def test_a_weighted_order_draws_what_it_is_told() -> None:
-    data = Numbered(20)
-    trainer = trainer_of(model=nn.Linear(1, 1), loss_function=nn.functional.mse_loss)
-    trainer.fit(data, order=Weighted([0.0] * 5 + [1.0] * 2 + [0.0] * 13, 12))
-    assert set(data.read) == {5, 6}
-    assert len(data.read) == 12
 
 
 # Settings.
@@ -514,6 +501,7 @@ def test_settings_that_make_no_sense_are_refused_at_the_start(name: str, value: 
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
+        ({"scheduler": ReduceLROnPlateau, "evaluate_every_epochs": 0}, "ReduceLROnPlateau, and evaluate_every.* -> "),
         ({"warmup_steps": 11, "epochs": 2}, "warmup_steps is 11; expected at most the 10 steps of the run -> "),
         ({"monitor": "loss/first"}, "monitor=loss/first; expected one of loss -> "),
         ({"parallel": "ddp"}, "parallel is no longer a setting; .* -> .*docs/examples/fsdp_loop.py"),
@@ -527,12 +515,13 @@ def test_settings_that_do_not_fit_the_run_are_refused(changes: dict[str, Any], w
         trainer_of(**changes).fit(classes(20), classes(8))
 
 
-def test_an_error_at_the_start_leaves_no_signal_handler(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["metrics.jsonl", "config.yaml"])
+def test_an_error_at_the_start_leaves_no_signal_handler(name: str, tmp_path: Path) -> None:
     import signal
 
     before = signal.getsignal(signal.SIGUSR1)
-    (tmp_path / "metrics.jsonl").mkdir()
-    with pytest.raises(ConfigError, match=r"metrics\.jsonl"):
+    (tmp_path / name).mkdir()
+    with pytest.raises(ConfigError, match=f"{name}.*; expected .* -> "):
         trainer_of(output_dir=str(tmp_path)).fit(classes(20))
     assert signal.getsignal(signal.SIGUSR1) is before
 

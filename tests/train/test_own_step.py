@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,8 @@ from torch.optim.lr_scheduler import StepLR
 
 from srunddp.errors import ConfigError
 from srunddp.train import Callback, Trainer, accuracy
+from srunddp.train.data.order import Sequential
+from srunddp.train.validate import check_batch_norm
 from tests.train.local_world import LocalWorld, run_ranks
 from tests.train.problems import OnStep, classes, message, settings, trainer_of
 
@@ -37,17 +40,6 @@ class Sentences(torch.utils.data.Dataset[list[int]]):
 
     def __getitem__(self, index: int) -> Tensor:
         return self.sentences[index]
-
-
-class InTurn:
-    def __init__(self, length: int) -> None:
-        self.length = length
-
-    def __len__(self) -> int:
-        return self.length
-
-    def indices(self, epoch: int) -> Tensor:
-        return torch.arange(self.length)
 
 
 def padded(sentences: list[Tensor]) -> dict[str, Tensor]:
@@ -87,7 +79,7 @@ def train_by_tokens(world: LocalWorld, collate: Any, accumulation: int) -> Any:
     metrics = {"right": right_words}
     trainer = Trainer(model, optimizer, None, config, world=world, step=next_word, weight=tokens, metrics=metrics)
     data = Sentences()
-    records = trainer.fit(data, data, order=InTurn(len(data)), collate=collate, val_collate=collate)
+    records = trainer.fit(data, data, order=Sequential(len(data)), collate=collate, val_collate=collate)
     return model.state_dict(), [(record.train, record.val) for record in records]
 
 
@@ -166,6 +158,7 @@ def test_a_model_that_returns_its_loss_needs_no_wrapper() -> None:
         ({"step": lambda model, batch: 1.0}, "the loss is a float; expected"),
         ({"loss_function": nn.CrossEntropyLoss(), "step": lambda model, batch: None}, "a loss function and a step"),
         ({"loss_function": nn.MSELoss(reduction="sum")}, "reduction='sum'"),
+        ({"loss_function": partial(nn.functional.mse_loss, reduction="sum")}, "reduction='sum'"),
     ],
 )
 def test_a_step_without_a_mean_loss_is_refused(options: dict[str, Any], words: str) -> None:
@@ -304,8 +297,17 @@ def test_changed_data_are_refused_unless_wanted(samples: int, changes: Any, word
 
 def test_collate_is_not_taken_for_the_evaluation_in_silence() -> None:
     """It may mix samples, as MixUp does."""
+    mixed: list[int] = []
+    plain = torch.utils.data.default_collate
+
+    def mix(samples: list[Any]) -> Any:
+        mixed.append(len(samples))
+        return plain(samples)
+
     with pytest.raises(ConfigError, match=r"collate and val_data, without val_collate; .* -> pass val_collate=collate"):
-        trainer_of().fit(classes(8), classes(8), collate=torch.utils.data.default_collate)
+        trainer_of().fit(classes(8), classes(12), collate=mix)
+    trainer_of().fit(classes(8), classes(12), collate=mix, val_collate=plain)
+    assert sum(mixed) == 8
 
 
 def test_batchnorm_of_one_sample_is_refused_at_the_start() -> None:
@@ -313,3 +315,9 @@ def test_batchnorm_of_one_sample_is_refused_at_the_start() -> None:
     model = nn.Sequential(nn.Linear(8, 4), nn.BatchNorm1d(4))
     with pytest.raises(ConfigError, match=r"a rank one sample: 9 samples, 1 ranks, batch_size 4; .* -> set dataloader"):
         trainer_of(model=model).fit(classes(9))
+    for samples in (9, 10, 11):  # 2 ranks: the last step has 1, 2 or 3 samples
+        with pytest.raises(ConfigError, match=f"{samples} samples, 2 ranks"):
+            check_batch_norm(model, samples, LocalWorld(world_size=2), settings())
+    check_batch_norm(model, 12, LocalWorld(world_size=2), settings())
+    positions = nn.Sequential(nn.Unflatten(1, (1, 8)), nn.Conv1d(1, 4, 8, padding=1), nn.BatchNorm1d(4), nn.Flatten())
+    trainer_of(model=positions).fit(classes(9))

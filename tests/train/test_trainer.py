@@ -8,6 +8,7 @@ import itertools
 import multiprocessing
 import re
 from collections import Counter
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from srunddp.errors import ConfigError
-from srunddp.train import Callback, DataLoaderConfig, Trainer, accuracy, load_checkpoint
+from srunddp.train import Callback, Config, DataLoaderConfig, Trainer, accuracy, load_checkpoint
 from tests.train.local_world import LocalWorld, run_ranks
 from tests.train.problems import (
     Numbered,
@@ -152,8 +153,13 @@ def test_the_model_is_in_the_right_mode() -> None:
         assert trainer.model.modes == ({training, testing} if val_data else {training})
 
 
+@dataclass(frozen=True, kw_only=True)
+class OwnConfig(Config):
+    scratch: str = ""
+
+
 def disagreements(world: LocalWorld) -> list[str]:
-    """Each rank's message where ranks were given different things, and nothing."""
+    """Each rank's message where ranks were given different things, and nothing; and a setting of the script's own."""
     first = world.rank == 0
     cases: list[tuple[Any, ...]] = [
         (Numbered(10 + world.rank), None, {}),
@@ -163,13 +169,16 @@ def disagreements(world: LocalWorld) -> list[str]:
         (Numbered(10), None, {"mode": "min" if first else "max"}),
         (Numbered(0), None, {}),
     ]
-    return [message(lambda case=case: scale_trainer(world, **case[2]).fit(*case[:2])) for case in cases]
+    said = [message(lambda case=case: scale_trainer(world, **case[2]).fit(*case[:2])) for case in cases]
+    trainer = scale_trainer(world)
+    trainer.config = OwnConfig(epochs=1, batch_size=4, scratch=f"/tmp/node{world.rank}")
+    return [*said, message(lambda: trainer.fit(Numbered(10)))]
 
 
 def test_ranks_that_were_given_different_things_all_say_so(tmp_path: Path) -> None:
     by_rank = run_ranks(3, tmp_path, disagreements)
     differing = ("len(train_data)", "len(val_data)", "batch_size", "epochs", "mode")
-    starts = [*(f"{name} differs" for name in differing), "len(train_data) is 0"]
+    starts = [*(f"{name} differs" for name in differing), "len(train_data) is 0", "no error"]
     assert all(said.startswith(start) for said, start in zip(by_rank[0], starts, strict=True)), by_rank[0]
     assert by_rank == [by_rank[0]] * 3
 
@@ -236,9 +245,16 @@ def test_a_model_in_shards_is_refused_with_the_hint(tmp_path: Path) -> None:
         assert said.endswith("docs/examples/fsdp_loop.py")
 
 
-def test_a_batch_of_one_part_is_refused_with_the_hint() -> None:
-    with pytest.raises(ConfigError, match=r"a list of 1 parts, and a loss function; expected two parts.* -> "):
-        trainer_of().fit(TensorDataset(torch.ones(4, 1)))
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (TensorDataset(torch.ones(4, 1)), "a batch that is a list of 1 parts, and a loss function; expected two parts"),
+        (DataLoader(Numbered(4)), "a DataLoader as data"),
+    ],
+)
+def test_data_the_loop_cannot_use_is_refused_with_the_hint(data: Any, words: str) -> None:
+    with pytest.raises(ConfigError, match=f"{words}.* -> "):
+        trainer_of().fit(data)
 
 
 class Derived(OnStep):
