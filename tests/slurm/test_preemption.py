@@ -1,10 +1,14 @@
-"""A job of a loop of one's own that is cancelled; tests/slurm/test_sbatch.py has those that are requeued."""
+"""Jobs of loops of one's own that are cancelled or preempted; tests/slurm/test_sbatch.py has others."""
 
 from __future__ import annotations
 
-import pytest
+from typing import Any
 
-from tests.conftest import PROGRAMS
+import pytest
+import torch
+
+from srunddp.train import load_checkpoint
+from tests.conftest import PROGRAMS, ROOT
 from tests.slurm.conftest import SRUNDDP, SlurmJobRunner
 from tests.slurm.jobs import STOPPED, Job, found, look, submit, until
 
@@ -19,26 +23,44 @@ def processes(job: Job) -> list[int]:
     return [int(file.read_text().split()[0]) for file in sorted(job.folder.glob("at.0.?"))]
 
 
-def preempted(runner: SlurmJobRunner, name: str) -> Job:
-    """A job of four ranks on two nodes that trains."""
+def job_of(runner: SlurmJobRunner, name: str, command: str, *options: str) -> Job:
+    """A job on two nodes that trains."""
     body = (
         # Where steps are tracked by control groups, Slurm's SIGTERM ends the shell, and srun and its output with it.
         "trap : TERM\n"
-        f"srun {SRUNDDP} --quiet {PROGRAMS / 'preempted.py'} $FOLDER\n"
+        f"srun {SRUNDDP} --quiet {command}\n"
         "code=$?\n"
-        "[ $code = 75 ] && scontrol requeue $SLURM_JOB_ID\n"
         # Slurm decides what follows its SIGTERM; a preempted job that ends by itself is not requeued.
         "[ $code = 143 ] && sleep 600\n"
         "exit $code\n"
     )
-    return submit(runner, f"preempted-{name}", body, "--ntasks-per-node=2")
+    return submit(runner, f"preempted-{name}", body, *options)
 
 
 def test_a_cancelled_job_has_its_checkpoint_and_is_not_requeued(runner: SlurmJobRunner) -> None:
-    job = preempted(runner, "cancelled")
+    job = job_of(runner, "cancelled", f"{PROGRAMS / 'preempted.py'} $FOLDER", "--ntasks-per-node=2")
     until(lambda: len(processes(job)) == RANKS, [job])
     runner.cluster.run("scancel", job.number)
     until(lambda: look([job]), [job], LIMIT)
     found(job.output, STOPPED.format("SIGTERM", ""))
     assert (job.state, job.restarts) == ("CANCELLED", 0), job
     assert job.output.count("srunddp: ") == 1, job
+
+
+def checkpoints(job: Job) -> list[Any]:
+    """From the oldest to the newest; what is written just now is not among them."""
+    return sorted((job.folder / "checkpoints").glob("step-*.pt"))
+
+
+def test_the_example_of_an_own_loop_resumes_to_the_bit(runner: SlurmJobRunner) -> None:
+    example = f"{ROOT / 'docs' / 'examples' / 'own_loop.py'} --output-dir=$FOLDER"
+    whole, stopped = (job_of(runner, name, example, "-n2") for name in ("whole", "stopped"))
+    until(lambda: checkpoints(stopped), [whole, stopped], LIMIT)
+    runner.cluster.run("scancel", "--signal=USR2", stopped.number)
+    until(lambda: look([whole, stopped]), [whole, stopped], LIMIT)
+    assert 50 <= int(found(stopped.output, STOPPED.format("SIGUSR2", "; the job is requeued"))) < 500
+    assert [(job.state, job.restarts) for job in (whole, stopped)] == [("COMPLETED", 0), ("COMPLETED", 1)]
+    ends = [load_checkpoint(checkpoints(job)[-1]) for job in (whole, stopped)]
+    assert [end["step"] for end in ends] == [500] * 2
+    torch.testing.assert_close(ends[0]["model"], ends[1]["model"], rtol=0, atol=0)
+    torch.testing.assert_close(ends[0]["optimizer"]["state"], ends[1]["optimizer"]["state"], rtol=0, atol=0)
