@@ -40,6 +40,7 @@ from srunddp.train import (
     save_checkpoint,
 )
 from srunddp.train.checkpoint.directory import CheckpointDirectory
+from srunddp.train.data.order import Sequential
 from tests.train.problems import Numbered, OnStep, Stop, classes, settings, trainer_of
 
 NEVER = CheckpointConfig(every_epochs=0, keep_best=0)
@@ -396,6 +397,9 @@ def test_a_path_goes_before_what_is_newer_and_sets_it_aside(tmp_path: Path, caps
     assert recorder.of("step")[0] == 4
     assert any(re.fullmatch(r"step-\d+\.pt\.aside", name) for name in names(tmp_path))
     assert "step-00000006.pt.aside is from after the checkpoint that was asked for" in capsys.readouterr().err
+    last = tmp_path / "checkpoints" / "step-00000010.pt"
+    trainer_of(**options | {"output_dir": str(tmp_path / "other")}, resume=str(last)).fit(classes(20), classes(8))
+    assert steps_kept(tmp_path / "other") == [10], "nothing was to be done"
 
 
 @pytest.mark.parametrize("change", ["model", "groups", "other file", "version"])
@@ -426,7 +430,12 @@ def test_fit_called_again_goes_on_where_it_was(tmp_path: Path) -> None:
     assert len(twice.fit(classes(20))) == 1, "all epochs are done"
     twice.config = settings(epochs=2, output_dir=str(tmp_path), tensorboard=False)
     assert twice.fit(classes(20)) == once.state.records
-    assert all(map(torch.equal, weights(twice), weights(once)))
+    left = trainer_of(Stop(3), epochs=2)
+    with pytest.raises(KeyboardInterrupt):
+        left.fit(classes(20))
+    left.fit(classes(20))
+    for trainer in (twice, left):
+        assert all(map(torch.equal, weights(trainer), weights(once)))
 
 
 def test_a_checkpoint_of_another_precision_or_kernel_resumes(tmp_path: Path) -> None:
@@ -466,6 +475,11 @@ class Sized(Numbers):
         return self.samples
 
 
+def test_validation_data_of_a_sharded_stream_may_have_indices() -> None:
+    (record,) = trainer_of().fit(Numbers(20), classes(8), sharded=True)
+    assert record.val["loss"] > 0
+
+
 def test_a_stream_with_a_length_can_have_a_cosine() -> None:
     trainer = trainer_of(schedule="cosine", epochs=2)
     trainer.fit(Sized(20))
@@ -485,10 +499,17 @@ def test_an_epoch_without_a_step_is_refused(data: Any, changes: dict[str, Any]) 
         trainer_of(**changes).fit(data)
 
 
+class Short(Sequential):
+    def __len__(self) -> int:
+        return self.length - 1
+
+
 @pytest.mark.parametrize(
     ("data", "order", "words"),
     [
         (Numbers(20), Weighted([1.0] * 20), "an order, and data that is iterable"),
+        (classes(20), [0, 1], "an order that is a list"),
+        (classes(20), Short(8), "the order's indices: torch.int64 of shape .8,., and its length 7"),
         (classes(20), Weighted([0.0] * 30 + [1.0]), "the order's indices: from 30 to 30; .* from 0 to 19"),
     ],
 )

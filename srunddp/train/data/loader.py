@@ -95,8 +95,7 @@ class DistributedDataLoader:
         """
         numbers = {"batch_size": batch_size, "gradient_accumulation_steps": gradient_accumulation_steps}
         if wrong := [name for name, value in numbers.items() if value < 1]:
-            found = f"{wrong[0]} is {numbers[wrong[0]]}"
-            raise ConfigError(found, expected="at least 1", hint="correct it", scope=Scope.JOB)
+            raise _unfit(f"{wrong[0]} is {numbers[wrong[0]]}", "at least 1", "correct it")
         order, self._length = _order_and_length(data, order, seed, sharded)
         length, order_hash = -1 if self._length is None else self._length, _order_hash(order)
         check_agreement(world, {"len(data)": length, **numbers, "seed": seed, "order": str(order_hash)})
@@ -169,20 +168,18 @@ class DistributedDataLoader:
         for name, here in self._data.items():
             if not self._changed and state.get(name, here) != here:
                 numbers = f" was {state[name]} samples and is {here}" if name == "length" else " has changed"
-                raise ConfigError(
+                raise _unfit(
                     f"the {name} of the training data{numbers} since the checkpoint",
-                    expected="the same data in the same order: else samples are missed or seen twice",
-                    hint="restore the data and the seed, or go on nevertheless with resume_changed_data=true",
-                    scope=Scope.JOB,
+                    "the same data in the same order: else samples are missed or seen twice",
+                    "restore the data and the seed, or go on nevertheless with resume_changed_data=true",
                 )
         if self._assignment.sharded and state["samples_seen"]:
             for name, here in self._layout.items():
                 if state.get(name) != here:
-                    raise ConfigError(
+                    raise _unfit(
                         f"{name} was {state.get(name)} in the epoch that is to go on, and is {here}",
-                        expected="the same for a data set that is sharded",
-                        hint=f"start with {name}={state.get(name)}, or call set_epoch() to begin another epoch",
-                        scope=Scope.JOB,
+                        "the same for a data set that is sharded",
+                        f"start with {name}={state.get(name)}, or call set_epoch() to begin another epoch",
                     )
         self._epoch, self._samples_seen = state["epoch"], state["samples_seen"]
         self._batches, self._resumes = state.get("batches", 0), True
@@ -275,19 +272,19 @@ def _order_and_length(
     length = length_of(data)
     if isinstance(data, IterableDataset):
         if order is not None:
-            check_order(order, None)
+            raise _unfit("an order, and data that is iterable", "data with indices", "let it yield in that order")
         return None, None if sharded else length
     if sharded or length is None:
-        raise ConfigError(
-            "sharded=True, and data with indices",
-            expected="an IterableDataset that splits itself",
-            hint="leave it out: the samples are dealt to the ranks",
-            scope=Scope.JOB,
-        )
+        hint = "leave it out: the samples are dealt to the ranks"
+        raise _unfit("sharded=True, and data with indices", "an IterableDataset that splits itself", hint)
     if order is None:
         return Shuffled(length, seed), length
     check_order(order, length)
     return order.with_seed(seed) if isinstance(order, Weighted) else order, len(order)
+
+
+def _unfit(found: str, expected: str, hint: str) -> ConfigError:
+    return ConfigError(found, expected=expected, hint=hint, scope=Scope.JOB)
 
 
 def _order_hash(order: Order | None) -> int:
