@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from srunddp.errors import ConfigError, Scope
 from srunddp.train.data.order import Order, Sequential, Shuffled, Weighted, check_order
-from srunddp.train.data.reader import as_it_is, collated, in_rows, start
+from srunddp.train.data.reader import collated, in_rows, start
 from srunddp.train.data.sampler import (
     DistributedBatchSampler,
     MicroBatch,
@@ -115,7 +115,7 @@ class DistributedDataLoader:
         self._reader = Reader(data, rows=rows)
         self._stream = Stream(data, self._assignment) if isinstance(data, IterableDataset) else None
         self._sent = {"data": data, "collate": collate, "weight": weight}
-        to_batch = as_it_is if rows else collate or default_collate
+        to_batch = None if rows else collate or default_collate
         self._loader: DataLoader[Any] = DataLoader(
             self._stream or self._reader,
             batch_size=None if self._stream else 1,
@@ -218,14 +218,12 @@ class DistributedDataLoader:
             yield from others
             self._count(step)
             yield last
-        self.set_epoch(self._epoch + 1)
 
     def steps(self) -> Iterator[StepBatches]:
         """The same by optimizer steps."""
         for step in self._read():
             self._count(step)
             yield step
-        self.set_epoch(self._epoch + 1)
 
     def _read(self) -> Iterator[StepBatches]:
         if not self._resumes:
@@ -235,6 +233,7 @@ class DistributedDataLoader:
         for step in _one_ahead(sent) if self._reads_ahead else sent:
             self._transfer.arrived(step.batches, step.copied)
             yield step
+        self.set_epoch(self._epoch + 1)
 
     def _parts(self) -> Iterator[MicroBatch]:
         begin = self._batches if self._assignment.sharded else self._samples_seen
@@ -289,6 +288,6 @@ def _unfit(found: str, expected: str, hint: str) -> ConfigError:
 
 def _order_hash(order: Order | None) -> int:
     """The same for the same samples in the same order."""
-    if isinstance(order, Shuffled | Sequential | None):
+    if isinstance(order, Sequential | None):
         return hashed(repr(order))
     return hashed(order.indices(1).numpy().tobytes())

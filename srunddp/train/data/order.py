@@ -38,14 +38,10 @@ class Sequential:
 
 
 @dataclass(frozen=True)
-class Shuffled:
+class Shuffled(Sequential):
     """Every sample once, as :class:`torch.utils.data.DistributedSampler` orders them before it pads."""
 
-    length: int
     seed: int = 0
-
-    def __len__(self) -> int:
-        return self.length
 
     def indices(self, epoch: int) -> Tensor:
         return torch.randperm(self.length, generator=_generator(self.seed, epoch))
