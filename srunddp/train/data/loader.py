@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from srunddp.errors import ConfigError, Scope
 from srunddp.train.data.order import Order, Sequential, Shuffled, Weighted, check_order
-from srunddp.train.data.reader import collated, in_rows, start
+from srunddp.train.data.reader import collated, start
 from srunddp.train.data.sampler import (
     DistributedBatchSampler,
     MicroBatch,
@@ -103,7 +103,8 @@ class DistributedDataLoader:
         self._assignment = ShardAssignment(
             world.rank, world.world_size, batch_size, seed, gradient_accumulation_steps, drop_last, sharded
         )
-        rows = in_rows(data, collate)
+        # Tensors in memory, whose batches are one indexing of each; a class derived from TensorDataset may do more.
+        rows = type(data) is TensorDataset and collate is None
         # What is on a GPU already can be neither pinned nor copied beside.
         there = rows and any(tensor.is_cuda for tensor in cast(TensorDataset, data).tensors)
         beside = world.device.type == "cuda" and not there

@@ -8,7 +8,7 @@ from multiprocessing.reduction import ForkingPickler
 from typing import Any, TypeAlias
 
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, TensorDataset
+from torch.utils.data import DataLoader
 
 from srunddp.errors import ConfigError
 from srunddp.train.data.sampler import MicroBatch
@@ -50,11 +50,6 @@ def _check_pickled(sent: Mapping[str, Any], method: str) -> None:
                 expected=f"what pickle takes, as workers start by {method}",
                 hint="define it at the top level of a module, or set multiprocessing_context=fork or num_workers=0",
             ) from error
-
-
-def in_rows(data: Dataset[Any], collate: Collate | None) -> bool:
-    """Tensors in memory, whose batches are one indexing of each; a class derived from TensorDataset may do more."""
-    return type(data) is TensorDataset and collate is None
 
 
 def collated(part: MicroBatch, collate: Collate | None, weight: Weight | None) -> MicroBatch:
