@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
 import signal
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -114,3 +117,17 @@ def names() -> Iterator[dict[str, str]]:
 
     with two_nodes() as names:
         yield names
+
+
+@pytest.fixture
+def fake_nvml(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Callable[..., None]]:
+    """Puts a machine with these GPUs in the place of this one."""
+    monkeypatch.syspath_prepend(str(PROGRAMS / "nvml"))
+    monkeypatch.delitem(sys.modules, "pynvml", raising=False)
+
+    def put(*gpus: dict[str, Any], **machine: Any) -> None:
+        (tmp_path / "nvml.json").write_text(json.dumps({"driver": "580.95.05", "cuda": 12080, "gpus": gpus} | machine))
+        monkeypatch.setenv("FAKE_NVML", str(tmp_path / "nvml.json"))
+
+    yield put
+    sys.modules.pop("pynvml", None)

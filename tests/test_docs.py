@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from pathlib import Path
 
@@ -58,6 +59,21 @@ def test_every_setting_and_job_key_is_in_the_reference() -> None:
     for kind, title in ((Config, "Settings"), (SlurmJob, "srunddp sbatch")):
         defaults = {name: text_of(key.default) or "''" for name, key in fields_of(kind).items()}
         assert {name: row[0].strip("`") for name, row in cells(title, "key").items()} == defaults
+
+
+def test_every_public_name_and_argument_is_in_the_reference() -> None:
+    import srunddp
+    from srunddp import train
+
+    text = (ROOT / "docs" / "reference.md").read_text()
+    assert [name for name in srunddp.__all__ if f"srunddp.{name}" not in text] == ["__version__"]
+    assert {re.findall(r"\w+", name)[0] for name in cells("`srunddp.train`", "name")} == set(train.__all__)
+    for called in (train.Trainer, train.Trainer.fit, train.DistributedDataLoader):
+        (title,) = re.findall(rf"^#+ (`(?:srunddp\.(?:train\.)?)?{called.__qualname__}\(.*)$", text, re.MULTILINE)
+        assert set(cells(title, "argument")) == set(inspect.signature(called).parameters) - {"self"}, title
+    for kind in (train.CheckpointManager, train.Preemption):
+        section = re.split(rf"^#+ `srunddp.train.{kind.__name__}\(", text, flags=re.MULTILINE)[1].split("\n#")[0]
+        assert [name for name in vars(kind) if name[0] != "_" and f"`{name}" not in section] == [], kind
 
 
 def test_every_column_of_the_monitors_files_is_in_the_reference() -> None:

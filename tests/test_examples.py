@@ -113,6 +113,29 @@ def test_a_stopped_loop_with_fsdp_goes_on_to_the_same_losses(tmp_path: Path) -> 
     assert before + train_in_shards(tmp_path / "third", cut) == lines
 
 
+SETTINGS = "--precision=bf16 --gradient_accumulation_steps=2 --max_grad_norm=1 --schedule=cosine --warmup_steps=2"
+
+
+def test_15_lines_are_enough_for_all_that_a_training_needs(tmp_path: Path) -> None:
+    """README's script on two ranks: besides these settings validation, the best and the last checkpoint, a resume."""
+    script = (ROOT / "README.md").read_text().split("```python\n")[1].split("```")[0]
+    assert len([line for line in script.splitlines() if line]) <= 15
+    for epochs in ("1", "2"):
+        (tmp_path / epochs).mkdir()
+        words = [f"--epochs={epochs}", f"--output-dir={tmp_path}", "--resume=auto", *SETTINGS.split()]
+        ended = worlds.run(tmp_path / epochs, f"sys.argv[1:] = {words}\n{script}", size=2)
+        assert ended.codes == [0, 0], ended.text
+        assert re.fullmatch(rf"Epoch {epochs} - loss .*, val loss .*, val accuracy .*\n", ended.printed[0])
+    assert {"best.pt", "step-00000008.pt"} <= {path.name for path in (tmp_path / "checkpoints").iterdir()}
+
+
+def test_what_is_to_be_short_is() -> None:
+    assert (FOLDER / "own_loop.py").read_text().count("\n") <= 80
+    callback = (FOLDER / WANDB.file).read_text().split("\n\n\n")[1]
+    assert callback.startswith("class WandbCallback")
+    assert callback.count("\n") < 30
+
+
 def parse(words: list[str]) -> None:
     """A command that starts srunddp or an example: its files are there, and its options are known."""
     tool = next(word for word in words if word in ("srunddp", "python"))

@@ -4,10 +4,9 @@
     mpirun -n 2 srunddp docs/examples/fsdp_loop.py
     python docs/examples/fsdp_loop.py
 
-Each rank keeps a part of each parameter, of its gradient and of the optimizer's state, and gathers one layer after the
-other. Each rank writes its part of a checkpoint, so all nodes have to see ``--output-dir``. A signal, or the job's end,
-stops all ranks after the same step. Started again, also on another number of ranks, the loop goes on from the newest
-checkpoint. The data are scikit-learn's handwritten digits.
+Each rank keeps a part of each parameter, of its gradient and of the optimizer's state, and gathers the layers one by
+one. It writes its part of a checkpoint, so all nodes have to see ``--output-dir``. A signal, or the job's end, stops
+all ranks after the same step. Started again, on any number of ranks, the loop goes on from the newest checkpoint.
 """
 
 import shutil
@@ -42,12 +41,12 @@ def main() -> None:
         model, optimizer = build(world, settings.lr)
         inputs = torch.tensor(digits.images / 16, dtype=torch.float32, device=world.device)
         targets = torch.tensor(digits.target, device=world.device)
-        samples, per_step = 1400, settings.batch_size * world.world_size  # the other images are to test with
+        samples, per_step = 1400, settings.batch_size * world.world_size  # the other images are to validate with
         steps_per_epoch = samples // per_step
         done = load(settings.output_dir, model, optimizer)
-        for step in range(done, settings.epochs * steps_per_epoch):
+        for step in range(done + 1, settings.epochs * steps_per_epoch + 1):
             # The order follows from the step: a run that goes on sees the samples that are left.
-            epoch, place = divmod(step, steps_per_epoch)
+            epoch, place = divmod(step - 1, steps_per_epoch)
             order = torch.randperm(samples, generator=torch.Generator().manual_seed(epoch))
             own = order[place * per_step + world.rank : (place + 1) * per_step : world.world_size]
             loss = nn.functional.cross_entropy(model(inputs[own]), targets[own])
@@ -55,13 +54,13 @@ def main() -> None:
             optimizer.step()
             optimizer.zero_grad()
             srunddp.heartbeat()
-            if (step + 1) % 10 == 0:
+            if step % 10 == 0:
                 dist.all_reduce(mean := loss.detach() / world.world_size)
-                print(f"step {step + 1}: loss {float(mean):.6f}\n" if world.rank == 0 else "", end="", flush=True)
+                print(f"step {step}: loss {float(mean):.6f}\n" if world.rank == 0 else "", end="", flush=True)
             if preemption.should_stop():
-                preemption.stop(step + 1, save(settings.output_dir, step + 1, model, optimizer))
-            if (step + 1) % settings.save_every == 0 or place + 1 == steps_per_epoch:
-                save(settings.output_dir, step + 1, model, optimizer)
+                preemption.stop(step, save(settings.output_dir, step, model, optimizer))  # ends all ranks
+            if step % settings.save_every == 0 or step % steps_per_epoch == 0:
+                save(settings.output_dir, step, model, optimizer)
         with torch.no_grad():  # on all ranks, which gather the layers together
             right = model.eval()(inputs[samples:]).argmax(dim=1) == targets[samples:]
     if world.rank == 0:

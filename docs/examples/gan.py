@@ -1,8 +1,6 @@
-"""A GAN in a loop of one's own: two models and two optimizers in turn, without Trainer, one process per GPU or CPU.
+"""A GAN in a loop of one's own, without Trainer: two models, and two optimizers in turn.
 
-The generator makes points of a ring in the plane from noise, the discriminator tells them from those of the data.
-Start it on a cluster, under MPI, or alone:
-
+The generator makes points of a ring in the plane from noise; the discriminator tells them from those of the data:
     srun --ntasks-per-node=2 srunddp docs/examples/gan.py --output-dir=runs/gan
     mpirun -n 2 srunddp docs/examples/gan.py
     python docs/examples/gan.py
@@ -10,7 +8,6 @@ Start it on a cluster, under MPI, or alone:
 
 from dataclasses import dataclass
 from math import pi
-from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -21,14 +18,13 @@ from torch.utils.data import TensorDataset
 import srunddp
 from srunddp.train import CheckpointManager, DistributedDataLoader, Preemption
 
-NOISE, SPREAD, SECTORS = 8, 0.05, 12
+NOISE, SPREAD, SECTORS, SAVE_EVERY = 8, 0.05, 12, 200
 
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
     epochs: int = 15
-    save_every_steps: int = 200
-    output_dir: Path = Path("runs/gan")
+    output_dir: str = "runs/gan"
 
 
 def network(inputs: int, outputs: int) -> nn.Module:
@@ -40,13 +36,11 @@ def train(world: srunddp.World, preemption: Preemption, settings: Settings) -> n
     torch.manual_seed(0)
     angles, radii = 2 * pi * torch.rand(8000), 1 + SPREAD * torch.randn(8000)
     ring = TensorDataset(torch.stack([radii * angles.cos(), radii * angles.sin()], dim=1))
-    generator, discriminator = (network(*sizes).to(world.device) for sizes in ((NOISE, 2), (2, 1)))
-    ddp_generator, ddp_discriminator = DistributedDataParallel(generator), DistributedDataParallel(discriminator)
-    adam_generator, adam_discriminator = (
-        torch.optim.Adam(model.parameters(), 1e-3, betas=(0.5, 0.9)) for model in (generator, discriminator)
-    )
+    models = generator, discriminator = network(NOISE, 2).to(world.device), network(2, 1).to(world.device)
+    ddp_generator, ddp_discriminator = map(DistributedDataParallel, models)
+    adam_generator, adam_discriminator = (torch.optim.Adam(m.parameters(), 1e-3, betas=(0.5, 0.9)) for m in models)
     loader = DistributedDataLoader(ring, world, batch_size=64)
-    checkpoints, step = CheckpointManager(settings.output_dir / "checkpoints", world), 0
+    checkpoints, step = CheckpointManager(f"{settings.output_dir}/checkpoints", world), 0
     parts = {"generator": generator, "discriminator": discriminator, "loader": loader}
     parts |= {"adam_generator": adam_generator, "adam_discriminator": adam_discriminator}
 
@@ -65,9 +59,13 @@ def train(world: srunddp.World, preemption: Preemption, settings: Settings) -> n
         update(adam_generator, softplus(-discriminator(ddp_generator(noise[1]))).mean() * scale)
         discriminator.requires_grad_(True)
 
+    def save(wait: bool):
+        states = {name: part.state_dict() for name, part in parts.items()}
+        return checkpoints.save(step, {"step": step, **states}, wait=wait)
+
     torch.manual_seed(world.rank)  # each rank draws noise of its own
     if state := checkpoints.load("auto"):
-        learn(torch.zeros(2, 2, device=world.device), 1.0)  # the first backward adds up in an order of its own
+        learn(torch.zeros(2, 2, device=world.device), 1.0)  # the first backward sums in another order than later ones
         for name, part in parts.items():
             part.load_state_dict(state[name])
         step = state["step"]
@@ -77,12 +75,11 @@ def train(world: srunddp.World, preemption: Preemption, settings: Settings) -> n
             learn(*batch.data, batch.scale)
             step += 1
             srunddp.heartbeat()
-            if (stop := preemption.should_stop()) or step % settings.save_every_steps == 0:
-                state = {"step": step} | {name: part.state_dict() for name, part in parts.items()}
-                path = checkpoints.save(step, state, wait=stop)
-            if stop:
-                preemption.stop(step, path)
-    checkpoints.wait()
+            if preemption.should_stop():
+                preemption.stop(step, save(wait=True))  # ends all ranks; Slurm starts the job again
+            if step % SAVE_EVERY == 0:
+                save(wait=False)
+    save(wait=True)
     return generator
 
 
@@ -97,8 +94,7 @@ def judge(generator: nn.Module, device: torch.device) -> str:
 
 
 if __name__ == "__main__":
-    settings = srunddp.read_config(Settings)
     with srunddp.init() as world, Preemption(world) as preemption:
-        generator = train(world, preemption, settings)
+        generator = train(world, preemption, srunddp.read_config(Settings))
         if world.rank == 0:
             print(judge(generator, world.device), flush=True)

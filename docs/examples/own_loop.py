@@ -7,7 +7,6 @@ It stops upon a signal, and goes on to the bit when it is started again:
 """
 
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 from torch import nn
@@ -17,14 +16,13 @@ from torch.utils.data import TensorDataset
 import srunddp
 from srunddp.train import CheckpointManager, DistributedDataLoader, Preemption
 
-NUMBERS, LENGTH, WIDTH = 11, 12, 48
+NUMBERS, LENGTH, WIDTH, SAVE_EVERY = 11, 12, 48, 50
 
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
     epochs: int = 4
-    save_every_steps: int = 50
-    output_dir: Path = Path("runs/own_loop")
+    output_dir: str = "runs/own_loop"
 
 
 class GPT(nn.Module):
@@ -42,15 +40,20 @@ class GPT(nn.Module):
 
 def train(world: srunddp.World, preemption: Preemption, settings: Settings) -> nn.Module:
     torch.manual_seed(0)
-    start, by = torch.randint(NUMBERS, (2, 4000, 1))
-    texts = (start + by * torch.arange(LENGTH)) % NUMBERS  # the first two numbers of a text tell all others
+    first, difference = torch.randint(NUMBERS, (2, 4000, 1))
+    texts = (first + difference * torch.arange(LENGTH)) % NUMBERS  # the first two numbers of a text tell all others
     model = GPT().to(world.device)
     ddp, optimizer = DistributedDataParallel(model), torch.optim.AdamW(model.parameters(), lr=4e-3)
     loader = DistributedDataLoader(TensorDataset(texts), world, batch_size=16)
-    checkpoints, step = CheckpointManager(settings.output_dir / "checkpoints", world), 0
+    checkpoints, step = CheckpointManager(f"{settings.output_dir}/checkpoints", world), 0
     parts = {"model": model, "optimizer": optimizer, "loader": loader}
+
+    def save(wait: bool):
+        states = {name: part.state_dict() for name, part in parts.items()}
+        return checkpoints.save(step, {"step": step, **states}, wait=wait)
+
     if state := checkpoints.load("auto"):
-        ddp(texts[:1].to(world.device)).backward()  # the first backward adds up in an order of its own
+        ddp(texts[:1].to(world.device)).backward()  # the wrap's first backward sums in another order than later ones
         for name, part in parts.items():
             part.load_state_dict(state[name])
         step = state["step"]
@@ -63,18 +66,15 @@ def train(world: srunddp.World, preemption: Preemption, settings: Settings) -> n
             optimizer.step()
             step += 1
             srunddp.heartbeat()
-            if (stop := preemption.should_stop()) or step % settings.save_every_steps == 0:
-                if world.rank == 0:
-                    print(f"step {step}: loss {loss.item():.4f}", flush=True)
-                state = {"step": step} | {name: part.state_dict() for name, part in parts.items()}
-                path = checkpoints.save(step, state, wait=stop)
-            if stop:
-                preemption.stop(step, path)  # Slurm starts the job again
-    checkpoints.wait()
+            if preemption.should_stop():
+                preemption.stop(step, save(wait=True))  # ends all ranks; Slurm starts the job again
+            if step % SAVE_EVERY == 0:
+                save(wait=False)
+                print(f"step {step}: loss {loss.item():.4f}\n" if world.rank == 0 else "", end="", flush=True)
+    save(wait=True)
     return model
 
 
 if __name__ == "__main__":
-    settings = srunddp.read_config(Settings)
     with srunddp.init() as world, Preemption(world) as preemption:
-        train(world, preemption, settings)
+        train(world, preemption, srunddp.read_config(Settings))

@@ -47,20 +47,20 @@ def main() -> None:
         trainer = srunddp.Trainer(model, optimizer, loss, settings, world=world, metrics={"accuracy": accuracy})
         history = trainer.fit(*read())
     if world.rank == 0:
-        test = history[-1].val
-        print(f"val loss {test['loss']:.4f}, val accuracy {100 * test['accuracy']:.2f} %", flush=True)
+        figures = history[-1].val
+        print(f"val loss {figures['loss']:.4f}, val accuracy {100 * figures['accuracy']:.2f} %", flush=True)
 
 
 def read() -> tuple[TensorDataset, TensorDataset]:
-    """To train and to test with: 10 figures of mean 0 and deviation 1 per sample, and its class."""
+    """To train and to validate with: 10 figures of mean 0 and deviation 1 per sample, and its class."""
     from sklearn.datasets import load_breast_cancer
     from sklearn.model_selection import train_test_split
 
     cells = load_breast_cancer()
-    train, test = train_test_split(range(len(cells.target)), test_size=0.2, random_state=0, stratify=cells.target)
+    train, val = train_test_split(range(len(cells.target)), test_size=0.2, random_state=0, stratify=cells.target)
     figures, classes = torch.tensor(cells.data[:, :10], dtype=torch.float32), torch.tensor(cells.target)
     figures = (figures - figures[train].mean(dim=0)) / figures[train].std(dim=0)
-    return TensorDataset(figures[train], classes[train]), TensorDataset(figures[test], classes[test])
+    return TensorDataset(figures[train], classes[train]), TensorDataset(figures[val], classes[val])
 
 
 if __name__ == "__main__":

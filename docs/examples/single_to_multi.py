@@ -95,7 +95,7 @@ def main() -> None:
 def conditions(settings: Settings, world: srunddp.World) -> dict[str, Any]:
     """What has to be equal for two runs' speeds to be compared; the number of threads is known after the training."""
     device = torch.cuda.get_device_name(world.device) if world.device.type == "cuda" else "cpu"
-    names = ("batch_size", "accumulation", "precision", "channels", "copies")
+    names = ("batch_size", "gradient_accumulation_steps", "precision", "channels", "copies")
     return {"device": device, "threads": torch.get_num_threads(), **{name: getattr(settings, name) for name in names}}
 
 

@@ -168,12 +168,13 @@ def check_fit(world: World, data: Mapping[str, Dataset[Any] | None], weight: obj
 
 
 def check_batch_norm(model: nn.Module, samples: int | None, world: World, config: Config) -> None:
-    """No rank has one sample alone in a micro-batch, of which BatchNorm1d could take no variance."""
-    of_all = world.world_size * config.batch_size
-    if samples is None or config.dataloader.drop_last or not (last := samples % of_all):
+    """No rank has one sample alone in a micro-batch: BatchNorm1d needs two, or a sample of several positions."""
+    last = 0 if samples is None or config.dataloader.drop_last else samples % (world.world_size * config.batch_size)
+    modules = list(model.modules())
+    if not last or any(isinstance(module, nn.Conv1d) for module in modules):  # which has several positions
         return
     per_rank = {-(-(last - rank) // world.world_size) for rank in range(world.world_size)}
-    if 1 in per_rank and any(isinstance(module, nn.BatchNorm1d) and module.training for module in model.modules()):
+    if 1 in per_rank and any(isinstance(module, nn.BatchNorm1d) and module.training for module in modules):
         raise ConfigError(
             f"BatchNorm1d, and an epoch whose last micro-batch gives a rank one sample: {samples} samples, "
             f"{world.world_size} ranks, batch_size {config.batch_size}",
@@ -230,13 +231,12 @@ def check_settings(config: Config) -> None:
 
 def check_callbacks(callbacks: Sequence[object], kind: type) -> None:
     """They are instances of Callback, and not the class of one."""
-    for callback in callbacks:
-        if not isinstance(callback, kind):
-            raise ConfigError(
-                f"{callback!r} among the callbacks",
-                expected="instances of srunddp.train.Callback",
-                hint="derive its class from Callback, and pass an instance",
-            )
+    if wrong := [callback for callback in callbacks if not isinstance(callback, kind)]:
+        raise ConfigError(
+            f"{wrong[0]!r} among the callbacks",
+            expected="instances of srunddp.train.Callback",
+            hint="derive its class from Callback, and pass an instance",
+        )
 
 
 def check_schedulers(schedulers: Sequence[object], optimizers: Sequence[Optimizer]) -> None:

@@ -19,8 +19,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from srunddp.train.config import DDPConfig
+from srunddp.train.config import Config
 from srunddp.train.model.ddp import DDPModel
+from srunddp.train.model.step import StepModule
 from tests.benchmarks import numbers, quartiles
 from tests.train.local_world import LocalWorld, run_ranks
 
@@ -32,20 +33,24 @@ def network() -> nn.Sequential:
     return nn.Sequential(*(layer for _ in range(10) for layer in (nn.Linear(704, 704), nn.ReLU())))
 
 
+def mean_square(model: nn.Module, inputs: Tensor) -> Tensor:
+    return model(inputs).square().mean()
+
+
 def window(model: nn.Module, inputs: Tensor, steps: int) -> tuple[float, float]:
     dist.barrier()
     wall, cpu = time.perf_counter(), time.process_time()
     for _ in range(steps):
         for parameter in model.parameters():
             parameter.grad = None
-        model(inputs).square().mean().backward()
+        model(inputs)[0].backward()
     dist.barrier()
     return time.perf_counter() - wall, time.process_time() - cpu
 
 
 def measure(world: LocalWorld, windows: int, steps: int) -> list[tuple[float, float, float, float]]:
-    stock = DistributedDataParallel(network())
-    ours = DDPModel(network(), world, DDPConfig()).training
+    stock = DistributedDataParallel(StepModule(network(), mean_square))
+    ours = DDPModel(network(), mean_square, None, world, Config()).training
     inputs = torch.randn(16, 704)
     for model in (stock, ours):
         window(model, inputs, 3)

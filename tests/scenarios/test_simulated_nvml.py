@@ -2,34 +2,20 @@
 
 from __future__ import annotations
 
-import importlib.util
 import inspect
 import re
 from pathlib import Path
-from types import ModuleType
 
 import pynvml
 
 from srunddp.check import nvml
 from srunddp.monitor.sampler import gpu as gpu_of_sampler
 from srunddp.util import cuda_visible_devices as shared
-from tests.conftest import PROGRAMS
-
-FAKE = PROGRAMS / "nvml"
-
-
-def faked() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("fake_pynvml", FAKE / "pynvml.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+from tests.programs.nvml import pynvml as fake
 
 
 def test_the_fake_has_the_names_of_the_package() -> None:
     """Functions with parameters, constants with values, errors with codes, structs with fields."""
-    fake = faked()
     structs = {
         "c_nvmlMemory_t": fake.c_nvmlMemory_t(3, 1),
         "nvmlPciInfo_t": fake.nvmlPciInfo_t(""),
@@ -58,5 +44,4 @@ def test_nothing_is_asked_of_nvml_that_the_package_lacks() -> None:
     asked = set(re.findall(r"\b(?:pynvml|_?nvml)\.((?:c_)?nvml\w+|NVML\w+)", source))
     asked.discard("NVML_P2P_CAPS_INDEX_READ")  # in a comment
     assert len(asked) > 40
-    fake = faked()
     assert [name for name in asked if not (hasattr(pynvml, name) and hasattr(fake, name))] == []

@@ -53,7 +53,7 @@ class Site:
         folders = (f"--env={self.env}", f"--project={self.project}", f"--data={self.data}")
         self.push = shlex.join(["srunddp", "stage", "push", *folders])
 
-    def job(self, body: str, *options: str, timeout: float = 100) -> Outcome:
+    def job(self, body: str, *options: str, timeout: float = 500) -> Outcome:
         """A batch job in the project's folder, on all six nodes unless told otherwise, from its start to its end."""
         number, out = self.submit(body, *options), self.folder / "job.out"
         until(lambda: not self.runner.cluster.run("squeue", "--noheader").stdout.strip(), timeout)

@@ -125,9 +125,7 @@ def test_a_preempted_job_saves_in_four_fifths_of_its_grace_time(jobs: dict[str, 
     assert there - float((job.runner.cluster.shared / "preempted").read_text()) < 0.8 * GRACE
 
 
-def test_without_scontrol_it_leaves_with_75_and_resumes(
-    jobs: dict[str, Job],
-) -> None:
+def test_without_scontrol_it_leaves_with_75_and_resumes(jobs: dict[str, Job]) -> None:
     job = jobs["by hand"]
     assert (job.runner.cluster.shared / "by-hand").read_text() == "75", job
     assert trained(job).unequal(int(found(job.output, BY_HAND)), trained(jobs["whole"])) == [], job

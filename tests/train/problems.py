@@ -68,6 +68,7 @@ def settings(**changes: Any) -> Config:
 def trainer_of(
     *callbacks: Callback,
     model: nn.Module | None = None,
+    loss_function: Any = None,
     optimizer: Any = None,
     scheduler: Any = None,
     world: World | None = None,
@@ -78,7 +79,7 @@ def trainer_of(
     model = model or nn.Linear(8, 4)
     optimizer = optimizer or torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     config, world = settings(**({"tensorboard": False} | changes)), world or LocalWorld()
-    loss = nn.CrossEntropyLoss()
+    loss = loss_function or nn.CrossEntropyLoss()
     return Trainer(model, optimizer, loss, config, world=world, scheduler=scheduler, callbacks=callbacks)
 
 
@@ -130,6 +131,11 @@ def classes(samples: int, dtype: torch.dtype = torch.float32) -> TensorDataset:
     generator = torch.Generator().manual_seed(1)
     inputs = torch.randn(samples, 8, generator=generator, dtype=dtype)
     return TensorDataset(inputs, inputs[:, :4].argmax(dim=1))
+
+
+def same(ours: dict[str, Any], theirs: dict[str, Any]) -> bool:
+    """Whether these are the same tensors, by name and to the bit."""
+    return ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in ours)
 
 
 def normalised_network() -> nn.Module:

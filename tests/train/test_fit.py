@@ -25,6 +25,7 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 from torch.utils.data import IterableDataset
 
 import srunddp
+from srunddp import telemetry
 from srunddp.errors import ConfigError
 from srunddp.train import (
     Callback,
@@ -34,14 +35,14 @@ from srunddp.train import (
     DataLoaderConfig,
     PreemptionConfig,
     Trainer,
-    Weighted,
     load_checkpoint,
     read_config,
     save_checkpoint,
 )
 from srunddp.train.checkpoint.directory import CheckpointDirectory
 from srunddp.train.data.order import Sequential
-from tests.train.problems import Numbered, OnStep, Stop, classes, settings, trainer_of
+from tests.train.metrics.test_logger import lines
+from tests.train.problems import OnStep, Stop, classes, same, settings, trainer_of
 
 NEVER = CheckpointConfig(every_epochs=0, keep_best=0)
 
@@ -54,6 +55,12 @@ class EventRecorder(Callback):
     def __init__(self) -> None:
         self.events: list[tuple[Any, ...]] = []
         self.trainers: set[int] = set()
+
+    def on_fit_start(self, trainer: Trainer) -> None:
+        self.events.append(("start", trainer.total_steps))
+
+    def on_before_optimizer_step(self, trainer: Trainer) -> None:
+        self.events.append(("gradient", trainer.model.weight.grad is not None))
 
     def on_step(self, trainer: Trainer, step: int, loss: float | None) -> None:
         self.trainers.add(id(trainer))
@@ -69,20 +76,15 @@ class EventRecorder(Callback):
         assert path.exists()
         self.events.append(("checkpoint", path.name))
 
+    def on_fit_end(self, trainer: Trainer) -> None:
+        self.events.append(("end", trainer.state.step))
+
     def of(self, kind: str) -> list[Any]:
         return [event[1] for event in self.events if event[0] == kind]
 
 
-def names(folder: Path) -> list[str]:
-    return sorted(path.name for path in (folder / "checkpoints").iterdir())
-
-
 def steps_kept(folder: Path) -> list[int]:
-    return [int(name[5:13]) for name in names(folder) if name.startswith("step-") and name.endswith(".pt")]
-
-
-def lines(folder: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return sorted(int(path.name[5:13]) for path in (folder / "checkpoints").glob("step-*.pt"))
 
 
 def score_after(scores: Mapping[int, float], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -90,7 +92,7 @@ def score_after(scores: Mapping[int, float], monkeypatch: pytest.MonkeyPatch) ->
     whole = Trainer._evaluate
 
     def evaluate(self: Trainer, *args: Any) -> dict[str, float]:
-        return {**whole(self, *args), "loss": scores.get(self.state.step, 9.0)}
+        return {**whole(self, *args), self.config.monitor: scores.get(self.state.step, 9.0)}
 
     monkeypatch.setattr(Trainer, "_evaluate", evaluate)
 
@@ -194,7 +196,7 @@ def test_a_run_that_was_over_stays_over(monkeypatch: pytest.MonkeyPatch, tmp_pat
     again = trainer_of(recorder, **options, resume="auto").fit(classes(20), classes(8))
     assert again == first
     assert len(first) == 2
-    assert recorder.events == []
+    assert recorder.events == [("start", 45), ("end", 10)]
 
 
 def test_reduce_lr_on_plateau_is_stepped_by_evaluations(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -203,7 +205,9 @@ def test_reduce_lr_on_plateau_is_stepped_by_evaluations(monkeypatch: pytest.Monk
     callback = Callback()
     callback.on_epoch = lambda trainer, record: rates.append(trainer.optimizer.param_groups[0]["lr"])
     plateau = partial(ReduceLROnPlateau, factor=0.1, patience=0)
-    trainer_of(callback, epochs=4, scheduler=plateau).fit(classes(20), classes(8))
+    trainer = trainer_of(callback, scheduler=plateau)
+    trainer.config = settings(epochs=4, monitor="score", tensorboard=False)
+    trainer.fit(classes(20), classes(8))
     assert rates == pytest.approx([0.1, 0.01, 0.01, 0.001])
 
 
@@ -228,15 +232,10 @@ def test_checkpoints_are_written_at_each_interval_and_the_end(
     assert steps_kept(tmp_path) == expected
 
 
-def clock(now: list[float]) -> SimpleNamespace:
-    """Python's ``time``, of which each clock shows the one number."""
-    return SimpleNamespace(monotonic=lambda: now[0], perf_counter=lambda: now[0])
-
-
 def test_checkpoints_are_written_after_so_many_minutes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """By a clock on which each step takes a minute."""
     now = [0.0]
-    monkeypatch.setattr("srunddp.train.checkpoint_policy.time", clock(now))
+    monkeypatch.setattr("srunddp.train.checkpoint_policy.time", SimpleNamespace(monotonic=lambda: now[0]))
 
     def minute_later(trainer: Trainer, step: int) -> None:
         now[0] += 60.0
@@ -286,20 +285,29 @@ def test_sums_of_a_checkpoint_do_not_reach_the_next_epoch(tmp_path: Path) -> Non
 # Callbacks, figures and files.
 
 
-def test_callbacks_are_called_at_their_moments_in_their_order(tmp_path: Path) -> None:
+def test_callbacks_are_called_at_their_moments_in_their_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And may take longer than --stall-timeout: no step is expected meanwhile."""
+    page, expected, long = telemetry.TelemetryPage(), set(), Callback()
+    monkeypatch.setattr(telemetry, "_page", page)
+    for name in ("on_before_optimizer_step", "on_step", "on_evaluation", "on_epoch", "on_checkpoint"):
+        setattr(long, name, lambda *_: expected.add(page.read()))
     first, second = EventRecorder(), EventRecorder()
     second.events = first.events
-    trainer = trainer_of(first, second, epochs=1, batch_size=10, output_dir=str(tmp_path), checkpoint=NEVER)
+    options = {"batch_size": 10, "max_grad_norm": 1.0, "output_dir": str(tmp_path), "checkpoint": NEVER}
+    trainer = trainer_of(first, second, long, **options)
     trainer.fit(classes(20), classes(8))
     events = [event for event, _ in itertools.groupby(first.events)]
     assert len(first.events) == 2 * len(events)
-    assert events == [("step", 1), ("step", 2), ("evaluation", 2), ("epoch", 2, 1), ("checkpoint", "step-00000002.pt")]
+    steps = [("gradient", True), ("step", 1), ("gradient", True), ("step", 2)]
+    epoch = [("evaluation", 2), ("epoch", 2, 1), ("checkpoint", "step-00000002.pt")]
+    assert events == [("start", 2), *steps, *epoch, ("end", 2)]
     assert first.trainers == second.trainers == {id(trainer)}
+    assert expected == {0}
 
 
 def test_the_lines_of_figures(tmp_path: Path) -> None:
     """And the settings, which are there to be read again."""
-    changes = {"epochs": 2, "log_every": 2, "evaluate_every_steps": 3, "evaluate_every_epochs": 2}
+    changes = {"epochs": 2, "log_every": 2, "evaluate_every_steps": 3, "evaluate_every_epochs": 2, "warmup_steps": 9}
     trainer = trainer_of(output_dir=str(tmp_path), checkpoint=CheckpointConfig(every_minutes=7.5), **changes)
     records = trainer.fit(classes(20), classes(8))
     assert read_config(Config, [f"--config={tmp_path / 'config.yaml'}"]) == trainer.config
@@ -313,7 +321,7 @@ def test_the_lines_of_figures(tmp_path: Path) -> None:
         (2, 10, records[1].train["loss"]),
     ]
     assert epochs[1]["val/loss"] == records[1].val["loss"]
-    assert all(line["lr"] == 0.1 for line in found if line["kind"] == "step")
+    assert [line["lr"] for line in found if line["kind"] == "step"] == pytest.approx([0.02, 0.04, 0.06, 0.08, 0.1])
     assert kinds.index(("step", 10)) < kinds.index(("evaluation", 10)) < kinds.index(("epoch", 10))
 
 
@@ -336,10 +344,6 @@ def test_without_an_output_dir_nothing_is_written(tmp_path: Path, monkeypatch: p
 # Resuming.
 
 
-def weights(trainer: Trainer) -> list[Tensor]:
-    return [parameter.detach().clone() for parameter in trainer.model.parameters()]
-
-
 def interrupted(folder: Path, **changes: Any) -> dict[str, Any]:
     """A run that was killed after its 7th step, with checkpoints of the 3rd and 6th; what to go on with."""
     checkpoint = CheckpointConfig(every_epochs=0, every_steps=3, keep_last=3)
@@ -359,15 +363,9 @@ def test_a_run_goes_on_from_its_newest_checkpoint(tmp_path: Path) -> None:
     options = interrupted(tmp_path)
     again = trainer_of(**options, resume="auto")
     assert again.fit(classes(20), classes(8)) == whole.state.records
-    assert all(map(torch.equal, weights(again), weights(whole)))
+    assert same(again.model.state_dict(), whole.model.state_dict())
     steps = [line["step"] for line in lines(tmp_path) if line["kind"] == "epoch"]
     assert steps == [5, 10]
-
-
-def test_auto_without_a_checkpoint_is_a_new_run(tmp_path: Path) -> None:
-    trainer = trainer_of(output_dir=str(tmp_path), resume="auto")
-    trainer.fit(classes(20))
-    assert trainer.state.step == 5
 
 
 @pytest.mark.parametrize("resume", ["never", "an older checkpoint"])
@@ -389,17 +387,14 @@ def test_a_folder_with_an_earlier_run_s_checkpoints_is_refused(tmp_path: Path) -
         trainer_of(**options).fit(classes(20), classes(8))
 
 
-def test_a_path_goes_before_what_is_newer_and_sets_it_aside(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    options = interrupted(tmp_path)
-    recorder = EventRecorder()
-    path = tmp_path / "checkpoints" / "step-00000003.pt"
-    trainer_of(recorder, **options, resume=str(path)).fit(classes(20), classes(8))
-    assert recorder.of("step")[0] == 4
-    assert any(re.fullmatch(r"step-\d+\.pt\.aside", name) for name in names(tmp_path))
-    assert "step-00000006.pt.aside is from after the checkpoint that was asked for" in capsys.readouterr().err
-    last = tmp_path / "checkpoints" / "step-00000010.pt"
-    trainer_of(**options | {"output_dir": str(tmp_path / "other")}, resume=str(last)).fit(classes(20), classes(8))
-    assert steps_kept(tmp_path / "other") == [10], "nothing was to be done"
+def test_a_run_from_another_folder_saves_in_its_own(tmp_path: Path) -> None:
+    """Also where nothing is left to do."""
+    for folder, changes in (
+        ("first", {}),
+        ("second", {"resume": str(tmp_path / "first/checkpoints/step-00000005.pt")}),
+    ):
+        trainer_of(output_dir=str(tmp_path / folder), **changes).fit(classes(20))
+        assert steps_kept(tmp_path / folder) == [5]
 
 
 @pytest.mark.parametrize("change", ["model", "groups", "other file", "version"])
@@ -435,7 +430,7 @@ def test_fit_called_again_goes_on_where_it_was(tmp_path: Path) -> None:
         left.fit(classes(20))
     left.fit(classes(20))
     for trainer in (twice, left):
-        assert all(map(torch.equal, weights(trainer), weights(once)))
+        assert same(trainer.model.state_dict(), once.model.state_dict())
 
 
 def test_a_checkpoint_of_another_precision_or_kernel_resumes(tmp_path: Path) -> None:
@@ -447,19 +442,6 @@ def test_a_checkpoint_of_another_precision_or_kernel_resumes(tmp_path: Path) -> 
 
 
 # Data.
-
-
-class Difference(nn.Linear):
-    def forward(self, inputs: Mapping[str, Tensor]) -> Tensor:
-        return super().forward(inputs["left"] - inputs["right"])
-
-
-@pytest.mark.parametrize("channels_last", [False, True])
-def test_inputs_may_have_names(channels_last: bool) -> None:
-    data: Any = [({"left": torch.ones(8), "right": torch.ones(8)}, index % 4) for index in range(10)]
-    trainer = trainer_of(model=Difference(8, 4), channels_last=channels_last)
-    (record,) = trainer.fit(data, data)
-    assert record.val["loss"] > 0
 
 
 class Numbers(IterableDataset[Any]):
@@ -500,26 +482,15 @@ def test_an_epoch_without_a_step_is_refused(data: Any, changes: dict[str, Any]) 
 
 
 @pytest.mark.parametrize(
-    ("data", "order", "words"),
+    ("order", "words"),
     [
-        (Numbers(20), Weighted([1.0] * 20), "an order, and data that is iterable"),
-        (classes(20), [0, 1], "an order that is a list"),
-        (classes(20), type("Short", (Sequential,), {"__len__": lambda _: 6})(8), "of shape .8,., and its length 6"),
-        (classes(20), Weighted([0.0] * 30 + [1.0]), "the order's indices: from 30 to 30; .* from 0 to 19"),
+        ([0, 1], "an order that is a list"),
+        (type("Short", (Sequential,), {"__len__": lambda _: 6})(8), "of shape .8,., and its length 6"),
     ],
 )
-def test_an_order_that_is_not_of_the_data_is_refused(data: Any, order: Any, words: str) -> None:
+def test_an_order_of_another_kind_or_length_is_refused(order: Any, words: str) -> None:
     with pytest.raises(ConfigError, match=f"{words}.* -> "):
-        trainer_of().fit(data, order=order)
-
-
-def test_a_weighted_order_draws_what_it_is_told() -> None:
-    data = Numbered(20)
-    trainer = trainer_of(model=nn.Linear(1, 1))
-    trainer._loss_function = nn.functional.mse_loss
-    trainer.fit(data, order=Weighted([0.0] * 5 + [1.0] * 2 + [0.0] * 13, 12))
-    assert set(data.read) == {5, 6}
-    assert len(data.read) == 12
+        trainer_of().fit(classes(20), order=order)
 
 
 # Settings.
@@ -563,6 +534,7 @@ def test_settings_that_make_no_sense_are_refused_at_the_start(name: str, value: 
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
+        ({"scheduler": ReduceLROnPlateau, "evaluate_every_epochs": 0}, "ReduceLROnPlateau, and evaluate_every.* -> "),
         ({"warmup_steps": 11, "epochs": 2}, "warmup_steps is 11; expected at most the 10 steps of the run -> "),
         ({"monitor": "loss/first"}, "monitor=loss/first; expected one of loss -> "),
         ({"parallel": "ddp"}, "parallel is no longer a setting; .* -> .*docs/examples/fsdp_loop.py"),
@@ -576,12 +548,13 @@ def test_settings_that_do_not_fit_the_run_are_refused(changes: dict[str, Any], w
         trainer_of(**changes).fit(classes(20), classes(8))
 
 
-def test_an_error_at_the_start_leaves_no_signal_handler(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["metrics.jsonl", "config.yaml"])
+def test_an_error_at_the_start_leaves_no_signal_handler(name: str, tmp_path: Path) -> None:
     import signal
 
     before = signal.getsignal(signal.SIGUSR1)
-    (tmp_path / "metrics.jsonl").mkdir()
-    with pytest.raises(ConfigError, match=r"metrics\.jsonl"):
+    (tmp_path / name).mkdir()
+    with pytest.raises(ConfigError, match=f"{name}.*; expected .* -> "):
         trainer_of(output_dir=str(tmp_path)).fit(classes(20))
     assert signal.getsignal(signal.SIGUSR1) is before
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,8 @@ from torch.optim.lr_scheduler import StepLR
 
 from srunddp.errors import ConfigError
 from srunddp.train import Callback, Trainer, accuracy
+from srunddp.train.data.order import Sequential
+from srunddp.train.validate import check_batch_norm
 from tests.train.local_world import LocalWorld, run_ranks
 from tests.train.problems import OnStep, classes, message, settings, trainer_of
 
@@ -38,17 +41,6 @@ class Sentences(torch.utils.data.Dataset[list[int]]):
 
     def __getitem__(self, index: int) -> Tensor:
         return self.sentences[index]
-
-
-class InTurn:
-    def __init__(self, length: int) -> None:
-        self.length = length
-
-    def __len__(self) -> int:
-        return self.length
-
-    def indices(self, epoch: int) -> Tensor:
-        return torch.arange(self.length)
 
 
 def padded(sentences: list[Tensor]) -> dict[str, Tensor]:
@@ -88,7 +80,7 @@ def train_by_tokens(world: LocalWorld, collate: Any, accumulation: int) -> Any:
     metrics = {"right": right_words}
     trainer = Trainer(model, optimizer, None, config, world=world, step=next_word, weight=tokens, metrics=metrics)
     data = Sentences()
-    records = trainer.fit(data, data, order=InTurn(len(data)), collate=collate, val_collate=collate)
+    records = trainer.fit(data, data, order=Sequential(len(data)), collate=collate, val_collate=collate)
     return model.state_dict(), [(record.train, record.val) for record in records]
 
 
@@ -167,6 +159,7 @@ def test_a_model_that_returns_its_loss_needs_no_wrapper() -> None:
         ({"step": lambda model, batch: 1.0}, "the loss is a float; expected"),
         ({"loss_function": nn.CrossEntropyLoss(), "step": lambda model, batch: None}, "a loss function and a step"),
         ({"loss_function": nn.MSELoss(reduction="sum")}, "reduction='sum'"),
+        ({"loss_function": partial(nn.functional.mse_loss, reduction="sum")}, "reduction='sum'"),
     ],
 )
 def test_a_step_without_a_mean_loss_is_refused(options: dict[str, Any], words: str) -> None:
@@ -181,9 +174,7 @@ def test_losses_that_are_means_by_another_name_are_taken() -> None:
     own = nn.Linear(4, 4)
     own.reduction = "none"
     for loss in (nn.KLDivLoss(reduction="batchmean"), lambda outputs, targets: own(outputs).mean()):
-        model = nn.Linear(8, 4)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        Trainer(model, optimizer, loss, settings(), world=LocalWorld())
+        trainer_of(loss_function=loss)
 
 
 def test_several_optimizers_step_with_their_own_schedulers() -> None:
@@ -207,6 +198,7 @@ def refusals() -> dict[str, Any]:
         "2 schedulers for 1 optimizers": (model, own, {"scheduler": [lambda each: StepLR(each, 1)] * 2}),
         "no parameter requires a gradient": (frozen, torch.optim.SGD(frozen.parameters(), lr=0.1), {}),
         "a list for an optimizer": (model, [[own]], {}),
+        "the optimizer LBFGS; expected": (model, torch.optim.LBFGS(model.parameters()), {}),
         "a model in DistributedDataParallel": (wrapped.__new__(wrapped), own, {}),
     }
 
@@ -215,26 +207,6 @@ def refusals() -> dict[str, Any]:
 def test_what_cannot_be_trained_is_refused_at_once(words: str) -> None:
     model, optimizer, options = refusals()[words]
     assert words in message(lambda: trainer_of(model=model, optimizer=optimizer, **options))
-
-
-class Notes(Callback):
-    def __init__(self) -> None:
-        self.notes: list[str] = []
-
-    def on_fit_start(self, trainer: Trainer) -> None:
-        self.notes.append(f"start {trainer.total_steps}")
-
-    def on_before_optimizer_step(self, trainer: Trainer) -> None:
-        self.notes.append(f"gradient {trainer.model.weight.grad is not None}")
-
-    def on_fit_end(self, trainer: Trainer) -> None:
-        self.notes.append("end")
-
-
-def test_hooks_are_called_at_their_moments() -> None:
-    notes = Notes()
-    trainer_of(notes, max_grad_norm=1.0).fit(classes(8))
-    assert notes.notes == ["start 2", "gradient True", "gradient True", "end"]
 
 
 @pytest.mark.parametrize(("steps", "epochs"), [(5, 3), (4, 2), (1, 1)])
@@ -275,19 +247,10 @@ class Counter(Callback):
 
 def test_losses_and_callbacks_keep_their_state(tmp_path: Path) -> None:
     for epochs in (1, 2):
-        model, counter, loss = nn.Linear(8, 4), Counter(), Centre()
-        config = settings(epochs=epochs, output_dir=str(tmp_path), resume="auto", tensorboard=False)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        Trainer(model, optimizer, loss, config, world=LocalWorld(), callbacks=[counter]).fit(classes(8))
+        counter, loss = Counter(), Centre()
+        options = {"epochs": epochs, "output_dir": str(tmp_path), "resume": "auto"}
+        trainer_of(counter, loss_function=loss, **options).fit(classes(8))
         assert (counter.steps, int(loss.calls)) == (2 * epochs, 2 * epochs)
-
-
-def test_a_loss_with_parameters_of_no_optimizer_is_refused() -> None:
-    model = nn.Linear(8, 4)
-    loss = nn.Linear(4, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with pytest.raises(ConfigError, match=r"the loss function has the parameter weight, which no optimizer has.* -> "):
-        Trainer(model, optimizer, loss, settings(), world=LocalWorld())
 
 
 def test_frozen_modules_stay_in_evaluation_mode() -> None:
@@ -339,8 +302,17 @@ def test_changed_data_are_refused_unless_wanted(samples: int, changes: Any, word
 
 def test_collate_is_not_taken_for_the_evaluation_in_silence() -> None:
     """It may mix samples, as MixUp does."""
+    mixed: list[int] = []
+    plain = torch.utils.data.default_collate
+
+    def mix(samples: list[Any]) -> Any:
+        mixed.append(len(samples))
+        return plain(samples)
+
     with pytest.raises(ConfigError, match=r"collate and val_data, without val_collate; .* -> pass val_collate=collate"):
-        trainer_of().fit(classes(8), classes(8), collate=torch.utils.data.default_collate)
+        trainer_of().fit(classes(8), classes(12), collate=mix)
+    trainer_of().fit(classes(8), classes(12), collate=mix, val_collate=plain)
+    assert sum(mixed) == 8
 
 
 def test_batchnorm_of_one_sample_is_refused_at_the_start() -> None:
@@ -348,3 +320,9 @@ def test_batchnorm_of_one_sample_is_refused_at_the_start() -> None:
     model = nn.Sequential(nn.Linear(8, 4), nn.BatchNorm1d(4))
     with pytest.raises(ConfigError, match=r"a rank one sample: 9 samples, 1 ranks, batch_size 4; .* -> set dataloader"):
         trainer_of(model=model).fit(classes(9))
+    for samples in (9, 10, 11):  # 2 ranks: the last step has 1, 2 or 3 samples
+        with pytest.raises(ConfigError, match=f"{samples} samples, 2 ranks"):
+            check_batch_norm(model, samples, LocalWorld(world_size=2), settings())
+    check_batch_norm(model, 12, LocalWorld(world_size=2), settings())
+    positions = nn.Sequential(nn.Unflatten(1, (1, 8)), nn.Conv1d(1, 4, 8, padding=1), nn.BatchNorm1d(4), nn.Flatten())
+    trainer_of(model=positions).fit(classes(9))

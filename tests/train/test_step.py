@@ -28,10 +28,11 @@ from torch.utils.data import TensorDataset
 
 from srunddp.errors import ConfigError
 from srunddp.train import Callback, CheckpointConfig, DDPConfig, Trainer, load_checkpoint
+from srunddp.train.data.order import Sequential
 from srunddp.train.optimizer import lr_factor, scale_lr, use_fused
 from tests.train import problems
 from tests.train.local_world import LocalWorld, run_ranks
-from tests.train.problems import OnStep, Stop, classes, counting, message, settings
+from tests.train.problems import OnStep, Stop, classes, counting, message, same, settings
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -52,10 +53,6 @@ def trained(
     trainer = trainer_of(world=world, model=model, epochs=epochs, **changes)
     records = trainer.fit(classes(samples))
     return trainer.model.state_dict(), [record.train["loss"] for record in records]
-
-
-def same(ours: Any, theirs: Any) -> bool:
-    return all(torch.equal(ours[name], value) for name, value in theirs.items())
 
 
 def close(ours: Any, theirs: Any, atol: float) -> None:
@@ -162,12 +159,6 @@ def test_fused_kernels_are_used_unless_the_user_has_chosen(make: Any, expected: 
 def test_fused_kernels_are_off_for_sparse_gradients_or_if_asked() -> None:
     assert chosen(lambda parameters: torch.optim.SGD(parameters, lr=0.1), nn.Embedding(3, 2, sparse=True)) is None
     assert trainer_of(fused=False).optimizer.param_groups[0]["fused"] is None
-
-
-def test_an_optimizer_with_several_gradients_a_step_is_refused() -> None:
-    model = nn.Linear(8, 4)
-    with pytest.raises(ConfigError, match=r"the optimizer LBFGS; expected .* -> "):
-        trainer_of(model=model, optimizer=torch.optim.LBFGS(model.parameters()))
 
 
 # Learning rate. Fit makes five steps.
@@ -454,14 +445,6 @@ def test_buffers_are_equal_at_first_and_then_each_ranks_own(broadcast: bool, tmp
     assert torch.equal(mine, other) == broadcast
 
 
-class InTurn:
-    def __len__(self) -> int:
-        return 8
-
-    def indices(self, epoch: int) -> Tensor:
-        return torch.arange(8)
-
-
 def train_overflowing(world: LocalWorld) -> Any:
     """Whether a step in fp16 has changed no weight, where gradients overflow on rank 1 alone; and the scale."""
     torch.manual_seed(0)
@@ -470,7 +453,7 @@ def train_overflowing(world: LocalWorld) -> Any:
     inputs = torch.full((8, 8), 0.01)
     inputs[1::2] = 1e3
     trainer = trainer_of(world=world, model=model, precision="fp16")
-    trainer.fit(TensorDataset(inputs, torch.zeros(8, dtype=torch.int64)), order=InTurn())
+    trainer.fit(TensorDataset(inputs, torch.zeros(8, dtype=torch.int64)), order=Sequential(8))
     return all(map(torch.equal, before, model.parameters())), trainer.state.scaler.get_scale(), trainer.state.step
 
 

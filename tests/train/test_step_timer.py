@@ -158,9 +158,7 @@ class Event:
         return 1000 * (end.at - self.at)
 
 
-def test_a_gpus_time_excludes_waits_for_ranks_and_results(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_gpus_time_excludes_waits_for_ranks_and_results(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.cuda.Event", Event)
     clock, gpu, page = SimpleNamespace(now=0.0), Event.gpu, TelemetryPage(recording=True)
     monkeypatch.setattr("time.perf_counter", lambda: clock.now)

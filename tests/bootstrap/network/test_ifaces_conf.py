@@ -18,6 +18,7 @@ from srunddp.bootstrap.network.interface import SelectedInterface
 from srunddp.bootstrap.process_group.store import ProcessGroupContext
 from srunddp.bootstrap.rendezvous.protocol import RendezvousInfo
 from srunddp.errors import ConfigError
+from tests.support.starting import write
 
 KEYS = ("nodes", "interface", "address", "env", "ports")
 SHIPPED = Path(__file__).parents[3] / "etc" / "ifaces.conf"
@@ -39,12 +40,6 @@ def refused(text: str | bytes) -> str:
     assert "; expected " in message
     assert " -> " in message
     return message
-
-
-def write(path: Path, text: str) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text)
-    return path
 
 
 # The format.

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +13,7 @@ from srunddp.check import nvml
 from srunddp.check.checks.gpus import CHECK, GpuFacts
 from srunddp.check.finding import Severity
 from srunddp.check.nvml import Device, look
-from tests.conftest import PROGRAMS, ROOT
+from tests.conftest import ROOT
 from tests.support.made_up_site import LOCAL_RANK_1, changed, reported, seen, subject, travelled
 from tests.support.starting import python
 
@@ -118,22 +116,9 @@ def test_gpus_that_one_rank_leaves_idle_are_said() -> None:
     ]
 
 
-@pytest.fixture
-def fake(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., None]:
-    """Puts a machine in the place of this one."""
-    monkeypatch.syspath_prepend(str(PROGRAMS / "nvml"))
-    monkeypatch.delitem(sys.modules, "pynvml", raising=False)
-
-    def put(*gpus: dict[str, Any], **machine: Any) -> None:
-        (tmp_path / "nvml.json").write_text(json.dumps({"driver": "580.95.05", "cuda": 12080, "gpus": gpus} | machine))
-        monkeypatch.setenv("FAKE_NVML", str(tmp_path / "nvml.json"))
-
-    return put
-
-
-def test_what_nvml_says_of_a_node_is_collected(fake: Callable[..., None]) -> None:
+def test_what_nvml_says_of_a_node_is_collected(fake_nvml: Callable[..., None]) -> None:
     first = {"uuid": "GPU-a", "total": 80 * GIB, "free": 79 * GIB, "separate": [1]}
-    fake(first, {"uuid": "GPU-b", "address": "00000000:CA:00.0", "failing": {"nvmlDeviceGetMemoryInfo": 3}})
+    fake_nvml(first, {"uuid": "GPU-b", "address": "00000000:CA:00.0", "failing": {"nvmlDeviceGetMemoryInfo": 3}})
     facts = travelled(CHECK, subject({"CUDA_VISIBLE_DEVICES": "1,0", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}))
     assert (facts.driver, facts.cuda, facts.count, facts.models) == ("580.95.05", "12.8", 2, ["NVIDIA H100"])
     assert (facts.wanted, facts.order, facts.error, facts.missing) == ("1,0", "PCI_BUS_ID", "", "")
@@ -142,16 +127,16 @@ def test_what_nvml_says_of_a_node_is_collected(fake: Callable[..., None]) -> Non
     assert first_again["free"] == 79 * GIB
     assert facts.separate == []
     assert look(None).separate == [["GPU-a", "GPU-b", "chipset not supported"]]
-    fake({"uuid": "GPU-m", "instances": [{"uuid": "MIG-0"}, {"uuid": "MIG-1"}]})
+    fake_nvml({"uuid": "GPU-m", "instances": [{"uuid": "MIG-0"}, {"uuid": "MIG-1"}]})
     assert [(device["uuid"], device["parent"]) for device in look("MIG-1").devices] == [("MIG-1", "GPU-m")]
 
 
-def test_one_gpu_of_two_ranks_is_found_through_nvml(fake: Callable[..., None]) -> None:
+def test_one_gpu_of_two_ranks_is_found_through_nvml(fake_nvml: Callable[..., None]) -> None:
     """As where a node lists one GPU twice, and where a variable shows both ranks the same one."""
-    fake({"uuid": "GPU-a"}, {"uuid": "GPU-a"})
+    fake_nvml({"uuid": "GPU-a"}, {"uuid": "GPU-a"})
     ranks = seen(travelled(CHECK, subject(variables)) for variables in ({}, LOCAL_RANK_1))
     assert reported(CHECK.evaluate(ranks)) == [(FAIL, ONE_GPU, ("node01",), (0, 1))]
-    fake({"uuid": "GPU-a"}, {"uuid": "GPU-b"})
+    fake_nvml({"uuid": "GPU-a"}, {"uuid": "GPU-b"})
     ranks = seen(travelled(CHECK, subject({"CUDA_VISIBLE_DEVICES": "GPU-b"})) for _ in range(2))
     assert reported(CHECK.evaluate(ranks)) == [(FAIL, "two ranks with one GPU, GPU-b", ("node01",), (0, 1))]
 
@@ -165,9 +150,9 @@ def test_one_gpu_of_two_ranks_is_found_through_nvml(fake: Callable[..., None]) -
     ],
 )
 def test_an_error_of_nvml_is_not_taken_for_a_node_without_gpus(
-    fake: Callable[..., None], machine: dict[str, Any], missing: str, error: str
+    fake_nvml: Callable[..., None], machine: dict[str, Any], missing: str, error: str
 ) -> None:
-    fake(**machine)
+    fake_nvml(**machine)
     view = look(None)
     assert (view.missing, view.error, view.devices) == (missing, error, [])
 

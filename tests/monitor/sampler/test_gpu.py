@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -34,20 +32,16 @@ Put = Callable[..., Gpus]
 
 
 @pytest.fixture
-def fake(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Put:
-    """Puts GPUs in the place of those of this machine, and chooses all of them, or those that are wanted."""
-    monkeypatch.syspath_prepend(str(FAKE))
-    monkeypatch.delitem(sys.modules, "pynvml", raising=False)
+def fake(fake_nvml: Callable[..., None]) -> Put:
+    """And chooses all of the GPUs, or those that are wanted."""
 
     def put(*gpus: dict[str, Any], wanted: str | None = None, **machine: Any) -> Gpus:
-        (tmp_path / "nvml.json").write_text(json.dumps({"driver": "580.95.05", "cuda": 12080, "gpus": gpus} | machine))
-        monkeypatch.setenv("FAKE_NVML", str(tmp_path / "nvml.json"))
+        fake_nvml(*gpus, **machine)
         found = Gpus(5.0)
         found.choose({wanted})
         return found
 
-    yield put
-    sys.modules.pop("pynvml", None)
+    return put
 
 
 def sampled(gpus: Gpus) -> list[dict[str, str]]:

@@ -91,14 +91,6 @@ def test_a_killed_save_leaves_nothing_after_the_next(tmp_path: Path) -> None:
     assert sorted(file.name for file in tmp_path.iterdir()) == ["others.tmp", "step-00000010.pt"]
 
 
-def test_the_future_of_another_course_is_set_aside(tmp_path: Path) -> None:
-    made = directory(tmp_path, 1, 2, 3, keep_last=3)
-    assert made.archive_newer(after=1) == [tmp_path / f"step-0000000{step}.pt.aside" for step in (3, 2)]
-    assert made.steps() == [1]
-    assert step_of_newest(made, []) == 1
-    assert made.archive_newer(after=1) == []
-
-
 def test_no_link_to_the_best_is_no_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As on file systems without links."""
 

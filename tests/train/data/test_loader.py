@@ -363,6 +363,7 @@ def test_a_stream_that_splits_itself_is_refused_unless_said(workers: int, tmp_pa
         (object(), {}, "a data set of object without a length"),
         (Augmented(4), {"sharded": True}, "sharded=True, and data with indices"),
         (Augmented(4), {"order": Sequential(5)}, "the order's indices: from 0 to 4"),
+        (Augmented(4), {"order": Weighted([0.0] * 9 + [1.0])}, "the order's indices: from 9 to 9; .* from 0 to 3"),
         (RandomStream(4), {"order": Sequential(4)}, "an order, and data that is iterable"),
         (Augmented(4), {"batch_size": 0}, "batch_size is 0"),
         (Augmented(4), {"gradient_accumulation_steps": 0}, "gradient_accumulation_steps is 0"),

@@ -13,8 +13,9 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from srunddp.errors import ConfigError
 from srunddp.train import Callback, CheckpointError, Trainer, load_checkpoint
 from srunddp.train.model.ema import EMA
+from tests.conftest import ROOT
 from tests.train.local_world import LocalWorld, run_ranks
-from tests.train.problems import OnStep, classes, normalised_network, trainer_of
+from tests.train.problems import OnStep, classes, normalised_network, same, trainer_of
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -35,10 +36,6 @@ def of(trainer: Trainer) -> nn.Module:
 def loss_of(model: nn.Module) -> float:
     inputs, targets = TESTS.tensors
     return nn.functional.cross_entropy(model.eval()(inputs), targets).item()
-
-
-def same(ours: dict[str, Any], theirs: dict[str, Any]) -> bool:
-    return ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in ours)
 
 
 def test_the_ema_equals_torchs_and_copies_batchnorm_statistics() -> None:
@@ -62,7 +59,8 @@ def test_the_ema_begins_at_weights_loaded_before_the_first_step() -> None:
 
 
 def test_an_evaluation_uses_the_ema_and_training_does_not(tmp_path: Path) -> None:
-    """The best checkpoint holds it by the model's names."""
+    """The best checkpoint holds it by the model's names, under a key that README names."""
+    assert '`["ema"]`' in (ROOT / "README.md").read_text()
     trainer, without = averaging(output_dir=str(tmp_path)), averaging(ema_decay=None)
     records, others = (each.fit(classes(40), TESTS) for each in (trainer, without))
     assert records[-1].val["loss"] == pytest.approx(loss_of(of(trainer)), abs=1e-6)
