@@ -50,7 +50,7 @@ class SettingsBase:
     REMOVED: ClassVar[Mapping[str, str]] = {}
 
     def __new__(cls, *args: Any, **settings: Any) -> Self:
-        for name in filter(cls.REMOVED.get, settings):
+        for name in filter(cls.REMOVED.get, settings.keys() - getattr(cls, "__dataclass_fields__", {})):
             raise config_error(f"{name} is no longer a setting", f"a field of {cls.__name__}", cls.REMOVED[name])
         return super().__new__(cls)
 

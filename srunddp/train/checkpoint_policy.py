@@ -85,7 +85,8 @@ class CheckpointPolicy:
                 hint="start with another output_dir",
             ) from error
         self._manager.restore_rng(found, self._config.seed)
-        self._saved = self._position()
+        if self._config.resume in ("never", "auto"):  # else it may be in another folder
+            self._saved = self._position()
         if self._world.rank == 0:
             done = f"{state.epoch} epochs and {state.step} steps are done"
             self._log(f"goes on from {self._manager.loaded}: {done}")

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping, Sized
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, cast
+from typing import TYPE_CHECKING, Any, Self
 
 from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset
@@ -50,7 +50,7 @@ def make_loader(
     """A loader by the Trainer's settings; ``training``: of training data, else of data for an evaluation."""
     config = trainer.config
     if not training and not isinstance(data, IterableDataset):
-        order = Sequential(len(cast(Sized, data)))
+        order = Sequential(length_of(data) or 0)
     return DistributedDataLoader(
         data,
         trainer.world,
@@ -120,7 +120,8 @@ class FitLoop:
         self._loader = make_loader(trainer, train_data, order=order, collate=collate, sharded=sharded, training=True)
         self._val_loader: DistributedDataLoader | None = None
         if val_data is not None:
-            self._val_loader = make_loader(trainer, val_data, collate=val_collate, sharded=sharded)
+            splits = sharded and isinstance(val_data, IterableDataset)
+            self._val_loader = make_loader(trainer, val_data, collate=val_collate, sharded=splits)
         self._samples = len(order) if order else length_of(train_data) if not sharded else None
         validate.check_batch_norm(trainer.model, self._samples, world, config)
         self._on_step = trainer.methods("on_step")
@@ -155,6 +156,8 @@ class FitLoop:
         per_epoch = self._loader.steps_left(0)
         whole = config.max_steps or (per_epoch and per_epoch * config.epochs)
         trainer.total_steps = whole
+        if state.samples_seen:  # fit() was left amid an epoch, and is called again
+            self._loader.load_state_dict(state.parts["loader"].state_dict())
         state.steps_per_epoch, state.parts = per_epoch, {**state.parts, "loader": self._loader}
         if state.schedulers is None:
             state.schedulers = Schedulers(state.optimizers, trainer.schedulers, config, whole, self._steps_done)
@@ -231,7 +234,6 @@ class FitLoop:
     def start_epoch(self) -> MetricAccumulator:
         """The figures of the epoch that begins, or goes on from a checkpoint."""
         state, config = self._state, self._config
-        self._loader.set_epoch(state.epoch + 1)
         steps, left = state.steps_per_epoch, self._loader.steps_left(state.samples_seen)
         done = steps - left if steps is not None and left is not None else 0
         epochs = config.epochs if not config.max_steps else -(-config.max_steps // steps) if steps else 0
@@ -242,13 +244,16 @@ class FitLoop:
 
     def steps(self) -> Iterator[StepBatches]:
         """The steps that are left of this epoch."""
-        if self.evaluations.early_stopped and self._state.samples_seen:
-            return  # a resume after the evaluation that ended training
+        state = self._state
+        is_read = self._loader.state_dict()["epoch"] > state.epoch + 1
+        if state.samples_seen and (is_read or self.evaluations.early_stopped):
+            return  # a resume amid the evaluation at the epoch's end, or after the one that ended training
+        self._loader.set_epoch(state.epoch + 1)
         for step in self.timer.timed(self._loader.steps()):
             yield step
-            if self.evaluations.early_stopped or self._state.step == self._config.max_steps:
+            if self.evaluations.early_stopped or state.step == self._config.max_steps:
                 return
-        if not self._state.samples_seen:
+        if not state.samples_seen:
             raise ConfigError(
                 "an epoch without a step",
                 expected="training data for one",

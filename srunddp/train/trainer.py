@@ -160,7 +160,7 @@ class Trainer:
             order: of the training samples in each epoch; None shuffles them by ``config.seed``.
             collate: makes a batch of a list of samples; None for torch's way.
             val_collate: the same of ``val_data``; to be said where ``collate`` is, which may mix samples.
-            sharded: the data sets are iterable and split themselves by rank and worker.
+            sharded: ``train_data``, and ``val_data`` where it is iterable, splits itself by rank and worker.
 
         Returns:
             A record of each epoch, the same on all ranks but for the throughput.
@@ -171,10 +171,11 @@ class Trainer:
             Stopped: the job is preempted; a checkpoint is written.
         """
         self._modes = TrainingModes(self._ddp.testing)
-        with FitLoop(self, train_data, val_data, order, collate, val_collate, sharded) as self._run:
-            while not self._run.is_over:
-                self._epoch(self._run)
-            self._run.finish()
+        self._run = FitLoop(self, train_data, val_data, order, collate, val_collate, sharded)
+        with self._run as run:
+            while not run.is_over:
+                self._epoch(run)
+            run.finish()
         self._run = None
         return self.state.records
 

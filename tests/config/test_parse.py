@@ -299,6 +299,8 @@ def test_a_setting_that_has_gone_says_what_to_do_instead(name: str) -> None:
     for kind, prefix in ((Config, "--"), (Settings, "--train.")):
         message = refused(f"{prefix}{name}=fsdp", kind=kind)
         assert re.match(rf"{prefix}{name} is no longer a setting; .* -> .* docs/examples/fsdp_loop\.py$", message)
+    own = dataclasses.make_dataclass("Own", [("parallel", str, "")], bases=(Config,), frozen=True, kw_only=True)
+    assert read_config(own, ["--parallel=model"]) == own(parallel="model"), "a script's own of that name"
 
 
 def test_what_must_be_given_and_is_not_is_named() -> None:

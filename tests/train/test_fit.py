@@ -40,6 +40,7 @@ from srunddp.train import (
     save_checkpoint,
 )
 from srunddp.train.checkpoint.directory import CheckpointDirectory
+from srunddp.train.data.order import Sequential
 from tests.train.metrics.test_logger import lines
 from tests.train.problems import OnStep, Stop, classes, same, settings, trainer_of
 
@@ -386,6 +387,16 @@ def test_a_folder_with_an_earlier_run_s_checkpoints_is_refused(tmp_path: Path) -
         trainer_of(**options).fit(classes(20), classes(8))
 
 
+def test_a_run_from_another_folder_saves_in_its_own(tmp_path: Path) -> None:
+    """Also where nothing is left to do."""
+    for folder, changes in (
+        ("first", {}),
+        ("second", {"resume": str(tmp_path / "first/checkpoints/step-00000005.pt")}),
+    ):
+        trainer_of(output_dir=str(tmp_path / folder), **changes).fit(classes(20))
+        assert steps_kept(tmp_path / folder) == [5]
+
+
 @pytest.mark.parametrize("change", ["model", "groups", "other file", "version"])
 def test_a_checkpoint_of_something_else_is_refused(tmp_path: Path, change: str) -> None:
     options = interrupted(tmp_path)
@@ -414,7 +425,12 @@ def test_fit_called_again_goes_on_where_it_was(tmp_path: Path) -> None:
     assert len(twice.fit(classes(20))) == 1, "all epochs are done"
     twice.config = settings(epochs=2, output_dir=str(tmp_path), tensorboard=False)
     assert twice.fit(classes(20)) == once.state.records
-    assert same(twice.model.state_dict(), once.model.state_dict())
+    left = trainer_of(Stop(3), epochs=2)
+    with pytest.raises(KeyboardInterrupt):
+        left.fit(classes(20))
+    left.fit(classes(20))
+    for trainer in (twice, left):
+        assert same(trainer.model.state_dict(), once.model.state_dict())
 
 
 def test_a_checkpoint_of_another_precision_or_kernel_resumes(tmp_path: Path) -> None:
@@ -441,6 +457,11 @@ class Sized(Numbers):
         return self.samples
 
 
+def test_validation_data_of_a_sharded_stream_may_have_indices() -> None:
+    (record,) = trainer_of().fit(Numbers(20), classes(8), sharded=True)
+    assert record.val["loss"] > 0
+
+
 def test_a_stream_with_a_length_can_have_a_cosine() -> None:
     trainer = trainer_of(schedule="cosine", epochs=2)
     trainer.fit(Sized(20))
@@ -458,6 +479,18 @@ def test_a_stream_with_a_length_can_have_a_cosine() -> None:
 def test_an_epoch_without_a_step_is_refused(data: Any, changes: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=r"an epoch without a step; .* -> "):
         trainer_of(**changes).fit(data)
+
+
+@pytest.mark.parametrize(
+    ("order", "words"),
+    [
+        ([0, 1], "an order that is a list"),
+        (type("Short", (Sequential,), {"__len__": lambda _: 6})(8), "of shape .8,., and its length 6"),
+    ],
+)
+def test_an_order_of_another_kind_or_length_is_refused(order: Any, words: str) -> None:
+    with pytest.raises(ConfigError, match=f"{words}.* -> "):
+        trainer_of().fit(classes(20), order=order)
 
 
 # Settings.

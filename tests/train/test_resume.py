@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch import Tensor, nn
 
 from srunddp.errors import Stopped
 from srunddp.train.checkpoint.manager import CheckpointManager
@@ -19,7 +21,8 @@ from tests.train.interrupted import (
     left_amid_evaluation,
 )
 from tests.train.local_world import LocalWorld
-from tests.train.problems import Numbered, scale_trainer
+from tests.train.preemption.conftest import nothing_is_left  # noqa: F401 - for all tests here
+from tests.train.problems import Numbered, classes, scale_trainer, trainer_of
 
 SETTINGS = ("--epochs=4", "--checkpoint.every_steps=5", "--ema_decay=0.9")
 ALONE = (*SETTINGS, "--dataloader.num_workers=0")
@@ -59,11 +62,24 @@ def test_a_signal_while_resuming_is_obeyed_after_the_first_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(CheckpointManager, "load", lambda *_: os.kill(os.getpid(), signal.SIGUSR2))
-    before = signal.signal(signal.SIGUSR2, lambda *_: None)
-    try:
-        with pytest.raises(Stopped, match="stopped after step 1 by SIGUSR2"):
-            scale_trainer(LocalWorld(), output_dir=str(tmp_path), tensorboard=False).fit(Numbered(20))
-    finally:
-        for number in (signal.SIGUSR1, signal.SIGTERM):
-            signal.signal(number, signal.SIG_DFL)
-        signal.signal(signal.SIGUSR2, before)
+    with pytest.raises(Stopped, match="stopped after step 1 by SIGUSR2"):
+        scale_trainer(LocalWorld(), output_dir=str(tmp_path), tensorboard=False).fit(Numbered(20))
+
+
+class Signalling(nn.Linear):
+    """Its rank gets SIGTERM in each evaluation."""
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        if not self.training:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return super().forward(inputs)
+
+
+def test_a_stop_in_the_evaluation_of_an_epoch_repeats_no_step(tmp_path: Path) -> None:
+    whole, options = trainer_of(epochs=2), {"epochs": 2, "output_dir": str(tmp_path), "resume": "auto"}
+    torch.manual_seed(0)
+    with pytest.raises(Stopped, match="stopped after step 5 by SIGTERM"):
+        trainer_of(model=Signalling(8, 4), **options).fit(classes(20), classes(8))
+    again = trainer_of(**options)
+    assert again.fit(classes(20), classes(8)) == whole.fit(classes(20), classes(8))
+    assert again.state.step == 10

@@ -6,7 +6,7 @@ import errno
 import math
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
@@ -119,7 +119,9 @@ class CheckpointDirectory:
     def _prune(self, added: int) -> None:
         steps = self.steps()
         newest = islice(filter(self._is_whole, reversed(steps)), self._keep_last)
-        best = list(islice(filter(self._is_whole, self._by_score(steps)), self._keep_best))
+        scores = dict(self.scores)  # the caller may add to it meanwhile
+        scored = [step for step in steps if not math.isnan(scores.get(step, math.nan))]
+        best = list(islice(filter(self._is_whole, sorted(scored, key=scores.__getitem__)), self._keep_best))
         kept = {added, *newest, *best}
         if best:
             self._link(best[0])
@@ -127,11 +129,6 @@ class CheckpointDirectory:
             if step not in kept:
                 self.path(step).unlink(missing_ok=True)
                 self._whole.discard(step)
-
-    def _by_score(self, steps: list[int]) -> Iterator[int]:
-        scores = dict(self.scores)  # the caller may add to it meanwhile
-        scored = [step for step in steps if step in scores and not math.isnan(scores[step])]
-        return iter(sorted(scored, key=scores.__getitem__))
 
     def _is_whole(self, step: int) -> bool:
         if step not in self._whole:

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from srunddp.errors import ConfigError, Scope
 from srunddp.train.data.order import Order, Sequential, Shuffled, Weighted, check_order
-from srunddp.train.data.reader import as_it_is, collated, in_rows, start
+from srunddp.train.data.reader import collated, start
 from srunddp.train.data.sampler import (
     DistributedBatchSampler,
     MicroBatch,
@@ -95,8 +95,7 @@ class DistributedDataLoader:
         """
         numbers = {"batch_size": batch_size, "gradient_accumulation_steps": gradient_accumulation_steps}
         if wrong := [name for name, value in numbers.items() if value < 1]:
-            found = f"{wrong[0]} is {numbers[wrong[0]]}"
-            raise ConfigError(found, expected="at least 1", hint="correct it", scope=Scope.JOB)
+            raise _unfit(f"{wrong[0]} is {numbers[wrong[0]]}", "at least 1", "correct it")
         order, self._length = _order_and_length(data, order, seed, sharded)
         length, order_hash = -1 if self._length is None else self._length, _order_hash(order)
         check_agreement(world, {"len(data)": length, **numbers, "seed": seed, "order": str(order_hash)})
@@ -104,7 +103,8 @@ class DistributedDataLoader:
         self._assignment = ShardAssignment(
             world.rank, world.world_size, batch_size, seed, gradient_accumulation_steps, drop_last, sharded
         )
-        rows = in_rows(data, collate)
+        # Tensors in memory, whose batches are one indexing of each; a class derived from TensorDataset may do more.
+        rows = type(data) is TensorDataset and collate is None
         # What is on a GPU already can be neither pinned nor copied beside.
         there = rows and any(tensor.is_cuda for tensor in cast(TensorDataset, data).tensors)
         beside = world.device.type == "cuda" and not there
@@ -116,7 +116,7 @@ class DistributedDataLoader:
         self._reader = Reader(data, rows=rows)
         self._stream = Stream(data, self._assignment) if isinstance(data, IterableDataset) else None
         self._sent = {"data": data, "collate": collate, "weight": weight}
-        to_batch = as_it_is if rows else collate or default_collate
+        to_batch = None if rows else collate or default_collate
         self._loader: DataLoader[Any] = DataLoader(
             self._stream or self._reader,
             batch_size=None if self._stream else 1,
@@ -169,20 +169,18 @@ class DistributedDataLoader:
         for name, here in self._data.items():
             if not self._changed and state.get(name, here) != here:
                 numbers = f" was {state[name]} samples and is {here}" if name == "length" else " has changed"
-                raise ConfigError(
+                raise _unfit(
                     f"the {name} of the training data{numbers} since the checkpoint",
-                    expected="the same data in the same order: else samples are missed or seen twice",
-                    hint="restore the data and the seed, or go on nevertheless with resume_changed_data=true",
-                    scope=Scope.JOB,
+                    "the same data in the same order: else samples are missed or seen twice",
+                    "restore the data and the seed, or go on nevertheless with resume_changed_data=true",
                 )
         if self._assignment.sharded and state["samples_seen"]:
             for name, here in self._layout.items():
                 if state.get(name) != here:
-                    raise ConfigError(
+                    raise _unfit(
                         f"{name} was {state.get(name)} in the epoch that is to go on, and is {here}",
-                        expected="the same for a data set that is sharded",
-                        hint=f"start with {name}={state.get(name)}, or call set_epoch() to begin another epoch",
-                        scope=Scope.JOB,
+                        "the same for a data set that is sharded",
+                        f"start with {name}={state.get(name)}, or call set_epoch() to begin another epoch",
                     )
         self._epoch, self._samples_seen = state["epoch"], state["samples_seen"]
         self._batches, self._resumes = state.get("batches", 0), True
@@ -221,14 +219,12 @@ class DistributedDataLoader:
             yield from others
             self._count(step)
             yield last
-        self.set_epoch(self._epoch + 1)
 
     def steps(self) -> Iterator[StepBatches]:
         """The same by optimizer steps."""
         for step in self._read():
             self._count(step)
             yield step
-        self.set_epoch(self._epoch + 1)
 
     def _read(self) -> Iterator[StepBatches]:
         if not self._resumes:
@@ -238,6 +234,7 @@ class DistributedDataLoader:
         for step in _one_ahead(sent) if self._reads_ahead else sent:
             self._transfer.arrived(step.batches, step.copied)
             yield step
+        self.set_epoch(self._epoch + 1)
 
     def _parts(self) -> Iterator[MicroBatch]:
         begin = self._batches if self._assignment.sharded else self._samples_seen
@@ -275,23 +272,23 @@ def _order_and_length(
     length = length_of(data)
     if isinstance(data, IterableDataset):
         if order is not None:
-            check_order(order, None)
+            raise _unfit("an order, and data that is iterable", "data with indices", "let it yield in that order")
         return None, None if sharded else length
     if sharded or length is None:
-        raise ConfigError(
-            "sharded=True, and data with indices",
-            expected="an IterableDataset that splits itself",
-            hint="leave it out: the samples are dealt to the ranks",
-            scope=Scope.JOB,
-        )
+        hint = "leave it out: the samples are dealt to the ranks"
+        raise _unfit("sharded=True, and data with indices", "an IterableDataset that splits itself", hint)
     if order is None:
         return Shuffled(length, seed), length
     check_order(order, length)
     return order.with_seed(seed) if isinstance(order, Weighted) else order, len(order)
 
 
+def _unfit(found: str, expected: str, hint: str) -> ConfigError:
+    return ConfigError(found, expected=expected, hint=hint, scope=Scope.JOB)
+
+
 def _order_hash(order: Order | None) -> int:
     """The same for the same samples in the same order."""
-    if isinstance(order, Shuffled | Sequential | None):
+    if isinstance(order, Sequential | None):
         return hashed(repr(order))
     return hashed(order.indices(1).numpy().tobytes())

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -13,6 +13,7 @@ from torch import Tensor
 from srunddp.errors import ConfigError, Scope
 
 
+@runtime_checkable
 class Order(Protocol):
     """Which samples an epoch has, and in which order."""
 
@@ -37,14 +38,10 @@ class Sequential:
 
 
 @dataclass(frozen=True)
-class Shuffled:
+class Shuffled(Sequential):
     """Every sample once, as :class:`torch.utils.data.DistributedSampler` orders them before it pads."""
 
-    length: int
     seed: int = 0
-
-    def __len__(self) -> int:
-        return self.length
 
     def indices(self, epoch: int) -> Tensor:
         return torch.randperm(self.length, generator=_generator(self.seed, epoch))
@@ -130,28 +127,26 @@ class Weighted:
         return found.clamp_(max=int(self._weights.nonzero()[-1]))
 
 
-def check_order(order: Order, samples: int | None) -> None:
-    """Its first epoch has samples, and all are the data set's; ``samples``: of an iterable data set None.
+def check_order(order: Order, samples: int) -> None:
+    """Its first epoch has as many samples as it says, and all are the data set's.
 
     Raises:
         ConfigError: they are not.
     """
-    if samples is None:
-        raise ConfigError(
-            "an order, and data that is iterable",
-            expected="data with indices",
-            hint="let it yield in that order",
-            scope=Scope.JOB,
-        )
-    indices = order.indices(1)
-    if len(indices) == 0 or int(indices.min()) < 0 or int(indices.max()) >= samples:
-        found = f"from {int(indices.min())} to {int(indices.max())}" if len(indices) else "none"
-        raise ConfigError(
-            f"the order's indices: {found}",
-            expected=f"some, from 0 to {samples - 1} for {samples} samples",
-            hint="make the order of this data set",
-            scope=Scope.JOB,
-        )
+    if not isinstance(order, Order):
+        found = f"an order that is a {type(order).__name__}"
+    elif (indices := order.indices(1)).dtype != torch.int64 or indices.shape != (len(order),) or not len(order):
+        found = f"the order's indices: {indices.dtype} of shape {tuple(indices.shape)}, and its length {len(order)}"
+    elif int(indices.min()) < 0 or int(indices.max()) >= samples:
+        found = f"the order's indices: from {int(indices.min())} to {int(indices.max())}"
+    else:
+        return
+    raise ConfigError(
+        found,
+        expected=f"__len__ and indices(), int64 of that length, from 0 to {samples - 1} for {samples} samples",
+        hint="make the order of this data set",
+        scope=Scope.JOB,
+    )
 
 
 def _generator(seed: int, epoch: int) -> torch.Generator:

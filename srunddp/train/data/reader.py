@@ -8,7 +8,7 @@ from multiprocessing.reduction import ForkingPickler
 from typing import Any, TypeAlias
 
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, TensorDataset
+from torch.utils.data import DataLoader
 
 from srunddp.errors import ConfigError
 from srunddp.train.data.sampler import MicroBatch
@@ -52,16 +52,11 @@ def _check_pickled(sent: Mapping[str, Any], method: str) -> None:
             ) from error
 
 
-def in_rows(data: Dataset[Any], collate: Collate | None) -> bool:
-    """Tensors in memory, whose batches are one indexing of each; a class derived from TensorDataset may do more."""
-    return type(data) is TensorDataset and collate is None
-
-
-def collated(part: MicroBatch, collate: Collate, weight: Weight | None) -> MicroBatch:
-    """With a batch for its samples, and what that counts."""
+def collated(part: MicroBatch, collate: Collate | None, weight: Weight | None) -> MicroBatch:
+    """With a batch for its samples, and what that counts; without ``collate`` they are a batch already."""
     if part.samples is None:
         return part
-    batch = collate(part.samples)
+    batch = collate(part.samples) if collate else part.samples
     value = float(part.own) if weight is None or not part.own else _number(weight(batch))
     return part._replace(samples=batch, weight=value)
 
@@ -74,8 +69,3 @@ def _number(value: Any) -> float | str:
         return float(value)
     except (TypeError, ValueError):
         return f"a {type(value).__name__}"
-
-
-def as_it_is(batch: Any) -> Any:
-    """For rows, which are a batch already."""
-    return batch

@@ -30,7 +30,7 @@ class MicroBatch(NamedTuple):
         own: how many count, all or none; total: the same over all ranks, but of a sharded stream of this rank.
         source: of what is random in reading them by indices: the seed, the epoch, the place in its order and the rank.
         weight: of the batch; a text that says what was found where that is no number.
-        digest: of the first sample of a stream; 0 in all micro-batches but the first.
+        digest: of the first sample of a stream that all ranks read whole; else 0.
     """
 
     samples: Any

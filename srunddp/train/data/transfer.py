@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -39,17 +39,21 @@ class DeviceTransfer:
             _record(batches, computing)
 
     def _moved(self, tree: Any, computing: torch.cuda.Stream | None) -> Any:
-        def move(tensor: Tensor) -> Tensor:
-            layout = self._format if tensor.dim() == 4 else torch.preserve_format
-            return tensor.to(self._device, non_blocking=True, memory_format=layout)
-
-        def move_object(value: Any) -> Any:
-            if computing is None or isinstance(value, Mapping):
-                return value.to(self._device)
+        """The same structure on the device; ``computing``: the stream to be used on, where the copy is on another."""
+        if isinstance(tree, Tensor):
+            layout = self._format if tree.dim() == 4 else torch.preserve_format
+            return tree.to(self._device, non_blocking=True, memory_format=layout)
+        if hasattr(tree, "to"):  # BatchEncoding, PackedSequence, a graph
+            if computing is None or isinstance(tree, Mapping):
+                return tree.to(self._device)
             with torch.cuda.stream(computing):  # its tensors cannot be found to be recorded
-                return value.to(self._device)
-
-        return _mapped(tree, move, move_object)
+                return tree.to(self._device)
+        if isinstance(tree, Mapping):
+            return {name: self._moved(value, computing) for name, value in tree.items()}
+        if isinstance(tree, tuple | list):
+            parts = [self._moved(value, computing) for value in tree]
+            return tree._make(parts) if hasattr(tree, "_make") else type(tree)(parts)
+        return tree
 
 
 def _record(tree: Any, computing: torch.cuda.Stream) -> None:
@@ -59,17 +63,3 @@ def _record(tree: Any, computing: torch.cuda.Stream) -> None:
     elif isinstance(tree, Mapping | tuple | list):
         for value in tree.values() if isinstance(tree, Mapping) else tree:
             _record(value, computing)
-
-
-def _mapped(tree: Any, of_tensor: Callable[[Tensor], Any], of_object: Callable[[Any], Any]) -> Any:
-    """The same structure of what the functions return for its tensors, and for what else has a ``to``."""
-    if isinstance(tree, Tensor):
-        return of_tensor(tree)
-    if hasattr(tree, "to"):  # BatchEncoding, PackedSequence, a graph
-        return of_object(tree)
-    if isinstance(tree, Mapping):
-        return {name: _mapped(value, of_tensor, of_object) for name, value in tree.items()}
-    if isinstance(tree, tuple | list):
-        parts = [_mapped(value, of_tensor, of_object) for value in tree]
-        return tree._make(parts) if hasattr(tree, "_make") else type(tree)(parts)
-    return tree

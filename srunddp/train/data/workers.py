@@ -59,7 +59,8 @@ def share(world: World) -> int:
     Those of its affinity mask, divided among the ranks of its node that have the same; see
     :func:`srunddp.bootstrap.environment.cpus.share`.
     """
-    return of_rank.share(of_rank.usable(), _sharers(world, of_rank.mask()), os.environ)
+    own = [hashed(socket.gethostname()), hashed(of_rank.mask())]
+    return of_rank.share(of_rank.usable(), all_gather_ints(world, own).count(own), os.environ)
 
 
 def set_threads(cpus: int, wanted: int | None) -> None:
@@ -68,9 +69,3 @@ def set_threads(cpus: int, wanted: int | None) -> None:
         torch.set_num_threads(wanted)
     elif not {*of_rank.THREADS} & os.environ.keys() and torch.get_num_threads() > cpus:
         torch.set_num_threads(cpus)
-
-
-def _sharers(world: World, mask: str) -> int:
-    """Ranks of this node with this mask, this one included."""
-    own = [hashed(socket.gethostname()), hashed(mask)]
-    return all_gather_ints(world, own).count(own)

@@ -97,7 +97,10 @@ class MetricsLogger:
     def _add_scalars(self, kind: str, step: int, figures: Mapping[str, float]) -> None:
         try:
             with self._ignoring_disk_errors():
-                self._writer = self._writer or self._new_writer()
+                if self._writer is None:
+                    from torch.utils.tensorboard import SummaryWriter
+
+                    self._writer = SummaryWriter(str(self._folder / "tensorboard"), purge_step=self._purge_step)
                 for name, value in figures.items():
                     self._writer.add_scalar(f"{kind}/{name}", value, step)
                 return
@@ -106,12 +109,6 @@ class MetricsLogger:
         # Its writing thread ends with the first error: it would never write again.
         self._tensorboard = False
         self._writer = None
-
-    def _new_writer(self) -> SummaryWriter:
-        from torch.utils.tensorboard import SummaryWriter
-
-        folder = self._folder / "tensorboard"
-        return SummaryWriter(str(folder), purge_step=self._purge_step)
 
     def _close_writer(self) -> None:
         writer, self._writer = self._writer, None

@@ -8,6 +8,7 @@ must not decide to stop.
 from __future__ import annotations
 
 import copy
+import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, TypeGuard
@@ -17,7 +18,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from srunddp.errors import ConfigError
-from srunddp.train.world import World
+from srunddp.telemetry import stall_limit_suspended
+from srunddp.train.world import World, on_rank_zero
 
 
 class TorchMetric(Protocol):
@@ -69,7 +71,7 @@ def compute(metrics: Mapping[str, TorchMetric], updated: bool, world: World) -> 
         By name, or by ``name/subname`` where a metric has several figures.
 
     Raises:
-        ConfigError: a figure is no number; on other ranks than 0, also where computing it failed.
+        ConfigError: a figure is no number. PeerError on the other ranks, also where computing it failed.
     """
     unknown = dict.fromkeys(metrics, math.nan)
     if world.world_size == 1:
@@ -77,22 +79,15 @@ def compute(metrics: Mapping[str, TorchMetric], updated: bool, world: World) -> 
     by_rank: list[Any] = [None] * world.world_size
     states = {name: _states(metric) for name, metric in metrics.items()} if updated else None
     dist.gather_object(states, by_rank if world.rank == 0 else None)
-    result: list[Any] = [{}, ""]
-    failure = None
-    if world.rank == 0:
-        try:
-            known = [states for states in by_rank if states is not None]
-            if known:
-                _merge(metrics, known, world)
-            result[0] = _figures(metrics) if known else unknown
-        except Exception as error:  # the other ranks wait for it
-            failure, result[1] = error, f"{type(error).__name__}: {error}"
-    dist.broadcast_object_list(result)
-    if failure is not None:
-        raise failure
-    if result[1]:
-        raise ConfigError(f"the metrics failed on rank 0: {result[1]}")
-    return dict(result[0])
+
+    def compute_all() -> dict[str, float]:
+        if not (known := [states for states in by_rank if states is not None]):
+            return unknown
+        _merge(metrics, known, world)
+        return _figures(metrics)
+
+    with stall_limit_suspended():  # until then only: else it would be left off until the next step is done
+        return on_rank_zero(world, compute_all)
 
 
 def _parts(metric: TorchMetric) -> list[Any]:
@@ -136,18 +131,14 @@ def _reduced(reduction: Callable[[Any], Any] | None, states: list[Any]) -> Any:
 
 
 def _figures(metrics: Mapping[str, TorchMetric]) -> dict[str, float]:
-    figures: dict[str, float] = {}
-    for name, metric in metrics.items():
-        figures |= _flat(name, metric.compute())
-    return figures
+    return _flat({name: metric.compute() for name, metric in metrics.items()})
 
 
-def _flat(name: str, value: Any) -> dict[str, float]:
+def _flat(value: Any, name: str = "") -> dict[str, float]:
+    """The numbers of nested mappings by their keys, with a slash between them; ``name``: of the value itself."""
     if isinstance(value, Mapping):
-        flat: dict[str, float] = {}
-        for key, part in value.items():
-            flat |= _flat(f"{name}/{key}", part)
-        return flat
+        parts = [_flat(part, f"{name}/{key}" if name else key) for key, part in value.items()]
+        return dict(itertools.chain.from_iterable(part.items() for part in parts))
     if isinstance(value, Tensor) and value.numel() == 1:
         return {name: float(value.item())}
     if isinstance(value, int | float):
