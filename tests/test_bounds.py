@@ -12,8 +12,8 @@ import pytest
 
 from tests.conftest import ROOT
 
-PRODUCT_LINES, TEST_LINES = 28_500, 36_000
-MODULES, MODULE_LINES = 182, 350
+PRODUCT_LINES, TEST_LINES = 27_752, 36_000
+MODULES, MODULE_LINES = 172, 350
 TEST_NAME = 60
 
 # What modules, classes, functions, parameters and variables were called before they had the field's words.
