@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from pathlib import Path
 
 import pytest
 import torch
@@ -16,6 +16,7 @@ pytestmark = pytest.mark.slurm
 
 LIMIT = 240.0
 RANKS = 4
+PROGRAM = f"{PROGRAMS / 'preempted.py'} $FOLDER"
 
 
 def processes(job: Job) -> list[int]:
@@ -23,7 +24,7 @@ def processes(job: Job) -> list[int]:
     return [int(file.read_text().split()[0]) for file in sorted(job.folder.glob("at.0.?"))]
 
 
-def job_of(runner: SlurmJobRunner, name: str, command: str, *options: str) -> Job:
+def preempted(runner: SlurmJobRunner, name: str, command: str = PROGRAM, layout: str = "--ntasks-per-node=2") -> Job:
     """A job on two nodes that trains."""
     body = (
         # Where steps are tracked by control groups, Slurm's SIGTERM ends the shell, and srun and its output with it.
@@ -34,11 +35,11 @@ def job_of(runner: SlurmJobRunner, name: str, command: str, *options: str) -> Jo
         "[ $code = 143 ] && sleep 600\n"
         "exit $code\n"
     )
-    return submit(runner, f"preempted-{name}", body, *options)
+    return submit(runner, f"preempted-{name}", body, layout)
 
 
 def test_a_cancelled_job_has_its_checkpoint_and_is_not_requeued(runner: SlurmJobRunner) -> None:
-    job = job_of(runner, "cancelled", f"{PROGRAMS / 'preempted.py'} $FOLDER", "--ntasks-per-node=2")
+    job = preempted(runner, "cancelled")
     until(lambda: len(processes(job)) == RANKS, [job])
     runner.cluster.run("scancel", job.number)
     until(lambda: look([job]), [job], LIMIT)
@@ -47,14 +48,14 @@ def test_a_cancelled_job_has_its_checkpoint_and_is_not_requeued(runner: SlurmJob
     assert job.output.count("srunddp: ") == 1, job
 
 
-def checkpoints(job: Job) -> list[Any]:
+def checkpoints(job: Job) -> list[Path]:
     """From the oldest to the newest; what is written just now is not among them."""
     return sorted((job.folder / "checkpoints").glob("step-*.pt"))
 
 
 def test_the_example_of_an_own_loop_resumes_to_the_bit(runner: SlurmJobRunner) -> None:
     example = f"{ROOT / 'docs' / 'examples' / 'own_loop.py'} --output-dir=$FOLDER"
-    whole, stopped = (job_of(runner, name, example, "-n2") for name in ("whole", "stopped"))
+    whole, stopped = (preempted(runner, name, example, "-n2") for name in ("whole", "stopped"))
     until(lambda: checkpoints(stopped), [whole, stopped], LIMIT)
     runner.cluster.run("scancel", "--signal=USR2", stopped.number)
     until(lambda: look([whole, stopped]), [whole, stopped], LIMIT)
