@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 from tests.conftest import ROOT
 from tests.slurm.conftest import SlurmJobRunner
+from tests.support import starting
 
 LONG = 100.0
 SIGNALLED = ("--time=60", "--signal=USR2@280")  # by Slurm, within 30 s of draw_near(): not before the ranks are at work
@@ -77,7 +77,4 @@ def look(jobs: Iterable[Job]) -> bool:
 
 
 def until(condition: Callable[[], object], jobs: Iterable[Job], limit: float = LONG) -> None:
-    end = time.monotonic() + limit
-    while not condition():
-        assert time.monotonic() < end, [(job.is_over(), job) for job in jobs]
-        time.sleep(0.2)
+    starting.until(condition, limit, lambda: [(job.is_over(), job) for job in jobs])
