@@ -180,7 +180,8 @@ def test_losses_that_are_means_by_another_name_are_taken() -> None:
 def test_several_optimizers_step_with_their_own_schedulers() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 4))
-    optimizers = [torch.optim.SGD(model[0].parameters(), lr=0.1), torch.optim.AdamW(model[1].parameters(), lr=0.2)]
+    others = [model[0].bias, *model[1].parameters()]  # Muon is for matrices
+    optimizers = [torch.optim.Muon([model[0].weight], lr=0.1), torch.optim.AdamW(others, lr=0.2)]
     schedulers = [lambda optimizer, size=size: StepLR(optimizer, size, gamma=0.5) for size in (1, 2)]
     before = [parameter.clone() for parameter in model.parameters()]
     trainer_of(model=model, optimizer=optimizers, scheduler=schedulers).fit(classes(12))
