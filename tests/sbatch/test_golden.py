@@ -32,7 +32,9 @@ def test_the_command_writes_the_script_of_the_golden_file(name: str) -> None:
     assert text == path.read_text(), f"if it is meant so: RENEW_GOLDEN=1 .venv/bin/python -m pytest {__file__}"
 
 
-@pytest.mark.parametrize(("name", "logs"), [("run_gloo", "logs"), ("launch_tiny", "slurm_logs")])
+@pytest.mark.parametrize(
+    ("name", "logs"), [("nodes_without_gpus", "logs"), ("an_interactive_allocation", "slurm_logs")]
+)
 def test_the_command_prints_the_script_or_keeps_it_in_a_file(name: str, logs: str, tmp_path: Path) -> None:
     words = ("sbatch", "--srunddp=srunddp", *COMMANDS[name][2:])
     done = srunddp(*words, folder=tmp_path)

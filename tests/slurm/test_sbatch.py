@@ -21,19 +21,20 @@ from tests.support.job_specs import commands
 pytestmark = pytest.mark.slurm
 
 COMMANDS = commands()
+INTERACTIVE = "an_interactive_allocation"
 # What this cluster does not have: those nodes, ten of them, and the name of one to avoid.
 OVERRIDES = {
-    "run_nccl": ("--nodelist=node[01-06]",),
-    "run_gloo": ("--nodelist=node[01-06]",),
-    "launch_tiny": ("--nodes=3", "--exclude=node06"),
+    "nodes_with_different_interface_names": ("--nodelist=node[01-06]",),
+    "nodes_without_gpus": ("--nodelist=node[01-06]",),
+    INTERACTIVE: ("--nodes=3", "--exclude=node06"),
 }
 RANKS = {
-    "run_gloo": 6,
-    "run_distributed": 32,
-    "vega_single_node": 4,
-    "vega_multi_node": 8,
-    "pytorch_distributed": 4,
-    "launch_tiny": 6,
+    "nodes_without_gpus": 6,
+    "four_nodes_with_eight_gpus_each": 32,
+    "one_node_with_four_gpus": 4,
+    "two_nodes_with_infiniband_and_modules": 8,
+    "one_gpu_on_each_node": 4,
+    INTERACTIVE: 6,
 }
 # As Lmod and Environment Modules export theirs.
 MODULE = '() {  echo "$*" >>"$FOLDER/modules"\n}'
@@ -54,7 +55,7 @@ class Site:
         self.folder.mkdir()
         (self.folder / "etc").mkdir()
         shutil.copy(self.runner.ifaces, self.folder / "etc" / "ifaces.conf")
-        for environment in ("venv", ".venv", "offline_repo_py311"):
+        for environment in ("venv", ".venv", "staged-env"):
             (self.folder / environment).symlink_to(ROOT / ".venv")
         for script in {word for words in COMMANDS.values() for word in words if re.fullmatch(r"\w+\.py", word)}:
             program = "torchrun_style.py" if script == "train_gloo.py" else "report.py"
@@ -94,7 +95,7 @@ class Site:
         script = next(number for number, word in enumerate(options) if word.endswith(".py"))
         options[script:script] = OVERRIDES.get(name, ())
         self.srunddp(f"--output={name}.sh", *options)
-        if name == "launch_tiny":
+        if name == INTERACTIVE:
             return
         tested = self.run("sbatch", "--test-only", f"{name}.sh")
         (self.folder / f"{name}.accepted").write_text(tested.stderr)
@@ -123,7 +124,7 @@ def site(runner: SlurmJobRunner) -> Site:
     until(lambda: look([waiting]) or waiting.output.count("waits") == 2, [waiting])
     runner.cluster.run("scancel", waiting.number)
     for name in COMMANDS:
-        if name in RANKS or name == "run_nccl":
+        if name in RANKS or name == "nodes_with_different_interface_names":
             site.recipe(name)
     until(lambda: look(site.jobs.values()), site.jobs.values(), LIMIT)
     return site
@@ -135,19 +136,21 @@ def reports(text: str) -> dict[int, dict[str, Any]]:
     return {each["rank"]: each for each in found}
 
 
-@pytest.mark.parametrize("name", [*(name for name in RANKS if name != "launch_tiny"), "run_nccl"])
+@pytest.mark.parametrize(
+    "name", [*(name for name in RANKS if name != INTERACTIVE), "nodes_with_different_interface_names"]
+)
 def test_slurm_accepts_the_scripts_of_the_recipes(name: str, site: Site) -> None:
     assert re.search(r"sbatch: Job \d+ to start at ", (site.folder / f"{name}.accepted").read_text())
 
 
-@pytest.mark.parametrize("name", [name for name in RANKS if name != "launch_tiny"])
+@pytest.mark.parametrize("name", [name for name in RANKS if name != INTERACTIVE])
 def test_it_runs_to_the_end_with_a_rank_for_each_gpu(name: str, site: Site) -> None:
     job = site.jobs[name]
     assert (job.state, job.code) == ("COMPLETED", 0), job
     ranks = reports(job.output)
     assert sorted(ranks) == list(range(RANKS[name])), job
     assert {each["world_size"] for each in ranks.values()} == {RANKS[name]}
-    if name == "run_gloo":
+    if name == "nodes_without_gpus":
         assert {each["sum"] for each in ranks.values()} == {21.0}
     else:
         script = next(number for number, word in enumerate(COMMANDS[name]) if word.endswith(".py"))
@@ -162,10 +165,10 @@ def test_modules_are_loaded_by_the_sites_own_function(site: Site) -> None:
 
 def test_the_interactive_script_allocates_checks_and_trains(site: Site) -> None:
     """These nodes see all that it stages; where some do not is in test_staging."""
-    done = site.run("bash", "launch_tiny.sh")
+    done = site.run("bash", f"{INTERACTIVE}.sh")
     shown = re.findall(r"^(node\d\d):(\d+): (\{.*)$", done.stdout, re.MULTILINE)
     ranks = {int(rank): json.loads(report) for _, rank, report in shown}
-    assert sorted(ranks) == list(range(RANKS["launch_tiny"])), done
+    assert sorted(ranks) == list(range(RANKS[INTERACTIVE])), done
     assert [ranks[int(rank)]["node"] for _, rank, _ in shown] == [node for node, _, _ in shown]
     assert "check of job" in done.stdout
     assert "salloc: Granted job allocation" in done.stderr

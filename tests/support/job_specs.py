@@ -16,9 +16,9 @@ GOLDEN = ROOT / "tests" / "sbatch" / "golden"
 
 
 def commands() -> dict[str, list[str]]:
-    """By heading, in words."""
-    found = re.findall(r"^## (\w+)\n.*?^```sh\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL)
-    return {heading: shlex.split(command.replace("\\\n", "")) for heading, command in found}
+    """Of each recipe, by its heading with ``_`` for blanks, in words."""
+    found = re.findall(r"^### (.+?)\n.*?^```sh\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+    return {heading.lower().replace(" ", "_"): shlex.split(text.replace("\\\n", "")) for heading, text in found}
 
 
 def requested(words: Sequence[str]) -> SlurmJob:

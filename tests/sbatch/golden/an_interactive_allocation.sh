@@ -1,6 +1,6 @@
 #!/bin/bash
-# train_tiny.py on 10 nodes, 2 ranks on each; written by
-#     srunddp sbatch --salloc --job-name=tiny --partition=torch --nodes=10 --exclude=hpc42 --ntasks-per-node=2 --cpus-per-task=2 --time=00:30:00 --venv=offline_repo_py311 --stage --offline --preflight --log-dir=slurm_logs --backend=gloo --env=OMP_NUM_THREADS=2 --run-options=--verbose --run-options=--prefix train_tiny.py --subset 2000 --epochs 3
+# train_bert.py on 10 nodes, 2 ranks on each; written by
+#     srunddp sbatch --salloc --job-name=bert --partition=torch --nodes=10 --exclude=node07 --ntasks-per-node=2 --cpus-per-task=2 --time=00:30:00 --venv=staged-env --stage --offline --preflight --log-dir=slurm_logs --backend=gloo --env=OMP_NUM_THREADS=2 --run-options=--verbose --run-options=--prefix train_bert.py --subset 2000 --epochs 3
 # To be started in the folder that its paths are relative to:
 #     bash THIS_FILE
 
@@ -10,9 +10,9 @@ set -euo pipefail
 if [ -z "${SLURM_JOB_ID:-}" ]; then
   [ -f "$0" ] || { echo "this script has to be a file: bash FILE" >&2; exit 78; }
   exec salloc \
-    --job-name=tiny \
+    --job-name=bert \
     --partition=torch \
-    --exclude=hpc42 \
+    --exclude=node07 \
     --nodes=10 \
     --ntasks-per-node=2 \
     --cpus-per-task=2 \
@@ -21,7 +21,7 @@ if [ -z "${SLURM_JOB_ID:-}" ]; then
 fi
 
 # What its bin/activate does.
-export VIRTUAL_ENV="$PWD"/offline_repo_py311
+export VIRTUAL_ENV="$PWD"/staged-env
 export PATH="$VIRTUAL_ENV/bin:$PATH"
 unset PYTHONHOME
 
@@ -47,9 +47,9 @@ srunddp=$(srunddp stage push --env "$VIRTUAL_ENV" --project "$PWD" --exclude /sl
 
 # Where a node, a network or the environment is not fit, the job ends here with 69.
 srun --export=ALL --kill-on-bad-exit=1 --chdir=/ \
-  "$srunddp" check --staged --backend=gloo --output-dir=slurm_logs train_tiny.py
+  "$srunddp" check --staged --backend=gloo --output-dir=slurm_logs train_bert.py
 
 # The first rank that fails ends the others.
 srun --export=ALL --kill-on-bad-exit=1 --chdir=/ \
   "$srunddp" run --staged --backend=gloo --offline --verbose --prefix \
-  train_tiny.py --subset 2000 --epochs 3
+  train_bert.py --subset 2000 --epochs 3

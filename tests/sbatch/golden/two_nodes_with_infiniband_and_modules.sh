@@ -1,10 +1,10 @@
 #!/bin/bash
-# training_script_name.py on 2 nodes, 4 ranks on each; written by
-#     srunddp sbatch --job-name=2_node_training --partition=gpu --nodes=2 --gres=gpu:4 --cpus-per-task=8 --time=24:00:00 --module-purge --modules=Python/3.10 --modules=CUDA/11.7 --modules=NCCL --venv=.venv --env=NCCL_NET=IB --env=NCCL_DEBUG=INFO --env=NCCL_NET_GDR_LEVEL=5 --monitor=5 training_script_name.py --data-dir path/to/your/dataset --batch-size 64 --epochs 3 --num-workers 8
+# train.py on 2 nodes, 4 ranks on each; written by
+#     srunddp sbatch --job-name=two_nodes --partition=gpu --nodes=2 --gres=gpu:4 --cpus-per-task=8 --time=24:00:00 --module-purge --modules=Python/3.10 --modules=CUDA/11.7 --modules=NCCL --venv=.venv --env=NCCL_NET=IB --env=NCCL_DEBUG=INFO --env=NCCL_NET_GDR_LEVEL=5 --monitor=5 train.py --data-dir path/to/your/dataset --batch-size 64 --epochs 3 --num-workers 8
 # To be started in the folder that its paths are relative to:
 #     mkdir -p -- logs && sbatch THIS_FILE
 
-#SBATCH --job-name=2_node_training
+#SBATCH --job-name=two_nodes
 #SBATCH --partition=gpu
 #SBATCH --nodes=2
 # One rank takes one GPU, and sees all of its node: bound to one, it could not use NVLink.
@@ -45,7 +45,7 @@ trap ended=yes TERM
 code=0
 srun --export=ALL --kill-on-bad-exit=1 --gpu-bind=none \
   srunddp run --monitor=5 --monitor-dir=logs \
-  training_script_name.py --data-dir path/to/your/dataset --batch-size 64 --epochs 3 --num-workers 8 || code=$?
+  train.py --data-dir path/to/your/dataset --batch-size 64 --epochs 3 --num-workers 8 || code=$?
 
 # Where Slurm ends the job there is no time for it: the same command writes it later.
 if [ -z "$ended" ]; then

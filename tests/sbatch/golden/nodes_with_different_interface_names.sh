@@ -1,6 +1,6 @@
 #!/bin/bash
-# py_exe.py on 6 nodes, 1 rank on each; written by
-#     srunddp sbatch --job-name=nccl --nodes=6 --gpus-per-node=1 '--nodelist=master-node,node[01-05]' --backend=nccl --ifaces=etc/ifaces.conf --env=NCCL_IB_DISABLE=1 --env=NCCL_DEBUG=INFO py_exe.py
+# train.py on 6 nodes, 1 rank on each; written by
+#     srunddp sbatch --job-name=nccl --nodes=6 --gpus-per-node=1 '--nodelist=master-node,node[01-05]' --backend=nccl --ifaces=etc/ifaces.conf --env=NCCL_IB_DISABLE=1 --env=NCCL_DEBUG=INFO train.py
 # To be started in the folder that its paths are relative to:
 #     mkdir -p -- logs && sbatch THIS_FILE
 
@@ -23,4 +23,4 @@ export NCCL_DEBUG=INFO
 # The first rank that fails ends the others.
 srun --export=ALL --kill-on-bad-exit=1 --gpu-bind=none \
   srunddp run --backend=nccl --ifaces=etc/ifaces.conf \
-  py_exe.py
+  train.py

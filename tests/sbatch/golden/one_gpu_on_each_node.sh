@@ -1,16 +1,16 @@
 #!/bin/bash
-# train_distributed.py on 4 nodes, 8 ranks on each; written by
-#     srunddp sbatch --nodes=4 --gpus-per-node=8 --cpus-per-task=4 --time=02:00:00 --venv=venv train_distributed.py --epochs=10 --batch-size=64 --lr=0.01 --data-dir=./data --checkpoint-dir=./checkpoints
+# train.py on 4 nodes, 1 rank on each; written by
+#     srunddp sbatch --job-name=four_gpus --nodes=4 --gres=gpu:1 --cpus-per-task=16 --time=0-04:00:00 --modules=cuda/11.6 --modules=gcc/10.3 --modules=python/3.9 train.py
 # To be started in the folder that its paths are relative to:
 #     mkdir -p -- logs && sbatch THIS_FILE
 
-#SBATCH --job-name=train_distributed
+#SBATCH --job-name=four_gpus
 #SBATCH --nodes=4
 # One rank takes one GPU, and sees all of its node: bound to one, it could not use NVLink.
-#SBATCH --ntasks-per-node=8
-#SBATCH --gpus-per-node=8
-#SBATCH --cpus-per-task=4
-#SBATCH --time=02:00:00
+#SBATCH --ntasks-per-node=1
+#SBATCH --gres=gpu:1
+#SBATCH --cpus-per-task=16
+#SBATCH --time=0-04:00:00
 # Slurm does not make this folder; where it is missing the job ends at once, without a word.
 #SBATCH --output=logs/%x-%j.out
 # Each start writes behind the one before.
@@ -18,14 +18,14 @@
 
 set -euo pipefail
 
-# What its bin/activate does.
-export VIRTUAL_ENV="$PWD"/venv
-export PATH="$VIRTUAL_ENV/bin:$PATH"
-unset PYTHONHOME
+# Modules read variables that are not set.
+set +u
+module load cuda/11.6 gcc/10.3 python/3.9
+set -u
 
 # Since Slurm 22.05 srun does not take this over from the job.
 export SRUN_CPUS_PER_TASK="$SLURM_CPUS_PER_TASK"
 
 # The first rank that fails ends the others.
 srun --export=ALL --kill-on-bad-exit=1 --gpu-bind=none \
-  srunddp run train_distributed.py --epochs=10 --batch-size=64 --lr=0.01 --data-dir=./data --checkpoint-dir=./checkpoints
+  srunddp run train.py
