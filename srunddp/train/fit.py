@@ -146,12 +146,13 @@ class FitLoop:
         if self._world.rank == 0:
             for line in advice(os.environ, Cpus.here()):
                 self._progress.log(line)
-        self._set_up_schedulers()
+        self._set_up_epochs()
         if self._config.output_dir:
             self._open(Path(self._config.output_dir))
         self._call("on_fit_start")
 
-    def _set_up_schedulers(self) -> None:
+    def _set_up_epochs(self) -> None:
+        """Tell the state of this call's loader, and how many steps there are; and the schedulers, which go by them."""
         state, config, trainer = self._state, self._config, self._trainer
         per_epoch = self._loader.steps_left(0)
         whole = config.max_steps or (per_epoch and per_epoch * config.epochs)

@@ -156,7 +156,8 @@ def compare(name: str, data: Any, width: int, rounds: int, kinds: dict[str, Kind
 def main() -> None:
     (rounds,) = numbers(ROUNDS)
     torch.set_num_threads(1)
-    import_torchvision()  # Lightning does, and fails where its build does not match torch's
+    with contextlib.suppress(ImportError):
+        import_torchvision()  # Lightning does, and fails where its build does not match torch's
     warnings.simplefilter("ignore")
     logging.getLogger("lightning").setLevel(logging.ERROR)
     bare: dict[str, Kind] = {"bare by hand": hand_written}

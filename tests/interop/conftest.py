@@ -35,6 +35,7 @@ TRIES = 3
 # A failure below us, upon which a run is repeated if all ranks have left their results: one of Gloo's threads still
 # at work when Python takes its objects down, seen with FSDP2 (docs/interop.md).
 NOT_OURS = "terminate called without an active exception"
+NOT_STARTED = "The PMIx server's listener thread failed to start"  # of Open MPI's mpirun, upon which it is repeated too
 LIBMPI = {"MPI4PY_LIBMPI": str(ROOT / ".venv" / "lib" / "libmpi.so.40")}  # the wheel is in another environment
 
 Record = dict[str, Any]
@@ -203,9 +204,10 @@ def ours() -> dict[str, str]:
 def _finished(out: Path, start: Callable[[], Outcome]) -> Run:
     for _ in range(TRIES):
         done = start()
-        if done.code == 0 or NOT_OURS not in done.errors or not _whole(out):
+        found = [words for words in (NOT_OURS, NOT_STARTED) if words in done.errors]
+        if done.code == 0 or not found or (found == [NOT_OURS] and not _whole(out)):
             break
-        warnings.warn(f"a run is repeated after: {NOT_OURS}", stacklevel=3)
+        warnings.warn(f"a run is repeated after: {found[0]}", stacklevel=3)
         for file in out.glob("rank*.json"):
             file.unlink()
     return read(out, done.code, done.errors)

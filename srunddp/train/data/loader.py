@@ -250,7 +250,7 @@ class DistributedDataLoader:
 
     def _send(self, step: StepBatches) -> StepBatches:
         batches, copied = self._transfer.send(step.batches)
-        return step._replace(batches=batches, copied=copied)
+        return step if batches is step.batches else step._replace(batches=batches, copied=copied)
 
     def _count(self, step: StepBatches) -> None:
         self._samples_seen += step.samples

@@ -160,7 +160,7 @@ class Reader(Dataset[Any]):
         self.begin(part.source[1])
         if get_worker_info():
             rng.seed(hashed(part.source))
-        return part._replace(samples=self._read(part.samples))
+        return MicroBatch(self._read(part.samples), *part[1:])
 
     def _read(self, indices: list[int]) -> Any:
         if self._rows:

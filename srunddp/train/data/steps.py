@@ -54,7 +54,7 @@ def group_steps(parts: Iterator[MicroBatch], assignment: ShardAssignment, *, wei
     all-reduce on the host group.
     """
     number, ranks, sharded = assignment.gradient_accumulation_steps, assignment.world_size, assignment.sharded
-    stand_in = MicroBatch(None, 0, 0)
+    last = MicroBatch(None, 0, 0)
     while True:
         step = list(itertools.islice(parts, number))
         count, samples = len(step), sum(part.total for part in step)
@@ -65,8 +65,9 @@ def group_steps(parts: Iterator[MicroBatch], assignment: ShardAssignment, *, wei
                 samples, count = int(sum(counts)), number - counts.count(0.0)
         if count == 0 or (assignment.drop_last and samples < number * assignment.global_batch_size):
             return
-        stand_in = step[-1]._replace(own=0, weight=0.0) if step else stand_in
-        step += [stand_in] * (count - len(step))
+        last = step[-1] if step else last
+        if len(step) < count:
+            step += [last._replace(own=0, weight=0.0)] * (count - len(step))
         yield StepBatches([_batch(part, ranks, whole) for part in step], samples, whole)
 
 

@@ -85,7 +85,6 @@ class MetricAccumulator:
             for total, value in zip(self._sums, row[2:], strict=True):
                 total.fill_(value)
 
-    @torch.no_grad()
     def add(self, loss: Tensor, outputs: Any, targets: Any, *, samples: int, weight: float) -> None:
         """Add a batch.
 
@@ -100,10 +99,11 @@ class MetricAccumulator:
         """
         self._weight += weight
         self._samples += samples
-        self._sums[0].add_(loss.detach().double(), alpha=weight)
+        self._sums[0].add_(loss.detach(), alpha=weight)
         if samples and (self._plain or self._stateful):
             self._add(outputs.detach() if isinstance(outputs, Tensor) else outputs, targets, samples)
 
+    @torch.no_grad()
     def _add(self, outputs: Any, targets: Any, samples: int) -> None:
         self._updated = True
         for index, (name, metric) in enumerate(self._plain.items()):
