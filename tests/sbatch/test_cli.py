@@ -50,7 +50,7 @@ def test_the_active_environment_is_taken_and_noted(tmp_path: Path) -> None:
     for name in ("python", "srunddp"):
         write(venv / "bin" / name, "").chmod(0o755)
     # bin/srunddp would go on in that environment's Python.
-    variables = {"VIRTUAL_ENV": str(venv), "SRUNDDP_PYTHON": str(venv / "bin/python")}
+    variables = {"VIRTUAL_ENV": str(venv), "_SRUNDDP_PYTHON": str(venv / "bin/python")}
     done = srunddp("sbatch", "train.py", folder=tmp_path, **variables)
     assert f"srunddp: note: no environment is named: {venv}, which is active here\n" in done.stderr
     assert f"export VIRTUAL_ENV={venv}\n" in done.stdout
