@@ -19,6 +19,7 @@ RUN = "expected an option of srunddp run -> "
 DURATION = "expected a duration such as 90, 90s, 5m or 1h30m -> see srunddp "
 COMMANDS = "expected check, explain, ifaces, report, run, sbatch, stage or triage -> "
 LOST = "; expected a script to run -> "
+REPORTED = "expected an option of srunddp report -> "
 EXPLAINED = "expected an option of srunddp explain -> "
 CHECKED = "expected an option of srunddp check -> "
 
@@ -62,11 +63,11 @@ WRONG: dict[int, dict[str, str]] = {
         "--grace=1d train.py": f"--grace=1d; {DURATION}run --help",
         "--log-dir": "--log-dir without a value",
         "--logdir=logs train.py": f"no option --logdir; {RUN}did you mean --log-dir?",
-        "--show-ranks=0 train.py": "--show-ranks: given without --log-dir; expected a folder for the other ranks' output",
+        "--show-ranks=0 train.py": "--show-ranks: given without --log-dir; expected a folder for",
         "--log-dir=logs --show-ranks=9 train.py": "--show-ranks: '9'; expected ranks from 0 to 0 -> leave rank 9 out",
         "--log_dir=logs --show_ranks=x train.py": "--show-ranks: 'x'; expected ranks, all or none -> write a list",
-        "--tee 3 train.py": "--tee is an option of torchrun; expected an option of srunddp run -> srunddp --log-dir logs "
-        "--show-ranks all",
+        "--tee 3 train.py": "--tee is an option of torchrun; expected an option of srunddp run -> srunddp --log-dir "
+        "logs --show-ranks all",
         "--prefix=1 train.py": "--prefix with a value; expected --prefix -> remove the value",
         "--prefx train.py": f"no option --prefx; {RUN}did you mean --prefix?",
         "--monitor 5 train.py": "--monitor 5; expected a script after --monitor -> write --monitor=5",
@@ -150,15 +151,15 @@ WRONG: dict[int, dict[str, str]] = {
         "report --restart=-1 4": "--restart=-1; expected a whole number, 0 or more -> see srunddp report --help",
         "report --restart=a 4": "--restart=a; expected a whole number, 0 or more -> see srunddp report --help",
         "report --monitor-dir": "--monitor-dir without a value",
-        "report --monitor=x 4": "no option --monitor; expected an option of srunddp report -> did you mean --monitor-dir?",
+        "report --monitor=x 4": f"no option --monitor; {REPORTED}did you mean --monitor-dir?",
         "report --baseline": "--baseline without a value",
-        "report --base-line 3 4": "no option --base-line; expected an option of srunddp report -> did you mean --baseline?",
+        "report --base-line 3 4": f"no option --base-line; {REPORTED}did you mean --baseline?",
         "report --output": "--output without a value",
-        "report --ouput x 4": "no option --ouput; expected an option of srunddp report -> did you mean --output?",
+        "report --ouput x 4": f"no option --ouput; {REPORTED}did you mean --output?",
         "report --text=1 4": "--text with a value",
-        "report --txt 4": "no option --txt; expected an option of srunddp report -> did you mean --text?",
+        "report --txt 4": f"no option --txt; {REPORTED}did you mean --text?",
         "report --live=1 4": "--live with a value",
-        "report --lve 4": "no option --lve; expected an option of srunddp report -> did you mean --live?",
+        "report --lve 4": f"no option --lve; {REPORTED}did you mean --live?",
         "triage --jsno log": "no option --jsno; expected an option of srunddp triage -> did you mean --json?",
         "triage --json=x log": "--json with a value; expected --json -> remove the value",
         "stage build": "no --requirement; expected --requirement FILE -> see srunddp stage build --help",
