@@ -84,9 +84,6 @@ class _RunByDefault(click.Group):
         except click.UsageError as refused:
             from srunddp.util.usage_errors import usage_error
 
-            if type(refused).__name__ == "NoArgsIsHelpError":  # of click 8.2 and newer, for a group without its command
-                refused.show()
-                sys.exit(UsageError.exit_code)
             error: SrunddpError = usage_error(refused, self.command_word)
         except click.Abort:
             sys.exit(130)  # after Ctrl-C

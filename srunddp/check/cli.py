@@ -18,7 +18,7 @@ from srunddp.check.finding import FAIL, CheckContext, Finding, context_of
 from srunddp.check.join import come_within, coordinate, join
 from srunddp.errors import ConfigError, SrunddpError, UsageError
 from srunddp.stage.paths import StagedPaths, enter
-from srunddp.util.click_types import module_option
+from srunddp.util.click_types import ifaces_option, module_option
 from srunddp.util.console import coloured, write_stderr
 from srunddp.util.option_groups import after_script
 
@@ -28,9 +28,7 @@ _ENDS = (".py", "/__main__.py")
 
 @click.command(context_settings={"allow_interspersed_args": False, "help_option_names": ["-h", "--help"]})
 @module_option
-@click.option(
-    "--ifaces", metavar="FILE", help="The interface of each node, see etc/ifaces.conf. [env var: SRUNDDP_IFACES]"
-)
+@ifaces_option
 @click.option("--channel", type=click.Choice(CHANNELS), help="How ranks find rank 0 (default: the first available).")
 @click.option("--port", metavar="N-M", help="Ports that a firewall leaves open on rank 0.")
 @click.option("--backend", type=click.Choice(BACKENDS), default="auto", help="For --collective (default: auto).")

@@ -16,17 +16,13 @@ from srunddp.bootstrap.process_group.device import BACKENDS
 from srunddp.bootstrap.rendezvous.meet import DEFAULT_TIMEOUT
 from srunddp.stage.paths import enter
 from srunddp.supervisor.clock import STALL_TIMEOUT
-from srunddp.util.click_types import limit, module_option, refusing
-
-_LIMITS = ("timeout", "stall_timeout")
+from srunddp.util.click_types import ifaces_option, limit, module_option, refusing
 
 
 @click.command(context_settings={"allow_interspersed_args": False, "help_option_names": ["-h", "--help"]})
 @module_option
 @click.option("--env", "env_file", metavar="FILE", help="What `srun --label env` or `env -0` printed elsewhere.")
-@click.option(
-    "--ifaces", metavar="FILE", help="The interface of each node, see etc/ifaces.conf. [env var: SRUNDDP_IFACES]"
-)
+@ifaces_option
 @click.option("--channel", type=click.Choice(CHANNELS), help="As for run.")
 @click.option("--port", metavar="N-M", help="As for run.")
 @click.option("--backend", type=click.Choice(BACKENDS), help="As for run.")
@@ -80,10 +76,9 @@ def explained(given: Mapping[str, Any], env_file: str | None = None) -> None:
 
 def _limits(given: Mapping[str, Any]) -> dict[str, tuple[float, str]]:
     """Each time limit, and the option or variable that set it."""
-    context, sources = click.get_current_context(), {}
-    for name in _LIMITS:
-        option, source = name.replace("_", "-"), context.get_parameter_source(name)
-        variable = f"SRUNDDP_{name.upper()}" if source is ParameterSource.ENVIRONMENT else f"--{option}"
-        default = source in (None, ParameterSource.DEFAULT)
-        sources[name] = (given[name], "the default" if default else variable)
-    return sources
+    context, limits = click.get_current_context(), {}
+    for name in ("timeout", "stall_timeout"):
+        option, variable = f"--{name.replace('_', '-')}", f"SRUNDDP_{name.upper()}"
+        setters = {ParameterSource.COMMANDLINE: option, ParameterSource.ENVIRONMENT: variable}
+        limits[name] = (given[name], setters.get(context.get_parameter_source(name), "the default"))
+    return limits

@@ -35,8 +35,7 @@ _HOME, _REST_OF_LINE, _REST = "\x1b[H", "\x1b[K", "\x1b[J"
     default="logs",
     envvar="SRUNDDP_LOG_DIR",
     show_default=True,
-    show_envvar=True,
-    help="Where a job's files are.",
+    help="Of the job's run.",
 )
 @click.option("--restart", type=click.IntRange(0), metavar="N", help="Which start of the run (default: the last).")
 @click.option("--baseline", metavar="DIR|JOBID", help="A run on fewer ranks, for the scaling efficiency.")

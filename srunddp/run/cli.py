@@ -31,7 +31,7 @@ from srunddp.run.script import Script, check
 from srunddp.stage.paths import StagedPaths, contradictions
 from srunddp.supervisor.failure import rotate_previous
 from srunddp.supervisor.output.redirect import OutputRedirect, OutputTarget, output_target
-from srunddp.util.click_types import LOST_LEAST, MONITOR_LEAST, Run, Seconds, limit, module_option
+from srunddp.util.click_types import LOST_LEAST, MONITOR_LEAST, Run, Seconds, ifaces_option, limit, module_option
 from srunddp.util.console import write_stderr
 from srunddp.util.option_groups import after_script
 
@@ -49,9 +49,7 @@ _LAST_WORD = 1.0
     context_settings={"allow_interspersed_args": False, "help_option_names": ["-h", "--help"]},
 )
 @click.option("--backend", type=click.Choice(BACKENDS), help="For srunddp.init() (default: auto).")
-@click.option(
-    "--ifaces", metavar="FILE", help="The interface of each node, see etc/ifaces.conf. [env var: SRUNDDP_IFACES]"
-)
+@ifaces_option
 @limit("--timeout", DEFAULT_TIMEOUT, "How long the ranks wait for each other.", "SRUNDDP_TIMEOUT")
 @click.option("--channel", type=click.Choice(CHANNELS), help="How ranks find rank 0 (default: the first available).")
 @click.option("--port", metavar="N-M", help="Ports that a firewall leaves open on rank 0.")
@@ -62,25 +60,12 @@ _LAST_WORD = 1.0
     "SRUNDDP_STALL_TIMEOUT",
     positive=False,
 )
-@limit(
-    "--lost-after", RunOptions.lost_after, "Stop the run when a node does not answer for this long.", least=LOST_LEAST
-)
-@limit(
-    "--grace",
-    RunOptions.grace,
-    "How long a failed or stopped script may take to end, for uploads in atexit.",
-    positive=False,
-)
+@limit("--lost-after", RunOptions.lost_after, "Stop the run when a node is silent for this long.", least=LOST_LEAST)
+@limit("--grace", RunOptions.grace, "How long a failed or stopped script may take to end.", positive=False)
 @click.option(
-    "--log-dir",
-    metavar="DIR",
-    envvar="SRUNDDP_LOG_DIR",
-    show_envvar=True,
-    help="Write each rank's output to a file, in a folder for each run.",
+    "--log-dir", metavar="DIR", envvar="SRUNDDP_LOG_DIR", show_envvar=True, help="Write each rank's output to a file."
 )
-@click.option(
-    "--show-ranks", metavar="RANKS", help="With --log-dir: ranks on the terminal too: 0,3-5, all, none (default: 0)."
-)
+@click.option("--show-ranks", metavar="RANKS", help="With --log-dir: the ranks on the terminal too (default: 0).")
 @click.option("--prefix", is_flag=True, help="Put node and rank before each line on the terminal.")
 @click.option(
     "--monitor",
@@ -90,12 +75,8 @@ _LAST_WORD = 1.0
     show_envvar=True,
     help="Sample GPUs, CPUs, memory and network of each node for srunddp report, every 5s unless given.",
 )
-@click.option(
-    "--monitor-dir", metavar="DIR", help="Where the samples go (default: the folder of --log-dir, else logs)."
-)
-@click.option(
-    "--offline", is_flag=True, help="Offline mode for Hugging Face: sets HF_*_OFFLINE, cache folders, thread counts."
-)
+@click.option("--monitor-dir", metavar="DIR", help="Where the samples go (default: --log-dir's folder, else logs).")
+@click.option("--offline", is_flag=True, help="Set HF_*_OFFLINE, cache folders and thread counts for Hugging Face.")
 @click.option("--staged", is_flag=True, help="Run in the copies of `srunddp stage push`, where a node has them.")
 @click.option("--fast-exit", is_flag=True, help="Skip Python's teardown at the end of the script.")
 @click.option("--explain", is_flag=True, help="Print what decided each value, per rank, and exit.")
@@ -131,7 +112,6 @@ def run(**given: Any) -> None:
 
 
 def _run(given: Mapping[str, Any], environment: Environment) -> int:
-    context = click.get_current_context()
     options = RunOptions(**{field.name: given[field.name] for field in fields(RunOptions)})
     target = output_target(  # all ranks see the same error here, and nobody has to be told
         options.log_dir,
@@ -152,10 +132,9 @@ def _run(given: Mapping[str, Any], environment: Environment) -> int:
     start = _Start(script, rendezvous, target, plan_monitor(options, environment, script))
     setup, output, monitor = _open(start, options, environment)
     if environment.rank == 0:
-        for note in [*_notes(setup), *start.notes, *(contradictions(os.environ) if options.offline else ())]:
+        stray = after_script(click.get_current_context(), given["arguments"])
+        for note in [*_notes(setup), *start.notes, *(contradictions(os.environ) if options.offline else ()), *stray]:
             _say(note)
-        for note in after_script(context, given["arguments"]):
-            _say(f"note: {note}")
 
     def on_rendezvous(info: RendezvousInfo) -> None:
         if environment.rank == 0 and not given["quiet"]:

@@ -6,7 +6,7 @@ import contextlib
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import click
@@ -23,7 +23,7 @@ _UNITS = (3600, 60, 1)
 _CANNOT_PRINT = 74  # sysexits' EX_IOERR
 
 
-class Seconds(click.ParamType):
+class Seconds(click.ParamType):  # type: ignore[type-arg]
     """A duration in seconds: ``90``, ``90s``, ``5m`` or ``1h30m``; at least ``least``, and above 0 if ``positive``."""
 
     name = "duration"
@@ -56,22 +56,15 @@ def shown(seconds: float) -> str:
 
 def limit(name: str, default: float, text: str, envvar: str | None = None, **within: Any) -> Callable[[Any], Any]:
     """An option that is a time limit; ``within`` is for :class:`Seconds`."""
-    kind, begins = Seconds(**within), shown(default)
-    return click.option(
-        name,
-        type=kind,
-        default=begins,
-        show_default=True,
-        metavar="DURATION",
-        help=text,
-        envvar=envvar,
-        show_envvar=True,
-    )
+    settings: dict[str, Any] = {"metavar": "DURATION", "show_default": True, "show_envvar": True}
+    return click.option(name, type=Seconds(**within), default=shown(default), help=text, envvar=envvar, **settings)
 
 
-def module_option(function: Any) -> Any:
-    """The option ``-m`` of each command that takes SCRIPT."""
-    return click.option("-m", "--module", is_flag=True, help="SCRIPT is a module's name, as in python -m.")(function)
+# Of each command that takes SCRIPT. The variable is read with the files that it comes before, see ifaces_conf.
+module_option = click.option("-m", "--module", is_flag=True, help="SCRIPT is a module's name, as in python -m.")
+ifaces_option = click.option(
+    "--ifaces", metavar="FILE", help="The interface of each node, see etc/ifaces.conf. [env var: SRUNDDP_IFACES]"
+)
 
 
 class Run(GroupedCommand):
@@ -83,17 +76,13 @@ class Run(GroupedCommand):
         place = 0
         while place < len(args) and args[place].startswith("-") and args[place] not in ("-", "--"):
             if args[place] == "--monitor":
-                _refuse_number(args[place + 1 : place + 2])
+                word = "".join(args[place + 1 : place + 2])
+                if _duration(word) is not None and not os.path.exists(word):
+                    hint = f"write --monitor={word}"
+                    raise UsageError(f"--monitor {word}", expected="a script after --monitor", hint=hint)
                 args[place] = f"--monitor={MONITOR_SECONDS}"
             place += 2 if args[place].replace("_", "-") in takes else 1  # past the value of its own
         return super().parse_args(ctx, args)
-
-
-def _refuse_number(following: Sequence[str]) -> None:
-    """Where what follows ``--monitor`` is a duration, and no script that is called so."""
-    for word in following:
-        if _duration(word) is not None and not os.path.exists(word):
-            raise UsageError(f"--monitor {word}", expected="a script after --monitor", hint=f"write --monitor={word}")
 
 
 @contextlib.contextmanager

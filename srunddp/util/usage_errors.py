@@ -39,9 +39,11 @@ def usage_error(refused: click.UsageError, command: str) -> SrunddpError:
     message = refused.format_message().rstrip(".")
     if match := re.search(r"unexpected extra arguments? \((.+)\)", message):
         return UsageError(f"unexpected argument {match[1]}", expected=usage, hint=see)
-    if context and isinstance(context.command, click.Group) and (match := re.search(r"command '(.+?)'", message)):
-        known = context.command.list_commands(context)
-        return UsageError(f"no command {match[1]!r}", expected=one_of(known), hint=did_you_mean(match[1], known) or see)
+    if context and isinstance(context.command, click.Group):
+        match, known = re.match(r"No such command '(.+?)'", message), context.command.list_commands(context)
+        name = match[1] if match else ""  # click 8.2 and newer have the whole help as the message if there is none
+        found = " ".join(["no command", *([repr(name)] if name else [])])
+        return UsageError(found, expected=one_of(known), hint=did_you_mean(name, known) or see)
     return UsageError(message, hint=see)
 
 
@@ -84,8 +86,9 @@ def _bad_usage(refused: click.BadOptionUsage, see: str) -> UsageError:
 def _bad_value(refused: click.BadParameter, param: click.Parameter, see: str) -> SrunddpError:
     """Found: the option as it was written; or the environment variable that stands for it."""
     value, _, expected = refused.message.rstrip(".").partition("; expected ")
-    if isinstance(param.type, click.Choice):
-        value, expected = value.partition(" is not one of")[0], one_of(param.type.choices)
+    choices = param.type.choices if isinstance(param.type, click.Choice) else ()
+    if choices:
+        value, expected = value.partition(" is not one of")[0], one_of(choices)
     elif match := re.match(r"('?)(.*?)\1 is not (.+)", value):
         value, expected = match[2], "a whole number"
         expected += f", {param.type.min} or more" if isinstance(param.type, click.IntRange) else ""
@@ -93,5 +96,4 @@ def _bad_value(refused: click.BadParameter, param: click.Parameter, see: str) ->
     by_variable = refused.ctx and refused.ctx.get_parameter_source(param.name or "") is ParameterSource.ENVIRONMENT
     if by_variable and isinstance(param.envvar, str):
         return ConfigError(f"{param.envvar}={value}", expected=expected, hint="correct the variable or unset it")
-    choices = param.type.choices if isinstance(param.type, click.Choice) else ()
     return UsageError(f"{param.opts[0]}={value}", expected=expected, hint=did_you_mean(value, choices) or see)
