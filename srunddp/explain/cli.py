@@ -80,5 +80,6 @@ def _limits(given: Mapping[str, Any]) -> dict[str, tuple[float, str]]:
     for name in ("timeout", "stall_timeout"):
         option, variable = f"--{name.replace('_', '-')}", f"SRUNDDP_{name.upper()}"
         setters = {ParameterSource.COMMANDLINE: option, ParameterSource.ENVIRONMENT: variable}
-        limits[name] = (given[name], setters.get(context.get_parameter_source(name), "the default"))
+        source = context.get_parameter_source(name) or ParameterSource.DEFAULT
+        limits[name] = (given[name], setters.get(source, "the default"))
     return limits
