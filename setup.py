@@ -19,7 +19,7 @@ setup(
     license_files=["LICENSE"],
     python_requires=">=3.11",
     packages=find_packages(include=["srunddp", "srunddp.*"]),
-    package_data={"srunddp": ["py.typed", "triage/signatures.yaml"]},
+    package_data={"srunddp": ["py.typed", "triage/signatures.yaml", "util/foreign_options.yaml"]},
     scripts=["bin/srunddp"],
     data_files=[("etc/srunddp", ["etc/ifaces.conf"])],
     install_requires=[

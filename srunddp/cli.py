@@ -3,17 +3,54 @@
 from __future__ import annotations
 
 import importlib
-from typing import cast
+import os
+import sys
+from typing import Any, NoReturn, cast
 
 import click
 
 from srunddp._version import __version__
+from srunddp.errors import SrunddpError, UsageError
+from srunddp.util.console import write_stderr
 
 _COMMANDS = ("check", "explain", "ifaces", "report", "run", "sbatch", "stage", "triage")
+_HELP = ("-h", "--help")
+_PAGE = """\
+Usage: srunddp [run] [OPTIONS] SCRIPT [ARGUMENTS]...
+       srunddp COMMAND [OPTIONS] ...
+
+Launch a PyTorch training script on a Slurm or MPI cluster, one process per GPU:
+
+  srun --ntasks-per-node=8 srunddp train.py
+  mpirun -n 8 srunddp train.py
+
+Before a job:
+  ifaces scan   Draft ifaces.conf from what the nodes reach.
+  ifaces check  Validate ifaces.conf.
+  check         Look at all nodes without starting SCRIPT.
+  explain       What was chosen on each rank, and why.
+
+Job scripts:
+  sbatch        Write or submit a Slurm job.
+  stage         Bring an environment to nodes that lack it.
+
+The job:
+  run           Run SCRIPT as one rank (the default).
+
+After a job:
+  report        Where the time went.
+  triage        What failed first.
+
+Other:
+  help COMMAND  The options of a command, as srunddp COMMAND --help.
+  --version     Print the version.
+"""
 
 
 class _RunByDefault(click.Group):
-    """``srunddp train.py`` means ``srunddp run train.py``."""
+    """``srunddp train.py`` means ``srunddp run train.py``; an error is one line and a fixed exit code."""
+
+    command_word = "run"
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(_COMMANDS)
@@ -23,13 +60,54 @@ class _RunByDefault(click.Group):
             return None
         return cast(click.Command, getattr(importlib.import_module(f"srunddp.{cmd_name}.cli"), cmd_name))
 
+    def get_help(self, ctx: click.Context) -> str:
+        return _PAGE.rstrip()
+
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        if not args or (args[0] not in _COMMANDS and args[0] != "--version"):
+        if not args:
+            write_stderr(_PAGE)
+            ctx.exit(UsageError.exit_code)
+        if args[0] == "help":
+            args = [*(word for word in args[1:] if word not in _HELP), "--help"]
+            if args[0] not in (*_COMMANDS, *_HELP):
+                _refuse(args[0])
+        elif args[0] not in (*_COMMANDS, *_HELP, "--version"):
+            if args[0].isidentifier() and not os.path.lexists(args[0]):
+                _refuse(args[0], only_if_near=True)
             args = ["run", *args]
+        self.command_word = args[0]
         return super().parse_args(ctx, args)
 
+    def main(self, *args: Any, **extra: Any) -> NoReturn:
+        try:
+            sys.exit(super().main(*args, **{**extra, "standalone_mode": False}))
+        except click.UsageError as refused:
+            from srunddp.util.usage_errors import usage_error
 
-@click.group(cls=_RunByDefault)
+            error: SrunddpError = usage_error(refused, self.command_word)
+        except click.Abort:
+            sys.exit(130)  # after Ctrl-C
+        except SrunddpError as raised:
+            error = raised
+        write_stderr(f"srunddp: error: {error}\n")
+        sys.exit(error.exit_code)
+
+
+def _refuse(word: str, *, only_if_near: bool = False) -> None:
+    """A word that is neither a command nor a file, for which there is a command with a name like that."""
+    from srunddp.run.script import LAUNCHERS
+    from srunddp.util.usage_errors import did_you_mean, one_of
+
+    hint = did_you_mean(word, [*_COMMANDS, "help", "--version"])
+    if not only_if_near or (hint and word not in LAUNCHERS):
+        found = f"no command {word!r}" if not only_if_near else f"no command and no file {word!r}"
+        raise UsageError(found, expected=one_of(_COMMANDS), hint=hint or "see srunddp --help")
+
+
+@click.group(
+    cls=_RunByDefault,
+    context_settings={"help_option_names": [*_HELP], "token_normalize_func": lambda name: name.replace("_", "-")},
+)
 @click.version_option(__version__, prog_name="srunddp")
 def main() -> None:
-    """Take a PyTorch training script through a Slurm or MPI cluster, one process per GPU."""
+    """Launch a PyTorch training script on a Slurm or MPI cluster, one process per GPU."""

@@ -2,12 +2,13 @@
 
     SrunddpError
     ├── ConfigError       78  the configuration, the environment or a file is wrong
+    │   └── UsageError     2  the command line itself is wrong
     ├── UnavailableError  69  Slurm, or a node, does not do its part
     │   └── RendezvousError   the ranks did not find each other
     └── PeerError             another rank failed before all had met: that rank's code
 
 :class:`Stopped` is none of them: all ranks end so together, where they agreed to. A script's own exit code passes
-through; click answers wrong usage with 2.
+through; what click refuses is a UsageError too.
 """
 
 from __future__ import annotations
@@ -53,6 +54,12 @@ class ConfigError(SrunddpError):
     """The configuration is wrong (sysexits' EX_CONFIG)."""
 
     exit_code = 78
+
+
+class UsageError(ConfigError):
+    """The command line itself is wrong."""
+
+    exit_code = 2
 
 
 class UnavailableError(SrunddpError):

@@ -16,18 +16,22 @@ from srunddp.check import preflight, render
 from srunddp.check.coordinator import CoordinatorLostError
 from srunddp.check.finding import FAIL, CheckContext, Finding, context_of
 from srunddp.check.join import come_within, coordinate, join
-from srunddp.errors import ConfigError, SrunddpError
+from srunddp.errors import ConfigError, SrunddpError, UsageError
 from srunddp.stage.paths import StagedPaths, enter
-from srunddp.util.console import write_stderr
+from srunddp.util.click_types import ifaces_option, module_option
+from srunddp.util.console import coloured, write_stderr
+from srunddp.util.option_groups import after_script
 
 FAILED = 69  # sysexits' EX_UNAVAILABLE
+_ENDS = (".py", "/__main__.py")
 
 
 @click.command(context_settings={"allow_interspersed_args": False, "help_option_names": ["-h", "--help"]})
-@click.option("--ifaces", metavar="FILE", help="Which interface each node uses; see etc/ifaces.conf.")
-@click.option("--channel", type=click.Choice(CHANNELS), help="Force the way in which the ranks learn of rank 0.")
+@module_option
+@ifaces_option
+@click.option("--channel", type=click.Choice(CHANNELS), help="How ranks find rank 0 (default: the first available).")
 @click.option("--port", metavar="N-M", help="Ports that a firewall leaves open on rank 0.")
-@click.option("--backend", type=click.Choice(BACKENDS), default="auto", help="For --collective; auto unless given.")
+@click.option("--backend", type=click.Choice(BACKENDS), default="auto", help="For --collective (default: auto).")
 @come_within
 @click.option("--path", "paths", metavar="P", multiple=True, help="A file or folder that all nodes must see.")
 @click.option("--package", "packages", metavar="NAME", multiple=True, help="A Python package that all ranks need.")
@@ -51,7 +55,9 @@ def check(**given: Any) -> None:
         ports = ifaces_conf.port_range(given["port"], where="--port") if given["port"] else None
     except SrunddpError as error:
         write_stderr(f"srunddp: error: {error}\n")
-        sys.exit(FAILED)
+        sys.exit(error.exit_code if isinstance(error, UsageError) else FAILED)
+    for note in after_script(click.get_current_context(), given["arguments"]) if not environment.rank else ():
+        write_stderr(f"srunddp: note: {note}\n")
     own = preflight.Responder(_context(given, environment, staged), given["backend"])
     try:
         code = _follow(given, own, ports) if environment.rank else _lead(given, own, ports)
@@ -67,9 +73,17 @@ def check(**given: Any) -> None:
 def _context(given: dict[str, Any], environment: Environment, staged: StagedPaths | None) -> CheckContext:
     here = staged.here if staged else str
     named, script = (here(given[name]) if given[name] else given[name] for name in ("ifaces", "script"))
+    script = _file_of_module(script) if script and given["module"] else script
     context = context_of(environment, named, os.environ)
     paths = tuple(map(here, given["paths"]))
     return replace(context, script=script, paths=paths, packages=given["packages"], staged=staged)
+
+
+def _file_of_module(name: str) -> str:
+    """Where the module's file is, or would be in the working folder. Nothing is imported."""
+    path = name.replace(".", "/")
+    places = [os.path.join(*folder, path + end) for folder in ([], *([each] for each in sys.path)) for end in _ENDS]
+    return next(filter(os.path.exists, places), places[0])
 
 
 def _lead(given: dict[str, Any], own: preflight.Responder, ports: range | None) -> int:
@@ -93,7 +107,7 @@ def _tell(report: render.Report, given: dict[str, Any], environment: Environment
     """Print the report, and write it; its exit code."""
     code, job = FAILED if report.failed else 0, os.environ.get("SLURM_JOB_ID", "")
     text = [render.verdict(report, environment.world_size, job), *render.lines(report)]
-    click.echo("\n".join(text))
+    click.echo(coloured("\n".join(text), sys.stdout))
     try:
         click.echo("written: " + ", ".join(render.write(report, text, given["output_dir"], job, code)))
     except ConfigError as error:

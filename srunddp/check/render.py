@@ -68,7 +68,11 @@ def verdict(report: Report, world_size: int, job: str) -> str:
     counts = [(sum(each.level is level for each in findings), word) for level, word in words.items()]
     wrong = " and ".join(f"{count} {word}{'s' if count > 1 else ''}" for count, word in counts if count)
     ranks = f"{len(report.here)} of {world_size} ranks on {nodes} node{'s' if nodes > 1 else ''}"
-    return f"check{f' of job {job}' if job else ''}: {ranks}, {wrong or 'all is well'}"
+    alone = world_size == 1 and not job
+    said = (
+        f"check{f' of job {job}' if job else ''}: {'this machine alone' if alone else ranks}, {wrong or 'all is well'}"
+    )
+    return f"{said}; `srun --nodes=N srunddp check` looks at the nodes" if alone else said
 
 
 def write(report: Report, text: Sequence[str], folder: str, job: str, code: int) -> list[str]:

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from srunddp.bootstrap.environment.detect import CHANNELS
 from srunddp.bootstrap.network import ifaces_conf
@@ -15,21 +16,24 @@ from srunddp.bootstrap.process_group.device import BACKENDS
 from srunddp.bootstrap.rendezvous.meet import DEFAULT_TIMEOUT
 from srunddp.stage.paths import enter
 from srunddp.supervisor.clock import STALL_TIMEOUT
-from srunddp.util.click_types import refusing
-
-_LIMITS = {"timeout": DEFAULT_TIMEOUT, "stall_timeout": STALL_TIMEOUT}
+from srunddp.util.click_types import ifaces_option, limit, module_option, refusing
 
 
-@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.command(context_settings={"allow_interspersed_args": False, "help_option_names": ["-h", "--help"]})
+@module_option
 @click.option("--env", "env_file", metavar="FILE", help="What `srun --label env` or `env -0` printed elsewhere.")
-@click.option("--ifaces", metavar="FILE", help="Which interface each node uses; see etc/ifaces.conf.")
+@ifaces_option
 @click.option("--channel", type=click.Choice(CHANNELS), help="As for run.")
 @click.option("--port", metavar="N-M", help="As for run.")
 @click.option("--backend", type=click.Choice(BACKENDS), help="As for run.")
+@limit("--timeout", DEFAULT_TIMEOUT, "As for run.", "SRUNDDP_TIMEOUT")
+@limit("--stall-timeout", STALL_TIMEOUT, "As for run.", "SRUNDDP_STALL_TIMEOUT", positive=False)
 @click.option("--offline", is_flag=True, help="As for run.")
 @click.option("--staged", is_flag=True, help="As for run.")
+@click.argument("script", required=False)
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[ARGUMENTS]...")
 def explain(env_file: str | None, **given: Any) -> None:
-    """Print every value, what decided it, and what was passed over.
+    """Print every value, what decided it, and what was not chosen. SCRIPT is not looked at.
 
     \b
     srun srunddp explain                       # on each rank
@@ -71,6 +75,11 @@ def explained(given: Mapping[str, Any], env_file: str | None = None) -> None:
 
 
 def _limits(given: Mapping[str, Any]) -> dict[str, tuple[float, str]]:
-    seconds = {name: given.get(name, default) for name, default in _LIMITS.items()}
-    why = {name: f"--{name.replace('_', '-')}" for name in _LIMITS if seconds[name] != _LIMITS[name]}
-    return {name: (seconds[name], why.get(name, "the default")) for name in _LIMITS}
+    """Each time limit, and the option or variable that set it."""
+    context, limits = click.get_current_context(), {}
+    for name in ("timeout", "stall_timeout"):
+        option, variable = f"--{name.replace('_', '-')}", f"SRUNDDP_{name.upper()}"
+        setters = {ParameterSource.COMMANDLINE: option, ParameterSource.ENVIRONMENT: variable}
+        source = context.get_parameter_source(name) or ParameterSource.DEFAULT
+        limits[name] = (given[name], setters.get(source, "the default"))
+    return limits

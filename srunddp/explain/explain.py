@@ -109,7 +109,7 @@ class Explanation:
         lines = []
         for row in self.rows:
             lines.append(f"{row.name:<20} {row.value:<18} {row.why}".rstrip())
-            lines += [f"{'':<20} passed over: {over}" for over in row.passed_over]
+            lines += [f"{'':<20} not chosen: {over}" for over in row.passed_over]
         lines += [f"note: {note}" for note in self.notes]
         lines += [f"error: {error} (exit code {error.exit_code})" for error in self.errors]
         return "".join(f"[rank {self.rank}] {one_line(line)}\n" for line in lines)
@@ -251,7 +251,7 @@ class Explanation:
                 yield Row("rank 0", _UNKNOWN, f"not found: {error}")
                 return
             known, entry, ports = False, DEFAULT, discovery.rendezvous_ports(found, DEFAULT, forced)
-        over = [f"{each}: ignored below {found.launcher}" for each in self._set("MASTER_ADDR", "MASTER_PORT")]
+        over = [f"{each}: ignored under {found.launcher}" for each in self._set("MASTER_ADDR", "MASTER_PORT")]
         over = [] if found.master else over
         if found.discovery.publishes:
             yield Row("rank 0", f"told over {found.discovery.name}", "its interface's address", over)

@@ -108,8 +108,7 @@ def _throttled(slowed: list[GpuFigures]) -> Advice | None:
     heat = f", {worst.temperature_c:.0f} °C at most" if worst.temperature_c is not None else ""
     return Advice(
         "gpu throttled",
-        f"{devices(slowed)} kept below its clock by heat or the power brake for "
-        f"{format.percent(worst.slowed)} of the samples{heat}",
+        f"{devices(slowed)} throttled (thermal or power brake) for {format.percent(worst.slowed)} of the samples{heat}",
         f"above {format.percent(SLOWED)}",
         f"tell the site, and leave the node out until then: srunddp sbatch --exclude="
         f"{format.nodes(each.node for each in slowed)}",
@@ -155,7 +154,7 @@ def _data_wait(summary: Summary, stragglers: Stragglers) -> Advice | None:
         "data wait",
         f"{format.percent(figure)} of the step time is waiting for data",
         f"above {format.percent(DATA_WAIT)}",
-        "more --dataloader.num_workers, with as many --cpus-per-task; else data on a faster storage",
+        "more --dataloader.num_workers, with as many --cpus-per-task; else data on faster storage",
     )
 
 

@@ -29,10 +29,17 @@ _HOME, _REST_OF_LINE, _REST = "\x1b[H", "\x1b[K", "\x1b[J"
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
-@click.option("--monitor-dir", metavar="DIR", default="logs", show_default=True, help="Where a job's files are.")
-@click.option("--restart", type=click.IntRange(0), metavar="N", help="Which start of the run; the last unless given.")
+@click.option(
+    "--monitor-dir",
+    metavar="DIR",
+    default="logs",
+    envvar="SRUNDDP_LOG_DIR",
+    show_default=True,
+    help="Of the job's run.",
+)
+@click.option("--restart", type=click.IntRange(0), metavar="N", help="Which start of the run (default: the last).")
 @click.option("--baseline", metavar="DIR|JOBID", help="A run on fewer ranks, for the scaling efficiency.")
-@click.option("--output", metavar="DIR", help="For report.html and the pictures; the run's folder unless given.")
+@click.option("--output", metavar="DIR", help="For report.html and the pictures (default: the run's folder).")
 @click.option("--text", "text_only", is_flag=True, help="Print the summary, and write nothing.")
 @click.option("--live", is_flag=True, help="In a terminal, print the summary anew until the run has ended.")
 @click.argument("what", metavar="DIR|JOBID")

@@ -134,7 +134,7 @@ def _steps(summary: Summary) -> Iterator[str]:
     if slowest := summary.slowest:
         yield (
             f"slowest: {format.ranks([slowest.rank], summary.layout)}, "
-            f"{format.duration(slowest.own_s)} of its own in each step; the rank in the middle "
+            f"{format.duration(slowest.own_s)} of its own work per step; median rank "
             f"{format.duration(median_or_none([each.own_s for each in summary.ranks]))}"
         )
 
@@ -158,7 +158,7 @@ def _throughput(summary: Summary) -> Iterator[str]:
         yield f"scaling efficiency {format.percent(found.efficiency)}: per rank, over that of {found.baseline}"
     elif found.own_share is not None and summary.world_size > 1:
         yield (
-            f"at work {format.percent(found.own_share)} of the step time: neither waiting for data nor for slower "
+            f"computing {format.percent(found.own_share)} of the step time: neither waiting for data nor for slower "
             "ranks (for the scaling efficiency: --baseline DIR|JOBID)"
         )
 

@@ -23,7 +23,7 @@ from srunddp.bootstrap.rendezvous.meet import (
     report_early_failure,
 )
 from srunddp.bootstrap.rendezvous.protocol import RendezvousInfo
-from srunddp.errors import Scope, SrunddpError, one_line
+from srunddp.errors import Scope, SrunddpError, UsageError, one_line
 from srunddp.monitor.monitor import Monitor, MonitorConfig
 from srunddp.run.launch import check_open_files, is_worker_exec, launch
 from srunddp.run.options import RunOptions, plan_monitor, run_name
@@ -31,55 +31,58 @@ from srunddp.run.script import Script, check
 from srunddp.stage.paths import StagedPaths, contradictions
 from srunddp.supervisor.failure import rotate_previous
 from srunddp.supervisor.output.redirect import OutputRedirect, OutputTarget, output_target
-from srunddp.util.click_types import LOST_LEAST, MONITOR_LEAST, Run, Seconds, limit
+from srunddp.util.click_types import LOST_LEAST, MONITOR_LEAST, Run, Seconds, ifaces_option, limit, module_option
 from srunddp.util.console import write_stderr
+from srunddp.util.option_groups import after_script
 
 _LAST_WORD = 1.0
 
 
 @click.command(
     cls=Run,
+    groups={
+        "Network and rendezvous": "ifaces backend channel port timeout",
+        "Failures": "stall_timeout lost_after grace fast_exit",
+        "Output and monitoring": "log_dir show_ranks prefix quiet verbose monitor monitor_dir",
+        "Environment": "module offline staged",
+    },
     context_settings={"allow_interspersed_args": False, "help_option_names": ["-h", "--help"]},
-    epilog="Before a job: srunddp check, srunddp explain, srunddp ifaces scan, srunddp ifaces check. "
-    "Job scripts: srunddp sbatch. During and after a job: srunddp report, srunddp triage.",
 )
-@click.option("--backend", type=click.Choice(BACKENDS), help="For srunddp.init(); auto unless given.")
-@click.option("--ifaces", metavar="FILE", help="Which interface each node uses; see etc/ifaces.conf.")
-@limit("--timeout", DEFAULT_TIMEOUT, "How long the ranks wait for each other.")
-@click.option("--channel", type=click.Choice(CHANNELS), help="Force the way in which the ranks learn of rank 0.")
+@click.option("--backend", type=click.Choice(BACKENDS), help="For srunddp.init() (default: auto).")
+@ifaces_option
+@limit("--timeout", DEFAULT_TIMEOUT, "How long the ranks wait for each other.", "SRUNDDP_TIMEOUT")
+@click.option("--channel", type=click.Choice(CHANNELS), help="How ranks find rank 0 (default: the first available).")
 @click.option("--port", metavar="N-M", help="Ports that a firewall leaves open on rank 0.")
 @limit(
     "--stall-timeout",
     RunOptions.stall_timeout,
-    "End the run when no rank makes a step for so long; 0 for no limit. See srunddp.heartbeat().",
+    "Stop the run when no rank makes a step for this long; 0 for no limit. See srunddp.heartbeat().",
+    "SRUNDDP_STALL_TIMEOUT",
     positive=False,
 )
-@limit(
-    "--lost-after", RunOptions.lost_after, "End the run when a node has given no answer for so long.", least=LOST_LEAST
+@limit("--lost-after", RunOptions.lost_after, "Stop the run when a node is silent for this long.", least=LOST_LEAST)
+@limit("--grace", RunOptions.grace, "How long a failed or stopped script may take to end.", positive=False)
+@click.option(
+    "--log-dir", metavar="DIR", envvar="SRUNDDP_LOG_DIR", show_envvar=True, help="Write each rank's output to a file."
 )
-@limit(
-    "--grace",
-    RunOptions.grace,
-    "How long the end of a failed or stopped script may take, as uploads in atexit.",
-    positive=False,
-)
-@click.option("--log-dir", metavar="DIR", help="A file for each rank's output, in a folder for each run.")
-@click.option("--tee", metavar="RANKS", help="With --log-dir: the ranks shown on the terminal too; 0 unless given.")
+@click.option("--show-ranks", metavar="RANKS", help="With --log-dir: the ranks on the terminal too (default: 0).")
 @click.option("--prefix", is_flag=True, help="Put node and rank before each line on the terminal.")
 @click.option(
     "--monitor",
     type=Seconds(least=MONITOR_LEAST),
-    metavar="[=SECONDS]",
-    help="Sample GPUs, CPUs, memory and network of each node, every 5 s unless given, for srunddp report.",
+    metavar="[=DURATION]",
+    envvar="SRUNDDP_MONITOR",
+    show_envvar=True,
+    help="Sample GPUs, CPUs, memory and network of each node for srunddp report, every 5s unless given.",
 )
-@click.option("--monitor-dir", metavar="DIR", help="Where the samples go; --log-dir's folder, else logs, unless given.")
-@click.option("--offline", is_flag=True, help="Have Hugging Face's libraries ask no server; caches, threads.")
+@click.option("--monitor-dir", metavar="DIR", help="Where the samples go (default: --log-dir's folder, else logs).")
+@click.option("--offline", is_flag=True, help="Set HF_*_OFFLINE, cache folders and thread counts for Hugging Face.")
 @click.option("--staged", is_flag=True, help="Run in the copies of `srunddp stage push`, where a node has them.")
 @click.option("--fast-exit", is_flag=True, help="Skip Python's teardown at the end of the script.")
 @click.option("--explain", is_flag=True, help="Print what decided each value, per rank, and exit.")
-@click.option("--quiet", is_flag=True, help="No placement line.")
-@click.option("--verbose", is_flag=True, help="[RANK r] WORLD_SIZE=w from every rank.")
-@click.option("-m", "module", is_flag=True, help="SCRIPT is a module's name, as in python -m.")
+@click.option("--quiet", is_flag=True, help="Do not print the summary line.")
+@click.option("--verbose", is_flag=True, help="Print one line per rank: [RANK r] WORLD_SIZE=w.")
+@module_option
 @click.argument("script", required=False, metavar="SCRIPT")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[ARGUMENTS]...")
 def run(**given: Any) -> None:
@@ -113,7 +116,7 @@ def _run(given: Mapping[str, Any], environment: Environment) -> int:
     target = output_target(  # all ranks see the same error here, and nobody has to be told
         options.log_dir,
         options.prefix,
-        options.tee,
+        options.show_ranks,
         rank=environment.rank,
         world_size=environment.world_size,
         node=environment.node,
@@ -123,12 +126,14 @@ def _run(given: Mapping[str, Any], environment: Environment) -> int:
     ports = ifaces_conf.port_range(given["port"], where="--port") if given["port"] else None
     rendezvous = RendezvousOptions(**{name: given[name] for name in names if given[name] is not None}, ports=ports)
     if given["script"] is None:
-        raise click.UsageError("Missing argument 'SCRIPT'.")
+        expected, hint = "srunddp [OPTIONS] SCRIPT [ARGUMENTS]...", "see srunddp run --help"
+        raise UsageError("no SCRIPT", expected=expected, hint=hint, scope=Scope.JOB)
     script = Script(given["script"], given["arguments"], given["module"])
     start = _Start(script, rendezvous, target, plan_monitor(options, environment, script))
     setup, output, monitor = _open(start, options, environment)
     if environment.rank == 0:
-        for note in [*_notes(setup), *start.notes, *(contradictions(os.environ) if options.offline else ())]:
+        stray = after_script(click.get_current_context(), given["arguments"])
+        for note in [*_notes(setup), *start.notes, *(contradictions(os.environ) if options.offline else ()), *stray]:
             _say(note)
 
     def on_rendezvous(info: RendezvousInfo) -> None:

@@ -12,7 +12,7 @@ from srunddp._version import __version__
 from srunddp.bootstrap.environment.detect import Environment
 from srunddp.bootstrap.rendezvous.meet import RankSetup
 from srunddp.bootstrap.rendezvous.protocol import RendezvousResult
-from srunddp.errors import ConfigError, Scope
+from srunddp.errors import Scope, UsageError
 from srunddp.monitor.monitor import MonitorConfig
 from srunddp.run.script import Script
 from srunddp.supervisor.clock import LOST_AFTER, STALL_TIMEOUT
@@ -26,7 +26,7 @@ class RunOptions:
     Attributes:
         stall_timeout: seconds without a step of any rank; 0 for no limit.
         lost_after: seconds without an answer of a node; grace: those that a failed rank's own end may take.
-        log_dir, prefix, tee: where output goes, see :func:`srunddp.supervisor.output.redirect.output_target`.
+        log_dir, prefix, show_ranks: where output goes, see :func:`srunddp.supervisor.output.redirect.output_target`.
         fast_exit: end without taking Python's objects down.
         offline: export what :func:`srunddp.stage.paths.offline` says.
         staged: run in the copies that :mod:`srunddp.stage.paths` reads of.
@@ -38,7 +38,7 @@ class RunOptions:
     grace: float = 30.0
     log_dir: str | None = None
     prefix: bool = False
-    tee: str | None = None
+    show_ranks: str | None = None
     fast_exit: bool = False
     offline: bool = False
     staged: bool = False
@@ -52,11 +52,11 @@ def plan_monitor(options: RunOptions, environment: Environment, script: Script) 
     Their folder is below that of the logs unless ``--monitor-dir`` names another, and each start of a job has its own.
 
     Raises:
-        ConfigError: ``--monitor-dir`` has no ``--monitor``.
+        UsageError: ``--monitor-dir`` has no ``--monitor``.
     """
     if options.monitor is None:
         if options.monitor_dir is not None:
-            raise ConfigError("--monitor-dir without --monitor", hint="add --monitor", scope=Scope.JOB)
+            raise UsageError("--monitor-dir without --monitor", hint="add --monitor", scope=Scope.JOB)
         return None
     folder = Path(options.monitor_dir or options.log_dir or "logs", redirect.plain(run_name(environment)))
     return MonitorConfig(

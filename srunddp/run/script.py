@@ -14,6 +14,11 @@ from dataclasses import dataclass
 
 from srunddp.errors import ConfigError, Scope, SrunddpError, Stopped
 
+LAUNCHERS = {
+    **dict.fromkeys(("torchrun", "accelerate", "deepspeed"), "leave it out, as srun or mpirun starts the ranks"),
+    **dict.fromkeys(("srun", "mpirun", "mpiexec"), "it comes before srunddp"),
+}
+
 
 @dataclass(frozen=True)
 class Script:
@@ -54,9 +59,22 @@ def _file_problem(name: str, folder: str) -> tuple[str, str] | None:
         if re.fullmatch(r"python[\d.]*", name):
             hint = f"leave {name} out: srunddp runs the script in its own Python"
             return f"no file {name} in {folder}", hint
+        if name in LAUNCHERS:
+            return f"no file {name} in {folder}", f"{LAUNCHERS[name]}: srun --ntasks-per-node=8 srunddp train.py"
         place = "" if os.path.isabs(name) else f" in {folder}"
-        return f"no file {name}{place}", "correct the path; all nodes must see the file"
+        return f"no file {name}{place}", f"{_nearest(name)}correct the path; all nodes must see the file"
     return None if os.access(name, os.R_OK) else (f"{name} may not be read", "correct its permissions")
+
+
+def _nearest(name: str) -> str:
+    """A file of the same folder with nearly this name, as a hint."""
+    import difflib
+
+    folder, base = os.path.split(name)
+    with contextlib.suppress(OSError):
+        near = difflib.get_close_matches(base, [each.name for each in os.scandir(folder or ".") if each.is_file()], 1)
+        return "".join(f"did you mean {os.path.join(folder, each)}? Else " for each in near)
+    return ""
 
 
 def _module_problem(name: str, folder: str) -> tuple[str, str] | None:

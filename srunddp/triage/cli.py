@@ -15,10 +15,10 @@ from srunddp.util.click_types import answering
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
-@click.option("--json", "as_json", is_flag=True, help="For machines.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.argument("paths", nargs=-1, metavar="DIR|FILE...")
 def triage(paths: tuple[str, ...], as_json: bool) -> None:
-    """Say from its logs what failed first in a run, and which ranks never spoke.
+    """Say from its logs what failed first in a run, and which ranks have no output.
 
     \b
     srunddp triage slurm-4711.out

@@ -93,8 +93,8 @@ def _world(diagnosis: Diagnosis) -> list[str]:
     if diagnosis.world_size is None and not diagnosis.seen:
         return []
     expected = f"{diagnosis.world_size} ranks expected" if diagnosis.world_size is not None else "world size not told"
-    silent = f"; silent: {_ranges(diagnosis.silent)}" if diagnosis.silent else ""
-    spoke = f", {len(diagnosis.seen)} spoke{silent}" if diagnosis.seen else "; no line tells whose it is"
+    silent = f"; without output: {_ranges(diagnosis.silent)}" if diagnosis.silent else ""
+    spoke = f", {len(diagnosis.seen)} with output{silent}" if diagnosis.seen else "; no line tells whose it is"
     return [f"world: {expected}{spoke}"]
 
 

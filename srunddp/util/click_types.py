@@ -3,44 +3,71 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import click
 
-from srunddp.errors import SrunddpError
+from srunddp.errors import SrunddpError, UsageError
 from srunddp.util.console import write_stderr
+from srunddp.util.option_groups import GroupedCommand
 
 MONITOR_SECONDS = 5
 LOST_LEAST = 2.0  # a kernel counts some of this in whole seconds
 MONITOR_LEAST = 0.1  # of which a sample still takes less than a hundredth
+_LONGEST = 1e6
+_UNITS = (3600, 60, 1)
 _CANNOT_PRINT = 74  # sysexits' EX_IOERR
 
 
-class Seconds(click.FloatRange):
-    """A number of seconds; ``nan`` is none, though it is within every range."""
+class Seconds(click.ParamType):  # type: ignore[type-arg]
+    """A duration in seconds: ``90``, ``90s``, ``5m`` or ``1h30m``; at least ``least``, and above 0 if ``positive``."""
+
+    name = "duration"
 
     def __init__(self, *, positive: bool = True, least: float = 0.0) -> None:
-        super().__init__(min=least, min_open=positive and not least, max=1e6)
+        self.positive, self.least = positive, least
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         """See click."""
-        number = float(super().convert(value, param, ctx))
-        if math.isnan(number):
-            self.fail("a number of seconds is expected", param, ctx)
+        number = value if isinstance(value, float) else _duration(str(value))
+        if number is None:
+            self.fail(f"{value!r}; expected a duration such as 90, 90s, 5m or 1h30m", param, ctx)
+        if not self.least <= number <= _LONGEST or (self.positive and not number):
+            least = f"from {shown(self.least)}" if self.least or not self.positive else "above 0"
+            self.fail(f"{value!r}; expected a duration {least} to {_LONGEST:.0f}s", param, ctx)
         return number
 
 
-def limit(name: str, default: float, text: str, **within: Any) -> Callable[[Any], Any]:
+def _duration(text: str) -> float | None:
+    match = re.fullmatch(r"(?=[\d.])(?:(\d+)h)?(?:(\d+)m)?(?:(\d+(?:\.\d*)?|\.\d+)s?)?", text.strip(), re.ASCII)
+    return sum(float(part or 0) * unit for part, unit in zip(match.groups(), _UNITS, strict=True)) if match else None
+
+
+def shown(seconds: float) -> str:
+    """A duration as :class:`Seconds` reads it: 90.0 is ``1m30s``."""
+    minutes, rest = divmod(seconds, 60)
+    hours, minutes = divmod(int(minutes), 60)
+    return "".join(f"{count:g}{unit}" for count, unit in ((hours, "h"), (minutes, "m"), (rest, "s")) if count) or "0s"
+
+
+def limit(name: str, default: float, text: str, envvar: str | None = None, **within: Any) -> Callable[[Any], Any]:
     """An option that is a time limit; ``within`` is for :class:`Seconds`."""
-    kind = Seconds(**within)
-    return click.option(name, type=kind, default=default, show_default=True, metavar="SECONDS", help=text)
+    settings: dict[str, Any] = {"metavar": "DURATION", "show_default": True, "show_envvar": True}
+    return click.option(name, type=Seconds(**within), default=shown(default), help=text, envvar=envvar, **settings)
 
 
-class Run(click.Command):
+# Of each command that takes SCRIPT. The variable is read with the files that it comes before, see ifaces_conf.
+module_option = click.option("-m", "--module", is_flag=True, help="SCRIPT is a module's name, as in python -m.")
+ifaces_option = click.option(
+    "--ifaces", metavar="FILE", help="The interface of each node, see etc/ifaces.conf. [env var: SRUNDDP_IFACES]"
+)
+
+
+class Run(GroupedCommand):
     """``--monitor`` means ``--monitor=5``: click would take the script's name for its value."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
@@ -49,8 +76,12 @@ class Run(click.Command):
         place = 0
         while place < len(args) and args[place].startswith("-") and args[place] not in ("-", "--"):
             if args[place] == "--monitor":
+                word = "".join(args[place + 1 : place + 2])
+                if _duration(word) is not None and not os.path.exists(word):
+                    hint = f"write --monitor={word}"
+                    raise UsageError(f"--monitor {word}", expected="a script after --monitor", hint=hint)
                 args[place] = f"--monitor={MONITOR_SECONDS}"
-            place += 2 if args[place] in takes else 1  # past the value of its own
+            place += 2 if args[place].replace("_", "-") in takes else 1  # past the value of its own
         return super().parse_args(ctx, args)
 
 

@@ -4,18 +4,34 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import select
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from typing import TextIO
 
 PATIENCE = 0.5
+_LEVELS = {"FAIL": 31, "WARN": 33, "ok": 32}  # red, yellow, green
+_LEVEL = re.compile(r"^(?:FAIL|WARN|ok)(?=  )", re.MULTILINE)
+_HINT = re.compile(r"^((?:srunddp: |(?:FAIL|WARN)  ).* -> )(.+)$", re.MULTILINE)
+
+
+def coloured(text: str, stream: TextIO) -> str:
+    """The text of a report or a message, with its levels in colour and its hints bold, for a terminal.
+
+    It is unchanged for anything else, and where ``NO_COLOR`` is set.
+    """
+    if os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb" or not stream.isatty():
+        return text
+    text = _HINT.sub("\\1\x1b[1m\\2\x1b[0m", text)
+    return _LEVEL.sub(lambda level: f"\x1b[{_LEVELS[level[0]]}m{level[0]}\x1b[0m", text)
 
 
 def write_stderr(text: str) -> None:
     """Write to standard error; what nobody takes within half a second is dropped."""
-    data = text.encode(errors="backslashreplace")
+    data = (coloured(text, sys.stderr) if sys.stderr else text).encode(errors="backslashreplace")
     with contextlib.suppress(OSError):
         # Where nobody reads, that must not keep the others from ending; nor is a full disk below it a reason to end.
         # Unbuffered, since what cannot be written would be tried again when Python ends.

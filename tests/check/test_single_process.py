@@ -42,7 +42,9 @@ def test_alone_it_passes_and_writes_its_report(tmp_path: Path) -> None:
     words = ("check", f"--output-dir={tmp_path}/out", script, "--epochs=3", "--lr", "0.1")
     ((code, out, errors),) = together([{}], *words, folder=tmp_path)
     assert (code, errors) == (0, "")
-    assert out.startswith("check: 1 of 1 ranks on 1 node, all is well\nok  launch ")
+    assert out.startswith(
+        "check: this machine alone, all is well; `srun --nodes=N srunddp check` looks at the nodes\nok  launch "
+    )
     assert out.endswith(f"written: {tmp_path}/out/preflight.local.txt, {tmp_path}/out/preflight.local.json\n")
     assert findings(tmp_path / "out", "local") == []
 
@@ -118,7 +120,7 @@ def test_a_report_that_cannot_be_written_is_said_once(tmp_path: Path) -> None:
 def test_a_wrong_command_line_ends_with_2(words: tuple[str, ...], tmp_path: Path) -> None:
     done = srunddp(*words, folder=tmp_path, **slurm(0))
     assert (done.returncode, done.stdout) == (2, "")
-    assert "Error: " in done.stderr
+    assert done.stderr.startswith("srunddp: error: ")
     assert list(tmp_path.iterdir()) == []
 
 

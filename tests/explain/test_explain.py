@@ -206,8 +206,8 @@ def test_the_rule_of_the_ports_is_named(conf: str) -> None:
 def test_master_addr_below_slurm_is_passed_over() -> None:
     found = elsewhere(step(1, MASTER_ADDR="n1", MASTER_PORT="29500"))
     assert tuple(row(found, "rank 0").passed_over) == (
-        "MASTER_ADDR=n1: ignored below Slurm",
-        "MASTER_PORT=29500: ignored below Slurm",
+        "MASTER_ADDR=n1: ignored under Slurm",
+        "MASTER_PORT=29500: ignored under Slurm",
     )
     assert found.notes[0].startswith("MASTER_ADDR=n1 and MASTER_PORT=29500 ignored: Slurm tells where rank 0 is")
 

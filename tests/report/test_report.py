@@ -209,7 +209,7 @@ def test_every_picture_has_a_text_and_the_page_says_all(reported: tuple[Path, Co
     assert len(images) == len(names)
     assert all(len(image["alt"] or "") > 20 for image in images)
     assert done.stderr == ""
-    for each in ("rank 5 on node02", "2256, 250 ms each", "at work 81 % of the step time", "0.786 kWh by 8 GPUs"):
+    for each in ("rank 5 on node02", "2256, 250 ms each", "computing 81 % of the step time", "0.786 kWh by 8 GPUs"):
         assert each in done.stdout
         assert each in found.words
 

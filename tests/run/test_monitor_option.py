@@ -79,17 +79,19 @@ def test_an_earlier_run_s_description_is_not_left(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("words", "code", "message"),
     [
-        (["--monitor-dir=logs"], "--monitor-dir without --monitor -> add --monitor"),
-        (["--monitor", "--monitor-dir=file"], "--monitor: file/run/monitor.0 cannot be written: Not a directory"),
+        (["--monitor-dir=logs"], 2, "--monitor-dir without --monitor -> add --monitor"),
+        (["--monitor", "--monitor-dir=file"], 78, "--monitor: file/run/monitor.0 cannot be written: Not a directory"),
     ],
 )
-def test_what_cannot_be_recorded_is_said_before_anything_starts(tmp_path: Path, words: list[str], message: str) -> None:
+def test_what_cannot_be_recorded_is_said_before_anything_starts(
+    tmp_path: Path, words: list[str], code: int, message: str
+) -> None:
     write(tmp_path / "train.py", "print('started')")
     write(tmp_path / "file", "")
     done = srunddp("run", *words, "train.py", folder=tmp_path)
-    assert (done.returncode, done.stdout) == (78, "")
+    assert (done.returncode, done.stdout) == (code, "")
     assert message in done.stderr
 
 

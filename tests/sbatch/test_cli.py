@@ -22,7 +22,7 @@ def stub(folder: Path, name: str, text: str) -> str:
 def test_an_unknown_option_or_key_names_the_nearest(tmp_path: Path) -> None:
     done = srunddp("sbatch", "--ndoes=2", "train.py", folder=tmp_path)
     assert done.returncode == 2
-    assert "No such option '--ndoes'. (Did you mean one of: '--nodelist', '--nodes'" in done.stderr
+    assert "no option --ndoes; expected an option of srunddp sbatch -> did you mean --node" in done.stderr
     write(tmp_path / "job.yaml", "script: train.py\ngpus-per-nod: 4\n")
     text = one_message(srunddp("sbatch", "--config=job.yaml", folder=tmp_path))
     assert "job.yaml:2:1: gpus-per-nod is an unknown key; " in text
@@ -50,7 +50,7 @@ def test_the_active_environment_is_taken_and_noted(tmp_path: Path) -> None:
     for name in ("python", "srunddp"):
         write(venv / "bin" / name, "").chmod(0o755)
     # bin/srunddp would go on in that environment's Python.
-    variables = {"VIRTUAL_ENV": str(venv), "SRUNDDP_PYTHON": str(venv / "bin/python")}
+    variables = {"VIRTUAL_ENV": str(venv), "_SRUNDDP_PYTHON": str(venv / "bin/python")}
     done = srunddp("sbatch", "train.py", folder=tmp_path, **variables)
     assert f"srunddp: note: no environment is named: {venv}, which is active here\n" in done.stderr
     assert f"export VIRTUAL_ENV={venv}\n" in done.stdout

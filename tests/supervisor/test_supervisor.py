@@ -20,7 +20,7 @@ COUNT = str(PROGRAMS / "count_signals.py")
 
 @pytest.mark.parametrize("how", ["relative", "slashes", "symlinked-python"])
 def test_no_spelling_of_the_environment_starts_it_for_ever(tmp_path: Path, how: str) -> None:
-    script = write(tmp_path / "train.py", "import os, sys; print(sys.prefix, 'SRUNDDP_PYTHON' in os.environ)")
+    script = write(tmp_path / "train.py", "import os, sys; print(sys.prefix, '_SRUNDDP_PYTHON' in os.environ)")
     relative = os.path.relpath(sys.prefix, tmp_path)
     active = {"relative": relative, "slashes": f"{sys.prefix}//"}.get(how, str(tmp_path / "view"))
     if how == "symlinked-python":

@@ -208,7 +208,7 @@ for number in range(3):
     print("Python", number)
 os.kill(os.getpid(), signal.SIGKILL)
 """
-    run(tmp_path, script, "--log-dir", "log", "--tee", "none", size=1)
+    run(tmp_path, script, "--log-dir", "log", "--show-ranks", "none", size=1)
     (file,) = (tmp_path / "log").rglob("*.log")
     assert file.read_text().splitlines() == [f"{who} {number}" for number in range(3) for who in ("C", "Python")]
 

@@ -254,7 +254,7 @@ def test_whatever_a_run_survived_is_no_failure(tmp_path: Path, sign: Signature, 
 def test_world_and_silent_ranks_are_told(tmp_path: Path) -> None:
     text = "".join(f"{rank}: rank {rank}/4 up\n{rank}: step\n" for rank in (0, 1, 3))
     path = log(tmp_path, text + "srun: error: node02: task 2: Exited with exit code 1\n")
-    assert "world: 4 ranks expected, 3 spoke; silent: 2" in said(path)
+    assert "world: 4 ranks expected, 3 with output; without output: 2" in said(path)
     assert diagnosis(path).rank == 2
     assert "cause unknown" in said(path)
     assert "last line of rank 3: step" in said(path)

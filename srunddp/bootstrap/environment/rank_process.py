@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from srunddp.bootstrap.environment import mpi, slurm
 from srunddp.bootstrap.environment.rank_zero_discovery import EXPLICIT
 
-RANK_PROCESS = "SRUNDDP_RANK_PROCESS"
+RANK_PROCESS = "_SRUNDDP_RANK_PROCESS"
 # One of these changes where a launcher starts processes below a rank.
 _LAUNCHER_VARIABLES = (
     *("SLURM_JOB_ID", slurm.STEP_ID, slurm.RANK, "SLURM_TASK_PID"),

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from srunddp.errors import ConfigError, Scope
+from srunddp.errors import ConfigError, Scope, UsageError
 from srunddp.util.hostlist import expand
 from srunddp.util.yaml_source import compose, yaml_position
 
@@ -282,8 +282,9 @@ def port_range(text: str, *, where: str) -> range:
     low, high = (int(match[1]), int(match[2])) if match else (0, 0)
     # Two at least: rank 0 listens on one for the rendezvous and on one for the store.
     if not 1024 <= low < high <= 65535:
+        kind, expected = UsageError if where == "--port" else ConfigError, "two ports or more, from 1024 to 65535"
         hint = "write a range like 40000-40100"
-        raise _wrong(where, f"ports {text!r}", "two ports or more, from 1024 to 65535", hint)
+        raise kind(f"ports {text!r}", expected=expected, hint=hint, where=where, scope=Scope.NODE)
     return range(low, high + 1)
 
 

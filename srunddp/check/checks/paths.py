@@ -22,7 +22,8 @@ T = TypeVar("T")
 _PATIENCE = 5.0  # seconds, for all of them together
 PROJECT, SCRIPT, ENVIRONMENT = "proj", "script", "env"
 _TITLES = {PROJECT: "the working directory ", SCRIPT: "the script ", ENVIRONMENT: "the environment "}
-_SHARE = "put it where all nodes see it, copy it there, or name another"
+_SHARE = "move it to a shared file system, copy it there, or name another"
+_NAMES = {PROJECT: "project", ENVIRONMENT: "environment"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,7 +124,7 @@ def _differing(seen: Ranks[PathFacts], index: int) -> Iterator[Finding]:
     role = places[seen[0].rank]["role"]
     if role == PROJECT:
         title = "the working directory is"
-        hint = "put the folder where all nodes see it: Slurm starts in /tmp where it is missing"
+        hint = "move the folder to a shared file system: Slurm starts in /tmp where it is missing"
         seen = yield from seen.differing(lambda one: places[one.rank]["path"], WARN, title, hint, ranks=False)
     usual, others = seen.minority(lambda one: places[one.rank]["kind"])
     for kind, who in others.items():
@@ -159,7 +160,10 @@ def _word(place: Place) -> str:
 
 def summary(seen: Ranks[PathFacts]) -> str:
     """The file systems, as rank 0 has them."""
-    return ", ".join(f"{place['role']} on {place['system'] or 'nothing'}" for place in seen[0].facts.places)
+    return ", ".join(
+        f"{_NAMES.get(place['role'], place['role'])}: {place['system'] or place['kind']}"
+        for place in seen[0].facts.places
+    )
 
 
 CHECK = Check(name="paths", facts=PathFacts, collect=collect, evaluate=evaluate, summary=summary, node_lines=node_lines)

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from srunddp.errors import ConfigError, Scope
+from srunddp.errors import ConfigError, Scope, UsageError
 
 if TYPE_CHECKING:
     from srunddp.supervisor.output.relay import OutputRelay
@@ -41,23 +41,23 @@ class OutputTarget:
 
 
 def output_target(
-    log_dir: str | None, prefix: bool, tee: str | None, *, rank: int, world_size: int, node: str, run: str
+    log_dir: str | None, prefix: bool, show_ranks: str | None, *, rank: int, world_size: int, node: str, run: str
 ) -> OutputTarget:
     """What the options mean for one rank; nothing is opened yet.
 
     Args:
         log_dir: ``--log-dir``, the folder below which each run has one; None to write no files.
         prefix: ``--prefix``, node and rank before each line on the terminal.
-        tee: ``--tee``, the ranks that go to the terminal as well as to their file; None for rank 0.
+        show_ranks: ``--show-ranks``, the ranks that go to the terminal as well as to their file; None for rank 0.
         rank, world_size, node: of this rank.
         run: the same on all ranks, and after a requeue: the run's folder is called so.
 
     Raises:
-        ConfigError: ``tee`` is not a list of ranks, names one that is not there, or has no ``log_dir``.
+        UsageError: ``show_ranks`` is not a list of ranks, names one that is not there, or has no ``log_dir``.
     """
-    if tee is not None and log_dir is None:
-        raise _wrong_tee("given without --log-dir", "a folder for the other ranks' output", "add --log-dir DIR")
-    ranks = tee_ranks("0" if tee is None else tee, world_size)
+    if show_ranks is not None and log_dir is None:
+        raise _wrong_ranks("given without --log-dir", "a folder for the other ranks' output", "add --log-dir DIR")
+    ranks = shown_ranks("0" if show_ranks is None else show_ranks, world_size)
     terminal = log_dir is None or any(rank in chosen for chosen in ranks)
     name = f"{plain(node)}.rank{rank}.log"
     return OutputTarget(
@@ -67,26 +67,26 @@ def output_target(
     )
 
 
-def tee_ranks(text: str, world_size: int) -> tuple[range, ...]:
+def shown_ranks(text: str, world_size: int) -> tuple[range, ...]:
     """Read ``0,3-5``, ``all`` or ``none``.
 
     Raises:
-        ConfigError: the text is not of that form, or names a rank that is not there.
+        UsageError: the text is not of that form, or names a rank that is not there.
     """
     if text in ("all", "none"):
         return (range(world_size if text == "all" else 0),)
     matches = [re.fullmatch(r"\s*([0-9]{1,9})(?:-([0-9]{1,9}))?\s*", part) for part in text.split(",")]
     ranks = tuple(range(int(match[1]), int(match[2] or match[1]) + 1) for match in matches if match)
     if len(ranks) < len(matches) or not all(ranks):
-        raise _wrong_tee(f"{text!r}", "ranks, all or none", "write a list like 0,3-5")
+        raise _wrong_ranks(f"{text!r}", "ranks, all or none", "write a list like 0,3-5")
     highest = max(chosen.stop for chosen in ranks) - 1
     if highest >= world_size:
-        raise _wrong_tee(f"{text!r}", f"ranks from 0 to {world_size - 1}", f"leave rank {highest} out")
+        raise _wrong_ranks(f"{text!r}", f"ranks from 0 to {world_size - 1}", f"leave rank {highest} out")
     return ranks
 
 
-def _wrong_tee(found: str, expected: str, hint: str) -> ConfigError:
-    return ConfigError(found, expected=expected, hint=hint, where="--tee", scope=Scope.JOB)
+def _wrong_ranks(found: str, expected: str, hint: str) -> UsageError:
+    return UsageError(found, expected=expected, hint=hint, where="--show-ranks", scope=Scope.JOB)
 
 
 def plain(name: str) -> str:

@@ -308,4 +308,4 @@ def test_master_addr_decides_among_several_addresses(names: dict[str, set[str]])
 
 
 def test_a_speed_that_is_not_known_is_said_so() -> None:
-    assert [shown_speed(speed) for speed in (2500, 0, -1)] == ["2.5 Gbit/s", *["an unknown speed"] * 2]
+    assert [shown_speed(speed) for speed in (2500, 0, -1)] == ["2.5 Gbit/s", *["unknown speed"] * 2]

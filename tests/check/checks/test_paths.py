@@ -109,7 +109,7 @@ def test_this_rank_s_paths_are_collected(tmp_path: Path, monkeypatch: pytest.Mon
     assert [bool(one["content"]) for one in facts.places] == [True, True, False, True, True, False, False, False]
     assert not any(one["error"] for one in facts.places)
     assert sorted(os.listdir(tmp_path)) == ["data", "train.py"]
-    assert "proj on " in CHECK.summary(seen([facts]))
+    assert "project: " in CHECK.summary(seen([facts]))
 
 
 def test_ranks_other_than_0_leave_writing_and_reading_to_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

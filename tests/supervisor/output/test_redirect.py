@@ -30,9 +30,11 @@ SCRIPT = "import os\nfor number in range(100_000): os.write(1, b'%099d\\n' % num
 ALL = b"".join(b"%099d\n" % number for number in range(100_000))
 
 
-def planned(log_dir: str | None = "logs", prefix: bool = False, tee: str | None = None, **changes: Any) -> OutputTarget:
+def planned(
+    log_dir: str | None = "logs", prefix: bool = False, show_ranks: str | None = None, **changes: Any
+) -> OutputTarget:
     return output_target(
-        log_dir, prefix, tee, **{"rank": 3, "world_size": 8, "node": "node02", "run": "1207.3"} | changes
+        log_dir, prefix, show_ranks, **{"rank": 3, "world_size": 8, "node": "node02", "run": "1207.3"} | changes
     )
 
 
@@ -97,18 +99,19 @@ def tty() -> Iterator[tuple[int, int]]:
 
 
 @pytest.mark.parametrize(
-    ("tee", "shown"), [(None, [0]), ("0,3-5", [0, 3, 4, 5]), (" 7 , 1", [1, 7]), ("all", [*range(8)]), ("none", [])]
+    ("show_ranks", "shown"),
+    [(None, [0]), ("0,3-5", [0, 3, 4, 5]), (" 7 , 1", [1, 7]), ("all", [*range(8)]), ("none", [])],
 )
-def test_each_rank_has_a_file_and_some_the_terminal(tee: str | None, shown: list[int]) -> None:
-    plans = [planned(tee=tee, rank=rank) for rank in range(8)]
+def test_each_rank_has_a_file_and_some_the_terminal(show_ranks: str | None, shown: list[int]) -> None:
+    plans = [planned(show_ranks=show_ranks, rank=rank) for rank in range(8)]
     assert [rank for rank in range(8) if plans[rank].terminal] == shown
     assert [str(each.file) for each in plans] == [f"logs/1207.3/node02.rank{rank}.log" for rank in range(8)]
 
 
-@pytest.mark.parametrize("tee", ["", "x", "1,", "3-1", "-1", "1-", "8", "0-8", "all,0", "1 2", "٣", "9" * 99])
-def test_what_is_no_list_of_ranks_is_refused(tee: str) -> None:
-    with pytest.raises(ConfigError, match=r"^--tee: .+; expected .+ -> .+") as caught:
-        planned(tee=tee)
+@pytest.mark.parametrize("show_ranks", ["", "x", "1,", "3-1", "-1", "1-", "8", "0-8", "all,0", "1 2", "٣", "9" * 99])
+def test_what_is_no_list_of_ranks_is_refused(show_ranks: str) -> None:
+    with pytest.raises(ConfigError, match=r"^--show-ranks: .+; expected .+ -> .+") as caught:
+        planned(show_ranks=show_ranks)
     assert caught.value.scope is Scope.JOB
 
 
@@ -116,8 +119,8 @@ def test_without_a_folder_there_is_the_terminal_alone() -> None:
     """And the prefix names node and rank on the terminal only."""
     assert planned(None) == OutputTarget(None, True, "")
     with pytest.raises(ConfigError, match="add --log-dir"):
-        planned(None, tee="0")
-    assert planned(None, prefix=True).prefix == planned(prefix=True, tee="3").prefix == "node02:3: "
+        planned(None, show_ranks="0")
+    assert planned(None, prefix=True).prefix == planned(prefix=True, show_ranks="3").prefix == "node02:3: "
     assert planned(prefix=True).prefix == ""
 
 
@@ -154,7 +157,7 @@ def test_only_a_plain_file_is_taken_in_the_log_s_place(tmp_path: Path, what: str
 
 
 def test_all_ranks_make_the_folders_at_once(tmp_path: Path) -> None:
-    plans = [planned(str(tmp_path / "a" / "b"), rank=rank, world_size=64, tee="none") for rank in range(64)]
+    plans = [planned(str(tmp_path / "a" / "b"), rank=rank, world_size=64, show_ranks="none") for rank in range(64)]
     with ThreadPoolExecutor(16) as pool:
         for output in pool.map(OutputRedirect.open, plans):
             output.start()  # closes
