@@ -26,6 +26,7 @@ _LIMITS = {"timeout": DEFAULT_TIMEOUT, "stall_timeout": STALL_TIMEOUT}
 @click.option("--channel", type=click.Choice(CHANNELS), help="As for run.")
 @click.option("--port", metavar="N-M", help="As for run.")
 @click.option("--backend", type=click.Choice(BACKENDS), help="As for run.")
+@click.option("--bind", type=click.Choice(("none", "auto")), default="none", help="As for run.")
 @click.option("--offline", is_flag=True, help="As for run.")
 @click.option("--staged", is_flag=True, help="As for run.")
 def explain(env_file: str | None, **given: Any) -> None:
@@ -54,6 +55,7 @@ def explained(given: Mapping[str, Any], env_file: str | None = None) -> None:
     staged = enter() if given["staged"] and env_file is None else None
     asked = ExplainOptions(
         backend=given["backend"],
+        bind=given["bind"],
         ifaces=staged.here(given["ifaces"]) if staged and given["ifaces"] else given["ifaces"],
         channel=given["channel"],
         ports=ifaces_conf.port_range(given["port"], where="--port") if given["port"] else None,
