@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -34,8 +34,10 @@ def sysfs(tmp_path: Path) -> Path:
     return tmp_path / "sys"
 
 
-def planned(sysfs: Path, rank: int = 0, size: int = 4, *, mask: range = range(16), **variables: str) -> tuple[str, str]:
-    environ = slurm(rank, size, **variables)
+def planned(sysfs: Path, rank: int = 0, size: int = 4, *, mask: Iterable[int] = range(16), **more: str) -> tuple[str, str]:
+    sysfs: Path, rank: int = 0, size: int = 4, *, mask: Iterable[int] = range(16), **variables: str
+) -> tuple[str, str]:
+    environ = slurm(rank, size, **more)
     found = plan(detect(environ, pid=0), environ, set(mask), sysfs)
     return found.value, "; ".join((found.why, *found.not_chosen))
 
@@ -49,7 +51,7 @@ def test_ranks_of_a_numa_node_share_its_cores(sysfs: Path, fake_nvml: Callable[.
     assert planned(sysfs, 2) == (shares[2], f"{why}; {others}")
     assert [planned(sysfs, rank, 3)[0] for rank in (0, 2)] == ["CPUs 0-1,8-9", "CPUs 4-7,12-15"]
     write(sysfs / "fs/cgroup/cpuset.cpus.effective", "2-5,10-13")  # of a job that has half of the node
-    own = [planned(sysfs, rank, mask=(2, 3, 4, 5, 10, 11, 12, 13))[0] for rank in range(4)]  # type: ignore[arg-type]
+    own = [planned(sysfs, rank, mask=(2, 3, 4, 5, 10, 11, 12, 13))[0] for rank in range(4)]
     assert own == ["CPUs 2,10", "CPUs 3,11", "CPUs 4,12", "CPUs 5,13"]
 
 
