@@ -290,7 +290,7 @@ class Explanation:
     def _binding(self, found: Environment | None) -> Row:
         if self.asked.bind == "none" or found is None or self.links is None:
             return Row("bind", self.asked.bind, "the default" if self.asked.bind == "none" else f"--bind; {_ELSEWHERE}")
-        binding = numa.plan(found, self.variables, os.sched_getaffinity(0), numa.SYSFS)
+        binding = numa.plan(found, self.variables, os.sched_getaffinity(0))
         return Row("bind", binding.value, f"--bind=auto: {binding.why}", binding.not_chosen)
 
     def _offline_and_staged(self) -> Iterator[Row]:

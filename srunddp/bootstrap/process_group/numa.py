@@ -48,7 +48,7 @@ def bind_near_gpu(environment: Environment, variables: Mapping[str, str]) -> Bin
     return binding
 
 
-def plan(environment: Environment, variables: Mapping[str, str], mask: set[int], sysfs: Path) -> Binding:
+def plan(environment: Environment, variables: Mapping[str, str], mask: set[int], sysfs: Path = SYSFS) -> Binding:
     """Choose the CPUs of a rank from its affinity mask; nothing is changed. ``sysfs`` is where that is mounted."""
     whole = cpuset(root=sysfs / "fs/cgroup") or numbers_of(text_of(sysfs / "devices/system/cpu/online"))
     if mask < whole:

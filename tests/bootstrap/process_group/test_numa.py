@@ -34,8 +34,8 @@ def sysfs(tmp_path: Path) -> Path:
     return tmp_path / "sys"
 
 
-def planned(sysfs: Path, rank: int = 0, size: int = 4, *, mask: Iterable[int] = range(16), **more: str) -> tuple[str, str]:
-    sysfs: Path, rank: int = 0, size: int = 4, *, mask: Iterable[int] = range(16), **variables: str
+def planned(
+    sysfs: Path, rank: int = 0, size: int = 4, *, mask: Iterable[int] = range(16), **more: str
 ) -> tuple[str, str]:
     environ = slurm(rank, size, **more)
     found = plan(detect(environ, pid=0), environ, set(mask), sysfs)
