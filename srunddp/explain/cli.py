@@ -28,6 +28,7 @@ from srunddp.util.click_types import ifaces_option, limit, module_option, refusi
 @click.option("--backend", type=click.Choice(BACKENDS), help="As for run.")
 @limit("--timeout", DEFAULT_TIMEOUT, "As for run.", "SRUNDDP_TIMEOUT")
 @limit("--stall-timeout", STALL_TIMEOUT, "As for run.", "SRUNDDP_STALL_TIMEOUT", positive=False)
+@click.option("--bind", type=click.Choice(("none", "auto")), default="none", help="As for run.")
 @click.option("--offline", is_flag=True, help="As for run.")
 @click.option("--staged", is_flag=True, help="As for run.")
 @click.argument("script", required=False)
@@ -58,6 +59,7 @@ def explained(given: Mapping[str, Any], env_file: str | None = None) -> None:
     staged = enter() if given["staged"] and env_file is None else None
     asked = ExplainOptions(
         backend=given["backend"],
+        bind=given["bind"],
         ifaces=staged.here(given["ifaces"]) if staged and given["ifaces"] else given["ifaces"],
         channel=given["channel"],
         ports=ifaces_conf.port_range(given["port"], where="--port") if given["port"] else None,

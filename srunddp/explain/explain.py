@@ -6,6 +6,7 @@ is wrong is left out.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -17,6 +18,7 @@ from srunddp.bootstrap.environment.detect import SRUN, USER, Environment, detect
 from srunddp.bootstrap.environment.rank_zero_discovery import DISCOVERIES
 from srunddp.bootstrap.network.ifaces_conf import AUTO, DEFAULT, IfacesConfig, IfacesEntry, entry_for, load
 from srunddp.bootstrap.network.interface import GLOO, NCCL, NetworkInterface, SelectedInterface, select_interface
+from srunddp.bootstrap.process_group import numa
 from srunddp.bootstrap.process_group.device import device_index, has_own
 from srunddp.bootstrap.rendezvous import auth, discovery
 from srunddp.errors import ConfigError, one_line
@@ -61,6 +63,7 @@ class ExplainOptions:
     """
 
     backend: str | None = None
+    bind: str = "none"
     ifaces: str | None = None
     channel: str | None = None
     ports: range | None = None
@@ -127,6 +130,7 @@ class Explanation:
         yield from self._network(found)
         yield Row("backend", self.asked.backend or "auto", "--backend" if self.asked.backend else "the default")
         yield self._device(found)
+        yield self._binding(found)
         yield from (Row(name, f"{seconds:g} s", why) for name, (seconds, why) in self.asked.limits.items())
         first, *others = [*self._set(*THREADS), ""]
         over = [f"{other}: torch reads both" for other in others if other]
@@ -282,6 +286,12 @@ class Explanation:
             return Row("device", f"cuda:{device_index(found.local_rank, local_size or 1, visible, own=own)}", why)
         except ConfigError as error:
             return Row("device", _UNKNOWN, f"{why}: {error}")
+
+    def _binding(self, found: Environment | None) -> Row:
+        if self.asked.bind == "none" or found is None or self.links is None:
+            return Row("bind", self.asked.bind, "the default" if self.asked.bind == "none" else f"--bind; {_ELSEWHERE}")
+        binding = numa.plan(found, self.variables, os.sched_getaffinity(0))
+        return Row("bind", binding.value, f"--bind=auto: {binding.why}", binding.not_chosen)
 
     def _offline_and_staged(self) -> Iterator[Row]:
         exported, staged = offline(self.variables), self.asked.staged

@@ -14,6 +14,7 @@ import click
 from srunddp.bootstrap.environment.detect import CHANNELS, Environment, detect, likely_ranks
 from srunddp.bootstrap.network import ifaces_conf
 from srunddp.bootstrap.process_group.device import BACKENDS
+from srunddp.bootstrap.process_group.numa import bind_near_gpu
 from srunddp.bootstrap.rendezvous.meet import (
     DEFAULT_TIMEOUT,
     RankSetup,
@@ -77,6 +78,7 @@ _LAST_WORD = 1.0
 )
 @click.option("--monitor-dir", metavar="DIR", help="Where the samples go (default: --log-dir's folder, else logs).")
 @click.option("--offline", is_flag=True, help="Set HF_*_OFFLINE, cache folders and thread counts for Hugging Face.")
+@click.option("--bind", type=click.Choice(("none", "auto")), default="none", help="auto: to the CPUs next to the GPU.")
 @click.option("--staged", is_flag=True, help="Run in the copies of `srunddp stage push`, where a node has them.")
 @click.option("--fast-exit", is_flag=True, help="Skip Python's teardown at the end of the script.")
 @click.option("--explain", is_flag=True, help="Print what decided each value, per rank, and exit.")
@@ -131,6 +133,10 @@ def _run(given: Mapping[str, Any], environment: Environment) -> int:
     script = Script(given["script"], given["arguments"], given["module"])
     start = _Start(script, rendezvous, target, plan_monitor(options, environment, script))
     setup, output, monitor = _open(start, options, environment)
+    if given["bind"] == "auto":
+        binding = bind_near_gpu(environment, os.environ)
+        if given["verbose"] or environment.rank == 0:
+            _say(f"rank {environment.rank}: --bind=auto: {binding.value}: {binding.why}")
     if environment.rank == 0:
         stray = after_script(click.get_current_context(), given["arguments"])
         for note in [*_notes(setup), *start.notes, *(contradictions(os.environ) if options.offline else ()), *stray]:

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from srunddp.util.hostlist import numbers_of
 from srunddp.util.kernel_file import KernelFile, number_after, opened, text_of
 
 ROOT = Path("/sys/fs/cgroup")
@@ -37,6 +38,15 @@ def _cpus(folder: Path) -> float | None:
         case [quota, period] if quota.isdecimal() and period:
             return int(quota) / int(period)
     return None
+
+
+def cpuset(groups: str | None = None, root: Path = ROOT) -> set[int]:
+    """CPUs that its groups let a process run on; empty where they do not say. For the arguments see cpu_quota."""
+    listed = []
+    for controller, name in (("", "cpuset.cpus.effective"), ("cpuset", "cpuset.effective_cpus")):
+        folders = _upwards(own_groups() if groups is None else groups, controller, root)
+        listed += [text_of(folder / name) for folder in folders]
+    return numbers_of(next(filter(None, listed), ""))
 
 
 def memory_limit(groups: str, root: Path = ROOT) -> int | None:

@@ -36,6 +36,11 @@ def ranges(numbers: Iterable[int]) -> str:
     return _ranges(map(str, set(numbers)))
 
 
+def numbers_of(ranges: str) -> set[int]:
+    """The way back from :func:`ranges`; the kernel writes lists of CPUs so, and none as an empty text."""
+    return set(map(int, expand(f"[{ranges}]"))) if ranges else set()
+
+
 def _ranges(numbers: Iterable[str]) -> str:
     runs: list[tuple[str, str]] = []
     for number in sorted(numbers, key=lambda digits: (int(digits or 0), len(digits))):

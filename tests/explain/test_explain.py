@@ -243,6 +243,13 @@ def test_limits_token_proof_and_threads_are_named(monkeypatch: pytest.MonkeyPatc
     assert said(elsewhere(step(0), backend="gloo"), "backend") == ("gloo", "--backend")
 
 
+def test_the_binding_is_that_of_a_run(fake_nvml: object) -> None:
+    assert said(explain({}, ExplainOptions(), (LO,)), "bind") == ("none", "the default")
+    assert said(elsewhere(step(0), bind="auto"), "bind") == ("auto", "--bind; not checked, as this is not that node")
+    value, why = said(explain({}, ExplainOptions(bind="auto"), (LO,)), "bind")
+    assert (value, why[:13]) == ("unchanged", "--bind=auto: ")  # here is no GPU, or the tests are bound
+
+
 # Where something is wrong.
 
 

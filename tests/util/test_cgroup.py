@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from srunddp.util import cgroup
-from srunddp.util.cgroup import JobGroup, cpu_quota, memory_limit, oom_kills
+from srunddp.util.cgroup import JobGroup, cpu_quota, cpuset, memory_limit, oom_kills
 from tests.support.starting import write
 
 GIB = 1 << 30
@@ -39,6 +39,21 @@ def write_all(root: Path, files: dict[str, str]) -> None:
 def test_the_least_quota_counts(groups: str, files: dict[str, str], expected: float | None, tmp_path: Path) -> None:
     write_all(tmp_path, files)
     assert cpu_quota(groups, tmp_path) == expected
+
+
+@pytest.mark.parametrize(
+    ("groups", "files", "expected"),
+    [
+        (V2, {"job/cpuset.cpus.effective": "0-2,8", "cpuset.cpus.effective": "0-15"}, {0, 1, 2, 8}),
+        (V1, {"cpuset/cpuset.effective_cpus": "4-5"}, {4, 5}),
+        ("", {}, set()),
+    ],
+)
+def test_the_nearest_group_tells_the_cpus(
+    groups: str, files: dict[str, str], expected: set[int], tmp_path: Path
+) -> None:
+    write_all(tmp_path, files)
+    assert cpuset(groups, tmp_path) == expected
 
 
 @pytest.mark.parametrize(

@@ -12,10 +12,10 @@ from typing import Literal
 
 from srunddp.bootstrap.process_group.device import device_index, has_own, unused_devices
 from srunddp.check.finding import FAIL, WARN, Check, CheckContext, Finding, Observation, Ranks
-from srunddp.check.nvml import Device, View, look, of_cpus
 from srunddp.errors import ConfigError
 from srunddp.util.cuda_visible_devices import NO_GPU
 from srunddp.util.hostlist import group_by_key
+from srunddp.util.nvml import Device, View, look, of_cpus
 from srunddp.util.timeouts import call_in_daemon_thread
 
 _TAKEN, _FULL = 0.1, 0.95
@@ -170,7 +170,7 @@ def _numa(one: Observation[GpuFacts], device: Device) -> Iterator[Finding]:
     cpus = one.facts.numa or []
     if device["numa"] >= 0 and cpus and device["numa"] not in cpus:
         found = f"CPUs on NUMA node {','.join(map(str, cpus))}, and the GPU on {device['numa']}"
-        hint = "bind tasks to the CPUs next to their GPUs (--gpus-per-task's mask, --cpu-bind=map_ldom), or do not bind"
+        hint = "bind tasks next to their GPUs (--cpu-bind=map_ldom), or not (--cpu-bind=none) and run with --bind=auto"
         yield one.finding(WARN, found, "CPUs next to the GPU", hint, rank=True)
 
 

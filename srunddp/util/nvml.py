@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from srunddp.util.cuda_visible_devices import VisibleDevice, instances, query_or, visible
-from srunddp.util.hostlist import expand
+from srunddp.util.hostlist import numbers_of
 from srunddp.util.kernel_file import text_of
 
 _READ = 0  # pynvml.NVML_P2P_CAPS_INDEX_READ is a tuple, which ctypes refuses
@@ -133,7 +133,6 @@ def of_cpus(cpus: set[int], sysfs: Path = SYSFS) -> list[int]:
     """The NUMA nodes that have any of these CPUs."""
     found = []
     for folder in (sysfs / "devices/system/node").glob("node[0-9]*"):
-        listed = text_of(folder / "cpulist")  # 0-3,8; empty for a node without CPUs
-        if listed and cpus.intersection(map(int, expand(f"[{listed}]"))):
+        if cpus & numbers_of(text_of(folder / "cpulist")):
             found.append(int(folder.name.removeprefix("node")))
     return sorted(found)
