@@ -2,6 +2,7 @@
 
     SrunddpError
     ├── ConfigError       78  the configuration, the environment or a file is wrong
+    │   └── ConfigFileError   several things in one file are
     ├── UnavailableError  69  Slurm, or a node, does not do its part
     │   └── RendezvousError   the ranks did not find each other
     └── PeerError             another rank failed before all had met: that rank's code
@@ -12,6 +13,7 @@ through; click answers wrong usage with 2.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import Enum
 
 
@@ -53,6 +55,29 @@ class ConfigError(SrunddpError):
     """The configuration is wrong (sysexits' EX_CONFIG)."""
 
     exit_code = 78
+
+    @property
+    def each(self) -> tuple[ConfigError, ...]:
+        """The single errors that it consists of."""
+        return (self,)
+
+
+class ConfigFileError(ConfigError):
+    """Several things that are wrong in one file: a line for each, ready to follow ``srunddp: error:``."""
+
+    def __init__(self, errors: Sequence[ConfigError]) -> None:
+        first, more = errors[0], len(errors) - 1
+        hint = f"{first.hint}; then see the {more} other error{'s' if more > 1 else ''} of this file"
+        super().__init__(first.found, expected=first.expected, hint=hint, scope=first.scope)
+        self._errors = tuple(errors)
+
+    @property
+    def each(self) -> tuple[ConfigError, ...]:
+        """See above."""
+        return self._errors
+
+    def __str__(self) -> str:
+        return "\nsrunddp: error: ".join(map(str, self._errors))
 
 
 class UnavailableError(SrunddpError):

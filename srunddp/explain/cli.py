@@ -29,7 +29,7 @@ _LIMITS = {"timeout": DEFAULT_TIMEOUT, "stall_timeout": STALL_TIMEOUT}
 @click.option("--offline", is_flag=True, help="As for run.")
 @click.option("--staged", is_flag=True, help="As for run.")
 def explain(env_file: str | None, **given: Any) -> None:
-    """Print every value, what decided it, and what was passed over.
+    """Print every value, what decided it, and what was not chosen.
 
     \b
     srun srunddp explain                       # on each rank
