@@ -252,7 +252,7 @@ def is_loopback(host: str) -> bool:
 
 def shown_speed(speed: int) -> str:
     """A link's speed in Mbit/s, for people."""
-    return f"{speed / 1000:g} Gbit/s" if speed > 0 else "an unknown speed"
+    return f"{speed / 1000:g} Gbit/s" if speed > 0 else "speed unknown"
 
 
 def addresses_of(name: str) -> set[str]:
