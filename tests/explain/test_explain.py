@@ -73,7 +73,7 @@ NOT_TAKEN = (
     "env: only by --channel env; RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT not set",
 )
 OF_NODE = "the default, as no ifaces.conf has entries; not checked, as this is not that node"
-# Who a rank is: variables, --channel, a row, and of it the value, why, and what was passed over.
+# Who a rank is: variables, --channel, a row, and of it the value, why, and what was not chosen.
 WHO = [
     (step(1, **PMI2, RANK="1"), None, "rank", "1", "SLURM_PROCID=1", ("PMI_RANK=1", "RANK=1")),
     (step(1), None, "world_size", "4", "SLURM_STEP_NUM_TASKS=4", ("SLURM_NTASKS=6",)),

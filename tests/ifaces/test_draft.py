@@ -123,8 +123,8 @@ def test_what_reaches_nobody_or_is_down_is_passed_over_and_said() -> None:
     found = scan(rail("eno1", "10.1", speed=1000), fast, down, lost=["10.2"])
     assert interfaces(found) == dict.fromkeys(NODES, ("eno1",))
     lines = drafted(found)[0].splitlines()
-    assert "# Passed over: eno2 on n[01-04], reaches no other node." in lines
-    assert "# Passed over: ib0 on n[02-03], down." in lines
+    assert "# Not chosen: eno2 on n[01-04], reaches no other node." in lines
+    assert "# Not chosen: ib0 on n[02-03], down." in lines
 
 
 def test_a_node_that_reaches_none_has_no_entry_and_is_said() -> None:

@@ -178,7 +178,7 @@ def test_auto_passes_over_what_cannot_reach_other_nodes(runner: SlurmJobRunner) 
     for rank in (0, 1):
         for name, why in {"lo": "loopback", "docker0": "bridge", "spare0": "down", "bare0": "no address"}.items():
             own = [line for line in done.output.splitlines() if line.startswith(f"[rank {rank}] ")]
-            line = next(line for line in own if f" passed over: {name}:" in line)
+            line = next(line for line in own if f" not chosen: {name}:" in line)
             assert why in line
 
 
