@@ -198,7 +198,7 @@ class Explanation:
                 own = entry.where if entry and name in entry.env else chosen.source
                 yield Row(name, value, "exported" if name in chosen.kept else own)
         elif entry and not entry.exact:
-            yield Row("interface", entry.rule, f"{entry.where}; {unsure}")
+            yield Row("interface", entry.rule.removeprefix("interface "), f"{entry.where}; {unsure}")
         elif found and not found.node:
             yield Row("interface", _UNKNOWN, f"the node's name decides which entry of {config.path} counts")
         if found and chosen and found.discovery.starts_mpi:

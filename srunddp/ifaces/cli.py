@@ -69,7 +69,7 @@ def _scan(given: dict[str, Any]) -> int:
         before, entries = _read(given["merge"])
         text, missing = draft(survey(coordinator), datetime.date.today(), entries)
         if given["merge"]:
-            _add(before, text, given["merge"], given["output"])
+            add_entries(before, text, given["merge"], given["output"])
         else:
             _write(text, given["output"])
         wrong = [f"{absent} ranks did not come"] if absent else []
@@ -103,7 +103,7 @@ def _read(merged: str | None) -> tuple[str, tuple[IfacesEntry, ...]]:
     return text.decode(errors="surrogateescape"), parse(text, merged or "")
 
 
-def _add(before: str, text: str, merged: str, output: str | None) -> None:
+def add_entries(before: str, text: str, merged: str, output: str | None) -> None:
     """Add entries behind those of a file: what it has, comments and order, stays as it is."""
     added = f"{'' if before.endswith(chr(10)) else chr(10)}\n{text}" if before and text else text
     try:

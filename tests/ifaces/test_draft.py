@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import itertools
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 
 from srunddp.bootstrap.network.ifaces_conf import IfacesEntry, entry_for, parse
 from srunddp.errors import ConfigError
+from srunddp.ifaces.cli import add_entries
 from srunddp.ifaces.draft import draft, networks
 from srunddp.ifaces.scan import ScannedInterface, ScanResult
 
@@ -263,3 +265,42 @@ def test_every_draft_is_read_back_as_it_was_meant(found: ScanResult) -> None:
     for node in missing:
         with pytest.raises(ConfigError):
             entry_for(parse(text.encode(), "x") or (IfacesEntry("", ()),), node)
+
+
+# Added to a file that is there.
+
+OWN = "# racks 1 and 2\n- nodes: n[01-02]  # ours\n  interface: eno9\n\n# the end"
+
+
+@pytest.mark.parametrize("end", ["", "\n"])
+def test_nodes_that_no_entry_matches_are_added_to_a_file(tmp_path: Path, end: str) -> None:
+    path, found = tmp_path / "ifaces.conf", scan(rail("ib0", "10.1", named=True))
+    path.write_text(OWN + end)
+    text, missing = draft(found, TODAY, parse(path.read_bytes(), "f"))
+    add_entries(OWN + end, text, str(path), None)
+    merged = path.read_text()
+    assert missing == ()
+    assert merged.startswith(f"{OWN}\n\n# By `srunddp ifaces scan` on 2026-01-02: ")
+    entries = parse(merged.encode(), "f")
+    assert [entry.nodes for entry in entries] == ["n[01-02]", "n[03-04]"]
+    assert [entry_for(entries, node).interfaces for node in NODES] == [("eno9",)] * 2 + [("ib0",)] * 2
+    assert draft(found, TODAY, entries) == ("", ())
+    add_entries(merged, "", str(path), None)
+    assert path.read_text() == merged
+    add_entries(OWN, text, str(path), str(tmp_path / "other.conf"))
+    assert (path.read_text(), (tmp_path / "other.conf").read_text()) == (merged, f"{OWN}\n\n{text}")
+
+
+def test_a_merged_file_leaves_nodes_without_a_network_out() -> None:
+    found = scan(rail("ib0", "10.1", NODES[:3]), {("n04", "lo"): link("lo", "127.0", 1, passed_over="loopback")})
+    assert draft(found, TODAY)[1] == ("n04",)
+    assert draft(found, TODAY, (IfacesEntry("n04", ("eno9",)),))[1] == ()
+
+
+def test_a_file_that_takes_no_more_lines_stays_as_it_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "ifaces.conf"
+    path.write_text("[{nodes: n01, interface: eno9}]\n")
+    with pytest.raises(ConfigError, match=f"{path} is not a list of .*add the entries above by hand"):
+        add_entries(path.read_text(), "- nodes: n02\n  interface: ib0\n", str(path), None)
+    assert path.read_text() == "[{nodes: n01, interface: eno9}]\n"
+    assert capsys.readouterr().out == "- nodes: n02\n  interface: ib0\n"

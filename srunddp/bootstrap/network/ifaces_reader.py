@@ -144,9 +144,10 @@ class Reader:
         return tuple(found)
 
     def _several(self, node: yaml.Node) -> list[yaml.Node]:
-        if not node.value:
-            raise self._wrong(node, _shown(node), "one value or a list", "write a value")
-        return list(node.value) if type(node).__name__ == "SequenceNode" else [node]
+        children = list(node.value) if type(node).__name__ == "SequenceNode" else [node]
+        if not children:
+            raise self._wrong(node, "an empty list", "one value or a list", "write a value")
+        return children
 
     def _address(self, node: yaml.Node) -> str:
         address = self._scalar(node)
