@@ -56,28 +56,17 @@ class ConfigError(SrunddpError):
 
     exit_code = 78
 
-    @property
-    def each(self) -> tuple[ConfigError, ...]:
-        """The single errors that it consists of."""
-        return (self,)
-
 
 class ConfigFileError(ConfigError):
-    """Several things that are wrong in one file: a line for each, ready to follow ``srunddp: error:``."""
+    """Several things in a file are wrong, ``each`` an error; its text is a line for each, after ``srunddp: error:``."""
 
-    def __init__(self, errors: Sequence[ConfigError]) -> None:
-        first, more = errors[0], len(errors) - 1
-        hint = f"{first.hint}; then see the {more} other error{'s' if more > 1 else ''} of this file"
+    def __init__(self, each: Sequence[ConfigError]) -> None:
+        first, hint = each[0], f"{each[0].hint}; then see the other errors of this file, {len(each) - 1} more"
         super().__init__(first.found, expected=first.expected, hint=hint, scope=first.scope)
-        self._errors = tuple(errors)
-
-    @property
-    def each(self) -> tuple[ConfigError, ...]:
-        """See above."""
-        return self._errors
+        self.each = tuple(each)
 
     def __str__(self) -> str:
-        return "\nsrunddp: error: ".join(map(str, self._errors))
+        return "\nsrunddp: error: ".join(map(str, self.each))
 
 
 class UnavailableError(SrunddpError):

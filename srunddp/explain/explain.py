@@ -182,7 +182,7 @@ class Explanation:
         try:
             config = load(self.asked.ifaces, self.variables)
         except ConfigError as error:
-            self.errors += error.each
+            self.errors += getattr(error, "each", (error,))
             return
         yield Row("ifaces.conf", config.path or "none", config.source, config.passed_over)
         entry, chosen = self._interface(found, config) if found else (None, None)

@@ -13,7 +13,7 @@ from typing import Any
 import click
 
 from srunddp.bootstrap.environment.detect import CHANNELS, Environment, detect
-from srunddp.bootstrap.network.ifaces_conf import IfacesEntry, parse, port_range
+from srunddp.bootstrap.network.ifaces_conf import parse, port_range
 from srunddp.bootstrap.network.probe import Prober
 from srunddp.check import preflight, render
 from srunddp.check.checks import interface, launch
@@ -27,6 +27,7 @@ from srunddp.util.click_types import refusing
 from srunddp.util.console import write_stderr
 
 _INCOMPLETE, _WRONG = 69, 78
+_FILE = click.Path(exists=True, dir_okay=False, writable=True)
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -36,7 +37,7 @@ def ifaces() -> None:
 
 @ifaces.command()
 @click.option("-o", "--output", metavar="FILE", help="Write the draft there instead of standard output.")
-@click.option("--merge", metavar="FILE", help="Add entries to FILE for the nodes that have none there.")
+@click.option("--merge", metavar="FILE", type=_FILE, help="Add entries to FILE for the nodes that have none there.")
 @click.option("--channel", type=click.Choice(CHANNELS), help="Force the way in which the ranks learn of rank 0.")
 @click.option("--port", metavar="N-M", help="Ports that a firewall leaves open on rank 0.")
 @come_within
@@ -66,16 +67,16 @@ def _scan(given: dict[str, Any]) -> int:
     try:
         nodes, absent = set(coordinator.nodes.values()), environment.world_size - len(coordinator.here)
         _refuse(given["output"], nodes, absent)
-        before, entries = _read(given["merge"])
+        entries = parse(Path(merged).read_bytes(), merged) if (merged := given["merge"]) else ()
         text, missing = draft(survey(coordinator), datetime.date.today(), entries)
-        if given["merge"]:
-            add_entries(before, text, given["merge"], given["output"])
+        if merged and not given["output"]:
+            add_entries(text, merged)
         else:
             _write(text, given["output"])
         wrong = [f"{absent} ranks did not come"] if absent else []
         wrong += [f"rank {rank} on {coordinator.nodes[rank]}: {why}" for rank, why in coordinator.errors.items()]
         wrong += [f"{', '.join(missing)} without an interface that reaches the others"] if missing else []
-        done = "" if text else f", none added to {given['merge']}"
+        done = "" if text else f", none new to {merged}"
         code = _INCOMPLETE if wrong else 0
         write_stderr(f"srunddp: scan of {len(nodes)} nodes: {'; '.join(wrong) or 'an entry for each'}{done}\n")
     finally:
@@ -93,31 +94,21 @@ def _refuse(output: str | None, nodes: set[str], absent: int) -> None:
         raise ConfigError(f"{output} is there", expected="a new file", hint="remove it, or name another with -o")
 
 
-def _read(merged: str | None) -> tuple[str, tuple[IfacesEntry, ...]]:
-    """The file that entries are to be added to."""
-    try:
-        text = Path(merged).read_bytes() if merged else b""
-    except OSError as error:
-        found = f"{merged} cannot be read: {os.strerror(error.errno or 0)}"
-        raise ConfigError(found, expected="the file to add entries to", hint="correct --merge") from None
-    return text.decode(errors="surrogateescape"), parse(text, merged or "")
+def add_entries(text: str, merged: str) -> None:
+    """Add entries at the end of a file: what it has, comments and order, stays as it is.
 
-
-def add_entries(before: str, text: str, merged: str, output: str | None) -> None:
-    """Add entries behind those of a file: what it has, comments and order, stays as it is."""
-    added = f"{'' if before.endswith(chr(10)) else chr(10)}\n{text}" if before and text else text
-    try:
-        parse(f"{before}{added}".encode(errors="surrogateescape"), merged)
-    except ConfigError:
-        click.echo(text, nl=False)
-        hint = "add the entries above by hand"
-        raise ConfigError(f"{merged} is not a list of `- nodes:` lines", expected="one", hint=hint) from None
-    _write(f"{before}{added}" if output else added, output or merged, "w" if output else "a")
+    Raises:
+        ConfigError: with them it would be no ifaces.conf, as where it has its entries in brackets.
+    """
+    before = Path(merged).read_text()
+    added = "\n" * (1 if before.endswith("\n") else 2) + text if text else ""
+    parse(f"{before}{added}".encode(), merged)
+    _write(added, merged, "a")
 
 
 def _write(text: str, output: str | None, mode: str = "w") -> None:
     try:
-        with click.open_file(output or "-", mode, errors="surrogateescape") as file:
+        with click.open_file(output or "-", mode) as file:
             click.echo(text, nl=False, file=file)
     except OSError as error:
         found = f"{output or 'standard output'} cannot be written: {os.strerror(error.errno or 0)}"

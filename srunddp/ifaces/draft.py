@@ -91,7 +91,7 @@ def draft(scan: ScanResult, today: datetime.date, entries: Sequence[IfacesEntry]
     new = set(without_entry(entries, nodes))
     best, *others = networks(scan) or [ReachableGroup({})]
     missing = tuple(node for node in nodes if node in new and node not in best.links)
-    if not new:
+    if entries and not new:
         return "", ()
     lines = [
         f"# By `srunddp ifaces scan` on {today.isoformat()}: TCP was tried between all interfaces of {fold(nodes)}.",

@@ -112,7 +112,7 @@ def evaluate(entries: Sequence[IfacesEntry], cluster: Sequence[str], here: str) 
             findings.append(Finding(WARN, found, "an entry that counts for a node", hint))
         elif taken:
             notes.append(f"{one.entry.where}: for {fold(taken)} {by} counts, as it comes first")
-        notes += [*_prefixes(one.entry), *_misspelt(one.entry), *_decided_later(one.entry)]
+        notes += [*_prefixes(one.entry), *_remarks(one.entry)]
     if cluster:
         findings += _unknown(expanded, {*cluster, here})
         findings += _without(expanded, cluster)
@@ -125,10 +125,7 @@ def _first(expanded: Sequence[_ExpandedEntry], item: str) -> _ExpandedEntry | No
 
 def without_entry(entries: Sequence[IfacesEntry], nodes: Iterable[str]) -> list[str]:
     """The nodes that no entry matches."""
-    return _uncovered([_ExpandedEntry.of(entry) for entry in entries], nodes)
-
-
-def _uncovered(expanded: Sequence[_ExpandedEntry], nodes: Iterable[str]) -> list[str]:
+    expanded = [_ExpandedEntry.of(entry) for entry in entries]
     return [node for node in nodes if not _first(expanded, node)]
 
 
@@ -146,7 +143,7 @@ def _unknown(expanded: Sequence[_ExpandedEntry], nodes: set[str]) -> Iterator[Fi
 
 
 def _without(expanded: Sequence[_ExpandedEntry], cluster: Sequence[str]) -> Iterator[Finding]:
-    if left := tuple(_uncovered(expanded, cluster)):
+    if left := tuple(node for node in cluster if not _first(expanded, node)):
         found = f"{expanded[0].entry.file} has no entry"
         hint = 'add one for each, or a last entry `- nodes: "*"` with `interface: auto`'
         yield Finding(FAIL, found, "an entry for every node", hint, nodes=left)
@@ -177,13 +174,10 @@ def _prefixes(entry: IfacesEntry) -> Iterator[str]:
         )
 
 
-def _misspelt(entry: IfacesEntry) -> Iterator[str]:
-    for name in entry.env:
-        if meant := misspelt(name):
+def _remarks(entry: IfacesEntry) -> Iterator[str]:
+    """Misspelt variables; and what only a node itself can decide, other than ``auto``, which every file may have."""
+    for name, meant in ((name, misspelt(name)) for name in entry.env):
+        if meant:
             yield f"{entry.where}: env {name} is not a variable that NCCL documents; did you mean {meant}?"
-
-
-def _decided_later(entry: IfacesEntry) -> Iterator[str]:
-    """What only a node itself can decide; ``auto`` is what every file may have."""
     if not entry.exact and entry.interfaces != (AUTO,):
         yield f"{entry.where}: {entry.rule}: each node finds its own; on the nodes `srunddp explain` shows which"

@@ -1,12 +1,10 @@
-"""Which GPUs of a node CUDA shows to a process, by NVML and ``CUDA_VISIBLE_DEVICES``; and which of them a rank uses."""
+"""Which GPUs of a node CUDA shows to a process, by what NVML says of them and ``CUDA_VISIBLE_DEVICES``."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypedDict, TypeVar
-
-from srunddp.errors import ConfigError
 
 NO_GPU = ("", "-1", "NoDevFiles")  # in CUDA_VISIBLE_DEVICES; the last is Slurm's
 
@@ -60,76 +58,6 @@ def _named(entry: str, gpus: Sequence[Sequence[D]]) -> D | None:
 def _of_mig(devices: list[D]) -> list[D]:
     instances = [device for device in devices if device["parent"]]
     return instances[:1] or devices
-
-
-def has_own(variables: Mapping[str, str], local_world_size: int, visible: int) -> bool:
-    """Whether Slurm shows each rank several GPUs of its own, as with ``--gpus-per-task=2``, and not the node's to all.
-
-    Args:
-        variables: ``SLURM_GPUS_PER_TASK`` has that option where sbatch was given it, ``SLURM_STEP_GPUS`` all GPUs of
-            the step on this node.
-    """
-    asked, step = variables.get("SLURM_GPUS_PER_TASK", ""), variables.get("SLURM_STEP_GPUS", "")
-    shared_out = bool(step) and len(step.split(",")) == visible * local_world_size
-    return visible > 1 and local_world_size > 1 and (asked.rpartition(":")[2] == str(visible) or shared_out)
-
-
-def device_index(local_rank: int, local_world_size: int, visible: int, *, own: bool = False) -> int:
-    """The CUDA device of a rank: the first of its own, or the one with the local rank's number.
-
-    Args:
-        local_rank, local_world_size: torch's terms.
-        visible: ``torch.cuda.device_count()``, at least 1.
-        own: no other rank sees these, by :func:`has_own`.
-
-    Raises:
-        ConfigError: fewer GPUs are visible than ranks share this node.
-    """
-    if visible == 1 or own:
-        return 0
-    if visible >= local_world_size:
-        return local_rank
-    found = f"{visible} GPUs are visible to local rank {local_rank}, and {local_world_size} ranks share this node"
-    hint = f"start with --gpus-per-node={local_world_size} --gpu-bind=none, or with fewer tasks"
-    raise ConfigError(found, expected="one GPU for each rank, or all of the node's for each", hint=hint)
-
-
-def addresses(wanted: str | None) -> tuple[list[str], str]:
-    """The PCI addresses of the GPUs that CUDA shows, in its order; and why there are none.
-
-    NVML shows only those that a job's control group allows, and so does CUDA; sysfs would show all of the node's.
-    """
-    try:
-        import pynvml as nvml
-
-        nvml.nvmlInit()
-    except ImportError:
-        return [], "nvidia-ml-py is not installed"
-    except nvml.NVMLError as error:
-        return [], str(error)
-    try:
-        gpus = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
-        known = [[_located(nvml, each, gpu) for each in instances(nvml, gpu) or [gpu]] for gpu in gpus]
-        return [device["address"] for device in visible(wanted, known)[0]], "no GPU is visible"
-    except nvml.NVMLError as error:
-        return [], str(error)
-    finally:
-        nvml.nvmlShutdown()
-
-
-class _LocatedDevice(VisibleDevice):
-    address: str
-
-
-def _located(nvml: Any, device: Any, gpu: Any) -> _LocatedDevice:
-    uuid, parent = nvml.nvmlDeviceGetUUID(device), nvml.nvmlDeviceGetUUID(gpu)
-    return _LocatedDevice(uuid=uuid, parent="" if uuid == parent else parent, address=pci_address(nvml, gpu))
-
-
-def pci_address(nvml: Any, gpu: Any) -> str:
-    """Of a GPU, as sysfs has it: ``0000:17:00.0``. NVML's has a longer domain."""
-    address = nvml.nvmlDeviceGetPciInfo(gpu).busId
-    return str(address.decode() if isinstance(address, bytes) else address).lower()[-12:]
 
 
 def instances(nvml: Any, gpu: Any) -> list[Any]:

@@ -277,7 +277,7 @@ def test_nodes_that_no_entry_matches_are_added_to_a_file(tmp_path: Path, end: st
     path, found = tmp_path / "ifaces.conf", scan(rail("ib0", "10.1", named=True))
     path.write_text(OWN + end)
     text, missing = draft(found, TODAY, parse(path.read_bytes(), "f"))
-    add_entries(OWN + end, text, str(path), None)
+    add_entries(text, str(path))
     merged = path.read_text()
     assert missing == ()
     assert merged.startswith(f"{OWN}\n\n# By `srunddp ifaces scan` on 2026-01-02: ")
@@ -285,10 +285,8 @@ def test_nodes_that_no_entry_matches_are_added_to_a_file(tmp_path: Path, end: st
     assert [entry.nodes for entry in entries] == ["n[01-02]", "n[03-04]"]
     assert [entry_for(entries, node).interfaces for node in NODES] == [("eno9",)] * 2 + [("ib0",)] * 2
     assert draft(found, TODAY, entries) == ("", ())
-    add_entries(merged, "", str(path), None)
+    add_entries("", str(path))
     assert path.read_text() == merged
-    add_entries(OWN, text, str(path), str(tmp_path / "other.conf"))
-    assert (path.read_text(), (tmp_path / "other.conf").read_text()) == (merged, f"{OWN}\n\n{text}")
 
 
 def test_a_merged_file_leaves_nodes_without_a_network_out() -> None:
@@ -297,10 +295,9 @@ def test_a_merged_file_leaves_nodes_without_a_network_out() -> None:
     assert draft(found, TODAY, (IfacesEntry("n04", ("eno9",)),))[1] == ()
 
 
-def test_a_file_that_takes_no_more_lines_stays_as_it_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_file_with_its_entries_in_brackets_stays_as_it_is(tmp_path: Path) -> None:
     path = tmp_path / "ifaces.conf"
     path.write_text("[{nodes: n01, interface: eno9}]\n")
-    with pytest.raises(ConfigError, match=f"{path} is not a list of .*add the entries above by hand"):
-        add_entries(path.read_text(), "- nodes: n02\n  interface: ib0\n", str(path), None)
+    with pytest.raises(ConfigError, match=f"{path}:3:1: this is not YAML"):
+        add_entries("- nodes: n02\n  interface: ib0\n", str(path))
     assert path.read_text() == "[{nodes: n01, interface: eno9}]\n"
-    assert capsys.readouterr().out == "- nodes: n02\n  interface: ib0\n"

@@ -3,20 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import difflib
 import re
 import string
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from srunddp.bootstrap.network.ifaces_conf import (
-    AUTO,
-    NEAREST,
-    OURS,
-    IfacesEntry,
-    is_pattern,
-    port_range,
-    wrong_entry,
-)
+from srunddp.bootstrap.network.ifaces_conf import AUTO, NEAREST, OURS, IfacesEntry, is_pattern, port_range, wrong_entry
 from srunddp.errors import ConfigError, ConfigFileError
 from srunddp.util.hostlist import expand
 from srunddp.util.yaml_source import yaml_position
@@ -24,22 +17,18 @@ from srunddp.util.yaml_source import yaml_position
 if TYPE_CHECKING:
     import yaml
 
-_KEYS = ("nodes", "interface", "network", "address", "env", "ports")
+_FIELDS = {"interface": "interfaces", "network": "networks"}  # of an entry, where they are not called as the key
 _ENTRY = "write `- nodes: …` and `interface: …`"
 _ENV = "write env: {NCCL_IB_HCA: mlx5_0}"
 
 
 class Reader:
-    """Reads the entries of one file.
-
-    Attributes:
-        path: of the file, for messages; errors: what is wrong so far.
-    """
+    """Reads the entries of one file; ``path`` is for messages."""
 
     def __init__(self, path: str) -> None:
-        self.path = path
-        self.errors: list[ConfigError] = []
-        self._read = {
+        self._path = path
+        self._errors: list[ConfigError] = []
+        self._keys: dict[str, Callable[[yaml.Node], Any]] = {
             "nodes": self._nodes,
             "interface": self._interfaces,
             "network": self._networks,
@@ -56,66 +45,54 @@ class Reader:
         """
         if type(root).__name__ != "SequenceNode":
             raise self._wrong(root, "not a list", "a list of entries", "begin each entry with `- nodes:`")
-        found = [self._entry(node) for node in root.value]
-        if self.errors:
-            raise self.errors[0] if len(self.errors) == 1 else ConfigFileError(self.errors)
-        return tuple(entry for entry in found if entry)
+        found = tuple(filter(None, map(self._entry, root.value)))
+        if self._errors:
+            raise self._errors[0] if len(self._errors) == 1 else ConfigFileError(self._errors)
+        return found
 
     def _wrong(self, node: yaml.Node, found: str, expected: str, hint: str) -> ConfigError:
-        return wrong_entry(yaml_position(self.path, node), found, expected, hint)
+        return wrong_entry(yaml_position(self._path, node), found, expected, hint)
 
     @contextlib.contextmanager
     def _collecting(self) -> Iterator[None]:
         try:
             yield
         except ConfigError as error:
-            self.errors.append(error)
+            self._errors.append(error)
 
     def _entry(self, node: yaml.Node) -> IfacesEntry | None:
-        before, given = len(self.errors), dict[str, Any]()
+        before, given = len(self._errors), dict[str, Any]()
         with self._collecting():
             pairs = self._mapping(node, _ENTRY)
             for name, (key, value) in pairs.items():
                 with self._collecting():
-                    if name not in _KEYS:
-                        raise self._unknown(key, name)
-                    given[name] = self._read[name](value)
-            if before == len(self.errors):
+                    if name not in self._keys:
+                        near = difflib.get_close_matches(name.lower(), self._keys, n=1, cutoff=0.5)
+                        hint = f"did you mean {near[0]}?" if near else "remove it"
+                        raise self._wrong(key, f"unknown key {name!r}", f"one of {', '.join(self._keys)}", hint)
+                    given[_FIELDS.get(name, name)] = self._keys[name](value)
+            if before == len(self._errors):
                 self._check_keys(node, pairs)
-        if before < len(self.errors):
-            return None
-        renamed = {"interface": "interfaces", "network": "networks"}
-        return IfacesEntry(
-            **{renamed.get(name, name): value for name, value in given.items()}, where=yaml_position(self.path, node)
-        )
-
-    def _unknown(self, key: yaml.Node, name: str) -> ConfigError:
-        import difflib
-
-        near = difflib.get_close_matches(name.lower(), _KEYS, n=1, cutoff=0.5)
-        hint = f"did you mean {near[0]}?" if near else "remove it"
-        return self._wrong(key, f"unknown key {name!r}", f"one of {', '.join(_KEYS)}", hint)
+        return IfacesEntry(**given, where=yaml_position(self._path, node)) if before == len(self._errors) else None
 
     def _check_keys(self, node: yaml.Node, pairs: dict[str, tuple[yaml.Node, yaml.Node]]) -> None:
-        if "interface" in pairs and "network" in pairs:
+        decides = {"interface", "network"} & pairs.keys()
+        if len(decides) > 1:
             hint = "remove one; network is for nodes whose interfaces have different names"
             raise self._wrong(pairs["network"][0], "interface and network in one entry", "one of them", hint)
-        missing = "nodes" if "nodes" not in pairs else "" if {"interface", "network"} & pairs.keys() else "interface"
-        if missing:
+        if missing := "nodes" if "nodes" not in pairs else "" if decides else "interface":
             expected = "nodes, and interface or network"
             raise self._wrong(node, f"an entry without {missing}", expected, f"add `{missing}: …`")
 
     def _nodes(self, node: yaml.Node) -> str:
-        if type(node).__name__ == "SequenceNode" and node.value:
-            items = [self._scalar(child) for child in node.value]
-            joined = ",".join(items)
-            hint = f'"[{joined}]"' if re.fullmatch(r"[\d,-]+", joined) else joined
-            raise self._wrong(node, "a list", "a single value", f"write nodes: {hint}")
-        nodes = self._scalar(node).strip()
-        if re.search(r"\s", nodes):
+        listed = type(node).__name__ == "SequenceNode"
+        nodes = ",".join(map(self._scalar, node.value)) if listed else self._scalar(node).strip()
+        if listed or re.search(r"\s", nodes):
             joined = ",".join(re.findall(r"[^\s,]+", nodes))
-            raise self._wrong(node, f"nodes {nodes!r}", "no blanks between names", f"write nodes: {joined}")
-        if not expand(nodes, where=yaml_position(self.path, node)):
+            meant = f'"[{joined}]"' if listed and re.fullmatch(r"[\d,-]+", joined) else joined
+            found = "a list" if listed else f"nodes {nodes!r}"
+            raise self._wrong(node, found, "a single value without blanks", f"write nodes: {meant}")
+        if not expand(nodes, where=yaml_position(self._path, node)):
             raise self._wrong(node, "an entry for no nodes", "a host list", 'write node[01-04] or "*"')
         return nodes
 
@@ -133,14 +110,18 @@ class Reader:
         return names
 
     def _networks(self, node: yaml.Node) -> tuple[str, ...]:
+        import ipaddress  # few files name a network
+
         found = []
         for child in self._several(node):
             text = self._scalar(child)
-            network, hint = _network(text)
-            found.append(network)
             with self._collecting():
-                if hint:
-                    raise self._wrong(child, f"network {text!r}", "a network such as 10.20.0.0/16", hint)
+                try:
+                    found.append(str(ipaddress.ip_network(text if "/" in text else "", strict=False)))
+                except ValueError:
+                    hint = "see `ip route` on the node; for a name write `interface: …`"
+                    expected = "a network with its prefix length, such as 10.20.0.0/16"
+                    raise self._wrong(child, f"network {text!r}", expected, hint) from None
         return tuple(found)
 
     def _several(self, node: yaml.Node) -> list[yaml.Node]:
@@ -200,20 +181,6 @@ def _meant(name: str) -> tuple[str, str]:
     if len(parts := re.findall(r"[^\s,]+", name)) > 1:
         return "a name as `ip link` shows it", f"for one interface a rank write [{', '.join(parts)}]"
     return "a name as `ip link` shows it", "see `ip -brief address` on the node"
-
-
-def _network(text: str) -> tuple[str, str]:
-    """A network as text; and the hint where it is none."""
-    import ipaddress  # few files name a network
-
-    try:
-        given = ipaddress.ip_interface(text)
-    except ValueError:
-        is_name = re.fullmatch(r"[A-Za-z][^/:]*", text)
-        return "", f"for a name write `interface: {text}`" if is_name else "write it as `ip route` shows it"
-    if "/" not in text:
-        return "", "add its prefix length, as `ip address` shows it"
-    return str(given.network), "" if given.ip == given.network.network_address else f"write {given.network}"
 
 
 def _shown(node: yaml.Node) -> str:

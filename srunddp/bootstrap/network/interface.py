@@ -109,16 +109,13 @@ def _listed_for(
     passed_over = (f"{entry.where}, {entry.rule}: by local rank, in turn",) if len(rules) > 1 else ()
     if not entry.networks and not is_pattern(rule):
         return rule, entry.where, passed_over
-    if entry.networks:
-        fit = [link for link in links if _within(link, rule)]
-    else:
-        fit = [link for link in links if fnmatch.fnmatchcase(link.name, rule)]
+    fits = _within if entry.networks else lambda link, pattern: fnmatch.fnmatchcase(link.name, pattern)
+    fit = [link for link in links if fits(link, rule)]
     source = f"{entry.where}, {'network' if entry.networks else 'interface'} {rule}"
     usable = sorted((link for link in fit if link.up and link.addresses), key=_order)
     if not usable:
         found = f"no interface that is up fits {rule} on node {environment.node}, which has {_listed(links)}"
-        scope = Scope.RANK if len(rules) > 1 else Scope.NODE
-        hint = "correct this entry"
+        scope, hint = Scope.RANK if len(rules) > 1 else Scope.NODE, "correct this entry"
         raise ConfigError(found, expected="one with an address", hint=hint, where=source, scope=scope)
     best, first = usable[0].name, f"{usable[0].name} comes first by name"
     others = (f"{link.name}: {why_unusable(link) or first}" for link in fit if link.name != best)
@@ -146,20 +143,17 @@ def _nearest(
     from srunddp.bootstrap.network import pci  # most sites need none of it
 
     usable = sorted((link for link in links if not why_unusable(link)), key=_order)
-    gpu, unknown = pci.own_gpu(environment, variables)
+    gpu, unknown = pci.own_gpu(environment.local_rank, variables)
     if not gpu or not usable:
         name, source, passed_over = _automatic(links, environment, where)
         return name, f"{source}; not by distance to the GPU: {unknown}", passed_over
     best = [link.name for link in usable if _kind(link) == min(map(_kind, usable))]
-    distances = {name: pci.distance(gpu, name) for name in best}
-    near = [name for name in best if distances[name] == min(distances.values())]
-    chosen = near[environment.local_rank % len(near)]
-    why = {link.name: f"slower than {chosen}, or not InfiniBand" for link in usable} | {
-        name: f"as near as {chosen}: by local rank, in turn" if name in near else f"farther than {chosen}"
-        for name in best
-    }
-    others = (f"{name}: {reason}" for name, reason in why.items() if name != chosen)
-    return chosen, f"{where}, nearest to GPU {gpu}", tuple(others)
+    near = {name: pci.distance(gpu, name) for name in best}
+    nearest = [name for name in best if near[name] == min(near.values())]
+    chosen = nearest[environment.local_rank % len(nearest)]
+    why = {name: "as near: by local rank, in turn" if name in nearest else f"farther than {chosen}" for name in best}
+    others = (f"{link.name}: {why.get(link.name, 'slower, or not InfiniBand')}" for link in usable)
+    return chosen, f"{where}, nearest to GPU {gpu}", tuple(each for each in others if not each.startswith(f"{chosen}:"))
 
 
 def _interface(

@@ -6,27 +6,19 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from srunddp.bootstrap.environment.detect import Environment
-from srunddp.errors import ConfigError
-from srunddp.util import cuda_visible_devices
+from srunddp.util import nvml
 from srunddp.util.kernel_file import text_of
 
 SYSFS = Path("/sys")
 
 
-def own_gpu(environment: Environment, variables: Mapping[str, str]) -> tuple[str, str]:
-    """The PCI address of the GPU that this rank will use, or empty; then why it is not known."""
-    visible, unknown = cuda_visible_devices.addresses(variables.get("CUDA_VISIBLE_DEVICES"))
-    if not visible:
-        return "", unknown
-    # Before the ranks meet, their number on this node may not be known: then a GPU for each is what is expected.
-    size = environment.local_world_size or max(1, min(len(visible), environment.world_size))
-    own = cuda_visible_devices.has_own(variables, size, len(visible))
-    try:
-        gpu = visible[cuda_visible_devices.device_index(environment.local_rank, size, len(visible), own=own)]
-    except (ConfigError, IndexError):
-        return "", f"{len(visible)} GPUs for {size} ranks of this node"
-    return (gpu, "") if _gpu(gpu).exists() else ("", f"sysfs does not show GPU {gpu}")
+def own_gpu(local_rank: int, variables: Mapping[str, str]) -> tuple[str, str]:
+    """The PCI address of the GPU that a rank will use, or empty; and why it is not known."""
+    view = nvml.look(variables.get("CUDA_VISIBLE_DEVICES"), SYSFS)
+    if not view.devices:
+        return "", view.missing or view.error or "no GPU is visible"
+    address = view.devices[local_rank % len(view.devices)]["address"]
+    return (address, "") if _gpu(address).exists() else ("", f"sysfs does not show GPU {address}")
 
 
 def distance(gpu: str, interface: str) -> tuple[int, bool]:

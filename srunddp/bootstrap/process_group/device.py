@@ -3,17 +3,48 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from srunddp.errors import ConfigError
-from srunddp.util.cuda_visible_devices import device_index as device_index
-from srunddp.util.cuda_visible_devices import has_own as has_own
 
 if TYPE_CHECKING:
     import torch
     from torch.distributed.distributed_c10d import Store
 
 BACKENDS = ("nccl", "gloo", "auto")
+
+
+def has_own(variables: Mapping[str, str], local_world_size: int, visible: int) -> bool:
+    """Whether Slurm shows each rank several GPUs of its own, as with ``--gpus-per-task=2``, and not the node's to all.
+
+    Args:
+        variables: ``SLURM_GPUS_PER_TASK`` has that option where sbatch was given it, ``SLURM_STEP_GPUS`` all GPUs of
+            the step on this node.
+    """
+    asked, step = variables.get("SLURM_GPUS_PER_TASK", ""), variables.get("SLURM_STEP_GPUS", "")
+    shared_out = bool(step) and len(step.split(",")) == visible * local_world_size
+    return visible > 1 and local_world_size > 1 and (asked.rpartition(":")[2] == str(visible) or shared_out)
+
+
+def device_index(local_rank: int, local_world_size: int, visible: int, *, own: bool = False) -> int:
+    """The CUDA device of a rank: the first of its own, or the one with the local rank's number.
+
+    Args:
+        local_rank, local_world_size: torch's terms.
+        visible: ``torch.cuda.device_count()``, at least 1.
+        own: no other rank sees these, by :func:`has_own`.
+
+    Raises:
+        ConfigError: fewer GPUs are visible than ranks share this node.
+    """
+    if visible == 1 or own:
+        return 0
+    if visible >= local_world_size:
+        return local_rank
+    found = f"{visible} GPUs are visible to local rank {local_rank}, and {local_world_size} ranks share this node"
+    hint = f"start with --gpus-per-node={local_world_size} --gpu-bind=none, or with fewer tasks"
+    raise ConfigError(found, expected="one GPU for each rank, or all of the node's for each", hint=hint)
 
 
 def identity(index: int) -> str:

@@ -95,7 +95,7 @@ def test_a_file_without_entries_has_none(text: str) -> None:
 
 def test_networks_and_patterns_are_read() -> None:
     one, two, three = entries(
-        "- nodes: a\n  network: 10.20.0.0/16\n- {nodes: b, network: [10.0.0.0/8, fd00:20::/64]}\n"
+        "- nodes: a\n  network: 10.20.0.0/16\n- {nodes: b, network: [10.2.3.4/8, fd00:20::/64]}\n"
         '- {nodes: c, interface: [ib*, "enp[0-9]*s0f1np?"]}\n'
     )
     assert (one.networks, one.interfaces, one.rule, one.exact) == (("10.20.0.0/16",), (), "network 10.20.0.0/16", False)
@@ -326,9 +326,9 @@ WRONG = {
     "nodes-empty": ("- nodes:\n  interface: b\n", "1:9", "''", "a single value"),
     "nodes-list": ("- nodes: [a, b]\n  interface: b\n", "1:10", "a list", "a single value"),
     "bad-host-list": ("- interface: b\n  nodes: node[1-\n", "2:10", "host list 'node[1-' has", "names and ranges like"),
-    "nodes-blank": ("- nodes: a, b\n  interface: b\n", "1:10", "nodes 'a, b'", "no blanks between names"),
+    "nodes-blank": ("- nodes: a, b\n  interface: b\n", "1:10", "nodes 'a, b'", "a single value without blanks"),
     "both": (NODE + "b\n  network: 10.0.0.0/8\n", "3:3", "interface and network in one entry", "one of them"),
-    "network-name": ("- nodes: a\n  network: ib0\n", "2:12", "network 'ib0'", "a network such as 10.20.0.0/16"),
+    "network-name": ("- nodes: a\n  network: ib0\n", "2:12", "network 'ib0'", "a network with its prefix length"),
     "interface-no-names": (NODE + "[]\n", "2:14", "an empty list", "one value or a list"),
     "interface-excludes": (NODE + "^docker0,lo\n", "2:14", "interface '^docker0,lo'", "names to use, not to exclude"),
     "interface-empty": ("- nodes: a\n  interface:\n", "2:13", "''", "a single value"),
@@ -382,9 +382,7 @@ def test_a_wrong_file_is_told_of_with_its_place(case: str) -> None:
         (NODE + "=eth0", "write eth0; srunddp adds the = for NCCL"),
         (NODE + "b\n  env: [A, b]", "write env: {NCCL_IB_HCA: mlx5_0}"),
         (NODE + "b\n  ports: 29500", "write 29500-29501"),
-        ("- nodes: a\n  network: 10.20.3.7/16", "write 10.20.0.0/16"),
-        ("- nodes: a\n  network: 10.20.3.7", "add its prefix length, as `ip address` shows it"),
-        ("- nodes: a\n  network: ib0", "for a name write `interface: ib0`"),
+        ("- nodes: a\n  network: 10.20.3.7", "see `ip route` on the node; for a name write `interface: …`"),
     ],
 )
 def test_what_people_write_instead_gets_a_hint(text: str, hint: str) -> None:

@@ -137,7 +137,7 @@ BRIDGE = link("br-data", "10.0.3.7")
     ("networks", "local_rank", "name", "address"),
     [
         (("192.168.0.0/16",), 0, "eth0", "192.168.1.7"),
-        (("10.0.0.0/8",), 0, "ib0", "10.0.0.7"),  # the first by name, ib2 before ib10
+        (("10.0.0.0/16",), 0, "ib0", "10.0.0.7"),  # the first by name, ib2 before ib10
         (("10.0.2.0/23",), 0, "ib2", "10.0.2.7"),  # of a bridge and an interface the interface
         (("10.0.3.0/24",), 0, "br-data", "10.0.3.7"),
         (("10.0.10.0/24", "10.0.1.0/24"), 1, "ib1", "10.0.1.7"),

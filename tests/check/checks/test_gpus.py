@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from srunddp.check import nvml
 from srunddp.check.checks.gpus import CHECK, GpuFacts
 from srunddp.check.finding import Severity
-from srunddp.check.nvml import Device, look
+from srunddp.util import nvml
+from srunddp.util.nvml import Device, look
 from tests.conftest import ROOT
 from tests.support.made_up_site import LOCAL_RANK_1, changed, reported, seen, subject, travelled
 from tests.support.starting import python

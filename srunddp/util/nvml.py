@@ -8,7 +8,7 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
-from srunddp.util.cuda_visible_devices import VisibleDevice, instances, pci_address, query_or, visible
+from srunddp.util.cuda_visible_devices import VisibleDevice, instances, query_or, visible
 from srunddp.util.hostlist import expand
 from srunddp.util.kernel_file import text_of
 
@@ -94,7 +94,8 @@ def _view(nvml: Any, wanted: str | None, sysfs: Path) -> View:
 
 def _device(nvml: Any, device: Any, gpu: Any, sysfs: Path) -> Device:
     memory = query_or(nvml, lambda: nvml.nvmlDeviceGetMemoryInfo(device), None)
-    address = pci_address(nvml, gpu)
+    address = nvml.nvmlDeviceGetPciInfo(gpu).busId
+    address = (address.decode() if isinstance(address, bytes) else address).lower()[-12:]  # sysfs's has a short domain
     uuid, parent = nvml.nvmlDeviceGetUUID(device), nvml.nvmlDeviceGetUUID(gpu)
     return Device(
         uuid=uuid,
