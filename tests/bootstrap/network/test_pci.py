@@ -40,13 +40,18 @@ def made_up(folder: Path, places: dict[str, str]) -> Path:
     return folder
 
 
+def nvml_of(*addresses: str, **more: object) -> str:
+    """What NVML says of a node with GPUs at these addresses."""
+    usual = {"name": "NVIDIA H100", "total": 1, "free": 1}
+    gpus = [usual | {"uuid": f"GPU-{number}", "address": f"0000{gpu}"} for number, gpu in enumerate(addresses)]
+    return json.dumps({"driver": "580.95.05", "cuda": 13000, "gpus": gpus, **more})
+
+
 @pytest.fixture(autouse=True)
 def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A node with two GPUs; the name of the file that NVML reads."""
     nvml = tmp_path / "nvml.json"
-    nvml.write_text(
-        json.dumps({"gpus": [{"uuid": f"GPU-{at}", "address": f"0000{gpu}"} for at, gpu in enumerate(GPUS)]})
-    )
+    nvml.write_text(nvml_of(*GPUS))
     monkeypatch.setitem(sys.modules, "pynvml", pynvml)
     monkeypatch.setenv("FAKE_NVML", str(nvml))
     monkeypatch.setattr(pci, "SYSFS", made_up(tmp_path / "sys", PLACES))
@@ -98,16 +103,16 @@ def test_equally_near_ones_are_taken_in_turn() -> None:
 
 
 @pytest.mark.parametrize(
-    ("known", "size", "why"),
+    ("known", "why"),
     [
-        ({}, 2, "no GPU is visible"),
-        ({"error": 18}, 2, "RM has detected an NVML/RM version mismatch."),
-        ({"gpus": [{"uuid": "GPU-0", "address": "0000ffff:01:00.0"}]}, 1, "sysfs does not show GPU ffff:01:00.0"),
+        (nvml_of(), "no GPU is visible"),
+        (nvml_of(error=18), "RM has detected an NVML/RM version mismatch."),
+        (nvml_of("ffff:01:00.0"), "sysfs does not show GPU ffff:01:00.0"),
     ],
 )
-def test_without_a_gpus_place_it_is_auto_and_that_is_said(node: Path, known: object, size: int, why: str) -> None:
-    node.write_text(json.dumps({"gpus": []} | known))  # type: ignore[operator]
-    found = of_rank(0, size=size)
+def test_without_a_gpus_place_it_is_auto_and_that_is_said(node: Path, known: str, why: str) -> None:
+    node.write_text(known)
+    found = of_rank(0)
     assert found.name == "ib1"  # the first of the best kind, as auto takes it
     assert found.source.startswith(f"auto, ifaces.conf:4:3; not by distance to the GPU: {why}")
 
