@@ -28,12 +28,12 @@ PLACES = {
 
 
 def made_up(folder: Path, places: dict[str, str]) -> Path:
-    """A sysfs with these devices; those of the domain bus 97 are on NUMA node 1."""
+    """A sysfs with these devices; those below the buses 97 and b0 are on NUMA node 1."""
     for name, place in places.items():
         device = folder / "devices" / place / (name if name in GPUS else "")
         device.mkdir(parents=True, exist_ok=True)
         numa = device if name in GPUS or "virtio" not in place else device.parent
-        (numa / "numa_node").write_text("1\n" if "0000:97" in place or name.endswith("1") else "0\n")
+        (numa / "numa_node").write_text("1\n" if place.startswith(("pci0000:97", "pci0000:b0")) else "0\n")
         link = folder / "bus/pci/devices" / name if name in GPUS else folder / "class/net" / name / "device"
         link.parent.mkdir(parents=True, exist_ok=True)
         link.symlink_to(device)
@@ -78,9 +78,9 @@ def test_each_rank_takes_the_interface_at_its_gpu(visible: str | None, names: li
 
 def test_on_the_same_numa_node_is_nearer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where neither interface is below the GPU's own bridges."""
-    apart = {"ib0": "pci0000:a0/0000:a1:00.0", "ib1": "pci0000:b0/0000:b1:00.0"}
+    apart = {"ib0": "pci0000:b0/0000:b1:00.0", "ib1": "pci0000:a0/0000:a1:00.0"}
     monkeypatch.setattr(pci, "SYSFS", made_up(tmp_path / "other", PLACES | apart))
-    assert [of_rank(number).name for number in range(2)] == ["ib0", "ib1"]
+    assert [of_rank(number).name for number in range(2)] == ["ib1", "ib0"]
 
 
 def test_a_vlan_is_where_the_interface_below_it_is() -> None:
