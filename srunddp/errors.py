@@ -2,7 +2,8 @@
 
     SrunddpError
     ├── ConfigError       78  the configuration, the environment or a file is wrong
-    │   └── UsageError     2  the command line itself is wrong
+    │   ├── UsageError     2  the command line itself is wrong
+    │   └── ConfigFileError    several things in one file are wrong
     ├── UnavailableError  69  Slurm, or a node, does not do its part
     │   └── RendezvousError   the ranks did not find each other
     └── PeerError             another rank failed before all had met: that rank's code
@@ -13,6 +14,7 @@ through; what click refuses is a UsageError too.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import Enum
 
 
@@ -60,6 +62,18 @@ class UsageError(ConfigError):
     """The command line itself is wrong."""
 
     exit_code = 2
+
+
+class ConfigFileError(ConfigError):
+    """Several things in a file are wrong, ``each`` an error; its text is a line for each, after ``srunddp: error:``."""
+
+    def __init__(self, each: Sequence[ConfigError]) -> None:
+        first, hint = each[0], f"{each[0].hint}; then see the other errors of this file, {len(each) - 1} more"
+        super().__init__(first.found, expected=first.expected, hint=hint, scope=first.scope)
+        self.each = tuple(each)
+
+    def __str__(self) -> str:
+        return "\nsrunddp: error: ".join(map(str, self.each))
 
 
 class UnavailableError(SrunddpError):

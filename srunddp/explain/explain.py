@@ -1,4 +1,4 @@
-"""Every value that srunddp decides for a rank, what decided it, and what was passed over.
+"""Every value that srunddp decides for a rank, what decided it, and what was not chosen.
 
 It prints the decisions that the steps of a run return, as far as they can be taken: what follows from a decision that
 is wrong is left out.
@@ -16,7 +16,7 @@ from srunddp.bootstrap.environment import mpi, slurm
 from srunddp.bootstrap.environment.cpus import THREADS
 from srunddp.bootstrap.environment.detect import SRUN, USER, Environment, detect, likely_ranks
 from srunddp.bootstrap.environment.rank_zero_discovery import DISCOVERIES
-from srunddp.bootstrap.network.ifaces_conf import AUTO, DEFAULT, IfacesConfig, IfacesEntry, entry_for, load
+from srunddp.bootstrap.network.ifaces_conf import DEFAULT, IfacesConfig, IfacesEntry, entry_for, load
 from srunddp.bootstrap.network.interface import GLOO, NCCL, NetworkInterface, SelectedInterface, select_interface
 from srunddp.bootstrap.process_group import numa
 from srunddp.bootstrap.process_group.device import device_index, has_own
@@ -108,7 +108,7 @@ class Explanation:
 
     @property
     def text(self) -> str:
-        """For people: a line for each value and for each thing that was passed over, each with the rank."""
+        """For people: a line for each value and for each thing that was not chosen, each with the rank."""
         lines = []
         for row in self.rows:
             lines.append(f"{row.name:<20} {row.value:<18} {row.why}".rstrip())
@@ -186,7 +186,7 @@ class Explanation:
         try:
             config = load(self.asked.ifaces, self.variables)
         except ConfigError as error:
-            self.errors.append(error)
+            self.errors += getattr(error, "each", (error,))
             return
         yield Row("ifaces.conf", config.path or "none", config.source, config.passed_over)
         entry, chosen = self._interface(found, config) if found else (None, None)
@@ -201,8 +201,8 @@ class Explanation:
             for name, value in chosen.exports.items():
                 own = entry.where if entry and name in entry.env else chosen.source
                 yield Row(name, value, "exported" if name in chosen.kept else own)
-        elif entry and entry.interfaces == (AUTO,):
-            yield Row("interface", AUTO, f"{entry.where}; {unsure}")
+        elif entry and not entry.exact:
+            yield Row("interface", entry.rule.removeprefix("interface "), f"{entry.where}; {unsure}")
         elif found and not found.node:
             yield Row("interface", _UNKNOWN, f"the node's name decides which entry of {config.path} counts")
         if found and chosen and found.discovery.starts_mpi:
@@ -227,12 +227,12 @@ class Explanation:
         if not entry:
             return None, None
         exported = (name for each in (GLOO, NCCL) for name in self.variables.get(each, "").split(","))
-        names = dict.fromkeys(name.lstrip("=^") for name in (*entry.interfaces, *exported))
-        links = tuple(NetworkInterface(name, True, 0, (_UNKNOWN,), ()) for name in names if name not in ("", AUTO))
+        names = dict.fromkeys(name.lstrip("=^") for name in (*(entry.interfaces if entry.exact else ()), *exported))
+        links = tuple(NetworkInterface(name, True, 0, (_UNKNOWN,), ()) for name in names if name)
         try:
             return entry, select_interface((entry,), found, self.variables, links)
         except ConfigError:
-            return entry, None  # auto, which only the node itself can decide
+            return entry, None  # which only the node itself can decide
 
     def _rank_zero(
         self, found: Environment, entries: tuple[IfacesEntry, ...], chosen: SelectedInterface | None

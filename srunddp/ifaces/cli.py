@@ -1,4 +1,4 @@
-"""The commands ``srunddp ifaces scan`` and ``srunddp ifaces check``: for whoever writes ifaces.conf."""
+"""The commands ``srunddp ifaces scan`` and ``srunddp ifaces check``, for those who write ifaces.conf."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ import os
 import sys
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import click
 
 from srunddp.bootstrap.environment.detect import CHANNELS, Environment, detect
-from srunddp.bootstrap.network.ifaces_conf import port_range
+from srunddp.bootstrap.network.ifaces_conf import parse, port_range
 from srunddp.bootstrap.network.probe import Prober
 from srunddp.check import preflight, render
 from srunddp.check.checks import interface, launch
@@ -26,15 +27,17 @@ from srunddp.util.click_types import refusing
 from srunddp.util.console import write_stderr
 
 _INCOMPLETE, _WRONG = 69, 78
+_FILE = click.Path(exists=True, dir_okay=False, writable=True)
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 def ifaces() -> None:
-    """Write ifaces.conf, or judge one."""
+    """Write ifaces.conf, or validate one."""
 
 
 @ifaces.command()
 @click.option("-o", "--output", metavar="FILE", help="Write the draft there instead of standard output.")
+@click.option("--merge", metavar="FILE", type=_FILE, help="Add entries to FILE for the nodes that have none there.")
 @click.option("--channel", type=click.Choice(CHANNELS), help="Force the way in which the ranks learn of rank 0.")
 @click.option("--port", metavar="N-M", help="Ports that a firewall leaves open on rank 0.")
 @come_within
@@ -44,6 +47,7 @@ def scan(**given: Any) -> None:
     \b
     srun --nodes=64 --ntasks-per-node=1 --mpi=pmi2 srunddp ifaces scan -o ifaces.conf
     mpirun --map-by node srunddp ifaces scan -o ifaces.conf
+    srun --nodes=8 --nodelist=rack[9-10] --ntasks-per-node=1 --mpi=pmi2 srunddp ifaces scan --merge ifaces.conf
 
     With PMI or MPI no name has to lead to rank 0 yet. Exit code 69 when a node has no interface that reaches others.
     """
@@ -63,13 +67,18 @@ def _scan(given: dict[str, Any]) -> int:
     try:
         nodes, absent = set(coordinator.nodes.values()), environment.world_size - len(coordinator.here)
         _refuse(given["output"], nodes, absent)
-        text, missing = draft(survey(coordinator), datetime.date.today())
-        _write(text, given["output"])
+        entries = parse(Path(merged).read_bytes(), merged) if (merged := given["merge"]) else ()
+        text, missing = draft(survey(coordinator), datetime.date.today(), entries)
+        if merged and not given["output"]:
+            add_entries(text, merged)
+        else:
+            _write(text, given["output"])
         wrong = [f"{absent} ranks did not come"] if absent else []
         wrong += [f"rank {rank} on {coordinator.nodes[rank]}: {why}" for rank, why in coordinator.errors.items()]
         wrong += [f"{', '.join(missing)} without an interface that reaches the others"] if missing else []
+        done = "" if text else f", none new to {merged}"
         code = _INCOMPLETE if wrong else 0
-        write_stderr(f"srunddp: scan of {len(nodes)} nodes: {'; '.join(wrong) or 'an entry for each'}\n")
+        write_stderr(f"srunddp: scan of {len(nodes)} nodes: {'; '.join(wrong) or 'an entry for each'}{done}\n")
     finally:
         coordinator.shutdown(code)
     return code
@@ -85,9 +94,21 @@ def _refuse(output: str | None, nodes: set[str], absent: int) -> None:
         raise ConfigError(f"{output} is there", expected="a new file", hint="remove it, or name another with -o")
 
 
-def _write(text: str, output: str | None) -> None:
+def add_entries(text: str, merged: str) -> None:
+    """Add entries at the end of a file: what it has, comments and order, stays as it is.
+
+    Raises:
+        ConfigError: with them it would be no ifaces.conf, as where it has its entries in brackets.
+    """
+    before = Path(merged).read_text()
+    added = "\n" * (1 if before.endswith("\n") else 2) + text if text else ""
+    parse(f"{before}{added}".encode(), merged)
+    _write(added, merged, "a")
+
+
+def _write(text: str, output: str | None, mode: str = "w") -> None:
     try:
-        with click.open_file(output or "-", "w") as file:
+        with click.open_file(output or "-", mode) as file:
             click.echo(text, nl=False, file=file)
     except OSError as error:
         found = f"{output or 'standard output'} cannot be written: {os.strerror(error.errno or 0)}"
@@ -98,7 +119,7 @@ def _write(text: str, output: str | None) -> None:
 @click.argument("file", required=False)
 @come_within
 def check(file: str | None, timeout: float) -> None:
-    """Judge FILE, or the ifaces.conf that counts here: on a login node the file itself, under srun on every node too.
+    """Validate FILE, or the ifaces.conf in effect: on a login node the file itself, under srun on every node too.
 
     \b
     srunddp ifaces check etc/ifaces.conf

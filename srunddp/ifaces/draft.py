@@ -7,7 +7,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 
+from srunddp.bootstrap.network.ifaces_conf import IfacesEntry
 from srunddp.bootstrap.network.interface import shown_speed
+from srunddp.ifaces.lint import without_entry
 from srunddp.ifaces.scan import End, ScannedInterface, ScanResult
 from srunddp.util.hostlist import fold, group_by_key
 
@@ -80,22 +82,30 @@ def _network(scan: ScanResult, ends: Iterable[End]) -> ReachableGroup:
     return ReachableGroup(links, broken)
 
 
-def draft(scan: ScanResult, today: datetime.date) -> tuple[str, tuple[str, ...]]:
-    """The file with the entries of the best network, written ``today``, and the nodes that have no entry."""
+def draft(scan: ScanResult, today: datetime.date, entries: Sequence[IfacesEntry] = ()) -> tuple[str, tuple[str, ...]]:
+    """The file with the entries of the best network, written ``today``, and the nodes that have no entry.
+
+    Nodes that one of ``entries`` matches have theirs already. Where all have, the text is empty.
+    """
     nodes = sorted({node for node, _ in scan.ends})
+    new = set(without_entry(entries, nodes))
     best, *others = networks(scan) or [ReachableGroup({})]
-    missing = tuple(node for node in nodes if node not in best.links)
+    missing = tuple(node for node in nodes if node in new and node not in best.links)
+    if entries and not new:
+        return "", ()
     lines = [
         f"# By `srunddp ifaces scan` on {today.isoformat()}: TCP was tried between all interfaces of {fold(nodes)}.",
         *(f"# Not taken: {network}." for network in others),
-        *(f"# Passed over: {text}." for text in _passed_over(scan)),
+        *(f"# Not chosen: {text}." for text in _passed_over(scan)),
     ]
     if best.broken:
         lines.append(f"# {best.broken} ways within this network did not work: see `srunddp check`.")
     if missing:
         lines.append(f"# {fold(missing)}: no interface reaches the others; there is no entry for it.")
     leads = cache(lambda template: all(_leads(scan, best, template, node) for node in best.links))
-    for entry, theirs in group_by_key((_entry(best, node, leads), node) for node in sorted(best.links)).items():
+    for entry, theirs in group_by_key(
+        (_entry(best, node, leads), node) for node in sorted(new & {*best.links})
+    ).items():
         folded = fold(theirs)
         folded = f'"{folded}"' if folded.startswith("[") else folded  # names that are numbers would be a list
         lines += ["", f"- nodes: {folded}", *entry]

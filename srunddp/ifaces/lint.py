@@ -1,17 +1,18 @@
-"""What is wrong with an ifaces.conf, seen from a login node: against itself, Slurm's nodes and the names here."""
+"""What is wrong with an ifaces.conf, seen from a login node: by itself, by Slurm's nodes and by the names here."""
 
 from __future__ import annotations
 
 import fnmatch
 import socket
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from srunddp.bootstrap.network.ifaces_conf import IfacesConfig, IfacesEntry, load
+from srunddp.bootstrap.network.ifaces_conf import AUTO, IfacesConfig, IfacesEntry, load
 from srunddp.bootstrap.network.interface import addresses_of, is_loopback
 from srunddp.bootstrap.rendezvous.discovery import hostname_of
 from srunddp.check.finding import FAIL, WARN, Finding
 from srunddp.util.hostlist import expand, fold
+from srunddp.util.nccl import misspelt
 from srunddp.util.slurm_command import output
 
 NAME = "ifaces"
@@ -40,7 +41,8 @@ class LintReport:
             return "no ifaces.conf has entries: each node chooses by itself"
         count = len(self.loaded.entries)
         entries = f"{count} {'entry' if count == 1 else 'entries'} in {self.loaded.path}"
-        return f"{entries}, {len(self.cluster) or 'unknown'} nodes in the cluster"
+        known = f"{len(self.cluster)} nodes in the cluster"
+        return f"{entries}, {known if self.cluster else 'the node list of the cluster is not available (sinfo)'}"
 
 
 def check_file(named: str | None, variables: Mapping[str, str]) -> LintReport:
@@ -57,7 +59,7 @@ def check_file(named: str | None, variables: Mapping[str, str]) -> LintReport:
     cluster = tuple(dict.fromkeys(output(*SINFO, environ=plain, timeout=_WITHIN).split()))
     findings, notes = evaluate(loaded.entries, cluster, socket.gethostname())
     if not cluster:
-        notes.insert(0, "the nodes of the cluster are not known, as sinfo is not there or names none")
+        notes.insert(0, "nodes are not compared with the cluster's: sinfo is not there or lists none")
     if named and loaded.path != named:
         notes.insert(0, f"{named} has no entries")
     return LintReport(loaded, cluster, tuple(findings), tuple(notes))
@@ -110,7 +112,7 @@ def evaluate(entries: Sequence[IfacesEntry], cluster: Sequence[str], here: str) 
             findings.append(Finding(WARN, found, "an entry that counts for a node", hint))
         elif taken:
             notes.append(f"{one.entry.where}: for {fold(taken)} {by} counts, as it comes first")
-        notes += _prefixes(one.entry)
+        notes += [*_prefixes(one.entry), *_remarks(one.entry)]
     if cluster:
         findings += _unknown(expanded, {*cluster, here})
         findings += _without(expanded, cluster)
@@ -119,6 +121,12 @@ def evaluate(entries: Sequence[IfacesEntry], cluster: Sequence[str], here: str) 
 
 def _first(expanded: Sequence[_ExpandedEntry], item: str) -> _ExpandedEntry | None:
     return next((one for one in expanded if one.covers(item)), None)
+
+
+def without_entry(entries: Sequence[IfacesEntry], nodes: Iterable[str]) -> list[str]:
+    """The nodes that no entry matches."""
+    expanded = [_ExpandedEntry.of(entry) for entry in entries]
+    return [node for node in nodes if not _first(expanded, node)]
 
 
 def _unknown(expanded: Sequence[_ExpandedEntry], nodes: set[str]) -> Iterator[Finding]:
@@ -164,3 +172,12 @@ def _prefixes(entry: IfacesEntry) -> Iterator[str]:
             f"{entry.where}: NCCL_IB_HCA={entry.env['NCCL_IB_HCA']} fits {longer[0]}0 as well, as NCCL takes names for "
             "prefixes; `=` before the first name makes them exact"
         )
+
+
+def _remarks(entry: IfacesEntry) -> Iterator[str]:
+    """Misspelt variables; and what only a node itself can decide, other than ``auto``, which every file may have."""
+    for name, meant in ((name, misspelt(name)) for name in entry.env):
+        if meant:
+            yield f"{entry.where}: env {name} is not a variable that NCCL documents; did you mean {meant}?"
+    if not entry.exact and entry.interfaces != (AUTO,):
+        yield f"{entry.where}: {entry.rule}: each node finds its own; on the nodes `srunddp explain` shows which"

@@ -106,7 +106,7 @@ def run(**given: Any) -> None:
         sys.exit(_run(given, environment))
     except SrunddpError as error:
         if _prints(error, environment):
-            _say(f"error: {error}")
+            write_stderr(f"srunddp: error: {error}\n")
         elif not error.said:
             # Launchers kill the others at the first bad end: the rank that prints is to be heard.
             time.sleep(_LAST_WORD)
@@ -180,7 +180,7 @@ def _open(start: _Start, options: RunOptions, environment: Environment) -> tuple
         return bind(setup), output, monitor
     except SrunddpError as error:
         if environment.rank == 0:
-            _say(f"error: {error}")
+            write_stderr(f"srunddp: error: {error}\n")
             report_early_failure(environment, start.rendezvous, error, setup.interface if setup else None)
             sys.exit(error.exit_code)
         if error.scope is not Scope.JOB and report_early_failure(environment, start.rendezvous, error):

@@ -9,6 +9,15 @@ from srunddp.errors import ConfigError
 if TYPE_CHECKING:
     import yaml
 
+# Parts of PyYAML's own words, what they mean to those who do not know YAML, and the hint.
+_KNOWN = {
+    r"character '\t'": ("a tab", "indent with blanks"),
+    "alphabetic or numeric": ("a * or & without quotes", 'quote the whole value: "*"'),
+    "undefined alias": ("a * without quotes", "quote the whole value, with the *"),
+    "',' or '}', but got '['": ("a [ without quotes", "quote the whole value, with the brackets"),
+    "mapping": ("a colon or an indentation that does not fit", "give all keys of an entry the same indentation"),
+}
+
 
 def compose(text: bytes, path: str, **error: Any) -> yaml.Node | None:
     """The root of what a file holds; None for nothing. ``error`` is what a ConfigError has besides.
@@ -22,8 +31,10 @@ def compose(text: bytes, path: str, **error: Any) -> yaml.Node | None:
         return yaml.compose(text, Loader=yaml.SafeLoader)
     except (yaml.YAMLError, ValueError, OverflowError, RecursionError) as wrong:
         problem = getattr(wrong, "problem", None) or getattr(wrong, "reason", None)
-        found = f"this is not YAML: {problem or 'nested too deeply, or a number too large'}"
-        raise ConfigError(found, where=_error_position(wrong, text, path), **error) from None
+        problem = str(problem or "nested too deeply, or a number too large")
+        known = (meant for words, meant in _KNOWN.items() if words in problem)
+        problem, error["hint"] = next(known, (problem, error.get("hint", "")))
+        raise ConfigError(f"this is not YAML: {problem}", where=_error_position(wrong, text, path), **error) from None
 
 
 def _error_position(error: Exception, text: bytes, path: str) -> str:

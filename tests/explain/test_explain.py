@@ -73,7 +73,7 @@ NOT_TAKEN = (
     "env: only by --channel env; RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT not set",
 )
 OF_NODE = "the default, as no ifaces.conf has entries; not checked, as this is not that node"
-# Who a rank is: variables, --channel, a row, and of it the value, why, and what was passed over.
+# Who a rank is: variables, --channel, a row, and of it the value, why, and what was not chosen.
 WHO = [
     (step(1, **PMI2, RANK="1"), None, "rank", "1", "SLURM_PROCID=1", ("PMI_RANK=1", "RANK=1")),
     (step(1), None, "world_size", "4", "SLURM_STEP_NUM_TASKS=4", ("SLURM_NTASKS=6",)),
@@ -149,6 +149,29 @@ def test_what_the_user_exported_wins_over_the_entry(conf: str) -> None:
     assert said(found, "NCCL_SOCKET_IFNAME") == ("=eth7", "GLOO_SOCKET_IFNAME=eth7")
     assert said(found, "NCCL_IB_TC") == ("41", "exported")
     assert said(found, "NCCL_DEBUG") == ("WARN", f"{conf}:2:3")
+
+
+@pytest.mark.parametrize("rule", ["network: 10.1.0.0/16", "interface: eth*"])
+def test_a_rule_is_shown_and_on_the_node_what_it_takes(
+    rule: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names_lead_to_eth0(monkeypatch)
+    conf, shown = str(write(tmp_path / "rule.conf", f"- nodes: '*'\n  {rule}\n")), rule.replace(":", "")
+    assert said(elsewhere(step(1), ifaces=conf), "interface") == (
+        shown.removeprefix("interface "),
+        f"{conf}:1:3; not checked, as this is not that node",
+    )
+    links = (LO, NetworkInterface("eth1", True, 0, ("10.1.0.2",), ()), NetworkInterface("eth9", False, 0, (), ()))
+    found = explain(step(0), ExplainOptions(ifaces=conf), links)
+    assert said(found, "interface") == ("eth1", f"{conf}:1:3, {shown}")
+    assert ("eth9: down" in row(found, "interface").passed_over) == (rule == "interface: eth*")
+
+
+def test_all_errors_of_a_file_are_explained(tmp_path: Path) -> None:
+    conf = write(tmp_path / "wrong.conf", "- nodes: a, b\n  interface: =ib0\n")
+    found = elsewhere(step(1), ifaces=str(conf))
+    assert [str(error).partition(": ")[0] for error in found.errors] == [f"{conf}:1:10", f"{conf}:2:14"]
+    assert found.text.count("[rank 1] error: ") == 2
 
 
 def test_where_the_node_is_not_known_no_entry_is_taken_for_it(conf: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import itertools
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 
 from srunddp.bootstrap.network.ifaces_conf import IfacesEntry, entry_for, parse
 from srunddp.errors import ConfigError
+from srunddp.ifaces.cli import add_entries
 from srunddp.ifaces.draft import draft, networks
 from srunddp.ifaces.scan import ScannedInterface, ScanResult
 
@@ -123,8 +125,8 @@ def test_what_reaches_nobody_or_is_down_is_passed_over_and_said() -> None:
     found = scan(rail("eno1", "10.1", speed=1000), fast, down, lost=["10.2"])
     assert interfaces(found) == dict.fromkeys(NODES, ("eno1",))
     lines = drafted(found)[0].splitlines()
-    assert "# Passed over: eno2 on n[01-04], reaches no other node." in lines
-    assert "# Passed over: ib0 on n[02-03], down." in lines
+    assert "# Not chosen: eno2 on n[01-04], reaches no other node." in lines
+    assert "# Not chosen: ib0 on n[02-03], down." in lines
 
 
 def test_a_node_that_reaches_none_has_no_entry_and_is_said() -> None:
@@ -263,3 +265,39 @@ def test_every_draft_is_read_back_as_it_was_meant(found: ScanResult) -> None:
     for node in missing:
         with pytest.raises(ConfigError):
             entry_for(parse(text.encode(), "x") or (IfacesEntry("", ()),), node)
+
+
+# Added to a file that is there.
+
+OWN = "# racks 1 and 2\n- nodes: n[01-02]  # ours\n  interface: eno9\n\n# the end"
+
+
+@pytest.mark.parametrize("end", ["", "\n"])
+def test_nodes_that_no_entry_matches_are_added_to_a_file(tmp_path: Path, end: str) -> None:
+    path, found = tmp_path / "ifaces.conf", scan(rail("ib0", "10.1", named=True))
+    path.write_text(OWN + end)
+    text, missing = draft(found, TODAY, parse(path.read_bytes(), "f"))
+    add_entries(text, str(path))
+    merged = path.read_text()
+    assert missing == ()
+    assert merged.startswith(f"{OWN}\n\n# By `srunddp ifaces scan` on 2026-01-02: ")
+    entries = parse(merged.encode(), "f")
+    assert [entry.nodes for entry in entries] == ["n[01-02]", "n[03-04]"]
+    assert [entry_for(entries, node).interfaces for node in NODES] == [("eno9",)] * 2 + [("ib0",)] * 2
+    assert draft(found, TODAY, entries) == ("", ())
+    add_entries("", str(path))
+    assert path.read_text() == merged
+
+
+def test_a_merged_file_leaves_nodes_without_a_network_out() -> None:
+    found = scan(rail("ib0", "10.1", NODES[:3]), {("n04", "lo"): link("lo", "127.0", 1, passed_over="loopback")})
+    assert draft(found, TODAY)[1] == ("n04",)
+    assert draft(found, TODAY, (IfacesEntry("n04", ("eno9",)),))[1] == ()
+
+
+def test_a_file_with_its_entries_in_brackets_stays_as_it_is(tmp_path: Path) -> None:
+    path = tmp_path / "ifaces.conf"
+    path.write_text("[{nodes: n01, interface: eno9}]\n")
+    with pytest.raises(ConfigError, match=f"{path}:3:1: this is not YAML"):
+        add_entries("- nodes: n02\n  interface: ib0\n", str(path))
+    assert path.read_text() == "[{nodes: n01, interface: eno9}]\n"

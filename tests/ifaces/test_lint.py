@@ -6,15 +6,19 @@ import fnmatch
 import itertools
 import socket
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from srunddp.bootstrap.network import ifaces_conf
 from srunddp.bootstrap.network.ifaces_conf import IfacesEntry
+from srunddp.bootstrap.network.interface import select_interface
 from srunddp.check.finding import Finding, Severity
 from srunddp.ifaces import lint
 from srunddp.ifaces.lint import SINFO, LintReport, check_file, evaluate
+from tests.bootstrap.network.test_interface import link, rank
+from tests.conftest import ROOT
 from tests.support.starting import write
 
 HERE = socket.gethostname()
@@ -133,6 +137,51 @@ def test_thousands_of_nodes_are_checked_soon(conf: Path) -> None:
     assert time.process_time() - began < 10
 
 
+KINDS = {"cpu": (3, 200), "gpu": (3, 96), "dgx": (2, 40), "arm": (2, 48), "viz": (2, 16)}  # digits, nodes
+
+
+def test_the_admins_file_for_400_nodes_is_checked_soon(conf: Path) -> None:
+    """It is as short as it is said to be, and each of the five kinds has its interface by it."""
+    text = (ROOT / "docs" / "admin.md").read_text().split("```yaml\n")[1].split("```")[0]
+    nodes = [f"{kind}{number:0{digits}d}" for kind, (digits, count) in KINDS.items() for number in range(1, count + 1)]
+    assert (len(nodes), len(text.splitlines()) <= 12) == (400, True)
+    began = time.process_time()
+    report = checked(conf, text, " ".join(nodes))
+    assert time.process_time() - began < 1
+    assert report.findings == ()
+    assert [note.rpartition(": each node finds its own")[0].partition(": ")[2] for note in report.notes] == [
+        "network 10.20.0.0/16",
+        "interface nearest",
+        "network 10.21.0.0/16 10.22.0.0/16 10.23.0.0/16 10.24.0.0/16",
+        "interface enP*",
+        "network fd00:20::/64",
+    ]
+    names = {"cpu": "enp65s0f0", "dgx": "eth7", "arm": "enP5s1", "viz": "bond0"}
+    addresses = {"cpu": "10.20.1.1", "dgx": "10.22.0.1", "arm": "10.20.7.7", "viz": "fd00:20::9"}
+    others = (link("eno1", "10.99.0.1"), link("eno2", "10.30.0.1"), link("enP9s1", "10.31.0.1", up=False))
+    for kind, name in names.items():
+        who = replace(rank(local_rank=1), node=next(node for node in nodes if node.startswith(kind)))
+        found = select_interface(report.loaded.entries, who, {}, (*others, link(name, addresses[kind])))
+        assert (found.name, found.address) == (name, addresses[kind])
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("NCCL_IB_HCAS", "NCCL_IB_HCA"),
+        ("NCCL_IB_GID_INDX", "NCCL_IB_GID_INDEX"),
+        ("NCCL_P2P_ENABLE", "NCCL_P2P_DISABLE"),
+        ("NCCL_IB_TC", ""),
+        ("NCCL_SOME_PLUGINS_OWN", ""),
+        ("NCLL_DEBUG", ""),
+    ],
+)
+def test_a_misspelt_variable_of_nccl_is_noted(conf: Path, name: str, meant: str) -> None:
+    notes = checked(conf, entry("n1", f"  env: {{{name}: 1}}\n"), "n1").notes
+    expected = f"{conf}:1:3: env {name} is not a variable that NCCL documents; did you mean {meant}?"
+    assert notes == ((expected,) if meant else ())
+
+
 # Asking Slurm.
 
 
@@ -152,8 +201,8 @@ def test_without_slurm_the_file_is_checked_against_itself(
     write(conf, entry("*") + entry("n1"))
     report = check_file(str(conf), sinfo(tmp_path, body) if body else {"PATH": str(tmp_path)})
     assert "never counts" in only(report).found
-    assert report.notes == ("the nodes of the cluster are not known, as sinfo is not there or names none",)
-    assert report.summary().endswith("unknown nodes in the cluster")
+    assert report.notes == ("nodes are not compared with the cluster's: sinfo is not there or lists none",)
+    assert report.summary().endswith("the node list of the cluster is not available (sinfo)")
 
 
 # Names and devices.

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pynvml
 
-from srunddp.check import nvml
 from srunddp.monitor.sampler import gpu as gpu_of_sampler
 from srunddp.util import cuda_visible_devices as shared
+from srunddp.util import nvml
 from tests.programs.nvml import pynvml as fake
 
 

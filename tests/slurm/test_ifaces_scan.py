@@ -42,8 +42,8 @@ def test_the_draft_says_why(draft: Path) -> None:
     text = draft.read_text()
     for line in (
         "# Not taken: ens6 on node[01-06], which reach each other (10 Gbit/s, IPv6).",
-        "# Passed over: mgmt0 on node[01-06], reaches no other node.",
-        "# Passed over: spare0 on node[01-06], down.",
+        "# Not chosen: mgmt0 on node[01-06], reaches no other node.",
+        "# Not chosen: spare0 on node[01-06], down.",
         "  interface: ens1f0  # up, 10 Gbit/s, reaches all 5 other nodes",
     ):
         assert f"{line}\n" in text, text

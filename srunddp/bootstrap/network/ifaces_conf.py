@@ -9,28 +9,22 @@ import fnmatch
 import os
 import re
 import stat
-import string
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from srunddp.errors import ConfigError, Scope, UsageError
 from srunddp.util.hostlist import expand
-from srunddp.util.yaml_source import compose, yaml_position
-
-if TYPE_CHECKING:
-    import yaml
+from srunddp.util.yaml_source import compose
 
 VARIABLE = "SRUNDDP_IFACES"
-AUTO = "auto"
+AUTO, NEAREST = "auto", "nearest"
 # What every rank is given anyway; torch's names, and the interface in Gloo's and NCCL's spelling.
 _RANKS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "NODE_RANK")
 _TORCHRUNS = ("GROUP_WORLD_SIZE", "ROLE_NAME", "ROLE_RANK", "ROLE_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _ELASTIC = ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS")
 OURS = (*_RANKS, *_TORCHRUNS, *_ELASTIC, "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
-_KEYS = ("nodes", "interface", "address", "env", "ports")
 
 
 @dataclass(frozen=True)
@@ -39,7 +33,8 @@ class IfacesEntry:
 
     Attributes:
         nodes: a Slurm host list; ``*`` and ``?`` are allowed.
-        interfaces: names to be used by local rank, round robin; or ``auto`` alone.
+        interfaces: names or shell patterns, to be used by local rank in turn; or ``auto`` or ``nearest`` alone.
+        networks: such as ``10.20.0.0/16``, by local rank in turn, instead of interfaces.
         address: how other nodes reach the node, with ``{node}`` for its name; empty for its hostname.
         env: further variables for the ranks of these nodes.
         ports: the ports that a firewall leaves open, inclusive; None for any.
@@ -47,11 +42,23 @@ class IfacesEntry:
     """
 
     nodes: str
-    interfaces: tuple[str, ...]
+    interfaces: tuple[str, ...] = ()
+    networks: tuple[str, ...] = ()
     address: str = ""
     env: Mapping[str, str] = field(default_factory=dict)
     ports: range | None = None
     where: str = "the default, as no ifaces.conf has entries"
+
+    @property
+    def exact(self) -> bool:
+        """Whether the interfaces are names, which say the same on every node."""
+        named = not self.networks and self.interfaces[0] not in (AUTO, NEAREST)
+        return named and not any(is_pattern(name) for name in self.interfaces)
+
+    @property
+    def rule(self) -> str:
+        """What decides the interface, for people."""
+        return f"network {' '.join(self.networks)}" if self.networks else f"interface {' '.join(self.interfaces)}"
 
     @property
     def file(self) -> str:
@@ -66,6 +73,11 @@ class IfacesEntry:
             item in names or (("*" in item or "?" in item) and any(fnmatch.fnmatchcase(name, item) for name in names))
             for item in expand(self.nodes, where=self.where)
         )
+
+
+def is_pattern(name: str) -> bool:
+    """Whether an interface is given by a shell pattern."""
+    return any(letter in name for letter in "*?[")
 
 
 DEFAULT = IfacesEntry(nodes="*", interfaces=(AUTO,))
@@ -146,14 +158,14 @@ def _read(path: Path, origin: str) -> bytes:
         missing = "a link that leads nowhere" if os.path.islink(path) else "not there"
         found = f"{path} is {'not a file' if os.path.exists(path) else missing}"
         hint = f"correct {origin}" if origin else "remove it"
-        raise _wrong(origin or str(path), found, "a file of interface entries", hint)
+        raise wrong_entry(origin or str(path), found, "a file of interface entries", hint)
     try:
         if not origin:
             _check_owner(path)
         return path.read_bytes()
     except OSError as error:
         cause = os.strerror(error.errno or 0)
-        raise _wrong(str(path), f"cannot be read: {cause}", "a readable file", "correct its permissions") from None
+        raise wrong_entry(str(path), f"cannot be read: {cause}", "a readable file", "correct its permissions") from None
 
 
 def _check_owner(path: Path) -> None:
@@ -171,105 +183,22 @@ def _check_owner(path: Path) -> None:
             continue
         others = "may be changed by every user" if status.st_uid in trusted else f"belongs to user id {status.st_uid}"
         hint = "correct its owner and mode, or name the file with --ifaces"
-        raise _wrong(str(path), f"{place} {others}", "root's, yours, or of the owner of srunddp", hint)
+        raise wrong_entry(str(path), f"{place} {others}", "root's, yours, or of the owner of srunddp", hint)
 
 
 def parse(text: bytes, path: str) -> tuple[IfacesEntry, ...]:
     """Parse the text of an ifaces.conf.
 
     Raises:
-        ConfigError: with file, line and column, what was found, what was expected and the hint.
+        ConfigError: with file, line and column, what was found, what was expected and the hint, for all that is wrong.
     """
     hint = "see the example in the shipped etc/ifaces.conf"
     root = compose(text, path, expected="YAML", hint=hint, scope=Scope.NODE)
     if root is None or root.value == "":
         return ()
-    reader = _Reader(path)
-    if type(root).__name__ != "SequenceNode":
-        raise reader.wrong(root, "not a list", "a list of entries", "begin each entry with `- nodes:`")
-    return tuple(reader.entry(node) for node in root.value)
+    from srunddp.bootstrap.network.ifaces_reader import Reader  # which most ranks do not need
 
-
-class _Reader:
-    """Reads the nodes of the YAML in a file; what is wrong is said with the node's line and column."""
-
-    def __init__(self, path: str) -> None:
-        self.path = path
-
-    def wrong(self, node: yaml.Node, found: str, expected: str, hint: str) -> ConfigError:
-        return _wrong(yaml_position(self.path, node), found, expected, hint)
-
-    def entry(self, node: yaml.Node) -> IfacesEntry:
-        values = self._mapping(node)
-        for name, (key, _) in values.items():
-            if name not in _KEYS:
-                import difflib
-
-                near = difflib.get_close_matches(name.lower(), _KEYS, n=1, cutoff=0.5)
-                hint = f"did you mean {near[0]}?" if near else "remove it"
-                raise self.wrong(key, f"unknown key {name!r}", f"one of {', '.join(_KEYS)}", hint)
-        if missing := [name for name in _KEYS[:2] if name not in values]:
-            raise self.wrong(node, f"an entry without {missing[0]}", "nodes and interface", f"add `{missing[0]}: …`")
-        given = {name: value for name, (_, value) in values.items()}
-        nodes = self._scalar(given["nodes"])
-        if not expand(nodes, where=yaml_position(self.path, given["nodes"])):
-            raise self.wrong(node, "an entry for no nodes", "a host list", 'write node[01-04] or "*"')
-        ports = given.get("ports")
-        return IfacesEntry(
-            nodes=nodes,
-            interfaces=self._interfaces(given["interface"]),
-            address=self._address(given["address"]) if "address" in given else "",
-            env=self._env(given["env"]) if "env" in given else {},
-            ports=port_range(self._scalar(ports), where=yaml_position(self.path, ports)) if ports else None,
-            where=yaml_position(self.path, node),
-        )
-
-    def _interfaces(self, node: yaml.Node) -> tuple[str, ...]:
-        children = node.value if type(node).__name__ == "SequenceNode" else [node]
-        names = tuple(self._scalar(child) for child in children)
-        for name in names:
-            if not re.fullmatch(r"[^\s/:,]{1,15}", name) or not name.isprintable():
-                raise self.wrong(node, f"interface {name!r}", "a name as `ip link` shows it", "correct the name")
-        if not names or (AUTO in names and len(names) > 1):
-            raise self.wrong(node, f"interface {list(names)}", "one name, a list of names, or auto", "correct it")
-        return names
-
-    def _address(self, node: yaml.Node) -> str:
-        address = self._scalar(node)
-        try:
-            parts = string.Formatter().parse(address)
-            fields = {f"{name}{form}{kind or ''}" for _, name, form, kind in parts if name is not None}
-        except ValueError:
-            fields = {"?"}
-        if fields - {"node"} or not address.isprintable():
-            raise self.wrong(node, f"address {address!r}", "a name with {node} in it", 'write "{node}-ib0"')
-        return address
-
-    def _env(self, node: yaml.Node) -> dict[str, str]:
-        variables = {}
-        for name, (key, given) in self._mapping(node).items():
-            variables[name] = value = self._scalar(given)
-            if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name) or not value.isprintable():
-                raise self.wrong(key, f"env {name!r}: {value!r}", "a variable's name and its text", "correct it")
-            if name in OURS:
-                raise self.wrong(key, f"env {name}", "variables that srunddp does not set itself", "remove it")
-        return variables
-
-    def _mapping(self, node: yaml.Node) -> dict[str, tuple[yaml.Node, yaml.Node]]:
-        if type(node).__name__ != "MappingNode":
-            raise self.wrong(node, _shown(node), "keys with values", "write `- nodes: …` and `interface: …`")
-        pairs: dict[str, tuple[yaml.Node, yaml.Node]] = {}
-        for key, value in node.value:
-            name = self._scalar(key)
-            if name in pairs:
-                raise self.wrong(key, f"{name} twice in one entry", "each key once", "remove one of the two")
-            pairs[name] = (key, value)
-        return pairs
-
-    def _scalar(self, node: yaml.Node) -> str:
-        if type(node).__name__ != "ScalarNode" or not node.value.strip():
-            raise self.wrong(node, _shown(node), "a single value", "write one value, quoted if it has [ or *")
-        return str(node.value)
+    return Reader(path).entries(root)
 
 
 def port_range(text: str, *, where: str) -> range:
@@ -282,15 +211,14 @@ def port_range(text: str, *, where: str) -> range:
     low, high = (int(match[1]), int(match[2])) if match else (0, 0)
     # Two at least: rank 0 listens on one for the rendezvous and on one for the store.
     if not 1024 <= low < high <= 65535:
-        kind, expected = UsageError if where == "--port" else ConfigError, "two ports or more, from 1024 to 65535"
-        hint = "write a range like 40000-40100"
+        one = int(text) if text.strip().isdecimal() else 0
+        hint = f"write {one}-{one + 1}" if 1024 <= one < 65535 else "write a range like 40000-40100"
+        kind = UsageError if where == "--port" else ConfigError
+        expected = "two ports or more, from 1024 to 65535"
         raise kind(f"ports {text!r}", expected=expected, hint=hint, where=where, scope=Scope.NODE)
     return range(low, high + 1)
 
 
-def _shown(node: yaml.Node) -> str:
-    return {"ScalarNode": repr(node.value), "MappingNode": "keys with values"}.get(type(node).__name__, "a list")
-
-
-def _wrong(where: str, found: str, expected: str, hint: str) -> ConfigError:
+def wrong_entry(where: str, found: str, expected: str, hint: str) -> ConfigError:
+    """An error that all ranks of a node see."""
     return ConfigError(found, expected=expected, hint=hint, where=where, scope=Scope.NODE)

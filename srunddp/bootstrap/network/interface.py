@@ -7,13 +7,15 @@ leading ``^`` excludes. One choice is exported in both spellings.
 
 from __future__ import annotations
 
+import fnmatch
+import re
 import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from srunddp.bootstrap.environment.detect import Environment
-from srunddp.bootstrap.network.ifaces_conf import AUTO, IfacesEntry, entry_for
+from srunddp.bootstrap.network.ifaces_conf import AUTO, NEAREST, IfacesEntry, entry_for, is_pattern
 from srunddp.errors import ConfigError, Scope
 
 GLOO = "GLOO_SOCKET_IFNAME"
@@ -73,8 +75,9 @@ def select_interface(
     """
     alone = environment.world_size == 1
     entry = entry_for(entries, environment.node, alone=alone)
+    chooses = entry.interfaces in ((AUTO,), (NEAREST,))
     passed_over: tuple[str, ...] = ()
-    says = f"{entry.where}, interface {' '.join(entry.interfaces)}"
+    says = f"{entry.where}, {entry.rule}"
     for name, variable in (exported := _exported(variables, links)):
         _checked(name, links, environment, f"{variable}={variables[variable]}", Scope.NODE, hint=f"correct {variable}")
     if exported:
@@ -83,18 +86,74 @@ def select_interface(
     elif alone:
         over = () if entry.interfaces == (AUTO,) else (f"{says}: not needed",)
         return _interface("lo", "127.0.0.1", entry, variables, "loopback, as a single process", over)
-    elif entry.interfaces != (AUTO,):
-        name, source = entry.interfaces[environment.local_rank % len(entry.interfaces)], entry.where
-        if len(entry.interfaces) > 1:
-            passed_over = (f"{says}: by local rank, in turn",)
-    elif environment.one_node:
+    elif chooses and environment.one_node:
         return _interface("lo", "127.0.0.1", entry, variables, "loopback, as all ranks share one node")
-    else:
+    elif entry.interfaces == (NEAREST,):
+        name, source, passed_over = _nearest(links, environment, variables, entry.where)
+    elif chooses:
         name, source, passed_over = _automatic(links, environment, entry.where)
+    else:
+        name, source, passed_over = _listed_for(entry, links, environment)
     # With several names to an entry, one rank of a node may be wrong and another right.
-    scope = Scope.RANK if len(entry.interfaces) > 1 else Scope.NODE
+    scope = Scope.RANK if len(entry.interfaces + entry.networks) > 1 else Scope.NODE
     link = _checked(name, links, environment, source, scope)
     return _interface(name, _address(link, entry, environment), entry, variables, source, passed_over)
+
+
+def _listed_for(
+    entry: IfacesEntry, links: tuple[NetworkInterface, ...], environment: Environment
+) -> tuple[str, str, tuple[str, ...]]:
+    """The interface by the name, pattern or network that is this rank's; what decided it, and the others."""
+    rules = entry.networks or entry.interfaces
+    rule = rules[environment.local_rank % len(rules)]
+    passed_over = (f"{entry.where}, {entry.rule}: by local rank, in turn",) if len(rules) > 1 else ()
+    if not entry.networks and not is_pattern(rule):
+        return rule, entry.where, passed_over
+    fits = _within if entry.networks else lambda link, pattern: fnmatch.fnmatchcase(link.name, pattern)
+    fit = [link for link in links if fits(link, rule)]
+    source = f"{entry.where}, {'network' if entry.networks else 'interface'} {rule}"
+    usable = sorted((link for link in fit if link.up and link.addresses), key=_order)
+    if not usable:
+        found = f"no interface that is up fits {rule} on node {environment.node}, which has {_listed(links)}"
+        scope, hint = Scope.RANK if len(rules) > 1 else Scope.NODE, "correct this entry"
+        raise ConfigError(found, expected="one with an address", hint=hint, where=source, scope=scope)
+    best, first = usable[0].name, f"{usable[0].name} comes first by name"
+    others = (f"{link.name}: {why_unusable(link) or first}" for link in fit if link.name != best)
+    return best, source, (*passed_over, *others)
+
+
+def _within(link: NetworkInterface, network: str) -> tuple[str, ...]:
+    """The addresses of an interface that are in a network."""
+    import ipaddress
+
+    within = ipaddress.ip_network(network)
+    return tuple(address for address in link.addresses if ipaddress.ip_address(address) in within)
+
+
+def _order(link: NetworkInterface) -> tuple[object, ...]:
+    """Sorts by name, ib2 before ib10; what ``auto`` would not take comes last."""
+    parts = re.split(r"(\d+)", link.name)
+    return bool(why_unusable(link)), [*map(str, parts[::2])], [*map(int, parts[1::2])]
+
+
+def _nearest(
+    links: tuple[NetworkInterface, ...], environment: Environment, variables: Mapping[str, str], where: str
+) -> tuple[str, str, tuple[str, ...]]:
+    """Of the interfaces of the best kind the one nearest to this rank's GPU on PCI; of equally near ones, in turn."""
+    from srunddp.bootstrap.network import pci  # most sites need none of it
+
+    usable = sorted((link for link in links if not why_unusable(link)), key=_order)
+    gpu, unknown = pci.own_gpu(environment.local_rank, variables)
+    if not gpu or not usable:
+        name, source, passed_over = _automatic(links, environment, where)
+        return name, f"{source}; not by distance to the GPU: {unknown}", passed_over
+    best = [link.name for link in usable if _kind(link) == min(map(_kind, usable))]
+    near = {name: pci.distance(gpu, name) for name in best}
+    nearest = [name for name in best if near[name] == min(near.values())]
+    chosen = nearest[environment.local_rank % len(nearest)]
+    why = {name: "as near: by local rank, in turn" if name in nearest else f"farther than {chosen}" for name in best}
+    others = (f"{link.name}: {why.get(link.name, 'slower, or not InfiniBand')}" for link in usable)
+    return chosen, f"{where}, nearest to GPU {gpu}", tuple(each for each in others if not each.startswith(f"{chosen}:"))
 
 
 def _interface(
@@ -117,12 +176,14 @@ def _interface(
 
 def _address(link: NetworkInterface, entry: IfacesEntry, environment: Environment) -> str:
     """Of several addresses the one by which the others know this node, else the first of the same family."""
-    if len(link.addresses) == 1:
-        return link.addresses[0]
+    networks = entry.networks[environment.local_rank % len(entry.networks) :][:1] if entry.networks else ()
+    own = [address for network in networks for address in _within(link, network)] or list(link.addresses)
+    if len(own) == 1:
+        return own[0]
     name = environment.master[0] if environment.master else entry.address.format(node=environment.node)
     known = addresses_of(name or environment.node)
     families = {":" in host for host in known if not is_loopback(host)}
-    return min(link.addresses, key=lambda host: (host not in known, (":" in host) not in families))
+    return min(own, key=lambda host: (host not in known, (":" in host) not in families))
 
 
 def _exported(variables: Mapping[str, str], links: tuple[NetworkInterface, ...]) -> list[tuple[str, str]]:
@@ -157,9 +218,14 @@ def _automatic(
         raise ConfigError(found, expected=expected, hint=hint, where=source, scope=Scope.NODE)
     # The address that the others know this node by is the one they are known to reach.
     known = addresses_of(environment.node)
-    best = min(usable, key=lambda link: (not known & set(link.addresses), not link.name.startswith("ib"), -link.speed))
+    best = min(usable, key=lambda link: (not known & set(link.addresses), *_kind(link)))
     others = tuple(f"{link.name}: {best.name} comes first" for link in usable if link is not best)
     return best.name, f"auto, {source}", passed_over + others
+
+
+def _kind(link: NetworkInterface) -> tuple[bool, int]:
+    """Sorts InfiniBand first, then by speed."""
+    return not link.name.startswith("ib"), -link.speed
 
 
 def why_unusable(link: NetworkInterface) -> str:
@@ -180,7 +246,7 @@ def is_loopback(host: str) -> bool:
 
 def shown_speed(speed: int) -> str:
     """A link's speed in Mbit/s, for people."""
-    return f"{speed / 1000:g} Gbit/s" if speed > 0 else "unknown speed"
+    return f"{speed / 1000:g} Gbit/s" if speed > 0 else "speed unknown"
 
 
 def addresses_of(name: str) -> set[str]:

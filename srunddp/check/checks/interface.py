@@ -107,7 +107,7 @@ def evaluate(seen: Ranks[InterfaceFacts]) -> Iterator[Finding]:
     hint = "ip link set {} mtu {}: large packets get lost where the MTUs differ"
     yield from _unlike(fit, "{} has MTU {}", lambda facts: str(facts.mtu), hint)
     hint = "see its cable and the switch's port: all ranks wait for the slowest"
-    yield from _unlike(fit, "{} runs at {}", lambda facts: shown_speed(facts.speed), hint)
+    yield from _unlike(fit, "{}: {}", lambda facts: shown_speed(facts.speed), hint)
     hint = "mend the port, or give these nodes the same ones by `env: {{NCCL_IB_HCA: …}}` in ifaces.conf"
     devices = "active InfiniBand or RoCE devices: {1}"
     yield from _unlike(fit, devices, lambda facts: ", ".join(facts.devices) or "none", hint)
@@ -124,12 +124,15 @@ def _unlike(
 
 
 def summary(seen: Ranks[InterfaceFacts]) -> str:
-    """The interfaces, with speed and MTU."""
+    """The interfaces, with speed and MTU, and the first of what decided them."""
     facts = [one.facts for one in seen if one.facts.name]
+    sources = sorted({each.source for each in facts if each.source})
+    more = f" and {len(sources) - 1} more" if len(sources) > 1 else ""
     names, speeds, mtus = (sorted({getattr(each, key) for each in facts}) for key in ("name", "speed", "mtu"))
     if not facts:
         return "none that is fit"
-    return f"{', '.join(names)}: {', '.join(map(shown_speed, speeds))}, MTU {', '.join(map(str, mtus))}"
+    found = f"{', '.join(names)}: {', '.join(map(shown_speed, speeds))}, MTU {', '.join(map(str, mtus))}"
+    return f"{found}; by {sources[0]}{more}" if sources else found
 
 
 CHECK = Check(name="interface", facts=InterfaceFacts, collect=collect, evaluate=evaluate, summary=summary)

@@ -20,7 +20,7 @@ from srunddp.bootstrap.rendezvous.protocol import RendezvousInfo
 from srunddp.errors import ConfigError
 from tests.support.starting import write
 
-KEYS = ("nodes", "interface", "address", "env", "ports")
+KEYS = ("nodes", "interface", "network", "address", "env", "ports")
 SHIPPED = Path(__file__).parents[3] / "etc" / "ifaces.conf"
 NODE = "- nodes: node1\n  interface: "
 STRANGER = 61234  # a user id that nothing here belongs to
@@ -91,6 +91,17 @@ def test_any_name_that_linux_allows_is_an_interface(name: str) -> None:
 )
 def test_a_file_without_entries_has_none(text: str) -> None:
     assert entries(text) == ()
+
+
+def test_networks_and_patterns_are_read() -> None:
+    one, two, three = entries(
+        "- nodes: a\n  network: 10.20.0.0/16\n- {nodes: b, network: [10.2.3.4/8, fd00:20::/64]}\n"
+        '- {nodes: c, interface: [ib*, "enp[0-9]*s0f1np?"]}\n'
+    )
+    assert (one.networks, one.interfaces, one.rule, one.exact) == (("10.20.0.0/16",), (), "network 10.20.0.0/16", False)
+    assert two.networks == ("10.0.0.0/8", "fd00:20::/64")
+    assert (three.interfaces, three.exact) == (("ib*", "enp[0-9]*s0f1np?"), False)
+    assert [IfacesEntry("a", (name,)).exact for name in ("ib0", "auto", "nearest", "ib?")] == [True, *[False] * 3]
 
 
 def test_the_shipped_files_examples_are_right() -> None:
@@ -297,9 +308,12 @@ def test_a_default_place_that_holds_no_file_is_refused(tmp_path: Path, monkeypat
 
 WRONG = {
     "not-yaml": ("# 1\n# 2\n- nodes: [a\n  interface: b\n", "4:12", "this is not YAML", "YAML"),
-    "tabs": ("- nodes: a\n\tinterface: b\n", "2:1", r"this is not YAML: found character '\t'", "YAML"),
+    "tabs": ("- nodes: a\n\tinterface: b\n", "2:1", "this is not YAML: a tab", "YAML"),
     "two-documents": ("- {nodes: a}\n---\n- {nodes: c}\n", "2:1", "another document", "YAML"),
-    "unquoted-star": ("- nodes: *\n  interface: b\n", "1:11", "this is not YAML", "YAML"),
+    "unquoted-star": ("- nodes: *\n  interface: b\n", "1:11", "this is not YAML: a * or & without quotes", "YAML"),
+    "star-in-front": ("- nodes: *gpu\n  interface: b\n", "1:10", "this is not YAML: a * without quotes", "YAML"),
+    "bracket-in-braces": ("- {nodes: a[1-2], interface: b}\n", "1:12", "this is not YAML: a [ without quotes", "YAML"),
+    "indentation": ("- nodes: a\n   interface: b\n", "2:13", "this is not YAML: a colon or an indentation", "YAML"),
     "escape-beyond-unicode": ('- nodes: a\n  interface: "\\UFFFFFFFF"\n', "1:1", "this is not YAML", "YAML"),
     "nested-too-deep": ("# 1\n" + "[" * 5000, "1:1", "this is not YAML", "YAML"),
     "no-list": ("nodes: a\ninterface: b\n", "1:1", "not a list", "a list of entries"),
@@ -308,12 +322,18 @@ WRONG = {
     "unknown-key": ("- nodes: a\n  interfaces: b\n", "2:3", "unknown key 'interfaces'", "one of nodes, interface, "),
     "key-twice": ("- nodes: a\n  interface: b\n  nodes: c\n", "3:3", "nodes twice in one entry", "each key once"),
     "key-is-list": ("- nodes: a\n  [b]: c\n", "2:3", "a list", "a single value"),
-    "no-nodes": ("\n- interface: b\n", "2:3", "an entry without nodes", "nodes and interface"),
+    "no-nodes": ("\n- interface: b\n", "2:3", "an entry without nodes", "nodes, and interface or network"),
     "nodes-empty": ("- nodes:\n  interface: b\n", "1:9", "''", "a single value"),
     "nodes-list": ("- nodes: [a, b]\n  interface: b\n", "1:10", "a list", "a single value"),
     "bad-host-list": ("- interface: b\n  nodes: node[1-\n", "2:10", "host list 'node[1-' has", "names and ranges like"),
+    "nodes-blank": ("- nodes: a, b\n  interface: b\n", "1:10", "nodes 'a, b'", "a single value without blanks"),
+    "both": (NODE + "b\n  network: 10.0.0.0/8\n", "3:3", "interface and network in one entry", "one of them"),
+    "network-name": ("- nodes: a\n  network: ib0\n", "2:12", "network 'ib0'", "a network with its prefix length"),
+    "interface-no-names": (NODE + "[]\n", "2:14", "an empty list", "one value or a list"),
+    "interface-excludes": (NODE + "^docker0,lo\n", "2:14", "interface '^docker0,lo'", "names to use, not to exclude"),
     "interface-empty": ("- nodes: a\n  interface:\n", "2:13", "''", "a single value"),
     "auto-among-names": (NODE + "[b, auto]\n", "2:14", "interface ['b', 'auto']", "one name, a list"),
+    "nearest-among-names": (NODE + "[nearest, ib*]\n", "2:14", "interface ['nearest', 'ib*']", "one name, a list"),
     "interface-keys": ("- nodes: a\n  interface: {b: c}\n", "2:14", "keys with values", "a single value"),
     "interface-text": ("- nodes: a\n  interface: ib0 ib1\n", "2:14", "interface 'ib0 ib1'", "a name as `ip link`"),
     "interface-nul": ('- nodes: a\n  interface: "a\\0"\n', "2:14", r"interface 'a\x00'", "a name as `ip link`"),
@@ -344,6 +364,42 @@ def test_a_wrong_file_is_told_of_with_its_place(case: str) -> None:
     assert message.startswith(f"ifaces.conf:{place}: ")
     assert found in message.partition("; expected ")[0]
     assert message.partition("; expected ")[2].startswith(expected)
+
+
+@pytest.mark.parametrize(
+    ("text", "hint"),
+    [
+        ("- nodes: *\n", 'quote the whole value: "*"'),
+        ("- nodes: a\n\tinterface: b\n", "indent with blanks"),
+        ("- nodes: a, b\n  interface: c\n", "write nodes: a,b"),
+        ("- nodes: [a, b]\n  interface: c\n", "write nodes: a,b"),
+        ("- nodes: [01-04]\n  interface: c\n", 'write nodes: "[01-04]"'),
+        (NODE + "10.20.0.0/16", "for a network write `network: 10.20.0.0/16` instead of interface"),
+        (NODE + "fd00:20::/64", "for a network write `network: fd00:20::/64` instead of interface"),
+        (NODE + "ib0,ib1", "for one interface a rank write [ib0, ib1]"),
+        (NODE + "ib0 ib1", "for one interface a rank write [ib0, ib1]"),
+        (NODE + "^docker0,lo", "write auto, which never takes loopback, bridges or containers' links"),
+        (NODE + "=eth0", "write eth0; srunddp adds the = for NCCL"),
+        (NODE + "b\n  env: [A, b]", "write env: {NCCL_IB_HCA: mlx5_0}"),
+        (NODE + "b\n  ports: 29500", "write 29500-29501"),
+        ("- nodes: a\n  network: 10.20.3.7", "see `ip route` on the node; for a name write `interface: …`"),
+    ],
+)
+def test_what_people_write_instead_gets_a_hint(text: str, hint: str) -> None:
+    assert refused(text).endswith(f" -> {hint}")
+
+
+def test_all_errors_of_a_file_are_told_at_once() -> None:
+    text = "- nodes: a, b\n  interface: [ib0, =ib1]\n- nodse: c\n- nodes: d\n- {nodes: e, interface: ib0}\n"
+    with pytest.raises(ConfigError) as caught:
+        parse(text.encode(), "f")
+    lines = f"srunddp: error: {caught.value}".splitlines()
+    places = [line.removeprefix("srunddp: error: f:").partition(": ")[0] for line in lines]
+    assert places == ["1:10", "2:20", "3:3", "4:3"]
+    assert all(" -> " in line and line.isprintable() for line in lines)
+    assert caught.value.found.startswith("f:1:10: ")
+    assert caught.value.hint.endswith("other errors of this file, 3 more")
+    assert (len(caught.value.each), caught.value.exit_code) == (4, 78)
 
 
 def test_a_binary_file_is_told_of_with_its_place() -> None:

@@ -127,6 +127,64 @@ def test_ipv4_comes_first_and_nccl_is_told_of_ipv6(addresses: list[str], taken: 
     assert (found.address, found.exports.get("NCCL_SOCKET_FAMILY")) == (taken, family)
 
 
+# By a network or a pattern.
+
+IB2 = link("ib2", "10.0.2.7")
+BRIDGE = link("br-data", "10.0.3.7")
+
+
+@pytest.mark.parametrize(
+    ("networks", "local_rank", "name", "address"),
+    [
+        (("192.168.0.0/16",), 0, "eth0", "192.168.1.7"),
+        (("10.0.0.0/16",), 0, "ib0", "10.0.0.7"),  # the first by name, ib2 before ib10
+        (("10.0.2.0/23",), 0, "ib2", "10.0.2.7"),  # of a bridge and an interface the interface
+        (("10.0.3.0/24",), 0, "br-data", "10.0.3.7"),
+        (("10.0.10.0/24", "10.0.1.0/24"), 1, "ib1", "10.0.1.7"),
+        (("10.0.10.0/24", "10.0.1.0/24"), 2, "ib10", "10.0.10.7"),
+        (("fd00:20::/64",), 0, "eth6", "fd00:20::7"),
+        (("10.66.0.0/16",), 0, "eth6", "10.66.0.7"),
+    ],
+)
+def test_a_network_names_the_interface_and_its_address(
+    networks: tuple[str, ...], local_rank: int, name: str, address: str
+) -> None:
+    links = (LO, BRIDGE, IB10, IB2, IB1, IB0, ETH, link("eth6", "10.77.0.7", "10.66.0.7", "fd00:20::7"))
+    of = IfacesEntry("*", networks=networks, where="f:4:3")
+    found = chosen(of, links=links, who=rank(local_rank))
+    assert (found.name, found.address) == (name, address)
+    assert found.source == f"f:4:3, network {networks[local_rank % len(networks)]}"
+    assert found.exports["NCCL_SOCKET_IFNAME"] == f"={name}"
+
+
+@pytest.mark.parametrize(
+    ("pattern", "name"), [("ib*", "ib2"), ("ib1*", "ib10"), ("[e-i]*", "eth0"), ("ib?", "ib2"), ("*", "eth0")]
+)
+def test_of_several_that_fit_a_pattern_the_first_is_taken(pattern: str, name: str) -> None:
+    """By name, of those that are up and have an address; loopback and bridges come last."""
+    links = (LO, BRIDGE, IB10, link("ib0"), link("ib1", "10.0.1.7", up=False), IB2, ETH)
+    found = chosen(entry(pattern), links=links)
+    assert (found.name, found.source) == (name, f"ifaces.conf:4:3, interface {pattern}")
+
+
+def test_what_fits_too_is_listed_with_the_reason() -> None:
+    links = (IB10, link("ib0", up=False), link("ib1"), IB2, ETH)
+    assert chosen(entry("ib*"), links=links).passed_over == (
+        "ib10: ib2 comes first by name",
+        "ib0: down",
+        "ib1: no address",
+    )
+
+
+@pytest.mark.parametrize("of", [entry("hsn*"), IfacesEntry("*", networks=("10.9.0.0/16",), where="ifaces.conf:4:3")])
+def test_a_rule_that_nothing_fits_is_refused(of: IfacesEntry) -> None:
+    text = refused(of, links=(ETH, link("hsn0", "10.9.0.1", up=False)))
+    assert text.startswith(
+        f"ifaces.conf:4:3, {of.rule}: no interface that is up fits {of.rule.split()[1]} on node node07"
+    )
+    assert "hsn0 (down, 10.9.0.1)" in text
+
+
 # By what the user exported.
 
 
@@ -308,4 +366,4 @@ def test_master_addr_decides_among_several_addresses(names: dict[str, set[str]])
 
 
 def test_a_speed_that_is_not_known_is_said_so() -> None:
-    assert [shown_speed(speed) for speed in (2500, 0, -1)] == ["2.5 Gbit/s", *["unknown speed"] * 2]
+    assert [shown_speed(speed) for speed in (2500, 0, -1)] == ["2.5 Gbit/s", *["speed unknown"] * 2]

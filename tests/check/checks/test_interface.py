@@ -137,8 +137,8 @@ def test_a_nodes_name_on_loopback_is_warned_of(own: list[str]) -> None:
     ("change", "found", "expected"),
     [
         ({"mtu": 1500}, "ib0 has MTU 1500", "2044, as on the other nodes"),
-        ({"speed": 1000}, "ib0 runs at 1 Gbit/s", "100 Gbit/s, as on the other nodes"),
-        ({"speed": 0}, "ib0 runs at unknown speed", "100 Gbit/s, as on the other nodes"),
+        ({"speed": 1000}, "ib0: 1 Gbit/s", "100 Gbit/s, as on the other nodes"),
+        ({"speed": 0}, "ib0: speed unknown", "100 Gbit/s, as on the other nodes"),
         ({"devices": ["mlx5_0"]}, "active InfiniBand or RoCE devices: mlx5_0", "mlx5_0, mlx5_1, as on the other nodes"),
         ({"devices": []}, "active InfiniBand or RoCE devices: none", "mlx5_0, mlx5_1, as on the other nodes"),
     ],
@@ -160,7 +160,7 @@ def test_ranks_without_an_interface_are_not_compared() -> None:
 
 def test_the_summary_has_every_name_rate_and_mtu_once() -> None:
     seen = changed(WELL, {1: {"name": "eth0", "speed": 0, "mtu": 1500}, 2: {"name": ""}})
-    assert summary(seen) == "eth0, ib0: unknown speed, 100 Gbit/s, MTU 1500, 2044"
+    assert summary(seen) == "eth0, ib0: speed unknown, 100 Gbit/s, MTU 1500, 2044; by ifaces.conf:1:3"
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,187 @@
+"""The entries of an ifaces.conf, read from its YAML. All that is wrong is told at once, each with line and column."""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import re
+import string
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from srunddp.bootstrap.network.ifaces_conf import AUTO, NEAREST, OURS, IfacesEntry, is_pattern, port_range, wrong_entry
+from srunddp.errors import ConfigError, ConfigFileError
+from srunddp.util.hostlist import expand
+from srunddp.util.yaml_source import yaml_position
+
+if TYPE_CHECKING:
+    import yaml
+
+_FIELDS = {"interface": "interfaces", "network": "networks"}  # of an entry, where they are not called as the key
+_ENTRY = "write `- nodes: …` and `interface: …`"
+_ENV = "write env: {NCCL_IB_HCA: mlx5_0}"
+
+
+class Reader:
+    """Reads the entries of one file; ``path`` is for messages."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._errors: list[ConfigError] = []
+        self._keys: dict[str, Callable[[yaml.Node], Any]] = {
+            "nodes": self._nodes,
+            "interface": self._interfaces,
+            "network": self._networks,
+            "address": self._address,
+            "env": self._env,
+            "ports": lambda node: port_range(self._scalar(node), where=yaml_position(path, node)),
+        }
+
+    def entries(self, root: yaml.Node) -> tuple[IfacesEntry, ...]:
+        """All of them.
+
+        Raises:
+            ConfigError: something is wrong; with several things a ConfigFileError.
+        """
+        if type(root).__name__ != "SequenceNode":
+            raise self._wrong(root, "not a list", "a list of entries", "begin each entry with `- nodes:`")
+        found = tuple(filter(None, map(self._entry, root.value)))
+        if self._errors:
+            raise self._errors[0] if len(self._errors) == 1 else ConfigFileError(self._errors)
+        return found
+
+    def _wrong(self, node: yaml.Node, found: str, expected: str, hint: str) -> ConfigError:
+        return wrong_entry(yaml_position(self._path, node), found, expected, hint)
+
+    @contextlib.contextmanager
+    def _collecting(self) -> Iterator[None]:
+        try:
+            yield
+        except ConfigError as error:
+            self._errors.append(error)
+
+    def _entry(self, node: yaml.Node) -> IfacesEntry | None:
+        before, given = len(self._errors), dict[str, Any]()
+        with self._collecting():
+            pairs = self._mapping(node, _ENTRY)
+            for name, (key, value) in pairs.items():
+                with self._collecting():
+                    if name not in self._keys:
+                        near = difflib.get_close_matches(name.lower(), self._keys, n=1, cutoff=0.5)
+                        hint = f"did you mean {near[0]}?" if near else "remove it"
+                        raise self._wrong(key, f"unknown key {name!r}", f"one of {', '.join(self._keys)}", hint)
+                    given[_FIELDS.get(name, name)] = self._keys[name](value)
+            if before == len(self._errors):
+                self._check_keys(node, pairs)
+        return IfacesEntry(**given, where=yaml_position(self._path, node)) if before == len(self._errors) else None
+
+    def _check_keys(self, node: yaml.Node, pairs: dict[str, tuple[yaml.Node, yaml.Node]]) -> None:
+        decides = {"interface", "network"} & pairs.keys()
+        if len(decides) > 1:
+            hint = "remove one; network is for nodes whose interfaces have different names"
+            raise self._wrong(pairs["network"][0], "interface and network in one entry", "one of them", hint)
+        if missing := "nodes" if "nodes" not in pairs else "" if decides else "interface":
+            expected = "nodes, and interface or network"
+            raise self._wrong(node, f"an entry without {missing}", expected, f"add `{missing}: …`")
+
+    def _nodes(self, node: yaml.Node) -> str:
+        listed = type(node).__name__ == "SequenceNode"
+        nodes = ",".join(map(self._scalar, node.value)) if listed else self._scalar(node).strip()
+        if listed or re.search(r"\s", nodes):
+            joined = ",".join(re.findall(r"[^\s,]+", nodes))
+            meant = f'"[{joined}]"' if listed and re.fullmatch(r"[\d,-]+", joined) else joined
+            found = "a list" if listed else f"nodes {nodes!r}"
+            raise self._wrong(node, found, "a single value without blanks", f"write nodes: {meant}")
+        if not expand(nodes, where=yaml_position(self._path, node)):
+            raise self._wrong(node, "an entry for no nodes", "a host list", 'write node[01-04] or "*"')
+        return nodes
+
+    def _interfaces(self, node: yaml.Node) -> tuple[str, ...]:
+        children = self._several(node)
+        names = tuple(self._scalar(child) for child in children)
+        for child, name in zip(children, names, strict=True):
+            length = 60 if is_pattern(name) else 15
+            if not re.fullmatch(rf"[^\s/:,^=][^\s/:,]{{0,{length - 1}}}", name) or not name.isprintable():
+                with self._collecting():
+                    raise self._wrong(child, f"interface {name!r}", *_meant(name))
+        if {AUTO, NEAREST} & {*names} and len(names) > 1:
+            expected = "one name, a list of names, or auto or nearest alone"
+            raise self._wrong(node, f"interface {list(names)}", expected, "remove auto and nearest, or all others")
+        return names
+
+    def _networks(self, node: yaml.Node) -> tuple[str, ...]:
+        import ipaddress  # few files name a network
+
+        found = []
+        for child in self._several(node):
+            text = self._scalar(child)
+            with self._collecting():
+                try:
+                    found.append(str(ipaddress.ip_network(text if "/" in text else "", strict=False)))
+                except ValueError:
+                    hint = "see `ip route` on the node; for a name write `interface: …`"
+                    expected = "a network with its prefix length, such as 10.20.0.0/16"
+                    raise self._wrong(child, f"network {text!r}", expected, hint) from None
+        return tuple(found)
+
+    def _several(self, node: yaml.Node) -> list[yaml.Node]:
+        children = list(node.value) if type(node).__name__ == "SequenceNode" else [node]
+        if not children:
+            raise self._wrong(node, "an empty list", "one value or a list", "write a value")
+        return children
+
+    def _address(self, node: yaml.Node) -> str:
+        address = self._scalar(node)
+        try:
+            parts = string.Formatter().parse(address)
+            fields = {f"{name}{form}{kind or ''}" for _, name, form, kind in parts if name is not None}
+        except ValueError:
+            fields = {"?"}
+        if fields - {"node"} or not address.isprintable():
+            raise self._wrong(node, f"address {address!r}", "a name with {node} in it", 'write "{node}-ib0"')
+        return address
+
+    def _env(self, node: yaml.Node) -> dict[str, str]:
+        variables = {}
+        for name, (key, given) in self._mapping(node, _ENV).items():
+            with self._collecting():
+                variables[name] = value = self._scalar(given)
+                if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name) or not value.isprintable():
+                    raise self._wrong(key, f"env {name!r}: {value!r}", "a variable's name and its text", _ENV)
+                if name in OURS:
+                    raise self._wrong(key, f"env {name}", "variables that srunddp does not set itself", "remove it")
+        return variables
+
+    def _mapping(self, node: yaml.Node, hint: str) -> dict[str, tuple[yaml.Node, yaml.Node]]:
+        if type(node).__name__ != "MappingNode":
+            raise self._wrong(node, _shown(node), "keys with values", hint)
+        pairs: dict[str, tuple[yaml.Node, yaml.Node]] = {}
+        for key, value in node.value:
+            with self._collecting():
+                name = self._scalar(key)
+                if name in pairs:
+                    raise self._wrong(key, f"{name} twice in one entry", "each key once", "remove one of the two")
+                pairs[name] = (key, value)
+        return pairs
+
+    def _scalar(self, node: yaml.Node) -> str:
+        if type(node).__name__ != "ScalarNode" or not node.value.strip():
+            raise self._wrong(node, _shown(node), "a single value", "write one value, quoted if it has [ or *")
+        return str(node.value)
+
+
+def _meant(name: str) -> tuple[str, str]:
+    """What is expected instead of something that is no interface, and the hint."""
+    if name.startswith("^"):
+        return "names to use, not to exclude", "write auto, which never takes loopback, bridges or containers' links"
+    if name.startswith("="):
+        return "a plain name", f"write {name[1:]}; srunddp adds the = for NCCL"
+    if re.fullmatch(r"[0-9.]+(/\d+)?|[0-9a-fA-F]*:[0-9a-fA-F:]*(/\d+)?", name):
+        return "a name as `ip link` shows it", f"for a network write `network: {name}` instead of interface"
+    if len(parts := re.findall(r"[^\s,]+", name)) > 1:
+        return "a name as `ip link` shows it", f"for one interface a rank write [{', '.join(parts)}]"
+    return "a name as `ip link` shows it", "see `ip -brief address` on the node"
+
+
+def _shown(node: yaml.Node) -> str:
+    return {"ScalarNode": repr(node.value), "MappingNode": "keys with values"}.get(type(node).__name__, "a list")

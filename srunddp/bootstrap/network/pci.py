@@ -1,0 +1,50 @@
+"""How far a network interface is from a rank's GPU on the PCI bus, as the kernel shows it in sysfs."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from srunddp.util import nvml
+from srunddp.util.kernel_file import text_of
+
+SYSFS = Path("/sys")
+
+
+def own_gpu(local_rank: int, variables: Mapping[str, str]) -> tuple[str, str]:
+    """The PCI address of the GPU that a rank will use, or empty; and why it is not known."""
+    view = nvml.look(variables.get("CUDA_VISIBLE_DEVICES"), SYSFS)
+    if not view.devices:
+        return "", view.missing or view.error or "no GPU is visible"
+    address = view.devices[local_rank % len(view.devices)]["address"]
+    return (address, "") if _gpu(address).exists() else ("", f"sysfs does not show GPU {address}")
+
+
+def distance(gpu: str, interface: str) -> tuple[int, bool]:
+    """How far an interface is from a GPU; the least is the nearest.
+
+    First the bridges that both are below count, as a negative number, then whether their NUMA nodes differ. An
+    interface of which sysfs shows no device, as of a virtual one, is the farthest.
+    """
+    here, there = _gpu(gpu).resolve(), _device(SYSFS / "class/net" / interface)
+    if not there:
+        return 0, True
+    return -len(Path(os.path.commonpath((here, there))).parts), _numa(here) != _numa(there)
+
+
+def _gpu(address: str) -> Path:
+    return SYSFS / "bus/pci/devices" / address
+
+
+def _device(folder: Path) -> Path | None:
+    """The PCI device of an interface, or of the first one that is below a bond or a VLAN."""
+    if (folder / "device").exists():
+        return (folder / "device").resolve()
+    below = sorted(link.name.removeprefix("lower_") for link in folder.glob("lower_*"))
+    return next(filter(None, (_device(folder.with_name(name)) for name in below)), None)
+
+
+def _numa(device: Path) -> str:
+    """Of a PCI device, or of what is below one, as a virtio interface is."""
+    return next(filter(None, (text_of(place / "numa_node") for place in (device, *device.parents))), "")
