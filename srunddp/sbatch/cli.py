@@ -23,6 +23,7 @@ from srunddp.sbatch.spec import SlurmJob
 from srunddp.util.atomic_file import replace_file
 from srunddp.util.click_types import answering
 from srunddp.util.console import write_stderr
+from srunddp.util.option_groups import GroupedCommand, after_script
 
 # A site's defaults, and a user's, which win over them.
 DEFAULTS = ("/etc/srunddp/sbatch.yaml", "~/.config/srunddp/sbatch.yaml")
@@ -56,6 +57,7 @@ _GROUPS = {
     "Logs, check, monitoring": "job_name log_dir output error rank_logs monitor preflight mail_type mail_user",
     "Containers": "container container_image container_mounts",
     "Staging": "stage data stage_exclude",
+    "Output of this command": "config source write force submit salloc",
     "Other options of sbatch": "sbatch_arg",
 }
 
@@ -69,7 +71,7 @@ class _Number(click.ParamType[Any]):
         return value if str(value).lower() in NULLS else click.INT.convert(value, param, ctx)
 
 
-class _Sbatch(click.Command):
+class _Sbatch(GroupedCommand):
     """Takes every option of sbatch."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
@@ -83,9 +85,8 @@ class _Sbatch(click.Command):
 def _job_options(function: Any) -> Any:
     """An option for each key of the job, with its sentence and its default, and for each option of sbatch."""
     keys = {name: key for name, key in _keys().items() if name not in ("script", "arguments")}
-    order = [name for names in _GROUPS.values() for name in names.split()]
-    for name in reversed([*order, *(keys.keys() - {*order})]):
-        function = _option(name, keys[name])(function)
+    for name, key in reversed(keys.items()):
+        function = _option(name, key)(function)
     return function
 
 
@@ -113,6 +114,7 @@ def _option(name: str, key: ConfigField) -> Any:
 
 @click.command(
     cls=_Sbatch,
+    groups=_GROUPS,
     context_settings={"allow_interspersed_args": False, "help_option_names": ["-h", "--help"]},
     epilog="Every other option of sbatch is passed on, by its name or its letter (not -m): see man sbatch. Defaults of "
     f"a site and a user: {' and '.join(DEFAULTS)}, with the same keys as --config.",
@@ -174,8 +176,8 @@ def _job(given: Mapping[str, Any], interactive: bool, has_to_be_seen: bool) -> S
     if problem and has_to_be_seen and not (job.stage or job.in_container):
         raise ConfigError(problem[0], expected="a Python script to submit", hint=problem[1])
     _note([f"no environment is named: {job.venv}, which is active here"] if job.venv != requested.venv else [])
-    after = given["arguments"] if given["script"] else ()
-    _note(validate.notes(job, {} if interactive else os.environ, after))
+    _note(validate.notes(job, {} if interactive else os.environ))
+    _note(after_script(click.get_current_context(), given["arguments"]) if given["script"] else [])
     return job
 
 

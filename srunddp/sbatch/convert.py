@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -72,7 +71,7 @@ def convert(path: str, note: Callable[[list[str]], None]) -> str:
     if len(launches) != 1:
         in_lines = f", in lines {', '.join(map(str, lines))}" if lines else ""
         found = f"{path}: {len(launches) or 'no'} commands with torchrun or accelerate{in_lines}"
-        hint = "replace by hand what is in quotes, variables or several commands: srun --ntasks-per-node=8 srunddp train.py"
+        hint = "replace those in quotes, in variables, or in several commands by hand: srun srunddp train.py"
         raise ConfigError(found, expected="one such command", hint=hint)
     (launch,), where = launches, f"{path}:{lines[0]}"
     if found := _obstacle(text, launch):

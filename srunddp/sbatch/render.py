@@ -22,6 +22,7 @@ _CPUS = [
     "# Since Slurm 22.05 srun does not read this option of the job.",
     'export SRUN_CPUS_PER_TASK="$SLURM_CPUS_PER_TASK"',
 ]
+_UNSET = "# What follows may read variables that are not set."
 _NO_VENV = "unset VIRTUAL_ENV  # that of the shell which submitted this"
 
 
@@ -42,7 +43,7 @@ def render(job: SlurmJob, command: Sequence[str], *, interactive: bool = False) 
         _environment(job),
         [f"export {name}={word(value)}" for name, _, value in (each.partition("=") for each in job.env)],
         _CPUS if job.cpus_per_task else [],
-        ["set +u", *job.setup, "set -u"] if job.setup else [],
+        [_UNSET, "set +u", *job.setup, "set -u"] if job.setup else [],
         [f"mkdir -p -- {word(job.log_dir)}"] if interactive and job.preflight else [],
         _traps(job),
         _stage(job),
@@ -145,7 +146,7 @@ def _modules(job: SlurmJob) -> list[str]:
     if not job.modules and not job.module_purge:
         return []
     return [
-        "# Modules read variables that are not set.",
+        _UNSET,
         "set +u",
         *(["module purge"] if job.module_purge else []),
         *(["module load " + " ".join(map(word, job.modules))] if job.modules else []),
@@ -157,7 +158,7 @@ def _environment(job: SlurmJob) -> list[str]:
     """The activation of a virtual or a conda environment."""
     if job.conda:
         return [
-            "# conda's functions read variables that are not set.",
+            _UNSET,
             "set +u",
             'eval "$("${CONDA_EXE:-conda}" shell.bash hook)"',
             f"conda activate {word(job.conda)}",

@@ -84,8 +84,8 @@ def rewrite(arguments: Sequence[str], known: Collection[str], with_value: Collec
     left, done = list(arguments), []
     while left and left[0].startswith("-") and left[0] not in ("-", "--"):
         word = left.pop(0)
-        name, equals, _ = word.partition("=")
-        name = name.replace("_", "-")
+        name, equals, value = word.partition("=")
+        name = name.replace("_", "-") if name.startswith("--") else name
         option, negated = _BY_LETTER.get(name) or OPTIONS.get(name[2:]), OPTIONS.get(name.removeprefix("--no-"))
         if option and option.takes != "=" and not equals:
             done.append(f"--{option.name}=true")
@@ -94,6 +94,6 @@ def rewrite(arguments: Sequence[str], known: Collection[str], with_value: Collec
         elif equals and name.startswith("--") and name not in known:
             done.append(f"--sbatch-arg={word}")
         else:
-            done.append(word)
+            done.append(name + equals + value)
             done += [left.pop(0)] if name in with_value and not equals and left else []
     return done + left

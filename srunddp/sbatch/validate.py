@@ -11,7 +11,7 @@ import difflib
 import os
 import re
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from srunddp.bootstrap.network.ifaces_conf import OURS
@@ -28,7 +28,6 @@ _PATHS = ("script", "srunddp", "venv", "conda", "ifaces", "log_dir", "container"
 
 # Options of SlurmJob that have the meaning which they have for sbatch.
 _SAME = ("job_name", "nodes", "ntasks_per_node", "gpus_per_node", "gres", "cpus_per_task", "mem", "time", "signal")
-_KEYS = {field.name for field in dataclasses.fields(SlurmJob)} - {"script", "arguments"}
 
 _Problem = tuple[object, str, str, str]  # whether it is there, what was found, what was expected, and the hint
 
@@ -179,18 +178,13 @@ def script_problem(job: SlurmJob) -> tuple[str, str] | None:
     return None
 
 
-def notes(job: SlurmJob, environ: Mapping[str, str], after: Sequence[str] = ()) -> Iterator[str]:
-    """What may not be as intended, or is not seen here, though the nodes may see it.
-
-    Args:
-        environ: the variables of this shell that sbatch would read.
-        after: what follows the script on the command line.
-    """
+def notes(job: SlurmJob, environ: Mapping[str, str]) -> Iterator[str]:
+    """What may not be as intended, or is not seen here, though the nodes may see it."""
     if problem := script_problem(job):
         yield problem[0]
     files = [job.ifaces, job.venv and f"{job.venv}/bin/python"]
     yield from (f"{path} is not seen here" for path in files if path and not os.path.exists(path))
-    yield from _unusual_options(job, after)
+    yield from _unknown_options(job)
     for name, _, value in (each.partition("=") for each in job.env):
         if name in _INTERFACES:
             yield f"--env {name}={value} is for every node, and wins over ifaces.conf"
@@ -206,16 +200,13 @@ def notes(job: SlurmJob, environ: Mapping[str, str], after: Sequence[str] = ()) 
             yield f"{name}={environ[name]} is exported, which wins over the script's own line at sbatch"
 
 
-def _unusual_options(job: SlurmJob, after: Sequence[str]) -> Iterator[str]:
-    names = [*OPTIONS, *(key.replace("_", "-") for key in _KEYS), "submit", "write", "salloc", "from"]
+def _unknown_options(job: SlurmJob) -> Iterator[str]:
+    keys = (field.name.replace("_", "-") for field in dataclasses.fields(job))
+    names = [*OPTIONS, *keys, "submit", "salloc", "write"]
     for name in job.slurm.keys() - OPTIONS.keys():
         near = difflib.get_close_matches(name, names, n=1)
         meant = f"; did you mean --{near[0]}?" if near else ""
         yield f"--{name} is unknown to srunddp, and passed to sbatch as it is{meant}"
-    words = (word.partition("=")[0] for word in after if word.startswith("--"))
-    if ours := [word for word in words if word[2:] in names]:
-        stand = "stands" if len(ours) == 1 else "stand"
-        yield f"{', '.join(ours)} {stand} after {job.script}, and so {'goes' if len(ours) == 1 else 'go'} to it"
 
 
 def _site_defaults(job: SlurmJob) -> Iterator[str]:
