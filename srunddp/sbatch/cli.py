@@ -97,7 +97,8 @@ def _keys() -> dict[str, ConfigField]:
 
 
 def _option(name: str, key: ConfigField) -> Any:
-    option, settings = validate.option(name), {}
+    option = validate.option(name)
+    settings: dict[str, Any] = {}
     names = [f"{option}/--no-{option[2:]}" if bool in (key.kind, *get_args(key.kind)) else option]
     default = "" if key.default in (MISSING, None, False, (), "") else f"  [default: {text_of(key.default)}]"
     if passed_on := _PASSED_ON.get(name):

@@ -74,8 +74,8 @@ def convert(path: str, note: Callable[[list[str]], None]) -> str:
         hint = "replace those in quotes, in variables, or in several commands by hand: srun srunddp train.py"
         raise ConfigError(found, expected="one such command", hint=hint)
     (launch,), where = launches, f"{path}:{lines[0]}"
-    if found := _obstacle(text, launch):
-        raise ConfigError(found[0], expected="one command for all ranks", hint=found[1], where=where)
+    if obstacle := _obstacle(text, launch):
+        raise ConfigError(obstacle[0], expected="one command for all ranks", hint=obstacle[1], where=where)
     lost = [f"--{name}" for name in launch.options if not _REPLACED.fullmatch(name)]
     note([f"{where}: {', '.join(lost)}: left out; see srunddp run --help"] if lost else [])
     start = (*launch.before, launch.launcher)[0].start
