@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import shutil
 import sys
@@ -29,15 +30,9 @@ from srunddp.util.option_groups import GroupedCommand, after_script
 DEFAULTS = ("/etc/srunddp/sbatch.yaml", "~/.config/srunddp/sbatch.yaml")
 _LETTERS = {"job_name": "-J", "nodes": "-N", "cpus_per_task": "-c", "time": "-t", "module": "-m"}
 _PASSED_ON = {name.replace("-", "_"): option for name, option in slurm_options.OPTIONS.items()}
-# What --help lists of sbatch's own options; all others are passed on as well.
-_LISTED = {
-    "partition": "Partition.",
-    "account": "Account to charge.",
-    "qos": "Quality of service.",
+# What --help says of sbatch's own options; it lists those of the groups.
+_HELP = {
     "constraint": "Features of the nodes.",
-    "reservation": "Reservation.",
-    "nodelist": "Nodes to use.",
-    "exclude": "Nodes not to use.",
     "exclusive": "No other job on the nodes; =user for none of other users.",
     "ntasks": "Number of ranks on all nodes.",
     "gpus": "Number of GPUs on all nodes.",
@@ -46,7 +41,6 @@ _LISTED = {
     "output": "The job's log; LOG_DIR/%x-%j.out unless given.",
     "error": "A log of its own for standard error.",
     "mail_type": "When to send mail, such as END,FAIL.",
-    "mail_user": "Who gets the mail.",
 }
 _GROUPS = {
     "Resources": "nodes gpus_per_node gpus gres ntasks_per_node ntasks cpus_per_task mem exclusive",
@@ -84,15 +78,15 @@ class _Sbatch(GroupedCommand):
 
 def _job_options(function: Any) -> Any:
     """An option for each key of the job, with its sentence and its default, and for each option of sbatch."""
-    keys = {name: key for name, key in _keys().items() if name not in ("script", "arguments")}
-    for name, key in reversed(keys.items()):
-        function = _option(name, key)(function)
+    for name, key in reversed(_keys().items()):
+        if name not in ("script", "arguments"):
+            function = _option(name, key)(function)
     return function
 
 
 def _keys() -> dict[str, ConfigField]:
     """The keys of a file: those of the job, and those that are passed on."""
-    passed_on = {name: ConfigField(option.kind, None, _LISTED.get(name, "")) for name, option in _PASSED_ON.items()}
+    passed_on = {name: ConfigField(option.kind, None, _HELP.get(name, "")) for name, option in _PASSED_ON.items()}
     return fields_of(SlurmJob) | passed_on
 
 
@@ -103,7 +97,8 @@ def _option(name: str, key: ConfigField) -> Any:
     default = "" if key.default in (MISSING, None, False, (), "") else f"  [default: {text_of(key.default)}]"
     if passed_on := _PASSED_ON.get(name):
         names = [option, *([f"-{passed_on.letter}"] if passed_on.letter else [])]
-        settings = {"hidden": name not in _LISTED, "metavar": "[=VALUE]" if passed_on.takes == "?" else None}
+        settings = {"hidden": name not in " ".join(_GROUPS.values()).split()}
+        settings |= {"metavar": "[=VALUE]"} if passed_on.takes == "?" else {}
     elif int in (key.kind, *get_args(key.kind)):
         settings = {"type": _Number(), "metavar": "N"}
     names += [_LETTERS[name]] if name in _LETTERS else []
@@ -143,28 +138,28 @@ def sbatch(source: str | None, write: str | None, force: bool, submit: bool, sal
         raise click.UsageError("--from takes no SCRIPT and no options of the job: the file has them.")
     with answering():
         if source:
-            text, folders, options, wait = convert.convert(source, _note), [], [], False
+            job = SlurmJob(log_dir="")  # which makes no folder
+            text, notes = convert.convert(source)
+            _note(notes)
         else:
             job = _job(given, salloc, submit and not force)
             text = render(job, ["srunddp", *sys.argv[1:]], interactive=salloc)
-            folders = [os.path.join(job.folder, each) for each in job.log_folders]
-            options, wait = salloc_options(job) if salloc else [], "wait" in job.slurm
         if not submit:
-            _note(slurm.check(text, options, os.environ))
+            _note(slurm.check(text, salloc_options(job) if salloc else [], os.environ))
         if write or submit:
-            _save(text, write, folders, force=force)
+            _save(text, write, [os.path.join(job.folder, each) for each in job.log_folders], force=force)
         if write:
             write_stderr(f"srunddp: written: {write} -> {'bash' if salloc else 'sbatch'} {write}\n")
         elif not submit:
             click.echo(text, nl=False)
         if submit:
-            number, code = slurm.submit(text, os.environ, _note, wait=wait)
+            number, code = slurm.submit(text, os.environ, _note, wait="wait" in job.slurm)
             click.echo(number)
             sys.exit(code)
 
 
 def _job(given: Mapping[str, Any], interactive: bool, has_to_be_seen: bool) -> SlurmJob:
-    """The job, after everything worth a note has been said of it."""
+    """The job, when all notes on it have been printed."""
     paths = [path for path in map(os.path.expanduser, DEFAULTS) if os.path.exists(path)]
     settings = parse_settings(given, ["srunddp", *sys.argv[1:]], paths)
     for path in paths:
@@ -192,19 +187,17 @@ def parse_settings(
     """
     for each in command:
         validate.check_printable("the argument", each)
-    files = [*defaults, *([given["config"]] if given["config"] else [])]
     keys = _keys()
-    values = [(name, _node(given[name])) for name in keys if given[name] not in (None, ())]
-    return parse_values(keys, [*(("config", scalar_node(path)) for path in files), *values])
+    values = [(name, _node(given[name])) for name in ("config", *keys) if given[name] not in (None, ())]
+    return parse_values(keys, [*(("config", scalar_node(path)) for path in defaults), *values])
 
 
 def job_of(settings: Mapping[str, Setting]) -> SlurmJob:
     """The job of these settings."""
     values = {name: setting.value for name, setting in settings.items()}
-    passed_on = [
-        word for name, option in _PASSED_ON.items() for word in slurm_options.words(option.name, values.pop(name, None))
-    ]
-    values["sbatch_arg"] = (*passed_on, *values.get("sbatch_arg", ()))
+    further = values.pop("sbatch_arg", ())
+    words = [slurm_options.words(each.name, values.pop(name, None)) for name, each in _PASSED_ON.items()]
+    values["sbatch_arg"] = (*itertools.chain(*words), *further)
     job: SlurmJob = build(SlurmJob, values)
     return job
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,11 +19,11 @@ _TOKEN = re.compile(
     re.VERBOSE | re.MULTILINE | re.DOTALL,
 )
 _MODULES = ("torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch")
-_LOOPS = ("for", "while", "until", "select")
+_LOOPS = ("for", "while", "until")
 _BEFORE = re.compile(r"\w+=.*|then|do|else|exec|time|!|\{", re.DOTALL)  # what srun cannot stand before
 # Options of torchrun and accelerate without a value; all others take one.
 _FLAG = re.compile(
-    r"standalone|m|module|no-python|run-path|virtual-local-rank|q|quiet|cpu|mps|tpu|use-.*|multi-gpu|same-network|debug"
+    r"standalone|m|module|no-python|virtual-local-rank|q|quiet|cpu|mps|tpu|use-.*|multi-gpu|same-network|debug"
     r"|enable-cpu-affinity|dynamo-use-.*|fsdp-activation-checkpointing|(no-)?tpu-cluster|tpu-use-.*"
 )
 # Those that srun and srunddp replace; the others are noted.
@@ -35,28 +35,21 @@ _REPLACED = re.compile(
 _SIZE = re.compile(r"-[Nnc]\d*|--(?:nodes|ntasks|ntasks-per-node|cpus-per-task)(?:=.*)?", re.DOTALL)
 
 
-class _Word(NamedTuple):
-    text: str
-    start: int
-    end: int
+_Words = Sequence[re.Match[str]]
 
 
 class _Launch(NamedTuple):
-    """A command with torchrun or accelerate: what stands before the launcher, its options, and SCRIPT with the rest."""
+    """A command with torchrun or accelerate: its words before that, its options, and SCRIPT with the rest."""
 
-    before: Sequence[_Word]
-    launcher: _Word
+    words: _Words
+    before: int
     options: dict[str, str]
-    script: Sequence[_Word]
+    script: _Words
     in_loop: bool
 
 
-def convert(path: str, note: Callable[[list[str]], None]) -> str:
-    """The job script with its one launch replaced, and every other byte as it was.
-
-    Args:
-        path: the job script.
-        note: takes lines for the user.
+def convert(path: str) -> tuple[str, list[str]]:
+    """The job script with its one launch replaced and every other byte as it was, and notes for the user.
 
     Raises:
         ConfigError: it cannot be read; it has none or several launches, or one that srun cannot replace.
@@ -67,7 +60,7 @@ def convert(path: str, note: Callable[[list[str]], None]) -> str:
         found = f"{path}: {getattr(error, 'strerror', None) or 'no text in UTF-8'}"
         raise ConfigError(found, expected="a job script", hint="correct --from") from None
     launches = [launch for words, in_loop in _commands(text) if (launch := _launch(words, in_loop))]
-    lines = [text.count("\n", 0, launch.launcher.start) + 1 for launch in launches]
+    lines = [text.count("\n", 0, launch.words[launch.before].start()) + 1 for launch in launches]
     if len(launches) != 1:
         in_lines = f", in lines {', '.join(map(str, lines))}" if lines else ""
         found = f"{path}: {len(launches) or 'no'} commands with torchrun or accelerate{in_lines}"
@@ -77,26 +70,26 @@ def convert(path: str, note: Callable[[list[str]], None]) -> str:
     if obstacle := _obstacle(text, launch):
         raise ConfigError(obstacle[0], expected="one command for all ranks", hint=obstacle[1], where=where)
     lost = [f"--{name}" for name in launch.options if not _REPLACED.fullmatch(name)]
-    note([f"{where}: {', '.join(lost)}: left out; see srunddp run --help"] if lost else [])
-    start = (*launch.before, launch.launcher)[0].start
-    return f"{text[:start]}{_replacement(text, launch)} {text[launch.script[0].start :]}"
+    notes = [f"{where}: {', '.join(lost)}: left out; see srunddp run --help"] if lost else []
+    start, script = launch.words[0].start(), launch.script[0].start()
+    return f"{text[:start]}{_replacement(text, launch)} {text[script:]}", notes
 
 
-def _commands(text: str) -> Iterator[tuple[list[_Word], bool]]:
+def _commands(text: str) -> Iterator[tuple[_Words, bool]]:
     """The words of each command, and whether it is in a loop."""
-    words: list[_Word] = []
+    words: list[re.Match[str]] = []
     loops = 0
     for token in _TOKEN.finditer(text + "\n"):
         if token["word"]:
-            words.append(_Word(token["word"], token.start(), token.end()))
+            words.append(token)
         elif words and (token["separator"] or token["here"]):
-            loops += (words[0].text in _LOOPS) - (words[0].text == "done")
+            loops += (words[0][0] in _LOOPS) - (words[0][0] == "done")
             yield words, loops > 0
             words = []
 
 
-def _launch(words: list[_Word], in_loop: bool) -> _Launch | None:
-    texts = [word.text.strip("\"'") for word in words]
+def _launch(words: _Words, in_loop: bool) -> _Launch | None:
+    texts = _texts(words)
     place = next((place for place in range(len(texts)) if _starts(texts[place:])), None)
     if place is None or texts[0] in ("echo", "printf", "which", "command", "type"):
         return None
@@ -107,7 +100,11 @@ def _launch(words: list[_Word], in_loop: bool) -> _Launch | None:
         takes_next = not (equals or _FLAG.fullmatch(name))
         options[name] = texts[at + 1] if takes_next and at + 1 < len(texts) else value
         at += 2 if takes_next else 1
-    return _Launch(words[:place], words[place], options, words[at:], in_loop) if words[at:] else None
+    return _Launch(words, place, options, words[at:], in_loop) if words[at:] else None
+
+
+def _texts(words: _Words) -> list[str]:
+    return [word[0].strip("\"'") for word in words]
 
 
 def _starts(texts: Sequence[str]) -> int:
@@ -123,14 +120,13 @@ def _starts(texts: Sequence[str]) -> int:
 
 def _obstacle(text: str, launch: _Launch) -> tuple[str, str] | None:
     """What was found, and the hint."""
-    first, *rest = (word.text.strip("\"'") for word in launch.script)
+    first, *rest = _texts(launch.script)
     if launch.in_loop:
         return "a launch in a loop", "put one srun srunddp in the place of the loop by hand"
     if first.startswith("$") and any(each.endswith(".py") for each in rest):
         return f"{first} before the script may hold options", "write the options out on this line"
-    for name in ("no-python", "run-path"):
-        if name in launch.options:
-            return f"--{name}", "replace it by hand: srunddp runs a Python script"
+    if "no-python" in launch.options:
+        return "--no-python", "replace it by hand: srunddp runs a Python script"
     if re.search(r"^#SBATCH\s.*--gpus-per-task", text, re.MULTILINE):
         return "--gpus-per-task, of which there are more tasks now", "write --gpus-per-node in its place first"
     return None
@@ -138,16 +134,12 @@ def _obstacle(text: str, launch: _Launch) -> tuple[str, str] | None:
 
 def _replacement(text: str, launch: _Launch) -> str:
     """From the beginning of the command up to SCRIPT."""
-    before = [word.text for word in launch.before]
-    names = [each.rpartition("/")[2] for each in before]
-    if "srun" in names:
-        place = names.index("srun") + 1
-        before[place:] = _without_size(before[place:])
-    else:
-        place = next((place for place, each in enumerate(before) if not _BEFORE.fullmatch(each)), len(before))
-        before.insert(place, "srun")
-        place += 1
-    before[place:place] = _step(text, launch.options)
+    before = [word[0] for word in launch.words[: launch.before]]
+    place = next((at for at, each in enumerate(before) if not _BEFORE.fullmatch(each)), len(before))
+    if "srun" in before:
+        place = before.index("srun")
+        before[place:] = _without_size(before[place + 1 :])
+    before[place:place] = ["srun", *_step(text, launch.options)]
     return " ".join([*before, "srunddp", *(["-m"] if {"m", "module"} & launch.options.keys() else [])])
 
 

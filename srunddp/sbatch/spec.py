@@ -137,11 +137,11 @@ class SlurmJob:
     @property
     def log_folders(self) -> list[str]:
         """The folders that have to be there when the job starts, relative to the one that it starts in."""
-        files = [str(self.slurm[name]) for name in ("output", "error") if name in self.slurm]
-        uses_log_dir = "output" not in self.slurm or self.rank_logs or self.monitor or self.preflight
-        folders = [*([self.log_dir] if uses_log_dir else []), *(path.rpartition("/")[0] for path in files)]
-        # Slurm replaces %j and the like in a file's name.
-        return [each for each in dict.fromkeys(folders) if each and (each == self.log_dir or "%" not in each)]
+        in_log_dir = "output" not in self.slurm or self.rank_logs or self.monitor or self.preflight
+        of_files = [str(self.slurm.get(name, "")).rpartition("/")[0] for name in ("output", "error")]
+        # In a file's name Slurm replaces %j and the like.
+        plain = [folder for folder in of_files if "%" not in folder]
+        return [*filter(None, dict.fromkeys([self.log_dir if in_log_dir else "", *plain]))]
 
     @property
     def command(self) -> str:

@@ -113,8 +113,8 @@ def _of_options(job: SlurmJob, interactive: bool) -> Iterator[_Problem]:
     receiver, _, rest = job.warning.rpartition(":")
     found = f"--signal {job.signal!r}"
     yield "B" in receiver, found, "a signal for the ranks, not the batch shell", f"write {rest}"
-    names = [*(name for name in job.slurm if name in OPTIONS and OPTIONS[name].batch_only)]
-    for name in [*names, *(["requeue"] if job.requeue else [])]:
+    batch_only = [name for name in job.slurm if name in OPTIONS and OPTIONS[name].batch_only]
+    for name in [*batch_only, *(["requeue"] if job.requeue else [])]:
         found, hint = f"--salloc with --{name}", "remove it, or submit the job with sbatch"
         yield interactive, found, "an option that salloc knows", hint
     yield from _of_arguments(job)
@@ -162,19 +162,19 @@ def script_problem(job: SlurmJob) -> tuple[str, str] | None:
         return None
     try:
         text = Path(path).read_bytes()
-        first = text.partition(b"\n")[0]
-        if first.startswith(b"#!") and b"python" not in first:
-            found = f"{job.script} is no Python script: it begins with {first.decode(errors='replace')}"
-            return found, f"srunddp sbatch --from {job.script}, if it is a job script with torchrun or accelerate"
+        if re.match(rb"#!(?!.*python)", text):
+            hint = f"if it starts torchrun or accelerate: srunddp sbatch --from {job.script}"
+            return f"{job.script} is a shell script", hint
         if not text.startswith(b"PK"):  # an archive that Python runs
             with warnings.catch_warnings(action="ignore"):
                 ast.parse(text)
     except OSError as error:
-        found = f"{job.script} is not seen here: {os.strerror(error.errno or 0)}"
-        return found, "correct the path; --stage and containers need none"
+        return f"{job.script} is not seen here: {os.strerror(error.errno or 0)}", "correct the path, or add --force"
     except (SyntaxError, ValueError) as error:
-        line = getattr(error, "lineno", None) or 1
-        return f"{job.script}:{line}: {getattr(error, 'msg', error)}", "correct the script"
+        return (
+            f"{job.script}:{getattr(error, 'lineno', None) or 1}: {getattr(error, 'msg', error)}",
+            "correct the script",
+        )
     return None
 
 

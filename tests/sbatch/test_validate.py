@@ -137,7 +137,11 @@ def test_size_follows_the_options_that_are_passed_on(
 @pytest.mark.parametrize(
     ("text", "said", "hint"),
     [
-        ("#!/bin/bash\ntorchrun train.py\n", "begins with #!/bin/bash", "srunddp sbatch --from job, if it is a job"),
+        (
+            "#!/bin/bash\ntorchrun train.py\n",
+            "job is a shell script",
+            "if it starts torchrun or accelerate: srunddp sbatch --from job",
+        ),
         ("a = 1\nfor\n", "job:2: invalid syntax", "correct the script"),
         ("\0", "job:1: source code string cannot contain null bytes", "correct the script"),
         (None, "job is not seen here: No such file", "correct the path"),
