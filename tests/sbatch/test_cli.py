@@ -204,6 +204,7 @@ def test_every_option_of_sbatch_gets_through_by_its_names(called: Callable[..., 
     may = [f"--{name}=x" for name, option in OPTIONS.items() if option.takes == "?"]
     assert {*may} <= {*directives(called(*may, "train.py"))}
     letters = {name: option.letter for name, option in OPTIONS.items() if option.letter}
+    assert {*letters.values()} == {*"aAbBCdDeFGHikLMnoOpqQsSvwWx"}  # all of 22.05 but our own, -m, -h and -V
     words = [f"-{letter}{values[name].removeprefix('=')}" for name, letter in letters.items()]
     assert {f"--{name}{values[name]}" for name in letters} <= {*directives(called(*words, "train.py"))}
 
