@@ -9,7 +9,8 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from types import MappingProxyType
+from typing import Any, NamedTuple, TypeVar
 
 import yaml
 
@@ -81,7 +82,32 @@ def read_config(kind: type[T], arguments: Sequence[str] | None = None) -> T:
 
 def parse_options(kind: type[T], options: Sequence[tuple[str, yaml.Node]]) -> T:
     """As :func:`read_config`, from names without dashes in front, ``config`` among them, and values."""
-    keys, removed = fields_of(kind), removed_settings(kind)
+    keys = fields_of(kind)
+    values = {name: setting.value for name, setting in parse_values(keys, options, removed_settings(kind)).items()}
+    for name, key in keys.items():
+        if key.default is MISSING and name not in values:
+            raise config_error(f"{name} is not given", expected(key.kind), f"add --{name}=VALUE")
+    filled: T = build(kind, values)
+    return filled
+
+
+class Setting(NamedTuple):
+    """A value that was given, and the file that it is from; empty for the command line."""
+
+    value: Any
+    path: str
+
+
+def parse_values(
+    keys: Mapping[str, ConfigField],
+    options: Sequence[tuple[str, yaml.Node]],
+    removed: Mapping[str, str] = MappingProxyType({}),
+) -> dict[str, Setting]:
+    """What the options and the files of each ``config`` among them give, by key; a later file wins.
+
+    Raises:
+        ConfigError: a key is unknown, or given twice in a file; a value is of another type; a file is wrong.
+    """
     given: dict[str, _Given] = {}
     for name, node in options:
         if name == "config":
@@ -90,12 +116,7 @@ def parse_options(kind: type[T], options: Sequence[tuple[str, yaml.Node]]) -> T:
         if name != "config":
             one = _Given(f"--{name}", node)
             given[_known(name, keys, removed, one)] = one
-    values = {name: _value(one, keys[name]) for name, one in given.items()}
-    for name, key in keys.items():
-        if key.default is MISSING and name not in values:
-            raise config_error(f"{name} is not given", expected(key.kind), f"add --{name}=VALUE")
-    filled: T = build(kind, values)
-    return filled
+    return {name: Setting(_value(one, keys[name]), one.path) for name, one in given.items()}
 
 
 def save_config(path: str | os.PathLike[str], config: Any) -> None:

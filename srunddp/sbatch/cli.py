@@ -1,7 +1,8 @@
-"""The command ``srunddp sbatch``: a job script from options and a YAML file. It may print and exit."""
+"""The command ``srunddp sbatch``: a job script from options and YAML files. It may print and exit."""
 
 from __future__ import annotations
 
+import itertools
 import os
 import shutil
 import sys
@@ -13,81 +14,192 @@ from typing import Any, get_args, get_origin
 import click
 import yaml
 
-from srunddp.config.parse import parse_options
-from srunddp.config.schema import fields_of, scalar_node, text_of
+from srunddp.config.parse import Setting, parse_values
+from srunddp.config.schema import NULLS, ConfigField, build, fields_of, scalar_node, text_of
 from srunddp.errors import ConfigError
+from srunddp.sbatch import convert, slurm_options, validate
 from srunddp.sbatch import submit as slurm
-from srunddp.sbatch import validate
 from srunddp.sbatch.render import render, salloc_options
 from srunddp.sbatch.spec import SlurmJob
 from srunddp.util.atomic_file import replace_file
 from srunddp.util.click_types import answering
 from srunddp.util.console import write_stderr
+from srunddp.util.option_groups import GroupedCommand, after_script
+
+# A site's defaults, and a user's, which win over them.
+DEFAULTS = ("/etc/srunddp/sbatch.yaml", "~/.config/srunddp/sbatch.yaml")
+_LETTERS = {"job_name": "-J", "nodes": "-N", "cpus_per_task": "-c", "time": "-t", "module": "-m"}
+_PASSED_ON = {name.replace("-", "_"): option for name, option in slurm_options.OPTIONS.items()}
+# What --help says of sbatch's own options; it lists those of the groups.
+_HELP = {
+    "constraint": "Features of the nodes.",
+    "exclusive": "No other job on the nodes; =user for none of other users.",
+    "ntasks": "Number of ranks on all nodes.",
+    "gpus": "Number of GPUs on all nodes.",
+    "array": "Indexes of a job array, such as 0-7%2.",
+    "dependency": "Start after other jobs, such as afterok:4711.",
+    "output": "The job's log; LOG_DIR/%x-%j.out unless given.",
+    "error": "A log of its own for standard error.",
+    "mail_type": "When to send mail, such as END,FAIL.",
+}
+_GROUPS = {
+    "Resources": "nodes gpus_per_node gpus gres ntasks_per_node ntasks cpus_per_task mem exclusive",
+    "Where it runs": "partition account qos constraint reservation nodelist exclude",
+    "Environment": "modules module_purge venv conda env setup srunddp offline",
+    "The ranks": "module backend ifaces mpi run_options srun_arg",
+    "Time limit and requeue": "time requeue signal array dependency",
+    "Logs, check, monitoring": "job_name log_dir output error rank_logs monitor preflight mail_type mail_user",
+    "Containers": "container container_image container_mounts",
+    "Staging": "stage data stage_exclude",
+    "Output of this command": "config source write force submit salloc",
+    "Other options of sbatch": "sbatch_arg",
+}
+
+
+class _Number(click.ParamType[Any]):
+    """An integer, or ``none`` for no value."""
+
+    name = "integer"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        return value if str(value).lower() in NULLS else click.INT.convert(value, param, ctx)
+
+
+class _Sbatch(GroupedCommand):
+    """Takes every option of sbatch."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """See click."""
+        options = [each for each in self.params if isinstance(each, click.Option)]
+        known = {name for each in options for name in (*each.opts, *each.secondary_opts)}
+        with_value = {name for each in options if not each.is_flag for name in each.opts}
+        return super().parse_args(ctx, slurm_options.rewrite(args, known, with_value))
 
 
 def _job_options(function: Any) -> Any:
-    """An option for each key of the job, with its sentence and its default."""
-    for name, key in reversed(fields_of(SlurmJob).items()):
+    """An option for each key of the job, with its sentence and its default, and for each option of sbatch."""
+    for name, key in reversed(_keys().items()):
         if name not in ("script", "arguments"):
-            default = "" if key.default in (MISSING, None, False, (), "") else f"  [default: {text_of(key.default)}]"
-            option = validate.option(name)
-            function = click.option(
-                f"{option}/--no-{option[2:]}" if key.kind is bool else option,
-                name,
-                default=None,
-                metavar="N" if int in (key.kind, *get_args(key.kind)) else None,
-                multiple=get_origin(key.kind) is tuple,
-                help=key.sentence[:1].upper() + key.sentence[1:] + default,
-            )(function)
+            function = _option(name, key)(function)
     return function
 
 
-@click.command(context_settings={"allow_interspersed_args": False, "help_option_names": ["-h", "--help"]})
+def _keys() -> dict[str, ConfigField]:
+    """The keys of a file: those of the job, and those that are passed on."""
+    passed_on = {name: ConfigField(option.kind, None, _HELP.get(name, "")) for name, option in _PASSED_ON.items()}
+    return fields_of(SlurmJob) | passed_on
+
+
+def _option(name: str, key: ConfigField) -> Any:
+    option = validate.option(name)
+    settings: dict[str, Any] = {}
+    names = [f"{option}/--no-{option[2:]}" if bool in (key.kind, *get_args(key.kind)) else option]
+    default = "" if key.default in (MISSING, None, False, (), "") else f"  [default: {text_of(key.default)}]"
+    if passed_on := _PASSED_ON.get(name):
+        names = [option, *([f"-{passed_on.letter}"] if passed_on.letter else [])]
+        settings = {"hidden": name not in " ".join(_GROUPS.values()).split()}
+        settings |= {"metavar": "[=VALUE]"} if passed_on.takes == "?" else {}
+    elif int in (key.kind, *get_args(key.kind)):
+        settings = {"type": _Number(), "metavar": "N"}
+    names += [_LETTERS[name]] if name in _LETTERS else []
+    names += ["--tasks-per-node"] if name == "ntasks_per_node" else []
+    text = key.sentence[:1].upper() + key.sentence[1:] + default
+    several = get_origin(key.kind) is tuple
+    return click.option(*names, name, default=None, multiple=several, help=text, **settings)
+
+
+@click.command(
+    cls=_Sbatch,
+    groups=_GROUPS,
+    context_settings={"allow_interspersed_args": False, "help_option_names": ["-h", "--help"]},
+    epilog="Every other option of sbatch is passed on, by its name or its letter (not -m): see man sbatch. Defaults of "
+    f"a site and a user: {' and '.join(DEFAULTS)}, with the same keys as --config.",
+)
 @_job_options
 @click.option("--config", metavar="FILE", help="YAML with these keys; the command line wins over it.")
-@click.option("--output", metavar="FILE", help="Write the script there, and make the log folder.")
-@click.option("--force", is_flag=True, help="With --output: replace a file that is there.")
+@click.option("--from", "source", metavar="FILE", help="Convert a job script that starts torchrun or accelerate.")
+@click.option("--write", metavar="FILE", help="Write the script to FILE, and make the log folder.")
+@click.option("--force", is_flag=True, help="Replace FILE of --write; submit a SCRIPT that is not seen here.")
 @click.option("--submit", is_flag=True, help="Make the log folder, submit the job, and print its number.")
-@click.option("--salloc", is_flag=True, help="For an interactive allocation: started by bash.")
+@click.option("--salloc", is_flag=True, help="For an interactive allocation: a script that is started by bash.")
 @click.argument("script", required=False)
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[ARGUMENTS]...")
-def sbatch(output: str | None, force: bool, submit: bool, salloc: bool, **given: Any) -> None:
+def sbatch(source: str | None, write: str | None, force: bool, submit: bool, salloc: bool, **given: Any) -> None:
     """Write the job script that trains SCRIPT on Slurm.
 
     \b
     srunddp sbatch --nodes=2 --gpus-per-node=8 --cpus-per-task=8 --time=4:00:00 train.py --epochs=20
     srunddp sbatch --config=job.yaml --submit
+    srunddp sbatch --from=torchrun.sh --write=job.sh
     """
     if salloc and submit:
-        raise click.UsageError("--salloc and --submit exclude each other: bash starts what --output=FILE writes.")
+        raise click.UsageError("--salloc and --submit exclude each other: bash starts what --write=FILE writes.")
+    if source and (salloc or any(value not in (None, ()) for value in given.values())):
+        raise click.UsageError("--from takes no SCRIPT and no options of the job: the file has them.")
     with answering():
-        command = ["srunddp", *sys.argv[1:]]
-        requested = parse_job(given, command)
-        job = _with_defaults(requested, os.environ)
-        validate.check(job, interactive=salloc)
-        text = render(job, command, interactive=salloc)
-        _note([f"no environment is named: {job.venv}, which is active here"] if job.venv != requested.venv else [])
-        _note(validate.notes(job, {} if salloc else os.environ))
+        if source:
+            job = SlurmJob(log_dir="")  # which makes no folder
+            text, notes = convert.convert(source)
+            _note(notes)
+        else:
+            job = _job(given, salloc, submit and not force)
+            text = render(job, ["srunddp", *sys.argv[1:]], interactive=salloc)
         if not submit:
             _note(slurm.check(text, salloc_options(job) if salloc else [], os.environ))
-        if output or submit:
-            _save(text, output, job.log_dir, force=force)
-        else:
+        if write or submit:
+            _save(text, write, [os.path.join(job.folder, each) for each in job.log_folders], force=force)
+        if write:
+            write_stderr(f"srunddp: written: {write} -> {'bash' if salloc else 'sbatch'} {write}\n")
+        elif not submit:
             click.echo(text, nl=False)
         if submit:
-            click.echo(slurm.submit(text, os.environ, _note))
+            number, code = slurm.submit(text, os.environ, _note, wait="wait" in job.slurm)
+            click.echo(number)
+            sys.exit(code)
 
 
-def parse_job(given: Mapping[str, Any], command: Sequence[str]) -> SlurmJob:
-    """The job as the options, by key, and the file of ``--config`` have it; the script will quote the command.
+def _job(given: Mapping[str, Any], interactive: bool, has_to_be_seen: bool) -> SlurmJob:
+    """The job, when all notes on it have been printed."""
+    paths = [path for path in map(os.path.expanduser, DEFAULTS) if os.path.exists(path)]
+    settings = parse_settings(given, ["srunddp", *sys.argv[1:]], paths)
+    for path in paths:
+        of_path = {name: text_of(value) for name, (value, source) in settings.items() if source == path}
+        _note([f"{path}: {', '.join(f'{name}={value}' for name, value in of_path.items())}"] if of_path else [])
+    requested = job_of(settings)
+    job = _with_defaults(requested, os.environ)
+    validate.check(job, interactive=interactive)
+    problem = validate.script_problem(job)
+    if problem and has_to_be_seen and not (job.stage or job.in_container):
+        raise ConfigError(problem[0], expected="a Python script to submit", hint=problem[1])
+    _note([f"no environment is named: {job.venv}, which is active here"] if job.venv != requested.venv else [])
+    _note(validate.notes(job, {} if interactive else os.environ))
+    _note(after_script(click.get_current_context(), given["arguments"]) if given["script"] else [])
+    return job
+
+
+def parse_settings(
+    given: Mapping[str, Any], command: Sequence[str], defaults: Sequence[str] = ()
+) -> dict[str, Setting]:
+    """What options, by key, and the files of defaults and ``--config`` give; the script will quote the command.
 
     Raises:
-        ConfigError: a value is of another type; a key is unknown; a letter cannot be printed.
+        ConfigError: a value is of another type; a key is unknown; a character is not printable.
     """
     for each in command:
         validate.check_printable("the argument", each)
-    names = ("config", *fields_of(SlurmJob))
-    return parse_options(SlurmJob, [(name, _node(given[name])) for name in names if given[name] not in (None, ())])
+    keys = _keys()
+    values = [(name, _node(given[name])) for name in ("config", *keys) if given[name] not in (None, ())]
+    return parse_values(keys, [*(("config", scalar_node(path)) for path in defaults), *values])
+
+
+def job_of(settings: Mapping[str, Setting]) -> SlurmJob:
+    """The job of these settings."""
+    values = {name: setting.value for name, setting in settings.items()}
+    further = values.pop("sbatch_arg", ())
+    words = [slurm_options.words(each.name, values.pop(name, None)) for name, each in _PASSED_ON.items()]
+    values["sbatch_arg"] = (*itertools.chain(*words), *further)
+    job: SlurmJob = build(SlurmJob, values)
+    return job
 
 
 def _node(value: str | bool | tuple[str, ...]) -> yaml.Node:
@@ -121,15 +233,17 @@ def _note(lines: Iterable[str]) -> None:
         write_stderr(f"srunddp: note: {line}\n")
 
 
-def _save(text: str, output: str | None, log_dir: str, *, force: bool) -> None:
-    """Make the log folder, and write the script to a file that may be run."""
-    if output and os.path.lexists(output) and not force:
-        raise ConfigError(f"{output} is there", expected="a new file", hint="name another, or add --force")
+def _save(text: str, path: str | None, folders: Sequence[str], *, force: bool) -> None:
+    """Make the folders of logs, and write the script to a file that may be run."""
+    if path and os.path.lexists(path) and not force:
+        raise ConfigError(f"{path} exists", expected="a new file", hint="choose another name, or add --force")
     try:
-        os.makedirs(log_dir, exist_ok=True)
-        if output:
-            replace_file(Path(output), text.encode())
-            os.chmod(output, 0o755)
+        for folder in folders:
+            os.makedirs(folder, exist_ok=True)
+        if path:
+            replace_file(Path(path), text.encode())
+            os.chmod(path, 0o755)
     except OSError as error:
-        found, hint = f"{error.filename}: {os.strerror(error.errno or 0)}", "name another --log-dir or --output"
-        raise ConfigError(found, expected="a place to write to", hint=hint) from None
+        found = f"{error.filename}: {os.strerror(error.errno or 0)}"
+        hint = "choose another --log-dir, --output or --write"
+        raise ConfigError(found, expected="a folder that can be written to", hint=hint) from None

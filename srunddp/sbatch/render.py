@@ -6,28 +6,23 @@ import glob
 import os
 import re
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from shlex import quote as word
 
+from srunddp.sbatch.slurm_options import split
 from srunddp.sbatch.spec import SlurmJob
 
 _SLEEP = 600  # longer than Slurm takes to end a job
 _REPORT = 120  # seconds, for all nodes wait for it
-# Options that sbatch and salloc have in common, in the order in which they are written.
-_NAMES = (
-    "job_name", "partition", "account", "qos", "constraint", "reservation", "nodelist", "exclude", "nodes",
-    "ntasks_per_node", "gpus_per_node", "gres", "cpus_per_task", "mem", "time", "array", "dependency", "signal",
-    "exclusive",
-)  # fmt: skip
 _WHY = {
     "ntasks-per-node": "One rank takes one GPU, and sees all of its node: bound to one, it could not use NVLink.",
-    "signal": "The ranks are warned so many seconds before the end, and write a checkpoint.",
+    "signal": "The ranks get this signal so many seconds before the time limit, and write a checkpoint.",
 }
-_NONE = (None, "", False)
 _CPUS = [
-    "# Since Slurm 22.05 srun does not take this over from the job.",
+    "# Since Slurm 22.05 srun does not read this option of the job.",
     'export SRUN_CPUS_PER_TASK="$SLURM_CPUS_PER_TASK"',
 ]
+_UNSET = "# What follows may read variables that are not set."
 _NO_VENV = "unset VIRTUAL_ENV  # that of the shell which submitted this"
 
 
@@ -48,6 +43,7 @@ def render(job: SlurmJob, command: Sequence[str], *, interactive: bool = False) 
         _environment(job),
         [f"export {name}={word(value)}" for name, _, value in (each.partition("=") for each in job.env)],
         _CPUS if job.cpus_per_task else [],
+        [_UNSET, "set +u", *job.setup, "set -u"] if job.setup else [],
         [f"mkdir -p -- {word(job.log_dir)}"] if interactive and job.preflight else [],
         _traps(job),
         _stage(job),
@@ -58,31 +54,44 @@ def render(job: SlurmJob, command: Sequence[str], *, interactive: bool = False) 
 
 
 def _head(job: SlurmJob, command: Sequence[str], interactive: bool) -> list[str]:
-    ranks = f"{job.tasks} {'rank' if job.tasks == 1 else 'ranks'}"
-    size = f"1 node, {ranks}" if job.nodes == 1 else f"{job.nodes} nodes, {ranks} on each"
-    start = "bash THIS_FILE" if interactive else f"mkdir -p -- {word(job.log_dir)} && sbatch THIS_FILE"
+    folders = shlex.join(job.log_folders)
+    make = f"mkdir -p -- {folders} && " if folders else ""
+    start = "bash THIS_FILE" if interactive else f"{make}sbatch THIS_FILE"
     return [
         "#!/bin/bash",
-        f"# {job.script} on {size}; written by",
+        f"# {job.script}{_size(job)}; written by",
         f"#     {shlex.join(command)}",
         "# To be started in the folder that its paths are relative to:",
         f"#     {start}",
     ]
 
 
+def _size(job: SlurmJob) -> str:
+    if not (job.node_count and job.tasks):
+        return ""
+    ranks = f"{job.tasks} {'rank' if job.tasks == 1 else 'ranks'}"
+    return f" on 1 node, {ranks}" if job.node_count == 1 else f" on {job.node_count} nodes, {ranks} on each"
+
+
 def directives(job: SlurmJob) -> list[str]:
     """The lines that sbatch reads, each with its reason where it has one."""
     lines: list[str] = []
-    for name, value in _requested(job).items():
-        explained = name in _WHY and (job.gpus or name != "ntasks-per-node")
+    for name, value in _requested(job):
+        explained = name in _WHY and (job.has_gpus or name != "ntasks-per-node")
         lines += [f"# {_WHY[name]}"] if explained else []
         lines.append(directive(name, value))
-    lines += ["# Slurm does not make this folder; where it is missing the job ends at once, without a word."]
-    # In this option Slurm replaces %j and the like.
-    lines += [directive("output", job.log_dir.replace("%", "%%") + ("/%x-%A_%a.out" if job.array else "/%x-%j.out"))]
+    if "output" not in job.slurm:
+        # In this option Slurm replaces %j and the like.
+        output = job.log_dir.replace("%", "%%") + ("/%x-%A_%a.out" if "array" in job.slurm else "/%x-%j.out")
+        lines += ["# Slurm does not make this folder; if it is missing the job ends at once, without a message."]
+        lines += [directive("output", output)]
     if job.requeue:
         lines += ["# Slurm may start the job again, under its number.", directive("requeue", True)]
-    return [*lines, "# Each start writes behind the one before.", directive("open-mode", "append")]
+    elif job.requeue is False:
+        lines += [directive("no-requeue", True)]
+    if "open-mode" not in job.slurm:
+        lines += ["# Each start appends to the log of the one before.", directive("open-mode", "append")]
+    return lines
 
 
 def directive(option: str, value: object) -> str:
@@ -100,16 +109,26 @@ def salloc_options(job: SlurmJob) -> list[str]:
     return _words(_requested(job))
 
 
-def _requested(job: SlurmJob) -> dict[str, object]:
-    decided: dict[str, object] = {"job_name": job.name, "ntasks_per_node": job.tasks, "signal": job.warning}
-    found = {name.replace("_", "-"): decided.get(name, getattr(job, name)) for name in _NAMES}
-    return {name: value for name, value in found.items() if value not in _NONE}
+def _requested(job: SlurmJob) -> list[tuple[str, str | int | bool]]:
+    """Options that sbatch and salloc have in common, and those that are passed on."""
+    requested = [
+        ("job-name", job.name),
+        *map(split, job.sbatch_arg),
+        ("nodes", job.node_count),
+        ("ntasks-per-node", job.tasks),
+        ("gpus-per-node", job.gpus_per_node),
+        ("gres", job.gres),
+        ("cpus-per-task", job.cpus_per_task),
+        ("mem", job.mem),
+        ("time", job.time),
+        ("signal", job.warning),
+    ]
+    return [(name, value) for name, value in requested if value]
 
 
-def _words(options: Mapping[str, object]) -> list[str]:
-    """Options by their names; True for one without a value."""
-    given = [(name, value) for name, value in options.items() if value not in _NONE]
-    return [f"--{name}" if value is True else f"--{name}={value}" for name, value in given]
+def _words(options: Iterable[tuple[str, object]]) -> list[str]:
+    """Options by their names; True for one without a value, and nothing for None, False and an empty text."""
+    return [f"--{name}" if value is True else f"--{name}={value}" for name, value in options if value]
 
 
 def _allocation(job: SlurmJob) -> list[str]:
@@ -127,7 +146,7 @@ def _modules(job: SlurmJob) -> list[str]:
     if not job.modules and not job.module_purge:
         return []
     return [
-        "# Modules read variables that are not set.",
+        _UNSET,
         "set +u",
         *(["module purge"] if job.module_purge else []),
         *(["module load " + " ".join(map(word, job.modules))] if job.modules else []),
@@ -139,7 +158,7 @@ def _environment(job: SlurmJob) -> list[str]:
     """The activation of a virtual or a conda environment."""
     if job.conda:
         return [
-            "# conda's functions read variables that are not set.",
+            _UNSET,
             "set +u",
             'eval "$("${CONDA_EXE:-conda}" shell.bash hook)"',
             f"conda activate {word(job.conda)}",
@@ -158,7 +177,7 @@ def _environment(job: SlurmJob) -> list[str]:
 
 
 def _traps(job: SlurmJob) -> list[str]:
-    """Where something follows upon the training; staged copies go with the script, however that ends."""
+    """If something follows the training; staged copies are removed with the script, however that ends."""
     if not (job.stage or job.monitor or job.requeue):
         return []
     clean_up = [
@@ -194,13 +213,14 @@ def _stage(job: SlurmJob) -> list[str]:
 def _preflight(job: SlurmJob) -> list[str]:
     if not job.preflight:
         return []
-    words = shlex.join([*_common_options(job), f"--output-dir={job.log_dir}", job.script or ""])
-    why = "# Where a node, a network or the environment is not fit, the job ends here with 69."
+    script = [] if job.module else [job.script or ""]
+    words = shlex.join([*_common_options(job), f"--output-dir={job.log_dir}", *script])
+    why = "# If a node, a network or the environment fails the check, the job ends here with exit code 69."
     return [why, *_continued([*_srun(job), f"{_command(job)} check {words}"])]
 
 
 def _training(job: SlurmJob) -> list[list[str]]:
-    """The step that trains, and what follows upon it, in sections."""
+    """The step that trains, and what follows it, in sections."""
     why = ["# The first rank that fails ends the others."]
     step = [*_srun(job), *_run(job)]
     if not (job.requeue or job.monitor):
@@ -211,15 +231,15 @@ def _training(job: SlurmJob) -> list[list[str]]:
 
 def _srun(job: SlurmJob) -> list[str]:
     """srun with its options, up to the command on each node, in lines."""
-    # Also where the site gives jobs no variables, the ranks get the script's.
+    # The ranks get the script's variables, even if the site gives jobs none.
     fixed = ["srun", "--export=ALL", "--kill-on-bad-exit=1"]
-    options = {"chdir": job.stage and "/", "gpu-bind": job.gpus and "none", "mpi": job.mpi}
-    return [shlex.join([*fixed, *_words(options)]), *_container(job)]
+    options = [("chdir", job.stage and "/"), ("gpu-bind", job.has_gpus and "none"), ("mpi", job.mpi)]
+    return [shlex.join([*fixed, *_words(options), *job.srun_arg]), *_container(job)]
 
 
 def _container(job: SlurmJob) -> list[str]:
     if job.container:
-        gpus = "--nv " if job.gpus else ""
+        gpus = "--nv " if job.has_gpus else ""
         return [f'apptainer exec {gpus}--bind "$PWD" --pwd "$PWD" {word(job.container)}']
     if job.container_image:
         mounts = "".join(f",{word(each)}" for each in job.container_mounts)
@@ -234,9 +254,10 @@ def _container(job: SlurmJob) -> list[str]:
 def _run(job: SlurmJob) -> list[str]:
     """``srunddp run`` in its lines: the options, and the script with its arguments."""
     logs, samples = (job.log_dir if wanted else None for wanted in (job.rank_logs, job.monitor))
-    more = _words({"offline": job.offline, "log-dir": logs, "monitor": job.monitor, "monitor-dir": samples})
+    paths = [("log-dir", logs), ("monitor", job.monitor), ("monitor-dir", samples)]
+    more = _words([("offline", job.offline), *paths])
     options = [*_common_options(job), *more, *job.run_options]
-    script = shlex.join((job.script or "", *job.arguments))
+    script = shlex.join((*(("-m",) if job.module else ()), job.script or "", *job.arguments))
     if not options:
         return [f"{_command(job)} run {script}"]
     return [f"{_command(job)} run {shlex.join(options)}", script]
@@ -244,7 +265,7 @@ def _run(job: SlurmJob) -> list[str]:
 
 def _common_options(job: SlurmJob) -> list[str]:
     """Of ``srunddp run`` and ``srunddp check``."""
-    return _words({"staged": job.stage, "backend": job.backend, "ifaces": job.ifaces})
+    return _words([("staged", job.stage), ("backend", job.backend), ("ifaces", job.ifaces)])
 
 
 def _command(job: SlurmJob) -> str:
@@ -256,7 +277,7 @@ def _await_end(job: SlurmJob) -> list[str]:
         return []
     return [
         "# 143: there is a checkpoint, and Slurm is about to end the job. One that is preempted, and ends by itself",
-        "# before that, would be taken for done.",
+        "# before that, would count as done.",
         'if [ "$code" = 143 ] && [ -z "$ended" ]; then',
         *(["  clean_up"] if job.stage else []),
         f"  sleep {_SLEEP} || true",
@@ -273,7 +294,7 @@ def _report(job: SlurmJob) -> list[str]:
     report = f'{word(job.command)} report "$SLURM_JOB_ID" --monitor-dir={word(job.log_dir)} || true'
     first, *rest = [*step, report]
     return [
-        "# Where Slurm ends the job there is no time for it: the same command writes it later.",
+        "# If Slurm ends the job there is no time for a report: the same command writes it later.",
         'if [ -z "$ended" ]; then',
         *_indented(_continued([f"timeout --foreground {_REPORT} {first}", *rest])),
         "fi",

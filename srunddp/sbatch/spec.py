@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Literal
 
+from srunddp.sbatch.slurm_options import split
+
 
 @dataclass(frozen=True, kw_only=True)
 class SlurmJob:
@@ -14,36 +16,38 @@ class SlurmJob:
 
     Attributes:
         script: the training script; also the first argument.
-        arguments: the script's; also all that follows it.
-        nodes: how many.
-        gpus_per_node: as Slurm has it, 4 or a100:4.
+        arguments: arguments of the script; also all that follows it.
+        module: SCRIPT is a module's name, as in python -m.
+        nodes: number of nodes; 1 unless ntasks is given.
+        gpus_per_node: GPUs on each node, such as 4 or a100:4.
         ntasks_per_node: ranks on each node; one for each GPU unless given, or 1 without GPUs.
         modules: environment modules to load, in this order.
         module_purge: unload all modules first.
         venv: folder of a virtual environment; the active one unless another environment is named.
         conda: name or folder of a conda environment.
-        env: NAME=VALUE to export, NCCL's settings among them.
+        env: NAME=VALUE to export, for example a setting of NCCL.
+        setup: a line of bash that is run before the step, such as "source setup.sh" or "ulimit -c 0".
         backend: for srunddp.init(): nccl, gloo or auto.
         ifaces: which interface each node uses; see etc/ifaces.conf.
-        log_dir: folder for all output.
-        rank_logs: a file for each rank's output besides, in log_dir.
-        preflight: run srunddp check before the training, which is not started where that finds a failure.
-        offline: nothing is downloaded: srunddp run --offline.
-        srunddp: the command on the nodes; the environment's own, or else the one that is running.
+        log_dir: folder for the logs.
+        rank_logs: write each rank's output to a file of its own in log_dir, too.
+        preflight: run srunddp check first; the training is not started if that finds a failure.
+        offline: Offline mode for Hugging Face: srunddp run --offline.
+        srunddp: path of srunddp on the nodes; the environment's own unless given, or else the one that is running.
         run_options: further options of srunddp run.
         job_name: the script's name without its ending unless given.
         gres: such as gpu:4 or gpu:a100:4, instead of gpus_per_node.
-        cpus_per_task: for each rank, its loader workers included.
-        mem: for each node, such as 64G; 0 for all of it.
-        time: limit, such as 04:00:00 or 1-12:00:00.
-        partition, account, qos, constraint, reservation, nodelist, exclude, array, dependency: as sbatch has it.
-        exclusive: no other job on the nodes.
-        requeue: a job that is warned of its end, or preempted, is started again; the script has to resume.
-        signal: with which the ranks are warned, and how many seconds before the end; auto is USR2@120 with requeue.
+        cpus_per_task: CPUs of each rank, for its loader workers too.
+        mem: memory on each node, such as 64G; 0 for all of it.
+        time: time limit, such as 04:00:00 or 1-12:00:00.
+        requeue: start the job again when its time limit or a preemption ends it; the script has to resume.
+        signal: NAME@SECONDS, sent to all ranks before the time limit; auto is USR2@120 with requeue, else none.
         mpi: for srun's --mpi, such as pmi2; empty for the site's default.
-        container: an Apptainer image, which has srunddp.
+        srun_arg: an option of srun for the ranks, such as --cpu-bind=cores.
+        sbatch_arg: an option of sbatch that srunddp does not know, such as one of a plug-in.
+        container: an Apptainer image that has srunddp. Slurm's own --container is --sbatch-arg=--container=BUNDLE.
         container_image: for pyxis; an image that has srunddp.
-        container_mounts: for pyxis, SOURCE:TARGET; this folder is mounted in any case.
+        container_mounts: for pyxis, SOURCE:TARGET; the working folder is always mounted.
         monitor: whole seconds between samples of each node's use: srunddp run --monitor; srunddp report follows the
             training.
         stage: bring the environment and this folder to nodes that do not see them, by srunddp stage push.
@@ -53,7 +57,8 @@ class SlurmJob:
 
     script: str | None = None
     arguments: tuple[str, ...] = ()
-    nodes: int = 1
+    module: bool = False
+    nodes: int | None = None
     gpus_per_node: str | None = None
     ntasks_per_node: int | None = None
     modules: tuple[str, ...] = ()
@@ -61,6 +66,7 @@ class SlurmJob:
     venv: str | None = None
     conda: str | None = None
     env: tuple[str, ...] = ()
+    setup: tuple[str, ...] = ()
     backend: Literal["nccl", "gloo", "auto"] | None = None
     ifaces: str | None = None
     log_dir: str = "logs"
@@ -74,19 +80,11 @@ class SlurmJob:
     cpus_per_task: int | None = None
     mem: str | None = None
     time: str | None = None
-    partition: str | None = None
-    account: str | None = None
-    qos: str | None = None
-    constraint: str | None = None
-    reservation: str | None = None
-    exclusive: bool = False
-    nodelist: str | None = None
-    exclude: str | None = None
-    array: str | None = None
-    dependency: str | None = None
-    requeue: bool = False
+    requeue: bool | None = None
     signal: str = "auto"
     mpi: str = ""
+    srun_arg: tuple[str, ...] = ()
+    sbatch_arg: tuple[str, ...] = ()
     container: str | None = None
     container_image: str | None = None
     container_mounts: tuple[str, ...] = ()
@@ -101,28 +99,60 @@ class SlurmJob:
         return bool(self.container or self.container_image)
 
     @property
+    def slurm(self) -> dict[str, str | bool]:
+        """What sbatch gets in ``sbatch_arg``, by name; True for an option without a value."""
+        return dict(map(split, self.sbatch_arg))
+
+    @property
+    def node_count(self) -> int | None:
+        """What ``--nodes`` gets; None where Slurm decides."""
+        return self.nodes or (None if "ntasks" in self.slurm else 1)
+
+    @property
     def gpus(self) -> int:
-        """GPUs on each node, by ``4`` or ``a100:2,v100:1``, or in gres such as ``gpu:a100:4,tmpfs:100G``."""
-        parts = self.gpus_per_node.split(",") if self.gpus_per_node else []
+        """GPUs on each node, as far as they are told, in Slurm's words such as ``a100:2,v100:1`` or ``gpu:a100:4``."""
         named = [each.partition(":") for each in (self.gres or "").split(",")]
-        parts += [rest for name, _, rest in named if name == "gpu"]
-        counts = (part.rpartition(":")[2] for part in parts)
-        return sum(int(count) if re.fullmatch(r"[0-9]{1,4}", count) else 1 for count in counts)  # a type alone is one
+        gres = ",".join(rest or "1" for name, _, rest in named if name == "gpu")
+        each_task = _count(self.slurm.get("gpus-per-task")) * (self.ntasks_per_node or 1)
+        on_all = _count(self.slurm.get("gpus")) // (self.nodes or 1)
+        return _count(self.gpus_per_node) + _count(gres) or on_all or each_task
+
+    @property
+    def has_gpus(self) -> bool:
+        """Whether there are any, which may be told in other words, too."""
+        return bool(self.gpus or {"gpus", "gpus-per-task", "gpus-per-socket", "tres-per-task"} & self.slurm.keys())
 
     @property
     def tasks(self) -> int:
-        """Ranks on each node."""
-        return self.ntasks_per_node or self.gpus or 1
+        """Ranks on each node; 0 where Slurm decides."""
+        total = {"ntasks", "ntasks-per-gpu", "ntasks-per-tres"} & self.slurm.keys()
+        own_gpu = "gpus-per-task" in self.slurm
+        return self.ntasks_per_node or (0 if total else 1 if own_gpu else self.gpus or 1)
+
+    @property
+    def folder(self) -> str:
+        """Where the job starts."""
+        return str(self.slurm.get("chdir", ""))
+
+    @property
+    def log_folders(self) -> list[str]:
+        """The folders that have to be there when the job starts, relative to the one that it starts in."""
+        in_log_dir = "output" not in self.slurm or self.rank_logs or self.monitor or self.preflight
+        of_files = [str(self.slurm.get(name, "")).rpartition("/")[0] for name in ("output", "error")]
+        # In a file's name Slurm replaces %j and the like.
+        plain = [folder for folder in of_files if "%" not in folder]
+        return [*filter(None, dict.fromkeys([self.log_dir if in_log_dir else "", *plain]))]
 
     @property
     def command(self) -> str:
-        """srunddp's name on the nodes."""
+        """The name of srunddp on the nodes."""
         return self.srunddp or "srunddp"
 
     @property
     def name(self) -> str:
         """The job's name."""
-        return self.job_name or PurePath(self.script or "").stem
+        script = self.script or ""
+        return self.job_name or (script.rpartition(".")[2] if self.module else PurePath(script).stem)
 
     @property
     def warning(self) -> str:
@@ -130,3 +160,9 @@ class SlurmJob:
         if self.signal == "auto":
             return "USR2@120" if self.requeue else ""
         return "" if self.signal == "none" else self.signal
+
+
+def _count(devices: str | bool | None) -> int:
+    """The sum of ``a100:2,v100:1``; a type alone is one."""
+    counts = (part.rpartition(":")[2] for part in str(devices or "").split(",") if part)
+    return sum(int(count) if re.fullmatch(r"[0-9]{1,4}", count) else 1 for count in counts)

@@ -11,18 +11,24 @@ from srunddp.util.slurm_command import outside, run
 
 _TEST_WITHIN = 10.0
 _SUBMIT_WITHIN = 120.0  # a busy controller is slow
-_AWAY = re.compile(r"unable to contact|timed out|connection|not responding|configuration source", re.IGNORECASE)
+_AWAY = re.compile(
+    r"unable to (contact|resolve)|timed out|connection|not responding|configuration source|communication|zero bytes"
+    r"|authentication|munge",
+    re.IGNORECASE,
+)
+_NUMBER = re.compile(r"^(\d+)(?:;.*)?$", re.MULTILINE)
 # By a part of Slurm's words; of several the first.
 _HINTS = {
     "account": "sacctmgr show associations user=$USER lists your accounts",
     "partition": "sinfo -s lists the partitions",
     "time limit": "sinfo -s lists the limit of each partition",
+    "unrecognized option": "correct the spelling, or see sbatch --help for the options of this Slurm",
     "node configuration": "sinfo -o '%P %D %c %m %G' lists CPUs, memory and GPUs of the nodes",
 }
 
 
 def check(text: str, options: Sequence[str], environ: Mapping[str, str]) -> list[str]:
-    """Have Slurm look at a script, or at salloc's options, without a job; what is to be noted then.
+    """Have Slurm validate a script, or salloc's options, without a job; the notes to print.
 
     Raises:
         ConfigError: Slurm refuses it.
@@ -32,39 +38,45 @@ def check(text: str, options: Sequence[str], environ: Mapping[str, str]) -> list
     try:
         _sbatch(["--test-only", *options], text, environ, _TEST_WITHIN)
     except UnavailableError as error:
-        return [f"{error.found}: Slurm has not checked this job"]
+        return [f"{error.found}: Slurm has not validated this job"]
     return []
 
 
-def submit(text: str, environ: Mapping[str, str], note: Callable[[list[str]], None]) -> str:
-    """Submit a script; the job's number. ``note`` takes what sbatch says besides.
+def submit(
+    text: str, environ: Mapping[str, str], note: Callable[[list[str]], None], *, wait: bool = False
+) -> tuple[str, int]:
+    """Submit a script; the job's number, and the exit code of sbatch, which is the job's if it waits for its end.
+
+    ``note`` takes what else sbatch prints.
 
     Raises:
         ConfigError: Slurm refuses it.
         UnavailableError: Slurm does not answer.
     """
-    output, said = _sbatch(["--parsable"], text, environ, _SUBMIT_WITHIN)
-    # A site may have sbatch print greetings besides; the cluster's name follows where there are several.
-    numbers = re.findall(r"^(\d+)(?:;.*)?$", output, re.MULTILINE)
+    done = _sbatch(["--parsable"], text, environ, None if wait else _SUBMIT_WITHIN)
+    # A site's sbatch may also print a greeting; the cluster's name follows where there are several.
+    numbers = _NUMBER.findall(done.stdout)
     if not numbers:
-        raise _refusal(said)
-    note([f"sbatch: {line}" for line in _lines(said)])
-    return str(numbers[-1])
+        raise _refusal(done.stderr)
+    note([f"sbatch: {line}" for line in _lines(done.stderr)])
+    return str(numbers[-1]), done.returncode
 
 
-def _sbatch(options: Sequence[str], text: str, environ: Mapping[str, str], limit: float) -> tuple[str, str]:
-    """What sbatch prints, and its errors."""
+def _sbatch(
+    options: Sequence[str], text: str, environ: Mapping[str, str], limit: float | None
+) -> subprocess.CompletedProcess[str]:
+    """Run sbatch, which is to accept the script."""
     try:
         done = run(["sbatch", *options], outside(environ), timeout=limit, input=text, as_is=True)
     except OSError as error:
         why = "no sbatch in PATH" if isinstance(error, FileNotFoundError) else f"sbatch: {error.strerror}"
         raise UnavailableError(why, expected="Slurm", hint="submit it on a login node") from None
     except subprocess.TimeoutExpired:
-        hint = "see squeue whether the job is there, before you try again"
+        hint = "look in squeue for the job before you try again"
         raise UnavailableError(f"sbatch has not answered within {limit:g} s", expected="a job", hint=hint) from None
-    if done.returncode:
+    if done.returncode and not _NUMBER.search(done.stdout):
         raise _refusal(done.stderr)
-    return done.stdout, done.stderr
+    return done
 
 
 def _lines(said: str) -> list[str]:
@@ -74,7 +86,7 @@ def _lines(said: str) -> list[str]:
 
 def _refusal(said: str) -> SrunddpError:
     """Slurm's words as one message."""
-    words = "; ".join(_lines(said)) or "it said nothing"
+    words = "; ".join(_lines(said)) or "no message"
     if _AWAY.search(words):
         return UnavailableError(f"sbatch: {words}", expected="Slurm to answer", hint="try again later, see sinfo")
     hint = next((hint for part, hint in _HINTS.items() if part in words.lower()), "correct the option it names")

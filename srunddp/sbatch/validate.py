@@ -1,17 +1,22 @@
-"""What is wrong with a job, before any script is written of it, and what may be meant otherwise.
+"""What is wrong with a job, before a script is written for it, and what may not be as intended.
 
-What Slurm alone knows, as its limits and its ways to write times and sizes, is left to ``sbatch --test-only``.
+What only Slurm knows, such as limits and the forms of times and sizes, is left to ``sbatch --test-only``.
 """
 
 from __future__ import annotations
 
+import ast
 import dataclasses
+import difflib
 import os
 import re
+import warnings
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 
 from srunddp.bootstrap.network.ifaces_conf import OURS
 from srunddp.errors import ConfigError
+from srunddp.sbatch.slurm_options import OPTIONS, UNUSABLE, split
 from srunddp.sbatch.spec import SlurmJob
 
 _INTERFACES = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")
@@ -20,6 +25,9 @@ _RANK_VARIABLES = {*OURS} - {*_INTERFACES}
 _SCRIPT_VARIABLES = {"code", "ended", "srunddp", "BASHOPTS", "BASH_VERSINFO", "EUID", "PPID", "SHELLOPTS", "UID"}
 _POSITIVE = ("nodes", "ntasks_per_node", "cpus_per_task", "monitor")
 _PATHS = ("script", "srunddp", "venv", "conda", "ifaces", "log_dir", "container", "container_image", "data")
+
+# Options of SlurmJob that have the meaning which they have for sbatch.
+_SAME = ("job_name", "nodes", "ntasks_per_node", "gpus_per_node", "gres", "cpus_per_task", "mem", "time", "signal")
 
 _Problem = tuple[object, str, str, str]  # whether it is there, what was found, what was expected, and the hint
 
@@ -43,12 +51,12 @@ def check_printable(name: str, text: str) -> None:
         ConfigError: it may.
     """
     if not text.isprintable():
-        hint = "remove line ends and the like"
-        raise ConfigError(f"{name} {text!r}", expected="letters that can be printed", hint=hint)
+        hint = "remove line ends, tabs and control characters"
+        raise ConfigError(f"{name} {text!r}", expected="printable characters", hint=hint)
 
 
 def option(key: str) -> str:
-    """A key as the command line has it."""
+    """A key as it is written on the command line."""
     return key if key in ("script", "arguments") else "--" + key.replace("_", "-")
 
 
@@ -81,15 +89,15 @@ def _of_numbers(job: SlurmJob) -> Iterator[_Problem]:
     for name in _POSITIVE:
         number = getattr(job, name)
         wrong = number is not None and not 1 <= number <= 10**6
-        yield wrong, f"{option(name)} {number}", "1 or more", "correct it"
+        yield wrong, f"{option(name)} {number}", "1 or more", f"write {option(name)}=1, or remove it"
     if job.backend == "nccl":
-        yield not job.gpus, "--backend nccl without GPUs", "a GPU for each rank", "add --gpus-per-node=N"
+        yield not job.has_gpus, "--backend nccl without GPUs", "a GPU for each rank", "add --gpus-per-node=N"
         found = f"{job.tasks} ranks on each node with backend nccl, and GPUs: {job.gpus}"
-        yield job.tasks > job.gpus, found, "at most one rank for each GPU", "remove --ntasks-per-node"
+        yield 0 < job.gpus < job.tasks, found, "at most one rank for each GPU", "remove --ntasks-per-node"
 
 
 def _of_options(job: SlurmJob, interactive: bool) -> Iterator[_Problem]:
-    """What does not go together, and what sbatch cannot see."""
+    """Options that exclude each other, and what sbatch cannot see."""
     yield not job.script, "no script", "a training script", "name it after the options"
     yield "\\" in job.log_dir, f"--log-dir {job.log_dir!r}", "no backslash, which Slurm drops", "choose another"
     yield "/" in job.name, f"--job-name {job.name!r}", "no slash: it is in the output's name", "choose another"
@@ -105,9 +113,11 @@ def _of_options(job: SlurmJob, interactive: bool) -> Iterator[_Problem]:
     receiver, _, rest = job.warning.rpartition(":")
     found = f"--signal {job.signal!r}"
     yield "B" in receiver, found, "a signal for the ranks, not the batch shell", f"write {rest}"
-    for name in ("requeue", "array"):
-        found, hint = f"--salloc with {option(name)}", "remove it, or submit the job with sbatch"
-        yield interactive and getattr(job, name), found, "what salloc knows", hint
+    batch_only = [name for name in job.slurm if name in OPTIONS and OPTIONS[name].batch_only]
+    for name in [*batch_only, *(["requeue"] if job.requeue else [])]:
+        found, hint = f"--salloc with --{name}", "remove it, or submit the job with sbatch"
+        yield interactive, found, "an option that salloc knows", hint
+    yield from _of_arguments(job)
     for each in job.container_mounts:
         yield not job.container_image, "--container-mounts without --container-image", "both", "name the image"
         found, hint = f"--container-mounts {each!r}", "repeat --container-mounts for each"
@@ -115,8 +125,27 @@ def _of_options(job: SlurmJob, interactive: bool) -> Iterator[_Problem]:
     yield from _of_stage(job)
 
 
+def _of_arguments(job: SlurmJob) -> Iterator[_Problem]:
+    """Options that are passed on."""
+    for each in job.srun_arg:
+        found, hint = f"--srun-arg {each!r}", f"write --srun-arg=--{each}"
+        yield not each.startswith("-"), found, "an option of srun", hint
+    for each in job.sbatch_arg:
+        name, _ = split(each)
+        found, wrong = f"--sbatch-arg {each!r}", not re.fullmatch(r"--[a-zA-Z][\w-]*(=.*)?", each)
+        yield wrong, found, "--NAME=VALUE, or --NAME", "write the long name of the option, with its dashes"
+        yield name in UNUSABLE, f"--{name}", "an option of a job script", f"remove --{name}"
+        own = name.replace("-", "_") in _SAME
+        yield own, found, f"--{name}, which srunddp has, too", f"write {each}"
+
+
 def _of_stage(job: SlurmJob) -> Iterator[_Problem]:
-    yield job.stage and not job.venv, "--stage without a virtual environment", "one to bring along", "add --venv=ENV"
+    yield (
+        job.stage and not job.venv,
+        "--stage without a virtual environment",
+        "an environment to copy",
+        "add --venv=ENV",
+    )
     for name in ("data", "stage_exclude"):
         yield getattr(job, name) and not job.stage, f"{option(name)} without --stage", "both", "add --stage"
     shared = "a log folder that all nodes see"
@@ -126,23 +155,64 @@ def _of_stage(job: SlurmJob) -> Iterator[_Problem]:
     yield job.stage and job.monitor, "--monitor with --stage", shared, hint
 
 
+def script_problem(job: SlurmJob) -> tuple[str, str] | None:
+    """What was found, and the hint, where SCRIPT is not a Python script that can be seen here."""
+    path = os.path.join(job.folder, job.script or "")
+    if job.module or "-m" in job.run_options or os.path.isdir(path):
+        return None
+    try:
+        text = Path(path).read_bytes()
+        if re.match(rb"#!(?!.*python)", text):
+            hint = f"if it starts torchrun or accelerate: srunddp sbatch --from {job.script}"
+            return f"{job.script} is a shell script", hint
+        if not text.startswith(b"PK"):  # an archive that Python runs
+            with warnings.catch_warnings(action="ignore"):
+                ast.parse(text)
+    except OSError as error:
+        return f"{job.script} is not seen here: {os.strerror(error.errno or 0)}", "correct the path, or add --force"
+    except (SyntaxError, ValueError) as error:
+        return (
+            f"{job.script}:{getattr(error, 'lineno', None) or 1}: {getattr(error, 'msg', error)}",
+            "correct the script",
+        )
+    return None
+
+
 def notes(job: SlurmJob, environ: Mapping[str, str]) -> Iterator[str]:
-    """What may be meant otherwise, or is not seen here, though the nodes may see it."""
-    files = [job.script if "-m" not in job.run_options else None, job.ifaces, job.venv and f"{job.venv}/bin/python"]
+    """What may not be as intended, or is not seen here, though the nodes may see it."""
+    if problem := script_problem(job):
+        yield problem[0]
+    files = [job.ifaces, job.venv and f"{job.venv}/bin/python"]
     yield from (f"{path} is not seen here" for path in files if path and not os.path.exists(path))
+    yield from _unknown_options(job)
     for name, _, value in (each.partition("=") for each in job.env):
         if name in _INTERFACES:
             yield f"--env {name}={value} is for every node, and wins over ifaces.conf"
     if 0 < job.gpus < job.tasks:
-        yield f"more ranks than GPUs on each node, {job.tasks} and {job.gpus}: several share one"
-    elif job.tasks < job.gpus:
+        yield f"more ranks than GPUs on each node, {job.tasks} and {job.gpus}: several ranks share one"
+    elif 0 < job.tasks < job.gpus:
         yield f"fewer ranks than GPUs on each node, {job.tasks} and {job.gpus}: each rank takes one"
     if job.requeue and not any("resume" in each for each in job.arguments):
-        yield "--requeue, but no argument such as --resume=auto: a script that does not resume by itself begins anew"
-    for key in ("partition", "time", "mem", "cpus_per_task"):
-        if not getattr(job, key):
-            often = ", often one CPU for a rank and its loader workers" if key == "cpus_per_task" else ""
-            yield f"no {option(key)}: the site's default{often}"
+        yield "--requeue without an argument such as --resume=auto: a script that does not resume by itself starts anew"
+    yield from _site_defaults(job)
     for name in sorted(environ):
         if name.startswith("SBATCH_") and environ[name]:
             yield f"{name}={environ[name]} is exported, which wins over the script's own line at sbatch"
+
+
+def _unknown_options(job: SlurmJob) -> Iterator[str]:
+    keys = (field.name.replace("_", "-") for field in dataclasses.fields(job))
+    names = [*OPTIONS, *keys, "submit", "salloc", "write"]
+    for name in job.slurm.keys() - OPTIONS.keys():
+        near = difflib.get_close_matches(name, names, n=1)
+        meant = f"; did you mean --{near[0]}?" if near else ""
+        yield f"--{name} is unknown to srunddp, and passed to sbatch as it is{meant}"
+
+
+def _site_defaults(job: SlurmJob) -> Iterator[str]:
+    given = {name.replace("-", "_") for name in job.slurm}
+    others = {"mem": {"mem_per_cpu", "mem_per_gpu"}, "cpus_per_task": {"cpus_per_gpu"}}
+    for key in ("partition", "time", "mem", "cpus_per_task"):
+        if not (getattr(job, key, None) or given & {key, *others.get(key, ())}):
+            often = ", often one CPU for a rank and its loader workers" if key == "cpus_per_task" else ""
+            yield f"no {option(key)}: the site's default{often}"

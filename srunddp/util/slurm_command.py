@@ -16,7 +16,7 @@ def run(
     command: Sequence[str],
     environ: Mapping[str, str] | None = None,
     *,
-    timeout: float = WITHIN,
+    timeout: float | None = WITHIN,
     input: str | None = None,
     as_is: bool = False,
     start_new_session: bool = False,
@@ -25,7 +25,7 @@ def run(
 
     Args:
         environ: for the command; this process's, unless given.
-        timeout: seconds, after which the command is killed.
+        timeout: seconds, after which the command is killed; None for no limit.
         input: for its standard input, which is empty unless given.
         as_is: leave ``environ`` as it is, for a command that hands it on to a job.
         start_new_session: so that a signal to this process's group is not for the command.

@@ -49,6 +49,12 @@ class Settings:
     """
     cpus: int = 32
     gpus: int = 8
+    gpu_types: tuple[str, ...] = ()
+    """Among which the GPUs of a node are shared out, in this order."""
+    partitions: tuple[str, ...] = ()
+    """More names for all nodes, without a limit of time."""
+    features: tuple[str, ...] = ()
+    """Of all nodes."""
 
 
 def config_file(folder: Path) -> Path:
@@ -74,7 +80,7 @@ def write_config(folder: Path, settings: Settings) -> None:
     key.write_bytes(os.urandom(1024))
     key.chmod(0o600)
     etc = folder / "etc"
-    (etc / "gres.conf").write_text(_make_gpus(folder, settings.gpus))
+    (etc / "gres.conf").write_text(_make_gpus(folder, settings))
     # Otherwise slurmstepds connect to each other on ports of the kernel's choice, which the firewall drops.
     (etc / "mpi.conf").write_text("PMIxDirectConn=false\n")
     (etc / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\nCgroupAutomount=no\nConstrainRAMSpace=yes\n")
@@ -87,13 +93,23 @@ def write_main_config(folder: Path, settings: Settings) -> None:
     config_file(folder).write_text(_main_config(folder, settings))
 
 
-def _make_gpus(folder: Path, count: int) -> str:
+def _gpus(settings: Settings) -> list[tuple[str, range]]:
+    """Types, and the numbers of their devices; a type without a name for all where none is named."""
+    each = settings.gpus // max(len(settings.gpu_types), 1)
+    types = settings.gpu_types or ("",)
+    return [(name, range(place * each, (place + 1) * each)) for place, name in enumerate(types)] if each else []
+
+
+def _make_gpus(folder: Path, settings: Settings) -> str:
     """Creates dummy GPU devices and returns the gres.conf that declares them."""
-    for number in range(count):
+    for number in range(settings.gpus):
         # slurmd demands a character device and never opens it: /dev/null's numbers (1, 3) will do.
         os.mknod(folder / "dev" / f"nvidia{number}", 0o666 | stat.S_IFCHR, os.makedev(1, 3))
-    devices = f"{folder}/dev/nvidia[0-{count - 1}]"
-    return f"NodeName={_node_range()} Name=gpu File={devices}\n" if count else ""
+    lines = []
+    for name, numbers in _gpus(settings):
+        kind, devices = f" Type={name}" if name else "", f"{folder}/dev/nvidia[{numbers[0]}-{numbers[-1]}]"
+        lines.append(f"NodeName={_node_range()} Name=gpu{kind} File={devices}\n")
+    return "".join(lines)
 
 
 def start(folder: Path, settings: Settings, daemons: list[subprocess.Popen[bytes]]) -> None:
@@ -278,7 +294,10 @@ def _scheduler_lines() -> list[str]:
 
 
 def _node_lines(settings: Settings) -> list[str]:
-    gres = f" Gres=gpu:{settings.gpus}" if settings.gpus else ""
+    named = ",".join(":".join(filter(None, ("gpu", name, str(len(numbers))))) for name, numbers in _gpus(settings))
+    gres = (f" Gres={named}" if named else "") + (
+        f" Feature={','.join(settings.features)}" if settings.features else ""
+    )
     cpus = f"CPUs={settings.cpus} Sockets=1 CoresPerSocket={settings.cpus} ThreadsPerCore=1"
     partition = f"DefaultTime=60 MaxTime=1-0 State=UP OverSubscribe={settings.oversubscribe}"
     return [
@@ -292,6 +311,7 @@ def _node_lines(settings: Settings) -> list[str]:
         f"PartitionName={URGENT} Nodes={_node_range()} PriorityTier=2 Hidden=YES MaxTime=60 State=UP",
         # Another name for the first, hidden as well.
         f"PartitionName={TORCH} Nodes={_node_range()} PriorityTier=1 Hidden=YES {partition}",
+        *(f"PartitionName={name} Nodes={_node_range()} MaxTime=INFINITE State=UP" for name in settings.partitions),
         "PreemptType=preempt/partition_prio",
         "PreemptMode=REQUEUE",
     ]

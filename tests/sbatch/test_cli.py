@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import io
 import os
+import re
 import subprocess
+import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner, Result
 
+from srunddp.sbatch import cli
+from srunddp.sbatch.slurm_options import OPTIONS
 from tests.run.test_cli import one_message
 from tests.support.starting import srunddp, write
 
@@ -20,9 +27,12 @@ def stub(folder: Path, name: str, text: str) -> str:
 
 
 def test_an_unknown_option_or_key_names_the_nearest(tmp_path: Path) -> None:
-    done = srunddp("sbatch", "--ndoes=2", "train.py", folder=tmp_path)
+    done = srunddp("sbatch", "--ndoes", "2", "train.py", folder=tmp_path)
     assert done.returncode == 2
     assert "no option --ndoes; expected an option of srunddp sbatch -> did you mean --node" in done.stderr
+    done = srunddp("sbatch", "--ndoes=2", "train.py", folder=tmp_path)
+    assert "--ndoes is unknown to srunddp, and passed to sbatch as it is; did you mean --nodes?" in done.stderr
+    assert "\n#SBATCH --ndoes=2\n" in done.stdout
     write(tmp_path / "job.yaml", "script: train.py\ngpus-per-nod: 4\n")
     text = one_message(srunddp("sbatch", "--config=job.yaml", folder=tmp_path))
     assert "job.yaml:2:1: gpus-per-nod is an unknown key; " in text
@@ -67,7 +77,12 @@ def test_nodes_start_this_srunddp_where_the_environment_has_none(tmp_path: Path)
     assert "unset VIRTUAL_ENV" in script
 
 
+def a_script(folder: Path) -> None:
+    write(folder / "train.py", "print()\n")
+
+
 def test_submit_gives_sbatch_the_script_and_prints_the_number(tmp_path: Path) -> None:
+    a_script(tmp_path)
     program = 'cat >given; echo "$*" >words; ls -d logs >folder; env >variables; echo welcome; echo "4711;cluster"'
     path = stub(tmp_path, "sbatch", f"{program}; printf 'sbatch: caf\\351 is closed\\n' >&2")
     shell = {"PATH": path, "LC_ALL": "C.UTF-8", "SLURM_CPUS_PER_TASK": "7", "SLURM_CONF": "/c"}
@@ -104,29 +119,36 @@ def test_slurm_looks_at_a_script_that_is_not_submitted(tmp_path: Path) -> None:
         ("allocation failure: Invalid partition name specified", "sinfo -s lists the partitions"),
         ("allocation failure: Requested node configuration is not available", "sinfo -o "),
         ("sbatch: error: Invalid --time specification", "correct the option it names"),
+        ("sbatch: unrecognized option '--ndoes=2'", "correct the spelling, or see sbatch --help"),
     ],
 )
 def test_a_refusal_of_slurm_is_one_line(said: str, hint: str, option: tuple[str, ...], tmp_path: Path) -> None:
+    a_script(tmp_path)
     path = stub(tmp_path, "sbatch", f'echo "{said}" >&2; exit 1')
     done = srunddp("sbatch", *option, "train.py", folder=tmp_path, PATH=path)
     assert (done.returncode, done.stdout) == (78, "")
     (line,) = [line for line in done.stderr.splitlines() if "note: " not in line]
-    words = said.removeprefix("sbatch: error: ")
+    words = said.removeprefix("sbatch: ").removeprefix("error: ")
     assert line.startswith(f"srunddp: error: sbatch: {words}; expected a job that Slurm accepts -> {hint}")
 
 
 @pytest.mark.parametrize(
     ("sbatch", "found"),
-    [("", "no sbatch in PATH"), ("echo 'Unable to contact slurm controller' >&2; exit 1", "sbatch: Unable to contact")],
+    [
+        ("", "no sbatch in PATH"),
+        ("echo 'sbatch: error: Munge encode failed' >&2; exit 1", "sbatch: Munge encode failed"),
+        ("echo 'Unable to contact slurm controller' >&2; exit 1", "sbatch: Unable to contact"),
+    ],
 )
 def test_where_slurm_does_not_answer_that_is_said(sbatch: str, found: str, tmp_path: Path) -> None:
+    a_script(tmp_path)
     path = stub(tmp_path, "sbatch", sbatch) if sbatch else "/nowhere"
     done = srunddp("sbatch", "train.py", folder=tmp_path, PATH=path)
     assert (done.returncode, done.stdout[:11]) == (0, "#!/bin/bash")
     (line,) = [line for line in done.stderr.splitlines() if found in line]
-    assert line.endswith(": Slurm has not checked this job")
+    assert line.endswith(": Slurm has not validated this job")
     done = srunddp("sbatch", "--submit", "train.py", folder=tmp_path, PATH=path)
-    assert (done.returncode, done.stdout) == (69, "")
+    assert (done.returncode, done.stdout) == (69, ""), done.stderr
     assert f"srunddp: error: {found}" in done.stderr
 
 
@@ -138,3 +160,117 @@ def test_script_for_salloc_has_to_be_a_file(tmp_path: Path) -> None:
     done = subprocess.run(["bash"], input=script, cwd=tmp_path, env={"PATH": path}, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (78, "this script has to be a file: bash FILE\n")
     assert not (tmp_path / "given").exists()
+
+
+@pytest.fixture
+def called(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result]:
+    """The command in this process, without Slurm, in a new folder that has train.py."""
+    a_script(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    for name in ("VIRTUAL_ENV", *(name for name in os.environ if name.startswith("SBATCH_"))):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(cli, "DEFAULTS", (str(tmp_path / "site.yaml"), str(tmp_path / "user.yaml")))
+    monkeypatch.setattr(cli.slurm, "check", lambda *_: [])
+    notes = io.StringIO()
+    monkeypatch.setattr(cli, "write_stderr", notes.write)
+
+    def call(*words: str) -> Result:
+        notes.truncate(0)
+        notes.seek(0)
+        monkeypatch.setattr(sys, "argv", ["srunddp", "sbatch", *words])
+        done = CliRunner().invoke(cli.sbatch, list(words))
+        return replace_notes(done, notes.getvalue())
+
+    return call
+
+
+def replace_notes(done: Result, notes: str) -> Result:
+    done.stderr_bytes = notes.encode()
+    return done
+
+
+def directives(done: Result) -> list[str]:
+    return re.findall("^#SBATCH (.*)$", done.stdout, re.MULTILINE)
+
+
+def test_every_option_of_sbatch_gets_through_by_its_names(called: Callable[..., Result]) -> None:
+    values = {name: "=x" if option.takes == "=" else "" for name, option in OPTIONS.items()}
+    wanted = {f"--{name}{value}" for name, value in values.items()}
+    for words in (wanted, {word.replace("-", "_").replace("__", "--", 1) for word in wanted}):
+        assert wanted <= {*directives(called(*words, "train.py"))}
+    apart = [word for each in wanted for word in each.split("=")]
+    assert wanted <= {*directives(called(*apart, "train.py"))}
+    may = [f"--{name}=x" for name, option in OPTIONS.items() if option.takes == "?"]
+    assert {*may} <= {*directives(called(*may, "train.py"))}
+    letters = {name: option.letter for name, option in OPTIONS.items() if option.letter}
+    assert {*letters.values()} == {*"aAbBCdDeFGHikLMnoOpqQsSvwWx"}  # all of 22.05 but our own, -m, -h and -V
+    words = [f"-{letter}{values[name].removeprefix('=')}" for name, letter in letters.items()]
+    assert {f"--{name}{values[name]}" for name in letters} <= {*directives(called(*words, "train.py"))}
+
+
+def test_letters_of_our_own_options_are_sbatchs(called: Callable[..., Result]) -> None:
+    lines = directives(called("-N2", "-J", "a", "-t10", "-c", "4", "--tasks-per-node=3", "train.py"))
+    assert {"--nodes=2", "--job-name=a", "--time=10", "--cpus-per-task=4", "--ntasks-per-node=3"} <= {*lines}
+    assert called("-m", "pkg.train").stdout.endswith(" run -m pkg.train\n")
+    assert called("--nodes=two", "train.py").exit_code == 2
+
+
+def test_output_error_and_chdir_mean_slurms(called: Callable[..., Result], tmp_path: Path) -> None:
+    done = called("--output=out/%j.log", "--error=errors/%j", "--chdir=sub", "--write=job.sh", "train.py")
+    assert done.stderr.endswith("srunddp: written: job.sh -> sbatch job.sh\n")
+    text = (tmp_path / "job.sh").read_text()
+    assert "#SBATCH --output=out/%j.log\n" in text
+    assert text.count("--output") == 2
+    assert "mkdir -p -- out errors && sbatch" in text
+    assert sorted(each.name for each in (tmp_path / "sub").iterdir()) == ["errors", "out"]
+    done = called("--salloc", "--write=alloc.sh", "train.py")
+    assert done.stderr.endswith("srunddp: written: alloc.sh -> bash alloc.sh\n")
+
+
+def test_setup_lines_and_options_of_srun_come_before_the_ranks(called: Callable[..., Result]) -> None:
+    words = ("--setup=source 'a b.sh'", "--setup=ulimit -c 0", "--srun-arg=--cpu-bind=cores", "--srun-arg=-l")
+    done = called(*words, "--preflight", "train.py")
+    before, _, after = done.stdout.partition("\nset +u\nsource 'a b.sh'\nulimit -c 0\nset -u\n")
+    assert "srun --" not in before
+    assert after.count(" --cpu-bind=cores -l ") == 2
+
+
+def test_defaults_of_site_and_user_give_way_and_are_told(called: Callable[..., Result], tmp_path: Path) -> None:
+    write(tmp_path / "site.yaml", "partition: gpu\naccount: site\nhold: true\nqos: long\nsetup: [umask 77]\n")
+    write(tmp_path / "user.yaml", "account: mine\nmail_type: [END, FAIL]\nmail-user: me@x\n")
+    write(tmp_path / "job.yaml", "script: train.py\npartition: debug\nexport: NONE\n")
+    done = called("--config=job.yaml", "--no-hold", "--qos=none", "--exclusive")
+    wanted = ("--account=mine", "--partition=debug", "--mail-type=END", "--mail-type=FAIL", "--export=NONE")
+    assert {*wanted, "--exclusive", "--mail-user=me@x"} <= {*directives(done)}
+    assert not [line for line in directives(done) if line.startswith(("--hold", "--qos", "--account=site"))]
+    assert f"note: {tmp_path}/site.yaml: setup=[umask 77]\n" in done.stderr
+    assert f"note: {tmp_path}/user.yaml: account=mine, mail_type=[END, FAIL], mail_user=me@x\n" in done.stderr
+    write(tmp_path / "site.yaml", "partitoin: gpu\n")
+    assert called("train.py").exit_code == 78
+
+
+def test_an_option_after_the_script_is_noted(called: Callable[..., Result]) -> None:
+    assert "--submit stands after SCRIPT" in called("train.py", "--submit").stderr
+    assert "after SCRIPT" not in called("train.py", "--lr=1").stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "found"), [(None, "not seen here"), ("for\n", ":1: invalid"), ("#!/bin/sh\n", "--from")]
+)
+def test_submit_refuses_what_python_cannot_run(
+    text: str | None, found: str, called: Callable[..., Result], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cli.slurm, "submit", lambda *_, **__: ("4711", 0))
+    if text:
+        write(tmp_path / "job.py", text)
+    done = called("--submit", "job.py")
+    assert (done.exit_code, done.stdout) == (78, "")
+    for words in (("--force",), ("--container=a.sif",), ("--stage", "--venv=env")):
+        assert called("--submit", *words, "job.py").stdout == "4711\n"
+
+
+def test_wait_ends_with_the_code_of_the_job(tmp_path: Path) -> None:
+    a_script(tmp_path)
+    path = stub(tmp_path, "sbatch", "echo 4711; exit 3")
+    done = srunddp("sbatch", "--submit", "--wait", "train.py", folder=tmp_path, PATH=path)
+    assert (done.returncode, done.stdout) == (3, "4711\n")

@@ -40,11 +40,12 @@ def test_the_command_prints_the_script_or_keeps_it_in_a_file(name: str, logs: st
     done = srunddp(*words, folder=tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stdout.replace(" --srunddp=srunddp", "") == (GOLDEN / f"{name}.sh").read_text()
-    kept = srunddp("sbatch", "--output=job.sh", *words[1:], folder=tmp_path)
+    kept = srunddp("sbatch", "--write=job.sh", *words[1:], folder=tmp_path)
     assert (kept.returncode, kept.stdout) == (0, "")
+    assert "srunddp: written: job.sh -> " in kept.stderr
     assert (tmp_path / "job.sh").stat().st_mode & 0o777 == 0o755
     assert (tmp_path / logs).is_dir()
-    again = srunddp("sbatch", "--output=job.sh", *words[1:], folder=tmp_path)
+    again = srunddp("sbatch", "--write=job.sh", *words[1:], folder=tmp_path)
     assert again.returncode == 78
-    assert "job.sh is there; expected a new file -> name another, or add --force" in again.stderr
-    assert srunddp("sbatch", "--output=job.sh", "--force", *words[1:], folder=tmp_path).returncode == 0
+    assert "job.sh exists; expected a new file -> choose another name, or add --force" in again.stderr
+    assert srunddp("sbatch", "--write=job.sh", "--force", *words[1:], folder=tmp_path).returncode == 0

@@ -42,13 +42,18 @@ FULL: dict[str, Any] = {
     "offline": True,
     "ifaces": "ifaces.conf",
 }
-TEXTS = [field.name for field in dataclasses.fields(SlurmJob) if str(field.type).startswith(("str", "tuple"))]
-SALLOC = ("job_name", "partition", "account", "nodelist", "constraint", "reservation", "log_dir", "script")
+TEXTS = [  # lines of setup are carried out, as they are bash
+    field.name
+    for field in dataclasses.fields(SlurmJob)
+    if str(field.type).startswith(("str", "tuple")) and field.name != "setup"
+]
+SALLOC = ("job_name", "sbatch_arg", "gres", "log_dir", "script")
 
 
 def filled(name: str, text: str) -> SlurmJob:
     """A job with a text in one field, and with all else that uses it."""
-    value = (f"NAME={text}",) if name == "env" else (text, "second") if name == "arguments" else (text,)
+    in_lists = {"env": (f"NAME={text}",), "arguments": (text, "second"), "sbatch_arg": (f"--comment={text}",)}
+    value = in_lists.get(name, (f"--x={text}",) if name == "srun_arg" else (text,))
     more: dict[str, Any] = {name: value if isinstance(getattr(SlurmJob(), name), tuple) else text}
     if name in ("data", "stage_exclude", "venv"):
         more |= {"stage": True, "rank_logs": False, "monitor": None, "venv": more.get("venv", "venv")}
@@ -81,10 +86,7 @@ def passed_on(text: str, called: Called) -> bool:
     return any(value == text or value.endswith(ends) for value in values)
 
 
-_DIRECTIVES = {
-    "job_name", "gres", "gpus_per_node", "mem", "time", "partition", "account", "qos", "constraint", "reservation",
-    "nodelist", "exclude", "array", "dependency", "signal",
-}  # fmt: skip
+_DIRECTIVES = {"job_name", "gres", "gpus_per_node", "mem", "time", "signal", "sbatch_arg"}
 
 
 def made_of(name: str, folder: Path, interactive: bool = False) -> Iterator[tuple[str, SlurmJob, str, Path]]:
@@ -104,7 +106,8 @@ def test_no_text_in_a_field_is_carried_out(name: str, tmp_path: Path) -> None:
     for text, _, made, folder in made_of(name, tmp_path):
         if name in _DIRECTIVES:
             # For the shell a comment; what Slurm reads of it is tested on the cluster.
-            assert directive(name.replace("_", "-"), text) in made.splitlines()
+            option = "comment" if name == "sbatch_arg" else name.replace("_", "-")
+            assert not text or directive(option, text) in made.splitlines()
             continue
         called = carry_out(made, folder)
         is_default = (name, text) == ("mpi", "")
@@ -126,7 +129,7 @@ def test_a_text_of_command_line_or_file_stays_as_it_was(text: str) -> None:
     """``--config`` reads it back, and a list's element with commas stays one."""
     words = ["srunddp", "sbatch", f"--env=NAME={text}", "train.py", text]
     if not text.isprintable():
-        with pytest.raises(ConfigError, match="expected letters that can be printed -> "):
+        with pytest.raises(ConfigError, match="expected printable characters -> "):
             requested(words)
         return
     job = requested(words)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -38,6 +39,10 @@ from srunddp.sbatch.spec import SlurmJob
         ({"env": ("MASTER_ADDR=n1",)}, "MASTER_ADDR; expected no variable that is set by srunddp, for each rank"),
         ({"env": ("SLURM_NTASKS=4",)}, "--env SLURM_NTASKS; expected no variable that is set by Slurm"),
         ({"modules": ("CUDA,NCCL",)}, "--modules 'CUDA,NCCL'; expected one module"),
+        ({"srun_arg": ("cpu-bind=cores",)}, "expected an option of srun -> write --srun-arg=--cpu-bind=cores"),
+        ({"sbatch_arg": ("-p gpu",)}, "--sbatch-arg '-p gpu'; expected --NAME=VALUE, or --NAME"),
+        ({"sbatch_arg": ("--mem=4G",)}, "expected --mem, which srunddp has, too -> write --mem=4G"),
+        ({"sbatch_arg": ("--wrap=hostname",)}, "--wrap; expected an option of a job script"),
         ({"run_options": ("verbose",)}, "--run-options 'verbose'; expected an option of srunddp run -> write"),
     ],
     ids=str,
@@ -49,7 +54,7 @@ def test_check_refuses_what_cannot_be_meant(fields: dict[str, Any], said: str) -
     assert error.value.hint
 
 
-@pytest.mark.parametrize("fields", [{"requeue": True}, {"array": "0-3"}], ids=str)
+@pytest.mark.parametrize("fields", [{"requeue": True}, {"sbatch_arg": ("--array=0-3",)}], ids=str)
 def test_check_refuses_what_salloc_does_not_know(fields: dict[str, Any]) -> None:
     job = SlurmJob(script="train.py", **fields)
     validate.check(job)
@@ -61,12 +66,18 @@ def test_check_refuses_what_salloc_does_not_know(fields: dict[str, Any]) -> None
     ("fields", "said"),
     [
         ({"env": ("NCCL_SOCKET_IFNAME=ib0",)}, "NCCL_SOCKET_IFNAME=ib0 is for every node, and wins over ifaces.conf"),
-        ({"gpus_per_node": "4", "ntasks_per_node": 8}, "more ranks than GPUs on each node, 8 and 4: several share one"),
+        (
+            {"gpus_per_node": "4", "ntasks_per_node": 8},
+            "more ranks than GPUs on each node, 8 and 4: several ranks share one",
+        ),
         ({"gres": "gpu:4", "ntasks_per_node": 1}, "fewer ranks than GPUs on each node, 1 and 4"),
-        ({"requeue": True}, "no argument such as --resume=auto"),
+        ({"requeue": True}, "--requeue without an argument such as --resume=auto"),
         ({}, "no --partition: the site's default\nno --time: the site's default\nno --mem: the site's default\n"),
         ({}, "no --cpus-per-task: the site's default, often one CPU for a rank and its loader workers"),
         ({"venv": "gone", "ifaces": "a.conf"}, "a.conf is not seen here\ngone/bin/python is not seen here"),
+        ({"sbatch_arg": ("--image=x",)}, "--image is unknown to srunddp, and passed to sbatch as it is"),
+        ({"sbatch_arg": ("--ndoes=2",)}, "passed to sbatch as it is; did you mean --nodes?"),
+        ({"script": "gone.py"}, "gone.py is not seen here: No such file or directory"),
         ({}, "SBATCH_PARTITION=debug is exported, which wins over the script's own line at sbatch"),
     ],
     ids=str,
@@ -78,8 +89,9 @@ def test_notes_say_what_may_be_meant_otherwise(fields: dict[str, Any], said: str
 
 
 def test_nothing_is_noted_of_a_job_that_says_everything() -> None:
-    given = {"partition": "gpu", "time": "1", "mem": "1G", "cpus_per_task": 1, "env": ("NCCL_DEBUG=INFO",)}
-    job = SlurmJob(script=__file__, gpus_per_node="2", **given)
+    given = {"time": "1", "env": ("NCCL_DEBUG=INFO",)}
+    words = ("--partition=gpu", "--mem-per-gpu=1G", "--cpus-per-gpu=8")
+    job = SlurmJob(script=__file__, gpus_per_node="2", sbatch_arg=words, **given)
     assert list(validate.notes(job, {})) == []
 
 
@@ -100,3 +112,51 @@ def test_gpus_are_counted_in_slurms_words(gpus_per_node: str | None, gres: str |
     # There is one rank for each GPU unless said otherwise.
     assert SlurmJob(gpus_per_node=gpus_per_node, gres=gres).tasks == (count or 1)
     assert SlurmJob(gpus_per_node=gpus_per_node, gres=gres, ntasks_per_node=2).tasks == 2
+
+
+@pytest.mark.parametrize(
+    ("fields", "gpus", "tasks", "nodes"),
+    [
+        ({"sbatch_arg": ("--gpus=a100:8",), "nodes": 2}, 4, 4, 2),
+        ({"sbatch_arg": ("--gpus-per-task=2",)}, 2, 1, 1),
+        ({"sbatch_arg": ("--gpus-per-task=1",), "ntasks_per_node": 4}, 4, 4, 1),
+        # Slurm decides how many nodes, and ranks on each.
+        ({"sbatch_arg": ("--ntasks=8",), "gpus_per_node": "4"}, 4, 0, None),
+        ({"sbatch_arg": ("--ntasks=8",), "gpus_per_node": "4", "nodes": 2, "ntasks_per_node": 4}, 4, 4, 2),
+        ({"sbatch_arg": ("--gpus-per-socket=2",)}, 0, 1, 1),
+    ],
+    ids=str,
+)
+def test_size_follows_the_options_that_are_passed_on(
+    fields: dict[str, Any], gpus: int, tasks: int, nodes: int | None
+) -> None:
+    job = SlurmJob(script="train.py", **fields)
+    assert (job.gpus, job.tasks, job.node_count, job.has_gpus) == (gpus, tasks, nodes, True)
+
+
+@pytest.mark.parametrize(
+    ("text", "said", "hint"),
+    [
+        (
+            "#!/bin/bash\ntorchrun train.py\n",
+            "job is a shell script",
+            "if it starts torchrun or accelerate: srunddp sbatch --from job",
+        ),
+        ("a = 1\nfor\n", "job:2: invalid syntax", "correct the script"),
+        ("\0", "job:1: source code string cannot contain null bytes", "correct the script"),
+        (None, "job is not seen here: No such file", "correct the path"),
+        ("#!/usr/bin/env python3\nprint('\\d')\n", None, None),
+        ("PK", None, None),
+    ],
+    ids=str,
+)
+def test_script_problem_tells_what_cannot_run(
+    text: str | None, said: str | None, hint: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    if text is not None:
+        (tmp_path / "job").write_text(text)
+    problem = validate.script_problem(SlurmJob(script="job"))
+    assert (problem is None) == (said is None)
+    assert problem is None or (said in problem[0] and problem[1].startswith(str(hint)))
+    assert validate.script_problem(SlurmJob(script="job", module=True)) is None

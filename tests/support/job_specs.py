@@ -23,7 +23,7 @@ def commands() -> dict[str, list[str]]:
 
 def requested(words: Sequence[str]) -> SlurmJob:
     """What ``srunddp sbatch …`` asks for."""
-    return cli.parse_job(cli.sbatch.make_context(words[1], list(words[2:])).params, words)
+    return cli.job_of(cli.parse_settings(cli.sbatch.make_context(words[1], list(words[2:])).params, words))
 
 
 def written(words: Sequence[str]) -> str:

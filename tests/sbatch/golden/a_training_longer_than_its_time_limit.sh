@@ -11,18 +11,18 @@
 #SBATCH --gpus-per-node=8
 #SBATCH --cpus-per-task=8
 #SBATCH --time=04:00:00
-# The ranks are warned so many seconds before the end, and write a checkpoint.
+# The ranks get this signal so many seconds before the time limit, and write a checkpoint.
 #SBATCH --signal=USR2@120
-# Slurm does not make this folder; where it is missing the job ends at once, without a word.
+# Slurm does not make this folder; if it is missing the job ends at once, without a message.
 #SBATCH --output=logs/%x-%j.out
 # Slurm may start the job again, under its number.
 #SBATCH --requeue
-# Each start writes behind the one before.
+# Each start appends to the log of the one before.
 #SBATCH --open-mode=append
 
 set -euo pipefail
 
-# Since Slurm 22.05 srun does not take this over from the job.
+# Since Slurm 22.05 srun does not read this option of the job.
 export SRUN_CPUS_PER_TASK="$SLURM_CPUS_PER_TASK"
 
 # Slurm's SIGTERM comes to this shell, too: it waits for the ranks, which may be writing a checkpoint.
@@ -35,7 +35,7 @@ srun --export=ALL --kill-on-bad-exit=1 --gpu-bind=none \
   srunddp run docs/examples/mnist.py --epochs=200 --output-dir=runs/first --resume=auto || code=$?
 
 # 143: there is a checkpoint, and Slurm is about to end the job. One that is preempted, and ends by itself
-# before that, would be taken for done.
+# before that, would count as done.
 if [ "$code" = 143 ] && [ -z "$ended" ]; then
   sleep 600 || true
 fi

@@ -11,16 +11,16 @@
 #SBATCH --gpus-per-node=4
 #SBATCH --cpus-per-task=8
 #SBATCH --time=04:00:00
-# Slurm does not make this folder; where it is missing the job ends at once, without a word.
+# Slurm does not make this folder; if it is missing the job ends at once, without a message.
 #SBATCH --output=logs/%x-%j.out
-# Each start writes behind the one before.
+# Each start appends to the log of the one before.
 #SBATCH --open-mode=append
 
 set -euo pipefail
 
 unset VIRTUAL_ENV  # that of the shell which submitted this
 
-# Since Slurm 22.05 srun does not take this over from the job.
+# Since Slurm 22.05 srun does not read this option of the job.
 export SRUN_CPUS_PER_TASK="$SLURM_CPUS_PER_TASK"
 
 # The first rank that fails ends the others.

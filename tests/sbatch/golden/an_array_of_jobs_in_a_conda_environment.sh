@@ -5,27 +5,27 @@
 #     mkdir -p -- logs && sbatch THIS_FILE
 
 #SBATCH --job-name=sweep
+#SBATCH --array=0-7%2
 #SBATCH --nodes=1
 #SBATCH --ntasks-per-node=1
 #SBATCH --cpus-per-task=4
 #SBATCH --mem=16G
 #SBATCH --time=01:00:00
-#SBATCH --array=0-7%2
-# Slurm does not make this folder; where it is missing the job ends at once, without a word.
+# Slurm does not make this folder; if it is missing the job ends at once, without a message.
 #SBATCH --output=logs/%x-%A_%a.out
-# Each start writes behind the one before.
+# Each start appends to the log of the one before.
 #SBATCH --open-mode=append
 
 set -euo pipefail
 
-# conda's functions read variables that are not set.
+# What follows may read variables that are not set.
 set +u
 eval "$("${CONDA_EXE:-conda}" shell.bash hook)"
 conda activate train
 set -u
 unset VIRTUAL_ENV  # that of the shell which submitted this
 
-# Since Slurm 22.05 srun does not take this over from the job.
+# Since Slurm 22.05 srun does not read this option of the job.
 export SRUN_CPUS_PER_TASK="$SLURM_CPUS_PER_TASK"
 
 # The first rank that fails ends the others.

@@ -27,7 +27,7 @@ unset PYTHONHOME
 
 export OMP_NUM_THREADS=2
 
-# Since Slurm 22.05 srun does not take this over from the job.
+# Since Slurm 22.05 srun does not read this option of the job.
 export SRUN_CPUS_PER_TASK="$SLURM_CPUS_PER_TASK"
 
 mkdir -p -- slurm_logs
@@ -45,7 +45,7 @@ trap clean_up EXIT
 # since not all nodes could start here: so --chdir=/ below.
 srunddp=$(srunddp stage push --env "$VIRTUAL_ENV" --project "$PWD" --exclude /slurm_logs)
 
-# Where a node, a network or the environment is not fit, the job ends here with 69.
+# If a node, a network or the environment fails the check, the job ends here with exit code 69.
 srun --export=ALL --kill-on-bad-exit=1 --chdir=/ \
   "$srunddp" check --staged --backend=gloo --output-dir=slurm_logs train_bert.py
 

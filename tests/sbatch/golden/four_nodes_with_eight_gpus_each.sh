@@ -11,9 +11,9 @@
 #SBATCH --gpus-per-node=8
 #SBATCH --cpus-per-task=4
 #SBATCH --time=02:00:00
-# Slurm does not make this folder; where it is missing the job ends at once, without a word.
+# Slurm does not make this folder; if it is missing the job ends at once, without a message.
 #SBATCH --output=logs/%x-%j.out
-# Each start writes behind the one before.
+# Each start appends to the log of the one before.
 #SBATCH --open-mode=append
 
 set -euo pipefail
@@ -23,7 +23,7 @@ export VIRTUAL_ENV="$PWD"/venv
 export PATH="$VIRTUAL_ENV/bin:$PATH"
 unset PYTHONHOME
 
-# Since Slurm 22.05 srun does not take this over from the job.
+# Since Slurm 22.05 srun does not read this option of the job.
 export SRUN_CPUS_PER_TASK="$SLURM_CPUS_PER_TASK"
 
 # The first rank that fails ends the others.

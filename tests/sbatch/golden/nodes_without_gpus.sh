@@ -8,9 +8,9 @@
 #SBATCH --nodelist=master-node,node[01-05]
 #SBATCH --nodes=6
 #SBATCH --ntasks-per-node=1
-# Slurm does not make this folder; where it is missing the job ends at once, without a word.
+# Slurm does not make this folder; if it is missing the job ends at once, without a message.
 #SBATCH --output=logs/%x-%j.out
-# Each start writes behind the one before.
+# Each start appends to the log of the one before.
 #SBATCH --open-mode=append
 
 set -euo pipefail

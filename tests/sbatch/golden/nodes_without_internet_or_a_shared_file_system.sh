@@ -11,13 +11,13 @@
 #SBATCH --gpus-per-node=8
 #SBATCH --cpus-per-task=8
 #SBATCH --time=04:00:00
-# The ranks are warned so many seconds before the end, and write a checkpoint.
+# The ranks get this signal so many seconds before the time limit, and write a checkpoint.
 #SBATCH --signal=USR2@120
-# Slurm does not make this folder; where it is missing the job ends at once, without a word.
+# Slurm does not make this folder; if it is missing the job ends at once, without a message.
 #SBATCH --output=logs/%x-%j.out
 # Slurm may start the job again, under its number.
 #SBATCH --requeue
-# Each start writes behind the one before.
+# Each start appends to the log of the one before.
 #SBATCH --open-mode=append
 
 set -euo pipefail
@@ -27,7 +27,7 @@ export VIRTUAL_ENV="$PWD"/.venv
 export PATH="$VIRTUAL_ENV/bin:$PATH"
 unset PYTHONHOME
 
-# Since Slurm 22.05 srun does not take this over from the job.
+# Since Slurm 22.05 srun does not read this option of the job.
 export SRUN_CPUS_PER_TASK="$SLURM_CPUS_PER_TASK"
 
 # Slurm's SIGTERM comes to this shell, too: it waits for the ranks, which may be writing a checkpoint.
@@ -43,7 +43,7 @@ trap clean_up EXIT
 # since not all nodes could start here: so --chdir=/ below.
 srunddp=$(srunddp stage push --env "$VIRTUAL_ENV" --project "$PWD" --data /datasets/mnist --exclude /logs --exclude runs)
 
-# Where a node, a network or the environment is not fit, the job ends here with 69.
+# If a node, a network or the environment fails the check, the job ends here with exit code 69.
 srun --export=ALL --kill-on-bad-exit=1 --chdir=/ --gpu-bind=none \
   "$srunddp" check --staged --output-dir=logs docs/examples/mnist.py
 
@@ -54,7 +54,7 @@ srun --export=ALL --kill-on-bad-exit=1 --chdir=/ --gpu-bind=none \
   docs/examples/mnist.py --data-dir=/datasets/mnist --output-dir=runs/first --resume=auto || code=$?
 
 # 143: there is a checkpoint, and Slurm is about to end the job. One that is preempted, and ends by itself
-# before that, would be taken for done.
+# before that, would count as done.
 if [ "$code" = 143 ] && [ -z "$ended" ]; then
   clean_up
   sleep 600 || true

@@ -11,19 +11,19 @@
 #SBATCH --gres=gpu:1
 #SBATCH --cpus-per-task=16
 #SBATCH --time=0-04:00:00
-# Slurm does not make this folder; where it is missing the job ends at once, without a word.
+# Slurm does not make this folder; if it is missing the job ends at once, without a message.
 #SBATCH --output=logs/%x-%j.out
-# Each start writes behind the one before.
+# Each start appends to the log of the one before.
 #SBATCH --open-mode=append
 
 set -euo pipefail
 
-# Modules read variables that are not set.
+# What follows may read variables that are not set.
 set +u
 module load cuda/11.6 gcc/10.3 python/3.9
 set -u
 
-# Since Slurm 22.05 srun does not take this over from the job.
+# Since Slurm 22.05 srun does not read this option of the job.
 export SRUN_CPUS_PER_TASK="$SLURM_CPUS_PER_TASK"
 
 # The first rank that fails ends the others.

@@ -12,14 +12,14 @@
 #SBATCH --gres=gpu:4
 #SBATCH --cpus-per-task=8
 #SBATCH --time=24:00:00
-# Slurm does not make this folder; where it is missing the job ends at once, without a word.
+# Slurm does not make this folder; if it is missing the job ends at once, without a message.
 #SBATCH --output=logs/%x-%j.out
-# Each start writes behind the one before.
+# Each start appends to the log of the one before.
 #SBATCH --open-mode=append
 
 set -euo pipefail
 
-# Modules read variables that are not set.
+# What follows may read variables that are not set.
 set +u
 module purge
 module load Python/3.10 CUDA/11.7 NCCL
@@ -34,7 +34,7 @@ export NCCL_NET=IB
 export NCCL_DEBUG=INFO
 export NCCL_NET_GDR_LEVEL=5
 
-# Since Slurm 22.05 srun does not take this over from the job.
+# Since Slurm 22.05 srun does not read this option of the job.
 export SRUN_CPUS_PER_TASK="$SLURM_CPUS_PER_TASK"
 
 # Slurm's SIGTERM comes to this shell, too: it waits for the ranks, which may be writing a checkpoint.
@@ -47,7 +47,7 @@ srun --export=ALL --kill-on-bad-exit=1 --gpu-bind=none \
   srunddp run --monitor=5 --monitor-dir=logs \
   train.py --data-dir path/to/your/dataset --batch-size 64 --epochs 3 --num-workers 8 || code=$?
 
-# Where Slurm ends the job there is no time for it: the same command writes it later.
+# If Slurm ends the job there is no time for a report: the same command writes it later.
 if [ -z "$ended" ]; then
   timeout --foreground 120 srunddp report "$SLURM_JOB_ID" --monitor-dir=logs || true
 fi

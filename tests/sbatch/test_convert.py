@@ -1,0 +1,105 @@
+"""``srunddp sbatch --from``: the launch is replaced, and nothing else."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from srunddp.errors import ConfigError
+from srunddp.sbatch.convert import convert
+
+HEAD = "#!/bin/bash\n#SBATCH --nodes=2 --ntasks-per-node=1\n#SBATCH --cpus-per-task=32\n#SBATCH --gres=gpu:4\n"
+BODY = """# torchrun is only named here
+echo "it's torchrun train.py" && which torchrun
+cat <<END >ranks
+it's torchrun train.py
+END
+export HEAD_NODE=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)  # it's a comment\t
+"""
+SIZE = "--nodes=2 --ntasks=8 --ntasks-per-node=4 --cpus-per-task=$((SLURM_CPUS_PER_TASK * 1 / 4))"
+ON_TWO = f"{SIZE} --kill-on-bad-exit=1 --gpu-bind=none"
+TWO = "--nnodes=2 --nproc-per-node=4"
+
+
+def converted(folder: Path, text: str) -> tuple[str, list[str]]:
+    (folder / "job.sh").write_bytes(text.encode())
+    return convert(str(folder / "job.sh"))
+
+
+@pytest.mark.parametrize(
+    ("launch", "made"),
+    [
+        (f"srun torchrun {TWO} \\\n  --rdzv-endpoint=$H:29500 t.py", f"srun {ON_TWO} srunddp t.py"),
+        ("srun torchrun --nnodes 2 --nproc_per_node 4 t.py", f"srun {ON_TWO} srunddp t.py"),
+        (f"srun -l -N 2 --ntasks-per-node=1 \\\n torchrun {TWO} t.py", f"srun {ON_TWO} -l srunddp t.py"),
+        (
+            f"A='x y' exec python3 -u -m torch.distributed.run {TWO} -m pkg.train",
+            f"A='x y' exec srun {ON_TWO} srunddp -m pkg.train",
+        ),
+        (
+            f"srun apptainer exec --nv $SIF torchrun {TWO} t.py",
+            f"srun {ON_TWO} apptainer exec --nv $SIF srunddp t.py",
+        ),
+        (
+            "accelerate launch --multi_gpu --num_machines 2 --num_processes=8 --machine_rank $R train.py",
+            f"srun {ON_TWO} srunddp train.py",
+        ),
+    ],
+)
+def test_the_launch_is_replaced_and_every_other_byte_stays(launch: str, made: str, tmp_path: Path) -> None:
+    rest = " --lr 1e-3 \\\n  --name \"a b\"  # it's done\r\necho 'end'"
+    text, notes = converted(tmp_path, HEAD + BODY + launch + rest)
+    assert text == HEAD + BODY + made + rest
+    assert notes == []
+
+
+@pytest.mark.parametrize(
+    ("launch", "size"),
+    [
+        ("torchrun --standalone --nproc-per-node=gpu t.py", "--nodes=1 --ntasks=$((1 * $SLURM_GPUS_ON_NODE)) "),
+        ("torchrun --nnodes=$N --nproc_per_node=$G t.py", "--nodes=$N --ntasks=$(($N * $G)) --ntasks-per-node=$G "),
+        ("torchrun --nnodes=1:4 --nproc-per-node=2 t.py", "--nodes=$SLURM_NNODES --ntasks=$(($SLURM_NNODES * 2)) "),
+        ("torchrun t.py", "--nodes=1 --ntasks=1 --ntasks-per-node=1 --cpus-per-task=$((SLURM_CPUS_ON_NODE / 1)) "),
+    ],
+)
+def test_sizes_of_variables_are_left_to_bash(launch: str, size: str, tmp_path: Path) -> None:
+    text, _ = converted(tmp_path, f"#!/bin/bash\n{launch}\n")
+    assert f"\nsrun {size}" in text
+    done = subprocess.run(["bash", "-n"], input=text, text=True, capture_output=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_an_option_that_gets_lost_is_noted(tmp_path: Path) -> None:
+    _, notes = converted(tmp_path, "torchrun --tee 3 --nproc-per-node=2 --log_dir=x t.py\n")
+    assert notes == [f"{tmp_path}/job.sh:1: --tee, --log-dir: left out; see srunddp run --help"]
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("", "no commands with torchrun or accelerate; expected one such command -> "),
+        ("python train.py\n", "no commands"),
+        ('srun bash -c "\ntorchrun t.py\n"\n', "no commands"),
+        ("torchrun a.py\ntorchrun b.py\n", "2 commands with torchrun or accelerate, in lines 1, 2"),
+        ("for i in 1 2; do\n  torchrun t.py &\ndone\n", "job.sh:2: a launch in a loop"),
+        ('torchrun "${ARGS[@]}" t.py\n', "${ARGS[@]} before the script may hold options"),
+        ("torchrun --no-python t.sh\n", "--no-python"),
+        ("#SBATCH --gpus-per-task=4\ntorchrun t.py\n", "job.sh:2: --gpus-per-task"),
+    ],
+)
+def test_what_is_not_one_launch_is_refused(text: str, found: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as error:
+        converted(tmp_path, text)
+    assert found in str(error.value)
+    assert error.value.hint
+
+
+def test_a_file_that_is_no_text_is_refused(tmp_path: Path) -> None:
+    for path in (tmp_path, tmp_path / "gone"):
+        with pytest.raises(ConfigError, match="expected a job script -> correct --from"):
+            convert(str(path))
+    (tmp_path / "job.sh").write_bytes(b"torchrun \xff")
+    with pytest.raises(ConfigError, match="no text in UTF-8"):
+        convert(str(tmp_path / "job.sh"))
