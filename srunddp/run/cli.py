@@ -45,7 +45,7 @@ _LAST_WORD = 1.0
         "Network and rendezvous": "ifaces backend channel port timeout",
         "Failures": "stall_timeout lost_after grace fast_exit",
         "Output and monitoring": "log_dir show_ranks prefix quiet verbose monitor monitor_dir",
-        "Environment": "module offline staged",
+        "Environment": "module offline staged bind",
     },
     context_settings={"allow_interspersed_args": False, "help_option_names": ["-h", "--help"]},
 )

@@ -53,7 +53,7 @@ def test_a_draft_goes_to_standard_output_or_to_the_named_file(names: dict[str, s
     (code, out, errors), _ = together(names, "ifaces", "scan", folder=tmp_path)
     assert (code, errors) == (0, "srunddp: scan of 2 nodes: an entry for each\n")
     assert len(parse(out.encode(), "x")) == 2
-    assert "# Passed over: data1 on " in out
+    assert "# Not chosen: data1 on " in out
     assert list(tmp_path.iterdir()) == []
     ranks = together(names, "ifaces", "scan", "-o", "no/folder.conf", folder=tmp_path)
     words = "no/folder.conf cannot be written: No such file or directory; expected a file that rank 0 may write"

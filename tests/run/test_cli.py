@@ -77,7 +77,7 @@ def test_a_wrong_ifaces_conf_is_named_with_line_and_column(script: Path) -> None
     ):
         text = one_message(done)
         assert text == (
-            f"{conf}:2:3: unknown key 'interfaces'; expected one of nodes, interface, address, env, ports -> "
+            f"{conf}:2:3: unknown key 'interfaces'; expected one of nodes, interface, network, address, env, ports -> "
             "did you mean interface?"
         )
 

@@ -11,8 +11,8 @@ if [ -z "${SLURM_JOB_ID:-}" ]; then
   [ -f "$0" ] || { echo "this script has to be a file: bash FILE" >&2; exit 78; }
   exec salloc \
     --job-name=bert \
-    --partition=torch \
     --exclude=node07 \
+    --partition=torch \
     --nodes=10 \
     --ntasks-per-node=2 \
     --cpus-per-task=2 \
