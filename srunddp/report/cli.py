@@ -20,7 +20,7 @@ from srunddp.report.run import RunData, read
 from srunddp.report.summarize import summary_of, with_baseline
 from srunddp.report.summary import Summary
 from srunddp.util.atomic_file import replace_file
-from srunddp.util.click_types import answering
+from srunddp.util.click_types import DIR, answering
 from srunddp.util.console import write_stderr
 
 _NO_PICTURES = 'no pictures: matplotlib is not installed here -> pip install "srunddp[report]"'
@@ -28,21 +28,16 @@ _REFRESH = 2.0  # seconds between two looks, and no more than a tenth of the tim
 _HOME, _REST_OF_LINE, _REST = "\x1b[H", "\x1b[K", "\x1b[J"
 
 
-@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.command()
 @click.option(
-    "--monitor-dir",
-    metavar="DIR",
-    default="logs",
-    envvar="SRUNDDP_LOG_DIR",
-    show_default=True,
-    help="Of the job's run.",
+    "--monitor-dir", type=DIR, default="logs", envvar="SRUNDDP_LOG_DIR", show_default=True, help="Of the job's run."
 )
 @click.option("--restart", type=click.IntRange(0), metavar="N", help="Which start of the run (default: the last).")
-@click.option("--baseline", metavar="DIR|JOBID", help="A run on fewer ranks, for the scaling efficiency.")
-@click.option("--output", metavar="DIR", help="For report.html and the pictures (default: the run's folder).")
+@click.option("--baseline", type=DIR, metavar="DIR|JOBID", help="A run on fewer ranks, for the scaling efficiency.")
+@click.option("--output", type=DIR, help="For report.html and the pictures (default: the run's folder).")
 @click.option("--text", "text_only", is_flag=True, help="Print the summary, and write nothing.")
 @click.option("--live", is_flag=True, help="In a terminal, print the summary anew until the run has ended.")
-@click.argument("what", metavar="DIR|JOBID")
+@click.argument("what", type=DIR, metavar="DIR|JOBID")
 def report(**given: Any) -> None:
     """Sum up a run that was started with --monitor: what it did, and what to change next.
 

@@ -32,7 +32,7 @@ from srunddp.run.script import Script, check
 from srunddp.stage.paths import StagedPaths, contradictions
 from srunddp.supervisor.failure import rotate_previous
 from srunddp.supervisor.output.redirect import OutputRedirect, OutputTarget, output_target
-from srunddp.util.click_types import LOST_LEAST, MONITOR_LEAST, Run, Seconds, ifaces_option, limit, module_option
+from srunddp.util.click_types import DIR, FILE, LOST_LEAST, Run, ifaces_option, limit, module_option, monitor_option
 from srunddp.util.console import write_stderr
 from srunddp.util.option_groups import after_script
 
@@ -47,7 +47,6 @@ _LAST_WORD = 1.0
         "Output and monitoring": "log_dir show_ranks prefix quiet verbose monitor monitor_dir",
         "Environment": "module offline staged bind",
     },
-    context_settings={"allow_interspersed_args": False, "help_option_names": ["-h", "--help"]},
 )
 @click.option("--backend", type=click.Choice(BACKENDS), help="For srunddp.init() (default: auto).")
 @ifaces_option
@@ -64,19 +63,12 @@ _LAST_WORD = 1.0
 @limit("--lost-after", RunOptions.lost_after, "Stop the run when a node is silent for this long.", least=LOST_LEAST)
 @limit("--grace", RunOptions.grace, "How long a failed or stopped script may take to end.", positive=False)
 @click.option(
-    "--log-dir", metavar="DIR", envvar="SRUNDDP_LOG_DIR", show_envvar=True, help="Write each rank's output to a file."
+    "--log-dir", type=DIR, envvar="SRUNDDP_LOG_DIR", show_envvar=True, help="Write each rank's output to a file."
 )
 @click.option("--show-ranks", metavar="RANKS", help="With --log-dir: the ranks on the terminal too (default: 0).")
 @click.option("--prefix", is_flag=True, help="Put node and rank before each line on the terminal.")
-@click.option(
-    "--monitor",
-    type=Seconds(least=MONITOR_LEAST),
-    metavar="[=DURATION]",
-    envvar="SRUNDDP_MONITOR",
-    show_envvar=True,
-    help="Sample GPUs, CPUs, memory and network of each node for srunddp report, every 5s unless given.",
-)
-@click.option("--monitor-dir", metavar="DIR", help="Where the samples go (default: --log-dir's folder, else logs).")
+@monitor_option
+@click.option("--monitor-dir", type=DIR, help="Where the samples go (default: --log-dir's folder, else logs).")
 @click.option("--offline", is_flag=True, help="Set HF_*_OFFLINE, cache folders and thread counts for Hugging Face.")
 @click.option("--bind", type=click.Choice(("none", "auto")), default="none", help="auto: to the CPUs next to the GPU.")
 @click.option("--staged", is_flag=True, help="Run in the copies of `srunddp stage push`, where a node has them.")
@@ -85,8 +77,8 @@ _LAST_WORD = 1.0
 @click.option("--quiet", is_flag=True, help="Do not print the summary line.")
 @click.option("--verbose", is_flag=True, help="Print one line per rank: [RANK r] WORLD_SIZE=w.")
 @module_option
-@click.argument("script", required=False, metavar="SCRIPT")
-@click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[ARGUMENTS]...")
+@click.argument("script", type=FILE, required=False, metavar="SCRIPT")
+@click.argument("arguments", nargs=-1, type=FILE, metavar="[ARGUMENTS]...")
 def run(**given: Any) -> None:
     """Run SCRIPT as one rank of the world that srun or mpirun started, one process per GPU.
 

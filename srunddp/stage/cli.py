@@ -15,13 +15,13 @@ from srunddp.errors import one_line
 from srunddp.stage import push as pushing
 from srunddp.stage.build import build
 from srunddp.stage.slurm import Job
-from srunddp.util.click_types import limit, refusing
+from srunddp.util.click_types import DIR, limit, refusing
 from srunddp.util.console import write_stderr
 
 _PATH = click.Path(path_type=Path)
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.group()
 def stage() -> None:
     """Bring an environment, the project and data to nodes without internet or without a shared file system."""
 
@@ -52,15 +52,15 @@ def build_command(requirement: Path, output: Path, **given: Any) -> None:
 
 
 _base = click.option(
-    "--dir", "base", metavar="DIR", default="/tmp", show_default=True, help="A folder that each node has for itself."
+    "--dir", "base", type=DIR, default="/tmp", show_default=True, help="A folder that each node has for itself."
 )
 _timeout = limit("--timeout", 600.0, "How long the nodes may take for each step.")
 
 
 @stage.command()
-@click.option("--env", metavar="ENV", help="An environment with srunddp in it, as srunddp stage build makes it.")
-@click.option("--project", metavar="DIR", help="The folder with the script.")
-@click.option("--data", metavar="DIR", multiple=True, help="A folder that the script reads, such as a cache.")
+@click.option("--env", type=DIR, metavar="ENV", help="An environment with srunddp, as srunddp stage build makes it.")
+@click.option("--project", type=DIR, help="The folder with the script.")
+@click.option("--data", type=DIR, multiple=True, help="A folder that the script reads, such as a cache.")
 @click.option("--exclude", metavar="PATTERN", multiple=True, help="Not packed with the project: a name, or /NAME.")
 @click.option("--all-nodes", is_flag=True, help="Stage environment and data also where they are seen.")
 @_base
