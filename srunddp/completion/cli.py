@@ -32,11 +32,14 @@ class _Bash(_Words, shells.BashComplete):
 
 @shells.add_completion_class
 class _Zsh(_Words, shells.ZshComplete):
-    source_template = shells.ZshComplete.source_template.replace("() {\n", "() {\n    compset -P 1 '--*='\n", 1)
+    source_template = shells.ZshComplete.source_template.replace("compadd -U", "compadd")
+    source_template = source_template.replace("() {\n", "() {\n    compset -P 1 '--*='\n", 1)
 
 
 @shells.add_completion_class
 class _Fish(_Words, shells.FishComplete):
+    source_template = shells.FishComplete.source_template.replace("__fish_complete_path ", "complete -C \"'' \"")
+
     def format_completion(self, item: shells.CompletionItem[str]) -> str:
         item.value = self.start + item.value  # fish replaces the whole word
         return super().format_completion(item)
