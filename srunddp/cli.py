@@ -47,7 +47,7 @@ After a job:
 
 Other:
   help COMMAND  The options of a command, as srunddp COMMAND --help.
-  completion    A script for bash, zsh or fish, by which they complete command lines.
+  completion    The script for tab completion in bash, zsh or fish.
   --version     Print the version.
 """
 
@@ -84,9 +84,8 @@ class _RunByDefault(click.Group):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         if ctx.resilient_parsing:  # a shell asks how the line goes on
             self.command_word = "".join(args[:1])
-            words = args[1:] if self.command_word == "help" else args
-            known = (*_COMMANDS, *_HELP, "--version")
-            return super().parse_args(ctx, words if not words or words[0] in known else ["run", *words])
+            known = ("", "help", *_COMMANDS, *_HELP, "--version")
+            return super().parse_args(ctx, args if self.command_word in known else ["run", *args])
         if not args:
             write_stderr(_PAGE)
             ctx.exit(UsageError.exit_code)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import subprocess
@@ -64,10 +65,8 @@ class Terminal:
 
     def read(self) -> str:
         """All that was shown since the last line was entered, without the terminal's own sequences."""
-        try:
+        with contextlib.suppress(BlockingIOError):
             self.shown += os.read(self.master, 1 << 16).decode(errors="replace")
-        except BlockingIOError:
-            pass
         return re.sub(r"\x1b(\[[0-9;?>=]*[A-Za-z]|\][^\x07]*\x07|[()].|.)|\r", "", self.shown)
 
     def enter(self, keys: str, *names: str) -> str:

@@ -17,7 +17,7 @@ from tests.conftest import ROOT
 
 RUN = "expected an option of srunddp run -> "
 DURATION = "expected a duration such as 90, 90s, 5m or 1h30m -> see srunddp "
-COMMANDS = "expected check, explain, ifaces, report, run, sbatch, stage or triage -> "
+COMMANDS = "expected check, completion, explain, ifaces, report, run, sbatch, stage or triage -> "
 LOST = "; expected a script to run -> "
 REPORTED = "expected an option of srunddp report -> "
 EXPLAINED = "expected an option of srunddp explain -> "
@@ -35,6 +35,8 @@ WRONG: dict[int, dict[str, str]] = {
         "help train.py": f"no command 'train.py'; {COMMANDS}see srunddp --help",
         "ifaces chek": "no command 'chek'; expected check or scan -> did you mean check?",
         "stage": "no command; expected build, clean or push -> see srunddp stage --help",
+        "completion": "no bash|zsh|fish; expected srunddp completion [OPTIONS] bash|zsh|fish -> see ",
+        "completion fsh": "shell=fsh; expected bash, zsh or fish -> did you mean fish?",
         "stage psh": "no command 'psh'; expected build, clean or push -> did you mean push?",
         # run: no script, and options of its own.
         "run": "no SCRIPT; expected srunddp [OPTIONS] SCRIPT [ARGUMENTS]... -> see srunddp run --help",
@@ -260,7 +262,18 @@ def test_help_lists_the_commands_and_the_options_of_one(capfd: pytest.CaptureFix
     code, page, _ = typed_in(capfd, "--help")
     assert code == 0
     assert max(map(len, page.splitlines())) <= 80
-    for name in ("ifaces scan", "ifaces check", "check", "explain", "sbatch", "stage", "run", "report", "triage"):
+    for name in (
+        "ifaces scan",
+        "ifaces check",
+        "check",
+        "explain",
+        "sbatch",
+        "stage",
+        "run",
+        "report",
+        "triage",
+        "completion",
+    ):
         assert re.search(rf"^  {name}  +[A-Z]", page, re.MULTILINE), name
     assert typed_in(capfd, "-h")[1] == typed_in(capfd, "help")[1] == page
     assert typed_in(capfd) == (2, "", page)
