@@ -69,11 +69,7 @@ class _RunByDefault(click.Group):
         return _PAGE.rstrip()
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem[str]]:
-        """Commands; and as ``run`` may be left out, what may stand after it: its options, and files."""
-        if incomplete.startswith("-"):
-            run = cast(click.Command, self.get_command(ctx, "run"))
-            options = [*run.shell_complete(ctx, incomplete), *super().shell_complete(ctx, incomplete)]
-            return [*{item.value: item for item in options}.values()]
+        """Commands; and files, as ``run`` may be left out."""
         rows = dict(re.findall(r"^  (\w+)(?: \w+)? {2,}(.+)$", _PAGE, re.MULTILINE))
         found = [CompletionItem(name, help=text) for name, text in rows.items() if name.startswith(incomplete)]
         # Next to words bash shows no files of its own.

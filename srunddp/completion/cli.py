@@ -11,18 +11,13 @@ from srunddp.util.click_types import COMPLETE, answering
 
 
 class _Words(shells.ShellComplete):
-    """Takes words together that bash divides at ``=`` and ``:``; of ``--option=value``, value alone is completed."""
-
-    start = ""
+    """Takes words together that bash divides at ``=`` and ``:``; an option without a command is one of ``run``."""
 
     def get_completion_args(self) -> tuple[list[str], str]:
         words, last = super().get_completion_args()
         *words, last = re.sub(r"\n([=:])\n", r"\1", "\n".join([*words, last])).split("\n")
-        option = re.match("(-.*?)=", last)
-        if not option:
-            return words, last
-        self.start = option[0]
-        return [*words, option[1]], last.removeprefix(self.start)
+        self.start = last[: last.find("=") + 1] * last.startswith("-")
+        return words or ["run"] * last.startswith("-"), last
 
 
 @shells.add_completion_class
@@ -32,6 +27,7 @@ class _Bash(_Words, shells.BashComplete):
 
 @shells.add_completion_class
 class _Zsh(_Words, shells.ZshComplete):
+    # What stands before "=" stays; with -U zsh would replace it.
     source_template = shells.ZshComplete.source_template.replace("compadd -U", "compadd")
     source_template = source_template.replace("() {\n", "() {\n    compset -P 1 '--*='\n", 1)
 
