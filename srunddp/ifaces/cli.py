@@ -23,7 +23,6 @@ from srunddp.errors import ConfigError
 from srunddp.ifaces.draft import draft
 from srunddp.ifaces.lint import NAME, LintReport, check_file
 from srunddp.ifaces.scan import handle, survey
-from srunddp.util.click_types import refusing
 from srunddp.util.console import write_stderr
 
 _INCOMPLETE, _WRONG = 69, 78
@@ -51,8 +50,7 @@ def scan(**given: Any) -> None:
 
     With PMI or MPI no name has to lead to rank 0 yet. Exit code 69 when a node has no interface that reaches others.
     """
-    with refusing():
-        sys.exit(_scan(given))
+    sys.exit(_scan(given))
 
 
 def _scan(given: dict[str, Any]) -> int:
@@ -127,11 +125,10 @@ def check(file: str | None, timeout: float) -> None:
 
     Exit code 0, or 78 when it is wrong.
     """
-    with refusing():
-        environment = detect(os.environ)
-        if environment.world_size == 1:
-            sys.exit(_print_report(render.Report({}), check_file(file, os.environ)))
-        sys.exit(_on_every_node(file, environment, timeout))
+    environment = detect(os.environ)
+    if environment.world_size == 1:
+        sys.exit(_print_report(render.Report({}), check_file(file, os.environ)))
+    sys.exit(_on_every_node(file, environment, timeout))
 
 
 def _on_every_node(file: str | None, environment: Environment, timeout: float) -> int:
