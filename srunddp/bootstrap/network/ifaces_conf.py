@@ -12,6 +12,7 @@ import stat
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 
 from srunddp.errors import ConfigError, Scope, UsageError
@@ -65,14 +66,24 @@ class IfacesEntry:
         """Where the entry is, without line and column."""
         return self.where.rsplit(":", 2)[0]
 
+    @cached_property
+    def items(self) -> dict[str, None]:
+        """The names in ``nodes``, and patterns with ``*`` or ``?``, in their order."""
+        return dict.fromkeys(expand(self.nodes, where=self.where))
+
+    @cached_property
+    def patterns(self) -> list[str]:
+        """Those of the items that are patterns."""
+        return [item for item in self.items if "*" in item or "?" in item]
+
     def matches(self, node: str) -> bool:
-        """Whether the entry is for this node, by its whole name or the part before the first dot."""
+        """Whether the entry is for this node, by its whole name or the part before the first dot.
+
+        For a pattern: for all nodes that it fits. Its ``*`` may stand for nothing, or for more than a ``?`` here can.
+        """
         names = {node, node.split(".")[0]}
-        # Compiling a pattern for each of ten thousand names would take a third of a second.
-        return any(
-            item in names or (("*" in item or "?" in item) and any(fnmatch.fnmatchcase(name, item) for name in names))
-            for item in expand(self.nodes, where=self.where)
-        )
+        patterns = [pattern.replace("?", "[!*]") for pattern in self.patterns]
+        return any(name in self.items or any(fnmatch.fnmatchcase(name, each) for each in patterns) for name in names)
 
 
 def is_pattern(name: str) -> bool:
@@ -83,8 +94,8 @@ def is_pattern(name: str) -> bool:
 DEFAULT = IfacesEntry(nodes="*", interfaces=(AUTO,))
 
 
-def entry_for(entries: tuple[IfacesEntry, ...], node: str, *, alone: bool = False) -> IfacesEntry:
-    """The first entry that matches the node; a single process, on a login node say, needs none.
+def entry_for(entries: tuple[IfacesEntry, ...], node: str, *, or_default: bool = False) -> IfacesEntry:
+    """The first entry that matches the node; if none does, ``DEFAULT`` where that may be, as in a single process.
 
     Raises:
         ConfigError: none does.
@@ -92,16 +103,11 @@ def entry_for(entries: tuple[IfacesEntry, ...], node: str, *, alone: bool = Fals
     for entry in entries:
         if entry.matches(node):
             return entry
-    if alone:
+    if or_default:
         return DEFAULT
     found = f"no entry matches node {node}"
     hint = f'add `- nodes: {node}`, or a last entry `- nodes: "*"` with `interface: auto`'
     raise ConfigError(found, expected="an entry for every node", hint=hint, where=entries[0].file, scope=Scope.NODE)
-
-
-def entry_or_default(entries: tuple[IfacesEntry, ...], node: str) -> IfacesEntry:
-    """Like :func:`entry_for`, but ``DEFAULT`` where no entry matches."""
-    return entry_for(entries, node, alone=True)
 
 
 @dataclass(frozen=True)

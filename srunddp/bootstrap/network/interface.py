@@ -74,7 +74,7 @@ def select_interface(
         ConfigError: the interface is not there, down or without an address; loopback between nodes.
     """
     alone = environment.world_size == 1
-    entry = entry_for(entries, environment.node, alone=alone)
+    entry = entry_for(entries, environment.node, or_default=alone)
     chooses = entry.interfaces in ((AUTO,), (NEAREST,))
     passed_over: tuple[str, ...] = ()
     says = f"{entry.where}, {entry.rule}"
