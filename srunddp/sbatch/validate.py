@@ -140,12 +140,8 @@ def _of_arguments(job: SlurmJob) -> Iterator[_Problem]:
 
 
 def _of_stage(job: SlurmJob) -> Iterator[_Problem]:
-    yield (
-        job.stage and not job.venv,
-        "--stage without a virtual environment",
-        "an environment to copy",
-        "add --venv=ENV",
-    )
+    found, expected = "--stage without a virtual environment", "an environment to copy"
+    yield job.stage and not job.venv, found, expected, "add --venv=ENV"
     for name in ("data", "stage_exclude"):
         yield getattr(job, name) and not job.stage, f"{option(name)} without --stage", "both", "add --stage"
     shared = "a log folder that all nodes see"
@@ -171,10 +167,8 @@ def script_problem(job: SlurmJob) -> tuple[str, str] | None:
     except OSError as error:
         return f"{job.script} is not seen here: {os.strerror(error.errno or 0)}", "correct the path, or add --force"
     except (SyntaxError, ValueError) as error:
-        return (
-            f"{job.script}:{getattr(error, 'lineno', None) or 1}: {getattr(error, 'msg', error)}",
-            "correct the script",
-        )
+        where = f"{job.script}:{getattr(error, 'lineno', None) or 1}"
+        return f"{where}: {getattr(error, 'msg', error)}", "correct the script"
     return None
 
 
