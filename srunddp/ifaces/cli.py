@@ -19,7 +19,7 @@ from srunddp.check import preflight, render
 from srunddp.check.checks import interface, launch
 from srunddp.check.finding import context_of
 from srunddp.check.join import come_within, coordinate, join
-from srunddp.errors import ConfigError
+from srunddp.errors import ConfigError, file_errors
 from srunddp.ifaces.draft import draft
 from srunddp.ifaces.lint import NAME, LintReport, check_file
 from srunddp.ifaces.scan import handle, survey
@@ -105,12 +105,10 @@ def add_entries(text: str, merged: str) -> None:
 
 
 def _write(text: str, output: str | None, mode: str = "w") -> None:
-    try:
-        with click.open_file(output or "-", mode) as file:
-            click.echo(text, nl=False, file=file)
-    except OSError as error:
-        found = f"{output or 'standard output'} cannot be written: {os.strerror(error.errno or 0)}"
-        raise ConfigError(found, expected="a file that rank 0 may write", hint="name another with -o") from None
+    found, hint = f"{output or 'standard output'} cannot be written", "name another with -o"
+    failing = file_errors(found, expected="a file that rank 0 may write", hint=hint)
+    with failing, click.open_file(output or "-", mode) as file:
+        click.echo(text, nl=False, file=file)
 
 
 @ifaces.command()

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import ast
 import dataclasses
-import difflib
 import os
 import re
 import warnings
@@ -15,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from srunddp.bootstrap.network.ifaces_conf import OURS
-from srunddp.errors import ConfigError
+from srunddp.errors import ConfigError, did_you_mean
 from srunddp.sbatch.slurm_options import OPTIONS, UNUSABLE, split
 from srunddp.sbatch.spec import SlurmJob
 
@@ -195,12 +194,10 @@ def notes(job: SlurmJob, environ: Mapping[str, str]) -> Iterator[str]:
 
 
 def _unknown_options(job: SlurmJob) -> Iterator[str]:
-    keys = (field.name.replace("_", "-") for field in dataclasses.fields(job))
-    names = [*OPTIONS, *keys, "submit", "salloc", "write"]
+    names = map(option, [*OPTIONS, *(field.name for field in dataclasses.fields(job)), "submit", "salloc", "write"])
     for name in job.slurm.keys() - OPTIONS.keys():
-        near = difflib.get_close_matches(name, names, n=1)
-        meant = f"; did you mean --{near[0]}?" if near else ""
-        yield f"--{name} is unknown to srunddp, and passed to sbatch as it is{meant}"
+        meant = did_you_mean(f"--{name}", names)
+        yield f"--{name} is unknown to srunddp, and passed to sbatch as it is{meant and '; '}{meant}"
 
 
 def _site_defaults(job: SlurmJob) -> Iterator[str]:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
-from srunddp.errors import ConfigError, Scope, UsageError
+from srunddp.errors import ConfigError, Scope, UsageError, file_errors
 from srunddp.util.hostlist import expand
 from srunddp.util.yaml_source import compose
 
@@ -165,13 +165,11 @@ def _read(path: Path, origin: str) -> bytes:
         found = f"{path} is {'not a file' if os.path.exists(path) else missing}"
         hint = f"correct {origin}" if origin else "remove it"
         raise wrong_entry(origin or str(path), found, "a file of interface entries", hint)
-    try:
+    found, hint = f"{path}: cannot be read", "correct its permissions"
+    with file_errors(found, expected="a readable file", hint=hint, scope=Scope.NODE):
         if not origin:
             _check_owner(path)
         return path.read_bytes()
-    except OSError as error:
-        cause = os.strerror(error.errno or 0)
-        raise wrong_entry(str(path), f"cannot be read: {cause}", "a readable file", "correct its permissions") from None
 
 
 def _check_owner(path: Path) -> None:
