@@ -86,6 +86,9 @@ class IfacesEntry:
         return any(name in self.items or any(fnmatch.fnmatchcase(name, each) for each in patterns) for name in names)
 
 
+Entries = tuple[IfacesEntry, ...]
+
+
 def is_pattern(name: str) -> bool:
     """Whether an interface is given by a shell pattern."""
     return any(letter in name for letter in "*?[")
@@ -94,7 +97,7 @@ def is_pattern(name: str) -> bool:
 DEFAULT = IfacesEntry(nodes="*", interfaces=(AUTO,))
 
 
-def entry_for(entries: tuple[IfacesEntry, ...], node: str, *, or_default: bool = False) -> IfacesEntry:
+def entry_for(entries: Entries, node: str, *, or_default: bool = False) -> IfacesEntry:
     """The first entry that matches the node; if none does, ``DEFAULT`` where that may be, as in a single process.
 
     Raises:
@@ -119,7 +122,7 @@ class IfacesConfig:
         source: who named it; passed_over: the other files, and why.
     """
 
-    entries: tuple[IfacesEntry, ...] = (DEFAULT,)
+    entries: Entries = (DEFAULT,)
     path: str = ""
     source: str = "no file has entries: interface auto on every node"
     passed_over: tuple[str, ...] = ()
@@ -190,7 +193,7 @@ def _check_owner(path: Path) -> None:
         raise wrong_entry(str(path), f"{place} {others}", "root's, yours, or of the owner of srunddp", hint)
 
 
-def parse(text: bytes, path: str) -> tuple[IfacesEntry, ...]:
+def parse(text: bytes, path: str) -> Entries:
     """Parse the text of an ifaces.conf.
 
     Raises:
