@@ -14,21 +14,8 @@ from typing import Any, NamedTuple, TypeVar
 
 import yaml
 
-from srunddp.config.schema import (
-    RESERVED,
-    ConfigField,
-    TypeMismatchError,
-    build,
-    config_error,
-    expected,
-    fields_of,
-    is_ambiguous,
-    is_null,
-    removed_settings,
-    scalar_node,
-    usage,
-    value_of,
-)
+from srunddp.config import schema
+from srunddp.config.schema import ConfigField, config_error, expected, fields_of, is_null
 from srunddp.errors import ConfigError, Scope, did_you_mean, file_errors
 from srunddp.util.atomic_file import replace_file
 from srunddp.util.excepthook import install_excepthook
@@ -75,19 +62,21 @@ def read_config(kind: type[T], arguments: Sequence[str] | None = None) -> T:
     if any(name == "help" for name, _ in options):
         # srunddp has told the rank before the script began; every rank would print it.
         if os.environ.get("RANK", "0") == "0":
-            print(usage(fields_of(kind), Path(sys.argv[0]).name))
+            print(schema.usage(fields_of(kind), Path(sys.argv[0]).name))
         raise SystemExit(0)
-    return parse_options(kind, [(name, scalar_node(text)) for name, text in options])
+    return parse_options(kind, [(name, schema.scalar_node(text)) for name, text in options])
 
 
 def parse_options(kind: type[T], options: Sequence[tuple[str, yaml.Node]]) -> T:
     """As :func:`read_config`, from names without dashes in front, ``config`` among them, and values."""
     keys = fields_of(kind)
-    values = {name: setting.value for name, setting in parse_values(keys, options, removed_settings(kind)).items()}
+    values = {
+        name: setting.value for name, setting in parse_values(keys, options, schema.removed_settings(kind)).items()
+    }
     for name, key in keys.items():
         if key.default is MISSING and name not in values:
             raise config_error(f"{name} is not given", expected(key.kind), f"add --{name}=VALUE")
-    filled: T = build(kind, values)
+    filled: T = schema.build(kind, values)
     return filled
 
 
@@ -136,7 +125,7 @@ class _Dumper(yaml.SafeDumper):
         return True
 
     def text(self, data: str) -> yaml.ScalarNode:
-        return self.represent_scalar("tag:yaml.org,2002:str", data, style="'" if is_ambiguous(data) else None)
+        return self.represent_scalar("tag:yaml.org,2002:str", data, style="'" if schema.is_ambiguous(data) else None)
 
 
 _Dumper.add_representer(str, _Dumper.text)
@@ -214,7 +203,7 @@ def _known(
     for gone, hint in removed.items():
         if f"{name}.".startswith(f"{gone}."):
             raise given.error("is no longer a setting", "a key that --help lists", hint)
-    near = _nearest(name, keys if given.path else [*keys, *RESERVED])
+    near = _nearest(name, keys if given.path else [*keys, *schema.RESERVED])
     hint = f"did you mean {near}?" if near else "remove it; --help lists the keys"
     raise given.error("is an unknown key", "a key that --help lists", hint)
 
@@ -229,8 +218,8 @@ def _nearest(name: str, keys: Iterable[str]) -> str:
 
 def _value(given: _Given, key: ConfigField) -> Any:
     try:
-        return value_of(given.node, key.kind)
-    except TypeMismatchError as mismatch:
+        return schema.value_of(given.node, key.kind)
+    except schema.TypeMismatchError as mismatch:
         words = expected(key.kind).replace(",", "").split()
         hint = did_you_mean(getattr(mismatch.node, "value", ""), words) or "correct it"
         node = mismatch.node if mismatch.node.start_mark else given.node

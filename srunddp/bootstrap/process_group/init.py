@@ -11,6 +11,7 @@ import socket
 import time
 from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 from typing import TYPE_CHECKING
 
 from srunddp.bootstrap.environment import mpi
@@ -18,14 +19,8 @@ from srunddp.bootstrap.environment.detect import Environment, detect
 from srunddp.bootstrap.process_group import store
 from srunddp.bootstrap.process_group.store import process_group_context
 from srunddp.bootstrap.process_group.world import open_world, wait_for_gloo_threads
-from srunddp.bootstrap.rendezvous.meet import (
-    RankSetup,
-    RendezvousOptions,
-    bind,
-    prepare,
-    rendezvous,
-    report_early_failure,
-)
+from srunddp.bootstrap.rendezvous import meet
+from srunddp.bootstrap.rendezvous.meet import RankSetup, RendezvousOptions
 from srunddp.errors import ConfigError, SrunddpError
 from srunddp.util.excepthook import install_excepthook
 from srunddp.util.json_lines import receive, send
@@ -74,11 +69,8 @@ def _meet_in_process(options: RendezvousOptions) -> store.ProcessGroupContext:
     for note in environment.notes if environment.rank == 0 else ():
         _log.warning("srunddp: %s", note)
     prepared = _ready(options, environment)
-    result = rendezvous(
-        prepared,
-        lambda message: mpi.broadcast(message, environment.world_size, prepared.interface.name),
-        lambda line: _log.warning("srunddp: %s", line),
-    )
+    broadcast = partial(mpi.broadcast, world_size=environment.world_size, interface=prepared.interface.name)
+    result = meet.rendezvous(prepared, broadcast, partial(_log.warning, "srunddp: %s"))
     place = process_group_context(prepared, result.meeting)
     store.install(place)
     if environment.rank == 0 and environment.world_size > 1:
@@ -92,10 +84,10 @@ def _meet_in_process(options: RendezvousOptions) -> store.ProcessGroupContext:
 def _ready(options: RendezvousOptions, environment: Environment) -> RankSetup:
     prepared: RankSetup | None = None
     try:
-        prepared = prepare(options, environment)
-        return bind(prepared)
+        prepared = meet.prepare(options, environment)
+        return meet.bind(prepared)
     except SrunddpError as error:
-        report_early_failure(environment, options, error, prepared.interface if prepared else None)
+        meet.report_early_failure(environment, options, error, prepared.interface if prepared else None)
         raise
 
 

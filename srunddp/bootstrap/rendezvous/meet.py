@@ -17,13 +17,7 @@ from srunddp.bootstrap.environment.detect import Environment
 from srunddp.bootstrap.network import ifaces_conf, interface
 from srunddp.bootstrap.rendezvous import auth, discovery, protocol
 from srunddp.bootstrap.rendezvous.abort import TELL_FOR, AbortReason, CancelToken
-from srunddp.bootstrap.rendezvous.protocol import (
-    BoundSockets,
-    RendezvousInfo,
-    RendezvousResult,
-    bind_sockets,
-    listen_where_possible,
-)
+from srunddp.bootstrap.rendezvous.protocol import BoundSockets, RendezvousInfo, RendezvousResult
 from srunddp.errors import SrunddpError
 
 DEFAULT_TIMEOUT = 300.0
@@ -50,7 +44,7 @@ class RankSetup:
 
     options: RendezvousOptions
     environment: Environment
-    entries: tuple[ifaces_conf.IfacesEntry, ...]
+    entries: ifaces_conf.Entries
     interface: interface.SelectedInterface
     held: BoundSockets | None = None
     published: str | None = field(default=None, repr=False)
@@ -82,12 +76,9 @@ def bind(prepared: RankSetup) -> RankSetup:
         discovery.check_reachable(environment, prepared.interface, entry, interface.list_interfaces())
     rendezvous_ports = [0] if alone else discovery.rendezvous_ports(environment, entry, forced)
     # Any for the store, too, unless a firewall leaves only some.
-    held = bind_sockets(prepared.interface.address, rendezvous_ports, forced or entry.ports or [0])
-    return replace(
-        prepared,
-        held=held,
-        published=protocol.encode_advertisement(discovery.token(environment), [held.rendezvous_address]),
-    )
+    held = protocol.bind_sockets(prepared.interface.address, rendezvous_ports, forced or entry.ports or [0])
+    published = protocol.encode_advertisement(discovery.token(environment), [held.rendezvous_address])
+    return replace(prepared, held=held, published=published)
 
 
 def rendezvous(
@@ -141,9 +132,8 @@ def rendezvous(
         forced = prepared.options.ports
         addresses = discovery.candidate_addresses(environment, prepared.interface, prepared.entries, forced)
     connection, meeting = client.join(addresses, hello, deadline, own, interrupt)
-    return RendezvousResult(
-        meeting=meeting, connections={0: connection}, nodes={0: meeting.master_node, environment.rank: environment.node}
-    )
+    nodes = {0: meeting.master_node, environment.rank: environment.node}
+    return RendezvousResult(meeting=meeting, connections={0: connection}, nodes=nodes)
 
 
 def report_early_failure(
@@ -201,7 +191,7 @@ def _answer_others(
     entries = _entries(options)
     entry = ifaces_conf.entry_for(entries, environment.node, or_default=True)
     ports = discovery.rendezvous_ports(environment, entry, options.ports)
-    listening = listen_where_possible(discovery.resolve_node(environment, chosen, entries), ports)
+    listening = protocol.listen_where_possible(discovery.resolve_node(environment, chosen, entries), ports)
     with AuthenticatedListener(
         listening=listening,
         token=discovery.token(environment),
@@ -214,7 +204,7 @@ def _answer_others(
             each.close()
 
 
-def _entries(options: RendezvousOptions) -> tuple[ifaces_conf.IfacesEntry, ...]:
+def _entries(options: RendezvousOptions) -> ifaces_conf.Entries:
     """Those of ifaces.conf; where it is what is wrong, all ranks look at the default's ports."""
     try:
         return ifaces_conf.load(options.ifaces, os.environ).entries
