@@ -111,8 +111,7 @@ def _candidates(context: CheckContext, ports: range | None) -> list[Address]:
     allowed = [host for host in hosts if environment.one_node or not is_loopback(host)]
     if not allowed:
         found = f"{' and '.join(names)} lead to {', '.join(hosts) or 'no address'} on {environment.node}"
-        hint = 'set `address: "{node}-data"` or the like in ifaces.conf, or start with `srun --mpi=pmi2`'
-        raise RendezvousError(found, expected="an address of rank 0's node", hint=hint)
+        raise RendezvousError(found, expected="an address of rank 0's node", hint=discovery.OTHER_NAME)
     every = discovery.rendezvous_ports(environment, entry, ports)
     return [Address(host, port) for port in every for host in dict.fromkeys(allowed)]
 

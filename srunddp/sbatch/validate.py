@@ -106,9 +106,6 @@ def _of_options(job: SlurmJob, interactive: bool) -> Iterator[_Problem]:
     for each in job.modules:
         wrong = not re.fullmatch(r"[\w.+@/][\w.+@/:=~-]*", each)
         yield wrong, f"--modules {each!r}", "one module, such as CUDA/12.4", "repeat --modules for each"
-    for each in job.run_options:
-        found, hint = f"--run-options {each!r}", f"write --run-options=--{each}"
-        yield not each.startswith("-"), found, "an option of srunddp run", hint
     receiver, _, rest = job.warning.rpartition(":")
     found = f"--signal {job.signal!r}"
     yield "B" in receiver, found, "a signal for the ranks, not the batch shell", f"write {rest}"
@@ -126,9 +123,12 @@ def _of_options(job: SlurmJob, interactive: bool) -> Iterator[_Problem]:
 
 def _of_arguments(job: SlurmJob) -> Iterator[_Problem]:
     """Options that are passed on."""
-    for each in job.srun_arg:
-        found, hint = f"--srun-arg {each!r}", f"write --srun-arg=--{each}"
-        yield not each.startswith("-"), found, "an option of srun", hint
+    for command, name, words in (
+        ("srunddp run", "--run-options", job.run_options),
+        ("srun", "--srun-arg", job.srun_arg),
+    ):
+        for each in words:
+            yield not each.startswith("-"), f"{name} {each!r}", f"an option of {command}", f"write {name}=--{each}"
     for each in job.sbatch_arg:
         name, _ = split(each)
         found, wrong = f"--sbatch-arg {each!r}", not re.fullmatch(r"--[a-zA-Z][\w-]*(=.*)?", each)

@@ -105,7 +105,10 @@ def _identify(variables: Mapping[str, str], pid: int) -> Environment:
         return _single(variables, "a process that a rank started")
     step = slurm.read_step(variables, pid) if slurm.in_step(variables) else None
     if launchers := [each for each in mpi.LAUNCHERS if {each.rank, each.local_rank, each.world_size} <= {*variables}]:
-        return _from_mpi(variables, launchers, step)
+        found = _from_launcher_variables(variables, launchers[0])
+        for other in [*launchers[1:], *([SRUN] if step and step.direct else [])]:
+            _require_agreement(variables, found, other.rank, other.world_size)
+        return replace(found, launcher="Intel MPI") if "I_MPI_HYDRA_UUID" in variables else found
     if step and not step.typed:
         return _from_slurm(variables, step)
     mpi.reject_prterun(variables)
@@ -123,15 +126,6 @@ def likely_ranks(variables: Mapping[str, str]) -> tuple[int, int]:
 
     names = (*mpi.LAUNCHERS, SRUN, USER)
     return first(*(each.rank for each in names)), first(*(each.local_rank for each in names))
-
-
-def _from_mpi(
-    variables: Mapping[str, str], launchers: list[mpi.LauncherVariables], step: slurm.SlurmStep | None
-) -> Environment:
-    found = _from_launcher_variables(variables, launchers[0])
-    for other in [*launchers[1:], *([SRUN] if step and step.direct else [])]:
-        _require_agreement(variables, found, other.rank, other.world_size)
-    return replace(found, launcher="Intel MPI") if "I_MPI_HYDRA_UUID" in variables else found
 
 
 def _from_slurm(variables: Mapping[str, str], step: slurm.SlurmStep) -> Environment:

@@ -100,8 +100,7 @@ class Reader:
         for child, name in zip(children, names, strict=True):
             length = 60 if is_pattern(name) else 15
             if not re.fullmatch(rf"[^\s/:,^=][^\s/:,]{{0,{length - 1}}}", name) or not name.isprintable():
-                with self._collecting():
-                    raise self._wrong(child, f"interface {name!r}", *_meant(name))
+                self._errors.append(self._wrong(child, f"interface {name!r}", *_meant(name)))
         if {AUTO, NEAREST} & {*names} and len(names) > 1:
             expected = "one name, a list of names, or auto or nearest alone"
             raise self._wrong(node, f"interface {list(names)}", expected, "remove auto and nearest, or all others")

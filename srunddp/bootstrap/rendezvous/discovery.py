@@ -18,7 +18,7 @@ from srunddp.errors import ConfigError, Scope
 from srunddp.util.console import SAY_EVERY, periodically
 
 Broadcast = Callable[[str | None], str]
-_OTHER_NAME = 'set `address: "{node}-data"` or the like in ifaces.conf, or start with `srun --mpi=pmi2`'
+OTHER_NAME = 'set `address: "{node}-data"` or the like in ifaces.conf, or start with `srun --mpi=pmi2`'
 
 
 def token(environment: Environment) -> str:
@@ -165,7 +165,7 @@ def _resolve(name: str, environment: Environment) -> list[str]:
         return reachable
     loopback = f"{name} resolves to {', '.join(sorted(found))} on node {node}, which is loopback"
     text, expected = loopback if found else f"{name} does not resolve on node {node}", "a name for rank 0's address"
-    hint = f"{_OTHER_NAME}; with --channel env correct MASTER_ADDR"
+    hint = f"{OTHER_NAME}; with --channel env correct MASTER_ADDR"
     raise ConfigError(text, expected=f"{expected} on the data network", hint=hint, scope=Scope.NODE)
 
 
@@ -180,13 +180,9 @@ def check_reachable(environment: Environment, interface: SelectedInterface, entr
     elsewhere = {host: addresses[host] for host in found if host in addresses and not host.startswith("127.")}
     if elsewhere and interface.address not in elsewhere:
         host, other = next(iter(elsewhere.items()))
-        raise ConfigError(
-            f"the others look for rank 0 at {name}, which is {host} on {other}; its interface is {interface.name} "
-            f"({interface.address})",
-            expected="a name that leads to that interface",
-            hint="correct one of the two"
-            if environment.master
-            else 'add `address: "{node}-data"` or the like, or start with `srun --mpi=pmi2`',
-            where=f"MASTER_ADDR={name}" if environment.master else entry.where,
-            scope=Scope.JOB,
-        )
+        text = f"the others look for rank 0 at {name}, which is {host} on {other}; its interface is {interface.name}"
+        hint, where = OTHER_NAME, entry.where
+        if environment.master:
+            hint, where = "correct one of the two", f"MASTER_ADDR={name}"
+        expected = "a name that leads to that interface"
+        raise ConfigError(f"{text} ({interface.address})", expected=expected, hint=hint, where=where, scope=Scope.JOB)
