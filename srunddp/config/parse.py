@@ -19,7 +19,7 @@ from srunddp.config.schema import ConfigField, config_error, expected, fields_of
 from srunddp.errors import ConfigError, Scope, did_you_mean, file_errors
 from srunddp.util.atomic_file import replace_file
 from srunddp.util.excepthook import install_excepthook
-from srunddp.util.yaml_source import compose, yaml_position
+from srunddp.util.yaml_source import compose, shown, yaml_position
 
 T = TypeVar("T")
 
@@ -173,9 +173,9 @@ def _pairs(
 ) -> Iterator[tuple[str, _Given]]:
     """The leaves of a mapping and of those nested in it, by dotted name."""
     if not isinstance(group.node, yaml.MappingNode):
-        raise group.error(f"is {_shown(group.node)}", "keys with values", f"write {_example(prefix, keys)}")
+        raise group.error(f"is {shown(group.node)}", "keys with values", f"write {_example(prefix, keys)}")
     for key, node in group.node.value:
-        written = _Given(prefix + (key.value if isinstance(key, yaml.ScalarNode) else _shown(key)), node, group.path)
+        written = _Given(prefix + (key.value if isinstance(key, yaml.ScalarNode) else shown(key)), node, group.path)
         name = _known(written.name, keys, removed, dataclasses.replace(written, node=key), groups=True)
         if name in seen:
             raise written.error("twice in one file", "each key once", "remove one of the two", key)
@@ -223,15 +223,8 @@ def _value(given: _Given, key: ConfigField) -> Any:
         words = expected(key.kind).replace(",", "").split()
         hint = did_you_mean(getattr(mismatch.node, "value", ""), words) or "correct it"
         node = mismatch.node if mismatch.node.start_mark else given.node
-        raise given.error(f"is {_shown(mismatch.node)}", expected(key.kind), hint, node) from None
+        raise given.error(f"is {shown(mismatch.node)}", expected(key.kind), hint, node) from None
 
 
 def _example(prefix: str, keys: Mapping[str, ConfigField]) -> str:
     return next(key for key in keys if key.startswith(prefix))
-
-
-def _shown(node: yaml.Node) -> str:
-    if isinstance(node, yaml.ScalarNode):
-        text = node.value if len(node.value) <= 80 else node.value[:79] + "…"
-        return repr(text)
-    return "a list" if isinstance(node, yaml.SequenceNode) else "keys with values"

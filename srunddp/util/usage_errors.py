@@ -26,8 +26,10 @@ def usage_error(refused: click.UsageError, command: str) -> SrunddpError:
     match refused:
         case click.NoSuchOption() if context:
             return _no_such_option(refused.option_name, context, see)
-        case click.BadOptionUsage():
-            return _bad_usage(refused, see)
+        case click.BadOptionUsage(option_name=name) if "does not take" in refused.message:
+            return UsageError(f"{name} with a value", expected=name, hint="remove the value")
+        case click.BadOptionUsage(option_name=name):
+            return UsageError(f"{name} without a value", expected=f"{name} VALUE", hint=see)
         case click.MissingParameter(param=click.Option() as param):
             return UsageError(f"no {param.opts[-1]}", expected=f"{param.opts[-1]} {param.metavar}", hint=see)
         case click.MissingParameter(param=click.Parameter() as param):
@@ -61,12 +63,6 @@ def _no_such_option(name: str, context: click.Context, see: str) -> UsageError:
     if any(each.name == "script" for each in context.command.params) and (other := foreign(name)):
         found, hint = f"{name} is an option of {other[0]}", other[1]
     return UsageError(found, expected=f"an option of {command}", hint=hint)
-
-
-def _bad_usage(refused: click.BadOptionUsage, see: str) -> UsageError:
-    if "does not take" in refused.message:
-        return UsageError(f"{refused.option_name} with a value", expected=refused.option_name, hint="remove the value")
-    return UsageError(f"{refused.option_name} without a value", expected=f"{refused.option_name} VALUE", hint=see)
 
 
 def _bad_value(refused: click.BadParameter, param: click.Parameter, see: str) -> SrunddpError:

@@ -15,7 +15,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from srunddp.bootstrap.environment import mpi
-from srunddp.bootstrap.environment.detect import Environment, detect
+from srunddp.bootstrap.environment.detect import detect
 from srunddp.bootstrap.process_group import store
 from srunddp.bootstrap.process_group.store import process_group_context
 from srunddp.bootstrap.process_group.world import open_world, wait_for_gloo_threads
@@ -68,7 +68,13 @@ def _meet_in_process(options: RendezvousOptions) -> store.ProcessGroupContext:
         environment = replace(environment, discoveries=tuple(over_mpi))
     for note in environment.notes if environment.rank == 0 else ():
         _log.warning("srunddp: %s", note)
-    prepared = _ready(options, environment)
+    prepared: RankSetup | None = None
+    try:
+        prepared = meet.prepare(options, environment)
+        prepared = meet.bind(prepared)
+    except SrunddpError as error:
+        meet.report_early_failure(environment, options, error, prepared.interface if prepared else None)
+        raise
     broadcast = partial(mpi.broadcast, world_size=environment.world_size, interface=prepared.interface.name)
     result = meet.rendezvous(prepared, broadcast, partial(_log.warning, "srunddp: %s"))
     place = process_group_context(prepared, result.meeting)
@@ -79,16 +85,6 @@ def _meet_in_process(options: RendezvousOptions) -> store.ProcessGroupContext:
         )
     atexit.register(_leave, os.getpid(), environment.rank, tuple(result.connections.values()))
     return place
-
-
-def _ready(options: RendezvousOptions, environment: Environment) -> RankSetup:
-    prepared: RankSetup | None = None
-    try:
-        prepared = meet.prepare(options, environment)
-        return meet.bind(prepared)
-    except SrunddpError as error:
-        meet.report_early_failure(environment, options, error, prepared.interface if prepared else None)
-        raise
 
 
 def _leave(pid: int, rank: int, connections: tuple[socket.socket, ...]) -> None:
