@@ -9,7 +9,6 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar
 
 import yaml
@@ -22,6 +21,8 @@ from srunddp.util.excepthook import install_excepthook
 from srunddp.util.yaml_source import compose, shown, yaml_position
 
 T = TypeVar("T")
+Keys = Mapping[str, ConfigField]
+Removed = Mapping[str, str]  # by name, the hint what to do instead
 
 
 @dataclass(frozen=True)
@@ -64,19 +65,12 @@ def read_config(kind: type[T], arguments: Sequence[str] | None = None) -> T:
         if os.environ.get("RANK", "0") == "0":
             print(schema.usage(fields_of(kind), Path(sys.argv[0]).name))
         raise SystemExit(0)
-    return parse_options(kind, [(name, schema.scalar_node(text)) for name, text in options])
-
-
-def parse_options(kind: type[T], options: Sequence[tuple[str, yaml.Node]]) -> T:
-    """As :func:`read_config`, from names without dashes in front, ``config`` among them, and values."""
-    keys = fields_of(kind)
-    values = {
-        name: setting.value for name, setting in parse_values(keys, options, schema.removed_settings(kind)).items()
-    }
+    keys, nodes = fields_of(kind), [(name, schema.scalar_node(text)) for name, text in options]
+    given = parse_values(keys, nodes, schema.removed_settings(kind))
     for name, key in keys.items():
-        if key.default is MISSING and name not in values:
+        if key.default is MISSING and name not in given:
             raise config_error(f"{name} is not given", expected(key.kind), f"add --{name}=VALUE")
-    filled: T = schema.build(kind, values)
+    filled: T = schema.build(kind, {name: setting.value for name, setting in given.items()})
     return filled
 
 
@@ -87,11 +81,7 @@ class Setting(NamedTuple):
     path: str
 
 
-def parse_values(
-    keys: Mapping[str, ConfigField],
-    options: Sequence[tuple[str, yaml.Node]],
-    removed: Mapping[str, str] = MappingProxyType({}),
-) -> dict[str, Setting]:
+def parse_values(keys: Keys, options: Sequence[tuple[str, yaml.Node]], removed: Removed) -> dict[str, Setting]:
     """What the options and the files of each ``config`` among them give, by key; a later file wins.
 
     Raises:
@@ -158,7 +148,7 @@ def _options(arguments: Sequence[str]) -> Iterator[tuple[str, str]]:
         yield name, text
 
 
-def _from_file(path: str, keys: Mapping[str, ConfigField], removed: Mapping[str, str]) -> dict[str, _Given]:
+def _from_file(path: str, keys: Keys, removed: Removed) -> dict[str, _Given]:
     hint = "correct --config" + ("; every node must see the file" if "RANK" in os.environ else "")
     with file_errors(path, expected="a file of settings", hint=hint, scope=Scope.NODE):
         text = Path(path).read_bytes()
@@ -168,9 +158,7 @@ def _from_file(path: str, keys: Mapping[str, ConfigField], removed: Mapping[str,
     return dict(_pairs(_Given("the file", root, path), "", keys, removed, set()))
 
 
-def _pairs(
-    group: _Given, prefix: str, keys: Mapping[str, ConfigField], removed: Mapping[str, str], seen: set[str]
-) -> Iterator[tuple[str, _Given]]:
+def _pairs(group: _Given, prefix: str, keys: Keys, removed: Removed, seen: set[str]) -> Iterator[tuple[str, _Given]]:
     """The leaves of a mapping and of those nested in it, by dotted name."""
     if not isinstance(group.node, yaml.MappingNode):
         raise group.error(f"is {shown(group.node)}", "keys with values", f"write {_example(prefix, keys)}")
@@ -186,9 +174,7 @@ def _pairs(
             yield from _pairs(written, name + ".", keys, removed, seen)
 
 
-def _known(
-    written: str, keys: Mapping[str, ConfigField], removed: Mapping[str, str], given: _Given, *, groups: bool = False
-) -> str:
+def _known(written: str, keys: Keys, removed: Removed, given: _Given, *, groups: bool = False) -> str:
     """The key's own spelling.
 
     Raises:
@@ -226,5 +212,5 @@ def _value(given: _Given, key: ConfigField) -> Any:
         raise given.error(f"is {shown(mismatch.node)}", expected(key.kind), hint, node) from None
 
 
-def _example(prefix: str, keys: Mapping[str, ConfigField]) -> str:
+def _example(prefix: str, keys: Keys) -> str:
     return next(key for key in keys if key.startswith(prefix))

@@ -28,10 +28,14 @@ from srunddp.util.option_groups import GroupedCommand, after_script
 
 # A site's defaults, and a user's, which win over them.
 DEFAULTS = ("/etc/srunddp/sbatch.yaml", "~/.config/srunddp/sbatch.yaml")
-_LETTERS = {"job_name": "-J", "nodes": "-N", "cpus_per_task": "-c", "time": "-t", "module": "-m"}
+_LETTERS = {"job_name": "-J", "nodes": "-N", "cpus_per_task": "-c", "module": "-m"}
 _PASSED_ON = {name.replace("-", "_"): option for name, option in slurm_options.OPTIONS.items()}
 # What --help says of sbatch's own options; it lists those of the groups.
 _HELP = {
+    "gpus_per_node": "GPUs on each node, such as 4 or a100:4.",
+    "gres": "Such as gpu:4 or gpu:a100:4, instead of --gpus-per-node.",
+    "mem": "Memory on each node, such as 64G; 0 for all of it.",
+    "time": "Time limit, such as 04:00:00 or 1-12:00:00.",
     "constraint": "Features of the nodes.",
     "exclusive": "No other job on the nodes; =user for none of other users.",
     "ntasks": "Number of ranks on all nodes.",
@@ -189,7 +193,7 @@ def parse_settings(
         validate.check_printable("the argument", each)
     keys = _keys()
     values = [(name, _node(given[name])) for name in ("config", *keys) if given[name] not in (None, ())]
-    return parse_values(keys, [*(("config", scalar_node(path)) for path in defaults), *values])
+    return parse_values(keys, [*(("config", scalar_node(path)) for path in defaults), *values], {})
 
 
 def job_of(settings: Mapping[str, Setting]) -> SlurmJob:

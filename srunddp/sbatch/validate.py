@@ -26,7 +26,7 @@ _POSITIVE = ("nodes", "ntasks_per_node", "cpus_per_task", "monitor")
 _PATHS = ("script", "srunddp", "venv", "conda", "ifaces", "log_dir", "container", "container_image", "data")
 
 # Options of SlurmJob that have the meaning which they have for sbatch.
-_SAME = ("job_name", "nodes", "ntasks_per_node", "gpus_per_node", "gres", "cpus_per_task", "mem", "time", "signal")
+_SAME = ("job_name", "nodes", "ntasks_per_node", "cpus_per_task", "signal")
 
 _Problem = tuple[object, str, str, str]  # whether it is there, what was found, what was expected, and the hint
 
@@ -102,7 +102,7 @@ def _of_options(job: SlurmJob, interactive: bool) -> Iterator[_Problem]:
     yield "/" in job.name, f"--job-name {job.name!r}", "no slash: it is in the output's name", "choose another"
     kinds = [option(kind) for kind in ("venv", "conda", "container", "container_image") if getattr(job, kind)]
     yield len(kinds) > 1, " and ".join(kinds), "one environment", "remove all but one"
-    yield job.gres and job.gpus_per_node, "--gres and --gpus-per-node", "one of them", "remove --gres"
+    yield {"gres", "gpus-per-node"} <= {*job.slurm}, "--gres and --gpus-per-node", "one of them", "remove --gres"
     for each in job.modules:
         wrong = not re.fullmatch(r"[\w.+@/][\w.+@/:=~-]*", each)
         yield wrong, f"--modules {each!r}", "one module, such as CUDA/12.4", "repeat --modules for each"
