@@ -18,6 +18,7 @@ from srunddp.errors import ConfigError, Scope
 from srunddp.util.console import SAY_EVERY, periodically
 
 Broadcast = Callable[[str | None], str]
+Say = Callable[[str], None]
 OTHER_NAME = 'set `address: "{node}-data"` or the like in ifaces.conf, or start with `srun --mpi=pmi2`'
 
 
@@ -72,7 +73,7 @@ def rendezvous_ports(environment: Environment, entry: IfacesEntry, forced: range
 
 
 def discover(
-    environment: Environment, message: str | None, timeout: float, over_mpi: Broadcast, say: Callable[[str], None]
+    environment: Environment, message: str | None, timeout: float, over_mpi: Broadcast, say: Say
 ) -> tuple[str, str]:
     """The channel that works, and what rank 0 published over it; nothing where its address is worked out.
 

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from srunddp.bootstrap.environment.detect import Environment
 from srunddp.bootstrap.network import ifaces_conf, interface
+from srunddp.bootstrap.network.interface import SelectedInterface
 from srunddp.bootstrap.rendezvous import auth, discovery, protocol
 from srunddp.bootstrap.rendezvous.abort import TELL_FOR, AbortReason, CancelToken
+from srunddp.bootstrap.rendezvous.discovery import Broadcast, Say
 from srunddp.bootstrap.rendezvous.protocol import BoundSockets, RendezvousInfo, RendezvousResult
 from srunddp.errors import SrunddpError
 
@@ -45,7 +46,7 @@ class RankSetup:
     options: RendezvousOptions
     environment: Environment
     entries: ifaces_conf.Entries
-    interface: interface.SelectedInterface
+    interface: SelectedInterface
     held: BoundSockets | None = None
     published: str | None = field(default=None, repr=False)
 
@@ -82,10 +83,7 @@ def bind(prepared: RankSetup) -> RankSetup:
 
 
 def rendezvous(
-    prepared: RankSetup,
-    over_mpi: discovery.Broadcast,
-    say: Callable[[str], None] = lambda _: None,
-    interrupt: CancelToken | None = None,
+    prepared: RankSetup, over_mpi: Broadcast, say: Say = lambda _: None, interrupt: CancelToken | None = None
 ) -> RendezvousResult:
     """Wait until all ranks have met.
 
@@ -137,10 +135,7 @@ def rendezvous(
 
 
 def report_early_failure(
-    environment: Environment,
-    options: RendezvousOptions,
-    error: SrunddpError,
-    chosen: interface.SelectedInterface | None = None,
+    environment: Environment, options: RendezvousOptions, error: SrunddpError, chosen: SelectedInterface | None = None
 ) -> bool:
     """Tell the other ranks of a failure from before the meeting, within about 5 s.
 
@@ -164,7 +159,7 @@ def report_early_failure(
             if way.publishes:
                 way.exchange(protocol.encode_abort(said), environment, within)
             else:
-                _answer_others(environment, options, chosen, said, within)
+                _answer_others(environment, options, chosen, said)
             return True
         published = way.exchange(None, environment, within) if way.publishes else ""
         hello, own, addresses = discovery.introduce(environment, published)
@@ -178,11 +173,7 @@ def report_early_failure(
 
 
 def _answer_others(
-    environment: Environment,
-    options: RendezvousOptions,
-    chosen: interface.SelectedInterface | None,
-    failure: AbortReason,
-    within: float,
+    environment: Environment, options: RendezvousOptions, chosen: SelectedInterface | None, failure: AbortReason
 ) -> None:
     """On rank 0: answer whoever looks for it with the failure, until all others know or the time is over."""
     from srunddp.bootstrap.rendezvous.listener import AuthenticatedListener
@@ -199,7 +190,7 @@ def _answer_others(
         world_size=environment.world_size,
         say=lambda _: None,
     ) as listener:
-        tell_all(listener, failure.message(), {0}, within if listening else 0.0)
+        tell_all(listener, failure.message(), {0}, min(TELL_FOR, options.timeout) if listening else 0.0)
         for each in (*listening, *listener.known):
             each.close()
 
