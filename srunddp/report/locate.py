@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from srunddp.errors import ConfigError
+from srunddp.errors import ConfigError, file_errors
 from srunddp.report import slurm
 
 _JOB = re.compile(r"(\d{1,18})(?:_(\d{1,18}))?(?:\.(\d{1,9}))?", re.ASCII)
@@ -66,11 +66,8 @@ def _below(folder: Path, restart: int | None) -> RunFolder:
 
 
 def _folders(folder: Path) -> list[Path]:
-    try:
+    with file_errors(str(folder), expected="a folder that can be read", hint="ask whose run it is for the right"):
         return sorted(Path(entry.path) for entry in os.scandir(folder) if entry.is_dir())
-    except OSError as error:
-        found, hint = f"{folder}: {os.strerror(error.errno or 0)}", "ask whose run it is for the right"
-        raise ConfigError(found, expected="a folder that can be read", hint=hint) from None
 
 
 def _starts(folder: Path) -> dict[int, Path]:

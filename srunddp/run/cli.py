@@ -15,14 +15,8 @@ from srunddp.bootstrap.environment.detect import CHANNELS, Environment, detect, 
 from srunddp.bootstrap.network import ifaces_conf
 from srunddp.bootstrap.process_group.device import BACKENDS
 from srunddp.bootstrap.process_group.numa import bind_near_gpu
-from srunddp.bootstrap.rendezvous.meet import (
-    DEFAULT_TIMEOUT,
-    RankSetup,
-    RendezvousOptions,
-    bind,
-    prepare,
-    report_early_failure,
-)
+from srunddp.bootstrap.rendezvous import meet
+from srunddp.bootstrap.rendezvous.meet import DEFAULT_TIMEOUT, RankSetup, RendezvousOptions
 from srunddp.bootstrap.rendezvous.protocol import RendezvousInfo
 from srunddp.errors import Scope, SrunddpError, UsageError, one_line
 from srunddp.monitor.monitor import Monitor, MonitorConfig
@@ -167,15 +161,15 @@ def _open(start: _Start, options: RunOptions, environment: Environment) -> tuple
             rotate_previous(start.target.file.parent)
         output = OutputRedirect.open(start.target)
         monitor = Monitor(start.plan)
-        setup = prepare(start.rendezvous, environment)
+        setup = meet.prepare(start.rendezvous, environment)
         check_open_files(environment)
-        return bind(setup), output, monitor
+        return meet.bind(setup), output, monitor
     except SrunddpError as error:
         if environment.rank == 0:
             write_stderr(f"srunddp: error: {error}\n")
-            report_early_failure(environment, start.rendezvous, error, setup.interface if setup else None)
+            meet.report_early_failure(environment, start.rendezvous, error, setup.interface if setup else None)
             sys.exit(error.exit_code)
-        if error.scope is not Scope.JOB and report_early_failure(environment, start.rendezvous, error):
+        if error.scope is not Scope.JOB and meet.report_early_failure(environment, start.rendezvous, error):
             error.scope = Scope.JOB  # rank 0 prints it
         raise
 

@@ -17,7 +17,7 @@ import yaml
 from srunddp.bootstrap.process_group.device import BACKENDS
 from srunddp.config.parse import Setting, parse_values
 from srunddp.config.schema import NULLS, ConfigField, build, fields_of, scalar_node, text_of
-from srunddp.errors import ConfigError
+from srunddp.errors import ConfigError, file_errors
 from srunddp.sbatch import convert, slurm_options, validate
 from srunddp.sbatch import submit as slurm
 from srunddp.sbatch.render import render, salloc_options
@@ -30,12 +30,16 @@ from srunddp.util.option_groups import GroupedCommand, after_script
 
 # A site's defaults, and a user's, which win over them.
 DEFAULTS = ("/etc/srunddp/sbatch.yaml", "~/.config/srunddp/sbatch.yaml")
-_LETTERS = {"job_name": "-J", "nodes": "-N", "cpus_per_task": "-c", "time": "-t", "module": "-m"}
+_LETTERS = {"job_name": "-J", "nodes": "-N", "cpus_per_task": "-c", "module": "-m"}
 _FILES, _FOLDERS = "ifaces srunddp container error export_file input nodefile output", "chdir data log_dir venv"
 _TYPES = dict.fromkeys(_FILES.split(), FILE) | dict.fromkeys(_FOLDERS.split(), DIR)
 _PASSED_ON = {name.replace("-", "_"): option for name, option in slurm_options.OPTIONS.items()}
 # What --help says of sbatch's own options; it lists those of the groups.
 _HELP = {
+    "gpus_per_node": "GPUs on each node, such as 4 or a100:4.",
+    "gres": "Such as gpu:4 or gpu:a100:4, instead of --gpus-per-node.",
+    "mem": "Memory on each node, such as 64G; 0 for all of it.",
+    "time": "Time limit, such as 04:00:00 or 1-12:00:00.",
     "constraint": "Features of the nodes.",
     "exclusive": "No other job on the nodes; =user for none of other users.",
     "ntasks": "Number of ranks on all nodes.",
@@ -202,7 +206,7 @@ def parse_settings(
         validate.check_printable("the argument", each)
     keys = _keys()
     values = [(name, _node(given[name])) for name in ("config", *keys) if given[name] not in (None, ())]
-    return parse_values(keys, [*(("config", scalar_node(path)) for path in defaults), *values])
+    return parse_values(keys, [*(("config", scalar_node(path)) for path in defaults), *values], {})
 
 
 def job_of(settings: Mapping[str, Setting]) -> SlurmJob:
@@ -250,13 +254,10 @@ def _save(text: str, path: str | None, folders: Sequence[str], *, force: bool) -
     """Make the folders of logs, and write the script to a file that may be run."""
     if path and os.path.lexists(path) and not force:
         raise ConfigError(f"{path} exists", expected="a new file", hint="choose another name, or add --force")
-    try:
+    hint = "choose another --log-dir, --output or --write"
+    with file_errors(expected="a folder that can be written to", hint=hint):
         for folder in folders:
             os.makedirs(folder, exist_ok=True)
         if path:
             replace_file(Path(path), text.encode())
             os.chmod(path, 0o755)
-    except OSError as error:
-        found = f"{error.filename}: {os.strerror(error.errno or 0)}"
-        hint = "choose another --log-dir, --output or --write"
-        raise ConfigError(found, expected="a folder that can be written to", hint=hint) from None

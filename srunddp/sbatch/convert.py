@@ -18,7 +18,12 @@ _TOKEN = re.compile(
     | (?P<separator>.)""",
     re.VERBOSE | re.MULTILINE | re.DOTALL,
 )
-_MODULES = ("torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch")
+# What starts a launcher, in words that a zero byte ends each.
+_STARTS = re.compile(
+    r"""(?<![^\0]) (?:[^\0]*/)? (?: torchrun | accelerate\0launch | python[\d.]*\0 (?:(?!-m\0)[^\0]*\0)* -m\0
+    (?:torch\.distributed\.(?:run|launch)|accelerate\.commands\.launch) )\0""",
+    re.VERBOSE,
+)
 _LOOPS = ("for", "while", "until")
 _BEFORE = re.compile(r"\w+=.*|then|do|else|exec|time|!|\{", re.DOTALL)  # what srun cannot stand before
 # Options of torchrun and accelerate without a value; all others take one.
@@ -31,20 +36,19 @@ _REPLACED = re.compile(
     r"standalone|m|module|q|quiet|use-env|multi-gpu|same-network|nnodes|nproc-per-node|node-rank|rdzv-.*|master-.*"
     r"|max-restarts|num-processes|num-machines|machine-rank|main-process-.*"
 )
-# Options of srun that say how large the step is.
-_SIZE = re.compile(r"-[Nnc]\d*|--(?:nodes|ntasks|ntasks-per-node|cpus-per-task)(?:=.*)?", re.DOTALL)
-
-
+# Options of srun that say how large the step is, in such words, with their values.
+_SIZE = re.compile(r"(?<![^\0])(?:-[Nnc]\0?|--(?:nodes|ntasks|ntasks-per-node|cpus-per-task)[=\0])[^\0]*\0")
 _Words = Sequence[re.Match[str]]
 
 
 class _Launch(NamedTuple):
-    """A command with torchrun or accelerate: its words before that, its options, and SCRIPT with the rest."""
+    """A command with torchrun or accelerate: its words before that, its options, and SCRIPT with the rest, as texts."""
 
     words: _Words
     before: int
     options: dict[str, str]
     script: _Words
+    texts: Sequence[str]
     in_loop: bool
 
 
@@ -89,38 +93,23 @@ def _commands(text: str) -> Iterator[tuple[_Words, bool]]:
 
 
 def _launch(words: _Words, in_loop: bool) -> _Launch | None:
-    texts = _texts(words)
-    place = next((place for place in range(len(texts)) if _starts(texts[place:])), None)
-    if place is None or texts[0] in ("echo", "printf", "which", "command", "type"):
+    texts = [word[0].strip("\"'") for word in words]
+    starts = _STARTS.search(joined := "".join(f"{text}\0" for text in texts))
+    if not starts or texts[0] in ("echo", "printf", "which", "command", "type"):
         return None
-    at, options = place + _starts(texts[place:]), {}
+    place, at, options = joined.count("\0", 0, starts.start()), joined.count("\0", 0, starts.end()), {}
     while at < len(texts) and texts[at].startswith("-"):
         name, equals, value = texts[at].lstrip("-").partition("=")
         name = name.replace("_", "-")
         takes_next = not (equals or _FLAG.fullmatch(name))
         options[name] = texts[at + 1] if takes_next and at + 1 < len(texts) else value
         at += 2 if takes_next else 1
-    return _Launch(words, place, options, words[at:], in_loop) if words[at:] else None
-
-
-def _texts(words: _Words) -> list[str]:
-    return [word[0].strip("\"'") for word in words]
-
-
-def _starts(texts: Sequence[str]) -> int:
-    """How many words at the beginning start a launcher."""
-    name = texts[0].rpartition("/")[2]
-    if name == "torchrun" or (name == "accelerate" and texts[1:2] == ["launch"]):
-        return 1 if name == "torchrun" else 2
-    if re.fullmatch(r"python[\d.]*", name) and "-m" in texts[:-1]:
-        module = texts.index("-m") + 1
-        return module + 1 if texts[module] in _MODULES else 0
-    return 0
+    return _Launch(words, place, options, words[at:], texts[at:], in_loop) if words[at:] else None
 
 
 def _obstacle(text: str, launch: _Launch) -> tuple[str, str] | None:
     """What was found, and the hint."""
-    first, *rest = _texts(launch.script)
+    first, *rest = launch.texts
     if launch.in_loop:
         return "a launch in a loop", "put one srun srunddp in the place of the loop by hand"
     if first.startswith("$") and any(each.endswith(".py") for each in rest):
@@ -138,19 +127,10 @@ def _replacement(text: str, launch: _Launch) -> str:
     place = next((at for at, each in enumerate(before) if not _BEFORE.fullmatch(each)), len(before))
     if "srun" in before:
         place = before.index("srun")
-        before[place:] = _without_size(before[place + 1 :])
+        options = "".join(f"{word}\0" for word in before[place + 1 :])
+        before[place:] = _SIZE.sub("", options).split("\0")[:-1]
     before[place:place] = ["srun", *_step(text, launch.options)]
     return " ".join([*before, "srunddp", *(["-m"] if {"m", "module"} & launch.options.keys() else [])])
-
-
-def _without_size(words: Sequence[str]) -> Iterator[str]:
-    left = list(words)
-    while left:
-        word = left.pop(0)
-        if not _SIZE.fullmatch(word):
-            yield word
-        elif left and re.fullmatch(r"-[Nnc]|--[\w-]+", word):
-            left.pop(0)  # its value
 
 
 def _step(text: str, options: dict[str, str]) -> list[str]:

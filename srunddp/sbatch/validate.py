@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import ast
 import dataclasses
-import difflib
 import os
 import re
 import warnings
@@ -15,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from srunddp.bootstrap.network.ifaces_conf import OURS
-from srunddp.errors import ConfigError
+from srunddp.errors import ConfigError, did_you_mean
 from srunddp.sbatch.slurm_options import OPTIONS, UNUSABLE, split
 from srunddp.sbatch.spec import SlurmJob
 
@@ -27,7 +26,7 @@ _POSITIVE = ("nodes", "ntasks_per_node", "cpus_per_task", "monitor")
 _PATHS = ("script", "srunddp", "venv", "conda", "ifaces", "log_dir", "container", "container_image", "data")
 
 # Options of SlurmJob that have the meaning which they have for sbatch.
-_SAME = ("job_name", "nodes", "ntasks_per_node", "gpus_per_node", "gres", "cpus_per_task", "mem", "time", "signal")
+_SAME = ("job_name", "nodes", "ntasks_per_node", "cpus_per_task", "signal")
 
 _Problem = tuple[object, str, str, str]  # whether it is there, what was found, what was expected, and the hint
 
@@ -103,13 +102,10 @@ def _of_options(job: SlurmJob, interactive: bool) -> Iterator[_Problem]:
     yield "/" in job.name, f"--job-name {job.name!r}", "no slash: it is in the output's name", "choose another"
     kinds = [option(kind) for kind in ("venv", "conda", "container", "container_image") if getattr(job, kind)]
     yield len(kinds) > 1, " and ".join(kinds), "one environment", "remove all but one"
-    yield job.gres and job.gpus_per_node, "--gres and --gpus-per-node", "one of them", "remove --gres"
+    yield {"gres", "gpus-per-node"} <= {*job.slurm}, "--gres and --gpus-per-node", "one of them", "remove --gres"
     for each in job.modules:
         wrong = not re.fullmatch(r"[\w.+@/][\w.+@/:=~-]*", each)
         yield wrong, f"--modules {each!r}", "one module, such as CUDA/12.4", "repeat --modules for each"
-    for each in job.run_options:
-        found, hint = f"--run-options {each!r}", f"write --run-options=--{each}"
-        yield not each.startswith("-"), found, "an option of srunddp run", hint
     receiver, _, rest = job.warning.rpartition(":")
     found = f"--signal {job.signal!r}"
     yield "B" in receiver, found, "a signal for the ranks, not the batch shell", f"write {rest}"
@@ -127,9 +123,12 @@ def _of_options(job: SlurmJob, interactive: bool) -> Iterator[_Problem]:
 
 def _of_arguments(job: SlurmJob) -> Iterator[_Problem]:
     """Options that are passed on."""
-    for each in job.srun_arg:
-        found, hint = f"--srun-arg {each!r}", f"write --srun-arg=--{each}"
-        yield not each.startswith("-"), found, "an option of srun", hint
+    for command, name, words in (
+        ("srunddp run", "--run-options", job.run_options),
+        ("srun", "--srun-arg", job.srun_arg),
+    ):
+        for each in words:
+            yield not each.startswith("-"), f"{name} {each!r}", f"an option of {command}", f"write {name}=--{each}"
     for each in job.sbatch_arg:
         name, _ = split(each)
         found, wrong = f"--sbatch-arg {each!r}", not re.fullmatch(r"--[a-zA-Z][\w-]*(=.*)?", each)
@@ -140,12 +139,8 @@ def _of_arguments(job: SlurmJob) -> Iterator[_Problem]:
 
 
 def _of_stage(job: SlurmJob) -> Iterator[_Problem]:
-    yield (
-        job.stage and not job.venv,
-        "--stage without a virtual environment",
-        "an environment to copy",
-        "add --venv=ENV",
-    )
+    found, expected = "--stage without a virtual environment", "an environment to copy"
+    yield job.stage and not job.venv, found, expected, "add --venv=ENV"
     for name in ("data", "stage_exclude"):
         yield getattr(job, name) and not job.stage, f"{option(name)} without --stage", "both", "add --stage"
     shared = "a log folder that all nodes see"
@@ -171,10 +166,8 @@ def script_problem(job: SlurmJob) -> tuple[str, str] | None:
     except OSError as error:
         return f"{job.script} is not seen here: {os.strerror(error.errno or 0)}", "correct the path, or add --force"
     except (SyntaxError, ValueError) as error:
-        return (
-            f"{job.script}:{getattr(error, 'lineno', None) or 1}: {getattr(error, 'msg', error)}",
-            "correct the script",
-        )
+        where = f"{job.script}:{getattr(error, 'lineno', None) or 1}"
+        return f"{where}: {getattr(error, 'msg', error)}", "correct the script"
     return None
 
 
@@ -201,12 +194,10 @@ def notes(job: SlurmJob, environ: Mapping[str, str]) -> Iterator[str]:
 
 
 def _unknown_options(job: SlurmJob) -> Iterator[str]:
-    keys = (field.name.replace("_", "-") for field in dataclasses.fields(job))
-    names = [*OPTIONS, *keys, "submit", "salloc", "write"]
+    names = map(option, [*OPTIONS, *(field.name for field in dataclasses.fields(job)), "submit", "salloc", "write"])
     for name in job.slurm.keys() - OPTIONS.keys():
-        near = difflib.get_close_matches(name, names, n=1)
-        meant = f"; did you mean --{near[0]}?" if near else ""
-        yield f"--{name} is unknown to srunddp, and passed to sbatch as it is{meant}"
+        meant = did_you_mean(f"--{name}", names)
+        yield f"--{name} is unknown to srunddp, and passed to sbatch as it is{meant and '; '}{meant}"
 
 
 def _site_defaults(job: SlurmJob) -> Iterator[str]:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import difflib
 import re
-from collections.abc import Iterable
 from pathlib import Path
 
 import click
 import yaml
 from click.core import ParameterSource
 
-from srunddp.errors import ConfigError, SrunddpError, UsageError
+from srunddp.errors import ConfigError, SrunddpError, UsageError, did_you_mean, one_of
 
 _FOREIGN = Path(__file__).with_name("foreign_options.yaml")
 
@@ -28,8 +26,10 @@ def usage_error(refused: click.UsageError, command: str) -> SrunddpError:
     match refused:
         case click.NoSuchOption() if context:
             return _no_such_option(refused.option_name, context, see)
-        case click.BadOptionUsage():
-            return _bad_usage(refused, see)
+        case click.BadOptionUsage(option_name=name) if "does not take" in refused.message:
+            return UsageError(f"{name} with a value", expected=name, hint="remove the value")
+        case click.BadOptionUsage(option_name=name):
+            return UsageError(f"{name} without a value", expected=f"{name} VALUE", hint=see)
         case click.MissingParameter(param=click.Option() as param):
             return UsageError(f"no {param.opts[-1]}", expected=f"{param.opts[-1]} {param.metavar}", hint=see)
         case click.MissingParameter(param=click.Parameter() as param):
@@ -45,18 +45,6 @@ def usage_error(refused: click.UsageError, command: str) -> SrunddpError:
         found = " ".join(["no command", *([repr(name)] if name else [])])
         return UsageError(found, expected=one_of(known), hint=did_you_mean(name, known) or see)
     return UsageError(message, hint=see)
-
-
-def one_of(names: Iterable[str]) -> str:
-    """``a, b or c``."""
-    *most, last = names
-    return f"{', '.join(most)} or {last}" if most else last
-
-
-def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """A hint with the nearest of the known names; empty where none is near."""
-    near = difflib.get_close_matches(name, known, 1)
-    return f"did you mean {near[0]}?" if near else ""
 
 
 def foreign(option: str) -> tuple[str, str] | None:
@@ -75,12 +63,6 @@ def _no_such_option(name: str, context: click.Context, see: str) -> UsageError:
     if any(each.name == "script" for each in context.command.params) and (other := foreign(name)):
         found, hint = f"{name} is an option of {other[0]}", other[1]
     return UsageError(found, expected=f"an option of {command}", hint=hint)
-
-
-def _bad_usage(refused: click.BadOptionUsage, see: str) -> UsageError:
-    if "does not take" in refused.message:
-        return UsageError(f"{refused.option_name} with a value", expected=refused.option_name, hint="remove the value")
-    return UsageError(f"{refused.option_name} without a value", expected=f"{refused.option_name} VALUE", hint=see)
 
 
 def _bad_value(refused: click.BadParameter, param: click.Parameter, see: str) -> SrunddpError:

@@ -12,9 +12,10 @@ import stat
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 
-from srunddp.errors import ConfigError, Scope, UsageError
+from srunddp.errors import ConfigError, Scope, UsageError, file_errors
 from srunddp.util.hostlist import expand
 from srunddp.util.yaml_source import compose
 
@@ -65,14 +66,27 @@ class IfacesEntry:
         """Where the entry is, without line and column."""
         return self.where.rsplit(":", 2)[0]
 
+    @cached_property
+    def items(self) -> dict[str, None]:
+        """The names in ``nodes``, and patterns with ``*`` or ``?``, in their order."""
+        return dict.fromkeys(expand(self.nodes, where=self.where))
+
+    @cached_property
+    def patterns(self) -> list[str]:
+        """Those of the items that are patterns."""
+        return [item for item in self.items if "*" in item or "?" in item]
+
     def matches(self, node: str) -> bool:
-        """Whether the entry is for this node, by its whole name or the part before the first dot."""
+        """Whether the entry is for this node, by its whole name or the part before the first dot.
+
+        For a pattern: for all nodes that it fits. Its ``*`` may stand for nothing, or for more than a ``?`` here can.
+        """
         names = {node, node.split(".")[0]}
-        # Compiling a pattern for each of ten thousand names would take a third of a second.
-        return any(
-            item in names or (("*" in item or "?" in item) and any(fnmatch.fnmatchcase(name, item) for name in names))
-            for item in expand(self.nodes, where=self.where)
-        )
+        patterns = [pattern.replace("?", "[!*]") for pattern in self.patterns]
+        return any(name in self.items or any(fnmatch.fnmatchcase(name, each) for each in patterns) for name in names)
+
+
+Entries = tuple[IfacesEntry, ...]
 
 
 def is_pattern(name: str) -> bool:
@@ -83,8 +97,8 @@ def is_pattern(name: str) -> bool:
 DEFAULT = IfacesEntry(nodes="*", interfaces=(AUTO,))
 
 
-def entry_for(entries: tuple[IfacesEntry, ...], node: str, *, alone: bool = False) -> IfacesEntry:
-    """The first entry that matches the node; a single process, on a login node say, needs none.
+def entry_for(entries: Entries, node: str, *, or_default: bool = False) -> IfacesEntry:
+    """The first entry that matches the node; if none does, ``DEFAULT`` where that may be, as in a single process.
 
     Raises:
         ConfigError: none does.
@@ -92,16 +106,11 @@ def entry_for(entries: tuple[IfacesEntry, ...], node: str, *, alone: bool = Fals
     for entry in entries:
         if entry.matches(node):
             return entry
-    if alone:
+    if or_default:
         return DEFAULT
     found = f"no entry matches node {node}"
     hint = f'add `- nodes: {node}`, or a last entry `- nodes: "*"` with `interface: auto`'
     raise ConfigError(found, expected="an entry for every node", hint=hint, where=entries[0].file, scope=Scope.NODE)
-
-
-def entry_or_default(entries: tuple[IfacesEntry, ...], node: str) -> IfacesEntry:
-    """Like :func:`entry_for`, but ``DEFAULT`` where no entry matches."""
-    return entry_for(entries, node, alone=True)
 
 
 @dataclass(frozen=True)
@@ -113,20 +122,20 @@ class IfacesConfig:
         source: who named it; passed_over: the other files, and why.
     """
 
-    entries: tuple[IfacesEntry, ...] = (DEFAULT,)
+    entries: Entries = (DEFAULT,)
     path: str = ""
     source: str = "no file has entries: interface auto on every node"
     passed_over: tuple[str, ...] = ()
 
 
 def load(named: str | None, variables: Mapping[str, str]) -> IfacesConfig:
-    """The entries of the first file that has any, in the order of :func:`candidates`.
+    """The entries of the first file that has any, ``--ifaces`` first, then ``$SRUNDDP_IFACES`` and the defaults.
 
     Raises:
         ConfigError: a file that was asked for is not there, or a file is wrong, or somebody else's in a default place.
     """
     asked = {Path(path): origin for path, origin in ((variables.get(VARIABLE), VARIABLE), (named, "--ifaces")) if path}
-    files, passed_over = list(dict.fromkeys(candidates(named, variables))), []
+    files, passed_over = list(dict.fromkeys([*reversed(asked), *default_files()])), []
     for number, path in enumerate(files):
         # os.path says False where Path raises: for a name that is too long, below a folder that is closed.
         if path not in asked and not os.path.lexists(path):
@@ -140,8 +149,8 @@ def load(named: str | None, variables: Mapping[str, str]) -> IfacesConfig:
     return IfacesConfig(passed_over=tuple(passed_over))
 
 
-def candidates(named: str | None, variables: Mapping[str, str]) -> list[Path]:
-    """The files that are looked at: ``--ifaces``, ``$SRUNDDP_IFACES``, the checkout's or prefix's, /etc's."""
+def default_files() -> list[Path]:
+    """The files that are looked at after ``--ifaces`` and ``$SRUNDDP_IFACES``: the checkout's or prefix's, /etc's."""
     above = Path(__file__).resolve().parents[3:]  # the checkout, or site-packages
     if os.path.isfile(above[0] / "setup.py"):
         own = [above[0] / "etc"]
@@ -149,8 +158,7 @@ def candidates(named: str | None, variables: Mapping[str, str]) -> list[Path]:
         # PREFIX/lib/python3.11/site-packages; another prefix than Python's after pip install --user or --prefix.
         prefixes = dict.fromkeys((above[min(3, len(above) - 1)], Path(sys.prefix)))
         own = [prefix / "etc" / "srunddp" for prefix in prefixes]
-    asked = [Path(path) for path in (named, variables.get(VARIABLE)) if path]
-    return [*asked, *(folder / "ifaces.conf" for folder in (*own, Path("/etc/srunddp")))]
+    return [folder / "ifaces.conf" for folder in (*own, Path("/etc/srunddp"))]
 
 
 def _read(path: Path, origin: str) -> bytes:
@@ -158,14 +166,13 @@ def _read(path: Path, origin: str) -> bytes:
         missing = "a link that leads nowhere" if os.path.islink(path) else "not there"
         found = f"{path} is {'not a file' if os.path.exists(path) else missing}"
         hint = f"correct {origin}" if origin else "remove it"
-        raise wrong_entry(origin or str(path), found, "a file of interface entries", hint)
-    try:
+        expected, where = "a file of interface entries", origin or str(path)
+        raise ConfigError(found, expected=expected, hint=hint, where=where, scope=Scope.NODE)
+    found, hint = f"{path}: cannot be read", "correct its permissions"
+    with file_errors(found, expected="a readable file", hint=hint, scope=Scope.NODE):
         if not origin:
             _check_owner(path)
         return path.read_bytes()
-    except OSError as error:
-        cause = os.strerror(error.errno or 0)
-        raise wrong_entry(str(path), f"cannot be read: {cause}", "a readable file", "correct its permissions") from None
 
 
 def _check_owner(path: Path) -> None:
@@ -183,10 +190,11 @@ def _check_owner(path: Path) -> None:
             continue
         others = "may be changed by every user" if status.st_uid in trusted else f"belongs to user id {status.st_uid}"
         hint = "correct its owner and mode, or name the file with --ifaces"
-        raise wrong_entry(str(path), f"{place} {others}", "root's, yours, or of the owner of srunddp", hint)
+        found, expected = f"{path}: {place} {others}", "root's, yours, or of the owner of srunddp"
+        raise ConfigError(found, expected=expected, hint=hint, scope=Scope.NODE)
 
 
-def parse(text: bytes, path: str) -> tuple[IfacesEntry, ...]:
+def parse(text: bytes, path: str) -> Entries:
     """Parse the text of an ifaces.conf.
 
     Raises:
@@ -217,8 +225,3 @@ def port_range(text: str, *, where: str) -> range:
         expected = "two ports or more, from 1024 to 65535"
         raise kind(f"ports {text!r}", expected=expected, hint=hint, where=where, scope=Scope.NODE)
     return range(low, high + 1)
-
-
-def wrong_entry(where: str, found: str, expected: str, hint: str) -> ConfigError:
-    """An error that all ranks of a node see."""
-    return ConfigError(found, expected=expected, hint=hint, where=where, scope=Scope.NODE)

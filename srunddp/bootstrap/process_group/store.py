@@ -260,21 +260,16 @@ def without_reverse_dns() -> Iterator[None]:
     if platform.libc_ver()[0] != "glibc" or ctypes.sizeof(ctypes.c_long) != 8 or "TORCH_CPP_LOG_LEVEL" in os.environ:
         yield
         return
-    resolver, level = _resolver(), _log_level()
+    libc = ctypes.CDLL(None)
+    libc.__res_init()
+    libc.__res_state.restype = ctypes.POINTER(ctypes.c_int)
+    resolver, level = libc.__res_state(), _log_level()
     servers, before = resolver[_NAME_SERVERS], level.value
     resolver[_NAME_SERVERS], level.value = 0, max(before, _ERRORS_ONLY)
     try:
         yield
     finally:
         resolver[_NAME_SERVERS], level.value = servers, before
-
-
-def _resolver() -> ctypes._Pointer[ctypes.c_int]:
-    libc = ctypes.CDLL(None)
-    libc.__res_init()
-    libc.__res_state.restype = ctypes.POINTER(ctypes.c_int)
-    state: ctypes._Pointer[ctypes.c_int] = libc.__res_state()
-    return state
 
 
 def _log_level() -> ctypes.c_int:
