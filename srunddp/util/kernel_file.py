@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 _PAGE = 4096
@@ -77,6 +78,28 @@ def stat_fields(pid: int | str) -> list[str]:
         OSError: it has ended, or is hidden from us.
     """
     return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
+
+
+def ancestors(pid: int) -> Iterator[tuple[int, str]]:
+    """Process id and name of a process, its parent, and so on, as far as our process namespace goes."""
+    while pid:
+        try:
+            before, _, after = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")
+        except OSError:
+            yield pid, ""  # hidden (hidepid), as another user's
+            return
+        yield pid, before.partition("(")[2]
+        pid = int(after.split()[1])
+
+
+def environ_of(pid: int) -> dict[str, str]:
+    """The variables that a process was started with.
+
+    Raises:
+        OSError: it has ended, or is another user's.
+    """
+    text = Path(f"/proc/{pid}/environ").read_bytes().decode(errors="replace")
+    return dict(entry.partition("=")[::2] for entry in text.split("\0") if "=" in entry)
 
 
 def children_of(pid: int) -> list[int]:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
-from pathlib import Path
 
 from srunddp.monitor.sampler.process_tree import ProcessTree
-from srunddp.util.kernel_file import children_of, opened, stat_fields
+from srunddp.util.kernel_file import ancestors, children_of, environ_of, opened
 
 COLUMNS = ("time", "rank", "cpu_s", "rss_bytes", "processes", "delay_s")
 _NANO = 1e-9
@@ -57,8 +56,7 @@ class Tasks:
     def _add_task(self, pid: int) -> None:
         variables: dict[str, str] = {}
         with contextlib.suppress(OSError):  # another user's
-            text = Path(f"/proc/{pid}/environ").read_bytes().decode(errors="replace")
-            variables = dict(entry.partition("=")[::2] for entry in text.split("\0") if "=" in entry)
+            variables = environ_of(pid)
         rank = variables.get(self._variable, "")
         if rank.isdecimal():
             self._known.add(pid)
@@ -85,10 +83,5 @@ class Tasks:
 
 def _below(launcher: int, pid: int) -> int:
     """The ancestor of a process, or itself, that is the launcher's child; the process where the launcher is none."""
-    at = pid
-    with contextlib.suppress(OSError):  # another user's
-        while launcher and at > 1:
-            if (parent := int(stat_fields(at)[1])) == launcher:
-                return at
-            at = parent
-    return pid
+    line = [each for each, _ in ancestors(pid)]
+    return line[line.index(launcher) - 1] if launcher in line[1:] else pid
