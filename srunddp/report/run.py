@@ -13,6 +13,7 @@ from typing import Any
 from srunddp.report import csv_files
 from srunddp.report.csv_files import Mark, TimeSeries
 from srunddp.report.summary import Checkpoints, Phase, RunEnd, Span, StartupPhases
+from srunddp.util.atomic_file import plain
 from srunddp.util.hostlist import group_by_key
 
 _PER_NODE = re.compile(r"(.+)\.(node|tasks|links|gpus)\.csv")
@@ -131,12 +132,7 @@ def _layout(header: Mapping[str, Any]) -> tuple[dict[int, str], dict[str, str]]:
     ranks = {int(rank): str(node) for rank, node in given.items() if _RANK.fullmatch(str(rank))}
     nodes = header.get("nodes")
     listed = [str(node) for node in nodes] if isinstance(nodes, list) else []
-    return ranks, {_plain(node): node for node in dict.fromkeys([*listed, *ranks.values()])}
-
-
-def _plain(name: str) -> str:
-    """As the files of a node are called."""
-    return re.sub(r"[^\w.-]|^\.", "_", name, flags=re.ASCII) or "_"
+    return ranks, {plain(node): node for node in dict.fromkeys([*listed, *ranks.values()])}
 
 
 def _read_rank(run: RunData, path: Path, node: str, rank: int) -> None:

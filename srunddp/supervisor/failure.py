@@ -23,8 +23,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from srunddp.supervisor.process_tree import wait_for_child
+from srunddp.supervisor.signals import signal_name
 from srunddp.supervisor.stacks import StackDump
+from srunddp.supervisor.worker_process import wait_for_child
 from srunddp.util.cgroup import oom_kills
 
 _LONGEST = 24000  # bytes of a text once it is JSON, so that a message fits whatever letters it is in
@@ -107,13 +108,6 @@ def of_exit(end: SystemExit, code: int) -> tuple[str, str, FailureKind]:
 def by_launcher(number: int) -> str:
     """The cause where the launcher has sent a signal that ends a run."""
     return f"the launcher ended the run with {signal_name(number)}, as for scancel or the time limit"
-
-
-def signal_name(number: int) -> str:
-    """``SIGKILL`` for 9."""
-    with contextlib.suppress(ValueError):
-        return signal.Signals(number).name
-    return f"signal {number}"
 
 
 def shortened(text: str) -> str:

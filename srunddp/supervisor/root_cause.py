@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from srunddp.supervisor.failure import FILE_EXISTS, Failure, FailureKind, start_writer
-from srunddp.supervisor.process_tree import wait_for_child
+from srunddp.supervisor.worker_process import wait_for_child
 from srunddp.util.console import PATIENCE, write_stderr
 from srunddp.util.hostlist import fold_ranks
 

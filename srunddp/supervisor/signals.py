@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import signal
@@ -52,6 +53,13 @@ def descriptor() -> int:
 def read() -> list[signal.struct_siginfo]:
     """The signals that have come since the last reading, each with its sender's process id."""
     return list(iter(lambda: signal.sigtimedwait(_WATCHED, 0), None))
+
+
+def signal_name(number: int) -> str:
+    """``SIGKILL`` for 9."""
+    with contextlib.suppress(ValueError):
+        return signal.Signals(number).name
+    return f"signal {number}"
 
 
 @dataclass(frozen=True)

@@ -16,14 +16,14 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from srunddp.errors import PeerError, Scope
-from srunddp.supervisor import process_tree, signals, stacks
+from srunddp.supervisor import signals, stacks
 from srunddp.supervisor.clock import ActiveClock
 from srunddp.supervisor.connection import SupervisorConnection
 from srunddp.supervisor.failure import Failure, FailureKind, FailureRecorder, finish_writers
 from srunddp.supervisor.failure_monitor import FailureMonitor
 from srunddp.supervisor.output.redirect import OutputRedirect
 from srunddp.supervisor.root_cause import STALLED, RootCause
-from srunddp.supervisor.worker_process import KILL_AFTER, WorkerPipe, WorkerProcess
+from srunddp.supervisor.worker_process import KILL_AFTER, WorkerPipe, WorkerProcess, kill_descendants
 from srunddp.util.console import write_stderr
 
 _KILLED_WITHIN = 12.0
@@ -114,7 +114,7 @@ class Supervisor:
         finally:
             self.agent.stop_sampler()
             given_up = finish_writers() | ({self.process.pid} if self.process.given_up else set())
-            process_tree.kill_descendants(given_up)
+            kill_descendants(given_up)
             self.output.finish(_OUTPUT_WITHIN)
         if self._error:
             raise self._error

@@ -6,7 +6,9 @@ psutil would take 30 to 60 us for each process, and this about 10.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
+import resource
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -109,6 +111,13 @@ def children_of(pid: int) -> list[int]:
         for thread in os.listdir(f"/proc/{pid}/task"):
             found += map(int, Path(f"/proc/{pid}/task/{thread}/children").read_text().split())
     return found
+
+
+def raise_open_files_limit(needed: float = math.inf) -> None:
+    """Let this process have as many files as its hard limit of open ones allows, where it needs so many."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and soft < needed:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def memory_file() -> int:

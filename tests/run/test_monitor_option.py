@@ -82,7 +82,7 @@ def test_an_earlier_run_s_description_is_not_left(tmp_path: Path) -> None:
     ("words", "code", "message"),
     [
         (["--monitor-dir=logs"], 2, "--monitor-dir without --monitor -> add --monitor"),
-        (["--monitor", "--monitor-dir=file"], 78, "--monitor: file/run/monitor.0 cannot be written: Not a directory"),
+        (["--monitor", "--monitor-dir=file"], 78, "--monitor-dir: file/run/monitor.0 cannot be written: Not a directory"),
     ],
 )
 def test_what_cannot_be_recorded_is_said_before_anything_starts(
@@ -105,4 +105,4 @@ def test_a_rank_that_alone_cannot_write_its_files_says_so_itself(tmp_path: Path)
     os.mkfifo(file)
     done = srunddp(*words, folder=tmp_path, **world)
     assert (done.returncode, done.stdout) == (78, "")
-    assert f"--monitor: {file.relative_to(tmp_path)} cannot be written" in done.stderr
+    assert f"--monitor-dir: {file.relative_to(tmp_path)} cannot be written" in done.stderr

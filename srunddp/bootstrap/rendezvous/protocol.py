@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import math
 import os
-import resource
 import socket
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -153,13 +151,6 @@ def listen_where_possible(hosts: Iterable[str], ports: list[int]) -> list[socket
         with contextlib.suppress(RendezvousError):
             listening.append(listen(host, ports))
     return listening
-
-
-def raise_open_files_limit(needed: float = math.inf) -> None:
-    """Let this process have as many connections as its hard limit of open files allows, where it needs so many."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != resource.RLIM_INFINITY and soft < needed:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 @dataclass(frozen=True)

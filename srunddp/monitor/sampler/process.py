@@ -10,7 +10,6 @@ import contextlib
 import gc
 import math
 import os
-import resource
 import select
 import signal
 import socket
@@ -21,7 +20,9 @@ from typing import TYPE_CHECKING
 
 from srunddp.monitor.sampler import gpu, node, tasks
 from srunddp.supervisor import signals
-from srunddp.supervisor.process_tree import wait_for_child
+from srunddp.supervisor.worker_process import wait_for_child
+from srunddp.util.atomic_file import append_whole
+from srunddp.util.kernel_file import raise_open_files_limit
 
 if TYPE_CHECKING:
     from srunddp.monitor.monitor import MonitorConfig
@@ -134,9 +135,7 @@ def sample_until_closed(config: SamplerConfig, end: socket.socket) -> None:
     Raises:
         OSError: a file cannot be written.
     """
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)  # four of each process are kept open, of maybe hundreds
-    with contextlib.suppress(OSError, ValueError):
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    raise_open_files_limit()  # four of each process are kept open, of maybe hundreds
     samples = Samples(config)
     gc.freeze()
     closed = select.poll()
@@ -159,7 +158,7 @@ class Samples:
     """
 
     def __init__(self, config: SamplerConfig) -> None:
-        self._config, self._taken, self._thorough_at = config, 0, 0.0
+        self._run, self._taken, self._thorough_at = config.run, 0, 0.0
         self._tasks = tasks.Tasks(config.run.rank, config.supervisor, config.launcher, config.rank_variable)
         self._node = node.Node(self._tasks, config.interface)
         self._gpus = gpu.Gpus(config.run.seconds)
@@ -171,7 +170,7 @@ class Samples:
         ]
 
     def _open(self, name: str, columns: tuple[str, ...]) -> CsvWriter:
-        return CsvWriter(self._config.run.folder / f"{self._config.run.node}.{name}.csv", columns)
+        return CsvWriter(self._run.folder / f"{self._run.node}.{name}.csv", columns)
 
     def take(self, *, last: bool = False) -> None:
         """Write a sample of each source."""
@@ -205,7 +204,6 @@ class CsvWriter:
     def __init__(self, path: Path, columns: tuple[str, ...]) -> None:
         self._path = path
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC, 0o666)
-        self._size = 0
         self.add(",".join(columns) + "\n")
 
     def add(self, lines: str) -> None:
@@ -214,14 +212,8 @@ class CsvWriter:
         Raises:
             OSError: there is no room, or the file system fails; what was written of them is taken back.
         """
-        data = lines.encode()
         try:
-            written = os.write(self._file, data)
-            if written < len(data):  # the disk was full in between, and says so when asked again
-                written += os.write(self._file, data[written:])
+            append_whole(self._file, lines.encode())
         except OSError as error:
-            with contextlib.suppress(OSError):
-                os.ftruncate(self._file, self._size)
             error.filename = self._path
             raise
-        self._size += written
