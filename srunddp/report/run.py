@@ -12,7 +12,7 @@ from typing import Any
 
 from srunddp.report import csv_files
 from srunddp.report.csv_files import Mark, TimeSeries
-from srunddp.report.summary import Checkpoints, Phase, RunEnd, Span, StartupPhases
+from srunddp.report.summary import Checkpoints, RunEnd, Span
 from srunddp.util.atomic_file import plain
 from srunddp.util.hostlist import group_by_key
 
@@ -48,11 +48,6 @@ class Device:
     def text(self, column: str) -> str:
         """The last word of a column that is no number; empty where there is none."""
         return self.samples.texts.get(column, "")
-
-    @property
-    def carries_training(self) -> bool:
-        """A link that was chosen for the training, or one of RDMA."""
-        return self.text("chosen") == "1" or self.text("kind") == "rdma"
 
 
 @dataclass
@@ -200,14 +195,10 @@ def ending(run: RunData, now: float) -> RunEnd:
     interval = run.number("seconds") or _DEFAULT_INTERVAL
     fresh = -60.0 < now - run.start - run.last < _SILENT * interval + 1.0
     missing = tuple(rank for rank in run.ranks if rank not in codes)
-    return RunEnd(codes, missing, bool(missing) and fresh, run.last, _cause(run))
-
-
-def _cause(run: RunData) -> str:
-    """What the run said of its failure; the file lies where the logs are."""
-    found = csv_files.json_object(run.folder.parent / "failure.json")
-    cause = found.get("cause")
-    return f"rank {found.get('rank')} on {found.get('node')}: {cause}" if isinstance(cause, str) and cause else ""
+    said = csv_files.json_object(run.folder.parent / "failure.json")  # which lies where the logs are
+    cause = said.get("cause")
+    who = f"rank {said.get('rank')} on {said.get('node')}: "
+    return RunEnd(codes, missing, bool(missing) and fresh, run.last, who + cause if isinstance(cause, str) else "")
 
 
 def spans(run: RunData, begin: str, end: str) -> tuple[Span, ...]:
@@ -234,21 +225,21 @@ def _values(run: RunData, name: str) -> dict[int, list[float]]:
     return group_by_key((mark.rank, mark.value) for mark in run.marks if mark.name == name and mark.value >= 0)
 
 
-def launches(run: RunData) -> tuple[StartupPhases, ...]:
-    """Of each rank that has a mark.
+def launches(run: RunData) -> dict[int, dict[str, tuple[float, float]]]:
+    """Begin and end of the phases of each rank's start, by rank and by name, of each rank that has a mark.
 
     ``srun`` is from the first process of the run to the rank's own; ``script`` what the user's script does by itself,
     from the process group to the training; ``prepare`` what the training does before its first epoch.
     """
     times = group_by_key((mark.rank, (mark.name, mark.time)) for mark in reversed(run.marks))
-    return tuple(_launch(rank, dict(times[rank])) for rank in sorted(times))
+    return {rank: _phases(dict(times[rank])) for rank in sorted(times)}
 
 
-def _launch(rank: int, times: dict[str, float]) -> StartupPhases:
+def _phases(times: dict[str, float]) -> dict[str, tuple[float, float]]:
     process = times.get("process", min(times.values()))
-    phases = [Phase("srun", 0.0, process)] if process > 0 else []
+    phases = {"srun": (0.0, process)} if process > 0 else {}
     for name, (begins, ends) in _PHASES.items():
         begin, end = (next((times[mark] for mark in marks if mark in times), math.nan) for marks in (begins, ends))
         if begin <= end:
-            phases.append(Phase(name, begin, end))
-    return StartupPhases(rank, process, tuple(phases))
+            phases[name] = begin, end
+    return phases

@@ -185,7 +185,8 @@ def _matters(lines: Sequence[Line]) -> bool:
 def _network(run: RunData) -> list[Line]:
     found = []
     for node in run.nodes:
-        links = [link.samples for link in run.links if link.carries_training and link.node == node]
+        own = [link for link in run.links if link.node == node]
+        links = [each.samples for each in own if each.text("chosen") == "1" or each.text("kind") == "rdma"]
         found.append(
             (node, summed(rates(link, way, _MIB) for link in links for way in ("received_bytes", "sent_bytes")))
         )
