@@ -54,26 +54,26 @@ def report(**given: Any) -> None:
     Written also of a run that crashed, or that still runs.
     """
     with answering():
-        place = locate.find(given["what"], given["monitor_dir"], given["restart"])
-        for note in place.notes:
+        folder, chosen = locate.find(given["what"], given["monitor_dir"], given["restart"])
+        for note in chosen:
             write_stderr(f"srunddp: note: {one_line(note)}\n")
         baseline = _baseline(given)
-        if given["live"] and sys.stdout.isatty() and not _follow(place.folder, baseline):
+        if given["live"] and sys.stdout.isatty() and not _follow(folder, baseline):
             return
-        run, summary = _summed(place.folder, baseline)
+        run, summary = _summed(folder, baseline)
         summary = slurm.completed(summary)
         view = slurm.view(summary)
         click.echo("\n".join(text.lines(summary, notes(summary), view)))
         if not given["text_only"]:
             sys.stdout.flush()
-            _write(given["output"] or place.folder.parent, run, summary, view)
+            _write(given["output"] or folder.parent, run, summary, view)
 
 
 def _baseline(given: dict[str, Any]) -> Summary | None:
     if given["baseline"] is None:
         return None
-    place = locate.find(given["baseline"], given["monitor_dir"], None)
-    found = summary_of(read(place.folder))
+    folder, _ = locate.find(given["baseline"], given["monitor_dir"], None)
+    found = summary_of(read(folder))
     if found.throughput.per_s is None:
         raise ConfigError(
             f"--baseline {given['baseline']}: its throughput is not known",

@@ -108,8 +108,12 @@ def read(folder: Path) -> RunData:
     run = RunData(folder, header, dict(ranks))
     for name in csv_files.names(folder):
         # Outside Slurm starts may share a folder, and one of more ranks leaves files that no later one empties.
-        if (match := _PER_RANK.fullmatch(name)) and (not ranks or int(match[2]) in ranks):
-            _read_rank(run, folder / name, names.get(match[1], match[1]), int(match[2]))
+        if (match := _PER_RANK.fullmatch(name)) and (not ranks or (rank := int(match[2])) in ranks):
+            run.ranks.setdefault(rank, names.get(match[1], match[1]))
+            if match[3] == "marks":
+                run.marks += csv_files.marks(folder / name, rank)
+            elif found := csv_files.samples(folder / name, csv_files.STEPS):
+                run.steps[rank] = found[""]
         elif (match := _PER_NODE.fullmatch(name)) and (not ranks or match[1] in names):
             _read_node(run, folder / name, names.get(match[1], match[1]), match[2])
     run.ranks = dict(sorted(run.ranks.items()))
@@ -128,14 +132,6 @@ def _layout(header: Mapping[str, Any]) -> tuple[dict[int, str], dict[str, str]]:
     nodes = header.get("nodes")
     listed = [str(node) for node in nodes] if isinstance(nodes, list) else []
     return ranks, {plain(node): node for node in dict.fromkeys([*listed, *ranks.values()])}
-
-
-def _read_rank(run: RunData, path: Path, node: str, rank: int) -> None:
-    run.ranks.setdefault(rank, node)
-    if path.name.endswith(".marks.csv"):
-        run.marks += csv_files.marks(path, rank)
-    elif found := csv_files.samples(path, csv_files.STEPS):
-        run.steps[rank] = found[""]
 
 
 def _read_node(run: RunData, path: Path, node: str, kind: str) -> None:
@@ -218,7 +214,7 @@ def checkpoints(run: RunData) -> Checkpoints:
     """Of the rank that stood still for longest; what was written in the background, likewise."""
     stood, written = _values(run, "checkpoint"), _values(run, "checkpoint_written")
     longest, background = max(stood.values(), key=sum, default=[]), max(written.values(), key=sum, default=[])
-    return Checkpoints(len(longest), sum(longest), sum(background), len(background))
+    return Checkpoints(len(longest), sum(longest), sum(background))
 
 
 def _values(run: RunData, name: str) -> dict[int, list[float]]:

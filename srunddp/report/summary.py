@@ -146,7 +146,6 @@ class Checkpoints:
     count: int
     stood_s: float
     background_s: float
-    written: int
 
 
 @dataclass(frozen=True)
