@@ -108,7 +108,8 @@ def read(folder: Path) -> RunData:
     run = RunData(folder, header, dict(ranks))
     for name in csv_files.names(folder):
         # Outside Slurm starts may share a folder, and one of more ranks leaves files that no later one empties.
-        if (match := _PER_RANK.fullmatch(name)) and (not ranks or (rank := int(match[2])) in ranks):
+        if (match := _PER_RANK.fullmatch(name)) and (not ranks or int(match[2]) in ranks):
+            rank = int(match[2])
             run.ranks.setdefault(rank, names.get(match[1], match[1]))
             if match[3] == "marks":
                 run.marks += csv_files.marks(folder / name, rank)
