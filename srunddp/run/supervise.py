@@ -9,9 +9,8 @@ from functools import partial
 
 from srunddp.bootstrap.environment import mpi
 from srunddp.bootstrap.network import interface
-from srunddp.bootstrap.rendezvous.abort import CancelToken
 from srunddp.bootstrap.rendezvous.meet import rendezvous
-from srunddp.bootstrap.rendezvous.protocol import RendezvousInfo, RendezvousResult
+from srunddp.bootstrap.rendezvous.protocol import CancelToken, RendezvousInfo, RendezvousResult
 from srunddp.errors import RendezvousError, Scope
 from srunddp.monitor.monitor import Monitor
 from srunddp.run.options import run_metadata

@@ -15,10 +15,9 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from srunddp.bootstrap.network.interface import shares_subnet
-from srunddp.bootstrap.rendezvous import abort, auth
-from srunddp.bootstrap.rendezvous.abort import TELL_FOR, AbortReason, CancelToken
+from srunddp.bootstrap.rendezvous import auth, protocol
 from srunddp.bootstrap.rendezvous.auth import Authenticator, Challenge
-from srunddp.bootstrap.rendezvous.protocol import Address, Hello, RendezvousInfo
+from srunddp.bootstrap.rendezvous.protocol import AbortReason, Address, CancelToken, Hello, RendezvousInfo
 from srunddp.errors import PeerError, RendezvousError, Scope, SrunddpError
 from srunddp.util.json_lines import receive, send
 
@@ -148,7 +147,7 @@ class RendezvousClient:
 
     def _stop_if_interrupted(self) -> None:
         if failure := self.interrupt.failure:
-            by = time.monotonic() + TELL_FOR
+            by = time.monotonic() + protocol.TELL_FOR
             raise self._failed(failure, report_failure(self.candidates, self.hello, self.own, failure, by))
 
     def _failed(self, failure: AbortReason, reported: bool) -> PeerError:
@@ -234,7 +233,7 @@ class RendezvousClient:
                 raise self._failed(failure, _confirmed(connection, failure.message()))
             answer = receive(connection, deadline)
             if "failed" in answer:
-                raise abort.error_from_message(answer)
+                raise protocol.error_from_message(answer)
             if "refused" in answer:
                 raise self._refusal(f"rank 0 refused it: {_printable(answer['refused'])}")
             if "meeting" in answer:

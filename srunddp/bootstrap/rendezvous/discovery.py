@@ -64,7 +64,7 @@ def introduce(
     if not published:
         return hello(environment, token(environment), address), choose_authenticator(), []
     found = decode_advertisement(published)
-    return hello(environment, found.token, address), choose_authenticator(found.secret), list(found.addresses)
+    return hello(environment, found.token, address), choose_authenticator(found.secret), found.addresses
 
 
 def rendezvous_ports(environment: Environment, entry: IfacesEntry, forced: range | None) -> list[int]:

@@ -15,9 +15,8 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Self
 
 from srunddp.bootstrap.rendezvous import auth
-from srunddp.bootstrap.rendezvous.abort import CancelToken
 from srunddp.bootstrap.rendezvous.auth import Authenticator, Challenge
-from srunddp.bootstrap.rendezvous.protocol import Address, Hello
+from srunddp.bootstrap.rendezvous.protocol import Address, CancelToken, Hello
 from srunddp.errors import RendezvousError, Scope
 from srunddp.util.json_lines import parse, send
 

@@ -16,13 +16,12 @@ from dataclasses import dataclass, field, replace
 from srunddp.bootstrap.environment.detect import Environment
 from srunddp.bootstrap.network import ifaces_conf, interface
 from srunddp.bootstrap.rendezvous import auth, discovery, protocol
-from srunddp.bootstrap.rendezvous.abort import TELL_FOR, AbortReason, CancelToken
 from srunddp.bootstrap.rendezvous.protocol import (
+    AbortReason,
     BoundSockets,
+    CancelToken,
     RendezvousInfo,
     RendezvousResult,
-    bind_sockets,
-    listen_where_possible,
 )
 from srunddp.errors import SrunddpError
 
@@ -82,7 +81,7 @@ def bind(prepared: RankSetup) -> RankSetup:
         discovery.check_reachable(environment, prepared.interface, entry, interface.list_interfaces())
     rendezvous_ports = [0] if alone else discovery.rendezvous_ports(environment, entry, forced)
     # Any for the store, too, unless a firewall leaves only some.
-    held = bind_sockets(prepared.interface.address, rendezvous_ports, forced or entry.ports or [0])
+    held = protocol.bind_sockets(prepared.interface.address, rendezvous_ports, forced or entry.ports or [0])
     return replace(
         prepared,
         held=held,
@@ -165,7 +164,7 @@ def report_early_failure(
     """
     if environment.world_size == 1 or not environment.discoveries or environment.discovery.starts_mpi:
         return False
-    way, within = environment.discovery, min(TELL_FOR, options.timeout)
+    way, within = environment.discovery, min(protocol.TELL_FOR, options.timeout)
     deadline = time.monotonic() + within
     failure = AbortReason(str(error), error.exit_code)
     try:
@@ -201,7 +200,7 @@ def _answer_others(
     entries = _entries(options)
     entry = ifaces_conf.entry_or_default(entries, environment.node)
     ports = discovery.rendezvous_ports(environment, entry, options.ports)
-    listening = listen_where_possible(discovery.resolve_node(environment, chosen, entries), ports)
+    listening = protocol.listen_where_possible(discovery.resolve_node(environment, chosen, entries), ports)
     with AuthenticatedListener(
         listening=listening,
         token=discovery.token(environment),

@@ -9,11 +9,17 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from srunddp.bootstrap.rendezvous import abort
-from srunddp.bootstrap.rendezvous.abort import TELL_FOR, CancelToken
+from srunddp.bootstrap.rendezvous import protocol
 from srunddp.bootstrap.rendezvous.auth import Authenticator
 from srunddp.bootstrap.rendezvous.listener import AuthenticatedListener
-from srunddp.bootstrap.rendezvous.protocol import Address, BoundSockets, Hello, RendezvousInfo, RendezvousResult
+from srunddp.bootstrap.rendezvous.protocol import (
+    Address,
+    BoundSockets,
+    CancelToken,
+    Hello,
+    RendezvousInfo,
+    RendezvousResult,
+)
 from srunddp.errors import PeerError, RendezvousError, Scope, SrunddpError
 from srunddp.util.console import SAY_EVERY
 from srunddp.util.hostlist import fold_ranks
@@ -45,7 +51,7 @@ class RendezvousServer:
     say: Callable[[str], None] = lambda _: None
     interrupt: CancelToken | None = None
     every: float = SAY_EVERY
-    linger: float = TELL_FOR
+    linger: float = protocol.TELL_FOR
     connections: dict[int, socket.socket] = field(default_factory=dict)
     _here: dict[int, Hello] = field(default_factory=dict)
     _settled: set[int] = field(default_factory=set)  # ranks that know of a failure, or have ended
@@ -74,7 +80,7 @@ class RendezvousServer:
                 error.said = True
                 late = time.monotonic() >= deadline
                 self._settled |= {self.own.rank}
-                tell_all(listener, abort.message_of(error), self._settled, 0.0 if late else self.linger)
+                tell_all(listener, protocol.message_of(error), self._settled, 0.0 if late else self.linger)
                 raise
             self.held.rendezvous.close()
         return RendezvousResult(
@@ -101,7 +107,7 @@ class RendezvousServer:
         if message is None:
             if self.connections.get(hello.rank) is connection:
                 raise self._lost(hello)
-        elif reported := abort.read(message):
+        elif reported := protocol.failure_in(message):
             send(connection, {"told": True})
             self._settled.add(hello.rank)
             raise reported.of(hello.rank, hello.node)
@@ -199,7 +205,7 @@ def tell_all(listener: AuthenticatedListener, message: dict[str, Any], settled: 
     """Tell a failure to all that are known, and for some time to those that come.
 
     Args:
-        message: ``failed``, as :mod:`srunddp.bootstrap.rendezvous.abort` makes it.
+        message: ``failed``, as :mod:`srunddp.bootstrap.rendezvous.protocol` makes it.
         settled: the ranks that need not be waited for; those that are told are added.
         seconds: at most; it ends as soon as every rank is settled.
     """
