@@ -82,8 +82,7 @@ def _reachable(candidates: list[Address], hello: Hello) -> list[Address]:
     if found or not candidates:
         return found
     raise RendezvousError(
-        f"rank 0 has {', '.join(dict.fromkeys(address.host for address in candidates))}, "
-        f"rank {hello.rank} on {hello.node} has {hello.address}",
+        f"rank 0 has {', '.join(dict.fromkeys(each.host for each in candidates))}, {hello} has {hello.address}",
         expected="IPv4 on all nodes or IPv6 on all",
         hint="correct ifaces.conf so that all interfaces have addresses of one family",
     )
@@ -186,11 +185,11 @@ class RendezvousClient:
     def _prove(self, connection: socket.socket, nonce: str, greeting: dict[str, Any]) -> str:
         """Our proof, once rank 0's has been checked."""
         if "refused" in greeting:
-            why = _printable(greeting["refused"])
+            why = f"refused it: {str(greeting['refused'])[:_LONGEST_REASON]}"
             if self.own.kind == "none":
                 # It can verify no answer, and believes this one as it would all others.
-                raise self._refusal(f"rank 0 refused it: {why}")
-            raise _RefusedError(f"refused it: {why}")  # somebody else may hold the port
+                raise self._refusal(f"rank 0 {why}")
+            raise _RefusedError(why)  # somebody else may hold the port
         if "seen" not in greeting or not auth.is_nonce(greeting.get("nonce")):
             raise _StrangerError("belongs to somebody else")
         challenge = Challenge(
@@ -204,16 +203,14 @@ class RendezvousClient:
             raise _RefusedError(f"cannot be given a proof: {reason}") from None
 
     def _refusal(self, why: str) -> RendezvousError:
-        found = f"rank {self.hello.rank} on {self.hello.node}: {why}"
-        return RendezvousError(found, expected=auth.EXPECTED, hint=auth.HINT)
+        return RendezvousError(f"{self.hello}: {why}", expected=auth.EXPECTED, hint=auth.HINT)
 
     def _not_found(self) -> RendezvousError:
         first, *more = self.candidates
         own = f" ({self.hello.address})" if self.hello.address else ""
         why = self.passed_over.get(_StrangerError) or self.passed_over.get(_PassedOverError, "nothing tried")
         return RendezvousError(
-            f"rank {self.hello.rank} on {self.hello.node}{own} did not reach rank 0 at "
-            f"{first}{f' and {len(more)} more' if more else ''}: {why}",
+            f"{self.hello}{own} did not reach rank 0 at {first}{f' and {len(more)} more' if more else ''}: {why}",
             expected="rank 0 to answer there",
             hint="see whether rank 0 started, and whether both nodes' interfaces are on one network",
         )
@@ -223,7 +220,7 @@ class RendezvousClient:
         try:
             return self._receive_info(connection, max(deadline, time.monotonic()) + _RANK_ZERO_LATER)
         except (OSError, TypeError):
-            found = f"rank {self.hello.rank} on {self.hello.node} lost rank 0 at {address} before all ranks had met"
+            found = f"{self.hello} lost rank 0 at {address} before all ranks had met"
             raise RendezvousError(found, expected="rank 0 to stay", hint="see rank 0's own message") from None
 
     def _receive_info(self, connection: socket.socket, deadline: float) -> RendezvousInfo:
@@ -235,7 +232,7 @@ class RendezvousClient:
             if "failed" in answer:
                 raise protocol.error_from_message(answer)
             if "refused" in answer:
-                raise self._refusal(f"rank 0 refused it: {_printable(answer['refused'])}")
+                raise self._refusal(f"rank 0 refused it: {str(answer['refused'])[:_LONGEST_REASON]}")
             if "meeting" in answer:
                 connection.settimeout(None)
                 return RendezvousInfo(**answer["meeting"])
@@ -249,7 +246,3 @@ def _confirmed(connection: socket.socket, message: dict[str, Any]) -> bool:
     except OSError:
         return False
     return "told" in answer or "failed" in answer
-
-
-def _printable(text: object) -> str:
-    return "".join(letter if letter.isprintable() else "?" for letter in str(text)[:_LONGEST_REASON])

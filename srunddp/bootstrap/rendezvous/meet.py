@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 
 from srunddp.bootstrap.environment.detect import Environment
 from srunddp.bootstrap.network import ifaces_conf, interface
-from srunddp.bootstrap.rendezvous import auth, discovery, protocol
+from srunddp.bootstrap.rendezvous import discovery, protocol
 from srunddp.bootstrap.rendezvous.protocol import (
     AbortReason,
     BoundSockets,
@@ -201,13 +201,8 @@ def _answer_others(
     entry = ifaces_conf.entry_or_default(entries, environment.node)
     ports = discovery.rendezvous_ports(environment, entry, options.ports)
     listening = protocol.listen_where_possible(discovery.resolve_node(environment, chosen, entries), ports)
-    with AuthenticatedListener(
-        listening=listening,
-        token=discovery.token(environment),
-        trust=auth.choose_authenticator(),
-        world_size=environment.world_size,
-        say=lambda _: None,
-    ) as listener:
+    own, trust, _ = discovery.introduce(environment, "")
+    with AuthenticatedListener(listening=listening, own=own, trust=trust, say=lambda _: None) as listener:
         tell_all(listener, failure.message(), {0}, within if listening else 0.0)
         for each in (*listening, *listener.known):
             each.close()

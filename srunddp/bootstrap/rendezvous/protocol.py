@@ -73,6 +73,9 @@ class Hello:
     local_world_size: int = 0
     version: str = ""
 
+    def __str__(self) -> str:
+        return f"rank {self.rank} on {self.node}"
+
 
 @dataclass(frozen=True, kw_only=True)
 class RendezvousInfo:
@@ -191,9 +194,8 @@ def error_from_message(message: Mapping[str, Any]) -> SrunddpError:
 
 def message_of(error: SrunddpError) -> dict[str, Any]:
     """What rank 0 tells the others when it raises this error."""
-    return (
-        AbortReason(str(error), error.exit_code).message() if isinstance(error, PeerError) else {"failed": str(error)}
-    )
+    text = str(error)
+    return AbortReason(text, error.exit_code).message() if isinstance(error, PeerError) else {"failed": text}
 
 
 class CancelToken:

@@ -65,12 +65,7 @@ class RendezvousServer:
         """
         self._here[self.own.rank] = self.own
         with AuthenticatedListener(
-            listening=(self.held.rendezvous,),
-            token=self.own.token,
-            trust=self.trust,
-            world_size=self.own.world_size,
-            say=self.say,
-            interrupt=self.interrupt,
+            listening=(self.held.rendezvous,), own=self.own, trust=self.trust, say=self.say, interrupt=self.interrupt
         ) as listener:
             try:
                 self._await_all(listener, deadline)
@@ -119,27 +114,20 @@ class RendezvousServer:
 
     def _lost(self, hello: Hello) -> PeerError:
         self._settled.add(hello.rank)
-        found = f"rank {hello.rank} on {hello.node} was lost before all ranks had met: its process ended"
+        found = f"{hello} was lost before all ranks had met: its process ended"
         hint = "see what ended it there: a signal, or the node's memory"
         return PeerError(found, code=137, expected="every rank to stay", hint=hint)
 
     def _objection(self, hello: Hello) -> str:
         if hello.version != self.own.version:
-            return (
-                f"rank {hello.rank} on {hello.node} has srunddp {hello.version or 'of another version'}, rank 0 on "
-                f"{self.own.node} has {self.own.version}; expected one version on all nodes "
-                "-> start all ranks from one installation"
-            )
+            versions = f"srunddp {hello.version or 'of another version'}, {self.own} has {self.own.version}"
+            return f"{hello} has {versions}; expected one version on all nodes -> start all ranks from one installation"
         if hello.world_size != self.own.world_size or not 0 <= hello.rank < self.own.world_size:
-            return (
-                f"rank {hello.rank} on {hello.node} counts {hello.world_size} ranks, rank 0 counts "
-                f"{self.own.world_size}; expected one world size -> start all ranks with one command"
-            )
+            sizes = f"{hello.world_size} ranks, rank 0 counts {self.own.world_size}"
+            return f"{hello} counts {sizes}; expected one world size -> start all ranks with one command"
         if (":" in hello.address) != (":" in self.own.address):
-            return (
-                f"rank {hello.rank} on {hello.node} has {hello.address}, rank 0 on {self.own.node} has "
-                f"{self.own.address}; expected IPv4 on all nodes or IPv6 on all -> correct ifaces.conf"
-            )
+            found = f"{hello} has {hello.address}, {self.own} has {self.own.address}"
+            return f"{found}; expected IPv4 on all nodes or IPv6 on all -> correct ifaces.conf"
         before = self._here.get(hello.rank)
         # A rank that lost patience says hello again; two processes must not share a rank.
         if before and (before.node, before.pid) != (hello.node, hello.pid):
@@ -213,7 +201,7 @@ def tell_all(listener: AuthenticatedListener, message: dict[str, Any], settled: 
         send(connection, message)
         settled |= {peer.hello.rank} if peer.hello else set()
     deadline = time.monotonic() + seconds
-    while len(settled) < listener.world_size and (remaining := deadline - time.monotonic()) > 0:
+    while len(settled) < listener.own.world_size and (remaining := deadline - time.monotonic()) > 0:
         for hello, connection, said in listener.events(remaining):
             if said is not None:
                 send(connection, {"told": True} if "failed" in said else message)
