@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from srunddp.monitor.sampler.tasks import Tasks
+from srunddp.monitor.sampler.process_tree import Tasks
 from srunddp.util import cgroup
 from srunddp.util.kernel_file import KernelFile, opened
 

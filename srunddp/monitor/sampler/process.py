@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from srunddp.monitor.sampler import gpu, node, tasks
+from srunddp.monitor.sampler import gpu, node, process_tree
 from srunddp.supervisor import signals
 from srunddp.supervisor.worker_process import wait_for_child
 from srunddp.util.atomic_file import append_whole
@@ -159,13 +159,13 @@ class Samples:
 
     def __init__(self, config: SamplerConfig) -> None:
         self._run, self._taken, self._thorough_at = config.run, 0, 0.0
-        self._tasks = tasks.Tasks(config.run.rank, config.supervisor, config.launcher, config.rank_variable)
+        self._tasks = process_tree.Tasks(config.run.rank, config.supervisor, config.launcher, config.rank_variable)
         self._node = node.Node(self._tasks, config.interface)
         self._gpus = gpu.Gpus(config.run.seconds)
         links = node.NetworkCounters(config.interface)
         self._tables = [
             (self._open("node", node.COLUMNS), self._node.rows),
-            (self._open("tasks", tasks.COLUMNS), self._tasks.rows),
+            (self._open("tasks", process_tree.COLUMNS), self._tasks.rows),
             (self._open("links", node.LINK_COLUMNS), links.rows),
         ]
 
