@@ -6,7 +6,6 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,7 @@ from srunddp.report.summarize import summary_of, with_baseline
 from srunddp.report.summary import Summary
 from srunddp.util.atomic_file import replace_file
 from srunddp.util.click_types import answering
-from srunddp.util.console import write_stderr
+from srunddp.util.console import say
 
 _NO_PICTURES = 'no pictures: matplotlib is not installed here -> pip install "srunddp[report]"'
 _REFRESH = 2.0  # seconds between two looks, and no more than a tenth of the time is spent on them
@@ -56,7 +55,7 @@ def report(**given: Any) -> None:
     with answering():
         folder, chosen = locate.find(given["what"], given["monitor_dir"], given["restart"])
         for note in chosen:
-            write_stderr(f"srunddp: note: {one_line(note)}\n")
+            say(f"note: {note}")
         baseline = _baseline(given)
         if given["live"] and sys.stdout.isatty() and not _follow(folder, baseline):
             return
@@ -98,18 +97,14 @@ def _follow(folder: Path, baseline: Summary | None) -> bool:
             if not summary.ending.running:
                 click.echo(_HOME + _REST, nl=False)
                 return True
-            _show(text.lines(summary, notes(summary)))
+            # From the first row on, as many as there is room for; what is longer than a row is cut.
+            columns, rows = shutil.get_terminal_size()
+            shown = [line[:columns] for line in text.lines(summary, notes(summary))[: rows - 1]]
+            click.echo(_HOME + "".join(f"{line}{_REST_OF_LINE}\n" for line in shown) + _REST, nl=False)
             time.sleep(max(_REFRESH, 10 * (time.monotonic() - begun)))
     except KeyboardInterrupt:
         click.echo()
         return False
-
-
-def _show(lines: Sequence[str]) -> None:
-    """From the first row on, as many as there is room for; what is longer than a row is cut."""
-    columns, rows = shutil.get_terminal_size()
-    shown = [line[:columns] for line in lines[: rows - 1]]
-    click.echo(_HOME + "".join(f"{line}{_REST_OF_LINE}\n" for line in shown) + _REST, nl=False)
 
 
 def _write(output: str | Path, run: RunData, summary: Summary, view: slurm.SlurmAccounting) -> None:
@@ -134,5 +129,5 @@ def _write(output: str | Path, run: RunData, summary: Summary, view: slurm.Slurm
             hint="name another with --output, or print the text alone with --text",
         ) from None
     for hint in hints:
-        write_stderr(f"srunddp: note: {hint}\n")
+        say(f"note: {hint}")
     click.echo("\n" + one_line(f"written: {', '.join(str(folder / name) for name in files)}"))

@@ -11,12 +11,11 @@ from typing import Any
 
 import click
 
-from srunddp.errors import one_line
 from srunddp.stage import push as pushing
 from srunddp.stage.build import build
 from srunddp.stage.slurm import Job
 from srunddp.util.click_types import limit, refusing
-from srunddp.util.console import write_stderr
+from srunddp.util.console import say
 
 _PATH = click.Path(path_type=Path)
 
@@ -44,9 +43,9 @@ def build_command(requirement: Path, output: Path, **given: Any) -> None:
     The file srunddp-lock.txt in it names each version and its hash.
     """
     with refusing():
-        packages = build(requirement, output, say=_say, **given)
+        packages = build(requirement, output, say=say, **given)
     if "torch" not in packages:
-        _say(f"note: torch is not among what {requirement} asks for; expected it for a training")
+        say(f"note: torch is not among what {requirement} asks for; expected it for a training")
     torch = f"torch {packages['torch']}, " if "torch" in packages else ""
     click.echo(f"{output.absolute()}: {len(packages)} packages, {torch}Python {platform.python_version()}")
 
@@ -77,7 +76,7 @@ def push(**given: Any) -> None:
     with refusing():
         job = Job.of(os.environ, given["base"])
         wanted = pushing.collect(given["env"], given["project"], given["data"], given["exclude"])
-        program = pushing.push(job, wanted, sys.argv[0], given["timeout"], _say, everywhere=given["all_nodes"])
+        program = pushing.push(job, wanted, sys.argv[0], given["timeout"], say, everywhere=given["all_nodes"])
     click.echo(program)
 
 
@@ -87,8 +86,4 @@ def push(**given: Any) -> None:
 def clean(base: str, timeout: float) -> None:
     """In a job: remove what was staged for it, as its end does."""
     with refusing():
-        pushing.clean(Job.of(os.environ, base), timeout, _say)
-
-
-def _say(line: str) -> None:
-    write_stderr(f"srunddp: {one_line(line)}\n")
+        pushing.clean(Job.of(os.environ, base), timeout, say)

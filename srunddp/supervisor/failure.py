@@ -15,7 +15,7 @@ import signal
 import time
 import traceback
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from enum import IntEnum
@@ -128,17 +128,13 @@ _SECONDARY = re.compile(
 
 
 def _weight(error: BaseException) -> FailureKind:
-    return max(map(_own_weight, _chain(error)))
-
-
-def _chain(error: BaseException) -> Iterator[BaseException]:
-    """An exception and those that it was raised from, or while they were handled."""
-    seen: set[int] = set()
+    """Of an exception and those that it was raised from, or while they were handled, the least likely."""
+    weights: dict[int, FailureKind] = {}
     following: BaseException | None = error
-    while following is not None and id(following) not in seen:
-        seen.add(id(following))
-        yield following
+    while following is not None and id(following) not in weights:
+        weights[id(following)] = _own_weight(following)
         following = following.__cause__ or following.__context__
+    return max(weights.values())
 
 
 def _own_weight(error: BaseException) -> FailureKind:

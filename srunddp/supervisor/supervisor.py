@@ -113,7 +113,10 @@ class Supervisor:
             self.output.finish(_OUTPUT_WITHIN)
         if self._error:
             raise self._error
-        return self._exit_code()
+        if self._monitor and self._monitor.root_cause:
+            return self._monitor.root_cause.exit_code
+        status = self.process.status or 0
+        return status if status >= 0 else 128 - status
 
     def _watch(self) -> None:
         ours, theirs = socket.socketpair()
@@ -153,12 +156,6 @@ class Supervisor:
         if self._error or (self._monitor and self._monitor.finished):
             return True
         return self._leave_by is not None and self._clock.now >= self._leave_by
-
-    def _exit_code(self) -> int:
-        if self._monitor and self._monitor.root_cause:
-            return self._monitor.root_cause.exit_code
-        status = self.process.status or 0
-        return status if status >= 0 else 128 - status
 
     def _tick(self) -> float:
         now, due = self._clock.now, [_LONGEST_WAIT]

@@ -14,7 +14,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from srunddp.bootstrap.environment import mpi
-from srunddp.bootstrap.environment.detect import Environment, detect
+from srunddp.bootstrap.environment.detect import detect
 from srunddp.bootstrap.process_group import store
 from srunddp.bootstrap.process_group.store import process_group_context
 from srunddp.bootstrap.process_group.world import open_world, wait_for_gloo_threads
@@ -73,7 +73,13 @@ def _meet_in_process(options: RendezvousOptions) -> store.ProcessGroupContext:
         environment = replace(environment, discoveries=tuple(over_mpi))
     for note in environment.notes if environment.rank == 0 else ():
         _log.warning("srunddp: %s", note)
-    prepared = _ready(options, environment)
+    prepared: RankSetup | None = None
+    try:
+        prepared = prepare(options, environment)
+        prepared = bind(prepared)
+    except SrunddpError as error:
+        report_early_failure(environment, options, error, prepared.interface if prepared else None)
+        raise
     result = rendezvous(
         prepared,
         lambda message: mpi.broadcast(message, environment.world_size, prepared.interface.name),
@@ -87,16 +93,6 @@ def _meet_in_process(options: RendezvousOptions) -> store.ProcessGroupContext:
         )
     atexit.register(_leave, os.getpid(), environment.rank, tuple(result.connections.values()))
     return place
-
-
-def _ready(options: RendezvousOptions, environment: Environment) -> RankSetup:
-    prepared: RankSetup | None = None
-    try:
-        prepared = prepare(options, environment)
-        return bind(prepared)
-    except SrunddpError as error:
-        report_early_failure(environment, options, error, prepared.interface if prepared else None)
-        raise
 
 
 def _leave(pid: int, rank: int, connections: tuple[socket.socket, ...]) -> None:

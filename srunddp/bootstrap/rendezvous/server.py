@@ -89,7 +89,7 @@ class RendezvousServer:
         while len(self.connections) < self.own.world_size - 1:
             now = time.monotonic()
             if now >= deadline:
-                raise RendezvousError(self._absent(), scope=Scope.JOB)
+                raise self._absent()
             if now >= next_word:
                 self.say(f"waiting for {fold_ranks(self._missing(), self.layout)}")
                 next_word += self.every
@@ -101,7 +101,10 @@ class RendezvousServer:
     def _take(self, hello: Hello, connection: socket.socket, message: Mapping[str, Any] | None) -> None:
         if message is None:
             if self.connections.get(hello.rank) is connection:
-                raise self._lost(hello)
+                self._settled.add(hello.rank)
+                found = f"{hello} was lost before all ranks had met: its process ended"
+                hint = "see what ended it there: a signal, or the node's memory"
+                raise PeerError(found, code=137, expected="every rank to stay", hint=hint)
         elif reported := protocol.failure_in(message):
             send(connection, {"told": True})
             self._settled.add(hello.rank)
@@ -111,12 +114,6 @@ class RendezvousServer:
                 raise RendezvousError(objection, scope=Scope.JOB)
             self.connections[hello.rank] = connection
             self._here[hello.rank] = hello
-
-    def _lost(self, hello: Hello) -> PeerError:
-        self._settled.add(hello.rank)
-        found = f"{hello} was lost before all ranks had met: its process ended"
-        hint = "see what ended it there: a signal, or the node's memory"
-        return PeerError(found, code=137, expected="every rank to stay", hint=hint)
 
     def _objection(self, hello: Hello) -> str:
         if hello.version != self.own.version:
@@ -140,13 +137,12 @@ class RendezvousServer:
     def _missing(self) -> list[int]:
         return [rank for rank in range(self.own.world_size) if rank not in self._here]
 
-    def _absent(self) -> str:
-        missing = self._missing()
-        return (
-            f"{len(missing)} of {self.own.world_size} ranks did not come: {fold_ranks(missing, self.layout)}; expected "
-            f"all of them on {self.held.rendezvous_address} -> see whether they started, and whether their interface "
-            "reaches it; `srunddp check` names the nodes that do not answer each other"
-        )
+    def _absent(self) -> RendezvousError:
+        missing, expected = self._missing(), f"all of them on {self.held.rendezvous_address}"
+        found = f"{len(missing)} of {self.own.world_size} ranks did not come: {fold_ranks(missing, self.layout)}"
+        hint = "see whether they started, and whether their interface reaches it; "
+        hint += "`srunddp check` names the nodes that do not answer each other"
+        return RendezvousError(found, expected=expected, hint=hint, scope=Scope.JOB)
 
     def _tell(self) -> RendezvousInfo:
         hellos = [self._here[rank] for rank in range(self.own.world_size)]

@@ -69,15 +69,19 @@ class Sampler:
         Returns:
             Why it could not write its files, in one line; else nothing.
         """
-        until = time.monotonic() + limit
+        until, message = time.monotonic() + limit, b""
         with self._end:
             with contextlib.suppress(OSError):
                 self._end.shutdown(socket.SHUT_WR)
-            message = _read_message(self._end, until)
+            with contextlib.suppress(OSError):
+                while select.select([self._end], [], [], max(0.0, until - time.monotonic()))[0]:
+                    if not (more := self._end.recv(4096)):
+                        break
+                    message += more
         if wait_for_child(self.pid, until - time.monotonic()) is None:
             os.kill(self.pid, signal.SIGKILL)  # it has not been collected, so that the number is still its own
             wait_for_child(self.pid, _GONE_WITHIN)
-        return message
+        return message.decode(errors="replace")
 
 
 def start(config: SamplerConfig) -> Sampler:
@@ -119,14 +123,6 @@ def _close_inherited(kept: int) -> None:
         if opened > 2 and opened != kept:
             with contextlib.suppress(OSError):  # the listing's own
                 os.close(opened)
-
-
-def _read_message(end: socket.socket, until: float) -> str:
-    text = b""
-    with contextlib.suppress(OSError):
-        while select.select([end], [], [], max(0.0, until - time.monotonic()))[0] and (more := end.recv(4096)):
-            text += more
-    return text.decode(errors="replace")
 
 
 def sample_until_closed(config: SamplerConfig, end: socket.socket) -> None:

@@ -76,7 +76,12 @@ class ProcessTree:
         for _ in range(_PASSES):
             if not self._pass(thorough=thorough):
                 break
-        self._add_up()
+        members = self._members.values()
+        self.resident = sum(each.resident for each in members)
+        self.delay = self._delay_of_ended + sum(each.delay for each in members)
+        self.cpu.update(sum(each.cpu + each.reaped for each in members))
+        self.bytes_read.update(sum(each.bytes_read for each in members))
+        self.bytes_written.update(sum(each.bytes_written for each in members))
 
     def _pass(self, *, thorough: bool) -> bool:
         """Whether a process has ended since the last one."""
@@ -99,14 +104,6 @@ class ProcessTree:
             self._members[pid] = Process(pid)
             return self._members[pid]
         return None
-
-    def _add_up(self) -> None:
-        members = self._members.values()
-        self.resident = sum(each.resident for each in members)
-        self.delay = self._delay_of_ended + sum(each.delay for each in members)
-        self.cpu.update(sum(each.cpu + each.reaped for each in members))
-        self.bytes_read.update(sum(each.bytes_read for each in members))
-        self.bytes_written.update(sum(each.bytes_written for each in members))
 
 
 _TICK = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
@@ -212,7 +209,9 @@ class Tasks:
         self._launcher, self._variable = launcher or 0, rank_variable
         self._started = opened(f"/proc/{launcher}/task/{launcher}/children") if launcher and rank_variable else None
         self._before = b""
-        root = _below(self._launcher, supervisor)
+        # Its ancestor, or itself, that is the launcher's child; itself where the launcher is none.
+        line = [each for each, _ in ancestors(supervisor)]
+        root = line[line.index(self._launcher) - 1] if self._launcher in line[1:] else supervisor
         self.trees = [ProcessTree(rank, root)]
         self.visible = {os.environ.get(_VISIBLE)}
         self._known = {root}
@@ -260,9 +259,3 @@ class Tasks:
             with contextlib.suppress(OSError):
                 union |= os.sched_getaffinity(tree.root)
         return len(union)
-
-
-def _below(launcher: int, pid: int) -> int:
-    """The ancestor of a process, or itself, that is the launcher's child; the process where the launcher is none."""
-    line = [each for each, _ in ancestors(pid)]
-    return line[line.index(launcher) - 1] if launcher in line[1:] else pid
