@@ -1,7 +1,5 @@
 """The command ``srunddp report``: what may print, and what may exit, when a run is summed up."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import sys

@@ -1,7 +1,5 @@
 """Where a run's files are: a folder, or a job's number."""
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Sequence

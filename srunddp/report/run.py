@@ -1,7 +1,5 @@
 """One start of a run, read: every series on one time axis, in seconds since its start."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """What Slurm itself says of a job: where it ran, and its accounting's figures, to be compared with ours."""
 
-from __future__ import annotations
-
 import re
 import shutil
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """What a run comes to: figures alone, of which the notes, the text and the page are made. None is not known."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 

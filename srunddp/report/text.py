@@ -1,7 +1,5 @@
 """The summary as a terminal shows it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 
 from srunddp.errors import one_line

@@ -1,7 +1,5 @@
 """The command ``srunddp stage``: what may print, and what may exit, when folders are brought to nodes."""
 
-from __future__ import annotations
-
 import os
 import platform
 import signal

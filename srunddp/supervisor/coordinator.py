@@ -4,8 +4,6 @@ The order of failures is that of their arrival here, not of clocks on different 
 caused wait a moment for it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from enum import Enum

@@ -1,7 +1,5 @@
 """The failure monitor of every rank but rank 0: it tells rank 0's supervisor what happens here, and obeys it."""
 
-from __future__ import annotations
-
 import errno
 import socket
 from collections.abc import Iterable, Mapping

@@ -1,7 +1,5 @@
 """Signals as a file descriptor, and who sent them: the parts of Linux that Python's signal module leaves out."""
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import os

@@ -4,8 +4,6 @@ The worker writes into memory that the supervisor reads, so that neither a full 
 and what a crash leaves is there after the process has gone.
 """
 
-from __future__ import annotations
-
 import contextlib
 import faulthandler
 import os

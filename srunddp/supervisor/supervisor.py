@@ -5,8 +5,6 @@ supervisor waits for them, so that signals and the worker's end are noticed mean
 what the end of one rank means for all.
 """
 
-from __future__ import annotations
-
 import contextlib
 import selectors
 import signal

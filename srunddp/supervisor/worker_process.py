@@ -3,8 +3,6 @@
 No process is left: what a worker started ends with it, whoever has adopted it meanwhile.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -1,7 +1,5 @@
 """Log files and their lines, with bounded memory: what is no log is passed over, what is too big is read in part."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import os

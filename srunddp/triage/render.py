@@ -1,7 +1,5 @@
 """The diagnosis as people read it, and for machines."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Who spoke, and of how many: what lines say of ranks and of the size of their world."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from dataclasses import dataclass, field

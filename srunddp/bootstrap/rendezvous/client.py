@@ -5,8 +5,6 @@ recognised and passed over; and both ends prove that they belong to this world. 
 said it stays open. Rank 0's side is in ``server``.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import socket

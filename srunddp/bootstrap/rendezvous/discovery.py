@@ -1,7 +1,5 @@
 """Where rank 0 is: what it published, or the addresses and ports at which the others look for it."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterable
 

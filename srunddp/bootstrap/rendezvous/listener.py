@@ -4,8 +4,6 @@ Whoever has proven nothing has no effect but at most a line in the log: not by w
 not by coming in large numbers.
 """
 
-from __future__ import annotations
-
 import errno
 import selectors
 import socket

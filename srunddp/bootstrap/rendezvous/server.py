@@ -1,7 +1,5 @@
 """Rank 0's side of the meeting: who has come, who objects, and what all are told when the last is there."""
 
-from __future__ import annotations
-
 import socket
 import time
 from collections import Counter

@@ -1,7 +1,5 @@
 """The job's share of this node, from its control group where there is one, else from its processes; and its links."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping
 from pathlib import Path

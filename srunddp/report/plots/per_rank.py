@@ -1,7 +1,5 @@
 """Pictures with a row for each rank: its time in the steps, and its start."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """How all pictures look: colours that the colour-blind tell apart, one time axis, legends beside the data."""
 
-from __future__ import annotations
-
 import io
 import logging
 import math

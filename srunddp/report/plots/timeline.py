@@ -1,7 +1,5 @@
 """Pictures over time: the time line with the throughput, the GPUs, the nodes."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial

@@ -1,7 +1,5 @@
 """The model on this rank's device, and what DistributedDataParallel makes of a step on it."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable, Iterable
 from typing import Any
