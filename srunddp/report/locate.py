@@ -1,11 +1,8 @@
 """Where a run's files are: a folder, or a job's number."""
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from srunddp.errors import ConfigError, file_errors
@@ -16,12 +13,7 @@ _RESTART = re.compile(r"monitor\.(\d{1,9})", re.ASCII)
 _HINT = "name a run's folder such as logs/4711.0, or start the run with --monitor"
 
 
-@dataclass(frozen=True)
-class RunFolder:
-    """The files of one start, in ``monitor.N``; the notes tell what was chosen among several."""
-
-    folder: Path
-    notes: tuple[str, ...] = ()
+RunFolder = tuple[Path, tuple[str, ...]]  # the files of one start, ``monitor.N``; and what was chosen among several
 
 
 def start_of(folder: Path) -> int | None:
@@ -53,7 +45,7 @@ def _below(folder: Path, restart: int | None) -> RunFolder:
         if restart is not None and restart != own:
             found = f"--restart {restart} with {folder}"
             raise ConfigError(found, expected="the run's folder", hint="name the folder above")
-        return RunFolder(folder)
+        return folder, ()
     if _starts(folder):
         return _start(folder, restart)
     runs = [each for each in _folders(folder) if _starts(each)]
@@ -83,7 +75,7 @@ def _start(run: Path, restart: int | None, notes: Sequence[str] = ()) -> RunFold
         raise ConfigError(found, expected="one of these", hint="leave it out for the last")
     if restart is None and len(starts) > 1:
         notes = (*notes, f"{run} has {len(starts)} starts; this is the last, {chosen} (--restart N for another)")
-    return RunFolder(starts[chosen], tuple(notes))
+    return starts[chosen], tuple(notes)
 
 
 def _of_job(what: str, match: re.Match[str], monitor_dir: str, restart: int | None) -> RunFolder:

@@ -18,7 +18,7 @@ from srunddp.bootstrap.process_group.numa import bind_near_gpu
 from srunddp.bootstrap.rendezvous import meet
 from srunddp.bootstrap.rendezvous.meet import DEFAULT_TIMEOUT, RankSetup, RendezvousOptions
 from srunddp.bootstrap.rendezvous.protocol import RendezvousInfo
-from srunddp.errors import Scope, SrunddpError, UsageError, one_line
+from srunddp.errors import Scope, SrunddpError, UsageError
 from srunddp.monitor.monitor import Monitor, MonitorConfig
 from srunddp.run.launch import check_open_files, is_worker_exec, launch
 from srunddp.run.options import RunOptions, plan_monitor, run_name
@@ -27,7 +27,7 @@ from srunddp.stage.paths import StagedPaths, contradictions
 from srunddp.supervisor.failure import rotate_previous
 from srunddp.supervisor.output.redirect import OutputRedirect, OutputTarget, output_target
 from srunddp.util.click_types import DIR, FILE, LOST_LEAST, Run, ifaces_option, limit, module_option, monitor_option
-from srunddp.util.console import write_stderr
+from srunddp.util.console import say, write_stderr
 from srunddp.util.option_groups import after_script
 
 _LAST_WORD = 1.0
@@ -122,19 +122,19 @@ def _run(given: Mapping[str, Any], environment: Environment) -> int:
     if given["bind"] == "auto":
         binding = bind_near_gpu(environment, os.environ)
         if given["verbose"] or environment.rank == 0:
-            _say(f"rank {environment.rank}: --bind=auto: {binding.value}: {binding.why}")
+            say(f"rank {environment.rank}: --bind=auto: {binding.value}: {binding.why}")
     if environment.rank == 0:
         stray = after_script(click.get_current_context(), given["arguments"])
         for note in [*_notes(setup), *start.notes, *(contradictions(os.environ) if options.offline else ()), *stray]:
-            _say(note)
+            say(note)
 
     def on_rendezvous(info: RendezvousInfo) -> None:
         if environment.rank == 0 and not given["quiet"]:
-            _say(_placement(setup, info))
+            say(_placement(setup, info))
         if given["verbose"]:
             write_stderr(f"[RANK {environment.rank}] WORLD_SIZE={environment.world_size}\n")
 
-    return launch(setup, start.script, options, output, monitor, on_rendezvous=on_rendezvous, say=_say)
+    return launch(setup, start.script, options, output, monitor, on_rendezvous=on_rendezvous, say=say)
 
 
 @dataclass
@@ -204,10 +204,6 @@ def _prints(error: SrunddpError, environment: Environment | None) -> bool:
         return False
     rank, local_rank = (environment.rank, environment.local_rank) if environment else likely_ranks(os.environ)
     return {Scope.JOB: rank == 0, Scope.NODE: local_rank == 0, Scope.RANK: True}[error.scope]
-
-
-def _say(line: str) -> None:
-    write_stderr(f"srunddp: {one_line(line)}\n")
 
 
 def _notes(setup: RankSetup) -> list[str]:

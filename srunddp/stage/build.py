@@ -3,8 +3,6 @@
 It is built beside its place and gets its name once it is whole, so that half an environment is never taken for one.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import secrets

@@ -1,7 +1,5 @@
 """The command ``srunddp triage``: a diagnosis of logs, for a login node."""
 
-from __future__ import annotations
-
 import json
 
 import click

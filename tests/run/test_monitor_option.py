@@ -60,8 +60,8 @@ def test_tasks_of_an_array_have_a_folder_each(tmp_path: Path) -> None:
         done = srunddp("run", "--quiet", "--monitor", "train.py", folder=tmp_path, SLURM_JOB_ID=job)
         assert done.returncode == 0, done.stderr
     assert sorted(path.name for path in tmp_path.glob("logs/*")) == ["4711", "4712"]
-    place = find("4711", str(tmp_path / "logs"), None)
-    assert place.folder == tmp_path / "logs" / "4711" / "monitor.0"
+    folder, _ = find("4711", str(tmp_path / "logs"), None)
+    assert folder == tmp_path / "logs" / "4711" / "monitor.0"
 
 
 def test_an_earlier_run_s_description_is_not_left(tmp_path: Path) -> None:
@@ -82,7 +82,11 @@ def test_an_earlier_run_s_description_is_not_left(tmp_path: Path) -> None:
     ("words", "code", "message"),
     [
         (["--monitor-dir=logs"], 2, "--monitor-dir without --monitor -> add --monitor"),
-        (["--monitor", "--monitor-dir=file"], 78, "--monitor: file/run/monitor.0 cannot be written: Not a directory"),
+        (
+            ["--monitor", "--monitor-dir=file"],
+            78,
+            "--monitor-dir: file/run/monitor.0 cannot be written: Not a directory",
+        ),
     ],
 )
 def test_what_cannot_be_recorded_is_said_before_anything_starts(
@@ -105,4 +109,4 @@ def test_a_rank_that_alone_cannot_write_its_files_says_so_itself(tmp_path: Path)
     os.mkfifo(file)
     done = srunddp(*words, folder=tmp_path, **world)
     assert (done.returncode, done.stdout) == (78, "")
-    assert f"--monitor: {file.relative_to(tmp_path)} cannot be written" in done.stderr
+    assert f"--monitor-dir: {file.relative_to(tmp_path)} cannot be written" in done.stderr

@@ -1,7 +1,5 @@
 """Where rank 0 is: what it published, or the addresses and ports at which the others look for it."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 
@@ -60,7 +58,7 @@ def introduce(
     if not published:
         return hello(environment, token(environment), address), choose_authenticator(), []
     found = decode_advertisement(published)
-    return hello(environment, found.token, address), choose_authenticator(found.secret), list(found.addresses)
+    return hello(environment, found.token, address), choose_authenticator(found.secret), found.addresses
 
 
 def rendezvous_ports(environment: Environment, entry: IfacesEntry, forced: range | None) -> list[int]:

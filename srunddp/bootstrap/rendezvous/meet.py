@@ -15,10 +15,15 @@ from dataclasses import dataclass, field, replace
 from srunddp.bootstrap.environment.detect import Environment
 from srunddp.bootstrap.network import ifaces_conf, interface
 from srunddp.bootstrap.network.interface import SelectedInterface
-from srunddp.bootstrap.rendezvous import auth, discovery, protocol
-from srunddp.bootstrap.rendezvous.abort import TELL_FOR, AbortReason, CancelToken
+from srunddp.bootstrap.rendezvous import discovery, protocol
 from srunddp.bootstrap.rendezvous.discovery import Broadcast, Say
-from srunddp.bootstrap.rendezvous.protocol import BoundSockets, RendezvousInfo, RendezvousResult
+from srunddp.bootstrap.rendezvous.protocol import (
+    AbortReason,
+    BoundSockets,
+    CancelToken,
+    RendezvousInfo,
+    RendezvousResult,
+)
 from srunddp.errors import SrunddpError
 
 DEFAULT_TIMEOUT = 300.0
@@ -150,7 +155,7 @@ def report_early_failure(
     """
     if environment.world_size == 1 or not environment.discoveries or environment.discovery.starts_mpi:
         return False
-    way, within = environment.discovery, min(TELL_FOR, options.timeout)
+    way, within = environment.discovery, min(protocol.TELL_FOR, options.timeout)
     deadline = time.monotonic() + within
     failure = AbortReason(str(error), error.exit_code)
     try:
@@ -183,14 +188,10 @@ def _answer_others(
     entry = ifaces_conf.entry_for(entries, environment.node, or_default=True)
     ports = discovery.rendezvous_ports(environment, entry, options.ports)
     listening = protocol.listen_where_possible(discovery.resolve_node(environment, chosen, entries), ports)
-    with AuthenticatedListener(
-        listening=listening,
-        token=discovery.token(environment),
-        trust=auth.choose_authenticator(),
-        world_size=environment.world_size,
-        say=lambda _: None,
-    ) as listener:
-        tell_all(listener, failure.message(), {0}, min(TELL_FOR, options.timeout) if listening else 0.0)
+    own, trust, _ = discovery.introduce(environment, "")
+    within = min(protocol.TELL_FOR, options.timeout) if listening else 0.0
+    with AuthenticatedListener(listening=listening, own=own, trust=trust, say=lambda _: None) as listener:
+        tell_all(listener, failure.message(), {0}, within)
         for each in (*listening, *listener.known):
             each.close()
 
