@@ -9,8 +9,9 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from itertools import takewhile
+from typing import Any
 
 from srunddp.bootstrap.environment import mpi, slurm
 from srunddp.bootstrap.environment.cpus import THREADS
@@ -44,13 +45,13 @@ class Row:
     Attributes:
         name, value: as text; the value is ``?`` where nothing decides it yet.
         why: the variable, line or rule that decided it.
-        passed_over: what else could have decided it, and why it did not.
+        not_chosen: what else could have decided it, and why it did not.
     """
 
     name: str
     value: str
     why: str = ""
-    passed_over: Sequence[str] = ()
+    not_chosen: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
@@ -112,10 +113,17 @@ class Explanation:
         lines = []
         for row in self.rows:
             lines.append(f"{row.name:<20} {row.value:<18} {row.why}".rstrip())
-            lines += [f"{'':<20} not chosen: {over}" for over in row.passed_over]
+            lines += [f"{'':<20} not chosen: {over}" for over in row.not_chosen]
         lines += [f"note: {note}" for note in self.notes]
         lines += [f"error: {error} (exit code {error.exit_code})" for error in self.errors]
         return "".join(f"[rank {self.rank}] {one_line(line)}\n" for line in lines)
+
+    @property
+    def record(self) -> dict[str, Any]:
+        """For ``--json``."""
+        errors = [{name: getattr(each, name) for name in ("found", "expected", "hint")} for each in self.errors]
+        found = {"rank": self.rank, "exit_code": self.exit_code, "values": [asdict(row) for row in self.rows]}
+        return {**found, "notes": self.notes, "errors": errors}
 
     def decide(self) -> Iterator[Row]:
         """All values, each with what decided it; what is found out on the way is added to the notes and errors."""

@@ -7,6 +7,7 @@ import shutil
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -14,18 +15,28 @@ import click
 
 from srunddp.errors import ConfigError, one_line
 from srunddp.report import locate, slurm, text
-from srunddp.report.advice import notes
+from srunddp.report.advice import notes, too_short
 from srunddp.report.html import page
 from srunddp.report.run import RunData, read
 from srunddp.report.summarize import summary_of, with_baseline
 from srunddp.report.summary import Summary
 from srunddp.util.atomic_file import replace_file
-from srunddp.util.click_types import answering
+from srunddp.util.click_types import answering, json_option, json_text
 from srunddp.util.console import write_stderr
 
 _NO_PICTURES = 'no pictures: matplotlib is not installed here -> pip install "srunddp[report]"'
 _REFRESH = 2.0  # seconds between two looks, and no more than a tenth of the time is spent on them
 _HOME, _REST_OF_LINE, _REST = "\x1b[H", "\x1b[K", "\x1b[J"
+_UNITS = {  # what a key of --json adds to the name of its figure
+    "s": "begin clock end first_step last process",
+    "bytes": "rss_last",
+    "bytes_per_s": "read received sent written",
+    "cpus": "iowait used",
+    "percent": "bandwidth sm tensor utilization",
+    "share": "delay efficiency slowed steady_wait",
+    "unix_s": "started",
+}
+_WITH_UNIT = {name: f"{name}_{unit}" for unit, names in _UNITS.items() for name in names.split()}
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
@@ -41,7 +52,8 @@ _HOME, _REST_OF_LINE, _REST = "\x1b[H", "\x1b[K", "\x1b[J"
 @click.option("--baseline", metavar="DIR|JOBID", help="A run on fewer ranks, for the scaling efficiency.")
 @click.option("--output", metavar="DIR", help="For report.html and the pictures (default: the run's folder).")
 @click.option("--text", "text_only", is_flag=True, help="Print the summary, and write nothing.")
-@click.option("--live", is_flag=True, help="In a terminal, print the summary anew until the run has ended.")
+@click.option("--live", is_flag=True, help="In a terminal, refresh the summary until the run has ended.")
+@json_option
 @click.argument("what", metavar="DIR|JOBID")
 def report(**given: Any) -> None:
     """Sum up a run that was started with --monitor: what it did, and what to change next.
@@ -58,15 +70,19 @@ def report(**given: Any) -> None:
         for note in place.notes:
             write_stderr(f"srunddp: note: {one_line(note)}\n")
         baseline = _baseline(given)
-        if given["live"] and sys.stdout.isatty() and not _follow(place.folder, baseline):
+        as_json = given["as_json"]
+        folder = given["output"] or (None if as_json else place.folder.parent)
+        if given["live"] and not as_json and sys.stdout.isatty() and not _follow(place.folder, baseline):
             return
         run, summary = _summed(place.folder, baseline)
         summary = slurm.completed(summary)
         view = slurm.view(summary)
-        click.echo("\n".join(text.lines(summary, notes(summary), view)))
-        if not given["text_only"]:
+        click.echo(json_text(record(summary)) if as_json else "\n".join(text.lines(summary, notes(summary), view)))
+        if folder and not given["text_only"]:
             sys.stdout.flush()
-            _write(given["output"] or place.folder.parent, run, summary, view)
+            written = _write(folder, run, summary, view)
+            if not as_json:
+                click.echo("\n" + one_line(f"written: {written}"))
 
 
 def _baseline(given: dict[str, Any]) -> Summary | None:
@@ -87,6 +103,16 @@ def _summed(folder: Path, baseline: Summary | None) -> tuple[RunData, Summary]:
     run = read(folder)
     summary = summary_of(run)
     return run, with_baseline(summary, baseline) if baseline else summary
+
+
+def record(summary: Summary) -> dict[str, Any]:
+    """For ``--json``: the names of the figures with their units, and the notes."""
+    found = asdict(summary, dict_factory=lambda pairs: {_WITH_UNIT.get(name, name): value for name, value in pairs})
+    found |= {name: getattr(summary, name) for name in ("step_s", "data_share", "energy_j", "energy_per_sample_j")}
+    found["slowest_rank"] = summary.slowest.rank if summary.slowest else None
+    found["notes"] = [asdict(note) for note in notes(summary)]
+    found["remarks"] = [*filter(None, [too_short(summary)]), *text.remarks(summary)]
+    return found
 
 
 def _follow(folder: Path, baseline: Summary | None) -> bool:
@@ -112,7 +138,8 @@ def _show(lines: Sequence[str]) -> None:
     click.echo(_HOME + "".join(f"{line}{_REST_OF_LINE}\n" for line in shown) + _REST, nl=False)
 
 
-def _write(output: str | Path, run: RunData, summary: Summary, view: slurm.SlurmAccounting) -> None:
+def _write(output: str | Path, run: RunData, summary: Summary, view: slurm.SlurmAccounting) -> str:
+    """Write the page and its pictures; their paths."""
     try:
         from srunddp.report.plots.per_rank import pictures
     except ImportError:
@@ -135,4 +162,4 @@ def _write(output: str | Path, run: RunData, summary: Summary, view: slurm.Slurm
         ) from None
     for hint in hints:
         write_stderr(f"srunddp: note: {hint}\n")
-    click.echo("\n" + one_line(f"written: {', '.join(str(folder / name) for name in files)}"))
+    return ", ".join(str(folder / name) for name in files)

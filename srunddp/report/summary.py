@@ -158,12 +158,13 @@ class GpuFigures:
 
 @dataclass(frozen=True)
 class Checkpoints:
-    """``stood_s``: seconds for which training stood still; ``background_s``: of writing while it went on."""
+    """``stood_s``: seconds for which training stood still; ``background_s``: of writing while it went on, of so many
+    as ``in_background``."""
 
     count: int
     stood_s: float
     background_s: float
-    written: int
+    in_background: int
 
 
 @dataclass(frozen=True)

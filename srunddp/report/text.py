@@ -167,7 +167,7 @@ def _checkpoints(summary: Summary) -> Iterator[str]:
     found = summary.checkpoints
     if found.count:
         part = share(found.stood_s, summary.seconds)
-        background = f", {format.duration(found.background_s)} of writing beside it" if found.written else ""
+        background = f", {format.duration(found.background_s)} of writing beside it" if found.in_background else ""
         yield (
             f"{found.count}: training stood still for {format.duration(found.stood_s)}, "
             f"{format.percent(part)} of the run{background}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 import sys
@@ -65,6 +66,12 @@ module_option = click.option("-m", "--module", is_flag=True, help="SCRIPT is a m
 ifaces_option = click.option(
     "--ifaces", metavar="FILE", help="The interface of each node, see etc/ifaces.conf. [env var: SRUNDDP_IFACES]"
 )
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+
+
+def json_text(*values: Any, indent: int | None = 2) -> str:
+    """JSON documents, in ASCII; without ``indent`` each is one line."""
+    return "\n".join(json.dumps(value, indent=indent) for value in values)
 
 
 class Run(GroupedCommand):
