@@ -42,7 +42,7 @@ _ENDS = (".py", "/__main__.py")
 @click.argument("script", required=False)
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[ARGUMENTS]...")
 def check(**given: Any) -> None:
-    """See on all ranks whether SCRIPT could be trained, and name what is wrong: before the job, without a GPU's time.
+    """Check before the job what SCRIPT needs on all ranks, and name what is wrong. GPUs are used by --collective alone.
 
     \b
     srun --ntasks-per-node=8 srunddp check train.py

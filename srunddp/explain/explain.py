@@ -26,7 +26,7 @@ from srunddp.errors import ConfigError, one_line
 from srunddp.stage.paths import VARIABLE, StagedPaths, contradictions, offline
 
 _UNKNOWN = "?"
-_LATER = "told when the ranks meet"
+_LATER = "known after the rendezvous"
 _ELSEWHERE = "not checked, as this is not that node"
 _LAUNCHERS = (*mpi.LAUNCHERS, SRUN, USER)
 _ALSO = {"world_size": ("SLURM_NTASKS",)}  # the job's, not the step's
@@ -35,7 +35,7 @@ _VISIBLE = "CUDA_VISIBLE_DEVICES"
 _DEVICE = re.compile(r"\s*(\d+|(GPU|MIG)-\S+)\s*")
 _CUDA_RULE = "no GPU: cpu; one: cuda:0; one for each rank of the node: cuda:LOCAL_RANK"
 _THREADS_RULE = "torch's choice, with Trainer at most this rank's CPUs; its share of them where ranks share the node"
-_OFFLINE_RULE = "--offline: this rank's CPUs by the ranks that share them, known when they meet"
+_OFFLINE_RULE = "--offline: this rank's CPUs by the ranks that share them, known after the rendezvous"
 
 
 @dataclass(frozen=True)

@@ -38,7 +38,7 @@ def ifaces() -> None:
 @ifaces.command()
 @click.option("-o", "--output", metavar="FILE", help="Write the draft there instead of standard output.")
 @click.option("--merge", metavar="FILE", type=_FILE, help="Add entries to FILE for the nodes that have none there.")
-@click.option("--channel", type=click.Choice(CHANNELS), help="Force the way in which the ranks learn of rank 0.")
+@click.option("--channel", type=click.Choice(CHANNELS), help="How ranks find rank 0 (default: the first available).")
 @click.option("--port", metavar="N-M", help="Ports that a firewall leaves open on rank 0.")
 @come_within
 def scan(**given: Any) -> None:

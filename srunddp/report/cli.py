@@ -46,7 +46,7 @@ _WITH_UNIT = {name: f"{name}_{unit}" for unit, names in _UNITS.items() for name 
     default="logs",
     envvar="SRUNDDP_LOG_DIR",
     show_default=True,
-    help="Of the job's run.",
+    help="Where the job's samples are.",
 )
 @click.option("--restart", type=click.IntRange(0), metavar="N", help="Which start of the run (default: the last).")
 @click.option("--baseline", metavar="DIR|JOBID", help="A run on fewer ranks, for the scaling efficiency.")
@@ -63,7 +63,7 @@ def report(**given: Any) -> None:
     srunddp report 4711
     srunddp report --baseline 4710 4711
 
-    Written also of a run that crashed, or that still runs.
+    Also for a run that crashed, or that still runs.
     """
     with answering():
         place = locate.find(given["what"], given["monitor_dir"], given["restart"])

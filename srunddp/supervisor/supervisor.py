@@ -53,7 +53,7 @@ class RankAgent(Protocol):
         """End the rendezvous for what this rank has failed of."""
 
     def on_rendezvous(self, outcome: RendezvousOutcome) -> None:
-        """All ranks have met."""
+        """The rendezvous is complete."""
 
     def announce_termination(self) -> None:
         """Tell the worker that it is about to be ended for a root cause."""

@@ -16,7 +16,7 @@ from srunddp.util.click_types import answering, json_option, json_text
 @json_option
 @click.argument("paths", nargs=-1, metavar="DIR|FILE...")
 def triage(paths: tuple[str, ...], as_json: bool) -> None:
-    """Say from its logs what failed first in a run, and which ranks have no output.
+    """Show from its logs what failed first in a run, and which ranks have no output.
 
     \b
     srunddp triage slurm-4711.out

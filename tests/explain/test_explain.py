@@ -116,7 +116,7 @@ def test_every_launcher_decides_by_its_own_variables() -> None:
         found = elsewhere(variables)
         assert said(found, "launcher")[0] == launcher.name
         assert said(found, "rank") == ("1", f"{launcher.rank}=1")
-        assert said(found, "local_world_size") == ("?", "told when the ranks meet")
+        assert said(found, "local_world_size") == ("?", "known after the rendezvous")
 
 
 def test_elsewhere_a_pty_shell_is_taken_for_a_step(monkeypatch: pytest.MonkeyPatch) -> None:

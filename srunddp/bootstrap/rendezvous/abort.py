@@ -1,4 +1,4 @@
-"""The failure of one rank before all have met: how its own process learns of it, and how it is put into words."""
+"""The failure of one rank during the rendezvous: how its own process learns of it, and how it is put into words."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def message_of(error: SrunddpError) -> dict[str, Any]:
 class CancelToken:
     """Ends this rank's meeting from another thread, such as the one that sees its worker die.
 
-    On rank 0 all present ranks are told; another rank tells rank 0. Then the meeting raises PeerError.
+    On rank 0 all present ranks are told; another rank tells rank 0. Then the rendezvous raises PeerError.
 
     Attributes:
         failure: what :meth:`fail` was told.
@@ -68,7 +68,7 @@ class CancelToken:
         self.failure: AbortReason | None = None
 
     def fail(self, text: str, code: int) -> None:
-        """End the meeting, now or as soon as it begins, by this rank's failure; only the first call counts."""
+        """End the rendezvous, now or as soon as it begins, by this rank's failure; only the first call counts."""
         if not self.failure:
             self.failure = AbortReason(text, code)
             with contextlib.suppress(OSError):  # the meeting is over

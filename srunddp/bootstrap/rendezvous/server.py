@@ -1,4 +1,4 @@
-"""Rank 0's side of the meeting: who has come, who objects, and what all are told when the last is there."""
+"""Rank 0's side of the rendezvous: who has come, who objects, and what all are told when the last is there."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ class RendezvousServer:
 
     def _lost(self, hello: Hello) -> PeerError:
         self._settled.add(hello.rank)
-        found = f"rank {hello.rank} on {hello.node} was lost before all ranks had met: its process ended"
+        found = f"rank {hello.rank} on {hello.node} was lost during the rendezvous: its process ended"
         hint = "see what ended it there: a signal, or the node's memory"
         return PeerError(found, code=137, expected="every rank to stay", hint=hint)
 
