@@ -85,20 +85,20 @@ def test_the_figures_are_those_of_the_run(tmp_path: Path) -> None:
 
 
 def test_json_has_the_figures_of_the_text(reported: tuple[Path, CompletedProcess[str]], tmp_path: Path) -> None:
-    folder, told = reported
+    folder, printed = reported
     there = {path: path.stat().st_mtime_ns for path in folder.iterdir()}
     done = report("--json", folder, folder=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
     assert {path: path.stat().st_mtime_ns for path in folder.iterdir()} == there
     found = json.loads(done.stdout)
     duration, size, percent, number = format.duration, format.size, format.percent, format.format_number
-    lines, rows = told.stdout.splitlines(), [re.split(r"  +", line) for line in told.stdout.splitlines()]
+    lines, rows = printed.stdout.splitlines(), [re.split(r"  +", line) for line in printed.stdout.splitlines()]
     for note in found["notes"]:
         assert f"  {note['rule']}: {note['found']} (threshold: {note['threshold']}) -> {note['hint']}" in lines
     slow, steps = found["ranks"][found["slowest_rank"]], f"{found['steps']}, {duration(found['step_s'])} each"
     joules, samples = format.energy(found["energy_j"]), f"{found['throughput']['samples']:.0f} samples"
     said = [steps, duration(slow["own_s"]), joules, samples, duration(found["seconds"]), *map(str, found["nodes"])]
-    assert [each for each in said if each not in told.stdout] == []
+    assert [each for each in said if each not in printed.stdout] == []
     assert found["notes"]
     for each in found["ranks"]:
         times = [duration(each[name]) for name in ("step_s", "own_s")]
