@@ -6,7 +6,7 @@
     │   └── ConfigFileError    several things in one file are wrong
     ├── UnavailableError  69  Slurm, or a node, does not do its part
     │   └── RendezvousError   the ranks did not find each other
-    └── PeerError             another rank failed before all had met: that rank's code
+    └── PeerError             another rank failed during the rendezvous: that rank's code
 
 :class:`Stopped` is none of them: all ranks end so together, where they agreed to. A script's own exit code passes
 through; what click refuses is a UsageError too.
@@ -113,7 +113,7 @@ class RendezvousError(UnavailableError):
 
 
 class PeerError(SrunddpError):
-    """A rank failed before all had met; the exit code is that rank's, on all."""
+    """A rank failed during the rendezvous; the exit code is that rank's, on all."""
 
     def __init__(self, found: str, *, code: int, expected: str = "", hint: str = "", scope: Scope = Scope.JOB) -> None:
         super().__init__(found, expected=expected, hint=hint, scope=scope)
@@ -124,7 +124,7 @@ class Stopped(SystemExit):
     """All ranks end after the same step, with a checkpoint; none has failed.
 
     Attributes:
-        code: of all: 143 as upon SIGTERM; 75 (sysexits' EX_TEMPFAIL) where the job has yet to be requeued.
+        code: of all: 143 as after SIGTERM; 75 (sysexits' EX_TEMPFAIL) where the job has yet to be requeued.
     """
 
     code: int

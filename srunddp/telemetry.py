@@ -127,7 +127,7 @@ class TelemetryPage:
         return Steps(*_STEPS.unpack_from(self._memory, _STEPS_AT))
 
     def snapshot(self) -> Steps:
-        """In the supervisor, where ``recording``: the same, and the longest step begins anew."""
+        """In the supervisor, where ``recording``: the same, and the longest step begins again."""
         self._memory[_GENERATION_AT] = (self._memory[_GENERATION_AT] + 1) % 256
         return self.read_steps()
 

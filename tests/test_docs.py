@@ -118,12 +118,36 @@ def test_every_note_is_in_the_reference_with_its_threshold(tmp_path: Path) -> No
 
 
 def test_every_option_is_in_the_reference() -> None:
+    from srunddp.check.cli import check
+    from srunddp.explain.cli import explain
     from srunddp.report.cli import report
     from srunddp.run.cli import run
     from srunddp.triage.cli import triage
 
-    for command, title in ((run, "Command line"), (report, "srunddp report"), (triage, "srunddp triage")):
+    named = {f"srunddp {each.name}": each for each in (check, explain, report, triage)}
+    for title, command in {"Command line": run, **named}.items():
         wanted = {name for option in command.params for name in option.opts if name.startswith("-")}
         listed = {re.split(r"[ \[]", name)[0] for name in cells(title, "option")}
         assert wanted - listed == set()
         assert listed - wanted <= {"-h", "--help", "--version"}
+
+
+def names(found: object) -> set[str]:
+    """All keys of a JSON document, but for numbers."""
+    inner = list(found.values()) if isinstance(found, dict) else found if isinstance(found, list | tuple) else []
+    own = {name for name in found if isinstance(name, str)} if isinstance(found, dict) else set()
+    return own.union(*map(names, inner))
+
+
+def test_every_key_of_json_is_in_the_reference(tmp_path: Path) -> None:
+    from srunddp.explain.explain import ExplainOptions, explain
+    from srunddp.report.cli import record
+    from srunddp.report.run import read
+    from srunddp.report.summarize import summary_of
+    from tests.support.made_up_run import MadeUp
+
+    summary = summary_of(read(MadeUp(nodes=1, ranks_per_node=2, gpus_per_node=2, slow={1: 0.05}).write(tmp_path)))
+    explained = explain({}, ExplainOptions(channel="pmi"), None)
+    for title, found in (("srunddp report", record(summary)), ("srunddp explain", explained.record)):
+        tables = re.split(rf"\n### {title}\n", (ROOT / "docs" / "reference.md").read_text())[1].split("\n### ")[0]
+        assert names(found) - set(re.findall(r"`(\w+)`", tables)) == set(), title

@@ -123,7 +123,7 @@ def evaluate(facts: Mapping[int, AllReduceFacts], nodes: Mapping[int, str], link
     """
     for rank, one in facts.items():
         if wrong := one.wrong or ("" if one.right else "the sum of a small all-reduce is wrong"):
-            hint = "mend what the other lines name; else try --backend gloo, or NCCL_DEBUG=INFO"
+            hint = "repair what the other lines name; else try --backend gloo, or NCCL_DEBUG=INFO"
             yield Finding(FAIL, wrong, "one sum on all ranks", hint, nodes=(nodes[rank],), ranks=(rank,))
     best = max((rate for _, rate in facts[0].sweep), default=0.0)
     share = THRESHOLDS.get(facts[0].backend, 0.0)

@@ -18,7 +18,7 @@ from srunddp.check.finding import FAIL, CheckContext, Finding, context_of
 from srunddp.check.join import come_within, coordinate, join
 from srunddp.errors import ConfigError, SrunddpError, UsageError
 from srunddp.stage.paths import StagedPaths, enter
-from srunddp.util.click_types import DIR, FILE, ifaces_option, module_option
+from srunddp.util.click_types import DIR, FILE, ifaces_option, json_option, json_text, module_option
 from srunddp.util.console import coloured, write_stderr
 from srunddp.util.option_groups import GroupedCommand, after_script
 
@@ -37,11 +37,12 @@ _ENDS = (".py", "/__main__.py")
 @click.option("--package", "packages", metavar="NAME", multiple=True, help="A Python package that all ranks need.")
 @click.option("--staged", is_flag=True, help="Look at the copies of `srunddp stage push`, where a node has them.")
 @click.option("--collective", is_flag=True, help="Measure TCP between the nodes, and an all-reduce over all ranks.")
-@click.option("--output-dir", type=DIR, default=".", show_default=True, help="For preflight.JOB.txt and .json.")
+@click.option("--output-dir", type=DIR, help="For preflight.JOB.txt and .json (default: .; with --json none).")
+@json_option
 @click.argument("script", type=FILE, required=False)
 @click.argument("arguments", nargs=-1, type=FILE, metavar="[ARGUMENTS]...")
 def check(**given: Any) -> None:
-    """See on all ranks whether SCRIPT could be trained, and name what is wrong: before the job, without a GPU's time.
+    """Check before the job what SCRIPT needs on all ranks, and name what is wrong. GPUs are used by --collective alone.
 
     \b
     srun --ntasks-per-node=8 srunddp check train.py
@@ -107,12 +108,16 @@ def _tell(report: render.Report, given: dict[str, Any], environment: Environment
     """Print the report, and write it; its exit code."""
     code, job = FAILED if report.failed else 0, os.environ.get("SLURM_JOB_ID", "")
     text = [render.verdict(report, environment.world_size, job), *render.lines(report)]
-    click.echo(coloured("\n".join(text), sys.stdout))
+    as_json, shown = given["as_json"], coloured("\n".join(text), sys.stdout)
+    click.echo(json_text(render.as_json(report, job, code)) if as_json else shown)
+    folder = given["output_dir"] or ("" if as_json else ".")
     try:
-        click.echo("written: " + ", ".join(render.write(report, text, given["output_dir"], job, code)))
+        written = render.write(report, text, folder, job, code) if folder else []
     except ConfigError as error:
         write_stderr(f"srunddp: error: {error}\n")
         return FAILED
+    if not as_json:
+        click.echo(f"written: {', '.join(written)}")
     return code
 
 

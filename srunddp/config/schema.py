@@ -17,7 +17,7 @@ import yaml
 
 from srunddp.errors import ConfigError, Scope, one_of
 
-# What the command line takes besides.
+# What else the command line takes.
 RESERVED = ("config", "help")
 NULLS = ("", "~", "null", "none")
 _BOOLS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}

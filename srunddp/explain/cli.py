@@ -16,7 +16,7 @@ from srunddp.bootstrap.process_group.device import BACKENDS
 from srunddp.bootstrap.rendezvous.meet import DEFAULT_TIMEOUT
 from srunddp.stage.paths import enter
 from srunddp.supervisor.clock import STALL_TIMEOUT
-from srunddp.util.click_types import FILE, ifaces_option, limit, module_option
+from srunddp.util.click_types import FILE, ifaces_option, json_option, json_text, limit, module_option
 from srunddp.util.option_groups import GroupedCommand
 
 
@@ -32,6 +32,7 @@ from srunddp.util.option_groups import GroupedCommand
 @click.option("--bind", type=click.Choice(("none", "auto")), default="none", help="As for run.")
 @click.option("--offline", is_flag=True, help="As for run.")
 @click.option("--staged", is_flag=True, help="As for run.")
+@json_option
 @click.argument("script", type=FILE, required=False)
 @click.argument("arguments", nargs=-1, type=FILE, metavar="[ARGUMENTS]...")
 def explain(env_file: str | None, **given: Any) -> None:
@@ -71,8 +72,9 @@ def explained(given: Mapping[str, Any], env_file: str | None = None) -> None:
         found = [explain(os.environ, asked, list_interfaces())]
     else:
         found = [explain(variables, asked, None) for variables in environ_dump.read(env_file)]
+    records = json_text(*(one.record for one in found), indent=None)
     # One write, so that the ranks' tables do not mix.
-    click.echo("".join(one.text for one in found), nl=False)
+    click.echo(f"{records}\n" if given.get("as_json") else "".join(one.text for one in found), nl=False)
     sys.exit(max(one.exit_code for one in found))
 
 

@@ -9,8 +9,9 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from itertools import takewhile
+from typing import Any
 
 from srunddp.bootstrap.environment import mpi, slurm
 from srunddp.bootstrap.environment.cpus import THREADS
@@ -25,7 +26,7 @@ from srunddp.errors import ConfigError, one_line
 from srunddp.stage.paths import VARIABLE, StagedPaths, contradictions, offline
 
 _UNKNOWN = "?"
-_LATER = "told when the ranks meet"
+_LATER = "known after the rendezvous"
 _ELSEWHERE = "not checked, as this is not that node"
 _LAUNCHERS = (*mpi.LAUNCHERS, SRUN, USER)
 _ALSO = {"world_size": ("SLURM_NTASKS",)}  # the job's, not the step's
@@ -34,7 +35,7 @@ _VISIBLE = "CUDA_VISIBLE_DEVICES"
 _DEVICE = re.compile(r"\s*(\d+|(GPU|MIG)-\S+)\s*")
 _CUDA_RULE = "no GPU: cpu; one: cuda:0; one for each rank of the node: cuda:LOCAL_RANK"
 _THREADS_RULE = "torch's choice, with Trainer at most this rank's CPUs; its share of them where ranks share the node"
-_OFFLINE_RULE = "--offline: this rank's CPUs by the ranks that share them, known when they meet"
+_OFFLINE_RULE = "--offline: this rank's CPUs by the ranks that share them, known after the rendezvous"
 
 
 @dataclass(frozen=True)
@@ -44,13 +45,13 @@ class Row:
     Attributes:
         name, value: as text; the value is ``?`` where nothing decides it yet.
         why: the variable, line or rule that decided it.
-        passed_over: what else could have decided it, and why it did not.
+        not_chosen: what else could have decided it, and why it did not.
     """
 
     name: str
     value: str
     why: str = ""
-    passed_over: Sequence[str] = ()
+    not_chosen: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
@@ -110,10 +111,17 @@ class Explanation:
         lines = []
         for row in self.rows:
             lines.append(f"{row.name:<20} {row.value:<18} {row.why}".rstrip())
-            lines += [f"{'':<20} not chosen: {over}" for over in row.passed_over]
+            lines += [f"{'':<20} not chosen: {over}" for over in row.not_chosen]
         lines += [f"note: {note}" for note in self.notes]
         lines += [f"error: {error} (exit code {error.exit_code})" for error in self.errors]
         return "".join(f"[rank {self.rank}] {one_line(line)}\n" for line in lines)
+
+    @property
+    def record(self) -> dict[str, Any]:
+        """For ``--json``."""
+        errors = [{name: getattr(each, name) for name in ("found", "expected", "hint")} for each in self.errors]
+        found = {"rank": self.rank, "exit_code": self.exit_code, "values": [asdict(row) for row in self.rows]}
+        return {**found, "notes": self.notes, "errors": errors}
 
     def decide(self) -> Iterator[Row]:
         """All values, each with what decided it; what is found out on the way is added to the notes and errors."""

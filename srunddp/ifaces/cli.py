@@ -23,7 +23,7 @@ from srunddp.errors import ConfigError, file_errors
 from srunddp.ifaces.draft import draft
 from srunddp.ifaces.lint import NAME, LintReport, check_file
 from srunddp.ifaces.scan import handle, survey
-from srunddp.util.click_types import FILE
+from srunddp.util.click_types import FILE, json_option, json_text
 from srunddp.util.console import write_stderr
 
 _INCOMPLETE, _WRONG = 69, 78
@@ -38,7 +38,7 @@ def ifaces() -> None:
 @ifaces.command()
 @click.option("-o", "--output", type=FILE, help="Write the draft there instead of standard output.")
 @click.option("--merge", metavar="FILE", type=_FILE, help="Add entries to FILE for the nodes that have none there.")
-@click.option("--channel", type=click.Choice(CHANNELS), help="Force the way in which the ranks learn of rank 0.")
+@click.option("--channel", type=click.Choice(CHANNELS), help="How ranks find rank 0 (default: the first available).")
 @click.option("--port", metavar="N-M", help="Ports that a firewall leaves open on rank 0.")
 @come_within
 def scan(**given: Any) -> None:
@@ -114,8 +114,9 @@ def _write(text: str, output: str | None, mode: str = "w") -> None:
 
 @ifaces.command()
 @click.argument("file", type=FILE, required=False)
+@json_option
 @come_within
-def check(file: str | None, timeout: float) -> None:
+def check(file: str | None, *, as_json: bool, timeout: float) -> None:
     """Validate FILE, or the ifaces.conf in effect: on a login node the file itself, under srun on every node too.
 
     \b
@@ -126,11 +127,11 @@ def check(file: str | None, timeout: float) -> None:
     """
     environment = detect(os.environ)
     if environment.world_size == 1:
-        sys.exit(_print_report(render.Report({}), check_file(file, os.environ)))
-    sys.exit(_on_every_node(file, environment, timeout))
+        sys.exit(_print_report(render.Report({}), check_file(file, os.environ), as_json=as_json))
+    sys.exit(_on_every_node(file, environment, timeout, as_json=as_json))
 
 
-def _on_every_node(file: str | None, environment: Environment, timeout: float) -> int:
+def _on_every_node(file: str | None, environment: Environment, timeout: float, *, as_json: bool) -> int:
     own = preflight.Responder(context_of(environment, file, os.environ))
     if environment.rank:
         return join("ifaces check", own.context, own.handle, timeout)[0]
@@ -139,16 +140,20 @@ def _on_every_node(file: str | None, environment: Environment, timeout: float) -
         report = preflight.look(coordinator, own.context, timeout, [interface.CHECK])
         preflight.reached(coordinator, report)
         report.add(launch.NAME, preflight.lost(coordinator))
-        code = _print_report(report, check_file(file, os.environ) if own.context.loaded.path else None)
+        judged = check_file(file, os.environ) if own.context.loaded.path else None
+        code = _print_report(report, judged, as_json=as_json)
     finally:
         coordinator.shutdown(code)
     return code
 
 
-def _print_report(report: render.Report, judged: LintReport | None) -> int:
-    """Print the table and the notes; the exit code."""
+def _print_report(report: render.Report, judged: LintReport | None, *, as_json: bool) -> int:
+    """Print the table and the notes, as text or as JSON; the exit code."""
     if judged:
         report.add(NAME, judged.findings, judged.summary())
-    notes = [f"note: {note}" for note in judged.notes] if judged else []
-    click.echo("\n".join([*render.lines(report), *notes]))
-    return _WRONG if report.failed else 0
+    notes = judged.notes if judged else ()
+    code = _WRONG if report.failed else 0
+    record = {**render.as_json(report, os.environ.get("SLURM_JOB_ID", ""), code), "notes": notes}
+    lines = [*render.lines(report), *(f"note: {note}" for note in notes)]
+    click.echo(json_text(record) if as_json else "\n".join(lines))
+    return code

@@ -102,7 +102,7 @@ class Monitor:
         self._event(time.time(), name, value)
 
     def describe(self, run: Mapping[str, Any]) -> None:
-        """On rank 0: what is known of the run once all have met."""
+        """On rank 0: what is known of the run after the rendezvous."""
         if self._config:
             own = {"script": self._config.script, "seconds": self._config.seconds}
             text = json.dumps({"version": 1, **run, **own}, indent=2) + "\n"

@@ -4,6 +4,7 @@ import os
 import shutil
 import sys
 import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -11,29 +12,45 @@ import click
 
 from srunddp.errors import ConfigError, one_line
 from srunddp.report import locate, slurm, text
-from srunddp.report.advice import notes
+from srunddp.report.advice import notes, too_short
 from srunddp.report.html import page
 from srunddp.report.run import RunData, read
 from srunddp.report.summarize import summary_of, with_baseline
 from srunddp.report.summary import Summary
 from srunddp.util.atomic_file import replace_file
-from srunddp.util.click_types import DIR, answering
+from srunddp.util.click_types import DIR, answering, json_option, json_text
 from srunddp.util.console import say
 
 _NO_PICTURES = 'no pictures: matplotlib is not installed here -> pip install "srunddp[report]"'
 _REFRESH = 2.0  # seconds between two looks, and no more than a tenth of the time is spent on them
 _HOME, _REST_OF_LINE, _REST = "\x1b[H", "\x1b[K", "\x1b[J"
+_UNITS = {  # what a key of --json adds to the name of its figure
+    "s": "begin clock end first_step last process",
+    "bytes": "rss_last",
+    "bytes_per_s": "read received sent written",
+    "cpus": "iowait used",
+    "percent": "bandwidth sm tensor utilization",
+    "share": "delay efficiency slowed steady_wait",
+    "unix_s": "started",
+}
+_WITH_UNIT = {name: f"{name}_{unit}" for unit, names in _UNITS.items() for name in names.split()}
 
 
 @click.command()
 @click.option(
-    "--monitor-dir", type=DIR, default="logs", envvar="SRUNDDP_LOG_DIR", show_default=True, help="Of the job's run."
+    "--monitor-dir",
+    type=DIR,
+    default="logs",
+    envvar="SRUNDDP_LOG_DIR",
+    show_default=True,
+    help="Where the job's samples are.",
 )
 @click.option("--restart", type=click.IntRange(0), metavar="N", help="Which start of the run (default: the last).")
 @click.option("--baseline", type=DIR, metavar="DIR|JOBID", help="A run on fewer ranks, for the scaling efficiency.")
 @click.option("--output", type=DIR, help="For report.html and the pictures (default: the run's folder).")
 @click.option("--text", "text_only", is_flag=True, help="Print the summary, and write nothing.")
-@click.option("--live", is_flag=True, help="In a terminal, print the summary anew until the run has ended.")
+@click.option("--live", is_flag=True, help="In a terminal, refresh the summary until the run has ended.")
+@json_option
 @click.argument("what", type=DIR, metavar="DIR|JOBID")
 def report(**given: Any) -> None:
     """Sum up a run that was started with --monitor: what it did, and what to change next.
@@ -43,22 +60,26 @@ def report(**given: Any) -> None:
     srunddp report 4711
     srunddp report --baseline 4710 4711
 
-    Written also of a run that crashed, or that still runs.
+    Also for a run that crashed, or that still runs.
     """
     with answering():
         folder, chosen = locate.find(given["what"], given["monitor_dir"], given["restart"])
         for note in chosen:
             say(f"note: {note}")
         baseline = _baseline(given)
-        if given["live"] and sys.stdout.isatty() and not _follow(folder, baseline):
+        as_json = given["as_json"]
+        output = given["output"] or (None if as_json else folder.parent)
+        if given["live"] and not as_json and sys.stdout.isatty() and not _follow(folder, baseline):
             return
         run, summary = _summed(folder, baseline)
         summary = slurm.completed(summary)
         view = slurm.view(summary)
-        click.echo("\n".join(text.lines(summary, notes(summary), view)))
-        if not given["text_only"]:
+        click.echo(json_text(record(summary)) if as_json else "\n".join(text.lines(summary, notes(summary), view)))
+        if output and not given["text_only"]:
             sys.stdout.flush()
-            _write(given["output"] or folder.parent, run, summary, view)
+            written = _write(output, run, summary, view)
+            if not as_json:
+                click.echo("\n" + one_line(f"written: {written}"))
 
 
 def _baseline(given: dict[str, Any]) -> Summary | None:
@@ -81,6 +102,16 @@ def _summed(folder: Path, baseline: Summary | None) -> tuple[RunData, Summary]:
     return run, with_baseline(summary, baseline) if baseline else summary
 
 
+def record(summary: Summary) -> dict[str, Any]:
+    """For ``--json``: the names of the figures with their units, and the notes."""
+    found = asdict(summary, dict_factory=lambda pairs: {_WITH_UNIT.get(name, name): value for name, value in pairs})
+    found |= {name: getattr(summary, name) for name in ("step_s", "data_share", "energy_j", "energy_per_sample_j")}
+    found["slowest_rank"] = summary.slowest.rank if summary.slowest else None
+    found["notes"] = [asdict(note) for note in notes(summary)]
+    found["remarks"] = [*filter(None, [too_short(summary)]), *text.remarks(summary)]
+    return found
+
+
 def _follow(folder: Path, baseline: Summary | None) -> bool:
     """Print the summary in place until the run has ended; False if Ctrl-C was before."""
     try:
@@ -100,7 +131,8 @@ def _follow(folder: Path, baseline: Summary | None) -> bool:
         return False
 
 
-def _write(output: str | Path, run: RunData, summary: Summary, view: slurm.SlurmAccounting) -> None:
+def _write(output: str | Path, run: RunData, summary: Summary, view: slurm.SlurmAccounting) -> str:
+    """Write the page and its pictures; their paths."""
     try:
         from srunddp.report.plots.per_rank import pictures
     except ImportError:
@@ -123,4 +155,4 @@ def _write(output: str | Path, run: RunData, summary: Summary, view: slurm.Slurm
         ) from None
     for hint in hints:
         say(f"note: {hint}")
-    click.echo("\n" + one_line(f"written: {', '.join(str(folder / name) for name in files)}"))
+    return ", ".join(str(folder / name) for name in files)

@@ -205,7 +205,7 @@ class TimeSeries:
         return max((value for _, value in self.known(name)), default=None)
 
     def steps(self, name: str, begin: float = -math.inf, end: float = math.inf) -> list[tuple[float, float, float]]:
-        """Of a counter: begin, end and growth of each interval in a span of time; one that falls has begun anew."""
+        """Of a counter: begin, end and growth of each interval in a span of time; one that falls has begun again."""
         return [
             (before, time, value - count if value >= count else value)
             for (before, count), (time, value) in pairwise(self.known(name))

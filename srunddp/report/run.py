@@ -149,7 +149,7 @@ def _read_node(run: RunData, path: Path, node: str, kind: str) -> None:
 
 
 def _shifts(run: RunData) -> dict[str, float]:
-    """How far each node's clock is ahead of that of the first: all ranks have met at one moment."""
+    """How far each node's clock is ahead of that of the first: all ranks end the rendezvous at one moment."""
     met = group_by_key((run.ranks[rank], mark.time) for rank, mark in run.marked("met").items())
     if not run.nodes or run.nodes[0] not in met:
         return {}

@@ -204,12 +204,12 @@ class Summary:
 
     @property
     def step_s(self) -> float | None:
-        """A step's time, of the rank in the middle."""
+        """A step's time, of the median rank."""
         return median_or_none([each.step_s for each in self.ranks])
 
     @property
     def data_share(self) -> float | None:
-        """Of the step time, waiting for data: of the rank in the middle."""
+        """Of the step time, waiting for data: of the median rank."""
         return median_or_none([share(each.data_s, each.step_s) for each in self.ranks])
 
     @property

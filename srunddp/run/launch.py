@@ -39,7 +39,7 @@ def launch(
 
     Args:
         setup, script, options, output: as for :class:`srunddp.run.worker.WorkerContext`; monitor: its files are open.
-        on_rendezvous: called when all have met; say: takes rank 0's lines while it waits for the others.
+        on_rendezvous: called after the rendezvous; say: takes rank 0's lines while it waits for the others.
 
     Returns:
         The exit code to leave with.

@@ -86,7 +86,7 @@ def run_name(environment: Environment) -> str:
 
 
 def run_metadata(setup: RankSetup, result: RendezvousResult) -> dict[str, Any]:
-    """What the report of the run has to know, and rank 0 knows when all have met."""
+    """What the report of the run has to know, and rank 0 knows after the rendezvous."""
     environment, ranks = setup.environment, sorted(result.nodes.items())
     step = environment.step
     begin, end = (os.environ.get(f"SLURM_JOB_{name}_TIME", "") for name in ("START", "END"))

@@ -19,7 +19,7 @@ from srunddp.util.kernel_file import memory_file
 
 
 def become(context: WorkerContext) -> NoReturn:
-    """In the process that was forked for the worker: start Python anew, with its options, for :func:`main`."""
+    """In the process that was forked for the worker: start Python again, with its options, for :func:`main`."""
     from subprocess import _args_from_interpreter_flags  # type: ignore[attr-defined]  # as multiprocessing does
 
     state = memory_file()

@@ -47,7 +47,7 @@ _HELP = {
     "array": "Indexes of a job array, such as 0-7%2.",
     "dependency": "Start after other jobs, such as afterok:4711.",
     "output": "The job's log; LOG_DIR/%x-%j.out unless given.",
-    "error": "A log of its own for standard error.",
+    "error": "A separate log for standard error.",
     "mail_type": "When to send mail, such as END,FAIL.",
 }
 _GROUPS = {

@@ -186,7 +186,7 @@ def notes(job: SlurmJob, environ: Mapping[str, str]) -> Iterator[str]:
     elif 0 < job.tasks < job.gpus:
         yield f"fewer ranks than GPUs on each node, {job.tasks} and {job.gpus}: each rank takes one"
     if job.requeue and not any("resume" in each for each in job.arguments):
-        yield "--requeue without an argument such as --resume=auto: a script that does not resume by itself starts anew"
+        yield "--requeue without an argument such as --resume=auto: a script that does not resume starts over"
     yield from _site_defaults(job)
     for name in sorted(environ):
         if name.startswith("SBATCH_") and environ[name]:

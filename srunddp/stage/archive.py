@@ -1,6 +1,6 @@
 """Packs a folder into a tar file, and unpacks it on a node.
 
-The nodes get the text of this module, as they may have no srunddp: besides :mod:`srunddp.errors` it needs the standard
+The nodes get the text of this module, as they may have no srunddp: except :mod:`srunddp.errors` it needs the standard
 library only.
 """
 

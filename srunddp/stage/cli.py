@@ -65,8 +65,8 @@ def push(**given: Any) -> None:
     """In a job: bring folders to those of its nodes that do not see them, and print the program for srun to start.
 
     \b
-    staged=$(srunddp stage push --env ENV --project "$PWD")
-    srun "$staged" run --staged train.py
+    srunddp=$(srunddp stage push --env ENV --project "$PWD")
+    srun --chdir=/ "$srunddp" run --staged train.py
     srunddp stage clean
     """
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # the archive on this node goes too

@@ -65,7 +65,7 @@ class Job:
         if not (re.fullmatch(r"[0-9]{1,12}", number) and re.fullmatch(r"[0-9]{1,6}", nnodes)):
             found = "this is no Slurm job: SLURM_JOB_ID and SLURM_JOB_NUM_NODES do not say which"
             hint = "call srunddp stage there"
-            raise ConfigError(found, expected="a batch script, or a shell below salloc", hint=hint)
+            raise ConfigError(found, expected="a batch script, or a shell under salloc", hint=hint)
         if "SLURM_HET_SIZE" in environ:
             hint = "submit one job with nodes of one kind"
             raise ConfigError("this is a heterogeneous job", expected="a job with one component", hint=hint)

@@ -46,7 +46,7 @@ class RankAgent(Protocol):
         """End the rendezvous for what this rank has failed of."""
 
     def on_rendezvous(self, message: dict[str, Any]) -> None:
-        """All ranks have met, and the worker has its message."""
+        """The rendezvous is complete, and the worker has its message."""
 
     def announce_termination(self) -> None:
         """Tell the worker that it is about to be ended for a root cause."""

@@ -75,7 +75,7 @@ class CheckpointConfig:
     Attributes:
         every_epochs, every_steps, every_minutes: epochs, steps or minutes from one to the next; 0 for never.
         keep_last: so many of the newest stay.
-        keep_best: so many of the best stay besides, by ``Config.monitor``; each evaluation that is better writes one.
+        keep_best: so many of the best stay, too, by ``Config.monitor``; each evaluation that is better writes one.
     """
 
     every_epochs: int = 1

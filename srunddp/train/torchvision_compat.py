@@ -16,7 +16,7 @@ def import_torchvision() -> ModuleType:
     What needs the part, as ``torchvision.ops.nms`` or ``torchvision.io.read_image`` do, raises torchvision's
     RuntimeError that it could not be loaded.
 
-    Loader workers that start anew (forkserver, spawn) need it too: a script whose data set is torchvision's calls this
+    Loader workers that start again (forkserver, spawn) need it too: a script whose data set is torchvision's calls this
     at its top, which they execute.
 
     Raises:

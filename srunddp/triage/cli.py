@@ -1,7 +1,5 @@
 """The command ``srunddp triage``: a diagnosis of logs, for a login node."""
 
-import json
-
 import click
 
 from srunddp.errors import ConfigError
@@ -9,14 +7,14 @@ from srunddp.triage import render
 from srunddp.triage.collect import collect
 from srunddp.triage.diagnose import diagnose
 from srunddp.triage.logs import find
-from srunddp.util.click_types import FILE, answering
+from srunddp.util.click_types import FILE, answering, json_option, json_text
 
 
 @click.command()
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@json_option
 @click.argument("paths", nargs=-1, type=FILE, metavar="DIR|FILE...")
 def triage(paths: tuple[str, ...], as_json: bool) -> None:
-    """Say from its logs what failed first in a run, and which ranks have no output.
+    """Show from its logs what failed first in a run, and which ranks have no output.
 
     \b
     srunddp triage slurm-4711.out
@@ -30,5 +28,5 @@ def triage(paths: tuple[str, ...], as_json: bool) -> None:
             raise ConfigError("no file and no folder", expected="logs", hint="srunddp triage slurm-4711.out")
         evidence = collect(find(paths))
         found = diagnose(evidence)
-        lines = [json.dumps(render.record(found, evidence), indent=2)] if as_json else render.lines(found, evidence)
-        click.echo("\n".join(lines))
+        record, lines = render.record(found, evidence), render.lines(found, evidence)
+        click.echo(json_text(record) if as_json else "\n".join(lines))

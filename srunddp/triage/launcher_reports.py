@@ -38,7 +38,7 @@ _ROOT_CAUSE = re.compile(
 )
 _ERROR = re.compile(r"srunddp: error: (.*)$")
 _ENDED = re.compile(r"srunddp: (the launcher ended the run with SIG|stopped after step \d+ by SIG)")
-_NOTE = re.compile(r"srunddp: (?:ended with it|note|passed over|refused )")
+_NOTE = re.compile(r"srunddp: (?:ended with it|note|ignored|passed over|refused )")
 
 
 @dataclass

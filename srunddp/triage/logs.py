@@ -1,4 +1,4 @@
-"""Log files and their lines, with bounded memory: what is no log is passed over, what is too big is read in part."""
+"""Log files and their lines, with bounded memory: what is no log is ignored, what is too big is read in part."""
 
 import itertools
 import math

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 import sys
@@ -86,6 +87,12 @@ monitor_option = click.option(
     shell_complete=FILE.shell_complete,  # the next word is SCRIPT
     help="Sample GPUs, CPUs, memory and network of each node for srunddp report, every 5s unless given.",
 )
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+
+
+def json_text(*values: Any, indent: int | None = 2) -> str:
+    """JSON documents, in ASCII; without ``indent`` each is one line."""
+    return "\n".join(json.dumps(value, indent=indent) for value in values)
 
 
 class Run(GroupedCommand):

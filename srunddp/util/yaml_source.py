@@ -20,7 +20,7 @@ _KNOWN = {
 
 
 def compose(text: bytes, path: str, **error: Any) -> yaml.Node | None:
-    """The root of what a file holds; None for nothing. ``error`` is what a ConfigError has besides.
+    """The root of what a file holds; None for nothing. ``error`` is what else a ConfigError has.
 
     Raises:
         ConfigError: it is not YAML; with file, line and column.

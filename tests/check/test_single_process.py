@@ -104,6 +104,39 @@ def test_a_report_that_cannot_be_written_is_said_once(tmp_path: Path) -> None:
     assert every[1][1:] == ("", "")
 
 
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("words", [("check", "train.py"), ("ifaces", "check", "ifaces.conf")])
+def test_json_has_the_rows_of_the_text_and_leaves_no_file(words: tuple[str, ...], ranks: int, tmp_path: Path) -> None:
+    write(tmp_path / "train.py", "for x in:\n")
+    write(tmp_path / "ifaces.conf", "".join(f"- nodes: '{name}'\n  interface: auto\n" for name in ("*", "n1")))
+    there = sorted(tmp_path.iterdir())
+    worlds: list[dict[str, str]] = [slurm(rank) for rank in range(2)] if ranks == 2 else [{}]
+    every = together(worlds, *words[:-1], "--json", words[-1], folder=tmp_path)
+    assert sorted(tmp_path.iterdir()) == there
+    text = together(worlds, *words, folder=tmp_path)
+    assert codes(every) == codes(text)
+    assert {errors for _, _, errors in every} == {""}
+    assert [out for _, out, _ in every[1:]] == [""] * (ranks - 1)
+    found = json.loads(every[0][1])
+    rows = [line.split(maxsplit=2) for line in text[0][1].splitlines() if line.startswith(("FAIL", "WARN", "ok"))]
+    wrong = [(level, check) for level, check, _ in rows if level != "ok"]
+    assert found["exit_code"] == every[0][0]
+    assert wrong == [(each["level"], each["check"]) for each in found["findings"]]
+    assert wrong
+    for each, line in zip(found["findings"], rows, strict=False):
+        assert line[2].endswith(f"{each['found']}; expected {each['expected']} -> {each['hint']}")
+    assert found["summaries"].keys() >= {check for level, check, _ in rows if level == "ok"}
+    assert [f"note: {note}" for note in found.get("notes", [])] == [
+        line for line in text[0][1].splitlines() if line.startswith("note: ")
+    ]
+
+
+def test_json_is_the_file_that_an_output_folder_gets(tmp_path: Path) -> None:
+    ((code, out, errors),) = together([{}], "check", "--json", "--output-dir=out", folder=tmp_path)
+    assert (code, errors) == (0, "")
+    assert json.loads(out) == json.loads((tmp_path / "out" / "preflight.local.json").read_text())
+
+
 @pytest.mark.parametrize(
     "words",
     [

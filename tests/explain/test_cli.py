@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from subprocess import CompletedProcess
+from typing import Any
+
+import pytest
 
 from srunddp.bootstrap.environment import detect
 from srunddp.bootstrap.network.ifaces_conf import DEFAULT
@@ -78,3 +82,40 @@ def test_a_placement_that_hides_rank_zero_is_explained(tmp_path: Path) -> None:
     done = srunddp("--explain", folder=tmp_path, **variables)
     assert done.returncode == 78
     assert "not found: -m arbitrary: " in done.stdout
+
+
+def as_text(rank: dict[str, Any]) -> list[str]:
+    """The lines of a rank's table, made of its JSON."""
+    lines = []
+    for row in rank["values"]:
+        lines.append(f"{row['name']:<20} {row['value']:<18} {row['why']}".rstrip())
+        lines += [f"{'':<20} not chosen: {each}" for each in row["not_chosen"]]
+    lines += [f"note: {note}" for note in rank["notes"]]
+    for error in rank["errors"]:
+        said = f"{error['found']}; expected {error['expected']} -> {error['hint']}"
+        lines.append(f"error: {said} (exit code {rank['exit_code']})")
+    return [f"[rank {rank['rank']}] {line}" for line in lines]
+
+
+@pytest.mark.parametrize(
+    ("words", "variables", "code", "ranks"),
+    [((), slurm(1, SLURM_NTASKS="6"), 0, 1), (("--ifaces=wrong",), slurm(1), 78, 1), (("--env=env",), {}, 0, 2)],
+    ids=["a rank", "a wrong file", "environments"],
+)
+def test_json_is_a_line_for_each_rank_with_its_table(
+    words: tuple[str, ...], variables: dict[str, str], code: int, ranks: int, tmp_path: Path
+) -> None:
+    write(tmp_path / "wrong", "- nodes: '*'\n  interface: nosuch0\n")
+    write(
+        tmp_path / "env",
+        "".join(
+            f"{rank}: {name}={each}\n"
+            for rank in (0, 1)
+            for name, each in (step(rank) | {"SLURM_PTY_PORT": "1"}).items()
+        ),
+    )
+    text, done = (srunddp("explain", *words, *more, folder=tmp_path, **variables) for more in ((), ("--json",)))
+    assert (done.returncode, text.returncode, done.stderr) == (code, code, "")
+    lines = [json.loads(line) for line in done.stdout.splitlines()]
+    assert len(lines) == ranks
+    assert [line for each in lines for line in as_text(each)] == text.stdout.splitlines()

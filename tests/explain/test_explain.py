@@ -97,7 +97,7 @@ def test_each_value_has_its_source_and_what_was_passed_over(
 ) -> None:
     found = elsewhere(variables, channel=channel)
     assert said(found, name) == (value, why)
-    assert set(passed_over) <= set(row(found, name).passed_over)
+    assert set(passed_over) <= set(row(found, name).not_chosen)
 
 
 @pytest.mark.parametrize(
@@ -114,7 +114,7 @@ def test_every_launcher_decides_by_its_own_variables() -> None:
         found = elsewhere(variables)
         assert said(found, "launcher")[0] == launcher.name
         assert said(found, "rank") == ("1", f"{launcher.rank}=1")
-        assert said(found, "local_world_size") == ("?", "told when the ranks meet")
+        assert said(found, "local_world_size") == ("?", "known after the rendezvous")
 
 
 def test_elsewhere_a_pty_shell_is_taken_for_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -132,7 +132,7 @@ def test_an_entry_of_another_node_is_chosen_and_not_checked(conf: str) -> None:
     assert said(found, "ifaces.conf") == (conf, "--ifaces")
     assert said(found, "interface") == ("ib1", f"{conf}:2:3; not checked, as this is not that node")
     assert said(found, "address") == ("?", "not checked, as this is not that node")
-    assert row(found, "interface").passed_over == [
+    assert row(found, "interface").not_chosen == [
         f"{conf}:2:3, interface ib0 ib1: by local rank, in turn",
         f"{conf}:8:3: matches too, but the first entry counts",
     ]
@@ -142,7 +142,7 @@ def test_an_entry_of_another_node_is_chosen_and_not_checked(conf: str) -> None:
 def test_what_the_user_exported_wins_over_the_entry(conf: str) -> None:
     found = elsewhere(step(1, GLOO_SOCKET_IFNAME="eth7", NCCL_IB_TC="41"), ifaces=conf)
     assert said(found, "interface")[0] == "eth7"
-    assert f"{conf}:2:3, interface ib0 ib1: exported variables come first" in row(found, "interface").passed_over
+    assert f"{conf}:2:3, interface ib0 ib1: exported variables come first" in row(found, "interface").not_chosen
     assert said(found, "GLOO_SOCKET_IFNAME") == ("eth7", "exported")
     assert said(found, "NCCL_SOCKET_IFNAME") == ("=eth7", "GLOO_SOCKET_IFNAME=eth7")
     assert said(found, "NCCL_IB_TC") == ("41", "exported")
@@ -162,7 +162,7 @@ def test_a_rule_is_shown_and_on_the_node_what_it_takes(
     links = (LO, NetworkInterface("eth1", True, 0, ("10.1.0.2",), ()), NetworkInterface("eth9", False, 0, (), ()))
     found = explain(step(0), ExplainOptions(ifaces=conf), links)
     assert said(found, "interface") == ("eth1", f"{conf}:1:3, {shown}")
-    assert ("eth9: down" in row(found, "interface").passed_over) == (rule == "interface: eth*")
+    assert ("eth9: down" in row(found, "interface").not_chosen) == (rule == "interface: eth*")
 
 
 def test_all_errors_of_a_file_are_explained(tmp_path: Path) -> None:
@@ -185,7 +185,7 @@ def test_each_file_is_taken_or_passed_over(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(ifaces_conf, "default_files", lambda: [missing, empty, taken, later])
     found = elsewhere(step(1))
     assert said(found, "ifaces.conf") == (str(taken), "the first that has entries")
-    assert row(found, "ifaces.conf").passed_over == (
+    assert row(found, "ifaces.conf").not_chosen == (
         f"{missing}: not there",
         f"{empty}: has no entries",
         f"{later}: {taken} comes first",
@@ -196,7 +196,7 @@ def test_on_the_node_itself_other_interfaces_are_passed_over(monkeypatch: pytest
     names_lead_to_eth0(monkeypatch)
     found = explain(step(0), ExplainOptions(), (LO, ETH0))
     assert said(found, "interface") == ("eth0", "auto, the default, as no ifaces.conf has entries")
-    assert row(found, "interface").passed_over == ["lo: loopback, a bridge or a container's"]
+    assert row(found, "interface").not_chosen == ["lo: loopback, a bridge or a container's"]
     assert said(found, "address") == ("10.0.0.2", "of eth0")
 
 
@@ -226,7 +226,7 @@ def test_the_rule_of_the_ports_is_named(conf: str) -> None:
 
 def test_master_addr_below_slurm_is_passed_over() -> None:
     found = elsewhere(step(1, MASTER_ADDR="n1", MASTER_PORT="29500"))
-    assert tuple(row(found, "rank 0").passed_over) == (
+    assert tuple(row(found, "rank 0").not_chosen) == (
         "MASTER_ADDR=n1: ignored under Slurm",
         "MASTER_PORT=29500: ignored under Slurm",
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 from dataclasses import replace
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 
 from srunddp.report import csv_files, text
 from srunddp.report.advice import notes
+from srunddp.report.cli import record
 from srunddp.report.html import page
 from srunddp.report.run import read
 from srunddp.report.slurm import SlurmAccounting
@@ -28,11 +30,12 @@ FILES = sorted(
 
 
 def reported(folder: Path) -> str:
-    """The text, after the page was made too: neither has a number that is none."""
+    """The text, after the page and the JSON were made too: none of them has a number that is none."""
     summary = summary_of(read(folder))
     said = "\n".join(text.lines(summary, notes(summary)))
     html = page(summary, notes(summary), [], SlurmAccounting(""))
     assert not re.search(r"\b(nan|inf|None)\b", said + html)
+    assert json.dumps(record(summary), allow_nan=False)
     return said
 
 

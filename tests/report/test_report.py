@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pty
 import re
@@ -18,7 +19,7 @@ from subprocess import DEVNULL, PIPE, CompletedProcess, Popen
 import pytest
 from matplotlib.lines import Line2D
 
-from srunddp.report import text
+from srunddp.report import format, text
 from srunddp.report.advice import notes
 from srunddp.report.csv_files import NAN, TimeSeries
 from srunddp.report.format import format_number
@@ -82,6 +83,46 @@ def test_the_figures_are_those_of_the_run(tmp_path: Path) -> None:
     assert summary.ranks[0].delay == pytest.approx(0.01, rel=0.01)
     node = summary.per_node[0]
     assert (node.used, node.cpus, node.read) == (pytest.approx(0.8 * 32, rel=0.01), 32, pytest.approx(20e6, rel=0.03))
+
+
+def test_json_has_the_figures_of_the_text(reported: tuple[Path, CompletedProcess[str]], tmp_path: Path) -> None:
+    folder, printed = reported
+    there = {path: path.stat().st_mtime_ns for path in folder.iterdir()}
+    done = report("--json", folder, folder=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert {path: path.stat().st_mtime_ns for path in folder.iterdir()} == there
+    found = json.loads(done.stdout)
+    duration, size, percent, number = format.duration, format.size, format.percent, format.format_number
+    lines, rows = printed.stdout.splitlines(), [re.split(r"  +", line) for line in printed.stdout.splitlines()]
+    for note in found["notes"]:
+        assert f"  {note['rule']}: {note['found']} (threshold: {note['threshold']}) -> {note['hint']}" in lines
+    slow, steps = found["ranks"][found["slowest_rank"]], f"{found['steps']}, {duration(found['step_s'])} each"
+    joules, samples = format.energy(found["energy_j"]), f"{found['throughput']['samples']:.0f} samples"
+    said = [steps, duration(slow["own_s"]), joules, samples, duration(found["seconds"]), *map(str, found["nodes"])]
+    assert [each for each in said if each not in printed.stdout] == []
+    assert found["notes"]
+    for each in found["ranks"]:
+        times = [duration(each[name]) for name in ("step_s", "own_s")]
+        rest = [duration(each["cpu_s"]), percent(each["delay_share"]), size(each["rss_bytes"])]
+        share = percent(each["data_s"] / each["step_s"])
+        assert [str(each["rank"]), each["node"], str(each["steps"]), *times, share, *rest] in rows
+    for each in found["per_node"]:
+        memory = f"{size(each['memory_bytes'])} of {size(each['memory_limit_bytes'])}"
+        storage = [f"{size(each[f'{name}_bytes_per_s'])}/s" for name in ("read", "written")]
+        cpus = f"{number(each['used_cpus'])} of {number(each['cpus'])}"
+        start = [each["node"], cpus, memory, *storage, number(each["iowait_cpus"])]
+        assert start in [row[:6] for row in rows]
+    for each in found["gpus"]:
+        used, power = f"{each['utilization_percent']:.0f} %", f"{each['power_w']:.0f} W"
+        assert [each["index"], each["node"], used, power] in [[*row[:3], *row[4:5]] for row in rows]
+
+
+def test_json_leaves_a_page_in_the_folder_that_is_named(tmp_path: Path) -> None:
+    SHORT.write(tmp_path / "logs")
+    done = report("--json", "--output=page", "--live", "4711", folder=tmp_path)
+    assert (done.returncode, json.loads(done.stdout)["world_size"]) == (0, 2)
+    assert (tmp_path / "page" / "report.html").exists()
+    assert not (tmp_path / "logs" / "4711.0" / "report.html").exists()
 
 
 def test_the_phases_of_the_launch_are_those_of_each_rank(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ CHECKED = "expected an option of srunddp check -> "
 # What is typed, and how the line goes on after "srunddp: error: ", by exit code.
 WRONG: dict[int, dict[str, str]] = {
     2: {
-        # Commands, from ux.md's own examples on.
+        # Commands.
         "chekc": f"no command and no file 'chekc'; {COMMANDS}did you mean check?",
         "repotr": f"no command and no file 'repotr'; {COMMANDS}did you mean report?",
         "sbtach --nodes=2 train.py": f"no command and no file 'sbtach'; {COMMANDS}did you mean sbatch?",
@@ -119,6 +119,8 @@ WRONG: dict[int, dict[str, str]] = {
         "check --staged=1": "--staged with a value",
         "check --colective": f"no option --colective; {CHECKED}did you mean --collective?",
         "check --collective=1": "--collective with a value",
+        "check --json=1": "--json with a value; expected --json -> remove the value",
+        "check --jsn train.py": f"no option --jsn; {CHECKED}did you mean --json?",
         "check --output-dir": "--output-dir without a value",
         "check --output=x": f"no option --output; {CHECKED}did you mean --output-dir?",
         "check --module=x": "--module with a value",
@@ -137,6 +139,8 @@ WRONG: dict[int, dict[str, str]] = {
         "explain --stall-timeout=y": f"--stall-timeout=y; {DURATION}explain --help",
         "explain --ifaces": "--ifaces without a value",
         "explain --offline=x": "--offline with a value",
+        "explain --json=x": "--json with a value",
+        "explain --jso": f"no option --jso; {EXPLAINED}did you mean --json?",
         "explain --ifcaes=x": f"no option --ifcaes; {EXPLAINED}did you mean --ifaces?",
         "explain --prot=1-2": f"no option --prot; {EXPLAINED}did you mean --port?",
         "explain --chanel=pmi": f"no option --chanel; {EXPLAINED}did you mean --channel?",
@@ -162,6 +166,8 @@ WRONG: dict[int, dict[str, str]] = {
         "report --text=1 4": "--text with a value",
         "report --txt 4": f"no option --txt; {REPORTED}did you mean --text?",
         "report --live=1 4": "--live with a value",
+        "report --json=out 4": "--json with a value",
+        "report --jsons 4": f"no option --jsons; {REPORTED}did you mean --json?",
         "report --lve 4": f"no option --lve; {REPORTED}did you mean --live?",
         "triage --jsno log": "no option --jsno; expected an option of srunddp triage -> did you mean --json?",
         "triage --json=x log": "--json with a value; expected --json -> remove the value",

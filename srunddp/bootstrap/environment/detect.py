@@ -30,7 +30,7 @@ class Environment:
     Attributes:
         launcher: its name: Slurm, Open MPI, Hydra, …, ``explicit variables``, or ``none``.
         rank, local_rank, world_size: torch's terms.
-        local_world_size: ranks on this node; None until the ranks have met, where nothing tells.
+        local_world_size: ranks on this node; None before the rendezvous, where nothing tells.
         node: this node's name, ``SLURMD_NODENAME`` or the hostname.
         discoveries: the ways to learn where rank 0 is that can be used, the preferred one first; empty for a single
             process.

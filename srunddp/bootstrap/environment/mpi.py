@@ -144,7 +144,7 @@ def finalize() -> None:
 
 
 class Mpi4pyImportBlocker:
-    """Refuses ``from mpi4py import MPI`` once we have met over PMI: MPI would end the process on that used socket.
+    """Refuses ``from mpi4py import MPI`` after a rendezvous over PMI: MPI would end the process on that used socket.
 
     An ImportError, so that a script for which MPI is optional goes on without it.
     """

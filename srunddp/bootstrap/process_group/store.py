@@ -1,4 +1,4 @@
-"""The store: what the meeting told becomes torch's.
+"""The store: what the rendezvous told becomes torch's.
 
 A script written for torchrun calls ``init_process_group()`` and finds our store, since torch's handlers for
 ``env://`` and ``tcp://`` are replaced when torch is imported. Each initialisation has a prefix of its own in
@@ -45,7 +45,7 @@ _ERRORS_ONLY = 2
 
 @dataclass
 class ProcessGroupContext:
-    """This process's place in the world after the meeting, and the store once it was asked for.
+    """This process's place in the world after the rendezvous, and the store once it was asked for.
 
     Attributes:
         store_fd: rank 0's held listening socket, which the store then owns; None on the others.
@@ -112,7 +112,7 @@ _joined: ProcessGroupContext | None = None
 
 
 def current_context() -> ProcessGroupContext | None:
-    """This process's place in the world; None before the ranks have met."""
+    """This process's place in the world; None before the rendezvous."""
     return _joined
 
 

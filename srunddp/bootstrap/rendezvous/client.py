@@ -1,7 +1,7 @@
 """The ranks meet: each says hello to rank 0, and all are told the store's address when the last has come.
 
 A hello carries a token of job and step, so that a stranger's socket, or another step's rank 0, is
-recognised and passed over; and both ends prove that they belong to this world. The connection that
+recognised and ignored; and both ends prove that they belong to this world. The connection that
 said it stays open. Rank 0's side is in ``server``.
 """
 
@@ -35,7 +35,7 @@ def join(
 ) -> tuple[socket.socket, RendezvousInfo]:
     """The other ranks' side: find rank 0 among the candidates, say hello, wait for the answer.
 
-    Strangers that refuse, stay mute, answer something else or prove nothing are passed over. Rank 0 may come
+    Strangers that refuse, stay mute, answer something else or prove nothing are ignored. Rank 0 may come
     later than this rank, so the candidates are tried again until the deadline.
 
     Args:
@@ -47,7 +47,7 @@ def join(
 
     Raises:
         RendezvousError: rank 0 was not found in time, refused, or has addresses of another family only.
-        PeerError: a rank failed before all had met, this one perhaps.
+        PeerError: a rank failed during the rendezvous, this one perhaps.
     """
     own, cancel = own or Authenticator(), interrupt or CancelToken()
     try:
@@ -114,7 +114,7 @@ class RendezvousClient:
     passed_over: dict[type[_PassedOverError], str] = field(default_factory=dict)
 
     def run(self, deadline: float) -> tuple[socket.socket, RendezvousInfo]:
-        """The connection to rank 0, and what it tells once all have met."""
+        """The connection to rank 0, and what it tells at the end of the rendezvous."""
         patience = ANSWER_WITHIN
         while True:
             for address in self.candidates:
@@ -218,7 +218,7 @@ class RendezvousClient:
         try:
             return self._receive_info(connection, max(deadline, time.monotonic()) + _RANK_ZERO_LATER)
         except (OSError, TypeError):
-            found = f"{self.hello} lost rank 0 at {address} before all ranks had met"
+            found = f"{self.hello} lost rank 0 at {address} during the rendezvous"
             raise RendezvousError(found, expected="rank 0 to stay", hint="see rank 0's own message") from None
 
     def _receive_info(self, connection: socket.socket, deadline: float) -> RendezvousInfo:

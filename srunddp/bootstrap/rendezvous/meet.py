@@ -90,20 +90,20 @@ def bind(prepared: RankSetup) -> RankSetup:
 def rendezvous(
     prepared: RankSetup, over_mpi: Broadcast, say: Say = lambda _: None, interrupt: CancelToken | None = None
 ) -> RendezvousResult:
-    """Wait until all ranks have met.
+    """Wait until the rendezvous of all ranks is complete.
 
     Args:
         prepared: with the sockets that :func:`bind` left.
         over_mpi: broadcasts rank 0's message over MPI; see :func:`srunddp.bootstrap.rendezvous.discovery.discover`.
         say: takes rank 0's lines on who is waited for and who was refused.
-        interrupt: ends the meeting when this rank fails.
+        interrupt: ends the rendezvous when this rank fails.
 
     Returns:
         What all know then, and the connections that stay open.
 
     Raises:
         SrunddpError: they did not meet.
-        PeerError: a rank failed before all had met; this one where the interrupt said so.
+        PeerError: a rank failed during the rendezvous; this one where the interrupt said so.
     """
     environment = prepared.environment
     if environment.world_size == 1:
@@ -142,7 +142,7 @@ def rendezvous(
 def report_early_failure(
     environment: Environment, options: RendezvousOptions, error: SrunddpError, chosen: SelectedInterface | None = None
 ) -> bool:
-    """Tell the other ranks of a failure from before the meeting, within about 5 s.
+    """Tell the other ranks of a failure from before the rendezvous, within about 5 s.
 
     Rank 0 answers the others where they look for it, or publishes it as it would its address; another rank tells
     rank 0. Nothing is sent over MPI, which blocks.

@@ -79,7 +79,7 @@ class Hello:
 
 @dataclass(frozen=True, kw_only=True)
 class RendezvousInfo:
-    """What every rank knows once all have met; the defaults are those of a process that meets no others.
+    """What every rank knows after the rendezvous; the defaults are those of a process that meets no others.
 
     Attributes:
         master_addr, master_port: of the store.

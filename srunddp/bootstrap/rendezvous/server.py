@@ -1,4 +1,4 @@
-"""Rank 0's side of the meeting: who has come, who objects, and what all are told when the last is there."""
+"""Rank 0's side of the rendezvous: who has come, who objects, and what all are told when the last is there."""
 
 import socket
 import time
@@ -100,7 +100,7 @@ class RendezvousServer:
         if message is None:
             if self.connections.get(hello.rank) is connection:
                 self._settled.add(hello.rank)
-                found = f"{hello} was lost before all ranks had met: its process ended"
+                found = f"{hello} was lost during the rendezvous: its process ended"
                 hint = "see what ended it there: a signal, or the node's memory"
                 raise PeerError(found, code=137, expected="every rank to stay", hint=hint)
         elif reported := protocol.failure_in(message):

@@ -97,7 +97,7 @@ def _driver(one: Observation[GpuFacts]) -> Iterator[Finding]:
     elif facts.missing and facts.wanted not in (None, *NO_GPU):
         yield one.finding(WARN, f"{named}, and there is no GPU", "a GPU", "unset it, or ask for GPUs")
     elif facts.unknown:
-        found = f"{facts.unknown} in {named}: CUDA heeds nothing from there on"
+        found = f"{facts.unknown} in {named}: CUDA ignores it and all after it"
         hint = "leave CUDA_VISIBLE_DEVICES to Slurm, or correct it"
         yield one.finding(WARN, found, f"each of the {facts.count} GPUs, once", hint)
     if len(facts.models) > 1 and facts.order != "PCI_BUS_ID":

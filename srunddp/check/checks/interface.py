@@ -108,7 +108,7 @@ def evaluate(seen: Ranks[InterfaceFacts]) -> Iterator[Finding]:
     yield from _unlike(fit, "{} has MTU {}", lambda facts: str(facts.mtu), hint)
     hint = "see its cable and the switch's port: all ranks wait for the slowest"
     yield from _unlike(fit, "{}: {}", lambda facts: shown_speed(facts.speed), hint)
-    hint = "mend the port, or give these nodes the same ones by `env: {{NCCL_IB_HCA: …}}` in ifaces.conf"
+    hint = "repair the port, or give these nodes the same ones by `env: {{NCCL_IB_HCA: …}}` in ifaces.conf"
     devices = "active InfiniBand or RoCE devices: {1}"
     yield from _unlike(fit, devices, lambda facts: ", ".join(facts.devices) or "none", hint)
 

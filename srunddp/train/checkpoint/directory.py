@@ -70,7 +70,7 @@ class CheckpointDirectory:
         return self.path(max(self._whole)) if self._whole else None
 
     def newest(self, log: Callable[[str], None], *, mmap: bool = False) -> tuple[Path, dict[str, Any]] | None:
-        """The newest whole one with its content, or None; ``log`` is told of each broken one that is passed over."""
+        """The newest whole one with its content, or None; ``log`` is told of each broken one that is ignored."""
         tried: set[int] = set()
         while left := set(self.steps()) - tried:  # listed anew: who writes may have deleted one meanwhile
             step = max(left)
@@ -79,7 +79,7 @@ class CheckpointDirectory:
                 state = load_checkpoint(self.path(step), mmap=mmap)
             except CheckpointError as error:
                 if os.path.lexists(self.path(step)):
-                    log(f"passed over {str(error).partition(';')[0]}")
+                    log(f"ignored {str(error).partition(';')[0]}")
                 continue
             self._whole.add(step)
             return self.path(step), state
@@ -98,7 +98,7 @@ class CheckpointDirectory:
         self._prune(step)
 
     def archive_newer(self, after: int) -> list[Path]:
-        """Rename the checkpoints of later steps to ``*.pt.aside``, as a run starts anew from ``after``.
+        """Rename the checkpoints of later steps to ``*.pt.aside``, as a run starts again from ``after``.
 
         Else they would be the newest, though they are from another course of training.
         """

@@ -66,7 +66,7 @@ class CheckpointManager:
             folder: of this run alone, which rank 0 sees.
             world: from :func:`srunddp.init`.
             keep_last: so many of the newest stay, and always the one that was saved last.
-            keep_best: so many of the best stay besides; ``best.pt`` is a link to the best.
+            keep_best: so many of the best stay, too; ``best.pt`` is a link to the best.
             log: called on rank 0 with lines to the user; None logs them as warnings.
 
         Raises:

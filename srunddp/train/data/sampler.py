@@ -24,7 +24,7 @@ class MicroBatch(NamedTuple):
 
     Attributes:
         samples: first their indices, of which one of another rank's stands in where this rank has none; then a list of
-            them, and once collated a batch. None where a resume passes over them.
+            them, and once collated a batch. None where a resume skips them.
         own: how many count, all or none; total: the same over all ranks, but of a sharded stream of this rank.
         source: of what is random in reading them by indices: the seed, the epoch, the place in its order and the rank.
         weight: of the batch; a text that says what was found where that is no number.

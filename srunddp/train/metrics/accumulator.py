@@ -58,7 +58,7 @@ class MetricAccumulator:
         Args:
             metrics: by name; those with a state are copied, so that other accumulators may have the same ones.
             world: the ranks to sum over.
-            resumed: as of a checkpoint, of any number of ranks; metrics with a state start anew all the same.
+            resumed: as of a checkpoint, of any number of ranks; metrics with a state start from zero all the same.
 
         Raises:
             ConfigError: a metric with a state cannot be gathered from several ranks.
@@ -128,7 +128,7 @@ class MetricAccumulator:
         """The means over all ranks; a collective: one all-reduce, one wait.
 
         The loss is divided by the sum of the weights, values per sample by the number of samples, counts by the sum of
-        the weights. Metrics with a state take a gather and a broadcast besides.
+        the weights. Metrics with a state take a gather and a broadcast, too.
 
         Returns:
             ``loss`` and the metrics; NaN for those of no sample at all.

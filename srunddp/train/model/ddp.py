@@ -50,7 +50,7 @@ class DDPModel:
 
     @property
     def rebuilds_buckets(self) -> bool:
-        """Whether DistributedDataParallel orders its buckets anew after its first backward, as it does by default."""
+        """Whether DistributedDataParallel orders its buckets again after its first backward, as it does by default."""
         return self._ddp is not None and (self._ddp.static_graph or not self._ddp.find_unused_parameters)
 
     def accumulating(self) -> contextlib.AbstractContextManager[None]:

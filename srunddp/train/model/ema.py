@@ -69,5 +69,5 @@ def _copied(model: nn.Module) -> nn.Module:
         raise ConfigError(
             f"ema_decay, and a model that cannot be copied: {' '.join(str(error).split())[:200]}",
             expected="one that copy.deepcopy copies",
-            hint="leave out what it holds besides parameters and modules, or leave out ema_decay",
+            hint="leave out what is neither a parameter nor a module, or leave out ema_decay",
         ) from error

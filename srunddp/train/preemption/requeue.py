@@ -50,7 +50,7 @@ def _is_ended(requests: StopRequests) -> bool:
 
 
 def wait_for_term(requests: StopRequests) -> None:
-    """Until Slurm ends the job: a job script that goes on, or that requeues upon 75, would do so."""
+    """Until Slurm ends the job: a job script that goes on, or that requeues after 75, would do so."""
     deadline = time.monotonic() + _TERM_WITHIN
     while not _is_ended(requests) and time.monotonic() < deadline:
         time.sleep(_LOOK_EVERY)

@@ -523,7 +523,7 @@ def test_a_rank_that_ended_while_waiting_is_named_to_all() -> None:
         with greeted(server, hello(1, 4, "node02")) as caller:
             json_lines.send(caller, {"here": True})
             until(lambda: 1 in server.rendezvous.connections)
-        text = "rank 1 on node02 was lost before all ranks had met: its process ended; expected "
+        text = "rank 1 on node02 was lost during the rendezvous: its process ended; expected "
         for failed in (server.result, lambda: found.result(LONG)):
             said, code = peer_error(failed)
             assert (said.startswith(text), code) == (True, 137)
@@ -545,7 +545,7 @@ def test_a_rank_that_loses_rank_zero_says_so() -> None:
             assert json_lines.receive(connection)["hello"]["rank"] == 1
             json_lines.send(connection, {"seen": True, "nonce": NONCE, "proof": ""})
             assert json_lines.receive(connection) == {"here": True, "proof": ""}
-        assert f"rank 1 on node02 lost rank 0 at {address} before all ranks had met" in text.result(LONG)
+        assert f"rank 1 on node02 lost rank 0 at {address} during the rendezvous" in text.result(LONG)
 
 
 # Ranks that are waited for.

@@ -58,7 +58,7 @@ FOUND: dict[str, tuple[dict[int, dict[str, Any]], list[tuple[Severity, str, tupl
     ),
     "named wrongly": (
         {4: {"wanted": "0,1,7", "unknown": "7"}},
-        [(WARN, "7 in CUDA_VISIBLE_DEVICES=0,1,7: CUDA heeds nothing from there on", ())],
+        [(WARN, "7 in CUDA_VISIBLE_DEVICES=0,1,7: CUDA ignores it and all after it", ())],
     ),
     "taken": (
         {4: {"devices": [gpu("GPU-a", free=60 * GIB), B]}},

@@ -62,7 +62,7 @@ def damage_and_load(folder: Path, number: int) -> None:
         found = directory.newest(said.append)
         assert found is not None
         assert found[1]["step"] == 1
-        assert said == [f"passed over {str(error.value).partition(';')[0]}"]
+        assert said == [f"ignored {str(error.value).partition(';')[0]}"]
         assert str(path) in said[0]
 
 
