@@ -25,7 +25,9 @@ def coloured(text: str, stream: TextIO) -> str:
 
     It is unchanged for anything else, and where ``NO_COLOR`` is set.
     """
-    if os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb" or not stream.isatty():
+    # Open MPI gives rank 0 a terminal of its own, whatever mpirun writes to.
+    plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb" or "OMPI_COMM_WORLD_RANK" in os.environ
+    if plain or not stream.isatty():
         return text
     text = _HINT.sub("\\1\x1b[1m\\2\x1b[0m", text)
     return _LEVEL.sub(lambda level: f"\x1b[{_LEVELS[level[0]]}m{level[0]}\x1b[0m", text)
