@@ -99,7 +99,7 @@ class Participant(FailureMonitor):
         lost, self._connection.open = self._connection.lost or silent, False
         self.root_cause = self._own_root_cause(cause, lost=lost)
         # Where rank 0 is gone: the lowest rank left, that is one on another node when rank 0's node is gone.
-        if self._deputy.get("elsewhere") and self._network_is_up if lost else self._deputy.get("here"):
+        if (self._deputy.get("elsewhere") and self._network_is_up) if lost else self._deputy.get("here"):
             report_as_deputy(self.root_cause, self._folder)
 
     def _own_root_cause(self, cause: str, *, lost: bool) -> RootCause:
