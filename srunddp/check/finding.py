@@ -137,7 +137,7 @@ class Ranks(list[Observation[F]]):
         return self.where(lambda one: value(one) == usual)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Check(Generic[F]):
     """One check.
 

@@ -144,11 +144,8 @@ def of_device(address: str, sysfs: Path = SYSFS) -> int:
 
 def of_cpus(cpus: set[int], sysfs: Path = SYSFS) -> list[int]:
     """The NUMA nodes that have any of these CPUs."""
-    found = []
-    for folder in (sysfs / "devices/system/node").glob("node[0-9]*"):
-        if cpus & numbers_of(text_of(folder / "cpulist")):
-            found.append(int(folder.name.removeprefix("node")))
-    return sorted(found)
+    nodes = (sysfs / "devices/system/node").glob("node[0-9]*")
+    return sorted(int(each.name.removeprefix("node")) for each in nodes if cpus & numbers_of(text_of(each / "cpulist")))
 
 
 def visible(wanted: str | None, gpus: Sequence[Sequence[D]]) -> tuple[list[D], str]:

@@ -193,4 +193,4 @@ def summary(seen: Ranks[GpuFacts]) -> str:
     return f"{named}, driver {', '.join(drivers)}"
 
 
-CHECK = Check(name="gpus", facts=GpuFacts, collect=collect, evaluate=evaluate, summary=summary)
+CHECK = Check("gpus", GpuFacts, collect, evaluate, summary)

@@ -166,4 +166,4 @@ def summary(seen: Ranks[PathFacts]) -> str:
     )
 
 
-CHECK = Check(name="paths", facts=PathFacts, collect=collect, evaluate=evaluate, summary=summary, node_lines=node_lines)
+CHECK = Check("paths", PathFacts, collect, evaluate, summary, node_lines=node_lines)
