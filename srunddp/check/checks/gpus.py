@@ -11,11 +11,10 @@ from itertools import chain
 from typing import Literal
 
 from srunddp.bootstrap.process_group.device import device_index, has_own, unused_devices
-from srunddp.check.finding import FAIL, WARN, Check, CheckContext, Finding, Observation, Ranks
+from srunddp.check.finding import FAIL, WARN, Check, CheckContext, Finding, Observation, Ranks, call_in_daemon_thread
 from srunddp.errors import ConfigError
 from srunddp.util.hostlist import group_by_key
 from srunddp.util.nvml import NO_GPU, Device, View, look, of_cpus
-from srunddp.util.timeouts import call_in_daemon_thread
 
 _TAKEN, _FULL = 0.1, 0.95
 _PATIENCE = 30  # seconds: without nvidia-persistenced the driver may first have to wake many GPUs

@@ -13,9 +13,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
-from srunddp.check.finding import FAIL, WARN, Check, CheckContext, Finding, Ranks, Severity
+from srunddp.check.finding import FAIL, WARN, Check, CheckContext, Finding, Ranks, Severity, call_in_daemon_thread
 from srunddp.util.filesystem import Place, content, look, why_not_writable
-from srunddp.util.timeouts import call_in_daemon_thread
 
 T = TypeVar("T")
 
