@@ -174,10 +174,8 @@ def _numa(one: Observation[GpuFacts], device: Device) -> Iterator[Finding]:
 
 def _unlike(used: Used) -> Iterator[Finding]:
     seen, models = Ranks(one for one, _ in used), {one.rank: device["name"] for one, device in used}
-    driver, hint = "NVIDIA driver", "have the nodes brought to one version"
-    yield from seen.differing(
-        lambda one: f"{one.facts.driver} (CUDA {one.facts.cuda})", WARN, driver, hint, ranks=False
-    )
+    name, hint = "NVIDIA driver", "have the nodes brought to one version"
+    yield from seen.differing(lambda one: f"{one.facts.driver} (CUDA {one.facts.cuda})", WARN, name, hint, ranks=False)
     hint = "ask for one model (--constraint, --gres=gpu:TYPE:N)"
     yield from seen.differing(lambda one: models[one.rank], WARN, "GPU", hint)
 
