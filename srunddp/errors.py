@@ -61,12 +61,8 @@ class SrunddpError(Exception):
     ) -> None:
         self.scope = scope
         self.found, self.expected, self.hint = f"{where}: {found}" if where else found, expected, hint
-        text = self.found
-        if expected:
-            text += f"; expected {expected}"
-        if hint:
-            text += f" -> {hint}"
-        super().__init__(one_line(text))
+        parts = self.found, f"; expected {expected}" if expected else "", f" -> {hint}" if hint else ""
+        super().__init__(one_line("".join(parts)))
 
 
 class ConfigError(SrunddpError):

@@ -21,9 +21,9 @@ from srunddp.bootstrap.network.probe import half_open
 from srunddp.bootstrap.rendezvous.auth import Authenticator
 from srunddp.bootstrap.rendezvous.listener import AuthenticatedListener
 from srunddp.bootstrap.rendezvous.protocol import Hello, RendezvousInfo
+from srunddp.check.finding import call_in_daemon_thread
 from srunddp.errors import RendezvousError
 from srunddp.util.json_lines import parse, send
-from srunddp.util.timeouts import call_in_daemon_thread
 
 Handler = Callable[[Mapping[str, Any]], Any]
 _LONGEST = 1 << 24

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import KW_ONLY, dataclass, field, replace
 from enum import IntEnum
 from typing import Generic, TypeVar
@@ -16,6 +18,7 @@ from srunddp.util.hostlist import group_by_key
 
 ROWS = 20  # a screenful
 F = TypeVar("F")
+T = TypeVar("T")
 
 
 class Severity(IntEnum):
@@ -137,7 +140,7 @@ class Ranks(list[Observation[F]]):
         return self.where(lambda one: value(one) == usual)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Check(Generic[F]):
     """One check.
 
@@ -175,3 +178,20 @@ def split_message(message: str) -> tuple[str, str, str]:
     message, _, hint = message.partition(" -> ")
     found, _, expected = message.partition("; expected ")
     return found, expected, hint
+
+
+def call_in_daemon_thread(look: Callable[[], T]) -> Future[T]:
+    """What may never answer, as a file server that is gone: its answer or error, once it has one.
+
+    A thread that hangs in it keeps the process from nothing.
+    """
+    answer: Future[T] = Future()
+
+    def answering() -> None:
+        try:
+            answer.set_result(look())
+        except BaseException as error:
+            answer.set_exception(error)
+
+    threading.Thread(target=answering, daemon=True).start()
+    return answer

@@ -14,12 +14,11 @@ from srunddp.bootstrap.network.interface import addresses_of, is_loopback, list_
 from srunddp.bootstrap.rendezvous import auth, client, discovery, protocol
 from srunddp.bootstrap.rendezvous.protocol import Address, Hello, listen, listen_where_possible
 from srunddp.check.coordinator import Coordinator, Handler, gather, serve
-from srunddp.check.finding import CheckContext
+from srunddp.check.finding import CheckContext, call_in_daemon_thread
 from srunddp.errors import RendezvousError, SrunddpError
 from srunddp.util.click_types import limit
 from srunddp.util.console import write_stderr
 from srunddp.util.kernel_file import raise_open_files_limit
-from srunddp.util.timeouts import call_in_daemon_thread
 
 _A_HOST = 1.0
 come_within = limit("--timeout", 30.0, "How long rank 0 waits for the others.")

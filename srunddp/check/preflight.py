@@ -20,10 +20,9 @@ from srunddp.bootstrap.rendezvous.server import infos_of
 from srunddp.check import allreduce, bandwidth, connectivity
 from srunddp.check.checks import CHECKS, interface, launch
 from srunddp.check.coordinator import Coordinator
-from srunddp.check.finding import FAIL, WARN, Check, CheckContext, Finding, split_message
+from srunddp.check.finding import FAIL, WARN, Check, CheckContext, Finding, call_in_daemon_thread, split_message
 from srunddp.check.render import Report
 from srunddp.util.hostlist import group_by_key
-from srunddp.util.timeouts import call_in_daemon_thread
 
 _FACTS_WITHIN = 30.0  # beside what the slowest check may take
 _COLLECTIVE_WITHIN = 60.0

@@ -22,14 +22,11 @@ from srunddp.util.hostlist import fold, fold_ranks, group_by_key
 def merged(findings: Iterable[Finding]) -> list[Finding]:
     """Equal findings of several nodes or ranks as one; the worst first, else in their order."""
     by_text = group_by_key((replace(each, nodes=(), ranks=()), each) for each in findings)
-    rows = [
-        replace(
-            text,
-            nodes=tuple(dict.fromkeys(node for each in same for node in each.nodes)),
-            ranks=tuple(sorted({rank for each in same for rank in each.ranks})),
-        )
-        for text, same in by_text.items()
-    ]
+    rows = []
+    for text, same in by_text.items():
+        nodes = dict.fromkeys(node for each in same for node in each.nodes)
+        ranks = {rank for each in same for rank in each.ranks}
+        rows.append(replace(text, nodes=tuple(nodes), ranks=tuple(sorted(ranks))))
     return sorted(rows, key=lambda each: each.level)
 
 

@@ -206,10 +206,10 @@ def _value(given: _Given, key: ConfigField) -> Any:
     try:
         return schema.value_of(given.node, key.kind)
     except schema.TypeMismatchError as mismatch:
-        words = expected(key.kind).replace(",", "").split()
-        hint = did_you_mean(getattr(mismatch.node, "value", ""), words) or "correct it"
-        node = mismatch.node if mismatch.node.start_mark else given.node
-        raise given.error(f"is {shown(mismatch.node)}", expected(key.kind), hint, node) from None
+        (found,), words = mismatch.args, expected(key.kind)
+        hint = did_you_mean(getattr(found, "value", ""), words.replace(",", "").split()) or "correct it"
+        node = found if found.start_mark else given.node
+        raise given.error(f"is {shown(found)}", words, hint, node) from None
 
 
 def _example(prefix: str, keys: Keys) -> str:

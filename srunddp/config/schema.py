@@ -153,11 +153,7 @@ def config_error(found: str, expected: str, hint: str) -> ConfigError:
 
 
 class TypeMismatchError(Exception):
-    """The node is no value of the type."""
-
-    def __init__(self, node: yaml.Node) -> None:
-        super().__init__(node)
-        self.node = node
+    """The node, which is its argument, is no value of the type."""
 
 
 def value_of(node: yaml.Node, kind: Any) -> Any:

@@ -102,9 +102,8 @@ def draft(scan: ScanResult, today: datetime.date, entries: Sequence[IfacesEntry]
     if missing:
         lines.append(f"# {fold(missing)}: no interface reaches the others; there is no entry for it.")
     leads = cache(lambda template: all(_leads(scan, best, template, node) for node in best.links))
-    for entry, theirs in group_by_key(
-        (_entry(best, node, leads), node) for node in sorted(new & {*best.links})
-    ).items():
+    entries_of = group_by_key((_entry(best, node, leads), node) for node in sorted(new & {*best.links}))
+    for entry, theirs in entries_of.items():
         folded = fold(theirs)
         folded = f'"{folded}"' if folded.startswith("[") else folded  # names that are numbers would be a list
         lines += ["", f"- nodes: {folded}", *entry]

@@ -11,9 +11,9 @@ from srunddp.bootstrap.network.interface import addresses_of, list_interfaces, w
 from srunddp.bootstrap.network.probe import NO_ANSWER, Probe, Prober
 from srunddp.check.connectivity import run_listeners, run_plan
 from srunddp.check.coordinator import Coordinator
+from srunddp.check.finding import call_in_daemon_thread
 from srunddp.util import infiniband
 from srunddp.util.hostlist import group_by_key
-from srunddp.util.timeouts import call_in_daemon_thread
 
 _WITHIN = 2.0
 _SLACK = 15.0  # for a node that is busy

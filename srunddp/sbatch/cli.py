@@ -194,9 +194,7 @@ def _job(given: Mapping[str, Any], interactive: bool, has_to_be_seen: bool) -> S
     return job
 
 
-def parse_settings(
-    given: Mapping[str, Any], command: Sequence[str], defaults: Sequence[str] = ()
-) -> dict[str, Setting]:
+def parse_settings(given: Mapping[str, Any], command: Sequence[str], files: Sequence[str] = ()) -> dict[str, Setting]:
     """What options, by key, and the files of defaults and ``--config`` give; the script will quote the command.
 
     Raises:
@@ -206,7 +204,7 @@ def parse_settings(
         validate.check_printable("the argument", each)
     keys = _keys()
     values = [(name, _node(given[name])) for name in ("config", *keys) if given[name] not in (None, ())]
-    return parse_values(keys, [*(("config", scalar_node(path)) for path in defaults), *values], {})
+    return parse_values(keys, [*(("config", scalar_node(path)) for path in files), *values], {})
 
 
 def job_of(settings: Mapping[str, Setting]) -> SlurmJob:

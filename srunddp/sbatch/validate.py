@@ -11,6 +11,7 @@ import os
 import re
 import warnings
 from collections.abc import Iterator, Mapping
+from itertools import chain
 from pathlib import Path
 
 from srunddp.bootstrap.network.ifaces_conf import OURS
@@ -37,10 +38,11 @@ def check(job: SlurmJob, *, interactive: bool = False) -> None:
     Raises:
         ConfigError: it cannot, or would not do what is requested.
     """
-    for problems in (_of_texts(job), _of_variables(job), _of_numbers(job), _of_options(job, interactive)):
-        for is_there, found, expected, hint in problems:
-            if is_there:
-                raise ConfigError(found, expected=expected, hint=hint)
+    of_values = _of_texts(job), _of_variables(job), _of_numbers(job)
+    problems = chain(*of_values, _of_options(job, interactive), _of_arguments(job), _of_stage(job))
+    for is_there, found, expected, hint in problems:
+        if is_there:
+            raise ConfigError(found, expected=expected, hint=hint)
 
 
 def check_printable(name: str, text: str) -> None:
@@ -113,12 +115,10 @@ def _of_options(job: SlurmJob, interactive: bool) -> Iterator[_Problem]:
     for name in [*batch_only, *(["requeue"] if job.requeue else [])]:
         found, hint = f"--salloc with --{name}", "remove it, or submit the job with sbatch"
         yield interactive, found, "an option that salloc knows", hint
-    yield from _of_arguments(job)
     for each in job.container_mounts:
         yield not job.container_image, "--container-mounts without --container-image", "both", "name the image"
         found, hint = f"--container-mounts {each!r}", "repeat --container-mounts for each"
         yield "," in each, found, "one SOURCE:TARGET, without a comma", hint
-    yield from _of_stage(job)
 
 
 def _of_arguments(job: SlurmJob) -> Iterator[_Problem]:

@@ -54,13 +54,8 @@ def _device(folder: Path) -> Device:
     ports = sorted((folder / "ports").glob("*"))
     active = [port for port in ports if "ACTIVE" in text_of(port / "state")]
     port = max(active or ports, key=_rate, default=folder)
-    return Device(
-        name=folder.name,
-        layer=text_of(port / "link_layer"),
-        active=bool(active),
-        rate=_rate(port),
-        interfaces=tuple(sorted(path.name for path in (folder / "device" / "net").glob("*"))),
-    )
+    interfaces = tuple(sorted(path.name for path in (folder / "device" / "net").glob("*")))
+    return Device(folder.name, text_of(port / "link_layer"), bool(active), _rate(port), interfaces)
 
 
 def _rate(port: Path) -> int:

@@ -144,11 +144,8 @@ def of_device(address: str, sysfs: Path = SYSFS) -> int:
 
 def of_cpus(cpus: set[int], sysfs: Path = SYSFS) -> list[int]:
     """The NUMA nodes that have any of these CPUs."""
-    found = []
-    for folder in (sysfs / "devices/system/node").glob("node[0-9]*"):
-        if cpus & numbers_of(text_of(folder / "cpulist")):
-            found.append(int(folder.name.removeprefix("node")))
-    return sorted(found)
+    nodes = (sysfs / "devices/system/node").glob("node[0-9]*")
+    return sorted(int(each.name.removeprefix("node")) for each in nodes if cpus & numbers_of(text_of(each / "cpulist")))
 
 
 def visible(wanted: str | None, gpus: Sequence[Sequence[D]]) -> tuple[list[D], str]:
@@ -160,10 +157,10 @@ def visible(wanted: str | None, gpus: Sequence[Sequence[D]]) -> tuple[list[D], s
         wanted: indices, UUIDs or beginnings of them; None where it is not set.
         gpus: of the node, each as its MIG instances or as itself.
     """
-    chosen: list[D] = []
     if wanted is None:
-        chosen = [device for gpu in gpus for device in gpu]
-    for entry in [] if wanted is None else wanted.split(","):
+        return _of_mig([device for gpu in gpus for device in gpu]), ""
+    chosen: list[D] = []
+    for entry in wanted.split(","):
         device = _named(entry.strip(), gpus)
         if device is None:
             return _of_mig(chosen), "" if entry.strip() in NO_GPU else entry.strip()

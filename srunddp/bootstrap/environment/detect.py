@@ -201,7 +201,6 @@ def _explicit(variables: Mapping[str, str]) -> Environment:
 
 def _single(variables: Mapping[str, str], where: str) -> Environment:
     note = f"this is {where}: one process, world size 1; start with `srun srunddp …` for one per task"
-    names = ("rank", "local_rank", "world_size", "local_world_size")
     return Environment(
         launcher=NO_LAUNCHER,
         rank=0,
@@ -209,7 +208,7 @@ def _single(variables: Mapping[str, str], where: str) -> Environment:
         world_size=1,
         local_world_size=1,
         node=_node_name(variables),
-        sources=dict.fromkeys(names, "no launcher was found"),
+        sources=dict.fromkeys(("rank", "local_rank", "world_size", "local_world_size"), "no launcher was found"),
         notes=(note,) if where else (),
     )
 

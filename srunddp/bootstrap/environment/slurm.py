@@ -96,11 +96,8 @@ def in_allocation(variables: Mapping[str, str]) -> bool:
 
 def in_step(variables: Mapping[str, str]) -> bool:
     """Whether these are the variables of a task of a real step, not of a batch body or a shell."""
-    try:
-        step = int(variables.get(STEP_ID, ""))
-    except ValueError:
-        return False
-    real = 0 <= step < _FIRST_RESERVED_STEP
+    step = variables.get(STEP_ID, "")
+    real = step.isdecimal() and int(step) < _FIRST_RESERVED_STEP
     return real and all(name in variables for name in (RANK, LOCAL_RANK, WORLD_SIZE))
 
 

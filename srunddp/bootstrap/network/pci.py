@@ -16,7 +16,8 @@ def own_gpu(local_rank: int, variables: Mapping[str, str]) -> tuple[str, str]:
     if not view.devices:
         return "", view.missing or view.error or "no GPU is visible"
     address = view.devices[local_rank % len(view.devices)]["address"]
-    return (address, "") if _gpu(address).exists() else ("", f"sysfs does not show GPU {address}")
+    there = (SYSFS / "bus/pci/devices" / address).exists()
+    return (address, "") if there else ("", f"sysfs does not show GPU {address}")
 
 
 def distance(gpu: str, interface: str) -> tuple[int, bool]:
@@ -25,14 +26,10 @@ def distance(gpu: str, interface: str) -> tuple[int, bool]:
     First the bridges that both are below count, as a negative number, then whether their NUMA nodes differ. An
     interface of which sysfs shows no device, as of a virtual one, is the farthest.
     """
-    here, there = _gpu(gpu).resolve(), _device(SYSFS / "class/net" / interface)
+    here, there = (SYSFS / "bus/pci/devices" / gpu).resolve(), _device(SYSFS / "class/net" / interface)
     if not there:
         return 0, True
     return -len(Path(os.path.commonpath((here, there))).parts), _numa(here) != _numa(there)
-
-
-def _gpu(address: str) -> Path:
-    return SYSFS / "bus/pci/devices" / address
 
 
 def _device(folder: Path) -> Path | None:

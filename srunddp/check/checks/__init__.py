@@ -8,6 +8,4 @@ from srunddp.check.checks import cpus, gpus, interface, launch, limits, paths, v
 from srunddp.check.finding import Check
 
 # In the order of the report.
-CHECKS: tuple[Check[Any], ...] = tuple(
-    module.CHECK for module in (launch, interface, paths, versions, gpus, cpus, limits)
-)
+CHECKS: tuple[Check[Any], ...] = tuple(each.CHECK for each in (launch, interface, paths, versions, gpus, cpus, limits))

@@ -98,4 +98,4 @@ def summary(seen: Ranks[CpuFacts]) -> str:
     return f"{_cpus(least)} for each rank at least: room for {room}"
 
 
-CHECK = Check(name="cpus", facts=CpuFacts, collect=collect, evaluate=evaluate, summary=summary)
+CHECK = Check("cpus", CpuFacts, collect, evaluate, summary)

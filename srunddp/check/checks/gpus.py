@@ -11,11 +11,10 @@ from itertools import chain
 from typing import Literal
 
 from srunddp.bootstrap.process_group.device import device_index, has_own, unused_devices
-from srunddp.check.finding import FAIL, WARN, Check, CheckContext, Finding, Observation, Ranks
+from srunddp.check.finding import FAIL, WARN, Check, CheckContext, Finding, Observation, Ranks, call_in_daemon_thread
 from srunddp.errors import ConfigError
 from srunddp.util.hostlist import group_by_key
 from srunddp.util.nvml import NO_GPU, Device, View, look, of_cpus
-from srunddp.util.timeouts import call_in_daemon_thread
 
 _TAKEN, _FULL = 0.1, 0.95
 _PATIENCE = 30  # seconds: without nvidia-persistenced the driver may first have to wake many GPUs
@@ -175,10 +174,8 @@ def _numa(one: Observation[GpuFacts], device: Device) -> Iterator[Finding]:
 
 def _unlike(used: Used) -> Iterator[Finding]:
     seen, models = Ranks(one for one, _ in used), {one.rank: device["name"] for one, device in used}
-    driver, hint = "NVIDIA driver", "have the nodes brought to one version"
-    yield from seen.differing(
-        lambda one: f"{one.facts.driver} (CUDA {one.facts.cuda})", WARN, driver, hint, ranks=False
-    )
+    name, hint = "NVIDIA driver", "have the nodes brought to one version"
+    yield from seen.differing(lambda one: f"{one.facts.driver} (CUDA {one.facts.cuda})", WARN, name, hint, ranks=False)
     hint = "ask for one model (--constraint, --gres=gpu:TYPE:N)"
     yield from seen.differing(lambda one: models[one.rank], WARN, "GPU", hint)
 
@@ -193,4 +190,4 @@ def summary(seen: Ranks[GpuFacts]) -> str:
     return f"{named}, driver {', '.join(drivers)}"
 
 
-CHECK = Check(name="gpus", facts=GpuFacts, collect=collect, evaluate=evaluate, summary=summary)
+CHECK = Check("gpus", GpuFacts, collect, evaluate, summary)

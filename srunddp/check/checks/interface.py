@@ -135,4 +135,4 @@ def summary(seen: Ranks[InterfaceFacts]) -> str:
     return f"{found}; by {sources[0]}{more}" if sources else found
 
 
-CHECK = Check(name="interface", facts=InterfaceFacts, collect=collect, evaluate=evaluate, summary=summary)
+CHECK = Check("interface", InterfaceFacts, collect, evaluate, summary)

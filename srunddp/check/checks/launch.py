@@ -106,6 +106,4 @@ def summary(seen: Ranks[LaunchFacts]) -> str:
     return f"{len(seen)} of {facts.world_size} ranks by {facts.launcher}, channel {facts.channel}"
 
 
-CHECK = Check(
-    name=NAME, facts=LaunchFacts, collect=collect, evaluate=evaluate, summary=summary, within=_LIBRARY_WITHIN + 15.0
-)
+CHECK = Check(NAME, LaunchFacts, collect, evaluate, summary, within=_LIBRARY_WITHIN + 15.0)

@@ -82,4 +82,4 @@ def summary(seen: Ranks[LimitFacts]) -> str:
     return ", ".join(f"{folder} {free / 2**30:.1f} GiB free at least" for folder, free in least.items())
 
 
-CHECK = Check(name="limits", facts=LimitFacts, collect=collect, evaluate=evaluate, summary=summary)
+CHECK = Check("limits", LimitFacts, collect, evaluate, summary)

@@ -13,9 +13,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
-from srunddp.check.finding import FAIL, WARN, Check, CheckContext, Finding, Ranks, Severity
+from srunddp.check.finding import FAIL, WARN, Check, CheckContext, Finding, Ranks, Severity, call_in_daemon_thread
 from srunddp.util.filesystem import Place, content, look, why_not_writable
-from srunddp.util.timeouts import call_in_daemon_thread
 
 T = TypeVar("T")
 
@@ -166,4 +165,4 @@ def summary(seen: Ranks[PathFacts]) -> str:
     )
 
 
-CHECK = Check(name="paths", facts=PathFacts, collect=collect, evaluate=evaluate, summary=summary, node_lines=node_lines)
+CHECK = Check("paths", PathFacts, collect, evaluate, summary, node_lines=node_lines)

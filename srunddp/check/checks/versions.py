@@ -216,12 +216,4 @@ def summary(seen: Ranks[VersionFacts]) -> str:
     return f"{_packages(seen[0].facts)}, torch imported in {slowest:.1f} s at most"
 
 
-CHECK = Check(
-    name="versions",
-    facts=VersionFacts,
-    collect=collect,
-    evaluate=evaluate,
-    summary=summary,
-    node_lines=node_lines,
-    within=_PATIENCE + 15.0,
-)
+CHECK = Check("versions", VersionFacts, collect, evaluate, summary, node_lines=node_lines, within=_PATIENCE + 15.0)
