@@ -8,31 +8,31 @@ from pathlib import Path
 from typing import NamedTuple
 
 from srunddp.errors import ConfigError
+from srunddp.util.usage_errors import foreign
 
-# The words of bash, as far as it takes to find commands: quotes and $(...) belong to a word, and may hold line ends.
+# The words of bash, as far as it takes to find commands. Quotes, $(...) and an array's values belong to a word, and may
+# hold line ends.
 _NESTED = r"\((?:[^()]|\((?:[^()]|\([^()]*\))*\))*\)"
 _TOKEN = re.compile(
     rf"""(?:[ \t\r]|\\\n)+ | \#[^\n]*
     | (?P<here>(?<!<)<<-?[ \t]*(?P<quote>['"]?)(?P<end>\w+)(?P=quote)[^\n]*\n.*?^\t*(?P=end)$)
-    | (?P<word>(?:\${_NESTED} | `[^`]*` | "(?:[^"\\]|\\.)*" | '[^']*' | \\. | [^\s"'`\\;&|()<>])+)
+    | (?P<word>(?:(?:\$|(?<==)){_NESTED} | `[^`]*` | "(?:[^"\\]|\\.)*" | '[^']*' | \\. | [^\s"'`\\;&|()<>])+)
     | (?P<separator>.)""",
     re.VERBOSE | re.MULTILINE | re.DOTALL,
 )
+_NAMED = re.compile(r"[^#]*(torchrun|torch\.distributed\.(run|launch)|accelerate launch)")
 _MODULES = ("torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch")
 _LOOPS = ("for", "while", "until")
-_BEFORE = re.compile(r"\w+=.*|then|do|else|exec|time|!|\{", re.DOTALL)  # what srun cannot stand before
+_BEFORE = re.compile(r"\w+=.*|if|elif|then|do|else|exec|time|!|\{", re.DOTALL)  # what srun cannot stand before
+_STARTS_IT = re.compile(r"\$.*|eval|ssh|pdsh|clush|mpi(run|exec).*")  # what srun cannot start, or may be srun
 # Options of torchrun and accelerate without a value; all others take one.
 _FLAG = re.compile(
-    r"standalone|m|module|no-python|virtual-local-rank|q|quiet|cpu|mps|tpu|use-.*|multi-gpu|same-network|debug"
-    r"|enable-cpu-affinity|dynamo-use-.*|fsdp-activation-checkpointing|(no-)?tpu-cluster|tpu-use-.*"
+    r"standalone|m|module|no-python|virtual-local-rank|run-path|q|quiet|cpu|mps|tpu|use-.*|multi-gpu|same-network|debug"
+    r"|enable-cpu-affinity|dynamo-use-.*|downcast-bf16|fp8-use-.*|(no-)?tpu-cluster|tpu-use-.*"
 )
-# Those that srun and srunddp replace; the others are noted.
-_REPLACED = re.compile(
-    r"standalone|m|module|q|quiet|use-env|multi-gpu|same-network|nnodes|nproc-per-node|node-rank|rdzv-.*|master-.*"
-    r"|max-restarts|num-processes|num-machines|machine-rank|main-process-.*"
-)
+_SAME = ("m", "module", "q", "quiet", "use-env")  # for srunddp, too, or of no use
 # Options of srun that say how large the step is.
-_SIZE = re.compile(r"-[Nnc]\d*|--(?:nodes|ntasks|ntasks-per-node|cpus-per-task)(?:=.*)?", re.DOTALL)
+_SIZE = re.compile(r"-[Nnc].*|--(?:nodes|n?tasks(?:-per-node)?|cpus-per-task)(?:=.*)?", re.DOTALL)
 
 
 _Words = Sequence[re.Match[str]]
@@ -43,6 +43,7 @@ class _Launch(NamedTuple):
 
     words: _Words
     before: int
+    launcher: str
     options: dict[str, str]
     script: _Words
     in_loop: bool
@@ -62,15 +63,16 @@ def convert(path: str) -> tuple[str, list[str]]:
     launches = [launch for words, in_loop in _commands(text) if (launch := _launch(words, in_loop))]
     lines = [text.count("\n", 0, launch.words[launch.before].start()) + 1 for launch in launches]
     if len(launches) != 1:
-        in_lines = f", in lines {', '.join(map(str, lines))}" if lines else ""
-        found = f"{path}: {len(launches) or 'no'} commands with torchrun or accelerate{in_lines}"
+        quoted = [number for number, line in enumerate(text.splitlines(), 1) if _NAMED.match(line)]
+        found = f"{path}: {len(launches) or 'no'} commands with torchrun or accelerate"
+        found += ", but in quotes or the like" if quoted and not lines else ""
+        found += "".join(f", line {number}" for number in lines or quoted)
         hint = "replace those in quotes, in variables, or in several commands by hand: srun srunddp train.py"
         raise ConfigError(found, expected="one such command", hint=hint)
     (launch,), where = launches, f"{path}:{lines[0]}"
     if obstacle := _obstacle(text, launch):
         raise ConfigError(obstacle[0], expected="one command for all ranks", hint=obstacle[1], where=where)
-    lost = [f"--{name}" for name in launch.options if not _REPLACED.fullmatch(name)]
-    notes = [f"{where}: {', '.join(lost)}: left out; see srunddp run --help"] if lost else []
+    notes = [f"{where}: {each}" for each in _left_out(launch.options)]
     start, script = launch.words[0].start(), launch.script[0].start()
     return f"{text[:start]}{_replacement(text, launch)} {text[script:]}", notes
 
@@ -100,11 +102,12 @@ def _launch(words: _Words, in_loop: bool) -> _Launch | None:
         takes_next = not (equals or _FLAG.fullmatch(name))
         options[name] = texts[at + 1] if takes_next and at + 1 < len(texts) else value
         at += 2 if takes_next else 1
-    return _Launch(words, place, options, words[at:], in_loop) if words[at:] else None
+    launcher = " ".join(texts[place : place + _starts(texts[place:])])
+    return _Launch(words, place, launcher, options, words[at:], in_loop) if words[at:] else None
 
 
 def _texts(words: _Words) -> list[str]:
-    return [word[0].strip("\"'") for word in words]
+    return [re.sub("[\"']", "", word[0]) for word in words]
 
 
 def _starts(texts: Sequence[str]) -> int:
@@ -121,15 +124,29 @@ def _starts(texts: Sequence[str]) -> int:
 def _obstacle(text: str, launch: _Launch) -> tuple[str, str] | None:
     """What was found, and the hint."""
     first, *rest = _texts(launch.script)
+    before = _texts(launch.words[: launch.before])
+    command = next((each for each in before if not _BEFORE.fullmatch(each)), "")
     if launch.in_loop:
         return "a launch in a loop", "put one srun srunddp in the place of the loop by hand"
+    if _STARTS_IT.fullmatch(command):
+        return f"{command} before {launch.launcher}", "write srun in its place first"
     if first.startswith("$") and any(each.endswith(".py") for each in rest):
         return f"{first} before the script may hold options", "write the options out on this line"
+    if "accelerate" in launch.launcher and "num-processes" not in launch.options:
+        return f"{launch.launcher} without --num_processes", "add it, and --num_machines, with accelerate's own numbers"
     if "no-python" in launch.options:
         return "--no-python", "replace it by hand: srunddp runs a Python script"
-    if re.search(r"^#SBATCH\s.*--gpus-per-task", text, re.MULTILINE):
+    if re.search(r"^#SBATCH\s.*--gpus-per-task", text, re.MULTILINE) or "--gpus-per-task" in " ".join(before):
         return "--gpus-per-task, of which there are more tasks now", "write --gpus-per-node in its place first"
     return None
+
+
+def _left_out(options: dict[str, str]) -> Iterator[str]:
+    """A note for each option that neither srun nor srunddp replaces."""
+    for name, value in options.items():
+        answer = (foreign(f"--{name}") or ("", "see srunddp run --help"))[1]
+        if name not in _SAME and value != "0" and not answer.startswith(("leave it out", "srun's --n")):
+            yield f"--{name} is left out; here: {answer}"
 
 
 def _replacement(text: str, launch: _Launch) -> str:
@@ -144,13 +161,14 @@ def _replacement(text: str, launch: _Launch) -> str:
 
 
 def _without_size(words: Sequence[str]) -> Iterator[str]:
+    """The words after srun, without options of the step's size; its command begins behind a word that is no option."""
     left = list(words)
-    while left:
-        word = left.pop(0)
-        if not _SIZE.fullmatch(word):
-            yield word
-        elif left and re.fullmatch(r"-[Nnc]|--[\w-]+", word):
-            left.pop(0)  # its value
+    while left and left[0].startswith("-"):
+        option = [left.pop(0)]
+        if re.fullmatch(r"-\w|--[\w-]+", option[0]) and left and not left[0].startswith("-"):
+            option.append(left.pop(0))  # which may be its value
+        yield from () if _SIZE.fullmatch(option[0]) else option
+    yield from left
 
 
 def _step(text: str, options: dict[str, str]) -> list[str]:
@@ -165,10 +183,13 @@ def _step(text: str, options: dict[str, str]) -> list[str]:
     tasks = re.search(r"^#SBATCH\s.*--n?tasks-per-node[= ]*(\d+)", text, re.MULTILINE)
     given = re.search(r"^#SBATCH\s+(?:-c|.*--cpus-per-task)", text, re.MULTILINE)
     # Slurm has shared the node's CPUs out to the tasks of the job, which often were one for each node.
-    cpus = f"SLURM_CPUS_PER_TASK * {tasks[1] if tasks else 1}" if given else "SLURM_CPUS_ON_NODE"
-    size = [f"--nodes={nodes}", f"--ntasks={total or _calculated(f'{nodes} * {each}')}", f"--ntasks-per-node={each}"]
+    cpus = "SLURM_CPUS_PER_TASK" if given else "SLURM_CPUS_ON_NODE"
+    cpus += f" * {tasks[1]}" if given and tasks and tasks[1] != "1" else ""
+    size = {"nodes": nodes, "ntasks": total or _calculated(f"{nodes} * {each}"), "ntasks-per-node": each}
+    size["cpus-per-task"] = _calculated(f"{cpus} / {each}")
+    words = [f'--{name}="{value}"' if "$" in value else f"--{name}={value}" for name, value in size.items()]
     bind = ["--gpu-bind=none"] if re.search(r"^#SBATCH\s.*(gpu|-G)", text, re.MULTILINE) else []
-    return [*size, f"--cpus-per-task=$(({cpus} / {each}))", "--kill-on-bad-exit=1", *bind]
+    return [*words, "--kill-on-bad-exit=1", *bind]
 
 
 def _calculated(product: str) -> str:
@@ -176,4 +197,4 @@ def _calculated(product: str) -> str:
     if found := re.fullmatch(r"(\d+) ([*/]) (\d+)", product):
         left, right = int(found[1]), int(found[3])
         return str(left * right if found[2] == "*" else left // max(right, 1))
-    return f"$(({product}))"
+    return f"$(({re.sub(r'[$](?=[A-Za-z_])', '', product)}))"

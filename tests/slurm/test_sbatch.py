@@ -223,6 +223,27 @@ def processes(job: str) -> list[str]:
     return found
 
 
+CONVERTED = """#!/bin/bash
+#SBATCH --nodes=2 --ntasks-per-node=1
+#SBATCH --cpus-per-task=4
+#SBATCH --gres=gpu:2
+export PATH={path}:$PATH
+srun -l --ntasks=2 torchrun --nnodes="$SLURM_NNODES" --nproc-per-node=2 --rdzv-endpoint="$H:29500" train.py --lr "a b"
+"""
+
+
+def test_a_converted_script_runs_with_as_many_ranks(site: Site) -> None:
+    (site.folder / "theirs.sh").write_text(CONVERTED.format(path=ROOT / "bin"))
+    number = site.run(SRUNDDP, "sbatch", "--from=theirs.sh", "--submit").stdout.strip()
+    job = site._noted("converted", number, "slurm-%.out")
+    until(lambda: look([job]), [job])
+    assert job.state == "COMPLETED", job
+    ranks = reports(re.sub(r"^\d: ", "", job.output, flags=re.MULTILINE))
+    assert {rank: (each["node"], each["arguments"]) for rank, each in ranks.items()} == {
+        rank: (f"node0{1 + rank // 2}", ["--lr", "a b"]) for rank in range(4)
+    }
+
+
 @pytest.mark.parametrize("quoted", [False, True])
 def test_slurm_reads_any_text_of_an_sbatch_line_as_it_is(quoted: bool, site: Site) -> None:
     """In a field of its own: what is not given is seen there as well."""
