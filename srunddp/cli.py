@@ -10,7 +10,7 @@ from typing import Any, NoReturn, cast
 import click
 
 from srunddp._version import __version__
-from srunddp.errors import SrunddpError, UsageError
+from srunddp.errors import SrunddpError, UsageError, did_you_mean, one_of
 from srunddp.util.console import write_stderr
 
 _COMMANDS = ("check", "explain", "ifaces", "report", "run", "sbatch", "stage", "triage")
@@ -96,7 +96,6 @@ class _RunByDefault(click.Group):
 def _refuse(word: str, *, only_if_near: bool = False) -> None:
     """A word that is neither a command nor a file, for which there is a command with a name like that."""
     from srunddp.run.script import LAUNCHERS
-    from srunddp.util.usage_errors import did_you_mean, one_of
 
     hint = did_you_mean(word, [*_COMMANDS, "help", "--version"])
     if not only_if_near or (hint and word not in LAUNCHERS):

@@ -14,8 +14,11 @@ through; what click refuses is a UsageError too.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+import os
+from collections.abc import Iterable, Iterator, Sequence
 from enum import Enum
+from typing import Any
 
 
 class Scope(Enum):
@@ -31,6 +34,20 @@ def one_line(text: str) -> str:
     if text.isprintable():
         return text
     return "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in text)
+
+
+def one_of(names: Iterable[str]) -> str:
+    """``a, b or c``."""
+    *most, last = names
+    return f"{', '.join(most)} or {last}" if most else last
+
+
+def did_you_mean(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
+    """A hint with the nearest of the known names; empty where none is near."""
+    import difflib
+
+    near = difflib.get_close_matches(name, known, 1, cutoff)
+    return f"did you mean {near[0]}?" if near else ""
 
 
 class SrunddpError(Exception):
@@ -56,6 +73,15 @@ class ConfigError(SrunddpError):
     """The configuration is wrong (sysexits' EX_CONFIG)."""
 
     exit_code = 78
+
+
+@contextlib.contextmanager
+def file_errors(what: str = "", **message: Any) -> Iterator[None]:
+    """What the kernel refuses of a file, as a ConfigError: ``what`` fails and why, or the file and why."""
+    try:
+        yield
+    except OSError as error:
+        raise ConfigError(f"{what or error.filename}: {os.strerror(error.errno or 0)}", **message) from None
 
 
 class UsageError(ConfigError):

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from functools import partial
 
 from srunddp.bootstrap.environment import mpi
-from srunddp.bootstrap.network.ifaces_conf import DEFAULT, entry_or_default
+from srunddp.bootstrap.network.ifaces_conf import DEFAULT, entry_for
 from srunddp.bootstrap.network.interface import addresses_of, is_loopback, list_interfaces, why_unusable
 from srunddp.bootstrap.rendezvous import auth, client, discovery, protocol
 from srunddp.bootstrap.rendezvous.protocol import Address, Hello, listen, listen_where_possible, raise_open_files_limit
@@ -93,7 +93,7 @@ def _listen(context: CheckContext, ports: range | None) -> list[socket.socket]:
     if not hosts:
         found = f"node {environment.node} has no interface that is up and has an address"
         raise RendezvousError(found, expected="one by which other nodes reach it", hint="see `ip addr` there")
-    entry = entry_or_default(context.loaded.entries, environment.node)
+    entry = entry_for(context.loaded.entries, environment.node, or_default=True)
     candidates = discovery.rendezvous_ports(environment, entry, ports)
     return listen_where_possible(hosts, candidates) or [listen(hosts[0], candidates)]
 
@@ -103,7 +103,7 @@ def _candidates(context: CheckContext, ports: range | None) -> list[Address]:
     environment, names, entry = context.environment, [], DEFAULT
     zero = discovery.working_out(environment).rank_zero(environment)
     if zero.is_node:
-        entry = entry_or_default(context.loaded.entries, zero.name)
+        entry = entry_for(context.loaded.entries, zero.name, or_default=True)
     if not zero.is_node or not zero.here:
         names = list(dict.fromkeys((discovery.hostname_of(entry, zero.name), zero.name)))
     hosts = [host for name in names for host in sorted(addresses_of(name))]

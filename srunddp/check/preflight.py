@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 from srunddp._version import __version__
-from srunddp.bootstrap.network.ifaces_conf import entry_or_default
+from srunddp.bootstrap.network.ifaces_conf import entry_for
 from srunddp.bootstrap.network.interface import addresses_of
 from srunddp.bootstrap.network.probe import Prober
 from srunddp.bootstrap.process_group.store import ProcessGroupContext
@@ -128,7 +128,7 @@ def missing(coordinator: Coordinator, context: CheckContext, timeout: float) -> 
     layout = environment.step.layout() if environment.step else {}
     unseen = sorted(set(range(environment.world_size)) - coordinator.here.keys())
     for node, ranks in group_by_key((layout.get(rank, ""), rank) for rank in unseen).items():
-        name = discovery.hostname_of(entry_or_default(entries, node), node)
+        name = discovery.hostname_of(entry_for(entries, node, or_default=True), node)
         known = addresses_of(name) & set(coordinator.unanswered) if node and coordinator.unanswered else set()
         came = "; its packets come here, our answers do not reach it" if known else ""
         found, hint = f"no word within {timeout:g} s{came}", "see its own lines, and whether srun started srunddp there"

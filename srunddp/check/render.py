@@ -14,7 +14,7 @@ from srunddp._version import __version__
 from srunddp.bootstrap.rendezvous.protocol import Hello
 from srunddp.check.checks import CHECKS
 from srunddp.check.finding import FAIL, Check, F, Finding, Observation, Ranks, Severity
-from srunddp.errors import ConfigError, one_line
+from srunddp.errors import file_errors, one_line
 from srunddp.util.atomic_file import replace_file
 from srunddp.util.hostlist import fold, group_by_key, ranges
 
@@ -81,17 +81,14 @@ def write(report: Report, text: Sequence[str], folder: str, job: str, code: int)
     Raises:
         ConfigError: they cannot be written there.
     """
-    try:
+    found, hint = f"the report cannot be written to {folder}", "name another with --output-dir"
+    with file_errors(found, expected="a folder that rank 0 may write to", hint=hint):
         os.makedirs(folder, exist_ok=True)
         paths = [Path(folder) / f"preflight.{job or 'local'}.{kind}" for kind in ("txt", "json")]
         nodes = [line for check in CHECKS if (seen := report.seen(check)) for line in check.node_lines(seen)]
         texts = "\n".join([*text, "", *map(one_line, nodes)]), json.dumps(as_json(report, job, code), indent=1)
         for path, each in zip(paths, texts, strict=True):
             replace_file(path, f"{each}\n".encode(errors="backslashreplace"))  # a path need not be text
-    except OSError as error:
-        found = f"the report cannot be written to {folder}: {os.strerror(error.errno or 0)}"
-        hint = "name another with --output-dir"
-        raise ConfigError(found, expected="a folder that rank 0 may write to", hint=hint) from None
     return list(map(str, paths))
 
 

@@ -29,7 +29,7 @@ from srunddp.config.schema import (
     usage,
     value_of,
 )
-from srunddp.errors import ConfigError, Scope
+from srunddp.errors import ConfigError, Scope, did_you_mean, file_errors
 from srunddp.util.atomic_file import replace_file
 from srunddp.util.excepthook import install_excepthook
 from srunddp.util.yaml_source import compose, yaml_position
@@ -170,12 +170,9 @@ def _options(arguments: Sequence[str]) -> Iterator[tuple[str, str]]:
 
 
 def _from_file(path: str, keys: Mapping[str, ConfigField], removed: Mapping[str, str]) -> dict[str, _Given]:
-    try:
+    hint = "correct --config" + ("; every node must see the file" if "RANK" in os.environ else "")
+    with file_errors(path, expected="a file of settings", hint=hint, scope=Scope.NODE):
         text = Path(path).read_bytes()
-    except OSError as error:
-        reason = os.strerror(error.errno or 0)
-        hint = "correct --config" + ("; every node must see the file" if "RANK" in os.environ else "")
-        raise ConfigError(f"{path}: {reason}", expected="a file of settings", hint=hint, scope=Scope.NODE) from None
     root = compose(text, path, expected="lines such as `epochs: 3`", hint="correct it", scope=Scope.JOB)
     if root is None or is_null(root):
         return {}
@@ -235,8 +232,7 @@ def _value(given: _Given, key: ConfigField) -> Any:
         return value_of(given.node, key.kind)
     except TypeMismatchError as mismatch:
         words = expected(key.kind).replace(",", "").split()
-        near = difflib.get_close_matches(getattr(mismatch.node, "value", ""), words, n=1)
-        hint = f"did you mean {near[0]}?" if near else "correct it"
+        hint = did_you_mean(getattr(mismatch.node, "value", ""), words) or "correct it"
         node = mismatch.node if mismatch.node.start_mark else given.node
         raise given.error(f"is {_shown(mismatch.node)}", expected(key.kind), hint, node) from None
 

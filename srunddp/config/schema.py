@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Literal, Self, Union, get_args, get_origin, ge
 
 import yaml
 
-from srunddp.errors import ConfigError, Scope
+from srunddp.errors import ConfigError, Scope, one_of
 
 # What the command line takes besides.
 RESERVED = ("config", "help")
@@ -192,9 +192,9 @@ def expected(kind: Any) -> str:
     """
     origin, arguments = get_origin(kind), get_args(kind)
     if origin is Literal:
-        return _or([text_of(choice) for choice in arguments])
+        return one_of([text_of(choice) for choice in arguments])
     if origin in (Union, UnionType):
-        return _or([expected(member) for member in arguments])
+        return one_of([expected(member) for member in arguments])
     if origin is list or (origin is tuple and arguments[1:] == (...,)):
         return f"a list, each {expected(arguments[0])}"
     if origin is tuple:
@@ -296,7 +296,3 @@ def _converts(convert: Callable[[str], Any], text: str) -> bool:
         convert(text)
         return True
     return False
-
-
-def _or(words: list[str]) -> str:
-    return " or ".join(filter(None, (", ".join(words[:-1]), words[-1])))

@@ -16,7 +16,7 @@ from srunddp.bootstrap.process_group.device import BACKENDS
 from srunddp.bootstrap.rendezvous.meet import DEFAULT_TIMEOUT
 from srunddp.stage.paths import enter
 from srunddp.supervisor.clock import STALL_TIMEOUT
-from srunddp.util.click_types import ifaces_option, limit, module_option, refusing
+from srunddp.util.click_types import ifaces_option, limit, module_option
 
 
 @click.command(context_settings={"allow_interspersed_args": False, "help_option_names": ["-h", "--help"]})
@@ -42,8 +42,7 @@ def explain(env_file: str | None, **given: Any) -> None:
 
     The exit code is 78 where the run would be refused.
     """
-    with refusing():
-        explained(given, env_file)
+    explained(given, env_file)
 
 
 def explained(given: Mapping[str, Any], env_file: str | None = None) -> None:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Iterable
 from pathlib import Path
 
-from srunddp.errors import ConfigError
+from srunddp.errors import ConfigError, file_errors
 from srunddp.util.hostlist import group_by_key
 
 # A shell's exported functions have odd names; all else that does not begin so belongs to the value before it.
@@ -21,20 +20,13 @@ def read(path: str) -> list[dict[str, str]]:
     Raises:
         ConfigError: it cannot be read, or holds something else.
     """
-    try:
+    expected, hint = "what env or env -0 printed", "srun --label env > FILE"
+    with file_errors(f"--env: {path}", expected=expected, hint=hint):
         content = Path(path).read_bytes()
-    except OSError as error:
-        raise _wrong(path, os.strerror(error.errno or 0)) from None
     # As os.environ has what is not UTF-8.
-    environments = parse(content.decode(errors="surrogateescape"))
-    if not environments:
-        raise _wrong(path, "no line with a variable")
-    return environments
-
-
-def _wrong(path: str, found: str) -> ConfigError:
-    hint = "srun --label env > FILE"
-    return ConfigError(found, expected="what env or env -0 printed", hint=hint, where=f"--env: {path}")
+    if environments := parse(content.decode(errors="surrogateescape")):
+        return environments
+    raise ConfigError(f"--env: {path}: no line with a variable", expected=expected, hint=hint)
 
 
 def parse(text: str) -> list[dict[str, str]]:

@@ -219,7 +219,7 @@ class Explanation:
         entry = config.entries[0] if config.entries[0].nodes == "*" and not found.node else None
         try:
             if found.node or alone:
-                entry = entry_for(config.entries, found.node, alone=alone)
+                entry = entry_for(config.entries, found.node, or_default=alone)
             if self.links is not None:
                 return entry, select_interface(config.entries, found, self.variables, self.links)
         except ConfigError as error:

@@ -19,11 +19,10 @@ from srunddp.check import preflight, render
 from srunddp.check.checks import interface, launch
 from srunddp.check.finding import context_of
 from srunddp.check.join import come_within, coordinate, join
-from srunddp.errors import ConfigError
+from srunddp.errors import ConfigError, file_errors
 from srunddp.ifaces.draft import draft
 from srunddp.ifaces.lint import NAME, LintReport, check_file
 from srunddp.ifaces.scan import handle, survey
-from srunddp.util.click_types import refusing
 from srunddp.util.console import write_stderr
 
 _INCOMPLETE, _WRONG = 69, 78
@@ -51,8 +50,7 @@ def scan(**given: Any) -> None:
 
     With PMI or MPI no name has to lead to rank 0 yet. Exit code 69 when a node has no interface that reaches others.
     """
-    with refusing():
-        sys.exit(_scan(given))
+    sys.exit(_scan(given))
 
 
 def _scan(given: dict[str, Any]) -> int:
@@ -107,12 +105,10 @@ def add_entries(text: str, merged: str) -> None:
 
 
 def _write(text: str, output: str | None, mode: str = "w") -> None:
-    try:
-        with click.open_file(output or "-", mode) as file:
-            click.echo(text, nl=False, file=file)
-    except OSError as error:
-        found = f"{output or 'standard output'} cannot be written: {os.strerror(error.errno or 0)}"
-        raise ConfigError(found, expected="a file that rank 0 may write", hint="name another with -o") from None
+    found, hint = f"{output or 'standard output'} cannot be written", "name another with -o"
+    failing = file_errors(found, expected="a file that rank 0 may write", hint=hint)
+    with failing, click.open_file(output or "-", mode) as file:
+        click.echo(text, nl=False, file=file)
 
 
 @ifaces.command()
@@ -127,11 +123,10 @@ def check(file: str | None, timeout: float) -> None:
 
     Exit code 0, or 78 when it is wrong.
     """
-    with refusing():
-        environment = detect(os.environ)
-        if environment.world_size == 1:
-            sys.exit(_print_report(render.Report({}), check_file(file, os.environ)))
-        sys.exit(_on_every_node(file, environment, timeout))
+    environment = detect(os.environ)
+    if environment.world_size == 1:
+        sys.exit(_print_report(render.Report({}), check_file(file, os.environ)))
+    sys.exit(_on_every_node(file, environment, timeout))
 
 
 def _on_every_node(file: str | None, environment: Environment, timeout: float) -> int:

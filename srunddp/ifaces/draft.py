@@ -9,7 +9,6 @@ from functools import cache
 
 from srunddp.bootstrap.network.ifaces_conf import IfacesEntry
 from srunddp.bootstrap.network.interface import shown_speed
-from srunddp.ifaces.lint import without_entry
 from srunddp.ifaces.scan import End, ScannedInterface, ScanResult
 from srunddp.util.hostlist import fold, group_by_key
 
@@ -88,7 +87,7 @@ def draft(scan: ScanResult, today: datetime.date, entries: Sequence[IfacesEntry]
     Nodes that one of ``entries`` matches have theirs already. Where all have, the text is empty.
     """
     nodes = sorted({node for node, _ in scan.ends})
-    new = set(without_entry(entries, nodes))
+    new = {node for node in nodes if not any(entry.matches(node) for entry in entries)}
     best, *others = networks(scan) or [ReachableGroup({})]
     missing = tuple(node for node in nodes if node in new and node not in best.links)
     if entries and not new:

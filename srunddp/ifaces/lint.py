@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import fnmatch
 import socket
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from srunddp.bootstrap.network.ifaces_conf import AUTO, IfacesConfig, IfacesEntry, load
 from srunddp.bootstrap.network.interface import addresses_of, is_loopback
 from srunddp.bootstrap.rendezvous.discovery import hostname_of
 from srunddp.check.finding import FAIL, WARN, Finding
-from srunddp.util.hostlist import expand, fold
+from srunddp.util.hostlist import fold
 from srunddp.util.nccl import misspelt
 from srunddp.util.slurm_command import output
 
@@ -65,100 +65,66 @@ def check_file(named: str | None, variables: Mapping[str, str]) -> LintReport:
     return LintReport(loaded, cluster, tuple(findings), tuple(notes))
 
 
-@dataclass(frozen=True)
-class _ExpandedEntry:
-    """An entry, and the names and patterns (with ``*`` or ``?``) of nodes in it, expanded once."""
-
-    entry: IfacesEntry
-    items: dict[str, None]
-    patterns: list[str]
-
-    @classmethod
-    def of(cls, entry: IfacesEntry) -> _ExpandedEntry:
-        items = dict.fromkeys(expand(entry.nodes, where=entry.where))
-        return cls(entry, items, [item for item in items if "*" in item or "?" in item])
-
-    @property
-    def names(self) -> list[str]:
-        return [item for item in self.items if item not in self.patterns]
-
-    @property
-    def line(self) -> str:
-        return f"line {self.entry.where.rsplit(':', 2)[1]}"
-
-    def covers(self, item: str) -> bool:
-        """Whether all nodes that a name or pattern stands for match the entry.
-
-        A ``*`` of the item fits only a ``*`` here: it may stand for nothing, or for more than a ``?`` can.
-        """
-        names = {item, item.split(".")[0]}
-        patterns = [each.replace("?", "[!*]") for each in self.patterns]
-        return any(name in self.items or any(fnmatch.fnmatchcase(name, each) for each in patterns) for name in names)
-
-
 def evaluate(entries: Sequence[IfacesEntry], cluster: Sequence[str], here: str) -> tuple[list[Finding], list[str]]:
     """What is wrong with a file's entries, and what is to be noted of them.
 
     ``cluster`` are Slurm's nodes, empty where they are not known; ``here`` is this node, which need be none of them.
     """
-    expanded = [_ExpandedEntry.of(entry) for entry in entries]
     findings, notes = [], []
-    for position, one in enumerate(expanded):
-        taken = {item: first for item in one.items if (first := _first(expanded[:position], item))}
-        by = " and ".join(dict.fromkeys(first.line for first in taken.values()))
+    for position, one in enumerate(entries):
+        taken = {item: first for item in one.items if (first := _first(entries[:position], item))}
+        by = " and ".join(dict.fromkeys(f"line {first.where.rsplit(':', 2)[1]}" for first in taken.values()))
         if len(taken) == len(one.items):
-            found = f"{one.entry.where}: the entry never counts: all of its nodes are taken by {by}"
+            found = f"{one.where}: the entry never counts: all of its nodes are taken by {by}"
             hint = f"remove it, or move it before {by}"
             findings.append(Finding(WARN, found, "an entry that counts for a node", hint))
         elif taken:
-            notes.append(f"{one.entry.where}: for {fold(taken)} {by} counts, as it comes first")
-        notes += [*_prefixes(one.entry), *_remarks(one.entry)]
+            notes.append(f"{one.where}: for {fold(taken)} {by} counts, as it comes first")
+        notes += [*_prefixes(one), *_remarks(one)]
     if cluster:
-        findings += _unknown(expanded, {*cluster, here})
-        findings += _without(expanded, cluster)
-    return [*findings, *_unresolved(expanded, cluster)], notes
+        findings += _unknown(entries, {*cluster, here})
+        findings += _without(entries, cluster)
+    return [*findings, *_unresolved(entries, cluster)], notes
 
 
-def _first(expanded: Sequence[_ExpandedEntry], item: str) -> _ExpandedEntry | None:
-    return next((one for one in expanded if one.covers(item)), None)
+def _first(entries: Sequence[IfacesEntry], item: str) -> IfacesEntry | None:
+    return next((entry for entry in entries if entry.matches(item)), None)
 
 
-def without_entry(entries: Sequence[IfacesEntry], nodes: Iterable[str]) -> list[str]:
-    """The nodes that no entry matches."""
-    expanded = [_ExpandedEntry.of(entry) for entry in entries]
-    return [node for node in nodes if not _first(expanded, node)]
+def _names(entry: IfacesEntry) -> list[str]:
+    return [item for item in entry.items if item not in entry.patterns]
 
 
-def _unknown(expanded: Sequence[_ExpandedEntry], nodes: set[str]) -> Iterator[Finding]:
+def _unknown(entries: Sequence[IfacesEntry], nodes: set[str]) -> Iterator[Finding]:
     known = {*nodes, *(node.split(".")[0] for node in nodes)}
     hint = "correct it, or let it be if it is not a node of Slurm's"
-    for one in expanded:
-        if missing := [name for name in one.names if name not in known]:
-            found = f"{one.entry.where}: names that are not nodes of the cluster"
+    for one in entries:
+        if missing := [name for name in _names(one) if name not in known]:
+            found = f"{one.where}: names that are not nodes of the cluster"
             yield Finding(WARN, found, "nodes that sinfo lists", hint, nodes=tuple(missing))
         for pattern in one.patterns:
             if not fnmatch.filter(known, pattern):
-                found = f"{one.entry.where}: no node of the cluster fits {pattern!r}"
+                found = f"{one.where}: no node of the cluster fits {pattern!r}"
                 yield Finding(WARN, found, "a pattern that fits nodes which sinfo lists", hint)
 
 
-def _without(expanded: Sequence[_ExpandedEntry], cluster: Sequence[str]) -> Iterator[Finding]:
-    if left := tuple(node for node in cluster if not _first(expanded, node)):
-        found = f"{expanded[0].entry.file} has no entry"
+def _without(entries: Sequence[IfacesEntry], cluster: Sequence[str]) -> Iterator[Finding]:
+    if left := tuple(node for node in cluster if not _first(entries, node)):
+        found = f"{entries[0].file} has no entry"
         hint = 'add one for each, or a last entry `- nodes: "*"` with `interface: auto`'
         yield Finding(FAIL, found, "an entry for every node", hint, nodes=left)
 
 
-def _unresolved(expanded: Sequence[_ExpandedEntry], cluster: Sequence[str]) -> Iterator[Finding]:
+def _unresolved(entries: Sequence[IfacesEntry], cluster: Sequence[str]) -> Iterator[Finding]:
     """Of each entry with an address, whether that of its first node leads somewhere from here."""
-    for one in expanded:
-        nodes = (node for node in cluster or one.names if _first(expanded, node) is one)
-        node = next(nodes, "") if one.entry.address else ""
-        name = hostname_of(one.entry, node)
+    for one in entries:
+        nodes = (node for node in cluster or _names(one) if _first(entries, node) is one)
+        node = next(nodes, "") if one.address else ""
+        name = hostname_of(one, node)
         found = addresses_of(name) if node else set()
         if node and all(map(is_loopback, found)):
             leads = f"to {', '.join(sorted(found))}, which is loopback" if found else "nowhere"
-            words = f"{one.entry.where}: the address {name} leads {leads} on this login node"
+            words = f"{one.where}: the address {name} leads {leads} on this login node"
             hint = "correct the address, or see on a compute node whether it knows the name"
             yield Finding(WARN, words, "a name of that node on the data network", hint, nodes=(node,))
 

@@ -16,7 +16,7 @@ import yaml
 
 from srunddp.config.parse import Setting, parse_values
 from srunddp.config.schema import NULLS, ConfigField, build, fields_of, scalar_node, text_of
-from srunddp.errors import ConfigError
+from srunddp.errors import ConfigError, file_errors
 from srunddp.sbatch import convert, slurm_options, validate
 from srunddp.sbatch import submit as slurm
 from srunddp.sbatch.render import render, salloc_options
@@ -237,13 +237,10 @@ def _save(text: str, path: str | None, folders: Sequence[str], *, force: bool) -
     """Make the folders of logs, and write the script to a file that may be run."""
     if path and os.path.lexists(path) and not force:
         raise ConfigError(f"{path} exists", expected="a new file", hint="choose another name, or add --force")
-    try:
+    hint = "choose another --log-dir, --output or --write"
+    with file_errors(expected="a folder that can be written to", hint=hint):
         for folder in folders:
             os.makedirs(folder, exist_ok=True)
         if path:
             replace_file(Path(path), text.encode())
             os.chmod(path, 0o755)
-    except OSError as error:
-        found = f"{error.filename}: {os.strerror(error.errno or 0)}"
-        hint = "choose another --log-dir, --output or --write"
-        raise ConfigError(found, expected="a folder that can be written to", hint=hint) from None

@@ -21,7 +21,12 @@ _TOKEN = re.compile(
     re.VERBOSE | re.MULTILINE | re.DOTALL,
 )
 _NAMED = re.compile(r"[^#]*(torchrun|torch\.distributed\.(run|launch)|accelerate launch)")
-_MODULES = ("torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch")
+# What starts a launcher, in words that a zero byte ends each.
+_STARTS = re.compile(
+    r"""(?<![^\0]) (?:[^\0]*/)? (?: torchrun | accelerate\0launch | python[\d.]*\0 (?:(?!-m\0)[^\0]*\0)* -m\0
+    (?:torch\.distributed\.(?:run|launch)|accelerate\.commands\.launch) )\0""",
+    re.VERBOSE,
+)
 _LOOPS = ("for", "while", "until")
 _BEFORE = re.compile(r"\w+=.*|if|elif|then|do|else|exec|time|!|\{", re.DOTALL)  # what srun cannot stand before
 _STARTS_IT = re.compile(r"\$.*|eval|ssh|pdsh|clush|mpi(run|exec).*")  # what srun cannot start, or may be srun
@@ -39,7 +44,7 @@ _Words = Sequence[re.Match[str]]
 
 
 class _Launch(NamedTuple):
-    """A command with torchrun or accelerate: its words before that, its options, and SCRIPT with the rest."""
+    """A command with torchrun or accelerate: its words, how many are before that, its options, SCRIPT with the rest."""
 
     words: _Words
     before: int
@@ -92,33 +97,22 @@ def _commands(text: str) -> Iterator[tuple[_Words, bool]]:
 
 def _launch(words: _Words, in_loop: bool) -> _Launch | None:
     texts = _texts(words)
-    place = next((place for place in range(len(texts)) if _starts(texts[place:])), None)
-    if place is None or texts[0] in ("echo", "printf", "which", "command", "type"):
+    starts = _STARTS.search(joined := "".join(f"{text}\0" for text in texts))
+    if not starts or texts[0] in ("echo", "printf", "which", "command", "type"):
         return None
-    at, options = place + _starts(texts[place:]), {}
+    place, at, options = joined.count("\0", 0, starts.start()), joined.count("\0", 0, starts.end()), {}
     while at < len(texts) and texts[at].startswith("-"):
         name, equals, value = texts[at].lstrip("-").partition("=")
         name = name.replace("_", "-")
         takes_next = not (equals or _FLAG.fullmatch(name))
         options[name] = texts[at + 1] if takes_next and at + 1 < len(texts) else value
         at += 2 if takes_next else 1
-    launcher = " ".join(texts[place : place + _starts(texts[place:])])
+    launcher = starts[0].replace("\0", " ").strip()
     return _Launch(words, place, launcher, options, words[at:], in_loop) if words[at:] else None
 
 
 def _texts(words: _Words) -> list[str]:
     return [re.sub("[\"']", "", word[0]) for word in words]
-
-
-def _starts(texts: Sequence[str]) -> int:
-    """How many words at the beginning start a launcher."""
-    name = texts[0].rpartition("/")[2]
-    if name == "torchrun" or (name == "accelerate" and texts[1:2] == ["launch"]):
-        return 1 if name == "torchrun" else 2
-    if re.fullmatch(r"python[\d.]*", name) and "-m" in texts[:-1]:
-        module = texts.index("-m") + 1
-        return module + 1 if texts[module] in _MODULES else 0
-    return 0
 
 
 def _obstacle(text: str, launch: _Launch) -> tuple[str, str] | None:

@@ -22,7 +22,6 @@ _CPUS = [
     "# Since Slurm 22.05 srun does not read this option of the job.",
     'export SRUN_CPUS_PER_TASK="$SLURM_CPUS_PER_TASK"',
 ]
-_UNSET = "# What follows may read variables that are not set."
 _NO_VENV = "unset VIRTUAL_ENV  # that of the shell which submitted this"
 
 
@@ -43,7 +42,7 @@ def render(job: SlurmJob, command: Sequence[str], *, interactive: bool = False) 
         _environment(job),
         [f"export {name}={word(value)}" for name, _, value in (each.partition("=") for each in job.env)],
         _CPUS if job.cpus_per_task else [],
-        [_UNSET, "set +u", *job.setup, "set -u"] if job.setup else [],
+        _lenient(job.setup),
         [f"mkdir -p -- {word(job.log_dir)}"] if interactive and job.preflight else [],
         _traps(job),
         _stage(job),
@@ -143,28 +142,20 @@ def _allocation(job: SlurmJob) -> list[str]:
 
 def _modules(job: SlurmJob) -> list[str]:
     """Loaded by a shell function of the site's: Lmod's or Environment Modules'."""
-    if not job.modules and not job.module_purge:
-        return []
-    return [
-        _UNSET,
-        "set +u",
-        *(["module purge"] if job.module_purge else []),
-        *(["module load " + " ".join(map(word, job.modules))] if job.modules else []),
-        "set -u",
-    ]
+    purge = ["module purge"] if job.module_purge else []
+    return _lenient([*purge, *(["module load " + " ".join(map(word, job.modules))] if job.modules else [])])
+
+
+def _lenient(lines: Sequence[str]) -> list[str]:
+    """Lines that may read variables which are not set."""
+    return ["# What follows may read variables that are not set.", "set +u", *lines, "set -u"] if lines else []
 
 
 def _environment(job: SlurmJob) -> list[str]:
     """The activation of a virtual or a conda environment."""
     if job.conda:
-        return [
-            _UNSET,
-            "set +u",
-            'eval "$("${CONDA_EXE:-conda}" shell.bash hook)"',
-            f"conda activate {word(job.conda)}",
-            "set -u",
-            _NO_VENV,
-        ]
+        activation = ['eval "$("${CONDA_EXE:-conda}" shell.bash hook)"', f"conda activate {word(job.conda)}"]
+        return [*_lenient(activation), _NO_VENV]
     if not job.venv:
         return [_NO_VENV] if job.in_container else []
     folder = word(job.venv) if os.path.isabs(job.venv) else f'"$PWD"/{word(job.venv)}'

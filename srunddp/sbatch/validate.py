@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import ast
 import dataclasses
-import difflib
 import os
 import re
 import warnings
@@ -15,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from srunddp.bootstrap.network.ifaces_conf import OURS
-from srunddp.errors import ConfigError
+from srunddp.errors import ConfigError, did_you_mean
 from srunddp.sbatch.slurm_options import OPTIONS, UNUSABLE, split
 from srunddp.sbatch.spec import SlurmJob
 
@@ -140,12 +139,8 @@ def _of_arguments(job: SlurmJob) -> Iterator[_Problem]:
 
 
 def _of_stage(job: SlurmJob) -> Iterator[_Problem]:
-    yield (
-        job.stage and not job.venv,
-        "--stage without a virtual environment",
-        "an environment to copy",
-        "add --venv=ENV",
-    )
+    found, expected = "--stage without a virtual environment", "an environment to copy"
+    yield job.stage and not job.venv, found, expected, "add --venv=ENV"
     for name in ("data", "stage_exclude"):
         yield getattr(job, name) and not job.stage, f"{option(name)} without --stage", "both", "add --stage"
     shared = "a log folder that all nodes see"
@@ -171,10 +166,8 @@ def script_problem(job: SlurmJob) -> tuple[str, str] | None:
     except OSError as error:
         return f"{job.script} is not seen here: {os.strerror(error.errno or 0)}", "correct the path, or add --force"
     except (SyntaxError, ValueError) as error:
-        return (
-            f"{job.script}:{getattr(error, 'lineno', None) or 1}: {getattr(error, 'msg', error)}",
-            "correct the script",
-        )
+        where = f"{job.script}:{getattr(error, 'lineno', None) or 1}"
+        return f"{where}: {getattr(error, 'msg', error)}", "correct the script"
     return None
 
 
@@ -201,12 +194,10 @@ def notes(job: SlurmJob, environ: Mapping[str, str]) -> Iterator[str]:
 
 
 def _unknown_options(job: SlurmJob) -> Iterator[str]:
-    keys = (field.name.replace("_", "-") for field in dataclasses.fields(job))
-    names = [*OPTIONS, *keys, "submit", "salloc", "write"]
+    names = map(option, [*OPTIONS, *(field.name for field in dataclasses.fields(job)), "submit", "salloc", "write"])
     for name in job.slurm.keys() - OPTIONS.keys():
-        near = difflib.get_close_matches(name, names, n=1)
-        meant = f"; did you mean --{near[0]}?" if near else ""
-        yield f"--{name} is unknown to srunddp, and passed to sbatch as it is{meant}"
+        meant = did_you_mean(f"--{name}", names)
+        yield f"--{name} is unknown to srunddp, and passed to sbatch as it is{meant and '; '}{meant}"
 
 
 def _site_defaults(job: SlurmJob) -> Iterator[str]:

@@ -15,7 +15,7 @@ from srunddp.errors import one_line
 from srunddp.stage import push as pushing
 from srunddp.stage.build import build
 from srunddp.stage.slurm import Job
-from srunddp.util.click_types import limit, refusing
+from srunddp.util.click_types import limit
 from srunddp.util.console import write_stderr
 
 _PATH = click.Path(path_type=Path)
@@ -43,8 +43,7 @@ def build_command(requirement: Path, output: Path, **given: Any) -> None:
 
     The file srunddp-lock.txt in it names each version and its hash.
     """
-    with refusing():
-        packages = build(requirement, output, say=_say, **given)
+    packages = build(requirement, output, say=_say, **given)
     if "torch" not in packages:
         _say(f"note: torch is not among what {requirement} asks for; expected it for a training")
     torch = f"torch {packages['torch']}, " if "torch" in packages else ""
@@ -74,10 +73,9 @@ def push(**given: Any) -> None:
     srunddp stage clean
     """
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # the archive on this node goes too
-    with refusing():
-        job = Job.of(os.environ, given["base"])
-        wanted = pushing.collect(given["env"], given["project"], given["data"], given["exclude"])
-        program = pushing.push(job, wanted, sys.argv[0], given["timeout"], _say, everywhere=given["all_nodes"])
+    job = Job.of(os.environ, given["base"])
+    wanted = pushing.collect(given["env"], given["project"], given["data"], given["exclude"])
+    program = pushing.push(job, wanted, sys.argv[0], given["timeout"], _say, everywhere=given["all_nodes"])
     click.echo(program)
 
 
@@ -86,8 +84,7 @@ def push(**given: Any) -> None:
 @_timeout
 def clean(base: str, timeout: float) -> None:
     """In a job: remove what was staged for it, as its end does."""
-    with refusing():
-        pushing.clean(Job.of(os.environ, base), timeout, _say)
+    pushing.clean(Job.of(os.environ, base), timeout, _say)
 
 
 def _say(line: str) -> None:

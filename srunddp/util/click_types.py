@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from srunddp.errors import SrunddpError, UsageError
+from srunddp.errors import UsageError
 from srunddp.util.console import write_stderr
 from srunddp.util.option_groups import GroupedCommand
 
@@ -86,22 +86,11 @@ class Run(GroupedCommand):
 
 
 @contextlib.contextmanager
-def refusing() -> Iterator[None]:
-    """Around all that a command does: an error is one line and a fixed exit code."""
+def answering() -> Iterator[None]:
+    """Around what a command prints: where that cannot be written is one line and a fixed exit code, too."""
     try:
         yield
-    except SrunddpError as error:
-        write_stderr(f"srunddp: error: {error}\n")
-        sys.exit(error.exit_code)
-
-
-@contextlib.contextmanager
-def answering() -> Iterator[None]:
-    """The same, also where nothing can be printed."""
-    try:
-        with refusing():
-            yield
-            sys.stdout.flush()
+        sys.stdout.flush()
     except OSError as error:
         write_stderr(
             f"srunddp: error: standard output: {os.strerror(error.errno or 0)}; expected one that can be written\n"

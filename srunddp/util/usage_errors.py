@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import difflib
 import re
-from collections.abc import Iterable
 from pathlib import Path
 
 import click
 import yaml
 from click.core import ParameterSource
 
-from srunddp.errors import ConfigError, SrunddpError, UsageError
+from srunddp.errors import ConfigError, SrunddpError, UsageError, did_you_mean, one_of
 
 _FOREIGN = Path(__file__).with_name("foreign_options.yaml")
 
@@ -45,18 +43,6 @@ def usage_error(refused: click.UsageError, command: str) -> SrunddpError:
         found = " ".join(["no command", *([repr(name)] if name else [])])
         return UsageError(found, expected=one_of(known), hint=did_you_mean(name, known) or see)
     return UsageError(message, hint=see)
-
-
-def one_of(names: Iterable[str]) -> str:
-    """``a, b or c``."""
-    *most, last = names
-    return f"{', '.join(most)} or {last}" if most else last
-
-
-def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """A hint with the nearest of the known names; empty where none is near."""
-    near = difflib.get_close_matches(name, known, 1)
-    return f"did you mean {near[0]}?" if near else ""
 
 
 def foreign(option: str) -> tuple[str, str] | None:

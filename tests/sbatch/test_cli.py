@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
+from srunddp.cli import main
 from srunddp.sbatch import cli
 from srunddp.sbatch.slurm_options import OPTIONS
 from tests.run.test_cli import one_message
@@ -178,7 +179,7 @@ def called(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Res
         notes.truncate(0)
         notes.seek(0)
         monkeypatch.setattr(sys, "argv", ["srunddp", "sbatch", *words])
-        done = CliRunner().invoke(cli.sbatch, list(words))
+        done = CliRunner().invoke(main, ["sbatch", *words])
         return replace_notes(done, notes.getvalue())
 
     return call

@@ -12,9 +12,10 @@ import stat
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 
-from srunddp.errors import ConfigError, Scope, UsageError
+from srunddp.errors import ConfigError, Scope, UsageError, file_errors
 from srunddp.util.hostlist import expand
 from srunddp.util.yaml_source import compose
 
@@ -65,14 +66,27 @@ class IfacesEntry:
         """Where the entry is, without line and column."""
         return self.where.rsplit(":", 2)[0]
 
+    @cached_property
+    def items(self) -> dict[str, None]:
+        """The names in ``nodes``, and patterns with ``*`` or ``?``, in their order."""
+        return dict.fromkeys(expand(self.nodes, where=self.where))
+
+    @cached_property
+    def patterns(self) -> list[str]:
+        """Those of the items that are patterns."""
+        return [item for item in self.items if "*" in item or "?" in item]
+
     def matches(self, node: str) -> bool:
-        """Whether the entry is for this node, by its whole name or the part before the first dot."""
+        """Whether the entry is for this node, by its whole name or the part before the first dot.
+
+        For a pattern: for all nodes that it fits. Its ``*`` may stand for nothing, or for more than a ``?`` here can.
+        """
         names = {node, node.split(".")[0]}
-        # Compiling a pattern for each of ten thousand names would take a third of a second.
-        return any(
-            item in names or (("*" in item or "?" in item) and any(fnmatch.fnmatchcase(name, item) for name in names))
-            for item in expand(self.nodes, where=self.where)
-        )
+        patterns = [pattern.replace("?", "[!*]") for pattern in self.patterns]
+        return any(name in self.items or any(fnmatch.fnmatchcase(name, each) for each in patterns) for name in names)
+
+
+Entries = tuple[IfacesEntry, ...]
 
 
 def is_pattern(name: str) -> bool:
@@ -83,8 +97,8 @@ def is_pattern(name: str) -> bool:
 DEFAULT = IfacesEntry(nodes="*", interfaces=(AUTO,))
 
 
-def entry_for(entries: tuple[IfacesEntry, ...], node: str, *, alone: bool = False) -> IfacesEntry:
-    """The first entry that matches the node; a single process, on a login node say, needs none.
+def entry_for(entries: Entries, node: str, *, or_default: bool = False) -> IfacesEntry:
+    """The first entry that matches the node; if none does, ``DEFAULT`` where that may be, as in a single process.
 
     Raises:
         ConfigError: none does.
@@ -92,16 +106,11 @@ def entry_for(entries: tuple[IfacesEntry, ...], node: str, *, alone: bool = Fals
     for entry in entries:
         if entry.matches(node):
             return entry
-    if alone:
+    if or_default:
         return DEFAULT
     found = f"no entry matches node {node}"
     hint = f'add `- nodes: {node}`, or a last entry `- nodes: "*"` with `interface: auto`'
     raise ConfigError(found, expected="an entry for every node", hint=hint, where=entries[0].file, scope=Scope.NODE)
-
-
-def entry_or_default(entries: tuple[IfacesEntry, ...], node: str) -> IfacesEntry:
-    """Like :func:`entry_for`, but ``DEFAULT`` where no entry matches."""
-    return entry_for(entries, node, alone=True)
 
 
 @dataclass(frozen=True)
@@ -113,7 +122,7 @@ class IfacesConfig:
         source: who named it; passed_over: the other files, and why.
     """
 
-    entries: tuple[IfacesEntry, ...] = (DEFAULT,)
+    entries: Entries = (DEFAULT,)
     path: str = ""
     source: str = "no file has entries: interface auto on every node"
     passed_over: tuple[str, ...] = ()
@@ -159,13 +168,11 @@ def _read(path: Path, origin: str) -> bytes:
         found = f"{path} is {'not a file' if os.path.exists(path) else missing}"
         hint = f"correct {origin}" if origin else "remove it"
         raise wrong_entry(origin or str(path), found, "a file of interface entries", hint)
-    try:
+    found, hint = f"{path}: cannot be read", "correct its permissions"
+    with file_errors(found, expected="a readable file", hint=hint, scope=Scope.NODE):
         if not origin:
             _check_owner(path)
         return path.read_bytes()
-    except OSError as error:
-        cause = os.strerror(error.errno or 0)
-        raise wrong_entry(str(path), f"cannot be read: {cause}", "a readable file", "correct its permissions") from None
 
 
 def _check_owner(path: Path) -> None:
@@ -186,7 +193,7 @@ def _check_owner(path: Path) -> None:
         raise wrong_entry(str(path), f"{place} {others}", "root's, yours, or of the owner of srunddp", hint)
 
 
-def parse(text: bytes, path: str) -> tuple[IfacesEntry, ...]:
+def parse(text: bytes, path: str) -> Entries:
     """Parse the text of an ifaces.conf.
 
     Raises:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import difflib
 import re
 import string
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from srunddp.bootstrap.network.ifaces_conf import AUTO, NEAREST, OURS, IfacesEntry, is_pattern, port_range, wrong_entry
-from srunddp.errors import ConfigError, ConfigFileError
+from srunddp.errors import ConfigError, ConfigFileError, did_you_mean
 from srunddp.util.hostlist import expand
 from srunddp.util.yaml_source import yaml_position
 
@@ -67,8 +66,7 @@ class Reader:
             for name, (key, value) in pairs.items():
                 with self._collecting():
                     if name not in self._keys:
-                        near = difflib.get_close_matches(name.lower(), self._keys, n=1, cutoff=0.5)
-                        hint = f"did you mean {near[0]}?" if near else "remove it"
+                        hint = did_you_mean(name.lower(), self._keys, 0.5) or "remove it"
                         raise self._wrong(key, f"unknown key {name!r}", f"one of {', '.join(self._keys)}", hint)
                     given[_FIELDS.get(name, name)] = self._keys[name](value)
             if before == len(self._errors):

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from srunddp.bootstrap.environment.detect import Environment
-from srunddp.bootstrap.network.ifaces_conf import AUTO, NEAREST, IfacesEntry, entry_for, is_pattern
+from srunddp.bootstrap.network.ifaces_conf import AUTO, NEAREST, Entries, IfacesEntry, entry_for, is_pattern
 from srunddp.errors import ConfigError, Scope
 
 GLOO = "GLOO_SOCKET_IFNAME"
@@ -42,6 +42,10 @@ class NetworkInterface:
         return f"{self.name} ({'' if self.up else 'down, '}{' '.join(self.addresses) or 'no address'})"
 
 
+Links = tuple[NetworkInterface, ...]
+_Choice = tuple[str, str, tuple[str, ...]]  # the name, what decided it, and what was not chosen
+
+
 @dataclass(frozen=True)
 class SelectedInterface:
     """The choice for this rank.
@@ -63,10 +67,7 @@ class SelectedInterface:
 
 
 def select_interface(
-    entries: tuple[IfacesEntry, ...],
-    environment: Environment,
-    variables: Mapping[str, str],
-    links: tuple[NetworkInterface, ...],
+    entries: Entries, environment: Environment, variables: Mapping[str, str], links: Links
 ) -> SelectedInterface:
     """Choose and check this rank's interface among the node's, by ifaces.conf's entries and what the user exported.
 
@@ -74,35 +75,31 @@ def select_interface(
         ConfigError: the interface is not there, down or without an address; loopback between nodes.
     """
     alone = environment.world_size == 1
-    entry = entry_for(entries, environment.node, alone=alone)
+    entry = entry_for(entries, environment.node, or_default=alone)
     chooses = entry.interfaces in ((AUTO,), (NEAREST,))
-    passed_over: tuple[str, ...] = ()
     says = f"{entry.where}, {entry.rule}"
     for name, variable in (exported := _exported(variables, links)):
-        _checked(name, links, environment, f"{variable}={variables[variable]}", Scope.NODE, hint=f"correct {variable}")
+        _checked(name, links, environment, f"{variable}={variables[variable]}", Scope.NODE, f"correct {variable}")
     if exported:
-        name, source = exported[0][0], f"{exported[0][1]}={variables[exported[0][1]]}"
-        passed_over = (f"{says}: exported variables come first",)
-    elif alone:
-        over = () if entry.interfaces == (AUTO,) else (f"{says}: not needed",)
-        return _interface("lo", "127.0.0.1", entry, variables, "loopback, as a single process", over)
-    elif chooses and environment.one_node:
-        return _interface("lo", "127.0.0.1", entry, variables, "loopback, as all ranks share one node")
+        name, variable = exported[0]
+        choice: _Choice = name, f"{variable}={variables[variable]}", (f"{says}: exported variables come first",)
+    elif alone or (chooses and environment.one_node):
+        over = (f"{says}: not needed",) if alone and entry.interfaces != (AUTO,) else ()
+        why = f"loopback, as {'a single process' if alone else 'all ranks share one node'}"
+        return _interface(("lo", why, over), "127.0.0.1", entry, variables)
     elif entry.interfaces == (NEAREST,):
-        name, source, passed_over = _nearest(links, environment, variables, entry.where)
+        choice = _nearest(links, environment, variables, entry.where)
     elif chooses:
-        name, source, passed_over = _automatic(links, environment, entry.where)
+        choice = _automatic(links, environment, entry.where)
     else:
-        name, source, passed_over = _listed_for(entry, links, environment)
+        choice = _listed_for(entry, links, environment)
     # With several names to an entry, one rank of a node may be wrong and another right.
     scope = Scope.RANK if len(entry.interfaces + entry.networks) > 1 else Scope.NODE
-    link = _checked(name, links, environment, source, scope)
-    return _interface(name, _address(link, entry, environment), entry, variables, source, passed_over)
+    link = _checked(choice[0], links, environment, choice[1], scope, "correct this entry")
+    return _interface(choice, _address(link, entry, environment), entry, variables)
 
 
-def _listed_for(
-    entry: IfacesEntry, links: tuple[NetworkInterface, ...], environment: Environment
-) -> tuple[str, str, tuple[str, ...]]:
+def _listed_for(entry: IfacesEntry, links: Links, environment: Environment) -> _Choice:
     """The interface by the name, pattern or network that is this rank's; what decided it, and the others."""
     rules = entry.networks or entry.interfaces
     rule = rules[environment.local_rank % len(rules)]
@@ -136,9 +133,7 @@ def _order(link: NetworkInterface) -> tuple[object, ...]:
     return bool(why_unusable(link)), [*map(str, parts[::2])], [*map(int, parts[1::2])]
 
 
-def _nearest(
-    links: tuple[NetworkInterface, ...], environment: Environment, variables: Mapping[str, str], where: str
-) -> tuple[str, str, tuple[str, ...]]:
+def _nearest(links: Links, environment: Environment, variables: Mapping[str, str], where: str) -> _Choice:
     """Of the interfaces of the best kind the one nearest to this rank's GPU on PCI; of equally near ones, in turn."""
     from srunddp.bootstrap.network import pci  # most sites need none of it
 
@@ -156,15 +151,9 @@ def _nearest(
     return chosen, f"{where}, nearest to GPU {gpu}", tuple(each for each in others if not each.startswith(f"{chosen}:"))
 
 
-def _interface(
-    name: str,
-    address: str,
-    entry: IfacesEntry,
-    variables: Mapping[str, str],
-    source: str,
-    passed_over: tuple[str, ...] = (),
-) -> SelectedInterface:
+def _interface(choice: _Choice, address: str, entry: IfacesEntry, variables: Mapping[str, str]) -> SelectedInterface:
     """The choice in both spellings and the entry's variables; what the user exported stays."""
+    name, source, passed_over = choice
     family = {"NCCL_SOCKET_FAMILY": "AF_INET6"} if ":" in address else {}
     ours = {**entry.env, GLOO: name, NCCL: f"={name}", **family}
     exports = {key: variables.get(key) or value for key, value in ours.items()}
@@ -186,29 +175,19 @@ def _address(link: NetworkInterface, entry: IfacesEntry, environment: Environmen
     return min(own, key=lambda host: (host not in known, (":" in host) not in families))
 
 
-def _exported(variables: Mapping[str, str], links: tuple[NetworkInterface, ...]) -> list[tuple[str, str]]:
+def _exported(variables: Mapping[str, str], links: Links) -> list[tuple[str, str]]:
     """The interfaces that the user's own variables mean on this node, each with the variable; Gloo's come first."""
     found = [(name, GLOO) for name in variables.get(GLOO, "").split(",") if name]
     nccl = variables.get(NCCL, "")
     if nccl and not nccl.startswith("^"):
-        found.append((_nccl_takes(nccl, links), NCCL))
+        fits, wanted = str.__eq__ if nccl.startswith("=") else str.startswith, nccl.removeprefix("=").split(",")
+        usable = [link.name for link in links if link.up and link.addresses]
+        # The first one that fits; where none does, what it names first.
+        found.append((next((name for want in wanted for name in usable if fits(name, want)), wanted[0]), NCCL))
     return found
 
 
-def _nccl_takes(setting: str, links: tuple[NetworkInterface, ...]) -> str:
-    """The first usable interface that a setting of NCCL fits; the first name in it where none does."""
-    wanted = setting.removeprefix("=").split(",")
-    for want in wanted:
-        for link in links:
-            name_fits = link.name == want if setting.startswith("=") else link.name.startswith(want)
-            if name_fits and link.up and link.addresses:
-                return link.name
-    return wanted[0]
-
-
-def _automatic(
-    links: tuple[NetworkInterface, ...], environment: Environment, source: str
-) -> tuple[str, str, tuple[str, ...]]:
+def _automatic(links: Links, environment: Environment, source: str) -> _Choice:
     usable = [link for link in links if not why_unusable(link)]
     passed_over = tuple(f"{link.name}: {why_unusable(link)}" for link in links if why_unusable(link))
     if not usable:
@@ -270,21 +249,13 @@ def shares_subnet(own: str, other: str) -> bool:
 
 
 def _checked(
-    name: str,
-    links: tuple[NetworkInterface, ...],
-    environment: Environment,
-    source: str,
-    scope: Scope,
-    *,
-    hint: str = "correct this entry",
+    name: str, links: Links, environment: Environment, source: str, scope: Scope, hint: str
 ) -> NetworkInterface:
     link = next((link for link in links if link.name == name), None)
     if not link:
         wrong = "is not there"
-    elif not link.up:
-        wrong = "is down"
-    elif not link.addresses:
-        wrong = "has no address"
+    elif not link.up or not link.addresses:
+        wrong = "has no address" if link.up else "is down"
     elif is_loopback(link.addresses[0]) and not environment.one_node:
         wrong = "is loopback, which other nodes cannot reach"
     else:
@@ -293,11 +264,11 @@ def _checked(
     raise ConfigError(found, expected="one that is up and has an address", hint=hint, where=source, scope=scope)
 
 
-def _listed(links: tuple[NetworkInterface, ...]) -> str:
+def _listed(links: Links) -> str:
     return ", ".join(map(str, links)) or "none"
 
 
-def list_interfaces() -> tuple[NetworkInterface, ...]:
+def list_interfaces() -> Links:
     """This node's interfaces, by psutil."""
     import psutil
 

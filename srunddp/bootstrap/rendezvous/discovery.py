@@ -10,7 +10,7 @@ from srunddp.bootstrap.environment import mpi
 from srunddp.bootstrap.environment.cpus import mask
 from srunddp.bootstrap.environment.detect import Environment
 from srunddp.bootstrap.environment.rank_zero_discovery import Discovery
-from srunddp.bootstrap.network.ifaces_conf import DEFAULT, IfacesEntry, entry_for, entry_or_default
+from srunddp.bootstrap.network.ifaces_conf import DEFAULT, IfacesEntry, entry_for
 from srunddp.bootstrap.network.interface import (
     NetworkInterface,
     SelectedInterface,
@@ -154,7 +154,7 @@ def resolve_node(
     beside = [interface.address] if interface else []
     if environment.one_node:
         return beside or _own(environment, None)
-    entry = entry_or_default(entries, environment.node)
+    entry = entry_for(entries, environment.node, or_default=True)
     found = addresses_of(_own_name(environment, entry))
     return list(dict.fromkeys([*beside, *(host for host in _own(environment, None) if host in found)]))
 

@@ -77,7 +77,7 @@ def bind(prepared: RankSetup) -> RankSetup:
     if environment.rank != 0:
         return prepared
     alone = environment.world_size == 1
-    entry = ifaces_conf.entry_for(prepared.entries, environment.node, alone=alone)
+    entry = ifaces_conf.entry_for(prepared.entries, environment.node, or_default=alone)
     if environment.world_size > 1 and not environment.discovery.publishes and not environment.one_node:
         discovery.check_reachable(environment, prepared.interface, entry, interface.list_interfaces())
     rendezvous_ports = [0] if alone else discovery.rendezvous_ports(environment, entry, forced)
@@ -199,7 +199,7 @@ def _answer_others(
     from srunddp.bootstrap.rendezvous.server import tell_all
 
     entries = _entries(options)
-    entry = ifaces_conf.entry_or_default(entries, environment.node)
+    entry = ifaces_conf.entry_for(entries, environment.node, or_default=True)
     ports = discovery.rendezvous_ports(environment, entry, options.ports)
     listening = listen_where_possible(discovery.resolve_node(environment, chosen, entries), ports)
     with AuthenticatedListener(
