@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import sys
+from collections.abc import Sequence
 from typing import Any, NoReturn, cast
 
 import click
@@ -13,6 +14,7 @@ from srunddp._version import __version__
 from srunddp.errors import SrunddpError, UsageError, did_you_mean, one_of
 from srunddp.util.console import write_stderr
 
+_GROUPS = ("ifaces", "stage")
 _COMMANDS = ("check", "explain", "ifaces", "report", "run", "sbatch", "stage", "triage")
 _HELP = ("-h", "--help")
 _PAGE = """\
@@ -50,7 +52,7 @@ Other:
 class _RunByDefault(click.Group):
     """``srunddp train.py`` means ``srunddp run train.py``; an error is one line and a fixed exit code."""
 
-    command_word = "run"
+    command_words: Sequence[str] = ("run",)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(_COMMANDS)
@@ -68,14 +70,15 @@ class _RunByDefault(click.Group):
             write_stderr(_PAGE)
             ctx.exit(UsageError.exit_code)
         if args[0] == "help":
-            args = [*(word for word in args[1:] if word not in _HELP), "--help"]
-            if args[0] not in (*_COMMANDS, *_HELP):
-                _refuse(args[0])
+            words = [word for word in args[1:] if word not in (*_HELP, "help")]
+            if words and words[0] not in _COMMANDS:
+                _refuse(words[0])
+            args = [*_command(words), "--help"]
         elif args[0] not in (*_COMMANDS, *_HELP, "--version"):
             if args[0].isidentifier() and not os.path.lexists(args[0]):
                 _refuse(args[0], only_if_near=True)
             args = ["run", *args]
-        self.command_word = args[0]
+        self.command_words = _command(args)
         return super().parse_args(ctx, args)
 
     def main(self, *args: Any, **extra: Any) -> NoReturn:
@@ -84,13 +87,18 @@ class _RunByDefault(click.Group):
         except click.UsageError as refused:
             from srunddp.util.usage_errors import usage_error
 
-            error: SrunddpError = usage_error(refused, self.command_word)
+            error: SrunddpError = usage_error(refused, " ".join(self.command_words))
         except click.Abort:
             sys.exit(130)  # after Ctrl-C
         except SrunddpError as raised:
             error = raised
         write_stderr(f"srunddp: error: {error}\n")
         sys.exit(error.exit_code)
+
+
+def _command(words: Sequence[str]) -> Sequence[str]:
+    """The words that name the command, at the beginning of these."""
+    return words[: 2 if words[:1] and words[0] in _GROUPS else 1]
 
 
 def _refuse(word: str, *, only_if_near: bool = False) -> None:

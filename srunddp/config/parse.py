@@ -184,7 +184,7 @@ def _pairs(
 ) -> Iterator[tuple[str, _Given]]:
     """The leaves of a mapping and of those nested in it, by dotted name."""
     if not isinstance(group.node, yaml.MappingNode):
-        raise group.error(f"is {_shown(group.node)}", "keys with values", f"write {_example(prefix, keys)}")
+        raise group.error(f"is {_shown(group.node)}", "keys with values", f"write {_example(prefix, keys)}: VALUE")
     for key, node in group.node.value:
         written = _Given(prefix + (key.value if isinstance(key, yaml.ScalarNode) else _shown(key)), node, group.path)
         name = _known(written.name, keys, removed, dataclasses.replace(written, node=key), groups=True)

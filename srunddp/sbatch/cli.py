@@ -16,7 +16,7 @@ import yaml
 
 from srunddp.config.parse import Setting, parse_values
 from srunddp.config.schema import NULLS, ConfigField, build, fields_of, scalar_node, text_of
-from srunddp.errors import ConfigError, file_errors
+from srunddp.errors import ConfigError, UsageError, file_errors
 from srunddp.sbatch import convert, slurm_options, validate
 from srunddp.sbatch import submit as slurm
 from srunddp.sbatch.render import render, salloc_options
@@ -65,6 +65,13 @@ class _Number(click.ParamType[Any]):
         return value if str(value).lower() in NULLS else click.INT.convert(value, param, ctx)
 
 
+class _Choice(click.Choice[str]):
+    """One of some words, or ``none`` for no value."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        return value if str(value).lower() in NULLS else super().convert(value, param, ctx)
+
+
 class _Sbatch(GroupedCommand):
     """Takes every option of sbatch."""
 
@@ -101,6 +108,8 @@ def _option(name: str, key: ConfigField) -> Any:
         settings |= {"metavar": "[=VALUE]"} if passed_on.takes == "?" else {}
     elif int in (key.kind, *get_args(key.kind)):
         settings = {"type": _Number(), "metavar": "N"}
+    elif name == "backend":
+        settings = {"type": _Choice(get_args(get_args(key.kind)[0]))}
     names += [_LETTERS[name]] if name in _LETTERS else []
     names += ["--tasks-per-node"] if name == "ntasks_per_node" else []
     text = key.sentence[:1].upper() + key.sentence[1:] + default
@@ -133,9 +142,11 @@ def sbatch(source: str | None, write: str | None, force: bool, submit: bool, sal
     srunddp sbatch --from=torchrun.sh --write=job.sh
     """
     if salloc and submit:
-        raise click.UsageError("--salloc and --submit exclude each other: bash starts what --write=FILE writes.")
+        hint = "write --write=FILE in the place of --submit, then bash FILE"
+        raise UsageError("--salloc and --submit", expected="one of them", hint=hint)
     if source and (salloc or any(value not in (None, ()) for value in given.values())):
-        raise click.UsageError("--from takes no SCRIPT and no options of the job: the file has them.")
+        hint = "remove them, and change the file that is written"
+        raise UsageError("--from with SCRIPT or options of the job", expected="--from without them", hint=hint)
     with answering():
         if source:
             job = SlurmJob(log_dir="")  # which makes no folder
