@@ -298,10 +298,15 @@ SCRIPTS_OWN = {"Command", "WorkDir", "StdOut", "StdErr"}
 
 @pytest.fixture(scope="module")
 def many_sites() -> Iterator[SlurmJobRunner]:
-    """A cluster with the partitions, features and GRES of these scripts; any name of an account is taken."""
+    """A cluster with the partitions, features, accounts and GRES of these scripts."""
     features = ("thp_never", "nvidia_vboost_enabled")
-    named = Settings(partitions=("standard-g",), features=features, gpu_types=("v100", "l40s"), cpus=64)
+    named = Settings(
+        partitions=("standard-g",), features=features, gpu_types=("v100", "l40s"), cpus=64, accounting=True
+    )
     with beside(named, 13) as cluster:
+        accounts = ",".join(re.findall(r"--account=(\S+)", " ".join(SITES.values())))
+        for words in (("account", accounts), ("user", "root", f"account={accounts}")):
+            cluster.run("sacctmgr", "--immediate", "add", *words)
         yield SlurmJobRunner(cluster)
 
 
