@@ -191,4 +191,4 @@ def _calculated(product: str) -> str:
     if found := re.fullmatch(r"(\d+) ([*/]) (\d+)", product):
         left, right = int(found[1]), int(found[3])
         return str(left * right if found[2] == "*" else left // max(right, 1))
-    return f"$(({re.sub(r'[$](?=[A-Za-z_])', '', product)}))"
+    return f"$(({product if '$(' in product else re.sub('[$](?=[A-Za-z_])', '', product)}))"

@@ -66,6 +66,7 @@ def test_the_launch_is_replaced_and_every_other_byte_stays(launch: str, made: st
     [
         ("torchrun --standalone --nproc-per-node=gpu t.py", '--nodes=1 --ntasks="$((1 * SLURM_GPUS_ON_NODE))" '),
         ('torchrun --nnodes="$N" --nproc_per_node=${G:-2} t.py', '--nodes="$N" --ntasks="$((N * ${G:-2}))" '),
+        ("torchrun --nproc_per_node=$(f $G) t.py", '--nodes=1 --ntasks="$((1 * $(f $G)))" '),
         ("torchrun --nnodes=1:4 --nproc-per-node=2 t.py", '--nodes="$SLURM_NNODES" --ntasks="$((SLURM_NNODES * 2))" '),
         ("torchrun t.py", '--nodes=1 --ntasks=1 --ntasks-per-node=1 --cpus-per-task="$((SLURM_CPUS_ON_NODE / 1))" '),
         (
