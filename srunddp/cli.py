@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import glob
 import importlib
 import os
+import re
 import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn, cast
 
 import click
+from click.shell_completion import CompletionItem
 
 from srunddp._version import __version__
 from srunddp.errors import SrunddpError, UsageError, did_you_mean, one_of
+from srunddp.util.click_types import COMPLETE
 from srunddp.util.console import write_stderr
 
 _GROUPS = ("ifaces", "stage")
-_COMMANDS = ("check", "explain", "ifaces", "report", "run", "sbatch", "stage", "triage")
+_COMMANDS = ("check", "completion", "explain", "ifaces", "report", "run", "sbatch", "stage", "triage")
 _HELP = ("-h", "--help")
 _PAGE = """\
 Usage: srunddp [run] [OPTIONS] SCRIPT [ARGUMENTS]...
@@ -45,6 +49,7 @@ After a job:
 
 Other:
   help COMMAND  The options of a command, as srunddp COMMAND --help.
+  completion    The script for tab completion in bash, zsh or fish.
   --version     Print the version.
 """
 
@@ -65,7 +70,20 @@ class _RunByDefault(click.Group):
     def get_help(self, ctx: click.Context) -> str:
         return _PAGE.rstrip()
 
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem[str]]:
+        """Commands; and files, as ``run`` may be left out."""
+        rows = dict(re.findall(r"^  (\w+)(?: \w+)? {2,}(.+)$", _PAGE, re.MULTILINE))
+        found = [CompletionItem(name, help=text) for name, text in rows.items() if name.startswith(incomplete)]
+        # Next to words bash shows no files of its own.
+        files = sorted(glob.glob(f"{glob.escape(incomplete)}*")) if found and self.command_words != ["help"] else ()
+        found += [CompletionItem(name + "/" * os.path.isdir(name)) for name in files]
+        return found or [CompletionItem(incomplete, type="file")]
+
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if ctx.resilient_parsing:  # a shell asks how the line goes on
+            self.command_words = args[:1]
+            known = ("help", *_COMMANDS, *_HELP, "--version")
+            return super().parse_args(ctx, args if not args or args[0] in known else ["run", *args])
         if not args:
             write_stderr(_PAGE)
             ctx.exit(UsageError.exit_code)
@@ -82,6 +100,8 @@ class _RunByDefault(click.Group):
         return super().parse_args(ctx, args)
 
     def main(self, *args: Any, **extra: Any) -> NoReturn:
+        if COMPLETE in os.environ:
+            importlib.import_module("srunddp.completion.cli")
         try:
             sys.exit(super().main(*args, **{**extra, "standalone_mode": False}))
         except click.UsageError as refused:

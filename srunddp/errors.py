@@ -36,10 +36,10 @@ def one_line(text: str) -> str:
     return "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in text)
 
 
-def one_of(names: Iterable[str]) -> str:
+def one_of(names: Iterable[str], conjunction: str = "or") -> str:
     """``a, b or c``."""
     *most, last = names
-    return f"{', '.join(most)} or {last}" if most else last
+    return f"{', '.join(most)} {conjunction} {last}" if most else last
 
 
 def did_you_mean(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:

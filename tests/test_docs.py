@@ -78,9 +78,9 @@ def test_every_public_name_and_argument_is_in_the_reference() -> None:
 
 def test_every_column_of_the_monitors_files_is_in_the_reference() -> None:
     from srunddp.monitor import monitor
-    from srunddp.monitor.sampler import gpu, node, tasks
+    from srunddp.monitor.sampler import gpu, node, process_tree
 
-    files = {"node": node.COLUMNS, "tasks": tasks.COLUMNS, "links": node.LINK_COLUMNS, "gpus": gpu.COLUMNS}
+    files = {"node": node.COLUMNS, "tasks": process_tree.COLUMNS, "links": node.LINK_COLUMNS, "gpus": gpu.COLUMNS}
     for name, expected in files.items():
         assert list(cells(f"NODE.{name}.csv", "column")) == list(expected)
     for name, expected in (("steps", monitor.STEPS), ("marks", monitor.MARKS)):

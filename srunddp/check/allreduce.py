@@ -35,14 +35,13 @@ class AllReduceFacts:
 
     Attributes:
         wrong: why there is no sum; else empty.
-        backend: ``nccl`` or ``gloo``; import_seconds: of torch.
+        backend: ``nccl`` or ``gloo``.
         right: whether the small all-reduce gave the sum.
         sweep: bytes and bytes per second of busbw, as nccl-tests counts it: 2(n-1)/n of the bytes, over the time.
     """
 
     wrong: str = ""
     backend: str = ""
-    import_seconds: float = 0.0
     right: bool = False
     sweep: tuple[tuple[int, float], ...] = ()
 
@@ -74,19 +73,17 @@ def _child(place: store.ProcessGroupContext, within: float, answer: Connection) 
 
 
 def _measured(place: store.ProcessGroupContext, within: float) -> AllReduceFacts:
-    began = time.monotonic()
     store.install(place)
     import torch
     import torch.distributed as dist
 
-    imported = time.monotonic() - began
     world, _ = open_world(place, place.backend, timedelta(seconds=within))
     numbers = torch.arange(1000, dtype=torch.float64, device=world.device) + world.rank
     dist.all_reduce(numbers)
     ranks = world.world_size
     wanted = torch.arange(1000, dtype=torch.float64) * ranks + ranks * (ranks - 1) / 2
     right = bool((numbers.cpu() == wanted).all())
-    return AllReduceFacts(backend=world.backend, import_seconds=imported, right=right, sweep=tuple(_sweep(world)))
+    return AllReduceFacts(backend=world.backend, right=right, sweep=tuple(_sweep(world)))
 
 
 def _sweep(world: World) -> Iterator[tuple[int, float]]:

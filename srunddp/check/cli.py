@@ -18,28 +18,28 @@ from srunddp.check.finding import FAIL, CheckContext, Finding, context_of
 from srunddp.check.join import come_within, coordinate, join
 from srunddp.errors import ConfigError, SrunddpError, UsageError
 from srunddp.stage.paths import StagedPaths, enter
-from srunddp.util.click_types import ifaces_option, module_option
+from srunddp.util.click_types import DIR, FILE, ifaces_option, module_option
 from srunddp.util.console import coloured, write_stderr
-from srunddp.util.option_groups import after_script
+from srunddp.util.option_groups import GroupedCommand, after_script
 
 FAILED = 69  # sysexits' EX_UNAVAILABLE
 _ENDS = (".py", "/__main__.py")
 
 
-@click.command(context_settings={"allow_interspersed_args": False, "help_option_names": ["-h", "--help"]})
+@click.command(cls=GroupedCommand)
 @module_option
 @ifaces_option
 @click.option("--channel", type=click.Choice(CHANNELS), help="How ranks find rank 0 (default: the first available).")
 @click.option("--port", metavar="N-M", help="Ports that a firewall leaves open on rank 0.")
 @click.option("--backend", type=click.Choice(BACKENDS), default="auto", help="For --collective (default: auto).")
 @come_within
-@click.option("--path", "paths", metavar="P", multiple=True, help="A file or folder that all nodes must see.")
+@click.option("--path", "paths", type=FILE, multiple=True, help="A file or folder that all nodes must see.")
 @click.option("--package", "packages", metavar="NAME", multiple=True, help="A Python package that all ranks need.")
 @click.option("--staged", is_flag=True, help="Look at the copies of `srunddp stage push`, where a node has them.")
 @click.option("--collective", is_flag=True, help="Measure TCP between the nodes, and an all-reduce over all ranks.")
-@click.option("--output-dir", metavar="DIR", default=".", show_default=True, help="For preflight.JOB.txt and .json.")
-@click.argument("script", required=False)
-@click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[ARGUMENTS]...")
+@click.option("--output-dir", type=DIR, default=".", show_default=True, help="For preflight.JOB.txt and .json.")
+@click.argument("script", type=FILE, required=False)
+@click.argument("arguments", nargs=-1, type=FILE, metavar="[ARGUMENTS]...")
 def check(**given: Any) -> None:
     """See on all ranks whether SCRIPT could be trained, and name what is wrong: before the job, without a GPU's time.
 

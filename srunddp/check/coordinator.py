@@ -141,9 +141,7 @@ def gather(
 ) -> Coordinator:
     """On rank 0: wait for all other ranks, and take those that have come by a time of :func:`time.monotonic`."""
     coordinator = Coordinator({0: own}, handle)
-    with AuthenticatedListener(
-        listening=listening, token=own.token, trust=trust, world_size=own.world_size, say=coordinator.refused.append
-    ) as listener:
+    with AuthenticatedListener(listening=listening, own=own, trust=trust, say=coordinator.refused.append) as listener:
         while len(coordinator.here) < own.world_size and (left := deadline - time.monotonic()) > 0:
             for hello, connection, message in listener.events(left):
                 if message is None and coordinator.connections.get(hello.rank) is connection:
@@ -167,7 +165,7 @@ def gather(
 
 def _objection(hello: Hello, own: Hello, before: Hello | None) -> str:
     if hello.world_size != own.world_size or not 0 < hello.rank < own.world_size:
-        return f"rank {hello.rank} on {hello.node} counts {hello.world_size} ranks, rank 0 counts {own.world_size}"
+        return f"{hello} counts {hello.world_size} ranks, rank 0 counts {own.world_size}"
     if before and (before.node, before.pid) != (hello.node, hello.pid):
         return f"rank {hello.rank} came twice, from {before.node} and from {hello.node}"
     return ""

@@ -12,12 +12,13 @@ from srunddp.bootstrap.environment import mpi
 from srunddp.bootstrap.network.ifaces_conf import DEFAULT, entry_for
 from srunddp.bootstrap.network.interface import addresses_of, is_loopback, list_interfaces, why_unusable
 from srunddp.bootstrap.rendezvous import auth, client, discovery, protocol
-from srunddp.bootstrap.rendezvous.protocol import Address, Hello, listen, listen_where_possible, raise_open_files_limit
+from srunddp.bootstrap.rendezvous.protocol import Address, Hello, listen, listen_where_possible
 from srunddp.check.coordinator import Coordinator, Handler, gather, serve
 from srunddp.check.finding import CheckContext
 from srunddp.errors import RendezvousError, SrunddpError
 from srunddp.util.click_types import limit
 from srunddp.util.console import write_stderr
+from srunddp.util.kernel_file import raise_open_files_limit
 from srunddp.util.timeouts import call_in_daemon_thread
 
 _A_HOST = 1.0
@@ -111,8 +112,7 @@ def _candidates(context: CheckContext, ports: range | None) -> list[Address]:
     allowed = [host for host in hosts if environment.one_node or not is_loopback(host)]
     if not allowed:
         found = f"{' and '.join(names)} lead to {', '.join(hosts) or 'no address'} on {environment.node}"
-        hint = 'set `address: "{node}-data"` or the like in ifaces.conf, or start with `srun --mpi=pmi2`'
-        raise RendezvousError(found, expected="an address of rank 0's node", hint=hint)
+        raise RendezvousError(found, expected="an address of rank 0's node", hint=discovery.OTHER_NAME)
     every = discovery.rendezvous_ports(environment, entry, ports)
     return [Address(host, port) for port in every for host in dict.fromkeys(allowed)]
 

@@ -16,7 +16,7 @@ from srunddp.check.checks import CHECKS
 from srunddp.check.finding import FAIL, Check, F, Finding, Observation, Ranks, Severity
 from srunddp.errors import file_errors, one_line
 from srunddp.util.atomic_file import replace_file
-from srunddp.util.hostlist import fold, group_by_key, ranges
+from srunddp.util.hostlist import fold, fold_ranks, group_by_key
 
 
 def merged(findings: Iterable[Finding]) -> list[Finding]:
@@ -50,9 +50,8 @@ def lines(report: Report) -> list[str]:
 
 def where(finding: Finding) -> str:
     """The nodes, folded; the ranks, where it is about them; a way between two nodes."""
-    many = "s" if len(finding.ranks) > 1 else ""
-    ranks = f"rank{many} {ranges(finding.ranks)}" if finding.ranks else ""
-    return one_line(finding.between or " on ".join(part for part in (ranks, fold(finding.nodes)) if part))
+    parts = (fold_ranks(finding.ranks, {}), fold(finding.nodes))
+    return one_line(finding.between or " on ".join(filter(None, parts)))
 
 
 def said(finding: Finding) -> str:
@@ -68,11 +67,9 @@ def verdict(report: Report, world_size: int, job: str) -> str:
     counts = [(sum(each.level is level for each in findings), word) for level, word in words.items()]
     wrong = " and ".join(f"{count} {word}{'s' if count > 1 else ''}" for count, word in counts if count)
     ranks = f"{len(report.here)} of {world_size} ranks on {nodes} node{'s' if nodes > 1 else ''}"
-    alone = world_size == 1 and not job
-    said = (
-        f"check{f' of job {job}' if job else ''}: {'this machine alone' if alone else ranks}, {wrong or 'all is well'}"
-    )
-    return f"{said}; `srun --nodes=N srunddp check` looks at the nodes" if alone else said
+    if world_size == 1 and not job:
+        return f"check: this machine alone, {wrong or 'all is well'}; `srun --nodes=N srunddp check` looks at the nodes"
+    return f"check{f' of job {job}' if job else ''}: {ranks}, {wrong or 'all is well'}"
 
 
 def write(report: Report, text: Sequence[str], folder: str, job: str, code: int) -> list[str]:

@@ -9,32 +9,20 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar
 
 import yaml
 
-from srunddp.config.schema import (
-    RESERVED,
-    ConfigField,
-    TypeMismatchError,
-    build,
-    config_error,
-    expected,
-    fields_of,
-    is_ambiguous,
-    is_null,
-    removed_settings,
-    scalar_node,
-    usage,
-    value_of,
-)
+from srunddp.config import schema
+from srunddp.config.schema import ConfigField, config_error, expected, fields_of, is_null
 from srunddp.errors import ConfigError, Scope, did_you_mean, file_errors
 from srunddp.util.atomic_file import replace_file
 from srunddp.util.excepthook import install_excepthook
-from srunddp.util.yaml_source import compose, yaml_position
+from srunddp.util.yaml_source import compose, shown, yaml_position
 
 T = TypeVar("T")
+Keys = Mapping[str, ConfigField]
+Removed = Mapping[str, str]  # by name, the hint what to do instead
 
 
 @dataclass(frozen=True)
@@ -75,19 +63,14 @@ def read_config(kind: type[T], arguments: Sequence[str] | None = None) -> T:
     if any(name == "help" for name, _ in options):
         # srunddp has told the rank before the script began; every rank would print it.
         if os.environ.get("RANK", "0") == "0":
-            print(usage(fields_of(kind), Path(sys.argv[0]).name))
+            print(schema.usage(fields_of(kind), Path(sys.argv[0]).name))
         raise SystemExit(0)
-    return parse_options(kind, [(name, scalar_node(text)) for name, text in options])
-
-
-def parse_options(kind: type[T], options: Sequence[tuple[str, yaml.Node]]) -> T:
-    """As :func:`read_config`, from names without dashes in front, ``config`` among them, and values."""
-    keys = fields_of(kind)
-    values = {name: setting.value for name, setting in parse_values(keys, options, removed_settings(kind)).items()}
+    keys, nodes = fields_of(kind), [(name, schema.scalar_node(text)) for name, text in options]
+    given = parse_values(keys, nodes, schema.removed_settings(kind))
     for name, key in keys.items():
-        if key.default is MISSING and name not in values:
+        if key.default is MISSING and name not in given:
             raise config_error(f"{name} is not given", expected(key.kind), f"add --{name}=VALUE")
-    filled: T = build(kind, values)
+    filled: T = schema.build(kind, {name: setting.value for name, setting in given.items()})
     return filled
 
 
@@ -98,11 +81,7 @@ class Setting(NamedTuple):
     path: str
 
 
-def parse_values(
-    keys: Mapping[str, ConfigField],
-    options: Sequence[tuple[str, yaml.Node]],
-    removed: Mapping[str, str] = MappingProxyType({}),
-) -> dict[str, Setting]:
+def parse_values(keys: Keys, options: Sequence[tuple[str, yaml.Node]], removed: Removed) -> dict[str, Setting]:
     """What the options and the files of each ``config`` among them give, by key; a later file wins.
 
     Raises:
@@ -136,7 +115,7 @@ class _Dumper(yaml.SafeDumper):
         return True
 
     def text(self, data: str) -> yaml.ScalarNode:
-        return self.represent_scalar("tag:yaml.org,2002:str", data, style="'" if is_ambiguous(data) else None)
+        return self.represent_scalar("tag:yaml.org,2002:str", data, style="'" if schema.is_ambiguous(data) else None)
 
 
 _Dumper.add_representer(str, _Dumper.text)
@@ -169,7 +148,7 @@ def _options(arguments: Sequence[str]) -> Iterator[tuple[str, str]]:
         yield name, text
 
 
-def _from_file(path: str, keys: Mapping[str, ConfigField], removed: Mapping[str, str]) -> dict[str, _Given]:
+def _from_file(path: str, keys: Keys, removed: Removed) -> dict[str, _Given]:
     hint = "correct --config" + ("; every node must see the file" if "RANK" in os.environ else "")
     with file_errors(path, expected="a file of settings", hint=hint, scope=Scope.NODE):
         text = Path(path).read_bytes()
@@ -179,14 +158,12 @@ def _from_file(path: str, keys: Mapping[str, ConfigField], removed: Mapping[str,
     return dict(_pairs(_Given("the file", root, path), "", keys, removed, set()))
 
 
-def _pairs(
-    group: _Given, prefix: str, keys: Mapping[str, ConfigField], removed: Mapping[str, str], seen: set[str]
-) -> Iterator[tuple[str, _Given]]:
+def _pairs(group: _Given, prefix: str, keys: Keys, removed: Removed, seen: set[str]) -> Iterator[tuple[str, _Given]]:
     """The leaves of a mapping and of those nested in it, by dotted name."""
     if not isinstance(group.node, yaml.MappingNode):
-        raise group.error(f"is {_shown(group.node)}", "keys with values", f"write {_example(prefix, keys)}: VALUE")
+        raise group.error(f"is {shown(group.node)}", "keys with values", f"write {_example(prefix, keys)}: VALUE")
     for key, node in group.node.value:
-        written = _Given(prefix + (key.value if isinstance(key, yaml.ScalarNode) else _shown(key)), node, group.path)
+        written = _Given(prefix + (key.value if isinstance(key, yaml.ScalarNode) else shown(key)), node, group.path)
         name = _known(written.name, keys, removed, dataclasses.replace(written, node=key), groups=True)
         if name in seen:
             raise written.error("twice in one file", "each key once", "remove one of the two", key)
@@ -197,9 +174,7 @@ def _pairs(
             yield from _pairs(written, name + ".", keys, removed, seen)
 
 
-def _known(
-    written: str, keys: Mapping[str, ConfigField], removed: Mapping[str, str], given: _Given, *, groups: bool = False
-) -> str:
+def _known(written: str, keys: Keys, removed: Removed, given: _Given, *, groups: bool = False) -> str:
     """The key's own spelling.
 
     Raises:
@@ -214,7 +189,7 @@ def _known(
     for gone, hint in removed.items():
         if f"{name}.".startswith(f"{gone}."):
             raise given.error("is no longer a setting", "a key that --help lists", hint)
-    near = _nearest(name, keys if given.path else [*keys, *RESERVED])
+    near = _nearest(name, keys if given.path else [*keys, *schema.RESERVED])
     hint = f"did you mean {near}?" if near else "remove it; --help lists the keys"
     raise given.error("is an unknown key", "a key that --help lists", hint)
 
@@ -229,20 +204,13 @@ def _nearest(name: str, keys: Iterable[str]) -> str:
 
 def _value(given: _Given, key: ConfigField) -> Any:
     try:
-        return value_of(given.node, key.kind)
-    except TypeMismatchError as mismatch:
+        return schema.value_of(given.node, key.kind)
+    except schema.TypeMismatchError as mismatch:
         words = expected(key.kind).replace(",", "").split()
         hint = did_you_mean(getattr(mismatch.node, "value", ""), words) or "correct it"
         node = mismatch.node if mismatch.node.start_mark else given.node
-        raise given.error(f"is {_shown(mismatch.node)}", expected(key.kind), hint, node) from None
+        raise given.error(f"is {shown(mismatch.node)}", expected(key.kind), hint, node) from None
 
 
-def _example(prefix: str, keys: Mapping[str, ConfigField]) -> str:
+def _example(prefix: str, keys: Keys) -> str:
     return next(key for key in keys if key.startswith(prefix))
-
-
-def _shown(node: yaml.Node) -> str:
-    if isinstance(node, yaml.ScalarNode):
-        text = node.value if len(node.value) <= 80 else node.value[:79] + "…"
-        return repr(text)
-    return "a list" if isinstance(node, yaml.SequenceNode) else "keys with values"

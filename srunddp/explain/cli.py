@@ -16,12 +16,13 @@ from srunddp.bootstrap.process_group.device import BACKENDS
 from srunddp.bootstrap.rendezvous.meet import DEFAULT_TIMEOUT
 from srunddp.stage.paths import enter
 from srunddp.supervisor.clock import STALL_TIMEOUT
-from srunddp.util.click_types import ifaces_option, limit, module_option
+from srunddp.util.click_types import FILE, ifaces_option, limit, module_option
+from srunddp.util.option_groups import GroupedCommand
 
 
-@click.command(context_settings={"allow_interspersed_args": False, "help_option_names": ["-h", "--help"]})
+@click.command(cls=GroupedCommand)
 @module_option
-@click.option("--env", "env_file", metavar="FILE", help="What `srun --label env` or `env -0` printed elsewhere.")
+@click.option("--env", "env_file", type=FILE, help="What `srun --label env` or `env -0` printed elsewhere.")
 @ifaces_option
 @click.option("--channel", type=click.Choice(CHANNELS), help="As for run.")
 @click.option("--port", metavar="N-M", help="As for run.")
@@ -31,8 +32,8 @@ from srunddp.util.click_types import ifaces_option, limit, module_option
 @click.option("--bind", type=click.Choice(("none", "auto")), default="none", help="As for run.")
 @click.option("--offline", is_flag=True, help="As for run.")
 @click.option("--staged", is_flag=True, help="As for run.")
-@click.argument("script", required=False)
-@click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[ARGUMENTS]...")
+@click.argument("script", type=FILE, required=False)
+@click.argument("arguments", nargs=-1, type=FILE, metavar="[ARGUMENTS]...")
 def explain(env_file: str | None, **given: Any) -> None:
     """Print every value, what decided it, and what was not chosen. SCRIPT is not looked at.
 

@@ -16,8 +16,8 @@ from srunddp.bootstrap.environment import mpi, slurm
 from srunddp.bootstrap.environment.cpus import THREADS
 from srunddp.bootstrap.environment.detect import SRUN, USER, Environment, detect, likely_ranks
 from srunddp.bootstrap.environment.rank_zero_discovery import DISCOVERIES
-from srunddp.bootstrap.network.ifaces_conf import DEFAULT, IfacesConfig, IfacesEntry, entry_for, load
-from srunddp.bootstrap.network.interface import GLOO, NCCL, NetworkInterface, SelectedInterface, select_interface
+from srunddp.bootstrap.network.ifaces_conf import DEFAULT, Entries, IfacesConfig, IfacesEntry, entry_for, load
+from srunddp.bootstrap.network.interface import GLOO, NCCL, Links, NetworkInterface, SelectedInterface, select_interface
 from srunddp.bootstrap.process_group import numa
 from srunddp.bootstrap.process_group.device import device_index, has_own
 from srunddp.bootstrap.rendezvous import auth, discovery
@@ -72,9 +72,7 @@ class ExplainOptions:
     staged: StagedPaths | None = None
 
 
-def explain(
-    variables: Mapping[str, str], asked: ExplainOptions, links: tuple[NetworkInterface, ...] | None
-) -> Explanation:
+def explain(variables: Mapping[str, str], asked: ExplainOptions, links: Links | None) -> Explanation:
     """Explain one rank; for the arguments see :class:`Explanation`."""
     found = Explanation(variables, asked, links, likely_ranks(variables)[0])
     found.rows += found.decide()
@@ -95,7 +93,7 @@ class Explanation:
 
     variables: Mapping[str, str]
     asked: ExplainOptions
-    links: tuple[NetworkInterface, ...] | None
+    links: Links | None
     rank: int = 0
     rows: list[Row] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
@@ -234,9 +232,7 @@ class Explanation:
         except ConfigError:
             return entry, None  # which only the node itself can decide
 
-    def _rank_zero(
-        self, found: Environment, entries: tuple[IfacesEntry, ...], chosen: SelectedInterface | None
-    ) -> Iterator[Row]:
+    def _rank_zero(self, found: Environment, entries: Entries, chosen: SelectedInterface | None) -> Iterator[Row]:
         """Rank 0's addresses, and the ports that it tries."""
         way, forced = discovery.working_out(found), self.asked.ports
         known = not way.publishes

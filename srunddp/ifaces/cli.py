@@ -23,19 +23,20 @@ from srunddp.errors import ConfigError, file_errors
 from srunddp.ifaces.draft import draft
 from srunddp.ifaces.lint import NAME, LintReport, check_file
 from srunddp.ifaces.scan import handle, survey
+from srunddp.util.click_types import FILE
 from srunddp.util.console import write_stderr
 
 _INCOMPLETE, _WRONG = 69, 78
 _FILE = click.Path(exists=True, dir_okay=False, writable=True)
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.group()
 def ifaces() -> None:
     """Write ifaces.conf, or validate one."""
 
 
 @ifaces.command()
-@click.option("-o", "--output", metavar="FILE", help="Write the draft there instead of standard output.")
+@click.option("-o", "--output", type=FILE, help="Write the draft there instead of standard output.")
 @click.option("--merge", metavar="FILE", type=_FILE, help="Add entries to FILE for the nodes that have none there.")
 @click.option("--channel", type=click.Choice(CHANNELS), help="Force the way in which the ranks learn of rank 0.")
 @click.option("--port", metavar="N-M", help="Ports that a firewall leaves open on rank 0.")
@@ -112,7 +113,7 @@ def _write(text: str, output: str | None, mode: str = "w") -> None:
 
 
 @ifaces.command()
-@click.argument("file", required=False)
+@click.argument("file", type=FILE, required=False)
 @come_within
 def check(file: str | None, timeout: float) -> None:
     """Validate FILE, or the ifaces.conf in effect: on a login node the file itself, under srun on every node too.

@@ -19,7 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from srunddp.errors import ConfigError, Scope
+from srunddp.supervisor.output.redirect import open_to_append
 from srunddp.telemetry import TelemetryPage
 from srunddp.util.atomic_file import replace_file
 from srunddp.util.kernel_file import stat_fields
@@ -154,22 +154,13 @@ class Monitor:
 
 def _open_files(config: MonitorConfig) -> tuple[int, int]:
     """The descriptors of this rank's files of steps and of marks, in a folder that is made for them."""
-    name = f"{config.node}.rank{config.rank}"
-    try:
-        config.folder.mkdir(parents=True, exist_ok=True)
-        files = _open(config.folder / f"{name}.steps.csv", STEPS), _open(config.folder / f"{name}.marks.csv", MARKS)
-        if config.rank == 0:  # of an earlier start in the same folder, as there may be outside Slurm
-            (config.folder / RUN).unlink(missing_ok=True)
-    except OSError as error:
-        place = error.filename or config.folder
-        raise ConfigError(
-            f"{place} cannot be written: {os.strerror(error.errno or 0)}",
-            expected="a folder in which every node may make files",
-            hint="name another with --monitor-dir, or correct its permissions",
-            where="--monitor",
-            scope=Scope.RANK if os.path.lexists(place) else Scope.NODE,
-        ) from None
-    return files
+    name = str(config.folder / f"{config.node}.rank{config.rank}")
+    steps = open_to_append(Path(name + ".steps.csv"), "--monitor-dir", STEPS)
+    marks = open_to_append(Path(name + ".marks.csv"), "--monitor-dir", MARKS)
+    if config.rank == 0:  # of an earlier start in the same folder, as there may be outside Slurm
+        with contextlib.suppress(OSError):
+            (config.folder / RUN).unlink()
+    return steps, marks
 
 
 def _line(when: float, name: str, value: float) -> str:
@@ -184,11 +175,3 @@ def _write(descriptor: int, text: str) -> None:
 def _replace(path: Path, text: str) -> None:
     with contextlib.suppress(OSError):
         replace_file(path, text.encode())
-
-
-def _open(path: Path, header: str) -> int:
-    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
-    opened = os.open(path, flags, 0o666)
-    os.set_blocking(opened, True)
-    os.write(opened, header.encode())
-    return opened

@@ -8,7 +8,7 @@ from statistics import fmean
 from srunddp.errors import one_line
 from srunddp.report import format
 from srunddp.report.summary import GpuFigures, LinkFigures, NodeFigures, Summary, median_or_none, share
-from srunddp.util.hostlist import group_by_key
+from srunddp.util.hostlist import fold_ranks, group_by_key
 
 GPU_IDLE = 15.0  # percent of the time in which a kernel ran, as jobstats has it
 DATA_WAIT = 0.10  # of the step time
@@ -123,26 +123,23 @@ def devices(gpus: list[GpuFigures]) -> str:
 
 
 def _slow_rank(summary: Summary, stragglers: Stragglers) -> Advice:
-    who, them = format.ranks(stragglers.ranks, summary.layout), "their" if len(stragglers.ranks) > 1 else "its"
+    who = one_line(fold_ranks(stragglers.ranks, summary.layout))
+    them = "their" if len(stragglers.ranks) > 1 else "its"
     by_data = stragglers.by_data > _BY_DATA
     why = f"{them} wait for data" if by_data else f"{them} own work, not the wait for data"
     node = format.nodes(stragglers.nodes)
+    hint = f"look at the storage as {node} sees it, and at what {them} part of the data has that others have not"
+    if not by_data:
+        alone = "see what rank 0 alone does in each step, such as writing in a callback; "
+        leave = f", and leave it out: --exclude={node}" if len(summary.nodes) > 1 else ""
+        hint = f"{alone if stragglers.ranks == (0,) else ''}see what else runs on {node}{leave}"
     return Advice(
         "slow rank",
         f"{who}: {format.duration(stragglers.excess)} more of {them} own in each step than the others, "
         f"{format.percent(stragglers.share)} of the step time; it is {why}",
         f"above {format.percent(DATA_WAIT)}",
-        f"look at the storage as {node} sees it, and at what {them} part of the data has that others have not"
-        if by_data
-        else _own_work(summary, stragglers, node),
+        hint,
     )
-
-
-def _own_work(summary: Summary, stragglers: Stragglers, node: str) -> str:
-    alone = stragglers.ranks == (0,)
-    first = "see what rank 0 alone does in each step, such as writing in a callback; " if alone else ""
-    leave = f", and leave it out: --exclude={node}" if len(summary.nodes) > 1 else ""
-    return f"{first}see what else runs on {node}{leave}"
 
 
 def _data_wait(summary: Summary, stragglers: Stragglers) -> Advice | None:

@@ -1,12 +1,9 @@
 """The command ``srunddp report``: what may print, and what may exit, when a run is summed up."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import sys
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,29 +17,24 @@ from srunddp.report.run import RunData, read
 from srunddp.report.summarize import summary_of, with_baseline
 from srunddp.report.summary import Summary
 from srunddp.util.atomic_file import replace_file
-from srunddp.util.click_types import answering
-from srunddp.util.console import write_stderr
+from srunddp.util.click_types import DIR, answering
+from srunddp.util.console import say
 
 _NO_PICTURES = 'no pictures: matplotlib is not installed here -> pip install "srunddp[report]"'
 _REFRESH = 2.0  # seconds between two looks, and no more than a tenth of the time is spent on them
 _HOME, _REST_OF_LINE, _REST = "\x1b[H", "\x1b[K", "\x1b[J"
 
 
-@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.command()
 @click.option(
-    "--monitor-dir",
-    metavar="DIR",
-    default="logs",
-    envvar="SRUNDDP_LOG_DIR",
-    show_default=True,
-    help="Of the job's run.",
+    "--monitor-dir", type=DIR, default="logs", envvar="SRUNDDP_LOG_DIR", show_default=True, help="Of the job's run."
 )
 @click.option("--restart", type=click.IntRange(0), metavar="N", help="Which start of the run (default: the last).")
-@click.option("--baseline", metavar="DIR|JOBID", help="A run on fewer ranks, for the scaling efficiency.")
-@click.option("--output", metavar="DIR", help="For report.html and the pictures (default: the run's folder).")
+@click.option("--baseline", type=DIR, metavar="DIR|JOBID", help="A run on fewer ranks, for the scaling efficiency.")
+@click.option("--output", type=DIR, help="For report.html and the pictures (default: the run's folder).")
 @click.option("--text", "text_only", is_flag=True, help="Print the summary, and write nothing.")
 @click.option("--live", is_flag=True, help="In a terminal, print the summary anew until the run has ended.")
-@click.argument("what", metavar="DIR|JOBID")
+@click.argument("what", type=DIR, metavar="DIR|JOBID")
 def report(**given: Any) -> None:
     """Sum up a run that was started with --monitor: what it did, and what to change next.
 
@@ -54,26 +46,26 @@ def report(**given: Any) -> None:
     Written also of a run that crashed, or that still runs.
     """
     with answering():
-        place = locate.find(given["what"], given["monitor_dir"], given["restart"])
-        for note in place.notes:
-            write_stderr(f"srunddp: note: {one_line(note)}\n")
+        folder, chosen = locate.find(given["what"], given["monitor_dir"], given["restart"])
+        for note in chosen:
+            say(f"note: {note}")
         baseline = _baseline(given)
-        if given["live"] and sys.stdout.isatty() and not _follow(place.folder, baseline):
+        if given["live"] and sys.stdout.isatty() and not _follow(folder, baseline):
             return
-        run, summary = _summed(place.folder, baseline)
+        run, summary = _summed(folder, baseline)
         summary = slurm.completed(summary)
         view = slurm.view(summary)
         click.echo("\n".join(text.lines(summary, notes(summary), view)))
         if not given["text_only"]:
             sys.stdout.flush()
-            _write(given["output"] or place.folder.parent, run, summary, view)
+            _write(given["output"] or folder.parent, run, summary, view)
 
 
 def _baseline(given: dict[str, Any]) -> Summary | None:
     if given["baseline"] is None:
         return None
-    place = locate.find(given["baseline"], given["monitor_dir"], None)
-    found = summary_of(read(place.folder))
+    folder, _ = locate.find(given["baseline"], given["monitor_dir"], None)
+    found = summary_of(read(folder))
     if found.throughput.per_s is None:
         raise ConfigError(
             f"--baseline {given['baseline']}: its throughput is not known",
@@ -98,18 +90,14 @@ def _follow(folder: Path, baseline: Summary | None) -> bool:
             if not summary.ending.running:
                 click.echo(_HOME + _REST, nl=False)
                 return True
-            _show(text.lines(summary, notes(summary)))
+            # From the first row on, as many as there is room for; what is longer than a row is cut.
+            columns, rows = shutil.get_terminal_size()
+            shown = [line[:columns] for line in text.lines(summary, notes(summary))[: rows - 1]]
+            click.echo(_HOME + "".join(f"{line}{_REST_OF_LINE}\n" for line in shown) + _REST, nl=False)
             time.sleep(max(_REFRESH, 10 * (time.monotonic() - begun)))
     except KeyboardInterrupt:
         click.echo()
         return False
-
-
-def _show(lines: Sequence[str]) -> None:
-    """From the first row on, as many as there is room for; what is longer than a row is cut."""
-    columns, rows = shutil.get_terminal_size()
-    shown = [line[:columns] for line in lines[: rows - 1]]
-    click.echo(_HOME + "".join(f"{line}{_REST_OF_LINE}\n" for line in shown) + _REST, nl=False)
 
 
 def _write(output: str | Path, run: RunData, summary: Summary, view: slurm.SlurmAccounting) -> None:
@@ -134,5 +122,5 @@ def _write(output: str | Path, run: RunData, summary: Summary, view: slurm.Slurm
             hint="name another with --output, or print the text alone with --text",
         ) from None
     for hint in hints:
-        write_stderr(f"srunddp: note: {hint}\n")
+        say(f"note: {hint}")
     click.echo("\n" + one_line(f"written: {', '.join(str(folder / name) for name in files)}"))

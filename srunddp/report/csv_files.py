@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 from array import array
@@ -13,6 +12,8 @@ from itertools import pairwise
 from pathlib import Path
 from statistics import fmean
 from typing import Any
+
+from srunddp.util.json_lines import parse
 
 _MOST = 1500  # points of one series that are kept: about as many as a picture has columns
 _BLOCK = 1024
@@ -150,10 +151,9 @@ def marks(path: Path, rank: int) -> list[Mark]:
 def json_object(path: Path) -> dict[str, Any]:
     """As ``run.json``; empty where it is not there, or not whole."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8", errors="replace"))
-    except (OSError, ValueError, RecursionError):
+        return parse(path.read_text(encoding="utf-8", errors="replace"))
+    except OSError:
         return {}
-    return found if isinstance(found, dict) else {}
 
 
 def _rows(path: Path) -> Iterator[list[str]]:

@@ -1,12 +1,10 @@
 """Figures as people read them."""
 
-from __future__ import annotations
-
 import datetime
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
 from srunddp.errors import one_line
-from srunddp.util.hostlist import fold, ranges
+from srunddp.util.hostlist import fold
 
 UNKNOWN = "?"
 _BYTES = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
@@ -91,10 +89,3 @@ def count(number: int, noun: str) -> str:
 def nodes(names: Iterable[str]) -> str:
     """Folded, as Slurm writes them."""
     return one_line(fold(names))
-
-
-def ranks(values: Iterable[int], layout: Mapping[int, str]) -> str:
-    """``rank 3 on node02``, ``ranks 4-7 on node02``."""
-    chosen = sorted(values)
-    where = nodes(dict.fromkeys(layout[rank] for rank in chosen if layout.get(rank)))
-    return f"rank{'s' if len(chosen) > 1 else ''} {ranges(chosen)}{f' on {where}' if where else ''}"

@@ -1,14 +1,11 @@
 """Where a run's files are: a folder, or a job's number."""
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
-from srunddp.errors import ConfigError
+from srunddp.errors import ConfigError, file_errors
 from srunddp.report import slurm
 
 _JOB = re.compile(r"(\d{1,18})(?:_(\d{1,18}))?(?:\.(\d{1,9}))?", re.ASCII)
@@ -16,12 +13,7 @@ _RESTART = re.compile(r"monitor\.(\d{1,9})", re.ASCII)
 _HINT = "name a run's folder such as logs/4711.0, or start the run with --monitor"
 
 
-@dataclass(frozen=True)
-class RunFolder:
-    """The files of one start, in ``monitor.N``; the notes tell what was chosen among several."""
-
-    folder: Path
-    notes: tuple[str, ...] = ()
+RunFolder = tuple[Path, tuple[str, ...]]  # the files of one start, ``monitor.N``; and what was chosen among several
 
 
 def start_of(folder: Path) -> int | None:
@@ -53,7 +45,7 @@ def _below(folder: Path, restart: int | None) -> RunFolder:
         if restart is not None and restart != own:
             found = f"--restart {restart} with {folder}"
             raise ConfigError(found, expected="the run's folder", hint="name the folder above")
-        return RunFolder(folder)
+        return folder, ()
     if _starts(folder):
         return _start(folder, restart)
     runs = [each for each in _folders(folder) if _starts(each)]
@@ -66,11 +58,8 @@ def _below(folder: Path, restart: int | None) -> RunFolder:
 
 
 def _folders(folder: Path) -> list[Path]:
-    try:
+    with file_errors(str(folder), expected="a folder that can be read", hint="ask whose run it is for the right"):
         return sorted(Path(entry.path) for entry in os.scandir(folder) if entry.is_dir())
-    except OSError as error:
-        found, hint = f"{folder}: {os.strerror(error.errno or 0)}", "ask whose run it is for the right"
-        raise ConfigError(found, expected="a folder that can be read", hint=hint) from None
 
 
 def _starts(folder: Path) -> dict[int, Path]:
@@ -86,7 +75,7 @@ def _start(run: Path, restart: int | None, notes: Sequence[str] = ()) -> RunFold
         raise ConfigError(found, expected="one of these", hint="leave it out for the last")
     if restart is None and len(starts) > 1:
         notes = (*notes, f"{run} has {len(starts)} starts; this is the last, {chosen} (--restart N for another)")
-    return RunFolder(starts[chosen], tuple(notes))
+    return starts[chosen], tuple(notes)
 
 
 def _of_job(what: str, match: re.Match[str], monitor_dir: str, restart: int | None) -> RunFolder:

@@ -1,7 +1,5 @@
 """One start of a run, read: every series on one time axis, in seconds since its start."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Mapping
@@ -12,7 +10,8 @@ from typing import Any
 
 from srunddp.report import csv_files
 from srunddp.report.csv_files import Mark, TimeSeries
-from srunddp.report.summary import Checkpoints, Phase, RunEnd, Span, StartupPhases
+from srunddp.report.summary import Checkpoints, RunEnd, Span
+from srunddp.util.atomic_file import plain
 from srunddp.util.hostlist import group_by_key
 
 _PER_NODE = re.compile(r"(.+)\.(node|tasks|links|gpus)\.csv")
@@ -47,11 +46,6 @@ class Device:
     def text(self, column: str) -> str:
         """The last word of a column that is no number; empty where there is none."""
         return self.samples.texts.get(column, "")
-
-    @property
-    def carries_training(self) -> bool:
-        """A link that was chosen for the training, or one of RDMA."""
-        return self.text("chosen") == "1" or self.text("kind") == "rdma"
 
 
 @dataclass
@@ -113,7 +107,12 @@ def read(folder: Path) -> RunData:
     for name in csv_files.names(folder):
         # Outside Slurm starts may share a folder, and one of more ranks leaves files that no later one empties.
         if (match := _PER_RANK.fullmatch(name)) and (not ranks or int(match[2]) in ranks):
-            _read_rank(run, folder / name, names.get(match[1], match[1]), int(match[2]))
+            rank = int(match[2])
+            run.ranks.setdefault(rank, names.get(match[1], match[1]))
+            if match[3] == "marks":
+                run.marks += csv_files.marks(folder / name, rank)
+            elif found := csv_files.samples(folder / name, csv_files.STEPS):
+                run.steps[rank] = found[""]
         elif (match := _PER_NODE.fullmatch(name)) and (not ranks or match[1] in names):
             _read_node(run, folder / name, names.get(match[1], match[1]), match[2])
     run.ranks = dict(sorted(run.ranks.items()))
@@ -131,20 +130,7 @@ def _layout(header: Mapping[str, Any]) -> tuple[dict[int, str], dict[str, str]]:
     ranks = {int(rank): str(node) for rank, node in given.items() if _RANK.fullmatch(str(rank))}
     nodes = header.get("nodes")
     listed = [str(node) for node in nodes] if isinstance(nodes, list) else []
-    return ranks, {_plain(node): node for node in dict.fromkeys([*listed, *ranks.values()])}
-
-
-def _plain(name: str) -> str:
-    """As the files of a node are called."""
-    return re.sub(r"[^\w.-]|^\.", "_", name, flags=re.ASCII) or "_"
-
-
-def _read_rank(run: RunData, path: Path, node: str, rank: int) -> None:
-    run.ranks.setdefault(rank, node)
-    if path.name.endswith(".marks.csv"):
-        run.marks += csv_files.marks(path, rank)
-    elif found := csv_files.samples(path, csv_files.STEPS):
-        run.steps[rank] = found[""]
+    return ranks, {plain(node): node for node in dict.fromkeys([*listed, *ranks.values()])}
 
 
 def _read_node(run: RunData, path: Path, node: str, kind: str) -> None:
@@ -204,14 +190,10 @@ def ending(run: RunData, now: float) -> RunEnd:
     interval = run.number("seconds") or _DEFAULT_INTERVAL
     fresh = -60.0 < now - run.start - run.last < _SILENT * interval + 1.0
     missing = tuple(rank for rank in run.ranks if rank not in codes)
-    return RunEnd(codes, missing, bool(missing) and fresh, run.last, _cause(run))
-
-
-def _cause(run: RunData) -> str:
-    """What the run said of its failure; the file lies where the logs are."""
-    found = csv_files.json_object(run.folder.parent / "failure.json")
-    cause = found.get("cause")
-    return f"rank {found.get('rank')} on {found.get('node')}: {cause}" if isinstance(cause, str) and cause else ""
+    said = csv_files.json_object(run.folder.parent / "failure.json")  # which lies where the logs are
+    cause = said.get("cause")
+    who = f"rank {said.get('rank')} on {said.get('node')}: "
+    return RunEnd(codes, missing, bool(missing) and fresh, run.last, who + cause if isinstance(cause, str) else "")
 
 
 def spans(run: RunData, begin: str, end: str) -> tuple[Span, ...]:
@@ -231,28 +213,28 @@ def checkpoints(run: RunData) -> Checkpoints:
     """Of the rank that stood still for longest; what was written in the background, likewise."""
     stood, written = _values(run, "checkpoint"), _values(run, "checkpoint_written")
     longest, background = max(stood.values(), key=sum, default=[]), max(written.values(), key=sum, default=[])
-    return Checkpoints(len(longest), sum(longest), sum(background), len(background))
+    return Checkpoints(len(longest), sum(longest), sum(background))
 
 
 def _values(run: RunData, name: str) -> dict[int, list[float]]:
     return group_by_key((mark.rank, mark.value) for mark in run.marks if mark.name == name and mark.value >= 0)
 
 
-def launches(run: RunData) -> tuple[StartupPhases, ...]:
-    """Of each rank that has a mark.
+def launches(run: RunData) -> dict[int, dict[str, tuple[float, float]]]:
+    """Begin and end of the phases of each rank's start, by rank and by name, of each rank that has a mark.
 
     ``srun`` is from the first process of the run to the rank's own; ``script`` what the user's script does by itself,
     from the process group to the training; ``prepare`` what the training does before its first epoch.
     """
     times = group_by_key((mark.rank, (mark.name, mark.time)) for mark in reversed(run.marks))
-    return tuple(_launch(rank, dict(times[rank])) for rank in sorted(times))
+    return {rank: _phases(dict(times[rank])) for rank in sorted(times)}
 
 
-def _launch(rank: int, times: dict[str, float]) -> StartupPhases:
+def _phases(times: dict[str, float]) -> dict[str, tuple[float, float]]:
     process = times.get("process", min(times.values()))
-    phases = [Phase("srun", 0.0, process)] if process > 0 else []
+    phases = {"srun": (0.0, process)} if process > 0 else {}
     for name, (begins, ends) in _PHASES.items():
         begin, end = (next((times[mark] for mark in marks if mark in times), math.nan) for marks in (begins, ends))
         if begin <= end:
-            phases.append(Phase(name, begin, end))
-    return StartupPhases(rank, process, tuple(phases))
+            phases[name] = begin, end
+    return phases

@@ -1,7 +1,5 @@
 """What Slurm itself says of a job: where it ran, and its accounting's figures, to be compared with ours."""
 
-from __future__ import annotations
-
 import re
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,10 +21,13 @@ _RUNNING = ("RUNNING", "COMPLETING", "SUSPENDED")
 
 @dataclass(frozen=True)
 class Job:
-    """What Slurm says of a job: its number, that of an array's task included, and its working directory."""
+    """What Slurm says of a job: its number, that of an array's task included; its working directory; and in seconds its
+    time limit and how long it has lasted."""
 
     number: str
     folder: str
+    limit_s: float | None = None
+    lasted_s: float | None = None
 
 
 @dataclass(frozen=True)
@@ -45,35 +46,29 @@ class SlurmAccounting:
 
 
 def job(what: str) -> Job | None:
-    """The number and the working directory of a job, ``4711`` or ``4711_3``; None where Slurm does not know it."""
-    shown = query("scontrol", "--oneliner", "show", "job", what)
-    number, folder = re.search(r"\bJobId=(\d+)", shown), re.search(r"\bWorkDir=(.*?)(?: \w+=|$)", shown, re.MULTILINE)
-    if number and folder:
-        return Job(number[1], folder[1])
-    known = (tuple(each.values()) for each in _table("sacct", what, ("JobIDRaw", "WorkDir"), "-X"))
-    return next((Job(raw, where) for raw, where in known if _NUMBER.fullmatch(raw) and where), None)
+    """The job ``4711`` or ``4711_3``; None where Slurm does not know it; the controller forgets it soon."""
+    shown = query("scontrol", "--oneliner", "show", "job", what).splitlines()
+    own = next((line for line in shown if line.startswith(f"JobId={what} ")), shown[0] if shown else "")
+    if number := re.match(r"JobId=(\d+)", own):
+        folder = re.search(r"\bWorkDir=(.*?)(?: \w+=|$)", own)
+        times = (re.search(rf"\b{name}=(\S+)", own) for name in ("TimeLimit", "RunTime"))
+        return Job(number[1], folder[1] if folder else "", *(match and seconds(match[1]) for match in times))
+    known = _table("sacct", what, ("JobIDRaw", "WorkDir", "TimelimitRaw", "ElapsedRaw"), "-X")
+    for each in sorted(known, key=lambda each: each["JobIDRaw"] != what):
+        if _NUMBER.fullmatch(each["JobIDRaw"]):
+            minutes, lasted = _float(each["TimelimitRaw"]), _float(each["ElapsedRaw"])
+            return Job(each["JobIDRaw"], each["WorkDir"], None if minutes is None else minutes * 60, lasted)
+    return None
 
 
 def completed(summary: Summary) -> Summary:
     """With what Slurm alone knows: that the step is over, the job's time limit, and how long it has lasted."""
     if summary.ending.running and _is_over(summary):
         summary = replace(summary, ending=replace(summary.ending, running=False))
-    limit, lasted = _times(summary.job) if _step(summary) else (None, None)
-    return replace(summary, time_limit_s=summary.time_limit_s or limit, job_s=lasted)
-
-
-def _times(number: str) -> tuple[float | None, float | None]:
-    """Of a job: limit and time until now, in seconds; the controller forgets it soon after its end."""
-    shown = query("scontrol", "--oneliner", "show", "job", number).splitlines()
-    if own := next((line for line in shown if line.startswith(f"JobId={number} ")), ""):
-        found = (re.search(rf"\b{name}=(\S+)", own) for name in ("TimeLimit", "RunTime"))
-        limit, lasted = (seconds(match[1]) if match else None for match in found)
-        return limit, lasted
-    for each in _table("sacct", number, ("JobIDRaw", "TimelimitRaw", "ElapsedRaw"), "-X"):
-        if each["JobIDRaw"] == number:
-            minutes = _float(each["TimelimitRaw"])
-            return None if minutes is None else minutes * 60, _float(each["ElapsedRaw"])
-    return None, None
+    known = job(summary.job) if _step(summary) else None
+    if known is None or known.number != summary.job:
+        return replace(summary, job_s=None)
+    return replace(summary, time_limit_s=summary.time_limit_s or known.limit_s, job_s=known.lasted_s)
 
 
 def _is_over(summary: Summary) -> bool:

@@ -1,7 +1,5 @@
 """From the series of a run to its figures."""
 
-from __future__ import annotations
-
 import math
 import time
 from dataclasses import replace

@@ -1,7 +1,6 @@
 """What a run comes to: figures alone, of which the notes, the text and the page are made. None is not known."""
 
-from __future__ import annotations
-
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 _LEAST = 1e-9  # nothing that is measured is less, and what is divided by less has no end
@@ -38,24 +37,6 @@ class Span:
     number: int | None
     begin: float
     end: float | None
-
-
-@dataclass(frozen=True)
-class Phase:
-    """A part of a rank's start, in seconds since the start of the run."""
-
-    name: str
-    begin: float
-    end: float
-
-
-@dataclass(frozen=True)
-class StartupPhases:
-    """The start of one rank: when its process began, and its phases."""
-
-    rank: int
-    process: float
-    phases: tuple[Phase, ...]
 
 
 @dataclass(frozen=True)
@@ -163,7 +144,6 @@ class Checkpoints:
     count: int
     stood_s: float
     background_s: float
-    written: int
 
 
 @dataclass(frozen=True)
@@ -186,7 +166,8 @@ class Throughput:
 @dataclass(frozen=True)
 class Summary:
     """The whole run. Times are seconds since the start, but for ``started``, which is Unix time, and ``job_s``: for
-    so long the job has lasted, with all its steps, where Slurm was asked."""
+    so long the job has lasted, with all its steps, where Slurm was asked. ``launches`` has begin and end of the phases
+    of each rank's start, by rank and by name."""
 
     name: str
     job: str
@@ -208,7 +189,7 @@ class Summary:
     epochs: tuple[Span, ...]
     evaluations: tuple[Span, ...]
     checkpoints: Checkpoints
-    launches: tuple[StartupPhases, ...]
+    launches: Mapping[int, Mapping[str, tuple[float, float]]]
     ranks: tuple[RankFigures, ...]
     per_node: tuple[NodeFigures, ...]
     gpus: tuple[GpuFigures, ...]
@@ -242,11 +223,6 @@ class Summary:
         """Of all GPUs of which it is known."""
         known = [each.energy_j for each in self.gpus if each.energy_j is not None]
         return sum(known) if known else None
-
-    @property
-    def energy_per_sample_j(self) -> float | None:
-        """Of all GPUs, over all samples."""
-        return share(self.energy_j, self.throughput.samples)
 
 
 def median_or_none(values: list[float | None]) -> float | None:

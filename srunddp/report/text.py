@@ -1,7 +1,5 @@
 """The summary as a terminal shows it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 
 from srunddp.errors import one_line
@@ -10,7 +8,7 @@ from srunddp.report.advice import Advice, too_short
 from srunddp.report.run import NAMES
 from srunddp.report.slurm import SlurmAccounting
 from srunddp.report.summary import GpuFigures, NodeFigures, Span, Summary, median_or_none, share
-from srunddp.util.hostlist import group_by_key
+from srunddp.util.hostlist import fold_ranks, group_by_key
 
 _TITLE = 12
 MOST = 16  # rows that a terminal shows
@@ -21,7 +19,7 @@ def lines(summary: Summary, notes: Sequence[Advice], view: SlurmAccounting | Non
     parts = [
         *heading(summary),
         *_notes(summary, notes),
-        *(line for title, found in sections(summary).items() for line in _titled(title, found)),
+        *(line for title, found in sections(summary).items() if found for line in ("", *_titled(title, found))),
         *table(node_rows(summary.per_node)),
         *table(rank_rows(summary)),
         *table(gpu_rows(summary.gpus)),
@@ -70,10 +68,10 @@ def ending(summary: Summary) -> str:
     if not end.missing and len(by_code) == 1:
         said = f"ended with exit code {next(iter(by_code))}{' on all ranks' if summary.world_size > 1 else ''}"
     else:
-        codes = [f"exit code {code} on {format.ranks(ranks, {})}" for code, ranks in sorted(by_code.items())]
+        codes = [f"exit code {code} on {fold_ranks(ranks, {})}" for code, ranks in sorted(by_code.items())]
         said = f"ended with {', '.join(codes)}"
     if end.missing:
-        said += f"; no end recorded of {format.ranks(end.missing, {})}: killed; last sample at {format.clock(end.last)}"
+        said += f"; no end recorded of {fold_ranks(end.missing, {})}: killed; last sample at {format.clock(end.last)}"
     return f"{said}; {one_line(end.cause)}" if end.cause and not end.finished else said
 
 
@@ -95,10 +93,7 @@ def remarks(summary: Summary) -> list[str]:
 
 
 def _titled(title: str, found: Iterable[str]) -> Iterator[str]:
-    for at, line in enumerate(found):
-        if not at:
-            yield ""
-        yield f"{'' if at else title:<{_TITLE}}{line}"
+    return (f"{'' if at else title:<{_TITLE}}{line}" for at, line in enumerate(found))
 
 
 def _time_line(summary: Summary) -> Iterator[str]:
@@ -133,7 +128,7 @@ def _steps(summary: Summary) -> Iterator[str]:
     )
     if slowest := summary.slowest:
         yield (
-            f"slowest: {format.ranks([slowest.rank], summary.layout)}, "
+            f"slowest: {fold_ranks([slowest.rank], summary.layout)}, "
             f"{format.duration(slowest.own_s)} of its own work per step; median rank "
             f"{format.duration(median_or_none([each.own_s for each in summary.ranks]))}"
         )
@@ -167,7 +162,7 @@ def _checkpoints(summary: Summary) -> Iterator[str]:
     found = summary.checkpoints
     if found.count:
         part = share(found.stood_s, summary.seconds)
-        background = f", {format.duration(found.background_s)} of writing beside it" if found.written else ""
+        background = f", {format.duration(found.background_s)} of writing beside it" if found.background_s else ""
         yield (
             f"{found.count}: training stood still for {format.duration(found.stood_s)}, "
             f"{format.percent(part)} of the run{background}"
@@ -176,7 +171,7 @@ def _checkpoints(summary: Summary) -> Iterator[str]:
 
 def _energy(summary: Summary) -> Iterator[str]:
     if summary.energy_j is not None:
-        per_sample = summary.energy_per_sample_j
+        per_sample = share(summary.energy_j, summary.throughput.samples)
         each = f", {format.format_number(per_sample)} J per sample" if per_sample is not None else ""
         known = sum(gpu.energy_j is not None for gpu in summary.gpus)
         yield f"{format.energy(summary.energy_j)} by {format.count(known, 'GPU')}{each}"
@@ -276,12 +271,12 @@ def table(rows: Sequence[Sequence[str]]) -> Iterator[str]:
 
 def launch_rows(summary: Summary) -> list[tuple[str, float, float, int]]:
     """Of each phase the shortest, the longest, and whose that is; ``srun`` is how far the processes are apart."""
-    phases = [(each.rank, phase) for each in summary.launches for phase in each.phases]
     rows = []
     for name in NAMES:
-        lasted = [(phase.end - phase.begin, rank) for rank, phase in phases if phase.name == name]
-        if name == "srun" and lasted:
-            lasted = [(launch.process, launch.rank) for launch in summary.launches]
+        found = [(rank, phases[name]) for rank, phases in summary.launches.items() if name in phases]
+        lasted = [(end - begin, rank) for rank, (begin, end) in found]
+        if name == "srun" and lasted:  # the first process of all has none
+            lasted += [(0.0, rank) for rank, phases in summary.launches.items() if name not in phases]
         if lasted:
             most, slowest = max(lasted, key=lambda pair: pair[0])
             rows.append((name, min(lasted)[0], most, slowest))

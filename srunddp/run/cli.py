@@ -15,16 +15,10 @@ from srunddp.bootstrap.environment.detect import CHANNELS, Environment, detect, 
 from srunddp.bootstrap.network import ifaces_conf
 from srunddp.bootstrap.process_group.device import BACKENDS
 from srunddp.bootstrap.process_group.numa import bind_near_gpu
-from srunddp.bootstrap.rendezvous.meet import (
-    DEFAULT_TIMEOUT,
-    RankSetup,
-    RendezvousOptions,
-    bind,
-    prepare,
-    report_early_failure,
-)
+from srunddp.bootstrap.rendezvous import meet
+from srunddp.bootstrap.rendezvous.meet import DEFAULT_TIMEOUT, RankSetup, RendezvousOptions
 from srunddp.bootstrap.rendezvous.protocol import RendezvousInfo
-from srunddp.errors import Scope, SrunddpError, UsageError, one_line
+from srunddp.errors import Scope, SrunddpError, UsageError
 from srunddp.monitor.monitor import Monitor, MonitorConfig
 from srunddp.run.launch import check_open_files, is_worker_exec, launch
 from srunddp.run.options import RunOptions, plan_monitor, run_name
@@ -32,8 +26,8 @@ from srunddp.run.script import Script, check
 from srunddp.stage.paths import StagedPaths, contradictions
 from srunddp.supervisor.failure import rotate_previous
 from srunddp.supervisor.output.redirect import OutputRedirect, OutputTarget, output_target
-from srunddp.util.click_types import LOST_LEAST, MONITOR_LEAST, Run, Seconds, ifaces_option, limit, module_option
-from srunddp.util.console import write_stderr
+from srunddp.util.click_types import DIR, FILE, LOST_LEAST, Run, ifaces_option, limit, module_option, monitor_option
+from srunddp.util.console import say, write_stderr
 from srunddp.util.option_groups import after_script
 
 _LAST_WORD = 1.0
@@ -47,7 +41,6 @@ _LAST_WORD = 1.0
         "Output and monitoring": "log_dir show_ranks prefix quiet verbose monitor monitor_dir",
         "Environment": "module offline staged bind",
     },
-    context_settings={"allow_interspersed_args": False, "help_option_names": ["-h", "--help"]},
 )
 @click.option("--backend", type=click.Choice(BACKENDS), help="For srunddp.init() (default: auto).")
 @ifaces_option
@@ -64,19 +57,12 @@ _LAST_WORD = 1.0
 @limit("--lost-after", RunOptions.lost_after, "Stop the run when a node is silent for this long.", least=LOST_LEAST)
 @limit("--grace", RunOptions.grace, "How long a failed or stopped script may take to end.", positive=False)
 @click.option(
-    "--log-dir", metavar="DIR", envvar="SRUNDDP_LOG_DIR", show_envvar=True, help="Write each rank's output to a file."
+    "--log-dir", type=DIR, envvar="SRUNDDP_LOG_DIR", show_envvar=True, help="Write each rank's output to a file."
 )
 @click.option("--show-ranks", metavar="RANKS", help="With --log-dir: the ranks on the terminal too (default: 0).")
 @click.option("--prefix", is_flag=True, help="Put node and rank before each line on the terminal.")
-@click.option(
-    "--monitor",
-    type=Seconds(least=MONITOR_LEAST),
-    metavar="[=DURATION]",
-    envvar="SRUNDDP_MONITOR",
-    show_envvar=True,
-    help="Sample GPUs, CPUs, memory and network of each node for srunddp report, every 5s unless given.",
-)
-@click.option("--monitor-dir", metavar="DIR", help="Where the samples go (default: --log-dir's folder, else logs).")
+@monitor_option
+@click.option("--monitor-dir", type=DIR, help="Where the samples go (default: --log-dir's folder, else logs).")
 @click.option("--offline", is_flag=True, help="Set HF_*_OFFLINE, cache folders and thread counts for Hugging Face.")
 @click.option("--bind", type=click.Choice(("none", "auto")), default="none", help="auto: to the CPUs next to the GPU.")
 @click.option("--staged", is_flag=True, help="Run in the copies of `srunddp stage push`, where a node has them.")
@@ -85,8 +71,8 @@ _LAST_WORD = 1.0
 @click.option("--quiet", is_flag=True, help="Do not print the summary line.")
 @click.option("--verbose", is_flag=True, help="Print one line per rank: [RANK r] WORLD_SIZE=w.")
 @module_option
-@click.argument("script", required=False, metavar="SCRIPT")
-@click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[ARGUMENTS]...")
+@click.argument("script", type=FILE, required=False, metavar="SCRIPT")
+@click.argument("arguments", nargs=-1, type=FILE, metavar="[ARGUMENTS]...")
 def run(**given: Any) -> None:
     """Run SCRIPT as one rank of the world that srun or mpirun started, one process per GPU.
 
@@ -136,19 +122,19 @@ def _run(given: Mapping[str, Any], environment: Environment) -> int:
     if given["bind"] == "auto":
         binding = bind_near_gpu(environment, os.environ)
         if given["verbose"] or environment.rank == 0:
-            _say(f"rank {environment.rank}: --bind=auto: {binding.value}: {binding.why}")
+            say(f"rank {environment.rank}: --bind=auto: {binding.value}: {binding.why}")
     if environment.rank == 0:
         stray = after_script(click.get_current_context(), given["arguments"])
         for note in [*_notes(setup), *start.notes, *(contradictions(os.environ) if options.offline else ()), *stray]:
-            _say(note)
+            say(note)
 
     def on_rendezvous(info: RendezvousInfo) -> None:
         if environment.rank == 0 and not given["quiet"]:
-            _say(_placement(setup, info))
+            say(_placement(setup, info))
         if given["verbose"]:
             write_stderr(f"[RANK {environment.rank}] WORLD_SIZE={environment.world_size}\n")
 
-    return launch(setup, start.script, options, output, monitor, on_rendezvous=on_rendezvous, say=_say)
+    return launch(setup, start.script, options, output, monitor, on_rendezvous=on_rendezvous, say=say)
 
 
 @dataclass
@@ -175,15 +161,15 @@ def _open(start: _Start, options: RunOptions, environment: Environment) -> tuple
             rotate_previous(start.target.file.parent)
         output = OutputRedirect.open(start.target)
         monitor = Monitor(start.plan)
-        setup = prepare(start.rendezvous, environment)
+        setup = meet.prepare(start.rendezvous, environment)
         check_open_files(environment)
-        return bind(setup), output, monitor
+        return meet.bind(setup), output, monitor
     except SrunddpError as error:
         if environment.rank == 0:
             write_stderr(f"srunddp: error: {error}\n")
-            report_early_failure(environment, start.rendezvous, error, setup.interface if setup else None)
+            meet.report_early_failure(environment, start.rendezvous, error, setup.interface if setup else None)
             sys.exit(error.exit_code)
-        if error.scope is not Scope.JOB and report_early_failure(environment, start.rendezvous, error):
+        if error.scope is not Scope.JOB and meet.report_early_failure(environment, start.rendezvous, error):
             error.scope = Scope.JOB  # rank 0 prints it
         raise
 
@@ -218,10 +204,6 @@ def _prints(error: SrunddpError, environment: Environment | None) -> bool:
         return False
     rank, local_rank = (environment.rank, environment.local_rank) if environment else likely_ranks(os.environ)
     return {Scope.JOB: rank == 0, Scope.NODE: local_rank == 0, Scope.RANK: True}[error.scope]
-
-
-def _say(line: str) -> None:
-    write_stderr(f"srunddp: {one_line(line)}\n")
 
 
 def _notes(setup: RankSetup) -> list[str]:

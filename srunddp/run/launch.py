@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 
 from srunddp.bootstrap.environment.detect import NO_LAUNCHER, USER, Environment
 from srunddp.bootstrap.rendezvous.meet import RankSetup
-from srunddp.bootstrap.rendezvous.protocol import RendezvousInfo, raise_open_files_limit
+from srunddp.bootstrap.rendezvous.protocol import RendezvousInfo
 from srunddp.errors import ConfigError, Scope, SrunddpError
 from srunddp.monitor.monitor import Monitor
 from srunddp.run.options import RunOptions
@@ -20,6 +20,7 @@ from srunddp.supervisor import signals
 from srunddp.supervisor.output.redirect import OutputRedirect
 from srunddp.supervisor.stacks import StackDump
 from srunddp.supervisor.worker_process import WorkerPipe, pipe
+from srunddp.util.kernel_file import raise_open_files_limit
 
 _SPARE_FILES = 64
 

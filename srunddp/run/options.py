@@ -16,7 +16,7 @@ from srunddp.errors import Scope, UsageError
 from srunddp.monitor.monitor import MonitorConfig
 from srunddp.run.script import Script
 from srunddp.supervisor.clock import LOST_AFTER, STALL_TIMEOUT
-from srunddp.supervisor.output import redirect
+from srunddp.util.atomic_file import plain
 
 
 @dataclass(frozen=True)
@@ -58,10 +58,10 @@ def plan_monitor(options: RunOptions, environment: Environment, script: Script) 
         if options.monitor_dir is not None:
             raise UsageError("--monitor-dir without --monitor", hint="add --monitor", scope=Scope.JOB)
         return None
-    folder = Path(options.monitor_dir or options.log_dir or "logs", redirect.plain(run_name(environment)))
+    folder = Path(options.monitor_dir or options.log_dir or "logs", plain(run_name(environment)))
     return MonitorConfig(
         folder=folder / f"monitor.{_restarts()}",
-        node=redirect.plain(environment.node),
+        node=plain(environment.node),
         rank=environment.rank,
         samples=environment.local_rank == 0,
         seconds=options.monitor,
@@ -95,7 +95,7 @@ def run_metadata(setup: RankSetup, result: RendezvousResult) -> dict[str, Any]:
         "job": str(step.job) if step else "",
         "step": str(step.step) if step else "",
         "restarts": _restarts(),
-        "run": redirect.plain(run_name(environment)),
+        "run": plain(run_name(environment)),
         "launcher": environment.launcher,
         "world_size": environment.world_size,
         "nodes": list(dict.fromkeys(node for _, node in ranks)),

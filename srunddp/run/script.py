@@ -117,7 +117,7 @@ def run(script: Script) -> ScriptResult:
     except SrunddpError as error:
         return ScriptResult(error.exit_code, error)
     except SystemExit as end:
-        return ScriptResult(_exit_code(end.code), end)
+        return ScriptResult(end.code & 0xFF if isinstance(end.code, int) else int(end.code is not None), end)
     except BaseException as error:
         if script.module and isinstance(error, ImportError) and _theirs(error) is None:
             wrong = ConfigError(str(error), expected="a module to run", hint="correct the name after -m")
@@ -147,13 +147,6 @@ def _is_archive(path: str) -> bool:
     import zipfile
 
     return zipfile.is_zipfile(path)
-
-
-def _exit_code(code: object) -> int:
-    """What Python makes of ``sys.exit(code)``."""
-    if code is None:
-        return 0
-    return code & 0xFF if isinstance(code, int) else 1
 
 
 def _without_us(error: BaseException) -> types.TracebackType | None:

@@ -6,12 +6,12 @@ import select
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from functools import partial
+from typing import Any
 
 from srunddp.bootstrap.environment import mpi
 from srunddp.bootstrap.network import interface
-from srunddp.bootstrap.rendezvous.abort import CancelToken
 from srunddp.bootstrap.rendezvous.meet import rendezvous
-from srunddp.bootstrap.rendezvous.protocol import RendezvousInfo, RendezvousResult
+from srunddp.bootstrap.rendezvous.protocol import CancelToken, RendezvousInfo, RendezvousResult
 from srunddp.errors import RendezvousError, Scope
 from srunddp.monitor.monitor import Monitor
 from srunddp.run.options import run_metadata
@@ -70,13 +70,13 @@ class Agent(RankAgent):
         self.monitor.mark("met")
         if setup.environment.rank == 0:
             self.monitor.describe(run_metadata(setup, found))
-        return RendezvousOutcome(asdict(found.meeting), self._failure_monitor(found))
+        return asdict(found.meeting), self._failure_monitor(found)
 
     def abort_rendezvous(self, cause: str, exit_code: int) -> None:
         self._cancel.fail(cause, exit_code)
 
-    def on_rendezvous(self, outcome: RendezvousOutcome) -> None:
-        self.report_rendezvous(RendezvousInfo(**outcome.message))
+    def on_rendezvous(self, message: dict[str, Any]) -> None:
+        self.report_rendezvous(RendezvousInfo(**message))
 
     def announce_termination(self) -> None:
         self.monitor.page.announce_termination()

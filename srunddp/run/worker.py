@@ -22,11 +22,11 @@ from srunddp.errors import PeerError, RendezvousError, SrunddpError, Stopped
 from srunddp.run import script as user_script
 from srunddp.run.options import RunOptions
 from srunddp.stage.paths import offline
-from srunddp.supervisor import failure, process_tree
+from srunddp.supervisor import failure
 from srunddp.supervisor.failure import FailureKind
 from srunddp.supervisor.output.redirect import OutputRedirect
 from srunddp.supervisor.stacks import StackDump
-from srunddp.supervisor.worker_process import WorkerPipe
+from srunddp.supervisor.worker_process import WorkerPipe, kill_forks_on_exit
 
 _LINE_BUFFERED = 1  # C's _IOLBF in glibc and musl
 
@@ -105,7 +105,7 @@ def _prepare_process(context: WorkerContext) -> None:
         libc.setvbuf(ctypes.c_void_p.in_dll(libc, name), None, _LINE_BUFFERED, 0)
     context.dump.arm()
     telemetry.install(context.page)
-    process_tree.kill_forks_on_exit(os.getpid())
+    kill_forks_on_exit(os.getpid())
 
 
 def _report(result: user_script.ScriptResult, supervisor: WorkerPipe, *, alone: bool) -> None:

@@ -14,6 +14,7 @@ from typing import Any, get_args, get_origin
 import click
 import yaml
 
+from srunddp.bootstrap.process_group.device import BACKENDS
 from srunddp.config.parse import Setting, parse_values
 from srunddp.config.schema import NULLS, ConfigField, build, fields_of, scalar_node, text_of
 from srunddp.errors import ConfigError, UsageError, file_errors
@@ -21,17 +22,23 @@ from srunddp.sbatch import convert, slurm_options, validate
 from srunddp.sbatch import submit as slurm
 from srunddp.sbatch.render import render, salloc_options
 from srunddp.sbatch.spec import SlurmJob
+from srunddp.util import slurm_command
 from srunddp.util.atomic_file import replace_file
-from srunddp.util.click_types import answering
+from srunddp.util.click_types import COMPLETE, DIR, FILE, answering
 from srunddp.util.console import write_stderr
 from srunddp.util.option_groups import GroupedCommand, after_script
 
 # A site's defaults, and a user's, which win over them.
 DEFAULTS = ("/etc/srunddp/sbatch.yaml", "~/.config/srunddp/sbatch.yaml")
-_LETTERS = {"job_name": "-J", "nodes": "-N", "cpus_per_task": "-c", "time": "-t", "module": "-m"}
+_LETTERS = {"job_name": "-J", "nodes": "-N", "cpus_per_task": "-c", "module": "-m"}
+_FILES, _FOLDERS = "ifaces srunddp container error export_file input nodefile output", "chdir data log_dir venv"
 _PASSED_ON = {name.replace("-", "_"): option for name, option in slurm_options.OPTIONS.items()}
 # What --help says of sbatch's own options; it lists those of the groups.
 _HELP = {
+    "gpus_per_node": "GPUs on each node, such as 4 or a100:4.",
+    "gres": "Such as gpu:4 or gpu:a100:4, instead of --gpus-per-node.",
+    "mem": "Memory on each node, such as 64G; 0 for all of it.",
+    "time": "Time limit, such as 04:00:00 or 1-12:00:00.",
     "constraint": "Features of the nodes.",
     "exclusive": "No other job on the nodes; =user for none of other users.",
     "ntasks": "Number of ranks on all nodes.",
@@ -56,7 +63,7 @@ _GROUPS = {
 }
 
 
-class _Number(click.ParamType[Any]):
+class _Number(click.ParamType):  # type: ignore[type-arg]
     """An integer, or ``none`` for no value."""
 
     name = "integer"
@@ -83,6 +90,16 @@ class _Sbatch(GroupedCommand):
         return super().parse_args(ctx, slurm_options.rewrite(args, known, with_value))
 
 
+def _partitions(context: click.Context, option: click.Parameter, incomplete: str) -> list[str]:
+    """Those that Slurm has; none where it does not answer soon, as somebody has pressed the tab key."""
+    names = slurm_command.output("sinfo", "-h", "-o", "%R", timeout=2.0).split()
+    return [name for name in dict.fromkeys(names) if name.startswith(incomplete)]
+
+
+_VALUES = {"partition": _partitions}
+_TYPES = {**dict.fromkeys(_FILES.split(), FILE), **dict.fromkeys(_FOLDERS.split(), DIR), "backend": _Choice(BACKENDS)}
+
+
 def _job_options(function: Any) -> Any:
     """An option for each key of the job, with its sentence and its default, and for each option of sbatch."""
     for name, key in reversed(_keys().items()):
@@ -99,17 +116,16 @@ def _keys() -> dict[str, ConfigField]:
 
 def _option(name: str, key: ConfigField) -> Any:
     option = validate.option(name)
-    settings: dict[str, Any] = {}
+    settings: dict[str, Any] = {"type": _TYPES.get(name), "shell_complete": _VALUES.get(name)}
     names = [f"{option}/--no-{option[2:]}" if bool in (key.kind, *get_args(key.kind)) else option]
     default = "" if key.default in (MISSING, None, False, (), "") else f"  [default: {text_of(key.default)}]"
     if passed_on := _PASSED_ON.get(name):
         names = [option, *([f"-{passed_on.letter}"] if passed_on.letter else [])]
-        settings = {"hidden": name not in " ".join(_GROUPS.values()).split()}
-        settings |= {"metavar": "[=VALUE]"} if passed_on.takes == "?" else {}
+        settings["hidden"] = COMPLETE not in os.environ and name not in " ".join(_GROUPS.values()).split()
+        # Without a value the next word is SCRIPT.
+        settings |= {} if passed_on.takes == "=" else {"type": FILE, "metavar": "[=VALUE]"}
     elif int in (key.kind, *get_args(key.kind)):
-        settings = {"type": _Number(), "metavar": "N"}
-    elif name == "backend":
-        settings = {"type": _Choice(get_args(get_args(key.kind)[0]))}
+        settings |= {"type": _Number(), "metavar": "N"}
     names += [_LETTERS[name]] if name in _LETTERS else []
     names += ["--tasks-per-node"] if name == "ntasks_per_node" else []
     text = key.sentence[:1].upper() + key.sentence[1:] + default
@@ -120,19 +136,18 @@ def _option(name: str, key: ConfigField) -> Any:
 @click.command(
     cls=_Sbatch,
     groups=_GROUPS,
-    context_settings={"allow_interspersed_args": False, "help_option_names": ["-h", "--help"]},
     epilog="Every other option of sbatch is passed on, by its name or its letter (not -m): see man sbatch. Defaults of "
     f"a site and a user: {' and '.join(DEFAULTS)}, with the same keys as --config.",
 )
 @_job_options
-@click.option("--config", metavar="FILE", help="YAML with these keys; the command line wins over it.")
-@click.option("--from", "source", metavar="FILE", help="Convert a job script that starts torchrun or accelerate.")
-@click.option("--write", metavar="FILE", help="Write the script to FILE, and make the log folder.")
+@click.option("--config", type=FILE, help="YAML with these keys; the command line wins over it.")
+@click.option("--from", "source", type=FILE, help="Convert a job script that starts torchrun or accelerate.")
+@click.option("--write", type=FILE, help="Write the script to FILE, and make the log folder.")
 @click.option("--force", is_flag=True, help="Replace FILE of --write; submit a SCRIPT that is not seen here.")
 @click.option("--submit", is_flag=True, help="Make the log folder, submit the job, and print its number.")
 @click.option("--salloc", is_flag=True, help="For an interactive allocation: a script that is started by bash.")
-@click.argument("script", required=False)
-@click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[ARGUMENTS]...")
+@click.argument("script", type=FILE, required=False)
+@click.argument("arguments", nargs=-1, type=FILE, metavar="[ARGUMENTS]...")
 def sbatch(source: str | None, write: str | None, force: bool, submit: bool, salloc: bool, **given: Any) -> None:
     """Write the job script that trains SCRIPT on Slurm.
 
@@ -200,7 +215,7 @@ def parse_settings(
         validate.check_printable("the argument", each)
     keys = _keys()
     values = [(name, _node(given[name])) for name in ("config", *keys) if given[name] not in (None, ())]
-    return parse_values(keys, [*(("config", scalar_node(path)) for path in defaults), *values])
+    return parse_values(keys, [*(("config", scalar_node(path)) for path in defaults), *values], {})
 
 
 def job_of(settings: Mapping[str, Setting]) -> SlurmJob:

@@ -112,15 +112,11 @@ def _requested(job: SlurmJob) -> list[tuple[str, str | int | bool]]:
     """Options that sbatch and salloc have in common, and those that are passed on."""
     requested = [
         ("job-name", job.name),
-        *map(split, job.sbatch_arg),
         ("nodes", job.node_count),
         ("ntasks-per-node", job.tasks),
-        ("gpus-per-node", job.gpus_per_node),
-        ("gres", job.gres),
         ("cpus-per-task", job.cpus_per_task),
-        ("mem", job.mem),
-        ("time", job.time),
         ("signal", job.warning),
+        *map(split, job.sbatch_arg),
     ]
     return [(name, value) for name, value in requested if value]
 

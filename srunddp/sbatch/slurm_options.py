@@ -12,16 +12,16 @@ from srunddp.util.usage_errors import foreign
 # Of Slurm 22.05 to 26.05, as LETTER:NAME. "=" takes a value, "?" may take one, and "!" is not of salloc's. What is not
 # here is SlurmJob's (as --nodes), or of no use in a job script (as --wrap). -m is --module here, --distribution there.
 _TABLE = """
-A:account= acctg-freq= a:array=! batch=! bb= bbf= b:begin= D:chdir= cluster= cluster-constraint= M:clusters=
-comment= consolidate-segments C:constraint= container-id= container-type= context= contiguous S:core-spec=
-cores-per-socket= cpu-freq= cpus-per-gpu= deadline= delay-boot= d:dependency= distribution= e:error=! x:exclude=
-exclusive? export=! export-file=! external! extra= B:extra-node-info= get-user-env? gid= gpu-bind= gpu-freq= G:gpus=
-gpus-per-socket= gpus-per-task= gres-flags= hint= H:hold ignore-pbs! i:input=! kill-on-invalid-dep=! L:licenses=
-mail-type= mail-user= mcs-label= mem-bind= mem-per-cpu= mem-per-gpu= mem-update= mincpus= network= nice? k:no-kill?
-F:nodefile= w:nodelist= n:ntasks= ntasks-per-core= ntasks-per-gpu= ntasks-per-socket= ntasks-per-tres= oom-kill-step?
-open-mode=! o:output=! O:overcommit s:oversubscribe parsable! p:partition= power= prefer= priority= profile=
-propagate?! q:qos= Q:quiet reboot reservation= resources= resv-ports? segment= sockets-per-node= spread-job
-spread-segments stepmgr switches= thread-spec= threads-per-core= time-min= tmp= tres-bind= tres-per-task= uid=
+A:account= acctg-freq= a:array=! batch=! bb= bbf= b:begin= D:chdir= cluster= cluster-constraint= M:clusters= comment=
+consolidate-segments C:constraint= container-id= container-type= context= contiguous S:core-spec= cores-per-socket=
+cpu-freq= cpus-per-gpu= deadline= delay-boot= d:dependency= distribution= e:error=! x:exclude= exclusive? export=!
+export-file=! external! extra= B:extra-node-info= get-user-env? gid= gpu-bind= gpu-freq= G:gpus= gpus-per-node=
+gpus-per-socket= gpus-per-task= gres= gres-flags= hint= H:hold ignore-pbs! i:input=! kill-on-invalid-dep=! L:licenses=
+mail-type= mail-user= mcs-label= mem= mem-bind= mem-per-cpu= mem-per-gpu= mem-update= mincpus= network= nice?
+k:no-kill? F:nodefile= w:nodelist= n:ntasks= ntasks-per-core= ntasks-per-gpu= ntasks-per-socket= ntasks-per-tres=
+oom-kill-step? open-mode=! o:output=! O:overcommit s:oversubscribe parsable! p:partition= power= prefer= priority=
+profile= propagate?! q:qos= Q:quiet reboot reservation= resources= resv-ports? segment= sockets-per-node= spread-job
+spread-segments stepmgr switches= thread-spec= threads-per-core= t:time= time-min= tmp= tres-bind= tres-per-task= uid=
 use-min-nodes v:verbose W:wait! wait-all-nodes= wckey=
 """
 # ``none`` is a value of theirs.

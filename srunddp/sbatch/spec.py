@@ -19,7 +19,6 @@ class SlurmJob:
         arguments: arguments of the script; also all that follows it.
         module: SCRIPT is a module's name, as in python -m.
         nodes: number of nodes; 1 unless ntasks is given.
-        gpus_per_node: GPUs on each node, such as 4 or a100:4.
         ntasks_per_node: ranks on each node; one for each GPU unless given, or 1 without GPUs.
         modules: environment modules to load, in this order.
         module_purge: unload all modules first.
@@ -36,10 +35,7 @@ class SlurmJob:
         srunddp: path of srunddp on the nodes; the environment's own unless given, or else the one that is running.
         run_options: further options of srunddp run.
         job_name: the script's name without its ending unless given.
-        gres: such as gpu:4 or gpu:a100:4, instead of gpus_per_node.
         cpus_per_task: CPUs of each rank, for its loader workers too.
-        mem: memory on each node, such as 64G; 0 for all of it.
-        time: time limit, such as 04:00:00 or 1-12:00:00.
         requeue: start the job again when its time limit or a preemption ends it; the script has to resume.
         signal: NAME@SECONDS, sent to all ranks before the time limit; auto is USR2@120 with requeue, else none.
         mpi: for srun's --mpi, such as pmi2; empty for the site's default.
@@ -59,7 +55,6 @@ class SlurmJob:
     arguments: tuple[str, ...] = ()
     module: bool = False
     nodes: int | None = None
-    gpus_per_node: str | None = None
     ntasks_per_node: int | None = None
     modules: tuple[str, ...] = ()
     module_purge: bool = False
@@ -76,10 +71,7 @@ class SlurmJob:
     srunddp: str | None = None
     run_options: tuple[str, ...] = ()
     job_name: str | None = None
-    gres: str | None = None
     cpus_per_task: int | None = None
-    mem: str | None = None
-    time: str | None = None
     requeue: bool | None = None
     signal: str = "auto"
     mpi: str = ""
@@ -111,11 +103,11 @@ class SlurmJob:
     @property
     def gpus(self) -> int:
         """GPUs on each node, as far as they are told, in Slurm's words such as ``a100:2,v100:1`` or ``gpu:a100:4``."""
-        named = [each.partition(":") for each in (self.gres or "").split(",")]
+        named = [each.partition(":") for each in str(self.slurm.get("gres", "")).split(",")]
         gres = ",".join(rest or "1" for name, _, rest in named if name == "gpu")
         each_task = _count(self.slurm.get("gpus-per-task")) * (self.ntasks_per_node or 1)
         on_all = _count(self.slurm.get("gpus")) // (self.nodes or 1)
-        return _count(self.gpus_per_node) + _count(gres) or on_all or each_task
+        return _count(self.slurm.get("gpus-per-node")) + _count(gres) or on_all or each_task
 
     @property
     def has_gpus(self) -> bool:

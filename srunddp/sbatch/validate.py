@@ -27,7 +27,7 @@ _POSITIVE = ("nodes", "ntasks_per_node", "cpus_per_task", "monitor")
 _PATHS = ("script", "srunddp", "venv", "conda", "ifaces", "log_dir", "container", "container_image", "data")
 
 # Options of SlurmJob that have the meaning which they have for sbatch.
-_SAME = ("job_name", "nodes", "ntasks_per_node", "gpus_per_node", "gres", "cpus_per_task", "mem", "time", "signal")
+_SAME = ("job_name", "nodes", "ntasks_per_node", "cpus_per_task", "signal")
 
 _Problem = tuple[object, str, str, str]  # whether it is there, what was found, what was expected, and the hint
 
@@ -103,13 +103,10 @@ def _of_options(job: SlurmJob, interactive: bool) -> Iterator[_Problem]:
     yield "/" in job.name, f"--job-name {job.name!r}", "no slash: it is in the output's name", "choose another"
     kinds = [option(kind) for kind in ("venv", "conda", "container", "container_image") if getattr(job, kind)]
     yield len(kinds) > 1, " and ".join(kinds), "one environment", "remove all but one"
-    yield job.gres and job.gpus_per_node, "--gres and --gpus-per-node", "one of them", "remove --gres"
+    yield {"gres", "gpus-per-node"} <= {*job.slurm}, "--gres and --gpus-per-node", "one of them", "remove --gres"
     for each in job.modules:
         wrong = not re.fullmatch(r"[\w.+@/][\w.+@/:=~-]*", each)
         yield wrong, f"--modules {each!r}", "one module, such as CUDA/12.4", "repeat --modules for each"
-    for each in job.run_options:
-        found, hint = f"--run-options {each!r}", f"write --run-options=--{each}"
-        yield not each.startswith("-"), found, "an option of srunddp run", hint
     receiver, _, rest = job.warning.rpartition(":")
     found = f"--signal {job.signal!r}"
     yield "B" in receiver, found, "a signal for the ranks, not the batch shell", f"write {rest}"
@@ -127,9 +124,12 @@ def _of_options(job: SlurmJob, interactive: bool) -> Iterator[_Problem]:
 
 def _of_arguments(job: SlurmJob) -> Iterator[_Problem]:
     """Options that are passed on."""
-    for each in job.srun_arg:
-        found, hint = f"--srun-arg {each!r}", f"write --srun-arg=--{each}"
-        yield not each.startswith("-"), found, "an option of srun", hint
+    for command, name, words in (
+        ("srunddp run", "--run-options", job.run_options),
+        ("srun", "--srun-arg", job.srun_arg),
+    ):
+        for each in words:
+            yield not each.startswith("-"), f"{name} {each!r}", f"an option of {command}", f"write {name}=--{each}"
     for each in job.sbatch_arg:
         name, _ = split(each)
         found, wrong = f"--sbatch-arg {each!r}", not re.fullmatch(r"--[a-zA-Z][\w-]*(=.*)?", each)

@@ -4,8 +4,6 @@ The nodes get the text of this module, as they may have no srunddp: besides :mod
 library only.
 """
 
-from __future__ import annotations
-
 import fnmatch
 import hashlib
 import os

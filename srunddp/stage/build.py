@@ -3,8 +3,6 @@
 It is built beside its place and gets its name once it is whole, so that half an environment is never taken for one.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import secrets
@@ -135,7 +133,7 @@ def _own_wheel(folder: Path) -> Path:
         "entry_points.txt": "[console_scripts]\nsrunddp = srunddp.cli:main\n",
         "RECORD": "",
     }
-    own = [path for path in ifaces_conf.candidates(None, {})[:-1] if path.is_file()]
+    own = [path for path in ifaces_conf.default_files()[:-1] if path.is_file()]
     with zipfile.ZipFile(archive, "w") as wheel:
         for path in package.rglob("*"):
             if path.is_file() and "__pycache__" not in path.parts:

@@ -1,7 +1,5 @@
 """The command ``srunddp stage``: what may print, and what may exit, when folders are brought to nodes."""
 
-from __future__ import annotations
-
 import os
 import platform
 import signal
@@ -11,17 +9,16 @@ from typing import Any
 
 import click
 
-from srunddp.errors import one_line
 from srunddp.stage import push as pushing
 from srunddp.stage.build import build
 from srunddp.stage.slurm import Job
-from srunddp.util.click_types import limit
-from srunddp.util.console import write_stderr
+from srunddp.util.click_types import DIR, limit
+from srunddp.util.console import say
 
 _PATH = click.Path(path_type=Path)
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.group()
 def stage() -> None:
     """Bring an environment, the project and data to nodes without internet or without a shared file system."""
 
@@ -43,23 +40,23 @@ def build_command(requirement: Path, output: Path, **given: Any) -> None:
 
     The file srunddp-lock.txt in it names each version and its hash.
     """
-    packages = build(requirement, output, say=_say, **given)
+    packages = build(requirement, output, say=say, **given)
     if "torch" not in packages:
-        _say(f"note: torch is not among what {requirement} asks for; expected it for a training")
+        say(f"note: torch is not among what {requirement} asks for; expected it for a training")
     torch = f"torch {packages['torch']}, " if "torch" in packages else ""
     click.echo(f"{output.absolute()}: {len(packages)} packages, {torch}Python {platform.python_version()}")
 
 
 _base = click.option(
-    "--dir", "base", metavar="DIR", default="/tmp", show_default=True, help="A folder that each node has for itself."
+    "--dir", "base", type=DIR, default="/tmp", show_default=True, help="A folder that each node has for itself."
 )
 _timeout = limit("--timeout", 600.0, "How long the nodes may take for each step.")
 
 
 @stage.command()
-@click.option("--env", metavar="ENV", help="An environment with srunddp in it, as srunddp stage build makes it.")
-@click.option("--project", metavar="DIR", help="The folder with the script.")
-@click.option("--data", metavar="DIR", multiple=True, help="A folder that the script reads, such as a cache.")
+@click.option("--env", type=DIR, metavar="ENV", help="An environment with srunddp, as srunddp stage build makes it.")
+@click.option("--project", type=DIR, help="The folder with the script.")
+@click.option("--data", type=DIR, multiple=True, help="A folder that the script reads, such as a cache.")
 @click.option("--exclude", metavar="PATTERN", multiple=True, help="Not packed with the project: a name, or /NAME.")
 @click.option("--all-nodes", is_flag=True, help="Stage environment and data also where they are seen.")
 @_base
@@ -75,7 +72,7 @@ def push(**given: Any) -> None:
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # the archive on this node goes too
     job = Job.of(os.environ, given["base"])
     wanted = pushing.collect(given["env"], given["project"], given["data"], given["exclude"])
-    program = pushing.push(job, wanted, sys.argv[0], given["timeout"], _say, everywhere=given["all_nodes"])
+    program = pushing.push(job, wanted, sys.argv[0], given["timeout"], say, everywhere=given["all_nodes"])
     click.echo(program)
 
 
@@ -84,8 +81,4 @@ def push(**given: Any) -> None:
 @_timeout
 def clean(base: str, timeout: float) -> None:
     """In a job: remove what was staged for it, as its end does."""
-    pushing.clean(Job.of(os.environ, base), timeout, _say)
-
-
-def _say(line: str) -> None:
-    write_stderr(f"srunddp: {one_line(line)}\n")
+    pushing.clean(Job.of(os.environ, base), timeout, say)

@@ -1,7 +1,5 @@
 """Brings folders to the nodes of a job that do not see them, once a node, says where they are, and removes them."""
 
-from __future__ import annotations
-
 import contextlib
 import glob
 import os

@@ -1,7 +1,5 @@
 """Time as a process has lived it: what it slept against its will, suspended or starved, does not count. And limits."""
 
-from __future__ import annotations
-
 import time
 
 STALL_TIMEOUT = 300.0  # seconds without a step of any rank

@@ -5,8 +5,6 @@ resets it. A node that is lost does nothing: then what is sent and the kernel's 
 ``lost_after`` says. A process that is merely stopped or busy is none: it is the other kernel that answers.
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import fcntl

@@ -4,8 +4,6 @@ The order of failures is that of their arrival here, not of clocks on different 
 caused wait a moment for it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from enum import Enum
@@ -162,8 +160,8 @@ class Coordinator(FailureMonitor):
 
     def _finished_ranks(self) -> dict[int, str]:
         """The nodes of the ranks whose script is over."""
-        finished = [rank for rank, state in self._states.items() if state in (State.DONE, State.LEFT)]
-        return {rank: self._context.nodes[rank] for rank in finished}
+        over = (State.DONE, State.LEFT)
+        return {rank: self._context.nodes[rank] for rank, state in self._states.items() if state in over}
 
     def _decide(self) -> None:
         if not self.root_cause:

@@ -15,7 +15,7 @@ import signal
 import time
 import traceback
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from enum import IntEnum
@@ -23,8 +23,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from srunddp.supervisor.process_tree import wait_for_child
+from srunddp.supervisor.signals import signal_name
 from srunddp.supervisor.stacks import StackDump
+from srunddp.supervisor.worker_process import wait_for_child
 from srunddp.util.cgroup import oom_kills
 
 _LONGEST = 24000  # bytes of a text once it is JSON, so that a message fits whatever letters it is in
@@ -109,13 +110,6 @@ def by_launcher(number: int) -> str:
     return f"the launcher ended the run with {signal_name(number)}, as for scancel or the time limit"
 
 
-def signal_name(number: int) -> str:
-    """``SIGKILL`` for 9."""
-    with contextlib.suppress(ValueError):
-        return signal.Signals(number).name
-    return f"signal {number}"
-
-
 def shortened(text: str) -> str:
     """The beginning and the end of a long text."""
     half, whole = _LONGEST // 2, text
@@ -134,17 +128,13 @@ _SECONDARY = re.compile(
 
 
 def _weight(error: BaseException) -> FailureKind:
-    return max(map(_own_weight, _chain(error)))
-
-
-def _chain(error: BaseException) -> Iterator[BaseException]:
-    """An exception and those that it was raised from, or while they were handled."""
-    seen: set[int] = set()
+    """Of an exception and those that it was raised from, or while they were handled, the least likely."""
+    weights: dict[int, FailureKind] = {}
     following: BaseException | None = error
-    while following is not None and id(following) not in seen:
-        seen.add(id(following))
-        yield following
+    while following is not None and id(following) not in weights:
+        weights[id(following)] = _own_weight(following)
         following = following.__cause__ or following.__context__
+    return max(weights.values())
 
 
 def _own_weight(error: BaseException) -> FailureKind:

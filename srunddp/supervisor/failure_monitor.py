@@ -4,8 +4,6 @@
 :class:`srunddp.supervisor.participant.Participant`, which obeys it, on the others.
 """
 
-from __future__ import annotations
-
 import signal
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace

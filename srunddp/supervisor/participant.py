@@ -1,7 +1,5 @@
 """The failure monitor of every rank but rank 0: it tells rank 0's supervisor what happens here, and obeys it."""
 
-from __future__ import annotations
-
 import errno
 import socket
 from collections.abc import Iterable, Mapping
@@ -100,7 +98,8 @@ class Participant(FailureMonitor):
             return  # the launcher ends one node after the other, and the worker may have something to save
         lost, self._connection.open = self._connection.lost or silent, False
         self.root_cause = self._own_root_cause(cause, lost=lost)
-        if self._is_to_speak(lost):
+        # Where rank 0 is gone: the lowest rank left, that is one on another node when rank 0's node is gone.
+        if self._deputy.get("elsewhere") and self._network_is_up if lost else self._deputy.get("here"):
             report_as_deputy(self.root_cause, self._folder)
 
     def _own_root_cause(self, cause: str, *, lost: bool) -> RootCause:
@@ -115,12 +114,6 @@ class Participant(FailureMonitor):
         if self._connection.lost:
             cause = f"no answer for {context.lost_after:g} s"
         return RootCause((rank,), node, cause, LOST, how="lost")
-
-    def _is_to_speak(self, lost: bool) -> bool:
-        """Where rank 0 is gone: the lowest rank left, that is one on another node when rank 0's node is gone."""
-        if not lost:
-            return bool(self._deputy.get("here"))
-        return bool(self._deputy.get("elsewhere")) and self._network_is_up
 
     @cached_property
     def _network_is_up(self) -> bool:

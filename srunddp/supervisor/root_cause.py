@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from srunddp.supervisor.failure import FILE_EXISTS, Failure, FailureKind, start_writer
-from srunddp.supervisor.process_tree import wait_for_child
+from srunddp.supervisor.worker_process import wait_for_child
 from srunddp.util.console import PATIENCE, write_stderr
 from srunddp.util.hostlist import fold_ranks
 
@@ -56,7 +56,9 @@ def find_root_cause(failures: Sequence[Failure], left: Mapping[int, str]) -> Roo
 
     ``left`` are the nodes of the ranks whose script was over, without an error, before the first failure.
     """
-    failure = min(_candidates(failures), key=_likelihood)
+    # Of equals the first. All that agreed to stop have been waited for: rank 0 speaks.
+    stopped = FailureKind.STOPPED
+    failure = min(_candidates(failures), key=lambda each: (each.weight, each.rank if each.weight is stopped else 0))
     others = tuple(replace(each, traceback="") for each in failures if each is not failure)
     if failure.weight is not FailureKind.SECONDARY or not left:
         return replace(RootCause.of(failure), victims=others)
@@ -86,18 +88,11 @@ def _candidates(failures: Sequence[Failure]) -> Sequence[Failure]:
     return before + [each for each in failures[first:] if each.weight in _CAUSES_AFTER_SIGNAL]
 
 
-def _likelihood(failure: Failure) -> tuple[int, int]:
-    """The least is the likeliest; of equals the first. All that agreed to stop have been waited for: rank 0 speaks."""
-    return failure.weight, failure.rank if failure.weight is FailureKind.STOPPED else 0
-
-
 def render(found: RootCause, others: Mapping[int, str]) -> str:
     """The root cause as people read it; ``others`` are the nodes of the ranks that end with it."""
     who = fold_ranks(found.ranks, dict.fromkeys(found.ranks, found.node))
-    if found.how == "ended":
-        lines = [f"srunddp: {found.cause} (exit code {found.exit_code})"]
-    else:
-        lines = [f"srunddp: {who} {found.how}: {found.cause} (exit code {found.exit_code})"]
+    subject = "" if found.how == "ended" else f"{who} {found.how}: "
+    lines = [f"srunddp: {subject}{found.cause} (exit code {found.exit_code})"]
     if found.traceback:
         lines.append(found.traceback.rstrip("\n"))
     lines += [f"srunddp: {note}" for note in found.notes]

@@ -1,14 +1,13 @@
 """Signals as a file descriptor, and who sent them: the parts of Linux that Python's signal module leaves out."""
 
-from __future__ import annotations
-
+import contextlib
 import ctypes
 import os
 import signal
-from collections.abc import Iterator
 from dataclasses import dataclass
-from enum import Enum
 from pathlib import Path
+
+from srunddp.util.kernel_file import ancestors, environ_of
 
 # Whose sender wants the run to end.
 ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGXCPU)
@@ -54,12 +53,11 @@ def read() -> list[signal.struct_siginfo]:
     return list(iter(lambda: signal.sigtimedwait(_WATCHED, 0), None))
 
 
-class Tracking(Enum):
-    """Which processes of a job step get a signal that Slurm sends."""
-
-    TASKS = "the tasks"  # proctrack/cgroup: the processes that slurmstepd started, and none of their children
-    ALL = "all processes"  # proctrack/linuxproc and proctrack/pgid
-    UNKNOWN = "unknown"  # where a container hides the control groups
+def signal_name(number: int) -> str:
+    """``SIGKILL`` for 9."""
+    with contextlib.suppress(ValueError):
+        return signal.Signals(number).name
+    return f"signal {number}"
 
 
 @dataclass(frozen=True)
@@ -69,12 +67,12 @@ class Launcher:
     Attributes:
         pid: the launcher's process id; 0 where it is outside our process namespace; None for no launcher.
         slurm: the process ids of Slurm among our ancestors, and 0 where they are outside our process namespace.
-        tracking: which processes Slurm signals.
+        signals_all: whether Slurm signals all processes of a step, by :func:`signals_all`.
     """
 
     pid: int | None
     slurm: frozenset[int] = frozenset()
-    tracking: Tracking = Tracking.ALL
+    signals_all: bool | None = True
 
     def sent(self, received: signal.struct_siginfo) -> bool:
         """Whether the launcher, or Slurm around it, has sent this signal."""
@@ -89,7 +87,7 @@ class Launcher:
         if received.si_code == _FROM_KERNEL:
             return received.si_signo in TERMINAL
         if received.si_pid in self.slurm:
-            return {Tracking.TASKS: False, Tracking.ALL: True, Tracking.UNKNOWN: None}[self.tracking]
+            return self.signals_all
         return received.si_pid == self.pid
 
 
@@ -99,10 +97,10 @@ def find_launcher(rank_variable: str, *, slurm: bool) -> Launcher:
     ``slurm`` says whether this process belongs to a job step of Slurm.
     """
     pid = _launcher(rank_variable) if rank_variable else None
-    steps = {ancestor for ancestor, name in _ancestors() if name == _SLURMSTEPD}
+    steps = {ancestor for ancestor, name in ancestors(os.getppid()) if name == _SLURMSTEPD}
     if slurm and not steps:
         steps = {pid or 0}
-    return Launcher(pid, frozenset(steps), tracking(Path("/proc/self/cgroup"), Path("/proc/self/ns/cgroup")))
+    return Launcher(pid, frozenset(steps), signals_all(Path("/proc/self/cgroup"), Path("/proc/self/ns/cgroup")))
 
 
 def _launcher(rank_variable: str) -> int:
@@ -111,10 +109,10 @@ def _launcher(rank_variable: str) -> int:
     The environment of another user's process may not be read, nor that of one outside our user namespace, as of a
     container's starter: there the name counts.
     """
-    wanted, unreadable = rank_variable.encode() + b"=", 0
-    for pid, name in _ancestors():
+    unreadable = 0
+    for pid, name in ancestors(os.getppid()):
         try:
-            has_rank = any(entry.startswith(wanted) for entry in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"))
+            has_rank = rank_variable in environ_of(pid)
         except OSError:
             has_rank, unreadable = name not in _DAEMONS, unreadable or pid
         if not has_rank:
@@ -122,34 +120,23 @@ def _launcher(rank_variable: str) -> int:
     return unreadable
 
 
-def _ancestors() -> Iterator[tuple[int, str]]:
-    """Process id and name of our parent, its parent, and so on, as far as our process namespace goes."""
-    pid = os.getppid()
-    while pid:
-        try:
-            before, _, after = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")
-        except OSError:
-            yield pid, ""  # hidden (hidepid), as another user's
-            return
-        yield pid, before.partition("(")[2]
-        pid = int(after.split()[1])
+def signals_all(groups: Path, namespace: Path) -> bool | None:
+    """Whether Slurm signals all processes of a step, by ``/proc/self/cgroup`` and ``/proc/self/ns/cgroup``.
 
-
-def tracking(groups: Path, namespace: Path) -> Tracking:
-    """Which processes Slurm signals, by ``/proc/self/cgroup`` and ``/proc/self/ns/cgroup``.
-
-    ``proctrack/cgroup`` uses the kind ``freezer`` of version 1, or version 2.
+    ``proctrack/linuxproc`` and ``proctrack/pgid`` do. ``proctrack/cgroup``, of the kind ``freezer`` of version 1, or of
+    version 2, signals those that slurmstepd started, and none of their children. None where a container hides the
+    groups.
     """
     try:
         lines = [line.split(":", 2) for line in groups.read_text().splitlines()]
         hidden = os.readlink(namespace) != _INITIAL_NAMESPACE
     except OSError:
-        return Tracking.UNKNOWN
+        return None
     by_kind = {kind: group for _, kind, group in lines}
     group = by_kind.get("freezer", by_kind.get("", ""))
     if "/step_" in group:
-        return Tracking.TASKS
-    return Tracking.UNKNOWN if hidden else Tracking.ALL
+        return False
+    return None if hidden else True
 
 
 def become_subreaper() -> None:

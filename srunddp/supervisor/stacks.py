@@ -4,8 +4,6 @@ The worker writes into memory that the supervisor reads, so that neither a full 
 and what a crash leaves is there after the process has gone.
 """
 
-from __future__ import annotations
-
 import contextlib
 import faulthandler
 import os
@@ -13,7 +11,6 @@ import re
 import signal
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from srunddp.util.hostlist import group_by_key
 from srunddp.util.kernel_file import memory_file
@@ -78,49 +75,35 @@ def _without_us(text: str) -> str:
     return "\n".join(kept)
 
 
-@dataclass(frozen=True)
-class Frame:
-    """One line of a stack."""
-
-    file: str
-    line: int
-    function: str
-
-    def __str__(self) -> str:
-        return f"{self.function} ({os.path.basename(self.file)}:{self.line})"
-
-
-_FRAME = re.compile(r'  File "(.*)", line (\d+) in (.+)')
+Stack = tuple[re.Match[str], ...]  # the lines of a stack, the innermost frame first
+_FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+) in (?P<function>.+)$', re.MULTILINE)
 # They say nothing about where a rank is: decorators, and what calls a module.
 _WRAPPERS = ("wrapper", "inner", "_wrapped_call_impl", "_call_impl", "decorate_context", "<lambda>")
 _WAITING = ("torch/distributed/", "torch/autograd/graph.py", "torch/cuda/", "torch/nn/parallel/distributed.py")
 
 
-def main_stack(text: str) -> tuple[Frame, ...]:
-    """The stack of the thread that took the signal, the innermost frame first; it is marked as current."""
-    _, _, current = text.rpartition("Current thread")
-    frames = []
-    for line in current.splitlines()[1:]:
-        if not (match := _FRAME.fullmatch(line)):
-            break
-        frames.append(Frame(match[1], int(match[2]), match[3]))
-    return tuple(frames)
+def main_stack(text: str) -> Stack:
+    """The stack of the thread that took the signal; it is marked as current, and an empty line ends it."""
+    _, current, stack = text.rpartition("Current thread")
+    return tuple(_FRAME.finditer(stack.partition("\n\n")[0])) if current else ()
 
 
-def top_frame(stack: tuple[Frame, ...]) -> str:
+def top_frame(stack: Stack) -> str:
     """The frame that says the most, in words."""
-    return str(next((frame for frame in stack if frame.function not in _WRAPPERS), stack[0])) if stack else "no stack"
+    for frame in (*(each for each in stack if each["function"] not in _WRAPPERS), *stack):
+        return f"{frame['function']} ({os.path.basename(frame['file'])}:{frame['line']})"
+    return "no stack"
 
 
-def format_stack(stack: tuple[Frame, ...]) -> str:
+def format_stack(stack: Stack) -> str:
     """A stack as Python prints it, the outermost frame first; empty for none."""
-    lines = [f'  File "{frame.file}", line {frame.line}, in {frame.function}' for frame in reversed(stack)]
+    lines = [frame.expand(r'  File "\g<file>", line \g<line>, in \g<function>') for frame in reversed(stack)]
     return "\n".join(["Stack (most recent call last):", *lines]) if stack else ""
 
 
-def is_waiting(stack: tuple[Frame, ...]) -> bool:
+def is_waiting(stack: Stack) -> bool:
     """Whether this rank waits for others: its innermost frames are torch's for collectives, or for a GPU."""
-    return any(part in frame.file for frame in stack[:4] for part in _WAITING)
+    return any(part in frame["file"] for frame in stack[:4] for part in _WAITING)
 
 
 def groups(texts: Mapping[int, str]) -> dict[str, list[int]]:

@@ -1,7 +1,5 @@
 """Steps that stop: since when no rank has made one, where each rank is then, and which one the others wait for."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace

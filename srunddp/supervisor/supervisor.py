@@ -5,8 +5,6 @@ supervisor waits for them, so that signals and the worker's end are noticed mean
 what the end of one rank means for all.
 """
 
-from __future__ import annotations
-
 import contextlib
 import selectors
 import signal
@@ -16,14 +14,14 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from srunddp.errors import PeerError, Scope
-from srunddp.supervisor import process_tree, signals, stacks
+from srunddp.supervisor import signals, stacks
 from srunddp.supervisor.clock import ActiveClock
 from srunddp.supervisor.connection import SupervisorConnection
 from srunddp.supervisor.failure import Failure, FailureKind, FailureRecorder, finish_writers
 from srunddp.supervisor.failure_monitor import FailureMonitor
 from srunddp.supervisor.output.redirect import OutputRedirect
-from srunddp.supervisor.root_cause import STALLED, RootCause
-from srunddp.supervisor.worker_process import KILL_AFTER, WorkerPipe, WorkerProcess
+from srunddp.supervisor.root_cause import STALLED
+from srunddp.supervisor.worker_process import KILL_AFTER, WorkerPipe, WorkerProcess, kill_descendants
 from srunddp.util.console import write_stderr
 
 _KILLED_WITHIN = 12.0
@@ -35,12 +33,7 @@ _LONGEST_WAIT = 30.0
 ENDS_WITHIN = 60.0  # a process whose script is over
 
 
-@dataclass(frozen=True)
-class RendezvousOutcome:
-    """What a rendezvous leaves: the message for the worker, and who decides what a failure means."""
-
-    message: dict[str, Any]
-    monitor: FailureMonitor
+RendezvousOutcome = tuple[dict[str, Any], FailureMonitor]  # the message for the worker; who judges a failure
 
 
 class RankAgent(Protocol):
@@ -52,8 +45,8 @@ class RankAgent(Protocol):
     def abort_rendezvous(self, cause: str, exit_code: int) -> None:
         """End the rendezvous for what this rank has failed of."""
 
-    def on_rendezvous(self, outcome: RendezvousOutcome) -> None:
-        """All ranks have met."""
+    def on_rendezvous(self, message: dict[str, Any]) -> None:
+        """All ranks have met, and the worker has its message."""
 
     def announce_termination(self) -> None:
         """Tell the worker that it is about to be ended for a root cause."""
@@ -114,11 +107,14 @@ class Supervisor:
         finally:
             self.agent.stop_sampler()
             given_up = finish_writers() | ({self.process.pid} if self.process.given_up else set())
-            process_tree.kill_descendants(given_up)
+            kill_descendants(given_up)
             self.output.finish(_OUTPUT_WITHIN)
         if self._error:
             raise self._error
-        return self._exit_code()
+        if self._monitor and self._monitor.root_cause:
+            return self._monitor.root_cause.exit_code
+        status = self.process.status or 0
+        return status if status >= 0 else 128 - status
 
     def _watch(self) -> None:
         ours, theirs = socket.socketpair()
@@ -159,12 +155,6 @@ class Supervisor:
             return True
         return self._leave_by is not None and self._clock.now >= self._leave_by
 
-    def _exit_code(self) -> int:
-        if self._monitor and self._monitor.root_cause:
-            return self._monitor.root_cause.exit_code
-        status = self.process.status or 0
-        return status if status >= 0 else 128 - status
-
     def _tick(self) -> float:
         now, due = self._clock.now, [_LONGEST_WAIT]
         if self._report_status_at is not None and now >= self._report_status_at:
@@ -191,7 +181,10 @@ class Supervisor:
             self.agent.announce_termination()
             if self._failure:
                 self._release()  # it may wait for the others
-            self._end_worker(now, monitor.root_cause)
+            # Who has failed is about to end by itself: the culprit, and all after a stop, may have something to do.
+            stops = self._failure is not None and self._failure.weight >= FailureKind.STOPPED
+            has_time = self._ends_itself and (stops or self.recorder.rank in monitor.root_cause.ranks)
+            self.process.end(now, ask=not self._failure, within=self.grace if has_time else KILL_AFTER)
             if self.process.ended and self._leave_by is None:
                 monitor.ended()
                 self._leave_by = now + _KILLED_WITHIN + (self.grace or 0.0)
@@ -216,12 +209,6 @@ class Supervisor:
         self._lingers_in = where
         return 0.0
 
-    def _end_worker(self, now: float, root_cause: RootCause) -> None:
-        # Who has failed is about to end by itself: the culprit, and all after a stop, may have something left to do.
-        stops = self._failure is not None and self._failure.weight >= FailureKind.STOPPED
-        has_time = self._ends_itself and (stops or self.recorder.rank in root_cause.ranks)
-        self.process.end(now, ask=not self._failure, within=self.grace if has_time else KILL_AFTER)
-
     def _release(self) -> None:
         if not self._released:
             self._released = True
@@ -233,9 +220,9 @@ class Supervisor:
         if self._outcome is None:
             self.process.end(self._clock.now, ask=True)
             return
-        self._monitor = self._outcome.monitor
-        self.pipe.send(self._outcome.message)
-        self.agent.on_rendezvous(self._outcome)
+        message, self._monitor = self._outcome
+        self.pipe.send(message)
+        self.agent.on_rendezvous(message)
         self._selector.register(self.pipe.end, selectors.EVENT_READ, self._on_worker)
         for connection in self._monitor.connections():
             self._selector.register(connection, selectors.EVENT_READ, self._on_connection)

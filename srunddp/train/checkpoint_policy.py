@@ -1,7 +1,5 @@
 """When checkpoints are written: at their times, and where all ranks agree to stop."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack

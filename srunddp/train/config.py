@@ -1,7 +1,5 @@
 """What a user may set of the shared loop: frozen dataclasses, which a YAML file or ``--key=value`` can fill."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal

@@ -1,7 +1,5 @@
 """When a training is evaluated, and which of its evaluations was the best."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 

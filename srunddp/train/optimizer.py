@@ -1,7 +1,5 @@
 """The optimizers' fused kernels, and their learning rates: scaled with the batch, and scheduled."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from typing import Any

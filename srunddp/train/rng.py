@@ -1,7 +1,5 @@
 """A rank's random states, as plain bytes that a checkpoint may hold."""
 
-from __future__ import annotations
-
 import importlib
 import io
 import random

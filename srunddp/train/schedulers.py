@@ -1,7 +1,5 @@
 """The learning rates of a run: by ``config.schedule``, or by schedulers of torch."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeAlias

@@ -1,7 +1,5 @@
 """Where training stands: all that a checkpoint holds, but for the random states."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, ClassVar

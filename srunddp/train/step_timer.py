@@ -4,8 +4,6 @@ The ranks of a step wait for each other in its backward pass, so that all their 
 slower than the others shows in what it needs for all else.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator
 from typing import Any, TypeVar

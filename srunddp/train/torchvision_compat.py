@@ -1,7 +1,5 @@
 """torchvision's import, where its build does not match torch's."""
 
-from __future__ import annotations
-
 import importlib
 from types import ModuleType
 

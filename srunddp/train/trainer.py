@@ -1,7 +1,5 @@
 """The order of a step, of an epoch and of a run."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any

@@ -1,7 +1,5 @@
 """A user's errors, found before they hang the ranks or make a figure wrong."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from typing import Any, Literal, get_args, get_origin, get_type_hints

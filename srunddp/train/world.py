@@ -1,7 +1,5 @@
 """What the loop needs to know of the ranks, and how they tell each other numbers and what rank 0 has done."""
 
-from __future__ import annotations
-
 import itertools
 import json
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """The command ``srunddp triage``: a diagnosis of logs, for a login node."""
 
-from __future__ import annotations
-
 import json
 
 import click
@@ -11,12 +9,12 @@ from srunddp.triage import render
 from srunddp.triage.collect import collect
 from srunddp.triage.diagnose import diagnose
 from srunddp.triage.logs import find
-from srunddp.util.click_types import answering
+from srunddp.util.click_types import FILE, answering
 
 
-@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.command()
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-@click.argument("paths", nargs=-1, metavar="DIR|FILE...")
+@click.argument("paths", nargs=-1, type=FILE, metavar="DIR|FILE...")
 def triage(paths: tuple[str, ...], as_json: bool) -> None:
     """Say from its logs what failed first in a run, and which ranks have no output.
 

@@ -1,7 +1,5 @@
 """From the lines of logs to what speaks of an end: signs, exceptions, launchers' reports, srunddp's own diagnosis."""
 
-from __future__ import annotations
-
 import itertools
 import re
 from collections import deque

@@ -1,7 +1,5 @@
 """Which of all that was said came first, and what followed from it."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field

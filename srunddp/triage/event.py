@@ -1,7 +1,5 @@
 """One thing that a log says of an end, and which of several came first, by their clocks or their places."""
 
-from __future__ import annotations
-
 import functools
 import re
 from collections.abc import Iterable

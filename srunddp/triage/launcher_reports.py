@@ -1,7 +1,5 @@
 """What launchers say of how ranks ended: srun, torchrun, both mpirun, DeepSpeed."""
 
-from __future__ import annotations
-
 import json
 import re
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Log files and their lines, with bounded memory: what is no log is passed over, what is too big is read in part."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import os
@@ -26,10 +24,10 @@ _PIECE = 1 << 16
 _SNIFF = 8192
 
 # What monitoring, training and environments leave beside logs.
-_OURS = re.compile(r"\.(?:node|tasks|links|gpus|steps|marks)\.csv$|^expected\.yaml$")
 _NO_LOG = re.compile(
     r"\.(?:py|pyc|so|pt|pth|ckpt|safetensors|bin|npy|npz|h5|hdf5|zip|tar|gz|bz2|xz|zst|png|jpg|jpeg|pdf|svg|html|css|"
-    r"csv|tsv|jsonl|onnx|lock|yaml|yml|toml|ini|cfg|sh|sbatch|sql|db|sqlite|parquet|arrow|pkl|pickle|nsys-rep|md|rst|ipynb)$",
+    r"csv|tsv|jsonl|onnx|lock|yaml|yml|toml|ini|cfg|sh|sbatch|sql|db|sqlite|parquet|arrow|pkl|pickle|nsys-rep|md|rst|ipynb)$"
+    r"|^(?!(?:failure|error)\.json$).*\.json$",
     re.IGNORECASE,
 )
 _FOLDERS = frozenset({"__pycache__", ".git", "node_modules", "site-packages", ".venv", "wandb", "checkpoints"})
@@ -108,18 +106,12 @@ def _nothing(found: str) -> ConfigError:
 def _below(folder: Path) -> Iterator[Log]:
     for parent, folders, files in os.walk(folder):
         folders[:] = sorted(name for name in folders if name not in _FOLDERS)
-        for name in sorted(filter(_may_be_log, files), key=_natural):
+        for name in sorted((each for each in files if not _NO_LOG.search(each)), key=_natural):
             path = Path(parent, name)
             with suppress(OSError):
                 status = os.lstat(path)
                 if stat.S_ISREG(status.st_mode):
                     yield Log(path, str(path.relative_to(folder)), status.st_size)
-
-
-def _may_be_log(name: str) -> bool:
-    if name.endswith(".json"):
-        return name in ("failure.json", "error.json")
-    return not _OURS.search(name) and not _NO_LOG.search(name)
 
 
 def _natural(name: str) -> list[tuple[int, str]]:

@@ -1,7 +1,5 @@
 """Whether a run went on after something, came to a good end, or stopped on its way."""
 
-from __future__ import annotations
-
 import re
 from collections import deque
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """What of all that was said still stands at the end: what a run survived is no failure, but may explain a later one."""
 
-from __future__ import annotations
-
 import re
 
 from srunddp.triage.collect import GOES_ON, Evidence

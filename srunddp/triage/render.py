@@ -1,7 +1,5 @@
 """The diagnosis as people read it, and for machines."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 
@@ -31,29 +29,21 @@ def lines(diagnosis: Diagnosis, evidence: Evidence) -> list[str]:
 
 
 def _head(diagnosis: Diagnosis, evidence: Evidence) -> str:
+    who = diagnosis.node or ""
+    if diagnosis.rank is not None:
+        who = f"rank {diagnosis.rank}{f' on {who}' if who else ''}"
     if diagnosis.certainty == "unknown" or diagnosis.cause == "unknown":
-        who = f" The first end: {_rank_and_node(diagnosis.rank, diagnosis.node)}." if diagnosis.rank is not None else ""
-        return f"cause unknown: {diagnosis.why or 'nothing here tells'}.{who}"
+        end = f" The first end: {who}." if diagnosis.rank is not None else ""
+        return f"cause unknown: {diagnosis.why or 'nothing here tells'}.{end}"
     how = "first failure" if diagnosis.certainty == "certain" else "first failure, likely"
     first = diagnosis.first
     if not first:
         return f"{how}: {diagnosis.why} ({diagnosis.cause})"
-    who = _rank_and_node(diagnosis.rank, diagnosis.node)
     frame = f", in {first.raised.frame}" if first.raised and first.raised.frame else ""
     why = f"; {diagnosis.why}" if diagnosis.why else ""
-    where = f"{f'{who}, ' if who else ''}{_place(first, evidence)}"
+    line = f" (line {first.number - GAP + 1} of its end)" if first.number >= GAP else f":{first.number}"
+    where = f"{f'{who}, ' if who else ''}{evidence.names[first.file]}{line}"
     return f"{how}: {where}: {_short(first.text)}{frame}{why} ({diagnosis.cause})"
-
-
-def _rank_and_node(rank: int | None, node: str | None) -> str:
-    where = f" on {node}" if node else ""
-    return f"rank {rank}{where}" if rank is not None else node or ""
-
-
-def _place(event: Event, evidence: Evidence) -> str:
-    """File and line."""
-    line = f" (line {event.number - GAP + 1} of its end)" if event.number >= GAP else f":{event.number}"
-    return f"{evidence.names[event.file]}{line}"
 
 
 def _short(text: str) -> str:

@@ -1,7 +1,5 @@
 """The table of signs by which a line tells a cause; see signatures.yaml."""
 
-from __future__ import annotations
-
 import functools
 import re
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Python's tracebacks in a stream of lines, several at a time: type, message, the user's last frame, and the chain."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass, field
 

@@ -1,10 +1,9 @@
 """Who spoke, and of how many: what lines say of ranks and of the size of their world."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from srunddp.triage.rank_labels import MOST_RANKS
 
@@ -53,8 +52,7 @@ _SLURM_TASK = re.compile(r"\bnnodes=(\d+).{0,80}nproc_per_node=(\d+)")
 _BY_OPTIONS = 20  # of srun and headers, which may start what starts the ranks
 
 
-@dataclass(frozen=True)
-class LineOrigin:
+class LineOrigin(NamedTuple):
     """Where a line stands: ``job`` tells the files of unlike jobs apart, ``rank`` is that of its label or its file, and
     of so many ``steps`` the file told before it."""
 
@@ -170,15 +168,9 @@ class ObservedRanks:
         return max((len(alone.ranks) or alone.count for alone in self._singletons.values()), default=0)
 
     @property
-    def stated_size(self) -> int | None:
-        """The world size that lines tell; the most trusted kind of line that does, and there the largest."""
-        return max(self.worlds[min(self.worlds)]) if self.worlds else None
-
-    @property
     def world_size(self) -> int | None:
-        """The stated one, or else all who spoke, if they are 0 to N without a gap."""
-        stated = self.stated_size
-        if stated is not None and (not self.seen or max(self.seen) < stated):
-            return stated
+        """What lines tell, the largest of the most trusted kind; or else all who spoke, if they are 0 to N."""
         highest = max(self.seen, default=-1)
+        if self.worlds and highest < (stated := max(self.worlds[min(self.worlds)])):
+            return stated
         return highest + 1 if highest >= 1 and len(self.seen) == highest + 1 else None

@@ -1,8 +1,9 @@
-"""Small files that are whole or not there."""
+"""Small files that are whole or not there, lines that are, and names for files."""
 
 from __future__ import annotations
 
 import os
+import re
 from contextlib import suppress
 from pathlib import Path
 
@@ -27,3 +28,24 @@ def replace_file(path: Path, content: bytes) -> None:
         with suppress(OSError):  # of the two errors the first tells more
             temporary.unlink()
         raise
+
+
+def append_whole(file: int, data: bytes) -> None:
+    """Append all of it to an open file or none of it, also where the disk is full halfway.
+
+    Raises:
+        OSError: there is no room, or the file system fails.
+    """
+    size = os.fstat(file).st_size
+    try:
+        while data:
+            data = data[os.write(file, data) :]
+    except OSError:
+        with suppress(OSError):
+            os.ftruncate(file, size)
+        raise
+
+
+def plain(name: str) -> str:
+    """One folder's or file's name, whatever the name holds; never hidden, never the folder above."""
+    return re.sub(r"[^\w.-]|^\.", "_", name, flags=re.ASCII) or "_"

@@ -25,9 +25,7 @@ def cpu_quota(groups: str | None = None, root: Path = ROOT) -> float | None:
     Args:
         groups: of the process, this one unless given; root: where the control groups are mounted.
     """
-    limits = []
-    for controller in ("", "cpu"):
-        limits += [_cpus(folder) for folder in _upwards(own_groups() if groups is None else groups, controller, root)]
+    limits = [_cpus(folder) for controller in ("", "cpu") for folder in _upwards(groups, controller, root)]
     return min((limit for limit in limits if limit), default=None)
 
 
@@ -42,18 +40,15 @@ def _cpus(folder: Path) -> float | None:
 
 def cpuset(groups: str | None = None, root: Path = ROOT) -> set[int]:
     """CPUs that its groups let a process run on; empty where they do not say. For the arguments see cpu_quota."""
-    listed = []
-    for controller, name in (("", "cpuset.cpus.effective"), ("cpuset", "cpuset.effective_cpus")):
-        folders = _upwards(own_groups() if groups is None else groups, controller, root)
-        listed += [text_of(folder / name) for folder in folders]
+    names = {"": "cpuset.cpus.effective", "cpuset": "cpuset.effective_cpus"}
+    listed = (text_of(folder / names[each]) for each in names for folder in _upwards(groups, each, root))
     return numbers_of(next(filter(None, listed), ""))
 
 
 def memory_limit(groups: str, root: Path = ROOT) -> int | None:
     """Bytes that a process may use with the others of its groups: the least limit of these; None for no limit."""
-    limits = []
-    for controller, name in (("", "memory.max"), ("memory", "memory.limit_in_bytes")):
-        limits += [text_of(folder / name) for folder in _upwards(groups, controller, root)]
+    names = {"": "memory.max", "memory": "memory.limit_in_bytes"}
+    limits = [text_of(folder / names[each]) for each in names for folder in _upwards(groups, each, root)]
     found = [int(limit) for limit in limits if limit.isdecimal()]
     return min((limit for limit in found if limit < _UNLIMITED), default=None)
 
@@ -61,7 +56,7 @@ def memory_limit(groups: str, root: Path = ROOT) -> int | None:
 def oom_kills() -> int:
     """How many processes the kernel has killed in this process's group because its memory was used up."""
     for controller, name in (("memory", "memory.oom_control"), ("", "memory.events")):
-        for folder in _folders(own_groups(), controller, ROOT):
+        for folder in _folders(None, controller, ROOT):
             if found := re.search(r"^oom_kill (\d+)$", text_of(folder / name), re.MULTILINE):
                 return int(found[1])
     return 0
@@ -109,16 +104,16 @@ def _of_job(groups: str, root: Path, controller: str, name: str) -> KernelFile |
     return next((file for job in jobs if job and (file := opened(Path(job[0], name)))), None)
 
 
-def _upwards(groups: str, controller: str, root: Path) -> Iterator[Path]:
+def _upwards(groups: str | None, controller: str, root: Path) -> Iterator[Path]:
     """A process's group and those above it. In a container its own is ``root``, whatever its path says."""
     for folder in _folders(groups, controller, root):
         yield from (each for each in (folder, *folder.parents) if each.is_relative_to(root))
 
 
-def _folders(groups: str, controller: str, root: Path) -> list[Path]:
+def _folders(groups: str | None, controller: str, root: Path) -> list[Path]:
     """Where the group of a controller of version 1 may be, or with an empty name that of version 2."""
     found = []
-    for line in groups.splitlines():
+    for line in (own_groups() if groups is None else groups).splitlines():
         _, controllers, path = line.split(":", 2)
         if controller and controller in controllers.split(","):
             found += [root / mount / path.lstrip("/") for mount in (controllers, controller)]

@@ -15,12 +15,24 @@ from srunddp.errors import UsageError
 from srunddp.util.console import write_stderr
 from srunddp.util.option_groups import GroupedCommand
 
+COMPLETE = "_SRUNDDP_COMPLETE"  # click's variable, by which a shell asks how a command line may go on
 MONITOR_SECONDS = 5
 LOST_LEAST = 2.0  # a kernel counts some of this in whole seconds
-MONITOR_LEAST = 0.1  # of which a sample still takes less than a hundredth
 _LONGEST = 1e6
 _UNITS = (3600, 60, 1)
 _CANNOT_PRINT = 74  # sysexits' EX_IOERR
+
+
+class _Path(click.Path):
+    """A path as it is written, at which the command itself looks; shells complete it."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """See click."""
+        return value
+
+
+FILE, DIR = _Path(), _Path(file_okay=False)
+FILE.name, DIR.name = "FILE", "DIR"
 
 
 class Seconds(click.ParamType):  # type: ignore[type-arg]
@@ -63,7 +75,16 @@ def limit(name: str, default: float, text: str, envvar: str | None = None, **wit
 # Of each command that takes SCRIPT. The variable is read with the files that it comes before, see ifaces_conf.
 module_option = click.option("-m", "--module", is_flag=True, help="SCRIPT is a module's name, as in python -m.")
 ifaces_option = click.option(
-    "--ifaces", metavar="FILE", help="The interface of each node, see etc/ifaces.conf. [env var: SRUNDDP_IFACES]"
+    "--ifaces", type=FILE, help="The interface of each node, see etc/ifaces.conf. [env var: SRUNDDP_IFACES]"
+)
+monitor_option = click.option(
+    "--monitor",
+    type=Seconds(least=0.1),  # of which a sample still takes less than a hundredth
+    metavar="[=DURATION]",
+    envvar="SRUNDDP_MONITOR",
+    show_envvar=True,
+    shell_complete=FILE.shell_complete,  # the next word is SCRIPT
+    help="Sample GPUs, CPUs, memory and network of each node for srunddp report, every 5s unless given.",
 )
 
 
@@ -77,7 +98,7 @@ class Run(GroupedCommand):
         while place < len(args) and args[place].startswith("-") and args[place] not in ("-", "--"):
             if args[place] == "--monitor":
                 word = "".join(args[place + 1 : place + 2])
-                if _duration(word) is not None and not os.path.exists(word):
+                if _duration(word) is not None and not os.path.exists(word) and not ctx.resilient_parsing:
                     hint = f"write --monitor={word}"
                     raise UsageError(f"--monitor {word}", expected="a script after --monitor", hint=hint)
                 args[place] = f"--monitor={MONITOR_SECONDS}"

@@ -12,6 +12,8 @@ import time
 from collections.abc import Callable, Iterator
 from typing import TextIO
 
+from srunddp.errors import one_line
+
 PATIENCE = 0.5
 _LEVELS = {"FAIL": 31, "WARN": 33, "ok": 32}  # red, yellow, green
 _LEVEL = re.compile(r"^(?:FAIL|WARN|ok)(?=  )", re.MULTILINE)
@@ -37,6 +39,11 @@ def write_stderr(text: str) -> None:
         # Unbuffered, since what cannot be written would be tried again when Python ends.
         while data and sys.stderr and select.select([], [sys.stderr.fileno()], [], PATIENCE)[1]:
             data = data[os.write(sys.stderr.fileno(), data[: select.PIPE_BUF]) :]
+
+
+def say(line: str) -> None:
+    """A line of srunddp's own on standard error."""
+    write_stderr(f"srunddp: {one_line(line)}\n")
 
 
 SAY_EVERY = 30.0

@@ -140,14 +140,11 @@ def mark(path: str) -> dict[str, str]:
         ``content``: a hash of its entries' names, sizes and times.
     """
     try:
-        entries = sorted(_stamp(entry) for entry in os.scandir(path))
+        entries = "\0".join(sorted(_stamp(entry) for entry in os.scandir(path)))
         here = identity(mount_of(os.path.realpath(path)), os.stat(path))
     except OSError:
         return {"identity": "", "content": ""}
-    return {
-        "identity": here,
-        "content": hashlib.sha256("\0".join(entries).encode(errors="surrogateescape")).hexdigest(),
-    }
+    return {"identity": here, "content": hashlib.sha256(entries.encode(errors="surrogateescape")).hexdigest()}
 
 
 def _stamp(entry: os.DirEntry[str]) -> str:

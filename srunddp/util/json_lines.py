@@ -37,7 +37,7 @@ def receive(line: socket.socket, deadline: float | None = None) -> dict[str, Any
     return parse(bytes(text))
 
 
-def parse(text: bytes) -> dict[str, Any]:
+def parse(text: bytes | str) -> dict[str, Any]:
     """The message in a line of text; empty for whatever is none of ours."""
     try:
         message = json.loads(text)

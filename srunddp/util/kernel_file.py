@@ -6,7 +6,10 @@ psutil would take 30 to 60 us for each process, and this about 10.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
+import resource
+from collections.abc import Iterator
 from pathlib import Path
 
 _PAGE = 4096
@@ -79,6 +82,28 @@ def stat_fields(pid: int | str) -> list[str]:
     return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
 
 
+def ancestors(pid: int) -> Iterator[tuple[int, str]]:
+    """Process id and name of a process, its parent, and so on, as far as our process namespace goes."""
+    while pid:
+        try:
+            before, _, after = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")
+        except OSError:
+            yield pid, ""  # hidden (hidepid), as another user's
+            return
+        yield pid, before.partition("(")[2]
+        pid = int(after.split()[1])
+
+
+def environ_of(pid: int) -> dict[str, str]:
+    """The variables that a process was started with.
+
+    Raises:
+        OSError: it has ended, or is another user's.
+    """
+    text = Path(f"/proc/{pid}/environ").read_bytes().decode(errors="replace")
+    return dict(entry.partition("=")[::2] for entry in text.split("\0") if "=" in entry)
+
+
 def children_of(pid: int) -> list[int]:
     """The processes that any of its threads has forked; none where it has ended, or is hidden from us."""
     found: list[int] = []
@@ -86,6 +111,13 @@ def children_of(pid: int) -> list[int]:
         for thread in os.listdir(f"/proc/{pid}/task"):
             found += map(int, Path(f"/proc/{pid}/task/{thread}/children").read_text().split())
     return found
+
+
+def raise_open_files_limit(needed: float = math.inf) -> None:
+    """Let this process have as many files as its hard limit of open ones allows, where it needs so many."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and soft < needed:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def memory_file() -> int:

@@ -9,22 +9,30 @@ import click
 
 
 class GroupedCommand(click.Command):
-    """A command whose ``--help`` shows its options by group.
+    """A command that takes SCRIPT and its arguments; ``--help`` shows its options by group.
 
     ``groups`` has each heading and the names of its options' parameters: ``{"Network": "ifaces channel port"}``.
-    Options that no group names come last, under "Other".
+    Options that no group names come last, under "Other", or "Options" if there are no groups.
     """
 
-    def __init__(self, *args: Any, groups: Mapping[str, str], **given: Any) -> None:
+    allow_interspersed_args = False
+
+    def __init__(self, *args: Any, groups: Mapping[str, str] | None = None, **given: Any) -> None:
         super().__init__(*args, **given)
-        self.groups = groups
+        self.groups = groups or {}
+
+    def get_params(self, ctx: click.Context) -> list[click.Parameter]:
+        """See click; when a shell asks what may stand after SCRIPT, there are no options."""
+        params = super().get_params(ctx)
+        after = ctx.resilient_parsing and ctx.params.get("script")
+        return [each for each in params if not (after and isinstance(each, click.Option))]
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """See click."""
         options = [each for each in self.get_params(ctx) if isinstance(each, click.Option)]
         rows = {each.name: row for each in options if (row := each.get_help_record(ctx))}
         sections = {title: [rows.pop(name) for name in names.split()] for title, names in self.groups.items()}
-        for title, section in {**sections, "Other": [*rows.values()]}.items():
+        for title, section in {**sections, "Other" if self.groups else "Options": [*rows.values()]}.items():
             with formatter.section(title):
                 formatter.write_dl(section)
 

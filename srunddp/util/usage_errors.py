@@ -26,8 +26,10 @@ def usage_error(refused: click.UsageError, command: str) -> SrunddpError:
     match refused:
         case click.NoSuchOption() if context:
             return _no_such_option(refused.option_name, context, see)
-        case click.BadOptionUsage():
-            return _bad_usage(refused, see)
+        case click.BadOptionUsage(option_name=name) if "does not take" in refused.message:
+            return UsageError(f"{name} with a value", expected=name, hint="remove the value")
+        case click.BadOptionUsage(option_name=name):
+            return UsageError(f"{name} without a value", expected=f"{name} VALUE", hint=see)
         case click.MissingParameter(param=click.Option() as param):
             return UsageError(f"no {param.opts[-1]}", expected=f"{param.opts[-1]} {param.metavar}", hint=see)
         case click.MissingParameter(param=click.Parameter() as param):
@@ -65,12 +67,6 @@ def _no_such_option(name: str, context: click.Context, see: str) -> UsageError:
     return UsageError(found, expected=f"an option of {command}", hint=hint)
 
 
-def _bad_usage(refused: click.BadOptionUsage, see: str) -> UsageError:
-    if "does not take" in refused.message:
-        return UsageError(f"{refused.option_name} with a value", expected=refused.option_name, hint="remove the value")
-    return UsageError(f"{refused.option_name} without a value", expected=f"{refused.option_name} VALUE", hint=see)
-
-
 def _bad_value(refused: click.BadParameter, param: click.Parameter, see: str) -> SrunddpError:
     """Found: the option as it was written; or the environment variable that stands for it."""
     value, _, expected = refused.message.rstrip(".").partition("; expected ")
@@ -86,4 +82,5 @@ def _bad_value(refused: click.BadParameter, param: click.Parameter, see: str) ->
     by_variable = refused.ctx and refused.ctx.get_parameter_source(param.name or "") is ParameterSource.ENVIRONMENT
     if by_variable and isinstance(param.envvar, str):
         return ConfigError(f"{param.envvar}={value}", expected=expected, hint="correct the variable or unset it")
-    return UsageError(f"{param.opts[0]}={value}", expected=expected, hint=did_you_mean(value, choices) or see)
+    found = f"{param.opts[0]}={value}" if isinstance(param, click.Option) else repr(value)
+    return UsageError(found, expected=expected, hint=did_you_mean(value, choices) or see)

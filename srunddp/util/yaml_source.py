@@ -51,3 +51,10 @@ def _error_position(error: Exception, text: bytes, path: str) -> str:
 def yaml_position(path: str, node: yaml.Node) -> str:
     """File, line and column of a node."""
     return f"{path}:{node.start_mark.line + 1}:{node.start_mark.column + 1}"
+
+
+def shown(node: yaml.Node) -> str:
+    """What is there instead of something else, for a message."""
+    if type(node).__name__ == "ScalarNode":
+        return repr(node.value if len(node.value) <= 80 else node.value[:79] + "…")
+    return "a list" if type(node).__name__ == "SequenceNode" else "keys with values"

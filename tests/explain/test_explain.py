@@ -38,9 +38,7 @@ ETH0 = NetworkInterface("eth0", True, 1000, ("10.0.0.2",), ())
 @pytest.fixture(autouse=True)
 def nothing_of_this_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """No file of interface entries but those a test names, mpi4py, and no look-up of a name."""
-    monkeypatch.setattr(
-        ifaces_conf, "candidates", lambda named, variables: [Path(named)] if named else [tmp_path / "none.conf"]
-    )
+    monkeypatch.setattr(ifaces_conf, "default_files", lambda: [tmp_path / "none.conf"])
     monkeypatch.setattr(mpi, "is_installed", lambda: True)
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: pytest.fail("a name was looked up"))
 
@@ -184,7 +182,7 @@ def test_where_the_node_is_not_known_no_entry_is_taken_for_it(conf: str) -> None
 def test_each_file_is_taken_or_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     missing, empty = tmp_path / "missing.conf", write(tmp_path / "empty.conf", "# nothing\n")
     taken, later = write(tmp_path / "taken.conf", CONF), write(tmp_path / "later.conf", CONF)
-    monkeypatch.setattr(ifaces_conf, "candidates", lambda *_: [missing, empty, taken, later])
+    monkeypatch.setattr(ifaces_conf, "default_files", lambda: [missing, empty, taken, later])
     found = elsewhere(step(1))
     assert said(found, "ifaces.conf") == (str(taken), "the first that has entries")
     assert row(found, "ifaces.conf").passed_over == (

@@ -60,7 +60,7 @@ def test_a_file_that_suits_the_cluster_has_no_findings(conf: Path) -> None:
 
 def test_a_file_without_entries_is_passed_over_and_that_is_noted(conf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     other = write(conf.with_name("other.conf"), entry("a"))
-    monkeypatch.setattr(ifaces_conf, "candidates", lambda named, variables: [Path(named), other])
+    monkeypatch.setattr(ifaces_conf, "default_files", lambda: [other])
     report = checked(conf, "# nothing\n", "a")
     assert (report.loaded.path, report.notes) == (str(other), (f"{conf} has no entries",))
     write(other, "")

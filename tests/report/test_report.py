@@ -21,6 +21,7 @@ from matplotlib.lines import Line2D
 from srunddp.report import text
 from srunddp.report.advice import notes
 from srunddp.report.csv_files import NAN, TimeSeries
+from srunddp.report.format import format_number
 from srunddp.report.html import page
 from srunddp.report.plots import style
 from srunddp.report.plots.per_rank import pictures
@@ -29,7 +30,7 @@ from srunddp.report.plots.timeline import timeline
 from srunddp.report.run import read
 from srunddp.report.slurm import SlurmAccounting
 from srunddp.report.summarize import summary_of
-from srunddp.report.summary import Phase, Summary
+from srunddp.report.summary import Summary
 from tests.support.made_up_run import MadeUp
 from tests.support.starting import LONG, SRUNDDP, bare, one_message, srunddp, write
 
@@ -77,7 +78,7 @@ def test_the_figures_are_those_of_the_run(tmp_path: Path) -> None:
     gpu = summary.gpus[0]
     assert gpu.utilization == pytest.approx(92 * 141 / 150, rel=0.05)
     assert gpu.energy_j == pytest.approx((gpu.power_w or 0) * 600, rel=0.05)
-    assert summary.energy_per_sample_j == pytest.approx((summary.energy_j or 0) / (2256 * 512))
+    assert f", {format_number((summary.energy_j or 0) / (2256 * 512))} J per sample" in shown(summary)
     assert summary.ranks[0].delay == pytest.approx(0.01, rel=0.01)
     node = summary.per_node[0]
     assert (node.used, node.cpus, node.read) == (pytest.approx(0.8 * 32, rel=0.01), 32, pytest.approx(20e6, rel=0.03))
@@ -85,16 +86,16 @@ def test_the_figures_are_those_of_the_run(tmp_path: Path) -> None:
 
 def test_the_phases_of_the_launch_are_those_of_each_rank(tmp_path: Path) -> None:
     summary = summed(MadeUp(nodes=1, ranks_per_node=2), tmp_path)
-    first, second = summary.launches
+    first, second = summary.launches.values()
     names = ["python", "meeting", "import", "init", "script", "prepare", "first step"]
-    assert [phase.name for phase in first.phases] == names
-    assert [phase.name for phase in second.phases] == ["srun", *(phase.name for phase in first.phases)]
-    lasted = {phase.name: phase.end - phase.begin for phase in second.phases}
+    assert [[*first], [*second]] == [names, ["srun", *names]]
+    lasted = {name: end - begin for name, (begin, end) in second.items()}
     expected = {"srun": 0.02, "python": 0.3, "init": 0.4, "script": 0.1, "prepare": 0.802, "first step": 0.2}
     assert {name: lasted[name] for name in expected} == pytest.approx(expected, abs=2e-3)
-    assert second.phases[-1].end == pytest.approx(5.202, abs=2e-3)
-    (launch,) = summed(MadeUp(nodes=1, ranks_per_node=1, trainer=False), tmp_path / "own loop").launches
-    assert launch.phases[-1] == Phase("script", pytest.approx(3.36, abs=2e-3), pytest.approx(5.201, abs=2e-3))
+    assert second["first step"][1] == pytest.approx(5.202, abs=2e-3)
+    (launch,) = summed(MadeUp(nodes=1, ranks_per_node=1, trainer=False), tmp_path / "own loop").launches.values()
+    assert [*launch][-1] == "script"
+    assert launch["script"] == pytest.approx((3.36, 5.201), abs=2e-3)
 
 
 def test_a_baseline_gives_the_scaling_efficiency(tmp_path: Path) -> None:
@@ -116,7 +117,11 @@ def test_clocks_that_differ_move_no_phase_and_are_named(tmp_path: Path) -> None:
     right = summed(MadeUp(), tmp_path / "right")
     wrong = summed(MadeUp(ahead={1: 12.0, 2: -30.0}), tmp_path / "wrong")
     phases = [
-        [(phase.name, round(phase.begin, 2), round(phase.end, 2)) for each in run.launches for phase in each.phases]
+        [
+            (name, round(begin, 2), round(end, 2))
+            for each in run.launches.values()
+            for name, (begin, end) in each.items()
+        ]
         for run in (right, wrong)
     ]
     assert phases[0] == phases[1]

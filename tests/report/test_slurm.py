@@ -144,7 +144,7 @@ OF_JOB = "JobId=4711 JobName=x JobState=RUNNING Restarts=0 RunTime=00:02:03 Time
     [
         (prints(ARRAY + OF_JOB), "", (93600.0, 123.0)),
         (prints("JobId=4711 RunTime=00:02:03 TimeLimit=UNLIMITED\n"), "", (None, 123.0)),
-        ("echo slurm_load_jobs error: Invalid job id specified >&2; exit 1", "4711|20|70\n", (1200.0, 70.0)),
+        ("echo slurm_load_jobs error: Invalid job id specified >&2; exit 1", "4711|/work|20|70\n", (1200.0, 70.0)),
     ],
 )
 def test_the_limit_is_the_controllers_or_accountings(
@@ -174,8 +174,8 @@ def test_a_job_is_found_where_it_ran_that_of_an_array_too(commands: Path) -> Non
     assert "scontrol --oneliner show job 4711_3" in asked(commands)
     # Accounting still knows a job that the controller forgot.
     stub(commands, "scontrol", "echo slurm_load_jobs error: Invalid job id specified >&2; exit 1")
-    stub(commands, "sacct", prints("4714|/home/me/work\n"))
-    assert slurm.job("4711_3") == slurm.Job("4714", "/home/me/work")
+    stub(commands, "sacct", prints("4714|/home/me/work|20|70\n"))
+    assert slurm.job("4711_3") == slurm.Job("4714", "/home/me/work", 1200.0, 70.0)
 
 
 def test_a_summary_is_there_where_no_slurm_is(tmp_path: Path) -> None:

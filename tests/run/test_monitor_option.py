@@ -53,8 +53,8 @@ def test_tasks_of_an_array_have_a_folder_each(tmp_path: Path) -> None:
         done = srunddp("run", "--quiet", "--monitor", "train.py", folder=tmp_path, SLURM_JOB_ID=job)
         assert done.returncode == 0, done.stderr
     assert sorted(path.name for path in tmp_path.glob("logs/*")) == ["4711", "4712"]
-    place = find("4711", str(tmp_path / "logs"), None)
-    assert place.folder == tmp_path / "logs" / "4711" / "monitor.0"
+    folder, _ = find("4711", str(tmp_path / "logs"), None)
+    assert folder == tmp_path / "logs" / "4711" / "monitor.0"
 
 
 def test_an_earlier_run_s_description_is_not_left(tmp_path: Path) -> None:
@@ -81,4 +81,4 @@ def test_a_rank_that_alone_cannot_write_its_files_says_so_itself(tmp_path: Path)
     os.mkfifo(file)
     done = srunddp(*words, folder=tmp_path, **world)
     assert (done.returncode, done.stdout) == (78, "")
-    assert f"--monitor: {file.relative_to(tmp_path)} cannot be written" in done.stderr
+    assert f"--monitor-dir: {file.relative_to(tmp_path)} cannot be written" in done.stderr

@@ -33,7 +33,6 @@ HOSTILE = [
 FULL: dict[str, Any] = {
     "script": "train.py",
     "backend": "gloo",
-    "gpus_per_node": "2",
     "cpus_per_task": 2,
     "monitor": 1,
     "requeue": True,
@@ -41,13 +40,14 @@ FULL: dict[str, Any] = {
     "rank_logs": True,
     "offline": True,
     "ifaces": "ifaces.conf",
+    "sbatch_arg": ("--gpus-per-node=2",),
 }
 TEXTS = [  # lines of setup are carried out, as they are bash
     field.name
     for field in dataclasses.fields(SlurmJob)
     if str(field.type).startswith(("str", "tuple")) and field.name != "setup"
 ]
-SALLOC = ("job_name", "sbatch_arg", "gres", "log_dir", "script")
+SALLOC = ("job_name", "sbatch_arg", "log_dir", "script")
 
 
 def filled(name: str, text: str) -> SlurmJob:
@@ -57,8 +57,6 @@ def filled(name: str, text: str) -> SlurmJob:
     more: dict[str, Any] = {name: value if isinstance(getattr(SlurmJob(), name), tuple) else text}
     if name in ("data", "stage_exclude", "venv"):
         more |= {"stage": True, "rank_logs": False, "monitor": None, "venv": more.get("venv", "venv")}
-    if name == "gres":
-        more |= {"gpus_per_node": None}
     if name == "container_mounts":
         more |= {"container_image": "image"}
     return SlurmJob(**{**FULL, **more})
@@ -86,7 +84,7 @@ def passed_on(text: str, called: Called) -> bool:
     return any(value == text or value.endswith(ends) for value in values)
 
 
-_DIRECTIVES = {"job_name", "gres", "gpus_per_node", "mem", "time", "signal", "sbatch_arg"}
+_DIRECTIVES = {"job_name", "signal", "sbatch_arg"}
 
 
 def made_of(name: str, folder: Path, interactive: bool = False) -> Iterator[tuple[str, SlurmJob, str, Path]]:

@@ -48,7 +48,7 @@ def text_of(**fields: Any) -> str:
 
 
 def started(folder: Path, variables: dict[str, str] | None = None, **fields: Any) -> subprocess.Popen[bytes]:
-    (folder / "job.sh").write_text(text_of(gres="gpu:1", **fields))
+    (folder / "job.sh").write_text(text_of(sbatch_arg=("--gres=gpu:1",), **fields))
     (folder / "events").touch()
     for name, text in {"srun": SRUN, "srunddp": SRUNDDP, "sleep": SLEEP}.items():
         (folder / name).write_text(text)

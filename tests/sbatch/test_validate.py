@@ -16,10 +16,10 @@ from srunddp.sbatch.spec import SlurmJob
     [
         ({"env": ("NCCL_SOCKET_IFNAME=ib0",)}, "NCCL_SOCKET_IFNAME=ib0 is for every node, and wins over ifaces.conf"),
         (
-            {"gpus_per_node": "4", "ntasks_per_node": 8},
+            {"sbatch_arg": ("--gpus-per-node=4",), "ntasks_per_node": 8},
             "more ranks than GPUs on each node, 8 and 4: several ranks share one",
         ),
-        ({"gres": "gpu:4", "ntasks_per_node": 1}, "fewer ranks than GPUs on each node, 1 and 4"),
+        ({"sbatch_arg": ("--gres=gpu:4",), "ntasks_per_node": 1}, "fewer ranks than GPUs on each node, 1 and 4"),
         ({"requeue": True}, "--requeue without an argument such as --resume=auto"),
         ({}, "no --partition: the site's default\nno --time: the site's default\nno --mem: the site's default\n"),
         ({}, "no --cpus-per-task: the site's default, often one CPU for a rank and its loader workers"),
@@ -38,29 +38,28 @@ def test_notes_say_what_may_be_meant_otherwise(fields: dict[str, Any], said: str
 
 
 def test_nothing_is_noted_of_a_job_that_says_everything() -> None:
-    given = {"time": "1", "env": ("NCCL_DEBUG=INFO",)}
-    words = ("--partition=gpu", "--mem-per-gpu=1G", "--cpus-per-gpu=8")
-    job = SlurmJob(script=__file__, gpus_per_node="2", sbatch_arg=words, **given)
+    words = ("--gpus-per-node=2", "--time=1", "--partition=gpu", "--mem-per-gpu=1G", "--cpus-per-gpu=8")
+    job = SlurmJob(script=__file__, sbatch_arg=words, env=("NCCL_DEBUG=INFO",))
     assert list(validate.notes(job, {})) == []
 
 
 @pytest.mark.parametrize(
-    ("gpus_per_node", "gres", "count"),
+    ("word", "count"),
     [
-        ("4", None, 4),
-        ("a100:2,v100:1", None, 3),
-        (None, "gpu:2080ti:4,tmpfs:100G", 4),
-        (None, "gpu:1g.5gb:4", 4),
-        (None, "gpu", 1),
-        (None, "shard:8", 0),
-        (None, None, 0),
+        ("--gpus-per-node=4", 4),
+        ("--gpus-per-node=a100:2,v100:1", 3),
+        ("--gres=gpu:2080ti:4,tmpfs:100G", 4),
+        ("--gres=gpu:1g.5gb:4", 4),
+        ("--gres=gpu", 1),
+        ("--gres=shard:8", 0),
+        ("--exclusive", 0),
     ],
 )
-def test_gpus_are_counted_in_slurms_words(gpus_per_node: str | None, gres: str | None, count: int) -> None:
-    assert SlurmJob(gpus_per_node=gpus_per_node, gres=gres).gpus == count
+def test_gpus_are_counted_in_slurms_words(word: str, count: int) -> None:
+    assert SlurmJob(sbatch_arg=(word,)).gpus == count
     # There is one rank for each GPU unless said otherwise.
-    assert SlurmJob(gpus_per_node=gpus_per_node, gres=gres).tasks == (count or 1)
-    assert SlurmJob(gpus_per_node=gpus_per_node, gres=gres, ntasks_per_node=2).tasks == 2
+    assert SlurmJob(sbatch_arg=(word,)).tasks == (count or 1)
+    assert SlurmJob(sbatch_arg=(word,), ntasks_per_node=2).tasks == 2
 
 
 @pytest.mark.parametrize(
@@ -70,8 +69,8 @@ def test_gpus_are_counted_in_slurms_words(gpus_per_node: str | None, gres: str |
         ({"sbatch_arg": ("--gpus-per-task=2",)}, 2, 1, 1),
         ({"sbatch_arg": ("--gpus-per-task=1",), "ntasks_per_node": 4}, 4, 4, 1),
         # Slurm decides how many nodes, and ranks on each.
-        ({"sbatch_arg": ("--ntasks=8",), "gpus_per_node": "4"}, 4, 0, None),
-        ({"sbatch_arg": ("--ntasks=8",), "gpus_per_node": "4", "nodes": 2, "ntasks_per_node": 4}, 4, 4, 2),
+        ({"sbatch_arg": ("--ntasks=8", "--gpus-per-node=4")}, 4, 0, None),
+        ({"sbatch_arg": ("--ntasks=8", "--gpus-per-node=4"), "nodes": 2, "ntasks_per_node": 4}, 4, 4, 2),
         ({"sbatch_arg": ("--gpus-per-socket=2",)}, 0, 1, 1),
     ],
     ids=str,

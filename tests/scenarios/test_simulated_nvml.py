@@ -9,7 +9,6 @@ from pathlib import Path
 import pynvml
 
 from srunddp.monitor.sampler import gpu as gpu_of_sampler
-from srunddp.util import cuda_visible_devices as shared
 from srunddp.util import nvml
 from tests.programs.nvml import pynvml as fake
 
@@ -40,7 +39,7 @@ def test_the_fake_has_the_names_of_the_package() -> None:
 
 
 def test_nothing_is_asked_of_nvml_that_the_package_lacks() -> None:
-    source = "".join(Path(module.__file__).read_text() for module in (nvml, shared, gpu_of_sampler))
+    source = "".join(Path(module.__file__).read_text() for module in (nvml, gpu_of_sampler))
     asked = set(re.findall(r"\b(?:pynvml|_?nvml)\.((?:c_)?nvml\w+|NVML\w+)", source))
     asked.discard("NVML_P2P_CAPS_INDEX_READ")  # in a comment
     assert len(asked) > 40

@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from srunddp.supervisor.signals import Launcher, Tracking, tracking
+from srunddp.supervisor.signals import Launcher, signals_all
 from tests.support.starting import until
 from tests.support.worlds import world
 
 SHARED, OWN = "cgroup:[4026531835]", "cgroup:[4026532900]"
-LAUNCHER = Launcher(pid=20, slurm=frozenset({20}), tracking=Tracking.TASKS)
+LAUNCHER = Launcher(pid=20, slurm=frozenset({20}), signals_all=False)
 # What Gloo says where a peer has gone.
 PEERS = """
 import socket
@@ -46,35 +46,35 @@ subprocess.run(wrapper, env={**__import__("os").environ, "SLURM_PROCID": "0"}, c
 @pytest.mark.parametrize(
     ("groups", "namespace", "expected"),
     [
-        ("6:freezer:/slurm/uid_0/job_7/step_0\n4:memory:/slurm/uid_0/job_7/step_0/task_0\n", SHARED, Tracking.TASKS),
-        ("0::/system.slice/slurmstepd.scope/job_7/step_0/user/task_0\n", SHARED, Tracking.TASKS),
+        ("6:freezer:/slurm/uid_0/job_7/step_0\n4:memory:/slurm/uid_0/job_7/step_0/task_0\n", SHARED, False),
+        ("0::/system.slice/slurmstepd.scope/job_7/step_0/user/task_0\n", SHARED, False),
         # Limited by control groups, and tracked by process trees.
-        ("6:freezer:/\n4:memory:/slurm/uid_0/job_7/step_0/task_0\n0::/\n", SHARED, Tracking.ALL),
-        ("0::/user.slice/session-1.scope\n", SHARED, Tracking.ALL),
-        ("0::/\n", OWN, Tracking.UNKNOWN),
-        ("6:freezer:/\n", OWN, Tracking.UNKNOWN),
-        ("", "", Tracking.UNKNOWN),  # it cannot be read
+        ("6:freezer:/\n4:memory:/slurm/uid_0/job_7/step_0/task_0\n0::/\n", SHARED, True),
+        ("0::/user.slice/session-1.scope\n", SHARED, True),
+        ("0::/\n", OWN, None),
+        ("6:freezer:/\n", OWN, None),
+        ("", "", None),  # it cannot be read
     ],
 )
-def test_the_group_tells_whom_slurm_signals(groups: str, namespace: str, expected: Tracking, tmp_path: Path) -> None:
+def test_the_group_tells_whom_slurm_signals(groups: str, namespace: str, expected: bool | None, tmp_path: Path) -> None:
     if namespace:
         (tmp_path / "cgroup").write_text(groups)
         (tmp_path / "namespace").symlink_to(namespace)
-    assert tracking(tmp_path / "cgroup", tmp_path / "namespace") is expected
+    assert signals_all(tmp_path / "cgroup", tmp_path / "namespace") is expected
 
 
 @pytest.mark.parametrize(
     ("launcher", "sender", "from_kernel", "expected"),
     [
         (LAUNCHER, 20, False, False),
-        (Launcher(20, frozenset({20}), Tracking.ALL), 20, False, True),
-        (Launcher(20, frozenset({20}), Tracking.UNKNOWN), 20, False, None),
+        (Launcher(20, frozenset({20}), True), 20, False, True),
+        (Launcher(20, frozenset({20}), None), 20, False, None),
         # mpirun in a step, which signals the process group; and Slurm around it.
-        (Launcher(30, frozenset({20}), Tracking.TASKS), 30, False, True),
-        (Launcher(30, frozenset({20}), Tracking.ALL), 20, False, True),
+        (Launcher(30, frozenset({20}), False), 30, False, True),
+        (Launcher(30, frozenset({20}), True), 20, False, True),
         (LAUNCHER, 99, False, False),  # somebody's kill
         (LAUNCHER, 0, True, True),  # a terminal
-        (Launcher(0, frozenset({0}), Tracking.UNKNOWN), 0, False, None),  # outside a container
+        (Launcher(0, frozenset({0}), None), 0, False, None),  # outside a container
         (Launcher(None), 0, False, False),
     ],
 )

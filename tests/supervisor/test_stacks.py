@@ -37,7 +37,7 @@ def test_a_place_is_the_innermost_frame_that_is_no_wrapper() -> None:
 
 def test_the_stack_is_that_of_the_thread_that_took_the_signal() -> None:
     """It is shown as Python shows one."""
-    assert [frame.function for frame in main_stack(ALL_REDUCE)] == ["all_reduce", "wrapper", "train", "<module>"]
+    assert [frame["function"] for frame in main_stack(ALL_REDUCE)] == ["all_reduce", "wrapper", "train", "<module>"]
     assert format_stack(main_stack(LOAD_BATCH)).splitlines() == [
         "Stack (most recent call last):",
         '  File "/data/train.py", line 18, in <module>',
@@ -124,7 +124,7 @@ def test_a_stack_is_had_without_the_gil(how: str) -> None:
         until(lambda: in_call(process))
         stack = main_stack(dump.request(process.pid))
         process.kill()
-    functions = [frame.function for frame in stack]
+    functions = [frame["function"] for frame in stack]
     assert functions == (["deep", "load_batch", "<module>"] if how == "wait" else ["<module>"])
 
 

@@ -1,14 +1,19 @@
-"""A worker that is stopped, by times: for how long it may be, and how it is made to go."""
+"""A worker that is stopped, by times: for how long it may be, and how it is made to go. And what it has started, which
+ends with it."""
 
 from __future__ import annotations
 
 import os
 import signal
 import subprocess
+from pathlib import Path
 
 import pytest
 
 from srunddp.supervisor.worker_process import WorkerProcess
+from tests.conftest import ROOT
+from tests.support.starting import python, until
+from tests.support.worlds import is_gone, named, run, world
 
 
 def stopped_worker() -> tuple[subprocess.Popen[bytes], WorkerProcess]:
@@ -45,3 +50,108 @@ def test_a_stopped_worker_that_is_to_end_is_killed_at_once() -> None:
     os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
     worker.collect(105.1)
     assert (worker.ended, worker.status) == (True, -signal.SIGKILL)
+
+
+FAMILY = """
+import subprocess
+
+def child(name, work=rest):
+    if os.fork() == 0:
+        say(name, os.getpid())
+        work()
+        os._exit(0)
+
+def daemon():
+    os.setsid()
+    child("daemon")
+
+child("forked")
+child("between", daemon)
+say("started", subprocess.Popen(["sleep", "600"], stdin=subprocess.DEVNULL).pid)
+say("session", subprocess.Popen(["sleep", "600"], start_new_session=True).pid)
+names = ("forked", "daemon", "started", "session")
+wait_for(*(f"{name}.{RANK}" for name in names))
+say("all")
+wait_for(*(f"all.{rank}" for rank in range(SIZE)))
+"""
+NAMES = ("forked", "daemon", "started", "session")
+
+
+def pids(folder: Path, rank: int, names: tuple[str, ...] = NAMES) -> list[int]:
+    return [int((folder / f"{name}.{rank}").read_text()) for name in names]
+
+
+@pytest.mark.parametrize(
+    ("end", "code"),
+    [("", 0), ("raise ValueError('boom')", 1), ("os.kill(os.getpid(), signal.SIGKILL)", 137), ("os._exit(9)", 9)],
+)
+def test_however_a_script_ends_none_of_its_processes_is_left(tmp_path: Path, end: str, code: int) -> None:
+    ended = run(tmp_path, f"{FAMILY}\n{end}", size=1)
+    assert ended.codes == [code], ended.text
+    assert [is_gone(pid) for pid in pids(tmp_path, 0)] == [True] * 4
+
+
+def test_the_processes_of_all_ranks_end_with_the_world(tmp_path: Path) -> None:
+    ended = run(tmp_path, f"{FAMILY}\nif RANK == 1: raise ValueError('boom')\nrest()")
+    named(ended, 1, 1, "ValueError: boom")
+    assert [is_gone(pid) for rank in range(3) for pid in pids(tmp_path, rank)] == [True] * 12
+
+
+def test_what_python_forked_ends_with_a_killed_supervisor(tmp_path: Path) -> None:
+    with world(tmp_path, f"{FAMILY}\nrest()", size=1) as it:
+        until(lambda: it.has_said("all.0"))
+        family = dict(zip(NAMES, pids(tmp_path, 0), strict=True))
+        it.ranks[0].kill()
+        try:
+            until(lambda: is_gone(it.worker(0)) and is_gone(family["forked"]))
+        finally:
+            for pid in family.values():
+                if not is_gone(pid):
+                    it.send(signal.SIGKILL, pid)
+
+
+LATE = """
+import os, signal, sys, time
+from srunddp.supervisor.worker_process import kill_forks_on_exit
+
+def wait():  # the child gets no processor before its parent has ended
+    while os.getppid() == parent: time.sleep(0.001)
+
+parent = os.getpid()
+os.register_at_fork(after_in_child=wait)
+kill_forks_on_exit(parent)
+if os.fork() == 0:
+    print("alive", flush=True)
+    os._exit(0)
+os._exit(0)
+"""
+
+
+def test_a_fork_ends_whose_parent_was_gone_before_it_ran(tmp_path: Path) -> None:
+    done = python("-c", LATE, folder=tmp_path, PYTHONPATH=str(ROOT))
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_what_a_thread_forked_goes_on_when_the_thread_has_ended(tmp_path: Path) -> None:
+    script = """
+import threading
+def start():
+    global child
+    child = os.fork()
+    if child == 0:
+        wait_for("go")
+        os._exit(7)
+thread = threading.Thread(target=start)
+thread.start()
+thread.join()
+while len(os.listdir("/proc/self/task")) > 1: time.sleep(0.01)
+Path("go").touch()
+sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+    assert run(tmp_path, script, size=1).codes == [7]
+
+
+def test_a_daemon_of_the_script_lives_as_long_as_it(tmp_path: Path) -> None:
+    script = f"{FAMILY}\nsay('alive', all(not is_gone(Path(f'{{name}}.0').read_text()) for name in names))"
+    assert run(tmp_path, script, size=1).codes == [0]
+    assert (tmp_path / "alive.0").read_text() == "True"

@@ -141,9 +141,9 @@ class Agent:
         self.monitor = monitor
 
     def rendezvous(self) -> RendezvousOutcome:
-        return RendezvousOutcome({}, self.monitor)
+        return {}, self.monitor
 
-    def on_rendezvous(self, _: RendezvousOutcome) -> None:
+    def on_rendezvous(self, _: dict[str, Any]) -> None:
         tell(ready=True)
 
     def announce_termination(self) -> None: ...

@@ -127,8 +127,8 @@ def test_help_lists_the_commands_and_the_options_of_one(capfd: pytest.CaptureFix
     code, page, _ = typed_in(capfd, "--help")
     assert code == 0
     assert max(map(len, page.splitlines())) <= 80
-    for name in ("ifaces scan", "ifaces check", "check", "explain", "sbatch", "stage", "run", "report", "triage"):
-        assert re.search(rf"^  {name}  +[A-Z]", page, re.MULTILINE), name
+    for name in ("ifaces scan", "ifaces check", *main.list_commands(click.Context(main))):
+        assert re.search(rf"^  {name}  +[A-Z]", page, re.MULTILINE) or name == "ifaces", name
     assert typed_in(capfd, "-h")[1] == typed_in(capfd, "help")[1] == page
     assert typed_in(capfd) == (2, "", page)
     assert typed_in(capfd, "help", "run")[1] == typed_in(capfd, "run", "--help")[1]

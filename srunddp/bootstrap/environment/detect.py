@@ -8,20 +8,14 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from srunddp.bootstrap.environment import mpi, slurm
+from srunddp.bootstrap.environment import rank_zero_discovery as ways
 from srunddp.bootstrap.environment.rank_process import RANK_PROCESS, is_below_rank
-from srunddp.bootstrap.environment.rank_zero_discovery import (
-    DISCOVERIES,
-    EXPLICIT,
-    PMI,
-    Discovery,
-    discovery_named,
-    usable_discoveries,
-)
-from srunddp.errors import ConfigError, Scope
+from srunddp.bootstrap.environment.rank_zero_discovery import DISCOVERIES, EXPLICIT, Discovery, discovery_named
+from srunddp.errors import ConfigError, Scope, one_of
 
 CHANNELS = tuple(each.name for each in DISCOVERIES)
 NO_LAUNCHER = "none"
@@ -98,7 +92,7 @@ def detect(variables: Mapping[str, str], *, channel: str | None = None, pid: int
     """
     overridden = discovery_named(channel).overrides_launcher
     found = _explicit(variables) if overridden else _identify(variables, os.getpid() if pid is None else pid)
-    found = replace(found, discoveries=usable_discoveries(found, variables))
+    found = replace(found, discoveries=ways.usable_discoveries(found, variables))
     # A rank's own exports are no contradiction, in what it starts.
     if not found.master and RANK_PROCESS not in variables:
         found = _cross_check(found, variables)
@@ -111,7 +105,10 @@ def _identify(variables: Mapping[str, str], pid: int) -> Environment:
         return _single(variables, "a process that a rank started")
     step = slurm.read_step(variables, pid) if slurm.in_step(variables) else None
     if launchers := [each for each in mpi.LAUNCHERS if {each.rank, each.local_rank, each.world_size} <= {*variables}]:
-        return _from_mpi(variables, launchers, step)
+        found = _from_launcher_variables(variables, launchers[0])
+        for other in [*launchers[1:], *([SRUN] if step and step.direct else [])]:
+            _require_agreement(variables, found, other.rank, other.world_size)
+        return replace(found, launcher="Intel MPI") if "I_MPI_HYDRA_UUID" in variables else found
     if step and not step.typed:
         return _from_slurm(variables, step)
     mpi.reject_prterun(variables)
@@ -131,18 +128,9 @@ def likely_ranks(variables: Mapping[str, str]) -> tuple[int, int]:
     return first(*(each.rank for each in names)), first(*(each.local_rank for each in names))
 
 
-def _from_mpi(
-    variables: Mapping[str, str], launchers: list[mpi.LauncherVariables], step: slurm.SlurmStep | None
-) -> Environment:
-    found = _from_launcher_variables(variables, launchers[0])
-    for other in [*launchers[1:], *([SRUN] if step and step.direct else [])]:
-        _require_agreement(variables, found, other.rank, other.world_size)
-    return replace(found, launcher="Intel MPI") if "I_MPI_HYDRA_UUID" in variables else found
-
-
 def _from_slurm(variables: Mapping[str, str], step: slurm.SlurmStep) -> Environment:
     found = replace(_from_launcher_variables(variables, SRUN), step=step)
-    if all(name in variables for name in PMI):
+    if all(name in variables for name in ways.PMI):
         _require_agreement(variables, found, "PMI_RANK", "PMI_SIZE")
     if not step.ranks_here:
         return found
@@ -192,23 +180,18 @@ def _cross_check(found: Environment, variables: Mapping[str, str]) -> Environmen
     return replace(found, notes=(*found.notes, note))
 
 
-def _require_explicit(variables: Mapping[str, str]) -> None:
+def _explicit(variables: Mapping[str, str]) -> Environment:
     there = [name for name in EXPLICIT if variables.get(name)]
     if missing := [name for name in EXPLICIT if name not in there]:
         shell = slurm.in_allocation(variables) and not slurm.in_step(variables)
-        found = f"{_and(there)} set, {_and(missing)} missing" if there else f"{_and(missing)} missing"
+        text = f"{one_of(there, 'and')} set, " if there else ""
         hint = "start the script with srun: this is not a step of Slurm" if shell else "set them all, or unset them"
-        raise ConfigError(found, expected=f"all of {_and(EXPLICIT)}, or none", hint=hint, scope=Scope.JOB)
-
-
-def _explicit(variables: Mapping[str, str]) -> Environment:
-    _require_explicit(variables)
+        expected = f"all of {one_of(EXPLICIT, 'and')}, or none"
+        raise ConfigError(f"{text}{one_of(missing, 'and')} missing", expected=expected, hint=hint, scope=Scope.JOB)
     found = _from_launcher_variables(variables, USER)
     if found.rank >= found.world_size:
-        text, expected = (
-            f"RANK={found.rank} with WORLD_SIZE={found.world_size}",
-            f"RANK from 0 to {found.world_size - 1}",
-        )
+        expected = f"RANK from 0 to {found.world_size - 1}"
+        text = f"RANK={found.rank} with WORLD_SIZE={found.world_size}"
         raise ConfigError(text, expected=expected, hint="correct one of the two")
     port = slurm.parse_uint(variables, "MASTER_PORT")
     if not 0 < port < 65536:
@@ -253,7 +236,3 @@ def _forced(found: Environment, channel: str | None) -> Environment:
 def _node_name(variables: Mapping[str, str]) -> str:
     # Slurm's name is right inside a step on this node only; below mpirun it is the daemon's, which is the same node.
     return variables.get(slurm.NODE_NAME) or socket.gethostname()
-
-
-def _and(words: Sequence[str]) -> str:
-    return f"{', '.join(words[:-1])} and {words[-1]}" if len(words) > 1 else "".join(words)

@@ -129,13 +129,13 @@ class IfacesConfig:
 
 
 def load(named: str | None, variables: Mapping[str, str], option: str = "--ifaces") -> IfacesConfig:
-    """The entries of the first file that has any, in the order of :func:`candidates`; ``option`` is who named one.
+    """The entries of the first file that has any: ``named`` by ``option``, ``$SRUNDDP_IFACES``, or a default one.
 
     Raises:
         ConfigError: a file that was asked for is not there, or a file is wrong, or somebody else's in a default place.
     """
     asked = {Path(path): origin for path, origin in ((variables.get(VARIABLE), VARIABLE), (named, option)) if path}
-    files, passed_over = list(dict.fromkeys(candidates(named, variables))), []
+    files, passed_over = list(dict.fromkeys([*reversed(asked), *default_files()])), []
     for number, path in enumerate(files):
         # os.path says False where Path raises: for a name that is too long, below a folder that is closed.
         if path not in asked and not os.path.lexists(path):
@@ -149,8 +149,8 @@ def load(named: str | None, variables: Mapping[str, str], option: str = "--iface
     return IfacesConfig(passed_over=tuple(passed_over))
 
 
-def candidates(named: str | None, variables: Mapping[str, str]) -> list[Path]:
-    """The files that are looked at: ``--ifaces``, ``$SRUNDDP_IFACES``, the checkout's or prefix's, /etc's."""
+def default_files() -> list[Path]:
+    """The files that are looked at after ``--ifaces`` and ``$SRUNDDP_IFACES``: the checkout's or prefix's, /etc's."""
     above = Path(__file__).resolve().parents[3:]  # the checkout, or site-packages
     if os.path.isfile(above[0] / "setup.py"):
         own = [above[0] / "etc"]
@@ -158,8 +158,7 @@ def candidates(named: str | None, variables: Mapping[str, str]) -> list[Path]:
         # PREFIX/lib/python3.11/site-packages; another prefix than Python's after pip install --user or --prefix.
         prefixes = dict.fromkeys((above[min(3, len(above) - 1)], Path(sys.prefix)))
         own = [prefix / "etc" / "srunddp" for prefix in prefixes]
-    asked = [Path(path) for path in (named, variables.get(VARIABLE)) if path]
-    return [*asked, *(folder / "ifaces.conf" for folder in (*own, Path("/etc/srunddp")))]
+    return [folder / "ifaces.conf" for folder in (*own, Path("/etc/srunddp"))]
 
 
 def _read(path: Path, origin: str) -> bytes:
@@ -167,7 +166,8 @@ def _read(path: Path, origin: str) -> bytes:
         missing = "a link that leads nowhere" if os.path.islink(path) else "not there"
         found = f"{path} is {'not a file' if os.path.exists(path) else missing}"
         hint = f"correct {origin}" if origin else "remove it"
-        raise wrong_entry(origin or str(path), found, "a file of interface entries", hint)
+        expected, where = "a file of interface entries", origin or str(path)
+        raise ConfigError(found, expected=expected, hint=hint, where=where, scope=Scope.NODE)
     found, hint = f"{path}: cannot be read", "correct its permissions"
     with file_errors(found, expected="a readable file", hint=hint, scope=Scope.NODE):
         if not origin:
@@ -190,7 +190,8 @@ def _check_owner(path: Path) -> None:
             continue
         others = "may be changed by every user" if status.st_uid in trusted else f"belongs to user id {status.st_uid}"
         hint = "correct its owner and mode, or name the file with --ifaces"
-        raise wrong_entry(str(path), f"{place} {others}", "root's, yours, or of the owner of srunddp", hint)
+        found, expected = f"{path}: {place} {others}", "root's, yours, or of the owner of srunddp"
+        raise ConfigError(found, expected=expected, hint=hint, scope=Scope.NODE)
 
 
 def parse(text: bytes, path: str) -> Entries:
@@ -224,8 +225,3 @@ def port_range(text: str, *, where: str) -> range:
         expected = "two ports or more, from 1024 to 65535"
         raise kind(f"ports {text!r}", expected=expected, hint=hint, where=where, scope=Scope.NODE)
     return range(low, high + 1)
-
-
-def wrong_entry(where: str, found: str, expected: str, hint: str) -> ConfigError:
-    """An error that all ranks of a node see."""
-    return ConfigError(found, expected=expected, hint=hint, where=where, scope=Scope.NODE)

@@ -6,15 +6,14 @@ import contextlib
 import re
 import string
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from srunddp.bootstrap.network.ifaces_conf import AUTO, NEAREST, OURS, IfacesEntry, is_pattern, port_range, wrong_entry
-from srunddp.errors import ConfigError, ConfigFileError, did_you_mean
+import yaml
+
+from srunddp.bootstrap.network.ifaces_conf import AUTO, NEAREST, OURS, IfacesEntry, is_pattern, port_range
+from srunddp.errors import ConfigError, ConfigFileError, Scope, did_you_mean
 from srunddp.util.hostlist import expand
-from srunddp.util.yaml_source import yaml_position
-
-if TYPE_CHECKING:
-    import yaml
+from srunddp.util.yaml_source import shown, yaml_position
 
 _FIELDS = {"interface": "interfaces", "network": "networks"}  # of an entry, where they are not called as the key
 _ENTRY = "write `- nodes: …` and `interface: …`"
@@ -42,7 +41,7 @@ class Reader:
         Raises:
             ConfigError: something is wrong; with several things a ConfigFileError.
         """
-        if type(root).__name__ != "SequenceNode":
+        if not isinstance(root, yaml.SequenceNode):
             raise self._wrong(root, "not a list", "a list of entries", "begin each entry with `- nodes:`")
         found = tuple(filter(None, map(self._entry, root.value)))
         if self._errors:
@@ -50,7 +49,8 @@ class Reader:
         return found
 
     def _wrong(self, node: yaml.Node, found: str, expected: str, hint: str) -> ConfigError:
-        return wrong_entry(yaml_position(self._path, node), found, expected, hint)
+        where = yaml_position(self._path, node)
+        return ConfigError(found, expected=expected, hint=hint, where=where, scope=Scope.NODE)
 
     @contextlib.contextmanager
     def _collecting(self) -> Iterator[None]:
@@ -83,7 +83,7 @@ class Reader:
             raise self._wrong(node, f"an entry without {missing}", expected, f"add `{missing}: …`")
 
     def _nodes(self, node: yaml.Node) -> str:
-        listed = type(node).__name__ == "SequenceNode"
+        listed = isinstance(node, yaml.SequenceNode)
         nodes = ",".join(map(self._scalar, node.value)) if listed else self._scalar(node).strip()
         if listed or re.search(r"\s", nodes):
             joined = ",".join(re.findall(r"[^\s,]+", nodes))
@@ -100,8 +100,7 @@ class Reader:
         for child, name in zip(children, names, strict=True):
             length = 60 if is_pattern(name) else 15
             if not re.fullmatch(rf"[^\s/:,^=][^\s/:,]{{0,{length - 1}}}", name) or not name.isprintable():
-                with self._collecting():
-                    raise self._wrong(child, f"interface {name!r}", *_meant(name))
+                self._errors.append(self._wrong(child, f"interface {name!r}", *_meant(name)))
         if {AUTO, NEAREST} & {*names} and len(names) > 1:
             expected = "one name, a list of names, or auto or nearest alone"
             raise self._wrong(node, f"interface {list(names)}", expected, "remove auto and nearest, or all others")
@@ -123,7 +122,7 @@ class Reader:
         return tuple(found)
 
     def _several(self, node: yaml.Node) -> list[yaml.Node]:
-        children = list(node.value) if type(node).__name__ == "SequenceNode" else [node]
+        children = list(node.value) if isinstance(node, yaml.SequenceNode) else [node]
         if not children:
             raise self._wrong(node, "an empty list", "one value or a list", "write a value")
         return children
@@ -151,8 +150,8 @@ class Reader:
         return variables
 
     def _mapping(self, node: yaml.Node, hint: str) -> dict[str, tuple[yaml.Node, yaml.Node]]:
-        if type(node).__name__ != "MappingNode":
-            raise self._wrong(node, _shown(node), "keys with values", hint)
+        if not isinstance(node, yaml.MappingNode):
+            raise self._wrong(node, shown(node), "keys with values", hint)
         pairs: dict[str, tuple[yaml.Node, yaml.Node]] = {}
         for key, value in node.value:
             with self._collecting():
@@ -163,8 +162,8 @@ class Reader:
         return pairs
 
     def _scalar(self, node: yaml.Node) -> str:
-        if type(node).__name__ != "ScalarNode" or not node.value.strip():
-            raise self._wrong(node, _shown(node), "a single value", "write one value, quoted if it has [ or *")
+        if not isinstance(node, yaml.ScalarNode) or not node.value.strip():
+            raise self._wrong(node, shown(node), "a single value", "write one value, quoted if it has [ or *")
         return str(node.value)
 
 
@@ -179,7 +178,3 @@ def _meant(name: str) -> tuple[str, str]:
     if len(parts := re.findall(r"[^\s,]+", name)) > 1:
         return "a name as `ip link` shows it", f"for one interface a rank write [{', '.join(parts)}]"
     return "a name as `ip link` shows it", "see `ip -brief address` on the node"
-
-
-def _shown(node: yaml.Node) -> str:
-    return {"ScalarNode": repr(node.value), "MappingNode": "keys with values"}.get(type(node).__name__, "a list")

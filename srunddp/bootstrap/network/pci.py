@@ -6,15 +6,13 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from srunddp.util import nvml
 from srunddp.util.kernel_file import text_of
-
-SYSFS = Path("/sys")
+from srunddp.util.nvml import SYSFS, look
 
 
 def own_gpu(local_rank: int, variables: Mapping[str, str]) -> tuple[str, str]:
     """The PCI address of the GPU that a rank will use, or empty; and why it is not known."""
-    view = nvml.look(variables.get("CUDA_VISIBLE_DEVICES"), SYSFS)
+    view = look(variables.get("CUDA_VISIBLE_DEVICES"), SYSFS)
     if not view.devices:
         return "", view.missing or view.error or "no GPU is visible"
     address = view.devices[local_rank % len(view.devices)]["address"]

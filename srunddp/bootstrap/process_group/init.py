@@ -11,21 +11,16 @@ import socket
 import time
 from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 from typing import TYPE_CHECKING
 
 from srunddp.bootstrap.environment import mpi
-from srunddp.bootstrap.environment.detect import Environment, detect
+from srunddp.bootstrap.environment.detect import detect
 from srunddp.bootstrap.process_group import store
 from srunddp.bootstrap.process_group.store import process_group_context
 from srunddp.bootstrap.process_group.world import open_world, wait_for_gloo_threads
-from srunddp.bootstrap.rendezvous.meet import (
-    RankSetup,
-    RendezvousOptions,
-    bind,
-    prepare,
-    rendezvous,
-    report_early_failure,
-)
+from srunddp.bootstrap.rendezvous import meet
+from srunddp.bootstrap.rendezvous.meet import RankSetup, RendezvousOptions
 from srunddp.errors import ConfigError, SrunddpError
 from srunddp.util.excepthook import install_excepthook
 from srunddp.util.json_lines import receive, send
@@ -73,12 +68,15 @@ def _meet_in_process(options: RendezvousOptions) -> store.ProcessGroupContext:
         environment = replace(environment, discoveries=tuple(over_mpi))
     for note in environment.notes if environment.rank == 0 else ():
         _log.warning("srunddp: %s", note)
-    prepared = _ready(options, environment)
-    result = rendezvous(
-        prepared,
-        lambda message: mpi.broadcast(message, environment.world_size, prepared.interface.name),
-        lambda line: _log.warning("srunddp: %s", line),
-    )
+    prepared: RankSetup | None = None
+    try:
+        prepared = meet.prepare(options, environment)
+        prepared = meet.bind(prepared)
+    except SrunddpError as error:
+        meet.report_early_failure(environment, options, error, prepared.interface if prepared else None)
+        raise
+    broadcast = partial(mpi.broadcast, world_size=environment.world_size, interface=prepared.interface.name)
+    result = meet.rendezvous(prepared, broadcast, partial(_log.warning, "srunddp: %s"))
     place = process_group_context(prepared, result.meeting)
     store.install(place)
     if environment.rank == 0 and environment.world_size > 1:
@@ -87,16 +85,6 @@ def _meet_in_process(options: RendezvousOptions) -> store.ProcessGroupContext:
         )
     atexit.register(_leave, os.getpid(), environment.rank, tuple(result.connections.values()))
     return place
-
-
-def _ready(options: RendezvousOptions, environment: Environment) -> RankSetup:
-    prepared: RankSetup | None = None
-    try:
-        prepared = prepare(options, environment)
-        return bind(prepared)
-    except SrunddpError as error:
-        report_early_failure(environment, options, error, prepared.interface if prepared else None)
-        raise
 
 
 def _leave(pid: int, rank: int, connections: tuple[socket.socket, ...]) -> None:

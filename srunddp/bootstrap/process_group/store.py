@@ -28,9 +28,10 @@ from srunddp.bootstrap.environment.rank_process import RANK_PROCESS, rank_mark
 from srunddp.bootstrap.environment.rank_zero_discovery import discovery_named
 from srunddp.bootstrap.network.interface import SelectedInterface
 from srunddp.bootstrap.rendezvous.meet import RankSetup
-from srunddp.bootstrap.rendezvous.protocol import RendezvousInfo, raise_open_files_limit
+from srunddp.bootstrap.rendezvous.protocol import RendezvousInfo
 from srunddp.telemetry import event
 from srunddp.util.excepthook import leave_to_srunddp
+from srunddp.util.kernel_file import raise_open_files_limit
 
 if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Store
@@ -260,21 +261,16 @@ def without_reverse_dns() -> Iterator[None]:
     if platform.libc_ver()[0] != "glibc" or ctypes.sizeof(ctypes.c_long) != 8 or "TORCH_CPP_LOG_LEVEL" in os.environ:
         yield
         return
-    resolver, level = _resolver(), _log_level()
+    libc = ctypes.CDLL(None)
+    libc.__res_init()
+    libc.__res_state.restype = ctypes.POINTER(ctypes.c_int)
+    resolver, level = libc.__res_state(), _log_level()
     servers, before = resolver[_NAME_SERVERS], level.value
     resolver[_NAME_SERVERS], level.value = 0, max(before, _ERRORS_ONLY)
     try:
         yield
     finally:
         resolver[_NAME_SERVERS], level.value = servers, before
-
-
-def _resolver() -> ctypes._Pointer[ctypes.c_int]:
-    libc = ctypes.CDLL(None)
-    libc.__res_init()
-    libc.__res_state.restype = ctypes.POINTER(ctypes.c_int)
-    state: ctypes._Pointer[ctypes.c_int] = libc.__res_state()
-    return state
 
 
 def _log_level() -> ctypes.c_int:

@@ -4,8 +4,6 @@ What a rank has decides the kind of proof: ``secret`` where PMI or MPI carried o
 authentication service works on this node, else ``none``. Both ends need the same kind.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import json

@@ -5,8 +5,6 @@ recognised and passed over; and both ends prove that they belong to this world. 
 said it stays open. Rank 0's side is in ``server``.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import socket
@@ -15,10 +13,9 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from srunddp.bootstrap.network.interface import shares_subnet
-from srunddp.bootstrap.rendezvous import abort, auth
-from srunddp.bootstrap.rendezvous.abort import TELL_FOR, AbortReason, CancelToken
+from srunddp.bootstrap.rendezvous import auth, protocol
 from srunddp.bootstrap.rendezvous.auth import Authenticator, Challenge
-from srunddp.bootstrap.rendezvous.protocol import Address, Hello, RendezvousInfo
+from srunddp.bootstrap.rendezvous.protocol import AbortReason, Address, CancelToken, Hello, RendezvousInfo
 from srunddp.errors import PeerError, RendezvousError, Scope, SrunddpError
 from srunddp.util.json_lines import receive, send
 
@@ -83,8 +80,7 @@ def _reachable(candidates: list[Address], hello: Hello) -> list[Address]:
     if found or not candidates:
         return found
     raise RendezvousError(
-        f"rank 0 has {', '.join(dict.fromkeys(address.host for address in candidates))}, "
-        f"rank {hello.rank} on {hello.node} has {hello.address}",
+        f"rank 0 has {', '.join(dict.fromkeys(each.host for each in candidates))}, {hello} has {hello.address}",
         expected="IPv4 on all nodes or IPv6 on all",
         hint="correct ifaces.conf so that all interfaces have addresses of one family",
     )
@@ -148,7 +144,7 @@ class RendezvousClient:
 
     def _stop_if_interrupted(self) -> None:
         if failure := self.interrupt.failure:
-            by = time.monotonic() + TELL_FOR
+            by = time.monotonic() + protocol.TELL_FOR
             raise self._failed(failure, report_failure(self.candidates, self.hello, self.own, failure, by))
 
     def _failed(self, failure: AbortReason, reported: bool) -> PeerError:
@@ -187,11 +183,11 @@ class RendezvousClient:
     def _prove(self, connection: socket.socket, nonce: str, greeting: dict[str, Any]) -> str:
         """Our proof, once rank 0's has been checked."""
         if "refused" in greeting:
-            why = _printable(greeting["refused"])
+            why = f"refused it: {str(greeting['refused'])[:_LONGEST_REASON]}"
             if self.own.kind == "none":
                 # It can verify no answer, and believes this one as it would all others.
-                raise self._refusal(f"rank 0 refused it: {why}")
-            raise _RefusedError(f"refused it: {why}")  # somebody else may hold the port
+                raise self._refusal(f"rank 0 {why}")
+            raise _RefusedError(why)  # somebody else may hold the port
         if "seen" not in greeting or not auth.is_nonce(greeting.get("nonce")):
             raise _StrangerError("belongs to somebody else")
         challenge = Challenge(
@@ -205,16 +201,14 @@ class RendezvousClient:
             raise _RefusedError(f"cannot be given a proof: {reason}") from None
 
     def _refusal(self, why: str) -> RendezvousError:
-        found = f"rank {self.hello.rank} on {self.hello.node}: {why}"
-        return RendezvousError(found, expected=auth.EXPECTED, hint=auth.HINT)
+        return RendezvousError(f"{self.hello}: {why}", expected=auth.EXPECTED, hint=auth.HINT)
 
     def _not_found(self) -> RendezvousError:
         first, *more = self.candidates
         own = f" ({self.hello.address})" if self.hello.address else ""
         why = self.passed_over.get(_StrangerError) or self.passed_over.get(_PassedOverError, "nothing tried")
         return RendezvousError(
-            f"rank {self.hello.rank} on {self.hello.node}{own} did not reach rank 0 at "
-            f"{first}{f' and {len(more)} more' if more else ''}: {why}",
+            f"{self.hello}{own} did not reach rank 0 at {first}{f' and {len(more)} more' if more else ''}: {why}",
             expected="rank 0 to answer there",
             hint="see whether rank 0 started, and whether both nodes' interfaces are on one network",
         )
@@ -224,7 +218,7 @@ class RendezvousClient:
         try:
             return self._receive_info(connection, max(deadline, time.monotonic()) + _RANK_ZERO_LATER)
         except (OSError, TypeError):
-            found = f"rank {self.hello.rank} on {self.hello.node} lost rank 0 at {address} before all ranks had met"
+            found = f"{self.hello} lost rank 0 at {address} before all ranks had met"
             raise RendezvousError(found, expected="rank 0 to stay", hint="see rank 0's own message") from None
 
     def _receive_info(self, connection: socket.socket, deadline: float) -> RendezvousInfo:
@@ -234,9 +228,9 @@ class RendezvousClient:
                 raise self._failed(failure, _confirmed(connection, failure.message()))
             answer = receive(connection, deadline)
             if "failed" in answer:
-                raise abort.error_from_message(answer)
+                raise protocol.error_from_message(answer)
             if "refused" in answer:
-                raise self._refusal(f"rank 0 refused it: {_printable(answer['refused'])}")
+                raise self._refusal(f"rank 0 refused it: {str(answer['refused'])[:_LONGEST_REASON]}")
             if "meeting" in answer:
                 connection.settimeout(None)
                 return RendezvousInfo(**answer["meeting"])
@@ -250,7 +244,3 @@ def _confirmed(connection: socket.socket, message: dict[str, Any]) -> bool:
     except OSError:
         return False
     return "told" in answer or "failed" in answer
-
-
-def _printable(text: object) -> str:
-    return "".join(letter if letter.isprintable() else "?" for letter in str(text)[:_LONGEST_REASON])

@@ -1,29 +1,23 @@
 """Where rank 0 is: what it published, or the addresses and ports at which the others look for it."""
 
-from __future__ import annotations
-
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 from srunddp._version import __version__
 from srunddp.bootstrap.environment import mpi
 from srunddp.bootstrap.environment.cpus import mask
 from srunddp.bootstrap.environment.detect import Environment
 from srunddp.bootstrap.environment.rank_zero_discovery import Discovery
-from srunddp.bootstrap.network.ifaces_conf import DEFAULT, IfacesEntry, entry_for
-from srunddp.bootstrap.network.interface import (
-    NetworkInterface,
-    SelectedInterface,
-    addresses_of,
-    is_loopback,
-    list_interfaces,
-)
+from srunddp.bootstrap.network.ifaces_conf import DEFAULT, Entries, IfacesEntry, entry_for
+from srunddp.bootstrap.network.interface import Links, SelectedInterface, addresses_of, is_loopback, list_interfaces
 from srunddp.bootstrap.rendezvous.auth import Authenticator, choose_authenticator
 from srunddp.bootstrap.rendezvous.protocol import Address, Hello, decode_advertisement
 from srunddp.errors import ConfigError, Scope
 from srunddp.util.console import SAY_EVERY, periodically
 
 Broadcast = Callable[[str | None], str]
+Say = Callable[[str], None]
+OTHER_NAME = 'set `address: "{node}-data"` or the like in ifaces.conf, or start with `srun --mpi=pmi2`'
 
 
 def token(environment: Environment) -> str:
@@ -64,7 +58,7 @@ def introduce(
     if not published:
         return hello(environment, token(environment), address), choose_authenticator(), []
     found = decode_advertisement(published)
-    return hello(environment, found.token, address), choose_authenticator(found.secret), list(found.addresses)
+    return hello(environment, found.token, address), choose_authenticator(found.secret), found.addresses
 
 
 def rendezvous_ports(environment: Environment, entry: IfacesEntry, forced: range | None) -> list[int]:
@@ -77,7 +71,7 @@ def rendezvous_ports(environment: Environment, entry: IfacesEntry, forced: range
 
 
 def discover(
-    environment: Environment, message: str | None, timeout: float, over_mpi: Broadcast, say: Callable[[str], None]
+    environment: Environment, message: str | None, timeout: float, over_mpi: Broadcast, say: Say
 ) -> tuple[str, str]:
     """The channel that works, and what rank 0 published over it; nothing where its address is worked out.
 
@@ -110,7 +104,7 @@ def working_out(environment: Environment) -> Discovery:
     return next((each for each in environment.discoveries if not each.publishes), environment.discovery)
 
 
-def rank_zero_name(environment: Environment, entries: tuple[IfacesEntry, ...]) -> tuple[IfacesEntry, str]:
+def rank_zero_name(environment: Environment, entries: Entries) -> tuple[IfacesEntry, str]:
     """The entry of ifaces.conf for rank 0's node, and the name by which the others look for it.
 
     Raises:
@@ -122,10 +116,7 @@ def rank_zero_name(environment: Environment, entries: tuple[IfacesEntry, ...]) -
 
 
 def candidate_addresses(
-    environment: Environment,
-    interface: SelectedInterface | None,
-    entries: tuple[IfacesEntry, ...],
-    forced: range | None,
+    environment: Environment, interface: SelectedInterface | None, entries: Entries, forced: range | None
 ) -> list[Address]:
     """Where rank 0 may listen, worked out from what this rank knows.
 
@@ -147,9 +138,7 @@ def _own(environment: Environment, interface: SelectedInterface | None) -> list[
     return ["127.0.0.1"] if environment.one_node else [host for host in addresses if not is_loopback(host)]
 
 
-def resolve_node(
-    environment: Environment, interface: SelectedInterface | None, entries: tuple[IfacesEntry, ...]
-) -> list[str]:
+def resolve_node(environment: Environment, interface: SelectedInterface | None, entries: Entries) -> list[str]:
     """On rank 0: those of this node's own addresses at which the others look for it, by its name or beside it."""
     beside = [interface.address] if interface else []
     if environment.one_node:
@@ -174,18 +163,12 @@ def _resolve(name: str, environment: Environment) -> list[str]:
     if reachable := sorted(host for host in found if environment.one_node or not is_loopback(host)):
         return reachable
     loopback = f"{name} resolves to {', '.join(sorted(found))} on node {node}, which is loopback"
-    raise ConfigError(
-        loopback if found else f"{name} does not resolve on node {node}",
-        expected="a name for rank 0's address on the data network",
-        hint='set `address: "{node}-data"` or the like in ifaces.conf, or start with `srun --mpi=pmi2`; '
-        "with --channel env correct MASTER_ADDR",
-        scope=Scope.NODE,
-    )
+    text, expected = loopback if found else f"{name} does not resolve on node {node}", "a name for rank 0's address"
+    hint = f"{OTHER_NAME}; with --channel env correct MASTER_ADDR"
+    raise ConfigError(text, expected=f"{expected} on the data network", hint=hint, scope=Scope.NODE)
 
 
-def check_reachable(
-    environment: Environment, interface: SelectedInterface, entry: IfacesEntry, links: Iterable[NetworkInterface]
-) -> None:
+def check_reachable(environment: Environment, interface: SelectedInterface, entry: IfacesEntry, links: Links) -> None:
     """On rank 0: refuse at once when the name that the others will look up is another interface of this node.
 
     Raises:
@@ -196,13 +179,9 @@ def check_reachable(
     elsewhere = {host: addresses[host] for host in found if host in addresses and not host.startswith("127.")}
     if elsewhere and interface.address not in elsewhere:
         host, other = next(iter(elsewhere.items()))
-        raise ConfigError(
-            f"the others look for rank 0 at {name}, which is {host} on {other}; its interface is {interface.name} "
-            f"({interface.address})",
-            expected="a name that leads to that interface",
-            hint="correct one of the two"
-            if environment.master
-            else 'add `address: "{node}-data"` or the like, or start with `srun --mpi=pmi2`',
-            where=f"MASTER_ADDR={name}" if environment.master else entry.where,
-            scope=Scope.JOB,
-        )
+        text = f"the others look for rank 0 at {name}, which is {host} on {other}; its interface is {interface.name}"
+        hint, where = OTHER_NAME, entry.where
+        if environment.master:
+            hint, where = "correct one of the two", f"MASTER_ADDR={name}"
+        expected = "a name that leads to that interface"
+        raise ConfigError(f"{text} ({interface.address})", expected=expected, hint=hint, where=where, scope=Scope.JOB)

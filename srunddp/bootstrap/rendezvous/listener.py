@@ -4,8 +4,6 @@ Whoever has proven nothing has no effect but at most a line in the log: not by w
 not by coming in large numbers.
 """
 
-from __future__ import annotations
-
 import errno
 import selectors
 import socket
@@ -15,9 +13,8 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Self
 
 from srunddp.bootstrap.rendezvous import auth
-from srunddp.bootstrap.rendezvous.abort import CancelToken
 from srunddp.bootstrap.rendezvous.auth import Authenticator, Challenge
-from srunddp.bootstrap.rendezvous.protocol import Address, Hello
+from srunddp.bootstrap.rendezvous.protocol import Address, CancelToken, Hello
 from srunddp.errors import RendezvousError, Scope
 from srunddp.util.json_lines import parse, send
 
@@ -40,7 +37,7 @@ class PendingPeer:
     challenge: Challenge | None = None
 
     def __str__(self) -> str:
-        return f"rank {self.hello.rank} on {self.hello.node} ({self.address})" if self.hello else str(self.address)
+        return f"{self.hello} ({self.address})" if self.hello else str(self.address)
 
 
 @dataclass(kw_only=True)
@@ -48,16 +45,14 @@ class AuthenticatedListener:
     """Rank 0's listening sockets, and everybody who has come in. A context manager that stops watching at its end.
 
     Attributes:
-        listening: the sockets; token: of this run; trust: rank 0's kind of proof.
-        world_size: the number of ranks.
+        listening: the sockets; own: rank 0's hello; trust: its kind of proof.
         say: takes a line for the log; interrupt: whose failure ends a wait.
         known: the connections that have proven themselves.
     """
 
     listening: Sequence[socket.socket]
-    token: str
+    own: Hello
     trust: Authenticator
-    world_size: int
     say: Callable[[str], None]
     interrupt: CancelToken | None = None
     known: dict[socket.socket, PendingPeer] = field(default_factory=dict)
@@ -110,7 +105,7 @@ class AuthenticatedListener:
         connection.setblocking(False)
         self._waiting[connection] = PendingPeer(connection, Address(*address[:2]), time.monotonic())
         self._selector.register(connection, selectors.EVENT_READ)
-        if len(self._waiting) > UNPROVEN + self.world_size:
+        if len(self._waiting) > UNPROVEN + self.own.world_size:
             mute = next((one for one in self._waiting.values() if not one.hello), None)
             self._close(mute or next(iter(self._waiting.values())))
 
@@ -120,7 +115,8 @@ class AuthenticatedListener:
             return
         found = f"rank 0 cannot open more than {len(self.known)} connections"
         hint = "raise the limit of open files (ulimit -n)"
-        raise RendezvousError(found, expected=f"one for each of {self.world_size} ranks", hint=hint, scope=Scope.JOB)
+        expected = f"one for each of {self.own.world_size} ranks"
+        raise RendezvousError(found, expected=expected, hint=hint, scope=Scope.JOB)
 
     def _close(self, peer: PendingPeer) -> None:
         self._selector.unregister(peer.connection)
@@ -166,7 +162,7 @@ class AuthenticatedListener:
 
     def _greet(self, peer: PendingPeer, message: Mapping[str, Any]) -> None:
         hello, nonce, kind = _hello(message), message.get("nonce"), message.get("kind")
-        if not hello or not auth.is_nonce(nonce) or kind not in auth.KINDS or hello.token != self.token:
+        if not hello or not auth.is_nonce(nonce) or kind not in auth.KINDS or hello.token != self.own.token:
             send(peer.connection, {"stranger": True})
             self._close(peer)
             if not hello:
@@ -177,7 +173,7 @@ class AuthenticatedListener:
             self._refuse(peer, f"its proof is {kind}, rank 0's {self.trust.kind}")
             return
         own = Address(*peer.connection.getsockname()[:2])
-        challenge = Challenge(self.token, hello.rank, str(own), str(nonce), auth.nonce())
+        challenge = Challenge(hello.token, hello.rank, str(own), str(nonce), auth.nonce())
         try:
             proof = self.trust.sign(challenge.text(auth.SERVER))
         except auth.ProofError as reason:

@@ -10,19 +10,19 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from srunddp.bootstrap.environment.detect import Environment
 from srunddp.bootstrap.network import ifaces_conf, interface
-from srunddp.bootstrap.rendezvous import auth, discovery, protocol
-from srunddp.bootstrap.rendezvous.abort import TELL_FOR, AbortReason, CancelToken
+from srunddp.bootstrap.network.interface import SelectedInterface
+from srunddp.bootstrap.rendezvous import discovery, protocol
+from srunddp.bootstrap.rendezvous.discovery import Broadcast, Say
 from srunddp.bootstrap.rendezvous.protocol import (
+    AbortReason,
     BoundSockets,
+    CancelToken,
     RendezvousInfo,
     RendezvousResult,
-    bind_sockets,
-    listen_where_possible,
 )
 from srunddp.errors import SrunddpError
 
@@ -50,8 +50,8 @@ class RankSetup:
 
     options: RendezvousOptions
     environment: Environment
-    entries: tuple[ifaces_conf.IfacesEntry, ...]
-    interface: interface.SelectedInterface
+    entries: ifaces_conf.Entries
+    interface: SelectedInterface
     held: BoundSockets | None = None
     published: str | None = field(default=None, repr=False)
 
@@ -82,19 +82,13 @@ def bind(prepared: RankSetup) -> RankSetup:
         discovery.check_reachable(environment, prepared.interface, entry, interface.list_interfaces())
     rendezvous_ports = [0] if alone else discovery.rendezvous_ports(environment, entry, forced)
     # Any for the store, too, unless a firewall leaves only some.
-    held = bind_sockets(prepared.interface.address, rendezvous_ports, forced or entry.ports or [0])
-    return replace(
-        prepared,
-        held=held,
-        published=protocol.encode_advertisement(discovery.token(environment), [held.rendezvous_address]),
-    )
+    held = protocol.bind_sockets(prepared.interface.address, rendezvous_ports, forced or entry.ports or [0])
+    published = protocol.encode_advertisement(discovery.token(environment), [held.rendezvous_address])
+    return replace(prepared, held=held, published=published)
 
 
 def rendezvous(
-    prepared: RankSetup,
-    over_mpi: discovery.Broadcast,
-    say: Callable[[str], None] = lambda _: None,
-    interrupt: CancelToken | None = None,
+    prepared: RankSetup, over_mpi: Broadcast, say: Say = lambda _: None, interrupt: CancelToken | None = None
 ) -> RendezvousResult:
     """Wait until all ranks have met.
 
@@ -141,16 +135,12 @@ def rendezvous(
         forced = prepared.options.ports
         addresses = discovery.candidate_addresses(environment, prepared.interface, prepared.entries, forced)
     connection, meeting = client.join(addresses, hello, deadline, own, interrupt)
-    return RendezvousResult(
-        meeting=meeting, connections={0: connection}, nodes={0: meeting.master_node, environment.rank: environment.node}
-    )
+    nodes = {0: meeting.master_node, environment.rank: environment.node}
+    return RendezvousResult(meeting=meeting, connections={0: connection}, nodes=nodes)
 
 
 def report_early_failure(
-    environment: Environment,
-    options: RendezvousOptions,
-    error: SrunddpError,
-    chosen: interface.SelectedInterface | None = None,
+    environment: Environment, options: RendezvousOptions, error: SrunddpError, chosen: SelectedInterface | None = None
 ) -> bool:
     """Tell the other ranks of a failure from before the meeting, within about 5 s.
 
@@ -165,7 +155,7 @@ def report_early_failure(
     """
     if environment.world_size == 1 or not environment.discoveries or environment.discovery.starts_mpi:
         return False
-    way, within = environment.discovery, min(TELL_FOR, options.timeout)
+    way, within = environment.discovery, min(protocol.TELL_FOR, options.timeout)
     deadline = time.monotonic() + within
     failure = AbortReason(str(error), error.exit_code)
     try:
@@ -174,7 +164,7 @@ def report_early_failure(
             if way.publishes:
                 way.exchange(protocol.encode_abort(said), environment, within)
             else:
-                _answer_others(environment, options, chosen, said, within)
+                _answer_others(environment, options, chosen, said)
             return True
         published = way.exchange(None, environment, within) if way.publishes else ""
         hello, own, addresses = discovery.introduce(environment, published)
@@ -188,11 +178,7 @@ def report_early_failure(
 
 
 def _answer_others(
-    environment: Environment,
-    options: RendezvousOptions,
-    chosen: interface.SelectedInterface | None,
-    failure: AbortReason,
-    within: float,
+    environment: Environment, options: RendezvousOptions, chosen: SelectedInterface | None, failure: AbortReason
 ) -> None:
     """On rank 0: answer whoever looks for it with the failure, until all others know or the time is over."""
     from srunddp.bootstrap.rendezvous.listener import AuthenticatedListener
@@ -201,20 +187,16 @@ def _answer_others(
     entries = _entries(options)
     entry = ifaces_conf.entry_for(entries, environment.node, or_default=True)
     ports = discovery.rendezvous_ports(environment, entry, options.ports)
-    listening = listen_where_possible(discovery.resolve_node(environment, chosen, entries), ports)
-    with AuthenticatedListener(
-        listening=listening,
-        token=discovery.token(environment),
-        trust=auth.choose_authenticator(),
-        world_size=environment.world_size,
-        say=lambda _: None,
-    ) as listener:
-        tell_all(listener, failure.message(), {0}, within if listening else 0.0)
+    listening = protocol.listen_where_possible(discovery.resolve_node(environment, chosen, entries), ports)
+    own, trust, _ = discovery.introduce(environment, "")
+    within = min(protocol.TELL_FOR, options.timeout) if listening else 0.0
+    with AuthenticatedListener(listening=listening, own=own, trust=trust, say=lambda _: None) as listener:
+        tell_all(listener, failure.message(), {0}, within)
         for each in (*listening, *listener.known):
             each.close()
 
 
-def _entries(options: RendezvousOptions) -> tuple[ifaces_conf.IfacesEntry, ...]:
+def _entries(options: RendezvousOptions) -> ifaces_conf.Entries:
     """Those of ifaces.conf; where it is what is wrong, all ranks look at the default's ports."""
     try:
         return ifaces_conf.load(options.ifaces, os.environ).entries

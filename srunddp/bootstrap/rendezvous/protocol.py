@@ -1,4 +1,5 @@
-"""What goes over a connection: addresses, rank 0's two held sockets, and messages of one line of JSON each.
+"""What goes over a connection: addresses, rank 0's two held sockets, and messages of one line of JSON each; among them
+the failure of one rank before all have met, how its own process learns of it, and how it is put into words.
 
 Rank 0 binds first and tells then: both of its sockets, for the rendezvous and for the store, are held from the
 moment their address is known to anyone, so no port is looked for, closed and taken again.
@@ -8,21 +9,23 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import math
 import os
-import resource
+import selectors
 import socket
-from collections.abc import Iterable, Sequence
+import time
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 from urllib.parse import quote, unquote
 
 from srunddp.bootstrap.rendezvous import auth
-from srunddp.bootstrap.rendezvous.abort import AbortReason
-from srunddp.errors import PeerError, RendezvousError
+from srunddp.errors import PeerError, RendezvousError, Scope, SrunddpError
 
 _FAILED = "failed"
 _LONGEST = 700  # PMI-1's lines have at most 1024 bytes
 _MOST_ADDRESSES = 8
+_LONGEST_REASON = 2000
+TELL_FOR = 5.0  # seconds for which a rank tells rank 0 that it has failed, and rank 0 those that come later
 
 
 @dataclass(frozen=True)
@@ -69,6 +72,9 @@ class Hello:
     cpus: str = ""
     local_world_size: int = 0
     version: str = ""
+
+    def __str__(self) -> str:
+        return f"rank {self.rank} on {self.node}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,11 +161,84 @@ def listen_where_possible(hosts: Iterable[str], ports: list[int]) -> list[socket
     return listening
 
 
-def raise_open_files_limit(needed: float = math.inf) -> None:
-    """Let this process have as many connections as its hard limit of open files allows, where it needs so many."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != resource.RLIM_INFINITY and soft < needed:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+@dataclass(frozen=True)
+class AbortReason:
+    """Why a rank failed, as its own message says it, and its exit code."""
+
+    text: str
+    code: int
+
+    def message(self) -> dict[str, Any]:
+        """What goes over the connection."""
+        return {"failed": self.text[:_LONGEST_REASON], "code": self.code}
+
+    def of(self, rank: int, node: str, scope: Scope = Scope.JOB) -> PeerError:
+        """The error that all ranks raise."""
+        return PeerError(f"rank {rank} on {node} failed: {self.text}", code=self.code, scope=scope)
+
+
+def failure_in(message: Mapping[str, Any]) -> AbortReason | None:
+    """The failure that a rank's message tells of; None where it tells of none."""
+    if "failed" not in message:
+        return None
+    code = message.get("code")
+    return AbortReason(str(message["failed"])[:_LONGEST_REASON], code if type(code) is int and 0 < code < 256 else 1)
+
+
+def error_from_message(message: Mapping[str, Any]) -> SrunddpError:
+    """The error that rank 0's message ``failed`` stands for: a rank's own failure, or that they did not meet."""
+    if failure := failure_in(message) if "code" in message else None:
+        return PeerError(failure.text, code=failure.code)
+    return RendezvousError(str(message["failed"])[:_LONGEST_REASON], scope=Scope.JOB)
+
+
+def message_of(error: SrunddpError) -> dict[str, Any]:
+    """What rank 0 tells the others when it raises this error."""
+    text = str(error)
+    return AbortReason(text, error.exit_code).message() if isinstance(error, PeerError) else {"failed": text}
+
+
+class CancelToken:
+    """Ends this rank's meeting from another thread, such as the one that sees its worker die.
+
+    On rank 0 all present ranks are told; another rank tells rank 0. Then the meeting raises PeerError.
+
+    Attributes:
+        failure: what :meth:`fail` was told.
+    """
+
+    def __init__(self) -> None:
+        self._read_end, self._write_end = socket.socketpair()
+        self.failure: AbortReason | None = None
+
+    def fail(self, text: str, code: int) -> None:
+        """End the meeting, now or as soon as it begins, by this rank's failure; only the first call counts."""
+        if not self.failure:
+            self.failure = AbortReason(text, code)
+            with contextlib.suppress(OSError):  # the meeting is over
+                self._write_end.send(b"!")
+
+    def fileno(self) -> int:
+        """A descriptor that becomes readable, and stays so, when it has failed."""
+        return self._read_end.fileno()
+
+    def wait(self, deadline: float, connection: socket.socket | None = None) -> bool:
+        """Wait, until a time of :func:`time.monotonic`, for something to read from the connection.
+
+        Returns:
+            Whether there is; False when this rank has failed or the time is over.
+        """
+        with selectors.DefaultSelector() as selector:
+            selector.register(self, selectors.EVENT_READ)
+            if connection:
+                selector.register(connection, selectors.EVENT_READ)
+            ready = selector.select(max(0.0, deadline - time.monotonic()))
+        return any(key.fileobj is connection for key, _ in ready) and not self.failure
+
+    def close(self) -> None:
+        """Give the descriptors back."""
+        self._read_end.close()
+        self._write_end.close()
 
 
 @dataclass(frozen=True)
@@ -167,7 +246,7 @@ class Advertisement:
     """The token of this run, where rank 0 listens, and the secret that the launcher's channel carries."""
 
     token: str
-    addresses: tuple[Address, ...]
+    addresses: list[Address]
     secret: str = field(repr=False)
 
 
@@ -197,7 +276,7 @@ def decode_advertisement(text: str) -> Advertisement:
     try:
         if len(bytes.fromhex(last)) != auth.SECRET_BYTES:
             raise ValueError
-        return Advertisement(first, tuple(Address(host.strip("[]"), int(port)) for host, _, port in parts), last)
+        return Advertisement(first, [Address(host.strip("[]"), int(port)) for host, _, port in parts], last)
     except ValueError:
         hint = "start all ranks with one srunddp"
         raise RendezvousError(f"rank 0 published {text[:80]!r}", expected="its address", hint=hint) from None

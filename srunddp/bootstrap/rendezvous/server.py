@@ -1,7 +1,5 @@
 """Rank 0's side of the meeting: who has come, who objects, and what all are told when the last is there."""
 
-from __future__ import annotations
-
 import socket
 import time
 from collections import Counter
@@ -9,11 +7,17 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from srunddp.bootstrap.rendezvous import abort
-from srunddp.bootstrap.rendezvous.abort import TELL_FOR, CancelToken
+from srunddp.bootstrap.rendezvous import protocol
 from srunddp.bootstrap.rendezvous.auth import Authenticator
 from srunddp.bootstrap.rendezvous.listener import AuthenticatedListener
-from srunddp.bootstrap.rendezvous.protocol import Address, BoundSockets, Hello, RendezvousInfo, RendezvousResult
+from srunddp.bootstrap.rendezvous.protocol import (
+    Address,
+    BoundSockets,
+    CancelToken,
+    Hello,
+    RendezvousInfo,
+    RendezvousResult,
+)
 from srunddp.errors import PeerError, RendezvousError, Scope, SrunddpError
 from srunddp.util.console import SAY_EVERY
 from srunddp.util.hostlist import fold_ranks
@@ -45,7 +49,7 @@ class RendezvousServer:
     say: Callable[[str], None] = lambda _: None
     interrupt: CancelToken | None = None
     every: float = SAY_EVERY
-    linger: float = TELL_FOR
+    linger: float = protocol.TELL_FOR
     connections: dict[int, socket.socket] = field(default_factory=dict)
     _here: dict[int, Hello] = field(default_factory=dict)
     _settled: set[int] = field(default_factory=set)  # ranks that know of a failure, or have ended
@@ -59,12 +63,7 @@ class RendezvousServer:
         """
         self._here[self.own.rank] = self.own
         with AuthenticatedListener(
-            listening=(self.held.rendezvous,),
-            token=self.own.token,
-            trust=self.trust,
-            world_size=self.own.world_size,
-            say=self.say,
-            interrupt=self.interrupt,
+            listening=(self.held.rendezvous,), own=self.own, trust=self.trust, say=self.say, interrupt=self.interrupt
         ) as listener:
             try:
                 self._await_all(listener, deadline)
@@ -74,7 +73,7 @@ class RendezvousServer:
                 error.said = True
                 late = time.monotonic() >= deadline
                 self._settled |= {self.own.rank}
-                tell_all(listener, abort.message_of(error), self._settled, 0.0 if late else self.linger)
+                tell_all(listener, protocol.message_of(error), self._settled, 0.0 if late else self.linger)
                 raise
             self.held.rendezvous.close()
         return RendezvousResult(
@@ -88,7 +87,7 @@ class RendezvousServer:
         while len(self.connections) < self.own.world_size - 1:
             now = time.monotonic()
             if now >= deadline:
-                raise RendezvousError(self._absent(), scope=Scope.JOB)
+                raise self._absent()
             if now >= next_word:
                 self.say(f"waiting for {fold_ranks(self._missing(), self.layout)}")
                 next_word += self.every
@@ -100,8 +99,11 @@ class RendezvousServer:
     def _take(self, hello: Hello, connection: socket.socket, message: Mapping[str, Any] | None) -> None:
         if message is None:
             if self.connections.get(hello.rank) is connection:
-                raise self._lost(hello)
-        elif reported := abort.read(message):
+                self._settled.add(hello.rank)
+                found = f"{hello} was lost before all ranks had met: its process ended"
+                hint = "see what ended it there: a signal, or the node's memory"
+                raise PeerError(found, code=137, expected="every rank to stay", hint=hint)
+        elif reported := protocol.failure_in(message):
             send(connection, {"told": True})
             self._settled.add(hello.rank)
             raise reported.of(hello.rank, hello.node)
@@ -111,29 +113,16 @@ class RendezvousServer:
             self.connections[hello.rank] = connection
             self._here[hello.rank] = hello
 
-    def _lost(self, hello: Hello) -> PeerError:
-        self._settled.add(hello.rank)
-        found = f"rank {hello.rank} on {hello.node} was lost before all ranks had met: its process ended"
-        hint = "see what ended it there: a signal, or the node's memory"
-        return PeerError(found, code=137, expected="every rank to stay", hint=hint)
-
     def _objection(self, hello: Hello) -> str:
         if hello.version != self.own.version:
-            return (
-                f"rank {hello.rank} on {hello.node} has srunddp {hello.version or 'of another version'}, rank 0 on "
-                f"{self.own.node} has {self.own.version}; expected one version on all nodes "
-                "-> start all ranks from one installation"
-            )
+            versions = f"srunddp {hello.version or 'of another version'}, {self.own} has {self.own.version}"
+            return f"{hello} has {versions}; expected one version on all nodes -> start all ranks from one installation"
         if hello.world_size != self.own.world_size or not 0 <= hello.rank < self.own.world_size:
-            return (
-                f"rank {hello.rank} on {hello.node} counts {hello.world_size} ranks, rank 0 counts "
-                f"{self.own.world_size}; expected one world size -> start all ranks with one command"
-            )
+            sizes = f"{hello.world_size} ranks, rank 0 counts {self.own.world_size}"
+            return f"{hello} counts {sizes}; expected one world size -> start all ranks with one command"
         if (":" in hello.address) != (":" in self.own.address):
-            return (
-                f"rank {hello.rank} on {hello.node} has {hello.address}, rank 0 on {self.own.node} has "
-                f"{self.own.address}; expected IPv4 on all nodes or IPv6 on all -> correct ifaces.conf"
-            )
+            found = f"{hello} has {hello.address}, {self.own} has {self.own.address}"
+            return f"{found}; expected IPv4 on all nodes or IPv6 on all -> correct ifaces.conf"
         before = self._here.get(hello.rank)
         # A rank that lost patience says hello again; two processes must not share a rank.
         if before and (before.node, before.pid) != (hello.node, hello.pid):
@@ -146,13 +135,12 @@ class RendezvousServer:
     def _missing(self) -> list[int]:
         return [rank for rank in range(self.own.world_size) if rank not in self._here]
 
-    def _absent(self) -> str:
-        missing = self._missing()
-        return (
-            f"{len(missing)} of {self.own.world_size} ranks did not come: {fold_ranks(missing, self.layout)}; expected "
-            f"all of them on {self.held.rendezvous_address} -> see whether they started, and whether their interface "
-            "reaches it; `srunddp check` names the nodes that do not answer each other"
-        )
+    def _absent(self) -> RendezvousError:
+        missing, expected = self._missing(), f"all of them on {self.held.rendezvous_address}"
+        found = f"{len(missing)} of {self.own.world_size} ranks did not come: {fold_ranks(missing, self.layout)}"
+        hint = "see whether they started, and whether their interface reaches it; "
+        hint += "`srunddp check` names the nodes that do not answer each other"
+        return RendezvousError(found, expected=expected, hint=hint, scope=Scope.JOB)
 
     def _tell(self) -> RendezvousInfo:
         hellos = [self._here[rank] for rank in range(self.own.world_size)]
@@ -199,7 +187,7 @@ def tell_all(listener: AuthenticatedListener, message: dict[str, Any], settled: 
     """Tell a failure to all that are known, and for some time to those that come.
 
     Args:
-        message: ``failed``, as :mod:`srunddp.bootstrap.rendezvous.abort` makes it.
+        message: ``failed``, as :mod:`srunddp.bootstrap.rendezvous.protocol` makes it.
         settled: the ranks that need not be waited for; those that are told are added.
         seconds: at most; it ends as soon as every rank is settled.
     """
@@ -207,7 +195,7 @@ def tell_all(listener: AuthenticatedListener, message: dict[str, Any], settled: 
         send(connection, message)
         settled |= {peer.hello.rank} if peer.hello else set()
     deadline = time.monotonic() + seconds
-    while len(settled) < listener.world_size and (remaining := deadline - time.monotonic()) > 0:
+    while len(settled) < listener.own.world_size and (remaining := deadline - time.monotonic()) > 0:
         for hello, connection, said in listener.events(remaining):
             if said is not None:
                 send(connection, {"told": True} if "failed" in said else message)

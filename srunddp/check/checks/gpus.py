@@ -13,9 +13,8 @@ from typing import Literal
 from srunddp.bootstrap.process_group.device import device_index, has_own, unused_devices
 from srunddp.check.finding import FAIL, WARN, Check, CheckContext, Finding, Observation, Ranks
 from srunddp.errors import ConfigError
-from srunddp.util.cuda_visible_devices import NO_GPU
 from srunddp.util.hostlist import group_by_key
-from srunddp.util.nvml import Device, View, look, of_cpus
+from srunddp.util.nvml import NO_GPU, Device, View, look, of_cpus
 from srunddp.util.timeouts import call_in_daemon_thread
 
 _TAKEN, _FULL = 0.1, 0.95

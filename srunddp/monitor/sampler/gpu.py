@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from srunddp.util.cuda_visible_devices import VisibleDevice, instances, unsupported_errors, visible
+from srunddp.util.nvml import VisibleDevice, instances, unsupported_errors, visible
 
 FIELDS = (
     "utilization_percent", "memory_bytes", "memory_limit_bytes", "memory_bandwidth_percent", "power_w", "energy_j",

@@ -1,12 +1,10 @@
 """The job's share of this node, from its control group where there is one, else from its processes; and its links."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from srunddp.monitor.sampler.tasks import Tasks
+from srunddp.monitor.sampler.process_tree import Tasks
 from srunddp.util import cgroup
 from srunddp.util.kernel_file import KernelFile, opened
 
@@ -57,21 +55,17 @@ class Node:
 
     def rows(self, time: str) -> str:
         """The node's line, after the tasks have been looked at."""
-        cpu, memory, source = self._used()
-        bytes_read = sum(tree.bytes_read.value for tree in self._tasks.trees)
-        written = sum(tree.bytes_written.value for tree in self._tasks.trees)
+        trees, group = self._tasks.trees, self._group
+        cpu = group.cpu_seconds() if group else sum(tree.cpu.value for tree in trees) / 1e9
+        memory = group.memory_bytes() if group else sum(tree.resident for tree in trees)
+        bytes_read = sum(tree.bytes_read.value for tree in trees)
+        written = sum(tree.bytes_written.value for tree in trees)
         ticks = self._all_cpus.read().split(None, _IOWAIT + 1)[_IOWAIT] if self._all_cpus else b""
         iowait = f"{int(ticks) / _TICKS:.2f}" if ticks else ""
         return (
             f"{time},{cpu:.3f},{self._cpus},{memory},{self._limit},{bytes_read},{written},{iowait},"
-            f"{self._interface},{source}\n"
+            f"{self._interface},{'cgroup' if group else 'processes'}\n"
         )
-
-    def _used(self) -> tuple[float, int, str]:
-        if self._group:
-            return self._group.cpu_seconds(), self._group.memory_bytes(), "cgroup"
-        trees = self._tasks.trees
-        return sum(tree.cpu.value for tree in trees) / 1e9, sum(tree.resident for tree in trees), "processes"
 
 
 def requested_memory(environ: Mapping[str, str]) -> int | None:

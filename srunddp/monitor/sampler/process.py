@@ -10,7 +10,6 @@ import contextlib
 import gc
 import math
 import os
-import resource
 import select
 import signal
 import socket
@@ -19,9 +18,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from srunddp.monitor.sampler import gpu, node, tasks
+from srunddp.monitor.sampler import gpu, node, process_tree
 from srunddp.supervisor import signals
-from srunddp.supervisor.process_tree import wait_for_child
+from srunddp.supervisor.worker_process import wait_for_child
+from srunddp.util.atomic_file import append_whole
+from srunddp.util.kernel_file import raise_open_files_limit
 
 if TYPE_CHECKING:
     from srunddp.monitor.monitor import MonitorConfig
@@ -68,15 +69,19 @@ class Sampler:
         Returns:
             Why it could not write its files, in one line; else nothing.
         """
-        until = time.monotonic() + limit
+        until, message = time.monotonic() + limit, b""
         with self._end:
             with contextlib.suppress(OSError):
                 self._end.shutdown(socket.SHUT_WR)
-            message = _read_message(self._end, until)
+            with contextlib.suppress(OSError):
+                while select.select([self._end], [], [], max(0.0, until - time.monotonic()))[0]:
+                    if not (more := self._end.recv(4096)):
+                        break
+                    message += more
         if wait_for_child(self.pid, until - time.monotonic()) is None:
             os.kill(self.pid, signal.SIGKILL)  # it has not been collected, so that the number is still its own
             wait_for_child(self.pid, _GONE_WITHIN)
-        return message
+        return message.decode(errors="replace")
 
 
 def start(config: SamplerConfig) -> Sampler:
@@ -120,23 +125,13 @@ def _close_inherited(kept: int) -> None:
                 os.close(opened)
 
 
-def _read_message(end: socket.socket, until: float) -> str:
-    text = b""
-    with contextlib.suppress(OSError):
-        while select.select([end], [], [], max(0.0, until - time.monotonic()))[0] and (more := end.recv(4096)):
-            text += more
-    return text.decode(errors="replace")
-
-
 def sample_until_closed(config: SamplerConfig, end: socket.socket) -> None:
     """Write samples at once and every ``config.run.seconds``, and a last one when the other side of ``end`` is closed.
 
     Raises:
         OSError: a file cannot be written.
     """
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)  # four of each process are kept open, of maybe hundreds
-    with contextlib.suppress(OSError, ValueError):
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    raise_open_files_limit()  # four of each process are kept open, of maybe hundreds
     samples = Samples(config)
     gc.freeze()
     closed = select.poll()
@@ -159,19 +154,19 @@ class Samples:
     """
 
     def __init__(self, config: SamplerConfig) -> None:
-        self._config, self._taken, self._thorough_at = config, 0, 0.0
-        self._tasks = tasks.Tasks(config.run.rank, config.supervisor, config.launcher, config.rank_variable)
+        self._run, self._taken, self._thorough_at = config.run, 0, 0.0
+        self._tasks = process_tree.Tasks(config.run.rank, config.supervisor, config.launcher, config.rank_variable)
         self._node = node.Node(self._tasks, config.interface)
         self._gpus = gpu.Gpus(config.run.seconds)
         links = node.NetworkCounters(config.interface)
         self._tables = [
             (self._open("node", node.COLUMNS), self._node.rows),
-            (self._open("tasks", tasks.COLUMNS), self._tasks.rows),
+            (self._open("tasks", process_tree.COLUMNS), self._tasks.rows),
             (self._open("links", node.LINK_COLUMNS), links.rows),
         ]
 
     def _open(self, name: str, columns: tuple[str, ...]) -> CsvWriter:
-        return CsvWriter(self._config.run.folder / f"{self._config.run.node}.{name}.csv", columns)
+        return CsvWriter(self._run.folder / f"{self._run.node}.{name}.csv", columns)
 
     def take(self, *, last: bool = False) -> None:
         """Write a sample of each source."""
@@ -205,7 +200,6 @@ class CsvWriter:
     def __init__(self, path: Path, columns: tuple[str, ...]) -> None:
         self._path = path
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC, 0o666)
-        self._size = 0
         self.add(",".join(columns) + "\n")
 
     def add(self, lines: str) -> None:
@@ -214,14 +208,8 @@ class CsvWriter:
         Raises:
             OSError: there is no room, or the file system fails; what was written of them is taken back.
         """
-        data = lines.encode()
         try:
-            written = os.write(self._file, data)
-            if written < len(data):  # the disk was full in between, and says so when asked again
-                written += os.write(self._file, data[written:])
+            append_whole(self._file, lines.encode())
         except OSError as error:
-            with contextlib.suppress(OSError):
-                os.ftruncate(self._file, self._size)
             error.filename = self._path
             raise
-        self._size += written

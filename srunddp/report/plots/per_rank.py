@@ -1,21 +1,22 @@
 """Pictures with a row for each rank: its time in the steps, and its start."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import islice
 from statistics import median
 
 from matplotlib import colormaps
 from matplotlib.axes import Axes
 
+from srunddp.errors import one_line
 from srunddp.report import format
 from srunddp.report.plots import style, timeline
 from srunddp.report.plots.style import COLOURS, TimeAxis, heat, png
 from srunddp.report.plots.timeline import DrawnFigure
 from srunddp.report.run import NAMES, RunData
-from srunddp.report.summary import StartupPhases, Summary
+from srunddp.report.summary import Summary
+from srunddp.util.hostlist import fold_ranks
 
 _NAMED = 32  # ranks that each have a number at the axis
 _ROW, _LOWEST, _HIGHEST = 0.16, 1.6, 6.0  # inches
@@ -42,7 +43,7 @@ def steps(run: RunData, summary: Summary, axis: TimeAxis) -> DrawnFigure:
     bar.set_label("per step (ms)")
     slowest = summary.slowest.rank if own and summary.slowest else None
     _rank_axis(panel, list(rows), slowest)
-    which = f"; most: {format.ranks([slowest], summary.layout)}" if slowest is not None else ""
+    which = f"; most: {one_line(fold_ranks([slowest], summary.layout))}" if slowest is not None else ""
     panel.set_title(f"{kind} by rank{which}", pad=16 if axis.epochs else 6)
     style.time_axis([panel], axis)
     return DrawnFigure(figure, f"Heat map of {kind.lower()} of {format.count(len(rows), 'rank')} over time{which}.")
@@ -74,33 +75,26 @@ def _rank_axis(panel: Axes, ranks: list[int], marked: int | None) -> None:
 def launch(run: RunData, summary: Summary, axis: TimeAxis) -> DrawnFigure:
     """A bar for each phase of each rank's start."""
     every = max(1, math.ceil(len(summary.launches) / _MOST_BARS))
-    shown = summary.launches[::every]
-    if not any(each.phases for each in shown):
+    shown = dict(islice(summary.launches.items(), 0, None, every))
+    if not any(shown.values()):
         return DrawnFigure(None, "", ("No phases of the start were marked.",))
-    end = max(phase.end for each in shown for phase in each.phases)
+    end = max(end for phases in shown.values() for _, end in phases.values())
     scale = TimeAxis(end, axis.interval, ())
+    at = scale.at
     figure, (panel,) = style.figure([_height(len(shown))])
     for name, colour in zip(NAMES, ("#BBBBBB", *COLOURS), strict=False):
-        _bars(panel, shown, name, colour, scale)
-    _rank_axis(panel, [each.rank for each in shown], None)
+        spans = [(row, *phases[name]) for row, phases in enumerate(shown.values()) if name in phases]
+        if spans:
+            rows, begins, lengths = zip(*((row, at(begin), at(end - begin)) for row, begin, end in spans), strict=True)
+            thick = 0.7 if len(shown) <= _NAMED else 1.0
+            panel.barh(rows, lengths, left=begins, height=thick, color=colour, label=name)
+    _rank_axis(panel, [*shown], None)
     panel.set_xlim(0, scale.at(end) * 1.01 or 1)
     panel.set_xlabel(f"time since the first process began ({scale.unit[1]})")
     panel.grid(visible=False, axis="y")
     panel.set_title(f"Launch phases by rank{f', one of {every}' if every > 1 else ''}")
     style.legend(panel)
     return DrawnFigure(figure, f"Launch phases of {format.count(len(shown), 'rank')} as bars over time.")
-
-
-def _bars(panel: Axes, launches: tuple[StartupPhases, ...], name: str, colour: str, scale: TimeAxis) -> None:
-    found = [
-        (row, scale.at(phase.begin), scale.at(phase.end - phase.begin))
-        for row, each in enumerate(launches)
-        for phase in each.phases
-        if phase.name == name
-    ]
-    if found:
-        rows, begins, lengths = zip(*found, strict=True)
-        panel.barh(rows, lengths, left=begins, height=0.7 if len(launches) <= _NAMED else 1.0, color=colour, label=name)
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,5 @@
 """How all pictures look: colours that the colour-blind tell apart, one time axis, legends beside the data."""
 
-from __future__ import annotations
-
 import io
 import logging
 import math
@@ -39,6 +37,8 @@ _STYLE: Any = {
     "legend.frameon": False,
 }
 _COLUMNS = 240
+Points = Sequence[tuple[float, float]]  # seconds since the start, and values
+Line = tuple[str, Points]  # one series: its label
 
 
 @dataclass(frozen=True)
@@ -144,21 +144,23 @@ def draw(panel: Axes, lines: Sequence[Line], axis: TimeAxis, what: str) -> None:
         draw_band(panel, lines, axis, COLOURS[0], f"{len(lines)} {what}")
     else:
         for line, each in zip(lines, COLOURS, strict=False):
-            _draw(panel, line, axis, each)
+            draw_line(panel, line, axis, each)
     legend(panel)
 
 
-def _draw(panel: Axes, line: Line, axis: TimeAxis, colour: str) -> None:
-    times, values = [axis.at(time) for time, _ in line.points], [value for _, value in line.points]
+def draw_line(panel: Axes, line: Line, axis: TimeAxis, colour: str) -> None:
+    """One series, with its name in the legend."""
+    label, points = line
+    times, values = [axis.at(time) for time, _ in points], [value for _, value in points]
     # A label that begins with _ is none to matplotlib.
-    label = f" {name(line.label)}" if line.label.startswith("_") else name(line.label)
+    label = f" {name(label)}" if label.startswith("_") else name(label)
     marker = "o" if len(times) < 3 else None
     panel.plot(times, values, color=colour, linewidth=1.2, label=label, marker=marker, markersize=4)
 
 
 def draw_band(panel: Axes, lines: Sequence[Line], axis: TimeAxis, colour: str, what: str) -> None:
     """From the least to the most of several series, with the median; one series has neither."""
-    middles, known = _by_column([line.points for line in lines], axis)
+    middles, known = _by_column([points for _, points in lines], axis)
     times, alone = [axis.at(time) for time in middles], len(lines) == 1
 
     def each(of: Callable[[list[float]], float]) -> list[float]:
@@ -186,14 +188,6 @@ def from_zero(panel: Axes, label: str, most: float | None = None) -> None:
     panel.set_ylim(0, most or 1.08 * panel.dataLim.ymax or 1.0)
 
 
-@dataclass(frozen=True)
-class Line:
-    """One series; ``points`` are seconds since the start, and values."""
-
-    label: str
-    points: Sequence[tuple[float, float]]
-
-
 def gauge(samples: TimeSeries, name: str, scale: float = 1.0) -> list[tuple[float, float]]:
     """The known values of a column."""
     return [(time, value * scale) for time, value in samples.known(name)]
@@ -204,28 +198,26 @@ def rates(samples: TimeSeries, name: str, scale: float = 1.0) -> list[tuple[floa
     return [((begin + end) / 2, grown / (end - begin) * scale) for begin, end, grown in samples.steps(name)]
 
 
-def whole(points: Sequence[tuple[float, float]]) -> Sequence[tuple[float, float]]:
+def whole(points: Points) -> Points:
     """Without what follows its end, and but for a few also without the interval of it, which is not its rate."""
     last = max((at for at, (_, value) in enumerate(points) if value > 0), default=0)
     return points[: last if last > 2 else last + 1]
 
 
-def summed(series: Iterable[Sequence[tuple[float, float]]]) -> list[tuple[float, float]]:
+def summed(series: Iterable[Points]) -> list[tuple[float, float]]:
     """The sum of series that have the same times; what one of them lacks is left out."""
     every = [dict(each) for each in series if each]
     times = set.intersection(*(set(each) for each in every)) if every else set()
     return [(time, sum(each[time] for each in every)) for time in sorted(times)]
 
 
-def mean_of(series: Iterable[Sequence[tuple[float, float]]], axis: TimeAxis) -> list[tuple[float, float]]:
+def mean_of(series: Iterable[Points], axis: TimeAxis) -> list[tuple[float, float]]:
     """The mean of several series whose times differ."""
     times, known = _by_column(series, axis)
     return [(time, sum(values) / len(values)) for time, values in zip(times, known, strict=True) if values]
 
 
-def _by_column(
-    series: Iterable[Sequence[tuple[float, float]]], axis: TimeAxis
-) -> tuple[list[float], list[list[float]]]:
+def _by_column(series: Iterable[Points], axis: TimeAxis) -> tuple[list[float], list[list[float]]]:
     """The middle of each column, and the means there of the series that have a value."""
     columns, width, length = axis.columns, axis.width, axis.length
     known: list[list[float]] = [[] for _ in range(columns)]

@@ -1,7 +1,5 @@
 """Pictures over time: the time line with the throughput, the GPUs, the nodes."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -12,7 +10,7 @@ from matplotlib.figure import Figure
 from srunddp.report import format
 from srunddp.report.csv_files import TimeSeries
 from srunddp.report.plots import style
-from srunddp.report.plots.style import COLOURS, Line, TimeAxis, gauge, mean_of, rates, summed, whole
+from srunddp.report.plots.style import COLOURS, Line, Points, TimeAxis, gauge, mean_of, rates, summed, whole
 from srunddp.report.run import RunData
 from srunddp.report.summary import Summary
 
@@ -37,7 +35,7 @@ def timeline(run: RunData, summary: Summary, axis: TimeAxis) -> DrawnFigure:
     """Epochs, evaluations and checkpoints, and samples per second."""
     bars = _bars(run, summary)
     counted = max(run.steps.values(), key=lambda each: each.total("samples") or 0.0, default=None)
-    points: Sequence[tuple[float, float]] = rates(counted, "samples") if counted else []
+    points: Points = rates(counted, "samples") if counted else []
     points = whole(points) if summary.ending.codes else points
     heights = [*([0.35 * len(bars) + 0.3] if bars else []), *([2.0] if points else [])]
     missing = [] if points else ["The samples of the steps are not known, so that there is no throughput."]
@@ -78,11 +76,8 @@ def _draw_bars(panel: Axes, bars: dict[str, list[tuple[float, float]]], axis: Ti
     panel.set_title("Epochs, evaluations and checkpoints" if len(bars) > 2 else " and ".join(bars).capitalize(), pad=16)
 
 
-def _draw_throughput(
-    panel: Axes, points: Sequence[tuple[float, float]], summary: Summary, axis: TimeAxis, *, alone: bool
-) -> None:
-    panel.plot([axis.at(time) for time, _ in points], [value for _, value in points], color=COLOURS[0], linewidth=1.2,
-               label="all ranks", marker="o" if len(points) < 3 else None)  # fmt: skip
+def _draw_throughput(panel: Axes, points: Points, summary: Summary, axis: TimeAxis, *, alone: bool) -> None:
+    style.draw_line(panel, ("all ranks", points), axis, COLOURS[0])
     if summary.throughput.per_s is not None:
         panel.axhline(summary.throughput.per_s, color=COLOURS[1], linewidth=1.0, linestyle="--", label="mean")
     style.from_zero(panel, "samples/s")
@@ -111,8 +106,8 @@ def gpus(run: RunData, summary: Summary, axis: TimeAxis) -> DrawnFigure:
     return _panels(wanted, axis, f"of {format.count(len(run.gpus), 'GPU')}")
 
 
-def _lines(series: Iterable[tuple[str, Sequence[tuple[float, float]]]]) -> list[Line]:
-    return [Line(label, points) for label, points in series if points]
+def _lines(series: Iterable[Line]) -> list[Line]:
+    return [(label, points) for label, points in series if points]
 
 
 def _panels(wanted: Sequence[_Panel], axis: TimeAxis, of: str) -> DrawnFigure:
@@ -157,10 +152,12 @@ def _both(panel: Axes, bandwidth: Sequence[Line], power: Sequence[Line], axis: T
 def nodes(run: RunData, summary: Summary, axis: TimeAxis) -> DrawnFigure:
     """CPU, memory, network, storage and data wait of each node."""
     waiting = _usage(run, lambda each: rates(each, "iowait_s"))
+    # A panel of its own where a CPU at least waited for a tenth of the time.
+    matters = any(sum(value for _, value in points) > 0.1 * len(points) for _, points in waiting)
     storage = _usage(run, lambda each: summed(rates(each, name, _MIB) for name in ("read_bytes", "written_bytes")))
     found = [
         ("CPUs in use", _usage(run, lambda each: rates(each, "cpu_s")), "CPUs"),
-        *([("CPU waiting for storage", waiting, "CPUs")] if _matters(waiting) else []),
+        *([("CPU waiting for storage", waiting, "CPUs")] if matters else []),
         ("Memory of the job", _usage(run, lambda each: gauge(each, "memory_bytes", _GIB)), "memory (GiB)"),
         ("Network: received plus sent, by the chosen interface and by RDMA", _network(run), "rate (MiB/s)"),
         ("Storage: read plus written", storage, "rate (MiB/s)"),
@@ -177,29 +174,17 @@ def _usage(run: RunData, points: Callable[[TimeSeries], list[tuple[float, float]
     return _lines((node, points(run.usage[node])) for node in run.nodes if node in run.usage)
 
 
-def _matters(lines: Sequence[Line]) -> bool:
-    """A panel of its own where a CPU at least waited for a tenth of the time."""
-    return any(sum(value for _, value in line.points) > 0.1 * len(line.points) for line in lines)
-
-
 def _network(run: RunData) -> list[Line]:
-    found = []
-    for node in run.nodes:
-        links = [link.samples for link in run.links if link.carries_training and link.node == node]
-        found.append(
-            (node, summed(rates(link, way, _MIB) for link in links for way in ("received_bytes", "sent_bytes")))
-        )
-    return _lines(found)
+    ways: dict[str, list[Points]] = {node: [] for node in run.nodes}
+    for link in run.links:
+        if link.text("chosen") == "1" or link.text("kind") == "rdma":
+            ways[link.node] += [rates(link.samples, way, _MIB) for way in ("received_bytes", "sent_bytes")]
+    return _lines((node, summed(series)) for node, series in ways.items())
 
 
 def _waits(run: RunData, axis: TimeAxis) -> list[Line]:
     """Of each node the mean of its ranks."""
-    found = []
-    for node in run.nodes:
-        series = [
-            [(time, 100 * part) for time, part in samples.ratios("data_s", "step_s")]
-            for rank, samples in run.steps.items()
-            if run.ranks[rank] == node
-        ]
-        found.append((node, mean_of(series, axis)))
-    return _lines(found)
+    series: dict[str, list[Points]] = {node: [] for node in run.nodes}
+    for rank, samples in run.steps.items():
+        series[run.ranks[rank]].append([(time, 100 * part) for time, part in samples.ratios("data_s", "step_s")])
+    return _lines((node, mean_of(own, axis)) for node, own in series.items())

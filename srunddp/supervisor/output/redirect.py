@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from srunddp.errors import ConfigError, Scope, UsageError
+from srunddp.util.atomic_file import append_whole, plain
 
 if TYPE_CHECKING:
     from srunddp.supervisor.output.relay import OutputRelay
@@ -89,11 +90,6 @@ def _wrong_ranks(found: str, expected: str, hint: str) -> UsageError:
     return UsageError(found, expected=expected, hint=hint, where="--show-ranks", scope=Scope.JOB)
 
 
-def plain(name: str) -> str:
-    """One folder's or file's name, whatever the name holds; never hidden, never the folder above."""
-    return re.sub(r"[^\w.-]|^\.", "_", name, flags=re.ASCII) or "_"
-
-
 @dataclass
 class OutputRedirect:
     """One rank's output, from before the fork to after the worker's end.
@@ -122,7 +118,7 @@ class OutputRedirect:
         if target.file or target.prefix:
             _fill_standard()
         if target.file:
-            output._file = _open(target.file)
+            output._file = open_to_append(target.file, "--log-dir")
         if target.terminal and (target.file or target.prefix):
             output._pipes = {number: _pipe() for number in (STDOUT, STDERR)}
         return output
@@ -162,30 +158,36 @@ class OutputRedirect:
             os.close(descriptor)
 
 
-def _open(path: Path) -> int:
-    try:
-        # By every rank: the folder may be a different one on each node.
-        os.makedirs(path.parent, exist_ok=True)
-    except OSError as error:
-        raise _unwritable(path.parent, os.strerror(error.errno or 0), Scope.NODE) from None
+def open_to_append(path: Path, option: str, header: str = "") -> int:
+    """Open a file of this rank and make its folder, which may be a different one on each node; by every rank.
+
+    Args:
+        option: that wants it; header: what it is to begin with, and nothing else; none for a file that may be there.
+
+    Raises:
+        ConfigError: the folder or the file cannot be written to.
+    """
     # Without O_NONBLOCK a named pipe in the file's place would hold this rank for ever.
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+    place = path.parent
     try:
-        opened = os.open(path, flags, 0o666)
+        os.makedirs(place, exist_ok=True)
+        place = path
+        opened = os.open(path, flags | (os.O_TRUNC if header else 0), 0o666)
+        if not header and not stat.S_ISREG(os.fstat(opened).st_mode):
+            raise OSError(errno.EINVAL, "it is no plain file")
+        os.set_blocking(opened, True)
+        append_whole(opened, header.encode())
+        return opened
     except OSError as error:
-        reason = "it is a symbolic link" if error.errno == errno.ELOOP else os.strerror(error.errno or 0)
-        there = os.path.lexists(path)
-        raise _unwritable(path, reason, Scope.RANK if there else Scope.NODE) from None
-    if not stat.S_ISREG(os.fstat(opened).st_mode):
-        raise _unwritable(path, "it is no plain file", Scope.RANK)
-    os.set_blocking(opened, True)
-    return opened
-
-
-def _unwritable(path: Path, reason: str, scope: Scope) -> ConfigError:
-    expected, hint = "a folder in which every node may make files", "name another, or correct its permissions"
-    found = f"{path} cannot be written: {reason}"
-    return ConfigError(found, expected=expected, hint=hint, where="--log-dir", scope=scope)
+        reason = "it is a symbolic link" if place is path and error.errno == errno.ELOOP else error.strerror
+        raise ConfigError(
+            f"{place} cannot be written: {reason}",
+            expected="a folder in which every node may make files",
+            hint=f"name another with {option}, or correct its permissions",
+            where=option,
+            scope=Scope.RANK if place is path and os.path.lexists(path) else Scope.NODE,
+        ) from None
 
 
 def _pipe() -> tuple[int, int]:

@@ -222,7 +222,9 @@ class NonBlockingStream:
 
     def _write(self) -> None:
         while self.waiting and (self._never_blocks or select.select([], [self.descriptor], [], 0)[1]):
-            piece = self._piece()
+            # A pipe takes this much whole or not at all: ranks that share it do not mix within a line.
+            piece = bytes(self.waiting[: select.PIPE_BUF])
+            piece = piece if len(piece) == len(self.waiting) else piece[: _end_of_lines(piece)] or piece
             try:
                 written = os.write(self.descriptor, piece)
                 self._full = False
@@ -242,11 +244,6 @@ class NonBlockingStream:
         """Give back what was opened for it; the inherited descriptor stays."""
         if self.descriptor != self._inherited:
             os.close(self.descriptor)
-
-    def _piece(self) -> bytes:
-        # A pipe takes this much whole or not at all: ranks that share it do not mix within a line.
-        text = bytes(self.waiting[: select.PIPE_BUF])
-        return text if len(text) == len(self.waiting) else text[: _end_of_lines(text)] or text
 
     def _append(self, text: bytes) -> None:
         self.waiting += text

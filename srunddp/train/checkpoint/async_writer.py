@@ -1,7 +1,5 @@
 """Writes checkpoints beside training, one at a time."""
 
-from __future__ import annotations
-
 import copy
 import os
 import threading

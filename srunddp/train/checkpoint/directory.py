@@ -1,7 +1,5 @@
 """The checkpoints of one folder: which is the newest whole one, and which are kept."""
 
-from __future__ import annotations
-
 import errno
 import math
 import os

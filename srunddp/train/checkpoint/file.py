@@ -4,8 +4,6 @@ A file is what ``torch.save`` wrote, and then a line that tells its length and i
 such a file too; ``head -c LENGTH FILE | sha256sum`` checks it.
 """
 
-from __future__ import annotations
-
 import errno
 import hashlib
 import io

@@ -1,7 +1,5 @@
 """A run's checkpoints: written by rank 0 beside training, and which one a run goes on from."""
 
-from __future__ import annotations
-
 import logging
 import os
 import time

@@ -1,7 +1,5 @@
 """Batches of this rank, on its device."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial

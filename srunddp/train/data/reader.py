@@ -1,7 +1,5 @@
 """How samples become weighted batches, in the rank or in a worker, and how torch's DataLoader is started."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from multiprocessing.reduction import ForkingPickler

@@ -5,8 +5,6 @@ each rank every ``world_size``-th of these. So what was seen after any step is a
 number of ranks can go on from there.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sized
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Micro-batches put together to optimizer steps, and how much each counts."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Iterable data sets: those that all ranks read whole, and those that split themselves by rank and worker."""
 
-from __future__ import annotations
-
 import io
 import itertools
 import pickle

@@ -1,7 +1,5 @@
 """The way of batches from the host's memory to the device."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """How many loader workers a rank has, and how they start."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import socket

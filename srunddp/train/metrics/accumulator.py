@@ -1,7 +1,5 @@
 """Sums over all ranks, divided once by the sum of the weights: never a mean of means."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias, cast

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from srunddp.errors import ConfigError
-from srunddp.util.atomic_file import replace_file
+from srunddp.util.atomic_file import append_whole, replace_file
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
@@ -68,7 +68,7 @@ class MetricsLogger:
         line = {"kind": kind, "step": step, "time": time}
         line |= {name + "_" * (name in _OURS): _number(value) for name, value in figures.items()}
         with self._ignoring_disk_errors():
-            _append(self._file, json.dumps(line, allow_nan=False).encode() + b"\n")
+            append_whole(self._file, json.dumps(line, allow_nan=False).encode() + b"\n")
         if self._tensorboard:
             self._add_scalars(kind, step, figures)
 
@@ -128,18 +128,6 @@ class MetricsLogger:
 
 def _open(folder: Path) -> int:
     return os.open(folder / FILE, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
-
-
-def _append(file: int, line: bytes) -> None:
-    """All of the line or none of it, also where the disk is full halfway."""
-    size = os.fstat(file).st_size
-    written = os.write(file, line)
-    try:
-        while written < len(line):
-            written += os.write(file, line[written:])
-    except OSError:
-        os.ftruncate(file, size)
-        raise
 
 
 def _step(line: bytes) -> float:

@@ -5,8 +5,6 @@ batches: else it fails or hangs. And what each rank computes for itself may diff
 must not decide to stop.
 """
 
-from __future__ import annotations
-
 import copy
 import itertools
 import math

@@ -1,7 +1,5 @@
 """The model on this rank's device, and what DistributedDataParallel makes of a step on it."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -15,6 +13,7 @@ from srunddp.errors import ConfigError
 from srunddp.train.config import Config, DDPConfig
 from srunddp.train.model.step import LossFunction, Step, StepModule
 from srunddp.train.world import World
+from srunddp.util.hostlist import group_by_key
 
 
 class DDPModel:
@@ -86,10 +85,7 @@ class DDPModel:
 @torch.no_grad()
 def share(buffers: Iterable[Tensor]) -> None:
     """Give all ranks rank 0's values of these tensors, with one broadcast for each type; all ranks call this."""
-    by_type: dict[torch.dtype, list[Tensor]] = {}
-    for buffer in buffers:
-        by_type.setdefault(buffer.dtype, []).append(buffer)
-    for tensors in by_type.values():
+    for tensors in group_by_key((buffer.dtype, buffer) for buffer in buffers).values():
         flat = torch.cat([tensor.reshape(-1) for tensor in tensors])
         dist.broadcast(flat, src=0)
         parts = torch.split(flat, [tensor.numel() for tensor in tensors])

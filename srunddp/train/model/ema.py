@@ -1,7 +1,5 @@
 """An exponential moving average of the model's weights, which often tests better than the weights themselves."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Iterator
 from typing import Any

@@ -1,7 +1,5 @@
 """Which modules train: those of a frozen backbone may be in evaluation mode all the time."""
 
-from __future__ import annotations
-
 from torch import nn
 
 

@@ -1,7 +1,5 @@
 """What a step computes of a batch: the mean loss, and what the model returned."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, TypeAlias

@@ -1,7 +1,5 @@
 """The end of a job that has to leave its nodes, for Trainer and for loops of one's own."""
 
-from __future__ import annotations
-
 import logging
 import os
 import time

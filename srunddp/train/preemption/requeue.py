@@ -1,7 +1,5 @@
 """How a stopped job ends: started again by Slurm, or with an exit code that asks for it."""
 
-from __future__ import annotations
-
 import re
 import signal
 import subprocess

@@ -162,9 +162,9 @@ def interface_of(found: IfacesConfig) -> str:
 
 
 def test_an_installed_srunddp_looks_into_its_prefix(own: Path) -> None:
-    assert ifaces_conf.candidates(None, {}) == [own, Path("/etc/srunddp/ifaces.conf")]
+    assert ifaces_conf.default_files() == [own, Path("/etc/srunddp/ifaces.conf")]
     (own.parents[1] / "setup.py").unlink()
-    *own_prefix, last = ifaces_conf.candidates(None, {})
+    *own_prefix, last = ifaces_conf.default_files()
     assert Path(sys.prefix, "etc", "srunddp", "ifaces.conf") in own_prefix
     assert last == Path("/etc/srunddp/ifaces.conf")
 
@@ -299,7 +299,7 @@ def test_a_default_place_that_holds_no_file_is_refused(tmp_path: Path, monkeypat
     (tmp_path / "link").symlink_to("nowhere")
     os.mkfifo(tmp_path / "fifo")
     for path in (tmp_path / "link", tmp_path / "fifo"):
-        monkeypatch.setattr(ifaces_conf, "candidates", lambda *_, path=path: [path])
+        monkeypatch.setattr(ifaces_conf, "default_files", lambda path=path: [path])
         with pytest.raises(ConfigError, match=f"{path}: {path} is (a link|not a file).*remove it"):
             load(None, {})
 

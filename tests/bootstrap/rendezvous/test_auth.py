@@ -13,10 +13,9 @@ from typing import Any
 import pytest
 
 from srunddp.bootstrap.rendezvous import auth, protocol
-from srunddp.bootstrap.rendezvous.abort import AbortReason
 from srunddp.bootstrap.rendezvous.auth import Authenticator, Challenge, HmacAuthenticator
 from srunddp.bootstrap.rendezvous.client import join
-from srunddp.bootstrap.rendezvous.protocol import Address
+from srunddp.bootstrap.rendezvous.protocol import AbortReason, Address
 from srunddp.errors import PeerError, RendezvousError
 from srunddp.util import json_lines
 from tests.bootstrap.rendezvous.test_client import NONCE, greeting, hello, rank_zero, refusal, soon, until
@@ -124,7 +123,7 @@ def test_each_run_has_a_secret_of_its_own_and_shows_it_nowhere() -> None:
         protocol.decode_advertisement(protocol.encode_advertisement("1207.0.0", [Address("::1", 4000)]))
         for _ in range(2)
     )
-    assert (first.token, first.addresses) == ("1207.0.0", (Address("::1", 4000),))
+    assert (first.token, first.addresses) == ("1207.0.0", [Address("::1", 4000)])
     assert len(bytes.fromhex(first.secret)) == 32
     assert first.secret != second.secret
     assert first.secret not in repr(first)

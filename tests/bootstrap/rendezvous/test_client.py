@@ -16,17 +16,19 @@ import pytest
 
 from srunddp.bootstrap.environment import detect
 from srunddp.bootstrap.network.ifaces_conf import DEFAULT
-from srunddp.bootstrap.rendezvous import client, discovery, listener
-from srunddp.bootstrap.rendezvous.abort import AbortReason, CancelToken, read
+from srunddp.bootstrap.rendezvous import client, discovery, listener, protocol
 from srunddp.bootstrap.rendezvous.auth import CLIENT, Authenticator, Challenge, HmacAuthenticator
 from srunddp.bootstrap.rendezvous.client import join, report_failure
 from srunddp.bootstrap.rendezvous.protocol import (
+    AbortReason,
     Address,
     BoundSockets,
+    CancelToken,
     Hello,
     RendezvousInfo,
     RendezvousResult,
     bind_sockets,
+    failure_in,
 )
 from srunddp.bootstrap.rendezvous.server import RendezvousServer, infos_of
 from srunddp.errors import PeerError, RendezvousError, Scope
@@ -616,7 +618,7 @@ def test_worker_that_dies_during_the_search_is_told() -> None:
 
 
 def test_a_failure_that_reached_nobody_is_printed_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client, "TELL_FOR", 0.2)
+    monkeypatch.setattr(protocol, "TELL_FOR", 0.2)
     with closing(CancelToken()) as interrupt, socket.socket() as silent:
         interrupt.fail("its worker was killed", 137)
         silent.bind(("127.0.0.1", 0))
@@ -627,7 +629,7 @@ def test_a_failure_that_reached_nobody_is_printed_here(monkeypatch: pytest.Monke
 
 @pytest.mark.parametrize("code", [None, 0, 256, -1, "7", True, 1e9])
 def test_a_failure_of_any_code_ends_with_a_valid_one(code: object) -> None:
-    failure = read({"failed": ["x"], "code": code})
+    failure = failure_in({"failed": ["x"], "code": code})
     assert failure
     assert failure.code == 1
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from srunddp.monitor.sampler.node import COLUMNS, LINK_COLUMNS, NetworkCounters, Node, requested_memory
-from srunddp.monitor.sampler.tasks import Tasks
+from srunddp.monitor.sampler.process_tree import Tasks
 from tests.cluster.network import tool
 from tests.support.namespaces import address, two_nodes
 from tests.support.starting import write

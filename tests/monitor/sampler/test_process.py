@@ -94,7 +94,7 @@ def test_samples_do_not_drift(tmp_path: Path) -> None:
 
 
 NONE: set[str] = set()
-BROKEN = {"node.NetworkCounters.rows": {"links"}, "tasks.Tasks.look": NONE, "gpu.Gpus.choose": NONE}
+BROKEN = {"node.NetworkCounters.rows": {"links"}, "process_tree.Tasks.look": NONE, "gpu.Gpus.choose": NONE}
 
 
 @pytest.mark.parametrize(("broken", "missing"), [*BROKEN.items(), ("node.Node.rows", {"node"})])

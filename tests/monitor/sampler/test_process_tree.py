@@ -14,8 +14,7 @@ from typing import Any
 
 import pytest
 
-from srunddp.monitor.sampler.process_tree import MonotonicCounter, Process, ProcessTree
-from srunddp.monitor.sampler.tasks import Tasks
+from srunddp.monitor.sampler.process_tree import MonotonicCounter, Process, ProcessTree, Tasks
 from srunddp.util.kernel_file import children_of
 from tests.support.sampled import RANK, supervised
 from tests.support.starting import bare, read_line, until

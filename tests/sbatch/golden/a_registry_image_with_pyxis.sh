@@ -8,8 +8,8 @@
 #SBATCH --nodes=2
 # One rank takes one GPU, and sees all of its node: bound to one, it could not use NVLink.
 #SBATCH --ntasks-per-node=4
-#SBATCH --gpus-per-node=4
 #SBATCH --cpus-per-task=8
+#SBATCH --gpus-per-node=4
 #SBATCH --time=04:00:00
 # Slurm does not make this folder; if it is missing the job ends at once, without a message.
 #SBATCH --output=logs/%x-%j.out

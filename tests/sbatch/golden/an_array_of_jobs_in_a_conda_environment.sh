@@ -5,10 +5,10 @@
 #     mkdir -p -- logs && sbatch THIS_FILE
 
 #SBATCH --job-name=sweep
-#SBATCH --array=0-7%2
 #SBATCH --nodes=1
 #SBATCH --ntasks-per-node=1
 #SBATCH --cpus-per-task=4
+#SBATCH --array=0-7%2
 #SBATCH --mem=16G
 #SBATCH --time=01:00:00
 # Slurm does not make this folder; if it is missing the job ends at once, without a message.

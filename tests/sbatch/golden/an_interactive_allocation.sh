@@ -11,11 +11,11 @@ if [ -z "${SLURM_JOB_ID:-}" ]; then
   [ -f "$0" ] || { echo "this script has to be a file: bash FILE" >&2; exit 78; }
   exec salloc \
     --job-name=bert \
-    --exclude=node07 \
-    --partition=torch \
     --nodes=10 \
     --ntasks-per-node=2 \
     --cpus-per-task=2 \
+    --exclude=node07 \
+    --partition=torch \
     --time=00:30:00 \
     bash "$0"
 fi

@@ -8,8 +8,8 @@
 #SBATCH --nodes=4
 # One rank takes one GPU, and sees all of its node: bound to one, it could not use NVLink.
 #SBATCH --ntasks-per-node=8
-#SBATCH --gpus-per-node=8
 #SBATCH --cpus-per-task=4
+#SBATCH --gpus-per-node=8
 #SBATCH --time=02:00:00
 # Slurm does not make this folder; if it is missing the job ends at once, without a message.
 #SBATCH --output=logs/%x-%j.out

@@ -5,9 +5,9 @@
 #     mkdir -p -- logs && sbatch THIS_FILE
 
 #SBATCH --job-name=gloo
-#SBATCH --nodelist=master-node,node[01-05]
 #SBATCH --nodes=6
 #SBATCH --ntasks-per-node=1
+#SBATCH --nodelist=master-node,node[01-05]
 # Slurm does not make this folder; if it is missing the job ends at once, without a message.
 #SBATCH --output=logs/%x-%j.out
 # Each start appends to the log of the one before.

@@ -8,11 +8,11 @@
 #SBATCH --nodes=2
 # One rank takes one GPU, and sees all of its node: bound to one, it could not use NVLink.
 #SBATCH --ntasks-per-node=8
-#SBATCH --gpus-per-node=8
 #SBATCH --cpus-per-task=8
-#SBATCH --time=04:00:00
 # The ranks get this signal so many seconds before the time limit, and write a checkpoint.
 #SBATCH --signal=USR2@120
+#SBATCH --gpus-per-node=8
+#SBATCH --time=04:00:00
 # Slurm does not make this folder; if it is missing the job ends at once, without a message.
 #SBATCH --output=logs/%x-%j.out
 # Slurm may start the job again, under its number.

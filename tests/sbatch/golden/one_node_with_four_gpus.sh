@@ -8,8 +8,8 @@
 #SBATCH --nodes=1
 # One rank takes one GPU, and sees all of its node: bound to one, it could not use NVLink.
 #SBATCH --ntasks-per-node=4
-#SBATCH --gres=gpu:4
 #SBATCH --cpus-per-task=8
+#SBATCH --gres=gpu:4
 # Slurm does not make this folder; if it is missing the job ends at once, without a message.
 #SBATCH --output=logs/%x-%j.out
 # Each start appends to the log of the one before.

@@ -5,12 +5,12 @@
 #     mkdir -p -- logs && sbatch THIS_FILE
 
 #SBATCH --job-name=two_nodes
-#SBATCH --partition=gpu
 #SBATCH --nodes=2
 # One rank takes one GPU, and sees all of its node: bound to one, it could not use NVLink.
 #SBATCH --ntasks-per-node=4
-#SBATCH --gres=gpu:4
 #SBATCH --cpus-per-task=8
+#SBATCH --gres=gpu:4
+#SBATCH --partition=gpu
 #SBATCH --time=24:00:00
 # Slurm does not make this folder; if it is missing the job ends at once, without a message.
 #SBATCH --output=logs/%x-%j.out

@@ -1,10 +1,10 @@
-"""CUDA_VISIBLE_DEVICES as CUDA reads it."""
+"""CUDA_VISIBLE_DEVICES as CUDA reads it, by what NVML says."""
 
 from __future__ import annotations
 
 import pytest
 
-from srunddp.util.cuda_visible_devices import VisibleDevice, visible
+from srunddp.util.nvml import VisibleDevice, visible
 
 A, B = VisibleDevice(uuid="GPU-a", parent=""), VisibleDevice(uuid="GPU-b", parent="")
 M0, M1 = VisibleDevice(uuid="MIG-0", parent="GPU-m"), VisibleDevice(uuid="MIG-1", parent="GPU-m")

@@ -1,0 +1,56 @@
+"""The command ``srunddp completion``: click's scripts for shells, which with ``--option=value`` need a little more."""
+
+from __future__ import annotations
+
+import re
+
+import click
+from click import shell_completion as shells
+
+from srunddp.util.click_types import COMPLETE, answering
+
+
+class _Words(shells.ShellComplete):
+    """Takes words together that bash divides at ``=`` and ``:``; an option without a command is one of ``run``."""
+
+    def get_completion_args(self) -> tuple[list[str], str]:
+        words, last = super().get_completion_args()
+        *words, last = re.sub(r"\n([=:])\n", r"\1", "\n".join([*words, last])).split("\n")
+        self.start = last[: last.find("=") + 1] * last.startswith("-")
+        return words or ["run"] * last.startswith("-"), last
+
+
+@shells.add_completion_class
+class _Bash(_Words, shells.BashComplete):
+    pass
+
+
+@shells.add_completion_class
+class _Zsh(_Words, shells.ZshComplete):
+    # What stands before "=" stays; with -U zsh would replace it.
+    source_template = shells.ZshComplete.source_template.replace("compadd -U", "compadd")
+    source_template = source_template.replace("() {\n", "() {\n    compset -P 1 '--*='\n", 1)
+
+
+@shells.add_completion_class
+class _Fish(_Words, shells.FishComplete):
+    source_template = shells.FishComplete.source_template.replace("__fish_complete_path ", "complete -C \"'' \"")
+
+    def format_completion(self, item: shells.CompletionItem[str]) -> str:
+        item.value = self.start + item.value  # fish replaces the whole word
+        return super().format_completion(item)
+
+
+@click.command()
+@click.argument("shell", type=click.Choice(("bash", "zsh", "fish")), metavar="bash|zsh|fish")
+@click.pass_context
+def completion(context: click.Context, shell: str) -> None:
+    """Print the script by which a shell completes command lines of srunddp. Bash has to be 4.4 or newer.
+
+    \b
+    eval "$(srunddp completion bash)"       # in ~/.bashrc
+    eval "$(srunddp completion zsh)"        # in ~/.zshrc, after compinit
+    srunddp completion fish > ~/.config/fish/completions/srunddp.fish
+    """
+    with answering():
+        shells.shell_complete(context.find_root().command, {}, "srunddp", COMPLETE, f"{shell}_source")

@@ -1,0 +1,125 @@
+"""Writes the manual pages of docs/man: ``python -m tests.support.man_pages``.
+
+Those of the commands are made by click-man from ``--help``, that of ifaces.conf by pandoc from a page in Markdown.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from inspect import cleandoc
+from pathlib import Path
+
+import click
+from click_man.man import ManPage
+
+from srunddp.cli import main
+from tests.conftest import ROOT
+
+MAN = ROOT / "docs" / "man"
+SOURCE = MAN / "ifaces.conf.5.md"
+# What roff would take for a command, or show as another character.
+_ROFF = str.maketrans({"\\": "\\e", "-": "\\-", "'": "\\(aq", "`": "\\(ga", "~": "\\(ti", "^": "\\(ha"})
+_NAMES = r"(?<!\w)(?:\\-)+[\w\\-]+|^[a-z]+(?: [a-z]+)*"  # of options with their dashes, or of a command
+
+
+class _Sections(click.HelpFormatter):
+    """The rows of ``--help``, by heading."""
+
+    def __init__(self) -> None:
+        super().__init__(width=10_000)
+        self.rows: dict[str, list[tuple[str, str]]] = {}
+
+    @contextmanager
+    def section(self, name: str) -> Iterator[None]:
+        self.title = name
+        yield
+
+    def write_dl(self, rows: Sequence[tuple[str, str]], col_max: int = 30, col_spacing: int = 2) -> None:
+        self.rows[self.title] = [*rows]
+
+
+class _Page(ManPage):
+    """click-man's page, with the headings and the indented lines that ``--help`` has, and without a date."""
+
+    def __init__(self, context: click.Context) -> None:
+        command, formatter = context.command, _Sections()
+        super().__init__(context.command_path)
+        self.version, self.date = "srunddp", ""
+        self.short_help = _roff(command.get_short_help_str(limit=1000).rstrip("."))
+        self.synopsis = " ".join(command.collect_usage_pieces(context))
+        parts = [*cleandoc(command.help or "").split("\n\n"), command.epilog]
+        self.description = "\n".join(_paragraph(part) for part in parts if part)
+        command.format_options(context, formatter)
+        self.sections = formatter.rows
+        if command is main:  # whose page is written by hand
+            usage, _, examples, *lists = command.get_help(context).split("\n\n")
+            self.synopsis = usage.removeprefix("Usage: srunddp ").replace("\n       srunddp ", "\n.br\n.B srunddp\n")
+            self.description += "\n" + _paragraph(f"\b\n{cleandoc(examples)}")
+            rows = [[line.strip() for line in each.splitlines()] for each in lists]
+            self.sections = {title.rstrip(":"): [re.split("  +", row) for row in found] for title, *found in rows}
+        related = [each.command_path.replace(" ", "-") for each in (context.parent, *_below(context)) if each]
+        self.related = [*(f"{name} (1)" for name in related), "ifaces.conf (5)"]
+
+    def __str__(self) -> str:
+        title = self.command.upper()
+        lines = super().__str__().replace(title, title.replace(" ", "-"), 1).splitlines()
+        lines[1:1] = [".nh", ".ad l"]
+        if not {"Options", "Commands"} & self.sections.keys():
+            lines.append(".SH OPTIONS" if " " in self.command else ".SH COMMANDS")
+        for heading, rows in self.sections.items():
+            lines.append(f".SH {heading.upper()}" if heading in ("Options", "Commands") else f".SS {heading}")
+            for names, text in rows:
+                lines += [".TP", re.sub(_NAMES, r"\\fB\g<0>\\fR", _roff(names)), *([_roff(text)] if text else [])]
+        lines += [".SH SEE ALSO", *(f".BR {_roff(each)}," for each in self.related)]
+        return "\n".join(lines).rstrip(",") + "\n"
+
+
+def _roff(text: str) -> str:
+    return re.sub(r"^\.", r"\\&.", text.translate(_ROFF), flags=re.MULTILINE)
+
+
+def _paragraph(text: str) -> str:
+    if text.startswith("\b\n"):
+        return f".PP\n.RS 4\n.nf\n{_roff(text[2:])}\n.fi\n.RE"
+    return f".PP\n{_roff(text)}"
+
+
+def _below(context: click.Context) -> Iterator[click.Context]:
+    if isinstance(context.command, click.Group):
+        for name in context.command.list_commands(context):
+            command = context.command.get_command(context, name)
+            assert command
+            yield click.Context(command, parent=context, info_name=name)
+
+
+def pages(context: click.Context | None = None) -> dict[str, str]:
+    """The pages of all commands, by the names of their files."""
+    context = context or click.Context(main, info_name="srunddp", **main.context_settings)
+    made = {f"man1/{context.command_path.replace(' ', '-')}.1": str(_Page(context))}
+    for each in _below(context):
+        made |= pages(each)
+    return made
+
+
+def page_of_file() -> str:
+    """The page of ifaces.conf. Raises FileNotFoundError where there is no pandoc."""
+    command = [
+        "pandoc",
+        "--standalone",
+        "--from=markdown-smart",
+        "--to=man",
+        "--metadata=hyphenate:false",
+        "--variable=adjusting:l",
+    ]
+    text = subprocess.run([*command, str(SOURCE)], capture_output=True, text=True, check=True).stdout
+    return "".join(line for line in text.splitlines(keepends=True) if not line.startswith('.\\"'))
+
+
+if __name__ == "__main__":
+    for name, text in (pages() | {"man5/ifaces.conf.5": page_of_file()}).items():
+        path = Path(MAN, name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
