@@ -7,6 +7,7 @@ import importlib
 import os
 import re
 import sys
+from collections.abc import Sequence
 from typing import Any, NoReturn, cast
 
 import click
@@ -17,6 +18,7 @@ from srunddp.errors import SrunddpError, UsageError, did_you_mean, one_of
 from srunddp.util.click_types import COMPLETE
 from srunddp.util.console import write_stderr
 
+_GROUPS = ("ifaces", "stage")
 _COMMANDS = ("check", "completion", "explain", "ifaces", "report", "run", "sbatch", "stage", "triage")
 _HELP = ("-h", "--help")
 _PAGE = """\
@@ -55,7 +57,7 @@ Other:
 class _RunByDefault(click.Group):
     """``srunddp train.py`` means ``srunddp run train.py``; an error is one line and a fixed exit code."""
 
-    command_word = "run"
+    command_words: Sequence[str] = ("run",)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(_COMMANDS)
@@ -73,27 +75,28 @@ class _RunByDefault(click.Group):
         rows = dict(re.findall(r"^  (\w+)(?: \w+)? {2,}(.+)$", _PAGE, re.MULTILINE))
         found = [CompletionItem(name, help=text) for name, text in rows.items() if name.startswith(incomplete)]
         # Next to words bash shows no files of its own.
-        files = sorted(glob.glob(f"{glob.escape(incomplete)}*")) if found and self.command_word != "help" else ()
+        files = sorted(glob.glob(f"{glob.escape(incomplete)}*")) if found and self.command_words != ["help"] else ()
         found += [CompletionItem(name + "/" * os.path.isdir(name)) for name in files]
         return found or [CompletionItem(incomplete, type="file")]
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         if ctx.resilient_parsing:  # a shell asks how the line goes on
-            self.command_word = "".join(args[:1])
-            known = ("", "help", *_COMMANDS, *_HELP, "--version")
-            return super().parse_args(ctx, args if self.command_word in known else ["run", *args])
+            self.command_words = args[:1]
+            known = ("help", *_COMMANDS, *_HELP, "--version")
+            return super().parse_args(ctx, args if not args or args[0] in known else ["run", *args])
         if not args:
             write_stderr(_PAGE)
             ctx.exit(UsageError.exit_code)
         if args[0] == "help":
-            args = [*(word for word in args[1:] if word not in _HELP), "--help"]
-            if args[0] not in (*_COMMANDS, *_HELP):
-                _refuse(args[0])
+            words = [word for word in args[1:] if word not in (*_HELP, "help")]
+            if words and words[0] not in _COMMANDS:
+                _refuse(words[0])
+            args = [*_command(words), "--help"]
         elif args[0] not in (*_COMMANDS, *_HELP, "--version"):
             if args[0].isidentifier() and not os.path.lexists(args[0]):
                 _refuse(args[0], only_if_near=True)
             args = ["run", *args]
-        self.command_word = args[0]
+        self.command_words = _command(args)
         return super().parse_args(ctx, args)
 
     def main(self, *args: Any, **extra: Any) -> NoReturn:
@@ -104,13 +107,18 @@ class _RunByDefault(click.Group):
         except click.UsageError as refused:
             from srunddp.util.usage_errors import usage_error
 
-            error: SrunddpError = usage_error(refused, self.command_word)
+            error: SrunddpError = usage_error(refused, " ".join(self.command_words))
         except click.Abort:
             sys.exit(130)  # after Ctrl-C
         except SrunddpError as raised:
             error = raised
         write_stderr(f"srunddp: error: {error}\n")
         sys.exit(error.exit_code)
+
+
+def _command(words: Sequence[str]) -> Sequence[str]:
+    """The words that name the command, at the beginning of these."""
+    return words[: 2 if words[:1] and words[0] in _GROUPS else 1]
 
 
 def _refuse(word: str, *, only_if_near: bool = False) -> None:

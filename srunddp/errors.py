@@ -46,7 +46,8 @@ def did_you_mean(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
     """A hint with the nearest of the known names; empty where none is near."""
     import difflib
 
-    near = difflib.get_close_matches(name, known, 1, cutoff)
+    near = difflib.get_close_matches(name, known, 3, cutoff)
+    near.sort(key=lambda each: sorted(each) != sorted(name))  # letters are swapped most often
     return f"did you mean {near[0]}?" if near else ""
 
 

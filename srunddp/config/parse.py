@@ -161,7 +161,7 @@ def _from_file(path: str, keys: Keys, removed: Removed) -> dict[str, _Given]:
 def _pairs(group: _Given, prefix: str, keys: Keys, removed: Removed, seen: set[str]) -> Iterator[tuple[str, _Given]]:
     """The leaves of a mapping and of those nested in it, by dotted name."""
     if not isinstance(group.node, yaml.MappingNode):
-        raise group.error(f"is {shown(group.node)}", "keys with values", f"write {_example(prefix, keys)}")
+        raise group.error(f"is {shown(group.node)}", "keys with values", f"write {_example(prefix, keys)}: VALUE")
     for key, node in group.node.value:
         written = _Given(prefix + (key.value if isinstance(key, yaml.ScalarNode) else shown(key)), node, group.path)
         name = _known(written.name, keys, removed, dataclasses.replace(written, node=key), groups=True)

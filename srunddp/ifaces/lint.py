@@ -51,7 +51,7 @@ def check_file(named: str | None, variables: Mapping[str, str]) -> LintReport:
     Raises:
         ConfigError: the file is not there, is wrong in itself, or is not to be trusted.
     """
-    loaded = load(named, variables)
+    loaded = load(named, variables, "FILE")
     if not loaded.path:
         return LintReport(loaded)
     # SINFO_PARTITION would leave nodes out.

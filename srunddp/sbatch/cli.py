@@ -17,7 +17,7 @@ import yaml
 from srunddp.bootstrap.process_group.device import BACKENDS
 from srunddp.config.parse import Setting, parse_values
 from srunddp.config.schema import NULLS, ConfigField, build, fields_of, scalar_node, text_of
-from srunddp.errors import ConfigError, file_errors
+from srunddp.errors import ConfigError, UsageError, file_errors
 from srunddp.sbatch import convert, slurm_options, validate
 from srunddp.sbatch import submit as slurm
 from srunddp.sbatch.render import render, salloc_options
@@ -32,7 +32,6 @@ from srunddp.util.option_groups import GroupedCommand, after_script
 DEFAULTS = ("/etc/srunddp/sbatch.yaml", "~/.config/srunddp/sbatch.yaml")
 _LETTERS = {"job_name": "-J", "nodes": "-N", "cpus_per_task": "-c", "module": "-m"}
 _FILES, _FOLDERS = "ifaces srunddp container error export_file input nodefile output", "chdir data log_dir venv"
-_TYPES = dict.fromkeys(_FILES.split(), FILE) | dict.fromkeys(_FOLDERS.split(), DIR)
 _PASSED_ON = {name.replace("-", "_"): option for name, option in slurm_options.OPTIONS.items()}
 # What --help says of sbatch's own options; it lists those of the groups.
 _HELP = {
@@ -73,6 +72,13 @@ class _Number(click.ParamType):  # type: ignore[type-arg]
         return value if str(value).lower() in NULLS else click.INT.convert(value, param, ctx)
 
 
+class _Choice(click.Choice[str]):
+    """One of some words, or ``none`` for no value."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        return value if str(value).lower() in NULLS else super().convert(value, param, ctx)
+
+
 class _Sbatch(GroupedCommand):
     """Takes every option of sbatch."""
 
@@ -90,7 +96,8 @@ def _partitions(context: click.Context, option: click.Parameter, incomplete: str
     return [name for name in dict.fromkeys(names) if name.startswith(incomplete)]
 
 
-_VALUES = {"partition": _partitions, "backend": click.Choice(BACKENDS).shell_complete}
+_VALUES = {"partition": _partitions}
+_TYPES = {**dict.fromkeys(_FILES.split(), FILE), **dict.fromkeys(_FOLDERS.split(), DIR), "backend": _Choice(BACKENDS)}
 
 
 def _job_options(function: Any) -> Any:
@@ -150,9 +157,11 @@ def sbatch(source: str | None, write: str | None, force: bool, submit: bool, sal
     srunddp sbatch --from=torchrun.sh --write=job.sh
     """
     if salloc and submit:
-        raise click.UsageError("--salloc and --submit exclude each other: bash starts what --write=FILE writes.")
+        hint = "write --write=FILE in the place of --submit, then bash FILE"
+        raise UsageError("--salloc and --submit", expected="one of them", hint=hint)
     if source and (salloc or any(value not in (None, ()) for value in given.values())):
-        raise click.UsageError("--from takes no SCRIPT and no options of the job: the file has them.")
+        hint = "remove them, and change the file that is written"
+        raise UsageError("--from with SCRIPT or options of the job", expected="--from without them", hint=hint)
     with answering():
         if source:
             job = SlurmJob(log_dir="")  # which makes no folder

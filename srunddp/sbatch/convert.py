@@ -8,16 +8,19 @@ from pathlib import Path
 from typing import NamedTuple
 
 from srunddp.errors import ConfigError
+from srunddp.util.usage_errors import foreign
 
-# The words of bash, as far as it takes to find commands: quotes and $(...) belong to a word, and may hold line ends.
+# The words of bash, as far as it takes to find commands. Quotes, $(...) and an array's values belong to a word, and may
+# hold line ends.
 _NESTED = r"\((?:[^()]|\((?:[^()]|\([^()]*\))*\))*\)"
 _TOKEN = re.compile(
     rf"""(?:[ \t\r]|\\\n)+ | \#[^\n]*
     | (?P<here>(?<!<)<<-?[ \t]*(?P<quote>['"]?)(?P<end>\w+)(?P=quote)[^\n]*\n.*?^\t*(?P=end)$)
-    | (?P<word>(?:\${_NESTED} | `[^`]*` | "(?:[^"\\]|\\.)*" | '[^']*' | \\. | [^\s"'`\\;&|()<>])+)
+    | (?P<word>(?:(?:\$|(?<==)){_NESTED} | `[^`]*` | "(?:[^"\\]|\\.)*" | '[^']*' | \\. | [^\s"'`\\;&|()<>])+)
     | (?P<separator>.)""",
     re.VERBOSE | re.MULTILINE | re.DOTALL,
 )
+_NAMED = re.compile(r"[^#]*(torchrun|torch\.distributed\.(run|launch)|accelerate launch)")
 # What starts a launcher, in words that a zero byte ends each.
 _STARTS = re.compile(
     r"""(?<![^\0]) (?:[^\0]*/)? (?: torchrun | accelerate\0launch | python[\d.]*\0 (?:(?!-m\0)[^\0]*\0)* -m\0
@@ -25,30 +28,29 @@ _STARTS = re.compile(
     re.VERBOSE,
 )
 _LOOPS = ("for", "while", "until")
-_BEFORE = re.compile(r"\w+=.*|then|do|else|exec|time|!|\{", re.DOTALL)  # what srun cannot stand before
+_BEFORE = re.compile(r"\w+=.*|if|elif|then|do|else|exec|time|!|\{", re.DOTALL)  # what srun cannot stand before
+_STARTS_IT = re.compile(r"\$.*|eval|ssh|pdsh|clush|mpi(run|exec).*")  # what srun cannot start, or may be srun
 # Options of torchrun and accelerate without a value; all others take one.
 _FLAG = re.compile(
-    r"standalone|m|module|no-python|virtual-local-rank|q|quiet|cpu|mps|tpu|use-.*|multi-gpu|same-network|debug"
-    r"|enable-cpu-affinity|dynamo-use-.*|fsdp-activation-checkpointing|(no-)?tpu-cluster|tpu-use-.*"
+    r"standalone|m|module|no-python|virtual-local-rank|run-path|q|quiet|cpu|mps|tpu|use-.*|multi-gpu|same-network|debug"
+    r"|enable-cpu-affinity|dynamo-use-.*|downcast-bf16|fp8-use-.*|(no-)?tpu-cluster|tpu-use-.*"
 )
-# Those that srun and srunddp replace; the others are noted.
-_REPLACED = re.compile(
-    r"standalone|m|module|q|quiet|use-env|multi-gpu|same-network|nnodes|nproc-per-node|node-rank|rdzv-.*|master-.*"
-    r"|max-restarts|num-processes|num-machines|machine-rank|main-process-.*"
-)
-# Options of srun that say how large the step is, in such words, with their values.
-_SIZE = re.compile(r"(?<![^\0])(?:-[Nnc]\0?|--(?:nodes|ntasks|ntasks-per-node|cpus-per-task)[=\0])[^\0]*\0")
+_SAME = ("m", "module", "q", "quiet", "use-env")  # for srunddp, too, or of no use
+# Options of srun that say how large the step is.
+_SIZE = re.compile(r"-[Nnc].*|--(?:nodes|n?tasks(?:-per-node)?|cpus-per-task)(?:=.*)?", re.DOTALL)
+
+
 _Words = Sequence[re.Match[str]]
 
 
 class _Launch(NamedTuple):
-    """A command with torchrun or accelerate: its words before that, its options, and SCRIPT with the rest, as texts."""
+    """A command with torchrun or accelerate: its words, how many are before that, its options, SCRIPT with the rest."""
 
     words: _Words
     before: int
+    launcher: str
     options: dict[str, str]
     script: _Words
-    texts: Sequence[str]
     in_loop: bool
 
 
@@ -66,15 +68,16 @@ def convert(path: str) -> tuple[str, list[str]]:
     launches = [launch for words, in_loop in _commands(text) if (launch := _launch(words, in_loop))]
     lines = [text.count("\n", 0, launch.words[launch.before].start()) + 1 for launch in launches]
     if len(launches) != 1:
-        in_lines = f", in lines {', '.join(map(str, lines))}" if lines else ""
-        found = f"{path}: {len(launches) or 'no'} commands with torchrun or accelerate{in_lines}"
+        quoted = [number for number, line in enumerate(text.splitlines(), 1) if _NAMED.match(line)]
+        found = f"{path}: {len(launches) or 'no'} commands with torchrun or accelerate"
+        found += ", but in quotes or the like" if quoted and not lines else ""
+        found += "".join(f", line {number}" for number in lines or quoted)
         hint = "replace those in quotes, in variables, or in several commands by hand: srun srunddp train.py"
         raise ConfigError(found, expected="one such command", hint=hint)
     (launch,), where = launches, f"{path}:{lines[0]}"
     if obstacle := _obstacle(text, launch):
         raise ConfigError(obstacle[0], expected="one command for all ranks", hint=obstacle[1], where=where)
-    lost = [f"--{name}" for name in launch.options if not _REPLACED.fullmatch(name)]
-    notes = [f"{where}: {', '.join(lost)}: left out; see srunddp run --help"] if lost else []
+    notes = [f"{where}: {each}" for each in _left_out(launch.options)]
     start, script = launch.words[0].start(), launch.script[0].start()
     return f"{text[:start]}{_replacement(text, launch)} {text[script:]}", notes
 
@@ -93,7 +96,7 @@ def _commands(text: str) -> Iterator[tuple[_Words, bool]]:
 
 
 def _launch(words: _Words, in_loop: bool) -> _Launch | None:
-    texts = [word[0].strip("\"'") for word in words]
+    texts = _texts(words)
     starts = _STARTS.search(joined := "".join(f"{text}\0" for text in texts))
     if not starts or texts[0] in ("echo", "printf", "which", "command", "type"):
         return None
@@ -104,21 +107,40 @@ def _launch(words: _Words, in_loop: bool) -> _Launch | None:
         takes_next = not (equals or _FLAG.fullmatch(name))
         options[name] = texts[at + 1] if takes_next and at + 1 < len(texts) else value
         at += 2 if takes_next else 1
-    return _Launch(words, place, options, words[at:], texts[at:], in_loop) if words[at:] else None
+    launcher = starts[0].replace("\0", " ").strip()
+    return _Launch(words, place, launcher, options, words[at:], in_loop) if words[at:] else None
+
+
+def _texts(words: _Words) -> list[str]:
+    return [re.sub("[\"']", "", word[0]) for word in words]
 
 
 def _obstacle(text: str, launch: _Launch) -> tuple[str, str] | None:
     """What was found, and the hint."""
-    first, *rest = launch.texts
+    first, *rest = _texts(launch.script)
+    before = _texts(launch.words[: launch.before])
+    command = next((each for each in before if not _BEFORE.fullmatch(each)), "")
     if launch.in_loop:
         return "a launch in a loop", "put one srun srunddp in the place of the loop by hand"
+    if _STARTS_IT.fullmatch(command):
+        return f"{command} before {launch.launcher}", "write srun in its place first"
     if first.startswith("$") and any(each.endswith(".py") for each in rest):
         return f"{first} before the script may hold options", "write the options out on this line"
+    if "accelerate" in launch.launcher and "num-processes" not in launch.options:
+        return f"{launch.launcher} without --num_processes", "add it, and --num_machines, with accelerate's own numbers"
     if "no-python" in launch.options:
         return "--no-python", "replace it by hand: srunddp runs a Python script"
-    if re.search(r"^#SBATCH\s.*--gpus-per-task", text, re.MULTILINE):
+    if re.search(r"^#SBATCH\s.*--gpus-per-task", text, re.MULTILINE) or "--gpus-per-task" in " ".join(before):
         return "--gpus-per-task, of which there are more tasks now", "write --gpus-per-node in its place first"
     return None
+
+
+def _left_out(options: dict[str, str]) -> Iterator[str]:
+    """A note for each option that neither srun nor srunddp replaces."""
+    for name, value in options.items():
+        answer = (foreign(f"--{name}") or ("", "see srunddp run --help"))[1]
+        if name not in _SAME and value != "0" and not answer.startswith(("leave it out", "srun's --n")):
+            yield f"--{name} is left out; here: {answer}"
 
 
 def _replacement(text: str, launch: _Launch) -> str:
@@ -127,10 +149,20 @@ def _replacement(text: str, launch: _Launch) -> str:
     place = next((at for at, each in enumerate(before) if not _BEFORE.fullmatch(each)), len(before))
     if "srun" in before:
         place = before.index("srun")
-        options = "".join(f"{word}\0" for word in before[place + 1 :])
-        before[place:] = _SIZE.sub("", options).split("\0")[:-1]
+        before[place:] = _without_size(before[place + 1 :])
     before[place:place] = ["srun", *_step(text, launch.options)]
     return " ".join([*before, "srunddp", *(["-m"] if {"m", "module"} & launch.options.keys() else [])])
+
+
+def _without_size(words: Sequence[str]) -> Iterator[str]:
+    """The words after srun, without options of the step's size; its command begins behind a word that is no option."""
+    left = list(words)
+    while left and left[0].startswith("-"):
+        option = [left.pop(0)]
+        if re.fullmatch(r"-\w|--[\w-]+", option[0]) and left and not left[0].startswith("-"):
+            option.append(left.pop(0))  # which may be its value
+        yield from () if _SIZE.fullmatch(option[0]) else option
+    yield from left
 
 
 def _step(text: str, options: dict[str, str]) -> list[str]:
@@ -145,10 +177,13 @@ def _step(text: str, options: dict[str, str]) -> list[str]:
     tasks = re.search(r"^#SBATCH\s.*--n?tasks-per-node[= ]*(\d+)", text, re.MULTILINE)
     given = re.search(r"^#SBATCH\s+(?:-c|.*--cpus-per-task)", text, re.MULTILINE)
     # Slurm has shared the node's CPUs out to the tasks of the job, which often were one for each node.
-    cpus = f"SLURM_CPUS_PER_TASK * {tasks[1] if tasks else 1}" if given else "SLURM_CPUS_ON_NODE"
-    size = [f"--nodes={nodes}", f"--ntasks={total or _calculated(f'{nodes} * {each}')}", f"--ntasks-per-node={each}"]
+    cpus = "SLURM_CPUS_PER_TASK" if given else "SLURM_CPUS_ON_NODE"
+    cpus += f" * {tasks[1]}" if given and tasks and tasks[1] != "1" else ""
+    size = {"nodes": nodes, "ntasks": total or _calculated(f"{nodes} * {each}"), "ntasks-per-node": each}
+    size["cpus-per-task"] = _calculated(f"{cpus} / {each}")
+    words = [f'--{name}="{value}"' if "$" in value else f"--{name}={value}" for name, value in size.items()]
     bind = ["--gpu-bind=none"] if re.search(r"^#SBATCH\s.*(gpu|-G)", text, re.MULTILINE) else []
-    return [*size, f"--cpus-per-task=$(({cpus} / {each}))", "--kill-on-bad-exit=1", *bind]
+    return [*words, "--kill-on-bad-exit=1", *bind]
 
 
 def _calculated(product: str) -> str:
@@ -156,4 +191,4 @@ def _calculated(product: str) -> str:
     if found := re.fullmatch(r"(\d+) ([*/]) (\d+)", product):
         left, right = int(found[1]), int(found[3])
         return str(left * right if found[2] == "*" else left // max(right, 1))
-    return f"$(({product}))"
+    return f"$(({product if '$(' in product else re.sub('[$](?=[A-Za-z_])', '', product)}))"

@@ -6,6 +6,9 @@ import re
 from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
+from srunddp.errors import UsageError
+from srunddp.util.usage_errors import foreign
+
 # Of Slurm 22.05 to 26.05, as LETTER:NAME. "=" takes a value, "?" may take one, and "!" is not of salloc's. What is not
 # here is SlurmJob's (as --nodes), or of no use in a job script (as --wrap). -m is --module here, --distribution there.
 _TABLE = """
@@ -75,11 +78,14 @@ def rewrite(arguments: Sequence[str], known: Collection[str], with_value: Collec
     """The command line as click can read it: each flag of Slurm's with a value, and what nobody knows for sbatch.
 
     ``--hold`` is ``--hold=true``, ``--no-hold`` is ``--hold=false``, and ``--unknown=x`` is
-    ``--sbatch-arg=--unknown=x``. What follows the script stays as it is.
+    ``--sbatch-arg=--unknown=x``, unless it is another launcher's. What follows the script stays as it is.
 
     Args:
         known: the options of the command.
         with_value: those among them that take the next word for their value.
+
+    Raises:
+        UsageError: a flag of Slurm's has a value.
     """
     left, done = list(arguments), []
     while left and left[0].startswith("-") and left[0] not in ("-", "--"):
@@ -91,7 +97,9 @@ def rewrite(arguments: Sequence[str], known: Collection[str], with_value: Collec
             done.append(f"--{option.name}=true")
         elif negated and negated.takes != "=" and name not in known and not equals:
             done.append(f"--{negated.name}=false")
-        elif equals and name.startswith("--") and name not in known:
+        elif option and not option.takes:
+            raise UsageError(f"{name} with a value", expected=name, hint="remove the value")
+        elif name.startswith("--") and name not in known and (name[2:] in UNUSABLE or (equals and not foreign(name))):
             done.append(f"--sbatch-arg={word}")
         else:
             done.append(name + equals + value)

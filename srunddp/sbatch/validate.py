@@ -18,6 +18,7 @@ from srunddp.bootstrap.network.ifaces_conf import OURS
 from srunddp.errors import ConfigError, did_you_mean
 from srunddp.sbatch.slurm_options import OPTIONS, UNUSABLE, split
 from srunddp.sbatch.spec import SlurmJob
+from srunddp.util.nccl import misspelt
 
 _INTERFACES = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")
 _RANK_VARIABLES = {*OURS} - {*_INTERFACES}
@@ -164,7 +165,9 @@ def script_problem(job: SlurmJob) -> tuple[str, str] | None:
             with warnings.catch_warnings(action="ignore"):
                 ast.parse(text)
     except OSError as error:
-        return f"{job.script} is not seen here: {os.strerror(error.errno or 0)}", "correct the path, or add --force"
+        own = re.fullmatch(r"python[\d.]*|torchrun|accelerate|deepspeed|srun|mpirun|mpiexec", job.script or "")
+        hint = f"remove {job.script}: the script starts srun and srunddp" if own else "correct the path, or add --force"
+        return f"{job.script} is not seen here: {os.strerror(error.errno or 0)}", hint
     except (SyntaxError, ValueError) as error:
         where = f"{job.script}:{getattr(error, 'lineno', None) or 1}"
         return f"{where}: {getattr(error, 'msg', error)}", "correct the script"
@@ -174,13 +177,15 @@ def script_problem(job: SlurmJob) -> tuple[str, str] | None:
 def notes(job: SlurmJob, environ: Mapping[str, str]) -> Iterator[str]:
     """What may not be as intended, or is not seen here, though the nodes may see it."""
     if problem := script_problem(job):
-        yield problem[0]
+        yield " -> ".join(problem)
     files = [job.ifaces, job.venv and f"{job.venv}/bin/python"]
     yield from (f"{path} is not seen here" for path in files if path and not os.path.exists(path))
     yield from _unknown_options(job)
     for name, _, value in (each.partition("=") for each in job.env):
         if name in _INTERFACES:
             yield f"--env {name}={value} is for every node, and wins over ifaces.conf"
+        elif meant := misspelt(name):
+            yield f"--env {name} is not a variable that NCCL documents; did you mean {meant}?"
     if 0 < job.gpus < job.tasks:
         yield f"more ranks than GPUs on each node, {job.tasks} and {job.gpus}: several ranks share one"
     elif 0 < job.tasks < job.gpus:

@@ -45,7 +45,9 @@ def build(
     """
     output = output.absolute()
     if not requirements.is_file():
-        raise ConfigError(f"{requirements} is not there", expected="a file as for pip install -r", hint="write it")
+        raise ConfigError(
+            f"{requirements} is not there", expected="a file as for pip install -r", hint="correct the path"
+        )
     if os.path.lexists(output):
         hint = "remove it, or name another with -o"
         raise ConfigError(f"{output} is there", expected="a new folder", hint=hint)

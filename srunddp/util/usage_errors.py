@@ -17,7 +17,7 @@ _FOREIGN = Path(__file__).with_name("foreign_options.yaml")
 def usage_error(refused: click.UsageError, command: str) -> SrunddpError:
     """The error of srunddp for one of click's; of another kind where an environment variable is wrong.
 
-    ``command`` is the first word of the command line, for errors of click that do not say of which command they are.
+    ``command`` is the command's name, for errors of click that do not say of which command they are.
     """
     context = refused.ctx
     path = context.command_path if context else f"srunddp {command}"
@@ -57,11 +57,13 @@ def foreign(option: str) -> tuple[str, str] | None:
 
 
 def _no_such_option(name: str, context: click.Context, see: str) -> UsageError:
-    known = [each for option in context.command.params for each in option.opts if each.startswith("--")]
+    known = [each for option in context.command.get_params(context) for each in option.opts if each.startswith("--")]
     command = see.removeprefix("see ").removesuffix(" --help")
-    found, hint = f"no option {name}", did_you_mean(name, known) or see
+    known += ["--version"] if context.info_name == "run" else []
+    found, hint = f"no option {name}", did_you_mean(name, known, 0.7) or see
     if any(each.name == "script" for each in context.command.params) and (other := foreign(name)):
         found, hint = f"{name} is an option of {other[0]}", other[1]
+        hint = f"write --srun-arg={name}[=VALUE]" if other[0] == "srun" and "--srun-arg" in known else hint
     return UsageError(found, expected=f"an option of {command}", hint=hint)
 
 
@@ -71,6 +73,8 @@ def _bad_value(refused: click.BadParameter, param: click.Parameter, see: str) ->
     choices = param.type.choices if isinstance(param.type, click.Choice) else ()
     if choices:
         value, expected = value.partition(" is not one of")[0], one_of(choices)
+    elif match := re.match(r"(File|Directory|Path) '(.*)' (.*)", value):
+        value, expected, see = f"{match[2]}, which {match[3]}", f"a {match[1].lower()}", "correct the path"
     elif match := re.match(r"('?)(.*?)\1 is not (.+)", value):
         value, expected = match[2], "a whole number"
         expected += f", {param.type.min} or more" if isinstance(param.type, click.IntRange) else ""
@@ -78,4 +82,5 @@ def _bad_value(refused: click.BadParameter, param: click.Parameter, see: str) ->
     by_variable = refused.ctx and refused.ctx.get_parameter_source(param.name or "") is ParameterSource.ENVIRONMENT
     if by_variable and isinstance(param.envvar, str):
         return ConfigError(f"{param.envvar}={value}", expected=expected, hint="correct the variable or unset it")
-    return UsageError(f"{param.opts[0]}={value}", expected=expected, hint=did_you_mean(value, choices) or see)
+    found = f"{param.opts[0]}={value}" if isinstance(param, click.Option) else repr(value)
+    return UsageError(found, expected=expected, hint=did_you_mean(value, choices) or see)

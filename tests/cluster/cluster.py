@@ -5,11 +5,12 @@
     python -m tests.cluster.cluster up                  start it and leave it up
     python -m tests.cluster.cluster on MACHINE CMD...   run a command on a node, or on the login node by `login`
     python -m tests.cluster.cluster down                end it and remove every trace
-    python -m tests.cluster.cluster hold TRACKING       start it, and end it at the end of the input
+    python -m tests.cluster.cluster hold SETTINGS       start it, and end it at the end of the input
 """
 
 import contextlib
 import fcntl
+import json
 import os
 import shutil
 import signal
@@ -18,6 +19,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Self
@@ -52,8 +54,8 @@ class CommandError(ClusterError):
 
 @contextlib.contextmanager
 def beside(settings: Settings, number: int) -> Iterator["Cluster"]:
-    """Another cluster, with a tracking of its own, beside the one that is up; a process of its own holds it."""
-    command = [sys.executable, "-m", "tests.cluster.cluster", "hold", settings.tracking]
+    """Another cluster, with settings of its own, beside the one that is up; a process of its own holds it."""
+    command = [sys.executable, "-m", "tests.cluster.cluster", "hold", json.dumps(asdict(settings))]
     environment = {**os.environ, "SRUNDDP_TEST_CLUSTER": str(100 * INSTANCE + number)}
     pipe = subprocess.PIPE
     with subprocess.Popen(command, env=environment, cwd=ROOT, stdin=pipe, stdout=pipe, text=True) as holder:
@@ -289,8 +291,8 @@ def main(*words: str) -> None:
             print(f"{len(NODES)} nodes idle, SLURM_CONF={slurm.config_file(cluster.folder)}")
         case ["down"]:
             Cluster().down()
-        case ["hold", tracking]:
-            with Cluster(Settings(tracking=tracking)) as held:
+        case ["hold", settings]:
+            with Cluster(Settings(**json.loads(settings))) as held:
                 print(held.folder, flush=True)
                 sys.stdin.read()
         case ["on", name, _, *_]:

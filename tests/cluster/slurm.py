@@ -304,7 +304,7 @@ def _node_lines(settings: Settings) -> list[str]:
         "GresTypes=gpu",
         # Believe this file about CPUs and memory instead of the machine, which has fewer.
         "SlurmdParameters=config_overrides",
-        f"NodeName=DEFAULT {cpus} RealMemory={32 * MEMORY}{gres} State=UNKNOWN",
+        f"NodeName=DEFAULT {cpus} RealMemory={settings.cpus * MEMORY}{gres} State=UNKNOWN",
         *(f"NodeName={node.name} NodeAddr={node.management} NodeHostname={node.name}" for node in NODES),
         f"PartitionName={PARTITION} Nodes={_node_range()} PriorityTier=1 GraceTime={GRACE} Default=YES {partition}",
         # Its jobs take nodes from those of the other, which are then requeued; not counted when nodes are listed.

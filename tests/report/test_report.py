@@ -344,10 +344,8 @@ def test_of_several_steps_and_starts_the_newest_is_taken(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["nothing"], "no folder nothing"),
         (["empty"], "no run that was monitored in empty"),
         (["logs"], "2 runs in logs: 4711.0, 4712.0; expected one -> name one, as logs/4712.0"),
-        (["4713"], "no files of job 4713 in logs; expected a folder 4713.STEP/monitor.0"),
         (["4711.1"], "no files of job 4711.1 in logs; expected a folder 4711.1/monitor.0"),
         (["4711;x"], "no folder 4711;x"),
         (["--restart", "3", "4711"], "--restart 3: logs/4711.0 has 0"),

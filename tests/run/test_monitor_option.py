@@ -6,7 +6,6 @@ import json
 import os
 from pathlib import Path
 
-import click
 import pytest
 
 from srunddp.report.locate import find
@@ -31,12 +30,6 @@ def test_monitor_takes_no_word_of_the_script_s(
 ) -> None:
     given = run.make_context("run", words).params
     assert (given["monitor"], given["script"], given["arguments"]) == (seconds, script, arguments)
-
-
-@pytest.mark.parametrize("wrong", ["0", "0.09", "-1", "nan", "often"])
-def test_what_is_no_number_of_seconds_is_refused(wrong: str) -> None:
-    with pytest.raises(click.BadParameter):
-        run.make_context("run", [f"--monitor={wrong}", "train.py"])
 
 
 def test_files_of_a_run_say_how_it_went(tmp_path: Path) -> None:
@@ -76,23 +69,6 @@ def test_an_earlier_run_s_description_is_not_left(tmp_path: Path) -> None:
     done = srunddp(*words, folder=tmp_path, **slurm(0, 2, **restarts))  # the other one never comes
     assert done.returncode not in (0, 78), done.stderr
     assert not file.exists()
-
-
-@pytest.mark.parametrize(
-    ("words", "code", "message"),
-    [
-        (["--monitor-dir=logs"], 2, "--monitor-dir without --monitor -> add --monitor"),
-        (["--monitor", "--monitor-dir=file"], 78, "--monitor-dir: file/run/monitor.0 cannot be written: Not"),
-    ],
-)
-def test_what_cannot_be_recorded_is_said_before_anything_starts(
-    tmp_path: Path, words: list[str], code: int, message: str
-) -> None:
-    write(tmp_path / "train.py", "print('started')")
-    write(tmp_path / "file", "")
-    done = srunddp("run", *words, "train.py", folder=tmp_path)
-    assert (done.returncode, done.stdout) == (code, "")
-    assert message in done.stderr
 
 
 def test_a_rank_that_alone_cannot_write_its_files_says_so_itself(tmp_path: Path) -> None:

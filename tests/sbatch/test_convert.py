@@ -6,9 +6,10 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from torch.distributed.run import get_args_parser
 
 from srunddp.errors import ConfigError
-from srunddp.sbatch.convert import convert
+from srunddp.sbatch.convert import _FLAG, convert
 
 HEAD = "#!/bin/bash\n#SBATCH --nodes=2 --ntasks-per-node=1\n#SBATCH --cpus-per-task=32\n#SBATCH --gres=gpu:4\n"
 BODY = """# torchrun is only named here
@@ -18,7 +19,7 @@ it's torchrun train.py
 END
 export HEAD_NODE=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)  # it's a comment\t
 """
-SIZE = "--nodes=2 --ntasks=8 --ntasks-per-node=4 --cpus-per-task=$((SLURM_CPUS_PER_TASK * 1 / 4))"
+SIZE = '--nodes=2 --ntasks=8 --ntasks-per-node=4 --cpus-per-task="$((SLURM_CPUS_PER_TASK / 4))"'
 ON_TWO = f"{SIZE} --kill-on-bad-exit=1 --gpu-bind=none"
 TWO = "--nnodes=2 --nproc-per-node=4"
 
@@ -43,6 +44,11 @@ def converted(folder: Path, text: str) -> tuple[str, list[str]]:
             f"srun {ON_TWO} apptainer exec --nv $SIF srunddp t.py",
         ),
         (
+            f"if ! srun -n$N --tasks-per-node 1 -u conda run -n train torchrun {TWO} --run-path t.py",
+            f"if ! srun {ON_TWO} -u conda run -n train srunddp t.py",
+        ),
+        (f"if torchrun {TWO} t.py", f"if srun {ON_TWO} srunddp t.py"),
+        (
             "accelerate launch --multi_gpu --num_machines 2 --num_processes=8 --machine_rank $R train.py",
             f"srun {ON_TWO} srunddp train.py",
         ),
@@ -58,10 +64,15 @@ def test_the_launch_is_replaced_and_every_other_byte_stays(launch: str, made: st
 @pytest.mark.parametrize(
     ("launch", "size"),
     [
-        ("torchrun --standalone --nproc-per-node=gpu t.py", "--nodes=1 --ntasks=$((1 * $SLURM_GPUS_ON_NODE)) "),
-        ("torchrun --nnodes=$N --nproc_per_node=$G t.py", "--nodes=$N --ntasks=$(($N * $G)) --ntasks-per-node=$G "),
-        ("torchrun --nnodes=1:4 --nproc-per-node=2 t.py", "--nodes=$SLURM_NNODES --ntasks=$(($SLURM_NNODES * 2)) "),
-        ("torchrun t.py", "--nodes=1 --ntasks=1 --ntasks-per-node=1 --cpus-per-task=$((SLURM_CPUS_ON_NODE / 1)) "),
+        ("torchrun --standalone --nproc-per-node=gpu t.py", '--nodes=1 --ntasks="$((1 * SLURM_GPUS_ON_NODE))" '),
+        ('torchrun --nnodes="$N" --nproc_per_node=${G:-2} t.py', '--nodes="$N" --ntasks="$((N * ${G:-2}))" '),
+        ("torchrun --nproc_per_node=$(f $G) t.py", '--nodes=1 --ntasks="$((1 * $(f $G)))" '),
+        ("torchrun --nnodes=1:4 --nproc-per-node=2 t.py", '--nodes="$SLURM_NNODES" --ntasks="$((SLURM_NNODES * 2))" '),
+        ("torchrun t.py", '--nodes=1 --ntasks=1 --ntasks-per-node=1 --cpus-per-task="$((SLURM_CPUS_ON_NODE / 1))" '),
+        (
+            "#SBATCH --ntasks-per-node=4 --cpus-per-task=8\ntorchrun --nproc-per-node=2 t.py",
+            '--nodes=1 --ntasks=2 --ntasks-per-node=2 --cpus-per-task="$((SLURM_CPUS_PER_TASK * 4 / 2))" ',
+        ),
     ],
 )
 def test_sizes_of_variables_are_left_to_bash(launch: str, size: str, tmp_path: Path) -> None:
@@ -72,8 +83,21 @@ def test_sizes_of_variables_are_left_to_bash(launch: str, size: str, tmp_path: P
 
 
 def test_an_option_that_gets_lost_is_noted(tmp_path: Path) -> None:
-    _, notes = converted(tmp_path, "torchrun --tee 3 --nproc-per-node=2 --log_dir=x t.py\n")
-    assert notes == [f"{tmp_path}/job.sh:1: --tee, --log-dir: left out; see srunddp run --help"]
+    launch = "torchrun --tee 3 --nproc-per-node=2 --max_restarts=0 --log_dir=x --rdzv-id=1 t.py\n"
+    assert converted(tmp_path, launch)[1] == [
+        f"{tmp_path}/job.sh:1: --tee is left out; here: srunddp --log-dir logs --show-ranks all --prefix train.py",
+        f"{tmp_path}/job.sh:1: --log-dir is left out; here: see srunddp run --help",
+    ]
+
+
+def test_the_options_without_a_value_are_those_of_torchrun() -> None:
+    options = [
+        (name.lstrip("-"), each.nargs == 0) for each in get_args_parser()._actions for name in each.option_strings
+    ]
+    assert [each for each in options if bool(_FLAG.fullmatch(each[0].replace("_", "-"))) != each[1]] == [
+        ("h", True),
+        ("help", True),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -81,12 +105,20 @@ def test_an_option_that_gets_lost_is_noted(tmp_path: Path) -> None:
     [
         ("", "no commands with torchrun or accelerate; expected one such command -> "),
         ("python train.py\n", "no commands"),
-        ('srun bash -c "\ntorchrun t.py\n"\n', "no commands"),
-        ("torchrun a.py\ntorchrun b.py\n", "2 commands with torchrun or accelerate, in lines 1, 2"),
+        (
+            'srun bash -c "\ntorchrun t.py\n"\n',
+            "no commands with torchrun or accelerate, but in quotes or the like, line 2",
+        ),
+        ("# torchrun\nA=(torchrun t.py)\ncat <<E\ntorchrun t.py\nE\n", "but in quotes or the like, line 2, line 4; "),
+        ("torchrun a.py\ntorchrun b.py\n", "2 commands with torchrun or accelerate, line 1, line 2; "),
         ("for i in 1 2; do\n  torchrun t.py &\ndone\n", "job.sh:2: a launch in a loop"),
         ('torchrun "${ARGS[@]}" t.py\n', "${ARGS[@]} before the script may hold options"),
         ("torchrun --no-python t.sh\n", "--no-python"),
         ("#SBATCH --gpus-per-task=4\ntorchrun t.py\n", "job.sh:2: --gpus-per-task"),
+        ("srun --gpus-per-task=4 torchrun t.py\n", "job.sh:1: --gpus-per-task"),
+        ("$SRUN torchrun t.py\n", "job.sh:1: $SRUN before torchrun; "),
+        ("time ssh n1 torchrun t.py\n", "job.sh:1: ssh before torchrun; "),
+        ("accelerate launch --config_file=c t.py\n", "job.sh:1: accelerate launch without --num_processes; "),
     ],
 )
 def test_what_is_not_one_launch_is_refused(text: str, found: str, tmp_path: Path) -> None:

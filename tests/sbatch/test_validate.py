@@ -1,4 +1,4 @@
-"""What is asked of a job is looked at before a script is written of it, and every refusal names its hint."""
+"""What may not be as it is meant is noted, before a script is written. Refusals: tests/util/wrong_inputs.yaml."""
 
 from __future__ import annotations
 
@@ -7,59 +7,8 @@ from typing import Any
 
 import pytest
 
-from srunddp.errors import ConfigError
 from srunddp.sbatch import validate
 from srunddp.sbatch.spec import SlurmJob
-
-
-@pytest.mark.parametrize(
-    ("fields", "said"),
-    [
-        ({"script": None}, "no script; expected a training script"),
-        ({"script": ""}, "script is empty; expected a value"),
-        ({"script": "-x"}, "script '-x'; expected no dash in front -> write ./-x"),
-        ({"log_dir": "~/logs"}, "--log-dir '~/logs'; expected a path without ~"),
-        ({"log_dir": "a\\b"}, "--log-dir 'a\\\\b'; expected no backslash"),
-        ({"job_name": "a/b"}, "--job-name 'a/b'; expected no slash"),
-        ({"nodes": 0}, "--nodes 0; expected 1 or more"),
-        ({"monitor": 0}, "--monitor 0; expected 1 or more"),
-        ({"sbatch_arg": ("--gres=gpu:4", "--gpus-per-node=4")}, "--gres and --gpus-per-node; expected one of them"),
-        ({"signal": "B:USR2@60"}, "expected a signal for the ranks, not the batch shell -> write USR2@60"),
-        ({"backend": "nccl"}, "--backend nccl without GPUs; expected a GPU for each rank"),
-        ({"backend": "nccl", "sbatch_arg": ("--gpus-per-node=4",), "ntasks_per_node": 8}, "8 ranks on each node"),
-        ({"venv": "a", "conda": "b"}, "--venv and --conda; expected one environment"),
-        ({"stage": True}, "--stage without a virtual environment"),
-        ({"stage": True, "venv": "a", "monitor": 5}, "--monitor with --stage; expected a log folder that all"),
-        ({"stage": True, "venv": "a", "rank_logs": True}, "--rank-logs with --stage; expected a log folder that all"),
-        ({"data": ("d",)}, "--data without --stage"),
-        ({"container_mounts": ("a:b",)}, "--container-mounts without --container-image"),
-        ({"container_mounts": ("a:b,c:d",), "container_image": "i"}, "expected one SOURCE:TARGET, without a comma"),
-        ({"env": ("A",)}, "--env 'A'; expected NAME=VALUE"),
-        ({"env": ("code=5",)}, "--env code; expected no variable of bash's or the script's own"),
-        ({"env": ("MASTER_ADDR=n1",)}, "MASTER_ADDR; expected no variable that is set by srunddp, for each rank"),
-        ({"env": ("SLURM_NTASKS=4",)}, "--env SLURM_NTASKS; expected no variable that is set by Slurm"),
-        ({"modules": ("CUDA,NCCL",)}, "--modules 'CUDA,NCCL'; expected one module"),
-        ({"srun_arg": ("cpu-bind=cores",)}, "expected an option of srun -> write --srun-arg=--cpu-bind=cores"),
-        ({"sbatch_arg": ("-p gpu",)}, "--sbatch-arg '-p gpu'; expected --NAME=VALUE, or --NAME"),
-        ({"sbatch_arg": ("--nodes=4",)}, "expected --nodes, which srunddp has, too -> write --nodes=4"),
-        ({"sbatch_arg": ("--wrap=hostname",)}, "--wrap; expected an option of a job script"),
-        ({"run_options": ("verbose",)}, "--run-options 'verbose'; expected an option of srunddp run -> write"),
-    ],
-    ids=str,
-)
-def test_check_refuses_what_cannot_be_meant(fields: dict[str, Any], said: str) -> None:
-    with pytest.raises(ConfigError) as error:
-        validate.check(SlurmJob(**{"script": "train.py", **fields}))
-    assert said in str(error.value)
-    assert error.value.hint
-
-
-@pytest.mark.parametrize("fields", [{"requeue": True}, {"sbatch_arg": ("--array=0-3",)}], ids=str)
-def test_check_refuses_what_salloc_does_not_know(fields: dict[str, Any]) -> None:
-    job = SlurmJob(script="train.py", **fields)
-    validate.check(job)
-    with pytest.raises(ConfigError, match="--salloc with --"):
-        validate.check(job, interactive=True)
 
 
 @pytest.mark.parametrize(

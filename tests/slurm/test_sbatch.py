@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from srunddp.sbatch.render import directive
-from tests.cluster.cluster import Cluster, Settings
+from tests.cluster.cluster import Settings, beside
 from tests.conftest import PROGRAMS, ROOT
 from tests.sbatch.test_hostile import HOSTILE
 from tests.slurm.conftest import SRUNDDP, SlurmJobRunner
@@ -223,6 +223,27 @@ def processes(job: str) -> list[str]:
     return found
 
 
+CONVERTED = """#!/bin/bash
+#SBATCH --nodes=2 --ntasks-per-node=1
+#SBATCH --cpus-per-task=4
+#SBATCH --gres=gpu:2
+export PATH={path}:$PATH
+srun -l --ntasks=2 torchrun --nnodes="$SLURM_NNODES" --nproc-per-node=2 --rdzv-endpoint="$H:29500" train.py --lr "a b"
+"""
+
+
+def test_a_converted_script_runs_with_as_many_ranks(site: Site) -> None:
+    (site.folder / "theirs.sh").write_text(CONVERTED.format(path=ROOT / "bin"))
+    number = site.run(SRUNDDP, "sbatch", "--from=theirs.sh", "--submit").stdout.strip()
+    job = site._noted("converted", number, "slurm-%.out")
+    until(lambda: look([job]), [job])
+    assert job.state == "COMPLETED", job
+    ranks = reports(re.sub(r"^\d: ", "", job.output, flags=re.MULTILINE))
+    assert {rank: (each["node"], each["arguments"]) for rank, each in ranks.items()} == {
+        rank: (f"node0{1 + rank // 2}", ["--lr", "a b"]) for rank in range(4)
+    }
+
+
 @pytest.mark.parametrize("quoted", [False, True])
 def test_slurm_reads_any_text_of_an_sbatch_line_as_it_is(quoted: bool, site: Site) -> None:
     """In a field of its own: what is not given is seen there as well."""
@@ -253,34 +274,39 @@ def test_a_name_of_any_letters_and_any_arguments_come_through(site: Site) -> Non
     assert not list(site.folder.rglob("canary*"))
 
 
-# The #SBATCH lines of sites' public documentation, with names for its placeholders; smaller where these nodes, with 32
-# CPUs and 8 GPUs each, are. `srunddp sbatch` gets the same words.
+# The #SBATCH lines of sites' public documentation, with names for placeholders. `srunddp sbatch` gets the same words.
 SITES = {
     # LUMI: https://docs.lumi-supercomputer.eu/runjobs/scheduled-jobs/lumig-job/
     "lumi": "--job-name=examplejob --output=examplejob.o%j --error=examplejob.e%j --partition=standard-g --nodes=2 "
     "--ntasks-per-node=8 --gpus-per-node=8 --time=1-12:00:00 --account=project_462",
-    # CSC Puhti: https://docs.csc.fi/support/tutorials/ml-multi/ (8 CPUs and 32G here; 40 and 320G there)
-    "puhti": "--account=project_200 --partition=gpu --nodes=2 --ntasks-per-node=1 --cpus-per-task=8 --mem=32G "
+    # CSC Puhti: https://docs.csc.fi/support/tutorials/ml-multi/
+    "puhti": "--account=project_200 --partition=gpu --nodes=2 --ntasks-per-node=1 --cpus-per-task=40 --mem=320G "
     "--time=1:00:00 --gres=gpu:v100:4",
     # Princeton: https://github.com/PrincetonUniversity/multi_gpu_training (02_pytorch_ddp/job.slurm)
     "princeton": "--job-name=ddp-torch --nodes=2 --ntasks-per-node=2 --cpus-per-task=8 --mem=32G --gres=gpu:2 "
-    "--time=00:05:00 --mail-type=begin --mail-type=end",
+    "--time=00:05:00 --mail-type=begin --mail-type=end --mail-user=netid@princeton.edu",
     # Mila: https://docs.mila.quebec/examples/distributed/multi_node/
     "mila": "--ntasks=4 --ntasks-per-node=2 --cpus-per-task=4 --gpus-per-task=l40s:1 --mem-per-gpu=16G --time=00:15:00",
     # CSCS: https://docs.cscs.ch/software/ml/pytorch/ (with the features that the page advises)
     "cscs": "--account=a1 --job-name=dist-train-ddp --time=01:00:00 --nodes=2 --ntasks-per-node=4 "
     "--output=logs/slurm-%x-%j.log -C thp_never&nvidia_vboost_enabled",
 }
-# What each job has for itself, and where it is from.
-OF_ITS_OWN = r"(?:JobId|SubmitTime|EligibleTime|AccrueTime|LastSchedEval|Command|WorkDir|StdOut|StdErr|StdIn)"
+# What each job has for itself; and which script it is, and where that writes.
+OF_ITS_OWN = {"JobId", "AllocNode:Sid", "SubmitTime", "EligibleTime", "AccrueTime", "LastSchedEval"}
+SCRIPTS_OWN = {"Command", "WorkDir", "StdOut", "StdErr"}
 
 
 @pytest.fixture(scope="module")
 def many_sites() -> Iterator[SlurmJobRunner]:
-    """A cluster with the partitions, features and GRES of these scripts; any name of an account is taken."""
+    """A cluster with the partitions, features, accounts and GRES of these scripts."""
     features = ("thp_never", "nvidia_vboost_enabled")
-    named = Settings(partitions=("standard-g", "gpu"), features=features, gpu_types=("v100", "l40s"))
-    with Cluster(named) as cluster:
+    named = Settings(
+        partitions=("standard-g",), features=features, gpu_types=("v100", "l40s"), cpus=64, accounting=True
+    )
+    with beside(named, 13) as cluster:
+        accounts = ",".join(re.findall(r"--account=(\S+)", " ".join(SITES.values())))
+        for words in (("account", accounts), ("user", "root", f"account={accounts}")):
+            cluster.run("sacctmgr", "--immediate", "add", *words)
         yield SlurmJobRunner(cluster)
 
 
@@ -294,14 +320,15 @@ def test_a_sites_own_script_and_ours_are_the_same_job(name: str, many_sites: Slu
     (folder / "theirs.sh").write_text("\n".join(["#!/bin/bash", *(f"#SBATCH {pair}" for pair in pairs), "true\n"]))
     named = () if "--job-name" in SITES[name] else ("--job-name=theirs.sh",)
     inside = ("env", "-C", str(folder))
-    ours = (SRUNDDP, "sbatch", f"--srunddp={SRUNDDP}", "--write=ours.sh", *named, *words, "train.py")
-    many_sites.cluster.run(*inside, *ours)
+    command = (SRUNDDP, "sbatch", f"--srunddp={SRUNDDP}", "--write=ours.sh", *named, *words, "train.py")
+    many_sites.cluster.run(*inside, *command)
     shown = []
     for script in ("theirs.sh", "ours.sh"):
         done = many_sites.cluster.run(*inside, "sbatch", "--parsable", "--hold", script)
         text = many_sites.cluster.run("scontrol", "show", "job", done.stdout.strip()).stdout
-        shown.append(re.sub(rf"\b{OF_ITS_OWN}=\S*", "", text).split())
-    assert shown[0] == shown[1]
+        shown.append(dict(re.findall(r"(\S+?)=(\S*)", text)))
+    theirs, ours = shown
+    assert {key for key in {*theirs, *ours} if theirs.get(key) != ours.get(key)} <= OF_ITS_OWN | SCRIPTS_OWN
 
 
 TOO_MUCH = ("--gpus-per-node=9", "--nodes=99", "--mem=2T")

@@ -128,13 +128,13 @@ class IfacesConfig:
     passed_over: tuple[str, ...] = ()
 
 
-def load(named: str | None, variables: Mapping[str, str]) -> IfacesConfig:
-    """The entries of the first file that has any, ``--ifaces`` first, then ``$SRUNDDP_IFACES`` and the defaults.
+def load(named: str | None, variables: Mapping[str, str], option: str = "--ifaces") -> IfacesConfig:
+    """The entries of the first file that has any: ``named`` by ``option``, ``$SRUNDDP_IFACES``, or a default one.
 
     Raises:
         ConfigError: a file that was asked for is not there, or a file is wrong, or somebody else's in a default place.
     """
-    asked = {Path(path): origin for path, origin in ((variables.get(VARIABLE), VARIABLE), (named, "--ifaces")) if path}
+    asked = {Path(path): origin for path, origin in ((variables.get(VARIABLE), VARIABLE), (named, option)) if path}
     files, passed_over = list(dict.fromkeys([*reversed(asked), *default_files()])), []
     for number, path in enumerate(files):
         # os.path says False where Path raises: for a name that is too long, below a folder that is closed.
