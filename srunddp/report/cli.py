@@ -25,7 +25,7 @@ _NO_PICTURES = 'no pictures: matplotlib is not installed here -> pip install "sr
 _REFRESH = 2.0  # seconds between two looks, and no more than a tenth of the time is spent on them
 _HOME, _REST_OF_LINE, _REST = "\x1b[H", "\x1b[K", "\x1b[J"
 _UNITS = {  # what a key of --json adds to the name of its figure
-    "s": "begin clock end first_step last process",
+    "s": "begin clock end first_step last",
     "bytes": "rss_last",
     "bytes_per_s": "read received sent written",
     "cpus": "iowait used",
@@ -105,7 +105,12 @@ def _summed(folder: Path, baseline: Summary | None) -> tuple[RunData, Summary]:
 def record(summary: Summary) -> dict[str, Any]:
     """For ``--json``: the names of the figures with their units, and the notes."""
     found = asdict(summary, dict_factory=lambda pairs: {_WITH_UNIT.get(name, name): value for name, value in pairs})
-    found |= {name: getattr(summary, name) for name in ("step_s", "data_share", "energy_j", "energy_per_sample_j")}
+    found |= {name: getattr(summary, name) for name in ("step_s", "data_share", "energy_j")}
+    found["launches"] = [
+        {"rank": rank, "phase": phase, "begin_s": begin, "end_s": end}
+        for rank, phases in summary.launches.items()
+        for phase, (begin, end) in phases.items()
+    ]
     found["slowest_rank"] = summary.slowest.rank if summary.slowest else None
     found["notes"] = [asdict(note) for note in notes(summary)]
     found["remarks"] = [*filter(None, [too_short(summary)]), *text.remarks(summary)]
