@@ -1,7 +1,5 @@
 """The command line ``srunddp [COMMAND] …``: each command is in the package of its name, and imported when asked for."""
 
-from __future__ import annotations
-
 import glob
 import importlib
 import os

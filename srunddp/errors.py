@@ -12,8 +12,6 @@
 through; what click refuses is a UsageError too.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 from collections.abc import Iterable, Iterator, Sequence

@@ -4,8 +4,6 @@ A mark is one write, no more. With ``--monitor`` there are also times of steps a
 :mod:`srunddp.monitor.monitor`; they outlive the rank, however it ends.
 """
 
-from __future__ import annotations
-
 import contextlib
 import math
 import mmap

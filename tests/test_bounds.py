@@ -12,8 +12,8 @@ import pytest
 
 from tests.conftest import ROOT
 
-PRODUCT_LINES, TEST_LINES = 27_752, 36_000
-MODULES, MODULE_LINES = 172, 350
+PRODUCT_LINES, TEST_LINES = 28_560, 37_500
+MODULES, MODULE_LINES = 175, 350
 TEST_NAME = 60
 
 # What modules, classes, functions, parameters and variables were called before they had the field's words.

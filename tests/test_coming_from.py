@@ -89,7 +89,8 @@ def test_every_command_to_type_now_is_one_that_srunddp_takes(command: str) -> No
         return
     for each in ours(words):
         command_there, rest = command_of(each)
-        params = command_there.make_context("srunddp", rest).params  # a UsageError where it does not parse
+        # A UsageError where it does not parse.
+        params = command_there.make_context("srunddp", rest, help_option_names=["-h", "--help"]).params
         assert params["script"] == each[each.index(params["script"])]
         assert params["script"].endswith(".py") or params["module"]
 

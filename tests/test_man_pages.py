@@ -60,7 +60,7 @@ def test_man_shows_a_page(page: Path) -> None:
 def test_options_of_a_page_are_in_groups_and_none_is_hidden() -> None:
     text = shown(MAN / "man1" / "srunddp-sbatch.1")
     assert re.findall(r"^   (\w.*)$", text, re.MULTILINE)[:2] == ["Resources", "Where it runs"]
-    assert "-p, --partition TEXT" in text
+    assert "-p, --partition NAME" in text
     assert "--spread-job" not in text
 
 

@@ -3,8 +3,6 @@
 Gloo's connecting can ignore every time limit, and the process that asks is not to touch CUDA; so the ranks fork.
 """
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import time

@@ -1,7 +1,5 @@
 """Measured between nodes: how fast TCP is, each node busy with one other at a time; how far the clocks are apart."""
 
-from __future__ import annotations
-
 import contextlib
 import socket
 import statistics

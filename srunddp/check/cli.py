@@ -1,7 +1,5 @@
 """The command ``srunddp check``: what may print, and what may exit, before a job."""
 
-from __future__ import annotations
-
 import os
 import sys
 from dataclasses import replace

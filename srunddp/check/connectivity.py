@@ -5,8 +5,6 @@ a connection is not answered, the listener's kernel knows more: one that it has 
 got lost; of one that it does not know, the first packet did.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace

@@ -4,8 +4,6 @@ A check has to work just where a meeting would not. So rank 0 listens on every a
 each one that the channel tells or that its names lead to. Rank 0 takes whoever has come when the time is over.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

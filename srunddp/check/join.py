@@ -1,7 +1,5 @@
 """How the ranks of a check come together: rank 0 becomes the coordinator, the others find it by whichever way works."""
 
-from __future__ import annotations
-
 import itertools
 import socket
 import time

@@ -1,7 +1,5 @@
 """The check before a job: rank 0 asks what all ranks see and what shows between them, and judges it."""
 
-from __future__ import annotations
-
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence

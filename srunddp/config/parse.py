@@ -1,7 +1,5 @@
 """Settings from YAML files and the command line, into any dataclass; and back into YAML."""
 
-from __future__ import annotations
-
 import dataclasses
 import difflib
 import os

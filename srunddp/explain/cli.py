@@ -1,7 +1,5 @@
 """The commands for before a job: they may print and exit, as ``cli`` does."""
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Mapping

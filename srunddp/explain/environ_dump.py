@@ -1,7 +1,5 @@
 """The environments of other processes, as ``env`` or ``env -0`` prints them, or ``/proc/PID/environ`` has them."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable
 from pathlib import Path

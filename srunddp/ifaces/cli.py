@@ -1,7 +1,5 @@
 """The commands ``srunddp ifaces scan`` and ``srunddp ifaces check``, for those who write ifaces.conf."""
 
-from __future__ import annotations
-
 import datetime
 import os
 import sys

@@ -1,7 +1,5 @@
 """An ifaces.conf from what a scan found: the network that reaches the most nodes, and why it was chosen."""
 
-from __future__ import annotations
-
 import datetime
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass

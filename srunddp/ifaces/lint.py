@@ -1,7 +1,5 @@
 """What is wrong with an ifaces.conf, seen from a login node: by itself, by Slurm's nodes and by the names here."""
 
-from __future__ import annotations
-
 import fnmatch
 import socket
 from collections.abc import Iterator, Mapping, Sequence

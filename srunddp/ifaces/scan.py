@@ -1,7 +1,5 @@
 """Which interfaces of which nodes reach each other, found by trying: every rank's side of ``srunddp ifaces scan``."""
 
-from __future__ import annotations
-
 import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass

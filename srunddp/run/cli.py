@@ -1,7 +1,5 @@
 """The command ``srunddp run``: errors are one message on the rank that sees them first. It may print and exit."""
 
-from __future__ import annotations
-
 import os
 import sys
 import time

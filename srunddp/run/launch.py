@@ -1,7 +1,5 @@
 """The pipeline below a supervisor: fork the worker, which becomes the script, and supervise it to its end."""
 
-from __future__ import annotations
-
 import os
 import resource
 import sys

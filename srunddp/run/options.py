@@ -1,7 +1,5 @@
 """What the command line says about a run, and the folders and files that follow from it."""
 
-from __future__ import annotations
-
 import os
 import time
 from dataclasses import dataclass

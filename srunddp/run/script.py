@@ -1,7 +1,5 @@
 """Run the user's script or module as Python itself would, and tell how it ended."""
 
-from __future__ import annotations
-
 import contextlib
 import importlib.util
 import io

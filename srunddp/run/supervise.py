@@ -1,7 +1,5 @@
 """What the supervisor does while its worker runs; imported after the fork, so that the worker starts before."""
 
-from __future__ import annotations
-
 import select
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field

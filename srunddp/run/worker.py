@@ -1,7 +1,5 @@
 """The process that the supervisor forked before any heavy import, and that becomes the user's script."""
 
-from __future__ import annotations
-
 import atexit
 import contextlib
 import ctypes

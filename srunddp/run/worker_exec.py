@@ -3,8 +3,6 @@
 What a forked worker has in memory comes by a file in memory; sockets and files are inherited.
 """
 
-from __future__ import annotations
-
 import copyreg
 import os
 import pickle

@@ -1,7 +1,5 @@
 """The command ``srunddp sbatch``: a job script from options and YAML files. It may print and exit."""
 
-from __future__ import annotations
-
 import itertools
 import os
 import shutil
@@ -39,7 +37,13 @@ _HELP = {
     "gres": "Such as gpu:4 or gpu:a100:4, instead of --gpus-per-node.",
     "mem": "Memory on each node, such as 64G; 0 for all of it.",
     "time": "Time limit, such as 04:00:00 or 1-12:00:00.",
-    "constraint": "Features of the nodes.",
+    "partition": "Partitions to choose from, see sinfo -s.",
+    "account": "The account that the job is charged to.",
+    "qos": "Quality of service, see sacctmgr show qos.",
+    "constraint": "Features of the nodes, such as a100&nvlink.",
+    "reservation": "Nodes that are reserved under this name.",
+    "nodelist": "Nodes that the job must have, such as node[01-04].",
+    "exclude": "Nodes that the job must not have.",
     "exclusive": "No other job on the nodes; =user for none of other users.",
     "ntasks": "Number of ranks on all nodes.",
     "gpus": "Number of GPUs on all nodes.",
@@ -48,7 +52,31 @@ _HELP = {
     "output": "The job's log; LOG_DIR/%x-%j.out unless given.",
     "error": "A separate log for standard error.",
     "mail_type": "When to send mail, such as END,FAIL.",
+    "mail_user": "Who receives it.",
 }
+# What stands for their values there.
+_METAVARS = {
+    "[TYPE:]N": "gpus_per_node gpus",
+    "N": "ntasks",
+    "SIZE": "mem",
+    "TIME": "time",
+    "NAME": "partition account qos reservation conda mpi job_name",
+    "NODES": "nodelist exclude",
+    "FEATURES": "constraint",
+    "MODULE": "modules",
+    "NAME=VALUE": "env",
+    "LINE": "setup",
+    "nccl|gloo|auto": "backend",
+    "OPTION": "run_options srun_arg sbatch_arg",
+    "NAME@SECONDS": "signal",
+    "INDEXES": "array",
+    "IMAGE": "container_image",
+    "SOURCE:TARGET": "container_mounts",
+    "PATTERN": "stage_exclude",
+    "LIST": "gres dependency mail_type",
+    "USER": "mail_user",
+}
+_METAVAR_OF = {name: metavar for metavar, names in _METAVARS.items() for name in names.split()}
 _GROUPS = {
     "Resources": "nodes gpus_per_node gpus gres ntasks_per_node ntasks cpus_per_task mem exclusive",
     "Where it runs": "partition account qos constraint reservation nodelist exclude",
@@ -84,7 +112,7 @@ class _Sbatch(GroupedCommand):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """See click."""
-        options = [each for each in self.params if isinstance(each, click.Option)]
+        options = [each for each in self.get_params(ctx) if isinstance(each, click.Option)]
         known = {name for each in options for name in (*each.opts, *each.secondary_opts)}
         with_value = {name for each in options if not each.is_flag for name in each.opts}
         return super().parse_args(ctx, slurm_options.rewrite(args, known, with_value))
@@ -116,7 +144,8 @@ def _keys() -> dict[str, ConfigField]:
 
 def _option(name: str, key: ConfigField) -> Any:
     option = validate.option(name)
-    settings: dict[str, Any] = {"type": _TYPES.get(name), "shell_complete": _VALUES.get(name)}
+    settings: dict[str, Any] = {"type": _TYPES.get(name), "metavar": _METAVAR_OF.get(name)}
+    settings["shell_complete"] = _VALUES.get(name)
     names = [f"{option}/--no-{option[2:]}" if bool in (key.kind, *get_args(key.kind)) else option]
     default = "" if key.default in (MISSING, None, False, (), "") else f"  [default: {text_of(key.default)}]"
     if passed_on := _PASSED_ON.get(name):

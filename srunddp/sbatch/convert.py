@@ -1,7 +1,5 @@
 """``srunddp sbatch --from``: a job script whose one torchrun or accelerate command becomes srun and srunddp."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path

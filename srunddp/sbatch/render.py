@@ -1,7 +1,5 @@
 """The text of a job script: for sbatch, or for salloc, under which the script starts itself once more."""
 
-from __future__ import annotations
-
 import glob
 import os
 import re

@@ -1,7 +1,5 @@
 """The options of sbatch that srunddp passes on: their names and letters, and whether they take a value."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Collection, Sequence
 from typing import NamedTuple

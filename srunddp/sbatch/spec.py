@@ -1,7 +1,5 @@
 """What a job script is made from: :class:`SlurmJob`, whose fields are the options and the keys of the YAML file."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 from pathlib import PurePath
@@ -29,7 +27,7 @@ class SlurmJob:
         backend: for srunddp.init(): nccl, gloo or auto.
         ifaces: which interface each node uses; see etc/ifaces.conf.
         log_dir: folder for the logs.
-        rank_logs: write each rank's output to a file of its own in log_dir, too.
+        rank_logs: write each rank's output to a file of its own in the log folder, too.
         preflight: run srunddp check first; the training is not started if that finds a failure.
         offline: Offline mode for Hugging Face: srunddp run --offline.
         srunddp: path of srunddp on the nodes; the environment's own unless given, or else the one that is running.
@@ -37,7 +35,7 @@ class SlurmJob:
         job_name: the script's name without its ending unless given.
         cpus_per_task: CPUs of each rank, for its loader workers too.
         requeue: start the job again when its time limit or a preemption ends it; the script has to resume.
-        signal: NAME@SECONDS, sent to all ranks before the time limit; auto is USR2@120 with requeue, else none.
+        signal: NAME@SECONDS, sent to all ranks before the time limit; auto is USR2@120 with --requeue, else none.
         mpi: for srun's --mpi, such as pmi2; empty for the site's default.
         srun_arg: an option of srun for the ranks, such as --cpu-bind=cores.
         sbatch_arg: an option of sbatch that srunddp does not know, such as one of a plug-in.

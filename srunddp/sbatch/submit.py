@@ -1,7 +1,5 @@
 """Giving a script to Slurm: to look at, or to run as a job."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 from collections.abc import Callable, Mapping, Sequence

@@ -3,8 +3,6 @@
 What only Slurm knows, such as limits and the forms of times and sizes, is left to ``sbatch --test-only``.
 """
 
-from __future__ import annotations
-
 import ast
 import dataclasses
 import os

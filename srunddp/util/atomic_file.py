@@ -1,7 +1,5 @@
 """Small files that are whole or not there, lines that are, and names for files."""
 
-from __future__ import annotations
-
 import os
 import re
 from contextlib import suppress

@@ -1,7 +1,5 @@
 """What several commands have in common: options, kinds of value that click lacks, and how an answer ends."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -1,7 +1,5 @@
 """Standard error, written to without waiting for a reader."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re

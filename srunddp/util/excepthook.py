@@ -1,7 +1,5 @@
 """A script that Python itself has started: also there, what its user did wrong is one line and a fixed exit code."""
 
-from __future__ import annotations
-
 import functools
 import sys
 from types import TracebackType

@@ -1,7 +1,5 @@
 """Node names and numbers by group, and in few words as Slurm has them; nothing is imported for it when a rank fails."""
 
-from __future__ import annotations
-
 import itertools
 import re
 from collections.abc import Hashable, Iterable, Iterator, Mapping

@@ -1,7 +1,5 @@
 """InfiniBand and RoCE devices of this node, as the kernel shows them."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass

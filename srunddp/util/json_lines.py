@@ -1,7 +1,5 @@
 """Messages between processes: one JSON object a line."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os

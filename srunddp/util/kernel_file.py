@@ -3,8 +3,6 @@
 psutil would take 30 to 60 us for each process, and this about 10.
 """
 
-from __future__ import annotations
-
 import contextlib
 import math
 import os

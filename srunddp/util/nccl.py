@@ -1,7 +1,5 @@
 """The variables that NCCL reads, for those who mistype one: NCCL says nothing of a name that it does not know."""
 
-from __future__ import annotations
-
 import difflib
 
 # docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html, what sites and jobs set; each after NCCL_.

@@ -1,7 +1,5 @@
 """The GPUs of this node by NVML, which needs no CUDA context, and which of them ``CUDA_VISIBLE_DEVICES`` shows."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Commands whose ``--help`` shows options by group, and which tell of their options behind SCRIPT."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -18,7 +16,7 @@ class GroupedCommand(click.Command):
     allow_interspersed_args = False
 
     def __init__(self, *args: Any, groups: Mapping[str, str] | None = None, **given: Any) -> None:
-        super().__init__(*args, **given)
+        super().__init__(*args, context_settings={"help_option_names": ["-h", "--help"]}, **given)
         self.groups = groups or {}
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:

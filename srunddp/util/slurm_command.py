@@ -1,7 +1,5 @@
 """Ask one of Slurm's commands: in plain English, with nothing to read from a terminal, and within a limit of time."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """What click refuses, in the form of all errors: found; expected -> hint. Imported when there is one."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

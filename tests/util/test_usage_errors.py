@@ -129,10 +129,11 @@ def test_help_lists_the_commands_and_the_options_of_one(capfd: pytest.CaptureFix
     assert max(map(len, page.splitlines())) <= 80
     for name in ("ifaces scan", "ifaces check", *main.list_commands(click.Context(main))):
         assert re.search(rf"^  {name}  +[A-Z]", page, re.MULTILINE) or name == "ifaces", name
+        code, page_of_one, _ = typed_in(capfd, *name.split(), "--help")
+        assert (code, page_of_one[: len(name) + 16]) == (0, f"Usage: srunddp {name} ")
+        assert typed_in(capfd, "help", *name.split())[1] == typed_in(capfd, *name.split(), "-h")[1] == page_of_one
     assert typed_in(capfd, "-h")[1] == typed_in(capfd, "help")[1] == page
     assert typed_in(capfd) == (2, "", page)
-    assert typed_in(capfd, "help", "run")[1] == typed_in(capfd, "run", "--help")[1]
-    assert typed_in(capfd, "help", "ifaces", "scan")[1].startswith("Usage: srunddp ifaces scan ")
 
 
 def test_the_options_of_run_are_in_groups(capfd: pytest.CaptureFixture[str]) -> None:

@@ -4,8 +4,6 @@ Order: an MPI launcher, a step of Slurm, explicit variables, a single process. A
 an allocation, a batch body and an interactive shell, which inherit Slurm's variables and are no ranks.
 """
 
-from __future__ import annotations
-
 import os
 import socket
 from collections.abc import Mapping

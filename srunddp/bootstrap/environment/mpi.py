@@ -4,8 +4,6 @@ mpi4py is imported inside functions only: its import starts MPI, and MPI without
 ends the process in a way that no ``except`` sees.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import sys

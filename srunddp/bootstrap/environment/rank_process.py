@@ -3,8 +3,6 @@
 They inherit the launcher's variables, and are not that rank. A launcher in between starts ranks of its own.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import zlib

@@ -4,8 +4,6 @@ Only the step's variables are read. The job's (``SLURM_NODELIST``, ``SLURM_NTASK
 allocation, and a step may run on a part of it.
 """
 
-from __future__ import annotations
-
 import itertools
 import os
 import re

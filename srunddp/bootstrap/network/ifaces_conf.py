@@ -3,8 +3,6 @@
 The file is YAML, a list of entries; the first whose ``nodes`` match a node counts for it.
 """
 
-from __future__ import annotations
-
 import fnmatch
 import os
 import re

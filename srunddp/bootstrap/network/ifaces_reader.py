@@ -1,7 +1,5 @@
 """The entries of an ifaces.conf, read from its YAML. All that is wrong is told at once, each with line and column."""
 
-from __future__ import annotations
-
 import contextlib
 import re
 import string

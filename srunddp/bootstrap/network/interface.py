@@ -5,8 +5,6 @@ of ifaces.conf. Gloo wants exact names; NCCL takes a list of prefixes in which `
 leading ``^`` excludes. One choice is exported in both spellings.
 """
 
-from __future__ import annotations
-
 import fnmatch
 import re
 import socket

@@ -1,7 +1,5 @@
 """How far a network interface is from a rank's GPU on the PCI bus, as the kernel shows it in sysfs."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping
 from pathlib import Path

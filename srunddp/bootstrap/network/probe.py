@@ -1,7 +1,5 @@
 """Whether TCP goes from an address of this node to an address of another, found by trying."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import socket

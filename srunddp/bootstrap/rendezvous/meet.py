@@ -6,8 +6,6 @@ know, so that none waits for it until the time is over.
 A rank is either the server or a client, and a single process neither: their modules are imported when needed.
 """
 
-from __future__ import annotations
-
 import os
 import time
 from dataclasses import dataclass, field, replace

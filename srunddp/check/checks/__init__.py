@@ -1,7 +1,5 @@
 """The checks that every rank makes by itself, each a module here."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from srunddp.check.checks import cpus, gpus, interface, launch, limits, paths, versions

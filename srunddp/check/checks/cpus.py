@@ -1,7 +1,5 @@
 """The CPUs of each rank: fewer than were asked for, or fewer than its threads."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The GPUs: does each rank have one of its own, free, near its CPUs and within reach of the others."""
 
-from __future__ import annotations
-
 import os
 from collections import Counter
 from collections.abc import Generator, Iterator

@@ -1,7 +1,5 @@
 """Which interface each rank uses, whether it is fit for it, and whether names lead to it."""
 
-from __future__ import annotations
-
 import socket
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass

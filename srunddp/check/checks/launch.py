@@ -1,7 +1,5 @@
 """Who started the ranks: whether they are one world, and whether the script can use it."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping

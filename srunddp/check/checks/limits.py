@@ -1,7 +1,5 @@
 """Limits of each rank's process, and the room in its node's /dev/shm and /tmp, which a training meets hours later."""
 
-from __future__ import annotations
-
 import os
 import resource
 import shutil

@@ -1,7 +1,5 @@
 """The project's folder, the script, the environment and named paths: there, and the same, on every rank."""
 
-from __future__ import annotations
-
 import os
 import sys
 import time

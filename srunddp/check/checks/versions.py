@@ -1,7 +1,5 @@
 """One Python, one torch and one version of each named package on all ranks; does torch import, and does torchvision."""
 
-from __future__ import annotations
-
 import ast
 import json
 import os
