@@ -16,7 +16,8 @@ class GroupedCommand(click.Command):
     allow_interspersed_args = False
 
     def __init__(self, *args: Any, groups: Mapping[str, str] | None = None, **given: Any) -> None:
-        super().__init__(*args, context_settings={"help_option_names": ["-h", "--help"]}, **given)
+        super().__init__(*args, **given)
+        self.context_settings["help_option_names"] = ["-h", "--help"]
         self.groups = groups or {}
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
