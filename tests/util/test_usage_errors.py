@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -47,8 +48,10 @@ def bare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def typed_in(capfd: pytest.CaptureFixture[str], *words: str) -> tuple[object, str, str]:
+    before = signal.getsignal(signal.SIGTERM)  # stage push sets its own
     with pytest.raises(SystemExit) as end:
         main(list(words), prog_name="srunddp")
+    signal.signal(signal.SIGTERM, before)
     return (end.value.code, *capfd.readouterr())
 
 
