@@ -1,20 +1,23 @@
 """The command line ``srunddp [COMMAND] …``: each command is in the package of its name, and imported when asked for."""
 
-import glob
+from __future__ import annotations
+
 import importlib
 import os
 import re
 import sys
 from collections.abc import Sequence
-from typing import Any, NoReturn, cast
+from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 import click
-from click.shell_completion import CompletionItem
 
 from srunddp._version import __version__
 from srunddp.errors import SrunddpError, UsageError, did_you_mean, one_of
 from srunddp.util.click_types import COMPLETE
 from srunddp.util.console import write_stderr
+
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
 
 _GROUPS = ("ifaces", "stage")
 _COMMANDS = ("check", "completion", "explain", "ifaces", "report", "run", "sbatch", "stage", "triage")
@@ -70,6 +73,10 @@ class _RunByDefault(click.Group):
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem[str]]:
         """Commands; and files, as ``run`` may be left out."""
+        import glob
+
+        from click.shell_completion import CompletionItem
+
         rows = dict(re.findall(r"^  (\w+)(?: \w+)? {2,}(.+)$", _PAGE, re.MULTILINE))
         found = [CompletionItem(name, help=text) for name, text in rows.items() if name.startswith(incomplete)]
         # Next to words bash shows no files of its own.

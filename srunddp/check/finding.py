@@ -76,11 +76,13 @@ class CheckContext:
     staged: StagedPaths | None = None
 
 
-def context_of(environment: Environment, named: str | None, variables: Mapping[str, str]) -> CheckContext:
-    """This rank, with the interface that it would use in a run; ``named`` is the file given with ``--ifaces``."""
+def context_of(
+    environment: Environment, named: str | None, variables: Mapping[str, str], option: str = "--ifaces"
+) -> CheckContext:
+    """This rank, with the interface that it would use in a run; ``named`` is the file given with ``option``."""
     context = CheckContext(environment=environment, variables=dict(variables))
     try:
-        context = replace(context, loaded=load(named, variables))
+        context = replace(context, loaded=load(named, variables, option))
         chosen = select_interface(context.loaded.entries, environment, variables, list_interfaces())
     except SrunddpError as error:
         return replace(context, interface_error=(error.found, error.expected, error.hint))

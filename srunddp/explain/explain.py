@@ -17,10 +17,11 @@ from srunddp.bootstrap.environment import mpi, slurm
 from srunddp.bootstrap.environment.cpus import THREADS
 from srunddp.bootstrap.environment.detect import SRUN, USER, Environment, detect, likely_ranks
 from srunddp.bootstrap.environment.rank_zero_discovery import DISCOVERIES
+from srunddp.bootstrap.environment.slurm import has_own
 from srunddp.bootstrap.network.ifaces_conf import DEFAULT, Entries, IfacesConfig, IfacesEntry, entry_for, load
 from srunddp.bootstrap.network.interface import GLOO, NCCL, Links, NetworkInterface, SelectedInterface, select_interface
 from srunddp.bootstrap.process_group import numa
-from srunddp.bootstrap.process_group.device import device_index, has_own
+from srunddp.bootstrap.process_group.device import device_index
 from srunddp.bootstrap.rendezvous import auth, discovery
 from srunddp.errors import ConfigError, one_line
 from srunddp.stage.paths import VARIABLE, StagedPaths, contradictions, offline

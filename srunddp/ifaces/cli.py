@@ -25,7 +25,6 @@ from srunddp.util.click_types import FILE, json_option, json_text
 from srunddp.util.console import write_stderr
 
 _INCOMPLETE, _WRONG = 69, 78
-_FILE = click.Path(exists=True, dir_okay=False, writable=True)
 
 
 @click.group()
@@ -35,7 +34,7 @@ def ifaces() -> None:
 
 @ifaces.command()
 @click.option("-o", "--output", type=FILE, help="Write the draft there instead of standard output.")
-@click.option("--merge", metavar="FILE", type=_FILE, help="Add entries to FILE for the nodes that have none there.")
+@click.option("--merge", type=FILE, help="Add entries to FILE for the nodes that have none there.")
 @click.option("--channel", type=click.Choice(CHANNELS), help="How ranks find rank 0 (default: the first available).")
 @click.option("--port", metavar="N-M", help="Ports that a firewall leaves open on rank 0.")
 @come_within
@@ -63,7 +62,7 @@ def _scan(given: dict[str, Any]) -> int:
     coordinator, code = coordinate(context, answer, given["timeout"], ports), _INCOMPLETE
     try:
         nodes, absent = set(coordinator.nodes.values()), environment.world_size - len(coordinator.here)
-        _refuse(given["output"], nodes, absent)
+        _refuse(given["output"], given["merge"], nodes, absent)
         entries = parse(Path(merged).read_bytes(), merged) if (merged := given["merge"]) else ()
         text, missing = draft(survey(coordinator), datetime.date.today(), entries)
         if merged and not given["output"]:
@@ -81,7 +80,10 @@ def _scan(given: dict[str, Any]) -> int:
     return code
 
 
-def _refuse(output: str | None, nodes: set[str], absent: int) -> None:
+def _refuse(output: str | None, merged: str | None, nodes: set[str], absent: int) -> None:
+    if merged and not (os.path.isfile(merged) and os.access(merged, os.R_OK | os.W_OK)):
+        found, expected = f"--merge {merged}", "a file that rank 0 may read and write"
+        raise ConfigError(found, expected=expected, hint="correct the path")
     if len(nodes) < 2:
         lost = f", {absent} did not come" if absent else ""
         hint = "srun --mpi=pmi2 --nodes=N --ntasks-per-node=1 srunddp ifaces scan"
@@ -95,11 +97,15 @@ def add_entries(text: str, merged: str) -> None:
     """Add entries at the end of a file: what it has, comments and order, stays as it is.
 
     Raises:
-        ConfigError: with them it would be no ifaces.conf, as where it has its entries in brackets.
+        ConfigError: it has its entries in brackets.
     """
     before = Path(merged).read_text()
     added = "\n" * (1 if before.endswith("\n") else 2) + text if text else ""
-    parse(f"{before}{added}".encode(), merged)
+    try:
+        parse(f"{before}{added}".encode(), merged)
+    except ConfigError:
+        found, hint = f"{merged} has its entries in brackets", "rewrite it so, or name another file with -o"
+        raise ConfigError(found, expected="a line `- nodes: …` for each entry", hint=hint) from None
     _write(added, merged, "a")
 
 
@@ -130,7 +136,7 @@ def check(file: str | None, *, as_json: bool, timeout: float) -> None:
 
 
 def _on_every_node(file: str | None, environment: Environment, timeout: float, *, as_json: bool) -> int:
-    own = preflight.Responder(context_of(environment, file, os.environ))
+    own = preflight.Responder(context_of(environment, file, os.environ, "FILE"))
     if environment.rank:
         return join("ifaces check", own.context, own.handle, timeout)[0]
     coordinator, code = coordinate(own.context, own.handle, timeout), _WRONG

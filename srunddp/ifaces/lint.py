@@ -5,10 +5,11 @@ import socket
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from srunddp.bootstrap.network.ifaces_conf import AUTO, IfacesConfig, IfacesEntry, load
+from srunddp.bootstrap.network.ifaces_conf import AUTO, NEAREST, IfacesConfig, IfacesEntry, load
 from srunddp.bootstrap.network.interface import addresses_of, is_loopback
 from srunddp.bootstrap.rendezvous.discovery import hostname_of
 from srunddp.check.finding import FAIL, WARN, Finding
+from srunddp.errors import did_you_mean
 from srunddp.util.hostlist import fold
 from srunddp.util.nccl import misspelt
 from srunddp.util.slurm_command import output
@@ -143,5 +144,8 @@ def _remarks(entry: IfacesEntry) -> Iterator[str]:
     for name, meant in ((name, misspelt(name)) for name in entry.env):
         if meant:
             yield f"{entry.where}: env {name} is not a variable that NCCL documents; did you mean {meant}?"
+    for name in entry.interfaces:
+        if name not in (AUTO, NEAREST) and (hint := did_you_mean(name, (AUTO, NEAREST))):
+            yield f"{entry.where}: interface {name} is taken for a name; {hint}"
     if not entry.exact and entry.interfaces != (AUTO,):
         yield f"{entry.where}: {entry.rule}: each node finds its own; on the nodes `srunddp explain` shows which"

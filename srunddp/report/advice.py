@@ -8,7 +8,7 @@ from statistics import fmean
 from srunddp.errors import one_line
 from srunddp.report import format
 from srunddp.report.summary import GpuFigures, LinkFigures, NodeFigures, Summary, median_or_none, share
-from srunddp.util.hostlist import fold_ranks, group_by_key
+from srunddp.util.hostlist import group_by_key, ranges
 
 GPU_IDLE = 15.0  # percent of the time in which a kernel ran, as jobstats has it
 DATA_WAIT = 0.10  # of the step time
@@ -123,11 +123,11 @@ def devices(gpus: list[GpuFigures]) -> str:
 
 
 def _slow_rank(summary: Summary, stragglers: Stragglers) -> Advice:
-    who = one_line(fold_ranks(stragglers.ranks, summary.layout))
-    them = "their" if len(stragglers.ranks) > 1 else "its"
+    several, node = len(stragglers.ranks) > 1, format.nodes(stragglers.nodes)
+    who = one_line(f"rank{'s' * several} {ranges(stragglers.ranks)} on {node}")
+    them = "their" if several else "its"
     by_data = stragglers.by_data > _BY_DATA
     why = f"{them} wait for data" if by_data else f"{them} own work, not the wait for data"
-    node = format.nodes(stragglers.nodes)
     hint = f"look at the storage as {node} sees it, and at what {them} part of the data has that others have not"
     if not by_data:
         alone = "see what rank 0 alone does in each step, such as writing in a callback; "

@@ -193,7 +193,8 @@ def ending(run: RunData, now: float) -> RunEnd:
     said = csv_files.json_object(run.folder.parent / "failure.json")  # which lies where the logs are
     cause = said.get("cause")
     who = f"rank {said.get('rank')} on {said.get('node')}: "
-    return RunEnd(codes, missing, bool(missing) and fresh, run.last, who + cause if isinstance(cause, str) else "")
+    cause = who + cause if isinstance(cause, str) and cause else ""
+    return RunEnd(codes, missing, bool(missing) and fresh, run.last, cause)
 
 
 def spans(run: RunData, begin: str, end: str) -> tuple[Span, ...]:

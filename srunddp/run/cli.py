@@ -62,7 +62,12 @@ _LAST_WORD = 1.0
 @monitor_option
 @click.option("--monitor-dir", type=DIR, help="Where the samples go (default: --log-dir's folder, else logs).")
 @click.option("--offline", is_flag=True, help="Set HF_*_OFFLINE, cache folders and thread counts for Hugging Face.")
-@click.option("--bind", type=click.Choice(("none", "auto")), default="none", help="auto: to the CPUs next to the GPU.")
+@click.option(
+    "--bind",
+    type=click.Choice(("none", "auto")),
+    default="none",
+    help="auto: on the CPUs next to the GPU.",
+)
 @click.option("--staged", is_flag=True, help="Run in the copies of `srunddp stage push`, where a node has them.")
 @click.option("--fast-exit", is_flag=True, help="Skip Python's teardown at the end of the script.")
 @click.option("--explain", is_flag=True, help="Print what decided each value, per rank, and exit.")

@@ -34,7 +34,7 @@ _PASSED_ON = {name.replace("-", "_"): option for name, option in slurm_options.O
 # What --help says of sbatch's own options; it lists those of the groups.
 _HELP = {
     "gpus_per_node": "GPUs on each node, such as 4 or a100:4.",
-    "gres": "Such as gpu:4 or gpu:a100:4, instead of --gpus-per-node.",
+    "gres": "Devices of each node, such as gpu:a100:4, instead of --gpus-per-node.",
     "mem": "Memory on each node, such as 64G; 0 for all of it.",
     "time": "Time limit, such as 04:00:00 or 1-12:00:00.",
     "partition": "Partitions to choose from, see sinfo -s.",
@@ -44,7 +44,7 @@ _HELP = {
     "reservation": "Nodes that are reserved under this name.",
     "nodelist": "Nodes that the job must have, such as node[01-04].",
     "exclude": "Nodes that the job must not have.",
-    "exclusive": "No other job on the nodes; =user for none of other users.",
+    "exclusive": "No other job on the nodes; =user: no jobs of other users.",
     "ntasks": "Number of ranks on all nodes.",
     "gpus": "Number of GPUs on all nodes.",
     "array": "Indexes of a job array, such as 0-7%2.",
@@ -100,7 +100,7 @@ class _Number(click.ParamType):  # type: ignore[type-arg]
         return value if str(value).lower() in NULLS else click.INT.convert(value, param, ctx)
 
 
-class _Choice(click.Choice[str]):
+class _Choice(click.Choice):  # type: ignore[type-arg]
     """One of some words, or ``none`` for no value."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
@@ -195,7 +195,7 @@ def sbatch(source: str | None, write: str | None, force: bool, submit: bool, sal
         if source:
             job = SlurmJob(log_dir="")  # which makes no folder
             text, notes = convert.convert(source)
-            _note(notes)
+            _note([*notes, "srunddp has to be in PATH there: install it in the environment of the script"])
         else:
             job = _job(given, salloc, submit and not force)
             text = render(job, ["srunddp", *sys.argv[1:]], interactive=salloc)
@@ -226,7 +226,7 @@ def _job(given: Mapping[str, Any], interactive: bool, has_to_be_seen: bool) -> S
     problem = validate.script_problem(job)
     if problem and has_to_be_seen and not (job.stage or job.in_container):
         raise ConfigError(problem[0], expected="a Python script to submit", hint=problem[1])
-    _note([f"no environment is named: {job.venv}, which is active here"] if job.venv != requested.venv else [])
+    _note([f"no --venv: the active environment is used, {job.venv}"] if job.venv != requested.venv else [])
     _note(validate.notes(job, {} if interactive else os.environ))
     _note(after_script(click.get_current_context(), given["arguments"]) if given["script"] else [])
     return job
@@ -256,8 +256,9 @@ def job_of(settings: Mapping[str, Setting]) -> SlurmJob:
 
 
 def _node(value: str | bool | tuple[str, ...]) -> yaml.Node:
-    """As YAML has it; each of several values is a text as it stands."""
+    """As YAML has it; each of several values is a text as it stands, and ``none`` alone is an empty list."""
     if isinstance(value, tuple):
+        value = () if value == ("none",) else value
         return yaml.SequenceNode("tag:yaml.org,2002:seq", [scalar_node(each) for each in value])
     return scalar_node(text_of(value))
 
@@ -276,7 +277,7 @@ def _has_srunddp(job: SlurmJob, environ: Mapping[str, str]) -> bool:
     folder = job.venv or (job.conda if job.conda and "/" in job.conda else None)
     if job.conda and job.conda == environ.get("CONDA_DEFAULT_ENV"):
         folder = environ.get("CONDA_PREFIX")
-    if folder and os.path.isdir(folder):
+    if folder and os.path.isdir(folder := os.path.join(job.folder, folder)):
         return os.access(os.path.join(folder, "bin", "srunddp"), os.X_OK)
     return bool(folder or job.conda or job.in_container)
 

@@ -25,6 +25,7 @@ _STARTS = re.compile(
     (?:torch\.distributed\.(?:run|launch)|accelerate\.commands\.launch) )\0""",
     re.VERBOSE,
 )
+_BEFORE_LOOPS = ("then", "do", "else", "{", "time")
 _LOOPS = ("for", "while", "until")
 _BEFORE = re.compile(r"\w+=.*|if|elif|then|do|else|exec|time|!|\{", re.DOTALL)  # what srun cannot stand before
 _STARTS_IT = re.compile(r"\$.*|eval|ssh|pdsh|clush|mpi(run|exec).*")  # what srun cannot start, or may be srun
@@ -88,7 +89,8 @@ def _commands(text: str) -> Iterator[tuple[_Words, bool]]:
         if token["word"]:
             words.append(token)
         elif words and (token["separator"] or token["here"]):
-            loops += (words[0][0] in _LOOPS) - (words[0][0] == "done")
+            first = next((word[0] for word in words if word[0] not in _BEFORE_LOOPS), "")
+            loops += (first in _LOOPS) - (first == "done")
             yield words, loops > 0
             words = []
 
@@ -99,12 +101,13 @@ def _launch(words: _Words, in_loop: bool) -> _Launch | None:
     if not starts or texts[0] in ("echo", "printf", "which", "command", "type"):
         return None
     place, at, options = joined.count("\0", 0, starts.start()), joined.count("\0", 0, starts.end()), {}
-    while at < len(texts) and texts[at].startswith("-"):
+    while at < len(texts) and texts[at].startswith("-") and texts[at] != "--":
         name, equals, value = texts[at].lstrip("-").partition("=")
         name = name.replace("_", "-")
         takes_next = not (equals or _FLAG.fullmatch(name))
         options[name] = texts[at + 1] if takes_next and at + 1 < len(texts) else value
         at += 2 if takes_next else 1
+    at += texts[at : at + 1] == ["--"]
     launcher = starts[0].replace("\0", " ").strip()
     return _Launch(words, place, launcher, options, words[at:], in_loop) if words[at:] else None
 
@@ -119,7 +122,10 @@ def _obstacle(text: str, launch: _Launch) -> tuple[str, str] | None:
     before = _texts(launch.words[: launch.before])
     command = next((each for each in before if not _BEFORE.fullmatch(each)), "")
     if launch.in_loop:
-        return "a launch in a loop", "put one srun srunddp in the place of the loop by hand"
+        return (
+            "a launch in a loop",
+            "replace a loop over nodes by one srun srunddp; in another loop edit this line",
+        )
     if _STARTS_IT.fullmatch(command):
         return f"{command} before {launch.launcher}", "write srun in its place first"
     if first.startswith("$") and any(each.endswith(".py") for each in rest):

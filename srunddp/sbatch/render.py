@@ -51,7 +51,7 @@ def render(job: SlurmJob, command: Sequence[str], *, interactive: bool = False) 
 
 
 def _head(job: SlurmJob, command: Sequence[str], interactive: bool) -> list[str]:
-    folders = shlex.join(job.log_folders)
+    folders = shlex.join(os.path.join(job.folder, each) for each in job.log_folders)
     make = f"mkdir -p -- {folders} && " if folders else ""
     start = "bash THIS_FILE" if interactive else f"{make}sbatch THIS_FILE"
     return [

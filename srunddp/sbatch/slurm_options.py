@@ -89,8 +89,9 @@ def rewrite(arguments: Sequence[str], known: Collection[str], with_value: Collec
     while left and left[0].startswith("-") and left[0] not in ("-", "--"):
         word = left.pop(0)
         name, equals, value = word.partition("=")
-        name = name.replace("_", "-") if name.startswith("--") else name
-        option, negated = _BY_LETTER.get(name) or OPTIONS.get(name[2:]), OPTIONS.get(name.removeprefix("--no-"))
+        name = name.replace("_", "-") if (long := name.startswith("--")) else name
+        option = OPTIONS.get(name[2:]) if long else _BY_LETTER.get(name)
+        negated = OPTIONS.get(name.removeprefix("--no-"))
         if option and option.takes != "=" and not equals:
             done.append(f"--{option.name}=true")
         elif negated and negated.takes != "=" and name not in known and not equals:

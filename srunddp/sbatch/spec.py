@@ -22,10 +22,10 @@ class SlurmJob:
         module_purge: unload all modules first.
         venv: folder of a virtual environment; the active one unless another environment is named.
         conda: name or folder of a conda environment.
-        env: NAME=VALUE to export, for example a setting of NCCL.
+        env: a variable to export, for example a setting of NCCL; may be given again, as all that are lists in a file.
         setup: a line of bash that is run before the step, such as "source setup.sh" or "ulimit -c 0".
         backend: for srunddp.init(): nccl, gloo or auto.
-        ifaces: which interface each node uses; see etc/ifaces.conf.
+        ifaces: which interface each node uses; see man ifaces.conf.
         log_dir: folder for the logs.
         rank_logs: write each rank's output to a file of its own in the log folder, too.
         preflight: run srunddp check first; the training is not started if that finds a failure.
@@ -34,8 +34,9 @@ class SlurmJob:
         run_options: further options of srunddp run.
         job_name: the script's name without its ending unless given.
         cpus_per_task: CPUs of each rank, for its loader workers too.
-        requeue: start the job again when its time limit or a preemption ends it; the script has to resume.
-        signal: NAME@SECONDS, sent to all ranks before the time limit; auto is USR2@120 with --requeue, else none.
+        requeue: start the job again when its time limit or a preemption ends it; the script has to catch the signal,
+            save, and resume, as srunddp.Trainer does.
+        signal: sent to all ranks so many seconds before the time limit; auto is USR2@120 with --requeue, else none.
         mpi: for srun's --mpi, such as pmi2; empty for the site's default.
         srun_arg: an option of srun for the ranks, such as --cpu-bind=cores.
         sbatch_arg: an option of sbatch that srunddp does not know, such as one of a plug-in.

@@ -4,6 +4,7 @@ What only Slurm knows, such as limits and the forms of times and sizes, is left 
 """
 
 import ast
+import contextlib
 import dataclasses
 import os
 import re
@@ -177,7 +178,7 @@ def notes(job: SlurmJob, environ: Mapping[str, str]) -> Iterator[str]:
     if problem := script_problem(job):
         yield " -> ".join(problem)
     files = [job.ifaces, job.venv and f"{job.venv}/bin/python"]
-    yield from (f"{path} is not seen here" for path in files if path and not os.path.exists(path))
+    yield from (f"{path} is not seen here" for path in files if path and not _seen(job, path))
     yield from _unknown_options(job)
     for name, _, value in (each.partition("=") for each in job.env):
         if name in _INTERFACES:
@@ -188,17 +189,30 @@ def notes(job: SlurmJob, environ: Mapping[str, str]) -> Iterator[str]:
         yield f"more ranks than GPUs on each node, {job.tasks} and {job.gpus}: several ranks share one"
     elif 0 < job.tasks < job.gpus:
         yield f"fewer ranks than GPUs on each node, {job.tasks} and {job.gpus}: each rank takes one"
-    if job.requeue and not any("resume" in each for each in job.arguments):
-        yield "--requeue without an argument such as --resume=auto: a script that does not resume starts over"
+    yield from _of_requeue(job)
     yield from _site_defaults(job)
     for name in sorted(environ):
         if name.startswith("SBATCH_") and environ[name]:
             yield f"{name}={environ[name]} is exported, which wins over the script's own line at sbatch"
 
 
+def _seen(job: SlurmJob, path: str) -> bool:
+    return os.path.exists(os.path.join(job.folder, path))
+
+
+def _of_requeue(job: SlurmJob) -> Iterator[str]:
+    if job.requeue and not any("resume" in each for each in job.arguments):
+        yield "--requeue without an argument such as --resume=auto: a script that does not resume starts over"
+    with contextlib.suppress(OSError):  # a module, or not seen here
+        text = Path(job.folder, job.script or "").read_bytes()
+        if job.warning and not re.search(rb"srunddp|signal|SIGUSR|lightning|submitit", text):
+            yield f"{job.script}: no sign that it catches the signal of {job.warning}, which otherwise ends it"
+
+
 def _unknown_options(job: SlurmJob) -> Iterator[str]:
-    names = map(option, [*OPTIONS, *(field.name for field in dataclasses.fields(job)), "submit", "salloc", "write"])
-    for name in job.slurm.keys() - OPTIONS.keys():
+    keys = [*OPTIONS, *(field.name for field in dataclasses.fields(job)), "submit", "salloc", "write"]
+    names = [option(key) for key in keys]
+    for name in (each for each in job.slurm if each not in OPTIONS):
         meant = did_you_mean(f"--{name}", names)
         yield f"--{name} is unknown to srunddp, and passed to sbatch as it is{meant and '; '}{meant}"
 

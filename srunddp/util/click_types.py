@@ -74,7 +74,7 @@ def limit(name: str, default: float, text: str, envvar: str | None = None, **wit
 # Of each command that takes SCRIPT. The variable is read with the files that it comes before, see ifaces_conf.
 module_option = click.option("-m", "--module", is_flag=True, help="SCRIPT is a module's name, as in python -m.")
 ifaces_option = click.option(
-    "--ifaces", type=FILE, help="The interface of each node, see etc/ifaces.conf. [env var: SRUNDDP_IFACES]"
+    "--ifaces", type=FILE, help="The interface of each node, see man ifaces.conf. [env var: SRUNDDP_IFACES]"
 )
 monitor_option = click.option(
     "--monitor",

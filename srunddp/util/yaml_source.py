@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 # Parts of PyYAML's own words, what they mean to those who do not know YAML, and the hint.
 _KNOWN = {
-    r"character '\t'": ("a tab", "indent with blanks"),
+    r"character '\t'": ("a tab", "indent with spaces"),
     "alphabetic or numeric": ("a * or & without quotes", 'quote the whole value: "*"'),
     "undefined alias": ("a * without quotes", "quote the whole value, with the *"),
     "',' or '}', but got '['": ("a [ without quotes", "quote the whole value, with the brackets"),

@@ -159,6 +159,7 @@ def test_a_rule_is_shown_and_on_the_node_what_it_takes(
         shown.removeprefix("interface "),
         f"{conf}:1:3; not checked, as this is not that node",
     )
+    assert said(elsewhere(step(1) | {"GLOO_SOCKET_IFNAME": "ib0"}, ifaces=conf), "interface")[0] == "ib0"
     links = (LO, NetworkInterface("eth1", True, 0, ("10.1.0.2",), ()), NetworkInterface("eth9", False, 0, (), ()))
     found = explain(step(0), ExplainOptions(ifaces=conf), links)
     assert said(found, "interface") == ("eth1", f"{conf}:1:3, {shown}")

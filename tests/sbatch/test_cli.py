@@ -49,7 +49,7 @@ def test_the_active_environment_is_taken_and_noted(tmp_path: Path) -> None:
     # bin/srunddp would go on in that environment's Python.
     variables = {"VIRTUAL_ENV": str(venv), "_SRUNDDP_PYTHON": str(venv / "bin/python")}
     done = srunddp("sbatch", "train.py", folder=tmp_path, **variables)
-    assert f"srunddp: note: no environment is named: {venv}, which is active here\n" in done.stderr
+    assert f"srunddp: note: no --venv: the active environment is used, {venv}\n" in done.stderr
     assert f"export VIRTUAL_ENV={venv}\n" in done.stdout
     assert done.stdout.endswith("  srunddp run train.py\n")
 
@@ -198,6 +198,7 @@ def test_every_option_of_sbatch_gets_through_by_its_names(called: Callable[..., 
 def test_letters_of_our_own_options_are_sbatchs(called: Callable[..., Result]) -> None:
     lines = directives(called("-N2", "-J", "a", "-t10", "-c", "4", "--tasks-per-node=3", "train.py"))
     assert {"--nodes=2", "--job-name=a", "--time=10", "--cpus-per-task=4", "--ntasks-per-node=3"} <= {*lines}
+    assert "--partition=hold" in directives(called("-phold", "train.py"))
     assert called("-m", "pkg.train").stdout.endswith(" run -m pkg.train\n")
 
 
@@ -207,7 +208,7 @@ def test_output_error_and_chdir_mean_slurms(called: Callable[..., Result], tmp_p
     text = (tmp_path / "job.sh").read_text()
     assert "#SBATCH --output=out/%j.log\n" in text
     assert text.count("--output") == 2
-    assert "mkdir -p -- out errors && sbatch" in text
+    assert "mkdir -p -- sub/out sub/errors && sbatch" in text
     assert sorted(each.name for each in (tmp_path / "sub").iterdir()) == ["errors", "out"]
     done = called("--salloc", "--write=alloc.sh", "train.py")
     assert done.stderr.endswith("srunddp: written: alloc.sh -> bash alloc.sh\n")

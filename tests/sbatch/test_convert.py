@@ -112,6 +112,7 @@ def test_the_options_without_a_value_are_those_of_torchrun() -> None:
         ("# torchrun\nA=(torchrun t.py)\ncat <<E\ntorchrun t.py\nE\n", "but in quotes or the like, line 2, line 4; "),
         ("torchrun a.py\ntorchrun b.py\n", "2 commands with torchrun or accelerate, line 1, line 2; "),
         ("for i in 1 2; do\n  torchrun t.py &\ndone\n", "job.sh:2: a launch in a loop"),
+        ("if a; then for i in 1; do b; done; fi\nfor i in 1; do torchrun t.py; done\n", "job.sh:2: a launch in a loop"),
         ('torchrun "${ARGS[@]}" t.py\n', "${ARGS[@]} before the script may hold options"),
         ("torchrun --no-python t.sh\n", "--no-python"),
         ("#SBATCH --gpus-per-task=4\ntorchrun t.py\n", "job.sh:2: --gpus-per-task"),

@@ -95,8 +95,20 @@ def in_allocation(variables: Mapping[str, str]) -> bool:
 def in_step(variables: Mapping[str, str]) -> bool:
     """Whether these are the variables of a task of a real step, not of a batch body or a shell."""
     step = variables.get(STEP_ID, "")
-    real = step.isdecimal() and int(step) < _FIRST_RESERVED_STEP
+    real = bool(re.fullmatch("[0-9]{1,10}", step)) and int(step) < _FIRST_RESERVED_STEP
     return real and all(name in variables for name in (RANK, LOCAL_RANK, WORLD_SIZE))
+
+
+def has_own(variables: Mapping[str, str], local_world_size: int, visible: int) -> bool:
+    """Whether Slurm shows each rank several GPUs of its own, as with ``--gpus-per-task=2``, and not the node's to all.
+
+    Args:
+        variables: ``SLURM_GPUS_PER_TASK`` has that option where sbatch was given it, ``SLURM_STEP_GPUS`` all GPUs of
+            the step on this node.
+    """
+    asked, step = variables.get("SLURM_GPUS_PER_TASK", ""), variables.get("SLURM_STEP_GPUS", "")
+    shared_out = bool(step) and len(step.split(",")) == visible * local_world_size
+    return visible > 1 and local_world_size > 1 and (asked.rpartition(":")[2] == str(visible) or shared_out)
 
 
 def read_step(variables: Mapping[str, str], pid: int) -> SlurmStep:

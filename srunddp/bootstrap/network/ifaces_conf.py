@@ -217,7 +217,7 @@ def port_range(text: str, *, where: str) -> range:
     low, high = (int(match[1]), int(match[2])) if match else (0, 0)
     # Two at least: rank 0 listens on one for the rendezvous and on one for the store.
     if not 1024 <= low < high <= 65535:
-        one = int(text) if text.strip().isdecimal() else 0
+        one = int(text) if re.fullmatch("[0-9]{1,5}", text) else 0
         hint = f"write {one}-{one + 1}" if 1024 <= one < 65535 else "write a range like 40000-40100"
         kind = UsageError if where == "--port" else ConfigError
         expected = "two ports or more, from 1024 to 65535"

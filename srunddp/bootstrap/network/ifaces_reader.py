@@ -87,7 +87,7 @@ class Reader:
             joined = ",".join(re.findall(r"[^\s,]+", nodes))
             meant = f'"[{joined}]"' if listed and re.fullmatch(r"[\d,-]+", joined) else joined
             found = "a list" if listed else f"nodes {nodes!r}"
-            raise self._wrong(node, found, "a single value without blanks", f"write nodes: {meant}")
+            raise self._wrong(node, found, "a single value without spaces", f"write nodes: {meant}")
         if not expand(nodes, where=yaml_position(self._path, node)):
             raise self._wrong(node, "an entry for no nodes", "a host list", 'write node[01-04] or "*"')
         return nodes

@@ -136,7 +136,7 @@ def _nearest(links: Links, environment: Environment, variables: Mapping[str, str
     from srunddp.bootstrap.network import pci  # most sites need none of it
 
     usable = sorted((link for link in links if not why_unusable(link)), key=_order)
-    gpu, unknown = pci.own_gpu(environment.local_rank, variables)
+    gpu, unknown = pci.own_gpu(environment.local_rank, environment.local_world_size or 1, variables)
     if not gpu or not usable:
         name, source, passed_over = _automatic(links, environment, where)
         return name, f"{source}; not by distance to the GPU: {unknown}", passed_over
@@ -163,6 +163,8 @@ def _interface(choice: _Choice, address: str, entry: IfacesEntry, variables: Map
 
 def _address(link: NetworkInterface, entry: IfacesEntry, environment: Environment) -> str:
     """Of several addresses the one by which the others know this node, else the first of the same family."""
+    if len(link.addresses) == 1:
+        return link.addresses[0]
     networks = entry.networks[environment.local_rank % len(entry.networks) :][:1] if entry.networks else ()
     own = [address for network in networks for address in _within(link, network)] or list(link.addresses)
     if len(own) == 1:

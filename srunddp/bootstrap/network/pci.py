@@ -4,16 +4,18 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
+from srunddp.bootstrap.environment.slurm import has_own
 from srunddp.util.kernel_file import text_of
 from srunddp.util.nvml import SYSFS, look
 
 
-def own_gpu(local_rank: int, variables: Mapping[str, str]) -> tuple[str, str]:
+def own_gpu(local_rank: int, local_world_size: int, variables: Mapping[str, str]) -> tuple[str, str]:
     """The PCI address of the GPU that a rank will use, or empty; and why it is not known."""
     view = look(variables.get("CUDA_VISIBLE_DEVICES"), SYSFS)
     if not view.devices:
         return "", view.missing or view.error or "no GPU is visible"
-    address = view.devices[local_rank % len(view.devices)]["address"]
+    own = has_own(variables, local_world_size, len(view.devices))
+    address = view.devices[0 if own else local_rank % len(view.devices)]["address"]
     there = (SYSFS / "bus/pci/devices" / address).exists()
     return (address, "") if there else ("", f"sysfs does not show GPU {address}")
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from srunddp.bootstrap.environment.slurm import has_own
 from srunddp.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -13,18 +13,6 @@ if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Store
 
 BACKENDS = ("nccl", "gloo", "auto")
-
-
-def has_own(variables: Mapping[str, str], local_world_size: int, visible: int) -> bool:
-    """Whether Slurm shows each rank several GPUs of its own, as with ``--gpus-per-task=2``, and not the node's to all.
-
-    Args:
-        variables: ``SLURM_GPUS_PER_TASK`` has that option where sbatch was given it, ``SLURM_STEP_GPUS`` all GPUs of
-            the step on this node.
-    """
-    asked, step = variables.get("SLURM_GPUS_PER_TASK", ""), variables.get("SLURM_STEP_GPUS", "")
-    shared_out = bool(step) and len(step.split(",")) == visible * local_world_size
-    return visible > 1 and local_world_size > 1 and (asked.rpartition(":")[2] == str(visible) or shared_out)
 
 
 def device_index(local_rank: int, local_world_size: int, visible: int, *, own: bool = False) -> int:

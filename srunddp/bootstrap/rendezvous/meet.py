@@ -155,7 +155,7 @@ def report_early_failure(
         return False
     way, within = environment.discovery, min(protocol.TELL_FOR, options.timeout)
     deadline = time.monotonic() + within
-    failure = AbortReason(str(error), error.exit_code)
+    failure = AbortReason(str(error.args[0]), error.exit_code)
     try:
         if environment.rank == 0:
             said = AbortReason(str(failure.of(0, environment.node)), failure.code)

@@ -8,7 +8,8 @@ from dataclasses import asdict, dataclass
 from itertools import chain
 from typing import Literal
 
-from srunddp.bootstrap.process_group.device import device_index, has_own, unused_devices
+from srunddp.bootstrap.environment.slurm import has_own
+from srunddp.bootstrap.process_group.device import device_index, unused_devices
 from srunddp.check.finding import FAIL, WARN, Check, CheckContext, Finding, Observation, Ranks, call_in_daemon_thread
 from srunddp.errors import ConfigError
 from srunddp.util.hostlist import group_by_key

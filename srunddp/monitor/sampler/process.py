@@ -131,7 +131,8 @@ def sample_until_closed(config: SamplerConfig, end: socket.socket) -> None:
     Raises:
         OSError: a file cannot be written.
     """
-    raise_open_files_limit()  # four of each process are kept open, of maybe hundreds
+    with contextlib.suppress(OSError, ValueError):
+        raise_open_files_limit()  # four of each process are kept open, of maybe hundreds
     samples = Samples(config)
     gc.freeze()
     closed = select.poll()

@@ -76,6 +76,10 @@ def test_each_rank_takes_the_interface_at_its_gpu(visible: str | None, names: li
     assert f"{'ib1' if names[0] == 'ib0' else 'ib0'}: farther than {names[0]}" in found[0].passed_over
 
 
+def test_a_rank_with_gpus_of_its_own_uses_the_first() -> None:
+    assert of_rank(1, SLURM_GPUS_PER_TASK="2").source == f"ifaces.conf:4:3, nearest to GPU {GPUS[0]}"
+
+
 def test_on_the_same_numa_node_is_nearer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where neither interface is below the GPU's own bridges."""
     apart = {"ib0": "pci0000:b0/0000:b1:00.0", "ib1": "pci0000:a0/0000:a1:00.0"}

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from srunddp.bootstrap.environment.slurm import has_own
 from srunddp.bootstrap.process_group import device
 from srunddp.errors import ConfigError
 from tests.conftest import ROOT
@@ -50,7 +51,7 @@ OWN = {"SLURM_STEP_GPUS": "0,1,2,3"}  # two tasks of the step are on this node
     ],
 )
 def test_own_gpus_are_told_from_all(variables: dict[str, str], local_world_size: int, visible: int, own: bool) -> None:
-    assert device.has_own(variables, local_world_size, visible) is own
+    assert has_own(variables, local_world_size, visible) is own
 
 
 def test_each_rank_takes_the_first_of_its_own() -> None:
