@@ -142,7 +142,7 @@ def parse(words: list[str]) -> None:
     rest = words[words.index(tool) + 1 :]
     if tool == "srunddp":
         command, rest = command_of(rest)
-        given = command.make_context("srunddp", rest).params
+        given = command.make_context("srunddp", rest, help_option_names=["-h", "--help"]).params
         rest = [given["script"], *given["arguments"]] if given.get("script") else []
     if rest:
         assert (ROOT / rest[0]).is_file(), rest[0]
