@@ -1,4 +1,4 @@
-"""The pipeline below a supervisor: fork the worker, which becomes the script, and supervise it to its end."""
+"""The pipeline under a supervisor: fork the worker, which becomes the script, and supervise it to its end."""
 
 import os
 import resource
@@ -33,7 +33,7 @@ def launch(
     on_rendezvous: Callable[[RendezvousInfo], None],
     say: Callable[[str], None] = lambda _: None,
 ) -> int:
-    """Run the script below a supervisor. It returns in the supervisor alone, see :func:`fork_worker`.
+    """Run the script under a supervisor. It returns in the supervisor alone, see :func:`fork_worker`.
 
     Args:
         setup, script, options, output: as for :class:`srunddp.run.worker.WorkerContext`; monitor: its files are open.

@@ -231,5 +231,5 @@ def _forced(found: Environment, channel: str | None) -> Environment:
 
 
 def _node_name(variables: Mapping[str, str]) -> str:
-    # Slurm's name is right inside a step on this node only; below mpirun it is the daemon's, which is the same node.
+    # Slurm's name is right inside a step on this node only; under mpirun it is the daemon's, which is the same node.
     return variables.get(slurm.NODE_NAME) or socket.gethostname()

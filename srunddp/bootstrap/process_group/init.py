@@ -1,4 +1,4 @@
-"""``srunddp.init()``: join the world from within a script, below a supervisor or without one."""
+"""``srunddp.init()``: join the world from within a script, under a supervisor or without one."""
 
 from __future__ import annotations
 

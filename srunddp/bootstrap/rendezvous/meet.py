@@ -1,6 +1,6 @@
 """How a rank meets the others: it chooses its interface, binds, and waits until all have come.
 
-``run`` does so below a supervisor, and ``srunddp.init()`` without one. A rank that fails before that lets the others
+``run`` does so under a supervisor, and ``srunddp.init()`` without one. A rank that fails before that lets the others
 know, so that none waits for it until the time is over.
 
 A rank is either the server or a client, and a single process neither: their modules are imported when needed.
