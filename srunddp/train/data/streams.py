@@ -45,11 +45,15 @@ class Stream(IterableDataset[Any]):
         micro-batches, which may come without samples.
         """
         self._start.copy_(torch.tensor([epoch, start]))
+        self._set_epoch(epoch)  # before workers do: what they share, as those of datasets, they find as it shall be
+
+    def _set_epoch(self, epoch: int) -> None:
+        if set_epoch := getattr(self._data, "set_epoch", None):
+            set_epoch(epoch)
 
     def __iter__(self) -> Iterator[MicroBatch]:
         epoch, start = self._start.tolist()
-        if set_epoch := getattr(self._data, "set_epoch", None):
-            set_epoch(epoch)
+        self._set_epoch(epoch)
         if self._worker is None and (info := get_worker_info()):
             self._worker, self._workers = info.id, info.num_workers
             if not self._sharded:

@@ -96,6 +96,26 @@ def test_real_workers_read_a_stream_as_none_do(method: str) -> None:
     assert rows(two, 2, start=8) == whole[2:]
 
 
+class SharesItsEpoch(RandomStream):
+    """As a stream of Hugging Face's: workers that change one number at the same time may leave a wrong one there."""
+
+    def __init__(self) -> None:
+        super().__init__(18)
+        self.epoch, self.changed = torch.zeros(2, dtype=torch.int64).share_memory_().unbind()
+
+    def set_epoch(self, epoch: int) -> None:
+        self.changed += get_worker_info() is not None and int(self.epoch) != epoch
+        self.epoch.fill_(epoch)
+
+
+def test_workers_find_the_epoch_that_they_share_as_it_shall_be() -> None:
+    data = SharesItsEpoch()
+    loader = loader_of(data, num_workers=2)
+    for epoch in (0, 1, 0):
+        rows(loader, epoch)
+    assert data.changed == 0
+
+
 def test_what_collate_draws_is_the_same_after_a_resume() -> None:
     for data, kind in ((RandomStream(24), {}), (Shards(0, [[9, 15]], augment=True), {"sharded": True})):
         options = {"num_workers": 2, "collate": noisy, **kind}
