@@ -95,11 +95,13 @@ class _RunByDefault(click.Group):
         if args[0] == "help":
             words = [word for word in args[1:] if word not in (*_HELP, "help")]
             if words and words[0] not in _COMMANDS:
-                _refuse(words[0])
+                hint = _nearest(words[0]) or "see srunddp --help"
+                raise UsageError(f"no command {words[0]!r}", expected=one_of(_COMMANDS), hint=hint)
             args = [*_command(words), "--help"]
         elif args[0] not in (*_COMMANDS, *_HELP, "--version"):
-            if args[0].isidentifier() and not os.path.lexists(args[0]):
-                _refuse(args[0], only_if_near=True)
+            if _may_be_a_command(args[0]):
+                found = f"no command and no file {args[0]!r}"
+                raise UsageError(found, expected=one_of(_COMMANDS), hint=_nearest(args[0]))
             args = ["run", *args]
         self.command_words = _command(args)
         return super().parse_args(ctx, args)
@@ -126,14 +128,15 @@ def _command(words: Sequence[str]) -> Sequence[str]:
     return words[: 2 if words[:1] and words[0] in _GROUPS else 1]
 
 
-def _refuse(word: str, *, only_if_near: bool = False) -> None:
-    """A word that is neither a command nor a file, for which there is a command with a name like that."""
+def _nearest(word: str) -> str:
+    return did_you_mean(word, [*_COMMANDS, "help", "--version"])
+
+
+def _may_be_a_command(word: str) -> bool:
+    """Whether a word that is no file's name is like a command's, and not a launcher, which has an answer of its own."""
     from srunddp.run.script import LAUNCHERS
 
-    hint = did_you_mean(word, [*_COMMANDS, "help", "--version"])
-    if not only_if_near or (hint and word not in LAUNCHERS):
-        found = f"no command {word!r}" if not only_if_near else f"no command and no file {word!r}"
-        raise UsageError(found, expected=one_of(_COMMANDS), hint=hint or "see srunddp --help")
+    return word.isidentifier() and not os.path.lexists(word) and bool(_nearest(word)) and word not in LAUNCHERS
 
 
 @click.group(

@@ -12,7 +12,6 @@ import click
 from srunddp.bootstrap.environment.detect import CHANNELS, Environment, detect, likely_ranks
 from srunddp.bootstrap.network import ifaces_conf
 from srunddp.bootstrap.process_group.device import BACKENDS
-from srunddp.bootstrap.process_group.numa import bind_near_gpu
 from srunddp.bootstrap.rendezvous import meet
 from srunddp.bootstrap.rendezvous.meet import DEFAULT_TIMEOUT, RankSetup, RendezvousOptions
 from srunddp.bootstrap.rendezvous.protocol import RendezvousInfo
@@ -123,6 +122,8 @@ def _run(given: Mapping[str, Any], environment: Environment) -> int:
     start = _Start(script, rendezvous, target, plan_monitor(options, environment, script))
     setup, output, monitor = _open(start, options, environment)
     if given["bind"] == "auto":
+        from srunddp.bootstrap.process_group.numa import bind_near_gpu  # with NVML, which no other start needs
+
         binding = bind_near_gpu(environment, os.environ)
         if given["verbose"] or environment.rank == 0:
             say(f"rank {environment.rank}: --bind=auto: {binding.value}: {binding.why}")

@@ -66,7 +66,6 @@ _METAVARS = {
     "MODULE": "modules",
     "NAME=VALUE": "env",
     "LINE": "setup",
-    "nccl|gloo|auto": "backend",
     "OPTION": "run_options srun_arg sbatch_arg",
     "NAME@SECONDS": "signal",
     "INDEXES": "array",
@@ -227,6 +226,7 @@ def _job(given: Mapping[str, Any], interactive: bool, has_to_be_seen: bool) -> S
     if problem and has_to_be_seen and not (job.stage or job.in_container):
         raise ConfigError(problem[0], expected="a Python script to submit", hint=problem[1])
     _note([f"no --venv: the active environment is used, {job.venv}"] if job.venv != requested.venv else [])
+    _note([" -> ".join(problem)] if problem else [])
     _note(validate.notes(job, {} if interactive else os.environ))
     _note(after_script(click.get_current_context(), given["arguments"]) if given["script"] else [])
     return job

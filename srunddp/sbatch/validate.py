@@ -174,9 +174,7 @@ def script_problem(job: SlurmJob) -> tuple[str, str] | None:
 
 
 def notes(job: SlurmJob, environ: Mapping[str, str]) -> Iterator[str]:
-    """What may not be as intended, or is not seen here, though the nodes may see it."""
-    if problem := script_problem(job):
-        yield " -> ".join(problem)
+    """What may not be as intended, or is not seen here, though the nodes may see it; not of SCRIPT itself."""
     files = [job.ifaces, job.venv and f"{job.venv}/bin/python"]
     yield from (f"{path} is not seen here" for path in files if path and not _seen(job, path))
     yield from _unknown_options(job)

@@ -27,7 +27,6 @@ from srunddp.sbatch.spec import SlurmJob
         ({"sbatch_arg": ("--image=x",)}, "--image is unknown to srunddp, and passed to sbatch as it is"),
         ({"sbatch_arg": ("--x=1", "--ndoes=2")}, "passed to sbatch as it is; did you mean --nodes?"),
         ({"script": "tests/__init__.py", "signal": "USR1@60"}, "no sign that it catches the signal of USR1@60"),
-        ({"script": "gone.py"}, "gone.py is not seen here: No such file or directory"),
         ({}, "SBATCH_PARTITION=debug is exported, which wins over the script's own line at sbatch"),
     ],
     ids=str,

@@ -75,12 +75,14 @@ def check(folder: Path, acknowledged: int) -> int:
     return int(step)
 
 
-def kills(folder: Path, number_of_kills: int) -> None:
+def kills(folder: Path, least: int) -> None:
+    """So many kills, and more while fewer than half of them fell into a save, as beside other work."""
     random.seed(0)
     directory_of(folder).add(0, {"step": 0, "values": torch.zeros(VALUES)})
-    step, amid = 0, 0
-    for number in range(number_of_kills):
+    step, amid, number = 0, 0, 0
+    while number < least or (amid < least // 2 and number < 10 * least):
         random.seed(number)
+        number += 1
         child, pipe = fork_saver(folder, step)
         time.sleep(random.uniform(0.005, 0.08))
         acknowledged = kill(child, pipe, step)
@@ -88,7 +90,7 @@ def kills(folder: Path, number_of_kills: int) -> None:
         step = check(folder, acknowledged)
     files = sorted(file.name for file in folder.iterdir())
     assert len(files) <= 8, f"killed saves pile up: {files}"
-    print(f"{step} saves, {amid} of {number_of_kills} kills left a temporary file")
+    print(f"{step} saves, {amid} of {number} kills left a temporary file")
 
 
 def run(*command: str | Path) -> None:
