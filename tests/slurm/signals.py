@@ -68,13 +68,11 @@ class Row:
     """One way in which signals come.
 
     Attributes:
-        act: what is done once the ranks are ready; least: how many signals plain Python gets upon that.
+        act: what is done once the ranks are ready; least: how many signals a script gets upon that.
         options: of sbatch, or of srun; body: of the batch script, empty for srun from the login node.
         linger: seconds for which the script goes on after a signal that asks for an end; Slurm looks every 30 s whether
             a time is over, as that of a preempted job.
         ranks: how many.
-        shell_ends: the signal ends the batch shell, upon which Slurm now and then kills the step without a signal,
-            plain Python's as well.
     """
 
     act: SignalAction
@@ -83,7 +81,6 @@ class Row:
     body: str = "srun {command}"
     linger: float = 2.0
     ranks: int = 2
-    shell_ends: bool = False
 
 
 ROWS = {
@@ -98,7 +95,7 @@ ROWS = {
     "two Ctrl-C at srun": Row(interrupt(2), 1, body=""),
     "the time limit": Row(nothing, 3, ("--time=1",)),
     "--signal=USR2@280": Row(draw_near, 2, (*NEAR_END, "--signal=USR2@280")),
-    "--signal=B:USR2@280": Row(draw_near, 2, (*NEAR_END, "--signal=B:USR2@280"), shell_ends=True),
+    "--signal=B:USR2@280": Row(draw_near, 2, (*NEAR_END, "--signal=B:USR2@280")),
     "--signal=B:USR2@280, kill -USR2 $SRUN_PID": Row(draw_near, 1, (*NEAR_END, "--signal=B:USR2@280"), FORWARDING),
     "preemption": Row(preempt, 5, ("--exclude=node[01-04]", "-N1", "--gpus-per-node=8", "--no-requeue"), linger=90.0),
     "a task of an array": Row(scancel("--signal=USR1"), 1, ("--array=7",)),
@@ -139,20 +136,17 @@ def _is_over(runner: SlurmJobRunner, job: Recorded) -> bool:
 def record(runner: SlurmJobRunner) -> dict[str, dict[str, Recorded]]:
     """All rows at once: for each of its name, the job of each kind with its records.
 
-    A row is repeated where plain Python has got less than Slurm sends, as of two signals of a kind at once the kernel
-    delivers one; and a row whose batch shell ends where Slurm has killed one of its jobs without a signal.
+    A row is repeated where a script has got less than Slurm sends: of two signals of a kind at once the kernel delivers
+    one, and where the batch shell ends, Slurm now and then kills the step without a signal. What srunddp loses or adds
+    is the same in each try.
     """
     jobs = _record(runner, ROWS)
     for _ in range(TRIES):
-        short = {name: row for name, row in ROWS.items() if _is_short(row, jobs[name])}
+        short = {name: row for name, row in ROWS.items() if not all(job.has(row.least) for job in jobs[name].values())}
         if not short:
             break
         jobs |= _record(runner, short)
     return jobs
-
-
-def _is_short(row: Row, kinds: Mapping[str, Recorded]) -> bool:
-    return not all(job.has(row.least) for kind, job in kinds.items() if kind == "plain" or row.shell_ends)
 
 
 def _record(runner: SlurmJobRunner, rows: Mapping[str, Row]) -> dict[str, dict[str, Recorded]]:
