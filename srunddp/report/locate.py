@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from srunddp.errors import ConfigError, file_errors
-from srunddp.report import slurm
+from srunddp.util.slurm_job import JOB, job
 
-_JOB = re.compile(r"(\d{1,18})(?:_(\d{1,18}))?(?:\.(\d{1,9}))?", re.ASCII)
 _RESTART = re.compile(r"monitor\.(\d{1,9})", re.ASCII)
 _HINT = "name a run's folder such as logs/4711.0, or start the run with --monitor"
 
@@ -35,7 +34,7 @@ def find(what: str, monitor_dir: str, restart: int | None) -> RunFolder:
     """
     if os.path.isdir(what):
         return _below(Path(what), restart)
-    if match := _JOB.fullmatch(what):
+    if match := JOB.fullmatch(what):
         return _of_job(what, match, monitor_dir, restart)
     raise ConfigError(f"no folder {what}", expected="a run's folder or a job's number", hint=_HINT)
 
@@ -79,11 +78,11 @@ def _start(run: Path, restart: int | None, notes: Sequence[str] = ()) -> RunFold
 
 
 def _of_job(what: str, match: re.Match[str], monitor_dir: str, restart: int | None) -> RunFolder:
-    number, step = match[1], match[3]
-    runs, folders = [] if match[2] else _runs(Path(monitor_dir), number, step), [Path(monitor_dir)]
-    if not runs and (job := slurm.job(what.partition(".")[0])):
-        number = job.number
-        folders = list(dict.fromkeys([*folders, Path(job.folder, monitor_dir), Path(job.folder, "logs")]))
+    number, step = match["number"], match["step"]
+    runs, folders = [] if match["task"] else _runs(Path(monitor_dir), number, step), [Path(monitor_dir)]
+    if not runs and (known := job(what.partition(".")[0])):
+        number = known.number
+        folders = list(dict.fromkeys([*folders, Path(known.folder, monitor_dir), Path(known.folder, "logs")]))
         runs = next(filter(None, (_runs(folder, number, step) for folder in folders)), [])
     if not runs:
         raise ConfigError(

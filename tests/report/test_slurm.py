@@ -13,6 +13,7 @@ import pytest
 from srunddp.report import slurm
 from srunddp.report.run import read
 from srunddp.report.summarize import summary_of
+from srunddp.util.slurm_job import Job, job, seconds
 from tests.support.made_up_run import MadeUp
 from tests.support.starting import srunddp, write
 
@@ -111,7 +112,7 @@ def test_what_is_no_jobs_number_is_never_given_to_a_command(name: str, commands:
 
 def test_times_and_sizes_are_read_as_sacct_and_sstat_write_them() -> None:
     times = {"00:00.532": 0.532, "12:40.000": 760.0, "01:02:03": 3723.0, "2-03:04:05": 183845.0, "": None, "x": None}
-    assert {text: slurm.seconds(text) for text in times} == times
+    assert {text: seconds(text) for text in times} == times
     sizes = {"5272K": 5398528.0, "1.37M": 1.37 * 2**20, "5398528": 5398528.0, "0": 0.0, "": None}
     assert {text: slurm.size(text) for text in sizes} == sizes
 
@@ -144,7 +145,11 @@ OF_JOB = "JobId=4711 JobName=x JobState=RUNNING Restarts=0 RunTime=00:02:03 Time
     [
         (prints(ARRAY + OF_JOB), "", (93600.0, 123.0)),
         (prints("JobId=4711 RunTime=00:02:03 TimeLimit=UNLIMITED\n"), "", (None, 123.0)),
-        ("echo slurm_load_jobs error: Invalid job id specified >&2; exit 1", "4711|/work|20|70\n", (1200.0, 70.0)),
+        (
+            "echo slurm_load_jobs error: Invalid job id specified >&2; exit 1",
+            "4711|COMPLETED|0:0|1800000000|1800000070|20|70|/work\n",
+            (1200.0, 70.0),
+        ),
     ],
 )
 def test_the_limit_is_the_controllers_or_accountings(
@@ -174,8 +179,8 @@ def test_a_job_is_found_where_it_ran_that_of_an_array_too(commands: Path) -> Non
     assert "scontrol --oneliner show job 4711_3" in asked(commands)
     # Accounting still knows a job that the controller forgot.
     stub(commands, "scontrol", "echo slurm_load_jobs error: Invalid job id specified >&2; exit 1")
-    stub(commands, "sacct", prints("4714|/home/me/work|20|70\n"))
-    assert slurm.job("4711_3") == slurm.Job("4714", "/home/me/work", 1200.0, 70.0)
+    stub(commands, "sacct", prints("4714|COMPLETED|0:0|1|71|20|70|/home/me/work\n"))
+    assert job("4711_3") == Job("4714", "/home/me/work", 1200.0, 70.0, "COMPLETED", "0:0", 1.0, 71.0)
 
 
 def test_a_summary_is_there_where_no_slurm_is(tmp_path: Path) -> None:

@@ -16,7 +16,8 @@ import pytest
 
 from srunddp.report.advice import notes
 from srunddp.report.run import read
-from srunddp.report.slurm import seconds, size
+from srunddp.report.slurm import size
+from srunddp.util.slurm_job import seconds
 from srunddp.report.summarize import summary_of
 from srunddp.report.summary import Summary
 from tests.cluster.nodes import NODES
