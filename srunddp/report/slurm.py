@@ -9,7 +9,7 @@ from statistics import fmean
 from srunddp.report import format
 from srunddp.report.summary import Summary
 from srunddp.util.slurm_command import output as query
-from srunddp.util.slurm_job import figure, job, seconds, table
+from srunddp.util.slurm_job import RUNNING, figure, job, seconds, table
 
 _NUMBER = re.compile(r"[0-9]{1,18}")
 _SACCT = ("JobIDRaw", "State", "Start", "ElapsedRaw", "TimelimitRaw", "TotalCPU", "MaxRSS", "AveRSS")
@@ -17,7 +17,6 @@ _SSTAT = ("JobID", "NTasks", "AveCPU", "MaxRSS", "AveRSS")
 _SIZES = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40, "P": 2**50}
 _ANOTHER = 300.0  # seconds between our start and Slurm's above which these are two starts of the job
 _GONE = ("not found", "Invalid job id")
-_RUNNING = ("RUNNING", "COMPLETING", "SUSPENDED")
 
 
 @dataclass(frozen=True)
@@ -65,7 +64,7 @@ def view(summary: Summary) -> SlurmAccounting:
         return SlurmAccounting("Not started by Slurm: nothing to compare with.")
     records = table("sacct", summary.job, _SACCT, "--units=K")
     record, whole = (next((each for each in records if each["JobIDRaw"] == key), {}) for key in (name, summary.job))
-    running = summary.ending.running or record.get("State", "") in _RUNNING
+    running = summary.ending.running or record.get("State", "") in RUNNING
     # Where nothing is gathered, sstat has a step of no task, and its time is none.
     live = [each for each in table("sstat", name, _SSTAT) if figure(each["NTasks"])] if running else []
     if not record and not live:

@@ -2,31 +2,40 @@
 
 import click
 
-from srunddp.errors import ConfigError
-from srunddp.triage import render
+from srunddp.triage import jobs, render
 from srunddp.triage.collect import collect
 from srunddp.triage.diagnose import diagnose
-from srunddp.triage.logs import find
-from srunddp.util.click_types import FILE, answering, json_option, json_text
+from srunddp.util.click_types import DIR, FILE, answering, json_option, json_text
 
 
 @click.command()
+@click.option(
+    "--log-dir",
+    type=DIR,
+    default="logs",
+    envvar="SRUNDDP_LOG_DIR",
+    show_default=True,
+    help="Where a job's number is looked for.",
+)
 @json_option
-@click.argument("paths", nargs=-1, type=FILE, metavar="DIR|FILE...")
-def triage(paths: tuple[str, ...], as_json: bool) -> None:
-    """Show from its logs what failed first in a run, and which ranks have no output.
+@click.argument("what", nargs=-1, type=FILE, metavar="[JOBID|DIR|FILE]...")
+def triage(what: tuple[str, ...], log_dir: str, as_json: bool) -> None:
+    """Show from its logs what failed first in a job, and which ranks have no output.
 
     \b
+    srunddp triage
+    srunddp triage 4711
     srunddp triage slurm-4711.out
-    srunddp triage logs/4711.0
 
-    Any launcher's logs: Slurm's output, torchrun's, mpirun's, a file for each rank. Exit code 0 whatever is found, 78
-    when there is nothing to read.
+    Without an argument the newest job in logs. Any launcher's logs: Slurm's output, torchrun's, mpirun's, a file for
+    each rank. Of several jobs the newest is judged, and the others are named. Exit code 0 whatever is found, 78 when
+    there is nothing to read.
     """
     with answering():
-        if not paths:
-            raise ConfigError("no file and no folder", expected="logs", hint="srunddp triage slurm-4711.out")
-        evidence = collect(find(paths))
+        job = jobs.find(what, log_dir)
+        evidence = collect(job.logs)
+        evidence.notes += job.notes
+        jobs.add_state(evidence, job)
         found = diagnose(evidence)
-        record, lines = render.record(found, evidence), render.lines(found, evidence)
+        record, lines = render.record(found, evidence) | job.record(), [*render.lines(found, evidence), *job.lines()]
         click.echo(json_text(record) if as_json else "\n".join(lines))

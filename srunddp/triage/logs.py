@@ -45,30 +45,38 @@ class Log:
     """One file that may be a log.
 
     Attributes:
-        path: to open; name: as it is shown; size: in bytes.
+        path: to open; name: as it is shown; size: in bytes; mtime: of its last line, in seconds since the epoch.
+        begin: the number of the first line of its newest start.
         notes: what of it could not be read; cut: its last line has no end.
     """
 
     path: Path
     name: str
     size: int
+    mtime: float = 0.0
+    begin: int = 0
     notes: list[str] = field(default_factory=list)
     cut: bool = False
 
     def lines(self) -> Iterator[tuple[int, str]]:
-        """Number and text of each line that is not empty; after what was left out numbers begin at :data:`GAP`."""
+        """Number and text of each line from ``begin`` that is not empty."""
+        yield from _texts(each for each in self.pieces() if each[0] >= self.begin)
+
+    def pieces(self) -> Iterator[tuple[int, bytes]]:
+        """Number and bytes of each line; after what was left out numbers begin at :data:`GAP`."""
+        self.notes.clear()
         try:
             with open(_regular(self.path), "rb") as file:
                 if self.size:
                     file.seek(-1, os.SEEK_END)
                     self.cut = file.read(1) not in b"\r\n"
                     file.seek(0)
-                yield from _texts(enumerate(_pieces(file, HEAD if self.size > WHOLE else math.inf), 1))
+                yield from enumerate(_pieces(file, HEAD if self.size > WHOLE else math.inf), 1)
                 if self.size > WHOLE:
                     file.seek(self.size - TAIL)
                     file.readline(_PIECE)
                     self.notes.append(f"{self.name}: {self.size >> 20} MiB, its middle was not read")
-                    yield from _texts(enumerate(_pieces(file), GAP))
+                    yield from enumerate(_pieces(file), GAP)
         except OSError as error:
             self.notes.append(f"{self.name}: {os.strerror(error.errno or 0)}")
 
@@ -87,14 +95,19 @@ def find(paths: Iterable[str]) -> list[Log]:
         except (OSError, ValueError) as error:
             raise _nothing(f"{given}: {getattr(error, 'strerror', None) or error}") from None
         if stat.S_ISDIR(status.st_mode):
-            logs += filter(_is_log, itertools.islice(_below(path), MOST_FILES))
+            logs += of_folder(path)
         elif stat.S_ISREG(status.st_mode):
-            logs.append(Log(path, path.name, status.st_size))
+            logs.append(Log(path, path.name, status.st_size, status.st_mtime))
         else:
             raise _nothing(f"{given} is neither a file nor a folder")
     if not logs:
         raise _nothing(f"no log in {', '.join(paths)}")
     return logs
+
+
+def of_folder(folder: Path | str, *, deep: bool = True) -> list[Log]:
+    """The logs in a folder, and below it unless ``deep`` is unset; none where there is no folder."""
+    return sorted(filter(_is_log, itertools.islice(_below(Path(folder), deep), MOST_FILES)), key=_place)
 
 
 def _nothing(found: str) -> ConfigError:
@@ -103,15 +116,22 @@ def _nothing(found: str) -> ConfigError:
     )
 
 
-def _below(folder: Path) -> Iterator[Log]:
+def _below(folder: Path, deep: bool) -> Iterator[Log]:
+    """The newest jobs first, as far as numbers tell: of too many files the oldest are left out."""
     for parent, folders, files in os.walk(folder):
-        folders[:] = sorted(name for name in folders if name not in _FOLDERS)
-        for name in sorted((each for each in files if not _NO_LOG.search(each)), key=_natural):
+        folders[:] = sorted((name for name in folders if deep and name not in _FOLDERS), key=_natural, reverse=True)
+        for name in sorted((each for each in files if not _NO_LOG.search(each)), key=_natural, reverse=True):
             path = Path(parent, name)
             with suppress(OSError):
                 status = os.lstat(path)
                 if stat.S_ISREG(status.st_mode):
-                    yield Log(path, str(path.relative_to(folder)), status.st_size)
+                    yield Log(path, str(path.relative_to(folder)), status.st_size, status.st_mtime)
+
+
+def _place(log: Log) -> list[tuple[bool, list[tuple[int, str]]]]:
+    """Sorts the files of a folder before those of the folders in it."""
+    parts = Path(log.name).parts
+    return [(place < len(parts), _natural(part)) for place, part in enumerate(parts, 1)]
 
 
 def _natural(name: str) -> list[tuple[int, str]]:

@@ -9,7 +9,8 @@ from srunddp.util.slurm_command import output as query
 # ``4711``, a task of an array ``4711_3``, a step ``4711.0``.
 JOB = re.compile(r"(?P<number>\d{1,18})(?:_(?P<task>\d{1,18}))?(?:\.(?P<step>\d{1,9}))?", re.ASCII)
 _NUMBER = re.compile(r"[0-9]{1,18}")
-_COLUMNS = ("JobIDRaw", "State", "ExitCode", "Start", "End", "TimelimitRaw", "ElapsedRaw", "WorkDir")
+RUNNING = ("RUNNING", "COMPLETING", "SUSPENDED")
+_COLUMNS = ("JobIDRaw", "State", "ExitCode", "TimelimitRaw", "ElapsedRaw", "Start", "End", "WorkDir")
 
 
 @dataclass(frozen=True)
@@ -49,9 +50,9 @@ def job(what: str) -> Job | None:
     for each in sorted(known, key=lambda each: each["JobIDRaw"] != what):
         if _NUMBER.fullmatch(each["JobIDRaw"]):
             state = each["State"].partition(" ")[0]  # "CANCELLED by 1000"
-            limit_m, *times_s = (figure(each[name]) for name in ("TimelimitRaw", "ElapsedRaw", "Start", "End"))
-            limit_s = None if limit_m is None else limit_m * 60
-            return Job(each["JobIDRaw"], each["WorkDir"], limit_s, times_s[0], state, each["ExitCode"], *times_s[1:])
+            minutes, lasted, begun, over = (figure(each[name]) for name in _COLUMNS[3:7])
+            limit_s = None if minutes is None else minutes * 60
+            return Job(each["JobIDRaw"], each["WorkDir"], limit_s, lasted, state, each["ExitCode"], begun, over)
     return None
 
 
