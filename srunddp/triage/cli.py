@@ -37,5 +37,5 @@ def triage(what: tuple[str, ...], log_dir: str, as_json: bool) -> None:
         evidence.notes += job.notes
         jobs.add_state(evidence, job)
         found = diagnose(evidence)
-        record, lines = render.record(found, evidence) | job.record(), [*render.lines(found, evidence), *job.lines()]
-        click.echo(json_text(record) if as_json else "\n".join(lines))
+        lines = [*render.lines(found, evidence), *(job.lines() if job.others or not what else ())]
+        click.echo(json_text(render.record(found, evidence) | job.record()) if as_json else "\n".join(lines))

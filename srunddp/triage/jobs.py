@@ -5,7 +5,7 @@ import re
 import shlex
 import time
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path, PurePath
 from typing import Any
@@ -18,27 +18,20 @@ from srunddp.triage.logs import Log, time_of
 from srunddp.triage.rank_labels import node_of_name, ranks_of_names
 from srunddp.triage.starts import SLACK, newest_start
 from srunddp.util import slurm_job
-from srunddp.util.slurm_job import JOB
 
-_RUN = re.compile(r"(\d{1,18})\.(\w+)", re.ASCII)  # --log-dir's
-# The second is torchrun's, where the job's number is its --rdzv-id.
-_FOLDER = re.compile(r"(\d{3,18}(?:_\d{1,7})?)(?:_\w{8})?", re.ASCII)
+# --log-dir's, and others; torchrun's has eight letters after its --rdzv-id.
+_FOLDER = re.compile(r"(\d{1,18})\.(?P<step>\d{1,9})|(\d{3,18}(?:_\d{1,7})?)(?:_\w{8})?", re.ASCII)
 _CERTAIN = re.compile(r"(?:slurm-|preflight\.|.+\.[oe])(?P<job>\d{1,18})", re.ASCII)
 _NUMBER = re.compile(r"(?<![A-Za-z0-9])(?P<job>[1-9]\d{2,17})(?![A-Za-z0-9])", re.ASCII)
 _NO_JOB = re.compile(r"(?:rank|task|proc|process|node|host|gpu|epoch|step|part|worker)[-_.]?$", re.IGNORECASE)
-_TASK = re.compile(r"_(\d{1,7})(?!\d|_log\.)", re.ASCII)  # submitit has ranks there
+_TASK = re.compile(r"_(\d{1,7})(?!\d|_log\.)", re.ASCII)  # submitit has a rank before _log
 _BESIDE = re.compile(r"\.(?:out|err|log|[oe]\d+)$|^preflight\.")
 _TOGETHER = 3600.0  # seconds between the last lines of files of one job
 _LISTED = 8
-_ENDS = {  # states of a job: cause and kind
-    "TIMEOUT": ("time-limit", "ending"),
-    "OUT_OF_MEMORY": ("host-out-of-memory", "ending"),
-    "NODE_FAIL": ("node-failure", "ending"),
-    "PREEMPTED": ("preempted", "ending"),
-    "CANCELLED": ("cancelled", "ending"),
-    "FAILED": ("unknown", "secondary"),
-    "COMPLETED": ("", ""),
-}
+_CAUSES = {
+    "TIMEOUT": "time-limit", "OUT_OF_MEMORY": "host-out-of-memory", "NODE_FAIL": "node-failure",
+    "PREEMPTED": "preempted", "CANCELLED": "cancelled", "FAILED": "unknown",
+}  # fmt: skip
 
 Groups = dict[str, list[Log]]  # by the job's number; of an array's task ``4711_3``; empty where no name tells one
 
@@ -50,26 +43,22 @@ class JobLogs:
     Attributes:
         job: its number, as in :data:`Groups`; start: the newest, from 0; logs: of that alone.
         others: the other jobs, the newest first, as ``--json`` has them.
-        slurm: what Slurm says of the job; notes: what else is to be known; is_chosen: the user did not name the job.
+        slurm: what Slurm says of the job; notes: what else is to be known.
     """
 
     job: str
-    logs: list[Log]
     start: int
+    logs: list[Log]
     others: list[dict[str, Any]]
     slurm: slurm_job.Job | None
-    notes: list[str] = field(default_factory=list)
-    is_chosen: bool = False
+    notes: list[str]
 
     def lines(self) -> list[str]:
-        """What was judged where there was a choice, and the other jobs."""
-        if not (self.is_chosen or self.others):
-            return []
-        names = ", ".join(log.name for log in self.logs[:3]) + (", …" if len(self.logs) > 3 else "")
-        said = [f"judged: {_title(self.job)}, {_date(_newest(self.logs))}: {names}"]
-        for other in self.others[:_LISTED]:
-            hint = f" -> {other['command']}" if other["command"] else ""
-            said.append(f"also in {other['where']}/: {_title(other['job'])}, {_date(other['last_unix_s'])}{hint}")
+        """What was judged, and the other jobs."""
+        said = [f"judged: {_title(self.job)}, {_date(_newest(self.logs))}"]
+        for each in self.others[:_LISTED]:
+            hint = f" -> {each['command']}" if each["command"] else ""
+            said.append(f"also in {each['folder']}/: {_title(each['job'])}, {_date(each['last_unix_s'])}{hint}")
         left = len(self.others) - _LISTED
         return [*said, *([f"and {left} others"] if left > 0 else [])]
 
@@ -89,45 +78,37 @@ def find(what: Sequence[str], log_dir: str) -> JobLogs:
     Raises:
         ConfigError: there is nothing to read.
     """
-    if len(what) == 1 and not os.path.exists(what[0]) and (match := JOB.fullmatch(what[0])):
-        return _of_number(match, log_dir)
-    if not what:
-        if not (groups := by_job(_pool(log_dir, "."))):
-            hint = "srunddp triage slurm-4711.out, or --log-dir as the run had it"
-            raise ConfigError(f"no log in {log_dir}, and no slurm-*.out here", expected="logs of a job", hint=hint)
-        found = _choose(groups, groups, log_dir)
-        found.is_chosen = True
-        return found
-    groups, files = by_job(logs.find(what)), {Path(each) for each in what if os.path.isfile(each)}
-    named = dict.fromkeys(job for job, each in groups.items() for log in each if log.path in files)
-    folders = [os.path.normpath(each) for each in what if Path(each) not in files]
-    folder = folders[0] if len(folders) == 1 and not files else ""
-    return _choose(groups, [job for job in named if job] or named or groups, folder, files)
-
-
-def _of_number(match: re.Match[str], log_dir: str) -> JobLogs:
-    what, step = match[0].partition(".")[0], match["step"]
-    groups = _tasks(by_job(_pool(log_dir, "."), step), what)
-    known = None if groups else slurm_job.job(what)
-    if known:
-        folders = dict.fromkeys(os.path.join(known.folder, name) for name in (log_dir, "logs"))
-        pools = (by_job(_pool(each, known.folder), step) for each in folders)
-        groups = next(filter(None, (_tasks(each, what, known.number) for each in pools)), {})
-        # The controller tells the file of the job's output, whose name need not have the number.
-        own = groups.setdefault(next(iter(groups), what), [])
-        if os.path.isfile(known.output) and Path(known.output) not in [log.path for log in own]:
-            own += logs.find([known.output])
-    if not any(groups.values()):
-        raise ConfigError(
-            f"no logs of job {what} in {log_dir}{f' and {known.folder}' if known else ', and none here'}",
-            expected=f"a folder {match['number']}.STEP, slurm-{what}.out or NAME-{what}.out",
-            hint="name the files, or --log-dir as the run had it",
-        )
+    match = slurm_job.JOB.fullmatch(what[0]) if len(what) == 1 and not os.path.exists(what[0]) else None
+    if what and not match:
+        groups, files = by_job(logs.find(what)), {Path(each) for each in what if os.path.isfile(each)}
+        named = {job for job, each in groups.items() for log in each if log.path in files}
+        folders = [os.path.normpath(each) for each in what if Path(each) not in files]
+        return _choose(groups, named - {""} or named or groups, folders[0] if len(folders) == 1 else None, files)
+    groups = _of_number(match, log_dir) if match else by_job(_pool(log_dir, "."))
+    if not groups:
+        found = f"no logs{f' of job {what[0]}' if match else ''} in {log_dir}, and none here"
+        hint = "name the files, or --log-dir as the run had it"
+        raise ConfigError(found, expected="a folder JOB.STEP, slurm-JOB.out or NAME-JOB.out", hint=hint)
     return _choose(groups, groups, log_dir)
 
 
-def _tasks(groups: Groups, *numbers: str) -> Groups:
-    """The job, and the tasks of an array."""
+def _of_number(match: re.Match[str], log_dir: str) -> Groups:
+    what = match[0].partition(".")[0]
+    groups = _tasks(_pool(log_dir, "."), match["step"], what)
+    if groups or not (known := slurm_job.job(what)):
+        return groups
+    for folder in (os.path.join(known.folder, log_dir), os.path.join(known.folder, "logs")):
+        groups = groups or _tasks(_pool(folder, known.folder), match["step"], what, known.number)
+    if os.path.isfile(known.output):  # its name need not have the number
+        own = groups.setdefault(next(iter(groups), what), [])
+        own += logs.find([known.output]) if Path(known.output) not in [log.path for log in own] else []
+    return groups
+
+
+def _tasks(found: Sequence[Log], step: str | None, *numbers: str) -> Groups:
+    """The job, or the tasks of an array, without other steps' folders."""
+    found = [log for log in found if not (step and (own := _folder(log)) and own["step"] not in (None, step))]
+    groups = by_job(found)
     return {job: each for job, each in groups.items() if job in numbers or job.partition("_")[0] in numbers}
 
 
@@ -137,17 +118,10 @@ def _pool(log_dir: str, folder: str) -> list[Log]:
     return list({log.path: log for log in [*logs.of_folder(log_dir), *beside]}.values())
 
 
-def by_job(found: Sequence[Log], step: str | None = None) -> Groups:
-    """By the numbers that names of folders and files tell.
-
-    Args:
-        step: the one whose folder counts, ``0`` of ``4711.0``; None for all.
-    """
-    runs = [[match for each in _folders(log) if (match := _RUN.fullmatch(each.name))] for log in found]
-    found = [log for log, run in zip(found, runs, strict=True) if not (step and run and run[0][2] != step)]
+def by_job(found: Sequence[Log]) -> Groups:
+    """By the numbers that names of folders and files tell."""
     ranks = ranks_of_names([log.name for log in found])
-    zero = {folder for log in found for folder in log.path.parents if folder.name == "0"}
-    named = [_of_log(log, ranks.get(log.name), zero) for log in found]
+    named = [_of_log(log, ranks.get(log.name)) for log in found]
     # An array has no file without a task: beside one the numbers are ranks.
     whole = {(before, job) for before, job, task in named if not task}
     groups: Groups = {}
@@ -159,22 +133,16 @@ def by_job(found: Sequence[Log], step: str | None = None) -> Groups:
     return groups
 
 
-def _folders(log: Log) -> Sequence[Path]:
-    """Those above it, up to the one that was named."""
-    return log.path.parents[: len(PurePath(log.name).parts)]
+def _folder(log: Log) -> re.Match[str] | None:
+    """The folder of a job, among those above it up to the one that the user named."""
+    folders = log.path.parents[: len(PurePath(log.name).parts)]
+    return next(filter(None, (_FOLDER.fullmatch(each.name) for each in folders)), None)
 
 
-def _of_log(log: Log, rank: int | None, zero: Collection[Path]) -> tuple[str, str, str]:
+def _of_log(log: Log, rank: int | None) -> tuple[str, str, str]:
     """What is before the job's number, the number, and that of an array's task; empty where there is none."""
-    folders = _folders(log)
-    if run := next(filter(None, (_RUN.fullmatch(each.name) for each in folders)), None):
-        return "", run[1], ""
-    of_name = _of_name(log.path.name, rank)
-    # Folders beside a folder 0 are of ranks.
-    of_folder = (_FOLDER.fullmatch(each.name) for each in folders if each.with_name("0") not in zero)
-    if not of_name[1] and (match := next(filter(None, of_folder), None)):
-        return "", match[1], ""
-    return of_name
+    found, folder = _of_name(log.path.name, rank), _folder(log)
+    return ("", folder[1] or folder[3], "") if folder and not found[1] else found
 
 
 def _of_name(name: str, rank: int | None = None) -> tuple[str, str, str]:
@@ -187,25 +155,27 @@ def _of_name(name: str, rank: int | None = None) -> tuple[str, str, str]:
     return name[: chosen.start("job")], chosen["job"], task[1] if task else ""
 
 
-def _choose(groups: Groups, wanted: Collection[str], log_dir: str, files: Collection[Path] = ()) -> JobLogs:
+def _choose(groups: Groups, wanted: Collection[str], log_dir: str | None, files: Collection[Path] = ()) -> JobLogs:
     """The newest of the wanted ones.
 
     Args:
-        log_dir: where the others' numbers are found; files: which the user named.
+        log_dir: where the others' numbers are looked for; files: which the user named.
     """
-    job = max(wanted, key=lambda each: (int(_newest(groups[each])), *map(int, filter(None, each.split("_")))))
-    own = [*groups[job], *(log for log in groups.get("", ()) if job and log.path in files)]
+    order = sorted(
+        groups, key=lambda each: (-int(_newest(groups[each])), *(-int(part or 0) for part in each.split("_")))
+    )
+    job = next(each for each in order if each in wanted)
     known = slurm_job.job(job) if job else None
-    number = known.number if known else job  # an array's task has a number of its own, as --log-dir's folder has
-    own += groups.get(number, ()) if number != job else ()
+    number = known.number if known else job  # of an array's task, as --log-dir's folder has it
+    own = groups[job] + [log for log in groups.get("", ()) if job and log.path in files]
+    own += groups.get(number, []) if number != job else []
     known = known if known and _is_of(known, own) else None
-    kept, start, note = newest_start(own, known.started if known else None)
-    notes = [note] if note else []
+    kept, start, notes = newest_start(own, known.started if known else None)
     notes += [f"job {job} still runs"] if known and known.state in slurm_job.RUNNING else []
-    rest = {each: found for each, found in groups.items() if each not in (job, number)}
-    rest = {each: [log for log in found if log not in own] for each, found in rest.items()}
+    taken = {log.path for log in own}
+    rest = {each: [log for log in groups[each] if log.path not in taken] for each in order}
     others = [_other(each, found, log_dir) for each, found in rest.items() if found]
-    return JobLogs(job, kept, start, sorted(others, key=lambda each: -each["last_unix_s"]), known, notes)
+    return JobLogs(job, start, kept, others, known, notes)
 
 
 def _is_of(known: slurm_job.Job, found: Sequence[Log]) -> bool:
@@ -214,13 +184,13 @@ def _is_of(known: slurm_job.Job, found: Sequence[Log]) -> bool:
     return known.started is not None and known.started - SLACK <= _newest(found) <= (ended or time.time()) + SLACK
 
 
-def _other(job: str, found: Sequence[Log], log_dir: str) -> dict[str, Any]:
+def _other(job: str, found: Sequence[Log], log_dir: str | None) -> dict[str, Any]:
     words = [str(log.path) for log in found]
-    if job and log_dir:
+    if job and log_dir and any(log.path.is_relative_to(log_dir) for log in found):
         words = [*([] if log_dir == "logs" else [f"--log-dir={log_dir}"]), job]
     command = shlex.join(["srunddp", "triage", *words]) if len(words) <= _LISTED else None
-    where = str(_folders(found[0])[-1])
-    return {"job": job or None, "where": where, "last_unix_s": _newest(found), "command": command}
+    folder = found[0].path.parents[len(PurePath(found[0].name).parts) - 1]  # that the user named
+    return {"job": job or None, "folder": str(folder), "last_unix_s": _newest(found), "command": command}
 
 
 def _title(job: str) -> str:
@@ -236,18 +206,17 @@ def _newest(found: Sequence[Log]) -> float:
 
 
 def add_state(evidence: Evidence, job: JobLogs) -> None:
-    """What Slurm says of the end, as one more event."""
-    known = job.slurm
-    if not known or known.state not in _ENDS:
-        return
-    file = len(evidence.names)
-    evidence.names.append("Slurm")
-    if known.state == "COMPLETED":
+    """Add how the job ended by Slurm's word, as one more file's only line."""
+    known, file = job.slurm, len(evidence.names)
+    if known and known.state == "COMPLETED":
         evidence.finished[file] = 1
         evidence.well.add(file)
+    elif known and (cause := _CAUSES.get(known.state)):
+        text = f"Slurm: job {job.job} ended as {known.state}, exit code {known.exit_code}"
+        kind = "secondary" if cause == "unknown" else "ending"
+        event = Event(cause, kind, cause not in ("unknown", "cancelled"), file, 1, text, ours=True)
+        event.time = time_of(datetime.fromtimestamp(known.ended).isoformat(" ")) if known.ended else None
+        evidence.events.append(event)
+    else:
         return
-    text = f"Slurm: job {job.job} ended as {known.state}, exit code {known.exit_code}"
-    cause, kind = _ENDS[known.state]
-    event = Event(cause, kind, kind == "ending" and cause != "cancelled", file, 1, text, ours=True)
-    event.time = time_of(datetime.fromtimestamp(known.ended).isoformat(" ")) if known.ended else None
-    evidence.events.append(event)
+    evidence.names.append("Slurm")

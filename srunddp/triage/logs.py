@@ -27,7 +27,7 @@ _SNIFF = 8192
 _NO_LOG = re.compile(
     r"\.(?:py|pyc|so|pt|pth|ckpt|safetensors|bin|npy|npz|h5|hdf5|zip|tar|gz|bz2|xz|zst|png|jpg|jpeg|pdf|svg|html|css|"
     r"csv|tsv|jsonl|onnx|lock|yaml|yml|toml|ini|cfg|sh|sbatch|sql|db|sqlite|parquet|arrow|pkl|pickle|nsys-rep|md|rst|ipynb)$"
-    r"|^(?!(?:failure|error)\.json$).*\.json$",
+    r"|^(?!(?:failure(?:\.\d+)?|error)\.json$).*\.json$",
     re.IGNORECASE,
 )
 _FOLDERS = frozenset({"__pycache__", ".git", "node_modules", "site-packages", ".venv", "wandb", "checkpoints"})
@@ -102,12 +102,14 @@ def find(paths: Iterable[str]) -> list[Log]:
             raise _nothing(f"{given} is neither a file nor a folder")
     if not logs:
         raise _nothing(f"no log in {', '.join(paths)}")
-    return logs
+    return list({log.path: log for log in logs}.values())
 
 
 def of_folder(folder: Path | str, *, deep: bool = True) -> list[Log]:
     """The logs in a folder, and below it unless ``deep`` is unset; none where there is no folder."""
-    return sorted(filter(_is_log, itertools.islice(_below(Path(folder), deep), MOST_FILES)), key=_place)
+    return sorted(
+        filter(_is_log, itertools.islice(_below(Path(folder), deep), MOST_FILES)), key=lambda log: _natural(log.name)
+    )
 
 
 def _nothing(found: str) -> ConfigError:
@@ -126,12 +128,6 @@ def _below(folder: Path, deep: bool) -> Iterator[Log]:
                 status = os.lstat(path)
                 if stat.S_ISREG(status.st_mode):
                     yield Log(path, str(path.relative_to(folder)), status.st_size, status.st_mtime)
-
-
-def _place(log: Log) -> list[tuple[bool, list[tuple[int, str]]]]:
-    """Sorts the files of a folder before those of the folders in it."""
-    parts = Path(log.name).parts
-    return [(place < len(parts), _natural(part)) for place, part in enumerate(parts, 1)]
 
 
 def _natural(name: str) -> list[tuple[int, str]]:

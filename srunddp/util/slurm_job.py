@@ -41,18 +41,18 @@ def job(what: str) -> Job | None:
     shown = query("scontrol", "--oneliner", "show", "job", what).splitlines()
     own = next((line for line in shown if line.startswith(f"JobId={what} ")), shown[0] if shown else "")
     if number := re.match(r"JobId=(\d+)", own):
-        names = ("TimeLimit", "RunTime", "JobState", "ExitCode", "StartTime", "EndTime")
-        limit, lasted, state, code, *times = (_field(own, name, r"\S+") for name in names)
-        started, ended = map(figure, times)
+        names = ("JobState", "ExitCode", "TimeLimit", "RunTime", "StartTime", "EndTime")
+        state, code, *times = (_field(own, name, r"\S+") for name in names)
         folder, out = (_field(own, name, r".*?(?= \w+=|$)") for name in ("WorkDir", "StdOut"))
-        return Job(number[1], folder, seconds(limit), seconds(lasted), state, code, started, ended, out)
+        limit, lasted, started, ended = *map(seconds, times[:2]), *map(figure, times[2:])
+        return Job(number[1], folder, limit, lasted, state, code, started, ended, out)
     known = table("sacct", what, _COLUMNS, "-X")
     for each in sorted(known, key=lambda each: each["JobIDRaw"] != what):
         if _NUMBER.fullmatch(each["JobIDRaw"]):
             state = each["State"].partition(" ")[0]  # "CANCELLED by 1000"
-            minutes, lasted, begun, over = (figure(each[name]) for name in _COLUMNS[3:7])
-            limit_s = None if minutes is None else minutes * 60
-            return Job(each["JobIDRaw"], each["WorkDir"], limit_s, lasted, state, each["ExitCode"], begun, over)
+            minutes, lasted, started, ended = (figure(each[name]) for name in _COLUMNS[3:7])
+            limit = None if minutes is None else minutes * 60
+            return Job(each["JobIDRaw"], each["WorkDir"], limit, lasted, state, each["ExitCode"], started, ended)
     return None
 
 

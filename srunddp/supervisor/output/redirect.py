@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from srunddp.supervisor.output.relay import OutputRelay
 
 STDOUT, STDERR = 1, 2
+ANOTHER_START = b"\nsrunddp: another start begins here\n"  # in a requeued job's files; triage looks for it
 _PIPE_SIZE = 1 << 18  # four times Linux's default: the worker waits for the supervisor less often
 
 
@@ -178,6 +179,9 @@ def open_to_append(path: Path, option: str, header: str = "") -> int:
             raise OSError(errno.EINVAL, "it is no plain file")
         os.set_blocking(opened, True)
         append_whole(opened, header.encode())
+        if not header and os.fstat(opened).st_size:
+            with contextlib.suppress(OSError):
+                append_whole(opened, ANOTHER_START)
         return opened
     except OSError as error:
         reason = "it is a symbolic link" if place is path and error.errno == errno.ELOOP else error.strerror

@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 
 from srunddp.errors import ConfigError, Scope
-from srunddp.supervisor.output.redirect import OutputRedirect, OutputTarget, output_target
+from srunddp.supervisor.output.redirect import ANOTHER_START, OutputRedirect, OutputTarget, output_target
 from srunddp.supervisor.output.relay import LinePrefixer
 from tests.conftest import PROGRAMS, ROOT
 from tests.support.starting import LONG, bare, until, write
@@ -248,7 +248,7 @@ def test_a_requeued_run_appends(start: Any, how: dict[str, Any]) -> None:
         rank = start(f"import os; os.write(1, b'{word}\\n'); os.write(2, b'error\\n')", **how)
         rank.read()
         rank.ended()
-    assert rank.file == b"first\nerror\nsecond\nerror\n"
+    assert rank.file == b"first\nerror\n" + ANOTHER_START + b"second\nerror\n"
 
 
 # How it ends.
