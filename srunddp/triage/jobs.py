@@ -10,7 +10,7 @@ from datetime import datetime
 from pathlib import Path, PurePath
 from typing import Any
 
-from srunddp.errors import ConfigError
+from srunddp.errors import ConfigError, one_line
 from srunddp.triage import logs
 from srunddp.triage.collect import Evidence
 from srunddp.triage.event import Event
@@ -60,7 +60,7 @@ class JobLogs:
             hint = f" -> {each['command']}" if each["command"] else ""
             said.append(f"also in {each['folder']}/: {_title(each['job'])}, {_date(each['last_unix_s'])}{hint}")
         left = len(self.others) - _LISTED
-        return [*said, *([f"and {left} others"] if left > 0 else [])]
+        return [one_line(line) for line in (*said, *([f"and {left} others"] if left > 0 else []))]
 
     def record(self) -> dict[str, Any]:
         """For ``--json``."""
@@ -95,13 +95,16 @@ def find(what: Sequence[str], log_dir: str) -> JobLogs:
 def _of_number(match: re.Match[str], log_dir: str) -> Groups:
     what = match[0].partition(".")[0]
     groups = _tasks(_pool(log_dir, "."), match["step"], what)
+    if not groups:  # of very many files the pool has those of newer jobs
+        own = [log for each in Path(log_dir).glob(f"{what}*") for log in logs.of_folder(each)]
+        groups = _tasks(own, match["step"], what)
     if groups or not (known := slurm_job.job(what)):
         return groups
     for folder in (os.path.join(known.folder, log_dir), os.path.join(known.folder, "logs")):
         groups = groups or _tasks(_pool(folder, known.folder), match["step"], what, known.number)
     if os.path.isfile(known.output):  # its name need not have the number
-        own = groups.setdefault(next(iter(groups), what), [])
-        own += logs.find([known.output]) if Path(known.output) not in [log.path for log in own] else []
+        group = groups.setdefault(next(iter(groups), what), [])
+        group += logs.find([known.output]) if Path(known.output) not in [log.path for log in group] else []
     return groups
 
 
@@ -161,9 +164,7 @@ def _choose(groups: Groups, wanted: Collection[str], log_dir: str | None, files:
     Args:
         log_dir: where the others' numbers are looked for; files: which the user named.
     """
-    order = sorted(
-        groups, key=lambda each: (-int(_newest(groups[each])), *(-int(part or 0) for part in each.split("_")))
-    )
+    order = sorted(groups, key=lambda each: (int(_newest(groups[each])), *map(int, re.findall(r"\d+", each))))[::-1]
     job = next(each for each in order if each in wanted)
     known = slurm_job.job(job) if job else None
     number = known.number if known else job  # of an array's task, as --log-dir's folder has it
@@ -219,4 +220,4 @@ def add_state(evidence: Evidence, job: JobLogs) -> None:
         evidence.events.append(event)
     else:
         return
-    evidence.names.append("Slurm")
+    evidence.names.append("Slurm")  # where a file's name stands

@@ -27,7 +27,7 @@ _SNIFF = 8192
 _NO_LOG = re.compile(
     r"\.(?:py|pyc|so|pt|pth|ckpt|safetensors|bin|npy|npz|h5|hdf5|zip|tar|gz|bz2|xz|zst|png|jpg|jpeg|pdf|svg|html|css|"
     r"csv|tsv|jsonl|onnx|lock|yaml|yml|toml|ini|cfg|sh|sbatch|sql|db|sqlite|parquet|arrow|pkl|pickle|nsys-rep|md|rst|ipynb)$"
-    r"|^(?!(?:failure(?:\.\d+)?|error)\.json$).*\.json$",
+    r"|^(?!(?:(?:failure|preflight)(?:\.\w+)?|error)\.json$).*\.json$",
     re.IGNORECASE,
 )
 _FOLDERS = frozenset({"__pycache__", ".git", "node_modules", "site-packages", ".venv", "wandb", "checkpoints"})
@@ -107,9 +107,8 @@ def find(paths: Iterable[str]) -> list[Log]:
 
 def of_folder(folder: Path | str, *, deep: bool = True) -> list[Log]:
     """The logs in a folder, and below it unless ``deep`` is unset; none where there is no folder."""
-    return sorted(
-        filter(_is_log, itertools.islice(_below(Path(folder), deep), MOST_FILES)), key=lambda log: _natural(log.name)
-    )
+    found = filter(_is_log, itertools.islice(_below(Path(folder), deep), MOST_FILES))
+    return sorted(found, key=lambda log: _natural(log.name))
 
 
 def _nothing(found: str) -> ConfigError:

@@ -97,6 +97,14 @@ def test_of_many_jobs_the_newest_eight_are_listed(tmp_path: Path) -> None:
     assert said[-1] == "and 4 others"
 
 
+def test_of_too_many_files_the_newest_jobs_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logs, "MOST_FILES", 3)
+    for number in (99, 100, 101, 102):
+        log(tmp_path, f"{number}.0/node01.rank0.log")
+    assert jobs.find([str(tmp_path)], "logs").job == "102"
+    assert jobs.find(["99"], str(tmp_path)).job == "99"
+
+
 @pytest.mark.parametrize(
     ("names", "groups"),
     [
