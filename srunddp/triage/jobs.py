@@ -94,12 +94,14 @@ def find(what: Sequence[str], log_dir: str) -> JobLogs:
 
 def _of_number(match: re.Match[str], log_dir: str) -> Groups:
     what = match[0].partition(".")[0]
-    groups = _tasks(_pool(log_dir, "."), match["step"], what)
+    known = slurm_job.job(what) if match["task"] else None  # which has a number of its own
+    numbers = (what, known.number if known else what)
+    groups = _tasks(_pool(log_dir, "."), match["step"], *numbers)
     if not groups:  # of very many files the pool has those of newer jobs
         own = [log for each in Path(log_dir).glob(f"{what}*") for log in logs.of_folder(each)]
-        groups = _tasks(own, match["step"], what)
-    if groups or not (known := slurm_job.job(what)):
-        return groups
+        groups = _tasks(own, match["step"], *numbers)
+    if groups or not (known := known or slurm_job.job(what)):
+        return {what: [log for each in groups.values() for log in each]} if groups and match["task"] else groups
     for folder in (os.path.join(known.folder, log_dir), os.path.join(known.folder, "logs")):
         groups = groups or _tasks(_pool(folder, known.folder), match["step"], what, known.number)
     if os.path.isfile(known.output):  # its name need not have the number

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shlex
 import time
 from datetime import datetime
 from pathlib import Path
@@ -78,22 +77,31 @@ def test_three_jobs_in_a_folder_are_never_mixed(
     assert len(found["files"]) == len(set(found["files"])) == (2 if words in ("101", "101.0") else 1)
 
 
-@pytest.mark.parametrize("words", ["", "logs", ".", "--log-dir=./logs", "logs/train-103.out logs/train-102.out"])
-def test_the_command_for_another_job_works_as_printed(words: str, three: Path) -> None:
+@pytest.mark.parametrize(
+    ("words", "command"),
+    [
+        ("", "102"),
+        ("logs", "102"),
+        (".", "--log-dir=. 102"),
+        ("--log-dir=./logs", "--log-dir=./logs 102"),
+        ("logs/train-103.out logs/train-102.out", "logs/train-102.out"),
+    ],
+)
+def test_the_command_for_another_job_works_as_printed(words: str, command: str, three: Path) -> None:
     last = srunddp("triage", *words.split(), folder=three).stdout.splitlines()[-1 if "103" in words else -2]
     day = datetime.fromtimestamp(NOW - DAY).isoformat(" ", "minutes")
-    assert last.startswith(f"also in {'.' if words == '.' else 'logs'}/: job 102, {day} -> srunddp triage ")
-    found = triage(three, *shlex.split(last.partition("srunddp triage ")[2]))
+    assert last.startswith(f"also in {'.' if words == '.' else 'logs'}/: job 102, {day} -> srunddp triage {command}")
+    found = triage(three, *command.split())
     assert (found["job"], found["cause"]) == ("102", "cuda-out-of-memory")
 
 
 def test_of_many_jobs_the_newest_eight_are_listed(tmp_path: Path) -> None:
     """A tie in time is broken by the number."""
     for number in range(201, 214):
-        log(tmp_path, f"logs/{number}/rank0.log", age=DAY if number < 212 else 0.0)
+        log(tmp_path, f"logs/{number}/rank0.log", age=0.0 if number in (205, 213) else DAY)
     said = srunddp("triage", folder=tmp_path).stdout.splitlines()
     listed = [line.partition(": job ")[2][:3] for line in said if ": job " in line]
-    assert listed == list(map(str, range(213, 204, -1)))
+    assert listed == ["213", "205", *map(str, range(212, 205, -1))]
     assert said[-1] == "and 4 others"
 
 
@@ -176,6 +184,7 @@ def test_files_of_earlier_starts_are_left_out(tmp_path: Path) -> None:
     assert (found["cause"], found["start"]) == (None, 2)
     earlier = "4711.0/failure.1.json, 4711_4abcdefg/attempt_0/0/stderr.log"
     assert found["notes"] == [f"left out, of earlier starts: {earlier}"]
+    assert triage(tmp_path, "4711.0/failure.1.json")["cause"] == "file-missing"  # named by the user
 
 
 def test_a_rank_log_of_two_runs_is_read_from_the_second(tmp_path: Path) -> None:
@@ -214,7 +223,7 @@ def sacct(folder: Path, state: str, began: float = 60.0, ended: float | str = 0.
         ("FAILED", WELL, "unknown"),
         ("FAILED", STALE, "file-missing"),
         ("TIMEOUT", STALE, "file-missing"),
-        ("COMPLETED", "step 1\nloading\n", None),
+        ("COMPLETED", "".join(f"step {step}\n" for step in range(9)), None),
         ("COMPLETED", STALE, "file-missing"),
     ],
 )
@@ -244,11 +253,13 @@ def test_a_job_that_runs_is_said_to(slurm: Path) -> None:
 
 def test_slurm_knows_when_the_last_start_began(slurm: Path) -> None:
     sacct(slurm, "COMPLETED", began=600.0)
-    text = STALE + REQUEUED.format(datetime.fromtimestamp(NOW - 700).isoformat(timespec="seconds")) + "start 1\nok\n"
+    text = STALE + REQUEUED.format(datetime.fromtimestamp(NOW - 700).isoformat(timespec="seconds"))
+    text += "srun: error: node01: task 0: Terminated\nstart 1\nok\n"
     log(slurm, "slurm-4711.out", text)
     log(slurm, "logs/4711.0/node02.rank1.log", STALE, 1200.0)  # a node that the second start does not have
     found = triage(slurm, "4711", PATH=os.environ["PATH"])
     assert (found["cause"], found["start"], found["files"]) == (None, 1, ["slurm-4711.out"])
+    assert found["notes"][0].endswith("slurm-4711.out before line 8")
 
 
 def test_a_job_is_found_where_slurm_says_it_ran(slurm: Path) -> None:
@@ -258,10 +269,14 @@ def test_a_job_is_found_where_slurm_says_it_ran(slurm: Path) -> None:
     shown += "WorkDir={} StdErr=/x StdIn=/dev/null StdOut={} Power=\n"
     stub(slurm, "scontrol", prints(shown.format(int(NOW) - 60, int(NOW), work, work / "job.txt")))
     log(work, "job.txt")
-    log(work, "logs/4714.0/node01.rank0.log", STALE)
-    log(work, "logs/4715.0/node01.rank0.log", MEMORY)
+    log(work, "logs/4714.0/node01.rank0.log", STALE, 5.0)
+    log(work, "logs/4715.0/node01.rank0.log", MEMORY, 9.0)
     found = triage(slurm, "4711_3", PATH=os.environ["PATH"])
     assert (found["cause"], found["files"]) == (
         "file-missing",
         [f"{work}/logs/4714.0/node01.rank0.log", f"{work}/job.txt"],
     )
+    log(work, "slurm-4711_3.out")
+    for words in ([], ["4711_3"]):
+        found = triage(work, *words, PATH=os.environ["PATH"])
+        assert sorted(found["files"]) == ["logs/4714.0/node01.rank0.log", "slurm-4711_3.out"]
