@@ -96,7 +96,7 @@ def _read_record(log: Log, index: int, evidence: Evidence) -> None:
         evidence.notes.append(f"{log.name} is none of srunddp's")
         return
     evidence.events.append(event)
-    evidence.observed.add_world_size(9, size)
+    evidence.observed.add_world_size(size)
 
 
 class _File:
