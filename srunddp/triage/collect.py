@@ -7,22 +7,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from srunddp.triage.event import Event, of_exception
-from srunddp.triage.launcher_reports import Reports, of_record, ours
+from srunddp.triage.launcher_reports import Report, Reports
 from srunddp.triage.logs import Log, time_of
-from srunddp.triage.progress import (
-    FINISHED,
-    FRACTION,
-    HANDLED,
-    SUCCEEDED,
-    Progress,
-    is_below_error,
-    is_ended,
-    is_on_its_way,
-    is_quoted,
-)
+from srunddp.triage.own_reports import of_preflight, of_record, ours
+from srunddp.triage.progress import FINISHED, HANDLED, SUCCEEDED, Progress, is_below_error
 from srunddp.triage.rank_labels import Nccl, RankLabels, node_of_name, ranks_of_names, stated_rank
-from srunddp.triage.signatures import Signature, table
-from srunddp.triage.tracebacks import Tracebacks
+from srunddp.triage.signatures import table
+from srunddp.triage.tracebacks import PythonException, Tracebacks
 from srunddp.triage.world_size import LineOrigin, ObservedRanks
 
 _SNIFFED = 400
@@ -32,13 +23,17 @@ _LAST = 3
 GOES_ON = 3  # steps after something: it did not end the run
 _MESSAGE = 15  # lines that an exception's message may have
 _CUT = 3  # lines into which a launcher cuts a long one
-_OF_PEERS = ("RuntimeError", "torch.distributed.DistBackendError", "torch.distributed.DistNetworkError", "OSError")
-_LAUNCHER = re.compile(r"\bsrun: |slurmstepd\S*: |srunddp: |elastic|mpirun|prterun|^=")
+LAUNCHER = re.compile(r"\bsrun: |slurmstepd\S*: |srunddp: |elastic|mpirun|prterun|user-direction|^=")
 _NEAR = 3  # lines after an error in which whoever caught it says so
 _RESTART = re.compile(
-    r"[Rr]estarting worker group|will restart worker group|[Rr]equeue(?:d|ing)\b|restart count|"
-    r"[Rr]esum(?:ed|ing) (?:from|training|at)|[Rr]estart(?:ed|ing)? (?:the )?(?:job|run|training|ranks)|"
-    r"\b(?:[Aa]ttempt|[Rr]estart|ATTEMPT|RESTART)\W{1,2}[1-9]\d?\b"
+    r"[Rr]estarting worker group|will restart worker group|[Rr]equeue(?:d|ing)\b|"
+    r"[Rr]esum(?:ed|ing) (?:from|training|at)|[Rr]estart(?:ed|ing)? (?:the )?(?:job|run|training|ranks)"
+)
+# A script's own word of a failure, which no sign knows.
+_FAILING = re.compile(
+    r"\b(?:error|fatal|fail(?:ed|ure)|abort(?:ed|ing)?|cannot|can't|could not|unable|invalid|not finite|non-finite|"
+    r"diverged|exceeded|mismatch|giving up|exiting|stopping)\b",
+    re.IGNORECASE,
 )
 
 
@@ -54,8 +49,7 @@ class Evidence:
         steps: how many steps each file tells of; lines: how many there were.
         speaker: who spoke last, and what.
         moved: when a step was told of last, where lines tell the time.
-        stopped: the last line of one that got no further than a part of its way; cut: that of one without its end.
-        ended: some log has a word of an end that was meant.
+        cut: the last line of a log without its end.
     """
 
     names: list[str]
@@ -70,10 +64,14 @@ class Evidence:
     notes: list[str] = field(default_factory=list)
     lines: int = 0
     speaker: tuple[str, str] = ("", "")
-    stopped: str = ""
     cut: str = ""
-    ended: bool = False
     moved: float | None = None
+
+    @property
+    def report(self) -> tuple[int, Report] | None:
+        """The end of a rank that a launcher reports, the one it calls first if it does; and its file."""
+        reports = [(index, first) for index, found in self.reports.items() if (first := found.first())]
+        return min(reports, key=lambda each: not each[1].root, default=None)
 
 
 def collect(logs: Sequence[Log]) -> Evidence:
@@ -81,17 +79,21 @@ def collect(logs: Sequence[Log]) -> Evidence:
     evidence = Evidence([log.name for log in logs])
     ranks, nccl = ranks_of_names(evidence.names), Nccl()
     for index, log in enumerate(logs):
-        if re.fullmatch(r"failure(?:\.\d+)?\.json", log.path.name):
-            _read_record(log, index, evidence)
+        if match := re.fullmatch(r"(failure|preflight)(?:\.\w+)?\.json", log.path.name):
+            _read_json(match[1], log, index, evidence)
             continue
         _File(index, log, evidence, nccl, ranks.get(log.name)).read()
         evidence.notes += log.notes
     return evidence
 
 
-def _read_record(log: Log, index: int, evidence: Evidence) -> None:
+def _read_json(kind: str, log: Log, index: int, evidence: Evidence) -> None:
+    text = "\n".join(line for _, line in log.lines())
     try:
-        event, size = of_record("\n".join(text for _, text in log.lines()), index)
+        if kind == "preflight":
+            evidence.events += of_preflight(text, index)
+            return
+        event, size = of_record(text, index)
     except (ValueError, TypeError, KeyError):
         evidence.notes.append(f"{log.name} is none of srunddp's")
         return
@@ -136,20 +138,45 @@ class _File:
     def _end(self, tail: Sequence[tuple[int, str]]) -> None:
         evidence = self._evidence
         evidence.steps[self._index], evidence.restarted[self._index] = self._all.count, self._restarted
-        texts = [text for _, text in tail]
         if good := [number for number, text in tail if FINISHED.search(text)]:
             evidence.finished[self._index] = good[-1]
-            evidence.well |= {self._index} if any(map(SUCCEEDED.search, texts)) else set()
-        elif (counted := list(filter(FRACTION.search, texts))) and is_on_its_way(counted[-1]):
-            evidence.stopped = counted[-1]
-        evidence.ended |= self._all.count < GOES_ON or is_ended(texts)
+            evidence.well |= {self._index} if any(SUCCEEDED.search(text) for _, text in tail) else set()
         if self._log.cut and tail:
-            evidence.cut = texts[-1]
+            evidence.cut = tail[-1][1]
 
     def _line(self, number: int, text: str, rank: int | None, node: str | None) -> None:
         evidence = self._evidence
-        evidence.lines += 1
         whose = rank if rank is not None else stated_rank(text)
+        self._observe(number, text, rank, whose, node)
+        time = time_of(text)
+        self._since = time if time is not None else self._since
+        key = rank if len(self._streams) < _STREAMS else None
+        stream, progress = self._streams.setdefault(key, (Tracebacks(), Progress()))
+        known, outer, raised = len(stream.done), stream.done[-1:], stream.raised
+        inside = stream.feed(number, text)
+        self._reports.feed(number, text)
+        self._reported += [self._all.count] * (len(self._reports.found) - len(self._reported))
+        if not inside:
+            progress.feed(text)
+            before = self._all.count
+            self._all.feed(text)
+            if self._all.count > before and self._since is not None:
+                evidence.moved = max(self._since, evidence.moved or 0.0)
+        event: Event | None = None
+        if stream.raised > raised:
+            event = of_exception(stream.done[-1], self._index)
+            self._drop(outer if len(stream.done) == known else [])
+        elif not inside:
+            event = self._plain(number, text)
+            self._excuse(number, text, rank)
+            event = None if event and self._adopted(event, stream) else event
+        if event:
+            event.node = event.node or node
+            self._add(event, whose if event.rank is None else event.rank, time, progress)
+
+    def _observe(self, number: int, text: str, rank: int | None, whose: int | None, node: str | None) -> None:
+        evidence = self._evidence
+        evidence.lines += 1
         job = self._index if self._rank is None else "ranks"
         evidence.observed.add_line(text, whose, node, LineOrigin(job, rank, self._all.count))
         if _RESTART.search(text):
@@ -158,44 +185,23 @@ class _File:
         if len(evidence.last) < _STREAMS or speaker in evidence.last:
             evidence.last.setdefault(speaker, deque(maxlen=_LAST)).append(text)
         evidence.speaker = speaker, text
-        time = time_of(text)
-        self._since = time if time is not None else self._since
-        key = rank if len(self._streams) < _STREAMS else None
-        stream, progress = self._streams.setdefault(key, (Tracebacks(), Progress()))
-        known, outer = len(stream.done), stream.done[-1] if stream.done else None
-        inside = stream.feed(number, text)
-        self._reports.feed(number, text)
-        self._reported += [self._all.count] * (len(self._reports.found) - len(self._reported))
-        moved = progress.count
-        if not inside:
-            progress.feed(text)
-            self._all.feed(text)
-            if progress.count > moved and self._since is not None:
-                evidence.moved = max(self._since, evidence.moved or 0.0)
-        if stream.done and stream.done[-1] is not outer:
-            event: Event | None = of_exception(stream.done[-1], self._index)
-            for each in self._own if len(stream.done) == known else ():
-                if each.raised is outer:  # it was handed on from another process
-                    each.kind = "noise"
-        else:
-            event = None if inside else self._plain(number, text)
-            self._excuse(number, text, rank)
-            if event and self._adopted(event, stream):
-                return
-        if event:
-            event.node = event.node or node
-            self._add(event, whose if event.rank is None else event.rank, time, progress)
+
+    def _drop(self, raised: list[PythonException]) -> None:
+        """An exception was handed on from another process, or has another one above it."""
+        for each in self._own:
+            if raised and each.raised is raised[0]:
+                each.kind = "noise"
 
     def _adopted(self, event: Event, stream: Tracebacks) -> bool:
         """Whether the line is of the message of the exception before it, which itself said nothing of its cause."""
         last = next((each for each in reversed(self._own) if each.raised), None)
-        if not last or not last.raised or last.raised not in stream.done[-1:] or not last.generic:
+        if not last or last.raised not in stream.done[-1:] or not last.generic:
             return False
-        if event.number - last.number > _MESSAGE or _LAUNCHER.search(event.text) or event.cause == "script-error":
+        if event.number - last.number > _MESSAGE or LAUNCHER.search(event.text) or event.cause == "script-error":
             return False
-        if event.kind == "secondary" and event.number <= last.number + _CUT and last.raised.kind in _OF_PEERS:
+        if event.kind == "secondary" and event.number <= last.number + _CUT:
             last.cause, last.kind = "unknown", "secondary"
-        elif event.kind == "primary" or (event.kind == "symptom" and last.raised.kind.endswith("ImportError")):
+        elif event.kind == "primary" or (event.kind == "symptom" and "ImportError" in last.text):
             last.cause = event.cause
         else:
             return False
@@ -207,13 +213,17 @@ class _File:
         last = self._own[-1] if self._own else None
         if not last or last.ours or last.kind == "ending" or last.rank != rank or number > last.number + _NEAR:
             return
-        last.weak |= bool(HANDLED.search(text)) and not _LAUNCHER.search(text)
+        last.handled |= bool(HANDLED.search(text)) and not LAUNCHER.search(text)
 
     def _plain(self, number: int, text: str) -> Event | None:
-        if text.startswith("srunddp: ") and (event := ours(number, text, self._index)):
+        if text.startswith(("srunddp: ", "FAIL  ")) and (event := ours(number, text, self._index)):
             return event
         sign = table().read(text)
-        return _of_sign(sign, self._index, number, text) if sign and sign.kind != "noise" else None
+        if sign and sign.kind != "noise":
+            return Event(sign.id, sign.kind, sign.sure, self._index, number, text, late=sign.late)
+        if not sign and not LAUNCHER.search(text) and _FAILING.search(text) and not is_below_error(text):
+            return Event("unknown", "word", False, self._index, number, text)
+        return None
 
     def _add(self, event: Event, rank: int | None, time: float | None, progress: Progress) -> None:
         event.rank, event.time, event.since = rank, time, self._since
@@ -223,9 +233,3 @@ class _File:
         # Of too many the last is replaced: it may be the one that mattered.
         at = slice(places[-1], places[-1] + 1)
         self._own[at], self._counted[at] = [event], [(progress, progress.count, self._all.count)]
-
-
-def _of_sign(sign: Signature, file: int, number: int, text: str) -> Event:
-    weak = sign.kind == "hint" or is_quoted(text) or (sign.kind == "primary" and is_below_error(text))
-    weak |= sign.kind != "ending" and not _LAUNCHER.search(text) and bool(HANDLED.search(text))
-    return Event(sign.id, sign.kind, sign.sure, file, number, text, late=sign.late, weak=weak)

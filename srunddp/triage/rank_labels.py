@@ -22,6 +22,7 @@ _DOUBTFUL = {
     "prefix": re.compile(r"(?P<node>[A-Za-z][\w.-]*):(?P<rank>\d{1,7}): "),
     "host": re.compile(r"(?P<node>[A-Za-z][\w.-]*\d[\w.-]*): "),
 }
+_BEHIND_A_BAR = re.compile(r"\[rank\d+\]: Traceback \(most recent")  # of progress, which ends no line
 _SOURCE_FILE = re.compile(r"\.(?:py|c|cc|cpp|cu|h|sh|out|log)$")
 _NCCL = re.compile(r"(?P<node>[\w.-]+):(?P<pid>\d+):\d+ \[(?P<gpu>-?\d+)\]")
 _NCCL_RANK = re.compile(r"\brank (\d+) nranks (\d+)")
@@ -59,6 +60,8 @@ class RankLabels:
             found = match.groupdict()
             rank, node = int(found["rank"]) if "rank" in found else None, found.get("node")
             text = text[match.end() :]
+        if "Traceback (" in text and (header := _BEHIND_A_BAR.search(text)):
+            text = text[header.start() :]
         while text.startswith("[") and (match := _PLAIN.match(text)):
             said = match["mpi"] or match["torch"] or match["elastic"]
             rank = int(said) if rank is None or match["torch"] else rank

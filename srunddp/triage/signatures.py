@@ -76,10 +76,10 @@ class SignatureTable:
         fitting = [sign for sign in self.signs if sign.fits(text)] if any(word in lower for word in WORDS) else []
         if not fitting and len(self._dull) < _MOST_SHAPES and not any(word in lower for word in _BY_NUMBER):
             self._dull.add(shape)
-        return min(fitting, key=_weight, default=None)
+        return min(fitting, key=weight, default=None)
 
 
-def _weight(sign: Signature) -> int:
+def weight(sign: Signature) -> int:
     # A line that is known to be harmless is so, whatever else it looks like; an exception's bare type tells least.
     return -1 if sign.kind == "noise" else len(KINDS) if sign.id == "script-error" else KINDS.index(sign.kind)
 

@@ -1,0 +1,121 @@
+"""Why something that was said is not the first failure: rules with names, in the order in which they are asked.
+
+What a rule sets aside is kept: the verdict names it with its rule, and some of it explains a later failure that tells
+nothing of its cause.
+"""
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from srunddp.triage.collect import GOES_ON, LAUNCHER, Evidence
+from srunddp.triage.event import Event
+from srunddp.triage.progress import HANDLED, is_below_error, is_quoted
+
+_WAITS = re.compile(r"^srunddp: waiting|Waiting in store based barrier")
+_ATTEMPT = re.compile(r"(.*)attempt_(\d+)/")
+_NOTICE = re.compile(r"\[(?:ft_launcher|RankMonServer)\d*@")
+_SIGNAL = re.compile(r"SIGTERM|[Ss]ignal: ?(?:15|Terminated)|SignalException|death signal|Signal: Terminated")
+# Who says so has it from the kernel, or from Slurm's own book-keeping.
+AUTHORITY = re.compile(
+    r"\b(?:slurmstepd\S*|srun|sbatch|salloc|mpirun|NVRM|kernel)\b[^:]{0,40}:|There are not enough slots"
+)
+
+
+@dataclass(frozen=True)
+class Rule:
+    """Attributes:
+    name: as the verdict shows it; sentence: of what it sets aside.
+    fits: whether it sets this event aside.
+    """
+
+    name: str
+    sentence: str
+    fits: Callable[[Event, Evidence], bool]
+
+
+def _is_ignored(event: Event, _: Evidence) -> bool:
+    return bool(event.raised and event.raised.aside)
+
+
+def _is_handled(event: Event, _: Evidence) -> bool:
+    said = event.kind != "ending" and not event.raised and not LAUNCHER.search(event.text)
+    return event.handled or (said and bool(HANDLED.search(event.text)))
+
+
+def _is_warning(event: Event, evidence: Evidence) -> bool:
+    told = event.kind == "primary" or (event.kind == "secondary" and not evidence.report)
+    return event.kind == "hint" or (told and not event.raised and is_below_error(event.text))
+
+
+def _is_launchers(event: Event, _: Evidence) -> bool:
+    told = event.raised.previous if event.raised and not event.raised.top else event.text
+    return bool(_NOTICE.search(told, 0, 120))
+
+
+def _is_of_earlier_attempt(event: Event, evidence: Evidence) -> bool:
+    """An ending after which the run went on, or what stands in the files of an attempt before the last that began."""
+    restarted = max(evidence.finished.get(event.file, 0), evidence.restarted.get(event.file, 0))
+    if event.kind == "ending" and event.progress >= GOES_ON and restarted > event.number:
+        return True
+    attempts = [_ATTEMPT.match(name) for name in evidence.names]
+    own = attempts[event.file] if event.file < len(attempts) else None
+    return bool(own) and any(
+        each and each[1] == own[1] and int(each[2]) > int(own[2]) and _went_on(file, evidence)
+        for file, each in enumerate(attempts)
+    )
+
+
+def _went_on(file: int, evidence: Evidence) -> bool:
+    return evidence.steps.get(file, 0) >= GOES_ON or file in evidence.finished
+
+
+def _was_survived(event: Event, evidence: Evidence) -> bool:
+    if _WAITS.search(event.text):
+        return event.progress > 0 or 0 in evidence.observed.worlds
+    return event.kind != "ending" and event.progress >= GOES_ON and not event.late
+
+
+def _is_of_shutdown(event: Event, evidence: Evidence) -> bool:
+    """Before a good end of the run that its log tells of, or beside one; a job script's word counts for less."""
+    if evidence.report or event.ours or event.kind == "ending" or not evidence.finished:
+        return False
+    if event.late and event.file in evidence.well and not AUTHORITY.search(event.text, 0, 120):
+        return True  # a table of jobs, of this one or of others
+    if evidence.finished.get(event.file, 0) <= event.number:  # what comes after a good end, or in another file
+        return event.kind in ("symptom", "secondary", "word")
+    if event.raised:
+        return event.progress > 0
+    told = event.kind != "primary" and evidence.steps.get(event.file, 0) > 0
+    return event.file in evidence.well or event.progress > 0 or told
+
+
+RULES = (
+    Rule("quoted", "a configuration, a usage text or a debug line quotes it", lambda event, _: is_quoted(event.text)),
+    Rule(
+        "ignored",
+        "Python or a logger says that it ignored it",
+        _is_ignored,
+    ),
+    Rule("handled", "a line beside it says that it was handled: retry, skip, fall back", _is_handled),
+    Rule("launcher-notice", "the launcher's own logger wrote it of the node, and went on", _is_launchers),
+    Rule("warning", "a line of a level below error", _is_warning),
+    Rule("earlier-attempt", "the ranks were started again after it", _is_of_earlier_attempt),
+    Rule("survived", "at least three further steps followed", _was_survived),
+    Rule("shutdown", "the run came to a good end, which this did not stop", _is_of_shutdown),
+)
+# Of what stands, beside the first failure.
+ENDED = Rule("ended-by-launcher", "the launcher ended this rank, because of another", lambda event, _: _ended(event))
+PEER = Rule("peer-error", "another rank's end, told by a peer", lambda event, _: event.kind == "secondary")
+
+
+def _ended(event: Event) -> bool:
+    return event.kind == "report" or (event.kind == "secondary" and bool(_SIGNAL.search(event.text)))
+
+
+def set_aside(evidence: Evidence) -> list[Event]:
+    """What no rule sets aside; of the rest each event gets the rule that did."""
+    events = [event for event in evidence.events if event.kind != "noise"]
+    for event in events:
+        event.rule = next((rule.name for rule in RULES if rule.fits(event, evidence)), "")
+    return [event for event in events if not event.rule]
