@@ -31,8 +31,8 @@ _RESTART = re.compile(
 )
 # A script's own word of a failure, which no sign knows.
 _FAILING = re.compile(
-    r"\b(?:error|fatal|fail(?:ed|ure)|abort(?:ed|ing)?|cannot|can't|could not|unable|invalid|not finite|non-finite|"
-    r"diverged|exceeded|mismatch|giving up|exiting|stopping)\b",
+    r"\b(?:errors?(?![ :=]{0,3}\d)|fatal|fail(?:ed|ure)|abort(?:ed|ing)?|cannot|can't|could not|unable|invalid|"
+    r"not finite|non-finite|diverged|exceeded|mismatch|giving up|exiting|stopping)\b",
     re.IGNORECASE,
 )
 
@@ -43,7 +43,7 @@ class Evidence:
 
     Attributes:
         names: of the logs; notes: what could not be read.
-        reports: of launchers, by file; last: the last lines of each who spoke.
+        reports: of launchers, by file; last: the last line of each who spoke.
         finished: the line, by file, that tells of a good end; well: those that tell it of the run itself.
         restarted: the last line, by file, that tells of a new attempt.
         steps: how many steps each file tells of; lines: how many there were.
@@ -56,7 +56,7 @@ class Evidence:
     observed: ObservedRanks = field(default_factory=ObservedRanks)
     events: list[Event] = field(default_factory=list)
     reports: dict[int, Reports] = field(default_factory=dict)
-    last: dict[str, deque[str]] = field(default_factory=dict)
+    last: dict[str, str] = field(default_factory=dict)
     finished: dict[int, int] = field(default_factory=dict)
     well: set[int] = field(default_factory=set)
     steps: dict[int, int] = field(default_factory=dict)
@@ -183,7 +183,7 @@ class _File:
             self._restarted = number
         speaker = f"rank {rank}" if rank is not None else self._log.name
         if len(evidence.last) < _STREAMS or speaker in evidence.last:
-            evidence.last.setdefault(speaker, deque(maxlen=_LAST)).append(text)
+            evidence.last[speaker] = text
         evidence.speaker = speaker, text
 
     def _drop(self, raised: list[PythonException]) -> None:

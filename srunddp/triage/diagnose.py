@@ -246,8 +246,9 @@ def _tell_whose(found: Diagnosis, first: Event, standing: Sequence[Event], evide
         found.rank = _sole(peers - {None}, evidence)
         found.victim = found.rank not in (None, first.rank)
     if found.rank is None and first.rank is None and not found.victim:
-        report = _sole_report(standing, evidence)
-        found.rank = report.ranks[0] if report else _sole(peers - {None}, evidence)
+        found.rank = _sole(peers - {None}, evidence)
+        if found.rank is None and (report := _sole_report(standing, evidence)):
+            found.rank = report.ranks[0]
         if found.rank is None and not evidence.report:
             found.rank = min(observed.seen) if len(observed.seen) == 1 else None
     if found.rank is None and not found.victim:
@@ -263,13 +264,15 @@ def _reported(evidence: Evidence) -> set[int]:
 
 
 def _sole_report(standing: Sequence[Event], evidence: Evidence) -> Report | None:
-    """The one rank that did not end well by itself, where launchers report just one; or the first of several, where
-    peers tell of an end that was not theirs."""
+    """The one rank that did not end well by itself, where launchers report just one; or the first of several that
+    told nothing of a peer's end, where others did."""
     every = [each for reports in evidence.reports.values() for each in reports.found]
     own = [each for each in every if each.ranks and not each.is_victim]
-    ranks = {rank for each in own for rank in each.ranks}
-    peers = any(each.raised and (each.kind == "secondary" or each.cause in _OF_PEERS) for each in standing)
-    return own[0] if len(ranks) == 1 or (own and peers) else next((each for each in own if each.root), None)
+    if len({rank for each in own for rank in each.ranks}) == 1:
+        return own[0]
+    peers = {each.rank for each in standing if each.raised and (each.kind == "secondary" or each.cause in _OF_PEERS)}
+    own = [each for each in own if each.root or (peers and len(each.ranks) == 1 and each.ranks[0] not in peers)]
+    return next((each for each in own if each.root), own[0] if own else None)
 
 
 def _explaining(aside: list[Event], cause: str, first: Event | None) -> Event | None:

@@ -34,6 +34,10 @@ class Rule:
     fits: Callable[[Event, Evidence], bool]
 
 
+def _is_quoted(event: Event, _: Evidence) -> bool:
+    return not event.raised and is_quoted(event.text)
+
+
 def _is_ignored(event: Event, _: Evidence) -> bool:
     return bool(event.raised and event.raised.aside)
 
@@ -91,7 +95,7 @@ def _is_of_shutdown(event: Event, evidence: Evidence) -> bool:
 
 
 RULES = (
-    Rule("quoted", "a configuration, a usage text or a debug line quotes it", lambda event, _: is_quoted(event.text)),
+    Rule("quoted", "a configuration, a usage text or a debug line quotes it", _is_quoted),
     Rule(
         "ignored",
         "Python or a logger says that it ignored it",
@@ -107,6 +111,8 @@ RULES = (
 # Of what stands, beside the first failure.
 ENDED = Rule("ended-by-launcher", "the launcher ended this rank, because of another", lambda event, _: _ended(event))
 PEER = Rule("peer-error", "another rank's end, told by a peer", lambda event, _: event.kind == "secondary")
+
+SENTENCES = {rule.name: rule.sentence for rule in (*RULES, ENDED, PEER)}
 
 
 def _ended(event: Event) -> bool:
