@@ -6,15 +6,15 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from srunddp.triage.event import Event, of_exception
-from srunddp.triage.launcher_reports import Report, Reports
+from srunddp.triage.event import Event, of_exception, of_report
+from srunddp.triage.launcher_reports import Reports
 from srunddp.triage.logs import Log, time_of
 from srunddp.triage.own_reports import of_preflight, of_record, ours
 from srunddp.triage.progress import FINISHED, HANDLED, SUCCEEDED, Progress, is_below_error
 from srunddp.triage.rank_labels import Nccl, RankLabels, node_of_name, ranks_of_names, stated_rank
 from srunddp.triage.signatures import table
 from srunddp.triage.tracebacks import PythonException, Tracebacks
-from srunddp.triage.world_size import LineOrigin, ObservedRanks
+from srunddp.triage.world_size import ObservedRanks
 
 _SNIFFED = 400
 _KEPT = 40  # of one sign of one rank in one file
@@ -43,7 +43,7 @@ class Evidence:
 
     Attributes:
         names: of the logs; notes: what could not be read.
-        reports: of launchers, by file; last: the last line of each who spoke.
+        report: the first end of a rank that a launcher reports; last: the last line of each who spoke.
         finished: the line, by file, that tells of a good end; well: those that tell it of the run itself.
         restarted: the last line, by file, that tells of a new attempt.
         steps: how many steps each file tells of; lines: how many there were.
@@ -55,7 +55,7 @@ class Evidence:
     names: list[str]
     observed: ObservedRanks = field(default_factory=ObservedRanks)
     events: list[Event] = field(default_factory=list)
-    reports: dict[int, Reports] = field(default_factory=dict)
+    report: Event | None = None
     last: dict[str, str] = field(default_factory=dict)
     finished: dict[int, int] = field(default_factory=dict)
     well: set[int] = field(default_factory=set)
@@ -66,12 +66,6 @@ class Evidence:
     speaker: tuple[str, str] = ("", "")
     cut: str = ""
     moved: float | None = None
-
-    @property
-    def report(self) -> tuple[int, Report] | None:
-        """The end of a rank that a launcher reports, the one it calls first if it does; and its file."""
-        reports = [(index, first) for index, found in self.reports.items() if (first := found.first())]
-        return min(reports, key=lambda each: not each[1].root, default=None)
 
 
 def collect(logs: Sequence[Log]) -> Evidence:
@@ -84,7 +78,14 @@ def collect(logs: Sequence[Log]) -> Evidence:
             continue
         _File(index, log, evidence, nccl, ranks.get(log.name)).read()
         evidence.notes += log.notes
+    evidence.report = _first_report(evidence.events)
     return evidence
+
+
+def _first_report(events: Sequence[Event]) -> Event | None:
+    """The one that a launcher calls first, or the first of all that it did not end itself."""
+    own = [event for event in events if event.report and not event.report.is_victim and event.progress < GOES_ON]
+    return min(own, key=lambda event: (not (event.report and event.report.root), event.rank is None), default=None)
 
 
 def _read_json(kind: str, log: Log, index: int, evidence: Evidence) -> None:
@@ -113,8 +114,7 @@ class _File:
         self._own: list[Event] = []
         self._counted: list[tuple[Progress, int, int]] = []
         self._all, self._restarted = Progress(), 0
-        self._reported: list[int] = []
-        self._reports = evidence.reports.setdefault(index, Reports())
+        self._reports, self._reported = Reports(), list[int]()
 
     def read(self) -> None:
         lines = self._log.lines()
@@ -132,7 +132,8 @@ class _File:
             if event.ours or event.number <= self._restarted + _LAST:  # rank 0 may be the only one that tells of steps
                 event.progress = max(event.progress, self._all.count - all_before)
         for report, before in zip(self._reports.found, self._reported, strict=True):
-            report.survived = report.number <= self._restarted + _LAST and self._all.count - before >= GOES_ON
+            self._own.append(event := of_report(report, self._index))
+            event.progress = self._all.count - before if report.number <= self._restarted + _LAST else 0
         self._evidence.events += self._own
 
     def _end(self, tail: Sequence[tuple[int, str]]) -> None:
@@ -177,8 +178,8 @@ class _File:
     def _observe(self, number: int, text: str, rank: int | None, whose: int | None, node: str | None) -> None:
         evidence = self._evidence
         evidence.lines += 1
-        job = self._index if self._rank is None else "ranks"
-        evidence.observed.add_line(text, whose, node, LineOrigin(job, rank, self._all.count))
+        evidence.observed.add_rank(whose, node)
+        evidence.observed.add_line(text, self._index if self._rank is None else "ranks", rank, self._all.count)
         if _RESTART.search(text):
             self._restarted = number
         speaker = f"rank {rank}" if rank is not None else self._log.name

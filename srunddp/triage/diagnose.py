@@ -1,13 +1,12 @@
 """Which of all that was said came first, and what followed from it."""
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from srunddp.triage.collect import Evidence
 from srunddp.triage.event import Event, earliest, surely_before
-from srunddp.triage.launcher_reports import Report
-from srunddp.triage.rules import AUTHORITY, ENDED, PEER, set_aside
+from srunddp.triage.rules import AUTHORITY, PEER, set_aside
 from srunddp.triage.signatures import table
 
 _STILL = 1800.0  # seconds without a step
@@ -58,29 +57,16 @@ def diagnose(evidence: Evidence) -> Diagnosis:
         found.silent = [rank for rank in range(found.world_size or 0) if rank not in observed.seen]
     if found.first:
         _tell_whose(found, found.first, standing, evidence)
-    for each in standing:
-        each.rule = next((rule.name for rule in (ENDED, PEER) if rule.fits(each, evidence)), "")
-    told = [each for each in evidence.events if each.kind not in ("word", "noise") and each is not found.first]
-    found.followed = [each for each in told if not each.rule]
-    found.set_aside = [each for each in told if each.rule] + list(_victims(evidence))
+    others = [each for each in evidence.events if each.kind not in ("word", "noise") and each is not found.first]
+    for each in others:
+        each.rule = each.rule or (PEER.name if PEER.fits(each, evidence) else "")
+    found.followed = [each for each in others if not each.rule and not each.report]
+    found.set_aside = [each for each in others if each.rule]
     return found
 
 
-def _victims(evidence: Evidence) -> Iterable[Event]:
-    """The ends that a launcher reports of ranks that it ended itself."""
-    for file, reports in evidence.reports.items():
-        yield from (_of_report(file, each, ENDED.name) for each in reports.found if each.is_victim and each.code)
-
-
-def _of_report(file: int, report: Report, rule: str = "") -> Event:
-    """What the end that a launcher reports says by itself."""
-    cause = "rank-killed" if report.signal not in (0, 6) else "module-missing" if report.code == 127 else "unknown"
-    rank = report.ranks[0] if report.ranks else None
-    return Event(cause, "symptom", False, file, report.number, report.text, rank, report.node, rule=rule)
-
-
 def _find_cause(standing: list[Event], evidence: Evidence) -> Diagnosis:
-    if not evidence.report and all(event.kind == "word" for event in standing):
+    if all(event.kind == "word" for event in standing):
         return _from_nothing(evidence)
     aside = [event for event in evidence.events if event.rule]
     found = _from_srunddp(standing) or _from_standing(standing, aside, evidence)
@@ -116,13 +102,12 @@ def _from_srunddp(standing: Sequence[Event]) -> Diagnosis | None:
 
 
 def _from_standing(standing: list[Event], aside: list[Event], evidence: Evidence) -> Diagnosis:
-    report = evidence.report
-    if report and (end := _of_report(*report)).cause != "unknown":
-        standing = [*standing, end]
     primary, symptoms, endings = (
         [event for event in standing if event.kind == kind] for kind in ("primary", "symptom", "ending")
     )
-    endings = [event for event in endings if event.sure or not report]
+    if evidence.report and evidence.report.cause != "unknown":
+        symptoms.append(evidence.report)
+    endings = [event for event in endings if event.sure or not evidence.report]
     if evidence.observed.ones > 1 and primary and {event.cause for event in primary} <= _COLLISIONS:
         return Diagnosis("world-of-one", "likely", earliest(primary), why="each process took itself for rank 0 of 1")
     if primary:
@@ -195,22 +180,22 @@ def _from_peers(standing: Sequence[Event], evidence: Evidence) -> Diagnosis:
     """From launchers' reports and what peers tell of an end: by the rank that all missed, or that ended first."""
     report, seen = evidence.report, evidence.observed.seen
     secondary = [event for event in standing if event.kind == "secondary"]
-    victims = {event.rank for event in secondary if event.raised and event.rank is not None}
+    victims = {event.rank for event in secondary if event.raised} - {None}
     own = [each for each in secondary if not (each.raised and each.raised.kind.endswith(("ChildFailedError", "Exit")))]
-    rank = report[1].ranks[0] if report and report[1].ranks else None
+    rank = report.rank if report else None
     if rank in victims or rank is None:
-        left = seen - victims - _reported(evidence)
+        left = seen - victims - set().union(*(each.ranks for each in _ends(evidence)))
         rank = _sole(victims, evidence)
-        if report and left and own and not report[1].signal and (rank is None or rank in left):
+        if report and left and own and (rank is None or rank in left):
             rank = min(left) if len(left) == 1 else None
             why = "a rank left without an error"
             return Diagnosis("collective-mismatch", "likely", earliest(own), rank=rank, why=why, victim=True)
-        report = report if report and rank in report[1].ranks else None
-    ends = [*secondary, *([_of_report(*report)] if report else [])]
+        report = report if report and rank == report.rank else None
+    ends = [*secondary, *([report] if report else [])]
     words = [each for each in standing if each.kind == "word" and each.rank in (None, rank)]
     if words := [each for each in words if not any(surely_before(end, each) for end in ends)]:
         return Diagnosis("script-error", "likely", words[-1], rank=rank)
-    first = ends[-1] if report else earliest(own) if own else None
+    first = report or (earliest(own) if own else None)
     return Diagnosis("unknown", "unknown", first, rank=rank, victim=report is None)
 
 
@@ -224,14 +209,15 @@ def _tell_whose(found: Diagnosis, first: Event, standing: Sequence[Event], evide
     if found.rank is None and not found.victim:
         found.rank = first.rank if first.rank is not None else _sole(peers, evidence)
         if found.rank is None and (report := _sole_report(standing, evidence)):
-            found.rank = report.ranks[0]
+            found.rank, found.node = report.rank, report.node
         if found.rank is None and not evidence.report:
             missed = any(each.kind == "secondary" or each.cause in _OF_PEERS for each in standing)
             ranks = set(range(observed.world_size or 0)) - observed.seen if missed else observed.seen
             found.rank = min(ranks) if len(ranks) == 1 else None
     if found.rank is None and found.certainty == "certain" and first.kind != "ending" and not first.ours:
         alike = sum(each.text == first.text for each in standing) > 1
-        found.certainty = "certain" if alike or len(observed.seen | _reported(evidence)) < 2 else "likely"
+        known: set[int | None] = set().union(observed.seen, *(each.ranks for each in _ends(evidence)))
+        found.certainty = "certain" if alike or len(known) < 2 else "likely"
     found.node = first.node or found.node or observed.nodes.get(-1 if found.rank is None else found.rank)
 
 
@@ -241,20 +227,20 @@ def _sole(victims: set[int | None], evidence: Evidence) -> int | None:
     return min(others) if victims - {None} and len(others) == 1 else None
 
 
-def _reported(evidence: Evidence) -> set[int]:
-    return {rank for reports in evidence.reports.values() for each in reports.found for rank in each.ranks}
+def _ends(evidence: Evidence) -> list[Event]:
+    """What launchers report of ranks' ends."""
+    return [event for event in evidence.events if event.report and event.report.code]
 
 
-def _sole_report(standing: Sequence[Event], evidence: Evidence) -> Report | None:
+def _sole_report(standing: Sequence[Event], evidence: Evidence) -> Event | None:
     """The one rank that did not end well by itself, where launchers report just one; or the first of several that
     told nothing of a peer's end, where others did."""
-    every = [each for reports in evidence.reports.values() for each in reports.found]
-    own = [each for each in every if each.ranks and not each.is_victim]
-    if len({rank for each in own for rank in each.ranks}) == 1:
+    own = [event for event in _ends(evidence) if not event.rule and event.rank is not None]
+    if len(set().union(*(event.ranks for event in own))) == 1:
         return own[0]
     peers = {each.rank for each in standing if each.raised and (each.kind == "secondary" or each.cause in _OF_PEERS)}
-    own = [each for each in own if each.root or (peers and len(each.ranks) == 1 and each.ranks[0] not in peers)]
-    return next((each for each in own if each.root), own[0] if own else None)
+    one = [each for each in own if peers and len(each.ranks) == 1 and each.rank not in peers]
+    return next((each for each in own if each.report and each.report.root), one[0] if one else None)
 
 
 def _explaining(aside: list[Event], cause: str, first: Event | None) -> Event | None:
@@ -290,7 +276,7 @@ def _is_certain(first: Event, others: list[Event], evidence: Evidence) -> bool:
         if not first.raised or not first.raised.top:
             return False
         if report := evidence.report:
-            return first.rank is None or not report[1].ranks or first.rank in report[1].ranks
+            return None in (first.rank, report.rank) or first.rank in report.ranks
     return first.file not in evidence.finished
 
 

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from srunddp.triage.launcher_reports import Report
 from srunddp.triage.signatures import Signature, table, weight
 from srunddp.triage.tracebacks import PythonException
 
@@ -50,11 +51,17 @@ class Event:
     late: bool = False
     generic: bool = False
     raised: PythonException | None = None
+    report: Report | None = None
     ours: bool = False
     handled: bool = False
     progress: int = 0
     hint: str = ""
     rule: str = ""
+
+    @property
+    def ranks(self) -> set[int | None]:
+        """All whose end a launcher's line tells, or the one."""
+        return set(self.report.ranks) if self.report else {self.rank}
 
     @property
     def began(self) -> int:
@@ -111,6 +118,13 @@ def of_exception(raised: PythonException, file: int) -> Event:
         event.sure = raised.inner and not is_vague(text)
     event.sure &= len(raised.chain) == 1
     return event
+
+
+def of_report(report: Report, file: int) -> Event:
+    """What the end that a launcher reports says by itself."""
+    cause = "rank-killed" if report.signal not in (0, 6) else "module-missing" if report.code == 127 else "unknown"
+    rank = report.ranks[0] if report.ranks else None
+    return Event(cause, "report", False, file, report.number, report.text, rank, report.node, report=report)
 
 
 def _of_errno(raised: PythonException) -> str:

@@ -65,10 +65,11 @@ def _short(text: str) -> str:
 
 def _followed(diagnosis: Diagnosis) -> list[str]:
     """One line for each kind of what followed, with its ranks."""
+    first = diagnosis.first
     groups = group_by_key(
         (event.cause, event)
         for event in diagnosis.followed
-        if not (diagnosis.first and event.rank == diagnosis.first.rank and event.cause == diagnosis.cause)
+        if event.hint or (event.rank, event.cause) != (first and first.rank, diagnosis.cause)
     )
     return [f"then what followed: {_whose(events)} ({what})" for what, events in list(groups.items())[:6]]
 

@@ -35,7 +35,7 @@ class Rule:
 
 
 def _is_quoted(event: Event, _: Evidence) -> bool:
-    return not event.raised and is_quoted(event.text)
+    return not event.raised and not event.report and is_quoted(event.text)
 
 
 def _is_ignored(event: Event, _: Evidence) -> bool:
@@ -57,17 +57,26 @@ def _is_launchers(event: Event, _: Evidence) -> bool:
     return bool(_NOTICE.search(told, 0, 120))
 
 
+def _is_of_launcher(event: Event, evidence: Evidence) -> bool:
+    if event.kind == "secondary" and _SIGNAL.search(event.text):
+        return bool(evidence.report) or any(each.kind == "ending" for each in evidence.events)
+    return bool(event.report and event.report.is_victim)
+
+
 def _is_of_earlier_attempt(event: Event, evidence: Evidence) -> bool:
-    """An ending after which the run went on, or what stands in the files of an attempt before the last that began."""
-    restarted = max(evidence.finished.get(event.file, 0), evidence.restarted.get(event.file, 0))
-    if event.kind == "ending" and event.progress >= GOES_ON and restarted > event.number:
+    """An end after which the run went on, or what stands in the file of an attempt before the last that did so."""
+    later = max(evidence.finished.get(event.file, 0), evidence.restarted.get(event.file, 0))
+    if event.kind in ("ending", "report") and event.progress >= GOES_ON and later > event.number:
         return True
-    attempts = [_ATTEMPT.match(name) for name in evidence.names]
-    own = attempts[event.file] if event.file < len(attempts) else None
-    return bool(own) and any(
-        each and each[1] == own[1] and int(each[2]) > int(own[2]) and _went_on(file, evidence)
-        for file, each in enumerate(attempts)
-    )
+    run, attempt = _attempt(evidence.names[event.file])
+    went_on = (name for file, name in enumerate(evidence.names) if attempt >= 0 and _went_on(file, evidence))
+    return any(_attempt(name)[0] == run and _attempt(name)[1] > attempt for name in went_on)
+
+
+def _attempt(name: str) -> tuple[str, int]:
+    """Whose attempt a file is of, as torchrun keeps them apart, and its number."""
+    match = _ATTEMPT.match(name)
+    return (match[1], int(match[2])) if match else ("", -1)
 
 
 def _went_on(file: int, evidence: Evidence) -> bool:
@@ -77,7 +86,7 @@ def _went_on(file: int, evidence: Evidence) -> bool:
 def _was_survived(event: Event, evidence: Evidence) -> bool:
     if _WAITS.search(event.text):
         return event.progress > 0 or 0 in evidence.observed.worlds
-    return event.kind != "ending" and event.progress >= GOES_ON and not event.late
+    return event.kind not in ("ending", "report") and event.progress >= GOES_ON and not event.late
 
 
 def _is_of_shutdown(event: Event, evidence: Evidence) -> bool:
@@ -94,6 +103,9 @@ def _is_of_shutdown(event: Event, evidence: Evidence) -> bool:
     return event.file in evidence.well or event.progress > 0 or told
 
 
+ENDED = Rule("ended-by-launcher", "the launcher ended this rank, because of another", _is_of_launcher)
+# Asked of what is beside the first failure.
+PEER = Rule("peer-error", "another rank's end, told by a peer", lambda event, _: event.kind == "secondary")
 RULES = (
     Rule("quoted", "a configuration, a usage text or a debug line quotes it", _is_quoted),
     Rule(
@@ -105,23 +117,16 @@ RULES = (
     Rule("launcher-notice", "the launcher's own logger wrote it of the node, and went on", _is_launchers),
     Rule("warning", "a line of a level below error", _is_warning),
     Rule("earlier-attempt", "the ranks were started again after it", _is_of_earlier_attempt),
+    ENDED,
     Rule("survived", "at least three further steps followed", _was_survived),
     Rule("shutdown", "the run came to a good end, which this did not stop", _is_of_shutdown),
 )
-# Of what stands, beside the first failure.
-ENDED = Rule("ended-by-launcher", "the launcher ended this rank, because of another", lambda event, _: _ended(event))
-PEER = Rule("peer-error", "another rank's end, told by a peer", lambda event, _: event.kind == "secondary")
-
-SENTENCES = {rule.name: rule.sentence for rule in (*RULES, ENDED, PEER)}
-
-
-def _ended(event: Event) -> bool:
-    return event.kind == "report" or (event.kind == "secondary" and bool(_SIGNAL.search(event.text)))
+SENTENCES = {rule.name: rule.sentence for rule in (*RULES, PEER)}
 
 
 def set_aside(evidence: Evidence) -> list[Event]:
     """What no rule sets aside; of the rest each event gets the rule that did."""
-    events = [event for event in evidence.events if event.kind != "noise"]
+    events = [event for event in evidence.events if event.kind != "noise" and (not event.report or event.report.code)]
     for event in events:
         event.rule = next((rule.name for rule in RULES if rule.fits(event, evidence)), "")
     return [event for event in events if not event.rule]
