@@ -18,11 +18,9 @@ from srunddp.triage.world_size import ObservedRanks
 
 _SNIFFED = 400
 _KEPT = 40  # of one sign of one rank in one file
-_STREAMS = 4096
 _LAST = 3
 GOES_ON = 3  # steps after something: it did not end the run
 _MESSAGE = 15  # lines that an exception's message may have
-_CUT = 3  # lines into which a launcher cuts a long one
 LAUNCHER = re.compile(r"\bsrun: |slurmstepd\S*: |srunddp: |elastic|mpirun|prterun|user-direction|^=")
 _NEAR = 3  # lines after an error in which whoever caught it says so
 _RESTART = re.compile(
@@ -47,7 +45,7 @@ class Evidence:
         finished: the line, by file, that tells of a good end; well: those that tell it of the run itself.
         restarted: the last line, by file, that tells of a new attempt.
         steps: how many steps each file tells of; lines: how many there were.
-        speaker: who spoke last, and what.
+        speaker: who spoke last.
         moved: when a step was told of last, where lines tell the time.
         cut: the last line of a log without its end.
     """
@@ -63,7 +61,7 @@ class Evidence:
     restarted: dict[int, int] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     lines: int = 0
-    speaker: tuple[str, str] = ("", "")
+    speaker: str = ""
     cut: str = ""
     moved: float | None = None
 
@@ -151,8 +149,7 @@ class _File:
         self._observe(number, text, rank, whose, node)
         time = time_of(text)
         self._since = time if time is not None else self._since
-        key = rank if len(self._streams) < _STREAMS else None
-        stream, progress = self._streams.setdefault(key, (Tracebacks(), Progress()))
+        stream, progress = self._streams.setdefault(rank, (Tracebacks(), Progress()))
         known, outer, raised = len(stream.done), stream.done[-1:], stream.raised
         inside = stream.feed(number, text)
         self._reports.feed(number, text)
@@ -170,7 +167,7 @@ class _File:
         elif not inside:
             event = self._plain(number, text)
             self._excuse(number, text, rank)
-            event = None if event and self._adopted(event, stream) else event
+            event = None if event and self._adopted(event) else event
         if event:
             event.node = event.node or node
             self._add(event, whose if event.rank is None else event.rank, time, progress)
@@ -182,10 +179,8 @@ class _File:
         evidence.observed.add_line(text, self._index if self._rank is None else "ranks", rank, self._all.count)
         if _RESTART.search(text):
             self._restarted = number
-        speaker = f"rank {rank}" if rank is not None else self._log.name
-        if len(evidence.last) < _STREAMS or speaker in evidence.last:
-            evidence.last[speaker] = text
-        evidence.speaker = speaker, text
+        evidence.speaker = f"rank {rank}" if rank is not None else self._log.name
+        evidence.last[evidence.speaker] = text
 
     def _drop(self, raised: list[PythonException]) -> None:
         """An exception was handed on from another process, or has another one above it."""
@@ -193,16 +188,14 @@ class _File:
             if raised and each.raised is raised[0]:
                 each.kind = "noise"
 
-    def _adopted(self, event: Event, stream: Tracebacks) -> bool:
+    def _adopted(self, event: Event) -> bool:
         """Whether the line is of the message of the exception before it, which itself said nothing of its cause."""
         last = next((each for each in reversed(self._own) if each.raised), None)
-        if not last or last.raised not in stream.done[-1:] or not last.generic:
+        if not last or not last.generic or event.number - last.number > _MESSAGE or LAUNCHER.search(event.text):
             return False
-        if event.number - last.number > _MESSAGE or LAUNCHER.search(event.text) or event.cause == "script-error":
-            return False
-        if event.kind == "secondary" and event.number <= last.number + _CUT:
+        if event.kind == "secondary":
             last.cause, last.kind = "unknown", "secondary"
-        elif event.kind == "primary" or (event.kind == "symptom" and "ImportError" in last.text):
+        elif event.kind == "primary":
             last.cause = event.cause
         else:
             return False
@@ -212,12 +205,11 @@ class _File:
     def _excuse(self, number: int, text: str, rank: int | None) -> None:
         """Whoever caught the error just before says so."""
         last = self._own[-1] if self._own else None
-        if not last or last.ours or last.kind == "ending" or last.rank != rank or number > last.number + _NEAR:
-            return
-        last.handled |= bool(HANDLED.search(text)) and not LAUNCHER.search(text)
+        if last and not last.ours and last.rank == rank and number <= last.number + _NEAR:
+            last.handled |= bool(HANDLED.search(text)) and not LAUNCHER.search(text)
 
     def _plain(self, number: int, text: str) -> Event | None:
-        if text.startswith(("srunddp: ", "FAIL  ")) and (event := ours(number, text, self._index)):
+        if event := ours(number, text, self._index):
             return event
         sign = table().read(text)
         if sign and sign.kind != "noise":

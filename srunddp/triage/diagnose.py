@@ -82,8 +82,8 @@ def _from_nothing(evidence: Evidence) -> Diagnosis:
         return Diagnosis("world-of-one", "likely", why=f"{evidence.observed.ones} processes say that they are alone")
     if evidence.finished and not (evidence.cut and not evidence.well):
         return Diagnosis(None, "likely")
-    who, text = evidence.speaker
-    why = f"no failure found, and no end either; last words: {who}: {text!r}"
+    last = f"{evidence.speaker}: {evidence.last[evidence.speaker]!r}"
+    why = f"no failure found, and no end either; last words: {last}"
     return Diagnosis("unknown", "unknown", why=why)
 
 
@@ -123,7 +123,7 @@ def _from_standing(standing: list[Event], aside: list[Event], evidence: Evidence
 def _from_primary(
     primary: Sequence[Event], symptoms: Sequence[Event], endings: Sequence[Event], evidence: Evidence
 ) -> Diagnosis:
-    first = _first_of(primary)
+    first = earliest(primary)
     earlier = [each for each in endings if surely_before(each, first)]
     earlier += [each for each in symptoms if each.time is not None and surely_before(each, first)]
     earlier = [each for each in earlier if each.cause not in _UNSPECIFIC and (each.kind == "ending" or first.time)]
@@ -132,15 +132,6 @@ def _from_primary(
     # The same was told by others before, with less weight.
     same = [each for each in symptoms if each.cause == first.cause and surely_before(each, first)]
     return Diagnosis(first.cause, "likely", earliest([first, *same]))
-
-
-def _first_of(primary: Sequence[Event]) -> Event:
-    """The earliest; what is told at the end of a job, whenever it happened, is beaten by what is surely a cause."""
-    first = earliest(primary)
-    if first.generic:
-        return next((event for event in primary if event.late), first)
-    others = [event for event in primary if event.sure and not event.late and not event.generic]
-    return earliest(others) if first.late and others else first
 
 
 def _from_symptoms_and_endings(symptoms: Sequence[Event], endings: Sequence[Event], evidence: Evidence) -> Diagnosis:
@@ -269,8 +260,10 @@ def _below(first: Event) -> str:
 def _is_certain(first: Event, others: list[Event], evidence: Evidence) -> bool:
     """Nothing contradicts it, and two signs agree: a traceback that nobody caught, and the launcher's report or that
     its process said no more. Slurm's and the kernel's own word need no other."""
-    others = [each for each in others if each.cause != first.cause and each.kind != "word"]
-    if not first.sure or first.progress or evidence.observed.ones > 1 or any(_contradicts(e, first) for e in others):
+    others = [each for each in others if each.cause not in (first.cause, "unknown", "script-error")]
+    if not first.sure or first.progress or evidence.observed.ones > 1:
+        return False
+    if not all(surely_before(first, each) for each in others):
         return False
     if not AUTHORITY.search(first.text, 0, 120):
         if not first.raised or not first.raised.top:
@@ -278,11 +271,3 @@ def _is_certain(first: Event, others: list[Event], evidence: Evidence) -> bool:
         if report := evidence.report:
             return None in (first.rank, report.rank) or first.rank in report.ranks
     return first.file not in evidence.finished
-
-
-def _contradicts(other: Event, first: Event) -> bool:
-    if other.kind == "primary" or (other.kind == "ending" and other.sure):
-        return True
-    if other.kind == "secondary":
-        return first.generic and surely_before(other, first)
-    return other.cause not in ("unknown", "script-error") and not surely_before(first, other)

@@ -18,7 +18,7 @@ _NOTICE = re.compile(r"\[(?:ft_launcher|RankMonServer)\d*@")
 _SIGNAL = re.compile(r"SIGTERM|[Ss]ignal: ?(?:15|Terminated)|SignalException|death signal|Signal: Terminated")
 # Who says so has it from the kernel, or from Slurm's own book-keeping.
 AUTHORITY = re.compile(
-    r"\b(?:slurmstepd\S*|srun|sbatch|salloc|mpirun|NVRM|kernel)\b[^:]{0,40}:|There are not enough slots"
+    r"^Slurm: job|\b(?:slurmstepd\S*|srun|sbatch|salloc|mpirun|NVRM|kernel)\b[^:]{0,40}:|There are not enough slots"
 )
 
 
