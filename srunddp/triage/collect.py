@@ -11,7 +11,7 @@ from srunddp.triage.launcher_reports import Reports
 from srunddp.triage.logs import Log, time_of
 from srunddp.triage.own_reports import of_preflight, of_record, ours
 from srunddp.triage.progress import FINISHED, HANDLED, SUCCEEDED, Progress, is_below_error
-from srunddp.triage.rank_labels import Nccl, RankLabels, node_of_name, ranks_of_names, stated_rank
+from srunddp.triage.rank_labels import RankLabels, node_of_name, ranks_of_names, stated_rank
 from srunddp.triage.signatures import table
 from srunddp.triage.tracebacks import PythonException, Tracebacks
 from srunddp.triage.world_size import ObservedRanks
@@ -69,12 +69,12 @@ class Evidence:
 def collect(logs: Sequence[Log]) -> Evidence:
     """Read all logs, each once."""
     evidence = Evidence([log.name for log in logs])
-    ranks, nccl = ranks_of_names(evidence.names), Nccl()
+    ranks = ranks_of_names(evidence.names)
     for index, log in enumerate(logs):
         if match := re.fullmatch(r"(failure|preflight)(?:\.\w+)?\.json", log.path.name):
             _read_json(match[1], log, index, evidence)
             continue
-        _File(index, log, evidence, nccl, ranks.get(log.name)).read()
+        _File(index, log, evidence, ranks.get(log.name)).read()
         evidence.notes += log.notes
     evidence.report = _first_report(evidence.events)
     return evidence
@@ -103,8 +103,8 @@ def _read_json(kind: str, log: Log, index: int, evidence: Evidence) -> None:
 class _File:
     """One log, as it is read."""
 
-    def __init__(self, index: int, log: Log, evidence: Evidence, nccl: Nccl, rank: int | None) -> None:
-        self._index, self._log, self._evidence, self._nccl, self._rank = index, log, evidence, nccl, rank
+    def __init__(self, index: int, log: Log, evidence: Evidence, rank: int | None) -> None:
+        self._index, self._log, self._evidence, self._rank = index, log, evidence, rank
         self._node = node_of_name(log.name)
         self._streams: dict[int | None, tuple[Tracebacks, Progress]] = {}
         self._places: dict[tuple[object, ...], list[int]] = {}
@@ -120,9 +120,7 @@ class _File:
         labels, tail = RankLabels.sniff([text for _, text in begin]), deque[tuple[int, str]](maxlen=12)
         for number, line in itertools.chain(begin, lines):
             text, rank, node = labels.strip(line)
-            near, host = self._nccl.look(text) if "NCCL" in text else (None, None)
-            whose = next((each for each in (rank, self._rank, near) if each is not None), None)
-            self._line(number, text, whose, node or host or self._node)
+            self._line(number, text, self._rank if rank is None else rank, node or self._node)
             tail.append((number, text))
         self._end(tail)
         for event, (progress, before, all_before) in zip(self._own, self._counted, strict=True):

@@ -201,7 +201,7 @@ def _tell_whose(found: Diagnosis, first: Event, standing: Sequence[Event], evide
         found.rank = first.rank if first.rank is not None else _sole(peers, evidence)
         if found.rank is None and (report := _sole_report(standing, evidence)):
             found.rank, found.node = report.rank, report.node
-        if found.rank is None and not evidence.report:
+        if found.rank is None and first.raised and not evidence.report:
             missed = any(each.kind == "secondary" or each.cause in _OF_PEERS for each in standing)
             ranks = set(range(observed.world_size or 0)) - observed.seen if missed else observed.seen
             found.rank = min(ranks) if len(ranks) == 1 else None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import PurePath
 
 MOST_RANKS = 1_000_000
@@ -24,8 +24,6 @@ _DOUBTFUL = {
 }
 _BEHIND_A_BAR = re.compile(r"\[rank\d+\]: Traceback \(most recent")  # of progress, which ends no line
 _SOURCE_FILE = re.compile(r"\.(?:py|c|cc|cpp|cu|h|sh|out|log)$")
-_NCCL = re.compile(r"(?P<node>[\w.-]+):(?P<pid>\d+):\d+ \[(?P<gpu>-?\d+)\]")
-_NCCL_RANK = re.compile(r"\brank (\d+) nranks (\d+)")
 _STATED_RANK = re.compile(r"\[(?:PG [^\]]{0,80}?)?[Rr](?:ank|ANK)[ :]{0,2}(\d{1,7})\]|\bGLOBAL_RANK: (\d{1,7})")
 _BEGINS = re.compile(r"^[\[(]?(?:[Gg]lobal )?[Rr](?:ank|ANK)[ :=#]{0,2}(\d{1,7})\b")
 _IN_NAME = re.compile(r"(?:rank|task|proc|process)[._-]?(\d{1,7})(?!\d)", re.IGNORECASE)
@@ -114,22 +112,6 @@ def stated_rank(text: str) -> int | None:
     """The rank that a line says it is of, within itself."""
     match = _STATED_RANK.search(text, 0, 300) or _BEGINS.match(text)
     return int(next(filter(None, match.groups()))) if match else None
-
-
-@dataclass
-class Nccl:
-    """NCCL's lines name host and process; those of a communicator's beginning also its rank."""
-
-    ranks: dict[tuple[str, str], int] = field(default_factory=dict)
-
-    def look(self, text: str) -> tuple[int | None, str | None]:
-        match = _NCCL.match(text)
-        if not match:
-            return None, None
-        key = (match["node"], match["pid"])
-        if (named := _NCCL_RANK.search(text)) and key not in self.ranks:
-            self.ranks[key] = int(named[1])
-        return self.ranks.get(key), match["node"]
 
 
 def spread(text: str) -> list[int]:

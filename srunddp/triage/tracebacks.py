@@ -70,7 +70,6 @@ class Tracebacks:
     _open: int = 0
     _began: int = 0
     _stray: int = 0
-    _prefix: str = ""
     _frames: list[str] = field(default_factory=list)
     _code: list[str] = field(default_factory=list)
     _just_code: bool = False
@@ -83,11 +82,7 @@ class Tracebacks:
 
     def feed(self, number: int, text: str) -> bool:
         """Read a line."""
-        if self._prefix and text.startswith(self._prefix):
-            text = text[len(self._prefix) :]
         if match := _HEADER.search(text, 0, 300):
-            # What a logger or pdsh puts before each line, in front of the first as well.
-            self._prefix = text[: match.start()].rstrip(" ") if not self._open else self._prefix
             self._began = self._began if self._open else number
             self._open, self._stray = min(self._open + 1, _MOST_OPEN), 0
             self._frames, self._code, self._first = [], [], ""
