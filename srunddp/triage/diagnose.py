@@ -229,8 +229,9 @@ def _sole_report(standing: Sequence[Event], evidence: Evidence) -> Event | None:
     own = [event for event in _ends(evidence) if not event.rule and event.rank is not None]
     if len(set().union(*(event.ranks for event in own))) == 1:
         return own[0]
-    peers = {each.rank for each in standing if each.raised and (each.kind == "secondary" or each.cause in _OF_PEERS)}
-    one = [each for each in own if peers and len(each.ranks) == 1 and each.rank not in peers]
+    peers = {each.rank for each in standing if each.kind == "secondary" or (each.raised and each.cause in _OF_PEERS)}
+    own = [each for each in own if each.rank not in peers]
+    one = [each for each in own if peers and len(each.ranks) == 1]
     return next((each for each in own if each.report and each.report.root), one[0] if one else None)
 
 
