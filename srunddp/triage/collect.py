@@ -21,6 +21,7 @@ _KEPT = 40  # of one sign of one rank in one file
 _LAST = 3
 GOES_ON = 3  # steps after something: it did not end the run
 _MESSAGE = 15  # lines that an exception's message may have
+_OF_PEERS = ("RuntimeError", "torch.distributed.Dist", "OSError")
 LAUNCHER = re.compile(r"\bsrun: |slurmstepd\S*: |srunddp: |elastic|mpirun|prterun|user-direction|^=")
 _NEAR = 3  # lines after an error in which whoever caught it says so
 _RESTART = re.compile(
@@ -30,7 +31,8 @@ _RESTART = re.compile(
 # A script's own word of a failure, which no sign knows.
 _FAILING = re.compile(
     r"\b(?:errors?(?![ :=]{0,3}\d)|fatal|fail(?:ed|ure)|abort(?:ed|ing)?|cannot|can't|could not|unable|invalid|"
-    r"not finite|non-finite|diverged|exceeded|mismatch|giving up|exiting|stopping)\b",
+    r"not finite|non-finite|diverged|exceeded|mismatch|giving up|exiting|stopping|quitting|no more|missing|not found|"
+    r"too (?:many|few|large|small)|wrong|illegal|unexpected|unsupported|must|denied|damaged|incomplete)\b",
     re.IGNORECASE,
 )
 
@@ -165,7 +167,7 @@ class _File:
         elif not inside:
             event = self._plain(number, text)
             self._excuse(number, text, rank)
-            event = None if event and self._adopted(event) else event
+            event = None if event and self._adopted(event, rank) else event
         if event:
             event.node = event.node or node
             self._add(event, whose if event.rank is None else event.rank, time, progress)
@@ -186,14 +188,14 @@ class _File:
             if raised and each.raised is raised[0]:
                 each.kind = "noise"
 
-    def _adopted(self, event: Event) -> bool:
+    def _adopted(self, event: Event, rank: int | None) -> bool:
         """Whether the line is of the message of the exception before it, which itself said nothing of its cause."""
         last = next((each for each in reversed(self._own) if each.raised), None)
-        if not last or not last.generic or event.number - last.number > _MESSAGE or LAUNCHER.search(event.text):
+        if not last or not last.generic or last.rank != rank or LAUNCHER.search(event.text):
             return False
-        if event.kind == "secondary":
+        if event.kind == "secondary" and event.number <= last.number + _NEAR and last.text.startswith(_OF_PEERS):
             last.cause, last.kind = "unknown", "secondary"
-        elif event.kind == "primary":
+        elif event.kind == "primary" and event.number <= last.number + _MESSAGE:
             last.cause = event.cause
         else:
             return False
@@ -203,7 +205,7 @@ class _File:
     def _excuse(self, number: int, text: str, rank: int | None) -> None:
         """Whoever caught the error just before says so."""
         last = self._own[-1] if self._own else None
-        if last and not last.ours and last.rank == rank and number <= last.number + _NEAR:
+        if last and last.kind != "ending" and last.rank == rank and number <= last.number + _NEAR:
             last.handled |= bool(HANDLED.search(text)) and not LAUNCHER.search(text)
 
     def _plain(self, number: int, text: str) -> Event | None:

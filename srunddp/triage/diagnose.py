@@ -183,7 +183,7 @@ def _from_peers(standing: Sequence[Event], evidence: Evidence) -> Diagnosis:
             return Diagnosis("collective-mismatch", "likely", earliest(own), rank=rank, why=why, victim=True)
         report = report if report and rank == report.rank else None
     ends = [*secondary, *([report] if report else [])]
-    words = [each for each in standing if each.kind == "word" and each.rank in (None, rank)]
+    words = [each for each in standing if each.kind == "word" and each.rank in (None, rank) and each.progress < 2]
     if words := [each for each in words if not any(surely_before(end, each) for end in ends)]:
         return Diagnosis("script-error", "likely", words[-1], rank=rank)
     first = report or (earliest(own) if own else None)

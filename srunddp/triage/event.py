@@ -1,21 +1,18 @@
 """One thing that a log says of an end, and which of several came first, by their clocks or their places."""
 
 import functools
-import os
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 from srunddp.triage.launcher_reports import Report
-from srunddp.triage.signatures import Signature, table, weight
+from srunddp.triage.progress import is_quoted
+from srunddp.triage.signatures import table, weight
 from srunddp.triage.tracebacks import PythonException
 
 MARGIN = 5.0  # seconds by which clocks of nodes may differ
 # Exceptions of launchers: what they are about is told elsewhere.
 _WRAPPERS = ("ChildFailedError", "CalledProcessError", "ProcessRaisedException", "ProcessExitedException", "SystemExit")
-_VARIABLES = re.compile(r"SLURM_|(?:environ|getenv).*(?:RANK|WORLD_SIZE|MASTER_|PMI_|OMPI_COMM)")
-# What an exception tells that names no more than the system's error.
-_ERRNO = re.compile(r"(?:\[Errno |\berrno[:= ]{1,3})(\d{1,3})\b")
 _VAGUE = re.compile(
     r"(?:RuntimeError|Exception|OSError|ImportError|SystemError|ConnectionError|TimeoutError|CompilerFailed)\b|"
     r"rank|world|SLURM|MASTER|NCCL|gloo|CUDA|GPU|device|\bport\b|socket|host|address|checkpoint|numpy|version|memory|"
@@ -62,6 +59,16 @@ class Event:
     def ranks(self) -> set[int | None]:
         """All whose end a launcher's line tells, or the one."""
         return set(self.report.ranks) if self.report else {self.rank}
+
+    @property
+    def is_ignored(self) -> bool:
+        """Of a thread, or ignored, or caught by somebody who says that it goes on."""
+        return bool(self.raised and self.raised.aside)
+
+    @property
+    def is_quoted(self) -> bool:
+        """Of a configuration or the like, and no failure of this run."""
+        return not self.raised and not self.report and is_quoted(self.text)
 
     @property
     def began(self) -> int:
@@ -112,8 +119,6 @@ def of_exception(raised: PythonException, file: int) -> Event:
     elif sign and sign.id != "script-error":
         event.cause, event.kind, event.sure, event.late = sign.id, sign.kind, sign.sure, sign.late
         event.generic = False
-    elif cause := _of_errno(raised) or _of_code(raised, text):
-        event.cause, event.sure, event.generic = cause, False, False
     else:
         event.sure = raised.inner and not is_vague(text)
     event.sure &= len(raised.chain) == 1
@@ -125,15 +130,3 @@ def of_report(report: Report, file: int) -> Event:
     cause = "rank-killed" if report.signal not in (0, 6) else "module-missing" if report.code == 127 else "unknown"
     rank = report.ranks[0] if report.ranks else None
     return Event(cause, "report", False, file, report.number, report.text, rank, report.node, report=report)
-
-
-def _of_errno(raised: PythonException) -> str:
-    """The cause behind the system's error, where an exception of the chain tells no more than its number."""
-    numbers = (int(match[1]) for _, text in raised.chain if (match := _ERRNO.search(text)))
-    signs: Iterable[Signature | None] = (table().read(f"OSError: {os.strerror(number)}") for number in numbers)
-    return next((sign.id for sign in signs if sign), "")
-
-
-def _of_code(raised: PythonException, text: str) -> str:
-    """What the line that raised was about, where that is the launcher's variables."""
-    return "slurm-variables" if _VARIABLES.search(f"{raised.code.rpartition(chr(10))[2]} {text}") else ""

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from srunddp.triage.collect import GOES_ON, LAUNCHER, Evidence
 from srunddp.triage.event import Event
-from srunddp.triage.progress import HANDLED, is_below_error, is_quoted
+from srunddp.triage.progress import HANDLED, is_below_error
 
 _WAITS = re.compile(r"^srunddp: waiting|Waiting in store based barrier")
 _ATTEMPT = re.compile(r"(.*)attempt_(\d+)/")
@@ -32,14 +32,6 @@ class Rule:
     name: str
     sentence: str
     fits: Callable[[Event, Evidence], bool]
-
-
-def _is_quoted(event: Event, _: Evidence) -> bool:
-    return not event.raised and not event.report and is_quoted(event.text)
-
-
-def _is_ignored(event: Event, _: Evidence) -> bool:
-    return bool(event.raised and event.raised.aside)
 
 
 def _is_handled(event: Event, _: Evidence) -> bool:
@@ -107,12 +99,8 @@ ENDED = Rule("ended-by-launcher", "the launcher ended this rank, because of anot
 # Asked of what is beside the first failure.
 PEER = Rule("peer-error", "another rank's end, told by a peer", lambda event, _: event.kind == "secondary")
 RULES = (
-    Rule("quoted", "a configuration, a usage text or a debug line quotes it", _is_quoted),
-    Rule(
-        "ignored",
-        "Python or a logger says that it ignored it",
-        _is_ignored,
-    ),
+    Rule("quoted", "a configuration, a usage text or a debug line quotes it", lambda event, _: event.is_quoted),
+    Rule("ignored", "Python or a logger says that it ignored it", lambda event, _: event.is_ignored),
     Rule("handled", "a line beside it says that it was handled: retry, skip, fall back", _is_handled),
     Rule("launcher-notice", "the launcher's own logger wrote it of the node, and went on", _is_launchers),
     Rule("warning", "a line of a level below error", _is_warning),
