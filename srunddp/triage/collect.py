@@ -11,10 +11,9 @@ from srunddp.triage.launcher_reports import Reports
 from srunddp.triage.logs import Log, time_of
 from srunddp.triage.own_reports import of_preflight, of_record, ours
 from srunddp.triage.progress import FINISHED, HANDLED, SUCCEEDED, Progress, is_below_error
-from srunddp.triage.rank_labels import RankLabels, node_of_name, ranks_of_names, stated_rank
+from srunddp.triage.rank_labels import ObservedRanks, RankLabels, node_of_name, ranks_of_names, stated_rank
 from srunddp.triage.signatures import table
 from srunddp.triage.tracebacks import PythonException, Tracebacks
-from srunddp.triage.world_size import ObservedRanks
 
 _SNIFFED = 400
 _KEPT = 40  # of one sign of one rank in one file

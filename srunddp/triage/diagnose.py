@@ -50,13 +50,13 @@ class Diagnosis:
 
 def diagnose(evidence: Evidence) -> Diagnosis:
     """What failed first, by what the logs tell; which ranks have no line."""
-    standing, observed = set_aside(evidence), evidence.observed
-    found = _find_cause(standing, evidence)
+    remaining, observed = set_aside(evidence), evidence.observed
+    found = _find_cause(remaining, evidence)
     found.world_size, found.seen = observed.world_size, sorted(observed.seen)
     if found.seen:
         found.silent = [rank for rank in range(found.world_size or 0) if rank not in observed.seen]
     if found.first:
-        _tell_whose(found, found.first, standing, evidence)
+        _tell_whose(found, found.first, remaining, evidence)
     others = [each for each in evidence.events if each.kind not in ("word", "noise") and each is not found.first]
     for each in others:
         each.rule = each.rule or (PEER.name if PEER.fits(each, evidence) else "")
@@ -65,11 +65,11 @@ def diagnose(evidence: Evidence) -> Diagnosis:
     return found
 
 
-def _find_cause(standing: list[Event], evidence: Evidence) -> Diagnosis:
-    if all(event.kind == "word" for event in standing):
+def _find_cause(remaining: list[Event], evidence: Evidence) -> Diagnosis:
+    if all(event.kind == "word" for event in remaining):
         return _from_nothing(evidence)
     aside = [event for event in evidence.events if event.rule]
-    found = _from_srunddp(standing) or _from_standing(standing, aside, evidence)
+    found = _from_srunddp(remaining) or _from_remaining(remaining, aside, evidence)
     behind = _explaining(aside, found.cause or "", found.first)
     return Diagnosis(behind.cause, "likely", behind) if behind else found
 
@@ -87,23 +87,23 @@ def _from_nothing(evidence: Evidence) -> Diagnosis:
     return Diagnosis("unknown", "unknown", why=why)
 
 
-def _from_srunddp(standing: Sequence[Event]) -> Diagnosis | None:
+def _from_srunddp(remaining: Sequence[Event]) -> Diagnosis | None:
     """By srunddp's own lines: it knows who was first."""
-    primary = [event for event in standing if event.ours and event.kind == "primary"]
+    primary = [event for event in remaining if event.ours and event.kind == "primary"]
     named = [event for event in primary if event.rank is not None] or primary
     if not named:
         return None
     event = min(named, key=lambda each: (each.cause == "unknown", each.generic))
     if event.cause == "rank-killed" or re.search(r"sys\.exit|the process ended", event.text):
-        theirs = [each for each in standing if each.kind == "primary" and not each.ours and each.cause != event.cause]
+        theirs = [each for each in remaining if each.kind == "primary" and not each.ours and each.cause != event.cause]
         if why := next((each for each in theirs if each.late or each.rank in (event.rank, None)), None):
             return Diagnosis(why.cause, "likely", why, rank=event.rank, node=event.node)
     return Diagnosis(event.cause, "certain" if event.sure else "likely", event) if event.cause != "unknown" else None
 
 
-def _from_standing(standing: list[Event], aside: list[Event], evidence: Evidence) -> Diagnosis:
+def _from_remaining(remaining: list[Event], aside: list[Event], evidence: Evidence) -> Diagnosis:
     primary, symptoms, endings = (
-        [event for event in standing if event.kind == kind] for kind in ("primary", "symptom", "ending")
+        [event for event in remaining if event.kind == kind] for kind in ("primary", "symptom", "ending")
     )
     if evidence.report and evidence.report.cause != "unknown":
         symptoms.append(evidence.report)
@@ -112,12 +112,12 @@ def _from_standing(standing: list[Event], aside: list[Event], evidence: Evidence
         return Diagnosis("world-of-one", "likely", earliest(primary), why="each process took itself for rank 0 of 1")
     if primary:
         found = _from_primary(primary, symptoms, endings, evidence)
-        if found.first and found.first in primary and _is_certain(found.first, [*standing, *aside], evidence):
+        if found.first and found.first in primary and _is_certain(found.first, [*remaining, *aside], evidence):
             found.certainty = "certain"
         return found
     if symptoms or endings:
         return _from_symptoms_and_endings(symptoms, endings, evidence)
-    return _from_peers(standing, evidence)
+    return _from_peers(remaining, evidence)
 
 
 def _from_primary(
@@ -151,8 +151,8 @@ def _certainty(end: Event, evidence: Evidence) -> str:
     still = end.time is not None and evidence.moved is not None and end.time - evidence.moved > _STILL
     if evidence.report or (end.cause == "time-limit" and (still or not any(evidence.steps.values()))):
         return "likely"
-    told = AUTHORITY.search(end.text, 0, 120)
-    return "certain" if end.kind == "ending" and end.sure and end.cause != "cancelled" and told else "likely"
+    official = AUTHORITY.search(end.text, 0, 120)
+    return "certain" if end.kind == "ending" and end.sure and end.cause != "cancelled" and official else "likely"
 
 
 def _from_symptoms(symptoms: Sequence[Event]) -> Diagnosis:
@@ -167,10 +167,10 @@ def _from_symptoms(symptoms: Sequence[Event]) -> Diagnosis:
     return Diagnosis(first.cause, "unknown" if first.cause == "unknown" else "likely", first)
 
 
-def _from_peers(standing: Sequence[Event], evidence: Evidence) -> Diagnosis:
+def _from_peers(remaining: Sequence[Event], evidence: Evidence) -> Diagnosis:
     """From launchers' reports and what peers tell of an end: by the rank that all missed, or that ended first."""
     report, seen = evidence.report, evidence.observed.seen
-    secondary = [event for event in standing if event.kind == "secondary"]
+    secondary = [event for event in remaining if event.kind == "secondary"]
     victims = {event.rank for event in secondary if event.raised} - {None}
     own = [each for each in secondary if not (each.raised and each.raised.kind.endswith(("ChildFailedError", "Exit")))]
     rank = report.rank if report else None
@@ -183,30 +183,30 @@ def _from_peers(standing: Sequence[Event], evidence: Evidence) -> Diagnosis:
             return Diagnosis("collective-mismatch", "likely", earliest(own), rank=rank, why=why, victim=True)
         report = report if report and rank == report.rank else None
     ends = [*secondary, *([report] if report else [])]
-    words = [each for each in standing if each.kind == "word" and each.rank in (None, rank) and each.progress < 2]
+    words = [each for each in remaining if each.kind == "word" and each.rank in (None, rank) and each.progress < 2]
     if words := [each for each in words if not any(surely_before(end, each) for end in ends)]:
         return Diagnosis("script-error", "likely", words[-1], rank=rank)
     first = report or (earliest(own) if own else None)
     return Diagnosis("unknown", "unknown", first, rank=rank, victim=report is None)
 
 
-def _tell_whose(found: Diagnosis, first: Event, standing: Sequence[Event], evidence: Evidence) -> None:
+def _tell_whose(found: Diagnosis, first: Event, remaining: Sequence[Event], evidence: Evidence) -> None:
     """Rank and node of the first failure: by its line, its launcher's report, or the peers that tell of its end."""
     observed = evidence.observed
-    peers = {each.rank for each in standing if each.kind == "secondary" and each.raised}
+    peers = {each.rank for each in remaining if each.kind == "secondary" and each.raised}
     if first.cause == "collective-timeout":
-        found.rank = _sole({each.rank for each in standing if each.cause == first.cause}, evidence)
+        found.rank = _sole({each.rank for each in remaining if each.cause == first.cause}, evidence)
         found.victim = found.rank not in (None, first.rank)
     if found.rank is None and not found.victim:
         found.rank = first.rank if first.rank is not None else _sole(peers, evidence)
-        if found.rank is None and (report := _sole_report(standing, evidence)):
+        if found.rank is None and (report := _sole_report(remaining, evidence)):
             found.rank, found.node = report.rank, report.node
         if found.rank is None and first.raised and not evidence.report:
-            missed = any(each.kind == "secondary" or each.cause in _OF_PEERS for each in standing)
+            missed = any(each.kind == "secondary" or each.cause in _OF_PEERS for each in remaining)
             ranks = set(range(observed.world_size or 0)) - observed.seen if missed else observed.seen
             found.rank = min(ranks) if len(ranks) == 1 else None
     if found.rank is None and found.certainty == "certain" and first.kind != "ending" and not first.ours:
-        alike = sum(each.text == first.text for each in standing) > 1
+        alike = sum(each.text == first.text for each in remaining) > 1
         known: set[int | None] = set().union(observed.seen, *(each.ranks for each in _ends(evidence)))
         found.certainty = "certain" if alike or len(known) < 2 else "likely"
     found.node = first.node or found.node or observed.nodes.get(-1 if found.rank is None else found.rank)
@@ -223,13 +223,13 @@ def _ends(evidence: Evidence) -> list[Event]:
     return [event for event in evidence.events if event.report and event.report.code]
 
 
-def _sole_report(standing: Sequence[Event], evidence: Evidence) -> Event | None:
+def _sole_report(remaining: Sequence[Event], evidence: Evidence) -> Event | None:
     """The one rank that did not end well by itself, where launchers report just one; or the first of several that
     told nothing of a peer's end, where others did."""
     own = [event for event in _ends(evidence) if not event.rule and event.rank is not None]
     if len(set().union(*(event.ranks for event in own))) == 1:
         return own[0]
-    peers = {each.rank for each in standing if each.kind == "secondary" or (each.raised and each.cause in _OF_PEERS)}
+    peers = {each.rank for each in remaining if each.kind == "secondary" or (each.raised and each.cause in _OF_PEERS)}
     own = [each for each in own if each.rank not in peers]
     one = [each for each in own if peers and len(each.ranks) == 1]
     return next((each for each in own if each.report and each.report.root), one[0] if one else None)

@@ -96,10 +96,12 @@ class Reports:
         elif self.found and (match := _MORE.search(text)):
             self._complete(self.found[-1], text, match.groupdict())
 
-    def _add(self, number: int, text: str, told: dict[str, str | None]) -> None:
-        report = Report(number, text, int(told.get("code") or 1), spread(told.get("ranks") or ""), told.get("node"))
-        report.local = told.get("local")
-        how, by_signal = told.get("how") or "", told.get("signal")
+    def _add(self, number: int, text: str, fields: dict[str, str | None]) -> None:
+        report = Report(
+            number, text, int(fields.get("code") or 1), spread(fields.get("ranks") or ""), fields.get("node")
+        )
+        report.local = fields.get("local")
+        how, by_signal = fields.get("how") or "", fields.get("signal")
         if exited := _EXITED.search(how):
             report.code = int(exited[1])
         elif by_signal or (word := next((word for word in _SIGNALS if word and how.startswith(word)), None)):

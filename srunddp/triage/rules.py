@@ -40,13 +40,13 @@ def _is_handled(event: Event, _: Evidence) -> bool:
 
 
 def _is_warning(event: Event, evidence: Evidence) -> bool:
-    told = event.kind == "primary" or (event.kind == "secondary" and not evidence.report)
-    return event.kind == "hint" or (told and not event.raised and is_below_error(event.text))
+    said = event.kind == "primary" or (event.kind == "secondary" and not evidence.report)
+    return event.kind == "hint" or (said and not event.raised and is_below_error(event.text))
 
 
 def _is_launchers(event: Event, _: Evidence) -> bool:
-    told = event.raised.previous if event.raised and not event.raised.top else event.text
-    return bool(_NOTICE.search(told, 0, 120))
+    said = event.raised.previous if event.raised and not event.raised.top else event.text
+    return bool(_NOTICE.search(said, 0, 120))
 
 
 def _is_of_launcher(event: Event, evidence: Evidence) -> bool:
@@ -91,8 +91,8 @@ def _is_of_shutdown(event: Event, evidence: Evidence) -> bool:
         return event.kind in ("symptom", "secondary", "word")
     if event.raised:
         return event.progress > 0
-    told = event.kind != "primary" and evidence.steps.get(event.file, 0) > 0
-    return event.file in evidence.well or event.progress > 0 or told
+    said = event.kind != "primary" and evidence.steps.get(event.file, 0) > 0
+    return event.file in evidence.well or event.progress > 0 or said
 
 
 ENDED = Rule("ended-by-launcher", "the launcher ended this rank, because of another", _is_of_launcher)
