@@ -69,6 +69,7 @@ _SPOKE = re.compile(
     r"\b[Rr](?:ank|ANK)[ :=#]{0,2}(\d{1,7}) ?(?:/|of|out of) ?\d+\b|\bGLOBAL_RANK: (\d+), MEMBER|"
     r"^[Pp]rocess (\d{1,7}) of \d+\b"
 )
+_RANK_ZERO = re.compile(r"^(?:Seed set to \d|GPU available: )")  # as Lightning has it of rank 0 alone
 _AT_WORK = re.compile(r"step|epoch|iter|loss|batch|it/s|\d ?%", re.IGNORECASE)
 _MOST_SHAPES = 1000
 _ONE_ATTEMPT = 3  # steps within which the last of several processes begins
@@ -194,6 +195,8 @@ class ObservedRanks:
         Args:
             job: tells the files of unlike jobs apart; rank: of its label or its file; steps: told before it.
         """
+        if _RANK_ZERO.match(text):
+            self.add_rank(0)
         if not any(word in text for word in _OF_RANKS):
             return
         if match := _SPOKE.search(text):

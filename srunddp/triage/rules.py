@@ -46,7 +46,7 @@ def _is_warning(event: Event, evidence: Evidence) -> bool:
 
 def _is_launchers(event: Event, _: Evidence) -> bool:
     said = event.raised.previous if event.raised and not event.raised.top else event.text
-    return bool(_NOTICE.search(said, 0, 120))
+    return bool(_NOTICE.search(said, 0, 120)) and event.cause != "rank-stalled"
 
 
 def _is_of_launcher(event: Event, evidence: Evidence) -> bool:
