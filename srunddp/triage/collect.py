@@ -208,7 +208,7 @@ class _File:
             last.handled |= bool(HANDLED.search(text)) and not LAUNCHER.search(text)
 
     def _plain(self, number: int, text: str) -> Event | None:
-        if event := ours(number, text, self._index):
+        if text.startswith(("srunddp: ", "FAIL  ")) and (event := ours(number, text, self._index)):
             return event
         sign = table().read(text)
         if sign and sign.kind != "noise":
