@@ -40,7 +40,8 @@ def _head(diagnosis: Diagnosis, evidence: Evidence) -> str:
     if not known:
         how = "cause unknown: the first end" if first else "cause unknown"
     if not first:
-        return f"{how}: {diagnosis.why} ({diagnosis.cause})" if known else diagnosis.why
+        why = diagnosis.why or "nothing here tells"
+        return f"{how}: {why} ({diagnosis.cause})" if known else why if why.startswith("no ") else f"{how}: {why}"
     who = diagnosis.node or ""
     if diagnosis.rank is not None:
         who = f"rank {diagnosis.rank}{f' on {who}' if who else ''}"
