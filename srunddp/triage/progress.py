@@ -1,20 +1,17 @@
-"""Whether a run went on after something, came to a good end, or stopped on its way."""
+"""Whether a run went on after something, or came to a good end; and lines that only quote or warn."""
 
 import re
 from collections import deque
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 _STEP = re.compile(
     r"\b(?:step|iter(?:ation)?|epoch|batch|it)s?\b\W{0,4}(\d+)|\b(\d+)/\d+ \[|Epoch \[?(\d+)", re.IGNORECASE
 )
-# How far of how much was done.
-FRACTION = re.compile(r"\b(?:step|iter(?:ation)?|epoch)\b\W{0,4}(\d{1,9}) ?(?:/|of) ?(\d{1,9})\b", re.IGNORECASE)
-_NEARLY = 0.75
 # A word of a good end.
 FINISHED = re.compile(
     r"\b(?:(?:[Tt]raining|[Rr]un|[Jj]ob|all|evaluation|fit)\b.{0,40}\b(?:finished|completed?|done|ended|stopped)|[Ff]inished|"
-    r"[Tt]raining time|[Tt]otal time|exit(?:ed with)? (?:code|status)[ :=]{1,3}0\b|rc[ =]0\b|All done|DONE|"
+    r"[Tt]raining time|[Tt]otal time|exit(?:ed with)? (?:code|status)[ :=]{1,3}0\b|rc[ =]0\b|^\++ exit 0$|DONE|"
+    r"\bAll\b.{0,40}\b(?:done|completed)|\b[Dd]one (?:training|in \d)|^[Dd]one\W*$|\b(?:left|ended|stopped) after \d+|"
     r"max_(?:steps|epochs)\S* reached|COMPLETED|[Bb]est (?:acc|model|checkpoint))"
 )
 # A word of a good end of the run itself, and not of the script that started it.
@@ -23,16 +20,6 @@ SUCCEEDED = re.compile(
     r"max_(?:steps|epochs)\S* reached|exit(?:ed with)? (?:code|status)[ :=]{1,3}0\b|\brc[ =]0\b|"
     r"[Tt]raining (?:took|time)\b"
 )
-_END_WORDS = re.compile(
-    r"\b(?:done|finish\w*|complete\w*|sav(?:ed|ing)|wr(?:ote|itten|iting)|final\w*|total|best|elapsed|took|summary|"
-    r"success\w*|upload\w*|sync\w*|runtime|throughput|bye|goodbye|end(?:ed|ing)?|stopp(?:ed|ing)|test\w*|eval\w*|result\w*|exiting|"
-    r"clos(?:ed|ing)|shut\w*|epilog\w*|efficiency|utilized|stored|converged|passed|ok|over|exported)\b|"
-    r"_(?:loss|runtime)\b",
-    re.IGNORECASE,
-)
-_LAST_STEP = re.compile(r"100 ?%|\b([1-9]\d*) ?(?:/|of) ?\1\b|\b[Ff]inal|train_runtime|destroy_process_group")
-_BEGUN = re.compile(r"\b(?:[Ww]ait|[Ll]oad|[Rr]ead|[Ss]tart|[Bb]eginn|[Cc]omput)ing\b|\.\.\.$")
-_REPEATED = 2  # among the last lines: the run's ordinary ones
 _RECENT = 256  # ranks of one log tell of the same step
 _LEVEL = re.compile(
     r"\[[WID](?:\d|\])|\b[WID]\d{4} \d\d:|(?<!NCCL )\bWARN(?:ING)?\b|\b(?:INFO|DEBUG|TRACE|NOTICE)\b|"
@@ -76,21 +63,6 @@ class Progress:
         self._recent.append(step)
         self._known.add(step)
         self.count += 1
-
-
-def is_ended(tail: Sequence[str]) -> bool:
-    """Whether the last lines end, by a word however weak or by one unlike those before, or just stop amid the work."""
-    if any(_LAST_STEP.search(text) or (_END_WORDS.search(text) and not _STEP.search(text)) for text in tail):
-        return True
-    *others, last = (re.sub(r"[\d.]+", "0", text) for text in tail)
-    return not (_STEP.search(tail[-1]) or _BEGUN.search(tail[-1])) and others.count(last) < _REPEATED
-
-
-def is_on_its_way(text: str) -> bool:
-    """It tells how far it is, and that is not far."""
-    match = FRACTION.search(text)
-    done, of = (int(group) for group in match.groups()) if match else (1, 1)
-    return done < of * _NEARLY
 
 
 def is_below_error(text: str) -> bool:

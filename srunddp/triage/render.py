@@ -8,11 +8,13 @@ from srunddp.triage.collect import Evidence
 from srunddp.triage.diagnose import Diagnosis
 from srunddp.triage.event import Event
 from srunddp.triage.logs import GAP
+from srunddp.triage.rules import SENTENCES
 from srunddp.triage.signatures import table
 from srunddp.util.hostlist import group_by_key, ranges
 
 _LONGEST = 200
 _SPEAKERS = 16
+_MOST = 100  # of what followed and of what was set aside, in JSON
 
 
 def lines(diagnosis: Diagnosis, evidence: Evidence) -> list[str]:
@@ -20,30 +22,41 @@ def lines(diagnosis: Diagnosis, evidence: Evidence) -> list[str]:
     if diagnosis.cause is None:
         said = ["nothing failed"]
     else:
-        known = table().causes[diagnosis.cause]
-        said = [_head(diagnosis, evidence), f"cause: {known.cause}", f"hint: {known.hint}"]
+        said = [
+            _head(diagnosis, evidence),
+            f"cause: {table().causes[diagnosis.cause].cause}",
+            f"hint: {_hint(diagnosis)}",
+        ]
         if diagnosis.certainty == "unknown":
             said += _last_lines(evidence)
         said += _followed(diagnosis)
-    return [one_line(line) for line in [*said, *_world(diagnosis), *(f"note: {note}" for note in evidence.notes)]]
+    said += [*_set_aside(diagnosis), *_world(diagnosis), *(f"note: {note}" for note in evidence.notes)]
+    return [one_line(line) for line in said]
 
 
 def _head(diagnosis: Diagnosis, evidence: Evidence) -> str:
+    first, known = diagnosis.first, diagnosis.certainty != "unknown"
+    how = "first failure" if diagnosis.certainty == "certain" else "first failure, likely"
+    if not known:
+        how = "cause unknown: the first end" if first else "cause unknown"
+    if not first:
+        why = diagnosis.why or "nothing here tells"
+        return f"{how}: {why} ({diagnosis.cause})" if known else why if why.startswith("no ") else f"{how}: {why}"
     who = diagnosis.node or ""
     if diagnosis.rank is not None:
         who = f"rank {diagnosis.rank}{f' on {who}' if who else ''}"
-    if diagnosis.certainty == "unknown" or diagnosis.cause == "unknown":
-        end = f" The first end: {who}." if diagnosis.rank is not None else ""
-        return f"cause unknown: {diagnosis.why or 'nothing here tells'}.{end}"
-    how = "first failure" if diagnosis.certainty == "certain" else "first failure, likely"
-    first = diagnosis.first
-    if not first:
-        return f"{how}: {diagnosis.why} ({diagnosis.cause})"
     frame = f", in {first.raised.frame}" if first.raised and first.raised.frame else ""
-    why = f"; {diagnosis.why}" if diagnosis.why else ""
+    why = f"; {_short(diagnosis.why)}" if diagnosis.why else ""
     line = f" (line {first.number - GAP + 1} of its end)" if first.number >= GAP else f":{first.number}"
-    where = f"{f'{who}, ' if who else ''}{evidence.names[first.file]}{line}"
+    teller = f", told by {f'rank {first.rank}' if first.rank is not None else 'a peer'}" if diagnosis.victim else ""
+    where = f"{f'{who}{teller}, ' if who else ''}{evidence.names[first.file]}{line}"
     return f"{how}: {where}: {_short(first.text)}{frame}{why} ({diagnosis.cause})"
+
+
+def _hint(diagnosis: Diagnosis) -> str:
+    """The check's own, or that of the cause."""
+    own = diagnosis.first.hint if diagnosis.first else ""
+    return own or table().causes[diagnosis.cause or ""].hint
 
 
 def _short(text: str) -> str:
@@ -53,17 +66,26 @@ def _short(text: str) -> str:
 
 def _followed(diagnosis: Diagnosis) -> list[str]:
     """One line for each kind of what followed, with its ranks."""
+    first = diagnosis.first
     groups = group_by_key(
-        ("echoes of it" if event.kind == "secondary" else event.cause, event)
+        (event.cause, event)
         for event in diagnosis.followed
-        if not (diagnosis.first and event.rank == diagnosis.first.rank and event.cause == diagnosis.cause)
+        if event.hint or (event.rank, event.cause) != (first and first.rank, diagnosis.cause)
     )
-    said = []
-    for what, events in list(groups.items())[:6]:
-        ranks = sorted({event.rank for event in events if event.rank is not None})
-        who = f"rank{'s' if len(ranks) > 1 else ''} {_ranges(ranks)}: " if ranks else ""
-        said.append(f"then what followed: {who}{_short(events[0].text)} ({what})")
-    return said
+    return [f"then what followed: {_whose(events)} ({what})" for what, events in list(groups.items())[:6]]
+
+
+def _set_aside(diagnosis: Diagnosis) -> list[str]:
+    """One line for each rule."""
+    groups = group_by_key((event.rule, event) for event in diagnosis.set_aside)
+    return [f"set aside: {_whose(events)} ({rule}: {SENTENCES[rule]})" for rule, events in groups.items()]
+
+
+def _whose(events: Sequence[Event]) -> str:
+    """The ranks of all, the text of the first, and how many more there are."""
+    ranks = sorted({event.rank for event in events if event.rank is not None})
+    who = f"rank{'s' if len(ranks) > 1 else ''} {_ranges(ranks)}: " if ranks else ""
+    return f"{who}{_short(events[0].text)}{f' and {len(events) - 1} more' if len(events) > 1 else ''}"
 
 
 def _ranges(ranks: Sequence[int]) -> str:
@@ -74,7 +96,7 @@ def _ranges(ranks: Sequence[int]) -> str:
 
 def _last_lines(evidence: Evidence) -> list[str]:
     shown = list(evidence.last.items())[:_SPEAKERS]
-    said = [f"last line of {who}: {_short(texts[-1])}" for who, texts in shown]
+    said = [f"last line of {who}: {_short(text)}" for who, text in shown]
     left = len(evidence.last) - len(shown)
     return [*said, *([f"and of {left} others"] if left else [])]
 
@@ -88,28 +110,27 @@ def _world(diagnosis: Diagnosis) -> list[str]:
     return [f"world: {expected}{spoke}"]
 
 
-def _origin(event: Event, evidence: Evidence) -> dict[str, Any]:
-    return {"file": evidence.names[event.file], "line": event.number, "text": event.text}
-
-
 def record(diagnosis: Diagnosis, evidence: Evidence) -> dict[str, Any]:
     """For ``--json``."""
-    first = diagnosis.first
-    known = table().causes.get(diagnosis.cause or "")
+
+    def origin(event: Event) -> dict[str, Any]:
+        return {"rank": event.rank, "file": evidence.names[event.file], "line": event.number, "text": event.text}
+
+    first, known = diagnosis.first, table().causes.get(diagnosis.cause or "")
     return {
         "cause": diagnosis.cause,
         "certainty": diagnosis.certainty,
+        **(origin(first) if first else dict.fromkeys(("file", "line", "text"))),
         "rank": diagnosis.rank,
         "node": diagnosis.node,
-        **(_origin(first, evidence) if first else dict.fromkeys(("file", "line", "text"))),
+        "why": diagnosis.why or None,
         "frame": first.raised.frame if first and first.raised else None,
         "explanation": known.cause if known else None,
-        "hint": known.hint if known else None,
+        "hint": _hint(diagnosis) if known else None,
         "world_size": diagnosis.world_size,
         "ranks_seen": diagnosis.seen,
         "silent": diagnosis.silent,
-        "followed": [
-            {"rank": each.rank, "cause": each.cause, **_origin(each, evidence)} for each in diagnosis.followed[:100]
-        ],
+        "followed": [{"cause": each.cause, **origin(each)} for each in diagnosis.followed[:_MOST]],
+        "set_aside": [{"rule": each.rule, **origin(each)} for each in diagnosis.set_aside[:_MOST]],
         "notes": evidence.notes,
     }

@@ -8,25 +8,6 @@ from typing import Any
 
 KINDS = ("primary", "symptom", "ending", "hint", "secondary", "noise")
 
-# A line without any of these (in lower case) is never looked at twice; each sample in the table has one.
-WORDS = (
-    " not ", " of 1", "abi", "abort", "across", "address not", "agent", "alloc", "already", "architecture", "assert",
-    "async event", "bad device", "barrier", "bind", "broken", "built", "bus", "but found", "can't", "cancel", "cannot",
-    "checkpoint", "closed", "compatible", "compiled", "completion", "conda", "core dumped", "corrup", "could not",
-    "couldn't", "cuda", "daemon", "denied", "descriptors", "destroy_process_group", "did not", "died", "doesn't exist",
-    "enough", "differ", "disabled", "divi", "enforce", "error", "exception", "exhausted", "exit", "expected", "fail",
-    "fault", "filled", "fork", "free()", "full", "gpu", "grh", "guessing", "hardware", "has been", "has ended",
-    "header", "health", "host", "illegal", "incompatib", "infer dtype", "inotify", "insufficient", "interface",
-    "interrupt", "invalid", "ios", "joined", "kill", "launched using", "leaked", "left with", "libmkl", "limit",
-    "lost", "mem", "mismatch", "missing", "modulefile", "negotiate", "never", "no module", "no space", "no step",
-    "no such", "not a zip", "not enough", "not found", "not known", "not used", "np.ndarray", "nullptr", "numpy",
-    "nvlink", "omp_num_threads", "only ", "open", "ordinal", "panic", "pmi", "preempt", "ptxas", "publickey", "quota",
-    "ran out", "rdzv", "read-only", "refused", "remap", "rendezvous", "requested and", "request fewer", "requeue",
-    "required", "requires", "reset", "resource", "retry", "revoked", "rm", "signal", "silent", "singleton",
-    "size changed", "slots", "smashing", "srun", "stale", "stalled", "state:", "stopped", "timed out", "timeout",
-    "too many", "too old", "truncat", "ucx", "unable", "unavailable", "unbound", "undefined", "unknown", "unlocatable",
-    "unreachable", "version", "walltime", "warn", "warp", "weights", "world", "write", "wrong size", "xid", "you set",
-)  # fmt: skip
 _DIGITS = re.compile(r"\d+")
 _BY_NUMBER = ("xid", "status=", "errno", "127.", "signal", "exit", "return code")  # where the figure matters
 _MOST_SHAPES = 50_000
@@ -63,6 +44,7 @@ class Cause:
 class SignatureTable:
     """All signs, in the order of the table, and what their ids stand for."""
 
+    words: tuple[str, ...]
     signs: tuple[Signature, ...]
     causes: dict[str, Cause]
     _dull: set[str] = field(default_factory=set, compare=False)  # lines that show nothing, whatever their figures
@@ -73,13 +55,13 @@ class SignatureTable:
         if shape in self._dull:
             return None
         lower = text.lower()
-        fitting = [sign for sign in self.signs if sign.fits(text)] if any(word in lower for word in WORDS) else []
+        fitting = [sign for sign in self.signs if sign.fits(text)] if any(word in lower for word in self.words) else []
         if not fitting and len(self._dull) < _MOST_SHAPES and not any(word in lower for word in _BY_NUMBER):
             self._dull.add(shape)
-        return min(fitting, key=_weight, default=None)
+        return min(fitting, key=weight, default=None)
 
 
-def _weight(sign: Signature) -> int:
+def weight(sign: Signature) -> int:
     # A line that is known to be harmless is so, whatever else it looks like; an exception's bare type tells least.
     return -1 if sign.kind == "noise" else len(KINDS) if sign.id == "script-error" else KINDS.index(sign.kind)
 
@@ -90,13 +72,13 @@ def table() -> SignatureTable:
     import yaml
 
     text = resources.files(__package__).joinpath("signatures.yaml").read_text(encoding="utf-8")
-    entries = yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    words, entries = yaml.load_all(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
     signs = [_sign(entry["id"], sign) for entry in entries for sign in entry["signs"]]
     causes = {
         entry["id"]: Cause(entry["cause"], entry["hint"], entry["source"], _compiled(entry.get("behind")))
         for entry in entries
     }
-    return SignatureTable(tuple(signs), causes)
+    return SignatureTable(tuple(words), tuple(signs), causes)
 
 
 def _sign(cause: str, sign: dict[str, Any]) -> Signature:

@@ -14,9 +14,11 @@ _SURELY = re.compile(
     r"NotFound|Fault|Failure|Failed|Killed|Unavailable|RuntimeErr|OutOfMemory)$"
 )
 _AROUND = re.compile(r"Caught \w+ in (?:DataLoader worker|replica|pin memory)")
-_FOLLOWS = ("During handling of the above exception", "The above exception was the direct cause")
+_EXPLAINED = "The above exception was the direct cause"
+_FOLLOWS = ("During handling of the above exception", _EXPLAINED)
 # Threads and tasks whose end is not the process's.
 _ASIDE = re.compile(r"^(?:Exception in thread|(?:Task|Future) exception was never retrieved|Exception in callback)")
+_IGNORED = ("Exception ignored in", "--- Logging error ---", "Error in atexit")
 _TOP = ("<module>", "_run_module_as_main", "_wrap", "_run_module_code")
 _LIBRARY = re.compile(
     r"\.(?:pyx|pxd|pxi|cpp|so)$|site-packages|dist-packages|/lib(?:64)?/python\d|^<frozen|^<string>|importlib"
@@ -31,26 +33,29 @@ class PythonException:
     """An exception that ended, or nearly ended, a script.
 
     Attributes:
-        kind, message: of the first of its chain; number: of the line with them.
+        chain: number and text of its line, and of those of the exceptions that came of it.
+        began: number of its traceback's first line; previous: the line before that.
         frame: the user's last one, ``train.py:15 in load``; code: the source lines of its frames.
-        later: type and message of those that came of it.
-        ignored: Python, or a logger, said so itself.
         inner: the user's own code raised it, no library below.
         top: nobody caught it: its first frame is the program's.
-        aside: of a thread or a task, or somebody who caught it said that it goes on.
+        aside: of a thread, ignored, or somebody who caught it said that it goes on.
+        explained: the last of the chain was raised from the one before.
     """
 
-    kind: str
-    message: str
-    number: int
-    text: str
+    chain: list[tuple[int, str]]
+    began: int
+    previous: str
     frame: str = ""
     code: str = ""
-    later: list[str] = field(default_factory=list)
-    ignored: bool = False
     inner: bool = False
     top: bool = False
     aside: bool = False
+    explained: bool = False
+
+    @property
+    def kind(self) -> str:
+        """The type of the first of the chain."""
+        return self.chain[0][1].partition(":")[0]
 
 
 @dataclass
@@ -61,34 +66,32 @@ class Tracebacks:
     """
 
     done: list[PythonException] = field(default_factory=list)
+    raised: int = 0  # how many exceptions were told of, each of a chain
     _open: int = 0
+    _began: int = 0
     _stray: int = 0
-    _prefix: str = ""
     _frames: list[str] = field(default_factory=list)
     _code: list[str] = field(default_factory=list)
     _just_code: bool = False
     _inner: bool = False
     _ignored: bool = False
-    _chained: bool = False
+    _follows: str = ""
     _around: bool = False
     _first: str = ""
     _previous: str = ""
 
     def feed(self, number: int, text: str) -> bool:
         """Read a line."""
-        if self._prefix and text.startswith(self._prefix):
-            text = text[len(self._prefix) :]
         if match := _HEADER.search(text, 0, 300):
-            # What a logger or pdsh puts before each line, in front of the first as well.
-            self._prefix = text[: match.start()].rstrip(" ") if not self._open else self._prefix
+            self._began = self._began if self._open else number
             self._open, self._stray = min(self._open + 1, _MOST_OPEN), 0
             self._frames, self._code, self._first = [], [], ""
             self._inside(number, text[match.end() :].strip() or "    ")
             return True
         if text.lstrip().startswith(_FOLLOWS):
-            self._chained = bool(self.done)
+            self._follows = text.strip() if self.done else ""
             return True
-        if text.startswith(("Exception ignored in", "--- Logging error ---", "Error in atexit")):
+        if text.startswith(_IGNORED):
             self._ignored = True
             return True
         inside = bool(self._open) and self._inside(number, text)
@@ -103,16 +106,14 @@ class Tracebacks:
                 self._frames.append(f"{match[1].rpartition('/')[2]}:{match[2]}{function}")
             self._just_code, self._inner = True, not _LIBRARY.search(match[1])
             return True
-        if text.startswith("    ") or text.startswith("  [Previous line"):
+        if text.startswith(("    ", "  [Previous line", *_BOX)):
             self._code.append(text.strip()[:300])
-            return True
-        if text[:1] in _BOX:
             return True
         text = text.lstrip() if text[:1] == " " and self._just_code else text
         match = _RAISED.match(text)
         # Below its code also a name that ends like no exception's: project.errors.BadConfig.
         if match and (_SURELY.search(match[1]) or (self._just_code and ("." in match[1] or match[1][:1].isupper()))):
-            self._raise(number, match[1], match[2] or "", text)
+            self._raise(number, match[2] or "", text)
             return True
         self._stray += 1
         self._just_code = False
@@ -120,21 +121,25 @@ class Tracebacks:
             self._open = 0
         return False
 
-    def _raise(self, number: int, kind: str, message: str, text: str) -> None:
+    def _raise(self, number: int, message: str, text: str) -> None:
         self._open, self._stray, self._just_code = self._open - 1, 0, False
-        if self._chained:
-            self.done[-1].later.append(text)
+        self.raised += 1
+        if self._follows:
+            self.done[-1].chain.append((number, text))
+            self.done[-1].explained = self._follows.startswith(_EXPLAINED)
+            self.done[-1].top |= self._first in _TOP
         elif self._around:
-            outer, self.done[-1] = self.done[-1], self._new(number, kind, message, text)
+            outer, self.done[-1] = self.done[-1], self._new(number, text)
             self.done[-1].top |= outer.top  # it was handed on, and nobody caught it there
+            self.done[-1].began = outer.began
         else:
-            self.done.append(self._new(number, kind, message, text))
-        self._chained, self._around, self._ignored = False, bool(_AROUND.search(message)), False
+            self.done.append(self._new(number, text))
+        self._follows, self._around, self._ignored = "", bool(_AROUND.search(message)), False
 
-    def _new(self, number: int, kind: str, message: str, text: str) -> PythonException:
+    def _new(self, number: int, text: str) -> PythonException:
         frame = self._frames[-1] if self._frames else ""
         top, code = self._first in _TOP, "\n".join(self._code[-12:])
         # Whoever is below a caught exception has a function's name; a warning before it tells that it was caught.
         said = not top and bool(HANDLED.search(self._previous) or "WARN" in self._previous[:90].upper())
-        aside = said or bool(_ASIDE.match(self._previous))
-        return PythonException(kind, message, number, text, frame, code, [], self._ignored, self._inner, top, aside)
+        aside = said or self._ignored or bool(_ASIDE.match(self._previous))
+        return PythonException([(number, text)], self._began, self._previous, frame, code, self._inner, top, aside)

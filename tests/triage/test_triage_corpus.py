@@ -17,7 +17,13 @@ from srunddp.triage.diagnose import Diagnosis, diagnose
 from srunddp.triage.logs import find
 
 CORPUS = Path(__file__).parent / "corpus"
-RIGHT = {"open": 0.95, "frozen": 0.95, "frozen2": 0.95, "frozen3": 0.85}  # the least share of each set
+RIGHT = {
+    "open": 0.95,
+    "launchers": 0.95,
+    "frozen": 0.95,
+    "frozen2": 0.95,
+    "frozen3": 0.85,
+}  # the least share of each set
 
 
 @dataclass(frozen=True)
@@ -71,3 +77,17 @@ def test_world_size_and_silent_ranks_are_never_contradicted(judged: list[Judged]
         if case.expected.get(name) is not None and value not in (None, [], case.expected[name])
     ]
     assert len(rows) <= 0.05 * 3 * len(judged), rows
+
+
+def test_rank_and_first_line_are_those_of_the_first_failure(judged: list[Judged]) -> None:
+    """Where a case tells them, a label before the line aside; a rank of null is any, as all failed alike."""
+    rows = []
+    for case in (each for each in judged if each.expected.get("first_line")):
+        rank, first = case.expected["first_rank"], case.diagnosis.first
+        if (
+            rank not in (None, case.diagnosis.rank)
+            or not first
+            or first.text.strip() not in case.expected["first_line"]
+        ):
+            rows.append(f"{case.name}: rank {case.diagnosis.rank}, {first.text if first else None}, expected {rank}")
+    assert len(rows) <= 0.05 * len(judged), "\n".join(rows)
