@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from srunddp.errors import ConfigError, file_errors
-from srunddp.util.slurm_job import JOB, job
+from srunddp.util.slurm_command import JOB, job
 
 _RESTART = re.compile(r"monitor\.(\d{1,9})", re.ASCII)
 _HINT = "name a run's folder such as logs/4711.0, or start the run with --monitor"

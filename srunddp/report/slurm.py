@@ -8,8 +8,8 @@ from statistics import fmean
 
 from srunddp.report import format
 from srunddp.report.summary import Summary
+from srunddp.util.slurm_command import RUNNING, figure, job, seconds, table
 from srunddp.util.slurm_command import output as query
-from srunddp.util.slurm_job import RUNNING, figure, job, seconds, table
 
 _NUMBER = re.compile(r"[0-9]{1,18}")
 _SACCT = ("JobIDRaw", "State", "Start", "ElapsedRaw", "TimelimitRaw", "TotalCPU", "MaxRSS", "AveRSS")

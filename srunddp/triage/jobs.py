@@ -17,7 +17,7 @@ from srunddp.triage.event import Event
 from srunddp.triage.logs import Log, time_of
 from srunddp.triage.rank_labels import node_of_name, ranks_of_names
 from srunddp.triage.starts import SLACK, newest_start
-from srunddp.util import slurm_job
+from srunddp.util import slurm_command as slurm_job
 
 # --log-dir's, and others; torchrun's has eight letters after its --rdzv-id.
 _FOLDER = re.compile(r"(\d{1,18})\.(?P<step>\d{1,9})|(\d{3,18}(?:_\d{1,7})?)(?:_\w{8})?", re.ASCII)

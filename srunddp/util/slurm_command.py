@@ -2,12 +2,46 @@
 
 import contextlib
 import os
+import re
 import subprocess
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 WITHIN = 5.0
+# ``4711``, a task of an array ``4711_3``, a step ``4711.0``.
+JOB = re.compile(r"(?P<number>\d{1,18})(?:_(?P<task>\d{1,18}))?(?:\.(?P<step>\d{1,9}))?", re.ASCII)
+RUNNING = ("RUNNING", "COMPLETING", "SUSPENDED")
 # Times in seconds since the epoch; messages that can be matched.
 _FORMAT = {"SLURM_TIME_FORMAT": "%s", "TZ": "UTC", "LC_ALL": "C"}
+_FIELD = re.compile(r"([\w:/]+)=(.*?)(?= +[\w:/]+=| *$)")  # of scontrol
+# What scontrol and what sacct call it.
+_NAMES = {
+    "JobId": "JobIDRaw", "JobState": "State", "ExitCode": "ExitCode", "TimeLimit": "Timelimit", "RunTime": "Elapsed",
+    "StartTime": "Start", "EndTime": "End", "WorkDir": "WorkDir",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Job:
+    """What Slurm says of a job.
+
+    Attributes:
+        number: also of an array's task, which has one of its own.
+        folder: its working directory; output: the file of its standard output, which the controller alone tells.
+        limit_s, lasted_s: its time limit, and how long it has lasted.
+        state: as ``TIMEOUT``; exit_code: as ``1:0``, the second number is the signal's.
+        started, ended: of its newest start, in seconds since the epoch; None where that is to come.
+    """
+
+    number: str
+    folder: str
+    limit_s: float | None = None
+    lasted_s: float | None = None
+    state: str = ""
+    exit_code: str = ""
+    started: float | None = None
+    ended: float | None = None
+    output: str = ""
 
 
 def run(
@@ -63,3 +97,40 @@ def output(
             return done.stdout + done.stderr
         return "" if done.returncode else done.stdout
     return ""
+
+
+def job(what: str) -> Job | None:
+    """The job ``4711`` or ``4711_3``; None where Slurm does not know it; the controller forgets it soon."""
+    lines = output("scontrol", "--oneliner", "show", "job", what).splitlines()
+    found = [dict(_FIELD.findall(line)) for line in lines if line.startswith("JobId=")]
+    if not found:
+        rows = table("sacct", what, list(_NAMES.values()), "-X")
+        found = [{name: row[column] for name, column in _NAMES.items()} for row in rows]
+    if not found:
+        return None
+    own = dict.fromkeys((*_NAMES, "StdOut"), "") | next((each for each in found if each["JobId"] == what), found[0])
+    limit, lasted = seconds(own["TimeLimit"]), seconds(own["RunTime"])
+    started, ended = figure(own["StartTime"]), figure(own["EndTime"])
+    state = own["JobState"].partition(" ")[0]  # "CANCELLED by 1000"
+    return Job(own["JobId"], own["WorkDir"], limit, lasted, state, own["ExitCode"], started, ended, own["StdOut"])
+
+
+def table(command: str, job: str, names: Sequence[str], *options: str) -> list[dict[str, str]]:
+    """What sacct or sstat has of a job or a step, by the names of the columns."""
+    printed = output(command, "-P", "-n", *options, "-j", job, "-o", ",".join(names))
+    rows = (line.split("|", len(names) - 1) for line in printed.splitlines())
+    return [dict(zip(names, row, strict=True)) for row in rows if len(row) == len(names)]
+
+
+def seconds(text: str) -> float | None:
+    """Of ``[DD-[HH:]]MM:SS[.mmm]``."""
+    match = re.fullmatch(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+(?:\.\d+)?)", text)
+    if not match:
+        return None
+    days, hours, minutes, left = (float(part or 0) for part in match.groups())
+    return days * 86400 + hours * 3600 + minutes * 60 + left
+
+
+def figure(text: str) -> float | None:
+    """A number; None for whatever is none, as ``Unknown``."""
+    return float(text) if re.fullmatch(r"\d+(?:\.\d+)?", text) else None

@@ -13,7 +13,7 @@ import pytest
 from srunddp.report import slurm
 from srunddp.report.run import read
 from srunddp.report.summarize import summary_of
-from srunddp.util.slurm_job import Job, job, seconds
+from srunddp.util.slurm_command import Job, job, seconds
 from tests.support.made_up_run import MadeUp
 from tests.support.starting import srunddp, write
 
@@ -147,7 +147,7 @@ OF_JOB = "JobId=4711 JobName=x JobState=RUNNING Restarts=0 RunTime=00:02:03 Time
         (prints("JobId=4711 RunTime=00:02:03 TimeLimit=UNLIMITED\n"), "", (None, 123.0)),
         (
             "echo slurm_load_jobs error: Invalid job id specified >&2; exit 1",
-            "4711|COMPLETED|0:0|20|70|1800000000|1800000070|/work\n",
+            "4711|COMPLETED|0:0|00:20:00|00:01:10|1800000000|1800000070|/work\n",
             (1200.0, 70.0),
         ),
     ],
@@ -179,7 +179,7 @@ def test_a_job_is_found_where_it_ran_that_of_an_array_too(commands: Path) -> Non
     assert "scontrol --oneliner show job 4711_3" in asked(commands)
     # Accounting still knows a job that the controller forgot.
     stub(commands, "scontrol", "echo slurm_load_jobs error: Invalid job id specified >&2; exit 1")
-    stub(commands, "sacct", prints("4714|COMPLETED|0:0|20|70|1|71|/home/me/work\n"))
+    stub(commands, "sacct", prints("4714|COMPLETED|0:0|00:20:00|00:01:10|1|71|/home/me/work\n"))
     assert job("4711_3") == Job("4714", "/home/me/work", 1200.0, 70.0, "COMPLETED", "0:0", 1.0, 71.0)
 
 

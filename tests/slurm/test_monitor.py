@@ -19,7 +19,7 @@ from srunddp.report.run import read
 from srunddp.report.slurm import size
 from srunddp.report.summarize import summary_of
 from srunddp.report.summary import Summary
-from srunddp.util.slurm_job import seconds
+from srunddp.util.slurm_command import seconds
 from tests.cluster.nodes import NODES
 from tests.conftest import PROGRAMS
 from tests.slurm.conftest import SRUNDDP, Outcome, SlurmJobRunner

@@ -209,7 +209,7 @@ def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def sacct(folder: Path, state: str, began: float = 60.0, ended: float | str = 0.0) -> None:
     end = ended if isinstance(ended, str) else f"{NOW - ended:.0f}"
-    stub(folder, "sacct", prints(f"4711|{state}|1:0|60|5|{NOW - began:.0f}|{end}|/work\n"))
+    stub(folder, "sacct", prints(f"4711|{state}|1:0|01:00:00|00:00:05|{NOW - began:.0f}|{end}|/work\n"))
 
 
 @pytest.mark.parametrize(
