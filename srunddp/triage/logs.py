@@ -1,16 +1,15 @@
 """Log files and their lines, with bounded memory: what is no log is ignored, what is too big is read in part."""
 
 import itertools
-import math
 import os
 import re
 import stat
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from srunddp.errors import ConfigError
 
@@ -18,25 +17,23 @@ WHOLE = 64 << 20  # bytes of a file that is read whole; of a larger one HEAD and
 HEAD, TAIL = 16 << 20, 32 << 20
 GAP = 1_000_000_000
 MOST_FILES = 20_000
-_LONGEST = 4000  # characters of a line that are looked at: its beginning, and its end
+_LONGEST = 4000  # bytes of a line that are looked at: its beginning, and its end
 _END = 800
-_PIECE = 1 << 16
-_SNIFF = 8192
+_SNIFFED = 8192
 
-# What monitoring, training and environments leave beside logs.
+# Text that is no log, and what may begin with text.
 _NO_LOG = re.compile(
-    r"\.(?:py|pyc|so|pt|pth|ckpt|safetensors|bin|npy|npz|h5|hdf5|zip|tar|gz|bz2|xz|zst|png|jpg|jpeg|pdf|svg|html|css|"
-    r"csv|tsv|jsonl|onnx|lock|yaml|yml|toml|ini|cfg|sh|sbatch|sql|db|sqlite|parquet|arrow|pkl|pickle|nsys-rep|md|rst|ipynb)$"
-    r"|^(?!(?:(?:failure|preflight)(?:\.\w+)?|error)\.json$).*\.json$",
+    r"\.(?:py|csv|tsv|jsonl|yaml|yml|toml|ini|cfg|sh|sbatch|sql|html|svg|css|lock|md|rst|ipynb|pdf|safetensors|npy)$|"
+    r"^(?!(?:(?:failure|preflight)(?:\.\w+)?|error)\.json$).*\.json$",
     re.IGNORECASE,
 )
 _FOLDERS = frozenset({"__pycache__", ".git", "node_modules", "site-packages", ".venv", "wandb", "checkpoints"})
 _ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]{0,200}(?:\x07|\x1b\\)|[@-Z\\^_])")
 _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
-_ISO = re.compile(r"\b(\d{4})[-/](\d\d)[-/](\d\d)[T_ ](\d\d):(\d\d):(\d\d)(?:[.,](\d{1,9}))?")
-_GLOG = re.compile(r"\b[IWEFD](\d\d?)(\d\d) (\d\d):(\d\d):(\d\d)\.(\d{1,9})")
-_MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
-_SYSLOG = re.compile(rf"\b({'|'.join(_MONTHS)}) +(\d{{1,2}}) (\d\d):(\d\d):(\d\d)\b")
+# ISO 8601's, and glog's ``I0302 12:00:10``.
+_TIME = re.compile(
+    r"(?:\b\d{4}[-/](?=\d\d[-/])|\b[IWEFD])(\d\d?)[-/]?(\d\d)[T_ ](\d\d):(\d\d):(\d\d)(?:[.,](\d{1,9}))?"
+)
 _TIME_WITHIN = 160  # characters from the line's beginning
 
 
@@ -59,26 +56,37 @@ class Log:
     cut: bool = False
 
     def lines(self) -> Iterator[tuple[int, str]]:
-        """Number and text of each line from ``begin`` that is not empty."""
-        yield from _texts(each for each in self.pieces() if each[0] >= self.begin)
+        """Number and text of each line from ``begin`` that is not empty; numbers after a gap begin at :data:`GAP`."""
+        for number, line in self._read():
+            self.cut = not line.endswith((b"\n", b"\r"))
+            texts = map(_clean, line.splitlines() if number >= self.begin else ())
+            yield from ((number, text) for text in texts if text)
 
-    def pieces(self) -> Iterator[tuple[int, bytes]]:
-        """Number and bytes of each line; after what was left out numbers begin at :data:`GAP`."""
+    def _read(self) -> Iterator[tuple[int, bytes]]:
         self.notes.clear()
         try:
-            with open(_regular(self.path), "rb") as file:
-                if self.size:
-                    file.seek(-1, os.SEEK_END)
-                    self.cut = file.read(1) not in b"\r\n"
-                    file.seek(0)
-                yield from enumerate(_pieces(file, HEAD if self.size > WHOLE else math.inf), 1)
+            with open(self.path, "rb") as file:
+                yield from enumerate(_upto(file, HEAD if self.size > WHOLE else WHOLE), 1)
                 if self.size > WHOLE:
                     file.seek(self.size - TAIL)
-                    file.readline(_PIECE)
                     self.notes.append(f"{self.name}: {self.size >> 20} MiB, its middle was not read")
-                    yield from enumerate(_pieces(file), GAP)
+                    yield from enumerate(_upto(file, TAIL), GAP)
         except OSError as error:
             self.notes.append(f"{self.name}: {os.strerror(error.errno or 0)}")
+
+
+def _upto(file: BinaryIO, limit: int) -> Iterator[bytes]:
+    while line := file.readline(limit):
+        limit -= len(line)
+        yield line
+
+
+def _clean(line: bytes) -> str:
+    if len(line) > _LONGEST:
+        line = b"".join((line[: _LONGEST - _END], " … ".encode(), line[-_END:]))
+    text = line.decode(errors="replace")
+    text = (_ANSI.sub("", text) if "\x1b" in text else text).rstrip()
+    return text if text.isprintable() else _CONTROL.sub("", text)
 
 
 def find(paths: Iterable[str]) -> list[Log]:
@@ -87,118 +95,70 @@ def find(paths: Iterable[str]) -> list[Log]:
     Raises:
         ConfigError: a path is not there, or there is nothing to read.
     """
-    logs: list[Log] = []
+    found: dict[Path, Log] = {}
     for given in paths:
-        path = Path(given)
-        try:
-            status = os.stat(path)
-        except (OSError, ValueError) as error:
-            raise _nothing(f"{given}: {getattr(error, 'strerror', None) or error}") from None
-        if stat.S_ISDIR(status.st_mode):
-            logs += of_folder(path)
-        elif stat.S_ISREG(status.st_mode):
-            logs.append(Log(path, path.name, status.st_size, status.st_mtime))
-        else:
-            raise _nothing(f"{given} is neither a file nor a folder")
-    if not logs:
+        if not os.path.isdir(given) and not os.path.isfile(given):
+            raise _nothing(f"no file or folder {given}")
+        own = of_folder(given) if os.path.isdir(given) else [_log(Path(given), Path(given).parent)]
+        found |= {log.path: log for log in own}
+    if not found:
         raise _nothing(f"no log in {', '.join(paths)}")
-    return list({log.path: log for log in logs}.values())
+    return list(found.values())
 
 
 def of_folder(folder: Path | str, *, deep: bool = True) -> list[Log]:
     """The logs in a folder, and below it unless ``deep`` is unset; none where there is no folder."""
-    found = filter(_is_log, itertools.islice(_below(Path(folder), deep), MOST_FILES))
-    return sorted(found, key=lambda log: _natural(log.name))
+    found = itertools.islice(_below(Path(folder), deep), MOST_FILES)
+    return sorted(filter(_is_text, found), key=lambda log: natural(log.name))
 
 
 def _nothing(found: str) -> ConfigError:
-    return ConfigError(
-        found, expected="log files, or a folder with some", hint="srunddp triage slurm-4711.out, or --log-dir's folder"
-    )
+    hint = "srunddp triage slurm-4711.out, or --log-dir's folder"
+    return ConfigError(found, expected="log files, or a folder with some", hint=hint)
 
 
 def _below(folder: Path, deep: bool) -> Iterator[Log]:
     """The newest jobs first, as far as numbers tell: of too many files the oldest are left out."""
     for parent, folders, files in os.walk(folder):
-        folders[:] = sorted((name for name in folders if deep and name not in _FOLDERS), key=_natural, reverse=True)
-        for name in sorted((each for each in files if not _NO_LOG.search(each)), key=_natural, reverse=True):
+        folders[:] = sorted((name for name in folders if deep and name not in _FOLDERS), key=natural, reverse=True)
+        for name in sorted((each for each in files if not _NO_LOG.search(each)), key=natural, reverse=True):
             path = Path(parent, name)
             with suppress(OSError):
-                status = os.lstat(path)
-                if stat.S_ISREG(status.st_mode):
-                    yield Log(path, str(path.relative_to(folder)), status.st_size, status.st_mtime)
+                if stat.S_ISREG(os.lstat(path).st_mode):
+                    yield _log(path, folder)
 
 
-def _natural(name: str) -> list[tuple[int, str]]:
-    return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.findall(r"\d{1,18}|\D+", name)]
+def _log(path: Path, folder: Path) -> Log:
+    status = path.stat()
+    return Log(path, str(path.relative_to(folder)), status.st_size, status.st_mtime)
 
 
-def _is_log(log: Log) -> bool:
-    """Text, by its beginning; a few NULs in it are no harm, as file systems leave them after a crash."""
+def natural(name: str) -> list[Any]:
+    """To sort names by the numbers in them."""
+    return [int(part) if part.isdecimal() else part for part in re.split(r"(\d{1,18})", name)]
+
+
+def _is_text(log: Log) -> bool:
+    """By its beginning; NULs in up to half of it are no harm, as file systems leave them after a crash."""
     try:
-        with open(_regular(log.path), "rb") as file:
-            head = file.read(_SNIFF)
+        with open(log.path, "rb") as file:
+            head = file.read(_SNIFFED)
     except OSError:
         return True  # said when its lines are read
-    if head.startswith((b"\x7fELF", b"PK\x03\x04", b"\x1f\x8b", b"\x89PNG")):
-        return False
     odd = sum(byte < 9 or 13 < byte < 27 for byte in head.replace(b"\0", b""))
     return head.count(b"\0") * 2 <= len(head) and odd * 20 <= len(head)
 
 
-def _regular(path: Path) -> int:
-    """Opened, and no pipe even if one was put in its place."""
-    return os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-
-
-def _pieces(file: BinaryIO, limit: float = math.inf) -> Iterator[bytes]:
-    """Lines, of the longest only their beginning and end."""
-    read = 0
-    while read < limit and (piece := file.readline(_PIECE)):
-        read += len(piece)
-        if len(piece) == _PIECE and not piece.endswith(b"\n"):
-            last = b""
-            while not last.endswith(b"\n") and (more := file.readline(_PIECE)):
-                last, read = more if len(more) >= _END else last[-_END:] + more, read + len(more)
-            piece += last
-        yield piece
-
-
-def _texts(pieces: Iterable[tuple[int, bytes]]) -> Iterator[tuple[int, str]]:
-    for number, piece in pieces:
-        text = piece.decode(errors="replace")
-        for part in text.rstrip("\r\n").split("\r") if "\r" in text else (text,):
-            if shown := _clean(part):
-                yield number, shown
-
-
-def _clean(text: str) -> str:
-    if "\x1b" in text:
-        text = _ANSI.sub("", text)
-    text = text.rstrip()
-    if len(text) > _LONGEST:
-        text = f"{text[: _LONGEST - _END]} … {text[-_END:]}"
-    return text if text.isprintable() else _CONTROL.sub("", text)
-
-
 def time_of(text: str) -> float | None:
-    """When the line was written, as far as it says so, in seconds since the beginning of a year, which many leave out.
+    """When the line was written, as far as it says so, in seconds, without the year, which many leave out.
 
     Clocks of nodes and their zones are taken to agree.
     """
-    head = text[:_TIME_WITHIN]
-    if ":" not in head:
+    match = _TIME.search(text[:_TIME_WITHIN])
+    if not match:
         return None
-    if match := _ISO.search(head):
-        _, month, day, *clock = match.groups()
-    elif match := _GLOG.search(head):
-        month, day, *clock = match.groups()
-    elif match := _SYSLOG.search(head):
-        month, (day, *clock) = str(_MONTHS.index(match[1]) + 1), [*match.groups()[1:], None]
-    else:
-        return None
-    try:
-        then = datetime(2024, int(month), int(day), int(clock[0]), int(clock[1]), int(clock[2]))
-    except ValueError:
-        return None
-    return (then - datetime(2024, 1, 1)).total_seconds() + float(f"0.{clock[3] or 0}")
+    *clock, part = match.groups()
+    month, day, hour, minute, second = map(int, clock)
+    with suppress(ValueError):
+        return datetime(2024, month, day, hour, minute, second, tzinfo=UTC).timestamp() + float(f"0.{part or 0}")
+    return None

@@ -53,7 +53,7 @@ def _begin(log: Log, started: float | None) -> tuple[int, int]:
     stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(started)).encode() if started else b""
     begin = starts = mark = 0
     is_followed = False  # by another start, as Slurm says
-    for number, line in log.pieces():
+    for number, line in ((n, t.encode()) for n, t in log.lines()):
         if b" DUE TO " in line and (match := _REQUEUED.search(line)):
             mark, is_followed = number, match[1] < stamp
         elif _AGAIN in line or (mark and (_PLACED.match(line) or (is_followed and not _OF_SLURM.match(line)))):
