@@ -34,8 +34,7 @@ def triage(what: tuple[str, ...], log_dir: str, as_json: bool) -> None:
     with answering():
         job = jobs.find(what, log_dir)
         evidence = collect(job.logs)
-        evidence.notes += job.notes
-        jobs.add_state(evidence, job)
+        job.add_to(evidence)
         found = diagnose(evidence)
         lines = [*render.lines(found, evidence), *(job.lines() if job.others or not what else ())]
         click.echo(json_text(render.record(found, evidence) | job.record()) if as_json else "\n".join(lines))

@@ -3,8 +3,7 @@
 import itertools
 import os
 import re
-import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -19,7 +18,6 @@ GAP = 1_000_000_000
 MOST_FILES = 20_000
 _LONGEST = 4000  # bytes of a line that are looked at: its beginning, and its end
 _END = 800
-_SNIFFED = 8192
 
 # Text that is no log, and what may begin with text.
 _NO_LOG = re.compile(
@@ -28,13 +26,13 @@ _NO_LOG = re.compile(
     re.IGNORECASE,
 )
 _FOLDERS = frozenset({"__pycache__", ".git", "node_modules", "site-packages", ".venv", "wandb", "checkpoints"})
-_ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]{0,200}(?:\x07|\x1b\\)|[@-Z\\^_])")
-_CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
+_INVISIBLE = re.compile(
+    r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]{0,200}(?:\x07|\x1b\\)|[@-Z\\^_])|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]"
+)
 # ISO 8601's, and glog's ``I0302 12:00:10``.
 _TIME = re.compile(
     r"(?:\b\d{4}[-/](?=\d\d[-/])|\b[IWEFD])(\d\d?)[-/]?(\d\d)[T_ ](\d\d):(\d\d):(\d\d)(?:[.,](\d{1,9}))?"
 )
-_TIME_WITHIN = 160  # characters from the line's beginning
 
 
 @dataclass
@@ -85,36 +83,30 @@ def _clean(line: bytes) -> str:
     if len(line) > _LONGEST:
         line = b"".join((line[: _LONGEST - _END], " … ".encode(), line[-_END:]))
     text = line.decode(errors="replace")
-    text = (_ANSI.sub("", text) if "\x1b" in text else text).rstrip()
-    return text if text.isprintable() else _CONTROL.sub("", text)
+    return (text if text.isprintable() else _INVISIBLE.sub("", text)).rstrip()
 
 
-def find(paths: Iterable[str]) -> list[Log]:
+def find(paths: Sequence[str]) -> list[Log]:
     """The logs among these files and below these folders, in the order of their names.
 
     Raises:
         ConfigError: a path is not there, or there is nothing to read.
     """
-    found: dict[Path, Log] = {}
-    for given in paths:
-        if not os.path.isdir(given) and not os.path.isfile(given):
-            raise _nothing(f"no file or folder {given}")
-        own = of_folder(given) if os.path.isdir(given) else [_log(Path(given), Path(given).parent)]
-        found |= {log.path: log for log in own}
-    if not found:
-        raise _nothing(f"no log in {', '.join(paths)}")
-    return list(found.values())
+    missing = [path for path in paths if not os.path.exists(path)]
+    logs = {} if missing else {log.path: log for path in paths for log in of_folder(path)}
+    if not logs:
+        found = f"no log in {', '.join(missing or paths)}"
+        hint = "srunddp triage slurm-4711.out, or --log-dir's folder"
+        raise ConfigError(found, expected="log files, or a folder with some", hint=hint)
+    return list(logs.values())
 
 
 def of_folder(folder: Path | str, *, deep: bool = True) -> list[Log]:
-    """The logs in a folder, and below it unless ``deep`` is unset; none where there is no folder."""
+    """The logs in a folder, and below it unless ``deep`` is unset; a file itself; none where there is neither."""
+    if os.path.isfile(folder):
+        return [_log(Path(folder), Path(folder).parent)]
     found = itertools.islice(_below(Path(folder), deep), MOST_FILES)
     return sorted(filter(_is_text, found), key=lambda log: natural(log.name))
-
-
-def _nothing(found: str) -> ConfigError:
-    hint = "srunddp triage slurm-4711.out, or --log-dir's folder"
-    return ConfigError(found, expected="log files, or a folder with some", hint=hint)
 
 
 def _below(folder: Path, deep: bool) -> Iterator[Log]:
@@ -123,8 +115,8 @@ def _below(folder: Path, deep: bool) -> Iterator[Log]:
         folders[:] = sorted((name for name in folders if deep and name not in _FOLDERS), key=natural, reverse=True)
         for name in sorted((each for each in files if not _NO_LOG.search(each)), key=natural, reverse=True):
             path = Path(parent, name)
-            with suppress(OSError):
-                if stat.S_ISREG(os.lstat(path).st_mode):
+            with suppress(OSError):  # one that was removed meanwhile
+                if path.is_file() and not path.is_symlink():
                     yield _log(path, folder)
 
 
@@ -140,11 +132,9 @@ def natural(name: str) -> list[Any]:
 
 def _is_text(log: Log) -> bool:
     """By its beginning; NULs in up to half of it are no harm, as file systems leave them after a crash."""
-    try:
-        with open(log.path, "rb") as file:
-            head = file.read(_SNIFFED)
-    except OSError:
-        return True  # said when its lines are read
+    head = b""  # of what cannot be read, which is said when its lines are
+    with suppress(OSError), open(log.path, "rb") as file:
+        head = file.read(8192)
     odd = sum(byte < 9 or 13 < byte < 27 for byte in head.replace(b"\0", b""))
     return head.count(b"\0") * 2 <= len(head) and odd * 20 <= len(head)
 
@@ -154,7 +144,7 @@ def time_of(text: str) -> float | None:
 
     Clocks of nodes and their zones are taken to agree.
     """
-    match = _TIME.search(text[:_TIME_WITHIN])
+    match = _TIME.search(text[:160])
     if not match:
         return None
     *clock, part = match.groups()

@@ -109,9 +109,9 @@ def job(what: str) -> Job | None:
     if not found:
         return None
     own = dict.fromkeys((*_NAMES, "StdOut"), "") | next((each for each in found if each["JobId"] == what), found[0])
-    limit, lasted = seconds(own["TimeLimit"]), seconds(own["RunTime"])
-    started, ended = figure(own["StartTime"]), figure(own["EndTime"])
     state = own["JobState"].partition(" ")[0]  # "CANCELLED by 1000"
+    limit, lasted, started = seconds(own["TimeLimit"]), seconds(own["RunTime"]), figure(own["StartTime"])
+    ended = None if state in RUNNING else figure(own["EndTime"])  # its limit, as yet
     return Job(own["JobId"], own["WorkDir"], limit, lasted, state, own["ExitCode"], started, ended, own["StdOut"])
 
 
