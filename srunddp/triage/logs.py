@@ -95,7 +95,7 @@ def find(paths: Sequence[str]) -> list[Log]:
     missing = [path for path in paths if not os.path.exists(path)]
     logs = {} if missing else {log.path: log for path in paths for log in of_folder(path)}
     if not logs:
-        found = f"no log in {', '.join(missing or paths)}"
+        found = f"no file or folder {', '.join(missing)}" if missing else f"no log in {', '.join(paths)}"
         hint = "srunddp triage slurm-4711.out, or --log-dir's folder"
         raise ConfigError(found, expected="log files, or a folder with some", hint=hint)
     return list(logs.values())
