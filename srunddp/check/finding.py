@@ -52,6 +52,12 @@ class Finding:
     ranks: tuple[int, ...] = ()
     between: str = ""
 
+    @property
+    def hosts(self) -> list[str]:
+        """The nodes that it is about, also both of a way."""
+        ends = self.between.split(" -> ") if self.between else self.nodes
+        return [end.partition(":")[0] for end in ends]
+
 
 @dataclass(frozen=True, kw_only=True)
 class CheckContext:
@@ -152,7 +158,6 @@ class Check(Generic[F]):
         collect: what this rank sees; quick, and before torch and CUDA are touched.
         evaluate: what is wrong, given what all ranks saw; of equal findings one for all of their nodes is enough.
         summary: one line for people on what was seen.
-        node_lines: one line for each node, of checks that have more to say of it.
         within: seconds that collecting may take.
     """
 
@@ -161,7 +166,6 @@ class Check(Generic[F]):
     collect: Callable[[CheckContext], F]
     evaluate: Callable[[Ranks[F]], Iterable[Finding]]
     summary: Callable[[Ranks[F]], str]
-    node_lines: Callable[[Ranks[F]], Sequence[str]] = lambda _: ()
     within: float = 15.0
 
 
@@ -170,9 +174,8 @@ def shortened(ways: Sequence[Finding]) -> list[Finding]:
     rest = ways[ROWS:]
     if len(rest) < 2:
         return list(ways)
-    ends = (end.partition(":")[0] for each in rest for end in each.between.split(" -> "))
-    found = f"… and {len(rest)} more ways"
-    return [*ways[:ROWS], replace(rest[0], found=found, between="", nodes=tuple(sorted(set(ends))))]
+    found, nodes = f"… and {len(rest)} more ways", {node for each in rest for node in each.hosts}
+    return [*ways[:ROWS], replace(rest[0], found=found, between="", nodes=tuple(sorted(nodes)))]
 
 
 def split_message(message: str) -> tuple[str, str, str]:

@@ -15,16 +15,9 @@ from srunddp.util.kernel_file import text_of
 
 
 class Package(TypedDict):
-    """One package.
-
-    Attributes:
-        version: empty where nothing tells it; cuda: of torch, git: of torch and torchvision, else empty.
-        place: the folder that it is in; empty where it is not there.
-    """
+    """One package: its version, empty where nothing tells it, and the folder that it is in, empty where it is not."""
 
     version: str
-    cuda: str
-    git: str
     place: str
 
 
@@ -34,17 +27,12 @@ def find(name: str, first: str = "") -> Package:
     origin = _origin(module, first)
     if not origin:
         there = next(iter(distributions(name=name) if name else ()), None)
-        place = str(there.locate_file("")) if there else ""
-        return Package(version=there.version if there else "", cuda="", git="", place=place)
-    said = _constants(Path(origin).parent / "version.py") if module in ("torch", "torchvision") else {}
+        return Package(version=there.version if there else "", place=str(there.locate_file("")) if there else "")
     package = os.path.dirname(origin) if os.path.basename(origin).startswith("__init__.") else origin
     place = os.path.dirname(package)
-    return Package(
-        version=said.get("__version__") or _version(module, place) or _constants(Path(origin)).get("__version__", ""),
-        cuda=said.get("cuda", ""),
-        git=said.get("git_version", ""),
-        place=place,
-    )
+    # That of torch tells its build as well, which its metadata need not.
+    own = _assigned(Path(package, "version.py")) if module == "torch" else ""
+    return Package(version=own or _version(module, place) or _assigned(Path(origin)), place=place)
 
 
 def _origin(module: str, first: str) -> str:
@@ -68,9 +56,10 @@ def _version(module: str, place: str) -> str:
     return ""
 
 
-def _constants(path: Path) -> dict[str, str]:
-    """The plain texts that a file assigns; none where it cannot be read."""
-    return dict(re.findall(r"""^(\w+)(?:\s*:[^=\n]*)?\s*=\s*["']([^"'\n]*)["']\s*$""", text_of(path), re.MULTILINE))
+def _assigned(path: Path) -> str:
+    """The text that a file assigns to ``__version__``; empty where it cannot be read."""
+    found = re.search(r"""^__version__\s*(?::[^=\n]*)?=\s*["']([^"'\n]*)["']""", text_of(path), re.MULTILINE)
+    return found[1] if found else ""
 
 
 def parsed(script: str | None) -> tuple[ast.Module | None, str]:
@@ -86,8 +75,8 @@ def parsed(script: str | None) -> tuple[ast.Module | None, str]:
         return None, ""
 
 
-def imports(tree: ast.Module, *, optional: bool = True) -> set[str]:
-    """The packages that it imports anywhere; ``optional``: also in a ``try`` block, or for type checkers alone."""
+def imports(tree: ast.Module) -> set[str]:
+    """The packages that it imports anywhere, but for what is in a ``try`` block or for type checkers alone."""
     names: set[str] = set()
     todo: list[ast.AST] = [tree]
     while todo:
@@ -96,7 +85,8 @@ def imports(tree: ast.Module, *, optional: bool = True) -> set[str]:
             names.update(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and not node.level:
             names.add(node.module or "")
-        typing_only = isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test)
-        if optional or not (typing_only or isinstance(node, ast.Try)):
+        elif not isinstance(node, ast.Try) and not (
+            isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test)
+        ):
             todo += ast.iter_child_nodes(node)
     return {name.partition(".")[0] for name in names}

@@ -11,11 +11,10 @@ from dataclasses import dataclass
 from statistics import median
 from typing import TypedDict
 
-from srunddp.check.finding import FAIL, WARN, Check, CheckContext, Finding, Observation, Ranks, Severity
+from srunddp.check.finding import FAIL, WARN, Check, CheckContext, Finding, Observation, Ranks
 from srunddp.check.packages import Package, find, imports, parsed
 
 _PATIENCE = 120.0  # seconds for an import of torch, from a file server that many nodes ask at once
-_IMPORT_IT = {"torchmetrics", "lightning", "pytorch_lightning", "timm"}  # torchvision, where it is there
 _SLOW, _SLOWER = 10.0, 3  # seconds, and times the usual
 
 _IMPORT = """
@@ -33,8 +32,6 @@ found = {"version": str(torch.__version__), "cuda": cuda, "nccl": nccl, "seconds
 print("\\n" + json.dumps(found), flush=True)
 if sys.argv[1]:
     import torchvision
-    if cuda and not getattr(torchvision.version, "cuda", None):
-        sys.exit("it is without CUDA: nms, roi_align and its other operators do not run on a GPU")
 """
 
 
@@ -56,8 +53,7 @@ class VersionFacts:
     Attributes:
         python: its version; executable, prefix: of the environment.
         packages: torch and those named, by name.
-        imported: torch, on local rank 0 alone; and torchvision, if it is there, and named or imported by the script.
-        needs_vision: whether the script ends where torchvision's import fails.
+        imported: torch, on local rank 0 alone; and torchvision, if it is there and needed.
     """
 
     python: str
@@ -65,7 +61,6 @@ class VersionFacts:
     prefix: str
     packages: dict[str, Package]
     imported: Imported
-    needs_vision: bool = False
 
 
 NOT_ASKED = Imported(version="", cuda="", nccl="", seconds=0.0, error="", vision="")
@@ -76,29 +71,24 @@ def collect(context: CheckContext) -> VersionFacts:
     folder = os.path.dirname(os.path.realpath(context.script)) if context.script else ""
     shared: Callable[[str], str] = context.staged.shared if context.staged else str
     packages = {name: find(name, folder) for name in ("torch", *context.packages)}
-    imported, needs_vision = NOT_ASKED, False
+    imported = NOT_ASKED
     if context.environment.local_rank == 0 and packages["torch"]["place"]:
-        vision, needs_vision = _vision(context)
-        imported = import_torch(folder, vision=vision and bool(find("torchvision", folder)["place"]))
+        imported = import_torch(folder, vision=_needs_vision(context) and bool(find("torchvision", folder)["place"]))
     return VersionFacts(
         python=platform.python_version(),
         executable=shared(sys.executable),
         prefix=shared(sys.prefix),
         packages={name: Package(**{**each, "place": shared(each["place"])}) for name, each in packages.items()},
         imported=imported,
-        needs_vision=needs_vision,
     )
 
 
-def _vision(context: CheckContext) -> tuple[bool, bool]:
-    """Whether torchvision's import is to be tried, and whether the script ends where it fails."""
-    tree, named = parsed(context.script)[0], "torchvision" in context.packages
-    text = ast.dump(tree) if tree else ""
-    if not tree or "import_torchvision" in text:  # with that function the script does without a build that fits
-        return named, False
-    tried = named or bool(({"torchvision"} | _IMPORT_IT) & imports(tree))
-    # A script that declares torchvision's operators itself knows what it does.
-    return tried, "torchvision" in imports(tree, optional=False) and "torchvision::" not in text
+def _needs_vision(context: CheckContext) -> bool:
+    """Whether torchvision was named, or SCRIPT imports it and does nothing about a build for another torch."""
+    tree = parsed(context.script)[0]
+    needed = tree is not None and "torchvision" in imports(tree)
+    provided = tree is not None and any(word in ast.dump(tree) for word in ("import_torchvision", "torchvision::"))
+    return "torchvision" in context.packages or (needed and not provided)
 
 
 def import_torch(folder: str, patience: float = _PATIENCE, *, vision: bool = False) -> Imported:
@@ -135,22 +125,18 @@ def _pythons(seen: Ranks[VersionFacts]) -> Iterator[Finding]:
 
 
 def _package(seen: Ranks[VersionFacts], name: str) -> Iterator[Finding]:
-    def known(one: Observation[VersionFacts]) -> Package:
-        return one.facts.packages[name]
-
-    def place(one: Observation[VersionFacts]) -> str:
-        return known(one)["place"].replace(one.facts.prefix, "sys.prefix", 1)
-
-    if lacking := seen.where(lambda one: not known(one)["place"]):
+    if lacking := seen.where(lambda one: not one.facts.packages[name]["place"]):
         hint = "install it there, or use an environment that all nodes see"
         yield lacking.finding(FAIL, f"no package {name}", "one on every rank", hint)
-    seen = seen.where(lambda one: known(one)["place"])
+    seen = seen.where(lambda one: one.facts.packages[name]["place"])
     hint = f"use one environment; see PYTHONPATH and the script's folder for another {name}"
     level = FAIL if name == "torch" else WARN
-    seen = yield from seen.differing(lambda one: known(one)["version"], level, name, hint)
-    seen = yield from seen.differing(lambda one: known(one)["cuda"], level, f"{name} for CUDA", hint)
-    seen = yield from seen.differing(lambda one: known(one)["git"], WARN, f"{name} of commit", hint)
-    yield from seen.differing(place, WARN, f"{name} of", hint)
+    seen = yield from seen.differing(lambda one: one.facts.packages[name]["version"], level, name, hint)
+    yield from seen.differing(lambda one: _place(one.facts, name), WARN, f"{name} of", hint)
+
+
+def _place(facts: VersionFacts, name: str) -> str:
+    return facts.packages[name]["place"].replace(facts.prefix, "sys.prefix", 1)
 
 
 def _import(one: Observation[VersionFacts]) -> Iterator[Finding]:
@@ -164,9 +150,8 @@ def _import(one: Observation[VersionFacts]) -> Iterator[Finding]:
         hint = "install torchvision from the same index as torch (for the CPU or one CUDA)"
         if "torchvision::" in vision:
             hint += ", or import it by srunddp.train.import_torchvision()"
-        level = FAIL if one.facts.needs_vision and "without CUDA" not in vision else WARN
         expected = f"the torchvision of torch {one.facts.packages['torch']['version']}"
-        yield one.finding(level, f"import torchvision: {vision}", expected, hint)
+        yield one.finding(FAIL, f"import torchvision: {vision}", expected, hint)
 
 
 def _imports(done: Ranks[VersionFacts]) -> Iterator[Finding]:
@@ -175,6 +160,8 @@ def _imports(done: Ranks[VersionFacts]) -> Iterator[Finding]:
         return
     version, _ = done.minority(lambda one: one.facts.imported["version"])
     done = done.where(lambda one: one.facts.imported["version"] == version)
+    hint = "install one build of torch on all nodes"
+    yield from done.differing(lambda one: one.facts.imported["cuda"], FAIL, "torch for CUDA", hint, ranks=False)
     hint = "install the same nvidia-nccl; see LD_LIBRARY_PATH and LD_PRELOAD for another libnccl.so"
     yield from done.differing(lambda one: one.facts.imported["nccl"], FAIL, "NCCL", hint, ranks=False)
     usual = median(one.facts.imported["seconds"] for one in done)
@@ -185,33 +172,12 @@ def _imports(done: Ranks[VersionFacts]) -> Iterator[Finding]:
             yield one.finding(WARN, f"import torch took {seconds:.0f} s", f"{usual:.0f} s, as elsewhere", hint)
 
 
-def node_lines(seen: Ranks[VersionFacts]) -> list[str]:
-    """A line for each node, as its lowest rank sees it: ``node01 ok: Python 3.11.2, torch 2.13.0, NCCL 2.29.3, …``."""
-    levels: dict[str, Severity] = {}
-    for finding in evaluate(seen):
-        levels |= {node: min(finding.level, levels.get(node, finding.level)) for node in finding.nodes}
-    first = {node: min(ranks, key=lambda one: one.local_rank).facts for node, ranks in seen.by_node().items()}
-    states = {node: levels[node].name if node in levels else "ok" for node in first}
-    return [f"{node} {states[node]}: {_known(facts)}" for node, facts in first.items()]
-
-
-def _known(facts: VersionFacts) -> str:
-    took = f", import {facts.imported['seconds']:.1f} s" if facts.imported["version"] else ""
-    cuda, nccl = facts.packages["torch"]["cuda"] or "-", facts.imported["nccl"] or "-"
-    return f"{_packages(facts)}, CUDA {cuda}, NCCL {nccl}{took}"
-
-
-def _packages(facts: VersionFacts) -> str:
-    versions = {name: each["version"] or "unknown" for name, each in facts.packages.items() if each["place"]}
-    return ", ".join(
-        [f"Python {facts.python}", *(f"{name} {versions.get(name, 'missing')}" for name in facts.packages)]
-    )
-
-
 def summary(seen: Ranks[VersionFacts]) -> str:
     """What rank 0 has, and how long the slowest import took."""
-    slowest = max(one.facts.imported["seconds"] for one in seen)
-    return f"{_packages(seen[0].facts)}, torch imported in {slowest:.1f} s at most"
+    first, slowest = seen[0].facts, max(one.facts.imported["seconds"] for one in seen)
+    versions = {name: each["version"] or "unknown" for name, each in first.packages.items() if each["place"]}
+    found = [f"Python {first.python}", *(f"{name} {versions.get(name, 'missing')}" for name in first.packages)]
+    return f"{', '.join(found)}, torch imported in {slowest:.1f} s at most"
 
 
-CHECK = Check("versions", VersionFacts, collect, evaluate, summary, node_lines=node_lines, within=_PATIENCE + 15.0)
+CHECK = Check("versions", VersionFacts, collect, evaluate, summary, within=_PATIENCE + 15.0)
