@@ -24,7 +24,7 @@ class GpuFacts(View):
     """Of one rank.
 
     Attributes:
-        wanted: ``CUDA_VISIBLE_DEVICES``; order: ``CUDA_DEVICE_ORDER``.
+        wanted: ``CUDA_VISIBLE_DEVICES``.
         present: there is a device file of an NVIDIA GPU.
         own: Slurm shows them to this rank alone.
         shared: ``NCCL_MULTI_RANK_GPU_ENABLE`` lets several ranks use one GPU.
@@ -32,7 +32,6 @@ class GpuFacts(View):
     """
 
     wanted: str | None = None
-    order: str = ""
     present: bool = False
     own: bool = False
     shared: bool = False
@@ -50,7 +49,6 @@ def collect(context: CheckContext) -> GpuFacts:
     return GpuFacts(
         **asdict(view),
         wanted=wanted,
-        order=variables.get("CUDA_DEVICE_ORDER", ""),
         present=os.path.exists("/dev/nvidia0"),
         own=has_own(variables, context.environment.local_world_size or 1, len(view.devices)),
         shared=variables.get("NCCL_MULTI_RANK_GPU_ENABLE") == "1",
@@ -98,9 +96,6 @@ def _driver(one: Observation[GpuFacts]) -> Iterator[Finding]:
         found = f"{facts.unknown} in {named}: CUDA ignores it and all after it"
         hint = "leave CUDA_VISIBLE_DEVICES to Slurm, or correct it"
         yield one.finding(WARN, found, f"each of the {facts.count} GPUs, once", hint)
-    if len(facts.models) > 1 and facts.order != "PCI_BUS_ID":
-        found = f"GPUs of different models on a node ({', '.join(facts.models)}): CUDA numbers them by their speed"
-        yield one.finding(WARN, found, "the order of Slurm and nvidia-smi", "export CUDA_DEVICE_ORDER=PCI_BUS_ID")
 
 
 def _chosen(ranks: Ranks[GpuFacts]) -> Generator[Finding, None, Used]:

@@ -23,7 +23,6 @@ class LaunchFacts:
     Attributes:
         launcher, channel: see :class:`srunddp.bootstrap.environment.detect.Environment`; world_size: its.
         allocated: tasks of the Slurm job around a process that srun did not start; 0 without one.
-        notes: lines to be said once.
         script: what is wrong with the script's text; mpi: why it cannot use MPI here; empty if nothing is.
         uses_mpi: whether it imports mpi4py.
     """
@@ -32,7 +31,6 @@ class LaunchFacts:
     channel: str
     world_size: int
     allocated: int
-    notes: list[str]
     script: str
     uses_mpi: bool
     mpi: str
@@ -48,7 +46,6 @@ def collect(context: CheckContext) -> LaunchFacts:
         channel=environment.discovery.name,
         world_size=environment.world_size,
         allocated=_allocated(context.variables) if environment.is_single else 0,
-        notes=list(environment.notes),
         script=script,
         uses_mpi=uses_mpi,
         mpi=why_no_mpi(context.variables) if uses_mpi and environment.local_rank == 0 else "",

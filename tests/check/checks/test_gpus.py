@@ -38,7 +38,6 @@ def both(**changes: Any) -> dict[int, dict[str, Any]]:
     return {4: changes, 5: changes}
 
 
-OTHER = "GPUs of different models on a node (NVIDIA A100, NVIDIA H100): CUDA numbers them by their speed"
 ALONE = "each rank sees its own GPU alone: no P2P and no NVLink among those of the node"
 SLICES = {rank: {"devices": [gpu(f"MIG-{rank}", parent="GPU-a")], "count": 1} for rank in (4, 5)}
 MIG = "a MIG instance: no P2P, no NVLink, and one for each process"
@@ -89,8 +88,6 @@ FOUND: dict[str, tuple[dict[int, dict[str, Any]], list[tuple[Severity, str, tupl
         both(devices=[gpu("GPU-a", name="NVIDIA A100"), gpu("GPU-b", name="NVIDIA A100")]),
         [(WARN, "GPU NVIDIA A100", (4, 5))],
     ),
-    "mixed": ({4: {"models": ["NVIDIA A100", "NVIDIA H100"]}}, [(WARN, OTHER, ())]),
-    "mixed in the bus's order": ({4: {"models": ["NVIDIA A100", "NVIDIA H100"], "order": "PCI_BUS_ID"}}, []),
     "far CPUs": ({5: {"numa": [1, 2]}}, [(WARN, "CPUs on NUMA node 1,2, and the GPU on 0", (5,))]),
     "some CPUs near": ({5: {"numa": [0, 1]}}, []),
     "no NUMA": ({5: {"numa": [], "devices": [A, gpu("GPU-b", numa=-1)]}}, []),
@@ -119,9 +116,9 @@ def test_gpus_that_one_rank_leaves_idle_are_said() -> None:
 def test_what_nvml_says_of_a_node_is_collected(fake_nvml: Callable[..., None]) -> None:
     first = {"uuid": "GPU-a", "total": 80 * GIB, "free": 79 * GIB, "separate": [1]}
     fake_nvml(first, {"uuid": "GPU-b", "address": "00000000:CA:00.0", "failing": {"nvmlDeviceGetMemoryInfo": 3}})
-    facts = travelled(CHECK, subject({"CUDA_VISIBLE_DEVICES": "1,0", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}))
+    facts = travelled(CHECK, subject({"CUDA_VISIBLE_DEVICES": "1,0"}))
     assert (facts.driver, facts.cuda, facts.count, facts.models) == ("580.95.05", "12.8", 2, ["NVIDIA H100"])
-    assert (facts.wanted, facts.order, facts.error, facts.missing) == ("1,0", "PCI_BUS_ID", "", "")
+    assert (facts.wanted, facts.error, facts.missing) == ("1,0", "", "")
     second, first_again = facts.devices
     assert (second["uuid"], second["address"], second["total"]) == ("GPU-b", "0000:ca:00.0", 0)
     assert first_again["free"] == 79 * GIB

@@ -15,9 +15,7 @@ from srunddp.check.finding import Severity
 from tests.support.made_up_site import LOCAL_RANK_1, changed, reported, subject, travelled
 from tests.support.starting import slurm, write
 
-WELL = LaunchFacts(
-    launcher="Slurm", channel="slurm", world_size=12, allocated=0, notes=[], script="", uses_mpi=False, mpi=""
-)
+WELL = LaunchFacts(launcher="Slurm", channel="slurm", world_size=12, allocated=0, script="", uses_mpi=False, mpi="")
 
 
 def facts(tmp_path: Path, text: str, variables: dict[str, str] | None = None) -> LaunchFacts:
