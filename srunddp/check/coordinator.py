@@ -15,7 +15,6 @@ from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Any
 
-from srunddp.bootstrap.network.probe import half_open
 from srunddp.bootstrap.rendezvous.auth import Authenticator
 from srunddp.bootstrap.rendezvous.listener import AuthenticatedListener
 from srunddp.bootstrap.rendezvous.protocol import Hello, RendezvousInfo
@@ -44,7 +43,6 @@ class Coordinator:
         handle: what rank 0 itself does for a question.
         connections: to each other rank that still answers.
         objections: what is wrong with ranks that came; refused: connections that proved nothing.
-        unanswered: addresses from which packets came while ranks were missing, but not the answers to our answers.
         errors: why a rank is not asked any more, or could not answer.
     """
 
@@ -53,7 +51,6 @@ class Coordinator:
     connections: dict[int, socket.socket] = field(default_factory=dict)
     objections: list[str] = field(default_factory=list)
     refused: list[str] = field(default_factory=list)
-    unanswered: list[str] = field(default_factory=list)
     errors: dict[int, str] = field(default_factory=dict)
 
     @property
@@ -149,8 +146,6 @@ def gather(
                         coordinator.objections.append(objection)
                     else:
                         coordinator.connections[hello.rank], coordinator.here[hello.rank] = connection, hello
-    if len(coordinator.here) < own.world_size:
-        coordinator.unanswered = half_open(listening)
     for each in listening:
         each.close()
     # A client waits for this; a check has no use for what is in it.

@@ -4,11 +4,12 @@ import itertools
 import socket
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 
 from srunddp.bootstrap.environment import mpi
 from srunddp.bootstrap.network.ifaces_conf import DEFAULT, entry_for
-from srunddp.bootstrap.network.interface import addresses_of, is_loopback, list_interfaces, why_unusable
+from srunddp.bootstrap.network.interface import list_interfaces, why_unusable
 from srunddp.bootstrap.rendezvous import auth, client, discovery, protocol
 from srunddp.bootstrap.rendezvous.protocol import Address, Hello, listen, listen_where_possible
 from srunddp.check.coordinator import Coordinator, Handler, gather, serve
@@ -97,21 +98,16 @@ def _listen(context: CheckContext, ports: range | None) -> list[socket.socket]:
 
 
 def _candidates(context: CheckContext, ports: range | None) -> list[Address]:
-    """Where rank 0 may listen: at each address that its names lead to."""
-    environment, names, entry = context.environment, [], DEFAULT
-    zero = discovery.working_out(environment).rank_zero(environment)
-    if zero.is_node:
-        entry = entry_for(context.loaded.entries, zero.name, or_default=True)
-    if not zero.is_node or not zero.here:
-        names = list(dict.fromkeys((discovery.hostname_of(entry, zero.name), zero.name)))
-    hosts = [host for name in names for host in sorted(addresses_of(name))]
-    hosts += [] if names else _own_addresses(context)
-    allowed = [host for host in hosts if environment.one_node or not is_loopback(host)]
-    if not allowed:
-        found = f"{' and '.join(names)} lead to {', '.join(hosts) or 'no address'} on {environment.node}"
-        raise RendezvousError(found, expected="an address of rank 0's node", hint=discovery.OTHER_NAME)
-    every = discovery.rendezvous_ports(environment, entry, ports)
-    return [Address(host, port) for port in every for host in dict.fromkeys(allowed)]
+    """Where rank 0 may listen: at each address to which its name in ifaces.conf leads, and to which its own does."""
+    found, wrong, entries = [], [], context.loaded.entries
+    for known in (entries, (*(replace(entry, address="") for entry in entries), DEFAULT)):
+        try:
+            found += discovery.candidate_addresses(context.environment, None, known, ports)
+        except SrunddpError as error:
+            wrong.append(error)
+    if not found:
+        raise wrong[0]
+    return list(dict.fromkeys(found))
 
 
 def _published(context: CheckContext, message: str | None, timeout: float) -> str:

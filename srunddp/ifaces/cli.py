@@ -141,7 +141,7 @@ def _on_every_node(file: str | None, environment: Environment, timeout: float, *
         return join("ifaces check", own.context, own.handle, timeout)[0]
     coordinator, code = coordinate(own.context, own.handle, timeout), _WRONG
     try:
-        report = preflight.look(coordinator, own.context, timeout, [interface.CHECK])
+        report = preflight.look(coordinator, environment, timeout, [interface.CHECK])
         preflight.reached(coordinator, report)
         report.add(launch.NAME, preflight.lost(coordinator))
         judged = check_file(file, os.environ) if own.context.loaded.path else None

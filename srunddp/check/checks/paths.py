@@ -1,8 +1,6 @@
 """The project's folder, the script, the environment and named paths: there, and the same, on every rank."""
 
-import os
 import sys
-from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import wait
 from dataclasses import dataclass
@@ -12,10 +10,10 @@ from srunddp.check.finding import FAIL, WARN, Check, CheckContext, Finding, Rank
 from srunddp.util.filesystem import Place, content, look, why_not_writable
 
 _PATIENCE = 5.0  # seconds, for all of them together
-PROJECT, SCRIPT, ENVIRONMENT = "proj", "script", "env"
+PROJECT, SCRIPT, ENVIRONMENT, NAMED = "proj", "script", "env", "path"
 _TITLES = {PROJECT: "the working directory ", SCRIPT: "the script ", ENVIRONMENT: "the environment "}
 _SHARE = "move it to a shared file system, copy it there, or name another"
-_NAMES = {PROJECT: "project", ENVIRONMENT: "environment"}
+_NAMES = {PROJECT: "project", SCRIPT: "script", ENVIRONMENT: "environment"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,12 +52,8 @@ def _look(place: Place, context: CheckContext) -> None:
 
 
 def _roles(context: CheckContext) -> list[tuple[str, str]]:
-    known = [(PROJECT, "."), *([(SCRIPT, context.script)] if context.script else []), (ENVIRONMENT, sys.prefix)]
-    names = Counter(os.path.basename(path.rstrip("/")) for path in context.paths)
-    for path in context.paths:
-        name = os.path.basename(path.rstrip("/"))
-        known.append((name if names[name] == 1 and name not in (*_TITLES, "") else path, path))
-    return known
+    script = [(SCRIPT, context.script)] if context.script else []
+    return [(PROJECT, "."), *script, (ENVIRONMENT, sys.prefix), *((NAMED, path) for path in context.paths)]
 
 
 def evaluate(seen: Ranks[PathFacts]) -> Iterator[Finding]:
@@ -126,7 +120,7 @@ def _differing(seen: Ranks[PathFacts], index: int) -> Iterator[Finding]:
 def summary(seen: Ranks[PathFacts]) -> str:
     """The file systems, as rank 0 has them."""
     return ", ".join(
-        f"{_NAMES.get(place['role'], place['role'])}: {place['system'] or place['kind']}"
+        f"{_NAMES.get(place['role'], place['path'])}: {place['system'] or place['kind']}"
         for place in seen[0].facts.places
     )
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -152,16 +151,6 @@ def test_an_error_of_nvml_is_not_taken_for_a_node_without_gpus(
     fake_nvml(**machine)
     view = look(None)
     assert (view.missing, view.error, view.devices) == (missing, error, [])
-
-
-def test_a_driver_that_hangs_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    over = threading.Event()
-    monkeypatch.setattr("srunddp.check.checks.gpus._PATIENCE", 0.01)
-    monkeypatch.setattr("srunddp.check.checks.gpus.look", lambda _: over.wait())
-    try:
-        assert CHECK.collect(subject()).error == "no answer within 0.01 s"
-    finally:
-        over.set()
 
 
 def test_numa_nodes_are_read_where_linux_tells_them(tmp_path: Path) -> None:

@@ -97,12 +97,12 @@ def test_this_rank_s_paths_are_collected(tmp_path: Path, monkeypatch: pytest.Mon
         ("proj", str(tmp_path), "folder"),
         ("script", str(tmp_path / "train.py"), "file"),
     ]
-    assert [one["role"] for one in facts.places[2:]] == ["env", "data", "data/", "such", "x", "null"]
+    assert [one["role"] for one in facts.places[2:]] == ["env", *["path"] * 5]
     assert [one["kind"] for one in facts.places[2:]] == [*["folder"] * 3, "missing", "missing", "other"]
     assert [bool(one["content"]) for one in facts.places] == [True, True, False, True, True, False, False, False]
     assert not any(one["error"] for one in facts.places)
     assert sorted(os.listdir(tmp_path)) == ["data", "train.py"]
-    assert "project: " in CHECK.summary(seen([facts]))
+    assert f", {tmp_path}/data: " in CHECK.summary(seen([facts]))
 
 
 def test_ranks_other_than_0_leave_writing_and_reading_to_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
