@@ -154,7 +154,7 @@ def _on_every_node(file: str | None, environment: Environment, timeout: float, *
 def _print_report(report: render.Report, judged: LintReport | None, *, as_json: bool) -> int:
     """Print the table and the notes, as text or as JSON; the exit code."""
     if judged:
-        report.add(NAME, judged.findings, judged.summary())
+        report.add(NAME, judged.findings, judged.summary)
     notes = judged.notes if judged else ()
     code = _WRONG if report.failed else 0
     record = {**render.as_json(report, os.environ.get("SLURM_JOB_ID", ""), code), "notes": notes}
