@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from concurrent.futures import Future
@@ -17,6 +19,7 @@ from srunddp.stage.paths import StagedPaths
 from srunddp.util.hostlist import group_by_key
 
 ROWS = 20  # a screenful
+TOO_LONG = "it took more than"
 F = TypeVar("F")
 T = TypeVar("T")
 
@@ -200,3 +203,16 @@ def call_in_daemon_thread(look: Callable[[], T]) -> Future[T]:
 
     threading.Thread(target=answering, daemon=True).start()
     return answer
+
+
+def run_python(code: str, *words: str, within: float) -> tuple[str, str]:
+    """What another Python prints that runs ``code``, and why it fails, by the last line of its errors; else empty."""
+    command = [sys.executable, "-P", "-c", code, *words]
+    try:
+        done = subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", timeout=within
+        )
+    except subprocess.TimeoutExpired:
+        return "", f"{TOO_LONG} {within:g} s"
+    last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+    return done.stdout, last if done.returncode else ""
