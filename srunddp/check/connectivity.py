@@ -49,25 +49,20 @@ class ConnectivityMatrix:
     Attributes:
         endpoints: by name; tried: the ways between them.
         broken: the ways on which packets get lost, and how that shows.
-        not_listening: endpoints that could not listen.
     """
 
     endpoints: Mapping[str, Endpoint]
     tried: Sequence[Way]
     broken: Mapping[Way, str] = field(default_factory=dict)
-    not_listening: tuple[str, ...] = ()
 
 
 def survey(coordinator: Coordinator, addresses: Mapping[int, tuple[str, str]]) -> ConnectivityMatrix:
     """Try the ways between nodes, and those that fail once more; ``addresses``: interface and address of each rank."""
     nodes = coordinator.nodes
-    known = endpoints_of(nodes, addresses)
-    ends = listening(coordinator, known)
+    ends = listening(coordinator, endpoints_of(nodes, addresses))
     pairs = plan({name: nodes[end.rank] for name, end in ends.items()})
     failing = attempt(coordinator, ends, attempt(coordinator, ends, pairs))
-    mute = (name for name, end in known.items() if name not in ends and end.rank not in coordinator.errors)
-    broken = _directed(coordinator, ends, failing)
-    return ConnectivityMatrix(endpoints=ends, tried=pairs, broken=broken, not_listening=tuple(mute))
+    return ConnectivityMatrix(endpoints=ends, tried=pairs, broken=_directed(coordinator, ends, failing))
 
 
 def endpoints_of(nodes: Mapping[int, str], addresses: Mapping[int, tuple[str, str]]) -> dict[str, Endpoint]:
@@ -80,12 +75,12 @@ def endpoints_of(nodes: Mapping[int, str], addresses: Mapping[int, tuple[str, st
 
 
 def listening(coordinator: Coordinator, ends: Mapping[K, Endpoint]) -> dict[K, Endpoint]:
-    """Have the endpoints listen, on ports that their kernels choose; those that cannot are left out."""
+    """Have the endpoints listen, on ports that their kernels choose; those of lost ranks are left out."""
     hosts = group_by_key((end.rank, end.host) for end in ends.values())
     questions = {rank: {"do": "listen", "addresses": theirs} for rank, theirs in hosts.items()}
     answers = coordinator.ask(questions, _SLACK)
-    ports = {name: answers.get(end.rank, {}).get(end.host, 0) for name, end in ends.items()}
-    return {name: replace(end, port=ports[name]) for name, end in ends.items() if ports[name]}
+    # Who tries port 0, of an address that cannot be listened on, is refused.
+    return {name: replace(end, port=answers[end.rank][end.host]) for name, end in ends.items() if end.rank in answers}
 
 
 def plan(nodes: Mapping[K, str]) -> list[tuple[K, K]]:
@@ -130,8 +125,6 @@ def _directed(coordinator: Coordinator, ends: Mapping[str, Endpoint], failing: M
 
 def evaluate(ways: ConnectivityMatrix) -> Iterator[Finding]:
     """A node that reaches no other, or none of them it, is named alone; else each way that is broken."""
-    for name in ways.not_listening:
-        yield _finding("no port on the interface's address can be listened on", nodes=(name.partition(":")[0],))
     left = dict(ways.broken)
     if len(ways.endpoints) > 2 and left and all({(a, b), (b, a)} & left.keys() for a, b in ways.tried):
         over = ", ".join(sorted({end.interface for end in ways.endpoints.values()}))

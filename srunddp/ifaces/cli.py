@@ -15,8 +15,8 @@ from srunddp.bootstrap.network.ifaces_conf import parse, port_range
 from srunddp.bootstrap.network.probe import Prober
 from srunddp.check import preflight, render
 from srunddp.check.checks import interface, launch
+from srunddp.check.coordinator import come_within, coordinate, join
 from srunddp.check.finding import context_of
-from srunddp.check.join import come_within, coordinate, join
 from srunddp.errors import ConfigError, file_errors
 from srunddp.ifaces.draft import draft
 from srunddp.ifaces.lint import NAME, LintReport, check_file

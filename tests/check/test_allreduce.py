@@ -45,7 +45,7 @@ def test_a_wrong_sum_and_an_error_stop_a_job() -> None:
 
 
 FIT = {"wrong": [], "name": "eth0", "address": "10.0.0.1", "source": "", "speed": 10_000, "mtu": 1500, "physical": True}
-LINK = FIT | {"own_name": [], "lookup": [], "devices": [], "rdma_rate": 0, "one_node": False}
+LINK = FIT | {"own_name": [], "devices": [], "rdma_rate": 0, "one_node": False}
 
 
 def hcas(count: int, rate: int = 400_000) -> dict[str, Any]:

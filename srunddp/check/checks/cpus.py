@@ -45,11 +45,9 @@ def collect(context: CheckContext) -> CpuFacts:
 
 
 def _threads(variables: Mapping[str, str]) -> tuple[str, int]:
-    for name in THREADS:
-        first = variables.get(name, "").partition(",")[0].strip()  # OpenMP takes a number for each nested level
-        if first.isdecimal():
-            return name, int(first)
-    return "", 0
+    # OpenMP takes a number for each nested level.
+    asked = ((name, variables.get(name, "").partition(",")[0].strip()) for name in THREADS)
+    return next(((name, int(first)) for name, first in asked if first.isdecimal()), ("", 0))
 
 
 def evaluate(seen: Ranks[CpuFacts]) -> Iterator[Finding]:

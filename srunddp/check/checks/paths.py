@@ -10,10 +10,8 @@ from srunddp.check.finding import FAIL, WARN, Check, CheckContext, Finding, Rank
 from srunddp.util.filesystem import Place, content, look, why_not_writable
 
 _PATIENCE = 5.0  # seconds, for all of them together
-PROJECT, SCRIPT, ENVIRONMENT, NAMED = "proj", "script", "env", "path"
-_TITLES = {PROJECT: "the working directory ", SCRIPT: "the script ", ENVIRONMENT: "the environment "}
+PROJECT, SCRIPT, ENVIRONMENT, NAMED = "working directory", "script", "environment", "path"
 _SHARE = "move it to a shared file system, copy it there, or name another"
-_NAMES = {PROJECT: "project", SCRIPT: "script", ENVIRONMENT: "environment"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,7 +72,7 @@ def _is_there(place: Place) -> bool:
 
 
 def _named(place: Place) -> str:
-    return f"{_TITLES.get(place['role'], '')}{place['path']}"
+    return place["path"] if place["role"] == NAMED else f"the {place['role']} {place['path']}"
 
 
 def _wrong(place: Place, main: bool) -> tuple[Severity, str, str]:
@@ -119,10 +117,8 @@ def _differing(seen: Ranks[PathFacts], index: int) -> Iterator[Finding]:
 
 def summary(seen: Ranks[PathFacts]) -> str:
     """The file systems, as rank 0 has them."""
-    return ", ".join(
-        f"{_NAMES.get(place['role'], place['path'])}: {place['system'] or place['kind']}"
-        for place in seen[0].facts.places
-    )
+    named = [(each["path"] if each["role"] == NAMED else each["role"], each) for each in seen[0].facts.places]
+    return ", ".join(f"{name}: {each['system'] or each['kind']}" for name, each in named)
 
 
 CHECK = Check("paths", PathFacts, collect, evaluate, summary)

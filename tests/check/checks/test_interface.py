@@ -29,7 +29,6 @@ WELL = InterfaceFacts(
     mtu=2044,
     physical=True,
     own_name=["10.88.0.11"],
-    lookup=[],
     devices=["mlx5_0", "mlx5_1"],
     rdma_rate=200_000,
     one_node=False,
@@ -81,15 +80,15 @@ def at_step(rank: int, own: set[str], monkeypatch: pytest.MonkeyPatch, address: 
 def test_a_name_that_leads_a_rank_nowhere_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """With a launcher that tells addresses no name is needed."""
     step = at_step(1, set(), monkeypatch)
-    found, expected, hint = interface.collect(step).lookup
+    found, expected, hint = interface.collect(step).wrong
     assert found.startswith("node00 does not resolve on node ")
     assert expected
     assert hint
     ways = (discovery_named("pmi"), discovery_named("slurm"))
     telling = replace(step, environment=replace(step.environment, discoveries=ways))
-    assert interface.collect(telling).lookup == []
+    assert interface.collect(telling).wrong == []
     for rank in (0, 1):
-        assert interface.collect(at_step(rank, {"10.88.0.11"}, monkeypatch)).lookup == []
+        assert interface.collect(at_step(rank, {"10.88.0.11"}, monkeypatch)).wrong == []
 
 
 def test_rank_0_whose_name_leads_to_another_interface_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -98,7 +97,7 @@ def test_rank_0_whose_name_leads_to_another_interface_says_so(monkeypatch: pytes
         NetworkInterface("eno1", True, 0, ("10.77.0.11",), ()),
     )
     monkeypatch.setattr(interface, "list_interfaces", lambda: own)
-    found, *_ = interface.collect(at_step(0, {"10.77.0.11"}, monkeypatch)).lookup
+    found, *_ = interface.collect(at_step(0, {"10.77.0.11"}, monkeypatch)).wrong
     words = f"the others look for rank 0 at {NODE}, which is 10.77.0.11 on eno1; its interface is eth0 (10.88.0.11)"
     assert found == f"x:1:3: {words}"
 
@@ -120,9 +119,8 @@ def test_where_all_is_well_nothing_is_said(changes: dict[int, dict[str, Any]]) -
     assert reported(evaluate(changed(WELL, changes))) == []
 
 
-@pytest.mark.parametrize("which", ["wrong", "lookup"])
-def test_a_wrong_interface_or_name_stops_a_job(which: str) -> None:
-    (one,) = evaluate(changed(WELL, {4: {which: ["no ib0", "one", "correct it"], "name": ""}}))
+def test_a_wrong_interface_or_name_stops_a_job() -> None:
+    (one,) = evaluate(changed(WELL, {4: {"wrong": ["no ib0", "one", "correct it"], "name": ""}}))
     assert one == Finding(Severity.FAIL, "no ib0", "one", "correct it", nodes=("node03",))
 
 
