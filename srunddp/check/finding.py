@@ -125,13 +125,13 @@ class Ranks(list[Observation[F]]):
         """Those that fit."""
         return Ranks(filter(fits, self))
 
-    def by_node(self) -> dict[str, Ranks[F]]:
-        """Those of each node."""
-        return {node: Ranks(ranks) for node, ranks in group_by_key((one.node, one) for one in self).items()}
+    def grouped(self, value: Callable[[Observation[F]], str] = lambda one: one.node) -> dict[str, Ranks[F]]:
+        """Those of each node, or of each other value."""
+        return {known: Ranks(who) for known, who in group_by_key((value(one), one) for one in self).items()}
 
     def minority(self, value: Callable[[Observation[F]], str]) -> tuple[str, dict[str, Ranks[F]]]:
         """What most ranks have, or of equally many the one of the lowest rank; and the others, by what they have."""
-        ranks = {known: Ranks(who) for known, who in group_by_key((value(one), one) for one in self).items()}
+        ranks = self.grouped(value)
         usual = max(ranks, key=lambda known: len(ranks[known]), default="")
         ranks.pop(usual, None)
         return usual, ranks
@@ -209,9 +209,7 @@ def run_python(code: str, *words: str, within: float) -> tuple[str, str]:
     """What another Python prints that runs ``code``, and why it fails, by the last line of its errors; else empty."""
     command = [sys.executable, "-P", "-c", code, *words]
     try:
-        done = subprocess.run(
-            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", timeout=within
-        )
+        done = subprocess.run(command, input="", capture_output=True, text=True, errors="replace", timeout=within)
     except subprocess.TimeoutExpired:
         return "", f"{TOO_LONG} {within:g} s"
     last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]

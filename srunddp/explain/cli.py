@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import click
-from click.core import ParameterSource
 
 from srunddp.bootstrap.environment.detect import CHANNELS
 from srunddp.bootstrap.network import ifaces_conf
@@ -87,10 +86,9 @@ def _limits(given: Mapping[str, Any]) -> dict[str, tuple[float, str]]:
     """Each time limit, and the option or variable that set it."""
     context, limits = click.get_current_context(), {}
     for name in ("timeout", "stall_timeout"):
-        option, variable = f"--{name.replace('_', '-')}", f"SRUNDDP_{name.upper()}"
-        setters = {ParameterSource.COMMANDLINE: option, ParameterSource.ENVIRONMENT: variable}
-        source = context.get_parameter_source(name) or ParameterSource.DEFAULT
-        limits[name] = (given[name], setters.get(source, "the default"))
+        setters = {"COMMANDLINE": f"--{name.replace('_', '-')}", "ENVIRONMENT": f"SRUNDDP_{name.upper()}"}
+        source = context.get_parameter_source(name)
+        limits[name] = (given[name], setters.get(source.name if source else "", "the default"))
     return limits
 
 
@@ -138,11 +136,9 @@ def _joined(lines: Iterable[str]) -> list[str]:
 
 def _split(items: Iterable[str]) -> list[dict[str, str]]:
     environments: list[dict[str, str]] = []
-    for item in items:
-        name, equals, value = item.partition("=")
-        if not equals:
-            continue
-        if not environments or name in environments[-1]:
+    for name, equals, value in (item.partition("=") for item in items):
+        if equals and (not environments or name in environments[-1]):
             environments.append({})
-        environments[-1][name] = value
+        if equals:
+            environments[-1][name] = value
     return environments

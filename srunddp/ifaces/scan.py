@@ -50,14 +50,14 @@ def links(node: str) -> list[ScannedInterface]:
         address = link.addresses[0] if link.addresses else ""
         theirs = [device for device in devices if link.name in device.interfaces]
         used, others = infiniband.with_interface(theirs, devices)
-        usable = not why_unusable(link)
+        why = why_unusable(link)
         found.append(
             ScannedInterface(
                 name=link.name,
                 address=address,
                 speed=max([link.speed, *(device.rate for device in theirs)]),
-                passed_over=why_unusable(link),
-                names=_names(address) if usable else (),
+                passed_over=why,
+                names=() if why else _names(address),
                 named=address in own,
                 devices=tuple(device.name for device in used),
                 layer=theirs[0].layer if theirs else "",

@@ -59,7 +59,7 @@ def evaluate(seen: Ranks[GpuFacts]) -> Iterator[Finding]:
     """A GPU that is missing, broken, full or used twice stops the job; the rest makes it slow."""
     for one in seen:
         yield from _driver(one)
-    whole = [ranks for ranks in seen.by_node().values() if not any(one.facts.error for one in ranks)]
+    whole = [ranks for ranks in seen.grouped().values() if not any(one.facts.error for one in ranks)]
     nodes = [ranks for ranks in whole if any(one.facts.devices for one in ranks)]
     bare = Ranks(one for ranks in whole if ranks not in nodes for one in ranks)
     if nodes and bare:
@@ -130,9 +130,6 @@ def _users(used: Used, key: Literal["uuid", "parent"]) -> dict[str, Ranks[GpuFac
 
 def _without_p2p(used: Used) -> Iterator[Finding]:
     """Ranks of a node whose GPUs do not reach each other, so that NCCL goes through the memory of the host."""
-    if mig := Ranks(one for one, device in used if device["parent"]):
-        found = "a MIG instance: no P2P, no NVLink, and one for each process"
-        yield mig.finding(WARN, found, "whole GPUs", "ask for whole GPUs, or have MIG mode switched off")
     alone = Ranks(one for one, device in used if one.facts.count == 1 and not device["parent"])
     users = _users(used, "uuid")
     if len(alone) > 1 and len(users) == len(used):

@@ -21,7 +21,7 @@ class InterfaceFacts:
 
     Attributes:
         wrong: what is found, expected and to be done where the interface is wrong, or rank 0 not found; else empty.
-        name, address, source: see :class:`srunddp.bootstrap.network.interface.SelectedInterface`.
+        name, address: see :class:`srunddp.bootstrap.network.interface.SelectedInterface`.
         speed: in Mbit/s, 0 where it is not known; mtu: in bytes; physical: whether a device is behind it.
         own_name: the addresses that the node's own hostname leads to on it.
         devices: active InfiniBand and RoCE devices; rdma_rate: of all of these, in Mbit/s.
@@ -31,7 +31,6 @@ class InterfaceFacts:
     wrong: list[str]
     name: str
     address: str
-    source: str
     speed: int
     mtu: int
     physical: bool
@@ -52,7 +51,6 @@ def collect(context: CheckContext) -> InterfaceFacts:
         wrong=list(context.interface_error) or _lookup(context),
         name=name,
         address=chosen.address if chosen else "",
-        source=chosen.source if chosen else "",
         speed=state.speed if state else 0,
         mtu=state.mtu if state else 0,
         physical=bool(name) and physical(name),
@@ -119,15 +117,11 @@ def _unlike(
 
 
 def summary(seen: Ranks[InterfaceFacts]) -> str:
-    """The interfaces, with speed and MTU, and the first of what decided them."""
+    """The interfaces, with speed and MTU."""
     facts = [one.facts for one in seen if one.facts.name]
-    sources = sorted({each.source for each in facts if each.source})
-    more = f" and {len(sources) - 1} more" if len(sources) > 1 else ""
     names, speeds, mtus = (sorted({getattr(each, key) for each in facts}) for key in ("name", "speed", "mtu"))
-    if not facts:
-        return "none that is fit"
     found = f"{', '.join(names)}: {', '.join(map(shown_speed, speeds))}, MTU {', '.join(map(str, mtus))}"
-    return f"{found}; by {sources[0]}{more}" if sources else found
+    return found if facts else "none that is fit"
 
 
 CHECK = Check("interface", InterfaceFacts, collect, evaluate, summary)

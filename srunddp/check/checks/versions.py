@@ -77,7 +77,7 @@ def collect(context: CheckContext) -> VersionFacts:
         python=platform.python_version(),
         executable=shared(sys.executable),
         prefix=prefix,
-        versions={name: version for name, (version, _) in found.items()},
+        versions={name: version or ("unknown" if place else "missing") for name, (version, place) in found.items()},
         places={name: shared(place).replace(prefix, "sys.prefix", 1) for name, (_, place) in found.items()},
         **imported,
     )
@@ -175,12 +175,11 @@ def _package(seen: Ranks[VersionFacts], name: str) -> Iterator[Finding]:
 
 def _import(one: Observation[VersionFacts]) -> Iterator[Finding]:
     error, vision = one.facts.error, one.facts.vision
-    if error.startswith(TOO_LONG):
+    if error:
+        slow = error.startswith(TOO_LONG)
         hint = "see how fast its file system is; copy the environment to the nodes"
-        yield one.finding(WARN, f"import torch: {error}", "seconds", hint)
-    elif error:
-        hint = f"see {one.facts.executable} -c 'import torch' on that node"
-        yield one.finding(FAIL, f"import torch: {error}", "an import", hint)
+        hint = hint if slow else f"see {one.facts.executable} -c 'import torch' on that node"
+        yield one.finding(WARN if slow else FAIL, f"import torch: {error}", "seconds" if slow else "an import", hint)
     if vision:
         hint = "install torchvision from the same index as torch (for the CPU or one CUDA)"
         if "torchvision::" in vision:
@@ -210,8 +209,7 @@ def _imports(done: Ranks[VersionFacts]) -> Iterator[Finding]:
 def summary(seen: Ranks[VersionFacts]) -> str:
     """What rank 0 has, and how long the slowest import took."""
     first, slowest = seen[0].facts, max(one.facts.seconds for one in seen)
-    known = {name: version or "unknown" for name, version in first.versions.items() if first.places[name]}
-    found = [f"Python {first.python}", *(f"{name} {known.get(name, 'missing')}" for name in first.places)]
+    found = [f"Python {first.python}", *(f"{name} {version}" for name, version in first.versions.items())]
     return f"{', '.join(found)}, torch imported in {slowest:.1f} s at most"
 
 

@@ -39,7 +39,6 @@ def both(**changes: Any) -> dict[int, dict[str, Any]]:
 
 ALONE = "each rank sees its own GPU alone: no P2P and no NVLink among those of the node"
 SLICES = {rank: {"devices": [gpu(f"MIG-{rank}", parent="GPU-a")], "count": 1} for rank in (4, 5)}
-MIG = "a MIG instance: no P2P, no NVLink, and one for each process"
 ONE_GPU = "two ranks with one GPU, GPU-a"
 TOO_FEW = "0 GPUs are visible to local rank 1, and 2 ranks share this node"
 NO_GPU = "no GPU is visible, and on other nodes there are"
@@ -76,12 +75,9 @@ FOUND: dict[str, tuple[dict[int, dict[str, Any]], list[tuple[Severity, str, tupl
     "without P2P to one that nobody uses": (both(devices=[A, B, C], separate=[["GPU-a", "GPU-c", "no"]]), []),
     "slices of one GPU": (
         SLICES,
-        [
-            (FAIL, "ranks with MIG instances of one GPU, GPU-a, which NCCL takes for one GPU used twice", (4, 5)),
-            (WARN, MIG, (4, 5)),
-        ],
+        [(FAIL, "ranks with MIG instances of one GPU, GPU-a, which NCCL takes for one GPU used twice", (4, 5))],
     ),
-    "slices that may share": ({rank: each | {"shared": True} for rank, each in SLICES.items()}, [(WARN, MIG, (4, 5))]),
+    "slices that may share": ({rank: each | {"shared": True} for rank, each in SLICES.items()}, []),
     "driver": (both(driver="570.1", cuda="12.8"), [(WARN, "NVIDIA driver 570.1 (CUDA 12.8)", ())]),
     "model": (
         both(devices=[gpu("GPU-a", name="NVIDIA A100"), gpu("GPU-b", name="NVIDIA A100")]),

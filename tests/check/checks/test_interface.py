@@ -24,7 +24,6 @@ WELL = InterfaceFacts(
     wrong=[],
     name="ib0",
     address="10.88.0.11",
-    source="ifaces.conf:1:3",
     speed=100_000,
     mtu=2044,
     physical=True,
@@ -42,7 +41,7 @@ TWO_NODES = {"SLURM_STEP_NODELIST": f"{NODE},node02", "SLURM_STEP_TASKS_PER_NODE
 
 def test_the_chosen_interface_travels_with_speed_and_mtu() -> None:
     known = travelled(CHECK, replace(subject(), interface=LO))
-    assert (known.name, known.address, known.source, known.wrong) == ("lo", "127.0.0.1", "loopback", [])
+    assert (known.name, known.address, known.wrong) == ("lo", "127.0.0.1", [])
     assert known.mtu > 1000
     assert not known.physical
     gone = travelled(CHECK, replace(subject(), interface=replace(LO, name="gone0")))
@@ -158,7 +157,7 @@ def test_ranks_without_an_interface_are_not_compared() -> None:
 
 def test_the_summary_has_every_name_rate_and_mtu_once() -> None:
     seen = changed(WELL, {1: {"name": "eth0", "speed": 0, "mtu": 1500}, 2: {"name": ""}})
-    assert summary(seen) == "eth0, ib0: speed unknown, 100 Gbit/s, MTU 1500, 2044; by ifaces.conf:1:3"
+    assert summary(seen) == "eth0, ib0: speed unknown, 100 Gbit/s, MTU 1500, 2044"
 
 
 @pytest.mark.parametrize(
