@@ -28,6 +28,7 @@ from srunddp.check.finding import CheckContext, call_in_daemon_thread
 from srunddp.errors import RendezvousError, SrunddpError
 from srunddp.util.click_types import limit
 from srunddp.util.console import write_stderr
+from srunddp.util.hostlist import group_by_key
 from srunddp.util.json_lines import parse, send
 from srunddp.util.kernel_file import raise_open_files_limit
 
@@ -72,11 +73,8 @@ class Coordinator:
     @property
     def node_leaders(self) -> dict[str, int]:
         """The first rank of each node that still answers."""
-        first: dict[str, int] = {}
-        for rank, node in self.nodes.items():
-            if rank == 0 or rank in self.connections:
-                first.setdefault(node, rank)
-        return first
+        there = ((node, rank) for rank, node in self.nodes.items() if rank == 0 or rank in self.connections)
+        return {node: ranks[0] for node, ranks in group_by_key(there).items()}
 
     def ask(self, questions: Mapping[int, Mapping[str, Any]], within: float) -> dict[int, Any]:
         """Ask ranks something at once, rank 0 perhaps among them, and wait so many seconds.
@@ -267,11 +265,15 @@ def _listen(context: CheckContext, ports: range | None) -> list[socket.socket]:
     others = (address for link in list_interfaces() if not why_unusable(link) for address in link.addresses)
     hosts = ["127.0.0.1"] if environment.one_node else list(dict.fromkeys([*own, *others]))
     if not hosts:
-        found = f"node {environment.node} has no interface that is up and has an address"
-        raise RendezvousError(found, expected="one by which other nodes reach it", hint="see `ip addr` there")
+        raise _unreachable(environment.node)
     entry = entry_for(context.loaded.entries, environment.node, or_default=True)
     candidates = discovery.rendezvous_ports(environment, entry, ports)
     return listen_where_possible(hosts, candidates) or [listen(hosts[0], candidates)]
+
+
+def _unreachable(node: str) -> RendezvousError:
+    found = f"node {node} has no interface that is up and has an address"
+    return RendezvousError(found, expected="one by which other nodes reach it", hint="see `ip addr` there")
 
 
 def _candidates(context: CheckContext, ports: range | None) -> list[Address]:
@@ -283,7 +285,7 @@ def _candidates(context: CheckContext, ports: range | None) -> list[Address]:
         except SrunddpError as error:
             wrong.append(error)
     if not found:
-        raise wrong[0]
+        raise wrong[0] if wrong else _unreachable(context.environment.node)
     return list(dict.fromkeys(found))
 
 

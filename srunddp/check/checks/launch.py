@@ -52,10 +52,9 @@ def collect(context: CheckContext) -> LaunchFacts:
 
 def _allocated(variables: Mapping[str, str]) -> int:
     """How many tasks the Slurm job has that this process is in, 0 where it is in none."""
-    if not slurm.in_allocation(variables):
-        return 0
     counts = (variables.get(name, "") for name in ("SLURM_NTASKS", "SLURM_JOB_NUM_NODES"))
-    return max([int(count) for count in counts if count.isdecimal()], default=1)
+    tasks = max([int(count) for count in counts if count.isdecimal()], default=1)
+    return tasks if slurm.in_allocation(variables) else 0
 
 
 def parsed(script: str | None) -> tuple[ast.Module | None, str]:
