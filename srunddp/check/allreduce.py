@@ -18,6 +18,7 @@ from srunddp.check.finding import FAIL, WARN, Finding
 from srunddp.supervisor import signals
 
 NAME = "collective"
+WRONG_SUM = "the sum of a small all-reduce is wrong"
 _SMALLEST, _LARGEST = 1 << 15, 1 << 30
 _GROWTH = 8
 _LONGEST_CALL = 0.25
@@ -32,15 +33,13 @@ class AllReduceFacts:
     """Of one rank.
 
     Attributes:
-        wrong: why there is no sum; else empty.
+        wrong: why there is no sum, or that a small one is wrong; else empty.
         backend: ``nccl`` or ``gloo``.
-        right: whether the small all-reduce gave the sum.
         sweep: bytes and bytes per second of busbw, as nccl-tests counts it: 2(n-1)/n of the bytes, over the time.
     """
 
     wrong: str = ""
     backend: str = ""
-    right: bool = False
     sweep: tuple[tuple[int, float], ...] = ()
 
 
@@ -80,8 +79,8 @@ def _measured(place: store.ProcessGroupContext, within: float) -> AllReduceFacts
     dist.all_reduce(numbers)
     ranks = world.world_size
     wanted = torch.arange(1000, dtype=torch.float64) * ranks + ranks * (ranks - 1) / 2
-    right = bool((numbers.cpu() == wanted).all())
-    return AllReduceFacts(backend=world.backend, right=right, sweep=tuple(_sweep(world)))
+    wrong = "" if (numbers.cpu() == wanted).all() else WRONG_SUM
+    return AllReduceFacts(backend=world.backend, wrong=wrong, sweep=tuple(_sweep(world)))
 
 
 def _sweep(world: World) -> Iterator[tuple[int, float]]:
@@ -120,9 +119,9 @@ def evaluate(facts: Mapping[int, AllReduceFacts], nodes: Mapping[int, str], link
     that is not known.
     """
     for rank, one in facts.items():
-        if wrong := one.wrong or ("" if one.right else "the sum of a small all-reduce is wrong"):
+        if one.wrong:
             hint = "repair what the other lines name; else try --backend gloo, or NCCL_DEBUG=INFO"
-            yield Finding(FAIL, wrong, "one sum on all ranks", hint, nodes=(nodes[rank],), ranks=(rank,))
+            yield Finding(FAIL, one.wrong, "one sum on all ranks", hint, nodes=(nodes[rank],), ranks=(rank,))
     best = max((rate for _, rate in facts[0].sweep), default=0.0)
     share = THRESHOLDS.get(facts[0].backend, 0.0)
     if 0 < best < share * link:

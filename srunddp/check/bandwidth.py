@@ -126,19 +126,16 @@ def summary(rates: Mapping[Way, float]) -> str:
 
 def survey_clocks(coordinator: Coordinator) -> dict[str, float]:
     """Seconds by which each node's clock is ahead of rank 0's node's, to about half a network round trip."""
-    offsets = {node: _offset(coordinator, rank) for node, rank in coordinator.node_leaders.items() if rank}
-    return {coordinator.nodes[0]: 0.0} | {node: offset for node, offset in offsets.items() if offset is not None}
-
-
-def _offset(coordinator: Coordinator, rank: int) -> float | None:
-    tries = []
-    for _ in range(_TRIES):
-        asked = time.time()
-        theirs = coordinator.ask({rank: {"do": "clock"}}, _SLACK).get(rank)
-        now = time.time()
-        if isinstance(theirs, float):
-            tries.append((now - asked, theirs - (asked + now) / 2))
-    return min(tries)[1] if tries else None
+    offsets = {coordinator.nodes[0]: 0.0}
+    for node, rank in coordinator.node_leaders.items():
+        tries = []
+        for _ in range(_TRIES if rank else 0):
+            asked = time.time()
+            theirs = coordinator.ask({rank: {"do": "clock"}}, _SLACK).get(rank)
+            now = time.time()
+            tries += [(now - asked, theirs - (asked + now) / 2)] if isinstance(theirs, float) else []
+        offsets |= {node: min(tries)[1]} if tries else {}
+    return offsets
 
 
 def evaluate_clocks(offsets: Mapping[str, float]) -> Iterator[Finding]:

@@ -11,9 +11,8 @@ from srunddp.bootstrap.environment.detect import CHANNELS, Environment, detect
 from srunddp.bootstrap.network import ifaces_conf
 from srunddp.bootstrap.process_group.device import BACKENDS
 from srunddp.check import preflight, render
-from srunddp.check.coordinator import CoordinatorLostError
+from srunddp.check.coordinator import CoordinatorLostError, come_within, coordinate, join
 from srunddp.check.finding import FAIL, CheckContext, Finding, context_of
-from srunddp.check.join import come_within, coordinate, join
 from srunddp.errors import ConfigError, SrunddpError, UsageError
 from srunddp.stage.paths import StagedPaths, enter
 from srunddp.util.click_types import DIR, FILE, ifaces_option, json_option, json_text, module_option

@@ -49,38 +49,20 @@ class ConnectivityMatrix:
     Attributes:
         endpoints: by name; tried: the ways between them.
         broken: the ways on which packets get lost, and how that shows.
-        not_listening: endpoints that could not listen.
     """
 
     endpoints: Mapping[str, Endpoint]
     tried: Sequence[Way]
     broken: Mapping[Way, str] = field(default_factory=dict)
-    not_listening: tuple[str, ...] = ()
-
-
-def run_listeners(coordinator: Coordinator, addresses: Mapping[int, Sequence[str]]) -> dict[int, dict[str, int]]:
-    """Have ranks listen on addresses; the port of each, 0 where it cannot be bound, of the ranks that answer."""
-    return coordinator.ask({rank: {"do": "listen", "addresses": theirs} for rank, theirs in addresses.items()}, _SLACK)
-
-
-def run_plan(coordinator: Coordinator, plan: Mapping[int, Mapping[K, Probe]]) -> dict[K, str]:
-    """Have ranks try connections, each by some key; why it fails, or an empty text, for the ranks that answer."""
-    rounds = 1 + max(map(len, plan.values()), default=0) // AT_ONCE
-    asked = {rank: {"do": "connect", "probes": [vars(each) for each in plan[rank].values()]} for rank in plan}
-    answers = coordinator.ask(asked, rounds * WITHIN + _SLACK)
-    return {key: why for rank, answer in answers.items() for key, why in zip(plan[rank], answer, strict=False)}
 
 
 def survey(coordinator: Coordinator, addresses: Mapping[int, tuple[str, str]]) -> ConnectivityMatrix:
     """Try the ways between nodes, and those that fail once more; ``addresses``: interface and address of each rank."""
     nodes = coordinator.nodes
-    known = endpoints_of(nodes, addresses)
-    ends = listening(coordinator, known)
+    ends = listening(coordinator, endpoints_of(nodes, addresses))
     pairs = plan({name: nodes[end.rank] for name, end in ends.items()})
-    failing = _try(coordinator, ends, _try(coordinator, ends, pairs))
-    mute = (name for name, end in known.items() if name not in ends and end.rank not in coordinator.errors)
-    broken = _directed(coordinator, ends, failing)
-    return ConnectivityMatrix(endpoints=ends, tried=pairs, broken=broken, not_listening=tuple(mute))
+    failing = attempt(coordinator, ends, attempt(coordinator, ends, pairs))
+    return ConnectivityMatrix(endpoints=ends, tried=pairs, broken=_directed(coordinator, ends, failing))
 
 
 def endpoints_of(nodes: Mapping[int, str], addresses: Mapping[int, tuple[str, str]]) -> dict[str, Endpoint]:
@@ -92,14 +74,16 @@ def endpoints_of(nodes: Mapping[int, str], addresses: Mapping[int, tuple[str, st
     return {f"{node}:{name}" if count[node] > 1 else node: end for (node, name), end in first.items()}
 
 
-def listening(coordinator: Coordinator, ends: Mapping[str, Endpoint]) -> dict[str, Endpoint]:
-    """Have the endpoints listen, on ports that their kernels choose; those that cannot are left out."""
-    answers = run_listeners(coordinator, {end.rank: [end.host] for end in ends.values()})
-    ports = {name: answers.get(end.rank, {}).get(end.host, 0) for name, end in ends.items()}
-    return {name: replace(end, port=ports[name]) for name, end in ends.items() if ports[name]}
+def listening(coordinator: Coordinator, ends: Mapping[K, Endpoint]) -> dict[K, Endpoint]:
+    """Have the endpoints listen, on ports that their kernels choose; those of lost ranks are left out."""
+    hosts = group_by_key((end.rank, end.host) for end in ends.values())
+    questions = {rank: {"do": "listen", "addresses": theirs} for rank, theirs in hosts.items()}
+    answers = coordinator.ask(questions, _SLACK)
+    # Who tries port 0, of an address that cannot be listened on, is refused.
+    return {name: replace(end, port=answers[end.rank][end.host]) for name, end in ends.items() if end.rank in answers}
 
 
-def plan(nodes: Mapping[str, str]) -> list[Way]:
+def plan(nodes: Mapping[K, str]) -> list[tuple[K, K]]:
     """All ways between two nodes of these endpoints; of more than 64, from each to the next 32 of others in a ring."""
     names = list(nodes)
     most = len(names) if len(names) <= _ALL_PAIRS else _NEIGHBOURS
@@ -110,13 +94,22 @@ def plan(nodes: Mapping[str, str]) -> list[Way]:
     return pairs
 
 
-def _try(coordinator: Coordinator, ends: Mapping[str, Endpoint], pairs: Iterable[Way]) -> dict[Way, str]:
-    """The pairs that do not connect, and why. Ranks that are lost meanwhile say nothing of the network."""
-    probes: dict[int, dict[Way, Probe]] = {}
+def attempt(
+    coordinator: Coordinator, ends: Mapping[K, Endpoint], pairs: Iterable[tuple[K, K]], *, bound: bool = False
+) -> dict[tuple[K, K], str]:
+    """Have the first of each pair connect to the second, ``bound`` to its interface; those that do not, and why.
+
+    Ranks that are lost meanwhile say nothing of the network.
+    """
+    probes: dict[int, dict[tuple[K, K], Probe]] = {}
     for a, b in pairs:
-        probe = Probe(source=ends[a].host, host=ends[b].host, port=ends[b].port)
+        interface = ends[a].interface if bound else ""
+        probe = Probe(source=ends[a].host, host=ends[b].host, port=ends[b].port, interface=interface)
         probes.setdefault(ends[a].rank, {})[a, b] = probe
-    found = run_plan(coordinator, probes)
+    most = max(map(len, probes.values()), default=0)
+    questions = {rank: {"do": "connect", "probes": list(map(vars, own.values()))} for rank, own in probes.items()}
+    answers = coordinator.ask(questions, (1 + most // AT_ONCE) * WITHIN + _SLACK)
+    found = {pair: why for rank, said in answers.items() for pair, why in zip(probes[rank], said, strict=False)}
     return {(a, b): why for (a, b), why in found.items() if why and ends[b].rank not in coordinator.errors}
 
 
@@ -132,8 +125,6 @@ def _directed(coordinator: Coordinator, ends: Mapping[str, Endpoint], failing: M
 
 def evaluate(ways: ConnectivityMatrix) -> Iterator[Finding]:
     """A node that reaches no other, or none of them it, is named alone; else each way that is broken."""
-    for name in ways.not_listening:
-        yield _finding("no port on the interface's address can be listened on", nodes=(name.partition(":")[0],))
     left = dict(ways.broken)
     if len(ways.endpoints) > 2 and left and all({(a, b), (b, a)} & left.keys() for a, b in ways.tried):
         over = ", ".join(sorted({end.interface for end in ways.endpoints.values()}))

@@ -1,27 +1,36 @@
-"""Rank 0 asks all other ranks, and each answers: over connections that need not go over the interface of the training.
+"""The ranks of a check come together; then rank 0 asks all others, and each answers.
 
-A check has to work just where a meeting would not. So rank 0 listens on every address of its node, and the others try
-each one that the channel tells or that its names lead to. Rank 0 takes whoever has come when the time is over.
+The connections need not go over the interface of the training: a check has to work just where a meeting would not. So
+rank 0 listens on every address of its node, and the others try each one that the channel tells or that its names lead
+to. Rank 0 takes whoever has come when the time is over.
 """
 
 import contextlib
+import itertools
 import json
 import os
 import selectors
 import socket
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from srunddp.bootstrap.network.probe import half_open
+from srunddp.bootstrap.environment import mpi
+from srunddp.bootstrap.network.ifaces_conf import DEFAULT, entry_for
+from srunddp.bootstrap.network.interface import list_interfaces, why_unusable
+from srunddp.bootstrap.rendezvous import client, discovery, protocol
 from srunddp.bootstrap.rendezvous.auth import Authenticator
 from srunddp.bootstrap.rendezvous.listener import AuthenticatedListener
-from srunddp.bootstrap.rendezvous.protocol import Hello, RendezvousInfo
-from srunddp.check.finding import call_in_daemon_thread
-from srunddp.errors import RendezvousError
+from srunddp.bootstrap.rendezvous.protocol import Address, Hello, RendezvousInfo, listen, listen_where_possible
+from srunddp.check.finding import CheckContext, call_in_daemon_thread
+from srunddp.errors import RendezvousError, SrunddpError
+from srunddp.util.click_types import limit
+from srunddp.util.console import write_stderr
+from srunddp.util.hostlist import group_by_key
 from srunddp.util.json_lines import parse, send
+from srunddp.util.kernel_file import raise_open_files_limit
 
 Handler = Callable[[Mapping[str, Any]], Any]
 _LONGEST = 1 << 24
@@ -29,6 +38,8 @@ _PIECE = 1 << 16
 _LATEST = 600.0
 _SEND_WITHIN = 5.0
 _OVER, _ANSWER, _FAILED = "over", "answer", "failed"
+_A_HOST = 1.0
+come_within = limit("--timeout", 30.0, "How long rank 0 waits for the others.")
 
 
 class CoordinatorLostError(RendezvousError):
@@ -44,7 +55,6 @@ class Coordinator:
         handle: what rank 0 itself does for a question.
         connections: to each other rank that still answers.
         objections: what is wrong with ranks that came; refused: connections that proved nothing.
-        unanswered: addresses from which packets came while ranks were missing, but not the answers to our answers.
         errors: why a rank is not asked any more, or could not answer.
     """
 
@@ -53,7 +63,6 @@ class Coordinator:
     connections: dict[int, socket.socket] = field(default_factory=dict)
     objections: list[str] = field(default_factory=list)
     refused: list[str] = field(default_factory=list)
-    unanswered: list[str] = field(default_factory=list)
     errors: dict[int, str] = field(default_factory=dict)
 
     @property
@@ -64,11 +73,8 @@ class Coordinator:
     @property
     def node_leaders(self) -> dict[str, int]:
         """The first rank of each node that still answers."""
-        first: dict[str, int] = {}
-        for rank, node in self.nodes.items():
-            if rank == 0 or rank in self.connections:
-                first.setdefault(node, rank)
-        return first
+        there = ((node, rank) for rank, node in self.nodes.items() if rank == 0 or rank in self.connections)
+        return {node: ranks[0] for node, ranks in group_by_key(there).items()}
 
     def ask(self, questions: Mapping[int, Mapping[str, Any]], within: float) -> dict[int, Any]:
         """Ask ranks something at once, rank 0 perhaps among them, and wait so many seconds.
@@ -149,8 +155,6 @@ def gather(
                         coordinator.objections.append(objection)
                     else:
                         coordinator.connections[hello.rank], coordinator.here[hello.rank] = connection, hello
-    if len(coordinator.here) < own.world_size:
-        coordinator.unanswered = half_open(listening)
     for each in listening:
         each.close()
     # A client waits for this; a check has no use for what is in it.
@@ -197,3 +201,106 @@ def _answered(handle: Handler, question: Mapping[str, Any]) -> dict[str, Any]:
         return {_ANSWER: handle(question)}
     except Exception as error:  # what one rank cannot do must not hide what the others can
         return {_FAILED: f"{type(error).__name__}: {error}"}
+
+
+def coordinate(context: CheckContext, handle: Handler, timeout: float, ports: range | None = None) -> Coordinator:
+    """On rank 0: become the coordinator of all ranks that come in time; ``handle`` is what it does for a question.
+
+    Raises:
+        SrunddpError: this rank cannot be found by the others.
+    """
+    environment, deadline = context.environment, time.monotonic() + timeout
+    token = discovery.token(environment)
+    if environment.world_size == 1:
+        return Coordinator({0: discovery.hello(environment, token)}, handle)
+    raise_open_files_limit()
+    listening = _listen(context, ports)
+    published = protocol.encode_advertisement(token, [Address(*each.getsockname()[:2]) for each in listening])
+    own, trust, _ = discovery.introduce(environment, _published(context, published, timeout))
+    return gather(own, listening, trust, handle, deadline)
+
+
+def join(
+    command: str, context: CheckContext, handle: Handler, timeout: float, ports: range | None = None
+) -> tuple[int, bool]:
+    """On another rank: find rank 0 and answer its questions, or say why the command does not find it.
+
+    Returns:
+        This rank's exit code, and whether rank 0 was found. Where it was not, that is 0: rank 0 misses this rank, and
+        its exit code is the job's, whereas another one here would have the launcher end rank 0 before it has reported.
+
+    Raises:
+        CoordinatorLostError: rank 0 was found, and is gone.
+    """
+    environment, deadline = context.environment, time.monotonic() + timeout
+    try:
+        hello, own, addresses = discovery.introduce(environment, _published(context, None, timeout))
+        connection = _find(addresses or _candidates(context, ports), hello, deadline, own)
+    except SrunddpError as error:
+        write_stderr(f"srunddp: {command} on {environment.node}: error: {error}\n")
+        return 0, False
+    return serve(connection, handle), True
+
+
+def _find(candidates: Sequence[Address], hello: Hello, deadline: float, own: Authenticator) -> socket.socket:
+    """The connection to rank 0, each of its hosts in turn: one that swallows packets must not hold up the others."""
+    hosts = dict.fromkeys(address.host for address in candidates)
+    turns = ((1 + turn, host) for turn in itertools.count() for host in hosts)
+    while True:
+        turn, host = next(turns)
+        until = min(deadline, time.monotonic() + turn * _A_HOST)
+        try:
+            return client.join([each for each in candidates if each.host == host], hello, until, own)[0]
+        except RendezvousError as error:
+            if time.monotonic() < until:
+                raise  # rank 0 itself refuses this rank
+            if until == deadline:
+                hint = "see whether it started; `srun --mpi=pmi2` tells all addresses of its node to the others"
+                raise RendezvousError(error.found, expected=error.expected, hint=hint) from None
+
+
+def _listen(context: CheckContext, ports: range | None) -> list[socket.socket]:
+    """Listen at all addresses by which others may reach this node, that of the training's interface first."""
+    environment, own = context.environment, [context.interface.address] if context.interface else []
+    others = (address for link in list_interfaces() if not why_unusable(link) for address in link.addresses)
+    hosts = ["127.0.0.1"] if environment.one_node else list(dict.fromkeys([*own, *others]))
+    if not hosts:
+        raise _unreachable(environment.node)
+    entry = entry_for(context.loaded.entries, environment.node, or_default=True)
+    candidates = discovery.rendezvous_ports(environment, entry, ports)
+    return listen_where_possible(hosts, candidates) or [listen(hosts[0], candidates)]
+
+
+def _unreachable(node: str) -> RendezvousError:
+    found = f"node {node} has no interface that is up and has an address"
+    return RendezvousError(found, expected="one by which other nodes reach it", hint="see `ip addr` there")
+
+
+def _candidates(context: CheckContext, ports: range | None) -> list[Address]:
+    """Where rank 0 may listen: at each address to which its name in ifaces.conf leads, and to which its own does."""
+    found, wrong, entries = [], [], context.loaded.entries
+    for known in (entries, (*(replace(entry, address="") for entry in entries), DEFAULT)):
+        try:
+            found += discovery.candidate_addresses(context.environment, None, known, ports)
+        except SrunddpError as error:
+            wrong.append(error)
+    if not found:
+        raise wrong[0] if wrong else _unreachable(context.environment.node)
+    return list(dict.fromkeys(found))
+
+
+def _published(context: CheckContext, message: str | None, timeout: float) -> str:
+    """What rank 0 publishes, by ``message``; MPI, which waits for ever where a rank is missing, is given up in time."""
+    environment, name = context.environment, context.interface.name if context.interface else None
+
+    def broadcast(message: str | None) -> str:
+        try:
+            return call_in_daemon_thread(partial(mpi.broadcast, message, environment.world_size, name)).result(timeout)
+        except TimeoutError:
+            raise RendezvousError(
+                f"rank {environment.rank} on {environment.node} is still in MPI_Init after {timeout:g} s",
+                expected="all ranks to reach it, and MPI to reach all nodes",
+                hint="look for ranks that did not start; start with `srun --mpi=pmi2`, which needs no MPI",
+            ) from None
+
+    return discovery.discover(environment, message, timeout, broadcast, lambda _: None)[1]

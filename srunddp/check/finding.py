@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from concurrent.futures import Future
@@ -17,6 +19,7 @@ from srunddp.stage.paths import StagedPaths
 from srunddp.util.hostlist import group_by_key
 
 ROWS = 20  # a screenful
+TOO_LONG = "it took more than"
 F = TypeVar("F")
 T = TypeVar("T")
 
@@ -51,6 +54,12 @@ class Finding:
     nodes: tuple[str, ...] = ()
     ranks: tuple[int, ...] = ()
     between: str = ""
+
+    @property
+    def hosts(self) -> list[str]:
+        """The nodes that it is about, also both of a way."""
+        ends = self.between.split(" -> ") if self.between else self.nodes
+        return [end.partition(":")[0] for end in ends]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,13 +125,13 @@ class Ranks(list[Observation[F]]):
         """Those that fit."""
         return Ranks(filter(fits, self))
 
-    def by_node(self) -> dict[str, Ranks[F]]:
-        """Those of each node."""
-        return {node: Ranks(ranks) for node, ranks in group_by_key((one.node, one) for one in self).items()}
+    def grouped(self, value: Callable[[Observation[F]], str] = lambda one: one.node) -> dict[str, Ranks[F]]:
+        """Those of each node, or of each other value."""
+        return {known: Ranks(who) for known, who in group_by_key((value(one), one) for one in self).items()}
 
     def minority(self, value: Callable[[Observation[F]], str]) -> tuple[str, dict[str, Ranks[F]]]:
         """What most ranks have, or of equally many the one of the lowest rank; and the others, by what they have."""
-        ranks = {known: Ranks(who) for known, who in group_by_key((value(one), one) for one in self).items()}
+        ranks = self.grouped(value)
         usual = max(ranks, key=lambda known: len(ranks[known]), default="")
         ranks.pop(usual, None)
         return usual, ranks
@@ -152,7 +161,6 @@ class Check(Generic[F]):
         collect: what this rank sees; quick, and before torch and CUDA are touched.
         evaluate: what is wrong, given what all ranks saw; of equal findings one for all of their nodes is enough.
         summary: one line for people on what was seen.
-        node_lines: one line for each node, of checks that have more to say of it.
         within: seconds that collecting may take.
     """
 
@@ -161,7 +169,6 @@ class Check(Generic[F]):
     collect: Callable[[CheckContext], F]
     evaluate: Callable[[Ranks[F]], Iterable[Finding]]
     summary: Callable[[Ranks[F]], str]
-    node_lines: Callable[[Ranks[F]], Sequence[str]] = lambda _: ()
     within: float = 15.0
 
 
@@ -170,9 +177,8 @@ def shortened(ways: Sequence[Finding]) -> list[Finding]:
     rest = ways[ROWS:]
     if len(rest) < 2:
         return list(ways)
-    ends = (end.partition(":")[0] for each in rest for end in each.between.split(" -> "))
-    found = f"… and {len(rest)} more ways"
-    return [*ways[:ROWS], replace(rest[0], found=found, between="", nodes=tuple(sorted(set(ends))))]
+    found, nodes = f"… and {len(rest)} more ways", {node for each in rest for node in each.hosts}
+    return [*ways[:ROWS], replace(rest[0], found=found, between="", nodes=tuple(sorted(nodes)))]
 
 
 def split_message(message: str) -> tuple[str, str, str]:
@@ -197,3 +203,14 @@ def call_in_daemon_thread(look: Callable[[], T]) -> Future[T]:
 
     threading.Thread(target=answering, daemon=True).start()
     return answer
+
+
+def run_python(code: str, *words: str, within: float) -> tuple[str, str]:
+    """What another Python prints that runs ``code``, and why it fails, by the last line of its errors; else empty."""
+    command = [sys.executable, "-P", "-c", code, *words]
+    try:
+        done = subprocess.run(command, input="", capture_output=True, text=True, errors="replace", timeout=within)
+    except subprocess.TimeoutExpired:
+        return "", f"{TOO_LONG} {within:g} s"
+    last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+    return done.stdout, last if done.returncode else ""

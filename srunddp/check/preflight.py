@@ -8,8 +8,7 @@ from functools import partial
 from typing import Any
 
 from srunddp._version import __version__
-from srunddp.bootstrap.network.ifaces_conf import entry_for
-from srunddp.bootstrap.network.interface import addresses_of
+from srunddp.bootstrap.environment.detect import Environment
 from srunddp.bootstrap.network.probe import Prober
 from srunddp.bootstrap.process_group.store import ProcessGroupContext
 from srunddp.bootstrap.rendezvous import discovery
@@ -81,7 +80,7 @@ def collect_facts(context: CheckContext, names: Sequence[str]) -> dict[str, Any]
 
 def examine(coordinator: Coordinator, own: Responder, timeout: float, *, with_collective: bool) -> Report:
     """Ask everything, and judge it; ``timeout`` is the seconds that the ranks had to come, for the message."""
-    report = look(coordinator, own.context, timeout, CHECKS)
+    report = look(coordinator, own.context.environment, timeout, CHECKS)
     offsets = bandwidth.survey_clocks(coordinator)
     report.add(bandwidth.CLOCK, bandwidth.evaluate_clocks(offsets), bandwidth.summary_of_clocks(offsets))
     ways = reached(coordinator, report)
@@ -91,10 +90,10 @@ def examine(coordinator: Coordinator, own: Responder, timeout: float, *, with_co
     return report
 
 
-def look(coordinator: Coordinator, context: CheckContext, timeout: float, checks: Sequence[Check[Any]]) -> Report:
+def look(coordinator: Coordinator, environment: Environment, timeout: float, checks: Sequence[Check[Any]]) -> Report:
     """Have all ranks look at themselves, for these checks; for the other arguments see :func:`examine`."""
     report = Report(dict(sorted(coordinator.here.items())))
-    report.add(launch.NAME, missing(coordinator, context, timeout))
+    report.add(launch.NAME, missing(coordinator, environment, timeout))
     question = {"do": "facts", "checks": [check.name for check in checks]}
     report.take(coordinator.broadcast(question, max(check.within for check in checks) + _FACTS_WITHIN))
     report.evaluate(checks)
@@ -119,16 +118,12 @@ def alone(context: CheckContext, *findings: Finding) -> Report:
     return report
 
 
-def missing(coordinator: Coordinator, context: CheckContext, timeout: float) -> Iterator[Finding]:
+def missing(coordinator: Coordinator, environment: Environment, timeout: float) -> Iterator[Finding]:
     """The ranks that did not come, with who was refused meanwhile; and what is wrong with those that did."""
-    environment, entries = context.environment, context.loaded.entries
     layout = environment.step.layout() if environment.step else {}
     unseen = sorted(set(range(environment.world_size)) - coordinator.here.keys())
     for node, ranks in group_by_key((layout.get(rank, ""), rank) for rank in unseen).items():
-        name = discovery.hostname_of(entry_for(entries, node, or_default=True), node)
-        known = addresses_of(name) & set(coordinator.unanswered) if node and coordinator.unanswered else set()
-        came = "; its packets come here, our answers do not reach it" if known else ""
-        found, hint = f"no word within {timeout:g} s{came}", "see its own lines, and whether srun started srunddp there"
+        found, hint = f"no word within {timeout:g} s", "see its own lines, and whether srun started srunddp there"
         yield Finding(FAIL, found, "all ranks", hint, nodes=(node,) if node else (), ranks=tuple(ranks))
     for line in coordinator.refused if unseen else ():
         yield Finding(WARN, *split_message(line))

@@ -12,7 +12,6 @@ from typing import Any
 
 from srunddp._version import __version__
 from srunddp.bootstrap.rendezvous.protocol import Hello
-from srunddp.check.checks import CHECKS
 from srunddp.check.finding import FAIL, Check, F, Finding, Observation, Ranks, Severity
 from srunddp.errors import file_errors, one_line
 from srunddp.util.atomic_file import replace_file
@@ -69,6 +68,16 @@ def verdict(report: Report, world_size: int, job: str) -> str:
     return f"check{f' of job {job}' if job else ''}: {ranks}, {wrong or 'all is well'}"
 
 
+def node_lines(report: Report) -> list[str]:
+    """A line for each node, with the worst that each check has found there: ``node01 launch=ok limits=FAIL``."""
+    found = {(node, each.check): each.level.name for each in reversed(merged(report.findings)) for node in each.hosts}
+    lines = []
+    for node in dict.fromkeys(hello.node for hello in report.here.values()):
+        states = (f"{name}={found.get((node, name), 'ok')}" for name in report.summaries)
+        lines.append(one_line(" ".join([node, *states])))
+    return lines
+
+
 def write(report: Report, text: Sequence[str], folder: str, job: str, code: int) -> list[str]:
     """Write ``preflight.JOB.txt`` and ``.json``, and return their paths.
 
@@ -79,8 +88,7 @@ def write(report: Report, text: Sequence[str], folder: str, job: str, code: int)
     with file_errors(found, expected="a folder that rank 0 may write to", hint=hint):
         os.makedirs(folder, exist_ok=True)
         paths = [Path(folder) / f"preflight.{job or 'local'}.{kind}" for kind in ("txt", "json")]
-        nodes = [line for check in CHECKS if (seen := report.seen(check)) for line in check.node_lines(seen)]
-        texts = "\n".join([*text, "", *map(one_line, nodes)]), json.dumps(as_json(report, job, code), indent=1)
+        texts = "\n".join([*text, "", *node_lines(report)]), json.dumps(as_json(report, job, code), indent=1)
         for path, each in zip(paths, texts, strict=True):
             replace_file(path, f"{each}\n".encode(errors="backslashreplace"))  # a path need not be text
     return list(map(str, paths))

@@ -1,21 +1,28 @@
 """The commands for before a job: they may print and exit, as ``cli`` does."""
 
 import os
+import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 import click
-from click.core import ParameterSource
 
 from srunddp.bootstrap.environment.detect import CHANNELS
 from srunddp.bootstrap.network import ifaces_conf
 from srunddp.bootstrap.process_group.device import BACKENDS
 from srunddp.bootstrap.rendezvous.meet import DEFAULT_TIMEOUT
+from srunddp.errors import ConfigError, file_errors
 from srunddp.stage.paths import enter
 from srunddp.supervisor.clock import STALL_TIMEOUT
 from srunddp.util.click_types import FILE, ifaces_option, json_option, json_text, limit, module_option
+from srunddp.util.hostlist import group_by_key
 from srunddp.util.option_groups import GroupedCommand
+
+# A shell's exported functions have odd names; all else that does not begin so belongs to the value before it.
+_BEGINS = re.compile(r"[A-Za-z_][\w.%()-]*=")
+_LABEL = re.compile(r"( *\d+): (.*)")
 
 
 @click.command(cls=GroupedCommand)
@@ -52,7 +59,6 @@ def explained(given: Mapping[str, Any], env_file: str | None = None) -> None:
         SrunddpError: an option is wrong.
     """
     from srunddp.bootstrap.network.interface import list_interfaces
-    from srunddp.explain import environ_dump
     from srunddp.explain.explain import ExplainOptions, explain
 
     staged = enter() if given["staged"] and env_file is None else None
@@ -69,7 +75,7 @@ def explained(given: Mapping[str, Any], env_file: str | None = None) -> None:
     if env_file is None:
         found = [explain(os.environ, asked, list_interfaces())]
     else:
-        found = [explain(variables, asked, None) for variables in environ_dump.read(env_file)]
+        found = [explain(variables, asked, None) for variables in read_environments(env_file)]
     records = json_text(*(one.record for one in found), indent=None)
     # One write, so that the ranks' tables do not mix.
     click.echo(f"{records}\n" if given.get("as_json") else "".join(one.text for one in found), nl=False)
@@ -80,8 +86,59 @@ def _limits(given: Mapping[str, Any]) -> dict[str, tuple[float, str]]:
     """Each time limit, and the option or variable that set it."""
     context, limits = click.get_current_context(), {}
     for name in ("timeout", "stall_timeout"):
-        option, variable = f"--{name.replace('_', '-')}", f"SRUNDDP_{name.upper()}"
-        setters = {ParameterSource.COMMANDLINE: option, ParameterSource.ENVIRONMENT: variable}
-        source = context.get_parameter_source(name) or ParameterSource.DEFAULT
-        limits[name] = (given[name], setters.get(source, "the default"))
+        setters = {"COMMANDLINE": f"--{name.replace('_', '-')}", "ENVIRONMENT": f"SRUNDDP_{name.upper()}"}
+        source = context.get_parameter_source(name)
+        limits[name] = (given[name], setters.get(source.name if source else "", "the default"))
     return limits
+
+
+def read_environments(path: str) -> list[dict[str, str]]:
+    """The environments in a file, in its order; each is a rank's where several wrote there.
+
+    Raises:
+        ConfigError: it cannot be read, or holds something else.
+    """
+    expected, hint = "what env or env -0 printed", "srun --label env > FILE"
+    with file_errors(f"--env: {path}", expected=expected, hint=hint):
+        content = Path(path).read_bytes()
+    # As os.environ has what is not UTF-8.
+    if environments := parse_environments(content.decode(errors="surrogateescape")):
+        return environments
+    raise ConfigError(f"--env: {path}: no line with a variable", expected=expected, hint=hint)
+
+
+def parse_environments(text: str) -> list[dict[str, str]]:
+    """The environments in a text.
+
+    A variable that comes again begins the next one. Where each line has its rank before it, as after
+    ``srun --label env``, lines may come in any order.
+    """
+    if "\0" in text:
+        return _split(text.split("\0"))
+    lines = text.removesuffix("\n").split("\n")
+    labelled = [_LABEL.fullmatch(line) for line in lines]
+    if all(labelled):
+        by_label = group_by_key((int(found[1]), found[2]) for found in labelled if found)
+        return [environment for _, own in sorted(by_label.items()) for environment in _split(_joined(own))]
+    return _split(_joined(lines))
+
+
+def _joined(lines: Iterable[str]) -> list[str]:
+    """Lines without a name are a value's further ones."""
+    items: list[str] = []
+    for line in lines:
+        if items and not _BEGINS.match(line):
+            items[-1] += f"\n{line}"
+        else:
+            items.append(line)
+    return items
+
+
+def _split(items: Iterable[str]) -> list[dict[str, str]]:
+    environments: list[dict[str, str]] = []
+    for name, equals, value in (item.partition("=") for item in items):
+        if equals and (not environments or name in environments[-1]):
+            environments.append({})
+        if equals:
+            environments[-1][name] = value
+    return environments

@@ -277,13 +277,12 @@ class Explanation:
     def _device(self, found: Environment | None) -> Row:
         if _VISIBLE not in self.variables:
             return Row("device", _UNKNOWN, f"torch counts, as {_VISIBLE} is not set; {_CUDA_RULE}")
-        shown = self._set(_VISIBLE)[0]
+        shown, local_size = self._set(_VISIBLE)[0], found.local_world_size if found else None
         # CUDA heeds nothing after an entry that names no device.
         visible = len(list(takewhile(_DEVICE.fullmatch, self.variables[_VISIBLE].split(","))))
         if not visible:
             return Row("device", "cpu", f"{shown}: no GPU")
         why = f"{visible} visible, {shown}, if they are there"
-        local_size = found.local_world_size if found else None
         if found is None or (local_size is None and visible > 1):
             return Row("device", _UNKNOWN, why)
         try:

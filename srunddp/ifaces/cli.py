@@ -15,8 +15,8 @@ from srunddp.bootstrap.network.ifaces_conf import parse, port_range
 from srunddp.bootstrap.network.probe import Prober
 from srunddp.check import preflight, render
 from srunddp.check.checks import interface, launch
+from srunddp.check.coordinator import come_within, coordinate, join
 from srunddp.check.finding import context_of
-from srunddp.check.join import come_within, coordinate, join
 from srunddp.errors import ConfigError, file_errors
 from srunddp.ifaces.draft import draft
 from srunddp.ifaces.lint import NAME, LintReport, check_file
@@ -141,7 +141,7 @@ def _on_every_node(file: str | None, environment: Environment, timeout: float, *
         return join("ifaces check", own.context, own.handle, timeout)[0]
     coordinator, code = coordinate(own.context, own.handle, timeout), _WRONG
     try:
-        report = preflight.look(coordinator, own.context, timeout, [interface.CHECK])
+        report = preflight.look(coordinator, environment, timeout, [interface.CHECK])
         preflight.reached(coordinator, report)
         report.add(launch.NAME, preflight.lost(coordinator))
         judged = check_file(file, os.environ) if own.context.loaded.path else None
@@ -154,7 +154,7 @@ def _on_every_node(file: str | None, environment: Environment, timeout: float, *
 def _print_report(report: render.Report, judged: LintReport | None, *, as_json: bool) -> int:
     """Print the table and the notes, as text or as JSON; the exit code."""
     if judged:
-        report.add(NAME, judged.findings, judged.summary())
+        report.add(NAME, judged.findings, judged.summary)
     notes = judged.notes if judged else ()
     code = _WRONG if report.failed else 0
     record = {**render.as_json(report, os.environ.get("SLURM_JOB_ID", ""), code), "notes": notes}

@@ -1,16 +1,13 @@
-"""What is wrong with an ifaces.conf, seen from a login node: by itself, by Slurm's nodes and by the names here."""
+"""What is wrong with an ifaces.conf, seen from a login node: by itself and by Slurm's nodes."""
 
 import fnmatch
 import socket
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from srunddp.bootstrap.network.ifaces_conf import AUTO, NEAREST, IfacesConfig, IfacesEntry, load
-from srunddp.bootstrap.network.interface import addresses_of, is_loopback
-from srunddp.bootstrap.rendezvous.discovery import hostname_of
+from srunddp.bootstrap.network.ifaces_conf import AUTO, NEAREST, IfacesEntry, load
 from srunddp.check.finding import FAIL, WARN, Finding
 from srunddp.errors import did_you_mean
-from srunddp.util.hostlist import fold
 from srunddp.util.nccl import misspelt
 from srunddp.util.slurm_command import output
 
@@ -21,27 +18,11 @@ _WITHIN = 10.0
 
 @dataclass(frozen=True)
 class LintReport:
-    """What came of a check.
+    """What came of a check: a line for people, what is wrong, and lines on what may be meant so."""
 
-    Attributes:
-        loaded: the entries that were checked, and their file.
-        cluster: Slurm's nodes; empty where sinfo does not tell.
-        findings: what is wrong; notes: lines on what may be meant so.
-    """
-
-    loaded: IfacesConfig
-    cluster: tuple[str, ...] = ()
-    findings: tuple[Finding, ...] = ()
-    notes: tuple[str, ...] = ()
-
-    def summary(self) -> str:
-        """One line for people."""
-        if not self.loaded.path:
-            return "no ifaces.conf has entries: each node chooses by itself"
-        count = len(self.loaded.entries)
-        entries = f"{count} {'entry' if count == 1 else 'entries'} in {self.loaded.path}"
-        known = f"{len(self.cluster)} nodes in the cluster"
-        return f"{entries}, {known if self.cluster else 'the node list of the cluster is not available (sinfo)'}"
+    summary: str
+    findings: Sequence[Finding] = ()
+    notes: Sequence[str] = ()
 
 
 def check_file(named: str | None, variables: Mapping[str, str]) -> LintReport:
@@ -52,16 +33,19 @@ def check_file(named: str | None, variables: Mapping[str, str]) -> LintReport:
     """
     loaded = load(named, variables, "FILE")
     if not loaded.path:
-        return LintReport(loaded)
+        return LintReport("no ifaces.conf has entries: each node chooses by itself")
     # SINFO_PARTITION would leave nodes out.
     plain = {name: value for name, value in variables.items() if not name.startswith("SINFO_")}
     cluster = tuple(dict.fromkeys(output(*SINFO, environ=plain, timeout=_WITHIN).split()))
     findings, notes = evaluate(loaded.entries, cluster, socket.gethostname())
+    known = f"{len(cluster)} nodes in the cluster"
     if not cluster:
+        known = "the node list of the cluster is not available (sinfo)"
         notes.insert(0, "nodes are not compared with the cluster's: sinfo is not there or lists none")
     if named and loaded.path != named:
         notes.insert(0, f"{named} has no entries")
-    return LintReport(loaded, cluster, tuple(findings), tuple(notes))
+    count = len(loaded.entries)
+    return LintReport(f"{count} {'entry' if count == 1 else 'entries'} in {loaded.path}, {known}", findings, notes)
 
 
 def evaluate(entries: Sequence[IfacesEntry], cluster: Sequence[str], here: str) -> tuple[list[Finding], list[str]]:
@@ -69,36 +53,28 @@ def evaluate(entries: Sequence[IfacesEntry], cluster: Sequence[str], here: str) 
 
     ``cluster`` are Slurm's nodes, empty where they are not known; ``here`` is this node, which need be none of them.
     """
-    findings, notes = [], []
+    findings = []
     for position, one in enumerate(entries):
-        taken = {item: first for item in one.items if (first := _first(entries[:position], item))}
-        by = " and ".join(dict.fromkeys(f"line {first.where.rsplit(':', 2)[1]}" for first in taken.values()))
-        if len(taken) == len(one.items):
+        taken = [_first(entries[:position], item) for item in one.items]
+        if all(taken):
+            by = " and ".join(dict.fromkeys(f"line {first.where.rsplit(':', 2)[1]}" for first in taken if first))
             found = f"{one.where}: the entry never counts: all of its nodes are taken by {by}"
             hint = f"remove it, or move it before {by}"
             findings.append(Finding(WARN, found, "an entry that counts for a node", hint))
-        elif taken:
-            notes.append(f"{one.where}: for {fold(taken)} {by} counts, as it comes first")
-        notes += [*_prefixes(one), *_remarks(one)]
     if cluster:
-        findings += _unknown(entries, {*cluster, here})
-        findings += _without(entries, cluster)
-    return [*findings, *_unresolved(entries, cluster)], notes
+        findings += [*_unknown(entries, {*cluster, here}), *_without(entries, cluster)]
+    return findings, [note for one in entries for note in _remarks(one)]
 
 
 def _first(entries: Sequence[IfacesEntry], item: str) -> IfacesEntry | None:
     return next((entry for entry in entries if entry.matches(item)), None)
 
 
-def _names(entry: IfacesEntry) -> list[str]:
-    return [item for item in entry.items if item not in entry.patterns]
-
-
 def _unknown(entries: Sequence[IfacesEntry], nodes: set[str]) -> Iterator[Finding]:
     known = {*nodes, *(node.split(".")[0] for node in nodes)}
     hint = "correct it, or let it be if it is not a node of Slurm's"
     for one in entries:
-        if missing := [name for name in _names(one) if name not in known]:
+        if missing := [item for item in one.items if item not in known and item not in one.patterns]:
             found = f"{one.where}: names that are not nodes of the cluster"
             yield Finding(WARN, found, "nodes that sinfo lists", hint, nodes=tuple(missing))
         for pattern in one.patterns:
@@ -112,31 +88,6 @@ def _without(entries: Sequence[IfacesEntry], cluster: Sequence[str]) -> Iterator
         found = f"{entries[0].file} has no entry"
         hint = 'add one for each, or a last entry `- nodes: "*"` with `interface: auto`'
         yield Finding(FAIL, found, "an entry for every node", hint, nodes=left)
-
-
-def _unresolved(entries: Sequence[IfacesEntry], cluster: Sequence[str]) -> Iterator[Finding]:
-    """Of each entry with an address, whether that of its first node leads somewhere from here."""
-    for one in entries:
-        nodes = (node for node in cluster or _names(one) if _first(entries, node) is one)
-        node = next(nodes, "") if one.address else ""
-        name = hostname_of(one, node)
-        found = addresses_of(name) if node else set()
-        if node and all(map(is_loopback, found)):
-            leads = f"to {', '.join(sorted(found))}, which is loopback" if found else "nowhere"
-            words = f"{one.where}: the address {name} leads {leads} on this login node"
-            hint = "correct the address, or see on a compute node whether it knows the name"
-            yield Finding(WARN, words, "a name of that node on the data network", hint, nodes=(node,))
-
-
-def _prefixes(entry: IfacesEntry) -> Iterator[str]:
-    """NCCL takes a device's name for a prefix: ``mlx5_1`` fits ``mlx5_10``; no number goes on after a 0."""
-    setting = entry.env.get("NCCL_IB_HCA", "").removeprefix("^")
-    names = [] if setting.startswith("=") else [name.partition(":")[0] for name in setting.split(",")]
-    if longer := [name for name in names if name[-1:] in set("123456789")]:
-        yield (
-            f"{entry.where}: NCCL_IB_HCA={entry.env['NCCL_IB_HCA']} fits {longer[0]}0 as well, as NCCL takes names for "
-            "prefixes; `=` before the first name makes them exact"
-        )
 
 
 def _remarks(entry: IfacesEntry) -> Iterator[str]:

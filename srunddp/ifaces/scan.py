@@ -6,16 +6,14 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from srunddp.bootstrap.network.interface import addresses_of, list_interfaces, why_unusable
-from srunddp.bootstrap.network.probe import NO_ANSWER, Probe, Prober
-from srunddp.check.connectivity import run_listeners, run_plan
+from srunddp.bootstrap.network.probe import Prober
+from srunddp.check.connectivity import Endpoint, attempt, listening, plan
 from srunddp.check.coordinator import Coordinator
 from srunddp.check.finding import call_in_daemon_thread
 from srunddp.util import infiniband
-from srunddp.util.hostlist import group_by_key
 
 _WITHIN = 2.0
 _SLACK = 15.0  # for a node that is busy
-_NEIGHBOURS = 16
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,14 +50,14 @@ def links(node: str) -> list[ScannedInterface]:
         address = link.addresses[0] if link.addresses else ""
         theirs = [device for device in devices if link.name in device.interfaces]
         used, others = infiniband.with_interface(theirs, devices)
-        usable = not why_unusable(link)
+        why = why_unusable(link)
         found.append(
             ScannedInterface(
                 name=link.name,
                 address=address,
                 speed=max([link.speed, *(device.rate for device in theirs)]),
-                passed_over=why_unusable(link),
-                names=_names(address) if usable else (),
+                passed_over=why,
+                names=() if why else _names(address),
                 named=address in own,
                 devices=tuple(device.name for device in used),
                 layer=theirs[0].layer if theirs else "",
@@ -89,7 +87,6 @@ def handle(node: str, prober: Prober, question: Mapping[str, Any]) -> Any:
 
 
 End = tuple[str, str]
-Ends = dict[End, ScannedInterface]
 
 
 @dataclass(frozen=True)
@@ -102,44 +99,30 @@ class ScanResult:
         resolved: for each name, the addresses that each node finds for it.
     """
 
-    ends: Ends
+    ends: Mapping[End, ScannedInterface]
     reached: Mapping[tuple[End, End], bool]
     resolved: Mapping[str, Sequence[Sequence[str]]]
 
 
 def survey(coordinator: Coordinator) -> ScanResult:
     """Ask one rank of each node for its interfaces, and have it try those of the others."""
-    node_leaders = coordinator.node_leaders
-    nodes = {rank: node for node, rank in node_leaders.items()}
-    answers = coordinator.broadcast({"do": "links"}, _SLACK, nodes)
-    ends = {
-        (nodes[rank], link["name"]): ScannedInterface(**link)
-        for rank, found in sorted(answers.items())
-        for link in found
-    }
+    leaders = coordinator.node_leaders
+    nodes = {rank: node for node, rank in leaders.items()}
+    answers = sorted(coordinator.broadcast({"do": "links"}, _SLACK, nodes).items())
+    ends = {(nodes[rank], link["name"]): ScannedInterface(**link) for rank, found in answers for link in found}
     usable = {end: link for end, link in ends.items() if not link.passed_over}
-    reached = _reached(coordinator, node_leaders, usable)
+    known = {(a, b): Endpoint(rank=leaders[a], interface=b, host=link.address) for (a, b), link in usable.items()}
+    reached = _reached(coordinator, known)
     names = sorted({name for link in usable.values() for name in link.names})
     resolved = coordinator.broadcast({"do": "resolve", "names": names}, 2 * _SLACK, nodes)
     return ScanResult(ends, reached, {name: [one[name] for one in resolved.values()] for name in names})
 
 
-def _reached(coordinator: Coordinator, node_leaders: Mapping[str, int], usable: Ends) -> dict[tuple[End, End], bool]:
-    """Have each node try the ends of the next few in a ring of all: every two of up to 17 nodes."""
-    ends = group_by_key((end[0], end) for end in usable)
-    ports = run_listeners(
-        coordinator, {node_leaders[node]: [usable[end].address for end in theirs] for node, theirs in ends.items()}
-    )
-    plan: dict[int, dict[tuple[End, End], Probe]] = {}
-    ring = sorted(node for node in ends if node_leaders[node] in ports)
-    for index, node in enumerate(ring):
-        peers = [ring[(index + step) % len(ring)] for step in range(1, min(_NEIGHBOURS, len(ring) - 1) + 1)]
-        tried = ((a, b) for a in ends[node] for peer in peers for b in ends[peer])
-        hosts = {(a, b): (usable[a].address, usable[b].address) for a, b in tried}
-        plan[node_leaders[node]] = {
-            (a, b): Probe(source=here, host=there, port=ports[node_leaders[b[0]]][there], interface=a[1])
-            for (a, b), (here, there) in hosts.items()
-            if (":" in here) == (":" in there)  # both of IPv4, or both of IPv6
-        }
-    answers = run_plan(coordinator, plan)
-    return {pair: answers.get(pair, NO_ANSWER) == "" for probes in plan.values() for pair in probes}
+def _reached(coordinator: Coordinator, known: Mapping[End, Endpoint]) -> dict[tuple[End, End], bool]:
+    """Have each end try those of other nodes, all or the next few, that have an address of its own family."""
+    ends = listening(coordinator, known)
+    ways = plan({end: end[0] for end in ends})
+    pairs = [(a, b) for a, b in ways if (":" in ends[a].host) == (":" in ends[b].host)]
+    failing = attempt(coordinator, ends, pairs, bound=True)
+    lost = {end for end, each in ends.items() if each.rank in coordinator.errors}
+    return {pair: pair not in failing and lost.isdisjoint(pair) for pair in pairs}

@@ -22,7 +22,7 @@ class Place(TypedDict):
     """What is at a path.
 
     Attributes:
-        role: ``proj``, ``script``, ``env``, or the name of a path that was given.
+        role: ``working directory``, ``script``, ``environment``, or ``path`` for one that was named.
         kind: ``file``, ``folder``, ``other``; ``missing``, ``silent`` (no answer), ``broken`` (another error).
         error: of ``broken``, or why it cannot be read or written.
         system: the type of its file system; identity: equal for two nodes that see one file or folder.

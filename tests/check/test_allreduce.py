@@ -17,7 +17,7 @@ NAMES = {0: "node01", 1: "node02"}
 
 
 def summed(*sweep: tuple[int, float], backend: str = "gloo") -> dict[int, AllReduceFacts]:
-    return {rank: AllReduceFacts(backend=backend, right=True, sweep=sweep) for rank in NAMES}
+    return {rank: AllReduceFacts(backend=backend, sweep=sweep) for rank in NAMES}
 
 
 def test_a_bandwidth_below_its_threshold_is_warned_of() -> None:
@@ -36,7 +36,10 @@ def test_nothing_is_expected_where_no_link_is_known() -> None:
 
 
 def test_a_wrong_sum_and_an_error_stop_a_job() -> None:
-    wrong = {0: AllReduceFacts(backend="gloo"), 1: AllReduceFacts(wrong="RuntimeError: no route")}
+    wrong = {
+        0: AllReduceFacts(wrong=allreduce.WRONG_SUM),
+        1: AllReduceFacts(wrong="RuntimeError: no route"),
+    }
     found = list(allreduce.evaluate(wrong, NAMES, 0.0))
     assert [(each.level, each.ranks, each.found) for each in found] == [
         (Severity.FAIL, (0,), "the sum of a small all-reduce is wrong"),
@@ -44,8 +47,8 @@ def test_a_wrong_sum_and_an_error_stop_a_job() -> None:
     ]
 
 
-FIT = {"wrong": [], "name": "eth0", "address": "10.0.0.1", "source": "", "speed": 10_000, "mtu": 1500, "physical": True}
-LINK = FIT | {"own_name": [], "lookup": [], "devices": [], "rdma_rate": 0, "one_node": False}
+FIT = {"wrong": [], "name": "eth0", "address": "10.0.0.1", "speed": 10_000, "mtu": 1500, "physical": True}
+LINK = FIT | {"own_name": [], "devices": [], "rdma_rate": 0, "one_node": False}
 
 
 def hcas(count: int, rate: int = 400_000) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,6 @@ from srunddp.check.checks import limits
 from srunddp.check.finding import Finding, Severity
 from srunddp.check.render import Report
 from srunddp.errors import ConfigError
-from srunddp.util.filesystem import Place
 
 
 def finding(found: str = "full", *nodes: str, level: Severity = Severity.FAIL, **changes: Any) -> Finding:
@@ -165,7 +165,12 @@ def test_a_row_of_the_table_stays_one_and_is_printable() -> None:
 
 
 def test_the_lines_for_each_node_are_printable(tmp_path: Path) -> None:
-    place = Place(role=COMMAND, path=COMMAND, kind="file", error="", system="ext4", identity="", content="")
-    found = Report({0: Hello("", 0, 1, 0, "node01", "", 1)}, {0: {"paths": {"facts": {"places": [place]}}}})
+    way, wrong = finding("no TCP", check="reach", between="node01:ib0 -> node02:ib0"), finding("odd", "node02")
+    found = report(way, wrong, ranks=4, launch="by srun", limits="full", reach="2 ways")
+    found.here[0] = replace(found.here[0], node=COMMAND)
     text, _ = render.write(found, ["the table"], str(tmp_path), "7", 0)
-    assert Path(text).read_text() == f"the table\n\nnode01 {SHOWN}=ok\n"
+    assert Path(text).read_text().split("\n\n")[1].splitlines() == [
+        f"{SHOWN} launch=ok limits=ok reach=ok",
+        "node01 launch=ok limits=ok reach=FAIL",
+        "node02 launch=ok limits=FAIL reach=FAIL",
+    ]

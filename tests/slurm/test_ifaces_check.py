@@ -19,7 +19,7 @@ sys.path.insert(0, {str(ROOT)!r})
 from srunddp.ifaces.lint import check_file
 report = check_file(sys.argv[1], os.environ)
 found = [(finding.found, finding.nodes) for finding in report.findings]
-print(json.dumps([report.cluster, report.notes, found]))
+print(json.dumps([report.summary, report.notes, found]))
 """
 
 
@@ -27,10 +27,12 @@ def test_the_nodes_of_the_cluster_are_known_on_its_login_node(runner: SlurmJobRu
     short = runner.write_ifaces("short.conf", f"- nodes: {NODES[0].name},nosuch\n  interface: auto\n")
     answers = [runner.cluster.run(sys.executable, "-c", CHECK, str(path)).stdout for path in (runner.ifaces, short)]
     every = [node.name for node in NODES]
-    assert json.loads(answers[0]) == [every, [], []]
-    cluster, notes, found = json.loads(answers[1])
-    assert (cluster, notes) == (every, [])
-    assert found == [
-        [f"{short}:1:3: names that are not nodes of the cluster", ["nosuch"]],
-        [f"{short} has no entry", every[1:]],
+    for summary, notes, _ in map(json.loads, answers):
+        assert (summary.endswith(f", {len(every)} nodes in the cluster"), notes) == (True, [])
+    assert [found for _, _, found in map(json.loads, answers)] == [
+        [],
+        [
+            [f"{short}:1:3: names that are not nodes of the cluster", ["nosuch"]],
+            [f"{short} has no entry", every[1:]],
+        ],
     ]

@@ -45,11 +45,9 @@ def collect(context: CheckContext) -> CpuFacts:
 
 
 def _threads(variables: Mapping[str, str]) -> tuple[str, int]:
-    for name in THREADS:
-        first = variables.get(name, "").partition(",")[0].strip()  # OpenMP takes a number for each nested level
-        if first.isdecimal():
-            return name, int(first)
-    return "", 0
+    # OpenMP takes a number for each nested level.
+    asked = ((name, variables.get(name, "").partition(",")[0].strip()) for name in THREADS)
+    return next(((name, int(first)) for name, first in asked if first.isdecimal()), ("", 0))
 
 
 def evaluate(seen: Ranks[CpuFacts]) -> Iterator[Finding]:
@@ -61,7 +59,7 @@ def evaluate(seen: Ranks[CpuFacts]) -> Iterator[Finding]:
         if facts.threads > facts.cpus:
             found, hint = f"{facts.variable}={facts.threads}", f"unset {facts.variable}, or set it to {facts.cpus}"
             yield one.finding(WARN, f"{found} on {_cpus(facts.cpus)}", f"no more than {facts.cpus}", hint, rank=True)
-    for ranks in seen.by_node().values():
+    for ranks in seen.grouped().values():
         yield from _together(ranks)
     hint = "give each task as many (--cpus-per-task, --exclusive), as all wait for the slowest"
     yield from seen.differing(lambda one: _cpus(len(one.facts.mask)), WARN, "a rank has", hint)
@@ -76,9 +74,7 @@ def _together(ranks: Ranks[CpuFacts]) -> Iterator[Finding]:
     threads, cpus = sum(one.facts.threads for one in ranks), len(_all_cpus(ranks))
     if threads > cpus and all(one.facts.threads <= one.facts.cpus for one in ranks):
         variable = next(one.facts.variable for one in ranks if one.facts.threads)
-        hint = f"set {variable} to {cpus // len(ranks)}"
-        if cpus < len(ranks):
-            hint = f"ask for more CPUs (--cpus-per-task={threads // len(ranks)})"
+        hint = f"set {variable} to {max(1, cpus // len(ranks))}, or ask for more CPUs (--cpus-per-task)"
         found = f"{len(ranks)} ranks with {threads} threads share {_cpus(cpus)}"
         yield ranks.finding(WARN, found, f"no more than {cpus}", hint)
 
@@ -89,7 +85,7 @@ def _all_cpus(ranks: Ranks[CpuFacts]) -> set[int]:
 
 def summary(seen: Ranks[CpuFacts]) -> str:
     """How many each rank has for itself, and so for loader workers beside it."""
-    nodes = seen.by_node().values()
+    nodes = seen.grouped().values()
     shares = [min(len(_all_cpus(ranks)) // len(ranks), *(one.facts.cpus for one in ranks)) for ranks in nodes]
     least = max(1, min(shares))
     room = f"{least - 1} loader worker{'' if least == 2 else 's'}"

@@ -3,20 +3,19 @@
 import os
 from collections import Counter
 from collections.abc import Generator, Iterator
-from concurrent.futures import TimeoutError as NoAnswer
 from dataclasses import asdict, dataclass
 from itertools import chain
 from typing import Literal
 
 from srunddp.bootstrap.environment.slurm import has_own
 from srunddp.bootstrap.process_group.device import device_index, unused_devices
-from srunddp.check.finding import FAIL, WARN, Check, CheckContext, Finding, Observation, Ranks, call_in_daemon_thread
+from srunddp.check.finding import FAIL, WARN, Check, CheckContext, Finding, Observation, Ranks
 from srunddp.errors import ConfigError
 from srunddp.util.hostlist import group_by_key
 from srunddp.util.nvml import NO_GPU, Device, View, look, of_cpus
 
 _TAKEN, _FULL = 0.1, 0.95
-_PATIENCE = 30  # seconds: without nvidia-persistenced the driver may first have to wake many GPUs
+_WITHIN = 30.0  # seconds: without nvidia-persistenced the driver may first have to wake many GPUs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,7 +23,7 @@ class GpuFacts(View):
     """Of one rank.
 
     Attributes:
-        wanted: ``CUDA_VISIBLE_DEVICES``; order: ``CUDA_DEVICE_ORDER``.
+        wanted: ``CUDA_VISIBLE_DEVICES``.
         present: there is a device file of an NVIDIA GPU.
         own: Slurm shows them to this rank alone.
         shared: ``NCCL_MULTI_RANK_GPU_ENABLE`` lets several ranks use one GPU.
@@ -32,7 +31,6 @@ class GpuFacts(View):
     """
 
     wanted: str | None = None
-    order: str = ""
     present: bool = False
     own: bool = False
     shared: bool = False
@@ -43,14 +41,10 @@ def collect(context: CheckContext) -> GpuFacts:
     """This rank's."""
     variables = context.variables
     wanted = variables.get("CUDA_VISIBLE_DEVICES")
-    try:
-        view = call_in_daemon_thread(lambda: look(wanted)).result(_PATIENCE)
-    except NoAnswer:
-        view = View(error=f"no answer within {_PATIENCE} s")
+    view = look(wanted)
     return GpuFacts(
         **asdict(view),
         wanted=wanted,
-        order=variables.get("CUDA_DEVICE_ORDER", ""),
         present=os.path.exists("/dev/nvidia0"),
         own=has_own(variables, context.environment.local_world_size or 1, len(view.devices)),
         shared=variables.get("NCCL_MULTI_RANK_GPU_ENABLE") == "1",
@@ -65,7 +59,7 @@ def evaluate(seen: Ranks[GpuFacts]) -> Iterator[Finding]:
     """A GPU that is missing, broken, full or used twice stops the job; the rest makes it slow."""
     for one in seen:
         yield from _driver(one)
-    whole = [ranks for ranks in seen.by_node().values() if not any(one.facts.error for one in ranks)]
+    whole = [ranks for ranks in seen.grouped().values() if not any(one.facts.error for one in ranks)]
     nodes = [ranks for ranks in whole if any(one.facts.devices for one in ranks)]
     bare = Ranks(one for ranks in whole if ranks not in nodes for one in ranks)
     if nodes and bare:
@@ -98,9 +92,6 @@ def _driver(one: Observation[GpuFacts]) -> Iterator[Finding]:
         found = f"{facts.unknown} in {named}: CUDA ignores it and all after it"
         hint = "leave CUDA_VISIBLE_DEVICES to Slurm, or correct it"
         yield one.finding(WARN, found, f"each of the {facts.count} GPUs, once", hint)
-    if len(facts.models) > 1 and facts.order != "PCI_BUS_ID":
-        found = f"GPUs of different models on a node ({', '.join(facts.models)}): CUDA numbers them by their speed"
-        yield one.finding(WARN, found, "the order of Slurm and nvidia-smi", "export CUDA_DEVICE_ORDER=PCI_BUS_ID")
 
 
 def _chosen(ranks: Ranks[GpuFacts]) -> Generator[Finding, None, Used]:
@@ -139,9 +130,6 @@ def _users(used: Used, key: Literal["uuid", "parent"]) -> dict[str, Ranks[GpuFac
 
 def _without_p2p(used: Used) -> Iterator[Finding]:
     """Ranks of a node whose GPUs do not reach each other, so that NCCL goes through the memory of the host."""
-    if mig := Ranks(one for one, device in used if device["parent"]):
-        found = "a MIG instance: no P2P, no NVLink, and one for each process"
-        yield mig.finding(WARN, found, "whole GPUs", "ask for whole GPUs, or have MIG mode switched off")
     alone = Ranks(one for one, device in used if one.facts.count == 1 and not device["parent"])
     users = _users(used, "uuid")
     if len(alone) > 1 and len(users) == len(used):
@@ -189,4 +177,4 @@ def summary(seen: Ranks[GpuFacts]) -> str:
     return f"{named}, driver {', '.join(drivers)}"
 
 
-CHECK = Check("gpus", GpuFacts, collect, evaluate, summary)
+CHECK = Check("gpus", GpuFacts, collect, evaluate, summary, within=_WITHIN)

@@ -20,11 +20,10 @@ class InterfaceFacts:
     """Of one rank.
 
     Attributes:
-        wrong: what is found, expected and to be done where the interface is wrong; else empty.
-        name, address, source: see :class:`srunddp.bootstrap.network.interface.SelectedInterface`.
+        wrong: what is found, expected and to be done where the interface is wrong, or rank 0 not found; else empty.
+        name, address: see :class:`srunddp.bootstrap.network.interface.SelectedInterface`.
         speed: in Mbit/s, 0 where it is not known; mtu: in bytes; physical: whether a device is behind it.
         own_name: the addresses that the node's own hostname leads to on it.
-        lookup: the same as ``wrong``, for finding rank 0.
         devices: active InfiniBand and RoCE devices; rdma_rate: of all of these, in Mbit/s.
         one_node: whether all ranks are known to share one.
     """
@@ -32,12 +31,10 @@ class InterfaceFacts:
     wrong: list[str]
     name: str
     address: str
-    source: str
     speed: int
     mtu: int
     physical: bool
     own_name: list[str]
-    lookup: list[str]
     devices: list[str]
     rdma_rate: int
     one_node: bool
@@ -51,15 +48,13 @@ def collect(context: CheckContext) -> InterfaceFacts:
     name = chosen.name if chosen else ""
     state = psutil.net_if_stats().get(name)
     return InterfaceFacts(
-        wrong=list(context.interface_error),
+        wrong=list(context.interface_error) or _lookup(context),
         name=name,
         address=chosen.address if chosen else "",
-        source=chosen.source if chosen else "",
         speed=state.speed if state else 0,
         mtu=state.mtu if state else 0,
         physical=bool(name) and physical(name),
         own_name=sorted(addresses_of(socket.gethostname())),
-        lookup=_lookup(context),
         devices=[device.name for device in active],
         rdma_rate=sum(device.rate for device in active),
         one_node=context.environment.one_node,
@@ -94,8 +89,8 @@ def _lookup(context: CheckContext) -> list[str]:
 def evaluate(seen: Ranks[InterfaceFacts]) -> Iterator[Finding]:
     """A wrong interface or an address that leads elsewhere stops a job; differences between nodes are warned of."""
     for one in seen:
-        for wrong in filter(None, (one.facts.wrong, one.facts.lookup)):
-            yield one.finding(FAIL, *wrong)
+        if one.facts.wrong:
+            yield one.finding(FAIL, *one.facts.wrong)
         own = one.facts.own_name
         if own and not one.facts.one_node and all(map(is_loopback, own)):
             found = f"the node's own name leads to {', '.join(own)}, which is loopback"
@@ -122,15 +117,11 @@ def _unlike(
 
 
 def summary(seen: Ranks[InterfaceFacts]) -> str:
-    """The interfaces, with speed and MTU, and the first of what decided them."""
+    """The interfaces, with speed and MTU."""
     facts = [one.facts for one in seen if one.facts.name]
-    sources = sorted({each.source for each in facts if each.source})
-    more = f" and {len(sources) - 1} more" if len(sources) > 1 else ""
     names, speeds, mtus = (sorted({getattr(each, key) for each in facts}) for key in ("name", "speed", "mtu"))
-    if not facts:
-        return "none that is fit"
     found = f"{', '.join(names)}: {', '.join(map(shown_speed, speeds))}, MTU {', '.join(map(str, mtus))}"
-    return f"{found}; by {sources[0]}{more}" if sources else found
+    return found if facts else "none that is fit"
 
 
 CHECK = Check("interface", InterfaceFacts, collect, evaluate, summary)

@@ -1,15 +1,13 @@
 """Who started the ranks: whether they are one world, and whether the script can use it."""
 
-import subprocess
-import sys
+import ast
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from srunddp.bootstrap.environment import mpi, slurm
 from srunddp.bootstrap.environment.detect import NO_LAUNCHER
 from srunddp.bootstrap.environment.rank_zero_discovery import discovery_named
-from srunddp.check.finding import FAIL, WARN, Check, CheckContext, Finding, Ranks
-from srunddp.check.packages import imports, parsed
+from srunddp.check.finding import FAIL, WARN, Check, CheckContext, Finding, Ranks, run_python
 
 NAME = "launch"
 _LIBRARY = "import mpi4py; mpi4py.rc.initialize = False; from mpi4py import MPI; print(MPI.Get_library_version())"
@@ -23,7 +21,6 @@ class LaunchFacts:
     Attributes:
         launcher, channel: see :class:`srunddp.bootstrap.environment.detect.Environment`; world_size: its.
         allocated: tasks of the Slurm job around a process that srun did not start; 0 without one.
-        notes: lines to be said once.
         script: what is wrong with the script's text; mpi: why it cannot use MPI here; empty if nothing is.
         uses_mpi: whether it imports mpi4py.
     """
@@ -32,7 +29,6 @@ class LaunchFacts:
     channel: str
     world_size: int
     allocated: int
-    notes: list[str]
     script: str
     uses_mpi: bool
     mpi: str
@@ -48,7 +44,6 @@ def collect(context: CheckContext) -> LaunchFacts:
         channel=environment.discovery.name,
         world_size=environment.world_size,
         allocated=_allocated(context.variables) if environment.is_single else 0,
-        notes=list(environment.notes),
         script=script,
         uses_mpi=uses_mpi,
         mpi=why_no_mpi(context.variables) if uses_mpi and environment.local_rank == 0 else "",
@@ -57,23 +52,48 @@ def collect(context: CheckContext) -> LaunchFacts:
 
 def _allocated(variables: Mapping[str, str]) -> int:
     """How many tasks the Slurm job has that this process is in, 0 where it is in none."""
-    if not slurm.in_allocation(variables):
-        return 0
     counts = (variables.get(name, "") for name in ("SLURM_NTASKS", "SLURM_JOB_NUM_NODES"))
-    return max([int(count) for count in counts if count.isdecimal()], default=1)
+    tasks = max([int(count) for count in counts if count.isdecimal()], default=1)
+    return tasks if slurm.in_allocation(variables) else 0
+
+
+def parsed(script: str | None) -> tuple[ast.Module | None, str]:
+    """The script, and what is wrong with its text. That it is there is another check's."""
+    if script is None:
+        return None, ""
+    try:
+        with open(script, "rb") as file:
+            return ast.parse(file.read()), ""
+    except (SyntaxError, ValueError) as error:
+        return None, f"{script}:{getattr(error, 'lineno', None) or 1}: {getattr(error, 'msg', error)}"
+    except (OSError, RecursionError):  # Python itself may run what is too deep for ast
+        return None, ""
+
+
+def imports(tree: ast.Module) -> set[str]:
+    """The packages that it imports anywhere, but for what is in a ``try`` block or for type checkers alone."""
+    names: set[str] = set()
+    todo: list[ast.AST] = [tree]
+    while todo:
+        node = todo.pop()
+        if isinstance(node, ast.Import):
+            names.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            names.add(node.module or "")
+        elif not isinstance(node, ast.Try) and not (
+            isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test)
+        ):
+            todo += ast.iter_child_nodes(node)
+    return {name.partition(".")[0] for name in names}
 
 
 def why_no_mpi(variables: Mapping[str, str]) -> str:
     """Why ``from mpi4py import MPI`` has no world here. Asked of a process of its own: MPI may end it."""
-    words = [sys.executable, "-c", _LIBRARY]
+    printed, why = run_python(_LIBRARY, within=_LIBRARY_WITHIN)
+    if why:
+        return f"mpi4py cannot be imported: {why}"
     try:
-        done = subprocess.run(words, capture_output=True, text=True, timeout=_LIBRARY_WITHIN, check=False)
-    except subprocess.TimeoutExpired:
-        return f"mpi4py is not imported within {_LIBRARY_WITHIN:.0f} s"
-    if done.returncode:
-        return "mpi4py cannot be imported: " + (done.stderr.strip().splitlines() or ["it ends the process"])[-1]
-    try:
-        mpi.require_world(done.stdout.strip(), variables)
+        mpi.require_world(printed.strip(), variables)
     except mpi.MpiNotLaunchedError as reason:
         return str(reason)
     return ""

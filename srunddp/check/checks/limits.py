@@ -4,7 +4,7 @@ import os
 import resource
 import shutil
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from srunddp.check.finding import FAIL, WARN, Check, CheckContext, Finding, Observation, Ranks
@@ -21,34 +21,30 @@ class LimitFacts:
         files: open files that it may have; memlock: bytes that it may lock; -1 for any number.
         rdma: whether its node has InfiniBand or RoCE devices.
         free: bytes that are free, of /dev/shm and the folder for temporary files; -1 where it is not there.
-        total: bytes of their file systems.
     """
 
     files: int
     memlock: int
     rdma: bool
     free: dict[str, int]
-    total: dict[str, int] = field(default_factory=dict)
 
 
 def collect(context: CheckContext) -> LimitFacts:
     """This rank's."""
     folders = ("/dev/shm", context.variables.get("TMPDIR") or "/tmp")
-    usage = {folder: shutil.disk_usage(folder) for folder in folders if os.path.isdir(folder)}
     return LimitFacts(
         files=resource.getrlimit(resource.RLIMIT_NOFILE)[0],
         memlock=resource.getrlimit(resource.RLIMIT_MEMLOCK)[0],
         rdma=any(Path("/sys/class/infiniband").glob("*")),
-        free={folder: usage[folder].free if folder in usage else -1 for folder in folders},
-        total={folder: there.total for folder, there in usage.items()},
+        free={folder: shutil.disk_usage(folder).free if os.path.isdir(folder) else -1 for folder in folders},
     )
 
 
 def evaluate(seen: Ranks[LimitFacts]) -> Iterator[Finding]:
     """Full folders stop a job, scarce ones and low limits are warned of."""
     for one in seen:
-        for folder in one.facts.free:
-            yield from _room(one, folder)
+        for folder, free in one.facts.free.items():
+            yield from _room(one, folder, free)
         if 0 <= one.facts.files < _FEW_FILES:
             found, hint = f"{one.facts.files} open files at most", "raise the limit of open files (ulimit -n)"
             yield one.finding(WARN, found, f"{_FEW_FILES} or more", hint)
@@ -58,16 +54,13 @@ def evaluate(seen: Ranks[LimitFacts]) -> Iterator[Finding]:
             yield one.finding(WARN, found, "no limit, as NCCL locks its buffers", hint)
 
 
-def _room(one: Observation[LimitFacts], folder: str) -> Iterator[Finding]:
-    free, total = one.facts.free[folder], one.facts.total.get(folder, _SCARCE)
+def _room(one: Observation[LimitFacts], folder: str, free: int) -> Iterator[Finding]:
     if free < 0:
         yield one.finding(FAIL, f"{folder} is not there", "a folder", "create it or correct TMPDIR")
     elif free < _SCARCE:
+        shared = "start a container with --shm-size or --ipc=host; else mount -o remount,size=50% /dev/shm"
+        hint = f"clear {folder}, or {shared if folder == '/dev/shm' else 'name a folder with more room in TMPDIR'}"
         level = FAIL if free < _FULL else WARN
-        larger = f"name a folder with more room in TMPDIR, or have {folder} made larger"
-        if folder == "/dev/shm":
-            larger = f"start a container with --shm-size or --ipc=host; else mount -o remount,size=50% {folder}"
-        hint = f"clear {folder}" if total >= _SCARCE else f"it has {total >> 20} MiB in all: {larger}"
         yield one.finding(level, f"{free >> 20} MiB free in {folder}", f"{_SCARCE >> 30} GiB or more", hint)
 
 

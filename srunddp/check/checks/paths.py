@@ -1,26 +1,17 @@
 """The project's folder, the script, the environment and named paths: there, and the same, on every rank."""
 
-import os
 import sys
-import time
-from collections import Counter
 from collections.abc import Iterator
-from concurrent.futures import Future
-from concurrent.futures import TimeoutError as NoAnswer
+from concurrent.futures import wait
 from dataclasses import dataclass
 from functools import partial
-from typing import TypeVar
 
 from srunddp.check.finding import FAIL, WARN, Check, CheckContext, Finding, Ranks, Severity, call_in_daemon_thread
 from srunddp.util.filesystem import Place, content, look, why_not_writable
 
-T = TypeVar("T")
-
 _PATIENCE = 5.0  # seconds, for all of them together
-PROJECT, SCRIPT, ENVIRONMENT = "proj", "script", "env"
-_TITLES = {PROJECT: "the working directory ", SCRIPT: "the script ", ENVIRONMENT: "the environment "}
+PROJECT, SCRIPT, ENVIRONMENT, NAMED = "working directory", "script", "environment", "path"
 _SHARE = "move it to a shared file system, copy it there, or name another"
-_NAMES = {PROJECT: "project", ENVIRONMENT: "environment"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,47 +23,35 @@ class PathFacts:
 
 def collect(context: CheckContext) -> PathFacts:
     """This rank's. Contents are read by one rank of each node, and rank 0 alone writes a file."""
-    reads, writes = context.environment.local_rank == 0, context.environment.rank == 0
-    written = call_in_daemon_thread(partial(why_not_writable, ".")) if writes else None
-    # A copy of the project is without what was left out, and what was written in the folder since.
-    unread = {ENVIRONMENT, PROJECT} if context.staged else {ENVIRONMENT}
-    asked = [_ask(role, path, reads and role not in unread) for role, path in _roles(context)]
-    end = time.monotonic() + _PATIENCE
-    places = []
-    for silent, looked, held in asked:
-        place = _answer(looked, end, silent)
-        if held and place["kind"] != "silent":
-            place["content"] = _answer(held, end, "")
-        if context.staged:
-            place["path"] = context.staged.shared(place["path"])
-        places.append(place)
-    if written and places[0]["kind"] == "folder" and not places[0]["error"]:
-        why = _answer(written, end, "no answer")
-        places[0]["error"] = f"cannot be written to: {why}" if why else ""
+    places = [
+        Place(role=role, path=path, kind="silent", error="", system="", identity="", content="")
+        for role, path in _roles(context)
+    ]
+    looking = [call_in_daemon_thread(partial(_look, place, context)) for place in places]
+    for each in wait(looking, _PATIENCE).done:
+        each.result()
+    places = [place.copy() for place in places]  # as some thread may still be at it
+    if staged := context.staged:
+        places = [Place(**{**place, "path": staged.shared(place["path"])}) for place in places]
     return PathFacts(places=places)
 
 
+def _look(place: Place, context: CheckContext) -> None:
+    """Fill in what is there; what comes first stays known where something later does not answer."""
+    role, path, local_rank = place["role"], place["path"], context.environment.local_rank
+    place.update(look(role, path, write=role == PROJECT))
+    if context.environment.rank == 0 and role == PROJECT and place["kind"] == "folder" and not place["error"]:
+        place["error"] = "cannot be written to: no answer"
+        why = why_not_writable(path)
+        place["error"] = f"cannot be written to: {why}" if why else ""
+    # A copy of the project is without what was left out, and what was written in the folder since.
+    if local_rank == 0 and role not in ((ENVIRONMENT, PROJECT) if context.staged else (ENVIRONMENT,)):
+        place["content"] = content(path, whole=role == SCRIPT)
+
+
 def _roles(context: CheckContext) -> list[tuple[str, str]]:
-    known = [(PROJECT, "."), *([(SCRIPT, context.script)] if context.script else []), (ENVIRONMENT, sys.prefix)]
-    names = Counter(os.path.basename(path.rstrip("/")) for path in context.paths)
-    for path in context.paths:
-        name = os.path.basename(path.rstrip("/"))
-        known.append((name if names[name] == 1 and name not in (*_TITLES, "") else path, path))
-    return known
-
-
-def _ask(role: str, path: str, reads: bool) -> tuple[Place, Future[Place], Future[str] | None]:
-    """What to say where nothing answers, what is there, and what is in it."""
-    silent = Place(role=role, path=path, kind="silent", error="", system="", identity="", content="")
-    held = call_in_daemon_thread(partial(content, path, whole=role == SCRIPT)) if reads else None
-    return silent, call_in_daemon_thread(partial(look, role, path, write=role == PROJECT)), held
-
-
-def _answer(asked: Future[T], end: float, default: T) -> T:
-    try:
-        return asked.result(max(0.0, end - time.monotonic()))
-    except NoAnswer:
-        return default
+    script = [(SCRIPT, context.script)] if context.script else []
+    return [(PROJECT, "."), *script, (ENVIRONMENT, sys.prefix), *((NAMED, path) for path in context.paths)]
 
 
 def evaluate(seen: Ranks[PathFacts]) -> Iterator[Finding]:
@@ -93,7 +72,7 @@ def _is_there(place: Place) -> bool:
 
 
 def _named(place: Place) -> str:
-    return f"{_TITLES.get(place['role'], '')}{place['path']}"
+    return place["path"] if place["role"] == NAMED else f"the {place['role']} {place['path']}"
 
 
 def _wrong(place: Place, main: bool) -> tuple[Severity, str, str]:
@@ -136,31 +115,10 @@ def _differing(seen: Ranks[PathFacts], index: int) -> Iterator[Finding]:
         yield who.finding(FAIL if role == SCRIPT else WARN, found, expected, _SHARE, ranks=False)
 
 
-def node_lines(seen: Ranks[PathFacts]) -> list[str]:
-    """A line for each node: ``node01 proj=ok script=ok env=ok data=missing``."""
-    roles = [place["role"] for place in seen[0].facts.places]
-    states: dict[tuple[str, int], str] = {}
-    for index in range(min(len(one.facts.places) for one in seen)):
-        states |= {(node, index): "differs" for finding in _differing(seen, index) for node in finding.nodes}
-        states |= {(one.node, index): word for one in seen if (word := _word(one.facts.places[index]))}
-    return [
-        " ".join((node, *(f"{role}={states.get((node, index), 'ok')}" for index, role in enumerate(roles))))
-        for node in seen.by_node()
-    ]
-
-
-def _word(place: Place) -> str:
-    if not _is_there(place):
-        return place["kind"]
-    return place["error"] and ("unwritable" if place["error"].startswith("cannot be written") else "unreadable")
-
-
 def summary(seen: Ranks[PathFacts]) -> str:
     """The file systems, as rank 0 has them."""
-    return ", ".join(
-        f"{_NAMES.get(place['role'], place['role'])}: {place['system'] or place['kind']}"
-        for place in seen[0].facts.places
-    )
+    named = [(each["path"] if each["role"] == NAMED else each["role"], each) for each in seen[0].facts.places]
+    return ", ".join(f"{name}: {each['system'] or each['kind']}" for name, each in named)
 
 
-CHECK = Check("paths", PathFacts, collect, evaluate, summary, node_lines=node_lines)
+CHECK = Check("paths", PathFacts, collect, evaluate, summary)

@@ -1,21 +1,25 @@
 """One Python, one torch and one version of each named package on all ranks; does torch import, and does torchvision."""
 
 import ast
+import importlib.util
 import json
 import os
 import platform
-import subprocess
+import re
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from importlib.machinery import PathFinder
+from importlib.metadata import distributions, packages_distributions
+from pathlib import Path
 from statistics import median
-from typing import TypedDict
+from typing import Any
 
-from srunddp.check.finding import FAIL, WARN, Check, CheckContext, Finding, Observation, Ranks, Severity
-from srunddp.check.packages import Package, find, imports, parsed
+from srunddp.check.checks.launch import imports, parsed
+from srunddp.check.finding import FAIL, TOO_LONG, WARN, Check, CheckContext, Finding, Observation, Ranks, run_python
+from srunddp.util.kernel_file import text_of
 
 _PATIENCE = 120.0  # seconds for an import of torch, from a file server that many nodes ask at once
-_IMPORT_IT = {"torchmetrics", "lightning", "pytorch_lightning", "timm"}  # torchvision, where it is there
 _SLOW, _SLOWER = 10.0, 3  # seconds, and times the usual
 
 _IMPORT = """
@@ -29,24 +33,11 @@ try:
 except Exception:
     nccl = ""
 cuda = getattr(getattr(torch, "version", None), "cuda", None) or ""
-found = {"version": str(torch.__version__), "cuda": cuda, "nccl": nccl, "seconds": took}
+found = {"torch": str(torch.__version__), "cuda": cuda, "nccl": nccl, "seconds": took}
 print("\\n" + json.dumps(found), flush=True)
 if sys.argv[1]:
     import torchvision
-    if cuda and not getattr(torchvision.version, "cuda", None):
-        sys.exit("it is without CUDA: nms, roi_align and its other operators do not run on a GPU")
 """
-
-
-class Imported(TypedDict):
-    """torch as it was imported, and in how many seconds; ``error``, ``vision``: why torch and torchvision were not."""
-
-    version: str
-    cuda: str
-    nccl: str
-    seconds: float
-    error: str
-    vision: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,76 +46,113 @@ class VersionFacts:
 
     Attributes:
         python: its version; executable, prefix: of the environment.
-        packages: torch and those named, by name.
-        imported: torch, on local rank 0 alone; and torchvision, if it is there, and named or imported by the script.
-        needs_vision: whether the script ends where torchvision's import fails.
+        versions, places: of torch and the named packages, by name; see :func:`find`, but with ``sys.prefix`` in it.
+        torch, cuda, nccl: as imported, on local rank 0 alone, and in how many seconds.
+        error, vision: why torch and torchvision could not be imported.
     """
 
     python: str
     executable: str
     prefix: str
-    packages: dict[str, Package]
-    imported: Imported
-    needs_vision: bool = False
-
-
-NOT_ASKED = Imported(version="", cuda="", nccl="", seconds=0.0, error="", vision="")
+    versions: dict[str, str]
+    places: dict[str, str]
+    torch: str = ""
+    cuda: str = ""
+    nccl: str = ""
+    seconds: float = 0.0
+    error: str = ""
+    vision: str = ""
 
 
 def collect(context: CheckContext) -> VersionFacts:
     """This rank's. torch is imported in a process of its own, so that this one stays without it."""
     folder = os.path.dirname(os.path.realpath(context.script)) if context.script else ""
     shared: Callable[[str], str] = context.staged.shared if context.staged else str
-    packages = {name: find(name, folder) for name in ("torch", *context.packages)}
-    imported, needs_vision = NOT_ASKED, False
-    if context.environment.local_rank == 0 and packages["torch"]["place"]:
-        vision, needs_vision = _vision(context)
-        imported = import_torch(folder, vision=vision and bool(find("torchvision", folder)["place"]))
+    prefix = shared(sys.prefix)
+    found = {name: find(name, folder) for name in ("torch", *context.packages)}
+    imported = {}
+    if context.environment.local_rank == 0 and found["torch"][1]:
+        imported = import_torch(folder, vision=_needs_vision(context) and bool(find("torchvision", folder)[1]))
     return VersionFacts(
         python=platform.python_version(),
         executable=shared(sys.executable),
-        prefix=shared(sys.prefix),
-        packages={name: Package(**{**each, "place": shared(each["place"])}) for name, each in packages.items()},
-        imported=imported,
-        needs_vision=needs_vision,
+        prefix=prefix,
+        versions={name: version or ("unknown" if place else "missing") for name, (version, place) in found.items()},
+        places={name: shared(place).replace(prefix, "sys.prefix", 1) for name, (_, place) in found.items()},
+        **imported,
     )
 
 
-def _vision(context: CheckContext) -> tuple[bool, bool]:
-    """Whether torchvision's import is to be tried, and whether the script ends where it fails."""
-    tree, named = parsed(context.script)[0], "torchvision" in context.packages
-    text = ast.dump(tree) if tree else ""
-    if not tree or "import_torchvision" in text:  # with that function the script does without a build that fits
-        return named, False
-    tried = named or bool(({"torchvision"} | _IMPORT_IT) & imports(tree))
-    # A script that declares torchvision's operators itself knows what it does.
-    return tried, "torchvision" in imports(tree, optional=False) and "torchvision::" not in text
+def find(name: str, first: str = "") -> tuple[str, str]:
+    """The version and the folder of what ``import name`` would bring, or of the distribution of that name.
+
+    ``first`` is the script's folder. Both are empty where there is none, and the version where nothing tells it.
+    """
+    module = name.partition(".")[0]
+    origin = _origin(module, first)
+    if not origin:
+        there = next(iter(distributions(name=name) if name else ()), None)
+        return (there.version, str(there.locate_file(""))) if there else ("", "")
+    package = os.path.dirname(origin) if os.path.basename(origin).startswith("__init__.") else origin
+    place = os.path.dirname(package)
+    # That of torch tells its build as well, which its metadata need not.
+    own = _assigned(Path(package, "version.py")) if module == "torch" else ""
+    return own or _version(module, place) or _assigned(Path(origin)), place
 
 
-def import_torch(folder: str, patience: float = _PATIENCE, *, vision: bool = False) -> Imported:
-    """What another process says that imports torch as a script in ``folder`` would, and torchvision if asked to."""
-    command = [sys.executable, "-P", "-c", _IMPORT, "vision" if vision else "", *([folder] if folder else [])]
+def _origin(module: str, first: str) -> str:
+    """The file of a module, or the folder of a package without ``__init__``; empty where there is none."""
     try:
-        done = subprocess.run(
-            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", timeout=patience
-        )
-    except subprocess.TimeoutExpired:
-        return Imported(**{**NOT_ASKED, "seconds": patience, "error": f"it took more than {patience:g} s"})
-    said = [line for line in done.stdout.splitlines() if line.startswith('{"version": ')]
-    why = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
-    if not said or (done.returncode and not vision):
-        return Imported(**{**NOT_ASKED, "error": why})
-    return Imported(**{**NOT_ASKED, **json.loads(said[-1]), "vision": why if done.returncode else ""})
+        spec = PathFinder.find_spec(module, [first]) if first else None
+        if spec is None or spec.origin is None:  # a plain folder beside the script hides no package
+            spec = importlib.util.find_spec(module)
+    except (ImportError, ValueError):
+        return ""
+    if spec is None:
+        return ""
+    return spec.origin or next(iter(spec.submodule_search_locations or ()), "")
+
+
+def _version(module: str, place: str) -> str:
+    """Of what was installed in the folder ``place`` as this module, rather than further along ``sys.path``."""
+    for name in (module, *packages_distributions().get(module, ())):
+        for found in distributions(name=name, path=[place]):
+            return found.version
+    return ""
+
+
+def _assigned(path: Path) -> str:
+    """The text that a file assigns to ``__version__``; empty where it cannot be read."""
+    found = re.search(r"""^__version__\s*(?::[^=\n]*)?=\s*["']([^"'\n]*)["']""", text_of(path), re.MULTILINE)
+    return found[1] if found else ""
+
+
+def _needs_vision(context: CheckContext) -> bool:
+    """Whether torchvision was named, or SCRIPT imports it and does nothing about a build for another torch."""
+    tree = parsed(context.script)[0]
+    needed = tree is not None and "torchvision" in imports(tree)
+    provided = tree is not None and any(word in ast.dump(tree) for word in ("import_torchvision", "torchvision::"))
+    return "torchvision" in context.packages or (needed and not provided)
+
+
+def import_torch(folder: str, patience: float = _PATIENCE, *, vision: bool = False) -> dict[str, Any]:
+    """The facts of another process that imports torch as a script in ``folder`` would, and torchvision if asked to."""
+    words = ["vision" if vision else "", *([folder] if folder else [])]
+    printed, why = run_python(_IMPORT, *words, within=patience)
+    said = [line for line in printed.splitlines() if line.startswith('{"torch": ')]
+    if not said or (why and not vision):
+        return {"error": why or "exit code 0"}
+    return {**json.loads(said[-1]), "vision": why}
 
 
 def evaluate(seen: Ranks[VersionFacts]) -> Iterator[Finding]:
     """Ranks of different versions fail, or compute different things."""
     yield from _pythons(seen)
-    for name in dict.fromkeys(name for one in seen for name in one.facts.packages):
+    for name in dict.fromkeys(name for one in seen for name in one.facts.places):
         yield from _package(seen, name)
     for one in seen:
         yield from _import(one)
-    yield from _imports(seen.where(lambda one: one.facts.imported["version"]))
+    yield from _imports(seen.where(lambda one: one.facts.torch))
 
 
 def _pythons(seen: Ranks[VersionFacts]) -> Iterator[Finding]:
@@ -135,83 +163,54 @@ def _pythons(seen: Ranks[VersionFacts]) -> Iterator[Finding]:
 
 
 def _package(seen: Ranks[VersionFacts], name: str) -> Iterator[Finding]:
-    def known(one: Observation[VersionFacts]) -> Package:
-        return one.facts.packages[name]
-
-    def place(one: Observation[VersionFacts]) -> str:
-        return known(one)["place"].replace(one.facts.prefix, "sys.prefix", 1)
-
-    if lacking := seen.where(lambda one: not known(one)["place"]):
+    if lacking := seen.where(lambda one: not one.facts.places[name]):
         hint = "install it there, or use an environment that all nodes see"
         yield lacking.finding(FAIL, f"no package {name}", "one on every rank", hint)
-    seen = seen.where(lambda one: known(one)["place"])
+    seen = seen.where(lambda one: one.facts.places[name])
     hint = f"use one environment; see PYTHONPATH and the script's folder for another {name}"
     level = FAIL if name == "torch" else WARN
-    seen = yield from seen.differing(lambda one: known(one)["version"], level, name, hint)
-    seen = yield from seen.differing(lambda one: known(one)["cuda"], level, f"{name} for CUDA", hint)
-    seen = yield from seen.differing(lambda one: known(one)["git"], WARN, f"{name} of commit", hint)
-    yield from seen.differing(place, WARN, f"{name} of", hint)
+    seen = yield from seen.differing(lambda one: one.facts.versions[name], level, name, hint)
+    yield from seen.differing(lambda one: one.facts.places[name], WARN, f"{name} of", hint)
 
 
 def _import(one: Observation[VersionFacts]) -> Iterator[Finding]:
-    error, seconds, vision = one.facts.imported["error"], one.facts.imported["seconds"], one.facts.imported["vision"]
+    error, vision = one.facts.error, one.facts.vision
     if error:
-        slow = "see how fast its file system is; copy the environment to the nodes"
-        hint = slow if seconds else f"see {one.facts.executable} -c 'import torch' on that node"
-        level, expected = (WARN, "seconds") if seconds else (FAIL, "an import")
-        yield one.finding(level, f"import torch: {error}", expected, hint)
+        slow = error.startswith(TOO_LONG)
+        hint = "see how fast its file system is; copy the environment to the nodes"
+        hint = hint if slow else f"see {one.facts.executable} -c 'import torch' on that node"
+        yield one.finding(WARN if slow else FAIL, f"import torch: {error}", "seconds" if slow else "an import", hint)
     if vision:
         hint = "install torchvision from the same index as torch (for the CPU or one CUDA)"
         if "torchvision::" in vision:
             hint += ", or import it by srunddp.train.import_torchvision()"
-        level = FAIL if one.facts.needs_vision and "without CUDA" not in vision else WARN
-        expected = f"the torchvision of torch {one.facts.packages['torch']['version']}"
-        yield one.finding(level, f"import torchvision: {vision}", expected, hint)
+        expected = f"the torchvision of torch {one.facts.versions['torch']}"
+        yield one.finding(FAIL, f"import torchvision: {vision}", expected, hint)
 
 
 def _imports(done: Ranks[VersionFacts]) -> Iterator[Finding]:
     """Of the ranks that have imported torch, with the same version."""
     if not done:
         return
-    version, _ = done.minority(lambda one: one.facts.imported["version"])
-    done = done.where(lambda one: one.facts.imported["version"] == version)
+    version, _ = done.minority(lambda one: one.facts.torch)
+    done = done.where(lambda one: one.facts.torch == version)
+    hint = "install one build of torch on all nodes"
+    yield from done.differing(lambda one: one.facts.cuda, FAIL, "torch for CUDA", hint, ranks=False)
     hint = "install the same nvidia-nccl; see LD_LIBRARY_PATH and LD_PRELOAD for another libnccl.so"
-    yield from done.differing(lambda one: one.facts.imported["nccl"], FAIL, "NCCL", hint, ranks=False)
-    usual = median(one.facts.imported["seconds"] for one in done)
+    yield from done.differing(lambda one: one.facts.nccl, FAIL, "NCCL", hint, ranks=False)
+    usual = median(one.facts.seconds for one in done)
     for one in done:
-        seconds = one.facts.imported["seconds"]
+        seconds = one.facts.seconds
         if seconds > max(_SLOW, _SLOWER * usual):
             hint = "copy the environment to the nodes, or have the node's file system looked at"
             yield one.finding(WARN, f"import torch took {seconds:.0f} s", f"{usual:.0f} s, as elsewhere", hint)
 
 
-def node_lines(seen: Ranks[VersionFacts]) -> list[str]:
-    """A line for each node, as its lowest rank sees it: ``node01 ok: Python 3.11.2, torch 2.13.0, NCCL 2.29.3, …``."""
-    levels: dict[str, Severity] = {}
-    for finding in evaluate(seen):
-        levels |= {node: min(finding.level, levels.get(node, finding.level)) for node in finding.nodes}
-    first = {node: min(ranks, key=lambda one: one.local_rank).facts for node, ranks in seen.by_node().items()}
-    states = {node: levels[node].name if node in levels else "ok" for node in first}
-    return [f"{node} {states[node]}: {_known(facts)}" for node, facts in first.items()]
-
-
-def _known(facts: VersionFacts) -> str:
-    took = f", import {facts.imported['seconds']:.1f} s" if facts.imported["version"] else ""
-    cuda, nccl = facts.packages["torch"]["cuda"] or "-", facts.imported["nccl"] or "-"
-    return f"{_packages(facts)}, CUDA {cuda}, NCCL {nccl}{took}"
-
-
-def _packages(facts: VersionFacts) -> str:
-    versions = {name: each["version"] or "unknown" for name, each in facts.packages.items() if each["place"]}
-    return ", ".join(
-        [f"Python {facts.python}", *(f"{name} {versions.get(name, 'missing')}" for name in facts.packages)]
-    )
-
-
 def summary(seen: Ranks[VersionFacts]) -> str:
     """What rank 0 has, and how long the slowest import took."""
-    slowest = max(one.facts.imported["seconds"] for one in seen)
-    return f"{_packages(seen[0].facts)}, torch imported in {slowest:.1f} s at most"
+    first, slowest = seen[0].facts, max(one.facts.seconds for one in seen)
+    found = [f"Python {first.python}", *(f"{name} {version}" for name, version in first.versions.items())]
+    return f"{', '.join(found)}, torch imported in {slowest:.1f} s at most"
 
 
-CHECK = Check("versions", VersionFacts, collect, evaluate, summary, node_lines=node_lines, within=_PATIENCE + 15.0)
+CHECK = Check("versions", VersionFacts, collect, evaluate, summary, within=_PATIENCE + 15.0)

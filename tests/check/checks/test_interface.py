@@ -24,12 +24,10 @@ WELL = InterfaceFacts(
     wrong=[],
     name="ib0",
     address="10.88.0.11",
-    source="ifaces.conf:1:3",
     speed=100_000,
     mtu=2044,
     physical=True,
     own_name=["10.88.0.11"],
-    lookup=[],
     devices=["mlx5_0", "mlx5_1"],
     rdma_rate=200_000,
     one_node=False,
@@ -43,7 +41,7 @@ TWO_NODES = {"SLURM_STEP_NODELIST": f"{NODE},node02", "SLURM_STEP_TASKS_PER_NODE
 
 def test_the_chosen_interface_travels_with_speed_and_mtu() -> None:
     known = travelled(CHECK, replace(subject(), interface=LO))
-    assert (known.name, known.address, known.source, known.wrong) == ("lo", "127.0.0.1", "loopback", [])
+    assert (known.name, known.address, known.wrong) == ("lo", "127.0.0.1", [])
     assert known.mtu > 1000
     assert not known.physical
     gone = travelled(CHECK, replace(subject(), interface=replace(LO, name="gone0")))
@@ -81,15 +79,15 @@ def at_step(rank: int, own: set[str], monkeypatch: pytest.MonkeyPatch, address: 
 def test_a_name_that_leads_a_rank_nowhere_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """With a launcher that tells addresses no name is needed."""
     step = at_step(1, set(), monkeypatch)
-    found, expected, hint = interface.collect(step).lookup
+    found, expected, hint = interface.collect(step).wrong
     assert found.startswith("node00 does not resolve on node ")
     assert expected
     assert hint
     ways = (discovery_named("pmi"), discovery_named("slurm"))
     telling = replace(step, environment=replace(step.environment, discoveries=ways))
-    assert interface.collect(telling).lookup == []
+    assert interface.collect(telling).wrong == []
     for rank in (0, 1):
-        assert interface.collect(at_step(rank, {"10.88.0.11"}, monkeypatch)).lookup == []
+        assert interface.collect(at_step(rank, {"10.88.0.11"}, monkeypatch)).wrong == []
 
 
 def test_rank_0_whose_name_leads_to_another_interface_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -98,7 +96,7 @@ def test_rank_0_whose_name_leads_to_another_interface_says_so(monkeypatch: pytes
         NetworkInterface("eno1", True, 0, ("10.77.0.11",), ()),
     )
     monkeypatch.setattr(interface, "list_interfaces", lambda: own)
-    found, *_ = interface.collect(at_step(0, {"10.77.0.11"}, monkeypatch)).lookup
+    found, *_ = interface.collect(at_step(0, {"10.77.0.11"}, monkeypatch)).wrong
     words = f"the others look for rank 0 at {NODE}, which is 10.77.0.11 on eno1; its interface is eth0 (10.88.0.11)"
     assert found == f"x:1:3: {words}"
 
@@ -120,9 +118,8 @@ def test_where_all_is_well_nothing_is_said(changes: dict[int, dict[str, Any]]) -
     assert reported(evaluate(changed(WELL, changes))) == []
 
 
-@pytest.mark.parametrize("which", ["wrong", "lookup"])
-def test_a_wrong_interface_or_name_stops_a_job(which: str) -> None:
-    (one,) = evaluate(changed(WELL, {4: {which: ["no ib0", "one", "correct it"], "name": ""}}))
+def test_a_wrong_interface_or_name_stops_a_job() -> None:
+    (one,) = evaluate(changed(WELL, {4: {"wrong": ["no ib0", "one", "correct it"], "name": ""}}))
     assert one == Finding(Severity.FAIL, "no ib0", "one", "correct it", nodes=("node03",))
 
 
@@ -160,7 +157,7 @@ def test_ranks_without_an_interface_are_not_compared() -> None:
 
 def test_the_summary_has_every_name_rate_and_mtu_once() -> None:
     seen = changed(WELL, {1: {"name": "eth0", "speed": 0, "mtu": 1500}, 2: {"name": ""}})
-    assert summary(seen) == "eth0, ib0: speed unknown, 100 Gbit/s, MTU 1500, 2044; by ifaces.conf:1:3"
+    assert summary(seen) == "eth0, ib0: speed unknown, 100 Gbit/s, MTU 1500, 2044"
 
 
 @pytest.mark.parametrize(

@@ -20,11 +20,10 @@ def test_the_facts_of_this_process_travel(tmp_path: Path) -> None:
     facts = travelled(CHECK, subject({"TMPDIR": str(tmp_path)}))
     assert facts.files == resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     assert set(facts.free) == {"/dev/shm", str(tmp_path)}
-    assert all(facts.total[folder] >= facts.free[folder] >= 0 for folder in facts.free)
+    assert all(free >= 0 for free in facts.free.values())
     assert set(travelled(CHECK, subject()).free) == {"/dev/shm", "/tmp"}
     gone = str(tmp_path / "gone")
-    facts = travelled(CHECK, subject({"TMPDIR": gone}))
-    assert (facts.free[gone], facts.total.keys()) == (-1, {"/dev/shm"})
+    assert travelled(CHECK, subject({"TMPDIR": gone})).free[gone] == -1
 
 
 @pytest.mark.parametrize(
@@ -49,19 +48,6 @@ def test_what_is_short_is_named_on_its_node(change: dict[str, Any], level: Sever
 )
 def test_what_is_enough_or_does_not_matter_is_not_named(change: dict[str, Any]) -> None:
     assert reported(evaluate(changed(WELL, {3: change}))) == []
-
-
-@pytest.mark.parametrize(
-    ("folder", "total", "hint"),
-    [
-        ("/dev/shm", 100 * GIB, "clear /dev/shm"),
-        ("/dev/shm", 64 << 20, "it has 64 MiB in all: start a container with --shm-size or --ipc=host; else mount"),
-        ("/tmp", 1 << 20, "it has 1 MiB in all: name a folder with more room in TMPDIR"),
-    ],
-)
-def test_a_full_folder_is_cleared_and_a_small_one_made_larger(folder: str, total: int, hint: str) -> None:
-    (finding,) = evaluate(changed(WELL, {0: {"free": {folder: 0}, "total": {folder: total}}}, 1))
-    assert finding.hint.startswith(hint)
 
 
 def test_the_summary_has_the_least_room() -> None:
