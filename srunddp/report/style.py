@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 LEVELS = 16  # colours of a heat map
 # Okabe and Ito's colours, which the colour-blind tell apart. Blue comes late on black, where it is weak.
-_LIGHT = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#1a1a1a", "#7f7f7f")
-_DARK = ("#56b4e9", "#e69f00", "#1fc195", "#cc79a7", "#f0e442", "#f0804a", "#ffffff", "#3d8fd1")
+_LIGHT = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#a6a6a6", "#4d4d4d")
+_DARK = ("#56b4e9", "#e69f00", "#1fc195", "#cc79a7", "#f0e442", "#f0804a", "#d9d9d9", "#3d8fd1")
 # A heat map begins with a colour like that of the page and ends with one that stands out.
 _LIGHT_SCALE = ((233, 242, 248), (116, 178, 214), (25, 101, 176), (58, 14, 82))
 _DARK_SCALE = ((27, 37, 52), (20, 88, 132), (86, 180, 160), (255, 240, 140))

@@ -19,7 +19,7 @@ from srunddp.report.columns import Range, Span, TimeAxis
 from srunddp.report.style import LEVELS
 
 _WIDTH = 1000  # units of a drawing before it is stretched
-_HEIGHT, _ROWS_HEIGHT, _ROW = 110, 384, 16  # pixels: of a panel, of all rows at most, of one row at most
+_HEIGHT, _HEAT_HEIGHT, _BARS_HEIGHT, _ROW = 110, 320, 160, 16  # pixels: of a panel, of all rows and of one at most
 _MOST_MARKS, _MOST_NUMBERS = 60, 8
 _LABEL_PIXELS, _LABEL_LETTERS = 13, 11  # between two labels of rows at least; of one label at most
 
@@ -55,7 +55,7 @@ class Chart:
         known = [value for _, ranges, _ in self._series for each in ranges for value in each if not math.isnan(value)]
         if not known:
             return ""
-        ticks = _value_ticks(0.0 if self.from_zero else min(known), max([*known, self.most]))
+        ticks = _value_ticks(min([*known, *[0.0] * self.from_zero]), max([*known, self.most]))
 
         def y(value: float) -> float:
             return _HEIGHT * (ticks[-1] - value) / (ticks[-1] - ticks[0])
@@ -124,10 +124,10 @@ def heat_map(
             cells.append((kind, number, spans[0][0], spans[-1][1]))
     words = {name: [f"{name}: {_shown([(each, each, each) for each in row])} {unit}"] for name, row in rows.items()}
     scale = "".join(_path(f"h{level}", f"M{level} 0h1v1h-1z") for level in range(LEVELS))
-    most = f"{_number(high)} {escape(unit)}{' or more' if known[-1] > high > low else ''}"
+    most = f"{_number(high)} {_escaped(unit)}{' or more' if known[-1] > high > low else ''}"
     box = f'viewBox="0 0 {LEVELS} 1" preserveAspectRatio="none"'
     legend = f'<span>{_number(low)} <svg width="160" {box}>{scale}</svg> {most}</span>'
-    return _rows(title, unit, axis, words, cells, legend, marked)
+    return _rows(title, unit, axis, words, cells, legend, marked, _HEAT_HEIGHT)
 
 
 def bars(title: str, axis: TimeAxis, rows: Mapping[str, Mapping[str, Span]], names: Sequence[str]) -> str:
@@ -139,7 +139,7 @@ def bars(title: str, axis: TimeAxis, rows: Mapping[str, Mapping[str, Span]], nam
         for row, spans in rows.items()
     }
     legend = _legend((f"c{at}", name) for at, name in enumerate(names) if name in known)
-    return _rows(title, "", axis, words, cells, legend, ()) if known else ""
+    return _rows(title, "", axis, words, cells, legend, (), _BARS_HEIGHT) if known else ""
 
 
 def _rows(
@@ -150,9 +150,10 @@ def _rows(
     cells: Iterable[_Cell],
     legend: str,
     marked: Collection[str],
+    height: int,
 ) -> str:
     """Cells in rows; ``words`` has for each row what is shown when the mouse is over it."""
-    names, pixels = list(words), min(_ROW * len(words), _ROWS_HEIGHT)
+    names, pixels = list(words), min(_ROW * len(words), height)
     by_class: dict[str, list[str]] = {}
     for kind, number, begin, end in cells:
         by_class.setdefault(kind, []).append(_box_path(begin, end, number, 1))
