@@ -28,7 +28,7 @@ _Cell = tuple[str, int, float, float]  # class, number of the row, begin and end
 
 @dataclass
 class Chart:
-    """A panel over time, with an axis of values.
+    """A panel over time, with an axis of values; or, for each of several names, a row of coloured cells or of bars.
 
     Attributes:
         title: what is shown; unit: of the values.
@@ -67,7 +67,7 @@ class Chart:
         ]
         legend = [(f"c{at}", f"{label}: {_shown(ranges)}") for at, (label, ranges, _) in enumerate(self._series)]
         parts.append(_stretched((_WIDTH, _HEIGHT), _HEIGHT, shapes, self._hover()))
-        return _figure(self.title, self.unit, self.axis, _HEIGHT, _legend(legend), parts)
+        return self._figure(_HEIGHT, _legend(legend), parts)
 
     def _paths(self, number: int, ranges: Sequence[Range], kind: str, y: Callable[[float], float]) -> Iterator[str]:
         middles = [(begin + end) / 2 / self.axis.end * _WIDTH for begin, end in self.axis.columns]
@@ -93,100 +93,92 @@ class Chart:
             if words:
                 yield _box(left, right, 0, _HEIGHT, [format.clock(begin), *words])
 
+    def heat_map(
+        self, rows: Mapping[str, Sequence[float]], marked: Collection[str] = (), limits: Span | None = None
+    ) -> str:
+        """For each name a row of coloured cells, one for each column; some rows are marked. Empty if nothing is known.
 
-def heat_map(
-    title: str,
-    axis: TimeAxis,
-    unit: str,
-    rows: Mapping[str, Sequence[float]],
-    marked: Collection[str] = (),
-    limits: tuple[float, float] | None = None,
-) -> str:
-    """A row of coloured cells for each name, with a value for each column; some rows are marked.
+        ``limits`` are the values of the first colour and of the last, which stands out: 100 and 0 where idle GPUs are
+        to be seen. Without them they are 0 and twice the median.
+        """
+        known = sorted(value for row in rows.values() for value in row if not math.isnan(value))
+        if not known:
+            return ""
+        # A few high values must not make all others look alike.
+        low, high = limits or (0.0, max(2 * median(known), known[int(len(known) * 0.995)]))
 
-    ``limits`` are the values of the first colour and of the last, which stands out: 100 and 0 where idle GPUs are to be
-    seen. Without them they are 0 and twice the median.
-    """
-    known = sorted(value for row in rows.values() for value in row if not math.isnan(value))
-    if not known:
-        return ""
-    # A few high values must not make all others look alike.
-    low, high = limits or (0.0, max(2 * median(known), known[int(len(known) * 0.995)]))
+        def colour(value: float) -> str:
+            level = LEVELS * (value - low) / (high - low or 1.0)
+            return "missing" if math.isnan(level) else f"h{max(0, min(LEVELS - 1, int(level)))}"
 
-    def colour(value: float) -> str:
-        level = LEVELS * (value - low) / (high - low or 1.0)
-        return "missing" if math.isnan(level) else f"h{max(0, min(LEVELS - 1, int(level)))}"
+        cells: list[_Cell] = []
+        for number, row in enumerate(rows.values()):
+            for kind, group in groupby(zip(map(colour, row), self.axis.columns, strict=True), key=lambda pair: pair[0]):
+                spans = [span for _, span in group]
+                cells.append((kind, number, spans[0][0], spans[-1][1]))
+        shown = {name: _shown([(each, each, each) for each in row]) for name, row in rows.items()}
+        words = {name: [f"{name}: {each} {self.unit}"] for name, each in shown.items()}
+        scale = "".join(_path(f"h{level}", f"M{level} 0h1v1h-1z") for level in range(LEVELS))
+        most = f"{_number(high)} {_escaped(self.unit)}{' or more' if known[-1] > high > low else ''}"
+        box = f'viewBox="0 0 {LEVELS} 1" preserveAspectRatio="none"'
+        legend = f'<span>{_number(low)} <svg width="160" {box}>{scale}</svg> {most}</span>'
+        return self._rows(words, cells, legend, marked, _HEAT_HEIGHT)
 
-    cells: list[_Cell] = []
-    for number, row in enumerate(rows.values()):
-        for kind, group in groupby(zip(map(colour, row), axis.columns, strict=True), key=lambda pair: pair[0]):
-            spans = [span for _, span in group]
-            cells.append((kind, number, spans[0][0], spans[-1][1]))
-    words = {name: [f"{name}: {_shown([(each, each, each) for each in row])} {unit}"] for name, row in rows.items()}
-    scale = "".join(_path(f"h{level}", f"M{level} 0h1v1h-1z") for level in range(LEVELS))
-    most = f"{_number(high)} {_escaped(unit)}{' or more' if known[-1] > high > low else ''}"
-    box = f'viewBox="0 0 {LEVELS} 1" preserveAspectRatio="none"'
-    legend = f'<span>{_number(low)} <svg width="160" {box}>{scale}</svg> {most}</span>'
-    return _rows(title, unit, axis, words, cells, legend, marked, _HEAT_HEIGHT)
+    def bars(self, rows: Mapping[str, Mapping[str, Span]], names: Sequence[str]) -> str:
+        """For each row its spans, with one colour for each of their names; empty where there is none."""
+        known = {name for spans in rows.values() for name in spans}
+        cells = [
+            (f"c{names.index(name)}", at, *spans[name]) for at, spans in enumerate(rows.values()) for name in spans
+        ]
+        words = {
+            row: [row, *(f"{name}: {format.duration(end - begin)}" for name, (begin, end) in spans.items())]
+            for row, spans in rows.items()
+        }
+        legend = _legend((f"c{at}", name) for at, name in enumerate(names) if name in known)
+        return self._rows(words, cells, legend, (), _BARS_HEIGHT) if known else ""
 
+    def _rows(
+        self,
+        words: Mapping[str, Sequence[str]],
+        cells: Iterable[_Cell],
+        legend: str,
+        marked: Collection[str],
+        height: int,
+    ) -> str:
+        """Cells in rows; ``words`` has for each row what is shown when the mouse is over it."""
+        names, pixels = list(words), min(_ROW * len(words), height)
+        by_class: dict[str, list[str]] = {}
+        for kind, number, begin, end in cells:
+            by_class.setdefault(kind, []).append(_box_path(begin, end, number, 1))
+        places = [number for number, name in enumerate(names) if name in marked]
+        shapes = [_path(f"cell {kind}", "".join(found)) for kind, found in by_class.items()]
+        shapes += [_path("marked", _box_path(0, self.axis.end, at, 1)) for at in places]
+        hover = (_box(0, self.axis.end, at, 1, said) for at, said in enumerate(words.values()))
+        row = pixels / len(names)
+        every = 2 ** max(0, math.ceil(math.log2(_LABEL_PIXELS / row)))
+        shown = [at for at in range(0, len(names), every) if all(abs(at - place) >= every for place in places)]
+        parts = [_label(names[at], (at + 0.5) * row) for at in shown]
+        parts += [_label(names[at], (at + 0.5) * row, "y marked") for at in places]
+        parts.append(_stretched((self.axis.end, len(names)), pixels, shapes, hover))
+        return self._figure(pixels, legend, parts)
 
-def bars(title: str, axis: TimeAxis, rows: Mapping[str, Mapping[str, Span]], names: Sequence[str]) -> str:
-    """For each row its spans, with one colour for each of their names; empty where there is none."""
-    known = {name for spans in rows.values() for name in spans}
-    cells = [(f"c{names.index(name)}", at, *spans[name]) for at, spans in enumerate(rows.values()) for name in spans]
-    words = {
-        row: [row, *(f"{name}: {format.duration(end - begin)}" for name, (begin, end) in spans.items())]
-        for row, spans in rows.items()
-    }
-    legend = _legend((f"c{at}", name) for at, name in enumerate(names) if name in known)
-    return _rows(title, "", axis, words, cells, legend, (), _BARS_HEIGHT) if known else ""
-
-
-def _rows(
-    title: str,
-    unit: str,
-    axis: TimeAxis,
-    words: Mapping[str, Sequence[str]],
-    cells: Iterable[_Cell],
-    legend: str,
-    marked: Collection[str],
-    height: int,
-) -> str:
-    """Cells in rows; ``words`` has for each row what is shown when the mouse is over it."""
-    names, pixels = list(words), min(_ROW * len(words), height)
-    by_class: dict[str, list[str]] = {}
-    for kind, number, begin, end in cells:
-        by_class.setdefault(kind, []).append(_box_path(begin, end, number, 1))
-    places = [number for number, name in enumerate(names) if name in marked]
-    shapes = [_path(f"cell {kind}", "".join(found)) for kind, found in by_class.items()]
-    shapes += [_path("marked", _box_path(0, axis.end, at, 1)) for at in places]
-    hover = (_box(0, axis.end, at, 1, said) for at, said in enumerate(words.values()))
-    row = pixels / len(names)
-    every = 2 ** max(0, math.ceil(math.log2(_LABEL_PIXELS / row)))
-    shown = [at for at in range(0, len(names), every) if all(abs(at - place) >= every for place in places)]
-    parts = [_label(names[at], (at + 0.5) * row, "y") for at in shown]
-    parts += [_label(names[at], (at + 0.5) * row, "y marked") for at in places]
-    parts.append(_stretched((axis.end, len(names)), pixels, shapes, hover))
-    return _figure(title, unit, axis, pixels, legend, parts)
-
-
-def _figure(title: str, unit: str, axis: TimeAxis, pixels: int, legend: str, parts: Sequence[str]) -> str:
-    """A chart: its title and legend, the axis of time with the epochs, and what else is in it."""
-    marks = axis.epochs[:: math.ceil(len(axis.epochs) / _MOST_MARKS) or 1]
-    every = math.ceil(len(marks) / _MOST_NUMBERS) or 1
-    found = [*parts, _label("epoch", -11)] if marks else [*parts]
-    for number, (time, word) in enumerate(marks):
-        at = f"{time / axis.end:.2%}"
-        found.append(f'<line class="mark" x1="{at}" x2="{at}" y1="-4" y2="{pixels}"/>')
-        found += [] if number % every else [f'<text x="{at}" y="-11">{_escaped(word)}</text>']
-    for time, word in axis.ticks():
-        at = f"{time / axis.end:.2%}"
-        found.append(f'<line x1="{at}" x2="{at}" y1="{pixels}" y2="{pixels + 4}"/>')
-        found.append(f'<text x="{at}" y="{pixels + 12}">{word}</text>')
-    name, body = _escaped(f"{title} ({unit})" if unit else title), "\n".join(found)
-    caption = f"<figcaption><b>{name}</b> {legend}</figcaption>"
-    drawing = f'<svg role="img" aria-label="{name}" height="{pixels}">\n{body}\n</svg>'
-    return f'<figure class="chart">{caption}\n{drawing}</figure>\n'
+    def _figure(self, pixels: int, legend: str, parts: Sequence[str]) -> str:
+        """A chart: its title and legend, the axis of time with the epochs, and what else is in it."""
+        marks = self.axis.epochs[:: math.ceil(len(self.axis.epochs) / _MOST_MARKS) or 1]
+        every = math.ceil(len(marks) / _MOST_NUMBERS) or 1
+        found = [*parts, _label("epoch", -11)] if marks else [*parts]
+        for number, (time, word) in enumerate(marks):
+            at = f"{time / self.axis.end:.2%}"
+            found.append(f'<line class="mark" x1="{at}" x2="{at}" y1="-4" y2="{pixels}"/>')
+            found += [] if number % every else [f'<text x="{at}" y="-11">{_escaped(word)}</text>']
+        for time, word in self.axis.ticks():
+            at = f"{time / self.axis.end:.2%}"
+            found.append(f'<line x1="{at}" x2="{at}" y1="{pixels}" y2="{pixels + 4}"/>')
+            found.append(f'<text x="{at}" y="{pixels + 12}">{word}</text>')
+        name, body = _escaped(f"{self.title} ({self.unit})" if self.unit else self.title), "\n".join(found)
+        caption = f"<figcaption><b>{name}</b> {legend}</figcaption>"
+        drawing = f'<svg role="img" aria-label="{name}" height="{pixels}">\n{body}\n</svg>'
+        return f'<figure class="chart">{caption}\n{drawing}</figure>\n'
 
 
 def _stretched(units: tuple[float, float], pixels: int, shapes: Iterable[str], hover: Iterable[str]) -> str:

@@ -111,7 +111,7 @@ def test_an_axis_of_values_holds_them_all(values: list[float], from_zero: bool) 
 def test_a_heat_map_joins_equal_cells_and_marks_rows() -> None:
     rows = {f"gpu{number}": [50.0] * 10 for number in range(64)}
     rows["gpu37"] = [*[50.0] * 5, 100.0, NAN, *[50.0] * 3]
-    html = svg.heat_map("Heat", AXIS, "°C", rows, ["gpu37"], (0.0, 100.0))
+    html = svg.Chart("Heat", AXIS, "°C").heat_map(rows, ["gpu37"], (0.0, 100.0))
     assert paths(html, "cell h15") == ["M50 37H60v1H50z"]
     assert paths(html, "cell missing") == ["M60 37H70v1H60z"]
     assert paths(html, "marked") == ["M0 37H100v1H0z"]
@@ -120,17 +120,17 @@ def test_a_heat_map_joins_equal_cells_and_marks_rows() -> None:
     assert "gpu36" not in labels
     assert len(labels) < 25
     # From what is usual to what stands out.
-    assert paths(svg.heat_map("Use", AXIS, "%", {"a": [0.0] * 10}, (), (100.0, 0.0)), "cell h15")
-    assert svg.heat_map("Heat", AXIS, "°C", {"a": [NAN] * 10}) == ""
+    assert paths(svg.Chart("Use", AXIS, "%").heat_map({"a": [0.0] * 10}, (), (100.0, 0.0)), "cell h15")
+    assert svg.Chart("Heat", AXIS, "°C").heat_map({"a": [NAN] * 10}) == ""
 
 
 def test_bars_have_a_colour_for_each_name() -> None:
     rows = {"0": {"python": (0.0, 20.0), "import": (30.0, 50.0)}, "1": {"import": (30.0, 60.0)}}
-    html = svg.bars("Launch", AXIS, rows, ["srun", "python", "import"])
+    html = svg.Chart("Launch", AXIS).bars(rows, ["srun", "python", "import"])
     assert (paths(html, "cell c1"), paths(html, "cell c2")) == (["M0 0H20v1H0z"], ["M30 0H50v1H30zM30 1H60v1H30z"])
     assert "srun" not in html
     assert "import: 30 s" in html
-    assert svg.bars("Launch", AXIS, {"0": {}}, ["srun"]) == ""
+    assert svg.Chart("Launch", AXIS).bars({"0": {}}, ["srun"]) == ""
 
 
 def test_names_are_words_and_nothing_more() -> None:
@@ -139,8 +139,8 @@ def test_names_are_words_and_nothing_more() -> None:
     made.band(HOSTILE, [(1.0, 2.0, 3.0)] * 10)
     for html in (
         made.html(),
-        svg.heat_map(HOSTILE, axis, HOSTILE, {HOSTILE: [1.0] * 10}, [HOSTILE]),
-        svg.bars(HOSTILE, axis, {HOSTILE: {HOSTILE: (0.0, 1.0)}}, [HOSTILE]),
+        made.heat_map({HOSTILE: [1.0] * 10}, [HOSTILE]),
+        made.bars({HOSTILE: {HOSTILE: (0.0, 1.0)}}, [HOSTILE]),
     ):
         assert "b" not in {each.tag for each in parsed(html).iter() if each.attrib}
         assert not re.search(r"url\(|https?:|<script", html)
