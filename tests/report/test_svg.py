@@ -47,11 +47,13 @@ def test_a_column_is_a_whole_number_of_samples(end: float, interval: float, widt
 
 
 def test_a_range_is_the_least_and_the_most_of_all_samples() -> None:
-    """One hot minute of one GPU among three is not made less by an average, nor is the median moved by it."""
+    """One hot sample of one GPU is not made less by an average; each GPU counts once for the median."""
     axis = TimeAxis(4800.0, 5.0)  # four samples in a column
     usual = [(5.0 * at, 60.0) for at in range(960)]
-    hot = [(time, 95.0 if time == 1000.0 else 60.0) for time, _ in usual]
-    assert axis.ranges([usual, hot, usual])[50] == (60.0, 60.0, 95.0)
+    hot = [(1000.0, 95.0), (1005.0, 70.0), (1010.0, 70.0)]
+    idle = [(1000.0, 70.0), (1005.0, 0.0), (1010.0, 70.0)]
+    assert axis.ranges([usual, hot, idle])[50] == (0.0, 70.0, 95.0)
+    assert axis.ranges([usual, [(1000.0, 70.0)], [(1000.0, 70.0)]])[50] == (60.0, 70.0, 70.0)
     assert math.isnan(axis.ranges([[(0.0, 1.0)]])[1][0])
     assert axis.medians([(0.0, 1.0), (6.0, 9.0), (11.0, 2.0), (30.0, 4.0)])[:3] == pytest.approx(
         [2.0, 4.0, NAN], nan_ok=True
@@ -131,6 +133,15 @@ def test_bars_have_a_colour_for_each_name() -> None:
     assert "srun" not in html
     assert "import: 30 s" in html
     assert svg.Chart("Launch", AXIS).bars({"0": {}}, ["srun"]) == ""
+
+
+def test_a_joined_line_has_no_gaps_and_a_band_has_the_least_and_the_most() -> None:
+    made = svg.Chart("Loss", AXIS)
+    made.line("loss", [4.0, NAN, NAN, 2.0, *[NAN] * 6], joined=True)
+    made.band("median", [(0.0, 2.0, 4.0)] * 2 + [(NAN, NAN, NAN)] * 8)
+    html = made.html()
+    assert paths(html, "line c0") == ["M50.0 0.0L350.0 55.0h.1"]
+    assert paths(html, "band c1") == ["M50.0 0.0L150.0 0.0L150.0 110.0L50.0 110.0z"]
 
 
 def test_names_are_words_and_nothing_more() -> None:
