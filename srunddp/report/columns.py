@@ -40,7 +40,7 @@ class TimeAxis:
     @property
     def width(self) -> float:
         """Seconds of a column."""
-        return self.interval * max(1, self.end / self.interval / _COLUMNS)
+        return self.interval * max(1, math.ceil(self.end / self.interval / _COLUMNS))
 
     @property
     def columns(self) -> list[Span]:
