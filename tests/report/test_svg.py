@@ -81,7 +81,7 @@ def test_ticks_are_few_and_round(end: float, first: str, last: str) -> None:
     assert (labels[0], labels[-1], len(labels) <= 9) == (first, last, True)
 
 
-def test_a_panel_has_its_words_its_line_and_a_text_for_each_column() -> None:
+def test_a_panel_has_its_words_its_line_and_text_by_column() -> None:
     html = chart([100.0, 250.0, NAN, *[300.0] * 7])
     root = parsed(html)
     drawn = next(each for each in root.iter("svg") if each.get("role") == "img")
@@ -135,7 +135,7 @@ def test_bars_have_a_colour_for_each_name() -> None:
     assert svg.Chart("Launch", AXIS).bars({"0": {}}, ["srun"]) == ""
 
 
-def test_a_joined_line_has_no_gaps_and_a_band_has_the_least_and_the_most() -> None:
+def test_a_joined_line_has_no_gaps_and_a_band_has_its_ends() -> None:
     made = svg.Chart("Loss", AXIS)
     made.line("loss", [4.0, NAN, NAN, 2.0, *[NAN] * 6], joined=True)
     made.band("median", [(0.0, 2.0, 4.0)] * 2 + [(NAN, NAN, NAN)] * 8)
