@@ -1,0 +1,244 @@
+"""Charts as SVG for an HTML page: panels over time, heat maps and bars. They need no script and nothing else.
+
+Only the drawing is stretched to the width of the page. Text has a fixed size in pixels, and its place is given in
+percent, so that it can be read in a wide and in a narrow window. Colours are CSS classes: see ``style.py``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from html import escape
+from itertools import groupby
+from statistics import median
+
+from srunddp.errors import one_line
+from srunddp.report import format
+from srunddp.report.columns import Range, Span, TimeAxis
+from srunddp.report.style import LEVELS
+
+_WIDTH = 1000  # units of a drawing before it is stretched
+_HEIGHT, _HEAT_HEIGHT, _BARS_HEIGHT, _ROW = 110, 320, 160, 16  # pixels: of a panel, of all rows and of one at most
+_MOST_MARKS, _MOST_NUMBERS = 60, 8
+_LABEL_PIXELS, _LABEL_LETTERS = 13, 11  # between two labels of rows at least; of one label at most
+
+_Cell = tuple[str, int, float, float]  # class, number of the row, begin and end in seconds
+
+
+@dataclass
+class Chart:
+    """A panel over time, with an axis of values; or, for each of several names, a row of coloured cells or of bars.
+
+    Attributes:
+        title: what is shown; unit: of the values.
+        most: the axis of values ends there or above; from_zero: False lets it begin near the lowest value.
+    """
+
+    title: str
+    axis: TimeAxis
+    unit: str = ""
+    most: float = 0.0
+    from_zero: bool = True
+    _series: list[tuple[str, Sequence[Range], str]] = field(default_factory=list)
+
+    def line(self, label: str, values: Iterable[float], *, joined: bool = False) -> None:
+        """Add a line: a value for each column, nan where it is not known. ``joined`` draws it across those."""
+        self._series.append((label, [(each, each, each) for each in values], "joined" if joined else "line"))
+
+    def band(self, label: str, ranges: Sequence[Range]) -> None:
+        """Add a band from the least to the most in each column, and a line for the median."""
+        self._series.append((label, ranges, "band"))
+
+    def html(self) -> str:
+        """The chart with its legend; empty where no value is known."""
+        known = [value for _, ranges, _ in self._series for each in ranges for value in each if not math.isnan(value)]
+        if not known:
+            return ""
+        ticks = _value_ticks(min([*known, *[0.0] * self.from_zero]), max([*known, self.most]))
+
+        def y(value: float) -> float:
+            return _HEIGHT * (ticks[-1] - value) / (ticks[-1] - ticks[0])
+
+        parts = [f'<line x2="100%" y1="{y(tick):.1f}" y2="{y(tick):.1f}"/>' for tick in ticks]
+        parts += [_label(f"{tick:,.10g}", y(tick)) for tick in ticks]
+        shapes = [
+            path for at, (_, ranges, kind) in enumerate(self._series) for path in self._paths(at, ranges, kind, y)
+        ]
+        legend = [(f"c{at}", f"{label}: {_shown(ranges)}") for at, (label, ranges, _) in enumerate(self._series)]
+        parts.append(_stretched((_WIDTH, _HEIGHT), _HEIGHT, shapes, self._hover()))
+        return self._figure(_HEIGHT, _legend(legend), parts)
+
+    def _paths(self, number: int, ranges: Sequence[Range], kind: str, y: Callable[[float], float]) -> Iterator[str]:
+        middles = [(begin + end) / 2 / self.axis.end * _WIDTH for begin, end in self.axis.columns]
+        points = [(x, *map(y, each)) for x, each in zip(middles, ranges, strict=True)]
+        is_band = kind == "band"
+        if kind == "joined":
+            points = [point for point in points if not math.isnan(point[2])]
+        for is_gap, group in groupby(points, key=lambda point: math.isnan(point[2])):
+            known = [] if is_gap else list(group)
+            if known and is_band:
+                above, below = ([(point[0], point[at]) for point in known] for at in (3, 1))
+                yield _path(f"band c{number}", f"{_line([*above, *reversed(below)])}z")
+            if known:
+                kind = "line" if len(known) > 1 else "line dot"
+                yield _path(f"{kind} c{number}", f"{_line([(point[0], point[2]) for point in known])}h.1")
+
+    def _hover(self) -> Iterator[str]:
+        """For each column its time, and what is known in it."""
+        for at, (begin, end) in enumerate(self.axis.columns):
+            known = [(label, ranges[at : at + 1]) for label, ranges, _ in self._series]
+            words = [f"{label}: {_shown(found)} {self.unit}" for label, found in known if not math.isnan(found[0][1])]
+            left, right = (value / self.axis.end * _WIDTH for value in (begin, end))
+            if words:
+                yield _box(left, right, 0, _HEIGHT, [format.clock(begin), *words])
+
+    def heat_map(
+        self, rows: Mapping[str, Sequence[float]], marked: Collection[str] = (), limits: Span | None = None
+    ) -> str:
+        """For each name a row of coloured cells, one for each column; some rows are marked. Empty if nothing is known.
+
+        ``limits`` are the values of the first colour and of the last, which stands out: 100 and 0 where idle GPUs are
+        to be seen. Without them they are 0 and twice the median.
+        """
+        known = sorted(value for row in rows.values() for value in row if not math.isnan(value))
+        if not known:
+            return ""
+        # A few high values must not make all others look alike.
+        low, high = limits or (0.0, max(2 * median(known), known[int(len(known) * 0.995)]))
+
+        def colour(value: float) -> str:
+            level = LEVELS * (value - low) / (high - low or 1.0)
+            return "missing" if math.isnan(level) else f"h{max(0, min(LEVELS - 1, int(level)))}"
+
+        cells: list[_Cell] = []
+        for number, row in enumerate(rows.values()):
+            for kind, group in groupby(zip(map(colour, row), self.axis.columns, strict=True), key=lambda pair: pair[0]):
+                spans = [span for _, span in group]
+                cells.append((kind, number, spans[0][0], spans[-1][1]))
+        shown = {name: _shown([(each, each, each) for each in row]) for name, row in rows.items()}
+        words = {name: [f"{name}: {each} {self.unit}"] for name, each in shown.items()}
+        scale = "".join(_path(f"h{level}", f"M{level} 0h1v1h-1z") for level in range(LEVELS))
+        most = f"{_number(high)} {_escaped(self.unit)}{' or more' if known[-1] > high > low else ''}"
+        box = f'viewBox="0 0 {LEVELS} 1" preserveAspectRatio="none"'
+        legend = f'<span>{_number(low)} <svg width="160" {box}>{scale}</svg> {most}</span>'
+        return self._rows(words, cells, legend, marked, _HEAT_HEIGHT)
+
+    def bars(self, rows: Mapping[str, Mapping[str, Span]], names: Sequence[str]) -> str:
+        """For each row its spans, with one colour for each of their names; empty where there is none."""
+        known = {name for spans in rows.values() for name in spans}
+        cells = [
+            (f"c{names.index(name)}", at, *spans[name]) for at, spans in enumerate(rows.values()) for name in spans
+        ]
+        words = {
+            row: [row, *(f"{name}: {format.duration(end - begin)}" for name, (begin, end) in spans.items())]
+            for row, spans in rows.items()
+        }
+        legend = _legend((f"c{at}", name) for at, name in enumerate(names) if name in known)
+        return self._rows(words, cells, legend, (), _BARS_HEIGHT) if known else ""
+
+    def _rows(
+        self,
+        words: Mapping[str, Sequence[str]],
+        cells: Iterable[_Cell],
+        legend: str,
+        marked: Collection[str],
+        height: int,
+    ) -> str:
+        """Cells in rows; ``words`` has for each row what is shown when the mouse is over it."""
+        names, pixels = list(words), min(_ROW * len(words), height)
+        by_class: dict[str, list[str]] = {}
+        for kind, number, begin, end in cells:
+            by_class.setdefault(kind, []).append(_box_path(begin, end, number, 1))
+        places = [number for number, name in enumerate(names) if name in marked]
+        shapes = [_path(f"cell {kind}", "".join(found)) for kind, found in by_class.items()]
+        shapes += [_path("marked", _box_path(0, self.axis.end, at, 1)) for at in places]
+        hover = (_box(0, self.axis.end, at, 1, said) for at, said in enumerate(words.values()))
+        row = pixels / len(names)
+        every = 2 ** max(0, math.ceil(math.log2(_LABEL_PIXELS / row)))
+        shown = [at for at in range(0, len(names), every) if all(abs(at - place) >= every for place in places)]
+        parts = [_label(names[at], (at + 0.5) * row) for at in shown]
+        parts += [_label(names[at], (at + 0.5) * row, "y marked") for at in places]
+        parts.append(_stretched((self.axis.end, len(names)), pixels, shapes, hover))
+        return self._figure(pixels, legend, parts)
+
+    def _figure(self, pixels: int, legend: str, parts: Sequence[str]) -> str:
+        """A chart: its title and legend, the axis of time with the epochs, and what else is in it."""
+        marks = self.axis.epochs[:: math.ceil(len(self.axis.epochs) / _MOST_MARKS) or 1]
+        every = math.ceil(len(marks) / _MOST_NUMBERS) or 1
+        found = [*parts, _label("epoch", -11)] if marks else [*parts]
+        for number, (time, word) in enumerate(marks):
+            at = f"{time / self.axis.end:.2%}"
+            found.append(f'<line class="mark" x1="{at}" x2="{at}" y1="-4" y2="{pixels}"/>')
+            found += [] if number % every else [f'<text x="{at}" y="-11">{_escaped(word)}</text>']
+        for time, word in self.axis.ticks():
+            at = f"{time / self.axis.end:.2%}"
+            found.append(f'<line x1="{at}" x2="{at}" y1="{pixels}" y2="{pixels + 4}"/>')
+            found.append(f'<text x="{at}" y="{pixels + 12}">{word}</text>')
+        name, body = _escaped(f"{self.title} ({self.unit})" if self.unit else self.title), "\n".join(found)
+        caption = f"<figcaption><b>{name}</b> {legend}</figcaption>"
+        drawing = f'<svg role="img" aria-label="{name}" height="{pixels}">\n{body}\n</svg>'
+        return f'<figure class="chart">{caption}\n{drawing}</figure>\n'
+
+
+def _stretched(units: tuple[float, float], pixels: int, shapes: Iterable[str], hover: Iterable[str]) -> str:
+    """What has the width of the page, whatever its own units are."""
+    box = f'viewBox="0 0 {units[0]:.6g} {units[1]:.6g}" preserveAspectRatio="none"'
+    body = "\n".join([*shapes, '<g class="hover">', *hover, "</g>"])
+    return f'<svg width="100%" height="{pixels}" {box}>\n{body}\n</svg>'
+
+
+def _value_ticks(low: float, high: float) -> list[float]:
+    """Round numbers from the lowest value, or below it, to the highest, or above it: two at least."""
+    least = ((high - low) or abs(high) or 1.0) / 5
+    power = 10.0 ** math.floor(math.log10(least))
+    step = next(each * power for each in (1, 2, 5, 10) if each * power >= least * 0.999)
+    first = math.floor(low / step)
+    return [at * step for at in range(first, max(first + 1, math.ceil(high / step - 1e-9)) + 1)]
+
+
+def _legend(entries: Iterable[tuple[str, str]]) -> str:
+    key = '<svg width="16" viewBox="0 0 16 10">{}</svg>'
+    return "".join(f"<span>{key.format(_path(c, 'M0 3h16v4h-16z'))}{_escaped(words)}</span>" for c, words in entries)
+
+
+def _label(word: str, y: float, kind: str = "y") -> str:
+    """Beside a chart, as long as there is room for; its end may be what tells it from others."""
+    short = word if len(word) <= _LABEL_LETTERS else f"{word[:3]}…{word[4 - _LABEL_LETTERS :]}"
+    return f'<text class="{kind}" x="-6" y="{y:.1f}">{_escaped(short)}</text>'
+
+
+def _path(kind: str, shape: str) -> str:
+    return f'<path class="{kind}" d="{shape}"/>'
+
+
+def _box(left: float, right: float, top: float, height: float, words: Iterable[str]) -> str:
+    """What is not seen, and shows words to the mouse."""
+    title = "\n".join(map(_escaped, words))
+    return f'<path d="{_box_path(left, right, top, height)}"><title>{title}</title></path>'
+
+
+def _box_path(left: float, right: float, top: float, height: float) -> str:
+    return f"M{left:.6g} {top:g}H{right:.6g}v{height:g}H{left:.6g}z"
+
+
+def _line(points: Iterable[tuple[float, float]]) -> str:
+    return "M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in points)
+
+
+def _shown(ranges: Iterable[Range]) -> str:
+    """The median, and from where to where the values go."""
+    known = [each for each in ranges if not math.isnan(each[1])]
+    if not known:
+        return format.UNKNOWN
+    least, most = min(each[0] for each in known), max(each[2] for each in known)
+    middle = _number(median(each[1] for each in known))
+    return middle if least == most else f"{middle} ({_number(least)}–{_number(most)})"
+
+
+def _number(value: float) -> str:
+    return f"{float(format.format_number(value)):,.10g}"
+
+
+def _escaped(words: str) -> str:
+    return escape(one_line(words))
