@@ -33,17 +33,22 @@ class Advice:
     """One finding.
 
     Attributes:
-        rule: its name; found, threshold: the figure with what it is of, and the limit that it passes.
+        rule: its name; found, threshold: the figure with what it is of, and the limit that it passes, or nothing.
         hint: the next thing to change.
+        cost: the share of the step time that is lost by it, where that is known.
+        severity: ``failed``, ``lost`` for time that is lost, or ``unused`` for what was requested and not used.
     """
 
     rule: str
     found: str
     threshold: str
     hint: str
+    cost: float | None = None
+    severity: str = "lost"
 
     def __str__(self) -> str:
-        return f"{self.found} (threshold: {self.threshold}) -> {self.hint}"
+        threshold = f" (threshold: {self.threshold})" if self.threshold else ""
+        return f"{self.found}{threshold} -> {self.hint}"
 
 
 def notes(summary: Summary) -> tuple[Advice, ...]:
