@@ -52,24 +52,25 @@ class Advice:
 
 
 def notes(summary: Summary) -> tuple[Advice, ...]:
-    """All that hold, causes before consequences."""
+    """All that hold: those first that cost most, and last what was requested and not used."""
     if too_short(summary):
         return ()
     busy, stragglers = _oversubscribed(summary), find_stragglers(summary)
     slowed = [each for each in summary.gpus if each.samples >= FEWEST_SAMPLES and (each.slowed or 0.0) > SLOWED]
     explained = {each.node for each in busy} | {each.node for each in slowed}
+    are_explained = explained.issuperset(stragglers.nodes)
     waiting = None if busy else _data_wait(summary, stragglers)
     found = [
-        _cpu(busy),
-        _throttled(slowed),
-        None if explained.issuperset(stragglers.nodes) else _slow_rank(summary, stragglers),
+        _cpu(summary, busy),
+        _throttled(slowed, stragglers if are_explained else Stragglers()),
+        None if are_explained else _slow_rank(summary, stragglers),
         waiting,
         _gpu(summary, explained=bool(waiting or busy or stragglers.ranks)),
         _interface(summary),
         _time_limit(summary),
         _memory(summary),
     ]
-    return tuple(note for note in found if note)
+    return tuple(sorted(filter(None, found), key=lambda note: (note.severity == "unused", -(note.cost or 0.0))))
 
 
 def too_short(summary: Summary) -> str:
@@ -93,30 +94,37 @@ def _used(node: NodeFigures) -> float:
     return share(node.used, node.cpus) or 0.0
 
 
-def _cpu(busy: list[NodeFigures]) -> Advice | None:
+def _cpu(summary: Summary, busy: list[NodeFigures]) -> Advice | None:
     if not busy:
         return None
     worst, where = max(busy, key=_used), format.nodes(each.node for each in busy)
+    nodes = {each.node for each in busy}
+    delay = median_or_none([each.delay for each in summary.ranks if each.node in nodes])
     return Advice(
         "cpu oversubscribed",
         f"{format.percent(_used(worst))} of {format.count(int(worst.cpus or 0), 'CPU')} used on {where}, "
-        "and processes wait for a CPU",
+        f"and processes wait for a CPU for {format.percent(delay)} of the time",
         f"above {format.percent(CPUS_USED)} used and {format.percent(CPU_WAIT)} of the time waiting",
         "more --cpus-per-task, fewer --dataloader.num_workers, or fewer --num_threads",
+        delay,
     )
 
 
-def _throttled(slowed: list[GpuFigures]) -> Advice | None:
+def _throttled(slowed: list[GpuFigures], stragglers: Stragglers) -> Advice | None:
+    """With what the slow ranks on these nodes cost, which are no note of their own."""
     if not slowed:
         return None
+    slow = any(each.node in stragglers.nodes for each in slowed)
     worst = max(slowed, key=lambda gpu: gpu.slowed or 0.0)
     heat = f", {worst.temperature_c:.0f} °C at most" if worst.temperature_c is not None else ""
     return Advice(
         "gpu throttled",
-        f"{devices(slowed)} throttled (thermal or power brake) for {format.percent(worst.slowed)} of the samples{heat}",
+        f"{devices(slowed)} throttled (thermal or power brake) for {format.percent(worst.slowed)} of the samples{heat}"
+        f"{f'; {_excess(stragglers)}' if slow else ''}",
         f"above {format.percent(SLOWED)}",
         f"tell the site, and leave the node out until then: srunddp sbatch --exclude="
         f"{format.nodes(each.node for each in slowed)}",
+        stragglers.share if slow else None,
     )
 
 
@@ -128,9 +136,8 @@ def devices(gpus: list[GpuFigures]) -> str:
 
 
 def _slow_rank(summary: Summary, stragglers: Stragglers) -> Advice:
-    several, node = len(stragglers.ranks) > 1, format.nodes(stragglers.nodes)
-    who = one_line(f"rank{'s' * several} {ranges(stragglers.ranks)} on {node}")
-    them = "their" if several else "its"
+    node = format.nodes(stragglers.nodes)
+    them = "their" if len(stragglers.ranks) > 1 else "its"
     by_data = stragglers.by_data > _BY_DATA
     why = f"{them} wait for data" if by_data else f"{them} own work, not the wait for data"
     hint = f"look at the storage as {node} sees it, and at what {them} part of the data has that others have not"
@@ -140,10 +147,19 @@ def _slow_rank(summary: Summary, stragglers: Stragglers) -> Advice:
         hint = f"{alone if stragglers.ranks == (0,) else ''}see what else runs on {node}{leave}"
     return Advice(
         "slow rank",
-        f"{who}: {format.duration(stragglers.excess)} more of {them} own in each step than the others, "
-        f"{format.percent(stragglers.share)} of the step time; it is {why}",
+        f"{_excess(stragglers)}; it is {why}",
         f"above {format.percent(DATA_WAIT)}",
         hint,
+        stragglers.share,
+    )
+
+
+def _excess(stragglers: Stragglers) -> str:
+    several = len(stragglers.ranks) > 1
+    who = f"rank{'s' * several} {ranges(stragglers.ranks)} on {format.nodes(stragglers.nodes)}"
+    return (
+        f"{who}: {format.duration(stragglers.excess)} more of {'their' if several else 'its'} own in each step than "
+        f"the others, {format.percent(stragglers.share)} of the step time"
     )
 
 
@@ -157,6 +173,7 @@ def _data_wait(summary: Summary, stragglers: Stragglers) -> Advice | None:
         f"{format.percent(figure)} of the step time is waiting for data",
         f"above {format.percent(DATA_WAIT)}",
         "more --dataloader.num_workers, with as many --cpus-per-task; else data on faster storage",
+        figure,
     )
 
 
@@ -245,6 +262,7 @@ def _time_limit(summary: Summary) -> Advice | None:
         f"{format.duration(used)} of {format.duration(limit)} used, {format.percent(used / limit)}",
         f"below {format.percent(TIME_USED)}",
         f"--time={minutes // 60}:{minutes % 60:02}:00: jobs with a shorter limit start earlier",
+        severity="unused",
     )
 
 
@@ -265,6 +283,7 @@ def _memory(summary: Summary) -> Advice | None:
         f"{format.percent(peak / limit)}",
         f"below {format.percent(MEMORY_USED)}",
         f"--mem={enough}G",
+        severity="unused",
     )
 
 
