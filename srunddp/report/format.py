@@ -18,6 +18,11 @@ def format_number(value: float) -> str:
     return f"{value:.1f}" if size >= 9.995 else f"{value:.2f}" if size >= 0.9995 else f"{value:.3g}"
 
 
+def number(value: float) -> str:
+    """The same to be read alone: ``1.2``, ``64``, ``12,345``."""
+    return f"{float(format_number(value)):,.15g}"
+
+
 def duration(seconds: float | None) -> str:
     """``0.12 s``, ``12.3 s``, ``4 min 5 s``, ``1 h 2 min``, ``2 d 3 h``."""
     if seconds is None:

@@ -75,7 +75,7 @@ def _cpus(nodes: Iterable[NodeFigures]) -> Tile:
     known = [(node.used, node.cpus) for node in nodes if node.used is not None and node.cpus]
     used, cpus = sum(each[0] for each in known), sum(each[1] for each in known)
     part, memory = _fullest((node.memory_bytes, node.memory_limit_bytes) for node in nodes)
-    details = [f"{format.format_number(used)} of {cpus:.0f}"] if known else []
+    details = [f"{format.number(used)} of {cpus:.0f}"] if known else []
     details += [f"memory {memory}, {format.percent(part)}"] if memory else []
     return _tile("CPUs", share(used, cpus), "; ".join(details) or "no CPU was sampled")
 
@@ -91,7 +91,7 @@ def _throughput(summary: Summary) -> Tile:
     if found.per_s is None:
         return _tile("samples/s", None, _NO_TRAINER)
     own = "" if found.own_share is None else f"computing {format.percent(found.own_share)} of the step time"
-    return Tile("samples/s", format.format_number(found.per_s), found.own_share, own)
+    return Tile("samples/s", format.number(found.per_s), found.own_share, own)
 
 
 def _tile(name: str, part: float | None, detail: str) -> Tile:
