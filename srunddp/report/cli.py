@@ -14,6 +14,7 @@ from srunddp.errors import ConfigError, one_line
 from srunddp.report import locate, slurm, text
 from srunddp.report.advice import notes, too_short
 from srunddp.report.html import page
+from srunddp.report.panels import sections
 from srunddp.report.run import RunData, read
 from srunddp.report.summarize import summary_of, with_baseline
 from srunddp.report.summary import Summary
@@ -21,7 +22,6 @@ from srunddp.util.atomic_file import replace_file
 from srunddp.util.click_types import DIR, answering, json_option, json_text
 from srunddp.util.console import say
 
-_NO_PICTURES = 'no pictures: matplotlib is not installed here -> pip install "srunddp[report]"'
 _REFRESH = 2.0  # seconds between two looks, and no more than a tenth of the time is spent on them
 _HOME, _REST_OF_LINE, _REST = "\x1b[H", "\x1b[K", "\x1b[J"
 _UNITS = {  # what a key of --json adds to the name of its figure
@@ -47,7 +47,7 @@ _WITH_UNIT = {name: f"{name}_{unit}" for unit, names in _UNITS.items() for name 
 )
 @click.option("--restart", type=click.IntRange(0), metavar="N", help="Which start of the run (default: the last).")
 @click.option("--baseline", type=DIR, metavar="DIR|JOBID", help="A run on fewer ranks, for the scaling efficiency.")
-@click.option("--output", type=DIR, help="For report.html and the pictures (default: the run's folder).")
+@click.option("--output", type=DIR, help="For report.html (default: the run's folder).")
 @click.option("--text", "text_only", is_flag=True, help="Print the summary, and write nothing.")
 @click.option("--live", is_flag=True, help="In a terminal, refresh the summary until the run has ended.")
 @json_option
@@ -136,28 +136,17 @@ def _follow(folder: Path, baseline: Summary | None) -> bool:
         return False
 
 
-def _write(output: str | Path, run: RunData, summary: Summary, view: slurm.SlurmAccounting) -> str:
-    """Write the page and its pictures; their paths."""
+def _write(output: str | Path, run: RunData, summary: Summary, view: slurm.SlurmAccounting) -> Path:
+    """Write the page; its path."""
+    html = page(summary, notes(summary), sections(run, summary), view)
+    file = Path(output) / "report.html"
     try:
-        from srunddp.report.plots.per_rank import pictures
-    except ImportError:
-        found, hints = [], [_NO_PICTURES]
-    else:
-        found, hints = pictures(run, summary), []
-    text_of_page = page(summary, notes(summary), found, view, hints)
-    files = {"report.html": text_of_page.encode(errors="backslashreplace")}
-    files |= {picture.name: picture.image for picture in found if picture.image}
-    folder = Path(output)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        for name, content in files.items():
-            replace_file(folder / name, content)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        replace_file(file, html.encode(errors="backslashreplace"))
     except OSError as error:
         raise ConfigError(
-            f"the report cannot be written to {folder}: {os.strerror(error.errno or 0)}",
+            f"the report cannot be written to {file.parent}: {os.strerror(error.errno or 0)}",
             expected="a folder that you may write to",
             hint="name another with --output, or print the text alone with --text",
         ) from None
-    for hint in hints:
-        say(f"note: {hint}")
-    return ", ".join(str(folder / name) for name in files)
+    return file

@@ -1,52 +1,28 @@
-"""The report as one HTML file: no script, nothing from elsewhere, the pictures in it."""
+"""The report as one HTML file: no script, nothing from elsewhere, the charts in it."""
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Iterable, Iterator, Sequence
 from html import escape
-from typing import TYPE_CHECKING
+from importlib import resources
 
 from srunddp.errors import one_line
 from srunddp.report import format, slurm, text
 from srunddp.report.advice import Advice, too_short
+from srunddp.report.panels import Section
 from srunddp.report.summary import Summary
 
-if TYPE_CHECKING:
-    from srunddp.report.plots.per_rank import Plot
-
-_STYLE = """
-:root { color-scheme: light; }
-body { font: 15px/1.5 system-ui, sans-serif; color: #1a1a1a; background: #fff; max-width: 1240px; margin: 2em auto;
-  padding: 0 1.5em; }
-h1 { font-size: 1.5em; margin: 0; overflow-wrap: anywhere; }
-h2 { font-size: 1.15em; margin: 2em 0 .5em; border-bottom: 1px solid #ccc; }
-p { margin: .3em 0; overflow-wrap: anywhere; }
-table { border-collapse: collapse; font-size: .9em; font-variant-numeric: tabular-nums; display: block;
-  overflow-x: auto; }
-th, td { text-align: left; padding: .2em .9em .2em 0; border-bottom: 1px solid #e3e3e3; vertical-align: top; }
-th { font-weight: 600; white-space: nowrap; }
-img { max-width: 100%; height: auto; display: block; }
-pre { font-size: .85em; overflow-x: auto; }
-.note { border-left: 4px solid #D55E00; padding: .2em .8em; margin: .5em 0; }
-.none { border-left: 4px solid #009E73; padding: .2em .8em; }
-.note, img, tr { break-inside: avoid; }
-h2 { break-after: avoid; }
-@media print { table { display: table; width: 100%; } th { white-space: normal; } td { overflow-wrap: anywhere; }
-  pre { white-space: pre-wrap; } }
-.missing { color: #555; font-size: .9em; }
-"""
+_STYLE = resources.files(__package__).joinpath("page.css").read_text(encoding="utf-8")
 _OPEN = 40  # rows of a table that are shown at once
 
 
 def page(
     summary: Summary,
     notes: Sequence[Advice],
-    pictures: Sequence[Plot],
+    sections: Sequence[Section],
     view: slurm.SlurmAccounting,
-    hints: Sequence[str] = (),
 ) -> str:
-    """All of it; ``hints`` are sentences about what could not be shown."""
+    """All of it."""
     title = _escaped(f"Run {summary.name or '?'}: {format.count(summary.world_size, 'rank')}, {summary.script}")
     head, *rest = text.heading(summary)
     parts = [
@@ -54,8 +30,7 @@ def page(
         *(f"<p>{_escaped(line)}</p>" for line in rest),
         *_notes(summary, notes),
         *_figures(summary),
-        *(f'<p class="missing">{_escaped(hint)}</p>' for hint in hints),
-        *(part for picture in pictures for part in _picture(picture)),
+        *(part for section in sections for part in _charts(section)),
         *_section("Epochs and evaluations", [*_spans(summary)]),
         *_section("Launch phases", [*_launch(summary)]),
         *_section("Nodes", text.node_rows(summary.per_node)),
@@ -97,13 +72,11 @@ def _figures(summary: Summary) -> Iterable[str]:
     yield "</table>"
 
 
-def _picture(picture: Plot) -> Iterable[str]:
-    yield f"<h2>{_escaped(picture.title)}</h2>"
-    if picture.image:
-        data = base64.b64encode(picture.image).decode()
-        yield f'<img src="data:image/png;base64,{data}" alt="{_escaped(picture.alt)}">'
-    if picture.missing:
-        yield f'<p class="missing">{_escaped(picture.missing)}</p>'
+def _charts(section: Section) -> Iterable[str]:
+    yield f"<h2>{_escaped(section.title)}</h2>"
+    yield section.html
+    if section.missing:
+        yield f'<p class="missing">{_escaped(section.missing)}</p>'
 
 
 def _section(title: str, rows: Sequence[Sequence[str]]) -> Iterable[str]:

@@ -71,6 +71,7 @@ class RunData:
     usage: dict[str, TimeSeries] = field(default_factory=dict)
     links: list[Device] = field(default_factory=list)
     gpus: list[Device] = field(default_factory=list)
+    metrics: dict[str, list[tuple[float, float]]] = field(default_factory=dict)
 
     def marked(self, name: str) -> dict[int, Mark]:
         """The first mark of that name, by rank."""
