@@ -1,9 +1,9 @@
 """The summary as a terminal shows it, at most 120 columns wide."""
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import re
+from collections.abc import Iterable, Iterator, Sequence
 from textwrap import wrap
-from typing import NamedTuple
 
 from srunddp.errors import one_line
 from srunddp.report import format
@@ -15,23 +15,7 @@ from srunddp.report.summary import GpuFigures, NodeFigures, Summary, median_or_n
 from srunddp.util.hostlist import fold_ranks, group_by_key
 
 _WIDTH, _TITLE, _BAR, _NOTE = 120, 12, 20, 13  # columns
-MOST = 8  # rows of a table that a terminal shows, with one more for all others
-
-
-class Cell(NamedTuple):
-    """A cell of a table.
-
-    Attributes:
-        words: as it is shown; value: the same as a number, where it is a figure.
-        apart: by how much the value must differ from the others' median to stand out.
-    """
-
-    words: str
-    value: float | None = None
-    apart: float = math.inf
-
-
-Row = dict[str, Cell]  # by the name of the column
+_MOST = 8  # nodes whose clock differs
 
 
 def lines(summary: Summary, notes: Sequence[Advice], view: SlurmAccounting | None = None) -> list[str]:
@@ -42,17 +26,16 @@ def lines(summary: Summary, notes: Sequence[Advice], view: SlurmAccounting | Non
         *_notes(summary, notes),
         "",
         *(line for title, found in sections(summary).items() for line in _titled(title, found)),
-        *_folded("node", node_rows(summary.per_node)),
-        *_folded("rank", rank_rows(summary)),
-        *_folded("GPU", gpu_rows(summary.gpus)),
+        *(line for noun, rows in tables(summary).items() if rows for line in _table(noun, rows)),
         *(_slurm(view) if view else ()),
     ]
 
 
-def _wrapped(line: str, indent: int = 0) -> list[str]:
-    """The line in as many as it needs, those after the first indented; a word that is too long is not parted."""
-    margin = " " * indent
-    return wrap(one_line(line), _WIDTH, subsequent_indent=margin, break_long_words=False, break_on_hyphens=False)
+def _wrapped(line: str, indent: int = 0) -> Iterator[str]:
+    """The line in as many as it needs, those after the first indented; neither a word nor a figure is parted."""
+    joined, margin = re.sub(r"(?<=\d) (?=\S)", "\xa0", one_line(line)), " " * indent
+    for part in wrap(joined, _WIDTH, subsequent_indent=margin, break_long_words=False, break_on_hyphens=False):
+        yield part.replace("\xa0", " ")
 
 
 def sections(summary: Summary) -> dict[str, list[str]]:
@@ -107,7 +90,8 @@ def ending(summary: Summary) -> str:
 def _tiles(summary: Summary) -> Iterator[str]:
     yield ""
     if failed := failure(summary):
-        yield from _wrapped(f"FAIL  {failed.rule}: {failed.found} -> {failed.hint}", 6)
+        yield from _wrapped(f"FAIL  {failed.rule}: {failed.found}", 6)
+        yield from _wrapped(f"      -> {failed.hint}", 9)
         yield ""
     for tile in tiles(summary):
         filled = round((tile.share or 0.0) * _BAR)
@@ -118,7 +102,8 @@ def _tiles(summary: Summary) -> Iterator[str]:
 def _notes(summary: Summary, notes: Sequence[Advice]) -> Iterator[str]:
     why = too_short(summary)
     of_what = ", with what each costs of the step time" if any(note.cost for note in notes) else ""
-    yield from ("", f"notes{of_what}" if notes else f"notes: none; {why}" if why else "notes: none")
+    if notes or why or not failure(summary):
+        yield from ("", f"notes{of_what}" if notes else f"notes: none; {why}" if why else "notes: none")
     for note in notes:
         level, cost = "WARN" if note.severity == "lost" else "note", format.percent(note.cost) if note.cost else ""
         yield from _wrapped(f"{level}  {cost:>5}  {note.rule}: {note.found} (threshold: {note.threshold})", _NOTE)
@@ -132,7 +117,7 @@ def remarks(summary: Summary) -> list[str]:
     return ([f"no samples of {format.nodes(silent)}"] if silent else []) + [
         f"the clock of {format.nodes([each.node])} is {format.duration(abs(each.clock))} "
         f"{'ahead of' if each.clock > 0 else 'behind'} rank 0's: taken out"
-        for each in [each for each in summary.per_node if each.clock][:MOST]
+        for each in [each for each in summary.per_node if each.clock][:_MOST]
     ]
 
 
@@ -142,13 +127,13 @@ def _titled(title: str, found: Iterable[str]) -> Iterator[str]:
 
 
 def _time_line(summary: Summary) -> Iterator[str]:
-    if summary.first_step is not None:
-        yield f"first step after {format.duration(summary.first_step)}"
+    found = [] if summary.first_step is None else [f"first step after {format.duration(summary.first_step)}"]
     for noun, spans in (("epoch", summary.epochs), ("evaluation", summary.evaluations)):
         lasted = [each.end - each.begin for each in spans if each.end is not None]
         mean = f" of {format.duration(sum(lasted) / len(lasted))} on average" if lasted else ""
-        if spans:
-            yield f"{format.count(len(spans), noun)}{mean}"
+        found += [f"{format.count(len(spans), noun)}{mean}"] if spans else []
+    if found:
+        yield "; ".join(found)
 
 
 def _steps(summary: Summary) -> Iterator[str]:
@@ -218,133 +203,95 @@ def _energy(summary: Summary) -> Iterator[str]:
 
 
 def _slurm(view: SlurmAccounting) -> Iterator[str]:
-    yield from ("", *_wrapped(f"Slurm's view: {view.sentence}"), *(table(slurm_rows(view)) if view.rows else ()))
+    yield from ("", *_wrapped(f"Slurm's view: {view.sentence}"), *(_columns(slurm_rows(view)) if view.rows else ()))
     if view.seff:
         yield from ("", *map(one_line, view.seff.splitlines()))
 
 
-def node_rows(nodes: Sequence[NodeFigures]) -> list[Row]:
-    """The table of nodes."""
-    links = {node.node: [link for link in node.links if link.chosen or link.kind == "rdma"] for node in nodes}
-    return [
-        {
-            "node": Cell(format.nodes([each.node])),
-            "CPUs used": _cell(each.used, format.number, 0.1 * (each.cpus or math.inf)),
-            "CPUs": _cell(each.cpus, format.number),
-            "memory": _cell(each.memory_bytes, format.size, 0.1 * (each.memory_limit_bytes or math.inf)),
-            "memory limit": _cell(each.memory_limit_bytes, format.size),
-            "read": _rate(each.read),
-            "written": _rate(each.written),
-            "iowait": _cell(each.iowait, format.number, 1.0),
-            "network in": _rate(sum(link.received for link in links[each.node]) if links[each.node] else None),
-            "out": _rate(sum(link.sent for link in links[each.node]) if links[each.node] else None),
-            "interface": Cell(each.interface or format.UNKNOWN),
-        }
-        for each in nodes
-    ]
+def tables(summary: Summary) -> dict[str, list[format.Row]]:
+    """All rows, by what they are of."""
+    return {"node": node_rows(summary.per_node), "rank": rank_rows(summary), "GPU": gpu_rows(summary.gpus)}
 
 
-def rank_rows(summary: Summary) -> list[Row]:
-    """The table of ranks."""
-    return [
-        {
-            "rank": Cell(str(each.rank)),
-            "node": Cell(format.nodes([each.node])),
-            "steps": _cell(each.steps, format.number),
-            "step": _cell(each.step_s, format.duration),
-            "own": _cell(each.own_s, format.duration, DATA_WAIT * (each.step_s or math.inf)),
-            "data wait": _cell(share(each.data_s, each.step_s), format.percent, DATA_WAIT),
-            "CPU": _cell(each.cpu_s, format.duration),
-            "CPU wait": _cell(each.delay, format.percent, CPU_WAIT / 2),
-            "memory": _cell(each.rss_bytes, format.size, 2.0**30 + (each.rss_bytes or 0.0) / 4),
-        }
-        for each in summary.ranks
-    ]
-
-
-def gpu_rows(gpus: Sequence[GpuFigures]) -> list[Row]:
-    """The table of GPUs."""
-    return [
-        {
-            "GPU": Cell(each.index or format.UNKNOWN),
-            "node": Cell(format.nodes([each.node])),
-            "used": _cell(each.utilization, "{:.0f} %".format, 10.0),
-            "SMs active": _cell(each.sm, "{:.0f} %".format, 10.0),
-            "tensor cores": _cell(each.tensor, "{:.0f} %".format, 10.0),
-            "bandwidth": _cell(each.bandwidth, "{:.0f} %".format),
-            "power": _cell(each.power_w, "{:,.0f} W".format),
-            "energy": _cell(each.energy_j, format.energy),
-            "hottest": _cell(each.temperature_c, "{:.0f} °C".format, 10.0),
-            "throttled": _cell(each.slowed, format.percent, SLOWED),
-            "memory": _cell(each.memory_bytes, format.size, 0.1 * (each.memory_limit_bytes or math.inf)),
-            "memory limit": _cell(each.memory_limit_bytes, format.size),
-            "model": Cell(each.name or format.UNKNOWN),
-        }
-        for each in gpus
-    ]
-
-
-def _cell(value: float | None, shown: Callable[[float], str], apart: float = math.inf) -> Cell:
-    return Cell(format.UNKNOWN if value is None else shown(value), value, apart)
-
-
-def _rate(value: float | None) -> Cell:
-    return _cell(value, format.rate, 2.0**20 + (value or 0.0) / 2)
-
-
-def cells(rows: Sequence[Row]) -> list[list[str]]:
-    """The words of a table, its header first, without columns of which nothing is known."""
-    names = [name for name in rows[0] if any(row[name].words != format.UNKNOWN for row in rows)] if rows else []
-    return [names, *([row[name].words for name in names] for row in rows)]
-
-
-def _folded(noun: str, rows: Sequence[Row]) -> Iterator[str]:
-    """A table under its title, which has what is the same in all rows."""
-    if not rows:
-        return
-    same = [name for name in rows[0] if len({row[name].words for row in rows}) == 1 < len(rows)]
-    each = ", ".join(f"{name} {rows[0][name].words}" for name in same if rows[0][name].words != format.UNKNOWN)
-    shown = cells([{name: row[name] for name in row if name not in same} for row in outliers(rows)])
+def _table(noun: str, rows: Sequence[format.Row]) -> Iterator[str]:
+    title, shown = format.folded(noun, rows)
     yield ""
-    yield from _wrapped(f"{format.count(len(rows), noun)}{f', each: {each}' if each else ''}", 2)
-    yield from table(shown) if len(shown[0]) > 1 else ()
+    yield from _wrapped(title, 2)
+    yield from _columns(shown)
 
 
-def outliers(rows: Sequence[Row]) -> list[Row]:
-    """Of many rows those that stand out, and one for all others, with the least and the most of each figure."""
-    if len(rows) <= MOST:
-        return list(rows)
-    usual = {name: median_or_none([row[name].value for row in rows]) or 0.0 for name in rows[0]}
-
-    def distance(row: Row) -> float:
-        return max(abs(cell.value - usual[name]) / cell.apart for name, cell in row.items() if cell.value is not None)
-
-    by_distance = sorted(rows, key=distance, reverse=True)
-    apart = [row for row in by_distance[:MOST] if distance(row) > 1]
-    others = by_distance[len(apart) :]
-    folded = {name: _span([row[name] for row in others]) for name in rows[0]}
-    count = f"{len(others)} others" if apart else f"all {len(others)}"
-    return [*apart, folded | {next(iter(folded)): Cell(count)}]
-
-
-def _span(found: Sequence[Cell]) -> Cell:
-    """``90–92 %``: from the least to the most; what is no figure is folded as names of nodes are."""
-    known = [each for each in found if each.value is not None]
-    if not known:
-        return Cell(format.nodes(each.words for each in found))
-    least, most = (end(known, key=lambda each: each.value or 0.0).words for end in (min, max))
-    (number, *unit), (_, *other) = least.split(), most.split()
-    short = f"{number}–{most}" if unit == other and len(unit) < 2 else f"{least} to {most}"
-    return Cell(least if least == most else short)
-
-
-def table(rows: Sequence[Sequence[str]]) -> Iterator[str]:
+def _columns(rows: Sequence[Sequence[str]]) -> Iterator[str]:
     """Columns below each other, the header first."""
     shown = [[one_line(cell) for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(*shown, strict=True)]
     for row in shown:
         line = "  ".join(map(str.ljust, row, widths)).rstrip()
         yield line if len(line) <= _WIDTH else f"{line[: _WIDTH - 1]}…"
+
+
+def node_rows(nodes: Sequence[NodeFigures]) -> list[format.Row]:
+    """The table of nodes."""
+    links = {node.node: [link for link in node.links if link.chosen or link.kind == "rdma"] for node in nodes}
+    return [
+        {
+            "node": format.Cell(format.nodes([each.node])),
+            "CPUs used": format.cell(each.used, format.number, 0.1 * (each.cpus or math.inf)),
+            "CPUs": format.cell(each.cpus, format.number),
+            "memory": format.cell(each.memory_bytes, format.size, 0.1 * (each.memory_limit_bytes or math.inf)),
+            "memory limit": format.cell(each.memory_limit_bytes, format.size),
+            "read": _rate(each.read),
+            "written": _rate(each.written),
+            "iowait": format.cell(each.iowait, format.number, 1.0),
+            "network in": _rate(sum(link.received for link in links[each.node]) if links[each.node] else None),
+            "out": _rate(sum(link.sent for link in links[each.node]) if links[each.node] else None),
+            "interface": format.Cell(each.interface or format.UNKNOWN),
+        }
+        for each in nodes
+    ]
+
+
+def rank_rows(summary: Summary) -> list[format.Row]:
+    """The table of ranks."""
+    return [
+        {
+            "rank": format.Cell(str(each.rank)),
+            "node": format.Cell(format.nodes([each.node])),
+            "steps": format.cell(each.steps, format.number),
+            "step": format.cell(each.step_s, format.duration),
+            "own": format.cell(each.own_s, format.duration, DATA_WAIT * (each.step_s or math.inf)),
+            "data wait": format.cell(share(each.data_s, each.step_s), format.percent, DATA_WAIT),
+            "CPU": format.cell(each.cpu_s, format.duration),
+            "CPU wait": format.cell(each.delay, format.percent, CPU_WAIT / 2),
+            "memory": format.cell(each.rss_bytes, format.size, 2.0**30 + (each.rss_bytes or 0.0) / 4),
+        }
+        for each in summary.ranks
+    ]
+
+
+def gpu_rows(gpus: Sequence[GpuFigures]) -> list[format.Row]:
+    """The table of GPUs."""
+    return [
+        {
+            "GPU": format.Cell(each.index or format.UNKNOWN),
+            "node": format.Cell(format.nodes([each.node])),
+            "used": format.cell(each.utilization, "{:.0f} %".format, 10.0),
+            "SMs active": format.cell(each.sm, "{:.0f} %".format, 10.0),
+            "tensor cores": format.cell(each.tensor, "{:.0f} %".format, 10.0),
+            "bandwidth": format.cell(each.bandwidth, "{:.0f} %".format),
+            "power": format.cell(each.power_w, "{:,.0f} W".format),
+            "energy": format.cell(each.energy_j, format.energy),
+            "hottest": format.cell(each.temperature_c, "{:.0f} °C".format, 10.0),
+            "throttled": format.cell(each.slowed, format.percent, SLOWED),
+            "memory": format.cell(each.memory_bytes, format.size, 0.1 * (each.memory_limit_bytes or math.inf)),
+            "memory limit": format.cell(each.memory_limit_bytes, format.size),
+            "model": format.Cell(each.name or format.UNKNOWN),
+        }
+        for each in gpus
+    ]
+
+
+def _rate(value: float | None) -> format.Cell:
+    return format.cell(value, format.rate, 2.0**20 + (value or 0.0) / 2)
 
 
 def slurm_rows(view: SlurmAccounting) -> list[list[str]]:
