@@ -36,8 +36,9 @@ _PHASES = {
     "first step": (("epoch", "fit"), ("step",)),
 }
 NAMES = ("srun", *_PHASES)
-_METRICS = ("epoch", "log", "evaluation", "step")  # kinds of lines in metrics.jsonl; of one name the last counts
-_MANY = 2**25  # bytes of it: of a larger file some lines of steps are left out
+# Kinds of lines in metrics.jsonl, and what goes before the names in them; of two with one name the last counts.
+_METRICS = {"epoch": "", "log": "", "evaluation": "val/", "step": ""}
+_MANY = 2**23  # bytes of it: of a larger file some lines of steps are left out
 
 
 @dataclass(frozen=True)
@@ -197,12 +198,11 @@ def _metrics(run: RunData) -> dict[str, list[tuple[float, float]]]:
     by_kind: dict[str, dict[str, list[tuple[float, float]]]] = {kind: {} for kind in _METRICS}
     end = run.last + (run.number("seconds") or _DEFAULT_INTERVAL)
     for line in _metric_lines(run.folder / "metrics.jsonl"):
-        kind, at = by_kind.get(str(line.get("kind"))), _unix_time(line.get("time")) - run.start
-        if kind is None or not 0 <= at <= end:
-            continue
-        for name, value in line.items():
+        kind, at = str(line.get("kind")), _unix_time(line.get("time")) - run.start
+        for name, value in line.items() if kind in _METRICS and 0 <= at <= end else ():
             if type(value) in (int, float) and name != "step" and abs(value) < _LARGEST:
-                kind.setdefault(name, []).append((at, value))
+                named = _METRICS[kind] + name.removeprefix(_METRICS[kind])
+                by_kind[kind].setdefault(named, []).append((at, value))
     found = {name: points for names in by_kind.values() for name, points in names.items()}
     return {name: points for name, points in found.items() if name not in ("lr", "epoch")} or found
 
