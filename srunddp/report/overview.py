@@ -51,7 +51,7 @@ def tiles(summary: Summary) -> tuple[Tile, ...]:
 def _gpus(summary: Summary) -> Tile:
     used = [gpu.utilization for gpu in summary.gpus if gpu.utilization is not None]
     if not used:
-        return _tile("GPU", None, "no GPU was sampled")
+        return _tile("GPU", None, "not sampled")
     each = f", {min(used):.0f} to {max(used):.0f} %" if len(used) > 1 else ""
     return _tile("GPU", fmean(used) / 100, f"{format.count(len(used), 'GPU')}{each}")
 
@@ -59,7 +59,7 @@ def _gpus(summary: Summary) -> Tile:
 def _gpu_memory(summary: Summary) -> Tile:
     sizes = [(gpu.memory_bytes, gpu.memory_limit_bytes) for gpu in summary.gpus]
     part, detail = _fullest(sizes)
-    return _tile("GPU memory", part, detail or "no GPU was sampled")
+    return _tile("GPU memory", part, detail or "not sampled")
 
 
 def _fullest(sizes: Iterable[tuple[float | None, float | None]]) -> tuple[float | None, str]:
@@ -77,7 +77,7 @@ def _cpus(nodes: Iterable[NodeFigures]) -> Tile:
     part, memory = _fullest((node.memory_bytes, node.memory_limit_bytes) for node in nodes)
     details = [f"{format.number(used)} of {cpus:.0f}"] if known else []
     details += [f"memory {memory}, {format.percent(part)}"] if memory else []
-    return _tile("CPUs", share(used, cpus), "; ".join(details) or "no CPU was sampled")
+    return _tile("CPUs", share(used, cpus), "; ".join(details) or "not sampled")
 
 
 def _waiting(summary: Summary) -> Tile:

@@ -1,9 +1,11 @@
 """One start of a run, read: every series on one time axis, in seconds since its start."""
 
 import math
+import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from datetime import datetime
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -13,6 +15,7 @@ from srunddp.report.csv_files import Mark, TimeSeries
 from srunddp.report.summary import Checkpoints, RunEnd, Span
 from srunddp.util.atomic_file import plain
 from srunddp.util.hostlist import group_by_key
+from srunddp.util.json_lines import parse
 
 _PER_NODE = re.compile(r"(.+)\.(node|tasks|links|gpus)\.csv")
 _PER_RANK = re.compile(r"(.+)\.rank(\d{1,9})\.(steps|marks)\.csv")
@@ -33,6 +36,9 @@ _PHASES = {
     "first step": (("epoch", "fit"), ("step",)),
 }
 NAMES = ("srun", *_PHASES)
+# Kinds of lines in metrics.jsonl, and what goes before the names in them; of two with one name the last counts.
+_METRICS = {"epoch": "", "log": "", "evaluation": "val/", "step": ""}
+_MANY = 2**23  # bytes of it: of a larger file some lines of steps are left out
 
 
 @dataclass(frozen=True)
@@ -57,6 +63,7 @@ class RunData:
         ranks: the node of each; nodes: their names, of rank 0's first.
         start: Unix time, by the clock of rank 0's node; ``time`` in all else is seconds since then.
         shifts: by how many seconds a node's clock was ahead of that of rank 0's node, where that was taken out.
+        metrics: what the training logged: times and values by name.
     """
 
     folder: Path
@@ -121,7 +128,9 @@ def read(folder: Path) -> RunData:
     run.nodes = tuple(dict.fromkeys([*run.ranks.values(), *names.values(), *sampled]))
     run.shifts = _shifts(run)
     run.start = _start(run)
-    return _moved(run, -run.start)
+    run = _moved(run, -run.start)
+    run.metrics = _metrics(run)
+    return run
 
 
 def _layout(header: Mapping[str, Any]) -> tuple[dict[int, str], dict[str, str]]:
@@ -182,6 +191,38 @@ def _moved(run: RunData, by: float) -> RunData:
         links=[replace(each, samples=each.samples.shifted(at[each.node])) for each in run.links],
         gpus=[replace(each, samples=each.samples.shifted(at[each.node])) for each in run.gpus],
     )
+
+
+def _metrics(run: RunData) -> dict[str, list[tuple[float, float]]]:
+    """The figures in ``metrics.jsonl`` that are of this start: the file may hold those of others before and after."""
+    by_kind: dict[str, dict[str, list[tuple[float, float]]]] = {kind: {} for kind in _METRICS}
+    end = run.last + (run.number("seconds") or _DEFAULT_INTERVAL)
+    for line in _metric_lines(run.folder / "metrics.jsonl"):
+        kind, at = str(line.get("kind")), _unix_time(line.get("time")) - run.start
+        for name, value in line.items() if kind in _METRICS and 0 <= at <= end else ():
+            if type(value) in (int, float) and name != "step" and abs(value) < _LARGEST:
+                named = _METRICS[kind] + name.removeprefix(_METRICS[kind])
+                by_kind[kind].setdefault(named, []).append((at, value))
+    found = {name: points for names in by_kind.values() for name, points in names.items()}
+    return {name: points for name, points in found.items() if name not in ("lr", "epoch")} or found
+
+
+def _metric_lines(path: Path) -> Iterator[dict[str, Any]]:
+    try:
+        with open(path, "rb") as file:
+            every = 1 + os.fstat(file.fileno()).st_size // _MANY
+            for number, line in enumerate(file):
+                if number % every == 0 or b'"kind": "step"' not in line:
+                    yield parse(line)
+    except OSError:
+        return
+
+
+def _unix_time(text: object) -> float:
+    try:
+        return datetime.fromisoformat(str(text)).timestamp()
+    except (ValueError, OverflowError, OSError):
+        return math.nan
 
 
 def ending(run: RunData, now: float) -> RunEnd:

@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,7 @@ from srunddp.report.run import read
 from srunddp.report.slurm import SlurmAccounting
 from srunddp.report.summarize import summary_of
 from tests.support.made_up_run import MadeUp
+from tests.support.starting import srunddp, write
 
 RUN = MadeUp(nodes=2, ranks_per_node=1, gpus_per_node=1, seconds=40, epoch_s=20, evaluation_s=2)
 FILES = sorted(
@@ -135,3 +137,64 @@ def test_a_long_run_is_thinned_and_its_peaks_stay(tmp_path: Path) -> None:
     assert len(found.time) <= 1500
     assert found.most("memory_bytes") == 77 * 2**30
     assert found.total("cpu_s") == pytest.approx(float(lines[-1].split(",")[1]))
+
+
+LOGS = """
+from pathlib import Path
+from srunddp.train.metrics.logger import MetricsLogger
+MetricsLogger(Path("out"), False, print).add("step", 1, loss=0.5)
+"""
+
+
+def metrics(folder: Path, *lines: tuple[float, dict[str, object]]) -> dict[str, list[tuple[float, float]]]:
+    """What is read of figures that the training logged so many seconds after the run's start."""
+    written = []
+    for at, figures in lines:
+        time = datetime.fromtimestamp(RUN.start + at, UTC).isoformat(timespec="milliseconds")
+        written.append(json.dumps({"kind": "step", "step": 1, "time": time, **figures}))
+    (folder / "metrics.jsonl").write_text("\n".join([*written, '{"kind": "step", "time": "2027-01-', "7", "[]", ""]))
+    return read(folder).metrics
+
+
+def test_metrics_are_those_of_this_start_by_name(tmp_path: Path) -> None:
+    folder = RUN.write(tmp_path)
+    found = metrics(
+        folder,
+        (-1000.0, {"loss": 9.0}),
+        (10.0, {"loss": 2.0, "lr": 0.1}),
+        (20.0, {"loss": "NaN", "lr": 0.1}),
+        (25.0, {"kind": "evaluation", "accuracy": 0.5, "note": "text", "flag": True}),
+        (26.0, {"kind": "epoch", "epoch": 1, "loss": 1.5, "top5": 0.7, "val/accuracy": 0.5}),
+        (30.0, {"loss": 1.0, "lr": 0.1}),
+        (31.0, {"kind": "other", "loss": 7.0}),
+        (32.0, {"kind": ["step"], "loss": 7.0}),
+        (1000.0, {"loss": 0.1}),
+    )
+    assert found == {
+        "loss": [(pytest.approx(10.0), 2.0), (pytest.approx(30.0), 1.0)],
+        "val/accuracy": [(pytest.approx(25.0), 0.5)],
+        "top5": [(pytest.approx(26.0), 0.7)],
+    }
+    assert metrics(folder, (10.0, {"lr": 0.1})) == {"lr": [(pytest.approx(10.0), 0.1)]}
+    assert metrics(folder) == {}
+    (folder / "metrics.jsonl").unlink()
+    (folder / "metrics.jsonl").symlink_to(tmp_path / "gone")
+    assert read(folder).metrics == {}
+
+
+def test_metrics_of_a_huge_file_leave_steps_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("srunddp.report.run._MANY", 1000)
+    steps = [(float(at % 40), {"loss": 1.0}) for at in range(100)]
+    found = metrics(RUN.write(tmp_path), *steps, *[(30.0, {"kind": "evaluation", "accuracy": 0.5})] * 3)
+    assert 5 < len(found["loss"]) < 50
+    assert len(found["val/accuracy"]) == 3
+
+
+def test_metrics_of_a_monitored_run_are_in_its_report(tmp_path: Path) -> None:
+    """Wherever the training writes them; a fork or a program of its own makes no difference."""
+    path = write(tmp_path / "train.py", LOGS)
+    for worker in ("fork", "exec"):
+        done = srunddp("--monitor=1", f"--monitor-dir={worker}", path,
+                       folder=tmp_path, SRUNDDP_WORKER=worker)  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        assert [value for _, value in read(tmp_path / worker / "run" / "monitor.0").metrics["loss"]] == [0.5], worker
