@@ -1,4 +1,4 @@
-"""The time axis of the report and its columns: of each what is least, usual and most in it."""
+"""The time axis of the report page and its columns: what is least, usual and most in each of them."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ _STEPS = (
 )
 
 Points = Iterable[tuple[float, float]]  # seconds since the start, and values
+Columns = list[list[float]]  # the values in each column
 Span = tuple[float, float]  # begin and end, in seconds
 Range = tuple[float, float, float]  # least, median and most; nan where they are not known
 
@@ -55,9 +56,9 @@ class TimeAxis:
         for at in range(int(self.end / step) + 1):
             yield at * step, f"{at * step / size:g} {unit}"
 
-    def grouped(self, points: Points) -> list[list[float]]:
+    def grouped(self, points: Points) -> Columns:
         """The values in each column."""
-        found: list[list[float]] = [[] for _ in self.columns]
+        found: Columns = [[] for _ in self.columns]
         for time, value in points:
             if 0 <= time <= self.end:
                 found[min(int(time / self.width), len(found) - 1)].append(value)
@@ -66,15 +67,6 @@ class TimeAxis:
     def medians(self, points: Points) -> list[float]:
         """The median of each column; nan where nothing is known."""
         return [median(values) if values else NAN for values in self.grouped(points)]
-
-    def ranges(self, series: Iterable[Points]) -> list[Range]:
-        """Of each column the least and the most of all series, and the median of their medians."""
-        found = []
-        for column in zip(*map(self.grouped, series), strict=True):
-            known = [values for values in column if values]
-            values = list(chain(*known))
-            found.append((min(values), median(map(median, known)), max(values)) if known else (NAN, NAN, NAN))
-        return found
 
     def ratios(self, samples: TimeSeries, part: str, whole: str) -> list[float]:
         """The growth of one counter over that of another in each column; nan where that did not grow.
@@ -90,3 +82,13 @@ class TimeAxis:
                     tops[at] += parts[begin, end] * inside
                     belows[at] += grown * inside
         return [top / below if below > _LEAST else NAN for top, below in zip(tops, belows, strict=True)]
+
+
+def ranges(series: Iterable[Columns]) -> list[Range]:
+    """Of each column the least and the most of all series, and the median of their medians."""
+    found = []
+    for column in zip(*series, strict=True):
+        known = [values for values in column if values]
+        values = list(chain(*known))
+        found.append((min(values), median(map(median, known)), max(values)) if known else (NAN, NAN, NAN))
+    return found

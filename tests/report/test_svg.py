@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 import pytest
 
 from srunddp.report import svg
-from srunddp.report.columns import TimeAxis
+from srunddp.report.columns import TimeAxis, ranges
 from srunddp.report.csv_files import NAN, TimeSeries
 
 AXIS = TimeAxis(100.0, 10.0, [(5.0, "1"), (55.0, "2")])
@@ -52,9 +52,9 @@ def test_a_range_is_the_least_and_the_most_of_all_samples() -> None:
     usual = [(5.0 * at, 60.0) for at in range(960)]
     hot = [(1000.0, 95.0), (1005.0, 70.0), (1010.0, 70.0)]
     idle = [(1000.0, 70.0), (1005.0, 0.0), (1010.0, 70.0)]
-    assert axis.ranges([usual, hot, idle])[50] == (0.0, 70.0, 95.0)
-    assert axis.ranges([usual, [(1000.0, 70.0)], [(1000.0, 70.0)]])[50] == (60.0, 70.0, 70.0)
-    assert math.isnan(axis.ranges([[(0.0, 1.0)]])[1][0])
+    assert ranges(map(axis.grouped, [usual, hot, idle]))[50] == (0.0, 70.0, 95.0)
+    assert ranges(map(axis.grouped, [usual, [(1000.0, 70.0)], [(1000.0, 70.0)]]))[50] == (60.0, 70.0, 70.0)
+    assert math.isnan(ranges([axis.grouped([(0.0, 1.0)])])[1][0])
     assert axis.medians([(0.0, 1.0), (6.0, 9.0), (11.0, 2.0), (30.0, 4.0)])[:3] == pytest.approx(
         [2.0, 4.0, NAN], nan_ok=True
     )
