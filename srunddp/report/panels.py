@@ -32,7 +32,6 @@ _ON_GPUS = (  # title, unit, column and factor
     ("Temperature", "°C", "temperature_c", 1.0),
     ("SM clock", "MHz", "sm_clock_mhz", 1.0),
 )
-_Lines = Mapping[str, Points]
 
 
 @dataclass(frozen=True)
@@ -60,17 +59,15 @@ def sections(run: RunData, summary: Summary) -> list[Section]:
     ]
 
 
-def _section(title: str, charts: Mapping[str, str], none: str = "") -> Section:
-    """A section with its charts. Those that are empty are named; where all are, ``none`` is said."""
+def _section(title: str, charts: Mapping[str, str]) -> Section:
     empty = [name for name, html in charts.items() if not html]
-    said = f"Not known: {', '.join(empty)}." if empty else ""
-    return Section(title, "".join(charts.values()), none if none and len(empty) == len(charts) else said)
+    return Section(title, "".join(charts.values()), f"Not known: {', '.join(empty)}." if empty else "")
 
 
-def _drawn(chart: Chart, lines: _Lines, most: int, what: str) -> str:
+def _drawn(chart: Chart, lines: Iterable[tuple[str, Points]], most: int, what: str, by: float = 1.0) -> str:
     """A line and a band for each of a few series, or one for all where they are more than ``most``."""
-    grouped = {name: chart.axis.grouped(points) for name, points in lines.items()}
-    known = {name: columns for name, columns in grouped.items() if any(columns)}
+    grouped = [(name, chart.axis.grouped(points, by)) for name, points in lines]
+    known = {name: columns for name, columns in grouped if any(columns)}
     if len(known) > most:
         chart.add(f"median of {len(known)} {what} (range)", ranges(known.values()))
     else:
@@ -79,44 +76,35 @@ def _drawn(chart: Chart, lines: _Lines, most: int, what: str) -> str:
     return chart.html()
 
 
-# Points come one after the other, so that those of hundreds of series are not all held at once.
-
-
-def _scaled(points: Points, by: float) -> Iterator[tuple[float, float]]:
-    yield from ((time, value * by) for time, value in points)
-
-
-def _gauge(samples: TimeSeries, name: str, by: float = 1.0) -> Iterator[tuple[float, float]]:
-    yield from _scaled(samples.spread(name), by)
-
-
-def _rates(samples: TimeSeries, name: str, by: float = 1.0) -> Iterator[tuple[float, float]]:
+def _rates(samples: TimeSeries, name: str) -> list[tuple[float, float]]:
     """Of a counter, per second, in the middle of each interval."""
-    for begin, end, grown in samples.steps(name):
-        yield (begin + end) / 2, grown / (end - begin) * by
+    return [((begin + end) / 2, grown / (end - begin)) for begin, end, grown in samples.steps(name)]
 
 
-def _summed(series: Iterable[Points]) -> Iterator[tuple[float, float]]:
+def _summed(series: Iterable[Points]) -> list[tuple[float, float]]:
     """The sum of series that have the same times; what one of them lacks is left out."""
     every = [known for known in map(dict, series) if known]
     times = set.intersection(*map(set, every)) if every else set()
-    yield from ((time, sum(each[time] for each in every)) for time in times)
+    return [(time, sum(each[time] for each in every)) for time in times]
 
 
 def _time_line(run: RunData, summary: Summary, axis: TimeAxis) -> Section:
     counted = max(run.steps.values(), key=lambda each: each.total("samples") or 0.0, default=TimeSeries())
-    rates = list(_rates(counted, "samples"))
-    steps, waits = (
-        {str(rank): _scaled(each.ratios(part, whole), by) for rank, each in run.steps.items()}
-        for part, whole, by in (("step_s", "steps", 1e3), ("data_s", "step_s", 100.0))
-    )
-    throughput, step = Chart("Throughput", axis, "samples/s"), Chart("Step time", axis, "ms")
-    wait = Chart("Waiting for data", axis, "% of the step time", most=100 * DATA_WAIT)
-    charts = {
-        "throughput": _drawn(throughput, {"all ranks": _whole(rates) if summary.ending.codes else rates}, 1, ""),
-        "step time": _drawn(step, steps, 1, "ranks"),
-        "waiting for data": _drawn(wait, waits, 1, "ranks"),
-    }
+    rates = _rates(counted, "samples")
+    lines = [("all ranks", _whole(rates) if summary.ending.codes else rates)]
+    charts = {"throughput": _drawn(Chart("Throughput", axis, "samples/s"), lines, 1, "")}
+    for name, part, whole, by, chart in (
+        ("step time", "step_s", "steps", 1e3, Chart("Step time", axis, "ms")),
+        (
+            "waiting for data",
+            "data_s",
+            "step_s",
+            1e2,
+            Chart("Waiting for data", axis, "% of the step time", most=100 * DATA_WAIT),
+        ),
+    ):
+        ratios = ((f"rank {rank}", each.ratios(part, whole)) for rank, each in run.steps.items())
+        charts[name] = _drawn(chart, ratios, 1, "ranks", by)
     pauses = Chart("Evaluations and checkpoints", axis).bars(_pauses(run, summary), ("evaluation", "checkpoint"))
     return _section("Time line", charts | ({"pauses": pauses} if pauses else {}))
 
@@ -151,16 +139,15 @@ def _training(run: RunData, axis: TimeAxis) -> Section:
 def _gpus(run: RunData, summary: Summary, axis: TimeAxis) -> Section:
     if not run.gpus:
         return Section("GPUs", "", "No GPU was sampled.")
-    samples = {f"{each.node} GPU {each.text('index') or each.key}": each.samples for each in run.gpus}
     throttled = any((each.slowed or 0.0) > SLOWED for each in summary.gpus)
     charts = {}
     for title, unit, name, by in _ON_GPUS[: None if throttled else -1]:
         chart = Chart(title, axis, unit, most=100.0 if unit == "%" else 0.0, from_zero=unit != "°C")
         if name == "memory_bytes":
-            chart.limit = by * max((each.memory_limit_bytes or 0.0 for each in summary.gpus), default=0.0)
-        lines = {label: _gauge(each, name, by) for label, each in samples.items()}
-        charts[title] = _drawn(chart, lines, _MOST_GPUS, "GPUs")
-    return _section("GPUs", charts | (_by_gpu(run, summary, axis) if len(samples) > _MOST_GPUS else {}))
+            chart.limit = by * max(each.memory_limit_bytes or 0.0 for each in summary.gpus)
+        lines = ((f"{each.node} GPU {each.text('index') or each.key}", each.samples.spread(name)) for each in run.gpus)
+        charts[title] = _drawn(chart, lines, _MOST_GPUS, "GPUs", by)
+    return _section("GPUs", charts | (_by_gpu(run, summary, axis) if len(run.gpus) > _MOST_GPUS else {}))
 
 
 def _by_gpu(run: RunData, summary: Summary, axis: TimeAxis) -> dict[str, str]:
@@ -188,43 +175,38 @@ def _outliers(names: Sequence[str], values: Sequence[float | None], by: float) -
 
 
 def _nodes(run: RunData, summary: Summary, axis: TimeAxis) -> Section:
-    usage = {node: run.usage[node] for node in run.nodes if node in run.usage}
+    usage = [(node, run.usage[node]) for node in run.nodes if node in run.usage]
     cpus = max((each.cpus or 0.0 for each in summary.per_node), default=0.0)
-    memory = max((each.memory_limit_bytes or 0.0 for each in summary.per_node), default=0.0)
-    storage = ("read_bytes", "written_bytes")
-    waiting = {node: _rates(each, "iowait_s") for node, each in usage.items()}
-    found: list[tuple[Chart, _Lines]] = [
-        (Chart("CPUs in use", axis, limit=cpus), {node: _rates(each, "cpu_s") for node, each in usage.items()}),
-        (Chart("CPUs waiting for storage", axis), waiting),
-        (
-            Chart("Memory of the job", axis, "GiB", limit=memory * _GIB),
-            {node: _gauge(each, "memory_bytes", _GIB) for node, each in usage.items()},
-        ),
-        (Chart("Network, received and sent", axis, "MiB/s"), _network(run)),
-        (
-            Chart("Storage, read and written", axis, "MiB/s"),
-            {node: _summed([_rates(each, name, _MIB) for name in storage]) for node, each in usage.items()},
-        ),
-    ]
-    if not any((each.iowait or 0.0) > _WAITING_CPUS for each in summary.per_node):
-        del found[1]
-    charts = {chart.title: _drawn(chart, lines, _MOST_NODES, "nodes") for chart, lines in found}
-    return _section("Nodes", charts, "No node was sampled.")
-
-
-def _network(run: RunData) -> _Lines:
-    """Of each node what the chosen interface and RDMA carry."""
+    memory = max((each.memory_limit_bytes or 0.0 for each in summary.per_node), default=0.0) * _GIB
     carrying = [each for each in run.links if each.text("chosen") == "1" or each.text("kind") == "rdma"]
-    ways = ("received_bytes", "sent_bytes")
-    by_node = group_by_key((each.node, _rates(each.samples, way, _MIB)) for each in carrying for way in ways)
-    return {node: _summed(series) for node, series in by_node.items()}
+    links = group_by_key((each.node, each.samples) for each in carrying)
+
+    def rates(*names: str) -> Iterator[tuple[str, Points]]:
+        for node, each in usage:
+            yield node, _summed(_rates(each, name) for name in names)
+
+    network = (
+        (node, _summed(_rates(each, way) for each in series for way in ("received_bytes", "sent_bytes")))
+        for node, series in links.items()
+    )
+    gauges = ((node, each.spread("memory_bytes")) for node, each in usage)
+    waits = any((each.iowait or 0.0) > _WAITING_CPUS for each in summary.per_node)
+    wanted: list[tuple[Chart, Iterable[tuple[str, Points]], float]] = [
+        (Chart("CPUs in use", axis, limit=cpus), rates("cpu_s"), 1.0),
+        *([(Chart("CPUs waiting for storage", axis), rates("iowait_s"), 1.0)] if waits else []),
+        (Chart("Memory of the job", axis, "GiB", limit=memory), gauges, _GIB),
+        (Chart("Network, received and sent", axis, "MiB/s"), network, _MIB),
+        (Chart("Storage, read and written", axis, "MiB/s"), rates("read_bytes", "written_bytes"), _MIB),
+    ]
+    charts = {chart.title: _drawn(chart, lines, _MOST_NODES, "nodes", by) for chart, lines, by in wanted}
+    return _section("Nodes", charts)
 
 
 def _steps(run: RunData, summary: Summary, axis: TimeAxis) -> Section:
     """The time of each rank's own in a step; where that is not known, the step time."""
     own = any(each.own_s is not None for each in summary.ranks)
     title, part = ("Own time per step, all but the backward pass", "own_s") if own else ("Step time", "step_s")
-    rows = {str(rank): [1e3 * value for value in axis.ratios(each, part, "steps")] for rank, each in run.steps.items()}
+    rows = {str(rank): axis.medians(each.ratios(part, "steps"), 1e3) for rank, each in run.steps.items()}
     slow = find_stragglers(summary).ranks
     note = f"; slow: {one_line(fold_ranks(slow, summary.layout))}" if slow else ""
     html = Chart(title, axis, "ms", note=note).heat_map(rows, [str(rank) for rank in slow])

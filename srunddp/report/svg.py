@@ -134,7 +134,12 @@ class Chart:
         # What is shorter than the page is fine is to be seen all the same.
         least = self.axis.end / _FINEST
         cells = [
-            (f"c{names.index(name)}", at, begin, max(end, begin + least))
+            (
+                f"c{names.index(name)}",
+                at,
+                min(begin, self.axis.end - least),
+                min(max(end, begin + least), self.axis.end),
+            )
             for at, spans in enumerate(rows.values())
             for name, (begin, end) in spans
         ]
