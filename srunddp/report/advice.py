@@ -52,7 +52,7 @@ class Advice:
 
 
 def notes(summary: Summary) -> tuple[Advice, ...]:
-    """All that hold: those first that cost most. Without a cost causes are before consequences, unused requests last."""
+    """All that hold: those first that cost most; of the others causes before consequences, unused requests last."""
     if too_short(summary):
         return ()
     busy, stragglers = _oversubscribed(summary), find_stragglers(summary)
