@@ -14,6 +14,7 @@ from srunddp.errors import ConfigError, one_line
 from srunddp.report import locate, slurm, text
 from srunddp.report.advice import notes, too_short
 from srunddp.report.html import page
+from srunddp.report.panels import sections
 from srunddp.report.run import RunData, read
 from srunddp.report.summarize import summary_of, with_baseline
 from srunddp.report.summary import Summary
@@ -21,8 +22,8 @@ from srunddp.util.atomic_file import replace_file
 from srunddp.util.click_types import DIR, answering, json_option, json_text
 from srunddp.util.console import say
 
-_NO_PICTURES = 'no pictures: matplotlib is not installed here -> pip install "srunddp[report]"'
 _REFRESH = 2.0  # seconds between two looks, and no more than a tenth of the time is spent on them
+_AGAIN = 60.0  # seconds between two summaries that are printed one after another
 _HOME, _REST_OF_LINE, _REST = "\x1b[H", "\x1b[K", "\x1b[J"
 _UNITS = {  # what a key of --json adds to the name of its figure
     "s": "begin clock end first_step last",
@@ -47,9 +48,9 @@ _WITH_UNIT = {name: f"{name}_{unit}" for unit, names in _UNITS.items() for name 
 )
 @click.option("--restart", type=click.IntRange(0), metavar="N", help="Which start of the run (default: the last).")
 @click.option("--baseline", type=DIR, metavar="DIR|JOBID", help="A run on fewer ranks, for the scaling efficiency.")
-@click.option("--output", type=DIR, help="For report.html and the pictures (default: the run's folder).")
+@click.option("--output", type=DIR, help="For report.html (default: the run's folder).")
 @click.option("--text", "text_only", is_flag=True, help="Print the summary, and write nothing.")
-@click.option("--live", is_flag=True, help="In a terminal, refresh the summary until the run has ended.")
+@click.option("--follow", is_flag=True, help="Print the summary again and again until the run has ended.")
 @json_option
 @click.argument("what", type=DIR, metavar="DIR|JOBID")
 def report(**given: Any) -> None:
@@ -69,7 +70,7 @@ def report(**given: Any) -> None:
         baseline = _baseline(given)
         as_json = given["as_json"]
         output = given["output"] or (None if as_json else folder.parent)
-        if given["live"] and not as_json and sys.stdout.isatty() and not _follow(folder, baseline):
+        if given["follow"] and not as_json and not _follow(folder, baseline):
             return
         run, summary = _summed(folder, baseline)
         summary = slurm.completed(summary)
@@ -118,46 +119,41 @@ def record(summary: Summary) -> dict[str, Any]:
 
 
 def _follow(folder: Path, baseline: Summary | None) -> bool:
-    """Print the summary in place until the run has ended; False if Ctrl-C was before."""
+    """Print the summary, in a terminal in place, until the run has ended; False if Ctrl-C was before."""
+    in_place, printed = sys.stdout.isatty(), -_AGAIN
     try:
         while True:
             begun = time.monotonic()
             _, summary = _summed(folder, baseline)
             if not summary.ending.running:
-                click.echo(_HOME + _REST, nl=False)
+                click.echo(_HOME + _REST if in_place else "", nl=False)
                 return True
-            # From the first row on, as many as there is room for; what is longer than a row is cut.
-            columns, rows = shutil.get_terminal_size()
-            shown = [line[:columns] for line in text.lines(summary, notes(summary))[: rows - 1]]
-            click.echo(_HOME + "".join(f"{line}{_REST_OF_LINE}\n" for line in shown) + _REST, nl=False)
+            if in_place:
+                # From the first row on, as many as there is room for; what is longer than a row is cut.
+                columns, rows = shutil.get_terminal_size()
+                shown = [line[:columns] for line in text.lines(summary, notes(summary))[: rows - 1]]
+                click.echo(_HOME + "".join(f"{line}{_REST_OF_LINE}\n" for line in shown) + _REST, nl=False)
+            elif begun - printed >= _AGAIN:
+                click.echo("\n".join([*text.lines(summary, notes(summary)), "", ""]))
+                sys.stdout.flush()
+                printed = begun
             time.sleep(max(_REFRESH, 10 * (time.monotonic() - begun)))
     except KeyboardInterrupt:
         click.echo()
         return False
 
 
-def _write(output: str | Path, run: RunData, summary: Summary, view: slurm.SlurmAccounting) -> str:
-    """Write the page and its pictures; their paths."""
+def _write(output: str | Path, run: RunData, summary: Summary, view: slurm.SlurmAccounting) -> Path:
+    """Write the page; its path."""
+    html = page(summary, notes(summary), sections(run, summary), view)
+    file = Path(output) / "report.html"
     try:
-        from srunddp.report.plots.per_rank import pictures
-    except ImportError:
-        found, hints = [], [_NO_PICTURES]
-    else:
-        found, hints = pictures(run, summary), []
-    text_of_page = page(summary, notes(summary), found, view, hints)
-    files = {"report.html": text_of_page.encode(errors="backslashreplace")}
-    files |= {picture.name: picture.image for picture in found if picture.image}
-    folder = Path(output)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        for name, content in files.items():
-            replace_file(folder / name, content)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        replace_file(file, html.encode(errors="backslashreplace"))
     except OSError as error:
         raise ConfigError(
-            f"the report cannot be written to {folder}: {os.strerror(error.errno or 0)}",
+            f"the report cannot be written to {file.parent}: {os.strerror(error.errno or 0)}",
             expected="a folder that you may write to",
             hint="name another with --output, or print the text alone with --text",
         ) from None
-    for hint in hints:
-        say(f"note: {hint}")
-    return ", ".join(str(folder / name) for name in files)
+    return file

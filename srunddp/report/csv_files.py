@@ -6,7 +6,7 @@ import math
 import os
 from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
@@ -20,6 +20,7 @@ _BLOCK = 1024
 _EARLIEST, _LATEST = 1e9, 1e10  # of 2001 and 2286: other times are none
 _LARGEST = 1e18  # and so is any figure above
 NAN = math.nan
+_OF_A_GROUP: Mapping[str, Callable[[list[float]], float]] = {"": fmean, " least": min, " most": max}
 _LEAST = 1e-9  # what is divided by less has no end
 
 
@@ -29,27 +30,26 @@ class Kind:
 
     Attributes:
         key: the column that tells apart what the rows are about; empty where a file is about one thing.
-        counters, gauges, peaks: numbers; a peak is a gauge whose highest counts.
+        counters, gauges: numbers.
         texts: of these the last is kept.
     """
 
     key: str
     counters: tuple[str, ...] = ()
     gauges: tuple[str, ...] = ()
-    peaks: tuple[str, ...] = ()
     texts: tuple[str, ...] = ()
 
 
 _USAGE = ("cpu_s", "read_bytes", "written_bytes", "iowait_s")
-NODE = Kind("", _USAGE, ("cpus", "memory_limit_bytes"), ("memory_bytes",), ("interface",))
-TASKS = Kind("rank", ("cpu_s", "delay_s"), ("processes",), ("rss_bytes",))
-LINKS = Kind("link", ("received_bytes", "sent_bytes"), (), (), ("kind", "chosen"))
+NODE = Kind("", _USAGE, ("cpus", "memory_limit_bytes", "memory_bytes"), ("interface",))
+TASKS = Kind("rank", ("cpu_s", "delay_s"), ("processes", "rss_bytes"))
+LINKS = Kind("link", ("received_bytes", "sent_bytes"), (), ("kind", "chosen"))
 _ON_GPU = (
     "utilization_percent", "memory_bandwidth_percent", "power_w", "memory_limit_bytes", "sm_percent", "tensor_percent",
-    "throttled",
+    "throttled", "memory_bytes", "temperature_c",
 )  # fmt: skip
-GPUS = Kind("uuid", ("energy_j",), _ON_GPU, ("memory_bytes", "temperature_c"), ("index", "name"))
-STEPS = Kind("", ("steps", "samples", "step_s", "data_s", "own_s"), (), ("longest_step_s",))
+GPUS = Kind("uuid", ("energy_j",), _ON_GPU, ("index", "name"))
+STEPS = Kind("", ("steps", "samples", "step_s", "data_s", "own_s"), ("longest_step_s",))
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ class _Series:
 
     def __init__(self, kind: Kind, header: list[str]) -> None:
         self._header, self._texts = header, kind.texts
-        wanted = ("time", *kind.counters, *kind.gauges, *kind.peaks)
+        wanted = ("time", *kind.counters, *kind.gauges)
         self._columns = {name: array("d") for name in wanted if name in header}
         self._pending: list[list[str]] = []
         self._last: list[str] = []
@@ -194,6 +194,10 @@ class TimeSeries:
         pairs = zip(self.time, self.columns.get(name, ()), strict=False)
         return [(time, value) for time, value in pairs if not math.isnan(value)]
 
+    def spread(self, name: str) -> list[tuple[float, float]]:
+        """The known values of a gauge; of one that was thinned also the least and the most of each group."""
+        return [point for which in _OF_A_GROUP for point in self.known(name + which)]
+
     def mean(self, name: str, begin: float, end: float) -> float | None:
         """Over a span of time, its ends included."""
         first, last = bisect_left(self.time, begin), bisect_right(self.time, end)
@@ -202,7 +206,7 @@ class TimeSeries:
 
     def most(self, name: str) -> float | None:
         """The highest that is known."""
-        return max((value for _, value in self.known(name)), default=None)
+        return max((value for _, value in self.spread(name)), default=None)
 
     def steps(self, name: str, begin: float = -math.inf, end: float = math.inf) -> list[tuple[float, float, float]]:
         """Of a counter: begin, end and growth of each interval in a span of time; one that falls has begun again."""
@@ -244,17 +248,16 @@ class TimeSeries:
 
 
 def _thinned(samples: TimeSeries, kind: Kind) -> TimeSeries:
-    """Of a counter the last of each group of points, of a peak the highest, of what else the mean."""
+    """Of each group of points the last of a counter; of a gauge the mean, and beside it the least and the most."""
     size = -(-samples.count // _MOST)
     if size <= 1:
         return samples
-    columns = {}
+    columns: dict[str, array[float]] = {}
     for name, values in {"time": samples.time, **samples.columns}.items():
         groups = [values[at : at + size] for at in range(0, len(values), size)]
-        if name == "time" or name in kind.counters:
-            columns[name] = array("d", (group[-1] for group in groups))
+        if name in kind.gauges:
+            known = [[value for value in group if not math.isnan(value)] or [NAN] for group in groups]
+            columns |= {name + which: array("d", map(choose, known)) for which, choose in _OF_A_GROUP.items()}
         else:
-            known = ([value for value in group if not math.isnan(value)] for group in groups)
-            choose = max if name in kind.peaks else fmean
-            columns[name] = array("d", (choose(group) if group else NAN for group in known))
+            columns[name] = array("d", (group[-1] for group in groups))
     return replace(samples, time=columns.pop("time"), columns=columns)

@@ -63,7 +63,7 @@ def _tile(name: str, part: float | None, detail: str) -> Tile:
 
 
 def _figure(value: float | None) -> str:
-    return format.UNKNOWN if value is None else format.format_number(value)
+    return format.UNKNOWN if value is None else format.number(value)
 
 
 def _gpus(gpus: Sequence[GpuFigures]) -> Tile:
@@ -77,7 +77,7 @@ def _cpus(nodes: Sequence[NodeFigures]) -> Tile:
     used, cpus = sum(each[0] for each in known), sum(each[1] for each in known)
     part, memory = _fullest(nodes)
     also = "" if part is None else f"; memory {memory}, {format.percent(part)}"
-    return _tile("CPUs", share(used, cpus), f"{format.format_number(used)} of {cpus:.0f}{also}")
+    return _tile("CPUs", share(used, cpus), f"{format.number(used)} of {cpus:.0f}{also}")
 
 
 def _fullest(each: Sequence[GpuFigures | NodeFigures]) -> tuple[float | None, str]:

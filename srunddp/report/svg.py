@@ -1,7 +1,7 @@
 """Charts as SVG for an HTML page: panels over time, heat maps and bars. They need no script and nothing else.
 
 Only the drawing is stretched to the width of the page. Text has a fixed size in pixels, and its place is given in
-percent, so that it can be read in a wide and in a narrow window. Colours are CSS classes: see ``style.py``.
+percent, so that it can be read in a wide and in a narrow window. Colours are CSS classes: see ``page.css``.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from statistics import median
 from srunddp.errors import one_line
 from srunddp.report import format
 from srunddp.report.columns import Range, Span, TimeAxis
-from srunddp.report.style import LEVELS
 
+_LEVELS = 16  # colours of a heat map
 _WIDTH = 1000  # units of a drawing before it is stretched
 _HEIGHT, _HEAT_HEIGHT, _BARS_HEIGHT, _ROW = 110, 320, 160, 16  # pixels: of a panel, of all rows and of one at most
 _MOST_MARKS, _MOST_NUMBERS = 60, 8
@@ -33,6 +33,7 @@ class Chart:
     Attributes:
         title: what is shown; unit: of the values.
         most: the axis of values ends there or above; from_zero: False lets it begin near the lowest value.
+        limit: is drawn across the panel; 0 for none.
     """
 
     title: str
@@ -40,44 +41,45 @@ class Chart:
     unit: str = ""
     most: float = 0.0
     from_zero: bool = True
-    _series: list[tuple[str, Sequence[Range], str]] = field(default_factory=list)
+    limit: float = 0.0
+    _series: list[tuple[str, Sequence[Range], bool]] = field(default_factory=list)
 
-    def line(self, label: str, values: Iterable[float], *, joined: bool = False) -> None:
-        """Add a line: a value for each column, nan where it is not known. ``joined`` draws it across those."""
-        self._series.append((label, [(each, each, each) for each in values], "joined" if joined else "line"))
+    def add(self, label: str, ranges: Sequence[Range], *, joined: bool = False) -> None:
+        """Add a line for the median of each column, and a band from the least to the most of it.
 
-    def band(self, label: str, ranges: Sequence[Range]) -> None:
-        """Add a band from the least to the most in each column, and a line for the median."""
-        self._series.append((label, ranges, "band"))
+        They have a gap where nothing is known, unless ``joined``.
+        """
+        self._series.append((label, ranges, joined))
 
     def html(self) -> str:
         """The chart with its legend; empty where no value is known."""
         known = [value for _, ranges, _ in self._series for each in ranges for value in each if not math.isnan(value)]
         if not known:
             return ""
-        ticks = _value_ticks(min([*known, *[0.0] * self.from_zero]), max([*known, self.most]))
+        ticks = _value_ticks(min([*known, *[0.0] * self.from_zero]), max([*known, self.most, self.limit]))
 
         def y(value: float) -> float:
             return _HEIGHT * (ticks[-1] - value) / (ticks[-1] - ticks[0])
 
         parts = [f'<line x2="100%" y1="{y(tick):.1f}" y2="{y(tick):.1f}"/>' for tick in ticks]
         parts += [_label(f"{tick:,.10g}", y(tick)) for tick in ticks]
-        shapes = [
-            path for at, (_, ranges, kind) in enumerate(self._series) for path in self._paths(at, ranges, kind, y)
-        ]
         legend = [(f"c{at}", f"{label}: {_shown(ranges)}") for at, (label, ranges, _) in enumerate(self._series)]
+        if self.limit:
+            parts.append(f'<line class="limit" x2="100%" y1="{y(self.limit):.1f}" y2="{y(self.limit):.1f}"/>')
+            legend.append(("limit", f"limit: {_number(self.limit)}"))
+        shapes = [path for number in range(len(self._series)) for path in self._paths(number, y)]
         parts.append(_stretched((_WIDTH, _HEIGHT), _HEIGHT, shapes, self._hover()))
         return self._figure(_HEIGHT, _legend(legend), parts)
 
-    def _paths(self, number: int, ranges: Sequence[Range], kind: str, y: Callable[[float], float]) -> Iterator[str]:
+    def _paths(self, number: int, y: Callable[[float], float]) -> Iterator[str]:
+        _, ranges, joined = self._series[number]
         middles = [(begin + end) / 2 / self.axis.end * _WIDTH for begin, end in self.axis.columns]
         points = [(x, *map(y, each)) for x, each in zip(middles, ranges, strict=True)]
-        is_band = kind == "band"
-        if kind == "joined":
+        if joined:
             points = [point for point in points if not math.isnan(point[2])]
         for is_gap, group in groupby(points, key=lambda point: math.isnan(point[2])):
             known = [] if is_gap else list(group)
-            if known and is_band:
+            if any(least != most for _, least, _, most in known):
                 above, below = ([(point[0], point[at]) for point in known] for at in (3, 1))
                 yield _path(f"band c{number}", f"{_line([*above, *reversed(below)])}z")
             if known:
@@ -108,8 +110,8 @@ class Chart:
         low, high = limits or (0.0, max(2 * median(known), known[int(len(known) * 0.995)]))
 
         def colour(value: float) -> str:
-            level = LEVELS * (value - low) / (high - low or 1.0)
-            return "missing" if math.isnan(level) else f"h{max(0, min(LEVELS - 1, int(level)))}"
+            level = _LEVELS * (value - low) / (high - low or 1.0)
+            return "missing" if math.isnan(level) else f"h{max(0, min(_LEVELS - 1, int(level)))}"
 
         cells: list[_Cell] = []
         for number, row in enumerate(rows.values()):
@@ -118,20 +120,18 @@ class Chart:
                 cells.append((kind, number, spans[0][0], spans[-1][1]))
         shown = {name: _shown([(each, each, each) for each in row]) for name, row in rows.items()}
         words = {name: [f"{name}: {each} {self.unit}"] for name, each in shown.items()}
-        scale = "".join(_path(f"h{level}", f"M{level} 0h1v1h-1z") for level in range(LEVELS))
+        scale = "".join(_path(f"h{level}", f"M{level} 0h1v1h-1z") for level in range(_LEVELS))
         most = f"{_number(high)} {_escaped(self.unit)}{' or more' if known[-1] > high > low else ''}"
-        box = f'viewBox="0 0 {LEVELS} 1" preserveAspectRatio="none"'
+        box = f'viewBox="0 0 {_LEVELS} 1" preserveAspectRatio="none"'
         legend = f'<span>{_number(low)} <svg width="160" {box}>{scale}</svg> {most}</span>'
         return self._rows(words, cells, legend, marked, _HEAT_HEIGHT)
 
-    def bars(self, rows: Mapping[str, Mapping[str, Span]], names: Sequence[str]) -> str:
+    def bars(self, rows: Mapping[str, Sequence[tuple[str, Span]]], names: Sequence[str]) -> str:
         """For each row its spans, with one colour for each of their names; empty where there is none."""
-        known = {name for spans in rows.values() for name in spans}
-        cells = [
-            (f"c{names.index(name)}", at, *spans[name]) for at, spans in enumerate(rows.values()) for name in spans
-        ]
+        known = {name for spans in rows.values() for name, _ in spans}
+        cells = [(f"c{names.index(name)}", at, *span) for at, spans in enumerate(rows.values()) for name, span in spans]
         words = {
-            row: [row, *(f"{name}: {format.duration(end - begin)}" for name, (begin, end) in spans.items())]
+            row: [row, *(f"{name}: {format.duration(end - begin)}" for name, (begin, end) in spans)]
             for row, spans in rows.items()
         }
         legend = _legend((f"c{at}", name) for at, name in enumerate(names) if name in known)

@@ -1,31 +1,41 @@
-"""The summary as a terminal shows it."""
+"""The summary as a terminal shows it, at most 120 columns wide."""
 
+import math
+import re
 from collections.abc import Iterable, Iterator, Sequence
+from textwrap import wrap
 
 from srunddp.errors import one_line
 from srunddp.report import format
-from srunddp.report.advice import Advice, too_short
+from srunddp.report.advice import CPU_WAIT, DATA_WAIT, SLOWED, Advice, too_short
+from srunddp.report.overview import failure, tiles
 from srunddp.report.run import NAMES
 from srunddp.report.slurm import SlurmAccounting
-from srunddp.report.summary import GpuFigures, NodeFigures, Span, Summary, median_or_none, share
+from srunddp.report.summary import GpuFigures, NodeFigures, Summary, median_or_none, share
 from srunddp.util.hostlist import fold_ranks, group_by_key
 
-_TITLE = 12
-MOST = 16  # rows that a terminal shows
+_WIDTH, _TITLE, _BAR, _NOTE = 120, 12, 20, 13  # columns
+_MOST = 8  # nodes whose clock differs
 
 
 def lines(summary: Summary, notes: Sequence[Advice], view: SlurmAccounting | None = None) -> list[str]:
     """All of it, with Slurm's view where it was asked; nothing in it is obeyed by a terminal."""
-    parts = [
-        *heading(summary),
+    return [
+        *(part for line in heading(summary) for part in _wrapped(line)),
+        *_tiles(summary),
         *_notes(summary, notes),
-        *(line for title, found in sections(summary).items() if found for line in ("", *_titled(title, found))),
-        *table(node_rows(summary.per_node)),
-        *table(rank_rows(summary)),
-        *table(gpu_rows(summary.gpus)),
+        "",
+        *(line for title, found in sections(summary).items() for line in _titled(title, found)),
+        *(line for noun, rows in tables(summary).items() if rows for line in _table(noun, rows)),
         *(_slurm(view) if view else ()),
     ]
-    return [one_line(part) for part in parts]
+
+
+def _wrapped(line: str, indent: int = 0) -> Iterator[str]:
+    """The line in as many as it needs, those after the first indented; neither a word nor a figure is parted."""
+    joined, margin = re.sub(r"(?<=\d) (?=\S)", "\xa0", one_line(line)), " " * indent
+    for part in wrap(joined, _WIDTH, subsequent_indent=margin, break_long_words=False, break_on_hyphens=False):
+        yield part.replace("\xa0", " ")
 
 
 def sections(summary: Summary) -> dict[str, list[str]]:
@@ -45,13 +55,15 @@ def heading(summary: Summary) -> list[str]:
     """What ran, where, when, and how it ended."""
     script = f": {summary.script}" if summary.script else ""
     where = f"{format.count(summary.world_size, 'rank')} on {format.count(len(summary.nodes), 'node')}"
-    how = ", ".join(part for part in (summary.launcher, summary.backend) if part not in ("", "auto"))
+    models = group_by_key((gpu.name or "GPU of an unknown model", gpu) for gpu in summary.gpus)
+    used = [summary.launcher, summary.backend, *(f"{len(gpus)} × {model}" for model, gpus in models.items())]
+    used += [f"network {format.nodes(names)}"] if (names := {n.interface for n in summary.per_node} - {""}) else []
     limit = f" of {format.duration(summary.time_limit_s)}" if summary.time_limit_s else ""
     restarts = f", restart {summary.restarts}" if summary.restarts else ""
-    resumed = f", resumed after step {summary.resumed}" if summary.resumed is not None else ""
+    resumed = f", resumed after step {summary.resumed:,}" if summary.resumed is not None else ""
     return [
         f"run {summary.name or '?'}{restarts}{script}",
-        f"{where} ({format.nodes(summary.nodes)}){f', {how}' if how else ''}",
+        ", ".join([f"{where} ({format.nodes(summary.nodes)})", *(each for each in used if each not in ("", "auto"))]),
         f"started {format.moment(summary.started)}, {format.duration(summary.seconds)}{limit}{resumed}",
         ending(summary),
     ]
@@ -72,14 +84,31 @@ def ending(summary: Summary) -> str:
         said = f"ended with {', '.join(codes)}"
     if end.missing:
         said += f"; no end recorded of {fold_ranks(end.missing, {})}: killed; last sample at {format.clock(end.last)}"
-    return f"{said}; {one_line(end.cause)}" if end.cause and not end.finished else said
+    return f"{said}; {one_line(end.cause)}" if end.cause and not end.finished and not failure(summary) else said
+
+
+def _tiles(summary: Summary) -> Iterator[str]:
+    yield ""
+    if failed := failure(summary):
+        yield from _wrapped(f"FAIL  {failed.rule}: {failed.found}", 6)
+        yield from _wrapped(f"      -> {failed.hint}", 9)
+        yield ""
+    for tile in tiles(summary):
+        filled = round((tile.share or 0.0) * _BAR)
+        bar = "" if tile.share is None else "█" * filled + "░" * (_BAR - filled)
+        yield from _wrapped(f"{tile.name:<16}  {tile.value:>7}  {bar:<{_BAR}}  {tile.detail}", _BAR + 29)
 
 
 def _notes(summary: Summary, notes: Sequence[Advice]) -> Iterator[str]:
     why = too_short(summary)
-    yield from ("", "notes" if notes else f"notes: none; {why}" if why else "notes: none")
-    yield from (f"  {note.rule}: {note}" for note in notes)
-    yield from (f"  {line}" for line in remarks(summary))
+    of_what = ", with what each costs of the step time" if any(note.cost for note in notes) else ""
+    if notes or why or not failure(summary):
+        yield from ("", f"notes{of_what}" if notes else f"notes: none; {why}" if why else "notes: none")
+    for note in notes:
+        level, cost = "WARN" if note.severity == "lost" else "note", format.percent(note.cost) if note.cost else ""
+        yield from _wrapped(f"{level}  {cost:>5}  {note.rule}: {note.found} (threshold: {note.threshold})", _NOTE)
+        yield from _wrapped(f"{'':{_NOTE}}-> {note.hint}", _NOTE + 3)
+    yield from (part for line in remarks(summary) for part in _wrapped(f"  {line}", 2))
 
 
 def remarks(summary: Summary) -> list[str]:
@@ -88,32 +117,23 @@ def remarks(summary: Summary) -> list[str]:
     return ([f"no samples of {format.nodes(silent)}"] if silent else []) + [
         f"the clock of {format.nodes([each.node])} is {format.duration(abs(each.clock))} "
         f"{'ahead of' if each.clock > 0 else 'behind'} rank 0's: taken out"
-        for each in [each for each in summary.per_node if each.clock][:MOST]
+        for each in [each for each in summary.per_node if each.clock][:_MOST]
     ]
 
 
 def _titled(title: str, found: Iterable[str]) -> Iterator[str]:
-    return (f"{'' if at else title:<{_TITLE}}{line}" for at, line in enumerate(found))
+    for at, line in enumerate(found):
+        yield from _wrapped(f"{'' if at else title:<{_TITLE}}{line}", _TITLE)
 
 
 def _time_line(summary: Summary) -> Iterator[str]:
-    if summary.first_step is not None:
-        yield f"first step after {format.duration(summary.first_step)}"
-    if summary.epochs:
-        yield f"{format.count(len(summary.epochs), 'epoch')}{_each(summary.epochs)}: {_listed(summary.epochs)}"
-    if summary.evaluations:
-        yield f"{format.count(len(summary.evaluations), 'evaluation')}{_each(summary.evaluations)}"
-
-
-def _each(spans: Sequence[Span]) -> str:
-    lasted = [each.end - each.begin for each in spans if each.end is not None]
-    return f" of {format.duration(sum(lasted) / len(lasted))} on average" if lasted else ""
-
-
-def _listed(spans: Sequence[Span]) -> str:
-    """Where they begin; of many the first and the last."""
-    shown = [f"{each.number if each.number is not None else '?'} at {format.clock(each.begin)}" for each in spans]
-    return ", ".join(shown if len(shown) <= 6 else [*shown[:3], "…", *shown[-2:]])
+    found = [] if summary.first_step is None else [f"first step after {format.duration(summary.first_step)}"]
+    for noun, spans in (("epoch", summary.epochs), ("evaluation", summary.evaluations)):
+        lasted = [each.end - each.begin for each in spans if each.end is not None]
+        mean = f" of {format.duration(sum(lasted) / len(lasted))} on average" if lasted else ""
+        found += [f"{format.count(len(spans), noun)}{mean}"] if spans else []
+    if found:
+        yield "; ".join(found)
 
 
 def _steps(summary: Summary) -> Iterator[str]:
@@ -122,7 +142,7 @@ def _steps(summary: Summary) -> Iterator[str]:
         return
     longest = max((each.longest_s or 0.0 for each in summary.ranks), default=0.0)
     yield (
-        f"{summary.steps}, {format.duration(summary.step_s)} each"
+        f"{summary.steps:,}, {format.duration(summary.step_s)} each"
         + (f", the longest {format.duration(longest)}" if longest else "")
         + (f", {format.percent(summary.data_share)} waiting for data" if summary.data_share is not None else "")
     )
@@ -135,10 +155,15 @@ def _steps(summary: Summary) -> Iterator[str]:
 
 
 def _launch(summary: Summary) -> Iterator[str]:
+    """Of each phase the shortest and the longest; ``srun`` is how far the processes are apart."""
     shown = []
-    for name, least, most, _ in launch_rows(summary):
-        few, many = format.duration(least), format.duration(most)
-        shown.append(f"{name} {many if few == many or most <= 0 else f'{few} to {many}'}")
+    for name in NAMES:
+        lasted = [phases[name][1] - phases[name][0] for phases in summary.launches.values() if name in phases]
+        if name == "srun" and lasted:  # the first process of all has none
+            lasted += [0.0] * (len(summary.launches) - len(lasted))
+        if lasted:
+            few, many = format.duration(min(lasted)), format.duration(max(lasted))
+            shown.append(f"{name} {many if few == many or max(lasted) <= 0 else f'{few} to {many}'}")
     if shown:
         yield ", ".join(shown)
 
@@ -146,9 +171,9 @@ def _launch(summary: Summary) -> Iterator[str]:
 def _throughput(summary: Summary) -> Iterator[str]:
     found = summary.throughput
     if found.per_s is not None:
-        per_rank = format.format_number(found.per_s / max(1, summary.world_size))
-        rate = f"{format.format_number(found.per_s)} samples/s from the first step to the last, {per_rank} per rank"
-        yield f"{rate}; {found.samples:.0f} samples"
+        per_rank = format.number(found.per_s / max(1, summary.world_size))
+        rate = f"{format.number(found.per_s)} samples/s from the first step to the last, {per_rank} per rank"
+        yield f"{rate}; {found.samples:,.0f} samples"
     if found.efficiency is not None:
         yield f"scaling efficiency {format.percent(found.efficiency)}: per rank, over that of {found.baseline}"
     elif found.own_share is not None and summary.world_size > 1:
@@ -172,115 +197,101 @@ def _checkpoints(summary: Summary) -> Iterator[str]:
 def _energy(summary: Summary) -> Iterator[str]:
     if summary.energy_j is not None:
         per_sample = share(summary.energy_j, summary.throughput.samples)
-        each = f", {format.format_number(per_sample)} J per sample" if per_sample is not None else ""
+        each = f", {format.number(per_sample)} J per sample" if per_sample is not None else ""
         known = sum(gpu.energy_j is not None for gpu in summary.gpus)
         yield f"{format.energy(summary.energy_j)} by {format.count(known, 'GPU')}{each}"
 
 
 def _slurm(view: SlurmAccounting) -> Iterator[str]:
-    yield from ("", f"Slurm's view: {view.sentence}", *table(slurm_rows(view)))
+    yield from ("", *_wrapped(f"Slurm's view: {view.sentence}"), *(_columns(slurm_rows(view)) if view.rows else ()))
     if view.seff:
-        yield from ("", *view.seff.splitlines())
+        yield from ("", *map(one_line, view.seff.splitlines()))
 
 
-def node_rows(nodes: Sequence[NodeFigures]) -> list[list[str]]:
-    """The table of nodes, its header first; empty for none."""
+def tables(summary: Summary) -> dict[str, list[format.Row]]:
+    """All rows, by what they are of."""
+    return {"node": node_rows(summary.per_node), "rank": rank_rows(summary), "GPU": gpu_rows(summary.gpus)}
+
+
+def _table(noun: str, rows: Sequence[format.Row]) -> Iterator[str]:
+    title, shown = format.folded(noun, rows)
+    yield ""
+    yield from _wrapped(title, 2)
+    yield from _columns(shown)
+
+
+def _columns(rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    """Columns below each other, the header first."""
+    shown = [[one_line(cell) for cell in row] for row in rows]
+    widths = [max(map(len, column)) for column in zip(*shown, strict=True)]
+    for row in shown:
+        line = "  ".join(map(str.ljust, row, widths)).rstrip()
+        yield line if len(line) <= _WIDTH else f"{line[: _WIDTH - 1]}…"
+
+
+def node_rows(nodes: Sequence[NodeFigures]) -> list[format.Row]:
+    """The table of nodes."""
     links = {node.node: [link for link in node.links if link.chosen or link.kind == "rdma"] for node in nodes}
-    return _with_header(
+    return [
         {
-            "node": format.nodes([each.node]),
-            "CPUs used": f"{_figure(each.used)} of {_figure(each.cpus)}",
-            "memory": f"{format.size(each.memory_bytes)} of {format.size(each.memory_limit_bytes)}",
-            "read": format.rate(each.read),
-            "written": format.rate(each.written),
-            "iowait": _figure(each.iowait),
-            "network in": format.rate(sum(link.received for link in links[each.node]) if links[each.node] else None),
-            "out": format.rate(sum(link.sent for link in links[each.node]) if links[each.node] else None),
-            "interface": each.interface or format.UNKNOWN,
+            "node": format.Cell(format.nodes([each.node])),
+            "CPUs used": format.cell(each.used, format.number, 0.1 * (each.cpus or math.inf)),
+            "CPUs": format.cell(each.cpus, format.number),
+            "memory": format.cell(each.memory_bytes, format.size, 0.1 * (each.memory_limit_bytes or math.inf)),
+            "memory limit": format.cell(each.memory_limit_bytes, format.size),
+            "read": _rate(each.read),
+            "written": _rate(each.written),
+            "iowait": format.cell(each.iowait, format.number, 1.0),
+            "network in": _rate(sum(link.received for link in links[each.node]) if links[each.node] else None),
+            "out": _rate(sum(link.sent for link in links[each.node]) if links[each.node] else None),
+            "interface": format.Cell(each.interface or format.UNKNOWN),
         }
         for each in nodes
-    )
+    ]
 
 
-def rank_rows(summary: Summary) -> list[list[str]]:
-    """The table of ranks: those with most of their own first where it is cut."""
-    many = len(summary.ranks) > MOST
-    return _with_header(
+def rank_rows(summary: Summary) -> list[format.Row]:
+    """The table of ranks."""
+    return [
         {
-            "rank": str(each.rank),
-            "node": format.nodes([each.node]),
-            "steps": str(each.steps),
-            "step": format.duration(each.step_s),
-            "own": format.duration(each.own_s),
-            "data wait": format.percent(share(each.data_s, each.step_s)),
-            "CPU": format.duration(each.cpu_s),
-            "CPU wait": format.percent(each.delay),
-            "memory": format.size(each.rss_bytes),
+            "rank": format.Cell(str(each.rank)),
+            "node": format.Cell(format.nodes([each.node])),
+            "steps": format.cell(each.steps, format.number),
+            "step": format.cell(each.step_s, format.duration),
+            "own": format.cell(each.own_s, format.duration, DATA_WAIT * (each.step_s or math.inf)),
+            "data wait": format.cell(share(each.data_s, each.step_s), format.percent, DATA_WAIT),
+            "CPU": format.cell(each.cpu_s, format.duration),
+            "CPU wait": format.cell(each.delay, format.percent, CPU_WAIT / 2),
+            "memory": format.cell(each.rss_bytes, format.size, 2.0**30 + (each.rss_bytes or 0.0) / 4),
         }
-        for each in sorted(summary.ranks, key=lambda each: -(each.own_s or 0.0) if many else 0.0)
-    )
+        for each in summary.ranks
+    ]
 
 
-def gpu_rows(gpus: Sequence[GpuFigures]) -> list[list[str]]:
-    """The table of GPUs: those used least first where it is cut; with what Hopper and newer ones measure beyond."""
-    activity = any(each.sm is not None or each.tensor is not None for each in gpus)
-    if len(gpus) > MOST:
-        gpus = sorted(gpus, key=lambda each: each.utilization if each.utilization is not None else 101.0)
-    return _with_header(
+def gpu_rows(gpus: Sequence[GpuFigures]) -> list[format.Row]:
+    """The table of GPUs."""
+    return [
         {
-            "GPU": each.index or format.UNKNOWN,
-            "node": format.nodes([each.node]),
-            "used": _unit(each.utilization, "%"),
-            **({"SMs active": _unit(each.sm, "%"), "tensor cores": _unit(each.tensor, "%")} if activity else {}),
-            "memory bandwidth": _unit(each.bandwidth, "%"),
-            "power": _unit(each.power_w, "W"),
-            "energy": format.energy(each.energy_j),
-            "hottest": _unit(each.temperature_c, "°C"),
-            "memory": f"{format.size(each.memory_bytes)} of {format.size(each.memory_limit_bytes)}",
-            "model": each.name or format.UNKNOWN,
+            "GPU": format.Cell(each.index or format.UNKNOWN),
+            "node": format.Cell(format.nodes([each.node])),
+            "used": format.cell(each.utilization, "{:.0f} %".format, 10.0),
+            "SMs active": format.cell(each.sm, "{:.0f} %".format, 10.0),
+            "tensor cores": format.cell(each.tensor, "{:.0f} %".format, 10.0),
+            "bandwidth": format.cell(each.bandwidth, "{:.0f} %".format),
+            "power": format.cell(each.power_w, "{:,.0f} W".format),
+            "energy": format.cell(each.energy_j, format.energy),
+            "hottest": format.cell(each.temperature_c, "{:.0f} °C".format, 10.0),
+            "throttled": format.cell(each.slowed, format.percent, SLOWED),
+            "memory": format.cell(each.memory_bytes, format.size, 0.1 * (each.memory_limit_bytes or math.inf)),
+            "memory limit": format.cell(each.memory_limit_bytes, format.size),
+            "model": format.Cell(each.name or format.UNKNOWN),
         }
         for each in gpus
-    )
+    ]
 
 
-def _with_header(rows: Iterable[dict[str, str]]) -> list[list[str]]:
-    listed = list(rows)
-    return [list(listed[0]), *(list(row.values()) for row in listed)] if listed else []
-
-
-def _figure(value: float | None) -> str:
-    return format.UNKNOWN if value is None else format.format_number(value)
-
-
-def _unit(value: float | None, unit: str) -> str:
-    return format.UNKNOWN if value is None else f"{value:.0f} {unit}"
-
-
-def table(rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    """Columns below each other; of many rows the first, and how many more there are."""
-    if len(rows) < 2:
-        return
-    shown = [[one_line(cell) for cell in row] for row in rows[: MOST + 1]]
-    widths = [max(len(row[at]) for row in shown) for at in range(len(shown[0]))]
-    yield ""
-    for row in shown:
-        yield "  ".join(map(str.ljust, row, widths)).rstrip()
-    if len(rows) > len(shown):
-        yield f"and {len(rows) - len(shown)} more"
-
-
-def launch_rows(summary: Summary) -> list[tuple[str, float, float, int]]:
-    """Of each phase the shortest, the longest, and whose that is; ``srun`` is how far the processes are apart."""
-    rows = []
-    for name in NAMES:
-        found = [(rank, phases[name]) for rank, phases in summary.launches.items() if name in phases]
-        lasted = [(end - begin, rank) for rank, (begin, end) in found]
-        if name == "srun" and lasted:  # the first process of all has none
-            lasted += [(0.0, rank) for rank, phases in summary.launches.items() if name not in phases]
-        if lasted:
-            most, slowest = max(lasted, key=lambda pair: pair[0])
-            rows.append((name, min(lasted)[0], most, slowest))
-    return rows
+def _rate(value: float | None) -> format.Cell:
+    return format.cell(value, format.rate, 2.0**20 + (value or 0.0) / 2)
 
 
 def slurm_rows(view: SlurmAccounting) -> list[list[str]]:

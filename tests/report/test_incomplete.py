@@ -18,6 +18,7 @@ from srunddp.report import csv_files, text
 from srunddp.report.advice import notes
 from srunddp.report.cli import record
 from srunddp.report.html import page
+from srunddp.report.panels import sections
 from srunddp.report.run import read
 from srunddp.report.slurm import SlurmAccounting
 from srunddp.report.summarize import summary_of
@@ -34,9 +35,10 @@ FILES = sorted(
 
 def reported(folder: Path) -> str:
     """The text, after the page and the JSON were made too: none of them has a number that is none."""
-    summary = summary_of(read(folder))
+    run = read(folder)
+    summary = summary_of(run)
     said = "\n".join(text.lines(summary, notes(summary)))
-    html = page(summary, notes(summary), [], SlurmAccounting(""))
+    html = page(summary, notes(summary), sections(run, summary), SlurmAccounting(""))
     assert not re.search(r"\b(nan|inf|None)\b", said + html)
     assert json.dumps(record(summary), allow_nan=False)
     return said
@@ -100,8 +102,6 @@ def test_a_line_without_its_end_is_not_counted(tmp_path: Path) -> None:
 
 
 def test_every_value_missing_still_gives_a_report(tmp_path: Path) -> None:
-    from srunddp.report.plots.per_rank import pictures
-
     folder = RUN.write(tmp_path)
     for path in folder.glob("*.csv"):
         keep = {"time", "rank", "link", "kind", "chosen", "uuid", "index", "name", "mark"}
@@ -110,9 +110,9 @@ def test_every_value_missing_still_gives_a_report(tmp_path: Path) -> None:
         path.write_text("".join(f"{','.join(row)}\n" for row in [head, *bare]))
     reported(folder)
     run = read(folder)
-    found = {each.name: each for each in pictures(run, summary_of(run))}
-    assert [name for name, each in found.items() if each.image] == ["report-timeline.png", "report-launch.png"]
-    assert all(each.missing for name, each in found.items() if not each.image)
+    found = sections(run, summary_of(run))
+    assert [each.title for each in found if each.html] == ["Time line", "Launch"]
+    assert all(each.missing for each in found if not each.html)
 
 
 def test_columns_are_read_by_name_in_any_order(tmp_path: Path) -> None:

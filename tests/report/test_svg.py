@@ -31,7 +31,7 @@ def paths(html: str, kind: str) -> list[str]:
 
 def chart(values: list[float], **given: object) -> str:
     made = svg.Chart("Power", AXIS, "W", **given)  # type: ignore[arg-type]
-    made.line("node01", values)
+    made.add("node01", [(value, value, value) for value in values])
     return made.html()
 
 
@@ -127,31 +127,33 @@ def test_a_heat_map_joins_equal_cells_and_marks_rows() -> None:
 
 
 def test_bars_have_a_colour_for_each_name() -> None:
-    rows = {"0": {"python": (0.0, 20.0), "import": (30.0, 50.0)}, "1": {"import": (30.0, 60.0)}}
+    rows = {"0": [("python", (0.0, 20.0)), ("import", (30.0, 50.0))], "1": [("import", (30.0, 60.0))]}
     html = svg.Chart("Launch", AXIS).bars(rows, ["srun", "python", "import"])
     assert (paths(html, "cell c1"), paths(html, "cell c2")) == (["M0 0H20v1H0z"], ["M30 0H50v1H30zM30 1H60v1H30z"])
     assert "srun" not in html
     assert "import: 30 s" in html
-    assert svg.Chart("Launch", AXIS).bars({"0": {}}, ["srun"]) == ""
+    assert svg.Chart("Launch", AXIS).bars({"0": []}, ["srun"]) == ""
 
 
 def test_a_joined_line_has_no_gaps_and_a_band_has_its_ends() -> None:
-    made = svg.Chart("Loss", AXIS)
-    made.line("loss", [4.0, NAN, NAN, 2.0, *[NAN] * 6], joined=True)
-    made.band("median", [(0.0, 2.0, 4.0)] * 2 + [(NAN, NAN, NAN)] * 8)
+    made = svg.Chart("Loss", AXIS, limit=8.0)
+    made.add("loss", [(4.0, 4.0, 4.0), *[(NAN,) * 3] * 2, (2.0, 2.0, 2.0), *[(NAN,) * 3] * 6], joined=True)
+    made.add("median", [(0.0, 2.0, 4.0)] * 2 + [(NAN, NAN, NAN)] * 8)
     html = made.html()
-    assert paths(html, "line c0") == ["M50.0 0.0L350.0 55.0h.1"]
-    assert paths(html, "band c1") == ["M50.0 0.0L150.0 0.0L150.0 110.0L50.0 110.0z"]
+    assert paths(html, "line c0") == ["M50.0 55.0L350.0 82.5h.1"]
+    assert paths(html, "band") == ["M50.0 55.0L150.0 55.0L150.0 110.0L50.0 110.0z"]
+    limit = next(each for each in parsed(html).iter("line") if each.get("class") == "limit")
+    assert (limit.get("y1"), "limit: 8" in html) == ("0.0", True)
 
 
 def test_names_are_words_and_nothing_more() -> None:
     axis = TimeAxis(100.0, 10.0, [(5.0, HOSTILE)])
     made = svg.Chart(HOSTILE, axis, HOSTILE)
-    made.band(HOSTILE, [(1.0, 2.0, 3.0)] * 10)
+    made.add(HOSTILE, [(1.0, 2.0, 3.0)] * 10)
     for html in (
         made.html(),
         made.heat_map({HOSTILE: [1.0] * 10}, [HOSTILE]),
-        made.bars({HOSTILE: {HOSTILE: (0.0, 1.0)}}, [HOSTILE]),
+        made.bars({HOSTILE: [(HOSTILE, (0.0, 1.0))]}, [HOSTILE]),
     ):
         assert "b" not in {each.tag for each in parsed(html).iter() if each.attrib}
         assert not re.search(r"url\(|https?:|<script", html)
