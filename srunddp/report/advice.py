@@ -52,7 +52,7 @@ class Advice:
 
 
 def notes(summary: Summary) -> tuple[Advice, ...]:
-    """All that hold: those first that cost most, and last what was requested and not used."""
+    """All that hold: those first that cost most; of the others causes before consequences, unused requests last."""
     if too_short(summary):
         return ()
     busy, stragglers = _oversubscribed(summary), find_stragglers(summary)
@@ -70,7 +70,7 @@ def notes(summary: Summary) -> tuple[Advice, ...]:
         _time_limit(summary),
         _memory(summary),
     ]
-    return tuple(sorted(filter(None, found), key=lambda note: (note.severity == "unused", -(note.cost or 0.0))))
+    return tuple(sorted(filter(None, found), key=lambda note: -(note.cost or 0.0)))
 
 
 def too_short(summary: Summary) -> str:

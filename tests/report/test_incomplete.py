@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import shutil
 from dataclasses import replace
@@ -163,6 +164,8 @@ def test_metrics_are_those_of_this_start_by_name(tmp_path: Path) -> None:
         (-1000.0, {"loss": 9.0}),
         (10.0, {"loss": 2.0, "lr": 0.1}),
         (20.0, {"loss": "NaN", "lr": 0.1}),
+        (21.0, {"loss": math.nan}),
+        (22.0, {"loss": 1e300}),
         (25.0, {"kind": "evaluation", "accuracy": 0.5, "note": "text", "flag": True}),
         (26.0, {"kind": "epoch", "epoch": 1, "loss": 1.5, "top5": 0.7, "val/accuracy": 0.5}),
         (30.0, {"loss": 1.0, "lr": 0.1}),
