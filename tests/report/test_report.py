@@ -22,6 +22,7 @@ from srunddp.report import format, text
 from srunddp.report.advice import notes
 from srunddp.report.format import format_number
 from srunddp.report.html import page
+from srunddp.report.panels import sections
 from srunddp.report.run import read
 from srunddp.report.slurm import SlurmAccounting
 from srunddp.report.summarize import summary_of
@@ -261,6 +262,25 @@ def test_every_chart_has_a_text_and_the_page_says_all(reported: tuple[Path, Comp
     for each in ("rank 5 on node02", "2,256, 250 ms each", "computing 81 % of the step time", "0.786 kWh by 8 GPUs"):
         assert each in done.stdout
         assert each in found.words
+
+
+def test_the_page_begins_with_the_failure_and_what_costs_most(tmp_path: Path) -> None:
+    """Red with the command to go on; then a bar for each figure, the notes by their cost, charts, and tables closed."""
+    made_up = replace(ON_GPUS, seconds=60, code=1, codes={5: 137}, slow={5: 0.05}, hot=((1, 2),), data=0.3)
+    run = read(made_up.write(tmp_path))
+    summary = summary_of(run)
+    html = page(summary, notes(summary), sections(run, summary), SlurmAccounting(""))
+    classes = [attributes.get("class") for _, attributes in Page(html).tags]
+    assert (classes.count("failed"), classes.count("tile"), classes.count("bar")) == (1, 5, 5)
+    assert classes.index("failed") < classes.index("tile") < classes.index("note") < classes.index("chart")
+    assert re.search(r'class="failed">.*exit code 137 .*SIGKILL.* rank 5 on node02.*srunddp triage 4711', html)
+    costs = [float(each) for each in re.findall(r'class="cost">([\d.]+) %', html)]
+    assert costs == sorted(costs, reverse=True)
+    assert len(costs) > 1
+    assert html.count("<details>") == html.count("</table>\n</details>") == 3
+    assert 'class="none"' not in html
+    fine = summed(SHORT, tmp_path / "fine")
+    assert 'class="failed"' not in page(fine, notes(fine), [], SlurmAccounting(""))
 
 
 def test_names_from_files_are_words_and_nothing_more(tmp_path: Path) -> None:
