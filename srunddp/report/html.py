@@ -16,7 +16,6 @@ from srunddp.report.panels import Section
 from srunddp.report.summary import Summary
 
 _STYLE = resources.files(__package__).joinpath("page.css").read_text(encoding="utf-8")
-_SEVERITIES = {"failed": "failed", "lost": "note", "unused": "note unused"}  # and their classes
 
 
 def page(
@@ -79,7 +78,7 @@ def _note(note: Advice) -> str:
     cost = f'<strong class="cost">{format.percent(note.cost)} of the step time</strong>' if note.cost else ""
     limit = f" (threshold: {_escaped(note.threshold)})" if note.threshold else ""
     return (
-        f'<div class="{_SEVERITIES[note.severity]}">{cost}<p><strong>{_escaped(note.rule)}</strong>: '
+        f'<div class="note {note.severity}">{cost}<p><strong>{_escaped(note.rule)}</strong>: '
         f"{_escaped(note.found)}{limit}.</p><p>Next: {_escaped(note.hint)}</p></div>"
     )
 

@@ -176,11 +176,6 @@ def _throughput(summary: Summary) -> Iterator[str]:
         yield f"{rate}; {found.samples:,.0f} samples"
     if found.efficiency is not None:
         yield f"scaling efficiency {format.percent(found.efficiency)}: per rank, over that of {found.baseline}"
-    elif found.own_share is not None and summary.world_size > 1:
-        yield (
-            f"computing {format.percent(found.own_share)} of the step time: neither waiting for data nor for slower "
-            "ranks (for the scaling efficiency: --baseline DIR|JOBID)"
-        )
 
 
 def _checkpoints(summary: Summary) -> Iterator[str]:

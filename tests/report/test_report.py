@@ -271,16 +271,16 @@ def test_the_page_begins_with_the_failure_and_what_costs_most(tmp_path: Path) ->
     summary = summary_of(run)
     html = page(summary, notes(summary), sections(run, summary), SlurmAccounting(""))
     classes = [attributes.get("class") for _, attributes in Page(html).tags]
-    assert (classes.count("failed"), classes.count("tile"), classes.count("bar")) == (1, 5, 5)
-    assert classes.index("failed") < classes.index("tile") < classes.index("note") < classes.index("chart")
-    assert re.search(r'class="failed">.*exit code 137 .*SIGKILL.* rank 5 on node02.*srunddp triage 4711', html)
+    assert (classes.count("note failed"), classes.count("tile"), classes.count("bar")) == (1, 5, 5)
+    assert classes.index("note failed") < classes.index("tile") < classes.index("note lost") < classes.index("chart")
+    assert re.search(r'class="note failed">.*exit code 137 .*SIGKILL.* rank 5 on node02.*srunddp triage 4711', html)
     costs = [float(each) for each in re.findall(r'class="cost">([\d.]+) %', html)]
     assert costs == sorted(costs, reverse=True)
     assert len(costs) > 1
     assert html.count("<details>") == html.count("</table>\n</details>") == 3
     assert 'class="none"' not in html
     fine = summed(SHORT, tmp_path / "fine")
-    assert 'class="failed"' not in page(fine, notes(fine), [], SlurmAccounting(""))
+    assert 'class="note failed"' not in page(fine, notes(fine), [], SlurmAccounting(""))
 
 
 def test_names_from_files_are_words_and_nothing_more(tmp_path: Path) -> None:
