@@ -17,7 +17,7 @@ from srunddp.report.svg import Chart
 from srunddp.util.hostlist import fold_ranks, group_by_key
 
 _MIB, _GIB = 2.0**-20, 2.0**-30
-_MOST_GPUS, _MOST_NODES = 8, 4  # with a line each; of more there is one band
+_MOST_LINES, _MOST_NODES = 8, 4  # that have a line each; of more there is one band
 _MOST_FIGURES = 12  # charts of what the training logged
 _MOST_NAMED, _FEW = 4, 0.25  # outliers that a title names; where they are more than a quarter none stands out
 _LESS_USED, _HOTTER = 10.0, 10.0  # per cent and °C: a GPU stands out that is so far from the median
@@ -30,7 +30,7 @@ _ON_GPUS = (  # title, unit, column and factor
     ("Tensor core activity", "%", "tensor_percent", 1.0),
     ("Power", "W", "power_w", 1.0),
     ("Temperature", "°C", "temperature_c", 1.0),
-    ("SM clock", "MHz", "sm_clock_mhz", 1.0),
+    ("SM clock", "MHz", "sm_clock_mhz", 1.0),  # where one is throttled
 )
 
 
@@ -93,18 +93,13 @@ def _time_line(run: RunData, summary: Summary, axis: TimeAxis) -> Section:
     rates = _rates(counted, "samples")
     lines = [("all ranks", _whole(rates) if summary.ending.codes else rates)]
     charts = {"throughput": _drawn(Chart("Throughput", axis, "samples/s"), lines, 1, "")}
-    for name, part, whole, by, chart in (
-        ("step time", "step_s", "steps", 1e3, Chart("Step time", axis, "ms")),
-        (
-            "waiting for data",
-            "data_s",
-            "step_s",
-            1e2,
-            Chart("Waiting for data", axis, "% of the step time", most=100 * DATA_WAIT),
-        ),
+    wait = Chart("Waiting for data", axis, "% of the step time", most=100 * DATA_WAIT)
+    for chart, part, whole, by in (
+        (Chart("Step time", axis, "ms"), "step_s", "steps", 1e3),
+        (wait, "data_s", "step_s", 1e2),
     ):
         ratios = ((f"rank {rank}", each.ratios(part, whole)) for rank, each in run.steps.items())
-        charts[name] = _drawn(chart, ratios, 1, "ranks", by)
+        charts[chart.title.lower()] = _drawn(chart, ratios, 1, "ranks", by)
     pauses = Chart("Evaluations and checkpoints", axis).bars(_pauses(run, summary), ("evaluation", "checkpoint"))
     return _section("Time line", charts | ({"pauses": pauses} if pauses else {}))
 
@@ -127,13 +122,15 @@ def _training(run: RunData, axis: TimeAxis) -> Section:
     """What the training logged: ``loss`` and ``val/loss`` in one chart."""
     kinds = group_by_key((name.rpartition("/")[2], name) for name in run.metrics)
     charts = {}
-    for kind in [*kinds][:_MOST_FIGURES]:
-        chart = Chart(kind.capitalize(), axis, from_zero=False)
-        for name in kinds[kind][:_MOST_GPUS]:
+    for kind, names in [*kinds.items()][:_MOST_FIGURES]:
+        chart = Chart(kind[:1].upper() + kind[1:], axis, from_zero=False)
+        for name in names[:_MOST_LINES]:
             finite = (point for point in run.metrics[name] if math.isfinite(point[1]))
             chart.add(name, ranges([axis.grouped(finite)]), joined=True)
         charts[kind] = chart.html()
-    return _section("Training", charts)
+    more = sum(len(names[_MOST_LINES if kind in charts else 0 :]) for kind, names in kinds.items())
+    missing = f"Not drawn: {more} more of metrics.jsonl." if more else ""
+    return Section("Training", "".join(charts.values()), missing)
 
 
 def _gpus(run: RunData, summary: Summary, axis: TimeAxis) -> Section:
@@ -146,8 +143,8 @@ def _gpus(run: RunData, summary: Summary, axis: TimeAxis) -> Section:
         if name == "memory_bytes":
             chart.limit = by * max(each.memory_limit_bytes or 0.0 for each in summary.gpus)
         lines = ((f"{each.node} GPU {each.text('index') or each.key}", each.samples.spread(name)) for each in run.gpus)
-        charts[title] = _drawn(chart, lines, _MOST_GPUS, "GPUs", by)
-    return _section("GPUs", charts | (_by_gpu(run, summary, axis) if len(run.gpus) > _MOST_GPUS else {}))
+        charts[title] = _drawn(chart, lines, _MOST_LINES, "GPUs", by)
+    return _section("GPUs", charts | (_by_gpu(run, summary, axis) if len(run.gpus) > _MOST_LINES else {}))
 
 
 def _by_gpu(run: RunData, summary: Summary, axis: TimeAxis) -> dict[str, str]:

@@ -21,7 +21,7 @@ from srunddp.util.hostlist import group_by_key
 _LEVELS = 16  # colours of a heat map
 _WIDTH = 1000  # units of a drawing before it is stretched
 _HEIGHT, _HEAT_HEIGHT, _BARS_HEIGHT, _ROW = 110, 320, 160, 16  # pixels: of a panel, of all rows and of one at most
-_FINEST = 400  # parts of the width: no bar is narrower
+_FINEST = 400  # parts of the width: a narrower bar would not be seen
 _MOST_MARKS, _MOST_NUMBERS = 60, 8
 _LABEL_PIXELS, _LABEL_LETTERS = 13, 11  # between two labels of rows at least; of one label at most
 
@@ -48,10 +48,7 @@ class Chart:
     _series: list[tuple[str, Sequence[Range], bool]] = field(default_factory=list)
 
     def add(self, label: str, ranges: Sequence[Range], *, joined: bool = False) -> None:
-        """Add a line for the median of each column, and a band from the least to the most of it.
-
-        They have a gap where nothing is known, unless ``joined``.
-        """
+        """A line for the medians, and a band; with a gap where nothing is known, unless they are ``joined``."""
         self._series.append((label, ranges, joined))
 
     def html(self) -> str:
@@ -121,8 +118,7 @@ class Chart:
             for kind, group in groupby(zip(map(colour, row), self.axis.columns, strict=True), key=lambda pair: pair[0]):
                 spans = [span for _, span in group]
                 cells.append((kind, number, spans[0][0], spans[-1][1]))
-        shown = {name: _shown([(each, each, each) for each in row]) for name, row in rows.items()}
-        words = {name: [f"{name}: {each} {self.unit}"] for name, each in shown.items()}
+        words = {name: [f"{name}: {_shown((at,) * 3 for at in row)} {self.unit}"] for name, row in rows.items()}
         scale = "".join(_path(f"h{level}", f"M{level} 0h1v1h-1z") for level in range(_LEVELS))
         most = f"{_number(high)} {_escaped(self.unit)}{' or more' if known[-1] > high > low else ''}"
         box = f'viewBox="0 0 {_LEVELS} 1" preserveAspectRatio="none"'
@@ -131,15 +127,9 @@ class Chart:
 
     def bars(self, rows: Mapping[str, Sequence[tuple[str, Span]]], names: Sequence[str]) -> str:
         """For each row its spans, with one colour for each of their names; empty where there is none."""
-        # What is shorter than the page is fine is to be seen all the same.
         least = self.axis.end / _FINEST
         cells = [
-            (
-                f"c{names.index(name)}",
-                at,
-                min(begin, self.axis.end - least),
-                min(max(end, begin + least), self.axis.end),
-            )
+            (f"c{names.index(name)}", at, begin, max(end, begin + least))
             for at, spans in enumerate(rows.values())
             for name, (begin, end) in spans
         ]

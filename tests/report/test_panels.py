@@ -160,6 +160,11 @@ def test_what_the_training_logged_is_drawn_by_its_last_word(tmp_path: Path) -> N
     charts = figures(drawn(run)["Training"])
     assert [*charts] == ["Loss", "Accuracy"]
     assert "loss: 1.5 (1–2)val/loss: 3" in "".join(charts["Loss"].itertext())
+    # What there is no room for is counted.
+    run.metrics |= {f"{part}/F{number}": [(60.0, 1.0)] for number in range(20) for part in "ab"}
+    found = drawn(run)["Training"]
+    assert ([*figures(found)][2:4], len(figures(found))) == (["F0", "F1"], 12)
+    assert found.missing == "Not drawn: 20 more of metrics.jsonl."
     # One line from the first value to the last, whatever lies between them.
     assert count(charts["Loss"], "line c0") == 1
 

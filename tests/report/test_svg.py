@@ -134,8 +134,8 @@ def test_bars_have_a_colour_for_each_name() -> None:
     assert "srun" not in html
     assert "import: 30 s" in html
     # None is too short to be seen, and of many in a row there is the sum.
-    html = svg.Chart("Pauses", AXIS).bars({"e": [("e", (0.0, 0.0)), ("e", (100.0, 100.0))]}, ["e"])
-    assert paths(html, "cell c0") == ["M0 0H0.25v1H0zM99.75 0H100v1H99.75z"]
+    html = svg.Chart("Pauses", AXIS).bars({"e": [("e", (0.0, 0.0)), ("e", (50.0, 50.0))]}, ["e"])
+    assert paths(html, "cell c0") == ["M0 0H0.25v1H0zM50 0H50.25v1H50z"]
     assert "e: 0 s in 2 times" in html
     assert svg.Chart("Launch", AXIS).bars({"0": []}, ["srun"]) == ""
 
