@@ -14,6 +14,7 @@ from srunddp.errors import ConfigError, one_line
 from srunddp.report import locate, slurm, text
 from srunddp.report.advice import notes, too_short
 from srunddp.report.html import page
+from srunddp.report.overview import failure
 from srunddp.report.panels import sections
 from srunddp.report.run import RunData, read
 from srunddp.report.summarize import summary_of, with_baseline
@@ -112,6 +113,7 @@ def record(summary: Summary) -> dict[str, Any]:
         for phase, (begin, end) in phases.items()
     ]
     found["slowest_rank"] = summary.slowest.rank if summary.slowest else None
+    found["failure"] = asdict(failed) if (failed := failure(summary)) else None
     found["notes"] = [asdict(note) for note in notes(summary)]
     found["remarks"] = [*filter(None, [too_short(summary)]), *text.remarks(summary)]
     return found

@@ -1,4 +1,4 @@
-"""The time axis of the report and its columns: of each what is least, usual and most in it."""
+"""The time axis of the report page and its columns: what is least, usual and most in each of them."""
 
 from __future__ import annotations
 
@@ -8,10 +8,9 @@ from dataclasses import dataclass
 from itertools import chain
 from statistics import median
 
-from srunddp.report.csv_files import NAN, TimeSeries
+from srunddp.report.csv_files import NAN
 
 _COLUMNS, _MOST_TICKS = 240, 8
-_LEAST = 1e-9  # what is divided by less has no end
 _UNITS = ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
 _STEPS = (
     *(unit * count for unit in (1, 60) for count in (1, 2, 5, 10, 15, 30)),
@@ -20,6 +19,7 @@ _STEPS = (
 )
 
 Points = Iterable[tuple[float, float]]  # seconds since the start, and values
+Columns = list[list[float]]  # the values in each column
 Span = tuple[float, float]  # begin and end, in seconds
 Range = tuple[float, float, float]  # least, median and most; nan where they are not known
 
@@ -55,38 +55,24 @@ class TimeAxis:
         for at in range(int(self.end / step) + 1):
             yield at * step, f"{at * step / size:g} {unit}"
 
-    def grouped(self, points: Points) -> list[list[float]]:
-        """The values in each column."""
-        found: list[list[float]] = [[] for _ in self.columns]
+    def grouped(self, points: Points, by: float = 1.0) -> Columns:
+        """The values in each column, times a factor."""
+        found: Columns = [[] for _ in self.columns]
         for time, value in points:
             if 0 <= time <= self.end:
-                found[min(int(time / self.width), len(found) - 1)].append(value)
+                found[min(int(time / self.width), len(found) - 1)].append(value * by)
         return found
 
-    def medians(self, points: Points) -> list[float]:
-        """The median of each column; nan where nothing is known."""
-        return [median(values) if values else NAN for values in self.grouped(points)]
+    def medians(self, points: Points, by: float = 1.0) -> list[float]:
+        """The median of each column, times a factor; nan where nothing is known."""
+        return [median(values) if values else NAN for values in self.grouped(points, by)]
 
-    def ranges(self, series: Iterable[Points]) -> list[Range]:
-        """Of each column the least and the most of all series, and the median of their medians."""
-        found = []
-        for column in zip(*map(self.grouped, series), strict=True):
-            known = [values for values in column if values]
-            values = list(chain(*known))
-            found.append((min(values), median(map(median, known)), max(values)) if known else (NAN, NAN, NAN))
-        return found
 
-    def ratios(self, samples: TimeSeries, part: str, whole: str) -> list[float]:
-        """The growth of one counter over that of another in each column; nan where that did not grow.
-
-        Of intervals in which both are known: before the first step one of them may not be.
-        """
-        tops, belows = [0.0] * len(self.columns), [0.0] * len(self.columns)
-        parts = {(begin, end): grown for begin, end, grown in samples.steps(part)}
-        for begin, end, grown in samples.steps(whole):
-            if (begin, end) in parts:
-                for at in range(max(0, int(begin / self.width)), min(len(tops) - 1, int(end / self.width)) + 1):
-                    inside = max(0.0, min(end, (at + 1) * self.width) - max(begin, at * self.width)) / (end - begin)
-                    tops[at] += parts[begin, end] * inside
-                    belows[at] += grown * inside
-        return [top / below if below > _LEAST else NAN for top, below in zip(tops, belows, strict=True)]
+def ranges(series: Iterable[Columns]) -> list[Range]:
+    """Of each column the least and the most of all series, and the median of their medians."""
+    found = []
+    for column in zip(*series, strict=True):
+        known = [values for values in column if values]
+        values = list(chain(*known))
+        found.append((min(values), median(map(median, known)), max(values)) if known else (NAN, NAN, NAN))
+    return found

@@ -8,7 +8,9 @@ from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from itertools import pairwise
+from operator import itemgetter
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -46,7 +48,7 @@ TASKS = Kind("rank", ("cpu_s", "delay_s"), ("processes", "rss_bytes"))
 LINKS = Kind("link", ("received_bytes", "sent_bytes"), (), ("kind", "chosen"))
 _ON_GPU = (
     "utilization_percent", "memory_bandwidth_percent", "power_w", "memory_limit_bytes", "sm_percent", "tensor_percent",
-    "throttled", "memory_bytes", "temperature_c",
+    "throttled", "memory_bytes", "temperature_c", "sm_clock_mhz",
 )  # fmt: skip
 GPUS = Kind("uuid", ("energy_j",), _ON_GPU, ("index", "name"))
 STEPS = Kind("", ("steps", "samples", "step_s", "data_s", "own_s"), ("longest_step_s",))
@@ -69,9 +71,10 @@ def samples(path: Path, kind: Kind) -> dict[str, TimeSeries]:
     if "time" not in header or (kind.key and kind.key not in header):
         return {}
     series: dict[str, _Series] = {}
+    width, place = len(header), header.index(kind.key) if kind.key else None
     for row in rows:
-        if len(row) == len(header):
-            key = row[header.index(kind.key)] if kind.key else ""
+        if len(row) == width:
+            key = "" if place is None else row[place]
             if key not in series:
                 series[key] = _Series(kind, header)
             series[key].add(row)
@@ -86,29 +89,32 @@ class _Series:
         self._header, self._texts = header, kind.texts
         wanted = ("time", *kind.counters, *kind.gauges)
         self._columns = {name: array("d") for name in wanted if name in header}
-        self._pending: list[list[str]] = []
+        # Of one place alone a getter gives no tuple.
+        self._wanted = itemgetter(*map(header.index, self._columns), 0)
+        self._pending: list[tuple[str, ...]] = []
         self._last: list[str] = []
 
     def add(self, row: list[str]) -> None:
         self._last = row
-        self._pending.append(row)
+        self._pending.append(self._wanted(row))
         if len(self._pending) >= _BLOCK:
             self._flush()
 
     def _flush(self) -> None:
-        for name, texts in dict(zip(self._header, zip(*self._pending, strict=True), strict=False)).items():
-            if name in self._columns:
-                self._columns[name].extend(map(_is_slowed, texts) if name == "throttled" else numbers(texts))
+        for (name, column), texts in zip(self._columns.items(), zip(*self._pending, strict=True), strict=False):
+            column.extend(map(_is_slowed, texts) if name == "throttled" else numbers(texts))
         self._pending = []
 
     def samples(self) -> TimeSeries:
         self._flush()
         texts = {name: text for name, text in zip(self._header, self._last, strict=True) if name in self._texts}
-        keep = list(_rising(self._columns["time"]))
-        columns = {name: array("d", (each[at] for at in keep)) for name, each in self._columns.items()}
+        keep, columns = list(_rising(self._columns["time"])), self._columns
+        if len(keep) < len(columns["time"]):
+            columns = {name: array("d", (each[at] for at in keep)) for name, each in columns.items()}
         return TimeSeries(columns.pop("time"), columns, texts, len(keep))
 
 
+@lru_cache(64)
 def _is_slowed(reasons: str) -> float:
     """1 where heat or the power brake kept a GPU's clock down, else 0."""
     return float(any(word in reasons.lower() for word in ("thermal", "brake")))
@@ -134,7 +140,7 @@ def numbers(texts: Sequence[str]) -> list[float]:
 
 def _number(text: str) -> float:
     try:
-        return float(text)
+        return float(text or "nan")  # an exception for each empty cell takes long
     except ValueError:
         return NAN
 
@@ -256,7 +262,7 @@ def _thinned(samples: TimeSeries, kind: Kind) -> TimeSeries:
     for name, values in {"time": samples.time, **samples.columns}.items():
         groups = [values[at : at + size] for at in range(0, len(values), size)]
         if name in kind.gauges:
-            known = [[value for value in group if not math.isnan(value)] or [NAN] for group in groups]
+            known = [[value for value in group if value == value] or [NAN] for group in groups]  # nan is not itself
             columns |= {name + which: array("d", map(choose, known)) for which, choose in _OF_A_GROUP.items()}
         else:
             columns[name] = array("d", (group[-1] for group in groups))

@@ -76,7 +76,7 @@ def _notes(summary: Summary, notes: Sequence[Advice]) -> Iterator[str]:
 
 
 def _note(note: Advice) -> str:
-    cost = f'<b class="cost">{format.percent(note.cost)} of the step time</b>' if note.cost else ""
+    cost = f'<strong class="cost">{format.percent(note.cost)} of the step time</strong>' if note.cost else ""
     limit = f" (threshold: {_escaped(note.threshold)})" if note.threshold else ""
     return (
         f'<div class="{_SEVERITIES[note.severity]}">{cost}<p><strong>{_escaped(note.rule)}</strong>: '

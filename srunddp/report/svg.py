@@ -16,10 +16,12 @@ from statistics import median
 from srunddp.errors import one_line
 from srunddp.report import format
 from srunddp.report.columns import Range, Span, TimeAxis
+from srunddp.util.hostlist import group_by_key
 
 _LEVELS = 16  # colours of a heat map
 _WIDTH = 1000  # units of a drawing before it is stretched
 _HEIGHT, _HEAT_HEIGHT, _BARS_HEIGHT, _ROW = 110, 320, 160, 16  # pixels: of a panel, of all rows and of one at most
+_FINEST = 400  # parts of the width: no bar is narrower
 _MOST_MARKS, _MOST_NUMBERS = 60, 8
 _LABEL_PIXELS, _LABEL_LETTERS = 13, 11  # between two labels of rows at least; of one label at most
 
@@ -31,7 +33,7 @@ class Chart:
     """A panel over time, with an axis of values; or, for each of several names, a row of coloured cells or of bars.
 
     Attributes:
-        title: what is shown; unit: of the values.
+        title: what is shown; unit: of the values; note: follows the title.
         most: the axis of values ends there or above; from_zero: False lets it begin near the lowest value.
         limit: is drawn across the panel; 0 for none.
     """
@@ -42,6 +44,7 @@ class Chart:
     most: float = 0.0
     from_zero: bool = True
     limit: float = 0.0
+    note: str = ""
     _series: list[tuple[str, Sequence[Range], bool]] = field(default_factory=list)
 
     def add(self, label: str, ranges: Sequence[Range], *, joined: bool = False) -> None:
@@ -128,13 +131,21 @@ class Chart:
 
     def bars(self, rows: Mapping[str, Sequence[tuple[str, Span]]], names: Sequence[str]) -> str:
         """For each row its spans, with one colour for each of their names; empty where there is none."""
-        known = {name for spans in rows.values() for name, _ in spans}
-        cells = [(f"c{names.index(name)}", at, *span) for at, spans in enumerate(rows.values()) for name, span in spans]
-        words = {
-            row: [row, *(f"{name}: {format.duration(end - begin)}" for name, (begin, end) in spans)]
-            for row, spans in rows.items()
-        }
-        legend = _legend((f"c{at}", name) for at, name in enumerate(names) if name in known)
+        # What is shorter than the page is fine is to be seen all the same.
+        least = self.axis.end / _FINEST
+        cells = [
+            (
+                f"c{names.index(name)}",
+                at,
+                min(begin, self.axis.end - least),
+                min(max(end, begin + least), self.axis.end),
+            )
+            for at, spans in enumerate(rows.values())
+            for name, (begin, end) in spans
+        ]
+        words = {row: [row, *_lasted(spans)] for row, spans in rows.items()}
+        known = {kind for kind, *_ in cells}
+        legend = _legend((f"c{at}", name) for at, name in enumerate(names) if f"c{at}" in known)
         return self._rows(words, cells, legend, (), _BARS_HEIGHT) if known else ""
 
     def _rows(
@@ -175,7 +186,8 @@ class Chart:
             at = f"{time / self.axis.end:.2%}"
             found.append(f'<line x1="{at}" x2="{at}" y1="{pixels}" y2="{pixels + 4}"/>')
             found.append(f'<text x="{at}" y="{pixels + 12}">{word}</text>')
-        name, body = _escaped(f"{self.title} ({self.unit})" if self.unit else self.title), "\n".join(found)
+        unit, body = f" ({self.unit})" if self.unit else "", "\n".join(found)
+        name = _escaped(f"{self.title}{unit}{self.note}")
         caption = f"<figcaption><b>{name}</b> {legend}</figcaption>"
         drawing = f'<svg role="img" aria-label="{name}" height="{pixels}">\n{body}\n</svg>'
         return f'<figure class="chart">{caption}\n{drawing}</figure>\n'
@@ -200,6 +212,11 @@ def _value_ticks(low: float, high: float) -> list[float]:
 def _legend(entries: Iterable[tuple[str, str]]) -> str:
     key = '<svg width="16" viewBox="0 0 16 10">{}</svg>'
     return "".join(f"<span>{key.format(_path(c, 'M0 3h16v4h-16z'))}{_escaped(words)}</span>" for c, words in entries)
+
+
+def _lasted(spans: Iterable[tuple[str, Span]]) -> Iterator[str]:
+    for name, each in group_by_key((name, end - begin) for name, (begin, end) in spans).items():
+        yield f"{name}: {format.duration(sum(each))}{f' in {len(each)} times' if len(each) > 1 else ''}"
 
 
 def _label(word: str, y: float, kind: str = "y") -> str:

@@ -22,6 +22,7 @@ from srunddp.report import format, text
 from srunddp.report.advice import notes
 from srunddp.report.format import format_number
 from srunddp.report.html import page
+from srunddp.report.panels import sections
 from srunddp.report.run import read
 from srunddp.report.slurm import SlurmAccounting
 from srunddp.report.summarize import summary_of
@@ -86,34 +87,35 @@ def test_json_has_the_figures_of_the_text(reported: tuple[Path, CompletedProcess
     assert (done.returncode, done.stderr) == (0, "")
     assert {path: path.stat().st_mtime_ns for path in folder.iterdir()} == there
     found = json.loads(done.stdout)
-    duration, size, percent, number = format.duration, format.size, format.percent, format.format_number
-    lines, rows = printed.stdout.splitlines(), [re.split(r"  +", line) for line in printed.stdout.splitlines()]
+    duration, size, percent, number = format.duration, format.size, format.percent, format.number
+    words = " ".join(printed.stdout.split())
     for note in found["notes"]:
-        assert f"  {note['rule']}: {note['found']} (threshold: {note['threshold']}) -> {note['hint']}" in lines
-    slow, steps = found["ranks"][found["slowest_rank"]], f"{found['steps']}, {duration(found['step_s'])} each"
-    joules, samples = format.energy(found["energy_j"]), f"{found['throughput']['samples']:.0f} samples"
-    said = [steps, duration(slow["own_s"]), joules, samples, duration(found["seconds"]), *map(str, found["nodes"])]
-    assert [each for each in said if each not in printed.stdout] == []
-    assert found["notes"]
-    for each in found["ranks"]:
+        assert f"{note['rule']}: {note['found']} (threshold: {note['threshold']}) -> {note['hint']}" in words
+    slow, steps = found["ranks"][found["slowest_rank"]], f"{found['steps']:,}, {duration(found['step_s'])} each"
+    joules, samples = format.energy(found["energy_j"]), f"{found['throughput']['samples']:,.0f} samples"
+    said = [steps, duration(slow["own_s"]), joules, samples, duration(found["seconds"])]
+    assert [each for each in said if each not in words] == []
+    assert (bool(found["notes"]), found["failure"]) == (True, None)
+    tables = {noun: format.cells(rows) for noun, rows in text.tables(summary_of(read(folder / "monitor.0"))).items()}
+    for noun, key in (("node", "per_node"), ("rank", "ranks"), ("GPU", "gpus")):
+        assert len(tables[noun]) == len(found[key]) + 1
+    for each, row in zip(found["ranks"], tables["rank"][1:], strict=True):
         times = [duration(each[name]) for name in ("step_s", "own_s")]
         rest = [duration(each["cpu_s"]), percent(each["delay_share"]), size(each["rss_bytes"])]
         share = percent(each["data_s"] / each["step_s"])
-        assert [str(each["rank"]), each["node"], str(each["steps"]), *times, share, *rest] in rows
-    for each in found["per_node"]:
-        memory = f"{size(each['memory_bytes'])} of {size(each['memory_limit_bytes'])}"
+        assert row == [str(each["rank"]), each["node"], f"{each['steps']:,}", *times, share, *rest]
+    for each, row in zip(found["per_node"], tables["node"][1:], strict=True):
+        figures = [number(each["used_cpus"]), number(each["cpus"]), size(each["memory_bytes"])]
         storage = [f"{size(each[f'{name}_bytes_per_s'])}/s" for name in ("read", "written")]
-        cpus = f"{number(each['used_cpus'])} of {number(each['cpus'])}"
-        start = [each["node"], cpus, memory, *storage, number(each["iowait_cpus"])]
-        assert start in [row[:6] for row in rows]
-    for each in found["gpus"]:
+        assert row[:7] == [each["node"], *figures, size(each["memory_limit_bytes"]), *storage]
+    for each, row in zip(found["gpus"], tables["GPU"][1:], strict=True):
         used, power = f"{each['utilization_percent']:.0f} %", f"{each['power_w']:.0f} W"
-        assert [each["index"], each["node"], used, power] in [[*row[:3], *row[4:5]] for row in rows]
+        assert [*row[:3], row[4]] == [each["index"], each["node"], used, power]
 
 
 def test_json_leaves_a_page_in_the_folder_that_is_named(tmp_path: Path) -> None:
     SHORT.write(tmp_path / "logs")
-    done = report("--json", "--output=page", "--live", "4711", folder=tmp_path)
+    done = report("--json", "--output=page", "--follow", "4711", folder=tmp_path)
     assert (done.returncode, json.loads(done.stdout)["world_size"]) == (0, 2)
     assert (tmp_path / "page" / "report.html").exists()
     assert not (tmp_path / "logs" / "4711.0" / "report.html").exists()
@@ -177,9 +179,25 @@ def test_what_only_newer_gpus_measure_has_columns_where_known(tmp_path: Path) ->
     assert "tensor cores" not in shown(summary_of(read(folder)))
     for path in folder.glob("*.gpus.csv"):
         path.write_text(path.read_text().replace(",,,,,,\n", ",,,63,40,27,51\n"))
-    said = shown(summary_of(read(folder)))
-    assert re.search(r"used  SMs active  tensor cores  memory bandwidth", said)
-    assert re.search(r"\d+ %  63 %        27 %          ", said)
+    header, *rows = format.cells(text.tables(summary_of(read(folder)))["GPU"])
+    assert header[2:6] == ["used", "SMs active", "tensor cores", "bandwidth"]
+    assert [row[3:5] for row in rows] == [["63 %", "27 %"]] * 8
+
+
+def test_many_rows_are_folded_to_those_that_stand_out(tmp_path: Path) -> None:
+    """Those of a note are among them; what is the same for all stands in the title."""
+    made_up = MadeUp(nodes=8, ranks_per_node=8, gpus_per_node=8, seconds=100, slow={37: 0.06}, hot=((4, 5),))
+    summary = summed(replace(made_up, idle=((6, 1),)), tmp_path)
+    lines = shown(summary).splitlines()
+    assert max(map(len, lines)) <= 120
+    rows = [re.split(r"  +", line) for line in lines]
+    header, *gpus = rows[next(at for at, row in enumerate(rows) if row[0] == "GPU" and "node" in row) :]
+    assert sorted(row[:2] for row in gpus) == [["1", "node07"], ["5", "node05"], ["62 others", "node[01-08]"]]
+    used = [each.utilization or 0.0 for each in summary.gpus if (each.node, each.index) != ("node07", "1")]
+    assert gpus[2][header.index("used")] == f"{min(used):.0f}–{max(used):.0f} %"
+    ranks = [row for row in rows if row[0] in ("37", "63 others")]
+    assert [row[1] for row in ranks] == ["node05", "node[01-08]"]
+    assert any(line.startswith("8 nodes, each: CPUs used 6.4, CPUs 8, memory") for line in lines)
 
 
 def test_how_each_rank_ended_is_shown(tmp_path: Path) -> None:
@@ -192,7 +210,9 @@ def test_how_each_rank_ended_is_shown(tmp_path: Path) -> None:
     assert "killed" in shown(summary_of(run, last + 30))
     folder = MadeUp(code=1).write(tmp_path / "failed")
     write(folder.parent / "failure.json", '{"rank": 2, "node": "node02", "cause": "OSError: no"}')
-    assert "ended with exit code 1 on all ranks; rank 2 on node02: OSError: no" in shown(summary_of(read(folder)))
+    failed = shown(summary_of(read(folder)))
+    assert "ended with exit code 1 on all ranks\n\nFAIL  run failed: rank 2 on node02: OSError: no\n      -> " in failed
+    assert "notes: none" not in failed
 
 
 class Page(HTMLParser):
@@ -239,9 +259,28 @@ def test_every_chart_has_a_text_and_the_page_says_all(reported: tuple[Path, Comp
     assert len(charts) > 10
     assert all(chart["aria-label"] for chart in charts)
     assert done.stderr == ""
-    for each in ("rank 5 on node02", "2256, 250 ms each", "computing 81 % of the step time", "0.786 kWh by 8 GPUs"):
+    for each in ("rank 5 on node02", "2,256, 250 ms each", "computing 81 % of the step time", "0.786 kWh by 8 GPUs"):
         assert each in done.stdout
         assert each in found.words
+
+
+def test_the_page_begins_with_the_failure_and_what_costs_most(tmp_path: Path) -> None:
+    """Red with the command to go on; then a bar for each figure, the notes by their cost, charts, and tables closed."""
+    made_up = replace(ON_GPUS, seconds=60, code=1, codes={5: 137}, slow={5: 0.05}, hot=((1, 2),), data=0.3)
+    run = read(made_up.write(tmp_path))
+    summary = summary_of(run)
+    html = page(summary, notes(summary), sections(run, summary), SlurmAccounting(""))
+    classes = [attributes.get("class") for _, attributes in Page(html).tags]
+    assert (classes.count("failed"), classes.count("tile"), classes.count("bar")) == (1, 5, 5)
+    assert classes.index("failed") < classes.index("tile") < classes.index("note") < classes.index("chart")
+    assert re.search(r'class="failed">.*exit code 137 .*SIGKILL.* rank 5 on node02.*srunddp triage 4711', html)
+    costs = [float(each) for each in re.findall(r'class="cost">([\d.]+) %', html)]
+    assert costs == sorted(costs, reverse=True)
+    assert len(costs) > 1
+    assert html.count("<details>") == html.count("</table>\n</details>") == 3
+    assert 'class="none"' not in html
+    fine = summed(SHORT, tmp_path / "fine")
+    assert 'class="failed"' not in page(fine, notes(fine), [], SlurmAccounting(""))
 
 
 def test_names_from_files_are_words_and_nothing_more(tmp_path: Path) -> None:
@@ -269,7 +308,9 @@ def test_a_run_is_found_by_its_folder_the_parent_and_its_number(what: str, tmp_p
     SHORT.write(tmp_path / "logs")
     done = report("--text", what, folder=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.startswith("run 4711.0: train.py --epochs=20\n2 ranks on 2 nodes (node[01-02]), Slurm, gloo\n")
+    assert done.stdout.startswith(
+        "run 4711.0: train.py --epochs=20\n2 ranks on 2 nodes (node[01-02]), Slurm, gloo, network ens1f1\n"
+    )
     assert [path.name for path in (tmp_path / "logs" / "4711.0").iterdir()] == ["monitor.0"]
 
 
@@ -349,15 +390,15 @@ def terminal() -> Iterator[tuple[int, int]]:
         os.close(descriptor)
 
 
-def live(folder: Path, terminal: tuple[int, int], *options: str) -> Popen[bytes]:
+def follow(folder: Path, stdout: int, *options: str) -> Popen[bytes]:
     """Of a run that has begun a minute ago."""
     replace(SHORT, code=None, seconds=55, start=time.time() - 60, interval=5).write(folder)
-    command = [*SRUNDDP, "report", "--live", *options, "4711.0"]
-    return Popen(command, cwd=folder, env=bare(), stdin=DEVNULL, stdout=terminal[1], stderr=PIPE)
+    command = [*SRUNDDP, "report", "--follow", *options, "4711.0"]
+    return Popen(command, cwd=folder, env=bare(), stdin=DEVNULL, stdout=stdout, stderr=PIPE)
 
 
-def test_live_shows_the_summary_in_place_until_the_run_has_ended(tmp_path: Path, terminal: tuple[int, int]) -> None:
-    with live(tmp_path, terminal, "--text") as process:
+def test_a_followed_run_is_shown_in_place_until_its_end(tmp_path: Path, terminal: tuple[int, int]) -> None:
+    with follow(tmp_path, terminal[1], "--text") as process:
         before = until_shown(terminal[0], "still running")
         shutil.rmtree(tmp_path / "4711.0")
         replace(SHORT, code=3).write(tmp_path)
@@ -367,15 +408,25 @@ def test_live_shows_the_summary_in_place_until_the_run_has_ended(tmp_path: Path,
     assert "\x1b[H\x1b[Jrun 4711.0" in after
 
 
-def test_ctrl_c_ends_live_and_leaves_the_summary(tmp_path: Path, terminal: tuple[int, int]) -> None:
-    with live(tmp_path, terminal) as process:
+def test_without_a_terminal_summaries_follow_each_other(tmp_path: Path) -> None:
+    reading, writing = os.pipe()
+    with follow(tmp_path, writing, "--text") as process:
+        os.close(writing)
+        before = until_shown(reading, "still running")
+        shutil.rmtree(tmp_path / "4711.0")
+        replace(SHORT, code=0).write(tmp_path)
+        after = until_shown(reading, "ended with exit code 0 on all ranks")
+        assert process.wait(LONG) == 0
+    os.close(reading)
+    assert before.startswith("run 4711.0")
+    assert (before + after).count("run 4711.0") == 2
+    assert "\x1b" not in before + after
+
+
+def test_ctrl_c_ends_following_and_leaves_the_summary(tmp_path: Path, terminal: tuple[int, int]) -> None:
+    with follow(tmp_path, terminal[1]) as process:
         until_shown(terminal[0], "still running")
         process.send_signal(signal.SIGINT)
         assert process.stderr is not None
         assert (process.wait(LONG), process.stderr.read()) == (0, b"")
     assert not (tmp_path / "4711.0" / "report.html").exists()
-    # Without a terminal it is one summary.
-    done = report("--live", "--text", "4711.0", folder=tmp_path)
-    assert done.returncode == 0
-    assert done.stdout.count("run 4711.0") == 1
-    assert "\x1b" not in done.stdout

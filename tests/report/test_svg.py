@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 import pytest
 
 from srunddp.report import svg
-from srunddp.report.columns import TimeAxis
+from srunddp.report.columns import TimeAxis, ranges
 from srunddp.report.csv_files import NAN, TimeSeries
 
 AXIS = TimeAxis(100.0, 10.0, [(5.0, "1"), (55.0, "2")])
@@ -52,9 +52,9 @@ def test_a_range_is_the_least_and_the_most_of_all_samples() -> None:
     usual = [(5.0 * at, 60.0) for at in range(960)]
     hot = [(1000.0, 95.0), (1005.0, 70.0), (1010.0, 70.0)]
     idle = [(1000.0, 70.0), (1005.0, 0.0), (1010.0, 70.0)]
-    assert axis.ranges([usual, hot, idle])[50] == (0.0, 70.0, 95.0)
-    assert axis.ranges([usual, [(1000.0, 70.0)], [(1000.0, 70.0)]])[50] == (60.0, 70.0, 70.0)
-    assert math.isnan(axis.ranges([[(0.0, 1.0)]])[1][0])
+    assert ranges(map(axis.grouped, [usual, hot, idle]))[50] == (0.0, 70.0, 95.0)
+    assert ranges(map(axis.grouped, [usual, [(1000.0, 70.0)], [(1000.0, 70.0)]]))[50] == (60.0, 70.0, 70.0)
+    assert math.isnan(ranges([axis.grouped([(0.0, 1.0)])])[1][0])
     assert axis.medians([(0.0, 1.0), (6.0, 9.0), (11.0, 2.0), (30.0, 4.0)])[:3] == pytest.approx(
         [2.0, 4.0, NAN], nan_ok=True
     )
@@ -62,7 +62,8 @@ def test_a_range_is_the_least_and_the_most_of_all_samples() -> None:
 
 def test_before_both_counters_are_known_a_ratio_is_not() -> None:
     columns = {"own_s": [NAN, NAN, 0.9, 1.9, 2.9], "steps": [0.0, 0.0, 9.0, 19.0, 29.0]}
-    found = TimeAxis(4.0, 1.0).ratios(TimeSeries([0.0, 1.0, 2.0, 3.0, 4.0], columns), "own_s", "steps")
+    series = TimeSeries([0.0, 1.0, 2.0, 3.0, 4.0], columns)
+    found = TimeAxis(4.0, 1.0).medians(series.ratios("own_s", "steps"))
     assert found == pytest.approx([NAN, NAN, 0.1, 0.1], nan_ok=True)
 
 
@@ -132,6 +133,10 @@ def test_bars_have_a_colour_for_each_name() -> None:
     assert (paths(html, "cell c1"), paths(html, "cell c2")) == (["M0 0H20v1H0z"], ["M30 0H50v1H30zM30 1H60v1H30z"])
     assert "srun" not in html
     assert "import: 30 s" in html
+    # None is too short to be seen, and of many in a row there is the sum.
+    html = svg.Chart("Pauses", AXIS).bars({"e": [("e", (0.0, 0.0)), ("e", (100.0, 100.0))]}, ["e"])
+    assert paths(html, "cell c0") == ["M0 0H0.25v1H0zM99.75 0H100v1H99.75z"]
+    assert "e: 0 s in 2 times" in html
     assert svg.Chart("Launch", AXIS).bars({"0": []}, ["srun"]) == ""
 
 
