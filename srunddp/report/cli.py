@@ -28,7 +28,6 @@ _AGAIN = 60.0  # seconds between two summaries that are printed one after anothe
 _HOME, _REST_OF_LINE, _REST = "\x1b[H", "\x1b[K", "\x1b[J"
 _UNITS = {  # what a key of --json adds to the name of its figure
     "s": "begin clock end first_step last",
-    "bytes": "rss_last",
     "bytes_per_s": "read received sent written",
     "cpus": "iowait used",
     "percent": "bandwidth sm tensor utilization",

@@ -124,5 +124,3 @@ def _slurm(view: slurm.SlurmAccounting) -> Iterator[str]:
     yield "<h2>Slurm's view</h2>"
     yield f"<p>{_escaped(view.sentence)}</p>"
     yield from _table(text.slurm_rows(view) if view.rows else [])
-    if view.seff:
-        yield "<pre>" + "\n".join(map(_escaped, view.seff.splitlines())) + "</pre>"

@@ -1,7 +1,6 @@
 """What Slurm's accounting says of a run, to be compared with our figures."""
 
 import re
-import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from statistics import fmean
@@ -9,11 +8,10 @@ from statistics import fmean
 from srunddp.report import format
 from srunddp.report.summary import Summary
 from srunddp.util.slurm_command import output as query
-from srunddp.util.slurm_job import RUNNING, figure, job, seconds, table
+from srunddp.util.slurm_job import figure, job, seconds, table
 
 _NUMBER = re.compile(r"[0-9]{1,18}")
 _SACCT = ("JobIDRaw", "State", "Start", "ElapsedRaw", "TimelimitRaw", "TotalCPU", "MaxRSS", "AveRSS")
-_SSTAT = ("JobID", "NTasks", "AveCPU", "MaxRSS", "AveRSS")
 _SIZES = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40, "P": 2**50}
 _ANOTHER = 300.0  # seconds between our start and Slurm's above which these are two starts of the job
 _GONE = ("not found", "Invalid job id")
@@ -26,12 +24,10 @@ class SlurmAccounting:
     Attributes:
         sentence: where the figures are from, or why there are none.
         rows: of the table: the figure's name, ours, Slurm's, and by how much ours is above, as a share of Slurm's.
-        seff: what it prints, where it is installed.
     """
 
     sentence: str
     rows: tuple[tuple[str, str, str, str], ...] = ()
-    seff: str = ""
 
 
 def completed(summary: Summary) -> Summary:
@@ -64,35 +60,23 @@ def view(summary: Summary) -> SlurmAccounting:
         return SlurmAccounting("Not started by Slurm: nothing to compare with.")
     records = table("sacct", summary.job, _SACCT, "--units=K")
     record, whole = (next((each for each in records if each["JobIDRaw"] == key), {}) for key in (name, summary.job))
-    running = summary.ending.running or record.get("State", "") in RUNNING
-    # Where nothing is gathered, sstat has a step of no task, and its time is none.
-    live = [each for each in table("sstat", name, _SSTAT) if figure(each["NTasks"])] if running else []
-    if not record and not live:
+    if not record:
         return SlurmAccounting("Slurm's accounting does not answer for this run: nothing to compare with.")
     begun = figure(record.get("Start", ""))
-    if begun is not None and abs(begun - summary.started) > _ANOTHER and not live:
+    if begun is not None and abs(begun - summary.started) > _ANOTHER:
         return SlurmAccounting("Slurm's accounting has another start of this job: nothing to compare with.")
-    found = live[0] if live else record
-    rows = _rows(summary, found, {**whole, "ElapsedRaw": record.get("ElapsedRaw", "")}, live=bool(live))
-    source = "sstat, while it runs" if live else f"sacct: {record['State']}"
-    seff = "" if running or not shutil.which("seff") else query("seff", summary.job).strip()
-    return SlurmAccounting(f"Step {name} by {source}.", tuple(rows), seff)
+    rows = _rows(summary, record, figure(whole.get("TimelimitRaw", "")))
+    return SlurmAccounting(f"Step {name} by sacct: {record['State']}.", tuple(rows))
 
 
-def _rows(
-    summary: Summary, found: Mapping[str, str], times: Mapping[str, str], *, live: bool
-) -> Iterator[tuple[str, str, str, str]]:
-    peaks = [each.rss_bytes for each in summary.ranks if each.rss_bytes is not None]
-    memory = [each.rss_last for each in summary.ranks if each.rss_last is not None] if live else peaks
+def _rows(summary: Summary, found: Mapping[str, str], limit: float | None) -> Iterator[tuple[str, str, str, str]]:
+    memory = [each.rss_bytes for each in summary.ranks if each.rss_bytes is not None]
     cpu = [each.cpu_s for each in summary.ranks if each.cpu_s is not None]
-    tasks = figure(found.get("NTasks", "")) or 1.0
-    spent = seconds(found.get("AveCPU" if live else "TotalCPU", ""))
-    limit = figure(times.get("TimelimitRaw", ""))
     wanted = [
-        ("CPU time", format.duration, sum(cpu) if cpu else None, spent and spent * (tasks if live else 1.0)),
-        ("MaxRSS of a task", format.size, max(peaks, default=None), size(found.get("MaxRSS", ""))),
-        ("AveRSS of the tasks", format.size, fmean(memory) if memory else None, size(found.get("AveRSS", ""))),
-        ("elapsed", format.duration, summary.seconds, figure(times.get("ElapsedRaw", ""))),
+        ("CPU time", format.duration, sum(cpu) if cpu else None, seconds(found["TotalCPU"]) or None),
+        ("MaxRSS of a task", format.size, max(memory, default=None), size(found["MaxRSS"])),
+        ("AveRSS of the tasks", format.size, fmean(memory) if memory else None, size(found["AveRSS"])),
+        ("elapsed", format.duration, summary.seconds, figure(found["ElapsedRaw"])),
         ("time limit", format.duration, summary.time_limit_s, None if limit is None else limit * 60),
     ]
     for name, shown, ours, theirs in wanted:

@@ -97,7 +97,6 @@ def _rank(run: RunData, rank: int, first: float, last: float) -> RankFigures:
         longest_s=steps.most("longest_step_s"),
         cpu_s=task.total("cpu_s"),
         rss_bytes=task.most("rss_bytes"),
-        rss_last=next((value for _, value in reversed(task.known("rss_bytes"))), None),
         delay=share(delay, processes),
     )
 

@@ -52,7 +52,7 @@ class RankFigures:
         steady_wait: the share of the step time that is waiting for data, but what a tenth of the intervals is above,
             where that is less.
         longest_s: of the steps.
-        cpu_s: of its processes, since they began; rss_bytes: the highest of their resident set; rss_last: the last.
+        cpu_s: of its processes, since they began; rss_bytes: the highest of their resident set.
         delay: share of the time for which its processes' main threads waited for a CPU.
     """
 
@@ -68,7 +68,6 @@ class RankFigures:
     longest_s: float | None
     cpu_s: float | None
     rss_bytes: float | None
-    rss_last: float | None
     delay: float | None
 
 

@@ -199,8 +199,6 @@ def _energy(summary: Summary) -> Iterator[str]:
 
 def _slurm(view: SlurmAccounting) -> Iterator[str]:
     yield from ("", *_wrapped(f"Slurm's view: {view.sentence}"), *(_columns(slurm_rows(view)) if view.rows else ()))
-    if view.seff:
-        yield from ("", *map(one_line, view.seff.splitlines()))
 
 
 def tables(summary: Summary) -> dict[str, list[format.Row]]:

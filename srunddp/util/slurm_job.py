@@ -62,7 +62,7 @@ def _field(line: str, name: str, value: str) -> str:
 
 
 def table(command: str, job: str, names: Sequence[str], *options: str) -> list[dict[str, str]]:
-    """What sacct or sstat has of a job or a step, by the names of the columns."""
+    """What sacct has of a job or a step, by the names of the columns."""
     printed = query(command, "-P", "-n", *options, "-j", job, "-o", ",".join(names))
     rows = (line.split("|", len(names) - 1) for line in printed.splitlines())
     return [dict(zip(names, row, strict=True)) for row in rows if len(row) == len(names)]

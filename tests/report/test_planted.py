@@ -147,8 +147,11 @@ def test_text_page_and_json_say_why_a_run_failed(tmp_path: Path) -> None:
     said = {"rank": 3, "node": "node02", "cause": "killed by SIGKILL: out of memory"}
     folder.with_name("failure.json").write_text(json.dumps(said))
     outputs = [shown(folder), (folder.parent / "report.html").read_text(), shown(folder, "--json")]
-    assert all("rank 3 on node02: killed by SIGKILL: out of memory" in output for output in outputs)
-    assert json.loads(outputs[-1])["notes"] == []
+    for words_of_it in ("run failed", "rank 3 on node02: killed by SIGKILL: out of memory", "srunddp triage 4711"):
+        assert all(words_of_it in output for output in outputs)
+    assert all("threshold: " not in output for output in outputs[:2])
+    found = json.loads(outputs[-1])
+    assert (found["failure"]["severity"], found["notes"]) == ("failed", [])
 
 
 def test_the_time_used_is_the_jobs_where_slurm_says_it(tmp_path: Path) -> None:

@@ -291,11 +291,11 @@ def test_names_from_files_are_words_and_nothing_more(tmp_path: Path) -> None:
     folder = made_up.write(tmp_path)
     summary = summary_of(read(folder))
     assert HOSTILE in summary.script
-    html = page(summary, notes(summary), [], SlurmAccounting(HOSTILE, seff=HOSTILE))
+    html = page(summary, notes(summary), [], SlurmAccounting(HOSTILE))
     assert "\x1b" not in html + shown(summary)
     assert "<b" not in html.replace("<body", "").replace("<br", "")
     tame = summed(replace(made_up, script=("x",), node_name=str, model="x"), tmp_path / "tame")
-    same = page(tame, notes(summary), [], SlurmAccounting("", seff="x"))
+    same = page(tame, notes(summary), [], SlurmAccounting(""))
     assert {tag for tag, _ in Page(html).tags} == {tag for tag, _ in Page(same).tags}
     done = report(tmp_path, folder=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")

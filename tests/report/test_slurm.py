@@ -1,4 +1,4 @@
-"""Slurm's figures beside ours. The stubs print what sacct(1), sstat(1) and scontrol(1) of Slurm 22.05 describe."""
+"""Slurm's figures beside ours. The stubs print what sacct(1) and scontrol(1) of Slurm 22.05 describe."""
 
 from __future__ import annotations
 
@@ -56,10 +56,8 @@ def report(what: str, folder: Path) -> str:
 
 def test_after_the_job_the_steps_record_is_compared(commands: Path) -> None:
     stub(commands, "sacct", prints(SACCT))
-    stub(commands, "seff", prints("Job ID: 4711\nCPU Efficiency: 79.2% of 00:16:00 core-walltime\n"))
     found = view(RUN, commands)
     assert found.sentence == "Step 4711.0 by sacct: COMPLETED."
-    assert found.seff == "Job ID: 4711\nCPU Efficiency: 79.2% of 00:16:00 core-walltime"
     assert found.rows == (
         ("CPU time", "13 min 8 s", "12 min 40 s", "+3.7 %"),
         ("MaxRSS of a task", "6.00 GiB", "6.00 GiB", "+0.0 %"),
@@ -67,39 +65,33 @@ def test_after_the_job_the_steps_record_is_compared(commands: Path) -> None:
         ("elapsed", "65.3 s", "66 s", "-1.1 %"),
         ("time limit", "20 min", "20 min", "+0.0 %"),
     )
-    sacct, seff = asked(commands)
-    assert (sacct[:38], seff) == ("sacct -P -n --units=K -j 4711 -o JobID", "seff 4711")
+    (sacct,) = asked(commands)
+    assert sacct.startswith("sacct -P -n --units=K -j 4711 -o JobID")
 
 
-def test_while_the_job_runs_sstat_is_asked(commands: Path) -> None:
+def test_while_the_job_runs_only_what_slurm_knows_is_compared(commands: Path) -> None:
+    """Its accounting has CPU time and memory of a step when that has ended."""
     running = SACCT.replace("COMPLETED", "RUNNING").replace("12:40.000|6291456.00K|6200000.00K", "00:00:00||")
     stub(commands, "sacct", prints(running))
-    stub(commands, "sstat", prints("4711.0|2|06:20.000|6291456K|6000000K\n"))
     found = view(replace(RUN, code=None), commands, RUN.start + 64)
-    assert found.sentence == "Step 4711.0 by sstat, while it runs."
-    theirs = {name: figure for name, _, figure, _ in found.rows}
-    assert (theirs["CPU time"], theirs["AveRSS of the tasks"]) == ("12 min 40 s", "5.72 GiB")  # AveCPU is of one task
-    assert found.rows[-1] == ("time limit", "20 min", "20 min", "+0.0 %")
-    assert any(each.startswith("sstat -P -n -j 4711.0 -o ") for each in asked(commands))
+    assert found.sentence == "Step 4711.0 by sacct: RUNNING."
+    assert [name for name, *_ in found.rows] == ["elapsed", "time limit"]
 
 
 @pytest.mark.parametrize(
-    ("sacct", "sstat", "what"),
+    ("sacct", "what"),
     [
-        ("echo Slurm accounting storage is disabled; exit 1", "", "does not answer for this run"),
-        ("exit 0", "", "does not answer for this run"),
-        (prints("4712.0|COMPLETED|1|2|3|4|5|6\n"), "", "does not answer for this run"),
-        (prints("|\n"), "", "does not answer for this run"),
-        # As sstat was seen to print, without a plugin that gathers.
-        ("", prints("4711.0|0|213503982334-14:25:51||\n"), "does not answer for this run"),
+        ("echo Slurm accounting storage is disabled; exit 1", "does not answer for this run"),
+        ("exit 0", "does not answer for this run"),
+        (prints("4712.0|COMPLETED|1|2|3|4|5|6\n"), "does not answer for this run"),
+        (prints("|\n"), "does not answer for this run"),
         # After a requeue sacct has the last start alone.
-        (prints(SACCT.replace("18000000", "18000099")), "", "has another start of this job"),
+        (prints(SACCT.replace("18000000", "18000099")), "has another start of this job"),
     ],
 )
-def test_without_accounting_there_is_one_sentence(sacct: str, sstat: str, what: str, commands: Path) -> None:
+def test_without_accounting_there_is_one_sentence(sacct: str, what: str, commands: Path) -> None:
     stub(commands, "sacct", sacct)
-    stub(commands, "sstat", sstat)
-    found = view(replace(RUN, code=None) if sstat else RUN, commands, RUN.start + 64)
+    found = view(RUN, commands, RUN.start + 64)
     assert found == slurm.SlurmAccounting(f"Slurm's accounting {what}: nothing to compare with.")
 
 
@@ -110,7 +102,7 @@ def test_what_is_no_jobs_number_is_never_given_to_a_command(name: str, commands:
     assert asked(commands) == []
 
 
-def test_times_and_sizes_are_read_as_sacct_and_sstat_write_them() -> None:
+def test_times_and_sizes_are_read_as_sacct_writes_them() -> None:
     times = {"00:00.532": 0.532, "12:40.000": 760.0, "01:02:03": 3723.0, "2-03:04:05": 183845.0, "": None, "x": None}
     assert {text: seconds(text) for text in times} == times
     sizes = {"5272K": 5398528.0, "1.37M": 1.37 * 2**20, "5398528": 5398528.0, "0": 0.0, "": None}
