@@ -21,7 +21,7 @@ from srunddp.report.summarize import summary_of, with_baseline
 from srunddp.report.summary import Summary
 from srunddp.util.atomic_file import replace_file
 from srunddp.util.click_types import DIR, answering, json_option, json_text
-from srunddp.util.console import say
+from srunddp.util.console import coloured, say
 
 _REFRESH = 2.0  # seconds between two looks, and no more than a tenth of the time is spent on them
 _AGAIN = 60.0  # seconds between two summaries that are printed one after another
@@ -75,7 +75,8 @@ def report(**given: Any) -> None:
         run, summary = _summed(folder, baseline)
         summary = slurm.completed(summary)
         view = slurm.view(summary)
-        click.echo(json_text(record(summary)) if as_json else "\n".join(text.lines(summary, notes(summary), view)))
+        lines = [json_text(record(summary))] if as_json else text.lines(summary, notes(summary), view)
+        click.echo(coloured("\n".join(lines), sys.stdout))
         if output and not given["text_only"]:
             sys.stdout.flush()
             written = _write(output, run, summary, view)
@@ -133,7 +134,8 @@ def _follow(folder: Path, baseline: Summary | None) -> bool:
                 # From the first row on, as many as there is room for; what is longer than a row is cut.
                 columns, rows = shutil.get_terminal_size()
                 shown = [line[:columns] for line in text.lines(summary, notes(summary))[: rows - 1]]
-                click.echo(_HOME + "".join(f"{line}{_REST_OF_LINE}\n" for line in shown) + _REST, nl=False)
+                inside = "".join(f"{line}{_REST_OF_LINE}\n" for line in shown)
+                click.echo(coloured(_HOME + inside + _REST, sys.stdout), nl=False)
             elif begun - printed >= _AGAIN:
                 click.echo("\n".join([*text.lines(summary, notes(summary)), "", ""]))
                 sys.stdout.flush()

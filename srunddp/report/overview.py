@@ -77,7 +77,7 @@ def _cpus(nodes: Sequence[NodeFigures]) -> Tile:
     used, cpus = sum(each[0] for each in known), sum(each[1] for each in known)
     part, memory = _fullest(nodes)
     also = "" if part is None else f"; memory {memory}, {format.percent(part)}"
-    return _tile("CPUs", share(used, cpus), f"{format.number(used)} of {cpus:.0f}{also}")
+    return _tile("CPUs", share(used, cpus), f"{format.number(used)} of {cpus:,.0f}{also}")
 
 
 def _fullest(each: Sequence[GpuFigures | NodeFigures]) -> tuple[float | None, str]:
@@ -95,7 +95,7 @@ def failure(summary: Summary) -> Advice | None:
     if end.running or end.finished or _has_stopped(summary):
         return None
     job = summary.job or "with the folder of its logs"
-    found = end.cause or "; ".join(_ends(summary))
+    found = end.cause or "; ".join(ends(summary))
     return Advice("run failed", found, "", f"srunddp triage {job}", severity="failed")
 
 
@@ -104,7 +104,7 @@ def _has_stopped(summary: Summary) -> bool:
     return not end.missing and bool(codes) and (codes <= {0, _REQUEUE} or _STOPPED in end.cause)
 
 
-def _ends(summary: Summary) -> Iterator[str]:
+def ends(summary: Summary) -> Iterator[str]:
     """What is recorded of the ranks' ends, the least frequent first: the others ended with them."""
     end = summary.ending
     by_code = group_by_key((code, rank) for rank, code in end.codes.items() if code)

@@ -8,7 +8,7 @@ from textwrap import wrap
 from srunddp.errors import one_line
 from srunddp.report import format
 from srunddp.report.advice import CPU_WAIT, DATA_WAIT, SLOWED, Advice, too_short
-from srunddp.report.overview import failure, tiles
+from srunddp.report.overview import ends, failure, tiles
 from srunddp.report.run import NAMES
 from srunddp.report.slurm import SlurmAccounting
 from srunddp.report.summary import GpuFigures, NodeFigures, Summary, median_or_none, share
@@ -52,7 +52,7 @@ def sections(summary: Summary) -> dict[str, list[str]]:
 
 
 def heading(summary: Summary) -> list[str]:
-    """What ran, where, when, and how it ended."""
+    """What ran, where, when, and how it ended, unless that is the failure."""
     script = f": {summary.script}" if summary.script else ""
     where = f"{format.count(summary.world_size, 'rank')} on {format.count(len(summary.nodes), 'node')}"
     models = group_by_key((gpu.name or "GPU of an unknown model", gpu) for gpu in summary.gpus)
@@ -65,26 +65,19 @@ def heading(summary: Summary) -> list[str]:
         f"run {summary.name or '?'}{restarts}{script}",
         ", ".join([f"{where} ({format.nodes(summary.nodes)})", *(each for each in used if each not in ("", "auto"))]),
         f"started {format.moment(summary.started)}, {format.duration(summary.seconds)}{limit}{resumed}",
-        ending(summary),
+        *([] if failure(summary) and not summary.ending.cause else [ending(summary)]),
     ]
 
 
 def ending(summary: Summary) -> str:
     """How the run ended, in a sentence."""
     end = summary.ending
-    by_code = group_by_key((code, rank) for rank, code in end.codes.items())
     if end.running:
         return f"still running; last sample at {format.clock(end.last)}"
-    if not by_code:
-        return f"no end recorded: killed; last sample at {format.clock(end.last)}"
-    if not end.missing and len(by_code) == 1:
-        said = f"ended with exit code {next(iter(by_code))}{' on all ranks' if summary.world_size > 1 else ''}"
-    else:
-        codes = [f"exit code {code} on {fold_ranks(ranks, {})}" for code, ranks in sorted(by_code.items())]
-        said = f"ended with {', '.join(codes)}"
-    if end.missing:
-        said += f"; no end recorded of {fold_ranks(end.missing, {})}: killed; last sample at {format.clock(end.last)}"
-    return f"{said}; {one_line(end.cause)}" if end.cause and not end.finished and not failure(summary) else said
+    if end.finished:
+        return f"ended with exit code 0{' on all ranks' if summary.world_size > 1 else ''}"
+    said = "; ".join(ends(summary))
+    return said if failure(summary) else f"{said}; {one_line(end.cause)}"
 
 
 def _tiles(summary: Summary) -> Iterator[str]:

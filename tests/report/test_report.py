@@ -202,16 +202,24 @@ def test_many_rows_are_folded_to_those_that_stand_out(tmp_path: Path) -> None:
 
 def test_how_each_rank_ended_is_shown(tmp_path: Path) -> None:
     killed = shown(summed(MadeUp(code=None), tmp_path / "killed"))
-    assert "no end recorded: killed; last sample at 10:05" in killed
+    assert "FAIL  run failed: no end recorded of all ranks: killed; last sample at 10:05\n      -> " in killed
     some = shown(summed(MadeUp(code=None, codes={1: 7, 2: 7, 4: 1}), tmp_path / "some"))
-    assert "ended with exit code 1 on rank 4, exit code 7 on ranks 1-2; no end recorded of ranks 0,3,5: killed" in some
+    for said in (
+        "1 (an exception) on rank 4 on node03",
+        "7 on rank 1 on node01",
+        "of rank 0 on node01, rank 3 on node02",
+    ):
+        assert said in some
     run, last = read(tmp_path / "killed" / "4711.0" / "monitor.0"), MadeUp.start + 607
     assert "still running; last sample at 10:05" in shown(summary_of(run, last))
     assert "killed" in shown(summary_of(run, last + 30))
     folder = MadeUp(code=1).write(tmp_path / "failed")
     write(folder.parent / "failure.json", '{"rank": 2, "node": "node02", "cause": "OSError: no"}')
     failed = shown(summary_of(read(folder)))
-    assert "ended with exit code 1 on all ranks\n\nFAIL  run failed: rank 2 on node02: OSError: no\n      -> " in failed
+    assert (
+        "exit code 1 (an exception) on all ranks\n\nFAIL  run failed: rank 2 on node02: OSError: no\n      -> "
+        in failed
+    )
     assert "notes: none" not in failed
 
 
@@ -402,10 +410,11 @@ def test_a_followed_run_is_shown_in_place_until_its_end(tmp_path: Path, terminal
         before = until_shown(terminal[0], "still running")
         shutil.rmtree(tmp_path / "4711.0")
         replace(SHORT, code=3).write(tmp_path)
-        after = until_shown(terminal[0], "ended with exit code 3 on all ranks")
+        after = until_shown(terminal[0], "exit code 3 on all ranks")
         assert process.wait(LONG) == 0
     assert before.startswith("\x1b[Hrun 4711.0")
     assert "\x1b[H\x1b[Jrun 4711.0" in after
+    assert "\x1b[31mFAIL\x1b[0m  run failed: " in after
 
 
 def test_without_a_terminal_summaries_follow_each_other(tmp_path: Path) -> None:

@@ -113,8 +113,11 @@ def test_times_and_sizes_are_read_as_sacct_writes_them() -> None:
 @pytest.mark.parametrize(
     ("body", "said"),
     [
-        ("echo Job step 4711.0 not found; exit 1", "no end recorded: killed"),
-        ("echo slurm_get_job_steps error: Invalid job id specified >&2; exit 1", "no end recorded: killed"),
+        ("echo Job step 4711.0 not found; exit 1", "no end recorded of all ranks: killed"),
+        (
+            "echo slurm_get_job_steps error: Invalid job id specified >&2; exit 1",
+            "no end recorded of all ranks: killed",
+        ),
         ("echo StepId=4711.0 UserId=0 State=RUNNING Tasks=2", "still running"),
         ("echo Unable to contact slurm controller >&2; exit 1", "still running"),
     ],
