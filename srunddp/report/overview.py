@@ -68,7 +68,8 @@ def _figure(value: float | None) -> str:
 
 def _gpus(gpus: Sequence[GpuFigures]) -> Tile:
     used = [gpu.utilization for gpu in gpus if gpu.utilization is not None]
-    each = f", {min(used):.0f} to {max(used):.0f} %" if len(used) > 1 else ""
+    least, most = (f"{end(used, default=0.0):.0f}" for end in (min, max))
+    each = f", {least} to {most} %" if least != most else ""
     return _tile("GPU", fmean(used) / 100 if used else None, f"{format.count(len(used), 'GPU')}{each}")
 
 
