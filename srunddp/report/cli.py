@@ -74,12 +74,11 @@ def report(**given: Any) -> None:
             return
         run, summary = _summed(folder, baseline)
         summary = slurm.completed(summary)
-        view = slurm.view(summary)
-        lines = [json_text(record(summary))] if as_json else text.lines(summary, notes(summary), view)
+        lines = [json_text(record(summary))] if as_json else text.lines(summary, notes(summary))
         click.echo(coloured("\n".join(lines), sys.stdout))
         if output and not given["text_only"]:
             sys.stdout.flush()
-            written = _write(output, run, summary, view)
+            written = _write(output, run, summary)
             if not as_json:
                 click.echo("\n" + one_line(f"written: {written}"))
 
@@ -146,9 +145,9 @@ def _follow(folder: Path, baseline: Summary | None) -> bool:
         return False
 
 
-def _write(output: str | Path, run: RunData, summary: Summary, view: slurm.SlurmAccounting) -> Path:
+def _write(output: str | Path, run: RunData, summary: Summary) -> Path:
     """Write the page; its path."""
-    html = page(summary, notes(summary), sections(run, summary), view)
+    html = page(summary, notes(summary), sections(run, summary))
     file = Path(output) / "report.html"
     try:
         file.parent.mkdir(parents=True, exist_ok=True)

@@ -9,7 +9,7 @@ from importlib import resources
 
 from srunddp._version import __version__
 from srunddp.errors import one_line
-from srunddp.report import format, slurm, text
+from srunddp.report import format, text
 from srunddp.report.advice import Advice, too_short
 from srunddp.report.overview import failure, tiles
 from srunddp.report.panels import Section
@@ -18,12 +18,7 @@ from srunddp.report.summary import Summary
 _STYLE = resources.files(__package__).joinpath("page.css").read_text(encoding="utf-8")
 
 
-def page(
-    summary: Summary,
-    notes: Sequence[Advice],
-    sections: Sequence[Section],
-    view: slurm.SlurmAccounting,
-) -> str:
+def page(summary: Summary, notes: Sequence[Advice], sections: Sequence[Section]) -> str:
     """All of it."""
     title = _escaped(f"Run {summary.name or '?'}: {format.count(summary.world_size, 'rank')}, {summary.script}")
     head, *rest = text.heading(summary)
@@ -38,7 +33,6 @@ def page(
         *_figures(summary),
         *(part for section in sections for part in _charts(section)),
         *_tables(summary),
-        *_slurm(view),
     ]
     body = "\n".join(parts)
     return (
@@ -118,9 +112,3 @@ def _table(rows: Sequence[Sequence[str]]) -> Iterator[str]:
     yield f"<table><thead>\n<tr>{head}</tr>\n</thead><tbody>"
     yield from ("<tr>" + "".join(f"<td>{_escaped(cell)}</td>" for cell in row) + "</tr>" for row in rows[1:])
     yield "</tbody></table>"
-
-
-def _slurm(view: slurm.SlurmAccounting) -> Iterator[str]:
-    yield "<h2>Slurm's view</h2>"
-    yield f"<p>{_escaped(view.sentence)}</p>"
-    yield from _table(text.slurm_rows(view) if view.rows else [])

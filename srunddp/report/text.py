@@ -10,7 +10,6 @@ from srunddp.report import format
 from srunddp.report.advice import CPU_WAIT, DATA_WAIT, SLOWED, Advice, too_short
 from srunddp.report.overview import ends, failure, tiles
 from srunddp.report.run import NAMES
-from srunddp.report.slurm import SlurmAccounting
 from srunddp.report.summary import GpuFigures, NodeFigures, Summary, median_or_none, share
 from srunddp.util.hostlist import fold_ranks, group_by_key
 
@@ -18,8 +17,8 @@ _WIDTH, _TITLE, _BAR, _NOTE = 120, 12, 20, 13  # columns
 _MOST = 8  # nodes whose clock differs
 
 
-def lines(summary: Summary, notes: Sequence[Advice], view: SlurmAccounting | None = None) -> list[str]:
-    """All of it, with Slurm's view where it was asked; nothing in it is obeyed by a terminal."""
+def lines(summary: Summary, notes: Sequence[Advice]) -> list[str]:
+    """All of it; nothing in it is obeyed by a terminal."""
     return [
         *(part for line in heading(summary) for part in _wrapped(line)),
         *_tiles(summary),
@@ -27,7 +26,6 @@ def lines(summary: Summary, notes: Sequence[Advice], view: SlurmAccounting | Non
         "",
         *(line for title, found in sections(summary).items() for line in _titled(title, found)),
         *(line for noun, rows in tables(summary).items() if rows for line in _table(noun, rows)),
-        *(_slurm(view) if view else ()),
     ]
 
 
@@ -190,10 +188,6 @@ def _energy(summary: Summary) -> Iterator[str]:
         yield f"{format.energy(summary.energy_j)} by {format.count(known, 'GPU')}{each}"
 
 
-def _slurm(view: SlurmAccounting) -> Iterator[str]:
-    yield from ("", *_wrapped(f"Slurm's view: {view.sentence}"), *(_columns(slurm_rows(view)) if view.rows else ()))
-
-
 def tables(summary: Summary) -> dict[str, list[format.Row]]:
     """All rows, by what they are of."""
     return {"node": node_rows(summary.per_node), "rank": rank_rows(summary), "GPU": gpu_rows(summary.gpus)}
@@ -278,8 +272,3 @@ def gpu_rows(gpus: Sequence[GpuFigures]) -> list[format.Row]:
 
 def _rate(value: float | None) -> format.Cell:
     return format.cell(value, format.rate, 2.0**20 + (value or 0.0) / 2)
-
-
-def slurm_rows(view: SlurmAccounting) -> list[list[str]]:
-    """Our figures beside Slurm's."""
-    return [["", "srunddp", "Slurm", "difference"], *map(list, view.rows)]

@@ -20,7 +20,6 @@ from srunddp.report.cli import record
 from srunddp.report.html import page
 from srunddp.report.panels import sections
 from srunddp.report.run import read
-from srunddp.report.slurm import SlurmAccounting
 from srunddp.report.summarize import summary_of
 from tests.support.made_up_run import MadeUp
 from tests.support.starting import srunddp, write
@@ -38,7 +37,7 @@ def reported(folder: Path) -> str:
     run = read(folder)
     summary = summary_of(run)
     said = "\n".join(text.lines(summary, notes(summary)))
-    html = page(summary, notes(summary), sections(run, summary), SlurmAccounting(""))
+    html = page(summary, notes(summary), sections(run, summary))
     assert not re.search(r"\b(nan|inf|None)\b", said + html)
     assert json.dumps(record(summary), allow_nan=False)
     return said

@@ -24,7 +24,6 @@ from srunddp.report.format import format_number
 from srunddp.report.html import page
 from srunddp.report.panels import sections
 from srunddp.report.run import read
-from srunddp.report.slurm import SlurmAccounting
 from srunddp.report.summarize import summary_of
 from srunddp.report.summary import Summary
 from tests.support.made_up_run import MadeUp
@@ -277,7 +276,7 @@ def test_the_page_begins_with_the_failure_and_what_costs_most(tmp_path: Path) ->
     made_up = replace(ON_GPUS, seconds=60, code=1, codes={5: 137}, slow={5: 0.05}, hot=((1, 2),), data=0.3)
     run = read(made_up.write(tmp_path))
     summary = summary_of(run)
-    html = page(summary, notes(summary), sections(run, summary), SlurmAccounting(""))
+    html = page(summary, notes(summary), sections(run, summary))
     classes = [attributes.get("class") for _, attributes in Page(html).tags]
     assert (classes.count("note failed"), classes.count("tile"), classes.count("bar")) == (1, 5, 5)
     assert classes.index("note failed") < classes.index("tile") < classes.index("note lost") < classes.index("chart")
@@ -288,7 +287,7 @@ def test_the_page_begins_with_the_failure_and_what_costs_most(tmp_path: Path) ->
     assert html.count("<details>") == html.count("</table>\n</details>") == 3
     assert 'class="none"' not in html
     fine = summed(SHORT, tmp_path / "fine")
-    assert 'class="note failed"' not in page(fine, notes(fine), [], SlurmAccounting(""))
+    assert 'class="note failed"' not in page(fine, notes(fine), [])
 
 
 def test_names_from_files_are_words_and_nothing_more(tmp_path: Path) -> None:
@@ -299,11 +298,11 @@ def test_names_from_files_are_words_and_nothing_more(tmp_path: Path) -> None:
     folder = made_up.write(tmp_path)
     summary = summary_of(read(folder))
     assert HOSTILE in summary.script
-    html = page(summary, notes(summary), [], SlurmAccounting(HOSTILE))
+    html = page(summary, notes(summary), [])
     assert "\x1b" not in html + shown(summary)
     assert "<b" not in html.replace("<body", "").replace("<br", "")
     tame = summed(replace(made_up, script=("x",), node_name=str, model="x"), tmp_path / "tame")
-    same = page(tame, notes(summary), [], SlurmAccounting(""))
+    same = page(tame, notes(summary), [])
     assert {tag for tag, _ in Page(html).tags} == {tag for tag, _ in Page(same).tags}
     done = report(tmp_path, folder=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")

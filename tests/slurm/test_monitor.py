@@ -16,13 +16,13 @@ import pytest
 
 from srunddp.report.advice import notes
 from srunddp.report.run import read
-from srunddp.report.slurm import size
 from srunddp.report.summarize import summary_of
 from srunddp.report.summary import Summary
 from srunddp.util.slurm_job import seconds
 from tests.cluster.nodes import NODES
 from tests.conftest import PROGRAMS
 from tests.slurm.conftest import SRUNDDP, Outcome, SlurmJobRunner
+from tests.slurm.test_accounting import megabytes
 from tests.support.starting import until
 
 pytestmark = [pytest.mark.slurm, pytest.mark.alone]
@@ -146,10 +146,10 @@ def test_figures_agree_with_sstat_and_sacct_within_a_tenth(runner: SlurmJobRunne
     ended = accounted(runner, "sacct", "-j", f"{job}.0", "--format=TotalCPU,MaxRSS,AveRSS,Elapsed")
     whole = summed(folder)
     for (_, highest, *_), ours in ((running, live), (ended, whole)):
-        memories = [rank.rss_bytes for rank in ours.ranks if rank.rss_bytes]
+        memories = [rank.rss_bytes / 2**20 for rank in ours.ranks if rank.rss_bytes]
         assert len(memories) == 6
         # By control groups Slurm counts anonymous memory; what is resident has the libraries' pages as well.
-        assert 0.9 * size(highest) <= max(memories) <= 1.7 * size(highest)
+        assert 0.9 * megabytes(highest) <= max(memories) <= 1.7 * megabytes(highest)
     # sstat's mean is cut to whole seconds, and both look once a second.
     least = seconds(running[0]) or 0.0
     assert 0.9 * least <= cpu_of(live) / 6 <= 1.1 * (least + 1)
