@@ -56,7 +56,7 @@ def notes(summary: Summary) -> tuple[Advice, ...]:
     if too_short(summary):
         return ()
     busy, stragglers = _oversubscribed(summary), find_stragglers(summary)
-    slowed = [each for each in summary.gpus if each.samples >= FEWEST_SAMPLES and (each.slowed or 0.0) > SLOWED]
+    slowed = [each for each in summary.gpus if each.samples >= FEWEST_SAMPLES and (each.slowed_share or 0.0) > SLOWED]
     explained = {each.node for each in busy} | {each.node for each in slowed}
     are_explained = explained.issuperset(stragglers.nodes)
     waiting = None if busy else _data_wait(summary, stragglers)
@@ -78,20 +78,20 @@ def too_short(summary: Summary) -> str:
     if summary.steps and summary.steps < FEWEST_STEPS:
         return f"{format.count(summary.steps, 'step')} only: below {FEWEST_STEPS} nothing is concluded"
     if summary.samples < FEWEST_SAMPLES:
-        since = " since the first step" if summary.first_step is not None else ""
+        since = " since the first step" if summary.first_step_s is not None else ""
         return f"{format.count(summary.samples, 'sample')} only{since}: below {FEWEST_SAMPLES} nothing is concluded"
     return ""
 
 
 def _oversubscribed(summary: Summary) -> list[NodeFigures]:
     """The nodes on which the job uses all its CPUs, and has to wait for them."""
-    delays = group_by_key((each.node, each.delay) for each in summary.ranks)
+    delays = group_by_key((each.node, each.delay_share) for each in summary.ranks)
     waiting = {node for node, values in delays.items() if (median_or_none(values) or 0.0) > CPU_WAIT}
     return [each for each in summary.per_node if _used(each) >= CPUS_USED and each.node in waiting]
 
 
 def _used(node: NodeFigures) -> float:
-    return share(node.used, node.cpus) or 0.0
+    return share(node.used_cpus, node.cpus) or 0.0
 
 
 def _cpu(summary: Summary, busy: list[NodeFigures]) -> Advice | None:
@@ -99,7 +99,7 @@ def _cpu(summary: Summary, busy: list[NodeFigures]) -> Advice | None:
         return None
     worst, where = max(busy, key=_used), format.nodes(each.node for each in busy)
     nodes = {each.node for each in busy}
-    delay = median_or_none([each.delay for each in summary.ranks if each.node in nodes])
+    delay = median_or_none([each.delay_share for each in summary.ranks if each.node in nodes])
     return Advice(
         "cpu oversubscribed",
         f"{format.percent(_used(worst))} of {format.count(int(worst.cpus or 0), 'CPU')} used on {where}, "
@@ -115,12 +115,12 @@ def _throttled(slowed: list[GpuFigures], stragglers: Stragglers) -> Advice | Non
     if not slowed:
         return None
     slow = any(each.node in stragglers.nodes for each in slowed)
-    worst = max(slowed, key=lambda gpu: gpu.slowed or 0.0)
+    worst = max(slowed, key=lambda gpu: gpu.slowed_share or 0.0)
     heat = f", {worst.temperature_c:.0f} °C at most" if worst.temperature_c is not None else ""
     return Advice(
         "gpu throttled",
-        f"{devices(slowed)} throttled (thermal or power brake) for {format.percent(worst.slowed)} of the samples{heat}"
-        f"{f'; {_excess(stragglers)}' if slow else ''}",
+        f"{devices(slowed)} throttled (thermal or power brake) for {format.percent(worst.slowed_share)} of the "
+        f"samples{heat}{f'; {_excess(stragglers)}' if slow else ''}",
         f"above {format.percent(SLOWED)}",
         f"tell the site, and leave the node out until then: srunddp sbatch --exclude="
         f"{format.nodes(each.node for each in slowed)}",
@@ -166,7 +166,7 @@ def _excess(stragglers: Stragglers) -> str:
 def _data_wait(summary: Summary, stragglers: Stragglers) -> Advice | None:
     others = [each for each in summary.ranks if each.rank not in stragglers.ranks]
     figure = _usual([share(each.data_s, each.step_s) for each in others])
-    if min(figure, _usual([each.steady_wait for each in others])) <= DATA_WAIT:
+    if min(figure, _usual([each.steady_wait_share for each in others])) <= DATA_WAIT:
         return None
     return Advice(
         "data wait",
@@ -184,13 +184,13 @@ def _usual(shares: list[float | None]) -> float:
 
 
 def _gpu(summary: Summary, *, explained: bool) -> Advice | None:
-    if summary.first_step is None:
+    if summary.first_step_s is None:
         return None
-    known = [each for each in summary.gpus if each.utilization is not None and each.samples >= FEWEST_SAMPLES]
-    idle = [each for each in known if (each.utilization or 0.0) < GPU_IDLE]
+    known = [each for each in summary.gpus if each.utilization_percent is not None and each.samples >= FEWEST_SAMPLES]
+    idle = [each for each in known if (each.utilization_percent or 0.0) < GPU_IDLE]
     if not idle or (explained and len(idle) == len(known)):
         return None
-    mean = sum(each.utilization or 0.0 for each in idle) / len(idle)
+    mean = sum(each.utilization_percent or 0.0 for each in idle) / len(idle)
     some = len(idle) < len(known)
     return Advice(
         "gpu idle",
@@ -202,7 +202,7 @@ def _gpu(summary: Summary, *, explained: bool) -> Advice | None:
 
 def _busier(summary: Summary) -> str:
     """What gives all GPUs more to do."""
-    since = summary.seconds - (summary.first_step or 0.0)
+    since = summary.seconds - (summary.first_step_s or 0.0)
     training = share((summary.step_s or 0.0) * summary.steps, since) or 1.0
     if training < _MOSTLY:
         part = format.percent(training)
@@ -222,7 +222,7 @@ def _interface(summary: Summary) -> Advice | None:
     return Advice(
         "wrong interface",
         f"{one_line(other.name)} carries {format.rate(_both_ways(other))} on {where}, and "
-        f"{one_line(chosen)}, which was chosen, {format.rate(_carried(node))}",
+        f"{one_line(chosen)}, which was chosen, {format.rate(carried(node))}",
         f"above {OTHER_LINK:.0f} times as much",
         "name the right one in ifaces.conf (srunddp ifaces scan drafts one), and unset GLOO_SOCKET_IFNAME and "
         "NCCL_SOCKET_IFNAME in the script",
@@ -233,19 +233,22 @@ def _wrong_link(node: NodeFigures) -> LinkFigures | None:
     """The link that carries the training instead of the chosen one."""
     if not any(each.chosen for each in node.links):
         return None
-    limit = max(OTHER_LINK_RATE, OTHER_LINK * _carried(node))
-    others = [each for each in node.links if not each.chosen and each.kind != "rdma" and _both_ways(each) > limit]
-    balanced = (each for each in others if _both_ways(each) >= _BALANCED * 2 * max(each.received, each.sent))
-    return max(balanced, key=_both_ways, default=None)
+    others = [each for each in node.links if not each.chosen and each.kind != "rdma"]
+    worst = max(others, key=_both_ways, default=None)
+    limit = max(OTHER_LINK_RATE, OTHER_LINK * carried(node))
+    return worst if worst and _both_ways(worst) > limit else None
 
 
 def _both_ways(link: LinkFigures) -> float:
     """What goes both ways: an all-reduce sends as much as it receives, and reading data from a server does not."""
-    return 2 * min(link.received, link.sent)
+    less, more = sorted([link.received_bytes_per_s, link.sent_bytes_per_s])
+    return 2 * less if less >= _BALANCED * more else 0.0
 
 
-def _carried(node: NodeFigures) -> float:
-    return sum(each.received + each.sent for each in node.links if each.chosen or each.kind == "rdma")
+def carried(node: NodeFigures) -> float:
+    """Bytes per second of the training: what the chosen link and RDMA carry."""
+    links = [each for each in node.links if each.chosen or each.kind == "rdma"]
+    return sum(each.received_bytes_per_s + each.sent_bytes_per_s for each in links)
 
 
 def _time_limit(summary: Summary) -> Advice | None:

@@ -12,7 +12,7 @@ import click
 
 from srunddp.errors import ConfigError, one_line
 from srunddp.report import locate, slurm, text
-from srunddp.report.advice import notes, too_short
+from srunddp.report.advice import notes
 from srunddp.report.html import page
 from srunddp.report.overview import failure
 from srunddp.report.panels import sections
@@ -26,15 +26,6 @@ from srunddp.util.console import coloured, say
 _REFRESH = 2.0  # seconds between two looks, and no more than a tenth of the time is spent on them
 _AGAIN = 60.0  # seconds between two summaries that are printed one after another
 _HOME, _REST_OF_LINE, _REST = "\x1b[H", "\x1b[K", "\x1b[J"
-_UNITS = {  # what a key of --json adds to the name of its figure
-    "s": "begin clock end first_step last",
-    "bytes_per_s": "read received sent written",
-    "cpus": "iowait used",
-    "percent": "bandwidth sm tensor utilization",
-    "share": "delay efficiency slowed steady_wait",
-    "unix_s": "started",
-}
-_WITH_UNIT = {name: f"{name}_{unit}" for unit, names in _UNITS.items() for name in names.split()}
 
 
 @click.command()
@@ -104,9 +95,8 @@ def _summed(folder: Path, baseline: Summary | None) -> tuple[RunData, Summary]:
 
 
 def record(summary: Summary) -> dict[str, Any]:
-    """For ``--json``: the names of the figures with their units, and the notes."""
-    found = asdict(summary, dict_factory=lambda pairs: {_WITH_UNIT.get(name, name): value for name, value in pairs})
-    found |= {name: getattr(summary, name) for name in ("step_s", "data_share", "energy_j")}
+    """For ``--json``: the figures and the notes."""
+    found = asdict(summary) | {name: getattr(summary, name) for name in ("step_s", "data_share", "energy_j")}
     found["launches"] = [
         {"rank": rank, "phase": phase, "begin_s": begin, "end_s": end}
         for rank, phases in summary.launches.items()
@@ -115,7 +105,7 @@ def record(summary: Summary) -> dict[str, Any]:
     found["slowest_rank"] = summary.slowest.rank if summary.slowest else None
     found["failure"] = asdict(failed) if (failed := failure(summary)) else None
     found["notes"] = [asdict(note) for note in notes(summary)]
-    found["remarks"] = [*filter(None, [too_short(summary)]), *text.remarks(summary)]
+    found["remarks"] = text.remarks(summary)
     return found
 
 

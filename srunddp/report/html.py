@@ -10,7 +10,7 @@ from importlib import resources
 from srunddp._version import __version__
 from srunddp.errors import one_line
 from srunddp.report import format, text
-from srunddp.report.advice import Advice, too_short
+from srunddp.report.advice import Advice
 from srunddp.report.overview import failure, tiles
 from srunddp.report.panels import Section
 from srunddp.report.summary import Summary
@@ -58,14 +58,9 @@ def _tiles(summary: Summary) -> Iterator[str]:
 
 def _notes(summary: Summary, notes: Sequence[Advice]) -> Iterator[str]:
     yield "<h2>Notes</h2>"
-    if why := too_short(summary):
-        yield f'<p class="missing">No note; {_escaped(why)}.</p>'
-    elif not notes and failure(summary):
-        yield '<p class="missing">No other note.</p>'
-    elif not notes:
-        yield '<p class="none">No note: no threshold is passed.</p>'
     yield from map(_note, notes)
-    yield from (f'<p class="missing">{_escaped(line)}.</p>' for line in text.remarks(summary))
+    said = text.remarks(summary) or ([] if notes else ["No threshold is passed"])
+    yield from (f'<p class="missing">{_escaped(line)}.</p>' for line in said)
 
 
 def _note(note: Advice) -> str:
@@ -79,9 +74,8 @@ def _note(note: Advice) -> str:
 
 def _figures(summary: Summary) -> Iterator[str]:
     yield "<h2>Figures</h2>\n<table>"
-    for title, found in text.sections(summary).items():
-        if found:
-            yield f"<tr><th>{_escaped(title)}</th><td>{'<br>'.join(map(_escaped, found))}</td></tr>"
+    for title, said in text.figures(summary).items():
+        yield f"<tr><th>{_escaped(title)}</th><td>{_escaped(said)}</td></tr>"
     yield "</table>"
 
 

@@ -67,14 +67,14 @@ def _figure(value: float | None) -> str:
 
 
 def _gpus(gpus: Sequence[GpuFigures]) -> Tile:
-    used = [gpu.utilization for gpu in gpus if gpu.utilization is not None]
+    used = [gpu.utilization_percent for gpu in gpus if gpu.utilization_percent is not None]
     least, most = (f"{end(used, default=0.0):.0f}" for end in (min, max))
     each = f", {least} to {most} %" if least != most else ""
     return _tile("GPU", fmean(used) / 100 if used else None, f"{format.count(len(used), 'GPU')}{each}")
 
 
 def _cpus(nodes: Sequence[NodeFigures]) -> Tile:
-    known = [(node.used, node.cpus) for node in nodes if node.used is not None and node.cpus]
+    known = [(node.used_cpus, node.cpus) for node in nodes if node.used_cpus is not None and node.cpus]
     used, cpus = sum(each[0] for each in known), sum(each[1] for each in known)
     part, memory = _fullest(nodes)
     also = "" if part is None else f"; memory {memory}, {format.percent(part)}"
@@ -113,7 +113,7 @@ def ends(summary: Summary) -> Iterator[str]:
         words = f" ({_CODES[code]})" if code in _CODES else ""
         yield f"exit code {code}{words} on {_who(ranks, summary)}"
     if end.missing or not end.codes:
-        yield f"no end recorded of {_who(end.missing, summary)}: killed; last sample at {format.clock(end.last)}"
+        yield f"no end recorded of {_who(end.missing, summary)}: killed; last sample at {format.clock(end.last_s)}"
 
 
 def _who(ranks: Sequence[int], summary: Summary) -> str:

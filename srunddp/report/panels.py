@@ -47,7 +47,7 @@ def sections(run: RunData, summary: Summary) -> list[Section]:
     """All of them, in the order of the page."""
     # A long series was thinned: a column of the axis holds whole groups of its samples.
     group = max((-(-each.count // len(each.time)) for each in run.series), default=1)
-    epochs = [(each.begin, "" if each.number is None else str(each.number)) for each in summary.epochs]
+    epochs = [(each.begin_s, "" if each.number is None else str(each.number)) for each in summary.epochs]
     axis = TimeAxis(max(summary.seconds, 1.0), max(summary.interval_s or 5.0, 1e-3) * group, epochs)
     return [
         _time_line(run, summary, axis),
@@ -113,7 +113,7 @@ def _whole(points: Sequence[tuple[float, float]]) -> Sequence[tuple[float, float
 def _pauses(run: RunData, summary: Summary) -> dict[str, list[tuple[str, Span]]]:
     """When training stood still; by the label of the row."""
     stood = [mark for mark in run.marks if mark.name == "checkpoint" and mark.value >= 0]
-    spans = [("evaluation", (each.begin, each.end or summary.seconds)) for each in summary.evaluations]
+    spans = [("evaluation", (each.begin_s, each.end_s or summary.seconds)) for each in summary.evaluations]
     spans += [("checkpoint", (mark.time - mark.value, mark.time)) for mark in stood]
     return group_by_key((name, (name, span)) for name, span in spans)
 
@@ -136,7 +136,7 @@ def _training(run: RunData, axis: TimeAxis) -> Section:
 def _gpus(run: RunData, summary: Summary, axis: TimeAxis) -> Section:
     if not run.gpus:
         return Section("GPUs", "", "No GPU was sampled.")
-    throttled = any((each.slowed or 0.0) > SLOWED for each in summary.gpus)
+    throttled = any((each.slowed_share or 0.0) > SLOWED for each in summary.gpus)
     charts = {}
     for title, unit, name, by in _ON_GPUS[: None if throttled else -1]:
         chart = Chart(title, axis, unit, most=100.0 if unit == "%" else 0.0, from_zero=unit != "°C")
@@ -150,7 +150,7 @@ def _gpus(run: RunData, summary: Summary, axis: TimeAxis) -> Section:
 def _by_gpu(run: RunData, summary: Summary, axis: TimeAxis) -> dict[str, str]:
     """Heat maps. GPUs that stand out from the others are marked, and named in the title."""
     names = [f"{each.node}:{each.text('index') or each.key}" for each in run.gpus]
-    used, hottest = [each.utilization for each in summary.gpus], [each.temperature_c for each in summary.gpus]
+    used, hottest = [each.utilization_percent for each in summary.gpus], [each.temperature_c for each in summary.gpus]
     found = {}
     for title, unit, name, limits, what, outliers in (
         ("Utilization by GPU", "%", "utilization_percent", (100.0, 0.0), "least", _outliers(names, used, -_LESS_USED)),
@@ -187,7 +187,7 @@ def _nodes(run: RunData, summary: Summary, axis: TimeAxis) -> Section:
         for node, series in links.items()
     )
     gauges = ((node, each.spread("memory_bytes")) for node, each in usage)
-    waits = any((each.iowait or 0.0) > _WAITING_CPUS for each in summary.per_node)
+    waits = any((each.iowait_cpus or 0.0) > _WAITING_CPUS for each in summary.per_node)
     wanted: list[tuple[Chart, Iterable[tuple[str, Points]], float]] = [
         (Chart("CPUs in use", axis, limit=cpus), rates("cpu_s"), 1.0),
         *([(Chart("CPUs waiting for storage", axis), rates("iowait_s"), 1.0)] if waits else []),

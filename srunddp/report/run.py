@@ -246,8 +246,8 @@ def spans(run: RunData, begin: str, end: str) -> tuple[Span, ...]:
         begun = by_rank[mark.rank]
         if mark.name == begin:
             begun.append(Span(None if math.isnan(mark.value) else int(mark.value), mark.time, None))
-        elif mark.name == end and begun and begun[-1].end is None:
-            begun[-1] = replace(begun[-1], end=mark.time)
+        elif mark.name == end and begun and begun[-1].end_s is None:
+            begun[-1] = replace(begun[-1], end_s=mark.time)
     most: list[Span] = max(by_rank.values(), key=len, default=[])
     return tuple(most)
 

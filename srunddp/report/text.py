@@ -2,16 +2,17 @@
 
 import math
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from statistics import fmean
 from textwrap import wrap
 
 from srunddp.errors import one_line
 from srunddp.report import format
-from srunddp.report.advice import CPU_WAIT, DATA_WAIT, SLOWED, Advice, too_short
+from srunddp.report.advice import CPU_WAIT, DATA_WAIT, SLOWED, Advice, carried, too_short
 from srunddp.report.overview import ends, failure, tiles
 from srunddp.report.run import NAMES
-from srunddp.report.summary import GpuFigures, NodeFigures, Summary, median_or_none, share
-from srunddp.util.hostlist import fold_ranks, group_by_key
+from srunddp.report.summary import GpuFigures, NodeFigures, Summary, Throughput, share
+from srunddp.util.hostlist import group_by_key
 
 _WIDTH, _TITLE, _BAR, _NOTE = 120, 12, 20, 13  # columns
 _MOST = 8  # nodes whose clock differs
@@ -24,7 +25,7 @@ def lines(summary: Summary, notes: Sequence[Advice]) -> list[str]:
         *_tiles(summary),
         *_notes(summary, notes),
         "",
-        *(line for title, found in sections(summary).items() for line in _titled(title, found)),
+        *(line for title, said in figures(summary).items() for line in _wrapped(f"{title:<{_TITLE}}{said}", _TITLE)),
         *(line for noun, rows in tables(summary).items() if rows for line in _table(noun, rows)),
     ]
 
@@ -36,17 +37,17 @@ def _wrapped(line: str, indent: int = 0) -> Iterator[str]:
         yield part.replace("\xa0", " ")
 
 
-def sections(summary: Summary) -> dict[str, list[str]]:
-    """The figures in sentences, by what they are about; empty where nothing is known."""
-    about = {
-        "time line": _time_line,
-        "steps": _steps,
-        "launch": _launch,
-        "throughput": _throughput,
-        "checkpoints": _checkpoints,
-        "energy": _energy,
+def figures(summary: Summary) -> dict[str, str]:
+    """In sentences, by what they are about: those that neither a tile nor a table has."""
+    found = {
+        "time line": _time_line(summary),
+        "steps": _steps(summary),
+        "launch": _launch(summary),
+        "scaling": _scaling(summary.throughput),
+        "checkpoints": _checkpoints(summary),
+        "energy": _energy(summary),
     }
-    return {title: list(found(summary)) for title, found in about.items()}
+    return {title: said for title, said in found.items() if said}
 
 
 def heading(summary: Summary) -> list[str]:
@@ -62,7 +63,7 @@ def heading(summary: Summary) -> list[str]:
     return [
         f"run {summary.name or '?'}{restarts}{script}",
         ", ".join([f"{where} ({format.nodes(summary.nodes)})", *(each for each in used if each not in ("", "auto"))]),
-        f"started {format.moment(summary.started)}, {format.duration(summary.seconds)}{limit}{resumed}",
+        f"started {format.moment(summary.started_unix_s)}, {format.duration(summary.seconds)}{limit}{resumed}",
         *([] if failure(summary) and not summary.ending.cause else [ending(summary)]),
     ]
 
@@ -71,7 +72,7 @@ def ending(summary: Summary) -> str:
     """How the run ended, in a sentence."""
     end = summary.ending
     if end.running:
-        return f"still running; last sample at {format.clock(end.last)}"
+        return f"still running; last sample at {format.clock(end.last_s)}"
     if end.finished:
         return f"ended with exit code 0{' on all ranks' if summary.world_size > 1 else ''}"
     said = "; ".join(ends(summary))
@@ -91,61 +92,45 @@ def _tiles(summary: Summary) -> Iterator[str]:
 
 
 def _notes(summary: Summary, notes: Sequence[Advice]) -> Iterator[str]:
-    why = too_short(summary)
+    said = remarks(summary)
     of_what = ", with what each costs of the step time" if any(note.cost for note in notes) else ""
-    if notes or why or not failure(summary):
-        yield from ("", f"notes{of_what}" if notes else f"notes: none; {why}" if why else "notes: none")
+    if notes or said or not failure(summary):
+        yield from ("", f"notes{of_what}" if notes else "notes: none")
     for note in notes:
         level, cost = "WARN" if note.severity == "lost" else "note", format.percent(note.cost) if note.cost else ""
         yield from _wrapped(f"{level}  {cost:>5}  {note.rule}: {note.found} (threshold: {note.threshold})", _NOTE)
         yield from _wrapped(f"{'':{_NOTE}}-> {note.hint}", _NOTE + 3)
-    yield from (part for line in remarks(summary) for part in _wrapped(f"  {line}", 2))
+    yield from (part for line in said for part in _wrapped(f"  {line}", 2))
 
 
 def remarks(summary: Summary) -> list[str]:
-    """What is to be known of the figures: nodes of which there are none, and those whose clock differs."""
+    """What is to be known of the figures and notes: too few samples, nodes without any, and clocks that differ."""
     silent = [each.node for each in summary.per_node if not each.samples]
-    return ([f"no samples of {format.nodes(silent)}"] if silent else []) + [
-        f"the clock of {format.nodes([each.node])} is {format.duration(abs(each.clock))} "
-        f"{'ahead of' if each.clock > 0 else 'behind'} rank 0's: taken out"
-        for each in [each for each in summary.per_node if each.clock][:_MOST]
+    none = f"no samples of {format.nodes(silent)}" if silent else ""
+    return [*filter(None, [too_short(summary), none])] + [
+        f"the clock of {format.nodes([each.node])} is {format.duration(abs(each.clock_s))} "
+        f"{'ahead of' if each.clock_s > 0 else 'behind'} rank 0's: taken out"
+        for each in [each for each in summary.per_node if each.clock_s][:_MOST]
     ]
 
 
-def _titled(title: str, found: Iterable[str]) -> Iterator[str]:
-    for at, line in enumerate(found):
-        yield from _wrapped(f"{'' if at else title:<{_TITLE}}{line}", _TITLE)
-
-
-def _time_line(summary: Summary) -> Iterator[str]:
-    found = [] if summary.first_step is None else [f"first step after {format.duration(summary.first_step)}"]
+def _time_line(summary: Summary) -> str:
+    found = [] if summary.first_step_s is None else [f"first step after {format.duration(summary.first_step_s)}"]
     for noun, spans in (("epoch", summary.epochs), ("evaluation", summary.evaluations)):
-        lasted = [each.end - each.begin for each in spans if each.end is not None]
-        mean = f" of {format.duration(sum(lasted) / len(lasted))} on average" if lasted else ""
+        lasted = [each.end_s - each.begin_s for each in spans if each.end_s is not None]
+        mean = f" of {format.duration(fmean(lasted))} on average" if lasted else ""
         found += [f"{format.count(len(spans), noun)}{mean}"] if spans else []
-    if found:
-        yield "; ".join(found)
+    return "; ".join(found)
 
 
-def _steps(summary: Summary) -> Iterator[str]:
-    if not summary.steps:
-        yield "none counted"
-        return
+def _steps(summary: Summary) -> str:
     longest = max((each.longest_s or 0.0 for each in summary.ranks), default=0.0)
-    yield (
-        f"{summary.steps:,}, {format.duration(summary.step_s)} each"
-        + (f", the longest {format.duration(longest)}" if longest else "")
-        + (f", {format.percent(summary.data_share)} waiting for data" if summary.data_share is not None else "")
-    )
-    if slowest := summary.slowest:
-        yield (
-            f"slowest: {fold_ranks([slowest.rank], summary.layout)}, "
-            f"{format.duration(slowest.own_s)} of its own work per step; median rank "
-            f"{format.duration(median_or_none([each.own_s for each in summary.ranks]))}"
-        )
+    also = f", the longest {format.duration(longest)}" if longest else ""
+    samples = f"; {summary.throughput.samples:,.0f} samples" if summary.throughput.samples else ""
+    return f"{summary.steps:,} of {format.duration(summary.step_s)}{also}{samples}" if summary.steps else "none counted"
 
 
-def _launch(summary: Summary) -> Iterator[str]:
+def _launch(summary: Summary) -> str:
     """Of each phase the shortest and the longest; ``srun`` is how far the processes are apart."""
     shown = []
     for name in NAMES:
@@ -154,38 +139,27 @@ def _launch(summary: Summary) -> Iterator[str]:
             lasted += [0.0] * (len(summary.launches) - len(lasted))
         if lasted:
             few, many = format.duration(min(lasted)), format.duration(max(lasted))
-            shown.append(f"{name} {many if few == many or max(lasted) <= 0 else f'{few} to {many}'}")
-    if shown:
-        yield ", ".join(shown)
+            shown.append(f"{name} {many if few == many else f'{few} to {many}'}")
+    return ", ".join(shown)
 
 
-def _throughput(summary: Summary) -> Iterator[str]:
-    found = summary.throughput
-    if found.per_s is not None:
-        per_rank = format.number(found.per_s / max(1, summary.world_size))
-        rate = f"{format.number(found.per_s)} samples/s from the first step to the last, {per_rank} per rank"
-        yield f"{rate}; {found.samples:,.0f} samples"
-    if found.efficiency is not None:
-        yield f"scaling efficiency {format.percent(found.efficiency)}: per rank, over that of {found.baseline}"
+def _scaling(found: Throughput) -> str:
+    part = format.percent(found.efficiency_share)
+    return "" if found.efficiency_share is None else f"{part} of the throughput per rank of {found.baseline}"
 
 
-def _checkpoints(summary: Summary) -> Iterator[str]:
-    found = summary.checkpoints
-    if found.count:
-        part = share(found.stood_s, summary.seconds)
-        background = f", {format.duration(found.background_s)} of writing beside it" if found.background_s else ""
-        yield (
-            f"{found.count}: training stood still for {format.duration(found.stood_s)}, "
-            f"{format.percent(part)} of the run{background}"
-        )
+def _checkpoints(summary: Summary) -> str:
+    found, part = summary.checkpoints, share(summary.checkpoints.stood_s, summary.seconds)
+    beside = f", {format.duration(found.background_s)} of writing beside it" if found.background_s else ""
+    stood = f"training stood still for {format.duration(found.stood_s)}, {format.percent(part)} of the run"
+    return f"{found.count}: {stood}{beside}" if found.count else ""
 
 
-def _energy(summary: Summary) -> Iterator[str]:
-    if summary.energy_j is not None:
-        per_sample = share(summary.energy_j, summary.throughput.samples)
-        each = f", {format.number(per_sample)} J per sample" if per_sample is not None else ""
-        known = sum(gpu.energy_j is not None for gpu in summary.gpus)
-        yield f"{format.energy(summary.energy_j)} by {format.count(known, 'GPU')}{each}"
+def _energy(summary: Summary) -> str:
+    known = [gpu.energy_j for gpu in summary.gpus if gpu.energy_j is not None]
+    each = share(summary.energy_j, summary.throughput.samples)
+    per_sample = "" if each is None else f", {format.number(each)} J per sample"
+    return f"{format.energy(summary.energy_j)} by {format.count(len(known), 'GPU')}{per_sample}" if known else ""
 
 
 def tables(summary: Summary) -> dict[str, list[format.Row]]:
@@ -211,19 +185,16 @@ def _columns(rows: Sequence[Sequence[str]]) -> Iterator[str]:
 
 def node_rows(nodes: Sequence[NodeFigures]) -> list[format.Row]:
     """The table of nodes."""
-    links = {node.node: [link for link in node.links if link.chosen or link.kind == "rdma"] for node in nodes}
     return [
         {
             "node": format.Cell(format.nodes([each.node])),
-            "CPUs used": format.cell(each.used, format.number, 0.1 * (each.cpus or math.inf)),
+            "CPUs used": format.cell(each.used_cpus, format.number, 0.1 * (each.cpus or math.inf)),
             "CPUs": format.cell(each.cpus, format.number),
             "memory": format.cell(each.memory_bytes, format.size, 0.1 * (each.memory_limit_bytes or math.inf)),
-            "memory limit": format.cell(each.memory_limit_bytes, format.size),
-            "read": _rate(each.read),
-            "written": _rate(each.written),
-            "iowait": format.cell(each.iowait, format.number, 1.0),
-            "network in": _rate(sum(link.received for link in links[each.node]) if links[each.node] else None),
-            "out": _rate(sum(link.sent for link in links[each.node]) if links[each.node] else None),
+            "read": _rate(each.read_bytes_per_s),
+            "written": _rate(each.written_bytes_per_s),
+            "iowait": format.cell(each.iowait_cpus, format.number, 1.0),
+            "network": _rate(carried(each) if each.links else None),
             "interface": format.Cell(each.interface or format.UNKNOWN),
         }
         for each in nodes
@@ -236,12 +207,10 @@ def rank_rows(summary: Summary) -> list[format.Row]:
         {
             "rank": format.Cell(str(each.rank)),
             "node": format.Cell(format.nodes([each.node])),
-            "steps": format.cell(each.steps, format.number),
             "step": format.cell(each.step_s, format.duration),
             "own": format.cell(each.own_s, format.duration, DATA_WAIT * (each.step_s or math.inf)),
             "data wait": format.cell(share(each.data_s, each.step_s), format.percent, DATA_WAIT),
-            "CPU": format.cell(each.cpu_s, format.duration),
-            "CPU wait": format.cell(each.delay, format.percent, CPU_WAIT / 2),
+            "CPU wait": format.cell(each.delay_share, format.percent, CPU_WAIT / 2),
             "memory": format.cell(each.rss_bytes, format.size, 2.0**30 + (each.rss_bytes or 0.0) / 4),
         }
         for each in summary.ranks
@@ -254,16 +223,13 @@ def gpu_rows(gpus: Sequence[GpuFigures]) -> list[format.Row]:
         {
             "GPU": format.Cell(each.index or format.UNKNOWN),
             "node": format.Cell(format.nodes([each.node])),
-            "used": format.cell(each.utilization, "{:.0f} %".format, 10.0),
-            "SMs active": format.cell(each.sm, "{:.0f} %".format, 10.0),
-            "tensor cores": format.cell(each.tensor, "{:.0f} %".format, 10.0),
-            "bandwidth": format.cell(each.bandwidth, "{:.0f} %".format),
+            "used": format.cell(each.utilization_percent, "{:.0f} %".format, 10.0),
+            "SMs active": format.cell(each.sm_percent, "{:.0f} %".format, 10.0),
+            "tensor cores": format.cell(each.tensor_percent, "{:.0f} %".format, 10.0),
             "power": format.cell(each.power_w, "{:,.0f} W".format),
-            "energy": format.cell(each.energy_j, format.energy),
             "hottest": format.cell(each.temperature_c, "{:.0f} °C".format, 10.0),
-            "throttled": format.cell(each.slowed, format.percent, SLOWED),
+            "throttled": format.cell(each.slowed_share, format.percent, SLOWED),
             "memory": format.cell(each.memory_bytes, format.size, 0.1 * (each.memory_limit_bytes or math.inf)),
-            "memory limit": format.cell(each.memory_limit_bytes, format.size),
             "model": format.Cell(each.name or format.UNKNOWN),
         }
         for each in gpus

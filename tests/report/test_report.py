@@ -68,15 +68,19 @@ def test_the_figures_are_those_of_the_run(tmp_path: Path) -> None:
     assert summary.throughput.own_share == pytest.approx(1 - 0.016 - 0.05 / 0.25 * 7 / 8, abs=0.01)
     assert (summary.checkpoints.count, summary.checkpoints.stood_s, summary.checkpoints.background_s) == (4, 4.0, 12.0)
     begins = [pytest.approx(5.008 + 150 * number, abs=0.01) for number in range(4)]
-    assert [(each.number, each.begin) for each in summary.epochs] == list(zip((1, 2, 3, 4), begins, strict=True))
+    assert [(each.number, each.begin_s) for each in summary.epochs] == list(zip((1, 2, 3, 4), begins, strict=True))
     assert len(summary.evaluations) == 4
     gpu = summary.gpus[0]
-    assert gpu.utilization == pytest.approx(92 * 141 / 150, rel=0.05)
+    assert gpu.utilization_percent == pytest.approx(92 * 141 / 150, rel=0.05)
     assert gpu.energy_j == pytest.approx((gpu.power_w or 0) * 600, rel=0.05)
     assert f", {format_number((summary.energy_j or 0) / (2256 * 512))} J per sample" in shown(summary)
-    assert summary.ranks[0].delay == pytest.approx(0.01, rel=0.01)
+    assert summary.ranks[0].delay_share == pytest.approx(0.01, rel=0.01)
     node = summary.per_node[0]
-    assert (node.used, node.cpus, node.read) == (pytest.approx(0.8 * 32, rel=0.01), 32, pytest.approx(20e6, rel=0.03))
+    assert (node.used_cpus, node.cpus, node.read_bytes_per_s) == (
+        pytest.approx(0.8 * 32, rel=0.01),
+        32,
+        pytest.approx(20e6, rel=0.03),
+    )
 
 
 def test_json_has_the_figures_of_the_text(reported: tuple[Path, CompletedProcess[str]], tmp_path: Path) -> None:
@@ -90,8 +94,8 @@ def test_json_has_the_figures_of_the_text(reported: tuple[Path, CompletedProcess
     words = " ".join(printed.stdout.split())
     for note in found["notes"]:
         assert f"{note['rule']}: {note['found']} (threshold: {note['threshold']}) -> {note['hint']}" in words
-    slow, steps = found["ranks"][found["slowest_rank"]], f"{found['steps']:,}, {duration(found['step_s'])} each"
-    joules, samples = format.energy(found["energy_j"]), f"{found['throughput']['samples']:,.0f} samples"
+    slow, steps = found["ranks"][found["slowest_rank"]], f"{found['steps']:,} of {duration(found['step_s'])}, "
+    joules, samples = format.energy(found["energy_j"]), f"; {found['throughput']['samples']:,.0f} samples"
     said = [steps, duration(slow["own_s"]), joules, samples, duration(found["seconds"])]
     assert [each for each in said if each not in words] == []
     assert (bool(found["notes"]), found["failure"]) == (True, None)
@@ -100,16 +104,16 @@ def test_json_has_the_figures_of_the_text(reported: tuple[Path, CompletedProcess
         assert len(tables[noun]) == len(found[key]) + 1
     for each, row in zip(found["ranks"], tables["rank"][1:], strict=True):
         times = [duration(each[name]) for name in ("step_s", "own_s")]
-        rest = [duration(each["cpu_s"]), percent(each["delay_share"]), size(each["rss_bytes"])]
+        rest = [percent(each["delay_share"]), size(each["rss_bytes"])]
         share = percent(each["data_s"] / each["step_s"])
-        assert row == [str(each["rank"]), each["node"], f"{each['steps']:,}", *times, share, *rest]
+        assert row == [str(each["rank"]), each["node"], *times, share, *rest]
     for each, row in zip(found["per_node"], tables["node"][1:], strict=True):
         figures = [number(each["used_cpus"]), number(each["cpus"]), size(each["memory_bytes"])]
         storage = [f"{size(each[f'{name}_bytes_per_s'])}/s" for name in ("read", "written")]
-        assert row[:7] == [each["node"], *figures, size(each["memory_limit_bytes"]), *storage]
+        assert row[:6] == [each["node"], *figures, *storage]
     for each, row in zip(found["gpus"], tables["GPU"][1:], strict=True):
         used, power = f"{each['utilization_percent']:.0f} %", f"{each['power_w']:.0f} W"
-        assert [*row[:3], row[4]] == [each["index"], each["node"], used, power]
+        assert row[:4] == [each["index"], each["node"], used, power]
 
 
 def test_json_leaves_a_page_in_the_folder_that_is_named(tmp_path: Path) -> None:
@@ -139,13 +143,13 @@ def test_a_baseline_gives_the_scaling_efficiency(tmp_path: Path) -> None:
     replace(SHORT, step_s=0.25).write(tmp_path / "logs")
     done = report("--text", "--baseline", "4710", "4711", folder=tmp_path)
     assert done.returncode == 0
-    assert "scaling efficiency 80 %: per rank, over that of 4710.0 (1 rank)" in done.stdout
+    assert "scaling     80 % of the throughput per rank of 4710.0 (1 rank)" in done.stdout
 
 
 def test_counters_that_begin_anew_change_no_figure(tmp_path: Path) -> None:
     runs = [replace(ON_GPUS, renewed=each) for each in (False, True)]
     whole, renewed = (summed(run, tmp_path / str(run.renewed)) for run in runs)
-    assert renewed.per_node[0].used == pytest.approx(whole.per_node[0].used, rel=0.02)
+    assert renewed.per_node[0].used_cpus == pytest.approx(whole.per_node[0].used_cpus, rel=0.02)
     assert renewed.ranks[0].cpu_s == pytest.approx(whole.ranks[0].cpu_s, rel=0.02)
 
 
@@ -179,7 +183,7 @@ def test_what_only_newer_gpus_measure_has_columns_where_known(tmp_path: Path) ->
     for path in folder.glob("*.gpus.csv"):
         path.write_text(path.read_text().replace(",,,,,,\n", ",,,63,40,27,51\n"))
     header, *rows = format.cells(text.tables(summary_of(read(folder)))["GPU"])
-    assert header[2:6] == ["used", "SMs active", "tensor cores", "bandwidth"]
+    assert header[2:6] == ["used", "SMs active", "tensor cores", "power"]
     assert [row[3:5] for row in rows] == [["63 %", "27 %"]] * 8
 
 
@@ -192,11 +196,11 @@ def test_many_rows_are_folded_to_those_that_stand_out(tmp_path: Path) -> None:
     rows = [re.split(r"  +", line) for line in lines]
     header, *gpus = rows[next(at for at, row in enumerate(rows) if row[0] == "GPU" and "node" in row) :]
     assert sorted(row[:2] for row in gpus) == [["1", "node07"], ["5", "node05"], ["62 others", "node[01-08]"]]
-    used = [each.utilization or 0.0 for each in summary.gpus if (each.node, each.index) != ("node07", "1")]
+    used = [each.utilization_percent or 0.0 for each in summary.gpus if (each.node, each.index) != ("node07", "1")]
     assert gpus[2][header.index("used")] == f"{min(used):.0f}–{max(used):.0f} %"
     ranks = [row for row in rows if row[0] in ("37", "63 others")]
     assert [row[1] for row in ranks] == ["node05", "node[01-08]"]
-    assert any(line.startswith("8 nodes, each: CPUs used 6.4, CPUs 8, memory") for line in lines)
+    assert any(line.startswith("8 nodes, each: CPUs used 6.4, CPUs 8, read") for line in lines)
 
 
 def test_how_each_rank_ended_is_shown(tmp_path: Path) -> None:
@@ -266,7 +270,7 @@ def test_every_chart_has_a_text_and_the_page_says_all(reported: tuple[Path, Comp
     assert len(charts) > 10
     assert all(chart["aria-label"] for chart in charts)
     assert done.stderr == ""
-    for each in ("rank 5 on node02", "2,256, 250 ms each", "computing 81 % of the step time", "0.786 kWh by 8 GPUs"):
+    for each in ("rank 5 on node02", "2,256 of 250 ms, ", "computing 81 % of the step time", "0.786 kWh by 8 GPUs"):
         assert each in done.stdout
         assert each in found.words
 

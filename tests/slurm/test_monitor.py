@@ -117,7 +117,7 @@ def test_an_idle_gpu_gets_its_note_and_only_that(runner: SlurmJobRunner, folder:
     nvml = {"FAKE_NVML": str(folder / "nvml.json"), "PYTHONPATH": str(PROGRAMS / "nvml")}
     train(runner, folder, "slow rank 0", "-N1", "-n1", "--gpus-per-node=1", **nvml)  # there is no faster one
     summary = summed(folder)
-    assert [(gpu.uuid, gpu.utilization) for gpu in summary.gpus] == [("GPU-1", IDLE["utilization"])]
+    assert [(gpu.uuid, gpu.utilization_percent) for gpu in summary.gpus] == [("GPU-1", IDLE["utilization"])]
     assert [note.rule for note in notes(summary)] == ["gpu idle"]
 
 
