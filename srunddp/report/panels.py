@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
 from srunddp.errors import one_line
 from srunddp.report.advice import DATA_WAIT, SLOWED, find_stragglers
-from srunddp.report.columns import Points, Span, TimeAxis, ranges
 from srunddp.report.csv_files import TimeSeries
 from srunddp.report.run import NAMES, RunData
 from srunddp.report.summary import Summary
-from srunddp.report.svg import Chart
+from srunddp.report.svg import Chart, Points, Span, TimeAxis
 from srunddp.util.hostlist import fold_ranks, group_by_key
 
 _MIB, _GIB = 2.0**-20, 2.0**-30
@@ -64,18 +62,6 @@ def _section(title: str, charts: Mapping[str, str]) -> Section:
     return Section(title, "".join(charts.values()), f"Not known: {', '.join(empty)}." if empty else "")
 
 
-def _drawn(chart: Chart, lines: Iterable[tuple[str, Points]], most: int, what: str, by: float = 1.0) -> str:
-    """A line and a band for each of a few series, or one for all where they are more than ``most``."""
-    grouped = [(name, chart.axis.grouped(points, by)) for name, points in lines]
-    known = {name: columns for name, columns in grouped if any(columns)}
-    if len(known) > most:
-        chart.add(f"median of {len(known)} {what} (range)", ranges(known.values()))
-    else:
-        for name, columns in known.items():
-            chart.add(name, ranges([columns]))
-    return chart.html()
-
-
 def _rates(samples: TimeSeries, name: str) -> list[tuple[float, float]]:
     """Of a counter, per second, in the middle of each interval."""
     return [((begin + end) / 2, grown / (end - begin)) for begin, end, grown in samples.steps(name)]
@@ -91,15 +77,14 @@ def _summed(series: Iterable[Points]) -> list[tuple[float, float]]:
 def _time_line(run: RunData, summary: Summary, axis: TimeAxis) -> Section:
     counted = max(run.steps.values(), key=lambda each: each.total("samples") or 0.0, default=TimeSeries())
     rates = _rates(counted, "samples")
-    lines = [("all ranks", _whole(rates) if summary.ending.codes else rates)]
-    charts = {"throughput": _drawn(Chart("Throughput", axis, "samples/s"), lines, 1, "")}
-    wait = Chart("Waiting for data", axis, "% of the step time", most=100 * DATA_WAIT)
-    for chart, part, whole, by in (
-        (Chart("Step time", axis, "ms"), "step_s", "steps", 1e3),
-        (wait, "data_s", "step_s", 1e2),
+    whole = _whole(rates) if summary.ending.codes else rates
+    charts = {"throughput": Chart("Throughput", axis, "samples/s").panel([("all ranks", whole)])}
+    for title, unit, by, most, part, of in (
+        ("Step time", "ms", 1e3, 0.0, "step_s", "steps"),
+        ("Waiting for data", "% of the step time", 1e2, 1e2 * DATA_WAIT, "data_s", "step_s"),
     ):
-        ratios = ((f"rank {rank}", each.ratios(part, whole)) for rank, each in run.steps.items())
-        charts[chart.title.lower()] = _drawn(chart, ratios, 1, "ranks", by)
+        ratios = ((f"rank {rank}", each.ratios(part, of)) for rank, each in run.steps.items())
+        charts[title.lower()] = Chart(title, axis, unit, by, most).panel(ratios, 1, "ranks")
     pauses = Chart("Evaluations and checkpoints", axis).bars(_pauses(run, summary), ("evaluation", "checkpoint"))
     return _section("Time line", charts | ({"pauses": pauses} if pauses else {}))
 
@@ -123,11 +108,8 @@ def _training(run: RunData, axis: TimeAxis) -> Section:
     kinds = group_by_key((name.rpartition("/")[2], name) for name in run.metrics)
     charts = {}
     for kind, names in [*kinds.items()][:_MOST_FIGURES]:
-        chart = Chart(kind[:1].upper() + kind[1:], axis, from_zero=False)
-        for name in names[:_MOST_LINES]:
-            finite = (point for point in run.metrics[name] if math.isfinite(point[1]))
-            chart.add(name, ranges([axis.grouped(finite)]), joined=True)
-        charts[kind] = chart.html()
+        chart = Chart(kind[:1].upper() + kind[1:], axis, from_zero=False, joined=True)
+        charts[kind] = chart.panel(((name, run.metrics[name]) for name in names[:_MOST_LINES]), _MOST_LINES)
     more = sum(len(names[_MOST_LINES if kind in charts else 0 :]) for kind, names in kinds.items())
     missing = f"Not drawn: {more} more of metrics.jsonl." if more else ""
     return Section("Training", "".join(charts.values()), missing)
@@ -139,11 +121,10 @@ def _gpus(run: RunData, summary: Summary, axis: TimeAxis) -> Section:
     throttled = any((each.slowed_share or 0.0) > SLOWED for each in summary.gpus)
     charts = {}
     for title, unit, name, by in _ON_GPUS[: None if throttled else -1]:
-        chart = Chart(title, axis, unit, most=100.0 if unit == "%" else 0.0, from_zero=unit != "°C")
-        if name == "memory_bytes":
-            chart.limit = by * max(each.memory_limit_bytes or 0.0 for each in summary.gpus)
+        limit = by * max(each.memory_limit_bytes or 0.0 for each in summary.gpus) if name == "memory_bytes" else 0.0
+        chart = Chart(title, axis, unit, by, 100.0 if unit == "%" else 0.0, unit != "°C", limit)
         lines = ((f"{each.node} GPU {each.text('index') or each.key}", each.samples.spread(name)) for each in run.gpus)
-        charts[title] = _drawn(chart, lines, _MOST_LINES, "GPUs", by)
+        charts[title] = chart.panel(lines, _MOST_LINES, "GPUs")
     return _section("GPUs", charts | (_by_gpu(run, summary, axis) if len(run.gpus) > _MOST_LINES else {}))
 
 
@@ -156,7 +137,7 @@ def _by_gpu(run: RunData, summary: Summary, axis: TimeAxis) -> dict[str, str]:
         ("Utilization by GPU", "%", "utilization_percent", (100.0, 0.0), "least", _outliers(names, used, -_LESS_USED)),
         ("Temperature by GPU", "°C", "temperature_c", (30.0, 90.0), "hottest", _outliers(names, hottest, _HOTTER)),
     ):
-        rows = {label: axis.medians(each.samples.known(name)) for label, each in zip(names, run.gpus, strict=True)}
+        rows = ((label, each.samples.known(name)) for label, each in zip(names, run.gpus, strict=True))
         more = f" and {len(outliers) - _MOST_NAMED} more" if len(outliers) > _MOST_NAMED else ""
         note = f"; {what}: {', '.join(outliers[:_MOST_NAMED])}{more}" if outliers else ""
         found[title] = Chart(title, axis, unit, note=note).heat_map(rows, outliers, limits)
@@ -174,7 +155,7 @@ def _outliers(names: Sequence[str], values: Sequence[float | None], by: float) -
 def _nodes(run: RunData, summary: Summary, axis: TimeAxis) -> Section:
     usage = [(node, run.usage[node]) for node in run.nodes if node in run.usage]
     cpus = max((each.cpus or 0.0 for each in summary.per_node), default=0.0)
-    memory = max((each.memory_limit_bytes or 0.0 for each in summary.per_node), default=0.0) * _GIB
+    memory = _GIB * max((each.memory_limit_bytes or 0.0 for each in summary.per_node), default=0.0)
     carrying = [each for each in run.links if each.text("chosen") == "1" or each.text("kind") == "rdma"]
     links = group_by_key((each.node, each.samples) for each in carrying)
 
@@ -188,25 +169,24 @@ def _nodes(run: RunData, summary: Summary, axis: TimeAxis) -> Section:
     )
     gauges = ((node, each.spread("memory_bytes")) for node, each in usage)
     waits = any((each.iowait_cpus or 0.0) > _WAITING_CPUS for each in summary.per_node)
-    wanted: list[tuple[Chart, Iterable[tuple[str, Points]], float]] = [
-        (Chart("CPUs in use", axis, limit=cpus), rates("cpu_s"), 1.0),
-        *([(Chart("CPUs waiting for storage", axis), rates("iowait_s"), 1.0)] if waits else []),
-        (Chart("Memory of the job", axis, "GiB", limit=memory), gauges, _GIB),
-        (Chart("Network, received and sent", axis, "MiB/s"), network, _MIB),
-        (Chart("Storage, read and written", axis, "MiB/s"), rates("read_bytes", "written_bytes"), _MIB),
+    wanted: list[tuple[Chart, Iterable[tuple[str, Points]]]] = [
+        (Chart("CPUs in use", axis, limit=cpus), rates("cpu_s")),
+        *([(Chart("CPUs waiting for storage", axis), rates("iowait_s"))] if waits else []),
+        (Chart("Memory of the job", axis, "GiB", _GIB, limit=memory), gauges),
+        (Chart("Network, received and sent", axis, "MiB/s", _MIB), network),
+        (Chart("Storage, read and written", axis, "MiB/s", _MIB), rates("read_bytes", "written_bytes")),
     ]
-    charts = {chart.title: _drawn(chart, lines, _MOST_NODES, "nodes", by) for chart, lines, by in wanted}
-    return _section("Nodes", charts)
+    return _section("Nodes", {chart.title: chart.panel(lines, _MOST_NODES, "nodes") for chart, lines in wanted})
 
 
 def _steps(run: RunData, summary: Summary, axis: TimeAxis) -> Section:
     """The time of each rank's own in a step; where that is not known, the step time."""
     own = any(each.own_s is not None for each in summary.ranks)
     title, part = ("Own time per step, all but the backward pass", "own_s") if own else ("Step time", "step_s")
-    rows = {str(rank): axis.medians(each.ratios(part, "steps"), 1e3) for rank, each in run.steps.items()}
+    rows = ((str(rank), each.ratios(part, "steps")) for rank, each in run.steps.items())
     slow = find_stragglers(summary).ranks
     note = f"; slow: {one_line(fold_ranks(slow, summary.layout))}" if slow else ""
-    html = Chart(title, axis, "ms", note=note).heat_map(rows, [str(rank) for rank in slow])
+    html = Chart(title, axis, "ms", 1e3, note=note).heat_map(rows, [str(rank) for rank in slow])
     why = "Steps were counted, but not timed" if summary.steps else "No steps were counted"
     return Section("Step time by rank", html, "" if html else f"{why}, so that there is no chart of them.")
 

@@ -38,6 +38,7 @@ _PHASES = {
 NAMES = ("srun", *_PHASES)
 # Kinds of lines in metrics.jsonl, and what goes before the names in them; of two with one name the last counts.
 _METRICS = {"epoch": "", "log": "", "evaluation": "val/", "step": ""}
+_NO_RESULTS = ("lr", "epoch", "seconds")  # are left out where there is another
 _MANY = 2**23  # bytes of it: of a larger file some lines of steps are left out
 
 
@@ -204,7 +205,7 @@ def _metrics(run: RunData) -> dict[str, list[tuple[float, float]]]:
                 named = _METRICS[kind] + name.removeprefix(_METRICS[kind])
                 by_kind[kind].setdefault(named, []).append((at, value))
     found = {name: points for names in by_kind.values() for name, points in names.items()}
-    return {name: points for name, points in found.items() if name not in ("lr", "epoch")} or found
+    return {name: points for name, points in found.items() if name.rpartition("/")[2] not in _NO_RESULTS} or found
 
 
 def _metric_lines(path: Path) -> Iterator[dict[str, Any]]:

@@ -1,21 +1,22 @@
 """Charts as SVG for an HTML page: panels over time, heat maps and bars. They need no script and nothing else.
 
-Only the drawing is stretched to the width of the page. Text has a fixed size in pixels, and its place is given in
-percent, so that it can be read in a wide and in a narrow window. Colours are CSS classes: see ``page.css``.
+All have columns of time, in each of which stands what is least, usual and most. Only the drawing is stretched to the
+width of the page. Text has a fixed size in pixels, and its place is given in percent, so that it can be read in a wide
+and in a narrow window. Colours are CSS classes: see ``page.css``.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from html import escape
 from itertools import groupby
 from statistics import median
 
 from srunddp.errors import one_line
 from srunddp.report import format
-from srunddp.report.columns import Range, Span, TimeAxis
+from srunddp.report.csv_files import NAN
 from srunddp.util.hostlist import group_by_key
 
 _LEVELS = 16  # colours of a heat map
@@ -23,39 +24,107 @@ _WIDTH = 1000  # units of a drawing before it is stretched
 _HEIGHT, _HEAT_HEIGHT, _BARS_HEIGHT, _ROW = 110, 320, 160, 16  # pixels: of a panel, of all rows and of one at most
 _FINEST = 400  # parts of the width: a narrower bar would not be seen
 _MOST_MARKS, _MOST_NUMBERS = 60, 8
+_ALIKE = 1e-6  # of a value: ticks that are nearer to each other would have the same label
 _LABEL_PIXELS, _LABEL_LETTERS = 13, 11  # between two labels of rows at least; of one label at most
 
+_COLUMNS, _MOST_TICKS = 240, 8
+_UNITS = ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
+_STEPS = (
+    *(unit * count for unit in (1, 60) for count in (1, 2, 5, 10, 15, 30)),
+    *(3600 * count for count in (1, 2, 3, 6, 12)),
+    *(86400 * count for count in (1, 2, 5, 10, 20, 50, 100)),
+)
+
+Points = Iterable[tuple[float, float]]  # seconds since the start, and values
+Columns = list[list[float]]  # the values in each column
+Span = tuple[float, float]  # begin and end, in seconds
+Range = tuple[float, float, float]  # least, median and most; nan where they are not known
 _Cell = tuple[str, int, float, float]  # class, number of the row, begin and end in seconds
 
 
-@dataclass
+@dataclass(frozen=True)
+class TimeAxis:
+    """The time that the charts of a page have in common. Its columns are each a whole number of samples long.
+
+    Attributes:
+        end: seconds since the start; interval: seconds between samples.
+        epochs: when each begins, with its label: each chart shows them.
+    """
+
+    end: float
+    interval: float = 1.0
+    epochs: Sequence[tuple[float, str]] = ()
+
+    @property
+    def width(self) -> float:
+        """Seconds of a column."""
+        return self.interval * max(1, math.ceil(self.end / self.interval / _COLUMNS))
+
+    @property
+    def columns(self) -> list[Span]:
+        """All of them; the last may be shorter."""
+        count = max(1, math.ceil(self.end / self.width))
+        return [(at * self.width, min(self.end, (at + 1) * self.width)) for at in range(count)]
+
+    def ticks(self) -> Iterator[tuple[float, str]]:
+        """The times that are labelled, with their labels."""
+        step = next((each for each in _STEPS if self.end < (_MOST_TICKS + 0.5) * each), self.end)
+        size, unit = next(pair for pair in _UNITS if step >= pair[0] or pair[0] == 1)
+        for at in range(int(self.end / step) + 1):
+            yield at * step, f"{at * step / size:g} {unit}"
+
+    def grouped(self, points: Points, by: float = 1.0) -> Columns:
+        """The values in each column, times a factor."""
+        found: Columns = [[] for _ in self.columns]
+        for time, value in points:
+            if 0 <= time <= self.end:
+                found[min(int(time / self.width), len(found) - 1)].append(value * by)
+        return found
+
+
+def ranges(series: Iterable[Columns]) -> list[Range]:
+    """Of each column the least and the most of all series, and the median of their medians."""
+    known = ([values for values in column if values] for column in zip(*series, strict=True))
+    return [
+        (min(map(min, each)), median(map(median, each)), max(map(max, each))) if each else (NAN, NAN, NAN)
+        for each in known
+    ]
+
+
+@dataclass(frozen=True)
 class Chart:
     """A panel over time, with an axis of values; or, for each of several names, a row of coloured cells or of bars.
 
     Attributes:
-        title: what is shown; unit: of the values; note: follows the title.
+        title: what is shown; unit: of the values; by: what they are multiplied with; note: follows the title.
         most: the axis of values ends there or above; from_zero: False lets it begin near the lowest value.
         limit: is drawn across the panel; 0 for none.
+        joined: lines have no gap where nothing is known.
     """
 
     title: str
     axis: TimeAxis
     unit: str = ""
+    by: float = 1.0
     most: float = 0.0
     from_zero: bool = True
     limit: float = 0.0
+    joined: bool = False
     note: str = ""
-    _series: list[tuple[str, Sequence[Range], bool]] = field(default_factory=list)
 
-    def add(self, label: str, ranges: Sequence[Range], *, joined: bool = False) -> None:
-        """A line for the medians, and a band; with a gap where nothing is known, unless they are ``joined``."""
-        self._series.append((label, ranges, joined))
+    def panel(self, lines: Iterable[tuple[str, Points]], most: int = 1, what: str = "") -> str:
+        """A line of medians and a band for each of a few series; of more than ``most`` for all of ``what`` together.
 
-    def html(self) -> str:
-        """The chart with its legend; empty where no value is known."""
-        known = [value for _, ranges, _ in self._series for each in ranges for value in each if not math.isnan(value)]
-        if not known:
-            return ""
+        Empty where no value is known.
+        """
+        grouped = [(name, self.axis.grouped(points, self.by)) for name, points in lines]
+        known = {name: columns for name, columns in grouped if any(columns)}
+        if len(known) > most:
+            return self._panel({f"median of {len(known)} {what} (range)": ranges(known.values())})
+        return self._panel({name: ranges([columns]) for name, columns in known.items()}) if known else ""
+
+    def _panel(self, lines: Mapping[str, Sequence[Range]]) -> str:
+        known = [value for found in lines.values() for each in found for value in each if not math.isnan(value)]
         ticks = _value_ticks(min([*known, *[0.0] * self.from_zero]), max([*known, self.most, self.limit]))
 
         def y(value: float) -> float:
@@ -63,46 +132,46 @@ class Chart:
 
         parts = [f'<line x2="100%" y1="{y(tick):.1f}" y2="{y(tick):.1f}"/>' for tick in ticks]
         parts += [_label(f"{tick:,.10g}", y(tick)) for tick in ticks]
-        legend = [(f"c{at}", f"{label}: {_shown(ranges)}") for at, (label, ranges, _) in enumerate(self._series)]
+        legend = [(f"c{at}", f"{name}: {_shown(found)}") for at, (name, found) in enumerate(lines.items())]
         if self.limit:
             parts.append(f'<line class="limit" x2="100%" y1="{y(self.limit):.1f}" y2="{y(self.limit):.1f}"/>')
             legend.append(("limit", f"limit: {_number(self.limit)}"))
-        shapes = [path for number in range(len(self._series)) for path in self._paths(number, y)]
-        parts.append(_stretched((_WIDTH, _HEIGHT), _HEIGHT, shapes, self._hover()))
+        shapes = [path for at, found in enumerate(lines.values()) for path in self._paths(f"c{at}", found, y)]
+        parts.append(_stretched((_WIDTH, _HEIGHT), _HEIGHT, shapes, self._hover(lines)))
         return self._figure(_HEIGHT, _legend(legend), parts)
 
-    def _paths(self, number: int, y: Callable[[float], float]) -> Iterator[str]:
-        _, ranges, joined = self._series[number]
+    def _paths(self, colour: str, line: Sequence[Range], y: Callable[[float], float]) -> Iterator[str]:
         middles = [(begin + end) / 2 / self.axis.end * _WIDTH for begin, end in self.axis.columns]
-        points = [(x, *map(y, each)) for x, each in zip(middles, ranges, strict=True)]
-        if joined:
+        points = [(x, *map(y, each)) for x, each in zip(middles, line, strict=True)]
+        if self.joined:
             points = [point for point in points if not math.isnan(point[2])]
         for is_gap, group in groupby(points, key=lambda point: math.isnan(point[2])):
             known = [] if is_gap else list(group)
             if any(least != most for _, least, _, most in known):
                 above, below = ([(point[0], point[at]) for point in known] for at in (3, 1))
-                yield _path(f"band c{number}", f"{_line([*above, *reversed(below)])}z")
+                yield _path(f"band {colour}", f"{_line([*above, *reversed(below)])}z")
             if known:
                 kind = "line" if len(known) > 1 else "line dot"
-                yield _path(f"{kind} c{number}", f"{_line([(point[0], point[2]) for point in known])}h.1")
+                yield _path(f"{kind} {colour}", f"{_line([(point[0], point[2]) for point in known])}h.1")
 
-    def _hover(self) -> Iterator[str]:
+    def _hover(self, lines: Mapping[str, Sequence[Range]]) -> Iterator[str]:
         """For each column its time, and what is known in it."""
         for at, (begin, end) in enumerate(self.axis.columns):
-            known = [(label, ranges[at : at + 1]) for label, ranges, _ in self._series]
-            words = [f"{label}: {_shown(found)} {self.unit}" for label, found in known if not math.isnan(found[0][1])]
+            known = [(name, found[at]) for name, found in lines.items() if not math.isnan(found[at][1])]
+            words = [f"{name}: {_shown([found])} {self.unit}" for name, found in known]
             left, right = (value / self.axis.end * _WIDTH for value in (begin, end))
             if words:
                 yield _box(left, right, 0, _HEIGHT, [format.clock(begin), *words])
 
     def heat_map(
-        self, rows: Mapping[str, Sequence[float]], marked: Collection[str] = (), limits: Span | None = None
+        self, lines: Iterable[tuple[str, Points]], marked: Collection[str] = (), limits: Span | None = None
     ) -> str:
-        """For each name a row of coloured cells, one for each column; some rows are marked. Empty if nothing is known.
+        """For each name a row of coloured cells, the medians of the columns; some are marked. Empty if none is known.
 
         ``limits`` are the values of the first colour and of the last, which stands out: 100 and 0 where idle GPUs are
         to be seen. Without them they are 0 and twice the median.
         """
+        rows = {name: [each[1] for each in ranges([self.axis.grouped(points, self.by)])] for name, points in lines}
         known = sorted(value for row in rows.values() for value in row if not math.isnan(value))
         if not known:
             return ""
@@ -192,7 +261,8 @@ def _stretched(units: tuple[float, float], pixels: int, shapes: Iterable[str], h
 
 def _value_ticks(low: float, high: float) -> list[float]:
     """Round numbers from the lowest value, or below it, to the highest, or above it: two at least."""
-    least = ((high - low) or abs(high) or 1.0) / 5
+    apart = high - low
+    least = (apart if apart > abs(high) * _ALIKE else abs(high) or 1.0) / 5
     power = 10.0 ** math.floor(math.log10(least))
     step = next(each * power for each in (1, 2, 5, 10) if each * power >= least * 0.999)
     first = math.floor(low / step)
