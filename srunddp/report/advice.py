@@ -47,8 +47,7 @@ class Advice:
     severity: str = "lost"
 
     def __str__(self) -> str:
-        threshold = f" (threshold: {self.threshold})" if self.threshold else ""
-        return f"{self.found}{threshold} -> {self.hint}"
+        return f"{self.rule}: {self.found}" + (f" (threshold: {self.threshold})" if self.threshold else "")
 
 
 def notes(summary: Summary) -> tuple[Advice, ...]:
@@ -78,8 +77,7 @@ def too_short(summary: Summary) -> str:
     if summary.steps and summary.steps < FEWEST_STEPS:
         return f"{format.count(summary.steps, 'step')} only: below {FEWEST_STEPS} nothing is concluded"
     if summary.samples < FEWEST_SAMPLES:
-        since = " since the first step" if summary.first_step_s is not None else ""
-        return f"{format.count(summary.samples, 'sample')} only{since}: below {FEWEST_SAMPLES} nothing is concluded"
+        return f"{format.count(summary.samples, 'sample')} only: below {FEWEST_SAMPLES} nothing is concluded"
     return ""
 
 

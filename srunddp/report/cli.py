@@ -1,6 +1,6 @@
 """The command ``srunddp report``: what may print, and what may exit, when a run is summed up."""
 
-import os
+import contextlib
 import shutil
 import sys
 import time
@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from srunddp.errors import ConfigError, one_line
+from srunddp.errors import ConfigError, file_errors, one_line
 from srunddp.report import locate, slurm, text
 from srunddp.report.advice import notes
 from srunddp.report.html import page
@@ -25,17 +25,12 @@ from srunddp.util.console import coloured, say
 
 _REFRESH = 2.0  # seconds between two looks, and no more than a tenth of the time is spent on them
 _AGAIN = 60.0  # seconds between two summaries that are printed one after another
-_HOME, _REST_OF_LINE, _REST = "\x1b[H", "\x1b[K", "\x1b[J"
+_CLEAR = "\x1b[H\x1b[J"
 
 
 @click.command()
 @click.option(
-    "--monitor-dir",
-    type=DIR,
-    default="logs",
-    envvar="SRUNDDP_LOG_DIR",
-    show_default=True,
-    help="Where the job's samples are.",
+    "--monitor-dir", type=DIR, default="logs", envvar="SRUNDDP_LOG_DIR", show_default=True, help="Of samples."
 )
 @click.option("--restart", type=click.IntRange(0), metavar="N", help="Which start of the run (default: the last).")
 @click.option("--baseline", type=DIR, metavar="DIR|JOBID", help="A run on fewer ranks, for the scaling efficiency.")
@@ -96,13 +91,14 @@ def _summed(folder: Path, baseline: Summary | None) -> tuple[RunData, Summary]:
 
 def record(summary: Summary) -> dict[str, Any]:
     """For ``--json``: the figures and the notes."""
-    found = asdict(summary) | {name: getattr(summary, name) for name in ("step_s", "data_share", "energy_j")}
+    found = asdict(summary) | {
+        name: getattr(summary, name) for name in ("step_s", "data_share", "slowest_rank", "energy_j")
+    }
     found["launches"] = [
         {"rank": rank, "phase": phase, "begin_s": begin, "end_s": end}
         for rank, phases in summary.launches.items()
         for phase, (begin, end) in phases.items()
     ]
-    found["slowest_rank"] = summary.slowest.rank if summary.slowest else None
     found["failure"] = asdict(failed) if (failed := failure(summary)) else None
     found["notes"] = [asdict(note) for note in notes(summary)]
     found["remarks"] = text.remarks(summary)
@@ -112,40 +108,35 @@ def record(summary: Summary) -> dict[str, Any]:
 def _follow(folder: Path, baseline: Summary | None) -> bool:
     """Print the summary, in a terminal in place, until the run has ended; False if Ctrl-C was before."""
     in_place, printed = sys.stdout.isatty(), -_AGAIN
-    try:
+    with contextlib.suppress(KeyboardInterrupt):
         while True:
             begun = time.monotonic()
             _, summary = _summed(folder, baseline)
             if not summary.ending.running:
-                click.echo(_HOME + _REST if in_place else "", nl=False)
+                click.echo(_CLEAR if in_place else "", nl=False)
                 return True
-            if in_place:
-                # From the first row on, as many as there is room for; what is longer than a row is cut.
-                columns, rows = shutil.get_terminal_size()
-                shown = [line[:columns] for line in text.lines(summary, notes(summary))[: rows - 1]]
-                inside = "".join(f"{line}{_REST_OF_LINE}\n" for line in shown)
-                click.echo(coloured(_HOME + inside + _REST, sys.stdout), nl=False)
-            elif begun - printed >= _AGAIN:
-                click.echo("\n".join([*text.lines(summary, notes(summary)), "", ""]))
+            if in_place or begun - printed >= _AGAIN:
+                shown = text.lines(summary, notes(summary))
+                if in_place:  # as many rows as there is room for; what is longer than a row is cut
+                    columns, rows = shutil.get_terminal_size()
+                    shown = [_CLEAR, *(line[:columns] for line in shown[: rows - 4])]
+                click.echo(coloured("\n".join([*shown, "\n"]), sys.stdout))
                 sys.stdout.flush()
                 printed = begun
             time.sleep(max(_REFRESH, 10 * (time.monotonic() - begun)))
-    except KeyboardInterrupt:
-        click.echo()
-        return False
+    click.echo()
+    return False
 
 
 def _write(output: str | Path, run: RunData, summary: Summary) -> Path:
     """Write the page; its path."""
     html = page(summary, notes(summary), sections(run, summary))
     file = Path(output) / "report.html"
-    try:
+    with file_errors(
+        f"the report cannot be written to {file.parent}",
+        expected="a folder that you may write to",
+        hint="name another with --output, or print the text alone with --text",
+    ):
         file.parent.mkdir(parents=True, exist_ok=True)
         replace_file(file, html.encode(errors="backslashreplace"))
-    except OSError as error:
-        raise ConfigError(
-            f"the report cannot be written to {file.parent}: {os.strerror(error.errno or 0)}",
-            expected="a folder that you may write to",
-            hint="name another with --output, or print the text alone with --text",
-        ) from None
     return file

@@ -22,9 +22,9 @@ def format_number(value: float) -> str:
     return f"{value:.1f}" if size >= 9.995 else f"{value:.2f}" if size >= 0.9995 else f"{value:.3g}"
 
 
-def number(value: float) -> str:
+def number(value: float | None) -> str:
     """The same to be read alone: ``1.2``, ``64``, ``12,345``."""
-    return f"{float(format_number(value)):,.15g}"
+    return UNKNOWN if value is None else f"{float(format_number(value)):,.15g}"
 
 
 def duration(seconds: float | None) -> str:

@@ -4,29 +4,28 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from html import escape
 from importlib import resources
 
 from srunddp._version import __version__
-from srunddp.errors import one_line
 from srunddp.report import format, text
 from srunddp.report.advice import Advice
 from srunddp.report.overview import failure, tiles
 from srunddp.report.panels import Section
 from srunddp.report.summary import Summary
+from srunddp.report.svg import escaped
 
 _STYLE = resources.files(__package__).joinpath("page.css").read_text(encoding="utf-8")
 
 
 def page(summary: Summary, notes: Sequence[Advice], sections: Sequence[Section]) -> str:
     """All of it."""
-    title = _escaped(f"Run {summary.name or '?'}: {format.count(summary.world_size, 'rank')}, {summary.script}")
+    title = escaped(f"Run {summary.name or '?'}: {format.count(summary.world_size, 'rank')}, {summary.script}")
     head, *rest = text.heading(summary)
     failed = failure(summary)
     parts = [
-        f"<h1>{_escaped(head)}</h1>",
-        *(f"<p>{_escaped(line)}</p>" for line in rest),
-        f'<p class="missing">srunddp {__version__}, report of {_escaped(format.moment(time.time()))}</p>',
+        f"<h1>{escaped(head)}</h1>",
+        *(f"<p>{escaped(line)}</p>" for line in rest),
+        f'<p class="missing">srunddp {__version__}, report of {escaped(format.moment(time.time()))}</p>',
         *([_note(failed)] if failed else []),
         *_tiles(summary),
         *_notes(summary, notes),
@@ -42,16 +41,12 @@ def page(summary: Summary, notes: Sequence[Advice], sections: Sequence[Section])
     )
 
 
-def _escaped(words: str) -> str:
-    return escape(one_line(words))
-
-
 def _tiles(summary: Summary) -> Iterator[str]:
     """The figures at a glance, each with its bar."""
     yield '<div class="tiles">'
     for tile in tiles(summary):
         bar = "" if tile.share is None else f'<div class="bar"><div style="width: {tile.share:.0%}"></div></div>'
-        name, value, detail = map(_escaped, (tile.name, tile.value, tile.detail))
+        name, value, detail = map(escaped, (tile.name, tile.value, tile.detail))
         yield f'<div class="tile"><p>{name}</p><p class="value">{value}</p>{bar}<p class="missing">{detail}</p></div>'
     yield "</div>"
 
@@ -60,30 +55,30 @@ def _notes(summary: Summary, notes: Sequence[Advice]) -> Iterator[str]:
     yield "<h2>Notes</h2>"
     yield from map(_note, notes)
     said = text.remarks(summary) or ([] if notes else ["No threshold is passed"])
-    yield from (f'<p class="missing">{_escaped(line)}.</p>' for line in said)
+    yield from (f'<p class="missing">{escaped(line)}.</p>' for line in said)
 
 
 def _note(note: Advice) -> str:
     cost = f'<strong class="cost">{format.percent(note.cost)} of the step time</strong>' if note.cost else ""
-    limit = f" (threshold: {_escaped(note.threshold)})" if note.threshold else ""
+    limit = f" (threshold: {escaped(note.threshold)})" if note.threshold else ""
     return (
-        f'<div class="note {note.severity}">{cost}<p><strong>{_escaped(note.rule)}</strong>: '
-        f"{_escaped(note.found)}{limit}.</p><p>Next: {_escaped(note.hint)}</p></div>"
+        f'<div class="note {note.severity}">{cost}<p><strong>{escaped(note.rule)}</strong>: '
+        f"{escaped(note.found)}{limit}.</p><p>Next: {escaped(note.hint)}</p></div>"
     )
 
 
 def _figures(summary: Summary) -> Iterator[str]:
     yield "<h2>Figures</h2>\n<table>"
     for title, said in text.figures(summary).items():
-        yield f"<tr><th>{_escaped(title)}</th><td>{_escaped(said)}</td></tr>"
+        yield f"<tr><th>{escaped(title)}</th><td>{escaped(said)}</td></tr>"
     yield "</table>"
 
 
 def _charts(section: Section) -> Iterator[str]:
-    yield f"<h2>{_escaped(section.title)}</h2>"
+    yield f"<h2>{escaped(section.title)}</h2>"
     yield section.html
     if section.missing:
-        yield f'<p class="missing">{_escaped(section.missing)}</p>'
+        yield f'<p class="missing">{escaped(section.missing)}</p>'
 
 
 def _tables(summary: Summary) -> Iterator[str]:
@@ -92,17 +87,15 @@ def _tables(summary: Summary) -> Iterator[str]:
     for noun, rows in text.tables(summary).items():
         if rows:
             title, shown = format.folded(noun, rows)
-            yield f"<p>{_escaped(title)}</p>"
-            yield from _table(shown)
+            yield f"<p>{escaped(title)}</p>"
+            yield from _table(shown) if shown else ()
             yield f"<details><summary>all of {format.count(len(rows), noun)}</summary>"
             yield from _table(format.cells(rows))
             yield "</details>"
 
 
 def _table(rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    if not rows:
-        return
-    head = "".join(f"<th>{_escaped(cell)}</th>" for cell in rows[0])
+    head = "".join(f"<th>{escaped(cell)}</th>" for cell in rows[0])
     yield f"<table><thead>\n<tr>{head}</tr>\n</thead><tbody>"
-    yield from ("<tr>" + "".join(f"<td>{_escaped(cell)}</td>" for cell in row) + "</tr>" for row in rows[1:])
+    yield from ("<tr>" + "".join(f"<td>{escaped(cell)}</td>" for cell in row) + "</tr>" for row in rows[1:])
     yield "</tbody></table>"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from statistics import fmean
 
 from srunddp.report import format
@@ -43,27 +43,20 @@ class Tile:
 
 def tiles(summary: Summary) -> tuple[Tile, ...]:
     """GPUs, their memory, CPUs, waiting for data, samples per second: from the first step on."""
-    rate = summary.throughput
-    own = None if rate.per_s is None else rate.own_share
+    rate, own = format.number(summary.throughput.per_s), summary.throughput.own_share
     return (
         _gpus(summary.gpus),
         _tile("GPU memory", *_fullest(summary.gpus)),
         _cpus(summary.per_node),
         _tile("waiting for data", summary.data_share, f"of a step of {format.duration(summary.step_s)}"),
-        replace(
-            _tile("samples/s", own, f"computing {format.percent(own)} of the step time"), value=_figure(rate.per_s)
-        ),
+        _tile("samples/s", own, f"computing {format.percent(own)} of the step time", rate),
     )
 
 
-def _tile(name: str, part: float | None, detail: str) -> Tile:
+def _tile(name: str, part: float | None, detail: str, value: str = "") -> Tile:
     if part is None:
-        return Tile(name, format.UNKNOWN, None, "not measured")
-    return Tile(name, format.percent(part), min(1.0, max(0.0, part)), detail)
-
-
-def _figure(value: float | None) -> str:
-    return format.UNKNOWN if value is None else format.number(value)
+        return Tile(name, value or format.UNKNOWN, None, "not measured")
+    return Tile(name, value or format.percent(part), min(1.0, max(0.0, part)), detail)
 
 
 def _gpus(gpus: Sequence[GpuFigures]) -> Tile:

@@ -3,7 +3,6 @@
 import math
 import time
 from dataclasses import replace
-from itertools import pairwise
 
 from srunddp.report.csv_files import TimeSeries
 from srunddp.report.locate import start_of
@@ -152,7 +151,7 @@ def _gpu(gpu: Device, first: float, last: float) -> GpuFigures:
         utilization_percent=mean("utilization_percent"),
         bandwidth_percent=mean("memory_bandwidth_percent"),
         power_w=mean("power_w"),
-        energy_j=_energy(samples),
+        energy_j=samples.growth("energy_j"),
         temperature_c=samples.most("temperature_c"),
         memory_bytes=samples.most("memory_bytes"),
         memory_limit_bytes=samples.most("memory_limit_bytes"),
@@ -160,15 +159,6 @@ def _gpu(gpu: Device, first: float, last: float) -> GpuFigures:
         tensor_percent=mean("tensor_percent"),
         slowed_share=mean("throttled"),
     )
-
-
-def _energy(samples: TimeSeries) -> float | None:
-    """Joules: the counter's growth; without one, power over time."""
-    counted = samples.growth("energy_j")
-    if counted is not None:
-        return counted
-    pairs = list(pairwise(samples.known("power_w")))
-    return sum((stop - start) * (before + after) / 2 for (start, before), (stop, after) in pairs) if pairs else None
 
 
 def _sample_count(run: RunData, first: float) -> int:

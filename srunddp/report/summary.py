@@ -218,10 +218,10 @@ class Summary:
         return median_or_none([share(each.data_s, each.step_s) for each in self.ranks])
 
     @property
-    def slowest(self) -> RankFigures | None:
+    def slowest_rank(self) -> int | None:
         """The rank with the most of its own in a step, where that is known of several."""
-        known = [each for each in self.ranks if each.own_s is not None]
-        return max(known, key=lambda each: each.own_s or 0.0) if len(known) > 1 else None
+        known = {each.rank: each.own_s for each in self.ranks if each.own_s is not None}
+        return max(known, key=lambda rank: known[rank]) if len(known) > 1 else None
 
     @property
     def energy_j(self) -> float | None:

@@ -30,9 +30,8 @@ _LABEL_PIXELS, _LABEL_LETTERS = 13, 11  # between two labels of rows at least; o
 _COLUMNS, _MOST_TICKS = 240, 8
 _UNITS = ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
 _STEPS = (
-    *(unit * count for unit in (1, 60) for count in (1, 2, 5, 10, 15, 30)),
-    *(3600 * count for count in (1, 2, 3, 6, 12)),
-    *(86400 * count for count in (1, 2, 5, 10, 20, 50, 100)),
+    *(1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800),
+    *(3600, 7200, 10800, 21600, 43200, 86400, 172800, 432000, 864000),
 )
 
 Points = Iterable[tuple[float, float]]  # seconds since the start, and values
@@ -135,7 +134,7 @@ class Chart:
         legend = [(f"c{at}", f"{name}: {_shown(found)}") for at, (name, found) in enumerate(lines.items())]
         if self.limit:
             parts.append(f'<line class="limit" x2="100%" y1="{y(self.limit):.1f}" y2="{y(self.limit):.1f}"/>')
-            legend.append(("limit", f"limit: {_number(self.limit)}"))
+            legend.append(("limit", f"limit: {format.number(self.limit)}"))
         shapes = [path for at, found in enumerate(lines.values()) for path in self._paths(f"c{at}", found, y)]
         parts.append(_stretched((_WIDTH, _HEIGHT), _HEIGHT, shapes, self._hover(lines)))
         return self._figure(_HEIGHT, _legend(legend), parts)
@@ -189,9 +188,9 @@ class Chart:
                 cells.append((kind, number, spans[0][0], spans[-1][1]))
         words = {name: [f"{name}: {_shown((at,) * 3 for at in row)} {self.unit}"] for name, row in rows.items()}
         scale = "".join(_path(f"h{level}", f"M{level} 0h1v1h-1z") for level in range(_LEVELS))
-        most = f"{_number(high)} {_escaped(self.unit)}{' or more' if known[-1] > high > low else ''}"
+        most = f"{format.number(high)} {escaped(self.unit)}{' or more' if known[-1] > high > low else ''}"
         box = f'viewBox="0 0 {_LEVELS} 1" preserveAspectRatio="none"'
-        legend = f'<span>{_number(low)} <svg width="160" {box}>{scale}</svg> {most}</span>'
+        legend = f'<span>{format.number(low)} <svg width="160" {box}>{scale}</svg> {most}</span>'
         return self._rows(words, cells, legend, marked, _HEAT_HEIGHT)
 
     def bars(self, rows: Mapping[str, Sequence[tuple[str, Span]]], names: Sequence[str]) -> str:
@@ -240,13 +239,13 @@ class Chart:
         for number, (time, word) in enumerate(marks):
             at = f"{time / self.axis.end:.2%}"
             found.append(f'<line class="mark" x1="{at}" x2="{at}" y1="-4" y2="{pixels}"/>')
-            found += [] if number % every else [f'<text x="{at}" y="-11">{_escaped(word)}</text>']
+            found += [] if number % every else [f'<text x="{at}" y="-11">{escaped(word)}</text>']
         for time, word in self.axis.ticks():
             at = f"{time / self.axis.end:.2%}"
             found.append(f'<line x1="{at}" x2="{at}" y1="{pixels}" y2="{pixels + 4}"/>')
             found.append(f'<text x="{at}" y="{pixels + 12}">{word}</text>')
         unit, body = f" ({self.unit})" if self.unit else "", "\n".join(found)
-        name = _escaped(f"{self.title}{unit}{self.note}")
+        name = escaped(f"{self.title}{unit}{self.note}")
         caption = f"<figcaption><b>{name}</b> {legend}</figcaption>"
         drawing = f'<svg role="img" aria-label="{name}" height="{pixels}">\n{body}\n</svg>'
         return f'<figure class="chart">{caption}\n{drawing}</figure>\n'
@@ -271,7 +270,7 @@ def _value_ticks(low: float, high: float) -> list[float]:
 
 def _legend(entries: Iterable[tuple[str, str]]) -> str:
     key = '<svg width="16" viewBox="0 0 16 10">{}</svg>'
-    return "".join(f"<span>{key.format(_path(c, 'M0 3h16v4h-16z'))}{_escaped(words)}</span>" for c, words in entries)
+    return "".join(f"<span>{key.format(_path(c, 'M0 3h16v4h-16z'))}{escaped(words)}</span>" for c, words in entries)
 
 
 def _lasted(spans: Iterable[tuple[str, Span]]) -> Iterator[str]:
@@ -282,7 +281,7 @@ def _lasted(spans: Iterable[tuple[str, Span]]) -> Iterator[str]:
 def _label(word: str, y: float, kind: str = "y") -> str:
     """Beside a chart, as long as there is room for; its end may be what tells it from others."""
     short = word if len(word) <= _LABEL_LETTERS else f"{word[:3]}…{word[4 - _LABEL_LETTERS :]}"
-    return f'<text class="{kind}" x="-6" y="{y:.1f}">{_escaped(short)}</text>'
+    return f'<text class="{kind}" x="-6" y="{y:.1f}">{escaped(short)}</text>'
 
 
 def _path(kind: str, shape: str) -> str:
@@ -291,7 +290,7 @@ def _path(kind: str, shape: str) -> str:
 
 def _box(left: float, right: float, top: float, height: float, words: Iterable[str]) -> str:
     """What is not seen, and shows words to the mouse."""
-    title = "\n".join(map(_escaped, words))
+    title = "\n".join(map(escaped, words))
     return f'<path d="{_box_path(left, right, top, height)}"><title>{title}</title></path>'
 
 
@@ -309,13 +308,10 @@ def _shown(ranges: Iterable[Range]) -> str:
     if not known:
         return format.UNKNOWN
     least, most = min(each[0] for each in known), max(each[2] for each in known)
-    middle = _number(median(each[1] for each in known))
-    return middle if least == most else f"{middle} ({_number(least)}–{_number(most)})"
+    middle = format.number(median(each[1] for each in known))
+    return middle if least == most else f"{middle} ({format.number(least)}–{format.number(most)})"
 
 
-def _number(value: float) -> str:
-    return f"{float(format.format_number(value)):,.10g}"
-
-
-def _escaped(words: str) -> str:
+def escaped(words: str) -> str:
+    """As a part of a page."""
     return escape(one_line(words))

@@ -64,25 +64,24 @@ def heading(summary: Summary) -> list[str]:
         f"run {summary.name or '?'}{restarts}{script}",
         ", ".join([f"{where} ({format.nodes(summary.nodes)})", *(each for each in used if each not in ("", "auto"))]),
         f"started {format.moment(summary.started_unix_s)}, {format.duration(summary.seconds)}{limit}{resumed}",
-        *([] if failure(summary) and not summary.ending.cause else [ending(summary)]),
+        *_ending(summary),
     ]
 
 
-def ending(summary: Summary) -> str:
-    """How the run ended, in a sentence."""
-    end = summary.ending
+def _ending(summary: Summary) -> Iterator[str]:
+    end, failed = summary.ending, failure(summary)
     if end.running:
-        return f"still running; last sample at {format.clock(end.last_s)}"
-    if end.finished:
-        return f"ended with exit code 0{' on all ranks' if summary.world_size > 1 else ''}"
-    said = "; ".join(ends(summary))
-    return said if failure(summary) else f"{said}; {one_line(end.cause)}"
+        yield f"still running; last sample at {format.clock(end.last_s)}"
+    elif end.finished:
+        yield f"ended with exit code 0{' on all ranks' if summary.world_size > 1 else ''}"
+    elif end.cause:
+        yield "; ".join([*ends(summary), *([] if failed else [end.cause])])
 
 
 def _tiles(summary: Summary) -> Iterator[str]:
     yield ""
     if failed := failure(summary):
-        yield from _wrapped(f"FAIL  {failed.rule}: {failed.found}", 6)
+        yield from _wrapped(f"FAIL  {failed}", 6)
         yield from _wrapped(f"      -> {failed.hint}", 9)
         yield ""
     for tile in tiles(summary):
@@ -98,7 +97,7 @@ def _notes(summary: Summary, notes: Sequence[Advice]) -> Iterator[str]:
         yield from ("", f"notes{of_what}" if notes else "notes: none")
     for note in notes:
         level, cost = "WARN" if note.severity == "lost" else "note", format.percent(note.cost) if note.cost else ""
-        yield from _wrapped(f"{level}  {cost:>5}  {note.rule}: {note.found} (threshold: {note.threshold})", _NOTE)
+        yield from _wrapped(f"{level}  {cost:>5}  {note}", _NOTE)
         yield from _wrapped(f"{'':{_NOTE}}-> {note.hint}", _NOTE + 3)
     yield from (part for line in said for part in _wrapped(f"  {line}", 2))
 

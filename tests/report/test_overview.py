@@ -88,7 +88,7 @@ def test_failure_names_the_culprit_or_the_exit_codes(made_up: MadeUp, cause: str
     assert note is not None
     assert (note.rule, note.severity, note.hint) == ("run failed", "failed", "srunddp triage 4711")
     assert note.found == found
-    assert str(note) == f"{found} -> srunddp triage 4711"
+    assert str(note) == f"run failed: {found}"
 
 
 # What is planted, what failure.json has, and whether the run is looked at while it runs.
