@@ -344,11 +344,11 @@ def test_of_several_steps_and_starts_the_newest_is_taken(tmp_path: Path) -> None
     ("arguments", "said"),
     [
         (["empty"], "no run that was monitored in empty"),
-        (["logs"], "2 runs in logs: 4711.0, 4712.0; expected one -> name one, as logs/4712.0"),
+        (["logs"], "2 runs in logs; expected one -> name one, as logs/4712.0"),
         (["4711.1"], "no files of job 4711.1 in logs; expected a folder 4711.1/monitor.0"),
         (["4711;x"], "no folder 4711;x"),
         (["--restart", "3", "4711"], "--restart 3: logs/4711.0 has 0"),
-        (["--restart", "3", "logs/4711.0/monitor.0"], "--restart 3 with logs/4711.0/monitor.0"),
+        (["--restart", "3", "logs/4711.0/monitor.0"], "logs/4711.0 has 0; expected one of these"),
         (["--baseline", "4713", "4711"], "no files of job 4713"),
         (["--baseline", "4712", "4711"], "--baseline 4712: its throughput is not known"),
     ],
