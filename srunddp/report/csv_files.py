@@ -5,20 +5,20 @@ from __future__ import annotations
 import math
 import os
 from array import array
-from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from itertools import pairwise
+from itertools import islice, pairwise
 from operator import itemgetter
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from srunddp.util.hostlist import group_by_key
 from srunddp.util.json_lines import parse
 
 _MOST = 1500  # points of one series that are kept: about as many as a picture has columns
-_BLOCK = 1024
+_BLOCK = 1024  # rows that are read at once
 _EARLIEST, _LATEST = 1e9, 1e10  # of 2001 and 2286: other times are none
 _LARGEST = 1e18  # and so is any figure above
 NAN = math.nan
@@ -32,25 +32,23 @@ class Kind:
 
     Attributes:
         key: the column that tells apart what the rows are about; empty where a file is about one thing.
-        counters, gauges: numbers.
-        texts: of these the last is kept.
+        counters, gauges: numbers; of other columns the last word is kept.
     """
 
     key: str
     counters: tuple[str, ...] = ()
     gauges: tuple[str, ...] = ()
-    texts: tuple[str, ...] = ()
 
 
 _USAGE = ("cpu_s", "read_bytes", "written_bytes", "iowait_s")
-NODE = Kind("", _USAGE, ("cpus", "memory_limit_bytes", "memory_bytes"), ("interface",))
+NODE = Kind("", _USAGE, ("cpus", "memory_limit_bytes", "memory_bytes"))
 TASKS = Kind("rank", ("cpu_s", "delay_s"), ("processes", "rss_bytes"))
-LINKS = Kind("link", ("received_bytes", "sent_bytes"), (), ("kind", "chosen"))
+LINKS = Kind("link", ("received_bytes", "sent_bytes"))
 _ON_GPU = (
     "utilization_percent", "memory_bandwidth_percent", "power_w", "memory_limit_bytes", "sm_percent", "tensor_percent",
     "throttled", "memory_bytes", "temperature_c", "sm_clock_mhz",
 )  # fmt: skip
-GPUS = Kind("uuid", ("energy_j",), _ON_GPU, ("index", "name"))
+GPUS = Kind("uuid", ("energy_j",), _ON_GPU)
 STEPS = Kind("", ("steps", "samples", "step_s", "data_s", "own_s"), ("longest_step_s",))
 
 
@@ -70,48 +68,27 @@ def samples(path: Path, kind: Kind) -> dict[str, TimeSeries]:
     header = next(rows, [])
     if "time" not in header or (kind.key and kind.key not in header):
         return {}
-    series: dict[str, _Series] = {}
-    width, place = len(header), header.index(kind.key) if kind.key else None
-    for row in rows:
-        if len(row) == width:
-            key = "" if place is None else row[place]
-            if key not in series:
-                series[key] = _Series(kind, header)
-            series[key].add(row)
-    counted = {key: each.samples() for key, each in series.items()}
-    return {key: _thinned(each, kind) for key, each in counted.items() if each.count}
+    names = [name for name in ("time", *kind.counters, *kind.gauges) if name in header]
+    # Of one place alone a getter gives no tuple.
+    wanted, place = itemgetter(*map(header.index, names), 0), header.index(kind.key or "time")
+    found: dict[str, dict[str, array[float]]] = {}
+    last: dict[str, list[str]] = {}
+    while block := list(islice(rows, _BLOCK)):  # a value alone costs more than its part of a block
+        whole = (row for row in block if len(row) == len(header))
+        for key, theirs in group_by_key((row[place] if kind.key else "", row) for row in whole).items():
+            columns = found.setdefault(key, {name: array("d") for name in names})
+            for name, texts in zip(names, zip(*map(wanted, theirs), strict=True), strict=False):
+                columns[name].extend(map(_is_slowed, texts) if name == "throttled" else numbers(texts))
+            last[key] = theirs[-1]
+    series = {key: _series(columns, dict(zip(header, last[key], strict=True))) for key, columns in found.items()}
+    return {key: _thinned(each, kind) for key, each in series.items() if each.count}
 
 
-class _Series:
-    """The columns of one key, filled by blocks: a value alone costs more than its part of a block."""
-
-    def __init__(self, kind: Kind, header: list[str]) -> None:
-        self._header, self._texts = header, kind.texts
-        wanted = ("time", *kind.counters, *kind.gauges)
-        self._columns = {name: array("d") for name in wanted if name in header}
-        # Of one place alone a getter gives no tuple.
-        self._wanted = itemgetter(*map(header.index, self._columns), 0)
-        self._pending: list[tuple[str, ...]] = []
-        self._last: list[str] = []
-
-    def add(self, row: list[str]) -> None:
-        self._last = row
-        self._pending.append(self._wanted(row))
-        if len(self._pending) >= _BLOCK:
-            self._flush()
-
-    def _flush(self) -> None:
-        for (name, column), texts in zip(self._columns.items(), zip(*self._pending, strict=True), strict=False):
-            column.extend(map(_is_slowed, texts) if name == "throttled" else numbers(texts))
-        self._pending = []
-
-    def samples(self) -> TimeSeries:
-        self._flush()
-        texts = {name: text for name, text in zip(self._header, self._last, strict=True) if name in self._texts}
-        keep, columns = list(_rising(self._columns["time"])), self._columns
-        if len(keep) < len(columns["time"]):
-            columns = {name: array("d", (each[at] for at in keep)) for name, each in columns.items()}
-        return TimeSeries(columns.pop("time"), columns, texts, len(keep))
+def _series(columns: dict[str, array[float]], texts: dict[str, str]) -> TimeSeries:
+    keep = list(_rising(columns["time"]))
+    if len(keep) < len(columns["time"]):
+        columns = {name: array("d", (each[at] for at in keep)) for name, each in columns.items()}
+    return TimeSeries(columns.pop("time"), columns, texts, len(keep))
 
 
 @lru_cache(64)
@@ -186,7 +163,7 @@ class TimeSeries:
     Attributes:
         time: seconds since the start of the run.
         columns: by name, as long as ``time``; nan where a value is not known.
-        texts: the last word of each column that is no number.
+        texts: the last word of each column.
         count: how many there were before they were thinned.
     """
 
@@ -206,8 +183,7 @@ class TimeSeries:
 
     def mean(self, name: str, begin: float, end: float) -> float | None:
         """Over a span of time, its ends included."""
-        first, last = bisect_left(self.time, begin), bisect_right(self.time, end)
-        values = [value for value in self.columns.get(name, ())[first:last] if not math.isnan(value)]
+        values = [value for time, value in self.known(name) if begin <= time <= end]
         return fmean(values) if values else None
 
     def most(self, name: str) -> float | None:

@@ -82,14 +82,12 @@ def _charts(section: Section) -> Iterator[str]:
 
 
 def _tables(summary: Summary) -> Iterator[str]:
-    """Nodes, ranks and GPUs: what stands out, and all rows folded away."""
+    """Nodes, ranks and GPUs, folded away under what is the same for all."""
     yield "<h2>Tables</h2>"
     for noun, rows in text.tables(summary).items():
         if rows:
-            title, shown = format.folded(noun, rows)
-            yield f"<p>{escaped(title)}</p>"
-            yield from _table(shown) if shown else ()
-            yield f"<details><summary>all of {format.count(len(rows), noun)}</summary>"
+            title, _ = format.folded(noun, rows)
+            yield f"<details><summary>{escaped(title)}</summary>"
             yield from _table(format.cells(rows))
             yield "</details>"
 

@@ -38,6 +38,7 @@ Points = Iterable[tuple[float, float]]  # seconds since the start, and values
 Columns = list[list[float]]  # the values in each column
 Span = tuple[float, float]  # begin and end, in seconds
 Range = tuple[float, float, float]  # least, median and most; nan where they are not known
+_Words = Mapping[str, Sequence[str]]
 _Cell = tuple[str, int, float, float]  # class, number of the row, begin and end in seconds
 
 
@@ -206,14 +207,7 @@ class Chart:
         legend = _legend((f"c{at}", name) for at, name in enumerate(names) if f"c{at}" in known)
         return self._rows(words, cells, legend, (), _BARS_HEIGHT) if known else ""
 
-    def _rows(
-        self,
-        words: Mapping[str, Sequence[str]],
-        cells: Iterable[_Cell],
-        legend: str,
-        marked: Collection[str],
-        height: int,
-    ) -> str:
+    def _rows(self, words: _Words, cells: list[_Cell], legend: str, marked: Collection[str], height: int) -> str:
         """Cells in rows; ``words`` has for each row what is shown when the mouse is over it."""
         names, pixels = list(words), min(_ROW * len(words), height)
         by_class: dict[str, list[str]] = {}

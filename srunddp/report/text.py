@@ -130,16 +130,10 @@ def _steps(summary: Summary) -> str:
 
 
 def _launch(summary: Summary) -> str:
-    """Of each phase the shortest and the longest; ``srun`` is how far the processes are apart."""
-    shown = []
-    for name in NAMES:
-        lasted = [phases[name][1] - phases[name][0] for phases in summary.launches.values() if name in phases]
-        if name == "srun" and lasted:  # the first process of all has none
-            lasted += [0.0] * (len(summary.launches) - len(lasted))
-        if lasted:
-            few, many = format.duration(min(lasted)), format.duration(max(lasted))
-            shown.append(f"{name} {many if few == many else f'{few} to {many}'}")
-    return ", ".join(shown)
+    """The longest of each phase."""
+    phases = (each for launch in summary.launches.values() for each in launch.items())
+    lasted = group_by_key((name, end - begin) for name, (begin, end) in phases)
+    return ", ".join(f"{name} {format.duration(max(lasted[name]))}" for name in NAMES if name in lasted)
 
 
 def _scaling(found: Throughput) -> str:
@@ -163,27 +157,21 @@ def _energy(summary: Summary) -> str:
 
 def tables(summary: Summary) -> dict[str, list[format.Row]]:
     """All rows, by what they are of."""
-    return {"node": node_rows(summary.per_node), "rank": rank_rows(summary), "GPU": gpu_rows(summary.gpus)}
+    return {"node": _node_rows(summary.per_node), "rank": _rank_rows(summary), "GPU": _gpu_rows(summary.gpus)}
 
 
 def _table(noun: str, rows: Sequence[format.Row]) -> Iterator[str]:
-    title, shown = format.folded(noun, rows)
+    title, found = format.folded(noun, rows)
     yield ""
     yield from _wrapped(title, 2)
-    yield from _columns(shown)
-
-
-def _columns(rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    """Columns below each other, the header first."""
-    shown = [[one_line(cell) for cell in row] for row in rows]
+    shown = [[one_line(cell) for cell in row] for row in found]
     widths = [max(map(len, column)) for column in zip(*shown, strict=True)]
     for row in shown:
         line = "  ".join(map(str.ljust, row, widths)).rstrip()
         yield line if len(line) <= _WIDTH else f"{line[: _WIDTH - 1]}…"
 
 
-def node_rows(nodes: Sequence[NodeFigures]) -> list[format.Row]:
-    """The table of nodes."""
+def _node_rows(nodes: Sequence[NodeFigures]) -> list[format.Row]:
     return [
         {
             "node": format.Cell(format.nodes([each.node])),
@@ -200,8 +188,7 @@ def node_rows(nodes: Sequence[NodeFigures]) -> list[format.Row]:
     ]
 
 
-def rank_rows(summary: Summary) -> list[format.Row]:
-    """The table of ranks."""
+def _rank_rows(summary: Summary) -> list[format.Row]:
     return [
         {
             "rank": format.Cell(str(each.rank)),
@@ -216,8 +203,7 @@ def rank_rows(summary: Summary) -> list[format.Row]:
     ]
 
 
-def gpu_rows(gpus: Sequence[GpuFigures]) -> list[format.Row]:
-    """The table of GPUs."""
+def _gpu_rows(gpus: Sequence[GpuFigures]) -> list[format.Row]:
     return [
         {
             "GPU": format.Cell(each.index or format.UNKNOWN),
