@@ -188,24 +188,20 @@ def _gpu(summary: Summary, *, explained: bool) -> Advice | None:
     idle = [each for each in known if (each.utilization_percent or 0.0) < GPU_IDLE]
     if not idle or (explained and len(idle) == len(known)):
         return None
-    mean = sum(each.utilization_percent or 0.0 for each in idle) / len(idle)
-    some = len(idle) < len(known)
+    mean = fmean(each.utilization_percent or 0.0 for each in idle)
+    training = share((summary.step_s or 0.0) * summary.steps, summary.seconds - summary.first_step_s) or 1.0
+    hint = "as many ranks as GPUs, or fewer --gpus-per-node"
+    if len(idle) == len(known):
+        hint = "a larger --batch_size; where the model is too small for it, fewer --gpus-per-node"
+        if training < _MOSTLY:
+            part = format.percent(training)
+            hint = f"rarer or quicker evaluations and checkpoints: {part} of that time are training steps"
     return Advice(
         "gpu idle",
         f"{devices(idle)} used for {mean:.1f} % of the time since the first step",
         f"below {GPU_IDLE:.0f} %",
-        "as many ranks as GPUs, or fewer --gpus-per-node" if some else _busier(summary),
+        hint,
     )
-
-
-def _busier(summary: Summary) -> str:
-    """What gives all GPUs more to do."""
-    since = summary.seconds - (summary.first_step_s or 0.0)
-    training = share((summary.step_s or 0.0) * summary.steps, since) or 1.0
-    if training < _MOSTLY:
-        part = format.percent(training)
-        return f"rarer or quicker evaluations and checkpoints: {part} of that time are training steps"
-    return "a larger --batch_size; where the model is too small for it, fewer --gpus-per-node"
 
 
 def _interface(summary: Summary) -> Advice | None:

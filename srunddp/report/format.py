@@ -74,14 +74,6 @@ def percent(part: float | None) -> str:
     return f"{value:.0f} %" if value >= 10 or value == 0 else f"{value:.1f} %"
 
 
-def energy(joules: float | None) -> str:
-    """``12.3 kJ``, and in kWh from 0.1 kWh on."""
-    if joules is None:
-        return UNKNOWN
-    by, unit = (1, "J") if joules < 1e3 else (1e3, "kJ") if joules < 3.6e5 else (3.6e6, "kWh")
-    return f"{format_number(joules / by)} {unit}"
-
-
 def moment(unix: float) -> str:
     """A point of time, by this machine's time zone."""
     try:
@@ -143,8 +135,8 @@ def _outliers(rows: Sequence[Row]) -> Sequence[Row]:
     usual = {name: median_or_none([row[name].value for row in rows]) or 0.0 for name in rows[0]}
 
     def distance(row: Row) -> float:
-        figures = ((name, each, each.value) for name, each in row.items() if each.value is not None)
-        return max((abs(value - usual[name]) / each.apart for name, each, value in figures), default=0.0)
+        known = ((name, each.value, each.apart) for name, each in row.items() if each.value is not None)
+        return max((abs(value - usual[name]) / apart for name, value, apart in known), default=0.0)
 
     by_distance = sorted(rows, key=distance, reverse=True)
     apart = [row for row in by_distance[:_MOST] if distance(row) > 1]

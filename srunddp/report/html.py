@@ -29,8 +29,10 @@ def page(summary: Summary, notes: Sequence[Advice], sections: Sequence[Section])
         *([_note(failed)] if failed else []),
         *_tiles(summary),
         *_notes(summary, notes),
-        *_figures(summary),
-        *(part for section in sections for part in _charts(section)),
+        "<h2>Figures</h2>\n<table>",
+        *(f"<tr><th>{title}</th><td>{escaped(said)}</td></tr>" for title, said in text.figures(summary).items()),
+        "</table>",
+        *(f'<h2>{each.title}</h2>\n{each.html}<p class="missing">{escaped(each.missing)}</p>' for each in sections),
         *_tables(summary),
     ]
     body = "\n".join(parts)
@@ -65,20 +67,6 @@ def _note(note: Advice) -> str:
         f'<div class="note {note.severity}">{cost}<p><strong>{escaped(note.rule)}</strong>: '
         f"{escaped(note.found)}{limit}.</p><p>Next: {escaped(note.hint)}</p></div>"
     )
-
-
-def _figures(summary: Summary) -> Iterator[str]:
-    yield "<h2>Figures</h2>\n<table>"
-    for title, said in text.figures(summary).items():
-        yield f"<tr><th>{escaped(title)}</th><td>{escaped(said)}</td></tr>"
-    yield "</table>"
-
-
-def _charts(section: Section) -> Iterator[str]:
-    yield f"<h2>{escaped(section.title)}</h2>"
-    yield section.html
-    if section.missing:
-        yield f'<p class="missing">{escaped(section.missing)}</p>'
 
 
 def _tables(summary: Summary) -> Iterator[str]:

@@ -85,17 +85,13 @@ def _fullest(each: Sequence[GpuFigures | NodeFigures]) -> tuple[float | None, st
 
 def failure(summary: Summary) -> Advice | None:
     """Who failed, and of what; None for a run that went well, still runs, or stopped with a checkpoint."""
-    end = summary.ending
-    if end.running or end.finished or _has_stopped(summary):
+    end, codes = summary.ending, set(summary.ending.codes.values())
+    stopped = codes and not end.missing and (codes <= {0, _REQUEUE} or _STOPPED in end.cause)
+    if end.running or end.finished or stopped:
         return None
     job = summary.job or "with the folder of its logs"
     found = end.cause or "; ".join(ends(summary))
     return Advice("run failed", found, "", f"srunddp triage {job}", severity="failed")
-
-
-def _has_stopped(summary: Summary) -> bool:
-    end, codes = summary.ending, set(summary.ending.codes.values())
-    return not end.missing and bool(codes) and (codes <= {0, _REQUEUE} or _STOPPED in end.cause)
 
 
 def ends(summary: Summary) -> Iterator[str]:

@@ -77,8 +77,11 @@ def _summed(series: Iterable[Points]) -> list[tuple[float, float]]:
 def _time_line(run: RunData, summary: Summary, axis: TimeAxis) -> Section:
     counted = max(run.steps.values(), key=lambda each: each.total("samples") or 0.0, default=TimeSeries())
     rates = _rates(counted, "samples")
-    whole = _whole(rates) if summary.ending.codes else rates
-    charts = {"throughput": Chart("Throughput", axis, "samples/s").panel([("all ranks", whole)])}
+    if summary.ending.codes:
+        # Without what follows the end of the steps, and but for a few without its interval, which is not their rate.
+        last = max((at for at, (_, value) in enumerate(rates) if value > 0), default=0)
+        rates = rates[: last if last > 2 else last + 1]
+    charts = {"throughput": Chart("Throughput", axis, "samples/s").panel([("all ranks", rates)])}
     for title, unit, by, most, part, of in (
         ("Step time", "ms", 1e3, 0.0, "step_s", "steps"),
         ("Waiting for data", "% of the step time", 1e2, 1e2 * DATA_WAIT, "data_s", "step_s"),
@@ -87,12 +90,6 @@ def _time_line(run: RunData, summary: Summary, axis: TimeAxis) -> Section:
         charts[title.lower()] = Chart(title, axis, unit, by, most).panel(ratios, 1, "ranks")
     pauses = Chart("Evaluations and checkpoints", axis).bars(_pauses(run, summary), ("evaluation", "checkpoint"))
     return _section("Time line", charts | ({"pauses": pauses} if pauses else {}))
-
-
-def _whole(points: Sequence[tuple[float, float]]) -> Sequence[tuple[float, float]]:
-    """Without what follows its end, and but for a few also without the interval of it, which is not its rate."""
-    last = max((at for at, (_, value) in enumerate(points) if value > 0), default=0)
-    return points[: last if last > 2 else last + 1]
 
 
 def _pauses(run: RunData, summary: Summary) -> dict[str, list[tuple[str, Span]]]:

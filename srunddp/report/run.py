@@ -270,15 +270,14 @@ def launches(run: RunData) -> dict[int, dict[str, tuple[float, float]]]:
     ``srun`` is from the first process of the run to the rank's own; ``script`` what the user's script does by itself,
     from the process group to the training; ``prepare`` what the training does before its first epoch.
     """
-    times = group_by_key((mark.rank, (mark.name, mark.time)) for mark in reversed(run.marks))
-    return {rank: _phases(dict(times[rank])) for rank in sorted(times)}
-
-
-def _phases(times: dict[str, float]) -> dict[str, tuple[float, float]]:
-    process = times.get("process", min(times.values()))
-    phases = {"srun": (0.0, process)} if process > 0 else {}
-    for name, (begins, ends) in _PHASES.items():
-        begin, end = (next((times[mark] for mark in marks if mark in times), math.nan) for marks in (begins, ends))
-        if begin <= end:
-            phases[name] = begin, end
-    return phases
+    marked = group_by_key((mark.rank, (mark.name, mark.time)) for mark in reversed(run.marks))
+    found: dict[int, dict[str, tuple[float, float]]] = {}
+    for rank in sorted(marked):
+        times = dict(marked[rank])
+        process = times.get("process", min(times.values()))
+        found[rank] = {"srun": (0.0, process)} if process > 0 else {}
+        for name, (begins, ends) in _PHASES.items():
+            begin, end = (next((times[mark] for mark in marks if mark in times), math.nan) for marks in (begins, ends))
+            if begin <= end:
+                found[rank][name] = begin, end
+    return found

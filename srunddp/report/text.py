@@ -11,7 +11,7 @@ from srunddp.report import format
 from srunddp.report.advice import CPU_WAIT, DATA_WAIT, SLOWED, Advice, carried, too_short
 from srunddp.report.overview import ends, failure, tiles
 from srunddp.report.run import NAMES
-from srunddp.report.summary import GpuFigures, NodeFigures, Summary, Throughput, share
+from srunddp.report.summary import GpuFigures, NodeFigures, Summary, share
 from srunddp.util.hostlist import group_by_key
 
 _WIDTH, _TITLE, _BAR, _NOTE = 120, 12, 20, 13  # columns
@@ -39,11 +39,13 @@ def _wrapped(line: str, indent: int = 0) -> Iterator[str]:
 
 def figures(summary: Summary) -> dict[str, str]:
     """In sentences, by what they are about: those that neither a tile nor a table has."""
+    rate = summary.throughput
+    scaling = f"{format.percent(rate.efficiency_share)} of the throughput per rank of {rate.baseline}"
     found = {
         "time line": _time_line(summary),
         "steps": _steps(summary),
         "launch": _launch(summary),
-        "scaling": _scaling(summary.throughput),
+        "scaling": scaling if rate.baseline else "",
         "checkpoints": _checkpoints(summary),
         "energy": _energy(summary),
     }
@@ -136,11 +138,6 @@ def _launch(summary: Summary) -> str:
     return ", ".join(f"{name} {format.duration(max(lasted[name]))}" for name in NAMES if name in lasted)
 
 
-def _scaling(found: Throughput) -> str:
-    part = format.percent(found.efficiency_share)
-    return "" if found.efficiency_share is None else f"{part} of the throughput per rank of {found.baseline}"
-
-
 def _checkpoints(summary: Summary) -> str:
     found, part = summary.checkpoints, share(summary.checkpoints.stood_s, summary.seconds)
     beside = f", {format.duration(found.background_s)} of writing beside it" if found.background_s else ""
@@ -152,7 +149,7 @@ def _energy(summary: Summary) -> str:
     known = [gpu.energy_j for gpu in summary.gpus if gpu.energy_j is not None]
     each = share(summary.energy_j, summary.throughput.samples)
     per_sample = "" if each is None else f", {format.number(each)} J per sample"
-    return f"{format.energy(summary.energy_j)} by {format.count(len(known), 'GPU')}{per_sample}" if known else ""
+    return f"{format.number(sum(known) / 3.6e6)} kWh by {format.count(len(known), 'GPU')}{per_sample}" if known else ""
 
 
 def tables(summary: Summary) -> dict[str, list[format.Row]]:

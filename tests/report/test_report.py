@@ -94,7 +94,7 @@ def test_json_has_the_figures_of_the_text(reported: tuple[Path, CompletedProcess
     for note in found["notes"]:
         assert f"{note['rule']}: {note['found']} (threshold: {note['threshold']}) -> {note['hint']}" in words
     slow, steps = found["ranks"][found["slowest_rank"]], f"{found['steps']:,} of {duration(found['step_s'])}, "
-    joules, samples = format.energy(found["energy_j"]), f"; {found['throughput']['samples']:,.0f} samples"
+    joules, samples = f"{number(found['energy_j'] / 3.6e6)} kWh", f"; {found['throughput']['samples']:,.0f} samples"
     said = [steps, duration(slow["own_s"]), joules, samples, duration(found["seconds"])]
     assert [each for each in said if each not in words] == []
     assert (bool(found["notes"]), found["failure"]) == (True, None)
