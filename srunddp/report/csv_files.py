@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -146,14 +145,6 @@ def _rows(path: Path) -> Iterator[list[str]]:
             yield from (line[:-1].split(",") for line in file if line.endswith("\n"))
     except OSError:
         return
-
-
-def names(folder: Path) -> list[str]:
-    """The files of a folder, sorted."""
-    try:
-        return sorted(entry.name for entry in os.scandir(folder) if entry.is_file())
-    except OSError:
-        return []
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,6 @@ from srunddp.util.slurm_job import JOB, job
 
 _RESTART = re.compile(r"monitor\.(\d{1,9})", re.ASCII)
 _HINT = "name a run's folder such as logs/4711.0, or start the run with --monitor"
-
-
 RunFolder = tuple[Path, tuple[str, ...]]  # the files of one start, ``monitor.N``; and what was chosen among several
 
 

@@ -11,7 +11,7 @@ from srunddp.report.advice import DATA_WAIT, SLOWED, find_stragglers
 from srunddp.report.csv_files import TimeSeries
 from srunddp.report.run import NAMES, RunData
 from srunddp.report.summary import Summary
-from srunddp.report.svg import Chart, Points, Span, TimeAxis
+from srunddp.report.svg import Chart, Points, TimeAxis
 from srunddp.util.hostlist import fold_ranks, group_by_key
 
 _MIB, _GIB = 2.0**-20, 2.0**-30
@@ -88,16 +88,12 @@ def _time_line(run: RunData, summary: Summary, axis: TimeAxis) -> Section:
     ):
         ratios = ((f"rank {rank}", each.ratios(part, of)) for rank, each in run.steps.items())
         charts[title.lower()] = Chart(title, axis, unit, by, most).panel(ratios, 1, "ranks")
-    pauses = Chart("Evaluations and checkpoints", axis).bars(_pauses(run, summary), ("evaluation", "checkpoint"))
+    stood = [("evaluation", (each.begin_s, each.end_s or summary.seconds)) for each in summary.evaluations]
+    marks = (mark for mark in run.marks if mark.name == "checkpoint" and mark.value >= 0)
+    stood += [("checkpoint", (mark.time - mark.value, mark.time)) for mark in marks]
+    rows = group_by_key((name, (name, span)) for name, span in stood)
+    pauses = Chart("Evaluations and checkpoints", axis).bars(rows, ("evaluation", "checkpoint"))
     return _section("Time line", charts | ({"pauses": pauses} if pauses else {}))
-
-
-def _pauses(run: RunData, summary: Summary) -> dict[str, list[tuple[str, Span]]]:
-    """When training stood still; by the label of the row."""
-    stood = [mark for mark in run.marks if mark.name == "checkpoint" and mark.value >= 0]
-    spans = [("evaluation", (each.begin_s, each.end_s or summary.seconds)) for each in summary.evaluations]
-    spans += [("checkpoint", (mark.time - mark.value, mark.time)) for mark in stood]
-    return group_by_key((name, (name, span)) for name, span in spans)
 
 
 def _training(run: RunData, axis: TimeAxis) -> Section:

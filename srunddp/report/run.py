@@ -113,7 +113,7 @@ def read(folder: Path) -> RunData:
     header = csv_files.json_object(folder / "run.json")
     ranks, names = _layout(header)
     run = RunData(folder, header, dict(ranks))
-    for name in csv_files.names(folder):
+    for name in sorted(each.name for each in folder.glob("*.csv")):
         # Outside Slurm starts may share a folder, and one of more ranks leaves files that no later one empties.
         if (match := _PER_RANK.fullmatch(name)) and (not ranks or int(match[2]) in ranks):
             rank = int(match[2])

@@ -76,8 +76,8 @@ def _ending(summary: Summary) -> Iterator[str]:
         yield f"still running; last sample at {format.clock(end.last_s)}"
     elif end.finished:
         yield f"ended with exit code 0{' on all ranks' if summary.world_size > 1 else ''}"
-    elif end.cause:
-        yield "; ".join([*ends(summary), *([] if failed else [end.cause])])
+    elif end.cause or not failed:
+        yield "; ".join(filter(None, [*ends(summary), "" if failed else end.cause]))
 
 
 def _tiles(summary: Summary) -> Iterator[str]:
