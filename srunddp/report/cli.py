@@ -30,7 +30,12 @@ _CLEAR = "\x1b[H\x1b[J"
 
 @click.command()
 @click.option(
-    "--monitor-dir", type=DIR, default="logs", envvar="SRUNDDP_LOG_DIR", show_default=True, help="Where the job's samples are."
+    "--monitor-dir",
+    type=DIR,
+    default="logs",
+    envvar="SRUNDDP_LOG_DIR",
+    show_default=True,
+    help="Where the job's samples are.",
 )
 @click.option("--restart", type=click.IntRange(0), metavar="N", help="Which start of the run (default: the last).")
 @click.option("--baseline", type=DIR, metavar="DIR|JOBID", help="A run on fewer ranks, for the scaling efficiency.")

@@ -30,7 +30,7 @@ def page(summary: Summary, notes: Sequence[Advice], sections: Sequence[Section])
         *_tiles(summary),
         *_notes(summary, notes),
         "<h2>Figures</h2>\n<table>",
-        *(f"<tr><th>{title}</th><td>{escaped(said)}</td></tr>" for title, said in text.figures(summary).items()),
+        *(f"<tr><th>{about}</th><td>{escaped(said)}</td></tr>" for about, said in text.figures(summary).items()),
         "</table>",
         *(f'<h2>{each.title}</h2>\n{each.html}<p class="missing">{escaped(each.missing)}</p>' for each in sections),
         *_tables(summary),
