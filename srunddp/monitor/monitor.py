@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from srunddp.supervisor.output.redirect import open_to_append
-from srunddp.telemetry import TelemetryPage
+from srunddp.telemetry import MONITOR_FOLDER, TelemetryPage
 from srunddp.util.atomic_file import replace_file
 from srunddp.util.kernel_file import stat_fields
 
@@ -83,7 +83,10 @@ class Monitor:
             self._sampler = start(SamplerConfig(self._config, interface, rank_variable, os.getpid(), launcher))
 
     def in_worker(self) -> None:
-        """Close there what is the supervisor's."""
+        """Close there what is the supervisor's; rank 0's script is told of the folder."""
+        os.environ.pop(MONITOR_FOLDER, None)  # of a run that has started this one
+        if self._config and self._config.rank == 0:
+            os.environ[MONITOR_FOLDER] = str(self._config.folder.absolute())
         for file in self._files or ():
             os.close(file)
         if self._sampler:

@@ -1,1 +1,1 @@
-"""What the files of a monitored run say: read, summed up, judged, and shown as text, pictures and a page."""
+"""What the files of a monitored run say: read, summed up, judged, and shown as text and as a page with charts."""

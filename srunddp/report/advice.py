@@ -33,38 +33,43 @@ class Advice:
     """One finding.
 
     Attributes:
-        rule: its name; found, threshold: the figure with what it is of, and the limit that it passes.
+        rule: its name; found, threshold: the figure with what it is of, and the limit that it passes, or nothing.
         hint: the next thing to change.
+        cost: the share of the step time that is lost by it, where that is known.
+        severity: ``failed``, ``lost`` for time that is lost, or ``unused`` for what was requested and not used.
     """
 
     rule: str
     found: str
     threshold: str
     hint: str
+    cost: float | None = None
+    severity: str = "lost"
 
     def __str__(self) -> str:
-        return f"{self.found} (threshold: {self.threshold}) -> {self.hint}"
+        return f"{self.rule}: {self.found}" + (f" (threshold: {self.threshold})" if self.threshold else "")
 
 
 def notes(summary: Summary) -> tuple[Advice, ...]:
-    """All that hold, causes before consequences."""
+    """All that hold: those first that cost most; of the others causes before consequences, unused requests last."""
     if too_short(summary):
         return ()
     busy, stragglers = _oversubscribed(summary), find_stragglers(summary)
-    slowed = [each for each in summary.gpus if each.samples >= FEWEST_SAMPLES and (each.slowed or 0.0) > SLOWED]
+    slowed = [each for each in summary.gpus if each.samples >= FEWEST_SAMPLES and (each.slowed_share or 0.0) > SLOWED]
     explained = {each.node for each in busy} | {each.node for each in slowed}
+    are_explained = explained.issuperset(stragglers.nodes)
     waiting = None if busy else _data_wait(summary, stragglers)
     found = [
-        _cpu(busy),
-        _throttled(slowed),
-        None if explained.issuperset(stragglers.nodes) else _slow_rank(summary, stragglers),
+        _cpu(summary, busy),
+        _throttled(slowed, stragglers if are_explained else Stragglers()),
+        None if are_explained else _slow_rank(summary, stragglers),
         waiting,
         _gpu(summary, explained=bool(waiting or busy or stragglers.ranks)),
         _interface(summary),
         _time_limit(summary),
         _memory(summary),
     ]
-    return tuple(note for note in found if note)
+    return tuple(sorted(filter(None, found), key=lambda note: -(note.cost or 0.0)))
 
 
 def too_short(summary: Summary) -> str:
@@ -72,46 +77,52 @@ def too_short(summary: Summary) -> str:
     if summary.steps and summary.steps < FEWEST_STEPS:
         return f"{format.count(summary.steps, 'step')} only: below {FEWEST_STEPS} nothing is concluded"
     if summary.samples < FEWEST_SAMPLES:
-        since = " since the first step" if summary.first_step is not None else ""
-        return f"{format.count(summary.samples, 'sample')} only{since}: below {FEWEST_SAMPLES} nothing is concluded"
+        return f"{format.count(summary.samples, 'sample')} only: below {FEWEST_SAMPLES} nothing is concluded"
     return ""
 
 
 def _oversubscribed(summary: Summary) -> list[NodeFigures]:
     """The nodes on which the job uses all its CPUs, and has to wait for them."""
-    delays = group_by_key((each.node, each.delay) for each in summary.ranks)
+    delays = group_by_key((each.node, each.delay_share) for each in summary.ranks)
     waiting = {node for node, values in delays.items() if (median_or_none(values) or 0.0) > CPU_WAIT}
     return [each for each in summary.per_node if _used(each) >= CPUS_USED and each.node in waiting]
 
 
 def _used(node: NodeFigures) -> float:
-    return share(node.used, node.cpus) or 0.0
+    return share(node.used_cpus, node.cpus) or 0.0
 
 
-def _cpu(busy: list[NodeFigures]) -> Advice | None:
+def _cpu(summary: Summary, busy: list[NodeFigures]) -> Advice | None:
     if not busy:
         return None
     worst, where = max(busy, key=_used), format.nodes(each.node for each in busy)
+    nodes = {each.node for each in busy}
+    delay = median_or_none([each.delay_share for each in summary.ranks if each.node in nodes])
     return Advice(
         "cpu oversubscribed",
         f"{format.percent(_used(worst))} of {format.count(int(worst.cpus or 0), 'CPU')} used on {where}, "
-        "and processes wait for a CPU",
+        f"and processes wait for a CPU for {format.percent(delay)} of the time",
         f"above {format.percent(CPUS_USED)} used and {format.percent(CPU_WAIT)} of the time waiting",
         "more --cpus-per-task, fewer --dataloader.num_workers, or fewer --num_threads",
+        delay,
     )
 
 
-def _throttled(slowed: list[GpuFigures]) -> Advice | None:
+def _throttled(slowed: list[GpuFigures], stragglers: Stragglers) -> Advice | None:
+    """With what the slow ranks on these nodes cost, which are no note of their own."""
     if not slowed:
         return None
-    worst = max(slowed, key=lambda gpu: gpu.slowed or 0.0)
+    slow = any(each.node in stragglers.nodes for each in slowed)
+    worst = max(slowed, key=lambda gpu: gpu.slowed_share or 0.0)
     heat = f", {worst.temperature_c:.0f} °C at most" if worst.temperature_c is not None else ""
     return Advice(
         "gpu throttled",
-        f"{devices(slowed)} throttled (thermal or power brake) for {format.percent(worst.slowed)} of the samples{heat}",
+        f"{devices(slowed)} throttled (thermal or power brake) for {format.percent(worst.slowed_share)} of the "
+        f"samples{heat}{f'; {_excess(stragglers)}' if slow else ''}",
         f"above {format.percent(SLOWED)}",
         f"tell the site, and leave the node out until then: srunddp sbatch --exclude="
         f"{format.nodes(each.node for each in slowed)}",
+        stragglers.share if slow else None,
     )
 
 
@@ -123,9 +134,8 @@ def devices(gpus: list[GpuFigures]) -> str:
 
 
 def _slow_rank(summary: Summary, stragglers: Stragglers) -> Advice:
-    several, node = len(stragglers.ranks) > 1, format.nodes(stragglers.nodes)
-    who = one_line(f"rank{'s' * several} {ranges(stragglers.ranks)} on {node}")
-    them = "their" if several else "its"
+    node = format.nodes(stragglers.nodes)
+    them = "their" if len(stragglers.ranks) > 1 else "its"
     by_data = stragglers.by_data > _BY_DATA
     why = f"{them} wait for data" if by_data else f"{them} own work, not the wait for data"
     hint = f"look at the storage as {node} sees it, and at what {them} part of the data has that others have not"
@@ -135,23 +145,33 @@ def _slow_rank(summary: Summary, stragglers: Stragglers) -> Advice:
         hint = f"{alone if stragglers.ranks == (0,) else ''}see what else runs on {node}{leave}"
     return Advice(
         "slow rank",
-        f"{who}: {format.duration(stragglers.excess)} more of {them} own in each step than the others, "
-        f"{format.percent(stragglers.share)} of the step time; it is {why}",
+        f"{_excess(stragglers)}; it is {why}",
         f"above {format.percent(DATA_WAIT)}",
         hint,
+        stragglers.share,
+    )
+
+
+def _excess(stragglers: Stragglers) -> str:
+    several = len(stragglers.ranks) > 1
+    who = f"rank{'s' * several} {ranges(stragglers.ranks)} on {format.nodes(stragglers.nodes)}"
+    return (
+        f"{who}: {format.duration(stragglers.excess)} more of {'their' if several else 'its'} own in each step than "
+        f"the others, {format.percent(stragglers.share)} of the step time"
     )
 
 
 def _data_wait(summary: Summary, stragglers: Stragglers) -> Advice | None:
     others = [each for each in summary.ranks if each.rank not in stragglers.ranks]
     figure = _usual([share(each.data_s, each.step_s) for each in others])
-    if min(figure, _usual([each.steady_wait for each in others])) <= DATA_WAIT:
+    if min(figure, _usual([each.steady_wait_share for each in others])) <= DATA_WAIT:
         return None
     return Advice(
         "data wait",
         f"{format.percent(figure)} of the step time is waiting for data",
         f"above {format.percent(DATA_WAIT)}",
         "more --dataloader.num_workers, with as many --cpus-per-task; else data on faster storage",
+        figure,
     )
 
 
@@ -162,30 +182,26 @@ def _usual(shares: list[float | None]) -> float:
 
 
 def _gpu(summary: Summary, *, explained: bool) -> Advice | None:
-    if summary.first_step is None:
+    if summary.first_step_s is None:
         return None
-    known = [each for each in summary.gpus if each.utilization is not None and each.samples >= FEWEST_SAMPLES]
-    idle = [each for each in known if (each.utilization or 0.0) < GPU_IDLE]
+    known = [each for each in summary.gpus if each.utilization_percent is not None and each.samples >= FEWEST_SAMPLES]
+    idle = [each for each in known if (each.utilization_percent or 0.0) < GPU_IDLE]
     if not idle or (explained and len(idle) == len(known)):
         return None
-    mean = sum(each.utilization or 0.0 for each in idle) / len(idle)
-    some = len(idle) < len(known)
+    mean = fmean(each.utilization_percent or 0.0 for each in idle)
+    training = share((summary.step_s or 0.0) * summary.steps, summary.seconds - summary.first_step_s) or 1.0
+    hint = "as many ranks as GPUs, or fewer --gpus-per-node"
+    if len(idle) == len(known):
+        hint = "a larger --batch_size; where the model is too small for it, fewer --gpus-per-node"
+        if training < _MOSTLY:
+            part = format.percent(training)
+            hint = f"rarer or quicker evaluations and checkpoints: {part} of that time are training steps"
     return Advice(
         "gpu idle",
         f"{devices(idle)} used for {mean:.1f} % of the time since the first step",
         f"below {GPU_IDLE:.0f} %",
-        "as many ranks as GPUs, or fewer --gpus-per-node" if some else _busier(summary),
+        hint,
     )
-
-
-def _busier(summary: Summary) -> str:
-    """What gives all GPUs more to do."""
-    since = summary.seconds - (summary.first_step or 0.0)
-    training = share((summary.step_s or 0.0) * summary.steps, since) or 1.0
-    if training < _MOSTLY:
-        part = format.percent(training)
-        return f"rarer or quicker evaluations and checkpoints: {part} of that time are training steps"
-    return "a larger --batch_size; where the model is too small for it, fewer --gpus-per-node"
 
 
 def _interface(summary: Summary) -> Advice | None:
@@ -200,7 +216,7 @@ def _interface(summary: Summary) -> Advice | None:
     return Advice(
         "wrong interface",
         f"{one_line(other.name)} carries {format.rate(_both_ways(other))} on {where}, and "
-        f"{one_line(chosen)}, which was chosen, {format.rate(_carried(node))}",
+        f"{one_line(chosen)}, which was chosen, {format.rate(carried(node))}",
         f"above {OTHER_LINK:.0f} times as much",
         "name the right one in ifaces.conf (srunddp ifaces scan drafts one), and unset GLOO_SOCKET_IFNAME and "
         "NCCL_SOCKET_IFNAME in the script",
@@ -211,19 +227,22 @@ def _wrong_link(node: NodeFigures) -> LinkFigures | None:
     """The link that carries the training instead of the chosen one."""
     if not any(each.chosen for each in node.links):
         return None
-    limit = max(OTHER_LINK_RATE, OTHER_LINK * _carried(node))
-    others = [each for each in node.links if not each.chosen and each.kind != "rdma" and _both_ways(each) > limit]
-    balanced = (each for each in others if _both_ways(each) >= _BALANCED * 2 * max(each.received, each.sent))
-    return max(balanced, key=_both_ways, default=None)
+    others = [each for each in node.links if not each.chosen and each.kind != "rdma"]
+    worst = max(others, key=_both_ways, default=None)
+    limit = max(OTHER_LINK_RATE, OTHER_LINK * carried(node))
+    return worst if worst and _both_ways(worst) > limit else None
 
 
 def _both_ways(link: LinkFigures) -> float:
     """What goes both ways: an all-reduce sends as much as it receives, and reading data from a server does not."""
-    return 2 * min(link.received, link.sent)
+    less, more = sorted([link.received_bytes_per_s, link.sent_bytes_per_s])
+    return 2 * less if less >= _BALANCED * more else 0.0
 
 
-def _carried(node: NodeFigures) -> float:
-    return sum(each.received + each.sent for each in node.links if each.chosen or each.kind == "rdma")
+def carried(node: NodeFigures) -> float:
+    """Bytes per second of the training: what the chosen link and RDMA carry."""
+    links = [each for each in node.links if each.chosen or each.kind == "rdma"]
+    return sum(each.received_bytes_per_s + each.sent_bytes_per_s for each in links)
 
 
 def _time_limit(summary: Summary) -> Advice | None:
@@ -240,6 +259,7 @@ def _time_limit(summary: Summary) -> Advice | None:
         f"{format.duration(used)} of {format.duration(limit)} used, {format.percent(used / limit)}",
         f"below {format.percent(TIME_USED)}",
         f"--time={minutes // 60}:{minutes % 60:02}:00: jobs with a shorter limit start earlier",
+        severity="unused",
     )
 
 
@@ -260,6 +280,7 @@ def _memory(summary: Summary) -> Advice | None:
         f"{format.percent(peak / limit)}",
         f"below {format.percent(MEMORY_USED)}",
         f"--mem={enough}G",
+        severity="unused",
     )
 
 

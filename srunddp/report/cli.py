@@ -1,6 +1,6 @@
 """The command ``srunddp report``: what may print, and what may exit, when a run is summed up."""
 
-import os
+import contextlib
 import shutil
 import sys
 import time
@@ -10,30 +10,22 @@ from typing import Any
 
 import click
 
-from srunddp.errors import ConfigError, one_line
+from srunddp.errors import ConfigError, file_errors, one_line
 from srunddp.report import locate, slurm, text
-from srunddp.report.advice import notes, too_short
+from srunddp.report.advice import notes
 from srunddp.report.html import page
+from srunddp.report.overview import failure
+from srunddp.report.panels import sections
 from srunddp.report.run import RunData, read
 from srunddp.report.summarize import summary_of, with_baseline
 from srunddp.report.summary import Summary
 from srunddp.util.atomic_file import replace_file
 from srunddp.util.click_types import DIR, answering, json_option, json_text
-from srunddp.util.console import say
+from srunddp.util.console import coloured, say
 
-_NO_PICTURES = 'no pictures: matplotlib is not installed here -> pip install "srunddp[report]"'
 _REFRESH = 2.0  # seconds between two looks, and no more than a tenth of the time is spent on them
-_HOME, _REST_OF_LINE, _REST = "\x1b[H", "\x1b[K", "\x1b[J"
-_UNITS = {  # what a key of --json adds to the name of its figure
-    "s": "begin clock end first_step last",
-    "bytes": "rss_last",
-    "bytes_per_s": "read received sent written",
-    "cpus": "iowait used",
-    "percent": "bandwidth sm tensor utilization",
-    "share": "delay efficiency slowed steady_wait",
-    "unix_s": "started",
-}
-_WITH_UNIT = {name: f"{name}_{unit}" for unit, names in _UNITS.items() for name in names.split()}
+_AGAIN = 60.0  # seconds between two summaries that are printed one after another
+_CLEAR = "\x1b[H\x1b[J"
 
 
 @click.command()
@@ -47,9 +39,9 @@ _WITH_UNIT = {name: f"{name}_{unit}" for unit, names in _UNITS.items() for name 
 )
 @click.option("--restart", type=click.IntRange(0), metavar="N", help="Which start of the run (default: the last).")
 @click.option("--baseline", type=DIR, metavar="DIR|JOBID", help="A run on fewer ranks, for the scaling efficiency.")
-@click.option("--output", type=DIR, help="For report.html and the pictures (default: the run's folder).")
+@click.option("--output", type=DIR, help="For report.html (default: the run's folder).")
 @click.option("--text", "text_only", is_flag=True, help="Print the summary, and write nothing.")
-@click.option("--live", is_flag=True, help="In a terminal, refresh the summary until the run has ended.")
+@click.option("--follow", is_flag=True, help="Print the summary again and again until the run has ended.")
 @json_option
 @click.argument("what", type=DIR, metavar="DIR|JOBID")
 def report(**given: Any) -> None:
@@ -69,15 +61,15 @@ def report(**given: Any) -> None:
         baseline = _baseline(given)
         as_json = given["as_json"]
         output = given["output"] or (None if as_json else folder.parent)
-        if given["live"] and not as_json and sys.stdout.isatty() and not _follow(folder, baseline):
+        if given["follow"] and not as_json and not _follow(folder, baseline):
             return
         run, summary = _summed(folder, baseline)
         summary = slurm.completed(summary)
-        view = slurm.view(summary)
-        click.echo(json_text(record(summary)) if as_json else "\n".join(text.lines(summary, notes(summary), view)))
+        lines = [json_text(record(summary))] if as_json else text.lines(summary, notes(summary))
+        click.echo(coloured("\n".join(lines), sys.stdout))
         if output and not given["text_only"]:
             sys.stdout.flush()
-            written = _write(output, run, summary, view)
+            written = _write(output, run, summary)
             if not as_json:
                 click.echo("\n" + one_line(f"written: {written}"))
 
@@ -103,61 +95,53 @@ def _summed(folder: Path, baseline: Summary | None) -> tuple[RunData, Summary]:
 
 
 def record(summary: Summary) -> dict[str, Any]:
-    """For ``--json``: the names of the figures with their units, and the notes."""
-    found = asdict(summary, dict_factory=lambda pairs: {_WITH_UNIT.get(name, name): value for name, value in pairs})
-    found |= {name: getattr(summary, name) for name in ("step_s", "data_share", "energy_j")}
+    """For ``--json``: the figures and the notes."""
+    found = asdict(summary) | {
+        name: getattr(summary, name) for name in ("step_s", "data_share", "slowest_rank", "energy_j")
+    }
     found["launches"] = [
         {"rank": rank, "phase": phase, "begin_s": begin, "end_s": end}
         for rank, phases in summary.launches.items()
         for phase, (begin, end) in phases.items()
     ]
-    found["slowest_rank"] = summary.slowest.rank if summary.slowest else None
+    found["failure"] = asdict(failed) if (failed := failure(summary)) else None
     found["notes"] = [asdict(note) for note in notes(summary)]
-    found["remarks"] = [*filter(None, [too_short(summary)]), *text.remarks(summary)]
+    found["remarks"] = text.remarks(summary)
     return found
 
 
 def _follow(folder: Path, baseline: Summary | None) -> bool:
-    """Print the summary in place until the run has ended; False if Ctrl-C was before."""
-    try:
+    """Print the summary, in a terminal in place, until the run has ended; False if Ctrl-C was before."""
+    in_place, printed = sys.stdout.isatty(), -_AGAIN
+    with contextlib.suppress(KeyboardInterrupt):
         while True:
             begun = time.monotonic()
             _, summary = _summed(folder, baseline)
             if not summary.ending.running:
-                click.echo(_HOME + _REST, nl=False)
+                click.echo(_CLEAR if in_place else "", nl=False)
                 return True
-            # From the first row on, as many as there is room for; what is longer than a row is cut.
-            columns, rows = shutil.get_terminal_size()
-            shown = [line[:columns] for line in text.lines(summary, notes(summary))[: rows - 1]]
-            click.echo(_HOME + "".join(f"{line}{_REST_OF_LINE}\n" for line in shown) + _REST, nl=False)
+            if in_place or begun - printed >= _AGAIN:
+                shown = text.lines(summary, notes(summary))
+                if in_place:  # as many rows as there is room for; what is longer than a row is cut
+                    columns, rows = shutil.get_terminal_size()
+                    shown = [_CLEAR, *(line[:columns] for line in shown[: rows - 4])]
+                click.echo(coloured("\n".join([*shown, "\n"]), sys.stdout))
+                sys.stdout.flush()
+                printed = begun
             time.sleep(max(_REFRESH, 10 * (time.monotonic() - begun)))
-    except KeyboardInterrupt:
-        click.echo()
-        return False
+    click.echo()
+    return False
 
 
-def _write(output: str | Path, run: RunData, summary: Summary, view: slurm.SlurmAccounting) -> str:
-    """Write the page and its pictures; their paths."""
-    try:
-        from srunddp.report.plots.per_rank import pictures
-    except ImportError:
-        found, hints = [], [_NO_PICTURES]
-    else:
-        found, hints = pictures(run, summary), []
-    text_of_page = page(summary, notes(summary), found, view, hints)
-    files = {"report.html": text_of_page.encode(errors="backslashreplace")}
-    files |= {picture.name: picture.image for picture in found if picture.image}
-    folder = Path(output)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        for name, content in files.items():
-            replace_file(folder / name, content)
-    except OSError as error:
-        raise ConfigError(
-            f"the report cannot be written to {folder}: {os.strerror(error.errno or 0)}",
-            expected="a folder that you may write to",
-            hint="name another with --output, or print the text alone with --text",
-        ) from None
-    for hint in hints:
-        say(f"note: {hint}")
-    return ", ".join(str(folder / name) for name in files)
+def _write(output: str | Path, run: RunData, summary: Summary) -> Path:
+    """Write the page; its path."""
+    html = page(summary, notes(summary), sections(run, summary))
+    file = Path(output) / "report.html"
+    with file_errors(
+        f"the report cannot be written to {file.parent}",
+        expected="a folder that you may write to",
+        hint="name another with --output, or print the text alone with --text",
+    ):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        replace_file(file, html.encode(errors="backslashreplace"))
+    return file

@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import math
-import os
 from array import array
-from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
+from functools import lru_cache
+from itertools import islice, pairwise
+from operator import itemgetter
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from srunddp.util.hostlist import group_by_key
 from srunddp.util.json_lines import parse
 
 _MOST = 1500  # points of one series that are kept: about as many as a picture has columns
-_BLOCK = 1024
+_BLOCK = 1024  # rows that are read at once
 _EARLIEST, _LATEST = 1e9, 1e10  # of 2001 and 2286: other times are none
 _LARGEST = 1e18  # and so is any figure above
 NAN = math.nan
+_OF_A_GROUP: Mapping[str, Callable[[list[float]], float]] = {"": fmean, " least": min, " most": max}
 _LEAST = 1e-9  # what is divided by less has no end
 
 
@@ -29,27 +31,24 @@ class Kind:
 
     Attributes:
         key: the column that tells apart what the rows are about; empty where a file is about one thing.
-        counters, gauges, peaks: numbers; a peak is a gauge whose highest counts.
-        texts: of these the last is kept.
+        counters, gauges: numbers; of other columns the last word is kept.
     """
 
     key: str
     counters: tuple[str, ...] = ()
     gauges: tuple[str, ...] = ()
-    peaks: tuple[str, ...] = ()
-    texts: tuple[str, ...] = ()
 
 
 _USAGE = ("cpu_s", "read_bytes", "written_bytes", "iowait_s")
-NODE = Kind("", _USAGE, ("cpus", "memory_limit_bytes"), ("memory_bytes",), ("interface",))
-TASKS = Kind("rank", ("cpu_s", "delay_s"), ("processes",), ("rss_bytes",))
-LINKS = Kind("link", ("received_bytes", "sent_bytes"), (), (), ("kind", "chosen"))
+NODE = Kind("", _USAGE, ("cpus", "memory_limit_bytes", "memory_bytes"))
+TASKS = Kind("rank", ("cpu_s", "delay_s"), ("processes", "rss_bytes"))
+LINKS = Kind("link", ("received_bytes", "sent_bytes"))
 _ON_GPU = (
     "utilization_percent", "memory_bandwidth_percent", "power_w", "memory_limit_bytes", "sm_percent", "tensor_percent",
-    "throttled",
+    "throttled", "memory_bytes", "temperature_c", "sm_clock_mhz",
 )  # fmt: skip
-GPUS = Kind("uuid", ("energy_j",), _ON_GPU, ("memory_bytes", "temperature_c"), ("index", "name"))
-STEPS = Kind("", ("steps", "samples", "step_s", "data_s", "own_s"), (), ("longest_step_s",))
+GPUS = Kind("uuid", ("energy_j",), _ON_GPU)
+STEPS = Kind("", ("steps", "samples", "step_s", "data_s", "own_s"), ("longest_step_s",))
 
 
 @dataclass(frozen=True)
@@ -68,47 +67,30 @@ def samples(path: Path, kind: Kind) -> dict[str, TimeSeries]:
     header = next(rows, [])
     if "time" not in header or (kind.key and kind.key not in header):
         return {}
-    series: dict[str, _Series] = {}
-    for row in rows:
-        if len(row) == len(header):
-            key = row[header.index(kind.key)] if kind.key else ""
-            if key not in series:
-                series[key] = _Series(kind, header)
-            series[key].add(row)
-    counted = {key: each.samples() for key, each in series.items()}
-    return {key: _thinned(each, kind) for key, each in counted.items() if each.count}
+    names = [name for name in ("time", *kind.counters, *kind.gauges) if name in header]
+    # Of one place alone a getter gives no tuple.
+    wanted, place = itemgetter(*map(header.index, names), 0), header.index(kind.key or "time")
+    found: dict[str, dict[str, array[float]]] = {}
+    last: dict[str, list[str]] = {}
+    while block := list(islice(rows, _BLOCK)):  # a value alone costs more than its part of a block
+        whole = (row for row in block if len(row) == len(header))
+        for key, theirs in group_by_key((row[place] if kind.key else "", row) for row in whole).items():
+            columns = found.setdefault(key, {name: array("d") for name in names})
+            for name, texts in zip(names, zip(*map(wanted, theirs), strict=True), strict=False):
+                columns[name].extend(map(_is_slowed, texts) if name == "throttled" else numbers(texts))
+            last[key] = theirs[-1]
+    series = {key: _series(columns, dict(zip(header, last[key], strict=True))) for key, columns in found.items()}
+    return {key: _thinned(each, kind) for key, each in series.items() if each.count}
 
 
-class _Series:
-    """The columns of one key, filled by blocks: a value alone costs more than its part of a block."""
-
-    def __init__(self, kind: Kind, header: list[str]) -> None:
-        self._header, self._texts = header, kind.texts
-        wanted = ("time", *kind.counters, *kind.gauges, *kind.peaks)
-        self._columns = {name: array("d") for name in wanted if name in header}
-        self._pending: list[list[str]] = []
-        self._last: list[str] = []
-
-    def add(self, row: list[str]) -> None:
-        self._last = row
-        self._pending.append(row)
-        if len(self._pending) >= _BLOCK:
-            self._flush()
-
-    def _flush(self) -> None:
-        for name, texts in dict(zip(self._header, zip(*self._pending, strict=True), strict=False)).items():
-            if name in self._columns:
-                self._columns[name].extend(map(_is_slowed, texts) if name == "throttled" else numbers(texts))
-        self._pending = []
-
-    def samples(self) -> TimeSeries:
-        self._flush()
-        texts = {name: text for name, text in zip(self._header, self._last, strict=True) if name in self._texts}
-        keep = list(_rising(self._columns["time"]))
-        columns = {name: array("d", (each[at] for at in keep)) for name, each in self._columns.items()}
-        return TimeSeries(columns.pop("time"), columns, texts, len(keep))
+def _series(columns: dict[str, array[float]], texts: dict[str, str]) -> TimeSeries:
+    keep = list(_rising(columns["time"]))
+    if len(keep) < len(columns["time"]):
+        columns = {name: array("d", (each[at] for at in keep)) for name, each in columns.items()}
+    return TimeSeries(columns.pop("time"), columns, texts, len(keep))
 
 
+@lru_cache(64)
 def _is_slowed(reasons: str) -> float:
     """1 where heat or the power brake kept a GPU's clock down, else 0."""
     return float(any(word in reasons.lower() for word in ("thermal", "brake")))
@@ -134,7 +116,7 @@ def numbers(texts: Sequence[str]) -> list[float]:
 
 def _number(text: str) -> float:
     try:
-        return float(text)
+        return float(text or "nan")  # an exception for each empty cell takes long
     except ValueError:
         return NAN
 
@@ -165,14 +147,6 @@ def _rows(path: Path) -> Iterator[list[str]]:
         return
 
 
-def names(folder: Path) -> list[str]:
-    """The files of a folder, sorted."""
-    try:
-        return sorted(entry.name for entry in os.scandir(folder) if entry.is_file())
-    except OSError:
-        return []
-
-
 @dataclass(frozen=True)
 class TimeSeries:
     """The samples of one thing, in the order of time.
@@ -180,7 +154,7 @@ class TimeSeries:
     Attributes:
         time: seconds since the start of the run.
         columns: by name, as long as ``time``; nan where a value is not known.
-        texts: the last word of each column that is no number.
+        texts: the last word of each column.
         count: how many there were before they were thinned.
     """
 
@@ -194,15 +168,18 @@ class TimeSeries:
         pairs = zip(self.time, self.columns.get(name, ()), strict=False)
         return [(time, value) for time, value in pairs if not math.isnan(value)]
 
+    def spread(self, name: str) -> list[tuple[float, float]]:
+        """The known values of a gauge; of one that was thinned also the least and the most of each group."""
+        return [point for which in _OF_A_GROUP for point in self.known(name + which)]
+
     def mean(self, name: str, begin: float, end: float) -> float | None:
         """Over a span of time, its ends included."""
-        first, last = bisect_left(self.time, begin), bisect_right(self.time, end)
-        values = [value for value in self.columns.get(name, ())[first:last] if not math.isnan(value)]
+        values = [value for time, value in self.known(name) if begin <= time <= end]
         return fmean(values) if values else None
 
     def most(self, name: str) -> float | None:
         """The highest that is known."""
-        return max((value for _, value in self.known(name)), default=None)
+        return max((value for _, value in self.spread(name)), default=None)
 
     def steps(self, name: str, begin: float = -math.inf, end: float = math.inf) -> list[tuple[float, float, float]]:
         """Of a counter: begin, end and growth of each interval in a span of time; one that falls has begun again."""
@@ -244,17 +221,16 @@ class TimeSeries:
 
 
 def _thinned(samples: TimeSeries, kind: Kind) -> TimeSeries:
-    """Of a counter the last of each group of points, of a peak the highest, of what else the mean."""
+    """Of each group of points the last of a counter; of a gauge the mean, and beside it the least and the most."""
     size = -(-samples.count // _MOST)
     if size <= 1:
         return samples
-    columns = {}
+    columns: dict[str, array[float]] = {}
     for name, values in {"time": samples.time, **samples.columns}.items():
         groups = [values[at : at + size] for at in range(0, len(values), size)]
-        if name == "time" or name in kind.counters:
-            columns[name] = array("d", (group[-1] for group in groups))
+        if name in kind.gauges:
+            known = [[value for value in group if value == value] or [NAN] for group in groups]  # nan is not itself
+            columns |= {name + which: array("d", map(choose, known)) for which, choose in _OF_A_GROUP.items()}
         else:
-            known = ([value for value in group if not math.isnan(value)] for group in groups)
-            choose = max if name in kind.peaks else fmean
-            columns[name] = array("d", (choose(group) if group else NAN for group in known))
+            columns[name] = array("d", (group[-1] for group in groups))
     return replace(samples, time=columns.pop("time"), columns=columns)

@@ -1,12 +1,16 @@
-"""Figures as people read them."""
+"""Figures as people read them, alone and in tables."""
 
 import datetime
-from collections.abc import Iterable
+import math
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
 
 from srunddp.errors import one_line
+from srunddp.report.summary import median_or_none
 from srunddp.util.hostlist import fold
 
 UNKNOWN = "?"
+_FEW, _MOST = 4, 8  # rows of a table that is not folded; rows that stand out at most
 _BYTES = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 
 
@@ -16,6 +20,11 @@ def format_number(value: float) -> str:
     if size >= 99.95 or size == 0:
         return f"{value:.0f}"
     return f"{value:.1f}" if size >= 9.995 else f"{value:.2f}" if size >= 0.9995 else f"{value:.3g}"
+
+
+def number(value: float | None) -> str:
+    """The same to be read alone: ``1.2``, ``64``, ``12,345``."""
+    return UNKNOWN if value is None else f"{float(format_number(value)):,.15g}"
 
 
 def duration(seconds: float | None) -> str:
@@ -65,14 +74,6 @@ def percent(part: float | None) -> str:
     return f"{value:.0f} %" if value >= 10 or value == 0 else f"{value:.1f} %"
 
 
-def energy(joules: float | None) -> str:
-    """``12.3 kJ``, and in kWh from 0.1 kWh on."""
-    if joules is None:
-        return UNKNOWN
-    by, unit = (1, "J") if joules < 1e3 else (1e3, "kJ") if joules < 3.6e5 else (3.6e6, "kWh")
-    return f"{format_number(joules / by)} {unit}"
-
-
 def moment(unix: float) -> str:
     """A point of time, by this machine's time zone."""
     try:
@@ -89,3 +90,67 @@ def count(number: int, noun: str) -> str:
 def nodes(names: Iterable[str]) -> str:
     """Folded, as Slurm writes them."""
     return one_line(fold(names))
+
+
+class Cell(NamedTuple):
+    """A cell of a table.
+
+    Attributes:
+        words: as it is shown; value: the same as a number, where it is a figure.
+        apart: by how much the value must differ from the median of the column for its row to stand out.
+    """
+
+    words: str
+    value: float | None = None
+    apart: float = math.inf
+
+
+Row = dict[str, Cell]  # by the name of the column
+
+
+def cell(value: float | None, shown: Callable[[float], str], apart: float = math.inf) -> Cell:
+    """A figure."""
+    return Cell(UNKNOWN if value is None else shown(value), value, apart)
+
+
+def cells(rows: Sequence[Row]) -> list[list[str]]:
+    """The words of a table, its header first, without columns of which nothing is known."""
+    names = [name for name in rows[0] if any(row[name].words != UNKNOWN for row in rows)]
+    return [names, *([row[name].words for name in names] for row in rows)]
+
+
+def folded(noun: str, rows: Sequence[Row]) -> tuple[str, list[list[str]]]:
+    """A table's title, which has what is the same in all rows; and rows with what is not, few of them."""
+    same = [name for name in rows[0] if len({row[name].words for row in rows}) == 1 < len(rows)]
+    alike = ", ".join(f"{name} {rows[0][name].words}" for name in same if rows[0][name].words != UNKNOWN)
+    other = [{name: row[name] for name in row if name not in same} for row in _outliers(rows)]
+    figures = any(row[name].value is not None for row in rows for name in other[0])
+    return f"{count(len(rows), noun)}{f', each: {alike}' if alike else ''}", cells(other) if figures else []
+
+
+def _outliers(rows: Sequence[Row]) -> Sequence[Row]:
+    """Of many rows those that stand out, and one for all others, with the least and the most of each figure."""
+    if len(rows) <= _FEW:
+        return rows
+    usual = {name: median_or_none([row[name].value for row in rows]) or 0.0 for name in rows[0]}
+
+    def distance(row: Row) -> float:
+        known = ((name, each.value, each.apart) for name, each in row.items() if each.value is not None)
+        return max((abs(value - usual[name]) / apart for name, value, apart in known), default=0.0)
+
+    by_distance = sorted(rows, key=distance, reverse=True)
+    apart = [row for row in by_distance[:_MOST] if distance(row) > 1]
+    others = by_distance[len(apart) :]
+    alike = {name: _span([row[name] for row in others]) for name in rows[0]}
+    return [*apart, alike | {next(iter(alike)): Cell(f"{len(others)} others" if apart else f"all {len(others)}")}]
+
+
+def _span(found: Sequence[Cell]) -> Cell:
+    """``90–92 %``: from the least to the most; what is no figure is folded as names of nodes are."""
+    known = [each for each in found if each.value is not None]
+    if not known:
+        return Cell(nodes(each.words for each in found))
+    least, most = (end(known, key=lambda each: each.value or 0.0) for end in (min, max))
+    (figure, *unit), (_, *other) = least.words.split(), most.words.split()
+    short = f"{figure}–{most.words}" if unit == other and len(unit) < 2 else f"{least.words} to {most.words}"
+    return least if least.words == most.words else least._replace(words=short)

@@ -1,67 +1,39 @@
-"""The report as one HTML file: no script, nothing from elsewhere, the pictures in it."""
+"""The report as one HTML file: no script, nothing from elsewhere, the charts in it."""
 
 from __future__ import annotations
 
-import base64
-from collections.abc import Iterable, Iterator, Sequence
-from html import escape
-from typing import TYPE_CHECKING
+import time
+from collections.abc import Iterator, Sequence
+from importlib import resources
 
-from srunddp.errors import one_line
-from srunddp.report import format, slurm, text
-from srunddp.report.advice import Advice, too_short
+from srunddp._version import __version__
+from srunddp.report import format, text
+from srunddp.report.advice import Advice
+from srunddp.report.overview import failure, tiles
+from srunddp.report.panels import Section
 from srunddp.report.summary import Summary
+from srunddp.report.svg import escaped
 
-if TYPE_CHECKING:
-    from srunddp.report.plots.per_rank import Plot
-
-_STYLE = """
-:root { color-scheme: light; }
-body { font: 15px/1.5 system-ui, sans-serif; color: #1a1a1a; background: #fff; max-width: 1240px; margin: 2em auto;
-  padding: 0 1.5em; }
-h1 { font-size: 1.5em; margin: 0; overflow-wrap: anywhere; }
-h2 { font-size: 1.15em; margin: 2em 0 .5em; border-bottom: 1px solid #ccc; }
-p { margin: .3em 0; overflow-wrap: anywhere; }
-table { border-collapse: collapse; font-size: .9em; font-variant-numeric: tabular-nums; display: block;
-  overflow-x: auto; }
-th, td { text-align: left; padding: .2em .9em .2em 0; border-bottom: 1px solid #e3e3e3; vertical-align: top; }
-th { font-weight: 600; white-space: nowrap; }
-img { max-width: 100%; height: auto; display: block; }
-pre { font-size: .85em; overflow-x: auto; }
-.note { border-left: 4px solid #D55E00; padding: .2em .8em; margin: .5em 0; }
-.none { border-left: 4px solid #009E73; padding: .2em .8em; }
-.note, img, tr { break-inside: avoid; }
-h2 { break-after: avoid; }
-@media print { table { display: table; width: 100%; } th { white-space: normal; } td { overflow-wrap: anywhere; }
-  pre { white-space: pre-wrap; } }
-.missing { color: #555; font-size: .9em; }
-"""
-_OPEN = 40  # rows of a table that are shown at once
+_STYLE = resources.files(__package__).joinpath("page.css").read_text(encoding="utf-8")
 
 
-def page(
-    summary: Summary,
-    notes: Sequence[Advice],
-    pictures: Sequence[Plot],
-    view: slurm.SlurmAccounting,
-    hints: Sequence[str] = (),
-) -> str:
-    """All of it; ``hints`` are sentences about what could not be shown."""
-    title = _escaped(f"Run {summary.name or '?'}: {format.count(summary.world_size, 'rank')}, {summary.script}")
+def page(summary: Summary, notes: Sequence[Advice], sections: Sequence[Section]) -> str:
+    """All of it."""
+    title = escaped(f"Run {summary.name or '?'}: {format.count(summary.world_size, 'rank')}, {summary.script}")
     head, *rest = text.heading(summary)
+    failed = failure(summary)
     parts = [
-        f"<h1>{_escaped(head)}</h1>",
-        *(f"<p>{_escaped(line)}</p>" for line in rest),
+        f"<h1>{escaped(head)}</h1>",
+        *(f"<p>{escaped(line)}</p>" for line in rest),
+        f'<p class="missing">srunddp {__version__}, report of {escaped(format.moment(time.time()))}</p>',
+        *([_note(failed)] if failed else []),
+        *_tiles(summary),
         *_notes(summary, notes),
-        *_figures(summary),
-        *(f'<p class="missing">{_escaped(hint)}</p>' for hint in hints),
-        *(part for picture in pictures for part in _picture(picture)),
-        *_section("Epochs and evaluations", [*_spans(summary)]),
-        *_section("Launch phases", [*_launch(summary)]),
-        *_section("Nodes", text.node_rows(summary.per_node)),
-        *_section("Ranks", text.rank_rows(summary)),
-        *_section("GPUs", text.gpu_rows(summary.gpus)),
-        *_slurm(view),
+        "<h2>Figures</h2>\n<table>",
+        *(f"<tr><th>{about}</th><td>{escaped(said)}</td></tr>" for about, said in text.figures(summary).items()),
+        "</table>",
+        *(f'<h2>{each.title}</h2>\n{each.html}<p class="missing">{escaped(each.missing)}</p>' for each in sections),
+        *_tables(summary),
     ]
     body = "\n".join(parts)
     return (
@@ -71,79 +43,45 @@ def page(
     )
 
 
-def _escaped(words: str) -> str:
-    return escape(one_line(words))
+def _tiles(summary: Summary) -> Iterator[str]:
+    """The figures at a glance, each with its bar."""
+    yield '<div class="tiles">'
+    for tile in tiles(summary):
+        bar = "" if tile.share is None else f'<div class="bar"><div style="width: {tile.share:.0%}"></div></div>'
+        name, value, detail = map(escaped, (tile.name, tile.value, tile.detail))
+        yield f'<div class="tile"><p>{name}</p><p class="value">{value}</p>{bar}<p class="missing">{detail}</p></div>'
+    yield "</div>"
 
 
-def _notes(summary: Summary, notes: Sequence[Advice]) -> Iterable[str]:
+def _notes(summary: Summary, notes: Sequence[Advice]) -> Iterator[str]:
     yield "<h2>Notes</h2>"
-    if why := too_short(summary):
-        yield f'<p class="none">No note; {_escaped(why)}.</p>'
-    elif not notes:
-        yield '<p class="none">No note: no threshold is passed.</p>'
-    for note in notes:
-        yield (
-            f'<div class="note"><p><strong>{_escaped(note.rule)}</strong>: {_escaped(note.found)} '
-            f"(threshold: {_escaped(note.threshold)}).</p><p>Next: {_escaped(note.hint)}</p></div>"
-        )
-    yield from (f'<p class="missing">{_escaped(line)}.</p>' for line in text.remarks(summary))
+    yield from map(_note, notes)
+    said = text.remarks(summary) or ([] if notes else ["No threshold is passed"])
+    yield from (f'<p class="missing">{escaped(line)}.</p>' for line in said)
 
 
-def _figures(summary: Summary) -> Iterable[str]:
-    yield "<h2>Figures</h2>\n<table>"
-    for title, found in text.sections(summary).items():
-        if found:
-            yield f"<tr><th>{_escaped(title)}</th><td>{'<br>'.join(map(_escaped, found))}</td></tr>"
-    yield "</table>"
+def _note(note: Advice) -> str:
+    cost = f'<strong class="cost">{format.percent(note.cost)} of the step time</strong>' if note.cost else ""
+    limit = f" (threshold: {escaped(note.threshold)})" if note.threshold else ""
+    return (
+        f'<div class="note {note.severity}">{cost}<p><strong>{escaped(note.rule)}</strong>: '
+        f"{escaped(note.found)}{limit}.</p><p>Next: {escaped(note.hint)}</p></div>"
+    )
 
 
-def _picture(picture: Plot) -> Iterable[str]:
-    yield f"<h2>{_escaped(picture.title)}</h2>"
-    if picture.image:
-        data = base64.b64encode(picture.image).decode()
-        yield f'<img src="data:image/png;base64,{data}" alt="{_escaped(picture.alt)}">'
-    if picture.missing:
-        yield f'<p class="missing">{_escaped(picture.missing)}</p>'
+def _tables(summary: Summary) -> Iterator[str]:
+    """Nodes, ranks and GPUs, folded away under what is the same for all."""
+    yield "<h2>Tables</h2>"
+    for noun, rows in text.tables(summary).items():
+        if rows:
+            title, _ = format.folded(noun, rows)
+            yield f"<details><summary>{escaped(title)}</summary>"
+            yield from _table(format.cells(rows))
+            yield "</details>"
 
 
-def _section(title: str, rows: Sequence[Sequence[str]]) -> Iterable[str]:
-    if len(rows) < 2:
-        return
-    yield f"<h2>{title}</h2>"
-    yield from _table(rows[: _OPEN + 1])
-    if more := rows[_OPEN + 1 :]:
-        yield f"<details><summary>{len(more)} more</summary>"
-        yield from _table([rows[0], *more])
-        yield "</details>"
-
-
-def _table(rows: Sequence[Sequence[str]]) -> Iterable[str]:
-    head = "".join(f"<th>{_escaped(cell)}</th>" for cell in rows[0])
+def _table(rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    head = "".join(f"<th>{escaped(cell)}</th>" for cell in rows[0])
     yield f"<table><thead>\n<tr>{head}</tr>\n</thead><tbody>"
-    yield from ("<tr>" + "".join(f"<td>{_escaped(cell)}</td>" for cell in row) + "</tr>" for row in rows[1:])
+    yield from ("<tr>" + "".join(f"<td>{escaped(cell)}</td>" for cell in row) + "</tr>" for row in rows[1:])
     yield "</tbody></table>"
-
-
-def _spans(summary: Summary) -> Iterator[list[str]]:
-    yield ["", "begin", "end", "lasted"]
-    named = [(f"epoch {format.UNKNOWN if span.number is None else span.number}", span) for span in summary.epochs]
-    named += [("evaluation", span) for span in summary.evaluations]
-    for name, span in sorted(named, key=lambda pair: pair[1].begin):
-        lasted = format.duration(None if span.end is None else span.end - span.begin)
-        end = "not recorded" if span.end is None else format.clock(span.end)
-        yield [name, format.clock(span.begin), end, lasted]
-
-
-def _launch(summary: Summary) -> Iterator[list[str]]:
-    yield ["phase", "shortest", "longest", "of rank"]
-    for name, least, most, rank in text.launch_rows(summary):
-        yield [name, format.duration(least), format.duration(most), str(rank)]
-
-
-def _slurm(view: slurm.SlurmAccounting) -> Iterable[str]:
-    yield "<h2>Slurm's view</h2>"
-    yield f"<p>{_escaped(view.sentence)}</p>"
-    if view.rows:
-        yield from _table(text.slurm_rows(view))
-    if view.seff:
-        yield "<pre>" + "\n".join(map(_escaped, view.seff.splitlines())) + "</pre>"

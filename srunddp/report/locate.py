@@ -2,7 +2,6 @@
 
 import os
 import re
-from collections.abc import Sequence
 from pathlib import Path
 
 from srunddp.errors import ConfigError, file_errors
@@ -10,8 +9,6 @@ from srunddp.util.slurm_command import JOB, job
 
 _RESTART = re.compile(r"monitor\.(\d{1,9})", re.ASCII)
 _HINT = "name a run's folder such as logs/4711.0, or start the run with --monitor"
-
-
 RunFolder = tuple[Path, tuple[str, ...]]  # the files of one start, ``monitor.N``; and what was chosen among several
 
 
@@ -41,19 +38,13 @@ def find(what: str, monitor_dir: str, restart: int | None) -> RunFolder:
 
 def _below(folder: Path, restart: int | None) -> RunFolder:
     if (own := start_of(folder)) is not None:
-        if restart is not None and restart != own:
-            found = f"--restart {restart} with {folder}"
-            raise ConfigError(found, expected="the run's folder", hint="name the folder above")
-        return folder, ()
-    if _starts(folder):
-        return _start(folder, restart)
-    runs = [each for each in _folders(folder) if _starts(each)]
-    if len(runs) == 1:
-        return _start(runs[0], restart)
+        return (folder, ()) if restart in (None, own) else _start(folder.absolute().parent, restart)
+    runs = [folder] if _starts(folder) else [each for each in _folders(folder) if _starts(each)]
     if not runs:
         raise ConfigError(f"no run that was monitored in {folder}", expected="a folder monitor.0 in it", hint=_HINT)
-    listed = ", ".join(each.name for each in runs[:8]) + (", …" if len(runs) > 8 else "")
-    raise ConfigError(f"{len(runs)} runs in {folder}: {listed}", expected="one", hint=f"name one, as {runs[-1]}")
+    if len(runs) > 1:
+        raise ConfigError(f"{len(runs)} runs in {folder}", expected="one", hint=f"name one, as {runs[-1]}")
+    return _start(runs[0], restart)
 
 
 def _folders(folder: Path) -> list[Path]:
@@ -66,15 +57,15 @@ def _starts(folder: Path) -> dict[int, Path]:
     return {start: each for each in _folders(folder) if (start := start_of(each)) is not None}
 
 
-def _start(run: Path, restart: int | None, notes: Sequence[str] = ()) -> RunFolder:
+def _start(run: Path, restart: int | None, *notes: str) -> RunFolder:
     starts = _starts(run)
     chosen = max(starts) if restart is None else restart
     if chosen not in starts:
         found = f"--restart {chosen}: {run} has {', '.join(map(str, sorted(starts)))}"
         raise ConfigError(found, expected="one of these", hint="leave it out for the last")
     if restart is None and len(starts) > 1:
-        notes = (*notes, f"{run} has {len(starts)} starts; this is the last, {chosen} (--restart N for another)")
-    return starts[chosen], tuple(notes)
+        notes += (f"{run} has {len(starts)} starts; this is the last, {chosen} (--restart N for another)",)
+    return starts[chosen], notes
 
 
 def _of_job(what: str, match: re.Match[str], monitor_dir: str, restart: int | None) -> RunFolder:
@@ -91,8 +82,8 @@ def _of_job(what: str, match: re.Match[str], monitor_dir: str, restart: int | No
             hint="name the folder, or --monitor-dir as the run had it",
         )
     listed = ", ".join(each.name for each in runs)
-    note = f"job {number} has the runs {listed}; this is the newest, {runs[-1].name}"
-    return _start(runs[-1], restart, [note] if len(runs) > 1 else [])
+    several = [f"job {number} has the runs {listed}; this is the newest, {runs[-1].name}"] if len(runs) > 1 else []
+    return _start(runs[-1], restart, *several)
 
 
 def _runs(folder: Path, number: str, step: str | None) -> list[Path]:

@@ -1,9 +1,11 @@
 """One start of a run, read: every series on one time axis, in seconds since its start."""
 
 import math
+import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from datetime import datetime
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -13,6 +15,7 @@ from srunddp.report.csv_files import Mark, TimeSeries
 from srunddp.report.summary import Checkpoints, RunEnd, Span
 from srunddp.util.atomic_file import plain
 from srunddp.util.hostlist import group_by_key
+from srunddp.util.json_lines import parse
 
 _PER_NODE = re.compile(r"(.+)\.(node|tasks|links|gpus)\.csv")
 _PER_RANK = re.compile(r"(.+)\.rank(\d{1,9})\.(steps|marks)\.csv")
@@ -33,6 +36,10 @@ _PHASES = {
     "first step": (("epoch", "fit"), ("step",)),
 }
 NAMES = ("srun", *_PHASES)
+# Kinds of lines in metrics.jsonl, and what goes before the names in them; of two with one name the last counts.
+_METRICS = {"epoch": "", "log": "", "evaluation": "val/", "step": ""}
+_NO_RESULTS = ("lr", "epoch", "seconds")  # are left out where there is another
+_MANY = 2**23  # bytes of it: of a larger file some lines of steps are left out
 
 
 @dataclass(frozen=True)
@@ -57,6 +64,7 @@ class RunData:
         ranks: the node of each; nodes: their names, of rank 0's first.
         start: Unix time, by the clock of rank 0's node; ``time`` in all else is seconds since then.
         shifts: by how many seconds a node's clock was ahead of that of rank 0's node, where that was taken out.
+        metrics: what the training logged: times and values by name.
     """
 
     folder: Path
@@ -71,6 +79,7 @@ class RunData:
     usage: dict[str, TimeSeries] = field(default_factory=dict)
     links: list[Device] = field(default_factory=list)
     gpus: list[Device] = field(default_factory=list)
+    metrics: dict[str, list[tuple[float, float]]] = field(default_factory=dict)
 
     def marked(self, name: str) -> dict[int, Mark]:
         """The first mark of that name, by rank."""
@@ -104,7 +113,7 @@ def read(folder: Path) -> RunData:
     header = csv_files.json_object(folder / "run.json")
     ranks, names = _layout(header)
     run = RunData(folder, header, dict(ranks))
-    for name in csv_files.names(folder):
+    for name in sorted(each.name for each in folder.glob("*.csv")):
         # Outside Slurm starts may share a folder, and one of more ranks leaves files that no later one empties.
         if (match := _PER_RANK.fullmatch(name)) and (not ranks or int(match[2]) in ranks):
             rank = int(match[2])
@@ -120,7 +129,9 @@ def read(folder: Path) -> RunData:
     run.nodes = tuple(dict.fromkeys([*run.ranks.values(), *names.values(), *sampled]))
     run.shifts = _shifts(run)
     run.start = _start(run)
-    return _moved(run, -run.start)
+    run = _moved(run, -run.start)
+    run.metrics = _metrics(run)
+    return run
 
 
 def _layout(header: Mapping[str, Any]) -> tuple[dict[int, str], dict[str, str]]:
@@ -183,6 +194,38 @@ def _moved(run: RunData, by: float) -> RunData:
     )
 
 
+def _metrics(run: RunData) -> dict[str, list[tuple[float, float]]]:
+    """The figures in ``metrics.jsonl`` that are of this start: the file may hold those of others before and after."""
+    by_kind: dict[str, dict[str, list[tuple[float, float]]]] = {kind: {} for kind in _METRICS}
+    end = run.last + (run.number("seconds") or _DEFAULT_INTERVAL)
+    for line in _metric_lines(run.folder / "metrics.jsonl"):
+        kind, at = str(line.get("kind")), _unix_time(line.get("time")) - run.start
+        for name, value in line.items() if kind in _METRICS and 0 <= at <= end else ():
+            if type(value) in (int, float) and name != "step" and abs(value) < _LARGEST:
+                named = _METRICS[kind] + name.removeprefix(_METRICS[kind])
+                by_kind[kind].setdefault(named, []).append((at, value))
+    found = {name: points for names in by_kind.values() for name, points in names.items()}
+    return {name: points for name, points in found.items() if name.rpartition("/")[2] not in _NO_RESULTS} or found
+
+
+def _metric_lines(path: Path) -> Iterator[dict[str, Any]]:
+    try:
+        with open(path, "rb") as file:
+            every = 1 + os.fstat(file.fileno()).st_size // _MANY
+            for number, line in enumerate(file):
+                if number % every == 0 or b'"kind": "step"' not in line:
+                    yield parse(line)
+    except OSError:
+        return
+
+
+def _unix_time(text: object) -> float:
+    try:
+        return datetime.fromisoformat(str(text)).timestamp()
+    except (ValueError, OverflowError, OSError):
+        return math.nan
+
+
 def ending(run: RunData, now: float) -> RunEnd:
     """How the run ended, as far as that was recorded; ``now`` is Unix time."""
     ends = run.marked("end")
@@ -204,8 +247,8 @@ def spans(run: RunData, begin: str, end: str) -> tuple[Span, ...]:
         begun = by_rank[mark.rank]
         if mark.name == begin:
             begun.append(Span(None if math.isnan(mark.value) else int(mark.value), mark.time, None))
-        elif mark.name == end and begun and begun[-1].end is None:
-            begun[-1] = replace(begun[-1], end=mark.time)
+        elif mark.name == end and begun and begun[-1].end_s is None:
+            begun[-1] = replace(begun[-1], end_s=mark.time)
     most: list[Span] = max(by_rank.values(), key=len, default=[])
     return tuple(most)
 
@@ -227,15 +270,14 @@ def launches(run: RunData) -> dict[int, dict[str, tuple[float, float]]]:
     ``srun`` is from the first process of the run to the rank's own; ``script`` what the user's script does by itself,
     from the process group to the training; ``prepare`` what the training does before its first epoch.
     """
-    times = group_by_key((mark.rank, (mark.name, mark.time)) for mark in reversed(run.marks))
-    return {rank: _phases(dict(times[rank])) for rank in sorted(times)}
-
-
-def _phases(times: dict[str, float]) -> dict[str, tuple[float, float]]:
-    process = times.get("process", min(times.values()))
-    phases = {"srun": (0.0, process)} if process > 0 else {}
-    for name, (begins, ends) in _PHASES.items():
-        begin, end = (next((times[mark] for mark in marks if mark in times), math.nan) for marks in (begins, ends))
-        if begin <= end:
-            phases[name] = begin, end
-    return phases
+    marked = group_by_key((mark.rank, (mark.name, mark.time)) for mark in reversed(run.marks))
+    found: dict[int, dict[str, tuple[float, float]]] = {}
+    for rank in sorted(marked):
+        times = dict(marked[rank])
+        process = times.get("process", min(times.values()))
+        found[rank] = {"srun": (0.0, process)} if process > 0 else {}
+        for name, (begins, ends) in _PHASES.items():
+            begin, end = (next((times[mark] for mark in marks if mark in times), math.nan) for marks in (begins, ends))
+            if begin <= end:
+                found[rank][name] = begin, end
+    return found

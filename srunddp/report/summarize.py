@@ -3,7 +3,6 @@
 import math
 import time
 from dataclasses import replace
-from itertools import pairwise
 
 from srunddp.report.csv_files import TimeSeries
 from srunddp.report.locate import start_of
@@ -30,11 +29,11 @@ def summary_of(run: RunData, now: float | None = None) -> Summary:
         world_size=int(run.number("world_size") or len(run.ranks)),
         restarts=int(run.number("restarts") or start_of(run.folder) or 0),
         interval_s=run.number("seconds"),
-        started=run.start,
-        seconds=max([end_of_run.last, *(mark.time for mark in run.marked("end").values())]),
+        started_unix_s=run.start,
+        seconds=max([end_of_run.last_s, *(mark.time for mark in run.marked("end").values())]),
         time_limit_s=run.number("time_limit_s"),
         ending=end_of_run,
-        first_step=begin,
+        first_step_s=begin,
         steps=max((each.steps for each in ranks), default=0),
         samples=_sample_count(run, first),
         epochs=spans(run, "epoch", "epoch_end"),
@@ -53,7 +52,7 @@ def with_baseline(summary: Summary, baseline: Summary) -> Summary:
     """With the scaling efficiency: throughput per rank, over the baseline's."""
     ours, theirs = (share(each.throughput.per_s, each.world_size) for each in (summary, baseline))
     ranks = f"{baseline.world_size} rank{'s' if baseline.world_size > 1 else ''}"
-    found = replace(summary.throughput, efficiency=share(ours, theirs), baseline=f"{baseline.name} ({ranks})")
+    found = replace(summary.throughput, efficiency_share=share(ours, theirs), baseline=f"{baseline.name} ({ranks})")
     return replace(summary, throughput=found)
 
 
@@ -93,12 +92,11 @@ def _rank(run: RunData, rank: int, first: float, last: float) -> RankFigures:
         data_s=data_s,
         steady_s=_steady(own_s, list(own.values()), _SLOW),
         steady_work_s=_steady(None if own_s is None else own_s - (data_s or 0.0), work, _SLOW),
-        steady_wait=_steady(share(data_s, step_s), parts, _WAITING),
+        steady_wait_share=_steady(share(data_s, step_s), parts, _WAITING),
         longest_s=steps.most("longest_step_s"),
         cpu_s=task.total("cpu_s"),
         rss_bytes=task.most("rss_bytes"),
-        rss_last=next((value for _, value in reversed(task.known("rss_bytes"))), None),
-        delay=share(delay, processes),
+        delay_share=share(delay, processes),
     )
 
 
@@ -121,15 +119,15 @@ def _node(run: RunData, node: str, first: float, last: float) -> NodeFigures:
         node=node,
         samples=usage.count,
         cpus=usage.most("cpus"),
-        used=usage.rate("cpu_s", first, last),
+        used_cpus=usage.rate("cpu_s", first, last),
         memory_bytes=usage.most("memory_bytes"),
         memory_limit_bytes=usage.most("memory_limit_bytes"),
-        read=usage.rate("read_bytes"),
-        written=usage.rate("written_bytes"),
-        iowait=usage.rate("iowait_s", first, last),
+        read_bytes_per_s=usage.rate("read_bytes"),
+        written_bytes_per_s=usage.rate("written_bytes"),
+        iowait_cpus=usage.rate("iowait_s", first, last),
         interface=usage.texts.get("interface", ""),
         links=tuple(_link(each, first, last) for each in run.links if each.node == node),
-        clock=run.shifts.get(node, 0.0),
+        clock_s=run.shifts.get(node, 0.0),
     )
 
 
@@ -150,26 +148,17 @@ def _gpu(gpu: Device, first: float, last: float) -> GpuFigures:
         name=gpu.text("name"),
         uuid=gpu.key,
         samples=sum(first <= time <= last for time in samples.time),
-        utilization=mean("utilization_percent"),
-        bandwidth=mean("memory_bandwidth_percent"),
+        utilization_percent=mean("utilization_percent"),
+        bandwidth_percent=mean("memory_bandwidth_percent"),
         power_w=mean("power_w"),
-        energy_j=_energy(samples),
+        energy_j=samples.growth("energy_j"),
         temperature_c=samples.most("temperature_c"),
         memory_bytes=samples.most("memory_bytes"),
         memory_limit_bytes=samples.most("memory_limit_bytes"),
-        sm=mean("sm_percent"),
-        tensor=mean("tensor_percent"),
-        slowed=mean("throttled"),
+        sm_percent=mean("sm_percent"),
+        tensor_percent=mean("tensor_percent"),
+        slowed_share=mean("throttled"),
     )
-
-
-def _energy(samples: TimeSeries) -> float | None:
-    """Joules: the counter's growth; without one, power over time."""
-    counted = samples.growth("energy_j")
-    if counted is not None:
-        return counted
-    pairs = list(pairwise(samples.known("power_w")))
-    return sum((stop - start) * (before + after) / 2 for (start, before), (stop, after) in pairs) if pairs else None
 
 
 def _sample_count(run: RunData, first: float) -> int:

@@ -1,4 +1,7 @@
-"""What a run comes to: figures alone, of which the notes, the text and the page are made. None is not known."""
+"""What a run comes to: figures alone, of which the notes, the text and the page are made. None is not known.
+
+The names of the fields are the keys of ``--json``.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,14 +17,14 @@ class RunEnd:
         codes: the exit code of each rank whose end was recorded.
         missing: the ranks whose end was not recorded.
         running: none has ended, and the newest sample is from just now.
-        last: seconds from the start to the newest line of any file.
+        last_s: seconds from the start to the newest line of any file.
         cause: of failure.json, where there is one.
     """
 
     codes: dict[int, int]
     missing: tuple[int, ...]
     running: bool
-    last: float
+    last_s: float
     cause: str
 
     @property
@@ -32,11 +35,11 @@ class RunEnd:
 
 @dataclass(frozen=True)
 class Span:
-    """Something that lasted: an epoch, an evaluation, a checkpoint. ``end`` is None where that was not recorded."""
+    """Something that lasted: an epoch, an evaluation, a checkpoint. ``end_s`` is None where that was not recorded."""
 
     number: int | None
-    begin: float
-    end: float | None
+    begin_s: float
+    end_s: float | None
 
 
 @dataclass(frozen=True)
@@ -49,11 +52,11 @@ class RankFigures:
             without the backward pass, in which a rank waits for the others; of it, waiting for data.
         steady_s, steady_work_s: as ``own_s``, and as that without ``data_s``; but what a quarter of the intervals is
             above, where that is less: one long stall makes no slow rank.
-        steady_wait: the share of the step time that is waiting for data, but what a tenth of the intervals is above,
-            where that is less.
+        steady_wait_share: the share of the step time that is waiting for data, but what a tenth of the intervals is
+            above, where that is less.
         longest_s: of the steps.
-        cpu_s: of its processes, since they began; rss_bytes: the highest of their resident set; rss_last: the last.
-        delay: share of the time for which its processes' main threads waited for a CPU.
+        cpu_s: of its processes, since they began; rss_bytes: the highest of their resident set.
+        delay_share: share of the time for which its processes' main threads waited for a CPU.
     """
 
     rank: int
@@ -64,23 +67,22 @@ class RankFigures:
     data_s: float | None
     steady_s: float | None
     steady_work_s: float | None
-    steady_wait: float | None
+    steady_wait_share: float | None
     longest_s: float | None
     cpu_s: float | None
     rss_bytes: float | None
-    rss_last: float | None
-    delay: float | None
+    delay_share: float | None
 
 
 @dataclass(frozen=True)
 class LinkFigures:
-    """Traffic of one link from the first step on, in bytes per second."""
+    """Traffic of one link from the first step on."""
 
     name: str
     kind: str
     chosen: bool
-    received: float
-    sent: float
+    received_bytes_per_s: float
+    sent_bytes_per_s: float
 
 
 @dataclass(frozen=True)
@@ -89,25 +91,25 @@ class NodeFigures:
 
     Attributes:
         samples: how many there are.
-        cpus: that the job may use; used: how many it did on average, from the first step on.
+        cpus: that the job may use; used_cpus: how many it did on average, from the first step on.
         memory_bytes: the highest; memory_limit_bytes: the job's.
-        read, written: of storage, bytes per second; iowait: CPUs on average.
+        read_bytes_per_s, written_bytes_per_s: of storage; iowait_cpus: waited for storage on average.
         interface: the chosen one.
-        clock: seconds by which its clock was ahead of rank 0's node.
+        clock_s: seconds by which its clock was ahead of rank 0's node.
     """
 
     node: str
     samples: int
     cpus: float | None
-    used: float | None
+    used_cpus: float | None
     memory_bytes: float | None
     memory_limit_bytes: float | None
-    read: float | None
-    written: float | None
-    iowait: float | None
+    read_bytes_per_s: float | None
+    written_bytes_per_s: float | None
+    iowait_cpus: float | None
     interface: str
     links: tuple[LinkFigures, ...]
-    clock: float
+    clock_s: float
 
 
 @dataclass(frozen=True)
@@ -117,7 +119,7 @@ class GpuFigures:
     Attributes:
         samples: how many those are.
         energy_j: over all samples.
-        slowed: share of samples in which heat or the power brake kept its clock down.
+        slowed_share: share of samples in which heat or the power brake kept its clock down.
     """
 
     node: str
@@ -125,16 +127,16 @@ class GpuFigures:
     name: str
     uuid: str
     samples: int
-    utilization: float | None
-    bandwidth: float | None
+    utilization_percent: float | None
+    bandwidth_percent: float | None
     power_w: float | None
     energy_j: float | None
     temperature_c: float | None
     memory_bytes: float | None
     memory_limit_bytes: float | None
-    sm: float | None
-    tensor: float | None
-    slowed: float | None
+    sm_percent: float | None
+    tensor_percent: float | None
+    slowed_share: float | None
 
 
 @dataclass(frozen=True)
@@ -153,21 +155,24 @@ class Throughput:
     Attributes:
         per_s: on average from the first step to the last.
         own_share: of the step time, what is neither waiting for data nor for slower ranks.
-        efficiency: throughput per rank, over that of the baseline; baseline: which that is.
+        efficiency_share: throughput per rank, over that of the baseline; baseline: which that is.
     """
 
     samples: float | None
     per_s: float | None
     own_share: float | None
-    efficiency: float | None = None
+    efficiency_share: float | None = None
     baseline: str = ""
 
 
 @dataclass(frozen=True)
 class Summary:
-    """The whole run. Times are seconds since the start, but for ``started``, which is Unix time, and ``job_s``: for
-    so long the job has lasted, with all its steps, where Slurm was asked. ``launches`` has begin and end of the phases
-    of each rank's start, by rank and by name."""
+    """The whole run. Times are seconds since the start.
+
+    Attributes:
+        launches: begin and end of the phases of each rank's start, by rank and by name.
+        job_s: for so long the job has lasted, with all its steps, where Slurm was asked.
+    """
 
     name: str
     job: str
@@ -179,11 +184,11 @@ class Summary:
     world_size: int
     restarts: int
     interval_s: float | None
-    started: float
+    started_unix_s: float
     seconds: float
     time_limit_s: float | None
     ending: RunEnd
-    first_step: float | None
+    first_step_s: float | None
     steps: int
     samples: int
     epochs: tuple[Span, ...]
@@ -213,10 +218,10 @@ class Summary:
         return median_or_none([share(each.data_s, each.step_s) for each in self.ranks])
 
     @property
-    def slowest(self) -> RankFigures | None:
+    def slowest_rank(self) -> int | None:
         """The rank with the most of its own in a step, where that is known of several."""
-        known = [each for each in self.ranks if each.own_s is not None]
-        return max(known, key=lambda each: each.own_s or 0.0) if len(known) > 1 else None
+        known = {each.rank: each.own_s for each in self.ranks if each.own_s is not None}
+        return max(known, key=lambda rank: known[rank]) if len(known) > 1 else None
 
     @property
     def energy_j(self) -> float | None:

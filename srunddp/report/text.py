@@ -1,288 +1,222 @@
-"""The summary as a terminal shows it."""
+"""The summary as a terminal shows it, at most 120 columns wide."""
 
-from collections.abc import Iterable, Iterator, Sequence
+import math
+import re
+from collections.abc import Iterator, Sequence
+from statistics import fmean
+from textwrap import wrap
 
 from srunddp.errors import one_line
 from srunddp.report import format
-from srunddp.report.advice import Advice, too_short
+from srunddp.report.advice import CPU_WAIT, DATA_WAIT, SLOWED, Advice, carried, too_short
+from srunddp.report.overview import ends, failure, tiles
 from srunddp.report.run import NAMES
-from srunddp.report.slurm import SlurmAccounting
-from srunddp.report.summary import GpuFigures, NodeFigures, Span, Summary, median_or_none, share
-from srunddp.util.hostlist import fold_ranks, group_by_key
+from srunddp.report.summary import GpuFigures, NodeFigures, Summary, share
+from srunddp.util.hostlist import group_by_key
 
-_TITLE = 12
-MOST = 16  # rows that a terminal shows
+_WIDTH, _TITLE, _BAR, _NOTE = 120, 12, 20, 13  # columns
+_MOST = 8  # nodes whose clock differs
 
 
-def lines(summary: Summary, notes: Sequence[Advice], view: SlurmAccounting | None = None) -> list[str]:
-    """All of it, with Slurm's view where it was asked; nothing in it is obeyed by a terminal."""
-    parts = [
-        *heading(summary),
+def lines(summary: Summary, notes: Sequence[Advice]) -> list[str]:
+    """All of it; nothing in it is obeyed by a terminal."""
+    return [
+        *(part for line in heading(summary) for part in _wrapped(line)),
+        *_tiles(summary),
         *_notes(summary, notes),
-        *(line for title, found in sections(summary).items() if found for line in ("", *_titled(title, found))),
-        *table(node_rows(summary.per_node)),
-        *table(rank_rows(summary)),
-        *table(gpu_rows(summary.gpus)),
-        *(_slurm(view) if view else ()),
+        "",
+        *(line for title, said in figures(summary).items() for line in _wrapped(f"{title:<{_TITLE}}{said}", _TITLE)),
+        *(line for noun, rows in tables(summary).items() if rows for line in _table(noun, rows)),
     ]
-    return [one_line(part) for part in parts]
 
 
-def sections(summary: Summary) -> dict[str, list[str]]:
-    """The figures in sentences, by what they are about; empty where nothing is known."""
-    about = {
-        "time line": _time_line,
-        "steps": _steps,
-        "launch": _launch,
-        "throughput": _throughput,
-        "checkpoints": _checkpoints,
-        "energy": _energy,
+def _wrapped(line: str, indent: int = 0) -> Iterator[str]:
+    """The line in as many as it needs, those after the first indented; neither a word nor a figure is parted."""
+    joined, margin = re.sub(r"(?<=\d) (?=\S)", "\xa0", one_line(line)), " " * indent
+    for part in wrap(joined, _WIDTH, subsequent_indent=margin, break_long_words=False, break_on_hyphens=False):
+        yield part.replace("\xa0", " ")
+
+
+def figures(summary: Summary) -> dict[str, str]:
+    """In sentences, by what they are about: those that neither a tile nor a table has."""
+    rate = summary.throughput
+    scaling = f"{format.percent(rate.efficiency_share)} of the throughput per rank of {rate.baseline}"
+    found = {
+        "time line": _time_line(summary),
+        "steps": _steps(summary),
+        "launch": _launch(summary),
+        "scaling": scaling if rate.baseline else "",
+        "checkpoints": _checkpoints(summary),
+        "energy": _energy(summary),
     }
-    return {title: list(found(summary)) for title, found in about.items()}
+    return {title: said for title, said in found.items() if said}
 
 
 def heading(summary: Summary) -> list[str]:
-    """What ran, where, when, and how it ended."""
+    """What ran, where, when, and how it ended, unless that is the failure."""
     script = f": {summary.script}" if summary.script else ""
     where = f"{format.count(summary.world_size, 'rank')} on {format.count(len(summary.nodes), 'node')}"
-    how = ", ".join(part for part in (summary.launcher, summary.backend) if part not in ("", "auto"))
+    models = group_by_key((gpu.name or "GPU of an unknown model", gpu) for gpu in summary.gpus)
+    used = [summary.launcher, summary.backend, *(f"{len(gpus)} × {model}" for model, gpus in models.items())]
+    used += [f"network {format.nodes(names)}"] if (names := {n.interface for n in summary.per_node} - {""}) else []
     limit = f" of {format.duration(summary.time_limit_s)}" if summary.time_limit_s else ""
     restarts = f", restart {summary.restarts}" if summary.restarts else ""
-    resumed = f", resumed after step {summary.resumed}" if summary.resumed is not None else ""
+    resumed = f", resumed after step {summary.resumed:,}" if summary.resumed is not None else ""
     return [
         f"run {summary.name or '?'}{restarts}{script}",
-        f"{where} ({format.nodes(summary.nodes)}){f', {how}' if how else ''}",
-        f"started {format.moment(summary.started)}, {format.duration(summary.seconds)}{limit}{resumed}",
-        ending(summary),
+        ", ".join([f"{where} ({format.nodes(summary.nodes)})", *(each for each in used if each not in ("", "auto"))]),
+        f"started {format.moment(summary.started_unix_s)}, {format.duration(summary.seconds)}{limit}{resumed}",
+        *_ending(summary),
     ]
 
 
-def ending(summary: Summary) -> str:
-    """How the run ended, in a sentence."""
-    end = summary.ending
-    by_code = group_by_key((code, rank) for rank, code in end.codes.items())
+def _ending(summary: Summary) -> Iterator[str]:
+    end, failed = summary.ending, failure(summary)
     if end.running:
-        return f"still running; last sample at {format.clock(end.last)}"
-    if not by_code:
-        return f"no end recorded: killed; last sample at {format.clock(end.last)}"
-    if not end.missing and len(by_code) == 1:
-        said = f"ended with exit code {next(iter(by_code))}{' on all ranks' if summary.world_size > 1 else ''}"
-    else:
-        codes = [f"exit code {code} on {fold_ranks(ranks, {})}" for code, ranks in sorted(by_code.items())]
-        said = f"ended with {', '.join(codes)}"
-    if end.missing:
-        said += f"; no end recorded of {fold_ranks(end.missing, {})}: killed; last sample at {format.clock(end.last)}"
-    return f"{said}; {one_line(end.cause)}" if end.cause and not end.finished else said
+        yield f"still running; last sample at {format.clock(end.last_s)}"
+    elif end.finished:
+        yield f"ended with exit code 0{' on all ranks' if summary.world_size > 1 else ''}"
+    elif end.cause or not failed:
+        yield "; ".join(filter(None, [*ends(summary), "" if failed else end.cause]))
+
+
+def _tiles(summary: Summary) -> Iterator[str]:
+    yield ""
+    if failed := failure(summary):
+        yield from _wrapped(f"FAIL  {failed}", 6)
+        yield from _wrapped(f"      -> {failed.hint}", 9)
+        yield ""
+    for tile in tiles(summary):
+        filled = round((tile.share or 0.0) * _BAR)
+        bar = "" if tile.share is None else "█" * filled + "░" * (_BAR - filled)
+        yield from _wrapped(f"{tile.name:<16}  {tile.value:>7}  {bar:<{_BAR}}  {tile.detail}", _BAR + 29)
 
 
 def _notes(summary: Summary, notes: Sequence[Advice]) -> Iterator[str]:
-    why = too_short(summary)
-    yield from ("", "notes" if notes else f"notes: none; {why}" if why else "notes: none")
-    yield from (f"  {note.rule}: {note}" for note in notes)
-    yield from (f"  {line}" for line in remarks(summary))
+    said = remarks(summary)
+    of_what = ", with what each costs of the step time" if any(note.cost for note in notes) else ""
+    if notes or said or not failure(summary):
+        yield from ("", f"notes{of_what}" if notes else "notes: none")
+    for note in notes:
+        level, cost = "WARN" if note.severity == "lost" else "note", format.percent(note.cost) if note.cost else ""
+        yield from _wrapped(f"{level}  {cost:>5}  {note}", _NOTE)
+        yield from _wrapped(f"{'':{_NOTE}}-> {note.hint}", _NOTE + 3)
+    yield from (part for line in said for part in _wrapped(f"  {line}", 2))
 
 
 def remarks(summary: Summary) -> list[str]:
-    """What is to be known of the figures: nodes of which there are none, and those whose clock differs."""
+    """What is to be known of the figures and notes: too few samples, nodes without any, and clocks that differ."""
     silent = [each.node for each in summary.per_node if not each.samples]
-    return ([f"no samples of {format.nodes(silent)}"] if silent else []) + [
-        f"the clock of {format.nodes([each.node])} is {format.duration(abs(each.clock))} "
-        f"{'ahead of' if each.clock > 0 else 'behind'} rank 0's: taken out"
-        for each in [each for each in summary.per_node if each.clock][:MOST]
+    none = f"no samples of {format.nodes(silent)}" if silent else ""
+    return [*filter(None, [too_short(summary), none])] + [
+        f"the clock of {format.nodes([each.node])} is {format.duration(abs(each.clock_s))} "
+        f"{'ahead of' if each.clock_s > 0 else 'behind'} rank 0's: taken out"
+        for each in [each for each in summary.per_node if each.clock_s][:_MOST]
     ]
 
 
-def _titled(title: str, found: Iterable[str]) -> Iterator[str]:
-    return (f"{'' if at else title:<{_TITLE}}{line}" for at, line in enumerate(found))
+def _time_line(summary: Summary) -> str:
+    found = [] if summary.first_step_s is None else [f"first step after {format.duration(summary.first_step_s)}"]
+    for noun, spans in (("epoch", summary.epochs), ("evaluation", summary.evaluations)):
+        lasted = [each.end_s - each.begin_s for each in spans if each.end_s is not None]
+        mean = f" of {format.duration(fmean(lasted))} on average" if lasted else ""
+        found += [f"{format.count(len(spans), noun)}{mean}"] if spans else []
+    return "; ".join(found)
 
 
-def _time_line(summary: Summary) -> Iterator[str]:
-    if summary.first_step is not None:
-        yield f"first step after {format.duration(summary.first_step)}"
-    if summary.epochs:
-        yield f"{format.count(len(summary.epochs), 'epoch')}{_each(summary.epochs)}: {_listed(summary.epochs)}"
-    if summary.evaluations:
-        yield f"{format.count(len(summary.evaluations), 'evaluation')}{_each(summary.evaluations)}"
-
-
-def _each(spans: Sequence[Span]) -> str:
-    lasted = [each.end - each.begin for each in spans if each.end is not None]
-    return f" of {format.duration(sum(lasted) / len(lasted))} on average" if lasted else ""
-
-
-def _listed(spans: Sequence[Span]) -> str:
-    """Where they begin; of many the first and the last."""
-    shown = [f"{each.number if each.number is not None else '?'} at {format.clock(each.begin)}" for each in spans]
-    return ", ".join(shown if len(shown) <= 6 else [*shown[:3], "…", *shown[-2:]])
-
-
-def _steps(summary: Summary) -> Iterator[str]:
-    if not summary.steps:
-        yield "none counted"
-        return
+def _steps(summary: Summary) -> str:
     longest = max((each.longest_s or 0.0 for each in summary.ranks), default=0.0)
-    yield (
-        f"{summary.steps}, {format.duration(summary.step_s)} each"
-        + (f", the longest {format.duration(longest)}" if longest else "")
-        + (f", {format.percent(summary.data_share)} waiting for data" if summary.data_share is not None else "")
-    )
-    if slowest := summary.slowest:
-        yield (
-            f"slowest: {fold_ranks([slowest.rank], summary.layout)}, "
-            f"{format.duration(slowest.own_s)} of its own work per step; median rank "
-            f"{format.duration(median_or_none([each.own_s for each in summary.ranks]))}"
-        )
+    also = f", the longest {format.duration(longest)}" if longest else ""
+    samples = f"; {summary.throughput.samples:,.0f} samples" if summary.throughput.samples else ""
+    return f"{summary.steps:,} of {format.duration(summary.step_s)}{also}{samples}" if summary.steps else "none counted"
 
 
-def _launch(summary: Summary) -> Iterator[str]:
-    shown = []
-    for name, least, most, _ in launch_rows(summary):
-        few, many = format.duration(least), format.duration(most)
-        shown.append(f"{name} {many if few == many or most <= 0 else f'{few} to {many}'}")
-    if shown:
-        yield ", ".join(shown)
+def _launch(summary: Summary) -> str:
+    """The longest of each phase."""
+    phases = (each for launch in summary.launches.values() for each in launch.items())
+    lasted = group_by_key((name, end - begin) for name, (begin, end) in phases)
+    return ", ".join(f"{name} {format.duration(max(lasted[name]))}" for name in NAMES if name in lasted)
 
 
-def _throughput(summary: Summary) -> Iterator[str]:
-    found = summary.throughput
-    if found.per_s is not None:
-        per_rank = format.format_number(found.per_s / max(1, summary.world_size))
-        rate = f"{format.format_number(found.per_s)} samples/s from the first step to the last, {per_rank} per rank"
-        yield f"{rate}; {found.samples:.0f} samples"
-    if found.efficiency is not None:
-        yield f"scaling efficiency {format.percent(found.efficiency)}: per rank, over that of {found.baseline}"
-    elif found.own_share is not None and summary.world_size > 1:
-        yield (
-            f"computing {format.percent(found.own_share)} of the step time: neither waiting for data nor for slower "
-            "ranks (for the scaling efficiency: --baseline DIR|JOBID)"
-        )
+def _checkpoints(summary: Summary) -> str:
+    found, part = summary.checkpoints, share(summary.checkpoints.stood_s, summary.seconds)
+    beside = f", {format.duration(found.background_s)} of writing beside it" if found.background_s else ""
+    stood = f"training stood still for {format.duration(found.stood_s)}, {format.percent(part)} of the run"
+    return f"{found.count}: {stood}{beside}" if found.count else ""
 
 
-def _checkpoints(summary: Summary) -> Iterator[str]:
-    found = summary.checkpoints
-    if found.count:
-        part = share(found.stood_s, summary.seconds)
-        background = f", {format.duration(found.background_s)} of writing beside it" if found.background_s else ""
-        yield (
-            f"{found.count}: training stood still for {format.duration(found.stood_s)}, "
-            f"{format.percent(part)} of the run{background}"
-        )
+def _energy(summary: Summary) -> str:
+    known = [gpu.energy_j for gpu in summary.gpus if gpu.energy_j is not None]
+    each = share(summary.energy_j, summary.throughput.samples)
+    per_sample = "" if each is None else f", {format.number(each)} J per sample"
+    return f"{format.number(sum(known) / 3.6e6)} kWh by {format.count(len(known), 'GPU')}{per_sample}" if known else ""
 
 
-def _energy(summary: Summary) -> Iterator[str]:
-    if summary.energy_j is not None:
-        per_sample = share(summary.energy_j, summary.throughput.samples)
-        each = f", {format.format_number(per_sample)} J per sample" if per_sample is not None else ""
-        known = sum(gpu.energy_j is not None for gpu in summary.gpus)
-        yield f"{format.energy(summary.energy_j)} by {format.count(known, 'GPU')}{each}"
+def tables(summary: Summary) -> dict[str, list[format.Row]]:
+    """All rows, by what they are of."""
+    return {"node": _node_rows(summary.per_node), "rank": _rank_rows(summary), "GPU": _gpu_rows(summary.gpus)}
 
 
-def _slurm(view: SlurmAccounting) -> Iterator[str]:
-    yield from ("", f"Slurm's view: {view.sentence}", *table(slurm_rows(view)))
-    if view.seff:
-        yield from ("", *view.seff.splitlines())
+def _table(noun: str, rows: Sequence[format.Row]) -> Iterator[str]:
+    title, found = format.folded(noun, rows)
+    yield ""
+    yield from _wrapped(title, 2)
+    shown = [[one_line(cell) for cell in row] for row in found]
+    widths = [max(map(len, column)) for column in zip(*shown, strict=True)]
+    for row in shown:
+        line = "  ".join(map(str.ljust, row, widths)).rstrip()
+        yield line if len(line) <= _WIDTH else f"{line[: _WIDTH - 1]}…"
 
 
-def node_rows(nodes: Sequence[NodeFigures]) -> list[list[str]]:
-    """The table of nodes, its header first; empty for none."""
-    links = {node.node: [link for link in node.links if link.chosen or link.kind == "rdma"] for node in nodes}
-    return _with_header(
+def _node_rows(nodes: Sequence[NodeFigures]) -> list[format.Row]:
+    return [
         {
-            "node": format.nodes([each.node]),
-            "CPUs used": f"{_figure(each.used)} of {_figure(each.cpus)}",
-            "memory": f"{format.size(each.memory_bytes)} of {format.size(each.memory_limit_bytes)}",
-            "read": format.rate(each.read),
-            "written": format.rate(each.written),
-            "iowait": _figure(each.iowait),
-            "network in": format.rate(sum(link.received for link in links[each.node]) if links[each.node] else None),
-            "out": format.rate(sum(link.sent for link in links[each.node]) if links[each.node] else None),
-            "interface": each.interface or format.UNKNOWN,
+            "node": format.Cell(format.nodes([each.node])),
+            "CPUs used": format.cell(each.used_cpus, format.number, 0.1 * (each.cpus or math.inf)),
+            "CPUs": format.cell(each.cpus, format.number),
+            "memory": format.cell(each.memory_bytes, format.size, 0.1 * (each.memory_limit_bytes or math.inf)),
+            "read": _rate(each.read_bytes_per_s),
+            "written": _rate(each.written_bytes_per_s),
+            "iowait": format.cell(each.iowait_cpus, format.number, 1.0),
+            "network": _rate(carried(each) if each.links else None),
+            "interface": format.Cell(each.interface or format.UNKNOWN),
         }
         for each in nodes
-    )
+    ]
 
 
-def rank_rows(summary: Summary) -> list[list[str]]:
-    """The table of ranks: those with most of their own first where it is cut."""
-    many = len(summary.ranks) > MOST
-    return _with_header(
+def _rank_rows(summary: Summary) -> list[format.Row]:
+    return [
         {
-            "rank": str(each.rank),
-            "node": format.nodes([each.node]),
-            "steps": str(each.steps),
-            "step": format.duration(each.step_s),
-            "own": format.duration(each.own_s),
-            "data wait": format.percent(share(each.data_s, each.step_s)),
-            "CPU": format.duration(each.cpu_s),
-            "CPU wait": format.percent(each.delay),
-            "memory": format.size(each.rss_bytes),
+            "rank": format.Cell(str(each.rank)),
+            "node": format.Cell(format.nodes([each.node])),
+            "step": format.cell(each.step_s, format.duration),
+            "own": format.cell(each.own_s, format.duration, DATA_WAIT * (each.step_s or math.inf)),
+            "data wait": format.cell(share(each.data_s, each.step_s), format.percent, DATA_WAIT),
+            "CPU wait": format.cell(each.delay_share, format.percent, CPU_WAIT / 2),
+            "memory": format.cell(each.rss_bytes, format.size, 2.0**30 + (each.rss_bytes or 0.0) / 4),
         }
-        for each in sorted(summary.ranks, key=lambda each: -(each.own_s or 0.0) if many else 0.0)
-    )
+        for each in summary.ranks
+    ]
 
 
-def gpu_rows(gpus: Sequence[GpuFigures]) -> list[list[str]]:
-    """The table of GPUs: those used least first where it is cut; with what Hopper and newer ones measure beyond."""
-    activity = any(each.sm is not None or each.tensor is not None for each in gpus)
-    if len(gpus) > MOST:
-        gpus = sorted(gpus, key=lambda each: each.utilization if each.utilization is not None else 101.0)
-    return _with_header(
+def _gpu_rows(gpus: Sequence[GpuFigures]) -> list[format.Row]:
+    return [
         {
-            "GPU": each.index or format.UNKNOWN,
-            "node": format.nodes([each.node]),
-            "used": _unit(each.utilization, "%"),
-            **({"SMs active": _unit(each.sm, "%"), "tensor cores": _unit(each.tensor, "%")} if activity else {}),
-            "memory bandwidth": _unit(each.bandwidth, "%"),
-            "power": _unit(each.power_w, "W"),
-            "energy": format.energy(each.energy_j),
-            "hottest": _unit(each.temperature_c, "°C"),
-            "memory": f"{format.size(each.memory_bytes)} of {format.size(each.memory_limit_bytes)}",
-            "model": each.name or format.UNKNOWN,
+            "GPU": format.Cell(each.index or format.UNKNOWN),
+            "node": format.Cell(format.nodes([each.node])),
+            "used": format.cell(each.utilization_percent, "{:.0f} %".format, 10.0),
+            "SMs active": format.cell(each.sm_percent, "{:.0f} %".format, 10.0),
+            "tensor cores": format.cell(each.tensor_percent, "{:.0f} %".format, 10.0),
+            "power": format.cell(each.power_w, "{:,.0f} W".format),
+            "hottest": format.cell(each.temperature_c, "{:.0f} °C".format, 10.0),
+            "throttled": format.cell(each.slowed_share, format.percent, SLOWED),
+            "memory": format.cell(each.memory_bytes, format.size, 0.1 * (each.memory_limit_bytes or math.inf)),
+            "model": format.Cell(each.name or format.UNKNOWN),
         }
         for each in gpus
-    )
+    ]
 
 
-def _with_header(rows: Iterable[dict[str, str]]) -> list[list[str]]:
-    listed = list(rows)
-    return [list(listed[0]), *(list(row.values()) for row in listed)] if listed else []
-
-
-def _figure(value: float | None) -> str:
-    return format.UNKNOWN if value is None else format.format_number(value)
-
-
-def _unit(value: float | None, unit: str) -> str:
-    return format.UNKNOWN if value is None else f"{value:.0f} {unit}"
-
-
-def table(rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    """Columns below each other; of many rows the first, and how many more there are."""
-    if len(rows) < 2:
-        return
-    shown = [[one_line(cell) for cell in row] for row in rows[: MOST + 1]]
-    widths = [max(len(row[at]) for row in shown) for at in range(len(shown[0]))]
-    yield ""
-    for row in shown:
-        yield "  ".join(map(str.ljust, row, widths)).rstrip()
-    if len(rows) > len(shown):
-        yield f"and {len(rows) - len(shown)} more"
-
-
-def launch_rows(summary: Summary) -> list[tuple[str, float, float, int]]:
-    """Of each phase the shortest, the longest, and whose that is; ``srun`` is how far the processes are apart."""
-    rows = []
-    for name in NAMES:
-        found = [(rank, phases[name]) for rank, phases in summary.launches.items() if name in phases]
-        lasted = [(end - begin, rank) for rank, (begin, end) in found]
-        if name == "srun" and lasted:  # the first process of all has none
-            lasted += [(0.0, rank) for rank, phases in summary.launches.items() if name not in phases]
-        if lasted:
-            most, slowest = max(lasted, key=lambda pair: pair[0])
-            rows.append((name, min(lasted)[0], most, slowest))
-    return rows
-
-
-def slurm_rows(view: SlurmAccounting) -> list[list[str]]:
-    """Our figures beside Slurm's."""
-    return [["", "srunddp", "Slurm", "difference"], *map(list, view.rows)]
+def _rate(value: float | None) -> format.Cell:
+    return format.cell(value, format.rate, 2.0**20 + (value or 0.0) / 2)

@@ -15,7 +15,7 @@ from srunddp.errors import one_line
 PATIENCE = 0.5
 _LEVELS = {"FAIL": 31, "WARN": 33, "ok": 32}  # red, yellow, green
 _LEVEL = re.compile(r"^(?:FAIL|WARN|ok)(?=  )", re.MULTILINE)
-_HINT = re.compile(r"^((?:srunddp: |(?:FAIL|WARN)  ).* -> )(.+)$", re.MULTILINE)
+_HINT = re.compile(r"^((?:(?:srunddp: |(?:FAIL|WARN)  ).* | {6,})-> )(.+)$", re.MULTILINE)
 
 
 def coloured(text: str, stream: TextIO) -> str:

@@ -104,8 +104,9 @@ def job(what: str) -> Job | None:
     lines = output("scontrol", "--oneliner", "show", "job", what).splitlines()
     found = [dict(_FIELD.findall(line)) for line in lines if line.startswith("JobId=")]
     if not found:
-        rows = table("sacct", what, list(_NAMES.values()), "-X")
-        found = [{name: row[column] for name, column in _NAMES.items()} for row in rows]
+        printed = output("sacct", "-P", "-n", "-X", "-j", what, "-o", ",".join(_NAMES.values()))
+        rows = (line.split("|", len(_NAMES) - 1) for line in printed.splitlines())
+        found = [dict(zip(_NAMES, row, strict=True)) for row in rows if len(row) == len(_NAMES)]
     if not found:
         return None
     own = dict.fromkeys((*_NAMES, "StdOut"), "") | next((each for each in found if each["JobId"] == what), found[0])
@@ -113,13 +114,6 @@ def job(what: str) -> Job | None:
     limit, lasted, started = seconds(own["TimeLimit"]), seconds(own["RunTime"]), figure(own["StartTime"])
     ended = None if state in RUNNING else figure(own["EndTime"])  # its limit, as yet
     return Job(own["JobId"], own["WorkDir"], limit, lasted, state, own["ExitCode"], started, ended, own["StdOut"])
-
-
-def table(command: str, job: str, names: Sequence[str], *options: str) -> list[dict[str, str]]:
-    """What sacct or sstat has of a job or a step, by the names of the columns."""
-    printed = output(command, "-P", "-n", *options, "-j", job, "-o", ",".join(names))
-    rows = (line.split("|", len(names) - 1) for line in printed.splitlines())
-    return [dict(zip(names, row, strict=True)) for row in rows if len(row) == len(names)]
 
 
 def seconds(text: str) -> float | None:

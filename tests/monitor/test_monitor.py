@@ -10,7 +10,10 @@ import os
 import time
 from pathlib import Path
 
+import pytest
+
 from srunddp.monitor.monitor import Monitor, MonitorConfig
+from srunddp.telemetry import MONITOR_FOLDER
 from tests.support.small_disk import small_disk
 from tests.support.starting import until
 
@@ -42,6 +45,17 @@ def test_events_and_the_last_sums_are_there_when_it_ends(tmp_path: Path) -> None
     assert abs(float(last["time"]) - time.time()) < 60
     described = {"version": 1, "world_size": 2, "script": ["train.py"], "seconds": 60.0}
     assert json.loads((tmp_path / FOLDER / "run.json").read_text()) == described
+
+
+@pytest.mark.parametrize(("rank", "seen"), [(0, True), (1, False), (None, False)])
+def test_in_worker_tells_rank_0_alone_of_the_folder(
+    rank: int | None, seen: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(MONITOR_FOLDER, "/of/a/run/that/started/this/one")
+    monkeypatch.chdir(tmp_path)
+    config = None if rank is None else MonitorConfig(FOLDER, "node01", rank, False, 60.0)
+    Monitor(config).in_worker()
+    assert os.environ.get(MONITOR_FOLDER) == (str(tmp_path / FOLDER) if seen else None)
 
 
 def test_the_process_began_when_the_kernel_started_it(tmp_path: Path) -> None:

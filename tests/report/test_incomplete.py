@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import shutil
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -16,10 +18,11 @@ from srunddp.report import csv_files, text
 from srunddp.report.advice import notes
 from srunddp.report.cli import record
 from srunddp.report.html import page
+from srunddp.report.panels import sections
 from srunddp.report.run import read
-from srunddp.report.slurm import SlurmAccounting
 from srunddp.report.summarize import summary_of
 from tests.support.made_up_run import MadeUp
+from tests.support.starting import srunddp, write
 
 RUN = MadeUp(nodes=2, ranks_per_node=1, gpus_per_node=1, seconds=40, epoch_s=20, evaluation_s=2)
 FILES = sorted(
@@ -31,9 +34,10 @@ FILES = sorted(
 
 def reported(folder: Path) -> str:
     """The text, after the page and the JSON were made too: none of them has a number that is none."""
-    summary = summary_of(read(folder))
+    run = read(folder)
+    summary = summary_of(run)
     said = "\n".join(text.lines(summary, notes(summary)))
-    html = page(summary, notes(summary), [], SlurmAccounting(""))
+    html = page(summary, notes(summary), sections(run, summary))
     assert not re.search(r"\b(nan|inf|None)\b", said + html)
     assert json.dumps(record(summary), allow_nan=False)
     return said
@@ -97,8 +101,6 @@ def test_a_line_without_its_end_is_not_counted(tmp_path: Path) -> None:
 
 
 def test_every_value_missing_still_gives_a_report(tmp_path: Path) -> None:
-    from srunddp.report.plots.per_rank import pictures
-
     folder = RUN.write(tmp_path)
     for path in folder.glob("*.csv"):
         keep = {"time", "rank", "link", "kind", "chosen", "uuid", "index", "name", "mark"}
@@ -107,9 +109,9 @@ def test_every_value_missing_still_gives_a_report(tmp_path: Path) -> None:
         path.write_text("".join(f"{','.join(row)}\n" for row in [head, *bare]))
     reported(folder)
     run = read(folder)
-    found = {each.name: each for each in pictures(run, summary_of(run))}
-    assert [name for name, each in found.items() if each.image] == ["report-timeline.png", "report-launch.png"]
-    assert all(each.missing for name, each in found.items() if not each.image)
+    found = sections(run, summary_of(run))
+    assert [each.title for each in found if each.html] == ["Time line", "Launch"]
+    assert all(each.missing for each in found if not each.html)
 
 
 def test_columns_are_read_by_name_in_any_order(tmp_path: Path) -> None:
@@ -135,3 +137,66 @@ def test_a_long_run_is_thinned_and_its_peaks_stay(tmp_path: Path) -> None:
     assert len(found.time) <= 1500
     assert found.most("memory_bytes") == 77 * 2**30
     assert found.total("cpu_s") == pytest.approx(float(lines[-1].split(",")[1]))
+
+
+LOGS = """
+from pathlib import Path
+from srunddp.train.metrics.logger import MetricsLogger
+MetricsLogger(Path("out"), False, print).add("step", 1, loss=0.5)
+"""
+
+
+def metrics(folder: Path, *lines: tuple[float, dict[str, object]]) -> dict[str, list[tuple[float, float]]]:
+    """What is read of figures that the training logged so many seconds after the run's start."""
+    written = []
+    for at, figures in lines:
+        time = datetime.fromtimestamp(RUN.start + at, UTC).isoformat(timespec="milliseconds")
+        written.append(json.dumps({"kind": "step", "step": 1, "time": time, **figures}))
+    (folder / "metrics.jsonl").write_text("\n".join([*written, '{"kind": "step", "time": "2027-01-', "7", "[]", ""]))
+    return read(folder).metrics
+
+
+def test_metrics_are_those_of_this_start_by_name(tmp_path: Path) -> None:
+    folder = RUN.write(tmp_path)
+    found = metrics(
+        folder,
+        (-1000.0, {"loss": 9.0}),
+        (10.0, {"loss": 2.0, "lr": 0.1}),
+        (20.0, {"loss": "NaN", "lr": 0.1}),
+        (21.0, {"loss": math.nan}),
+        (22.0, {"loss": 1e300}),
+        (25.0, {"kind": "evaluation", "epoch": 1, "accuracy": 0.5, "note": "text", "flag": True}),
+        (26.0, {"kind": "epoch", "epoch": 1, "seconds": 9.5, "loss": 1.5, "top5": 0.7, "val/accuracy": 0.5}),
+        (30.0, {"loss": 1.0, "lr": 0.1}),
+        (31.0, {"kind": "other", "loss": 7.0}),
+        (32.0, {"kind": ["step"], "loss": 7.0}),
+        (1000.0, {"loss": 0.1}),
+    )
+    assert found == {
+        "loss": [(pytest.approx(10.0), 2.0), (pytest.approx(30.0), 1.0)],
+        "val/accuracy": [(pytest.approx(25.0), 0.5)],
+        "top5": [(pytest.approx(26.0), 0.7)],
+    }
+    assert metrics(folder, (10.0, {"lr": 0.1})) == {"lr": [(pytest.approx(10.0), 0.1)]}
+    assert metrics(folder) == {}
+    (folder / "metrics.jsonl").unlink()
+    (folder / "metrics.jsonl").symlink_to(tmp_path / "gone")
+    assert read(folder).metrics == {}
+
+
+def test_metrics_of_a_huge_file_leave_steps_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("srunddp.report.run._MANY", 1000)
+    steps = [(float(at % 40), {"loss": 1.0}) for at in range(100)]
+    found = metrics(RUN.write(tmp_path), *steps, *[(30.0, {"kind": "evaluation", "accuracy": 0.5})] * 3)
+    assert 5 < len(found["loss"]) < 50
+    assert len(found["val/accuracy"]) == 3
+
+
+def test_metrics_of_a_monitored_run_are_in_its_report(tmp_path: Path) -> None:
+    """Wherever the training writes them; a fork or a program of its own makes no difference."""
+    path = write(tmp_path / "train.py", LOGS)
+    for worker in ("fork", "exec"):
+        done = srunddp("--monitor=1", f"--monitor-dir={worker}", path,
+                       folder=tmp_path, SRUNDDP_WORKER=worker)  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        assert [value for _, value in read(tmp_path / worker / "run" / "monitor.0").metrics["loss"]] == [0.5], worker

@@ -1,4 +1,4 @@
-"""``srunddp report``: from a run's folder, or a job's number, to a summary, a page and pictures."""
+"""``srunddp report``: from a run's folder, or a job's number, to a summary, a page with charts."""
 
 from __future__ import annotations
 
@@ -17,19 +17,13 @@ from pathlib import Path
 from subprocess import DEVNULL, PIPE, CompletedProcess, Popen
 
 import pytest
-from matplotlib.lines import Line2D
 
 from srunddp.report import format, text
 from srunddp.report.advice import notes
-from srunddp.report.csv_files import NAN, TimeSeries
 from srunddp.report.format import format_number
 from srunddp.report.html import page
-from srunddp.report.plots import style
-from srunddp.report.plots.per_rank import pictures
-from srunddp.report.plots.style import TimeAxis
-from srunddp.report.plots.timeline import timeline
+from srunddp.report.panels import sections
 from srunddp.report.run import read
-from srunddp.report.slurm import SlurmAccounting
 from srunddp.report.summarize import summary_of
 from srunddp.report.summary import Summary
 from tests.support.made_up_run import MadeUp
@@ -66,23 +60,26 @@ def test_the_figures_are_those_of_the_run(tmp_path: Path) -> None:
     assert (summary.world_size, summary.nodes, summary.steps) == (8, ("node01", "node02"), 2256)
     assert summary.step_s == pytest.approx(0.25, rel=0.01)
     assert summary.data_share == pytest.approx(0.004 / 0.25, rel=0.05)
-    assert summary.slowest is not None
-    assert (summary.slowest.rank, summary.slowest.node) == (5, "node02")
-    assert summary.slowest.own_s == pytest.approx(0.13, rel=0.01)
+    assert summary.slowest_rank == 5
+    assert summary.ranks[5].own_s == pytest.approx(0.13, rel=0.01)
     assert summary.throughput.samples == 2256 * 512
     assert summary.throughput.per_s == pytest.approx(2048 * 141 / 150, rel=0.02)
     assert summary.throughput.own_share == pytest.approx(1 - 0.016 - 0.05 / 0.25 * 7 / 8, abs=0.01)
     assert (summary.checkpoints.count, summary.checkpoints.stood_s, summary.checkpoints.background_s) == (4, 4.0, 12.0)
     begins = [pytest.approx(5.008 + 150 * number, abs=0.01) for number in range(4)]
-    assert [(each.number, each.begin) for each in summary.epochs] == list(zip((1, 2, 3, 4), begins, strict=True))
+    assert [(each.number, each.begin_s) for each in summary.epochs] == list(zip((1, 2, 3, 4), begins, strict=True))
     assert len(summary.evaluations) == 4
     gpu = summary.gpus[0]
-    assert gpu.utilization == pytest.approx(92 * 141 / 150, rel=0.05)
+    assert gpu.utilization_percent == pytest.approx(92 * 141 / 150, rel=0.05)
     assert gpu.energy_j == pytest.approx((gpu.power_w or 0) * 600, rel=0.05)
     assert f", {format_number((summary.energy_j or 0) / (2256 * 512))} J per sample" in shown(summary)
-    assert summary.ranks[0].delay == pytest.approx(0.01, rel=0.01)
+    assert summary.ranks[0].delay_share == pytest.approx(0.01, rel=0.01)
     node = summary.per_node[0]
-    assert (node.used, node.cpus, node.read) == (pytest.approx(0.8 * 32, rel=0.01), 32, pytest.approx(20e6, rel=0.03))
+    assert (node.used_cpus, node.cpus, node.read_bytes_per_s) == (
+        pytest.approx(0.8 * 32, rel=0.01),
+        32,
+        pytest.approx(20e6, rel=0.03),
+    )
 
 
 def test_json_has_the_figures_of_the_text(reported: tuple[Path, CompletedProcess[str]], tmp_path: Path) -> None:
@@ -92,34 +89,35 @@ def test_json_has_the_figures_of_the_text(reported: tuple[Path, CompletedProcess
     assert (done.returncode, done.stderr) == (0, "")
     assert {path: path.stat().st_mtime_ns for path in folder.iterdir()} == there
     found = json.loads(done.stdout)
-    duration, size, percent, number = format.duration, format.size, format.percent, format.format_number
-    lines, rows = printed.stdout.splitlines(), [re.split(r"  +", line) for line in printed.stdout.splitlines()]
+    duration, size, percent, number = format.duration, format.size, format.percent, format.number
+    words = " ".join(printed.stdout.split())
     for note in found["notes"]:
-        assert f"  {note['rule']}: {note['found']} (threshold: {note['threshold']}) -> {note['hint']}" in lines
-    slow, steps = found["ranks"][found["slowest_rank"]], f"{found['steps']}, {duration(found['step_s'])} each"
-    joules, samples = format.energy(found["energy_j"]), f"{found['throughput']['samples']:.0f} samples"
-    said = [steps, duration(slow["own_s"]), joules, samples, duration(found["seconds"]), *map(str, found["nodes"])]
-    assert [each for each in said if each not in printed.stdout] == []
-    assert found["notes"]
-    for each in found["ranks"]:
+        assert f"{note['rule']}: {note['found']} (threshold: {note['threshold']}) -> {note['hint']}" in words
+    slow, steps = found["ranks"][found["slowest_rank"]], f"{found['steps']:,} of {duration(found['step_s'])}, "
+    joules, samples = f"{number(found['energy_j'] / 3.6e6)} kWh", f"; {found['throughput']['samples']:,.0f} samples"
+    said = [steps, duration(slow["own_s"]), joules, samples, duration(found["seconds"])]
+    assert [each for each in said if each not in words] == []
+    assert (bool(found["notes"]), found["failure"]) == (True, None)
+    tables = {noun: format.cells(rows) for noun, rows in text.tables(summary_of(read(folder / "monitor.0"))).items()}
+    for noun, key in (("node", "per_node"), ("rank", "ranks"), ("GPU", "gpus")):
+        assert len(tables[noun]) == len(found[key]) + 1
+    for each, row in zip(found["ranks"], tables["rank"][1:], strict=True):
         times = [duration(each[name]) for name in ("step_s", "own_s")]
-        rest = [duration(each["cpu_s"]), percent(each["delay_share"]), size(each["rss_bytes"])]
+        rest = [percent(each["delay_share"]), size(each["rss_bytes"])]
         share = percent(each["data_s"] / each["step_s"])
-        assert [str(each["rank"]), each["node"], str(each["steps"]), *times, share, *rest] in rows
-    for each in found["per_node"]:
-        memory = f"{size(each['memory_bytes'])} of {size(each['memory_limit_bytes'])}"
+        assert row == [str(each["rank"]), each["node"], *times, share, *rest]
+    for each, row in zip(found["per_node"], tables["node"][1:], strict=True):
+        figures = [number(each["used_cpus"]), number(each["cpus"]), size(each["memory_bytes"])]
         storage = [f"{size(each[f'{name}_bytes_per_s'])}/s" for name in ("read", "written")]
-        cpus = f"{number(each['used_cpus'])} of {number(each['cpus'])}"
-        start = [each["node"], cpus, memory, *storage, number(each["iowait_cpus"])]
-        assert start in [row[:6] for row in rows]
-    for each in found["gpus"]:
+        assert row[:6] == [each["node"], *figures, *storage]
+    for each, row in zip(found["gpus"], tables["GPU"][1:], strict=True):
         used, power = f"{each['utilization_percent']:.0f} %", f"{each['power_w']:.0f} W"
-        assert [each["index"], each["node"], used, power] in [[*row[:3], *row[4:5]] for row in rows]
+        assert row[:4] == [each["index"], each["node"], used, power]
 
 
 def test_json_leaves_a_page_in_the_folder_that_is_named(tmp_path: Path) -> None:
     SHORT.write(tmp_path / "logs")
-    done = report("--json", "--output=page", "--live", "4711", folder=tmp_path)
+    done = report("--json", "--output=page", "--follow", "4711", folder=tmp_path)
     assert (done.returncode, json.loads(done.stdout)["world_size"]) == (0, 2)
     assert (tmp_path / "page" / "report.html").exists()
     assert not (tmp_path / "logs" / "4711.0" / "report.html").exists()
@@ -144,13 +142,13 @@ def test_a_baseline_gives_the_scaling_efficiency(tmp_path: Path) -> None:
     replace(SHORT, step_s=0.25).write(tmp_path / "logs")
     done = report("--text", "--baseline", "4710", "4711", folder=tmp_path)
     assert done.returncode == 0
-    assert "scaling efficiency 80 %: per rank, over that of 4710.0 (1 rank)" in done.stdout
+    assert "scaling     80 % of the throughput per rank of 4710.0 (1 rank)" in done.stdout
 
 
 def test_counters_that_begin_anew_change_no_figure(tmp_path: Path) -> None:
     runs = [replace(ON_GPUS, renewed=each) for each in (False, True)]
     whole, renewed = (summed(run, tmp_path / str(run.renewed)) for run in runs)
-    assert renewed.per_node[0].used == pytest.approx(whole.per_node[0].used, rel=0.02)
+    assert renewed.per_node[0].used_cpus == pytest.approx(whole.per_node[0].used_cpus, rel=0.02)
     assert renewed.ranks[0].cpu_s == pytest.approx(whole.ranks[0].cpu_s, rel=0.02)
 
 
@@ -178,35 +176,53 @@ def test_a_short_run_is_not_slower_for_its_last_interval(tmp_path: Path) -> None
         assert summed(made_up, tmp_path / str(seconds)).throughput.per_s == pytest.approx(1920, rel=0.02)
 
 
-def test_steps_that_are_only_counted_have_a_time_and_no_picture(tmp_path: Path) -> None:
-    run = read(MadeUp(trainer=False, epoch_s=0, step_s=0.25).write(tmp_path))
-    summary = summary_of(run)
-    assert summary.step_s == pytest.approx(0.25, rel=0.01)
-    (picture,) = [each for each in pictures(run, summary) if each.name == "report-steps.png"]
-    assert (picture.image, picture.missing.split(",")[0]) == (b"", "Steps were counted")
-
-
 def test_what_only_newer_gpus_measure_has_columns_where_known(tmp_path: Path) -> None:
     folder = ON_GPUS.write(tmp_path)
     assert "tensor cores" not in shown(summary_of(read(folder)))
     for path in folder.glob("*.gpus.csv"):
         path.write_text(path.read_text().replace(",,,,,,\n", ",,,63,40,27,51\n"))
-    said = shown(summary_of(read(folder)))
-    assert re.search(r"used  SMs active  tensor cores  memory bandwidth", said)
-    assert re.search(r"\d+ %  63 %        27 %          ", said)
+    header, *rows = format.cells(text.tables(summary_of(read(folder)))["GPU"])
+    assert header[2:6] == ["used", "SMs active", "tensor cores", "power"]
+    assert [row[3:5] for row in rows] == [["63 %", "27 %"]] * 8
+
+
+def test_many_rows_are_folded_to_those_that_stand_out(tmp_path: Path) -> None:
+    """Those of a note are among them; what is the same for all stands in the title."""
+    made_up = MadeUp(nodes=8, ranks_per_node=8, gpus_per_node=8, seconds=100, slow={37: 0.06}, hot=((4, 5),))
+    summary = summed(replace(made_up, idle=((6, 1),)), tmp_path)
+    lines = shown(summary).splitlines()
+    assert max(map(len, lines)) <= 120
+    rows = [re.split(r"  +", line) for line in lines]
+    header, *gpus = rows[next(at for at, row in enumerate(rows) if row[0] == "GPU" and "node" in row) :]
+    assert sorted(row[:2] for row in gpus) == [["1", "node07"], ["5", "node05"], ["62 others", "node[01-08]"]]
+    used = [each.utilization_percent or 0.0 for each in summary.gpus if (each.node, each.index) != ("node07", "1")]
+    assert gpus[2][header.index("used")] == f"{min(used):.0f}–{max(used):.0f} %"
+    ranks = [row for row in rows if row[0] in ("37", "63 others")]
+    assert [row[1] for row in ranks] == ["node05", "node[01-08]"]
+    assert any(line.startswith("8 nodes, each: CPUs used 6.4, CPUs 8, read") for line in lines)
 
 
 def test_how_each_rank_ended_is_shown(tmp_path: Path) -> None:
     killed = shown(summed(MadeUp(code=None), tmp_path / "killed"))
-    assert "no end recorded: killed; last sample at 10:05" in killed
+    assert "FAIL  run failed: no end recorded of all ranks: killed; last sample at 10:05\n      -> " in killed
     some = shown(summed(MadeUp(code=None, codes={1: 7, 2: 7, 4: 1}), tmp_path / "some"))
-    assert "ended with exit code 1 on rank 4, exit code 7 on ranks 1-2; no end recorded of ranks 0,3,5: killed" in some
+    for said in (
+        "1 (an exception) on rank 4 on node03",
+        "7 on rank 1 on node01",
+        "of rank 0 on node01, rank 3 on node02",
+    ):
+        assert said in some
     run, last = read(tmp_path / "killed" / "4711.0" / "monitor.0"), MadeUp.start + 607
     assert "still running; last sample at 10:05" in shown(summary_of(run, last))
     assert "killed" in shown(summary_of(run, last + 30))
     folder = MadeUp(code=1).write(tmp_path / "failed")
     write(folder.parent / "failure.json", '{"rank": 2, "node": "node02", "cause": "OSError: no"}')
-    assert "ended with exit code 1 on all ranks; rank 2 on node02: OSError: no" in shown(summary_of(read(folder)))
+    failed = shown(summary_of(read(folder)))
+    assert (
+        "exit code 1 (an exception) on all ranks\n\nFAIL  run failed: rank 2 on node02: OSError: no\n      -> "
+        in failed
+    )
+    assert "notes: none" not in failed
 
 
 class Page(HTMLParser):
@@ -239,80 +255,61 @@ def test_the_page_is_one_file_that_needs_nothing_else(reported: tuple[Path, Comp
     assert not {"script", "link", "iframe", "object", "form"} & {tag for tag, _ in found.tags}
     for _, attributes in found.tags:
         assert not any(name in ("href", "srcset") or name.startswith("on") for name in attributes)
-        assert (attributes.get("src") or "data:image/png;base64,").startswith("data:image/png;base64,")
-    assert not re.search(r"url\(|@import|https?:", re.sub(r'src="data:[^"]*"', "", html))
+        assert "src" not in attributes
+    assert not re.search(r"url\(|@import|https?:", html)
     assert "<title>Run 4711.0: 8 ranks, train.py --epochs=20</title>" in html
 
 
-def test_every_picture_has_a_text_and_the_page_says_all(reported: tuple[Path, CompletedProcess[str]]) -> None:
+def test_every_chart_has_a_text_and_the_page_says_all(reported: tuple[Path, CompletedProcess[str]]) -> None:
     folder, done = reported
-    names = [f"report-{name}.png" for name in ("timeline", "gpus", "nodes", "steps", "launch")]
-    assert [path.name for path in sorted(folder.glob("report*"))] == sorted(["report.html", *names])
-    assert all((folder / name).read_bytes().startswith(b"\x89PNG") for name in names)
-    assert done.stdout.splitlines()[-1].startswith("written: logs/4711.0/report.html, logs/4711.0/report-timeline.png")
+    assert [path.name for path in folder.glob("report*")] == ["report.html"]
+    assert done.stdout.splitlines()[-1] == "written: logs/4711.0/report.html"
     found = Page((folder / "report.html").read_text())
-    images = [attributes for tag, attributes in found.tags if tag == "img"]
-    assert len(images) == len(names)
-    assert all(len(image["alt"] or "") > 20 for image in images)
+    charts = [attributes for _, attributes in found.tags if attributes.get("role") == "img"]
+    assert len(charts) > 10
+    assert all(chart["aria-label"] for chart in charts)
     assert done.stderr == ""
-    for each in ("rank 5 on node02", "2256, 250 ms each", "computing 81 % of the step time", "0.786 kWh by 8 GPUs"):
+    for each in ("rank 5 on node02", "2,256 of 250 ms, ", "computing 81 % of the step time", "0.786 kWh by 8 GPUs"):
         assert each in done.stdout
         assert each in found.words
 
 
+def test_the_page_begins_with_the_failure_and_what_costs_most(tmp_path: Path) -> None:
+    """Red with the command to go on; then a bar for each figure, the notes by their cost, charts, and tables closed."""
+    made_up = replace(ON_GPUS, seconds=60, code=1, codes={5: 137}, slow={5: 0.05}, hot=((1, 2),), data=0.3)
+    run = read(made_up.write(tmp_path))
+    summary = summary_of(run)
+    html = page(summary, notes(summary), sections(run, summary))
+    classes = [attributes.get("class") for _, attributes in Page(html).tags]
+    assert (classes.count("note failed"), classes.count("tile"), classes.count("bar")) == (1, 5, 5)
+    assert classes.index("note failed") < classes.index("tile") < classes.index("note lost") < classes.index("chart")
+    assert re.search(r'class="note failed">.*exit code 137 .*SIGKILL.* rank 5 on node02.*srunddp triage 4711', html)
+    costs = [float(each) for each in re.findall(r'class="cost">([\d.]+) %', html)]
+    assert costs == sorted(costs, reverse=True)
+    assert len(costs) > 1
+    assert html.count("<details>") == html.count("</table>\n</details>") == 3
+    assert 'class="none"' not in html
+    fine = summed(SHORT, tmp_path / "fine")
+    assert 'class="note failed"' not in page(fine, notes(fine), [])
+
+
 def test_names_from_files_are_words_and_nothing_more(tmp_path: Path) -> None:
-    """In a page and in a terminal; and pictures are drawn with them."""
+    """In a page and in a terminal; and charts are drawn with them."""
     made_up = replace(
         ON_GPUS, seconds=60, epoch_s=30, script=(HOSTILE, "x"), node_name=lambda n: f"_{HOSTILE}{n}", model=HOSTILE
     )
     folder = made_up.write(tmp_path)
     summary = summary_of(read(folder))
     assert HOSTILE in summary.script
-    html = page(summary, notes(summary), [], SlurmAccounting(HOSTILE, seff=HOSTILE))
+    html = page(summary, notes(summary), [])
     assert "\x1b" not in html + shown(summary)
     assert "<b" not in html.replace("<body", "").replace("<br", "")
     tame = summed(replace(made_up, script=("x",), node_name=str, model="x"), tmp_path / "tame")
-    same = page(tame, notes(summary), [], SlurmAccounting("", seff="x"))
+    same = page(tame, notes(summary), [])
     assert {tag for tag, _ in Page(html).tags} == {tag for tag, _ in Page(same).tags}
     done = report(tmp_path, folder=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
     assert "\x1b" not in done.stdout
-
-
-def test_before_both_counters_are_known_a_cell_is_empty() -> None:
-    """As a recorder writes it: until the first step nothing but that there was none."""
-    columns = {"own_s": [NAN, NAN, 0.9, 1.9, 2.9], "steps": [0.0, 0.0, 9.0, 19.0, 29.0]}
-    found = style.heat(TimeSeries([0.0, 1.0, 2.0, 3.0, 4.0], columns), "own_s", "steps", TimeAxis(4.0, 1.0, ()))
-    assert found == pytest.approx([NAN, NAN, 0.1, 0.1], nan_ok=True)
-
-
-def lines_of_timeline(made_up: MadeUp, folder: Path) -> list[Line2D]:
-    """What is drawn in the last panel: the throughput, its mean, and the epochs' beginnings."""
-    run = read(made_up.write(folder))
-    summary = summary_of(run)
-    figure = timeline(run, summary, TimeAxis(summary.seconds, 5.0, summary.epochs)).figure
-    assert figure is not None
-    return list(figure.axes[-1].lines)
-
-
-def test_not_all_of_many_epochs_are_marked_nor_the_end_a_drop(tmp_path: Path) -> None:
-    """One that was killed trained to its end."""
-    made_up = MadeUp(epoch_s=2, evaluation_s=0.1, checkpoint_s=0)  # 300 of them
-    assert 40 < len(lines_of_timeline(made_up, tmp_path)) < 70
-    for code in (0, None):
-        rates = list(lines_of_timeline(MadeUp(epoch_s=0, seconds=62, code=code), tmp_path / str(code))[0].get_ydata())
-        assert (len(rates), rates[-1]) == (13, pytest.approx(1920, rel=0.02))
-
-
-def test_without_matplotlib_all_but_the_pictures_is_there(tmp_path: Path) -> None:
-    SHORT.write(tmp_path)
-    write(tmp_path / "none" / "matplotlib" / "__init__.py", "raise ImportError('not here')")
-    done = report("4711.0", folder=tmp_path, PYTHONPATH=str(tmp_path / "none"))
-    assert done.returncode == 0
-    hint = 'no pictures: matplotlib is not installed here -> pip install "srunddp[report]"'
-    assert done.stderr == f"srunddp: note: {hint}\n"
-    assert hint in Page((tmp_path / "4711.0" / "report.html").read_text()).words
-    assert [path.name for path in (tmp_path / "4711.0").glob("report*")] == ["report.html"]
 
 
 @pytest.mark.parametrize("what", ["logs", "logs/4711.0", "logs/4711.0/monitor.0", "4711", "4711.0"])
@@ -321,7 +318,9 @@ def test_a_run_is_found_by_its_folder_the_parent_and_its_number(what: str, tmp_p
     SHORT.write(tmp_path / "logs")
     done = report("--text", what, folder=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.startswith("run 4711.0: train.py --epochs=20\n2 ranks on 2 nodes (node[01-02]), Slurm, gloo\n")
+    assert done.stdout.startswith(
+        "run 4711.0: train.py --epochs=20\n2 ranks on 2 nodes (node[01-02]), Slurm, gloo, network ens1f1\n"
+    )
     assert [path.name for path in (tmp_path / "logs" / "4711.0").iterdir()] == ["monitor.0"]
 
 
@@ -345,11 +344,11 @@ def test_of_several_steps_and_starts_the_newest_is_taken(tmp_path: Path) -> None
     ("arguments", "said"),
     [
         (["empty"], "no run that was monitored in empty"),
-        (["logs"], "2 runs in logs: 4711.0, 4712.0; expected one -> name one, as logs/4712.0"),
+        (["logs"], "2 runs in logs; expected one -> name one, as logs/4712.0"),
         (["4711.1"], "no files of job 4711.1 in logs; expected a folder 4711.1/monitor.0"),
         (["4711;x"], "no folder 4711;x"),
         (["--restart", "3", "4711"], "--restart 3: logs/4711.0 has 0"),
-        (["--restart", "3", "logs/4711.0/monitor.0"], "--restart 3 with logs/4711.0/monitor.0"),
+        (["--restart", "3", "logs/4711.0/monitor.0"], "logs/4711.0 has 0; expected one of these"),
         (["--baseline", "4713", "4711"], "no files of job 4713"),
         (["--baseline", "4712", "4711"], "--baseline 4712: its throughput is not known"),
     ],
@@ -362,14 +361,13 @@ def test_what_leads_to_no_run_is_one_message(arguments: list[str], said: str, tm
 
 
 def test_output_is_another_folder_or_one_message(tmp_path: Path) -> None:
-    """What was not sampled is a sentence there, and no empty picture."""
+    """What was not sampled is a sentence there, and no empty chart."""
     SHORT.write(tmp_path)
     write(tmp_path / "file", "")
     done = report("--output", "file/there", "4711.0", folder=tmp_path)
     assert (done.returncode, done.stdout[:10]) == (78, "run 4711.0")
     assert "error: the report cannot be written to file/there: Not a directory; expected " in done.stderr
     assert report("--output", "new/there", "4711.0", folder=tmp_path).returncode == 0
-    assert not (tmp_path / "new" / "there" / "report-gpus.png").exists()
     assert "No GPU was sampled." in (tmp_path / "new" / "there" / "report.html").read_text()
     assert [path.name for path in (tmp_path / "4711.0").iterdir()] == ["monitor.0"]
 
@@ -402,33 +400,44 @@ def terminal() -> Iterator[tuple[int, int]]:
         os.close(descriptor)
 
 
-def live(folder: Path, terminal: tuple[int, int], *options: str) -> Popen[bytes]:
+def follow(folder: Path, stdout: int, *options: str) -> Popen[bytes]:
     """Of a run that has begun a minute ago."""
     replace(SHORT, code=None, seconds=55, start=time.time() - 60, interval=5).write(folder)
-    command = [*SRUNDDP, "report", "--live", *options, "4711.0"]
-    return Popen(command, cwd=folder, env=bare(), stdin=DEVNULL, stdout=terminal[1], stderr=PIPE)
+    command = [*SRUNDDP, "report", "--follow", *options, "4711.0"]
+    return Popen(command, cwd=folder, env=bare(), stdin=DEVNULL, stdout=stdout, stderr=PIPE)
 
 
-def test_live_shows_the_summary_in_place_until_the_run_has_ended(tmp_path: Path, terminal: tuple[int, int]) -> None:
-    with live(tmp_path, terminal, "--text") as process:
+def test_a_followed_run_is_shown_in_place_until_its_end(tmp_path: Path, terminal: tuple[int, int]) -> None:
+    with follow(tmp_path, terminal[1], "--text") as process:
         before = until_shown(terminal[0], "still running")
         shutil.rmtree(tmp_path / "4711.0")
         replace(SHORT, code=3).write(tmp_path)
-        after = until_shown(terminal[0], "ended with exit code 3 on all ranks")
+        after = until_shown(terminal[0], "exit code 3 on all ranks")
         assert process.wait(LONG) == 0
-    assert before.startswith("\x1b[Hrun 4711.0")
+    assert before.startswith("\x1b[H\x1b[J\r\nrun 4711.0")
     assert "\x1b[H\x1b[Jrun 4711.0" in after
+    assert "\x1b[31mFAIL\x1b[0m  run failed: " in after
 
 
-def test_ctrl_c_ends_live_and_leaves_the_summary(tmp_path: Path, terminal: tuple[int, int]) -> None:
-    with live(tmp_path, terminal) as process:
+def test_without_a_terminal_summaries_follow_each_other(tmp_path: Path) -> None:
+    reading, writing = os.pipe()
+    with follow(tmp_path, writing, "--text") as process:
+        os.close(writing)
+        before = until_shown(reading, "still running")
+        shutil.rmtree(tmp_path / "4711.0")
+        replace(SHORT, code=0).write(tmp_path)
+        after = until_shown(reading, "ended with exit code 0 on all ranks")
+        assert process.wait(LONG) == 0
+    os.close(reading)
+    assert before.startswith("run 4711.0")
+    assert (before + after).count("run 4711.0") == 2
+    assert "\x1b" not in before + after
+
+
+def test_ctrl_c_ends_following_and_leaves_the_summary(tmp_path: Path, terminal: tuple[int, int]) -> None:
+    with follow(tmp_path, terminal[1]) as process:
         until_shown(terminal[0], "still running")
         process.send_signal(signal.SIGINT)
         assert process.stderr is not None
         assert (process.wait(LONG), process.stderr.read()) == (0, b"")
     assert not (tmp_path / "4711.0" / "report.html").exists()
-    # Without a terminal it is one summary.
-    done = report("--live", "--text", "4711.0", folder=tmp_path)
-    assert done.returncode == 0
-    assert done.stdout.count("run 4711.0") == 1
-    assert "\x1b" not in done.stdout

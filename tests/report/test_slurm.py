@@ -1,4 +1,4 @@
-"""Slurm's figures beside ours. The stubs print what sacct(1), sstat(1) and scontrol(1) of Slurm 22.05 describe."""
+"""What Slurm is asked for a report. The stubs print what sacct(1) and scontrol(1) of Slurm 22.05 describe."""
 
 from __future__ import annotations
 
@@ -13,17 +13,11 @@ import pytest
 from srunddp.report import slurm
 from srunddp.report.run import read
 from srunddp.report.summarize import summary_of
-from srunddp.util.slurm_command import Job, job, seconds
+from srunddp.util.slurm_command import Job, job
 from tests.support.made_up_run import MadeUp
 from tests.support.starting import srunddp, write
 
 RUN = MadeUp(nodes=2, ranks_per_node=1, seconds=60)
-# Of JobIDRaw, State, Start, ElapsedRaw, TimelimitRaw, TotalCPU, MaxRSS, AveRSS, with --units=K.
-SACCT = """\
-4711|COMPLETED|1799999998|70|20|00:12:40.000||
-4711.batch|COMPLETED|1799999998|70||00:00.532|12345.00K|12345.00K
-4711.0|COMPLETED|1800000000|66||12:40.000|6291456.00K|6200000.00K
-"""
 
 
 def stub(folder: Path, name: str, body: str) -> None:
@@ -46,83 +40,27 @@ def commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def view(made_up: MadeUp, folder: Path, now: float | None = None) -> slurm.SlurmAccounting:
-    return slurm.view(summary_of(read(made_up.write(folder)), now))
-
-
 def report(what: str, folder: Path) -> str:
     return srunddp("report", "--text", what, folder=folder, PATH=os.environ["PATH"]).stdout
 
 
-def test_after_the_job_the_steps_record_is_compared(commands: Path) -> None:
-    stub(commands, "sacct", prints(SACCT))
-    stub(commands, "seff", prints("Job ID: 4711\nCPU Efficiency: 79.2% of 00:16:00 core-walltime\n"))
-    found = view(RUN, commands)
-    assert found.sentence == "Step 4711.0 by sacct: COMPLETED."
-    assert found.seff == "Job ID: 4711\nCPU Efficiency: 79.2% of 00:16:00 core-walltime"
-    assert found.rows == (
-        ("CPU time", "13 min 8 s", "12 min 40 s", "+3.7 %"),
-        ("MaxRSS of a task", "6.00 GiB", "6.00 GiB", "+0.0 %"),
-        ("AveRSS of the tasks", "6.00 GiB", "5.91 GiB", "+1.5 %"),
-        ("elapsed", "65.3 s", "66 s", "-1.1 %"),
-        ("time limit", "20 min", "20 min", "+0.0 %"),
-    )
-    sacct, seff = asked(commands)
-    assert (sacct[:38], seff) == ("sacct -P -n --units=K -j 4711 -o JobID", "seff 4711")
-
-
-def test_while_the_job_runs_sstat_is_asked(commands: Path) -> None:
-    running = SACCT.replace("COMPLETED", "RUNNING").replace("12:40.000|6291456.00K|6200000.00K", "00:00:00||")
-    stub(commands, "sacct", prints(running))
-    stub(commands, "sstat", prints("4711.0|2|06:20.000|6291456K|6000000K\n"))
-    found = view(replace(RUN, code=None), commands, RUN.start + 64)
-    assert found.sentence == "Step 4711.0 by sstat, while it runs."
-    theirs = {name: figure for name, _, figure, _ in found.rows}
-    assert (theirs["CPU time"], theirs["AveRSS of the tasks"]) == ("12 min 40 s", "5.72 GiB")  # AveCPU is of one task
-    assert found.rows[-1] == ("time limit", "20 min", "20 min", "+0.0 %")
-    assert any(each.startswith("sstat -P -n -j 4711.0 -o ") for each in asked(commands))
-
-
-@pytest.mark.parametrize(
-    ("sacct", "sstat", "what"),
-    [
-        ("echo Slurm accounting storage is disabled; exit 1", "", "does not answer for this run"),
-        ("exit 0", "", "does not answer for this run"),
-        (prints("4712.0|COMPLETED|1|2|3|4|5|6\n"), "", "does not answer for this run"),
-        (prints("|\n"), "", "does not answer for this run"),
-        # As sstat was seen to print, without a plugin that gathers.
-        ("", prints("4711.0|0|213503982334-14:25:51||\n"), "does not answer for this run"),
-        # After a requeue sacct has the last start alone.
-        (prints(SACCT.replace("18000000", "18000099")), "", "has another start of this job"),
-    ],
-)
-def test_without_accounting_there_is_one_sentence(sacct: str, sstat: str, what: str, commands: Path) -> None:
-    stub(commands, "sacct", sacct)
-    stub(commands, "sstat", sstat)
-    found = view(replace(RUN, code=None) if sstat else RUN, commands, RUN.start + 64)
-    assert found == slurm.SlurmAccounting(f"Slurm's accounting {what}: nothing to compare with.")
-
-
 @pytest.mark.parametrize("name", ["run", "namespace-3", "4711;touch x.0", "-j.0"])
 def test_what_is_no_jobs_number_is_never_given_to_a_command(name: str, commands: Path) -> None:
-    stub(commands, "sacct", prints(SACCT))
-    assert view(replace(RUN, name=name), commands).sentence == "Not started by Slurm: nothing to compare with."
+    for command in ("sacct", "scontrol"):
+        stub(commands, command, "")
+    slurm.completed(summary_of(read(replace(RUN, name=name, code=None).write(commands)), RUN.start + 64))
     assert asked(commands) == []
-
-
-def test_times_and_sizes_are_read_as_sacct_and_sstat_write_them() -> None:
-    times = {"00:00.532": 0.532, "12:40.000": 760.0, "01:02:03": 3723.0, "2-03:04:05": 183845.0, "": None, "x": None}
-    assert {text: seconds(text) for text in times} == times
-    sizes = {"5272K": 5398528.0, "1.37M": 1.37 * 2**20, "5398528": 5398528.0, "0": 0.0, "": None}
-    assert {text: slurm.size(text) for text in sizes} == sizes
 
 
 # What scontrol of Slurm 22.05 was seen to print.
 @pytest.mark.parametrize(
     ("body", "said"),
     [
-        ("echo Job step 4711.0 not found; exit 1", "no end recorded: killed"),
-        ("echo slurm_get_job_steps error: Invalid job id specified >&2; exit 1", "no end recorded: killed"),
+        ("echo Job step 4711.0 not found; exit 1", "no end recorded of all ranks: killed"),
+        (
+            "echo slurm_get_job_steps error: Invalid job id specified >&2; exit 1",
+            "no end recorded of all ranks: killed",
+        ),
         ("echo StepId=4711.0 UserId=0 State=RUNNING Tasks=2", "still running"),
         ("echo Unable to contact slurm controller >&2; exit 1", "still running"),
     ],
@@ -181,10 +119,3 @@ def test_a_job_is_found_where_it_ran_that_of_an_array_too(commands: Path) -> Non
     stub(commands, "scontrol", "echo slurm_load_jobs error: Invalid job id specified >&2; exit 1")
     stub(commands, "sacct", prints("4714|COMPLETED|0:0|00:20:00|00:01:10|1|71|/home/me/work\n"))
     assert job("4711_3") == Job("4714", "/home/me/work", 1200.0, 70.0, "COMPLETED", "0:0", 1.0, 71.0)
-
-
-def test_a_summary_is_there_where_no_slurm_is(tmp_path: Path) -> None:
-    RUN.write(tmp_path / "logs")
-    done = srunddp("report", "--text", "4711", folder=tmp_path, PATH="/nowhere")
-    assert done.returncode == 0
-    assert "Slurm's view: Slurm's accounting does not answer for this run" in done.stdout

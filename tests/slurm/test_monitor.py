@@ -16,13 +16,13 @@ import pytest
 
 from srunddp.report.advice import notes
 from srunddp.report.run import read
-from srunddp.report.slurm import size
 from srunddp.report.summarize import summary_of
 from srunddp.report.summary import Summary
 from srunddp.util.slurm_command import seconds
 from tests.cluster.nodes import NODES
 from tests.conftest import PROGRAMS
 from tests.slurm.conftest import SRUNDDP, Outcome, SlurmJobRunner
+from tests.slurm.test_accounting import megabytes
 from tests.support.starting import until
 
 pytestmark = [pytest.mark.slurm, pytest.mark.alone]
@@ -117,7 +117,7 @@ def test_an_idle_gpu_gets_its_note_and_only_that(runner: SlurmJobRunner, folder:
     nvml = {"FAKE_NVML": str(folder / "nvml.json"), "PYTHONPATH": str(PROGRAMS / "nvml")}
     train(runner, folder, "slow rank 0", "-N1", "-n1", "--gpus-per-node=1", **nvml)  # there is no faster one
     summary = summed(folder)
-    assert [(gpu.uuid, gpu.utilization) for gpu in summary.gpus] == [("GPU-1", IDLE["utilization"])]
+    assert [(gpu.uuid, gpu.utilization_percent) for gpu in summary.gpus] == [("GPU-1", IDLE["utilization"])]
     assert [note.rule for note in notes(summary)] == ["gpu idle"]
 
 
@@ -146,10 +146,10 @@ def test_figures_agree_with_sstat_and_sacct_within_a_tenth(runner: SlurmJobRunne
     ended = accounted(runner, "sacct", "-j", f"{job}.0", "--format=TotalCPU,MaxRSS,AveRSS,Elapsed")
     whole = summed(folder)
     for (_, highest, *_), ours in ((running, live), (ended, whole)):
-        memories = [rank.rss_bytes for rank in ours.ranks if rank.rss_bytes]
+        memories = [rank.rss_bytes / 2**20 for rank in ours.ranks if rank.rss_bytes]
         assert len(memories) == 6
         # By control groups Slurm counts anonymous memory; what is resident has the libraries' pages as well.
-        assert 0.9 * size(highest) <= max(memories) <= 1.7 * size(highest)
+        assert 0.9 * megabytes(highest) <= max(memories) <= 1.7 * megabytes(highest)
     # sstat's mean is cut to whole seconds, and both look once a second.
     least = seconds(running[0]) or 0.0
     assert 0.9 * least <= cpu_of(live) / 6 <= 1.1 * (least + 1)
@@ -189,8 +189,8 @@ def test_a_killed_job_has_its_report_and_leaves_no_sampler(runner: SlurmJobRunne
     assert len(steps) == 6
     assert min(steps) > 100
     # Until then it might still run.
-    last_line = until(lambda: live_report(runner, folder), limit=20).splitlines()[3]
-    assert "killed" in last_line, last_line
+    said = until(lambda: live_report(runner, folder), limit=20)
+    assert "killed" in said, said
 
 
 @contextmanager

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from srunddp.errors import ConfigError
+from srunddp.telemetry import MONITOR_FOLDER
 from srunddp.util.atomic_file import append_whole, replace_file
 
 if TYPE_CHECKING:
@@ -49,6 +50,7 @@ class MetricsLogger:
             folder.mkdir(parents=True, exist_ok=True)
             self._file = _open(folder)
             self._keep_steps_to(math.inf)
+            _link_from_monitor(folder / FILE)
         except OSError as error:
             raise ConfigError(
                 f"{folder / FILE}: {os.strerror(error.errno or 0)}",
@@ -128,6 +130,16 @@ class MetricsLogger:
 
 def _open(folder: Path) -> int:
     return os.open(folder / FILE, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
+
+
+def _link_from_monitor(path: Path) -> None:
+    """Let the report of a run with ``--monitor`` find the figures; they may be of another run too."""
+    if folder := os.environ.get(MONITOR_FOLDER):
+        link = Path(folder, FILE)
+        with contextlib.suppress(OSError):
+            if link.is_symlink():
+                link.unlink()
+            link.symlink_to(path.absolute())
 
 
 def _step(line: bytes) -> float:

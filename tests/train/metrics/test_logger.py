@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from srunddp.errors import ConfigError
+from srunddp.telemetry import MONITOR_FOLDER
 from srunddp.train.metrics.logger import FILE, MetricsLogger
 from tests.train.conftest import file_size_limit
 
@@ -50,6 +51,23 @@ def test_each_line_has_kind_step_time_and_the_figures(tmp_path: Path) -> None:
     assert first == {"kind": "step", "step": 50, "loss": 0.5, "samples": 640}
     assert (second["kind"], second["val accuracy"]) == ("evaluation", 0.9)
     history.close()
+
+
+def test_report_of_a_monitored_run_finds_the_newest_figures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a link, from wherever the training writes to; a file that is none of ours stays."""
+    monitor = tmp_path / "monitor.0"
+    monitor.mkdir()
+    monkeypatch.setenv(MONITOR_FOLDER, str(monitor))
+    monkeypatch.chdir(tmp_path)
+    for folder in ("first", "second"):
+        plain(Path(folder)).add("step", 1, loss=0.5)
+        assert (monitor / FILE).readlink() == tmp_path / folder / FILE
+    (monitor / FILE).unlink()
+    (monitor / FILE).write_text("mine")
+    plain(Path("third"))
+    assert (monitor / FILE).read_text() == "mine"
+    monkeypatch.setenv(MONITOR_FOLDER, str(tmp_path / "gone"))
+    plain(Path("fourth"))
 
 
 def test_every_line_is_strict_json_whatever_the_figure(tmp_path: Path) -> None:

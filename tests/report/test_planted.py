@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
+from html import unescape
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 from srunddp.report import advice as judging
 from srunddp.report.advice import Advice
+from srunddp.report.cli import report
 from srunddp.report.run import read
 from srunddp.report.summarize import summary_of
 from tests.support.made_up_run import GIB, MadeUp
@@ -60,7 +64,8 @@ def test_a_healthy_run_has_no_note(name: str, tmp_path: Path) -> None:
     assert noted(HEALTHY[name], tmp_path) == ()
 
 
-HOT_GPU = replace(ON_GPUS, hot=((0, 3),))
+HOT_GPU, HEATED = replace(ON_GPUS, hot=((0, 3),)), "GPU 3 on node01 throttled (thermal or power brake) for 9"
+SLOW_AND_HOT = "°C at most; rank 3 on node01: 99.9 ms more of its own in each step than the others, 33 % of the step"
 # Its rule; what is planted; words of the finding; words of the hint.
 PLANTED = [
     ("slow rank", replace(ON_GPUS, slow={5: 0.05}), "rank 5 on node02: 50", "--exclude=node02"),
@@ -84,8 +89,8 @@ PLANTED = [
     ("cpu oversubscribed", MadeUp(busy=1.0, delay=0.5, data=0.4), "CPUs", "cpus-per-task"),
     ("time limit", MadeUp(time_limit=7200.0), "10 min 5 s of 2 h used, 8.4 %", "--time=0:20:00"),
     ("memory unused", MadeUp(memory_limit=64 * GIB), "6.00 GiB of 64.0 GiB", "--mem=8G"),
-    ("gpu throttled", HOT_GPU, "GPU 3 on node01", "--exclude=node01"),
-    ("gpu throttled", replace(HOT_GPU, slow={3: 0.1}), "GPU 3", "node01"),
+    ("gpu throttled", HOT_GPU, HEATED, "--exclude=node01"),
+    ("gpu throttled", replace(HOT_GPU, slow={3: 0.1}), SLOW_AND_HOT, "node01"),
 ]
 
 
@@ -100,6 +105,55 @@ def test_what_is_planted_is_named_and_nothing_else(
     assert note.threshold
 
 
+SMALL = MadeUp(nodes=2, ranks_per_node=2, gpus_per_node=2, seconds=200)
+# The rule, what is planted, and the share of the step time that it costs; None where that is not known.
+SHOWN = [
+    ("slow rank", replace(SMALL, slow={3: 0.05}), 0.2),
+    ("data wait", replace(SMALL, data=0.35, utilization=60), 0.35),
+    ("gpu idle", replace(SMALL, idle=((1, 1),)), None),
+    ("cpu oversubscribed", replace(SMALL, busy=0.99, delay=0.4), 0.4),
+    ("wrong interface", replace(SMALL, chosen_link=1e4, other_link=90e6), None),
+    ("gpu throttled", replace(SMALL, hot=((1, 1),)), None),
+    ("gpu throttled", replace(SMALL, hot=((1, 1),), slow={3: 0.05}), 0.2),
+    ("memory unused", replace(SMALL, memory_limit=64 * GIB), None),
+]
+
+
+def shown(folder: Path, *options: object) -> str:
+    """What the command prints, where there is no Slurm."""
+    done = CliRunner(env={"PATH": ""}).invoke(report, [str(folder), *map(str, options)])
+    assert done.exit_code == 0, done.output
+    return done.stdout
+
+
+def words(text: str) -> str:
+    return " ".join(unescape(text).split())
+
+
+@pytest.mark.parametrize(("rule", "made_up", "cost"), SHOWN)
+def test_text_page_and_json_name_one_trouble(rule: str, made_up: MadeUp, cost: float | None, tmp_path: Path) -> None:
+    folder = made_up.write(tmp_path)
+    text, page = words(shown(folder)), words((folder.parent / "report.html").read_text())
+    (note,) = json.loads(shown(folder, "--json"))["notes"]
+    assert (note["rule"], note["cost"]) == (rule, cost and pytest.approx(cost, abs=0.01))
+    assert note["severity"] == ("unused" if rule == "memory unused" else "lost")
+    for output in (text, page):
+        assert all(note[name] in output for name in ("rule", "found", "threshold", "hint"))
+        assert output.count("threshold: ") == 1
+
+
+def test_text_page_and_json_say_why_a_run_failed(tmp_path: Path) -> None:
+    folder = replace(SMALL, code=1, codes={3: 137}).write(tmp_path)
+    said = {"rank": 3, "node": "node02", "cause": "killed by SIGKILL: out of memory"}
+    folder.with_name("failure.json").write_text(json.dumps(said))
+    outputs = [shown(folder), (folder.parent / "report.html").read_text(), shown(folder, "--json")]
+    for words_of_it in ("run failed", "rank 3 on node02: killed by SIGKILL: out of memory", "srunddp triage 4711"):
+        assert all(words_of_it in output for output in outputs)
+    assert all("threshold: " not in output for output in outputs[:2])
+    found = json.loads(outputs[-1])
+    assert (found["failure"]["severity"], found["notes"]) == ("failed", [])
+
+
 def test_the_time_used_is_the_jobs_where_slurm_says_it(tmp_path: Path) -> None:
     """Staging and other steps are in it; and the rest of a requeued run says nothing of its whole time."""
     rest = MadeUp(time_limit=36000.0).write(tmp_path, restart=1)
@@ -110,9 +164,13 @@ def test_the_time_used_is_the_jobs_where_slurm_says_it(tmp_path: Path) -> None:
     assert judging.notes(replace(summary, job_s=20000.0)) == ()
 
 
-def test_two_unrelated_problems_are_two_notes(tmp_path: Path) -> None:
-    made_up = replace(ON_GPUS, slow={5: 0.05}, time_limit=36000.0, memory_limit=64 * GIB)
-    assert [note.rule for note in noted(made_up, tmp_path)] == ["slow rank", "time limit", "memory unused"]
+def test_unrelated_problems_are_notes_by_their_cost(tmp_path: Path) -> None:
+    """What costs most of the step time is first, and what was requested in vain is last."""
+    made_up = replace(ON_GPUS, slow={5: 0.05}, time_limit=36000.0, memory_limit=64 * GIB, hot=((0, 3),), **RING)
+    rules = ["slow rank", "gpu throttled", "wrong interface", "time limit", "memory unused"]
+    assert [note.rule for note in noted(made_up, tmp_path / "slow")] == rules
+    waits = noted(replace(made_up, data=0.4), tmp_path / "waits")
+    assert [note.rule for note in waits] == ["data wait", *rules]
 
 
 @pytest.mark.parametrize("made_up", [MadeUp(seconds=15, data=0.5), MadeUp(step_s=100.0, seconds=600, data=0.5)])
