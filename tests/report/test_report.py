@@ -223,6 +223,9 @@ def test_how_each_rank_ended_is_shown(tmp_path: Path) -> None:
         in failed
     )
     assert "notes: none" not in failed
+    stopped = shown(summed(MadeUp(code=75), tmp_path / "stopped"))
+    assert "\nexit code 75 on all ranks\n" in stopped
+    assert "FAIL" not in stopped
 
 
 class Page(HTMLParser):
