@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from srunddp.cli import main
 from srunddp.report import advice as judging
 from srunddp.report.advice import Advice
-from srunddp.report.cli import report
 from srunddp.report.run import read
 from srunddp.report.summarize import summary_of
 from tests.support.made_up_run import GIB, MadeUp
@@ -121,7 +121,7 @@ SHOWN = [
 
 def shown(folder: Path, *options: object) -> str:
     """What the command prints, where there is no Slurm."""
-    done = CliRunner(env={"PATH": ""}).invoke(report, [str(folder), *map(str, options)])
+    done = CliRunner(env={"PATH": ""}).invoke(main, ["report", str(folder), *map(str, options)])
     assert done.exit_code == 0, done.output
     return done.stdout
 
