@@ -55,8 +55,9 @@ def _head(diagnosis: Diagnosis, evidence: Evidence) -> str:
 
 def _hint(diagnosis: Diagnosis) -> str:
     """The check's own, or that of the cause."""
-    own = diagnosis.first.hint if diagnosis.first else ""
-    return own or table().causes[diagnosis.cause or ""].hint
+    if diagnosis.first and diagnosis.cause == "check-failed":
+        return diagnosis.first.text.rpartition(" -> ")[2]
+    return table().causes[diagnosis.cause or ""].hint
 
 
 def _short(text: str) -> str:
@@ -70,7 +71,7 @@ def _followed(diagnosis: Diagnosis) -> list[str]:
     groups = group_by_key(
         (event.cause, event)
         for event in diagnosis.followed
-        if event.hint or (event.rank, event.cause) != (first and first.rank, diagnosis.cause)
+        if event.cause == "check-failed" or (event.rank, event.cause) != (first and first.rank, diagnosis.cause)
     )
     return [f"then what followed: {_whose(events)} ({what})" for what, events in list(groups.items())[:6]]
 

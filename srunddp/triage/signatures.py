@@ -22,7 +22,6 @@ class Signature:
     unless: re.Pattern[str] | None
     kind: str
     sure: bool
-    late: bool
     sample: str
 
     def fits(self, text: str) -> bool:
@@ -42,9 +41,10 @@ class Cause:
 
 @dataclass(frozen=True)
 class SignatureTable:
-    """All signs, in the order of the table, and what their ids stand for."""
+    """All signs, in the order of the table, what their ids stand for, and the patterns that are no signs of a cause."""
 
     words: tuple[str, ...]
+    patterns: dict[str, list[re.Pattern[str]]]
     signs: tuple[Signature, ...]
     causes: dict[str, Cause]
     _dull: set[str] = field(default_factory=set, compare=False)  # lines that show nothing, whatever their figures
@@ -66,26 +66,32 @@ def weight(sign: Signature) -> int:
     return -1 if sign.kind == "noise" else len(KINDS) if sign.id == "script-error" else KINDS.index(sign.kind)
 
 
+def says(name: str, text: str) -> re.Match[str] | None:
+    """The first of the patterns of that name that the line shows."""
+    return next(filter(None, (pattern.search(text) for pattern in table().patterns[name])), None)
+
+
 @functools.cache
 def table() -> SignatureTable:
     """The table that comes with srunddp."""
     import yaml
 
     text = resources.files(__package__).joinpath("signatures.yaml").read_text(encoding="utf-8")
-    words, entries = yaml.load_all(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    words, patterns, entries = yaml.load_all(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
     signs = [_sign(entry["id"], sign) for entry in entries for sign in entry["signs"]]
     causes = {
         entry["id"]: Cause(entry["cause"], entry["hint"], entry["source"], _compiled(entry.get("behind")))
         for entry in entries
     }
-    return SignatureTable(tuple(words), tuple(signs), causes)
+    named = {name: [re.compile(each) for each in several] for name, several in patterns.items()}
+    return SignatureTable(tuple(words), named, tuple(signs), causes)
 
 
 def _sign(cause: str, sign: dict[str, Any]) -> Signature:
     kind = sign.get("kind", "primary")
     sure = sign.get("sure", kind in ("primary", "ending"))
     match, unless = re.compile(sign["match"]), _compiled(sign.get("unless"))
-    return Signature(cause, match, unless, kind, sure, sign.get("late", False), sign["sample"])
+    return Signature(cause, match, unless, kind, sure, sign["sample"])
 
 
 def _compiled(pattern: str | None) -> re.Pattern[str] | None:

@@ -149,9 +149,9 @@ def test_a_label_tells_the_rank() -> None:
 
 
 def test_an_ambiguous_label_counts_where_many_lines_have_it() -> None:
-    expected = {" 3: boom": None, "[3] boom": None, "node02:3: boom": "node02"}
+    expected = {" 3: boom": (3, None), "[3] boom": (3, None), "node02: boom": (None, "node02")}
     found = {line: RankLabels.sniff([line] * 5).strip(line) for line in expected}
-    assert found == {line: ("boom", 3, node) for line, node in expected.items()}
+    assert found == {line: ("boom", *whose) for line, whose in expected.items()}
     assert not RankLabels.sniff([f"{number}: line" for number in range(1, 40)]).kind
     assert not RankLabels.sniff(["train.py:12: UserWarning", "model.py:30: UserWarning"] * 4).kind
 
