@@ -31,16 +31,14 @@ class Progress:
     count: int = 0
     _recent: dict[tuple[str, ...], None] = field(default_factory=dict)
 
-    def feed(self, text: str) -> bool:
-        """Read a line: whether it tells of a new step."""
+    def feed(self, text: str) -> None:
+        """Read a line."""
         step = tuple(match[0] for match in _STEP.finditer(text[:400]))
-        if not step or step in self._recent:
-            return False
-        if len(self._recent) == _RECENT:
-            del self._recent[next(iter(self._recent))]
-        self._recent[step] = None
-        self.count += 1
-        return True
+        if step and step not in self._recent:
+            self._recent[step] = None
+            self.count += 1
+            if len(self._recent) > _RECENT:
+                del self._recent[next(iter(self._recent))]
 
 
 @dataclass

@@ -71,14 +71,12 @@ def diagnose(evidence: Evidence) -> Diagnosis:
 
 def _from_nothing(evidence: Evidence) -> Diagnosis:
     """Where nothing failed: whether a log says that it went well."""
-    if not evidence.last:
-        return Diagnosis("unknown", "unknown", why="the logs are empty")
     if evidence.observed.ones > 1:
         return Diagnosis("world-of-one", "likely", why=f"{evidence.observed.ones} processes say that they are alone")
     if evidence.finished and not (evidence.cut and not evidence.well):
         return Diagnosis(None, "likely")
-    speaker, last = list(evidence.last.items())[-1]
-    why = f"no failure found, and no end either; last words: {speaker}: {last!r}"
+    last = "".join(f"last words: {speaker}: {text!r}" for speaker, text in list(evidence.last.items())[-1:])
+    why = f"no failure found, and no end either; {last or 'the logs are empty'}"
     return Diagnosis("unknown", "unknown", why=why)
 
 
@@ -95,7 +93,7 @@ def _from_signs(remaining: Sequence[Event], evidence: Evidence) -> Diagnosis | N
         first = earliest(strong)
         # What explains an end from outside, or the same that was told with less weight.
         weak = [each for each in symptoms if first.kind == "ending" or each.cause == first.cause]
-        first = earliest([*(each for each in weak if surely_before(each, first)), first])
+        first = first if first.ours else earliest([*(each for each in weak if surely_before(each, first)), first])
     elif symptoms:
         first = earliest([each for each in symptoms if each.cause not in _OF_PEERS] or symptoms)
     elif endings and not report:
@@ -191,19 +189,19 @@ def _sole_report(remaining: Sequence[Event], evidence: Evidence) -> Event | None
 def _is_certain(found: Diagnosis, first: Event, others: Sequence[Event], evidence: Evidence) -> bool:
     """Nothing contradicts it, and two signs agree: a traceback that nobody caught, and the launcher's report or that
     its process said no more. srunddp's, Slurm's and the kernel's own word need no other."""
-    alike = sum(each.text == first.text for each in others) > 1
-    others = [each for each in others if each.cause not in (first.cause, "unknown", "script-error")]
-    if first.rule or not first.sure or first.cause == "cancelled" or first.progress or evidence.observed.ones > 1:
+    if first.rule or not first.sure or first.cause == "cancelled" or evidence.observed.ones > 1:
         return False
     if first.kind == "ending":  # and a run that stood still was ended by more than its limit
-        still = None not in (first.time, first.since) and first.time - first.since > _STILL
+        still = first.time is not None and first.since is not None and first.time - first.since > _STILL
         still |= first.cause == "time-limit" and not any(evidence.steps.values())
         return bool(says("authority", first.text)) and not evidence.report and not still
     if first.ours:
         return True
+    alike = sum(each.text == first.text for each in others) > 1
+    others = [each for each in others if each.cause not in (first.cause, "unknown", "script-error")]
     if found.rank is None and len(found.seen) > 1 and not alike:
         return False
-    if not all(surely_before(first, each) for each in others):
+    if first.progress or not all(surely_before(first, each) for each in others):
         return False
     if not says("authority", first.text):
         if not first.raised or not first.raised.top:

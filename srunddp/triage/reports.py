@@ -82,8 +82,9 @@ def ours(file: int, number: int, text: str) -> Event | None:
         rank = int(match[1]) if match[1] and not match[2] else None
         return Event("check-failed", "primary", True, file, number, text, rank, match[3], ours=True)
     if match := _CAUSE.match(text):
-        rank, node, cause = match.groups()[:3] if match[1] else match.groups()[3:]
-        return _of_cause(cause, Event("unknown", "primary", False, file, number, text, rank and int(rank), node))
+        who, node, cause = match.groups()[:3] if match[1] else match.groups()[3:]
+        rank = int(who) if who else None
+        return _of_cause(cause, Event("unknown", "primary", False, file, number, text, rank, node))
     return None
 
 

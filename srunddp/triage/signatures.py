@@ -4,7 +4,6 @@ import functools
 import re
 from dataclasses import dataclass, field
 from importlib import resources
-from typing import Any
 
 KINDS = ("primary", "symptom", "ending", "hint", "secondary", "noise")
 
@@ -19,14 +18,14 @@ class Signature:
 
     id: str
     match: re.Pattern[str]
-    unless: re.Pattern[str] | None
+    unless: re.Pattern[str]
     kind: str
     sure: bool
     sample: str
 
     def fits(self, text: str) -> bool:
         """Whether the line says so."""
-        return bool(self.match.search(text)) and not (self.unless and self.unless.search(text))
+        return bool(self.match.search(text)) and not self.unless.search(text)
 
 
 @dataclass(frozen=True)
@@ -78,21 +77,17 @@ def table() -> SignatureTable:
 
     text = resources.files(__package__).joinpath("signatures.yaml").read_text(encoding="utf-8")
     words, patterns, entries = yaml.load_all(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
-    signs = [_sign(entry["id"], sign) for entry in entries for sign in entry["signs"]]
-    causes = {
-        entry["id"]: Cause(entry["cause"], entry["hint"], entry["source"], _compiled(entry.get("behind")))
-        for entry in entries
-    }
+    signs = tuple(_sign(entry["id"], **sign) for entry in entries for sign in entry["signs"])
     named = {name: [re.compile(each) for each in several] for name, several in patterns.items()}
-    return SignatureTable(tuple(words), named, tuple(signs), causes)
+    causes = {}
+    for entry in entries:
+        behind = re.compile(entry["behind"]) if "behind" in entry else None
+        causes[entry["id"]] = Cause(entry["cause"], entry["hint"], entry["source"], behind)
+    return SignatureTable(tuple(words), named, signs, causes)
 
 
-def _sign(cause: str, sign: dict[str, Any]) -> Signature:
-    kind = sign.get("kind", "primary")
-    sure = sign.get("sure", kind in ("primary", "ending"))
-    match, unless = re.compile(sign["match"]), _compiled(sign.get("unless"))
-    return Signature(cause, match, unless, kind, sure, sign["sample"])
-
-
-def _compiled(pattern: str | None) -> re.Pattern[str] | None:
-    return re.compile(pattern) if pattern else None
+def _sign(
+    cause: str, match: str, sample: str, unless: str = "(?!)", kind: str = "primary", sure: bool | None = None
+) -> Signature:
+    is_sure = kind in ("primary", "ending") if sure is None else sure
+    return Signature(cause, re.compile(match), re.compile(unless), kind, is_sure, sample)

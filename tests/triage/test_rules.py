@@ -90,7 +90,7 @@ def test_a_log_without_an_end_is_not_called_well(text: str, tmp_path: Path) -> N
 
 
 def test_where_nothing_tells_the_first_line_says_so(tmp_path: Path) -> None:
-    assert judged(tmp_path, "")[1].startswith("cause unknown: the logs are empty\n")
+    assert judged(tmp_path, "")[1].startswith("no failure found, and no end either; the logs are empty\n")
 
 
 @pytest.mark.parametrize(
