@@ -157,7 +157,9 @@ def _tell_whose(found: Diagnosis, first: Event, remaining: Sequence[Event], evid
     if found.rank is None and not found.victim:
         peers = _sole({each.rank for each in remaining if each.kind == "secondary" and each.raised}, evidence)
         report = _sole_report(remaining, evidence)
-        alone = min(seen) if len(seen) == 1 and not evidence.report else None
+        missed = any(each.kind == "secondary" or each.cause in _OF_PEERS for each in remaining)
+        left = set(range(observed.world_size or 0)) - seen if missed else seen
+        alone = min(left) if len(left) == 1 and not evidence.report else None
         known = (first.rank, peers, report.rank if report else None, alone)
         found.rank = next((rank for rank in known if rank is not None), None)
     node = report.node if report and report.rank == found.rank else None

@@ -21,6 +21,7 @@ _PLAIN = re.compile(
 _DOUBTFUL = {
     "label": re.compile(r" {0,6}(?P<rank>\d{1,7}): "),
     "hydra": re.compile(r"\[(?P<rank>\d{1,7})\] "),
+    "prefix": re.compile(r"(?P<node>[A-Za-z][\w.-]*)(?<!\.py)(?<!\.cpp)(?<!\.sh):(?P<rank>\d{1,7}): "),
     "host": re.compile(r"(?!srun|slurmstepd|line|epoch)(?P<node>[A-Za-z][\w.-]*\d[\w.-]*): "),
 }
 _BEHIND_A_BAR = re.compile(r"\[rank\d+\]: Traceback \(most recent")  # of progress, which ends no line
@@ -49,7 +50,7 @@ class RankLabels:
     @classmethod
     def sniff(cls, lines: Sequence[str]) -> RankLabels:
         for kind, pattern in _DOUBTFUL.items():
-            found = [match[1] for line in lines if (match := pattern.match(line))]
+            found = [match[match.lastindex or 0] for line in lines if (match := pattern.match(line))]
             many = len(found) >= 3 and len(found) * 5 >= len(lines) * (1 if kind != "host" else 4)
             # A numbered listing counts on; ranks come again.
             if many and (len(found) <= 12 or len(set(found)) * 2 <= len(found)):
@@ -61,7 +62,8 @@ class RankLabels:
         rank: int | None = None
         node: str | None = None
         if self.kind and (match := _DOUBTFUL[self.kind].match(text)):
-            rank, node = (None, match[1]) if self.kind == "host" else (int(match[1]), None)
+            found = match.groupdict()
+            rank, node = int(found["rank"]) if "rank" in found else None, found.get("node")
             text = text[match.end() :]
         if "Traceback (" in text and (header := _BEHIND_A_BAR.search(text)):
             text = text[header.start() :]

@@ -72,8 +72,9 @@ def _went_on(file: int, evidence: Evidence) -> bool:
 
 
 def _was_survived(event: Event, evidence: Evidence) -> bool:
-    waited = evidence.met and event.text.startswith("srunddp: waiting")
-    return waited or event.progress >= GOES_ON
+    if event.cause == "ranks-missing":  # a step needs all ranks
+        return event.progress > 0 or (evidence.met and event.text.startswith("srunddp: waiting"))
+    return event.progress >= GOES_ON
 
 
 def _is_of_shutdown(event: Event, evidence: Evidence) -> bool:
@@ -83,8 +84,12 @@ def _is_of_shutdown(event: Event, evidence: Evidence) -> bool:
     return event.number < evidence.finished[event.file] and (event.file in evidence.well or event.progress > 0)
 
 
+def _is_of_peer(event: Event, _: Evidence) -> bool:
+    return event.kind == "secondary"
+
+
 # Asked of what is beside the first failure.
-PEER = Rule("peer-error", "another rank's end, told by a peer", lambda event, _: event.kind == "secondary")
+PEER = Rule("peer-error", "another rank's end, or the run's, told by a rank that it reached", _is_of_peer)
 RULES = (
     Rule("quoted", "a configuration, a usage text or a debug line quotes it", _is_quoted),
     Rule("ignored", "Python or a logger says that it ignored it", _is_ignored),

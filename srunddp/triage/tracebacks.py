@@ -96,7 +96,7 @@ class Tracebacks:
                 function = f" in {match[3]}" if match[3] else ""
                 self._frame = f"{match[1].rpartition('/')[2]}:{match[2]}{function}"
             return True
-        if text.startswith(("    ", "  [Previous line")):
+        if text.startswith(("    ", "  [Previous line", "│", "╭", "╰")):  # the last three as rich draws it
             self._code = text.strip(" ~^")[:300] or self._code
             return True
         match = _RAISED.match(text)

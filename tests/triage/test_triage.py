@@ -149,7 +149,12 @@ def test_a_label_tells_the_rank() -> None:
 
 
 def test_an_ambiguous_label_counts_where_many_lines_have_it() -> None:
-    expected = {" 3: boom": (3, None), "[3] boom": (3, None), "node02: boom": (None, "node02")}
+    expected = {
+        " 3: boom": (3, None),
+        "[3] boom": (3, None),
+        "node02:3: boom": (3, "node02"),
+        "node02: boom": (None, "node02"),
+    }
     found = {line: RankLabels.sniff([line] * 5).strip(line) for line in expected}
     assert found == {line: ("boom", *whose) for line, whose in expected.items()}
     assert not RankLabels.sniff([f"{number}: line" for number in range(1, 40)]).kind
