@@ -119,7 +119,7 @@ def _from_peers(remaining: Sequence[Event], evidence: Evidence) -> Diagnosis:
     victims = {event.rank for event in secondary if event.raised} - {None}
     rank = report.rank if report else None
     if rank in victims or rank is None:
-        left = seen - victims - _ended(evidence)
+        left = seen - victims - {rank for event in evidence.events if event.end for rank in event.end.ranks}
         rank = _sole(victims, evidence)
         if report and left and secondary and (rank is None or rank in left):
             rank, why = min(left) if len(left) == 1 else None, "a rank left without an error"
@@ -170,11 +170,6 @@ def _sole(victims: set[int | None], evidence: Evidence) -> int | None:
     """The one rank that is not among those that another's end has reached."""
     others = (set(range(evidence.observed.world_size or 0)) or evidence.observed.seen) - victims
     return min(others) if victims - {None} and len(others) == 1 else None
-
-
-def _ended(evidence: Evidence) -> set[int]:
-    """The ranks whose end launchers report."""
-    return {rank for event in evidence.events if event.end and event.end.code for rank in event.end.ranks}
 
 
 def _sole_report(remaining: Sequence[Event], evidence: Evidence) -> Event | None:

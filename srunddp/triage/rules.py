@@ -12,7 +12,6 @@ from srunddp.triage.collect import GOES_ON, Evidence
 from srunddp.triage.event import Event
 from srunddp.triage.signatures import says
 
-_ATTEMPT = re.compile(r"(.*)attempt_(\d+)/")
 _NOTICE = re.compile(r"\[ft_launcher\d*@")
 
 
@@ -54,23 +53,6 @@ def _is_of_launcher(event: Event, _: Evidence) -> bool:
     return bool(event.end and event.end.is_victim)
 
 
-def _is_of_earlier_attempt(event: Event, evidence: Evidence) -> bool:
-    """In the file of an attempt before the last that went on."""
-    run, attempt = _attempt(evidence.names[event.file])
-    went_on = (_attempt(name) for file, name in enumerate(evidence.names) if _went_on(file, evidence))
-    return attempt >= 0 and any(each[0] == run and each[1] > attempt for each in went_on)
-
-
-def _attempt(name: str) -> tuple[str, int]:
-    """Whose attempt a file is of, as torchrun keeps them apart, and its number."""
-    match = _ATTEMPT.match(name)
-    return (match[1], int(match[2])) if match else ("", -1)
-
-
-def _went_on(file: int, evidence: Evidence) -> bool:
-    return evidence.steps.get(file, 0) >= GOES_ON or file in evidence.finished
-
-
 def _was_survived(event: Event, evidence: Evidence) -> bool:
     if event.cause == "ranks-missing":  # a step needs all ranks
         return event.progress > 0 or (evidence.met and event.text.startswith("srunddp: waiting"))
@@ -96,7 +78,6 @@ RULES = (
     Rule("handled", "a line beside it says that it was handled: retry, skip, fall back", _is_handled),
     Rule("launcher-notice", "the launcher's own logger wrote it of the node, and went on", _is_launchers),
     Rule("warning", "a line of a level below error", _is_warning),
-    Rule("earlier-attempt", "the ranks were started again after it", _is_of_earlier_attempt),
     Rule("ended-by-launcher", "the launcher ended this rank, because of another", _is_of_launcher),
     Rule("survived", "at least three further steps followed", _was_survived),
     Rule("shutdown", "the run came to a good end, which this did not stop", _is_of_shutdown),

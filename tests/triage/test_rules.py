@@ -55,12 +55,6 @@ def test_what_a_rule_sets_aside_is_named_with_it(rule: str, text: str, tmp_path:
     assert re.search(rf"^set aside: .*\({rule}: .+\)$", said, re.MULTILINE)
 
 
-def test_an_attempt_before_the_last_is_set_aside(tmp_path: Path) -> None:
-    write(tmp_path / "attempt_0/0/stderr.log", FAILED)
-    found, _, printed = judged(tmp_path, "step 1\nstep 2\nstep 3\ntraining done\n", "attempt_1/0/stderr.log")
-    assert (found.cause, printed["set_aside"][0]["rule"]) == (None, "earlier-attempt")  # type: ignore[index]
-
-
 def test_an_error_before_a_good_end_is_set_aside(tmp_path: Path) -> None:
     found, said, _ = judged(tmp_path, "step 1\nConnection refused\nTraining finished\n")
     assert found.cause is None
