@@ -89,7 +89,7 @@ def _from_signs(remaining: Sequence[Event], evidence: Evidence) -> Diagnosis | N
         return Diagnosis("world-of-one", "likely", earliest(primary), why="each process took itself for rank 0 of 1")
     report = evidence.report
     symptoms += [report] if report and report.cause != "unknown" else []
-    if strong := [*_told(primary), *(event for event in endings if event.sure)]:
+    if strong := [*_by_srunddp(primary), *(event for event in endings if event.sure)]:
         first = earliest(strong)
         # What explains an end from outside, or the same that was told with less weight.
         weak = [each for each in symptoms if first.kind == "ending" or each.cause == first.cause]
@@ -103,7 +103,7 @@ def _from_signs(remaining: Sequence[Event], evidence: Evidence) -> Diagnosis | N
     return Diagnosis(first.cause, "unknown" if first.cause == "unknown" else "likely", first)
 
 
-def _told(primary: list[Event]) -> list[Event]:
+def _by_srunddp(primary: list[Event]) -> list[Event]:
     """What srunddp tells, which knows who was first; of a rank that just ended, other lines may tell more."""
     own = min((event for event in primary if event.ours), key=lambda event: event.rank is None, default=None)
     if not own:

@@ -72,11 +72,6 @@ class Event:
     progress: int = 0
     rule: str = ""
 
-    @property
-    def began(self) -> int:
-        """The line where it begins: a traceback's first."""
-        return self.raised.began if self.raised else self.number
-
 
 def earliest(events: Iterable[Event]) -> Event:
     """The first by their times where two have one, else by file and place."""
@@ -85,8 +80,9 @@ def earliest(events: Iterable[Event]) -> Event:
 
 def before(one: Event, other: Event) -> bool:
     """As well as that can be told."""
-    if one.file == other.file:
-        return one.began < other.began
+    if one.file == other.file:  # a traceback by its first line
+        first, second = (event.raised.began if event.raised else event.number for event in (one, other))
+        return first < second
     ours, theirs = (event.time if event.time is not None else event.since for event in (one, other))
     if ours is not None and theirs is not None and ours != theirs:
         return ours < theirs
@@ -108,7 +104,7 @@ def of_exception(raised: PythonException, file: int) -> Event:
     (number, text), sign = raised.chain[at], signs[at] if known else None
     sure = raised.inner and not says("vague", text)
     event = Event("script-error", "primary", sure, file, number, text, raised=raised)
-    if raised.kind.rpartition(".")[2] in _WRAPPERS:
+    if raised.chain[0][1].partition(":")[0].rpartition(".")[2] in _WRAPPERS:
         event.kind, event.sure, event.cause = "secondary", False, "unknown"
     elif sign and sign.id != "script-error":
         event.cause, event.kind, event.sure = sign.id, sign.kind, sign.sure

@@ -31,14 +31,6 @@ def _is_quoted(event: Event, _: Evidence) -> bool:
     return not event.raised and not event.end and bool(says("quoted", event.text))
 
 
-def _is_ignored(event: Event, _: Evidence) -> bool:
-    return bool(event.raised and event.raised.aside)
-
-
-def _is_handled(event: Event, _: Evidence) -> bool:
-    return event.handled
-
-
 def _is_warning(event: Event, evidence: Evidence) -> bool:
     said = event.kind == "primary" or (event.kind == "secondary" and not evidence.report)
     return event.kind == "hint" or (said and not event.raised and bool(says("below-error", event.text)))
@@ -66,16 +58,12 @@ def _is_of_shutdown(event: Event, evidence: Evidence) -> bool:
     return event.number < evidence.finished[event.file] and (event.file in evidence.well or event.progress > 0)
 
 
-def _is_of_peer(event: Event, _: Evidence) -> bool:
-    return event.kind == "secondary"
-
-
 # Asked of what is beside the first failure.
-PEER = Rule("peer-error", "another rank's end, or the run's, told by a rank that it reached", _is_of_peer)
+PEER = Rule("peer-error", "another rank's end, or the run's, reached it", lambda each, _: each.kind == "secondary")
 RULES = (
     Rule("quoted", "a configuration, a usage text or a debug line quotes it", _is_quoted),
-    Rule("ignored", "Python or a logger says that it ignored it", _is_ignored),
-    Rule("handled", "a line beside it says that it was handled: retry, skip, fall back", _is_handled),
+    Rule("ignored", "Python or a logger says it was ignored", lambda each, _: bool(each.raised and each.raised.aside)),
+    Rule("handled", "a line beside it says that it was handled: retry, skip, fall back", lambda each, _: each.handled),
     Rule("launcher-notice", "the launcher's own logger wrote it of the node, and went on", _is_launchers),
     Rule("warning", "a line of a level below error", _is_warning),
     Rule("ended-by-launcher", "the launcher ended this rank, because of another", _is_of_launcher),

@@ -43,11 +43,6 @@ class PythonException:
     top: bool
     aside: bool
 
-    @property
-    def kind(self) -> str:
-        """The type of the first of the chain."""
-        return self.chain[0][1].partition(":")[0]
-
 
 @dataclass
 class Tracebacks:
