@@ -6,34 +6,39 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from srunddp.triage.event import Event, of_exception, of_report
-from srunddp.triage.launcher_reports import Reports
+from srunddp.triage.event import Event, of_exception
 from srunddp.triage.logs import Log, time_of
-from srunddp.triage.own_reports import of_preflight, of_record, ours
-from srunddp.triage.progress import FINISHED, HANDLED, SUCCEEDED, Progress, is_below_error
 from srunddp.triage.rank_labels import ObservedRanks, RankLabels, node_of_name, ranks_of_names, stated_rank
-from srunddp.triage.signatures import table
-from srunddp.triage.tracebacks import PythonException, Tracebacks
+from srunddp.triage.reports import Reports, of_json, ours
+from srunddp.triage.signatures import says, table
+from srunddp.triage.tracebacks import Tracebacks
 
 _SNIFFED = 400
 _KEPT = 40  # of one sign of one rank in one file
 _LAST = 3
 GOES_ON = 3  # steps after something: it did not end the run
-_MESSAGE = 15  # lines that an exception's message may have
-_OF_PEERS = ("RuntimeError", "torch.distributed.Dist", "OSError")
-LAUNCHER = re.compile(r"\bsrun: |slurmstepd\S*: |srunddp: |elastic|mpirun|prterun|user-direction|^=")
-_NEAR = 3  # lines after an error in which whoever caught it says so
-_RESTART = re.compile(
-    r"[Rr]estarting worker group|will restart worker group|[Rr]equeue(?:d|ing)\b|"
-    r"[Rr]esum(?:ed|ing) (?:from|training|at)|[Rr]estart(?:ed|ing)? (?:the )?(?:job|run|training|ranks)"
+_NEAR = 3  # lines after an error that may be of its message, or in which whoever caught it says so
+_STEP = re.compile(
+    r"\b(?:step|iter(?:ation)?|epoch|batch|it)s?\b\W{0,4}(\d+)|\b(\d+)/\d+ \[|Epoch \[?(\d+)", re.IGNORECASE
 )
-# A script's own word of a failure, which no sign knows.
-_FAILING = re.compile(
-    r"\b(?:errors?(?![ :=]{0,3}\d)|fatal|fail(?:ed|ure)|abort(?:ed|ing)?|cannot|can't|could not|unable|invalid|"
-    r"not finite|non-finite|diverged|exceeded|mismatch|giving up|exiting|stopping|quitting|no more|missing|not found|"
-    r"too (?:many|few|large|small)|wrong|illegal|unexpected|unsupported|must|denied|damaged|incomplete)\b",
-    re.IGNORECASE,
-)
+_RECENT = 256  # ranks of one log tell of the same step
+
+
+@dataclass
+class Progress:
+    """How many steps one stream of lines has told of; ``count`` is of unlike ones."""
+
+    count: int = 0
+    _recent: dict[tuple[str, ...], None] = field(default_factory=dict)
+
+    def feed(self, text: str) -> None:
+        """Read a line."""
+        step = tuple(match[0] for match in _STEP.finditer(text[:400]))
+        if step and step not in self._recent:
+            self._recent[step] = None
+            self.count += 1
+            if len(self._recent) > _RECENT:
+                del self._recent[next(iter(self._recent))]
 
 
 @dataclass
@@ -42,13 +47,11 @@ class Evidence:
 
     Attributes:
         names: of the logs; notes: what could not be read.
-        report: the first end of a rank that a launcher reports; last: the last line of each who spoke.
+        report: the first end of a rank that a launcher reports.
+        last: the last line of each who spoke, the last speaker's last.
         finished: the line, by file, that tells of a good end; well: those that tell it of the run itself.
-        restarted: the last line, by file, that tells of a new attempt.
-        steps: how many steps each file tells of; lines: how many there were.
-        speaker: who spoke last.
-        moved: when a step was told of last, where lines tell the time.
-        cut: the last line of a log without its end.
+        steps: how many steps each file tells of.
+        met: srunddp's ranks found one another; cut: a log's last line has no end.
     """
 
     names: list[str]
@@ -59,12 +62,9 @@ class Evidence:
     finished: dict[int, int] = field(default_factory=dict)
     well: set[int] = field(default_factory=set)
     steps: dict[int, int] = field(default_factory=dict)
-    restarted: dict[int, int] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
-    lines: int = 0
-    speaker: str = ""
-    cut: str = ""
-    moved: float | None = None
+    met: bool = False
+    cut: bool = False
 
 
 def collect(logs: Sequence[Log]) -> Evidence:
@@ -77,28 +77,28 @@ def collect(logs: Sequence[Log]) -> Evidence:
             continue
         _File(index, log, evidence, ranks.get(log.name)).read()
         evidence.notes += log.notes
-    evidence.report = _first_report(evidence.events)
+    own = [each for each in evidence.events if each.end and not each.end.is_victim and each.progress < GOES_ON]
+    evidence.report = min(own, key=lambda event: not (event.end and event.end.root), default=None)
     return evidence
 
 
-def _first_report(events: Sequence[Event]) -> Event | None:
-    """The one that a launcher calls first, or the first of all that it did not end itself."""
-    own = [event for event in events if event.report and not event.report.is_victim and event.progress < GOES_ON]
-    return min(own, key=lambda event: (not (event.report and event.report.root), event.rank is None), default=None)
-
-
 def _read_json(kind: str, log: Log, index: int, evidence: Evidence) -> None:
-    text = "\n".join(line for _, line in log.lines())
     try:
-        if kind == "preflight":
-            evidence.events += of_preflight(text, index)
-            return
-        event, size = of_record(text, index)
+        events, size = of_json(kind, "\n".join(line for _, line in log.lines()), index)
     except (ValueError, TypeError, KeyError):
         evidence.notes.append(f"{log.name} is none of srunddp's")
         return
-    evidence.events.append(event)
+    evidence.events += events
     evidence.observed.add_world_size(size)
+
+
+@dataclass
+class _Stream:
+    """The lines of one rank in one file."""
+
+    tracebacks: Tracebacks = field(default_factory=Tracebacks)
+    progress: Progress = field(default_factory=Progress)
+    raised: Event | None = None  # the last exception
 
 
 class _File:
@@ -107,13 +107,12 @@ class _File:
     def __init__(self, index: int, log: Log, evidence: Evidence, rank: int | None) -> None:
         self._index, self._log, self._evidence, self._rank = index, log, evidence, rank
         self._node = node_of_name(log.name)
-        self._streams: dict[int | None, tuple[Tracebacks, Progress]] = {}
+        self._streams: dict[int | None, _Stream] = {}
         self._places: dict[tuple[object, ...], list[int]] = {}
         self._since: float | None = None
-        self._own: list[Event] = []
-        self._counted: list[tuple[Progress, int, int]] = []
-        self._all, self._restarted = Progress(), 0
-        self._reports, self._reported = Reports(), list[int]()
+        self._own: list[tuple[Event, Progress, int]] = []
+        self._all, self._reports = Progress(), Reports()
+        self._restarted = (0, 0)
 
     def read(self) -> None:
         lines = self._log.lines()
@@ -123,105 +122,89 @@ class _File:
             text, rank, node = labels.strip(line)
             self._line(number, text, self._rank if rank is None else rank, node or self._node)
             tail.append((number, text))
+        number, steps = self._restarted
+        for event, progress, before in self._own:
+            followed = self._all.count - steps if number and event.number <= number + _LAST else 0
+            event.progress = max(progress.count - before, followed)
+            self._evidence.events.append(event)
         self._end(tail)
-        for event, (progress, before, all_before) in zip(self._own, self._counted, strict=True):
-            event.progress = progress.count - before
-            if event.ours or event.number <= self._restarted + _LAST:  # rank 0 may be the only one that tells of steps
-                event.progress = max(event.progress, self._all.count - all_before)
-        for report, before in zip(self._reports.found, self._reported, strict=True):
-            self._own.append(event := of_report(report, self._index))
-            event.progress = self._all.count - before if report.number <= self._restarted + _LAST else 0
-        self._evidence.events += self._own
 
     def _end(self, tail: Sequence[tuple[int, str]]) -> None:
         evidence = self._evidence
-        evidence.steps[self._index], evidence.restarted[self._index] = self._all.count, self._restarted
-        if good := [number for number, text in tail if FINISHED.search(text)]:
+        evidence.steps[self._index] = self._all.count
+        if good := [number for number, text in tail if says("finished", text)]:
             evidence.finished[self._index] = good[-1]
-            evidence.well |= {self._index} if any(SUCCEEDED.search(text) for _, text in tail) else set()
-        if self._log.cut and tail:
-            evidence.cut = tail[-1][1]
+            evidence.well |= {self._index} if any(says("succeeded", text) for _, text in tail) else set()
+        evidence.cut |= self._log.cut
 
     def _line(self, number: int, text: str, rank: int | None, node: str | None) -> None:
-        evidence = self._evidence
         whose = rank if rank is not None else stated_rank(text)
         self._observe(number, text, rank, whose, node)
+        stream = self._streams.setdefault(rank, _Stream())
+        tracebacks = stream.tracebacks
+        raised, known = tracebacks.raised, len(tracebacks.done)
+        inside = tracebacks.feed(number, text)
         time = time_of(text)
-        self._since = time if time is not None else self._since
-        stream, progress = self._streams.setdefault(rank, (Tracebacks(), Progress()))
-        known, outer, raised = len(stream.done), stream.done[-1:], stream.raised
-        inside = stream.feed(number, text)
-        self._reports.feed(number, text)
-        self._reported += [self._all.count] * (len(self._reports.found) - len(self._reported))
-        if not inside:
-            progress.feed(text)
-            before = self._all.count
-            self._all.feed(text)
-            if self._all.count > before and self._since is not None:
-                evidence.moved = max(self._since, evidence.moved or 0.0)
-        event: Event | None = None
-        if stream.raised > raised:
-            event = of_exception(stream.done[-1], self._index)
-            self._drop(outer if len(stream.done) == known else [])
+        found: list[Event | None] = []
+        if tracebacks.raised > raised:
+            found = [self._raised(stream, len(tracebacks.done) == known)]
         elif not inside:
-            event = self._plain(number, text)
-            self._excuse(number, text, rank)
-            event = None if event and self._adopted(event, rank) else event
-        if event:
-            event.node = event.node or node
-            self._add(event, whose if event.rank is None else event.rank, time, progress)
+            stream.progress.feed(text)
+            self._all.feed(text)
+            found = [self._reports.feed(self._index, number, text), self._plain(number, text, stream)]
+        for event in filter(None, found):
+            event.node, event.time, event.since = event.node or node, time, self._since
+            event.rank = whose if event.rank is None and not event.end else event.rank
+            self._add(event, self._all if event.ours else Progress() if event.end else stream.progress)
+        self._since = time if time is not None else self._since
+        if not inside:
+            self._excuse(number, text)
 
     def _observe(self, number: int, text: str, rank: int | None, whose: int | None, node: str | None) -> None:
         evidence = self._evidence
-        evidence.lines += 1
         evidence.observed.add_rank(whose, node)
         evidence.observed.add_line(text, self._index if self._rank is None else "ranks", rank, self._all.count)
-        if _RESTART.search(text):
-            self._restarted = number
-        evidence.speaker = f"rank {rank}" if rank is not None else self._log.name
-        evidence.last[evidence.speaker] = text
+        evidence.met |= text.startswith("srunddp: ") and ", launcher " in text
+        if says("restarted", text):
+            self._restarted = (number, self._all.count)
+        speaker = f"rank {rank}" if rank is not None else self._log.name
+        evidence.last.pop(speaker, None)
+        evidence.last[speaker] = text
 
-    def _drop(self, raised: list[PythonException]) -> None:
-        """An exception was handed on from another process, or has another one above it."""
-        for each in self._own:
-            if raised and each.raised is raised[0]:
-                each.kind = "noise"
+    def _raised(self, stream: _Stream, again: bool) -> Event:
+        """The exception that was just told of; ``again``: the last one handed it on, or was the reason for it."""
+        if stream.raised and again:
+            stream.raised.kind = "noise"
+        stream.raised = of_exception(stream.tracebacks.done[-1], self._index)
+        return stream.raised
 
-    def _adopted(self, event: Event, rank: int | None) -> bool:
-        """Whether the line is of the message of the exception before it, which itself said nothing of its cause."""
-        last = next((each for each in reversed(self._own) if each.raised), None)
-        if not last or not last.generic or last.rank != rank or LAUNCHER.search(event.text):
-            return False
-        if event.kind == "secondary" and event.number <= last.number + _NEAR and last.text.startswith(_OF_PEERS):
-            last.cause, last.kind = "unknown", "secondary"
-        elif event.kind == "primary" and event.number <= last.number + _MESSAGE:
-            last.cause = event.cause
-        else:
-            return False
-        last.generic = last.sure = False
-        return True
-
-    def _excuse(self, number: int, text: str, rank: int | None) -> None:
-        """Whoever caught the error just before says so."""
-        last = self._own[-1] if self._own else None
-        if last and last.kind != "ending" and last.rank == rank and number <= last.number + _NEAR:
-            last.handled |= bool(HANDLED.search(text)) and not LAUNCHER.search(text)
-
-    def _plain(self, number: int, text: str) -> Event | None:
-        if text.startswith(("srunddp: ", "FAIL  ")) and (event := ours(number, text, self._index)):
+    def _plain(self, number: int, text: str, stream: _Stream) -> Event | None:
+        if text.startswith(("srunddp: ", "FAIL  ")) and (event := ours(self._index, number, text)):
             return event
         sign = table().read(text)
-        if sign and sign.kind != "noise":
-            return Event(sign.id, sign.kind, sign.sure, self._index, number, text, late=sign.late)
-        if not sign and not LAUNCHER.search(text) and _FAILING.search(text) and not is_below_error(text):
+        if sign and sign.kind != "noise" and not self._is_message(sign.id, sign.kind, number, text, stream.raised):
+            return Event(sign.id, sign.kind, sign.sure, self._index, number, text)
+        if not sign and says("failing", text) and not says("launcher", text) and not says("below-error", text):
             return Event("unknown", "word", False, self._index, number, text)
         return None
 
-    def _add(self, event: Event, rank: int | None, time: float | None, progress: Progress) -> None:
-        event.rank, event.time, event.since = rank, time, self._since
-        places = self._places.setdefault((event.cause, event.kind, rank, event.generic), [])
+    def _is_message(self, cause: str, kind: str, number: int, text: str, raised: Event | None) -> bool:
+        """Whether the line is of the message of the exception before it, which itself said nothing of its cause."""
+        near = raised and number <= raised.number + _NEAR and kind in ("primary", "secondary")
+        if not raised or not near or raised.cause != "script-error" or raised.sure or says("launcher", text):
+            return False
+        raised.cause, raised.kind = cause, kind
+        return True
+
+    def _excuse(self, number: int, text: str) -> None:
+        """Whoever caught the error in this line, or just before, says so."""
+        last = self._own[-1][0] if self._own else None
+        if last and number <= last.number + _NEAR and says("handled", text) and not says("launcher", text):
+            last.handled |= last.kind != "ending"
+
+    def _add(self, event: Event, progress: Progress) -> None:
+        places = self._places.setdefault((event.cause, event.kind, event.rank), [])
         if len(places) < _KEPT:
             places.append(len(self._own))
         # Of too many the last is replaced: it may be the one that mattered.
-        at = slice(places[-1], places[-1] + 1)
-        self._own[at], self._counted[at] = [event], [(progress, progress.count, self._all.count)]
+        self._own[places[-1] : places[-1] + 1] = [(event, progress, progress.count)]

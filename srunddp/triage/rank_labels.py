@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePath
 
+from srunddp.triage.signatures import table
+
 MOST_RANKS = 1_000_000
 
 # Labels that cannot be anything else.
@@ -19,57 +21,21 @@ _PLAIN = re.compile(
 _DOUBTFUL = {
     "label": re.compile(r" {0,6}(?P<rank>\d{1,7}): "),
     "hydra": re.compile(r"\[(?P<rank>\d{1,7})\] "),
-    "prefix": re.compile(r"(?P<node>[A-Za-z][\w.-]*):(?P<rank>\d{1,7}): "),
-    "host": re.compile(r"(?P<node>[A-Za-z][\w.-]*\d[\w.-]*): "),
+    "prefix": re.compile(r"(?P<node>[A-Za-z][\w.-]*)(?<!\.py)(?<!\.cpp)(?<!\.sh):(?P<rank>\d{1,7}): "),
+    "host": re.compile(r"(?!srun|slurmstepd|line|epoch)(?P<node>[A-Za-z][\w.-]*\d[\w.-]*): "),
 }
 _BEHIND_A_BAR = re.compile(r"\[rank\d+\]: Traceback \(most recent")  # of progress, which ends no line
-_SOURCE_FILE = re.compile(r"\.(?:py|c|cc|cpp|cu|h|sh|out|log)$")
-_STATED_RANK = re.compile(r"\[(?:PG [^\]]{0,80}?)?[Rr](?:ank|ANK)[ :]{0,2}(\d{1,7})\]|\bGLOBAL_RANK: (\d{1,7})")
-_BEGINS = re.compile(r"^[\[(]?(?:[Gg]lobal )?[Rr](?:ank|ANK)[ :=#]{0,2}(\d{1,7})\b")
+_STATED = re.compile(
+    r"\[(?:PG [^\]]{0,80}?)?[Rr](?:ank|ANK)[ :]{0,2}(\d{1,7})\]|\bGLOBAL_RANK: (\d{1,7})|"
+    r"^[\[(]?(?:[Gg]lobal )?[Rr](?:ank|ANK)[ :=#]{0,2}(\d{1,7})\b"
+)
 _IN_NAME = re.compile(r"(?:rank|task|proc|process)[._-]?(\d{1,7})(?!\d)", re.IGNORECASE)
 _FOLDER = re.compile(r"(?:attempt_\d+/|^|/)(\d{1,7})/(?:stdout|stderr|output)(?:\.\w+)?$")
 _AGENT = re.compile(r".*(?=attempt_\d+/\d)")
 _NO_RANK = re.compile(r"(?:node|host|gpu|epoch|part|run|attempt|restart|job|#_)[._-]?$", re.IGNORECASE)
 _NODE_IN_NAME = re.compile(r"^([A-Za-z][\w-]*?\d*)\.rank\d+\.log$")
 
-# The most trusted first: srunddp, torch and MPI, then what scripts print.
-_WORLD = [
-    re.compile(r"^srunddp: (\d+) ranks? on \d+ nodes?, launcher|\bWORLD_SIZE\s?[=:]\s?'?(\d+)"),
-    re.compile(
-        r"(?<!local )(?<!parallel )(?:\b|\bdist_)world[ _-]?size(?: \.{3,80} |\W{1,4}(?:is |of )?)(\d+)", re.IGNORECASE
-    ),
-    re.compile(
-        r"\bMEMBER: \d+/(\d+)|Starting with (\d+) processes|\d+/(\d+) clients joined|"
-        r"^srunddp: error: \d+ of (\d+) ranks did not come|\brank \d+ nranks (\d+)"
-    ),
-    re.compile(
-        r"\b[Rr](?:ank|ANK)[ :=#]{0,2}\d+ ?(?:/|of|out of) ?(\d+)\b|"
-        r"\b(?:[Pp]rocess|PE|[Tt]ask|[Ww]orker)[ :=#]{0,2}\d+ (?:of|out of) (\d+)\b|"
-        r"\b(?:SLURM_NTASKS|SLURM_STEP_NUM_TASKS|OMPI_COMM_WORLD_SIZE)\s?[=:]\s?(\d+)|"
-        r"\b[Nn]um(?:ber of |[ _])(?:processes|ranks)\W{1,3}(\d+)|\b[Tt]otal (?:ranks|processes)\W{1,3}(\d+)|"
-        r"\([Gg]lobal: \d+, local:? \d+\), total (\d+)"
-    ),
-]
-_OF_RECORD = len(_WORLD)  # failure.json knows victims alone
-_OF_RANKS = (
-    "ank",
-    "orld",
-    "RANK",
-    "WORLD",
-    "SLURM_",
-    "ask ",
-    "PE ",
-    "clients",
-    "rocess",
-    "MEMBER",
-    "lobal: ",
-    "orker ",
-)
-_SPOKE = re.compile(
-    r"\b[Rr](?:ank|ANK)[ :=#]{0,2}(\d{1,7}) ?(?:/|of|out of) ?\d+\b|\bGLOBAL_RANK: (\d+), MEMBER|"
-    r"^[Pp]rocess (\d{1,7}) of \d+\b"
-)
-_RANK_ZERO = re.compile(r"^(?:Seed set to \d|GPU available: )")  # as Lightning has it of rank 0 alone
+_OF_RANKS = ("rank", "world", "ntasks", "clients", "process", "task ", "worker ")
 _AT_WORK = re.compile(r"step|epoch|iter|loss|batch|it/s|\d ?%", re.IGNORECASE)
 _MOST_SHAPES = 1000
 _ONE_ATTEMPT = 3  # steps within which the last of several processes begins
@@ -84,11 +50,10 @@ class RankLabels:
     @classmethod
     def sniff(cls, lines: Sequence[str]) -> RankLabels:
         for kind, pattern in _DOUBTFUL.items():
-            found = [match for line in lines if (match := _label(pattern, line))]
-            values = {match["rank"] if kind != "host" else match["node"] for match in found}
+            found = [match[match.lastindex or 0] for line in lines if (match := pattern.match(line))]
             many = len(found) >= 3 and len(found) * 5 >= len(lines) * (1 if kind != "host" else 4)
             # A numbered listing counts on; ranks come again.
-            if many and (len(found) <= 12 or len(values) * 2 <= len(found)):
+            if many and (len(found) <= 12 or len(set(found)) * 2 <= len(found)):
                 return cls(kind)
         return cls()
 
@@ -96,7 +61,7 @@ class RankLabels:
         """The line without its labels, whose it is, and on which node."""
         rank: int | None = None
         node: str | None = None
-        if self.kind and (match := _label(_DOUBTFUL[self.kind], text)):
+        if self.kind and (match := _DOUBTFUL[self.kind].match(text)):
             found = match.groupdict()
             rank, node = int(found["rank"]) if "rank" in found else None, found.get("node")
             text = text[match.end() :]
@@ -109,19 +74,10 @@ class RankLabels:
         return text, rank, node
 
 
-def _label(pattern: re.Pattern[str], line: str) -> re.Match[str] | None:
-    match = pattern.match(line)
-    node = match["node"] if match and "node" in pattern.groupindex else ""
-    return None if _SOURCE_FILE.search(node) or node.startswith(("srun", "slurmstepd", "line", "epoch")) else match
-
-
 def ranks_of_names(names: Sequence[str]) -> dict[str, int]:
     """The ranks that file names tell: ``node01.rank3.log``, torchrun's ``attempt_0/3/``, ``out.0`` beside ``out.1``."""
-    found: dict[str, int] = {}
-    for name in names:
-        match = _IN_NAME.search(PurePath(name).name) or _IN_NAME.search(name) or _FOLDER.search(name)
-        if match:
-            found[name] = int(match[1])
+    numbers = {name: _IN_NAME.findall(name) or _FOLDER.findall(name) for name in names}
+    found = {name: int(each[-1]) for name, each in numbers.items() if each}
     agents = {match.group() for name in names if (match := _AGENT.match(name))}
     if len(agents) > 1:  # several agents' local ranks
         return {name: rank for name, rank in found.items() if not _AGENT.match(name)}
@@ -152,8 +108,8 @@ def node_of_name(name: str) -> str | None:
 
 def stated_rank(text: str) -> int | None:
     """The rank that a line says it is of, within itself."""
-    match = _STATED_RANK.search(text, 0, 300) or _BEGINS.match(text)
-    return int(next(filter(None, match.groups()))) if match else None
+    match = _STATED.search(text, 0, 300)
+    return int(match[match.lastindex or 1]) if match else None
 
 
 def spread(text: str) -> list[int]:
@@ -172,13 +128,13 @@ class ObservedRanks:
 
     Attributes:
         seen: ranks with a line, or a file, of their own; nodes: of ranks.
-        worlds: the largest size of the world that each of the patterns told.
+        stated: the largest size of the world that a line tells.
         ones: how many processes said in the same words that they are alone.
     """
 
     seen: set[int] = field(default_factory=set)
     nodes: dict[int, str] = field(default_factory=dict)
-    worlds: dict[int, int] = field(default_factory=dict)
+    stated: int = 0
     ones: int = 0
     _alone: dict[tuple[object, str], tuple[int, list[int | None]]] = field(default_factory=dict)
 
@@ -195,18 +151,16 @@ class ObservedRanks:
         Args:
             job: tells the files of unlike jobs apart; rank: of its label or its file; steps: told before it.
         """
-        if _RANK_ZERO.match(text):
-            self.add_rank(0)
-        if not any(word in text for word in _OF_RANKS):
+        lower = text.lower()
+        if not any(word in lower for word in _OF_RANKS):
             return
-        if match := _SPOKE.search(text):
-            self.add_rank(int(match[match.lastindex or 1]))
-        for order, pattern in enumerate(_WORLD):
-            if match := pattern.search(text):
-                size = int(match[match.lastindex or 1])
-                self.add_world_size(size, order)
-                if size == 1 and not _AT_WORK.search(text):  # who says so at each step is still one process
-                    self._add_alone((job, re.sub(r"\d+", "0", text)), rank, steps)
+        found = [match.groupdict() for pattern in table().patterns["world"] if (match := pattern.search(text))]
+        for said in found:
+            self.add_rank(int(said["rank"]) if said.get("rank") else None)
+            self.add_world_size(int(said["size"]))
+        # Who says so at each step is still one process.
+        if any(said["size"] == "1" for said in found) and not _AT_WORK.search(text):
+            self._add_alone((job, re.sub(r"\d+", "0", text)), rank, steps)
 
     def _add_alone(self, said: tuple[object, str], rank: int | None, steps: int) -> None:
         """One more that is alone; what is said after many steps is of another attempt."""
@@ -216,15 +170,14 @@ class ObservedRanks:
             ranks.append(rank)
             self.ones = max(self.ones, len(set(ranks) - {None}) or len(ranks))
 
-    def add_world_size(self, size: int, order: int = _OF_RECORD) -> None:
-        """A size of the world, and by which of the patterns it was told."""
-        if 0 < size <= MOST_RANKS:
-            self.worlds[order] = max(size, self.worlds.get(order, 0))
+    def add_world_size(self, size: int) -> None:
+        """A size of the world that a line tells."""
+        self.stated = max(self.stated, size if size <= MOST_RANKS else 0)
 
     @property
     def world_size(self) -> int | None:
-        """What lines tell, the most trusted kind; or else all who spoke, if they are 0 to N."""
+        """What lines tell; or else all who spoke, if they are 0 to N."""
         highest = max(self.seen, default=-1)
-        if self.worlds and highest < (stated := self.worlds[min(self.worlds)]):
-            return stated
+        if self.stated > max(highest, 0):
+            return self.stated
         return highest + 1 if highest >= 1 and len(self.seen) == highest + 1 else None

@@ -14,35 +14,25 @@ from srunddp.util.hostlist import group_by_key, ranges
 
 _LONGEST = 200
 _SPEAKERS = 16
+_HOW = {"certain": "first failure", "likely": "first failure, likely", "unknown": "cause unknown: the first end"}
 _MOST = 100  # of what followed and of what was set aside, in JSON
 
 
 def lines(diagnosis: Diagnosis, evidence: Evidence) -> list[str]:
     """For a terminal."""
-    if diagnosis.cause is None:
-        said = ["nothing failed"]
-    else:
-        said = [
-            _head(diagnosis, evidence),
-            f"cause: {table().causes[diagnosis.cause].cause}",
-            f"hint: {_hint(diagnosis)}",
-        ]
-        if diagnosis.certainty == "unknown":
-            said += _last_lines(evidence)
-        said += _followed(diagnosis)
+    said = ["nothing failed"]
+    if diagnosis.cause is not None:
+        cause = f"cause: {table().causes[diagnosis.cause].cause}"
+        said = [_head(diagnosis, evidence), cause, f"hint: {_hint(diagnosis)}"]
+        said += [*(_last_lines(evidence) if diagnosis.certainty == "unknown" else ()), *_followed(diagnosis)]
     said += [*_set_aside(diagnosis), *_world(diagnosis), *(f"note: {note}" for note in evidence.notes)]
     return [one_line(line) for line in said]
 
 
 def _head(diagnosis: Diagnosis, evidence: Evidence) -> str:
-    first, known = diagnosis.first, diagnosis.certainty != "unknown"
-    how = "first failure" if diagnosis.certainty == "certain" else "first failure, likely"
-    if not known:
-        how = "cause unknown: the first end" if first else "cause unknown"
+    first, how, who = diagnosis.first, _HOW[diagnosis.certainty], diagnosis.node or ""
     if not first:
-        why = diagnosis.why or "nothing here tells"
-        return f"{how}: {why} ({diagnosis.cause})" if known else why if why.startswith("no ") else f"{how}: {why}"
-    who = diagnosis.node or ""
+        return diagnosis.why if diagnosis.certainty == "unknown" else f"{how}: {diagnosis.why} ({diagnosis.cause})"
     if diagnosis.rank is not None:
         who = f"rank {diagnosis.rank}{f' on {who}' if who else ''}"
     frame = f", in {first.raised.frame}" if first.raised and first.raised.frame else ""
@@ -55,8 +45,9 @@ def _head(diagnosis: Diagnosis, evidence: Evidence) -> str:
 
 def _hint(diagnosis: Diagnosis) -> str:
     """The check's own, or that of the cause."""
-    own = diagnosis.first.hint if diagnosis.first else ""
-    return own or table().causes[diagnosis.cause or ""].hint
+    if diagnosis.first and diagnosis.cause == "check-failed":
+        return diagnosis.first.text.rpartition(" -> ")[2]
+    return table().causes[diagnosis.cause or ""].hint
 
 
 def _short(text: str) -> str:
@@ -70,7 +61,7 @@ def _followed(diagnosis: Diagnosis) -> list[str]:
     groups = group_by_key(
         (event.cause, event)
         for event in diagnosis.followed
-        if event.hint or (event.rank, event.cause) != (first and first.rank, diagnosis.cause)
+        if event.cause == "check-failed" or (event.rank, event.cause) != (first and first.rank, diagnosis.cause)
     )
     return [f"then what followed: {_whose(events)} ({what})" for what, events in list(groups.items())[:6]]
 

@@ -4,7 +4,6 @@ import functools
 import re
 from dataclasses import dataclass, field
 from importlib import resources
-from typing import Any
 
 KINDS = ("primary", "symptom", "ending", "hint", "secondary", "noise")
 
@@ -19,15 +18,14 @@ class Signature:
 
     id: str
     match: re.Pattern[str]
-    unless: re.Pattern[str] | None
+    unless: re.Pattern[str]
     kind: str
     sure: bool
-    late: bool
     sample: str
 
     def fits(self, text: str) -> bool:
         """Whether the line says so."""
-        return bool(self.match.search(text)) and not (self.unless and self.unless.search(text))
+        return bool(self.match.search(text)) and not self.unless.search(text)
 
 
 @dataclass(frozen=True)
@@ -42,9 +40,10 @@ class Cause:
 
 @dataclass(frozen=True)
 class SignatureTable:
-    """All signs, in the order of the table, and what their ids stand for."""
+    """All signs, in the order of the table, what their ids stand for, and the patterns that are no signs of a cause."""
 
     words: tuple[str, ...]
+    patterns: dict[str, list[re.Pattern[str]]]
     signs: tuple[Signature, ...]
     causes: dict[str, Cause]
     _dull: set[str] = field(default_factory=set, compare=False)  # lines that show nothing, whatever their figures
@@ -66,27 +65,29 @@ def weight(sign: Signature) -> int:
     return -1 if sign.kind == "noise" else len(KINDS) if sign.id == "script-error" else KINDS.index(sign.kind)
 
 
+def says(name: str, text: str) -> re.Match[str] | None:
+    """The first of the patterns of that name that the line shows."""
+    return next(filter(None, (pattern.search(text) for pattern in table().patterns[name])), None)
+
+
 @functools.cache
 def table() -> SignatureTable:
     """The table that comes with srunddp."""
     import yaml
 
     text = resources.files(__package__).joinpath("signatures.yaml").read_text(encoding="utf-8")
-    words, entries = yaml.load_all(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
-    signs = [_sign(entry["id"], sign) for entry in entries for sign in entry["signs"]]
-    causes = {
-        entry["id"]: Cause(entry["cause"], entry["hint"], entry["source"], _compiled(entry.get("behind")))
-        for entry in entries
-    }
-    return SignatureTable(tuple(words), tuple(signs), causes)
+    words, patterns, entries = yaml.load_all(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    signs = tuple(_sign(entry["id"], **sign) for entry in entries for sign in entry["signs"])
+    named = {name: [re.compile(each) for each in several] for name, several in patterns.items()}
+    causes = {}
+    for entry in entries:
+        behind = re.compile(entry["behind"]) if "behind" in entry else None
+        causes[entry["id"]] = Cause(entry["cause"], entry["hint"], entry["source"], behind)
+    return SignatureTable(tuple(words), named, signs, causes)
 
 
-def _sign(cause: str, sign: dict[str, Any]) -> Signature:
-    kind = sign.get("kind", "primary")
-    sure = sign.get("sure", kind in ("primary", "ending"))
-    match, unless = re.compile(sign["match"]), _compiled(sign.get("unless"))
-    return Signature(cause, match, unless, kind, sure, sign.get("late", False), sign["sample"])
-
-
-def _compiled(pattern: str | None) -> re.Pattern[str] | None:
-    return re.compile(pattern) if pattern else None
+def _sign(
+    cause: str, match: str, sample: str, unless: str = "(?!)", kind: str = "primary", sure: bool | None = None
+) -> Signature:
+    is_sure = kind in ("primary", "ending") if sure is None else sure
+    return Signature(cause, re.compile(match), re.compile(unless), kind, is_sure, sample)

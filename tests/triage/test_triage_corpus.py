@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 import yaml
 
+from srunddp.triage import jobs
 from srunddp.triage.collect import collect
 from srunddp.triage.diagnose import Diagnosis, diagnose
-from srunddp.triage.logs import find
 
 CORPUS = Path(__file__).parent / "corpus"
 RIGHT = {
@@ -49,7 +49,9 @@ def judged(name: str) -> list[Judged]:
     cases = sorted(path.parent for path in (CORPUS / name).glob("*/expected.yaml"))
     assert len(cases) >= 20
     expected = [yaml.safe_load((folder / "expected.yaml").read_text(encoding="utf-8")) for folder in cases]
-    found = [diagnose(collect(find([str(folder)]))) for folder in cases]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PATH", "")  # Slurm knows none of these jobs
+        found = [diagnose(collect(jobs.find([str(folder)], str(folder)).logs)) for folder in cases]
     return [Judged(folder.name, *each) for folder, *each in zip(cases, expected, found, strict=True)]
 
 

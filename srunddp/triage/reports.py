@@ -1,0 +1,124 @@
+"""What launchers say of how ranks ended: srun, torchrun and its likes, mpirun, Lightning, DeepSpeed, and srunddp."""
+
+import json
+import re
+import signal
+from dataclasses import dataclass, field
+from typing import Any
+
+from srunddp.triage.event import End, Event
+from srunddp.triage.rank_labels import spread
+from srunddp.triage.signatures import says, table
+
+_SIGNALS = {signal.strsignal(number) or "": number for number in (4, 5, 6, 7, 8, 9, 11, 15)}
+_WORDS = ("rank", "code", "srun: error: ", "exit", "EXIT", "signal", "SIGNAL", "PID ", "Process name")
+_HOST = re.compile(r"^\s*host\s+: (\S+)")
+
+_CAUSE = re.compile(
+    r"srunddp: (?:ranks? (\d+)[\d,-]* on (\S+?)(?:, rank.*?)? (?:failed: |(?=lost: ))(.*?)(?: \(exit code \d+\))?|"
+    r"error: (?:rank (\d+) on (\S+): )?(.*))$"
+)
+_FAIL = re.compile(r"FAIL  [\w-]+ +(?:(?:ranks? (\d+)(\S*) on )?([\w.-]+)  +)?\S.*; expected .* -> .+$")
+
+
+@dataclass
+class Reports:
+    """The launchers' reports in one file."""
+
+    found: list[Event] = field(default_factory=list)
+    _ending: bool = False  # the launcher ends ranks itself
+    _root: bool = False
+    _host: str | None = None
+
+    def feed(self, file: int, number: int, text: str) -> Event | None:
+        """Read a line: a new report, which later lines may complete."""
+        self._ending |= bool(says("ending", text))
+        self._root |= "Root Cause (first observed failure)" in text
+        if match := _HOST.match(text):
+            self._host = match[1]
+        if not any(word in text for word in _WORDS):
+            return None
+        if match := says("ended", text):
+            self.found.append(self._new(file, number, text, match.groupdict()))
+            return self.found[-1]
+        if self.found and (match := says("ended-more", text)):
+            self._complete(self.found[-1], match.groupdict())
+        return None
+
+    def _new(self, file: int, number: int, text: str, fields: dict[str, str | None]) -> Event:
+        how, by_signal = fields.get("how") or "", fields.get("signal")
+        by_signal = by_signal or next((str(_SIGNALS[word]) for word in _SIGNALS if how.startswith(word)), None)
+        code = -int(by_signal) if by_signal else int(fields.get("code") or 1)
+        end = End(code, spread(fields.get("ranks") or ""), fields.get("local"), late=self._ending)
+        event = Event("unknown", "report", False, file, number, text, node=fields.get("node"), end=end)
+        if end.local and end.ranks:  # torchrun's table, whose last is the first failure
+            event.node, end.root = self._host, self._root
+            for each in self.found if self._root else ():  # known by a local rank alone
+                if each.end and each.end.local == end.local and not each.end.ranks:
+                    each.end.ranks, each.node = end.ranks, self._host
+                    _settle(each, each.end)
+            self._root = False
+        end.root |= bool(end.local and not end.ranks)
+        _settle(event, end)
+        return event
+
+    def _complete(self, event: Event, more: dict[str, str | None]) -> None:
+        if event.end:
+            by_signal, code = more["signal"] or more["by"] or more["killed"], more["code"]
+            event.end.code = -int(by_signal) if by_signal else int(code) if code else event.end.code
+            event.end.ranks = [int(more["rank"])] if more["rank"] else event.end.ranks
+            _settle(event, event.end)
+
+
+def _settle(event: Event, end: End) -> None:
+    """What the report says by itself, as far as it is complete; who aborts has said why."""
+    event.cause = "unknown" if end.signal in (0, signal.SIGABRT) else "rank-killed"
+    event.rank = end.ranks[0] if end.ranks else None
+
+
+def ours(file: int, number: int, text: str) -> Event | None:
+    """srunddp's own line, where it speaks of an end, or a failure of its check."""
+    if match := _FAIL.match(text):
+        rank = int(match[1]) if match[1] and not match[2] else None
+        return Event("check-failed", "primary", True, file, number, text, rank, match[3], ours=True)
+    if match := _CAUSE.match(text):
+        who, node, cause = match.groups()[:3] if match[1] else match.groups()[3:]
+        rank = int(who) if who else None
+        return _of_cause(cause, Event("unknown", "primary", False, file, number, text, rank, node))
+    return None
+
+
+def _of_cause(cause: str, event: Event) -> Event:
+    """srunddp's diagnosis: who it was is certain, and why as far as the words tell."""
+    sign = table().read(cause) or table().read(event.text)
+    event.ours = True
+    if sign and sign.kind == "secondary":
+        event.kind = "symptom"
+    elif sign and sign.id != "script-error":
+        event.cause, event.kind = sign.id, "ending" if sign.kind == "ending" else "primary"
+        event.sure = event.kind == "primary" and (sign.sure or "killed by" in cause)
+    elif re.match(r"[\w.]+(?:: |$)", cause):
+        event.cause, event.sure = "script-error", not says("vague", cause)
+    elif sign:
+        event.cause = sign.id
+    return event
+
+
+def of_json(kind: str, text: str, file: int) -> tuple[list[Event], int]:
+    """The events of ``failure.json`` or of a check's ``preflight.JOB.json``, and how many ranks there were at least.
+
+    Raises:
+        ValueError, TypeError, KeyError: it is none of srunddp's.
+    """
+    record = json.loads(text)
+    if kind == "preflight":
+        return [_of_finding(each, file) for each in record["findings"] if each["level"] == "FAIL"], 0
+    cause, rank = str(record["cause"]), int(record["rank"])
+    event = Event("unknown", "primary", False, file, 1, cause, rank, str(record["node"]))
+    return [_of_cause(cause, event)], max([rank, *(int(victim["rank"]) for victim in record["victims"])]) + 1
+
+
+def _of_finding(found: dict[str, Any], file: int) -> Event:
+    text = f"FAIL {found['check']}: {found['found']}; expected {found['expected']} -> {found['hint']}"
+    rank, node = (each[0] if len(each) == 1 else None for each in (found["ranks"], found["nodes"]))
+    return Event("check-failed", "primary", True, file, 1, text, rank, node, ours=True)
