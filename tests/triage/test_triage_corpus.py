@@ -23,6 +23,7 @@ RIGHT = {
     "frozen": 0.95,
     "frozen2": 0.95,
     "frozen3": 0.85,
+    "frozen4": 0.9,
 }  # the least share of each set
 
 
@@ -81,15 +82,12 @@ def test_world_size_and_silent_ranks_are_never_contradicted(judged: list[Judged]
     assert len(rows) <= 0.05 * 3 * len(judged), rows
 
 
-def test_rank_and_first_line_are_those_of_the_first_failure(judged: list[Judged]) -> None:
+def test_rank_and_first_line_are_those_of_the_first_failure(name: str, judged: list[Judged]) -> None:
     """Where a case tells them, a label before the line aside; a rank of null is any, as all failed alike."""
     rows = []
     for case in (each for each in judged if each.expected.get("first_line")):
-        rank, first = case.expected["first_rank"], case.diagnosis.first
-        if (
-            rank not in (None, case.diagnosis.rank)
-            or not first
-            or first.text.strip() not in case.expected["first_line"]
-        ):
+        rank, lines, first = case.expected["first_rank"], case.expected["first_line"], case.diagnosis.first
+        told = [line for line in ([lines] if isinstance(lines, str) else lines) if first and first.text.strip() in line]
+        if rank not in (None, case.diagnosis.rank) or not told:
             rows.append(f"{case.name}: rank {case.diagnosis.rank}, {first.text if first else None}, expected {rank}")
-    assert len(rows) <= 0.05 * len(judged), "\n".join(rows)
+    assert len(rows) <= (1 - RIGHT[name]) * len(judged), "\n".join(rows)
