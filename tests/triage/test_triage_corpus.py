@@ -87,7 +87,9 @@ def test_rank_and_first_line_are_those_of_the_first_failure(name: str, judged: l
     rows = []
     for case in (each for each in judged if each.expected.get("first_line")):
         rank, lines, first = case.expected["first_rank"], case.expected["first_line"], case.diagnosis.first
-        told = [line for line in ([lines] if isinstance(lines, str) else lines) if first and first.text.strip() in line]
-        if rank not in (None, case.diagnosis.rank) or not told:
+        fitting = [
+            line for line in ([lines] if isinstance(lines, str) else lines) if first and first.text.strip() in line
+        ]
+        if rank not in (None, case.diagnosis.rank) or not fitting:
             rows.append(f"{case.name}: rank {case.diagnosis.rank}, {first.text if first else None}, expected {rank}")
     assert len(rows) <= (1 - RIGHT[name]) * len(judged), "\n".join(rows)
