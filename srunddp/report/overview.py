@@ -84,10 +84,10 @@ def _fullest(each: Sequence[GpuFigures | NodeFigures]) -> tuple[float | None, st
 
 
 def failure(summary: Summary) -> Advice | None:
-    """Who failed, and of what; None for a run that went well, still runs, or stopped with a checkpoint."""
+    """Who failed, and of what; None for a run that went well, runs without failure, or stopped with a checkpoint."""
     end, codes = summary.ending, set(summary.ending.codes.values())
     stopped = codes and not end.missing and (codes <= {0, _REQUEUE} or _STOPPED in end.cause)
-    if end.running or end.finished or stopped:
+    if end.finished or stopped or (end.running and codes <= {0, _REQUEUE}):
         return None
     job = summary.job or "with the folder of its logs"
     found = end.cause or "; ".join(ends(summary))
@@ -101,7 +101,7 @@ def ends(summary: Summary) -> Iterator[str]:
     for code, ranks in sorted(by_code.items(), key=lambda each: len(each[1])):
         words = f" ({_CODES[code]})" if code in _CODES else ""
         yield f"exit code {code}{words} on {_who(ranks, summary)}"
-    if end.missing or not end.codes:
+    if not end.running and (end.missing or not end.codes):
         yield f"no end recorded of {_who(end.missing, summary)}: killed; last sample at {format.clock(end.last_s)}"
 
 

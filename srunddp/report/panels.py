@@ -89,8 +89,9 @@ def _time_line(run: RunData, summary: Summary, axis: TimeAxis) -> Section:
         ratios = ((f"rank {rank}", each.ratios(part, of)) for rank, each in run.steps.items())
         charts[title.lower()] = Chart(title, axis, unit, by, most).panel(ratios, 1, "ranks")
     stood = [("evaluation", (each.begin_s, each.end_s or summary.seconds)) for each in summary.evaluations]
-    marks = (mark for mark in run.marks if mark.name == "checkpoint" and mark.value >= 0)
-    stood += [("checkpoint", (mark.time - mark.value, mark.time)) for mark in marks]
+    saved = group_by_key((mark.rank, mark) for mark in run.marks if mark.name == "checkpoint" and mark.value >= 0)
+    longest = max(saved.values(), key=lambda marks: sum(mark.value for mark in marks), default=[])  # all ranks save
+    stood += [("checkpoint", (mark.time - mark.value, mark.time)) for mark in longest]
     rows = group_by_key((name, (name, span)) for name, span in stood)
     pauses = Chart("Evaluations and checkpoints", axis).bars(rows, ("evaluation", "checkpoint"))
     return _section("Time line", charts | ({"pauses": pauses} if pauses else {}))

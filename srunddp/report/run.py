@@ -24,6 +24,7 @@ _KINDS = {"node": csv_files.NODE, "tasks": csv_files.TASKS, "links": csv_files.L
 _LARGEST = 1e15  # a number above is none
 _CLOCK_TOLERANCE = 0.5  # seconds by which clocks may differ: all ranks end the rendezvous within less
 _SILENT = 5  # intervals without a line after which a run that has no end is not running
+_SLOWEST = 15.0  # seconds within which samples, and what is told of an end, are written
 _DEFAULT_INTERVAL = 5.0
 # What begins and what ends a phase: of several marks the first that is there.
 _PHASES = {
@@ -231,10 +232,12 @@ def ending(run: RunData, now: float) -> RunEnd:
     ends = run.marked("end")
     codes = {rank: 0 if math.isnan(mark.value) else int(mark.value) for rank, mark in sorted(ends.items())}
     interval = run.number("seconds") or _DEFAULT_INTERVAL
-    fresh = -60.0 < now - run.start - run.last < _SILENT * interval + 1.0
+    fresh = -60.0 < now - run.start - run.last < max(_SILENT * interval + 1.0, _SLOWEST)
     missing = tuple(rank for rank in run.ranks if rank not in codes)
     said = csv_files.json_object(run.folder.parent / "failure.json")  # which lies where the logs are
-    cause = said.get("cause")
+    cause, at = said.get("cause"), _unix_time(said.get("time")) - run.start
+    if not (math.isnan(at) or -_SLOWEST < at < run.last + _SLOWEST):
+        cause = ""  # of another start
     who = f"rank {said.get('rank')} on {said.get('node')}: "
     cause = who + cause if isinstance(cause, str) and cause else ""
     return RunEnd(codes, missing, bool(missing) and fresh, run.last, cause)

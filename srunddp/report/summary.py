@@ -16,7 +16,7 @@ class RunEnd:
     Attributes:
         codes: the exit code of each rank whose end was recorded.
         missing: the ranks whose end was not recorded.
-        running: none has ended, and the newest sample is from just now.
+        running: not all have ended, and the newest sample is from just now.
         last_s: seconds from the start to the newest line of any file.
         cause: of failure.json, where there is one.
     """

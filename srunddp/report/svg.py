@@ -269,7 +269,7 @@ def _legend(entries: Iterable[tuple[str, str]]) -> str:
 
 def _lasted(spans: Iterable[tuple[str, Span]]) -> Iterator[str]:
     for name, each in group_by_key((name, end - begin) for name, (begin, end) in spans).items():
-        yield f"{name}: {format.duration(sum(each))}{f' in {len(each)} times' if len(each) > 1 else ''}"
+        yield f"{name}: {format.duration(sum(each))}{f', {len(each)} times' if len(each) > 1 else ''}"
 
 
 def _label(word: str, y: float, kind: str = "y") -> str:

@@ -16,6 +16,7 @@ from srunddp.util.hostlist import group_by_key
 
 _WIDTH, _TITLE, _BAR, _NOTE = 120, 12, 20, 13  # columns
 _MOST = 8  # nodes whose clock differs
+_BEFORE_UNIT = re.compile(r"(?<=\d) (?=(?:%|ms|s|min|h|d|[KMGTP]?i?B|k?W|kWh|J|°C|GPUs?|CPUs?)(?!\w))")
 
 
 def lines(summary: Summary, notes: Sequence[Advice]) -> list[str]:
@@ -32,7 +33,7 @@ def lines(summary: Summary, notes: Sequence[Advice]) -> list[str]:
 
 def _wrapped(line: str, indent: int = 0) -> Iterator[str]:
     """The line in as many as it needs, those after the first indented; neither a word nor a figure is parted."""
-    joined, margin = re.sub(r"(?<=\d) (?=\S)", "\xa0", one_line(line)), " " * indent
+    joined, margin = _BEFORE_UNIT.sub("\xa0", one_line(line)), " " * indent
     for part in wrap(joined, _WIDTH, subsequent_indent=margin, break_long_words=False, break_on_hyphens=False):
         yield part.replace("\xa0", " ")
 
@@ -73,7 +74,7 @@ def heading(summary: Summary) -> list[str]:
 def _ending(summary: Summary) -> Iterator[str]:
     end, failed = summary.ending, failure(summary)
     if end.running:
-        yield f"still running; last sample at {format.clock(end.last_s)}"
+        yield "; ".join([f"still running; last sample at {format.clock(end.last_s)}", *ends(summary)])
     elif end.finished:
         yield f"ended with exit code 0{' on all ranks' if summary.world_size > 1 else ''}"
     elif end.cause or not failed:

@@ -135,7 +135,7 @@ def test_many_epochs_are_not_all_marked_and_pauses_are_shown(tmp_path: Path) -> 
     ]
     assert all(30 < count(figure, "mark") <= 60 for figure in charts.values())
     pauses = said(charts["Evaluations and checkpoints"])
-    assert re.fullmatch(r"evaluation: 14.9 s in 149 times", pauses["evaluation"])
+    assert re.fullmatch(r"evaluation: 14.9 s, 149 times", pauses["evaluation"])
 
 
 @pytest.mark.parametrize("code", [0, None])

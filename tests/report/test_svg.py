@@ -139,7 +139,7 @@ def test_bars_have_a_colour_for_each_name() -> None:
     # None is too short to be seen, and of many in a row there is the sum.
     html = svg.Chart("Pauses", AXIS).bars({"e": [("e", (0.0, 0.0)), ("e", (50.0, 50.0))]}, ["e"])
     assert paths(html, "cell c0") == ["M0 0H0.25v1H0zM50 0H50.25v1H50z"]
-    assert "e: 0 s in 2 times" in html
+    assert "e: 0 s, 2 times" in html
     assert svg.Chart("Launch", AXIS).bars({"0": []}, ["srun"]) == ""
 
 
