@@ -158,7 +158,7 @@ class _File:
             self._add(event, self._all if event.ours else Progress() if event.end else stream.progress)
         self._since = time if time is not None else self._since
         if not inside:
-            self._excuse(number, text)
+            self._excuse(number, text, whose)
 
     def _observe(self, number: int, text: str, rank: int | None, whose: int | None, node: str | None) -> None:
         evidence = self._evidence
@@ -196,11 +196,13 @@ class _File:
         raised.cause, raised.kind = cause, kind
         return True
 
-    def _excuse(self, number: int, text: str) -> None:
+    def _excuse(self, number: int, text: str, rank: int | None) -> None:
         """Whoever caught the error in this line, or just before, says so."""
         last = self._own[-1][0] if self._own else None
-        if last and number <= last.number + _NEAR and says("handled", text) and not says("launcher", text):
-            last.handled |= last.kind != "ending"
+        if not last or number > last.number + _NEAR or (None not in (rank, last.rank) and rank != last.rank):
+            return
+        if last.kind != "ending" and says("handled", text) and not says("launcher", text):
+            last.handled = True
 
     def _add(self, event: Event, progress: Progress) -> None:
         places = self._places.setdefault((event.cause, event.kind, event.rank), [])

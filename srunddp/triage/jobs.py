@@ -28,12 +28,13 @@ _NUMBER = re.compile(
     r"(?<![A-Za-z0-9])(?<!(?:rank|task|node|host|step)[-_.])[1-9]\d{2,17}(?![A-Za-z0-9]|.*\.rank\d)",
     re.ASCII,
 )
-_DATE = re.compile(r"20\d\d[01]\d[0-3]\d", re.ASCII)
+_DATE = re.compile(r"20\d\d(?:[01]\d[0-3]\d)?", re.ASCII)  # or a year
 _TASK = re.compile(r"_(\d{1,7})(?!\d|_log\.)", re.ASCII)  # submitit has a rank before _log
 _BESIDE = re.compile(r"\.(?:out|err|log|[oe]\d+)$|^preflight\.")
 _TOGETHER = 3600.0  # seconds between the last lines of files of one job
 _SLACK = 300.0  # seconds by which Slurm's clock and that of the files may differ
 _LISTED = 8
+_SHORT = 3  # digits: such a number may be of the run, as a batch size, or a rank
 _ATTEMPT = re.compile(r"(.*)attempt_(\d{1,9})/")  # torchrun's
 _REQUEUED = re.compile(r"\*\*\* .{1,200} CANCELLED AT (\S+) DUE TO (?:JOB REQUEUE|PREEMPTION|NODE FAILURE)")
 # The line that a file of --log-dir has before another start, and the first of a run, see srunddp/run/cli.py.
@@ -161,7 +162,7 @@ def _number(log: Log, rank: int | None = None) -> tuple[str, str, str]:
     if not numbers:  # up to the folder that the user named
         folders = (_FOLDER.fullmatch(each.name) for each in log.path.parents[: len(PurePath(log.name).parts)])
         return "", next((each[1] for each in folders if each), ""), ""
-    job = max(numbers, key=lambda each: (not _DATE.fullmatch(each[0]), int(each[0])))
+    job = max(numbers, key=lambda each: (not _DATE.fullmatch(each[0]), len(each[0]) > _SHORT, each.start()))
     task = _TASK.match(name, job.end())
     return name[: job.end()], job[0], task[1] if task else ""
 

@@ -118,7 +118,7 @@ def test_of_too_many_files_the_newest_jobs_count(tmp_path: Path, monkeypatch: py
         ("t-123.sh.out t-123_0.out t-123_1.out 123_4abcdefg/attempt_0/0/stdout.log", "123"),
         ("slurm-123-0.out slurm-123-1.out slurm-124-0.out", "123 124"),
         ("bert-512-4711.out bert-512-4711-100.err 4711_0_log.out", "4711"),
-        ("t-20261122-123.out t-20261122-124.out", "123 124"),
+        ("t-20261122-123.out t-20261122-124.out u-2026-125.out exp-20000-4711.out", "123 124 125 4711"),
         ("rank-100.log n-1.rank5.log node-101.log dgx-102.rank1.log 100.txt/out", ""),
         ("".join(f"out.{rank} " for rank in range(130)), ""),
         ("none_4abcdefg/attempt_0/0/stdout.log none_5abcdefg/attempt_0/1/stdout.log", ""),
