@@ -21,9 +21,8 @@ EVENTS = (
     "import", "imported", "init", "initialised", "fit", "step", "epoch", "epoch_end", "evaluation",
     "evaluation_end", "checkpoint", "checkpoint_written", "resumed",
 )  # fmt: skip
-MONITOR_FOLDER = (
-    "_SRUNDDP_MONITOR_FOLDER"  # the variable by which rank 0's script knows where the files of --monitor are
-)
+# The variable by which rank 0's script knows where the files of --monitor are.
+MONITOR_FOLDER = "_SRUNDDP_MONITOR_FOLDER"
 
 _COUNT = struct.Struct("=Q")
 _STEPS = struct.Struct("@QQddddQ")

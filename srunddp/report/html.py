@@ -14,8 +14,6 @@ from srunddp.report.panels import Section
 from srunddp.report.summary import Summary
 from srunddp.report.svg import escaped
 
-_STYLE = resources.files(__package__).joinpath("page.css").read_text(encoding="utf-8")
-
 
 def page(summary: Summary, notes: Sequence[Advice], sections: Sequence[Section]) -> str:
     """All of it."""
@@ -35,11 +33,11 @@ def page(summary: Summary, notes: Sequence[Advice], sections: Sequence[Section])
         *(f'<h2>{each.title}</h2>\n{each.html}<p class="missing">{escaped(each.missing)}</p>' for each in sections),
         *_tables(summary),
     ]
-    body = "\n".join(parts)
+    style, body = resources.files(__package__).joinpath("page.css").read_text(encoding="utf-8"), "\n".join(parts)
     return (
         f'<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         f'<meta name="viewport" content="width=device-width">\n<title>{title}</title>\n'
-        f"<style>{_STYLE}</style>\n</head>\n<body>\n{body}\n</body>\n</html>\n"
+        f"<style>{style}</style>\n</head>\n<body>\n{body}\n</body>\n</html>\n"
     )
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from srunddp.report.overview import failure, tiles
+from srunddp.report.overview import ends, failure, tiles
 from srunddp.report.run import read
 from srunddp.report.summarize import summary_of
 from srunddp.report.summary import Summary
@@ -16,6 +16,17 @@ from tests.support.made_up_run import MadeUp
 
 RUN = MadeUp(nodes=2, ranks_per_node=2, gpus_per_node=2, seconds=100, epoch_s=0)
 STOPPED = "stopped after step 40 by SIGUSR1; checkpoint 40; the job is requeued"
+
+
+@pytest.mark.parametrize(("day", "cause"), [("2027-01-15", "rank 3 on node02: x"), ("2027-01-16", "")])
+def test_a_failure_is_of_this_start_and_shown_at_once(day: str, cause: str, tmp_path: Path) -> None:
+    folder = replace(RUN, code=None, codes={1: 137}, interval=1.0).write(tmp_path)
+    said = {"rank": 3, "node": "node02", "cause": "x", "time": f"{day}T08:01:00.000+00:00"}
+    folder.with_name("failure.json").write_text(json.dumps(said))
+    summary = summary_of(read(folder), RUN.start + 115)
+    assert (summary.ending.running, summary.ending.cause) == (True, cause)
+    assert [*ends(summary)] == ["exit code 137 (SIGKILL, often out of memory) on rank 1 on node01"]
+    assert failure(summary)
 
 
 def summed(made_up: MadeUp, folder: Path, cause: str = "") -> Summary:

@@ -48,11 +48,11 @@ def triage(folder: Path, *words: object) -> dict[str, Any]:
 @pytest.fixture
 def three(tmp_path: Path) -> Path:
     """Two failed jobs, and a newer healthy one."""
-    log(tmp_path, "work/logs/train-101.out", STALE, 2 * DAY)
-    log(tmp_path, "work/logs/101.0/failure.json", FAILURE, 2 * DAY)
-    log(tmp_path, "work/logs/train-102.out", MEMORY, DAY)
-    log(tmp_path, "work/logs/train-103.out")
-    return tmp_path / "work"
+    log(tmp_path, "project/logs/train-101.out", STALE, 2 * DAY)
+    log(tmp_path, "project/logs/101.0/failure.json", FAILURE, 2 * DAY)
+    log(tmp_path, "project/logs/train-102.out", MEMORY, DAY)
+    log(tmp_path, "project/logs/train-103.out")
+    return tmp_path / "project"
 
 
 @pytest.mark.parametrize(
@@ -81,7 +81,7 @@ def test_three_jobs_in_a_folder_are_never_mixed(
     [
         ("", "logs", ""),
         (".", ".", "--log-dir=. "),
-        ("--log-dir=../work/logs", "../work/logs", "--log-dir=../work/logs "),
+        ("--log-dir=../project/logs", "../project/logs", "--log-dir=../project/logs "),
         ("logs/train-103.out logs/train-102.out", "logs", ""),
     ],
 )
