@@ -51,9 +51,13 @@ class Advice:
 
 
 def notes(summary: Summary) -> tuple[Advice, ...]:
-    """All that hold: those first that cost most; of the others causes before consequences, unused requests last."""
+    """All that hold: those first that cost most; of the others causes before consequences, unused requests last.
+
+    Before all is a loss that is no number: steps after it may be in vain.
+    """
+    diverged = tuple(filter(None, [_not_finite(summary)]))
     if too_short(summary):
-        return ()
+        return diverged
     busy, stragglers = _oversubscribed(summary), find_stragglers(summary)
     slowed = [each for each in summary.gpus if each.samples >= FEWEST_SAMPLES and (each.slowed_share or 0.0) > SLOWED]
     explained = {each.node for each in busy} | {each.node for each in slowed}
@@ -69,7 +73,7 @@ def notes(summary: Summary) -> tuple[Advice, ...]:
         _time_limit(summary),
         _memory(summary),
     ]
-    return tuple(sorted(filter(None, found), key=lambda note: -(note.cost or 0.0)))
+    return diverged + tuple(sorted(filter(None, found), key=lambda note: -(note.cost or 0.0)))
 
 
 def too_short(summary: Summary) -> str:
@@ -79,6 +83,15 @@ def too_short(summary: Summary) -> str:
     if summary.samples < FEWEST_SAMPLES:
         return f"{format.count(summary.samples, 'sample')} only: below {FEWEST_SAMPLES} nothing is concluded"
     return ""
+
+
+def _not_finite(summary: Summary) -> Advice | None:
+    if (first := summary.not_finite) is None:
+        return None
+    step = "" if first.step is None else f"step {first.step:,}, "
+    found = f"{one_line(first.name)} is {first.value}, first at {step}{format.clock(first.at_s)} after the start"
+    hint = "a lower learning rate, --max_grad_norm=1, or --precision=bf16 instead of fp16"
+    return Advice("not finite", found, "no finite number", hint)
 
 
 def _oversubscribed(summary: Summary) -> list[NodeFigures]:

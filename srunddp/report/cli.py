@@ -5,6 +5,7 @@ import shutil
 import sys
 import time
 from dataclasses import asdict
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from srunddp.util.console import coloured, say
 
 _REFRESH = 2.0  # seconds between two looks, and no more than a tenth of the time is spent on them
 _AGAIN = 60.0  # seconds between two summaries that are printed one after another
+_INDENT = 4  # columns before the rest of a line for which a terminal is too narrow
 _CLEAR = "\x1b[H\x1b[J"
 
 
@@ -90,6 +92,12 @@ def _baseline(given: dict[str, Any]) -> Summary | None:
 
 def _summed(folder: Path, baseline: Summary | None) -> tuple[RunData, Summary]:
     run = read(folder)
+    if not run.nodes:
+        raise ConfigError(
+            f"nothing was written to {folder}",
+            expected="run.json or files of samples",
+            hint="see whether the run began",
+        )
     summary = summary_of(run)
     return run, with_baseline(summary, baseline) if baseline else summary
 
@@ -122,9 +130,10 @@ def _follow(folder: Path, baseline: Summary | None) -> bool:
                 return True
             if in_place or begun - printed >= _AGAIN:
                 shown = text.lines(summary, notes(summary))
-                if in_place:  # as many rows as there is room for; what is longer than a row is cut
+                if in_place:  # as many rows as there is room for
                     columns, rows = shutil.get_terminal_size()
-                    shown = [_CLEAR, *(line[:columns] for line in shown[: rows - 4])]
+                    fitting = (part for line in shown for part in [*text.wrapped(line, _INDENT, columns)] or [""])
+                    shown = [_CLEAR, *islice(fitting, max(0, rows - 4))]
                 click.echo(coloured("\n".join([*shown, "\n"]), sys.stdout))
                 sys.stdout.flush()
                 printed = begun

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from statistics import fmean
@@ -89,7 +90,7 @@ def failure(summary: Summary) -> Advice | None:
     stopped = codes and not end.missing and (codes <= {0, _REQUEUE} or _STOPPED in end.cause)
     if end.finished or stopped or (end.running and codes <= {0, _REQUEUE}):
         return None
-    job = summary.job or "with the folder of its logs"
+    job = summary.job or shlex.quote(summary.folder)
     found = end.cause or "; ".join(ends(summary))
     return Advice("run failed", found, "", f"srunddp triage {job}", severity="failed")
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from srunddp.errors import one_line
+from srunddp.report import format
 from srunddp.report.advice import DATA_WAIT, SLOWED, find_stragglers
 from srunddp.report.csv_files import TimeSeries
 from srunddp.report.run import NAMES, RunData
@@ -102,7 +103,9 @@ def _training(run: RunData, axis: TimeAxis) -> Section:
     kinds = group_by_key((name.rpartition("/")[2], name) for name in run.metrics)
     charts = {}
     for kind, names in [*kinds.items()][:_MOST_FIGURES]:
-        chart = Chart(kind[:1].upper() + kind[1:], axis, from_zero=False, joined=True)
+        first = run.not_finite
+        note = f"; {first.value} first at {format.clock(first.at_s)}" if first and first.name in names else ""
+        chart = Chart(kind[:1].upper() + kind[1:], axis, from_zero=False, joined=True, note=note)
         charts[kind] = chart.panel(((name, run.metrics[name]) for name in names[:_MOST_LINES]), _MOST_LINES)
     more = sum(len(names[_MOST_LINES if kind in charts else 0 :]) for kind, names in kinds.items())
     missing = f"Not drawn: {more} more of metrics.jsonl." if more else ""
@@ -129,12 +132,21 @@ def _by_gpu(run: RunData, summary: Summary, axis: TimeAxis) -> dict[str, str]:
     found = {}
     for title, unit, name, limits, what, outliers in (
         ("Utilization by GPU", "%", "utilization_percent", (100.0, 0.0), "least", _outliers(names, used, -_LESS_USED)),
-        ("Temperature by GPU", "°C", "temperature_c", (30.0, 90.0), "hottest", _outliers(names, hottest, _HOTTER)),
+        (
+            "Highest temperature by GPU",
+            "°C",
+            "temperature_c",
+            (30.0, 90.0),
+            "hottest",
+            _outliers(names, hottest, _HOTTER),
+        ),
     ):
-        rows = ((label, each.samples.known(name)) for label, each in zip(names, run.gpus, strict=True))
+        highest = what == "hottest"
+        series = (each.samples.spread(name) if highest else each.samples.known(name) for each in run.gpus)
+        rows = zip(names, series, strict=True)
         more = f" and {len(outliers) - _MOST_NAMED} more" if len(outliers) > _MOST_NAMED else ""
         note = f"; {what}: {', '.join(outliers[:_MOST_NAMED])}{more}" if outliers else ""
-        found[title] = Chart(title, axis, unit, note=note).heat_map(rows, outliers, limits)
+        found[title] = Chart(title, axis, unit, note=note).heat_map(rows, outliers, limits, highest=highest)
     return found
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from srunddp.report import csv_files
 from srunddp.report.csv_files import Mark, TimeSeries
-from srunddp.report.summary import Checkpoints, RunEnd, Span
+from srunddp.report.summary import Checkpoints, NotFinite, RunEnd, Span
 from srunddp.util.atomic_file import plain
 from srunddp.util.hostlist import group_by_key
 from srunddp.util.json_lines import parse
@@ -22,6 +22,7 @@ _PER_RANK = re.compile(r"(.+)\.rank(\d{1,9})\.(steps|marks)\.csv")
 _RANK = re.compile(r"[0-9]{1,9}")
 _KINDS = {"node": csv_files.NODE, "tasks": csv_files.TASKS, "links": csv_files.LINKS, "gpus": csv_files.GPUS}
 _LARGEST = 1e15  # a number above is none
+_UUID_LETTERS = 12  # of ``MIG-1a2b3c4d-...``: as many as tell one from another
 _CLOCK_TOLERANCE = 0.5  # seconds by which clocks may differ: all ranks end the rendezvous within less
 _SILENT = 5  # intervals without a line after which a run that has no end is not running
 _SLOWEST = 15.0  # seconds within which samples, and what is told of an end, are written
@@ -40,6 +41,7 @@ NAMES = ("srun", *_PHASES)
 # Kinds of lines in metrics.jsonl, and what goes before the names in them; of two with one name the last counts.
 _METRICS = {"epoch": "", "log": "", "evaluation": "val/", "step": ""}
 _NO_RESULTS = ("lr", "epoch", "seconds")  # are left out where there is another
+_NOT_FINITE = ("nan", "inf", "infinity")  # the loop writes NaN as a word, others may not
 _MANY = 2**23  # bytes of it: of a larger file some lines of steps are left out
 
 
@@ -65,7 +67,7 @@ class RunData:
         ranks: the node of each; nodes: their names, of rank 0's first.
         start: Unix time, by the clock of rank 0's node; ``time`` in all else is seconds since then.
         shifts: by how many seconds a node's clock was ahead of that of rank 0's node, where that was taken out.
-        metrics: what the training logged: times and values by name.
+        metrics: what the training logged: times and values by name; not_finite: the first loss that is no number.
     """
 
     folder: Path
@@ -81,6 +83,7 @@ class RunData:
     links: list[Device] = field(default_factory=list)
     gpus: list[Device] = field(default_factory=list)
     metrics: dict[str, list[tuple[float, float]]] = field(default_factory=dict)
+    not_finite: NotFinite | None = None
 
     def marked(self, name: str) -> dict[int, Mark]:
         """The first mark of that name, by rank."""
@@ -153,11 +156,20 @@ def _read_node(run: RunData, path: Path, node: str, kind: str) -> None:
     elif kind == "links":
         run.links += devices
     elif kind == "gpus":
-        run.gpus += sorted(devices, key=lambda gpu: (len(gpu.text("index")), gpu.text("index")))
+        run.gpus += _told_apart(sorted(devices, key=lambda gpu: (len(gpu.text("index")), gpu.text("index"))))
     elif kind == "tasks":
         tasks = {int(key): each for key, each in found.items() if _RANK.fullmatch(key)}
         run.tasks |= tasks
         run.ranks |= {rank: run.ranks.get(rank, node) for rank in tasks}
+
+
+def _told_apart(gpus: list[Device]) -> Iterator[Device]:
+    """MIG instances have the index of their GPU: the first letters of the UUID are added to it."""
+    by_index = group_by_key((gpu.text("index"), gpu) for gpu in gpus)
+    for index, alike in by_index.items():
+        for gpu in alike:
+            texts = {**gpu.samples.texts, "index": f"{index} {gpu.key[:_UUID_LETTERS]}" if len(alike) > 1 else index}
+            yield replace(gpu, samples=replace(gpu.samples, texts=texts))
 
 
 def _shifts(run: RunData) -> dict[str, float]:
@@ -202,9 +214,12 @@ def _metrics(run: RunData) -> dict[str, list[tuple[float, float]]]:
     for line in _metric_lines(run.folder / "metrics.jsonl"):
         kind, at = str(line.get("kind")), _unix_time(line.get("time")) - run.start
         for name, value in line.items() if kind in _METRICS and 0 <= at <= end else ():
+            named = _METRICS[kind] + name.removeprefix(_METRICS[kind])
             if type(value) in (int, float) and name != "step" and abs(value) < _LARGEST:
-                named = _METRICS[kind] + name.removeprefix(_METRICS[kind])
                 by_kind[kind].setdefault(named, []).append((at, value))
+            elif "loss" in name and str(value).lower().strip("-") in _NOT_FINITE and not run.not_finite:
+                step = line.get("step")
+                run.not_finite = NotFinite(named, str(float(value)), at, step if type(step) is int else None)
     found = {name: points for names in by_kind.values() for name, points in names.items()}
     return {name: points for name, points in found.items() if name.rpartition("/")[2] not in _NO_RESULTS} or found
 

@@ -45,6 +45,8 @@ def summary_of(run: RunData, now: float | None = None) -> Summary:
         gpus=tuple(_gpu(gpu, first, last) for gpu in run.gpus),
         throughput=_throughput(run, ranks, first, last),
         resumed=next((int(mark.value) for mark in run.marks if mark.name == "resumed" and mark.value >= 0), None),
+        folder=str(run.folder.parent),
+        not_finite=run.not_finite,
     )
 
 

@@ -149,6 +149,16 @@ class Checkpoints:
 
 
 @dataclass(frozen=True)
+class NotFinite:
+    """A loss that is no number, the first one; ``value`` is ``nan``, ``inf`` or ``-inf``."""
+
+    name: str
+    value: str
+    at_s: float
+    step: int | None
+
+
+@dataclass(frozen=True)
 class Throughput:
     """Samples of all ranks.
 
@@ -171,6 +181,7 @@ class Summary:
 
     Attributes:
         launches: begin and end of the phases of each rank's start, by rank and by name.
+        folder: of the run, where its logs are unless they have another.
         job_s: for so long the job has lasted, with all its steps, where Slurm was asked.
     """
 
@@ -200,6 +211,8 @@ class Summary:
     gpus: tuple[GpuFigures, ...]
     throughput: Throughput
     resumed: int | None
+    folder: str
+    not_finite: NotFinite | None = None
     job_s: float | None = None
 
     @property

@@ -164,19 +164,25 @@ class Chart:
                 yield _box(left, right, 0, _HEIGHT, [format.clock(begin), *words])
 
     def heat_map(
-        self, lines: Iterable[tuple[str, Points]], marked: Collection[str] = (), limits: Span | None = None
+        self,
+        lines: Iterable[tuple[str, Points]],
+        marked: Collection[str] = (),
+        limits: Span | None = None,
+        *,
+        highest: bool = False,
     ) -> str:
         """For each name a row of coloured cells, the medians of the columns; some are marked. Empty if none is known.
 
         ``limits`` are the values of the first colour and of the last, which stands out: 100 and 0 where idle GPUs are
-        to be seen. Without them they are 0 and twice the median.
+        to be seen. Without them they are 0 and twice the median. ``highest``: a cell is the most of its column.
         """
-        rows = {name: [each[1] for each in ranges([self.axis.grouped(points, self.by)])] for name, points in lines}
+        which = 2 if highest else 1
+        rows = {name: [each[which] for each in ranges([self.axis.grouped(points, self.by)])] for name, points in lines}
         known = sorted(value for row in rows.values() for value in row if not math.isnan(value))
         if not known:
             return ""
-        # A few high values must not make all others look alike.
-        low, high = limits or (0.0, max(2 * median(known), known[int(len(known) * 0.995)]))
+        # One stall must not make all others look alike.
+        low, high = limits or (0.0, 2 * median(known) or known[-1])
 
         def colour(value: float) -> str:
             level = _LEVELS * (value - low) / (high - low or 1.0)

@@ -22,19 +22,19 @@ _BEFORE_UNIT = re.compile(r"(?<=\d) (?=(?:%|ms|s|min|h|d|[KMGTP]?i?B|k?W|kWh|J|�
 def lines(summary: Summary, notes: Sequence[Advice]) -> list[str]:
     """All of it; nothing in it is obeyed by a terminal."""
     return [
-        *(part for line in heading(summary) for part in _wrapped(line)),
+        *(part for line in heading(summary) for part in wrapped(line)),
         *_tiles(summary),
         *_notes(summary, notes),
         "",
-        *(line for title, said in figures(summary).items() for line in _wrapped(f"{title:<{_TITLE}}{said}", _TITLE)),
+        *(line for title, said in figures(summary).items() for line in wrapped(f"{title:<{_TITLE}}{said}", _TITLE)),
         *(line for noun, rows in tables(summary).items() if rows for line in _table(noun, rows)),
     ]
 
 
-def _wrapped(line: str, indent: int = 0) -> Iterator[str]:
+def wrapped(line: str, indent: int = 0, width: int = _WIDTH) -> Iterator[str]:
     """The line in as many as it needs, those after the first indented; neither a word nor a figure is parted."""
     joined, margin = _BEFORE_UNIT.sub("\xa0", one_line(line)), " " * indent
-    for part in wrap(joined, _WIDTH, subsequent_indent=margin, break_long_words=False, break_on_hyphens=False):
+    for part in wrap(joined, width, subsequent_indent=margin, break_long_words=False, break_on_hyphens=False):
         yield part.replace("\xa0", " ")
 
 
@@ -84,13 +84,13 @@ def _ending(summary: Summary) -> Iterator[str]:
 def _tiles(summary: Summary) -> Iterator[str]:
     yield ""
     if failed := failure(summary):
-        yield from _wrapped(f"FAIL  {failed}", 6)
-        yield from _wrapped(f"      -> {failed.hint}", 9)
+        yield from wrapped(f"FAIL  {failed}", 6)
+        yield from wrapped(f"      -> {failed.hint}", 9)
         yield ""
     for tile in tiles(summary):
         filled = round((tile.share or 0.0) * _BAR)
         bar = "" if tile.share is None else "█" * filled + "░" * (_BAR - filled)
-        yield from _wrapped(f"{tile.name:<16}  {tile.value:>7}  {bar:<{_BAR}}  {tile.detail}", _BAR + 29)
+        yield from wrapped(f"{tile.name:<16}  {tile.value:>7}  {bar:<{_BAR}}  {tile.detail}", _BAR + 29)
 
 
 def _notes(summary: Summary, notes: Sequence[Advice]) -> Iterator[str]:
@@ -100,9 +100,9 @@ def _notes(summary: Summary, notes: Sequence[Advice]) -> Iterator[str]:
         yield from ("", f"notes{of_what}" if notes else "notes: none")
     for note in notes:
         level, cost = "WARN" if note.severity == "lost" else "note", format.percent(note.cost) if note.cost else ""
-        yield from _wrapped(f"{level}  {cost:>5}  {note}", _NOTE)
-        yield from _wrapped(f"{'':{_NOTE}}-> {note.hint}", _NOTE + 3)
-    yield from (part for line in said for part in _wrapped(f"  {line}", 2))
+        yield from wrapped(f"{level}  {cost:>5}  {note}", _NOTE)
+        yield from wrapped(f"{'':{_NOTE}}-> {note.hint}", _NOTE + 3)
+    yield from (part for line in said for part in wrapped(f"  {line}", 2))
 
 
 def remarks(summary: Summary) -> list[str]:
@@ -161,7 +161,7 @@ def tables(summary: Summary) -> dict[str, list[format.Row]]:
 def _table(noun: str, rows: Sequence[format.Row]) -> Iterator[str]:
     title, found = format.folded(noun, rows)
     yield ""
-    yield from _wrapped(title, 2)
+    yield from wrapped(title, 2)
     shown = [[one_line(cell) for cell in row] for row in found]
     widths = [max(map(len, column)) for column in zip(*shown, strict=True)]
     for row in shown:

@@ -177,6 +177,9 @@ def test_metrics_are_those_of_this_start_by_name(tmp_path: Path) -> None:
         "val/accuracy": [(pytest.approx(25.0), 0.5)],
         "top5": [(pytest.approx(26.0), 0.7)],
     }
+    first = read(folder).not_finite
+    assert first is not None
+    assert (first.name, first.value, first.step, first.at_s) == ("loss", "nan", 1, pytest.approx(20.0))
     assert metrics(folder, (10.0, {"lr": 0.1})) == {"lr": [(pytest.approx(10.0), 0.1)]}
     assert metrics(folder) == {}
     (folder / "metrics.jsonl").unlink()

@@ -125,4 +125,4 @@ def test_failure_outside_slurm_names_no_job(tmp_path: Path) -> None:
     summary = replace(summed(replace(RUN, code=1), tmp_path), job="")
     note = failure(summary)
     assert note is not None
-    assert note.hint == "srunddp triage with the folder of its logs"
+    assert note.hint == f"srunddp triage {tmp_path / '4711.0'}"

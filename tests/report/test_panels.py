@@ -12,6 +12,7 @@ import pytest
 from srunddp.report.panels import Section, sections
 from srunddp.report.run import RunData, read
 from srunddp.report.summarize import summary_of
+from srunddp.report.summary import NotFinite
 from tests.support.made_up_run import MadeUp
 
 ON_GPUS = MadeUp(nodes=2, ranks_per_node=4, gpus_per_node=4, seconds=120, epoch_s=60, slow={5: 0.05})
@@ -89,15 +90,29 @@ def test_all_charts_of_a_run_have_one_axis_of_time(tmp_path: Path) -> None:
 
 def test_gpus_that_stand_out_are_marked_and_named(tmp_path: Path) -> None:
     odd = figures(written(replace(MANY, idle=((1, 3),), hot=((0, 2),)), tmp_path / "odd")["GPUs"])
-    for title in ("Utilization by GPU (%); least: node02:3", "Temperature by GPU (°C); hottest: node01:2"):
+    for title in ("Utilization by GPU (%); least: node02:3", "Highest temperature by GPU (°C); hottest: node01:2"):
         assert count(odd[title], "marked") == 1
     assert "SM clock (MHz)" in odd
     healthy = figures(written(MANY, tmp_path / "healthy")["GPUs"])
-    assert {"Utilization by GPU (%)", "Temperature by GPU (°C)"} <= {*healthy}
+    assert {"Utilization by GPU (%)", "Highest temperature by GPU (°C)"} <= {*healthy}
     assert "SM clock (MHz)" not in healthy
     # Where half of them are idle it is none of them that stands out.
     half = tuple((1, index) for index in range(8))
     assert "Utilization by GPU (%)" in figures(written(replace(MANY, idle=half), tmp_path / "half")["GPUs"])
+
+
+def test_mig_instances_of_one_gpu_are_told_apart(tmp_path: Path) -> None:
+    folder = replace(ON_GPUS, nodes=1, gpus_per_node=2).write(tmp_path)
+    file = folder / "node01.gpus.csv"
+    file.write_text(file.read_text().replace("GPU-0-1,1,", "MIG-9b2f-1,0,").replace("GPU-0-0,", "MIG-77aa-0,"))
+    run = read(folder)
+    used = figures(drawn(run)["GPUs"])["GPU utilization (%)"]
+    words = [each for each in used.itertext() if each.startswith("node01")]
+    assert [each.partition(":")[0] for each in words if "\n" not in each] == [
+        "node01 GPU 0 MIG-77aa-0",
+        "node01 GPU 0 MIG-9b2f-1",
+    ]
+    assert [each.index for each in summary_of(run).gpus] == ["0 MIG-77aa-0", "0 MIG-9b2f-1"]
 
 
 def test_few_gpus_have_lines_and_their_limit_of_memory(tmp_path: Path) -> None:
@@ -165,6 +180,8 @@ def test_what_the_training_logged_is_drawn_by_its_last_word(tmp_path: Path) -> N
     assert found.missing == "Not drawn: 20 more of metrics.jsonl."
     # One line from the first value to the last, whatever lies between them.
     assert count(charts["Loss"], "line c0") == 1
+    run.not_finite = NotFinite("loss", "nan", 62.0, 5)
+    assert next(iter(figures(drawn(run)["Training"]))) == "Loss; nan first at 1:02"
 
 
 def test_what_was_not_sampled_is_a_sentence(tmp_path: Path) -> None:

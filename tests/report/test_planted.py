@@ -55,6 +55,7 @@ HEALTHY = {
     "the rest of a run": MadeUp(time_limit=36000.0, resumed=5000),
     "one of a job's steps": MadeUp(time_limit=36000.0, name="4711.3"),
     "little memory unused": MadeUp(memory=1 * GIB, memory_limit=4 * GIB),
+    "finite losses": MadeUp(nan_after=600.0),
     "memory used": MadeUp(memory=40 * GIB, memory_limit=64 * GIB),
 }
 
@@ -91,6 +92,8 @@ PLANTED = [
     ("memory unused", MadeUp(memory_limit=64 * GIB), "6.00 GiB of 64.0 GiB", "--mem=8G"),
     ("gpu throttled", HOT_GPU, HEATED, "--exclude=node01"),
     ("gpu throttled", replace(HOT_GPU, slow={3: 0.1}), SLOW_AND_HOT, "node01"),
+    ("not finite", MadeUp(nan_after=62.0), "loss is nan, first at step 350, 1:10 after the start", "learning rate"),
+    ("not finite", MadeUp(nan_after=6.0, seconds=15), "loss is nan, first at step 50", "learning rate"),
 ]
 
 
@@ -116,6 +119,7 @@ SHOWN = [
     ("gpu throttled", replace(SMALL, hot=((1, 1),)), None),
     ("gpu throttled", replace(SMALL, hot=((1, 1),), slow={3: 0.05}), 0.2),
     ("memory unused", replace(SMALL, memory_limit=64 * GIB), None),
+    ("not finite", replace(SMALL, nan_after=62.0), None),
 ]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import pty
@@ -9,6 +10,8 @@ import re
 import select
 import shutil
 import signal
+import struct
+import termios
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -420,6 +423,18 @@ def test_a_followed_run_is_shown_in_place_until_its_end(tmp_path: Path, terminal
     assert before.startswith("\x1b[H\x1b[J\r\nrun 4711.0")
     assert "\x1b[H\x1b[Jrun 4711.0" in after
     assert "\x1b[31mFAIL\x1b[0m  run failed: " in after
+
+
+def test_a_narrow_terminal_has_all_words_in_its_width(tmp_path: Path, terminal: tuple[int, int]) -> None:
+    fcntl.ioctl(terminal[1], termios.TIOCSWINSZ, struct.pack("4H", 60, 50, 0, 0))
+    with follow(tmp_path, terminal[1], "--text") as process:
+        until_shown(terminal[0], "still running")
+        got = until_shown(terminal[0], "interface")
+        process.send_signal(signal.SIGINT)
+        process.wait(LONG)
+    rows = re.sub(r"\x1b\[[0-9]*[A-Zm]", "", got).splitlines()
+    assert max(map(len, rows)) <= 50
+    assert "not measured" in got
 
 
 def test_without_a_terminal_summaries_follow_each_other(tmp_path: Path) -> None:

@@ -130,6 +130,18 @@ def test_a_heat_map_joins_equal_cells_and_marks_rows() -> None:
     assert svg.Chart("Heat", AXIS, "°C").heat_map([("a", [])]) == ""
 
 
+def test_one_stall_does_not_hide_what_else_differs() -> None:
+    rows = {str(rank): [50.0] * 10 for rank in range(8)} | {"3": [80.0] * 10}
+    calm, stalled = (
+        svg.Chart("Own", AXIS, "ms").heat_map((name, points([first, *row[1:]])) for name, row in rows.items())
+        for first in (50.0, 9000.0)
+    )
+    assert paths(calm, "cell h12")[0].endswith(paths(stalled, "cell h12")[0][len("M10") :])
+    assert "100 ms or more" in stalled
+    hottest = [("gpu0", [(1.0, 40.0), (2.0, 95.0), (3.0, 41.0)])]
+    assert paths(svg.Chart("Heat", AXIS, "°C").heat_map(hottest, (), (30.0, 90.0), highest=True), "cell h15")
+
+
 def test_bars_have_a_colour_for_each_name() -> None:
     rows = {"0": [("python", (0.0, 20.0)), ("import", (30.0, 50.0))], "1": [("import", (30.0, 60.0))]}
     html = svg.Chart("Launch", AXIS).bars(rows, ["srun", "python", "import"])

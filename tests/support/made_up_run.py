@@ -11,6 +11,7 @@ import random
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 
 NODE = "time,cpu_s,cpus,memory_bytes,memory_limit_bytes,read_bytes,written_bytes,iowait_s,interface,source"
@@ -45,6 +46,7 @@ class MadeUp:
         ahead: seconds by which a node's clock is ahead.
         trainer: False for a script that only calls heartbeat().
         resumed: the step of the checkpoint that it went on from; None for none.
+        nan_after: seconds after which the loss is NaN; None for a run without metrics.jsonl.
         renewed: counters of tasks and nodes begin anew in the middle.
     """
 
@@ -82,6 +84,7 @@ class MadeUp:
     ahead: Mapping[int, float] = field(default_factory=dict)
     trainer: bool = True
     resumed: int | None = None
+    nan_after: float | None = None
     renewed: bool = False
     script: tuple[str, ...] = ("train.py", "--epochs=20")
     name: str = "4711.0"
@@ -113,7 +116,15 @@ class MadeUp:
             _write(folder / f"{stem}.links.csv", LINKS, self._links(node))
             if self.gpus_per_node:
                 _write(folder / f"{stem}.gpus.csv", GPUS, self._gpus(node))
+        if self.nan_after is not None:
+            (folder / "metrics.jsonl").write_text("".join(self._losses(self.nan_after)))
         return folder
+
+    def _losses(self, nan_after: float) -> Iterator[str]:
+        for second in range(10, int(self.seconds), 10):
+            time = datetime.fromtimestamp(self.start + second, UTC).isoformat()
+            loss = "NaN" if second > nan_after else 1.0 / second
+            yield json.dumps({"kind": "step", "step": 5 * second, "time": time, "loss": loss}) + "\n"
 
     def _header(self, restart: int) -> dict[str, object]:
         names = [self.node_name(node) for node in range(self.nodes)]
