@@ -355,6 +355,7 @@ def test_of_several_steps_and_starts_the_newest_is_taken(tmp_path: Path) -> None
         (["4711;x"], "no folder 4711;x"),
         (["--restart", "3", "4711"], "--restart 3: logs/4711.0 has 0"),
         (["--restart", "3", "logs/4711.0/monitor.0"], "logs/4711.0 has 0; expected one of these"),
+        (["4711"], "nothing was written to logs/4711.0/monitor.0"),
         (["--baseline", "4713", "4711"], "no files of job 4713"),
         (["--baseline", "4712", "4711"], "--baseline 4712: its throughput is not known"),
     ],
