@@ -52,6 +52,7 @@ class Event:
         time: of the line, and since: of the last line before it that told one.
         raised: the exception that it is; end: what the launcher says; ours: srunddp's own word.
         handled: a line near it says so; progress: how many further steps the same rank told of afterwards.
+        overall: how many all ranks of the file did; lines: how many without a sign of an end the same rank wrote.
         rule: that set it aside.
     """
 
@@ -70,6 +71,8 @@ class Event:
     ours: bool = False
     handled: bool = False
     progress: int = 0
+    overall: int = 0
+    lines: int = 0
     rule: str = ""
 
 
@@ -108,5 +111,8 @@ def of_exception(raised: PythonException, file: int) -> Event:
         event.kind, event.sure, event.cause = "secondary", False, "unknown"
     elif sign and sign.id != "script-error":
         event.cause, event.kind, event.sure = sign.id, sign.kind, sign.sure
+    # Python's own sockets are those of HTTP clients: a server's end, and no rank's.
+    if (event.cause, event.kind) == ("unknown", "secondary") and raised.below.startswith(("socket.py\n", "ssl.py\n")):
+        event.cause, event.kind = "network-unreachable", "primary"
     event.sure &= len(raised.chain) == 1
     return event

@@ -27,7 +27,7 @@ _DOUBTFUL = {
 _BEHIND_A_BAR = re.compile(r"\[rank\d+\]: Traceback \(most recent")  # of progress, which ends no line
 _STATED = re.compile(
     r"\[(?:PG [^\]]{0,80}?)?[Rr](?:ank|ANK)[ :]{0,2}(\d{1,7})\]|\bGLOBAL_RANK: (\d{1,7})|"
-    r"^[\[(]?(?:[Gg]lobal )?[Rr](?:ank|ANK)[ :=#]{0,2}(\d{1,7})\b"
+    r"^[\[(]?(?:[Gg]lobal )?[Rr](?:ank|ANK)[ :=#]{0,2}(\d{1,7})\b|^\{.*[\"']rank[\"']: ?(\d{1,7})\b"
 )
 _IN_NAME = re.compile(r"(?:rank|task|proc|process)[._-]?(\d{1,7})(?!\d)", re.IGNORECASE)
 _FOLDER = re.compile(r"(?:attempt_\d+/|^|/)(\d{1,7})/(?:stdout|stderr|output)(?:\.\w+)?$")
@@ -46,6 +46,7 @@ class RankLabels:
     """Which of the doubtful labels a file has, from its first lines."""
 
     kind: str = ""
+    local: bool = False  # torchrun's, which are of each node, were there
 
     @classmethod
     def sniff(cls, lines: Sequence[str]) -> RankLabels:
@@ -70,6 +71,7 @@ class RankLabels:
         while text.startswith("[") and (match := _PLAIN.match(text)):
             said = match["mpi"] or match["torch"] or match["elastic"]
             rank = int(said) if rank is None or match["torch"] else rank
+            self.local |= bool(match["elastic"])
             text = text[match.end() :]
         return text, rank, node
 
@@ -152,7 +154,7 @@ class ObservedRanks:
             job: tells the files of unlike jobs apart; rank: of its label or its file; steps: told before it.
         """
         lower = text.lower()
-        if not any(word in lower for word in _OF_RANKS):
+        if not any(map(lower.__contains__, _OF_RANKS)):
             return
         found = [match.groupdict() for pattern in table().patterns["world"] if (match := pattern.search(text))]
         for said in found:
