@@ -207,6 +207,12 @@ class Cluster:
                 self.run("scancel", *live, check=False)
             time.sleep(0.1)
 
+    def await_completing(self, timeout: float = 10.0) -> None:
+        """Waits until no job is COMPLETING: Slurm gives the next one other nodes than those."""
+        deadline = time.monotonic() + timeout
+        while self.run("squeue", "--all", "--noheader", "--states=COMPLETING").stdout and time.monotonic() < deadline:
+            time.sleep(0.1)
+
     def _take_lock(self) -> None:
         """Refuses to end a cluster that another living process uses; a killed process holds no lock."""
         lock = STATE_FILE.open("a")

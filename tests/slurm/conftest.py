@@ -72,6 +72,7 @@ class SlurmJobRunner:
     ) -> Outcome:
         variables = {"SRUNDDP_IFACES": str(ifaces or self.ifaces), "OMP_NUM_THREADS": "1", **site_mpi()} | (env or {})
         for _ in range(TRIES):
+            self.cluster.await_completing()
             done = self.cluster.run(*words, env=variables, timeout=timeout, check=False)
             seen = [signs for signs in _NOT_OURS if all(sign in done.stderr for sign in signs)]
             if not seen:
@@ -85,6 +86,7 @@ class SlurmJobRunner:
         log.unlink(missing_ok=True)
         script.write_text(f"#!/bin/bash\nexport SRUNDDP_IFACES={self.ifaces} OMP_NUM_THREADS=1\n{body}\n")
         words = ("sbatch", "--wait", "--output", str(log), f"--chdir={ROOT}", *options, str(script))
+        self.cluster.await_completing()
         done = self.cluster.run(*words, timeout=timeout, check=False)
         text = log.read_text() if log.exists() else ""
         return outcome(subprocess.CompletedProcess(words, done.returncode, text, text))
