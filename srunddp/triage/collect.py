@@ -4,7 +4,7 @@ import itertools
 import re
 from collections import defaultdict, deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from srunddp.triage.event import Event, of_exception
 from srunddp.triage.logs import Log, time_of
@@ -21,10 +21,6 @@ _STEP = re.compile(r"\b(?:steps?|iter(?:ation)?s?|epochs?|batch|its?)\b\W{0,4}[0
 _RECENT = 256  # ranks of one log tell of the same step
 _MOST_FORMS = 50_000
 _DIGITS = re.compile(r"0x[0-9a-f]+|[0-9]+")
-# A traceback in one string of a line, as loggers write JSON, and what is behind that string.
-_IN_STRING = re.compile(
-    r"""(["'])[^"']{0,200}?((?:Original )?Traceback \(most recent call last\):\\n.*?)(?:(?<!\\)\1\s*(?:[,})\]].*)?)?$"""
-)
 
 
 @dataclass
@@ -33,17 +29,13 @@ class Progress:
 
     count: int = 0
     lines: int = 0
-    _recent: dict[tuple[str, ...], None] = field(default_factory=dict)
+    _recent: deque[tuple[str, ...]] = field(default_factory=lambda: deque(maxlen=_RECENT))
 
-    def add(self, step: tuple[str, ...]) -> bool:
-        """Count the steps that a line tells of; whether they are new."""
-        if not step or step in self._recent:
-            return False
-        self._recent[step] = None
-        self.count += 1
-        if len(self._recent) > _RECENT:
-            del self._recent[next(iter(self._recent))]
-        return True
+    def add(self, step: tuple[str, ...]) -> None:
+        """Count the steps that a line tells of."""
+        if step and step not in self._recent:
+            self._recent.append(step)
+            self.count += 1
 
 
 @dataclass
@@ -56,7 +48,7 @@ class Evidence:
         last: the last line of each who spoke, the last speaker's last.
         finished: by file the line that tells of a good end, and the weight of its word: 1 of the run itself, 2 for
             an exit code.
-        steps: how many steps each file tells of; worked: when, by a log's clock, there were still three to come.
+        steps: how many each file tells of.
         met: srunddp's ranks found one another; cut: a log's last line has no end.
         runs: Slurm says that the job has not ended; mixed: the logs may be of several jobs, as no name has a number.
     """
@@ -68,7 +60,6 @@ class Evidence:
     last: dict[str, str] = field(default_factory=dict)
     finished: dict[int, tuple[int, int]] = field(default_factory=dict)
     steps: dict[int, int] = field(default_factory=dict)
-    worked: float = 0.0
     notes: list[str] = field(default_factory=list)
     met: bool = False
     cut: bool = False
@@ -124,9 +115,8 @@ class _File:
         self._streams = defaultdict[int | None, _Stream](_Stream)
         self._places: dict[tuple[object, ...], list[int]] = {}
         self._since: float | None = None
-        self._own: list[tuple[Event, Progress, Progress, int]] = []
+        self._own: list[tuple[Event, Progress]] = []
         self._all, self._reports = Progress(), Reports()
-        self._last = deque[str](maxlen=GOES_ON)  # lines with new steps
 
     def read(self) -> None:
         lines, job = self._log.lines(), self._index if self._rank is None else "ranks"
@@ -137,19 +127,22 @@ class _File:
             rank, node = self._rank if rank is None else rank, node or self._node
             whose = rank if rank is not None else stated_rank(text)
             self._evidence.observed.add_line(text, job, rank, self._all.count)
-            self._observe(text, rank, whose, node)
+            self._evidence.observed.add_rank(whose, node)
+            speaker = f"rank {rank}" if rank is not None else self._log.name
+            self._evidence.last.pop(speaker, None)
+            self._evidence.last[speaker] = text
             self._read(number, text, self._streams[rank], whose, node)
             time = time_of(text)
             self._since = self._since if time is None else time
             tail.append((number, text, self._all.count))
         if labels.local and self._reports.apart:  # labels with ranks of a node, and so of several
             self._evidence.observed.seen -= {rank for rank in self._streams if rank is not None}
-            self._own = [
-                (replace(each[0], rank=each[0].rank if each[0].end else None), *each[1:]) for each in self._own
-            ]
-        for event, progress, before, in_all in self._own:
-            event.progress, event.lines = progress.count - before.count, progress.lines - before.lines
-            event.overall = self._all.count - in_all
+            for event, _ in self._own:
+                event.rank = event.rank if event.end else None
+        for event, progress in self._own:
+            event.progress += progress.count
+            event.lines += progress.lines
+            event.overall += self._all.count
             self._evidence.events.append(event)
         self._end(tail)
 
@@ -157,8 +150,6 @@ class _File:
         """Whether the log tells of a good end, after its last step."""
         evidence, count = self._evidence, self._all.count
         evidence.steps[self._index] = count
-        if len(self._last) == GOES_ON and (time := time_of(self._last[0])):
-            evidence.worked = max(evidence.worked, time)
         for number, text, steps in tail:
             if steps == count and says("finished", text) and not says("unfinished", text):
                 weight = 2 if says("exit-zero", text) else int(bool(says("succeeded", text)))
@@ -171,11 +162,8 @@ class _File:
             stream.tracebacks.previous = text
             self._work(stream, text)
             stream.progress.lines += 1
-        else:
-            parts = _parts(text)
-            is_dull = [self._line(number, part, stream, whose, node) for part in parts] == [True]
-            if is_dull and len(self._dull) < _MOST_FORMS:
-                self._dull.add(form)
+        elif self._line(number, text, stream, whose, node) and len(self._dull) < _MOST_FORMS:
+            self._dull.add(form)
 
     def _line(self, number: int, text: str, stream: _Stream, whose: int | None, node: str | None) -> bool:
         """Read a line for what it tells of an end; whether that is nothing."""
@@ -205,14 +193,7 @@ class _File:
     def _work(self, stream: _Stream, text: str) -> None:
         step = tuple(_STEP.findall(text[:400].lower()))
         stream.progress.add(step)
-        if self._all.add(step):
-            self._last.append(text)
-
-    def _observe(self, text: str, rank: int | None, whose: int | None, node: str | None) -> None:
-        self._evidence.observed.add_rank(whose, node)
-        speaker = f"rank {rank}" if rank is not None else self._log.name
-        self._evidence.last.pop(speaker, None)
-        self._evidence.last[speaker] = text
+        self._all.add(step)
 
     def _raised(self, stream: _Stream, again: bool) -> Event:
         """The exception that was just told of; ``again``: the last one handed it on, or was the reason for it."""
@@ -255,11 +236,5 @@ class _File:
         if event.text.lstrip().startswith("what():") and self._own:
             last = self._own[-1][0]  # which has said no more than that there is such a line
             last.kind = "noise" if last.text.startswith("terminate called ") else last.kind
-        before = Progress(progress.count, progress.lines)
-        self._own[places[-1] : places[-1] + 1] = [(event, progress, before, self._all.count)]
-
-
-def _parts(text: str) -> Sequence[str]:
-    """The line, or the lines of a traceback that is in a string of it."""
-    match = _IN_STRING.search(text) if "Traceback (most recent call last):\\n" in text else None
-    return match[2].replace('\\"', '"').replace("\\\\", "\\").split("\\n") if match else (text,)
+        event.progress, event.lines, event.overall = -progress.count, -progress.lines, -self._all.count
+        self._own[places[-1] : places[-1] + 1] = [(event, progress)]

@@ -10,8 +10,6 @@ from srunddp.triage.tracebacks import PythonException
 MARGIN = 5.0  # seconds by which clocks of nodes may differ
 _ASKED = (1, 2, 9, 15)  # signals by which launchers and people end a rank
 _CRASHED = (4, 6, 7, 9, 11, 15)
-# Exceptions of launchers: what they are about is told elsewhere.
-_WRAPPERS = ("ChildFailedError", "CalledProcessError", "ProcessRaisedException", "ProcessExitedException", "SystemExit")
 
 
 @dataclass
@@ -107,7 +105,7 @@ def of_exception(raised: PythonException, file: int) -> Event:
     (number, text), sign = raised.chain[at], signs[at] if known else None
     sure = raised.inner and not says("vague", text)
     event = Event("script-error", "primary", sure, file, number, text, raised=raised)
-    if raised.chain[0][1].partition(":")[0].rpartition(".")[2] in _WRAPPERS:
+    if says("wrapper", raised.chain[0][1]):
         event.kind, event.sure, event.cause = "secondary", False, "unknown"
     elif sign and sign.id != "script-error":
         event.cause, event.kind, event.sure = sign.id, sign.kind, sign.sure

@@ -37,12 +37,8 @@ _SLACK = 300.0  # seconds by which Slurm's clock and that of the files may diffe
 _LISTED = 8
 _SHORT = 3  # digits: such a number may be of the run, as a batch size, or a rank
 _ATTEMPT = re.compile(r"(.*)attempt_(\d{1,9})/")  # torchrun's
-_REQUEUED = re.compile(r"\*\*\* .{1,200} CANCELLED AT (\S+) DUE TO (?:JOB REQUEUE|PREEMPTION|NODE FAILURE)")
+_NEAR = 5  # lines of torchrun's about one failure
 # The line that a file of --log-dir has before another start, and the first of a run, see srunddp/run/cli.py.
-_RESTARTED = re.compile(
-    r"failed \(exitcode: -?\d+\) local_rank: \d+ \(pid: \d+|\d+/\d+ attempts left; will restart worker group"
-)
-_NEAR = 5  # lines between marks of the same restart
 _AGAIN = "srunddp: another start begins here"
 _PLACED = re.compile(r"srunddp: \d+ ranks? on \d+ nodes?, launcher ")
 _CAUSES = {
@@ -236,12 +232,12 @@ def _begins(log: Log, started: float) -> list[int]:
     for number, line in log.lines():
         tables += "Root Cause (first observed failure)" in line
         latest = max(failed.values(), default=0)
-        if ("exitcode: " in line or "will restart" in line) and (match := _RESTARTED.search(line)):
+        if match := says("restarted", line):
             failed |= {match[0]: number} if not latest or number > latest + _NEAR else {}
         elif spoke < latest and not says("launcher", line):
             spoke = number
         is_next = _PLACED.match(line) or (requeued < stamp and not line.startswith(("srun: ", "slurmstepd")))
-        if match := _REQUEUED.search(line):
+        if match := says("requeued", line):
             requeued = match[1]
         elif line == _AGAIN or (requeued and is_next):
             begins.append(number)

@@ -11,14 +11,7 @@ from srunddp.triage.rank_labels import spread
 from srunddp.triage.signatures import says, table
 
 _SIGNALS = {signal.strsignal(number) or "": number for number in (4, 5, 6, 7, 8, 9, 11, 15)}
-_WORDS = ("rank", "code", "srun: error: ", "exit", "EXIT", "signal", "SIGNAL", "PID ", "Process name")
 _HOST = re.compile(r"^\s*host\s+: (\S+)")
-
-_CAUSE = re.compile(
-    r"srunddp: (?:ranks? (\d+)[\d,-]* on (\S+?)(?:, rank.*?)? (?:failed: |(?=lost: ))|"
-    r"error: (?:rank (\d+) on (\S+): )?|(?=.* \(exit code [1-9]\d*\)$))(.*?)(?: \(exit code \d+\))?$"
-)
-_FAIL = re.compile(r"FAIL  [\w-]+ +(?:(?:ranks? (\d+)(\S*) on )?([\w.-]+)  +)?\S.*; expected .* -> .+$")
 
 
 @dataclass
@@ -37,8 +30,6 @@ class Reports:
         self._root |= "Root Cause (first observed failure)" in text
         if match := _HOST.match(text):
             self._host = match[1]
-        if not any(word in text for word in _WORDS):
-            return None
         if match := says("ended", text):
             self.found.append(self._new(file, number, text, match.groupdict()))
             return self.found[-1]
@@ -81,10 +72,10 @@ def _settle(event: Event, end: End) -> None:
 
 def ours(file: int, number: int, text: str) -> Event | None:
     """srunddp's own line, where it speaks of an end, or a failure of its check."""
-    if match := _FAIL.match(text):
+    if match := says("own-check", text):
         rank = int(match[1]) if match[1] and not match[2] else None
         return Event("check-failed", "primary", True, file, number, text, rank, match[3], ours=True)
-    if match := _CAUSE.match(text):
+    if match := says("own", text):
         who, node = match[1] or match[3], match[2] or match[4]
         event = Event("unknown", "primary", False, file, number, text, int(who) if who else None, node)
         return _of_cause(match[5], event)

@@ -4,16 +4,14 @@ What a rule sets aside is kept: the verdict names it with its rule, and some of 
 nothing of its cause.
 """
 
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from srunddp.triage.collect import GOES_ON, Evidence
-from srunddp.triage.event import MARGIN, Event
+from srunddp.triage.event import Event
 from srunddp.triage.signatures import says
 
 _MANY = 10  # lines after something: it did not end the rank
-_NOTICE = re.compile(r"\[ft_launcher\d*@")
 
 
 @dataclass(frozen=True)
@@ -39,7 +37,7 @@ def _is_warning(event: Event, evidence: Evidence) -> bool:
 
 def _is_launchers(event: Event, _: Evidence) -> bool:
     said = event.raised.previous if event.raised and not event.raised.top else event.text
-    return bool(_NOTICE.search(said, 0, 120))
+    return bool(says("notice", said[:120]))
 
 
 def _is_of_launcher(event: Event, _: Evidence) -> bool:
@@ -53,8 +51,7 @@ def _was_survived(event: Event, evidence: Evidence) -> bool:
         return event.progress >= GOES_ON
     is_one = event.rank is not None or max(evidence.observed.world_size or 0, len(evidence.observed.seen)) < 2
     is_caught = not (event.raised and event.raised.top)
-    others = event.overall >= GOES_ON or (event.time is not None and event.time + MARGIN < evidence.worked)
-    return (is_one and event.lines >= _MANY) or (is_caught and others)
+    return (is_one and event.lines >= _MANY) or (is_caught and event.overall >= GOES_ON)
 
 
 def _is_of_shutdown(event: Event, evidence: Evidence) -> bool:

@@ -11,8 +11,6 @@ _RAISED = re.compile(r"([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*)(?:: (.*)|:)?$")
 _SURELY = re.compile(r"(?:[Ee]rror|Exception|Interrupt|Exit|[Tt]imeout|Warning|StopIteration)$")
 _AROUND = re.compile(r"Caught \w+ in (?:DataLoader worker|replica|pin memory)")
 _FOLLOWS = ("During handling of the above exception", "The above exception was the direct cause")
-# Threads and tasks whose end is not the process's.
-_ASIDE = re.compile(r"Exception in (?:thread|callback)|(?:Task|Future) exception was never retrieved")
 _IGNORED = ("Exception ignored in", "--- Logging error ---", "Error in atexit")
 _TOP = ("<module>", "_run_module_as_main", "_wrap", "_run_module_code")
 _LIBRARY = re.compile(
@@ -121,6 +119,6 @@ class Tracebacks:
     def _new(self, number: int, text: str) -> PythonException:
         inner, top = bool(self._file) and not _LIBRARY.search(self._file), self._first in _TOP
         # Whoever is below a caught exception has a function's name.
-        aside = self._ignored or bool(_ASIDE.match(self.previous) or (not top and says("handled", self.previous)))
+        aside = self._ignored or bool(says("aside", self.previous) or (not top and says("handled", self.previous)))
         below = f"{self._file.rpartition('/')[2]}\n{self._code}"
         return PythonException([(number, text)], self._began, self.previous, self._frame, below, inner, top, aside)
