@@ -18,7 +18,7 @@ _KEPT = 40  # of one sign of one rank in one file
 GOES_ON = 3  # steps after something: it did not end the run
 _NEAR = 3  # lines after an error that may be of its message, or in which whoever caught it says so
 _STEP = re.compile(r"\b(?:steps?|iter(?:ation)?s?|epochs?|batch|its?)\b\W{0,4}[0-9]+(?:\.[0-9]+)?|\b[0-9]+/[0-9]+ \[")
-_RECENT = 256  # ranks of one log tell of the same step
+_RECENT = 32  # steps: ranks of one log tell of the same
 _MOST_FORMS = 50_000
 _DIGITS = re.compile(r"0x[0-9a-f]+|[0-9]+")
 
@@ -34,7 +34,7 @@ class Progress:
     def add(self, step: tuple[str, ...]) -> None:
         """Count the steps that a line tells of."""
         if step and step not in self._recent:
-            self._recent.append(step)
+            self._recent.appendleft(step)  # where it is found soonest
             self.count += 1
 
 
