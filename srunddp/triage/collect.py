@@ -2,7 +2,7 @@
 
 import itertools
 import re
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -15,30 +15,27 @@ from srunddp.triage.tracebacks import Tracebacks
 
 _SNIFFED = 400
 _KEPT = 40  # of one sign of one rank in one file
-_LAST = 3
 GOES_ON = 3  # steps after something: it did not end the run
 _NEAR = 3  # lines after an error that may be of its message, or in which whoever caught it says so
-_STEP = re.compile(
-    r"\b(?:step|iter(?:ation)?|epoch|batch|it)s?\b\W{0,4}(\d+)|\b(\d+)/\d+ \[|Epoch \[?(\d+)", re.IGNORECASE
-)
-_RECENT = 256  # ranks of one log tell of the same step
+_STEP = re.compile(r"\b(?:steps?|iter(?:ation)?s?|epochs?|batch|its?)\b\W{0,4}[0-9]+(?:\.[0-9]+)?|\b[0-9]+/[0-9]+ \[")
+_RECENT = 32  # steps: ranks of one log tell of the same
+_MOST_FORMS = 50_000
+_DIGITS = re.compile(r"0x[0-9a-f]+|[0-9]+")
 
 
 @dataclass
 class Progress:
-    """How many steps one stream of lines has told of; ``count`` is of unlike ones."""
+    """What one stream of lines tells of work: ``count`` of unlike steps, and ``lines`` without a sign of an end."""
 
     count: int = 0
-    _recent: dict[tuple[str, ...], None] = field(default_factory=dict)
+    lines: int = 0
+    _recent: deque[tuple[str, ...]] = field(default_factory=lambda: deque(maxlen=_RECENT))
 
-    def feed(self, text: str) -> None:
-        """Read a line."""
-        step = tuple(match[0] for match in _STEP.finditer(text[:400]))
+    def add(self, step: tuple[str, ...]) -> None:
+        """Count the steps that a line tells of."""
         if step and step not in self._recent:
-            self._recent[step] = None
+            self._recent.appendleft(step)  # where it is found soonest
             self.count += 1
-            if len(self._recent) > _RECENT:
-                del self._recent[next(iter(self._recent))]
 
 
 @dataclass
@@ -49,9 +46,11 @@ class Evidence:
         names: of the logs; notes: what could not be read.
         report: the first end of a rank that a launcher reports.
         last: the last line of each who spoke, the last speaker's last.
-        finished: the line, by file, that tells of a good end; well: those that tell it of the run itself.
-        steps: how many steps each file tells of.
+        finished: by file the line that tells of a good end, and the weight of its word: 1 of the run itself, 2 for
+            an exit code.
+        steps: how many each file tells of.
         met: srunddp's ranks found one another; cut: a log's last line has no end.
+        runs: Slurm says that the job has not ended; mixed: the logs may be of several jobs, as no name has a number.
     """
 
     names: list[str]
@@ -59,23 +58,29 @@ class Evidence:
     events: list[Event] = field(default_factory=list)
     report: Event | None = None
     last: dict[str, str] = field(default_factory=dict)
-    finished: dict[int, int] = field(default_factory=dict)
-    well: set[int] = field(default_factory=set)
+    finished: dict[int, tuple[int, int]] = field(default_factory=dict)
     steps: dict[int, int] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     met: bool = False
     cut: bool = False
+    runs: bool = False
+    mixed: bool = False
+
+    def is_stopped_after(self, event: Event) -> bool:
+        """Whether the run was ended from outside later, and no launcher told of a rank's own end."""
+        ends = (each for each in self.events if each.kind == "ending" and each.sure)
+        return not self.report and any(each.file != event.file or each.number > event.number for each in ends)
 
 
 def collect(logs: Sequence[Log]) -> Evidence:
     """Read all logs, each once."""
     evidence = Evidence([log.name for log in logs])
-    ranks = ranks_of_names(evidence.names)
+    ranks, dull = ranks_of_names(evidence.names), set[str]()
     for index, log in enumerate(logs):
         if match := re.fullmatch(r"(failure|preflight)(?:\.\w+)?\.json", log.path.name):
             _read_json(match[1], log, index, evidence)
             continue
-        _File(index, log, evidence, ranks.get(log.name)).read()
+        _File(index, log, evidence, ranks.get(log.name), dull).read()
         evidence.notes += log.notes
     own = [each for each in evidence.events if each.end and not each.end.is_victim and each.progress < GOES_ON]
     evidence.report = min(own, key=lambda event: not (event.end and event.end.root), default=None)
@@ -85,8 +90,8 @@ def collect(logs: Sequence[Log]) -> Evidence:
 def _read_json(kind: str, log: Log, index: int, evidence: Evidence) -> None:
     try:
         events, size = of_json(kind, "\n".join(line for _, line in log.lines()), index)
-    except (ValueError, TypeError, KeyError):
-        evidence.notes.append(f"{log.name} is none of srunddp's")
+    except (ValueError, TypeError, LookupError, OverflowError):
+        evidence.notes.append(f"{log.name} is cut off, or none of srunddp's; the other logs are judged without it")
         return
     evidence.events += events
     evidence.observed.add_world_size(size)
@@ -102,74 +107,93 @@ class _Stream:
 
 
 class _File:
-    """One log, as it is read."""
+    """One log, as it is read; ``dull`` are forms of lines, of any log, that tell of no end whatever their figures."""
 
-    def __init__(self, index: int, log: Log, evidence: Evidence, rank: int | None) -> None:
-        self._index, self._log, self._evidence, self._rank = index, log, evidence, rank
+    def __init__(self, index: int, log: Log, evidence: Evidence, rank: int | None, dull: set[str]) -> None:
+        self._index, self._log, self._evidence, self._rank, self._dull = index, log, evidence, rank, dull
         self._node = node_of_name(log.name)
-        self._streams: dict[int | None, _Stream] = {}
+        self._streams = defaultdict[int | None, _Stream](_Stream)
         self._places: dict[tuple[object, ...], list[int]] = {}
         self._since: float | None = None
-        self._own: list[tuple[Event, Progress, int]] = []
+        self._own: list[tuple[Event, Progress]] = []
         self._all, self._reports = Progress(), Reports()
-        self._restarted = (0, 0)
 
     def read(self) -> None:
-        lines = self._log.lines()
+        lines, job = self._log.lines(), self._index if self._rank is None else "ranks"
         begin = list(itertools.islice(lines, _SNIFFED))
-        labels, tail = RankLabels.sniff([text for _, text in begin]), deque[tuple[int, str]](maxlen=12)
+        labels, tail = RankLabels.sniff([text for _, text in begin]), deque[tuple[int, str, int]](maxlen=12)
         for number, line in itertools.chain(begin, lines):
             text, rank, node = labels.strip(line)
-            self._line(number, text, self._rank if rank is None else rank, node or self._node)
-            tail.append((number, text))
-        number, steps = self._restarted
-        for event, progress, before in self._own:
-            followed = self._all.count - steps if number and event.number <= number + _LAST else 0
-            event.progress = max(progress.count - before, followed)
+            rank, node = self._rank if rank is None else rank, node or self._node
+            whose = rank if rank is not None else stated_rank(text)
+            self._evidence.observed.add_line(text, job, rank, self._all.count)
+            self._evidence.observed.add_rank(whose, node)
+            speaker = f"rank {rank}" if rank is not None else self._log.name
+            self._evidence.last.pop(speaker, None)
+            self._evidence.last[speaker] = text
+            self._read(number, text, self._streams[rank], whose, node)
+            time = time_of(text)
+            self._since = self._since if time is None else time
+            tail.append((number, text, self._all.count))
+        if labels.local and self._reports.apart:  # labels with ranks of a node, and so of several
+            self._evidence.observed.seen -= {rank for rank in self._streams if rank is not None}
+            for event, _ in self._own:
+                event.rank = event.rank if event.end else None
+        for event, progress in self._own:
+            event.progress += progress.count
+            event.lines += progress.lines
+            event.overall += self._all.count
             self._evidence.events.append(event)
         self._end(tail)
 
-    def _end(self, tail: Sequence[tuple[int, str]]) -> None:
-        evidence = self._evidence
-        evidence.steps[self._index] = self._all.count
-        if good := [number for number, text in tail if says("finished", text)]:
-            evidence.finished[self._index] = good[-1]
-            evidence.well |= {self._index} if any(says("succeeded", text) for _, text in tail) else set()
+    def _end(self, tail: Sequence[tuple[int, str, int]]) -> None:
+        """Whether the log tells of a good end, after its last step."""
+        evidence, count = self._evidence, self._all.count
+        evidence.steps[self._index] = count
+        for number, text, steps in tail:
+            if steps == count and says("finished", text) and not says("unfinished", text):
+                weight = 2 if says("exit-zero", text) else int(bool(says("succeeded", text)))
+                evidence.finished[self._index] = number, max(weight, evidence.finished.get(self._index, (0, 0))[1])
         evidence.cut |= self._log.cut
 
-    def _line(self, number: int, text: str, rank: int | None, node: str | None) -> None:
-        whose = rank if rank is not None else stated_rank(text)
-        self._observe(number, text, rank, whose, node)
-        stream = self._streams.setdefault(rank, _Stream())
+    def _read(self, number: int, text: str, stream: _Stream, whose: int | None, node: str | None) -> None:
+        form = _DIGITS.sub("0", text)
+        if form in self._dull and not stream.tracebacks.open:
+            stream.tracebacks.previous = text
+            self._work(stream, text)
+            stream.progress.lines += 1
+        elif self._line(number, text, stream, whose, node) and len(self._dull) < _MOST_FORMS:
+            self._dull.add(form)
+
+    def _line(self, number: int, text: str, stream: _Stream, whose: int | None, node: str | None) -> bool:
+        """Read a line for what it tells of an end; whether that is nothing."""
+        self._evidence.met |= text.startswith("srunddp: ") and ", launcher " in text
         tracebacks = stream.tracebacks
         raised, known = tracebacks.raised, len(tracebacks.done)
         inside = tracebacks.feed(number, text)
-        time = time_of(text)
         found: list[Event | None] = []
         if tracebacks.raised > raised:
             found = [self._raised(stream, len(tracebacks.done) == known)]
         elif not inside:
-            stream.progress.feed(text)
-            self._all.feed(text)
+            self._work(stream, text)
             found = [self._reports.feed(self._index, number, text), self._plain(number, text, stream)]
         for event in filter(None, found):
-            event.node, event.time, event.since = event.node or node, time, self._since
+            event.node, event.time, event.since = event.node or node, time_of(text), self._since
             event.rank = whose if event.rank is None and not event.end else event.rank
             self._add(event, self._all if event.ours else Progress() if event.end else stream.progress)
-        self._since = time if time is not None else self._since
-        if not inside:
-            self._excuse(number, text, whose)
+        if inside:
+            return False
+        self._excuse(number, text, whose)
+        near = stream.raised and number <= stream.raised.number + _NEAR
+        is_work = not any(found) and not says("launcher", text) and not says("at-exit", text)
+        stream.progress.lines += is_work
+        is_heard = any(says(name, text) for name in ("heard", "handled", "ending", "ended-more"))
+        return is_work and not (near or tracebacks.open or is_heard)
 
-    def _observe(self, number: int, text: str, rank: int | None, whose: int | None, node: str | None) -> None:
-        evidence = self._evidence
-        evidence.observed.add_rank(whose, node)
-        evidence.observed.add_line(text, self._index if self._rank is None else "ranks", rank, self._all.count)
-        evidence.met |= text.startswith("srunddp: ") and ", launcher " in text
-        if says("restarted", text):
-            self._restarted = (number, self._all.count)
-        speaker = f"rank {rank}" if rank is not None else self._log.name
-        evidence.last.pop(speaker, None)
-        evidence.last[speaker] = text
+    def _work(self, stream: _Stream, text: str) -> None:
+        step = tuple(_STEP.findall(text[:400].lower()))
+        stream.progress.add(step)
+        self._all.add(step)
 
     def _raised(self, stream: _Stream, again: bool) -> Event:
         """The exception that was just told of; ``again``: the last one handed it on, or was the reason for it."""
@@ -209,4 +233,8 @@ class _File:
         if len(places) < _KEPT:
             places.append(len(self._own))
         # Of too many the last is replaced: it may be the one that mattered.
-        self._own[places[-1] : places[-1] + 1] = [(event, progress, progress.count)]
+        if event.text.lstrip().startswith("what():") and self._own:
+            last = self._own[-1][0]  # which has said no more than that there is such a line
+            last.kind = "noise" if last.text.startswith("terminate called ") else last.kind
+        event.progress, event.lines, event.overall = -progress.count, -progress.lines, -self._all.count
+        self._own[places[-1] : places[-1] + 1] = [(event, progress)]

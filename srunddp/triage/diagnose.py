@@ -1,9 +1,9 @@
 """Which of all that was said came first, and what followed from it."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from srunddp.triage.collect import Evidence
+from srunddp.triage.collect import GOES_ON, Evidence
 from srunddp.triage.event import Event, earliest, surely_before
 from srunddp.triage.rules import PEER, set_aside
 from srunddp.triage.signatures import says, table
@@ -50,17 +50,17 @@ def diagnose(evidence: Evidence) -> Diagnosis:
     remaining, observed = set_aside(evidence), evidence.observed
     aside = [event for event in evidence.events if event.rule]
     if all(event.kind == "word" for event in remaining):
-        found = _from_nothing(evidence)
+        found = _from_nothing(remaining, evidence)
     else:
         found = _from_signs(remaining, evidence) or _from_peers(remaining, evidence)
-        found = _from_before(aside, found) or found
     found.world_size, found.seen = observed.world_size, sorted(observed.seen)
     if found.seen:
         found.silent = [rank for rank in range(found.world_size or 0) if rank not in observed.seen]
     if found.first:
         _tell_whose(found, found.first, remaining, evidence)
-        if _is_certain(found, found.first, [*remaining, *aside], evidence):
-            found.certainty = "certain"
+        found = _from_before(aside, found) or found
+    if found.first and _is_certain(found, found.first, [*remaining, *aside], evidence):
+        found.certainty = "certain"
     others = [each for each in evidence.events if each.kind not in ("word", "noise") and each is not found.first]
     for each in others:
         each.rule = each.rule or (PEER.name if PEER.fits(each, evidence) else "")
@@ -69,15 +69,30 @@ def diagnose(evidence: Evidence) -> Diagnosis:
     return found
 
 
-def _from_nothing(evidence: Evidence) -> Diagnosis:
+def _from_nothing(words: Sequence[Event], evidence: Evidence) -> Diagnosis:
     """Where nothing failed: whether a log says that it went well."""
     if evidence.observed.ones > 1:
         return Diagnosis("world-of-one", "likely", why=f"{evidence.observed.ones} processes say that they are alone")
-    if evidence.finished and not (evidence.cut and not evidence.well):
+    against = _against_a_good_end(words, evidence)
+    weight = max((weight for _, weight in evidence.finished.values()), default=-1)
+    if weight >= evidence.cut and not against:
         return Diagnosis(None, "likely")
     last = "".join(f"last words: {speaker}: {text!r}" for speaker, text in list(evidence.last.items())[-1:])
-    why = f"no failure found, and no end either; {last or 'the logs are empty'}"
+    why = f"no failure found, and no end either; {against or last or 'the logs are empty'}"
     return Diagnosis("unknown", "unknown", why=why)
+
+
+def _against_a_good_end(words: Sequence[Event], evidence: Evidence) -> str:
+    """What contradicts a log's word that all went well, if anything does."""
+    if evidence.runs:
+        return "Slurm says that the job still runs"
+    if any(weight == 2 for _, weight in evidence.finished.values()):
+        return ""
+    if later := [each for each in words if 0 < evidence.finished.get(each.file, (0, 0))[0] < each.number]:
+        return f"after a word of a good end: {later[0].text!r}"
+    most = max((evidence.steps.get(file, 0) for file in evidence.finished), default=0)
+    behind = [file for file, steps in evidence.steps.items() if 0 < steps < most and file not in evidence.finished]
+    return f"{evidence.names[behind[0]]} ends earlier" if behind else ""
 
 
 def _from_signs(remaining: Sequence[Event], evidence: Evidence) -> Diagnosis | None:
@@ -144,7 +159,8 @@ def _from_before(aside: Sequence[Event], found: Diagnosis) -> Diagnosis | None:
         if event.rule == "launcher-notice" or (first and cause != "unknown" and surely_before(first, event)):
             continue
         if behind.search(what) if behind else cause == "unknown" and event.kind == "primary" and not event.progress:
-            return Diagnosis(event.cause, "likely", event)
+            is_of_other = event.rank not in (None, found.rank)  # than the rank that failed
+            return replace(found, cause=event.cause, certainty="likely", first=event, victim=is_of_other)
     return None
 
 
@@ -194,6 +210,8 @@ def _is_certain(found: Diagnosis, first: Event, others: Sequence[Event], evidenc
         return bool(says("authority", first.text)) and not evidence.report and not still
     if first.ours:
         return True
+    if _may_go_on(first, others, evidence):
+        return False
     alike = sum(each.text == first.text for each in others) > 1
     others = [each for each in others if each.cause not in (first.cause, "unknown", "script-error")]
     if found.rank is None and len(found.seen) > 1 and not alike:
@@ -206,3 +224,13 @@ def _is_certain(found: Diagnosis, first: Event, others: Sequence[Event], evidenc
         if report := evidence.report:
             return report.end is not None and (None in (first.rank, report.rank) or first.rank in report.end.ranks)
     return first.file not in evidence.finished
+
+
+def _may_go_on(first: Event, others: Sequence[Event], evidence: Evidence) -> bool:
+    """Whether the rank may have gone on after it: it wrote more lines, or in a log of unknown jobs it failed again."""
+    same = (each for each in others if each.text != first.text and (each.file, each.rank) == (first.file, first.rank))
+    if evidence.mixed and any(each.raised and each.raised.top and each.kind == "primary" for each in same):
+        return True
+    if evidence.report or not (evidence.mixed or evidence.is_stopped_after(first)):
+        return False
+    return first.raised is not None and first.lines >= GOES_ON

@@ -10,8 +10,6 @@ from srunddp.triage.tracebacks import PythonException
 MARGIN = 5.0  # seconds by which clocks of nodes may differ
 _ASKED = (1, 2, 9, 15)  # signals by which launchers and people end a rank
 _CRASHED = (4, 6, 7, 9, 11, 15)
-# Exceptions of launchers: what they are about is told elsewhere.
-_WRAPPERS = ("ChildFailedError", "CalledProcessError", "ProcessRaisedException", "ProcessExitedException", "SystemExit")
 
 
 @dataclass
@@ -52,6 +50,7 @@ class Event:
         time: of the line, and since: of the last line before it that told one.
         raised: the exception that it is; end: what the launcher says; ours: srunddp's own word.
         handled: a line near it says so; progress: how many further steps the same rank told of afterwards.
+        overall: how many all ranks of the file did; lines: how many without a sign of an end the same rank wrote.
         rule: that set it aside.
     """
 
@@ -70,6 +69,8 @@ class Event:
     ours: bool = False
     handled: bool = False
     progress: int = 0
+    overall: int = 0
+    lines: int = 0
     rule: str = ""
 
 
@@ -104,9 +105,12 @@ def of_exception(raised: PythonException, file: int) -> Event:
     (number, text), sign = raised.chain[at], signs[at] if known else None
     sure = raised.inner and not says("vague", text)
     event = Event("script-error", "primary", sure, file, number, text, raised=raised)
-    if raised.chain[0][1].partition(":")[0].rpartition(".")[2] in _WRAPPERS:
+    if says("wrapper", raised.chain[0][1]):
         event.kind, event.sure, event.cause = "secondary", False, "unknown"
     elif sign and sign.id != "script-error":
         event.cause, event.kind, event.sure = sign.id, sign.kind, sign.sure
+    # Python's own sockets are those of HTTP clients: a server's end, and no rank's.
+    if (event.cause, event.kind) == ("unknown", "secondary") and raised.below.startswith(("socket.py\n", "ssl.py\n")):
+        event.cause, event.kind = "network-unreachable", "primary"
     event.sure &= len(raised.chain) == 1
     return event

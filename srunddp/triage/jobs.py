@@ -18,6 +18,7 @@ from srunddp.triage.collect import Evidence
 from srunddp.triage.event import Event
 from srunddp.triage.logs import Log
 from srunddp.triage.rank_labels import ranks_of_names
+from srunddp.triage.signatures import says
 from srunddp.util import slurm_command
 from srunddp.util.hostlist import group_by_key
 
@@ -36,7 +37,7 @@ _SLACK = 300.0  # seconds by which Slurm's clock and that of the files may diffe
 _LISTED = 8
 _SHORT = 3  # digits: such a number may be of the run, as a batch size, or a rank
 _ATTEMPT = re.compile(r"(.*)attempt_(\d{1,9})/")  # torchrun's
-_REQUEUED = re.compile(r"\*\*\* .{1,200} CANCELLED AT (\S+) DUE TO (?:JOB REQUEUE|PREEMPTION|NODE FAILURE)")
+_NEAR = 5  # lines of torchrun's about one failure
 # The line that a file of --log-dir has before another start, and the first of a run, see srunddp/run/cli.py.
 _AGAIN = "srunddp: another start begins here"
 _PLACED = re.compile(r"srunddp: \d+ ranks? on \d+ nodes?, launcher ")
@@ -83,11 +84,12 @@ class JobLogs:
     def add_to(self, evidence: Evidence) -> None:
         """Add the notes, and how the job ended by Slurm's word, as one more file's only line."""
         evidence.notes += self.notes
+        evidence.mixed = not self.job
+        evidence.runs = bool(self.slurm and self.slurm.state in slurm_command.RUNNING)
         known, file = self.slurm, len(evidence.names)
         evidence.names.append("Slurm")  # where a file's name stands
         if known and known.state == "COMPLETED":
-            evidence.finished[file] = 1
-            evidence.well.add(file)
+            evidence.finished[file] = 1, 2
         elif known and (cause := _CAUSES.get(known.state)):
             text = f"Slurm: job {self.job} ended as {known.state}, exit code {known.exit_code}"
             kind, sure = "secondary" if cause == "unknown" else "ending", cause not in ("unknown", "cancelled")
@@ -187,7 +189,9 @@ def _choose(groups: Groups, wanted: Collection[str], log_dir: str = "", files: C
 
 def _other(job: str, found: Sequence[Log], log_dir: str) -> dict[str, Any]:
     folder = os.path.normpath(str(found[0].path).removesuffix(found[0].name) or ".")  # that the user named
-    where = [] if "logs" in (folder, log_dir) else [f"--log-dir={folder}"]
+    # As the command reads it: where the user's own setting is another folder, this one is named.
+    known = os.path.normpath(os.environ.get("SRUNDDP_LOG_DIR") or "logs")
+    where = [] if known == (log_dir or folder) else [f"--log-dir={log_dir or folder}"]
     command = shlex.join(["srunddp", "triage", *where, job]) if job else None
     return {"job": job or None, "folder": folder, "last_unix_s": _last(found), "command": command}
 
@@ -224,11 +228,19 @@ def _begins(log: Log, started: float) -> list[int]:
     """The first line of each start after the first."""
     stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(started))
     begins, requeued = list[int](), ""  # when, where no other start has begun since
+    failed, tables, spoke = dict[str, int](), 0, 0  # torchrun's reports, and its tables, which are of the last start
     for number, line in log.lines():
+        tables += "Root Cause (first observed failure)" in line
+        latest = max(failed.values(), default=0)
+        if match := says("restarted", line):
+            failed |= {match[0]: number} if not latest or number > latest + _NEAR else {}
+        elif spoke < latest and not says("launcher", line):
+            spoke = number
         is_next = _PLACED.match(line) or (requeued < stamp and not line.startswith(("srun: ", "slurmstepd")))
-        if match := _REQUEUED.search(line):
+        if match := says("requeued", line):
             requeued = match[1]
         elif line == _AGAIN or (requeued and is_next):
             begins.append(number)
             requeued = ""
-    return begins
+    again = list(failed.values())[: len(failed) - tables]
+    return [*begins, *(number + 1 for number in again if spoke > number)]

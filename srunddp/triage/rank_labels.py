@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePath
 
-from srunddp.triage.signatures import table
+from srunddp.triage.signatures import says, table
 
 MOST_RANKS = 1_000_000
 
@@ -25,10 +25,6 @@ _DOUBTFUL = {
     "host": re.compile(r"(?!srun|slurmstepd|line|epoch)(?P<node>[A-Za-z][\w.-]*\d[\w.-]*): "),
 }
 _BEHIND_A_BAR = re.compile(r"\[rank\d+\]: Traceback \(most recent")  # of progress, which ends no line
-_STATED = re.compile(
-    r"\[(?:PG [^\]]{0,80}?)?[Rr](?:ank|ANK)[ :]{0,2}(\d{1,7})\]|\bGLOBAL_RANK: (\d{1,7})|"
-    r"^[\[(]?(?:[Gg]lobal )?[Rr](?:ank|ANK)[ :=#]{0,2}(\d{1,7})\b"
-)
 _IN_NAME = re.compile(r"(?:rank|task|proc|process)[._-]?(\d{1,7})(?!\d)", re.IGNORECASE)
 _FOLDER = re.compile(r"(?:attempt_\d+/|^|/)(\d{1,7})/(?:stdout|stderr|output)(?:\.\w+)?$")
 _AGENT = re.compile(r".*(?=attempt_\d+/\d)")
@@ -36,7 +32,6 @@ _NO_RANK = re.compile(r"(?:node|host|gpu|epoch|part|run|attempt|restart|job|#_)[
 _NODE_IN_NAME = re.compile(r"^([A-Za-z][\w-]*?\d*)\.rank\d+\.log$")
 
 _OF_RANKS = ("rank", "world", "ntasks", "clients", "process", "task ", "worker ")
-_AT_WORK = re.compile(r"step|epoch|iter|loss|batch|it/s|\d ?%", re.IGNORECASE)
 _MOST_SHAPES = 1000
 _ONE_ATTEMPT = 3  # steps within which the last of several processes begins
 
@@ -46,6 +41,7 @@ class RankLabels:
     """Which of the doubtful labels a file has, from its first lines."""
 
     kind: str = ""
+    local: bool = False  # torchrun's, which are of each node, were there
 
     @classmethod
     def sniff(cls, lines: Sequence[str]) -> RankLabels:
@@ -70,6 +66,7 @@ class RankLabels:
         while text.startswith("[") and (match := _PLAIN.match(text)):
             said = match["mpi"] or match["torch"] or match["elastic"]
             rank = int(said) if rank is None or match["torch"] else rank
+            self.local |= bool(match["elastic"])
             text = text[match.end() :]
         return text, rank, node
 
@@ -108,7 +105,7 @@ def node_of_name(name: str) -> str | None:
 
 def stated_rank(text: str) -> int | None:
     """The rank that a line says it is of, within itself."""
-    match = _STATED.search(text, 0, 300)
+    match = says("stated-rank", text[:300])
     return int(match[match.lastindex or 1]) if match else None
 
 
@@ -152,14 +149,14 @@ class ObservedRanks:
             job: tells the files of unlike jobs apart; rank: of its label or its file; steps: told before it.
         """
         lower = text.lower()
-        if not any(word in lower for word in _OF_RANKS):
+        if not any(map(lower.__contains__, _OF_RANKS)):
             return
         found = [match.groupdict() for pattern in table().patterns["world"] if (match := pattern.search(text))]
         for said in found:
             self.add_rank(int(said["rank"]) if said.get("rank") else None)
             self.add_world_size(int(said["size"]))
         # Who says so at each step is still one process.
-        if any(said["size"] == "1" for said in found) and not _AT_WORK.search(text):
+        if any(said["size"] == "1" for said in found) and not says("at-work", text):
             self._add_alone((job, re.sub(r"\d+", "0", text)), rank, steps)
 
     def _add_alone(self, said: tuple[object, str], rank: int | None, steps: int) -> None:

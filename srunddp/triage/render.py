@@ -38,6 +38,7 @@ def _head(diagnosis: Diagnosis, evidence: Evidence) -> str:
     frame = f", in {first.raised.frame}" if first.raised and first.raised.frame else ""
     why = f"; {_short(diagnosis.why)}" if diagnosis.why else ""
     line = f" (line {first.number - GAP + 1} of its end)" if first.number >= GAP else f":{first.number}"
+    who = who or ("a rank" if diagnosis.victim else "")
     teller = f", told by {f'rank {first.rank}' if first.rank is not None else 'a peer'}" if diagnosis.victim else ""
     where = f"{f'{who}{teller}, ' if who else ''}{evidence.names[first.file]}{line}"
     return f"{how}: {where}: {_short(first.text)}{frame}{why} ({diagnosis.cause})"

@@ -3,7 +3,7 @@
 import json
 import re
 import signal
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from srunddp.triage.event import End, Event
@@ -11,14 +11,7 @@ from srunddp.triage.rank_labels import spread
 from srunddp.triage.signatures import says, table
 
 _SIGNALS = {signal.strsignal(number) or "": number for number in (4, 5, 6, 7, 8, 9, 11, 15)}
-_WORDS = ("rank", "code", "srun: error: ", "exit", "EXIT", "signal", "SIGNAL", "PID ", "Process name")
 _HOST = re.compile(r"^\s*host\s+: (\S+)")
-
-_CAUSE = re.compile(
-    r"srunddp: (?:ranks? (\d+)[\d,-]* on (\S+?)(?:, rank.*?)? (?:failed: |(?=lost: ))(.*?)(?: \(exit code \d+\))?|"
-    r"error: (?:rank (\d+) on (\S+): )?(.*))$"
-)
-_FAIL = re.compile(r"FAIL  [\w-]+ +(?:(?:ranks? (\d+)(\S*) on )?([\w.-]+)  +)?\S.*; expected .* -> .+$")
 
 
 @dataclass
@@ -26,6 +19,7 @@ class Reports:
     """The launchers' reports in one file."""
 
     found: list[Event] = field(default_factory=list)
+    apart: bool = False  # local ranks are not those of the world
     _ending: bool = False  # the launcher ends ranks itself
     _root: bool = False
     _host: str | None = None
@@ -36,8 +30,6 @@ class Reports:
         self._root |= "Root Cause (first observed failure)" in text
         if match := _HOST.match(text):
             self._host = match[1]
-        if not any(word in text for word in _WORDS):
-            return None
         if match := says("ended", text):
             self.found.append(self._new(file, number, text, match.groupdict()))
             return self.found[-1]
@@ -53,10 +45,12 @@ class Reports:
         event = Event("unknown", "report", False, file, number, text, node=fields.get("node"), end=end)
         if end.local and end.ranks:  # torchrun's table, whose last is the first failure
             event.node, end.root = self._host, self._root
-            for each in self.found if self._root else ():  # known by a local rank alone
-                if each.end and each.end.local == end.local and not each.end.ranks:
-                    each.end.ranks, each.node = end.ranks, self._host
-                    _settle(each, each.end)
+            self.apart |= [int(end.local)] != end.ranks
+            known = (each for each in self.found if self._root and each.end and not each.end.ranks)
+            alike = [each for each in known if each.end and each.end.local == end.local]
+            for each in alike if len({each.text.rpartition("local_rank")[2] for each in alike}) == 1 else ():
+                each.end, each.node = replace(each.end or end, ranks=end.ranks), self._host  # of one node alone
+                _settle(each, each.end)
             self._root = False
         end.root |= bool(end.local and not end.ranks)
         _settle(event, end)
@@ -78,13 +72,13 @@ def _settle(event: Event, end: End) -> None:
 
 def ours(file: int, number: int, text: str) -> Event | None:
     """srunddp's own line, where it speaks of an end, or a failure of its check."""
-    if match := _FAIL.match(text):
+    if match := says("own-check", text):
         rank = int(match[1]) if match[1] and not match[2] else None
         return Event("check-failed", "primary", True, file, number, text, rank, match[3], ours=True)
-    if match := _CAUSE.match(text):
-        who, node, cause = match.groups()[:3] if match[1] else match.groups()[3:]
-        rank = int(who) if who else None
-        return _of_cause(cause, Event("unknown", "primary", False, file, number, text, rank, node))
+    if match := says("own", text):
+        who, node = match[1] or match[3], match[2] or match[4]
+        event = Event("unknown", "primary", False, file, number, text, int(who) if who else None, node)
+        return _of_cause(match[5], event)
     return None
 
 

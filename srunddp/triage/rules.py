@@ -4,7 +4,6 @@ What a rule sets aside is kept: the verdict names it with its rule, and some of 
 nothing of its cause.
 """
 
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -12,7 +11,7 @@ from srunddp.triage.collect import GOES_ON, Evidence
 from srunddp.triage.event import Event
 from srunddp.triage.signatures import says
 
-_NOTICE = re.compile(r"\[ft_launcher\d*@")
+_MANY = 10  # lines after something: it did not end the rank
 
 
 @dataclass(frozen=True)
@@ -38,7 +37,7 @@ def _is_warning(event: Event, evidence: Evidence) -> bool:
 
 def _is_launchers(event: Event, _: Evidence) -> bool:
     said = event.raised.previous if event.raised and not event.raised.top else event.text
-    return bool(_NOTICE.search(said, 0, 120))
+    return bool(says("notice", said[:120]))
 
 
 def _is_of_launcher(event: Event, _: Evidence) -> bool:
@@ -48,14 +47,21 @@ def _is_of_launcher(event: Event, _: Evidence) -> bool:
 def _was_survived(event: Event, evidence: Evidence) -> bool:
     if event.cause == "ranks-missing":  # a step needs all ranks
         return event.progress > 0 or (evidence.met and event.text.startswith("srunddp: waiting"))
-    return event.progress >= GOES_ON
+    if event.progress >= GOES_ON or event.end or not evidence.is_stopped_after(event):
+        return event.progress >= GOES_ON
+    is_one = event.rank is not None or max(evidence.observed.world_size or 0, len(evidence.observed.seen)) < 2
+    is_caught = not (event.raised and event.raised.top)
+    return (is_one and event.lines >= _MANY) or (is_caught and event.overall >= GOES_ON)
 
 
 def _is_of_shutdown(event: Event, evidence: Evidence) -> bool:
-    """Before a good end of the run that its log tells of; a job script's word counts for less."""
+    """Before a good end of the run that its log tells of; a job script's word counts for less, and an exception that
+    nobody caught for more than any word but an exit code."""
     if evidence.report or event.ours or event.kind == "ending" or event.file not in evidence.finished:
         return False
-    return event.number < evidence.finished[event.file] and (event.file in evidence.well or event.progress > 0)
+    number, weight = evidence.finished[event.file]
+    is_heavy = event.raised is not None and event.raised.top
+    return event.number < number and weight > is_heavy if weight or is_heavy else event.progress > 0
 
 
 # Asked of what is beside the first failure.
@@ -67,7 +73,11 @@ RULES = (
     Rule("launcher-notice", "the launcher's own logger wrote it of the node, and went on", _is_launchers),
     Rule("warning", "a line of a level below error", _is_warning),
     Rule("ended-by-launcher", "the launcher ended this rank, because of another", _is_of_launcher),
-    Rule("survived", "at least three further steps followed", _was_survived),
+    Rule(
+        "survived",
+        "at least three further steps followed; before an end from outside, steps of other ranks or ten lines of work",
+        _was_survived,
+    ),
     Rule("shutdown", "the run came to a good end, which this did not stop", _is_of_shutdown),
 )
 SENTENCES = {rule.name: rule.sentence for rule in (*RULES, PEER)}

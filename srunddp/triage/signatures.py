@@ -2,14 +2,10 @@
 
 import functools
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib import resources
 
 KINDS = ("primary", "symptom", "ending", "hint", "secondary", "noise")
-
-_DIGITS = re.compile(r"\d+")
-_BY_NUMBER = ("xid", "status=", "errno", "127.", "signal", "exit", "return code")  # where the figure matters
-_MOST_SHAPES = 50_000
 
 
 @dataclass(frozen=True)
@@ -46,17 +42,11 @@ class SignatureTable:
     patterns: dict[str, list[re.Pattern[str]]]
     signs: tuple[Signature, ...]
     causes: dict[str, Cause]
-    _dull: set[str] = field(default_factory=set, compare=False)  # lines that show nothing, whatever their figures
 
     def read(self, text: str) -> Signature | None:
         """The sign that a line shows, the weightiest of several, of these the first."""
-        shape = _DIGITS.sub("0", text)
-        if shape in self._dull:
-            return None
         lower = text.lower()
-        fitting = [sign for sign in self.signs if sign.fits(text)] if any(word in lower for word in self.words) else []
-        if not fitting and len(self._dull) < _MOST_SHAPES and not any(word in lower for word in _BY_NUMBER):
-            self._dull.add(shape)
+        fitting = [sign for sign in self.signs if sign.fits(text)] if any(map(lower.__contains__, self.words)) else []
         return min(fitting, key=weight, default=None)
 
 

@@ -11,8 +11,6 @@ _RAISED = re.compile(r"([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*)(?:: (.*)|:)?$")
 _SURELY = re.compile(r"(?:[Ee]rror|Exception|Interrupt|Exit|[Tt]imeout|Warning|StopIteration)$")
 _AROUND = re.compile(r"Caught \w+ in (?:DataLoader worker|replica|pin memory)")
 _FOLLOWS = ("During handling of the above exception", "The above exception was the direct cause")
-# Threads and tasks whose end is not the process's.
-_ASIDE = re.compile(r"Exception in (?:thread|callback)|(?:Task|Future) exception was never retrieved")
 _IGNORED = ("Exception ignored in", "--- Logging error ---", "Error in atexit")
 _TOP = ("<module>", "_run_module_as_main", "_wrap", "_run_module_code")
 _LIBRARY = re.compile(
@@ -53,7 +51,8 @@ class Tracebacks:
 
     done: list[PythonException] = field(default_factory=list)
     raised: int = 0  # how many exceptions were told of, each of a chain
-    _open: int = 0
+    previous: str = ""  # the last line that is of none
+    open: int = 0  # how many have begun and not ended: the next line may be of one
     _began: int = 0
     _stray: int = 0
     _frame: str = ""
@@ -64,13 +63,12 @@ class Tracebacks:
     _follows: bool = False
     _around: bool = False
     _first: str = ""
-    _previous: str = ""
 
     def feed(self, number: int, text: str) -> bool:
         """Read a line."""
         if _HEADER.search(text, 0, 300):
-            self._began = self._began if self._open else number
-            self._open, self._stray = self._open + 1, 0
+            self._began = self._began if self.open else number
+            self.open, self._stray = self.open + 1, 0
             self._first = self._frame = self._file = self._code = ""
             return True
         if text.lstrip().startswith(_FOLLOWS):
@@ -79,8 +77,8 @@ class Tracebacks:
         if text.startswith(_IGNORED):
             self._ignored = True
             return True
-        inside = bool(self._open) and self._inside(number, text)
-        self._previous = self._previous if inside else text
+        inside = bool(self.open) and self._inside(number, text)
+        self.previous = self.previous if inside else text
         return inside
 
     def _inside(self, number: int, text: str) -> bool:
@@ -102,11 +100,11 @@ class Tracebacks:
         self._stray += 1
         self._just_code = False
         if self._stray > _MOST_STRAY:
-            self._open = 0
+            self.open = 0
         return False
 
     def _raise(self, number: int, message: str, text: str) -> None:
-        self._open, self._stray, self._just_code = self._open - 1, 0, False
+        self.open, self._stray, self._just_code = self.open - 1, 0, False
         self.raised += 1
         if self._follows:
             self.done[-1].chain.append((number, text))
@@ -121,6 +119,6 @@ class Tracebacks:
     def _new(self, number: int, text: str) -> PythonException:
         inner, top = bool(self._file) and not _LIBRARY.search(self._file), self._first in _TOP
         # Whoever is below a caught exception has a function's name.
-        aside = self._ignored or bool(_ASIDE.match(self._previous) or (not top and says("handled", self._previous)))
+        aside = self._ignored or bool(says("aside", self.previous) or (not top and says("handled", self.previous)))
         below = f"{self._file.rpartition('/')[2]}\n{self._code}"
-        return PythonException([(number, text)], self._began, self._previous, self._frame, below, inner, top, aside)
+        return PythonException([(number, text)], self._began, self.previous, self._frame, below, inner, top, aside)

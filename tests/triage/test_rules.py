@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import yaml
 
+from srunddp.triage import jobs
 from srunddp.triage.collect import collect
 from srunddp.triage.diagnose import Diagnosis, diagnose
-from srunddp.triage.logs import find
 from srunddp.triage.render import lines, record
 from srunddp.triage.rules import PEER, RULES
 from tests.support.starting import ROOT, write
@@ -26,17 +26,22 @@ ok    gpus               8 on each node
 """
 
 
-def judged(folder: Path, text: str, name: str = "slurm-1.out") -> tuple[Diagnosis, str, dict[str, Any]]:
-    """The diagnosis of a log with that text, its lines and its JSON."""
-    write(folder / name, text)
-    evidence = collect(find([str(folder)]))
+def judged(
+    folder: Path, text: str | dict[str, str], name: str = "slurm-1.out"
+) -> tuple[Diagnosis, str, dict[str, Any]]:
+    """The diagnosis of a log with that text, or of several by their names, its lines and its JSON."""
+    for each, content in text.items() if isinstance(text, dict) else [(name, text)]:
+        write(folder / each, content)
+    job = jobs.find([str(folder)], "")
+    evidence = collect(job.logs)
+    job.add_to(evidence)
     found = diagnose(evidence)
     return found, "\n".join(lines(found, evidence)), json.loads(json.dumps(record(found, evidence)))
 
 
 @pytest.mark.parametrize("row", SHORT)
 def test_a_short_log_is_judged_as_its_row_tells(row: dict[str, Any], tmp_path: Path) -> None:
-    found, said, printed = judged(tmp_path, row["log"])
+    found, said, printed = judged(tmp_path, row.get("files") or row["log"])
     keys = {"cause", "certainty", "rank", "node"} & set(row)
     assert {key: printed[key] for key in keys} == {key: row[key] for key in keys}
     assert (found.first.text if found.first else "").startswith(row.get("first", ""))
