@@ -120,14 +120,14 @@ def _gpus(run: RunData, summary: Summary, axis: TimeAxis) -> Section:
     for title, unit, name, by in _ON_GPUS[: None if throttled else -1]:
         limit = by * max(each.memory_limit_bytes or 0.0 for each in summary.gpus) if name == "memory_bytes" else 0.0
         chart = Chart(title, axis, unit, by, 100.0 if unit == "%" else 0.0, unit != "°C", limit)
-        lines = ((f"{each.node} GPU {each.text('index') or each.key}", each.samples.spread(name)) for each in run.gpus)
+        lines = ((f"{each.node} GPU {each.index or each.key}", each.samples.spread(name)) for each in run.gpus)
         charts[title] = chart.panel(lines, _MOST_LINES, "GPUs")
     return _section("GPUs", charts | (_by_gpu(run, summary, axis) if len(run.gpus) > _MOST_LINES else {}))
 
 
 def _by_gpu(run: RunData, summary: Summary, axis: TimeAxis) -> dict[str, str]:
     """Heat maps. GPUs that stand out from the others are marked, and named in the title."""
-    names = [f"{each.node}:{each.text('index') or each.key}" for each in run.gpus]
+    names = [f"{each.node}:{each.index or each.key}" for each in run.gpus]
     used, hottest = [each.utilization_percent for each in summary.gpus], [each.temperature_c for each in summary.gpus]
     found = {}
     for title, unit, name, limits, what, outliers in (

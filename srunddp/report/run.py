@@ -22,7 +22,7 @@ _PER_RANK = re.compile(r"(.+)\.rank(\d{1,9})\.(steps|marks)\.csv")
 _RANK = re.compile(r"[0-9]{1,9}")
 _KINDS = {"node": csv_files.NODE, "tasks": csv_files.TASKS, "links": csv_files.LINKS, "gpus": csv_files.GPUS}
 _LARGEST = 1e15  # a number above is none
-_UUID_LETTERS = 12  # of ``MIG-1a2b3c4d-...``: as many as tell one from another
+_UUID_LETTERS = 12  # as many as tell one instance from another
 _CLOCK_TOLERANCE = 0.5  # seconds by which clocks may differ: all ranks end the rendezvous within less
 _SILENT = 5  # intervals without a line after which a run that has no end is not running
 _SLOWEST = 15.0  # seconds within which samples, and what is told of an end, are written
@@ -56,6 +56,12 @@ class Device:
     def text(self, column: str) -> str:
         """The last word of a column that is no number; empty where there is none."""
         return self.samples.texts.get(column, "")
+
+    @property
+    def index(self) -> str:
+        """A GPU's, as ``3``; a MIG instance, which has the index of its GPU, is ``3 MIG-1a2b3c4d``."""
+        own = f" {self.key[:_UUID_LETTERS]}" if self.key.startswith("MIG") else ""
+        return f"{self.text('index')}{own}"
 
 
 @dataclass
@@ -156,20 +162,11 @@ def _read_node(run: RunData, path: Path, node: str, kind: str) -> None:
     elif kind == "links":
         run.links += devices
     elif kind == "gpus":
-        run.gpus += _told_apart(sorted(devices, key=lambda gpu: (len(gpu.text("index")), gpu.text("index"))))
+        run.gpus += sorted(devices, key=lambda gpu: (len(gpu.text("index")), gpu.text("index")))
     elif kind == "tasks":
         tasks = {int(key): each for key, each in found.items() if _RANK.fullmatch(key)}
         run.tasks |= tasks
         run.ranks |= {rank: run.ranks.get(rank, node) for rank in tasks}
-
-
-def _told_apart(gpus: list[Device]) -> Iterator[Device]:
-    """MIG instances have the index of their GPU: the first letters of the UUID are added to it."""
-    by_index = group_by_key((gpu.text("index"), gpu) for gpu in gpus)
-    for index, alike in by_index.items():
-        for gpu in alike:
-            texts = {**gpu.samples.texts, "index": f"{index} {gpu.key[:_UUID_LETTERS]}" if len(alike) > 1 else index}
-            yield replace(gpu, samples=replace(gpu.samples, texts=texts))
 
 
 def _shifts(run: RunData) -> dict[str, float]:

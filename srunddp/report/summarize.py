@@ -146,7 +146,7 @@ def _gpu(gpu: Device, first: float, last: float) -> GpuFigures:
 
     return GpuFigures(
         node=gpu.node,
-        index=gpu.text("index"),
+        index=gpu.index,
         name=gpu.text("name"),
         uuid=gpu.key,
         samples=sum(first <= time <= last for time in samples.time),

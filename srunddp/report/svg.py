@@ -35,6 +35,7 @@ _STEPS = (
 )
 
 Points = Iterable[tuple[float, float]]  # seconds since the start, and values
+Lines = Iterable[tuple[str, Points]]  # by their names
 Columns = list[list[float]]  # the values in each column
 Span = tuple[float, float]  # begin and end, in seconds
 Range = tuple[float, float, float]  # least, median and most; nan where they are not known
@@ -112,7 +113,7 @@ class Chart:
     joined: bool = False
     note: str = ""
 
-    def panel(self, lines: Iterable[tuple[str, Points]], most: int = 1, what: str = "") -> str:
+    def panel(self, lines: Lines, most: int = 1, what: str = "") -> str:
         """A line of medians and a band for each of a few series; of more than ``most`` for all of ``what`` together.
 
         Empty where no value is known.
@@ -164,12 +165,7 @@ class Chart:
                 yield _box(left, right, 0, _HEIGHT, [format.clock(begin), *words])
 
     def heat_map(
-        self,
-        lines: Iterable[tuple[str, Points]],
-        marked: Collection[str] = (),
-        limits: Span | None = None,
-        *,
-        highest: bool = False,
+        self, lines: Lines, marked: Collection[str] = (), limits: Span | None = None, *, highest: bool = False
     ) -> str:
         """For each name a row of coloured cells, the medians of the columns; some are marked. Empty if none is known.
 

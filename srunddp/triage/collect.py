@@ -50,7 +50,7 @@ class Evidence:
             an exit code.
         steps: how many each file tells of.
         met: srunddp's ranks found one another; cut: a log's last line has no end.
-        runs: Slurm says that the job has not ended; mixed: the logs may be of several jobs, as no name has a number.
+        runs: Slurm says that the job has not ended.
     """
 
     names: list[str]
@@ -64,7 +64,6 @@ class Evidence:
     met: bool = False
     cut: bool = False
     runs: bool = False
-    mixed: bool = False
 
     def is_stopped_after(self, event: Event) -> bool:
         """Whether the run was ended from outside later, and no launcher told of a rank's own end."""

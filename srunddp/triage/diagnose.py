@@ -210,8 +210,8 @@ def _is_certain(found: Diagnosis, first: Event, others: Sequence[Event], evidenc
         return bool(says("authority", first.text)) and not evidence.report and not still
     if first.ours:
         return True
-    if _may_go_on(first, others, evidence):
-        return False
+    if first.raised and first.lines >= GOES_ON and not evidence.report and evidence.is_stopped_after(first):
+        return False  # the rank wrote more, as one does that caught it
     alike = sum(each.text == first.text for each in others) > 1
     others = [each for each in others if each.cause not in (first.cause, "unknown", "script-error")]
     if found.rank is None and len(found.seen) > 1 and not alike:
@@ -224,13 +224,3 @@ def _is_certain(found: Diagnosis, first: Event, others: Sequence[Event], evidenc
         if report := evidence.report:
             return report.end is not None and (None in (first.rank, report.rank) or first.rank in report.end.ranks)
     return first.file not in evidence.finished
-
-
-def _may_go_on(first: Event, others: Sequence[Event], evidence: Evidence) -> bool:
-    """Whether the rank may have gone on after it: it wrote more lines, or in a log of unknown jobs it failed again."""
-    same = (each for each in others if each.text != first.text and (each.file, each.rank) == (first.file, first.rank))
-    if evidence.mixed and any(each.raised and each.raised.top and each.kind == "primary" for each in same):
-        return True
-    if evidence.report or not (evidence.mixed or evidence.is_stopped_after(first)):
-        return False
-    return first.raised is not None and first.lines >= GOES_ON

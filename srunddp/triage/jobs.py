@@ -84,7 +84,6 @@ class JobLogs:
     def add_to(self, evidence: Evidence) -> None:
         """Add the notes, and how the job ended by Slurm's word, as one more file's only line."""
         evidence.notes += self.notes
-        evidence.mixed = not self.job
         evidence.runs = bool(self.slurm and self.slurm.state in slurm_command.RUNNING)
         known, file = self.slurm, len(evidence.names)
         evidence.names.append("Slurm")  # where a file's name stands

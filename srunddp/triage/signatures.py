@@ -30,7 +30,6 @@ class Cause:
 
     cause: str
     hint: str
-    source: str
     behind: re.Pattern[str] | None = None  # later failures, by id, line and code, that it explains
 
 
@@ -72,7 +71,7 @@ def table() -> SignatureTable:
     causes = {}
     for entry in entries:
         behind = re.compile(entry["behind"]) if "behind" in entry else None
-        causes[entry["id"]] = Cause(entry["cause"], entry["hint"], entry["source"], behind)
+        causes[entry["id"]] = Cause(entry["cause"], entry["hint"], behind)
     return SignatureTable(tuple(words), named, signs, causes)
 
 

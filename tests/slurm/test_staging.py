@@ -21,7 +21,7 @@ from tests.cluster.nodes import NODES
 from tests.conftest import PROGRAMS, ROOT
 from tests.slurm import jobs
 from tests.slurm.conftest import PYTHON, SRUNDDP, Outcome, SlurmJobRunner, outcome
-from tests.support.starting import until
+from tests.support.starting import LONG, until
 from tests.support.wheels import uv_settings
 
 pytestmark = pytest.mark.slurm
@@ -226,7 +226,7 @@ def test_requeued_job_is_staged_again_and_goes_on(site: Site, with_torch: Path) 
     (folder / "out").symlink_to(site.project / "logs" / f"preempted-{job.number}.out")
     jobs.until(lambda: len(list(steps.glob("at.0.?"))) == 2, [job])
     cluster.run("scancel", "--signal=USR2", job.number)
-    jobs.until(job.is_over, [job])
+    jobs.until(job.is_over, [job], limit=4 * LONG)  # 930 MiB are packed, sent and unpacked once more
     assert (job.state, job.code, job.restarts) == ("COMPLETED", 0, 1), job
     assert job.output.count("srunddp: node02 staged -> ") == 4
     assert "srunddp: error: " not in job.output
