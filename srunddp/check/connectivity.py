@@ -95,7 +95,12 @@ def plan(nodes: Mapping[K, str]) -> list[tuple[K, K]]:
 
 
 def attempt(
-    coordinator: Coordinator, ends: Mapping[K, Endpoint], pairs: Iterable[tuple[K, K]], *, bound: bool = False
+    coordinator: Coordinator,
+    ends: Mapping[K, Endpoint],
+    pairs: Iterable[tuple[K, K]],
+    *,
+    bound: bool = False,
+    brief: bool = False,
 ) -> dict[tuple[K, K], str]:
     """Have the first of each pair connect to the second, ``bound`` to its interface; those that do not, and why.
 
@@ -104,7 +109,7 @@ def attempt(
     probes: dict[int, dict[tuple[K, K], Probe]] = {}
     for a, b in pairs:
         interface = ends[a].interface if bound else ""
-        probe = Probe(source=ends[a].host, host=ends[b].host, port=ends[b].port, interface=interface)
+        probe = Probe(source=ends[a].host, host=ends[b].host, port=ends[b].port, interface=interface, brief=brief)
         probes.setdefault(ends[a].rank, {})[a, b] = probe
     most = max(map(len, probes.values()), default=0)
     questions = {rank: {"do": "connect", "probes": list(map(vars, own.values()))} for rank, own in probes.items()}
@@ -114,7 +119,11 @@ def attempt(
 
 
 def _directed(coordinator: Coordinator, ends: Mapping[str, Endpoint], failing: Mapping[Way, str]) -> dict[Way, str]:
-    """On which way the packets get lost, by what the listeners' kernels hold half open."""
+    """On which way the packets get lost, by what the listeners' kernels hold half open.
+
+    A kernel whose own firewall drops its answers forgets such a connection after a second: each is tried anew.
+    """
+    attempt(coordinator, ends, failing, brief=True)
     answers = coordinator.broadcast({"do": "half open"}, _SLACK, {ends[b].rank for _, b in failing})
     broken: dict[Way, str] = {}
     for (a, b), why in failing.items():

@@ -21,7 +21,7 @@ from srunddp.report.run import RunData, read
 from srunddp.report.summarize import summary_of, with_baseline
 from srunddp.report.summary import Summary
 from srunddp.util.atomic_file import replace_file
-from srunddp.util.click_types import DIR, answering, json_option, json_text
+from srunddp.util.click_types import DIR, answering, json_option, json_text, logs_option
 from srunddp.util.console import coloured, say
 
 _REFRESH = 2.0  # seconds between two looks, and no more than a tenth of the time is spent on them
@@ -31,14 +31,7 @@ _CLEAR = "\x1b[H\x1b[J"
 
 
 @click.command()
-@click.option(
-    "--monitor-dir",
-    type=DIR,
-    default="logs",
-    envvar="SRUNDDP_LOG_DIR",
-    show_default=True,
-    help="Where the job's samples are.",
-)
+@logs_option("--monitor-dir", help="Where the job's samples are.")
 @click.option("--restart", type=click.IntRange(0), metavar="N", help="Which start of the run (default: the last).")
 @click.option("--baseline", type=DIR, metavar="DIR|JOBID", help="A run on fewer ranks, for the scaling efficiency.")
 @click.option("--output", type=DIR, help="For report.html (default: the run's folder).")

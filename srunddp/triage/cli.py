@@ -5,18 +5,11 @@ import click
 from srunddp.triage import jobs, render
 from srunddp.triage.collect import collect
 from srunddp.triage.diagnose import diagnose
-from srunddp.util.click_types import DIR, FILE, answering, json_option, json_text
+from srunddp.util.click_types import FILE, answering, json_option, json_text, logs_option
 
 
 @click.command()
-@click.option(
-    "--log-dir",
-    type=DIR,
-    default="logs",
-    envvar="SRUNDDP_LOG_DIR",
-    show_default=True,
-    help="Where a job's number is looked for.",
-)
+@logs_option("--log-dir", help="Where a job's number is looked for.")
 @json_option
 @click.argument("what", nargs=-1, type=FILE, metavar="[JOBID|DIR|FILE]...")
 def triage(what: tuple[str, ...], log_dir: str, as_json: bool) -> None:

@@ -6,6 +6,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import click
@@ -86,6 +87,7 @@ monitor_option = click.option(
     help="Sample GPUs, CPUs, memory and network of each node for srunddp report, every 5s unless given.",
 )
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+logs_option = partial(click.option, type=DIR, default="logs", envvar="SRUNDDP_LOG_DIR", show_default=True)
 
 
 def json_text(*values: Any, indent: int | None = 2) -> str:

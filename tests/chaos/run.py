@@ -25,6 +25,8 @@ from tests.mpirun.conftest import MPIS
 SRUNDDP = str(ROOT / "bin" / "srunddp")
 START_WITHIN = 60.0
 END_WITHIN = 45.0
+AT_ONCE = 20.0  # ten times what it takes; the trials say how long that is
+STOPPED = 30.0  # a rank that stands still is given 10 s to go on
 
 
 @dataclass(frozen=True)
@@ -231,3 +233,10 @@ def _end(run: Run) -> None:
         time.sleep(0.02)
     if run.site.cluster:
         run.site.cluster.cancel_all()
+
+
+def check(plan: Plan, site: Site, limit: float = AT_ONCE) -> Result:
+    """A run that went as planned, within so many seconds from its failure."""
+    result = carry_out(plan, site)
+    assert wrong(plan, result, limit) == [], result.describe()
+    return result

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import time
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -12,7 +13,7 @@ from typing import Any
 import pytest
 
 from srunddp.bootstrap.network import probe
-from srunddp.bootstrap.network.probe import Prober
+from srunddp.bootstrap.network.probe import Prober, half_open
 from srunddp.check import connectivity, render
 from srunddp.check.connectivity import ConnectivityMatrix, Endpoint, survey
 from srunddp.check.coordinator import Coordinator
@@ -81,6 +82,14 @@ def test_of_packets_that_are_lost_one_way_that_way_is_told(
     assert (len(ways.tried), ways.broken) == (2, broken)
     assert {name: at.host for name, at in ways.endpoints.items()} == {"west": WEST, "east": EAST}
     assert len(list(connectivity.evaluate(ways))) == len(broken)
+
+
+def test_half_open_connections_are_asked_for_in_time(names: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a node's own firewall drops its answers, the kernel forgets such a connection after a second or two."""
+    monkeypatch.setattr(probe, "half_open", lambda listeners: time.sleep(0.3) or half_open(listeners))
+    dropped = rule(names["east"], "output", f"ip daddr {WEST} drop")
+    with dropped, coordinator_of(names, lambda _: Prober().handle) as coordinator:
+        assert set(surveyed(coordinator).broken) == {BACK}
 
 
 # What is judged.

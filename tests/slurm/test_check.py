@@ -127,17 +127,13 @@ def test_packets_lost_one_way_name_the_pair_and_the_direction(runner: SlurmJobRu
 
 
 @pytest.mark.parametrize(
-    ("hook", "words"),
-    [
-        ("output", "nothing that it sends from 10.88.0.14 reaches another node"),
-        ("input", "nothing that others send to 10.88.0.14 reaches it"),
-    ],
+    ("hook", "words"), [("output", "nothing that it sends from"), ("input", "nothing that others send to")]
 )
 def test_a_node_that_is_cut_off_is_named_alone(hook: str, words: str, runner: SlurmJobRunner) -> None:
     with packets_dropped(node("node04"), hook):
         done = checked(runner, srun=("-N4", "--ntasks-per-node=1", "--mpi=pmi2"))
     assert done.named() == {("FAIL", "reach", "node04")}, done.text
-    assert done.about("reach").startswith(words)
+    assert f"{words} 10.88.0.14 " in done.text
 
 
 def test_one_slow_link_alone_is_named(runner: SlurmJobRunner) -> None:

@@ -13,15 +13,13 @@ from pathlib import Path
 import pytest
 
 from tests.chaos.plan import SUDDEN, Fault, Plan
-from tests.chaos.run import Result, Run, Site, carry_out, started, wrong
+from tests.chaos.run import AT_ONCE, STOPPED, Run, Site, carry_out, check, started, wrong
 from tests.chaos.verdict import victims
 from tests.conftest import PROGRAMS, ROOT
 from tests.slurm.conftest import SRUNDDP, SlurmJobRunner, site_mpi
 
 pytestmark = pytest.mark.slurm
 
-AT_ONCE = 20.0  # ten times what it takes; the trials of tests/chaos say how long that is
-STOPPED = 30.0  # a rank that stands still is given 10 s to go on
 STALL = 4
 SUSPENDED = 12.0
 REPORT = str(PROGRAMS / "report.py")
@@ -30,12 +28,6 @@ REPORT = str(PROGRAMS / "report.py")
 @pytest.fixture
 def site(runner: SlurmJobRunner) -> Site:
     return Site(runner.cluster.shared, runner.cluster, runner.ifaces, tuple(site_mpi().items()))
-
-
-def check(plan: Plan, site: Site, limit: float = AT_ONCE) -> Result:
-    result = carry_out(plan, site)
-    assert wrong(plan, result, limit) == [], result.describe()
-    return result
 
 
 @pytest.mark.parametrize("kind", SUDDEN)

@@ -11,6 +11,7 @@ from typing import Any
 from srunddp.bootstrap.network.interface import shares_subnet
 
 WITHIN = 2.0  # seconds for one connection
+BRIEFLY = 0.1  # where no answer is expected, and the packet has only to arrive
 AT_ONCE = 64
 NO_ANSWER = "no answer"
 
@@ -23,12 +24,14 @@ class Probe:
         source: the address of this node that it comes from.
         host, port: where the other node listens.
         interface: the interface of this node that it is bound to; empty for the one that the kernel routes it over.
+        brief: no answer is expected.
     """
 
     source: str
     host: str
     port: int
     interface: str = ""
+    brief: bool = False
 
 
 def connect(probe: Probe) -> str:
@@ -41,7 +44,7 @@ def connect(probe: Probe) -> str:
     if probe.interface and not (shares_subnet(probe.source, probe.host) or _routed_from(probe.host) == probe.source):
         return "routed over another interface"
     with socket.socket(_family(probe.host), socket.SOCK_STREAM) as connection:
-        connection.settimeout(WITHIN)
+        connection.settimeout(BRIEFLY if probe.brief else WITHIN)
         try:
             if probe.interface:
                 with contextlib.suppress(PermissionError):  # kernels before 5.7 let root alone do it
