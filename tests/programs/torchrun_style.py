@@ -3,6 +3,7 @@
 import json
 import os
 import sys
+import time
 
 import torch
 import torch.distributed as dist
@@ -20,4 +21,5 @@ report = {
     "node": os.environ.get("SLURMD_NODENAME", ""),
 }
 sys.stdout.write(json.dumps(report) + "\n")
+time.sleep(float(os.environ.get("PAUSE", 0)))
 dist.destroy_process_group()
