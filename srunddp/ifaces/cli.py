@@ -32,7 +32,7 @@ def ifaces() -> None:
     """Write ifaces.conf, or validate one."""
 
 
-@ifaces.command()
+@ifaces.command(short_help="Draft ifaces.conf from what the nodes reach.")
 @click.option("-o", "--output", type=FILE, help="Write the draft there instead of standard output.")
 @click.option("--merge", type=FILE, help="Add entries to FILE for the nodes that have none there.")
 @click.option("--channel", type=click.Choice(CHANNELS), help="How ranks find rank 0 (default: the first available).")
@@ -116,7 +116,7 @@ def _write(text: str, output: str | None, mode: str = "w") -> None:
         click.echo(text, nl=False, file=file)
 
 
-@ifaces.command()
+@ifaces.command(short_help="Validate ifaces.conf.")
 @click.argument("file", type=FILE, required=False)
 @json_option
 @come_within

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -90,7 +91,9 @@ def failure(summary: Summary) -> Advice | None:
     stopped = codes and not end.missing and (codes <= {0, _REQUEUE} or _STOPPED in end.cause)
     if end.finished or stopped or (end.running and codes <= {0, _REQUEUE}):
         return None
-    job = summary.job or shlex.quote(summary.folder)
+    known = os.path.normpath(os.environ.get("SRUNDDP_LOG_DIR") or "logs")  # where triage looks for a job's number
+    is_there = summary.job and os.path.dirname(os.path.normpath(summary.folder)) == known
+    job = summary.job if is_there else shlex.quote(summary.folder)
     found = end.cause or "; ".join(ends(summary))
     return Advice("run failed", found, "", f"srunddp triage {job}", severity="failed")
 

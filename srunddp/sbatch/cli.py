@@ -241,7 +241,8 @@ def parse_settings(given: Mapping[str, Any], command: Sequence[str], files: Sequ
     for each in command:
         validate.check_printable("the argument", each)
     keys = _keys()
-    values = [(name, _node(given[name])) for name in ("config", *keys) if given[name] not in (None, ())]
+    told = {name: given[name] for name in ("config", *keys) if given[name] not in (None, ())}
+    values = [(name, _node(() if told[name] == ("none",) and name != "arguments" else told[name])) for name in told]
     return parse_values(keys, [*(("config", scalar_node(path)) for path in files), *values], {})
 
 
@@ -256,9 +257,8 @@ def job_of(settings: Mapping[str, Setting]) -> SlurmJob:
 
 
 def _node(value: str | bool | tuple[str, ...]) -> yaml.Node:
-    """As YAML has it; each of several values is a text as it stands, and ``none`` alone is an empty list."""
+    """As YAML has it; each of several values is a text as it stands."""
     if isinstance(value, tuple):
-        value = () if value == ("none",) else value
         return yaml.SequenceNode("tag:yaml.org,2002:seq", [scalar_node(each) for each in value])
     return scalar_node(text_of(value))
 

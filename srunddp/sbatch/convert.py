@@ -13,7 +13,7 @@ from srunddp.util.usage_errors import foreign
 _NESTED = r"\((?:[^()]|\((?:[^()]|\([^()]*\))*\))*\)"
 _TOKEN = re.compile(
     rf"""(?:[ \t\r]|\\\n)+ | \#[^\n]*
-    | (?P<here>(?<!<)<<-?[ \t]*(?P<quote>['"]?)(?P<end>\w+)(?P=quote)[^\n]*\n.*?^\t*(?P=end)$)
+    | (?P<here>(?<!<)<<-?[ \t]*(?P<quote>['"]?)\\?(?P<end>[\w.-]+)(?P=quote)[^\n]*\n.*?^\t*(?P=end)$)
     | (?P<word>(?:(?:\$|(?<==)){_NESTED} | `[^`]*` | "(?:[^"\\]|\\.)*" | '[^']*' | \\. | [^\s"'`\\;&|()<>])+)
     | (?P<separator>.)""",
     re.VERBOSE | re.MULTILINE | re.DOTALL,
@@ -28,7 +28,11 @@ _STARTS = re.compile(
 _BEFORE_LOOPS = ("then", "do", "else", "{", "time")
 _LOOPS = ("for", "while", "until")
 _BEFORE = re.compile(r"\w+=.*|if|elif|then|do|else|exec|time|!|\{", re.DOTALL)  # what srun cannot stand before
-_STARTS_IT = re.compile(r"\$.*|eval|ssh|pdsh|clush|mpi(run|exec).*")  # what srun cannot start, or may be srun
+_STARTS_IT = re.compile(r"\$.*|(.*/)?(eval|ssh|pdsh|clush|coproc|mpi(run|exec).*)")  # srun cannot, or it may be srun
+# What starts it several times, or without the variables that tell a rank.
+_ELSEWHERE = re.compile(r"(.*/)?(docker|podman|xargs|parallel)|--(cleanenv|containall)")
+_SRUN = re.compile(r"(.*/)?srun")
+_LETTERS = {"r": "redirects", "t": "tee"}
 # Options of torchrun and accelerate without a value; all others take one.
 _FLAG = re.compile(
     r"standalone|m|module|no-python|virtual-local-rank|run-path|q|quiet|cpu|mps|tpu|use-.*|multi-gpu|same-network|debug"
@@ -66,8 +70,8 @@ def convert(path: str) -> tuple[str, list[str]]:
         raise ConfigError(found, expected="a job script", hint="correct --from") from None
     launches = [launch for words, in_loop in _commands(text) if (launch := _launch(words, in_loop))]
     lines = [text.count("\n", 0, launch.words[launch.before].start()) + 1 for launch in launches]
+    quoted = [number for number, line in enumerate(text.splitlines(), 1) if _NAMED.match(line)]
     if len(launches) != 1:
-        quoted = [number for number, line in enumerate(text.splitlines(), 1) if _NAMED.match(line)]
         found = f"{path}: {len(launches) or 'no'} commands with torchrun or accelerate"
         found += ", but in quotes or the like" if quoted and not lines else ""
         found += "".join(f", line {number}" for number in lines or quoted)
@@ -77,6 +81,10 @@ def convert(path: str) -> tuple[str, list[str]]:
     if obstacle := _obstacle(text, launch):
         raise ConfigError(obstacle[0], expected="one command for all ranks", hint=obstacle[1], where=where)
     notes = [f"{where}: {each}" for each in _left_out(launch.options)]
+    if launch.launcher.endswith("torch.distributed.launch") and "use-env" not in launch.options:
+        notes.append(f"{where}: no --local-rank is passed; the script is to read LOCAL_RANK")
+    others = (number for number in quoted if number != lines[0])
+    notes += [f"{path}:{number}: torchrun or accelerate, too; this line is left as it is" for number in others]
     start, script = launch.words[0].start(), launch.script[0].start()
     return f"{text[:start]}{_replacement(text, launch)} {text[script:]}", notes
 
@@ -103,7 +111,7 @@ def _launch(words: _Words, in_loop: bool) -> _Launch | None:
     place, at, options = joined.count("\0", 0, starts.start()), joined.count("\0", 0, starts.end()), {}
     while at < len(texts) and texts[at].startswith("-") and texts[at] != "--":
         name, equals, value = texts[at].lstrip("-").partition("=")
-        name = name.replace("_", "-")
+        name = _LETTERS.get(name, name.replace("_", "-"))
         takes_next = not (equals or _FLAG.fullmatch(name))
         options[name] = texts[at + 1] if takes_next and at + 1 < len(texts) else value
         at += 2 if takes_next else 1
@@ -126,9 +134,10 @@ def _obstacle(text: str, launch: _Launch) -> tuple[str, str] | None:
             "a launch in a loop",
             "replace a loop over nodes by one srun srunddp; in another loop edit this line",
         )
-    if _STARTS_IT.fullmatch(command):
-        return f"{command} before {launch.launcher}", "write srun in its place first"
-    if first.startswith("$") and any(each.endswith(".py") for each in rest):
+    if wrong := next(filter(_ELSEWHERE.fullmatch, before), _STARTS_IT.fullmatch(command) and command):
+        return f"{wrong} before {launch.launcher}", "write srun in its place first"
+    sized = launch.options.keys() & {"nnodes", "nproc-per-node", "num-processes"}
+    if first[0] in "$`" and not (sized and not any(re.fullmatch(r".*\.py|-m|--(module|n).*", each) for each in rest)):
         return f"{first} before the script may hold options", "write the options out on this line"
     if "accelerate" in launch.launcher and "num-processes" not in launch.options:
         return f"{launch.launcher} without --num_processes", "add it, and --num_machines, with accelerate's own numbers"
@@ -151,10 +160,10 @@ def _replacement(text: str, launch: _Launch) -> str:
     """From the beginning of the command up to SCRIPT."""
     before = [word[0] for word in launch.words[: launch.before]]
     place = next((at for at, each in enumerate(before) if not _BEFORE.fullmatch(each)), len(before))
-    if "srun" in before:
-        place = before.index("srun")
+    if srun := next(filter(_SRUN.fullmatch, before), ""):
+        place = before.index(srun)
         before[place:] = _without_size(before[place + 1 :])
-    before[place:place] = ["srun", *_step(text, launch.options)]
+    before[place:place] = [srun or "srun", *_step(text, launch.options)]
     return " ".join([*before, "srunddp", *(["-m"] if {"m", "module"} & launch.options.keys() else [])])
 
 
@@ -176,16 +185,12 @@ def _step(text: str, options: dict[str, str]) -> list[str]:
     total, each = options.get("num-processes"), options.get("nproc-per-node", "1")
     if total:
         each = _calculated(f"{total} / {nodes}")
-    elif not each.isdecimal() and not each.startswith("$"):  # gpu, auto
-        each = "$SLURM_GPUS_ON_NODE"
-    tasks = re.search(r"^#SBATCH\s.*--n?tasks-per-node[= ]*(\d+)", text, re.MULTILINE)
-    given = re.search(r"^#SBATCH\s+(?:-c|.*--cpus-per-task)", text, re.MULTILINE)
-    # Slurm has shared the node's CPUs out to the tasks of the job, which often were one for each node.
-    cpus = "SLURM_CPUS_PER_TASK" if given else "SLURM_CPUS_ON_NODE"
-    cpus += f" * {tasks[1]}" if given and tasks and tasks[1] != "1" else ""
+    elif not each.isdecimal() and each[0] not in "$`":  # cpu, gpu, auto
+        each = "$SLURM_CPUS_ON_NODE" if each == "cpu" else "$SLURM_GPUS_ON_NODE"
     size = {"nodes": nodes, "ntasks": total or _calculated(f"{nodes} * {each}"), "ntasks-per-node": each}
-    size["cpus-per-task"] = _calculated(f"{cpus} / {each}")
-    words = [f'--{name}="{value}"' if "$" in value else f"--{name}={value}" for name, value in size.items()]
+    # Slurm has shared the node's CPUs out to the tasks of the job, which often were one for each node.
+    size["cpus-per-task"] = _calculated(f"$SLURM_CPUS_ON_NODE / {each}")
+    words = [f'--{name}="{value}"' if re.search("[$`]", value) else f"--{name}={value}" for name, value in size.items()]
     bind = ["--gpu-bind=none"] if re.search(r"^#SBATCH\s.*(gpu|-G)", text, re.MULTILINE) else []
     return [*words, "--kill-on-bad-exit=1", *bind]
 
@@ -195,4 +200,4 @@ def _calculated(product: str) -> str:
     if found := re.fullmatch(r"(\d+) ([*/]) (\d+)", product):
         left, right = int(found[1]), int(found[3])
         return str(left * right if found[2] == "*" else left // max(right, 1))
-    return f"$(({product if '$(' in product else re.sub('[$](?=[A-Za-z_])', '', product)}))"
+    return f"$(({product if re.search(r'[$][(]|`', product) else re.sub('[$](?=[A-Za-z_])', '', product)}))"

@@ -183,6 +183,8 @@ def notes(job: SlurmJob, environ: Mapping[str, str]) -> Iterator[str]:
             yield f"--env {name}={value} is for every node, and wins over ifaces.conf"
         elif meant := misspelt(name):
             yield f"--env {name} is not a variable that NCCL documents; did you mean {meant}?"
+    if "gpus" in job.slurm and job.nodes and str(job.slurm["gpus"]).isdecimal() and int(job.slurm["gpus"]) % job.nodes:
+        yield f"--gpus={job.slurm['gpus']} on {job.nodes} nodes: {job.tasks} ranks are started on each"
     if 0 < job.gpus < job.tasks:
         yield f"more ranks than GPUs on each node, {job.tasks} and {job.gpus}: several ranks share one"
     elif 0 < job.tasks < job.gpus:
@@ -210,8 +212,8 @@ def _of_requeue(job: SlurmJob) -> Iterator[str]:
 def _unknown_options(job: SlurmJob) -> Iterator[str]:
     keys = [*OPTIONS, *(field.name for field in dataclasses.fields(job)), "submit", "salloc", "write"]
     names = [option(key) for key in keys]
-    for name in (each for each in job.slurm if each not in OPTIONS):
-        meant = did_you_mean(f"--{name}", names)
+    for name in (each for each in job.slurm if each not in OPTIONS and f"--{each}" not in names):
+        meant = did_you_mean(f"--{name}", names, 0.7)
         yield f"--{name} is unknown to srunddp, and passed to sbatch as it is{meant and '; '}{meant}"
 
 

@@ -23,7 +23,7 @@ def stage() -> None:
     """Bring an environment, the project and data to nodes without internet or without a shared file system."""
 
 
-@stage.command("build")
+@stage.command("build", short_help="Make an environment that can be copied.")
 @click.option("-r", "--requirement", type=_PATH, required=True, metavar="FILE", help="As for pip; or a lock file.")
 @click.option(
     "-o", "--output", type=_PATH, default="staged-env", show_default=True, metavar="ENV", help="A new folder."
@@ -53,7 +53,7 @@ _base = click.option(
 _timeout = limit("--timeout", 600.0, "How long the nodes may take for each step.")
 
 
-@stage.command()
+@stage.command(short_help="Copy it to the nodes of this job.")
 @click.option("--env", type=DIR, metavar="ENV", help="An environment with srunddp, as srunddp stage build makes it.")
 @click.option("--project", type=DIR, help="The folder with the script.")
 @click.option("--data", type=DIR, multiple=True, help="A folder that the script reads, such as a cache.")
@@ -76,7 +76,7 @@ def push(**given: Any) -> None:
     click.echo(program)
 
 
-@stage.command()
+@stage.command(short_help="Remove the copies.")
 @_base
 @_timeout
 def clean(base: str, timeout: float) -> None:

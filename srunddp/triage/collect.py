@@ -89,7 +89,7 @@ def collect(logs: Sequence[Log]) -> Evidence:
 def _read_json(kind: str, log: Log, index: int, evidence: Evidence) -> None:
     try:
         events, size = of_json(kind, "\n".join(line for _, line in log.lines()), index)
-    except (ValueError, TypeError, LookupError, OverflowError):
+    except (ValueError, TypeError, LookupError, OverflowError, RecursionError):
         evidence.notes.append(f"{log.name} is cut off, or none of srunddp's; the other logs are judged without it")
         return
     evidence.events += events
@@ -149,9 +149,11 @@ class _File:
         """Whether the log tells of a good end, after its last step."""
         evidence, count = self._evidence, self._all.count
         evidence.steps[self._index] = count
-        for number, text, steps in tail:
+        for place, (number, text, steps) in enumerate(tail, 1):
             if steps == count and says("finished", text) and not says("unfinished", text):
                 weight = 2 if says("exit-zero", text) else int(bool(says("succeeded", text)))
+                if not weight and not all(says("at-exit", later) for _, later, _ in list(tail)[place:]):
+                    continue  # a part of the run is done
                 evidence.finished[self._index] = number, max(weight, evidence.finished.get(self._index, (0, 0))[1])
         evidence.cut |= self._log.cut
 

@@ -210,8 +210,10 @@ def _is_certain(found: Diagnosis, first: Event, others: Sequence[Event], evidenc
         return bool(says("authority", first.text)) and not evidence.report and not still
     if first.ours:
         return True
-    if first.raised and first.lines >= GOES_ON and not evidence.report and evidence.is_stopped_after(first):
-        return False  # the rank wrote more, as one does that caught it
+    ended = any(each.kind == "ending" and each.sure and each.cause != "cancelled" for each in others)
+    wrote = first.lines >= GOES_ON and not evidence.report and evidence.is_stopped_after(first)
+    if first.raised and (ended or wrote):
+        return False  # it may have been caught
     alike = sum(each.text == first.text for each in others) > 1
     others = [each for each in others if each.cause not in (first.cause, "unknown", "script-error")]
     if found.rank is None and len(found.seen) > 1 and not alike:
@@ -222,5 +224,6 @@ def _is_certain(found: Diagnosis, first: Event, others: Sequence[Event], evidenc
         if not first.raised or not first.raised.top:
             return False
         if report := evidence.report:
-            return report.end is not None and (None in (first.rank, report.rank) or first.rank in report.end.ranks)
+            is_its = report.end and (None in (first.rank, report.rank) or first.rank in report.end.ranks)
+            return bool(is_its and report.end and not report.end.signal)
     return first.file not in evidence.finished

@@ -44,6 +44,7 @@ _PLACED = re.compile(r"srunddp: \d+ ranks? on \d+ nodes?, launcher ")
 _CAUSES = {
     "TIMEOUT": "time-limit", "OUT_OF_MEMORY": "host-out-of-memory", "NODE_FAIL": "node-failure",
     "PREEMPTED": "preempted", "CANCELLED": "cancelled", "FAILED": "unknown",
+    "DEADLINE": "time-limit", "BOOT_FAIL": "node-failure",
 }  # fmt: skip
 
 _known = functools.cache(slurm_command.job)  # asked once
@@ -151,7 +152,8 @@ def by_job(found: Sequence[Log]) -> Groups:
     groups = group_by_key(
         (f"{job}_{task}" if task and name not in whole else job, log) for name, job, task, log in named
     )
-    if len(groups) == 2 and "" in groups and abs(_last(groups[""]) - _last(groups[max(groups)])) <= _TOGETHER:
+    nameless = [] if any(log.path.name.startswith("preflight.local.") for log in found) else groups.get("", [])
+    if len(groups) == 2 and nameless and abs(_last(nameless) - _last(groups[max(groups)])) <= _TOGETHER:
         return {max(groups): list(found)}
     return groups
 

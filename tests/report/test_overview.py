@@ -94,7 +94,10 @@ FAILED = [
 
 
 @pytest.mark.parametrize(("made_up", "cause", "found"), FAILED)
-def test_failure_names_the_culprit_or_the_exit_codes(made_up: MadeUp, cause: str, found: str, tmp_path: Path) -> None:
+def test_failure_names_the_culprit_or_the_exit_codes(
+    made_up: MadeUp, cause: str, found: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SRUNDDP_LOG_DIR", str(tmp_path))
     note = failure(summed(made_up, tmp_path, cause))
     assert note is not None
     assert (note.rule, note.severity, note.hint) == ("run failed", "failed", "srunddp triage 4711")

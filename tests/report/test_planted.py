@@ -146,7 +146,8 @@ def test_text_page_and_json_name_one_trouble(rule: str, made_up: MadeUp, cost: f
         assert output.count("threshold: ") == 1
 
 
-def test_text_page_and_json_say_why_a_run_failed(tmp_path: Path) -> None:
+def test_text_page_and_json_say_why_a_run_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SRUNDDP_LOG_DIR", str(tmp_path))
     folder = replace(SMALL, code=1, codes={3: 137}).write(tmp_path)
     said = {"rank": 3, "node": "node02", "cause": "killed by SIGKILL: out of memory"}
     folder.with_name("failure.json").write_text(json.dumps(said))

@@ -280,8 +280,9 @@ def test_every_chart_has_a_text_and_the_page_says_all(reported: tuple[Path, Comp
         assert each in found.words
 
 
-def test_the_page_begins_with_the_failure_and_what_costs_most(tmp_path: Path) -> None:
+def test_the_page_begins_with_the_failure_and_what_costs_most(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Red with the command to go on; then a bar for each figure, the notes by their cost, charts, and tables closed."""
+    monkeypatch.setenv("SRUNDDP_LOG_DIR", str(tmp_path))
     made_up = replace(ON_GPUS, seconds=60, code=1, codes={5: 137}, slow={5: 0.05}, hot=((1, 2),), data=0.3)
     run = read(made_up.write(tmp_path))
     summary = summary_of(run)

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import yaml
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from srunddp.errors import ConfigError
@@ -123,6 +123,7 @@ def test_no_text_is_carried_out_on_the_way_into_salloc(name: str, tmp_path: Path
 
 @settings(max_examples=200, deadline=None)
 @given(st.text(max_size=20))
+@example("none")  # which unsets an option
 def test_a_text_of_command_line_or_file_stays_as_it_was(text: str) -> None:
     """``--config`` reads it back, and a list's element with commas stays one."""
     words = ["srunddp", "sbatch", f"--env=NAME={text}", "train.py", text]

@@ -129,6 +129,7 @@ def test_of_too_many_files_the_newest_jobs_count(tmp_path: Path, monkeypatch: py
         ("".join(f"out.{rank} " for rank in range(130)), ""),
         ("none_4abcdefg/attempt_0/0/stdout.log none_5abcdefg/attempt_0/1/stdout.log", ""),
         ("rank0.log slurm-123.out", "123"),
+        ("preflight.local.txt slurm-123.out", " 123"),
         ("rank0.log slurm-123.out slurm-124.out", " 123 124"),
     ],
 )  # fmt: skip
@@ -204,6 +205,8 @@ def sacct(folder: Path, state: str, began: float, ended: float | None = 0.0) -> 
         ("TIMEOUT", (60.0, 0.0), "step 1\n", "time-limit"),
         ("OUT_OF_MEMORY", (60.0, 0.0), "step 1\n", "host-out-of-memory"),
         ("NODE_FAIL", (60.0, 0.0), "step 1\n", "node-failure"),
+        ("BOOT_FAIL", (60.0, 0.0), "step 1\n", "node-failure"),
+        ("DEADLINE", (60.0, 0.0), "step 1\n", "time-limit"),
         ("PREEMPTED", (60.0, 0.0), "step 1\n", "preempted"),
         ("CANCELLED by 1000", (60.0, 0.0), "step 1\n", "cancelled"),
         ("FAILED", (60.0, 0.0), WELL, "unknown"),
