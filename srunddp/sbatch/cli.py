@@ -241,8 +241,10 @@ def parse_settings(given: Mapping[str, Any], command: Sequence[str], files: Sequ
     for each in command:
         validate.check_printable("the argument", each)
     keys = _keys()
-    told = {name: given[name] for name in ("config", *keys) if given[name] not in (None, ())}
-    values = [(name, _node(() if told[name] == ("none",) and name != "arguments" else told[name])) for name in told]
+    chosen = {name: given[name] for name in ("config", *keys) if given[name] not in (None, ())}
+    values = [
+        (name, _node(() if chosen[name] == ("none",) and name != "arguments" else chosen[name])) for name in chosen
+    ]
     return parse_values(keys, [*(("config", scalar_node(path)) for path in files), *values], {})
 
 
