@@ -32,7 +32,6 @@ _STARTS_IT = re.compile(r"\$.*|(.*/)?(eval|ssh|pdsh|clush|coproc|mpi(run|exec).*
 # What starts it several times, or without the variables that tell a rank.
 _ELSEWHERE = re.compile(r"(.*/)?(docker|podman|xargs|parallel)|--(cleanenv|containall)")
 _SRUN = re.compile(r"(.*/)?srun")
-_LETTERS = {"r": "redirects", "t": "tee"}
 # Options of torchrun and accelerate without a value; all others take one.
 _FLAG = re.compile(
     r"standalone|m|module|no-python|virtual-local-rank|run-path|q|quiet|cpu|mps|tpu|use-.*|multi-gpu|same-network|debug"
@@ -111,7 +110,7 @@ def _launch(words: _Words, in_loop: bool) -> _Launch | None:
     place, at, options = joined.count("\0", 0, starts.start()), joined.count("\0", 0, starts.end()), {}
     while at < len(texts) and texts[at].startswith("-") and texts[at] != "--":
         name, equals, value = texts[at].lstrip("-").partition("=")
-        name = _LETTERS.get(name, name.replace("_", "-"))
+        name = {"r": "redirects", "t": "tee"}.get(name, name.replace("_", "-"))
         takes_next = not (equals or _FLAG.fullmatch(name))
         options[name] = texts[at + 1] if takes_next and at + 1 < len(texts) else value
         at += 2 if takes_next else 1
@@ -137,7 +136,8 @@ def _obstacle(text: str, launch: _Launch) -> tuple[str, str] | None:
     if wrong := next(filter(_ELSEWHERE.fullmatch, before), _STARTS_IT.fullmatch(command) and command):
         return f"{wrong} before {launch.launcher}", "write srun in its place first"
     sized = launch.options.keys() & {"nnodes", "nproc-per-node", "num-processes"}
-    if first[0] in "$`" and not (sized and not any(re.fullmatch(r".*\.py|-m|--(module|n).*", each) for each in rest)):
+    suspect = not sized or any(re.fullmatch(r".*\.py|-m|--(module|n).*", each) for each in rest)
+    if suspect and first.startswith(("$", "`")):
         return f"{first} before the script may hold options", "write the options out on this line"
     if "accelerate" in launch.launcher and "num-processes" not in launch.options:
         return f"{launch.launcher} without --num_processes", "add it, and --num_machines, with accelerate's own numbers"
@@ -185,7 +185,7 @@ def _step(text: str, options: dict[str, str]) -> list[str]:
     total, each = options.get("num-processes"), options.get("nproc-per-node", "1")
     if total:
         each = _calculated(f"{total} / {nodes}")
-    elif not each.isdecimal() and each[0] not in "$`":  # cpu, gpu, auto
+    elif not each.isdecimal() and not each.startswith(("$", "`")):  # cpu, gpu, auto
         each = "$SLURM_CPUS_ON_NODE" if each == "cpu" else "$SLURM_GPUS_ON_NODE"
     size = {"nodes": nodes, "ntasks": total or _calculated(f"{nodes} * {each}"), "ntasks-per-node": each}
     # Slurm has shared the node's CPUs out to the tasks of the job, which often were one for each node.
