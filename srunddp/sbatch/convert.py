@@ -114,9 +114,8 @@ def _launch(words: _Words, in_loop: bool) -> _Launch | None:
         takes_next = not (equals or _FLAG.fullmatch(name))
         options[name] = texts[at + 1] if takes_next and at + 1 < len(texts) else value
         at += 2 if takes_next else 1
-    at += texts[at : at + 1] == ["--"]
-    launcher = starts[0].replace("\0", " ").strip()
-    return _Launch(words, place, launcher, options, words[at:], in_loop) if words[at:] else None
+    named, rest = starts[0].replace("\0", " ").strip(), words[at + (texts[at : at + 1] == ["--"]) :]
+    return _Launch(words, place, named, options, rest, in_loop) if rest else None
 
 
 def _texts(words: _Words) -> list[str]:
@@ -129,10 +128,7 @@ def _obstacle(text: str, launch: _Launch) -> tuple[str, str] | None:
     before = _texts(launch.words[: launch.before])
     command = next((each for each in before if not _BEFORE.fullmatch(each)), "")
     if launch.in_loop:
-        return (
-            "a launch in a loop",
-            "replace a loop over nodes by one srun srunddp; in another loop edit this line",
-        )
+        return "a launch in a loop", "replace a loop over nodes by one srun srunddp; in another loop edit this line"
     if wrong := next(filter(_ELSEWHERE.fullmatch, before), _STARTS_IT.fullmatch(command) and command):
         return f"{wrong} before {launch.launcher}", "write srun in its place first"
     sized = launch.options.keys() & {"nnodes", "nproc-per-node", "num-processes"}
