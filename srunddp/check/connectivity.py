@@ -104,6 +104,7 @@ def attempt(
 ) -> dict[tuple[K, K], str]:
     """Have the first of each pair connect to the second, ``bound`` to its interface; those that do not, and why.
 
+    ``brief``: only for the packets to be there, as no answer is expected.
     Ranks that are lost meanwhile say nothing of the network.
     """
     probes: dict[int, dict[tuple[K, K], Probe]] = {}

@@ -130,7 +130,7 @@ def _obstacle(text: str, launch: _Launch) -> tuple[str, str] | None:
     if launch.in_loop:
         return "a launch in a loop", "replace a loop over nodes by one srun srunddp; in another loop edit this line"
     if wrong := next(filter(_ELSEWHERE.fullmatch, before), _STARTS_IT.fullmatch(command) and command):
-        return f"{wrong} before {launch.launcher}", "write srun in its place first"
+        return f"{wrong} before {launch.launcher}", "write this line by hand, so that srun starts the ranks"
     sized = launch.options.keys() & {"nnodes", "nproc-per-node", "num-processes"}
     suspect = not sized or any(re.fullmatch(r".*\.py|-m|--(module|n).*", each) for each in rest)
     if suspect and first.startswith(("$", "`")):

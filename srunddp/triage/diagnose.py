@@ -224,6 +224,6 @@ def _is_certain(found: Diagnosis, first: Event, others: Sequence[Event], evidenc
         if not first.raised or not first.raised.top:
             return False
         if report := evidence.report:
-            is_its = report.end and (None in (first.rank, report.rank) or first.rank in report.end.ranks)
-            return bool(is_its and report.end and not report.end.signal)
+            end, is_its = report.end, None in (first.rank, report.rank)
+            return end is not None and not end.signal and (is_its or first.rank in end.ranks)
     return first.file not in evidence.finished

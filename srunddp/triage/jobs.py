@@ -152,9 +152,10 @@ def by_job(found: Sequence[Log]) -> Groups:
     groups = group_by_key(
         (f"{job}_{task}" if task and name not in whole else job, log) for name, job, task, log in named
     )
-    nameless = [] if any(log.path.name.startswith("preflight.local.") for log in found) else groups.get("", [])
+    local = [log for log in found if log.path.name.startswith("preflight.local.")]  # of no job
+    nameless = [log for log in groups.get("", ()) if log not in local]
     if len(groups) == 2 and nameless and abs(_last(nameless) - _last(groups[max(groups)])) <= _TOGETHER:
-        return {max(groups): list(found)}
+        return {max(groups): [log for log in found if log not in local]} | ({"": local} if local else {})
     return groups
 
 

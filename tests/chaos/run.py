@@ -25,8 +25,7 @@ from tests.mpirun.conftest import MPIS
 SRUNDDP = str(ROOT / "bin" / "srunddp")
 START_WITHIN = 60.0
 END_WITHIN = 45.0
-AT_ONCE = 20.0  # ten times what it takes; the trials say how long that is
-STOPPED = 30.0  # a rank that stands still is given 10 s to go on
+AT_ONCE, STOPPED = 20.0, 30.0  # ten times what it takes, as the trials say; a rank that stands still is given 10 s
 
 
 @dataclass(frozen=True)
@@ -236,7 +235,6 @@ def _end(run: Run) -> None:
 
 
 def check(plan: Plan, site: Site, limit: float = AT_ONCE) -> Result:
-    """A run that went as planned, within so many seconds from its failure."""
     result = carry_out(plan, site)
     assert wrong(plan, result, limit) == [], result.describe()
     return result

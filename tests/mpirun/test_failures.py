@@ -29,14 +29,12 @@ def site(tmp_path: Path) -> Site:
 )
 def test_all_end_and_the_culprit_is_named(launcher: str, rank: int, kind: str, site: Site) -> None:
     """Hydra leaves no time for a verdict where a supervisor is killed: see Plan.leaves_no_time."""
-    plan = Plan((Fault(rank, kind),), launcher=launcher, peers="block")
-    check(plan, site)
+    check(Plan((Fault(rank, kind),), launcher=launcher, peers="block"), site)
 
 
 @pytest.mark.parametrize("kind", ["sigkill", "exception"])
 def test_peers_that_ignore_sigterm_and_their_children_end_too(launcher: str, kind: str, site: Site) -> None:
-    plan = Plan((Fault(3, kind),), launcher=launcher, peers="block", stubborn=True, children=True)
-    check(plan, site)
+    check(Plan((Fault(3, kind),), launcher=launcher, peers="block", stubborn=True, children=True), site)
 
 
 def test_a_good_run_has_no_verdict(launcher: str, site: Site) -> None:

@@ -97,8 +97,12 @@ FAILED = [
 def test_failure_names_the_culprit_or_the_exit_codes(
     made_up: MadeUp, cause: str, found: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    summary = summed(made_up, tmp_path, cause)
+    assert (
+        getattr(failure(summary), "hint", "") == f"srunddp triage {summary.folder}"
+    )  # not where a number is looked for
     monkeypatch.setenv("SRUNDDP_LOG_DIR", str(tmp_path))
-    note = failure(summed(made_up, tmp_path, cause))
+    note = failure(summary)
     assert note is not None
     assert (note.rule, note.severity, note.hint) == ("run failed", "failed", "srunddp triage 4711")
     assert note.found == found

@@ -93,9 +93,8 @@ def test_mnist_trains_with_every_connection_in_the_data_network(
 
 def test_the_watch_sees_ranks_on_the_management_network(runner: SlurmJobRunner) -> None:
     management = runner.write_ifaces("management.conf", '- nodes: "*"\n  interface: mgmt0\n')
-    with Watch(runner.cluster) as watch:
-        env = {"PAUSE": "5"}  # for some rounds, however fast the machine is
-        done = runner.srun("-N1", "-n2", SRUNDDP, TORCHRUN_STYLE, ifaces=management, env=env)
+    with Watch(runner.cluster) as watch:  # for some rounds, however fast the machine is
+        done = runner.srun("-N1", "-n2", SRUNDDP, TORCHRUN_STYLE, ifaces=management, env={"PAUSE": "5"})
     assert done.code == 0, done.errors
     assert strays(watch.seen, "10.88.0.", listeners=True)
 

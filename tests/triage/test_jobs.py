@@ -129,7 +129,7 @@ def test_of_too_many_files_the_newest_jobs_count(tmp_path: Path, monkeypatch: py
         ("".join(f"out.{rank} " for rank in range(130)), ""),
         ("none_4abcdefg/attempt_0/0/stdout.log none_5abcdefg/attempt_0/1/stdout.log", ""),
         ("rank0.log slurm-123.out", "123"),
-        ("preflight.local.txt slurm-123.out", " 123"),
+        ("preflight.local.txt rank0.log slurm-123.out", " 123"),
         ("rank0.log slurm-123.out slurm-124.out", " 123 124"),
     ],
 )  # fmt: skip

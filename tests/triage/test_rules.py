@@ -17,7 +17,6 @@ from srunddp.triage.render import lines, record
 from srunddp.triage.rules import PEER, RULES
 from tests.support.starting import ROOT, write
 
-NESTED = 100_000 * "["
 SHORT = yaml.safe_load((Path(__file__).parent / "short_logs.yaml").read_text(encoding="utf-8"))
 CHECK = """\
 check of job 77: 64 of 64 ranks on 8 nodes, 2 failures
@@ -53,7 +52,9 @@ def test_a_short_log_is_judged_as_its_row_tells(row: dict[str, Any], tmp_path: P
 
 
 def test_a_report_that_is_nested_too_deeply_is_none(tmp_path: Path) -> None:
-    _, said, _ = judged(tmp_path, {"4711.0/failure.json": NESTED, "4711.0/n1.rank0.log": "step 1\nMemoryError\n"})
+    _, said, _ = judged(
+        tmp_path, {"4711.0/failure.json": 100_000 * "[", "4711.0/n1.rank0.log": "step 1\nMemoryError\n"}
+    )
     assert "note: 4711.0/failure.json is cut off, or none of srunddp's" in said
 
 
