@@ -8,6 +8,7 @@ from srunddp._version import __version__
 
 if TYPE_CHECKING:
     from srunddp.bootstrap.process_group.init import init as init
+    from srunddp.bootstrap.process_group.store import restart_count as restart_count
     from srunddp.bootstrap.process_group.world import World as World
     from srunddp.telemetry import heartbeat as heartbeat
     from srunddp.train import Callback as Callback
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
     from srunddp.train import Trainer as Trainer
     from srunddp.train import read_config as read_config
 
-__all__ = ["Callback", "Config", "Trainer", "World", "__version__", "heartbeat", "init", "read_config"]
+__all__ = ["Callback", "Config", "Trainer", "World", "__version__", "heartbeat", "init", "read_config", "restart_count"]
 
 _HOMES = {
     "Callback": "srunddp.train",
@@ -25,6 +26,7 @@ _HOMES = {
     "heartbeat": "srunddp.telemetry",
     "init": "srunddp.bootstrap.process_group.init",
     "read_config": "srunddp.train",
+    "restart_count": "srunddp.bootstrap.process_group.store",
 }
 
 

@@ -15,10 +15,11 @@ from srunddp.bootstrap.process_group.device import BACKENDS
 from srunddp.bootstrap.rendezvous import meet
 from srunddp.bootstrap.rendezvous.meet import DEFAULT_TIMEOUT, RankSetup, RendezvousOptions
 from srunddp.bootstrap.rendezvous.protocol import RendezvousInfo
-from srunddp.errors import Scope, SrunddpError, UsageError
+from srunddp.errors import ConfigError, Scope, SrunddpError, UsageError
 from srunddp.monitor.monitor import Monitor, MonitorConfig
 from srunddp.run.launch import check_open_files, is_worker_exec, launch
 from srunddp.run.options import RunOptions, plan_monitor, run_name
+from srunddp.run.restart import Start, current_start
 from srunddp.run.script import Script, check
 from srunddp.stage.paths import StagedPaths, contradictions
 from srunddp.supervisor.failure import rotate_previous
@@ -34,7 +35,7 @@ _LAST_WORD = 1.0
     cls=Run,
     groups={
         "Network and rendezvous": "ifaces backend channel port timeout",
-        "Failures": "stall_timeout lost_after grace fast_exit",
+        "Failures": "restarts restart_grace stall_timeout lost_after grace fast_exit",
         "Output and monitoring": "log_dir show_ranks prefix quiet verbose monitor monitor_dir",
         "Environment": "module offline staged bind",
     },
@@ -44,6 +45,14 @@ _LAST_WORD = 1.0
 @limit("--timeout", DEFAULT_TIMEOUT, "How long the ranks wait for each other.", "SRUNDDP_TIMEOUT")
 @click.option("--channel", type=click.Choice(CHANNELS), help="How ranks find rank 0 (default: the first available).")
 @click.option("--port", metavar="N-M", help="Ports that a firewall leaves open on rank 0.")
+@click.option(
+    "--restarts",
+    type=click.IntRange(0),
+    default=0,
+    metavar="N",
+    help="When a rank fails, start all ranks anew on the same nodes, N times at most.",
+)
+@limit("--restart-grace", RunOptions.restart_grace, "How long all ranks may take to end before it.", positive=False)
 @limit(
     "--stall-timeout",
     RunOptions.stall_timeout,
@@ -84,14 +93,14 @@ def run(**given: Any) -> None:
 
     Python's own options are given as variables: PYTHONUNBUFFERED=1, PYTHONOPTIMIZE=1.
     """
-    environment: Environment | None = None
+    environment, start = None, current_start()
     try:
         if given["explain"]:
             from srunddp.explain.cli import explained
 
             explained(given)
         environment = detect(os.environ, channel=given["channel"])
-        sys.exit(_run(given, environment))
+        sys.exit(_run(given, environment, start))
     except SrunddpError as error:
         if _prints(error, environment):
             write_stderr(f"srunddp: error: {error}\n")
@@ -101,7 +110,7 @@ def run(**given: Any) -> None:
         sys.exit(error.exit_code)
 
 
-def _run(given: Mapping[str, Any], environment: Environment) -> int:
+def _run(given: Mapping[str, Any], environment: Environment, origin: Start) -> int:
     options = RunOptions(**{field.name: given[field.name] for field in fields(RunOptions)})
     target = output_target(  # all ranks see the same error here, and nobody has to be told
         options.log_dir,
@@ -114,13 +123,18 @@ def _run(given: Mapping[str, Any], environment: Environment) -> int:
     )
     names = ("backend", "ifaces", "timeout")
     ports = ifaces_conf.port_range(given["port"], where="--port") if given["port"] else None
-    rendezvous = RendezvousOptions(**{name: given[name] for name in names if given[name] is not None}, ports=ports)
+    rendezvous = RendezvousOptions(
+        **{name: given[name] for name in names if given[name] is not None},
+        ports=ports,
+        max_restarts=given["restarts"],
+        rejoin=origin.rejoin,
+    )
     if given["script"] is None:
         expected, hint = "srunddp [OPTIONS] SCRIPT [ARGUMENTS]...", "see srunddp run --help"
         raise UsageError("no SCRIPT", expected=expected, hint=hint, scope=Scope.JOB)
     script = Script(given["script"], given["arguments"], given["module"])
     start = _Start(script, rendezvous, target, plan_monitor(options, environment, script))
-    setup, output, monitor = _open(start, options, environment)
+    setup, output, monitor = _open(start, options, environment, origin)
     if given["bind"] == "auto":
         from srunddp.bootstrap.process_group.numa import bind_near_gpu  # with NVML, which no other start needs
 
@@ -138,7 +152,7 @@ def _run(given: Mapping[str, Any], environment: Environment) -> int:
         if given["verbose"]:
             write_stderr(f"[RANK {environment.rank}] WORLD_SIZE={environment.world_size}\n")
 
-    return launch(setup, start.script, options, output, monitor, on_rendezvous=on_rendezvous, say=say)
+    return launch(setup, start.script, options, output, monitor, origin, on_rendezvous=on_rendezvous, say=say)
 
 
 @dataclass
@@ -152,10 +166,16 @@ class _Start:
     notes: tuple[str, ...] = ()  # that rank 0 is to say
 
 
-def _open(start: _Start, options: RunOptions, environment: Environment) -> tuple[RankSetup, OutputRedirect, Monitor]:
+def _open(
+    start: _Start, options: RunOptions, environment: Environment, origin: Start
+) -> tuple[RankSetup, OutputRedirect, Monitor]:
     """All that can fail before the ranks meet; whoever fails there lets the others know."""
     setup: RankSetup | None = None
     try:
+        origin.check()
+        if start.rendezvous.max_restarts and environment.world_size > 1 and environment.discovery.starts_mpi:
+            hint = "start with srun --mpi=pmi2, or add --channel=slurm or env"
+            raise ConfigError("--restarts over MPI", expected="a way to rank 0 without MPI", hint=hint, scope=Scope.JOB)
         if options.staged:
             _use_staged_copies(start)
         is_worker_exec(os.environ)

@@ -2,6 +2,7 @@
 
 import os
 import resource
+import signal
 import sys
 import warnings
 from collections.abc import Callable, Mapping
@@ -12,6 +13,7 @@ from srunddp.bootstrap.rendezvous.protocol import RendezvousInfo
 from srunddp.errors import ConfigError, Scope, SrunddpError
 from srunddp.monitor.monitor import Monitor
 from srunddp.run.options import RunOptions
+from srunddp.run.restart import Start
 from srunddp.run.script import Script
 from srunddp.run.worker import WorkerContext, run_worker
 from srunddp.supervisor import signals
@@ -29,6 +31,7 @@ def launch(
     options: RunOptions,
     output: OutputRedirect,
     monitor: Monitor,
+    start: Start,
     *,
     on_rendezvous: Callable[[RendezvousInfo], None],
     say: Callable[[str], None] = lambda _: None,
@@ -37,6 +40,7 @@ def launch(
 
     Args:
         setup, script, options, output: as for :class:`srunddp.run.worker.WorkerContext`; monitor: its files are open.
+        start: of the run; after a failure the process may become the next one.
         on_rendezvous: called after the rendezvous; say: takes rank 0's lines while it waits for the others.
 
     Returns:
@@ -50,12 +54,13 @@ def launch(
     rank_variable = "" if environment.launcher in (NO_LAUNCHER, USER.name) else environment.rank_variable
     launcher = signals.find_launcher(rank_variable, slurm=environment.step is not None)
     signals.become_subreaper()
+    mask = signals.block()
     context = WorkerContext(
         setup=setup,
         script=script,
         options=options,
         supervisor=theirs,
-        mask=signals.block(),
+        mask=mask if start.mask is None else {*map(signal.Signals, start.mask)},
         output=output,
         dump=StackDump(),
         page=monitor.page,
@@ -72,7 +77,15 @@ def launch(
         raise_open_files_limit()  # in the supervisor alone: the script keeps its own limit
     from srunddp.run.supervise import Agent  # the worker goes on meanwhile, and needs none of it
 
-    agent = Agent(context=context, worker=worker, pipe=ours, monitor=monitor, report_rendezvous=on_rendezvous, say=say)
+    agent = Agent(
+        context=context,
+        worker=worker,
+        pipe=ours,
+        monitor=monitor,
+        report_rendezvous=on_rendezvous,
+        say=say,
+        history=start.history,
+    )
     code = SrunddpError.exit_code
     try:
         code = agent.supervise(launcher)
@@ -81,6 +94,9 @@ def launch(
         raise
     finally:
         monitor.finish(code)
+    if agent.rejoin:
+        history = agent.policy.history if agent.policy else ()
+        start.execute_next(agent.rejoin, history, context.mask, agent.remaining)
     return code
 
 

@@ -24,6 +24,7 @@ class RunOptions:
     Attributes:
         stall_timeout: seconds without a step of any rank; 0 for no limit.
         lost_after: seconds without an answer of a node; grace: those that a failed rank's own end may take.
+        restart_grace: the same for all ranks before a restart.
         log_dir, prefix, show_ranks: where output goes, see :func:`srunddp.supervisor.output.redirect.output_target`.
         fast_exit: end without taking Python's objects down.
         offline: export what :func:`srunddp.stage.paths.offline` says.
@@ -34,6 +35,7 @@ class RunOptions:
     stall_timeout: float = STALL_TIMEOUT
     lost_after: float = LOST_AFTER
     grace: float = 30.0
+    restart_grace: float = 2.0
     log_dir: str | None = None
     prefix: bool = False
     show_ranks: str | None = None

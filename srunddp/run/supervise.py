@@ -1,14 +1,14 @@
 """What the supervisor does while its worker runs; imported after the fork, so that the worker starts before."""
 
 import select
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Any
 
 from srunddp.bootstrap.environment import mpi
 from srunddp.bootstrap.network import interface
-from srunddp.bootstrap.rendezvous.meet import rendezvous
+from srunddp.bootstrap.rendezvous.meet import Rejoin, listen_again, rendezvous
 from srunddp.bootstrap.rendezvous.protocol import CancelToken, RendezvousInfo, RendezvousResult
 from srunddp.errors import RendezvousError, Scope
 from srunddp.monitor.monitor import Monitor
@@ -17,6 +17,7 @@ from srunddp.run.worker import WorkerContext
 from srunddp.supervisor.connection import SupervisorConnection
 from srunddp.supervisor.failure import FailureRecorder
 from srunddp.supervisor.failure_monitor import FailureMonitor, RankContext
+from srunddp.supervisor.restart import Generation, RestartPolicy
 from srunddp.supervisor.signals import Launcher
 from srunddp.supervisor.supervisor import RankAgent, RendezvousOutcome, Supervisor
 from srunddp.supervisor.worker_process import STOPPED_FOR, WorkerPipe, WorkerProcess
@@ -28,6 +29,8 @@ class Agent(RankAgent):
 
     Attributes:
         context: the worker's; worker: its process id; pipe: to it.
+        history: on rank 0, of the starts before; policy: decides there on restarts.
+        rejoin: where the ranks meet again, None where the run is over; remaining: what could not be killed.
         monitor, say: as for :func:`srunddp.run.launch.launch`; report_rendezvous: its ``on_rendezvous``.
     """
 
@@ -37,6 +40,12 @@ class Agent(RankAgent):
     monitor: Monitor
     report_rendezvous: Callable[[RendezvousInfo], None]
     say: Callable[[str], None]
+    history: Sequence[Generation] = ()
+    policy: RestartPolicy | None = None
+    rejoin: Rejoin | None = None
+    remaining: set[int] = field(default_factory=set)
+    _channel: str = ""
+    _descriptor: int | None = None
     _cancel: CancelToken = field(default_factory=CancelToken)
 
     def __post_init__(self) -> None:
@@ -50,7 +59,7 @@ class Agent(RankAgent):
             SrunddpError: the ranks did not meet.
         """
         alone = self.context.setup.environment.world_size == 1
-        return Supervisor(
+        supervisor = Supervisor(
             agent=self,
             recorder=self._recorder,
             # In a single process nobody waits for a rank that is stopped, or that takes long to end.
@@ -58,8 +67,25 @@ class Agent(RankAgent):
             pipe=self.pipe,
             output=self.context.output,
             grace=None if alone else self.context.options.grace,
+            restart_grace=self.context.options.restart_grace,
             launcher=launcher,
-        ).run()
+        )
+        code = supervisor.run()
+        if supervisor.restart is not None:
+            self.rejoin = Rejoin(
+                generation=self.context.setup.options.generation + 1,
+                published=supervisor.restart,
+                channel=self._channel,
+                descriptor=self._descriptor,
+            )
+            self.remaining = supervisor.remaining
+        return code
+
+    def _publish(self) -> str:
+        if self.context.setup.environment.world_size == 1:
+            return ""
+        self._descriptor, published = listen_again(self.context.setup)
+        return published
 
     def rendezvous(self) -> RendezvousOutcome:
         setup = self.context.setup
@@ -68,6 +94,7 @@ class Agent(RankAgent):
         self.monitor.mark("met")
         if setup.environment.rank == 0:
             self.monitor.describe(run_metadata(setup, found))
+        self._channel = found.meeting.channel
         return asdict(found.meeting), self._failure_monitor(found)
 
     def abort_rendezvous(self, cause: str, exit_code: int) -> None:
@@ -87,8 +114,11 @@ class Agent(RankAgent):
         environment, options = self.context.setup.environment, self.context.options
         folder = self._recorder.log.parent if self._recorder.log else None
         name = self.context.setup.interface.name
+        most = self.context.setup.options.max_restarts
+        if most and environment.rank == 0:
+            self.policy = RestartPolicy(most, self.history, self._publish)
         if not found.connections:
-            return FailureMonitor(folder)
+            return FailureMonitor(folder, self.policy)
         context = RankContext(
             rank=environment.rank,
             node=environment.node,
@@ -99,6 +129,7 @@ class Agent(RankAgent):
             link_is_up=lambda: any(link.name == name and link.up for link in interface.list_interfaces()),
             folder=folder,
             lost_after=options.lost_after,
+            restarts=self.policy,
             asked=self._recorder.ending_signal,
         )
         connections = {

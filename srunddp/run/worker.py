@@ -78,7 +78,7 @@ def run_worker(context: WorkerContext) -> int:
         _report(result, supervisor, alone=environment.world_size == 1)
     world.wait_for_gloo_threads()
     if result.code == 0:
-        _wait_to_leave(supervisor)
+        _wait_to_leave(supervisor, waits=setup.options.max_restarts > 0)
         if context.options.fast_exit:
             _exit_fast()
     elif isinstance(result.error, Stopped):
@@ -135,11 +135,11 @@ def _without_torch(hook: Any) -> Any:
     return hook
 
 
-def _wait_to_leave(supervisor: WorkerPipe) -> None:
-    """Rank 0 hosts the store, and leaves after the others. A rank with MPI waits for all before MPI_Finalize."""
+def _wait_to_leave(supervisor: WorkerPipe, *, waits: bool) -> None:
+    """Rank 0 hosts the store, and leaves after the others. Where ``waits``, or with MPI, a rank waits for all."""
     _end_at(signal.SIGINT)  # the script has ended, and its handlers have nothing left to end
     _end_at(signal.SIGTERM)
-    supervisor.send({"done": True, "waits": mpi.is_running()})
+    supervisor.send({"done": True, "waits": waits or mpi.is_running()})
     supervisor.receive()
 
 

@@ -35,7 +35,7 @@ class Coordinator(FailureMonitor):
     """The failure monitor of rank 0."""
 
     def __init__(self, context: RankContext, connections: Mapping[int, SupervisorConnection]) -> None:
-        super().__init__(context.folder)
+        super().__init__(context.folder, context.restarts)
         self._context = context
         self._connections = connections
         self._rank_of = {connection: rank for rank, connection in connections.items()}
@@ -171,9 +171,22 @@ class Coordinator(FailureMonitor):
         self.root_cause = root_cause
         # Said before the others are told: a launcher kills all at the first bad end.
         report(root_cause, self._others())
+        steps = self._stall.has_steps or self._context.step() > 0
+        self._decide_restart(root_cause, steps=steps, obstacle=self._obstacle(root_cause))
+        verdict = {"ranks": root_cause.ranks, "exit_code": root_cause.exit_code, "restart": self.restart}
         for connection in self._connections.values():
-            connection.send({"verdict": {"ranks": root_cause.ranks, "exit_code": root_cause.exit_code}})
+            connection.send({"verdict": verdict})
         write(root_cause, self._others(), self._folder)
+
+    def _obstacle(self, root_cause: RootCause) -> str:
+        """Why the ranks cannot start anew; empty where they can."""
+        states = set(self._states.values())
+        if root_cause.how == "lost":
+            return "a node is lost"
+        if not all(connection.open for connection in self._connections.values()):
+            return "srunddp itself has ended on a rank"
+        goes_on = State.WORKING in states or (State.FAILED in states and State.LEFT not in states)
+        return "" if goes_on else "all scripts are over"
 
     def _close_connections(self, root_cause: RootCause, now: float) -> float:
         """After the end of the run: as soon as the scripts that are to end by themselves have done so."""

@@ -12,7 +12,9 @@ from pathlib import Path
 from srunddp.supervisor.clock import LOST_AFTER
 from srunddp.supervisor.connection import SupervisorConnection
 from srunddp.supervisor.failure import Failure
+from srunddp.supervisor.restart import RestartPolicy
 from srunddp.supervisor.root_cause import RootCause, report, write
+from srunddp.util.console import write_stderr
 
 PING_EVERY = 5.0
 _STARVED_FOR = 30.0
@@ -28,10 +30,13 @@ class FailureMonitor:
 
     Attributes:
         root_cause: why all ranks leave now; None while they need not.
+        restart: what rank 0 has published for the next start of the run; None where there is none.
     """
 
-    def __init__(self, folder: Path | None) -> None:
+    def __init__(self, folder: Path | None, restarts: RestartPolicy | None = None) -> None:
         self.root_cause: RootCause | None = None
+        self.restart: str | None = None
+        self._restarts = restarts
         self._folder = folder
         self._done = self._left = False
 
@@ -58,7 +63,13 @@ class FailureMonitor:
             shown = failure.shown or failure.exit_code - 128 not in _UNFORESEEN
             self.root_cause = RootCause.of(replace(failure, shown=shown))
             report(self.root_cause, {})
+            self._decide_restart(self.root_cause, steps=False, obstacle="its script is over" if self._done else "")
             write(self.root_cause, {}, self._folder)
+
+    def _decide_restart(self, root_cause: RootCause, *, steps: bool, obstacle: str) -> None:
+        if self._restarts:
+            self.restart, line = self._restarts.decide(root_cause, steps=steps, obstacle=obstacle)
+            write_stderr(f"srunddp: {line}\n" if line else "")
 
     def done(self, *, waits: bool = False) -> None:
         """The script is over, without an error; ``waits``: its worker stays until all scripts are over, as with MPI."""
@@ -86,6 +97,7 @@ class RankContext:
         step: how many steps the worker has made; stacks: asks the worker for its stacks.
         link_is_up: whether this node's interface has a link.
         folder: of the run's logs.
+        restarts: on rank 0, decides whether the run starts anew; None without ``--restarts``.
         asked: the number of the launcher's signal that ends this run, at a time; 0 for none.
         lost_after: seconds without an answer of another node's kernel, after which that node is lost.
     """
@@ -99,6 +111,7 @@ class RankContext:
     link_is_up: Callable[[], bool]
     folder: Path | None = None
     lost_after: float = LOST_AFTER
+    restarts: RestartPolicy | None = None
     asked: Callable[[float], int] = lambda _: 0
 
     @property

@@ -50,6 +50,8 @@ class Participant(FailureMonitor):
     def _on_message(self, message: Mapping[str, Any]) -> None:
         if isinstance(message.get("verdict"), dict):
             self.root_cause = self.root_cause or _root_cause_of(message["verdict"])
+            restart = message["verdict"].get("restart")
+            self.restart = restart if isinstance(restart, str) else None
         elif "stacks" in message:
             self._connection.send({"stacks": self._context.stacks()})
         elif isinstance(message.get("deputy"), dict):

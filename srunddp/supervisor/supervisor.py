@@ -62,8 +62,9 @@ class Supervisor:
     Attributes:
         agent: does for this rank what is not the supervisor's.
         recorder: makes this rank's failure.
-        process: the worker; pipe: to it; output: its.
+        process: the worker; pipe: to it; output: its; remaining: what could not be killed.
         grace: seconds that the end of a script may take that has failed or stopped; None for no limit.
+        restart_grace: the same before a restart, for all ranks.
         launcher: who sends this rank signals, and which of them reach the worker as well.
     """
 
@@ -73,6 +74,7 @@ class Supervisor:
     pipe: WorkerPipe
     output: OutputRedirect
     grace: float | None
+    restart_grace: float
     launcher: signals.Launcher
     _clock: ActiveClock = field(default_factory=ActiveClock)
     _selector: selectors.BaseSelector = field(default_factory=selectors.DefaultSelector)
@@ -90,6 +92,7 @@ class Supervisor:
     _forwarded: dict[int, float] = field(default_factory=dict)  # when each signal was last passed on
     _over_at: float | None = None
     _lingers_in: str = ""  # where the process hangs though its script is over
+    remaining: set[int] = field(default_factory=set)
 
     def run(self) -> int:
         """Supervise to the end.
@@ -107,7 +110,7 @@ class Supervisor:
         finally:
             self.agent.stop_sampler()
             given_up = finish_writers() | ({self.process.pid} if self.process.given_up else set())
-            kill_descendants(given_up)
+            self.remaining = kill_descendants(given_up)
             self.output.finish(_OUTPUT_WITHIN)
         if self._error:
             raise self._error
@@ -115,6 +118,13 @@ class Supervisor:
             return self._monitor.root_cause.exit_code
         status = self.process.status or 0
         return status if status >= 0 else 128 - status
+
+    @property
+    def restart(self) -> str | None:
+        """What rank 0 has published for the next start; None where the run is over, as after the launcher's signal."""
+        if self._monitor is None or self.recorder.ending_signal(self._clock.now):
+            return None
+        return self._monitor.restart
 
     def _watch(self) -> None:
         ours, theirs = socket.socketpair()
@@ -184,7 +194,10 @@ class Supervisor:
             # Who has failed is about to end by itself: the culprit, and all after a stop, may have something to do.
             stops = self._failure is not None and self._failure.weight >= FailureKind.STOPPED
             has_time = self._ends_itself and (stops or self.recorder.rank in monitor.root_cause.ranks)
-            self.process.end(now, ask=not self._failure, within=self.grace if has_time else KILL_AFTER)
+            within = self.grace if has_time else KILL_AFTER
+            self.process.end(
+                now, ask=not self._failure, within=within if monitor.restart is None else self.restart_grace
+            )
             if self.process.ended and self._leave_by is None:
                 monitor.ended()
                 self._leave_by = now + _KILLED_WITHIN + (self.grace or 0.0)

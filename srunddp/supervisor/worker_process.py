@@ -156,10 +156,11 @@ def wait_for_child(pid: int, limit: float) -> int | None:
     return -1
 
 
-def kill_descendants(given_up: Collection[int] = ()) -> None:
+def kill_descendants(given_up: Collection[int] = ()) -> set[int]:
     """In the supervisor, when the worker has ended: kill and collect every process that it left.
 
     Not without limit: one in a kernel call that does not return cannot be killed. ``given_up`` are known to be so.
+    Returns those that are still there.
     """
     end = time.monotonic() + _ALL_GONE_WITHIN
     while True:
@@ -170,7 +171,7 @@ def kill_descendants(given_up: Collection[int] = ()) -> None:
             while os.waitpid(-1, os.WNOHANG)[0]:
                 pass
         if set(children) <= set(given_up) or time.monotonic() >= end:
-            return
+            return set(children)
         time.sleep(0.002)
 
 

@@ -51,6 +51,7 @@ class ProcessGroupContext:
         store_fd: rank 0's held listening socket, which the store then owns; None on the others.
         timeout: seconds that the store waits for a key or a connection.
         backend: what ``srunddp.init()`` uses unless it is told otherwise.
+        generation, max_restarts: the restarts of this run so far, and at most.
     """
 
     environment: Environment
@@ -59,12 +60,15 @@ class ProcessGroupContext:
     store_fd: int | None
     timeout: float
     backend: str = "auto"
+    generation: int = 0
+    max_restarts: int = 0
     initialisations: int = 0
     _store: Store | None = None
 
     def variables(self) -> dict[str, str]:
         """What a script written for torchrun reads, and the interface's variables."""
         environment, meeting = self.environment, self.meeting
+        requeues = os.environ.get("SLURM_RESTART_COUNT") or "0"
         return {
             "RANK": str(environment.rank),
             "LOCAL_RANK": str(environment.local_rank),
@@ -79,8 +83,8 @@ class ProcessGroupContext:
             "MASTER_ADDR": meeting.master_addr,
             "MASTER_PORT": str(meeting.master_port),
             "TORCHELASTIC_RUN_ID": meeting.run,
-            "TORCHELASTIC_RESTART_COUNT": os.environ.get("SLURM_RESTART_COUNT") or "0",
-            "TORCHELASTIC_MAX_RESTARTS": "0",
+            "TORCHELASTIC_RESTART_COUNT": str(self.generation) if self.max_restarts else requeues,
+            "TORCHELASTIC_MAX_RESTARTS": str(self.max_restarts),
             **self.interface.exports,
         }
 
@@ -105,7 +109,7 @@ class ProcessGroupContext:
                     use_libuv=True,
                 )
         self.initialisations += 1
-        return PrefixStore(f"srunddp/{self.initialisations}", self._store)
+        return PrefixStore(f"srunddp/{self.generation}/{self.initialisations}", self._store)
 
 
 _joined: ProcessGroupContext | None = None
@@ -114,6 +118,11 @@ _joined: ProcessGroupContext | None = None
 def current_context() -> ProcessGroupContext | None:
     """This process's place in the world; None before the rendezvous."""
     return _joined
+
+
+def restart_count() -> int:
+    """How often ``--restarts`` has started all ranks anew in this job: the same on all ranks, and 0 at first."""
+    return _joined.generation if _joined else 0
 
 
 def install(place: ProcessGroupContext) -> None:
@@ -246,6 +255,8 @@ def process_group_context(prepared: RankSetup, meeting: RendezvousInfo) -> Proce
         store_fd=prepared.held.store.detach() if prepared.held else None,
         timeout=prepared.options.timeout,
         backend=prepared.options.backend,
+        generation=prepared.options.generation,
+        max_restarts=prepared.options.max_restarts,
     )
 
 

@@ -7,6 +7,7 @@ A rank is either the server or a client, and a single process neither: their mod
 """
 
 import os
+import socket
 import time
 from dataclasses import dataclass, field, replace
 
@@ -27,14 +28,37 @@ from srunddp.errors import SrunddpError
 DEFAULT_TIMEOUT = 300.0
 
 
+@dataclass(frozen=True, kw_only=True)
+class Rejoin:
+    """How the ranks of a run meet again after a restart, without the launcher's help.
+
+    Attributes:
+        generation: the number of restarts so far.
+        published: by rank 0, as over PMI; channel: over which the ranks met first.
+        descriptor: of the socket on which rank 0 listens already; None on the others.
+    """
+
+    generation: int
+    published: str = field(repr=False)
+    channel: str
+    descriptor: int | None = None
+
+
 @dataclass(frozen=True)
 class RendezvousOptions:
-    """What the command line says; its defaults are those of ``srunddp.init()``."""
+    """What the command line says, and the start before; its defaults are those of ``srunddp.init()``."""
 
     backend: str = "auto"
     ifaces: str | None = None
     timeout: float = DEFAULT_TIMEOUT
     ports: range | None = None
+    max_restarts: int = 0
+    rejoin: Rejoin | None = None
+
+    @property
+    def generation(self) -> int:
+        """The number of restarts so far."""
+        return self.rejoin.generation if self.rejoin else 0
 
 
 @dataclass(frozen=True)
@@ -74,15 +98,34 @@ def bind(prepared: RankSetup) -> RankSetup:
     environment, forced = prepared.environment, prepared.options.ports
     if environment.rank != 0:
         return prepared
-    alone = environment.world_size == 1
+    alone, rejoin = environment.world_size == 1, prepared.options.rejoin
     entry = ifaces_conf.entry_for(prepared.entries, environment.node, or_default=alone)
     if environment.world_size > 1 and not environment.discovery.publishes and not environment.one_node:
         discovery.check_reachable(environment, prepared.interface, entry, interface.list_interfaces())
-    rendezvous_ports = [0] if alone else discovery.rendezvous_ports(environment, entry, forced)
+    if rejoin and rejoin.descriptor is not None:
+        listening = socket.socket(fileno=rejoin.descriptor)
+    else:
+        ports = [0] if alone else discovery.rendezvous_ports(environment, entry, forced)
+        listening = protocol.listen(prepared.interface.address, ports)
     # Any for the store, too, unless a firewall leaves only some.
-    held = protocol.bind_sockets(prepared.interface.address, rendezvous_ports, forced or entry.ports or [0])
+    held = protocol.bind_store(prepared.interface.address, listening, forced or entry.ports or [0])
     published = protocol.encode_advertisement(discovery.token(environment), [held.rendezvous_address])
-    return replace(prepared, held=held, published=published)
+    return replace(prepared, held=held, published=rejoin.published if rejoin else published)
+
+
+def listen_again(prepared: RankSetup) -> tuple[int, str]:
+    """On rank 0, listen for the rendezvous of the next start.
+
+    Returns:
+        The socket's descriptor, and what tells the other ranks where it is.
+
+    Raises:
+        RendezvousError: no port is free.
+    """
+    entry = ifaces_conf.entry_for(prepared.entries, prepared.environment.node, or_default=True)
+    listening = protocol.listen(prepared.interface.address, list(prepared.options.ports or entry.ports or [0]))
+    address = protocol.Address(*listening.getsockname()[:2])
+    return listening.detach(), protocol.encode_advertisement(discovery.token(prepared.environment), [address])
 
 
 def rendezvous(
@@ -111,7 +154,11 @@ def rendezvous(
         single = RendezvousInfo(master_addr=store.host, master_port=store.port, run=run, master_node=node)
         return RendezvousResult(meeting=single, connections={}, nodes={0: node})
     deadline = time.monotonic() + prepared.options.timeout
-    channel, published = discovery.discover(environment, prepared.published, prepared.options.timeout, over_mpi, say)
+    if rejoin := prepared.options.rejoin:
+        channel, published = rejoin.channel, rejoin.published
+    else:
+        timeout = prepared.options.timeout
+        channel, published = discovery.discover(environment, prepared.published, timeout, over_mpi, say)
     hello, own, addresses = discovery.introduce(environment, published, prepared.interface.address)
     if prepared.held:
         if not published:
@@ -153,18 +200,20 @@ def report_early_failure(
     """
     if environment.world_size == 1 or not environment.discoveries or environment.discovery.starts_mpi:
         return False
-    way, within = environment.discovery, min(protocol.TELL_FOR, options.timeout)
+    way, within, rejoin = environment.discovery, min(protocol.TELL_FOR, options.timeout), options.rejoin
     deadline = time.monotonic() + within
     failure = AbortReason(str(error.args[0]), error.exit_code)
     try:
         if environment.rank == 0:
             said = AbortReason(str(failure.of(0, environment.node)), failure.code)
-            if way.publishes:
+            if way.publishes and not rejoin:
                 way.exchange(protocol.encode_abort(said), environment, within)
             else:
                 _answer_others(environment, options, chosen, said)
             return True
-        published = way.exchange(None, environment, within) if way.publishes else ""
+        published = rejoin.published if rejoin else ""
+        if way.publishes and not rejoin:
+            published = way.exchange(None, environment, within)
         hello, own, addresses = discovery.introduce(environment, published)
         if not published:
             addresses = discovery.candidate_addresses(environment, chosen, _entries(options), options.ports)
@@ -182,11 +231,14 @@ def _answer_others(
     from srunddp.bootstrap.rendezvous.listener import AuthenticatedListener
     from srunddp.bootstrap.rendezvous.server import tell_all
 
-    entries = _entries(options)
-    entry = ifaces_conf.entry_for(entries, environment.node, or_default=True)
-    ports = discovery.rendezvous_ports(environment, entry, options.ports)
-    listening = protocol.listen_where_possible(discovery.resolve_node(environment, chosen, entries), ports)
-    own, trust, _ = discovery.introduce(environment, "")
+    entries, rejoin = _entries(options), options.rejoin
+    if rejoin and rejoin.descriptor is not None:
+        listening = [socket.socket(fileno=rejoin.descriptor)]
+    else:
+        entry = ifaces_conf.entry_for(entries, environment.node, or_default=True)
+        ports = discovery.rendezvous_ports(environment, entry, options.ports)
+        listening = protocol.listen_where_possible(discovery.resolve_node(environment, chosen, entries), ports)
+    own, trust, _ = discovery.introduce(environment, rejoin.published if rejoin else "")
     within = min(protocol.TELL_FOR, options.timeout) if listening else 0.0
     with AuthenticatedListener(listening=listening, own=own, trust=trust, say=lambda _: None) as listener:
         tell_all(listener, failure.message(), {0}, within)

@@ -114,17 +114,17 @@ class RendezvousResult:
     nodes: dict[int, str]
 
 
-def bind_sockets(host: str, rendezvous_ports: Iterable[int], store_ports: Iterable[int]) -> BoundSockets:
-    """Bind rank 0's two sockets, each to the first port that is free, on this address alone.
+def bind_store(host: str, rendezvous: socket.socket, ports: Iterable[int]) -> BoundSockets:
+    """Rank 0's two sockets: that of the store is bound to the first port that is free, on this address alone.
 
     Args:
-        host: the numeric address of rank 0's interface.
-        rendezvous_ports, store_ports: ports to try in turn; 0 lets the kernel choose.
+        host: the numeric address of rank 0's interface; rendezvous: listens there.
+        ports: to try in turn; 0 lets the kernel choose.
 
     Raises:
         RendezvousError: none of the ports is free.
     """
-    rendezvous, store = listen(host, list(rendezvous_ports)), listen(host, list(store_ports))
+    store = listen(host, list(ports))
     return BoundSockets(
         rendezvous=rendezvous,
         store=store,

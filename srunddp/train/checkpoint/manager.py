@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from srunddp.bootstrap.process_group.store import restart_count
 from srunddp.errors import ConfigError
 from srunddp.telemetry import event
 from srunddp.train import rng
@@ -200,7 +201,7 @@ class CheckpointManager:
         )
 
     def _choose(self, resume: str) -> tuple[Path, dict[str, Any] | None]:
-        restarted = os.environ.get("SLURM_RESTART_COUNT", "0") not in ("", "0")
+        restarted = restart_count() > 0 or os.environ.get("SLURM_RESTART_COUNT", "0") not in ("", "0")
         if (resume == "auto" or restarted) and (found := self._directory.newest(self._log, mmap=self._mmap)):
             return _checked(*found)
         if resume not in ("auto", "never"):

@@ -1,0 +1,99 @@
+"""A restart within the job: each rank's supervisor becomes a new one by execve, with the same process id and parent.
+
+The launcher notices nothing. The ranks meet again where rank 0 listens already: its socket is the next start's, and
+what it has published went to the others with the root cause. All else begins as in a new job, so nothing that an
+earlier start left can be mistaken for the next one's.
+"""
+
+import json
+import os
+import resource
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, NoReturn
+
+from srunddp.bootstrap.rendezvous.meet import Rejoin
+from srunddp.errors import ConfigError, Scope
+from srunddp.supervisor.restart import Generation
+
+_VARIABLE = "_SRUNDDP_RESTART"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Start:
+    """One start of a run in this process: the first, or one after a restart.
+
+    Attributes:
+        rejoin: where the ranks meet, after a restart.
+        history: on rank 0, what the starts before have come to.
+        mask: the signals that the script is to have blocked; None for those that this process was started with.
+        remaining: processes of the start before that could not be killed.
+        environ, folder, cpus, files: of this process when it was started; the next start has the same.
+    """
+
+    rejoin: Rejoin | None = None
+    history: Sequence[Generation] = ()
+    mask: Sequence[int] | None = None
+    remaining: Sequence[int] = ()
+    environ: Mapping[str, str] = field(repr=False)
+    folder: str
+    cpus: set[int]
+    files: tuple[int, int]
+
+    @property
+    def generation(self) -> int:
+        """How many restarts there have been."""
+        return self.rejoin.generation if self.rejoin else 0
+
+    def check(self) -> None:
+        """May this node's next worker start?
+
+        Raises:
+            ConfigError: the one before, or what it has started, is still there.
+        """
+        if self.remaining:
+            listed = ", ".join(map(str, self.remaining))
+            raise ConfigError(
+                f"processes {listed} of the start before cannot be killed",
+                expected="its memory, and its GPU's, to be free",
+                hint="see their state in /proc/PID/stack, and have the node looked after",
+                scope=Scope.RANK,
+            )
+
+    def execute_next(
+        self, rejoin: Rejoin, history: Sequence[Generation], mask: Iterable[int], remaining: Iterable[int]
+    ) -> NoReturn:
+        """Become the next start. Signals that have not been read stay pending."""
+        told: dict[str, Any] = {"rejoin": asdict(rejoin), "history": [asdict(each) for each in history]}
+        told |= {"mask": list(map(int, mask)), "remaining": list(remaining)}
+        if rejoin.descriptor is not None:
+            os.set_inheritable(rejoin.descriptor, True)
+        os.chdir(self.folder)
+        os.sched_setaffinity(0, self.cpus)
+        resource.setrlimit(resource.RLIMIT_NOFILE, self.files)
+        # Of a C locale Python makes UTF-8 in the variables too, by which the next one no longer finds that it was C.
+        words = [sys.executable, f"-Xutf8={sys.flags.utf8_mode}", *sys.orig_argv[1:]]
+        os.execve(sys.executable, words, {**self.environ, _VARIABLE: json.dumps(told)})
+
+
+def current_start() -> Start:
+    """The start that this process is; before anything is changed in it. The script does not see how it was told."""
+    told = json.loads(os.environ.pop(_VARIABLE, "{}"))
+    start = Start(
+        environ=dict(os.environ),
+        folder=_folder(),
+        cpus=os.sched_getaffinity(0),
+        files=resource.getrlimit(resource.RLIMIT_NOFILE),
+    )
+    if told:
+        history = [Generation(**each) for each in told.pop("history")]
+        start = replace(start, rejoin=Rejoin(**told.pop("rejoin")), history=history, **told)
+    return start
+
+
+def _folder() -> str:
+    try:
+        return os.getcwd()
+    except FileNotFoundError:  # which is an error of its own, later
+        return "/"
