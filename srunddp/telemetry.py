@@ -26,7 +26,7 @@ MONITOR_FOLDER = "_SRUNDDP_MONITOR_FOLDER"
 
 _COUNT = struct.Struct("=Q")
 _STEPS = struct.Struct("@QQddddQ")
-_COUNT_AT, _TERMINATING_AT, _GENERATION_AT, _NUMBER_AT, _STEPS_AT, _EVENTS_AT = 0, 8, 16, 24, 64, 256
+_COUNT_AT, _TERMINATING_AT, _GENERATION_AT, _NUMBER_AT, _HAS_STEPS_AT, _STEPS_AT, _EVENTS_AT = 0, 8, 16, 24, 32, 64, 256
 _EVENT = struct.Struct("@ddQ")
 _KEPT = 4096  # events that are not lost before the recorder looks
 _SIZE = _EVENTS_AT + _KEPT * _EVENT.size
@@ -91,6 +91,7 @@ class TelemetryPage:
         self.count += 1
         self._put(_COUNT_AT, _COUNT.pack(self.count))
         if self.count == 1:
+            self._put(_HAS_STEPS_AT, _COUNT.pack(1))
             self.event("step")
 
     def pause(self) -> None:
@@ -104,6 +105,10 @@ class TelemetryPage:
     def read(self) -> int:
         """In the supervisor: the steps so far; 0 where none is expected."""
         return int(_COUNT.unpack_from(self._memory, _COUNT_AT)[0])
+
+    def has_steps(self) -> bool:
+        """In the supervisor: whether there has been a step, also where none is expected now."""
+        return bool(_COUNT.unpack_from(self._memory, _HAS_STEPS_AT)[0])
 
     def announce_termination(self) -> None:
         """In the supervisor: the worker is about to be ended, for a root cause that is known."""

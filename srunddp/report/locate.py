@@ -7,15 +7,16 @@ from pathlib import Path
 from srunddp.errors import ConfigError, file_errors
 from srunddp.util.slurm_command import JOB, job
 
-_RESTART = re.compile(r"monitor\.(\d{1,9})", re.ASCII)
+_RESTART = re.compile(r"monitor\.(\d{1,9})(?:\.(\d{1,9}))?", re.ASCII)
 _HINT = "name a run's folder such as logs/4711.0, or start the run with --monitor"
 RunFolder = tuple[Path, tuple[str, ...]]  # the files of one start, ``monitor.N``; and what was chosen among several
+Start = tuple[int, int]  # restarts by Slurm, and within that start by --restarts
 
 
-def start_of(folder: Path) -> int | None:
-    """Which start of its run ``monitor.N`` is of; None for another folder."""
+def start_of(folder: Path) -> Start | None:
+    """Which start of its run ``monitor.N`` or ``monitor.N.G`` is of; None for another folder."""
     match = _RESTART.fullmatch(folder.absolute().name)
-    return int(match[1]) if match else None
+    return (int(match[1]), int(match[2] or 0)) if match else None
 
 
 def find(what: str, monitor_dir: str, restart: int | None) -> RunFolder:
@@ -38,7 +39,7 @@ def find(what: str, monitor_dir: str, restart: int | None) -> RunFolder:
 
 def _below(folder: Path, restart: int | None) -> RunFolder:
     if (own := start_of(folder)) is not None:
-        return (folder, ()) if restart in (None, own) else _start(folder.absolute().parent, restart)
+        return (folder, ()) if restart in (None, own[0]) else _start(folder.absolute().parent, restart)
     runs = [folder] if _starts(folder) else [each for each in _folders(folder) if _starts(each)]
     if not runs:
         raise ConfigError(f"no run that was monitored in {folder}", expected="a folder monitor.0 in it", hint=_HINT)
@@ -52,19 +53,22 @@ def _folders(folder: Path) -> list[Path]:
         return sorted(Path(entry.path) for entry in os.scandir(folder) if entry.is_dir())
 
 
-def _starts(folder: Path) -> dict[int, Path]:
+def _starts(folder: Path) -> dict[Start, Path]:
     """The starts of a run, by their number."""
     return {start: each for each in _folders(folder) if (start := start_of(each)) is not None}
 
 
 def _start(run: Path, restart: int | None, *notes: str) -> RunFolder:
     starts = _starts(run)
-    chosen = max(starts) if restart is None else restart
-    if chosen not in starts:
-        found = f"--restart {chosen}: {run} has {', '.join(map(str, sorted(starts)))}"
+    chosen = max((start for start in starts if restart in (None, start[0])), default=None)
+    if chosen is None:
+        found = (
+            f"--restart {restart}: {run} has {', '.join(str(each) for each in sorted({start[0] for start in starts}))}"
+        )
         raise ConfigError(found, expected="one of these", hint="leave it out for the last")
+    label = starts[chosen].name.partition(".")[2]
     if restart is None and len(starts) > 1:
-        notes += (f"{run} has {len(starts)} starts; this is the last, {chosen} (--restart N for another)",)
+        notes += (f"{run} has {len(starts)} starts; this is the last, {label} (--restart N for another)",)
     return starts[chosen], notes
 
 

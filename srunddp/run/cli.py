@@ -133,7 +133,7 @@ def _run(given: Mapping[str, Any], environment: Environment, origin: Start) -> i
         expected, hint = "srunddp [OPTIONS] SCRIPT [ARGUMENTS]...", "see srunddp run --help"
         raise UsageError("no SCRIPT", expected=expected, hint=hint, scope=Scope.JOB)
     script = Script(given["script"], given["arguments"], given["module"])
-    start = _Start(script, rendezvous, target, plan_monitor(options, environment, script))
+    start = _Start(script, rendezvous, target, plan_monitor(options, environment, script, rendezvous.generation))
     setup, output, monitor = _open(start, options, environment, origin)
     if given["bind"] == "auto":
         from srunddp.bootstrap.process_group.numa import bind_near_gpu  # with NVML, which no other start needs

@@ -67,6 +67,7 @@ def launch(
     )
     variable = environment.rank_variable if environment.world_size > 1 else ""
     monitor.start_sampler(setup.interface.name, variable, launcher.pid)
+    early = {number for number in signal.sigpending() if number in signals.FORWARDED}
     worker = fork_worker(context, ours, monitor)
     # What is open here ends with this process, and not before: so the others see its end.
     warnings.simplefilter("ignore", ResourceWarning)
@@ -85,6 +86,7 @@ def launch(
         report_rendezvous=on_rendezvous,
         say=say,
         history=start.history,
+        early=early,
     )
     code = SrunddpError.exit_code
     try:

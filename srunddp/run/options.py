@@ -46,10 +46,13 @@ class RunOptions:
     monitor_dir: str | None = None
 
 
-def plan_monitor(options: RunOptions, environment: Environment, script: Script) -> MonitorConfig | None:
+def plan_monitor(
+    options: RunOptions, environment: Environment, script: Script, generation: int = 0
+) -> MonitorConfig | None:
     """Where this rank's files of ``--monitor`` go; None without it. Nothing is opened yet.
 
-    Their folder is below that of the logs unless ``--monitor-dir`` names another, and each start of a job has its own.
+    Their folder is below that of the logs unless ``--monitor-dir`` names another, and each start of a job has its own,
+    as has each ``generation`` within it.
 
     Raises:
         UsageError: ``--monitor-dir`` has no ``--monitor``.
@@ -60,7 +63,7 @@ def plan_monitor(options: RunOptions, environment: Environment, script: Script) 
         return None
     folder = Path(options.monitor_dir or options.log_dir or "logs", plain(run_name(environment)))
     return MonitorConfig(
-        folder=folder / f"monitor.{_restarts()}",
+        folder=folder / (f"monitor.{_restarts()}" + (f".{generation}" if generation else "")),
         node=plain(environment.node),
         rank=environment.rank,
         samples=environment.local_rank == 0,
@@ -94,7 +97,7 @@ def run_metadata(setup: RankSetup, result: RendezvousResult) -> dict[str, Any]:
         "srunddp": __version__,
         "job": str(step.job) if step else "",
         "step": str(step.step) if step else "",
-        "restarts": _restarts(),
+        "restarts": _restarts() + setup.options.generation,
         "run": plain(run_name(environment)),
         "launcher": environment.launcher,
         "world_size": environment.world_size,

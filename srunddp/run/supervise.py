@@ -4,6 +4,7 @@ import select
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
+from signal import Signals
 from typing import Any
 
 from srunddp.bootstrap.environment import mpi
@@ -29,6 +30,7 @@ class Agent(RankAgent):
 
     Attributes:
         context: the worker's; worker: its process id; pipe: to it.
+        early: signals that came before the worker was there.
         history: on rank 0, of the starts before; policy: decides there on restarts.
         rejoin: where the ranks meet again, None where the run is over; remaining: what could not be killed.
         monitor, say: as for :func:`srunddp.run.launch.launch`; report_rendezvous: its ``on_rendezvous``.
@@ -40,6 +42,7 @@ class Agent(RankAgent):
     monitor: Monitor
     report_rendezvous: Callable[[RendezvousInfo], None]
     say: Callable[[str], None]
+    early: set[Signals] = field(default_factory=set)
     history: Sequence[Generation] = ()
     policy: RestartPolicy | None = None
     rejoin: Rejoin | None = None
@@ -69,6 +72,7 @@ class Agent(RankAgent):
             grace=None if alone else self.context.options.grace,
             restart_grace=self.context.options.restart_grace,
             launcher=launcher,
+            early=self.early,
         )
         code = supervisor.run()
         if supervisor.restart is not None:
@@ -118,7 +122,7 @@ class Agent(RankAgent):
         if most and environment.rank == 0:
             self.policy = RestartPolicy(most, self.history, self._publish)
         if not found.connections:
-            return FailureMonitor(folder, self.policy)
+            return FailureMonitor(folder, self.policy, self.monitor.page.has_steps)
         context = RankContext(
             rank=environment.rank,
             node=environment.node,
@@ -130,6 +134,7 @@ class Agent(RankAgent):
             folder=folder,
             lost_after=options.lost_after,
             restarts=self.policy,
+            has_steps=self.monitor.page.has_steps,
             asked=self._recorder.ending_signal,
         )
         connections = {

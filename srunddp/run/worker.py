@@ -7,7 +7,10 @@ import os
 import signal
 import sys
 import threading
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
+from types import ModuleType
 from typing import Any, NoReturn
 
 from srunddp import telemetry
@@ -91,8 +94,17 @@ def run_worker(context: WorkerContext) -> int:
 
 def _join_world(context: WorkerContext, info: RendezvousInfo) -> None:
     store.install(process_group_context(context.setup, info))
+    if context.setup.options.max_restarts:
+        store.surround_import("mpi4py.MPI", partial(_reporting_mpi, context.supervisor))
     if context.options.offline:
         os.environ.update(offline(os.environ) | cpus.threads(os.environ, info.sharers))
+
+
+@contextlib.contextmanager
+def _reporting_mpi(supervisor: WorkerPipe, _: ModuleType) -> Iterator[None]:
+    """A launcher of MPI does not let a rank that has started MPI start it again."""
+    yield
+    supervisor.send({"mpi": True})
 
 
 def _prepare_process(context: WorkerContext) -> None:

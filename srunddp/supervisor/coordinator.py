@@ -35,7 +35,7 @@ class Coordinator(FailureMonitor):
     """The failure monitor of rank 0."""
 
     def __init__(self, context: RankContext, connections: Mapping[int, SupervisorConnection]) -> None:
-        super().__init__(context.folder, context.restarts)
+        super().__init__(context.folder, context.restarts, context.has_steps)
         self._context = context
         self._connections = connections
         self._rank_of = {connection: rank for rank, connection in connections.items()}
@@ -97,6 +97,8 @@ class Coordinator(FailureMonitor):
             self.fail(replace(failure, rank=rank, node=self._context.nodes[rank]), now)
         elif isinstance(message.get("ping"), int) and self._states[rank] is State.WORKING:
             self._stall.note(rank, message["ping"], now)
+        elif "mpi" in message:
+            self.uses_mpi()
         elif "ended" in message:
             self._ended.add(rank)
         elif isinstance(message.get("stacks"), str) and self._request:
@@ -171,8 +173,7 @@ class Coordinator(FailureMonitor):
         self.root_cause = root_cause
         # Said before the others are told: a launcher kills all at the first bad end.
         report(root_cause, self._others())
-        steps = self._stall.has_steps or self._context.step() > 0
-        self._decide_restart(root_cause, steps=steps, obstacle=self._obstacle(root_cause))
+        self._decide_restart(root_cause, self._obstacle(root_cause))
         verdict = {"ranks": root_cause.ranks, "exit_code": root_cause.exit_code, "restart": self.restart}
         for connection in self._connections.values():
             connection.send({"verdict": verdict})

@@ -33,10 +33,12 @@ class FailureMonitor:
         restart: what rank 0 has published for the next start of the run; None where there is none.
     """
 
-    def __init__(self, folder: Path | None, restarts: RestartPolicy | None = None) -> None:
+    def __init__(
+        self, folder: Path | None, restarts: RestartPolicy | None = None, has_steps: Callable[[], bool] = lambda: False
+    ) -> None:
         self.root_cause: RootCause | None = None
         self.restart: str | None = None
-        self._restarts = restarts
+        self._restarts, self._has_steps = restarts, has_steps
         self._folder = folder
         self._done = self._left = False
 
@@ -63,12 +65,12 @@ class FailureMonitor:
             shown = failure.shown or failure.exit_code - 128 not in _UNFORESEEN
             self.root_cause = RootCause.of(replace(failure, shown=shown))
             report(self.root_cause, {})
-            self._decide_restart(self.root_cause, steps=False, obstacle="its script is over" if self._done else "")
+            self._decide_restart(self.root_cause, "its script is over" if self._done else "")
             write(self.root_cause, {}, self._folder)
 
-    def _decide_restart(self, root_cause: RootCause, *, steps: bool, obstacle: str) -> None:
+    def _decide_restart(self, root_cause: RootCause, obstacle: str) -> None:
         if self._restarts:
-            self.restart, line = self._restarts.decide(root_cause, steps=steps, obstacle=obstacle)
+            self.restart, line = self._restarts.decide(root_cause, steps=self._has_steps(), obstacle=obstacle)
             write_stderr(f"srunddp: {line}\n" if line else "")
 
     def done(self, *, waits: bool = False) -> None:
@@ -78,6 +80,12 @@ class FailureMonitor:
     def left(self) -> None:
         """The worker has ended with 0."""
         self._left = True
+
+    def uses_mpi(self) -> None:
+        """The script has started MPI, which cannot be started in these processes again: no restart any more."""
+        if self._restarts:
+            self._restarts = None
+            write_stderr("srunddp: --restarts has no effect from now on, as the script uses MPI\n")
 
     def ended(self) -> None:
         """The worker has ended after the root cause was known."""
@@ -94,7 +102,8 @@ class RankContext:
     Attributes:
         rank, node: of this supervisor; nodes: of the ranks that it knows, rank 0's among them.
         stall_timeout: seconds without a step; 0 for no limit.
-        step: how many steps the worker has made; stacks: asks the worker for its stacks.
+        step: how many steps the worker has made, 0 where none is expected; has_steps: whether it has made any.
+        stacks: asks the worker for its stacks.
         link_is_up: whether this node's interface has a link.
         folder: of the run's logs.
         restarts: on rank 0, decides whether the run starts anew; None without ``--restarts``.
@@ -112,6 +121,7 @@ class RankContext:
     folder: Path | None = None
     lost_after: float = LOST_AFTER
     restarts: RestartPolicy | None = None
+    has_steps: Callable[[], bool] = lambda: False
     asked: Callable[[float], int] = lambda _: 0
 
     @property

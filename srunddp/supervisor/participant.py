@@ -74,6 +74,9 @@ class Participant(FailureMonitor):
         super().left()
         self._connection.send({"left": True})
 
+    def uses_mpi(self) -> None:
+        self._connection.send({"mpi": True})
+
     def ended(self) -> None:
         self._connection.send({"ended": True})
 

@@ -18,12 +18,11 @@ class StallDetector:
 
     Attributes:
         timeout: seconds without a step of any rank; 0 for no limit.
-        steps: how many each rank has made; has_steps: whether any has made one.
+        steps: how many each rank has made.
     """
 
     timeout: float
     steps: dict[int, int] = field(default_factory=dict)
-    has_steps: bool = False
     _advanced: float = 0.0
 
     @property
@@ -39,7 +38,6 @@ class StallDetector:
         """How many steps a rank has made; 0 where none is expected of it."""
         if self.steps.get(rank) != step:
             self.steps[rank], self._advanced = step, now
-            self.has_steps = self.has_steps or step > 0
 
     def remove(self, rank: int) -> None:
         """A rank has finished."""

@@ -65,6 +65,7 @@ class Supervisor:
         process: the worker; pipe: to it; output: its; remaining: what could not be killed.
         grace: seconds that the end of a script may take that has failed or stopped; None for no limit.
         restart_grace: the same before a restart, for all ranks.
+        early: signals that came before the worker was there, to get them.
         launcher: who sends this rank signals, and which of them reach the worker as well.
     """
 
@@ -76,6 +77,7 @@ class Supervisor:
     grace: float | None
     restart_grace: float
     launcher: signals.Launcher
+    early: set[signal.Signals] = field(default_factory=set)
     _clock: ActiveClock = field(default_factory=ActiveClock)
     _selector: selectors.BaseSelector = field(default_factory=selectors.DefaultSelector)
     _signals: int = -1
@@ -114,6 +116,8 @@ class Supervisor:
             self.output.finish(_OUTPUT_WITHIN)
         if self._error:
             raise self._error
+        if self._monitor and self._monitor.restart is not None and (number := self._asked_to_end()):
+            return 128 + number
         if self._monitor and self._monitor.root_cause:
             return self._monitor.root_cause.exit_code
         status = self.process.status or 0
@@ -121,10 +125,13 @@ class Supervisor:
 
     @property
     def restart(self) -> str | None:
-        """What rank 0 has published for the next start; None where the run is over, as after the launcher's signal."""
-        if self._monitor is None or self.recorder.ending_signal(self._clock.now):
-            return None
-        return self._monitor.restart
+        """What rank 0 has published for the next start; None where the run is over."""
+        return self._monitor.restart if self._monitor and not self._asked_to_end() else None
+
+    def _asked_to_end(self) -> int:
+        """The number of a signal by which the launcher ends the run, read or not; 0 for none."""
+        pending = [number for number in signal.sigpending() if number in signals.ENDING]
+        return self.recorder.ending_signal(self._clock.now) or next(iter(pending), 0)
 
     def _watch(self) -> None:
         ours, theirs = socket.socketpair()
@@ -257,6 +264,8 @@ class Supervisor:
         elif "failure" in message:
             self._ends_itself = True
             self._fail(self.recorder.of_message(message["failure"], self._clock.now))
+        elif "mpi" in message and self._monitor:
+            self._monitor.uses_mpi()
         elif "done" in message and self._monitor:
             self._script_done = True
             self._monitor.done(waits=bool(message.get("waits")))
@@ -284,6 +293,9 @@ class Supervisor:
 
     def _is_to_forward(self, received: signal.struct_siginfo) -> bool:
         """Whether the worker is to get this signal from us; twice would be wrong, and never would cost the run."""
+        if received.si_signo in self.early:
+            self.early.discard(signal.Signals(received.si_signo))
+            return True
         if received.si_signo == signal.SIGCONT and not self.launcher.sent(received):
             return False  # a shell's, for the whole process group
         reached = self.launcher.reached_worker(received)

@@ -138,14 +138,14 @@ def install(place: ProcessGroupContext) -> None:
     os.environ[RANK_PROCESS] = rank_mark(os.environ, os.getpid())
     if discovery_named(place.meeting.channel).rules_out_mpi:
         sys.meta_path.insert(0, mpi.Mpi4pyImportBlocker())
-    _surround(_RENDEZVOUS, _replacing_handlers)
+    surround_import(_RENDEZVOUS, _replacing_handlers)
     if "torch" not in sys.modules:
-        _surround("torch", _gc_frozen)
+        surround_import("torch", _gc_frozen)
     if place.environment.world_size > 1:
-        _surround("accelerate", _set_accelerate_cpu)
+        surround_import("accelerate", _set_accelerate_cpu)
 
 
-def _surround(name: str, around: Callable[[ModuleType], AbstractContextManager[None]]) -> None:
+def surround_import(name: str, around: Callable[[ModuleType], AbstractContextManager[None]]) -> None:
     """Enter and leave it when the script imports a module; now, where that has been imported."""
     if name in sys.modules:
         with around(sys.modules[name]):

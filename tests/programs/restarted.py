@@ -1,0 +1,58 @@
+"""A training in which a rank fails in each of the first starts: ``restarted.py KIND TIMES --output-dir=DIR``."""
+
+import hashlib
+import json
+import os
+import signal
+import sys
+import time
+
+import torch
+from torch.utils.data import TensorDataset
+
+import srunddp
+
+KIND, TIMES = sys.argv[1], int(sys.argv[2])
+START = srunddp.restart_count()
+
+
+def memory():
+    kept = []
+    while True:
+        kept.append(bytearray(1 << 24))
+
+
+KINDS = {
+    "exception": lambda: [][0],
+    "exit3": lambda: sys.exit(3),
+    "os_exit": lambda: os._exit(9),
+    "sigkill": lambda: os.kill(os.getpid(), signal.SIGKILL),
+    "segv": lambda: os.kill(os.getpid(), signal.SIGSEGV),
+    "stop": lambda: os.kill(os.getpid(), signal.SIGSTOP),
+    "stall": lambda: time.sleep(600),
+    "memory": memory,
+}
+
+
+class Fails(srunddp.Callback):
+    """In each start another rank, some steps behind the checkpoint with which that start began."""
+
+    def on_fit_start(self, trainer):
+        self.begin = None
+
+    def on_step(self, trainer, step, loss):
+        self.begin = step if self.begin is None else self.begin
+        if START < TIMES and trainer.world.rank == (START + 1) % trainer.world.world_size and step == self.begin + 12:
+            KINDS[KIND]()
+
+
+torch.manual_seed(0)
+config = srunddp.read_config(srunddp.Config, sys.argv[3:])
+with srunddp.init() as world:
+    data = TensorDataset(torch.randn(800, 8), torch.randint(3, (800,)))
+    model = torch.nn.Linear(8, 3)
+    optimizer = torch.optim.AdamW(model.parameters())
+    trainer = srunddp.Trainer(model, optimizer, torch.nn.CrossEntropyLoss(), config, world=world, callbacks=[Fails()])
+    trainer.fit(data)
+weights = hashlib.sha256(b"".join(each.detach().numpy().tobytes() for each in model.parameters())).hexdigest()
+print(json.dumps({"rank": world.rank, "restarts": START, "weights": weights}), flush=True)

@@ -1,0 +1,152 @@
+"""``--restarts``: a rank fails, and all ranks start anew in the same processes of the launcher."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from srunddp.errors import ConfigError
+from srunddp.run.restart import Start
+from tests.support import worlds
+from tests.support.starting import until
+from tests.support.worlds import SIZE, Ended, is_gone, world
+
+START = """
+import json, resource, subprocess, threading
+import srunddp
+START = srunddp.restart_count()
+
+def report():
+    same = [os.getppid(), os.getcwd(), sorted(os.sched_getaffinity(0)), resource.getrlimit(resource.RLIMIT_NOFILE)]
+    same += [sorted(signal.pthread_sigmask(signal.SIG_BLOCK, ())), [n for n in os.environ if "SRUNDDP_RESTART" in n]]
+    count = [os.environ["TORCHELASTIC_RESTART_COUNT"], os.environ["TORCHELASTIC_MAX_RESTARTS"]]
+    descriptors = len(os.listdir(f"/proc/{os.getppid()}/fd"))
+    print(json.dumps({"start": START, "same": same, "count": count, "descriptors": descriptors}), flush=True)
+
+report()
+srunddp.heartbeat()
+"""
+FAILS = {
+    "exception": ("raise ValueError('boom')", 1, "ValueError: boom"),
+    "exit3": ("sys.exit(3)", 3, "sys.exit(3)"),
+    "os_exit": ("os._exit(9)", 9, "the process ended with 9"),
+    "sigkill": ("os.kill(os.getpid(), signal.SIGKILL)", 137, "killed by SIGKILL"),
+    "segv": ("os.kill(os.getpid(), signal.SIGSEGV)", 139, "killed by SIGSEGV"),
+}
+
+
+def failing(how: str, times: int) -> str:
+    """In each of the first starts another rank fails, and the others wait for it."""
+    return f"{START}\nif START < {times}:\n    if RANK == (START + 1) % SIZE:\n        {how}\n    rest()\n"
+
+
+def run(folder: Path, script: str, *options: str, size: int = SIZE) -> Ended:
+    return worlds.run(folder, script, *options, size=size, limit=60.0)
+
+
+def lines(ended: Ended) -> list[str]:
+    return re.findall(r"srunddp: ((?:not )?restart.*)", ended.text)
+
+
+@pytest.mark.parametrize("kind", FAILS)
+def test_all_ranks_start_anew_until_the_run_ends_well(kind: str, tmp_path: Path) -> None:
+    how, code, cause = FAILS[kind]
+    ended = run(tmp_path, failing(how, 2), "--restarts=2")
+    assert ended.codes == [0] * SIZE, ended.text
+    assert [(each.ranks, each.code) for each in ended.verdicts] == [((1,), code), ((2,), code)], ended.text
+    assert all(cause in each.cause for each in ended.verdicts), ended.text
+    assert lines(ended) == ["restart 1 of 2: all ranks start anew", "restart 2 of 2: all ranks start anew"]
+    for printed in ended.printed:
+        starts = [json.loads(line) for line in printed.splitlines()]
+        assert [each["start"] for each in starts] == [0, 1, 2]
+        assert [each["count"] for each in starts] == [[str(number), "2"] for number in range(3)]
+        assert starts[0]["same"] == starts[1]["same"] == starts[2]["same"]
+        assert starts[2]["descriptors"] <= starts[0]["descriptors"] + 2  # one of the rendezvous may still be there
+
+
+def test_out_of_restarts_the_last_failure_is_the_exit_code(tmp_path: Path) -> None:
+    ended = run(tmp_path, failing("sys.exit(3 + START)", 9), "--restarts=1")
+    assert ended.codes == [4] * SIZE, ended.text
+    assert lines(ended) == ["restart 1 of 1: all ranks start anew", "not restarted: this was restart 1 of 1"]
+
+
+def test_a_script_that_makes_no_step_is_not_started_for_ever(tmp_path: Path) -> None:
+    without = failing("sys.exit(3)", 9).replace("srunddp.heartbeat()", "")
+    ended = run(tmp_path, without, "--restarts=9")
+    assert ended.codes == [3] * SIZE, ended.text
+    assert lines(ended)[1:] == ["not restarted: two starts in a row without a step"]
+
+
+def test_what_a_start_left_is_gone_before_the_next(tmp_path: Path) -> None:
+    """Also where it ignores SIGTERM, and was started in a session of its own."""
+    script = (
+        "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        "words = ['sh', '-c', 'trap : TERM; while :; do sleep 1; done']\n"
+        "if os.environ['TORCHELASTIC_RESTART_COUNT'] == '0':\n"
+        "    child = subprocess.Popen(words, start_new_session=True)\n"
+        "    say('child', child.pid)\n"
+        "    wait_for(*(f'child.{rank}' for rank in range(SIZE)))\n"
+        "else:\n"
+        "    assert all(is_gone(Path(f'child.{rank}').read_text()) for rank in range(SIZE))\n"
+    )
+    ended = run(tmp_path, "import subprocess\n" + script + failing("os._exit(9)", 1), "--restarts=1")
+    assert ended.codes == [0] * SIZE, ended.text
+
+
+@pytest.mark.parametrize("delay", [0.0, 0.05, 0.1, 0.2, 0.4])
+def test_the_launchers_signal_wins_over_a_restart(delay: float, tmp_path: Path) -> None:
+    """Whenever it comes, no further start follows, and nothing is left."""
+    script = failing("os._exit(9)", 99).replace("report()\n", "report()\nsay('start', START)\n", 1)
+    with world(tmp_path, script, "--restarts=99", limit=60.0) as it:
+        until(lambda: it.has_said("start.0") and int((tmp_path / "start.0").read_text()) >= 2)
+        time.sleep(delay)
+        workers = it.workers()
+        for rank in it.ranks:  # as Open MPI and Hydra do
+            os.killpg(rank.pid, signal.SIGTERM)
+        ended = it.wait()
+    assert ended.codes[0] in (9, 143)  # the script itself may end with 9 before the signal
+    assert ended.codes == ended.codes[:1] * SIZE, ended.text
+    assert all(map(is_gone, workers))
+
+
+def test_each_start_has_its_failure_and_its_part_of_the_log(tmp_path: Path) -> None:
+    ended = run(tmp_path, failing("sys.exit(3 + START)", 2), "--restarts=2", "--log-dir=logs")
+    assert ended.codes == [0] * SIZE, ended.text
+    (folder,) = (tmp_path / "logs").iterdir()
+    failures = {path.name: json.loads(path.read_text())["exit_code"] for path in folder.glob("failure*")}
+    assert failures == {"failure.1.json": 3, "failure.2.json": 4}
+    logs = [path.read_text() for path in folder.glob("*.log")]
+    assert [log.count("srunddp: another start begins here") for log in logs] == [2] * SIZE
+
+
+def test_each_start_has_its_own_files_of_the_monitor(tmp_path: Path) -> None:
+    ended = run(tmp_path, failing("os._exit(9)", 1), "--restarts=1", "--monitor=0.5")
+    assert ended.codes == [0] * SIZE, ended.text
+    (folder,) = (tmp_path / "logs").iterdir()
+    assert sorted(path.name for path in folder.iterdir()) == ["monitor.0", "monitor.0.1"]
+
+
+def test_a_single_process_starts_anew_as_well(tmp_path: Path) -> None:
+    ended = run(tmp_path, failing("os._exit(9)", 2).replace("% SIZE", "* 0"), "--restarts=2", size=1)
+    assert ended.codes == [0], ended.text
+    assert len(lines(ended)) == 2
+
+
+def test_processes_that_cannot_be_killed_end_the_run() -> None:
+    start = Start(remaining=[4711], environ={}, folder="/", cpus={0}, files=(1024, 1024))
+    with pytest.raises(ConfigError, match="processes 4711 of the start before cannot be killed"):
+        start.check()
+
+
+def test_a_script_of_several_threads_starts_anew(tmp_path: Path) -> None:
+    threads = "threading.Thread(target=rest, daemon=True).start()\n"
+    ended = run(
+        tmp_path, failing(f"{threads}        raise ValueError('boom')", 1), "--restarts=1", "--restart-grace=1s"
+    )
+    assert ended.codes == [0] * SIZE, ended.text

@@ -1,0 +1,80 @@
+"""``--restarts`` on the real cluster: a rank fails, and the job ends as if nothing had happened."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import PROGRAMS
+from tests.slurm.conftest import SRUNDDP, Outcome, SlurmJobRunner
+
+pytestmark = pytest.mark.slurm
+
+PROGRAM = str(PROGRAMS / "restarted.py")
+TRAINING = ("--epochs=3", "--batch_size=8", "--checkpoint.every_steps=5", "--tensorboard=false")
+CAUSES = {
+    "sigkill": "killed by SIGKILL",
+    "exception": "IndexError: list index out of range",
+    "exit3": r"sys.exit\(3\)",
+    "os_exit": "the process ended with 9",
+    "segv": "killed by SIGSEGV",
+    "stop": "stopped by SIGSTOP for 10 s",
+    "stall": "no step for",
+}
+
+
+def trained(
+    runner: SlurmJobRunner, kind: str, times: int, folder: Path, *srun: str, options: tuple[str, ...] = ()
+) -> Outcome:
+    words = (*srun, "-N2", "--ntasks-per-node=2", "--time=5", SRUNDDP, "--restarts=9", *options)
+    return runner.srun(*words, PROGRAM, kind, str(times), f"--output-dir={folder}", *TRAINING, timeout=240)
+
+
+def weights(done: Outcome) -> set[str]:
+    assert done.code == 0, done.errors
+    return {report["weights"] for report in done.by_rank().values()}
+
+
+@pytest.fixture(scope="module")
+def whole(runner: SlurmJobRunner) -> str:
+    """The weights of a training in which nothing fails."""
+    (found,) = weights(trained(runner, "none", 0, runner.cluster.shared / "whole", "--mpi=none"))
+    return found
+
+
+@pytest.mark.parametrize("kind", CAUSES)
+def test_a_training_goes_on_to_the_same_bits(kind: str, whole: str, runner: SlurmJobRunner) -> None:
+    times = 5 if kind == "sigkill" else 1
+    options = ("--stall-timeout=3",) if kind == "stall" else ()
+    done = trained(runner, kind, times, runner.cluster.shared / f"restarted-{kind}", "--mpi=none", options=options)
+    assert weights(done) == {whole}, done.errors
+    assert len(re.findall(rf"srunddp: ranks? .* failed: {CAUSES[kind]}", done.errors)) == times, done.errors
+    said = [f"restart {number} of 9: all ranks start anew" for number in range(1, times + 1)]
+    assert re.findall(r"srunddp: (restart.*)", done.errors) == said
+
+
+def test_over_pmi_a_training_goes_on_as_well(whole: str, runner: SlurmJobRunner) -> None:
+    """PMI is asked once: the ranks meet again by themselves."""
+    done = trained(runner, "sigkill", 2, runner.cluster.shared / "restarted-pmi", "--mpi=pmi2", "--kill-on-bad-exit")
+    assert weights(done) == {whole}, done.errors
+
+
+def test_over_mpi_restarts_are_refused(runner: SlurmJobRunner) -> None:
+    words = ("--mpi=pmix", "-N2", "-n2", SRUNDDP, "--channel=mpi", "--restarts=1", PROGRAM, "none", "0")
+    done = runner.srun(*words)
+    assert done.code == 78
+    assert "--restarts over MPI; expected a way to rank 0 without MPI" in done.errors
+
+
+def test_a_lost_node_is_no_restart(runner: SlurmJobRunner) -> None:
+    """Its ranks have nowhere to start; so has one whose srunddp itself was killed."""
+    script = runner.cluster.shared / "killer.py"
+    script.write_text(
+        "import os, signal\nif os.environ['RANK'] == '1':\n    os.kill(os.getppid(), signal.SIGKILL)\n"
+        "import time\ntime.sleep(60)\n"
+    )
+    done = runner.srun("-N2", "-n2", SRUNDDP, "--restarts=3", str(script))
+    assert done.code == 137
+    assert "not restarted: srunddp itself has ended on a rank" in done.errors
