@@ -96,6 +96,8 @@ def launch(
         raise
     finally:
         monitor.finish(code)
+    if start.generation and environment.rank == 0 and not agent.rejoin:
+        say(f"ended with {code} after {start.generation} restart{'s' if start.generation > 1 else ''}")
     if agent.rejoin:
         history = agent.policy.history if agent.policy else ()
         start.execute_next(agent.rejoin, history, context.mask, agent.remaining)

@@ -62,6 +62,7 @@ def test_all_ranks_start_anew_until_the_run_ends_well(kind: str, tmp_path: Path)
     assert [(each.ranks, each.code) for each in ended.verdicts] == [((1,), code), ((2,), code)], ended.text
     assert all(cause in each.cause for each in ended.verdicts), ended.text
     assert lines(ended) == ["restart 1 of 2: all ranks start anew", "restart 2 of 2: all ranks start anew"]
+    assert "srunddp: ended with 0 after 2 restarts\n" in ended.text
     for printed in ended.printed:
         starts = [json.loads(line) for line in printed.splitlines()]
         assert [each["start"] for each in starts] == [0, 1, 2]
