@@ -174,7 +174,8 @@ class Coordinator(FailureMonitor):
         # Said before the others are told: a launcher kills all at the first bad end.
         report(root_cause, self._others())
         self._decide_restart(root_cause, self._obstacle(root_cause))
-        verdict = {"ranks": root_cause.ranks, "exit_code": root_cause.exit_code, "restart": self.restart}
+        verdict: dict[str, Any] = {"ranks": root_cause.ranks, "exit_code": root_cause.exit_code}
+        verdict |= {} if self.restart is None else {"restart": self.restart}
         for connection in self._connections.values():
             connection.send({"verdict": verdict})
         write(root_cause, self._others(), self._folder)
