@@ -130,6 +130,7 @@ def head(count: int, idle: float) -> int:
         pipe=ours,
         output=OutputRedirect(OutputTarget(None, True, "")),
         grace=0.0,
+        restart_grace=0.0,
         launcher=Launcher(None),
     ).run()
 
