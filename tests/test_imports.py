@@ -42,7 +42,7 @@ def test_import_srunddp_imports_neither_torch_nor_mpi4py(tmp_path: Path) -> None
 def test_every_name_of_the_package_is_there(tmp_path: Path) -> None:
     import srunddp
 
-    public = "Callback Config Trainer World __version__ heartbeat init read_config"
+    public = "Callback Config Trainer World __version__ heartbeat init read_config restart_count"
     assert set(srunddp.__all__) == set(public.split())
     with pytest.raises(AttributeError, match="has no attribute 'no_such'"):
         _ = srunddp.no_such

@@ -18,7 +18,7 @@ from srunddp.bootstrap.rendezvous.protocol import RendezvousInfo
 from srunddp.errors import ConfigError, Scope, SrunddpError, UsageError
 from srunddp.monitor.monitor import Monitor, MonitorConfig
 from srunddp.run.launch import check_open_files, is_worker_exec, launch
-from srunddp.run.options import RunOptions, plan_monitor, run_name
+from srunddp.run.options import RunOptions, plan_monitor, run_name, write_result
 from srunddp.run.restart import Start, current_start
 from srunddp.run.script import Script, check
 from srunddp.stage.paths import StagedPaths, contradictions
@@ -36,7 +36,7 @@ _LAST_WORD = 1.0
     groups={
         "Network and rendezvous": "ifaces backend channel port timeout",
         "Failures": "restarts restart_grace stall_timeout lost_after grace fast_exit",
-        "Output and monitoring": "log_dir show_ranks prefix quiet verbose monitor monitor_dir",
+        "Output and monitoring": "result log_dir show_ranks prefix quiet verbose monitor monitor_dir",
         "Environment": "module offline staged bind",
     },
 )
@@ -62,6 +62,7 @@ _LAST_WORD = 1.0
 )
 @limit("--lost-after", RunOptions.lost_after, "Stop the run when a node is silent for this long.", least=LOST_LEAST)
 @limit("--grace", RunOptions.grace, "How long a failed or stopped script may take to end.", positive=False)
+@click.option("--result", type=FILE, help="Write the exit code and the number of restarts there as JSON.")
 @click.option(
     "--log-dir", type=DIR, envvar="SRUNDDP_LOG_DIR", show_envvar=True, help="Write each rank's output to a file."
 )
@@ -180,6 +181,8 @@ def _open(
             _use_staged_copies(start)
         is_worker_exec(os.environ)
         check(start.script)
+        if options.result and environment.rank == 0 and not origin.generation:
+            write_result(options.result)
         # Before any socket: where standard output is closed, that would get its number.
         if start.target.file and environment.rank == 0:
             rotate_previous(start.target.file.parent)

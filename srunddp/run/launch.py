@@ -12,11 +12,12 @@ from srunddp.bootstrap.rendezvous.meet import RankSetup
 from srunddp.bootstrap.rendezvous.protocol import RendezvousInfo
 from srunddp.errors import ConfigError, Scope, SrunddpError
 from srunddp.monitor.monitor import Monitor
-from srunddp.run.options import RunOptions
+from srunddp.run.options import RunOptions, write_result
 from srunddp.run.restart import Start
 from srunddp.run.script import Script
 from srunddp.run.worker import WorkerContext, run_worker
 from srunddp.supervisor import signals
+from srunddp.supervisor.failure import OUT_OF_MEMORY
 from srunddp.supervisor.output.redirect import OutputRedirect
 from srunddp.supervisor.stacks import StackDump
 from srunddp.supervisor.worker_process import WorkerPipe, pipe
@@ -96,12 +97,25 @@ def launch(
         raise
     finally:
         monitor.finish(code)
-    if start.generation and environment.rank == 0 and not agent.rejoin:
-        say(f"ended with {code} after {start.generation} restart{'s' if start.generation > 1 else ''}")
+        if environment.rank == 0 and not agent.rejoin:
+            _conclude(code, start, options.result, say)
     if agent.rejoin:
         history = agent.policy.history if agent.policy else ()
         start.execute_next(agent.rejoin, history, context.mask, agent.remaining)
     return code
+
+
+def _conclude(code: int, start: Start, result: str | None, say: Callable[[str], None]) -> None:
+    """On rank 0, when the run is over."""
+    if count := start.generation:
+        memory = any(each.cause.endswith(OUT_OF_MEMORY) for each in start.history)
+        note = "; srun's own exit code is another, as Slurm's memory limit was hit" if memory and code == 0 else ""
+        say(f"ended with {code} after {count} restart{'s' if count > 1 else ''}{note}")
+    if result:
+        try:
+            write_result(result, exit_code=code, restarts=count)
+        except ConfigError as error:
+            say(str(error))
 
 
 def fork_worker(context: WorkerContext, ours: WorkerPipe, monitor: Monitor) -> int:

@@ -1,5 +1,6 @@
 """What the command line says about a run, and the folders and files that follow from it."""
 
+import json
 import os
 import time
 from dataclasses import dataclass
@@ -10,11 +11,11 @@ from srunddp._version import __version__
 from srunddp.bootstrap.environment.detect import Environment
 from srunddp.bootstrap.rendezvous.meet import RankSetup
 from srunddp.bootstrap.rendezvous.protocol import RendezvousResult
-from srunddp.errors import Scope, UsageError
+from srunddp.errors import Scope, UsageError, file_errors
 from srunddp.monitor.monitor import MonitorConfig
 from srunddp.run.script import Script
 from srunddp.supervisor.clock import LOST_AFTER, STALL_TIMEOUT
-from srunddp.util.atomic_file import plain
+from srunddp.util.atomic_file import plain, replace_file
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,7 @@ class RunOptions:
         stall_timeout: seconds without a step of any rank; 0 for no limit.
         lost_after: seconds without an answer of a node; grace: those that a failed rank's own end may take.
         restart_grace: the same for all ranks before a restart.
+        result: the file for :func:`write_result`; None for none.
         log_dir, prefix, show_ranks: where output goes, see :func:`srunddp.supervisor.output.redirect.output_target`.
         fast_exit: end without taking Python's objects down.
         offline: export what :func:`srunddp.stage.paths.offline` says.
@@ -36,6 +38,7 @@ class RunOptions:
     lost_after: float = LOST_AFTER
     grace: float = 30.0
     restart_grace: float = 2.0
+    result: str | None = None
     log_dir: str | None = None
     prefix: bool = False
     show_ranks: str | None = None
@@ -70,6 +73,17 @@ def plan_monitor(
         seconds=options.monitor,
         script=script.words,
     )
+
+
+def write_result(path: str, **result: int) -> None:
+    """On rank 0, how the run has ended: what Slurm makes of a step's exit codes is not always that. Empty at first.
+
+    Raises:
+        ConfigError: the file cannot be written.
+    """
+    hint = "name a file in a folder that is there and may be written to"
+    with file_errors(f"{path} cannot be written", expected="a file of rank 0's", hint=hint, where="--result"):
+        replace_file(Path(path), (json.dumps(result) + "\n").encode() if result else b"")
 
 
 def _restarts() -> int:

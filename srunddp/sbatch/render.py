@@ -208,10 +208,33 @@ def _training(job: SlurmJob) -> list[list[str]]:
     """The step that trains, and what follows it, in sections."""
     why = ["# The first rank that fails ends the others."]
     step = [*_srun(job), *_run(job)]
-    if not (job.requeue or job.monitor):
+    if not (job.requeue or job.monitor or _restarts(job)):
         return [[*why, *_continued(step)]]
     step[-1] += " || code=$?"
-    return [[*why, "code=0", *_continued(step)], [*_await_end(job), *_report(job), 'exit "$code"']]
+    return [
+        [*why, "code=0", *_continued(step)],
+        [*_own_code(job), *_await_end(job), *_report(job), 'exit "$code"'],
+    ]
+
+
+def _restarts(job: SlurmJob) -> bool:
+    return any(each.startswith("--restarts") for each in job.run_options)
+
+
+def _result(job: SlurmJob) -> str:
+    folder = word(job.log_dir) if os.path.isabs(job.log_dir) else f'"$PWD"/{word(job.log_dir)}'
+    return f'{folder}/"$SLURM_JOB_ID".result.json'
+
+
+def _own_code(job: SlurmJob) -> list[str]:
+    """The code of ``srunddp run``, where it has ended by itself."""
+    if not _restarts(job):
+        return []
+    return [
+        "# Where a process was killed for memory, srun ends with a code of its own, also if a restart went well after it.",
+        f"result={_result(job)}",
+        '[ ! -s "$result" ] || code=$(sed "s/[^0-9]*\\([0-9]*\\).*/\\1/" "$result")',
+    ]
 
 
 def _srun(job: SlurmJob) -> list[str]:
@@ -242,10 +265,11 @@ def _run(job: SlurmJob) -> list[str]:
     paths = [("log-dir", logs), ("monitor", job.monitor), ("monitor-dir", samples)]
     more = _words([("offline", job.offline), *paths])
     options = [*_common_options(job), *more, *job.run_options]
+    result = f"--result={_result(job)} " if _restarts(job) else ""
     script = shlex.join((*(("-m",) if job.module else ()), job.script or "", *job.arguments))
     if not options:
         return [f"{_command(job)} run {script}"]
-    return [f"{_command(job)} run {shlex.join(options)}", script]
+    return [f"{_command(job)} run {result}{shlex.join(options)}", script]
 
 
 def _common_options(job: SlurmJob) -> list[str]:

@@ -30,6 +30,7 @@ from srunddp.util.cgroup import oom_kills
 
 _LONGEST = 24000  # bytes of a text once it is JSON, so that a message fits whatever letters it is in
 _LONGEST_CAUSE = 500
+OUT_OF_MEMORY = ", out of memory"  # what a cause ends with, if the kernel has killed the process for that
 _SIGNAL_COUNTS_FOR = 120.0  # what fails so long after the launcher's signal fails for a reason of its own
 
 
@@ -176,7 +177,7 @@ class FailureRecorder:
         if status >= 0:
             return self.of(f"the process ended with {status}, by os._exit or a library", status, now, trace=trace)
         killed = status == -signal.SIGKILL and oom_kills() > self._oom_kills
-        more = ", out of memory" if killed else ", core dumped" if dumped_core else ""
+        more = OUT_OF_MEMORY if killed else ", core dumped" if dumped_core else ""
         weight = FailureKind.ABORTED if status == -signal.SIGABRT else FailureKind.PRIMARY
         return self.of(f"killed by {signal_name(-status)}{more}", 128 - status, now, weight=weight, trace=trace)
 

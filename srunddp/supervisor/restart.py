@@ -54,12 +54,12 @@ class RestartPolicy:
         counted = steps or any(each.steps for each in self.history)
         progressed = steps or (not counted and monotonic() - self._began >= _LONG)
         generation = Generation(cause.cause, cause.node, steps, progressed)
-        if why := obstacle or self._why_not(generation, cause.exit_code):
+        if why := obstacle or self._refusal(generation, cause.exit_code):
             return None, f"not restarted: {why}"
         self.history.append(generation)
         return self._publish(), f"restart {len(self.history)} of {self._most}: all ranks start anew"
 
-    def _why_not(self, generation: Generation, exit_code: int) -> str:
+    def _refusal(self, generation: Generation, exit_code: int) -> str:
         if len(self.history) >= self._most:
             return f"this was restart {self._most} of {self._most}"
         if generation.progressed:

@@ -30,6 +30,7 @@ def report():
     print(json.dumps({"start": START, "same": same, "count": count, "descriptors": descriptors}), flush=True)
 
 report()
+say(f'start{START}')
 srunddp.heartbeat()
 """
 FAILS = {
@@ -43,7 +44,8 @@ FAILS = {
 
 def failing(how: str, times: int) -> str:
     """In each of the first starts another rank fails, and the others wait for it."""
-    return f"{START}\nif START < {times}:\n    if RANK == (START + 1) % SIZE:\n        {how}\n    rest()\n"
+    culprit = f"wait_for(*(f'start{{START}}.{{rank}}' for rank in range(SIZE)))\n        {how}"
+    return f"{START}\nif START < {times}:\n    if RANK == (START + 1) % SIZE:\n        {culprit}\n    rest()\n"
 
 
 def run(folder: Path, script: str, *options: str, size: int = SIZE) -> Ended:

@@ -27,8 +27,9 @@ from srunddp.bootstrap.rendezvous.protocol import (
     Hello,
     RendezvousInfo,
     RendezvousResult,
-    bind_sockets,
+    bind_store,
     failure_in,
+    listen,
 )
 from srunddp.bootstrap.rendezvous.server import RendezvousServer, infos_of
 from srunddp.errors import PeerError, RendezvousError, Scope
@@ -74,7 +75,7 @@ class RankZero:
         within: float = LONG,
         **more: Any,
     ) -> None:
-        self.held = held or bind_sockets("127.0.0.1", [0], [0])
+        self.held = held or bind_store("127.0.0.1", listen("127.0.0.1", [0]), [0])
         self.interrupt = CancelToken()
         self.said: list[str] = []
         quick = {"every": LONG, "linger": 0.2}
@@ -221,7 +222,7 @@ def test_hosts_with_one_name_are_nodes_of_their_own(local_size: int) -> None:
 
 def test_they_meet_over_ipv6() -> None:
     try:
-        held = bind_sockets("::1", [0], [0])
+        held = bind_store("::1", listen("::1", [0]), [0])
     except RendezvousError:
         pytest.skip("this machine has no IPv6")
     with rank_zero(2, held=held) as server:
@@ -248,7 +249,7 @@ def test_the_lines_stay_open_after_the_meeting() -> None:
 
 
 def test_both_sockets_listen_on_one_address_alone() -> None:
-    held = bind_sockets("127.0.0.1", [0], [0])
+    held = bind_store("127.0.0.1", listen("127.0.0.1", [0]), [0])
     with held.rendezvous, held.store:
         for address in (held.rendezvous_address, held.store_address):
             socket.create_connection(("127.0.0.1", address.port), timeout=LONG).close()
@@ -260,14 +261,14 @@ def test_taken_ports_and_foreign_addresses_are_named() -> None:
     with ExitStack() as stack:
         taken = [stack.enter_context(stranger("mute")).address.port for _ in range(3)]
         with pytest.raises(RendezvousError) as caught:
-            bind_sockets("127.0.0.1", taken, [0])
+            bind_store("127.0.0.1", listen("127.0.0.1", taken), [0])
         text = str(caught.value)
         assert text.startswith(f"all 3 ports from {min(taken)} to {max(taken)} on 127.0.0.1 taken by others; expected ")
         assert "--port" in text
         with pytest.raises(RendezvousError, match=f"port {taken[0]} on 127.0.0.1 taken by others"):
-            bind_sockets("127.0.0.1", taken[:1], [0])
+            bind_store("127.0.0.1", listen("127.0.0.1", taken[:1]), [0])
     with pytest.raises(RendezvousError, match=r"203\.0\.113\.7:0 cannot be bound: Cannot assign requested address"):
-        bind_sockets("203.0.113.7", [0], [0])
+        bind_store("203.0.113.7", listen("203.0.113.7", [0]), [0])
 
 
 # Strangers where rank 0 could be.
@@ -339,9 +340,9 @@ def test_a_line_that_is_no_message_of_ours_is_empty(text: bytes) -> None:
 
 def test_two_steps_on_the_same_ports_meet_each_their_own() -> None:
     """Both prefer the same ports; the second takes the next one, and nobody meets the other's store."""
-    first = bind_sockets("127.0.0.1", [0], [0])
+    first = bind_store("127.0.0.1", listen("127.0.0.1", [0]), [0])
     ports = [first.rendezvous_address.port, 0]
-    second = bind_sockets("127.0.0.1", ports, [0])
+    second = bind_store("127.0.0.1", listen("127.0.0.1", ports), [0])
     both = [first.rendezvous_address, second.rendezvous_address]
     with rank_zero(3, held=first) as one, rank_zero(3, held=second, token="1207.1.0") as two:
         with ThreadPoolExecutor(4) as pool:
@@ -363,7 +364,7 @@ def test_rank_zero_walks_on_from_taken_ports_and_is_found_there() -> None:
     assert len(ports) == len(set(ports)) == 24
     with ExitStack() as stack:
         strangers = [stack.enter_context(stranger(kind, port)) for kind, port in zip(STRANGERS, ports, strict=False)]
-        held = bind_sockets("127.0.0.1", ports, [0])
+        held = bind_store("127.0.0.1", listen("127.0.0.1", ports), [0])
         assert held.rendezvous_address.port in ports[len(strangers) :]
         server = stack.enter_context(rank_zero(2, held=held))
         candidates = [Address("127.0.0.1", port) for port in ports]

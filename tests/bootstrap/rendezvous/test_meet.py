@@ -13,7 +13,7 @@ from srunddp.bootstrap.network.interface import NetworkInterface, SelectedInterf
 from srunddp.bootstrap.rendezvous import discovery, protocol
 from srunddp.bootstrap.rendezvous.auth import HmacAuthenticator
 from srunddp.bootstrap.rendezvous.meet import RendezvousOptions, report_early_failure
-from srunddp.bootstrap.rendezvous.protocol import bind_sockets
+from srunddp.bootstrap.rendezvous.protocol import bind_store, listen
 from srunddp.errors import ConfigError, PeerError
 from tests.bootstrap.environment.test_rank_zero_discovery import launcher
 from tests.bootstrap.rendezvous.test_client import rank_zero
@@ -38,7 +38,7 @@ def test_over_pmi_rank_zeros_failure_reaches_all_at_once(monkeypatch: pytest.Mon
 
 
 def test_over_pmi_another_ranks_failure_reaches_rank_zero(monkeypatch: pytest.MonkeyPatch) -> None:
-    held = bind_sockets("127.0.0.1", [0], [0])
+    held = bind_store("127.0.0.1", listen("127.0.0.1", [0]), [0])
     published = protocol.encode_advertisement("1207.0.0", [held.rendezvous_address])
     secret = HmacAuthenticator(bytes.fromhex(protocol.decode_advertisement(published).secret))
     with launcher(2) as server, rank_zero(2, held=held, trust=secret) as zero, ThreadPoolExecutor(1) as pool:
