@@ -82,11 +82,14 @@ class Monitor:
 
             self._sampler = start(SamplerConfig(self._config, interface, rank_variable, os.getpid(), launcher))
 
-    def in_worker(self) -> None:
-        """Close there what is the supervisor's; rank 0's script is told of the folder."""
+    def export(self) -> None:
+        """In the supervisor, for its worker: rank 0's script is told of the folder."""
         os.environ.pop(MONITOR_FOLDER, None)  # of a run that has started this one
         if self._config and self._config.rank == 0:
             os.environ[MONITOR_FOLDER] = str(self._config.folder.absolute())
+
+    def in_worker(self) -> None:
+        """Close there what is the supervisor's."""
         for file in self._files or ():
             os.close(file)
         if self._sampler:

@@ -35,7 +35,7 @@ _LAST_WORD = 1.0
     cls=Run,
     groups={
         "Network and rendezvous": "ifaces backend channel port timeout",
-        "Failures": "restarts restart_grace stall_timeout lost_after grace fast_exit",
+        "Failures": "restarts restart_grace warm_restarts stall_timeout lost_after grace fast_exit",
         "Output and monitoring": "result log_dir show_ranks prefix quiet verbose monitor monitor_dir",
         "Environment": "module offline staged bind",
     },
@@ -53,6 +53,7 @@ _LAST_WORD = 1.0
     help="When a rank fails, start all ranks anew on the same nodes, N times at most.",
 )
 @limit("--restart-grace", RunOptions.restart_grace, "How long all ranks may take to end before it.", positive=False)
+@click.option("--warm-restarts", is_flag=True, help="Have a process with torch imported ready for the next start.")
 @limit(
     "--stall-timeout",
     RunOptions.stall_timeout,

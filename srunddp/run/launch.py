@@ -5,7 +5,7 @@ import resource
 import signal
 import sys
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from srunddp.bootstrap.environment.detect import NO_LAUNCHER, USER, Environment
 from srunddp.bootstrap.rendezvous.meet import RankSetup
@@ -51,6 +51,8 @@ def launch(
         SrunddpError: the ranks did not meet.
     """
     ours, theirs = pipe()
+    warm = options.warm_restarts and setup.options.max_restarts > 0 and not is_worker_exec(os.environ)
+    standby_pipe = pipe() if warm else ()
     environment = setup.environment
     rank_variable = "" if environment.launcher in (NO_LAUNCHER, USER.name) else environment.rank_variable
     launcher = signals.find_launcher(rank_variable, slurm=environment.step is not None)
@@ -65,11 +67,18 @@ def launch(
         output=output,
         dump=StackDump(),
         page=monitor.page,
+        standby=standby_pipe[0] if standby_pipe else None,
     )
     variable = environment.rank_variable if environment.world_size > 1 else ""
     monitor.start_sampler(setup.interface.name, variable, launcher.pid)
+    monitor.export()
+    worker = start.worker(context) or fork_worker(context, [ours, *standby_pipe[1:]], monitor)
     early = {number for number in signal.sigpending() if number in signals.FORWARDED}
-    worker = fork_worker(context, ours, monitor)
+    standby = None
+    if standby_pipe:
+        from srunddp.run.standby import fork_standby
+
+        standby = fork_standby(context, *standby_pipe)
     # What is open here ends with this process, and not before: so the others see its end.
     warnings.simplefilter("ignore", ResourceWarning)
     output.start()
@@ -88,6 +97,7 @@ def launch(
         say=say,
         history=start.history,
         early=early,
+        standby=[standby.pid] if standby else (),
     )
     code = SrunddpError.exit_code
     try:
@@ -101,7 +111,7 @@ def launch(
             _conclude(code, start, options.result, say)
     if agent.rejoin:
         history = agent.policy.history if agent.policy else ()
-        start.execute_next(agent.rejoin, history, context.mask, agent.remaining)
+        start.execute_next(agent.rejoin, history, context.mask, agent.remaining, standby)
     return code
 
 
@@ -118,8 +128,8 @@ def _conclude(code: int, start: Start, result: str | None, say: Callable[[str], 
             say(str(error))
 
 
-def fork_worker(context: WorkerContext, ours: WorkerPipe, monitor: Monitor) -> int:
-    """Fork the worker, and return its process id.
+def fork_worker(context: WorkerContext, others: Sequence[WorkerPipe], monitor: Monitor) -> int:
+    """Fork the worker, which closes the ends of pipes that are for ``others``, and return its process id.
 
     The worker does not return from here: it ends as a script does, with the script's exit code.
     """
@@ -128,7 +138,8 @@ def fork_worker(context: WorkerContext, ours: WorkerPipe, monitor: Monitor) -> i
         context.supervisor.end.close()
         return worker
     signals.die_with_parent(supervisor)
-    ours.end.close()
+    for each in others:
+        each.end.close()
     monitor.in_worker()
     if is_worker_exec(os.environ):
         from srunddp.run.worker_exec import become  # most runs need none of it

@@ -25,7 +25,7 @@ class RunOptions:
     Attributes:
         stall_timeout: seconds without a step of any rank; 0 for no limit.
         lost_after: seconds without an answer of a node; grace: those that a failed rank's own end may take.
-        restart_grace: the same for all ranks before a restart.
+        restart_grace: the same for all ranks before a restart; warm_restarts: see :mod:`srunddp.run.standby`.
         result: the file for :func:`write_result`; None for none.
         log_dir, prefix, show_ranks: where output goes, see :func:`srunddp.supervisor.output.redirect.output_target`.
         fast_exit: end without taking Python's objects down.
@@ -38,6 +38,7 @@ class RunOptions:
     lost_after: float = LOST_AFTER
     grace: float = 30.0
     restart_grace: float = 2.0
+    warm_restarts: bool = False
     result: str | None = None
     log_dir: str | None = None
     prefix: bool = False

@@ -5,17 +5,25 @@ what it has published went to the others with the root cause. All else begins as
 earlier start left can be mistaken for the next one's.
 """
 
+from __future__ import annotations
+
 import json
 import os
 import resource
+import socket
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from srunddp.bootstrap.rendezvous.meet import Rejoin
 from srunddp.errors import ConfigError, Scope
 from srunddp.supervisor.restart import Generation
+from srunddp.supervisor.worker_process import WorkerPipe
+
+if TYPE_CHECKING:
+    from srunddp.run.standby import StandbyWorker
+    from srunddp.run.worker import WorkerContext
 
 _VARIABLE = "_SRUNDDP_RESTART"
 
@@ -29,6 +37,7 @@ class Start:
         history: on rank 0, what the starts before have come to.
         mask: the signals that the script is to have blocked; None for those that this process was started with.
         remaining: processes of the start before that could not be killed.
+        standby: the process id of this start's worker, where it is there already, and the descriptor of a pipe to it.
         environ, folder, cpus, files: of this process when it was started; the next start has the same.
     """
 
@@ -36,6 +45,7 @@ class Start:
     history: Sequence[Generation] = ()
     mask: Sequence[int] | None = None
     remaining: Sequence[int] = ()
+    standby: tuple[int, int] | None = None
     environ: Mapping[str, str] = field(repr=False)
     folder: str
     cpus: set[int]
@@ -61,14 +71,31 @@ class Start:
                 scope=Scope.RANK,
             )
 
+    def worker(self, context: WorkerContext) -> int:
+        """Let the standby worker become the worker, and return its process id; 0 where there is none."""
+        if self.standby is None:
+            return 0
+        from srunddp.run.standby import StandbyWorker  # most runs have none
+
+        pid, descriptor = self.standby
+        standby = StandbyWorker(pid, WorkerPipe(socket.socket(fileno=descriptor)))
+        return pid if standby.start(context) else 0
+
     def execute_next(
-        self, rejoin: Rejoin, history: Sequence[Generation], mask: Iterable[int], remaining: Iterable[int]
+        self,
+        rejoin: Rejoin,
+        history: Sequence[Generation],
+        mask: Iterable[int],
+        remaining: Iterable[int],
+        standby: StandbyWorker | None,
     ) -> NoReturn:
         """Become the next start. Signals that have not been read stay pending."""
         told: dict[str, Any] = {"rejoin": asdict(rejoin), "history": [asdict(each) for each in history]}
         told |= {"mask": list(map(int, mask)), "remaining": list(remaining)}
-        if rejoin.descriptor is not None:
-            os.set_inheritable(rejoin.descriptor, True)
+        told |= {"standby": (standby.pid, standby.pipe.end.fileno())} if standby else {}
+        for descriptor in (rejoin.descriptor, *told.get("standby", ())[1:]):
+            if descriptor is not None:
+                os.set_inheritable(descriptor, True)
         os.chdir(self.folder)
         os.sched_setaffinity(0, self.cpus)
         resource.setrlimit(resource.RLIMIT_NOFILE, self.files)

@@ -104,9 +104,7 @@ def run(script: Script) -> ScriptResult:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(line_buffering=True)
     sys.argv = [script.name, *script.arguments]
-    if not sys.flags.safe_path:
-        # bin/ is where Python found the launcher; the script is to find its own neighbours there instead.
-        sys.path[0] = os.getcwd() if script.module else os.path.dirname(os.path.realpath(script.name))
+    prepare_path(script)
     try:
         if script.module:
             runpy.run_module(script.name, run_name="__main__", alter_sys=True)
@@ -123,6 +121,12 @@ def run(script: Script) -> ScriptResult:
         error.__traceback__ = _without_us(error)
         return ScriptResult(130 if isinstance(error, KeyboardInterrupt) else 1, error, error.__traceback__)
     return ScriptResult(0)
+
+
+def prepare_path(script: Script) -> None:
+    """Let the script find its own neighbours where Python found the launcher, in bin/."""
+    if not sys.flags.safe_path:
+        sys.path[0] = os.getcwd() if script.module else os.path.dirname(os.path.realpath(script.name))
 
 
 def _run_file(name: str) -> None:

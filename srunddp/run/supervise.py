@@ -30,7 +30,7 @@ class Agent(RankAgent):
 
     Attributes:
         context: the worker's; worker: its process id; pipe: to it.
-        early: signals that came before the worker was there.
+        early: signals that came before the worker was there; standby: as in the supervisor.
         history: on rank 0, of the starts before; policy: decides there on restarts.
         rejoin: where the ranks meet again, None where the run is over; remaining: what could not be killed.
         monitor, say: as for :func:`srunddp.run.launch.launch`; report_rendezvous: its ``on_rendezvous``.
@@ -43,6 +43,7 @@ class Agent(RankAgent):
     report_rendezvous: Callable[[RendezvousInfo], None]
     say: Callable[[str], None]
     early: set[Signals] = field(default_factory=set)
+    standby: Sequence[int] = ()
     history: Sequence[Generation] = ()
     policy: RestartPolicy | None = None
     rejoin: Rejoin | None = None
@@ -73,6 +74,7 @@ class Agent(RankAgent):
             restart_grace=self.context.options.restart_grace,
             launcher=launcher,
             early=self.early,
+            standby=self.standby,
         )
         code = supervisor.run()
         if supervisor.restart is not None:

@@ -4,6 +4,7 @@ import atexit
 import contextlib
 import ctypes
 import os
+import select
 import signal
 import sys
 import threading
@@ -29,6 +30,7 @@ from srunddp.supervisor.output.redirect import OutputRedirect
 from srunddp.supervisor.stacks import StackDump
 from srunddp.supervisor.worker_process import WorkerPipe, kill_forks_on_exit
 
+_SOON = 0.3  # seconds; ranks that all start now have met by then
 _LINE_BUFFERED = 1  # C's _IOLBF in glibc and musl
 
 
@@ -41,6 +43,7 @@ class WorkerContext:
         script: the user's; options: how it is to run.
         supervisor: the pipe to it; mask: the signal mask from before the fork.
         output: where descriptors 1 and 2 are to go; dump: for stacks; page: for steps.
+        standby: a pipe to the next start's worker, with ``--warm-restarts``.
     """
 
     setup: RankSetup
@@ -51,6 +54,7 @@ class WorkerContext:
     output: OutputRedirect
     dump: StackDump
     page: telemetry.TelemetryPage
+    standby: WorkerPipe | None = None
 
 
 def run_worker(context: WorkerContext) -> int:
@@ -68,10 +72,11 @@ def run_worker(context: WorkerContext) -> int:
     _prepare_process(context)
     if environment.world_size > 1 and environment.discovery.starts_mpi:
         supervisor.send(_exchange_over_mpi(setup))
+    threads = None if select.select([supervisor.end], [], [], _SOON)[0] else _import_torch(context)
     answer = supervisor.receive()
     if answer is None:
         os._exit(RendezvousError.exit_code)
-    _join_world(context, RendezvousInfo(**answer))
+    _join_world(context, RendezvousInfo(**answer), threads)
     signal.signal(signal.SIGINT, interrupt)
     worker, result = os.getpid(), user_script.run(context.script)
     if os.getpid() != worker:  # a fork of the script's own that has run to the script's end
@@ -92,8 +97,32 @@ def run_worker(context: WorkerContext) -> int:
     return result.code
 
 
-def _join_world(context: WorkerContext, info: RendezvousInfo) -> None:
-    store.install(process_group_context(context.setup, info))
+def _import_torch(context: WorkerContext) -> dict[str, str] | None:
+    """While the others are not there: where the script will import torch, so that it has it already.
+
+    Returns:
+        The variables for its threads, by a guess of how many ranks share the CPUs; None where it was not imported.
+    """
+    from srunddp.run import torch_import
+
+    if "torch" in sys.modules or (before := torch_import.modules_before(context.script)) is None:
+        return None
+    here, bound = context.setup.environment.local_world_size or 1, cpus.Cpus.here()
+    threads = cpus.threads(os.environ, here if bound.allowed == bound.machine else 1) if here > 1 else {}
+    torch_import.run(context.script, before, threads)
+    return threads
+
+
+def _join_world(context: WorkerContext, info: RendezvousInfo, threads: dict[str, str] | None) -> None:
+    environ = dict(os.environ)
+    store.install(process_group_context(context.setup, info), ahead="torch" in sys.modules)
+    own = cpus.threads(environ, info.sharers) if info.local_world_size > 1 else {}
+    if threads is not None and own and own != threads and "torch" in sys.modules:
+        sys.modules["torch"].set_num_threads(*map(int, own.values()))
+    if context.standby and (threads is not None or "torch" not in sys.modules):
+        from srunddp.run import torch_import
+
+        store.surround_import("torch", partial(torch_import.reported, context.standby, environ))
     if context.setup.options.max_restarts:
         store.surround_import("mpi4py.MPI", partial(_reporting_mpi, context.supervisor))
     if context.options.offline:

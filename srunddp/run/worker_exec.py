@@ -20,14 +20,7 @@ def become(context: WorkerContext) -> NoReturn:
     """In the process that was forked for the worker: start Python again, with its options, for :func:`main`."""
     from subprocess import _args_from_interpreter_flags  # type: ignore[attr-defined]  # as multiprocessing does
 
-    state = memory_file()
-    with open(state, "wb", closefd=False) as file:
-        copyreg.pickle(socket.socket, lambda each: (socket.socket, (each.family, each.type, each.proto, each.fileno())))
-        pickle.dump(context, file)
-    held = context.setup.held
-    sockets = [context.supervisor.end, *((held.rendezvous, held.store) if held else ())]
-    files = [context.dump.descriptor, context.page.descriptor, *context.output.descriptors]
-    inherited = [*(each.fileno() for each in sockets), *files]
+    state, inherited = pack(context)
     for descriptor in (state, *inherited):
         os.set_inheritable(descriptor, True)
     code = f"import sys; sys.path[:] = {sys.path}; from srunddp.run.worker_exec import main; main({state}, {inherited})"
@@ -36,15 +29,36 @@ def become(context: WorkerContext) -> NoReturn:
     os.execv(sys.executable, [sys.executable, *flags, "-c", code])
 
 
+def pack(context: WorkerContext) -> tuple[int, list[int]]:
+    """A file in memory that has it and the variables, as a descriptor; and the descriptors that it speaks of."""
+    state = memory_file()
+    with open(state, "wb", closefd=False) as file:
+        copyreg.pickle(socket.socket, lambda each: (socket.socket, (each.family, each.type, each.proto, each.fileno())))
+        pickle.dump((context, dict(os.environ)), file)
+    held, standby = context.setup.held, context.standby
+    sockets = [context.supervisor.end, *((held.rendezvous, held.store) if held else ())]
+    sockets += [standby.end] if standby else []
+    files = [context.dump.descriptor, context.page.descriptor, *context.output.descriptors]
+    return state, [*(each.fileno() for each in sockets), *files]
+
+
+def unpack(state: int) -> WorkerContext:
+    """What was packed, in a process where the descriptors have the same numbers; its variables become the same, too."""
+    os.lseek(state, 0, os.SEEK_SET)
+    with open(state, "rb") as file:
+        context, variables = pickle.load(file)
+    os.environ.clear()
+    os.environ.update(variables)
+    assert isinstance(context, WorkerContext)
+    return context
+
+
 def main(state: int, inherited: list[int]) -> NoReturn:
     """Become the worker that another process has prepared: its state, and what else has come, by descriptor."""
     for descriptor in inherited:
         os.set_inheritable(descriptor, False)
-    os.lseek(state, 0, os.SEEK_SET)
-    with open(state, "rb") as file:
-        context = pickle.load(file)
     try:
-        sys.exit(run_worker(context))
+        sys.exit(run_worker(unpack(state)))
     except SrunddpError as error:
         write_stderr(f"srunddp: error: {error}\n")
         sys.exit(error.exit_code)

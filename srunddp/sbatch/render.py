@@ -231,7 +231,7 @@ def _own_code(job: SlurmJob) -> list[str]:
     if not _restarts(job):
         return []
     return [
-        "# Where a process was killed for memory, srun ends with a code of its own, also if a restart went well after it.",
+        "# srun ends with a code of its own where a process was killed for memory, even if a restart went well.",
         f"result={_result(job)}",
         '[ ! -s "$result" ] || code=$(sed "s/[^0-9]*\\([0-9]*\\).*/\\1/" "$result")',
     ]

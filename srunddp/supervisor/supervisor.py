@@ -10,6 +10,7 @@ import selectors
 import signal
 import socket
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -66,6 +67,7 @@ class Supervisor:
         grace: seconds that the end of a script may take that has failed or stopped; None for no limit.
         restart_grace: the same before a restart, for all ranks.
         early: signals that came before the worker was there, to get them.
+        standby: the process id of the next start's worker, where there is one.
         launcher: who sends this rank signals, and which of them reach the worker as well.
     """
 
@@ -78,6 +80,7 @@ class Supervisor:
     restart_grace: float
     launcher: signals.Launcher
     early: set[signal.Signals] = field(default_factory=set)
+    standby: Sequence[int] = ()
     _clock: ActiveClock = field(default_factory=ActiveClock)
     _selector: selectors.BaseSelector = field(default_factory=selectors.DefaultSelector)
     _signals: int = -1
@@ -112,7 +115,7 @@ class Supervisor:
         finally:
             self.agent.stop_sampler()
             given_up = finish_writers() | ({self.process.pid} if self.process.given_up else set())
-            self.remaining = kill_descendants(given_up)
+            self.remaining = kill_descendants(given_up, self.standby if self.restart is not None else ())
             self.output.finish(_OUTPUT_WITHIN)
         if self._error:
             raise self._error

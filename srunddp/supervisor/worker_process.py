@@ -156,15 +156,15 @@ def wait_for_child(pid: int, limit: float) -> int | None:
     return -1
 
 
-def kill_descendants(given_up: Collection[int] = ()) -> set[int]:
+def kill_descendants(given_up: Collection[int] = (), spared: Collection[int] = ()) -> set[int]:
     """In the supervisor, when the worker has ended: kill and collect every process that it left.
 
-    Not without limit: one in a kernel call that does not return cannot be killed. ``given_up`` are known to be so.
-    Returns those that are still there.
+    Not without limit: one in a kernel call that does not return cannot be killed. ``given_up`` are known to be so,
+    and ``spared`` is not to be killed. Returns those that could not be.
     """
     end = time.monotonic() + _ALL_GONE_WITHIN
     while True:
-        children = children_of(os.getpid())
+        children = [child for child in children_of(os.getpid()) if child not in spared]
         for child in children:
             _kill_with_children(child)
         with contextlib.suppress(ChildProcessError):

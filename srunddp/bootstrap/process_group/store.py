@@ -125,22 +125,25 @@ def restart_count() -> int:
     return _joined.generation if _joined else 0
 
 
-def install(place: ProcessGroupContext) -> None:
-    """Export the variables, and let torch's ``env://`` and ``tcp://`` find our store from now on."""
+def install(place: ProcessGroupContext, *, ahead: bool = False) -> None:
+    """Export the variables, and let torch's ``env://`` and ``tcp://`` find our store from now on.
+
+    ``ahead``: torch, where it is imported already, is so by us, and not by the script.
+    """
     global _joined
     _joined = place
     leave_to_srunddp()
     # Inherited from a torchrun around us, it would make every rank a client of a store that nobody serves.
     os.environ.pop("TORCHELASTIC_USE_AGENT_STORE", None)
     os.environ.update(place.variables())
-    if place.meeting.local_world_size > 1 and "torch" not in sys.modules:
+    if place.meeting.local_world_size > 1 and (ahead or "torch" not in sys.modules):
         os.environ.update(cpus.threads(os.environ, place.meeting.sharers))
     os.environ[RANK_PROCESS] = rank_mark(os.environ, os.getpid())
     if discovery_named(place.meeting.channel).rules_out_mpi:
         sys.meta_path.insert(0, mpi.Mpi4pyImportBlocker())
     surround_import(_RENDEZVOUS, _replacing_handlers)
     if "torch" not in sys.modules:
-        surround_import("torch", _gc_frozen)
+        surround_import("torch", gc_frozen)
     if place.environment.world_size > 1:
         surround_import("accelerate", _set_accelerate_cpu)
 
@@ -154,7 +157,7 @@ def surround_import(name: str, around: Callable[[ModuleType], AbstractContextMan
 
 
 @contextlib.contextmanager
-def _gc_frozen(_: ModuleType) -> Iterator[None]:
+def gc_frozen(_: object = None) -> Iterator[None]:
     """Spare Python's collector torch's modules, which never become garbage: now, in training and when Python ends."""
     enabled = gc.isenabled()
     gc.disable()

@@ -1,0 +1,108 @@
+"""``--warm-restarts``: the worker of the next start is there ahead, and imports torch once the training runs.
+
+It is forked as a worker is, so nothing is forked after torch was imported. The supervisor of the next start, which is
+the same process, hands it what a worker has: descriptors, under their numbers there, and the rest by a file in memory.
+"""
+
+import fcntl
+import json
+import os
+import select
+import signal
+import socket
+import sys
+import time
+from contextlib import suppress
+from typing import Any, NoReturn
+
+from srunddp.run import torch_import
+from srunddp.run.worker import WorkerContext, run_worker
+from srunddp.run.worker_exec import pack, unpack
+from srunddp.supervisor import signals
+from srunddp.supervisor.worker_process import LONGEST, WorkerPipe
+
+_DESCRIPTORS = 128  # a worker's have lower numbers, those that torch opens higher ones
+_LOOK_EVERY = 1.0
+_SETTLED = 10.0  # seconds after the worker's import of torch; where nothing counts steps, it trains then
+_READY_WITHIN = 30.0
+
+
+class StandbyWorker:
+    """The next start's worker, in its supervisor.
+
+    Attributes:
+        pid: its process id; pipe: to it, and the current worker has it too.
+    """
+
+    def __init__(self, pid: int, pipe: WorkerPipe) -> None:
+        self.pid, self.pipe = pid, pipe
+
+    def start(self, context: WorkerContext) -> bool:
+        """Let it become the worker; False where it cannot, and has been killed."""
+        state, inherited = pack(context)
+        with self.pipe.end as end, suppress(OSError):  # it may have ended, for example for want of memory
+            if max(inherited) < _DESCRIPTORS:
+                socket.send_fds(end, [json.dumps(inherited).encode()], [state, *inherited])
+                end.settimeout(_READY_WITHIN)
+                if end.recv(LONGEST):
+                    os.close(state)
+                    context.supervisor.end.close()
+                    return True
+            os.kill(self.pid, signal.SIGKILL)
+        os.close(state)
+        return False
+
+
+def fork_standby(context: WorkerContext, ours: WorkerPipe, theirs: WorkerPipe) -> StandbyWorker:
+    """Fork it, from a supervisor that has forked its worker; does not return in it."""
+    supervisor = os.getpid()
+    if pid := os.fork():
+        theirs.end.close()
+        return StandbyWorker(pid, ours)
+    signals.die_with_parent(supervisor)
+    own = fcntl.fcntl(theirs.end.fileno(), fcntl.F_DUPFD_CLOEXEC, _DESCRIPTORS)
+    _give_up_descriptors()
+    return _serve(socket.socket(fileno=own), context)
+
+
+def _give_up_descriptors() -> None:
+    """Put /dev/null in the place of all that the supervisor has opened: what others wait for is to end without us."""
+    null = os.open(os.devnull, os.O_RDWR)
+    for number in range(3, _DESCRIPTORS):
+        try:
+            opened_here = fcntl.fcntl(number, fcntl.F_GETFD) & fcntl.FD_CLOEXEC
+        except OSError:
+            opened_here = True
+        if opened_here and number != null:
+            os.dup2(null, number, inheritable=False)
+
+
+def _serve(end: socket.socket, context: WorkerContext) -> NoReturn:
+    """Wait for what the worker says of its import of torch, and do the same; then wait for the next start."""
+    told: dict[str, Any] = {}
+    due, imported = 0.0, False
+    while True:
+        if select.select([end], [], [], _LOOK_EVERY)[0]:
+            data, descriptors, _, _ = socket.recv_fds(end, LONGEST, _DESCRIPTORS)
+            if descriptors:
+                _become(end, json.loads(data), descriptors, told if imported else {})
+            if not data:
+                os._exit(0)
+            told, due = json.loads(data), time.monotonic() + _SETTLED
+        if told and not imported and (context.page.has_steps() or time.monotonic() >= due):
+            torch_import.run(context.script, **told)
+            imported = True
+
+
+def _become(end: socket.socket, numbers: list[int], received: list[int], imported: dict[str, Any]) -> NoReturn:
+    signals.read()  # those from before, which the supervisor has had as well
+    end.send(b"{}")
+    end.close()
+    state, *received = received
+    for descriptor, number in zip(received, numbers, strict=True):
+        os.dup2(descriptor, number, inheritable=False)
+        os.close(descriptor)
+    context = unpack(state)
+    if imported and context.standby:
+        context.standby.send(imported)
+    sys.exit(run_worker(context))
