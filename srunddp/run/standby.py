@@ -12,6 +12,7 @@ import signal
 import socket
 import sys
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any, NoReturn
 
@@ -61,23 +62,29 @@ def fork_standby(context: WorkerContext, ours: WorkerPipe, theirs: WorkerPipe) -
         return StandbyWorker(pid, ours)
     signals.die_with_parent(supervisor)
     own = fcntl.fcntl(theirs.end.fileno(), fcntl.F_DUPFD_CLOEXEC, _DESCRIPTORS)
-    _give_up_descriptors()
-    return _serve(socket.socket(fileno=own), context)
+    reserved = _reserve_descriptors()
+    return _serve(socket.socket(fileno=own), context, reserved)
 
 
-def _give_up_descriptors() -> None:
-    """Put /dev/null in the place of all that the supervisor has opened: what others wait for is to end without us."""
+def _reserve_descriptors() -> set[int]:
+    """Let the numbers that are not from before this program be /dev/null: what is opened from now on has higher ones.
+
+    What the supervisor has opened is closed by that: whoever waits for its end does not wait for us.
+    """
     null = os.open(os.devnull, os.O_RDWR)
-    for number in range(3, _DESCRIPTORS):
-        try:
-            opened_here = fcntl.fcntl(number, fcntl.F_GETFD) & fcntl.FD_CLOEXEC
-        except OSError:
-            opened_here = True
-        if opened_here and number != null:
-            os.dup2(null, number, inheritable=False)
+    reserved = {number for number in range(3, _DESCRIPTORS) if not _is_inherited(number)}
+    for number in reserved - {null}:
+        os.dup2(null, number, inheritable=False)
+    return reserved
 
 
-def _serve(end: socket.socket, context: WorkerContext) -> NoReturn:
+def _is_inherited(descriptor: int) -> bool:
+    with suppress(OSError):
+        return os.get_inheritable(descriptor)
+    return False
+
+
+def _serve(end: socket.socket, context: WorkerContext, reserved: set[int]) -> NoReturn:
     """Wait for what the worker says of its import of torch, and do the same; then wait for the next start."""
     told: dict[str, Any] = {}
     due, imported = 0.0, False
@@ -85,7 +92,11 @@ def _serve(end: socket.socket, context: WorkerContext) -> NoReturn:
         if select.select([end], [], [], _LOOK_EVERY)[0]:
             data, descriptors, _, _ = socket.recv_fds(end, LONGEST, _DESCRIPTORS)
             if descriptors:
-                _become(end, json.loads(data), descriptors, told if imported else {})
+                _receive(end, descriptors, json.loads(data), reserved)
+                following = unpack(descriptors[0])
+                if imported and following.standby:
+                    following.standby.send(told)
+                sys.exit(run_worker(following))
             if not data:
                 os._exit(0)
             told, due = json.loads(data), time.monotonic() + _SETTLED
@@ -94,15 +105,13 @@ def _serve(end: socket.socket, context: WorkerContext) -> NoReturn:
             imported = True
 
 
-def _become(end: socket.socket, numbers: list[int], received: list[int], imported: dict[str, Any]) -> NoReturn:
+def _receive(end: socket.socket, received: Sequence[int], numbers: Sequence[int], reserved: set[int]) -> None:
+    """Give the worker's descriptors the numbers that they have in the supervisor; the first has none."""
     signals.read()  # those from before, which the supervisor has had as well
     end.send(b"{}")
     end.close()
-    state, *received = received
-    for descriptor, number in zip(received, numbers, strict=True):
+    for descriptor, number in zip(received[1:], numbers, strict=True):
         os.dup2(descriptor, number, inheritable=False)
         os.close(descriptor)
-    context = unpack(state)
-    if imported and context.standby:
-        context.standby.send(imported)
-    sys.exit(run_worker(context))
+    for number in reserved.difference(numbers):
+        os.close(number)

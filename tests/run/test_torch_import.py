@@ -1,0 +1,44 @@
+"""When torch may be imported before the script does it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from srunddp.run.script import Script
+from srunddp.run.torch_import import modules_before
+
+
+@pytest.mark.parametrize(
+    ("text", "before"),
+    [
+        ("import torch\n", []),
+        ('"""A script."""\nimport sys, time\n\nimport numpy as np\nfrom torch.nn import Linear\n', ["numpy"]),
+        ("import srunddp\nimport torch.distributed as dist\n", []),
+        ("import os\nos.environ['OMP_NUM_THREADS'] = '1'\nimport torch\n", None),
+        ("import os\nos.putenv('A', '1')\nimport torch\n", None),
+        ("import os\nos.sched_setaffinity(0, {0})\nimport torch\n", None),
+        ("import sys\nsys.path.insert(0, 'mine')\nimport torch\n", None),
+        ("import transformers\nimport torch\n", None),
+        ("import settings\nimport torch\n", None),
+        ("if True:\n    import torch\n", None),
+        ("print('no torch')\n", None),
+        ("import torch\nthis is no Python\n", None),
+    ],
+)
+def test_only_where_nothing_in_the_text_matters_to_it(text: str, before: list[str] | None, tmp_path: Path) -> None:
+    (tmp_path / "settings.py").touch()
+    script = tmp_path / "script.py"
+    script.write_text(text)
+    found = modules_before(Script(str(script)))
+    assert found is None if before is None else [name for name in found or [] if name != "numpy"] == []
+    assert modules_before(Script(str(script), module=True)) is None
+
+
+def test_a_module_beside_the_script_is_the_users_own(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text("import tkinter\nimport torch\n")
+    assert modules_before(Script(str(tmp_path / "script.py"))) == ["tkinter"]
+    (tmp_path / "tkinter.py").touch()
+    assert modules_before(Script(str(tmp_path / "script.py"))) is None
+    assert modules_before(Script(str(tmp_path / "none.py"))) is None
