@@ -9,6 +9,7 @@ import pytest
 
 from tests.conftest import PROGRAMS
 from tests.slurm.conftest import SRUNDDP, Outcome, SlurmJobRunner
+from tests.slurm.jobs import Job, until
 
 pytestmark = pytest.mark.slurm
 
@@ -77,4 +78,21 @@ def test_a_lost_node_is_no_restart(runner: SlurmJobRunner) -> None:
     )
     done = runner.srun("-N2", "-n2", SRUNDDP, "--restarts=3", str(script))
     assert done.code == 137
-    assert "not restarted: srunddp itself has ended on a rank" in done.errors
+    assert "restart 1 of 3" not in done.errors
+
+
+def test_out_of_memory_the_job_ends_with_the_code_of_srunddp(whole: str, runner: SlurmJobRunner) -> None:
+    """After the kernel has killed a process for the step's limit, srun ends with 1, whatever comes of the restart."""
+    folder = runner.cluster.shared / "restarted-memory"
+    options = (f"--log-dir={folder}", "--srunddp", SRUNDDP, "--run-options=--restarts=3", "--mem=700M", "--mpi=none")
+    words = ("sbatch", *options, "-N2", "--ntasks-per-node=2", "--time=5", f"--write={folder}.sh", PROGRAM, "memory", "1")
+    runner.cluster.run(SRUNDDP, *words, f"--output-dir={folder}/checkpoints", *TRAINING, timeout=60)
+    submitted = runner.cluster.run("sbatch", "--parsable", f"{folder}.sh", env={"SRUNDDP_IFACES": str(runner.ifaces)})
+    job = Job(runner, folder, submitted.stdout.strip())
+    until(job.is_over, [job], 120.0)
+    (log,) = folder.glob("*.out")
+    text = log.read_text()
+    assert "killed by SIGKILL, out of memory" in text
+    assert "srunddp: ended with 0 after 1 restart; srun's own exit code is another" in text
+    assert set(re.findall(r'"weights": "(\w+)"', text)) == {whole}
+    assert (job.code, job.state) == (0, "COMPLETED"), text
