@@ -90,10 +90,10 @@ class Start:
         standby: StandbyWorker | None,
     ) -> NoReturn:
         """Become the next start. Signals that have not been read stay pending."""
-        told: dict[str, Any] = {"rejoin": asdict(rejoin), "history": [asdict(each) for each in history]}
-        told |= {"mask": list(map(int, mask)), "remaining": list(remaining)}
-        told |= {"standby": (standby.pid, standby.pipe.end.fileno())} if standby else {}
-        for descriptor in (rejoin.descriptor, *told.get("standby", ())[1:]):
+        state: dict[str, Any] = {"rejoin": asdict(rejoin), "history": [asdict(each) for each in history]}
+        state |= {"mask": list(map(int, mask)), "remaining": list(remaining)}
+        state |= {"standby": (standby.pid, standby.pipe.end.fileno())} if standby else {}
+        for descriptor in (rejoin.descriptor, *state.get("standby", ())[1:]):
             if descriptor is not None:
                 os.set_inheritable(descriptor, True)
         os.chdir(self.folder)
@@ -101,21 +101,21 @@ class Start:
         resource.setrlimit(resource.RLIMIT_NOFILE, self.files)
         # Of a C locale Python makes UTF-8 in the variables too, by which the next one no longer finds that it was C.
         words = [sys.executable, f"-Xutf8={sys.flags.utf8_mode}", *sys.orig_argv[1:]]
-        os.execve(sys.executable, words, {**self.environ, _VARIABLE: json.dumps(told)})
+        os.execve(sys.executable, words, {**self.environ, _VARIABLE: json.dumps(state)})
 
 
 def current_start() -> Start:
-    """The start that this process is; before anything is changed in it. The script does not see how it was told."""
-    told = json.loads(os.environ.pop(_VARIABLE, "{}"))
+    """The start that this process is; before anything is changed in it. The script does not see how it was state."""
+    state = json.loads(os.environ.pop(_VARIABLE, "{}"))
     start = Start(
         environ=dict(os.environ),
         folder=_folder(),
         cpus=os.sched_getaffinity(0),
         files=resource.getrlimit(resource.RLIMIT_NOFILE),
     )
-    if told:
-        history = [Generation(**each) for each in told.pop("history")]
-        start = replace(start, rejoin=Rejoin(**told.pop("rejoin")), history=history, **told)
+    if state:
+        history = [Generation(**each) for each in state.pop("history")]
+        start = replace(start, rejoin=Rejoin(**state.pop("rejoin")), history=history, **state)
     return start
 
 

@@ -86,7 +86,7 @@ def _is_inherited(descriptor: int) -> bool:
 
 def _serve(end: socket.socket, context: WorkerContext, reserved: set[int]) -> NoReturn:
     """Wait for what the worker says of its import of torch, and do the same; then wait for the next start."""
-    told: dict[str, Any] = {}
+    known: dict[str, Any] = {}
     due, imported = 0.0, False
     while True:
         if select.select([end], [], [], _LOOK_EVERY)[0]:
@@ -95,13 +95,13 @@ def _serve(end: socket.socket, context: WorkerContext, reserved: set[int]) -> No
                 _receive(end, descriptors, json.loads(data), reserved)
                 following = unpack(descriptors[0])
                 if imported and following.standby:
-                    following.standby.send(told)
+                    following.standby.send(known)
                 sys.exit(run_worker(following))
             if not data:
                 os._exit(0)
-            told, due = json.loads(data), time.monotonic() + _SETTLED
-        if told and not imported and (context.page.has_steps() or time.monotonic() >= due):
-            torch_import.run(context.script, **told)
+            known, due = json.loads(data), time.monotonic() + _SETTLED
+        if known and not imported and (context.page.has_steps() or time.monotonic() >= due):
+            torch_import.run(context.script, **known)
             imported = True
 
 

@@ -27,9 +27,15 @@ CAUSES = {
 
 
 def trained(
-    runner: SlurmJobRunner, kind: str, times: int, folder: Path, *srun: str, options: tuple[str, ...] = ()
+    runner: SlurmJobRunner,
+    kind: str,
+    times: int,
+    folder: Path,
+    *srun: str,
+    options: tuple[str, ...] = (),
+    per_node: int = 2,
 ) -> Outcome:
-    words = (*srun, "-N2", "--ntasks-per-node=2", "--time=5", SRUNDDP, "--restarts=9", *options)
+    words = (*srun, "-N2", f"--ntasks-per-node={per_node}", "--time=5", SRUNDDP, "--restarts=9", *options)
     return runner.srun(*words, PROGRAM, kind, str(times), f"--output-dir={folder}", *TRAINING, timeout=240)
 
 
@@ -85,7 +91,17 @@ def test_out_of_memory_the_job_ends_with_the_code_of_srunddp(whole: str, runner:
     """After the kernel has killed a process for the step's limit, srun ends with 1, whatever comes of the restart."""
     folder = runner.cluster.shared / "restarted-memory"
     options = (f"--log-dir={folder}", "--srunddp", SRUNDDP, "--run-options=--restarts=3", "--mem=700M", "--mpi=none")
-    words = ("sbatch", *options, "-N2", "--ntasks-per-node=2", "--time=5", f"--write={folder}.sh", PROGRAM, "memory", "1")
+    words = (
+        "sbatch",
+        *options,
+        "-N2",
+        "--ntasks-per-node=2",
+        "--time=5",
+        f"--write={folder}.sh",
+        PROGRAM,
+        "memory",
+        "1",
+    )
     runner.cluster.run(SRUNDDP, *words, f"--output-dir={folder}/checkpoints", *TRAINING, timeout=60)
     submitted = runner.cluster.run("sbatch", "--parsable", f"{folder}.sh", env={"SRUNDDP_IFACES": str(runner.ifaces)})
     job = Job(runner, folder, submitted.stdout.strip())
