@@ -105,7 +105,7 @@ class Start:
 
 
 def current_start() -> Start:
-    """The start that this process is; before anything is changed in it. The script does not see how it was state."""
+    """The start that this process is; before anything is changed in it. The script does not see the variable."""
     state = json.loads(os.environ.pop(_VARIABLE, "{}"))
     start = Start(
         environ=dict(os.environ),
