@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from time import monotonic
 
+from srunddp.supervisor import signals
 from srunddp.supervisor.root_cause import RootCause
 
 _LONG = 60.0  # seconds; where nothing counts steps, a generation that took as long has made some
@@ -62,6 +63,8 @@ class RestartPolicy:
     def _refusal(self, generation: Generation, exit_code: int) -> str:
         if len(self.history) >= self._most:
             return f"this was restart {self._most} of {self._most}"
+        if exit_code - 128 in signals.ENDING:  # whoever sends such a signal wants an end
+            return f"{signals.signal_name(exit_code - 128)} asks for an end"
         if generation.progressed:
             return ""
         if generation.cause.startswith(_WRONG_SCRIPT) or exit_code in _WRONG_USE:

@@ -94,6 +94,7 @@ class Supervisor:
     _released: bool = False
     _report_status_at: float | None = None
     _leave_by: float | None = None
+    _received: set[int] = field(default_factory=set)
     _forwarded: dict[int, float] = field(default_factory=dict)  # when each signal was last passed on
     _over_at: float | None = None
     _lingers_in: str = ""  # where the process hangs though its script is over
@@ -132,9 +133,9 @@ class Supervisor:
         return self._monitor.restart if self._monitor and not self._asked_to_end() else None
 
     def _asked_to_end(self) -> int:
-        """The number of a signal by which the launcher ends the run, read or not; 0 for none."""
+        """The number of a signal that asks for an end of the run, read or not, whoever has sent it; 0 for none."""
         pending = [number for number in signal.sigpending() if number in signals.ENDING]
-        return self.recorder.ending_signal(self._clock.now) or next(iter(pending), 0)
+        return next((number for number in (*self._received, *pending) if number in signals.ENDING), 0)
 
     def _watch(self) -> None:
         ours, theirs = socket.socketpair()
@@ -282,6 +283,7 @@ class Supervisor:
         arrived = signals.read()
         for received in arrived:
             number = received.si_signo
+            self._received.add(number)
             if number == signal.SIGCHLD:
                 continue
             if self.launcher.sent(received) and number in signals.ENDING:

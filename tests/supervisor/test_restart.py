@@ -39,6 +39,7 @@ def generation(cause: str = "killed by SIGKILL", node: str = "n1", *, steps: boo
         ([], failure("SyntaxError: invalid syntax"), False, "not restarted: the script would fail again"),
         ([], failure("ModuleNotFoundError: No module named 'x'"), True, "restart 1 of 3: all ranks start anew"),
         ([], failure("sys.exit(2)", code=2), False, "not restarted: the script would fail again"),
+        ([], failure("killed by SIGTERM", code=143), True, "not restarted: SIGTERM asks for an end"),
         ([], failure("stopped after step 7", code=143, how="ended"), True, ""),
     ],
 )
