@@ -1,7 +1,5 @@
 """srunddp takes a PyTorch training script through a Slurm or MPI cluster, one process per GPU."""
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING, Any
 
 from srunddp._version import __version__

@@ -71,11 +71,9 @@ def verdict(report: Report, world_size: int, job: str) -> str:
 def node_lines(report: Report) -> list[str]:
     """A line for each node, with the worst that each check has found there: ``node01 launch=ok limits=FAIL``."""
     found = {(node, each.check): each.level.name for each in reversed(merged(report.findings)) for node in each.hosts}
-    lines = []
-    for node in dict.fromkeys(hello.node for hello in report.here.values()):
-        states = (f"{name}={found.get((node, name), 'ok')}" for name in report.summaries)
-        lines.append(one_line(" ".join([node, *states])))
-    return lines
+    nodes = dict.fromkeys(hello.node for hello in report.here.values())
+    rows = ([node, *(f"{name}={found.get((node, name), 'ok')}" for name in report.summaries)] for node in nodes)
+    return [one_line(" ".join(row)) for row in rows]
 
 
 def write(report: Report, text: Sequence[str], folder: str, job: str, code: int) -> list[str]:

@@ -1,7 +1,5 @@
 """The keys of a dataclass: its fields' dotted names, with types, defaults and what its docstring says of them."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import inspect
@@ -274,16 +272,12 @@ def scalar_node(text: str) -> yaml.ScalarNode:
     return yaml.ScalarNode("tag:yaml.org,2002:str", text)
 
 
-def _float(text: str) -> float:
-    # YAML's own names have a dot before them.
-    return float(re.sub(r"\.(?=(inf|nan)$)", "", text.strip(), flags=re.IGNORECASE))
-
-
 _SCALARS: Mapping[Any, Callable[[str], Any]] = {
     NoneType: lambda text: dict.fromkeys(NULLS)[text.strip().lower()],
     bool: lambda text: _BOOLS[text.strip().lower()],
     int: int,
-    float: _float,
+    # YAML's own names have a dot before them.
+    float: lambda text: float(re.sub(r"\.(?=(inf|nan)$)", "", text.strip(), flags=re.IGNORECASE)),
 }
 
 

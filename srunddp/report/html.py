@@ -1,7 +1,5 @@
 """The report as one HTML file: no script, nothing from elsewhere, the charts in it."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator, Sequence
 from importlib import resources
@@ -72,14 +70,8 @@ def _tables(summary: Summary) -> Iterator[str]:
     yield "<h2>Tables</h2>"
     for noun, rows in text.tables(summary).items():
         if rows:
-            title, _ = format.folded(noun, rows)
-            yield f"<details><summary>{escaped(title)}</summary>"
-            yield from _table(format.cells(rows))
-            yield "</details>"
-
-
-def _table(rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    head = "".join(f"<th>{escaped(cell)}</th>" for cell in rows[0])
-    yield f"<table><thead>\n<tr>{head}</tr>\n</thead><tbody>"
-    yield from ("<tr>" + "".join(f"<td>{escaped(cell)}</td>" for cell in row) + "</tr>" for row in rows[1:])
-    yield "</tbody></table>"
+            head, *body = format.cells(rows)
+            yield f"<details><summary>{escaped(format.folded(noun, rows)[0])}</summary>"
+            yield f"<table><thead>\n<tr>{''.join(f'<th>{escaped(cell)}</th>' for cell in head)}</tr>\n</thead><tbody>"
+            yield from ("<tr>" + "".join(f"<td>{escaped(cell)}</td>" for cell in row) + "</tr>" for row in body)
+            yield "</tbody></table>\n</details>"

@@ -62,9 +62,8 @@ def _start(run: Path, restart: int | None, *notes: str) -> RunFolder:
     starts = _starts(run)
     chosen = max((start for start in starts if restart in (None, start[0])), default=None)
     if chosen is None:
-        found = (
-            f"--restart {restart}: {run} has {', '.join(str(each) for each in sorted({start[0] for start in starts}))}"
-        )
+        numbers = ", ".join(map(str, sorted({number for number, _ in starts})))
+        found = f"--restart {restart}: {run} has {numbers}"
         raise ConfigError(found, expected="one of these", hint="leave it out for the last")
     label = starts[chosen].name.partition(".")[2]
     if restart is None and len(starts) > 1:

@@ -1,7 +1,5 @@
 """The run at a glance: five figures with a bar each, and why it failed."""
 
-from __future__ import annotations
-
 import os
 import shlex
 from collections.abc import Iterator, Sequence

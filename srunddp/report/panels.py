@@ -1,7 +1,5 @@
 """The sections of the report page that have charts: what of a run is drawn, and what of it is missing."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
@@ -128,18 +126,12 @@ def _gpus(run: RunData, summary: Summary, axis: TimeAxis) -> Section:
 def _by_gpu(run: RunData, summary: Summary, axis: TimeAxis) -> dict[str, str]:
     """Heat maps. GPUs that stand out from the others are marked, and named in the title."""
     names = [f"{each.node}:{each.index or each.key}" for each in run.gpus]
-    used, hottest = [each.utilization_percent for each in summary.gpus], [each.temperature_c for each in summary.gpus]
+    least = _outliers(names, [each.utilization_percent for each in summary.gpus], -_LESS_USED)
+    hottest = _outliers(names, [each.temperature_c for each in summary.gpus], _HOTTER)
     found = {}
     for title, unit, name, limits, what, outliers in (
-        ("Utilization by GPU", "%", "utilization_percent", (100.0, 0.0), "least", _outliers(names, used, -_LESS_USED)),
-        (
-            "Highest temperature by GPU",
-            "°C",
-            "temperature_c",
-            (30.0, 90.0),
-            "hottest",
-            _outliers(names, hottest, _HOTTER),
-        ),
+        ("Utilization by GPU", "%", "utilization_percent", (100.0, 0.0), "least", least),
+        ("Highest temperature by GPU", "°C", "temperature_c", (30.0, 90.0), "hottest", hottest),
     ):
         highest = what == "hottest"
         series = (each.samples.spread(name) if highest else each.samples.known(name) for each in run.gpus)

@@ -3,6 +3,7 @@
 import math
 import time
 from dataclasses import replace
+from functools import partial
 
 from srunddp.report.csv_files import TimeSeries
 from srunddp.report.locate import start_of
@@ -139,11 +140,7 @@ def _link(link: Device, first: float, last: float) -> LinkFigures:
 
 
 def _gpu(gpu: Device, first: float, last: float) -> GpuFigures:
-    samples = gpu.samples
-
-    def mean(name: str) -> float | None:
-        return samples.mean(name, first, last)
-
+    samples, mean = gpu.samples, partial(gpu.samples.mean, begin=first, end=last)
     return GpuFigures(
         node=gpu.node,
         index=gpu.index,

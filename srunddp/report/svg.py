@@ -5,8 +5,6 @@ width of the page. Text has a fixed size in pixels, and its place is given in pe
 and in a narrow window. Colours are CSS classes: see ``page.css``.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -212,9 +210,7 @@ class Chart:
     def _rows(self, words: _Words, cells: list[_Cell], legend: str, marked: Collection[str], height: int) -> str:
         """Cells in rows; ``words`` has for each row what is shown when the mouse is over it."""
         names, pixels = list(words), min(_ROW * len(words), height)
-        by_class: dict[str, list[str]] = {}
-        for kind, number, begin, end in cells:
-            by_class.setdefault(kind, []).append(_box_path(begin, end, number, 1))
+        by_class = group_by_key((kind, _box_path(begin, end, number, 1)) for kind, number, begin, end in cells)
         places = [number for number, name in enumerate(names) if name in marked]
         shapes = [_path(f"cell {kind}", "".join(found)) for kind, found in by_class.items()]
         shapes += [_path("marked", _box_path(0, self.axis.end, at, 1)) for at in places]

@@ -123,7 +123,6 @@ def _partitions(context: click.Context, option: click.Parameter, incomplete: str
     return [name for name in dict.fromkeys(names) if name.startswith(incomplete)]
 
 
-_VALUES = {"partition": _partitions}
 _TYPES = {**dict.fromkeys(_FILES.split(), FILE), **dict.fromkeys(_FOLDERS.split(), DIR), "backend": _Choice(BACKENDS)}
 
 
@@ -144,7 +143,7 @@ def _keys() -> dict[str, ConfigField]:
 def _option(name: str, key: ConfigField) -> Any:
     option = validate.option(name)
     settings: dict[str, Any] = {"type": _TYPES.get(name), "metavar": _METAVAR_OF.get(name)}
-    settings["shell_complete"] = _VALUES.get(name)
+    settings["shell_complete"] = _partitions if name == "partition" else None
     names = [f"{option}/--no-{option[2:]}" if bool in (key.kind, *get_args(key.kind)) else option]
     default = "" if key.default in (MISSING, None, False, (), "") else f"  [default: {text_of(key.default)}]"
     if passed_on := _PASSED_ON.get(name):
@@ -157,8 +156,7 @@ def _option(name: str, key: ConfigField) -> Any:
     names += [_LETTERS[name]] if name in _LETTERS else []
     names += ["--tasks-per-node"] if name == "ntasks_per_node" else []
     text = key.sentence[:1].upper() + key.sentence[1:] + default
-    several = get_origin(key.kind) is tuple
-    return click.option(*names, name, default=None, multiple=several, help=text, **settings)
+    return click.option(*names, name, default=None, multiple=get_origin(key.kind) is tuple, help=text, **settings)
 
 
 @click.command(
@@ -242,9 +240,8 @@ def parse_settings(given: Mapping[str, Any], command: Sequence[str], files: Sequ
         validate.check_printable("the argument", each)
     keys = _keys()
     chosen = {name: given[name] for name in ("config", *keys) if given[name] not in (None, ())}
-    values = [
-        (name, _node(() if chosen[name] == ("none",) and name != "arguments" else chosen[name])) for name in chosen
-    ]
+    none = [name for name, value in chosen.items() if value == ("none",) and name != "arguments"]
+    values = [(name, _node(() if name in none else value)) for name, value in chosen.items()]
     return parse_values(keys, [*(("config", scalar_node(path)) for path in files), *values], {})
 
 

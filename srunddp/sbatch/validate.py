@@ -123,10 +123,8 @@ def _of_options(job: SlurmJob, interactive: bool) -> Iterator[_Problem]:
 
 def _of_arguments(job: SlurmJob) -> Iterator[_Problem]:
     """Options that are passed on."""
-    for command, name, words in (
-        ("srunddp run", "--run-options", job.run_options),
-        ("srun", "--srun-arg", job.srun_arg),
-    ):
+    passed_on = ("srunddp run", "--run-options", job.run_options), ("srun", "--srun-arg", job.srun_arg)
+    for command, name, words in passed_on:
         for each in words:
             yield not each.startswith("-"), f"{name} {each!r}", f"an option of {command}", f"write {name}=--{each}"
     for each in job.sbatch_arg:
@@ -176,7 +174,8 @@ def script_problem(job: SlurmJob) -> tuple[str, str] | None:
 def notes(job: SlurmJob, environ: Mapping[str, str]) -> Iterator[str]:
     """What may not be as intended, or is not seen here, though the nodes may see it; not of SCRIPT itself."""
     files = [job.ifaces, job.venv and f"{job.venv}/bin/python"]
-    yield from (f"{path} is not seen here" for path in files if path and not _seen(job, path))
+    missing = (path for path in files if path and not os.path.exists(os.path.join(job.folder, path)))
+    yield from (f"{path} is not seen here" for path in missing)
     yield from _unknown_options(job)
     for name, _, value in (each.partition("=") for each in job.env):
         if name in _INTERFACES:
@@ -194,10 +193,6 @@ def notes(job: SlurmJob, environ: Mapping[str, str]) -> Iterator[str]:
     for name in sorted(environ):
         if name.startswith("SBATCH_") and environ[name]:
             yield f"{name}={environ[name]} is exported, which wins over the script's own line at sbatch"
-
-
-def _seen(job: SlurmJob, path: str) -> bool:
-    return os.path.exists(os.path.join(job.folder, path))
 
 
 def _of_requeue(job: SlurmJob) -> Iterator[str]:

@@ -77,8 +77,10 @@ def _entries(
     """What is to be packed, each folder before what is in it, in an order that is always the same."""
     here = os.path.join(folder, below).rstrip("/")
     names = sorted(os.listdir(here), key=os.fsencode)
+    patterns = [each.rstrip("/") for each in leave_out]
     for name, status in [(below + name, os.lstat(os.path.join(here, name))) for name in names]:
-        if any(_fits(name, pattern.rstrip("/")) for pattern in leave_out):
+        base = os.path.basename(name)
+        if any(fnmatch.fnmatchcase(name if "/" in each else base, each.lstrip("/")) for each in patterns):
             continue
         if info := _info(folder, name, status):
             yield info, status
@@ -99,10 +101,6 @@ def _info(folder: str, name: str, status: os.stat_result) -> tarfile.TarInfo | N
     else:
         return None
     return info
-
-
-def _fits(name: str, pattern: str) -> bool:
-    return fnmatch.fnmatchcase(name if "/" in pattern else os.path.basename(name), pattern.lstrip("/"))
 
 
 def _add_file(tar: tarfile.TarFile, info: tarfile.TarInfo, path: str, before: os.stat_result) -> None:

@@ -17,7 +17,7 @@ from importlib.metadata import Distribution, PackageNotFoundError, distribution
 from pathlib import Path
 
 from srunddp.bootstrap.network import ifaces_conf
-from srunddp.errors import ConfigError
+from srunddp.errors import ConfigError, file_errors
 
 LOCK = "srunddp-lock.txt"
 _PIN = re.compile(r"^([\w.-]+)(?:==| @ )([^\s;]+)", re.MULTILINE)
@@ -53,12 +53,10 @@ def build(
         raise ConfigError(f"{output} is there", expected="a new folder", hint=hint)
     place = output.with_name(f"{output.name}.partial-{secrets.token_hex(4)}")
     try:
-        place.mkdir(parents=True)
-        packages = _fill(place, output, requirements, [f"--find-links={wheels}"] if wheels else [], online, say)
-        place.rename(output)
-    except OSError as error:
-        found = f"{output} cannot be made: {error.strerror}"
-        raise ConfigError(found, expected="room and leave to write", hint="name another with -o") from None
+        with file_errors(f"{output} cannot be made", expected="room and leave to write", hint="name another with -o"):
+            place.mkdir(parents=True)
+            packages = _fill(place, output, requirements, [f"--find-links={wheels}"] if wheels else [], online, say)
+            place.rename(output)
     finally:
         shutil.rmtree(place, ignore_errors=True)
     return packages

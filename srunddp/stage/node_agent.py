@@ -129,9 +129,8 @@ class _Node:
         """Say where everything is on this node, to the ranks that are to start by these words."""
         here = {place["path"]: self._place(**place) for place in places}
         before = StagedPaths.load(self._folder).places if os.path.exists(self._path(PLACES)) else ()
-        staged = StagedPaths(
-            self._folder, (*here.values(), *(place for place in before if place.path not in here)), cwd
-        )
+        others = (place for place in before if place.path not in here)
+        staged = StagedPaths(self._folder, (*here.values(), *others), cwd)
         written = {"places": [vars(place) for place in staged.places], "cwd": cwd}
         replace_file(Path(self._path(PLACES)), json.dumps(written).encode())
         launcher = Path(self._path("srunddp.new"))

@@ -16,11 +16,10 @@ from torch.utils.data import Dataset, IterableDataset
 
 from srunddp.bootstrap.environment.cpus import Cpus, advice
 from srunddp.config.parse import save_config
-from srunddp.errors import ConfigError
+from srunddp.errors import ConfigError, file_errors
 from srunddp.telemetry import event, heartbeat, stall_limit_suspended
 from srunddp.train import validate
 from srunddp.train.checkpoint_policy import CheckpointPolicy, StopTraining
-from srunddp.train.config import Config
 from srunddp.train.data import workers
 from srunddp.train.data.loader import DistributedDataLoader
 from srunddp.train.data.order import Order, Sequential
@@ -72,17 +71,6 @@ def make_loader(
         signals=config.preemption.signals,
         resume_changed_data=config.resume_changed_data,
     )
-
-
-def _save_config(path: Path, config: Config) -> None:
-    try:
-        save_config(path, config)
-    except OSError as error:
-        raise ConfigError(
-            f"{path}: {os.strerror(error.errno or 0)}",
-            expected="a folder that rank 0 may write to",
-            hint="correct output_dir, or free space there",
-        ) from None
 
 
 class FitLoop:
@@ -189,7 +177,9 @@ class FitLoop:
         if self.is_over:
             self._progress.log(f"nothing to do: {state.epoch} epochs and {state.step} steps are done")
         if self._world.rank == 0:
-            _save_config(folder / "config.yaml", self._config)
+            path, hint = folder / "config.yaml", "correct output_dir, or free space there"
+            with file_errors(str(path), expected="a folder that rank 0 may write to", hint=hint):
+                save_config(path, self._config)
             self._metrics_logger = MetricsLogger(folder, self._config.tensorboard, self._progress.log)
             self._stack.callback(self._metrics_logger.close)
             self._metrics_logger.rewind(state.step)
@@ -310,8 +300,7 @@ class FitLoop:
 
     def end_epoch(self, train: Mapping[str, float], val: Mapping[str, float]) -> None:
         """Record an epoch that is over."""
-        state = self._state
-        speed, world = self._progress.samples_per_second, self._world
+        state, speed, world = self._state, self._progress.samples_per_second, self._world
         event("epoch_end", state.epoch + 1)
         record = EpochRecord(state.epoch + 1, dict(train), dict(val), speed, world.world_size, world.device.type)
         self._progress.end_epoch(record)

@@ -204,9 +204,8 @@ class Trainer:
             run.after_step(step, self._step(step, sums, run.timer))
             self._evaluate_and_checkpoint(run)
         train = sums.means()
-        run.end_epoch(
-            train, (run.evaluations.latest or self._evaluate_within(run)) if run.evaluations.due_at_epochs_end else {}
-        )
+        due = run.evaluations.due_at_epochs_end
+        run.end_epoch(train, (run.evaluations.latest or self._evaluate_within(run)) if due else {})
 
     def _step(self, step: StepBatches, sums: MetricAccumulator, timer: ThroughputMeter) -> Tensor | None:
         """One optimizer step; returns the loss of this rank's last micro-batch, None where it had none."""

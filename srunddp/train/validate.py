@@ -18,30 +18,16 @@ from srunddp.train.metrics.accumulator import Metric
 from srunddp.train.preemption import signals
 from srunddp.train.world import World
 
-_LEAST = {
-    "epochs": 1,
-    "max_steps": 1,
-    "batch_size": 1,
-    "gradient_accumulation_steps": 1,
-    "base_batch_size": 1,
-    "warmup_steps": 0,
-    "num_threads": 1,
-    "seed": 0,
-    "evaluate_every_epochs": 0,
-    "evaluate_every_steps": 0,
-    "patience": 0,
-    "log_every": 0,
-    "ddp.bucket_cap_mb": 1,
-    "dataloader.num_workers": 0,
-    "dataloader.prefetch_factor": 1,
-    "checkpoint.every_epochs": 0,
-    "checkpoint.every_steps": 0,
-    "checkpoint.every_minutes": 0,
-    "checkpoint.keep_last": 1,
-    "checkpoint.keep_best": 0,
-    "preemption.lead_seconds": 0,
-    "preemption.max_requeues": 0,
-}
+_FROM_0 = """
+warmup_steps seed evaluate_every_epochs evaluate_every_steps patience log_every dataloader.num_workers
+checkpoint.every_epochs checkpoint.every_steps checkpoint.every_minutes checkpoint.keep_best preemption.lead_seconds
+preemption.max_requeues
+"""
+_FROM_1 = """
+epochs max_steps batch_size gradient_accumulation_steps base_batch_size num_threads ddp.bucket_cap_mb
+dataloader.prefetch_factor checkpoint.keep_last
+"""
+_LEAST = dict.fromkeys(_FROM_0.split(), 0) | dict.fromkeys(_FROM_1.split(), 1)
 _LARGEST_SEED = 2**62
 _MEANS = ("mean", "batchmean")  # the latter is KLDivLoss's mean over samples
 
@@ -204,11 +190,10 @@ def check_settings(config: Config) -> None:
     Raises:
         ConfigError: one would fail later, hang, or be of no effect.
     """
-    values = dict(leaves(config))
-    for name, least in _LEAST.items():
+    for name, value in leaves(config):
         # Not `<`: NaN is no number of anything.
-        if values[name] is not None and not values[name] >= least:
-            raise _wrong(name, values[name], f"at least {least}")
+        if name in _LEAST and value is not None and not value >= _LEAST[name]:
+            raise _wrong(name, value, f"at least {_LEAST[name]}")
     if config.seed > _LARGEST_SEED:
         raise _wrong("seed", config.seed, f"at most {_LARGEST_SEED}")
     if config.max_grad_norm is not None and not config.max_grad_norm > 0:

@@ -120,7 +120,6 @@ def answering() -> Iterator[None]:
         yield
         sys.stdout.flush()
     except OSError as error:
-        write_stderr(
-            f"srunddp: error: standard output: {os.strerror(error.errno or 0)}; expected one that can be written\n"
-        )
+        why = os.strerror(error.errno or 0)
+        write_stderr(f"srunddp: error: standard output: {why}; expected one that can be written\n")
         os._exit(_CANNOT_PRINT)  # Python's own end would try to write once more

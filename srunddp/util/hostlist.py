@@ -23,10 +23,8 @@ def fold(names: Iterable[str]) -> str:
         found = re.fullmatch(r"(.*?)([0-9]+)([^0-9]*)", host, re.DOTALL)
         before, number, after = found.groups() if found else (host, "", "")
         numbers.setdefault((before, after + dot + domain), []).append(number)
-    items = []
-    for (before, after), each in numbers.items():
-        items.append(f"{before}{each[0]}{after}" if len(each) == 1 else f"{before}[{_ranges(each)}]{after}")
-    return ",".join(items)
+    folded = ((b, each[0] if len(each) == 1 else f"[{_ranges(each)}]", a) for (b, a), each in numbers.items())
+    return ",".join(map("".join, folded))
 
 
 def ranges(numbers: Iterable[int]) -> str:

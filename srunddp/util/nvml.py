@@ -201,10 +201,5 @@ def query_or(nvml: Any, ask: Callable[[], T], default: T) -> T:
 
 def unsupported_errors(nvml: Any) -> tuple[type[Exception], ...]:
     """NVML's errors that say that this GPU, driver or user is not to ask that, now or later."""
-    return (
-        nvml.NVMLError_NotSupported,
-        nvml.NVMLError_NotFound,
-        nvml.NVMLError_InvalidArgument,
-        nvml.NVMLError_FunctionNotFound,
-        nvml.NVMLError_NoPermission,
-    )
+    names = ("NotSupported", "NotFound", "InvalidArgument", "FunctionNotFound", "NoPermission")
+    return tuple(getattr(nvml, f"NVMLError_{name}") for name in names)

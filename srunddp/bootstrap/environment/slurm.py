@@ -74,16 +74,13 @@ class SlurmStep:
 
     def layout(self) -> dict[int, str]:
         """Which node each rank runs on, as far as the distribution tells; else empty."""
-        if self.heterogeneous or len(self.tasks_per_node) != len(self.nodes):
-            return {}
-        if sum(self.tasks_per_node) != self.world_size:
+        unknown = self.heterogeneous or self.distribution.startswith(("arbitrary", "plane"))
+        if unknown or len(self.tasks_per_node) != len(self.nodes) or sum(self.tasks_per_node) != self.world_size:
             return {}
         slots = [[node] * count for node, count in zip(self.nodes, self.tasks_per_node, strict=True)]
         if self.distribution.startswith("cyclic"):
             turns = itertools.zip_longest(*slots)
             return dict(enumerate(node for turn in turns for node in turn if node))
-        if self.distribution.startswith(("arbitrary", "plane")):
-            return {}
         return dict(enumerate(itertools.chain.from_iterable(slots)))
 
 

@@ -1,7 +1,5 @@
 """Which CPUs a rank runs on with ``--bind=auto``: cores of the NUMA node that its GPU is on."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -1,7 +1,7 @@
 """The CPUs of each rank: fewer than were asked for, or fewer than its threads."""
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from srunddp.bootstrap.environment.cpus import THREADS, Cpus, advice
@@ -34,7 +34,9 @@ class CpuFacts:
 
 def collect(context: CheckContext) -> CpuFacts:
     """This rank's."""
-    variable, threads = _threads(context.variables)
+    # OpenMP takes a number for each nested level.
+    asked = ((name, context.variables.get(name, "").partition(",")[0].strip()) for name in THREADS)
+    variable, threads = next(((name, int(first)) for name, first in asked if first.isdecimal()), ("", 0))
     return CpuFacts(
         mask=sorted(os.sched_getaffinity(0)),
         quota=cpu_quota() or 0.0,
@@ -42,12 +44,6 @@ def collect(context: CheckContext) -> CpuFacts:
         variable=variable,
         advice=advice(context.variables, Cpus.here()),
     )
-
-
-def _threads(variables: Mapping[str, str]) -> tuple[str, int]:
-    # OpenMP takes a number for each nested level.
-    asked = ((name, variables.get(name, "").partition(",")[0].strip()) for name in THREADS)
-    return next(((name, int(first)) for name, first in asked if first.isdecimal()), ("", 0))
 
 
 def evaluate(seen: Ranks[CpuFacts]) -> Iterator[Finding]:

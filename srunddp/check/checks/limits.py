@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from srunddp.check.finding import FAIL, WARN, Check, CheckContext, Finding, Observation, Ranks
+from srunddp.util.hostlist import group_by_key
 
 _FULL, _SCARCE = 8 << 20, 1 << 30
 _FEW_FILES = 1024
@@ -66,11 +67,8 @@ def _room(one: Observation[LimitFacts], folder: str, free: int) -> Iterator[Find
 
 def summary(seen: Ranks[LimitFacts]) -> str:
     """The least room of each folder."""
-    least: dict[str, int] = {}
-    for one in seen:
-        for folder, free in one.facts.free.items():
-            least[folder] = min(free, least.get(folder, free))
-    return ", ".join(f"{folder} {free / 2**30:.1f} GiB free at least" for folder, free in least.items())
+    known = group_by_key(pair for one in seen for pair in one.facts.free.items())
+    return ", ".join(f"{folder} {min(free) / 2**30:.1f} GiB free at least" for folder, free in known.items())
 
 
 CHECK = Check("limits", LimitFacts, collect, evaluate, summary)

@@ -23,9 +23,10 @@ class PathFacts:
 
 def collect(context: CheckContext) -> PathFacts:
     """This rank's. Contents are read by one rank of each node, and rank 0 alone writes a file."""
+    script = [(SCRIPT, context.script)] if context.script else []
+    named = [(PROJECT, "."), *script, (ENVIRONMENT, sys.prefix), *((NAMED, path) for path in context.paths)]
     places = [
-        Place(role=role, path=path, kind="silent", error="", system="", identity="", content="")
-        for role, path in _roles(context)
+        Place(role=role, path=path, kind="silent", error="", system="", identity="", content="") for role, path in named
     ]
     looking = [call_in_daemon_thread(partial(_look, place, context)) for place in places]
     for each in wait(looking, _PATIENCE).done:
@@ -47,11 +48,6 @@ def _look(place: Place, context: CheckContext) -> None:
     # A copy of the project is without what was left out, and what was written in the folder since.
     if local_rank == 0 and role not in ((ENVIRONMENT, PROJECT) if context.staged else (ENVIRONMENT,)):
         place["content"] = content(path, whole=role == SCRIPT)
-
-
-def _roles(context: CheckContext) -> list[tuple[str, str]]:
-    script = [(SCRIPT, context.script)] if context.script else []
-    return [(PROJECT, "."), *script, (ENVIRONMENT, sys.prefix), *((NAMED, path) for path in context.paths)]
 
 
 def evaluate(seen: Ranks[PathFacts]) -> Iterator[Finding]:

@@ -30,16 +30,12 @@ def start_method(method: str | None, backend: str) -> str:
     train there too, since it does not ask for its ``__name__``, gets fork.
     """
     if method is None:
-        unsafe = mpi.is_running() or (backend == "nccl" and _has_rdma())
+        unsafe = mpi.is_running() or (backend == "nccl" and any(_INFINIBAND.glob("*")))
         method = "forkserver" if unsafe and _may_be_imported() else "fork"
     if method == "forkserver":
         # Once in the server, rather than for two seconds in each worker.
         multiprocessing.set_forkserver_preload(["torch"])
     return method
-
-
-def _has_rdma() -> bool:
-    return _INFINIBAND.is_dir() and any(_INFINIBAND.iterdir())
 
 
 def _may_be_imported() -> bool:

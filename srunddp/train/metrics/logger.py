@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from srunddp.errors import ConfigError
+from srunddp.errors import file_errors
 from srunddp.telemetry import MONITOR_FOLDER
 from srunddp.util.atomic_file import append_whole, replace_file
 
@@ -46,17 +46,12 @@ class MetricsLogger:
         self._tensorboard = tensorboard
         self._writer: SummaryWriter | None = None
         self._purge_step: int | None = None
-        try:
+        expected = "a folder that rank 0 may write to"
+        with file_errors(str(folder / FILE), expected=expected, hint="correct output_dir"):
             folder.mkdir(parents=True, exist_ok=True)
             self._file = _open(folder)
             self._keep_steps_to(math.inf)
             _link_from_monitor(folder / FILE)
-        except OSError as error:
-            raise ConfigError(
-                f"{folder / FILE}: {os.strerror(error.errno or 0)}",
-                expected="a folder that rank 0 may write to",
-                hint="correct output_dir",
-            ) from None
 
     def add(self, kind: str, step: int, /, **figures: float) -> None:
         """One line, on disk at once so far as the kernel goes.
@@ -154,6 +149,4 @@ def _number(value: float) -> float | int | str:
     if isinstance(value, int):
         return value
     number = float(value)
-    if math.isfinite(number):
-        return number
-    return {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}[str(number)]
+    return number if math.isfinite(number) else json.dumps(number)
