@@ -1,7 +1,5 @@
 """The command ``srunddp completion``: click's scripts for shells, which with ``--option=value`` need a little more."""
 
-from __future__ import annotations
-
 import re
 
 import click

@@ -4,8 +4,6 @@ The recorder writes two files of each rank: the sums over its steps every few se
 thread of the supervisor, so that nothing is lost however the rank ends. What cannot be written ends nothing.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import math

@@ -1,7 +1,5 @@
 """The figures of a run, as lines of JSON and for TensorBoard."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import math
