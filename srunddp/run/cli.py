@@ -45,13 +45,7 @@ _LAST_WORD = 1.0
 @limit("--timeout", DEFAULT_TIMEOUT, "How long the ranks wait for each other.", "SRUNDDP_TIMEOUT")
 @click.option("--channel", type=click.Choice(CHANNELS), help="How ranks find rank 0 (default: the first available).")
 @click.option("--port", metavar="N-M", help="Ports that a firewall leaves open on rank 0.")
-@click.option(
-    "--restarts",
-    type=click.IntRange(0),
-    default=0,
-    metavar="N",
-    help="When a rank fails, start all ranks anew on the same nodes, N times at most.",
-)
+@click.option("--restarts", type=click.IntRange(0), default=0, metavar="N", help="How often all ranks may start anew.")
 @limit("--restart-grace", RunOptions.restart_grace, "How long all ranks may take to end before it.", positive=False)
 @click.option("--warm-restarts", is_flag=True, help="Have a process with torch imported ready for the next start.")
 @limit(
@@ -125,18 +119,15 @@ def _run(given: Mapping[str, Any], environment: Environment, origin: Start) -> i
     )
     names = ("backend", "ifaces", "timeout")
     ports = ifaces_conf.port_range(given["port"], where="--port") if given["port"] else None
-    rendezvous = RendezvousOptions(
-        **{name: given[name] for name in names if given[name] is not None},
-        ports=ports,
-        max_restarts=given["restarts"],
-        rejoin=origin.rejoin,
-    )
+    more = {"ports": ports, "max_restarts": given["restarts"], "rejoin": origin.rejoin}
+    rendezvous = RendezvousOptions(**{name: given[name] for name in names if given[name] is not None}, **more)
     if given["script"] is None:
         expected, hint = "srunddp [OPTIONS] SCRIPT [ARGUMENTS]...", "see srunddp run --help"
         raise UsageError("no SCRIPT", expected=expected, hint=hint, scope=Scope.JOB)
     script = Script(given["script"], given["arguments"], given["module"])
-    start = _Start(script, rendezvous, target, plan_monitor(options, environment, script, rendezvous.generation))
-    setup, output, monitor = _open(start, options, environment, origin)
+    plan = plan_monitor(options, environment, script, rendezvous.generation)
+    start = _Start(origin, script, rendezvous, target, plan)
+    setup, output, monitor = _open(start, options, environment)
     if given["bind"] == "auto":
         from srunddp.bootstrap.process_group.numa import bind_near_gpu  # with NVML, which no other start needs
 
@@ -159,8 +150,9 @@ def _run(given: Mapping[str, Any], environment: Environment, origin: Start) -> i
 
 @dataclass
 class _Start:
-    """What the command line says of a start, as it is on this node."""
+    """What the command line says of a start, as it is on this node; ``origin`` is what the start before says."""
 
+    origin: Start
     script: Script
     rendezvous: RendezvousOptions
     target: OutputTarget
@@ -168,13 +160,11 @@ class _Start:
     notes: tuple[str, ...] = ()  # that rank 0 is to say
 
 
-def _open(
-    start: _Start, options: RunOptions, environment: Environment, origin: Start
-) -> tuple[RankSetup, OutputRedirect, Monitor]:
+def _open(start: _Start, options: RunOptions, environment: Environment) -> tuple[RankSetup, OutputRedirect, Monitor]:
     """All that can fail before the ranks meet; whoever fails there lets the others know."""
     setup: RankSetup | None = None
     try:
-        origin.check()
+        start.origin.check()
         if start.rendezvous.max_restarts and environment.world_size > 1 and environment.discovery.starts_mpi:
             hint = "start with srun --mpi=pmi2, or add --channel=slurm or env"
             raise ConfigError("--restarts over MPI", expected="a way to rank 0 without MPI", hint=hint, scope=Scope.JOB)
@@ -182,7 +172,7 @@ def _open(
             _use_staged_copies(start)
         is_worker_exec(os.environ)
         check(start.script)
-        if options.result and environment.rank == 0 and not origin.generation:
+        if options.result and environment.rank == 0 and not start.rendezvous.generation:
             write_result(options.result)
         # Before any socket: where standard output is closed, that would get its number.
         if start.target.file and environment.rank == 0:

@@ -74,11 +74,11 @@ def launch(
     monitor.export()
     worker = start.worker(context) or fork_worker(context, [ours, *standby_pipe[1:]], monitor)
     early = {number for number in signal.sigpending() if number in signals.FORWARDED}
-    standby = None
+    standby: tuple[int, int] | None = None
     if standby_pipe:
         from srunddp.run.standby import fork_standby
 
-        standby = fork_standby(context, *standby_pipe)
+        standby = fork_standby(context, standby_pipe[1]), standby_pipe[0].end.fileno()
     # What is open here ends with this process, and not before: so the others see its end.
     warnings.simplefilter("ignore", ResourceWarning)
     output.start()
@@ -97,7 +97,7 @@ def launch(
         say=say,
         history=start.history,
         early=early,
-        standby=[standby.pid] if standby else (),
+        standby=standby[:1] if standby else (),
     )
     code = SrunddpError.exit_code
     try:
@@ -108,16 +108,15 @@ def launch(
     finally:
         monitor.finish(code)
         if environment.rank == 0 and not agent.rejoin:
-            _conclude(code, start, options.result, say)
+            _conclude(code, start, setup.options.generation, options.result, say)
     if agent.rejoin:
-        history = agent.policy.history if agent.policy else ()
-        start.execute_next(agent.rejoin, history, context.mask, agent.remaining, standby)
+        start.execute_next(agent, context.mask, standby)
     return code
 
 
-def _conclude(code: int, start: Start, result: str | None, say: Callable[[str], None]) -> None:
-    """On rank 0, when the run is over."""
-    if count := start.generation:
+def _conclude(code: int, start: Start, count: int, result: str | None, say: Callable[[str], None]) -> None:
+    """On rank 0, when the run is over, after this ``count`` of restarts."""
+    if count:
         memory = any(each.cause.endswith(OUT_OF_MEMORY) for each in start.history)
         note = "; srun's own exit code is another, as Slurm's memory limit was hit" if memory and code == 0 else ""
         say(f"ended with {code} after {count} restart{'s' if count > 1 else ''}{note}")

@@ -77,11 +77,7 @@ def plan_monitor(
 
 
 def write_result(path: str, **result: int) -> None:
-    """On rank 0, how the run has ended: what Slurm makes of a step's exit codes is not always that. Empty at first.
-
-    Raises:
-        ConfigError: the file cannot be written.
-    """
+    """On rank 0: how the run has ended, of which Slurm may make another exit code; a ConfigError where that fails."""
     hint = "name a file in a folder that is there and may be written to"
     with file_errors(f"{path} cannot be written", expected="a file of rank 0's", hint=hint, where="--result"):
         replace_file(Path(path), (json.dumps(result) + "\n").encode() if result else b"")

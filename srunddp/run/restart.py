@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import os
 import resource
-import socket
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -19,10 +18,9 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from srunddp.bootstrap.rendezvous.meet import Rejoin
 from srunddp.errors import ConfigError, Scope
 from srunddp.supervisor.restart import Generation
-from srunddp.supervisor.worker_process import WorkerPipe
 
 if TYPE_CHECKING:
-    from srunddp.run.standby import StandbyWorker
+    from srunddp.run.supervise import Agent
     from srunddp.run.worker import WorkerContext
 
 _VARIABLE = "_SRUNDDP_RESTART"
@@ -51,11 +49,6 @@ class Start:
     cpus: set[int]
     files: tuple[int, int]
 
-    @property
-    def generation(self) -> int:
-        """How many restarts there have been."""
-        return self.rejoin.generation if self.rejoin else 0
-
     def check(self) -> None:
         """May this node's next worker start?
 
@@ -75,25 +68,17 @@ class Start:
         """Let the standby worker become the worker, and return its process id; 0 where there is none."""
         if self.standby is None:
             return 0
-        from srunddp.run.standby import StandbyWorker  # most runs have none
+        from srunddp.run import standby  # most runs have none
 
-        pid, descriptor = self.standby
-        standby = StandbyWorker(pid, WorkerPipe(socket.socket(fileno=descriptor)))
-        return pid if standby.start(context) else 0
+        return self.standby[0] if standby.start(*self.standby, context) else 0
 
-    def execute_next(
-        self,
-        rejoin: Rejoin,
-        history: Sequence[Generation],
-        mask: Iterable[int],
-        remaining: Iterable[int],
-        standby: StandbyWorker | None,
-    ) -> NoReturn:
+    def execute_next(self, agent: Agent, mask: Iterable[int], standby: tuple[int, int] | None) -> NoReturn:
         """Become the next start. Signals that have not been read stay pending."""
+        rejoin, history = agent.rejoin, agent.policy.history if agent.policy else ()
+        assert rejoin
         state: dict[str, Any] = {"rejoin": asdict(rejoin), "history": [asdict(each) for each in history]}
-        state |= {"mask": list(map(int, mask)), "remaining": list(remaining)}
-        state |= {"standby": (standby.pid, standby.pipe.end.fileno())} if standby else {}
-        for descriptor in (rejoin.descriptor, *state.get("standby", ())[1:]):
+        state |= {"mask": list(map(int, mask)), "remaining": list(agent.remaining), "standby": standby}
+        for descriptor in (rejoin.descriptor, standby and standby[1]):
             if descriptor is not None:
                 os.set_inheritable(descriptor, True)
         os.chdir(self.folder)
@@ -109,7 +94,7 @@ def current_start() -> Start:
     state = json.loads(os.environ.pop(_VARIABLE, "{}"))
     start = Start(
         environ=dict(os.environ),
-        folder=_folder(),
+        folder=os.readlink("/proc/self/cwd"),  # also where it has been deleted, which is an error later
         cpus=os.sched_getaffinity(0),
         files=resource.getrlimit(resource.RLIMIT_NOFILE),
     )
@@ -117,10 +102,3 @@ def current_start() -> Start:
         history = [Generation(**each) for each in state.pop("history")]
         start = replace(start, rejoin=Rejoin(**state.pop("rejoin")), history=history, **state)
     return start
-
-
-def _folder() -> str:
-    try:
-        return os.getcwd()
-    except FileNotFoundError:  # which is an error of its own, later
-        return "/"

@@ -28,38 +28,31 @@ _SETTLED = 10.0  # seconds after the worker's import of torch; where nothing cou
 _READY_WITHIN = 30.0
 
 
-class StandbyWorker:
-    """The next start's worker, in its supervisor.
-
-    Attributes:
-        pid: its process id; pipe: to it, and the current worker has it too.
-    """
-
-    def __init__(self, pid: int, pipe: WorkerPipe) -> None:
-        self.pid, self.pipe = pid, pipe
-
-    def start(self, context: WorkerContext) -> bool:
-        """Let it become the worker; False where it cannot, and has been killed."""
-        state, inherited = pack(context)
-        with self.pipe.end as end, suppress(OSError):  # it may have ended, for example for want of memory
-            if max(inherited) < _DESCRIPTORS:
-                socket.send_fds(end, [json.dumps(inherited).encode()], [state, *inherited])
-                end.settimeout(_READY_WITHIN)
-                if end.recv(LONGEST):
-                    os.close(state)
-                    context.supervisor.end.close()
-                    return True
-            os.kill(self.pid, signal.SIGKILL)
-        os.close(state)
-        return False
+def start(pid: int, descriptor: int, context: WorkerContext) -> bool:
+    """In the next supervisor: let it become the worker, by a pipe to it; False where it cannot, and has been killed."""
+    state, inherited = pack(context)
+    with (
+        socket.socket(fileno=descriptor) as end,
+        suppress(OSError),
+    ):  # it may have ended, for example for want of memory
+        if max(inherited) < _DESCRIPTORS:
+            socket.send_fds(end, [json.dumps(inherited).encode()], [state, *inherited])
+            end.settimeout(_READY_WITHIN)
+            if end.recv(LONGEST):
+                os.close(state)
+                context.supervisor.end.close()
+                return True
+        os.kill(pid, signal.SIGKILL)
+    os.close(state)
+    return False
 
 
-def fork_standby(context: WorkerContext, ours: WorkerPipe, theirs: WorkerPipe) -> StandbyWorker:
-    """Fork it, from a supervisor that has forked its worker; does not return in it."""
+def fork_standby(context: WorkerContext, theirs: WorkerPipe) -> int:
+    """Fork it, from a supervisor that has forked its worker; does not return in it. Returns its process id."""
     supervisor = os.getpid()
     if pid := os.fork():
         theirs.end.close()
-        return StandbyWorker(pid, ours)
+        return pid
     signals.die_with_parent(supervisor)
     own = fcntl.fcntl(theirs.end.fileno(), fcntl.F_DUPFD_CLOEXEC, _DESCRIPTORS)
     reserved = _reserve_descriptors()
@@ -72,16 +65,11 @@ def _reserve_descriptors() -> set[int]:
     What the supervisor has opened is closed by that: whoever waits for its end does not wait for us.
     """
     null = os.open(os.devnull, os.O_RDWR)
-    reserved = {number for number in range(3, _DESCRIPTORS) if not _is_inherited(number)}
+    opened = [int(each) for each in os.listdir("/proc/self/fd") if os.path.lexists(f"/proc/self/fd/{each}")]
+    reserved = {*range(3, _DESCRIPTORS)} - {number for number in opened if os.get_inheritable(number)}
     for number in reserved - {null}:
         os.dup2(null, number, inheritable=False)
     return reserved
-
-
-def _is_inherited(descriptor: int) -> bool:
-    with suppress(OSError):
-        return os.get_inheritable(descriptor)
-    return False
 
 
 def _serve(end: socket.socket, context: WorkerContext, reserved: set[int]) -> NoReturn:

@@ -78,12 +78,12 @@ class Agent(RankAgent):
         )
         code = supervisor.run()
         if supervisor.restart is not None:
-            self.rejoin = Rejoin(
-                generation=self.context.setup.options.generation + 1,
-                published=supervisor.restart,
-                channel=self._channel,
-                descriptor=self._descriptor,
-            )
+            where: dict[str, Any] = {
+                "published": supervisor.restart,
+                "channel": self._channel,
+                "descriptor": self._descriptor,
+            }
+            self.rejoin = Rejoin(generation=self.context.setup.options.generation + 1, **where)
             self.remaining = supervisor.remaining
         return code
 
@@ -122,9 +122,9 @@ class Agent(RankAgent):
         name = self.context.setup.interface.name
         most = self.context.setup.options.max_restarts
         if most and environment.rank == 0:
-            self.policy = RestartPolicy(most, self.history, self._publish)
+            self.policy = RestartPolicy(most, self.history, self._publish, self.monitor.page.has_steps)
         if not found.connections:
-            return FailureMonitor(folder, self.policy, self.monitor.page.has_steps)
+            return FailureMonitor(folder, self.policy)
         context = RankContext(
             rank=environment.rank,
             node=environment.node,
@@ -136,7 +136,6 @@ class Agent(RankAgent):
             folder=folder,
             lost_after=options.lost_after,
             restarts=self.policy,
-            has_steps=self.monitor.page.has_steps,
             asked=self._recorder.ending_signal,
         )
         connections = {

@@ -98,11 +98,7 @@ def run_worker(context: WorkerContext) -> int:
 
 
 def _import_torch(context: WorkerContext) -> dict[str, str] | None:
-    """While the others are not there: where the script will import torch, so that it has it already.
-
-    Returns:
-        The variables for its threads, by a guess of how many ranks share the CPUs; None where it was not imported.
-    """
+    """While others are late, where the script will do so; the variables for torch's threads, None if not imported."""
     from srunddp.run import torch_import
 
     if "torch" in sys.modules or (before := torch_import.modules_before(context.script)) is None:

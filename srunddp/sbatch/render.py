@@ -212,7 +212,7 @@ def _training(job: SlurmJob) -> list[list[str]]:
         return [[*why, *_continued(step)]]
     step[-1] += " || code=$?"
     return [
-        [*why, "code=0", *_continued(step)],
+        [*_result(job), *why, "code=0", *_continued(step)],
         [*_own_code(job), *_await_end(job), *_report(job), 'exit "$code"'],
     ]
 
@@ -221,9 +221,9 @@ def _restarts(job: SlurmJob) -> bool:
     return any(each.startswith("--restarts") for each in job.run_options)
 
 
-def _result(job: SlurmJob) -> str:
+def _result(job: SlurmJob) -> list[str]:
     folder = word(job.log_dir) if os.path.isabs(job.log_dir) else f'"$PWD"/{word(job.log_dir)}'
-    return f'{folder}/"$SLURM_JOB_ID".result.json'
+    return [f'result={folder}/"$SLURM_JOB_ID".result.json'] if _restarts(job) else []
 
 
 def _own_code(job: SlurmJob) -> list[str]:
@@ -232,7 +232,6 @@ def _own_code(job: SlurmJob) -> list[str]:
         return []
     return [
         "# srun ends with a code of its own where a process was killed for memory, even if a restart went well.",
-        f"result={_result(job)}",
         '[ ! -s "$result" ] || code=$(sed "s/[^0-9]*\\([0-9]*\\).*/\\1/" "$result")',
     ]
 
@@ -265,7 +264,7 @@ def _run(job: SlurmJob) -> list[str]:
     paths = [("log-dir", logs), ("monitor", job.monitor), ("monitor-dir", samples)]
     more = _words([("offline", job.offline), *paths])
     options = [*_common_options(job), *more, *job.run_options]
-    result = f"--result={_result(job)} " if _restarts(job) else ""
+    result = '--result="$result" ' if _restarts(job) else ""
     script = shlex.join((*(("-m",) if job.module else ()), job.script or "", *job.arguments))
     if not options:
         return [f"{_command(job)} run {script}"]

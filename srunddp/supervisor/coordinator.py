@@ -35,7 +35,7 @@ class Coordinator(FailureMonitor):
     """The failure monitor of rank 0."""
 
     def __init__(self, context: RankContext, connections: Mapping[int, SupervisorConnection]) -> None:
-        super().__init__(context.folder, context.restarts, context.has_steps)
+        super().__init__(context.folder, context.restarts)
         self._context = context
         self._connections = connections
         self._rank_of = {connection: rank for rank, connection in connections.items()}

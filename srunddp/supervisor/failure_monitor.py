@@ -33,12 +33,10 @@ class FailureMonitor:
         restart: what rank 0 has published for the next start of the run; None where there is none.
     """
 
-    def __init__(
-        self, folder: Path | None, restarts: RestartPolicy | None = None, has_steps: Callable[[], bool] = lambda: False
-    ) -> None:
+    def __init__(self, folder: Path | None, restarts: RestartPolicy | None = None) -> None:
         self.root_cause: RootCause | None = None
         self.restart: str | None = None
-        self._restarts, self._has_steps = restarts, has_steps
+        self._restarts = restarts
         self._folder = folder
         self._done = self._left = False
 
@@ -70,7 +68,7 @@ class FailureMonitor:
 
     def _decide_restart(self, root_cause: RootCause, obstacle: str) -> None:
         if self._restarts:
-            self.restart, line = self._restarts.decide(root_cause, steps=self._has_steps(), obstacle=obstacle)
+            self.restart, line = self._restarts.decide(root_cause, obstacle)
             write_stderr(f"srunddp: {line}\n" if line else "")
 
     def done(self, *, waits: bool = False) -> None:
@@ -102,8 +100,7 @@ class RankContext:
     Attributes:
         rank, node: of this supervisor; nodes: of the ranks that it knows, rank 0's among them.
         stall_timeout: seconds without a step; 0 for no limit.
-        step: how many steps the worker has made, 0 where none is expected; has_steps: whether it has made any.
-        stacks: asks the worker for its stacks.
+        step: how many steps the worker has made; stacks: asks the worker for its stacks.
         link_is_up: whether this node's interface has a link.
         folder: of the run's logs.
         restarts: on rank 0, decides whether the run starts anew; None without ``--restarts``.
@@ -121,7 +118,6 @@ class RankContext:
     folder: Path | None = None
     lost_after: float = LOST_AFTER
     restarts: RestartPolicy | None = None
-    has_steps: Callable[[], bool] = lambda: False
     asked: Callable[[float], int] = lambda _: 0
 
     @property

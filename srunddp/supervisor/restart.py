@@ -35,23 +35,22 @@ class RestartPolicy:
         history: the generations before this one.
     """
 
-    def __init__(self, most: int, history: Sequence[Generation], publish: Callable[[], str]) -> None:
-        """``most``: restarts of a run; ``publish``: listens for the next rendezvous, and returns where, for all."""
+    def __init__(
+        self, most: int, history: Sequence[Generation], publish: Callable[[], str], has_steps: Callable[[], bool]
+    ) -> None:
+        """``most``: restarts of a run; ``publish`` listens for the next rendezvous, and returns where, for all."""
         self.history = list(history)
-        self._most, self._publish, self._began = most, publish, monotonic()
+        self._most, self._publish, self._has_steps, self._began = most, publish, has_steps, monotonic()
 
-    def decide(self, cause: RootCause, *, steps: bool, obstacle: str) -> tuple[str | None, str]:
-        """Whether all ranks start anew.
-
-        Args:
-            cause: of this generation's end; steps: whether a step was counted.
-            obstacle: why no restart is possible here; empty where one is.
+    def decide(self, cause: RootCause, obstacle: str) -> tuple[str | None, str]:
+        """Whether all ranks start anew, unless an ``obstacle`` is named.
 
         Returns:
             What rank 0 has published, None where the run ends; and a line for the user, empty for none.
         """
         if cause.how == "ended":  # all have agreed to, or the launcher has asked for it
             return None, ""
+        steps = self._has_steps()
         counted = steps or any(each.steps for each in self.history)
         progressed = steps or (not counted and monotonic() - self._began >= _LONG)
         generation = Generation(cause.cause, cause.node, steps, progressed)

@@ -29,6 +29,7 @@ _KILLED_WITHIN = 12.0
 _RENDEZVOUS_ENDS_WITHIN = 7.0  # after a failure, of which it tells the others
 _SIGNAL_MAY_FOLLOW = 0.1
 _FORWARD_EVERY = 1.0  # where we do not know whether the worker has got a signal, it gets it once in so many seconds
+_ASKED_FOR = 120.0  # seconds for which a signal counts that asks for an end
 _OUTPUT_WITHIN = 0.5
 _LONGEST_WAIT = 30.0
 ENDS_WITHIN = 60.0  # a process whose script is over
@@ -94,7 +95,7 @@ class Supervisor:
     _released: bool = False
     _report_status_at: float | None = None
     _leave_by: float | None = None
-    _received: set[int] = field(default_factory=set)
+    _asked: tuple[int, float] = (0, -_ASKED_FOR)  # the last signal that asks for an end, and when it came
     _forwarded: dict[int, float] = field(default_factory=dict)  # when each signal was last passed on
     _over_at: float | None = None
     _lingers_in: str = ""  # where the process hangs though its script is over
@@ -135,7 +136,8 @@ class Supervisor:
     def _asked_to_end(self) -> int:
         """The number of a signal that asks for an end of the run, read or not, whoever has sent it; 0 for none."""
         pending = [number for number in signal.sigpending() if number in signals.ENDING]
-        return next((number for number in (*self._received, *pending) if number in signals.ENDING), 0)
+        number, received = self._asked
+        return number if self._clock.now < received + _ASKED_FOR else next(iter(pending), 0)
 
     def _watch(self) -> None:
         ours, theirs = socket.socketpair()
@@ -206,9 +208,8 @@ class Supervisor:
             stops = self._failure is not None and self._failure.weight >= FailureKind.STOPPED
             has_time = self._ends_itself and (stops or self.recorder.rank in monitor.root_cause.ranks)
             within = self.grace if has_time else KILL_AFTER
-            self.process.end(
-                now, ask=not self._failure, within=within if monitor.restart is None else self.restart_grace
-            )
+            within = within if monitor.restart is None else self.restart_grace
+            self.process.end(now, ask=not self._failure, within=within)
             if self.process.ended and self._leave_by is None:
                 monitor.ended()
                 self._leave_by = now + _KILLED_WITHIN + (self.grace or 0.0)
@@ -283,7 +284,8 @@ class Supervisor:
         arrived = signals.read()
         for received in arrived:
             number = received.si_signo
-            self._received.add(number)
+            if number in signals.ENDING:
+                self._asked = number, self._clock.now
             if number == signal.SIGCHLD:
                 continue
             if self.launcher.sent(received) and number in signals.ENDING:

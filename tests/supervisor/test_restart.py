@@ -44,27 +44,27 @@ def generation(cause: str = "killed by SIGKILL", node: str = "n1", *, steps: boo
     ],
 )
 def test_a_failure_is_a_restart_or_not(history: list[Generation], cause: RootCause, steps: bool, line: str) -> None:
-    policy = RestartPolicy(3, history, lambda: "where")
-    published, said = policy.decide(cause, steps=steps, obstacle="")
+    policy = RestartPolicy(3, history, lambda: "where", lambda: steps)
+    published, said = policy.decide(cause, "")
     assert (published, said) == ("where" if line.startswith("restart") else None, line)
     assert len(policy.history) == len(history) + line.startswith("restart")
 
 
 def test_what_stands_in_the_way_is_said() -> None:
-    policy = RestartPolicy(3, [], lambda: "where")
-    assert policy.decide(failure(), steps=True, obstacle="a node is lost") == (None, "not restarted: a node is lost")
+    policy = RestartPolicy(3, [], lambda: "where", lambda: True)
+    assert policy.decide(failure(), "a node is lost") == (None, "not restarted: a node is lost")
 
 
 def test_a_long_start_counts_where_nothing_counts_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
     monkeypatch.setattr(restart, "monotonic", lambda: now[0])
-    policy = RestartPolicy(9, [generation()], lambda: "where")
+    policy = RestartPolicy(9, [generation()], lambda: "where", lambda: False)
     now[0] = 61.0
-    assert policy.decide(failure(), steps=False, obstacle="")[0] == "where"
+    assert policy.decide(failure(), "")[0] == "where"
     assert policy.history[-1].progressed
-    steps = RestartPolicy(9, [generation(steps=True), generation()], lambda: "where")
+    steps = RestartPolicy(9, [generation(steps=True), generation()], lambda: "where", lambda: False)
     now[0] = 200.0
-    assert steps.decide(failure(), steps=False, obstacle="") == (
+    assert steps.decide(failure(), "") == (
         None,
         "not restarted: two starts in a row without a step",
     )

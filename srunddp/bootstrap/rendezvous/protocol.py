@@ -5,6 +5,8 @@ Rank 0 binds first and tells then: both of its sockets, for the rendezvous and f
 moment their address is known to anyone, so no port is looked for, closed and taken again.
 """
 
+from __future__ import annotations
+
 import contextlib
 import errno
 import os
