@@ -48,13 +48,13 @@ def test_events_and_the_last_sums_are_there_when_it_ends(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(("rank", "seen"), [(0, True), (1, False), (None, False)])
-def test_in_worker_tells_rank_0_alone_of_the_folder(
+def test_rank_0_alone_is_told_of_the_folder(
     rank: int | None, seen: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(MONITOR_FOLDER, "/of/a/run/that/started/this/one")
     monkeypatch.chdir(tmp_path)
     config = None if rank is None else MonitorConfig(FOLDER, "node01", rank, False, 60.0)
-    Monitor(config).in_worker()
+    Monitor(config).export()
     assert os.environ.get(MONITOR_FOLDER) == (str(tmp_path / FOLDER) if seen else None)
 
 
