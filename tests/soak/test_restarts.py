@@ -19,6 +19,7 @@ from tests.chaos.run import Result, Run, started
 from tests.chaos.trials import Sites, sites
 from tests.mpirun.conftest import MPIS, there
 from tests.slurm.conftest import SRUNDDP, SlurmJobRunner
+from tests.slurm.jobs import submit, until
 from tests.slurm.test_restarts import CAUSES, PROGRAM, TRAINING, trained, weights
 from tests.soak.conftest import Show
 
@@ -156,3 +157,13 @@ def test_failures_at_random_moments_of_restarts(seed: int, runner: SlurmJobRunne
         run.failing()
         result = run.finish(ENDS_WITHIN)
     assert problems(killed, last, result) == [], (plan, killed, last, result.describe())
+
+
+def test_the_time_limit_ends_a_run_that_starts_anew_all_the_time(runner: SlurmJobRunner) -> None:
+    script = runner.cluster.shared / "fails_again.py"
+    script.write_text("import os, time, srunddp\nsrunddp.heartbeat()\ntime.sleep(0.3)\nos._exit(9)\n")
+    job = submit(runner, "limit", f"srun -n2 {SRUNDDP} --restarts=9999 {script}\n", "--time=1")
+    until(job.is_over, [job], 240.0)
+    assert job.state == "TIMEOUT", job
+    assert job.output.count("all ranks start anew") > 10
+    assert "Traceback" not in job.output
