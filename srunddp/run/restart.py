@@ -78,9 +78,7 @@ class Start:
         assert rejoin
         state: dict[str, Any] = {"rejoin": asdict(rejoin), "history": [asdict(each) for each in history]}
         state |= {"mask": list(map(int, mask)), "remaining": list(agent.remaining), "standby": standby}
-        for descriptor in (rejoin.descriptor, standby and standby[1]):
-            if descriptor is not None:
-                os.set_inheritable(descriptor, True)
+        _set_inheritable(True, rejoin, standby)
         os.chdir(self.folder)
         os.sched_setaffinity(0, self.cpus)
         resource.setrlimit(resource.RLIMIT_NOFILE, self.files)
@@ -101,4 +99,11 @@ def current_start() -> Start:
     if state:
         history = [Generation(**each) for each in state.pop("history")]
         start = replace(start, rejoin=Rejoin(**state.pop("rejoin")), history=history, **state)
+        _set_inheritable(False, start.rejoin, start.standby)
     return start
+
+
+def _set_inheritable(inheritable: bool, rejoin: Rejoin | None, standby: Sequence[int] | None) -> None:
+    for descriptor in (rejoin.descriptor if rejoin else None, standby[1] if standby else None):
+        if descriptor is not None:
+            os.set_inheritable(descriptor, inheritable)

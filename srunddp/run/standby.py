@@ -31,20 +31,19 @@ _READY_WITHIN = 30.0
 def start(pid: int, descriptor: int, context: WorkerContext) -> bool:
     """In the next supervisor: let it become the worker, by a pipe to it; False where it cannot, and has been killed."""
     state, inherited = pack(context)
-    with (
-        socket.socket(fileno=descriptor) as end,
-        suppress(OSError),
-    ):  # it may have ended, for example for want of memory
+    ready = False
+    with socket.socket(fileno=descriptor) as end, suppress(OSError):  # it may have ended, as for want of memory
         if max(inherited) < _DESCRIPTORS:
             socket.send_fds(end, [json.dumps(inherited).encode()], [state, *inherited])
             end.settimeout(_READY_WITHIN)
-            if end.recv(LONGEST):
-                os.close(state)
-                context.supervisor.end.close()
-                return True
-        os.kill(pid, signal.SIGKILL)
+            ready = bool(end.recv(LONGEST))
     os.close(state)
-    return False
+    if ready:
+        context.supervisor.end.close()
+    else:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    return ready
 
 
 def fork_standby(context: WorkerContext, theirs: WorkerPipe) -> int:

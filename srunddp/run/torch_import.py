@@ -51,10 +51,7 @@ def _is_beside(script: Script, name: str) -> bool:
 
 
 def run(script: Script, before: Sequence[str], variables: Mapping[str, str | None]) -> None:
-    """Import torch as the script would, behind other modules and with these variables, which are not left set.
-
-    An error is the script's, when it imports torch itself.
-    """
+    """Import torch, behind other modules and with variables that do not stay; the script's own import has any error."""
     restored = {name: os.environ.get(name) for name in variables}
     prepare_path(script)
     _set(variables)
