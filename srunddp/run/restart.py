@@ -50,11 +50,7 @@ class Start:
     files: tuple[int, int]
 
     def check(self) -> None:
-        """May this node's next worker start?
-
-        Raises:
-            ConfigError: the one before, or what it has started, is still there.
-        """
+        """Raise a ConfigError where the worker before, or what it has started, is still there."""
         if self.remaining:
             listed = ", ".join(map(str, self.remaining))
             raise ConfigError(

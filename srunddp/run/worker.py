@@ -156,11 +156,13 @@ def _report(result: user_script.ScriptResult, supervisor: WorkerPipe, *, alone: 
     else:
         cause, trace, weight = failure.of_exception(error, result.trace)
     message = {"cause": cause, "traceback": trace, "weight": weight, "exit_code": result.code, "shown": alone}
+    if alone:  # a restart's line is to follow
+        user_script.print_result(result)
     supervisor.send({"failure": message})
     # In a world of more, rank 0's supervisor says it; a hook that the script has set is called all the same.
     sys.excepthook = sys.excepthook if alone else _without_torch(sys.excepthook)
     own = sys.excepthook is not sys.__excepthook__ or isinstance(error, SystemExit)
-    if alone or (own and not isinstance(error, Stopped)):
+    if own and not alone and not isinstance(error, Stopped):
         user_script.print_result(result)
 
 

@@ -38,8 +38,8 @@ _LISTED = 8
 _SHORT = 3  # digits: such a number may be of the run, as a batch size, or a rank
 _ATTEMPT = re.compile(r"(.*)attempt_(\d{1,9})/")  # torchrun's
 _NEAR = 5  # lines of torchrun's about one failure
-# The line that a file of --log-dir has before another start, and the first of a run, see srunddp/run/cli.py.
-_AGAIN = "srunddp: another start begins here"
+# The line before another start, in a file of --log-dir and elsewhere; and the first of a run, see srunddp/run/cli.py.
+_AGAIN = re.compile(r"srunddp: (?:another start begins here|restart \d+ of \d+: all ranks start anew)")
 _PLACED = re.compile(r"srunddp: \d+ ranks? on \d+ nodes?, launcher ")
 _CAUSES = {
     "TIMEOUT": "time-limit", "OUT_OF_MEMORY": "host-out-of-memory", "NODE_FAIL": "node-failure",
@@ -241,7 +241,7 @@ def _begins(log: Log, started: float) -> list[int]:
         is_next = _PLACED.match(line) or (requeued < stamp and not line.startswith(("srun: ", "slurmstepd")))
         if match := says("requeued", line):
             requeued = match[1]
-        elif line == _AGAIN or (requeued and is_next):
+        elif _AGAIN.fullmatch(line) or (requeued and is_next):
             begins.append(number)
             requeued = ""
     again = list(failed.values())[: len(failed) - tables]

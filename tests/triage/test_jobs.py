@@ -187,6 +187,19 @@ def test_a_rank_log_of_two_runs_is_read_from_the_second(tmp_path: Path) -> None:
     assert (found["cause"], found["start"]) == (None, 1)
 
 
+def test_after_restarts_within_the_job_the_last_start_is_judged(tmp_path: Path) -> None:
+    """Also in what the terminal had."""
+    text = "import os\nif os.environ['TORCHELASTIC_RESTART_COUNT'] < '{}': open('/nowhere/x')\n"
+    for number, fails in enumerate((1, 9)):
+        write(tmp_path / "b.py", text.format(fails))
+        done = srunddp("run", "--restarts=1", "b.py", folder=tmp_path)
+        log(tmp_path, f"slurm-471{number}.out", done.stdout + done.stderr)
+    assert triage(tmp_path, "slurm-4710.out")["cause"] is None
+    found = triage(tmp_path, "slurm-4711.out")
+    (note,) = (note for note in found["notes"] if "earlier starts" in note)
+    assert (found["cause"], "slurm-4711.out before line" in note) == ("file-missing", True)
+
+
 @pytest.fixture
 def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     stub(tmp_path, "scontrol", "exit 1")
