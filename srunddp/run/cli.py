@@ -57,7 +57,9 @@ _LAST_WORD = 1.0
 )
 @limit("--lost-after", RunOptions.lost_after, "Stop the run when a node is silent for this long.", least=LOST_LEAST)
 @limit("--grace", RunOptions.grace, "How long a failed or stopped script may take to end.", positive=False)
-@click.option("--result", type=FILE, help="Write the exit code and the number of restarts there as JSON.")
+@click.option(
+    "--result", type=click.Path(resolve_path=True), metavar="FILE", help="Write exit code and restarts there."
+)
 @click.option(
     "--log-dir", type=DIR, envvar="SRUNDDP_LOG_DIR", show_envvar=True, help="Write each rank's output to a file."
 )

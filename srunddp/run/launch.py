@@ -6,6 +6,7 @@ import signal
 import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 
 from srunddp.bootstrap.environment.detect import NO_LAUNCHER, USER, Environment
 from srunddp.bootstrap.rendezvous.meet import RankSetup
@@ -17,7 +18,6 @@ from srunddp.run.restart import Start
 from srunddp.run.script import Script
 from srunddp.run.worker import WorkerContext, run_worker
 from srunddp.supervisor import signals
-from srunddp.supervisor.failure import OUT_OF_MEMORY
 from srunddp.supervisor.output.redirect import OutputRedirect
 from srunddp.supervisor.stacks import StackDump
 from srunddp.supervisor.worker_process import WorkerPipe, pipe
@@ -108,23 +108,21 @@ def launch(
     finally:
         monitor.finish(code)
         if environment.rank == 0 and not agent.rejoin:
-            _conclude(code, start, setup.options.generation, options.result, say)
+            _conclude(code, start, setup, options.result, say)
     if agent.rejoin:
         start.execute_next(agent, context.mask, standby)
     return code
 
 
-def _conclude(code: int, start: Start, count: int, result: str | None, say: Callable[[str], None]) -> None:
-    """On rank 0, when the run is over, after this ``count`` of restarts."""
-    if count:
-        memory = any(each.cause.endswith(OUT_OF_MEMORY) for each in start.history)
-        note = "; srun's own exit code is another, as Slurm's memory limit was hit" if memory and code == 0 else ""
+def _conclude(code: int, start: Start, setup: RankSetup, result: str | None, say: Callable[[str], None]) -> None:
+    """On rank 0, when the run is over."""
+    if count := setup.options.generation:
+        memory = setup.environment.step and start.history.out_of_memory and code == 0
+        note = "; srun's own exit code is another, as Slurm's memory limit was hit" if memory else ""
         say(f"ended with {code} after {count} restart{'s' if count > 1 else ''}{note}")
     if result:
-        try:
+        with suppress(ConfigError):  # it could be written when the run began
             write_result(result, exit_code=code, restarts=count)
-        except ConfigError as error:
-            say(str(error))
 
 
 def fork_worker(context: WorkerContext, others: Sequence[WorkerPipe], monitor: Monitor) -> int:

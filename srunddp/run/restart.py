@@ -12,12 +12,14 @@ import os
 import resource
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from srunddp.bootstrap.rendezvous.meet import Rejoin
-from srunddp.errors import ConfigError, Scope
-from srunddp.supervisor.restart import Generation
+from srunddp.errors import ConfigError
+from srunddp.supervisor.restart import History
+from srunddp.supervisor.worker_process import wait_for_child
 
 if TYPE_CHECKING:
     from srunddp.run.supervise import Agent
@@ -40,7 +42,7 @@ class Start:
     """
 
     rejoin: Rejoin | None = None
-    history: Sequence[Generation] = ()
+    history: History = field(default_factory=History)
     mask: Sequence[int] | None = None
     remaining: Sequence[int] = ()
     standby: tuple[int, int] | None = None
@@ -51,13 +53,11 @@ class Start:
 
     def check(self) -> None:
         """Raise a ConfigError where the worker before, or what it has started, is still there."""
-        if self.remaining:
-            listed = ", ".join(map(str, self.remaining))
+        if remaining := [pid for pid in self.remaining if wait_for_child(pid, 0.0) is None]:
             raise ConfigError(
-                f"processes {listed} of the start before cannot be killed",
+                f"processes {', '.join(map(str, remaining))} of the start before cannot be killed",
                 expected="its memory, and its GPU's, to be free",
                 hint="see their state in /proc/PID/stack, and have the node looked after",
-                scope=Scope.RANK,
             )
 
     def worker(self, context: WorkerContext) -> int:
@@ -69,13 +69,16 @@ class Start:
         return self.standby[0] if standby.start(*self.standby, context) else 0
 
     def execute_next(self, agent: Agent, mask: Iterable[int], standby: tuple[int, int] | None) -> NoReturn:
-        """Become the next start. Signals that have not been read stay pending."""
-        rejoin, history = agent.rejoin, agent.policy.history if agent.policy else ()
+        """Become the next start, to which signals that ask for an end come again; those not yet read stay pending."""
+        rejoin, history = agent.rejoin, agent.policy.history if agent.policy else History()
         assert rejoin
-        state: dict[str, Any] = {"rejoin": asdict(rejoin), "history": [asdict(each) for each in history]}
+        state: dict[str, Any] = {"rejoin": asdict(rejoin), "history": asdict(history)}
         state |= {"mask": list(map(int, mask)), "remaining": list(agent.remaining), "standby": standby}
         _set_inheritable(True, rejoin, standby)
-        os.chdir(self.folder)
+        for number in agent.asked:
+            os.kill(os.getpid(), number)
+        with suppress(OSError):  # it may have another name by now
+            os.chdir(self.folder)
         os.sched_setaffinity(0, self.cpus)
         resource.setrlimit(resource.RLIMIT_NOFILE, self.files)
         # Of a C locale Python makes UTF-8 in the variables too, by which the next one no longer finds that it was C.
@@ -93,8 +96,8 @@ def current_start() -> Start:
         files=resource.getrlimit(resource.RLIMIT_NOFILE),
     )
     if state:
-        history = [Generation(**each) for each in state.pop("history")]
-        start = replace(start, rejoin=Rejoin(**state.pop("rejoin")), history=history, **state)
+        rejoin, history = Rejoin(**state.pop("rejoin")), History(**state.pop("history"))
+        start = replace(start, rejoin=rejoin, history=history, **state)
         _set_inheritable(False, start.rejoin, start.standby)
     return start
 

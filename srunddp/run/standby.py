@@ -25,7 +25,7 @@ from srunddp.supervisor.worker_process import LONGEST, WorkerPipe
 _DESCRIPTORS = 128  # a worker's have lower numbers, those that torch opens higher ones
 _LOOK_EVERY = 1.0
 _SETTLED = 10.0  # seconds after the worker's import of torch; where nothing counts steps, it trains then
-_READY_WITHIN = 30.0
+_READY_WITHIN = 10.0
 
 
 def start(pid: int, descriptor: int, context: WorkerContext) -> bool:

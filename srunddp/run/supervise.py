@@ -2,7 +2,7 @@
 
 import select
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from signal import Signals
 from typing import Any
@@ -18,7 +18,7 @@ from srunddp.run.worker import WorkerContext
 from srunddp.supervisor.connection import SupervisorConnection
 from srunddp.supervisor.failure import FailureRecorder
 from srunddp.supervisor.failure_monitor import FailureMonitor, RankContext
-from srunddp.supervisor.restart import Generation, RestartPolicy
+from srunddp.supervisor.restart import History, RestartPolicy
 from srunddp.supervisor.signals import Launcher
 from srunddp.supervisor.supervisor import RankAgent, RendezvousOutcome, Supervisor
 from srunddp.supervisor.worker_process import STOPPED_FOR, WorkerPipe, WorkerProcess
@@ -32,7 +32,7 @@ class Agent(RankAgent):
         context: the worker's; worker: its process id; pipe: to it.
         early: signals that came before the worker was there; standby: as in the supervisor.
         history: on rank 0, of the starts before; policy: decides there on restarts.
-        rejoin: where the ranks meet again, None where the run is over; remaining: what could not be killed.
+        rejoin: where the ranks meet again, None where the run is over; remaining, asked: as in the supervisor.
         monitor, say: as for :func:`srunddp.run.launch.launch`; report_rendezvous: its ``on_rendezvous``.
     """
 
@@ -44,11 +44,12 @@ class Agent(RankAgent):
     say: Callable[[str], None]
     early: set[Signals] = field(default_factory=set)
     standby: Sequence[int] = ()
-    history: Sequence[Generation] = ()
+    history: History = field(default_factory=History)
     policy: RestartPolicy | None = None
     rejoin: Rejoin | None = None
     remaining: set[int] = field(default_factory=set)
-    _channel: str = ""
+    asked: set[int] = field(default_factory=set)
+    _meeting: RendezvousInfo | None = None
     _descriptor: int | None = None
     _cancel: CancelToken = field(default_factory=CancelToken)
 
@@ -77,14 +78,11 @@ class Agent(RankAgent):
             standby=self.standby,
         )
         code = supervisor.run()
-        if supervisor.restart is not None:
-            where: dict[str, Any] = {
-                "published": supervisor.restart,
-                "channel": self._channel,
-                "descriptor": self._descriptor,
-            }
-            self.rejoin = Rejoin(generation=self.context.setup.options.generation + 1, **where)
-            self.remaining = supervisor.remaining
+        if supervisor.restart is not None and self._meeting:
+            options, meeting = self.context.setup.options, self._meeting
+            where: dict[str, Any] = {"published": supervisor.restart, "channel": meeting.channel, "run": meeting.run}
+            self.rejoin = Rejoin(generation=options.generation + 1, descriptor=self._descriptor, **where)
+            self.remaining, self.asked = supervisor.remaining, supervisor.asked
         return code
 
     def _publish(self) -> str:
@@ -97,10 +95,12 @@ class Agent(RankAgent):
         setup = self.context.setup
         self.monitor.mark("meeting")
         found = rendezvous(setup, self._receive_over_mpi, self.say, self._cancel)
+        if rejoin := setup.options.rejoin:  # which is one run for the script
+            found = replace(found, meeting=replace(found.meeting, run=rejoin.run))
         self.monitor.mark("met")
         if setup.environment.rank == 0:
             self.monitor.describe(run_metadata(setup, found))
-        self._channel = found.meeting.channel
+        self._meeting = found.meeting
         return asdict(found.meeting), self._failure_monitor(found)
 
     def abort_rendezvous(self, cause: str, exit_code: int) -> None:

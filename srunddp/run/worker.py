@@ -22,6 +22,7 @@ from srunddp.bootstrap.rendezvous.meet import RankSetup
 from srunddp.bootstrap.rendezvous.protocol import RendezvousInfo
 from srunddp.errors import PeerError, RendezvousError, SrunddpError, Stopped
 from srunddp.run import script as user_script
+from srunddp.run import torch_import
 from srunddp.run.options import RunOptions
 from srunddp.stage.paths import offline
 from srunddp.supervisor import failure
@@ -99,9 +100,11 @@ def run_worker(context: WorkerContext) -> int:
 
 def _import_torch(context: WorkerContext) -> dict[str, str] | None:
     """While others are late, where the script will do so; the variables for torch's threads, None if not imported."""
-    from srunddp.run import torch_import
-
-    if "torch" in sys.modules or (before := torch_import.modules_before(context.script)) is None:
+    if (
+        context.options.offline
+        or "torch" in sys.modules
+        or (before := torch_import.modules_before(context.script)) is None
+    ):
         return None
     here, bound = context.setup.environment.local_world_size or 1, cpus.Cpus.here()
     threads = cpus.threads(os.environ, here if bound.allowed == bound.machine else 1) if here > 1 else {}
@@ -111,13 +114,11 @@ def _import_torch(context: WorkerContext) -> dict[str, str] | None:
 
 def _join_world(context: WorkerContext, info: RendezvousInfo, threads: dict[str, str] | None) -> None:
     environ = dict(os.environ)
-    store.install(process_group_context(context.setup, info), ahead="torch" in sys.modules)
+    store.install(process_group_context(context.setup, info), ahead=torch_import.ahead)
     own = cpus.threads(environ, info.sharers) if info.local_world_size > 1 else {}
     if threads is not None and own and own != threads and "torch" in sys.modules:
         sys.modules["torch"].set_num_threads(*map(int, own.values()))
     if context.standby and (threads is not None or "torch" not in sys.modules):
-        from srunddp.run import torch_import
-
         store.surround_import("torch", partial(torch_import.reported, context.standby, environ))
     if context.setup.options.max_restarts:
         store.surround_import("mpi4py.MPI", partial(_reporting_mpi, context.supervisor))

@@ -20,6 +20,10 @@ _CPUS = [
     "# Since Slurm 22.05 srun does not read this option of the job.",
     'export SRUN_CPUS_PER_TASK="$SLURM_CPUS_PER_TASK"',
 ]
+_OWN_CODE = [
+    "# srun ends with a code of its own where a process was killed for memory, even if a restart went well.",
+    '[ ! -s "$result" ] || code=$(sed "s/[^0-9]*\\([0-9]*\\).*/\\1/" "$result")',
+]
 _NO_VENV = "unset VIRTUAL_ENV  # that of the shell which submitted this"
 
 
@@ -213,7 +217,7 @@ def _training(job: SlurmJob) -> list[list[str]]:
     step[-1] += " || code=$?"
     return [
         [*_result(job), *why, "code=0", *_continued(step)],
-        [*_own_code(job), *_await_end(job), *_report(job), 'exit "$code"'],
+        [*(_OWN_CODE if _restarts(job) else []), *_await_end(job), *_report(job), 'exit "$code"'],
     ]
 
 
@@ -223,17 +227,7 @@ def _restarts(job: SlurmJob) -> bool:
 
 def _result(job: SlurmJob) -> list[str]:
     folder = word(job.log_dir) if os.path.isabs(job.log_dir) else f'"$PWD"/{word(job.log_dir)}'
-    return [f'result={folder}/"$SLURM_JOB_ID".result.json'] if _restarts(job) else []
-
-
-def _own_code(job: SlurmJob) -> list[str]:
-    """The code of ``srunddp run``, where it has ended by itself."""
-    if not _restarts(job):
-        return []
-    return [
-        "# srun ends with a code of its own where a process was killed for memory, even if a restart went well.",
-        '[ ! -s "$result" ] || code=$(sed "s/[^0-9]*\\([0-9]*\\).*/\\1/" "$result")',
-    ]
+    return [f'result={folder}/"$SLURM_JOB_ID".result.json', 'rm -f -- "$result"'] if _restarts(job) else []
 
 
 def _srun(job: SlurmJob) -> list[str]:

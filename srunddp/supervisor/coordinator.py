@@ -41,7 +41,7 @@ class Coordinator(FailureMonitor):
         self._rank_of = {connection: rank for rank, connection in connections.items()}
         self._states = dict.fromkeys(context.nodes, State.WORKING)  # of all ranks, this one among them
         self._last_received = dict.fromkeys(connections, 0.0)
-        self._is_late = False
+        self._is_late = self._over = False
         self._waiting: set[int] = set()  # the ranks that leave when the scripts of all are over
         self._ended: set[int] = set()  # the ranks whose worker has, after a failure, or whose supervisor has
         self._closing_since: float | None = None
@@ -97,6 +97,8 @@ class Coordinator(FailureMonitor):
             self.fail(replace(failure, rank=rank, node=self._context.nodes[rank]), now)
         elif isinstance(message.get("ping"), int) and self._states[rank] is State.WORKING:
             self._stall.note(rank, message["ping"], now)
+        elif isinstance(message.get("asked"), str):
+            self.asked(message["asked"])
         elif "mpi" in message:
             self.uses_mpi()
         elif "ended" in message:
@@ -147,6 +149,7 @@ class Coordinator(FailureMonitor):
 
     def fail(self, failure: Failure, now: float) -> None:
         """A rank has failed, this one or another."""
+        self._over = self._over or (self.released and not self._failures)
         self._set_state(failure.rank, State.FAILED)
         if failure.rank == self._context.rank:
             self._self_reported.add(failure.rank)
@@ -182,13 +185,11 @@ class Coordinator(FailureMonitor):
 
     def _obstacle(self, root_cause: RootCause) -> str:
         """Why the ranks cannot start anew; empty where they can."""
-        states = set(self._states.values())
         if root_cause.how == "lost":
             return "a node is lost"
         if not all(connection.open for connection in self._connections.values()):
-            return "srunddp itself has ended on a rank"
-        goes_on = State.WORKING in states or (State.FAILED in states and State.LEFT not in states)
-        return "" if goes_on else "all scripts are over"
+            return "srunddp has ended on a rank"
+        return "all scripts are over" if self._over else ""
 
     def _close_connections(self, root_cause: RootCause, now: float) -> float:
         """After the end of the run: as soon as the scripts that are to end by themselves have done so."""

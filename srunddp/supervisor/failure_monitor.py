@@ -36,7 +36,7 @@ class FailureMonitor:
     def __init__(self, folder: Path | None, restarts: RestartPolicy | None = None) -> None:
         self.root_cause: RootCause | None = None
         self.restart: str | None = None
-        self._restarts = restarts
+        self._restarts, self._asked_by = restarts, ""
         self._folder = folder
         self._done = self._left = False
 
@@ -68,7 +68,7 @@ class FailureMonitor:
 
     def _decide_restart(self, root_cause: RootCause, obstacle: str) -> None:
         if self._restarts:
-            self.restart, line = self._restarts.decide(root_cause, obstacle)
+            self.restart, line = self._restarts.decide(root_cause, self._asked_by or obstacle)
             write_stderr(f"srunddp: {line}\n" if line else "")
 
     def done(self, *, waits: bool = False) -> None:
@@ -78,6 +78,10 @@ class FailureMonitor:
     def left(self) -> None:
         """The worker has ended with 0."""
         self._left = True
+
+    def asked(self, by: str) -> None:
+        """Somebody wants an end of the run: no failure is a restart any more."""
+        self._asked_by = self._asked_by or f"{by} asks for an end"
 
     def uses_mpi(self) -> None:
         """The script has started MPI, which cannot be started in these processes again: no restart any more."""

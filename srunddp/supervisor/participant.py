@@ -50,8 +50,7 @@ class Participant(FailureMonitor):
     def _on_message(self, message: Mapping[str, Any]) -> None:
         if isinstance(message.get("verdict"), dict):
             self.root_cause = self.root_cause or _root_cause_of(message["verdict"])
-            restart = message["verdict"].get("restart")
-            self.restart = restart if isinstance(restart, str) else None
+            self.restart = message["verdict"].get("restart")
         elif "stacks" in message:
             self._connection.send({"stacks": self._context.stacks()})
         elif isinstance(message.get("deputy"), dict):
@@ -73,6 +72,9 @@ class Participant(FailureMonitor):
     def left(self) -> None:
         super().left()
         self._connection.send({"left": True})
+
+    def asked(self, by: str) -> None:
+        self._connection.send({"asked": by})
 
     def uses_mpi(self) -> None:
         self._connection.send({"mpi": True})

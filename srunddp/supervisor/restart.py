@@ -1,45 +1,48 @@
 """Whether a run starts anew after a failure: rank 0 decides, by what the generations before have come to."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from time import monotonic
 
+from srunddp.errors import SrunddpError
 from srunddp.supervisor import signals
+from srunddp.supervisor.failure import OUT_OF_MEMORY
 from srunddp.supervisor.root_cause import RootCause
 
 _LONG = 60.0  # seconds; where nothing counts steps, a generation that took as long has made some
 # What ends a script before its first step, and would again.
 _WRONG_SCRIPT = ("SyntaxError", "IndentationError", "ImportError", "ModuleNotFoundError")
 _WRONG_USE = (2, 78)
+_ASKS = (*signals.ENDING, *signals.URGENT)  # whoever sends one wants an end
 
 
 @dataclass(frozen=True)
-class Generation:
-    """What one start of a run has come to.
+class History:
+    """What the starts before this one have come to.
 
     Attributes:
-        cause, node: of the failure that ended it.
-        steps: whether a step was counted; progressed: whether one was made.
+        count: how many there were; steps, out_of_memory: whether one of them counted steps, or was killed for memory.
+        cause, node: of the last one's failure; progressed: whether it made a step.
     """
 
-    cause: str
-    node: str
-    steps: bool
-    progressed: bool
+    count: int = 0
+    steps: bool = False
+    out_of_memory: bool = False
+    cause: str = ""
+    node: str = ""
+    progressed: bool = True
 
 
 class RestartPolicy:
     """Decides on rank 0 what a failure means.
 
     Attributes:
-        history: the generations before this one.
+        history: with this start in it, once it has failed and another follows.
     """
 
-    def __init__(
-        self, most: int, history: Sequence[Generation], publish: Callable[[], str], has_steps: Callable[[], bool]
-    ) -> None:
+    def __init__(self, most: int, history: History, publish: Callable[[], str], has_steps: Callable[[], bool]) -> None:
         """``most``: restarts of a run; ``publish`` listens for the next rendezvous, and returns where, for all."""
-        self.history = list(history)
+        self.history = history
         self._most, self._publish, self._has_steps, self._began = most, publish, has_steps, monotonic()
 
     def decide(self, cause: RootCause, obstacle: str) -> tuple[str | None, str]:
@@ -50,27 +53,29 @@ class RestartPolicy:
         """
         if cause.how == "ended":  # all have agreed to, or the launcher has asked for it
             return None, ""
-        steps = self._has_steps()
-        counted = steps or any(each.steps for each in self.history)
-        progressed = steps or (not counted and monotonic() - self._began >= _LONG)
-        generation = Generation(cause.cause, cause.node, steps, progressed)
-        if why := obstacle or self._refusal(generation, cause.exit_code):
+        last = self.history
+        steps = last.steps or self._has_steps()
+        progressed = self._has_steps() or (not steps and monotonic() - self._began >= _LONG)
+        memory = last.out_of_memory or cause.cause.endswith(OUT_OF_MEMORY)
+        if why := obstacle or self._refusal(cause, progressed):
             return None, f"not restarted: {why}"
-        self.history.append(generation)
-        return self._publish(), f"restart {len(self.history)} of {self._most}: all ranks start anew"
+        try:
+            published = self._publish()
+        except SrunddpError as error:  # no port is free
+            return None, f"not restarted: {error}"
+        self.history = History(last.count + 1, steps, memory, cause.cause, cause.node, progressed)
+        return published, f"restart {self.history.count} of {self._most}: all ranks start anew"
 
-    def _refusal(self, generation: Generation, exit_code: int) -> str:
-        if len(self.history) >= self._most:
+    def _refusal(self, cause: RootCause, progressed: bool) -> str:
+        last = self.history
+        if last.count >= self._most:
             return f"this was restart {self._most} of {self._most}"
-        if exit_code - 128 in signals.ENDING:  # whoever sends such a signal wants an end
-            return f"{signals.signal_name(exit_code - 128)} asks for an end"
-        if generation.progressed:
+        if cause.exit_code - 128 in _ASKS:
+            return f"{signals.signal_name(cause.exit_code - 128)} asks for an end"
+        if progressed:
             return ""
-        if generation.cause.startswith(_WRONG_SCRIPT) or exit_code in _WRONG_USE:
+        if cause.cause.startswith(_WRONG_SCRIPT) or cause.exit_code in _WRONG_USE:
             return "the script would fail again"
-        if not self.history:
-            return ""
-        last = self.history[-1]
-        if last.cause == generation.cause and last.node != generation.node:
-            return f"the same cause on {last.node} and {generation.node}, without a step in between"
+        if last.count and last.cause == cause.cause and last.node != cause.node:
+            return f"the same cause on {last.node} and {cause.node}, without a step in between"
         return "" if last.progressed else "two starts in a row without a step"

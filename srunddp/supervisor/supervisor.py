@@ -29,7 +29,6 @@ _KILLED_WITHIN = 12.0
 _RENDEZVOUS_ENDS_WITHIN = 7.0  # after a failure, of which it tells the others
 _SIGNAL_MAY_FOLLOW = 0.1
 _FORWARD_EVERY = 1.0  # where we do not know whether the worker has got a signal, it gets it once in so many seconds
-_ASKED_FOR = 120.0  # seconds for which a signal counts that asks for an end
 _OUTPUT_WITHIN = 0.5
 _LONGEST_WAIT = 30.0
 ENDS_WITHIN = 60.0  # a process whose script is over
@@ -64,7 +63,8 @@ class Supervisor:
     Attributes:
         agent: does for this rank what is not the supervisor's.
         recorder: makes this rank's failure.
-        process: the worker; pipe: to it; output: its; remaining: what could not be killed.
+        process: the worker; pipe: to it; output: its.
+        remaining: what could not be killed; asked: signals that ask for an end, of any time.
         grace: seconds that the end of a script may take that has failed or stopped; None for no limit.
         restart_grace: the same before a restart, for all ranks.
         early: signals that came before the worker was there, to get them.
@@ -95,11 +95,11 @@ class Supervisor:
     _released: bool = False
     _report_status_at: float | None = None
     _leave_by: float | None = None
-    _asked: tuple[int, float] = (0, -_ASKED_FOR)  # the last signal that asks for an end, and when it came
     _forwarded: dict[int, float] = field(default_factory=dict)  # when each signal was last passed on
     _over_at: float | None = None
     _lingers_in: str = ""  # where the process hangs though its script is over
     remaining: set[int] = field(default_factory=set)
+    asked: set[int] = field(default_factory=set)
 
     def run(self) -> int:
         """Supervise to the end.
@@ -116,13 +116,12 @@ class Supervisor:
                 self._loop()
         finally:
             self.agent.stop_sampler()
-            given_up = finish_writers() | ({self.process.pid} if self.process.given_up else set())
-            self.remaining = kill_descendants(given_up, self.standby if self.restart is not None else ())
+            writers, given_up = finish_writers(), {self.process.pid} if self.process.given_up else set()
+            spared = self.standby if self.restart is not None else ()
+            self.remaining = kill_descendants(writers | given_up, spared) - writers
             self.output.finish(_OUTPUT_WITHIN)
         if self._error:
             raise self._error
-        if self._monitor and self._monitor.restart is not None and (number := self._asked_to_end()):
-            return 128 + number
         if self._monitor and self._monitor.root_cause:
             return self._monitor.root_cause.exit_code
         status = self.process.status or 0
@@ -131,13 +130,7 @@ class Supervisor:
     @property
     def restart(self) -> str | None:
         """What rank 0 has published for the next start; None where the run is over."""
-        return self._monitor.restart if self._monitor and not self._asked_to_end() else None
-
-    def _asked_to_end(self) -> int:
-        """The number of a signal that asks for an end of the run, read or not, whoever has sent it; 0 for none."""
-        pending = [number for number in signal.sigpending() if number in signals.ENDING]
-        number, received = self._asked
-        return number if self._clock.now < received + _ASKED_FOR else next(iter(pending), 0)
+        return self._monitor.restart if self._monitor else None
 
     def _watch(self) -> None:
         ours, theirs = socket.socketpair()
@@ -251,6 +244,8 @@ class Supervisor:
         self._selector.register(self.pipe.end, selectors.EVENT_READ, self._on_worker)
         for connection in self._monitor.connections():
             self._selector.register(connection, selectors.EVENT_READ, self._on_connection)
+        for number in tuple(self.asked):
+            self._ask_for_end(number)
         if self._failure:
             self._monitor.fail(self._failure, self._clock.now)
         elif self._end_handled:
@@ -275,8 +270,14 @@ class Supervisor:
             self._script_done = True
             self._monitor.done(waits=bool(message.get("waits")))
 
+    def _ask_for_end(self, number: int) -> None:
+        self.asked.add(number)
+        if self._monitor:
+            self._monitor.asked(signals.signal_name(number))
+
     def _on_launcher_end(self, pidfd: int) -> None:
         self._selector.unregister(pidfd)
+        self._ask_for_end(signal.SIGHUP)  # of which nothing will come any more
         self._ends_itself = False
         self._fail(self.recorder.of(f"its launcher, process {self.launcher.pid}, has ended", 137, self._clock.now))
 
@@ -284,8 +285,8 @@ class Supervisor:
         arrived = signals.read()
         for received in arrived:
             number = received.si_signo
-            if number in signals.ENDING:
-                self._asked = number, self._clock.now
+            if number in signals.ENDING and signal.getsignal(number) is not signal.SIG_IGN:
+                self._ask_for_end(number)
             if number == signal.SIGCHLD:
                 continue
             if self.launcher.sent(received) and number in signals.ENDING:

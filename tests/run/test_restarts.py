@@ -6,6 +6,7 @@ import json
 import os
 import re
 import signal
+import subprocess
 import time
 from pathlib import Path
 
@@ -145,9 +146,36 @@ def test_a_single_process_starts_anew_as_well(tmp_path: Path) -> None:
 
 
 def test_processes_that_cannot_be_killed_end_the_run() -> None:
-    start = Start(remaining=[4711], environ={}, folder="/", cpus={0}, files=(1024, 1024))
-    with pytest.raises(ConfigError, match="processes 4711 of the start before cannot be killed"):
-        start.check()
+    with subprocess.Popen(["sleep", "60"]) as child:
+        start = Start(remaining=[child.pid], environ={}, folder="/", cpus={0}, files=(1024, 1024))
+        with pytest.raises(ConfigError, match=f"processes {child.pid} of the start before cannot be killed"):
+            start.check()
+        child.kill()
+    start.check()  # it was only slow
+
+
+def test_a_signal_that_one_rank_has_handled_is_no_restart_on_any(tmp_path: Path) -> None:
+    script = (
+        "signal.signal(signal.SIGTERM, lambda *_: say('handled'))\n"
+        f"{START}\nwait_for('handled.1', 'fail')\nif RANK == 0: raise ValueError('boom')\nrest()\n"
+    )
+    with world(tmp_path, script, "--restarts=3", limit=60.0) as it:
+        until(lambda: all(it.has_said(f"start0.{rank}") for rank in range(SIZE)))
+        subprocess.run(["kill", "-TERM", str(it.ranks[1].pid)], check=True)  # not by the ranks' launcher, the test
+        until(lambda: it.has_said("handled.1"), 60.0)
+        time.sleep(0.2)
+        (tmp_path / "fail").touch()
+        ended = it.wait()
+    assert ended.codes == [1] * SIZE, ended.text
+    assert lines(ended) == ["not restarted: SIGTERM asks for an end"]
+
+
+def test_scripts_that_are_over_do_not_begin_again(tmp_path: Path) -> None:
+    """Whatever their teardown does."""
+    script = f"{START}\nif RANK == 1: atexit.register(lambda: os.kill(os.getpid(), signal.SIGSEGV))\n"
+    ended = run(tmp_path, script, "--restarts=3")
+    assert ended.codes == [139] * SIZE, ended.text
+    assert lines(ended) == ["not restarted: all scripts are over"]
 
 
 def test_a_script_of_several_threads_starts_anew(tmp_path: Path) -> None:

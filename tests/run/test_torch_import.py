@@ -22,6 +22,8 @@ from srunddp.run.torch_import import modules_before
         ("import sys\nsys.path.insert(0, 'mine')\nimport torch\n", None),
         ("import transformers\nimport torch\n", None),
         ("import settings\nimport torch\n", None),
+        ("from sys import path\npath.insert(0, 'mine')\nimport torch\n", None),
+        ("try:\n    import settings\nexcept ImportError:\n    pass\nimport torch\n", None),
         ("if True:\n    import torch\n", None),
         ("print('no torch')\n", None),
         ("import torch\nthis is no Python\n", None),

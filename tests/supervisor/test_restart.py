@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from srunddp.errors import RendezvousError
 from srunddp.supervisor import restart
-from srunddp.supervisor.restart import Generation, RestartPolicy
+from srunddp.supervisor.restart import History, RestartPolicy
 from srunddp.supervisor.root_cause import RootCause
 
 BOOM = "ValueError: boom"
@@ -15,56 +16,72 @@ def failure(cause: str = BOOM, node: str = "n1", code: int = 1, how: str = "fail
     return RootCause((0,), node, cause, code, how=how)
 
 
-def generation(cause: str = "killed by SIGKILL", node: str = "n1", *, steps: bool = False) -> Generation:
-    return Generation(cause, node, steps, steps)
+def history(count: int, cause: str = "killed by SIGKILL", node: str = "n1", *, steps: bool = False) -> History:
+    return History(count, steps, False, cause, node, steps)
 
 
 @pytest.mark.parametrize(
-    ("history", "cause", "steps", "line"),
+    ("before", "cause", "steps", "line"),
     [
-        ([], failure(), True, "restart 1 of 3: all ranks start anew"),
-        ([], failure(), False, "restart 1 of 3: all ranks start anew"),
-        ([generation(steps=True)] * 2, failure(), True, "restart 3 of 3: all ranks start anew"),
-        ([generation(steps=True)] * 3, failure(), True, "not restarted: this was restart 3 of 3"),
-        ([generation(steps=True)], failure(), False, "restart 2 of 3: all ranks start anew"),
-        ([generation()], failure(), True, "restart 2 of 3: all ranks start anew"),
-        ([generation()], failure(), False, "not restarted: two starts in a row without a step"),
+        (History(), failure(), True, "restart 1 of 3: all ranks start anew"),
+        (History(), failure(), False, "restart 1 of 3: all ranks start anew"),
+        (history(2, steps=True), failure(), True, "restart 3 of 3: all ranks start anew"),
+        (history(3, steps=True), failure(), True, "not restarted: this was restart 3 of 3"),
+        (history(1, steps=True), failure(), False, "restart 2 of 3: all ranks start anew"),
+        (history(1), failure(), True, "restart 2 of 3: all ranks start anew"),
+        (history(1), failure(), False, "not restarted: two starts in a row without a step"),
         (
-            [generation(BOOM, "n2", steps=True)],
+            history(1, BOOM, "n2", steps=True),
             failure(),
             False,
             "not restarted: the same cause on n2 and n1, without a step in between",
         ),
-        ([generation(BOOM, steps=True)], failure(), False, "restart 2 of 3: all ranks start anew"),
-        ([], failure("SyntaxError: invalid syntax"), False, "not restarted: the script would fail again"),
-        ([], failure("ModuleNotFoundError: No module named 'x'"), True, "restart 1 of 3: all ranks start anew"),
-        ([], failure("sys.exit(2)", code=2), False, "not restarted: the script would fail again"),
-        ([], failure("killed by SIGTERM", code=143), True, "not restarted: SIGTERM asks for an end"),
-        ([], failure("stopped after step 7", code=143, how="ended"), True, ""),
+        (history(1, BOOM, steps=True), failure(), False, "restart 2 of 3: all ranks start anew"),
+        (History(), failure("SyntaxError: invalid syntax"), False, "not restarted: the script would fail again"),
+        (History(), failure("ModuleNotFoundError: No module named 'x'"), True, "restart 1 of 3: all ranks start anew"),
+        (History(), failure("sys.exit(2)", code=2), False, "not restarted: the script would fail again"),
+        (History(), failure("killed by SIGTERM", code=143), True, "not restarted: SIGTERM asks for an end"),
+        (History(), failure("killed by SIGUSR2", code=140), True, "not restarted: SIGUSR2 asks for an end"),
+        (History(), failure("stopped after step 7", code=143, how="ended"), True, ""),
     ],
 )
-def test_a_failure_is_a_restart_or_not(history: list[Generation], cause: RootCause, steps: bool, line: str) -> None:
-    policy = RestartPolicy(3, history, lambda: "where", lambda: steps)
+def test_a_failure_is_a_restart_or_not(before: History, cause: RootCause, steps: bool, line: str) -> None:
+    policy = RestartPolicy(3, before, lambda: "where", lambda: steps)
     published, said = policy.decide(cause, "")
     assert (published, said) == ("where" if line.startswith("restart") else None, line)
-    assert len(policy.history) == len(history) + line.startswith("restart")
+    assert policy.history.count == before.count + line.startswith("restart")
 
 
 def test_what_stands_in_the_way_is_said() -> None:
-    policy = RestartPolicy(3, [], lambda: "where", lambda: True)
+    policy = RestartPolicy(3, History(), lambda: "where", lambda: True)
     assert policy.decide(failure(), "a node is lost") == (None, "not restarted: a node is lost")
 
 
 def test_a_long_start_counts_where_nothing_counts_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
     monkeypatch.setattr(restart, "monotonic", lambda: now[0])
-    policy = RestartPolicy(9, [generation()], lambda: "where", lambda: False)
+    policy = RestartPolicy(9, history(1), lambda: "where", lambda: False)
     now[0] = 61.0
     assert policy.decide(failure(), "")[0] == "where"
-    assert policy.history[-1].progressed
-    steps = RestartPolicy(9, [generation(steps=True), generation()], lambda: "where", lambda: False)
+    assert policy.history.progressed
+    steps = RestartPolicy(9, History(2, True, False, BOOM, "n1", False), lambda: "where", lambda: False)
     now[0] = 200.0
     assert steps.decide(failure(), "") == (
         None,
         "not restarted: two starts in a row without a step",
     )
+
+
+def test_a_port_that_is_not_free_is_no_restart() -> None:
+    def publish() -> str:
+        raise RendezvousError("all 2 ports taken")
+
+    policy = RestartPolicy(3, History(), publish, lambda: True)
+    assert policy.decide(failure(), "") == (None, "not restarted: all 2 ports taken")
+
+
+def test_of_a_kill_for_memory_the_history_tells() -> None:
+    policy = RestartPolicy(3, History(), lambda: "where", lambda: True)
+    policy.decide(failure("killed by SIGKILL, out of memory", code=137), "")
+    policy.decide(failure(), "")
+    assert policy.history.out_of_memory

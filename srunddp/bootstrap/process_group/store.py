@@ -173,10 +173,7 @@ def gc_frozen(_: object = None) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _set_accelerate_cpu(_: ModuleType) -> Iterator[None]:
-    """Without a GPU it takes ranks for a world only if it is told of CPUs; else each would train for itself.
-
-    ``accelerate launch --cpu`` exports the same.
-    """
+    """As ``accelerate launch --cpu``: without a GPU ranks are a world for it only if it is told of CPUs."""
     import torch
 
     # is_available() would initialise CUDA, which processes forked later could not use then; this asks NVML.
@@ -186,11 +183,7 @@ def _set_accelerate_cpu(_: ModuleType) -> Iterator[None]:
 
 
 class _OnImport:
-    """Surrounds the execution of a module that the script imports, which stays the script's own doing.
-
-    Attributes:
-        name: the module's; around: entered before it is executed, and left after.
-    """
+    """Enters ``around`` before a module of this name is executed, and leaves it after; its import is the script's."""
 
     def __init__(self, name: str, around: Callable[[ModuleType], AbstractContextManager[None]]) -> None:
         self.name, self.around, self._looking = name, around, False

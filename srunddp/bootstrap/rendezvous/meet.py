@@ -34,13 +34,14 @@ class Rejoin:
 
     Attributes:
         generation: the number of restarts so far.
-        published: by rank 0, as over PMI; channel: over which the ranks met first.
+        published: by rank 0, as over PMI; channel, run: of the first rendezvous.
         descriptor: of the socket on which rank 0 listens already; None on the others.
     """
 
     generation: int
     published: str = field(repr=False)
     channel: str
+    run: str
     descriptor: int | None = None
 
 
