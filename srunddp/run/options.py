@@ -55,8 +55,7 @@ def plan_monitor(
 ) -> MonitorConfig | None:
     """Where this rank's files of ``--monitor`` go; None without it. Nothing is opened yet.
 
-    Their folder is below that of the logs unless ``--monitor-dir`` names another, and each start of a job has its own,
-    as has each ``generation`` within it.
+    Their folder is below that of the logs unless ``--monitor-dir`` names another; each start and generation has one.
 
     Raises:
         UsageError: ``--monitor-dir`` has no ``--monitor``.

@@ -82,7 +82,8 @@ class Start:
         os.sched_setaffinity(0, self.cpus)
         resource.setrlimit(resource.RLIMIT_NOFILE, self.files)
         # Of a C locale Python makes UTF-8 in the variables too, by which the next one no longer finds that it was C.
-        words = [sys.executable, f"-Xutf8={sys.flags.utf8_mode}", *sys.orig_argv[1:]]
+        mode = f"-Xutf8={sys.flags.utf8_mode}"
+        words = [sys.executable, mode, *sys.orig_argv[2 if sys.orig_argv[1] == mode else 1 :]]
         os.execve(sys.executable, words, {**self.environ, _VARIABLE: json.dumps(state)})
 
 

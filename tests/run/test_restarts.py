@@ -26,6 +26,7 @@ START = srunddp.restart_count()
 
 def report():
     same = [os.getppid(), os.getcwd(), sorted(os.sched_getaffinity(0)), resource.getrlimit(resource.RLIMIT_NOFILE)]
+    same += [len(Path(f"/proc/{os.getppid()}/cmdline").read_bytes().split(b"\\0")) - (START == 0 and -1)]
     same += [sorted(signal.pthread_sigmask(signal.SIG_BLOCK, ())), [n for n in os.environ if "SRUNDDP_RESTART" in n]]
     count = [os.environ["TORCHELASTIC_RESTART_COUNT"], os.environ["TORCHELASTIC_MAX_RESTARTS"]]
     descriptors = [len(os.listdir(f"/proc/{process}/fd")) for process in (os.getpid(), os.getppid())]
