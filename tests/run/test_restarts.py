@@ -164,7 +164,7 @@ def test_a_signal_that_one_rank_has_handled_is_no_restart_on_any(tmp_path: Path)
         until(lambda: all(it.has_said(f"start0.{rank}") for rank in range(SIZE)))
         subprocess.run(["kill", "-TERM", str(it.ranks[1].pid)], check=True)  # not by the ranks' launcher, the test
         until(lambda: it.has_said("handled.1"), 60.0)
-        time.sleep(0.2)
+        time.sleep(1.0)  # until rank 0 has heard of it
         (tmp_path / "fail").touch()
         ended = it.wait()
     assert ended.codes == [1] * SIZE, ended.text

@@ -130,8 +130,8 @@ def problems(killed: set[int], last: str, result: Result) -> list[str]:
     found = [f"left: {result.left}"] * bool(result.left) + ["it did not end"] * (result.code is None)
     if restarts != list(range(1, len(restarts) + 1)) or len(restarts) > MOST:
         found.append(f"restarts {restarts}")
-    # With explicit variables nobody knows the launcher, and its SIGTERM is a rank's cause.
-    named = [verdict for verdict in result.verdicts if (last, verdict.code) != ("cancel", 143)]
+    # With explicit variables nobody knows the launcher: its SIGTERM, and its SIGKILL of srunddp later, are causes.
+    named = [verdict for verdict in result.verdicts if last != "cancel" or verdict.code not in (137, 143)]
     found += [f"{verdict}" for verdict in named if not set(verdict.ranks) <= killed]
     if last == "worker":
         ended = f"srunddp: ended with 0 after {len(restarts)} restart" in result.errors or not restarts
