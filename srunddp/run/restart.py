@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from srunddp.bootstrap.rendezvous.meet import Rejoin
 from srunddp.errors import ConfigError
-from srunddp.supervisor.restart import History
+from srunddp.supervisor.restart import Starts
 from srunddp.supervisor.worker_process import wait_for_child
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ class Start:
     """
 
     rejoin: Rejoin | None = None
-    history: History = field(default_factory=History)
+    history: Starts = field(default_factory=Starts)
     mask: Sequence[int] | None = None
     remaining: Sequence[int] = ()
     standby: tuple[int, int] | None = None
@@ -70,7 +70,7 @@ class Start:
 
     def execute_next(self, agent: Agent, mask: Iterable[int], standby: tuple[int, int] | None) -> NoReturn:
         """Become the next start, to which signals that ask for an end come again; those not yet read stay pending."""
-        rejoin, history = agent.rejoin, agent.policy.history if agent.policy else History()
+        rejoin, history = agent.rejoin, agent.policy.history if agent.policy else Starts()
         assert rejoin
         state: dict[str, Any] = {"rejoin": asdict(rejoin), "history": asdict(history)}
         state |= {"mask": list(map(int, mask)), "remaining": list(agent.remaining), "standby": standby}
@@ -97,7 +97,7 @@ def current_start() -> Start:
         files=resource.getrlimit(resource.RLIMIT_NOFILE),
     )
     if state:
-        rejoin, history = Rejoin(**state.pop("rejoin")), History(**state.pop("history"))
+        rejoin, history = Rejoin(**state.pop("rejoin")), Starts(**state.pop("history"))
         start = replace(start, rejoin=rejoin, history=history, **state)
         _set_inheritable(False, start.rejoin, start.standby)
     return start

@@ -18,7 +18,7 @@ from srunddp.run.worker import WorkerContext
 from srunddp.supervisor.connection import SupervisorConnection
 from srunddp.supervisor.failure import FailureRecorder
 from srunddp.supervisor.failure_monitor import FailureMonitor, RankContext
-from srunddp.supervisor.restart import History, RestartPolicy
+from srunddp.supervisor.restart import RestartPolicy, Starts
 from srunddp.supervisor.signals import Launcher
 from srunddp.supervisor.supervisor import RankAgent, RendezvousOutcome, Supervisor
 from srunddp.supervisor.worker_process import STOPPED_FOR, WorkerPipe, WorkerProcess
@@ -44,7 +44,7 @@ class Agent(RankAgent):
     say: Callable[[str], None]
     early: set[Signals] = field(default_factory=set)
     standby: Sequence[int] = ()
-    history: History = field(default_factory=History)
+    history: Starts = field(default_factory=Starts)
     policy: RestartPolicy | None = None
     rejoin: Rejoin | None = None
     remaining: set[int] = field(default_factory=set)

@@ -17,7 +17,7 @@ _ASKS = (*signals.ENDING, *signals.URGENT)  # whoever sends one wants an end
 
 
 @dataclass(frozen=True)
-class History:
+class Starts:
     """What the starts before this one have come to.
 
     Attributes:
@@ -40,7 +40,7 @@ class RestartPolicy:
         history: with this start in it, once it has failed and another follows.
     """
 
-    def __init__(self, most: int, history: History, publish: Callable[[], str], has_steps: Callable[[], bool]) -> None:
+    def __init__(self, most: int, history: Starts, publish: Callable[[], str], has_steps: Callable[[], bool]) -> None:
         """``most``: restarts of a run; ``publish`` listens for the next rendezvous, and returns where, for all."""
         self.history = history
         self._most, self._publish, self._has_steps, self._began = most, publish, has_steps, monotonic()
@@ -63,7 +63,7 @@ class RestartPolicy:
             published = self._publish()
         except SrunddpError as error:  # no port is free
             return None, f"not restarted: {error}"
-        self.history = History(last.count + 1, steps, memory, cause.cause, cause.node, progressed)
+        self.history = Starts(last.count + 1, steps, memory, cause.cause, cause.node, progressed)
         return published, f"restart {self.history.count} of {self._most}: all ranks start anew"
 
     def _refusal(self, cause: RootCause, progressed: bool) -> str:

@@ -6,7 +6,7 @@ import pytest
 
 from srunddp.errors import RendezvousError
 from srunddp.supervisor import restart
-from srunddp.supervisor.restart import History, RestartPolicy
+from srunddp.supervisor.restart import RestartPolicy, Starts
 from srunddp.supervisor.root_cause import RootCause
 
 BOOM = "ValueError: boom"
@@ -16,15 +16,15 @@ def failure(cause: str = BOOM, node: str = "n1", code: int = 1, how: str = "fail
     return RootCause((0,), node, cause, code, how=how)
 
 
-def history(count: int, cause: str = "killed by SIGKILL", node: str = "n1", *, steps: bool = False) -> History:
-    return History(count, steps, False, cause, node, steps)
+def history(count: int, cause: str = "killed by SIGKILL", node: str = "n1", *, steps: bool = False) -> Starts:
+    return Starts(count, steps, False, cause, node, steps)
 
 
 @pytest.mark.parametrize(
     ("before", "cause", "steps", "line"),
     [
-        (History(), failure(), True, "restart 1 of 3: all ranks start anew"),
-        (History(), failure(), False, "restart 1 of 3: all ranks start anew"),
+        (Starts(), failure(), True, "restart 1 of 3: all ranks start anew"),
+        (Starts(), failure(), False, "restart 1 of 3: all ranks start anew"),
         (history(2, steps=True), failure(), True, "restart 3 of 3: all ranks start anew"),
         (history(3, steps=True), failure(), True, "not restarted: this was restart 3 of 3"),
         (history(1, steps=True), failure(), False, "restart 2 of 3: all ranks start anew"),
@@ -37,15 +37,15 @@ def history(count: int, cause: str = "killed by SIGKILL", node: str = "n1", *, s
             "not restarted: the same cause on n2 and n1, without a step in between",
         ),
         (history(1, BOOM, steps=True), failure(), False, "restart 2 of 3: all ranks start anew"),
-        (History(), failure("SyntaxError: invalid syntax"), False, "not restarted: the script would fail again"),
-        (History(), failure("ModuleNotFoundError: No module named 'x'"), True, "restart 1 of 3: all ranks start anew"),
-        (History(), failure("sys.exit(2)", code=2), False, "not restarted: the script would fail again"),
-        (History(), failure("killed by SIGTERM", code=143), True, "not restarted: SIGTERM asks for an end"),
-        (History(), failure("killed by SIGUSR2", code=140), True, "not restarted: SIGUSR2 asks for an end"),
-        (History(), failure("stopped after step 7", code=143, how="ended"), True, ""),
+        (Starts(), failure("SyntaxError: invalid syntax"), False, "not restarted: the script would fail again"),
+        (Starts(), failure("ModuleNotFoundError: No module named 'x'"), True, "restart 1 of 3: all ranks start anew"),
+        (Starts(), failure("sys.exit(2)", code=2), False, "not restarted: the script would fail again"),
+        (Starts(), failure("killed by SIGTERM", code=143), True, "not restarted: SIGTERM asks for an end"),
+        (Starts(), failure("killed by SIGUSR2", code=140), True, "not restarted: SIGUSR2 asks for an end"),
+        (Starts(), failure("stopped after step 7", code=143, how="ended"), True, ""),
     ],
 )
-def test_a_failure_is_a_restart_or_not(before: History, cause: RootCause, steps: bool, line: str) -> None:
+def test_a_failure_is_a_restart_or_not(before: Starts, cause: RootCause, steps: bool, line: str) -> None:
     policy = RestartPolicy(3, before, lambda: "where", lambda: steps)
     published, said = policy.decide(cause, "")
     assert (published, said) == ("where" if line.startswith("restart") else None, line)
@@ -53,7 +53,7 @@ def test_a_failure_is_a_restart_or_not(before: History, cause: RootCause, steps:
 
 
 def test_what_stands_in_the_way_is_said() -> None:
-    policy = RestartPolicy(3, History(), lambda: "where", lambda: True)
+    policy = RestartPolicy(3, Starts(), lambda: "where", lambda: True)
     assert policy.decide(failure(), "a node is lost") == (None, "not restarted: a node is lost")
 
 
@@ -64,7 +64,7 @@ def test_a_long_start_counts_where_nothing_counts_steps(monkeypatch: pytest.Monk
     now[0] = 61.0
     assert policy.decide(failure(), "")[0] == "where"
     assert policy.history.progressed
-    steps = RestartPolicy(9, History(2, True, False, BOOM, "n1", False), lambda: "where", lambda: False)
+    steps = RestartPolicy(9, Starts(2, True, False, BOOM, "n1", False), lambda: "where", lambda: False)
     now[0] = 200.0
     assert steps.decide(failure(), "") == (
         None,
@@ -76,12 +76,12 @@ def test_a_port_that_is_not_free_is_no_restart() -> None:
     def publish() -> str:
         raise RendezvousError("all 2 ports taken")
 
-    policy = RestartPolicy(3, History(), publish, lambda: True)
+    policy = RestartPolicy(3, Starts(), publish, lambda: True)
     assert policy.decide(failure(), "") == (None, "not restarted: all 2 ports taken")
 
 
 def test_of_a_kill_for_memory_the_history_tells() -> None:
-    policy = RestartPolicy(3, History(), lambda: "where", lambda: True)
+    policy = RestartPolicy(3, Starts(), lambda: "where", lambda: True)
     policy.decide(failure("killed by SIGKILL, out of memory", code=137), "")
     policy.decide(failure(), "")
     assert policy.history.out_of_memory
