@@ -1,4 +1,4 @@
-"""Whether a run starts anew after a failure: rank 0 decides, by what the generations before have come to."""
+"""Whether a run starts anew after a failure: rank 0 decides, by what the starts before have come to."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from srunddp.supervisor import signals
 from srunddp.supervisor.failure import OUT_OF_MEMORY
 from srunddp.supervisor.root_cause import RootCause
 
-_LONG = 60.0  # seconds; where nothing counts steps, a generation that took as long has made some
+_LONG = 60.0  # seconds; where nothing counts steps, a start that took as long has made some
 # What ends a script before its first step, and would again.
 _WRONG_SCRIPT = ("SyntaxError", "IndentationError", "ImportError", "ModuleNotFoundError")
 _WRONG_USE = (2, 78)

@@ -75,8 +75,8 @@ def test_over_mpi_restarts_are_refused(runner: SlurmJobRunner) -> None:
     assert "--restarts over MPI; expected a way to rank 0 without MPI" in done.errors
 
 
-def test_a_lost_node_is_no_restart(runner: SlurmJobRunner) -> None:
-    """Its ranks have nowhere to start; so has one whose srunddp itself was killed."""
+def test_a_killed_srunddp_is_no_restart(runner: SlurmJobRunner) -> None:
+    """Its rank has nobody to start it."""
     script = runner.cluster.shared / "killer.py"
     script.write_text(
         "import os, signal\nif os.environ['RANK'] == '1':\n    os.kill(os.getppid(), signal.SIGKILL)\n"

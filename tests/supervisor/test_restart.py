@@ -1,4 +1,4 @@
-"""What rank 0 makes of a failure, by the generations before."""
+"""What rank 0 makes of a failure, by the starts before."""
 
 from __future__ import annotations
 
