@@ -115,6 +115,14 @@ class PeerError(SrunddpError):
         self.exit_code = code
 
 
+class ReassignedError(Exception):
+    """No failure: this task of a spare node is a rank from now on, and meets the others again as that."""
+
+    def __init__(self, rank: int) -> None:
+        super().__init__(rank)
+        self.rank = rank
+
+
 class Stopped(SystemExit):
     """All ranks end after the same step, with a checkpoint; none has failed.
 

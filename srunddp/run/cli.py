@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from srunddp.bootstrap.environment.detect import CHANNELS, Environment, detect, likely_ranks
+from srunddp.bootstrap.environment.spare_nodes import set_spare_nodes
 from srunddp.bootstrap.network import ifaces_conf
 from srunddp.bootstrap.process_group.device import BACKENDS
 from srunddp.bootstrap.rendezvous import meet
@@ -29,13 +30,15 @@ from srunddp.util.console import say, write_stderr
 from srunddp.util.option_groups import after_script
 
 _LAST_WORD = 1.0
+_SPARED_LOST_AFTER = 15.0  # with spare nodes a loss costs little more than that time
+_LOST_AFTER = f"[default: {RunOptions.lost_after:.0f}s; with --spare-nodes {_SPARED_LOST_AFTER:.0f}s]"
 
 
 @click.command(
     cls=Run,
     groups={
         "Network and rendezvous": "ifaces backend channel port timeout",
-        "Failures": "restarts restart_grace warm_restarts stall_timeout lost_after grace fast_exit",
+        "Failures": "restarts restart_grace warm_restarts spare_nodes stall_timeout lost_after grace fast_exit",
         "Output and monitoring": "result log_dir show_ranks prefix quiet verbose monitor monitor_dir",
         "Environment": "module offline staged bind",
     },
@@ -55,7 +58,10 @@ _LAST_WORD = 1.0
     "SRUNDDP_STALL_TIMEOUT",
     positive=False,
 )
-@limit("--lost-after", RunOptions.lost_after, "Stop the run when a node is silent for this long.", least=LOST_LEAST)
+@click.option(
+    "--spare-nodes", type=click.IntRange(0), default=0, metavar="K", help="The last K nodes wait, to replace others."
+)
+@limit("--lost-after", None, f"A node that is silent for so long is lost. {_LOST_AFTER}", least=LOST_LEAST)
 @limit("--grace", RunOptions.grace, "How long a failed or stopped script may take to end.", positive=False)
 @click.option(
     "--result", type=click.Path(resolve_path=True), metavar="FILE", help="Write exit code and restarts there."
@@ -97,7 +103,7 @@ def run(**given: Any) -> None:
             from srunddp.explain.cli import explained
 
             explained(given)
-        environment = detect(os.environ, channel=given["channel"])
+        environment = _environment(given, start)
         sys.exit(_run(given, environment, start))
     except SrunddpError as error:
         if _prints(error, environment):
@@ -106,6 +112,17 @@ def run(**given: Any) -> None:
             # Launchers kill the others at the first bad end: the rank that prints is to be heard.
             time.sleep(_LAST_WORD)
         sys.exit(error.exit_code)
+
+
+def _environment(given: dict[str, Any], start: Start) -> Environment:
+    environment = set_spare_nodes(detect(os.environ, channel=given["channel"]), given["spare_nodes"])
+    if given["spare_nodes"] and not given["restarts"]:
+        hint = "add --restarts=3"
+        raise UsageError("--spare-nodes without --restarts", expected="both", hint=hint, scope=Scope.JOB)
+    given["lost_after"] = given["lost_after"] or (_SPARED_LOST_AFTER if given["spare_nodes"] else RunOptions.lost_after)
+    if start.rejoin and start.rejoin.rank is not None:
+        environment = replace(environment, rank=start.rejoin.rank)
+    return environment
 
 
 def _run(given: Mapping[str, Any], environment: Environment, origin: Start) -> int:
@@ -183,7 +200,7 @@ def _open(start: _Start, options: RunOptions, environment: Environment) -> tuple
         monitor = Monitor(start.plan)
         setup = meet.prepare(start.rendezvous, environment)
         check_open_files(environment)
-        return meet.bind(setup), output, monitor
+        return meet.listen_as_deputy(meet.bind(setup)), output, monitor
     except SrunddpError as error:
         if environment.rank == 0:
             write_stderr(f"srunddp: error: {error}\n")

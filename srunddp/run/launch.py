@@ -72,10 +72,11 @@ def launch(
     variable = environment.rank_variable if environment.world_size > 1 else ""
     monitor.start_sampler(setup.interface.name, variable, launcher.pid)
     monitor.export()
-    worker = start.worker(context) or fork_worker(context, [ours, *standby_pipe[1:]], monitor)
+    kept = start.standby if environment.is_spare else None  # until this process is a rank
+    worker = (not kept and start.worker(context)) or fork_worker(context, [ours, *standby_pipe[1:]], monitor)
     early = {number for number in signal.sigpending() if number in signals.FORWARDED}
-    standby: tuple[int, int] | None = None
-    if standby_pipe:
+    standby = kept
+    if standby_pipe and not kept:
         from srunddp.run.standby import fork_standby
 
         standby = fork_standby(context, standby_pipe[1]), standby_pipe[0].end.fileno()
@@ -165,7 +166,7 @@ def check_open_files(environment: Environment) -> None:
     Raises:
         ConfigError: the hard limit is too low.
     """
-    needed = environment.world_size + _SPARE_FILES
+    needed = environment.world_size + environment.spares + _SPARE_FILES
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     low = hard != resource.RLIM_INFINITY and hard < needed
     if environment.rank == 0 and environment.world_size > 1 and low:

@@ -24,7 +24,7 @@ class RunOptions:
 
     Attributes:
         stall_timeout: seconds without a step of any rank; 0 for no limit.
-        lost_after: seconds without an answer of a node; grace: those that a failed rank's own end may take.
+        lost_after: seconds without an answer of a node; spare_nodes: that wait to take its ranks; grace: those that a failed rank's own end may take.
         restart_grace: the same for all ranks before a restart; warm_restarts: see :mod:`srunddp.run.standby`.
         result: the file for :func:`write_result`; None for none.
         log_dir, prefix, show_ranks: where output goes, see :func:`srunddp.supervisor.output.redirect.output_target`.
@@ -36,6 +36,7 @@ class RunOptions:
 
     stall_timeout: float = STALL_TIMEOUT
     lost_after: float = LOST_AFTER
+    spare_nodes: int = 0
     grace: float = 30.0
     restart_grace: float = 2.0
     warm_restarts: bool = False

@@ -11,11 +11,13 @@ from srunddp.bootstrap.environment import mpi
 from srunddp.bootstrap.network import interface
 from srunddp.bootstrap.rendezvous.meet import Rejoin, listen_again, rendezvous
 from srunddp.bootstrap.rendezvous.protocol import CancelToken, RendezvousInfo, RendezvousResult
-from srunddp.errors import RendezvousError, Scope
+from srunddp.errors import ReassignedError, RendezvousError, Scope
 from srunddp.monitor.monitor import Monitor
 from srunddp.run.options import run_metadata
+from srunddp.run.requeue import require_srun
 from srunddp.run.worker import WorkerContext
 from srunddp.supervisor.connection import SupervisorConnection
+from srunddp.supervisor.deputies import Deputies
 from srunddp.supervisor.failure import FailureRecorder
 from srunddp.supervisor.failure_monitor import FailureMonitor, RankContext
 from srunddp.supervisor.restart import RestartPolicy, Starts
@@ -77,13 +79,37 @@ class Agent(RankAgent):
             early=self.early,
             standby=self.standby,
         )
-        code = supervisor.run()
-        if supervisor.restart is not None and self._meeting:
-            options, meeting = self.context.setup.options, self._meeting
-            where: dict[str, Any] = {"published": supervisor.restart, "channel": meeting.channel, "run": meeting.run}
-            self.rejoin = Rejoin(generation=options.generation + 1, descriptor=self._descriptor, **where)
-            self.remaining, self.asked = supervisor.remaining, supervisor.asked
+        code = 0
+        try:
+            code = supervisor.run()
+        except ReassignedError as error:
+            assert self.context.setup.options.rejoin
+            self.rejoin = replace(self.context.setup.options.rejoin, rank=error.rank)
+        if supervisor.restart is not None and supervisor.monitor and self._meeting:
+            self.rejoin = self._following(supervisor.restart, supervisor.monitor, self._meeting)
+        self.remaining, self.asked = supervisor.remaining, supervisor.asked
         return code
+
+    def _following(self, published: str, monitor: FailureMonitor, meeting: RendezvousInfo) -> Rejoin:
+        setup, generation = self.context.setup, self.context.setup.options.generation + 1
+        where: dict[str, Any] = {"published": published, "channel": meeting.channel, "run": meeting.run}
+        rejoin = Rejoin(generation=generation, descriptor=self._descriptor, **where)
+        environment = setup.environment
+        if not environment.spares:
+            return rejoin
+        own: dict[str, Any] = {"rank": environment.rank, "lost_after": self.context.options.lost_after}
+        rejoin = replace(rejoin, **own, not_before=monitor.not_before)
+        if not published == meeting.takeover:
+            return replace(rejoin, expected=monitor.expected, quorum=monitor.quorum)
+        if not environment.is_spare or not setup.deputy or not monitor.is_first_deputy():
+            return rejoin
+        everyone = {*range(environment.world_size + environment.spares)} - {*meeting.vacant}
+        expected = sorted(everyone - {*range(environment.node_sizes[0]), environment.rank})
+        more: dict[str, Any] = {"rank": 0, "takes_over": True, "expected": expected, "quorum": len(everyone) // 2 + 1}
+        self.say(
+            f"restart {generation} of {setup.options.max_restarts}: {environment.node} takes over from rank 0's node"
+        )
+        return replace(rejoin, descriptor=setup.deputy.detach(), **more)
 
     def _publish(self) -> str:
         if self.context.setup.environment.world_size == 1:
@@ -94,7 +120,7 @@ class Agent(RankAgent):
     def rendezvous(self) -> RendezvousOutcome:
         setup = self.context.setup
         self.monitor.mark("meeting")
-        found = rendezvous(setup, self._receive_over_mpi, self.say, self._cancel)
+        found = rendezvous(setup, self._receive_over_mpi, self.say, self._cancel, partial(require_srun, self.say))
         if rejoin := setup.options.rejoin:  # which is one run for the script
             found = replace(found, meeting=replace(found.meeting, run=rejoin.run))
         self.monitor.mark("met")
@@ -125,6 +151,7 @@ class Agent(RankAgent):
             self.policy = RestartPolicy(most, self.history, self._publish, self.monitor.page.has_steps)
         if not found.connections:
             return FailureMonitor(folder, self.policy)
+        meeting, generation = found.meeting, self.context.setup.options.generation
         context = RankContext(
             rank=environment.rank,
             node=environment.node,
@@ -137,6 +164,9 @@ class Agent(RankAgent):
             lost_after=options.lost_after,
             restarts=self.policy,
             asked=self._recorder.ending_signal,
+            deputies=Deputies(meeting.deputies, environment.rank, meeting.master_addr),
+            takeover=meeting.takeover if generation < most else "",
+            world_size=environment.world_size if environment.spares else 0,
         )
         connections = {
             rank: SupervisorConnection(connection, options.lost_after) for rank, connection in found.connections.items()

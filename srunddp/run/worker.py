@@ -70,13 +70,18 @@ def run_worker(context: WorkerContext) -> int:
     signal.pthread_sigmask(signal.SIG_SETMASK, context.mask)
     if setup.held:
         setup.held.rendezvous.close()
+    if setup.deputy:
+        setup.deputy.close()
     _prepare_process(context)
     if environment.world_size > 1 and environment.discovery.starts_mpi:
         supervisor.send(_exchange_over_mpi(setup))
-    threads = None if select.select([supervisor.end], [], [], _SOON)[0] else _import_torch(context)
+    waits = not environment.is_spare and not select.select([supervisor.end], [], [], _SOON)[0]
+    threads = _import_torch(context) if waits else None
     answer = supervisor.receive()
     if answer is None:
         os._exit(RendezvousError.exit_code)
+    if environment.is_spare:
+        return _wait_as_spare(context)
     _join_world(context, RendezvousInfo(**answer), threads)
     signal.signal(signal.SIGINT, interrupt)
     worker, result = os.getpid(), user_script.run(context.script)
@@ -96,6 +101,14 @@ def run_worker(context: WorkerContext) -> int:
     if result.code and mpi.is_running():
         _exit_without_teardown(result.code)  # MPI_Finalize waits for all ranks, and this one has failed
     return result.code
+
+
+def _wait_as_spare(context: WorkerContext) -> int:
+    """On a spare node until all scripts are over, or until this process is ended for a restart."""
+    if context.standby and (before := torch_import.modules_before(context.script)) is not None:
+        context.standby.send({"before": before, "variables": {}})
+    _wait_to_leave(context.supervisor, waits=True)
+    return 0
 
 
 def _import_torch(context: WorkerContext) -> dict[str, str] | None:

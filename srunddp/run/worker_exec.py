@@ -38,6 +38,7 @@ def pack(context: WorkerContext) -> tuple[int, list[int]]:
     held, standby = context.setup.held, context.standby
     sockets = [context.supervisor.end, *((held.rendezvous, held.store) if held else ())]
     sockets += [standby.end] if standby else []
+    sockets += [context.setup.deputy] if context.setup.deputy else []
     files = [context.dump.descriptor, context.page.descriptor, *context.output.descriptors]
     return state, [*(each.fileno() for each in sockets), *files]
 

@@ -18,11 +18,8 @@ from typing import Any
 
 from srunddp.supervisor.clock import LOST_AFTER
 from srunddp.util.json_lines import parse
+from srunddp.util.tcp import limit_silence
 
-_PROBES = 6  # in this time
-# Linux's TCP_THIN_LINEAR_TIMEOUTS: what is lost is sent again every second or so, and not after 1, 3, 7 and 15 s,
-# or a network that loses one packet of twenty would now and then look like none.
-_THIN_LINEAR_TIMEOUTS = 16
 _UNSENT = 0x894B  # Linux's SIOCOUTQNSD: bytes that have not even been sent
 _LONGEST = 1 << 20
 _NO_ANSWER = (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ENETDOWN, errno.EHOSTDOWN)
@@ -43,17 +40,7 @@ class SupervisorConnection:
         self._socket = connection
         self._received, self._unsent = bytearray(), bytearray()
         connection.setblocking(False)
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        seconds = max(1, round(lost_after / _PROBES))
-        for option, value in (
-            (socket.TCP_KEEPIDLE, seconds),
-            (socket.TCP_KEEPINTVL, seconds),
-            (socket.TCP_KEEPCNT, _PROBES),
-            (socket.TCP_USER_TIMEOUT, round(1000 * lost_after)),
-            (socket.TCP_NODELAY, 1),
-            (_THIN_LINEAR_TIMEOUTS, 1),
-        ):
-            connection.setsockopt(socket.IPPROTO_TCP, option, value)
+        limit_silence(connection, lost_after)
 
     def fileno(self) -> int:
         """The descriptor, to wait for messages."""

@@ -4,22 +4,24 @@ The order of failures is that of their arrival here, not of clocks on different 
 caused wait a moment for it.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import replace
 from enum import Enum
+from time import monotonic
 from typing import Any
 
 from srunddp.supervisor.connection import DownNodes, SupervisorConnection
 from srunddp.supervisor.failure import Failure, FailureKind, by_launcher
 from srunddp.supervisor.failure_monitor import FailureMonitor, RankContext
 from srunddp.supervisor.root_cause import LOST, RootCause, find_root_cause, report, write
+from srunddp.supervisor.spare_nodes import SpareNodes
 from srunddp.supervisor.stall import StackRequest, StallDetector, find_hanging_rank, find_stalled_rank, may_be_of_a_hang
+from srunddp.util.console import write_stderr
 
 _SECONDARY_WAITS = 0.7
 _SIGNALLED_WAITS = 300.0  # who handles the launcher's signal may be saving a checkpoint
 _SLURM_IS_ASKED_AFTER = 10.0  # seconds without a sign of a node
 _LAST_WORD = 1.2  # one message that was lost on the way can be sent again
-_WITNESS_PORT = 9  # nobody listens there, and its refusal is the answer
 
 
 class State(Enum):
@@ -39,7 +41,13 @@ class Coordinator(FailureMonitor):
         self._context = context
         self._connections = connections
         self._rank_of = {connection: rank for rank, connection in connections.items()}
+        # All that a run with spare nodes needs more; None in one without.
+        self._spares: SpareNodes | None = None
+        if context.takeover:
+            self._spares = SpareNodes(context.nodes, context.world_size, connections, context.lost_after)
+        self._unranked = {number for number in context.nodes if 0 < context.world_size <= number}
         self._states = dict.fromkeys(context.nodes, State.WORKING)  # of all ranks, this one among them
+        self._states |= dict.fromkeys(self._unranked, State.DONE)
         self._last_received = dict.fromkeys(connections, 0.0)
         self._is_late = self._over = False
         self._waiting: set[int] = set()  # the ranks that leave when the scripts of all are over
@@ -53,10 +61,7 @@ class Coordinator(FailureMonitor):
         self._down = DownNodes()
         self._stall = StallDetector(context.stall_timeout)
         self._request: StackRequest | None = None  # since the ranks have stalled, or one may hang
-        self._deputies: dict[int, dict[str, Any]] = {}
-        self._here = self._elsewhere = self._third = 1  # the ranks of the next deputies and of their witness
-        self._appointed = False
-        self._working, self._open = len(self._states), len(connections)
+        self._working, self._open = len(self._states) - len(self._unranked), len(connections)
 
     @property
     def released(self) -> bool:
@@ -95,8 +100,11 @@ class Coordinator(FailureMonitor):
                 failure = Failure(rank, "", "it has failed, and its message cannot be read", 1)
             self._self_reported.add(rank)
             self.fail(replace(failure, rank=rank, node=self._context.nodes[rank]), now)
-        elif isinstance(message.get("ping"), int) and self._states[rank] is State.WORKING:
-            self._stall.note(rank, message["ping"], now)
+        elif isinstance(message.get("ping"), int):
+            if self._states[rank] is State.WORKING:
+                self._stall.note(rank, message["ping"], now)
+            if self._spares:
+                self._connections[rank].send({"ping": True, **self._spares.answer(rank, message)})
         elif isinstance(message.get("asked"), str):
             self.asked(message["asked"])
         elif "mpi" in message:
@@ -111,13 +119,15 @@ class Coordinator(FailureMonitor):
         if self._states[rank] is not State.FAILED:
             self._states[rank] = state
         self._stall.remove(rank)
-        self._appointed = False
 
     def _on_end(self, rank: int, now: float) -> None:
         if self._states[rank] is State.DONE and self._connections[rank].reset:
             # Its last word crossed one of ours on the way, upon which its kernel took it back.
             self._set_state(rank, State.LEFT)
         if self.root_cause or self._states[rank] in (State.LEFT, State.FAILED):
+            return
+        if rank in self._unranked:
+            self._drop_spare(rank, "no answer" if self._connections[rank].lost else "srunddp itself was killed", now)
             return
         if self._connections[rank].lost:
             self._end_run(self._lost(rank, now))
@@ -135,6 +145,7 @@ class Coordinator(FailureMonitor):
         silent = self._silent(now, self._context.lost_after / 2)
         silent |= {other for other, connection in self._connections.items() if connection.lost}
         ours = silent >= others and len({nodes[other] for other in others}) > 1
+        ours = ours or (self._spares is not None and monotonic() >= self._spares.majority_ends())
         node = own if ours or not self._context.link_is_up() else nodes[rank]
         return self._lost_node(node, f"no answer for {self._context.lost_after:g} s")
 
@@ -147,8 +158,21 @@ class Coordinator(FailureMonitor):
         silent = {rank for rank, received in self._last_received.items() if now - (received or now) > seconds}
         return {rank for rank in silent if self._connections[rank].open}
 
+    def _drop_spare(self, number: int, cause: str, now: float) -> None:
+        """A task of a spare node has ended: the ranks go on, and its node takes none any more."""
+        if not self._asked_by and not self._context.asked(now):
+            write_stderr(f"srunddp: spare node {self._context.nodes[number]} is lost: {cause}\n")
+        self._set_state(number, State.LEFT)
+        self._waiting.discard(number)
+        if self._spares:
+            self._spares.drop(number)
+        self._connections[number].send({"verdict": {"ranks": [number], "exit_code": LOST}})
+
     def fail(self, failure: Failure, now: float) -> None:
         """A rank has failed, this one or another."""
+        if failure.rank in self._unranked:
+            self._drop_spare(failure.rank, failure.cause, now)
+            return
         self._over = self._over or (self.released and not self._failures)
         self._set_state(failure.rank, State.FAILED)
         if failure.rank == self._context.rank:
@@ -166,7 +190,9 @@ class Coordinator(FailureMonitor):
     def _finished_ranks(self) -> dict[int, str]:
         """The nodes of the ranks whose script is over."""
         over = (State.DONE, State.LEFT)
-        return {rank: self._context.nodes[rank] for rank, state in self._states.items() if state in over}
+        states = self._states.items()
+        finished = {rank for rank, state in states if state in over} - self._unranked
+        return {rank: self._context.nodes[rank] for rank in sorted(finished)}
 
     def _decide(self) -> None:
         if not self.root_cause:
@@ -176,15 +202,44 @@ class Coordinator(FailureMonitor):
         self.root_cause = root_cause
         # Said before the others are told: a launcher kills all at the first bad end.
         report(root_cause, self._others())
-        self._decide_restart(root_cause, self._obstacle(root_cause))
-        verdict: dict[str, Any] = {"ranks": root_cause.ranks, "exit_code": root_cause.exit_code}
-        verdict |= {} if self.restart is None else {"restart": self.restart}
-        for connection in self._connections.values():
-            connection.send({"verdict": verdict})
+        left = self._nodes_to_leave(root_cause)
+        if self._context.node in left:  # a spare node takes over from rank 0
+            self.abandon(None)
+        else:
+            self._decide_restart(root_cause, self._obstacle(root_cause, left), moves=bool(left))
+            self._tell(root_cause, left)
         write(root_cause, self._others(), self._folder)
 
-    def _obstacle(self, root_cause: RootCause) -> str:
+    def _tell(self, root_cause: RootCause, left: Set[str]) -> None:
+        verdict: dict[str, Any] = {"ranks": root_cause.ranks, "exit_code": root_cause.exit_code}
+        for rank, connection in self._connections.items():
+            is_left = self._context.nodes[rank] in left
+            following = {"left": True} if is_left else {"restart": self.restart}
+            connection.send({"verdict": verdict | (following if self.restart is not None else {})})
+        if self._spares and self.restart is not None:
+            self.expected, self.quorum = self._spares.staying(left), self._spares.quorum
+            self.not_before = self._spares.ended_by(root_cause)
+
+    def _nodes_to_leave(self, root_cause: RootCause) -> Set[str]:
+        if not self._spares or not self._restarts or root_cause.how == "ended" or self._asked_by:
+            return set()
+        history = self._restarts.history
+        return self._spares.left(root_cause, history.node if history.count else "")
+
+    def abandon(self, failure: Failure | None) -> bool:
+        if not self._spares:
+            return False
+        self.root_cause = RootCause.of(failure) if failure else self.root_cause
+        self.fenced = self._is_late = True
+        for connection in self._connections.values():
+            connection.end()
+        return True
+
+    def _obstacle(self, root_cause: RootCause, left: Set[str]) -> str:
         """Why the ranks cannot start anew; empty where they can."""
+        if self._spares:
+            none_left = "no spare node is left" if left and self._spares.free(left) < 0 else ""
+            return none_left or ("all scripts are over" if self._over else "")
         if root_cause.how == "lost":
             return "a node is lost"
         if not all(connection.open for connection in self._connections.values()):
@@ -204,7 +259,7 @@ class Coordinator(FailureMonitor):
 
     def _others(self) -> dict[int, str]:
         """The nodes of the ranks that end with the run."""
-        gone = {rank for rank in self._connections if self._states[rank] is State.LEFT}
+        gone = {rank for rank in self._connections if self._states[rank] is State.LEFT} | self._unranked
         return {rank: node for rank, node in sorted(self._context.nodes.items()) if rank not in gone}
 
     def done(self, *, waits: bool = False) -> None:
@@ -221,8 +276,9 @@ class Coordinator(FailureMonitor):
             return self._close_connections(self.root_cause, now)
         while self.released and self._waiting:
             self._connections[self._waiting.pop()].send({"over": True})
-        if not self._appointed:
-            self._appoint_deputies()
+        if self._spares and not self.root_cause and monotonic() >= self._spares.majority_ends():
+            cause = f"no answer of half of the tasks for {self._context.lost_after:g} s"
+            self._end_run(self._lost_node(self._context.node, cause))
         if now >= self._pinged + self._context.ping_every:
             self._pinged = now
             self._ping(now)
@@ -230,26 +286,29 @@ class Coordinator(FailureMonitor):
             self._decide_late(now)
         elif not self.root_cause:
             self._watch_steps(now)
-        return 0.0 if self.root_cause else max(0.0, self._due() - now)
+        return 0.0 if self.root_cause else max(0.0, self._due(now) - now)
 
-    def _due(self) -> float:
+    def _due(self, now: float) -> float:
         """When the next thing is to be done, if nothing else happens before."""
         following = self._decide_at if self._failures else self._stall.due
         following = self._request.deadline if self._request else following
         ping = self._pinged + self._context.ping_every
+        if self._spares:
+            ping = min(ping, now + max(0.0, self._spares.majority_ends() - monotonic()))
         return ping if following is None else min(ping, following)
 
     def _ping(self, now: float) -> None:
         if self._states[self._context.rank] is State.WORKING:
             self._stall.note(self._context.rank, self._context.step(), now)
         for rank, connection in self._connections.items():
-            if connection.open and self._states[rank] is State.WORKING:
+            if connection.open and self._states[rank] is State.WORKING and not self._spares:
                 connection.send({"ping": True})
             self._last_received[rank] = self._last_received[rank] or now  # nothing is expected before the first ping
         for rank in self._silent(now, self._context.silent_after):
             if self._states[rank] is not State.FAILED:
                 self.fail(Failure(rank, self._context.nodes[rank], self._context.starved, LOST), now)
-        silent = {self._context.nodes[rank] for rank in self._silent(now, _SLURM_IS_ASKED_AFTER)}
+        silent_ranks = self._silent(now, _SLURM_IS_ASKED_AFTER) - self._unranked
+        silent = {self._context.nodes[rank] for rank in silent_ranks}
         if down := silent & self._down.names:
             self._end_run(self._lost_node(min(down), "Slurm says that the node is down"))
         elif silent:
@@ -285,27 +344,3 @@ class Coordinator(FailureMonitor):
             if found := find_hanging_rank(self._request.stacks, self._failures, self._context.nodes):
                 self._end_run(found)
             self._decide()
-
-    def _appoint_deputies(self) -> None:
-        """Tell the lowest ranks that work, and may have to speak for us, when they are others than before."""
-        self._appointed = True
-        nodes, own = self._context.nodes, self._context.node
-        self._here = self._next(self._here)
-        self._elsewhere = self._next(max(self._elsewhere, self._here), own)
-        deputies: dict[int, dict[str, Any]] = {self._here: {"here": True}}
-        if self._elsewhere in nodes:
-            # By the address of a witness on a third node the deputy tells whether it is its own node that is cut off.
-            self._third = self._next(max(self._third, self._elsewhere), own, nodes[self._elsewhere])
-            third = self._connections.get(self._third)
-            task = {"elsewhere": True, "witness": (third.peer_address, _WITNESS_PORT) if third else None}
-            deputies[self._elsewhere] = deputies.get(self._elsewhere, {}) | task
-        for rank, task in deputies.items():
-            if rank in nodes and self._deputies.get(rank) != task:
-                self._connections[rank].send({"deputy": task})
-        self._deputies = deputies
-
-    def _next(self, rank: int, *nodes: str) -> int:
-        """From this rank on the next that works, on none of these nodes; a rank that has finished stays so."""
-        while self._states.get(rank, State.WORKING) is not State.WORKING or self._context.nodes.get(rank) in nodes:
-            rank += 1
-        return rank

@@ -5,12 +5,13 @@
 """
 
 import signal
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from srunddp.supervisor.clock import LOST_AFTER
 from srunddp.supervisor.connection import SupervisorConnection
+from srunddp.supervisor.deputies import Deputies
 from srunddp.supervisor.failure import Failure
 from srunddp.supervisor.restart import RestartPolicy
 from srunddp.supervisor.root_cause import RootCause, report, write
@@ -31,11 +32,16 @@ class FailureMonitor:
     Attributes:
         root_cause: why all ranks leave now; None while they need not.
         restart: what rank 0 has published for the next start of the run; None where there is none.
+        expected, not_before, quorum: with spare nodes, for the next start's rank 0, see
+            :class:`srunddp.bootstrap.rendezvous.meet.Rejoin`.
+        fenced: whether the worker has to end at once, as others may go on without it.
     """
 
     def __init__(self, folder: Path | None, restarts: RestartPolicy | None = None) -> None:
         self.root_cause: RootCause | None = None
         self.restart: str | None = None
+        self.expected: Sequence[int] = ()
+        self.not_before, self.quorum, self.fenced = 0.0, 1, False
         self._restarts, self._asked_by = restarts, ""
         self._folder = folder
         self._done = self._left = False
@@ -66,9 +72,17 @@ class FailureMonitor:
             self._decide_restart(self.root_cause, "its script is over" if self._done else "")
             write(self.root_cause, {}, self._folder)
 
-    def _decide_restart(self, root_cause: RootCause, obstacle: str) -> None:
+    def is_first_deputy(self) -> bool:
+        """Where rank 0 is gone, whether this one is the first that can act for it; asked when the worker has ended."""
+        return False
+
+    def abandon(self, failure: Failure) -> bool:
+        """Leave without a word, as if killed, where a spare node can take this one's place; whether that is so."""
+        return False
+
+    def _decide_restart(self, root_cause: RootCause, obstacle: str, *, moves: bool = False) -> None:
         if self._restarts:
-            self.restart, line = self._restarts.decide(root_cause, self._asked_by or obstacle)
+            self.restart, line = self._restarts.decide(root_cause, self._asked_by or obstacle, moves=moves)
             write_stderr(f"srunddp: {line}\n" if line else "")
 
     def done(self, *, waits: bool = False) -> None:
@@ -110,6 +124,9 @@ class RankContext:
         restarts: on rank 0, decides whether the run starts anew; None without ``--restarts``.
         asked: the number of the launcher's signal that ends this run, at a time; 0 for none.
         lost_after: seconds without an answer of another node's kernel, after which that node is lost.
+        deputies: those that act for rank 0 when it is gone.
+        takeover: with spare nodes, what stands for rank 0's publication then; empty where no restart is left.
+        world_size: with spare nodes, from which number on ``nodes`` has their tasks.
     """
 
     rank: int
@@ -123,6 +140,9 @@ class RankContext:
     lost_after: float = LOST_AFTER
     restarts: RestartPolicy | None = None
     asked: Callable[[float], int] = lambda _: 0
+    deputies: Deputies = field(default_factory=Deputies)
+    takeover: str = ""
+    world_size: int = 0
 
     @property
     def ping_every(self) -> float:

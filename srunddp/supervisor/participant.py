@@ -1,19 +1,17 @@
 """The failure monitor of every rank but rank 0: it tells rank 0's supervisor what happens here, and obeys it."""
 
-import errno
-import socket
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict
-from functools import cached_property
+from time import monotonic
 from typing import Any
 
 from srunddp.supervisor.connection import SupervisorConnection
 from srunddp.supervisor.failure import Failure, FailureKind
 from srunddp.supervisor.failure_monitor import FailureMonitor, RankContext
+from srunddp.supervisor.lease import Lease
 from srunddp.supervisor.root_cause import LOST, RootCause, report_as_deputy
 
 _KILLED = "srunddp itself was killed"
-_WITNESS_WITHIN = 2.0
 _SOON = 0.1
 
 
@@ -25,8 +23,8 @@ class Participant(FailureMonitor):
         self._context = context
         self._connection = connection
         self._failure: Failure | None = None
-        self._deputy: Mapping[str, Any] = {}
-        self._waits = False
+        self._lease = Lease(context.lost_after) if context.takeover else None
+        self._waits = self._lost = self._acts = False
         self._heard = self._pinged = 0.0
 
     @property
@@ -51,10 +49,11 @@ class Participant(FailureMonitor):
         if isinstance(message.get("verdict"), dict):
             self.root_cause = self.root_cause or _root_cause_of(message["verdict"])
             self.restart = message["verdict"].get("restart")
+            self.fenced = "left" in message["verdict"]
+        elif self._lease and "ping" in message:
+            self._lease.note(message)
         elif "stacks" in message:
             self._connection.send({"stacks": self._context.stacks()})
-        elif isinstance(message.get("deputy"), dict):
-            self._deputy = message["deputy"]
         elif "over" in message:
             self._waits = False
 
@@ -74,6 +73,7 @@ class Participant(FailureMonitor):
         self._connection.send({"left": True})
 
     def asked(self, by: str) -> None:
+        super().asked(by)
         self._connection.send({"asked": by})
 
     def uses_mpi(self) -> None:
@@ -81,16 +81,31 @@ class Participant(FailureMonitor):
 
     def ended(self) -> None:
         self._connection.send({"ended": True})
+        if self._acts:
+            self._act_for_rank_zero()
+
+    def abandon(self, failure: Failure) -> bool:
+        if not self._lease:
+            return False
+        self.root_cause, self.fenced = RootCause.of(failure), True
+        self._connection.end()
+        self._connection.open = False
+        return True
 
     def tick(self, now: float) -> float:
         self._heard = self._heard or now  # nothing is expected before the first ping
         if now - self._heard > self._context.silent_after and self._needs_rank_zero and not self._done:
             self._on_end(self._context.starved, now, silent=True)
+        if self._lease and self._needs_rank_zero and monotonic() >= self._lease.ends:
+            self._connection.end()
+            self._on_end(f"no answer for {self._context.lost_after:g} s", now, silent=True)
         self._notice_end(now)
         if now >= self._pinged + self._context.ping_every:
             self._pinged = now
-            self._connection.send({"ping": self._context.step()})
-        return _SOON if self._left else self._pinged + self._context.ping_every - now
+            self._connection.send({"ping": self._context.step(), **(self._lease.stamp() if self._lease else {})})
+        due = self._pinged + self._context.ping_every - now
+        due = min(due, max(0.0, self._lease.ends - monotonic())) if self._lease and self._needs_rank_zero else due
+        return _SOON if self._left else due
 
     @property
     def _needs_rank_zero(self) -> bool:
@@ -103,42 +118,38 @@ class Participant(FailureMonitor):
     def _on_end(self, cause: str, now: float, *, silent: bool = False) -> None:
         if self._context.asked(now) and not self._failure:
             return  # the launcher ends one node after the other, and the worker may have something to save
-        lost, self._connection.open = self._connection.lost or silent, False
-        self.root_cause = self._own_root_cause(cause, lost=lost)
-        # Where rank 0 is gone: the lowest rank left, that is one on another node when rank 0's node is gone.
-        if (self._deputy.get("elsewhere") and self._network_is_up) if lost else self._deputy.get("here"):
+        self._lost, self._connection.open, self._acts = self._connection.lost or silent, False, True
+        self.root_cause = self._own_root_cause(cause)
+        if self._lease and not self._asked_by and not self._context.asked(now):
+            self.restart, self.not_before = self._context.takeover, self._lease.other_ended if self._lost else 0.0
+            self.fenced = True
+        if not self._lost and self._context.deputies.here:
+            self._act_for_rank_zero()
+
+    def _act_for_rank_zero(self) -> None:
+        """Where rank 0 is gone, the first deputy says so, or all where there is none, unless it is cut off itself."""
+        deputies, self._acts = self._context.deputies, False
+        first = deputies.first(lost=self._lost)
+        if self._lost and not (self._context.link_is_up() and deputies.network_is_up()):
+            return
+        if self.root_cause and (first == self._context.rank or (first is None and not self._lost)):
             report_as_deputy(self.root_cause, self._folder)
 
-    def _own_root_cause(self, cause: str, *, lost: bool) -> RootCause:
+    def is_first_deputy(self) -> bool:
+        return self._context.deputies.first(lost=self._lost) == self._context.rank
+
+    def _own_root_cause(self, cause: str) -> RootCause:
         """Without rank 0: this rank's own failure, else a lost node, rank 0's or ours, else rank 0's supervisor."""
         context = self._context
-        if self._failure and not (lost and self._failure.weight is FailureKind.SECONDARY):
+        if self._failure and not (self._lost and self._failure.weight is FailureKind.SECONDARY):
             return RootCause.of(self._failure)
-        if not lost:
+        if not self._lost:
             return RootCause((0,), context.nodes[0], cause, 137)
-        ours = self._connection.lost and not self._network_is_up
+        ours = self._connection.lost and not context.link_is_up()
         rank, node = (context.rank, context.node) if ours else (0, context.nodes[0])
         if self._connection.lost:
             cause = f"no answer for {context.lost_after:g} s"
         return RootCause((rank,), node, cause, LOST, how="lost")
-
-    @cached_property
-    def _network_is_up(self) -> bool:
-        """Whether others can be reached from here: then rank 0's node is the one that is gone, and not ours."""
-        witness = self._deputy.get("witness")
-        if not self._context.link_is_up():
-            return False
-        if not witness:
-            return True
-        try:
-            socket.create_connection((witness[0], witness[1]), _WITNESS_WITHIN).close()
-        except ConnectionError:
-            return True  # it refuses, so it is there
-        except OSError as error:
-            return error.errno == errno.EHOSTUNREACH  # as a firewall there may say; to nobody, the connection times out
-        except (TypeError, ValueError, LookupError, OverflowError):
-            return False
-        return True
 
 
 def _root_cause_of(message: Mapping[str, Any]) -> RootCause | None:
@@ -147,4 +158,5 @@ def _root_cause_of(message: Mapping[str, Any]) -> RootCause | None:
         ranks, code = tuple(map(int, message["ranks"])), message["exit_code"]
     except (KeyError, TypeError, ValueError, OverflowError):
         return None
-    return RootCause(ranks, "", "", code) if type(code) is int and 0 < code < 256 else None
+    code = code if "left" not in message else 0
+    return RootCause(ranks, "", "", code) if type(code) is int and (0 < code < 256 or "left" in message) else None

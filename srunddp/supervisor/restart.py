@@ -45,8 +45,8 @@ class RestartPolicy:
         self.history = history
         self._most, self._publish, self._has_steps, self._began = most, publish, has_steps, monotonic()
 
-    def decide(self, cause: RootCause, obstacle: str) -> tuple[str | None, str]:
-        """Whether all ranks start anew, unless an ``obstacle`` is named.
+    def decide(self, cause: RootCause, obstacle: str, *, moves: bool = False) -> tuple[str | None, str]:
+        """Whether all ranks start anew, unless an ``obstacle`` is named; ``moves``: the failed ones on another node.
 
         Returns:
             What rank 0 has published, None where the run ends; and a line for the user, empty for none.
@@ -57,7 +57,7 @@ class RestartPolicy:
         steps = last.steps or self._has_steps()
         progressed = self._has_steps() or (not steps and monotonic() - self._began >= _LONG)
         memory = last.out_of_memory or cause.cause.endswith(OUT_OF_MEMORY)
-        if why := obstacle or self._refusal(cause, progressed):
+        if why := obstacle or self._refusal(cause, progressed or moves):
             return None, f"not restarted: {why}"
         try:
             published = self._publish()

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from srunddp.errors import PeerError, Scope
+from srunddp.errors import PeerError, ReassignedError, Scope
 from srunddp.supervisor import signals, stacks
 from srunddp.supervisor.clock import ActiveClock
 from srunddp.supervisor.connection import SupervisorConnection
@@ -117,7 +117,8 @@ class Supervisor:
         finally:
             self.agent.stop_sampler()
             writers, given_up = finish_writers(), {self.process.pid} if self.process.given_up else set()
-            spared = self.standby if self.restart is not None else ()
+            goes_on = self.restart is not None or isinstance(self._error, ReassignedError)
+            spared = self.standby if goes_on else ()
             self.remaining = kill_descendants(writers | given_up, spared) - writers
             self.output.finish(_OUTPUT_WITHIN)
         if self._error:
@@ -131,6 +132,11 @@ class Supervisor:
     def restart(self) -> str | None:
         """What rank 0 has published for the next start; None where the run is over."""
         return self._monitor.restart if self._monitor else None
+
+    @property
+    def monitor(self) -> FailureMonitor | None:
+        """Who judges a failure, once the ranks have met."""
+        return self._monitor
 
     def _watch(self) -> None:
         ours, theirs = socket.socketpair()
@@ -202,6 +208,7 @@ class Supervisor:
             has_time = self._ends_itself and (stops or self.recorder.rank in monitor.root_cause.ranks)
             within = self.grace if has_time else KILL_AFTER
             within = within if monitor.restart is None else self.restart_grace
+            within = 0.0 if monitor.fenced else within
             self.process.end(now, ask=not self._failure, within=within)
             if self.process.ended and self._leave_by is None:
                 monitor.ended()
@@ -277,9 +284,12 @@ class Supervisor:
 
     def _on_launcher_end(self, pidfd: int) -> None:
         self._selector.unregister(pidfd)
+        failure = self.recorder.of(f"its launcher, process {self.launcher.pid}, has ended", 137, self._clock.now)
+        if self._monitor and self._monitor.abandon(failure):
+            return
         self._ask_for_end(signal.SIGHUP)  # of which nothing will come any more
         self._ends_itself = False
-        self._fail(self.recorder.of(f"its launcher, process {self.launcher.pid}, has ended", 137, self._clock.now))
+        self._fail(failure)
 
     def _on_signals(self, _: int) -> None:
         arrived = signals.read()

@@ -66,10 +66,13 @@ def shown(seconds: float) -> str:
     return "".join(f"{count:g}{unit}" for count, unit in ((hours, "h"), (minutes, "m"), (rest, "s")) if count) or "0s"
 
 
-def limit(name: str, default: float, text: str, envvar: str | None = None, **within: Any) -> Callable[[Any], Any]:
+def limit(
+    name: str, default: float | None, text: str, envvar: str | None = None, **within: Any
+) -> Callable[[Any], Any]:
     """An option that is a time limit; ``within`` is for :class:`Seconds`."""
-    settings: dict[str, Any] = {"metavar": "DURATION", "show_default": True, "show_envvar": True}
-    return click.option(name, type=Seconds(**within), default=shown(default), help=text, envvar=envvar, **settings)
+    settings: dict[str, Any] = {"metavar": "DURATION", "show_default": default is not None, "show_envvar": True}
+    default_text = None if default is None else shown(default)
+    return click.option(name, type=Seconds(**within), default=default_text, help=text, envvar=envvar, **settings)
 
 
 # Of each command that takes SCRIPT. The variable is read with the files that it comes before, see ifaces_conf.

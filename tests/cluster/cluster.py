@@ -125,6 +125,24 @@ class Cluster:
         self.run("scontrol", "reconfigure")
         self.settings = settings
 
+    def lose(self, name: str) -> None:
+        """Takes a node's cables off, and then kills all that runs there; see `mend`."""
+        network.set_links(node(name), "down")
+        network.end_processes([node(name).namespace])
+
+    def mend(self, *names: str) -> None:
+        """Lets nodes be as new, whatever has happened to them, and returns when they are idle."""
+        for lost in map(node, names):
+            network.end_processes([lost.namespace])
+            network.set_links(lost, "up")
+            self._daemons.append(slurm.start_slurmd(self.folder, lost, slurm.pmix_mounts(self.folder)))
+            # Slurm takes a while to notice by itself, and a job may have been left on the node.
+            for state in ("DOWN", "RESUME"):
+                self.run("scontrol", "update", f"nodename={lost.name}", f"state={state}", "reason=test", check=False)
+        ended = [daemon for daemon in self._daemons if daemon.poll() is not None]
+        self._daemons = [daemon for daemon in self._daemons if daemon not in ended]
+        self._wait_idle()
+
     def down(self) -> None:
         """Ends every process of the cluster and removes its namespaces, files and folders."""
         _clear_away()

@@ -86,7 +86,7 @@ def build(*, open_management: bool) -> None:
 def demolish() -> None:
     """Ends every process in the cluster's namespaces and removes these, also those of a killed run."""
     ours = _existing()
-    _end_processes(ours)
+    end_processes(ours)
     for namespace in ours:
         tool("ip", "netns", "del", namespace)
     if _ETC_NETNS.is_dir():
@@ -101,7 +101,13 @@ def _existing() -> list[str]:
     return [name for name in names if name.startswith(nodes.PREFIX)]
 
 
-def _end_processes(namespaces: Sequence[str]) -> None:
+def set_links(owner: Node, state: str) -> None:
+    """Takes a node's cables off, `down`, or plugs them in again, `up`."""
+    for interface in (nodes.MANAGEMENT_INTERFACE, owner.data_interface):
+        tool("ip", "-n", owner.namespace, "link", "set", interface, state)
+
+
+def end_processes(namespaces: Sequence[str]) -> None:
     """Kills until nothing is left, since a process may fork between the listing and the signal.
 
     The namespaces know their processes even where pid files are stale or were never written.

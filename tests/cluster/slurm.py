@@ -11,7 +11,7 @@ from pathlib import Path
 
 from . import accounting
 from .network import SLURMD_PORT, SRUN_PORTS, Mount, command, tool, tool_environment
-from .nodes import INSTANCE, LOGIN, NODES, Machine
+from .nodes import INSTANCE, LOGIN, NODES, Machine, Node
 
 FOLDERS = ("etc", "spool", "log", "run", "dev", "state", "shared")
 PARTITION = "gpu"
@@ -55,6 +55,8 @@ class Settings:
     """More names for all nodes, without a limit of time."""
     features: tuple[str, ...] = ()
     """Of all nodes."""
+    slurmd_timeout: int = 300
+    """Seconds without an answer of a node's slurmd, after which Slurm sets the node DOWN."""
 
 
 def config_file(folder: Path) -> Path:
@@ -121,7 +123,7 @@ def start(folder: Path, settings: Settings, daemons: list[subprocess.Popen[bytes
     _wait_munge(folder, daemons[-1])
     config = str(config_file(folder))
     mounts = _pmix_mounts(folder)
-    nodes_mounts = [*mounts, *_around_tmp(folder)]
+    (folder / "checkout").mkdir()
     waiting = []
     if settings.accounting:
         daemons.append(_daemon(folder, LOGIN, "slurmdbd", "-D", first=[accounting.wait_database(folder)]))
@@ -129,8 +131,20 @@ def start(folder: Path, settings: Settings, daemons: list[subprocess.Popen[bytes
     daemons.append(_daemon(folder, LOGIN, "slurmctld", "-D", "-f", config, mounts=mounts, first=waiting))
     for node in NODES:
         (folder / "spool" / node.name).mkdir()
-        slurmd = ("slurmd", "-D", "-N", node.name, "-f", config)
-        daemons.append(_daemon(folder, node, *slurmd, mounts=nodes_mounts))
+        daemons.append(start_slurmd(folder, node, mounts))
+
+
+def start_slurmd(folder: Path, node: Node, mounts: Sequence[Mount]) -> subprocess.Popen[bytes]:
+    """Starts a node's daemon; `mounts` has PMIx's library."""
+    words = ("slurmd", "-D", "-N", node.name, "-f", str(config_file(folder)))
+    return _daemon(folder, node, *words, mounts=[*mounts, *_around_tmp(folder)])
+
+
+def pmix_mounts(folder: Path) -> list[Mount]:
+    """What :func:`start` has mounted for it."""
+    original = _pmix_folder()
+    there = original is not None and (folder / "pmix").exists()
+    return [("--bind", str(folder / "pmix"), str(original))] if there else []
 
 
 def _around_tmp(folder: Path) -> list[Mount]:
@@ -140,7 +154,6 @@ def _around_tmp(folder: Path) -> list[Mount]:
     not connect what are meant to be two hosts.
     """
     aside = folder / "checkout"
-    aside.mkdir()
     keep = ("--bind", str(Path.cwd()), str(aside))
     return [keep, *over_tmp(folder), ("-t", "tmpfs", "tmpfs", "/dev/shm")]
 
@@ -277,6 +290,7 @@ def _daemon_lines(folder: Path, settings: Settings) -> list[str]:
         f"ProctrackType=proctrack/{settings.tracking}",
         f"TaskPlugin={'task/cgroup' if settings.tracking == 'cgroup' else 'task/none'}",
         "KillWait=5",
+        f"SlurmdTimeout={settings.slurmd_timeout}",
         # srun listens for its steps, also when a batch script starts it on a node behind the firewall.
         f"SrunPortRange={SRUN_PORTS}",
     ]

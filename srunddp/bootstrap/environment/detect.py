@@ -36,6 +36,8 @@ class Environment:
         notes: lines to be said once, such as what was ignored and why.
         step: Slurm's view, where a step of Slurm is the launcher.
         master: ``MASTER_ADDR`` and ``MASTER_PORT`` where explicit variables rule.
+        node_sizes: with spare nodes, the ranks of each other node, in their order.
+        spares: tasks of the spare nodes, which have the numbers from ``world_size`` on in place of a rank.
     """
 
     launcher: str
@@ -49,10 +51,19 @@ class Environment:
     notes: tuple[str, ...] = ()
     step: slurm.SlurmStep | None = None
     master: tuple[str, int] | None = None
+    node_sizes: tuple[int, ...] = ()
+    spares: int = 0
+
+    @property
+    def is_spare(self) -> bool:
+        """Whether this process waits on a spare node."""
+        return self.rank >= self.world_size
 
     @property
     def one_node(self) -> bool:
         """Whether all ranks are known to share this node."""
+        if self.spares:
+            return False
         at_home = self.master is not None and self.master[0].startswith(("127.", "localhost", "::1"))
         return at_home or self.world_size in (1, self.local_world_size)
 

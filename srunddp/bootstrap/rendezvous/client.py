@@ -15,9 +15,16 @@ from typing import Any
 from srunddp.bootstrap.network.interface import shares_subnet
 from srunddp.bootstrap.rendezvous import auth, protocol
 from srunddp.bootstrap.rendezvous.auth import Authenticator, Challenge
-from srunddp.bootstrap.rendezvous.protocol import AbortReason, Address, CancelToken, Hello, RendezvousInfo
-from srunddp.errors import PeerError, RendezvousError, Scope, SrunddpError
+from srunddp.bootstrap.rendezvous.protocol import (
+    AbortReason,
+    Address,
+    CancelToken,
+    Hello,
+    RendezvousInfo,
+)
+from srunddp.errors import PeerError, ReassignedError, RendezvousError, Scope, SrunddpError
 from srunddp.util.json_lines import receive, send
+from srunddp.util.tcp import limit_silence
 
 ANSWER_WITHIN = 1.0
 _LONGEST_PATIENCE = 8.0
@@ -32,6 +39,7 @@ def join(
     deadline: float,
     own: Authenticator | None = None,
     interrupt: CancelToken | None = None,
+    lost_after: float | None = None,
 ) -> tuple[socket.socket, RendezvousInfo]:
     """The other ranks' side: find rank 0 among the candidates, say hello, wait for the answer.
 
@@ -44,14 +52,16 @@ def join(
         deadline: of :func:`time.monotonic`.
         own: this rank's kind of proof; None for none.
         interrupt: ends the search by this rank's own failure, of which rank 0 is told.
+        lost_after: seconds without an answer of rank 0's node, after which rank 0 is lost; None for no limit.
 
     Raises:
         RendezvousError: rank 0 was not found in time, refused, or has addresses of another family only.
         PeerError: a rank failed during the rendezvous, this one perhaps.
+        ReassignedError: this is a task of a spare node, and gets a rank.
     """
     own, cancel = own or Authenticator(), interrupt or CancelToken()
     try:
-        return RendezvousClient(_reachable(candidates, hello), hello, own, cancel).run(deadline)
+        return RendezvousClient(_reachable(candidates, hello), hello, own, cancel, lost_after).run(deadline)
     finally:
         if not interrupt:
             cancel.close()
@@ -104,6 +114,7 @@ class RendezvousClient:
 
     Attributes:
         own: this rank's kind of proof; interrupt: ends the search by this rank's own failure.
+        lost_after: see :func:`join`.
         passed_over: the last address of each kind that is not rank 0's, and why.
     """
 
@@ -111,6 +122,7 @@ class RendezvousClient:
     hello: Hello
     own: Authenticator
     interrupt: CancelToken
+    lost_after: float | None = None
     passed_over: dict[type[_PassedOverError], str] = field(default_factory=dict)
 
     def run(self, deadline: float) -> tuple[socket.socket, RendezvousInfo]:
@@ -215,6 +227,8 @@ class RendezvousClient:
 
     def _await_others(self, connection: socket.socket, proof: str, address: Address, deadline: float) -> RendezvousInfo:
         send(connection, {"here": True, "proof": proof})
+        if self.lost_after is not None:
+            limit_silence(connection, self.lost_after)
         try:
             return self._receive_info(connection, max(deadline, time.monotonic()) + _RANK_ZERO_LATER)
         except (OSError, TypeError):
@@ -231,6 +245,9 @@ class RendezvousClient:
                 raise protocol.error_from_message(answer)
             if "refused" in answer:
                 raise self._refusal(f"rank 0 refused it: {str(answer['refused'])[:_LONGEST_REASON]}")
+            if isinstance(answer.get("rank"), int):
+                connection.close()
+                raise ReassignedError(answer["rank"])
             if "meeting" in answer:
                 connection.settimeout(None)
                 return RendezvousInfo(**answer["meeting"])

@@ -6,10 +6,14 @@ know, so that none waits for it until the time is over.
 A rank is either the server or a client, and a single process neither: their modules are imported when needed.
 """
 
+from __future__ import annotations
+
 import os
 import socket
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
 
 from srunddp.bootstrap.environment.detect import Environment
 from srunddp.bootstrap.network import ifaces_conf, interface
@@ -25,7 +29,12 @@ from srunddp.bootstrap.rendezvous.protocol import (
 )
 from srunddp.errors import SrunddpError
 
+if TYPE_CHECKING:
+    from srunddp.bootstrap.rendezvous.server import RendezvousServer
+
 DEFAULT_TIMEOUT = 300.0
+END_WITHIN = 3.0  # seconds that a worker's end may take after its node has been found to be cut off
+_LATER = 20.0  # so many seconds later than another one a rank may see that rank 0 is gone
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,6 +45,9 @@ class Rejoin:
         generation: the number of restarts so far.
         published: by rank 0, as over PMI; channel, run: of the first rendezvous.
         descriptor: of the socket on which rank 0 listens already; None on the others.
+        rank: of this process; None for the launcher's. A spare node's task has a number behind all ranks.
+        takes_over: whether this process is rank 0 from now on, as the one before is gone.
+        lost_after: with spare nodes, see :class:`SpareNodeServer`, as for the attributes that follow.
     """
 
     generation: int
@@ -43,6 +55,12 @@ class Rejoin:
     channel: str
     run: str
     descriptor: int | None = None
+    rank: int | None = None
+    takes_over: bool = False
+    lost_after: float | None = None
+    expected: Sequence[int] = ()
+    not_before: float = 0.0
+    quorum: int = 1
 
 
 @dataclass(frozen=True)
@@ -67,6 +85,7 @@ class RankSetup:
     """All that a rank knows of itself before it meets the others.
 
     Attributes:
+        deputy: the socket on which this rank listens for the time when rank 0 is gone, where it does.
         held: rank 0's listening sockets; published: what it publishes over PMI or MPI, its token, its address and
             the secret. Both are None on the others.
     """
@@ -77,6 +96,7 @@ class RankSetup:
     interface: SelectedInterface
     held: BoundSockets | None = None
     published: str | None = field(default=None, repr=False)
+    deputy: socket.socket | None = None
 
 
 def prepare(options: RendezvousOptions, environment: Environment) -> RankSetup:
@@ -114,6 +134,17 @@ def bind(prepared: RankSetup) -> RankSetup:
     return replace(prepared, held=held, published=rejoin.published if rejoin else published)
 
 
+def listen_as_deputy(prepared: RankSetup) -> RankSetup:
+    """On one rank of each node that may act for rank 0 when it is gone: listen, where a port is free."""
+    environment = prepared.environment
+    if environment.rank == 0 or (environment.local_rank and environment.rank > 1):
+        return prepared
+    entry = ifaces_conf.entry_for(prepared.entries, environment.node, or_default=True)
+    ports = list(prepared.options.ports or entry.ports or [0])
+    listening = protocol.listen_where_possible([prepared.interface.address], ports)
+    return replace(prepared, deputy=listening[0]) if listening else prepared
+
+
 def listen_again(prepared: RankSetup) -> tuple[int, str]:
     """On rank 0, listen for the rendezvous of the next start.
 
@@ -130,7 +161,11 @@ def listen_again(prepared: RankSetup) -> tuple[int, str]:
 
 
 def rendezvous(
-    prepared: RankSetup, over_mpi: Broadcast, say: Say = lambda _: None, interrupt: CancelToken | None = None
+    prepared: RankSetup,
+    over_mpi: Broadcast,
+    say: Say = lambda _: None,
+    interrupt: CancelToken | None = None,
+    on_quorum: Callable[[], None] = lambda: None,
 ) -> RendezvousResult:
     """Wait until the rendezvous of all ranks is complete.
 
@@ -139,6 +174,7 @@ def rendezvous(
         over_mpi: broadcasts rank 0's message over MPI; see :func:`srunddp.bootstrap.rendezvous.discovery.discover`.
         say: takes rank 0's lines on who is waited for and who was refused.
         interrupt: ends the rendezvous when this rank fails.
+        on_quorum: called on a new rank 0 when more than half of the tasks have come; may raise.
 
     Returns:
         What all know then, and the connections that stay open.
@@ -146,6 +182,7 @@ def rendezvous(
     Raises:
         SrunddpError: they did not meet.
         PeerError: a rank failed during the rendezvous; this one where the interrupt said so.
+        ReassignedError: this is a task of a spare node, and gets a rank.
     """
     environment = prepared.environment
     if environment.world_size == 1:
@@ -160,29 +197,46 @@ def rendezvous(
     else:
         timeout = prepared.options.timeout
         channel, published = discovery.discover(environment, prepared.published, timeout, over_mpi, say)
-    hello, own, addresses = discovery.introduce(environment, published, prepared.interface.address)
+    port = prepared.deputy.getsockname()[1] if prepared.deputy else 0
+    hello, own, addresses = discovery.introduce(environment, published, prepared.interface.address, port)
     if prepared.held:
         if not published:
             discovery.working_out(environment).rank_zero(environment)
-        from srunddp.bootstrap.rendezvous.server import RendezvousServer
-
-        return RendezvousServer(
-            own=hello,
-            held=prepared.held,
-            channel=channel,
-            layout=environment.step.layout() if environment.step else {},
-            trust=own,
-            say=say,
-            interrupt=interrupt,
-        ).accept_all(deadline)
+        known: dict[str, Any] = {"own": hello, "held": prepared.held, "channel": channel, "trust": own}
+        known |= {"say": say, "interrupt": interrupt, "spares": environment.spares}
+        return _server(prepared, on_quorum, known).accept_all(deadline)
     from srunddp.bootstrap.rendezvous import client
 
     if not published:
         forced = prepared.options.ports
         addresses = discovery.candidate_addresses(environment, prepared.interface, prepared.entries, forced)
-    connection, meeting = client.join(addresses, hello, deadline, own, interrupt)
+    lost_after = rejoin.lost_after if rejoin else None
+    if lost_after is not None:  # rank 0 listens already, or soon
+        deadline = min(deadline, time.monotonic() + lost_after + _LATER)
+    connection, meeting = client.join(addresses, hello, deadline, own, interrupt, lost_after)
     nodes = {0: meeting.master_node, environment.rank: environment.node}
     return RendezvousResult(meeting=meeting, connections={0: connection}, nodes=nodes)
+
+
+def _server(prepared: RankSetup, on_quorum: Callable[[], None], known: dict[str, Any]) -> RendezvousServer:
+    environment, rejoin = prepared.environment, prepared.options.rejoin
+    if rejoin is None or rejoin.lost_after is None:
+        from srunddp.bootstrap.rendezvous.server import RendezvousServer
+
+        layout = environment.step.layout() if environment.step else {}
+        return RendezvousServer(layout=layout, **known)
+    from srunddp.bootstrap.rendezvous.spare_node_server import SpareNodeServer
+
+    return SpareNodeServer(
+        sizes=environment.node_sizes,
+        expected={*rejoin.expected},
+        within=rejoin.lost_after + END_WITHIN,
+        not_before=rejoin.not_before,
+        quorum=rejoin.quorum,
+        lost_after=rejoin.lost_after,
+        on_quorum=on_quorum if rejoin.takes_over else lambda: None,
+        **known,
+    )
 
 
 def report_early_failure(

@@ -59,7 +59,9 @@ class Hello:
     """What a rank says of itself: who it is, where, which process, and on which CPUs it may run.
 
     Attributes:
+        rank, world_size: with spare nodes their tasks count, too, with the numbers behind all ranks.
         local_world_size: as the launcher told it; 0 where it did not. version: srunddp's.
+        deputy_port: on which it listens for the time when rank 0 is gone; 0 where it does not.
     """
 
     token: str
@@ -72,6 +74,7 @@ class Hello:
     cpus: str = ""
     local_world_size: int = 0
     version: str = ""
+    deputy_port: int = 0
 
     def __str__(self) -> str:
         return f"rank {self.rank} on {self.node}"
@@ -87,6 +90,8 @@ class RendezvousInfo:
         run: the job and step, for ``TORCHELASTIC_RUN_ID``; channel: over which the ranks met.
         master_node: rank 0's.
         sharers: ranks of this node with this rank's affinity mask, itself included.
+        deputies: rank, address and port of those that may act for rank 0 when it is gone, the first one first.
+        takeover: with spare nodes, what rank 0 would publish of them then; vacant: numbers of tasks that are gone.
     """
 
     master_addr: str
@@ -98,6 +103,9 @@ class RendezvousInfo:
     channel: str = "none"
     master_node: str
     sharers: int = 1
+    deputies: Sequence[tuple[int, str, int]] = ()
+    takeover: str = field(default="", repr=False)
+    vacant: Sequence[int] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -24,6 +24,9 @@ from srunddp.util.hostlist import fold_ranks
 from srunddp.util.json_lines import send
 
 
+MOST_DEPUTIES = 8
+
+
 @dataclass(kw_only=True)
 class RendezvousServer:
     """Rank 0's side: greets the ranks as they come, and tells all of them once the last is there.
@@ -36,6 +39,7 @@ class RendezvousServer:
         layout: the node of each rank as far as the launcher tells, to name those that do not come.
         trust: rank 0's kind of proof; say: takes a line for the log.
         interrupt: ends the gathering by this rank's own failure.
+        spares: how many tasks of spare nodes there are beside the ranks.
         every: seconds between two lines that say who is missing.
         linger: seconds for which ranks that come after a failure are told of it.
         connections: the connection of each rank that is here.
@@ -48,6 +52,7 @@ class RendezvousServer:
     trust: Authenticator = field(default_factory=Authenticator)
     say: Callable[[str], None] = lambda _: None
     interrupt: CancelToken | None = None
+    spares: int = 0
     every: float = SAY_EVERY
     linger: float = protocol.TELL_FOR
     connections: dict[int, socket.socket] = field(default_factory=dict)
@@ -143,18 +148,40 @@ class RendezvousServer:
         return RendezvousError(found, expected=expected, hint=hint, scope=Scope.JOB)
 
     def _tell(self) -> RendezvousInfo:
-        hellos = [self._here[rank] for rank in range(self.own.world_size)]
-        meetings = infos_of(hellos, self.held.store_address, self.channel)
+        numbers = sorted(self._here)
+        deputies = self._deputies()
+        more: dict[str, Any] = {"deputies": deputies}
+        if self.spares:
+            takeover = protocol.encode_advertisement(
+                self.own.token, [Address(host, port) for _, host, port in deputies]
+            )
+            more |= {"takeover": takeover, "vacant": sorted({*range(self.own.world_size)} - {*numbers})}
+        hellos = [self._here[number] for number in numbers]
+        infos = infos_of(hellos, self.held.store_address, self.channel, self.own.world_size - self.spares, **more)
+        meetings = dict(zip(numbers, infos, strict=True))
         for rank, connection in self.connections.items():
             connection.setblocking(True)
             send(connection, {"meeting": asdict(meetings[rank])})
         return meetings[self.own.rank]
 
+    def _deputies(self) -> list[tuple[int, str, int]]:
+        """One task on each of eight nodes at most; those of spare nodes first, which can act without another's help."""
+        listening = [hello for hello in self._here.values() if hello.deputy_port]
+        listening.sort(key=lambda hello: (hello.rank < self.own.world_size - self.spares, hello.rank))
+        first = {hello.node: hello for hello in reversed(listening)}
+        chosen = [hello for hello in listening if first[hello.node] is hello][:MOST_DEPUTIES]
+        return [(hello.rank, hello.address, hello.deputy_port) for hello in chosen]
 
-def infos_of(hellos: Sequence[Hello], store: Address, channel: str) -> list[RendezvousInfo]:
-    """What each of these ranks is told, that of rank 0 first: where it has the store, over which channel they met."""
+
+def infos_of(
+    hellos: Sequence[Hello], store: Address, channel: str, ranks: int | None = None, **more: Any
+) -> list[RendezvousInfo]:
+    """What each of these ranks is told, that of rank 0 first: where it has the store, over which channel they met.
+
+    ``ranks``: so many of them are ranks, and the others of spare nodes; ``more``: what all are told besides.
+    """
     nodes = _nodes(hellos)
-    sizes = Counter(nodes)
+    sizes = Counter(nodes[:ranks])
     masks = Counter((node, hello.cpus) for node, hello in zip(nodes, hellos, strict=True))
     node_ranks = {node: node_rank for node_rank, node in enumerate(sizes)}
     return [
@@ -162,12 +189,13 @@ def infos_of(hellos: Sequence[Hello], store: Address, channel: str) -> list[Rend
             master_addr=store.host,
             master_port=store.port,
             nnodes=len(sizes),
-            node_rank=node_ranks[node],
+            node_rank=node_ranks.get(node, 0),
             local_world_size=hello.local_world_size or sizes[node],
             run=hello.token,
             channel=channel,
             master_node=hellos[0].node,
             sharers=masks[node, hello.cpus],
+            **more,
         )
         for node, hello in zip(nodes, hellos, strict=True)
     ]

@@ -1,0 +1,41 @@
+"""``--spare-nodes``: the last nodes of a step wait, and take the ranks of a node that is lost."""
+
+from dataclasses import replace
+from itertools import accumulate
+
+from srunddp.bootstrap.environment.detect import Environment
+from srunddp.errors import ConfigError, Scope
+
+_OPTION = "--spare-nodes"
+
+
+def set_spare_nodes(environment: Environment, count: int) -> Environment:
+    """The environment in which the last ``count`` nodes of the step are spare, and their tasks no ranks.
+
+    Raises:
+        ConfigError: no step of Slurm, tasks that are not in the order of the nodes, or too few or too small nodes.
+    """
+    step = environment.step
+    if not count:
+        return environment
+    if not step:
+        hint = "start with srun --no-kill --kill-on-bad-exit=0 --wait=0"
+        found = f"{_OPTION} under {environment.launcher}"
+        raise ConfigError(found, expected="a step of Slurm", hint=hint, scope=Scope.JOB)
+    sizes = step.tasks_per_node
+    if not step.layout() or not step.distribution.startswith("block"):
+        found, hint = f"{_OPTION} with the distribution {step.distribution}", "add srun --distribution=block"
+        raise ConfigError(found, expected="tasks in the order of the nodes", hint=hint, scope=Scope.JOB)
+    if count >= len(sizes) or sum(sizes[:-count]) < 2:
+        found, hint = f"{_OPTION}={count} of {len(sizes)} nodes", "ask for more nodes with -N"
+        raise ConfigError(found, expected="2 ranks or more on the others", hint=hint, scope=Scope.JOB)
+    if min(sizes[-count:]) < max(sizes):
+        found, hint = f"{min(sizes[-count:])} tasks on a spare node, and {max(sizes)} on another", "--ntasks-per-node"
+        raise ConfigError(found, expected="no fewer on a spare node", hint=f"give srun {hint}", scope=Scope.JOB)
+    ranks = sizes[:-count]
+    return replace(environment, world_size=sum(ranks), spares=sum(sizes[-count:]), node_sizes=ranks)
+
+
+def ranks_of_nodes(sizes: tuple[int, ...]) -> list[range]:
+    """The ranks that are on one node together, and go to another together."""
+    return [range(end - size, end) for end, size in zip(accumulate(sizes), sizes, strict=True)]

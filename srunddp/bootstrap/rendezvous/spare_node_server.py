@@ -1,0 +1,130 @@
+"""Rank 0's side of the rendezvous of a restart with spare nodes: who does not come is lost, and replaced."""
+
+import socket
+import time
+from collections import defaultdict
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from srunddp.bootstrap.environment.spare_nodes import ranks_of_nodes
+from srunddp.bootstrap.rendezvous.listener import AuthenticatedListener
+from srunddp.bootstrap.rendezvous.protocol import AbortReason, Hello
+from srunddp.bootstrap.rendezvous.server import RendezvousServer
+from srunddp.errors import RendezvousError, Scope
+from srunddp.util.hostlist import fold_ranks
+from srunddp.util.json_lines import send
+from srunddp.util.tcp import limit_silence
+
+
+@dataclass(kw_only=True)
+class SpareNodeServer(RendezvousServer):
+    """Waits for those that are expected, and gives the ranks of a node from which one is missing to a spare node.
+
+    Ranks move by whole nodes, and the others keep theirs. A task of a spare node is told its rank, and comes again as
+    that one.
+
+    Attributes:
+        sizes: the ranks of each node; expected: the numbers of those that may still come.
+        within: seconds after which who has not come is lost, and has ended its worker.
+        not_before: time of :func:`time.monotonic` before which the workers of a lost node may be running.
+        quorum: how many must come, rank 0 included: others that were cut off may have a rank 0 of their own.
+        lost_after: seconds without an answer after which one that has come is lost.
+        on_quorum: called when so many have come, and may raise.
+    """
+
+    sizes: tuple[int, ...]
+    expected: set[int]
+    within: float
+    not_before: float
+    quorum: int
+    lost_after: float
+    on_quorum: Callable[[], None] = lambda: None
+    _moved: dict[int, str] = field(default_factory=dict)  # the node of each rank that has been on another
+
+    def __post_init__(self) -> None:
+        # Where rank 0 is new, others of its old node may come.
+        self._moved |= dict.fromkeys(range(self.sizes[0]), self.own.node)
+
+    def _await_all(self, listener: AuthenticatedListener, deadline: float) -> None:
+        give_up = time.monotonic() + self.within
+        has_quorum = False
+        while True:
+            now, missing = time.monotonic(), self.expected - {*self._here}
+            if not missing or now >= give_up:
+                if not has_quorum:
+                    self._check_quorum()
+                    has_quorum = True
+                self.expected -= missing
+                if vacant := {*range(sum(self.sizes))} - {*self._here}:
+                    self._replace(vacant)
+                    give_up = now + self.within
+                    continue
+                if now >= self.not_before:
+                    return
+            due = give_up if missing else self.not_before
+            for hello, connection, message in listener.events(due - now):
+                self._take(hello, connection, message)
+            if self.interrupt and self.interrupt.failure:
+                raise self.interrupt.failure.of(self.own.rank, self.own.node)
+
+    def _take(self, hello: Hello, connection: socket.socket, message: Mapping[str, Any] | None) -> None:
+        if message is None:
+            if self.connections.get(hello.rank) is connection:
+                del self.connections[hello.rank], self._here[hello.rank]
+                self.expected.discard(hello.rank)
+            return
+        if self._moved.get(hello.rank, hello.node) != hello.node:
+            self._dismiss(connection, hello)
+            return
+        super()._take(hello, connection, message)
+        limit_silence(connection, self.lost_after)
+
+    def _check_quorum(self) -> None:
+        if len(self._here) < self.quorum:
+            raise RendezvousError(
+                f"{len(self._here)} tasks have met after the loss of a node",
+                expected=f"{self.quorum}, more than half of those before it",
+                hint="this side is cut off from the others: look at their output",
+                scope=Scope.JOB,
+            )
+        self.on_quorum()
+
+    def _replace(self, vacant: Collection[int]) -> None:
+        for ranks in ranks_of_nodes(self.sizes):
+            if not {*vacant} & {*ranks}:
+                continue
+            if 0 in ranks:  # as rank 0 itself was, the others are on its node
+                wanted, spare = [*ranks][1:], self._spare_nodes().get(self.own.node, [])
+            else:
+                for rank in {*ranks} & {*self._here}:
+                    self._dismiss(self.connections.pop(rank), self._here.pop(rank))
+                others = [each for node, each in self._spare_nodes().items() if node != self.own.node]
+                wanted, spare = [*ranks], next((each for each in others if len(each) >= len(ranks)), [])
+            if len(spare) < len(wanted):
+                found = f"no spare node is left for {fold_ranks(wanted, {})}"
+                hint = "give the job more with --spare-nodes"
+                raise RendezvousError(found, expected="one for each node that is lost", hint=hint, scope=Scope.JOB)
+            self._assign(wanted, spare)
+
+    def _assign(self, ranks: Collection[int], spare: Collection[Hello]) -> None:
+        self.say(f"{fold_ranks(ranks, {})} {'go' if len(ranks) > 1 else 'goes'} to {next(iter(spare)).node}")
+        for rank, hello in zip(ranks, spare, strict=False):
+            send(self.connections.pop(hello.rank), {"rank": rank})
+            del self._here[hello.rank]
+            self.expected = (self.expected - {hello.rank}) | {rank}
+            self._moved[rank] = hello.node
+
+    def _spare_nodes(self) -> dict[str, list[Hello]]:
+        """The tasks of each spare node that are here, in the order of their local ranks."""
+        found = defaultdict(list)
+        for number, hello in sorted(self._here.items()):
+            if number >= sum(self.sizes):
+                found[hello.node].append(hello)
+        return found
+
+    def _dismiss(self, connection: socket.socket, hello: Hello) -> None:
+        send(
+            connection,
+            AbortReason(f"the ranks of {hello.node} have gone to another node", RendezvousError.exit_code).message(),
+        )

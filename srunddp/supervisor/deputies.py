@@ -1,0 +1,50 @@
+"""Who acts for rank 0 when it is gone."""
+
+import socket
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+_ANSWERS_WITHIN = 1.0
+_ENOUGH = 2
+
+
+@dataclass(frozen=True)
+class Deputies:
+    """The ranks that may act for rank 0, the first one first.
+
+    Each listens on a node of its own, and answers nobody: that its kernel accepts a connection is enough.
+
+    Attributes:
+        listening: rank, address and port of each.
+        rank: of this process; master: rank 0's address.
+    """
+
+    listening: Sequence[tuple[int, str, int]] = ()
+    rank: int = 0
+    master: str = ""
+
+    @property
+    def here(self) -> bool:
+        """Whether this process is one of them."""
+        return any(rank == self.rank for rank, _, _ in self.listening)
+
+    def first(self, *, lost: bool) -> int | None:
+        """The first that can be reached, this one included; where rank 0's node is ``lost``, of the others."""
+        for rank, host, port in self.listening:
+            if not (lost and host == self.master) and (rank == self.rank or _accepts(host, port)):
+                return rank
+        return None
+
+    def network_is_up(self) -> bool:
+        """Whether a node that is neither this one's nor rank 0's can be reached; True where there is none."""
+        own = {host for rank, host, _ in self.listening if rank == self.rank} | {self.master}
+        others = [(host, port) for _, host, port in self.listening if host not in own]
+        return not others or any(_accepts(*other) for other in others[:_ENOUGH])
+
+
+def _accepts(host: str, port: int) -> bool:
+    try:
+        socket.create_connection((host, port), _ANSWERS_WITHIN).close()
+    except OSError:
+        return False
+    return True

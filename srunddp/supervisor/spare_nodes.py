@@ -1,0 +1,84 @@
+"""What rank 0 decides with spare nodes: which nodes are left, and whether this side may go on."""
+
+import time
+from collections import Counter
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from srunddp.supervisor.connection import SupervisorConnection
+from srunddp.supervisor.lease import Lease
+from srunddp.supervisor.root_cause import RootCause
+
+
+class SpareNodes:
+    """Rank 0's view of the nodes of a run that has spare ones.
+
+    Attributes:
+        numbers: of the tasks of spare nodes; leases: by rank or such a number.
+    """
+
+    def __init__(
+        self,
+        nodes: Mapping[int, str],
+        world_size: int,
+        connections: Mapping[int, SupervisorConnection],
+        lost_after: float,
+    ) -> None:
+        """``nodes``: of all tasks, by rank; those from ``world_size`` on are spare."""
+        self._nodes, self._connections = nodes, connections
+        self.numbers = {number for number in nodes if number >= world_size}
+        self.leases = {rank: Lease(lost_after) for rank in connections}
+        self._gone: set[int] = set()
+
+    def drop(self, number: int) -> None:
+        """This task of a spare node, and so that node, takes no rank any more."""
+        self._gone.add(number)
+
+    def majority_ends(self) -> float:
+        """When less than half of the tasks will have heard of rank 0, by :func:`time.monotonic`."""
+        # Who has ended is on no other side.
+        known = [rank for rank, each in self._connections.items() if each.open or each.lost]
+        ends = sorted((self.leases[rank].ends for rank in known), reverse=True)
+        needed = (len(known) + 1) // 2
+        return ends[needed - 1] if needed else float("inf")
+
+    @property
+    def quorum(self) -> int:
+        """More than half of those that may be there still."""
+        return (1 + sum(each.open or each.lost for each in self._connections.values())) // 2 + 1
+
+    def left(self, root_cause: RootCause, last_node: str) -> set[str]:
+        """The nodes whose ranks go to others; ``last_node``: that of the failure before this one."""
+        ended = {rank for rank, connection in self._connections.items() if not connection.open}
+        left = {self._nodes[rank] for rank in ended - self.numbers}
+        if root_cause.how == "lost":
+            left.add(root_cause.node)
+        others = {node for rank, node in self._nodes.items() if rank not in self.numbers} - {last_node}
+        if root_cause.node == last_node and others and self.free(left):
+            left.add(last_node)  # twice in a row, and no other's
+        return left
+
+    def free(self, left: Collection[str]) -> int:
+        """How many spare nodes are there beside those that nodes which are ``left`` need."""
+        there = [number for number in self.numbers if self._connections[number].open and number not in self._gone]
+        whole = Counter(self._nodes[number] for number in self.numbers)
+        return sum(count == whole[node] for node, count in Counter(self._nodes[each] for each in there).items()) - len(
+            left
+        )
+
+    def staying(self, left: Collection[str]) -> list[int]:
+        """The ranks and numbers of those that may come to the next start, but for rank 0."""
+        there = {rank for rank, connection in self._connections.items() if connection.open} - self._gone
+        return [rank for rank in sorted(there) if self._nodes[rank] not in left]
+
+    def ended_by(self, root_cause: RootCause) -> float:
+        """When the workers of lost nodes have ended, by :func:`time.monotonic`."""
+        silent = root_cause.node if root_cause.how == "lost" else None
+        connections = self._connections.items()
+        lost = [rank for rank, each in connections if each.lost or (each.open and self._nodes[rank] == silent)]
+        return max((self.leases[rank].other_ended for rank in lost), default=time.monotonic())
+
+    def answer(self, rank: int, message: Mapping[str, Any]) -> dict[str, float]:
+        """What the answer to a ping carries."""
+        self.leases[rank].note(message)
+        return self.leases[rank].stamp()
