@@ -47,7 +47,7 @@ class AsyncCheckpointer:
         For that it waits a second, and only once while that one is written.
 
         Raises:
-            CheckpointError: the checkpoint before held something that cannot be loaded again.
+            CheckpointError: the one before held something that cannot be loaded again, or another run has begun here.
         """
         if not self.join(0.0 if self._left_out else _PATIENCE):
             if not self._left_out:

@@ -4,6 +4,7 @@ import errno
 import math
 import os
 import re
+import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from itertools import islice
@@ -12,16 +13,20 @@ from secrets import token_hex
 from typing import Any
 
 from srunddp.train.checkpoint.file import (
+    OWN,
     CheckpointError,
+    generation_of,
     load_checkpoint,
     remove_temporaries,
-    save_checkpoint,
     sync_folder,
     verify,
+    write_checkpoint,
 )
+from srunddp.util.atomic_file import replace_file
 
 _NAME = re.compile(r"step-([0-9]{8}|[1-9][0-9]{8,})\.pt")
 _BEST = "best.pt"
+_GENERATION = "generation"
 _HINTS = {
     errno.ENOSPC: "free space there",
     errno.EDQUOT: "free some of your quota there",
@@ -38,7 +43,8 @@ def disk_hint(error: OSError) -> str:
 class CheckpointDirectory:
     """Files ``step-00000120.pt``, named after the optimizer's step, and a link ``best.pt`` to the best of them.
 
-    One process alone writes; others may read meanwhile.
+    One process alone writes; others may read meanwhile. Each run has a number, which is in its checkpoints.
+    That of the run that has begun last is in the file ``generation``: what any other run writes is refused.
 
     Attributes:
         folder: where they are.
@@ -52,6 +58,7 @@ class CheckpointDirectory:
         self._keep_last = keep_last
         self._keep_best = keep_best
         self._whole: set[int] = set()  # steps whose files were found to be whole by this process
+        self._generation = self._former = 0  # this run's, and that of the run before; 0 for none
 
     def path(self, step: int) -> Path:
         """Where the checkpoint of this step is, or would be."""
@@ -81,19 +88,36 @@ class CheckpointDirectory:
                 if os.path.lexists(self.path(step)):
                     log(f"ignored {str(error).partition(';')[0]}")
                 continue
+            own = state.get(OWN, {}).get("generation", 0)
+            # Written by a run that had been replaced. Most often it is of the run before, and no other file is opened.
+            if own < self._former and any(generation_of(self.path(other)) > own for other in left):
+                self.archive_newer(step - 1)
+                log(f"{self.path(step)} is of an earlier run than a checkpoint before it, and was set aside")
+                continue
             self._whole.add(step)
             return self.path(step), state
         return None
+
+    def begin(self) -> None:
+        """Begin a run that writes here, once: earlier ones are refused from now on. OSError: the folder refuses it."""
+        if self._generation:
+            return
+        self._former = self._latest()
+        generation = max(self._former + 1, time.time_ns())  # two that begin at once differ, and so do two folders
+        replace_file(self.folder / _GENERATION, b"%d\n" % generation)
+        self._generation = generation
+        for name in ("step-*.pt", _BEST):  # then a run that has just found its own number there has none to rename
+            remove_temporaries(self.folder, name)
 
     def add(self, step: int, state: Mapping[str, Any]) -> None:
         """Write the checkpoint of a step, and then delete those that need not be kept.
 
         Raises:
-            CheckpointError, OSError: as :func:`save_checkpoint`; nothing was deleted then but temporary files.
+            CheckpointError, OSError: as :func:`save_checkpoint`, or another run has begun; nothing was deleted then.
         """
-        for name in ("step-*.pt", _BEST):  # what killed saves have left may fill the disk
-            remove_temporaries(self.folder, name)
-        save_checkpoint(self.path(step), state)
+        self.begin()
+        state = {**state, OWN: {**state.get(OWN, {}), "generation": self._generation}}
+        write_checkpoint(self.path(step), state, self._check_generation)
         self._whole.add(step)
         self._prune(step)
 
@@ -121,12 +145,24 @@ class CheckpointDirectory:
         scored = [step for step in steps if not math.isnan(scores.get(step, math.nan))]
         best = list(islice(filter(self._is_whole, sorted(scored, key=scores.__getitem__)), self._keep_best))
         kept = {added, *newest, *best}
+        self._check_generation()  # what is above may read large files, and another run may have begun
         if best:
             self._link(best[0])
         for step in steps:
             if step not in kept:
                 self.path(step).unlink(missing_ok=True)
                 self._whole.discard(step)
+
+    def _latest(self) -> int:
+        with suppress(FileNotFoundError, ValueError):  # the user has deleted it, or made the folder again
+            return int((self.folder / _GENERATION).read_bytes())
+        return 0
+
+    def _check_generation(self) -> None:
+        if self._latest() not in (0, self._generation):
+            found = "another run has begun to write checkpoints here since, and this run's are refused"
+            hint = "nothing, if that run goes on with this training; else give each run a folder of its own"
+            raise CheckpointError(found, expected="one run at a time", hint=hint, where=str(self.folder))
 
     def _is_whole(self, step: int) -> bool:
         if step not in self._whole:

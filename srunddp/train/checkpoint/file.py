@@ -11,7 +11,7 @@ import os
 import pickle
 import re
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from mmap import MAP_PRIVATE
 from pathlib import Path
@@ -27,6 +27,7 @@ _LINE = "\nsrunddp checkpoint: {length:020} bytes, SHA-256 {digest}\n"
 _PARSED = re.compile(rb"\nsrunddp checkpoint: ([0-9]{20}) bytes, SHA-256 ([0-9a-f]{64})\n")
 _LINE_LENGTH = len(_LINE.format(length=0, digest="0" * 64))
 _PIECE = 1 << 20  # bytes that are read at once
+OWN = "srunddp"  # CheckpointManager's key in a checkpoint
 
 
 class CheckpointError(ConfigError):
@@ -49,11 +50,17 @@ def save_checkpoint(path: str | os.PathLike[str], state: Mapping[str, Any]) -> N
     """
     path = Path(path)
     remove_temporaries(path.parent, path.name)
+    write_checkpoint(path, state, lambda: None)
+
+
+def write_checkpoint(path: Path, state: Mapping[str, Any], check: Callable[[], None]) -> None:
+    """The same; ``check`` is called just before the file gets its name, and where it raises nothing has changed."""
     # In the same folder, since a rename is atomic within one file system only; and of a name of its own, so that two
     # jobs that write by mistake to one folder do not mix their bytes.
     temporary = path.with_name(f"{path.name}.{token_hex(4)}.tmp")
     try:
         _write(temporary, path, state)
+        check()
         os.replace(temporary, path)
     except BaseException:
         with suppress(OSError):  # of the two errors the first tells more
@@ -106,6 +113,13 @@ def last_line(path: str | os.PathLike[str]) -> str:
     with _opened(path) as file:
         file.seek(max(0, os.fstat(file.fileno()).st_size - _LINE_LENGTH))
         return file.read(_LINE_LENGTH).decode(errors="replace")
+
+
+def generation_of(path: Path) -> int:
+    """The generation in a file, of which no tensor is read or checked; 0 where it has none, or is damaged."""
+    with suppress(Exception), _opened(path) as file:  # torch raises anything on damaged files
+        return int(_torch_load(file, MAP_PRIVATE)[OWN]["generation"])
+    return 0
 
 
 def verify(path: str | os.PathLike[str]) -> None:

@@ -3,8 +3,8 @@
 import logging
 import os
 import time
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from functools import partial
 from mmap import MAP_SHARED
 from pathlib import Path
@@ -22,6 +22,7 @@ from srunddp.train import rng
 from srunddp.train.checkpoint.async_writer import AsyncCheckpointer, emptied, map_tensors
 from srunddp.train.checkpoint.directory import CheckpointDirectory, disk_hint
 from srunddp.train.checkpoint.file import (
+    OWN,
     CheckpointError,
     check_savable,
     last_line,
@@ -32,7 +33,6 @@ from srunddp.train.checkpoint.file import (
 from srunddp.train.world import World, any_rank, on_rank_zero
 from srunddp.util.kernel_file import memory_file
 
-_OWN = "srunddp"  # the manager's key in a checkpoint
 _SMALL = 4096  # bytes
 _PIECE = 1 << 22  # bytes of a broadcast
 
@@ -108,8 +108,8 @@ class CheckpointManager:
             The path, which exists once the checkpoint is written.
 
         Raises:
-            CheckpointError: this one or the one before cannot be loaded again; with ``wait``, this one could not be
-                written. PeerError then, on the other ranks.
+            CheckpointError: this one or the one before cannot be loaded again, or another run has begun in this folder;
+                with ``wait``, this one could not be written. PeerError then, on the other ranks.
         """
         if wait:
             on_rank_zero(self._world, self._writer.join)
@@ -119,7 +119,7 @@ class CheckpointManager:
             if score is not None:
                 self.scores[step] = score
             own = {"step": step, "world_size": self._world.world_size, "random": random, "scores": dict(self.scores)}
-            self._writer.write(step, {**state, _OWN: own})
+            self._writer.write(step, {**state, OWN: own})
         event("checkpoint", time.monotonic() - began)
         if wait:
             self.wait()
@@ -143,8 +143,8 @@ class CheckpointManager:
     def load(self, resume: str = "auto") -> dict[str, Any] | None:
         """What :meth:`save` was given, with tensors on the CPU, and the manager's own key; None for a new run.
 
-        Ranks that do not see rank 0's file are sent it. On a GPU the tensors stay in the file until they are used: copy
-        those that are not moved to the GPU.
+        What runs that began earlier save there is refused from then on. Ranks that do not see rank 0's file are sent
+        it. On a GPU the tensors stay in the file until they are used: copy those that are not moved to the GPU.
 
         Args:
             resume: ``auto`` for the newest whole one, if any; a checkpoint's path, after which later ones are set
@@ -172,13 +172,13 @@ class CheckpointManager:
         assert state is not None
         # Counters that an optimizer keeps on the CPU would keep all of the file, or of the memory, that they lie in.
         state = map_tensors(state, _cloned_if_small, lambda value: value)
-        self.scores.update(state[_OWN]["scores"])
-        event("resumed", state[_OWN]["step"])
+        self.scores.update(state[OWN]["scores"])
+        event("resumed", state[OWN]["step"])
         return state
 
     def restore_rng(self, state: Mapping[str, Any], seed: int) -> None:
         """Go on with the random states of a loaded state; a rank that there was none of begins with its own by seed."""
-        own = state[_OWN]
+        own = state[OWN]
         rng.restore(own["random"], self._world, seed + own["step"])
 
     def path(self, step: int) -> Path:
@@ -186,42 +186,44 @@ class CheckpointManager:
         return self._directory.path(step)
 
     def _make_folder(self) -> None:
-        try:
+        with self._writing():
             self._directory.folder.mkdir(parents=True, exist_ok=True)
             with TemporaryFile(dir=self._directory.folder, buffering=0) as file:
                 file.write(bytes(4096))
-        except OSError as error:
-            raise self._refused(error) from None
 
-    def _refused(self, error: OSError) -> ConfigError:
-        return ConfigError(
-            f"{self._directory.folder} cannot be written: {error.strerror}",
-            expected="a folder that rank 0 may write to",
-            hint=f"{disk_hint(error)}, or choose another",
-        )
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise ConfigError(
+                f"{self._directory.folder} cannot be written: {error.strerror}",
+                expected="a folder that rank 0 may write to",
+                hint=f"{disk_hint(error)}, or choose another",
+            ) from None
 
     def _choose(self, resume: str) -> tuple[Path, dict[str, Any] | None]:
         restarted = restart_count() > 0 or os.environ.get("SLURM_RESTART_COUNT", "0") not in ("", "0")
-        if (resume == "auto" or restarted) and (found := self._directory.newest(self._log, mmap=self._mmap)):
-            return _checked(*found)
-        if resume not in ("auto", "never"):
-            path, state = _checked(Path(resume), load_checkpoint(resume, mmap=self._mmap))
-            self._set_aside(after=state[_OWN]["step"])
-            return path, state
         if resume == "never" and not restarted and (steps := self._directory.steps()):
             raise ConfigError(
                 f"{self.path(steps[-1])} is there, of an earlier run, and resume is never",
                 expected="a folder without checkpoints",
                 hint="use resume=auto to go on with that run, or another folder",
             )
+        with self._writing():  # first: what a run that began earlier writes once the newest is known would be lost
+            self._directory.begin()
+        if (resume == "auto" or restarted) and (found := self._directory.newest(self._log, mmap=self._mmap)):
+            return _checked(*found)
+        if resume not in ("auto", "never"):
+            path, state = _checked(Path(resume), load_checkpoint(resume, mmap=self._mmap))
+            self._set_aside(after=state[OWN]["step"])
+            return path, state
         return Path(), None
 
     def _set_aside(self, after: int) -> None:
-        try:
+        with self._writing():
             for path in self._directory.archive_newer(after):
                 self._log(f"{path} is from after the checkpoint that was asked for, and was set aside")
-        except OSError as error:
-            raise self._refused(error) from None
 
     def _same(self, path: Path, line: str) -> dict[str, Any] | None:
         """What this rank sees by that path, if it is rank 0's file."""
@@ -254,7 +256,7 @@ def _cloned_if_small(tensor: Tensor) -> Tensor:
 
 
 def _checked(path: Path, state: dict[str, Any]) -> tuple[Path, dict[str, Any]]:
-    if _OWN not in state:
+    if OWN not in state:
         raise CheckpointError(
             "no CheckpointManager has saved it",
             expected="a checkpoint of this version of srunddp",

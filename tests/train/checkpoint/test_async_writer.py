@@ -127,7 +127,7 @@ raise SystemExit(3)
 def test_the_end_of_python_finishes_the_write(tmp_path: Path) -> None:
     run_python("-c", ENDS, tmp_path, code=3)
     assert loaded(CheckpointDirectory(tmp_path, 2, 0))["step"] == 1
-    assert [file.name for file in tmp_path.iterdir()] == ["step-00000001.pt"]
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["generation", "step-00000001.pt"]
 
 
 def test_a_snapshot_is_a_copy_of_all_that_may_change() -> None:

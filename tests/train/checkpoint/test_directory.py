@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import shutil
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from srunddp.train import load_checkpoint
+from srunddp.train import CheckpointError, load_checkpoint, save_checkpoint
 from srunddp.train.checkpoint.directory import CheckpointDirectory
 
 
@@ -45,7 +47,8 @@ def test_the_newest_and_the_best_stay_and_the_rest_goes(tmp_path: Path) -> None:
     made.add(7, {"step": 7})
     assert made.steps() == [2, 6, 7]
     assert os.readlink(tmp_path / "best.pt") == "step-00000006.pt"
-    assert {file.name for file in tmp_path.iterdir()} == {*(made.path(step).name for step in (2, 6, 7)), "best.pt"}
+    others = {"best.pt", "generation"}
+    assert {file.name for file in tmp_path.iterdir()} == {*(made.path(step).name for step in (2, 6, 7)), *others}
 
 
 def test_steps_are_numbers_not_names(tmp_path: Path) -> None:
@@ -88,7 +91,7 @@ def test_a_killed_save_leaves_nothing_after_the_next(tmp_path: Path) -> None:
     for name in ("step-00000009.pt.01234567.tmp", "best.pt.01234567.tmp", "others.tmp"):
         (tmp_path / name).write_bytes(b"x")
     directory(tmp_path, 10)
-    assert sorted(file.name for file in tmp_path.iterdir()) == ["others.tmp", "step-00000010.pt"]
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["generation", "others.tmp", "step-00000010.pt"]
 
 
 def test_no_link_to_the_best_is_no_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -112,3 +115,147 @@ def test_a_checkpoint_deleted_meanwhile_is_not_called_broken(tmp_path: Path, mon
     monkeypatch.setattr("srunddp.train.checkpoint.directory.load_checkpoint", late)
     assert step_of_newest(CheckpointDirectory(tmp_path, 1, 0), said) == 2
     assert said == []
+
+
+# Two runs.
+
+
+REFUSED = r"another run has begun to write checkpoints here since, and this run's are refused; expected .* -> "
+
+
+def begun(folder: Path, keep_last: int = 2) -> CheckpointDirectory:
+    made = CheckpointDirectory(folder, keep_last, keep_best=1)
+    made.begin()
+    return made
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    return {
+        path.name: os.readlink(path).encode() if path.is_symlink() else path.read_bytes() for path in folder.iterdir()
+    }
+
+
+def generation(path: Path) -> int:
+    return int(load_checkpoint(path)["srunddp"]["generation"])
+
+
+def test_an_earlier_run_is_refused_and_changes_nothing(tmp_path: Path) -> None:
+    """Neither the files of the later run, nor what it is writing, nor the link to its best."""
+    first = directory(tmp_path, 10, 20, keep_best=1, s10=1.0)
+    second = begun(tmp_path)
+    second.scores[30] = 0.5
+    second.add(30, {"step": 30})
+    (tmp_path / "step-00000040.pt.01234567.tmp").write_bytes(b"x")
+    before = content(tmp_path)
+    first.scores[40] = 0.0
+    for _ in range(2):
+        with pytest.raises(CheckpointError, match=f"^{tmp_path}: {REFUSED}"):
+            first.add(40, {"step": 40})
+        assert content(tmp_path) == before
+    second.add(50, {"step": 50})
+    assert step_of_newest(second, []) == 50
+    assert int((tmp_path / "generation").read_text()) == generation(second.path(50)) == generation(second.path(30))
+
+
+def test_a_run_that_has_just_looked_writes_nothing_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other begins between the look at the number and the rename."""
+    first = directory(tmp_path, 10)
+    check, after = first._check_generation, []
+
+    def check_and_lose() -> None:
+        check()
+        begun(tmp_path)
+        after.append(content(tmp_path))
+
+    monkeypatch.setattr(first, "_check_generation", check_and_lose)
+    with pytest.raises(FileNotFoundError):
+        first.add(20, {"step": 20})
+    assert [content(tmp_path)] == after
+
+
+def test_a_run_deletes_nothing_once_another_has_begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It begins while the files are checked that are to be kept."""
+    first = directory(tmp_path, 10, keep_best=1)
+    is_whole = first._is_whole
+    monkeypatch.setattr(first, "_is_whole", lambda step: bool(begun(tmp_path)) and is_whole(step))
+    first.scores[20] = 0.0
+    first._keep_last = 1
+    with pytest.raises(CheckpointError, match=REFUSED):
+        first.add(20, {"step": 20})
+    assert first.steps() == [10, 20]
+    assert not (tmp_path / "best.pt").is_symlink()
+
+
+@pytest.mark.parametrize("clocks", [(1, 2), (2, 1)])
+def test_of_two_that_begin_at_once_one_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clocks: tuple[int, int]
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(CheckpointDirectory, "_latest", lambda _: 0)  # neither sees the other's
+        patch.setattr(time, "time_ns", iter(clocks).__next__)
+        first, second = begun(tmp_path), begun(tmp_path)
+    second.add(1, {"step": 1})
+    with pytest.raises(CheckpointError, match=REFUSED):
+        first.add(2, {"step": 2})
+    assert second.steps() == [1]
+
+
+def test_a_late_file_of_an_earlier_run_is_set_aside(tmp_path: Path) -> None:
+    """On a file system where the refusal comes too late: the checkpoints of the later run are the newest."""
+    first, said = directory(tmp_path, 10, 20), []
+    (tmp_path / "late").write_bytes(first.path(20).read_bytes())
+    assert step_of_newest(begun(tmp_path), said) == 20
+    second = begun(tmp_path, keep_last=9)
+    assert step_of_newest(second, said) == 20, "the run between has written none"
+    second.add(30, {"step": 30})
+    (tmp_path / "late").rename(second.path(50))
+    assert second.steps() == [10, 20, 30, 50]
+    newest = begun(tmp_path).newest(said.append)
+    assert newest is not None
+    assert newest[0] == second.path(30)
+    assert said == [f"{second.path(50)} is of an earlier run than a checkpoint before it, and was set aside"]
+    assert second.path(50).with_suffix(".pt.aside").exists()
+    second = begun(tmp_path)
+    second.add(40, {"step": 40})
+    assert second.steps() == [30, 40]
+
+
+def test_files_without_a_number_count_as_the_earliest(tmp_path: Path) -> None:
+    """As those of earlier versions; a damaged number is none."""
+    old, said = CheckpointDirectory(tmp_path, 2, 0), []
+    for step in (1, 2):
+        save_checkpoint(old.path(step), {"step": step})
+    assert step_of_newest(begun(tmp_path), said) == 2
+    (tmp_path / "generation").write_bytes(b"?")
+    assert step_of_newest(begun(tmp_path), said) == 2
+    begun(tmp_path).add(3, {"step": 3})
+    save_checkpoint(old.path(4), {"step": 4})
+    newest = begun(tmp_path).newest(said.append)
+    assert newest is not None
+    assert newest[0] == old.path(3)
+    assert len(said) == 1
+
+
+def test_copied_files_go_on_in_another_folder(tmp_path: Path) -> None:
+    """Also where the number is not copied, and the runs that follow the first one there write none."""
+    for step in (10, 20):
+        begun(tmp_path).add(step, {"step": step})
+    (copy := tmp_path / "copy").mkdir()
+    for path in tmp_path.glob("step-*.pt"):
+        shutil.copy(path, copy)
+    said: list[str] = []
+    here = begun(copy)
+    assert step_of_newest(here, said) == 20
+    here.add(30, {"step": 30})
+    for _ in range(3):
+        assert step_of_newest(begun(copy), said) == 30
+    assert said == []
+
+
+def test_a_folder_that_is_made_again_is_written_to(tmp_path: Path) -> None:
+    (folder := tmp_path / "checkpoints").mkdir()
+    made = directory(folder, 1)
+    shutil.rmtree(folder)
+    folder.mkdir()
+    made.add(2, {"step": 2})
+    assert made.steps() == [2]

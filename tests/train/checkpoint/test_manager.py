@@ -21,11 +21,11 @@ from torch import nn
 
 from srunddp import telemetry
 from srunddp.errors import ConfigError, SrunddpError, Stopped
-from srunddp.train import CheckpointError, CheckpointManager, Preemption, load_checkpoint
+from srunddp.train import CheckpointError, CheckpointManager, Preemption, load_checkpoint, save_checkpoint
 from srunddp.train.checkpoint.directory import CheckpointDirectory
 from tests.support.small_disk import small_disk
 from tests.train.local_world import LocalWorld, run_ranks
-from tests.train.problems import classes, trainer_of
+from tests.train.problems import OnStep, classes, trainer_of
 
 LIMIT = 30.0  # seconds
 LARGE = 15 << 20  # elements of a checkpoint of 60 MB
@@ -243,3 +243,70 @@ def test_a_path_begins_another_course_and_never_refuses(tmp_path: Path, monkeypa
     monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
     state = manager.load("never")
     assert (state and state["step"]) == 1, "a job that Slurm has started again goes on"
+
+
+REFUSED = r"another run has begun to write checkpoints here since, and this run's are refused; expected .* -> "
+
+
+def test_a_run_is_refused_once_another_has_begun(tmp_path: Path) -> None:
+    """Not by one that only looks, nor by one that is refused itself; what is written beside training fails later."""
+    first, said = manager_of(tmp_path)
+    first.save(1, {"step": 1}, wait=True)
+    with pytest.raises(ConfigError, match="resume is never"):
+        manager_of(tmp_path)[0].load("never")
+    first.save(2, {"step": 2}, wait=True)
+    second, _ = manager_of(tmp_path)
+    state = second.load()
+    assert (state and state["step"]) == 2
+    first.save(3, {"step": 3})
+    with pytest.raises(CheckpointError, match=REFUSED) as error:
+        first.wait()
+    assert error.value.exit_code == 78
+    second.save(3, {"step": 3, "of": "second"}, wait=True)
+    with pytest.raises(CheckpointError, match=REFUSED):
+        first.save(4, {"step": 4}, wait=True)
+    assert (load_checkpoint(second.path(3))["of"], second.path(4).exists(), said) == ("second", False, [])
+
+
+def test_the_training_of_a_replaced_run_ends(tmp_path: Path) -> None:
+    folder = tmp_path / "checkpoints"
+
+    def replace(trainer: Any, step: int) -> None:
+        if step == 7:
+            assert manager_of(folder)[0].load()
+
+    with pytest.raises(CheckpointError, match=REFUSED):
+        trainer_of(OnStep(replace), output_dir=str(tmp_path), epochs=3).fit(classes(20))
+    assert [path.name for path in folder.glob("step-*")] == ["step-00000005.pt"]
+    ended = trainer_of(output_dir=str(tmp_path), epochs=3, resume="auto")
+    ended.fit(classes(20))
+    assert ended.state.step == 15
+
+
+def test_a_manager_may_load_again_while_it_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It stays the same run."""
+    manager, said = manager_of(tmp_path)
+    manager.save(1, {"step": 1}, wait=True)
+    check, go = CheckpointDirectory._check_generation, threading.Event()
+    monkeypatch.setattr(CheckpointDirectory, "_check_generation", lambda self: (go.wait(LIMIT), check(self)))
+    manager.save(2, {"step": 2})
+    state = manager.load()
+    assert (state and state["step"]) == 1
+    go.set()
+    assert manager.wait()
+    assert said == []
+
+
+def test_a_checkpoint_without_a_generation_is_loaded(tmp_path: Path) -> None:
+    """As an earlier version wrote it."""
+    manager, said = manager_of(tmp_path)
+    state = load_checkpoint(path := manager.save(1, {"step": 1}, wait=True))
+    del state["srunddp"]["generation"]
+    save_checkpoint(path, state)
+    (tmp_path / "generation").unlink()
+    for _ in range(2):
+        manager, said = manager_of(tmp_path)
+        state = manager.load() or {}
+        assert (state["step"], said) == (1, [])
+    manager.save(2, {"step": 2}, wait=True)
+    assert load_checkpoint(manager.path(2))["srunddp"]["generation"] == int((tmp_path / "generation").read_text())
