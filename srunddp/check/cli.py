@@ -32,6 +32,7 @@ _ENDS = (".py", "/__main__.py")
 @come_within
 @click.option("--path", "paths", type=FILE, multiple=True, help="A file or folder that all nodes must see.")
 @click.option("--package", "packages", metavar="NAME", multiple=True, help="A Python package that all ranks need.")
+@click.option("--spare-nodes", type=click.IntRange(0), default=0, metavar="K", help="May one of the others be lost?")
 @click.option("--staged", is_flag=True, help="Look at the copies of `srunddp stage push`, where a node has them.")
 @click.option("--collective", is_flag=True, help="Measure TCP between the nodes, and an all-reduce over all ranks.")
 @click.option("--output-dir", type=DIR, help="For preflight.JOB.txt and .json (default: .; with --json none).")
@@ -73,8 +74,8 @@ def _context(given: dict[str, Any], environment: Environment, staged: StagedPath
     named, script = (here(given[name]) if given[name] else given[name] for name in ("ifaces", "script"))
     script = _file_of_module(script) if script and given["module"] else script
     context = context_of(environment, named, os.environ)
-    paths = tuple(map(here, given["paths"]))
-    return replace(context, script=script, paths=paths, packages=given["packages"], staged=staged)
+    paths, options = tuple(map(here, given["paths"])), {name: given[name] for name in ("packages", "spare_nodes")}
+    return replace(context, script=script, paths=paths, staged=staged, **options)
 
 
 def _file_of_module(name: str) -> str:

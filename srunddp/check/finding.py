@@ -71,6 +71,7 @@ class CheckContext:
         loaded: ifaces.conf.
         interface: None where it is wrong; then ``interface_error`` is what was found, what was expected and the hint.
         script: the training script, None where none was given; paths: of ``--path``; packages: of ``--package``.
+        spare_nodes: of ``--spare-nodes``; 0 for none.
         staged: the copies that this node has of what it does not see; None without ``--staged``.
     """
 
@@ -82,6 +83,7 @@ class CheckContext:
     script: str | None = None
     paths: tuple[str, ...] = ()
     packages: tuple[str, ...] = ()
+    spare_nodes: int = 0
     staged: StagedPaths | None = None
 
 

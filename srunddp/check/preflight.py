@@ -15,7 +15,7 @@ from srunddp.bootstrap.rendezvous import discovery
 from srunddp.bootstrap.rendezvous.protocol import Address, RendezvousInfo, listen
 from srunddp.bootstrap.rendezvous.server import infos_of
 from srunddp.check import allreduce, bandwidth, connectivity
-from srunddp.check.checks import CHECKS, interface, launch
+from srunddp.check.checks import CHECKS, WITH_SPARES, interface, launch
 from srunddp.check.coordinator import Coordinator
 from srunddp.check.finding import FAIL, WARN, Check, CheckContext, Finding, call_in_daemon_thread, split_message
 from srunddp.check.render import Report
@@ -63,7 +63,7 @@ def collect_facts(context: CheckContext, names: Sequence[str]) -> dict[str, Any]
 
     Each in a thread of its own: a file system or a driver that hangs must not hide what the others see.
     """
-    checks = [check for check in CHECKS if check.name in names]
+    checks = [check for check in WITH_SPARES if check.name in names]
     asked = [(check, call_in_daemon_thread(partial(check.collect, context))) for check in checks]
     began = time.monotonic()
     found: dict[str, dict[str, Any]] = {}
@@ -80,7 +80,7 @@ def collect_facts(context: CheckContext, names: Sequence[str]) -> dict[str, Any]
 
 def examine(coordinator: Coordinator, own: Responder, timeout: float, *, with_collective: bool) -> Report:
     """Ask everything, and judge it; ``timeout`` is the seconds that the ranks had to come, for the message."""
-    report = look(coordinator, own.context.environment, timeout, CHECKS)
+    report = look(coordinator, own.context.environment, timeout, WITH_SPARES if own.context.spare_nodes else CHECKS)
     offsets = bandwidth.survey_clocks(coordinator)
     report.add(bandwidth.CLOCK, bandwidth.evaluate_clocks(offsets), bandwidth.summary_of_clocks(offsets))
     ways = reached(coordinator, report)

@@ -40,7 +40,7 @@ def find(what: str, monitor_dir: str, restart: int | None) -> RunFolder:
 def _below(folder: Path, restart: int | None) -> RunFolder:
     if (own := start_of(folder)) is not None:
         return (folder, ()) if restart in (None, own[0]) else _start(folder.absolute().parent, restart)
-    runs = [folder] if _starts(folder) else [each for each in _folders(folder) if _starts(each)]
+    runs = [folder] if starts_of(folder) else [each for each in _folders(folder) if starts_of(each)]
     if not runs:
         raise ConfigError(f"no run that was monitored in {folder}", expected="a folder monitor.0 in it", hint=_HINT)
     if len(runs) > 1:
@@ -53,13 +53,13 @@ def _folders(folder: Path) -> list[Path]:
         return sorted(Path(entry.path) for entry in os.scandir(folder) if entry.is_dir())
 
 
-def _starts(folder: Path) -> dict[Start, Path]:
+def starts_of(folder: Path) -> dict[Start, Path]:
     """The starts of a run, by their number."""
     return {start: each for each in _folders(folder) if (start := start_of(each)) is not None}
 
 
 def _start(run: Path, restart: int | None, *notes: str) -> RunFolder:
-    starts = _starts(run)
+    starts = starts_of(run)
     chosen = max((start for start in starts if restart in (None, start[0])), default=None)
     if chosen is None:
         numbers = ", ".join(map(str, sorted({number for number, _ in starts})))
@@ -95,4 +95,4 @@ def _runs(folder: Path, number: str, step: str | None) -> list[Path]:
     wanted = re.compile(rf"{number}\.({step})" if step else rf"{number}(?:\.([0-9]{{1,9}}))?")
     folders = _folders(folder) if folder.is_dir() else []
     found = [(int(match[1] or -1), each) for each in folders if (match := wanted.fullmatch(each.name))]
-    return [each for _, each in sorted(found) if _starts(each)]
+    return [each for _, each in sorted(found) if starts_of(each)]

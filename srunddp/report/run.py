@@ -4,17 +4,21 @@ import math
 import os
 import re
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime
+from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 from srunddp.report import csv_files
 from srunddp.report.csv_files import Mark, TimeSeries
+from srunddp.report.format import moment
+from srunddp.report.locate import start_of, starts_of
 from srunddp.report.summary import Checkpoints, NotFinite, RunEnd, Span
 from srunddp.util.atomic_file import plain
-from srunddp.util.hostlist import group_by_key
+from srunddp.util.hostlist import fold_ranks, group_by_key
 from srunddp.util.json_lines import parse
 
 _PER_NODE = re.compile(r"(.+)\.(node|tasks|links|gpus)\.csv")
@@ -114,8 +118,7 @@ class RunData:
     @property
     def last(self) -> float:
         """The newest time in any file, in seconds since the start."""
-        times = [*(each.time[-1] for each in self.series), *(mark.time for mark in self.marks)]
-        return max(times, default=0.0)
+        return max([*(each.time[-1] for each in self.series), *(mark.time for mark in self.marks)], default=0.0)
 
 
 def read(folder: Path) -> RunData:
@@ -164,7 +167,8 @@ def _read_node(run: RunData, path: Path, node: str, kind: str) -> None:
     elif kind == "gpus":
         run.gpus += sorted(devices, key=lambda gpu: (len(gpu.text("index")), gpu.text("index")))
     elif kind == "tasks":
-        tasks = {int(key): each for key, each in found.items() if _RANK.fullmatch(key)}
+        tasks, known = {int(key): each for key, each in found.items() if _RANK.fullmatch(key)}, _layout(run.header)[0]
+        tasks = {rank: each for rank, each in tasks.items() if not known or rank in known}  # not a spare node's
         run.tasks |= tasks
         run.ranks |= {rank: run.ranks.get(rank, node) for rank in tasks}
 
@@ -222,21 +226,17 @@ def _metrics(run: RunData) -> dict[str, list[tuple[float, float]]]:
 
 
 def _metric_lines(path: Path) -> Iterator[dict[str, Any]]:
-    try:
-        with open(path, "rb") as file:
-            every = 1 + os.fstat(file.fileno()).st_size // _MANY
-            for number, line in enumerate(file):
-                if number % every == 0 or b'"kind": "step"' not in line:
-                    yield parse(line)
-    except OSError:
-        return
+    with suppress(OSError), open(path, "rb") as file:
+        every = 1 + os.fstat(file.fileno()).st_size // _MANY
+        for number, line in enumerate(file):
+            if number % every == 0 or b'"kind": "step"' not in line:
+                yield parse(line)
 
 
 def _unix_time(text: object) -> float:
-    try:
+    with suppress(ValueError, OverflowError, OSError):
         return datetime.fromisoformat(str(text)).timestamp()
-    except (ValueError, OverflowError, OSError):
-        return math.nan
+    return math.nan
 
 
 def ending(run: RunData, now: float) -> RunEnd:
@@ -250,9 +250,19 @@ def ending(run: RunData, now: float) -> RunEnd:
     cause, at = said.get("cause"), _unix_time(said.get("time")) - run.start
     if not (math.isnan(at) or -_SLOWEST < at < run.last + _SLOWEST):
         cause = ""  # of another start
-    who = f"rank {said.get('rank')} on {said.get('node')}: "
-    cause = who + cause if isinstance(cause, str) and cause else ""
+    cause = f"rank {said.get('rank')} on {said.get('node')}: {cause}" if isinstance(cause, str) and cause else ""
     return RunEnd(codes, missing, bool(missing) and fresh, run.last, cause)
+
+
+def moves(run: RunData) -> Iterator[str]:
+    """A sentence for each node that was lost before this start, or an earlier one by ``--restarts``."""
+    own, folders = start_of(run.folder), starts_of(run.folder.absolute().parent)
+    before = [folders[each] for each in sorted(folders) if own and own[0] == each[0] and each <= own]
+    starts = [RunData(each, header := csv_files.json_object(each / "run.json"), _layout(header)[0]) for each in before]
+    for old, new in pairwise(each for each in starts if each.ranks):
+        for node in sorted({*old.ranks.values()} - {*new.ranks.values()}):
+            moved = fold_ranks([rank for rank, place in old.ranks.items() if place == node], new.ranks)
+            yield f"{node} left: {moved} since {moment(new.number('started') or 0.0)}"
 
 
 def spans(run: RunData, begin: str, end: str) -> tuple[Span, ...]:

@@ -7,7 +7,7 @@ from functools import partial
 
 from srunddp.report.csv_files import TimeSeries
 from srunddp.report.locate import start_of
-from srunddp.report.run import Device, RunData, checkpoints, ending, launches, spans
+from srunddp.report.run import Device, RunData, checkpoints, ending, launches, moves, spans
 from srunddp.report.summary import GpuFigures, LinkFigures, NodeFigures, RankFigures, Summary, Throughput, share
 
 _SLOW, _WAITING = 0.25, 0.1  # of the intervals: less is a stall, and no property of the run
@@ -47,6 +47,7 @@ def summary_of(run: RunData, now: float | None = None) -> Summary:
         throughput=_throughput(run, ranks, first, last),
         resumed=next((int(mark.value) for mark in run.marks if mark.name == "resumed" and mark.value >= 0), None),
         folder=str(run.folder.parent),
+        moves=tuple(moves(run)),
         not_finite=run.not_finite,
     )
 
@@ -85,7 +86,6 @@ def _rank(run: RunData, rank: int, first: float, last: float) -> RankFigures:
     parts = [part for _, part in steps.ratios("data_s", "step_s", first, last)]
     # The supervisor is one of the processes, and only waits.
     processes = max(1.0, (task.mean("processes", first, last) or 2.0) - 1.0)
-    delay = task.rate("delay_s", first, last)
     return RankFigures(
         rank=rank,
         node=run.ranks[rank],
@@ -99,21 +99,18 @@ def _rank(run: RunData, rank: int, first: float, last: float) -> RankFigures:
         longest_s=steps.most("longest_step_s"),
         cpu_s=task.total("cpu_s"),
         rss_bytes=task.most("rss_bytes"),
-        delay_share=share(delay, processes),
+        delay_share=share(task.rate("delay_s", first, last), processes),
     )
 
 
 def _steady(mean: float | None, values: list[float], above: float) -> float | None:
     """The mean, or what a share of the values is above, whichever is less."""
-    if mean is None or not values:
-        return mean
-    return min(mean, sorted(values)[int((1 - above) * len(values))])
+    return mean if mean is None or not values else min(mean, sorted(values)[int((1 - above) * len(values))])
 
 
 def _since(samples: TimeSeries, name: str, first: float, last: float) -> float | None:
     """A counter's growth from the first step on; from its own begin where nothing later is known."""
-    steps = samples.growth("steps", first, last)
-    return samples.growth(name, first, last) if steps else samples.total(name)
+    return samples.growth(name, first, last) if samples.growth("steps", first, last) else samples.total(name)
 
 
 def _node(run: RunData, node: str, first: float, last: float) -> NodeFigures:

@@ -182,6 +182,7 @@ class Summary:
     Attributes:
         launches: begin and end of the phases of each rank's start, by rank and by name.
         folder: of the run, where its logs are unless they have another.
+        moves: sentences on nodes that were lost, and on which others their ranks went on.
         job_s: for so long the job has lasted, with all its steps, where Slurm was asked.
     """
 
@@ -212,6 +213,7 @@ class Summary:
     throughput: Throughput
     resumed: int | None
     folder: str
+    moves: tuple[str, ...] = ()
     not_finite: NotFinite | None = None
     job_s: float | None = None
 

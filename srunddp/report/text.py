@@ -67,6 +67,7 @@ def heading(summary: Summary) -> list[str]:
         f"run {summary.name or '?'}{restarts}{script}",
         ", ".join([f"{where} ({format.nodes(summary.nodes)})", *(each for each in used if each not in ("", "auto"))]),
         f"started {format.moment(summary.started_unix_s)}, {format.duration(summary.seconds)}{limit}{resumed}",
+        *summary.moves,
         *_ending(summary),
     ]
 

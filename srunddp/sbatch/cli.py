@@ -80,7 +80,7 @@ _GROUPS = {
     "Resources": "nodes gpus_per_node gpus gres ntasks_per_node ntasks cpus_per_task mem exclusive",
     "Where it runs": "partition account qos constraint reservation nodelist exclude",
     "Environment": "modules module_purge venv conda env setup srunddp offline",
-    "The ranks": "module backend ifaces mpi run_options srun_arg",
+    "The ranks": "module backend ifaces mpi restarts spare_nodes run_options srun_arg",
     "Time limit and requeue": "time requeue signal array dependency",
     "Logs, check, monitoring": "job_name log_dir output error rank_logs monitor preflight mail_type mail_user",
     "Containers": "container container_image container_mounts",

@@ -14,6 +14,7 @@ _SLEEP = 600  # longer than Slurm takes to end a job
 _REPORT = 120  # seconds, for all nodes wait for it
 _WHY = {
     "ntasks-per-node": "One rank takes one GPU, and sees all of its node: bound to one, it could not use NVLink.",
+    "no-kill": "Else Slurm ends or requeues the whole job when one of its nodes is lost.",
     "signal": "The ranks get this signal so many seconds before the time limit, and write a checkpoint.",
 }
 _CPUS = [
@@ -21,7 +22,7 @@ _CPUS = [
     'export SRUN_CPUS_PER_TASK="$SLURM_CPUS_PER_TASK"',
 ]
 _OWN_CODE = [
-    "# srun ends with a code of its own where a process was killed for memory, even if a restart went well.",
+    "# srun has a code of its own where a process was killed for memory or a node lost, even if a restart went well.",
     '[ ! -s "$result" ] || code=$(sed "s/[^0-9]*\\([0-9]*\\).*/\\1/" "$result")',
 ]
 _NO_VENV = "unset VIRTUAL_ENV  # that of the shell which submitted this"
@@ -71,7 +72,9 @@ def _size(job: SlurmJob) -> str:
     if not (job.node_count and job.tasks):
         return ""
     ranks = f"{job.tasks} {'rank' if job.tasks == 1 else 'ranks'}"
-    return f" on 1 node, {ranks}" if job.node_count == 1 else f" on {job.node_count} nodes, {ranks} on each"
+    nodes = job.node_count - (job.spare_nodes or 0)
+    spare = f", spare nodes: {job.spare_nodes}" if job.spare_nodes else ""
+    return (f" on 1 node, {ranks}" if nodes == 1 else f" on {nodes} nodes, {ranks} on each") + spare
 
 
 def directives(job: SlurmJob) -> list[str]:
@@ -118,6 +121,7 @@ def _requested(job: SlurmJob) -> list[tuple[str, str | int | bool]]:
         ("ntasks-per-node", job.tasks),
         ("cpus-per-task", job.cpus_per_task),
         ("signal", job.warning),
+        ("no-kill", bool(job.spare_nodes) and "no-kill" not in job.slurm),
         *map(split, job.sbatch_arg),
     ]
     return [(name, value) for name, value in requested if value]
@@ -210,8 +214,9 @@ def _preflight(job: SlurmJob) -> list[str]:
 
 def _training(job: SlurmJob) -> list[list[str]]:
     """The step that trains, and what follows it, in sections."""
-    why = ["# The first rank that fails ends the others."]
-    step = [*_srun(job), *_run(job)]
+    spared = "# srunddp itself ends and restarts ranks, those of a lost node on a spare one: srun must end none."
+    why = [spared if job.spare_nodes else "# The first rank that fails ends the others."]
+    step = [*_srun(job, training=True), *_run(job)]
     if not (job.requeue or job.monitor or _restarts(job)):
         return [[*why, *_continued(step)]]
     step[-1] += " || code=$?"
@@ -222,7 +227,7 @@ def _training(job: SlurmJob) -> list[list[str]]:
 
 
 def _restarts(job: SlurmJob) -> bool:
-    return any(each.startswith("--restarts") for each in job.run_options)
+    return bool(job.restarts) or any(each.startswith("--restarts") for each in job.run_options)
 
 
 def _result(job: SlurmJob) -> list[str]:
@@ -230,10 +235,11 @@ def _result(job: SlurmJob) -> list[str]:
     return [f'result={folder}/"$SLURM_JOB_ID".result.json', 'rm -f -- "$result"'] if _restarts(job) else []
 
 
-def _srun(job: SlurmJob) -> list[str]:
+def _srun(job: SlurmJob, *, training: bool = False) -> list[str]:
     """srun with its options, up to the command on each node, in lines."""
     # The ranks get the script's variables, even if the site gives jobs none.
-    fixed = ["srun", "--export=ALL", "--kill-on-bad-exit=1"]
+    ending = "--no-kill --kill-on-bad-exit=0 --wait=0" if training and job.spare_nodes else "--kill-on-bad-exit=1"
+    fixed = ["srun", "--export=ALL", *ending.split()]
     options = [("chdir", job.stage and "/"), ("gpu-bind", job.has_gpus and "none"), ("mpi", job.mpi)]
     return [shlex.join([*fixed, *_words(options), *job.srun_arg]), *_container(job)]
 
@@ -256,7 +262,7 @@ def _run(job: SlurmJob) -> list[str]:
     """``srunddp run`` in its lines: the options, and the script with its arguments."""
     logs, samples = (job.log_dir if wanted else None for wanted in (job.rank_logs, job.monitor))
     paths = [("log-dir", logs), ("monitor", job.monitor), ("monitor-dir", samples)]
-    more = _words([("offline", job.offline), *paths])
+    more = _words([("offline", job.offline), ("restarts", job.restarts), ("spare-nodes", job.spare_nodes), *paths])
     options = [*_common_options(job), *more, *job.run_options]
     result = '--result="$result" ' if _restarts(job) else ""
     script = shlex.join((*(("-m",) if job.module else ()), job.script or "", *job.arguments))

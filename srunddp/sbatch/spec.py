@@ -16,7 +16,7 @@ class SlurmJob:
         script: the training script; also the first argument.
         arguments: arguments of the script; also all that follows it.
         module: SCRIPT is a module's name, as in python -m.
-        nodes: number of nodes; 1 unless ntasks is given.
+        nodes: number of nodes, spare ones included; 1 unless ntasks is given.
         ntasks_per_node: ranks on each node; one for each GPU unless given, or 1 without GPUs.
         modules: environment modules to load, in this order.
         module_purge: unload all modules first.
@@ -31,6 +31,8 @@ class SlurmJob:
         preflight: run srunddp check first; the training is not started if that finds a failure.
         offline: Offline mode for Hugging Face: srunddp run --offline.
         srunddp: path of srunddp on the nodes; the environment's own unless given, or else the one that is running.
+        restarts: how often all ranks may start anew when one fails: srunddp run --restarts.
+        spare_nodes: how many of the nodes wait, to replace one that is lost; with --restarts.
         run_options: further options of srunddp run.
         job_name: the script's name without its ending unless given.
         cpus_per_task: CPUs of each rank, for its loader workers too.
@@ -68,6 +70,8 @@ class SlurmJob:
     preflight: bool = False
     offline: bool = False
     srunddp: str | None = None
+    restarts: int | None = None
+    spare_nodes: int | None = None
     run_options: tuple[str, ...] = ()
     job_name: str | None = None
     cpus_per_task: int | None = None

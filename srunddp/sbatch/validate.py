@@ -23,7 +23,7 @@ _INTERFACES = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")
 _RANK_VARIABLES = {*OURS} - {*_INTERFACES}
 # The script's own, and those that bash does not let be changed.
 _SCRIPT_VARIABLES = {"code", "ended", "srunddp", "BASHOPTS", "BASH_VERSINFO", "EUID", "PPID", "SHELLOPTS", "UID"}
-_POSITIVE = ("nodes", "ntasks_per_node", "cpus_per_task", "monitor")
+_POSITIVE = ("nodes", "ntasks_per_node", "cpus_per_task", "restarts", "spare_nodes", "monitor")
 _PATHS = ("script", "srunddp", "venv", "conda", "ifaces", "log_dir", "container", "container_image", "data")
 
 # Options of SlurmJob that have the meaning which they have for sbatch.
@@ -108,6 +108,10 @@ def _of_options(job: SlurmJob, interactive: bool) -> Iterator[_Problem]:
     for each in job.modules:
         wrong = not re.fullmatch(r"[\w.+@/][\w.+@/:=~-]*", each)
         yield wrong, f"--modules {each!r}", "one module, such as CUDA/12.4", "repeat --modules for each"
+    others, found = (job.node_count or 0) - (job.spare_nodes or 0), f"--spare-nodes {job.spare_nodes}"
+    yield job.spare_nodes and not job.restarts, f"{found} without --restarts", "both", "add --restarts=3"
+    few, found = job.spare_nodes and others * (job.tasks or 2) < 2, f"{found} with --nodes {job.node_count or 'unset'}"
+    yield few, found, "2 ranks or more on the others", "give more with --nodes, in which the spare ones count"
     receiver, _, rest = job.warning.rpartition(":")
     found = f"--signal {job.signal!r}"
     yield "B" in receiver, found, "a signal for the ranks, not the batch shell", f"write {rest}"
@@ -127,6 +131,8 @@ def _of_arguments(job: SlurmJob) -> Iterator[_Problem]:
     for command, name, words in passed_on:
         for each in words:
             yield not each.startswith("-"), f"{name} {each!r}", f"an option of {command}", f"write {name}=--{each}"
+            is_own = each.startswith("--spare-nodes")  # srun has to know of it
+            yield is_own, f"{name} {each!r}", "--spare-nodes, which srunddp sbatch has, too", f"write {each}"
     for each in job.sbatch_arg:
         name, _ = split(each)
         found, wrong = f"--sbatch-arg {each!r}", not re.fullmatch(r"--[a-zA-Z][\w-]*(=.*)?", each)

@@ -47,7 +47,7 @@ class Evidence:
         report: the first end of a rank that a launcher reports.
         last: the last line of each who spoke, the last speaker's last.
         finished: by file the line that tells of a good end, and the weight of its word: 1 of the run itself, 2 for
-            an exit code.
+            an exit code, 3 for srunddp's own, which counts for all ranks.
         steps: how many each file tells of.
         met: srunddp's ranks found one another; cut: a log's last line has no end.
         runs: Slurm says that the job has not ended.
@@ -70,6 +70,12 @@ class Evidence:
         ends = (each for each in self.events if each.kind == "ending" and each.sure)
         return not self.report and any(each.file != event.file or each.number > event.number for each in ends)
 
+    def is_outlived(self, event: Event) -> bool:
+        """Whether the loss of a node, or what came of it, did not keep srunddp from an end with 0."""
+        number, weight = self.finished.get(event.file, (0, 0))
+        is_loss = event.end.code in (69, 137, -9) if event.end else event.cause == "node-failure"
+        return weight > 2 and (event.number < number if event.ours else is_loss and bool(says("launcher", event.text)))
+
 
 def collect(logs: Sequence[Log]) -> Evidence:
     """Read all logs, each once."""
@@ -82,6 +88,7 @@ def collect(logs: Sequence[Log]) -> Evidence:
         _File(index, log, evidence, ranks.get(log.name), dull).read()
         evidence.notes += log.notes
     own = [each for each in evidence.events if each.end and not each.end.is_victim and each.progress < GOES_ON]
+    own = [*itertools.filterfalse(evidence.is_outlived, own)]
     evidence.report = min(own, key=lambda event: not (event.end and event.end.root), default=None)
     return evidence
 
@@ -169,6 +176,8 @@ class _File:
     def _line(self, number: int, text: str, stream: _Stream, whose: int | None, node: str | None) -> bool:
         """Read a line for what it tells of an end; whether that is nothing."""
         self._evidence.met |= text.startswith("srunddp: ") and ", launcher " in text
+        if text.startswith("srunddp: ended with 0"):
+            self._evidence.finished[self._index] = number, 3
         tracebacks = stream.tracebacks
         raised, known = tracebacks.raised, len(tracebacks.done)
         inside = tracebacks.feed(number, text)

@@ -86,7 +86,7 @@ def _against_a_good_end(words: Sequence[Event], evidence: Evidence) -> str:
     """What contradicts a log's word that all went well, if anything does."""
     if evidence.runs:
         return "Slurm says that the job still runs"
-    if any(weight == 2 for _, weight in evidence.finished.values()):
+    if any(weight >= 2 for _, weight in evidence.finished.values()):
         return ""
     if later := [each for each in words if 0 < evidence.finished.get(each.file, (0, 0))[0] < each.number]:
         return f"after a word of a good end: {later[0].text!r}"

@@ -57,8 +57,9 @@ def _was_survived(event: Event, evidence: Evidence) -> bool:
 def _is_of_shutdown(event: Event, evidence: Evidence) -> bool:
     """Before a good end of the run that its log tells of; a job script's word counts for less, and an exception that
     nobody caught for more than any word but an exit code."""
-    if evidence.report or event.ours or event.kind == "ending" or event.file not in evidence.finished:
-        return False
+    outlived = evidence.is_outlived(event)
+    if outlived or evidence.report or event.ours or event.kind == "ending" or event.file not in evidence.finished:
+        return outlived
     number, weight = evidence.finished[event.file]
     is_heavy = event.raised is not None and event.raised.top
     return event.number < number and weight > is_heavy if weight or is_heavy else event.progress > 0

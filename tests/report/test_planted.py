@@ -13,6 +13,7 @@ from click.testing import CliRunner
 from srunddp.cli import main
 from srunddp.report import advice as judging
 from srunddp.report.advice import Advice
+from srunddp.report.format import moment
 from srunddp.report.run import read
 from srunddp.report.summarize import summary_of
 from tests.support.made_up_run import GIB, MadeUp
@@ -183,3 +184,32 @@ def test_of_a_short_run_nothing_is_concluded_and_that_is_said(made_up: MadeUp, t
     summary = summary_of(read(made_up.write(tmp_path)))
     assert (judging.notes(summary), "only" in judging.too_short(summary)) == ((), True)
     assert "nothing is concluded" in judging.too_short(summary)
+
+
+def started(folder: Path, number: str, *names: str, at: float) -> Path:
+    """A start of the run on these nodes, two ranks on each."""
+    made_up = MadeUp(nodes=len(names), seconds=60, start=at, node_name=names.__getitem__, time_limit=None)
+    written = made_up.write(folder / number)
+    return written.rename(folder / f"monitor.{number}")
+
+
+def test_a_node_that_left_is_named_with_where_its_ranks_went(tmp_path: Path) -> None:
+    """One before the third start, two before the fourth; the second start wrote nothing, one of Slurm is another."""
+    started(tmp_path, "0", "node07", "node08", at=1_700_000_000)
+    started(tmp_path, "1", "node01", "node02", "node03", at=1_800_000_000)
+    (tmp_path / "monitor.1.1").mkdir()
+    third = started(tmp_path, "1.2", "node01", "node06", "node03", at=1_800_000_200)
+    last = started(tmp_path, "1.10", "node05", "node06", "node04", at=1_800_000_400)
+    first = f"node02 left: ranks 2-3 on node06 since {moment(1_800_000_200.5)}"
+    then = moment(1_800_000_400.5)
+    said = [first, f"node01 left: ranks 0-1 on node05 since {then}", f"node03 left: ranks 4-5 on node04 since {then}"]
+    assert summary_of(read(third)).moves == (first,)
+    assert summary_of(read(tmp_path / "monitor.1")).moves == ()
+    tasks = last / "node05.tasks.csv"
+    tasks.write_text(tasks.read_text() + "1800000430.0,7,1.0,1000,2,0.1\n")  # of another number before it moved
+    assert [*read(last).ranks] == [0, 1, 2, 3, 4, 5]
+    done = CliRunner().invoke(main, ["report", str(tmp_path), "--output", str(tmp_path)])
+    assert [line for line in done.output.splitlines() if " left: " in line] == said
+    page = unescape((tmp_path / "report.html").read_text())
+    assert all(f"<p>{line}</p>" in page for line in said)
+    assert json.loads(CliRunner().invoke(main, ["report", str(last), "--json"]).output)["moves"] == said

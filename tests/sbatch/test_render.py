@@ -157,3 +157,48 @@ def test_shell_functions_may_read_variables_that_are_not_set(fields: dict[str, A
     called = carry_out(text_of(**fields), tmp_path, **{"BASH_FUNC_module%%": function, "BASH_FUNC_conda%%": function})
     assert (called.code, called.errors) == (0, "")
     assert len(called.of("srun")) == 1
+
+
+SPARED = {"nodes": 4, "ntasks_per_node": 8, "spare_nodes": 1, "restarts": 3}
+SPARING = ["--no-kill", "--kill-on-bad-exit=0", "--wait=0"]
+
+
+def test_with_spare_nodes_slurm_ends_nothing_when_a_node_is_lost(tmp_path: Path) -> None:
+    text = text_of(**SPARED, preflight=True, monitor=2, container="image")
+    assert text.startswith("#!/bin/bash\n# train.py on 3 nodes, 8 ranks on each, spare nodes: 1; written by\n")
+    assert "\n#SBATCH --nodes=4\n" in text
+    assert "\n# Else Slurm ends or requeues the whole job when one of its nodes is lost.\n#SBATCH --no-kill\n" in text
+    assert "The first rank that fails ends the others." not in text
+    check, training, report = carry_out(text, tmp_path).of("srun")
+    assert training[1:4] == SPARING
+    words = ["--result=", "--restarts=3", "--spare-nodes=1", "--monitor=2", "--monitor-dir=logs", "train.py"]
+    assert [word.partition("/")[0] for word in training[-6:]] == words
+    assert "--kill-on-bad-exit=1" in check
+    assert {*check, *report} & {*SPARING, "--spare-nodes=1"} == set()
+
+
+def test_what_is_given_beside_spare_nodes_wins_undoubled(tmp_path: Path) -> None:
+    options = {"sbatch_arg": ("--no-kill",), "srun_arg": ("--wait=9",), "run_options": ("--restarts=2",)}
+    text = text_of(**SPARED, **options)
+    assert text.count("#SBATCH --no-kill") == 1
+    training = carry_out(text, tmp_path).training()
+    assert [word for word in training if word.startswith(("--wait", "--restarts"))] == [
+        "--wait=0",
+        "--wait=9",
+        "--restarts=3",
+        "--restarts=2",
+    ]
+
+
+@pytest.mark.parametrize("fields", [{"restarts": 3}, {"run_options": ("--restarts=3",)}], ids=str)
+def test_restarts_alone_leave_the_first_failure_to_srun(fields: dict[str, Any], tmp_path: Path) -> None:
+    text = text_of(nodes=2, **fields)
+    assert "--no-kill" not in text
+    training = carry_out(text, tmp_path).training()
+    assert {"--kill-on-bad-exit=1", "--restarts=3"} <= {*training}
+    assert any(word.startswith("--result=") for word in training)
+
+
+def test_salloc_keeps_an_allocation_that_has_lost_a_node() -> None:
+    job = SlurmJob(script="train.py", **SPARED)  # type: ignore[arg-type]
+    assert "\n    --no-kill \\\n" in render(job, ("srunddp", "sbatch"), interactive=True)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from srunddp.errors import ConfigError
 from srunddp.sbatch import validate
 from srunddp.sbatch.spec import SlurmJob
 
@@ -108,3 +110,30 @@ def test_script_problem_tells_what_cannot_run(
     assert (problem is None) == (said is None)
     assert problem is None or (said in problem[0] and problem[1].startswith(str(hint)))
     assert validate.script_problem(SlurmJob(script="job", module=True)) is None
+
+
+SPARED = {"nodes": 2, "ntasks_per_node": 2, "restarts": 1, "spare_nodes": 1}
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({}, ""),
+        (
+            {"nodes": None, "sbatch_arg": ("--ntasks=8",)},
+            "--spare-nodes 1 with --nodes unset; expected 2 ranks or more",
+        ),
+        ({"restarts": None}, "--spare-nodes 1 without --restarts; expected both -> add --restarts=3"),
+        ({"restarts": None, "run_options": ("--restarts=2",)}, "--spare-nodes 1 without --restarts; expected both"),
+        ({"spare_nodes": 2}, "--spare-nodes 2 with --nodes 2; expected 2 ranks or more on the others"),
+        ({"ntasks_per_node": 1}, "--spare-nodes 1 with --nodes 2; expected 2 ranks or more on the others"),
+        ({"spare_nodes": 0}, "--spare-nodes 0; expected 1 or more"),
+        ({"run_options": ("--spare-nodes=1",)}, "--run-options '--spare-nodes=1'; expected --spare-nodes, which"),
+    ],
+    ids=str,
+)
+def test_spare_nodes_need_restarts_and_other_nodes(fields: dict[str, Any], said: str) -> None:
+    job = SlurmJob(script="train.py", **SPARED | fields)
+    with pytest.raises(ConfigError) if said else contextlib.nullcontext() as raised:
+        validate.check(job)
+    assert raised is None or str(raised.value).startswith(said)
