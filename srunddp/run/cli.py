@@ -16,7 +16,7 @@ from srunddp.bootstrap.process_group.device import BACKENDS
 from srunddp.bootstrap.rendezvous import meet
 from srunddp.bootstrap.rendezvous.meet import DEFAULT_TIMEOUT, RankSetup, RendezvousOptions
 from srunddp.bootstrap.rendezvous.protocol import RendezvousInfo
-from srunddp.errors import ConfigError, Scope, SrunddpError, UsageError
+from srunddp.errors import ConfigError, RendezvousError, Scope, SrunddpError, UsageError
 from srunddp.monitor.monitor import Monitor, MonitorConfig
 from srunddp.run.launch import check_open_files, is_worker_exec, launch
 from srunddp.run.options import RunOptions, plan_monitor, run_name, write_result
@@ -106,19 +106,26 @@ def run(**given: Any) -> None:
         environment = _environment(given, start)
         sys.exit(_run(given, environment, start))
     except SrunddpError as error:
+        may_be_cut_off = start.rejoin is not None and start.rejoin.lost_after is not None
+        if may_be_cut_off and environment and environment.rank and error.scope is not Scope.JOB:
+            error = RendezvousError(f"{environment.node} has not met the others again: {error.found}", scope=Scope.NODE)
         if _prints(error, environment):
             write_stderr(f"srunddp: error: {error}\n")
         elif not error.said:
             # Launchers kill the others at the first bad end: the rank that prints is to be heard.
             time.sleep(_LAST_WORD)
+        if may_be_cut_off and error.scope is not Scope.JOB:
+            from srunddp.run.srun import await_srun  # most runs need none of it
+
+            await_srun()
         sys.exit(error.exit_code)
 
 
 def _environment(given: dict[str, Any], start: Start) -> Environment:
-    environment = set_spare_nodes(detect(os.environ, channel=given["channel"]), given["spare_nodes"])
     if given["spare_nodes"] and not given["restarts"]:
         hint = "add --restarts=3"
         raise UsageError("--spare-nodes without --restarts", expected="both", hint=hint, scope=Scope.JOB)
+    environment = set_spare_nodes(detect(os.environ, channel=given["channel"]), given["spare_nodes"])
     given["lost_after"] = given["lost_after"] or (_SPARED_LOST_AFTER if given["spare_nodes"] else RunOptions.lost_after)
     if start.rejoin and start.rejoin.rank is not None:
         environment = replace(environment, rank=start.rejoin.rank)

@@ -1,5 +1,7 @@
 """The pipeline under a supervisor: fork the worker, which becomes the script, and supervise it to its end."""
 
+from __future__ import annotations
+
 import os
 import resource
 import signal
@@ -7,6 +9,7 @@ import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from typing import TYPE_CHECKING
 
 from srunddp.bootstrap.environment.detect import NO_LAUNCHER, USER, Environment
 from srunddp.bootstrap.rendezvous.meet import RankSetup
@@ -22,6 +25,9 @@ from srunddp.supervisor.output.redirect import OutputRedirect
 from srunddp.supervisor.stacks import StackDump
 from srunddp.supervisor.worker_process import WorkerPipe, pipe
 from srunddp.util.kernel_file import raise_open_files_limit
+
+if TYPE_CHECKING:
+    from srunddp.run.supervise import Agent
 
 _SPARE_FILES = 64
 
@@ -109,18 +115,22 @@ def launch(
     finally:
         monitor.finish(code)
         if environment.rank == 0 and not agent.rejoin:
-            _conclude(code, start, setup, options.result, say)
+            _conclude(code, agent, start, setup, options.result, say)
     if agent.rejoin:
         start.execute_next(agent, context.mask, standby)
     return code
 
 
-def _conclude(code: int, start: Start, setup: RankSetup, result: str | None, say: Callable[[str], None]) -> None:
+def _conclude(
+    code: int, agent: Agent, start: Start, setup: RankSetup, result: str | None, say: Callable[[str], None]
+) -> None:
     """On rank 0, when the run is over."""
-    if count := setup.options.generation:
+    count = setup.options.generation
+    if count or agent.has_lost_nodes:
         memory = setup.environment.step and start.history.out_of_memory and code == 0
         note = "; srun's own exit code is another, as Slurm's memory limit was hit" if memory else ""
-        say(f"ended with {code} after {count} restart{'s' if count > 1 else ''}{note}")
+        note += "; srun may wait until Slurm has set the lost node down" if agent.has_lost_nodes else ""
+        say(f"ended with {code} after {count} restart{'s' if count != 1 else ''}{note}")
     if result:
         with suppress(ConfigError):  # it could be written when the run began
             write_result(result, exit_code=code, restarts=count)

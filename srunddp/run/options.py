@@ -24,7 +24,8 @@ class RunOptions:
 
     Attributes:
         stall_timeout: seconds without a step of any rank; 0 for no limit.
-        lost_after: seconds without an answer of a node; spare_nodes: that wait to take its ranks; grace: those that a failed rank's own end may take.
+        lost_after: seconds without an answer of a node; spare_nodes: how many wait to take the ranks of such a one.
+        grace: seconds that a failed rank's own end may take.
         restart_grace: the same for all ranks before a restart; warm_restarts: see :mod:`srunddp.run.standby`.
         result: the file for :func:`write_result`; None for none.
         log_dir, prefix, show_ranks: where output goes, see :func:`srunddp.supervisor.output.redirect.output_target`.
@@ -101,7 +102,8 @@ def run_name(environment: Environment) -> str:
 
 def run_metadata(setup: RankSetup, result: RendezvousResult) -> dict[str, Any]:
     """What the report of the run has to know, and rank 0 knows after the rendezvous."""
-    environment, ranks = setup.environment, sorted(result.nodes.items())
+    environment = setup.environment
+    ranks = [(rank, node) for rank, node in sorted(result.nodes.items()) if rank < environment.world_size]
     step = environment.step
     begin, end = (os.environ.get(f"SLURM_JOB_{name}_TIME", "") for name in ("START", "END"))
     return {

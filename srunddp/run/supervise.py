@@ -14,7 +14,6 @@ from srunddp.bootstrap.rendezvous.protocol import CancelToken, RendezvousInfo, R
 from srunddp.errors import ReassignedError, RendezvousError, Scope
 from srunddp.monitor.monitor import Monitor
 from srunddp.run.options import run_metadata
-from srunddp.run.requeue import require_srun
 from srunddp.run.worker import WorkerContext
 from srunddp.supervisor.connection import SupervisorConnection
 from srunddp.supervisor.deputies import Deputies
@@ -35,6 +34,7 @@ class Agent(RankAgent):
         early: signals that came before the worker was there; standby: as in the supervisor.
         history: on rank 0, of the starts before; policy: decides there on restarts.
         rejoin: where the ranks meet again, None where the run is over; remaining, asked: as in the supervisor.
+        has_lost_nodes: whether nodes, of ranks or spare ones, were lost since the run began.
         monitor, say: as for :func:`srunddp.run.launch.launch`; report_rendezvous: its ``on_rendezvous``.
     """
 
@@ -51,6 +51,7 @@ class Agent(RankAgent):
     rejoin: Rejoin | None = None
     remaining: set[int] = field(default_factory=set)
     asked: set[int] = field(default_factory=set)
+    has_lost_nodes: bool = False
     _meeting: RendezvousInfo | None = None
     _descriptor: int | None = None
     _cancel: CancelToken = field(default_factory=CancelToken)
@@ -87,7 +88,13 @@ class Agent(RankAgent):
             self.rejoin = replace(self.context.setup.options.rejoin, rank=error.rank)
         if supervisor.restart is not None and supervisor.monitor and self._meeting:
             self.rejoin = self._following(supervisor.restart, supervisor.monitor, self._meeting)
+        elif supervisor.monitor and supervisor.monitor.cut_off:
+            from srunddp.run.srun import await_srun  # most runs need none of it
+
+            await_srun()
         self.remaining, self.asked = supervisor.remaining, supervisor.asked
+        found = self._meeting and self._meeting.vacant, supervisor.monitor and supervisor.monitor.has_lost
+        self.has_lost_nodes = any(found)
         return code
 
     def _following(self, published: str, monitor: FailureMonitor, meeting: RendezvousInfo) -> Rejoin:
@@ -99,11 +106,11 @@ class Agent(RankAgent):
             return rejoin
         own: dict[str, Any] = {"rank": environment.rank, "lost_after": self.context.options.lost_after}
         rejoin = replace(rejoin, **own, not_before=monitor.not_before)
-        if not published == meeting.takeover:
+        everyone = {*range(environment.world_size + environment.spares)} - {*meeting.vacant}
+        if published != meeting.takeover:
             return replace(rejoin, expected=monitor.expected, quorum=monitor.quorum)
         if not environment.is_spare or not setup.deputy or not monitor.is_first_deputy():
             return rejoin
-        everyone = {*range(environment.world_size + environment.spares)} - {*meeting.vacant}
         expected = sorted(everyone - {*range(environment.node_sizes[0]), environment.rank})
         more: dict[str, Any] = {"rank": 0, "takes_over": True, "expected": expected, "quorum": len(everyone) // 2 + 1}
         self.say(
@@ -120,7 +127,7 @@ class Agent(RankAgent):
     def rendezvous(self) -> RendezvousOutcome:
         setup = self.context.setup
         self.monitor.mark("meeting")
-        found = rendezvous(setup, self._receive_over_mpi, self.say, self._cancel, partial(require_srun, self.say))
+        found = rendezvous(setup, self._receive_over_mpi, self.say, self._cancel, self._require_srun)
         if rejoin := setup.options.rejoin:  # which is one run for the script
             found = replace(found, meeting=replace(found.meeting, run=rejoin.run))
         self.monitor.mark("met")
@@ -128,6 +135,11 @@ class Agent(RankAgent):
             self.monitor.describe(run_metadata(setup, found))
         self._meeting = found.meeting
         return asdict(found.meeting), self._failure_monitor(found)
+
+    def _require_srun(self) -> None:
+        from srunddp.run.srun import require_srun
+
+        require_srun(self.say)
 
     def abort_rendezvous(self, cause: str, exit_code: int) -> None:
         self._cancel.fail(cause, exit_code)

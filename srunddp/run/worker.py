@@ -68,20 +68,23 @@ def run_worker(context: WorkerContext) -> int:
     environment = setup.environment
     interrupt = _end_at(signal.SIGINT)  # Ctrl-C ends the wait for the others, and not with a traceback
     signal.pthread_sigmask(signal.SIG_SETMASK, context.mask)
-    if setup.held:
-        setup.held.rendezvous.close()
-    if setup.deputy:
-        setup.deputy.close()
+    for listening in (setup.held and setup.held.rendezvous, setup.deputy):
+        if listening:
+            listening.close()
     _prepare_process(context)
     if environment.world_size > 1 and environment.discovery.starts_mpi:
         supervisor.send(_exchange_over_mpi(setup))
-    waits = not environment.is_spare and not select.select([supervisor.end], [], [], _SOON)[0]
-    threads = _import_torch(context) if waits else None
+    threads = None if select.select([supervisor.end], [], [], _SOON)[0] else _import_torch(context)
     answer = supervisor.receive()
     if answer is None:
         os._exit(RendezvousError.exit_code)
-    if environment.is_spare:
-        return _wait_as_spare(context)
+    return _wait_as_spare(context) if environment.is_spare else _become_script(context, answer, threads, interrupt)
+
+
+def _become_script(
+    context: WorkerContext, answer: dict[str, Any], threads: dict[str, str] | None, interrupt: Any
+) -> int:
+    supervisor, environment = context.supervisor, context.setup.environment
     _join_world(context, RendezvousInfo(**answer), threads)
     signal.signal(signal.SIGINT, interrupt)
     worker, result = os.getpid(), user_script.run(context.script)
@@ -92,7 +95,7 @@ def run_worker(context: WorkerContext) -> int:
         _report(result, supervisor, alone=environment.world_size == 1)
     world.wait_for_gloo_threads()
     if result.code == 0:
-        _wait_to_leave(supervisor, waits=setup.options.max_restarts > 0)
+        _wait_to_leave(supervisor, waits=context.setup.options.max_restarts > 0)
         if context.options.fast_exit:
             _exit_fast()
     elif isinstance(result.error, Stopped):
@@ -115,6 +118,7 @@ def _import_torch(context: WorkerContext) -> dict[str, str] | None:
     """While others are late, where the script will do so; the variables for torch's threads, None if not imported."""
     if (
         context.options.offline
+        or context.setup.environment.is_spare
         or "torch" in sys.modules
         or (before := torch_import.modules_before(context.script)) is None
     ):

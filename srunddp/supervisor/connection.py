@@ -46,11 +46,6 @@ class SupervisorConnection:
         """The descriptor, to wait for messages."""
         return self._socket.fileno()
 
-    @property
-    def peer_address(self) -> str:
-        """The other end's IP address."""
-        return str(self._socket.getpeername()[0])
-
     def send(self, message: dict[str, Any]) -> None:
         """Send without waiting: what the kernel does not take now goes with the next message."""
         self._unsent += json.dumps(message).encode() + b"\n"

@@ -42,9 +42,7 @@ class Coordinator(FailureMonitor):
         self._connections = connections
         self._rank_of = {connection: rank for rank, connection in connections.items()}
         # All that a run with spare nodes needs more; None in one without.
-        self._spares: SpareNodes | None = None
-        if context.takeover:
-            self._spares = SpareNodes(context.nodes, context.world_size, connections, context.lost_after)
+        self._spares = SpareNodes(context, connections) if context.takeover else None
         self._unranked = {number for number in context.nodes if 0 < context.world_size <= number}
         self._states = dict.fromkeys(context.nodes, State.WORKING)  # of all ranks, this one among them
         self._states |= dict.fromkeys(self._unranked, State.DONE)
@@ -101,10 +99,7 @@ class Coordinator(FailureMonitor):
             self._self_reported.add(rank)
             self.fail(replace(failure, rank=rank, node=self._context.nodes[rank]), now)
         elif isinstance(message.get("ping"), int):
-            if self._states[rank] is State.WORKING:
-                self._stall.note(rank, message["ping"], now)
-            if self._spares:
-                self._connections[rank].send({"ping": True, **self._spares.answer(rank, message)})
+            self._on_ping(rank, message, now)
         elif isinstance(message.get("asked"), str):
             self.asked(message["asked"])
         elif "mpi" in message:
@@ -113,6 +108,12 @@ class Coordinator(FailureMonitor):
             self._ended.add(rank)
         elif isinstance(message.get("stacks"), str) and self._request:
             self._request.add(rank, message["stacks"])
+
+    def _on_ping(self, rank: int, message: Mapping[str, Any], now: float) -> None:
+        if self._states[rank] is State.WORKING:
+            self._stall.note(rank, message["ping"], now)
+        if self._spares:
+            self._connections[rank].send({"ping": True, **self._spares.answer(rank, message)})
 
     def _set_state(self, rank: int, state: State) -> None:
         self._working -= self._states[rank] is State.WORKING
@@ -145,8 +146,7 @@ class Coordinator(FailureMonitor):
         silent = self._silent(now, self._context.lost_after / 2)
         silent |= {other for other, connection in self._connections.items() if connection.lost}
         ours = silent >= others and len({nodes[other] for other in others}) > 1
-        ours = ours or (self._spares is not None and monotonic() >= self._spares.majority_ends())
-        node = own if ours or not self._context.link_is_up() else nodes[rank]
+        node = own if ours or self._majority_ends() <= monotonic() or not self._context.link_is_up() else nodes[rank]
         return self._lost_node(node, f"no answer for {self._context.lost_after:g} s")
 
     def _lost_node(self, node: str, cause: str) -> RootCause:
@@ -162,10 +162,11 @@ class Coordinator(FailureMonitor):
         """A task of a spare node has ended: the ranks go on, and its node takes none any more."""
         if not self._asked_by and not self._context.asked(now):
             write_stderr(f"srunddp: spare node {self._context.nodes[number]} is lost: {cause}\n")
+        self.has_lost = True
         self._set_state(number, State.LEFT)
         self._waiting.discard(number)
         if self._spares:
-            self._spares.drop(number)
+            self._spares.drop(self._context.nodes[number])
         self._connections[number].send({"verdict": {"ranks": [number], "exit_code": LOST}})
 
     def fail(self, failure: Failure, now: float) -> None:
@@ -190,9 +191,8 @@ class Coordinator(FailureMonitor):
     def _finished_ranks(self) -> dict[int, str]:
         """The nodes of the ranks whose script is over."""
         over = (State.DONE, State.LEFT)
-        states = self._states.items()
-        finished = {rank for rank, state in states if state in over} - self._unranked
-        return {rank: self._context.nodes[rank] for rank in sorted(finished)}
+        ranks = self._states.keys() - self._unranked
+        return {rank: self._context.nodes[rank] for rank in sorted(ranks) if self._states[rank] in over}
 
     def _decide(self) -> None:
         if not self.root_cause:
@@ -216,9 +216,10 @@ class Coordinator(FailureMonitor):
             is_left = self._context.nodes[rank] in left
             following = {"left": True} if is_left else {"restart": self.restart}
             connection.send({"verdict": verdict | (following if self.restart is not None else {})})
-        if self._spares and self.restart is not None:
-            self.expected, self.quorum = self._spares.staying(left), self._spares.quorum
-            self.not_before = self._spares.ended_by(root_cause)
+        there = [rank for rank, each in self._connections.items() if each.open and self._states[rank] is not State.LEFT]
+        self.expected = [rank for rank in sorted(there) if self._context.nodes[rank] not in left]
+        if self._spares:
+            self.quorum, self.not_before = self._spares.quorum, self._spares.ended_by(root_cause)
 
     def _nodes_to_leave(self, root_cause: RootCause) -> Set[str]:
         if not self._spares or not self._restarts or root_cause.how == "ended" or self._asked_by:
@@ -231,6 +232,7 @@ class Coordinator(FailureMonitor):
             return False
         self.root_cause = RootCause.of(failure) if failure else self.root_cause
         self.fenced = self._is_late = True
+        self.cut_off = failure is None and self.root_cause is not None and self.root_cause.how == "lost"
         for connection in self._connections.values():
             connection.end()
         return True
@@ -242,7 +244,7 @@ class Coordinator(FailureMonitor):
             return none_left or ("all scripts are over" if self._over else "")
         if root_cause.how == "lost":
             return "a node is lost"
-        if not all(connection.open for connection in self._connections.values()):
+        if not all(connection.open for rank, connection in self._connections.items() if rank not in self._unranked):
             return "srunddp has ended on a rank"
         return "all scripts are over" if self._over else ""
 
@@ -276,7 +278,7 @@ class Coordinator(FailureMonitor):
             return self._close_connections(self.root_cause, now)
         while self.released and self._waiting:
             self._connections[self._waiting.pop()].send({"over": True})
-        if self._spares and not self.root_cause and monotonic() >= self._spares.majority_ends():
+        if self._majority_ends() <= monotonic():
             cause = f"no answer of half of the tasks for {self._context.lost_after:g} s"
             self._end_run(self._lost_node(self._context.node, cause))
         if now >= self._pinged + self._context.ping_every:
@@ -293,9 +295,11 @@ class Coordinator(FailureMonitor):
         following = self._decide_at if self._failures else self._stall.due
         following = self._request.deadline if self._request else following
         ping = self._pinged + self._context.ping_every
-        if self._spares:
-            ping = min(ping, now + max(0.0, self._spares.majority_ends() - monotonic()))
+        ping = min(ping, now + max(0.0, self._majority_ends() - monotonic()))
         return ping if following is None else min(ping, following)
+
+    def _majority_ends(self) -> float:
+        return self._spares.majority_ends() if self._spares and self._working else float("inf")
 
     def _ping(self, now: float) -> None:
         if self._states[self._context.rank] is State.WORKING:
@@ -307,8 +311,7 @@ class Coordinator(FailureMonitor):
         for rank in self._silent(now, self._context.silent_after):
             if self._states[rank] is not State.FAILED:
                 self.fail(Failure(rank, self._context.nodes[rank], self._context.starved, LOST), now)
-        silent_ranks = self._silent(now, _SLURM_IS_ASKED_AFTER) - self._unranked
-        silent = {self._context.nodes[rank] for rank in silent_ranks}
+        silent = {self._context.nodes[rank] for rank in self._silent(now, _SLURM_IS_ASKED_AFTER) - self._unranked}
         if down := silent & self._down.names:
             self._end_run(self._lost_node(min(down), "Slurm says that the node is down"))
         elif silent:

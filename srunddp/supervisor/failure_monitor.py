@@ -34,14 +34,16 @@ class FailureMonitor:
         restart: what rank 0 has published for the next start of the run; None where there is none.
         expected, not_before, quorum: with spare nodes, for the next start's rank 0, see
             :class:`srunddp.bootstrap.rendezvous.meet.Rejoin`.
-        fenced: whether the worker has to end at once, as others may go on without it.
+        has_lost: whether a spare node is lost.
+        fenced: whether the worker has to end at once, as others may go on without it; cut_off: as this node is lost.
     """
 
     def __init__(self, folder: Path | None, restarts: RestartPolicy | None = None) -> None:
         self.root_cause: RootCause | None = None
         self.restart: str | None = None
         self.expected: Sequence[int] = ()
-        self.not_before, self.quorum, self.fenced = 0.0, 1, False
+        self.not_before, self.quorum = 0.0, 1
+        self.has_lost = self.fenced = self.cut_off = False
         self._restarts, self._asked_by = restarts, ""
         self._folder = folder
         self._done = self._left = False

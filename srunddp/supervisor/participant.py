@@ -122,7 +122,7 @@ class Participant(FailureMonitor):
         self.root_cause = self._own_root_cause(cause)
         if self._lease and not self._asked_by and not self._context.asked(now):
             self.restart, self.not_before = self._context.takeover, self._lease.other_ended if self._lost else 0.0
-            self.fenced = True
+            self.fenced, self.cut_off = True, self._lost
         if not self._lost and self._context.deputies.here:
             self._act_for_rank_zero()
 

@@ -1,11 +1,11 @@
 """What rank 0 decides with spare nodes: which nodes are left, and whether this side may go on."""
 
 import time
-from collections import Counter
 from collections.abc import Collection, Mapping
 from typing import Any
 
 from srunddp.supervisor.connection import SupervisorConnection
+from srunddp.supervisor.failure_monitor import RankContext
 from srunddp.supervisor.lease import Lease
 from srunddp.supervisor.root_cause import RootCause
 
@@ -17,22 +17,15 @@ class SpareNodes:
         numbers: of the tasks of spare nodes; leases: by rank or such a number.
     """
 
-    def __init__(
-        self,
-        nodes: Mapping[int, str],
-        world_size: int,
-        connections: Mapping[int, SupervisorConnection],
-        lost_after: float,
-    ) -> None:
-        """``nodes``: of all tasks, by rank; those from ``world_size`` on are spare."""
-        self._nodes, self._connections = nodes, connections
-        self.numbers = {number for number in nodes if number >= world_size}
-        self.leases = {rank: Lease(lost_after) for rank in connections}
-        self._gone: set[int] = set()
+    def __init__(self, context: RankContext, connections: Mapping[int, SupervisorConnection]) -> None:
+        self._nodes, self._connections = context.nodes, connections
+        self.numbers = {number for number in context.nodes if number >= context.world_size}
+        self.leases = {rank: Lease(context.lost_after) for rank in connections}
+        self._gone: set[str] = set()
 
-    def drop(self, number: int) -> None:
-        """This task of a spare node, and so that node, takes no rank any more."""
-        self._gone.add(number)
+    def drop(self, node: str) -> None:
+        """This spare node takes no rank any more."""
+        self._gone.add(node)
 
     def majority_ends(self) -> float:
         """When less than half of the tasks will have heard of rank 0, by :func:`time.monotonic`."""
@@ -54,22 +47,14 @@ class SpareNodes:
         if root_cause.how == "lost":
             left.add(root_cause.node)
         others = {node for rank, node in self._nodes.items() if rank not in self.numbers} - {last_node}
-        if root_cause.node == last_node and others and self.free(left):
+        if root_cause.node == last_node and others and self.free(left) > 0:
             left.add(last_node)  # twice in a row, and no other's
         return left
 
     def free(self, left: Collection[str]) -> int:
         """How many spare nodes are there beside those that nodes which are ``left`` need."""
-        there = [number for number in self.numbers if self._connections[number].open and number not in self._gone]
-        whole = Counter(self._nodes[number] for number in self.numbers)
-        return sum(count == whole[node] for node, count in Counter(self._nodes[each] for each in there).items()) - len(
-            left
-        )
-
-    def staying(self, left: Collection[str]) -> list[int]:
-        """The ranks and numbers of those that may come to the next start, but for rank 0."""
-        there = {rank for rank, connection in self._connections.items() if connection.open} - self._gone
-        return [rank for rank in sorted(there) if self._nodes[rank] not in left]
+        gone = {self._nodes[number] for number in self.numbers if not self._connections[number].open} | self._gone
+        return len({self._nodes[number] for number in self.numbers} - gone) - len(left)
 
     def ended_by(self, root_cause: RootCause) -> float:
         """When the workers of lost nodes have ended, by :func:`time.monotonic`."""

@@ -23,7 +23,7 @@ def set_spare_nodes(environment: Environment, count: int) -> Environment:
         found = f"{_OPTION} under {environment.launcher}"
         raise ConfigError(found, expected="a step of Slurm", hint=hint, scope=Scope.JOB)
     sizes = step.tasks_per_node
-    if not step.layout() or not step.distribution.startswith("block"):
+    if [*step.layout().values()] != [node for node, size in zip(step.nodes, sizes, strict=False) for _ in range(size)]:
         found, hint = f"{_OPTION} with the distribution {step.distribution}", "add srun --distribution=block"
         raise ConfigError(found, expected="tasks in the order of the nodes", hint=hint, scope=Scope.JOB)
     if count >= len(sizes) or sum(sizes[:-count]) < 2:

@@ -68,6 +68,9 @@ class ProcessGroupContext:
     def variables(self) -> dict[str, str]:
         """What a script written for torchrun reads, and the interface's variables."""
         environment, meeting = self.environment, self.meeting
+        # What spare nodes have changed of Slurm's, for scripts that read these.
+        moved = {"SLURM_PROCID": environment.rank, "SLURM_NODEID": meeting.node_rank, "SLURM_NNODES": meeting.nnodes}
+        moved |= dict.fromkeys(("SLURM_NTASKS", "SLURM_NPROCS", "SLURM_STEP_NUM_TASKS"), environment.world_size)
         requeues = os.environ.get("SLURM_RESTART_COUNT") or "0"
         return {
             "RANK": str(environment.rank),
@@ -86,6 +89,7 @@ class ProcessGroupContext:
             "TORCHELASTIC_RESTART_COUNT": str(self.generation) if self.max_restarts else requeues,
             "TORCHELASTIC_MAX_RESTARTS": str(self.max_restarts),
             **self.interface.exports,
+            **({name: str(value) for name, value in moved.items()} if environment.spares else {}),
         }
 
     def next_store(self) -> Store:
@@ -284,7 +288,6 @@ def _log_level() -> ctypes.c_int:
     import torch
 
     library = os.path.join(os.path.dirname(torch.__file__), "lib", "libc10.so")
-    try:
+    with contextlib.suppress(OSError, ValueError):
         return ctypes.c_int.in_dll(ctypes.CDLL(library), "FLAGS_caffe2_log_level")
-    except (OSError, ValueError):
-        return ctypes.c_int(0)  # another build of torch: the warning then stays
+    return ctypes.c_int(0)  # another build of torch: the warning then stays

@@ -23,7 +23,6 @@ from srunddp.util.console import SAY_EVERY
 from srunddp.util.hostlist import fold_ranks
 from srunddp.util.json_lines import send
 
-
 MOST_DEPUTIES = 8
 
 
@@ -151,11 +150,12 @@ class RendezvousServer:
         numbers = sorted(self._here)
         deputies = self._deputies()
         more: dict[str, Any] = {"deputies": deputies}
-        if self.spares:
+        if any(number >= self.own.world_size - self.spares for number, *_ in deputies):
             takeover = protocol.encode_advertisement(
                 self.own.token, [Address(host, port) for _, host, port in deputies]
             )
-            more |= {"takeover": takeover, "vacant": sorted({*range(self.own.world_size)} - {*numbers})}
+            more |= {"takeover": takeover}
+        more |= {"vacant": sorted({*range(self.own.world_size)} - {*numbers})}
         hellos = [self._here[number] for number in numbers]
         infos = infos_of(hellos, self.held.store_address, self.channel, self.own.world_size - self.spares, **more)
         meetings = dict(zip(numbers, infos, strict=True))

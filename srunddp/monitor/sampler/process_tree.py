@@ -66,11 +66,7 @@ class ProcessTree:
         return len(self._members)
 
     def look(self, *, thorough: bool) -> None:
-        """Take the numbers of now.
-
-        Args:
-            thorough: read all of every process, and find also what other threads than the main one have forked.
-        """
+        """Take the numbers of now; ``thorough``: all of each process, and what all of its threads have forked."""
         # A parent is read before its children: nothing counts twice, but one that ended in between is missing until
         # its parent is read once more.
         for _ in range(_PASSES):
@@ -213,6 +209,8 @@ class Tasks:
         line = [each for each, _ in ancestors(supervisor)]
         root = line[line.index(self._launcher) - 1] if self._launcher in line[1:] else supervisor
         self.trees = [ProcessTree(rank, root)]
+        own = os.environ.get(rank_variable, "")  # another one where the ranks of a lost node have come here
+        self._moved_by = rank - int(own) if own.isdecimal() else 0
         self.visible = {os.environ.get(_VISIBLE)}
         self._known = {root}
 
@@ -241,7 +239,7 @@ class Tasks:
         if rank.isdecimal():
             self._known.add(pid)
             self.visible.add(variables.get(_VISIBLE))
-            self.trees.append(ProcessTree(int(rank), pid))
+            self.trees.append(ProcessTree(int(rank) + self._moved_by, pid))
 
     def rows(self, time: str) -> str:
         """A line for each task that has a process."""
