@@ -1,4 +1,7 @@
-"""A training in which a rank fails in each of the first starts: ``restarted.py KIND TIMES --output-dir=DIR``."""
+"""A training in which a rank fails in each of the first starts: ``restarted.py KIND TIMES --output-dir=DIR``.
+
+With the kind ``slow`` nothing fails by itself: each step takes a tenth of a second, and is noted in DIR/steps.txt.
+"""
 
 import hashlib
 import json
@@ -41,6 +44,10 @@ class Fails(srunddp.Callback):
         self.begin = None
 
     def on_step(self, trainer, step, loss):
+        if KIND == "slow":
+            time.sleep(0.1)
+            note = f"{START} {step} {trainer.world.rank} {os.environ.get('SLURMD_NODENAME')} {time.monotonic()}\n"
+            os.write(notes, note.encode())
         self.begin = step if self.begin is None else self.begin
         if START < TIMES and trainer.world.rank == (START + 1) % trainer.world.world_size and step == self.begin + 12:
             KINDS[KIND]()
@@ -48,6 +55,9 @@ class Fails(srunddp.Callback):
 
 torch.manual_seed(0)
 config = srunddp.read_config(srunddp.Config, sys.argv[3:])
+if KIND == "slow":
+    os.makedirs(config.output_dir, exist_ok=True)
+    notes = os.open(f"{config.output_dir}/steps.txt", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
 with srunddp.init() as world:
     data = TensorDataset(torch.randn(800, 8), torch.randint(3, (800,)))
     model = torch.nn.Linear(8, 3)

@@ -118,7 +118,7 @@ def data_network(cluster: Cluster) -> Path:
 def runner() -> Iterator[SlurmJobRunner]:
     if problem := requirements(accounting=True):
         missing(problem)
-    with Cluster(Settings(interactive_step=True, accounting=True)) as cluster:
+    with Cluster(Settings(interactive_step=True, accounting=True, slurmd_timeout=20)) as cluster:
         data_network(cluster)
         yield SlurmJobRunner(cluster)
 

@@ -168,6 +168,17 @@ def test_the_tasks_of_a_node_are_found_below_their_launcher() -> None:
         assert [line.split(",")[1] for line in found.rows("8.000").splitlines()] == ["0"]
 
 
+@pytest.mark.parametrize("moved", [0, -4])
+def test_tasks_of_a_spare_node_have_the_ranks_that_came(moved: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the launcher's variable they still have their first numbers."""
+    monkeypatch.setenv(RANK, "4")
+    sleep = ["sleep", "60"]
+    with started(sleep, {RANK: "4"}) as own, started(sleep, {RANK: "5"}) as other:
+        found = Tasks(4 + moved, own.pid, os.getpid(), RANK)
+        until(lambda: found.look(thorough=True) or len(found.trees) > 1)
+        assert [(tree.rank, tree.root) for tree in found.trees] == [(4 + moved, own.pid), (5 + moved, other.pid)]
+
+
 def test_the_cpus_of_a_node_are_those_of_all_masks_together() -> None:
     if len(os.sched_getaffinity(0)) < 2:
         return

@@ -1,0 +1,172 @@
+"""``--spare-nodes`` on the real cluster: a node is lost, and the training goes on to the same bits."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import time
+from collections.abc import Callable, Collection
+
+import pytest
+
+from tests.cluster.nodes import NODES
+from tests.slurm.conftest import SRUNDDP, SlurmJobRunner
+from tests.slurm.jobs import Job, submit
+from tests.slurm.spare_nodes import FENCE, OPTIONS, PROGRAM, TRAINING, SpareRun, cut, kill, supervisors, training
+from tests.support.starting import until
+
+pytestmark = pytest.mark.slurm
+
+RESTARTED = 6.0  # seconds that six ranks on two cores take to import torch, and more
+ENDS_WITHIN = 150.0
+
+
+@pytest.fixture(scope="module")
+def whole(runner: SlurmJobRunner) -> str:
+    """The weights of a training in which nothing is lost."""
+    with training(runner, "whole-spare") as run:
+        assert run.finish(ENDS_WITHIN) == 0, run.said()
+        (found,) = run.weights()
+    return found
+
+
+def went_on(run: SpareRun, whole: str, codes: Collection[int] = (0,)) -> None:
+    """To the same bits, by one start alone at a time, and Slurm agrees."""
+    code = run.finish(ENDS_WITHIN)
+    assert run.weights() == {whole}, run.said()
+    assert code in codes, run.said()
+    assert run.overlaps() == []
+    assert "srunddp: ended with 0 after 1 restart" in run.said()
+
+
+def state(run: SpareRun) -> str:
+    (found,) = re.findall(r"JobState=(\w+)", run.runner.cluster.run("scontrol", "show", "job", "-o").stdout)[-1:]
+    return found
+
+
+def lose(run: SpareRun, name: str) -> float:
+    until(run.training)
+    began = time.monotonic()
+    run.lost.append(name)
+    run.runner.cluster.lose(name)
+    return began
+
+
+@pytest.mark.parametrize("name", ["node02", "node01"])
+def test_a_training_survives_the_loss_of_a_node(name: str, whole: str, runner: SlurmJobRunner) -> None:
+    """Rank 0's node as well, where srun is on a login node."""
+    with training(runner, f"lost-{name}") as run:
+        began = lose(run, name)
+        went_on(run, whole)
+        assert run.gap(began) < FENCE + RESTARTED
+        assert state(run) == "COMPLETED"
+    rank = NODES.index(next(node for node in NODES if node.name == name))
+    assert f"srunddp: rank {rank} on {name} lost: no answer for 15 s (exit code 69)" in run.said()
+    assert {note.node for note in run.notes() if note.start == 1 and note.rank == rank} == {"node06"}
+
+
+def test_a_lost_spare_node_costs_nothing(whole: str, runner: SlurmJobRunner) -> None:
+    with training(runner, "lost-spare") as run:
+        lose(run, "node06")
+        assert run.finish(ENDS_WITHIN) == 0, run.said()
+        assert run.weights() == {whole}
+
+
+def test_a_node_that_comes_back_writes_nothing(whole: str, runner: SlurmJobRunner) -> None:
+    """Its ranks were ended before others had them. That its srunddp has ended so is srun's own exit code."""
+    with training(runner, "cut") as run:
+        until(run.training)
+        with cut("node03"):
+            until(lambda: run.training(start=1, step=0))
+        went_on(run, whole, codes=(69, 137))
+        last = max(note.at for note in run.notes() if note.node == "node03")
+        assert last < min(note.at for note in run.notes() if note.start == 1)
+
+
+def _kill_step(run: SpareRun, name: str) -> None:
+    """The tasks live on, and Slurm no longer knows of them."""
+    run.lost.append(name)
+    kill(name, "slurmd", "slurmstepd")
+
+
+def _kill_supervisor(run: SpareRun, name: str) -> None:
+    kill_one = supervisors(name)
+    assert len(kill_one) == 1
+    os.kill(kill_one[0], signal.SIGKILL)
+
+
+@pytest.mark.parametrize("name", ["node02", "node01"])
+@pytest.mark.parametrize("harm", [_kill_step, _kill_supervisor])
+def test_the_ranks_of_a_killed_process_go_elsewhere(
+    harm: Callable[[SpareRun, str], None], name: str, whole: str, runner: SlurmJobRunner
+) -> None:
+    with training(runner, f"killed{harm.__name__}-{name}") as run:
+        until(run.training)
+        began = time.monotonic()
+        harm(run, name)
+        went_on(run, whole, codes=(0, 137))
+        assert run.gap(began) < 2 * RESTARTED
+
+
+def test_out_of_spare_nodes_the_run_ends(runner: SlurmJobRunner) -> None:
+    with training(runner, "out-of", epochs=60) as run:
+        lose(run, "node06")
+        until(lambda: "spare node node06 is lost" in run.said())
+        lose(run, "node02")
+        assert run.finish(ENDS_WITHIN) == 69, run.said()
+    assert "srunddp: not restarted: no spare node is left" in run.said()
+
+
+def test_a_node_that_fails_twice_in_a_row_is_left(runner: SlurmJobRunner) -> None:
+    script = runner.cluster.shared / "fails_there.py"
+    script.write_text(
+        "import os, time, srunddp\nsrunddp.heartbeat()\ntime.sleep(1.0)\n"
+        "if os.environ['SLURMD_NODENAME'] == 'node02':\n    os._exit(9)\n"
+        "time.sleep(2.0)\nnames = ('RANK', 'SLURM_PROCID', 'SLURM_NTASKS', 'LOCAL_RANK', 'SLURMD_NODENAME')\n"
+        "print('done', *(os.environ[name] for name in names))\n"
+    )
+    words = (*OPTIONS, "-N4", "--ntasks-per-node=2", SRUNDDP, "--restarts=3", "--spare-nodes=1", str(script))
+    done = runner.srun(*words)
+    assert done.code == 0, done.errors
+    nodes = ("node01", "node01", "node04", "node04", "node03", "node03")
+    expected = [f"done {rank} {rank} 6 {rank % 2} {node}" for rank, node in enumerate(nodes)]
+    assert sorted(done.output.splitlines()) == expected
+    assert "ranks 2-3 go to node04" in done.errors
+
+
+def batch_job(runner: SlurmJobRunner, name: str) -> Job:
+    words = " ".join((*OPTIONS, SRUNDDP, "--restarts=3", "--spare-nodes=1", PROGRAM, *TRAINING))
+    body = f"srun {words} --output-dir=$FOLDER/training\n"
+    return submit(runner, name, body, "-N4", "--ntasks-per-node=1", "--no-kill", "--requeue")
+
+
+def requeued(runner: SlurmJobRunner, job: Job) -> None:
+    """Lose its first node, and see it PENDING."""
+    try:
+        until((job.folder / "training" / "steps.txt").exists, 60.0, lambda: (job.is_over(), job))
+        runner.cluster.lose("node01")
+        until(lambda: not job.is_over() and job.restarts == 1, 90.0, lambda: job)
+        assert job.state in ("PENDING", "COMPLETING"), job
+    finally:
+        runner.cluster.cancel_all(60.0)
+        runner.cluster.mend("node01")
+
+
+def test_a_batch_job_without_its_first_node_is_requeued(runner: SlurmJobRunner) -> None:
+    """Its script and srun are gone with that node; Slurm itself would leave it RUNNING for ever."""
+    requeued(runner, batch_job(runner, "batch host"))
+
+
+WRONG = {
+    ("-N1", "-n2"): "--spare-nodes=1 of 1 nodes; expected 2 ranks or more on the others",
+    ("-N3", "-n6", "--distribution=cyclic"): "with the distribution cyclic; expected tasks in the order of the nodes",
+    ("-N3", "-n5"): "1 tasks on a spare node, and 3 on another; expected no fewer on a spare node",
+}
+
+
+@pytest.mark.parametrize("words", WRONG)
+def test_steps_that_cannot_have_a_spare_node(words: tuple[str, ...], runner: SlurmJobRunner) -> None:
+    done = runner.srun(*words, SRUNDDP, "--restarts=1", "--spare-nodes=1", PROGRAM, *TRAINING)
+    assert (done.code, done.errors.count("srunddp: error:")) == (78, 1), done.errors
+    assert WRONG[words] in done.errors
