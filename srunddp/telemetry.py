@@ -78,9 +78,8 @@ class TelemetryPage:
         size = _SIZE if recording else mmap.PAGESIZE
         os.ftruncate(self.descriptor, size)
         self._memory = mmap.mmap(self.descriptor, size)
-        self.count = 0
+        self.count = self._events = 0
         self.recording = recording
-        self._events = 0
         self._lock = threading.Lock()
 
     def __reduce__(self) -> tuple[Any, ...]:

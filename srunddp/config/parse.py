@@ -102,8 +102,7 @@ def save_config(path: str | os.PathLike[str], config: Any) -> None:
     Raises:
         OSError: the folder is missing, not writable, or the disk is full; an old file is untouched.
     """
-    text = yaml.dump(_plain(config), Dumper=_Dumper, sort_keys=False, allow_unicode=True)
-    replace_file(Path(path), text.encode())
+    replace_file(Path(path), yaml.dump(_plain(config), Dumper=_Dumper, sort_keys=False, allow_unicode=True).encode())
 
 
 class _Dumper(yaml.SafeDumper):
@@ -173,11 +172,7 @@ def _pairs(group: _Given, prefix: str, keys: Keys, removed: Removed, seen: set[s
 
 
 def _known(written: str, keys: Keys, removed: Removed, given: _Given, *, groups: bool = False) -> str:
-    """The key's own spelling.
-
-    Raises:
-        ConfigError: there is no such key.
-    """
+    """The key's own spelling; a ConfigError where there is no such key."""
     name = written.replace("-", "_")
     is_group = any(key.startswith(name + ".") for key in keys)
     if name in keys or (is_group and groups):
@@ -206,8 +201,7 @@ def _value(given: _Given, key: ConfigField) -> Any:
     except schema.TypeMismatchError as mismatch:
         (found,), words = mismatch.args, expected(key.kind)
         hint = did_you_mean(getattr(found, "value", ""), words.replace(",", "").split()) or "correct it"
-        node = found if found.start_mark else given.node
-        raise given.error(f"is {shown(found)}", words, hint, node) from None
+        raise given.error(f"is {shown(found)}", words, hint, found if found.start_mark else given.node) from None
 
 
 def _example(prefix: str, keys: Keys) -> str:

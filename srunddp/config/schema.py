@@ -25,13 +25,7 @@ _NAMES = {NoneType: "null", bool: "true or false", int: "an integer", float: "a 
 
 @dataclass(frozen=True)
 class ConfigField:
-    """A field that a text can fill.
-
-    Attributes:
-        kind: its type.
-        default: MISSING where it must be given.
-        sentence: of the class docstring's Attributes.
-    """
+    """A field that a text can fill: its type, its default or MISSING, and its sentence in the class's Attributes."""
 
     kind: Any
     default: Any
@@ -102,8 +96,7 @@ def usage(keys: Mapping[str, ConfigField], program: str) -> str:
     ]
     for name, key in keys.items():
         default = "" if key.default is MISSING else text_of(key.default)
-        required = ", required" if key.default is MISSING else ""
-        lines.append(f"  --{name}={default}  ({expected(key.kind)}{required})")
+        lines.append(f"  --{name}={default}  ({expected(key.kind)}{', required' if key.default is MISSING else ''})")
         lines += textwrap.wrap(key.sentence, 110, initial_indent=" " * 6, subsequent_indent=" " * 6)
     return "\n".join(lines)
 
@@ -179,11 +172,7 @@ def value_of(node: yaml.Node, kind: Any) -> Any:
 
 
 def expected(kind: Any) -> str:
-    """The type in words, for messages.
-
-    Raises:
-        TypeError: a type that no text can be read as.
-    """
+    """The type in words, for messages; TypeError for one that no text can be read as."""
     origin, arguments = get_origin(kind), get_args(kind)
     if origin is Literal:
         return one_of([text_of(choice) for choice in arguments])
@@ -202,9 +191,7 @@ def text_of(value: Any) -> str:
     """The value as the command line takes it."""
     if isinstance(value, list | tuple):
         return f"[{', '.join(map(text_of, value))}]"
-    if isinstance(value, bool | None):
-        return {None: "null", True: "true", False: "false"}[value]
-    return str(value)
+    return {None: "null", True: "true", False: "false"}[value] if isinstance(value, bool | None) else str(value)
 
 
 def is_ambiguous(text: str) -> bool:

@@ -53,11 +53,7 @@ def explain(env_file: str | None, **given: Any) -> None:
 
 
 def explained(given: Mapping[str, Any], env_file: str | None = None) -> None:
-    """Print the explanation of this process, or of those in ``env_file``, and exit.
-
-    Raises:
-        SrunddpError: an option is wrong.
-    """
+    """Print the explanation of this process or of those in ``env_file``, and exit. SrunddpError: an option is wrong."""
     from srunddp.bootstrap.network.interface import list_interfaces
     from srunddp.explain.explain import ExplainOptions, explain
 

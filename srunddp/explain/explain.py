@@ -156,8 +156,7 @@ class Explanation:
         # terminal would be this machine's.
         known = {name: value for name, value in self.variables.items() if name != _PTY}
         self.notes += [f"{each}: taken for a step, not for a shell of srun --pty" for each in self._set(_PTY)]
-        found = detect(known, channel=self.asked.channel, pid=0)
-        return replace(found, node=self.variables.get(slurm.NODE_NAME, ""))
+        return replace(detect(known, channel=self.asked.channel, pid=0), node=self.variables.get(slurm.NODE_NAME, ""))
 
     def _identity(self, found: Environment) -> Iterator[Row]:
         """The launcher, who it says that the rank is, the way to rank 0 and the proof."""

@@ -131,9 +131,8 @@ def _entry(best: ReachableGroup, node: str, leads: Callable[[str], bool]) -> tup
     devices = {device for link in links for device in link.devices}
     others = sorted({device for link in links for device in link.others} - devices)
     if devices:
-        doubt, why = "# " if others else "", "active InfiniBand or RoCE"
-        if others:
-            why = f"without it NCCL uses {', '.join(others)} as well: which of them are this network's?"
+        unsure = f"without it NCCL uses {', '.join(others)} as well: which of them are this network's?"
+        doubt, why = ("# ", unsure) if others else ("", "active InfiniBand or RoCE")
         lines.append(f'  {doubt}env: {{NCCL_IB_HCA: "={",".join(sorted(devices))}"}}  # {why}')
     return tuple(lines)
 

@@ -92,8 +92,8 @@ def _without(entries: Sequence[IfacesEntry], cluster: Sequence[str]) -> Iterator
 
 def _remarks(entry: IfacesEntry) -> Iterator[str]:
     """Misspelt variables; and what only a node itself can decide, other than ``auto``, which every file may have."""
-    for name, meant in ((name, misspelt(name)) for name in entry.env):
-        if meant:
+    for name in entry.env:
+        if meant := misspelt(name):
             yield f"{entry.where}: env {name} is not a variable that NCCL documents; did you mean {meant}?"
     for name in entry.interfaces:
         if name not in (AUTO, NEAREST) and (hint := did_you_mean(name, (AUTO, NEAREST))):

@@ -108,12 +108,11 @@ def _used(node: NodeFigures) -> float:
 def _cpu(summary: Summary, busy: list[NodeFigures]) -> Advice | None:
     if not busy:
         return None
-    worst, where = max(busy, key=_used), format.nodes(each.node for each in busy)
-    nodes = {each.node for each in busy}
+    worst, nodes = max(busy, key=_used), {each.node for each in busy}
     delay = median_or_none([each.delay_share for each in summary.ranks if each.node in nodes])
     return Advice(
         "cpu oversubscribed",
-        f"{format.percent(_used(worst))} of {format.count(int(worst.cpus or 0), 'CPU')} used on {where}, "
+        f"{format.percent(_used(worst))} of {format.count(int(worst.cpus or 0), 'CPU')} used on {format.nodes(nodes)}, "
         f"and processes wait for a CPU for {format.percent(delay)} of the time",
         f"above {format.percent(CPUS_USED)} used and {format.percent(CPU_WAIT)} of the time waiting",
         "more --cpus-per-task, fewer --dataloader.num_workers, or fewer --num_threads",
@@ -157,11 +156,7 @@ def _slow_rank(summary: Summary, stragglers: Stragglers) -> Advice:
         leave = f", and leave it out: --exclude={node}" if len(summary.nodes) > 1 else ""
         hint = f"{alone if stragglers.ranks == (0,) else ''}see what else runs on {node}{leave}"
     return Advice(
-        "slow rank",
-        f"{_excess(stragglers)}; it is {why}",
-        f"above {format.percent(DATA_WAIT)}",
-        hint,
-        stragglers.share,
+        "slow rank", f"{_excess(stragglers)}; it is {why}", f"above {format.percent(DATA_WAIT)}", hint, stragglers.share
     )
 
 
@@ -179,13 +174,9 @@ def _data_wait(summary: Summary, stragglers: Stragglers) -> Advice | None:
     figure = _usual([share(each.data_s, each.step_s) for each in others])
     if min(figure, _usual([each.steady_wait_share for each in others])) <= DATA_WAIT:
         return None
-    return Advice(
-        "data wait",
-        f"{format.percent(figure)} of the step time is waiting for data",
-        f"above {format.percent(DATA_WAIT)}",
-        "more --dataloader.num_workers, with as many --cpus-per-task; else data on faster storage",
-        figure,
-    )
+    found = f"{format.percent(figure)} of the step time is waiting for data"
+    hint = "more --dataloader.num_workers, with as many --cpus-per-task; else data on faster storage"
+    return Advice("data wait", found, f"above {format.percent(DATA_WAIT)}", hint, figure)
 
 
 def _usual(shares: list[float | None]) -> float:
@@ -209,12 +200,8 @@ def _gpu(summary: Summary, *, explained: bool) -> Advice | None:
         if training < _MOSTLY:
             part = format.percent(training)
             hint = f"rarer or quicker evaluations and checkpoints: {part} of that time are training steps"
-    return Advice(
-        "gpu idle",
-        f"{devices(idle)} used for {mean:.1f} % of the time since the first step",
-        f"below {GPU_IDLE:.0f} %",
-        hint,
-    )
+    found = f"{devices(idle)} used for {mean:.1f} % of the time since the first step"
+    return Advice("gpu idle", found, f"below {GPU_IDLE:.0f} %", hint)
 
 
 def _interface(summary: Summary) -> Advice | None:
@@ -240,8 +227,7 @@ def _wrong_link(node: NodeFigures) -> LinkFigures | None:
     """The link that carries the training instead of the chosen one."""
     if not any(each.chosen for each in node.links):
         return None
-    others = [each for each in node.links if not each.chosen and each.kind != "rdma"]
-    worst = max(others, key=_both_ways, default=None)
+    worst = max((each for each in node.links if not each.chosen and each.kind != "rdma"), key=_both_ways, default=None)
     limit = max(OTHER_LINK_RATE, OTHER_LINK * carried(node))
     return worst if worst and _both_ways(worst) > limit else None
 
@@ -267,13 +253,9 @@ def _time_limit(summary: Summary) -> Advice | None:
     if not limit or not summary.ending.finished or part_of_it or limit - used < TIME_SAVED or used >= TIME_USED * limit:
         return None
     minutes = max(10, -(-int(used * 1.5) // 600) * 10)
-    return Advice(
-        "time limit",
-        f"{format.duration(used)} of {format.duration(limit)} used, {format.percent(used / limit)}",
-        f"below {format.percent(TIME_USED)}",
-        f"--time={minutes // 60}:{minutes % 60:02}:00: jobs with a shorter limit start earlier",
-        severity="unused",
-    )
+    found = f"{format.duration(used)} of {format.duration(limit)} used, {format.percent(used / limit)}"
+    hint = f"--time={minutes // 60}:{minutes % 60:02}:00: jobs with a shorter limit start earlier"
+    return Advice("time limit", found, f"below {format.percent(TIME_USED)}", hint, severity="unused")
 
 
 def _memory(summary: Summary) -> Advice | None:
@@ -286,15 +268,9 @@ def _memory(summary: Summary) -> Advice | None:
     peak, limit = worst.memory_bytes or 0.0, worst.memory_limit_bytes or 0.0
     if peak >= MEMORY_USED * limit or limit - peak < MEMORY_UNUSED:
         return None
-    enough = max(1, -(-int(peak * 1.25) // 2**30))
-    return Advice(
-        "memory unused",
-        f"{format.size(peak)} of {format.size(limit)} used at most, on {format.nodes([worst.node])}, "
-        f"{format.percent(peak / limit)}",
-        f"below {format.percent(MEMORY_USED)}",
-        f"--mem={enough}G",
-        severity="unused",
-    )
+    where, hint = format.nodes([worst.node]), f"--mem={max(1, -(-int(peak * 1.25) // 2**30))}G"
+    found = f"{format.size(peak)} of {format.size(limit)} used at most, on {where}, {format.percent(peak / limit)}"
+    return Advice("memory unused", found, f"below {format.percent(MEMORY_USED)}", hint, severity="unused")
 
 
 @dataclass(frozen=True)

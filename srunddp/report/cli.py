@@ -75,31 +75,24 @@ def _baseline(given: dict[str, Any]) -> Summary | None:
     folder, _ = locate.find(given["baseline"], given["monitor_dir"], None)
     found = summary_of(read(folder))
     if found.throughput.per_s is None:
-        raise ConfigError(
-            f"--baseline {given['baseline']}: its throughput is not known",
-            expected="a run of srunddp.Trainer with a few samples",
-            hint="name another, or leave --baseline out",
-        )
+        expected, hint = "a run of srunddp.Trainer with a few samples", "name another, or leave --baseline out"
+        raise ConfigError(f"--baseline {given['baseline']}: its throughput is not known", expected=expected, hint=hint)
     return found
 
 
 def _summed(folder: Path, baseline: Summary | None) -> tuple[RunData, Summary]:
     run = read(folder)
     if not run.nodes:
-        raise ConfigError(
-            f"nothing was written to {folder}",
-            expected="run.json or files of samples",
-            hint="see whether the run began",
-        )
+        hint = "see whether the run began"
+        raise ConfigError(f"nothing was written to {folder}", expected="run.json or files of samples", hint=hint)
     summary = summary_of(run)
     return run, with_baseline(summary, baseline) if baseline else summary
 
 
 def record(summary: Summary) -> dict[str, Any]:
     """For ``--json``: the figures and the notes."""
-    found = asdict(summary) | {
-        name: getattr(summary, name) for name in ("step_s", "data_share", "slowest_rank", "energy_j")
-    }
+    computed = ("step_s", "data_share", "slowest_rank", "energy_j")
+    found = asdict(summary) | {name: getattr(summary, name) for name in computed}
     found["launches"] = [
         {"rank": rank, "phase": phase, "begin_s": begin, "end_s": end}
         for rank, phases in summary.launches.items()
@@ -139,11 +132,9 @@ def _write(output: str | Path, run: RunData, summary: Summary) -> Path:
     """Write the page; its path."""
     html = page(summary, notes(summary), sections(run, summary))
     file = Path(output) / "report.html"
-    with file_errors(
-        f"the report cannot be written to {file.parent}",
-        expected="a folder that you may write to",
-        hint="name another with --output, or print the text alone with --text",
-    ):
+    found = f"the report cannot be written to {file.parent}"
+    hint = "name another with --output, or print the text alone with --text"
+    with file_errors(found, expected="a folder that you may write to", hint=hint):
         file.parent.mkdir(parents=True, exist_ok=True)
         replace_file(file, html.encode(errors="backslashreplace"))
     return file

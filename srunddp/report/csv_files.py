@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import islice, pairwise
@@ -39,8 +40,7 @@ class Kind:
     gauges: tuple[str, ...] = ()
 
 
-_USAGE = ("cpu_s", "read_bytes", "written_bytes", "iowait_s")
-NODE = Kind("", _USAGE, ("cpus", "memory_limit_bytes", "memory_bytes"))
+NODE = Kind("", ("cpu_s", "read_bytes", "written_bytes", "iowait_s"), ("cpus", "memory_limit_bytes", "memory_bytes"))
 TASKS = Kind("rank", ("cpu_s", "delay_s"), ("processes", "rss_bytes"))
 LINKS = Kind("link", ("received_bytes", "sent_bytes"))
 _ON_GPU = (
@@ -132,19 +132,15 @@ def marks(path: Path, rank: int) -> list[Mark]:
 
 def json_object(path: Path) -> dict[str, Any]:
     """As ``run.json``; empty where it is not there, or not whole."""
-    try:
+    with suppress(OSError):
         return parse(path.read_text(encoding="utf-8", errors="replace"))
-    except OSError:
-        return {}
+    return {}
 
 
 def _rows(path: Path) -> Iterator[list[str]]:
-    try:
-        with open(path, encoding="utf-8", errors="replace", newline="\n") as file:
-            # Nothing is quoted: the writers let no comma in.
-            yield from (line[:-1].split(",") for line in file if line.endswith("\n"))
-    except OSError:
-        return
+    with suppress(OSError), open(path, encoding="utf-8", errors="replace", newline="\n") as file:
+        # Nothing is quoted: the writers let no comma in.
+        yield from (line[:-1].split(",") for line in file if line.endswith("\n"))
 
 
 @dataclass(frozen=True)

@@ -92,8 +92,7 @@ def failure(summary: Summary) -> Advice | None:
     known = os.path.normpath(os.environ.get("SRUNDDP_LOG_DIR") or "logs")  # where triage looks for a job's number
     is_there = summary.job and os.path.dirname(os.path.normpath(summary.folder)) == known
     job = summary.job if is_there else shlex.quote(summary.folder)
-    found = end.cause or "; ".join(ends(summary))
-    return Advice("run failed", found, "", f"srunddp triage {job}", severity="failed")
+    return Advice("run failed", end.cause or "; ".join(ends(summary)), "", f"srunddp triage {job}", severity="failed")
 
 
 def ends(summary: Summary) -> Iterator[str]:

@@ -106,8 +106,7 @@ def _training(run: RunData, axis: TimeAxis) -> Section:
         chart = Chart(kind[:1].upper() + kind[1:], axis, from_zero=False, joined=True, note=note)
         charts[kind] = chart.panel(((name, run.metrics[name]) for name in names[:_MOST_LINES]), _MOST_LINES)
     more = sum(len(names[_MOST_LINES if kind in charts else 0 :]) for kind, names in kinds.items())
-    missing = f"Not drawn: {more} more of metrics.jsonl." if more else ""
-    return Section("Training", "".join(charts.values()), missing)
+    return Section("Training", "".join(charts.values()), f"Not drawn: {more} more of metrics.jsonl." if more else "")
 
 
 def _gpus(run: RunData, summary: Summary, axis: TimeAxis) -> Section:
@@ -158,8 +157,7 @@ def _nodes(run: RunData, summary: Summary, axis: TimeAxis) -> Section:
     links = group_by_key((each.node, each.samples) for each in carrying)
 
     def rates(*names: str) -> Iterator[tuple[str, Points]]:
-        for node, each in usage:
-            yield node, _summed(_rates(each, name) for name in names)
+        return ((node, _summed(_rates(each, name) for name in names)) for node, each in usage)
 
     network = (
         (node, _summed(_rates(each, way) for each in series for way in ("received_bytes", "sent_bytes")))

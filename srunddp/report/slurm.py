@@ -18,8 +18,7 @@ def completed(summary: Summary) -> Summary:
     if summary.ending.running:
         # As far as the controller knows: a step that was killed has not recorded its end.
         said = slurm_command.output("scontrol", "--oneliner", "show", "step", step, any_status=True)
-        running = not any(word in said for word in _GONE)
-        summary = replace(summary, ending=replace(summary.ending, running=running))
+        summary = replace(summary, ending=replace(summary.ending, running=not any(word in said for word in _GONE)))
     known = slurm_command.job(summary.job)
     if known is None or known.number != summary.job:
         return summary

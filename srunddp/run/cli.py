@@ -211,9 +211,9 @@ def _open(start: _Start, options: RunOptions, environment: Environment) -> tuple
     except SrunddpError as error:
         if environment.rank == 0:
             write_stderr(f"srunddp: error: {error}\n")
+            error.said = True
             meet.report_early_failure(environment, start.rendezvous, error, setup.interface if setup else None)
-            sys.exit(error.exit_code)
-        if error.scope is not Scope.JOB and meet.report_early_failure(environment, start.rendezvous, error):
+        elif error.scope is not Scope.JOB and meet.report_early_failure(environment, start.rendezvous, error):
             error.scope = Scope.JOB  # rank 0 prints it
         raise
 

@@ -48,8 +48,7 @@ def pack(folder: str, archive: str, *, leave_out: Sequence[str] = ()) -> Archive
     except OSError as error:
         if error.filename in (None, archive):
             raise
-        found = f"{error.filename} cannot be read: {error.strerror}"
-        hint = "leave it out with --exclude"
+        found, hint = f"{error.filename} cannot be read: {error.strerror}", "leave it out with --exclude"
         raise ConfigError(found, expected="a folder that you may read whole", hint=hint) from None
 
 

@@ -45,9 +45,8 @@ def build(
     """
     output = output.absolute()
     if not requirements.is_file():
-        raise ConfigError(
-            f"{requirements} is not there", expected="a file as for pip install -r", hint="correct the path"
-        )
+        found = f"{requirements} is not there"
+        raise ConfigError(found, expected="a file as for pip install -r", hint="correct the path")
     if os.path.lexists(output):
         hint = "remove it, or name another with -o"
         raise ConfigError(f"{output} is there", expected="a new folder", hint=hint)

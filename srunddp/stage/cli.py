@@ -72,8 +72,7 @@ def push(**given: Any) -> None:
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # the archive on this node goes too
     job = Job.of(os.environ, given["base"])
     wanted = pushing.collect(given["env"], given["project"], given["data"], given["exclude"])
-    program = pushing.push(job, wanted, sys.argv[0], given["timeout"], say, everywhere=given["all_nodes"])
-    click.echo(program)
+    click.echo(pushing.push(job, wanted, sys.argv[0], given["timeout"], say, everywhere=given["all_nodes"]))
 
 
 @stage.command(short_help="Remove the copies.")

@@ -77,8 +77,7 @@ class _Node:
     """The job's folder on this node; a method for each request."""
 
     def __init__(self, folder: str) -> None:
-        self._folder = folder
-        self._keeper = -1
+        self._folder, self._keeper = folder, -1
         self._held: list[int] = []
 
     def _path(self, name: str) -> str:
@@ -129,8 +128,7 @@ class _Node:
         """Say where everything is on this node, to the ranks that are to start by these words."""
         here = {place["path"]: self._place(**place) for place in places}
         before = StagedPaths.load(self._folder).places if os.path.exists(self._path(PLACES)) else ()
-        others = (place for place in before if place.path not in here)
-        staged = StagedPaths(self._folder, (*here.values(), *others), cwd)
+        staged = StagedPaths(self._folder, (*here.values(), *(each for each in before if each.path not in here)), cwd)
         written = {"places": [vars(place) for place in staged.places], "cwd": cwd}
         replace_file(Path(self._path(PLACES)), json.dumps(written).encode())
         launcher = Path(self._path("srunddp.new"))
@@ -261,13 +259,11 @@ def _set_aside(folder: str) -> tuple[str, str]:
 
 def _removed(path: str, whole: int) -> bool:
     """Whether a file is removed: not what was written since; programs such as cp -p can set any time but a change's."""
-    try:
-        if os.lstat(path).st_ctime_ns > whole and not path.endswith(".pyc"):
-            return False
-        os.unlink(path)
-    except OSError:
-        return False
-    return True
+    with contextlib.suppress(OSError):
+        if os.lstat(path).st_ctime_ns <= whole or path.endswith(".pyc"):
+            os.unlink(path)
+            return True
+    return False
 
 
 def _remove_others(folder: str) -> None:

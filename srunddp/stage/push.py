@@ -69,11 +69,7 @@ def _check(item: Item, paths: list[str]) -> None:
 
 
 def require_whole(item: Item) -> None:
-    """Of an environment that is to be copied: that srunddp is in it, and not installed as editable.
-
-    Raises:
-        ConfigError: it is not.
-    """
+    """Of an environment that is to be copied: srunddp is in it, and not installed as editable; else a ConfigError."""
     if item.role == "env" and not glob.glob(f"{glob.escape(item.path)}/lib/python*/site-packages/srunddp/__init__.py"):
         found = f"{item.path} has srunddp somewhere else, as pip install -e leaves it"
         raise ConfigError(found, expected="an environment that is whole", hint="make one with srunddp stage build")
@@ -167,8 +163,7 @@ def _without(step: RemoteStep, item: Item, needed: int, say: Say) -> list[str]:
     nodes = [node for node in item.nodes if not answers[node]["has"]]
     if there := [node for node in item.nodes if node not in nodes]:
         say(f"{fold(there)} staged before -> {step.job.folder}/{item.name}")
-    free = {node: answers[node]["free"] for node in nodes if answers[node]["free"] < needed}
-    if free:
+    if free := {node: answers[node]["free"] for node in nodes if answers[node]["free"] < needed}:
         verb = "has" if len(free) == 1 else "have"
         found = f"{fold([*free])} {verb} {min(free.values()) >> 20} MiB free in {os.path.dirname(step.job.folder)}"
         hint = "clear it, name another folder with --dir, or leave files out with --exclude"
@@ -184,8 +179,7 @@ def _unpack(step: RemoteStep, item: Item, packed: ArchiveInfo, nodes: Sequence[s
     for node in nodes:
         say(f"{node} staged -> {step.job.folder}/{item.name}")
     slowest = max(done[node]["seconds"] for node in nodes)
-    size = f"{packed.files} files, {packed.size >> 20} MiB"
-    say(f"{item.role}: {size}, {seconds}, unpacked in {slowest:.1f} s")
+    say(f"{item.role}: {packed.files} files, {packed.size >> 20} MiB, {seconds}, unpacked in {slowest:.1f} s")
 
 
 def clean(job: Job, timeout: float, say: Say) -> None:

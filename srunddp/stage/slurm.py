@@ -125,8 +125,7 @@ class RemoteStep:
     """
 
     def __init__(self, job: Job, python: str, timeout: float) -> None:
-        self.job = job
-        self._timeout = timeout
+        self.job, self._timeout = job, timeout
         self._nodes: set[str] = set()
         self._unread = b""
         # Not the caller's standard error, which may be a pipe that somebody reads to its end.
@@ -204,8 +203,7 @@ class RemoteStep:
                 silent = fold(self._nodes - {*answers}) or "some nodes"
                 hint = "look at these nodes; raise --timeout"
                 raise UnavailableError(f"no answer from {silent} within {self._timeout:g} s", expected="one", hint=hint)
-            read = os.read(self._output.fileno(), 1 << 16)
-            if not read:
+            if not (read := os.read(self._output.fileno(), 1 << 16)):
                 raise self._ended()
             self._unread += read
         line, _, self._unread = self._unread.partition(b"\n")

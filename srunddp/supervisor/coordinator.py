@@ -167,7 +167,7 @@ class Coordinator(FailureMonitor):
         self._waiting.discard(number)
         if self._spares:
             self._spares.drop(self._context.nodes[number])
-        self._connections[number].send({"verdict": {"ranks": [number], "exit_code": LOST}})
+        self._connections[number].send({"verdict": {"ranks": [number], "left": True, "exit_code": LOST}})
 
     def fail(self, failure: Failure, now: float) -> None:
         """A rank has failed, this one or another."""

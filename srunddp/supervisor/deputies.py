@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 _ANSWERS_WITHIN = 1.0
-_ENOUGH = 2
 
 
 @dataclass(frozen=True)
@@ -39,7 +38,7 @@ class Deputies:
         """Whether a node that is neither this one's nor rank 0's can be reached; True where there is none."""
         own = {host for rank, host, _ in self.listening if rank == self.rank} | {self.master}
         others = [(host, port) for _, host, port in self.listening if host not in own]
-        return not others or any(_accepts(*other) for other in others[:_ENOUGH])
+        return not others or any(_accepts(*other) for other in others)
 
 
 def _accepts(host: str, port: int) -> bool:

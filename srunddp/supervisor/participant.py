@@ -129,14 +129,17 @@ class Participant(FailureMonitor):
     def _act_for_rank_zero(self) -> None:
         """Where rank 0 is gone, the first deputy says so, or all where there is none, unless it is cut off itself."""
         deputies, self._acts = self._context.deputies, False
-        first = deputies.first(lost=self._lost)
-        if self._lost and not (self._context.link_is_up() and deputies.network_is_up()):
+        if self._is_cut_off():
             return
+        first = deputies.first(lost=self._lost)
         if self.root_cause and (first == self._context.rank or (first is None and not self._lost)):
             report_as_deputy(self.root_cause, self._folder)
 
+    def _is_cut_off(self) -> bool:
+        return self._lost and not (self._context.link_is_up() and self._context.deputies.network_is_up())
+
     def is_first_deputy(self) -> bool:
-        return self._context.deputies.first(lost=self._lost) == self._context.rank
+        return not self._is_cut_off() and self._context.deputies.first(lost=self._lost) == self._context.rank
 
     def _own_root_cause(self, cause: str) -> RootCause:
         """Without rank 0: this rank's own failure, else a lost node, rank 0's or ours, else rank 0's supervisor."""

@@ -16,27 +16,8 @@ from srunddp.train.trainer import Trainer
 from srunddp.train.world import World
 
 __all__ = [
-    "Batch",
-    "Callback",
-    "CheckpointConfig",
-    "CheckpointError",
-    "CheckpointManager",
-    "Config",
-    "DDPConfig",
-    "DataLoaderConfig",
-    "DistributedDataLoader",
-    "EpochRecord",
-    "Metric",
-    "Order",
-    "Preemption",
-    "PreemptionConfig",
-    "StepBatches",
-    "Trainer",
-    "Weighted",
-    "World",
-    "accuracy",
-    "import_torchvision",
-    "load_checkpoint",
-    "read_config",
+    "Batch", "Callback", "CheckpointConfig", "CheckpointError", "CheckpointManager", "Config", "DDPConfig",
+    "DataLoaderConfig", "DistributedDataLoader", "EpochRecord", "Metric", "Order", "Preemption", "PreemptionConfig",
+    "StepBatches", "Trainer", "Weighted", "World", "accuracy", "import_torchvision", "load_checkpoint", "read_config",
     "save_checkpoint",
-]
+]  # fmt: skip

@@ -62,12 +62,10 @@ class CheckpointPolicy:
         """
         if found := self._manager.load(self._config.resume):
             if found.get("version") != VERSION:
-                raise CheckpointError(
-                    f"this checkpoint has the version {found.get('version', 'none')}",
-                    expected=f"one that a Trainer wrote, of version {VERSION}",
-                    hint="load its model in the script by srunddp.train.load_checkpoint() instead",
-                    where=str(self._manager.loaded),
-                )
+                wrong = f"this checkpoint has the version {found.get('version', 'none')}"
+                expected, where = f"one that a Trainer wrote, of version {VERSION}", str(self._manager.loaded)
+                hint = "load its model in the script by srunddp.train.load_checkpoint() instead"
+                raise CheckpointError(wrong, expected=expected, hint=hint, where=where)
             before(found)
             self._load(found)
         self._manager.check(self._state.state_dict())
@@ -77,17 +75,14 @@ class CheckpointPolicy:
         try:
             state.load_state_dict(found)
         except (IndexError, KeyError, RuntimeError, ValueError, TypeError) as error:
-            raise CheckpointError(
-                f"the checkpoint is not of this model and optimizer: {' '.join(str(error).split())[:300]}",
-                expected="those of the script that wrote it",
-                hint="start with another output_dir",
-            ) from error
+            wrong = f"the checkpoint is not of this model and optimizer: {' '.join(str(error).split())[:300]}"
+            expected, hint = "those of the script that wrote it", "start with another output_dir"
+            raise CheckpointError(wrong, expected=expected, hint=hint) from error
         self._manager.restore_rng(found, self._config.seed)
         if self._config.resume in ("never", "auto"):  # else it may be in another folder
             self._saved = self._position()
         if self._world.rank == 0:
-            done = f"{state.epoch} epochs and {state.step} steps are done"
-            self._log(f"goes on from {self._manager.loaded}: {done}")
+            self._log(f"goes on from {self._manager.loaded}: {state.epoch} epochs and {state.step} steps are done")
 
     def begin(self) -> None:
         """Steps of another kind begin."""

@@ -96,14 +96,11 @@ class FitLoop:
         self._trainer, self._config, self._world, self._state = trainer, config, world, trainer.state
         self._progress = Progress() if world.rank == 0 else SilentProgress()
         self.timer = make_step_timer(world.device)
-        data = {"train_data": train_data, "val_data": val_data}
-        validate.check_fit(world, data, trainer.weight, config)
+        validate.check_fit(world, {"train_data": train_data, "val_data": val_data}, trainer.weight, config)
         if collate and val_data is not None and not val_collate:
-            raise ConfigError(
-                "collate and val_data, without val_collate",
-                expected="both said: what mixes samples for training would make the evaluation wrong",
-                hint="pass val_collate=collate, or val_collate=torch.utils.data.default_collate",
-            )
+            expected = "both said: what mixes samples for training would make the evaluation wrong"
+            hint = "pass val_collate=collate, or val_collate=torch.utils.data.default_collate"
+            raise ConfigError("collate and val_data, without val_collate", expected=expected, hint=hint)
         workers.set_threads(workers.share(world), config.num_threads)
         self._loader = make_loader(trainer, train_data, order=order, collate=collate, sharded=sharded, training=True)
         self._val_loader: DistributedDataLoader | None = None
@@ -153,11 +150,9 @@ class FitLoop:
         self._schedulers = state.schedulers
         evaluates = self._val_loader is None or config.evaluate_every_epochs or config.evaluate_every_steps
         if self._schedulers.wait_for_evaluations and not evaluates:
-            raise ConfigError(
-                "ReduceLROnPlateau, and evaluate_every_epochs and evaluate_every_steps are 0",
-                expected="evaluations, after each of which it is stepped",
-                hint="set evaluate_every_epochs=1",
-            )
+            found = "ReduceLROnPlateau, and evaluate_every_epochs and evaluate_every_steps are 0"
+            hint = "set evaluate_every_epochs=1"
+            raise ConfigError(found, expected="evaluations, after each of which it is stepped", hint=hint)
 
     def _steps_done(self) -> float:
         """Steps of this world that the samples so far make, so that another world's steps count by their samples."""
@@ -245,12 +240,9 @@ class FitLoop:
             if self.evaluations.early_stopped or state.step == self._config.max_steps:
                 return
         if not state.samples_seen:
-            raise ConfigError(
-                "an epoch without a step",
-                expected="training data for one",
-                hint="check what the data set yields; with dataloader.drop_last, also batch_size and "
-                "gradient_accumulation_steps",
-            )
+            sizes = "batch_size and gradient_accumulation_steps"
+            hint = f"check what the data set yields; with dataloader.drop_last, also {sizes}"
+            raise ConfigError("an epoch without a step", expected="training data for one", hint=hint)
 
     @contextmanager
     def evaluation(self) -> Iterator[Iterator[StepBatches]]:

@@ -83,9 +83,7 @@ class SilentProgress:
             steps: of this epoch; None where it is not known.
             done: so many of them, before a resume.
         """
-        self._samples = 0
-        self._idle = 0.0
-        self._began = self._clock()
+        self._samples, self._idle, self._began = 0, 0.0, self._clock()
 
     def step(self, samples: int, loss: Tensor | None) -> None:
         """A step is done.
@@ -130,9 +128,8 @@ class Progress(SilentProgress):
             self._draws = sys.stderr is not None and sys.stderr.isatty()
         self._every = _LINE_EVERY
         self._bar: tqdm[None] | None = None
-        self._epoch, self._epochs = 0, 0
+        self._epoch = self._epochs = self._done = 0
         self._steps: int | None = None
-        self._done = 0
         self._loss: Tensor | None = None
         self._due = 0.0
 
@@ -219,6 +216,4 @@ def _throughput(record: EpochRecord) -> str:
 
 
 def _part(name: str, value: float) -> str:
-    if name.endswith("accuracy"):
-        return f"{name} {100 * value:.2f} %"
-    return f"{name} {value:.4f}"
+    return f"{name} {100 * value:.2f} %" if name.endswith("accuracy") else f"{name} {value:.4f}"

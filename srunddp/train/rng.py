@@ -41,8 +41,7 @@ def restore(states: Sequence[Tensor], world: World, number: int) -> None:
         seed(number + world.rank)
         torch.cuda.manual_seed(number + world.rank)
         return
-    own = states[world.rank].numpy().tobytes()
-    cpu, python, numpy, cuda = torch.load(io.BytesIO(own), weights_only=True)
+    cpu, python, numpy, cuda = torch.load(io.BytesIO(states[world.rank].numpy().tobytes()), weights_only=True)
     if numpy:
         numpy = (numpy[0], numpy[1].numpy().astype("uint32"), *numpy[2:])
     _set_states((cpu, python, numpy, cuda), world.device)

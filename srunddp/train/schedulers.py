@@ -16,11 +16,7 @@ Scheduler: TypeAlias = LRScheduler | Callable[[Optimizer], LRScheduler]
 
 
 class Schedulers:
-    """One scheduler for each optimizer, or none at all; each is stepped at its moments.
-
-    Attributes:
-        all: the schedulers.
-    """
+    """One scheduler for each optimizer, or none at all; each is stepped at its moments. ``all``: the schedulers."""
 
     def __init__(
         self,
@@ -39,8 +35,7 @@ class Schedulers:
             ConfigError: the learning rate cannot be scheduled so.
         """
         if wanted:
-            pairs = zip(wanted, optimizers, strict=True)
-            self.all = tuple(_made(each, optimizer, config) for each, optimizer in pairs)
+            self.all = tuple(_made(each, optimizer, config) for each, optimizer in zip(wanted, optimizers, strict=True))
         else:
             self.all = _by_schedule(optimizers, config, total, done)
         self._by_epoch = bool(wanted) and config.scheduler_interval == "epoch"
@@ -49,8 +44,7 @@ class Schedulers:
     @property
     def made_for_steps(self) -> str:
         """The class of a user's scheduler that is stepped after each step; nothing where there is none."""
-        names = [type(each).__name__ for each in self._others() if self._wanted and not self._by_epoch]
-        return names[0] if names else ""
+        return next((type(each).__name__ for each in self._others() if self._wanted and not self._by_epoch), "")
 
     @property
     def wait_for_evaluations(self) -> bool:
@@ -88,9 +82,7 @@ class Schedulers:
         return {"all": [each.state_dict() for each in self.all]}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Raises:
-        ValueError: it is of another number of schedulers.
-        """
+        """ValueError: it is of another number of schedulers."""
         for each, saved in zip(self.all, state["all"], strict=True):
             each.load_state_dict(saved)
 
@@ -109,17 +101,11 @@ def _by_schedule(
     optimizers: Sequence[Optimizer], config: Config, total: int | None, done: Callable[[], float]
 ) -> tuple[LRScheduler, ...]:
     if total is not None and config.warmup_steps > total:
-        raise ConfigError(
-            f"warmup_steps is {config.warmup_steps}",
-            expected=f"at most the {total} steps of the run",
-            hint="correct warmup_steps or epochs",
-        )
+        found, hint = f"warmup_steps is {config.warmup_steps}", "correct warmup_steps or epochs"
+        raise ConfigError(found, expected=f"at most the {total} steps of the run", hint=hint)
     if config.schedule == "cosine" and total is None:
-        raise ConfigError(
-            "schedule cosine, and data without a length",
-            expected="a known number of steps",
-            hint="set max_steps, give the data set a __len__, or pass a scheduler",
-        )
+        hint = "set max_steps, give the data set a __len__, or pass a scheduler"
+        raise ConfigError("schedule cosine, and data without a length", expected="a known number of steps", hint=hint)
     if config.schedule == "constant" and not config.warmup_steps:
         return ()
     end = total if config.schedule == "cosine" else None
@@ -129,26 +115,19 @@ def _by_schedule(
 def _made(wanted: Scheduler, optimizer: Optimizer, config: Config) -> LRScheduler:
     if isinstance(wanted, LRScheduler):
         if config.scale_lr != "no":
-            raise ConfigError(
-                f"a finished {type(wanted).__name__} and scale_lr={config.scale_lr}",
-                expected="the scheduler to start from the scaled learning rate",
-                hint="pass a function instead: scheduler=lambda optimizer: StepLR(optimizer, 1000)",
-            )
+            found = f"a finished {type(wanted).__name__} and scale_lr={config.scale_lr}"
+            hint = "pass a function instead: scheduler=lambda optimizer: StepLR(optimizer, 1000)"
+            raise ConfigError(found, expected="the scheduler to start from the scaled learning rate", hint=hint)
         return wanted
     made = wanted(optimizer)
     if not isinstance(made, LRScheduler):
-        raise ConfigError(
-            f"the function for the scheduler returned a {type(made).__name__}",
-            expected="a scheduler of torch.optim.lr_scheduler",
-            hint="return one",
-        )
+        found = f"the function for the scheduler returned a {type(made).__name__}"
+        raise ConfigError(found, expected="a scheduler of torch.optim.lr_scheduler", hint="return one")
     own = [each for each in _nested(made) if isinstance(each, OneCycleLR | CyclicLR)]
     if own and config.scale_lr != "no":
-        raise ConfigError(
-            f"{type(own[0]).__name__} and scale_lr={config.scale_lr}",
-            expected="a scheduler that starts from the optimizer's learning rate, this one has rates of its own",
-            hint="use scale_lr=no, and give it rates for this world's batch",
-        )
+        expected = "a scheduler that starts from the optimizer's learning rate, this one has rates of its own"
+        hint = "use scale_lr=no, and give it rates for this world's batch"
+        raise ConfigError(f"{type(own[0]).__name__} and scale_lr={config.scale_lr}", expected=expected, hint=hint)
     return made
 
 

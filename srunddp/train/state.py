@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, ClassVar
+from typing import Any
 
 from torch import nn
 from torch.amp import GradScaler
@@ -15,6 +15,7 @@ from srunddp.train.progress import EpochRecord
 from srunddp.train.schedulers import Schedulers
 
 VERSION = 2
+_PLAIN = ("lr_factor", "epoch", "samples_seen", "step", "sums", "evaluated", "best", "evals_since_best", "scores")
 
 
 @dataclass(kw_only=True)
@@ -52,11 +53,6 @@ class TrainingState:
     records: list[EpochRecord] = field(default_factory=list)
     steps_per_epoch: int | None = None
 
-    _PLAIN: ClassVar[tuple[str, ...]] = (
-        *("lr_factor", "epoch", "samples_seen", "step", "sums", "evaluated", "best", "evals_since_best"),
-        *("scores", "steps_per_epoch"),
-    )
-
     def state_dict(self) -> dict[str, Any]:
         """Tensors and plain values; the tensors are those that training goes on to change."""
         return {
@@ -67,7 +63,8 @@ class TrainingState:
             "scaler": self.scaler.state_dict(),
             "parts": {name: part.state_dict() for name, part in self.parts.items()},
             "ema": self.average.model.state_dict() if self.average else None,
-            **{name: getattr(self, name) for name in self._PLAIN},
+            **{name: getattr(self, name) for name in _PLAIN},
+            "steps_per_epoch": self.steps_per_epoch,
             "records": [asdict(record) for record in self.records],
         }
 
@@ -78,8 +75,7 @@ class TrainingState:
             ValueError: it has other optimizers, schedulers or callbacks.
             CheckpointError: it has an average of the weights, and this run has none.
         """
-        counts = {"optimizer": len(self.optimizers), "parts": len(self.parts)}
-        for name, count in counts.items():
+        for name, count in {"optimizer": len(self.optimizers), "parts": len(self.parts)}.items():
             if len(state[name]) != count:
                 raise ValueError(f"{name}: {len(state[name])} in the checkpoint, {count} here")
         self._load_average(state)
@@ -93,7 +89,7 @@ class TrainingState:
             part.load_state_dict(state["parts"][name])
         if state["scaler"]:  # that of one which was not in use is empty
             self.scaler.load_state_dict(state["scaler"])
-        for name in set(self._PLAIN) - {"steps_per_epoch"}:
+        for name in _PLAIN:
             setattr(self, name, state[name])
         self.records = [EpochRecord(**record) for record in state["records"]]
         if self.schedulers:
@@ -106,8 +102,6 @@ class TrainingState:
         if self.average:
             self.average.model.load_state_dict(ema or state["model"])
         elif ema:
-            raise CheckpointError(
-                "the checkpoint has an average of the weights, by which its evaluations went, and ema_decay is null",
-                expected="ema_decay as in the run that wrote it",
-                hint="set ema_decay, or start with another output_dir",
-            )
+            found = "the checkpoint has an average of the weights, by which its evaluations went, and ema_decay is null"
+            hint = "set ema_decay, or start with another output_dir"
+            raise CheckpointError(found, expected="ema_decay as in the run that wrote it", hint=hint)

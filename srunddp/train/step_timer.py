@@ -83,8 +83,7 @@ class StepTimer(ThroughputMeter):
         self._own_s += min(own, step)
         if self._looks != self._marks.generation:
             self._looks, self._longest = self._marks.generation, 0.0
-        if step > self._longest:
-            self._longest = step
+        self._longest = max(self._longest, step)
         self._write()
 
     def epoch(self, number: int) -> None:

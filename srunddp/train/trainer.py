@@ -226,9 +226,7 @@ class Trainer:
     def _forward_backward(
         self, batch: Batch, sums: MetricAccumulator, shared: ThroughputMeter | None = None
     ) -> Tensor | None:
-        """Args:
-        shared: notes the times at which this rank waits for others, where gradients are shared; else None.
-        """
+        """``shared`` notes the times at which this rank waits for others, where gradients are shared; else None."""
         runs = bool(batch.weight) or self._ddp.runs_always
         if shared:
             shared.start_wait()

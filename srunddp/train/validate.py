@@ -36,24 +36,18 @@ def check_group(world: World) -> None:
     """The process group is there when there is more than one rank, and is as large as the world."""
     if world.world_size == 1:
         return
-    found = dist.get_world_size() if dist.is_initialized() else 0
-    if found != world.world_size:
-        state = f"one of {found} ranks" if found else "none"
-        raise ConfigError(
-            f"a world of {world.world_size} ranks, but torch's default process group is {state}",
-            expected="both alike",
-            hint="build the Trainer inside 'with srunddp.init() as world:'",
-        )
+    size = dist.get_world_size() if dist.is_initialized() else 0
+    if size != world.world_size:
+        state = f"one of {size} ranks" if size else "none"
+        found = f"a world of {world.world_size} ranks, but torch's default process group is {state}"
+        raise ConfigError(found, expected="both alike", hint="build the Trainer inside 'with srunddp.init() as world:'")
 
 
 def check_model(model: nn.Module, optimizers: Sequence[Optimizer], loss_function: object) -> None:
     """The optimizers step parameters of this model and this loss function, each but once."""
     if isinstance(model, DistributedDataParallel):
-        raise ConfigError(
-            "a model in DistributedDataParallel",
-            expected="the model itself",
-            hint="leave the wrap out, it is made here",
-        )
+        hint = "leave the wrap out, it is made here"
+        raise ConfigError("a model in DistributedDataParallel", expected="the model itself", hint=hint)
     _check_tensors(model)
     modules = [each for each in (model, loss_function) if isinstance(each, nn.Module)]
     own = {id(parameter) for module in modules for parameter in module.parameters()}
@@ -61,15 +55,12 @@ def check_model(model: nn.Module, optimizers: Sequence[Optimizer], loss_function
         raise ConfigError("no parameter requires a gradient", expected="one at least", hint="unfreeze some of them")
     stepped = [id(p) for each in optimizers for group in _groups(each) for p in group["params"]]
     if foreign := sum(parameter not in own for parameter in stepped):
-        raise ConfigError(
-            f"{foreign} of the optimizer's parameters are not the model's",
-            expected="the same objects",
-            hint="build the optimizer from model.parameters(), and pass that model, not a copy of it",
-        )
+        found = f"{foreign} of the optimizer's parameters are not the model's"
+        hint = "build the optimizer from model.parameters(), and pass that model, not a copy of it"
+        raise ConfigError(found, expected="the same objects", hint=hint)
     if len(set(stepped)) < len(stepped):
-        raise ConfigError(
-            "a parameter in two optimizers", expected="each in one", hint="give each optimizer parameters of its own"
-        )
+        hint = "give each optimizer parameters of its own"
+        raise ConfigError("a parameter in two optimizers", expected="each in one", hint=hint)
     if isinstance(loss_function, nn.Module):
         _check_loss_parameters(loss_function, set(stepped))
 
@@ -77,41 +68,29 @@ def check_model(model: nn.Module, optimizers: Sequence[Optimizer], loss_function
 def _check_tensors(model: nn.Module) -> None:
     tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     if without := [name for name, tensor in tensors.items() if tensor.is_meta]:
-        raise ConfigError(
-            f"{len(without)} of the model's tensors on the meta device, the first {without[0]}",
-            expected="tensors with values",
-            hint="build the model on the CPU",
-        )
+        found = f"{len(without)} of the model's tensors on the meta device, the first {without[0]}"
+        raise ConfigError(found, expected="tensors with values", hint="build the model on the CPU")
     if any(hasattr(tensor, "full_tensor") for tensor in tensors.values()):  # importing DTensor takes long
-        raise ConfigError(
-            "a model whose parameters are DTensors, as fully_shard() makes them",
-            expected="a whole one, which DistributedDataParallel copies to each rank",
-            hint="pass it as it was before, or write a loop of your own, such as docs/examples/fsdp_loop.py",
-        )
+        found = "a model whose parameters are DTensors, as fully_shard() makes them"
+        hint = "pass it as it was before, or write a loop of your own, such as docs/examples/fsdp_loop.py"
+        raise ConfigError(found, expected="a whole one, which DistributedDataParallel copies to each rank", hint=hint)
 
 
 def _groups(optimizer: object) -> list[dict[str, Any]]:
     if not isinstance(optimizer, Optimizer):
-        raise ConfigError(
-            f"a {type(optimizer).__name__} for an optimizer",
-            expected="one of torch.optim, or a list of these",
-            hint="build it from model.parameters()",
-        )
+        found, hint = f"a {type(optimizer).__name__} for an optimizer", "build it from model.parameters()"
+        raise ConfigError(found, expected="one of torch.optim, or a list of these", hint=hint)
     if isinstance(optimizer, LBFGS):
-        raise ConfigError(
-            "the optimizer LBFGS", expected="one that makes a step of one gradient", hint="take another optimizer"
-        )
+        hint = "take another optimizer"
+        raise ConfigError("the optimizer LBFGS", expected="one that makes a step of one gradient", hint=hint)
     return optimizer.param_groups
 
 
 def _check_loss_parameters(loss_function: nn.Module, stepped: set[int]) -> None:
-    left = [n for n, each in loss_function.named_parameters() if each.requires_grad and id(each) not in stepped]
-    if left:
-        raise ConfigError(
-            f"the loss function has the parameter {left[0]}, which no optimizer has",
-            expected="its parameters in an optimizer, or frozen",
-            hint="build the optimizer from [*model.parameters(), *loss_function.parameters()]",
-        )
+    if left := [n for n, each in loss_function.named_parameters() if each.requires_grad and id(each) not in stepped]:
+        found = f"the loss function has the parameter {left[0]}, which no optimizer has"
+        hint = "build the optimizer from [*model.parameters(), *loss_function.parameters()]"
+        raise ConfigError(found, expected="its parameters in an optimizer, or frozen", hint=hint)
 
 
 def check_loss_function(loss_function: object) -> None:
@@ -119,9 +98,8 @@ def check_loss_function(loss_function: object) -> None:
     reduction = getattr(loss_function, "reduction", "mean") if isinstance(loss_function, _Loss) else "mean"
     reduction = getattr(loss_function, "keywords", {}).get("reduction", reduction)  # of functools.partial
     if reduction not in _MEANS:
-        raise ConfigError(
-            f"a loss function with reduction={reduction!r}", expected="'mean'", hint="use reduction='mean'"
-        )
+        hint = "use reduction='mean'"
+        raise ConfigError(f"a loss function with reduction={reduction!r}", expected="'mean'", hint=hint)
 
 
 def check_metrics(metrics: Mapping[str, Metric], config: Config) -> None:
@@ -129,10 +107,8 @@ def check_metrics(metrics: Mapping[str, Metric], config: Config) -> None:
     if "loss" in metrics:
         raise ConfigError("a metric named 'loss'", expected="another name, the loss has that one", hint="rename it")
     if config.monitor.split("/")[0] not in ("loss", *metrics):
-        known = ", ".join(("loss", *metrics))
-        raise ConfigError(
-            f"monitor={config.monitor}", expected=f"one of {known}", hint="correct it, or pass that metric"
-        )
+        known, hint = ", ".join(("loss", *metrics)), "correct it, or pass that metric"
+        raise ConfigError(f"monitor={config.monitor}", expected=f"one of {known}", hint=hint)
 
 
 def check_fit(world: World, data: Mapping[str, Dataset[Any] | None], weight: object, config: Config) -> None:
@@ -159,37 +135,28 @@ def check_batch_norm(model: nn.Module, samples: int | None, world: World, config
         return
     per_rank = {-(-(last - rank) // world.world_size) for rank in range(world.world_size)}
     if 1 in per_rank and any(isinstance(module, nn.BatchNorm1d) and module.training for module in modules):
-        raise ConfigError(
-            f"BatchNorm1d, and an epoch whose last micro-batch gives a rank one sample: {samples} samples, "
-            f"{world.world_size} ranks, batch_size {config.batch_size}",
-            expected="two samples or more on each rank",
-            hint="set dataloader.drop_last=true, or another batch_size",
-        )
+        sizes = f"{samples} samples, {world.world_size} ranks, batch_size {config.batch_size}"
+        found = f"BatchNorm1d, and an epoch whose last micro-batch gives a rank one sample: {sizes}"
+        hint = "set dataloader.drop_last=true, or another batch_size"
+        raise ConfigError(found, expected="two samples or more on each rank", hint=hint)
 
 
 def check_steps_per_epoch(before: int | None, now: int | None, scheduler: str) -> None:
     """An epoch has as many steps as in the checkpoint, where a user's ``scheduler`` is stepped after each."""
     if before != now:
-        raise ConfigError(
-            f"{scheduler} is stepped after each step, and an epoch had {before} steps and now has {now}",
-            expected="the same number, for which it was made",
-            hint="use schedule=, scheduler_interval=epoch, or the ranks and the batch_size of before",
-        )
+        found = f"{scheduler} is stepped after each step, and an epoch had {before} steps and now has {now}"
+        hint = "use schedule=, scheduler_interval=epoch, or the ranks and the batch_size of before"
+        raise ConfigError(found, expected="the same number, for which it was made", hint=hint)
 
 
 def _length(data: Dataset[Any] | None) -> int:
     if data is None:
         return -1
-    length = length_of(data)
-    return -2 if length is None else length
+    return -2 if (length := length_of(data)) is None else length
 
 
 def check_settings(config: Config) -> None:
-    """Each setting for itself, and those that need another.
-
-    Raises:
-        ConfigError: one would fail later, hang, or be of no effect.
-    """
+    """Each setting, and those that need another. ConfigError: one would fail later, hang, or be of no effect."""
     for name, value in leaves(config):
         # Not `<`: NaN is no number of anything.
         if name in _LEAST and value is not None and not value >= _LEAST[name]:
@@ -205,31 +172,22 @@ def check_settings(config: Config) -> None:
     if config.resume not in ("never", "auto") and config.resume.lower() in ("never", "auto", "no", ""):
         raise _wrong("resume", repr(config.resume), "never, auto or the path of a checkpoint")
     if config.resume != "never" and config.output_dir is None:
-        raise ConfigError(
-            f"resume is {config.resume}, and there is no output_dir",
-            expected="the folder of the run's checkpoints",
-            hint="add --output_dir=FOLDER, or leave resume out",
-        )
+        expected, hint = "the folder of the run's checkpoints", "add --output_dir=FOLDER, or leave resume out"
+        raise ConfigError(f"resume is {config.resume}, and there is no output_dir", expected=expected, hint=hint)
 
 
 def check_callbacks(callbacks: Sequence[object], kind: type) -> None:
     """They are instances of Callback, and not the class of one."""
     if wrong := [callback for callback in callbacks if not isinstance(callback, kind)]:
-        raise ConfigError(
-            f"{wrong[0]!r} among the callbacks",
-            expected="instances of srunddp.train.Callback",
-            hint="derive its class from Callback, and pass an instance",
-        )
+        found, hint = f"{wrong[0]!r} among the callbacks", "derive its class from Callback, and pass an instance"
+        raise ConfigError(found, expected="instances of srunddp.train.Callback", hint=hint)
 
 
 def check_schedulers(schedulers: Sequence[object], optimizers: Sequence[Optimizer]) -> None:
     """There is none, or one for each optimizer."""
     if schedulers and len(schedulers) != len(optimizers):
-        raise ConfigError(
-            f"{len(schedulers)} schedulers for {len(optimizers)} optimizers",
-            expected="one for each, or none",
-            hint="pass a list as long as that of the optimizers",
-        )
+        found = f"{len(schedulers)} schedulers for {len(optimizers)} optimizers"
+        raise ConfigError(found, expected="one for each, or none", hint="pass a list as long as that of the optimizers")
 
 
 def leaves(config: Any, prefix: str = "") -> list[tuple[str, Any]]:

@@ -96,8 +96,8 @@ def on_rank_zero(world: World, action: Callable[[], T]) -> T:
     try:
         result = action()
     except BaseException as error:
-        said = str(error) or type(error).__name__
-        store.set(key, json.dumps({"error": said, "code": getattr(error, "exit_code", 1)}))
+        failure = {"error": str(error) or type(error).__name__, "code": getattr(error, "exit_code", 1)}
+        store.set(key, json.dumps(failure))
         raise
     store.set(key, json.dumps({"result": result}))
     return result

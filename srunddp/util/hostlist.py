@@ -96,8 +96,7 @@ def _expand_item(item: str, host_list: str, where: str) -> Iterator[str]:
 def _expand_ranges(ranges: str, host_list: str, where: str) -> list[str]:
     numbers: list[str] = []
     for part in ranges.split(","):
-        match = re.fullmatch(r"([0-9]{1,18})(?:-([0-9]{1,18}))?", part)
-        if not match:
+        if not (match := re.fullmatch(r"([0-9]{1,18})(?:-([0-9]{1,18}))?", part)):
             raise _bad_list(host_list, f"{part!r} in brackets", where)
         low, high = match[1], match[2] or match[1]
         if not 0 <= int(high) - int(low) < LONGEST_LIST:

@@ -5,6 +5,7 @@ import json
 import os
 import socket
 import time
+from contextlib import suppress
 from typing import Any
 
 _LONGEST = 8192
@@ -12,10 +13,8 @@ _LONGEST = 8192
 
 def send(line: socket.socket, message: dict[str, Any]) -> None:
     """Send one message; a broken line is noticed by whoever reads from it."""
-    try:
+    with suppress(OSError):
         line.sendall(json.dumps(message).encode() + b"\n")
-    except OSError:
-        return
 
 
 def receive(line: socket.socket, deadline: float | None = None) -> dict[str, Any]:
@@ -37,8 +36,7 @@ def receive(line: socket.socket, deadline: float | None = None) -> dict[str, Any
 
 def parse(text: bytes | str) -> dict[str, Any]:
     """The message in a line of text; empty for whatever is none of ours."""
-    try:
+    with suppress(ValueError, RecursionError):
         message = json.loads(text)
-    except (ValueError, RecursionError):
-        return {}
-    return message if isinstance(message, dict) else {}
+        return message if isinstance(message, dict) else {}
+    return {}

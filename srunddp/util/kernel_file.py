@@ -15,14 +15,7 @@ _RECORD = 1024  # more than a line of any file that is read here
 
 
 class KernelFile:
-    """A file of /proc, /sys or the cgroups.
-
-    Args:
-        path: of the file.
-
-    Raises:
-        OSError: it cannot be opened.
-    """
+    """A file of /proc, /sys or the cgroups; OSError where it cannot be opened."""
 
     __slots__ = ("_file", "_path")
 
@@ -93,11 +86,7 @@ def ancestors(pid: int) -> Iterator[tuple[int, str]]:
 
 
 def environ_of(pid: int) -> dict[str, str]:
-    """The variables that a process was started with.
-
-    Raises:
-        OSError: it has ended, or is another user's.
-    """
+    """The variables that a process was started with. OSError: it has ended, or is another user's."""
     text = Path(f"/proc/{pid}/environ").read_bytes().decode(errors="replace")
     return dict(entry.partition("=")[::2] for entry in text.split("\0") if "=" in entry)
 

@@ -19,11 +19,7 @@ D = TypeVar("D", bound="VisibleDevice")
 
 
 class VisibleDevice(TypedDict):
-    """A GPU, or a MIG instance of one.
-
-    Attributes:
-        uuid: its own; parent: of the GPU that it is an instance of, else empty.
-    """
+    """A GPU, or a MIG instance of one; ``parent``: the UUID of the GPU that it is an instance of, else empty."""
 
     uuid: str
     parent: str
@@ -178,8 +174,7 @@ def _named(entry: str, gpus: Sequence[Sequence[D]]) -> D | None:
 
 
 def _of_mig(devices: list[D]) -> list[D]:
-    instances = [device for device in devices if device["parent"]]
-    return instances[:1] or devices
+    return [device for device in devices if device["parent"]][:1] or devices
 
 
 def instances(nvml: Any, gpu: Any) -> list[Any]:

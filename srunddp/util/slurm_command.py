@@ -118,8 +118,7 @@ def job(what: str) -> Job | None:
 
 def seconds(text: str) -> float | None:
     """Of ``[DD-[HH:]]MM:SS[.mmm]``."""
-    match = re.fullmatch(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+(?:\.\d+)?)", text)
-    if not match:
+    if not (match := re.fullmatch(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+(?:\.\d+)?)", text)):
         return None
     days, hours, minutes, left = (float(part or 0) for part in match.groups())
     return days * 86400 + hours * 3600 + minutes * 60 + left

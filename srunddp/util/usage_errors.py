@@ -68,8 +68,7 @@ def _no_such_option(name: str, context: click.Context, see: str) -> UsageError:
 def _bad_value(refused: click.BadParameter, param: click.Parameter, see: str) -> SrunddpError:
     """Found: the option as it was written; or the environment variable that stands for it."""
     value, _, expected = refused.message.rstrip(".").partition("; expected ")
-    choices = param.type.choices if isinstance(param.type, click.Choice) else ()
-    if choices:
+    if choices := param.type.choices if isinstance(param.type, click.Choice) else ():
         value, expected = value.partition(" is not one of")[0], one_of(choices)
     elif match := re.match(r"(File|Directory|Path) '(.*)' (.*)", value):
         value, expected, see = f"{match[2]}, which {match[3]}", f"a {match[1].lower()}", "correct the path"

@@ -96,16 +96,10 @@ DEFAULT = IfacesEntry(nodes="*", interfaces=(AUTO,))
 
 
 def entry_for(entries: Entries, node: str, *, or_default: bool = False) -> IfacesEntry:
-    """The first entry that matches the node; if none does, ``DEFAULT`` where that may be, as in a single process.
-
-    Raises:
-        ConfigError: none does.
-    """
-    for entry in entries:
+    """The first entry that matches the node; if none does, ``DEFAULT`` where that may be, else a ConfigError."""
+    for entry in (*entries, DEFAULT) if or_default else entries:
         if entry.matches(node):
             return entry
-    if or_default:
-        return DEFAULT
     found = f"no entry matches node {node}"
     hint = f'add `- nodes: {node}`, or a last entry `- nodes: "*"` with `interface: auto`'
     raise ConfigError(found, expected="an entry for every node", hint=hint, where=entries[0].file, scope=Scope.NODE)
@@ -198,8 +192,7 @@ def parse(text: bytes, path: str) -> Entries:
     Raises:
         ConfigError: with file, line and column, what was found, what was expected and the hint, for all that is wrong.
     """
-    hint = "see the example in the shipped etc/ifaces.conf"
-    root = compose(text, path, expected="YAML", hint=hint, scope=Scope.NODE)
+    root = compose(text, path, expected="YAML", hint="see the example in the shipped etc/ifaces.conf", scope=Scope.NODE)
     if root is None or root.value == "":
         return ()
     from srunddp.bootstrap.network.ifaces_reader import Reader  # which most ranks do not need
@@ -208,11 +201,7 @@ def parse(text: bytes, path: str) -> Entries:
 
 
 def port_range(text: str, *, where: str) -> range:
-    """Read ``40000-40100``.
-
-    Raises:
-        ConfigError: the text is not of that form, or not within 1024 to 65535.
-    """
+    """Read ``40000-40100``; a ConfigError where the text is not of that form, or not within 1024 to 65535."""
     match = re.fullmatch(r"([0-9]{1,5})-([0-9]{1,5})", text.strip())
     low, high = (int(match[1]), int(match[2])) if match else (0, 0)
     # Two at least: rank 0 listens on one for the rendezvous and on one for the store.

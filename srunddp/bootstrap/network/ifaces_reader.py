@@ -34,11 +34,7 @@ class Reader:
         }
 
     def entries(self, root: yaml.Node) -> tuple[IfacesEntry, ...]:
-        """All of them.
-
-        Raises:
-            ConfigError: something is wrong; with several things a ConfigFileError.
-        """
+        """All of them; a ConfigError where something is wrong, with several things a ConfigFileError."""
         if not isinstance(root, yaml.SequenceNode):
             raise self._wrong(root, "not a list", "a list of entries", "begin each entry with `- nodes:`")
         found = tuple(filter(None, map(self._entry, root.value)))

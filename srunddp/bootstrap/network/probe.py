@@ -64,12 +64,10 @@ def _family(host: str) -> socket.AddressFamily:
 
 def _routed_from(host: str) -> str:
     """The address that this node would send from. Connecting a UDP socket looks up the route, and sends nothing."""
-    with socket.socket(_family(host), socket.SOCK_DGRAM) as connection:
-        try:
-            connection.connect((host, 9))
-        except OSError:
-            return ""
+    with socket.socket(_family(host), socket.SOCK_DGRAM) as connection, contextlib.suppress(OSError):
+        connection.connect((host, 9))
         return str(connection.getsockname()[0])
+    return ""
 
 
 @dataclass

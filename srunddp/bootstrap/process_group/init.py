@@ -80,9 +80,8 @@ def _meet_in_process(options: RendezvousOptions) -> store.ProcessGroupContext:
     place = process_group_context(prepared, result.meeting)
     store.install(place)
     if environment.rank == 0 and environment.world_size > 1:
-        _log.warning(
-            "srunddp: %d ranks without a supervisor; start with `srunddp SCRIPT` to have one", environment.world_size
-        )
+        text = "srunddp: %d ranks without a supervisor; start with `srunddp SCRIPT` to have one"
+        _log.warning(text, environment.world_size)
     atexit.register(_leave, os.getpid(), environment.rank, tuple(result.connections.values()))
     return place
 

@@ -43,10 +43,8 @@ class Gpu:
     """
 
     def __init__(self, nvml: Any, handle: Any, parent: Any, label: str, seconds: float) -> None:
-        self.label = label
-        self._nvml = nvml
+        self.label, self._nvml, self._handle = label, nvml, handle
         self._unasked = unsupported_errors(nvml)
-        self._handle = handle
         gpm = Gpm.of(nvml, handle, parent) if handle is not None else None
         self._questions = self._all(gpm, parent is not None, seconds) if handle is not None else []
 
@@ -120,11 +118,7 @@ class Gpu:
 
 
 class Gpm:
-    """The activity of one GPU or MIG instance since the last question.
-
-    Args:
-        nvml: the module; gpu: its handle, of an instance that of its GPU; instance: the number of the instance.
-    """
+    """The activity of one GPU or MIG instance since the last question; ``gpu``: its handle, or its GPU's."""
 
     def __init__(self, nvml: Any, gpu: Any, instance: int | None) -> None:
         self._nvml, self._gpu, self._instance = nvml, gpu, instance

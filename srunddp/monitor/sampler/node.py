@@ -62,10 +62,9 @@ class Node:
         written = sum(tree.bytes_written.value for tree in trees)
         ticks = self._all_cpus.read().split(None, _IOWAIT + 1)[_IOWAIT] if self._all_cpus else b""
         iowait = f"{int(ticks) / _TICKS:.2f}" if ticks else ""
-        return (
-            f"{time},{cpu:.3f},{self._cpus},{memory},{self._limit},{bytes_read},{written},{iowait},"
-            f"{self._interface},{'cgroup' if group else 'processes'}\n"
-        )
+        source = "cgroup" if group else "processes"
+        usage = f"{cpu:.3f},{self._cpus},{memory},{self._limit},{bytes_read},{written},{iowait}"
+        return f"{time},{usage},{self._interface},{source}\n"
 
 
 def requested_memory(environ: Mapping[str, str]) -> int | None:
@@ -75,8 +74,7 @@ def requested_memory(environ: Mapping[str, str]) -> int | None:
         text = environ.get(name, "")
         return int(text) if text.isdecimal() else 0
 
-    per_cpu = number("SLURM_MEM_PER_CPU") * number("SLURM_CPUS_ON_NODE")
-    return (number("SLURM_MEM_PER_NODE") or per_cpu) * _MIB or None
+    return (number("SLURM_MEM_PER_NODE") or number("SLURM_MEM_PER_CPU") * number("SLURM_CPUS_ON_NODE")) * _MIB or None
 
 
 class NetworkCounters:

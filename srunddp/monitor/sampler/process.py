@@ -159,11 +159,10 @@ class Samples:
         self._tasks = process_tree.Tasks(config.run.rank, config.supervisor, config.launcher, config.rank_variable)
         self._node = node.Node(self._tasks, config.interface)
         self._gpus = gpu.Gpus(config.run.seconds)
-        links = node.NetworkCounters(config.interface)
         self._tables = [
             (self._open("node", node.COLUMNS), self._node.rows),
             (self._open("tasks", process_tree.COLUMNS), self._tasks.rows),
-            (self._open("links", node.LINK_COLUMNS), links.rows),
+            (self._open("links", node.LINK_COLUMNS), node.NetworkCounters(config.interface).rows),
         ]
 
     def _open(self, name: str, columns: tuple[str, ...]) -> CsvWriter:
@@ -204,11 +203,7 @@ class CsvWriter:
         self.add(",".join(columns) + "\n")
 
     def add(self, lines: str) -> None:
-        """Append whole lines.
-
-        Raises:
-            OSError: there is no room, or the file system fails; what was written of them is taken back.
-        """
+        """Append whole lines. OSError: there is no room, or the file system fails; what was written is taken back."""
         try:
             append_whole(self._file, lines.encode())
         except OSError as error:

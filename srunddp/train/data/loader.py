@@ -10,18 +10,10 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, default_collate
 
-from srunddp.errors import ConfigError, Scope
+from srunddp.config.schema import config_error
+from srunddp.train.data import sampler
 from srunddp.train.data.order import Order, Sequential, Shuffled, Weighted, check_order
 from srunddp.train.data.reader import collated, start
-from srunddp.train.data.sampler import (
-    DistributedBatchSampler,
-    MicroBatch,
-    Reader,
-    ShardAssignment,
-    check_agreement,
-    hashed,
-    length_of,
-)
 from srunddp.train.data.steps import Batch, StepBatches, group_steps
 from srunddp.train.data.streams import Stream, check_same_start
 from srunddp.train.data.transfer import DeviceTransfer
@@ -93,12 +85,12 @@ class DistributedDataLoader:
         """
         numbers = {"batch_size": batch_size, "gradient_accumulation_steps": gradient_accumulation_steps}
         if wrong := [name for name, value in numbers.items() if value < 1]:
-            raise _unfit(f"{wrong[0]} is {numbers[wrong[0]]}", "at least 1", "correct it")
+            raise config_error(f"{wrong[0]} is {numbers[wrong[0]]}", "at least 1", "correct it")
         order, self._length = _order_and_length(data, order, seed, sharded)
         length, order_hash = -1 if self._length is None else self._length, _order_hash(order)
-        check_agreement(world, {"len(data)": length, **numbers, "seed": seed, "order": str(order_hash)})
+        sampler.check_agreement(world, {"len(data)": length, **numbers, "seed": seed, "order": str(order_hash)})
         self._data, self._changed = {"length": length, "order": order_hash}, resume_changed_data
-        self._assignment = ShardAssignment(
+        self._assignment = sampler.ShardAssignment(
             world.rank, world.world_size, batch_size, seed, gradient_accumulation_steps, drop_last, sharded
         )
         # Tensors in memory, whose batches are one indexing of each; a class derived from TensorDataset may do more.
@@ -110,16 +102,15 @@ class DistributedDataLoader:
             num_workers = 0 if rows else default_workers(share(world))
         method = start_method(multiprocessing_context, dist.get_backend() if dist.is_initialized() else "gloo")
         self._world, self._order, self._signals = world, order, signals
-        self._requests = DistributedBatchSampler(self._assignment)
-        self._reader = Reader(data, rows=rows)
+        self._requests = sampler.DistributedBatchSampler(self._assignment)
+        self._reader = sampler.Reader(data, rows=rows)
         self._stream = Stream(data, self._assignment) if isinstance(data, IterableDataset) else None
         self._sent = {"data": data, "collate": collate, "weight": weight}
-        to_batch = None if rows else collate or default_collate
         self._loader: DataLoader[Any] = DataLoader(
             self._stream or self._reader,
             batch_size=None if self._stream else 1,
             batch_sampler=None if self._stream else cast(Any, self._requests),
-            collate_fn=partial(collated, collate=to_batch, weight=weight),
+            collate_fn=partial(collated, collate=None if rows else collate or default_collate, weight=weight),
             # Of its own: torch would draw from the rank's, at moments that a resumed run does not share.
             generator=torch.Generator(),
             num_workers=num_workers,
@@ -167,19 +158,16 @@ class DistributedDataLoader:
         for name, here in self._data.items():
             if not self._changed and state.get(name, here) != here:
                 numbers = f" was {state[name]} samples and is {here}" if name == "length" else " has changed"
-                raise _unfit(
-                    f"the {name} of the training data{numbers} since the checkpoint",
-                    "the same data in the same order: else samples are missed or seen twice",
-                    "restore the data and the seed, or go on nevertheless with resume_changed_data=true",
-                )
+                found = f"the {name} of the training data{numbers} since the checkpoint"
+                hint = "restore the data and the seed, or go on nevertheless with resume_changed_data=true"
+                expected = "the same data in the same order: else samples are missed or seen twice"
+                raise config_error(found, expected, hint)
         if self._assignment.sharded and state["samples_seen"]:
             for name, here in self._layout.items():
                 if state.get(name) != here:
-                    raise _unfit(
-                        f"{name} was {state.get(name)} in the epoch that is to go on, and is {here}",
-                        "the same for a data set that is sharded",
-                        f"start with {name}={state.get(name)}, or call set_epoch() to begin another epoch",
-                    )
+                    found = f"{name} was {state.get(name)} in the epoch that is to go on, and is {here}"
+                    hint = f"start with {name}={state.get(name)}, or call set_epoch() to begin another epoch"
+                    raise config_error(found, "the same for a data set that is sharded", hint)
         self._epoch, self._samples_seen = state["epoch"], state["samples_seen"]
         self._batches, self._resumes = state.get("batches", 0), True
 
@@ -234,7 +222,7 @@ class DistributedDataLoader:
             yield step
         self.set_epoch(self._epoch + 1)
 
-    def _parts(self) -> Iterator[MicroBatch]:
+    def _parts(self) -> Iterator[sampler.MicroBatch]:
         begin = self._batches if self._assignment.sharded else self._samples_seen
         if self._stream:
             self._stream.begin(self._epoch, begin)
@@ -267,26 +255,21 @@ def _order_and_length(
     data: Dataset[Any], order: Order | None, seed: int, sharded: bool
 ) -> tuple[Order | None, int | None]:
     """The order of data with indices, and the samples of an epoch where they are known."""
-    length = length_of(data)
+    length = sampler.length_of(data)
     if isinstance(data, IterableDataset):
         if order is not None:
-            raise _unfit("an order, and data that is iterable", "data with indices", "let it yield in that order")
+            raise config_error("an order, and data that is iterable", "data with indices", "let it yield in that order")
         return None, None if sharded else length
     if sharded or length is None:
         hint = "leave it out: the samples are dealt to the ranks"
-        raise _unfit("sharded=True, and data with indices", "an IterableDataset that splits itself", hint)
+        raise config_error("sharded=True, and data with indices", "an IterableDataset that splits itself", hint)
     if order is None:
         return Shuffled(length, seed), length
     check_order(order, length)
     return order.with_seed(seed) if isinstance(order, Weighted) else order, len(order)
 
 
-def _unfit(found: str, expected: str, hint: str) -> ConfigError:
-    return ConfigError(found, expected=expected, hint=hint, scope=Scope.JOB)
-
-
 def _order_hash(order: Order | None) -> int:
     """The same for the same samples in the same order."""
-    if isinstance(order, Sequential | None):
-        return hashed(repr(order))
-    return hashed(order.indices(1).numpy().tobytes())
+    written = repr(order) if isinstance(order, Sequential | None) else order.indices(1).numpy().tobytes()
+    return sampler.hashed(written)

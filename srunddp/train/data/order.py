@@ -73,8 +73,7 @@ class Weighted:
             ConfigError: no such draw is possible.
         """
         self._weights = torch.as_tensor(weights, dtype=torch.float64, device="cpu")
-        self._seed = seed
-        self._replacement = replacement
+        self._seed, self._replacement = seed, replacement
         _check_weights(self._weights)
         self._num_samples = len(self._weights) if num_samples is None else num_samples
         _check_draws(self._num_samples, None if replacement else int(self._weights.count_nonzero()))
@@ -128,11 +127,7 @@ class Weighted:
 
 
 def check_order(order: Order, samples: int) -> None:
-    """Its first epoch has as many samples as it says, and all are the data set's.
-
-    Raises:
-        ConfigError: they are not.
-    """
+    """Its first epoch has as many samples as it says, and all are the data set's; else a ConfigError."""
     if not isinstance(order, Order):
         found = f"an order that is a {type(order).__name__}"
     elif (indices := order.indices(1)).dtype != torch.int64 or indices.shape != (len(order),) or not len(order):
@@ -141,12 +136,8 @@ def check_order(order: Order, samples: int) -> None:
         found = f"the order's indices: from {int(indices.min())} to {int(indices.max())}"
     else:
         return
-    raise ConfigError(
-        found,
-        expected=f"__len__ and indices(), int64 of that length, from 0 to {samples - 1} for {samples} samples",
-        hint="make the order of this data set",
-        scope=Scope.JOB,
-    )
+    expected = f"__len__ and indices(), int64 of that length, from 0 to {samples - 1} for {samples} samples"
+    raise ConfigError(found, expected=expected, hint="make the order of this data set", scope=Scope.JOB)
 
 
 def _generator(seed: int, epoch: int) -> torch.Generator:
@@ -163,11 +154,8 @@ def _check_weights(weights: Tensor) -> None:
     elif not 0 < float(weights.sum()) < torch.inf:
         found = f"weights with the sum {float(weights.sum())}"
     if found:
-        raise ConfigError(
-            found,
-            expected="a finite number of at least 0 per sample, and one above 0",
-            hint="check how the weights are computed",
-        )
+        hint = "check how the weights are computed"
+        raise ConfigError(found, expected="a finite number of at least 0 per sample, and one above 0", hint=hint)
 
 
 def _check_draws(num_samples: int, most: int | None) -> None:

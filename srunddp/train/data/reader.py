@@ -43,11 +43,9 @@ def _check_pickled(sent: Mapping[str, Any], method: str) -> None:
             ForkingPickler.dumps(value)
         except Exception as error:
             kind = getattr(value, "__qualname__", type(value).__qualname__)
-            raise ConfigError(
-                f"{name}, {kind}, cannot be sent to loader workers by pickle: {error}",
-                expected=f"what pickle takes, as workers start by {method}",
-                hint="define it at the top level of a module, or set multiprocessing_context=fork or num_workers=0",
-            ) from error
+            found = f"{name}, {kind}, cannot be sent to loader workers by pickle: {error}"
+            hint = "define it at the top level of a module, or set multiprocessing_context=fork or num_workers=0"
+            raise ConfigError(found, expected=f"what pickle takes, as workers start by {method}", hint=hint) from error
 
 
 def collated(part: MicroBatch, collate: Collate | None, weight: Weight | None) -> MicroBatch:

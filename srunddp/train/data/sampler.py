@@ -77,18 +77,13 @@ def check_agreement(
     values: Mapping[str, Any],
     hint: str = "give every rank the whole data sets and the same settings: each gets its part of them",
 ) -> None:
-    """All ranks were given the same; a collective. Else one would wait in another that the others never enter.
-
-    Raises:
-        ConfigError: they were not.
-    """
+    """All ranks were given the same, or a ConfigError; a collective. Else one would wait in another for ever."""
     numbers = [value if isinstance(value, int) else hashed(value) for value in values.values()]
     for name, *row in zip(values, *all_gather_ints(world, numbers), strict=True):
         if len(set(row)) > 1:
             shown = f": {row}, by rank (-1: none)" if isinstance(values[name], int) else ""
-            raise ConfigError(
-                f"{name} differs between ranks{shown}", expected="the same on all", hint=hint, scope=Scope.JOB
-            )
+            found = f"{name} differs between ranks{shown}"
+            raise ConfigError(found, expected="the same on all", hint=hint, scope=Scope.JOB)
 
 
 def length_of(data: Dataset[Any]) -> int | None:
@@ -99,23 +94,16 @@ def length_of(data: Dataset[Any]) -> int | None:
     """
     if isinstance(data, DataLoader):
         size = data.batch_size
-        raise ConfigError(
-            "a DataLoader as data",
-            expected="its data set, of which all ranks make batches together",
-            hint=f"pass loader.dataset, with batch_size={size}, collate=loader.collate_fn, and order= for a sampler",
-            scope=Scope.JOB,
-        )
+        expected = "its data set, of which all ranks make batches together"
+        hint = f"pass loader.dataset, with batch_size={size}, collate=loader.collate_fn, and order= for a sampler"
+        raise ConfigError("a DataLoader as data", expected=expected, hint=hint, scope=Scope.JOB)
     try:
         return len(cast(Sized, data))
     except (TypeError, NotImplementedError):  # a ChainDataset has a __len__, whatever it is made of
         if isinstance(data, IterableDataset):
             return None
-    raise ConfigError(
-        f"a data set of {type(data).__name__} without a length",
-        expected="__len__ and __getitem__, or an IterableDataset",
-        hint="use one of torch.utils.data's kinds",
-        scope=Scope.JOB,
-    )
+    found, hint = f"a data set of {type(data).__name__} without a length", "use one of torch.utils.data's kinds"
+    raise ConfigError(found, expected="__len__ and __getitem__, or an IterableDataset", hint=hint, scope=Scope.JOB)
 
 
 class DistributedBatchSampler(Sampler[MicroBatch]):

@@ -87,9 +87,7 @@ def _sums(step: list[MicroBatch], assignment: ShardAssignment) -> list[float]:
 
 def _checked(weight: float | str) -> float:
     if isinstance(weight, str) or not 0 <= weight < math.inf:
-        raise ConfigError(
-            f"weight(batch) is {weight}",
-            expected="a finite number of at least 0, or a tensor of no dimension with one",
-            hint="let it return by how much the batch counts, such as the number of its tokens",
-        )
+        expected = "a finite number of at least 0, or a tensor of no dimension with one"
+        hint = "let it return by how much the batch counts, such as the number of its tokens"
+        raise ConfigError(f"weight(batch) is {weight}", expected=expected, hint=hint)
     return weight

@@ -34,12 +34,11 @@ def accuracy(outputs: Tensor, targets: Tensor) -> Tensor:
     """
     found = outputs.argmax(dim=1) if outputs.dim() > 1 else outputs
     if found.shape != targets.shape or outputs.dim() < 2 or outputs.shape[1] < 2:
-        raise ConfigError(
-            f"accuracy of outputs of shape {tuple(outputs.shape)} and targets of shape {tuple(targets.shape)}",
-            expected="(samples, classes, ...) and (samples, ...), at least two classes",
-            hint="for one score per sample pass lambda outputs, targets: (outputs > 0) == targets, flattened; "
-            "for a language model pass outputs.transpose(1, 2)",
-        )
+        shapes = f"outputs of shape {tuple(outputs.shape)} and targets of shape {tuple(targets.shape)}"
+        expected = "(samples, classes, ...) and (samples, ...), at least two classes"
+        hint = "for one score per sample pass lambda outputs, targets: (outputs > 0) == targets, flattened; "
+        hint += "for a language model pass outputs.transpose(1, 2)"
+        raise ConfigError(f"accuracy of {shapes}", expected=expected, hint=hint)
     right = found == targets
     return right.flatten(1).double().mean(dim=1) if right.dim() > 1 else right
 
@@ -69,8 +68,7 @@ class MetricAccumulator:
         self._updated = False
         self._weight, self._samples = 0.0, 0
         # Of the loss, and of each metric its values per sample and its counts, of which it has one kind.
-        names = 1 + 2 * len(self._plain)
-        self._sums = torch.zeros(names, dtype=torch.float64, device=world.device).unbind()
+        self._sums = torch.zeros(1 + 2 * len(self._plain), dtype=torch.float64, device=world.device).unbind()
         self._begin(resumed)
 
     def _begin(self, rows: Sequence[Sequence[float]]) -> None:
@@ -155,8 +153,6 @@ def _check_value(name: str, value: Tensor | int, samples: int) -> bool:
     if isinstance(value, int) or (isinstance(value, Tensor) and not value.dim() and not value.is_floating_point()):
         return True
     found = f"shape {tuple(value.shape)}, {value.dtype}" if isinstance(value, Tensor) else repr(value)
-    raise ConfigError(
-        f"metric {name!r} returned {found} for {samples} samples",
-        expected=f"one value per sample, of shape ({samples},), or a count, an integer",
-        hint="leave out mean() or sum(): the mean over all batches and ranks is taken here",
-    )
+    expected = f"one value per sample, of shape ({samples},), or a count, an integer"
+    hint = "leave out mean() or sum(): the mean over all batches and ranks is taken here"
+    raise ConfigError(f"metric {name!r} returned {found} for {samples} samples", expected=expected, hint=hint)

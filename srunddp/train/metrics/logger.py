@@ -38,14 +38,11 @@ class MetricsLogger:
         Raises:
             ConfigError: the folder or the file cannot be written to.
         """
-        self._folder = folder
-        self._log = log
+        self._folder, self._log, self._tensorboard = folder, log, tensorboard
         self._reported = False
-        self._tensorboard = tensorboard
         self._writer: SummaryWriter | None = None
         self._purge_step: int | None = None
-        expected = "a folder that rank 0 may write to"
-        with file_errors(str(folder / FILE), expected=expected, hint="correct output_dir"):
+        with file_errors(str(folder / FILE), expected="a folder that rank 0 may write to", hint="correct output_dir"):
             folder.mkdir(parents=True, exist_ok=True)
             self._file = _open(folder)
             self._keep_steps_to(math.inf)
@@ -59,8 +56,7 @@ class MetricsLogger:
             step: counted over all epochs.
             figures: one that is no number is written as ``"NaN"``, ``"Infinity"`` or ``"-Infinity"``.
         """
-        time = datetime.now(UTC).isoformat(timespec="milliseconds")
-        line = {"kind": kind, "step": step, "time": time}
+        line = {"kind": kind, "step": step, "time": datetime.now(UTC).isoformat(timespec="milliseconds")}
         line |= {name + "_" * (name in _OURS): _number(value) for name, value in figures.items()}
         with self._ignoring_disk_errors():
             append_whole(self._file, json.dumps(line, allow_nan=False).encode() + b"\n")
@@ -102,8 +98,7 @@ class MetricsLogger:
         except ImportError:  # it is not installed
             pass
         # Its writing thread ends with the first error: it would never write again.
-        self._tensorboard = False
-        self._writer = None
+        self._tensorboard, self._writer = False, None
 
     def _close_writer(self) -> None:
         writer, self._writer = self._writer, None
@@ -137,10 +132,9 @@ def _link_from_monitor(path: Path) -> None:
 
 def _step(line: bytes) -> float:
     """NaN, which no step is at or after, for what is no line of ours."""
-    try:
+    with contextlib.suppress(ValueError, KeyError, TypeError):
         return float(json.loads(line)["step"])
-    except (ValueError, KeyError, TypeError):
-        return math.nan
+    return math.nan
 
 
 def _number(value: float) -> float | int | str:

@@ -46,11 +46,10 @@ def reset_copy(name: str, metric: TorchMetric, world: World) -> TorchMetric:
     if isinstance(own, nn.Module):
         own.to(world.device)
     if world.world_size > 1 and not any(part._reductions for part in _parts(own)):
-        raise ConfigError(
-            f"metric {name!r} of {type(metric).__name__} has update() and compute(), but no states",
-            expected="states of torchmetrics' add_state(), which can be gathered from all ranks",
-            hint="derive it from torchmetrics.Metric, or pass a function of (outputs, targets)",
-        )
+        found = f"metric {name!r} of {type(metric).__name__} has update() and compute(), but no states"
+        expected = "states of torchmetrics' add_state(), which can be gathered from all ranks"
+        hint = "derive it from torchmetrics.Metric, or pass a function of (outputs, targets)"
+        raise ConfigError(found, expected=expected, hint=hint)
     for part in _parts(own):
         part.distributed_available_fn = lambda: False
     return own
@@ -142,8 +141,5 @@ def _flat(value: Any, name: str = "") -> dict[str, float]:
     if isinstance(value, int | float):
         return {name: float(value)}
     shape = f"tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
-    raise ConfigError(
-        f"metric {name!r} computes a {shape}",
-        expected="one number, or a dict of numbers",
-        hint="let it average, as by average='macro', or name its parts by torchmetrics' ClasswiseWrapper",
-    )
+    hint = "let it average, as by average='macro', or name its parts by torchmetrics' ClasswiseWrapper"
+    raise ConfigError(f"metric {name!r} computes a {shape}", expected="one number, or a dict of numbers", hint=hint)

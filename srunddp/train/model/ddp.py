@@ -93,20 +93,13 @@ def share(buffers: Iterable[Tensor]) -> None:
 
 
 def _prepared(model: nn.Module, world: World, config: Config) -> nn.Module:
-    """The model with the modules in it that the configuration asks for.
-
-    Raises:
-        ConfigError: there are none on this device, or none of that name.
-    """
+    """The model with the modules in it that the configuration asks for; ConfigError where there are none such."""
     if config.activation_checkpointing:
         _checkpoint_activations(model, config.activation_checkpointing)
     if config.ddp.sync_batchnorm and world.world_size > 1:
         if world.device.type != "cuda":
-            raise ConfigError(
-                f"ddp.sync_batchnorm on {world.device.type}",
-                expected="GPUs, torch's SyncBatchNorm has no other",
-                hint="leave it out",
-            )
+            found = f"ddp.sync_batchnorm on {world.device.type}"
+            raise ConfigError(found, expected="GPUs, torch's SyncBatchNorm has no other", hint="leave it out")
         model = nn.SyncBatchNorm.convert_sync_batchnorm(model)  # type: ignore[no-untyped-call]
     return model
 
@@ -117,11 +110,8 @@ def _checkpoint_activations(model: nn.Module, names: tuple[str, ...]) -> None:
     # Not the model as a whole, which torch leaves out: nothing would be saved.
     found = {type(module).__name__ for module in model.modules() if module is not model}
     if missing := [name for name in names if name not in found]:
-        raise ConfigError(
-            f"activation_checkpointing names {', '.join(missing)}",
-            expected=f"classes of the modules in the model: {', '.join(sorted(found))}",
-            hint="correct the names",
-        )
+        expected, hint = f"classes of the modules in the model: {', '.join(sorted(found))}", "correct the names"
+        raise ConfigError(f"activation_checkpointing names {', '.join(missing)}", expected=expected, hint=hint)
     apply_activation_checkpointing(model, check_fn=lambda module: type(module).__name__ in names)
 
 
@@ -148,9 +138,6 @@ def _register_hook(ddp: DistributedDataParallel, config: DDPConfig) -> None:
         ddp.register_comm_hook(None, default_hooks.fp16_compress_hook)
     elif config.comm_hook == "bf16":
         if dist.get_backend() != "nccl":
-            raise ConfigError(
-                f"ddp.comm_hook bf16 with {dist.get_backend()}",
-                expected="NCCL, with which alone torch has this hook",
-                hint="use ddp.comm_hook=fp16",
-            )
+            found, hint = f"ddp.comm_hook bf16 with {dist.get_backend()}", "use ddp.comm_hook=fp16"
+            raise ConfigError(found, expected="NCCL, with which alone torch has this hook", hint=hint)
         ddp.register_comm_hook(None, default_hooks.bf16_compress_hook)

@@ -25,12 +25,7 @@ class EMA:
     """
 
     def __init__(self, model: nn.Module, decay: float, *, compile: bool = False) -> None:
-        """Args:
-        model: on its device; decay: the part of the average that stays in each step.
-
-        Raises:
-            ConfigError: the model cannot be copied.
-        """
+        """``decay``: the part of the average that stays in each step. ConfigError: the model cannot be copied."""
         self.model = _copied(model).eval()
         self.testing: Any = torch.compile(self.model) if compile else self.model
         self._merge = get_ema_multi_avg_fn(decay)  # type: ignore[no-untyped-call]
@@ -66,8 +61,6 @@ def _copied(model: nn.Module) -> nn.Module:
     try:
         return copy.deepcopy(model)
     except (RuntimeError, TypeError) as error:
-        raise ConfigError(
-            f"ema_decay, and a model that cannot be copied: {' '.join(str(error).split())[:200]}",
-            expected="one that copy.deepcopy copies",
-            hint="leave out what is neither a parameter nor a module, or leave out ema_decay",
-        ) from error
+        found = f"ema_decay, and a model that cannot be copied: {' '.join(str(error).split())[:200]}"
+        hint = "leave out what is neither a parameter nor a module, or leave out ema_decay"
+        raise ConfigError(found, expected="one that copy.deepcopy copies", hint=hint) from error

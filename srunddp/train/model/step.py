@@ -44,11 +44,9 @@ class StepModule(nn.Module):
         loss, outputs = found if isinstance(found, tuple) and len(found) == 2 else (found, None)
         if not isinstance(loss, Tensor) or loss.dim():
             shape = f" of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else ""
-            raise ConfigError(
-                f"the loss is a {type(loss).__name__}{shape}",
-                expected="a tensor of no dimension, the mean over the batch",
-                hint="return loss, or loss and outputs; take the mean",
-            )
+            expected = "a tensor of no dimension, the mean over the batch"
+            hint = "return loss, or loss and outputs; take the mean"
+            raise ConfigError(f"the loss is a {type(loss).__name__}{shape}", expected=expected, hint=hint)
         return loss, outputs
 
     def _zero(self) -> Tensor:
@@ -64,40 +62,32 @@ def make_step(loss_function: LossFunction | None, step: Step | None) -> Step:
         ConfigError: there are two of them.
     """
     if loss_function and step:
-        raise ConfigError(
-            "a loss function and a step", expected="one of them", hint="call the loss function in the step"
-        )
+        hint = "call the loss function in the step"
+        raise ConfigError("a loss function and a step", expected="one of them", hint=hint)
     return step or (partial(_pair_step, loss_function) if loss_function else _own_loss_step)
 
 
 def _pair_step(loss_function: LossFunction, model: nn.Module, batch: Any) -> tuple[Tensor, Any]:
     if not (isinstance(batch, tuple | list) and len(batch) == 2):
-        raise ConfigError(
-            f"a batch that is a {type(batch).__name__}{_names(batch)}, and a loss function",
-            expected="two parts, inputs and targets",
-            hint="pass step=lambda model, batch: ..., which returns the mean loss, in place of the loss function",
-        )
+        found = f"a batch that is a {type(batch).__name__}{_names(batch)}, and a loss function"
+        hint = "pass step=lambda model, batch: ..., which returns the mean loss, in place of the loss function"
+        raise ConfigError(found, expected="two parts, inputs and targets", hint=hint)
     outputs = model(batch[0])
     return loss_function(outputs, batch[1]), outputs
 
 
 def _own_loss_step(model: nn.Module, batch: Any) -> tuple[Tensor, Any]:
     if not isinstance(batch, Mapping | Tensor):
-        raise ConfigError(
-            f"a batch that is a {type(batch).__name__}{_names(batch)}, and no loss function and no step",
-            expected="a mapping, of which the model makes its loss",
-            hint="pass a loss function for pairs of inputs and targets, or step=lambda model, batch: ...",
-        )
-    found = model(**batch) if isinstance(batch, Mapping) else model(batch)
-    loss = found.get("loss") if isinstance(found, Mapping) else getattr(found, "loss", found)
+        found = f"a batch that is a {type(batch).__name__}{_names(batch)}, and no loss function and no step"
+        hint = "pass a loss function for pairs of inputs and targets, or step=lambda model, batch: ..."
+        raise ConfigError(found, expected="a mapping, of which the model makes its loss", hint=hint)
+    made = model(**batch) if isinstance(batch, Mapping) else model(batch)
+    loss = made.get("loss") if isinstance(made, Mapping) else getattr(made, "loss", made)
     if not isinstance(loss, Tensor):
-        raise ConfigError(
-            f"no loss function, no step, and the model returned a {type(found).__name__} without a loss",
-            expected="a model that returns its loss, as those of Hugging Face do when the batch has labels",
-            hint="pass a loss function or a step, or add labels to the batch",
-        )
-    outputs = found.get("logits", found) if isinstance(found, Mapping) else getattr(found, "logits", found)
-    return loss, outputs
+        found = f"no loss function, no step, and the model returned a {type(made).__name__} without a loss"
+        expected = "a model that returns its loss, as those of Hugging Face do when the batch has labels"
+        raise ConfigError(found, expected=expected, hint="pass a loss function or a step, or add labels to the batch")
+    return loss, made.get("logits", made) if isinstance(made, Mapping) else getattr(made, "logits", made)
 
 
 def _names(batch: Any) -> str:

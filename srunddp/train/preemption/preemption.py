@@ -123,12 +123,9 @@ class Preemption:
             ConfigError: the ranks have not agreed to stop.
         """
         if self._agreed is None:
-            raise ConfigError(
-                "stop() without an agreement of the ranks",
-                expected="should_stop() to have returned True before",
-                hint="call stop() only then; to end for another reason leave the loop",
-                scope=Scope.JOB,
-            )
+            found = "stop() without an agreement of the ranks"
+            hint = "call stop() only then; to end for another reason leave the loop"
+            raise ConfigError(found, expected="should_stop() to have returned True before", hint=hint, scope=Scope.JOB)
         request, cause = self._agreed
         asked = request is StopRequest.REQUEUE
         refused = on_rank_zero(self._world, lambda: ask_for_requeue(self._requests) if asked else None)

@@ -124,12 +124,9 @@ def numbers(names: Sequence[str]) -> list[signal.Signals]:
     for name in names:
         if name not in known:
             nearest = difflib.get_close_matches(name.upper().removeprefix("SIG"), known, n=1, cutoff=0.0)[0]
-            raise ConfigError(
-                f"preemption.signals has {name!r}",
-                expected=f"names among {', '.join(known)}",
-                hint="leave it out, it always counts" if name == "TERM" else f"write {nearest}",
-                scope=Scope.JOB,
-            )
+            found = f"preemption.signals has {name!r}"
+            hint = "leave it out, it always counts" if name == "TERM" else f"write {nearest}"
+            raise ConfigError(found, expected=f"names among {', '.join(known)}", hint=hint, scope=Scope.JOB)
     return [known[name] for name in names]
 
 
