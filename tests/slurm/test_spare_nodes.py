@@ -18,7 +18,7 @@ from tests.support.starting import until
 
 pytestmark = pytest.mark.slurm
 
-RESTARTED = 6.0  # seconds that six ranks on two cores take to import torch, and more
+RESTARTED = 60.0  # ten times what six ranks on two cores take to import torch, and more
 ENDS_WITHIN = 150.0
 
 
@@ -106,7 +106,7 @@ def test_the_ranks_of_a_killed_process_go_elsewhere(
         began = time.monotonic()
         harm(run, name)
         went_on(run, whole, codes=(0, 137))
-        assert run.gap(began) < 2 * RESTARTED
+        assert run.gap(began) < RESTARTED
 
 
 def test_out_of_spare_nodes_the_run_ends(runner: SlurmJobRunner) -> None:

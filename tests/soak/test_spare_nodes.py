@@ -10,6 +10,7 @@ import signal
 import time
 from contextlib import ExitStack, suppress
 from pathlib import Path
+from statistics import median
 
 import pytest
 
@@ -17,7 +18,6 @@ from tests.cluster.nodes import NODES
 from tests.slurm.conftest import SlurmJobRunner
 from tests.slurm.spare_nodes import FENCE, SpareRun, cut, kill, pids, supervisors, training
 from tests.slurm.test_spare_nodes import (
-    RESTARTED,
     batch_job,
     lose,
     requeued,
@@ -39,7 +39,15 @@ HARMS = ("lose", "cut", "step", "supervisor", "worker", "cancel")
 
 @pytest.mark.parametrize("name", [node.name for node in NODES])
 def test_the_loss_of_each_node_again_and_again(name: str, whole: str, runner: SlurmJobRunner, show: Show) -> None:  # noqa: F811
-    gaps = []
+    """Training goes on within the detection and 1.5 times a restart after a killed worker, in the same minutes."""
+    gaps, restarts = [], []
+    for number in range(2):
+        with training(runner, f"restart-{name}-{number}") as run:
+            until(run.training)
+            began = time.monotonic()
+            os.kill(pids("node03", "python", "python3")[-1], signal.SIGKILL)
+            went_on(run, whole)
+            restarts.append(run.gap(began))
     for number in range(TIMES):
         with training(runner, f"each-{name}-{number}") as run:
             began = lose(run, name)
@@ -48,9 +56,11 @@ def test_the_loss_of_each_node_again_and_again(name: str, whole: str, runner: Sl
                 continue
             went_on(run, whole)
             gaps.append(run.gap(began))
-            assert gaps[-1] < FENCE + RESTARTED
             assert state(run) == "COMPLETED"
-    show(f"{name}: {TIMES} of {TIMES}, seconds to the next step {[round(gap, 1) for gap in sorted(gaps)]}")
+    show(
+        f"{name}: {TIMES} of {TIMES}, seconds to the next step {sorted(gaps)}, after a killed worker {sorted(restarts)}"
+    )
+    assert not gaps or median(gaps) < FENCE + 1.5 * median(restarts)
 
 
 def test_the_batch_host_s_loss_again_and_again(runner: SlurmJobRunner, show: Show) -> None:
@@ -94,6 +104,8 @@ def problems(run: SpareRun, harms: list[tuple[str, str]], code: int | None, whol
     if wrong := named - harmed:
         found.append(f"{wrong} named")
     cancelled = any(what == "cancel" for what, _ in harms)
+    if code is None:
+        found.append("srun did not end")
     if not over and code == 0 and not cancelled:
         found.append("exit code 0 without an end")
     if not over and not cancelled and not re.search(r"not restarted|no spare node|have met|lost|failed|cut off", said):

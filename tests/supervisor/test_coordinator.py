@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import threading
 import time
-from dataclasses import asdict
+from collections.abc import Callable
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from srunddp.supervisor.failure import Failure, FailureKind
-from tests.support.connections import Scene
+from srunddp.supervisor.restart import Starts
+from tests.support.connections import Clock, Scene, fold, spared
 from tests.support.fake_ranks import fail_one_of_many
 from tests.support.recorded_writes import ALL_REDUCE, LOAD_BATCH
 from tests.support.starting import until, write
@@ -129,6 +131,18 @@ def test_the_ranks_that_wait_are_told_when_all_scripts_are_over() -> None:
     for now in (2.0, 3.0):
         it.monitor.tick(now)
     assert (it.messages_to(1, "over"), it.messages_to(2, "over")) == ([True], [])
+
+
+def test_the_goodbyes_of_four_thousand_ranks_are_cheap() -> None:
+    it = Scene(size=4096, nodes={rank: f"node{rank // 8}" for rank in range(4096)}, node="node0")
+    it.monitor.tick(0.0)
+    began = time.process_time()
+    for word in ("goodbye", "left"):
+        for rank in it.connections:
+            it.say(rank, now=1.0, **{word: True})
+            it.monitor.tick(1.0)
+            assert not it.monitor.finished
+    assert time.process_time() - began < 1.0
 
 
 def test_a_silent_rank_whose_kernel_answers_is_named() -> None:
@@ -260,40 +274,122 @@ def test_the_rank_that_the_failed_ones_waited_for_is_named(name: str) -> None:
     assert ("in load_batch" in found.traceback) == (code == 124), "its stack"
 
 
-# Who speaks where rank 0 is gone.
+# With spare nodes: of five tasks three are ranks, each task on a node of its own.
+
+HOW: dict[str, tuple[Callable[[Scene], None], str]] = {
+    "closes": (lambda it: it.close(4), "srunddp itself was killed"),
+    "is lost": (lambda it: it.close(4, lost=True), "no answer"),
+    "fails": (lambda it: it.say(4, failure=asdict(failed(4, "boom"))), "boom"),
+    "is silent": (lambda _: None, "srunddp has been silent for 39 s, stopped or starved"),
+}
 
 
-def test_the_lowest_rank_left_is_appointed_to_speak_for_rank_0() -> None:
-    it = Scene(size=4)
-    it.monitor.tick(0.0)
-    assert it.messages_to(1, "deputy") == [{"here": True, "elsewhere": True, "witness": ["10.0.0.2", 9]}]
-    assert it.messages_to(2, "deputy") == []
-    it.say(1, goodbye=True)
-    it.monitor.tick(0.1)
-    assert it.messages_to(2, "deputy") == [{"here": True, "elsewhere": True, "witness": ["10.0.0.3", 9]}]
+@pytest.mark.parametrize("how", HOW)
+def test_a_spare_that_ends_costs_nothing_and_is_said_once(
+    how: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Its node takes no rank any more: of two nodes that are lost then, the second has none to go to."""
+    clock, it, (does, cause) = Clock(monkeypatch), spared(), HOW[how]
+    does(it)
+    for now in range(0, 62, 5):
+        for rank in (1, 2, 3):
+            it.say(rank, now=float(now), **clock.stamp())
+        it.monitor.tick(float(now))
+    assert it.monitor.root_cause is None
+    assert capfd.readouterr().err == f"srunddp: spare node node05 is lost: {cause}\n"
+    it.connections[2].open = False
+    it.close(1, lost=True)
+    said = "srunddp: ended with it: rank 0 on node01, rank 2 on node03\nsrunddp: not restarted: no spare node is left\n"
+    assert capfd.readouterr().err.endswith(said)
+    assert it.messages_to(3, "verdict") == [{"ranks": [1], "exit_code": 69}]
 
 
-def test_a_witness_is_on_a_third_node_whoever_leaves() -> None:
-    nodes = {0: "a", 1: "b", 2: "a", 3: "b", 4: "c", 5: "b", 6: "d"}
-    it = Scene(size=7, nodes=nodes, node="a")
-    for leaves, deputy, third in ((0, 1, 4), (4, 1, 6), (1, 3, 6), (3, 5, 6)):
-        if leaves:
-            it.say(leaves, goodbye=True)
-        it.monitor.tick(0.1)
-        last = it.messages_to(deputy, "deputy")[-1]
-        assert (last["elsewhere"], last["witness"]) == (True, [f"10.0.0.{third}", 9])
+def test_a_spare_node_of_several_tasks_is_said_to_be_lost_once(capfd: pytest.CaptureFixture[str]) -> None:
+    it = spared(ranks=4, **fold(6, 2))
+    for number in (4, 5):
+        it.close(number, lost=True)
+    assert capfd.readouterr().err == "srunddp: spare node node03 is lost: no answer\n"
 
 
-def test_the_goodbyes_of_four_thousand_ranks_are_cheap() -> None:
-    it = Scene(size=4096, nodes={rank: f"node{rank // 8}" for rank in range(4096)}, node="node0")
-    it.monitor.tick(0.0)
-    began = time.process_time()
-    for word in ("goodbye", "left"):
-        for rank in it.connections:
-            it.say(rank, now=1.0, **{word: True})
-            it.monitor.tick(1.0)
-            assert not it.monitor.finished
-    assert time.process_time() - began < 1.0
+@pytest.mark.parametrize(("lost", "quorum"), [(True, 5), (False, 4)])
+def test_who_stays_starts_anew_and_who_is_on_a_lost_node_leaves(
+    lost: bool, quorum: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that was killed is on no other side; the worker of one that is lost may run until its lease is over."""
+    clock, it = Clock(monkeypatch), spared(ranks=4, **fold(8, 2))
+    it.monitor.fail(failed(6), 0.0)
+    for heard_of in ((1, 2, 3, 4, 5), (1, 4, 5, 7)):
+        clock.now += 8.0
+        for rank in heard_of:
+            it.say(rank, **clock.stamp())
+    it.close(3, lost=lost)
+    verdict = {"ranks": [2, 3] if lost else [3], "exit_code": 69 if lost else 137}
+    for rank in (1, 4, 5, 7):
+        assert it.messages_to(rank, "verdict") == [verdict | {"restart": "where"}]
+    assert it.messages_to(2, "verdict") == [verdict | {"left": True}]
+    monitor = it.monitor
+    assert (monitor.restart, monitor.expected, monitor.quorum, monitor.fenced) == ("where", [1, 4, 5, 7], quorum, False)
+    assert monitor.not_before == (clock.now - 8.0 + 9.0 + 3.0 if lost else clock.now)
+
+
+def test_a_failure_moves_nobody_the_first_time() -> None:
+    """The second time the ranks of that node move, and rank 0's as all others."""
+    last = Starts(1, True, False, "boom", "node02", True)
+    for before, moves in ((Starts(), False), (last, True)):
+        it = spared(last=before)
+        it.say(1, failure=asdict(BOOM))
+        assert it.messages_to(1, "verdict")[0] == {"ranks": [1], "exit_code": 7} | (
+            {"left": True} if moves else {"restart": "where"}
+        )
+    it = spared(last=replace(last, node="node01"))
+    it.monitor.fail(failed(0, "boom", FailureKind.PRIMARY), 1.0)
+    assert (it.monitor.fenced, it.monitor.cut_off, it.monitor.restart) == (True, False, None)
+    assert it.connections[1].messages == [{"end": True}]
+
+
+@pytest.mark.parametrize("answer", [(1, 3), (1,)], ids=str)
+def test_rank_0_without_an_answer_of_half_ends_itself(answer: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    """With it, the answers of two of four others are more than half."""
+    clock, it = Clock(monkeypatch), spared()
+    for now in (3.0, 6.0, 9.0, 12.0, 15.0):
+        clock.now = 1000.0 + now
+        for rank in answer:
+            it.say(rank, **clock.stamp())
+        assert it.monitor.tick(now) <= 3.0
+    cut_off = len(answer) < 2
+    assert (it.monitor.fenced, it.monitor.cut_off, it.monitor.finished) == (cut_off,) * 3
+    assert not cut_off or (it.monitor.root_cause.node, it.monitor.root_cause.exit_code) == ("node01", 69)
+    assert (bool(it.messages_to(2, "end")), it.messages_to(2, "verdict")) == (cut_off, [])
+
+
+def test_when_all_scripts_are_over_no_answer_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, it = Clock(monkeypatch), spared()
+    it.monitor.done()
+    for rank in (1, 2, 3, 4):
+        it.say(rank, goodbye=True, waits=True)
+    it.monitor.tick(1.0)
+    assert it.messages_to(4, "over") == [True]
+    clock.now += 60.0
+    it.monitor.tick(2.0)
+    assert it.monitor.root_cause is None
+
+
+@pytest.mark.parametrize("weight", [FailureKind.STOPPED, FailureKind.SECONDARY])
+def test_nobody_waits_for_a_spare_to_fail_as_well(weight: FailureKind) -> None:
+    it = spared()
+    for rank in (0, 1, 2):
+        it.monitor.fail(failed(rank, weight=weight), 1.0)
+    it.monitor.tick(1.0)
+    assert it.monitor.root_cause
+
+
+def test_abandoned_rank_0_leaves_without_a_word(capfd: pytest.CaptureFixture[str]) -> None:
+    it = spared()
+    assert it.monitor.abandon(replace(BOOM, rank=0))
+    assert (it.monitor.fenced, it.monitor.cut_off, it.monitor.finished) == (True, False, True)
+    assert [each.messages for each in it.connections.values()] == [[{"end": True}]] * 4
+    assert capfd.readouterr().err == ""
+    assert not Scene().monitor.abandon(BOOM)
 
 
 # Whatever comes over a connection; what is no JSON object arrives as an empty message, see test_connection.
@@ -318,7 +414,7 @@ STRANGE: list[dict[str, Any]] = [
     {},
 ]
 values = st.recursive(st.none() | st.booleans() | st.integers() | st.text(), st.lists, max_leaves=3)
-words = st.sampled_from(["failure", "ping", "stacks", "goodbye", "left", "ended", "verdict", "deputy"])
+words = st.sampled_from(["failure", "ping", "stacks", "goodbye", "left", "ended", "verdict", "at", "echo"])
 
 
 @settings(max_examples=150, deadline=None)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from dataclasses import asdict
 from typing import Any
 
@@ -11,9 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from srunddp.supervisor.failure import Failure, FailureKind
-from tests.support.connections import Scene
+from tests.support.connections import TAKEOVER, Clock, Scene, deputies, listening, silent, spared
 
 BOOM = Failure(1, "node02", "ValueError: boom", 7)
+LOST = "srunddp: rank 0 on node01 lost: no answer for 60 s (exit code 69)\n"
 KILLED = "srunddp: rank 0 on node01 failed: srunddp itself was killed (exit code 137)\n"
 
 
@@ -56,14 +56,26 @@ def test_a_worker_with_mpi_stays_until_rank_zero_says_over() -> None:
     assert it.monitor.released
 
 
-@pytest.mark.parametrize("deputy", [True, False])
-def test_only_the_deputy_says_that_rank_zero_was_killed(deputy: bool, capfd: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("lost", [True, False])
+def test_of_all_that_lose_rank_zero_the_first_deputy_says_so(lost: bool, capfd: pytest.CaptureFixture[str]) -> None:
+    """One that was killed at once; one that is lost, and deputies on its node with it, after the worker's end."""
+    with listening("127.0.0.1", "127.0.0.2", "127.0.0.3") as sockets:
+        speaker = 2 if lost else 1
+        for rank in (3, 4, speaker):
+            it = Scene(rank, size=5, deputies=deputies(*sockets, rank=rank))
+            it.close(0, lost=lost)
+            assert it.monitor.root_cause.exit_code == (69 if lost else 137)
+            said = KILLED if rank == speaker else ""
+            assert capfd.readouterr().err == ("" if lost else said)
+            it.monitor.ended()
+            assert capfd.readouterr().err == (LOST if lost and rank == speaker else "")
+
+
+def test_without_deputies_all_say_that_rank_zero_was_killed(capfd: pytest.CaptureFixture[str]) -> None:
     it = Scene(1)
-    if deputy:
-        it.say(0, deputy={"here": True})
     it.close(0)
-    assert (it.monitor.root_cause.ranks, it.monitor.root_cause.exit_code) == ((0,), 137)
-    assert capfd.readouterr().err == (KILLED if deputy else "")
+    it.monitor.ended()
+    assert capfd.readouterr().err == KILLED
 
 
 def test_a_launcher_that_ends_the_run_is_no_failure_of_rank_zero() -> None:
@@ -92,22 +104,79 @@ def test_a_silent_rank_zero_outweighs_a_secondary_failure(weight: FailureKind, c
 @pytest.mark.parametrize(("link", "lost"), [(True, "rank 0 on node01"), (False, "rank 1 on node02")])
 def test_a_lost_connection_is_their_node_or_ours(link: bool, lost: str, capfd: pytest.CaptureFixture[str]) -> None:
     """Who is cut off itself does not say that rank 0 is lost."""
-    it = Scene(1, link_is_up=lambda: link)
-    it.say(0, deputy={"elsewhere": True, "witness": None})
-    it.close(0, lost=True)
+    with listening("127.0.0.2") as sockets:
+        it = Scene(1, link_is_up=lambda: link, deputies=deputies(*sockets, rank=1))
+        it.close(0, lost=True)
+        it.monitor.ended()
     found = it.monitor.root_cause
     assert (f"rank {found.ranks[0]} on {found.node}", found.how, found.exit_code) == (lost, "lost", 69)
-    assert ("rank 0 on node01 lost: no answer for 60 s" in capfd.readouterr().err) == link
+    assert capfd.readouterr().err == (LOST if link else "")
 
 
-def test_a_witness_that_refuses_shows_that_the_network_is_up(capfd: pytest.CaptureFixture[str]) -> None:
-    it = Scene(1)
-    with socket.socket() as closed:
-        closed.bind(("127.0.0.1", 0))
-        it.say(0, deputy={"elsewhere": True, "witness": list(closed.getsockname())})
-        it.monitor.tick(0.5)
-        it.monitor.tick(91.0)
-    assert "rank 0 on node01 lost" in capfd.readouterr().err
+@pytest.mark.parametrize("refuses", [True, False])
+def test_another_deputy_shows_whether_the_network_is_up(
+    refuses: bool, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """One that refuses has ended already, and has answered; where none does it is this node that is cut off."""
+    with listening("127.0.0.2", "127.0.0.3") as (own, other), silent(monkeypatch, "127.0.0.3") as mute:
+        it = Scene(1, deputies=deputies(own, other if refuses else mute, rank=1))
+        if refuses:
+            other.close()
+        it.close(0, lost=True)
+        it.monitor.ended()
+    assert capfd.readouterr().err == (LOST if refuses else "")
+
+
+# With spare nodes.
+
+
+@pytest.mark.parametrize("how", ["closes", "is lost", "does not answer"])
+def test_where_rank_zero_is_gone_a_spare_node_takes_over(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its worker may run until its lease is over, unless its kernel has said that it is gone."""
+    clock, it = Clock(monkeypatch), spared(1)
+    clock.now += 5.0
+    it.say(0, **clock.stamp(ping=True))
+    clock.now += 8.9
+    it.monitor.tick(1.0)
+    assert it.monitor.root_cause is None
+    if how == "does not answer":
+        clock.now += 0.1
+        it.monitor.tick(2.0)
+    else:
+        it.close(0, lost=how == "is lost")
+    monitor, lost = it.monitor, how != "closes"
+    assert (monitor.restart, monitor.fenced, monitor.cut_off) == (TAKEOVER, True, lost)
+    assert monitor.not_before == (1005.0 + 9.0 + 3.0 if lost else 0.0)
+    assert monitor.finished
+
+
+@pytest.mark.parametrize("asked", ["signal", "by", "nobody"])
+def test_asked_to_end_or_without_a_restart_left_none_takes_over(asked: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(monkeypatch)
+    it = spared(1, takeover="" if asked == "nobody" else TAKEOVER, asked=lambda _: 15 if asked == "signal" else 0)
+    if asked == "by":
+        it.monitor.asked("SIGTERM")
+    clock.now += 9.0
+    assert it.monitor.tick(1.0) > 0.0, "nothing is due again and again"
+    it.close(0, lost=True)
+    assert (it.monitor.restart, it.monitor.fenced) == (None, False)
+    assert bool(it.monitor.root_cause) == (asked != "signal")
+
+
+@pytest.mark.parametrize(("left", "code"), [({"left": True}, 0), ({"restart": "where"}, 9)], ids=str)
+def test_who_is_on_a_node_that_is_left_ends_with_0(left: dict[str, Any], code: int) -> None:
+    it = spared(1)
+    it.say(0, verdict={"ranks": [1], "exit_code": 9, **left})
+    assert (it.monitor.root_cause.exit_code, it.monitor.fenced) == (code, "left" in left)
+    assert it.monitor.restart == left.get("restart")
+
+
+def test_an_abandoned_rank_leaves_without_a_word(capfd: pytest.CaptureFixture[str]) -> None:
+    it = spared(1)
+    assert it.monitor.abandon(BOOM)
+    assert (it.monitor.fenced, it.monitor.cut_off, it.monitor.finished, it.monitor.restart) == (True, False, True, None)
+    assert (it.connections[0].messages, capfd.readouterr().err) == ([{"end": True}], "")
+    assert not Scene(1).monitor.abandon(BOOM)
 
 
 STRANGE: list[dict[str, Any]] = [
@@ -117,10 +186,9 @@ STRANGE: list[dict[str, Any]] = [
     {"verdict": {"ranks": [1], "exit_code": 0}},
     {"verdict": {"ranks": [1], "exit_code": 1e999}},
     {"verdict": {"ranks": [1], "exit_code": 9}},
-    {"deputy": {"here": 1, "elsewhere": "yes", "witness": "x"}},
-    {"deputy": {"elsewhere": True, "witness": 5}},
-    {"deputy": {"elsewhere": True, "witness": ["127.0.0.1", "nine"]}},
-    {"deputy": {"elsewhere": True, "witness": ["127.0.0.1", 10**9]}},
+    {"verdict": {"left": True}},
+    {"verdict": {"ranks": 5, "exit_code": 9, "left": True}},
+    {"ping": True, "at": [], "echo": "soon"},
     {"stacks": []},
     {},
 ]
@@ -129,7 +197,7 @@ STRANGE: list[dict[str, Any]] = [
 @settings(max_examples=100, deadline=None)
 @given(messages=st.lists(st.sampled_from(STRANGE), max_size=5), ends=st.booleans())
 def test_no_garbage_from_rank_zero_ends_another(messages: list[dict[str, Any]], ends: bool) -> None:
-    it = Scene(1)
+    it = spared(1)
     for message in messages:
         it.say(0, **message)
     if ends:

@@ -5,12 +5,17 @@ from __future__ import annotations
 import json
 import socket
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
+import pytest
+
+from srunddp.supervisor import coordinator, lease, participant, spare_nodes
 from srunddp.supervisor.coordinator import Coordinator
+from srunddp.supervisor.deputies import Deputies
 from srunddp.supervisor.failure_monitor import RankContext
 from srunddp.supervisor.participant import Participant
+from srunddp.supervisor.restart import RestartPolicy, Starts
 
 
 @contextmanager
@@ -23,6 +28,26 @@ def pair() -> Iterator[tuple[socket.socket, socket.socket]]:
         yield ours, theirs
 
 
+@contextmanager
+def listening(*hosts: str) -> Iterator[list[socket.socket]]:
+    """Sockets that accept on these addresses, as those of deputies do."""
+    with ExitStack() as stack:
+        yield [stack.enter_context(socket.create_server((host, 0))) for host in hosts]
+
+
+@contextmanager
+def silent(monkeypatch: pytest.MonkeyPatch, host: str) -> Iterator[socket.socket]:
+    """One that does not answer, as its queue is full; and whoever tries it gives up soon."""
+    monkeypatch.setattr("srunddp.supervisor.deputies._ANSWERS_WITHIN", 0.2)
+    with socket.create_server((host, 0), backlog=0) as full, socket.create_connection(full.getsockname()):
+        yield full
+
+
+def deputies(*sockets: socket.socket, rank: int = 0, master: str = "127.0.0.1") -> Deputies:
+    """Those that listen there: rank 1 on the first, and so on."""
+    return Deputies([(number, *each.getsockname()) for number, each in enumerate(sockets, 1)], rank, master)
+
+
 class FakeConnection:
     """As a SupervisorConnection, without a socket.
 
@@ -30,9 +55,8 @@ class FakeConnection:
         messages: all that was sent over it, as the other end would read it.
     """
 
-    def __init__(self, rank: int) -> None:
+    def __init__(self) -> None:
         self.open, self.lost, self.reset, self.sent = True, False, False, True
-        self.peer_address = f"10.0.0.{rank}"
         self.messages: list[dict[str, Any]] = []
         self.arrived: list[dict[str, Any]] = []
 
@@ -47,6 +71,14 @@ class FakeConnection:
         self.messages.append({"end": True})
 
 
+def context_of(rank: int, size: int, **changes: Any) -> RankContext:
+    """Of a rank, each on a node of its own, if nothing else is said."""
+    nodes = {number: f"node0{number + 1}" for number in range(size)}
+    known: dict[str, Any] = {"rank": rank, "node": nodes[rank], "nodes": nodes, "stall_timeout": 0.0}
+    known |= {"step": lambda: 0, "stacks": lambda: "", "link_is_up": lambda: True}
+    return RankContext(**{**known, **changes})
+
+
 class Scene:
     """A failure monitor, the connections to its peers, and what they say.
 
@@ -55,11 +87,8 @@ class Scene:
     """
 
     def __init__(self, rank: int = 0, size: int = 3, **changes: Any) -> None:
-        nodes = {number: f"node0{number + 1}" for number in range(size)}
-        known: dict[str, Any] = {"rank": rank, "node": nodes[rank], "nodes": nodes, "stall_timeout": 0.0}
-        known |= {"step": lambda: 0, "stacks": lambda: "", "link_is_up": lambda: True}
-        context = RankContext(**{**known, **changes})
-        self.connections = {peer: FakeConnection(peer) for peer in ([0] if rank else range(1, size))}
+        context = context_of(rank, size, **changes)
+        self.connections = {peer: FakeConnection() for peer in ([0] if rank else range(1, size))}
         self.monitor = Participant(context, self.connections[0]) if rank else Coordinator(context, self.connections)
 
     def say(self, peer: int, now: float = 0.0, **message: Any) -> None:
@@ -76,3 +105,41 @@ class Scene:
     def messages_to(self, peer: int, key: str) -> list[Any]:
         """What the peer was sent of one kind."""
         return [message[key] for message in self.connections[peer].messages if key in message]
+
+
+TAKEOVER = "t@127.0.0.1:1@00"
+
+
+def spared(rank: int = 0, size: int = 5, ranks: int = 3, last: Starts | None = None, **changes: Any) -> Scene:
+    """A scene with spare nodes: the numbers from ``ranks`` on are theirs; ``last``: what went before this start."""
+    policy = RestartPolicy(3, last or Starts(), lambda: "where", lambda: True)
+    known: dict[str, Any] = {"takeover": TAKEOVER, "world_size": ranks, "restarts": policy, "lost_after": 9.0}
+    return Scene(rank, size, **known | changes)
+
+
+def fold(size: int, per_node: int, rank: int = 0) -> dict[str, Any]:
+    """For a scene: so many tasks on each node."""
+    nodes = {number: f"node0{number // per_node + 1}" for number in range(size)}
+    return {"size": size, "nodes": nodes, "node": nodes[rank]}
+
+
+class Clock:
+    """In place of :func:`time.monotonic`, for leases.
+
+    Attributes:
+        now: what it says.
+    """
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 1000.0
+        for module in (lease, spare_nodes):
+            monkeypatch.setattr(module, "time", self)
+        for module in (coordinator, participant):
+            monkeypatch.setattr(module, "monotonic", self.monotonic)
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def stamp(self, **message: Any) -> dict[str, Any]:
+        """A ping of one that has heard of us just now."""
+        return {"ping": 1, "at": self.now, "echo": self.now, **message}

@@ -73,13 +73,14 @@ class RankZero:
         held: BoundSockets | None = None,
         layout: dict[int, str] | None = None,
         within: float = LONG,
+        kind: Callable[..., RendezvousServer] = RendezvousServer,
         **more: Any,
     ) -> None:
         self.held = held or bind_store("127.0.0.1", listen("127.0.0.1", [0]), [0])
         self.interrupt = CancelToken()
         self.said: list[str] = []
         quick = {"every": LONG, "linger": 0.2}
-        self.rendezvous = RendezvousServer(
+        self.rendezvous = kind(
             own=own,
             held=self.held,
             channel="slurm",
@@ -103,7 +104,8 @@ class RankZero:
         return self._result.result(LONG)
 
     def meeting(self) -> RendezvousInfo:
-        return self.result().meeting
+        """As it would have come over a connection."""
+        return RendezvousInfo(**json.loads(json.dumps(asdict(self.result().meeting))))
 
     def refusal(self) -> str:
         with pytest.raises(RendezvousError) as caught:
@@ -177,6 +179,7 @@ def test_all_ranks_are_told_the_stores_address() -> None:
         port = server.held.store_address.port
         store = {"master_addr": "127.0.0.1", "master_port": port, "master_node": "node01"}
         place = {"run": TOKEN, "channel": "slurm", "nnodes": 1, "node_rank": 0, "local_world_size": 3, "sharers": 3}
+        place |= {"deputies": [], "takeover": "", "vacant": []}
         assert [asdict(meeting) for meeting in meetings] == [store | place] * 3
         assert port != server.address.port
         assert server.said == []
@@ -209,6 +212,16 @@ def test_the_ranks_may_come_in_any_order_and_late() -> None:
             assert [other.result(LONG)[1] for other in others] == [server.meeting()] * 2
             for other in others:
                 other.result()[0].close()
+
+
+def test_of_those_that_listen_one_on_each_of_eight_nodes_is_told() -> None:
+    """Those that may act for rank 0 when it is gone; rank 1 does not listen, and ranks 2 and 3 share a node."""
+    hellos = [replace(hello(rank, 13, f"n{rank}"), deputy_port=7000 + rank) for rank in range(1, 13)]
+    hellos[0], hellos[2] = replace(hellos[0], deputy_port=0), replace(hellos[2], node="n2")
+    with rank_zero(13) as server:
+        meetings = meet(server, *hellos)
+    deputies = [[(rank, host, port) for rank, host, port in each.deputies] for each in meetings]
+    assert deputies == [[(rank, "127.0.0.1", 7000 + rank) for rank in (2, *range(4, 11))]] * 13
 
 
 @pytest.mark.parametrize("local_size", [0, 1])

@@ -12,7 +12,7 @@ from srunddp.bootstrap.network.ifaces_conf import DEFAULT
 from srunddp.bootstrap.network.interface import NetworkInterface, SelectedInterface
 from srunddp.bootstrap.rendezvous import discovery, protocol
 from srunddp.bootstrap.rendezvous.auth import HmacAuthenticator
-from srunddp.bootstrap.rendezvous.meet import RendezvousOptions, report_early_failure
+from srunddp.bootstrap.rendezvous.meet import RankSetup, RendezvousOptions, listen_as_deputy, report_early_failure
 from srunddp.bootstrap.rendezvous.protocol import bind_store, listen
 from srunddp.errors import ConfigError, PeerError
 from tests.bootstrap.environment.test_rank_zero_discovery import launcher
@@ -80,3 +80,13 @@ def test_without_an_interface_all_own_addresses_are_tried(monkeypatch: pytest.Mo
     found = discovery.candidate_addresses(who, None, (DEFAULT,), range(40000, 40002))
     assert {address.host for address in found} == {"10.0.0.1", "10.1.0.1"}
     assert {address.port for address in found} == {40000, 40001}
+
+
+@pytest.mark.parametrize(("rank", "listens"), [(0, False), (1, True), (2, True), (3, False)])
+def test_a_rank_of_each_node_listens_for_the_time_without_rank_0(rank: int, listens: bool) -> None:
+    """Of two on each of two nodes; on rank 0's the next one."""
+    who = detect.detect(step(rank), pid=PID)
+    found = listen_as_deputy(RankSetup(SOON, who, (DEFAULT,), SelectedInterface("lo", "127.0.0.1", {}, "")))
+    assert bool(found.deputy) == listens
+    if found.deputy:
+        found.deputy.close()

@@ -1,0 +1,65 @@
+from __future__ import annotations
+
+import pytest
+
+from srunddp.bootstrap.environment.detect import Environment, detect
+from srunddp.bootstrap.environment.spare_nodes import ranks_of_nodes, set_spare_nodes
+from srunddp.errors import ConfigError
+from tests.support.launchers import PID, open_mpi, step
+
+
+def on_nodes(counts: str, rank: int = 0, **changes: str) -> Environment:
+    """A task of a step on nodes of so many tasks each."""
+    sizes = [int(count) for count in counts.split(",")]
+    variables = {
+        "SLURM_STEP_NODELIST": f"n[1-{len(sizes)}]",
+        "SLURM_STEP_NUM_NODES": str(len(sizes)),
+        "SLURM_STEP_NUM_TASKS": str(sum(sizes)),
+        "SLURM_STEP_TASKS_PER_NODE": counts,
+        "SLURM_GTIDS": "",
+    }
+    return detect(step(rank, **variables | changes), pid=PID)
+
+
+@pytest.mark.parametrize(
+    ("counts", "spare", "sizes", "spares"),
+    [
+        ("2,2,2", 1, (2, 2), 2),
+        ("2,2,2", 2, (2,), 4),
+        ("3,1,3,3", 2, (3, 1), 6),
+        ("1,1,1", 1, (1, 1), 1),
+    ],
+)
+def test_the_tasks_of_the_last_nodes_are_no_ranks(counts: str, spare: int, sizes: tuple[int, ...], spares: int) -> None:
+    for rank in range(sum(sizes) + spares):
+        found = set_spare_nodes(on_nodes(counts, rank), spare)
+        assert (found.rank, found.world_size, found.node_sizes, found.spares) == (rank, sum(sizes), sizes, spares)
+        assert (found.is_spare, found.one_node) == (rank >= sum(sizes), False)
+
+
+def test_without_spare_nodes_nothing_is_changed() -> None:
+    for environment in (on_nodes("2,2"), detect(open_mpi(1)), detect({})):
+        assert set_spare_nodes(environment, 0) is environment
+        assert not environment.is_spare
+
+
+@pytest.mark.parametrize(
+    ("environment", "spare", "said"),
+    [
+        (detect(open_mpi(1)), 1, "--spare-nodes under .*; expected a step of Slurm"),
+        (on_nodes("2,2", SLURM_DISTRIBUTION="cyclic"), 1, "distribution cyclic; expected tasks in the order"),
+        (on_nodes("2,2", SLURM_DISTRIBUTION="arbitrary"), 1, "distribution arbitrary; expected tasks in the order"),
+        (on_nodes("2,2"), 2, "--spare-nodes=2 of 2 nodes; expected 2 ranks or more on the others"),
+        (on_nodes("2,2"), 3, "--spare-nodes=3 of 2 nodes; expected 2 ranks or more on the others"),
+        (on_nodes("1,1"), 1, "--spare-nodes=1 of 2 nodes; expected 2 ranks or more on the others"),
+        (on_nodes("2,3,2"), 1, "2 tasks on a spare node, and 3 on another; expected no fewer"),
+        (on_nodes("2,2,1"), 2, "1 tasks on a spare node, and 2 on another; expected no fewer"),
+    ],
+)
+def test_what_cannot_have_spare_nodes_is_said(environment: Environment, spare: int, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        set_spare_nodes(environment, spare)
+
+
+def test_the_ranks_of_a_node_go_together() -> None:
+    assert ranks_of_nodes((3, 1, 2)) == [range(3), range(3, 4), range(4, 6)]

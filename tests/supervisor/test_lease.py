@@ -1,0 +1,67 @@
+"""Who may go on, and until when, on two sides whose clocks show different times."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from srunddp.supervisor import lease
+from srunddp.supervisor.lease import Lease
+from tests.support.connections import Clock
+
+SECONDS = 9.0
+
+
+@pytest.mark.parametrize("answered", [True, False])
+def test_a_lease_lasts_while_our_time_comes_back(answered: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """That the other side is heard of is not enough: it may hear nothing."""
+    clock = Clock(monkeypatch)
+    ours, theirs = Lease(SECONDS), Lease(SECONDS)
+    for _ in range(10):
+        clock.now += 1.0
+        ours.note(theirs.stamp())
+        if answered:
+            theirs.note(ours.stamp())
+    assert ours.ends == (clock.now - 1.0 if answered else 1000.0) + SECONDS
+    assert ours.other_ended == clock.now + SECONDS + lease.END_WITHIN
+
+
+@pytest.mark.parametrize("at", [None, [], "1", 7, True, float("inf"), float("nan"), -1e300], ids=str)
+@pytest.mark.parametrize("echo", [None, {}, "1", 7, float("inf"), float("nan"), -1e300, 1e300], ids=str)
+def test_no_garbage_makes_a_lease_longer_or_shorter(at: object, echo: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Than one whose message has come back at once, or than none."""
+    clock, theirs = Clock(monkeypatch), Lease(SECONDS)
+    for message in ({}, {"at": at, "echo": echo}):
+        clock.now += 1.0
+        theirs.note(message)
+        assert 1000.0 + SECONDS <= theirs.ends <= clock.now + SECONDS
+    theirs.note(clock.stamp())
+    assert theirs.ends == clock.now + SECONDS
+    assert theirs.stamp() == {"at": clock.now, "echo": clock.now}
+
+
+steps = st.tuples(st.sampled_from(["send", "arrive", "lose"]), st.booleans(), st.sampled_from([0.0, 0.1, 2.0, 8.0]))
+
+
+@settings(max_examples=300, deadline=None)
+@given(ahead=st.sampled_from([0.0, 1e6, -900.0]), does=st.lists(steps, max_size=30))
+def test_a_worker_has_ended_before_the_other_side_says_so(ahead: float, does: list[tuple[str, bool, float]]) -> None:
+    """What is sent arrives in that order, or not, at any time."""
+    with pytest.MonkeyPatch.context() as patch:
+        clock, true, clocks, coming = Clock(patch), 1000.0, (0.0, ahead), ([], [])  # type: ignore[var-annotated]
+        leases = []
+        for each in clocks:
+            clock.now = true + each
+            leases.append(Lease(SECONDS))
+        for what, which, wait in does:
+            true += wait
+            clock.now = true + clocks[which]
+            if what == "send":
+                coming[not which].append(leases[which].stamp())
+            elif coming[which]:
+                message = coming[which].pop(0)
+                leases[which].note(message if what == "arrive" else {})
+            for one, two in ((0, 1), (1, 0)):
+                ends, ended = leases[one].ends - clocks[one], leases[two].other_ended - clocks[two]
+                assert ends + lease.END_WITHIN <= ended + 1e-6

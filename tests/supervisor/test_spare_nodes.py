@@ -1,0 +1,96 @@
+"""Which nodes are left, and who has to come to the next start: of five nodes with two tasks each two are spare."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from srunddp.supervisor.root_cause import RootCause
+from srunddp.supervisor.spare_nodes import SpareNodes
+from tests.support.connections import Clock, FakeConnection, context_of, fold
+
+RANKS, TASKS = 6, 10
+A, B, C, D, E = (f"node0{number}" for number in range(1, 6))
+
+
+class Nodes(SpareNodes):
+    """With connections, that a test ends."""
+
+    def __init__(self, tasks: int = TASKS, ranks: int = RANKS) -> None:
+        self.ends: dict[int, Any] = {rank: FakeConnection() for rank in range(1, tasks)}
+        super().__init__(context_of(0, world_size=ranks, lost_after=9.0, **fold(tasks, 2)), self.ends)
+
+    def end(self, *ranks: int, lost: bool = False) -> None:
+        for rank in ranks:
+            self.ends[rank].open, self.ends[rank].lost = False, lost
+
+
+def cause(node: str, how: str = "failed") -> RootCause:
+    return RootCause((0,), node, "boom", 1, how=how)
+
+
+@pytest.mark.parametrize(
+    ("ended", "found", "last", "left"),
+    [
+        ((), cause(B), "", set()),
+        ((), cause(B), A, set()),
+        ((), cause(B), B, {B}),  # twice in a row
+        ((), cause(A), A, {A}),
+        ((), cause(B, "lost"), "", {B}),
+        ((), cause(A, "lost"), "", {A}),
+        ((3,), cause(B), "", {B}),  # srunddp itself was killed there
+        ((3, 4), cause(B), "", {B, C}),
+        ((6, 7), cause(B), "", set()),  # a spare one
+        ((6, 8), cause(B), B, set()),  # no spare one is whole
+    ],
+)
+def test_the_nodes_whose_ranks_move(ended: tuple[int, ...], found: RootCause, last: str, left: set[str]) -> None:
+    nodes = Nodes()
+    nodes.end(*ended)
+    assert nodes.left(found, last) == left
+
+
+def test_where_there_is_no_other_node_none_moves_for_failing_twice() -> None:
+    assert Nodes(tasks=4, ranks=2).left(cause(A), A) == set()
+
+
+def test_a_spare_node_is_free_while_all_of_its_tasks_are_there() -> None:
+    nodes = Nodes()
+    assert [nodes.free(left) for left in ((), (B,), (B, C), (A, B, C))] == [2, 1, 0, -1]
+    nodes.drop(D)
+    assert nodes.free(()) == 1
+    nodes.end(9, lost=True)
+    assert nodes.free(()) == 0
+
+
+def test_of_those_that_are_lost_some_may_be_on_another_side(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And of those that have ended none."""
+    clock, nodes = Clock(monkeypatch), Nodes()
+    assert (nodes.quorum, nodes.majority_ends()) == (6, 1009.0)
+    clock.now += 3.0
+    for rank in (1, 2, 3, 4):
+        assert nodes.answer(rank, clock.stamp()) == {"at": 1003.0, "echo": 1003.0}
+    assert nodes.majority_ends() == 1009.0, "four of nine others are no majority with rank 0"
+    nodes.end(8, 9, lost=True)
+    assert (nodes.quorum, nodes.majority_ends()) == (6, 1009.0)
+    nodes.end(8, 9)
+    assert (nodes.quorum, nodes.majority_ends()) == (5, 1012.0)
+    nodes.end(*range(1, TASKS))
+    assert (nodes.quorum, nodes.majority_ends()) == (1, float("inf"))
+
+
+@pytest.mark.parametrize(("how", "until"), [("lost", 1015.0), ("failed", 1003.0)])
+def test_the_worker_of_a_lost_node_may_run_until_its_lease_is_over(
+    how: str, until: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """But not that of one whose connection was closed, nor one that has failed."""
+    clock, nodes = Clock(monkeypatch), Nodes()
+    clock.now += 3.0
+    nodes.answer(3, clock.stamp())
+    nodes.end(2, 4)
+    assert nodes.ended_by(cause(B, how)) == until
+    clock.now += 2.0
+    nodes.answer(5, clock.stamp())
+    nodes.end(5, lost=True)
+    assert nodes.ended_by(cause(B, how)) == 1017.0
