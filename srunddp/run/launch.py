@@ -114,7 +114,7 @@ def launch(
         raise
     finally:
         monitor.finish(code)
-        if environment.rank == 0 and not agent.rejoin:
+        if environment.rank == 0 and not agent.rejoin and not agent.fenced:
             _conclude(code, agent, start, setup, options.result, say)
     if agent.rejoin:
         start.execute_next(agent, context.mask, standby)

@@ -72,6 +72,7 @@ class Start:
         """Become the next start, to which signals that ask for an end come again; those not yet read stay pending."""
         rejoin, history = agent.rejoin, agent.policy.history if agent.policy else Starts()
         assert rejoin
+        history = history if agent.policy else Starts(rejoin.generation)
         state: dict[str, Any] = {"rejoin": asdict(rejoin), "history": asdict(history)}
         state |= {"mask": list(map(int, mask)), "remaining": list(agent.remaining), "standby": standby}
         _set_inheritable(True, rejoin, standby)

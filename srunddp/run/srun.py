@@ -12,6 +12,7 @@ from srunddp.supervisor.signals import ENDING
 from srunddp.util import slurm_command
 
 _ANSWERS_WITHIN = 5.0
+_TRIES = 3
 _LOOK_EVERY = 2.0
 _AWAITED = 3600.0  # longer than Slurm waits for a node
 
@@ -24,7 +25,7 @@ def require_srun(say: Callable[[str], None]) -> None:
     Raises:
         UnavailableError: srun is gone, and what has become of the job.
     """
-    if _answers() is not False:
+    if any(_answers() is not False for _ in range(_TRIES)):
         return
     host, job, done = os.environ["SLURM_SRUN_COMM_HOST"], os.environ.get("SLURM_JOB_ID", ""), "the job is requeued"
     if why := _refusal("scontrol", "requeue", job):

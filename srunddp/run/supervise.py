@@ -19,6 +19,7 @@ from srunddp.supervisor.connection import SupervisorConnection
 from srunddp.supervisor.deputies import Deputies
 from srunddp.supervisor.failure import FailureRecorder
 from srunddp.supervisor.failure_monitor import FailureMonitor, RankContext
+from srunddp.supervisor.lease import END_WITHIN
 from srunddp.supervisor.restart import RestartPolicy, Starts
 from srunddp.supervisor.signals import Launcher
 from srunddp.supervisor.supervisor import RankAgent, RendezvousOutcome, Supervisor
@@ -34,7 +35,8 @@ class Agent(RankAgent):
         early: signals that came before the worker was there; standby: as in the supervisor.
         history: on rank 0, of the starts before; policy: decides there on restarts.
         rejoin: where the ranks meet again, None where the run is over; remaining, asked: as in the supervisor.
-        has_lost_nodes: whether nodes, of ranks or spare ones, were lost since the run began.
+        has_lost_nodes: whether nodes, of ranks or spare ones, were lost since the run began; fenced: whether others go
+            on without this one.
         monitor, say: as for :func:`srunddp.run.launch.launch`; report_rendezvous: its ``on_rendezvous``.
     """
 
@@ -52,6 +54,7 @@ class Agent(RankAgent):
     remaining: set[int] = field(default_factory=set)
     asked: set[int] = field(default_factory=set)
     has_lost_nodes: bool = False
+    fenced: bool = False
     _meeting: RendezvousInfo | None = None
     _descriptor: int | None = None
     _cancel: CancelToken = field(default_factory=CancelToken)
@@ -93,6 +96,7 @@ class Agent(RankAgent):
 
             await_srun()
         self.remaining, self.asked = supervisor.remaining, supervisor.asked
+        self.fenced = supervisor.monitor is not None and supervisor.monitor.fenced
         found = self._meeting and self._meeting.vacant, supervisor.monitor and supervisor.monitor.has_lost
         self.has_lost_nodes = any(found)
         return code
@@ -104,12 +108,13 @@ class Agent(RankAgent):
         environment = setup.environment
         if not environment.spares:
             return rejoin
-        own: dict[str, Any] = {"rank": environment.rank, "lost_after": self.context.options.lost_after}
-        rejoin = replace(rejoin, **own, not_before=monitor.not_before)
+        lost_after, grace = self.context.options.lost_after, self.context.options.restart_grace
+        own: dict[str, Any] = {"rank": environment.rank, "lost_after": lost_after, **monitor.next_start()}
+        rejoin = replace(rejoin, **own, within=lost_after + END_WITHIN + grace)
         everyone = {*range(environment.world_size + environment.spares)} - {*meeting.vacant}
-        if published != meeting.takeover:
-            return replace(rejoin, expected=monitor.expected, quorum=monitor.quorum)
-        if not environment.is_spare or not setup.deputy or not monitor.is_first_deputy():
+        if published != meeting.takeover or not environment.is_spare or not setup.deputy:
+            return rejoin
+        if not monitor.is_first_deputy():
             return rejoin
         expected = sorted(everyone - {*range(environment.node_sizes[0]), environment.rank})
         more: dict[str, Any] = {"rank": 0, "takes_over": True, "expected": expected, "quorum": len(everyone) // 2 + 1}

@@ -108,6 +108,8 @@ def _become_script(
 
 def _wait_as_spare(context: WorkerContext) -> int:
     """On a spare node until all scripts are over, or until this process is ended for a restart."""
+    for number in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM):
+        signal.signal(number, signal.SIG_IGN)  # as scancel sends to all tasks for a checkpoint
     if context.standby and (before := torch_import.modules_before(context.script)) is not None:
         context.standby.send({"before": before, "variables": {}})
     _wait_to_leave(context.supervisor, waits=True)

@@ -4,15 +4,14 @@ The order of failures is that of their arrival here, not of clocks on different 
 caused wait a moment for it.
 """
 
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from enum import Enum
 from time import monotonic
 from typing import Any
 
 from srunddp.supervisor.connection import DownNodes, SupervisorConnection
 from srunddp.supervisor.failure import Failure, FailureKind, by_launcher
-from srunddp.supervisor.failure_monitor import FailureMonitor, RankContext
+from srunddp.supervisor.failure_monitor import FailureMonitor, RankContext, State
 from srunddp.supervisor.root_cause import LOST, RootCause, find_root_cause, report, write
 from srunddp.supervisor.spare_nodes import SpareNodes
 from srunddp.supervisor.stall import StackRequest, StallDetector, find_hanging_rank, find_stalled_rank, may_be_of_a_hang
@@ -24,15 +23,6 @@ _SLURM_IS_ASKED_AFTER = 10.0  # seconds without a sign of a node
 _LAST_WORD = 1.2  # one message that was lost on the way can be sent again
 
 
-class State(Enum):
-    """Where a rank is in its life."""
-
-    WORKING = "working"
-    DONE = "done"  # its script is over
-    LEFT = "left"  # its worker has ended with 0
-    FAILED = "failed"
-
-
 class Coordinator(FailureMonitor):
     """The failure monitor of rank 0."""
 
@@ -41,11 +31,11 @@ class Coordinator(FailureMonitor):
         self._context = context
         self._connections = connections
         self._rank_of = {connection: rank for rank, connection in connections.items()}
-        # All that a run with spare nodes needs more; None in one without.
         self._spares = SpareNodes(context, connections) if context.takeover else None
-        self._unranked = {number for number in context.nodes if 0 < context.world_size <= number}
-        self._states = dict.fromkeys(context.nodes, State.WORKING)  # of all ranks, this one among them
-        self._states |= dict.fromkeys(self._unranked, State.DONE)
+        self._unranked = {number for number in context.nodes if 0 < context.world_size <= number}  # of spare nodes
+        self._states = dict.fromkeys(context.nodes, State.WORKING) | dict.fromkeys(self._unranked, State.DONE)
+        self._dropped: set[int] = set()  # of these, which may take no rank any more
+        self._left_nodes, self._next_start = set[str](), dict[str, Any]()  # whose ranks go to others; see next_start
         self._last_received = dict.fromkeys(connections, 0.0)
         self._is_late = self._over = False
         self._waiting: set[int] = set()  # the ranks that leave when the scripts of all are over
@@ -79,8 +69,11 @@ class Coordinator(FailureMonitor):
         rank = self._rank_of[connection]
         self._last_received[rank] = now
         for message in connection.read():
-            self._on_message(rank, message, now)
-        if not connection.open:
+            if rank not in self._dropped:
+                self._on_message(rank, message, now)
+        if rank in self._dropped:
+            connection.open = False
+        elif not connection.open:
             self._open -= 1
             self._ended.add(rank)
             self._on_end(rank, now)
@@ -112,8 +105,11 @@ class Coordinator(FailureMonitor):
     def _on_ping(self, rank: int, message: Mapping[str, Any], now: float) -> None:
         if self._states[rank] is State.WORKING:
             self._stall.note(rank, message["ping"], now)
-        if self._spares:
-            self._connections[rank].send({"ping": True, **self._spares.answer(rank, message)})
+        if self._spares and "cut" in message:
+            self._connections[rank].lost = True  # its end follows
+        elif self._spares:
+            asked = {"asked": self._asked_by} if self._asked_by else {}
+            self._connections[rank].send({"ping": True, **asked, **self._spares.answer(rank, message)})
 
     def _set_state(self, rank: int, state: State) -> None:
         self._working -= self._states[rank] is State.WORKING
@@ -160,14 +156,19 @@ class Coordinator(FailureMonitor):
 
     def _drop_spare(self, number: int, cause: str, now: float) -> None:
         """A task of a spare node has ended: the ranks go on, and its node takes none any more."""
-        if not self._asked_by and not self._context.asked(now):
-            write_stderr(f"srunddp: spare node {self._context.nodes[number]} is lost: {cause}\n")
-        self.has_lost = True
+        if number in self._dropped:
+            return
+        nodes, connection = self._context.nodes, self._connections[number]
+        is_new = nodes[number] not in {nodes[each] for each in self._dropped}
+        if is_new and not self._asked_by and not self._context.asked(now):
+            self.has_lost = True
+            write_stderr(f"srunddp: spare node {nodes[number]} is lost: {cause}\n")
+        self._dropped.add(number)
         self._set_state(number, State.LEFT)
-        self._waiting.discard(number)
-        if self._spares:
-            self._spares.drop(self._context.nodes[number])
-        self._connections[number].send({"verdict": {"ranks": [number], "left": True, "exit_code": LOST}})
+        self._open -= connection.open
+        connection.send({"verdict": {"ranks": [number], "left": True, "exit_code": LOST}})
+        connection.end()
+        connection.open = False
 
     def fail(self, failure: Failure, now: float) -> None:
         """A rank has failed, this one or another."""
@@ -202,51 +203,49 @@ class Coordinator(FailureMonitor):
         self.root_cause = root_cause
         # Said before the others are told: a launcher kills all at the first bad end.
         report(root_cause, self._others())
-        left = self._nodes_to_leave(root_cause)
-        if self._context.node in left:  # a spare node takes over from rank 0
-            self.abandon(None)
-        else:
-            self._decide_restart(root_cause, self._obstacle(root_cause, left), moves=bool(left))
-            self._tell(root_cause, left)
+        self._left_nodes = left = self._nodes_to_leave(root_cause)
+        obstacle, is_own = self._obstacle(root_cause, left), self._context.node in left
+        self.cut_off = is_own and root_cause.how == "lost"
+        self.fenced = self.cut_off or (is_own and not obstacle)
+        if not self.fenced:
+            self._decide_restart(root_cause, obstacle, moves=bool(left))
+        self._tell(root_cause, left, self._context.takeover if self.fenced else self.restart)
         write(root_cause, self._others(), self._folder)
 
-    def _tell(self, root_cause: RootCause, left: Set[str]) -> None:
+    def _tell(self, root_cause: RootCause, left: set[str], published: str | None) -> None:
         verdict: dict[str, Any] = {"ranks": root_cause.ranks, "exit_code": root_cause.exit_code}
         for rank, connection in self._connections.items():
             is_left = self._context.nodes[rank] in left
-            following = {"left": True} if is_left else {"restart": self.restart}
-            connection.send({"verdict": verdict | (following if self.restart is not None else {})})
+            following = {"left": True} if is_left else {"restart": published}
+            connection.send({"verdict": verdict | (following if published is not None else {})})
         there = [rank for rank, each in self._connections.items() if each.open and self._states[rank] is not State.LEFT]
-        self.expected = [rank for rank in sorted(there) if self._context.nodes[rank] not in left]
-        if self._spares:
-            self.quorum, self.not_before = self._spares.quorum, self._spares.ended_by(root_cause)
+        expected = [rank for rank in sorted(there) if self._context.nodes[rank] not in left]
+        self._next_start = {"expected": expected, "quorum": self._spares.quorum if self._spares else 1}
 
-    def _nodes_to_leave(self, root_cause: RootCause) -> Set[str]:
+    def next_start(self) -> dict[str, Any]:
+        return self._next_start | {"not_before": self._spares.ended_by(self._left_nodes) if self._spares else 0.0}
+
+    def _nodes_to_leave(self, root_cause: RootCause) -> set[str]:
         if not self._spares or not self._restarts or root_cause.how == "ended" or self._asked_by:
             return set()
         history = self._restarts.history
         return self._spares.left(root_cause, history.node if history.count else "")
 
-    def abandon(self, failure: Failure | None) -> bool:
-        if not self._spares:
-            return False
-        self.root_cause = RootCause.of(failure) if failure else self.root_cause
-        self.fenced = self._is_late = True
-        self.cut_off = failure is None and self.root_cause is not None and self.root_cause.how == "lost"
-        for connection in self._connections.values():
-            connection.end()
-        return True
+    def abandon(self, failure: Failure) -> bool:
+        if self._spares and not self.root_cause:
+            self._end_run(replace(RootCause.of(failure), how="lost"))
+        return self._spares is not None
 
-    def _obstacle(self, root_cause: RootCause, left: Set[str]) -> str:
+    def _obstacle(self, root_cause: RootCause, left: set[str]) -> str:
         """Why the ranks cannot start anew; empty where they can."""
+        over = "all scripts are over" if self._over else ""
         if self._spares:
-            none_left = "no spare node is left" if left and self._spares.free(left) < 0 else ""
-            return none_left or ("all scripts are over" if self._over else "")
+            return "no spare node is left" if left and self._spares.free(left) < len(left) else over
         if root_cause.how == "lost":
             return "a node is lost"
         if not all(connection.open for rank, connection in self._connections.items() if rank not in self._unranked):
             return "srunddp has ended on a rank"
-        return "all scripts are over" if self._over else ""
+        return over
 
     def _close_connections(self, root_cause: RootCause, now: float) -> float:
         """After the end of the run: as soon as the scripts that are to end by themselves have done so."""
@@ -281,6 +280,7 @@ class Coordinator(FailureMonitor):
         if self._majority_ends() <= monotonic():
             cause = f"no answer of half of the tasks for {self._context.lost_after:g} s"
             self._end_run(self._lost_node(self._context.node, cause))
+            return 0.0
         if now >= self._pinged + self._context.ping_every:
             self._pinged = now
             self._ping(now)
@@ -337,7 +337,8 @@ class Coordinator(FailureMonitor):
 
     def _decide_late(self, now: float) -> None:
         """No failure so far is surely the cause: it may be of a rank that hangs, and has not failed."""
-        if now < (self._decide_at or 0.0) and {State.WORKING, State.DONE} & {*self._states.values()}:
+        states = {state for rank, state in self._states.items() if rank not in self._unranked}
+        if now < (self._decide_at or 0.0) and {State.WORKING, State.DONE} & states:
             return
         if self._left_before or not may_be_of_a_hang(self._failures):
             self._decide()

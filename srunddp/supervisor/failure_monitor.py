@@ -5,9 +5,11 @@
 """
 
 import signal
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from enum import Enum
 from pathlib import Path
+from typing import Any
 
 from srunddp.supervisor.clock import LOST_AFTER
 from srunddp.supervisor.connection import SupervisorConnection
@@ -24,6 +26,15 @@ _SELDOM = 3600.0
 _UNFORESEEN = (signal.SIGKILL, signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL)
 
 
+class State(Enum):
+    """Where a rank is in its life."""
+
+    WORKING = "working"
+    DONE = "done"  # its script is over
+    LEFT = "left"  # its worker has ended with 0
+    FAILED = "failed"
+
+
 class FailureMonitor:
     """What a supervisor asks of it. All times are those of the supervisor's :class:`ActiveClock`.
 
@@ -32,8 +43,6 @@ class FailureMonitor:
     Attributes:
         root_cause: why all ranks leave now; None while they need not.
         restart: what rank 0 has published for the next start of the run; None where there is none.
-        expected, not_before, quorum: with spare nodes, for the next start's rank 0, see
-            :class:`srunddp.bootstrap.rendezvous.meet.Rejoin`.
         has_lost: whether a spare node is lost.
         fenced: whether the worker has to end at once, as others may go on without it; cut_off: as this node is lost.
     """
@@ -41,8 +50,6 @@ class FailureMonitor:
     def __init__(self, folder: Path | None, restarts: RestartPolicy | None = None) -> None:
         self.root_cause: RootCause | None = None
         self.restart: str | None = None
-        self.expected: Sequence[int] = ()
-        self.not_before, self.quorum = 0.0, 1
         self.has_lost = self.fenced = self.cut_off = False
         self._restarts, self._asked_by = restarts, ""
         self._folder = folder
@@ -73,6 +80,10 @@ class FailureMonitor:
             report(self.root_cause, {})
             self._decide_restart(self.root_cause, "its script is over" if self._done else "")
             write(self.root_cause, {}, self._folder)
+
+    def next_start(self) -> dict[str, Any]:
+        """With spare nodes, what the rendezvous of a next start has to know; once the worker has ended."""
+        return {}
 
     def is_first_deputy(self) -> bool:
         """Where rank 0 is gone, whether this one is the first that can act for it; asked when the worker has ended."""

@@ -25,7 +25,8 @@ class Lease:
     @property
     def other_ended(self) -> float:
         """When the other side's worker has ended, where no message of either side's has arrived since the last."""
-        return self._received + self._seconds + END_WITHIN
+        # Before a first message nothing is known of when the other side's has begun.
+        return (self._received if self._theirs else time.monotonic()) + self._seconds + END_WITHIN
 
     def stamp(self) -> dict[str, float]:
         """What a message carries."""

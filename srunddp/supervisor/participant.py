@@ -52,6 +52,7 @@ class Participant(FailureMonitor):
             self.fenced = "left" in message["verdict"]
         elif self._lease and "ping" in message:
             self._lease.note(message)
+            self._asked_by = self._asked_by or str(message.get("asked", ""))
         elif "stacks" in message:
             self._connection.send({"stacks": self._context.stacks()})
         elif "over" in message:
@@ -77,6 +78,7 @@ class Participant(FailureMonitor):
         self._connection.send({"asked": by})
 
     def uses_mpi(self) -> None:
+        super().asked("MPI")
         self._connection.send({"mpi": True})
 
     def ended(self) -> None:
@@ -96,7 +98,8 @@ class Participant(FailureMonitor):
         self._heard = self._heard or now  # nothing is expected before the first ping
         if now - self._heard > self._context.silent_after and self._needs_rank_zero and not self._done:
             self._on_end(self._context.starved, now, silent=True)
-        if self._lease and self._needs_rank_zero and monotonic() >= self._lease.ends:
+        if self._lease_ends(now) <= monotonic():
+            self._connection.send({"ping": self._context.step(), "cut": True})  # or our end would be taken for a kill
             self._connection.end()
             self._on_end(f"no answer for {self._context.lost_after:g} s", now, silent=True)
         self._notice_end(now)
@@ -104,8 +107,14 @@ class Participant(FailureMonitor):
             self._pinged = now
             self._connection.send({"ping": self._context.step(), **(self._lease.stamp() if self._lease else {})})
         due = self._pinged + self._context.ping_every - now
-        due = min(due, max(0.0, self._lease.ends - monotonic())) if self._lease and self._needs_rank_zero else due
-        return _SOON if self._left else due
+        return _SOON if self._left else min(due, max(0.0, self._lease_ends(now) - monotonic()))
+
+    def _lease_ends(self, now: float) -> float:
+        is_bound = self._lease and self._needs_rank_zero and not self._context.asked(now)
+        return self._lease.ends if self._lease and is_bound else float("inf")
+
+    def next_start(self) -> dict[str, Any]:
+        return {"not_before": self._lease.other_ended} if self._lease and self._lost else {}
 
     @property
     def _needs_rank_zero(self) -> bool:
@@ -121,18 +130,17 @@ class Participant(FailureMonitor):
         self._lost, self._connection.open, self._acts = self._connection.lost or silent, False, True
         self.root_cause = self._own_root_cause(cause)
         if self._lease and not self._asked_by and not self._context.asked(now):
-            self.restart, self.not_before = self._context.takeover, self._lease.other_ended if self._lost else 0.0
+            self.restart = self._context.takeover
             self.fenced, self.cut_off = True, self._lost
-        if not self._lost and self._context.deputies.here:
+        if not (self._lost and self._lease):  # else the worker ends first
             self._act_for_rank_zero()
 
     def _act_for_rank_zero(self) -> None:
-        """Where rank 0 is gone, the first deputy says so, or all where there is none, unless it is cut off itself."""
+        """Where rank 0 is gone, the first deputy says so, unless it is cut off itself."""
         deputies, self._acts = self._context.deputies, False
-        if self._is_cut_off():
+        if (deputies.listening and not deputies.here) or self._is_cut_off():
             return
-        first = deputies.first(lost=self._lost)
-        if self.root_cause and (first == self._context.rank or (first is None and not self._lost)):
+        if self.root_cause and (deputies.first(lost=self._lost) == self._context.rank or not deputies.listening):
             report_as_deputy(self.root_cause, self._folder)
 
     def _is_cut_off(self) -> bool:

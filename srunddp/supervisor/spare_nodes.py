@@ -1,6 +1,5 @@
 """What rank 0 decides with spare nodes: which nodes are left, and whether this side may go on."""
 
-import time
 from collections.abc import Collection, Mapping
 from typing import Any
 
@@ -21,11 +20,6 @@ class SpareNodes:
         self._nodes, self._connections = context.nodes, connections
         self.numbers = {number for number in context.nodes if number >= context.world_size}
         self.leases = {rank: Lease(context.lost_after) for rank in connections}
-        self._gone: set[str] = set()
-
-    def drop(self, node: str) -> None:
-        """This spare node takes no rank any more."""
-        self._gone.add(node)
 
     def majority_ends(self) -> float:
         """When less than half of the tasks will have heard of rank 0, by :func:`time.monotonic`."""
@@ -47,21 +41,21 @@ class SpareNodes:
         if root_cause.how == "lost":
             left.add(root_cause.node)
         others = {node for rank, node in self._nodes.items() if rank not in self.numbers} - {last_node}
-        if root_cause.node == last_node and others and self.free(left) > 0:
+        if root_cause.node == last_node and others and self.free(left) > len(left):
             left.add(last_node)  # twice in a row, and no other's
         return left
 
-    def free(self, left: Collection[str]) -> int:
-        """How many spare nodes are there beside those that nodes which are ``left`` need."""
-        gone = {self._nodes[number] for number in self.numbers if not self._connections[number].open} | self._gone
-        return len({self._nodes[number] for number in self.numbers} - gone) - len(left)
+    def free(self, without: Collection[str]) -> int:
+        """How many whole spare nodes are there, but for these; one that has ranks by now is none."""
+        gone = {self._nodes[number] for number in self.numbers if not self._connections[number].open}
+        ranks = {node for number, node in self._nodes.items() if number not in self.numbers}
+        return len({self._nodes[number] for number in self.numbers} - gone - ranks - {*without})
 
-    def ended_by(self, root_cause: RootCause) -> float:
-        """When the workers of lost nodes have ended, by :func:`time.monotonic`."""
-        silent = root_cause.node if root_cause.how == "lost" else None
+    def ended_by(self, left: Collection[str]) -> float:
+        """When the workers of the nodes that are left have ended in any case, by :func:`time.monotonic`."""
         connections = self._connections.items()
-        lost = [rank for rank, each in connections if each.lost or (each.open and self._nodes[rank] == silent)]
-        return max((self.leases[rank].other_ended for rank in lost), default=time.monotonic())
+        last = [rank for rank, each in connections if each.lost or (each.open and self._nodes[rank] in left)]
+        return max((self.leases[rank].other_ended for rank in last), default=0.0)
 
     def answer(self, rank: int, message: Mapping[str, Any]) -> dict[str, float]:
         """What the answer to a ping carries."""

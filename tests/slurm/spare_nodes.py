@@ -145,6 +145,11 @@ def supervisors(name: str) -> list[int]:
     return found
 
 
+def worker(name: str) -> int:
+    """The first rank's on a node."""
+    return psutil.Process(supervisors(name)[0]).children()[0].pid
+
+
 @contextmanager
 def cut(name: str) -> Iterator[None]:
     """A node without its data network and without Slurm's."""

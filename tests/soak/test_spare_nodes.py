@@ -12,11 +12,12 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from statistics import median
 
+import psutil
 import pytest
 
 from tests.cluster.nodes import NODES
 from tests.slurm.conftest import SlurmJobRunner
-from tests.slurm.spare_nodes import FENCE, SpareRun, cut, kill, pids, supervisors, training
+from tests.slurm.spare_nodes import FENCE, SpareRun, cut, kill, supervisors, training, worker
 from tests.slurm.test_spare_nodes import (
     batch_job,
     lose,
@@ -45,7 +46,7 @@ def test_the_loss_of_each_node_again_and_again(name: str, whole: str, runner: Sl
         with training(runner, f"restart-{name}-{number}") as run:
             until(run.training)
             began = time.monotonic()
-            os.kill(pids("node03", "python", "python3")[-1], signal.SIGKILL)
+            os.kill(worker("node03"), signal.SIGKILL)
             went_on(run, whole)
             restarts.append(run.gap(began))
     for number in range(TIMES):
@@ -86,9 +87,8 @@ def harm(run: SpareRun, what: str, name: str, stack: ExitStack, draw: random.Ran
     elif what == "cancel":
         run.runner.cluster.cancel_all(60.0)
     else:
-        for pid in supervisors(name) if what == "supervisor" else pids(name, "python", "python3")[-1:]:
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+        with suppress(ProcessLookupError, IndexError, psutil.NoSuchProcess):
+            os.kill(supervisors(name)[0] if what == "supervisor" else worker(name), signal.SIGKILL)
 
 
 def problems(run: SpareRun, harms: list[tuple[str, str]], code: int | None, whole: str) -> list[str]:  # noqa: F811

@@ -311,7 +311,7 @@ def test_a_spare_node_of_several_tasks_is_said_to_be_lost_once(capfd: pytest.Cap
     assert capfd.readouterr().err == "srunddp: spare node node03 is lost: no answer\n"
 
 
-@pytest.mark.parametrize(("lost", "quorum"), [(True, 5), (False, 4)])
+@pytest.mark.parametrize(("lost", "quorum"), [(True, 4), (False, 4)])
 def test_who_stays_starts_anew_and_who_is_on_a_lost_node_leaves(
     lost: bool, quorum: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -328,8 +328,14 @@ def test_who_stays_starts_anew_and_who_is_on_a_lost_node_leaves(
         assert it.messages_to(rank, "verdict") == [verdict | {"restart": "where"}]
     assert it.messages_to(2, "verdict") == [verdict | {"left": True}]
     monitor = it.monitor
-    assert (monitor.restart, monitor.expected, monitor.quorum, monitor.fenced) == ("where", [1, 4, 5, 7], quorum, False)
-    assert monitor.not_before == (clock.now - 8.0 + 9.0 + 3.0 if lost else clock.now)
+    assert (monitor.restart, monitor.fenced) == ("where", False)
+    for rank in (1, 4, 5, 7):  # they close; rank 2 as well, unless it is cut off
+        it.close(rank)
+    until = clock.now + 9.0 + 3.0
+    assert monitor.next_start() == {"expected": [1, 4, 5, 7], "quorum": quorum, "not_before": until - 8.0}
+    it.close(2)
+    until = until - 8.0 if lost else 0.0
+    assert monitor.next_start() == {"expected": [1, 4, 5, 7], "quorum": quorum, "not_before": until}
 
 
 def test_a_failure_moves_nobody_the_first_time() -> None:
@@ -344,7 +350,7 @@ def test_a_failure_moves_nobody_the_first_time() -> None:
     it = spared(last=replace(last, node="node01"))
     it.monitor.fail(failed(0, "boom", FailureKind.PRIMARY), 1.0)
     assert (it.monitor.fenced, it.monitor.cut_off, it.monitor.restart) == (True, False, None)
-    assert it.connections[1].messages == [{"end": True}]
+    assert it.messages_to(1, "verdict")[0]["restart"] == it.monitor._context.takeover
 
 
 @pytest.mark.parametrize("answer", [(1, 3), (1,)], ids=str)
@@ -357,9 +363,8 @@ def test_rank_0_without_an_answer_of_half_ends_itself(answer: tuple[int, ...], m
             it.say(rank, **clock.stamp())
         assert it.monitor.tick(now) <= 3.0
     cut_off = len(answer) < 2
-    assert (it.monitor.fenced, it.monitor.cut_off, it.monitor.finished) == (cut_off,) * 3
+    assert (it.monitor.fenced, it.monitor.cut_off, it.monitor.restart) == (cut_off, cut_off, None)
     assert not cut_off or (it.monitor.root_cause.node, it.monitor.root_cause.exit_code) == ("node01", 69)
-    assert (bool(it.messages_to(2, "end")), it.messages_to(2, "verdict")) == (cut_off, [])
 
 
 def test_when_all_scripts_are_over_no_answer_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -383,12 +388,13 @@ def test_nobody_waits_for_a_spare_to_fail_as_well(weight: FailureKind) -> None:
     assert it.monitor.root_cause
 
 
-def test_abandoned_rank_0_leaves_without_a_word(capfd: pytest.CaptureFixture[str]) -> None:
+def test_abandoned_rank_0_leaves_its_ranks_to_a_spare_node(capfd: pytest.CaptureFixture[str]) -> None:
     it = spared()
-    assert it.monitor.abandon(replace(BOOM, rank=0))
-    assert (it.monitor.fenced, it.monitor.cut_off, it.monitor.finished) == (True, False, True)
-    assert [each.messages for each in it.connections.values()] == [[{"end": True}]] * 4
-    assert capfd.readouterr().err == ""
+    assert it.monitor.abandon(replace(BOOM, rank=0, node="node01"))
+    assert (it.monitor.fenced, it.monitor.restart) == (True, None)
+    takeover = it.monitor._context.takeover
+    assert it.messages_to(2, "verdict") == [{"ranks": [0], "exit_code": 7, "restart": takeover}]
+    assert "rank 0 on node01 lost: ValueError: boom" in capfd.readouterr().err
     assert not Scene().monitor.abandon(BOOM)
 
 

@@ -63,5 +63,6 @@ def test_a_worker_has_ended_before_the_other_side_says_so(ahead: float, does: li
                 message = coming[which].pop(0)
                 leases[which].note(message if what == "arrive" else {})
             for one, two in ((0, 1), (1, 0)):
+                clock.now = true + clocks[two]
                 ends, ended = leases[one].ends - clocks[one], leases[two].other_ended - clocks[two]
                 assert ends + lease.END_WITHIN <= ended + 1e-6

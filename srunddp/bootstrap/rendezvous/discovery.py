@@ -32,7 +32,7 @@ def token(environment: Environment) -> str:
     return os.urandom(8).hex()
 
 
-def hello(environment: Environment, token: str, address: str = "", deputy_port: int = 0) -> Hello:
+def hello(environment: Environment, token: str, address: str = "") -> Hello:
     """What this rank says of itself; ``address`` is that of its interface, to connect from, and empty for any."""
     return Hello(
         token=token,
@@ -41,7 +41,6 @@ def hello(environment: Environment, token: str, address: str = "", deputy_port: 
         local_rank=environment.local_rank,
         node=environment.node,
         address=address,
-        deputy_port=deputy_port,
         pid=os.getpid(),
         cpus=mask(),
         local_world_size=environment.local_world_size or 0,
@@ -50,16 +49,16 @@ def hello(environment: Environment, token: str, address: str = "", deputy_port: 
 
 
 def introduce(
-    environment: Environment, published: str, address: str = "", deputy_port: int = 0
+    environment: Environment, published: str, address: str = ""
 ) -> tuple[Hello, Authenticator, list[Address]]:
     """What this rank says of itself, as :func:`hello`, its proof, and where rank 0 has published that it is.
 
     ``published`` is empty where rank 0 publishes nothing.
     """
     if not published:
-        return hello(environment, token(environment), address, deputy_port), choose_authenticator(), []
+        return hello(environment, token(environment), address), choose_authenticator(), []
     found = decode_advertisement(published)
-    return hello(environment, found.token, address, deputy_port), choose_authenticator(found.secret), found.addresses
+    return hello(environment, found.token, address), choose_authenticator(found.secret), found.addresses
 
 
 def rendezvous_ports(environment: Environment, entry: IfacesEntry, forced: range | None) -> list[int]:

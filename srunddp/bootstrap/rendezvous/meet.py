@@ -27,13 +27,12 @@ from srunddp.bootstrap.rendezvous.protocol import (
     RendezvousInfo,
     RendezvousResult,
 )
-from srunddp.errors import SrunddpError
+from srunddp.errors import ConfigError, Scope, SrunddpError
 
 if TYPE_CHECKING:
     from srunddp.bootstrap.rendezvous.server import RendezvousServer
 
 DEFAULT_TIMEOUT = 300.0
-END_WITHIN = 3.0  # seconds that a worker's end may take after its node has been found to be cut off
 _LATER = 20.0  # so many seconds later than another one a rank may see that rank 0 is gone
 
 
@@ -58,6 +57,7 @@ class Rejoin:
     rank: int | None = None
     takes_over: bool = False
     lost_after: float | None = None
+    within: float = 0.0
     expected: Sequence[int] = ()
     not_before: float = 0.0
     quorum: int = 1
@@ -121,7 +121,7 @@ def bind(prepared: RankSetup) -> RankSetup:
         return prepared
     alone, rejoin = environment.world_size == 1, prepared.options.rejoin
     entry = ifaces_conf.entry_for(prepared.entries, environment.node, or_default=alone)
-    if environment.world_size > 1 and not environment.discovery.publishes and not environment.one_node:
+    if not (environment.world_size == 1 or environment.discovery.publishes or environment.one_node or rejoin):
         discovery.check_reachable(environment, prepared.interface, entry, interface.list_interfaces())
     if rejoin and rejoin.descriptor is not None:
         listening = socket.socket(fileno=rejoin.descriptor)
@@ -140,8 +140,18 @@ def listen_as_deputy(prepared: RankSetup) -> RankSetup:
     if environment.rank == 0 or (environment.local_rank and environment.rank > 1):
         return prepared
     entry = ifaces_conf.entry_for(prepared.entries, environment.node, or_default=True)
-    ports = list(prepared.options.ports or entry.ports or [0])
-    listening = protocol.listen_where_possible([prepared.interface.address], ports)
+    allowed = prepared.options.ports or entry.ports
+    # The first two are for a rank 0, of this run or of another, and its store.
+    ports = [0] if allowed is None else [*allowed][:1:-1]
+    if environment.is_spare and not ports:
+        found, hint = (
+            f"{len(allowed or ())} ports with --spare-nodes",
+            "name more with --port or `ports:` in ifaces.conf",
+        )
+        raise ConfigError(found, expected="3 or more", hint=hint, where=entry.where, scope=Scope.JOB)
+    if allowed and environment.local_rank:
+        return prepared
+    listening = protocol.listen_where_possible([prepared.interface.address], ports) if ports else []
     return replace(prepared, deputy=listening[0]) if listening else prepared
 
 
@@ -197,8 +207,8 @@ def rendezvous(
     else:
         timeout = prepared.options.timeout
         channel, published = discovery.discover(environment, prepared.published, timeout, over_mpi, say)
-    port = prepared.deputy.getsockname()[1] if prepared.deputy else 0
-    hello, own, addresses = discovery.introduce(environment, published, prepared.interface.address, port)
+    hello, own, addresses = discovery.introduce(environment, published, prepared.interface.address)
+    hello = replace(hello, deputy_port=prepared.deputy.getsockname()[1]) if prepared.deputy else hello
     if prepared.held:
         if not published:
             discovery.working_out(environment).rank_zero(environment)
@@ -211,8 +221,8 @@ def rendezvous(
         forced = prepared.options.ports
         addresses = discovery.candidate_addresses(environment, prepared.interface, prepared.entries, forced)
     lost_after = rejoin.lost_after if rejoin else None
-    if lost_after is not None:  # rank 0 listens already, or soon
-        deadline = min(deadline, time.monotonic() + lost_after + _LATER)
+    if rejoin and lost_after is not None:  # rank 0 listens already, or soon
+        deadline = min(deadline, time.monotonic() + rejoin.within + _LATER)
     connection, meeting = client.join(addresses, hello, deadline, own, interrupt, lost_after)
     nodes = {0: meeting.master_node, environment.rank: environment.node}
     return RendezvousResult(meeting=meeting, connections={0: connection}, nodes=nodes)
@@ -230,7 +240,7 @@ def _server(prepared: RankSetup, on_quorum: Callable[[], None], known: dict[str,
     return SpareNodeServer(
         sizes=environment.node_sizes,
         expected={*rejoin.expected},
-        within=rejoin.lost_after + END_WITHIN,
+        within=rejoin.within,
         not_before=rejoin.not_before,
         quorum=rejoin.quorum,
         lost_after=rejoin.lost_after,

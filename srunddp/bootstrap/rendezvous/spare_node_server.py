@@ -77,17 +77,18 @@ class SpareNodeServer(RendezvousServer):
         if self._moved.get(hello.rank, hello.node) != hello.node:
             self._dismiss(connection, hello)
             return
+        if "failed" in message and hello.rank >= sum(self.sizes):
+            self.expected.discard(hello.rank)
+            send(connection, {"told": True})
+            return
         super()._take(hello, connection, message)
         limit_silence(connection, self.lost_after)
 
     def _check_quorum(self) -> None:
         if len(self._here) < self.quorum:
-            raise RendezvousError(
-                f"{len(self._here)} tasks have met after the loss of a node",
-                expected=f"{self.quorum}, more than half of those before it",
-                hint="this side is cut off from the others: look at their output",
-                scope=Scope.JOB,
-            )
+            found, expected = f"{len(self._here)} tasks have met after the loss of a node", f"{self.quorum} or more"
+            hint = "this side is cut off from the others, which may have gone on: see their output"
+            raise RendezvousError(found, expected=expected, hint=hint, scope=Scope.JOB)
         self.on_quorum()
 
     def _replace(self, vacant: Collection[int]) -> None:
@@ -124,7 +125,5 @@ class SpareNodeServer(RendezvousServer):
         return found
 
     def _dismiss(self, connection: socket.socket, hello: Hello) -> None:
-        send(
-            connection,
-            AbortReason(f"the ranks of {hello.node} have gone to another node", RendezvousError.exit_code).message(),
-        )
+        found = f"the ranks of {hello.node} have gone to another node"
+        send(connection, AbortReason(found, RendezvousError.exit_code).message())
