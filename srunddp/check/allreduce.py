@@ -30,12 +30,9 @@ THRESHOLDS = {"nccl": 0.9, "gloo": 0.5}
 
 @dataclass(frozen=True, kw_only=True)
 class AllReduceFacts:
-    """Of one rank.
+    """Of one rank, with backend ``nccl`` or ``gloo``: ``wrong`` is why there is no sum, or a wrong one; else empty.
 
-    Attributes:
-        wrong: why there is no sum, or that a small one is wrong; else empty.
-        backend: ``nccl`` or ``gloo``.
-        sweep: bytes and bytes per second of busbw, as nccl-tests counts it: 2(n-1)/n of the bytes, over the time.
+    ``sweep`` has bytes and bytes per second of busbw, as nccl-tests counts it: 2(n-1)/n of the bytes, over the time.
     """
 
     wrong: str = ""

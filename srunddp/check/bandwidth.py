@@ -66,8 +66,7 @@ def rounds(names: Sequence[str]) -> list[list[Way]]:
     players: list[str | None] = [*names, *([None] if len(names) % 2 else [])]
     plan = []
     for _ in range(min(len(players) - 1, _MOST_ROUNDS)):
-        pairs = zip(players[: len(players) // 2], reversed(players), strict=False)
-        plan.append([(a, b) for a, b in pairs if a and b])
+        plan.append([(a, b) for a, b in zip(players[: len(players) // 2], reversed(players), strict=False) if a and b])
         players = [players[0], players[-1], *players[1:-1]]
     return plan
 

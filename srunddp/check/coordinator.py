@@ -77,10 +77,9 @@ class Coordinator:
         return {node: ranks[0] for node, ranks in group_by_key(there).items()}
 
     def ask(self, questions: Mapping[int, Mapping[str, Any]], within: float) -> dict[int, Any]:
-        """Ask ranks something at once, rank 0 perhaps among them, and wait so many seconds.
+        """Ask ranks something at once, rank 0 perhaps among them, and wait so many seconds; the answers by rank.
 
-        Returns:
-            The answers by rank. One that does not answer in time, or is lost, is left out, and is asked no more.
+        One that does not answer in time, or is lost, is left out, and is asked no more.
         """
         deadline = time.monotonic() + within
         waiting = {rank for rank in questions if rank in self.connections}
@@ -174,13 +173,9 @@ def _objection(hello: Hello, own: Hello, before: Hello | None) -> str:
 
 
 def serve(connection: socket.socket, handle: Handler) -> int:
-    """On another rank: answer rank 0's questions until it says that it is over.
+    """On another rank: answer rank 0's questions until it says that it is over, and with which exit code.
 
-    Returns:
-        The exit code that rank 0 said.
-
-    Raises:
-        CoordinatorLostError: rank 0 is gone.
+    A CoordinatorLostError where rank 0 is gone.
     """
     connection.settimeout(_LATEST)
     why = "its process ended"
@@ -206,8 +201,7 @@ def _answered(handle: Handler, question: Mapping[str, Any]) -> dict[str, Any]:
 def coordinate(context: CheckContext, handle: Handler, timeout: float, ports: range | None = None) -> Coordinator:
     """On rank 0: become the coordinator of all ranks that come in time; ``handle`` is what it does for a question.
 
-    Raises:
-        SrunddpError: this rank cannot be found by the others.
+    A SrunddpError where the others cannot find this rank.
     """
     environment, deadline = context.environment, time.monotonic() + timeout
     token = discovery.token(environment)
@@ -225,12 +219,9 @@ def join(
 ) -> tuple[int, bool]:
     """On another rank: find rank 0 and answer its questions, or say why the command does not find it.
 
-    Returns:
-        This rank's exit code, and whether rank 0 was found. Where it was not, that is 0: rank 0 misses this rank, and
-        its exit code is the job's, whereas another one here would have the launcher end rank 0 before it has reported.
-
-    Raises:
-        CoordinatorLostError: rank 0 was found, and is gone.
+    Returns this rank's exit code, and whether rank 0 was found. Where it was not, that is 0: rank 0 misses this rank,
+    and its exit code is the job's, whereas another one here would have the launcher end rank 0 before it has reported.
+    A CoordinatorLostError where rank 0 was found, and is gone.
     """
     environment, deadline = context.environment, time.monotonic() + timeout
     try:
@@ -297,10 +288,9 @@ def _published(context: CheckContext, message: str | None, timeout: float) -> st
         try:
             return call_in_daemon_thread(partial(mpi.broadcast, message, environment.world_size, name)).result(timeout)
         except TimeoutError:
-            raise RendezvousError(
-                f"rank {environment.rank} on {environment.node} is still in MPI_Init after {timeout:g} s",
-                expected="all ranks to reach it, and MPI to reach all nodes",
-                hint="look for ranks that did not start; start with `srun --mpi=pmi2`, which needs no MPI",
-            ) from None
+            found = f"rank {environment.rank} on {environment.node} is still in MPI_Init after {timeout:g} s"
+            hint = "look for ranks that did not start; start with `srun --mpi=pmi2`, which needs no MPI"
+            expected = "all ranks to reach it, and MPI to reach all nodes"
+            raise RendezvousError(found, expected=expected, hint=hint) from None
 
     return discovery.discover(environment, message, timeout, broadcast, lambda _: None)[1]

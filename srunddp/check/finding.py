@@ -141,10 +141,9 @@ class Ranks(list[Observation[F]]):
     def differing(
         self, value: Callable[[Observation[F]], str], level: Severity, title: str, hint: str, *, ranks: bool = True
     ) -> Generator[Finding, None, Ranks[F]]:
-        """Find those that have another value than most; ``title`` is that of the value, in what was found.
+        """Find those that have another value than most, and return those that have the usual one.
 
-        Returns:
-            Those that have the usual value. Further differences of the others follow from this one.
+        Further differences of the others follow from this one. ``title`` is that of the value, in what was found.
         """
         usual, others = self.minority(value)
         for known, who in others.items():

@@ -29,9 +29,7 @@ _COLLECTIVE_WITHIN = 60.0
 class Responder:
     """What each rank does when rank 0 asks: look at itself, connect, send, receive, and add up with the others.
 
-    Attributes:
-        context: of the checks.
-        backend: for the collective; store_fd: on rank 0 the store's listening socket, once there is one.
+    ``backend`` is for the collective; ``store_fd`` is rank 0's listening socket for the store, once there is one.
     """
 
     context: CheckContext

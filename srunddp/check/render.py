@@ -77,11 +77,7 @@ def node_lines(report: Report) -> list[str]:
 
 
 def write(report: Report, text: Sequence[str], folder: str, job: str, code: int) -> list[str]:
-    """Write ``preflight.JOB.txt`` and ``.json``, and return their paths.
-
-    Raises:
-        ConfigError: they cannot be written there.
-    """
+    """Write ``preflight.JOB.txt`` and ``.json``, and return their paths; a ConfigError where they cannot be written."""
     found, hint = f"the report cannot be written to {folder}", "name another with --output-dir"
     with file_errors(found, expected="a folder that rank 0 may write to", hint=hint):
         os.makedirs(folder, exist_ok=True)

@@ -33,11 +33,7 @@ class Script:
 
 
 def check(script: Script) -> None:
-    """Before anything starts: is it there?
-
-    Raises:
-        ConfigError: no such file, no such module, or no working folder.
-    """
+    """Before anything starts: a ConfigError where there is no such file, no such module, or no working folder."""
     try:
         folder = os.getcwd()
     except FileNotFoundError:

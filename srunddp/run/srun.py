@@ -28,6 +28,8 @@ def require_srun(say: Callable[[str], None]) -> None:
     if any(_answers() is not False for _ in range(_TRIES)):
         return
     host, job, done = os.environ["SLURM_SRUN_COMM_HOST"], os.environ.get("SLURM_JOB_ID", ""), "the job is requeued"
+    # Output goes nowhere: this is where a user sees why.
+    _refusal("scontrol", "update", f"jobid={job}", f"comment=srunddp: srun on {host} was lost with its node")
     if why := _refusal("scontrol", "requeue", job):
         done = f"the job cannot be requeued ({why}), and is {_refusal('scancel', job) or 'cancelled'}"
     say(f"srun on {host} is gone with its node: {done}")

@@ -21,6 +21,7 @@ from srunddp.supervisor.failure import FailureRecorder
 from srunddp.supervisor.failure_monitor import FailureMonitor, RankContext
 from srunddp.supervisor.lease import END_WITHIN
 from srunddp.supervisor.restart import RestartPolicy, Starts
+from srunddp.supervisor.root_cause import LOST, RootCause, report_as_deputy
 from srunddp.supervisor.signals import Launcher
 from srunddp.supervisor.supervisor import RankAgent, RendezvousOutcome, Supervisor
 from srunddp.supervisor.worker_process import STOPPED_FOR, WorkerPipe, WorkerProcess
@@ -62,6 +63,7 @@ class Agent(RankAgent):
     def __post_init__(self) -> None:
         environment, log = self.context.setup.environment, self.context.output.target.file
         self._recorder = FailureRecorder(environment.rank, environment.node, self.context.dump, log)
+        self._folder = log.parent if log else None
 
     def supervise(self, launcher: Launcher) -> int:
         """Meet the other ranks, and watch the worker to its end; returns the exit code to leave with.
@@ -118,9 +120,8 @@ class Agent(RankAgent):
             return rejoin
         expected = sorted(everyone - {*range(environment.node_sizes[0]), environment.rank})
         more: dict[str, Any] = {"rank": 0, "takes_over": True, "expected": expected, "quorum": len(everyone) // 2 + 1}
-        self.say(
-            f"restart {generation} of {setup.options.max_restarts}: {environment.node} takes over from rank 0's node"
-        )
+        if (found := monitor.root_cause) and found.how == "lost":
+            more["lost"] = (found.node, found.cause)
         return replace(rejoin, descriptor=setup.deputy.detach(), **more)
 
     def _publish(self) -> str:
@@ -132,7 +133,7 @@ class Agent(RankAgent):
     def rendezvous(self) -> RendezvousOutcome:
         setup = self.context.setup
         self.monitor.mark("meeting")
-        found = rendezvous(setup, self._receive_over_mpi, self.say, self._cancel, self._require_srun)
+        found = rendezvous(setup, self._receive_over_mpi, self.say, self._cancel, self._on_quorum)
         if rejoin := setup.options.rejoin:  # which is one run for the script
             found = replace(found, meeting=replace(found.meeting, run=rejoin.run))
         self.monitor.mark("met")
@@ -141,9 +142,16 @@ class Agent(RankAgent):
         self._meeting = found.meeting
         return asdict(found.meeting), self._failure_monitor(found)
 
-    def _require_srun(self) -> None:
+    def _on_quorum(self) -> None:
+        """On a new rank 0, to which more than half of the tasks have come."""
         from srunddp.run.srun import require_srun
 
+        setup = self.context.setup
+        if setup.options.rejoin and setup.options.rejoin.lost:
+            node, cause = setup.options.rejoin.lost
+            report_as_deputy(RootCause((0,), node, cause, LOST, how="lost"), self._folder)
+        many = f"restart {setup.options.generation} of {setup.options.max_restarts}"
+        self.say(f"{many}: {setup.environment.node} takes over from rank 0's node")
         require_srun(self.say)
 
     def abort_rendezvous(self, cause: str, exit_code: int) -> None:
@@ -161,13 +169,12 @@ class Agent(RankAgent):
 
     def _failure_monitor(self, found: RendezvousResult) -> FailureMonitor:
         environment, options = self.context.setup.environment, self.context.options
-        folder = self._recorder.log.parent if self._recorder.log else None
         name = self.context.setup.interface.name
         most = self.context.setup.options.max_restarts
         if most and environment.rank == 0:
             self.policy = RestartPolicy(most, self.history, self._publish, self.monitor.page.has_steps)
         if not found.connections:
-            return FailureMonitor(folder, self.policy)
+            return FailureMonitor(self._folder, self.policy)
         meeting, generation = found.meeting, self.context.setup.options.generation
         context = RankContext(
             rank=environment.rank,
@@ -177,7 +184,7 @@ class Agent(RankAgent):
             step=self.monitor.page.read,
             stacks=partial(self._recorder.dump.request, self.worker),
             link_is_up=lambda: any(link.name == name and link.up for link in interface.list_interfaces()),
-            folder=folder,
+            folder=self._folder,
             lost_after=options.lost_after,
             restarts=self.policy,
             asked=self._recorder.ending_signal,

@@ -233,8 +233,7 @@ def _job(given: Mapping[str, Any], interactive: bool, has_to_be_seen: bool) -> S
 def parse_settings(given: Mapping[str, Any], command: Sequence[str], files: Sequence[str] = ()) -> dict[str, Setting]:
     """What options, by key, and the files of defaults and ``--config`` give; the script will quote the command.
 
-    Raises:
-        ConfigError: a value is of another type; a key is unknown; a character is not printable.
+    A ConfigError where a value is of another type, a key is unknown, or a character is not printable.
     """
     for each in command:
         validate.check_printable("the argument", each)
@@ -248,9 +247,8 @@ def parse_settings(given: Mapping[str, Any], command: Sequence[str], files: Sequ
 def job_of(settings: Mapping[str, Setting]) -> SlurmJob:
     """The job of these settings."""
     values = {name: setting.value for name, setting in settings.items()}
-    further = values.pop("sbatch_arg", ())
     words = [slurm_options.words(each.name, values.pop(name, None)) for name, each in _PASSED_ON.items()]
-    values["sbatch_arg"] = (*itertools.chain(*words), *further)
+    values["sbatch_arg"] = (*itertools.chain(*words), *values.get("sbatch_arg", ()))
     job: SlurmJob = build(SlurmJob, values)
     return job
 

@@ -59,8 +59,7 @@ class _Launch(NamedTuple):
 def convert(path: str) -> tuple[str, list[str]]:
     """The job script with its one launch replaced and every other byte as it was, and notes for the user.
 
-    Raises:
-        ConfigError: it cannot be read; it has none or several launches, or one that srun cannot replace.
+    A ConfigError where it cannot be read, has none or several launches, or one that srun cannot replace.
     """
     try:
         text = Path(path).read_bytes().decode()

@@ -29,12 +29,9 @@ _NO_VENV = "unset VIRTUAL_ENV  # that of the shell which submitted this"
 
 
 def render(job: SlurmJob, command: Sequence[str], *, interactive: bool = False) -> str:
-    """The script, with an empty line between its sections.
+    """The script, with an empty line between its sections, of a job that ``validate.check`` has passed.
 
-    Args:
-        job: one that :func:`srunddp.sbatch.validate.check` has passed.
-        command: the words that write it.
-        interactive: for salloc, not sbatch.
+    ``command`` are the words that write it; an ``interactive`` one is for salloc, not sbatch.
     """
     sections = [
         _head(job, command, interactive),
@@ -81,8 +78,7 @@ def directives(job: SlurmJob) -> list[str]:
     """The lines that sbatch reads, each with its reason where it has one."""
     lines: list[str] = []
     for name, value in _requested(job):
-        explained = name in _WHY and (job.has_gpus or name != "ntasks-per-node")
-        lines += [f"# {_WHY[name]}"] if explained else []
+        lines += [f"# {_WHY[name]}"] if name in _WHY and (job.has_gpus or name != "ntasks-per-node") else []
         lines.append(directive(name, value))
     if "output" not in job.slurm:
         # In this option Slurm replaces %j and the like.
@@ -239,9 +235,8 @@ def _srun(job: SlurmJob, *, training: bool = False) -> list[str]:
     """srun with its options, up to the command on each node, in lines."""
     # The ranks get the script's variables, even if the site gives jobs none.
     ending = "--no-kill --kill-on-bad-exit=0 --wait=0" if training and job.spare_nodes else "--kill-on-bad-exit=1"
-    fixed = ["srun", "--export=ALL", *ending.split()]
     options = [("chdir", job.stage and "/"), ("gpu-bind", job.has_gpus and "none"), ("mpi", job.mpi)]
-    return [shlex.join([*fixed, *_words(options), *job.srun_arg]), *_container(job)]
+    return [shlex.join(["srun", "--export=ALL", *ending.split(), *_words(options), *job.srun_arg]), *_container(job)]
 
 
 def _container(job: SlurmJob) -> list[str]:
@@ -299,8 +294,7 @@ def _report(job: SlurmJob) -> list[str]:
     # Only a container has srunddp, and pyxis starts one for a step alone.
     one_task = "srun --export=ALL --nodes=1 --ntasks=1 --ntasks-per-node=1"
     step = [one_task, *_container(job)] if job.in_container else []
-    report = f'{word(job.command)} report "$SLURM_JOB_ID" --monitor-dir={word(job.log_dir)} || true'
-    first, *rest = [*step, report]
+    first, *rest = [*step, f'{word(job.command)} report "$SLURM_JOB_ID" --monitor-dir={word(job.log_dir)} || true']
     return [
         "# If Slurm ends the job there is no time for a report: the same command writes it later.",
         'if [ -z "$ended" ]; then',

@@ -29,12 +29,9 @@ UNUSABLE = ("autocomplete", "help", "test-only", "usage", "version", "wrap")
 
 
 class SlurmOption(NamedTuple):
-    """An option of sbatch.
+    """An option of sbatch: its letter, or nothing; salloc does not know it where it is ``batch_only``.
 
-    Attributes:
-        letter: without its dash; empty where it has none.
-        takes: ``=`` for a value, ``?`` for one that may be left out, nothing for a flag.
-        batch_only: salloc does not know it.
+    It takes ``=`` for a value, ``?`` for one that may be left out, nothing for a flag.
     """
 
     letter: str
@@ -76,14 +73,8 @@ def rewrite(arguments: Sequence[str], known: Collection[str], with_value: Collec
     """The command line as click can read it: each flag of Slurm's with a value, and what nobody knows for sbatch.
 
     ``--hold`` is ``--hold=true``, ``--no-hold`` is ``--hold=false``, and ``--unknown=x`` is
-    ``--sbatch-arg=--unknown=x``, unless it is another launcher's. What follows the script stays as it is.
-
-    Args:
-        known: the options of the command.
-        with_value: those among them that take the next word for their value.
-
-    Raises:
-        UsageError: a flag of Slurm's has a value.
+    ``--sbatch-arg=--unknown=x``, unless it is another launcher's. What follows the script stays as it is. ``known`` are
+    the options of the command, ``with_value`` those that take the next word. A UsageError where a flag has a value.
     """
     left, done = list(arguments), []
     while left and left[0].startswith("-") and left[0] not in ("-", "--"):

@@ -26,11 +26,7 @@ _HINTS = {
 
 
 def check(text: str, options: Sequence[str], environ: Mapping[str, str]) -> list[str]:
-    """Have Slurm validate a script, or salloc's options, without a job; the notes to print.
-
-    Raises:
-        ConfigError: Slurm refuses it.
-    """
+    """Have Slurm validate a script, or salloc's options, without a job; the notes to print. ConfigError: it refuses."""
     if options:  # salloc has variables of its own
         environ = {name.replace("SALLOC_", "SBATCH_"): environ[name] for name in environ if "SBATCH_" not in name}
     try:
@@ -45,11 +41,7 @@ def submit(
 ) -> tuple[str, int]:
     """Submit a script; the job's number, and the exit code of sbatch, which is the job's if it waits for its end.
 
-    ``note`` takes what else sbatch prints.
-
-    Raises:
-        ConfigError: Slurm refuses it.
-        UnavailableError: Slurm does not answer.
+    ``note`` takes what else sbatch prints. A ConfigError where Slurm refuses it, an UnavailableError without an answer.
     """
     done = _sbatch(["--parsable"], text, environ, None if wait else _SUBMIT_WITHIN)
     # A site's sbatch may also print a greeting; the cluster's name follows where there are several.

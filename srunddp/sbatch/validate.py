@@ -33,11 +33,7 @@ _Problem = tuple[object, str, str, str]  # whether it is there, what was found, 
 
 
 def check(job: SlurmJob, *, interactive: bool = False) -> None:
-    """See whether a script can be written, for sbatch or, where it is ``interactive``, for salloc.
-
-    Raises:
-        ConfigError: it cannot, or would not do what is requested.
-    """
+    """A ConfigError where no script can do what is requested, for sbatch or, if ``interactive``, for salloc."""
     of_values = _of_texts(job), _of_variables(job), _of_numbers(job)
     problems = chain(*of_values, _of_options(job, interactive), _of_arguments(job), _of_stage(job))
     for is_there, found, expected, hint in problems:
@@ -46,11 +42,7 @@ def check(job: SlurmJob, *, interactive: bool = False) -> None:
 
 
 def check_printable(name: str, text: str) -> None:
-    """See that a text ends no line of the script, and commands no terminal.
-
-    Raises:
-        ConfigError: it may.
-    """
+    """A ConfigError where a text may end a line of the script, or command a terminal."""
     if not text.isprintable():
         hint = "remove line ends, tabs and control characters"
         raise ConfigError(f"{name} {text!r}", expected="printable characters", hint=hint)
@@ -79,8 +71,7 @@ def _of_variables(job: SlurmJob) -> Iterator[_Problem]:
         name, equals, _ = each.partition("=")
         wrong = not equals or not re.fullmatch(r"[A-Za-z_]\w*", name, re.ASCII)
         yield wrong, f"--env {each!r}", "NAME=VALUE", "write one variable for each --env"
-        script = name in _SCRIPT_VARIABLES
-        yield script, f"--env {name}", "no variable of bash's or the script's own", "rename it"
+        yield name in _SCRIPT_VARIABLES, f"--env {name}", "no variable of bash's or the script's own", "rename it"
         rank, slurm = name in _RANK_VARIABLES, name.startswith("SLURM_")
         setter = "Slurm" if slurm else "srunddp, for each rank"
         yield rank or slurm, f"--env {name}", f"no variable that is set by {setter}", "remove it"
@@ -113,8 +104,7 @@ def _of_options(job: SlurmJob, interactive: bool) -> Iterator[_Problem]:
     few, found = job.spare_nodes and others * (job.tasks or 2) < 2, f"{found} with --nodes {job.node_count or 'unset'}"
     yield few, found, "2 ranks or more on the others", "give more with --nodes, in which the spare ones count"
     receiver, _, rest = job.warning.rpartition(":")
-    found = f"--signal {job.signal!r}"
-    yield "B" in receiver, found, "a signal for the ranks, not the batch shell", f"write {rest}"
+    yield "B" in receiver, f"--signal {job.signal!r}", "a signal for the ranks, not the batch shell", f"write {rest}"
     batch_only = [name for name in job.slurm if name in OPTIONS and OPTIONS[name].batch_only]
     for name in [*batch_only, *(["requeue"] if job.requeue else [])]:
         found, hint = f"--salloc with --{name}", "remove it, or submit the job with sbatch"
@@ -138,8 +128,7 @@ def _of_arguments(job: SlurmJob) -> Iterator[_Problem]:
         found, wrong = f"--sbatch-arg {each!r}", not re.fullmatch(r"--[a-zA-Z][\w-]*(=.*)?", each)
         yield wrong, found, "--NAME=VALUE, or --NAME", "write the long name of the option, with its dashes"
         yield name in UNUSABLE, f"--{name}", "an option of a job script", f"remove --{name}"
-        own = name.replace("-", "_") in _SAME
-        yield own, found, f"--{name}, which srunddp has, too", f"write {each}"
+        yield name.replace("-", "_") in _SAME, found, f"--{name}, which srunddp has, too", f"write {each}"
 
 
 def _of_stage(job: SlurmJob) -> Iterator[_Problem]:

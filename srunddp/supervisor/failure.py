@@ -69,11 +69,7 @@ class Failure:
 
     @classmethod
     def parse(cls, message: object) -> Failure:
-        """From what :func:`dataclasses.asdict` made of it.
-
-        Raises:
-            TypeError, ValueError: it is none.
-        """
+        """From what :func:`dataclasses.asdict` made of it; a TypeError or ValueError where it is none."""
         if not isinstance(message, dict):
             raise TypeError(message)
         failure = cls(**message)

@@ -24,7 +24,7 @@ class Participant(FailureMonitor):
         self._connection = connection
         self._failure: Failure | None = None
         self._lease = Lease(context.lost_after) if context.takeover else None
-        self._waits = self._lost = self._acts = False
+        self._waits = self._lost = False
         self._heard = self._pinged = 0.0
 
     @property
@@ -83,8 +83,6 @@ class Participant(FailureMonitor):
 
     def ended(self) -> None:
         self._connection.send({"ended": True})
-        if self._acts:
-            self._act_for_rank_zero()
 
     def abandon(self, failure: Failure) -> bool:
         if not self._lease:
@@ -127,17 +125,17 @@ class Participant(FailureMonitor):
     def _on_end(self, cause: str, now: float, *, silent: bool = False) -> None:
         if self._context.asked(now) and not self._failure:
             return  # the launcher ends one node after the other, and the worker may have something to save
-        self._lost, self._connection.open, self._acts = self._connection.lost or silent, False, True
+        self._lost, self._connection.open = self._connection.lost or silent, False
         self.root_cause = self._own_root_cause(cause)
         if self._lease and not self._asked_by and not self._context.asked(now):
             self.restart = self._context.takeover
             self.fenced, self.cut_off = True, self._lost
-        if not (self._lost and self._lease):  # else the worker ends first
+        if not (self._lost and self._lease):  # else a new rank 0 says so, once others have come to it
             self._act_for_rank_zero()
 
     def _act_for_rank_zero(self) -> None:
         """Where rank 0 is gone, the first deputy says so, unless it is cut off itself."""
-        deputies, self._acts = self._context.deputies, False
+        deputies = self._context.deputies
         if (deputies.listening and not deputies.here) or self._is_cut_off():
             return
         if self.root_cause and (deputies.first(lost=self._lost) == self._context.rank or not deputies.listening):

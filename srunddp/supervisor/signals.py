@@ -86,9 +86,7 @@ class Launcher:
         """
         if received.si_code == _FROM_KERNEL:
             return received.si_signo in TERMINAL
-        if received.si_pid in self.slurm:
-            return self.signals_all
-        return received.si_pid == self.pid
+        return self.signals_all if received.si_pid in self.slurm else received.si_pid == self.pid
 
 
 def find_launcher(rank_variable: str, *, slurm: bool) -> Launcher:
@@ -152,22 +150,12 @@ def die_with_parent(parent: int) -> None:
 
 
 def pidfd_open(pid: int) -> int:
-    """A descriptor that becomes readable when the process ends, also where this Python was built without the call.
-
-    Raises:
-        OSError: there is no such process, or the kernel has no such call.
-    """
-    if hasattr(os, "pidfd_open"):
-        return os.pidfd_open(pid)
-    return _checked(_libc.syscall(_PIDFD_OPEN, pid, 0))
+    """A descriptor that becomes readable when the process ends, else an OSError; also where Python has no such call."""
+    return os.pidfd_open(pid) if hasattr(os, "pidfd_open") else _checked(_libc.syscall(_PIDFD_OPEN, pid, 0))
 
 
 def _checked(result: int) -> int:
-    """What a call of C's library returned.
-
-    Raises:
-        OSError: it failed.
-    """
+    """What a call of C's library returned; an OSError where it failed."""
     if result < 0:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
     return result

@@ -23,11 +23,7 @@ _OURS = 'srunddp/run/script.py", line'
 
 
 class StackDump:
-    """Memory into which faulthandler writes; made before the fork.
-
-    Attributes:
-        descriptor: of the file in that memory.
-    """
+    """Memory into which faulthandler writes, with the descriptor of a file in it; made before the fork."""
 
     def __init__(self, descriptor: int | None = None) -> None:
         self.descriptor = memory_file() if descriptor is None else descriptor
@@ -113,11 +109,8 @@ def groups(texts: Mapping[int, str]) -> dict[str, list[int]]:
 
 
 def find_blocking_rank(texts: Mapping[int, str], steps: Mapping[int, int]) -> int:
-    """The rank that the others wait for.
-
-    It is among those that do not wait for others themselves; else among those a step behind; else in the smallest
-    group. Of several, the lowest.
-    """
+    """The rank that the others wait for: of those that do not wait for others themselves; else of those a step behind;
+    else of the smallest group. Of several, the lowest."""
     candidates = [rank for rank in texts if not is_waiting(main_stack(texts[rank]))]
     if not candidates or len(candidates) == len(texts):
         candidates = sorted(texts)

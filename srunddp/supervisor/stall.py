@@ -45,12 +45,7 @@ class StallDetector:
 
 
 class StackRequest:
-    """The stacks that ranks have been asked for.
-
-    Attributes:
-        deadline: when those that have not answered are no longer waited for.
-        stacks: by rank; empty where a rank has not answered.
-    """
+    """The stacks that ranks are asked for, by rank; empty where one has not answered, nor is waited for any longer."""
 
     def __init__(self, ranks: Sequence[int], now: float) -> None:
         self.deadline = now + _ANSWERS_WITHIN

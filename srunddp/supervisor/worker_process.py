@@ -80,9 +80,7 @@ class WorkerProcess:
 
     @property
     def _stop_ends_at(self) -> float | None:
-        if not self._stopped_by or self.stop_limit is None:
-            return None
-        return self._stopped_at + self.stop_limit
+        return self._stopped_at + self.stop_limit if self._stopped_by and self.stop_limit is not None else None
 
     def end(self, now: float, *, ask: bool, within: float | None = KILL_AFTER) -> None:
         """Make it go: by SIGTERM where ``ask``, and by SIGKILL ``within`` some seconds; None leaves it its time."""
@@ -131,11 +129,10 @@ class WorkerPipe:
 
     def receive(self) -> dict[str, Any] | None:
         """The next message, empty where it is none; None when the other side has closed or ended."""
-        try:
-            data = self.end.recv(LONGEST)
-        except OSError:
-            return None
-        return parse(data) if data else None
+        with contextlib.suppress(OSError):
+            if data := self.end.recv(LONGEST):
+                return parse(data)
+        return None
 
 
 def pipe() -> tuple[WorkerPipe, WorkerPipe]:

@@ -98,14 +98,10 @@ class JobLogs:
 
 
 def find(what: Sequence[str], log_dir: str) -> JobLogs:
-    """The newest start of the job that is meant.
+    """The newest start of the job that is meant; a ConfigError where there is nothing to read.
 
-    Args:
-        what: a job's number, ``4711``, ``4711.0`` or ``4711_3``; or files and folders; nothing for the newest job.
-        log_dir: where jobs are looked for, beside the working directory.
-
-    Raises:
-        ConfigError: there is nothing to read.
+    ``what``: a job's number, ``4711``, ``4711.0`` or ``4711_3``; or files and folders; nothing for the newest job.
+    ``log_dir``: where jobs are looked for, beside the working directory.
     """
     match = slurm_command.JOB.fullmatch(what[0]) if len(what) == 1 and not os.path.exists(what[0]) else None
     if what and not match:
@@ -185,8 +181,7 @@ def _choose(groups: Groups, wanted: Collection[str], log_dir: str = "", files: C
     kept, start, notes = _newest_start(own.values(), known.started or 0.0 if known else 0.0)
     notes += [f"job {job} still runs"] if known and known.state in slurm_command.RUNNING else []
     rest = {each: [log for log in groups[each] if log.path not in own] for each in order}
-    others = [_other(each, left, log_dir) for each, left in rest.items() if left]
-    return JobLogs(job, start, kept, others, known, notes)
+    return JobLogs(job, start, kept, [_other(each, left, log_dir) for each, left in rest.items() if left], known, notes)
 
 
 def _other(job: str, found: Sequence[Log], log_dir: str) -> dict[str, Any]:

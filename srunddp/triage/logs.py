@@ -87,11 +87,7 @@ def _clean(line: bytes) -> str:
 
 
 def find(paths: Sequence[str]) -> list[Log]:
-    """The logs among these files and below these folders, in the order of their names.
-
-    Raises:
-        ConfigError: a path is not there, or there is nothing to read.
-    """
+    """The logs among these files and below these folders, in the order of their names; a ConfigError for none."""
     missing = [path for path in paths if not os.path.exists(path)]
     logs = {} if missing else {log.path: log for path in paths for log in of_folder(path)}
     if not logs:
@@ -140,10 +136,8 @@ def _is_text(log: Log) -> bool:
 
 
 def time_of(text: str) -> float | None:
-    """When the line was written, as far as it says so, in seconds, without the year, which many leave out.
-
-    Clocks of nodes and their zones are taken to agree.
-    """
+    """When the line was written, as far as it says so, in seconds, without the year, which many leave out."""
+    # Clocks of nodes and their zones are taken to agree.
     match = _TIME.search(text[:160])
     if not match:
         return None

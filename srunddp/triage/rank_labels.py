@@ -143,11 +143,7 @@ class ObservedRanks:
                 self.nodes.setdefault(rank, node)
 
     def add_line(self, text: str, job: object, rank: int | None, steps: int) -> None:
-        """What a line says of ranks.
-
-        Args:
-            job: tells the files of unlike jobs apart; rank: of its label or its file; steps: told before it.
-        """
+        """What a line of a label's or file's rank says of ranks; ``job`` tells apart files of unlike jobs."""
         lower = text.lower()
         if not any(map(lower.__contains__, _OF_RANKS)):
             return

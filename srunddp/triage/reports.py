@@ -101,8 +101,7 @@ def _of_cause(cause: str, event: Event) -> Event:
 def of_json(kind: str, text: str, file: int) -> tuple[list[Event], int]:
     """The events of ``failure.json`` or of a check's ``preflight.JOB.json``, and how many ranks there were at least.
 
-    Raises:
-        ValueError, TypeError, KeyError: it is none of srunddp's.
+    A ValueError, TypeError or KeyError where it is none of srunddp's.
     """
     record = json.loads(text)
     if kind == "preflight":

@@ -16,10 +16,7 @@ _MANY = 10  # lines after something: it did not end the rank
 
 @dataclass(frozen=True)
 class Rule:
-    """Attributes:
-    name: as the verdict shows it; sentence: of what it sets aside.
-    fits: whether it sets this event aside.
-    """
+    """Its name in the verdict, a sentence on what it sets aside, and whether it fits this event."""
 
     name: str
     sentence: str

@@ -135,6 +135,18 @@ def test_a_node_that_fails_twice_in_a_row_is_left(runner: SlurmJobRunner) -> Non
     assert "ranks 2-3 go to node04" in done.errors
 
 
+def test_a_signal_for_a_checkpoint_leaves_the_spare_nodes(runner: SlurmJobRunner) -> None:
+    script = runner.cluster.shared / "saves.py"
+    script.write_text(
+        "import os, signal, time\nsaved = []\nsignal.signal(signal.SIGUSR1, lambda *_: saved.append(1))\n"
+        "if os.environ['RANK'] == '0':\n    os.system('scancel -s USR1 $SLURM_JOB_ID')\n"
+        "while not saved:\n    time.sleep(0.1)\ntime.sleep(2.0)\nprint('saved')\n"
+    )
+    done = runner.srun(*OPTIONS, "-N3", "-n3", SRUNDDP, "--restarts=1", "--spare-nodes=1", str(script))
+    assert (done.code, done.output.count("saved")) == (0, 2), done.errors
+    assert "is lost" not in done.errors
+
+
 def batch_job(runner: SlurmJobRunner, name: str) -> Job:
     words = " ".join((*OPTIONS, SRUNDDP, "--restarts=3", "--spare-nodes=1", PROGRAM, *TRAINING))
     body = f"srun {words} --output-dir=$FOLDER/training\n"
@@ -148,6 +160,8 @@ def requeued(runner: SlurmJobRunner, job: Job) -> None:
         runner.cluster.lose("node01")
         until(lambda: not job.is_over() and job.restarts == 1, 90.0, lambda: job)
         assert job.state in ("PENDING", "COMPLETING"), job
+        shown = runner.cluster.run("scontrol", "show", "job", job.number).stdout
+        assert re.search("Comment=srunddp: srun on [0-9.]+ was lost with its node", shown), shown
     finally:
         runner.cluster.cancel_all(60.0)
         runner.cluster.mend("node01")

@@ -51,7 +51,7 @@ def test_the_nodes_whose_ranks_move(ended: tuple[int, ...], found: RootCause, la
     assert nodes.left(found, last) == left
 
 
-def test_where_there_is_no_other_node_none_moves_for_failing_twice() -> None:
+def test_where_no_other_node_has_ranks_none_moves() -> None:
     assert Nodes(tasks=4, ranks=2).left(cause(A), A) == set()
 
 
@@ -81,7 +81,7 @@ def test_of_those_that_are_lost_some_may_be_on_another_side(monkeypatch: pytest.
 
 
 @pytest.mark.parametrize(("left", "until"), [({B}, 1015.0), (set(), 0.0)])
-def test_the_worker_of_a_lost_node_may_run_until_its_lease_is_over(
+def test_the_worker_of_a_lost_node_may_run_for_its_lease(
     left: set[str], until: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """But not that of one whose connection was closed."""

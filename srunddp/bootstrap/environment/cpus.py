@@ -16,13 +16,7 @@ THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")  # torch heeds the first that i
 
 @dataclass(frozen=True)
 class Cpus:
-    """CPUs as Linux counts them: each hardware thread of a core is one.
-
-    Attributes:
-        allowed: that this process may run on.
-        machine: that the machine has.
-        core: that one core has.
-    """
+    """CPUs that this process is allowed, the machine has, and one core has, of which each hardware thread is one."""
 
     allowed: int
     machine: int
@@ -33,8 +27,7 @@ class Cpus:
         """This process's."""
         allowed = os.sched_getaffinity(0)
         siblings = Path(f"/sys/devices/system/cpu/cpu{min(allowed)}/topology/thread_siblings")
-        mask = text_of(siblings).replace(",", "")
-        return cls(len(allowed), os.cpu_count() or 1, int(mask or "1", 16).bit_count())
+        return cls(len(allowed), os.cpu_count() or 1, int(text_of(siblings).replace(",", "") or "1", 16).bit_count())
 
 
 def usable() -> int:
@@ -54,10 +47,8 @@ def share(cpus: int, sharers: int, environ: Mapping[str, str]) -> int:
     mpirun without binding gives all ranks of a node one mask, and Slurm each task its own; Slurm without a plugin for
     affinity binds nothing, and what was asked for is in the environment alone.
 
-    Args:
-        cpus: that it may use together with others, as :func:`usable` says.
-        sharers: ranks of its node that have the same mask, itself included.
-        environ: of the rank, with what was asked for each task.
+    ``cpus``: that it may use together with others, as :func:`usable` says; ``sharers``: ranks of its node that have the
+    same mask, itself included; ``environ``: of the rank, with what was asked for each task.
     """
     own = cpus // sharers
     return max(1, min(own, asked(environ) or own))
@@ -65,9 +56,7 @@ def share(cpus: int, sharers: int, environ: Mapping[str, str]) -> int:
 
 def threads(environ: Mapping[str, str], sharers: int) -> dict[str, str]:
     """``OMP_NUM_THREADS`` as :func:`share` says, to be exported before torch is imported; not over a user's."""
-    if any(name in environ for name in THREADS):
-        return {}
-    return {THREADS[0]: str(share(usable(), sharers, environ))}
+    return {} if any(name in environ for name in THREADS) else {THREADS[0]: str(share(usable(), sharers, environ))}
 
 
 def asked(environ: Mapping[str, str]) -> int:

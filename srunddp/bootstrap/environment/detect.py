@@ -89,15 +89,10 @@ class Environment:
 
 
 def detect(variables: Mapping[str, str], *, channel: str | None = None, pid: int | None = None) -> Environment:
-    """Find out who this process is.
+    """Find out who the process with these variables is; one of ``CHANNELS`` uses that way alone.
 
-    Args:
-        variables: the process's environment.
-        channel: one of ``CHANNELS``, to use that way alone.
-        pid: of the process, to tell what srun started itself; 0 for one of another machine.
-
-    Raises:
-        ConfigError: launchers that disagree, incomplete or contradicting variables, a channel that is not there.
+    ``pid`` tells what srun started itself, 0 one of another machine. A ConfigError for launchers that disagree,
+    incomplete or contradicting variables, or a channel that is not there.
     """
     overridden = discovery_named(channel).overrides_launcher
     found = _explicit(variables) if overridden else _identify(variables, os.getpid() if pid is None else pid)
@@ -166,12 +161,10 @@ def _from_launcher_variables(variables: Mapping[str, str], launcher: mpi.Launche
 
 def _require_agreement(variables: Mapping[str, str], found: Environment, rank: str, world_size: str) -> None:
     if (str(found.rank), str(found.world_size)) != (variables[rank], variables[world_size]):
-        raise ConfigError(
-            f"two launchers disagree: {found.sources['rank']} of {found.sources['world_size']}, "
-            f"and {rank}={variables[rank]} of {world_size}={variables[world_size]}",
-            expected="one launcher",
-            hint=f"start from a shell that was not itself started by {found.launcher}",
-        )
+        one = f"{found.sources['rank']} of {found.sources['world_size']}"
+        other = f"{rank}={variables[rank]} of {world_size}={variables[world_size]}"
+        hint = f"start from a shell that was not itself started by {found.launcher}"
+        raise ConfigError(f"two launchers disagree: {one}, and {other}", expected="one launcher", hint=hint)
 
 
 def _cross_check(found: Environment, variables: Mapping[str, str]) -> Environment:

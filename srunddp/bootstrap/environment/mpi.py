@@ -65,12 +65,8 @@ class MpiNotLaunchedError(Exception):
 def broadcast(message: str | None, world_size: int, interface: str | None) -> str:
     """Send rank 0's message to all ranks over MPI, initialising MPI where the script has not.
 
-    MPI stays initialised, for the script may use it too, and is finalised when Python exits.
-
-    Args:
-        message: what rank 0 says; ignored on the others.
-        world_size: the number of ranks that the launcher told of.
-        interface: the network interface that MPI shall use for TCP; None for its own choice.
+    MPI stays initialised, for the script may use it too, and is finalised when Python exits. ``world_size`` is what the
+    launcher told; ``interface`` is what MPI shall use for TCP, None for its own choice.
 
     Raises:
         MpiNotLaunchedError: initialising MPI here would end the process.
@@ -109,13 +105,9 @@ def interface_variables(variables: Mapping[str, str], interface: str) -> dict[st
 
 
 def require_world(library: str, variables: Mapping[str, str]) -> None:
-    """Refuse an MPI that would make no world here, or end the process.
+    """Refuse an MPI that would make no world here, or end the process, by an MpiNotLaunchedError.
 
-    Args:
-        library: how it names itself, ``MPI.Get_library_version()``.
-
-    Raises:
-        MpiNotLaunchedError: the launcher has told this library nothing.
+    ``library`` is how it names itself, ``MPI.Get_library_version()``.
     """
     for name, proofs in _WORLDS.items():
         if library.startswith(name):
@@ -149,11 +141,7 @@ class Mpi4pyImportBlocker:
 
 
 def reject_prterun(variables: Mapping[str, str]) -> None:
-    """Refuse prterun and prun, whose processes are told a rank and nothing else.
-
-    Raises:
-        ConfigError: always when such a process is found.
-    """
+    """Refuse prterun and prun, whose processes are told a rank and nothing else, by a ConfigError."""
     if "PMIX_RANK" in variables and "PRTE_LAUNCHED" in variables:
         found = f"PMIX_RANK={variables['PMIX_RANK']} from prterun, with no world size and no local rank"
         expected = "OMPI_COMM_WORLD_SIZE and OMPI_COMM_WORLD_LOCAL_RANK as mpirun sets them"

@@ -33,12 +33,9 @@ _MOST_PORTS = 24
 
 @dataclass(frozen=True)
 class RankZero:
-    """Where rank 0 is, as far as all ranks can work it out.
+    """Where rank 0 is, as far as all ranks can work it out: the name of its node, or the host that the user named.
 
-    Attributes:
-        name: of its node, or the host that the user named.
-        is_node: whether it is a node, for which ifaces.conf may have another address.
-        here: whether it is this rank's node.
+    ``is_node``: for a node ifaces.conf may have another address; ``here``: whether it is this rank's.
     """
 
     name: str
@@ -84,12 +81,9 @@ class Discovery:
         return False
 
     def exchange(self, message: str | None, environment: Environment, timeout: float, interface: str = "") -> str:
-        """Publish rank 0's message, and wait for it on the others.
+        """Publish rank 0's message, without blanks, and wait for it on the others, where ``message`` is None.
 
-        Args:
-            message: what rank 0 says, without blanks; None on the others.
-            timeout: seconds to wait for the slowest rank.
-            interface: the network interface that it shall use; empty for its own choice.
+        It waits so many seconds for the slowest rank, over this network interface, or its own choice where it is empty.
 
         Raises:
             MpiNotLaunchedError: it does not work here, and the next way is to be tried.
@@ -98,11 +92,7 @@ class Discovery:
         raise NotImplementedError
 
     def rank_zero(self, environment: Environment) -> RankZero:
-        """Where rank 0 is.
-
-        Raises:
-            ConfigError: that cannot be known here.
-        """
+        """Where rank 0 is; a ConfigError where that cannot be known."""
         raise NotImplementedError
 
     def ports(self, environment: Environment, allowed: range | None) -> list[int]:

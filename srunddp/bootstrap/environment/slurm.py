@@ -79,8 +79,7 @@ class SlurmStep:
             return {}
         slots = [[node] * count for node, count in zip(self.nodes, self.tasks_per_node, strict=True)]
         if self.distribution.startswith("cyclic"):
-            turns = itertools.zip_longest(*slots)
-            return dict(enumerate(node for turn in turns for node in turn if node))
+            return dict(enumerate(node for turn in itertools.zip_longest(*slots) for node in turn if node))
         return dict(enumerate(itertools.chain.from_iterable(slots)))
 
 
@@ -99,9 +98,7 @@ def in_step(variables: Mapping[str, str]) -> bool:
 def has_own(variables: Mapping[str, str], local_world_size: int, visible: int) -> bool:
     """Whether Slurm shows each rank several GPUs of its own, as with ``--gpus-per-task=2``, and not the node's to all.
 
-    Args:
-        variables: ``SLURM_GPUS_PER_TASK`` has that option where sbatch was given it, ``SLURM_STEP_GPUS`` all GPUs of
-            the step on this node.
+    ``SLURM_GPUS_PER_TASK`` has that option where sbatch was given it, ``SLURM_STEP_GPUS`` the step's GPUs on this node.
     """
     asked, step = variables.get("SLURM_GPUS_PER_TASK", ""), variables.get("SLURM_STEP_GPUS", "")
     shared_out = bool(step) and len(step.split(",")) == visible * local_world_size
@@ -111,8 +108,7 @@ def has_own(variables: Mapping[str, str], local_world_size: int, visible: int) -
 def read_step(variables: Mapping[str, str], pid: int) -> SlurmStep:
     """Read the variables of a step, for which :func:`in_step` holds; ``pid`` is this process.
 
-    Raises:
-        ConfigError: a variable does not parse, or two of them contradict each other.
+    A ConfigError where a variable does not parse, or two of them contradict each other.
     """
     nodes = tuple(expand(variables.get(NODE_LIST, ""), where=NODE_LIST))
     step = SlurmStep(
@@ -170,11 +166,7 @@ def _check(step: SlurmStep) -> None:
 
 
 def parse_uint(variables: Mapping[str, str], name: str) -> int:
-    """The value of a variable that holds a number from 0 up.
-
-    Raises:
-        ConfigError: it holds something else.
-    """
+    """The value of a variable that holds a number from 0 up; a ConfigError where it holds something else."""
     return int(_digits(variables, name, 9))
 
 
@@ -187,11 +179,7 @@ def _digits(variables: Mapping[str, str], name: str, most: int) -> str:
 
 
 def task_counts(counts: str) -> list[int]:
-    """Expand Slurm's compressed counts: ``3,1(x2)`` gives ``[3, 1, 1]``.
-
-    Raises:
-        ConfigError: the text is not of that form.
-    """
+    """Expand Slurm's compressed counts: ``3,1(x2)`` gives ``[3, 1, 1]``; a ConfigError for a text of another form."""
     expanded: list[int] = []
     for part in counts.split(",") if counts else ():
         match = re.fullmatch(r"([0-9]{1,9})(?:\(x([0-9]{1,6})\))?", part)

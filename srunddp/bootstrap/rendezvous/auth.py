@@ -56,11 +56,7 @@ class Authenticator:
     kind: ClassVar[str] = "none"
 
     def sign(self, text: bytes) -> str:
-        """A proof of the text.
-
-        Raises:
-            ProofError: it cannot be made now.
-        """
+        """A proof of the text; a ProofError where it cannot be made now."""
         return ""
 
     def why_invalid(self, proof: object, text: bytes) -> str:
@@ -89,11 +85,7 @@ class HmacAuthenticator(Authenticator):
 
 @dataclass(frozen=True)
 class MungeAuthenticator(Authenticator):
-    """Credentials that munged makes for this user, and that only this user can decode.
-
-    Attributes:
-        library: libmunge; socket: munged's, empty for the library's default.
-    """
+    """Credentials that munged, on its socket or the default one, makes for this user, and only this user can decode."""
 
     library: ctypes.CDLL
     socket: str = ""
@@ -122,9 +114,7 @@ class MungeAuthenticator(Authenticator):
         data, size = ctypes.c_void_p(), ctypes.c_int()
         user, group = ctypes.c_uint32(), ctypes.c_uint32()
         with self._context() as context:
-            answer = self.library.munge_decode(
-                proof, context, *(ctypes.byref(into) for into in (data, size, user, group))
-            )
+            answer = self.library.munge_decode(proof, context, *map(ctypes.byref, (data, size, user, group)))
         text = ctypes.string_at(data, size.value) if data.value else b""
         _libc.free(data)
         # One that is expired or replayed is decoded as well.
@@ -163,11 +153,9 @@ def _munge_here() -> MungeAuthenticator | None:
     library.munge_ctx_create.restype = ctypes.c_void_p
     library.munge_strerror.restype = ctypes.c_char_p
     munge, trial = MungeAuthenticator(library, os.environ.get(MUNGE_SOCKET, "")), b"srunddp"
-    try:
-        works = not munge.why_invalid(munge.sign(trial), trial)
-    except ProofError:
-        return None
-    return munge if works else None
+    with contextlib.suppress(ProofError):
+        return None if munge.why_invalid(munge.sign(trial), trial) else munge
+    return None
 
 
 def nonce() -> str:

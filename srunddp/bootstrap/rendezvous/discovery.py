@@ -105,11 +105,7 @@ def working_out(environment: Environment) -> Discovery:
 
 
 def rank_zero_name(environment: Environment, entries: Entries) -> tuple[IfacesEntry, str]:
-    """The entry of ifaces.conf for rank 0's node, and the name by which the others look for it.
-
-    Raises:
-        ConfigError: rank 0's node cannot be known, or has no entry.
-    """
+    """The entry of ifaces.conf for rank 0's node, and the name by which the others look for it, or a ConfigError."""
     zero = working_out(environment).rank_zero(environment)
     entry = entry_for(entries, zero.name) if zero.is_node else DEFAULT
     return entry, hostname_of(entry, zero.name)
@@ -120,10 +116,8 @@ def candidate_addresses(
 ) -> list[Address]:
     """Where rank 0 may listen, worked out from what this rank knows.
 
-    If it shares this rank's node, that is this rank's interface, or any of them where it has none.
-
-    Raises:
-        ConfigError: rank 0's node cannot be known, or its name leads nowhere that other nodes reach.
+    If it shares this rank's node, that is this rank's interface, or any of them where it has none. A ConfigError where
+    its node cannot be known, or its name leads nowhere that other nodes reach.
     """
     entry, name = rank_zero_name(environment, entries)
     here = working_out(environment).rank_zero(environment).here
@@ -143,8 +137,7 @@ def resolve_node(environment: Environment, interface: SelectedInterface | None, 
     beside = [interface.address] if interface else []
     if environment.one_node:
         return beside or _own(environment, None)
-    entry = entry_for(entries, environment.node, or_default=True)
-    found = addresses_of(_own_name(environment, entry))
+    found = addresses_of(_own_name(environment, entry_for(entries, environment.node, or_default=True)))
     return list(dict.fromkeys([*beside, *(host for host in _own(environment, None) if host in found)]))
 
 
@@ -169,11 +162,7 @@ def _resolve(name: str, environment: Environment) -> list[str]:
 
 
 def check_reachable(environment: Environment, interface: SelectedInterface, entry: IfacesEntry, links: Links) -> None:
-    """On rank 0: refuse at once when the name that the others will look up is another interface of this node.
-
-    Raises:
-        ConfigError: the others would connect where nobody listens.
-    """
+    """On rank 0: a ConfigError at once when the name that the others will look up is another interface of this node."""
     name = _own_name(environment, entry)
     found, addresses = addresses_of(name), {address: link.name for link in links for address in link.addresses}
     elsewhere = {host: addresses[host] for host in found if host in addresses and not host.startswith("127.")}

@@ -76,11 +76,8 @@ class AuthenticatedListener:
     def events(self, seconds: float) -> Iterator[tuple[Hello, socket.socket, Mapping[str, Any] | None]]:
         """Wait once, for at most so many seconds. Hand on what proven peers say: the first message of each is ``here``.
 
-        Returns:
-            Who, its connection, and the message; None for the message when it is gone.
-
-        Raises:
-            RendezvousError: there are no more descriptors, and none is a stranger's.
+        Returns who, its connection, and the message, None when it is gone. A RendezvousError where there are no more
+        descriptors, and none is a stranger's.
         """
         before = time.monotonic() - PATIENCE
         while self._waiting and (oldest := next(iter(self._waiting.values()))).since < before:
@@ -190,8 +187,7 @@ class AuthenticatedListener:
     def _note(self, peer: PendingPeer, why: str) -> None:
         self._said += 1
         if self._said <= _LINES_SAID:
-            more = "; further ones are not named" if self._said == _LINES_SAID else ""
-            self.say(f"refused {peer}: {why}{more}")
+            self.say(f"refused {peer}: {why}{'; further ones are not named' if self._said == _LINES_SAID else ''}")
 
 
 def _hello(message: Mapping[str, Any]) -> Hello | None:

@@ -45,7 +45,8 @@ class Rejoin:
         published: by rank 0, as over PMI; channel, run: of the first rendezvous.
         descriptor: of the socket on which rank 0 listens already; None on the others.
         rank: of this process; None for the launcher's. A spare node's task has a number behind all ranks.
-        takes_over: whether this process is rank 0 from now on, as the one before is gone.
+        takes_over: whether this process is rank 0 from now on, as the one before is gone; lost: its node and the cause
+            where it was lost.
         lost_after: with spare nodes, see :class:`SpareNodeServer`, as for the attributes that follow.
     """
 
@@ -56,6 +57,7 @@ class Rejoin:
     descriptor: int | None = None
     rank: int | None = None
     takes_over: bool = False
+    lost: Sequence[str] = ()
     lost_after: float | None = None
     within: float = 0.0
     expected: Sequence[int] = ()

@@ -108,9 +108,7 @@ def _origin(module: str, first: str) -> str:
             spec = importlib.util.find_spec(module)
     except (ImportError, ValueError):
         return ""
-    if spec is None:
-        return ""
-    return spec.origin or next(iter(spec.submodule_search_locations or ()), "")
+    return "" if spec is None else spec.origin or next(iter(spec.submodule_search_locations or ()), "")
 
 
 def _version(module: str, place: str) -> str:

@@ -29,12 +29,9 @@ _PIPE_SIZE = 1 << 18  # four times Linux's default: the worker waits for the sup
 
 @dataclass(frozen=True)
 class OutputTarget:
-    """Where one rank's output goes.
+    """The file that one rank's output is appended to, or None, and whether the supervisor's terminal gets it too.
 
-    Attributes:
-        file: that all of it is appended to; None for none.
-        terminal: whether what the supervisor has as standard output and error gets it.
-        prefix: before each line there, and not in the file; empty for none.
+    ``prefix`` is before each line on the terminal, and not in the file; empty for none.
     """
 
     file: Path | None
@@ -61,20 +58,12 @@ def output_target(
         raise _wrong_ranks("given without --log-dir", "a folder for the other ranks' output", "add --log-dir DIR")
     ranks = shown_ranks("0" if show_ranks is None else show_ranks, world_size)
     terminal = log_dir is None or any(rank in chosen for chosen in ranks)
-    name = f"{plain(node)}.rank{rank}.log"
-    return OutputTarget(
-        file=None if log_dir is None else Path(log_dir, plain(run), name),
-        terminal=terminal,
-        prefix=f"{node}:{rank}: " if prefix and terminal else "",
-    )
+    file = None if log_dir is None else Path(log_dir, plain(run), f"{plain(node)}.rank{rank}.log")
+    return OutputTarget(file, terminal=terminal, prefix=f"{node}:{rank}: " if prefix and terminal else "")
 
 
 def shown_ranks(text: str, world_size: int) -> tuple[range, ...]:
-    """Read ``0,3-5``, ``all`` or ``none``.
-
-    Raises:
-        UsageError: the text is not of that form, or names a rank that is not there.
-    """
+    """Read ``0,3-5``, ``all`` or ``none``; a UsageError for another form, or a rank that is not there."""
     if text in ("all", "none"):
         return (range(world_size if text == "all" else 0),)
     matches = [re.fullmatch(r"\s*([0-9]{1,9})(?:-([0-9]{1,9}))?\s*", part) for part in text.split(",")]
@@ -110,11 +99,7 @@ class OutputRedirect:
 
     @classmethod
     def open(cls, target: OutputTarget) -> OutputRedirect:
-        """Open the file and what leads to it; before the fork, and before any socket. May open nothing.
-
-        Raises:
-            ConfigError: the folder or the file cannot be written to.
-        """
+        """Open the file and what leads to it, or a ConfigError; before the fork and any socket. May open nothing."""
         output = cls(target)
         if target.file or target.prefix:
             _fill_standard()
@@ -160,13 +145,10 @@ class OutputRedirect:
 
 
 def open_to_append(path: Path, option: str, header: str = "") -> int:
-    """Open a file of this rank and make its folder, which may be a different one on each node; by every rank.
+    """Open a file of this rank, which ``option`` wants, and make its folder, which may be another on each node.
 
-    Args:
-        option: that wants it; header: what it is to begin with, and nothing else; none for a file that may be there.
-
-    Raises:
-        ConfigError: the folder or the file cannot be written to.
+    ``header``: what it is to begin with, and nothing else; none for a file that may be there. A ConfigError where the
+    folder or the file cannot be written to.
     """
     # Without O_NONBLOCK a named pipe in the file's place would hold this rank for ever.
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
@@ -185,13 +167,10 @@ def open_to_append(path: Path, option: str, header: str = "") -> int:
         return opened
     except OSError as error:
         reason = "it is a symbolic link" if place is path and error.errno == errno.ELOOP else error.strerror
-        raise ConfigError(
-            f"{place} cannot be written: {reason}",
-            expected="a folder in which every node may make files",
-            hint=f"name another with {option}, or correct its permissions",
-            where=option,
-            scope=Scope.RANK if place is path and os.path.lexists(path) else Scope.NODE,
-        ) from None
+        found, expected = f"{place} cannot be written: {reason}", "a folder in which every node may make files"
+        hint = f"name another with {option}, or correct its permissions"
+        scope = Scope.RANK if place is path and os.path.lexists(path) else Scope.NODE
+        raise ConfigError(found, expected=expected, hint=hint, where=option, scope=scope) from None
 
 
 def _pipe() -> tuple[int, int]:

@@ -80,8 +80,7 @@ class OutputRelay:
         if self._deadline == math.inf:
             return False
         now, busy = time.monotonic(), any(terminal.waiting for terminal in self.streams.values())
-        silent = now - max(self._came, self._ended)
-        return now >= self._deadline or (silent >= _QUIET and not busy)
+        return now >= self._deadline or (now - max(self._came, self._ended) >= _QUIET and not busy)
 
     def _turn(self) -> None:
         """Wait until something can be read or written, and do so."""
@@ -113,8 +112,7 @@ class OutputRelay:
 
     def _hold(self, terminal: NonBlockingStream, now: float) -> float:
         # Half of the last seconds are the file's, whatever the terminal does.
-        urgent = self.file is not None and now >= (self._ended + self._deadline) / 2
-        return 0.0 if urgent else terminal.hold(now)
+        return 0.0 if self.file is not None and now >= (self._ended + self._deadline) / 2 else terminal.hold(now)
 
     def _pass_on(self, source: int) -> int:
         data = os.read(source, _READ)
@@ -172,9 +170,7 @@ def _end_of_lines(text: bytes) -> int:
 class NonBlockingStream:
     """The supervisor's standard output or error, which may be slow, full or gone.
 
-    Attributes:
-        descriptor: to poll for when something is waiting.
-        waiting: what it has not taken yet.
+    ``descriptor`` is to be polled for when something is ``waiting``, which it has not taken yet.
     """
 
     def __init__(self, inherited: int, prefix: bytes, file: Path | None) -> None:
@@ -270,7 +266,6 @@ def _without_blocking(inherited: int) -> tuple[int, bool]:
     try:
         if not os.isatty(inherited) and not stat.S_ISFIFO(os.fstat(inherited).st_mode):
             return inherited, False
-        flags = os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
-        return os.open(f"/proc/self/fd/{inherited}", flags), True
+        return os.open(f"/proc/self/fd/{inherited}", os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC), True
     except OSError:  # another user's, as of a launcher that runs as root: then polling has to do
         return inherited, False
