@@ -7,6 +7,7 @@ import re
 import signal
 import time
 from collections.abc import Callable, Collection
+from contextlib import ExitStack
 
 import pytest
 
@@ -14,6 +15,7 @@ from tests.cluster.nodes import NODES
 from tests.slurm.conftest import SRUNDDP, SlurmJobRunner
 from tests.slurm.jobs import Job, submit
 from tests.slurm.spare_nodes import FENCE, OPTIONS, PROGRAM, TRAINING, SpareRun, cut, kill, supervisors, training
+from tests.support.namespaces import rules
 from tests.support.starting import until
 
 pytestmark = pytest.mark.slurm
@@ -40,9 +42,13 @@ def went_on(run: SpareRun, whole: str, codes: Collection[int] = (0,)) -> None:
     assert "srunddp: ended with 0 after 1 restart" in run.said()
 
 
-def state(run: SpareRun) -> str:
-    (found,) = re.findall(r"JobState=(\w+)", run.runner.cluster.run("scontrol", "show", "job", "-o").stdout)[-1:]
-    return found
+def completed(run: SpareRun) -> None:
+    """By Slurm, which takes a moment for it."""
+
+    def state() -> str:
+        return re.findall(r"JobState=(\w+)", run.runner.cluster.run("scontrol", "show", "job", "-o").stdout)[-1]
+
+    until(lambda: state() == "COMPLETED", 60.0, state)
 
 
 def lose(run: SpareRun, name: str) -> float:
@@ -60,7 +66,7 @@ def test_a_training_survives_the_loss_of_a_node(name: str, whole: str, runner: S
         began = lose(run, name)
         went_on(run, whole)
         assert run.gap(began) < FENCE + RESTARTED
-        assert state(run) == "COMPLETED"
+        completed(run)
     rank = NODES.index(next(node for node in NODES if node.name == name))
     assert f"srunddp: rank {rank} on {name} lost: no answer for 15 s (exit code 69)" in run.said()
     assert {note.node for note in run.notes() if note.start == 1 and note.rank == rank} == {"node06"}
@@ -82,6 +88,25 @@ def test_a_node_that_comes_back_writes_nothing(whole: str, runner: SlurmJobRunne
         went_on(run, whole, codes=(69, 137))
         last = max(note.at for note in run.notes() if note.node == "node03")
         assert last < min(note.at for note in run.notes() if note.start == 1)
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_of_a_network_in_two_the_larger_part_goes_on(size: int, runner: SlurmJobRunner) -> None:
+    """Rank 0 is in the smaller one; of two equal ones neither does."""
+    here, there = NODES[:size], NODES[size:]
+    with training(runner, f"two-parts-{size}", spare=2) as run, ExitStack() as stack:
+        until(run.training)
+        others = ", ".join(node.data for node in there)
+        for node in here:
+            drops = {"input": f"ip saddr {{ {others} }} drop", "output": f"ip daddr {{ {others} }} drop"}
+            stack.enter_context(rules(node.namespace, drops))
+        assert run.finish(ENDS_WITHIN) == 69, run.said()
+        assert "rank 0 on node01 lost: no answer of half of the tasks for 15 s" in run.said()
+        assert run.overlaps() == []
+        starts = {(note.start, note.rank, note.node) for note in run.notes() if note.start}
+        ranks = {(1, 0, "node05"), (1, 1, "node06"), (1, 2, "node03"), (1, 3, "node04")}
+        assert starts == (ranks if size == 2 else set())
+        assert ("srunddp: ended with 0 after 1 restart" in run.said()) == (size == 2)
 
 
 def _kill_step(run: SpareRun, name: str) -> None:

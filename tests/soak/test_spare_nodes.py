@@ -20,9 +20,9 @@ from tests.slurm.conftest import SlurmJobRunner
 from tests.slurm.spare_nodes import FENCE, SpareRun, cut, kill, supervisors, training, worker
 from tests.slurm.test_spare_nodes import (
     batch_job,
+    completed,
     lose,
     requeued,
-    state,
     went_on,
     whole,  # noqa: F401
 )
@@ -57,7 +57,7 @@ def test_the_loss_of_each_node_again_and_again(name: str, whole: str, runner: Sl
                 continue
             went_on(run, whole)
             gaps.append(run.gap(began))
-            assert state(run) == "COMPLETED"
+            completed(run)
     show(
         f"{name}: {TIMES} of {TIMES}, seconds to the next step {sorted(gaps)}, after a killed worker {sorted(restarts)}"
     )
