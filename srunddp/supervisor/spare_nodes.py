@@ -1,5 +1,6 @@
 """What rank 0 decides with spare nodes: which nodes are left, and whether this side may go on."""
 
+import time
 from collections.abc import Collection, Mapping
 from typing import Any
 
@@ -20,14 +21,17 @@ class SpareNodes:
         self._nodes, self._connections = context.nodes, connections
         self.numbers = {number for number in context.nodes if number >= context.world_size}
         self.leases = {rank: Lease(context.lost_after) for rank in connections}
+        self._known, self._ends = -1, 0.0
 
     def majority_ends(self) -> float:
         """When less than half of the tasks will have heard of rank 0, by :func:`time.monotonic`."""
         # Who has ended is on no other side.
         known = [rank for rank, each in self._connections.items() if each.open or each.lost]
-        ends = sorted((self.leases[rank].ends for rank in known), reverse=True)
-        needed = (len(known) + 1) // 2
-        return ends[needed - 1] if needed else float("inf")
+        if len(known) != self._known or time.monotonic() >= self._ends:  # leases only become longer: that figure holds
+            ends = sorted((self.leases[rank].ends for rank in known), reverse=True)
+            needed = (len(known) + 1) // 2
+            self._known, self._ends = len(known), ends[needed - 1] if needed else float("inf")
+        return self._ends
 
     @property
     def quorum(self) -> int:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from srunddp.supervisor import coordinator, lease, participant
+from srunddp.supervisor import coordinator, lease, participant, spare_nodes
 from srunddp.supervisor.coordinator import Coordinator
 from srunddp.supervisor.deputies import Deputies
 from srunddp.supervisor.failure_monitor import RankContext
@@ -132,7 +132,7 @@ class Clock:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 1000.0
-        for module in (lease,):
+        for module in (lease, spare_nodes):
             monkeypatch.setattr(module, "time", self)
         for module in (coordinator, participant):
             monkeypatch.setattr(module, "monotonic", self.monotonic)
