@@ -90,7 +90,7 @@ def test_a_node_that_comes_back_writes_nothing(whole: str, runner: SlurmJobRunne
         assert last < min(note.at for note in run.notes() if note.start == 1)
 
 
-@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("size", [2, pytest.param(3, marks=pytest.mark.soak)])
 def test_of_a_network_in_two_the_larger_part_goes_on(size: int, runner: SlurmJobRunner) -> None:
     """Rank 0 is in the smaller one; of two equal ones neither does."""
     here, there = NODES[:size], NODES[size:]
@@ -121,8 +121,15 @@ def _kill_supervisor(run: SpareRun, name: str) -> None:
     os.kill(kill_one[0], signal.SIGKILL)
 
 
-@pytest.mark.parametrize("name", ["node02", "node01"])
-@pytest.mark.parametrize("harm", [_kill_step, _kill_supervisor])
+@pytest.mark.parametrize(
+    ("harm", "name"),
+    [
+        (_kill_step, "node02"),
+        (_kill_supervisor, "node01"),
+        pytest.param(_kill_step, "node01", marks=pytest.mark.soak),
+        pytest.param(_kill_supervisor, "node02", marks=pytest.mark.soak),
+    ],
+)
 def test_the_ranks_of_a_killed_process_go_elsewhere(
     harm: Callable[[SpareRun, str], None], name: str, whole: str, runner: SlurmJobRunner
 ) -> None:
