@@ -70,9 +70,10 @@ class Start:
 
     def execute_next(self, agent: Agent, mask: Iterable[int], standby: tuple[int, int] | None) -> NoReturn:
         """Become the next start, to which signals that ask for an end come again; those not yet read stay pending."""
-        rejoin, history = agent.rejoin, agent.policy.history if agent.policy else Starts()
+        rejoin = agent.rejoin
         assert rejoin
-        history = history if agent.policy else Starts(rejoin.generation)
+        # Of a rank 0 that is gone no more is known than how many starts there were.
+        history = agent.policy.history if agent.policy else Starts(rejoin.generation)
         state: dict[str, Any] = {"rejoin": asdict(rejoin), "history": asdict(history)}
         state |= {"mask": list(map(int, mask)), "remaining": list(agent.remaining), "standby": standby}
         _set_inheritable(True, rejoin, standby)

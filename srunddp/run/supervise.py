@@ -99,8 +99,8 @@ class Agent(RankAgent):
             await_srun()
         self.remaining, self.asked = supervisor.remaining, supervisor.asked
         self.fenced = supervisor.monitor is not None and supervisor.monitor.fenced
-        found = self._meeting and self._meeting.vacant, supervisor.monitor and supervisor.monitor.has_lost
-        self.has_lost_nodes = any(found)
+        has_left, has_lost = self._meeting and self._meeting.vacant, supervisor.monitor and supervisor.monitor.has_lost
+        self.has_lost_nodes = bool(has_left or has_lost)
         return code
 
     def _following(self, published: str, monitor: FailureMonitor, meeting: RendezvousInfo) -> Rejoin:

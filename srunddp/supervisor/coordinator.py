@@ -35,7 +35,7 @@ class Coordinator(FailureMonitor):
         self._unranked = {number for number in context.nodes if 0 < context.world_size <= number}  # of spare nodes
         self._states = dict.fromkeys(context.nodes, State.WORKING) | dict.fromkeys(self._unranked, State.DONE)
         self._dropped: set[int] = set()  # of these, which may take no rank any more
-        self._left_nodes, self._next_start = set[str](), dict[str, Any]()  # whose ranks go to others; see next_start
+        self._left_nodes, self._next_start = set[str](), dict[str, Any]()  # once the run has ended
         self._last_received = dict.fromkeys(connections, 0.0)
         self._is_late = self._over = False
         self._waiting: set[int] = set()  # the ranks that leave when the scripts of all are over

@@ -90,7 +90,7 @@ class FailureMonitor:
         return False
 
     def abandon(self, failure: Failure) -> bool:
-        """Leave without a word, as if killed, where a spare node can take this one's place; whether that is so."""
+        """This process cannot go on: leave its node's ranks to a spare node. Returns whether there can be one."""
         return False
 
     def _decide_restart(self, root_cause: RootCause, obstacle: str, *, moves: bool = False) -> None:

@@ -146,10 +146,8 @@ def listen_as_deputy(prepared: RankSetup) -> RankSetup:
     # The first two are for a rank 0, of this run or of another, and its store.
     ports = [0] if allowed is None else [*allowed][:1:-1]
     if environment.is_spare and not ports:
-        found, hint = (
-            f"{len(allowed or ())} ports with --spare-nodes",
-            "name more with --port or `ports:` in ifaces.conf",
-        )
+        found = f"{len(allowed or ())} ports with --spare-nodes"
+        hint = "name more with --port or `ports:` in ifaces.conf"
         raise ConfigError(found, expected="3 or more", hint=hint, where=entry.where, scope=Scope.JOB)
     if allowed and environment.local_rank:
         return prepared

@@ -136,6 +136,10 @@ class RendezvousServer:
             )
         return ""
 
+    @property
+    def _ranks(self) -> int:
+        return self.own.world_size - self.spares
+
     def _missing(self) -> list[int]:
         return [rank for rank in range(self.own.world_size) if rank not in self._here]
 
@@ -147,17 +151,13 @@ class RendezvousServer:
         return RendezvousError(found, expected=expected, hint=hint, scope=Scope.JOB)
 
     def _tell(self) -> RendezvousInfo:
-        numbers = sorted(self._here)
-        deputies = self._deputies()
-        more: dict[str, Any] = {"deputies": deputies}
-        if any(number >= self.own.world_size - self.spares for number, *_ in deputies):
-            takeover = protocol.encode_advertisement(
-                self.own.token, [Address(host, port) for _, host, port in deputies]
-            )
-            more |= {"takeover": takeover}
-        more |= {"vacant": sorted({*range(self.own.world_size)} - {*numbers})}
+        numbers, deputies = sorted(self._here), self._deputies()
+        more: dict[str, Any] = {"deputies": deputies, "vacant": sorted({*range(self.own.world_size)} - {*numbers})}
+        if any(number >= self._ranks for number, *_ in deputies):  # only a spare node can take rank 0's ranks
+            where = [Address(host, port) for _, host, port in deputies]
+            more |= {"takeover": protocol.encode_advertisement(self.own.token, where)}
         hellos = [self._here[number] for number in numbers]
-        infos = infos_of(hellos, self.held.store_address, self.channel, self.own.world_size - self.spares, **more)
+        infos = infos_of(hellos, self.held.store_address, self.channel, self._ranks, **more)
         meetings = dict(zip(numbers, infos, strict=True))
         for rank, connection in self.connections.items():
             connection.setblocking(True)
@@ -167,7 +167,7 @@ class RendezvousServer:
     def _deputies(self) -> list[tuple[int, str, int]]:
         """One task on each of eight nodes at most; those of spare nodes first, which can act without another's help."""
         listening = [hello for hello in self._here.values() if hello.deputy_port]
-        listening.sort(key=lambda hello: (hello.rank < self.own.world_size - self.spares, hello.rank))
+        listening.sort(key=lambda hello: (hello.rank < self._ranks, hello.rank))
         first = {hello.node: hello for hello in reversed(listening)}
         chosen = [hello for hello in listening if first[hello.node] is hello][:MOST_DEPUTIES]
         return [(hello.rank, hello.address, hello.deputy_port) for hello in chosen]
