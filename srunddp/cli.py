@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import os
 import re
@@ -66,7 +67,10 @@ class _RunByDefault(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in _COMMANDS:
             return None
-        return cast(click.Command, getattr(importlib.import_module(f"srunddp.{cmd_name}.cli"), cmd_name))
+        command = getattr(importlib.import_module(f"srunddp.{cmd_name}.cli"), cmd_name)
+        if cmd_name != "run":  # which does so before the script
+            gc.enable()
+        return cast(click.Command, command)
 
     def get_help(self, ctx: click.Context) -> str:
         return _PAGE.rstrip()

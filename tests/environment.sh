@@ -41,3 +41,23 @@ pip_install() { # FOLDER ARGUMENTS...
   local folder=$1; shift
   "$folder/bin/pip" install --quiet --disable-pip-version-check -c tests/constraints.txt "$@"
 }
+
+SITE_PACKAGES='import sysconfig; print(sysconfig.get_path("purelib"))'
+
+# Other people's frameworks, above the first environment but for its torchvision: they import it where it is there,
+# and fail where it was not built for this torch.
+make_interop() { # PACKAGES...
+  make_venv .venv-interop
+  local main=$PWD/.venv-without-torchvision
+  rm -rf "$main" && mkdir "$main"
+  find "$(.venv/bin/python -c "$SITE_PACKAGES")" -mindepth 1 -maxdepth 1 ! -name "torchvision*" -exec ln -s -t "$main" {} +
+  echo "$main" >"$(.venv-interop/bin/python -c "$SITE_PACKAGES")/main-environment.pth"
+  pip_install .venv-interop "$@"
+}
+
+# One environment for each MPI: both wheels bring an mpirun. The rest comes from the first environment.
+make_mpich() {
+  make_venv .venv-mpich
+  pip_install .venv-mpich mpich mpi4py
+  .venv/bin/python -c "$SITE_PACKAGES" >"$(.venv-mpich/bin/python -c "$SITE_PACKAGES")/main-environment.pth"
+}

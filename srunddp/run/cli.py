@@ -22,6 +22,7 @@ from srunddp.run.launch import check_open_files, is_worker_exec, launch
 from srunddp.run.options import RunOptions, plan_monitor, run_name, write_result
 from srunddp.run.restart import Start, current_start
 from srunddp.run.script import Script, check
+from srunddp.run.worker import exit_without_teardown
 from srunddp.stage.paths import StagedPaths, contradictions
 from srunddp.supervisor.failure import rotate_previous
 from srunddp.supervisor.output.redirect import OutputRedirect, OutputTarget, output_target
@@ -104,7 +105,7 @@ def run(**given: Any) -> None:
 
             explained(given)
         environment = _environment(given, start)
-        sys.exit(_run(given, environment, start))
+        exit_without_teardown(_run(given, environment, start))  # the supervisor; a worker exits in _run
     except SrunddpError as error:
         may_be_cut_off = start.rejoin is not None and start.rejoin.lost_after is not None
         if may_be_cut_off and environment and environment.rank and error.scope is not Scope.JOB:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import resource
 import signal
@@ -78,6 +79,8 @@ def launch(
     variable = environment.rank_variable if environment.world_size > 1 else ""
     monitor.start_sampler(setup.interface.name, variable, launcher.pid)
     monitor.export()
+    gc.freeze()  # what both processes share stays shared
+    gc.enable()
     kept = start.standby if environment.is_spare else None  # until this process is a rank
     worker = (not kept and start.worker(context)) or fork_worker(context, [ours, *standby_pipe[1:]], monitor)
     early = {number for number in signal.sigpending() if number in signals.FORWARDED}

@@ -54,7 +54,7 @@ def run(script: Script, before: Sequence[str], variables: Mapping[str, str | Non
     try:
         for name in before:
             importlib.import_module(name)
-        with store.gc_frozen():
+        with store.torch_import():
             importlib.import_module("torch.distributed")
     except Exception as error:
         store.surround_import("torch", partial(_raising, error))

@@ -102,7 +102,7 @@ def _become_script(
         _end_at(signal.SIGTERM)
         supervisor.receive()  # until all have stopped: rank 0 hosts the store
     if result.code and mpi.is_running():
-        _exit_without_teardown(result.code)  # MPI_Finalize waits for all ranks, and this one has failed
+        exit_without_teardown(result.code)  # MPI_Finalize waits for all ranks, and this one has failed
     return result.code
 
 
@@ -219,10 +219,11 @@ def _exit_fast() -> NoReturn:
             dist.destroy_process_group()
         world.wait_for_gloo_threads()
     mpi.finalize()
-    _exit_without_teardown(0)
+    atexit.unregister(store.clear_main)
+    exit_without_teardown(0)
 
 
-def _exit_without_teardown(code: int) -> NoReturn:
+def exit_without_teardown(code: int) -> NoReturn:
     """End as Python does, with threads, exit handlers and output, but without MPI_Finalize and the teardown."""
     threading._shutdown()  # type: ignore[attr-defined]  # private, as is the next; multiprocessing's children end so too
     atexit._run_exitfuncs()

@@ -1,36 +1,33 @@
-"""From SIGKILL of a rank to the first all-reduce of all ranks after the restart: srunddp against torchrun.
+"""From SIGKILL of a rank to the first all-reduce of all ranks after the restart
 
-Two ranks: of torchrun one agent each, with its c10d rendezvous, and a store of its own for each restart, without which
-few of its restarts succeed; srunddp under MPICH's mpirun, without and with ``--warm-restarts``. The ways alternate.
-
-    python -m tests.benchmarks.restart [RUNS]
+Two ranks on this machine. torchrun and ft_launcher (of nvidia-resiliency-ext) have one agent for each, the rendezvous of
+c10d, and a store of its own for each restart (`TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1`), without which few of their
+restarts succeed. srunddp runs under MPICH.
 """
 
 from __future__ import annotations
 
 import os
 import signal
-import statistics
 import subprocess
-import sys
 import tempfile
 import time
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
+from tests.benchmarks.benchmark import FAILED, Case, Limit, Sample
 from tests.conftest import PROGRAMS, ROOT
 
 SETTLED, LIMIT = 5.0, 60.0
 SRUNDDP = (str(ROOT / ".venv-mpich/bin/mpirun"), "-n", "2", str(ROOT / "bin" / "srunddp"), "--quiet", "--restarts=1")
+AGENT = ("--nnodes=2", "--nproc-per-node=1", "--max-restarts=1", "--rdzv-backend=c10d", "--local-addr=127.0.0.1")
 WAYS = {
-    "torchrun": (str(ROOT / ".venv/bin/torchrun"), "--nnodes=2", "--nproc-per-node=1", "--max-restarts=1"),
     "--restarts": SRUNDDP,
     "--warm-restarts": (*SRUNDDP, "--warm-restarts"),
+    "torchrun": (str(ROOT / ".venv/bin/torchrun"), *AGENT),
+    "ft_launcher": (str(ROOT / ".venv-interop/bin/ft_launcher"), *AGENT),
 }
-
-
-def command(way: str, port: int) -> list[str]:
-    rendezvous = ("--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{port}", "--local-addr=127.0.0.1")
-    return [*WAYS[way], *(rendezvous if way == "torchrun" else ())]
 
 
 def appear(folder: Path, pattern: str) -> list[Path]:
@@ -44,23 +41,22 @@ def appear(folder: Path, pattern: str) -> list[Path]:
     raise TimeoutError(pattern)
 
 
-def measure(way: str, port: int) -> float:
-    """Seconds; infinite where the ranks did not come back."""
+def measure(way: str, repeat: int) -> Sample:
+    agents = "--nnodes=2" in WAYS[way]
+    endpoint = (f"--rdzv-endpoint=127.0.0.1:{29400 + repeat}",) if agents else ()
     environ = os.environ | {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     with tempfile.TemporaryDirectory() as name, open(os.devnull, "w") as null:
         folder = Path(name)
-        words = [*command(way, port), str(PROGRAMS / "killed.py"), name]
-        launchers = [
-            subprocess.Popen(words, env=environ, stdout=null, stderr=null) for _ in range(2 if way == "torchrun" else 1)
-        ]
+        words = [*WAYS[way], *endpoint, str(PROGRAMS / "killed.py"), name]
+        launchers = [subprocess.Popen(words, env=environ, stdout=null, stderr=null) for _ in range(1 + agents)]
         try:
             appear(folder, "pid.*.0")
             time.sleep(SETTLED)
             began = time.time()
             os.kill(int((folder / "pid.1.0").read_text()), signal.SIGKILL)
-            return max(float(path.read_text()) for path in appear(folder, "reduced.*.1")) - began
+            return {"wall": max(float(path.read_text()) for path in appear(folder, "reduced.*.1")) - began}
         except TimeoutError:
-            return float("inf")
+            return {"wall": FAILED}
         finally:
             (folder / "over").write_text("")
             for launcher in launchers:
@@ -69,18 +65,10 @@ def measure(way: str, port: int) -> float:
                 launcher.wait()
 
 
-def main() -> None:
-    runs = int(sys.argv[1]) if sys.argv[1:] else 5
-    taken: dict[str, list[float]] = {way: [] for way in WAYS}
-    for run in range(runs):
-        for way in sorted(WAYS, reverse=bool(run % 2)):
-            taken[way].append(measure(way, 29400 + run))
-    base = statistics.median(taken["torchrun"])
-    for way, seconds in taken.items():
-        each = ", ".join(f"{one:.2f}" for one in seconds)
-        median = statistics.median(seconds)
-        print(f"{way}: {each}; median {median:.3f} s, {median / base:.3f} of torchrun's")
-
-
-if __name__ == "__main__":
-    main()
+def cases(quick: bool) -> Iterator[Case]:
+    for ours, over_torchrun in (("--restarts", 0.5), ("--warm-restarts", 0.1)):
+        ways = {way: partial(measure, way) for way in (ours, "torchrun", "ft_launcher")}
+        limits = (Limit("wall", "torchrun", over_torchrun), Limit("wall", "ft_launcher", over_torchrun))
+        yield Case(f"two ranks, {ours}", ways, 1 if quick else 5, limits)
+        if quick:
+            return

@@ -1,68 +1,122 @@
-"""From srun's start to the first collective: srunddp against bare ``srun python`` with the same process group.
+"""From srun's start to the first collective, and to its end
 
-Two nodes of the test cluster, one rank each. The runs of both kinds alternate; the figure of a kind is its
-minimum. Wall is that of the slowest rank, CPU the sum over ranks and, under srunddp, their supervisors.
-
-    python -m tests.benchmarks.start [RUNS [CHECKOUT]]   with another checkout of srunddp, as of an earlier version
+On the six-node cluster of the tests, whose nodes share this machine's cores, each way starts the same program: it joins
+a Gloo group and makes one all-reduce. `collective` is the time from srun's start until the last rank has made it, `exit`
+the time until srun has ended, `CPU` the CPU time of the whole machine until then. *bare srun* is `srun python` with the
+address in the script. *import only* is `srun python` that imports torch and ends by `os._exit`: what no launcher can
+save. The others are started as their documentation says for Slurm. *two steps* starts the next step as soon as the
+first has ended, in one allocation.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import statistics
-import sys
+import subprocess
 import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
-from tests.cluster.cluster import Cluster
-from tests.cluster.nodes import NODES
+from tests.benchmarks.benchmark import FAILED, Case, Limit, NotMeasured, Sample
+from tests.cluster.cluster import Cluster, Settings
 from tests.conftest import PROGRAMS, ROOT
+from tests.slurm.conftest import data_network, site_mpi
 
-RUNS = 15
 PROGRAM = str(PROGRAMS / "first_collective.py")
+LIMIT = 150.0
+BIN, INTEROP = ROOT / ".venv" / "bin", ROOT / ".venv-interop" / "bin"
+EZPZ = ROOT / "build" / "ezpz" / "src"
+WORDS = dict.fromkeys(("srunddp", "torchrun", "ft_launcher"), "env") | {"bare srun": "bare", "import only": "import"}
+AGENTS = ("torchrun", "ft_launcher", "accelerate")
+PEERS = ("ft_launcher", "accelerate", "fabric", "lightning", "idr_torch", "mpi4py", "ezpz")
+LAUNCHERS = ("srunddp", "bare srun", "import only", "torchrun")
+SIZES = ((2, 1, (*LAUNCHERS, *PEERS)), (6, 1, LAUNCHERS), (6, 2, LAUNCHERS), (6, 4, LAUNCHERS), (6, 8, LAUNCHERS))
+LIMITS = (Limit("exit", "torchrun", 0.30), Limit("exit", "bare srun", 0.75), Limit("exit", "import only", 1.10))
 
 
-def measure(cluster: Cluster, words: list[str], ifaces: str) -> tuple[float, float]:
-    # As after `source .venv/bin/activate`.
-    variables = {
-        "VIRTUAL_ENV": str(ROOT / ".venv"),
-        "PATH": f"{ROOT}/.venv/bin:{os.environ['PATH']}",
-        "STARTED": str(time.monotonic()),
-        "SRUNDDP_IFACES": ifaces,
-        "GLOO_SOCKET_IFNAME": NODES[0].data_interface,
-        "OMP_NUM_THREADS": "1",
-    }
-    done = cluster.run("srun", "-N2", "-n2", "--nodelist=node[01-02]", *words, env=variables)
-    reports = [json.loads(line) for line in done.stdout.splitlines()]
-    assert len(reports) == 2, done.stdout + done.stderr
-    return max(report["wall"] for report in reports), sum(report["cpu"] for report in reports)
+@dataclass(frozen=True)
+class Start:
+    """A program on so many nodes, with so many ranks on each."""
+
+    cluster: Cluster
+    nodes: int
+    each: int
+
+    def measure(self, way: str, repeat: int, steps: int = 1) -> Sample:
+        variables = {"SRUNDDP_IFACES": str(self.cluster.shared / "ifaces.conf"), "OMP_NUM_THREADS": "1", **site_mpi()}
+        # As after `source .venv/bin/activate`.
+        variables |= {"VIRTUAL_ENV": str(BIN.parent), "PATH": f"{BIN}:{os.environ['PATH']}", "MASTER_ADDR": "node01"}
+        variables |= {"PYTHONPATH": str(EZPZ)} if way == "ezpz" else {}
+        variables |= {"OMPI_MCA_btl_tcp_if_include": "10.88.0.0/16"}  # of several networks Open MPI would mix two
+        step, port = ["srun", *self._options(way)], 20000 + 20 * repeat
+        commands = [[*step, *self._command(way, str(port + number))] for number in range(steps)]
+        if steps > 1:
+            whole = " && ".join(" ".join(command) for command in commands)
+            commands = [["salloc", f"-N{self.nodes}", f"--ntasks-per-node={self.each}", "sh", "-c", whole]]
+        self.cluster.await_completing()
+        cpu, began = machine_cpu(), time.monotonic()
+        try:
+            done = self.cluster.run(*commands[0], env=variables, timeout=LIMIT, check=False)
+        except subprocess.TimeoutExpired as error:
+            self.cluster.cancel_all()
+            raise NotMeasured(f"not over after {LIMIT:.0f} s") from error
+        ended, cpu = time.monotonic(), machine_cpu() - cpu
+        made = [json.loads(line)["at"] for line in done.stdout.splitlines() if line.startswith('{"rank"')]
+        expected = 0 if way == "import only" else self.nodes * self.each * steps
+        if done.returncode or len(made) != expected:
+            print(done.stdout[-500:], done.stderr[-3000:])
+            return {"collective": FAILED, "exit": FAILED, "CPU": FAILED}
+        first = {"collective": max(made) - began} if made and steps == 1 else {}
+        return {"exit": ended - began, **first, "CPU": cpu}
+
+    def _options(self, way: str) -> tuple[str, ...]:
+        each = 1 if way in AGENTS else self.each
+        mpi = "--mpi=pmix" if way in ("mpi4py", "ezpz") else "--mpi=none"
+        # ezpz writes a file into the working folder.
+        return (f"--nodes={self.nodes}", f"--ntasks-per-node={each}", mpi, f"--chdir={self.cluster.shared}")
+
+    def _command(self, way: str, port: str) -> list[str]:
+        program = [PROGRAM, WORDS.get(way, way), port]
+        agent = [f"--nnodes={self.nodes}", f"--nproc-per-node={self.each}", "--rdzv-backend=c10d"]
+        agent += [f"--rdzv-endpoint=node01:{port}", f"--rdzv-id={port}"]
+        size = [f"--num_machines={self.nodes}", f"--num_processes={self.nodes * self.each}", "--multi_gpu"]
+        size += [
+            "--mixed_precision=no",
+            "--dynamo_backend=no",
+            "--main_process_ip=node01",
+            f"--main_process_port={port}",
+        ]
+        starters = {
+            "srunddp": [str(ROOT / "bin" / "srunddp"), "--quiet"],
+            "torchrun": [str(BIN / "torchrun"), *agent],
+            "ft_launcher": [str(INTEROP / "ft_launcher"), *agent],
+            "accelerate": [
+                "sh",
+                "-c",
+                'exec "$0" launch --machine_rank=$SLURM_PROCID "$@"',
+                str(BIN / "accelerate"),
+                *size,
+            ],
+            "mpi4py": [str(BIN / "python"), "-m", "mpi4py"],
+        }
+        python = INTEROP if way in ("fabric", "lightning", "idr_torch", "ezpz") else BIN
+        return [*starters.get(way, [str(python / "python")]), *program]
 
 
-def main() -> None:
-    runs = int(sys.argv[1]) if sys.argv[1:] else RUNS
-    # Both kinds load compiled modules, as an installed package does.
-    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
-    launchers = {"srunddp": ROOT} | ({"other": Path(sys.argv[2]).resolve()} if sys.argv[2:] else {})
-    figures: dict[str, list[tuple[float, float]]] = {"bare": [], **{kind: [] for kind in launchers}}
-    with Cluster() as cluster:
-        ifaces = cluster.shared / "ifaces.conf"
-        ifaces.write_text('- nodes: node[01-02]\n  interface: ens1f1\n  address: "{node}-data"\n')
-        for run in range(runs):
-            python = str(ROOT / ".venv" / "bin" / "python")
-            kinds = {
-                "bare": [python, PROGRAM, "bare", NODES[0].data, str(29500 + run)],
-            } | {kind: [str(root / "bin" / "srunddp"), "--quiet", PROGRAM] for kind, root in launchers.items()}
-            for kind in sorted(kinds, reverse=bool(run % 2)):
-                figures[kind].append(measure(cluster, kinds[kind], str(ifaces)))
-    for index, name in enumerate(("wall", "CPU")):
-        best = {kind: min(figure[index] for figure in taken) for kind, taken in figures.items()}
-        middle = {kind: statistics.median(figure[index] for figure in taken) for kind, taken in figures.items()}
-        print(f"{name}, {runs} runs each: " + ", ".join(f"{kind} {best[kind]:.2f} s" for kind in figures))
-        for other in [kind for kind in figures if kind != "srunddp"]:
-            ratios = best["srunddp"] / best[other], middle["srunddp"] / middle[other]
-            print(f"  srunddp to {other}: {ratios[0]:.3f}, of medians {ratios[1]:.3f}")
+def machine_cpu() -> float:
+    """Seconds of CPU that all processes of this machine have used."""
+    user, nice, system = map(int, Path("/proc/stat").read_text().split(maxsplit=4)[1:4])
+    return (user + nice + system) / os.sysconf("SC_CLK_TCK")
 
 
-if __name__ == "__main__":
-    main()
+def cases(quick: bool) -> Iterator[Case]:
+    with Cluster(Settings(open_management=True)) as cluster:
+        data_network(cluster)
+        for nodes, each, ways in SIZES[:1] if quick else SIZES:
+            start = Start(cluster, nodes, each)
+            name = f"{nodes} nodes, {each} {'rank' if each == 1 else 'ranks'} each"
+            repeats = 2 if quick else 7 if nodes * each < 12 else 3
+            measures = {way: partial(start.measure, way) for way in ways if way != "ezpz" or EZPZ.exists()}
+            yield Case(name, measures, repeats, LIMITS if each == 1 else ())

@@ -247,6 +247,44 @@ def test_the_code_of_a_script_that_fails_is_its_own(tmp_path: Path) -> None:
     assert run(tmp_path, "sys.exit(5)", "--fast-exit", size=1).codes == [5]
 
 
+# Without it the teardown is C's, too, but for libraries that are loaded before torch or with it.
+
+
+TEARDOWN = """
+import ctypes, types
+libc = ctypes.CDLL(None)
+{before}
+libc.__cxa_atexit(libc.puts, b"a handler from before torch", None)
+import torch
+libc.__cxa_atexit(libc.puts, b"a handler", None)
+libc.fopen.restype = ctypes.c_void_p
+ctypes.CDLL(None).fputs(b"buffered by C", ctypes.c_void_p(libc.fopen(b"c.txt", b"w")))
+left_open = open("python.txt", "w")
+left_open.write("buffered by Python")
+class Torn:
+    def __del__(self): os.write(1, b"torn down\\n")
+torn = Torn()
+sys.exit({code})
+"""
+
+
+@pytest.mark.parametrize("code", [0, 5])
+def test_the_end_skips_only_what_came_with_torch(tmp_path: Path, code: int) -> None:
+    ended = run(tmp_path, TEARDOWN.format(before="", code=code), size=1)
+    assert ended.codes == [code]
+    assert (tmp_path / "stdout.0").read_text() == "torn down\na handler\n"
+    files = [path.read_text() for path in sorted(tmp_path.rglob("*.txt"))]
+    assert files == ["buffered by C", "buffered by Python"]
+
+
+@pytest.mark.parametrize("what", ["a library", "LD_PRELOAD"])
+def test_libraries_from_before_torch_end_as_always(tmp_path: Path, what: str) -> None:
+    before = "sys.modules.setdefault('h5py', types.ModuleType('h5py')); sys.modules['h5py'].__file__ = 'h5py.so'"
+    before = before if what == "a library" else "os.environ.setdefault('LD_PRELOAD', '')"
+    run(tmp_path, TEARDOWN.format(before=before, code=0), size=1)
+    assert (tmp_path / "stdout.0").read_text() == "torn down\na handler\na handler from before torch\n"
+
+
 # Signals.
 
 

@@ -1,0 +1,47 @@
+"""From srun's start until each rank knows rank 0's address
+
+Without torch. *srunddp* has met all ranks by then, and watches them. *idr_torch* derives the address from the variables
+of Slurm, and meets nobody: whether rank 0 is there, and whether its port is free, turns out later. *mpi4py* broadcasts
+the address over Open MPI 4.1 and Slurm's PMIx.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterator
+from functools import partial
+
+from tests.benchmarks.benchmark import FAILED, Case, Sample
+from tests.cluster.cluster import Cluster, Settings
+from tests.conftest import PROGRAMS, ROOT
+from tests.slurm.conftest import data_network, site_mpi
+
+PROGRAM = str(PROGRAMS / "address.py")
+COMMANDS = {
+    "srunddp": ("--mpi=none", str(ROOT / "bin" / "srunddp"), "--quiet", PROGRAM, "env"),
+    "idr_torch": ("--mpi=none", str(ROOT / ".venv-interop/bin/python"), PROGRAM, "idr_torch"),
+    "mpi4py": ("--mpi=pmix", str(ROOT / ".venv/bin/python"), "-m", "mpi4py", PROGRAM, "mpi4py"),
+}
+
+
+def measure(cluster: Cluster, nodes: int, each: int, way: str, _: int) -> Sample:
+    venv = ROOT / ".venv"
+    variables = {"VIRTUAL_ENV": str(venv), "PATH": f"{venv}/bin:{os.environ['PATH']}", **site_mpi()}
+    variables |= {"SRUNDDP_IFACES": str(cluster.shared / "ifaces.conf"), "OMPI_MCA_btl_tcp_if_include": "10.88.0.0/16"}
+    cluster.await_completing()
+    began = time.monotonic()
+    size = (f"--nodes={nodes}", f"--ntasks-per-node={each}")
+    done = cluster.run("srun", *size, *COMMANDS[way], env=variables, check=False)
+    known = [json.loads(line)["at"] for line in done.stdout.splitlines() if line.startswith('{"at"')]
+    return {"wall": max(known) - began if len(known) == nodes * each else FAILED}
+
+
+def cases(quick: bool) -> Iterator[Case]:
+    with Cluster(Settings(open_management=True)) as cluster:
+        data_network(cluster)
+        for nodes, each in [(2, 1)] if quick else [(2, 1), (6, 2)]:
+            ways = {way: partial(measure, cluster, nodes, each, way) for way in COMMANDS}
+            name = f"{nodes} nodes, {each} {'rank' if each == 1 else 'ranks'} each"
+            yield Case(name, ways, 2 if quick else 7)

@@ -1,0 +1,97 @@
+"""Measure the ways of each case in turn, and keep each sample in a file, so that a run can be taken up again."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+import platform
+import random
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Iterator
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import srunddp
+from tests.benchmarks.benchmark import Case, CaseResult, NotMeasured, Result
+from tests.conftest import ROOT
+
+PEERS = ("torch", "accelerate", "transformers", "lightning", "nvidia-resiliency-ext", "mpi4py", "idr_torch")
+INTEROP = ROOT / ".venv-interop"
+
+
+def run(cases: Iterator[Case], title: str, about: str, file: Path, *, again: bool = False) -> Result:
+    """Measure what the file does not have yet.
+
+    Args:
+        again: forget what the file has.
+    """
+    result = Result(title, about, setting(), date.today().isoformat())
+    if file.exists() and not again:
+        before = Result.of(json.loads(file.read_text()))
+        result = before if before.setting == result.setting else result
+    if not result.complete:
+        for case in cases:
+            _measure(case, result, file)
+        result.complete = True
+        _save(result, file)
+    return result
+
+
+def _measure(case: Case, result: Result, file: Path) -> None:
+    kept = result.cases.setdefault(case.name, CaseResult())
+    kept.unit, kept.limits = case.unit, list(case.limits)
+    for way in case.ways:
+        kept.samples.setdefault(way, [])
+    for repeat in range(case.repeats):
+        # Shuffled, the same again when a run is taken up.
+        for way in random.Random(f"{case.name} {repeat}").sample(list(case.ways), len(case.ways)):
+            samples = kept.samples[way]
+            if len(samples) > repeat or way in kept.not_measured:
+                continue
+            try:
+                samples.append(dict(case.ways[way](repeat)))
+                shown = ", ".join(f"{metric} {value:.4g}" for metric, value in samples[-1].items())
+            except NotMeasured as reason:
+                kept.not_measured[way] = shown = str(reason)
+            print(f"{case.name}, {repeat + 1} of {case.repeats}, {way}: {shown}", file=sys.stderr, flush=True)
+            _save(result, file)
+
+
+def _save(result: Result, file: Path) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    new = file.with_suffix(".new")
+    new.write_text(json.dumps(result.stored(), indent=1) + "\n")
+    new.replace(file)
+
+
+def setting() -> dict[str, Any]:
+    """The machine, the versions, and the commit, with a mark where files of the package differ from it."""
+    site = sysconfig.get_path("purelib", vars={"base": str(INTEROP)}) if INTEROP.exists() else ""
+    installed = {each.name: each.version for each in importlib.metadata.distributions(path=[site, *sys.path])}
+    versions = {name: installed[name] for name in PEERS if name in installed}
+    slurm = _output("srun", "--version").removeprefix("slurm-wlm ")
+    versions = {"srunddp": srunddp.__version__, "Python": platform.python_version(), "Slurm": slurm, **versions}
+    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else "none"
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    machine = {"CPU": _cpu(), "cores": os.cpu_count(), "memory": f"{memory:.0f} GiB", "GPU": gpu}
+    commit = _output("git", "-C", str(ROOT), "log", "-1", "--format=%h", "--", "srunddp", "bin/srunddp")
+    changed = "+" if _output("git", "-C", str(ROOT), "status", "--short", "srunddp", "bin/srunddp") else ""
+    return {"machine": machine, "versions": versions, "commit": commit + changed}
+
+
+def _cpu() -> str:
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    return next((line.partition(": ")[2] for line in lines if line.startswith("model name")), platform.machine())
+
+
+def _output(*command: str) -> str:
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
+    except FileNotFoundError:
+        return ""
