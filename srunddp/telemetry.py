@@ -24,9 +24,10 @@ EVENTS = (
 # The variable by which rank 0's script knows where the files of --monitor are.
 MONITOR_FOLDER = "_SRUNDDP_MONITOR_FOLDER"
 
-_COUNT = struct.Struct("=Q")
-_STEPS = struct.Struct("@QQddddQ")
-_COUNT_AT, _TERMINATING_AT, _GENERATION_AT, _NUMBER_AT, _HAS_STEPS_AT, _STEPS_AT, _EVENTS_AT = 0, 8, 16, 24, 32, 64, 256
+# Words of 8 bytes.
+_COUNT, _TERMINATING, _LOOKS, _NUMBER, _HAS_STEPS = range(5)
+_STEPS, _SAMPLES, _STEP_S, _DATA_S, _OWN_S, _LONGEST_STEP_S, _EPOCH = range(8, 15)
+_EVENTS_AT = 256
 _EVENT = struct.Struct("@ddQ")
 _KEPT = 4096  # events that are not lost before the recorder looks
 _SIZE = _EVENTS_AT + _KEPT * _EVENT.size
@@ -78,7 +79,9 @@ class TelemetryPage:
         size = _SIZE if recording else mmap.PAGESIZE
         os.ftruncate(self.descriptor, size)
         self._memory = mmap.mmap(self.descriptor, size)
-        self.count = self._events = 0
+        # The reader may look at any moment, and each word is one store. pack_into() would first make all of them 0.
+        self._words, self._seconds = memoryview(self._memory).cast("Q"), memoryview(self._memory).cast("d")
+        self.count = self._events = self._looks = 0
         self.recording = recording
         self._lock = threading.Lock()
 
@@ -88,51 +91,59 @@ class TelemetryPage:
     def beat(self) -> None:
         """In the worker: one step more."""
         self.count += 1
-        self._put(_COUNT_AT, _COUNT.pack(self.count))
+        self._words[_COUNT] = self.count
         if self.count == 1:
-            self._put(_HAS_STEPS_AT, _COUNT.pack(1))
+            self._words[_HAS_STEPS] = 1
             self.event("step")
 
     def pause(self) -> None:
         """In the worker: no step is expected for now."""
-        self._put(_COUNT_AT, _COUNT.pack(0))
+        self._words[_COUNT] = 0
 
     def resume(self) -> None:
         """In the worker: steps are expected again."""
-        self._put(_COUNT_AT, _COUNT.pack(self.count))
+        self._words[_COUNT] = self.count
 
     def read(self) -> int:
         """In the supervisor: the steps so far; 0 where none is expected."""
-        return int(_COUNT.unpack_from(self._memory, _COUNT_AT)[0])
+        return self._words[_COUNT]
 
     def has_steps(self) -> bool:
         """In the supervisor: whether there has been a step, also where none is expected now."""
-        return bool(_COUNT.unpack_from(self._memory, _HAS_STEPS_AT)[0])
+        return bool(self._words[_HAS_STEPS])
 
     def announce_termination(self) -> None:
         """In the supervisor: the worker is about to be ended, for a root cause that is known."""
-        self._put(_TERMINATING_AT, _COUNT.pack(1))
+        self._words[_TERMINATING] = 1
 
     def is_terminating(self) -> bool:
         """In the worker: whether that was said."""
-        return bool(_COUNT.unpack_from(self._memory, _TERMINATING_AT)[0])
+        return bool(self._words[_TERMINATING])
 
-    @property
-    def generation(self) -> int:
-        """In the worker: changes when the recorder has looked."""
-        return self._memory[_GENERATION_AT]
+    def start_epoch(self, number: int) -> None:
+        """In the worker, where ``recording``: that of the next steps, from 1."""
+        self._words[_EPOCH] = number
 
-    def write_steps(self, *figures: float) -> None:
-        """In the worker, where ``recording``: those of :class:`Steps`."""
-        self._put(_STEPS_AT, _STEPS.pack(*figures))
+    def add_step(self, samples: int, step_s: float, data_s: float, own_s: float) -> None:
+        """In the worker, where ``recording``: one step more, as in :class:`Steps`."""
+        # The sums are kept here alone: after a step's own work, each Python object that is used costs much.
+        words, seconds = self._words, self._seconds
+        words[_STEPS] += 1
+        words[_SAMPLES] += samples
+        seconds[_STEP_S] += step_s
+        seconds[_DATA_S] += data_s
+        seconds[_OWN_S] += own_s
+        if step_s > seconds[_LONGEST_STEP_S] or self._looks != words[_LOOKS]:
+            self._looks, seconds[_LONGEST_STEP_S] = words[_LOOKS], step_s
 
     def read_steps(self) -> Steps:
-        """In either, where ``recording``: what was written last."""
-        return Steps(*_STEPS.unpack_from(self._memory, _STEPS_AT))
+        """In either, where ``recording``: the sums so far."""
+        words, (step_s, data_s, own_s, longest_step_s) = self._words, self._seconds[_STEP_S:_EPOCH]
+        return Steps(words[_STEPS], words[_SAMPLES], step_s, data_s, own_s, longest_step_s, words[_EPOCH])
 
     def snapshot(self) -> Steps:
         """In the supervisor, where ``recording``: the same, and the longest step begins again."""
-        self._memory[_GENERATION_AT] = (self._memory[_GENERATION_AT] + 1) % 256
+        self._words[_LOOKS] += 1
         return self.read_steps()
 
     def event(self, name: str, value: float = math.nan) -> None:
@@ -141,20 +152,16 @@ class TelemetryPage:
             return
         with self._lock:  # a checkpoint is written by another thread
             place = _EVENTS_AT + self._events % _KEPT * _EVENT.size
-            self._put(place, _EVENT.pack(time.time(), value, EVENTS.index(name)))
+            self._memory[place : place + _EVENT.size] = _EVENT.pack(time.time(), value, EVENTS.index(name))
             self._events += 1
-            self._put(_NUMBER_AT, _COUNT.pack(self._events))
+            self._words[_NUMBER] = self._events
 
     def events(self, seen: int) -> tuple[list[Event], int]:
         """In the supervisor, where ``recording``: the events after the first ``seen``, and how many there are now."""
-        count = int(_COUNT.unpack_from(self._memory, _NUMBER_AT)[0])
+        count = self._words[_NUMBER]
         places = range(max(seen, count - _KEPT), count)
         found = [_EVENT.unpack_from(self._memory, _EVENTS_AT + place % _KEPT * _EVENT.size) for place in places]
         return [Event(when, EVENTS[number], value) for when, value, number in found], count
-
-    def _put(self, place: int, words: bytes) -> None:
-        # The reader may look at any moment, and each word is one store. pack_into() would first make all of them 0.
-        self._memory[place : place + len(words)] = words
 
 
 _page: TelemetryPage | None = None

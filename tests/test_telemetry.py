@@ -51,22 +51,17 @@ def test_the_supervisor_reads_how_many_steps_its_worker_has_made(ours: Telemetry
 
 
 def test_a_reader_amid_a_write_finds_no_figure_lower_than_before(recording: TelemetryPage) -> None:
-    low = (1 << 32, 1 << 40, 1.0, 1.0, 1.0, 1.0, 7)
-    high = (low[0] + 1, low[1] + 1, *(each + 1 for each in low[2:]))
     child = os.fork()
     if child == 0:
         while True:
-            for figures in (low, high):
-                recording.write_steps(*figures)
-                recording.beat()
+            recording.add_step(1 << 24, 1.0, 0.5, 0.25)
+            recording.beat()
     try:
         until(recording.read)
-        end, count = time.monotonic() + 1.0, 0
+        end, found = time.monotonic() + 1.0, (0.0,) * 8
         while time.monotonic() < end:
-            found = recording.read_steps()
-            assert all(figure in pair for figure, *pair in zip(found, low, high, strict=True)), found
-            before, count = count, recording.read()
-            assert count >= before
+            before, found = found, (recording.read(), *recording.read_steps())
+            assert all(now >= then for now, then in zip(found, before, strict=True)), (before, found)
     finally:
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
@@ -135,10 +130,12 @@ def test_without_monitoring_there_are_no_events_and_no_steps(ours: TelemetryPage
 
 
 def test_the_longest_step_is_reset_when_it_was_read(recording: TelemetryPage) -> None:
-    before = recording.generation
-    recording.write_steps(1, 8, 0.5, 0.25, 0.125, 0.5, 1)
-    assert recording.snapshot() == (1, 8, 0.5, 0.25, 0.125, 0.5, 1)
-    assert recording.generation != before
+    recording.start_epoch(1)
+    for seconds in (0.25, 0.5, 0.25):
+        recording.add_step(8, seconds, seconds / 2, seconds / 4)
+    assert recording.snapshot() == (3, 24, 1.0, 0.5, 0.25, 0.5, 1)
+    recording.add_step(8, 0.25, 0.125, 0.0625)
+    assert recording.snapshot().longest_step_s == 0.25
 
 
 def test_what_is_suspended_is_no_step_and_no_limit_counts(ours: TelemetryPage) -> None:

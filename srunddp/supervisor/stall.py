@@ -18,7 +18,7 @@ class StallDetector:
 
     Attributes:
         timeout: seconds without a step of any rank; 0 for no limit.
-        steps: how many each rank has made.
+        steps: how many each rank has made that has made one.
     """
 
     timeout: float
@@ -28,7 +28,7 @@ class StallDetector:
     @property
     def due(self) -> float | None:
         """When the ranks have stalled, unless one makes a step before; None where no step is expected."""
-        return self._advanced + self.timeout if self.timeout and any(self.steps.values()) else None
+        return self._advanced + self.timeout if self.timeout and self.steps else None
 
     def detected(self, now: float) -> bool:
         """Whether the ranks have stalled."""
@@ -36,8 +36,10 @@ class StallDetector:
 
     def note(self, rank: int, step: int, now: float) -> None:
         """How many steps a rank has made; 0 where none is expected of it."""
-        if self.steps.get(rank) != step:
+        if self.steps.get(rank, 0) != step:
             self.steps[rank], self._advanced = step, now
+        if not step:
+            self.remove(rank)
 
     def remove(self, rank: int) -> None:
         """A rank has finished."""

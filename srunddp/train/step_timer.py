@@ -41,9 +41,6 @@ class StepTimer(ThroughputMeter):
 
     def __init__(self, marks: TelemetryPage, device: torch.device) -> None:
         self._marks, self._clock = marks, time.perf_counter
-        before = marks.read_steps()  # of a trainer before this one
-        self._steps, self._samples, self._step_s, self._data_s, self._own_s, self._longest, self._epoch = before
-        self._looks = marks.generation
         self._gpu = _Gpu() if device.type == "cuda" else None
         self._requested = self._arrived = self._since = self._clock()
         self._wait_s = 0.0
@@ -76,25 +73,11 @@ class StepTimer(ThroughputMeter):
         if self._gpu:
             self._gpu.end()
             own = max(data, self._gpu.seconds())
-        self._steps += 1
-        self._samples += samples
-        self._step_s += step
-        self._data_s += data
-        self._own_s += min(own, step)
-        if self._looks != self._marks.generation:
-            self._looks, self._longest = self._marks.generation, 0.0
-        self._longest = max(self._longest, step)
-        self._write()
+        self._marks.add_step(samples, step, data, min(own, step))
 
     def epoch(self, number: int) -> None:
         event("epoch", number)
-        self._epoch = number
-        self._write()
-
-    def _write(self) -> None:
-        self._marks.write_steps(
-            self._steps, self._samples, self._step_s, self._data_s, self._own_s, self._longest, self._epoch
-        )
+        self._marks.start_epoch(number)
 
 
 class _Gpu:

@@ -34,13 +34,13 @@ def append_whole(file: int, data: bytes) -> None:
     Raises:
         OSError: there is no room, or the file system fails.
     """
-    size = os.fstat(file).st_size
+    written = 0
     try:
-        while data:
-            data = data[os.write(file, data) :]
+        while written < len(data):
+            written += os.write(file, data[written:])
     except OSError:
         with suppress(OSError):
-            os.ftruncate(file, size)
+            os.ftruncate(file, os.fstat(file).st_size - written)
         raise
 
 

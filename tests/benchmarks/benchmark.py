@@ -19,7 +19,7 @@ FAILED = math.inf
 """The metric of a run that failed, as far as a peer's runs sometimes do."""
 
 
-class NotMeasured(Exception):
+class NotMeasuredError(Exception):
     """A way cannot be measured here; the message says why."""
 
 
@@ -39,7 +39,7 @@ class Case:
     Attributes:
         name: what is done, with its size.
         ways: what measures each way; called with the number of the repeat, from 0. The first way is srunddp's. One
-            that raises :class:`NotMeasured` is not tried again.
+            that raises :class:`NotMeasuredError` is not tried again.
         repeats: so many times each.
         limits: the targets.
         unit: of the metrics.

@@ -22,7 +22,7 @@ def publish(folder: Path) -> None:
     """Copy the results to the documentation's folder, and write its page anew."""
     PUBLISHED.mkdir(exist_ok=True)
     for file in sorted(folder.glob("*.json")):
-        if ".quick" not in file.name and PUBLISHED != folder:
+        if ".quick" not in file.name and folder != PUBLISHED:
             shutil.copy(file, PUBLISHED)
     for file in PUBLISHED.glob("*.json"):
         file.with_suffix(".svg").write_text(plot(_read(file)))
@@ -112,7 +112,7 @@ def plot(result: Result) -> str:
     """SVG: a bar for each ratio of the first metric; a line at 1, where both take as long, and a mark at a target."""
     shapes, y = [], ROW
     for name, case in result.cases.items():
-        own, *others = case.samples
+        _, *others = case.samples
         metric = next(iter(_metrics(case)))
         shapes.append(f'<text x="8" y="{y + 13}" class="case">{_escaped(name)}: {metric}</text>')
         y += ROW
@@ -120,9 +120,8 @@ def plot(result: Result) -> str:
             ratio = ratio_of(case, Limit(metric, way, 1.0))
             if ratio is None or not math.isfinite(ratio):
                 continue
-            shapes += _bar(
-                y, way, ratio, [limit.at_most for limit in case.limits if (limit.metric, limit.way) == (metric, way)]
-            )
+            targets = [each.at_most for each in case.limits if (each.metric, each.way) == (metric, way)]
+            shapes += _bar(y, way, ratio, targets)
             y += ROW
         y += ROW // 2
     one = LEFT + BAR / MOST

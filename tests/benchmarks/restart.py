@@ -1,8 +1,8 @@
 """From SIGKILL of a rank to the first all-reduce of all ranks after the restart
 
-Two ranks on this machine. torchrun and ft_launcher (of nvidia-resiliency-ext) have one agent for each, the rendezvous of
-c10d, and a store of its own for each restart (`TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1`), without which few of their
-restarts succeed. srunddp runs under MPICH.
+Two ranks on this machine. torchrun and ft_launcher (of nvidia-resiliency-ext) have one agent for each rank, the
+rendezvous of c10d, and a store of its own for each restart (`TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1`), without which few
+of their restarts succeed. srunddp runs under MPICH.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 import srunddp
-from tests.benchmarks.benchmark import Case, CaseResult, NotMeasured, Result
+from tests.benchmarks.benchmark import Case, CaseResult, NotMeasuredError, Result
 from tests.conftest import ROOT
 
 PEERS = ("torch", "accelerate", "transformers", "lightning", "nvidia-resiliency-ext", "mpi4py", "idr_torch")
@@ -49,18 +49,22 @@ def _measure(case: Case, result: Result, file: Path) -> None:
     for way in case.ways:
         kept.samples.setdefault(way, [])
     for repeat in range(case.repeats):
-        # Shuffled, the same again when a run is taken up.
-        for way in random.Random(f"{case.name} {repeat}").sample(list(case.ways), len(case.ways)):
+        for way in order(case.name, list(case.ways), repeat):
             samples = kept.samples[way]
             if len(samples) > repeat or way in kept.not_measured:
                 continue
             try:
                 samples.append(dict(case.ways[way](repeat)))
                 shown = ", ".join(f"{metric} {value:.4g}" for metric, value in samples[-1].items())
-            except NotMeasured as reason:
+            except NotMeasuredError as reason:
                 kept.not_measured[way] = shown = str(reason)
             print(f"{case.name}, {repeat + 1} of {case.repeats}, {way}: {shown}", file=sys.stderr, flush=True)
             _save(result, file)
+
+
+def order(case: str, ways: list[str], repeat: int) -> list[str]:
+    """Of the ways in this repeat: shuffled, and the same again when a run is taken up."""
+    return random.Random(f"{case} {repeat}").sample(ways, len(ways))
 
 
 def _save(result: Result, file: Path) -> None:

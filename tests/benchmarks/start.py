@@ -1,25 +1,29 @@
 """From srun's start to the first collective, and to its end
 
 On the six-node cluster of the tests, whose nodes share this machine's cores, each way starts the same program: it joins
-a Gloo group and makes one all-reduce. `collective` is the time from srun's start until the last rank has made it, `exit`
-the time until srun has ended, `CPU` the CPU time of the whole machine until then. *bare srun* is `srun python` with the
-address in the script. *import only* is `srun python` that imports torch and ends by `os._exit`: what no launcher can
-save. The others are started as their documentation says for Slurm. *two steps* starts the next step as soon as the
-first has ended, in one allocation.
+a Gloo group and makes one all-reduce. `exit` is the time from srun's start until srun has ended, `collective` the time
+until the last rank has made the all-reduce, `CPU` the CPU time of the whole machine until srun has ended.
+
+- *bare srun* is `srun python` with rank 0's address in the script
+- *import only* is `srun python` that imports torch and ends by `os._exit`: what no launcher can save
+- *two steps* starts the next step as soon as the first has ended, in one allocation
+- the others are started as their documentation says for Slurm, mpi4py and ezpz with Open MPI 4.1 and Slurm's PMIx
 """
 
 from __future__ import annotations
 
 import json
 import os
+import shlex
 import subprocess
+import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from tests.benchmarks.benchmark import FAILED, Case, Limit, NotMeasured, Sample
+from tests.benchmarks.benchmark import FAILED, Case, Limit, NotMeasuredError, Sample
 from tests.cluster.cluster import Cluster, Settings
 from tests.conftest import PROGRAMS, ROOT
 from tests.slurm.conftest import data_network, site_mpi
@@ -29,6 +33,7 @@ LIMIT = 150.0
 BIN, INTEROP = ROOT / ".venv" / "bin", ROOT / ".venv-interop" / "bin"
 EZPZ = ROOT / "build" / "ezpz" / "src"
 WORDS = dict.fromkeys(("srunddp", "torchrun", "ft_launcher"), "env") | {"bare srun": "bare", "import only": "import"}
+ACCELERATE_DEFAULTS = ("--mixed_precision=no", "--dynamo_backend=no")  # which it would print
 AGENTS = ("torchrun", "ft_launcher", "accelerate")
 PEERS = ("ft_launcher", "accelerate", "fabric", "lightning", "idr_torch", "mpi4py", "ezpz")
 LAUNCHERS = ("srunddp", "bare srun", "import only", "torchrun")
@@ -45,64 +50,55 @@ class Start:
     each: int
 
     def measure(self, way: str, repeat: int, steps: int = 1) -> Sample:
-        variables = {"SRUNDDP_IFACES": str(self.cluster.shared / "ifaces.conf"), "OMP_NUM_THREADS": "1", **site_mpi()}
-        # As after `source .venv/bin/activate`.
-        variables |= {"VIRTUAL_ENV": str(BIN.parent), "PATH": f"{BIN}:{os.environ['PATH']}", "MASTER_ADDR": "node01"}
-        variables |= {"PYTHONPATH": str(EZPZ)} if way == "ezpz" else {}
-        variables |= {"OMPI_MCA_btl_tcp_if_include": "10.88.0.0/16"}  # of several networks Open MPI would mix two
-        step, port = ["srun", *self._options(way)], 20000 + 20 * repeat
-        commands = [[*step, *self._command(way, str(port + number))] for number in range(steps)]
-        if steps > 1:
-            whole = " && ".join(" ".join(command) for command in commands)
-            commands = [["salloc", f"-N{self.nodes}", f"--ntasks-per-node={self.each}", "sh", "-c", whole]]
+        """Of one start, or of some steps one after the other in an allocation."""
+        options, ports = self._options(way), range(20000 + 20 * repeat, 20000 + 20 * repeat + steps)
+        commands = [["srun", *options, *self._command(way, str(port))] for port in ports]
+        together = ["salloc", *options[:2], "sh", "-c", " && ".join(map(shlex.join, commands))]
         self.cluster.await_completing()
         cpu, began = machine_cpu(), time.monotonic()
         try:
-            done = self.cluster.run(*commands[0], env=variables, timeout=LIMIT, check=False)
+            command = together if steps > 1 else commands[0]
+            done = self.cluster.run(*command, env=self._variables(way), timeout=LIMIT, check=False)
         except subprocess.TimeoutExpired as error:
             self.cluster.cancel_all()
-            raise NotMeasured(f"not over after {LIMIT:.0f} s") from error
-        ended, cpu = time.monotonic(), machine_cpu() - cpu
+            raise NotMeasuredError(f"not over after {LIMIT:.0f} s") from error
+        metrics = {"exit": time.monotonic() - began, "CPU": machine_cpu() - cpu}
         made = [json.loads(line)["at"] for line in done.stdout.splitlines() if line.startswith('{"rank"')]
-        expected = 0 if way == "import only" else self.nodes * self.each * steps
-        if done.returncode or len(made) != expected:
-            print(done.stdout[-500:], done.stderr[-3000:])
-            return {"collective": FAILED, "exit": FAILED, "CPU": FAILED}
-        first = {"collective": max(made) - began} if made and steps == 1 else {}
-        return {"exit": ended - began, **first, "CPU": cpu}
+        if done.returncode or len(made) != self.nodes * self.each * steps * (way != "import only"):
+            print(done.stdout[-500:], done.stderr[-3000:], file=sys.stderr)
+            return dict.fromkeys(metrics, FAILED)
+        return metrics | ({"collective": max(made) - began} if made and steps == 1 else {})
 
-    def _options(self, way: str) -> tuple[str, ...]:
+    def _options(self, way: str) -> list[str]:
         each = 1 if way in AGENTS else self.each
         mpi = "--mpi=pmix" if way in ("mpi4py", "ezpz") else "--mpi=none"
         # ezpz writes a file into the working folder.
-        return (f"--nodes={self.nodes}", f"--ntasks-per-node={each}", mpi, f"--chdir={self.cluster.shared}")
+        return [f"--nodes={self.nodes}", f"--ntasks-per-node={each}", mpi, f"--chdir={self.cluster.shared}"]
+
+    def _variables(self, way: str) -> dict[str, str]:
+        # As after `source .venv/bin/activate`.
+        common = {"VIRTUAL_ENV": str(BIN.parent), "PATH": f"{BIN}:{os.environ['PATH']}", "OMP_NUM_THREADS": "1"}
+        if way == "srunddp":
+            return common | {"SRUNDDP_IFACES": str(self.cluster.shared / "ifaces.conf")}
+        # Of several networks Open MPI would mix two.
+        common |= {"OMPI_MCA_btl_tcp_if_include": "10.88.0.0/16", "PYTHONPATH": str(EZPZ), **site_mpi()}
+        return common | ({"MASTER_ADDR": "node01"} if way in ("fabric", "lightning") else {})
 
     def _command(self, way: str, port: str) -> list[str]:
-        program = [PROGRAM, WORDS.get(way, way), port]
         agent = [f"--nnodes={self.nodes}", f"--nproc-per-node={self.each}", "--rdzv-backend=c10d"]
         agent += [f"--rdzv-endpoint=node01:{port}", f"--rdzv-id={port}"]
-        size = [f"--num_machines={self.nodes}", f"--num_processes={self.nodes * self.each}", "--multi_gpu"]
-        size += [
-            "--mixed_precision=no",
-            "--dynamo_backend=no",
-            "--main_process_ip=node01",
-            f"--main_process_port={port}",
-        ]
+        launch = ["sh", "-c", 'exec "$0" launch --machine_rank=$SLURM_PROCID "$@"', str(BIN / "accelerate")]
+        launch += [f"--num_machines={self.nodes}", f"--num_processes={self.nodes * self.each}", "--multi_gpu"]
+        launch += ["--main_process_ip=node01", f"--main_process_port={port}", *ACCELERATE_DEFAULTS]
         starters = {
             "srunddp": [str(ROOT / "bin" / "srunddp"), "--quiet"],
             "torchrun": [str(BIN / "torchrun"), *agent],
             "ft_launcher": [str(INTEROP / "ft_launcher"), *agent],
-            "accelerate": [
-                "sh",
-                "-c",
-                'exec "$0" launch --machine_rank=$SLURM_PROCID "$@"',
-                str(BIN / "accelerate"),
-                *size,
-            ],
+            "accelerate": launch,
             "mpi4py": [str(BIN / "python"), "-m", "mpi4py"],
         }
         python = INTEROP if way in ("fabric", "lightning", "idr_torch", "ezpz") else BIN
-        return [*starters.get(way, [str(python / "python")]), *program]
+        return [*starters.get(way, [str(python / "python")]), PROGRAM, WORDS.get(way, way), port]
 
 
 def machine_cpu() -> float:
@@ -120,3 +116,7 @@ def cases(quick: bool) -> Iterator[Case]:
             repeats = 2 if quick else 7 if nodes * each < 12 else 3
             measures = {way: partial(start.measure, way) for way in ways if way != "ezpz" or EZPZ.exists()}
             yield Case(name, measures, repeats, LIMITS if each == 1 else ())
+        if not quick:
+            start = Start(cluster, 2, 1)
+            two = {way: partial(start.measure, way, steps=2) for way in ("srunddp", "bare srun", "torchrun")}
+            yield Case("two steps, 2 nodes, 1 rank each", two, 5)

@@ -3,6 +3,7 @@
 The word says from where: ``env`` (under srunddp), ``idr_torch``, or ``mpi4py`` (a broadcast).
 """
 
+import json
 import os
 import socket
 import sys
@@ -22,5 +23,4 @@ match sys.argv[1]:
         known = MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size, *address
     case _:
         known = tuple(os.environ[name] for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"))
-now = time.monotonic()
-print('{"at": %r, "known": "%s"}' % (now, known), flush=True)
+print(json.dumps({"at": time.monotonic(), "known": known}), flush=True)

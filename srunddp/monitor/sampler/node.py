@@ -103,7 +103,7 @@ class NetworkCounters:
 
     def _of_interface(self, line: bytes, time: str) -> str:
         name, _, counters = line.rpartition(b":")  # in a name there may be one: eth0:1
-        name, fields = name.strip(), counters.split()
+        name, fields = name.strip(), counters.split(None, _SENT + 1)
         if name == b"lo":
             return ""
         chosen = int(name == self._chosen)
