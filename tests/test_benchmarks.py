@@ -17,7 +17,7 @@ from tests.benchmarks.__main__ import LONG, NAMES
 from tests.benchmarks.benchmark import Case, CaseResult, Limit, NotMeasuredError, Result, Sample
 
 
-class Ways:
+class CountedWays:
     """A case of two repeats that counts its runs, of which the third way cannot be had."""
 
     def __init__(self, stop_after: int = 100) -> None:
@@ -42,7 +42,7 @@ class Ways:
 
 
 def test_each_way_is_measured_so_often_unless_it_cannot(tmp_path: Path) -> None:
-    ways = Ways()
+    ways = CountedWays()
     result = ways.measure(tmp_path / "name.json")
     assert ways.runs == {"ours": 2, "theirs": 2, "absent": 1}
     case = result.cases["a case"]
@@ -51,20 +51,20 @@ def test_each_way_is_measured_so_often_unless_it_cannot(tmp_path: Path) -> None:
 
 
 def test_a_run_that_was_cut_off_is_taken_up(tmp_path: Path) -> None:
-    file, first, second = tmp_path / "name.json", Ways(stop_after=3), Ways()
+    file, first, second = tmp_path / "name.json", CountedWays(stop_after=3), CountedWays()
     with pytest.raises(KeyboardInterrupt):
         first.measure(file)
     whole = second.measure(file)
     assert first.runs + second.runs == {"ours": 2, "theirs": 2, "absent": 1}
-    assert Ways().measure(file) == whole == Result.of(json.loads(file.read_text()))
-    third = Ways()
+    assert CountedWays().measure(file) == whole == Result.of(json.loads(file.read_text()))
+    third = CountedWays()
     third.measure(file, again=True)
     assert third.runs["ours"] == 2
 
 
 def test_another_version_is_measured_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    file, ways = tmp_path / "name.json", Ways()
-    Ways().measure(file)
+    file, ways = tmp_path / "name.json", CountedWays()
+    CountedWays().measure(file)
     monkeypatch.setattr(runner, "setting", lambda: {"commit": "another"})
     assert ways.measure(file).setting == {"commit": "another"}
     assert ways.runs["ours"] == 2
@@ -83,9 +83,9 @@ def of(**samples: list[float]) -> CaseResult:
 
 def test_a_ratio_is_that_of_minima_with_medians_beside_it() -> None:
     result = Result("T", "", {}, "", cases={"c": of(ours=[1.0, 2.0, 6.0], theirs=[4.0, 8.0, 8.0])})
-    assert "|  | theirs | 0.250 (0.250) | wall 0.50: met |" in page.table(result)
+    assert "|  | theirs | 0.250 (0.250) | wall 0.5: met |" in page.table(result)
     result.cases["c"] = of(ours=[3.0, 3.0], theirs=[4.0, math.inf])
-    assert "|  | theirs | 0.750 (0.000), 1 of 2 failed | wall 0.50: missed |" in page.table(result)
+    assert "|  | theirs | 0.750 (0.000), 1 of 2 failed | wall 0.5: missed |" in page.table(result)
 
 
 def test_a_plot_has_a_bar_for_each_ratio() -> None:

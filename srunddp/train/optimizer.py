@@ -39,6 +39,16 @@ def use_fused(optimizer: Optimizer, model: nn.Module) -> None:
     optimizer._step_supports_amp_scaling = True  # type: ignore[attr-defined]
 
 
+def zero_grad(optimizer: Optimizer) -> None:
+    """As its own method, but without what that notes for torch's profiler: 15 µs a step."""
+    if getattr(optimizer.zero_grad, "__func__", None) is Optimizer.zero_grad:
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                parameter.grad = None
+    else:
+        optimizer.zero_grad(set_to_none=True)
+
+
 def lr_factor(config: Config, world_size: int) -> float:
     """What the learning rate is multiplied by, for the samples of one step.
 

@@ -23,7 +23,7 @@ from srunddp.train.model.ddp import DDPModel
 from srunddp.train.model.ema import EMA
 from srunddp.train.model.modes import TrainingModes
 from srunddp.train.model.step import LossFunction, Step, StepModule, make_step, targets_of
-from srunddp.train.optimizer import as_tuple, lr_factor, scale_lr, use_fused
+from srunddp.train.optimizer import as_tuple, lr_factor, scale_lr, use_fused, zero_grad
 from srunddp.train.progress import EpochRecord
 from srunddp.train.rng import preserved_rng
 from srunddp.train.schedulers import Scheduler
@@ -210,7 +210,7 @@ class Trainer:
     def _step(self, step: StepBatches, sums: MetricAccumulator, timer: ThroughputMeter) -> Tensor | None:
         """One optimizer step; returns the loss of this rank's last micro-batch, None where it had none."""
         for optimizer in self._optimizers:
-            optimizer.zero_grad(set_to_none=True)
+            zero_grad(optimizer)
         loss = None
         for batch in step.batches[:-1]:
             if batch.weight or self._ddp.runs_always:
@@ -218,10 +218,9 @@ class Trainer:
                     loss = self._forward_backward(batch, sums)
         # Only a step's last forward and backward share gradients between ranks.
         last = self._forward_backward(step.batches[-1], sums, timer)
-        loss = last if last is not None else loss
         self._optimizer_step()
         heartbeat()
-        return loss
+        return loss if last is None else last
 
     def _forward_backward(
         self, batch: Batch, sums: MetricAccumulator, shared: ThroughputMeter | None = None

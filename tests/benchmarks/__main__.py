@@ -13,7 +13,7 @@ from pathlib import Path
 from tests.benchmarks import page, runner
 from tests.conftest import ROOT
 
-NAMES = ("start", "rendezvous", "storm", "late", "restart", "scale", "overhead", "monitor", "loop", "ddp", "checkpoint")
+NAMES = ("start", "rendezvous", "storm", "late", "restart", "scale", "overhead", "monitor", "loop", "checkpoint")
 NAMES += ("streams", "vision")
 LONG = ("goodput",)  # by name only
 

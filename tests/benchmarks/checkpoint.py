@@ -1,29 +1,36 @@
-"""A step's time while a checkpoint is written over that without, in alternating windows within one run.
+"""Training while a checkpoint is written.
 
-One process, one thread of torch, about 100 MB of model and Adam. A window with is as long as the write takes, and the
-one after it has as many steps. The figure is the median of the ratios of neighbouring windows.
-
-    python -m tests.benchmarks.checkpoint [WINDOWS [FOLDER]]
+Wall-clock time of a step, the mean of 40 steps after about 100 MB of model and Adam have begun to be saved. The longest
+step is that, or the first one with the call that begins to save. The ways are srunddp's CheckpointManager, torch's
+distributed checkpoint (``async_save``), ``torch.save`` between two steps, and no checkpoint at all. One process, one
+thread of torch, of two cores; the next window begins when all is written. srunddp syncs its file to the disk and reads
+it back. The second case is the copy to memory alone, for which training waits, beside ``copy.deepcopy``.
 """
 
 from __future__ import annotations
 
-import statistics
-import sys
+import copy
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.distributed import checkpoint as distributed_checkpoint
 
-from srunddp.train.checkpoint.async_writer import AsyncCheckpointer, Snapshot
-from srunddp.train.checkpoint.directory import CheckpointDirectory
-from tests.benchmarks import quartiles
+from srunddp.train import CheckpointManager
+from srunddp.train.checkpoint.async_writer import Snapshot
+from tests.benchmarks.benchmark import Case, Limit, Sample
+from tests.train.local_world import LocalWorld
 
-WINDOWS = 50
 WIDTH, LAYERS, BATCH = 860, 12, 8
+STEPS = 40  # about as long as srunddp's file takes
+OURS, DCP, SAVE, NOTHING = "srunddp", "torch's async_save", "torch.save", "no checkpoint"
 
 
 class Training:
@@ -32,63 +39,67 @@ class Training:
         self.model = nn.Sequential(*(nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU()) for _ in range(LAYERS)))
         self.optimizer = torch.optim.Adam(self.model.parameters(), fused=True)
         self.inputs = torch.randn(BATCH, WIDTH)
+        self.step()
 
-    def step(self) -> float:
-        start = time.perf_counter()
+    def step(self) -> None:
         self.optimizer.zero_grad(set_to_none=True)
         self.model(self.inputs).square().mean().backward()
         self.optimizer.step()
-        return time.perf_counter() - start
 
-    def state(self) -> dict[str, object]:
+    def state(self) -> dict[str, Any]:
         return {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
 
 
-def steps_until(done: Callable[[], bool], training: Training) -> list[float]:
-    steps = [training.step()]
-    while not done():
-        steps.append(training.step())
-    return steps
+def window(training: Training, begin: Callable[[int], Callable[[], object]], repeat: int) -> Sample:
+    """``begin`` begins to save, and returns what waits until that is written."""
+    began = time.perf_counter()
+    wait = begin(repeat)
+    times = [time.perf_counter()]
+    for _ in range(STEPS):
+        training.step()
+        times.append(time.perf_counter())
+    wait()
+    longest = max(end - start for start, end in pairwise([began, *times[1:]]))
+    return {"step": 1000 * (times[-1] - times[0]) / STEPS, "longest step": 1000 * longest}
 
 
-def windows(number: int, folder: Path) -> tuple[list[list[float]], list[list[float]]]:
-    training, writer = Training(), AsyncCheckpointer(CheckpointDirectory(folder, keep_last=2, keep_best=0), print)
-    beside, alone = [], []
-    for step in range(number + 2):
-        writer.write(step, training.state())
-        beside.append(steps_until(lambda: writer.join(0.0), training))
-        left = iter(range(len(beside[-1]) - 1))
-        alone.append(steps_until(lambda left=left: next(left, None) is None, training))  # type: ignore[misc]
-    writer.wait()
-    return beside[2:], alone[2:]  # the first two bring memory
+def ways(training: Training, folder: Path) -> dict[str, Callable[[int], Callable[[], object]]]:
+    manager = CheckpointManager(folder / "srunddp", LocalWorld(), keep_last=2, keep_best=0)
+
+    def ours(repeat: int) -> Callable[[], object]:
+        manager.save(repeat + 1, training.state())
+        return manager.wait
+
+    def dcp(repeat: int) -> Callable[[], object]:
+        options = {"checkpoint_id": folder / "dcp"}
+        return distributed_checkpoint.async_save(training.state(), **options).result  # type: ignore[no-any-return]
+
+    def save(repeat: int) -> Callable[[], object]:
+        torch.save(training.state(), folder / "new.pt")
+        (folder / "new.pt").replace(folder / "last.pt")
+        return lambda: None
+
+    return {OURS: ours, DCP: dcp, SAVE: save, NOTHING: lambda repeat: lambda: None}
 
 
-def copies(number: int = 20) -> list[float]:
-    training, snapshot = Training(), Snapshot()
-    training.step()
-    times = []
-    for _ in range(number):
-        start = time.perf_counter()
-        snapshot.take(training.state())
-        times.append(time.perf_counter() - start)
-    return times
+def seconds(action: Callable[[], object], repeat: int) -> Sample:
+    began = time.perf_counter()
+    action()
+    return {"wall": 1000 * (time.perf_counter() - began)}
 
 
-def main() -> None:
-    number = int(sys.argv[1]) if len(sys.argv) > 1 else WINDOWS
+def cases(quick: bool) -> Iterator[Case]:
     torch.set_num_threads(1)
-    with TemporaryDirectory(dir=sys.argv[2] if len(sys.argv) > 2 else None) as folder:
-        beside, alone = windows(number, Path(folder))
-        size = max(file.stat().st_size for file in Path(folder).iterdir()) / 1e6
-    first, *others = (1000 * copy for copy in copies())
-    ratios = [sum(w) / sum(a) for w, a in zip(beside, alone, strict=True)]
-    step = 1000 * statistics.median(time for window in alone for time in window)
-    longest = 1000 * statistics.median(map(max, beside))
-    print(f"step {step:.1f} ms; {size:.0f} MB are written in {statistics.median(map(len, beside)):.0f} steps")
-    print(f"beside a write over without: {quartiles(ratios)}")
-    print(f"longest step beside a write: {longest:.1f} ms (median of windows)")
-    print(f"copy: {statistics.median(others) * 100 / size:.1f} ms per 100 MB, the first {first * 100 / size:.1f} ms")
-
-
-if __name__ == "__main__":
-    main()
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # torch's async_save wants one
+    training, snapshot, repeats = Training(), Snapshot(), 2 if quick else 15
+    with TemporaryDirectory() as folder:
+        begins = ways(training, Path(folder))
+        measures = {way: partial(window, training, begin) for way, begin in begins.items()}
+        for measure in measures.values():
+            measure(-1)  # it brings memory
+        limits = (Limit("step", NOTHING, 1.02), Limit("step", DCP, 1.0), Limit("longest step", DCP, 1.0))
+        yield Case("steps beside a checkpoint of 107 MB", measures, repeats, limits, "ms")
+    copies = {OURS: lambda: snapshot.take(training.state()), "copy.deepcopy": lambda: copy.deepcopy(training.state())}
+    named = {way: partial(seconds, action) for way, action in copies.items()}
+    yield Case("copying these to memory", named, repeats, (Limit("wall", "copy.deepcopy", 1.0),), "ms")
+    dist.destroy_process_group()

@@ -1,179 +1,101 @@
-"""The shared loop's CPU time over that of other loops, in one run, on steps of about 0.7 and 20 ms.
+"""The training loop beside loops by hand and those of other libraries.
 
-One rank, one thread; rounds of all in turn, each an epoch. One hand-written loop is what users of
-DistributedDataParallel write, and keeps the sum of losses. The other is the same without the wrap, which the shared
-loop leaves out in a single process, too: the stricter measure of what the loop itself costs. Lightning and its Fabric
-(``lightning``) and Accelerate (``accelerate``) are measured where they are installed. Figures are ratios of the
-smallest CPU times; quartiles of neighbouring rounds say how much the machine was disturbed.
-
-    python -m tests.benchmarks.loop [ROUNDS]
+CPU time of a step of ``srunddp.Trainer``, of all threads of a rank, with one thread of torch: the network has three
+layers, a batch 64 samples, AdamW its fused kernel. The loops by hand are with DistributedDataParallel, and without its
+wrap (bare), which the stricter comparison is: in a single process Trainer needs none either. The loop of Fabric and
+Accelerate is the one by hand with their objects in it. Each way is a process of its own with the same Python, which
+trains a new model for an epoch in each repeat; that, and not its preparation, is measured. Where checkpoints are
+written, the last one is on the disk at the epoch's end, and the wall-clock time is measured, too. Trainer syncs each
+file to the disk and reads it back; the others do neither. The ten metrics are each updated at each step. Two ranks use
+Gloo; there both sides are in DistributedDataParallel.
 """
 
 from __future__ import annotations
 
-import contextlib
-import io
-import itertools
-import logging
+import json
 import os
-import warnings
-from collections.abc import Callable
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack
+from dataclasses import asdict
 from functools import partial
-from importlib.util import find_spec
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
-import torch
-import torch.distributed as dist
-from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader, Dataset, DistributedSampler, RandomSampler, TensorDataset
+from tests.benchmarks.benchmark import Case, Limit, NotMeasuredError, Sample
+from tests.benchmarks.runner import INTEROP
+from tests.benchmarks.training_loops import BARE, DDP, OURS, PEERS, STOCK, Task
+from tests.conftest import ROOT
 
-from srunddp.train import Config, DataLoaderConfig, Trainer, import_torchvision
-from tests.benchmarks import in_turn, numbers, ratio, train
-from tests.train.local_world import LocalWorld
-
-ROUNDS = 15
-WIDTH = 224  # makes a step of about 0.7 ms
-BATCH = 64
-Kind = Callable[[Any, int], Callable[[], None]]  # makes of data and the model's width what trains for an epoch
-
-
-class Samples(Dataset[tuple[Tensor, Tensor]]):
-    """Read one by one, as from files."""
-
-    def __init__(self, count: int) -> None:
-        self.inputs, self.targets = torch.randn(count, 64), torch.randint(10, (count,))
-
-    def __len__(self) -> int:
-        return len(self.inputs)
-
-    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
-        return self.inputs[index], self.targets[index]
+SMALL, LARGE, GRADIENTS_OF_20_MB = 224, 1792, 2200  # widths; the first two make steps of about 0.7 and 20 ms
+TASKS = {
+    "samples one by one, a step of 0.7 ms": Task(SMALL, 400),
+    "tensors in memory, a step of 0.7 ms": Task(SMALL, 400, "tensors"),
+    "a stream, a step of 0.7 ms": Task(SMALL, 400, "stream"),
+    "ten metrics of one's own, a step of 1 ms": Task(SMALL, 300, metrics="functions"),
+    "ten metrics of torchmetrics, a step of 1 ms": Task(SMALL, 300, metrics="torchmetrics"),
+    "a checkpoint each 400 steps of 0.7 ms": Task(SMALL, 800, save_every=400),
+    "samples one by one, a step of 20 ms": Task(LARGE, 20),
+    "tensors in memory, a step of 20 ms": Task(LARGE, 20, "tensors"),
+}
+OF_TWO = {
+    "two ranks, a small step": Task(SMALL, 200, "tensors"),
+    "two ranks, 20 MB of gradients": Task(GRADIENTS_OF_20_MB, 12, "tensors"),
+}
 
 
-def network(width: int) -> nn.Sequential:
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(64, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 10))
+class Processes:
+    """The ranks of one way, which wait for their tasks."""
+
+    def __init__(self, way: str, size: int, folder: Path) -> None:
+        folder.mkdir()
+        self._log = folder / "log"
+        python = INTEROP / "bin" / "python"
+        command = [python if python.exists() else sys.executable, "-m", "tests.benchmarks.training_loops", way]
+        environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
+        options: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "cwd": ROOT}
+        with open(self._log, "w") as log:
+            self._ranks = [
+                subprocess.Popen([*command, str(rank), str(size), folder], stderr=log, env=environment, **options)
+                for rank in range(size)
+            ]
+
+    def measure(self, task: Task, metrics: Iterable[str], repeat: int) -> Sample:
+        """The mean over the ranks."""
+        try:
+            for rank in self._ranks:
+                print(json.dumps(asdict(task)), file=rank.stdin, flush=True)
+            found = [json.loads(rank.stdout.readline()) for rank in self._ranks]
+        except (BrokenPipeError, json.JSONDecodeError):
+            raise NotMeasuredError(self._log.read_text().splitlines()[-1]) from None
+        return {metric: sum(each[metric] for each in found) / len(found) for metric in metrics}
+
+    def close(self) -> None:
+        for rank in self._ranks:
+            rank.kill()
+            rank.communicate()
 
 
-def adam(model: nn.Module) -> torch.optim.AdamW:
-    return torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
+def cases(quick: bool) -> Iterator[Case]:
+    repeats = 2 if quick else 11
+    for tasks, ways, size in ((TASKS, (OURS, DDP, BARE, *PEERS), 1), (OF_TWO, (OURS, DDP, STOCK), 2)):
+        with TemporaryDirectory() as folder, ExitStack() as stack:
+            processes = {way: Processes(way, size, Path(folder, way)) for way in ways}
+            for each in processes.values():
+                stack.callback(each.close)
+            for name, task in list(tasks.items())[: 1 if quick else None]:
+                yield Case(name, measures(processes, task), repeats, limits(task, size), "ms")
 
 
-def shuffled(data: Any) -> DataLoader[Any]:
-    return DataLoader(data, batch_size=BATCH, sampler=RandomSampler(data))
+def measures(processes: dict[str, Processes], task: Task) -> dict[str, Callable[[int], Sample]]:
+    metrics = ("CPU", "wall") if task.save_every or STOCK in processes else ("CPU",)
+    # Hugging Face's Trainer has no metrics of training.
+    ways = [way for way in processes if not (task.metrics and way == "Hugging Face")]
+    return {way: partial(processes[way].measure, task, metrics) for way in ways}
 
 
-def hand_written(data: Any, width: int, *, wrapped: bool = False) -> Callable[[], None]:
-    model: nn.Module = network(width)
-    if wrapped:
-        model = DistributedDataParallel(model, gradient_as_bucket_view=True)
-    sampler: DistributedSampler[Any] = DistributedSampler(data, num_replicas=1, rank=0, seed=0)
-    loader = DataLoader(data, batch_size=BATCH, sampler=sampler)
-    return looping(model, adam(model), loader, Tensor.backward)
-
-
-def looping(model: Any, optimizer: Any, loader: Any, backward: Callable[[Tensor], Any]) -> Callable[[], None]:
-    """An epoch of a hand-written loop."""
-    loss_function, epochs = nn.CrossEntropyLoss(), itertools.count()
-
-    def epoch() -> None:
-        if isinstance(getattr(loader, "sampler", None), DistributedSampler):
-            loader.sampler.set_epoch(next(epochs))
-        total = 0.0
-        for inputs, targets in loader:
-            optimizer.zero_grad(set_to_none=True)
-            loss = loss_function(model(inputs), targets)
-            backward(loss)
-            optimizer.step()
-            total += loss.item() * len(targets)
-
-    return epoch
-
-
-def ours(data: Any, width: int) -> Callable[[], None]:
-    model = network(width)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    config = Config(batch_size=BATCH, dataloader=DataLoaderConfig(num_workers=0))
-    return partial(train, Trainer(model, optimizer, nn.CrossEntropyLoss(), config, world=LocalWorld()), data)
-
-
-def fabric(data: Any, width: int) -> Callable[[], None]:
-    from lightning.fabric import Fabric
-
-    run = Fabric(accelerator="cpu", devices=1)
-    run.launch()
-    model = network(width)
-    model, optimizer = run.setup(model, adam(model))
-    return looping(model, optimizer, run.setup_dataloaders(shuffled(data)), run.backward)
-
-
-def accelerate(data: Any, width: int) -> Callable[[], None]:
-    from accelerate import Accelerator
-
-    run = Accelerator(cpu=True)
-    model = network(width)
-    return looping(*run.prepare(model, adam(model), shuffled(data)), run.backward)
-
-
-def lightning(data: Any, width: int) -> Callable[[], None]:
-    import lightning
-
-    class Module(lightning.LightningModule):
-        def __init__(self) -> None:
-            super().__init__()
-            self.model, self.loss = network(width), nn.CrossEntropyLoss()
-
-        def training_step(self, batch: Any, index: int) -> Tensor:
-            return self.loss(self.model(batch[0]), batch[1])  # type: ignore[no-any-return]
-
-        def configure_optimizers(self) -> Any:
-            return adam(self)
-
-    off = dict.fromkeys(("logger", "enable_progress_bar", "enable_checkpointing", "enable_model_summary"), False)
-    trainer = lightning.Trainer(accelerator="cpu", devices=1, max_epochs=0, **off)
-    module, loader = Module(), shuffled(data)
-
-    def epoch() -> None:
-        trainer.fit_loop.max_epochs += 1
-        trainer.fit(module, loader)
-
-    return epoch
-
-
-PEERS: dict[str, Kind] = {"Fabric": fabric, "Lightning": lightning, "Accelerate": accelerate}
-
-
-def compare(name: str, data: Any, width: int, rounds: int, kinds: dict[str, Kind]) -> None:
-    with contextlib.redirect_stderr(io.StringIO()):
-        times = in_turn({each: kind(data, width) for each, kind in {"ours": ours, **kinds}.items()}, rounds)
-    milliseconds = {each: 1000 * min(seconds) / (len(data) // BATCH) for each, seconds in times.items()}
-    print(f"{name}: a step of the loop {milliseconds['ours']:.3f} ms")
-    for each in kinds:
-        print(f"  over {each}, {milliseconds[each]:.3f} ms: {ratio(times['ours'], times[each])}", flush=True)
-
-
-def main() -> None:
-    (rounds,) = numbers(ROUNDS)
-    torch.set_num_threads(1)
-    with contextlib.suppress(ImportError):
-        import_torchvision()  # Lightning does, and fails where its build does not match torch's
-    warnings.simplefilter("ignore")
-    logging.getLogger("lightning").setLevel(logging.ERROR)
-    bare: dict[str, Kind] = {"bare by hand": hand_written}
-    there = [find_spec("accelerate" if name == "Accelerate" else "lightning") for name in PEERS]
-    peers = bare | {name: kind for (name, kind), found in zip(PEERS.items(), there, strict=True) if found}
-    compare("beside others, samples one by one", Samples(150 * BATCH), WIDTH, rounds, peers)
-    # Only now: the others would take part in it.
-    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    both = {"DDP by hand": partial(hand_written, wrapped=True), **bare}
-    for width, steps in ((WIDTH, 400), (1792, 12)):
-        samples = Samples(steps * BATCH)
-        compare("samples one by one", samples, width, rounds, both)
-        compare("tensors in memory", TensorDataset(samples.inputs, samples.targets), width, rounds, both)
-    dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main()
+def limits(task: Task, size: int) -> tuple[Limit, ...]:
+    peers = PEERS if size == 1 and task.width == SMALL else ()
+    return (Limit("CPU", DDP, 1.02), *(Limit("CPU", peer, 1.0) for peer in peers))

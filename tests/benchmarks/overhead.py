@@ -192,8 +192,8 @@ def rank() -> None:
         module.heartbeat = marks.of(srunddp.heartbeat)
     for name in ("epoch", "start_wait", "end_wait", "done"):
         setattr(StepTimer, name, monitor.of(getattr(StepTimer, name)))
-    waited = StepTimer.timed
-    StepTimer.timed = lambda timer, steps: monitor.of_each(waited(timer, monitor.of_each(steps, -1)))
+    original = StepTimer.timed
+    StepTimer.timed = lambda timer, steps: monitor.of_each(original(timer, monitor.of_each(steps, -1)))
     with srunddp.init() as world:
         train = trainer(world)
         print(json.dumps({"process": os.getpid()}), flush=True)

@@ -1,31 +1,30 @@
-"""The speed of a stream that splits itself by rank and worker over that of the same data with indices, in one run.
+"""Streams that split themselves, and loaders with indices.
 
-A sample takes 20 ms of waiting, as from a slow disk, and costs no CPU. Epochs of both kinds are read in turn by loaders
-that keep their workers; the first epoch, in which these start, does not count. Besides, a stream that all ranks read
-whole, which more ranks and workers make no faster.
-
-    python -m tests.benchmarks.streams [ROUNDS [SAMPLES]]
+Wall-clock time of an epoch whose samples each take 20 ms of waiting, as from a slow disk, and no CPU. The first way is
+a stream that splits itself by rank and worker, read by ``DistributedDataLoader(sharded=True)``. The others are the same
+samples with indices, read by that loader and by torch's with a DistributedSampler; and a stream that all ranks read
+whole, which more ranks and workers make no faster. Each repeat starts the ranks anew; the first epoch, in
+which the loader's workers start, does not count.
 """
 
 from __future__ import annotations
 
-import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset, IterableDataset, get_worker_info
+from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset, get_worker_info
 
 from srunddp.train import DistributedDataLoader
-from tests.benchmarks import in_turn, numbers
+from tests.benchmarks.benchmark import Case, Limit, Sample
 from tests.train.local_world import LocalWorld, run_ranks
 
-ROUNDS, SAMPLES = 3, 64  # an epoch's samples for each process that reads
-SECONDS = 0.020
+SAMPLES, SECONDS = 32, 0.020  # an epoch's for each process that reads, and each sample's
 WORLDS = ((1, 0), (2, 2), (4, 2))  # ranks, and workers of each
 
 
@@ -71,37 +70,39 @@ class Split(Whole):
         return map(read, range(first, self.count, self.world.world_size * workers))
 
 
-def epoch(loader: DistributedDataLoader, count: int, world: LocalWorld) -> None:
-    own = torch.tensor(sum(batch.samples for batch in loader))
-    if world.world_size > 1:
+def with_torch(count: int, world: LocalWorld, options: dict[str, Any]) -> DataLoader[Any]:
+    data = Indexed(count)
+    sampler: DistributedSampler[Any] = DistributedSampler(data, world.world_size, world.rank)
+    return DataLoader(data, sampler=sampler, persistent_workers=options["num_workers"] > 0, **options)
+
+
+LOADERS: dict[str, Callable[..., Any]] = {
+    "srunddp": lambda count, world, options: DistributedDataLoader(Split(count, world), world, sharded=True, **options),
+    "srunddp with indices": lambda count, world, options: DistributedDataLoader(Indexed(count), world, **options),
+    "torch with indices": with_torch,
+    "a stream read whole": lambda count, world, options: DistributedDataLoader(Whole(count), world, **options),
+}
+
+
+def epoch(world: LocalWorld, way: str, workers: int, count: int) -> float:
+    """Its seconds, on one rank."""
+    loader = LOADERS[way](count, world, {"batch_size": 4, "num_workers": workers, "multiprocessing_context": None})
+    for _ in range(2):
+        began = time.perf_counter()
+        own = torch.tensor(sum(getattr(batch, "samples", len(batch)) for batch in loader))
         torch.distributed.all_reduce(own)
-    assert own == count, f"{own} of {count} samples"
+        assert own == count, f"{own} of {count} samples"
+    return time.perf_counter() - began
 
 
-def measure(world: LocalWorld, workers: int, count: int, rounds: int) -> dict[str, float]:
-    """The shortest time of an epoch of each kind."""
-    options: Any = {"batch_size": 4, "num_workers": workers, "multiprocessing_context": "fork"}
-    kinds = {
-        "indices": DistributedDataLoader(Indexed(count), world, **options),
-        "sharded": DistributedDataLoader(Split(count, world), world, sharded=True, **options),
-        "whole": DistributedDataLoader(Whole(count), world, **options),
-    }
-    loops = {name: partial(epoch, loader, count, world) for name, loader in kinds.items()}
-    times = in_turn(loops, rounds + 1, time.perf_counter)
-    return {name: min(seconds[1:]) for name, seconds in times.items()}
+def measure(way: str, ranks: int, workers: int, repeat: int) -> Sample:
+    count = SAMPLES * ranks * max(workers, 1)
+    with TemporaryDirectory() as folder:
+        return {"wall": max(run_ranks(ranks, Path(folder), epoch, way, workers, count))}
 
 
-def main() -> None:
-    rounds, samples = numbers(ROUNDS, SAMPLES)
-    for ranks, workers in WORLDS:
-        count = samples * ranks * max(workers, 1)
-        with tempfile.TemporaryDirectory() as folder:
-            found = run_ranks(ranks, Path(folder), measure, workers, count, rounds)
-        times = {name: max(each[name] for each in found) for name in found[0]}
-        speeds = ", ".join(f"{name} {count / seconds:.0f}" for name, seconds in times.items())
-        ratios = ", ".join(f"{name} {times['indices'] / times[name]:.3f}" for name in ("sharded", "whole"))
-        print(f"{ranks} ranks with {workers} workers: samples/s {speeds}; over indices: {ratios}", flush=True)
-
-
-if __name__ == "__main__":
-    main()
+def cases(quick: bool) -> Iterator[Case]:
+    limits = tuple(Limit("wall", way, 1.02) for way in ("srunddp with indices", "torch with indices"))
+    for ranks, workers in WORLDS[: 2 if quick else None]:
+        ways = {way: partial(measure, way, ranks, workers) for way in LOADERS}
+        yield Case(f"ranks: {ranks}, workers of each: {workers}", ways, 1 if quick else 3, limits)

@@ -1,17 +1,15 @@
-"""Samples per second of docs/examples/vision.py's training over those of a hand-written loop, in one run.
+"""The example vision.py beside a loop by hand.
 
-The same model, data, augmentation, batches and loader workers, on made images of CIFAR-10's shape, read by
-torchvision's class for it; one rank. Rounds of both in turn, with and without an average of the weights, which the
-hand-written loop makes by torch's AveragedModel. On a GPU by wall-clock time, with workers and bf16; on the CPU by CPU
-time, without. The figure is the ratio at the smallest times, which should be at least 0.98.
-
-    python -m tests.benchmarks.vision [ROUNDS]
+A step of docs/examples/vision.py's training, with and without an average of the weights, which the loop by hand makes
+by torch's AveragedModel. Model, data, augmentation, batches and loader workers are the same, on made images of
+CIFAR-10's shape; one rank. On a GPU it is wall-clock time, with workers and bf16; on the CPU CPU time, without.
 """
 
 from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -24,16 +22,16 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.data import DataLoader
 
 from srunddp.train import DataLoaderConfig, import_torchvision
-from tests.benchmarks import in_turn, numbers, ratio, train
+from tests.benchmarks.benchmark import Case, Limit, Sample
+from tests.benchmarks.training_loops import train
 from tests.examples import loaded
 from tests.train.local_world import LocalWorld
 
-ROUNDS = 5
 GPU = torch.cuda.is_available()
 DEVICE = torch.device("cuda", 0) if GPU else torch.device("cpu")
 EPOCHS, STEPS, BATCH, WORKERS = (3, 100, 256, 8) if GPU else (1, 6, 32, 0)
 
-
+METRIC = "wall" if GPU else "CPU"
 VISION: Any = loaded("vision")
 
 
@@ -108,26 +106,18 @@ def clock() -> float:
     return time.perf_counter()
 
 
-def compare(name: str, ema_decay: float | None, rounds: int) -> None:
-    config = settings(ema_decay)
-    data = Made(VISION.transform(config, 0.5))
-    ours = partial(train, VISION.trainer_of(LocalWorld(device=DEVICE), config, 10), data, EPOCHS)
-    times = in_turn({"by hand": ByHand(config, data), "vision.py": ours}, rounds, clock)
-    speed = {each: EPOCHS * STEPS * BATCH / min(values) for each, values in times.items()}
-    print(
-        f"{name}: {speed['by hand']:.0f} samples/s by hand, {speed['vision.py']:.0f} of vision.py: "
-        f"{ratio(times['by hand'], times['vision.py'])}",
-        flush=True,
-    )
+def measure(loop: Callable[[], None], repeat: int) -> Sample:
+    began = clock()
+    loop()
+    return {METRIC: 1000 * (clock() - began) / (EPOCHS * STEPS)}
 
 
-def main() -> None:
-    (rounds,) = numbers(ROUNDS)
+def cases(quick: bool) -> Iterator[Case]:
     if not GPU:
         torch.set_num_threads(1)
-    compare("without an average", None, rounds)
-    compare("with one", 0.99, rounds)
-
-
-if __name__ == "__main__":
-    main()
+    for name, ema_decay in {"without an average": None, "with an average of the weights": 0.99}.items():
+        config = settings(ema_decay)
+        data = Made(VISION.transform(config, 0.5))
+        ours = partial(train, VISION.trainer_of(LocalWorld(device=DEVICE), config, 10), data, EPOCHS)
+        ways = {"vision.py": partial(measure, ours), "by hand": partial(measure, ByHand(config, data))}
+        yield Case(name, ways, 2 if quick else 5, (Limit(METRIC, "by hand", 1.02),), "ms")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -197,14 +196,12 @@ def test_random_numbers_of_the_gpu_are_kept() -> None:
     assert torch.equal(torch.rand(9, device=GPU), drawn)
 
 
-def test_vision_py_is_within_2_per_cent_of_a_bare_loop() -> None:
-    """In samples per second; with the average of the weights it may be faster than with torch's own."""
-    command = [sys.executable, "-m", "tests.benchmarks.vision"]
+def test_vision_py_is_within_2_per_cent_of_a_bare_loop(tmp_path: Path) -> None:
+    """In time per step; with the average of the weights it may be faster than with torch's own."""
+    command = [sys.executable, "-m", "tests.benchmarks", "vision", "--folder", str(tmp_path)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
-    ratios = [float(ratio) for ratio in re.findall(r"of vision\.py: (\d\.\d+)", done.stdout)]
-    assert len(ratios) == 2, done.stdout
-    assert min(ratios) >= 0.98, done.stdout
+    assert done.stdout.count("wall 1.02: met") == 2, done.stdout
 
 
 def test_a_resumed_run_is_that_which_was_not_interrupted(tmp_path: Path) -> None:

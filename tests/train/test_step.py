@@ -29,7 +29,7 @@ from torch.utils.data import TensorDataset
 from srunddp.errors import ConfigError
 from srunddp.train import Callback, CheckpointConfig, DDPConfig, Trainer, load_checkpoint
 from srunddp.train.data.order import Sequential
-from srunddp.train.optimizer import lr_factor, scale_lr, use_fused
+from srunddp.train.optimizer import lr_factor, scale_lr, use_fused, zero_grad
 from tests.train import problems
 from tests.train.local_world import LocalWorld, run_ranks
 from tests.train.problems import OnStep, Stop, classes, counting, message, same, settings
@@ -162,6 +162,22 @@ def test_fused_kernels_are_off_for_sparse_gradients_or_if_asked() -> None:
 
 
 # Learning rate. Fit makes five steps.
+
+
+def test_an_optimizer_s_own_zero_grad_is_called() -> None:
+    model, calls = network(), []
+
+    class Own(torch.optim.SGD):
+        def zero_grad(self, set_to_none: bool = True) -> None:
+            calls.append(set_to_none)
+
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    zero_grad(Own(model.parameters()))
+    assert calls == [True]
+    assert all(parameter.grad is not None for parameter in model.parameters())
+    zero_grad(torch.optim.SGD(model.parameters()))
+    assert all(parameter.grad is None for parameter in model.parameters())
 
 
 def learning_rates() -> tuple[Callback, dict[int, float]]:

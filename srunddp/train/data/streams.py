@@ -76,21 +76,18 @@ class Stream(IterableDataset[Any]):
     def _dealt_parts(self, start: int) -> Iterator[tuple[int, MicroBatch]]:
         """Those of this rank, for all of its workers, each with the place of its first sample in the epoch."""
         rank, ranks, full = self._assignment.rank, self._assignment.world_size, self._assignment.global_batch_size
-        digest, place, kept, first, count = 0, start, [], None, 0
-        for index, sample in enumerate(self._data):
-            if index == 0 and ranks > 1:
-                digest = digest_of(sample)
-            if index < start:
-                continue
-            first = sample if count == 0 else first
-            if count % ranks == rank:
-                kept.append(sample)
-            count += 1
-            if count == full:
-                yield place, MicroBatch(kept, len(kept), count, digest=digest)
-                place, kept, count = place + count, [], 0
-        if count:
-            yield place, MicroBatch(kept or [first], len(kept), count, digest=digest)
+        samples, digest = iter(self._data), 0
+        if ranks > 1 and (head := list(itertools.islice(samples, 1))):
+            samples, digest = itertools.chain(head, samples), digest_of(head[0])
+        place, samples = start, itertools.islice(samples, start, None)
+        while first := list(itertools.islice(samples, full if ranks == 1 else 1)):  # one rank takes all: quicker
+            kept, count = first[rank:], len(first)
+            for sample in itertools.islice(samples, full - count):
+                if count % ranks == rank:
+                    kept.append(sample)
+                count += 1
+            yield place, MicroBatch(kept or first, len(kept), count, digest=digest)
+            place += count
 
     def _own_parts(self, start: int, worker: int) -> Iterator[tuple[int, MicroBatch]]:
         """Those of this worker, numbered; without samples where they surely are among the rank's first ``start``."""

@@ -18,6 +18,7 @@ from torch.utils.data import IterableDataset
 from srunddp.train.data import streams
 from srunddp.train.data.sampler import DistributedBatchSampler, MicroBatch, ShardAssignment
 from srunddp.train.data.streams import Stream, digest_of
+from srunddp.train.rng import IsolatedRng
 from tests.train.data.test_loader import RandomStream
 
 
@@ -86,6 +87,24 @@ def test_a_stream_leaves_the_rank_s_own_random_numbers_alone(sharded: bool) -> N
             assert len(by_workers(RandomStream(9), ShardAssignment(0, 1, 2, 0, sharded=sharded), 0)) == 5
         results.append(states())
     assert results[0] == results[1]
+
+
+@pytest.mark.parametrize("drawing", [numpy.random.random, random.random, lambda: torch.rand(()).item()])
+def test_two_sequences_of_random_numbers_stay_apart(drawing: Any) -> None:
+    def drawn(outside: Any) -> tuple[list[float], list[float]]:
+        torch.manual_seed(1), random.seed(1), numpy.random.seed(1)
+        isolated, inner, outer = IsolatedRng(2), [], []
+        for inside, around in ((1, 0), (0, 0), (0, 3), (3, 1), (0, 0), (1, 1), (2, 0)):
+            with isolated:
+                inner += [drawing() for _ in range(inside)]
+            outer += [drawing() for _ in range(around * outside)]
+        return inner, outer
+
+    inner, outer = drawn(1)
+    assert drawn(0) == (inner, [])
+    assert len({*inner, *outer}) == 12
+    torch.manual_seed(1), random.seed(1), numpy.random.seed(1)
+    assert outer == [drawing() for _ in outer]
 
 
 def test_shards_draw_other_numbers_on_each_rank_and_worker() -> None:
