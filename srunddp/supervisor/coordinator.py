@@ -42,7 +42,7 @@ class Coordinator(FailureMonitor):
         self._ended: set[int] = set()  # the ranks whose worker has, after a failure, or whose supervisor has
         self._closing_since: float | None = None
         self._self_reported: set[int] = set()  # the ranks that have told of their own failure
-        self._failures: list[Failure] = []
+        self._failures, self._kinds = list[Failure](), set[FailureKind]()  # all, and of which kinds they are
         self._left_before: dict[int, str] = {}  # the nodes of the ranks that had finished at the first failure
         self._decide_at: float | None = None
         self._pinged = 0.0
@@ -177,14 +177,14 @@ class Coordinator(FailureMonitor):
             return
         self._over = self._over or (self.released and not self._failures)
         self._set_state(failure.rank, State.FAILED)
-        if failure.rank == self._context.rank:
-            self._self_reported.add(failure.rank)
+        self._self_reported |= {failure.rank} & {self._context.rank}
         if not self._failures:
             self._left_before, self._request = self._finished_ranks(), None
         self._failures.append(failure)
+        self._kinds.add(failure.weight)
         if failure.weight is FailureKind.PRIMARY:
             self._decide()
-        elif any(each.weight >= FailureKind.STOPPED for each in self._failures):
+        elif max(self._kinds) >= FailureKind.STOPPED:
             self._decide_at = now + _SIGNALLED_WAITS
         elif self._decide_at is None:
             self._decide_at = now + _SECONDARY_WAITS
@@ -299,7 +299,7 @@ class Coordinator(FailureMonitor):
         return ping if following is None else min(ping, following)
 
     def _majority_ends(self) -> float:
-        return self._spares.majority_ends() if self._spares and self._working else float("inf")
+        return self._spares.majority_ends(self._open) if self._spares and self._working else float("inf")
 
     def _ping(self, now: float) -> None:
         if self._states[self._context.rank] is State.WORKING:
@@ -337,8 +337,8 @@ class Coordinator(FailureMonitor):
 
     def _decide_late(self, now: float) -> None:
         """No failure so far is surely the cause: it may be of a rank that hangs, and has not failed."""
-        states = {state for rank, state in self._states.items() if rank not in self._unranked}
-        if now < (self._decide_at or 0.0) and {State.WORKING, State.DONE} & states:
+        over = self.released and State.DONE not in {self._states[each] for each in self._states.keys() - self._unranked}
+        if now < (self._decide_at or 0.0) and not over:
             return
         if self._left_before or not may_be_of_a_hang(self._failures):
             self._decide()

@@ -21,16 +21,19 @@ class SpareNodes:
         self._nodes, self._connections = context.nodes, connections
         self.numbers = {number for number in context.nodes if number >= context.world_size}
         self.leases = {rank: Lease(context.lost_after) for rank in connections}
-        self._known, self._ends = -1, 0.0
+        self._open, self._ends = -1, 0.0
 
-    def majority_ends(self) -> float:
-        """When less than half of the tasks will have heard of rank 0, by :func:`time.monotonic`."""
-        # Who has ended is on no other side.
-        known = [rank for rank, each in self._connections.items() if each.open or each.lost]
-        if len(known) != self._known or time.monotonic() >= self._ends:  # leases only become longer: that figure holds
+    def majority_ends(self, still_open: int) -> float:
+        """When less than half of the tasks will have heard of rank 0, by :func:`time.monotonic`.
+
+        ``still_open``: how many connections are.
+        """
+        if still_open != self._open or time.monotonic() >= self._ends:  # leases only become longer: that figure holds
+            # Who has ended is on no other side.
+            known = [rank for rank, each in self._connections.items() if each.open or each.lost]
             ends = sorted((self.leases[rank].ends for rank in known), reverse=True)
             needed = (len(known) + 1) // 2
-            self._known, self._ends = len(known), ends[needed - 1] if needed else float("inf")
+            self._open, self._ends = still_open, ends[needed - 1] if needed else float("inf")
         return self._ends
 
     @property

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from srunddp.supervisor.failure import Failure, FailureKind
 from srunddp.supervisor.restart import Starts
 from tests.support.connections import Clock, Scene, fold, spared
-from tests.support.fake_ranks import fail_one_of_many
+from tests.support.fake_ranks import FakeJob
 from tests.support.recorded_writes import ALL_REDUCE, LOAD_BATCH
 from tests.support.starting import until, write
 
@@ -32,10 +32,13 @@ def failed(rank: int, cause: str = CLOSED, weight: FailureKind = FailureKind.SEC
 
 @pytest.mark.alone
 def test_four_thousand_ranks_know_of_a_failure_in_two_seconds() -> None:
-    seen = fail_one_of_many(ranks=4095, culprit=1234)
-    assert (seen.informed, seen.codes, seen.code) == (4095, [7], 7)
-    assert seen.took < 2.0, seen
-    assert "srunddp: rank 1234 on node0154 failed: ValueError: boom (exit code 7)" in seen.errors
+    with FakeJob(4096) as job:
+        job.meet()
+        verdict, codes, _ = job.fail(1234)
+        code, errors = job.finish()
+    assert (codes, code) == ({7}, 7)
+    assert verdict.wall < 2.0, verdict
+    assert "srunddp: rank 1234 on node00154 failed: ValueError: boom (exit code 7)" in errors
 
 
 def test_the_root_cause_goes_to_all_and_they_close_first() -> None:

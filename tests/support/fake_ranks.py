@@ -1,212 +1,220 @@
-"""Thousands of connections to rank 0's real supervisor, from a few processes that play all other supervisors.
+"""A job of thousands of ranks: rank 0's real rendezvous and supervisor, and a few processes that play all others.
 
-python -m tests.support.fake_ranks head LINES IDLE                  rank 0; after IDLE seconds it prints what it costs
-python -m tests.support.fake_ranks members PORT FIRST LAST CULPRIT  the ranks from FIRST to before LAST
+``python -m tests.support.fake_ranks RANKS RESTARTS`` is rank 0.
 """
 
 from __future__ import annotations
 
 import itertools
 import json
-import os
-import resource
-import selectors
-import socket
 import subprocess
 import sys
-import threading
 import time
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Self
 
+from srunddp.bootstrap.rendezvous import protocol
+from srunddp.bootstrap.rendezvous.auth import choose_authenticator
+from srunddp.bootstrap.rendezvous.protocol import Address, Hello, RendezvousInfo
+from srunddp.bootstrap.rendezvous.server import RendezvousServer
 from srunddp.supervisor import signals
 from srunddp.supervisor.connection import SupervisorConnection
 from srunddp.supervisor.coordinator import Coordinator
-from srunddp.supervisor.failure import Failure, FailureRecorder
-from srunddp.supervisor.failure_monitor import PING_EVERY, RankContext
+from srunddp.supervisor.failure import FailureRecorder
+from srunddp.supervisor.failure_monitor import RankContext
 from srunddp.supervisor.output.redirect import OutputRedirect, OutputTarget
+from srunddp.supervisor.restart import RestartPolicy, Starts
 from srunddp.supervisor.signals import Launcher
 from srunddp.supervisor.stacks import StackDump
 from srunddp.supervisor.supervisor import RendezvousOutcome, Supervisor
 from srunddp.supervisor.worker_process import WorkerProcess, pipe
+from srunddp.util.kernel_file import raise_open_files_limit
 from tests.conftest import ROOT
 
-PER_NODE = 8
-PROCESSES = 4
+HOST, TOKEN = "127.0.0.1", "4711.0"
+PER_NODE, PROCESSES = 8, 2
+
+
+def hello(rank: int, size: int) -> Hello:
+    """Of a rank, on nodes with eight ranks and an address each."""
+    number, local_rank = divmod(rank, PER_NODE)
+    address = f"127.1.{number // 250}.{number % 250 + 1}" if rank else HOST
+    return Hello(TOKEN, rank, size, local_rank, f"node{number:05d}", address, 1000 + rank, "0-15", PER_NODE, "0.1.0")
 
 
 @dataclass(frozen=True)
-class Seen:
-    """What many ranks showed.
+class Cost:
+    """What a step took until the last rank was through: seconds, and seconds of rank 0's CPU."""
 
-    Attributes:
-        took: seconds from the failure until the last rank knew the verdict; informed: how many knew it.
-        codes: the exit codes that they received; code: of rank 0's supervisor; errors: what it said.
-        cost: CPU, as a part of one core, and memory of rank 0's supervisor while idle.
-    """
-
-    took: float
-    informed: int
-    codes: list[int]
-    code: int
-    errors: str
-    cost: dict[str, float]
+    wall: float
+    cpu: float
 
 
-def fail_one_of_many(ranks: int, culprit: int, idle: float = 0.5) -> Seen:
-    head = _start("head", ranks, idle)
-    parts = []
-    try:
-        port = _read(head)["port"]
-        bounds = [1 + ranks * part // PROCESSES for part in range(PROCESSES + 1)]
-        parts = [_start("members", port, *pair, culprit) for pair in itertools.pairwise(bounds)]
-        assert _read(head)["ready"]
-        cost = _read(head)
-        began = time.monotonic()
-        for part in parts:
-            part.stdin.write("fail\n")
-            part.stdin.flush()
-        answers = [_read(part) for part in parts]
-        errors = head.communicate(timeout=30)[1]
-    finally:
-        for process in (head, *parts):
+class Processes:
+    """One that is measured, and some that play its peers. A context manager that ends them."""
+
+    def __init__(self, module: str, *words: object) -> None:
+        self.measured = start(module, *words)
+        self.players: list[Any] = []
+
+    def play(self, module: str, words: Sequence[object], numbers: range) -> None:
+        """Start the others, each for a part of these numbers, and wait until they are ready."""
+        bounds = [numbers.start + len(numbers) * part // PROCESSES for part in range(PROCESSES + 1)]
+        self.players = [start(module, *words, *pair) for pair in itertools.pairwise(bounds)]
+        self.answers()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for process in (self.measured, *self.players):
             process.kill()
             process.wait()
-    took = max(answer["at"] for answer in answers) - began
-    codes = sorted({code for answer in answers for code in answer["codes"]})
-    return Seen(took, sum(answer["informed"] for answer in answers), codes, head.returncode, errors, cost)
+
+    def say(self, line: str) -> Cost:
+        """Send a line to all players; returns the time before, and the measured process's."""
+        began = self.now()
+        for process in self.players:
+            process.stdin.write(f"{line}\n")
+            process.stdin.flush()
+        return began
+
+    def answers(self) -> list[dict[str, Any]]:
+        """A line from each player."""
+        return list(map(read, self.players))
+
+    def now(self) -> Cost:
+        """The time, and the CPU time of the measured process."""
+        # The kernel's clock of another process, see clock_getcpuclockid(3).
+        return Cost(time.monotonic(), time.clock_gettime((~self.measured.pid << 3) | 2))
+
+    def since(self, began: Cost, answers: Iterable[dict[str, Any]]) -> Cost:
+        """Until the last one of them."""
+        return Cost(max(answer["at"] for answer in answers) - began.wall, self.now().cpu - began.cpu)
 
 
-def _start(*words: object) -> Any:
-    pipe = subprocess.PIPE
-    command = [sys.executable, "-m", "tests.support.fake_ranks", *map(str, words)]
-    return subprocess.Popen(command, cwd=ROOT, stdin=pipe, stdout=pipe, stderr=pipe, text=True)
+class FakeJob(Processes):
+    """Rank 0, and the processes that play the others of its job."""
+
+    def __init__(self, ranks: int, restarts: int = 0) -> None:
+        super().__init__("tests.support.fake_ranks", ranks, restarts)
+        published = read(self.measured)["published"]
+        self.play("tests.support.fake_supervisors", (published, ranks), range(1, ranks))
+
+    def meet(self) -> Cost:
+        """All other ranks come at once, where rank 0 listens already."""
+        return self._until_met(self.say("meet"))
+
+    def fail(self, culprit: int, *, restarts: bool = False) -> tuple[Cost, set[int], Cost | None]:
+        """A rank fails: the cost until all know, with which exit codes, and the cost until they have met again."""
+        began = self.say(f"fail {culprit}")
+        answers = self.answers()
+        verdict = self.since(began, answers)
+        codes = {code for answer in answers for code in answer["codes"]}
+        return verdict, codes, self._until_met(began) if restarts else None
+
+    def idle(self, seconds: float) -> Cost:
+        """Nothing happens for so long."""
+        began = self.now()
+        time.sleep(seconds)
+        return self.since(began, [{"at": time.monotonic()}])
+
+    def finish(self) -> tuple[int, str]:
+        """Rank 0's exit code, and what it said."""
+        errors = self.measured.communicate(timeout=30)[1]
+        return self.measured.returncode, errors
+
+    def _until_met(self, began: Cost) -> Cost:
+        answers = self.answers()
+        read(self.measured)  # it watches all connections
+        return self.since(began, answers)
 
 
-def _read(process: Any) -> dict[str, Any]:
+def start(module: str, *words: object) -> Any:
+    command = [sys.executable, "-m", module, *map(str, words)]
+    return subprocess.Popen(command, cwd=ROOT, stdin=-1, stdout=-1, stderr=-1, text=True)
+
+
+def read(process: Any) -> dict[str, Any]:
     line = process.stdout.readline()
     assert line, process.stderr.read()
     return dict(json.loads(line))
-
-
-def node(rank: int) -> str:
-    return f"node{rank // PER_NODE:04d}"
-
-
-def allow_files() -> None:
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-
-
-def head(count: int, idle: float) -> int:
-    allow_files()
-    listening = socket.create_server(("127.0.0.1", 0), backlog=4096)
-    tell(port=listening.getsockname()[1])
-    ends: dict[int, socket.socket] = {}
-    while len(ends) < count:
-        end, _ = listening.accept()
-        ends[int(end.makefile().readline())] = end
-    nodes = {rank: node(rank) for rank in range(count + 1)}
-    context = RankContext(
-        rank=0,
-        node=node(0),
-        nodes=nodes,
-        stall_timeout=300.0,
-        step=lambda: 1,
-        stacks=lambda: "",
-        link_is_up=lambda: True,
-    )
-    worker = subprocess.Popen(["sleep", "600"])
-    signals.block()
-    ours, _theirs = pipe()
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    connections = {rank: SupervisorConnection(end) for rank, end in ends.items()}
-    monitor = Coordinator(context, connections)
-    threading.Thread(target=tell_cost, args=(idle, before), daemon=True).start()
-    return Supervisor(
-        agent=Agent(monitor),
-        recorder=FailureRecorder(0, node(0), StackDump(), None),
-        process=WorkerProcess(worker.pid),
-        pipe=ours,
-        output=OutputRedirect(OutputTarget(None, True, "")),
-        grace=0.0,
-        restart_grace=0.0,
-        launcher=Launcher(None),
-    ).run()
-
-
-class Agent:
-    """Rank 0 has met the others already, and has no sampler."""
-
-    def __init__(self, monitor: Coordinator) -> None:
-        self.monitor = monitor
-
-    def rendezvous(self) -> RendezvousOutcome:
-        return {}, self.monitor
-
-    def on_rendezvous(self, _: dict[str, Any]) -> None:
-        tell(ready=True)
-
-    def announce_termination(self) -> None: ...
-
-    def stop_sampler(self) -> None: ...
-
-
-def tell_cost(idle: float, before: int) -> None:
-    """After the first pings, what it costs while nothing happens."""
-    time.sleep(2.0)
-    began = time.process_time()
-    time.sleep(idle)
-    used = time.process_time() - began
-    now = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    tell(cpu=used / idle, memory_mib=now / 1024, of_lines_mib=(now - before) / 1024)
-
-
-def members(port: int, first: int, last: int, culprit: int) -> None:
-    """Play these ranks: ping, and end a connection when its verdict comes. The culprit fails upon a line of input."""
-    allow_files()
-    connections, selector = {}, selectors.DefaultSelector()
-    for rank in range(first, last):
-        end = socket.create_connection(("127.0.0.1", port))
-        end.send(f"{rank}\n".encode())
-        connections[rank] = SupervisorConnection(end)
-        selector.register(end, selectors.EVENT_READ, connections[rank])
-    selector.register(sys.stdin, selectors.EVENT_READ)
-    codes: list[int] = []
-    each, due = PING_EVERY / len(connections), iter(())
-    next_ping = time.monotonic()
-    while len(codes) < last - first:
-        for key, _ in selector.select(max(0.0, next_ping - time.monotonic())):
-            if key.data is None:
-                selector.unregister(sys.stdin)
-                if culprit in connections:
-                    connections[culprit].send(
-                        {"failure": asdict(Failure(culprit, node(culprit), "ValueError: boom", 7))}
-                    )
-                continue
-            received = [message["verdict"]["exit_code"] for message in key.data.read() if "verdict" in message]
-            codes += received
-            if received:
-                selector.unregister(key.fileobj)
-                key.fileobj.close()
-        # One after the other, as the ranks of a real job do.
-        while time.monotonic() >= next_ping:
-            rank = next(due, None)
-            if rank is None:
-                due = iter(range(first, last))
-                continue
-            connections[rank].send({"ping": 1})
-            next_ping += each
-    tell(informed=len(codes), codes=sorted(set(codes)), at=time.monotonic())
 
 
 def tell(**what: object) -> None:
     print(json.dumps(what), flush=True)
 
 
+class Agent:
+    """Rank 0's, without a sampler. The next start is in this process, and not after an execve."""
+
+    def __init__(self, size: int, restarts: int) -> None:
+        self.size, self.restarts = size, restarts
+        self.published = self.listen()
+        self.history = Starts()
+
+    def listen(self) -> str:
+        self.listening = protocol.listen(HOST, [0])
+        return protocol.encode_advertisement(TOKEN, [Address(*self.listening.getsockname())])
+
+    def rendezvous(self) -> RendezvousOutcome:
+        held = protocol.bind_store(HOST, self.listening, [0])
+        trust = choose_authenticator(protocol.decode_advertisement(self.published).secret)
+        server = RendezvousServer(own=hello(0, self.size), held=held, channel="pmi2", trust=trust)
+        found = server.accept_all(time.monotonic() + 300.0)
+        held.store.close()
+        self.policy = RestartPolicy(self.restarts, self.history, self.listen, lambda: True)
+        context = RankContext(
+            rank=0,
+            node=found.nodes[0],
+            nodes=found.nodes,
+            stall_timeout=300.0,
+            step=lambda: 0,
+            stacks=lambda: "",
+            link_is_up=lambda: True,
+            restarts=self.policy if self.restarts else None,
+        )
+        connections = {rank: SupervisorConnection(each) for rank, each in found.connections.items()}
+        return asdict(found.meeting), Coordinator(context, connections)
+
+    def on_rendezvous(self, message: dict[str, Any]) -> None:
+        tell(nnodes=RendezvousInfo(**message).nnodes)
+
+    def abort_rendezvous(self, cause: str, exit_code: int) -> None: ...
+
+    def announce_termination(self) -> None: ...
+
+    def stop_sampler(self) -> None: ...
+
+
+def supervise(agent: Agent) -> tuple[int, str | None]:
+    ours, _theirs = pipe()
+    worker = subprocess.Popen(["cat"], stdin=-1)  # ends with this process
+    supervisor = Supervisor(
+        agent=agent,
+        recorder=FailureRecorder(0, hello(0, 1).node, StackDump(), None),
+        process=WorkerProcess(worker.pid),
+        pipe=ours,
+        output=OutputRedirect(OutputTarget(None, True, "")),
+        grace=0.0,
+        restart_grace=0.0,
+        launcher=Launcher(None),
+    )
+    return supervisor.run(), supervisor.restart
+
+
+def main(size: int, restarts: int) -> int:
+    raise_open_files_limit()
+    signals.block()
+    agent = Agent(size, restarts)
+    tell(published=agent.published)
+    while True:
+        code, published = supervise(agent)
+        if published is None:
+            return code
+        agent.published, agent.history = published, agent.policy.history
+
+
 if __name__ == "__main__":
-    numbers = [float(word) for word in sys.argv[2:]]
-    if sys.argv[1] == "head":
-        sys.exit(head(int(numbers[0]), numbers[1]))
-    members(*map(int, numbers))
-    os._exit(0)
+    sys.exit(main(*map(int, sys.argv[1:])))

@@ -9,7 +9,7 @@ import ctypes
 import json
 import os
 from collections.abc import Iterator
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from typing import ClassVar
 
 KINDS = ("secret", "munge", "none")
@@ -46,7 +46,7 @@ class Challenge:
 
     def text(self, role: str) -> bytes:
         """What the prover of this role proves."""
-        return json.dumps(["srunddp", role, *astuple(self)]).encode()
+        return json.dumps(["srunddp", role, *vars(self).values()]).encode()
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,8 @@ PATIENCE = 30.0  # seconds after which one of those is closed
 _LONGEST = 4096
 _LONGEST_WORD = 256
 _LINES_SAID = 10
+_AT_ONCE, _READS = 4096, 64  # connections that are accepted in a row, after so many messages
+_TYPES = {each.name: each.type for each in fields(Hello)}
 
 
 @dataclass(eq=False)
@@ -82,29 +84,30 @@ class AuthenticatedListener:
         before = time.monotonic() - PATIENCE
         while self._waiting and (oldest := next(iter(self._waiting.values()))).since < before:
             self._close(oldest)
-        for key, _ in self._selector.select(max(0.0, seconds)):
+        for number, (key, _) in enumerate(self._selector.select(max(0.0, seconds))):
+            # The kernel keeps 4,096 that come, and drops others, which try again a second later.
+            for listener in self.listening if number % _READS == 0 else ():
+                self._accept(listener)
             if isinstance(key.fileobj, socket.socket):
-                peer = self.known.get(key.fileobj) or self._waiting.get(key.fileobj)
-                if peer:
+                if peer := self.known.get(key.fileobj) or self._waiting.get(key.fileobj):
                     yield from self._read(peer)
-                elif key.fileobj in self.listening:
-                    self._accept(key.fileobj)
             else:
                 self._selector.unregister(key.fileobj)  # the interrupt stays readable; it has ended this wait
 
     def _accept(self, listener: socket.socket) -> None:
-        try:
-            connection, address = listener.accept()
-        except OSError as error:
-            if error.errno in (errno.EMFILE, errno.ENFILE):
-                self._make_room()
-            return  # it has gone again
-        connection.setblocking(False)
-        self._waiting[connection] = PendingPeer(connection, Address(*address[:2]), time.monotonic())
-        self._selector.register(connection, selectors.EVENT_READ)
-        if len(self._waiting) > UNPROVEN + self.own.world_size:
-            mute = next((one for one in self._waiting.values() if not one.hello), None)
-            self._close(mute or next(iter(self._waiting.values())))
+        for _ in range(_AT_ONCE):
+            try:
+                connection, address = listener.accept()
+            except OSError as error:
+                if error.errno in (errno.EMFILE, errno.ENFILE):
+                    self._make_room()
+                return  # there are no more, or it has gone again
+            connection.setblocking(False)
+            self._waiting[connection] = PendingPeer(connection, Address(*address[:2]), time.monotonic())
+            self._selector.register(connection, selectors.EVENT_READ)
+            if len(self._waiting) > UNPROVEN + self.own.world_size:
+                mute = next((one for one in self._waiting.values() if not one.hello), None)
+                self._close(mute or next(iter(self._waiting.values())))
 
     def _make_room(self) -> None:
         if self._waiting:
@@ -191,13 +194,13 @@ class AuthenticatedListener:
 
 
 def _hello(message: Mapping[str, Any]) -> Hello | None:
-    known = {each.name for each in fields(Hello)}
     try:
-        hello = Hello(**{name: value for name, value in message["hello"].items() if name in known})
+        hello = Hello(**{name: value for name, value in message["hello"].items() if name in _TYPES})
     except (KeyError, TypeError, AttributeError):
         return None
-    values = [getattr(hello, each.name) for each in fields(hello)]
-    if any(isinstance(value, str) and not (value.isprintable() and len(value) <= _LONGEST_WORD) for value in values):
-        return None
-    right = (type(value).__name__ == each.type for value, each in zip(values, fields(hello), strict=True))
-    return hello if all(right) else None
+    for name, value in vars(hello).items():
+        if type(value).__name__ != _TYPES[name]:
+            return None
+        if isinstance(value, str) and not (value.isprintable() and len(value) <= _LONGEST_WORD):
+            return None
+    return hello

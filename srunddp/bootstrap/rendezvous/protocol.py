@@ -25,6 +25,7 @@ _FAILED = "failed"
 _LONGEST = 700  # PMI-1's lines have at most 1024 bytes
 _MOST_ADDRESSES = 8
 _LONGEST_REASON = 2000
+_BACKLOG = 65535  # at most, as far as net.core.somaxconn allows it
 TELL_FOR = 5.0  # seconds for which a rank tells rank 0 that it has failed, and rank 0 those that come later
 
 
@@ -149,7 +150,7 @@ def listen(host: str, ports: list[int]) -> socket.socket:
     """
     for port in ports:
         try:
-            return socket.create_server((host, port), family=Address(host, port).family, backlog=socket.SOMAXCONN)
+            return socket.create_server((host, port), family=Address(host, port).family, backlog=_BACKLOG)
         except OSError as error:
             if error.errno != errno.EADDRINUSE:
                 found = f"{Address(host, port)} cannot be bound: {os.strerror(error.errno or 0)}"

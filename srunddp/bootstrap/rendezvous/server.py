@@ -4,7 +4,7 @@ import socket
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 from srunddp.bootstrap.rendezvous import protocol
@@ -161,7 +161,7 @@ class RendezvousServer:
         meetings = dict(zip(numbers, infos, strict=True))
         for rank, connection in self.connections.items():
             connection.setblocking(True)
-            send(connection, {"meeting": asdict(meetings[rank])})
+            send(connection, {"meeting": vars(meetings[rank])})
         return meetings[self.own.rank]
 
     def _deputies(self) -> list[tuple[int, str, int]]:

@@ -1,0 +1,184 @@
+"""The supervisors of many ranks in one process, as they appear to rank 0; without workers.
+
+``python -m tests.support.fake_supervisors PUBLISHED RANKS FIRST LAST`` plays the ranks from FIRST to before LAST. A
+line ``meet`` lets them say hello, and ``fail RANK`` lets one of them fail.
+"""
+
+from __future__ import annotations
+
+import gc
+import heapq
+import json
+import math
+import select
+import socket
+import sys
+import time
+from collections.abc import Generator
+from dataclasses import asdict
+from typing import Any
+
+from srunddp.bootstrap.rendezvous import auth, client, protocol
+from srunddp.bootstrap.rendezvous.client import RendezvousClient
+from srunddp.bootstrap.rendezvous.protocol import CancelToken
+from srunddp.supervisor.failure import Failure
+from srunddp.supervisor.failure_monitor import PING_EVERY
+from srunddp.util.json_lines import parse
+from srunddp.util.kernel_file import raise_open_files_limit
+from tests.support.fake_ranks import hello, tell
+
+Waiting = Generator[float, bool, Any]
+"""Yields a time, and is sent whether something came over the connection before it."""
+
+
+class FakeSupervisor:
+    """One rank's: the client of the rendezvous with its patience, then the participant. Nothing here waits."""
+
+    def __init__(self, players: Players, rank: int) -> None:
+        self.players, self.rank, self.hello = players, rank, hello(rank, players.size)
+        self.fields = asdict(self.hello)
+        self.client = RendezvousClient([], self.hello, players.trust, players.token)
+        self.life = self._live()
+        self.due = math.inf
+
+    def _live(self) -> Waiting:
+        while True:
+            yield from self._meet()
+            self.players.note("met")
+            verdict = yield from self._await_verdict()
+            self.players.note("verdict", verdict["exit_code"])
+            self.send(ended=True)
+            while (yield from self._line(math.inf)) is not None:
+                pass
+            self.connection.close()
+            if "restart" not in verdict:
+                return
+            self.players.published(verdict["restart"])
+            self.client.own = self.players.trust
+
+    def _meet(self) -> Waiting:
+        patience = client.ANSWER_WITHIN
+        if later := client.comes_later(self.rank):
+            yield time.monotonic() + later
+        while not (yield from self._try(patience + self.players.size / client.GREETED_PER_SECOND)):
+            self.connection.close()
+            self.players.retries += 1
+            patience = min(2 * patience, client._LONGEST_PATIENCE)
+            yield time.monotonic() + 0.05 * patience
+        while "meeting" not in (message := (yield from self._line(math.inf)) or {}):
+            assert not message, message
+
+    def _try(self, patience: float) -> Waiting:
+        self.players.connect(self)
+        if not (yield time.monotonic() + patience) or self.connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
+            return False
+        nonce = auth.nonce()
+        self.send(hello=self.fields, nonce=nonce, kind=self.client.own.kind)
+        if not (greeting := (yield from self._line(time.monotonic() + patience))):
+            return False
+        self.send(here=True, proof=self.client._prove(self.connection, nonce, greeting))
+        return True
+
+    def _await_verdict(self) -> Waiting:
+        ping = time.monotonic() + PING_EVERY * self.rank / self.players.size
+        while "verdict" not in (message := (yield from self._line(ping)) or {}):
+            if time.monotonic() >= ping:
+                self.send(ping=0)
+                ping += PING_EVERY
+        return message["verdict"]
+
+    def fail(self) -> None:
+        self.send(failure=asdict(Failure(self.rank, self.hello.node, "ValueError: boom", 7)))
+
+    def send(self, **message: object) -> None:
+        self.connection.send(json.dumps(message).encode() + b"\n")
+
+    def _line(self, until: float) -> Waiting:
+        """The next message; empty when the time is over, and None at the end of the connection."""
+        while not self.lines:
+            try:
+                piece = self.connection.recv(1 << 16)
+            except BlockingIOError:
+                if (yield until):
+                    continue
+                return {}
+            except OSError:
+                return None
+            if not piece:
+                return None
+            *self.lines, self.rest = (self.rest + piece).split(b"\n")
+        return parse(self.lines.pop(0))
+
+
+class Players:
+    """All ranks of this process, and what they wait for."""
+
+    def __init__(self, published: str, size: int, first: int, last: int) -> None:
+        self.size, self.retries, self.token = size, 0, CancelToken()
+        self.published(published)
+        self.ranks = {rank: FakeSupervisor(self, rank) for rank in range(first, last)}
+        self._noted: dict[str, list[int]] = {"met": [], "verdict": []}
+        self._poll = select.epoll()
+        self._poll.register(sys.stdin.fileno(), select.EPOLLIN)
+        self._by_descriptor: dict[int, FakeSupervisor] = {}
+        self._timers: list[tuple[float, int]] = []
+
+    def published(self, text: str) -> None:
+        found = protocol.decode_advertisement(text)
+        self.address, self.trust = found.addresses[0], auth.choose_authenticator(found.secret)
+
+    def connect(self, rank: FakeSupervisor) -> None:
+        rank.connection, rank.lines, rank.rest = socket.socket(), [], b""
+        rank.connection.setblocking(False)
+        rank.connection.bind((rank.hello.address, 0))
+        rank.connection.connect_ex((self.address.host, self.address.port))
+        self._by_descriptor[rank.connection.fileno()] = rank
+        self._poll.register(rank.connection.fileno(), select.EPOLLIN | select.EPOLLOUT | select.EPOLLET)
+
+    def note(self, what: str, code: int = 0) -> None:
+        """Say so when it is true of all."""
+        self._noted[what].append(code)
+        if len(self._noted[what]) == len(self.ranks):
+            codes = sorted({*self._noted[what]})
+            tell(at=time.monotonic(), codes=codes, retries=self.retries, cpu=time.process_time())
+            self._noted[what] = []
+
+    def run(self) -> None:
+        while True:
+            wait = max(0.0, self._timers[0][0] - time.monotonic()) if self._timers else None
+            for descriptor, _ in self._poll.poll(wait, 256):
+                if descriptor == sys.stdin.fileno():
+                    self._obey(*sys.stdin.readline().split())
+                else:
+                    self._resume(self._by_descriptor[descriptor], ready=True)
+            now = time.monotonic()
+            while self._timers and self._timers[0][0] <= now:
+                due, rank = heapq.heappop(self._timers)
+                if self.ranks[rank].due == due:
+                    self._resume(self.ranks[rank], ready=False)
+
+    def _obey(self, word: str = "", culprit: str = "0") -> None:
+        if not word:
+            sys.exit()
+        if word == "meet":
+            for rank in self.ranks.values():
+                self._resume(rank, ready=None)
+        elif failing := self.ranks.get(int(culprit)):
+            failing.fail()
+
+    def _resume(self, rank: FakeSupervisor, ready: bool | None) -> None:
+        try:
+            due = rank.life.send(ready)
+        except StopIteration:
+            due = math.inf
+        if due not in (rank.due, math.inf):
+            heapq.heappush(self._timers, (due, rank.rank))
+        rank.due = due
+
+
+if __name__ == "__main__":
+    raise_open_files_limit()
+    gc.disable()  # which would take longer with each rank
+    players = Players(sys.argv[1], *map(int, sys.argv[2:]))
+    tell(ready=True)
+    players.run()
