@@ -139,11 +139,11 @@ def plot(result: Result) -> str:
 
 
 def _bar(y: int, way: str, ratio: float, targets: Iterable[float]) -> list[str]:
-    width = BAR * min(ratio, MOST) / MOST
+    width, kind = BAR * min(ratio, MOST) / MOST, "bar" if ratio <= 1 else "above"
     marks = [LEFT + BAR * target / MOST for target in targets]
     return [
         f'<text x="{LEFT - 8}" y="{y + 12}" text-anchor="end">over {_escaped(way)}</text>',
-        f'<rect class="{"bar" if ratio <= 1 else "above"}" x="{LEFT}" y="{y + 2}" width="{width:.1f}" height="{ROW - 5}"/>',
+        f'<rect class="{kind}" x="{LEFT}" y="{y + 2}" width="{width:.1f}" height="{ROW - 5}"/>',
         f'<text x="{LEFT + width + 5:.1f}" y="{y + 12}">{_shown(ratio)}</text>',
         *(f'<line class="target" x1="{x:.1f}" x2="{x:.1f}" y1="{y}" y2="{y + ROW - 1}"/>' for x in marks),
     ]
