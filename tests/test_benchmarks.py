@@ -85,7 +85,7 @@ def test_a_ratio_is_that_of_minima_with_medians_beside_it() -> None:
     result = Result("T", "", {}, "", cases={"c": of(ours=[1.0, 2.0, 6.0], theirs=[4.0, 8.0, 8.0])})
     assert "|  | theirs | 0.250 (0.250) | wall 0.5: met |" in page.table(result)
     result.cases["c"] = of(ours=[3.0, 3.0], theirs=[4.0, math.inf])
-    assert "|  | theirs | 0.750 (0.000), 1 of 2 failed | wall 0.5: missed |" in page.table(result)
+    assert "|  | theirs | 0.750 (0), 1 of 2 failed | wall 0.5: missed |" in page.table(result)
 
 
 def test_a_plot_has_a_bar_for_each_ratio() -> None:
