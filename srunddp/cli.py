@@ -67,10 +67,9 @@ class _RunByDefault(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in _COMMANDS:
             return None
-        command = getattr(importlib.import_module(f"srunddp.{cmd_name}.cli"), cmd_name)
-        if cmd_name != "run":  # which does so before the script
-            gc.enable()
-        return cast(click.Command, command)
+        module = importlib.import_module(f"srunddp.{cmd_name}.cli")
+        gc.enable()
+        return cast(click.Command, getattr(module, cmd_name))
 
     def get_help(self, ctx: click.Context) -> str:
         return _PAGE.rstrip()

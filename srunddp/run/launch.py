@@ -80,7 +80,6 @@ def launch(
     monitor.start_sampler(setup.interface.name, variable, launcher.pid)
     monitor.export()
     gc.freeze()  # what both processes share stays shared
-    gc.enable()
     kept = start.standby if environment.is_spare else None  # until this process is a rank
     worker = (not kept and start.worker(context)) or fork_worker(context, [ours, *standby_pipe[1:]], monitor)
     early = {number for number in signal.sigpending() if number in signals.FORWARDED}

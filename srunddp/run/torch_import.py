@@ -1,5 +1,6 @@
-"""torch imported before the script does it: while a rank waits for others, and for the worker of the next start."""
+"""torch imported ahead of the script, while a rank waits or for the next start; and how a process with torch ends."""
 
+import ctypes
 import importlib
 import os
 import sys
@@ -14,7 +15,8 @@ from srunddp.run.script import Script, prepare_path
 from srunddp.supervisor.worker_process import WorkerPipe
 
 _HARMLESS = ("numpy", "srunddp")  # besides the standard library
-ahead = False  # whether this process has done so
+_COMPILED = {"numpy", "yaml", "psutil", "mpi4py"}  # nobody misses what their libraries do when the process ends
+ahead = False  # whether torch was imported before the script did so
 
 
 def modules_before(script: Script) -> list[str] | None:
@@ -54,11 +56,41 @@ def run(script: Script, before: Sequence[str], variables: Mapping[str, str | Non
     try:
         for name in before:
             importlib.import_module(name)
-        with store.torch_import():
+        with store.gc_frozen(), without_destructors():
             importlib.import_module("torch.distributed")
     except Exception as error:
         store.surround_import("torch", partial(_raising, error))
     _set(restored)
+
+
+@contextmanager
+def without_destructors(_: object = None) -> Iterator[None]:
+    """Around torch's import: let C's ``exit`` end the process before the static destructors of what is loaded by then.
+
+    torch's destructors take 80 ms to undo the registration of each operator. Python's own end comes before them, and so
+    do the exit handlers of libraries that are loaded later. Those of a library that was loaded before torch would be
+    lost: with one of the script's, or with ``LD_PRELOAD``, all destructors run.
+    """
+    before = _compiled_packages()
+    yield
+    libc = ctypes.CDLL(None)
+    if before <= _COMPILED and "LD_PRELOAD" not in os.environ and hasattr(libc, "on_exit"):  # glibc's
+        libc.on_exit(libc._exit, None)  # handlers are called in reverse order
+        libc.__cxa_atexit(libc.fflush, None, None)
+
+
+def _compiled_packages() -> set[str]:
+    """The packages with a shared library of their own that have been imported, but for Python's."""
+    files = {name: str(getattr(module, "__file__", "")) for name, module in sys.modules.items()}
+    return {name.partition(".")[0] for name, file in files.items() if file.endswith(".so")} - sys.stdlib_module_names
+
+
+def clear_main() -> None:
+    """At the end, let the script's objects go while what their ``__del__`` uses is there, as Python does."""
+    # Its collector would do it, but torch.fx keeps frames, and with them the script's names, and these are frozen.
+    names = vars(sys.modules["__main__"])
+    for name in reversed([name for name in names if not name.startswith("__")]):
+        names[name] = None
 
 
 def _set(variables: Mapping[str, str | None]) -> None:

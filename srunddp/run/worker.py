@@ -134,6 +134,9 @@ def _import_torch(context: WorkerContext) -> dict[str, str] | None:
 def _join_world(context: WorkerContext, info: RendezvousInfo, threads: dict[str, str] | None) -> None:
     environ = dict(os.environ)
     store.install(process_group_context(context.setup, info), ahead=torch_import.ahead)
+    if "torch" not in sys.modules:
+        store.surround_import("torch", torch_import.without_destructors)
+        atexit.register(torch_import.clear_main)  # before the script's handlers, so it is called after them
     own = cpus.threads(environ, info.sharers) if info.local_world_size > 1 else {}
     if threads is not None and own and own != threads and "torch" in sys.modules:
         sys.modules["torch"].set_num_threads(*map(int, own.values()))
@@ -219,7 +222,7 @@ def _exit_fast() -> NoReturn:
             dist.destroy_process_group()
         world.wait_for_gloo_threads()
     mpi.finalize()
-    atexit.unregister(store.clear_main)
+    atexit.unregister(torch_import.clear_main)
     exit_without_teardown(0)
 
 

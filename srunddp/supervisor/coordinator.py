@@ -177,7 +177,8 @@ class Coordinator(FailureMonitor):
             return
         self._over = self._over or (self.released and not self._failures)
         self._set_state(failure.rank, State.FAILED)
-        self._self_reported |= {failure.rank} & {self._context.rank}
+        if failure.rank == self._context.rank:
+            self._self_reported.add(failure.rank)
         if not self._failures:
             self._left_before, self._request = self._finished_ranks(), None
         self._failures.append(failure)
@@ -294,8 +295,7 @@ class Coordinator(FailureMonitor):
         """When the next thing is to be done, if nothing else happens before."""
         following = self._decide_at if self._failures else self._stall.due
         following = self._request.deadline if self._request else following
-        ping = self._pinged + self._context.ping_every
-        ping = min(ping, now + max(0.0, self._majority_ends() - monotonic()))
+        ping = min(self._pinged + self._context.ping_every, now + max(0.0, self._majority_ends() - monotonic()))
         return ping if following is None else min(ping, following)
 
     def _majority_ends(self) -> float:
@@ -337,8 +337,8 @@ class Coordinator(FailureMonitor):
 
     def _decide_late(self, now: float) -> None:
         """No failure so far is surely the cause: it may be of a rank that hangs, and has not failed."""
-        over = self.released and State.DONE not in {self._states[each] for each in self._states.keys() - self._unranked}
-        if now < (self._decide_at or 0.0) and not over:
+        others = self._working or State.DONE in {self._states[each] for each in self._states.keys() - self._unranked}
+        if now < (self._decide_at or 0.0) and others:
             return
         if self._left_before or not may_be_of_a_hang(self._failures):
             self._decide()

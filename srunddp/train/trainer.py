@@ -218,9 +218,10 @@ class Trainer:
                     loss = self._forward_backward(batch, sums)
         # Only a step's last forward and backward share gradients between ranks.
         last = self._forward_backward(step.batches[-1], sums, timer)
+        loss = last if last is not None else loss
         self._optimizer_step()
         heartbeat()
-        return loss if last is None else last
+        return loss
 
     def _forward_backward(
         self, batch: Batch, sums: MetricAccumulator, shared: ThroughputMeter | None = None

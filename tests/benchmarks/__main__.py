@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 from tests.benchmarks import page, runner
+from tests.cluster.cluster import ClusterError
 from tests.conftest import ROOT
 
 NAMES = ("start", "rendezvous", "storm", "late", "restart", "scale", "overhead", "monitor", "loop", "checkpoint")
@@ -45,8 +46,10 @@ def main() -> None:
         module = importlib.import_module(f"tests.benchmarks.{name}")
         title, _, about = (inspect.getdoc(module) or "").partition("\n\n")
         file = given.folder / f"{name}{'.quick' if given.quick else ''}.json"
-        result = runner.run(module.cases(given.quick), title, about, file, again=given.again)
-        print(page.table(result), flush=True)
+        try:
+            print(page.table(runner.run(module.cases(given.quick), title, about, file, again=given.again)), flush=True)
+        except ClusterError as error:
+            print(f"{name} is not measured: {error}", file=sys.stderr)
     print(f"{time.monotonic() - began:.0f} s", file=sys.stderr)
 
 

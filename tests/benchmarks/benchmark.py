@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any, Self
 
 Sample = Mapping[str, float]
@@ -85,13 +85,9 @@ class Result:
 
     @classmethod
     def of(cls, stored: dict[str, Any]) -> Self:
-        """From what a JSON file has."""
+        """From what a JSON file has, which is :func:`dataclasses.asdict` of it."""
         cases = {
             name: CaseResult(**{**case, "limits": [Limit(**limit) for limit in case["limits"]]})
             for name, case in stored["cases"].items()
         }
         return cls(**{**stored, "cases": cases})
-
-    def stored(self) -> dict[str, Any]:
-        """For a JSON file."""
-        return asdict(self)

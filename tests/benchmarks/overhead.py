@@ -44,6 +44,7 @@ from srunddp.train.step_timer import StepTimer
 from srunddp.util.kernel_file import children_of
 from tests.benchmarks.benchmark import Case, Limit
 from tests.conftest import ROOT
+from tests.support.cost import cpu_of
 from tests.support.starting import SRUNDDP, bare, slurm
 
 RANKS = 2
@@ -143,11 +144,6 @@ def answer(process: subprocess.Popen[str]) -> Times:
     """A line of a rank's."""
     assert process.stdout
     return dict(json.loads(process.stdout.readline()))
-
-
-def cpu_of(process: int) -> float:
-    """Seconds of CPU that a process has used."""
-    return time.clock_gettime((~process << 3) | 2)
 
 
 def read_clock() -> float:

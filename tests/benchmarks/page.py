@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 import math
 import shutil
@@ -114,7 +115,7 @@ def plot(result: Result) -> str:
     for name, case in result.cases.items():
         _, *others = case.samples
         metric = next(iter(_metrics(case)))
-        shapes.append(f'<text x="8" y="{y + 13}" class="case">{_escaped(name)}: {metric}</text>')
+        shapes.append(f'<text x="8" y="{y + 13}" class="case">{html.escape(name)}: {metric}</text>')
         y += ROW
         for way in others:
             ratio = ratio_of(case, Limit(metric, way, 1.0))
@@ -132,7 +133,7 @@ def plot(result: Result) -> str:
     )
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {LEFT + BAR + 90} {y + 8}" role="img">'
-        f"<title>{_escaped(result.title)}</title><style>{style}</style>"
+        f"<title>{html.escape(result.title)}</title><style>{style}</style>"
         f'<text x="{one - 4}" y="12" text-anchor="end">faster ←</text><text x="{one + 4}" y="12">→ slower</text>'
         f'{"".join(shapes)}<line class="one" x1="{one}" x2="{one}" y1="{ROW}" y2="{y}"/></svg>\n'
     )
@@ -142,12 +143,8 @@ def _bar(y: int, way: str, ratio: float, targets: Iterable[float]) -> list[str]:
     width, kind = BAR * min(ratio, MOST) / MOST, "bar" if ratio <= 1 else "above"
     marks = [LEFT + BAR * target / MOST for target in targets]
     return [
-        f'<text x="{LEFT - 8}" y="{y + 12}" text-anchor="end">over {_escaped(way)}</text>',
+        f'<text x="{LEFT - 8}" y="{y + 12}" text-anchor="end">over {html.escape(way)}</text>',
         f'<rect class="{kind}" x="{LEFT}" y="{y + 2}" width="{width:.1f}" height="{ROW - 5}"/>',
         f'<text x="{LEFT + width + 5:.1f}" y="{y + 12}">{_shown(ratio)}</text>',
         *(f'<line class="target" x1="{x:.1f}" x2="{x:.1f}" y1="{y}" y2="{y + ROW - 1}"/>' for x in marks),
     ]
-
-
-def _escaped(words: str) -> str:
-    return words.replace("&", "&amp;").replace("<", "&lt;")

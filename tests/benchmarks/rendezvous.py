@@ -8,15 +8,15 @@ the address over Open MPI 4.1 and Slurm's PMIx.
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections.abc import Iterator
 from functools import partial
 
 from tests.benchmarks.benchmark import FAILED, Case, Sample
+from tests.benchmarks.start import MPI, activated
 from tests.cluster.cluster import Cluster, Settings
 from tests.conftest import PROGRAMS, ROOT
-from tests.slurm.conftest import data_network, site_mpi
+from tests.slurm.conftest import data_network
 
 PROGRAM = str(PROGRAMS / "address.py")
 COMMANDS = {
@@ -27,13 +27,10 @@ COMMANDS = {
 
 
 def measure(cluster: Cluster, nodes: int, each: int, way: str, _: int) -> Sample:
-    venv = ROOT / ".venv"
-    variables = {"VIRTUAL_ENV": str(venv), "PATH": f"{venv}/bin:{os.environ['PATH']}", **site_mpi()}
-    variables |= {"SRUNDDP_IFACES": str(cluster.shared / "ifaces.conf"), "OMPI_MCA_btl_tcp_if_include": "10.88.0.0/16"}
     cluster.await_completing()
     began = time.monotonic()
     size = (f"--nodes={nodes}", f"--ntasks-per-node={each}")
-    done = cluster.run("srun", *size, *COMMANDS[way], env=variables, check=False)
+    done = cluster.run("srun", *size, *COMMANDS[way], env=activated(cluster) | MPI, check=False)
     known = [json.loads(line)["at"] for line in done.stdout.splitlines() if line.startswith('{"at"')]
     return {"wall": max(known) - began if len(known) == nodes * each else FAILED}
 

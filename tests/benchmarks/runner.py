@@ -11,6 +11,7 @@ import subprocess
 import sys
 import sysconfig
 from collections.abc import Iterator
+from dataclasses import asdict
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from typing import Any
 import torch
 
 import srunddp
+from srunddp.util.atomic_file import replace_file
 from tests.benchmarks.benchmark import Case, CaseResult, NotMeasuredError, Result
 from tests.conftest import ROOT
 
@@ -69,9 +71,7 @@ def order(case: str, ways: list[str], repeat: int) -> list[str]:
 
 def _save(result: Result, file: Path) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
-    new = file.with_suffix(".new")
-    new.write_text(json.dumps(result.stored(), indent=1) + "\n")
-    new.replace(file)
+    replace_file(file, json.dumps(asdict(result), indent=1).encode() + b"\n")
 
 
 def setting() -> dict[str, Any]:

@@ -21,16 +21,19 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
+
+import psutil
 
 from tests.benchmarks.benchmark import FAILED, Case, Limit, NotMeasuredError, Sample
+from tests.benchmarks.runner import INTEROP
 from tests.cluster.cluster import Cluster, Settings
 from tests.conftest import PROGRAMS, ROOT
 from tests.slurm.conftest import data_network, site_mpi
 
 PROGRAM = str(PROGRAMS / "first_collective.py")
 LIMIT = 150.0
-BIN, INTEROP = ROOT / ".venv" / "bin", ROOT / ".venv-interop" / "bin"
+BIN, PEERS_BIN = ROOT / ".venv" / "bin", INTEROP / "bin"
+MPI = {"OMPI_MCA_btl_tcp_if_include": "10.88.0.0/16", **site_mpi()}  # of several networks Open MPI would mix two
 EZPZ = ROOT / "build" / "ezpz" / "src"
 WORDS = dict.fromkeys(("srunddp", "torchrun", "ft_launcher"), "env") | {"bare srun": "bare", "import only": "import"}
 ACCELERATE_DEFAULTS = ("--mixed_precision=no", "--dynamo_backend=no")  # which it would print
@@ -76,13 +79,8 @@ class Start:
         return [f"--nodes={self.nodes}", f"--ntasks-per-node={each}", mpi, f"--chdir={self.cluster.shared}"]
 
     def _variables(self, way: str) -> dict[str, str]:
-        # As after `source .venv/bin/activate`.
-        common = {"VIRTUAL_ENV": str(BIN.parent), "PATH": f"{BIN}:{os.environ['PATH']}", "OMP_NUM_THREADS": "1"}
-        if way == "srunddp":
-            return common | {"SRUNDDP_IFACES": str(self.cluster.shared / "ifaces.conf")}
-        # Of several networks Open MPI would mix two.
-        common |= {"OMPI_MCA_btl_tcp_if_include": "10.88.0.0/16", "PYTHONPATH": str(EZPZ), **site_mpi()}
-        return common | ({"MASTER_ADDR": "node01"} if way in ("fabric", "lightning") else {})
+        own = {"PYTHONPATH": str(EZPZ), **MPI} if way != "srunddp" else {}
+        return activated(self.cluster) | own | ({"MASTER_ADDR": "node01"} if way in ("fabric", "lightning") else {})
 
     def _command(self, way: str, port: str) -> list[str]:
         agent = [f"--nnodes={self.nodes}", f"--nproc-per-node={self.each}", "--rdzv-backend=c10d"]
@@ -93,18 +91,24 @@ class Start:
         starters = {
             "srunddp": [str(ROOT / "bin" / "srunddp"), "--quiet"],
             "torchrun": [str(BIN / "torchrun"), *agent],
-            "ft_launcher": [str(INTEROP / "ft_launcher"), *agent],
+            "ft_launcher": [str(PEERS_BIN / "ft_launcher"), *agent],
             "accelerate": launch,
             "mpi4py": [str(BIN / "python"), "-m", "mpi4py"],
         }
-        python = INTEROP if way in ("fabric", "lightning", "idr_torch", "ezpz") else BIN
+        python = PEERS_BIN if way in ("fabric", "lightning", "idr_torch", "ezpz") else BIN
         return [*starters.get(way, [str(python / "python")]), PROGRAM, WORDS.get(way, way), port]
+
+
+def activated(cluster: Cluster) -> dict[str, str]:
+    """The variables as after `source .venv/bin/activate`, with the cluster's ifaces.conf."""
+    variables = {"VIRTUAL_ENV": str(BIN.parent), "PATH": f"{BIN}:{os.environ['PATH']}", "OMP_NUM_THREADS": "1"}
+    return variables | {"SRUNDDP_IFACES": str(cluster.shared / "ifaces.conf")}
 
 
 def machine_cpu() -> float:
     """Seconds of CPU that all processes of this machine have used."""
-    user, nice, system = map(int, Path("/proc/stat").read_text().split(maxsplit=4)[1:4])
-    return (user + nice + system) / os.sysconf("SC_CLK_TCK")
+    times = psutil.cpu_times()
+    return times.user + times.nice + times.system
 
 
 def cases(quick: bool) -> Iterator[Case]:

@@ -31,6 +31,7 @@ from srunddp.supervisor.supervisor import RendezvousOutcome, Supervisor
 from srunddp.supervisor.worker_process import WorkerProcess, pipe
 from srunddp.util.kernel_file import raise_open_files_limit
 from tests.conftest import ROOT
+from tests.support.cost import cpu_of
 
 HOST, TOKEN = "127.0.0.1", "4711.0"
 PER_NODE, PROCESSES = 8, 2
@@ -86,8 +87,7 @@ class Processes:
 
     def now(self) -> Cost:
         """The time, and the CPU time of the measured process."""
-        # The kernel's clock of another process, see clock_getcpuclockid(3).
-        return Cost(time.monotonic(), time.clock_gettime((~self.measured.pid << 3) | 2))
+        return Cost(time.monotonic(), cpu_of(self.measured.pid))
 
     def since(self, began: Cost, answers: Iterable[dict[str, Any]]) -> Cost:
         """Until the last one of them."""

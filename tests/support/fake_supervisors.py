@@ -60,7 +60,7 @@ class FakeSupervisor:
         patience = client.ANSWER_WITHIN
         if later := client.comes_later(self.rank):
             yield time.monotonic() + later
-        while not (yield from self._try(patience + self.players.size / client.GREETED_PER_SECOND)):
+        while not (yield from self._try(patience + self.players.size / client.ANSWERED_PER_SECOND)):
             self.connection.close()
             self.players.retries += 1
             patience = min(2 * patience, client._LONGEST_PATIENCE)

@@ -7,7 +7,6 @@ that store. Where ``MASTER_ADDR`` and ``MASTER_PORT`` are no longer ours, the ha
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import ctypes
 import gc
@@ -42,7 +41,6 @@ _FILES_PER_RANK, _SPARE_FILES = 4, 256
 _RENDEZVOUS = "torch.distributed.rendezvous"
 _NAME_SERVERS = 4  # nscount in glibc's struct __res_state: two ints and one long come before it
 _ERRORS_ONLY = 2
-_OWN_LIBRARIES = ("yaml", "psutil", "mpi4py")  # which srunddp imports, and whose exit handlers nobody misses
 
 
 @dataclass
@@ -149,8 +147,7 @@ def install(place: ProcessGroupContext, *, ahead: bool = False) -> None:
         sys.meta_path.insert(0, mpi.Mpi4pyImportBlocker())
     surround_import(_RENDEZVOUS, _replacing_handlers)
     if "torch" not in sys.modules:
-        surround_import("torch", torch_import)
-        atexit.register(clear_main)  # before all others, so it is the last to be called
+        surround_import("torch", gc_frozen)
     if place.environment.world_size > 1:
         surround_import("accelerate", _set_accelerate_cpu)
 
@@ -164,48 +161,18 @@ def surround_import(name: str, around: Callable[[ModuleType], AbstractContextMan
 
 
 @contextlib.contextmanager
-def torch_import(_: object = None) -> Iterator[None]:
-    """Spare Python's collector torch's modules, which never become garbage, and the process torch's destructors."""
-    enabled, libraries = gc.isenabled(), _compiled_packages()
+def gc_frozen(_: object = None) -> Iterator[None]:
+    """Spare Python's collector torch's modules, which never become garbage: now, in training and when Python ends."""
+    enabled = gc.isenabled()
     gc.disable()
     event("import")
     try:
         yield
-        if libraries <= {"numpy", *_OWN_LIBRARIES} and "LD_PRELOAD" not in os.environ:
-            _skip_destructors()
     finally:
         event("imported")
         gc.freeze()
         if enabled:
             gc.enable()
-
-
-def clear_main() -> None:
-    """Let the script's objects end while what it has imported is there.
-
-    Python's collector would see to that, but torch.fx keeps frames, and with them the script's names, which are frozen.
-    """
-    names = vars(sys.modules["__main__"])
-    for name in reversed([name for name in names if not name.startswith("__")]):
-        names[name] = None
-
-
-def _compiled_packages() -> set[str]:
-    """The packages with a library of their own that have been imported, but for Python's."""
-    files = {name: str(getattr(module, "__file__", "")) for name, module in sys.modules.items()}
-    return {name.partition(".")[0] for name, file in files.items() if file.endswith(".so")} - sys.stdlib_module_names
-
-
-def _skip_destructors() -> None:
-    """Let C's ``exit`` end the process before the static destructors of the libraries that are loaded by now.
-
-    torch's take 80 ms to undo the registration of each operator. Python's own end comes before that, and so do the
-    exit handlers of libraries that are loaded later; those of an earlier one would be lost.
-    """
-    libc = ctypes.CDLL(None)
-    if hasattr(libc, "on_exit"):  # glibc's; the handlers are called in reverse order
-        libc.on_exit(libc._exit, None)
-        libc.__cxa_atexit(libc.fflush, None, None)
 
 
 @contextlib.contextmanager

@@ -28,7 +28,7 @@ from srunddp.util.tcp import limit_silence
 
 ANSWER_WITHIN = 1.0
 _LONGEST_PATIENCE = 8.0
-GREETED_PER_SECOND = 4000  # by rank 0 at least, where all ranks come at once
+ANSWERED_PER_SECOND = 4000  # ranks, by rank 0 at least, where all come at once
 # Linux keeps so many connections until they are accepted, and drops others, which try again 1 s later, and then 2 s.
 _AT_ONCE, _LATER_PER_SECOND = 4096, 16000
 # Rank 0 keeps the deadline, and may have begun to wait later than this rank did.
@@ -100,7 +100,7 @@ def _reachable(candidates: list[Address], hello: Hello) -> list[Address]:
 
 
 def comes_later(rank: int) -> float:
-    """Seconds for which a rank waits, so that not too many come at once."""
+    """Seconds for which a rank waits before it connects, so that not too many do so at once."""
     return max(0, rank - _AT_ONCE) / _LATER_PER_SECOND
 
 
@@ -136,8 +136,7 @@ class RendezvousClient:
     def run(self, deadline: float) -> tuple[socket.socket, RendezvousInfo]:
         """The connection to rank 0, and what it tells at the end of the rendezvous."""
         patience = ANSWER_WITHIN
-        if later := comes_later(self.hello.rank):
-            self.interrupt.wait(min(time.monotonic() + later, deadline))
+        self.interrupt.wait(min(time.monotonic() + comes_later(self.hello.rank), deadline))
         while True:
             for address in self.candidates:
                 self._stop_if_interrupted()
@@ -145,7 +144,9 @@ class RendezvousClient:
                 if remaining <= 0:
                     refused = self.passed_over.get(_RefusedError)
                     raise self._refusal(refused) if refused else self._not_found()
-                if greeted := self._try(address, min(patience + self.hello.world_size / GREETED_PER_SECOND, remaining)):
+                if greeted := self._try(
+                    address, min(patience + self.hello.world_size / ANSWERED_PER_SECOND, remaining)
+                ):
                     connection, proof = greeted
                     return connection, self._await_others(connection, proof, address, deadline)
             patience = min(2 * patience, _LONGEST_PATIENCE)

@@ -23,7 +23,7 @@ PATIENCE = 30.0  # seconds after which one of those is closed
 _LONGEST = 4096
 _LONGEST_WORD = 256
 _LINES_SAID = 10
-_AT_ONCE, _READS = 4096, 64  # connections that are accepted in a row, after so many messages
+_AT_ONCE, _BETWEEN = 4096, 64  # connections that are accepted in a row; messages that are read in between
 _TYPES = {each.name: each.type for each in fields(Hello)}
 
 
@@ -86,7 +86,7 @@ class AuthenticatedListener:
             self._close(oldest)
         for number, (key, _) in enumerate(self._selector.select(max(0.0, seconds))):
             # The kernel keeps 4,096 that come, and drops others, which try again a second later.
-            for listener in self.listening if number % _READS == 0 else ():
+            for listener in self.listening if number % _BETWEEN == 0 else ():
                 self._accept(listener)
             if isinstance(key.fileobj, socket.socket):
                 if peer := self.known.get(key.fileobj) or self._waiting.get(key.fileobj):

@@ -72,17 +72,12 @@ class ProcessTree:
         for _ in range(_PASSES):
             if not self._pass(thorough=thorough):
                 break
-        resident, delay, cpu, bytes_read, bytes_written = 0, self._delay_of_ended, 0, 0, 0
-        for each in self._members.values():
-            resident += each.resident
-            delay += each.delay
-            cpu += each.cpu + each.reaped
-            bytes_read += each.bytes_read
-            bytes_written += each.bytes_written
-        self.resident, self.delay = resident, delay
-        self.cpu.update(cpu)
-        self.bytes_read.update(bytes_read)
-        self.bytes_written.update(bytes_written)
+        members = self._members.values()
+        self.resident = sum(each.resident for each in members)
+        self.delay = self._delay_of_ended + sum(each.delay for each in members)
+        self.cpu.update(sum(each.cpu + each.reaped for each in members))
+        self.bytes_read.update(sum(each.bytes_read for each in members))
+        self.bytes_written.update(sum(each.bytes_written for each in members))
 
     def _pass(self, *, thorough: bool) -> bool:
         """Whether a process has ended since the last one."""

@@ -54,7 +54,7 @@ def collated(part: MicroBatch, collate: Collate | None, weight: Weight | None) -
         return part
     batch = collate(part.samples) if collate else part.samples
     value = float(part.own) if weight is None or not part.own else _number(weight(batch))
-    return MicroBatch(batch, part.own, part.total, part.source, value, part.digest)
+    return part._replace(samples=batch, weight=value)
 
 
 def _number(value: Any) -> float | str:

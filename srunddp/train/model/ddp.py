@@ -40,6 +40,7 @@ class DDPModel:
         self.model = model
         self.testing = StepModule(compiled, step, loss_function).to(world.device)
         self._ddp = _wrapped(self.testing, config.ddp) if world.world_size > 1 else None
+        # Not the module itself, which would look for hooks that nobody can set.
         self.training: Callable[[Any], tuple[Tensor, Any]] = self._ddp or self.testing.forward
         self._static = self._unknown = config.ddp.static_graph and self._ddp is not None
         sparse = any(getattr(module, "sparse", False) for module in model.modules())
