@@ -158,7 +158,7 @@ def test_a_node_that_fails_twice_in_a_row_is_left(runner: SlurmJobRunner) -> Non
         "time.sleep(2.0)\nnames = ('RANK', 'SLURM_PROCID', 'SLURM_NTASKS', 'LOCAL_RANK', 'SLURMD_NODENAME')\n"
         "print('done', *(os.environ[name] for name in names))\n"
     )
-    words = (*OPTIONS, "-N4", "--ntasks-per-node=2", SRUNDDP, "--restarts=3", "--spare-nodes=1", str(script))
+    words = (*OPTIONS, "-wnode[01-04]", "--ntasks-per-node=2", SRUNDDP, "--restarts=3", "--spare-nodes=1", str(script))
     done = runner.srun(*words)
     assert done.code == 0, done.errors
     nodes = ("node01", "node01", "node04", "node04", "node03", "node03")
