@@ -68,6 +68,7 @@ class _RunByDefault(click.Group):
         if cmd_name not in _COMMANDS:
             return None
         module = importlib.import_module(f"srunddp.{cmd_name}.cli")
+        gc.freeze()  # else all that was imported would be looked through now
         gc.enable()
         return cast(click.Command, getattr(module, cmd_name))
 

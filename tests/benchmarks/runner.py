@@ -25,6 +25,7 @@ from tests.conftest import ROOT
 
 PEERS = ("torch", "accelerate", "transformers", "lightning", "nvidia-resiliency-ext", "mpi4py", "idr_torch")
 INTEROP = ROOT / ".venv-interop"
+EZPZ = ROOT / "build" / "ezpz" / "src"
 
 
 def run(cases: Iterator[Case], title: str, about: str, file: Path, *, again: bool = False) -> Result:
@@ -79,7 +80,9 @@ def setting() -> dict[str, Any]:
     site = sysconfig.get_path("purelib", vars={"base": str(INTEROP)}) if INTEROP.exists() else ""
     installed = {each.name: each.version for each in importlib.metadata.distributions(path=[site, *sys.path])}
     versions = {name: installed[name] for name in PEERS if name in installed}
-    slurm = _output("srun", "--version").removeprefix("slurm-wlm ")
+    if EZPZ.exists():  # from its repository, not installed
+        versions["ezpz"] = (EZPZ / "ezpz" / "__about__.py").read_text().split('"')[1]
+    slurm = _output("slurmctld", "-V").removeprefix("slurm-wlm ")
     versions = {"srunddp": srunddp.__version__, "Python": platform.python_version(), "Slurm": slurm, **versions}
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else "none"
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30

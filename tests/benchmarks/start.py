@@ -25,7 +25,7 @@ from functools import partial
 import psutil
 
 from tests.benchmarks.benchmark import FAILED, Case, Limit, NotMeasuredError, Sample
-from tests.benchmarks.runner import INTEROP
+from tests.benchmarks.runner import EZPZ, INTEROP
 from tests.cluster.cluster import Cluster, Settings
 from tests.conftest import PROGRAMS, ROOT
 from tests.slurm.conftest import data_network, site_mpi
@@ -34,7 +34,6 @@ PROGRAM = str(PROGRAMS / "first_collective.py")
 LIMIT = 150.0
 BIN, PEERS_BIN = ROOT / ".venv" / "bin", INTEROP / "bin"
 MPI = {"OMPI_MCA_btl_tcp_if_include": "10.88.0.0/16", **site_mpi()}  # of several networks Open MPI would mix two
-EZPZ = ROOT / "build" / "ezpz" / "src"
 WORDS = dict.fromkeys(("srunddp", "torchrun", "ft_launcher"), "env") | {"bare srun": "bare", "import only": "import"}
 ACCELERATE_DEFAULTS = ("--mixed_precision=no", "--dynamo_backend=no")  # which it would print
 AGENTS = ("torchrun", "ft_launcher", "accelerate")
