@@ -1,21 +1,31 @@
 """torch imported ahead of the script, while a rank waits or for the next start; and how a process with torch ends."""
 
 import ctypes
+import gc
 import importlib
 import os
+import re
 import sys
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from types import ModuleType
+from types import BuiltinFunctionType, FunctionType, ModuleType
 
 from srunddp.bootstrap.process_group import store
 from srunddp.run.script import Script, prepare_path
 from srunddp.supervisor.worker_process import WorkerPipe
 
 _HARMLESS = ("numpy", "srunddp")  # besides the standard library
-_COMPILED = {"numpy", "yaml", "psutil", "mpi4py"}  # nobody misses what their libraries do when the process ends
+# The libraries of Python, of what srunddp imports, and of CUDA.
+_NEEDS_NO_DESTRUCTOR = re.compile(
+    r"/lib-dynload/|-packages/(numpy|nvidia|psutil|torchvision|yaml)(\.libs)?/|/ld-linux[^/]*$|/lib(bz2|c|crypt|crypto|cuda"
+    r"|dl|expat|ffi|gcc_s|lzma|m|munge|nss_\w+|nvidia-\w+|pthread|python\w*|resolv|rt|ssl|stdc\+\+|util|uuid|z)[-.][^/]*$"
+)
+_DEFINITIONS = (ModuleType, FunctionType, BuiltinFunctionType, type)
+_FSETLOCKING_BYCALLER = 2  # stdio_ext.h
+_of_torch: set[str] = set()
 ahead = False  # whether torch was imported before the script did so
 
 
@@ -56,7 +66,7 @@ def run(script: Script, before: Sequence[str], variables: Mapping[str, str | Non
     try:
         for name in before:
             importlib.import_module(name)
-        with store.gc_frozen(), without_destructors():
+        with store.gc_frozen(), noting_libraries():
             importlib.import_module("torch.distributed")
     except Exception as error:
         store.surround_import("torch", partial(_raising, error))
@@ -64,33 +74,52 @@ def run(script: Script, before: Sequence[str], variables: Mapping[str, str | Non
 
 
 @contextmanager
-def without_destructors(_: object = None) -> Iterator[None]:
-    """Around torch's import: let C's ``exit`` end the process before the static destructors of what is loaded by then.
-
-    torch's destructors take 80 ms to undo the registration of each operator. Python's own end comes before them, and so
-    do the exit handlers of libraries that are loaded later. Those of a library that was loaded before torch would be
-    lost: with one of the script's, or with ``LD_PRELOAD``, all destructors run.
-    """
-    before = _compiled_packages()
+def noting_libraries(_: object = None) -> Iterator[None]:
+    """Around torch's import: which shared libraries it loads."""
+    before = _libraries()
     yield
+    _of_torch.update(_libraries() - before)
+
+
+def _libraries() -> set[str]:
+    """The files of the shared libraries in this process."""
+    try:
+        with open("/proc/self/maps") as maps:
+            return {line.split(maxsplit=5)[-1].rstrip() for line in maps if ".so" in line}
+    except OSError:
+        return {"unknown"}
+
+
+def finish() -> None:
+    """The last exit handler, in a process with torch."""
+    if "torch" in sys.modules:
+        if threading.active_count() == 1:
+            _clear_main()
+        else:
+            gc.unfreeze()  # a thread may use them to the end: Python's collector does it then
+        _skip_destructors()
+
+
+def _clear_main() -> None:
+    """Let the script's objects go while what their ``__del__`` uses is there, as Python does."""
+    # Its collector would do it, but torch.fx keeps frames, and with them the script's names, and these are frozen.
+    names = getattr(sys.modules.get("__main__"), "__dict__", {})
+    for name, value in reversed(list(names.items())):
+        if not (isinstance(value, _DEFINITIONS) or str(name).startswith("__")):
+            names[name] = None
+
+
+def _skip_destructors() -> None:
+    """Let C's ``exit`` end this process at once, unless a library needs its destructors or C's exit handlers.
+
+    torch's take 80 ms to undo the registration of each operator. Python's own end comes before that.
+    """
     libc = ctypes.CDLL(None)
-    if before <= _COMPILED and "LD_PRELOAD" not in os.environ and hasattr(libc, "on_exit"):  # glibc's
+    others = _libraries() - _of_torch
+    if all(map(_NEEDS_NO_DESTRUCTOR.search, others)) and hasattr(libc, "on_exit"):  # glibc's
+        libc.__fsetlocking(ctypes.c_void_p.in_dll(libc, "stdin"), _FSETLOCKING_BYCALLER)  # a thread may read it
         libc.on_exit(libc._exit, None)  # handlers are called in reverse order
         libc.__cxa_atexit(libc.fflush, None, None)
-
-
-def _compiled_packages() -> set[str]:
-    """The packages with a shared library of their own that have been imported, but for Python's."""
-    files = {name: str(getattr(module, "__file__", "")) for name, module in sys.modules.items()}
-    return {name.partition(".")[0] for name, file in files.items() if file.endswith(".so")} - sys.stdlib_module_names
-
-
-def clear_main() -> None:
-    """At the end, let the script's objects go while what their ``__del__`` uses is there, as Python does."""
-    # Its collector would do it, but torch.fx keeps frames, and with them the script's names, and these are frozen.
-    names = vars(sys.modules["__main__"])
-    for name in reversed([name for name in names if not name.startswith("__")]):
-        names[name] = None
 
 
 def _set(variables: Mapping[str, str | None]) -> None:

@@ -135,8 +135,8 @@ def _join_world(context: WorkerContext, info: RendezvousInfo, threads: dict[str,
     environ = dict(os.environ)
     store.install(process_group_context(context.setup, info), ahead=torch_import.ahead)
     if "torch" not in sys.modules:
-        store.surround_import("torch", torch_import.without_destructors)
-        atexit.register(torch_import.clear_main)  # before the script's handlers, so it is called after them
+        store.surround_import("torch", torch_import.noting_libraries)
+    atexit.register(torch_import.finish)  # before the script's handlers, so it is called after them
     own = cpus.threads(environ, info.sharers) if info.local_world_size > 1 else {}
     if threads is not None and own and own != threads and "torch" in sys.modules:
         sys.modules["torch"].set_num_threads(*map(int, own.values()))
@@ -222,7 +222,7 @@ def _exit_fast() -> NoReturn:
             dist.destroy_process_group()
         world.wait_for_gloo_threads()
     mpi.finalize()
-    atexit.unregister(torch_import.clear_main)
+    atexit.unregister(torch_import.finish)
     exit_without_teardown(0)
 
 

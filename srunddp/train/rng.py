@@ -68,18 +68,20 @@ def seed(number: int) -> None:
 class IsolatedRng:
     """Random numbers of the CPU in here are one sequence of its own; the rank's go on after it.
 
-    Only a second normal number that numpy's global generator holds back is lost each time.
+    numpy's global generator draws two normal numbers at a time. One that it holds back is lost here.
     """
 
     def __init__(self, number: int) -> None:
         """``number``: the sequence's seed."""
         outer = _get_states()
         seed(number)
-        self._torch, self._python, *_ = _get_states()  # the states of who does not draw now
+        self._torch, self._python, self._numpy, _ = _get_states()  # the states of who does not draw now
         _set_states(outer)
         numpy: Any = getattr(sys.modules.get("numpy"), "random", None)
-        # From numpy 1.24 on; its states would take 400 us a time.
-        self._numpy = numpy.MT19937(number % 2**32) if hasattr(numpy, "set_bit_generator") else None
+        self._exchange = (numpy.get_state, numpy.set_state) if numpy else None
+        if hasattr(numpy, "set_bit_generator"):  # from numpy 1.24 on; its states would take 400 us a time
+            self._numpy = numpy.MT19937(number % 2**32)
+            self._exchange = numpy.get_bit_generator, numpy.set_bit_generator
 
     def __enter__(self) -> None:
         self._swap()
@@ -92,10 +94,17 @@ class IsolatedRng:
         self._torch, self._python = torch.get_rng_state(), random.getstate()
         torch.set_rng_state(ours[0])
         random.setstate(ours[1])
-        if self._numpy:
-            numpy, own = sys.modules["numpy"].random, self._numpy
-            self._numpy = numpy.get_bit_generator()
-            numpy.set_bit_generator(own)
+        if self._exchange:
+            get, exchange = self._exchange
+            own, self._numpy = self._numpy, get()
+            exchange(own)
+
+
+def forget_normal() -> None:
+    """Lose what numpy holds back, as at the end of an :class:`IsolatedRng`."""
+    numpy: Any = getattr(sys.modules.get("numpy"), "random", None)
+    if hasattr(numpy, "set_bit_generator"):
+        numpy.set_bit_generator(numpy.get_bit_generator())
 
 
 def _get_states(device: torch.device = _CPU) -> tuple[Any, ...]:

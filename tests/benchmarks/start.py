@@ -38,8 +38,9 @@ WORDS = dict.fromkeys(("srunddp", "torchrun", "ft_launcher"), "env") | {"bare sr
 ACCELERATE_DEFAULTS = ("--mixed_precision=no", "--dynamo_backend=no")  # which it would print
 AGENTS = ("torchrun", "ft_launcher", "accelerate")
 PEERS = ("ft_launcher", "accelerate", "fabric", "lightning", "idr_torch", "mpi4py", "ezpz")
-LAUNCHERS = ("srunddp", "bare srun", "import only", "torchrun")
-SIZES = ((2, 1, (*LAUNCHERS, *PEERS)), (6, 1, LAUNCHERS), (6, 2, LAUNCHERS), (6, 4, LAUNCHERS), (6, 8, LAUNCHERS))
+LAUNCHERS = ("srunddp", "bare srun", "torchrun")
+ONE_EACH = (*LAUNCHERS, "import only")
+SIZES = ((2, 1, (*ONE_EACH, *PEERS)), (6, 1, ONE_EACH), (6, 2, LAUNCHERS), (6, 8, LAUNCHERS))
 LIMITS = (Limit("exit", "torchrun", 0.30), Limit("exit", "bare srun", 0.75), Limit("exit", "import only", 1.10))
 
 

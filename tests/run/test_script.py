@@ -11,6 +11,7 @@ import termios
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import psutil
 import pytest
 
 from srunddp.util.kernel_file import children_of
@@ -247,16 +248,17 @@ def test_the_code_of_a_script_that_fails_is_its_own(tmp_path: Path) -> None:
     assert run(tmp_path, "sys.exit(5)", "--fast-exit", size=1).codes == [5]
 
 
-# Without it the teardown is C's, too, but for libraries that are loaded before torch or with it.
+# Without it Python's teardown is whole. C's is where a library is loaded that may need it.
 
 
 TEARDOWN = """
-import ctypes, types
+import ctypes, shutil
 libc = ctypes.CDLL(None)
+def load(name): ctypes.CDLL(shutil.copy({library!r}, os.path.abspath(name)))
 {before}
-libc.__cxa_atexit(libc.puts, b"a handler from before torch", None)
 import torch
-libc.__cxa_atexit(libc.puts, b"a handler", None)
+{after}
+libc.__cxa_atexit(libc.puts, b"C's handler", None)
 libc.fopen.restype = ctypes.c_void_p
 ctypes.CDLL(None).fputs(b"buffered by C", ctypes.c_void_p(libc.fopen(b"c.txt", b"w")))
 left_open = open("python.txt", "w")
@@ -266,23 +268,38 @@ class Torn:
 torn = Torn()
 sys.exit({code})
 """
+LOADS = {"none": ("", ""), "before torch": ("load('a.so')", ""), "after torch": ("", "load('b.so')")}
 
 
 @pytest.mark.parametrize("code", [0, 5])
-def test_the_end_skips_only_what_came_with_torch(tmp_path: Path, code: int) -> None:
-    ended = run(tmp_path, TEARDOWN.format(before="", code=code), size=1)
-    assert ended.codes == [code]
-    assert (tmp_path / "stdout.0").read_text() == "torn down\na handler\n"
+@pytest.mark.parametrize("loads", LOADS)
+def test_destructors_run_if_a_library_may_need_them(tmp_path: Path, loads: str, code: int) -> None:
+    library, (before, after) = psutil._psplatform.cext.__file__, LOADS[loads]
+    ended = run(tmp_path, TEARDOWN.format(library=library, before=before, after=after, code=code), size=1)
+    assert (ended.codes, ended.text) == ([code], "")
+    expected = "torn down\n" if loads == "none" else "torn down\nC's handler\n"
+    assert (tmp_path / "stdout.0").read_text() == expected
     files = [path.read_text() for path in sorted(tmp_path.rglob("*.txt"))]
     assert files == ["buffered by C", "buffered by Python"]
 
 
-@pytest.mark.parametrize("what", ["a library", "LD_PRELOAD"])
-def test_libraries_from_before_torch_end_as_always(tmp_path: Path, what: str) -> None:
-    before = "sys.modules.setdefault('h5py', types.ModuleType('h5py')); sys.modules['h5py'].__file__ = 'h5py.so'"
-    before = before if what == "a library" else "os.environ.setdefault('LD_PRELOAD', '')"
-    run(tmp_path, TEARDOWN.format(before=before, code=0), size=1)
-    assert (tmp_path / "stdout.0").read_text() == "torn down\na handler\na handler from before torch\n"
+def test_what_a_thread_uses_stays_to_the_end(tmp_path: Path) -> None:
+    """And the names of modules, functions and classes stay for all."""
+    script = """
+import threading, torch
+class Slow:
+    def __del__(self): time.sleep(0.3), os.write(1, text())
+def text(): return json.dumps("gone").encode()
+def use():
+    while True: shared.append(len(shared))
+import json
+shared, slow = [], Slow()
+threading.Thread(target=use, daemon=True).start()
+"""
+    for daemon in (True, False):
+        ended = run(tmp_path, script if daemon else script.replace("threading.Thread", "str or print"), size=1)
+        assert (ended.codes, ended.text) == ([0], "")
+    assert (tmp_path / "stdout.0").read_text() == '"gone"'
 
 
 # Signals.

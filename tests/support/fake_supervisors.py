@@ -60,7 +60,7 @@ class FakeSupervisor:
         patience = client.ANSWER_WITHIN
         if later := client.comes_later(self.rank):
             yield time.monotonic() + later
-        while not (yield from self._try(patience + self.players.size / client.ANSWERED_PER_SECOND)):
+        while not (yield from self._try(patience)):
             self.connection.close()
             self.players.retries += 1
             patience = min(2 * patience, client._LONGEST_PATIENCE)
@@ -74,6 +74,7 @@ class FakeSupervisor:
             return False
         nonce = auth.nonce()
         self.send(hello=self.fields, nonce=nonce, kind=self.client.own.kind)
+        patience += self.players.size / client.ANSWERED_PER_SECOND
         if not (greeting := (yield from self._line(time.monotonic() + patience))):
             return False
         self.send(here=True, proof=self.client._prove(self.connection, nonce, greeting))

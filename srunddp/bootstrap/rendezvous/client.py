@@ -28,7 +28,7 @@ from srunddp.util.tcp import limit_silence
 
 ANSWER_WITHIN = 1.0
 _LONGEST_PATIENCE = 8.0
-ANSWERED_PER_SECOND = 4000  # ranks, by rank 0 at least, where all come at once
+ANSWERED_PER_SECOND = 2000  # ranks, by rank 0 at least, where all come at once; munged does 4,000 proofs
 # Linux keeps so many connections until they are accepted, and drops others, which try again 1 s later, and then 2 s.
 _AT_ONCE, _LATER_PER_SECOND = 4096, 16000
 # Rank 0 keeps the deadline, and may have begun to wait later than this rank did.
@@ -144,9 +144,7 @@ class RendezvousClient:
                 if remaining <= 0:
                     refused = self.passed_over.get(_RefusedError)
                     raise self._refusal(refused) if refused else self._not_found()
-                if greeted := self._try(
-                    address, min(patience + self.hello.world_size / ANSWERED_PER_SECOND, remaining)
-                ):
+                if greeted := self._try(address, min(patience, remaining)):
                     connection, proof = greeted
                     return connection, self._await_others(connection, proof, address, deadline)
             patience = min(2 * patience, _LONGEST_PATIENCE)
@@ -198,7 +196,7 @@ class RendezvousClient:
             connection.bind((self.hello.address, 0))
         connection.connect((address.host, address.port))
         send(connection, {"hello": asdict(self.hello), "nonce": nonce, "kind": self.own.kind})
-        answer_by = time.monotonic() + patience
+        answer_by = time.monotonic() + patience + self.hello.world_size / ANSWERED_PER_SECOND
         self.interrupt.wait(answer_by, connection)
         self._stop_if_interrupted()
         return self._prove(connection, nonce, receive(connection, answer_by))

@@ -9,6 +9,7 @@ import selectors
 import socket
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from typing import Any, Self
 
@@ -84,22 +85,27 @@ class AuthenticatedListener:
         before = time.monotonic() - PATIENCE
         while self._waiting and (oldest := next(iter(self._waiting.values()))).since < before:
             self._close(oldest)
-        for number, (key, _) in enumerate(self._selector.select(max(0.0, seconds))):
+        selected = self._selector.select(max(0.0, seconds))
+        come = {key.fileobj for key, _ in selected}
+        for number, (key, _) in enumerate(selected):
             # The kernel keeps 4,096 that come, and drops others, which try again a second later.
             for listener in self.listening if number % _BETWEEN == 0 else ():
-                self._accept(listener)
+                self._accept(listener, listener in come)
+                come.discard(listener)
             if isinstance(key.fileobj, socket.socket):
                 if peer := self.known.get(key.fileobj) or self._waiting.get(key.fileobj):
                     yield from self._read(peer)
             else:
                 self._selector.unregister(key.fileobj)  # the interrupt stays readable; it has ended this wait
 
-    def _accept(self, listener: socket.socket) -> None:
-        for _ in range(_AT_ONCE):
+    def _accept(self, listener: socket.socket, surely: bool) -> None:
+        """Those that have come; ``surely`` if there is one at least."""
+        for number in range(_AT_ONCE):
             try:
                 connection, address = listener.accept()
             except OSError as error:
-                if error.errno in (errno.EMFILE, errno.ENFILE):
+                # Without a free descriptor the kernel does not look whether there are more.
+                if error.errno in (errno.EMFILE, errno.ENFILE) and surely and number == 0:
                     self._make_room()
                 return  # there are no more, or it has gone again
             connection.setblocking(False)
@@ -108,6 +114,7 @@ class AuthenticatedListener:
             if len(self._waiting) > UNPROVEN + self.own.world_size:
                 mute = next((one for one in self._waiting.values() if not one.hello), None)
                 self._close(mute or next(iter(self._waiting.values())))
+                return  # first what the others have sent
 
     def _make_room(self) -> None:
         if self._waiting:
@@ -172,6 +179,10 @@ class AuthenticatedListener:
         if kind != self.trust.kind:
             self._refuse(peer, f"its proof is {kind}, rank 0's {self.trust.kind}")
             return
+        with suppress(OSError):
+            if not peer.connection.recv(1, socket.MSG_PEEK):  # it has lost patience, and comes again
+                self._close(peer)
+                return
         own = Address(*peer.connection.getsockname()[:2])
         challenge = Challenge(hello.token, hello.rank, str(own), str(nonce), auth.nonce())
         try:

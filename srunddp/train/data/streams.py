@@ -79,7 +79,11 @@ class Stream(IterableDataset[Any]):
         samples, digest = iter(self._data), 0
         if ranks > 1 and (head := list(itertools.islice(samples, 1))):
             samples, digest = itertools.chain(head, samples), digest_of(head[0])
-        place, samples = start, itertools.islice(samples, start, None)
+        for place in range(0, start, full):  # in parts, as they were read before the resume
+            for _ in itertools.islice(samples, min(full, start - place)):
+                ...
+            rng.forget_normal()
+        place = start
         while first := list(itertools.islice(samples, full if ranks == 1 else 1)):  # one rank takes all: quicker
             kept, count = first[rank:], len(first)
             for sample in itertools.islice(samples, full - count):

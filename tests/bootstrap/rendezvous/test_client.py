@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import socket
 import socketserver
 import threading
@@ -668,6 +669,37 @@ def test_a_mute_connection_is_closed_when_its_time_is_over(monkeypatch: pytest.M
         assert caller.recv(1) == b""
         found = meet(server, hello(1))
         assert found[0] == found[1]
+
+
+@contextmanager
+def free_descriptors(count: int) -> Iterator[None]:
+    """So many, and no more."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with ExitStack() as stack:
+        free = [stack.enter_context(open(os.devnull)).fileno() for _ in range(count + 1)]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (free[-1], before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+@pytest.mark.parametrize("more", [0, 1])
+def test_who_takes_the_last_descriptor_stays(more: int) -> None:
+    """And of those that come after it, one takes the place of the oldest."""
+    sockets, here = listen("127.0.0.1", [0]), hello(0, 3)
+    with sockets, ExitStack() as stack:
+        address = sockets.getsockname()
+        peers = stack.enter_context(
+            listener.AuthenticatedListener(listening=[sockets], own=here, trust=UNPROVEN, say=print)
+        )
+        callers = [stack.enter_context(socket.create_connection(address)) for _ in range(2 + more)]
+        with free_descriptors(2):
+            for _ in range(3 + more):
+                assert not list(peers.events(0.1))
+                callers[-1].send(b"{")  # so that there is an event
+        kept = {one.connection.getpeername() for one in peers._waiting.values()}
+        assert kept == {caller.getsockname() for caller in callers[more:]}
 
 
 def test_2048_ranks_meet_within_seconds() -> None:

@@ -107,6 +107,24 @@ def test_two_sequences_of_random_numbers_stay_apart(drawing: Any) -> None:
     assert outer == [drawing() for _ in outer]
 
 
+class Normal(IterableDataset[torch.Tensor]):
+    """Samples with an odd count of numpy's normal numbers, which it draws in pairs."""
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        return (torch.tensor(numpy.random.randn(3)) for _ in range(30))
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("sharded", [False, True])
+def test_a_resume_draws_the_same_normal_numbers(sharded: bool, ranks: int) -> None:
+    assignment = ShardAssignment(0, ranks, 3, 5, sharded=sharded)
+    whole = drawn(by_workers(Normal(), assignment, 0))
+    for passed in range(1, 4):
+        start = passed if sharded else passed * assignment.global_batch_size
+        parts = by_workers(Normal(), assignment, 0, 1, start)
+        assert drawn([part for part in parts if part.samples]) == whole[passed:]
+
+
 def test_shards_draw_other_numbers_on_each_rank_and_worker() -> None:
     firsts = {
         drawn(by_workers(RandomStream(4), ShardAssignment(rank, 2, 4, 5, sharded=True), 2, epoch))[worker][1]
