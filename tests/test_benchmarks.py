@@ -81,11 +81,13 @@ def of(**samples: list[float]) -> CaseResult:
     )
 
 
-def test_a_ratio_is_that_of_minima_with_medians_beside_it() -> None:
-    result = Result("T", "", {}, "", cases={"c": of(ours=[1.0, 2.0, 6.0], theirs=[4.0, 8.0, 8.0])})
-    assert "|  | theirs | 0.250 (0.250) | wall 0.5: met |" in page.table(result)
+def test_a_ratio_is_that_of_minima_beside_the_one_in_pairs() -> None:
+    result = Result("T", "", {}, "", cases={"c": of(ours=[1.0, 2.0, 6.0], theirs=[4.0, 4.0, 8.0])})
+    assert "|  | theirs | 0.250 (0.500) | wall 0.5: met |" in page.table(result)
     result.cases["c"] = of(ours=[3.0, 3.0], theirs=[4.0, math.inf])
-    assert "|  | theirs | 0.750 (0), 1 of 2 failed | wall 0.5: missed |" in page.table(result)
+    assert "|  | theirs | 0.750 (0.750), 1 of 2 failed | wall 0.5: missed |" in page.table(result)
+    result.cases["c"] = of(ours=[3.0], theirs=[math.inf])
+    assert "|  | theirs | 1 of 1 failed |  |" in page.table(result)
 
 
 def test_a_plot_has_a_bar_for_each_ratio() -> None:

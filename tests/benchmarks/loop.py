@@ -79,7 +79,7 @@ class Processes:
 
 
 def cases(quick: bool) -> Iterator[Case]:
-    repeats = 2 if quick else 11
+    repeats = 2 if quick else 7
     for tasks, ways, size in ((TASKS, (OURS, DDP, BARE, *PEERS), 1), (OF_TWO, (OURS, DDP, STOCK), 2)):
         with TemporaryDirectory() as folder, ExitStack() as stack:
             processes = {way: Processes(way, size, Path(folder, way)) for way in ways}

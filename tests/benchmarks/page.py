@@ -88,7 +88,9 @@ def _ratio(case: CaseResult, own: str, way: str, metric: str) -> str:
     lost = f", {failed} of {len(theirs)} failed" if failed else ""
     if failed == len(theirs):
         return lost.removeprefix(", ")
-    return f"{_shown(min(ours) / min(theirs))} ({_shown(statistics.median(ours) / statistics.median(theirs))}){lost}"
+    # Those of one repeat were measured one soon after the other: what disturbs the machine for longer is in both.
+    pairs = [one / other for one, other in zip(ours, theirs, strict=False) if math.isfinite(other)]
+    return f"{_shown(min(ours) / min(theirs))} ({_shown(statistics.median(pairs))}){lost}"
 
 
 def _shown(ratio: float) -> str:
@@ -96,9 +98,9 @@ def _shown(ratio: float) -> str:
 
 
 def ratio_of(case: CaseResult, limit: Limit) -> float | None:
-    """That of the minima; None where one of them was not measured."""
+    """That of the minima; None where one of them was not measured, or failed."""
     ours, theirs = case.values(next(iter(case.samples)), limit.metric), case.values(limit.way, limit.metric)
-    return min(ours) / min(theirs) if ours and theirs else None
+    return min(ours) / min(theirs) if ours and theirs and math.isfinite(min(theirs)) else None
 
 
 def _targets(case: CaseResult, way: str) -> str:
@@ -119,7 +121,7 @@ def plot(result: Result) -> str:
         y += ROW
         for way in others:
             ratio = ratio_of(case, Limit(metric, way, 1.0))
-            if ratio is None or not math.isfinite(ratio):
+            if ratio is None or not math.isfinite(ratio):  # ours failed
                 continue
             targets = [each.at_most for each in case.limits if (each.metric, each.way) == (metric, way)]
             shapes += _bar(y, way, ratio, targets)

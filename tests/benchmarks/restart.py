@@ -13,7 +13,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Iterator
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 
 from tests.benchmarks.benchmark import FAILED, Case, Limit, Sample
@@ -41,6 +41,7 @@ def appear(folder: Path, pattern: str) -> list[Path]:
     raise TimeoutError(pattern)
 
 
+@cache  # both cases have the same runs of the peers
 def measure(way: str, repeat: int) -> Sample:
     agents = "--nnodes=2" in WAYS[way]
     endpoint = (f"--rdzv-endpoint=127.0.0.1:{29400 + repeat}",) if agents else ()
