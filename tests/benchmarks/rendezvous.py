@@ -8,6 +8,7 @@ the address over Open MPI 4.1 and Slurm's PMIx.
 from __future__ import annotations
 
 import json
+import subprocess
 import time
 from collections.abc import Iterator
 from functools import partial
@@ -30,7 +31,11 @@ def measure(cluster: Cluster, nodes: int, each: int, way: str, _: int) -> Sample
     cluster.await_completing()
     began = time.monotonic()
     size = (f"--nodes={nodes}", f"--ntasks-per-node={each}")
-    done = cluster.run("srun", *size, *COMMANDS[way], env=activated(cluster) | MPI, check=False)
+    try:
+        done = cluster.run("srun", *size, *COMMANDS[way], env=activated(cluster) | MPI, check=False)
+    except subprocess.TimeoutExpired:  # as where Open MPI crashes on one node, and waits on the others
+        cluster.cancel_all()
+        return {"wall": FAILED}
     known = [json.loads(line)["at"] for line in done.stdout.splitlines() if line.startswith('{"at"')]
     return {"wall": max(known) - began if len(known) == nodes * each else FAILED}
 
