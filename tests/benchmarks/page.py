@@ -147,6 +147,6 @@ def _bar(y: int, way: str, ratio: float, targets: Iterable[float]) -> list[str]:
     return [
         f'<text x="{LEFT - 8}" y="{y + 12}" text-anchor="end">over {html.escape(way)}</text>',
         f'<rect class="{kind}" x="{LEFT}" y="{y + 2}" width="{width:.1f}" height="{ROW - 5}"/>',
-        f'<text x="{LEFT + width + 5:.1f}" y="{y + 12}">{_shown(ratio)}</text>',
+        f'<text x="{LEFT + BAR + 12}" y="{y + 12}">{_shown(ratio)}</text>',
         *(f'<line class="target" x1="{x:.1f}" x2="{x:.1f}" y1="{y}" y2="{y + ROW - 1}"/>' for x in marks),
     ]

@@ -51,12 +51,12 @@ def measure(way: str, repeat: int) -> Sample:
         words = [*WAYS[way], *endpoint, str(PROGRAMS / "killed.py"), name]
         launchers = [subprocess.Popen(words, env=environ, stdout=null, stderr=null) for _ in range(1 + agents)]
         try:
-            appear(folder, "pid.*.0")
+            culprit = {path.name: int(path.read_text()) for path in appear(folder, "pid.*.0")}["pid.1.0"]
             time.sleep(SETTLED)
             began = time.time()
-            os.kill(int((folder / "pid.1.0").read_text()), signal.SIGKILL)
+            os.kill(culprit, signal.SIGKILL)
             return {"wall": max(float(path.read_text()) for path in appear(folder, "reduced.*.1")) - began}
-        except TimeoutError:
+        except (TimeoutError, ProcessLookupError):  # it has begun anew already
             return {"wall": FAILED}
         finally:
             (folder / "over").write_text("")

@@ -18,11 +18,12 @@ start = len(list(folder.glob(f"reduced.{rank}.*")))
 torch.manual_seed(0)
 model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(64, 64))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-end = time.monotonic() + 30.0
+pid, end = folder / f"pid.{rank}.{start}", time.monotonic() + 30.0
 while not (folder / "over").exists() and time.monotonic() < end:
     model(torch.randn(8, 64)).square().mean().backward()
     optimizer.step()
     srunddp.heartbeat()
-    (folder / f"pid.{rank}.{start}").write_text(str(os.getpid()))
+    if not pid.exists():
+        pid.write_text(str(os.getpid()))
     time.sleep(0.02)
 os._exit(0)
