@@ -71,7 +71,7 @@ def test_ranks_meet_reduce_and_write_where_they_should(tmp_path: Path, options: 
     [
         ("raise ValueError('boom')", 1, "ValueError: boom"),
         ("os.kill(os.getpid(), signal.SIGSEGV)", 139, "killed by SIGSEGV"),
-        ("wait_for('never')", 124, "no step for 1 s, in wait_for (train.py:"),
+        ("time.sleep(600)", 124, "no step for 1 s, in <module> (train.py:"),
     ],
 )
 def test_a_failure_is_named(tmp_path: Path, end: str, code: int, cause: str) -> None:
