@@ -96,7 +96,7 @@ def finish() -> None:
         if threading.active_count() == 1:
             _clear_main()
         else:
-            gc.unfreeze()  # a thread may use them to the end: Python's collector does it then
+            gc.unfreeze()  # a thread may use the script's objects; Python's collector lets them go later
         _skip_destructors()
 
 

@@ -140,11 +140,10 @@ class RendezvousClient:
         while True:
             for address in self.candidates:
                 self._stop_if_interrupted()
-                remaining = deadline - time.monotonic()
-                if remaining <= 0:
+                if time.monotonic() >= deadline:
                     refused = self.passed_over.get(_RefusedError)
                     raise self._refusal(refused) if refused else self._not_found()
-                if greeted := self._try(address, min(patience, remaining)):
+                if greeted := self._try(address, patience, deadline):
                     connection, proof = greeted
                     return connection, self._await_others(connection, proof, address, deadline)
             patience = min(2 * patience, _LONGEST_PATIENCE)
@@ -154,8 +153,7 @@ class RendezvousClient:
         """Say hello as often as it takes, and then that this rank has failed; whether rank 0 knows of it."""
         while self.candidates and time.monotonic() < deadline:
             for address in self.candidates:
-                remaining = max(0.01, deadline - time.monotonic())
-                if greeted := self._try(address, min(ANSWER_WITHIN, remaining)):
+                if greeted := self._try(address, ANSWER_WITHIN, deadline):
                     connection, proof = greeted
                     with connection:
                         if _confirmed(connection, {"here": True, "proof": proof, **what.message()}):
@@ -172,11 +170,11 @@ class RendezvousClient:
         """This rank's own failure, which rank 0 prints where it was reported to it."""
         return failure.of(self.hello.rank, self.hello.node, Scope.JOB if reported else Scope.RANK)
 
-    def _try(self, address: Address, patience: float) -> tuple[socket.socket, str] | None:
+    def _try(self, address: Address, patience: float, deadline: float) -> tuple[socket.socket, str] | None:
         """The connection to rank 0, which has proven itself, and our proof for it; None where this is not rank 0."""
         connection = socket.socket(address.family, socket.SOCK_STREAM)
         try:
-            return connection, self._greet(connection, address, patience)
+            return connection, self._greet(connection, address, patience, deadline)
         except OSError as error:
             why = os.strerror(error.errno) if error.errno else "did not answer"
             self.passed_over[_PassedOverError] = f"{address} {why}"
@@ -188,15 +186,15 @@ class RendezvousClient:
         connection.close()
         return None
 
-    def _greet(self, connection: socket.socket, address: Address, patience: float) -> str:
+    def _greet(self, connection: socket.socket, address: Address, patience: float, deadline: float) -> str:
         nonce = auth.nonce()
-        connection.settimeout(patience)
+        connection.settimeout(max(0.01, min(patience, deadline - time.monotonic())))
         # Between two subnets routes decide: a strict reverse-path filter drops what comes by another interface.
         if self.hello.address and shares_subnet(self.hello.address, address.host):
             connection.bind((self.hello.address, 0))
         connection.connect((address.host, address.port))
         send(connection, {"hello": asdict(self.hello), "nonce": nonce, "kind": self.own.kind})
-        answer_by = time.monotonic() + patience + self.hello.world_size / ANSWERED_PER_SECOND
+        answer_by = min(time.monotonic() + patience + self.hello.world_size / ANSWERED_PER_SECOND, deadline)
         self.interrupt.wait(answer_by, connection)
         self._stop_if_interrupted()
         return self._prove(connection, nonce, receive(connection, answer_by))

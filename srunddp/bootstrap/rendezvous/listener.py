@@ -86,26 +86,26 @@ class AuthenticatedListener:
         while self._waiting and (oldest := next(iter(self._waiting.values()))).since < before:
             self._close(oldest)
         selected = self._selector.select(max(0.0, seconds))
-        come = {key.fileobj for key, _ in selected}
+        ready = {key.fileobj for key, _ in selected}
         for number, (key, _) in enumerate(selected):
             # The kernel keeps 4,096 that come, and drops others, which try again a second later.
             for listener in self.listening if number % _BETWEEN == 0 else ():
-                self._accept(listener, listener in come)
-                come.discard(listener)
+                self._accept(listener, listener in ready)
+                ready.discard(listener)
             if isinstance(key.fileobj, socket.socket):
                 if peer := self.known.get(key.fileobj) or self._waiting.get(key.fileobj):
                     yield from self._read(peer)
             else:
                 self._selector.unregister(key.fileobj)  # the interrupt stays readable; it has ended this wait
 
-    def _accept(self, listener: socket.socket, surely: bool) -> None:
-        """Those that have come; ``surely`` if there is one at least."""
+    def _accept(self, listener: socket.socket, ready: bool) -> None:
+        """Take in those that have come; ``ready`` if the selector has found one at least."""
         for number in range(_AT_ONCE):
             try:
                 connection, address = listener.accept()
             except OSError as error:
                 # Without a free descriptor the kernel does not look whether there are more.
-                if error.errno in (errno.EMFILE, errno.ENFILE) and surely and number == 0:
+                if error.errno in (errno.EMFILE, errno.ENFILE) and ready and number == 0:
                     self._make_room()
                 return  # there are no more, or it has gone again
             connection.setblocking(False)

@@ -79,8 +79,8 @@ class Stream(IterableDataset[Any]):
         samples, digest = iter(self._data), 0
         if ranks > 1 and (head := list(itertools.islice(samples, 1))):
             samples, digest = itertools.chain(head, samples), digest_of(head[0])
-        for place in range(0, start, full):  # in parts, as they were read before the resume
-            for _ in itertools.islice(samples, min(full, start - place)):
+        for passed in range(0, start, full):  # in parts, as they were read before the resume
+            for _ in itertools.islice(samples, min(full, start - passed)):
                 ...
             rng.forget_normal()
         place = start
