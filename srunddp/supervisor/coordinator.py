@@ -50,6 +50,10 @@ class Coordinator(FailureMonitor):
         self._stall = StallDetector(context.stall_timeout)
         self._request: StackRequest | None = None  # since the ranks have stalled, or one may hang
         self._working, self._open = len(self._states) - len(self._unranked), len(connections)
+        # srun ends the others as soon as a task has ended on a node that ran out of memory: all stay until all may go.
+        self._staying = self._working if context.restarts and context.restarts.history.out_of_memory else -1
+        for connection in connections.values() if self._staying > 0 else ():
+            connection.send({"stays": True})
 
     @property
     def released(self) -> bool:
@@ -85,12 +89,8 @@ class Coordinator(FailureMonitor):
         elif "left" in message:
             self._set_state(rank, State.LEFT)
         elif "failure" in message:
-            try:
-                failure = Failure.parse(message["failure"])
-            except (TypeError, ValueError):
-                failure = Failure(rank, "", "it has failed, and its message cannot be read", 1)
             self._self_reported.add(rank)
-            self.fail(replace(failure, rank=rank, node=self._context.nodes[rank]), now)
+            self.fail(Failure.parse(message["failure"], rank, self._context.nodes[rank]), now)
         elif isinstance(message.get("ping"), int):
             self._on_ping(rank, message, now)
         elif isinstance(message.get("asked"), str):
@@ -105,14 +105,14 @@ class Coordinator(FailureMonitor):
     def _on_ping(self, rank: int, message: Mapping[str, Any], now: float) -> None:
         if self._states[rank] is State.WORKING:
             self._stall.note(rank, message["ping"], now)
-        if self._spares and "cut" in message:
-            self._connections[rank].lost = True  # its end follows
-        elif self._spares:
-            asked = {"asked": self._asked_by} if self._asked_by else {}
-            self._connections[rank].send({"ping": True, **asked, **self._spares.answer(rank, message)})
+        if self._spares:
+            self._spares.answer(rank, message, self._asked_by)
 
     def _set_state(self, rank: int, state: State) -> None:
         self._working -= self._states[rank] is State.WORKING
+        self._staying -= state is State.LEFT and rank not in self._unranked
+        if not self._staying:
+            self._end_connections()
         if self._states[rank] is not State.FAILED:
             self._states[rank] = state
         self._stall.remove(rank)
@@ -192,9 +192,8 @@ class Coordinator(FailureMonitor):
 
     def _finished_ranks(self) -> dict[int, str]:
         """The nodes of the ranks whose script is over."""
-        over = (State.DONE, State.LEFT)
-        ranks = self._states.keys() - self._unranked
-        return {rank: self._context.nodes[rank] for rank in sorted(ranks) if self._states[rank] in over}
+        ranks = sorted(self._states.keys() - self._unranked)
+        return {rank: self._context.nodes[rank] for rank in ranks if self._states[rank] in (State.DONE, State.LEFT)}
 
     def _decide(self) -> None:
         if not self.root_cause:
@@ -227,9 +226,9 @@ class Coordinator(FailureMonitor):
         return self._next_start | {"not_before": self._spares.ended_by(self._left_nodes) if self._spares else 0.0}
 
     def _nodes_to_leave(self, root_cause: RootCause) -> set[str]:
-        if not self._spares or not self._restarts or root_cause.how == "ended" or self._asked_by:
+        history = self._restarts.history if self._restarts and not self._asked_by else None
+        if not self._spares or not history or root_cause.how == "ended":
             return set()
-        history = self._restarts.history
         return self._spares.left(root_cause, history.node if history.count else "")
 
     def abandon(self, failure: Failure) -> bool:
@@ -253,11 +252,14 @@ class Coordinator(FailureMonitor):
         own_end = {each.rank for each in self._failures if each.weight >= FailureKind.STOPPED} | {*root_cause.ranks}
         if self._closing_since is None and own_end & self._self_reported <= self._ended:
             self._closing_since = now
-            for connection in self._connections.values():
-                connection.end()
+            self._end_connections()
         # The others close first: what is lost on the way to them can be sent again only while our end is there.
         self._is_late = self._closing_since is not None and now >= self._closing_since + _LAST_WORD
         return _LAST_WORD
+
+    def _end_connections(self) -> None:
+        for connection in self._connections.values():
+            connection.end()
 
     def _others(self) -> dict[int, str]:
         """The nodes of the ranks that end with the run."""
@@ -321,30 +323,28 @@ class Coordinator(FailureMonitor):
         if not self._stall.detected(now):
             self._request = None  # a rank has made a step meanwhile
             return
-        self._request = self._request or self._request_stacks(now)
-        if self._request.complete(now):
-            stacks, finished = self._request.stacks, self._finished_ranks()
-            self._end_run(find_stalled_rank(stacks, self._stall, self._context.nodes, finished))
+        if (stacks := self._find_stacks(now)) is not None:
+            self._end_run(find_stalled_rank(stacks, self._stall, self._context.nodes, self._finished_ranks()))
 
-    def _request_stacks(self, now: float) -> StackRequest:
-        working = [rank for rank, state in self._states.items() if state is State.WORKING]
-        request = StackRequest(working, now)
-        for rank in set(working) & {*self._connections}:
-            self._connections[rank].send({"stacks": True})
-        if self._context.rank in working:
-            request.add(self._context.rank, self._context.stacks())
-        return request
+    def _find_stacks(self, now: float) -> dict[int, str] | None:
+        """Of the ranks that are working, which are asked for them; None while some are still to come."""
+        if not self._request:
+            working = [rank for rank, state in self._states.items() if state is State.WORKING]
+            self._request = StackRequest(working, now)
+            for rank in set(working) & {*self._connections}:
+                self._connections[rank].send({"stacks": True})
+            if self._context.rank in working:
+                self._request.add(self._context.rank, self._context.stacks())
+        return self._request.stacks if self._request.complete(now) else None
 
     def _decide_late(self, now: float) -> None:
         """No failure so far is surely the cause: it may be of a rank that hangs, and has not failed."""
         others = self._working or State.DONE in {self._states[each] for each in self._states.keys() - self._unranked}
         if now < (self._decide_at or 0.0) and others:
             return
-        if self._left_before or not may_be_of_a_hang(self._failures):
-            self._decide()
-            return
-        self._request = self._request or self._request_stacks(now)
-        if self._request.complete(now):
-            if found := find_hanging_rank(self._request.stacks, self._failures, self._context.nodes):
+        if not self._left_before and may_be_of_a_hang(self._failures):
+            if (stacks := self._find_stacks(now)) is None:
+                return
+            if found := find_hanging_rank(stacks, self._failures, self._context.nodes):
                 self._end_run(found)
-            self._decide()
+        self._decide()

@@ -68,8 +68,16 @@ class Failure:
     shown: bool = False
 
     @classmethod
-    def parse(cls, message: object) -> Failure:
-        """From what :func:`dataclasses.asdict` made of it; a TypeError or ValueError where it is none."""
+    def parse(cls, message: object, rank: int, node: str) -> Failure:
+        """From what :func:`dataclasses.asdict` made of it on that rank; where it is none, it is one of that rank."""
+        try:
+            failure = cls._parse(message)
+        except (TypeError, ValueError):
+            failure = cls(rank, "", "it has failed, and its message cannot be read", 1)
+        return replace(failure, rank=rank, node=node)
+
+    @classmethod
+    def _parse(cls, message: object) -> Failure:
         if not isinstance(message, dict):
             raise TypeError(message)
         failure = cls(**message)

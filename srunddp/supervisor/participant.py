@@ -24,7 +24,7 @@ class Participant(FailureMonitor):
         self._connection = connection
         self._failure: Failure | None = None
         self._lease = Lease(context.lost_after) if context.takeover else None
-        self._waits = self._lost = False
+        self._waits = self._stays = self._lost = False
         self._heard = self._pinged = 0.0
 
     @property
@@ -34,7 +34,8 @@ class Participant(FailureMonitor):
     @property
     def finished(self) -> bool:
         # After a failure when rank 0 closes: a launcher kills all at the first bad end.
-        return (self._left and self._connection.sent) or (self.root_cause is not None and not self._connection.open)
+        stays = self._stays or self.root_cause is not None
+        return not self._connection.open if stays else self._left and self._connection.sent
 
     def connections(self) -> Iterable[SupervisorConnection]:
         return (self._connection,)
@@ -57,6 +58,8 @@ class Participant(FailureMonitor):
             self._connection.send({"stacks": self._context.stacks()})
         elif "over" in message:
             self._waits = False
+        elif "stays" in message:  # until rank 0 closes, as all workers have ended
+            self._stays = True
 
     def fail(self, failure: Failure, now: float) -> None:
         self._failure = self._failure or failure

@@ -64,7 +64,11 @@ class SpareNodes:
         last = [rank for rank, each in connections if each.lost or (each.open and self._nodes[rank] in left)]
         return max((self.leases[rank].other_ended for rank in last), default=0.0)
 
-    def answer(self, rank: int, message: Mapping[str, Any]) -> dict[str, float]:
-        """What the answer to a ping carries."""
+    def answer(self, rank: int, message: Mapping[str, Any], asked_by: str) -> None:
+        """Answer a ping, unless it is the last of a rank that hears no more of us; ``asked_by``: who wants an end."""
+        if "cut" in message:
+            self._connections[rank].lost = True  # its end follows
+            return
         self.leases[rank].note(message)
-        return self.leases[rank].stamp()
+        asked = {"asked": asked_by} if asked_by else {}
+        self._connections[rank].send({"ping": True, **asked, **self.leases[rank].stamp()})

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from srunddp.supervisor.failure import Failure, FailureKind
-from srunddp.supervisor.restart import Starts
+from srunddp.supervisor.restart import RestartPolicy, Starts
 from tests.support.connections import Clock, Scene, fold, spared
 from tests.support.fake_ranks import FakeJob
 from tests.support.recorded_writes import ALL_REDUCE, LOAD_BATCH
@@ -105,6 +105,25 @@ def test_a_lost_connection_is_a_lost_node(size: int, lost: tuple[int, ...], link
     it.close(lost[-1], lost=True)
     found = it.monitor.root_cause
     assert (found.node, found.how, found.exit_code) == (node, "lost", 69)
+
+
+@pytest.mark.parametrize("memory", [False, True], ids=["other", "memory"])
+def test_after_one_is_out_of_memory_all_leave_together(memory: bool) -> None:
+    """Else srun ends those that are still there."""
+    policy = RestartPolicy(3, Starts(1, out_of_memory=memory), lambda: "where", lambda: True)
+    it = Scene(restarts=policy)
+    assert [it.messages_to(rank, "stays") for rank in (1, 2)] == [[True] * memory] * 2
+    for rank in (1, 2):
+        it.say(rank, goodbye=True)
+        it.say(rank, left=True)
+    it.monitor.done()
+    assert not it.messages_to(1, "end")
+    it.monitor.left()
+    assert [it.messages_to(rank, "end") for rank in (1, 2)] == [[True] * memory] * 2
+    assert not it.monitor.finished
+    it.close(1)
+    it.close(2)
+    assert it.monitor.finished
 
 
 def test_ranks_that_have_left_may_close() -> None:

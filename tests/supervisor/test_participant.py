@@ -47,6 +47,18 @@ def test_rank_zero_is_told_all_and_may_close_after_the_end() -> None:
     assert it.monitor.root_cause is None
 
 
+def test_told_to_stay_it_leaves_when_rank_zero_closes() -> None:
+    it = Scene(1)
+    it.say(0, stays=True)
+    it.monitor.done()
+    assert it.monitor.released
+    it.monitor.left()
+    assert not it.monitor.finished
+    it.close(0)
+    assert it.monitor.finished
+    assert it.monitor.root_cause is None
+
+
 def test_a_worker_with_mpi_stays_until_rank_zero_says_over() -> None:
     it = Scene(1)
     it.monitor.done(waits=True)

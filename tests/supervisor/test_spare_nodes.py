@@ -73,7 +73,9 @@ def test_of_those_that_are_lost_some_may_be_on_another_side(monkeypatch: pytest.
     assert (nodes.quorum, nodes.ends_at()) == (6, 1009.0)
     clock.now += 3.0
     for rank in (1, 2, 3, 4):
-        assert nodes.answer(rank, clock.stamp()) == {"at": 1003.0, "echo": 1003.0}
+        nodes.answer(rank, clock.stamp(), "SIGTERM" if rank == 4 else "")
+        asked = {"asked": "SIGTERM"} if rank == 4 else {}
+        assert nodes.ends[rank].messages == [{"ping": True, **asked, "at": 1003.0, "echo": 1003.0}]
     assert nodes.ends_at() == 1009.0, "four of nine others are no majority with rank 0"
     nodes.end(8, 9, lost=True)
     assert (nodes.quorum, nodes.ends_at()) == (6, 1009.0)
@@ -90,10 +92,10 @@ def test_the_worker_of_a_lost_node_may_run_for_its_lease(
     """But not that of one whose connection was closed."""
     clock, nodes = Clock(monkeypatch), Nodes()
     clock.now += 3.0
-    nodes.answer(3, clock.stamp())
+    nodes.answer(3, clock.stamp(), "")
     nodes.end(2, 4)
     assert nodes.ended_by(left) == until
     clock.now += 2.0
-    nodes.answer(5, clock.stamp())
+    nodes.answer(5, clock.stamp(), "")
     nodes.end(5, lost=True)
     assert nodes.ended_by(left) == 1017.0
