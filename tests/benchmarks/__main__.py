@@ -41,16 +41,16 @@ def main() -> None:
         return
     # All ways load compiled modules, as installed packages do.
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
-    began = time.monotonic()
     for name in given.names or NAMES:
         module = importlib.import_module(f"tests.benchmarks.{name}")
         title, _, about = (inspect.getdoc(module) or "").partition("\n\n")
+        began = time.monotonic()
         file = given.folder / f"{name}{'.quick' if given.quick else ''}.json"
         try:
             print(page.table(runner.run(module.cases(given.quick), title, about, file, again=given.again)), flush=True)
         except ClusterError as error:
             print(f"{name} is not measured: {error}", file=sys.stderr)
-    print(f"{time.monotonic() - began:.0f} s", file=sys.stderr)
+        print(f"{name} took {time.monotonic() - began:.0f} s", file=sys.stderr)
 
 
 if __name__ == "__main__":

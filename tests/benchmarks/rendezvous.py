@@ -43,7 +43,7 @@ def measure(cluster: Cluster, nodes: int, each: int, way: str, _: int) -> Sample
 def cases(quick: bool) -> Iterator[Case]:
     with Cluster(Settings(open_management=True)) as cluster:
         data_network(cluster)
-        for nodes, each in [(2, 1)] if quick else [(2, 1), (6, 2)]:
+        for nodes, each, repeats in [(2, 1, 1)] if quick else [(2, 1, 7), (6, 2, 3)]:
             ways = {way: partial(measure, cluster, nodes, each, way) for way in COMMANDS}
             name = f"{nodes} nodes, {each} {'rank' if each == 1 else 'ranks'} each"
-            yield Case(name, ways, 2 if quick else 7)
+            yield Case(name, ways, repeats)

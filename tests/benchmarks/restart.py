@@ -68,7 +68,8 @@ def measure(way: str, repeat: int) -> Sample:
 
 def cases(quick: bool) -> Iterator[Case]:
     for ours, over_torchrun in (("--restarts", 0.5), ("--warm-restarts", 0.1)):
-        ways = {way: partial(measure, way) for way in (ours, "torchrun", "ft_launcher")}
+        peers = ("torchrun",) if quick else ("torchrun", "ft_launcher")
+        ways = {way: partial(measure, way) for way in (ours, *peers)}
         limits = (Limit("wall", "torchrun", over_torchrun), Limit("wall", "ft_launcher", over_torchrun))
         yield Case(f"two ranks, {ours}", ways, 1 if quick else 5, limits)
         if quick:

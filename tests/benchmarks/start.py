@@ -38,9 +38,8 @@ WORDS = dict.fromkeys(("srunddp", "torchrun", "ft_launcher"), "env") | {"bare sr
 ACCELERATE_DEFAULTS = ("--mixed_precision=no", "--dynamo_backend=no")  # which it would print
 AGENTS = ("torchrun", "ft_launcher", "accelerate")
 PEERS = ("ft_launcher", "accelerate", "fabric", "lightning", "idr_torch", "mpi4py", "ezpz")
-LAUNCHERS = ("srunddp", "bare srun", "torchrun")
-ONE_EACH = (*LAUNCHERS, "import only")
-SIZES = ((2, 1, (*ONE_EACH, *PEERS)), (6, 1, ONE_EACH), (6, 2, LAUNCHERS), (6, 8, LAUNCHERS))
+ONE_EACH = ("srunddp", "bare srun", "torchrun", "import only")
+SIZES = ((2, 1, ONE_EACH, 7), (6, 1, ONE_EACH, 7), (6, 8, ("srunddp", "torchrun"), 3))  # nodes, ranks of each, repeats
 LIMITS = (Limit("exit", "torchrun", 0.30), Limit("exit", "bare srun", 0.75), Limit("exit", "import only", 1.10))
 
 
@@ -114,13 +113,15 @@ def machine_cpu() -> float:
 def cases(quick: bool) -> Iterator[Case]:
     with Cluster(Settings(open_management=True)) as cluster:
         data_network(cluster)
-        for nodes, each, ways in ((2, 1, ONE_EACH),) if quick else SIZES:
+        for nodes, each, ways, repeats in SIZES[: 1 if quick else None]:
             start = Start(cluster, nodes, each)
             name = f"{nodes} nodes, {each} {'rank' if each == 1 else 'ranks'} each"
-            repeats = 1 if quick else 7 if nodes * each < 12 else 3
-            measures = {way: partial(start.measure, way) for way in ways if way != "ezpz" or EZPZ.exists()}
-            yield Case(name, measures, repeats, LIMITS if each == 1 else ())
+            measures = {way: partial(start.measure, way) for way in ways}
+            yield Case(name, measures, 1 if quick else repeats, LIMITS if each == 1 else ())
         if not quick:
             start = Start(cluster, 2, 1)
+            peers = [way for way in ("srunddp", *PEERS) if way != "ezpz" or EZPZ.exists()]
+            others = {way: partial(start.measure, way) for way in peers}
+            yield Case("other ways, 2 nodes, 1 rank each", others, 3)
             two = {way: partial(start.measure, way, steps=2) for way in ("srunddp", "bare srun", "torchrun")}
-            yield Case("two steps, 2 nodes, 1 rank each", two, 5)
+            yield Case("two steps, 2 nodes, 1 rank each", two, 3)
