@@ -7,18 +7,28 @@ from setuptools import find_packages, setup
 
 HERE = Path(__file__).parent
 VERSION = re.search(r'__version__ = "(.+)"', (HERE / "srunddp" / "_version.py").read_text(encoding="utf-8"))[1]
-PAGES = {
+ADDRESS = ""  # of the repository, as https://HOST/OWNER/srunddp; README's links are relative until a maintainer sets it
+MAN = {
     section: sorted(str(page.relative_to(HERE)) for page in (HERE / "docs" / "man" / section).iterdir())
     for section in ("man1", "man5")
 }
+
+
+def readme() -> str:
+    """README.md, whose links to files lead to the repository where that has an address."""
+    text = (HERE / "README.md").read_text(encoding="utf-8")
+    return re.sub(r"\]\((?!\w+:|#)", f"]({ADDRESS}/blob/main/", text) if ADDRESS else text
+
 
 setup(
     name="srunddp",
     version=VERSION,
     description="Take a PyTorch training script through a Slurm or MPI cluster, one process per GPU, without torchrun",
-    long_description=(HERE / "README.md").read_text(encoding="utf-8"),
+    long_description=readme(),
     long_description_content_type="text/markdown",
     author="the srunddp authors",
+    url=ADDRESS or None,
+    project_urls={"Changelog": f"{ADDRESS}/blob/main/CHANGELOG.md"} if ADDRESS else {},
     license="BSD-3-Clause",
     license_files=["LICENSE"],
     python_requires=">=3.11",
@@ -27,7 +37,7 @@ setup(
     scripts=["bin/srunddp"],
     data_files=[
         ("etc/srunddp", ["etc/ifaces.conf"]),
-        *((f"share/man/{section}", PAGES[section]) for section in PAGES),
+        *((f"share/man/{section}", MAN[section]) for section in MAN),
     ],
     install_requires=[
         "torch>=2.8",  # the process group; from 2.8 on its libuv store takes a socket that is bound already
@@ -63,10 +73,24 @@ setup(
             "uv>=0.13",  # environments of srunddp stage build
             "scikit-learn>=1.5",  # handwritten digits without a download
         ],
+        "docs": [
+            "zensical>=0.0.73",  # the site of the documentation, see mkdocs.yml
+            "mkdocstrings-python>=2.0",  # its pages of the Python API
+            "build>=1.2",  # sdist and wheel, as they are published
+            "twine>=6.0",  # whether an index would take them
+        ],
     },
+    keywords=["pytorch", "slurm", "mpi", "distributed", "ddp", "torchrun"],
     classifiers=[
+        "Development Status :: 3 - Alpha",
+        "Environment :: Console",
+        "Intended Audience :: Science/Research",
+        "Intended Audience :: System Administrators",
         "Operating System :: POSIX :: Linux",
+        "Programming Language :: Python :: 3 :: Only",
         "Programming Language :: Python :: 3.11",
+        "Topic :: Scientific/Engineering :: Artificial Intelligence",
+        "Topic :: System :: Distributed Computing",
         "Typing :: Typed",
     ],
 )

@@ -22,11 +22,11 @@ PROGRAMS = ROOT / "tests" / "programs"
 # What the machine, or the shell that runs the tests, may have exported.
 _FOREIGN = ("SLURM", "OMPI_COMM", "PMI", "RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_", "SRUNDDP", "GLOO_", "NCCL_")
 _FOREIGN += ("VIRTUAL_ENV", "CONDA_PREFIX")
-_APART = ("soak", "interop")  # kinds of tests that are run by themselves, each with an option of its name
+_APART = ("soak", "interop", "docs")  # kinds of tests that are run by themselves, each with an option of its name
 
 # Of the tests that `--quick` leaves out besides those of a cluster, nearly all start several processes with torch.
 _SLOW = """
-gpu interop mpirun slurm soak train test_examples.py test_tiny_bert.py util/test_excepthook.py
+gpu interop docs mpirun slurm soak train test_examples.py test_tiny_bert.py util/test_excepthook.py
 bootstrap/environment/test_hostile_variables.py bootstrap/process_group/test_world.py
 bootstrap/process_group/test_init.py
 monitor/sampler/test_process_tree.py report/test_report.py report/test_html.py triage/test_triage_corpus.py
@@ -44,6 +44,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--soak", action="store_true", help="run the long campaigns, and nothing else")
     parser.addoption("--quick", action="store_true", help="run what needs no cluster and takes little time")
     parser.addoption("--interop", action="store_true", help="run other people's programs, and nothing else")
+    parser.addoption("--docs", action="store_true", help="build site and packages, run the pages' commands; nothing else")
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

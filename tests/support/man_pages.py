@@ -20,12 +20,13 @@ from tests.conftest import ROOT
 
 MAN = ROOT / "docs" / "man"
 SOURCE = MAN / "ifaces.conf.5.md"
+ROOT_CONTEXT = click.Context(main, info_name="srunddp", **main.context_settings)
 # What roff would take for a command, or show as another character.
 _ROFF = str.maketrans({"\\": "\\e", "-": "\\-", "'": "\\(aq", "`": "\\(ga", "~": "\\(ti", "^": "\\(ha"})
 _NAMES = r"(?<!\w)(?:\\-)+[\w\\-]+|^[a-z]+(?: [a-z]+)*"  # of options with their dashes, or of a command
 
 
-class _Sections(click.HelpFormatter):
+class Sections(click.HelpFormatter):
     """The rows of ``--help``, by heading."""
 
     def __init__(self) -> None:
@@ -45,7 +46,7 @@ class _Page(ManPage):
     """click-man's page, with the headings and the indented lines that ``--help`` has, and without a date."""
 
     def __init__(self, context: click.Context) -> None:
-        command, formatter = context.command, _Sections()
+        command, formatter = context.command, Sections()
         super().__init__(context.command_path)
         self.version, self.date = "srunddp", ""
         self.short_help = _roff(command.get_short_help_str(limit=1000).rstrip("."))
@@ -95,13 +96,17 @@ def _below(context: click.Context) -> Iterator[click.Context]:
             yield click.Context(command, parent=context, info_name=name)
 
 
-def pages(context: click.Context | None = None) -> dict[str, str]:
+def contexts(context: click.Context | None = None) -> Iterator[click.Context]:
+    """Of all commands, below srunddp itself, or below one of them."""
+    for each in _below(context or ROOT_CONTEXT):
+        yield each
+        yield from contexts(each)
+
+
+def pages() -> dict[str, str]:
     """The pages of all commands, by the names of their files."""
-    context = context or click.Context(main, info_name="srunddp", **main.context_settings)
-    made = {f"man1/{context.command_path.replace(' ', '-')}.1": str(_Page(context))}
-    for each in _below(context):
-        made |= pages(each)
-    return made
+    every = (ROOT_CONTEXT, *contexts())
+    return {f"man1/{each.command_path.replace(' ', '-')}.1": str(_Page(each)) for each in every}
 
 
 def page_of_file() -> str:

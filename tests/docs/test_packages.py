@@ -1,0 +1,91 @@
+"""sdist and wheel, as an index would get them, in an environment that has nothing else, and in a prefix."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import sysconfig
+import venv
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import ROOT
+
+PYTHON = sys.executable
+
+
+def run(*words: str | Path, folder: Path, **variables: str) -> str:
+    environ = {"PATH": os.environ["PATH"], "HOME": str(folder), **variables}
+    done = subprocess.run([*map(str, words)], cwd=folder, env=environ, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What a clone has."""
+    folder = tmp_path_factory.mktemp("source")
+    listed = run("git", "ls-files", "--cached", "--others", "--exclude-standard", folder=ROOT).splitlines()
+    for name in filter(lambda name: (ROOT / name).exists(), listed):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes((ROOT / name).read_bytes())
+    return folder
+
+
+@pytest.fixture(scope="module")
+def built(source: Path) -> dict[str, Path]:
+    """The sdist, and the wheel that is made of it."""
+    run(PYTHON, "-m", "build", "--no-isolation", "--outdir", source / "dist", folder=source)
+    return {file.suffix: file for file in (source / "dist").iterdir()}
+
+
+def test_an_index_would_take_both(built: dict[str, Path]) -> None:
+    shown = run(PYTHON, "-m", "twine", "check", "--strict", *built.values(), folder=ROOT)
+    assert shown.count("PASSED") == 2
+
+
+def test_with_an_address_the_links_of_the_readme_lead_there(source: Path) -> None:
+    setup = (source / "setup.py").read_text()
+    (source / "with_address.py").write_text(setup.replace('ADDRESS = ""', 'ADDRESS = "https://git.example/srunddp"'))
+    text = run(PYTHON, "with_address.py", "--long-description", "--url", folder=source)
+    assert "](https://git.example/srunddp/blob/main/docs/README.md)" in text
+    assert "](docs/" not in text
+    assert "](docs/README.md)" in run(PYTHON, "setup.py", "--long-description", folder=source)
+
+
+def test_the_wheel_needs_no_compiler_and_no_extra_by_itself(built: dict[str, Path]) -> None:
+    assert built[".whl"].name.endswith("-py3-none-any.whl")
+
+
+@pytest.mark.parametrize("kind", [".whl", ".gz"])
+def test_both_work_in_an_environment_of_their_own(kind: str, built: dict[str, Path], tmp_path: Path) -> None:
+    """What they require comes from this one, as torch is large."""
+    venv.create(tmp_path / "env", with_pip=False)
+    python, ours = tmp_path / "env" / "bin" / "python", sysconfig.get_path("purelib")
+    packages = run(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))", folder=tmp_path).strip()
+    (Path(packages) / "others.pth").write_text(f"{ours}\n")
+    options = ("--no-deps", "--no-build-isolation", "--disable-pip-version-check", "--quiet", "--ignore-installed")
+    run(PYTHON, "-m", "pip", "--python", python, "install", *options, built[kind], folder=tmp_path)
+    use(tmp_path / "env", tmp_path)
+
+
+def test_the_wheel_works_in_a_prefix(built: dict[str, Path], tmp_path: Path) -> None:
+    prefix = tmp_path / "prefix"
+    options = ("--no-deps", "--disable-pip-version-check", "--quiet", "--ignore-installed", f"--prefix={prefix}")
+    run(PYTHON, "-m", "pip", "install", *options, built[".whl"], folder=tmp_path)
+    (packages,) = prefix.glob("lib/python3.*/site-packages")
+    use(prefix, tmp_path, PYTHONPATH=str(packages))
+
+
+def use(prefix: Path, folder: Path, **variables: str) -> None:
+    """The command, the site's file and the manual pages are there, and a script runs."""
+    command = prefix / "bin" / "srunddp"
+    (folder / "train.py").write_text("import os, srunddp\nprint(srunddp.__file__, os.environ['WORLD_SIZE'])\n")
+    assert (prefix / "etc" / "srunddp" / "ifaces.conf").exists()
+    assert (prefix / "share" / "man" / "man1" / "srunddp-check.1").exists()
+    assert run(command, "--version", folder=folder, **variables).startswith("srunddp, version ")
+    where, size = run(command, "train.py", folder=folder, **variables).split()
+    assert where.startswith(f"{prefix}/")
+    assert size == "1"
