@@ -2,12 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from tests.cluster.cluster import Cluster, Settings, requirements
+from tests.conftest import missing
+from tests.slurm.conftest import SlurmJobRunner, data_network
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if Path(__file__).parent in item.path.parents:
             item.add_marker(pytest.mark.docs)
+
+
+@pytest.fixture(scope="session")
+def runner() -> Iterator[SlurmJobRunner]:
+    """A cluster with as many CPUs as the pages ask for."""
+    if problem := requirements(accounting=True):
+        missing(problem)
+    with Cluster(Settings(accounting=True, cpus=64)) as cluster:
+        data_network(cluster)
+        yield SlurmJobRunner(cluster)

@@ -33,7 +33,9 @@ def build(folder: Path) -> str:
     config = (ROOT / "mkdocs.yml").read_text()
     (folder / "mkdocs.yml").write_text(f"{config}docs_dir: pages\nsite_dir: html\n")
     command = [str(Path(sys.executable).with_name("zensical")), "build", "--strict"]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, env={"PYTHONPATH": str(ROOT)})
+    done = subprocess.run(
+        command, cwd=folder, capture_output=True, text=True, check=False, env={"PYTHONPATH": str(ROOT)}
+    )
     if done.returncode:
         print(re.sub(r"\x1b\[[\d;]*m", "", done.stdout + done.stderr))
     done.check_returncode()
@@ -42,7 +44,9 @@ def build(folder: Path) -> str:
 
 def _files() -> set[Path]:
     """The pages, their pictures, and what they link to."""
-    linked = {page.parent / target for page in PAGES for target in LINK.findall(page.read_text()) if "://" not in target}
+    linked = {
+        page.parent / target for page in PAGES for target in LINK.findall(page.read_text()) if "://" not in target
+    }
     files = {file.resolve() for file in linked if file.is_file()}
     return {*PAGES, *files, *(file for file in (ROOT / "docs").rglob("*") if file.suffix in SHOWN)}
 
