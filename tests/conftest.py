@@ -44,9 +44,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--soak", action="store_true", help="run the long campaigns, and nothing else")
     parser.addoption("--quick", action="store_true", help="run what needs no cluster and takes little time")
     parser.addoption("--interop", action="store_true", help="run other people's programs, and nothing else")
-    parser.addoption(
-        "--docs", action="store_true", help="build site and packages, run the pages' commands; nothing else"
-    )
+    parser.addoption("--docs", action="store_true", help="try what is published, and nothing else")
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

@@ -11,7 +11,6 @@ from inspect import cleandoc
 
 import click
 
-from srunddp.cli import main
 from tests.conftest import ROOT
 from tests.support.man_pages import Sections, contexts
 
