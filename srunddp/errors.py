@@ -8,7 +8,7 @@
     │   └── RendezvousError   the ranks did not find each other
     └── PeerError             another rank failed during the rendezvous: that rank's code
 
-:class:`Stopped` is none of them: all ranks end so together, where they agreed to. A script's own exit code passes
+``Stopped`` is none of them: all ranks end so together, where they agreed to. A script's own exit code passes
 through; what click refuses is a UsageError too.
 """
 
@@ -50,7 +50,7 @@ def did_you_mean(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
 
 
 class SrunddpError(Exception):
-    """One message: what was found, what was expected, what to do."""
+    """One message: what was found, what was expected, what to do. ``exit_code`` is what the rank then exits with."""
 
     exit_code = 70
     said = False  # the user has seen it

@@ -174,13 +174,13 @@ def install(page: TelemetryPage | None) -> None:
 
 
 def heartbeat(*, last: bool = False) -> None:
-    """Say that this rank goes on; call it once a step.
+    """Say that this rank goes on; call it once a step, on all ranks.
 
-    From the first call on the ranks are expected to go on calling it: when none has for ``--stall-timeout`` seconds,
-    the run is ended and the rank that the others wait for is named. Without a supervisor nothing happens.
+    From the first call on some rank has to call it within each ``--stall-timeout``: else the run is ended, and the rank
+    that the others wait for is named. Without a supervisor nothing happens.
 
     Args:
-        last: what follows may take as long as it likes, until the next call.
+        last: there is no limit until the next call.
     """
     if _page is None:
         return

@@ -4,15 +4,30 @@ from __future__ import annotations
 
 import inspect
 import re
+from dataclasses import is_dataclass
+from inspect import cleandoc
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from srunddp.config.schema import fields_of, text_of
+from srunddp.config.schema import fields_of
 from srunddp.sbatch.spec import SlurmJob
 from tests.conftest import ROOT
+from tests.support.reference_pages import settings_page
 
+REFERENCE = ROOT / "docs" / "reference"
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+
+
+GENERATED = re.compile(r"<!-- (\w+): begin -->.*?<!-- \1: end -->", re.DOTALL)
+MOST_WORDS = 35_000
+
+
+def test_what_is_written_by_hand_stays_short() -> None:
+    """As wc -w counts, without what is made from the code or from measurements."""
+    by_hand = {page: GENERATED.sub("", page.read_text()) for page in PAGES if page.name != "settings.md"}
+    assert sum(len(text.split()) for text in by_hand.values()) <= MOST_WORDS
 
 
 def anchors(text: str) -> set[str]:
@@ -43,37 +58,62 @@ def test_every_test_and_benchmark_that_a_page_names_is_there() -> None:
         assert modules <= tests.keys(), page
 
 
-def cells(title: str, first: str) -> dict[str, list[str]]:
-    """The rows of the tables in a section of the reference whose first column is called so, by that."""
-    section = re.split(rf"\n#+ {re.escape(title)}\n", (ROOT / "docs" / "reference.md").read_text())[1].split("\n### ")[
-        0
-    ]
+def cells(page: str, first: str, title: str = "") -> dict[str, list[str]]:
+    """The rows of the tables of a page, or of a section of it, whose first column is called so; by that column."""
+    text = (REFERENCE / page).read_text()
+    section = re.split(rf"\n#+ {re.escape(title)}\n", text)[1].split("\n#")[0] if title else text
     tables = [text.split("\n\n")[0].splitlines()[2:] for text in section.split(f"\n| {first} |")[1:]]
     rows = [[cell.strip() for cell in line.strip("|").split(" | ")] for table in tables for line in table]
     return {name: row[1:] for row in rows for name in re.findall(r"`([^`]+)`", row[0])}
 
 
-def test_every_setting_and_job_key_is_in_the_reference() -> None:
-    from srunddp.train.config import Config
-
-    for kind, title in ((Config, "Settings"), (SlurmJob, "srunddp sbatch")):
-        defaults = {name: text_of(key.default) or "''" for name, key in fields_of(kind).items()}
-        assert {name: row[0].strip("`") for name, row in cells(title, "key").items()} == defaults
+def test_every_job_key_is_an_option_in_the_reference() -> None:
+    text = (REFERENCE / "sbatch.md").read_text()
+    assert {name for name in fields_of(SlurmJob) if f"--{name.replace('_', '-')}" not in text} == {"script", "arguments"}
 
 
-def test_every_public_name_and_argument_is_in_the_reference() -> None:
+def test_the_page_of_settings_is_that_of_the_code() -> None:
+    assert (REFERENCE / "settings.md").read_text() == settings_page()
+
+
+def public_objects() -> dict[str, object]:
+    """All public names of Python, those of srunddp and of srunddp.train, with what they stand for."""
     import srunddp
     from srunddp import train
 
-    text = (ROOT / "docs" / "reference.md").read_text()
-    assert [name for name in srunddp.__all__ if f"srunddp.{name}" not in text] == ["__version__"]
-    assert {re.findall(r"\w+", name)[0] for name in cells("`srunddp.train`", "name")} == set(train.__all__)
-    for called in (train.Trainer, train.Trainer.fit, train.DistributedDataLoader):
-        (title,) = re.findall(rf"^#+ (`(?:srunddp\.(?:train\.)?)?{called.__qualname__}\(.*)$", text, re.MULTILINE)
-        assert set(cells(title, "argument")) == set(inspect.signature(called).parameters) - {"self"}, title
-    for kind in (train.CheckpointManager, train.Preemption):
-        section = re.split(rf"^#+ `srunddp.train.{kind.__name__}\(", text, flags=re.MULTILINE)[1].split("\n#")[0]
-        assert [name for name in vars(kind) if name[0] != "_" and f"`{name}" not in section] == [], kind
+    names = [f"{module.__name__}.{name}" for module in (srunddp, train) for name in module.__all__ if name[0] != "_"]
+    return {name: getattr(train if ".train." in name else srunddp, name.rpartition(".")[2]) for name in names}
+
+
+def test_every_public_name_is_on_the_page_of_python() -> None:
+    """Where both modules have it, once."""
+    found = re.findall(r"^::: (\S+)$", (REFERENCE / "python.md").read_text(), re.MULTILINE)
+    known = public_objects()
+    assert len(found) == len(set(found))
+    assert set(found) - known.keys() == {"srunddp.errors"}
+    twice = {name for name in known if known[name] is known.get(name.replace(".train.", ".")) and ".train." in name}
+    assert known.keys() - set(found) == twice
+
+
+def undocumented(called: Any, own: str, around: str = "") -> list[str]:
+    """The arguments that a docstring does not explain; one without a list of them has to name them, or its class."""
+    pattern = r"^ *{0}: \S|``{0}``" if re.search(r"^ *(Args|Attributes):$", own, re.MULTILINE) else r"\b{0}\b"
+    names = [name for name in inspect.signature(called).parameters if name != "self" and name[0] != "_"]
+    return [name for name in names if not re.search(pattern.format(name), own + around, re.MULTILINE)]
+
+
+def test_every_public_argument_is_in_a_docstring() -> None:
+    missing: dict[str, list[str]] = {}
+    for name, kind in public_objects().items():
+        text = inspect.getdoc(kind) or ""
+        if inspect.isfunction(kind) or is_dataclass(kind) or hasattr(kind, "_fields"):
+            missing[name] = undocumented(kind, text)
+        for method in vars(kind) if inspect.isclass(kind) else ():
+            called = getattr(kind, method)
+            if inspect.isroutine(called) and called.__doc__ and (method == "__init__" or method[0] != "_"):
+                missing[f"{name}.{method}"] = undocumented(called, cleandoc(called.__doc__), text)
+    assert {name: each for name, each in missing.items() if each} == {}
+    assert {"srunddp.init", "srunddp.Config", "srunddp.Trainer.fit", "srunddp.train.Batch"} <= missing.keys()
 
 
 def test_every_column_of_the_monitors_files_is_in_the_reference() -> None:
@@ -82,9 +122,9 @@ def test_every_column_of_the_monitors_files_is_in_the_reference() -> None:
 
     files = {"node": node.COLUMNS, "tasks": process_tree.COLUMNS, "links": node.LINK_COLUMNS, "gpus": gpu.COLUMNS}
     for name, expected in files.items():
-        assert list(cells(f"NODE.{name}.csv", "column")) == list(expected)
+        assert list(cells("files.md", "column", f"NODE.{name}.csv")) == list(expected)
     for name, expected in (("steps", monitor.STEPS), ("marks", monitor.MARKS)):
-        assert list(cells(f"NODE.rankR.{name}.csv", "column")) == expected.strip().split(",")
+        assert list(cells("files.md", "column", f"NODE.rankR.{name}.csv")) == expected.strip().split(",")
 
 
 def test_every_module_of_gpu_checks_is_in_the_measurements() -> None:
@@ -96,14 +136,14 @@ def test_every_module_of_gpu_checks_is_in_the_measurements() -> None:
 def test_every_mark_is_in_the_reference() -> None:
     from srunddp.telemetry import EVENTS
 
-    assert set(cells("NODE.rankR.marks.csv", "mark")) == {"process", "meeting", "met", "end", *EVENTS}
+    assert set(cells("files.md", "mark", "NODE.rankR.marks.csv")) == {"process", "meeting", "met", "end", *EVENTS}
 
 
 def test_every_note_is_in_the_reference_with_its_threshold(tmp_path: Path) -> None:
     from srunddp.report import advice
     from tests.report.test_planted import PLANTED, noted
 
-    table = cells("Notes", "note")
+    table = cells("report.md", "note")
     planted = {rule: made_up for rule, made_up, *_ in PLANTED}
     made = [note for rule in planted for note in noted(planted[rule], tmp_path / rule)]
     assert {name: row[0] for name, row in table.items()} == {note.rule: note.threshold for note in made}
@@ -114,22 +154,7 @@ def test_every_note_is_in_the_reference_with_its_threshold(tmp_path: Path) -> No
         f"fewer than {advice.FEWEST_SAMPLES} samples" in table[name][2] for name in ("gpu idle", "gpu throttled")
     )
     few = f"Below {advice.FEWEST_STEPS} steps, where steps are counted, or {advice.FEWEST_SAMPLES} samples"
-    assert few in (ROOT / "docs" / "reference.md").read_text()
-
-
-def test_every_option_is_in_the_reference() -> None:
-    from srunddp.check.cli import check
-    from srunddp.explain.cli import explain
-    from srunddp.report.cli import report
-    from srunddp.run.cli import run
-    from srunddp.triage.cli import triage
-
-    named = {f"srunddp {each.name}": each for each in (check, explain, report, triage)}
-    for title, command in {"Command line": run, **named}.items():
-        wanted = {name for option in command.params for name in option.opts if name.startswith("-")}
-        listed = {re.split(r"[ \[]", name)[0] for name in cells(title, "option")}
-        assert wanted - listed == set()
-        assert listed - wanted <= {"-h", "--help", "--version"}
+    assert few in (REFERENCE / "report.md").read_text()
 
 
 def names(found: object) -> set[str]:
@@ -148,6 +173,6 @@ def test_every_key_of_json_is_in_the_reference(tmp_path: Path) -> None:
 
     summary = summary_of(read(MadeUp(nodes=1, ranks_per_node=2, gpus_per_node=2, slow={1: 0.05}).write(tmp_path)))
     explained = explain({}, ExplainOptions(channel="pmi"), None)
-    for title, found in (("srunddp report", record(summary)), ("srunddp explain", explained.record)):
-        tables = re.split(rf"\n### {title}\n", (ROOT / "docs" / "reference.md").read_text())[1].split("\n### ")[0]
-        assert names(found) - set(re.findall(r"`(\w+)`", tables)) == set(), title
+    for page, found in (("report.md", record(summary)), ("explain.md", explained.record)):
+        tables = (REFERENCE / page).read_text()
+        assert names(found) - set(re.findall(r"`(\w+)`", tables)) == set(), page

@@ -44,12 +44,14 @@ class _Given:
 def read_config(kind: type[T], arguments: Sequence[str] | None = None) -> T:
     """Fill a dataclass, also a nested or a frozen one, from ``--config=FILE.yaml`` and ``--key=value``.
 
-    A later file wins over an earlier one, and the command line over files. Keys of nested dataclasses are written with
-    dots, in files also as nested mappings; ``-`` and ``_`` are the same in them. ``--help`` prints all keys, on rank 0,
-    and ends the program.
+    ``--key value`` is the same. A later file wins over an earlier one, and the command line over files. Keys of nested
+    dataclasses are written with dots, in files also as nested mappings; ``-`` and ``_`` are the same in them. A list is
+    ``a,b`` or ``[a, b]``; None is ``null``, ``none``, ``~`` or nothing. ``--help`` prints all keys with their defaults,
+    on rank 0, and ends the program.
 
     Args:
-        kind: with fields of type bool, int, float, str, Path, Literal, of tuples and lists of these, or None.
+        kind: ``Config``, a dataclass derived from it, or any other. Its fields are bool, int, float, str, Path,
+            Literal, a tuple or list of these, one of these or None, or a dataclass.
         arguments: None for those of the program.
 
     Raises:

@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 class Callback:
     """Override what is wanted; the rest costs nothing.
 
-    All methods run on every rank, so that they may use collectives, but :meth:`on_checkpoint`, which runs on rank 0
-    alone. What one raises ends training. They may take as long as they like: ``--stall-timeout`` does not count.
+    All methods run on every rank, so that they may use collectives, but ``on_checkpoint``, which runs on rank 0 alone.
+    What one raises ends the training of ``trainer``. They may take any time: ``--stall-timeout`` does not count.
     """
 
     def on_fit_start(self, trainer: Trainer) -> None:
-        """Before the first step of :meth:`Trainer.fit`, after a checkpoint was loaded."""
+        """Before the first step of ``fit()``, after a checkpoint was loaded."""
 
     def on_before_optimizer_step(self, trainer: Trainer) -> None:
         """Before each step of the optimizer: the gradients are the means over all ranks, unscaled, not yet clipped."""
@@ -44,14 +44,14 @@ class Callback:
         """After each epoch and its evaluation; the record is the same on all ranks but for its throughput."""
 
     def on_checkpoint(self, trainer: Trainer, path: Path) -> None:
-        """On rank 0 alone, once the checkpoint is whole: no collectives here."""
+        """On rank 0 alone, once the checkpoint at ``path`` is whole: no collectives here."""
 
     def on_fit_end(self, trainer: Trainer) -> None:
         """When training is over, and the last checkpoint is written."""
 
     def state_dict(self) -> dict[str, Any]:
-        """What of this callback a checkpoint is to hold: tensors and plain values."""
+        """What of this callback a checkpoint is to hold: tensors and plain values. Rank 0's is saved."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from what :meth:`state_dict` gave."""
+        """Go on from ``state``, which rank 0's ``state_dict()`` gave; called on all ranks."""

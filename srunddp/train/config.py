@@ -6,25 +6,23 @@ from typing import ClassVar, Literal
 
 from srunddp.config.schema import SettingsBase
 
-_PROFILE_HINT = "pass a callback that calls torch.profiler, such as that in docs/reference.md"
+_PROFILE_HINT = "pass a callback that calls torch.profiler, such as that in docs/guides/training.md"
 _FSDP_HINT = "leave it out; for FSDP write a loop of your own, such as docs/examples/fsdp_loop.py"
 
 
 @dataclass(frozen=True, kw_only=True)
 class DDPConfig(SettingsBase):
-    """The model's copy on each rank; the names are DistributedDataParallel's.
-
-    The defaults are the fast ones. Those that need a promise of the model are off.
+    """The copy of the model on each rank, by DistributedDataParallel's names. What needs a promise of the model is off.
 
     Attributes:
         gradient_as_bucket_view: gradients live in the all-reduce's buckets: one copy of them less, in memory and time.
-        static_graph: the same parameters get gradients in every step; allows activation checkpointing below DDP and
-            spares the search for unused ones. A promise, so off.
+        static_graph: a promise that the same parameters get gradients in every step; allows activation checkpointing
+            below DistributedDataParallel, and spares the search for unused parameters.
         bucket_cap_mb: megabytes of gradients that are all-reduced at once; None is torch's 25.
-        find_unused_parameters: some parameters get no gradient in some steps. Costs a walk of the graph, so off.
-        broadcast_buffers: rank 0's buffers are everybody's before each forward; costs nothing without buffers.
-        sync_batchnorm: BatchNorm's statistics over all ranks' samples; GPUs only.
-        comm_hook: gradients on the wire: ``fp16`` or ``bf16`` (NCCL only) halves them, and loses digits.
+        find_unused_parameters: needed if some parameters get no gradient in some steps; costs a walk of the graph.
+        broadcast_buffers: all ranks get rank 0's buffers before each forward and evaluation; free without buffers.
+        sync_batchnorm: BatchNorm's statistics are over all ranks' samples; GPUs only.
+        comm_hook: gradients are sent as ``fp16`` or ``bf16`` (NCCL only): half the traffic, with fewer digits.
     """
 
     REMOVED: ClassVar[Mapping[str, str]] = {
@@ -45,17 +43,17 @@ class DDPConfig(SettingsBase):
 
 @dataclass(frozen=True, kw_only=True)
 class DataLoaderConfig(SettingsBase):
-    """How batches are read; the names are those of :class:`torch.utils.data.DataLoader`.
+    """How batches are read; the names are those of ``torch.utils.data.DataLoader``.
 
     Attributes:
-        num_workers: reading processes per rank; 0 reads in the rank itself. None takes the CPUs that this rank may use
-            but one, at most 8, and 0 for tensors that are in memory already.
-        prefetch_factor: batches each worker reads ahead; None is torch's default.
-        persistent_workers: keep the training data's workers from one epoch to the next.
-        drop_last: leave out the last step of an epoch where it is not full, as BatchNorm may need.
-        pin_memory: page-locked batches; None pins them where the device is a GPU.
-        multiprocessing_context: how workers start; None is ``fork``, or ``forkserver`` where MPI or RDMA makes
-            fork unsafe.
+        num_workers: loader processes per rank; 0 reads in the rank itself. None is the CPUs that this rank may use but
+            one, at most 8, and 0 for a ``TensorDataset`` without ``collate``.
+        prefetch_factor: batches that each worker reads ahead; None is torch's 2.
+        persistent_workers: keep the workers from one epoch to the next; not those of the validation data.
+        drop_last: leave out an epoch's last step if it is not full, as BatchNorm may need; never of validation data.
+        pin_memory: page-locked batches; None pins them on a GPU.
+        multiprocessing_context: how workers start; None is ``forkserver`` with MPI, or with NCCL and InfiniBand, if the
+            script's text has ``__name__``, else ``fork``.
     """
 
     REMOVED: ClassVar[Mapping[str, str]] = {"threads": "write num_threads, without dataloader"}
@@ -70,12 +68,14 @@ class DataLoaderConfig(SettingsBase):
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointConfig:
-    """When checkpoints are written to ``output_dir``, and which are kept.
+    """When checkpoints are written to ``output_dir``, beside one at the end and one before a stop, and which are kept.
 
     Attributes:
-        every_epochs, every_steps, every_minutes: epochs, steps or minutes from one to the next; 0 for never.
-        keep_last: so many of the newest stay.
-        keep_best: so many of the best stay, too, by ``Config.monitor``; each evaluation that is better writes one.
+        every_epochs: epochs from one checkpoint to the next; 0 for never.
+        every_steps: the same in optimizer steps.
+        every_minutes: the same in minutes.
+        keep_last: how many of the newest stay.
+        keep_best: how many of the best by ``monitor`` stay as well; above 0, each new best figure writes one.
     """
 
     every_epochs: int = 1
@@ -87,14 +87,15 @@ class CheckpointConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class PreemptionConfig:
-    """What happens when the job is preempted; Trainer needs an ``output_dir`` for it.
+    """What happens when the job has to leave its nodes; ``Trainer`` needs an ``output_dir`` for it.
 
     Attributes:
-        signals: by these names, without SIG: finish the step, write a checkpoint, requeue the job.
-        lead_seconds: the same so long before the known end of a Slurm job, or half of what was left at the start where
+        signals: names without SIG, at which the ranks finish the step, write a checkpoint and requeue the job. SIGTERM
+            always counts, without the requeueing.
+        lead_seconds: the same, this long before the known end of a Slurm job, or half of what was left at the start if
             that is less; 0 for never.
-        requeue: have Slurm start the job again; else exit with 75.
-        max_requeues: at most so often, by ``SLURM_RESTART_COUNT``.
+        requeue: have Slurm start the job again; false exits with 75.
+        max_requeues: how often at most, by ``SLURM_RESTART_COUNT``.
     """
 
     signals: tuple[str, ...] = ("USR1", "USR2")
@@ -105,43 +106,44 @@ class PreemptionConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class Config(SettingsBase):
-    """All that :class:`srunddp.Trainer` can be told, apart from the model, the data and functions.
+    """The settings of ``Trainer``; ``ddp``, ``dataloader``, ``checkpoint`` and ``preemption`` are groups of settings.
 
     Attributes:
         epochs: passes over the training data.
         max_steps: optimizer steps of the whole run, whatever ``epochs`` says; None goes by ``epochs``.
-        batch_size: samples per rank and micro-batch.
+        batch_size: samples per rank and micro-batch, also of evaluations.
         gradient_accumulation_steps: micro-batches per optimizer step, which sees ``world_size *
             gradient_accumulation_steps * batch_size`` samples.
         precision: of the forward pass: ``bf16`` and ``fp16`` run it under autocast, ``fp16`` with a GradScaler.
-        max_grad_norm: the largest norm of all gradients together; None for any.
-        scale_lr: multiply the optimizer's learning rate by a step's samples over ``base_batch_size``, or by the root.
-        base_batch_size: samples per step for which that learning rate was meant; None is ``batch_size``, one rank's.
-        schedule: the learning rate: ``constant``, or ``cosine`` from its full value to 0, by the share of the run's
-            samples that are done.
-        warmup_steps: steps before, in which it grows linearly.
-        scheduler_interval: whether a scheduler of one's own is stepped after each ``step`` or each ``epoch``.
-        ema_decay: evaluate an exponential moving average of the weights, such as 0.999: the part of it that stays in
-            each step. None for the weights themselves.
-        fused: use the optimizer's fused kernels where it has some and the user has chosen none.
-        compile: run the model through ``torch.compile``; the first steps take long, so off.
+        max_grad_norm: clip gradients to this norm of all together; None does not clip.
+        scale_lr: multiply the learning rate by a step's samples over ``base_batch_size`` (``linear``), or by the root
+            of that (``sqrt``).
+        base_batch_size: samples per step for which the learning rate was meant; None is ``batch_size``, one rank's.
+        schedule: ``cosine`` takes the learning rate to 0 at the run's end, by the share that is done.
+        warmup_steps: first steps, in which the learning rate grows linearly.
+        scheduler_interval: when a ``scheduler`` is stepped: after each ``step`` or each ``epoch``.
+        ema_decay: above 0 and below 1: also average the weights of about the last ``1 / (1 - ema_decay)`` steps, and
+            evaluate that exponential moving average, of which this part stays in each step.
+        fused: use the fused kernels of Adam, AdamW and SGD, unless the script has chosen an implementation.
+        compile: run the model through ``torch.compile``; the first steps take long.
         channels_last: images with the channels innermost, which convolutions on GPUs read faster.
-        activation_checkpointing: classes of modules, by name, whose activations are computed again in backward rather
-            than kept.
-        num_threads: of torch in this rank; None takes the CPUs that this rank may use, unless ``OMP_NUM_THREADS`` is
-            set.
+        activation_checkpointing: names of modules' classes whose activations are computed again in backward, not kept.
+        num_threads: torch's threads in this rank; None is at most the CPUs that this rank may use, unless
+            ``OMP_NUM_THREADS`` or ``MKL_NUM_THREADS`` is set.
         seed: of the order of samples and of the workers' random numbers.
-        evaluate_every_epochs, evaluate_every_steps: on the validation data; 0 for never.
-        monitor: the figure of an evaluation that tells the best model, ``loss`` or a metric; of training without
-            validation data.
-        mode: whether the figure is better the smaller (``min``) or the greater (``max``) it is.
-        patience: stop after so many evaluations without a better one; 0 for never.
-        output_dir: for checkpoints, ``config.yaml`` and ``metrics.jsonl``; None writes nothing.
-        resume: ``never``; ``auto`` for the newest whole checkpoint of ``output_dir``, if any; or a checkpoint's path.
-            A job that Slurm has started again resumes in any case.
-        resume_changed_data: go on from a checkpoint although the training data has another length or order since.
-        log_every: steps from one step's line in ``metrics.jsonl`` to the next; 0 for none.
-        tensorboard: write its event files too, where it is installed.
+        evaluate_every_epochs: epochs from one evaluation on the validation data to the next; 0 for never.
+        evaluate_every_steps: the same in optimizer steps.
+        monitor: figure of evaluations that tells the best model, ``loss`` or a metric; if no ``val_data``, of training.
+        mode: whether a smaller (``min``) or a greater (``max``) figure is better.
+        patience: stop after this number of evaluations without a better figure; 0 for never.
+        output_dir: a folder for checkpoints, ``config.yaml`` and ``metrics.jsonl``, which rank 0 writes; None writes
+            nothing, and signals are not handled.
+        resume: ``never``: a folder with checkpoints is refused. ``auto``: continue from the newest whole checkpoint of
+            ``output_dir``, if any. Or a checkpoint's path. A run that Slurm or ``--restarts`` has started again always
+            continues from the newest.
+        resume_changed_data: continue although the data has another length or order, and miss samples or see them twice.
+        log_every: steps between lines of ``metrics.jsonl``; 0 for none.
+        tensorboard: write TensorBoard's files too, if it is installed.
     """
 
     REMOVED: ClassVar[Mapping[str, str]] = {

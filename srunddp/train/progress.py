@@ -28,7 +28,7 @@ class EpochRecord:
 
     Attributes:
         epoch: counted from 1.
-        train: ``loss`` and the metrics, while the parameters were changing.
+        train: ``loss`` and the metrics by name, while the parameters were changing.
         val: the same on the validation data after the epoch; empty where there is none.
         samples_per_second: of training, all ranks together; 0 where it is not known.
         world_size: how many ranks that were.

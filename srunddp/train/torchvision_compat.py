@@ -11,13 +11,11 @@ _SIGNATURE = "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
 def import_torchvision() -> ModuleType:
     """torchvision, also one built for CUDA beside a torch for the CPU.
 
-    There its compiled part does not load, and its import then fails at ``torchvision::nms``, an operator of
-    that part. Its data sets, transforms and models do without: the operator is declared here, by name only.
-    What needs the part, as ``torchvision.ops.nms`` or ``torchvision.io.read_image`` do, raises torchvision's
-    RuntimeError that it could not be loaded.
+    There its compiled part does not load, and its import then fails at ``torchvision::nms``, an operator of that part.
+    Its data sets, transforms and models do without: the operator is declared here, by name only. What needs the part,
+    as ``torchvision.ops.nms`` or ``torchvision.io.read_image``, raises torchvision's RuntimeError.
 
-    Loader workers that start again (forkserver, spawn) need it too: a script whose data set is torchvision's calls this
-    at its top, which they execute.
+    Loader workers that start again (forkserver, spawn) need it too: call this at the top of the script, which they run.
 
     Raises:
         ImportError: torchvision is not installed.

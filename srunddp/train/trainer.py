@@ -35,15 +35,15 @@ _NOTHING = nullcontext()
 
 
 class Trainer:
-    """Trains one model on all ranks of a world.
+    """Trains one model on all ranks of a world. All arguments but ``loss_function`` and ``step`` are attributes, too.
 
     Attributes:
         model: the model itself, on ``world.device``; never the DistributedDataParallel wrap.
-        averaged: a copy of it with averaged weights, in evaluation mode, where ``config.ema_decay`` is set; else None.
-        optimizer: as it was given, with fused kernels and a scaled learning rate where the configuration says so.
-        config, world, metrics, scheduler, callbacks, weight: as they were given.
-        state: where training stands.
-        total_steps: optimizer steps of the whole run, from the beginning of :meth:`fit` on; None where it is not known.
+        averaged: a copy of it with averaged weights, in evaluation mode, if ``config.ema_decay`` is set; else None.
+        optimizer: as it was given, with fused kernels and a scaled learning rate if the configuration says so.
+        state: where training stands: ``state.epoch`` epochs are over, and ``state.step`` optimizer steps done.
+        total_steps: optimizer steps of the whole run, from the beginning of ``fit()`` on, so that a function for
+            ``scheduler`` can use it. None if the data has no length, unless ``config.max_steps`` is set.
     """
 
     def __init__(
@@ -62,25 +62,25 @@ class Trainer:
     ) -> None:
         """Move the model to the device; all ranks have rank 0's parameters.
 
-        What a step is, is said in one of three ways. With ``loss_function`` a batch is a pair: the loss is
+        There are three kinds of steps. With ``loss_function`` a batch is a pair: the loss is
         ``loss_function(model(inputs), targets)``. With ``step`` it may be anything. With neither the model returns its
-        loss, as Hugging Face's models do: ``model(**batch).loss``.
+        loss, as Hugging Face's models do: ``model(**batch).loss`` of a mapping, ``model(batch).loss`` of a tensor.
 
         Args:
-            model: on any device.
-            optimizer: of the model's parameters; or several with parameters of their own, stepped together.
+            model: not wrapped, on any device. Modules in evaluation mode stay in it, unless the whole model is.
+            optimizer: of the model's parameters; or a list, each with parameters of its own, stepped together.
             loss_function: ``loss_function(outputs, targets)``, the mean over a batch, of no dimension.
-            config: all other settings; the same on all ranks.
-            world: from :func:`srunddp.init`.
+            config: all other settings, the same on all ranks; None for the defaults.
+            world: from ``srunddp.init()``.
             step: ``step(model, batch)``: the mean loss of the batch, or that and the outputs for the metrics; called
                 in training and evaluation.
             weight: ``weight(batch)``: what the batch's mean counts among those of other batches and ranks, such as its
                 number of tokens; of the collated batch, on the host. None is its number of samples.
             metrics: by name, ``metric(outputs, targets)``: one value per sample, or a count; or torchmetrics objects.
-                The targets of a batch that is no pair are its ``labels``, or the batch.
-            scheduler: of torch, or what makes one of the optimizer; of several optimizers one each. Stepped after each
-                step, also one that fp16's overflow left out, or after each epoch (``config.scheduler_interval``), but
-                ReduceLROnPlateau after each evaluation, with the figure that ``config.monitor`` names.
+                The targets of a batch that is no pair are its ``labels``, or the batch. Without outputs they get None.
+            scheduler: of torch, or a function that makes one of the optimizer; of several optimizers a list. Replaces
+                ``schedule`` and ``warmup_steps``. Stepped after each step, also one that fp16's overflow left out, or
+                each epoch (``scheduler_interval``); ReduceLROnPlateau after each evaluation, by ``config.monitor``.
             callbacks: called at their moments, in this order.
 
         Raises:
@@ -130,12 +130,12 @@ class Trainer:
         validate.check_settings(self.config)
 
     def methods(self, name: str) -> list[Callable[..., Any]]:
-        """The callbacks' methods of this name, without those that are :class:`Callback`'s own and do nothing."""
+        """The callbacks' methods of this name, without those that are ``Callback``'s own and do nothing."""
         methods = [getattr(callback, name) for callback in self.callbacks]
         return [method for method in methods if getattr(method, "__func__", None) is not getattr(Callback, name)]
 
     def log(self, figures: Mapping[str, float]) -> None:
-        """Write figures of the present step to ``metrics.jsonl`` and TensorBoard; for callbacks. Rank 0's are taken."""
+        """Write rank 0's figures of this step to ``metrics.jsonl`` (kind ``log``) and TensorBoard; within ``fit()``."""
         if self._run:
             self._run.log("log", figures)
 
@@ -149,22 +149,25 @@ class Trainer:
         val_collate: Callable[[list[Any]], Any] | None = None,
         sharded: bool = False,
     ) -> list[EpochRecord]:
-        """Train until ``config.epochs`` or ``config.max_steps`` are done; all ranks call this.
+        """Train until ``config.epochs`` or ``config.max_steps`` are done, those before a resume included.
+
+        All ranks call this. Rank 0 prints a line for each epoch on standard output, and progress on standard error.
+        ``srunddp.heartbeat()`` is called after each step of training and evaluation.
 
         Args:
-            train_data: the whole data set on every rank; its samples are pairs of inputs and targets, or whatever the
-                step takes.
-            val_data: the same, for evaluation; it tells the best model, and when to stop.
+            train_data: the whole data set on every rank: with ``__len__`` and ``__getitem__`` (or ``__getitems__``), or
+                iterable; no DataLoader. Samples are what a step takes. Workers call its ``set_epoch(epoch)``, if any.
+            val_data: the same, for evaluation, in its own order; it tells the best model, and when to stop.
             order: of the training samples in each epoch; None shuffles them by ``config.seed``.
             collate: makes a batch of a list of samples; None for torch's way.
-            val_collate: the same of ``val_data``; to be said where ``collate`` is, which may mix samples.
-            sharded: ``train_data``, and ``val_data`` where it is iterable, splits itself by rank and worker.
+            val_collate: the same of ``val_data``; needed with ``collate``, which may mix samples.
+            sharded: ``train_data``, and ``val_data`` if it is iterable, splits itself by rank and worker.
 
         Returns:
             A record of each epoch, the same on all ranks but for the throughput.
 
         Raises:
-            ConfigError: a data set is empty, or differs between ranks.
+            ConfigError: arguments do not fit together, or a data set is empty or differs between ranks.
             CheckpointError: there is no whole checkpoint where one was named, or the last one could not be written.
             Stopped: the job is preempted; a checkpoint is written.
         """
@@ -180,10 +183,12 @@ class Trainer:
     def evaluate(
         self, data: Dataset[Any], *, collate: Callable[[list[Any]], Any] | None = None, sharded: bool = False
     ) -> dict[str, float]:
-        """The loss and the metrics of the model on this data; all ranks call this.
+        """The loss and the metrics of the model, or of the averaged one with ``config.ema_decay``; all ranks call this.
 
         Args:
-            data, collate, sharded: as ``val_data`` of :meth:`fit`.
+            data: as ``val_data`` of ``fit()``.
+            collate: as ``val_collate`` of ``fit()``.
+            sharded: ``data`` splits itself by rank and worker.
 
         Returns:
             Means over the samples of all ranks, the same on each.

@@ -19,7 +19,7 @@ _host_group: tuple[Any, Any] = (None, None)  # the default group beside which it
 
 
 class World(Protocol):
-    """The ranks of one run, seen from one of them: what :func:`srunddp.init` gives, or any object like it.
+    """The ranks of one run, seen from one of them: what ``srunddp.init()`` gives, or any object like it.
 
     With a ``world_size`` above 1 torch's default process group must be initialised.
     """

@@ -326,7 +326,7 @@ def test_the_lines_of_figures(tmp_path: Path) -> None:
 
 
 def test_the_callback_of_the_docs_traces_its_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    text = (Path(__file__).parents[2] / "docs" / "reference.md").read_text()
+    text = (Path(__file__).parents[2] / "docs" / "guides" / "training.md").read_text()
     names: dict[str, Any] = {"srunddp": srunddp, "torch": torch}
     exec("class Trace(" + text.partition("\nclass Trace(")[2].partition("```")[0], names)
     monkeypatch.chdir(tmp_path)

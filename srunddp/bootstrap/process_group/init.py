@@ -35,20 +35,24 @@ _GOODBYES_WITHIN = 30.0
 def init(backend: str | None = None, *, timeout: timedelta | None = None, device_id: bool = False) -> World:
     """Join the world: choose the device and initialise the default process group on the right interface.
 
-    Works in a script that ``srunddp`` started, and in one that srun or mpirun started directly; there the
-    ranks meet in this process, and no supervisor watches them.
+    Works in a script that ``srunddp`` started, and in one that srun or mpirun started directly. There the ranks wait
+    for each other for at most 300 s, and no supervisor watches them.
+
+    The device becomes the current one. It is the CPU if no GPU is visible. Of several GPUs it is number ``local_rank``,
+    or the first if each rank sees its own, as with ``--gpus-per-task=2``.
 
     Args:
         backend: ``nccl``, ``gloo`` or ``auto``; None for what ``--backend`` said, else ``auto``.
         timeout: of collectives and of the store, as in ``init_process_group``; None for torch's default.
         device_id: with NCCL, hand the device to ``init_process_group``: the communicator is made at once, and those of
-            subgroups are split from it. Only where all ranks take part in making each subgroup, Gloo's as well.
+            subgroups are split from it. All ranks have to take part in making each, Gloo's as well, or it hangs.
 
     Returns:
         The world, a context manager that destroys the group at its end.
 
     Raises:
-        SrunddpError: the environment or configuration is wrong, or the ranks did not meet.
+        SrunddpError: the environment or configuration is wrong, there are too few GPUs, two ranks of NCCL have the same
+            GPU (allowed by ``NCCL_MULTI_RANK_GPU_ENABLE=1``), or the ranks did not meet.
     """
     if multiprocessing.parent_process() is not None:
         found = "srunddp.init() in a process that multiprocessing started"

@@ -125,7 +125,10 @@ def current_context() -> ProcessGroupContext | None:
 
 
 def restart_count() -> int:
-    """How often ``--restarts`` has started all ranks anew in this job: the same on all ranks, and 0 at first."""
+    """How often ``--restarts`` has started all ranks again: the same on all ranks; 0 at first, and after a requeue.
+
+    With ``--restarts`` a process that the script starts reads it from ``TORCHELASTIC_RESTART_COUNT``.
+    """
     return _joined.generation if _joined else 0
 
 

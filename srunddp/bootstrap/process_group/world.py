@@ -63,9 +63,17 @@ class World:
     """All ranks of this run, and this one's place among them. A context manager that closes itself.
 
     Attributes:
-        rank, local_rank, world_size, local_world_size, node_rank, nnodes: torch's terms.
-        device: of this rank; backend: ``nccl`` or ``gloo``.
-        interface: the network interface; master_addr, master_port: of the store.
+        rank: from 0 to ``world_size - 1``.
+        local_rank: among the ranks of this node, from 0.
+        world_size: the number of ranks.
+        local_world_size: the number of ranks on this node.
+        node_rank: the number of this node, from 0.
+        nnodes: the number of nodes.
+        device: this rank's ``torch.device``.
+        backend: ``nccl`` or ``gloo``.
+        interface: the name of this node's network interface.
+        master_addr: the address of torch's store.
+        master_port: its port.
     """
 
     rank: int

@@ -44,7 +44,7 @@ def save_checkpoint(path: str | os.PathLike[str], state: Mapping[str, Any]) -> N
         state: tensors and plain values, which do not change meanwhile.
 
     Raises:
-        CheckpointError: ``state`` holds something that :func:`load_checkpoint` would refuse.
+        CheckpointError: ``state`` holds something that ``load_checkpoint()`` would refuse.
         OSError: the folder is missing or not writable, or the disk is full or broken. With that, and with the error
             above, the old file stays.
     """
@@ -75,7 +75,7 @@ def check_savable(state: Mapping[str, Any], where: str | os.PathLike[str]) -> No
 
 
 def load_checkpoint(path: str | os.PathLike[str], *, mmap: bool = False) -> dict[str, Any]:
-    """What :func:`save_checkpoint` wrote, with its tensors on the CPU.
+    """What ``save_checkpoint()`` wrote, with its tensors on the CPU.
 
     On the CPU, since a GPU number saved by rank 0 would fill that GPU from every rank. Nothing in the file is executed:
     torch refuses all but tensors and plain values.

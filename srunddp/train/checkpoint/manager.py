@@ -40,7 +40,7 @@ _PIECE = 1 << 22  # bytes of a broadcast
 class CheckpointManager:
     """The checkpoints of one run, in a folder; all ranks make one and call its methods, after the same steps.
 
-    Rank 0's state is saved, with the random states of all ranks::
+    Rank 0's state is saved, with the random states of all ranks:
 
         manager = CheckpointManager("checkpoints", world)
         if state := manager.load("auto"):
@@ -49,7 +49,7 @@ class CheckpointManager:
 
     Attributes:
         scores: of the steps that have one; less is better. They are saved and loaded, too.
-        loaded: the file that :meth:`load` has read.
+        loaded: the file that ``load()`` has read.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class CheckpointManager:
 
         Args:
             folder: of this run alone, which rank 0 sees.
-            world: from :func:`srunddp.init`.
+            world: from ``srunddp.init()``.
             keep_last: so many of the newest stay, and always the one that was saved last.
             keep_best: so many of the best stay, too; ``best.pt`` is a link to the best.
             log: called on rank 0 with lines to the user; None logs them as warnings.
@@ -141,7 +141,7 @@ class CheckpointManager:
         return [self.path(step) for step in self._writer.poll()]
 
     def load(self, resume: str = "auto") -> dict[str, Any] | None:
-        """What :meth:`save` was given, with tensors on the CPU, and the manager's own key; None for a new run.
+        """What ``save()`` was given, tensors on the CPU, and the manager's own key ``srunddp``; None for a new run.
 
         What runs that began earlier save there is refused from then on. Ranks that do not see rank 0's file are sent
         it. On a GPU the tensors stay in the file until they are used: copy those that are not moved to the GPU.

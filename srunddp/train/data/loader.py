@@ -25,7 +25,7 @@ class DistributedDataLoader:
     """Batches of one data set, of which each rank gets its part; works without a Trainer, too.
 
     An epoch has every sample once, on one of the ranks, and none twice; all ranks make equally many batches. With a
-    model in DistributedDataParallel the gradients are those of the mean loss over all samples, or weights::
+    model in DistributedDataParallel the gradients are those of the mean loss over all samples, or weights:
 
         for epoch in range(loader.state_dict()["epoch"], 10):
             loader.set_epoch(epoch)
@@ -33,7 +33,7 @@ class DistributedDataLoader:
                 loss = loss_function(model(batch.data[0]), batch.data[1]) * batch.scale
                 loss.backward()
 
-    Iterating gives :class:`Batch` objects, :meth:`steps` the same by optimizer steps.
+    Iterating gives ``Batch`` objects, ``steps()`` the same by optimizer steps.
     """
 
     def __init__(
@@ -62,20 +62,22 @@ class DistributedDataLoader:
 
         Args:
             data: with indices, the whole on every rank; or iterable.
-            world: from :func:`srunddp.init`.
+            world: from ``srunddp.init()``.
             batch_size: samples per rank and batch.
             order: of the samples in each epoch; None shuffles them by ``seed``. Not for iterable data.
             seed: of the order and of the workers' random numbers.
             collate: makes a batch of a list of samples; None for torch's way.
             weight: ``weight(batch)`` of what collate made, before it is copied to the device, such as the number of its
-                tokens: by how much the batch's mean loss counts. None for its samples.
+                tokens: by how much the batch's mean loss counts, a number of at least 0. None for its samples.
             sharded: the data set is iterable and splits itself by rank and by worker (``get_worker_info()``). Else all
                 ranks and workers read the whole of an iterable data set, and keep their part.
             drop_last: leave out steps that are not full on every rank.
             gradient_accumulation_steps: batches per step.
-            num_workers, prefetch_factor, persistent_workers, pin_memory, multiprocessing_context: as in torch's
-                DataLoader, but None is a number of workers that suits the CPUs of this rank, memory that is pinned for
-                a GPU, and a start method that is safe beside MPI and RDMA.
+            num_workers: reading processes of this rank; None is a number that suits its CPUs.
+            prefetch_factor: batches that each worker reads ahead; None is torch's 2.
+            persistent_workers: keep the workers from one epoch to the next.
+            pin_memory: page-locked batches; None pins them for a GPU.
+            multiprocessing_context: how workers start; None is a method that is safe beside MPI and RDMA.
             channels_last: tensors of four dimensions come with their channels innermost.
             signals: names without SIG, that are for this rank alone, not for its workers.
             resume_changed_data: go on from a state although the data has another length or order since.
@@ -131,8 +133,8 @@ class DistributedDataLoader:
     def set_epoch(self, epoch: int) -> None:
         """The next iteration is of this epoch.
 
-        It begins at the epoch's start, or where :meth:`load_state_dict` says if that is amid this epoch. Without a call
-        the next epoch follows one that came to its end, and one that was left begins again.
+        It begins at its start, or where ``load_state_dict()`` says if that is amid this epoch. Without a call the next
+        epoch follows one that came to its end, and one that was left begins again.
         """
         if epoch != self._epoch:
             self._epoch, self._samples_seen, self._batches = epoch, 0, 0
@@ -140,16 +142,15 @@ class DistributedDataLoader:
     def state_dict(self) -> dict[str, int]:
         """What was given out, by whole steps: the same on all ranks.
 
-        Returns:
-            ``epoch``; ``samples_seen`` of it, over all ranks. For a sharded data set also ``batches`` of it, per rank;
-            and what these depend on: ``world_size``, ``num_workers`` and ``batch_size``. And the data's ``length``
-            and a hash of its ``order``.
+        It has ``epoch``, and ``samples_seen`` of it, over all ranks; the data's ``length`` and a hash of its ``order``.
+        For a sharded data set also ``batches`` of the epoch, per rank, and what these depend on: ``world_size``,
+        ``num_workers`` and ``batch_size``.
         """
         place = {"epoch": self._epoch, "samples_seen": self._samples_seen, **self._data}
         return {**place, "batches": self._batches, **self._layout} if self._assignment.sharded else place
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
-        """The next iteration goes on from there; with indices, on any number of ranks.
+        """The next iteration goes on from ``state``, of ``state_dict()``; with indices, on any number of ranks.
 
         Raises:
             ConfigError: the data has another length or order since, so that samples would be missed or seen twice; or a
@@ -172,7 +173,7 @@ class DistributedDataLoader:
         self._batches, self._resumes = state.get("batches", 0), True
 
     def steps_left(self, samples_seen: int) -> int | None:
-        """Steps from there to the end of an epoch; None where that is not known."""
+        """Steps from ``samples_seen`` of an epoch to its end; None where that is not known."""
         left = self._samples_left(samples_seen)
         return None if left is None else -(-left // self._full)
 
@@ -199,7 +200,7 @@ class DistributedDataLoader:
         return -(-left // self._assignment.global_batch_size)
 
     def __iter__(self) -> Iterator[Batch]:
-        """The batches that are left of the epoch, the last of a step included in :meth:`state_dict` with the step."""
+        """The batches that are left of the epoch, the last of a step included in ``state_dict()`` with the step."""
         for step in self._read():
             *others, last = step.batches
             yield from others
@@ -207,7 +208,7 @@ class DistributedDataLoader:
             yield last
 
     def steps(self) -> Iterator[StepBatches]:
-        """The same by optimizer steps."""
+        """The batches that are left of the epoch, by optimizer steps."""
         for step in self._read():
             self._count(step)
             yield step

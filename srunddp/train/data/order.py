@@ -50,7 +50,7 @@ class Shuffled(Sequential):
 class Weighted:
     """Samples drawn in proportion to their weights, for classes of very different size.
 
-    Unlike :class:`torch.utils.data.WeightedRandomSampler` it has no limit of 2**24 samples.
+    Unlike ``torch.utils.data.WeightedRandomSampler`` it has no limit of 2**24 samples.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class Weighted:
         """Each class as often as any other: a sample's weight is one by the size of its class.
 
         Args:
-            targets: the class of each sample, of shape (samples,); the others are as above.
+            targets: each sample's class, of shape (samples,). ``num_samples``, ``seed``, ``replacement``: as above.
         """
         classes = torch.as_tensor(targets, device="cpu")
         _, inverse, counts = torch.unique(classes, return_inverse=True, return_counts=True)

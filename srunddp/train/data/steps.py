@@ -14,10 +14,10 @@ from srunddp.train.world import host_group
 
 
 class Batch(NamedTuple):
-    """One rank's part of a micro-batch, on the device.
+    """One rank's part of a micro-batch, on the device: its tensors, and what has a ``to(device)``.
 
     Attributes:
-        data: what collate made of the samples; None on a rank that never had one of its own.
+        data: what collate made of the samples; None on a rank of a sharded data set that never had one.
         samples: those of this rank that count; 0 where another rank's stand in.
         weight: theirs.
         scale: times the batch's mean loss; averaged over ranks and summed over the step's batches that is the mean over
@@ -35,8 +35,9 @@ class StepBatches(NamedTuple):
 
     Attributes:
         batches: of this rank; all ranks have equally many.
-        samples, weight: of all ranks and batches.
-        copied: when they are on the device; None where they are now.
+        samples: of all ranks and batches that count.
+        weight: theirs.
+        copied: when the batches are on the device; None where they are now.
     """
 
     batches: list[Batch]

@@ -16,7 +16,7 @@ PlainMetric: TypeAlias = Callable[[Any, Any], Tensor | int]
 """``metric(outputs, targets)``: one value per sample, of shape (samples,); or a count, an integer of no dimension."""
 
 Metric: TypeAlias = PlainMetric | TorchMetric
-"""Or an object of torchmetrics: one of its metrics, or a collection of them."""
+"""``metric(outputs, targets)``, with one value per sample or a count; or a metric or collection of torchmetrics."""
 
 
 def accuracy(outputs: Tensor, targets: Tensor) -> Tensor:

@@ -25,7 +25,7 @@ _log = logging.getLogger("srunddp")
 class Preemption:
     """Stops all ranks after the same step when the job has to leave its nodes, and has Slurm start it again.
 
-    A context manager around the whole loop, entered in the main thread::
+    A context manager around the whole loop, the loading of its checkpoint included, entered in the main thread:
 
         with srunddp.init() as world, Preemption(world) as preemption:
             for step, batch in enumerate(preemption.iterate(loader), 1):
@@ -34,10 +34,10 @@ class Preemption:
                     preemption.stop(step, save(step))
 
     While it is entered, signals and rank 0's clock request a stop rather than end the process. What is requested after
-    the last call of :meth:`should_stop` is for the next Preemption of this process, if any.
+    the last call of ``should_stop()`` is for the next Preemption of this process, if any.
 
     Attributes:
-        checkpoint_due: whether one of the ranks wanted a checkpoint in the latest call of :meth:`should_stop`; the
+        checkpoint_due: whether one of the ranks wanted a checkpoint in the latest call of ``should_stop()``; the
             same on all ranks.
     """
 
@@ -47,7 +47,7 @@ class Preemption:
         """Check the settings.
 
         Args:
-            world: from :func:`srunddp.init`.
+            world: from ``srunddp.init()``.
             config: which signals, how long before the job's end, and whether to requeue; None for the defaults.
             environ: the job's variables of Slurm.
 
@@ -76,7 +76,7 @@ class Preemption:
 
         Args:
             checkpoint_due: this rank wants a checkpoint, for a reason that the others cannot know, such as its clock.
-                Only what is passed in the call of an all-reduce counts: pass it until :attr:`checkpoint_due` is set.
+                Only what is passed in the call of an all-reduce counts: pass it until the attribute is set.
         """
         self.checkpoint_due = False
         self._steps_left -= 1
@@ -101,7 +101,7 @@ class Preemption:
             self._requests.ignore_interrupts()  # another rank may have got the signal
 
     def restart_interval(self) -> None:
-        """Steps of another duration begin, as before and after an evaluation that calls :meth:`should_stop`.
+        """Steps of another duration begin, as before and after an evaluation that calls ``should_stop()``.
 
         All ranks call this at the same step. The next all-reduce is at once: 64 short steps may be one second, and as
         many long ones a minute.
@@ -110,13 +110,14 @@ class Preemption:
         self._last = time.perf_counter()
 
     def stop(self, step: int, checkpoint: Path | str) -> NoReturn:
-        """End this rank, after :meth:`should_stop` was True; all ranks call it, when the checkpoint is whole.
+        """End this rank, after ``should_stop()`` was True; all ranks call it, when the checkpoint is whole.
 
         The others wait for rank 0, also where it is still writing. Rank 0 requeues the job, unless SIGTERM has come:
         whoever sent that has decided about the job.
 
         Args:
-            step: how many are done; checkpoint: what was written. Both are for the message.
+            step: how many are done, for the message.
+            checkpoint: what was written, for the message.
 
         Raises:
             Stopped: a SystemExit with the code 143, or 75 where the job has yet to be requeued.

@@ -60,7 +60,7 @@ def test_the_ema_begins_at_weights_loaded_before_the_first_step() -> None:
 
 def test_an_evaluation_uses_the_ema_and_training_does_not(tmp_path: Path) -> None:
     """The best checkpoint holds it by the model's names, under a key that the reference names."""
-    assert '`["ema"]`' in (ROOT / "docs" / "reference.md").read_text()
+    assert '`["ema"]`' in (ROOT / "docs" / "reference" / "files.md").read_text()
     trainer, without = averaging(output_dir=str(tmp_path)), averaging(ema_decay=None)
     records, others = (each.fit(classes(40), TESTS) for each in (trainer, without))
     assert records[-1].val["loss"] == pytest.approx(loss_of(of(trainer)), abs=1e-6)
