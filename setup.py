@@ -15,9 +15,12 @@ MAN = {
 
 
 def readme() -> str:
-    """README.md, whose links to files lead to the repository where that has an address."""
+    """README.md, whose links and pictures are those of the repository where that has an address."""
     text = (HERE / "README.md").read_text(encoding="utf-8")
-    return re.sub(r"\]\((?!\w+:|#)", f"]({ADDRESS}/blob/main/", text) if ADDRESS else text
+    if not ADDRESS:
+        return text
+    text = re.sub(r"(!\[[^]]*\]\()(?!\w+:)", rf"\1{ADDRESS}/raw/main/", text)
+    return re.sub(r"\]\((?!\w+:|#)", f"]({ADDRESS}/blob/main/", text)
 
 
 setup(
