@@ -91,7 +91,7 @@ def seconds(action: Callable[[], object], repeat: int) -> Sample:
 def cases(quick: bool) -> Iterator[Case]:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # torch's async_save wants one
-    training, snapshot, repeats = Training(), Snapshot(), 1 if quick else 15
+    training, snapshot, repeats = Training(), Snapshot(), 1 if quick else 11
     with TemporaryDirectory() as folder:
         begins = ways(training, Path(folder))
         measures = {way: partial(window, training, begin) for way, begin in begins.items()}

@@ -38,7 +38,6 @@ TASKS = {
     "ten metrics of torchmetrics, a step of 1 ms": Task(SMALL, 300, metrics="torchmetrics"),
     "a checkpoint each 400 steps of 0.7 ms": Task(SMALL, 800, save_every=400),
     "samples one by one, a step of 20 ms": Task(LARGE, 20),
-    "tensors in memory, a step of 20 ms": Task(LARGE, 20, "tensors"),
 }
 OF_TWO = {
     "two ranks, a small step": Task(SMALL, 200, "tensors"),
@@ -79,7 +78,7 @@ class Processes:
 
 
 def cases(quick: bool) -> Iterator[Case]:
-    repeats, peers = (1, ()) if quick else (7, PEERS)
+    repeats, peers = (1, ()) if quick else (5, PEERS)
     of_one, of_two = (TASKS, (OURS, DDP, BARE, *peers), 1), (OF_TWO, (OURS, DDP, STOCK), 2)
     for tasks, ways, size in [of_one] if quick else [of_one, of_two]:
         with TemporaryDirectory() as folder, ExitStack() as stack:

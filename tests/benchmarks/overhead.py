@@ -55,7 +55,7 @@ Times = dict[str, float]
 
 
 def cases(quick: bool) -> Iterator[Case]:
-    repeats, pairs, seconds = (1, 1, 5.2) if quick else (5, 50, 10.4)
+    repeats, pairs, seconds = (1, 1, 5.2) if quick else (3, 50, 10.4)
     with training() as plain:
         windows = functools.cache(lambda _: plain.window(plain.steps_in(seconds)))
         for rank in range(RANKS):

@@ -63,7 +63,7 @@ OPERATIONS, CALLS = "operations (1000 per rank)", "system calls (1000)"
 WAYS = ("staged", "in place", "torchrun", "plain srun")
 LIMITS = (Limit("wall", "in place", 0.50), Limit("wall", "torchrun", 0.30), Limit("wall", "plain srun", 0.50))
 SHORT, LONG = 0.0005, 0.002
-SIZES = ((2, 1, SHORT, 3), (2, 1, LONG, 1), (6, 2, SHORT, 1))  # nodes, ranks of each, delay, repeats
+SIZES = ((2, 1, SHORT, 2), (2, 1, LONG, 1), (6, 2, SHORT, 1))  # nodes, ranks of each, delay, repeats
 
 
 @dataclass

@@ -25,7 +25,7 @@ from tests.benchmarks.benchmark import Case, Limit, Sample
 from tests.train.local_world import LocalWorld, run_ranks
 
 SAMPLES, SECONDS = 32, 0.020  # an epoch's for each process that reads, and each sample's
-WORLDS = ((1, 0), (2, 2), (4, 2))  # ranks, and workers of each
+WORLDS = ((1, 0), (2, 2))  # ranks, and workers of each
 
 
 def read(index: int) -> Tensor:
