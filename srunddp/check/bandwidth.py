@@ -118,7 +118,7 @@ def _shown(rate: float) -> str:
 def summary(rates: Mapping[Way, float]) -> str:
     """The median and the slowest."""
     if not rates:
-        return "all ranks share one node"
+        return "not tried: no two nodes with an interface that is fit"
     least = min(rates.values())
     return f"{_shown(_usual(rates))} over TCP in the median of {len(rates)} ways, {_shown(least)} at least"
 

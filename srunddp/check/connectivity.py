@@ -179,7 +179,7 @@ def _how(name: str, own: Sequence[Way], left: Mapping[Way, str]) -> str:
 def summary(ways: ConnectivityMatrix) -> str:
     """How many ways were tried."""
     if not ways.tried:
-        return "all ranks share one node"
+        return "not tried: no two nodes with an interface that is fit"
     lost = f", {len(ways.broken)} broken" if ways.broken else ""
     ring = f" (each to the next {_NEIGHBOURS})" if len(ways.endpoints) > _ALL_PAIRS else ""
     return f"TCP between {len(ways.endpoints)} endpoints, {len(ways.tried)} ways{ring}, on random ports{lost}"
