@@ -69,7 +69,8 @@ def cells(page: str, first: str, title: str = "") -> dict[str, list[str]]:
 
 def test_every_job_key_is_an_option_in_the_reference() -> None:
     text = (REFERENCE / "sbatch.md").read_text()
-    assert {name for name in fields_of(SlurmJob) if f"--{name.replace('_', '-')}" not in text} == {"script", "arguments"}
+    options = {name: f"--{name.replace('_', '-')}" for name in fields_of(SlurmJob)}
+    assert {name for name in options if options[name] not in text} == {"script", "arguments"}
 
 
 def test_the_page_of_settings_is_that_of_the_code() -> None:
