@@ -5,6 +5,7 @@ It lies between two marks, below which a page goes on by hand.
 
 from __future__ import annotations
 
+import html
 import re
 from collections.abc import Iterator
 from inspect import cleandoc
@@ -53,7 +54,8 @@ def _of(context: click.Context, *, alone: bool) -> Iterator[str]:
 
 
 def _names(text: str) -> str:
-    return f"`{text}`".replace("|", "\\|")
+    """As code; within backticks GitHub and Zensical would each show another bar."""
+    return f"<code>{html.escape(text).replace('|', '&#124;')}</code>"
 
 
 def _text(text: str) -> str:
