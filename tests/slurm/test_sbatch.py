@@ -200,8 +200,9 @@ def test_every_start_is_monitored_and_no_process_is_left(name: str, site: Site) 
     job = site.jobs[name]
     for start in range(job.restarts + 1):
         folder = site.folder / "logs" / name / f"{job.number}.0" / f"monitor.{start}"
-        assert sorted(path.name for path in folder.glob("*.node.csv")) == ["node01.node.csv", "node02.node.csv"]
-        assert all(len(path.read_text().splitlines()) > 1 for path in folder.glob("*.node.csv"))
+        samples = list(folder.glob("node0?.node.csv"))
+        assert len(samples) == 2, samples  # a start after a requeue may be on other nodes
+        assert all(len(path.read_text().splitlines()) > 1 for path in samples)
     assert not processes(job.number)
 
 
