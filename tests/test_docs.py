@@ -15,9 +15,9 @@ from srunddp.config.schema import fields_of
 from srunddp.sbatch.spec import SlurmJob
 from tests.conftest import ROOT
 from tests.support.reference_pages import settings_page
+from tests.support.site import PAGES
 
 REFERENCE = ROOT / "docs" / "reference"
-PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 
 
 GENERATED = re.compile(r"<!-- (\w+): begin -->.*?<!-- \1: end -->", re.DOTALL)

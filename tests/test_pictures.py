@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.pictures import OMITTED, PICTURES, checksum, draw, parts, sources
-from tests.test_docs import PAGES
+from tests.support.site import PAGES
 
 REFRESH = "python -m tests.support.pictures draws them anew"
 SHOWN = sorted(path for path in PICTURES.iterdir() if path.suffix in (".svg", ".png"))

@@ -50,7 +50,7 @@ class Coordinator(FailureMonitor):
         self._stall = StallDetector(context.stall_timeout)
         self._request: StackRequest | None = None  # since the ranks have stalled, or one may hang
         self._working, self._open = len(self._states) - len(self._unranked), len(connections)
-        # srun ends the others as soon as a task has ended on a node that ran out of memory: all stay until all may go.
+        # srun ends the step when a task ends on a node that ran out of memory: all stay until this is 0; -1: none does.
         self._staying = self._working if context.restarts and context.restarts.history.out_of_memory else -1
         for connection in connections.values() if self._staying > 0 else ():
             connection.send({"stays": True})

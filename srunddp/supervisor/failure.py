@@ -71,10 +71,9 @@ class Failure:
     def parse(cls, message: object, rank: int, node: str) -> Failure:
         """From what :func:`dataclasses.asdict` made of it on that rank; where it is none, it is one of that rank."""
         try:
-            failure = cls._parse(message)
+            return replace(cls._parse(message), rank=rank, node=node)
         except (TypeError, ValueError):
-            failure = cls(rank, "", "it has failed, and its message cannot be read", 1)
-        return replace(failure, rank=rank, node=node)
+            return cls(rank, node, "it has failed, and its message cannot be read", 1)
 
     @classmethod
     def _parse(cls, message: object) -> Failure:

@@ -78,7 +78,7 @@ class Processes:
 
 
 def cases(quick: bool) -> Iterator[Case]:
-    repeats, peers = (1, ()) if quick else (5, PEERS)
+    repeats, peers = (1, ()) if quick else (7, PEERS)
     of_one, of_two = (TASKS, (OURS, DDP, BARE, *peers), 1), (OF_TWO, (OURS, DDP, STOCK), 2)
     for tasks, ways, size in [of_one] if quick else [of_one, of_two]:
         with TemporaryDirectory() as folder, ExitStack() as stack:

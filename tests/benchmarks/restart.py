@@ -71,6 +71,6 @@ def cases(quick: bool) -> Iterator[Case]:
         peers = ("torchrun",) if quick else ("torchrun", "ft_launcher")
         ways = {way: partial(measure, way) for way in (ours, *peers)}
         limits = (Limit("wall", "torchrun", over_torchrun), Limit("wall", "ft_launcher", over_torchrun))
-        yield Case(f"two ranks, {ours}", ways, 1 if quick else 3, limits)
+        yield Case(f"two ranks, {ours}", ways, 1 if quick else 5, limits)
         if quick:
             return

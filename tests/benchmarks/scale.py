@@ -76,7 +76,7 @@ def joined(way: str, clients: int) -> Cost:
 
 
 def cases(quick: bool) -> Iterator[Case]:
-    sizes, repeats = (SIZES[:1], 1) if quick else (SIZES, 2)
+    sizes, repeats = (SIZES[:1], 1) if quick else (SIZES, 3)
     for ranks in sizes:
         ways: dict[str, Callable[[int], Sample]] = {"srunddp": partial(step_of, "rendezvous", ranks)}
         ways["TCPStore"] = partial(torch_store, ranks)

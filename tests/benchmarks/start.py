@@ -39,7 +39,7 @@ ACCELERATE_DEFAULTS = ("--mixed_precision=no", "--dynamo_backend=no")  # which i
 AGENTS = ("torchrun", "ft_launcher", "accelerate")
 PEERS = ("ft_launcher", "accelerate", "fabric", "lightning", "idr_torch", "mpi4py", "ezpz")
 ONE_EACH = ("srunddp", "bare srun", "torchrun", "import only")
-SIZES = ((2, 1, ONE_EACH, 7), (6, 1, ONE_EACH, 5), (6, 8, ("srunddp", "torchrun"), 2))  # nodes, ranks of each, repeats
+SIZES = ((2, 1, ONE_EACH, 7), (6, 1, ONE_EACH, 7), (6, 8, ("srunddp", "torchrun"), 3))  # nodes, ranks of each, repeats
 LIMITS = (Limit("exit", "torchrun", 0.30), Limit("exit", "bare srun", 0.75), Limit("exit", "import only", 1.10))
 
 
