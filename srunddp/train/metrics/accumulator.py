@@ -68,7 +68,8 @@ class MetricAccumulator:
         self._updated = False
         self._weight, self._samples = 0.0, 0
         # Of the loss, and of each metric its values per sample and its counts, of which it has one kind.
-        self._sums = torch.zeros(1 + 2 * len(self._plain), dtype=torch.float64, device=world.device).unbind()
+        self._sums = torch.zeros(1 + 2 * len(self._plain), dtype=torch.float64, device=world.device)
+        self._loss, self._values, self._counts = self._sums[0], self._sums[1::2], self._sums[2::2]
         self._begin(resumed)
 
     def _begin(self, rows: Sequence[Sequence[float]]) -> None:
@@ -78,8 +79,7 @@ class MetricAccumulator:
         row = rows[self._world.rank] if self._world.rank < len(rows) else []
         if len(row) == 2 + len(self._sums):
             self._weight, self._samples = row[0], int(row[1])
-            for total, value in zip(self._sums, row[2:], strict=True):
-                total.fill_(value)
+            self._sums.copy_(torch.tensor(row[2:], dtype=torch.float64))
 
     def add(self, loss: Tensor, outputs: Any, targets: Any, *, samples: int, weight: float) -> None:
         """Add a batch.
@@ -95,18 +95,22 @@ class MetricAccumulator:
         """
         self._weight += weight
         self._samples += samples
-        self._sums[0].add_(loss.detach(), alpha=weight)
+        self._loss.add_(loss.detach(), alpha=weight)
         if samples and (self._plain or self._stateful):
             self._add(outputs.detach() if isinstance(outputs, Tensor) else outputs, targets, samples)
 
     @torch.no_grad()
     def _add(self, outputs: Any, targets: Any, samples: int) -> None:
         self._updated = True
+        rows = []
         for index, (name, metric) in enumerate(self._plain.items()):
             value = metric(outputs, targets)
-            is_count = _check_value(name, value, samples)
-            total = self._sums[1 + 2 * index + is_count]
-            total.add_(value if is_count else cast(Tensor, value).sum(dtype=torch.float64))
+            if _is_count(name, value, samples):
+                self._counts[index].add_(value)
+                value = torch.zeros(1).expand(samples)
+            rows.append(cast(Tensor, value))
+        if rows:
+            self._values.add_(_sum_rows(rows, self._world.device))
         for stateful in self._stateful.values():
             stateful.update(outputs, targets)
 
@@ -120,7 +124,7 @@ class MetricAccumulator:
 
     def _own(self) -> Tensor:
         host = torch.tensor([self._weight, self._samples], dtype=torch.float64)
-        return torch.cat([host.to(self._world.device), torch.stack(self._sums)])
+        return torch.cat([host.to(self._world.device), self._sums])
 
     def means(self) -> dict[str, float]:
         """The means over all ranks; a collective: one all-reduce, one wait.
@@ -146,7 +150,16 @@ class MetricAccumulator:
         return figures
 
 
-def _check_value(name: str, value: Tensor | int, samples: int) -> bool:
+def _sum_rows(rows: Sequence[Tensor], device: torch.device) -> Tensor:
+    """The sums, by two operations rather than two for each row."""
+    if len(rows) == 1:
+        return rows[0].sum(dtype=torch.float64)
+    kinds = {row.dtype for row in rows}
+    kind = kinds.pop() if len(kinds) == 1 else torch.float64
+    return torch.stack([row.to(device, kind) for row in rows]).sum(dim=1, dtype=torch.float64)
+
+
+def _is_count(name: str, value: Tensor | int, samples: int) -> bool:
     """Whether a metric's value is a count, and not one value per sample."""
     if isinstance(value, Tensor) and value.dim() == 1 and len(value) == samples:
         return False

@@ -343,6 +343,20 @@ def test_accuracy_of_other_shapes_is_refused(outputs: tuple[int, ...], targets: 
         accuracy(torch.zeros(outputs), torch.zeros(targets))
 
 
+def test_metrics_of_several_kinds_are_summed_exactly() -> None:
+    """Values of float32, whole numbers that float32 does not have, and a count."""
+    exact = 2**24 + 1
+    metrics = {
+        "count": lambda outputs, targets: 3,
+        "whole": lambda outputs, targets: torch.full((2,), exact),
+        "half": lambda outputs, targets: torch.full((2,), 0.5),
+    }
+    sums = MetricAccumulator(metrics, LocalWorld(0, 0, 1))
+    for _ in range(2):
+        add(sums, torch.tensor(1.0), torch.zeros(2, 1), torch.zeros(2), 2)
+    assert sums.means() == {"loss": 1.0, "count": 1.5, "whole": exact, "half": 0.5}
+
+
 def test_the_sum_is_that_of_float64() -> None:
     sums = MetricAccumulator({}, LocalWorld())
     for _ in range(1000):
