@@ -82,7 +82,7 @@ class CheckpointPolicy:
         if self._config.resume in ("never", "auto"):  # else it may be in another folder
             self._saved = self._position()
         if self._world.rank == 0:
-            self._log(f"goes on from {self._manager.loaded}: {state.epoch} epochs and {state.step} steps are done")
+            self._log(f"goes on from {self._manager.loaded}: epochs done: {state.epoch}, steps done: {state.step}")
 
     def begin(self) -> None:
         """Steps of another kind begin."""

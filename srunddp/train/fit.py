@@ -170,7 +170,7 @@ class FitLoop:
         if state.step == 0:  # a trainer that has made steps goes on from where it is
             self.policy.restore(self._before_restore)
         if self.is_over:
-            self._progress.log(f"nothing to do: {state.epoch} epochs and {state.step} steps are done")
+            self._progress.log(f"nothing to do: epochs done: {state.epoch}, steps done: {state.step}")
         if self._world.rank == 0:
             path, hint = folder / "config.yaml", "correct output_dir, or free space there"
             with file_errors(str(path), expected="a folder that rank 0 may write to", hint=hint):

@@ -23,10 +23,9 @@ preempted.main(Path())
 """
 FOLDER = r"checkpoint step-(\d{8})\.pt"
 LEFT = rf"stopped after step (\d+) by SIGTERM; {FOLDER}"
-NOT_REQUEUED = rf"stopped after step (\d+) by SIGUSR2; {FOLDER}; not requeued: %s -> requeue it, it resumes by itself"
-NO_JOB = (NOT_REQUEUED % "no job of Slurm").replace(
-    "requeue it, it resumes by itself", "start it again with resume=auto"
-)
+AGAIN = "start it again with resume=auto"
+NOT_REQUEUED = rf"stopped after step (\d+) by SIGUSR2; {FOLDER}; not requeued: %s -> requeue it, or {AGAIN}"
+NO_JOB = (NOT_REQUEUED % "no job of Slurm").replace(f"requeue it, or {AGAIN}", AGAIN)
 REQUEUED = rf"stopped after step (\d+) by SIGUSR2; {FOLDER}; the job is requeued"
 
 

@@ -27,7 +27,7 @@ def stopped(cause: int, step: int, checkpoint: Path, refused: str | None) -> Sto
     by = signal.Signals(cause).name if cause else "the end of the job's time"
     said = f"stopped after step {step} by {by}; checkpoint {checkpoint}"
     if refused:
-        hint = "start it again with resume=auto" if refused == _NO_JOB else "requeue it, it resumes by itself"
+        hint = ("" if refused == _NO_JOB else "requeue it, or ") + "start it again with resume=auto"
         return Stopped(f"{said}; not requeued: {refused} -> {hint}", AGAIN)
     return Stopped(said if refused is None else f"{said}; the job is requeued", ENDED)
 
