@@ -20,7 +20,7 @@ class DDPConfig(SettingsBase):
             below DistributedDataParallel, and spares the search for unused parameters.
         bucket_cap_mb: megabytes of gradients that are all-reduced at once; None is torch's 25.
         find_unused_parameters: needed if some parameters get no gradient in some steps; costs a walk of the graph.
-        broadcast_buffers: all ranks get rank 0's buffers before each forward and evaluation; free without buffers.
+        broadcast_buffers: all ranks get rank 0's buffers once a step and before an evaluation; free without buffers.
         sync_batchnorm: BatchNorm's statistics are over all ranks' samples; GPUs only.
         comm_hook: gradients are sent as ``fp16`` or ``bf16`` (NCCL only): half the traffic, with fewer digits.
     """

@@ -120,7 +120,7 @@ class Cluster:
             raise
 
     def reconfigure(self, settings: Settings) -> None:
-        """Lets Slurm go on with settings that differ in `resv_ports`; no step may be running."""
+        """Lets Slurm go on with settings that differ in `resv_ports` or `lines`; no step may be running."""
         slurm.write_main_config(self.folder, settings)
         self.run("scontrol", "reconfigure")
         self.settings = settings

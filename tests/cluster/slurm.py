@@ -57,6 +57,8 @@ class Settings:
     """Of all nodes."""
     slurmd_timeout: int = 300
     """Seconds without an answer of a node's slurmd, after which Slurm sets the node DOWN."""
+    lines: tuple[str, ...] = ()
+    """More lines of slurm.conf."""
 
 
 def config_file(folder: Path) -> Path:
@@ -256,7 +258,7 @@ def _daemon(
 
 
 def _main_config(folder: Path, settings: Settings) -> str:
-    lines = [*_daemon_lines(folder, settings), *_scheduler_lines(), *_node_lines(settings)]
+    lines = [*_daemon_lines(folder, settings), *_scheduler_lines(), *_node_lines(settings), *settings.lines]
     if settings.resv_ports:
         lines.append(f"MpiParams=ports={settings.resv_ports}")
     if settings.accounting:

@@ -9,6 +9,7 @@ import pytest
 
 from tests.cluster.cluster import Cluster, Settings, requirements
 from tests.conftest import missing
+from tests.docs.packages import build, copy_sources
 from tests.slurm.conftest import SlurmJobRunner, data_network
 
 
@@ -26,3 +27,17 @@ def runner() -> Iterator[SlurmJobRunner]:
     with Cluster(Settings(accounting=True, cpus=64)) as cluster:
         data_network(cluster)
         yield SlurmJobRunner(cluster)
+
+
+@pytest.fixture(scope="session")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What a clone has."""
+    folder = tmp_path_factory.mktemp("source")
+    copy_sources(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def built(source: Path) -> dict[str, Path]:
+    """The sdist and the wheel, by their suffixes."""
+    return build(source)

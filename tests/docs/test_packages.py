@@ -2,43 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-import sysconfig
-import venv
 from pathlib import Path
 
 import pytest
 
 from tests.conftest import ROOT
-
-PYTHON = sys.executable
-
-
-def run(*words: str | Path, folder: Path, **variables: str) -> str:
-    environ = {"PATH": os.environ["PATH"], "HOME": str(folder), **variables}
-    done = subprocess.run([*map(str, words)], cwd=folder, env=environ, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
-
-
-@pytest.fixture(scope="module")
-def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What a clone has."""
-    folder = tmp_path_factory.mktemp("source")
-    listed = run("git", "ls-files", "--cached", "--others", "--exclude-standard", folder=ROOT).splitlines()
-    for name in filter(lambda name: (ROOT / name).exists(), listed):
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_bytes((ROOT / name).read_bytes())
-    return folder
-
-
-@pytest.fixture(scope="module")
-def built(source: Path) -> dict[str, Path]:
-    """The sdist, and the wheel that is made of it."""
-    run(PYTHON, "-m", "build", "--no-isolation", "--outdir", source / "dist", folder=source)
-    return {file.suffix: file for file in (source / "dist").iterdir()}
+from tests.docs.packages import PYTHON, environment, run
 
 
 def test_an_index_would_take_both(built: dict[str, Path]) -> None:
@@ -63,12 +32,7 @@ def test_the_wheel_needs_no_compiler_and_no_extra_by_itself(built: dict[str, Pat
 @pytest.mark.parametrize("kind", [".whl", ".gz"])
 def test_both_work_in_an_environment_of_their_own(kind: str, built: dict[str, Path], tmp_path: Path) -> None:
     """What they require comes from this one, as torch is large."""
-    venv.create(tmp_path / "env", with_pip=False)
-    python, ours = tmp_path / "env" / "bin" / "python", sysconfig.get_path("purelib")
-    packages = run(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))", folder=tmp_path).strip()
-    (Path(packages) / "others.pth").write_text(f"{ours}\n")
-    options = ("--no-deps", "--no-build-isolation", "--disable-pip-version-check", "--quiet", "--ignore-installed")
-    run(PYTHON, "-m", "pip", "--python", python, "install", *options, built[kind], folder=tmp_path)
+    environment(tmp_path / "env", built[kind])
     use(tmp_path / "env", tmp_path)
 
 
