@@ -32,7 +32,7 @@ _ENDS = (".py", "/__main__.py")
 @come_within
 @click.option("--path", "paths", type=FILE, multiple=True, help="A file or folder that all nodes must see.")
 @click.option("--package", "packages", metavar="NAME", multiple=True, help="A Python package that all ranks need.")
-@click.option("--spare-nodes", type=click.IntRange(0), default=0, metavar="K", help="May one of the others be lost?")
+@click.option("--spare-nodes", type=click.IntRange(0), default=0, metavar="K", help="For a run with K spare nodes.")
 @click.option("--staged", is_flag=True, help="Look at the copies of `srunddp stage push`, where a node has them.")
 @click.option("--collective", is_flag=True, help="Measure TCP between the nodes, and an all-reduce over all ranks.")
 @click.option("--output-dir", type=DIR, help="For preflight.JOB.txt and .json (default: .; with --json none).")

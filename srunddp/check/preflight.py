@@ -140,7 +140,7 @@ def lost(coordinator: Coordinator) -> Iterator[Finding]:
 def _measure(coordinator: Coordinator, own: Responder, report: Report, ways: connectivity.ConnectivityMatrix) -> None:
     """Rates between the nodes, and an all-reduce; not where something would stop the job anyway."""
     if why := "something is wrong" if report.failed else "there is one rank" if len(coordinator.here) == 1 else "":
-        report.skipped[allreduce.NAME] = f"not run, as {why}"
+        report.skipped |= dict.fromkeys((bandwidth.NAME, allreduce.NAME), f"not run, as {why}")
         return
     measured = bandwidth.survey(coordinator, connectivity.listening(coordinator, ways.endpoints))
     report.add(bandwidth.NAME, bandwidth.evaluate(measured), bandwidth.summary(measured))

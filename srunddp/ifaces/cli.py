@@ -127,7 +127,7 @@ def check(file: str | None, *, as_json: bool, timeout: float) -> None:
     srunddp ifaces check etc/ifaces.conf
     srun --ntasks-per-node=1 srunddp ifaces check etc/ifaces.conf
 
-    Exit code 0, or 78 when it is wrong.
+    Exit code 0, 78 when it is wrong, or 69 when rank 0 is lost meanwhile.
     """
     environment = detect(os.environ)
     if environment.world_size == 1:

@@ -92,7 +92,7 @@ def draft(scan: ScanResult, today: datetime.date, entries: Sequence[IfacesEntry]
         return "", ()
     lines = [
         f"# By `srunddp ifaces scan` on {today.isoformat()}: TCP was tried between all interfaces of {fold(nodes)}.",
-        *(f"# Not taken: {network}." for network in others),
+        *(f"# Not chosen: {network}." for network in others),
         *(f"# Not chosen: {text}." for text in _passed_over(scan)),
     ]
     if best.broken:

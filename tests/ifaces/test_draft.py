@@ -88,7 +88,7 @@ def test_nodes_with_one_name_are_one_entry() -> None:
 def test_infiniband_is_taken_over_ethernet_however_fast(ethernet: int) -> None:
     found = scan(rail("ib0", "10.1", speed=100_000, **IB), rail("eno1", "10.2", speed=ethernet, named=True))
     assert set(interfaces(found).values()) == {("ib0",)}
-    not_taken = f"# Not taken: eno1 on n[01-04], which reach each other ({ethernet // 1000} Gbit/s)."
+    not_taken = f"# Not chosen: eno1 on n[01-04], which reach each other ({ethernet // 1000} Gbit/s)."
     assert not_taken in drafted(found)[0].splitlines()
 
 
@@ -107,7 +107,7 @@ def test_infiniband_is_taken_over_ethernet_however_fast(ethernet: int) -> None:
 def test_the_best_of_two_networks_is_taken(rails: Any, taken: str, said: str) -> None:
     text, _, entries = drafted(scan(*rails))
     assert {entry.interfaces for entry in entries.values()} == {(taken,)}
-    (line,) = [line for line in text.splitlines() if line.startswith("# Not taken: ")]
+    (line,) = [line for line in text.splitlines() if line.startswith("# Not chosen: ")]
     assert said in line
 
 

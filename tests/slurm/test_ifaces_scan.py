@@ -41,7 +41,7 @@ def test_each_node_has_the_interface_that_reaches_all_others(draft: Path) -> Non
 def test_the_draft_says_why(draft: Path) -> None:
     text = draft.read_text()
     for line in (
-        "# Not taken: ens6 on node[01-06], which reach each other (10 Gbit/s, IPv6).",
+        "# Not chosen: ens6 on node[01-06], which reach each other (10 Gbit/s, IPv6).",
         "# Not chosen: mgmt0 on node[01-06], reaches no other node.",
         "# Not chosen: spare0 on node[01-06], down.",
         "  interface: ens1f0  # up, 10 Gbit/s, reaches all 5 other nodes",
