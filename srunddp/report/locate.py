@@ -82,7 +82,7 @@ def _of_job(what: str, match: re.Match[str], monitor_dir: str, restart: int | No
         raise ConfigError(
             f"no files of job {what} in {', '.join(map(str, folders))}",
             expected=f"a folder {number}.{step or 'STEP'}/monitor.0, which --monitor writes",
-            hint="name the folder, or --monitor-dir as the run had it",
+            hint="run it with --monitor; or name the folder, or --monitor-dir as the run had it",
         )
     listed = ", ".join(each.name for each in runs)
     several = [f"job {number} has the runs {listed}; this is the newest, {runs[-1].name}"] if len(runs) > 1 else []

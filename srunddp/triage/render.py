@@ -98,7 +98,7 @@ def _world(diagnosis: Diagnosis) -> list[str]:
         return []
     expected = f"{diagnosis.world_size} ranks expected" if diagnosis.world_size is not None else "world size not told"
     silent = f"; without output: {_ranges(diagnosis.silent)}" if diagnosis.silent else ""
-    spoke = f", {len(diagnosis.seen)} with output{silent}" if diagnosis.seen else "; no line tells whose it is"
+    spoke = f", {len(diagnosis.seen)} with output{silent}" if diagnosis.seen else "; no line names its rank"
     return [f"world: {expected}{spoke}"]
 
 

@@ -95,13 +95,16 @@ def is_pattern(name: str) -> bool:
 DEFAULT = IfacesEntry(nodes="*", interfaces=(AUTO,))
 
 
-def entry_for(entries: Entries, node: str, *, or_default: bool = False) -> IfacesEntry:
-    """The first entry that matches the node; if none does, ``DEFAULT`` where that may be, else a ConfigError."""
+def entry_for(entries: Entries, node: str, *, or_default: bool = False, interfaces: str = "") -> IfacesEntry:
+    """The first entry that matches the node; if none does, ``DEFAULT`` where that may be, else a ConfigError.
+
+    ``interfaces``: those of the node, for the error.
+    """
     for entry in (*entries, DEFAULT) if or_default else entries:
         if entry.matches(node):
             return entry
-    found = f"no entry matches node {node}"
-    hint = f'add `- nodes: {node}`, or a last entry `- nodes: "*"` with `interface: auto`'
+    found = f"no entry matches node {node}" + (f", which has {interfaces}" if interfaces else "")
+    hint = f'add `- nodes: {node}` with the name of its `interface:`, or a last entry `- nodes: "*"` for all others'
     raise ConfigError(found, expected="an entry for every node", hint=hint, where=entries[0].file, scope=Scope.NODE)
 
 

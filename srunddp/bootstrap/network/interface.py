@@ -73,7 +73,7 @@ def select_interface(
         ConfigError: the interface is not there, down or without an address; loopback between nodes.
     """
     alone = environment.world_size == 1
-    entry = entry_for(entries, environment.node, or_default=alone)
+    entry = entry_for(entries, environment.node, or_default=alone, interfaces=_listed(links))
     chooses = entry.interfaces in ((AUTO,), (NEAREST,))
     says = f"{entry.where}, {entry.rule}"
     for name, variable in (exported := _exported(variables, links)):

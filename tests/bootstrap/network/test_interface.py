@@ -100,6 +100,11 @@ def test_the_entrys_variables_yield_to_the_users(who: Environment, name: str) ->
     assert found.kept == ("NCCL_IB_TC",)
 
 
+def test_a_node_without_an_entry_is_told_with_its_interfaces() -> None:
+    text = refused(replace(entry("ib0"), nodes="node08"))
+    assert text.startswith("ifaces.conf: no entry matches node node07, which has lo (127.0.0.1")
+
+
 @pytest.mark.parametrize(
     ("of", "links", "wrong"),
     [
