@@ -23,10 +23,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from srunddp.supervisor import stacks
 from srunddp.supervisor.signals import signal_name
 from srunddp.supervisor.stacks import StackDump
 from srunddp.supervisor.worker_process import wait_for_child
 from srunddp.util.cgroup import oom_kills
+from srunddp.util.console import write_stderr
 
 _LONGEST = 24000  # bytes of a text once it is JSON, so that a message fits whatever letters it is in
 _LONGEST_CAUSE = 500
@@ -173,6 +175,12 @@ class FailureRecorder:
     def note_ending_signal(self, number: int, now: float) -> None:
         """The launcher has sent a signal that ends a run."""
         self._signal, self._signalled_at = number, now
+
+    def print_stack(self, worker: int) -> None:
+        """Print where this rank is, to standard error."""
+        stack = stacks.main_stack(self.dump.request(worker))
+        where = f"srunddp: rank {self.rank} on {self.node} is in {stacks.top_frame(stack)}"
+        write_stderr(f"{where}\n{stacks.format_stack(stack)}".rstrip() + "\n")
 
     def of_status(self, status: int, now: float, *, dumped_core: bool = False) -> Failure:
         """Of a worker that ended without a word, by its exit code or minus its signal; with faulthandler's stacks."""

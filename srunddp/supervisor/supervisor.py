@@ -297,11 +297,11 @@ class Supervisor:
             number = received.si_signo
             if number in signals.ENDING and signal.getsignal(number) is not signal.SIG_IGN:
                 self._ask_for_end(number)
-            if number == signal.SIGCHLD:
-                continue
             if self.launcher.sent(received) and number in signals.ENDING:
                 self.recorder.note_ending_signal(number, self._clock.now)
-            if self._is_to_forward(received):
+            if number == signals.STACK:
+                self.recorder.print_stack(self.process.pid)
+            elif number != signal.SIGCHLD and self._is_to_forward(received):
                 self._forwarded[number] = self._clock.now
                 self.process.send(number)
         if any(received.si_signo == signal.SIGCHLD for received in arrived):

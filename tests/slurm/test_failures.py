@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import time
 from collections.abc import Callable
@@ -17,6 +18,7 @@ from tests.chaos.run import AT_ONCE, STOPPED, Run, Site, carry_out, check, start
 from tests.chaos.verdict import victims
 from tests.conftest import PROGRAMS, ROOT
 from tests.slurm.conftest import SRUNDDP, SlurmJobRunner, site_mpi
+from tests.slurm.jobs import look, submit, until
 
 pytestmark = pytest.mark.slurm
 
@@ -284,3 +286,33 @@ def test_the_next_run_on_the_same_nodes_is_not_disturbed(site: Site) -> None:
     check(plan, site)
     good = carry_out(replace(plan, faults=(), steps=20), site)
     assert good.code == 0, good.describe()
+
+
+HANGING = """import os, time
+from pathlib import Path
+folder, rank = Path(os.environ["FOLDER"]), os.environ["RANK"]
+def load():
+    (folder / f"at.{rank}").touch()
+    while not (folder / "go").exists(): time.sleep(0.05)
+def wait():
+    load()
+load() if rank == "2" else wait()
+"""
+
+
+def test_each_rank_of_a_job_that_hangs_prints_where_it_is(runner: SlurmJobRunner) -> None:
+    """As somebody asks for it by scancel; and then the job goes on."""
+    script = runner.cluster.shared / "hanging.py"
+    script.write_text(HANGING)
+    job = submit(runner, "hanging", f"srun {SRUNDDP} {script}\n", "--ntasks-per-node=2")
+    until(lambda: len(list(job.folder.glob("at.*"))) == 4, [job])
+    runner.cluster.run("scancel", "--signal=URG", job.number)
+    until(lambda: job.output.count("in load\n") == 4, [job])
+    for rank in range(4):
+        assert re.search(rf"srunddp: rank {rank} on node0\d is in load \(hanging.py:6\)\nStack \(most", job.output)
+    assert job.output.count("in wait\n") == 3
+    triage = runner.cluster.run(*SRUNDDP.split(), "triage", str(job.folder / "out"), check=False)
+    assert triage.stdout.startswith("no failure found, and no end either"), triage.stdout
+    (job.folder / "go").touch()
+    until(lambda: look([job]), [job])
+    assert job.state == "COMPLETED"

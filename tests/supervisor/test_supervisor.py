@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -40,6 +42,25 @@ def test_the_script_s_end_is_seen_where_sigchld_was_ignored(tmp_path: Path) -> N
     script = write(tmp_path / "train.py", "raise SystemExit(5)")
     command = ["bash", "-c", f"trap '' CHLD; exec {sys.executable} {SRUNDDP} --quiet {script}"]
     assert subprocess.run(command, env=bare(), timeout=LONG).returncode == 5
+
+
+def test_sigurg_shows_where_the_script_is_and_does_not_reach_it(tmp_path: Path) -> None:
+    text = "import signal\nsignal.signal(signal.SIGURG, print)\ndef load():\n    print('here', flush=True)\n"
+    script = write(tmp_path / "train.py", text + "    input()\nload()\n")
+    shown = [
+        f"srunddp: rank 0 on {socket.gethostname()} is in load (train.py:5)\n",
+        "Stack (most recent call last):\n",
+        f'  File "{script}", line 6, in <module>\n',
+        f'  File "{script}", line 5, in load\n',
+    ]
+    pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, SRUNDDP, "--quiet", script], env=bare(), text=True, **pipes) as process:
+        assert process.stdout.readline() == "here\n"
+        process.send_signal(signal.SIGURG)
+        assert [process.stderr.readline() for _ in shown] == shown
+        process.stdin.write("\n")
+        process.stdin.close()
+        assert (process.stdout.read(), process.stderr.read(), process.wait(LONG)) == ("", "", 0)
 
 
 def test_a_wrapper_below_the_launcher_can_end_the_script(tmp_path: Path) -> None:
