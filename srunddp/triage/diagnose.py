@@ -85,7 +85,7 @@ def _from_nothing(words: Sequence[Event], evidence: Evidence) -> Diagnosis:
 def _against_a_good_end(words: Sequence[Event], evidence: Evidence) -> str:
     """What contradicts a log's word that all went well, if anything does."""
     if evidence.runs:
-        return "Slurm says that the job still runs"
+        return "Slurm says that the job still runs; `scancel --signal=URG JOB` shows where each rank is"
     if any(weight >= 2 for _, weight in evidence.finished.values()):
         return ""
     if later := [each for each in words if 0 < evidence.finished.get(each.file, (0, 0))[0] < each.number]:
