@@ -9,7 +9,7 @@ that of the node's sampler, of the thread of the rank's supervisor that records 
 measure each step. The time of a step is that of the rank's process in the same window. In the rank the clock is read
 around each of these calls, and one reading counts as part of the call.
 
-A pair is a window of 100 steps while all run, and one while the supervisors and the sampler are stopped by SIGSTOP.
+A pair is a window of 50 steps while all run, and one while the supervisors and the sampler are stopped by SIGSTOP.
 ``time`` is the wall time of a step. The file of the results has all windows, in the order of the pairs.
 """
 
@@ -49,7 +49,7 @@ from tests.support.starting import SRUNDDP, bare, slurm
 
 RANKS = 2
 WIDTH, BATCH = 640, 32
-PAIRED = 100  # steps
+PAIRED = 50  # steps
 LIMITS = (Limit("CPU", "step", 0.005),)
 Times = dict[str, float]
 
