@@ -179,8 +179,8 @@ class FailureRecorder:
     def print_stack(self, worker: int) -> None:
         """Print where this rank is, to standard error."""
         stack = stacks.main_stack(self.dump.request(worker))
-        where = f"srunddp: rank {self.rank} on {self.node} is in {stacks.top_frame(stack)}"
-        write_stderr(f"{where}\n{stacks.format_stack(stack)}".rstrip() + "\n")
+        where = f"is in {stacks.top_frame(stack)}\n{stacks.format_stack(stack)}" if stack else "gives no stack now"
+        write_stderr(f"srunddp: rank {self.rank} on {self.node} {where}\n")
 
     def of_status(self, status: int, now: float, *, dumped_core: bool = False) -> Failure:
         """Of a worker that ended without a word, by its exit code or minus its signal; with faulthandler's stacks."""

@@ -28,6 +28,8 @@ class StackDump:
     def __init__(self, descriptor: int | None = None) -> None:
         self.descriptor = memory_file() if descriptor is None else descriptor
         self._read = 0
+        # What it is in the worker before arm(), and again when Python itself has ended, and C's exit handlers run.
+        signal.signal(ASK, signal.SIG_IGN)
 
     def arm(self) -> None:
         """In the worker: from now on a crash, and the signal, leave their stacks here.
@@ -36,7 +38,6 @@ class StackDump:
         """
         if not faulthandler.is_enabled():
             faulthandler.enable(self.descriptor)
-        signal.signal(ASK, signal.SIG_IGN)  # what it is again when Python itself has ended, and C's exit handlers run
         faulthandler.register(ASK, self.descriptor, all_threads=True)
 
     def read(self) -> str:

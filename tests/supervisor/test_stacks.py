@@ -143,3 +143,12 @@ def test_a_process_that_does_not_answer_has_no_stack() -> None:
         process.send_signal(signal.SIGSTOP)
         assert StackDump().request(process.pid) == ""
         process.kill()
+
+
+def test_a_worker_that_is_still_starting_survives_the_question() -> None:
+    """It has inherited that the signal is ignored."""
+    dump = StackDump()
+    with subprocess.Popen(["sleep", "60"]) as process:
+        assert dump.request(process.pid) == ""
+        assert process.poll() is None
+        process.kill()
