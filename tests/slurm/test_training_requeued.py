@@ -20,7 +20,7 @@ LIMIT = 240.0
 PACE = 0.2  # seconds a step in the first start: it lasts longer than Slurm lets it
 BY_HAND = (
     r"srunddp: stopped after step (\d+) by SIGUSR2; checkpoint \S+; not requeued: no scontrol in PATH -> requeue it, "
-    r"it resumes by itself \(exit code 75\)"
+    r"or start it again with resume=auto \(exit code 75\)"
 )
 REQUEUED = "; the job is requeued"
 
