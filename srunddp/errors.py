@@ -108,7 +108,7 @@ class RendezvousError(UnavailableError):
 
 
 class PeerError(SrunddpError):
-    """Another rank failed, in what all do together; the exit code is that rank's, on all."""
+    """Another rank failed in a call that all ranks make together; the exit code is that rank's, on all ranks."""
 
     def __init__(self, found: str, *, code: int, expected: str = "", hint: str = "", scope: Scope = Scope.JOB) -> None:
         super().__init__(found, expected=expected, hint=hint, scope=scope)

@@ -16,9 +16,9 @@ FORWARDED = (*ENDING, signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM)
 TERMINAL = (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP)
 # Passed on where Slurm's tracking cannot be told: a job's last chance of a checkpoint goes before a signal too many.
 URGENT = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM)
-# Has the supervisor print where its rank is. Ignored by default: what else gets it is not ended.
-STACK = signal.SIGURG
-_WATCHED = (*FORWARDED, STACK, signal.SIGCONT, signal.SIGCHLD)
+# Has the supervisor print its worker's stack. Other processes that get it ignore it by default.
+PRINT_STACK = signal.SIGURG
+_WATCHED = (*FORWARDED, PRINT_STACK, signal.SIGCONT, signal.SIGCHLD)
 
 # The launchers' processes that start ranks, by the names that the kernel has of them, of at most 15 letters.
 _SLURMSTEPD = "slurmstepd"

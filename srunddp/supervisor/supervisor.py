@@ -299,9 +299,9 @@ class Supervisor:
                 self._ask_for_end(number)
             if self.launcher.sent(received) and number in signals.ENDING:
                 self.recorder.note_ending_signal(number, self._clock.now)
-            if number == signals.STACK and not self.process.ended:
+            if number == signals.PRINT_STACK and not self.process.ended:
                 self.recorder.print_stack(self.process.pid)
-            elif number not in (signals.STACK, signal.SIGCHLD) and self._is_to_forward(received):
+            elif number not in (signals.PRINT_STACK, signal.SIGCHLD) and self._is_to_forward(received):
                 self._forwarded[number] = self._clock.now
                 self.process.send(number)
         if any(received.si_signo == signal.SIGCHLD for received in arrived):

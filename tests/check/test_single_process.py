@@ -62,16 +62,18 @@ def test_ranks_of_one_world_pass_and_rank_0_alone_speaks(tmp_path: Path) -> None
 
 
 def test_what_would_stop_the_job_ends_all_ranks_with_69(tmp_path: Path) -> None:
-    """A wrong interface of rank 0 keeps nobody from it."""
+    """A wrong interface of rank 0 keeps nobody from it; nothing is measured then."""
     write(tmp_path / "train.py", "for x in:\n")
     worlds = [slurm(0) | {"GLOO_SOCKET_IFNAME": "nope0"}, slurm(1)]
-    every = together(worlds, "check", "train.py", folder=tmp_path)
+    every = together(worlds, "check", "--collective", "train.py", folder=tmp_path)
     assert codes(every) == [69, 69]
     script, wrong = findings(tmp_path)
     assert script == ("FAIL", "launch", [], "train.py:1: invalid syntax")
     assert wrong[:2] == ("FAIL", "interface")
     assert wrong[3].startswith(f"GLOO_SOCKET_IFNAME=nope0: interface nope0 is not there on node {NODE}, which has lo ")
     assert every[0][1].count("invalid syntax") == 1
+    skipped = [line.split(maxsplit=2)[1:] for line in every[0][1].splitlines() if line.startswith("--")]
+    assert skipped == [[name, "not run, as something is wrong"] for name in ("rate", "collective")]
     assert [errors for _, _, errors in every] == ["", ""]
 
 

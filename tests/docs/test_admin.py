@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,6 +14,7 @@ from tests.cluster.cluster import Cluster, Settings, beside
 from tests.conftest import ROOT, missing
 from tests.docs.packages import environment
 from tests.slurm.conftest import SlurmJobRunner
+from tests.support.starting import until
 
 LMOD = Path("/usr/share/lmod/lmod/init/bash")
 SITES_ROOT = "/opt/srunddp/0.1.0"
@@ -24,13 +24,6 @@ LIMIT = 120.0
 def blocks(language: str) -> list[str]:
     """Of the page, as it shows them."""
     return re.findall(rf"```{language}\n(.*?)```", (ROOT / "docs" / "admin.md").read_text(), re.DOTALL)
-
-
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + LIMIT
-    while not condition():
-        assert time.monotonic() < deadline, condition
-        time.sleep(0.2)
 
 
 def test_a_job_uses_the_module(runner: SlurmJobRunner, built: dict[str, Path]) -> None:
@@ -94,13 +87,11 @@ def drained(cluster: Cluster) -> set[str]:
 def test_the_prolog_drains_a_node_that_fails(site: Cluster) -> None:
     set_up(site, f"Prolog={script(site, 0)}")
     site.run("srun", "--nodelist=node02", "true", timeout=LIMIT, check=False)
-    until(lambda: bool(drained(site)))
-    assert drained(site) == {"node02 Prolog error"}
+    assert until(lambda: drained(site), LIMIT) == {"node02 Prolog error"}
     site.run("srun", "--nodes=5", "true", timeout=LIMIT)
 
 
 def test_the_health_check_drains_a_node_that_fails(site: Cluster) -> None:
     lines = ("HealthCheckInterval=15", "HealthCheckNodeState=IDLE", f"HealthCheckProgram={script(site, 1)}")
     set_up(site, *lines)
-    until(lambda: bool(drained(site)))
-    assert drained(site) == {"node02 srunddp check"}
+    assert until(lambda: drained(site), LIMIT) == {"node02 srunddp check"}

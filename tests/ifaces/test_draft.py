@@ -88,8 +88,8 @@ def test_nodes_with_one_name_are_one_entry() -> None:
 def test_infiniband_is_taken_over_ethernet_however_fast(ethernet: int) -> None:
     found = scan(rail("ib0", "10.1", speed=100_000, **IB), rail("eno1", "10.2", speed=ethernet, named=True))
     assert set(interfaces(found).values()) == {("ib0",)}
-    not_taken = f"# Not chosen: eno1 on n[01-04], which reach each other ({ethernet // 1000} Gbit/s)."
-    assert not_taken in drafted(found)[0].splitlines()
+    not_chosen = f"# Not chosen: eno1 on n[01-04], which reach each other ({ethernet // 1000} Gbit/s)."
+    assert not_chosen in drafted(found)[0].splitlines()
 
 
 @pytest.mark.parametrize(

@@ -70,6 +70,7 @@ class MetricAccumulator:
         # Of the loss, and of each metric its values per sample and its counts, of which it has one kind.
         self._sums = torch.zeros(1 + 2 * len(self._plain), dtype=torch.float64, device=world.device)
         self._loss, self._values, self._counts = self._sums[0], self._sums[1::2], self._sums[2::2]
+        self._zero = torch.zeros(1, device=world.device)  # made once: copying one to a GPU would wait for it
         self._begin(resumed)
 
     def _begin(self, rows: Sequence[Sequence[float]]) -> None:
@@ -107,7 +108,7 @@ class MetricAccumulator:
             value = metric(outputs, targets)
             if _is_count(name, value, samples):
                 self._counts[index].add_(value)
-                value = torch.zeros(1).expand(samples)
+                value = self._zero.expand(samples)
             rows.append(cast(Tensor, value))
         if rows:
             self._values.add_(_sum_rows(rows, self._world.device))
@@ -151,11 +152,10 @@ class MetricAccumulator:
 
 
 def _sum_rows(rows: Sequence[Tensor], device: torch.device) -> Tensor:
-    """The sums, by two operations rather than two for each row."""
+    """The sum of each row, in float64. All rows take two operations together, as each operation has a fixed cost."""
     if len(rows) == 1:
         return rows[0].sum(dtype=torch.float64)
-    kinds = {row.dtype for row in rows}
-    kind = kinds.pop() if len(kinds) == 1 else torch.float64
+    kind = rows[0].dtype if len({row.dtype for row in rows}) == 1 else torch.float64
     return torch.stack([row.to(device, kind) for row in rows]).sum(dim=1, dtype=torch.float64)
 
 
