@@ -97,6 +97,10 @@ class SlurmJobRunner:
         return path
 
 
+# Slurm's PMIx lets ranks of Open MPI out of MPI_Init before others are in it. On a busy machine they crash by that.
+OPEN_MPI = pytest.mark.alone
+
+
 def site_mpi() -> dict[str, str]:
     """Debian's Open MPI, as a site has one that suits its Slurm.
 

@@ -9,7 +9,7 @@ import pytest
 from tests.chaos.network import link_down, packets_dropped
 from tests.cluster.nodes import node
 from tests.conftest import PROGRAMS, ROOT
-from tests.slurm.conftest import SRUNDDP, SlurmJobRunner
+from tests.slurm.conftest import OPEN_MPI, SRUNDDP, SlurmJobRunner
 from tests.slurm.planted import (
     SHORT,
     checked,
@@ -37,7 +37,7 @@ TWO_EACH = ("-N6", "--ntasks-per-node=2")
 ONE_EACH = ("-N3", "--ntasks-per-node=1")  # where three nodes show it as well as six
 
 
-@pytest.mark.parametrize("channel", list(OVER))
+@pytest.mark.parametrize("channel", ["SLURM_* alone", "PMI", pytest.param("MPI", marks=OPEN_MPI)])
 def test_a_healthy_cluster_passes_clean(channel: str, runner: SlurmJobRunner) -> None:
     forced = ("--channel=mpi",) if channel == "MPI" else ()
     done = checked(runner, *forced, REPORT, srun=(*TWO_EACH, *OVER[channel]))

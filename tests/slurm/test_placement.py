@@ -8,7 +8,7 @@ import pytest
 
 from tests.cluster.nodes import NODES
 from tests.conftest import PROGRAMS
-from tests.slurm.conftest import SRUNDDP, SlurmJobRunner, outcome
+from tests.slurm.conftest import OPEN_MPI, SRUNDDP, SlurmJobRunner, outcome
 
 REPORT = str(PROGRAMS / "report.py")
 pytestmark = pytest.mark.slurm
@@ -27,7 +27,7 @@ def check_places(ranks: dict[int, dict[str, object]], world_size: int) -> None:
         assert {ranks[rank]["node_rank"] for rank in mine} == {node_rank}
 
 
-@pytest.mark.parametrize("channel", ["slurm", "pmi", "mpi"])
+@pytest.mark.parametrize("channel", ["slurm", "pmi", pytest.param("mpi", marks=OPEN_MPI)])
 def test_each_node_has_its_own_interface_in_both_spellings(runner: SlurmJobRunner, channel: str) -> None:
     pmi = {"slurm": "none", "pmi": "pmi2", "mpi": "pmix"}[channel]
     done = runner.srun(f"--mpi={pmi}", "-N6", "--ntasks-per-node=2", SRUNDDP, "--channel", channel, REPORT)

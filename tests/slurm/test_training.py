@@ -12,7 +12,7 @@ from tests.cluster.cluster import Cluster
 from tests.cluster.nodes import NODES, Node
 from tests.cluster.sockets import Socket
 from tests.conftest import PROGRAMS, ROOT
-from tests.slurm.conftest import SRUNDDP, SlurmJobRunner
+from tests.slurm.conftest import OPEN_MPI, SRUNDDP, SlurmJobRunner
 
 MNIST = str(ROOT / "docs" / "examples" / "mnist.py")
 TORCHRUN_STYLE = str(PROGRAMS / "torchrun_style.py")
@@ -73,7 +73,7 @@ def digits(runner: SlurmJobRunner) -> Path:
     return runner.cluster.shared / "digits"
 
 
-@pytest.mark.parametrize(("channel", "ranks"), [("slurm", 12), ("pmi", 6), ("mpi", 6)])
+@pytest.mark.parametrize(("channel", "ranks"), [("slurm", 12), ("pmi", 6), pytest.param("mpi", 6, marks=OPEN_MPI)])
 def test_mnist_trains_with_every_connection_in_the_data_network(
     runner: SlurmJobRunner, digits: Path, channel: str, ranks: int
 ) -> None:
@@ -108,7 +108,9 @@ def test_the_management_network_carries_no_training(runner: SlurmJobRunner) -> N
     assert done.reports == []
 
 
-@pytest.mark.parametrize(("pmi", "channel"), [("none", "slurm"), ("pmi2", "pmi"), ("pmix", "mpi")])
+@pytest.mark.parametrize(
+    ("pmi", "channel"), [("none", "slurm"), ("pmi2", "pmi"), pytest.param("pmix", "mpi", marks=OPEN_MPI)]
+)
 def test_a_script_written_for_torchrun_runs_unchanged(runner: SlurmJobRunner, pmi: str, channel: str) -> None:
     done = runner.srun(f"--mpi={pmi}", "-N3", "-n3", SRUNDDP, "--channel", channel, TORCHRUN_STYLE)
     assert done.code == 0, done.errors

@@ -1,7 +1,6 @@
 """MPI launchers: what their processes are told, and one broadcast over MPI itself.
 
-mpi4py is imported inside functions only: its import starts MPI, and MPI without a world of its own
-ends the process in a way that no ``except`` sees.
+mpi4py is imported inside functions only: that starts MPI, which without a world ends the process, past any ``except``.
 """
 
 import importlib.util
@@ -54,8 +53,8 @@ def is_installed() -> bool:
 
 
 # Started by srun, Open MPI lets a rank leave MPI_Init while others are still in it, and those crash at the first
-# message that reaches them there (open-mpi/ompi#12495). Nothing says when all are out, and each rank sends: all wait.
-_FENCE = 0.5
+# message that reaches them there (open-mpi/ompi#12495). Nothing says when all are out: all wait, longer on a busy node.
+_PAUSE = 0.5
 
 
 class MpiNotLaunchedError(Exception):
@@ -86,9 +85,10 @@ def broadcast(message: str | None, world_size: int, interface: str | None) -> st
     if not MPI.Is_initialized():
         library = MPI.Get_library_version()
         require_world(library, os.environ)
+        before = time.monotonic()
         MPI.Init_thread()
         if library.startswith("Open MPI") and "OMPI_COMM_WORLD_RANK" not in os.environ:
-            time.sleep(_FENCE)
+            time.sleep(_PAUSE + 2 * (time.monotonic() - before))
     if MPI.COMM_WORLD.Get_size() != world_size:
         found = f"MPI's world has {MPI.COMM_WORLD.Get_size()} ranks, the launcher's {world_size}"
         hint = "mpi4py uses another MPI than the launcher; install mpi4py for this MPI, or use --channel slurm"
