@@ -91,9 +91,11 @@ def loader_of(data: Any, rank: int = 0, ranks: int = 1) -> DataLoader[Any]:
     return DataLoader(data, batch_size=BATCH, sampler=DistributedSampler(data, ranks, rank))
 
 
-def network(width: int) -> nn.Sequential:
+def network(width: int, watch: Watch) -> nn.Sequential:
     torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(64, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 10))
+    model = nn.Sequential(nn.Linear(64, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 10))
+    model.register_forward_pre_hook(watch.step)
+    return model
 
 
 def adam(model: nn.Module) -> torch.optim.AdamW:
@@ -142,13 +144,21 @@ def metrics_of(task: Task) -> Any:
 
 
 class Watch:
-    """What an epoch takes: all threads' CPU time, and wall-clock time, in seconds."""
+    """What a step takes, from one forward pass to the next: of spans of so many steps the one that took least."""
 
-    def start(self, *_: Any, **__: Any) -> None:
-        self.cpu, self.wall = -time.process_time(), -time.perf_counter()
+    def __init__(self, span: int) -> None:
+        self.span, self.steps, self.times = span, 0, list[tuple[float, float]]()
 
-    def stop(self, *_: Any, **__: Any) -> None:
-        self.cpu, self.wall = self.cpu + time.process_time(), self.wall + time.perf_counter()
+    def step(self, *_: Any) -> None:
+        if self.steps % self.span == 0:
+            self.times.append((time.process_time(), time.perf_counter()))
+        self.steps += 1
+
+    def figures(self) -> dict[str, float]:
+        """All threads' CPU time, and wall-clock time, in milliseconds."""
+        clocks = zip(*self.times, strict=True)
+        cpu, wall = (min(end - start for start, end in itertools.pairwise(clock)) for clock in clocks)
+        return {"CPU": 1000 * cpu / self.span, "wall": 1000 * wall / self.span}
 
 
 @dataclass
@@ -183,7 +193,6 @@ def looping(
             new.replace(place.folder / f"{step}.pt")
 
     def epoch() -> None:
-        place.watch.start()
         if hasattr(sampler := getattr(loader, "sampler", None), "set_epoch"):
             sampler.set_epoch(next(epochs))
         model.train()
@@ -202,14 +211,13 @@ def looping(
         if metrics:
             metrics.compute()
             metrics.reset()
-        place.watch.stop()
 
     return epoch
 
 
 def by_hand(task: Task, place: Place, **ddp: Any) -> Epoch:
     """With ``ddp``: in DistributedDataParallel with these settings."""
-    model: nn.Module = network(task.width)
+    model: nn.Module = network(task.width, place.watch)
     if ddp:
         model = DistributedDataParallel(model, **ddp)
     return looping(task, place, model, adam(model), loader_of(data_of(task, place.ranks), place.rank, place.ranks))
@@ -223,10 +231,7 @@ def train(trainer: Any, data: Any, epochs: int = 1) -> None:
 
 
 def ours(task: Task, place: Place) -> Epoch:
-    class Timing(srunddp.Callback):
-        on_fit_start, on_fit_end = place.watch.start, place.watch.stop
-
-    model = network(task.width)
+    model = network(task.width, place.watch)
     checkpoint = CheckpointConfig(every_epochs=0, every_steps=task.save_every)
     folder = str(place.folder) if task.save_every else None
     config = Config(batch_size=BATCH, dataloader=DataLoaderConfig(num_workers=0), checkpoint=checkpoint)
@@ -239,7 +244,6 @@ def ours(task: Task, place: Place) -> Epoch:
         config,
         world=LocalWorld(place.rank, place.rank, place.ranks),
         metrics=metrics,
-        callbacks=[Timing()],
     )
     return partial(train, trainer, data_of(task, place.ranks))
 
@@ -249,7 +253,7 @@ def fabric(task: Task, place: Place) -> Epoch:
 
     run = Fabric(accelerator="cpu", devices=1)
     run.launch()
-    model = network(task.width)
+    model: Any = network(task.width, place.watch)
     model, optimizer = run.setup(model, adam(model))
     loader = run.setup_dataloaders(loader_of(data_of(task)))
     return looping(task, place, model, optimizer, loader, run.backward, lambda state, path: run.save(path, state))
@@ -259,19 +263,20 @@ def accelerate(task: Task, place: Place) -> Epoch:
     from accelerate import Accelerator
 
     run = Accelerator(cpu=True)
-    model = network(task.width)
+    model: Any = network(task.width, place.watch)
     model, optimizer, loader = run.prepare(model, adam(model), loader_of(data_of(task)))
     return looping(task, place, model, optimizer, loader, run.backward, run.save)
 
 
 def lightning(task: Task, place: Place) -> Epoch:
     import lightning
-    from lightning.pytorch.callbacks import LambdaCallback, ModelCheckpoint
+    from lightning.pytorch.callbacks import ModelCheckpoint
 
     class Module(lightning.LightningModule):
         def __init__(self) -> None:
             super().__init__()
-            self.model, self.loss, self.metrics = network(task.width), nn.CrossEntropyLoss(), metrics_of(task)
+            self.model, self.metrics = network(task.width, place.watch), metrics_of(task)
+            self.loss = nn.CrossEntropyLoss()
 
         def training_step(self, batch: Any, index: int) -> Tensor:
             outputs = self.model(batch[0])
@@ -287,11 +292,8 @@ def lightning(task: Task, place: Place) -> Epoch:
         def configure_optimizers(self) -> Any:
             return adam(self.model)
 
-    callbacks: list[Any] = [LambdaCallback(on_train_start=place.watch.start, on_train_end=place.watch.stop)]
-    if task.save_every:
-        callbacks.append(
-            ModelCheckpoint(place.folder, every_n_train_steps=task.save_every, save_on_train_epoch_end=False)
-        )
+    saving = partial(ModelCheckpoint, place.folder, save_on_train_epoch_end=False)
+    callbacks: Any = [saving(every_n_train_steps=task.save_every)] if task.save_every else []
     off = dict.fromkeys(("logger", "enable_progress_bar", "enable_model_summary"), False)
     off["enable_checkpointing"] = bool(task.save_every)
     trainer = lightning.Trainer(accelerator="cpu", devices=1, max_epochs=0, callbacks=callbacks, **off)
@@ -310,14 +312,11 @@ def hugging_face(task: Task, place: Place) -> Epoch:
     class WithLoss(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.model, self.loss = network(task.width), nn.CrossEntropyLoss()
+            self.model, self.loss = network(task.width, place.watch), nn.CrossEntropyLoss()
 
         def forward(self, inputs: Tensor, labels: Tensor) -> dict[str, Tensor]:
             outputs = self.model(inputs)
             return {"loss": self.loss(outputs, labels), "logits": outputs}
-
-    class Timing(transformers.TrainerCallback):
-        on_train_begin, on_train_end = place.watch.start, place.watch.stop
 
     arguments = transformers.TrainingArguments(
         output_dir=str(place.folder),
@@ -341,7 +340,6 @@ def hugging_face(task: Task, place: Place) -> Epoch:
         data_collator=lambda rows: dict(zip(("inputs", "labels"), default_collate(rows), strict=True)),
         train_dataset=data_of(task),
         optimizers=(adam(model), None),
-        callbacks=[Timing()],
     )
     return trainer.train
 
@@ -370,12 +368,13 @@ def main(way: str, rank: str, ranks: str, folder: str) -> None:
     for line in sys.stdin:
         # A step's time depends on where its tensors lie in memory, by some per cent: elsewhere in each repeat.
         kept.append(torch.empty(random.randrange(100_000)))
-        task, watch = Task(**json.loads(line)), Watch()
+        task = Task(**json.loads(line))
+        watch = Watch(task.save_every or max(1, task.steps // 8))
         with TemporaryDirectory(dir=folder) as own:
             epoch = WAYS[way](task, Place(int(rank), int(ranks), Path(own), watch))
             gc.collect()
             epoch()
-        answers.write(json.dumps({"CPU": 1000 * watch.cpu / task.steps, "wall": 1000 * watch.wall / task.steps}) + "\n")
+        answers.write(json.dumps(watch.figures()) + "\n")
 
 
 if __name__ == "__main__":
