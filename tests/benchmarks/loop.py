@@ -5,7 +5,7 @@ layers, a batch 64 samples, AdamW its fused kernel. The loops by hand are with D
 wrap (bare), which the stricter comparison is: in a single process Trainer needs none either. The loop of Fabric and
 Accelerate is the one by hand with their objects in it. Each way is a process of its own with the same Python, which
 trains a new model for an epoch in each repeat. The eighth of an epoch that took least is given, or the 400 steps with a
-checkpoint, as other work of the machine comes and goes; the begin and the end of an epoch are not in it. Trainer syncs
+checkpoint, as other work of the machine comes and goes; the start and the end of an epoch are not in it. Trainer syncs
 each checkpoint to the disk and reads it back; the others do neither. The ten metrics are each updated at each step. In
 the steps of 20 ms, Trainer and the bare loop make the same large operations of torch, by its profiler: the rest is the
 machine's. Two ranks use Gloo; there both sides are in DistributedDataParallel.

@@ -253,7 +253,7 @@ def fabric(task: Task, place: Place) -> Epoch:
 
     run = Fabric(accelerator="cpu", devices=1)
     run.launch()
-    model: Any = network(task.width, place.watch)
+    model = network(task.width, place.watch)
     model, optimizer = run.setup(model, adam(model))
     loader = run.setup_dataloaders(loader_of(data_of(task)))
     return looping(task, place, model, optimizer, loader, run.backward, lambda state, path: run.save(path, state))
@@ -263,7 +263,7 @@ def accelerate(task: Task, place: Place) -> Epoch:
     from accelerate import Accelerator
 
     run = Accelerator(cpu=True)
-    model: Any = network(task.width, place.watch)
+    model = network(task.width, place.watch)
     model, optimizer, loader = run.prepare(model, adam(model), loader_of(data_of(task)))
     return looping(task, place, model, optimizer, loader, run.backward, run.save)
 

@@ -97,7 +97,7 @@ class SlurmJobRunner:
         return path
 
 
-# Slurm's PMIx lets ranks of Open MPI out of MPI_Init before others are in it. On a busy machine they crash by that.
+# Slurm's PMIx lets ranks of Open MPI out of MPI_Init before others are in it. On a busy machine that crashes them.
 OPEN_MPI = pytest.mark.alone
 
 

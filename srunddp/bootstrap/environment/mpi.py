@@ -1,6 +1,6 @@
 """MPI launchers: what their processes are told, and one broadcast over MPI itself.
 
-mpi4py is imported inside functions only: that starts MPI, which without a world ends the process, past any ``except``.
+mpi4py is imported inside functions only: its import starts MPI, which ends the process where it has no world.
 """
 
 import importlib.util
@@ -54,7 +54,7 @@ def is_installed() -> bool:
 
 # Started by srun, Open MPI lets a rank leave MPI_Init while others are still in it, and those crash at the first
 # message that reaches them there (open-mpi/ompi#12495). Nothing says when all are out: all wait, longer on a busy node.
-_PAUSE = 0.5
+_PAUSE = 0.5  # seconds, to which twice the time of MPI_Init is added
 
 
 class MpiNotLaunchedError(Exception):

@@ -70,7 +70,7 @@ class MetricAccumulator:
         # Of the loss, and of each metric its values per sample and its counts, of which it has one kind.
         self._sums = torch.zeros(1 + 2 * len(self._plain), dtype=torch.float64, device=world.device)
         self._loss, self._values, self._counts = self._sums[0], self._sums[1::2], self._sums[2::2]
-        self._zero = torch.zeros(1, device=world.device)  # made once: copying one to a GPU would wait for it
+        self._zero = torch.zeros(1, device=world.device)  # made once: a copy from the host to a GPU waits for the GPU
         self._begin(resumed)
 
     def _begin(self, rows: Sequence[Sequence[float]]) -> None:
