@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import settings
 
 from tests.gpu.requirements import need_gpus
 
@@ -24,17 +25,14 @@ _FOREIGN = ("SLURM", "OMPI_COMM", "PMI", "RANK", "LOCAL_RANK", "WORLD_SIZE", "MA
 _FOREIGN += ("VIRTUAL_ENV", "CONDA_PREFIX")
 _APART = ("soak", "interop", "docs")  # kinds of tests that are run by themselves, each with an option of its name
 
-# Of the tests that `--quick` leaves out besides those of a cluster, nearly all start several processes with torch.
-_SLOW = """
-gpu interop docs mpirun slurm soak train test_examples.py test_tiny_bert.py util/test_excepthook.py
-bootstrap/environment/test_hostile_variables.py bootstrap/process_group/test_world.py
-bootstrap/process_group/test_init.py
-monitor/sampler/test_process_tree.py report/test_report.py report/test_html.py triage/test_triage_corpus.py
-supervisor/test_lost_node.py bootstrap/environment/test_rank_process.py ifaces/test_scan.py
-supervisor/test_suspended.py supervisor/test_stopped.py supervisor/test_supervisor.py
-sbatch/test_cli.py sbatch/test_hostile.py stage/test_build.py
-check/checks/test_versions.py check/test_single_process.py check/test_connectivity.py check/test_two_nodes.py
-"""
+# Folders that `--quick` does not even collect. Each test there needs a cluster, an MPI or a GPU, or imports torch.
+_NOT_QUICK = ("docs", "gpu", "interop", "mpirun", "slurm", "soak", "train")
+
+# How many inputs a test of hypothesis makes up. CI tries the same inputs each time, a developer's machine new ones.
+# A test sets no number of its own: `bin/test` takes many (`--hypothesis-profile=many`), `--quick` and the gate few.
+settings.register_profile("few", max_examples=20, deadline=None, derandomize="CI" in os.environ, print_blob=True)
+settings.register_profile("many", max_examples=500, deadline=None, print_blob=True)
+settings.load_profile("few")
 
 _TEST = re.compile(r"^def test_", re.MULTILINE)
 _LIMIT = 600  # seconds: a test that hangs fails, rather than hold up all others
@@ -48,8 +46,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    slow = [ROOT / "tests" / name for name in _SLOW.split()]
-    return True if config.getoption("--quick") and collection_path in slow else None
+    """Leave whole folders out of `--quick`, as collecting them alone would import torch in each worker."""
+    left_out = [ROOT / "tests" / name for name in _NOT_QUICK]
+    return True if config.getoption("--quick") and collection_path in left_out else None
 
 
 # After the conftest.py files of folders that mark their tests.
@@ -60,7 +59,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         raise pytest.UsageError(f"{' and '.join(f'--{kind}' for kind in wanted)}; expected one of them")
     chosen = [item for item in items if [kind for kind in _APART if item.get_closest_marker(kind)] == wanted]
     if config.getoption("--quick"):
-        chosen = [item for item in chosen if not item.get_closest_marker("alone")]
+        chosen = [item for item in chosen if not any(item.get_closest_marker(kind) for kind in ("slow", "alone"))]
     config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
     items[:] = chosen
     if wanted != ["soak"]:

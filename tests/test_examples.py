@@ -22,6 +22,8 @@ from tests.slurm.conftest import SRUNDDP, outcome
 from tests.support import worlds
 from tests.test_coming_from import command_of
 
+pytestmark = pytest.mark.slow
+
 PAGE = FOLDER / "README.md"
 NAMES = (*EXAMPLES, WANDB.file.removesuffix(".py"))
 SHORT = ("simple", "mnist", "imbalanced")

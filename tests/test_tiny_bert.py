@@ -16,6 +16,8 @@ from tests.conftest import PROGRAMS, ROOT, missing
 from tests.examples import loaded
 from tests.support.starting import ended, slurm, started, write
 
+pytestmark = pytest.mark.slow
+
 EXAMPLE = ROOT / "docs" / "examples" / "tiny_bert.py"
 FIGURE = r"val accuracy (\d+\.\d\d) %, loss \d+\.\d{4}"
 

@@ -1,16 +1,10 @@
-"""The fuzz tests' profile: CI tries the same inputs each time, a developer's machine new ones."""
+"""What the tests of bootstrap share."""
 
 from __future__ import annotations
 
-import os
-
 import pytest
-from hypothesis import settings
 
 from srunddp.bootstrap.environment import slurm
-
-settings.register_profile("srunddp", deadline=None, derandomize="CI" in os.environ, print_blob=True)
-settings.load_profile("srunddp")
 
 
 @pytest.fixture(autouse=True)

@@ -21,6 +21,8 @@ from srunddp.check.finding import Severity
 from tests.support.many_nodes import ADDRESSES, NODES, ManyNodes, host, quick
 from tests.support.namespaces import address, coordinator_of, rule
 
+pytestmark = pytest.mark.slow
+
 WEST, EAST = (address(node, "data0") for node in ("west", "east"))
 
 

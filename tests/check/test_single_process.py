@@ -12,6 +12,8 @@ import pytest
 from tests.conftest import PROGRAMS
 from tests.support.starting import JOB, NODE, ended, one_message, slurm, srunddp, started, write
 
+pytestmark = pytest.mark.slow
+
 QUICK = {"PYTHONPATH": str(PROGRAMS / "other_torch")}  # the real one takes seconds to import
 Ended = tuple[int, str, str]
 

@@ -6,10 +6,14 @@ import json
 import subprocess
 from pathlib import Path
 
+import pytest
+
 from srunddp.bootstrap.network.ifaces_conf import parse
 from tests.conftest import PROGRAMS
 from tests.support.namespaces import NODES, address, rule
 from tests.support.starting import SRUNDDP, bare, ended, write
+
+pytestmark = pytest.mark.slow
 
 WEST, EAST = (address(node, "data0") for node in NODES)
 AS_NODE = ("unshare", "--uts", "sh", "-c", 'hostname "$0" && exec "$@"')

@@ -13,7 +13,7 @@ from typing import Any, Literal, get_args, get_origin
 
 import pytest
 import yaml
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from srunddp.config.parse import read_config, save_config
@@ -130,7 +130,6 @@ def spelled(config: Any) -> list[str]:
     return arguments
 
 
-@settings(max_examples=60, deadline=None)
 @given(strategy(Config, cli=True))
 def test_the_command_line_gives_what_the_file_gives(tmp_path_factory: pytest.TempPathFactory, config: Config) -> None:
     path = tmp_path_factory.getbasetemp() / "config.yaml"
@@ -138,7 +137,6 @@ def test_the_command_line_gives_what_the_file_gives(tmp_path_factory: pytest.Tem
     assert read_config(Config, [f"--config={path}"]) == read_config(Config, spelled(config)) == config
 
 
-@settings(max_examples=60, deadline=None)
 @given(strategy(Settings, cli=False))
 def test_a_saved_file_reads_back_equal(tmp_path_factory: pytest.TempPathFactory, config: Settings) -> None:
     path = tmp_path_factory.getbasetemp() / "settings.yaml"

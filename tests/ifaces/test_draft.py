@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from srunddp.bootstrap.network.ifaces_conf import IfacesEntry, entry_for, parse
@@ -244,7 +244,6 @@ def any_scan(pick: st.DrawFn) -> ScanResult:
     return scan(ends, lost=pick(st.lists(some([*nodes, "10.1"]), max_size=2)), resolved=resolved)
 
 
-@settings(max_examples=80, deadline=None)
 @given(any_scan())
 def test_every_draft_is_read_back_as_it_was_meant(found: ScanResult) -> None:
     text, missing, entries = drafted(found)

@@ -27,6 +27,8 @@ from tests.support.many_nodes import PER_NODE, ManyNodes, host, quick
 from tests.support.namespaces import address, asked, coordinator_of, rule
 from tests.support.starting import NODE
 
+pytestmark = pytest.mark.slow
+
 WEST, EAST = (address(node, "data0") for node in ("west", "east"))
 BOTH = {(("west", "data0"), ("east", "data0")), (("east", "data0"), ("west", "data0"))}
 

@@ -16,6 +16,8 @@ from tests.conftest import missing
 from tests.support.made_up_run import MadeUp
 from tests.support.starting import LONG, srunddp, write
 
+pytestmark = pytest.mark.slow
+
 RUN = MadeUp(
     nodes=2, ranks_per_node=4, gpus_per_node=4, seconds=60, epoch_s=20, script=("train.py", "--name=" + 300 * "x")
 )

@@ -61,7 +61,7 @@ def test_files_of_an_earlier_larger_start_are_ignored(whole: Path, tmp_path: Pat
     assert reported(folder) == said
 
 
-@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_files_cut_or_with_junk_still_give_a_report(whole: Path, tmp_path: Path, data: st.DataObject) -> None:
     shutil.copytree(whole, tmp_path / "damaged", dirs_exist_ok=True)

@@ -32,6 +32,8 @@ from srunddp.report.summary import Summary
 from tests.support.made_up_run import MadeUp
 from tests.support.starting import LONG, SRUNDDP, bare, one_message, srunddp, write
 
+pytestmark = pytest.mark.slow
+
 ON_GPUS = MadeUp(nodes=2, ranks_per_node=4, gpus_per_node=4, cpus=32, slow={5: 0.05})
 SHORT = MadeUp(nodes=2, ranks_per_node=1, seconds=60)
 HOSTILE = '$\\frac$<b onload="x">&\x1b[31m_'

@@ -18,6 +18,8 @@ from srunddp.sbatch import cli
 from srunddp.sbatch.slurm_options import OPTIONS
 from tests.support.starting import srunddp, write
 
+pytestmark = pytest.mark.slow
+
 
 def stub(folder: Path, name: str, text: str) -> str:
     """A program in PATH; returns that PATH."""

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import yaml
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from srunddp.errors import ConfigError
@@ -20,6 +20,8 @@ from srunddp.sbatch.render import directive, render, salloc_options
 from srunddp.sbatch.spec import SlurmJob
 from tests.support.job_scripts import Called, carry_out
 from tests.support.job_specs import requested, written
+
+pytestmark = pytest.mark.slow
 
 HOSTILE = [
     "a b", "it's", 'say "hi"', "$(touch canary)", "`touch canary`", "$HOME ${PATH} $((1+1))",
@@ -121,7 +123,6 @@ def test_no_text_is_carried_out_on_the_way_into_salloc(name: str, tmp_path: Path
         assert called.of("srun") == []
 
 
-@settings(max_examples=200, deadline=None)
 @given(st.text(max_size=20))
 @example("none")  # which unsets an option
 def test_a_text_of_command_line_or_file_stays_as_it_was(text: str) -> None:

@@ -65,7 +65,6 @@ def meets_all_the_same(said: list[list[bytes]]) -> None:
         assert all(line.isprintable() and len(line) < 1000 for line in server.said)
 
 
-@settings(max_examples=150)
 @given(said)
 def test_no_bytes_keep_a_world_from_meeting(said: list[list[bytes]]) -> None:
     meets_all_the_same(said)
@@ -78,7 +77,6 @@ def test_no_bytes_keep_a_world_from_meeting_in_a_long_campaign(said: list[list[b
     meets_all_the_same(said)
 
 
-@settings(max_examples=100)
 @given(st.lists(mutated, max_size=6))
 def test_no_bytes_of_a_proven_rank_do_more_than_end_the_meeting(pieces: list[bytes]) -> None:
     """With no proof asked for, they are heard as a rank's own: the meeting succeeds, or ends with one message."""

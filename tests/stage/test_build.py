@@ -19,6 +19,8 @@ from srunddp.stage.build import LOCK, build, own_requirements
 from tests.support.starting import SRUNDDP
 from tests.support.wheels import own_wheels, source, wheel
 
+pytestmark = pytest.mark.slow
+
 Build = Callable[..., dict[str, str]]
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from srunddp.supervisor.failure import Failure, FailureKind
@@ -445,7 +445,6 @@ values = st.recursive(st.none() | st.booleans() | st.integers() | st.text(), st.
 words = st.sampled_from(["failure", "ping", "stacks", "goodbye", "left", "ended", "verdict", "at", "echo"])
 
 
-@settings(max_examples=150, deadline=None)
 @given(messages=st.lists(st.one_of(st.sampled_from(STRANGE), st.dictionaries(words, values, max_size=2)), max_size=6))
 def test_no_garbage_ends_rank_zero_or_blames_another_rank(messages: list[dict[str, Any]]) -> None:
     it = Scene(stall_timeout=1.0)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from srunddp.supervisor import lease
@@ -44,7 +44,6 @@ def test_no_garbage_makes_a_lease_longer_or_shorter(at: object, echo: object, mo
 steps = st.tuples(st.sampled_from(["send", "arrive", "lose"]), st.booleans(), st.sampled_from([0.0, 0.1, 2.0, 8.0]))
 
 
-@settings(max_examples=300, deadline=None)
 @given(ahead=st.sampled_from([0.0, 1e6, -900.0]), does=st.lists(steps, max_size=30))
 def test_a_worker_has_ended_before_the_other_side_says_so(ahead: float, does: list[tuple[str, bool, float]]) -> None:
     """What is sent arrives in that order, or not, at any time."""

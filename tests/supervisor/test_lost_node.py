@@ -14,6 +14,8 @@ from tests.support.namespaces import rule, two_nodes
 from tests.support.starting import until, write
 from tests.support.worlds import World, world
 
+pytestmark = pytest.mark.slow
+
 LOST = 69
 OUTAGE = 14.0  # as while a switch starts again
 ALL = "ip saddr 10.201.1.0/24 drop"

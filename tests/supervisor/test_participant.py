@@ -6,7 +6,7 @@ from dataclasses import asdict
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from srunddp.supervisor.failure import Failure, FailureKind
@@ -204,7 +204,6 @@ STRANGE: list[dict[str, Any]] = [
 ]
 
 
-@settings(max_examples=100, deadline=None)
 @given(messages=st.lists(st.sampled_from(STRANGE), max_size=5), ends=st.booleans())
 def test_no_garbage_from_rank_zero_ends_another(messages: list[dict[str, Any]], ends: bool) -> None:
     it = spared(1)

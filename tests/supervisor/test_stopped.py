@@ -16,6 +16,8 @@ from tests.support.starting import LONG, SRUNDDP, bare, until
 from tests.support.worlds import SIZE, World, is_gone, named, world
 from tests.train.conftest import fake_command
 
+pytestmark = pytest.mark.slow
+
 PREEMPTED = f"""
 sys.path.insert(0, {str(PROGRAMS)!r})
 import preempted

@@ -16,6 +16,8 @@ import pytest
 from tests.conftest import PROGRAMS, ROOT
 from tests.support.starting import LONG, bare, python, slurm, write
 
+pytestmark = pytest.mark.slow
+
 SRUNDDP = str(ROOT / "bin" / "srunddp")
 COUNT = str(PROGRAMS / "count_signals.py")
 

@@ -19,6 +19,8 @@ from tests.support.launcher import launched
 from tests.support.starting import python, srunddp, until, write
 from tests.support.worlds import SIZE, Ended, is_gone, named, run, world
 
+pytestmark = pytest.mark.slow
+
 SUSPENDED = 13.0  # longer than a stopped worker is given
 SAVES = """
 def save(*_):

@@ -16,6 +16,8 @@ from srunddp.triage import jobs
 from srunddp.triage.collect import collect
 from srunddp.triage.diagnose import Diagnosis, diagnose
 
+pytestmark = pytest.mark.slow
+
 CORPUS = Path(__file__).parent / "corpus"
 RIGHT = {
     "open": 0.95,

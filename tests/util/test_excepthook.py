@@ -6,8 +6,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.conftest import ROOT
 from tests.support.starting import bare, python, write
+
+pytestmark = pytest.mark.slow
 
 PATH = {"PYTHONPATH": str(ROOT)}
 WRONG_KEY = (

@@ -12,6 +12,8 @@ from tests.conftest import ROOT
 from tests.support.hostile_variables import CANARY, SHELL
 from tests.support.starting import python, slurm, srunddp, write
 
+pytestmark = pytest.mark.slow
+
 LONG = 1800.0
 
 

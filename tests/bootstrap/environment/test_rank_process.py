@@ -15,6 +15,8 @@ from tests.support.launchers import hydra, open_mpi, step
 from tests.support.starting import SRUNDDP, slurm, write
 from tests.support.worlds import world
 
+pytestmark = pytest.mark.slow
+
 # One write for each line: those of two ranks must not mix.
 PLACE = """import os, sys
 sys.stdout.write(" ".join([os.environ["RANK"], os.environ["WORLD_SIZE"], *sys.argv[1:]]) + "\\n")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from srunddp.bootstrap.environment.detect import detect
@@ -428,7 +428,6 @@ _YAML = st.one_of(_VALUES, _LISTS).map(
 _TEXT = st.text(alphabet=st.sampled_from("abn:-[]{},*&!|>'\"%@`#?~ \n\t\\x0{node}\u0085\u2028ä🙂"), max_size=60)
 
 
-@settings(max_examples=1200)
 @example(b"\x00")
 @example(b"\xef\xbb\xbf- nodes: a")
 @example(b"\xff\xfe-\x00 \x00")

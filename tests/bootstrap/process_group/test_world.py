@@ -22,6 +22,8 @@ from srunddp.errors import PeerError, Stopped
 from tests.support.starting import until
 from tests.support.worlds import world
 
+pytestmark = pytest.mark.slow
+
 PER_NODE = 2
 
 

@@ -14,6 +14,8 @@ from tests.support.made_up_site import LOCAL_RANK_1, changed, reported, subject,
 from tests.support.many_nodes import quick
 from tests.support.starting import write
 
+pytestmark = pytest.mark.slow
+
 FAIL, WARN = Severity.FAIL, Severity.WARN
 SITE = "sys.prefix/lib/python3.11/site-packages"
 

@@ -19,6 +19,8 @@ from srunddp.util.kernel_file import children_of
 from tests.support.sampled import RANK, supervised
 from tests.support.starting import bare, read_line, until
 
+pytestmark = pytest.mark.slow
+
 BURN = "import time\nwhile time.process_time() < {seconds}: pass\n"
 MIB = 1 << 20
 

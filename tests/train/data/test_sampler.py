@@ -5,7 +5,7 @@ from __future__ import annotations
 import pickle
 
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import ChainDataset, Subset, TensorDataset
 
@@ -30,7 +30,6 @@ def shuffled(samples: int, seed: int) -> torch.Tensor:
     return torch.randperm(samples, generator=torch.Generator().manual_seed(seed))
 
 
-@settings(deadline=None, max_examples=200)
 @given(**DEALS, start=st.just(0) | st.integers(0, 80))
 def test_every_sample_is_dealt_once_in_order(samples: int, ranks: int, batch_size: int, seed: int, start: int) -> None:
     """No rank has an empty batch or one too large; samples seen after any step begin the order.

@@ -11,7 +11,7 @@ from typing import Any
 import numpy
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import IterableDataset
 
@@ -40,7 +40,6 @@ def by_workers(
     return parts
 
 
-@settings(deadline=None, max_examples=60)
 @given(
     samples=st.integers(0, 50),
     ranks=st.integers(1, 4),
@@ -144,7 +143,6 @@ class Uneven(IterableDataset[int]):
         return iter(range(100 * worker, 100 * worker + self.lengths[worker]))
 
 
-@settings(deadline=None, max_examples=60)
 @given(
     lengths=st.lists(st.integers(0, 9), min_size=1, max_size=4).map(tuple),
     batch_size=st.integers(1, 3),
