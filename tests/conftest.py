@@ -41,6 +41,7 @@ _LIMIT = 600  # seconds: a test that hangs fails, rather than hold up all others
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--soak", action="store_true", help="run the long campaigns, and nothing else")
     parser.addoption("--quick", action="store_true", help="run what needs no cluster and takes little time")
+    parser.addoption("--gate", action="store_true", help="run what needs no cluster, and what is marked for the gate")
     parser.addoption("--interop", action="store_true", help="run other people's programs, and nothing else")
     parser.addoption("--docs", action="store_true", help="try what is published, and nothing else")
 
@@ -51,18 +52,29 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return True if config.getoption("--quick") and collection_path in left_out else None
 
 
+def _is_chosen(item: pytest.Item, config: pytest.Config) -> bool:
+    """Whether the tier that the options name has this test."""
+    marks = {mark.name for mark in item.iter_markers()}
+    if config.getoption("--quick"):
+        return marks.isdisjoint({"slow", "alone", *_APART})
+    if config.getoption("--gate"):
+        needs_more_than_a_machine = not marks.isdisjoint({"slurm", "mpirun"})
+        return marks.isdisjoint({"soak", "interop"}) and ("gate" in marks or not needs_more_than_a_machine)
+    wanted = {kind for kind in _APART if config.getoption(f"--{kind}")}
+    return marks & set(_APART) == wanted
+
+
 # After the conftest.py files of folders that mark their tests.
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    wanted = [kind for kind in _APART if config.getoption(f"--{kind}")]
-    if len(wanted) > 1:
-        raise pytest.UsageError(f"{' and '.join(f'--{kind}' for kind in wanted)}; expected one of them")
-    chosen = [item for item in items if [kind for kind in _APART if item.get_closest_marker(kind)] == wanted]
-    if config.getoption("--quick"):
-        chosen = [item for item in chosen if not any(item.get_closest_marker(kind) for kind in ("slow", "alone"))]
-    config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
+    tiers = [option for option in ("quick", "gate", *_APART) if config.getoption(f"--{option}")]
+    if len(tiers) > 1:
+        raise pytest.UsageError(f"{' and '.join(f'--{tier}' for tier in tiers)}; expected one of them")
+    chosen = [item for item in items if _is_chosen(item, config)]
+    left_out = [item for item in items if not _is_chosen(item, config)]
+    config.hook.pytest_deselected(items=left_out)
     items[:] = chosen
-    if wanted != ["soak"]:
+    if "soak" not in tiers:
         for item in chosen:
             item.add_marker(pytest.mark.timeout(_LIMIT))
 

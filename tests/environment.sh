@@ -61,3 +61,7 @@ make_mpich() {
   pip_install .venv-mpich mpich mpi4py
   .venv/bin/python -c "$SITE_PACKAGES" >"$(.venv-mpich/bin/python -c "$SITE_PACKAGES")/main-environment.pth"
 }
+
+set_up_took() { # of the script that sources this file
+  echo "set-up took $((SECONDS / 60)) min $((SECONDS % 60)) s"
+}

@@ -17,6 +17,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if Path(__file__).parent in item.path.parents:
             item.add_marker(pytest.mark.docs)
+            assert isinstance(item, pytest.Function)
+            if not {"runner", "site"}.isdisjoint(item.fixturenames):
+                item.add_marker(pytest.mark.slurm)
 
 
 @pytest.fixture(scope="session")
