@@ -1,4 +1,10 @@
-# Sourced by bin/quickstart and bin/test: an environment in .venv with the tested versions.
+# Sourced by bin/quickstart, bin/test and bin/bench, in the root of the checkout and under `set -e`.
+# It sets variables, and defines functions that make environments and install packages. They are called in this order:
+#   make_venv FOLDER                an empty environment
+#   pip_install FOLDER PACKAGES...  packages, in the versions of tests/constraints.txt
+#   make_interop, make_mpich        more environments, which see the packages of .venv
+#   install_system PACKAGES...      Debian's packages, as root; returns 1 where that is not possible
+# What fails says so in one line and ends the script with exit code 78.
 
 # Open MPI refuses root otherwise; both of its generations, and in the environments of CI there is no other user.
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
@@ -18,28 +24,44 @@ find_python() {
 }
 
 make_venv() { # FOLDER
-  local python; python=$(find_python)
-  [ -x "$1/bin/pip" ] && return
-  "$python" -m venv "$1" >/dev/null 2>&1 && return
+  local folder=$1 python package
+  if [ -x "$folder/bin/pip" ]; then return; fi
+  python=$(find_python)
+  if "$python" -m venv "$folder" >/dev/null 2>&1; then return; fi
   # Debian keeps venv's pip in a package of its own.
-  local package; package=$("$python" -c 'import sys; print("python%d.%d-venv" % sys.version_info[:2])')
-  install_system "$package" && "$python" -m venv --clear "$1" ||
-    fail "$python cannot make a virtual environment -> install $package"
+  package=$("$python" -c 'import sys; print("python%d.%d-venv" % sys.version_info[:2])')
+  if install_system "$package" && "$python" -m venv --clear "$folder"; then return; fi
+  fail "$python cannot make a virtual environment in $folder -> install $package"
+}
+
+is_installed() { # PACKAGE
+  [ "$(dpkg-query --show --showformat='${db:Status-Status}' "$1" 2>/dev/null)" = installed ]
 }
 
 install_system() { # PACKAGES...
-  [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null || return 1
-  local missing=()
-  for package in "$@"; do dpkg -s "$package" >/dev/null 2>&1 || missing+=("$package"); done
-  [ ${#missing[@]} = 0 ] && return
+  if [ "$(id -u)" != 0 ] || ! command -v apt-get >/dev/null; then return 1; fi
+  local missing=() package log
+  for package in "$@"; do
+    if ! is_installed "$package"; then missing+=("$package"); fi
+  done
+  if [ ${#missing[@]} = 0 ]; then return; fi
   echo "installing ${missing[*]}"
-  (apt-get update && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends "${missing[@]}") \
-    >/tmp/srunddp-apt.log 2>&1 || { tail -5 /tmp/srunddp-apt.log >&2; return 1; }
+  # Anybody may put a link under a name in /tmp that is known before, and root would write where it leads.
+  log=$(mktemp) || return 1
+  if apt-get update >"$log" 2>&1 &&
+    DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends "${missing[@]}" >>"$log" 2>&1; then
+    rm -f "$log"
+    return
+  fi
+  echo "apt-get cannot install ${missing[*]}; the end of its output, all of which is in $log:" >&2
+  tail -n 5 "$log" >&2
+  return 1
 }
 
 pip_install() { # FOLDER ARGUMENTS...
   local folder=$1; shift
-  "$folder/bin/pip" install --quiet --disable-pip-version-check -c tests/constraints.txt "$@"
+  "$folder/bin/pip" install --quiet --disable-pip-version-check -c tests/constraints.txt "$@" ||
+    fail "pip cannot install $* in $folder -> see its output above"
 }
 
 SITE_PACKAGES='import sysconfig; print(sysconfig.get_path("purelib"))'
@@ -49,7 +71,8 @@ SITE_PACKAGES='import sysconfig; print(sysconfig.get_path("purelib"))'
 make_interop() { # PACKAGES...
   make_venv .venv-interop
   local main=$PWD/.venv-without-torchvision
-  rm -rf "$main" && mkdir "$main"
+  rm -rf "$main"
+  mkdir "$main"
   find "$(.venv/bin/python -c "$SITE_PACKAGES")" -mindepth 1 -maxdepth 1 ! -name "torchvision*" -exec ln -s -t "$main" {} +
   echo "$main" >"$(.venv-interop/bin/python -c "$SITE_PACKAGES")/main-environment.pth"
   pip_install .venv-interop "$@"
