@@ -15,7 +15,7 @@ from srunddp.bootstrap.process_group.device import BACKENDS
 from srunddp.bootstrap.rendezvous.meet import DEFAULT_TIMEOUT
 from srunddp.errors import ConfigError, file_errors
 from srunddp.stage.paths import enter
-from srunddp.supervisor.clock import STALL_TIMEOUT
+from srunddp.supervisor.limits import STALL_TIMEOUT
 from srunddp.util.click_types import FILE, ifaces_option, json_option, json_text, limit, module_option
 from srunddp.util.hostlist import group_by_key
 from srunddp.util.option_groups import GroupedCommand

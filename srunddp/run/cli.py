@@ -25,6 +25,7 @@ from srunddp.run.script import Script, check
 from srunddp.run.worker import exit_without_teardown
 from srunddp.stage.paths import StagedPaths, contradictions
 from srunddp.supervisor.failure import rotate_previous
+from srunddp.supervisor.limits import DEFAULT_LIMITS, Limits
 from srunddp.supervisor.output.redirect import OutputRedirect, OutputTarget, output_target
 from srunddp.util.click_types import DIR, FILE, LOST_LEAST, Run, ifaces_option, limit, module_option, monitor_option
 from srunddp.util.console import say, write_stderr
@@ -153,7 +154,8 @@ def _run(given: Mapping[str, Any], environment: Environment, origin: Start) -> i
         raise UsageError("no SCRIPT", expected=expected, hint=hint, scope=Scope.JOB)
     script = Script(given["script"], given["arguments"], given["module"])
     plan = plan_monitor(options, environment, script, rendezvous.generation)
-    start = _Start(origin, script, rendezvous, target, plan)
+    limits = click.get_current_context().find_object(Limits) or DEFAULT_LIMITS  # main(obj=…), as tests have it
+    start = _Start(origin, script, rendezvous, target, plan, limits)
     setup, output, monitor = _open(start, options, environment)
     if given["bind"] == "auto":
         from srunddp.bootstrap.process_group.numa import bind_near_gpu  # with NVML, which no other start needs
@@ -172,7 +174,8 @@ def _run(given: Mapping[str, Any], environment: Environment, origin: Start) -> i
         if given["verbose"]:
             write_stderr(f"[RANK {environment.rank}] WORLD_SIZE={environment.world_size}\n")
 
-    return launch(setup, start.script, options, output, monitor, origin, on_rendezvous=on_rendezvous, say=say)
+    how: dict[str, Any] = {"on_rendezvous": on_rendezvous, "say": say, "limits": limits}
+    return launch(setup, start.script, options, output, monitor, origin, **how)
 
 
 @dataclass
@@ -184,6 +187,7 @@ class _Start:
     rendezvous: RendezvousOptions
     target: OutputTarget
     plan: MonitorConfig | None
+    limits: Limits
     notes: tuple[str, ...] = ()  # that rank 0 is to say
 
 
@@ -204,7 +208,7 @@ def _open(start: _Start, options: RunOptions, environment: Environment) -> tuple
         # Before any socket: where standard output is closed, that would get its number.
         if start.target.file and environment.rank == 0:
             rotate_previous(start.target.file.parent)
-        output = OutputRedirect.open(start.target)
+        output = OutputRedirect.open(start.target, start.limits)
         monitor = Monitor(start.plan)
         setup = meet.prepare(start.rendezvous, environment)
         check_open_files(environment)

@@ -22,6 +22,7 @@ from srunddp.run.restart import Start
 from srunddp.run.script import Script
 from srunddp.run.worker import WorkerContext, run_worker
 from srunddp.supervisor import signals
+from srunddp.supervisor.limits import DEFAULT_LIMITS, Limits
 from srunddp.supervisor.output.redirect import OutputRedirect
 from srunddp.supervisor.stacks import StackDump
 from srunddp.supervisor.worker_process import WorkerPipe, pipe
@@ -43,6 +44,7 @@ def launch(
     *,
     on_rendezvous: Callable[[RendezvousInfo], None],
     say: Callable[[str], None] = lambda _: None,
+    limits: Limits = DEFAULT_LIMITS,
 ) -> int:
     """Run the script under a supervisor. It returns in the supervisor alone, see :func:`fork_worker`.
 
@@ -50,6 +52,7 @@ def launch(
         setup, script, options, output: as for :class:`srunddp.run.worker.WorkerContext`; monitor: its files are open.
         start: of the run; after a failure the process may become the next one.
         on_rendezvous: called after the rendezvous; say: takes rank 0's lines while it waits for the others.
+        limits: the supervisor's times.
 
     Returns:
         The exit code to leave with.
@@ -72,7 +75,7 @@ def launch(
         supervisor=theirs,
         mask=mask if start.mask is None else {*map(signal.Signals, start.mask)},
         output=output,
-        dump=StackDump(),
+        dump=StackDump(limits=limits),
         page=monitor.page,
         standby=standby_pipe[0] if standby_pipe else None,
     )
@@ -104,6 +107,7 @@ def launch(
         monitor=monitor,
         report_rendezvous=on_rendezvous,
         say=say,
+        limits=limits,
         history=start.history,
         early=early,
         standby=standby[:1] if standby else (),

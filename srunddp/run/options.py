@@ -14,7 +14,7 @@ from srunddp.bootstrap.rendezvous.protocol import RendezvousResult
 from srunddp.errors import Scope, UsageError, file_errors
 from srunddp.monitor.monitor import MonitorConfig
 from srunddp.run.script import Script
-from srunddp.supervisor.clock import LOST_AFTER, STALL_TIMEOUT
+from srunddp.supervisor.limits import LOST_AFTER, STALL_TIMEOUT
 from srunddp.util.atomic_file import plain, replace_file
 
 

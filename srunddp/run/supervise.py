@@ -15,16 +15,17 @@ from srunddp.errors import ReassignedError, RendezvousError, Scope
 from srunddp.monitor.monitor import Monitor
 from srunddp.run.options import run_metadata
 from srunddp.run.worker import WorkerContext
+from srunddp.supervisor.clock import ActiveClock
 from srunddp.supervisor.connection import SupervisorConnection
 from srunddp.supervisor.deputies import Deputies
 from srunddp.supervisor.failure import FailureRecorder
 from srunddp.supervisor.failure_monitor import FailureMonitor, RankContext
-from srunddp.supervisor.lease import END_WITHIN
+from srunddp.supervisor.limits import DEFAULT_LIMITS, Limits
 from srunddp.supervisor.restart import RestartPolicy, Starts
 from srunddp.supervisor.root_cause import LOST, RootCause, report_as_deputy
 from srunddp.supervisor.signals import Launcher
 from srunddp.supervisor.supervisor import RankAgent, RendezvousOutcome, Supervisor
-from srunddp.supervisor.worker_process import STOPPED_FOR, WorkerPipe, WorkerProcess
+from srunddp.supervisor.worker_process import WorkerPipe, WorkerProcess
 
 
 @dataclass(kw_only=True)
@@ -38,7 +39,7 @@ class Agent(RankAgent):
         rejoin: where the ranks meet again, None where the run is over; remaining, asked: as in the supervisor.
         has_lost_nodes: whether nodes, of ranks or spare ones, were lost since the run began; fenced: whether others go
             on without this one.
-        monitor, say: as for :func:`srunddp.run.launch.launch`; report_rendezvous: its ``on_rendezvous``.
+        monitor, say, limits: as for :func:`srunddp.run.launch.launch`; report_rendezvous: its ``on_rendezvous``.
     """
 
     context: WorkerContext
@@ -47,6 +48,7 @@ class Agent(RankAgent):
     monitor: Monitor
     report_rendezvous: Callable[[RendezvousInfo], None]
     say: Callable[[str], None]
+    limits: Limits = DEFAULT_LIMITS
     early: set[Signals] = field(default_factory=set)
     standby: Sequence[int] = ()
     history: Starts = field(default_factory=Starts)
@@ -62,7 +64,7 @@ class Agent(RankAgent):
 
     def __post_init__(self) -> None:
         environment, log = self.context.setup.environment, self.context.output.target.file
-        self._recorder = FailureRecorder(environment.rank, environment.node, self.context.dump, log)
+        self._recorder = FailureRecorder(environment.rank, environment.node, self.context.dump, log, self.limits)
         self._folder = log.parent if log else None
 
     def supervise(self, launcher: Launcher) -> int:
@@ -76,7 +78,7 @@ class Agent(RankAgent):
             agent=self,
             recorder=self._recorder,
             # In a single process nobody waits for a rank that is stopped, or that takes long to end.
-            process=WorkerProcess(self.worker, None if alone else STOPPED_FOR),
+            process=WorkerProcess(self.worker, None if alone else self.limits.stopped_for, limits=self.limits),
             pipe=self.pipe,
             output=self.context.output,
             grace=None if alone else self.context.options.grace,
@@ -84,6 +86,8 @@ class Agent(RankAgent):
             launcher=launcher,
             early=self.early,
             standby=self.standby,
+            limits=self.limits,
+            clock=ActiveClock(limits=self.limits),
         )
         code = 0
         try:
@@ -112,7 +116,7 @@ class Agent(RankAgent):
             return rejoin
         lost_after, grace = self.context.options.lost_after, self.context.options.restart_grace
         own: dict[str, Any] = {"rank": environment.rank, "lost_after": lost_after, **monitor.next_start()}
-        rejoin = replace(rejoin, **own, within=lost_after + END_WITHIN + grace)
+        rejoin = replace(rejoin, **own, within=lost_after + self.limits.lease_ends_within + grace)
         everyone = {*range(environment.world_size + environment.spares)} - {*meeting.vacant}
         if published != meeting.takeover or not environment.is_spare or not setup.deputy:
             return rejoin
@@ -149,7 +153,7 @@ class Agent(RankAgent):
         setup = self.context.setup
         if setup.options.rejoin and setup.options.rejoin.lost:
             node, cause = setup.options.rejoin.lost
-            report_as_deputy(RootCause((0,), node, cause, LOST, how="lost"), self._folder)
+            report_as_deputy(RootCause((0,), node, cause, LOST, how="lost"), self._folder, self.limits)
         many = f"restart {setup.options.generation} of {setup.options.max_restarts}"
         self.say(f"{many}: {setup.environment.node} takes over from rank 0's node")
         require_srun(self.say)
@@ -172,9 +176,10 @@ class Agent(RankAgent):
         name = self.context.setup.interface.name
         most = self.context.setup.options.max_restarts
         if most and environment.rank == 0:
-            self.policy = RestartPolicy(most, self.history, self._publish, self.monitor.page.has_steps)
+            has_steps = self.monitor.page.has_steps
+            self.policy = RestartPolicy(most, self.history, self._publish, has_steps, limits=self.limits)
         if not found.connections:
-            return FailureMonitor(self._folder, self.policy)
+            return FailureMonitor(self._folder, self.policy, self.limits)
         meeting, generation = found.meeting, self.context.setup.options.generation
         context = RankContext(
             rank=environment.rank,
@@ -188,9 +193,10 @@ class Agent(RankAgent):
             lost_after=options.lost_after,
             restarts=self.policy,
             asked=self._recorder.ending_signal,
-            deputies=Deputies(meeting.deputies, environment.rank, meeting.master_addr),
+            deputies=Deputies(meeting.deputies, environment.rank, meeting.master_addr, self.limits),
             takeover=meeting.takeover if generation < most else "",
             world_size=environment.world_size if environment.spares else 0,
+            limits=self.limits,
         )
         connections = {
             rank: SupervisorConnection(connection, options.lost_after) for rank, connection in found.connections.items()

@@ -1,10 +1,12 @@
-"""Time as a process has lived it: what it slept against its will, suspended or starved, does not count. And limits."""
+"""Time as a process has lived it: what it slept against its will, suspended or starved, does not count."""
 
 import time
+from collections.abc import Callable
 
-STALL_TIMEOUT = 300.0  # seconds without a step of any rank
-LOST_AFTER = 60.0  # seconds without an answer of a node
-_LATE = 1.0
+from srunddp.supervisor.limits import DEFAULT_LIMITS, Limits
+
+Clock = Callable[[], float]
+"""The seconds on a clock that goes on while this process sleeps, as :func:`time.monotonic`."""
 
 
 class ActiveClock:
@@ -14,12 +16,13 @@ class ActiveClock:
     an hour.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Clock = time.monotonic, limits: Limits = DEFAULT_LIMITS) -> None:
         self.now = 0.0
-        self._last = time.monotonic()
+        self._clock, self._late = clock, limits.late
+        self._last = clock()
 
     def advance(self, asked: float) -> float:
         """After a wait of at most ``asked`` seconds: the time now."""
-        before, self._last = self._last, time.monotonic()
-        self.now += min(self._last - before, asked + _LATE)
+        before, self._last = self._last, self._clock()
+        self.now += min(self._last - before, asked + self._late)
         return self.now

@@ -16,14 +16,13 @@ import struct
 import threading
 from typing import Any
 
-from srunddp.supervisor.clock import LOST_AFTER
+from srunddp.supervisor.limits import DEFAULT_LIMITS, LOST_AFTER, Limits
 from srunddp.util.json_lines import parse
 from srunddp.util.tcp import limit_silence
 
 _UNSENT = 0x894B  # Linux's SIOCOUTQNSD: bytes that have not even been sent
 _LONGEST = 1 << 20
 _NO_ANSWER = (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ENETDOWN, errno.EHOSTDOWN)
-_SINFO_WITHIN = 10.0
 
 
 class SupervisorConnection:
@@ -94,8 +93,9 @@ class DownNodes:
         names: of the last answer; empty outside a job step, and where there is no ``sinfo``.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, limits: Limits = DEFAULT_LIMITS) -> None:
         self.names: frozenset[str] = frozenset()
+        self._limits = limits
         self._thread = threading.Thread()
 
     def ask(self, nodes: set[str]) -> None:
@@ -108,5 +108,5 @@ class DownNodes:
         from srunddp.util import slurm_command  # most runs need none of it, and here it delays nobody
 
         command = ("sinfo", "--noheader", "--Node", "--nodes", nodes, "--format", "%N %t")
-        shown = slurm_command.output(*command, timeout=_SINFO_WITHIN, any_status=True)
+        shown = slurm_command.output(*command, timeout=self._limits.sinfo_within, any_status=True)
         self.names = frozenset(re.findall(r"^(\S+) down", shown, re.MULTILINE))

@@ -6,7 +6,6 @@ caused wait a moment for it.
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from time import monotonic
 from typing import Any
 
 from srunddp.supervisor.connection import DownNodes, SupervisorConnection
@@ -17,17 +16,12 @@ from srunddp.supervisor.spare_nodes import SpareNodes
 from srunddp.supervisor.stall import StackRequest, StallDetector, find_hanging_rank, find_stalled_rank, may_be_of_a_hang
 from srunddp.util.console import write_stderr
 
-_SECONDARY_WAITS = 0.7
-_SIGNALLED_WAITS = 300.0  # who handles the launcher's signal may be saving a checkpoint
-_SLURM_IS_ASKED_AFTER = 10.0  # seconds without a sign of a node
-_LAST_WORD = 1.2  # one message that was lost on the way can be sent again
-
 
 class Coordinator(FailureMonitor):
     """The failure monitor of rank 0."""
 
     def __init__(self, context: RankContext, connections: Mapping[int, SupervisorConnection]) -> None:
-        super().__init__(context.folder, context.restarts)
+        super().__init__(context.folder, context.restarts, context.limits)
         self._context = context
         self._connections = connections
         self._rank_of = {connection: rank for rank, connection in connections.items()}
@@ -46,7 +40,7 @@ class Coordinator(FailureMonitor):
         self._left_before: dict[int, str] = {}  # the nodes of the ranks that had finished at the first failure
         self._decide_at: float | None = None
         self._pinged = 0.0
-        self._down = DownNodes()
+        self._down = DownNodes(context.limits)
         self._stall = StallDetector(context.stall_timeout)
         self._request: StackRequest | None = None  # since the ranks have stalled, or one may hang
         self._working, self._open = len(self._states) - len(self._unranked), len(connections)
@@ -142,7 +136,11 @@ class Coordinator(FailureMonitor):
         silent = self._silent(now, self._context.lost_after / 2)
         silent |= {other for other, connection in self._connections.items() if connection.lost}
         ours = silent >= others and len({nodes[other] for other in others}) > 1
-        node = own if ours or self._majority_ends() <= monotonic() or not self._context.link_is_up() else nodes[rank]
+        node = (
+            own
+            if ours or self._majority_ends() <= self._context.clock() or not self._context.link_is_up()
+            else nodes[rank]
+        )
         return self._lost_node(node, f"no answer for {self._context.lost_after:g} s")
 
     def _lost_node(self, node: str, cause: str) -> RootCause:
@@ -186,9 +184,9 @@ class Coordinator(FailureMonitor):
         if failure.weight is FailureKind.PRIMARY:
             self._decide()
         elif max(self._kinds) >= FailureKind.STOPPED:
-            self._decide_at = now + _SIGNALLED_WAITS
+            self._decide_at = now + self._limits.signalled_waits
         elif self._decide_at is None:
-            self._decide_at = now + _SECONDARY_WAITS
+            self._decide_at = now + self._limits.secondary_waits
 
     def _finished_ranks(self) -> dict[int, str]:
         """The nodes of the ranks whose script is over."""
@@ -254,8 +252,8 @@ class Coordinator(FailureMonitor):
             self._closing_since = now
             self._end_connections()
         # The others close first: what is lost on the way to them can be sent again only while our end is there.
-        self._is_late = self._closing_since is not None and now >= self._closing_since + _LAST_WORD
-        return _LAST_WORD
+        self._is_late = self._closing_since is not None and now >= self._closing_since + self._limits.last_word
+        return self._limits.last_word
 
     def _end_connections(self) -> None:
         for connection in self._connections.values():
@@ -280,7 +278,7 @@ class Coordinator(FailureMonitor):
             return self._close_connections(self.root_cause, now)
         while self.released and self._waiting:
             self._connections[self._waiting.pop()].send({"over": True})
-        if self._majority_ends() <= monotonic():
+        if self._majority_ends() <= self._context.clock():
             cause = f"no answer of half of the tasks for {self._context.lost_after:g} s"
             self._end_run(self._lost_node(self._context.node, cause))
             return 0.0
@@ -297,7 +295,9 @@ class Coordinator(FailureMonitor):
         """When the next thing is to be done, if nothing else happens before."""
         following = self._decide_at if self._failures else self._stall.due
         following = self._request.deadline if self._request else following
-        ping = min(self._pinged + self._context.ping_every, now + max(0.0, self._majority_ends() - monotonic()))
+        ping = min(
+            self._pinged + self._context.ping_every, now + max(0.0, self._majority_ends() - self._context.clock())
+        )
         return ping if following is None else min(ping, following)
 
     def _majority_ends(self) -> float:
@@ -313,7 +313,9 @@ class Coordinator(FailureMonitor):
         for rank in self._silent(now, self._context.silent_after):
             if self._states[rank] is not State.FAILED:
                 self.fail(Failure(rank, self._context.nodes[rank], self._context.starved, LOST), now)
-        silent = {self._context.nodes[rank] for rank in self._silent(now, _SLURM_IS_ASKED_AFTER) - self._unranked}
+        silent = {
+            self._context.nodes[rank] for rank in self._silent(now, self._limits.slurm_is_asked_after) - self._unranked
+        }
         if down := silent & self._down.names:
             self._end_run(self._lost_node(min(down), "Slurm says that the node is down"))
         elif silent:
@@ -330,7 +332,7 @@ class Coordinator(FailureMonitor):
         """Of the ranks that are working, which are asked for them; None while some are still to come."""
         if not self._request:
             working = [rank for rank, state in self._states.items() if state is State.WORKING]
-            self._request = StackRequest(working, now)
+            self._request = StackRequest(working, now + self._limits.stalled_answer_within)
             for rank in set(working) & {*self._connections}:
                 self._connections[rank].send({"stacks": True})
             if self._context.rank in working:

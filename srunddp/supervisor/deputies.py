@@ -5,7 +5,7 @@ import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-_ANSWERS_WITHIN = 1.0
+from srunddp.supervisor.limits import DEFAULT_LIMITS, Limits
 
 
 @dataclass(frozen=True)
@@ -17,11 +17,13 @@ class Deputies:
     Attributes:
         listening: rank, address and port of each.
         rank: of this process; master: rank 0's address.
+        limits: how long each may take to answer.
     """
 
     listening: Sequence[tuple[int, str, int]] = ()
     rank: int = 0
     master: str = ""
+    limits: Limits = DEFAULT_LIMITS
 
     @property
     def here(self) -> bool:
@@ -31,7 +33,7 @@ class Deputies:
     def first(self, *, lost: bool) -> int | None:
         """The first that can be reached, this one included; where rank 0's node is ``lost``, of the others."""
         for rank, host, port in self.listening:
-            if not (lost and host == self.master) and (rank == self.rank or _answers(host, port)):
+            if not (lost and host == self.master) and (rank == self.rank or self._answers(host, port)):
                 return rank
         return None
 
@@ -39,18 +41,17 @@ class Deputies:
         """Whether a node that is neither this one's nor rank 0's can be reached; True where there is none."""
         own = {host for rank, host, _ in self.listening if rank == self.rank} | {self.master}
         others = [(host, port) for _, host, port in self.listening if host not in own]
-        return not others or any(_answers(*other) is not None for other in others)
+        return not others or any(self._answers(*other) is not None for other in others)
 
-
-def _answers(host: str, port: int) -> bool | None:
-    """Whether its kernel accepts; None where nothing answers."""
-    # Not create_connection, which imports more: nothing is imported at the moment of a failure.
-    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as connection:
-        connection.settimeout(_ANSWERS_WITHIN)
-        try:
-            connection.connect((host, port))
-        except ConnectionError:
-            return False
-        except OSError as error:
-            return False if error.errno == errno.EHOSTUNREACH else None  # as a firewall there may say
-    return True
+    def _answers(self, host: str, port: int) -> bool | None:
+        """Whether its kernel accepts; None where nothing answers."""
+        # Not create_connection, which imports more: nothing is imported at the moment of a failure.
+        with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as connection:
+            connection.settimeout(self.limits.deputy_answers_within)
+            try:
+                connection.connect((host, port))
+            except ConnectionError:
+                return False
+            except OSError as error:
+                return False if error.errno == errno.EHOSTUNREACH else None  # as a firewall there may say
+        return True

@@ -24,6 +24,7 @@ from types import TracebackType
 from typing import Any
 
 from srunddp.supervisor import stacks
+from srunddp.supervisor.limits import DEFAULT_LIMITS, Limits
 from srunddp.supervisor.signals import signal_name
 from srunddp.supervisor.stacks import StackDump
 from srunddp.supervisor.worker_process import wait_for_child
@@ -33,7 +34,6 @@ from srunddp.util.console import write_stderr
 _LONGEST = 24000  # bytes of a text once it is JSON, so that a message fits whatever letters it is in
 _LONGEST_CAUSE = 500
 OUT_OF_MEMORY = ", out of memory"  # what a cause ends with, if the kernel has killed the process for that
-_SIGNAL_COUNTS_FOR = 120.0  # what fails so long after the launcher's signal fails for a reason of its own
 
 
 class FailureKind(IntEnum):
@@ -158,19 +158,21 @@ class FailureRecorder:
     Attributes:
         rank, node: of this rank; dump: of its worker's stacks.
         log: the file that gets its traceback, or None.
+        limits: for how long a signal of the launcher's counts.
     """
 
     rank: int
     node: str
     dump: StackDump
     log: Path | None
+    limits: Limits = DEFAULT_LIMITS
     _signal: int = 0  # the launcher's last one that ends a run
     _signalled_at: float = 0.0
     _oom_kills: int = field(default_factory=oom_kills)
 
     def ending_signal(self, now: float) -> int:
         """The number of the signal with which the launcher has asked this run to end; 0 for none, or long ago."""
-        return self._signal if now < self._signalled_at + _SIGNAL_COUNTS_FOR else 0
+        return self._signal if now < self._signalled_at + self.limits.signal_counts_for else 0
 
     def note_ending_signal(self, number: int, now: float) -> None:
         """The launcher has sent a signal that ends a run."""
@@ -222,7 +224,6 @@ class FailureRecorder:
 
 
 FILE_EXISTS = 3  # the exit code of a writer where a new file was wanted
-_WRITTEN_WITHIN = 2.0
 _writers: list[int] = []
 
 
@@ -247,9 +248,13 @@ def start_writer(path: Path, text: str, *, new: bool = False) -> int:
         os._exit(code)
 
 
-def finish_writers() -> set[int]:
-    """Wait a moment for all that were started; returns those that have not ended, and need not be waited for."""
-    end = time.monotonic() + _WRITTEN_WITHIN
+def finish_writers(within: float) -> set[int]:
+    """Wait for all that were started, for so many seconds at most.
+
+    Returns:
+        Those that have not ended, and need not be waited for.
+    """
+    end = time.monotonic() + within
     return {pid for pid in _writers if wait_for_child(pid, end - time.monotonic()) is None}
 
 

@@ -5,23 +5,22 @@
 """
 
 import signal
+import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from srunddp.supervisor.clock import LOST_AFTER
+from srunddp.supervisor.clock import Clock
 from srunddp.supervisor.connection import SupervisorConnection
 from srunddp.supervisor.deputies import Deputies
 from srunddp.supervisor.failure import Failure
+from srunddp.supervisor.limits import DEFAULT_LIMITS, LOST_AFTER, Limits
 from srunddp.supervisor.restart import RestartPolicy
 from srunddp.supervisor.root_cause import RootCause, report, write
 from srunddp.util.console import write_stderr
 
-PING_EVERY = 5.0
-_STARVED_FOR = 30.0
-_SELDOM = 3600.0
 # Of other ends whoever asked for them knows, and Python is silent about them, too.
 _UNFORESEEN = (signal.SIGKILL, signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL)
 
@@ -47,12 +46,14 @@ class FailureMonitor:
         fenced: whether the worker has to end at once, as others may go on without it; cut_off: as this node is lost.
     """
 
-    def __init__(self, folder: Path | None, restarts: RestartPolicy | None = None) -> None:
+    def __init__(
+        self, folder: Path | None, restarts: RestartPolicy | None = None, limits: Limits = DEFAULT_LIMITS
+    ) -> None:
         self.root_cause: RootCause | None = None
         self.restart: str | None = None
         self.has_lost = self.fenced = self.cut_off = False
         self._restarts, self._asked_by = restarts, ""
-        self._folder = folder
+        self._folder, self._limits = folder, limits
         self._done = self._left = False
 
     @property
@@ -121,7 +122,7 @@ class FailureMonitor:
 
     def tick(self, now: float) -> float:
         """Do what is due; returns the seconds until something is."""
-        return _SELDOM
+        return self._limits.single_looks
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,6 +141,7 @@ class RankContext:
         deputies: those that act for rank 0 when it is gone.
         takeover: with spare nodes, what stands for rank 0's publication then; empty where no restart is left.
         world_size: with spare nodes, from which number on ``nodes`` has their tasks.
+        limits: how long it waits for what; clock: for the leases of spare nodes, which a suspension does not stop.
     """
 
     rank: int
@@ -156,16 +158,19 @@ class RankContext:
     deputies: Deputies = field(default_factory=Deputies)
     takeover: str = ""
     world_size: int = 0
+    limits: Limits = DEFAULT_LIMITS
+    clock: Clock = time.monotonic
 
     @property
     def ping_every(self) -> float:
         """Seconds between two pings, which also say how many steps this rank has made."""
-        return min(PING_EVERY, self.lost_after / 4, self.stall_timeout / 4 or PING_EVERY)
+        seldom = self.limits.pings_every
+        return min(seldom, self.lost_after / 4, self.stall_timeout / 4 or seldom)
 
     @property
     def silent_after(self) -> float:
         """Seconds without a ping, though the kernel answers, after which a supervisor is stopped or starved."""
-        return self.lost_after + _STARVED_FOR
+        return self.lost_after + self.limits.starved_for
 
     @property
     def starved(self) -> str:

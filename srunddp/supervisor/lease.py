@@ -4,7 +4,8 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-END_WITHIN = 3.0  # seconds that a worker's end may take once a lease is over
+from srunddp.supervisor.clock import Clock
+from srunddp.supervisor.limits import DEFAULT_LIMITS, Limits
 
 
 class Lease:
@@ -14,27 +15,29 @@ class Lease:
     that came back the receiver knows that it was heard of after it.
 
     Attributes:
-        ends: when this side's lease ends, as :func:`time.monotonic`.
+        ends: when this side's lease ends, by its clock.
     """
 
-    def __init__(self, seconds: float) -> None:
+    def __init__(self, seconds: float, clock: Clock = time.monotonic, limits: Limits = DEFAULT_LIMITS) -> None:
         """``seconds``: how long a lease lasts from the time that came back."""
-        self._seconds, self._received, self._theirs = seconds, time.monotonic(), 0.0
+        self._seconds, self._clock, self._limits = seconds, clock, limits
+        self._received, self._theirs = clock(), 0.0
         self.ends = self._received + seconds
 
     @property
     def other_ended(self) -> float:
         """When the other side's worker has ended, where no message of either side's has arrived since the last."""
         # Before a first message nothing is known of when the other side's has begun.
-        return (self._received if self._theirs else time.monotonic()) + self._seconds + END_WITHIN
+        since = self._received if self._theirs else self._clock()
+        return since + self._seconds + self._limits.lease_ends_within
 
     def stamp(self) -> dict[str, float]:
         """What a message carries."""
-        return {"at": time.monotonic(), "echo": self._theirs}
+        return {"at": self._clock(), "echo": self._theirs}
 
     def note(self, message: Mapping[str, Any]) -> None:
         """A message has come."""
         sent, own = message.get("at"), message.get("echo")
         if isinstance(sent, float) and isinstance(own, float):
-            self._received, self._theirs = time.monotonic(), sent
+            self._received, self._theirs = self._clock(), sent
             self.ends = max(self.ends, min(own, self._received) + self._seconds)

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict
-from time import monotonic
 from typing import Any
 
 from srunddp.supervisor.connection import SupervisorConnection
@@ -12,18 +11,17 @@ from srunddp.supervisor.lease import Lease
 from srunddp.supervisor.root_cause import LOST, RootCause, report_as_deputy
 
 _KILLED = "srunddp itself was killed"
-_SOON = 0.1
 
 
 class Participant(FailureMonitor):
     """The failure monitor of a rank above 0."""
 
     def __init__(self, context: RankContext, connection: SupervisorConnection) -> None:
-        super().__init__(context.folder)
+        super().__init__(context.folder, limits=context.limits)
         self._context = context
         self._connection = connection
         self._failure: Failure | None = None
-        self._lease = Lease(context.lost_after) if context.takeover else None
+        self._lease = Lease(context.lost_after, context.clock, context.limits) if context.takeover else None
         self._waits = self._stays = self._lost = False
         self._heard = self._pinged = 0.0
 
@@ -99,7 +97,7 @@ class Participant(FailureMonitor):
         self._heard = self._heard or now  # nothing is expected before the first ping
         if now - self._heard > self._context.silent_after and self._needs_rank_zero and not self._done:
             self._on_end(self._context.starved, now, silent=True)
-        if self._lease_ends(now) <= monotonic():
+        if self._lease_ends(now) <= self._context.clock():
             self._connection.send({"ping": self._context.step(), "cut": True})  # or our end would be taken for a kill
             self._connection.end()
             self._on_end(f"no answer for {self._context.lost_after:g} s", now, silent=True)
@@ -108,7 +106,9 @@ class Participant(FailureMonitor):
             self._pinged = now
             self._connection.send({"ping": self._context.step(), **(self._lease.stamp() if self._lease else {})})
         due = self._pinged + self._context.ping_every - now
-        return _SOON if self._left else min(due, max(0.0, self._lease_ends(now) - monotonic()))
+        if self._left:
+            return self._limits.looks_whether_sent
+        return min(due, max(0.0, self._lease_ends(now) - self._context.clock()))
 
     def _lease_ends(self, now: float) -> float:
         is_bound = self._lease and self._needs_rank_zero and not self._context.asked(now)
@@ -142,7 +142,7 @@ class Participant(FailureMonitor):
         if (deputies.listening and not deputies.here) or self._is_cut_off():
             return
         if self.root_cause and (deputies.first(lost=self._lost) == self._context.rank or not deputies.listening):
-            report_as_deputy(self.root_cause, self._folder)
+            report_as_deputy(self.root_cause, self._folder, self._limits)
 
     def _is_cut_off(self) -> bool:
         return self._lost and not (self._context.link_is_up() and self._context.deputies.network_is_up())

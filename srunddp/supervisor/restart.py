@@ -1,15 +1,16 @@
 """Whether a run starts anew after a failure: rank 0 decides, by what the starts before have come to."""
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from time import monotonic
 
 from srunddp.errors import SrunddpError
 from srunddp.supervisor import signals
+from srunddp.supervisor.clock import Clock
 from srunddp.supervisor.failure import OUT_OF_MEMORY
+from srunddp.supervisor.limits import DEFAULT_LIMITS, Limits
 from srunddp.supervisor.root_cause import RootCause
 
-_LONG = 60.0  # seconds; where nothing counts steps, a start that took as long has made some
 # What ends a script before its first step, and would again.
 _WRONG_SCRIPT = ("SyntaxError", "IndentationError", "ImportError", "ModuleNotFoundError")
 _WRONG_USE = (2, 78)
@@ -40,10 +41,19 @@ class RestartPolicy:
         history: with this start in it, once it has failed and another follows.
     """
 
-    def __init__(self, most: int, history: Starts, publish: Callable[[], str], has_steps: Callable[[], bool]) -> None:
+    def __init__(
+        self,
+        most: int,
+        history: Starts,
+        publish: Callable[[], str],
+        has_steps: Callable[[], bool],
+        clock: Clock = time.monotonic,
+        limits: Limits = DEFAULT_LIMITS,
+    ) -> None:
         """``most``: restarts of a run; ``publish`` listens for the next rendezvous, and returns where, for all."""
         self.history = history
-        self._most, self._publish, self._has_steps, self._began = most, publish, has_steps, monotonic()
+        self._most, self._publish, self._has_steps = most, publish, has_steps
+        self._clock, self._limits, self._began = clock, limits, clock()
 
     def decide(self, cause: RootCause, obstacle: str, *, moves: bool = False) -> tuple[str | None, str]:
         """Whether all ranks start anew, unless an ``obstacle`` is named; ``moves``: the failed ones on another node.
@@ -55,7 +65,8 @@ class RestartPolicy:
             return None, ""
         last = self.history
         steps = last.steps or self._has_steps()
-        progressed = self._has_steps() or (not steps and monotonic() - self._began >= _LONG)
+        is_long = self._clock() - self._began >= self._limits.progress_after
+        progressed = self._has_steps() or (not steps and is_long)
         memory = last.out_of_memory or cause.cause.endswith(OUT_OF_MEMORY)
         if why := obstacle or self._refusal(cause, progressed or moves):
             return None, f"not restarted: {why}"

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from srunddp.supervisor.failure import FILE_EXISTS, Failure, FailureKind, start_writer
+from srunddp.supervisor.limits import DEFAULT_LIMITS, Limits
 from srunddp.supervisor.worker_process import wait_for_child
-from srunddp.util.console import PATIENCE, write_stderr
+from srunddp.util.console import write_stderr
 from srunddp.util.hostlist import fold_ranks
 
 LOST = 69  # sysexits' EX_UNAVAILABLE, as of a RendezvousError
@@ -121,10 +122,10 @@ def write(found: RootCause, others: Mapping[int, str], folder: Path | None) -> i
     return start_writer(folder / "failure.json", json.dumps(record(found, others), indent=2) + "\n", new=True)
 
 
-def report_as_deputy(found: RootCause, folder: Path | None) -> None:
+def report_as_deputy(found: RootCause, folder: Path | None, limits: Limits = DEFAULT_LIMITS) -> None:
     """The same for rank 0, who is gone; where the file is there already, another has done so."""
     writer = write(found, {}, folder)
-    if writer is None or wait_for_child(writer, PATIENCE) != FILE_EXISTS:
+    if writer is None or wait_for_child(writer, limits.deputy_files_written_within) != FILE_EXISTS:
         report(found, {})
 
 

@@ -1,6 +1,5 @@
 """What rank 0 decides with spare nodes: which nodes are left, and whether this side may go on."""
 
-import time
 from collections.abc import Collection, Mapping
 from typing import Any
 
@@ -19,16 +18,17 @@ class SpareNodes:
 
     def __init__(self, context: RankContext, connections: Mapping[int, SupervisorConnection]) -> None:
         self._nodes, self._connections = context.nodes, connections
+        self._clock = context.clock
         self.numbers = {number for number in context.nodes if number >= context.world_size}
-        self.leases = {rank: Lease(context.lost_after) for rank in connections}
+        self.leases = {rank: Lease(context.lost_after, context.clock, context.limits) for rank in connections}
         self._open, self._ends = -1, 0.0
 
     def majority_ends(self, still_open: int) -> float:
-        """When less than half of the tasks will have heard of rank 0, by :func:`time.monotonic`.
+        """When less than half of the tasks will have heard of rank 0, by the context's clock.
 
         ``still_open``: how many connections are.
         """
-        if still_open != self._open or time.monotonic() >= self._ends:  # leases only become longer: that figure holds
+        if still_open != self._open or self._clock() >= self._ends:  # leases only become longer: that figure holds
             # Who has ended is on no other side.
             known = [rank for rank, each in self._connections.items() if each.open or each.lost]
             ends = sorted((self.leases[rank].ends for rank in known), reverse=True)
@@ -59,7 +59,7 @@ class SpareNodes:
         return len({self._nodes[number] for number in self.numbers} - gone - ranks - {*without})
 
     def ended_by(self, left: Collection[str]) -> float:
-        """When the workers of the nodes that are left have ended in any case, by :func:`time.monotonic`."""
+        """When the workers of the nodes that are left have ended in any case, by the context's clock."""
         connections = self._connections.items()
         last = [rank for rank, each in connections if each.lost or (each.open and self._nodes[rank] in left)]
         return max((self.leases[rank].other_ended for rank in last), default=0.0)

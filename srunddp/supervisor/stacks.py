@@ -12,12 +12,12 @@ import signal
 import time
 from collections.abc import Mapping
 
+from srunddp.supervisor.limits import DEFAULT_LIMITS, Limits
 from srunddp.util.hostlist import group_by_key
 from srunddp.util.kernel_file import memory_file
 
 # Neither Python, torch, NCCL nor MPI uses it.
 ASK = signal.SIGRTMAX - 3
-_WITHIN = 1.0
 _LONGEST = 12000
 _OURS = 'srunddp/run/script.py", line'
 
@@ -25,9 +25,9 @@ _OURS = 'srunddp/run/script.py", line'
 class StackDump:
     """Memory into which faulthandler writes, with the descriptor of a file in it; made before the fork."""
 
-    def __init__(self, descriptor: int | None = None) -> None:
+    def __init__(self, descriptor: int | None = None, limits: Limits = DEFAULT_LIMITS) -> None:
         self.descriptor = memory_file() if descriptor is None else descriptor
-        self._read = 0
+        self._read, self._limits = 0, limits
         # What it is in the worker before arm(), and again when Python itself has ended, and C's exit handlers run.
         signal.signal(ASK, signal.SIG_IGN)
 
@@ -47,13 +47,13 @@ class StackDump:
         return _without_us(text.decode(errors="replace").strip())
 
     def request(self, worker: int) -> str:
-        """In the supervisor: the worker's stacks now; empty where it gives none within a second."""
+        """In the supervisor: the worker's stacks now; empty where it gives none in time."""
         self.read()
         with contextlib.suppress(ProcessLookupError):
             os.kill(worker, ASK)
-        text, end = "", time.monotonic() + _WITHIN
+        text, end = "", time.monotonic() + self._limits.stacks_within
         while time.monotonic() < end:
-            time.sleep(0.02)
+            time.sleep(self._limits.stacks_look)
             more = self.read()
             if text and not more:
                 break

@@ -8,7 +8,6 @@ from srunddp.supervisor.failure import Failure, FailureKind, time_of_day
 from srunddp.supervisor.root_cause import STALLED, RootCause, folded
 from srunddp.supervisor.stacks import find_blocking_rank, format_stack, groups, is_waiting, main_stack, top_frame
 
-_ANSWERS_WITHIN = 3.0
 _LIMIT = re.compile(r"tim(e|ed|ing)[ -]?out|watchdog", re.IGNORECASE)
 
 
@@ -49,8 +48,8 @@ class StallDetector:
 class StackRequest:
     """The stacks that ranks are asked for, by rank; empty where one has not answered, nor is waited for any longer."""
 
-    def __init__(self, ranks: Sequence[int], now: float) -> None:
-        self.deadline = now + _ANSWERS_WITHIN
+    def __init__(self, ranks: Sequence[int], deadline: float) -> None:
+        self.deadline = deadline
         self.stacks = dict.fromkeys(ranks, "")
         self._missing = set(ranks)
 

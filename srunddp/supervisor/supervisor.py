@@ -20,19 +20,11 @@ from srunddp.supervisor.clock import ActiveClock
 from srunddp.supervisor.connection import SupervisorConnection
 from srunddp.supervisor.failure import Failure, FailureKind, FailureRecorder, finish_writers
 from srunddp.supervisor.failure_monitor import FailureMonitor
+from srunddp.supervisor.limits import DEFAULT_LIMITS, Limits
 from srunddp.supervisor.output.redirect import OutputRedirect
 from srunddp.supervisor.root_cause import STALLED
-from srunddp.supervisor.worker_process import KILL_AFTER, WorkerPipe, WorkerProcess, kill_descendants
+from srunddp.supervisor.worker_process import WorkerPipe, WorkerProcess, kill_descendants
 from srunddp.util.console import write_stderr
-
-_KILLED_WITHIN = 12.0
-_RENDEZVOUS_ENDS_WITHIN = 7.0  # after a failure, of which it tells the others
-_SIGNAL_MAY_FOLLOW = 0.1
-_FORWARD_EVERY = 1.0  # where we do not know whether the worker has got a signal, it gets it once in so many seconds
-_OUTPUT_WITHIN = 0.5
-_LONGEST_WAIT = 30.0
-ENDS_WITHIN = 60.0  # a process whose script is over
-
 
 RendezvousOutcome = tuple[dict[str, Any], FailureMonitor]  # the message for the worker; who judges a failure
 
@@ -70,6 +62,7 @@ class Supervisor:
         early: signals that came before the worker was there, to get them.
         standby: the process id of the next start's worker, where there is one.
         launcher: who sends this rank signals, and which of them reach the worker as well.
+        limits: how long it waits for what; clock: what all of these times are measured by.
     """
 
     agent: RankAgent
@@ -82,7 +75,8 @@ class Supervisor:
     launcher: signals.Launcher
     early: set[signal.Signals] = field(default_factory=set)
     standby: Sequence[int] = ()
-    _clock: ActiveClock = field(default_factory=ActiveClock)
+    limits: Limits = DEFAULT_LIMITS
+    clock: ActiveClock = field(default_factory=ActiveClock)
     _selector: selectors.BaseSelector = field(default_factory=selectors.DefaultSelector)
     _signals: int = -1
     _outcome: RendezvousOutcome | None = None
@@ -116,11 +110,14 @@ class Supervisor:
                 self._loop()
         finally:
             self.agent.stop_sampler()
-            writers, given_up = finish_writers(), {self.process.pid} if self.process.given_up else set()
+            writers, given_up = (
+                finish_writers(self.limits.files_written_within),
+                {self.process.pid} if self.process.given_up else set(),
+            )
             goes_on = self.restart is not None or isinstance(self._error, ReassignedError)
             spared = self.standby if goes_on else ()
-            self.remaining = kill_descendants(writers | given_up, spared) - writers
-            self.output.finish(_OUTPUT_WITHIN)
+            self.remaining = kill_descendants(self.limits.all_gone_within, writers | given_up, spared) - writers
+            self.output.finish(self.limits.output_within)
         if self._error:
             raise self._error
         if self._monitor and self._monitor.root_cause:
@@ -162,7 +159,7 @@ class Supervisor:
             if self._is_over():
                 return
             ready = {key.fileobj: key.data for key, _ in self._selector.select(wait)}
-            self._clock.advance(wait)
+            self.clock.advance(wait)
             # Signals first: a worker that the launcher ended has not failed by itself.
             if handler := ready.pop(self._signals, None):
                 handler(self._signals)
@@ -175,10 +172,10 @@ class Supervisor:
             return False
         if self._error or (self._monitor and self._monitor.finished):
             return True
-        return self._leave_by is not None and self._clock.now >= self._leave_by
+        return self._leave_by is not None and self.clock.now >= self._leave_by
 
     def _tick(self) -> float:
-        now, due = self._clock.now, [_LONGEST_WAIT]
+        now, due = self.clock.now, [self.limits.longest_wait]
         if self._report_status_at is not None and now >= self._report_status_at:
             self._report_status_at = None
             status, dumped_core = self.process.status or 0, self.process.dumped_core
@@ -192,7 +189,7 @@ class Supervisor:
             # The rendezvous cannot be interrupted, as in PMI's barrier.
             cause = f"rank {self._failure.rank} on {self._failure.node} failed: {self._failure.cause}"
             self._error = PeerError(cause, code=self._failure.exit_code, scope=Scope.RANK)
-            self.process.end(now, ask=True)
+            self.process.end(now, ask=True, within=self.limits.kill_after)
         due += [each - now for each in (self._report_status_at, self._leave_by) if each is not None]
         if (wait := self.process.tick(now)) is not None:
             due.append(wait)
@@ -206,13 +203,13 @@ class Supervisor:
             # Who has failed is about to end by itself: the culprit, and all after a stop, may have something to do.
             stops = self._failure is not None and self._failure.weight >= FailureKind.STOPPED
             has_time = self._ends_itself and (stops or self.recorder.rank in monitor.root_cause.ranks)
-            within = self.grace if has_time else KILL_AFTER
+            within = self.grace if has_time else self.limits.kill_after
             within = within if monitor.restart is None else self.restart_grace
             within = 0.0 if monitor.fenced else within
             self.process.end(now, ask=not self._failure, within=within)
             if self.process.ended and self._leave_by is None:
                 monitor.ended()
-                self._leave_by = now + _KILLED_WITHIN + (self.grace or 0.0)
+                self._leave_by = now + self.limits.killed_within + (self.grace or 0.0)
         elif monitor.released and self._script_done:
             self._over_at = now if self._over_at is None else self._over_at
             self._release()
@@ -220,8 +217,8 @@ class Supervisor:
     def _watch_end(self, now: float) -> float:
         """A script that is over, and whose process stays, as in an exit handler: named, and ended after a while."""
         if self._over_at is None or self.grace is None or self.process.ended or self._failure:
-            return _LONGEST_WAIT
-        due = self._over_at + ENDS_WITHIN + (self.grace if self._lingers_in else 0.0)
+            return self.limits.longest_wait
+        due = self._over_at + self.limits.ends_within + (self.grace if self._lingers_in else 0.0)
         if now < due:
             return due - now
         stack = stacks.main_stack(self.recorder.dump.request(self.process.pid))
@@ -243,7 +240,7 @@ class Supervisor:
         self._selector.unregister(ended)
         self._leave_by = None
         if self._outcome is None:
-            self.process.end(self._clock.now, ask=True)
+            self.process.end(self.clock.now, ask=True, within=self.limits.kill_after)
             return
         message, self._monitor = self._outcome
         self.pipe.send(message)
@@ -254,13 +251,13 @@ class Supervisor:
         for number in tuple(self.asked):
             self._ask_for_end(number)
         if self._failure:
-            self._monitor.fail(self._failure, self._clock.now)
+            self._monitor.fail(self._failure, self.clock.now)
         elif self._end_handled:
             self._on_worker_end()
 
     def _on_connection(self, connection: SupervisorConnection) -> None:
         if self._monitor:
-            self._monitor.on_readable(connection, self._clock.now)
+            self._monitor.on_readable(connection, self.clock.now)
             if not connection.open:
                 self._selector.unregister(connection)
 
@@ -270,7 +267,7 @@ class Supervisor:
             self._selector.unregister(self.pipe.end)
         elif "failure" in message:
             self._ends_itself = True
-            self._fail(self.recorder.of_message(message["failure"], self._clock.now))
+            self._fail(self.recorder.of_message(message["failure"], self.clock.now))
         elif "mpi" in message and self._monitor:
             self._monitor.uses_mpi()
         elif "done" in message and self._monitor:
@@ -284,7 +281,7 @@ class Supervisor:
 
     def _on_launcher_end(self, pidfd: int) -> None:
         self._selector.unregister(pidfd)
-        failure = self.recorder.of(f"its launcher, process {self.launcher.pid}, has ended", 137, self._clock.now)
+        failure = self.recorder.of(f"its launcher, process {self.launcher.pid}, has ended", 137, self.clock.now)
         if self._monitor and self._monitor.abandon(failure):
             return
         self._ask_for_end(signal.SIGHUP)  # of which nothing will come any more
@@ -298,14 +295,14 @@ class Supervisor:
             if number in signals.ENDING and signal.getsignal(number) is not signal.SIG_IGN:
                 self._ask_for_end(number)
             if self.launcher.sent(received) and number in signals.ENDING:
-                self.recorder.note_ending_signal(number, self._clock.now)
+                self.recorder.note_ending_signal(number, self.clock.now)
             if number == signals.PRINT_STACK and not self.process.ended:
                 self.recorder.print_stack(self.process.pid)
             elif number not in (signals.PRINT_STACK, signal.SIGCHLD) and self._is_to_forward(received):
-                self._forwarded[number] = self._clock.now
+                self._forwarded[number] = self.clock.now
                 self.process.send(number)
         if any(received.si_signo == signal.SIGCHLD for received in arrived):
-            self.process.collect(self._clock.now)
+            self.process.collect(self.clock.now)
             if self.process.ended and not self._end_handled:
                 self._on_worker_end()
 
@@ -319,7 +316,8 @@ class Supervisor:
         reached = self.launcher.reached_worker(received)
         if reached is None:
             last = self._forwarded.get(received.si_signo)
-            return received.si_signo in signals.URGENT and (last is None or self._clock.now >= last + _FORWARD_EVERY)
+            is_new = last is None or self.clock.now >= last + self.limits.forwards_every
+            return received.si_signo in signals.URGENT and is_new
         return not reached
 
     def _on_worker_end(self) -> None:
@@ -332,19 +330,19 @@ class Supervisor:
         elif not (self._failure or self._error or (self._monitor and self._monitor.root_cause)):
             # The launcher's signal may have come to the worker first.
             by_signal = -(self.process.status or 0) in signals.ENDING and self.launcher.pid is not None
-            late = by_signal and not self.recorder.ending_signal(self._clock.now)
-            self._report_status_at = self._clock.now + (_SIGNAL_MAY_FOLLOW if late else 0.0)
+            late = by_signal and not self.recorder.ending_signal(self.clock.now)
+            self._report_status_at = self.clock.now + (self.limits.signal_may_follow if late else 0.0)
 
     def _fail(self, failure: Failure) -> None:
         if self._failure:
             return
         self._failure = failure
         if self._monitor:
-            self._monitor.fail(failure, self._clock.now)
-        elif self.recorder.ending_signal(self._clock.now):
+            self._monitor.fail(failure, self.clock.now)
+        elif self.recorder.ending_signal(self.clock.now):
             # All ranks end by the same signal, and nobody has to be told.
             self._error = PeerError(failure.cause, code=failure.exit_code)
         else:
             self.agent.abort_rendezvous(failure.cause, failure.exit_code)
-            self._leave_by = self._clock.now + _RENDEZVOUS_ENDS_WITHIN
+            self._leave_by = self.clock.now + self.limits.rendezvous_ends_within
         self.recorder.write(failure)

@@ -15,15 +15,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from srunddp.supervisor import signals
+from srunddp.supervisor.limits import DEFAULT_LIMITS, Limits
 from srunddp.util.json_lines import parse
 from srunddp.util.kernel_file import children_of
-
-STOPPED_FOR = 10.0
-KILL_AFTER = 1.0
-_LOOK_EVERY = 1.0  # at a stopped one: where we are stopped, too, no more than the wait counts, see ActiveClock
-# It may have a GPU's memory to give back. A process in a kernel call that does not return cannot be killed.
-_GIVE_UP_AFTER = 10.0
-_ALL_GONE_WITHIN = 10.0
 
 
 @dataclass
@@ -36,13 +30,15 @@ class WorkerProcess:
         status: None while it is there; then its exit code, or minus the number of the signal that ended it.
         dumped_core: whether the kernel wrote its memory to a file.
         given_up: it did not go, not even when it was killed.
+        limits: how long its end may take.
     """
 
     pid: int
-    stop_limit: float | None = STOPPED_FOR
+    stop_limit: float | None = DEFAULT_LIMITS.stopped_for
     status: int | None = None
     dumped_core: bool = False
     given_up: bool = False
+    limits: Limits = DEFAULT_LIMITS
     _stopped_by: int = 0
     _stopped_at: float = 0.0
     _kill_at: float | None = None
@@ -82,7 +78,7 @@ class WorkerProcess:
     def _stop_ends_at(self) -> float | None:
         return self._stopped_at + self.stop_limit if self._stopped_by and self.stop_limit is not None else None
 
-    def end(self, now: float, *, ask: bool, within: float | None = KILL_AFTER) -> None:
+    def end(self, now: float, *, ask: bool, within: float | None) -> None:
         """Make it go: by SIGTERM where ``ask``, and by SIGKILL ``within`` some seconds; None leaves it its time."""
         if self.ended or within is None:
             return
@@ -97,14 +93,15 @@ class WorkerProcess:
         if self.ended:
             return None
         if self._kill_at is not None:
-            if now >= self._kill_at + _GIVE_UP_AFTER:
+            give_up_at = self._kill_at + self.limits.gives_up_after
+            if now >= give_up_at:
                 self.given_up = True
             elif now >= self._kill_at:
                 self.send(signal.SIGKILL)
-                return self._kill_at + _GIVE_UP_AFTER - now
+                return give_up_at - now
             return max(0.0, self._kill_at - now)
         limit = self._stop_ends_at
-        return min(_LOOK_EVERY, limit - now) if limit is not None and now < limit else None
+        return min(self.limits.stopped_looks, limit - now) if limit is not None and now < limit else None
 
     def send(self, number: int) -> None:
         """Send it a signal; nothing happens where it has ended."""
@@ -153,13 +150,13 @@ def wait_for_child(pid: int, limit: float) -> int | None:
     return -1
 
 
-def kill_descendants(given_up: Collection[int] = (), spared: Collection[int] = ()) -> set[int]:
+def kill_descendants(within: float, given_up: Collection[int] = (), spared: Collection[int] = ()) -> set[int]:
     """In the supervisor, when the worker has ended: kill and collect every process that it left.
 
-    Not without limit: one in a kernel call that does not return cannot be killed. ``given_up`` are known to be so,
-    and ``spared`` is not to be killed. Returns those that could not be.
+    It takes ``within`` seconds at most: one in a kernel call that does not return cannot be killed. ``given_up`` are
+    known to be so, and ``spared`` is not to be killed. Returns those that could not be.
     """
-    end = time.monotonic() + _ALL_GONE_WITHIN
+    end = time.monotonic() + within
     while True:
         children = [child for child in children_of(os.getpid()) if child not in spared]
         for child in children:

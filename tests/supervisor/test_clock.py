@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import itertools
-from types import SimpleNamespace
 
 import pytest
 
-from srunddp.supervisor import clock
 from srunddp.supervisor.clock import ActiveClock
 
 
@@ -18,12 +16,9 @@ from srunddp.supervisor.clock import ActiveClock
         ([(3600.0, 5.0), (3600.0, 0.0)], 7.0),  # of a suspension a second counts at most
     ],
 )
-def test_a_wait_counts_for_no_more_than_was_asked(
-    waits: list[tuple[float, float]], counted: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_wait_counts_for_no_more_than_was_asked(waits: list[tuple[float, float]], counted: float) -> None:
     times = itertools.accumulate((passed for passed, _ in waits), initial=5000.0)
-    monkeypatch.setattr(clock, "time", SimpleNamespace(monotonic=lambda: next(times)))
-    ours = ActiveClock()
+    ours = ActiveClock(lambda: next(times))
     for _, asked in waits:
         ours.advance(asked)
     assert ours.now == pytest.approx(counted)

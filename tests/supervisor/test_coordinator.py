@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from srunddp.supervisor.failure import Failure, FailureKind
 from srunddp.supervisor.restart import RestartPolicy, Starts
-from tests.support.connections import Clock, Scene, fold, spared
+from tests.support.connections import Scene, fold, spared
 from tests.support.fake_ranks import FakeJob
 from tests.support.recorded_writes import ALL_REDUCE, LOAD_BATCH
 from tests.support.starting import until, write
@@ -307,15 +307,13 @@ HOW: dict[str, tuple[Callable[[Scene], None], str]] = {
 
 
 @pytest.mark.parametrize("how", HOW)
-def test_a_spare_that_ends_costs_nothing_and_is_said_once(
-    how: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_spare_that_ends_costs_nothing_and_is_said_once(how: str, capfd: pytest.CaptureFixture[str]) -> None:
     """Its node takes no rank any more: of two nodes that are lost then, the second has none to go to."""
-    clock, it, (does, cause) = Clock(monkeypatch), spared(), HOW[how]
+    it, (does, cause) = spared(), HOW[how]
     does(it)
     for now in range(0, 62, 5):
         for rank in (1, 2, 3):
-            it.say(rank, now=float(now), **clock.stamp())
+            it.say(rank, now=float(now), **it.clock.stamp())
         it.monitor.tick(float(now))
     assert it.monitor.root_cause is None
     assert capfd.readouterr().err == f"srunddp: spare node node05 is lost: {cause}\n"
@@ -334,11 +332,10 @@ def test_a_spare_node_of_several_tasks_is_said_to_be_lost_once(capfd: pytest.Cap
 
 
 @pytest.mark.parametrize(("lost", "quorum"), [(True, 4), (False, 4)])
-def test_who_stays_starts_anew_and_who_is_on_a_lost_node_leaves(
-    lost: bool, quorum: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_who_stays_starts_anew_and_who_is_on_a_lost_node_leaves(lost: bool, quorum: int) -> None:
     """One that was killed is on no other side; the worker of one that is lost may run until its lease is over."""
-    clock, it = Clock(monkeypatch), spared(ranks=4, **fold(8, 2))
+    it = spared(ranks=4, **fold(8, 2))
+    clock = it.clock
     it.monitor.fail(failed(6), 0.0)
     for heard_of in ((1, 2, 3, 4, 5), (1, 4, 5, 7)):
         clock.now += 8.0
@@ -376,9 +373,10 @@ def test_a_failure_moves_nobody_the_first_time() -> None:
 
 
 @pytest.mark.parametrize("answer", [(1, 3), (1,)], ids=str)
-def test_rank_0_without_an_answer_of_half_ends_itself(answer: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rank_0_without_an_answer_of_half_ends_itself(answer: tuple[int, ...]) -> None:
     """With it, the answers of two of four others are more than half."""
-    clock, it = Clock(monkeypatch), spared()
+    it = spared()
+    clock = it.clock
     for now in (3.0, 6.0, 9.0, 12.0, 15.0):
         clock.now = 1000.0 + now
         for rank in answer:
@@ -389,8 +387,9 @@ def test_rank_0_without_an_answer_of_half_ends_itself(answer: tuple[int, ...], m
     assert not cut_off or (it.monitor.root_cause.node, it.monitor.root_cause.exit_code) == ("node01", 69)
 
 
-def test_when_all_scripts_are_over_no_answer_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock, it = Clock(monkeypatch), spared()
+def test_when_all_scripts_are_over_no_answer_is_needed() -> None:
+    it = spared()
+    clock = it.clock
     it.monitor.done()
     for rank in (1, 2, 3, 4):
         it.say(rank, goodbye=True, waits=True)

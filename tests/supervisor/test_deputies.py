@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.connections import deputies, listening, silent
+from tests.support.connections import IMPATIENT, deputies, listening, silent
 
 
 @pytest.mark.parametrize(
@@ -29,9 +29,9 @@ def test_the_first_that_can_be_reached_acts(rank: int, closed: tuple[int, ...], 
 
 
 @pytest.mark.parametrize("here", [2, 9])
-def test_the_network_is_up_where_a_third_node_answers(here: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_network_is_up_where_a_third_node_answers(here: int) -> None:
     """Rank 0's node shows nothing, and this one itself nothing either."""
-    with listening("127.0.0.1", "127.0.0.2", "127.0.0.3") as sockets, silent(monkeypatch, "127.0.0.4") as mute:
+    with listening("127.0.0.1", "127.0.0.2", "127.0.0.3") as sockets, silent("127.0.0.4") as mute:
         for others, up in (([], True), ([sockets[2]], True), ([mute], False), ([mute, sockets[2]], True)):
             own = sockets[:2] if here == 2 else sockets[:1]
-            assert deputies(*own, *others, rank=here).network_is_up() == up
+            assert deputies(*own, *others, rank=here, limits=IMPATIENT).network_is_up() == up

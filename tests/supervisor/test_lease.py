@@ -2,36 +2,40 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from srunddp.supervisor import lease
 from srunddp.supervisor.lease import Lease
+from srunddp.supervisor.limits import Limits
 from tests.support.connections import Clock
 
 SECONDS = 9.0
+LIMITS = Limits(lease_ends_within=3.0)
 
 
 @pytest.mark.parametrize("answered", [True, False])
-def test_a_lease_lasts_while_our_time_comes_back(answered: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lease_lasts_while_our_time_comes_back(answered: bool) -> None:
     """That the other side is heard of is not enough: it may hear nothing."""
-    clock = Clock(monkeypatch)
-    ours, theirs = Lease(SECONDS), Lease(SECONDS)
+    clock = Clock()
+    ours, theirs = Lease(SECONDS, clock, LIMITS), Lease(SECONDS, clock, LIMITS)
     for _ in range(10):
         clock.now += 1.0
         ours.note(theirs.stamp())
         if answered:
             theirs.note(ours.stamp())
     assert ours.ends == (clock.now - 1.0 if answered else 1000.0) + SECONDS
-    assert ours.other_ended == clock.now + SECONDS + lease.END_WITHIN
+    assert ours.other_ended == clock.now + SECONDS + 3.0
 
 
 @pytest.mark.parametrize("at", [None, [], "1", 7, True, float("inf"), float("nan"), -1e300], ids=str)
 @pytest.mark.parametrize("echo", [None, {}, "1", 7, float("inf"), float("nan"), -1e300, 1e300], ids=str)
-def test_no_garbage_makes_a_lease_longer_or_shorter(at: object, echo: object, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_garbage_makes_a_lease_longer_or_shorter(at: object, echo: object) -> None:
     """Than one whose message has come back at once, or than none."""
-    clock, theirs = Clock(monkeypatch), Lease(SECONDS)
+    clock = Clock()
+    theirs = Lease(SECONDS, clock, LIMITS)
     for message in ({}, {"at": at, "echo": echo}):
         clock.now += 1.0
         theirs.note(message)
@@ -47,21 +51,17 @@ steps = st.tuples(st.sampled_from(["send", "arrive", "lose"]), st.booleans(), st
 @given(ahead=st.sampled_from([0.0, 1e6, -900.0]), does=st.lists(steps, max_size=30))
 def test_a_worker_has_ended_before_the_other_side_says_so(ahead: float, does: list[tuple[str, bool, float]]) -> None:
     """What is sent arrives in that order, or not, at any time."""
-    with pytest.MonkeyPatch.context() as patch:
-        clock, true, clocks, coming = Clock(patch), 1000.0, (0.0, ahead), ([], [])  # type: ignore[var-annotated]
-        leases = []
-        for each in clocks:
-            clock.now = true + each
-            leases.append(Lease(SECONDS))
-        for what, which, wait in does:
-            true += wait
-            clock.now = true + clocks[which]
-            if what == "send":
-                coming[not which].append(leases[which].stamp())
-            elif coming[which]:
-                message = coming[which].pop(0)
-                leases[which].note(message if what == "arrive" else {})
-            for one, two in ((0, 1), (1, 0)):
-                clock.now = true + clocks[two]
-                ends, ended = leases[one].ends - clocks[one], leases[two].other_ended - clocks[two]
-                assert ends + lease.END_WITHIN <= ended + 1e-6
+    clocks = Clock(1000.0), Clock(1000.0 + ahead)
+    leases = [Lease(SECONDS, clock, LIMITS) for clock in clocks]
+    coming: tuple[list[dict[str, Any]], list[dict[str, Any]]] = ([], [])
+    for what, which, wait in does:
+        for clock in clocks:
+            clock.now += wait
+        if what == "send":
+            coming[not which].append(leases[which].stamp())
+        elif coming[which]:
+            message = coming[which].pop(0)
+            leases[which].note(message if what == "arrive" else {})
+        for one, two in ((0, 1), (1, 0)):
+            is_over_in, has_ended_in = leases[one].ends - clocks[one].now, leases[two].other_ended - clocks[two].now
+            assert is_over_in + LIMITS.lease_ends_within <= has_ended_in + 1e-6

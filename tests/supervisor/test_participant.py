@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from srunddp.supervisor.failure import Failure, FailureKind
-from tests.support.connections import TAKEOVER, Clock, Scene, deputies, listening, silent, spared
+from tests.support.connections import IMPATIENT, TAKEOVER, Scene, deputies, listening, silent, spared
 
 BOOM = Failure(1, "node02", "ValueError: boom", 7)
 LOST = "srunddp: rank 0 on node01 lost: no answer for 60 s (exit code 69)\n"
@@ -124,12 +124,10 @@ def test_a_lost_connection_is_their_node_or_ours(link: bool, lost: str, capfd: p
 
 
 @pytest.mark.parametrize("refuses", [True, False])
-def test_another_deputy_shows_whether_the_network_is_up(
-    refuses: bool, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_another_deputy_shows_whether_the_network_is_up(refuses: bool, capfd: pytest.CaptureFixture[str]) -> None:
     """One that refuses has ended already, and has answered; where none does it is this node that is cut off."""
-    with listening("127.0.0.2", "127.0.0.3") as (own, other), silent(monkeypatch, "127.0.0.3") as mute:
-        it = Scene(1, deputies=deputies(own, other if refuses else mute, rank=1))
+    with listening("127.0.0.2", "127.0.0.3") as (own, other), silent("127.0.0.3") as mute:
+        it = Scene(1, deputies=deputies(own, other if refuses else mute, rank=1, limits=IMPATIENT))
         if refuses:
             other.close()
         it.close(0, lost=True)
@@ -141,9 +139,10 @@ def test_another_deputy_shows_whether_the_network_is_up(
 
 
 @pytest.mark.parametrize("how", ["closes", "is lost", "does not answer"])
-def test_where_rank_zero_is_gone_a_spare_node_takes_over(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_rank_zero_is_gone_a_spare_node_takes_over(how: str) -> None:
     """Its worker may run until its lease is over, unless its kernel has said that it is gone."""
-    clock, it = Clock(monkeypatch), spared(1)
+    it = spared(1)
+    clock = it.clock
     clock.now += 5.0
     it.say(0, **clock.stamp(ping=True))
     clock.now += 8.9
@@ -161,12 +160,11 @@ def test_where_rank_zero_is_gone_a_spare_node_takes_over(how: str, monkeypatch: 
 
 
 @pytest.mark.parametrize("asked", ["signal", "by", "nobody"])
-def test_asked_to_end_or_without_a_restart_left_none_takes_over(asked: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = Clock(monkeypatch)
+def test_asked_to_end_or_without_a_restart_left_none_takes_over(asked: str) -> None:
     it = spared(1, takeover="" if asked == "nobody" else TAKEOVER, asked=lambda _: 15 if asked == "signal" else 0)
     if asked == "by":
         it.monitor.asked("SIGTERM")
-    clock.now += 9.0
+    it.clock.now += 9.0
     assert it.monitor.tick(1.0) > 0.0, "nothing is due again and again"
     it.close(0, lost=True)
     assert (it.monitor.restart, it.monitor.fenced) == (None, False)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from srunddp.errors import RendezvousError
-from srunddp.supervisor import restart
 from srunddp.supervisor.restart import RestartPolicy, Starts
 from srunddp.supervisor.root_cause import RootCause
+from tests.support.connections import Clock
 
 BOOM = "ValueError: boom"
 
@@ -57,15 +57,14 @@ def test_what_stands_in_the_way_is_said() -> None:
     assert policy.decide(failure(), "a node is lost") == (None, "not restarted: a node is lost")
 
 
-def test_a_long_start_counts_where_nothing_counts_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = [0.0]
-    monkeypatch.setattr(restart, "monotonic", lambda: now[0])
-    policy = RestartPolicy(9, history(1), lambda: "where", lambda: False)
-    now[0] = 61.0
+def test_a_long_start_counts_where_nothing_counts_steps() -> None:
+    clock = Clock()
+    policy = RestartPolicy(9, history(1), lambda: "where", lambda: False, clock)
+    clock.now += 61.0
     assert policy.decide(failure(), "")[0] == "where"
     assert policy.history.progressed
-    steps = RestartPolicy(9, Starts(2, True, False, BOOM, "n1", False), lambda: "where", lambda: False)
-    now[0] = 200.0
+    steps = RestartPolicy(9, Starts(2, True, False, BOOM, "n1", False), lambda: "where", lambda: False, clock)
+    clock.now += 200.0
     assert steps.decide(failure(), "") == (
         None,
         "not restarted: two starts in a row without a step",

@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from srunddp.supervisor import root_cause
 from srunddp.supervisor.failure import Failure, FailureKind
+from srunddp.supervisor.limits import Limits
 from srunddp.supervisor.root_cause import RootCause, find_root_cause, render, report, report_as_deputy
+from tests.support.starting import LONG
 
 BOOM = Failure(1, "node02", "ValueError: boom", 7, traceback="Traceback (most recent call last):\nValueError: boom\n")
 ECHO = Failure(2, "node03", "RuntimeError: Broken pipe", 1, FailureKind.SECONDARY, "a victim's traceback")
@@ -76,13 +77,11 @@ def test_the_verdict_is_said_in_this_form() -> None:
     assert said.splitlines()[-1] == "srunddp: ended with it: 4095 ranks on 512 nodes"
 
 
-def test_of_many_deputies_that_announce_at_once_one_is_heard(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(root_cause, "PATIENCE", 60.0)  # with a slow disk more than one is heard
+def test_of_many_deputies_that_announce_at_once_one_is_heard(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    limits = Limits(deputy_files_written_within=LONG)  # with a slow disk more than one is heard
     found = [RootCause.of(replace(BOOM, rank=rank)) for rank in range(8)]
     with ThreadPoolExecutor(8) as pool:
-        list(pool.map(lambda each: report_as_deputy(each, tmp_path), found))
+        list(pool.map(lambda each: report_as_deputy(each, tmp_path, limits), found))
     assert capfd.readouterr().err.count(" failed: ") == 1
     assert json.loads((tmp_path / "failure.json").read_text())["exit_code"] == 7
 

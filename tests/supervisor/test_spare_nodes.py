@@ -15,11 +15,13 @@ A, B, C, D, E = (f"node0{number}" for number in range(1, 6))
 
 
 class Nodes(SpareNodes):
-    """With connections, that a test ends."""
+    """With connections, that a test ends, and its clock."""
 
     def __init__(self, tasks: int = TASKS, ranks: int = RANKS) -> None:
         self.ends: dict[int, Any] = {rank: FakeConnection() for rank in range(1, tasks)}
-        super().__init__(context_of(0, world_size=ranks, lost_after=9.0, **fold(tasks, 2)), self.ends)
+        self.clock = Clock()
+        context = context_of(0, world_size=ranks, lost_after=9.0, clock=self.clock, **fold(tasks, 2))
+        super().__init__(context, self.ends)
 
     def end(self, *ranks: int, lost: bool = False) -> None:
         for rank in ranks:
@@ -67,9 +69,10 @@ def test_a_spare_node_is_free_while_all_of_its_tasks_are_there() -> None:
     assert nodes.free(()) == 0
 
 
-def test_of_those_that_are_lost_some_may_be_on_another_side(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_those_that_are_lost_some_may_be_on_another_side() -> None:
     """And of those that have ended none."""
-    clock, nodes = Clock(monkeypatch), Nodes()
+    nodes = Nodes()
+    clock = nodes.clock
     assert (nodes.quorum, nodes.ends_at()) == (6, 1009.0)
     clock.now += 3.0
     for rank in (1, 2, 3, 4):
@@ -86,11 +89,10 @@ def test_of_those_that_are_lost_some_may_be_on_another_side(monkeypatch: pytest.
 
 
 @pytest.mark.parametrize(("left", "until"), [({B}, 1015.0), (set(), 0.0)])
-def test_the_worker_of_a_lost_node_may_run_for_its_lease(
-    left: set[str], until: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_worker_of_a_lost_node_may_run_for_its_lease(left: set[str], until: float) -> None:
     """But not that of one whose connection was closed."""
-    clock, nodes = Clock(monkeypatch), Nodes()
+    nodes = Nodes()
+    clock = nodes.clock
     clock.now += 3.0
     nodes.answer(3, clock.stamp(), "")
     nodes.end(2, 4)

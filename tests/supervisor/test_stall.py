@@ -44,11 +44,11 @@ def test_a_last_step_disarms_and_a_further_one_arms_again() -> None:
 
 
 def test_stacks_are_complete_with_all_answers_or_in_time() -> None:
-    request = StackRequest([0, 1, 2], 14.0)
+    request = StackRequest([0, 1, 2], 17.0)
     request.add(0, ALL_REDUCE)
     request.add(2, "")
     request.add(7, ALL_REDUCE)  # was not asked
-    assert not request.complete(14.5)
+    assert not request.complete(16.9)
     assert request.complete(17.0)
     request.add(1, LOAD_BATCH)
     assert request.complete(14.6)

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import ROOT
 from tests.support.launcher import launched
 from tests.support.starting import LONG, NODE, SRUNDDP, bare, python, srunddp, until, write
 from tests.support.worlds import Ended, is_gone, named, run, world
@@ -270,7 +269,6 @@ def test_a_full_pipe_as_standard_error_keeps_nobody_waiting(tmp_path: Path) -> N
 
 # A script that is over and whose process does not end: it is said where it is, and it keeps nobody for ever.
 
-SOON = "import srunddp.supervisor.supervisor\nsrunddp.supervisor.supervisor.ENDS_WITHIN = 1.0\n"
 PYTHON = "def flush(): time.sleep(600)\nif RANK == {rank}: atexit.register(flush)"
 C = """
 import ctypes
@@ -280,8 +278,7 @@ if RANK == {rank}: libc.__cxa_atexit(libc.pause, None, None)
 
 
 def lingering(folder: Path, script: str, grace: str) -> Ended:
-    hook = write(folder / "hook" / "sitecustomize.py", SOON).parent
-    return run(folder, script, "--grace", grace, variables={"PYTHONPATH": f"{hook}:{ROOT}"})
+    return run(folder, script, "--grace", grace, limits={"ends_within": 1.0})
 
 
 @pytest.mark.parametrize(

@@ -44,7 +44,7 @@ def test_a_stopped_worker_is_overdue_after_ten_seconds() -> None:
 
 def test_a_stopped_worker_that_is_to_end_is_killed_at_once() -> None:
     child, worker = stopped_worker()
-    worker.end(105.0, ask=True)
+    worker.end(105.0, ask=True, within=1.0)
     assert worker.overdue(120.0) is None
     worker.tick(105.0)
     os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)

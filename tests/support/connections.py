@@ -8,14 +8,14 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
-import pytest
-
-from srunddp.supervisor import coordinator, lease, participant, spare_nodes
 from srunddp.supervisor.coordinator import Coordinator
 from srunddp.supervisor.deputies import Deputies
 from srunddp.supervisor.failure_monitor import RankContext
+from srunddp.supervisor.limits import DEFAULT_LIMITS, Limits
 from srunddp.supervisor.participant import Participant
 from srunddp.supervisor.restart import RestartPolicy, Starts
+
+IMPATIENT = Limits(deputy_answers_within=0.2)
 
 
 @contextmanager
@@ -36,16 +36,18 @@ def listening(*hosts: str) -> Iterator[list[socket.socket]]:
 
 
 @contextmanager
-def silent(monkeypatch: pytest.MonkeyPatch, host: str) -> Iterator[socket.socket]:
-    """One that does not answer, as its queue is full; and whoever tries it gives up soon."""
-    monkeypatch.setattr("srunddp.supervisor.deputies._ANSWERS_WITHIN", 0.2)
+def silent(host: str) -> Iterator[socket.socket]:
+    """One that does not answer, as its queue is full."""
     with socket.create_server((host, 0), backlog=0) as full, socket.create_connection(full.getsockname()):
         yield full
 
 
-def deputies(*sockets: socket.socket, rank: int = 0, master: str = "127.0.0.1") -> Deputies:
+def deputies(
+    *sockets: socket.socket, rank: int = 0, master: str = "127.0.0.1", limits: Limits = DEFAULT_LIMITS
+) -> Deputies:
     """Those that listen there: rank 1 on the first, and so on."""
-    return Deputies([(number, *each.getsockname()) for number, each in enumerate(sockets, 1)], rank, master)
+    listening = [(number, *each.getsockname()) for number, each in enumerate(sockets, 1)]
+    return Deputies(listening, rank, master, limits)
 
 
 class FakeConnection:
@@ -84,10 +86,12 @@ class Scene:
 
     Attributes:
         monitor: of rank 0, or of another rank; connections: by the peer's rank.
+        clock: that of its leases, with spare nodes.
     """
 
     def __init__(self, rank: int = 0, size: int = 3, **changes: Any) -> None:
-        context = context_of(rank, size, **changes)
+        self.clock = Clock()
+        context = context_of(rank, size, **{"clock": self.clock} | changes)
         self.connections = {peer: FakeConnection() for peer in ([0] if rank else range(1, size))}
         self.monitor = Participant(context, self.connections[0]) if rank else Coordinator(context, self.connections)
 
@@ -124,20 +128,16 @@ def fold(size: int, per_node: int, rank: int = 0) -> dict[str, Any]:
 
 
 class Clock:
-    """In place of :func:`time.monotonic`, for leases.
+    """In place of :func:`time.monotonic`.
 
     Attributes:
         now: what it says.
     """
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.now = 1000.0
-        for module in (lease, spare_nodes):
-            monkeypatch.setattr(module, "time", self)
-        for module in (coordinator, participant):
-            monkeypatch.setattr(module, "monotonic", self.monotonic)
+    def __init__(self, now: float = 1000.0) -> None:
+        self.now = now
 
-    def monotonic(self) -> float:
+    def __call__(self) -> float:
         return self.now
 
     def stamp(self, **message: Any) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from srunddp.bootstrap.rendezvous import auth, client, protocol
 from srunddp.bootstrap.rendezvous.client import RendezvousClient
 from srunddp.bootstrap.rendezvous.protocol import CancelToken
 from srunddp.supervisor.failure import Failure
-from srunddp.supervisor.failure_monitor import PING_EVERY
+from srunddp.supervisor.limits import DEFAULT_LIMITS
 from srunddp.util.json_lines import parse
 from srunddp.util.kernel_file import raise_open_files_limit
 from tests.support.fake_ranks import hello, tell
@@ -81,11 +81,11 @@ class FakeSupervisor:
         return True
 
     def _await_verdict(self) -> Waiting:
-        ping = time.monotonic() + PING_EVERY * self.rank / self.players.size
+        ping = time.monotonic() + DEFAULT_LIMITS.pings_every * self.rank / self.players.size
         while "verdict" not in (message := (yield from self._line(ping)) or {}):
             if time.monotonic() >= ping:
                 self.send(ping=0)
-                ping += PING_EVERY
+                ping += DEFAULT_LIMITS.pings_every
         return message["verdict"]
 
     def fail(self) -> None:

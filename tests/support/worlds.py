@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import json
 import os
 import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -12,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.chaos.verdict import Verdict, verdicts
+from tests.conftest import PROGRAMS
 from tests.support.starting import LONG, NODE, SRUNDDP, bare, slurm, until, write
 
 SIZE = 3
@@ -121,22 +124,25 @@ def world(
     variables: dict[str, str] | None = None,
     below: dict[int, list[str]] | None = None,
     limit: float = LONG,
+    limits: dict[str, float] | None = None,
 ) -> Iterator[World]:
     """Start one; whatever of it is still there at the end is killed.
 
     Args:
         variables: for all ranks; below: for a rank the command that is to start it.
         limit: seconds until their end.
+        limits: the supervisors', where they are not the usual ones.
     """
     write(folder / "train.py", TOGETHER + script)
     job = str(next(_jobs))  # the port follows from it: worlds that run at once do not see each other
+    start = SRUNDDP if limits is None else (sys.executable, str(PROGRAMS / "limited.py"), json.dumps(limits))
     ranks = []
     try:
         for rank in range(size):
             with open(folder / f"stdout.{rank}", "wb") as out, open(folder / f"stderr.{rank}", "wb") as errors:
                 environ = slurm(rank, size, SLURM_JOB_ID=job) | (variables or {})
                 words = ("--quiet", f"--timeout={LONG}", *options, "train.py")
-                command = [*(below or {}).get(rank, []), *SRUNDDP, *words]
+                command = [*(below or {}).get(rank, []), *start, *words]
                 how = {"cwd": folder, "env": bare(environ), "stdout": out, "stderr": errors}
                 # What is sent to a rank's process group is not for the tests.
                 ranks.append(subprocess.Popen(command, start_new_session=True, **how))

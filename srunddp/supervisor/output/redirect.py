@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from srunddp.errors import ConfigError, Scope, UsageError
+from srunddp.supervisor.limits import DEFAULT_LIMITS, Limits
 from srunddp.util.atomic_file import append_whole, plain
 
 if TYPE_CHECKING:
@@ -88,6 +89,7 @@ class OutputRedirect:
     """
 
     target: OutputTarget
+    limits: Limits = DEFAULT_LIMITS
     _file: int | None = None
     _pipes: dict[int, tuple[int, int]] = field(default_factory=dict)  # of STDOUT and STDERR: where to read and write
     _relay: OutputRelay | None = None
@@ -98,9 +100,9 @@ class OutputRedirect:
         return [end for ends in self._pipes.values() for end in ends] + ([] if self._file is None else [self._file])
 
     @classmethod
-    def open(cls, target: OutputTarget) -> OutputRedirect:
+    def open(cls, target: OutputTarget, limits: Limits = DEFAULT_LIMITS) -> OutputRedirect:
         """Open the file and what leads to it, or a ConfigError; before the fork and any socket. May open nothing."""
-        output = cls(target)
+        output = cls(target, limits)
         if target.file or target.prefix:
             _fill_standard()
         if target.file:
@@ -124,8 +126,10 @@ class OutputRedirect:
             from srunddp.supervisor.output.relay import NonBlockingStream, OutputRelay  # most ranks need neither
 
             prefix, file = self.target.prefix.encode(errors="backslashreplace"), self.target.file
-            streams = {read: NonBlockingStream(number, prefix, file) for number, (read, _) in self._pipes.items()}
-            self._relay = OutputRelay(streams, self._file)
+            streams = {
+                read: NonBlockingStream(number, prefix, file, self.limits) for number, (read, _) in self._pipes.items()
+            }
+            self._relay = OutputRelay(streams, self._file, self.limits)
             self._relay.start()
         elif self._file is not None:
             self._close([self._file])

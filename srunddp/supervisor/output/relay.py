@@ -19,12 +19,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from srunddp.supervisor.limits import DEFAULT_LIMITS, Limits
+
 _READ = 1 << 16
-_REST = 0.002  # seconds
-_LOOK = 0.05  # seconds between two looks at the clock once the worker has ended
-_QUIET = 0.2  # seconds without output, after which a process left behind is taken to be silent
 _WAITING = 1 << 20  # bytes that may wait, each for standard output and error
-_HOLD = 0.5  # seconds
 _LONGEST_LINE = 1 << 16
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
@@ -40,6 +38,7 @@ class OutputRelay:
 
     streams: Mapping[int, NonBlockingStream]
     file: int | None
+    limits: Limits = DEFAULT_LIMITS
     _open: set[int] = field(default_factory=set)
     _end_event: int = -1
     _deadline: float = math.inf
@@ -80,7 +79,7 @@ class OutputRelay:
         if self._deadline == math.inf:
             return False
         now, busy = time.monotonic(), any(terminal.waiting for terminal in self.streams.values())
-        return now >= self._deadline or (now - max(self._came, self._ended) >= _QUIET and not busy)
+        return now >= self._deadline or (now - max(self._came, self._ended) >= self.limits.relay_quiet and not busy)
 
     def _turn(self) -> None:
         """Wait until something can be read or written, and do so."""
@@ -92,13 +91,14 @@ class OutputRelay:
         for terminal in self.streams.values():
             terminal.flush()
         # A script that prints line by line would wake us for each, at many times the cost.
-        if 0 < size < _READ and self._came - before < 2 * _REST and self._deadline == math.inf:
-            time.sleep(_REST)
+        rest = self.limits.relay_rests
+        if 0 < size < _READ and self._came - before < 2 * rest and self._deadline == math.inf:
+            time.sleep(rest)
 
     def _wait(self) -> set[int]:
         poller, now = select.poll(), time.monotonic()
         finishing = self._deadline < math.inf
-        patience = min(_LOOK, max(0.0, self._deadline - now)) if finishing else math.inf
+        patience = min(self.limits.relay_looks, max(0.0, self._deadline - now)) if finishing else math.inf
         if not finishing:
             poller.register(self._end_event, select.POLLIN)
         for source, terminal in self.streams.items():
@@ -173,11 +173,11 @@ class NonBlockingStream:
     ``descriptor`` is to be polled for when something is ``waiting``, which it has not taken yet.
     """
 
-    def __init__(self, inherited: int, prefix: bytes, file: Path | None) -> None:
+    def __init__(self, inherited: int, prefix: bytes, file: Path | None, limits: Limits = DEFAULT_LIMITS) -> None:
         self.descriptor, self._never_blocks = _without_blocking(inherited)
         self.waiting = bytearray()
         self._inherited = inherited
-        self._file = file
+        self._file, self._limits = file, limits
         self._lines = LinePrefixer(prefix) if prefix else None
         self._gone = self._full = False
         self._filled: float | None = None  # since when there is no room
@@ -191,7 +191,7 @@ class NonBlockingStream:
         """
         if self._filled is None or self._left_out:
             return 0.0
-        return max(0.0, self._filled + _HOLD - now) if self._file else math.inf
+        return max(0.0, self._filled + self._limits.relay_holds - now) if self._file else math.inf
 
     def put(self, data: bytes) -> None:
         """Take what the worker wrote, and write what can be written without waiting; what has no room is left out."""
