@@ -1,6 +1,6 @@
 """A supervisor and its worker as far as their output goes: the script is the worker's, the report is the supervisor's.
 
-The one argument is JSON: destination, script, limit and report (a path).
+The one argument is JSON: destination, script, limit, report (a path), and the limits that differ from the usual ones.
 """
 
 from __future__ import annotations
@@ -12,13 +12,15 @@ import threading
 import time
 from pathlib import Path
 
+from srunddp.supervisor.limits import Limits
 from srunddp.supervisor.output.redirect import OutputRedirect, OutputTarget
 
 
 def main(order: dict) -> int:
     file = order["file"] and Path(order["file"])
     before = os.listdir("/proc/self/fd")
-    output = OutputRedirect.open(OutputTarget(file, order["terminal"], order["prefix"]))
+    target = OutputTarget(file, order["terminal"], order["prefix"])
+    output = OutputRedirect.open(target, Limits(**order["limits"]))
     worker = os.fork()
     if worker == 0:
         output.in_worker()

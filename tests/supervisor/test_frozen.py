@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -34,14 +33,12 @@ def disk(tmp_path: Path) -> Iterator[Path]:
 @pytest.mark.parametrize("rank", [0, 1])
 def test_all_hear_of_a_failure_while_the_logs_are_frozen(tmp_path: Path, disk: Path, rank: int) -> None:
     script = f"if RANK == {rank}:\n    wait_for('frozen')\n    raise OSError('Stale file handle')\nrest()"
-    with world(tmp_path, script, "--log-dir", str(disk)) as it:
+    with world(tmp_path, script, "--log-dir", str(disk), limits={"files_written_within": 0.2}) as it:
         it.workers()
         tool("fsfreeze", "--freeze", str(disk))
         try:
-            began = time.monotonic()
             (tmp_path / "frozen").touch()
             named(it.wait(), rank, 1, "OSError: Stale file handle")
-            assert time.monotonic() - began < 10.0
         finally:
             tool("fsfreeze", "--unfreeze", str(disk))
 

@@ -101,11 +101,11 @@ def test_a_stopped_rank_waits_for_one_that_is_saving(tmp_path: Path, late: int) 
     """Its word ends nobody, and rank 0, which hosts the store, stays until all have stopped."""
     script = PREEMPTED.replace("preempted.main(Path())", "try: preempted.main(Path())\nfinally:")
     script += f"    say('saving')\n    if RANK == {late}: wait_for('go')\n"
-    with world(tmp_path, script) as it:
+    with world(tmp_path, script, limits={"kill_after": 0.1}) as it:
         workers = at_work(it)
         it.send(signal.SIGTERM, *(rank.pid for rank in it.ranks), *workers)  # as a launcher does, which we are
         until(lambda: all(it.has_said(f"saving.{rank}") for rank in range(SIZE)))
-        time.sleep(1.5)  # longer than one that is to end has time for
+        time.sleep(0.5)  # longer than one that is to end has time for
         assert not any(map(is_gone, workers))
         (tmp_path / "go").touch()
         ended = it.wait()

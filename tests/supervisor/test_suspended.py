@@ -16,8 +16,8 @@ import pytest
 
 from tests.supervisor.test_verdict import WITHOUT
 from tests.support.launcher import launched
-from tests.support.starting import python, srunddp, until, write
-from tests.support.worlds import SIZE, Ended, is_gone, named, run, world
+from tests.support.starting import LONG, python, srunddp, until, write
+from tests.support.worlds import SIZE, Ended, has_handled_signals, is_gone, is_stopped, named, run, world
 
 pytestmark = pytest.mark.slow
 
@@ -71,12 +71,12 @@ wait_for("held.1")
 
 
 def stopped(folder: Path) -> tuple[Ended, float]:
-    """Rank 2 for good, and rank 1 for three seconds."""
+    """Rank 2 for good, and rank 1 for a moment that its supervisor has seen."""
     with world(folder, "rest()") as it:
         one, two = it.workers()[1:]
         began = time.monotonic()
         it.send(signal.SIGSTOP, one, two)
-        time.sleep(3.0)
+        until(lambda: is_stopped(one) and has_handled_signals(it.ranks[1].pid))
         it.send(signal.SIGCONT, one)
         return it.wait(), time.monotonic() - began
 
@@ -90,11 +90,11 @@ def suspended(folder: Path, size: int) -> Ended:
     with world(folder, "wait_for('go')\nsay('went')", "--lost-after", "3", size=size) as it:
         supervisors, workers = [rank.pid for rank in it.ranks], it.workers()
         it.send(signal.SIGSTOP, *workers)
-        time.sleep(0.5)
+        until(lambda: all(map(is_stopped, workers)) and all(map(has_handled_signals, supervisors)))
         it.send(signal.SIGSTOP, *supervisors)
         time.sleep(SUSPENDED)
         it.send(signal.SIGCONT, *supervisors)
-        time.sleep(0.5)
+        until(lambda: all(map(has_handled_signals, supervisors)))
         it.send(signal.SIGCONT, *workers)
         (folder / "go").touch()
         return it.wait()
@@ -120,7 +120,7 @@ SCENES: dict[str, Callable[[Path], Any]] = {
     "rank 1 saves": lambda folder: asked(folder, 1, "sys.exit(0)"),
     "rank 0 saves": lambda folder: asked(folder, 0, "sys.exit(1)"),
     "stalled": stalled,
-    "the GIL": lambda folder: run(folder, HOLDS, "--stall-timeout", "20"),
+    "the GIL": lambda folder: run(folder, HOLDS, "--stall-timeout", "60"),
     "Gloo": lambda folder: run(folder, GLOO),
 }
 
@@ -173,7 +173,7 @@ def test_a_rank_that_holds_the_gil_is_left_alone_until_the_limit(scenes: Scenes)
 def test_a_rank_that_is_stopped_for_ten_seconds_is_named(scenes: Scenes) -> None:
     ended, took = scenes["stopped"].result()
     named(ended, 2, 128 + signal.SIGSTOP, "stopped by SIGSTOP for 10 s")
-    assert 9.0 < took < 13.0
+    assert took > 9.0
 
 
 @pytest.mark.parametrize(("scene", "size"), [("suspended", 3), ("suspended alone", 1)])
@@ -186,12 +186,12 @@ def test_a_job_that_was_suspended_goes_on(scenes: Scenes, scene: str, size: int)
 def test_the_launcher_s_end_leaves_nothing(tmp_path: Path, how: str) -> None:
     ignore = "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n" if how == "stubborn" else ""
     folder = write(tmp_path / "old" / "sitecustomize.py", WITHOUT if how == "old Python" else "").parent
-    with launched(tmp_path, f"{ignore}say('waits')\nrest()", PYTHONPATH=str(folder)) as launcher:
+    script = f"{ignore}say('waits')\nrest()"
+    # Nothing is left for which --grace would be waited.
+    with launched(tmp_path, script, "--grace", f"{10 * LONG}", PYTHONPATH=str(folder)) as launcher:
         until(lambda: all((tmp_path / f"waits.{rank}").exists() for rank in range(3)))
         launcher.process.kill()
-        began = time.monotonic()
         until(lambda: all(map(is_gone, (*launcher.supervisors, *launcher.workers))))
-    assert time.monotonic() - began < 4.0
     assert (tmp_path / "stderr.0").read_text().count("has ended (exit code 137)") <= 1
     everything = "".join((tmp_path / f"stderr.{rank}").read_text() for rank in range(3))
     assert everything.count(f"its launcher, process {launcher.process.pid}, has ended (exit code 137)") == 1
@@ -200,9 +200,10 @@ def test_the_launcher_s_end_leaves_nothing(tmp_path: Path, how: str) -> None:
 # What the end of a script may take: uploads in atexit end, and who does not end is ended.
 
 
+KILL_AFTER = 0.2  # for ranks that have nothing to save
 UPLOADS = """
 def upload():
-    time.sleep(3)
+    time.sleep(1)
     say("uploaded")
 atexit.register(upload)
 """
@@ -210,29 +211,26 @@ FAILS = UPLOADS + "if RANK == {rank}: raise ValueError('boom')\nrest()"
 STOPS = UPLOADS + "from srunddp.errors import Stopped\nraise Stopped('stopped after step 5', 75)"
 
 
-def like_slurm(folder: Path, script: str, *options: str) -> tuple[Ended, float]:
-    """A world whose launcher kills all at the first bad end, as srun --kill-on-bad-exit=1; how long it took."""
-    with world(folder, script, *options) as it:
+def uploads(folder: Path, script: str) -> tuple[Ended, list[int]]:
+    """Which ranks had uploaded at the first bad end, when ``srun --kill-on-bad-exit=1`` kills all that is left."""
+    with world(folder, script, limits={"kill_after": KILL_AFTER}) as it:
         it.workers()
-        began = time.monotonic()
         until(lambda: any(rank.poll() for rank in it.ranks))
-        time.sleep(0.3)  # until srun has told all nodes
-        for rank in it.ranks:
-            rank.kill()
-        return it.wait(), time.monotonic() - began
+        uploaded = [rank for rank in range(SIZE) if it.has_said(f"uploaded.{rank}")]
+        return it.wait(), uploaded
 
 
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_failed_rank_s_exit_handlers_end_first(tmp_path: Path, rank: int) -> None:
-    ended, _ = like_slurm(tmp_path, FAILS.format(rank=rank))
+    ended, uploaded = uploads(tmp_path, FAILS.format(rank=rank))
     named(ended, rank, 1, "ValueError: boom")
-    assert [(tmp_path / f"uploaded.{each}").exists() for each in range(SIZE)] == [each == rank for each in range(SIZE)]
+    assert uploaded == [rank]
 
 
 def test_after_a_stop_the_exit_handlers_of_all_ranks_end(tmp_path: Path) -> None:
-    ended, _ = like_slurm(tmp_path, STOPS)
+    ended, uploaded = uploads(tmp_path, STOPS)
     assert ended.codes == [75] * SIZE, ended.text
-    assert all((tmp_path / f"uploaded.{rank}").exists() for rank in range(SIZE))
+    assert uploaded == [*range(SIZE)]
 
 
 def test_an_end_that_takes_longer_than_grace_is_cut_short(tmp_path: Path) -> None:
@@ -241,16 +239,16 @@ def test_an_end_that_takes_longer_than_grace_is_cut_short(tmp_path: Path) -> Non
         it.workers()
         began = time.monotonic()
         named(it.wait(), 1, 1, "ValueError: boom")
-    assert 1.0 < time.monotonic() - began < 10.0
+    assert 1.0 < time.monotonic() - began < 28.0, "the default is 30 s"
 
 
 @pytest.mark.parametrize("end", ["raise ValueError('boom')", "sys.exit(3)"])
 def test_a_single_process_has_no_limit(tmp_path: Path, end: str) -> None:
     script = write(
         tmp_path / "train.py",
-        f"import atexit, sys, time\natexit.register(print, 'uploaded')\natexit.register(time.sleep, 3)\n{end}",
+        f"import atexit, sys, time\natexit.register(print, 'uploaded')\natexit.register(time.sleep, 1.5)\n{end}",
     )
-    ours = srunddp("--quiet", "--grace", "0.5", script, folder=tmp_path)
+    ours = srunddp("--quiet", "--grace", "0.1", script, folder=tmp_path)
     theirs = python(script, folder=tmp_path)
     assert (ours.returncode, ours.stdout) == (theirs.returncode, theirs.stdout)
     assert ours.stdout == "uploaded\n"

@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from srunddp.supervisor.limits import Limits
 from srunddp.supervisor.worker_process import WorkerProcess
 from tests.conftest import ROOT
-from tests.support.starting import python, until
+from tests.support.starting import LONG, python, until
 from tests.support.worlds import is_gone, named, run, world
 
 
@@ -50,6 +51,37 @@ def test_a_stopped_worker_that_is_to_end_is_killed_at_once() -> None:
     os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
     worker.collect(105.1)
     assert (worker.ended, worker.status) == (True, -signal.SIGKILL)
+
+
+def test_a_worker_that_ignores_sigterm_is_killed_when_its_time_is_over() -> None:
+    """It is asked once, and an earlier end may be set later on, but no later one."""
+    command, pipe = ["env", "--ignore-signal=TERM", "cat"], subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe) as child:  # which ends with its input
+        assert child.stdin
+        assert child.stdout
+        child.stdin.write(b"ignores it\n")
+        child.stdin.flush()
+        assert child.stdout.readline() == b"ignores it\n"
+        worker = WorkerProcess(child.pid)
+        worker.end(100.0, ask=True, within=5.0)
+        worker.end(100.0, ask=True, within=2.0)
+        worker.end(101.0, ask=True, within=9.0)
+        assert worker.tick(101.5) == pytest.approx(0.5)
+        assert child.poll() is None
+        worker.tick(102.0)
+        assert child.wait(LONG) == -signal.SIGKILL
+
+
+def test_a_worker_that_cannot_be_killed_is_given_up() -> None:
+    """As in a kernel call that does not return; here one that nobody collects."""
+    with subprocess.Popen(["cat"], stdin=subprocess.PIPE) as child:
+        worker = WorkerProcess(child.pid, limits=Limits(gives_up_after=10.0))
+        worker.end(100.0, ask=False, within=1.0)
+        assert worker.tick(101.0) == pytest.approx(10.0)
+        worker.tick(110.9)
+        assert not worker.ended
+        worker.tick(111.0)
+        assert (worker.ended, worker.given_up, worker.tick(112.0)) == (True, True, None)
 
 
 FAMILY = """
@@ -112,6 +144,7 @@ def test_what_python_forked_ends_with_a_killed_supervisor(tmp_path: Path) -> Non
 
 LATE = """
 import os, signal, sys, time
+from srunddp.supervisor.limits import Limits
 from srunddp.supervisor.worker_process import kill_forks_on_exit
 
 def wait():  # the child gets no processor before its parent has ended

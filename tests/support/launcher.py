@@ -1,6 +1,7 @@
 """A launcher of its own process: it starts a world, and sends a signal to all processes of it, as Slurm does.
 
-python -m tests.support.launcher FOLDER SCRIPT   a line of input is the number of a signal; the end of it asks for none
+``python -m tests.support.launcher FOLDER SCRIPT [OPTIONS]``: a line of input is the number of a signal; the end of it
+asks for none.
 """
 
 from __future__ import annotations
@@ -39,10 +40,10 @@ class Launcher:
 
 
 @contextmanager
-def launched(folder: Path, script: str, **variables: str) -> Iterator[Launcher]:
-    """Start one, which passes PYTHONPATH on; it is killed at the end."""
+def launched(folder: Path, script: str, *options: str, **variables: str) -> Iterator[Launcher]:
+    """Start one, which passes the options and PYTHONPATH on; it is killed at the end."""
     pipe = subprocess.PIPE
-    command = [sys.executable, "-m", "tests.support.launcher", str(folder), script]
+    command = [sys.executable, "-m", "tests.support.launcher", str(folder), script, *options]
     with subprocess.Popen(command, cwd=ROOT, env=bare(variables), stdin=pipe, stdout=pipe, text=True) as process:
         try:
             yield Launcher(process, **_read(process))
@@ -55,9 +56,9 @@ def _read(process: subprocess.Popen[str]) -> dict[str, Any]:
     return dict(json.loads(process.stdout.readline()))
 
 
-def main(folder: str, script: str) -> None:
+def main(folder: str, script: str, *options: str) -> None:
     passed = {name: os.environ[name] for name in ("PYTHONPATH",) if name in os.environ}
-    with world(Path(folder), script, variables=passed) as it:
+    with world(Path(folder), script, *options, variables=passed) as it:
         supervisors, workers = [rank.pid for rank in it.ranks], it.workers()
         print(json.dumps({"supervisors": supervisors, "workers": workers}), flush=True)
         if number := sys.stdin.readline():

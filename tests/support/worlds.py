@@ -5,6 +5,8 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import re
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -104,6 +106,17 @@ class World:
         for pid in pids:
             os.kill(pid, number)
 
+    def wait_until_handled(self, rank: int) -> None:
+        """Until a supervisor has handled all that has come to it, as the end of a connection.
+
+        It is asked twice for its worker's stack, which it prints: what had come before the first question has been
+        seen with it at the latest, and what follows from that is done before the second.
+        """
+        for _ in range(2):
+            before = self.written("stderr")[rank]
+            self.send(signal.SIGURG, self.ranks[rank].pid)
+            until(lambda before=before: self.written("stderr")[rank] != before)
+
     def written(self, stream: str) -> list[str]:
         """By each rank to ``stdout`` or ``stderr``."""
         files = [self.folder / f"{stream}.{rank}" for rank in range(len(self.ranks))]
@@ -165,6 +178,17 @@ def named(ended: Ended, rank: int, code: int, cause: str) -> None:
     assert ended.verdicts[0].node == NODE
     assert cause in ended.verdicts[0].cause, ended.text
     assert ended.codes == [code] * len(ended.codes), ended.text
+
+
+def has_handled_signals(pid: int) -> bool:
+    """Whether a process has none before it, of those that it blocks and reads, as a supervisor does."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    return not any(int(mask, 16) for mask in re.findall(r"^(?:SigPnd|ShdPnd):\s*(\w+)", status, re.MULTILINE))
+
+
+def is_stopped(pid: int) -> bool:
+    """Whether a process is stopped by a signal."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
 
 
 def is_gone(pid: int) -> bool:

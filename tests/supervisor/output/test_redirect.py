@@ -26,8 +26,8 @@ from srunddp.supervisor.output.relay import LinePrefixer
 from tests.conftest import PROGRAMS, ROOT
 from tests.support.starting import LONG, bare, until, write
 
-SCRIPT = "import os\nfor number in range(100_000): os.write(1, b'%099d\\n' % number)\n"  # 10 MB
-ALL = b"".join(b"%099d\n" % number for number in range(100_000))
+SCRIPT = "import os\nfor number in range(30_000): os.write(1, b'%099d\\n' % number)\n"  # 3 MB
+ALL = b"".join(b"%099d\n" % number for number in range(30_000))
 
 
 def planned(
@@ -69,6 +69,7 @@ def start(tmp_path: Path) -> Iterator[Any]:
     ) -> Rank:
         log, report = tmp_path / "log", tmp_path / f"report{len(ranks)}"
         order = {"script": script, "terminal": terminal, "prefix": prefix, "limit": limit}
+        order |= {"limits": how.pop("limits", {})}
         order |= {"file": str(log) if file else None, "report": str(report)}
         command = [*how.pop("before", ()), sys.executable, str(PROGRAMS / "logged.py"), json.dumps(order)]
         standard = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
@@ -285,9 +286,9 @@ def test_a_silent_process_that_was_left_behind_is_not_waited_for(leave: Any) -> 
 
 
 def test_one_left_behind_is_heard_until_the_limit(leave: Any) -> None:
-    rank = leave("while True: os.write(2, b'on and on\\n'); time.sleep(0.01)", limit=1.5)
-    assert 1 < rank.ended()["took"] < 5
-    assert rank.file.count(b"on and on") > 20
+    rank = leave("while True: os.write(2, b'on and on\\n'); time.sleep(0.01)", limit=1.5, limits={"relay_quiet": 0.7})
+    assert 1 < rank.ended()["took"] < 15
+    assert rank.file.rpartition(b"last")[2].count(b"on and on") > 1
 
 
 # The terminal, which may be slow, full or gone.
@@ -325,10 +326,10 @@ def test_the_terminal_is_told_how_much_it_missed_and_where_it_is(start: Any, tmp
 
 
 def test_a_burst_to_a_terminal_that_is_read_is_all_there(start: Any) -> None:
-    rank = start("import os; os.system('seq 2000000')")
+    rank = start("import os; os.system('seq 500000')", limits={"relay_holds": LONG})  # we may be slow to read
     shown, _ = rank.read()
     rank.ended()
-    assert shown == rank.file == b"".join(b"%d\n" % number for number in range(1, 2_000_001))
+    assert shown == rank.file == b"".join(b"%d\n" % number for number in range(1, 500_001))
 
 
 def test_without_a_file_the_worker_waits_for_the_reader(start: Any, tmp_path: Path) -> None:
@@ -349,7 +350,7 @@ def test_without_file_and_reader_it_ends_within_its_limit(start: Any) -> None:
     )
     report = rank.ended()
     assert report["code"] == -signal.SIGALRM
-    assert report["took"] < 5
+    assert report["took"] < 10
 
 
 @pytest.mark.parametrize("tty", [False, True])
@@ -431,7 +432,7 @@ def test_a_line_without_end_comes_in_pieces() -> None:
 
 
 def test_ranks_that_share_a_terminal_do_not_mix_within_a_line(start: Any) -> None:
-    script = "import os\nfor number in range(30_000): os.write(1, b'%d ' % number + b'x' * (number % 300) + b'\\n')\n"
+    script = "import os\nfor number in range(10_000): os.write(1, b'%d ' % number + b'x' * (number % 300) + b'\\n')\n"
     read, write = os.pipe()
     ranks = [start(script, file=False, prefix=f"node02:{rank}: ", stdout=write) for rank in range(2)]
     os.close(write)
@@ -440,5 +441,5 @@ def test_ranks_that_share_a_terminal_do_not_mix_within_a_line(start: Any) -> Non
     for rank in range(2):
         ranks[rank].ended()
         theirs = [line for line in shown if line.startswith(b"node02:%d: " % rank)]
-        assert theirs == [b"node02:%d: %d %s" % (rank, number, b"x" * (number % 300)) for number in range(30_000)]
-    assert len(shown) == 60_000
+        assert theirs == [b"node02:%d: %d %s" % (rank, number, b"x" * (number % 300)) for number in range(10_000)]
+    assert len(shown) == 20_000
