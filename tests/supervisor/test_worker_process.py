@@ -65,7 +65,7 @@ def test_a_worker_that_ignores_sigterm_is_killed_when_its_time_is_over() -> None
         worker = WorkerProcess(child.pid)
         worker.end(100.0, ask=True, within=5.0)
         worker.end(100.0, ask=True, within=2.0)
-        worker.end(101.0, ask=True, within=9.0)
+        worker.end(101.0, ask=True, within=20.0)
         assert worker.tick(101.5) == pytest.approx(0.5)
         assert child.poll() is None
         worker.tick(102.0)
