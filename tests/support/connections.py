@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
+from srunddp.supervisor.connection import SupervisorConnection
 from srunddp.supervisor.coordinator import Coordinator
 from srunddp.supervisor.deputies import Deputies
 from srunddp.supervisor.failure_monitor import RankContext
@@ -50,15 +51,18 @@ def deputies(
     return Deputies(listening, rank, master, limits)
 
 
-class FakeConnection:
-    """As a SupervisorConnection, without a socket.
+class FakeConnection(SupervisorConnection):
+    """One without a socket.
 
     Attributes:
         messages: all that was sent over it, as the other end would read it.
+        sent: what a test says of it.
     """
 
+    sent = True
+
     def __init__(self) -> None:
-        self.open, self.lost, self.reset, self.sent = True, False, False, True
+        self.open, self.lost, self.reset = True, False, False
         self.messages: list[dict[str, Any]] = []
         self.arrived: list[dict[str, Any]] = []
 

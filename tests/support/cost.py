@@ -19,7 +19,7 @@ def in_empty_calls(function: Callable[[], object]) -> float:
 
     def nothing() -> None: ...
 
-    timers = [timeit.Timer(each, timer=time.process_time) for each in (function, nothing)]
-    rounds = [[timer.timeit(_CALLS) for timer in timers] for _ in range(_ROUNDS)]
-    cost, least = (min(times) for times in zip(*rounds, strict=True))
-    return cost / least
+    called = timeit.Timer(function, timer=time.process_time)
+    empty = timeit.Timer(nothing, timer=time.process_time)
+    rounds = [(called.timeit(_CALLS), empty.timeit(_CALLS)) for _ in range(_ROUNDS)]
+    return min(cost for cost, _ in rounds) / min(least for _, least in rounds)

@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from functools import partial
 
-from torch.distributed import TCPStore
+from torch._C._distributed_c10d import TCPStore
 from torch.distributed.elastic.rendezvous import RendezvousTimeoutError
 from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import DynamicRendezvousHandler, RendezvousTimeout
@@ -46,6 +46,7 @@ def join_rendezvous(port: int, ranks: int, rank: int) -> DynamicRendezvousHandle
     """torchrun's rendezvous with ``--rdzv-backend=c10d``, of one agent a node."""
     store, within = client(port), RendezvousTimeout(join=JOIN)
     backend = C10dRendezvousBackend(store, "4711")
+    handler: DynamicRendezvousHandler
     handler = DynamicRendezvousHandler.from_backend("4711", store, backend, ranks, ranks, HOST, within)
     assert handler.next_rendezvous().world_size == ranks
     return handler
@@ -62,8 +63,9 @@ def main(way: str, port: int, ranks: int, first: int, last: int) -> None:
         except RendezvousTimeoutError:
             tell(at=math.inf)
             return
-        for each in joined if is_store else ():
-            each.get("all are here")
+        for each in joined:
+            if isinstance(each, TCPStore):
+                each.get("all are here")
         tell(at=time.monotonic())
         sys.stdin.readline()
 

@@ -16,7 +16,7 @@ import sys
 import time
 from collections.abc import Generator
 from dataclasses import asdict
-from typing import Any
+from typing import Any, TypeVar
 
 from srunddp.bootstrap.rendezvous import auth, client, protocol
 from srunddp.bootstrap.rendezvous.client import RendezvousClient
@@ -27,12 +27,23 @@ from srunddp.util.json_lines import parse
 from srunddp.util.kernel_file import raise_open_files_limit
 from tests.support.fake_ranks import hello, tell
 
-Waiting = Generator[float, bool, Any]
-"""Yields a time, and is sent whether something came over the connection before it."""
+Result = TypeVar("Result")
+
+Waiting = Generator[float, bool | None, Result]
+"""Yields a time, and is sent whether something came over the connection before it; None starts it."""
 
 
 class FakeSupervisor:
-    """One rank's: the client of the rendezvous with its patience, then the participant. Nothing here waits."""
+    """One rank's: the client of the rendezvous with its patience, then the participant. Nothing here waits.
+
+    Attributes:
+        connection: To rank 0, once the rank has tried.
+        lines: Messages that have come over it whole, and were not read; rest: the begin of the next one.
+    """
+
+    connection: socket.socket
+    lines: list[bytes]
+    rest: bytes
 
     def __init__(self, players: Players, rank: int) -> None:
         self.players, self.rank, self.hello = players, rank, hello(rank, players.size)
@@ -41,7 +52,7 @@ class FakeSupervisor:
         self.life = self._live()
         self.due = math.inf
 
-    def _live(self) -> Waiting:
+    def _live(self) -> Waiting[None]:
         while True:
             yield from self._meet()
             self.players.note("met")
@@ -56,7 +67,7 @@ class FakeSupervisor:
             self.players.published(verdict["restart"])
             self.client.own = self.players.trust
 
-    def _meet(self) -> Waiting:
+    def _meet(self) -> Waiting[None]:
         patience = client.ANSWER_WITHIN
         if later := client.comes_later(self.rank):
             yield time.monotonic() + later
@@ -68,7 +79,7 @@ class FakeSupervisor:
         while "meeting" not in (message := (yield from self._line(math.inf)) or {}):
             assert not message, message
 
-    def _try(self, patience: float) -> Waiting:
+    def _try(self, patience: float) -> Waiting[bool]:
         self.players.connect(self)
         if not (yield time.monotonic() + patience) or self.connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
             return False
@@ -80,7 +91,7 @@ class FakeSupervisor:
         self.send(here=True, proof=self.client._prove(self.connection, nonce, greeting))
         return True
 
-    def _await_verdict(self) -> Waiting:
+    def _await_verdict(self) -> Waiting[Any]:
         ping = time.monotonic() + DEFAULT_LIMITS.pings_every * self.rank / self.players.size
         while "verdict" not in (message := (yield from self._line(ping)) or {}):
             if time.monotonic() >= ping:
@@ -94,7 +105,7 @@ class FakeSupervisor:
     def send(self, **message: object) -> None:
         self.connection.send(json.dumps(message).encode() + b"\n")
 
-    def _line(self, until: float) -> Waiting:
+    def _line(self, until: float) -> Waiting[dict[str, Any] | None]:
         """The next message; empty when the time is over, and None at the end of the connection."""
         while not self.lines:
             try:

@@ -12,6 +12,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from unittest import mock
 
 from srunddp.bootstrap.environment import slurm
 from srunddp.bootstrap.environment.detect import CHANNELS, Environment, detect, likely_ranks
@@ -25,6 +26,7 @@ from tests.support.no_process import watch
 
 CANARY = "canary"
 SHELL = (f"$(touch {CANARY})", f"`touch {CANARY}`", f";touch {CANARY}", f"| touch {CANARY}", f"a\ntouch {CANARY}\n")
+ODD: tuple[str, ...]
 ODD = ("", " ", "-1", "0", "1", "4294967295", "9" * 30, "٣", "1e3", "0x1", "\x1b[2J", "\udcff", "'", '"', "\\", "%s")
 ODD += ("{0}", "node[1-", "2(x3)", "999999999", "9(x999999)", "9(x60000)," * 9000, "../..", "a" * 5000)
 SLOW = ("node[01-65536]", "[1-9]" * 9, "n[1-60000],m[1-60000]")
@@ -129,12 +131,14 @@ def located(found: Environment) -> None:
 
 def main() -> None:
     number, seed = map(int, sys.argv[1:])
-    discovery.addresses_of = lambda name: {"10.0.0.7"}  # no network
-    slurm.is_interactive_shell = lambda task: task == "4000"
     starts: list[str] = []
     campaign = Campaign(random.Random(seed))
     watch(starts.append)
-    campaign.run(number)
+    with (
+        mock.patch.object(discovery, "addresses_of", return_value={"10.0.0.7"}),  # no network
+        mock.patch.object(slurm, "is_interactive_shell", lambda task: task == "4000"),
+    ):
+        campaign.run(number)
     before = list(starts)
     os.system("true")
     result = {"values": campaign.values, "ends": campaign.ends, "faults": campaign.faults[:20], "starts": before}

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import re
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from inspect import cleandoc
 from pathlib import Path
+from typing import Protocol
 
 import click
 from click_man.man import ManPage
@@ -38,44 +39,66 @@ class Sections(click.HelpFormatter):
         self.title = name
         yield
 
-    def write_dl(self, rows: Sequence[tuple[str, str]], col_max: int = 30, col_spacing: int = 2) -> None:
+    def write_dl(self, rows: Iterable[tuple[str, str]], col_max: int = 30, col_spacing: int = 2) -> None:
         self.rows[self.title] = [*rows]
 
 
-class _Page(ManPage):
+class _ClickManPage(Protocol):
+    """What is used of click-man's page, which has no types; ``str()`` gives its text."""
+
+    command: str
+    version: str
+    date: str
+    short_help: str
+    synopsis: str
+    description: str
+
+
+class _Page:
     """click-man's page, with the headings and the indented lines that ``--help`` has, and without a date."""
 
     def __init__(self, context: click.Context) -> None:
         command, formatter = context.command, Sections()
-        super().__init__(context.command_path)
-        self.version, self.date = "srunddp", ""
-        self.short_help = _roff(command.get_short_help_str(limit=1000).rstrip("."))
-        self.synopsis = " ".join(command.collect_usage_pieces(context))
+        page: _ClickManPage = ManPage(context.command_path)
+        page.version = "srunddp"
+        page.date = ""
+        page.short_help = _roff(command.get_short_help_str(limit=1000).rstrip("."))
+        page.synopsis = " ".join(command.collect_usage_pieces(context))
         parts = [*cleandoc(command.help or "").split("\n\n"), command.epilog]
-        self.description = "\n".join(_paragraph(part) for part in parts if part)
+        page.description = "\n".join(_paragraph(part) for part in parts if part)
         command.format_options(context, formatter)
         self.sections = formatter.rows
         if command is main:  # whose page is written by hand
             usage, _, examples, *lists = command.get_help(context).split("\n\n")
-            self.synopsis = usage.removeprefix("Usage: srunddp ").replace("\n       srunddp ", "\n.br\n.B srunddp\n")
-            self.description += "\n" + _paragraph(f"\b\n{cleandoc(examples)}")
-            rows = [[line.strip() for line in each.splitlines()] for each in lists]
-            self.sections = {title.rstrip(":"): [re.split("  +", row) for row in found] for title, *found in rows}
+            page.synopsis = usage.removeprefix("Usage: srunddp ").replace("\n       srunddp ", "\n.br\n.B srunddp\n")
+            page.description += "\n" + _paragraph(f"\b\n{cleandoc(examples)}")
+            self.sections = dict(_section(each) for each in lists)
+        self.page = page
         related = [each.command_path.replace(" ", "-") for each in (context.parent, *_below(context)) if each]
         self.related = [*(f"{name} (1)" for name in related), "ifaces.conf (5)"]
 
     def __str__(self) -> str:
-        title = self.command.upper()
-        lines = super().__str__().replace(title, title.replace(" ", "-"), 1).splitlines()
+        title = self.page.command.upper()
+        lines = str(self.page).replace(title, title.replace(" ", "-"), 1).splitlines()
         lines[1:1] = [".nh", ".ad l"]
         if not {"Options", "Commands"} & self.sections.keys():
-            lines.append(".SH OPTIONS" if " " in self.command else ".SH COMMANDS")
+            lines.append(".SH OPTIONS" if " " in self.page.command else ".SH COMMANDS")
         for heading, rows in self.sections.items():
             lines.append(f".SH {heading.upper()}" if heading in ("Options", "Commands") else f".SS {heading}")
             for names, text in rows:
                 lines += [".TP", re.sub(_NAMES, r"\\fB\g<0>\\fR", _roff(names)), *([_roff(text)] if text else [])]
         lines += [".SH SEE ALSO", *(f".BR {_roff(each)}," for each in self.related)]
         return "\n".join(lines).rstrip(",") + "\n"
+
+
+def _section(text: str) -> tuple[str, list[tuple[str, str]]]:
+    """The heading and the rows of a list in ``srunddp --help``, where spaces divide a row into two columns."""
+    title, *lines = [line.strip() for line in text.splitlines()]
+    rows = []
+    for line in lines:
+        names, explanation = re.split("  +", line)
+        rows.append((names, explanation))
+    return title.rstrip(":"), rows
 
 
 def _roff(text: str) -> str:

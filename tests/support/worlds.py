@@ -115,7 +115,11 @@ class World:
         for _ in range(2):
             before = self.written("stderr")[rank]
             self.send(signal.SIGURG, self.ranks[rank].pid)
-            until(lambda before=before: self.written("stderr")[rank] != before)
+            self._wait_for_output(rank, before)
+
+    def _wait_for_output(self, rank: int, before: str) -> None:
+        """Until a rank has written more on standard error than this."""
+        until(lambda: self.written("stderr")[rank] != before)
 
     def written(self, stream: str) -> list[str]:
         """By each rank to ``stdout`` or ``stderr``."""
@@ -156,9 +160,15 @@ def world(
                 environ = slurm(rank, size, SLURM_JOB_ID=job) | (variables or {})
                 words = ("--quiet", f"--timeout={LONG}", *options, "train.py")
                 command = [*(below or {}).get(rank, []), *start, *words]
-                how = {"cwd": folder, "env": bare(environ), "stdout": out, "stderr": errors}
-                # What is sent to a rank's process group is not for the tests.
-                ranks.append(subprocess.Popen(command, start_new_session=True, **how))
+                process = subprocess.Popen(
+                    command,
+                    cwd=folder,
+                    env=bare(environ),
+                    stdout=out,
+                    stderr=errors,
+                    start_new_session=True,  # what is sent to a rank's process group is not for the tests
+                )
+                ranks.append(process)
         yield World(folder, ranks, limit)
     finally:
         for process in ranks:
