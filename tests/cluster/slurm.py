@@ -18,9 +18,9 @@ PARTITION = "gpu"
 URGENT = "urgent"
 TORCH = "torch"
 MEMORY = 6000  # MiB for a job on each node that does not say otherwise
-GRACE = 10  # seconds between the SIGTERM of a preempted job and its end
+GRACE = 20  # seconds between the SIGTERM of a preempted job and its end
 
-_MUNGED_SECONDS = 10.0
+_MUNGED_SECONDS = 60.0
 _PMIX = "libpmix.so"
 
 
@@ -292,6 +292,10 @@ def _daemon_lines(folder: Path, settings: Settings) -> list[str]:
         f"ProctrackType=proctrack/{settings.tracking}",
         f"TaskPlugin={'task/cgroup' if settings.tracking == 'cgroup' else 'task/none'}",
         "KillWait=5",
+        # A daemon that a busy machine lets wait has not failed: not after 10 s, as by default.
+        "MessageTimeout=30",
+        "UnkillableStepTimeout=150",  # at least five times as long
+        "BatchStartTimeout=60",
         f"SlurmdTimeout={settings.slurmd_timeout}",
         # srun listens for its steps, also when a batch script starts it on a node behind the firewall.
         f"SrunPortRange={SRUN_PORTS}",
