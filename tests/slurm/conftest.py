@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,10 +16,11 @@ import pytest
 from tests.cluster.cluster import Cluster, ClusterError, Settings, requirements
 from tests.cluster.nodes import NODES
 from tests.conftest import ROOT, missing
+from tests.support.starting import until
 
 PYTHON = str(ROOT / ".venv" / "bin" / "python")
 SRUNDDP = str(ROOT / "bin" / "srunddp")
-
+OVER = ("COMPLETED", "CANCELLED", "FAILED", "TIMEOUT", "OUT_OF_MEMORY")  # states of a job that has ended
 
 # Failures below us, upon which a run is repeated. Two threads or processes of Slurm 22.05's srun that try the same
 # port at once, as those of a heterogeneous step do: the loser tries no other. And Open MPI under its PMIx, where
@@ -62,13 +64,13 @@ class SlurmJobRunner:
         return self.cluster.shared / "ifaces.conf"
 
     def srun(
-        self, *words: str, env: dict[str, str] | None = None, timeout: float = 120, ifaces: Path | None = None
+        self, *words: str, env: dict[str, str] | None = None, timeout: float = 300, ifaces: Path | None = None
     ) -> Outcome:
         """Run srun with these words on the login node."""
         return self.on_login("srun", *words, env=env, timeout=timeout, ifaces=ifaces)
 
     def on_login(
-        self, *words: str, env: dict[str, str] | None = None, timeout: float = 120, ifaces: Path | None = None
+        self, *words: str, env: dict[str, str] | None = None, timeout: float = 300, ifaces: Path | None = None
     ) -> Outcome:
         variables = {"SRUNDDP_IFACES": str(ifaces or self.ifaces), "OMP_NUM_THREADS": "1", **site_mpi()} | (env or {})
         for _ in range(TRIES):
@@ -80,21 +82,41 @@ class SlurmJobRunner:
             warnings.warn(f"a run is repeated after: {seen[0][0]}", stacklevel=2)
         return outcome(done)
 
-    def batch(self, body: str, *options: str, timeout: float = 120) -> Outcome:
+    def batch(self, body: str, *options: str, timeout: float = 300) -> Outcome:
         """Submit a batch script, wait for its end, and return what it printed."""
         script, log = self.cluster.shared / "job.sh", self.cluster.shared / "job.out"
         log.unlink(missing_ok=True)
         script.write_text(f"#!/bin/bash\nexport SRUNDDP_IFACES={self.ifaces} OMP_NUM_THREADS=1\n{body}\n")
-        words = ("sbatch", "--wait", "--output", str(log), f"--chdir={ROOT}", *options, str(script))
+        words = ("sbatch", "--parsable", "--output", str(log), f"--chdir={ROOT}", *options, str(script))
         self.cluster.await_completing()
-        done = self.cluster.run(*words, timeout=timeout, check=False)
+        number = self.cluster.run(*words).stdout.strip()
+        code = until(lambda: self.exit_code(number), timeout, lambda: f"job {number} does not end")
         text = log.read_text() if log.exists() else ""
-        return outcome(subprocess.CompletedProcess(words, done.returncode, text, text))
+        return outcome(subprocess.CompletedProcess(words, int(code), text, text))
+
+    def exit_code(self, number: str) -> str:
+        """The exit code of a batch job that is over; empty until then.
+
+        `sbatch --wait` looks after 2 s, then after 8 s more, and then every 32 s.
+        """
+        shown = self.cluster.run("scontrol", "show", "job", number).stdout
+        state = re.search(r"JobState=(\w+)", shown)
+        code = re.search(r" ExitCode=(\d+)", shown)
+        assert state, shown
+        assert code, shown
+        return code[1] if state[1] in OVER else ""
 
     def write_ifaces(self, name: str, text: str) -> Path:
         path = self.cluster.shared / name
         path.write_text(text)
         return path
+
+
+def gated(values: Iterable[str], *names: str) -> list[object]:
+    """Mark the values of these names, of all with which a test is parametrized, as those that the gate runs."""
+    everything = list(values)
+    assert set(names) <= set(everything), names
+    return [pytest.param(value, marks=pytest.mark.gate) if value in names else value for value in everything]
 
 
 # Slurm's PMIx lets ranks of Open MPI out of MPI_Init before others are in it. On a busy machine that crashes them.
@@ -129,11 +151,13 @@ def runner() -> Iterator[SlurmJobRunner]:
 
 @pytest.fixture(autouse=True)
 def cancelled(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Leave no job, and six nodes that take the next one, whatever a test has done."""
     yield
     if "runner" in request.fixturenames:
         cluster = request.getfixturevalue("runner").cluster
         try:
             cluster.cancel_all()
+            cluster.await_all_nodes()
         except ClusterError:
             # It fails this test, and not the next.
             cluster.down()

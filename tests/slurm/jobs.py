@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.cluster.slurm import URGENT
 from tests.conftest import ROOT
-from tests.slurm.conftest import SlurmJobRunner
+from tests.slurm.conftest import OVER, SlurmJobRunner
 from tests.support import starting
 
 LONG = 100.0
 SIGNALLED = ("--time=60", "--signal=USR2@280")  # by Slurm, within 30 s of draw_near(): not before the ranks are at work
+ALL_GPUS = ("--nodelist=node05,node06", "--gpus-per-node=8")  # of a job that is to be preempted
 NEAR_END = "--time=2"  # a job leaves after half of it, which is long enough to start in
-OVER = ("COMPLETED", "CANCELLED", "FAILED", "TIMEOUT")
 STOPPED = r"srunddp: stopped after step (\d+) by {}; checkpoint \S+/step-0*\1\.pt{} \(exit code 143\)"
 
 
@@ -63,6 +65,13 @@ def submit(runner: SlurmJobRunner, name: str, body: str, *options: str) -> Job:
 def draw_near(job: Job) -> None:
     """Bring the end of its time so near that Slurm sends the signal it asked for, with minutes to spare."""
     job.runner.cluster.run("scontrol", "update", f"jobid={job.number}", "TimeLimit=5")
+
+
+def preempt(runner: SlurmJobRunner) -> float:
+    """Take a job's nodes by one of another partition; returns when, in seconds since the epoch."""
+    began = time.time()
+    runner.cluster.run("sbatch", f"--partition={URGENT}", "-N2", *ALL_GPUS, "--output=/dev/null", "--wrap=true")
+    return began
 
 
 def found(text: str, pattern: str) -> str:

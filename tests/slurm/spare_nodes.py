@@ -97,11 +97,19 @@ def training(
     words: tuple[str, ...] = (),
     epochs: int = 3,
 ) -> Iterator[SpareRun]:
-    """One rank a node, srun on the login node; afterwards all nodes are as before."""
+    """One rank of a training on each node."""
     folder = runner.cluster.shared / name
-    command = ["srun", *OPTIONS, f"-N{nodes}", "--ntasks-per-node=1", "--time=5", *words, SRUNDDP, "--restarts=3"]
+    command = [f"-N{nodes}", "--time=5", *words, SRUNDDP, "--restarts=3"]
     command += [f"--spare-nodes={spare}", *options, PROGRAM, *TRAINING[:2], f"--output-dir={folder}", *TRAINING[2:]]
     command += [f"--epochs={epochs}"]
+    with launched(runner, folder, *command) as run:
+        yield run
+
+
+@contextmanager
+def launched(runner: SlurmJobRunner, folder: Path, *words: str) -> Iterator[SpareRun]:
+    """One task a node, of srun's other words; srun is on the login node. Afterwards all nodes are as before."""
+    command = ["srun", *OPTIONS, "--ntasks-per-node=1", *words]
     runner.cluster.await_completing()
     with open(f"{folder}.out", "w") as output, open(f"{folder}.err", "w") as errors:
         env = {"SRUNDDP_IFACES": str(runner.ifaces), "OMP_NUM_THREADS": "1"}
@@ -112,9 +120,11 @@ def training(
             finally:
                 if process.poll() is None:
                     process.kill()
-                runner.cluster.cancel_all(60.0)
-                if run.lost:
-                    runner.cluster.mend(*run.lost)
+                try:
+                    runner.cluster.cancel_all()
+                finally:
+                    if run.lost:
+                        runner.cluster.mend(*run.lost)
 
 
 def pids(name: str, *of: str) -> list[int]:

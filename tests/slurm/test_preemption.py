@@ -10,7 +10,7 @@ import torch
 from srunddp.train import load_checkpoint
 from tests.conftest import PROGRAMS, ROOT
 from tests.slurm.conftest import SRUNDDP, SlurmJobRunner
-from tests.slurm.jobs import STOPPED, Job, found, look, submit, until
+from tests.slurm.jobs import ALL_GPUS, STOPPED, Job, found, look, preempt, submit, until
 
 pytestmark = pytest.mark.slurm
 
@@ -24,7 +24,9 @@ def processes(job: Job) -> list[int]:
     return [int(file.read_text().split()[0]) for file in sorted(job.folder.glob("at.0.?"))]
 
 
-def preempted(runner: SlurmJobRunner, name: str, command: str = PROGRAM, layout: str = "--ntasks-per-node=2") -> Job:
+def preempted(
+    runner: SlurmJobRunner, name: str, command: str = PROGRAM, layout: str = "--ntasks-per-node=2", *options: str
+) -> Job:
     """A job on two nodes that trains."""
     body = (
         # Where steps are tracked by control groups, Slurm's SIGTERM ends the shell, and srun and its output with it.
@@ -35,17 +37,29 @@ def preempted(runner: SlurmJobRunner, name: str, command: str = PROGRAM, layout:
         "[ $code = 143 ] && sleep 600\n"
         "exit $code\n"
     )
-    return submit(runner, f"preempted-{name}", body, layout)
+    return submit(runner, f"preempted-{name}", body, layout, *options)
 
 
 def test_a_cancelled_job_has_its_checkpoint_and_is_not_requeued(runner: SlurmJobRunner) -> None:
     job = preempted(runner, "cancelled")
-    until(lambda: len(processes(job)) == RANKS, [job])
+    until(lambda: len(processes(job)) == RANKS, [job], LIMIT)
     runner.cluster.run("scancel", job.number)
     until(lambda: look([job]), [job], LIMIT)
     found(job.output, STOPPED.format("SIGTERM", ""))
     assert (job.state, job.restarts) == ("CANCELLED", 0), job
     assert job.output.count("srunddp: ") == 1, job
+
+
+@pytest.mark.gate
+def test_a_preempted_job_has_its_checkpoint_and_goes_on_once_requeued(runner: SlurmJobRunner) -> None:
+    """Slurm asks for an end by SIGTERM, and makes it GRACE seconds later."""
+    job = preempted(runner, "by-another", PROGRAM, "-n2", *ALL_GPUS)
+    until(lambda: len(processes(job)) == 2, [job], LIMIT)
+    preempt(runner)
+    until(lambda: look([job]), [job], LIMIT)
+    step = int(found(job.output, STOPPED.format("SIGTERM", "")))
+    assert f"done from step {step} to {step + 5}\n" in job.output, job
+    assert (job.state, job.restarts) == ("COMPLETED", 1), job
 
 
 def checkpoints(job: Job) -> list[Path]:

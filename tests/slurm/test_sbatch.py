@@ -110,26 +110,39 @@ class Site:
 
 @pytest.fixture(scope="module")
 def site(runner: SlurmJobRunner) -> Site:
-    """All jobs at once, each from its submission to its end."""
-    site = Site(runner, runner.cluster.shared / "user's folder")
+    return Site(runner, runner.cluster.shared / "user's folder")
+
+
+@pytest.fixture(scope="module")
+def watched(site: Site) -> Site:
+    """Four jobs that are monitored, all at once, each from its submission to its end."""
     words = (*SIGNALLED, "--nodes=2", "--requeue", "--monitor=1", "--env=LEAD=0", str(PROGRAMS / "preempted.py"))
     (site.folder / "steps").mkdir()
     limit = site.submit("limit", *words, "steps")
-    watched = ("--nodes=2", "--monitor=1")
-    site.submit("ended", *watched, "train.py")
+    monitored = ("--nodes=2", "--monitor=1")
+    site.submit("ended", *monitored, "train.py")
     failing = "import os, sys, time\ntime.sleep(2)\nsys.exit(7 * (os.environ['RANK'] == '1'))\n"
     (site.folder / "failing.py").write_text(failing)
-    site.submit("failed", *watched, "failing.py")
+    site.submit("failed", *monitored, "failing.py")
     (site.folder / "waiting.py").write_text("import time\nprint('waits', flush=True)\ntime.sleep(600)\n")
-    waiting = site.submit("cancelled", *watched, "--requeue", "waiting.py")
-    until(lambda: look([limit]) or len(list((site.folder / "steps").glob("at.0.?"))) == 2, [limit])
+    waiting = site.submit("cancelled", *monitored, "--requeue", "waiting.py")
+    until(lambda: look([waiting]) or waiting.output.count("waits") == 2, [waiting], LIMIT)
+    site.runner.cluster.run("scancel", waiting.number)
+    until(lambda: look([limit]) or len(list((site.folder / "steps").glob("at.0.?"))) == 2, [limit], LIMIT)
     draw_near(limit)
-    until(lambda: look([waiting]) or waiting.output.count("waits") == 2, [waiting])
-    runner.cluster.run("scancel", waiting.number)
+    until(lambda: look(site.jobs.values()), site.jobs.values(), LIMIT)
+    return site
+
+
+@pytest.fixture(scope="module")
+def recipes(site: Site) -> Site:
+    """The jobs of the page of recipes, all at once, each from its submission to its end."""
+    before = set(site.jobs)
     for name in COMMANDS:
         if name in RANKS or name == "nodes_with_different_interface_names":
             site.recipe(name)
-    until(lambda: look(site.jobs.values()), site.jobs.values(), LIMIT)
+    jobs = [job for name, job in site.jobs.items() if name not in before]
+    until(lambda: look(jobs), jobs, LIMIT)
     return site
 
 
@@ -142,13 +155,13 @@ def reports(text: str) -> dict[int, dict[str, Any]]:
 @pytest.mark.parametrize(
     "name", [*(name for name in RANKS if name != INTERACTIVE), "nodes_with_different_interface_names"]
 )
-def test_slurm_accepts_the_scripts_of_the_recipes(name: str, site: Site) -> None:
-    assert re.search(r"sbatch: Job \d+ to start at ", (site.folder / f"{name}.accepted").read_text())
+def test_slurm_accepts_the_scripts_of_the_recipes(name: str, recipes: Site) -> None:
+    assert re.search(r"sbatch: Job \d+ to start at ", (recipes.folder / f"{name}.accepted").read_text())
 
 
 @pytest.mark.parametrize("name", [name for name in RANKS if name != INTERACTIVE])
-def test_it_runs_to_the_end_with_a_rank_for_each_gpu(name: str, site: Site) -> None:
-    job = site.jobs[name]
+def test_it_runs_to_the_end_with_a_rank_for_each_gpu(name: str, recipes: Site) -> None:
+    job = recipes.jobs[name]
     assert (job.state, job.code) == ("COMPLETED", 0), job
     ranks = reports(job.output)
     assert sorted(ranks) == list(range(RANKS[name])), job
@@ -161,14 +174,14 @@ def test_it_runs_to_the_end_with_a_rank_for_each_gpu(name: str, site: Site) -> N
         assert {each["python"] for each in ranks.values()} == {ranks[0]["python"]}
 
 
-def test_modules_are_loaded_by_the_sites_own_function(site: Site) -> None:
-    lines = (site.folder / "modules").read_text().splitlines()
+def test_modules_are_loaded_by_the_sites_own_function(recipes: Site) -> None:
+    lines = (recipes.folder / "modules").read_text().splitlines()
     assert sorted(lines) == ["load Python/3.10 CUDA/11.7 NCCL", "load cuda/11.6 gcc/10.3 python/3.9", "purge"]
 
 
-def test_the_interactive_script_allocates_checks_and_trains(site: Site) -> None:
+def test_the_interactive_script_allocates_checks_and_trains(recipes: Site) -> None:
     """These nodes see all that it stages; where some do not is in test_staging."""
-    done = site.run("bash", f"{INTERACTIVE}.sh")
+    done = recipes.run("bash", f"{INTERACTIVE}.sh")
     shown = re.findall(r"^(node\d\d):(\d+): (\{.*)$", done.stdout, re.MULTILINE)
     ranks = {int(rank): json.loads(report) for _, rank, report in shown}
     assert sorted(ranks) == list(range(RANKS[INTERACTIVE])), done
@@ -177,39 +190,52 @@ def test_the_interactive_script_allocates_checks_and_trains(site: Site) -> None:
     assert "salloc: Granted job allocation" in done.stderr
     assert "all nodes see" in done.stderr
     assert "[RANK 0] WORLD_SIZE=6" in done.stderr
-    assert len(list((site.folder / "slurm_logs").glob("preflight.*.txt"))) == 1
+    assert len(list((recipes.folder / "slurm_logs").glob("preflight.*.txt"))) == 1
 
 
-def test_a_job_warned_of_its_time_limit_is_requeued_and_finishes(site: Site) -> None:
-    job = site.jobs["limit"]
+@pytest.mark.gate
+def test_a_job_warned_of_its_time_limit_is_requeued_and_finishes(watched: Site) -> None:
+    job = watched.jobs["limit"]
     step = found(job.output, STOPPED.format("SIGUSR2", "; the job is requeued"))
     assert f"done from step {step} to {int(step) + 5}\n" in job.output, job
     assert (job.state, job.restarts) == ("COMPLETED", 1), job
 
 
+@pytest.mark.gate
 @pytest.mark.parametrize(
     ("name", "state", "code"), [("ended", "COMPLETED", 0), ("failed", "FAILED", 7), ("cancelled", "CANCELLED", 143)]
 )
-def test_the_state_and_the_code_are_those_of_the_training(name: str, state: str, code: int, site: Site) -> None:
-    job = site.jobs[name]
+def test_the_state_and_the_code_are_those_of_the_training(name: str, state: str, code: int, watched: Site) -> None:
+    job = watched.jobs[name]
     assert (job.state, job.code) == (state, code), job
 
 
+@pytest.mark.gate
 @pytest.mark.parametrize("name", ["ended", "failed", "cancelled", "limit"])
-def test_every_start_is_monitored_and_no_process_is_left(name: str, site: Site) -> None:
-    job = site.jobs[name]
+def test_every_start_is_monitored_and_no_process_is_left(name: str, watched: Site) -> None:
+    job = watched.jobs[name]
     for start in range(job.restarts + 1):
-        folder = site.folder / "logs" / name / f"{job.number}.0" / f"monitor.{start}"
+        folder = watched.folder / "logs" / name / f"{job.number}.0" / f"monitor.{start}"
         samples = list(folder.glob("node0?.node.csv"))
         assert len(samples) == 2, samples  # a start after a requeue may be on other nodes
         assert all(len(path.read_text().splitlines()) > 1 for path in samples)
     assert not processes(job.number)
 
 
+@pytest.mark.gate
 @pytest.mark.parametrize(("name", "reports"), [("ended", 1), ("failed", 1), ("cancelled", 0)])
-def test_a_report_follows_a_training_that_ends_by_itself(name: str, reports: int, site: Site) -> None:
-    job = site.jobs[name]
-    assert len(list((site.folder / "logs" / name).rglob("*.html"))) == reports, job
+def test_a_report_follows_a_training_that_ends_by_itself(name: str, reports: int, watched: Site) -> None:
+    job = watched.jobs[name]
+    assert len(list((watched.folder / "logs" / name).rglob("*.html"))) == reports, job
+
+
+@pytest.mark.gate
+def test_a_report_by_the_job_s_number_shows_its_ranks(watched: Site) -> None:
+    job = watched.jobs["failed"]
+    said = watched.run(SRUNDDP, "report", "--text", "--monitor-dir=logs/failed", job.number).stdout
+    assert job.number in said, said
+    assert re.search(r"\bnode0\d", said), said
+    assert re.search(r"failed|exit code 7", said), said
 
 
 def processes(job: str) -> list[str]:
@@ -233,6 +259,7 @@ srun -l --ntasks=2 torchrun --nnodes="$SLURM_NNODES" --nproc-per-node=2 --rdzv-e
 """
 
 
+@pytest.mark.gate
 def test_a_converted_script_runs_with_as_many_ranks(site: Site) -> None:
     (site.folder / "theirs.sh").write_text(CONVERTED.format(path=ROOT / "bin"))
     number = site.run(SRUNDDP, "sbatch", "--from=theirs.sh", "--submit").stdout.strip()
@@ -260,6 +287,7 @@ def test_slurm_reads_any_text_of_an_sbatch_line_as_it_is(quoted: bool, site: Sit
         site.run("scancel", number)
 
 
+@pytest.mark.gate
 def test_a_name_of_any_letters_and_any_arguments_come_through(site: Site) -> None:
     job = site.srunddp(
         "--submit", f"--job-name={HOSTILE_NAME}", "--log-dir=logs/it's 100%j", "train.py", *HOSTILE_ARGUMENTS
@@ -344,7 +372,9 @@ TOO_MUCH = ("--gpus-per-node=9", "--nodes=99", "--mem=2T")
         ("--array=0..7", "allocation failure: Invalid job array specification"),
         ("--nodelist=node[01-", "allocation failure: Invalid node name specified"),
         ("--reservation=no such", "allocation failure: Requested reservation is invalid"),
-        ("--partition=gpus", "allocation failure: Invalid partition name specified"),
+        pytest.param(
+            "--partition=gpus", "allocation failure: Invalid partition name specified", marks=pytest.mark.gate
+        ),
         *((option, "allocation failure: Requested node configuration is not available") for option in TOO_MUCH),
     ],
     ids=str,

@@ -14,7 +14,18 @@ import pytest
 from tests.cluster.nodes import NODES
 from tests.slurm.conftest import SRUNDDP, SlurmJobRunner
 from tests.slurm.jobs import Job, submit
-from tests.slurm.spare_nodes import FENCE, OPTIONS, PROGRAM, TRAINING, SpareRun, cut, kill, supervisors, training
+from tests.slurm.spare_nodes import (
+    FENCE,
+    OPTIONS,
+    PROGRAM,
+    TRAINING,
+    SpareRun,
+    cut,
+    kill,
+    launched,
+    supervisors,
+    training,
+)
 from tests.support.namespaces import rules
 from tests.support.starting import until
 
@@ -54,9 +65,13 @@ def completed(run: SpareRun) -> None:
 def lose(run: SpareRun, name: str) -> float:
     until(run.training)
     began = time.monotonic()
+    lost(name, run)
+    return began
+
+
+def lost(name: str, run: SpareRun) -> None:
     run.lost.append(name)
     run.runner.cluster.lose(name)
-    return began
 
 
 @pytest.mark.parametrize("name", ["node02", "node01"])
@@ -70,6 +85,38 @@ def test_a_training_survives_the_loss_of_a_node(name: str, whole: str, runner: S
     rank = NODES.index(next(node for node in NODES if node.name == name))
     assert f"srunddp: rank {rank} on {name} lost: no answer for 15 s (exit code 69)" in run.said()
     assert {note.node for note in run.notes() if note.start == 1 and note.rank == rank} == {"node06"}
+
+
+WAITS = """import os, sys, time
+from pathlib import Path
+import srunddp
+rank, node, start = os.environ["RANK"], os.environ["SLURMD_NODENAME"], srunddp.restart_count()
+srunddp.heartbeat()
+Path(sys.argv[1], f"{start}.{rank}.{node}").touch()
+while start == 0: time.sleep(0.05)
+"""
+
+
+@pytest.mark.gate
+def test_without_torch_the_ranks_of_rank_0_s_lost_node_start_on_the_spare_one(runner: SlurmJobRunner) -> None:
+    """In the first start they wait for the loss; in the second they end."""
+    script = runner.cluster.shared / "waits.py"
+    script.write_text(WAITS)
+    folder = runner.cluster.shared / "waits"
+    folder.mkdir()
+
+    def starts() -> list[str]:
+        return sorted(file.name for file in folder.iterdir())
+
+    command = ("-N4", SRUNDDP, "--restarts=1", "--spare-nodes=1", str(script), str(folder))
+    with launched(runner, folder, *command) as run:
+        until(lambda: len(starts()) == 3, why=run.said)
+        lost("node01", run)
+        assert run.finish(ENDS_WITHIN) == 0, run.said()
+    assert "srunddp: rank 0 on node01 lost: no answer for 15 s (exit code 69)" in run.said()
+    assert "srunddp: ended with 0 after 1 restart" in run.said()
+    first, second = ["0.0.node01", "0.1.node02", "0.2.node03"], ["1.0.node04", "1.1.node02", "1.2.node03"]
+    assert starts() == first + second
 
 
 def test_a_lost_spare_node_costs_nothing(whole: str, runner: SlurmJobRunner) -> None:
@@ -195,8 +242,10 @@ def requeued(runner: SlurmJobRunner, job: Job) -> None:
         shown = runner.cluster.run("scontrol", "show", "job", job.number).stdout
         assert re.search("Comment=srunddp: srun on [0-9.]+ was lost with its node", shown), shown
     finally:
-        runner.cluster.cancel_all(60.0)
-        runner.cluster.mend("node01")
+        try:
+            runner.cluster.cancel_all()
+        finally:
+            runner.cluster.mend("node01")
 
 
 def test_a_batch_job_without_its_first_node_is_requeued(runner: SlurmJobRunner) -> None:

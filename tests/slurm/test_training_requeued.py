@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import re
-import time
 from pathlib import Path
 
 import pytest
 
-from tests.cluster.slurm import GRACE, URGENT
-from tests.slurm.conftest import SRUNDDP, SlurmJobRunner
-from tests.slurm.jobs import NEAR_END, OVER, SIGNALLED, STOPPED, Job, draw_near, found, look, submit, until
+from tests.cluster.slurm import GRACE
+from tests.slurm.conftest import OVER, SRUNDDP, SlurmJobRunner
+from tests.slurm.jobs import ALL_GPUS, NEAR_END, SIGNALLED, STOPPED, Job, draw_near, found, look, preempt, submit, until
 from tests.trained import PROGRAM, Trained
 
 pytestmark = pytest.mark.slurm
 
-ALL_GPUS = ("--nodelist=node05,node06", "--gpus-per-node=8")
 LIMIT = 240.0
 PACE = 0.2  # seconds a step in the first start: it lasts longer than Slurm lets it
 BY_HAND = (
@@ -50,13 +48,6 @@ def without_scontrol(folder: Path) -> str:
     for name in ("python3", "squeue"):
         (folder / name).symlink_to(f"/usr/bin/{name}")
     return f"PATH={folder} /usr/bin/srun"
-
-
-def preempt(runner: SlurmJobRunner) -> float:
-    """By another partition's job; returns when, in seconds since the epoch."""
-    began = time.time()
-    runner.cluster.run("sbatch", f"--partition={URGENT}", "-N2", *ALL_GPUS, "--output=/dev/null", "--wrap=true")
-    return began
 
 
 def wrong(job: Job, cause: str, then: str, whole: Trained) -> list[str]:
