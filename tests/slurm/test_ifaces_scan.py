@@ -30,6 +30,7 @@ def draft(runner: SlurmJobRunner) -> Path:
     return path
 
 
+@pytest.mark.gate
 def test_each_node_has_the_interface_that_reaches_all_others(draft: Path) -> None:
     entries = parse(draft.read_bytes(), str(draft))
     for each in NODES:
@@ -75,6 +76,7 @@ def test_over_slurms_variables_it_says_how_rank_0_can_be_found(runner: SlurmJobR
     assert "Traceback" not in done.errors
 
 
+@pytest.mark.gate
 def test_a_check_on_every_node_names_the_one_it_is_wrong_for(runner: SlurmJobRunner) -> None:
     words = (*ONE_EACH, SRUNDDP, "ifaces", "check")
     done = runner.srun(*words, str(runner.ifaces))

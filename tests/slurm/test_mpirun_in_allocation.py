@@ -8,7 +8,7 @@ import pytest
 
 from tests.conftest import PROGRAMS
 from tests.mpirun.conftest import there
-from tests.slurm.conftest import SRUNDDP, Outcome, SlurmJobRunner
+from tests.slurm.conftest import SRUNDDP, Outcome, SlurmJobRunner, gated
 
 pytestmark = [pytest.mark.slurm, pytest.mark.mpirun]
 
@@ -27,7 +27,7 @@ def mpirun(runner: SlurmJobRunner, name: str, program: str, *options: str) -> Ou
     return runner.batch(f"{exports}{mpi.mpirun} {SRUNDDP} {PROGRAMS / program}", *options)
 
 
-@pytest.mark.parametrize("name", sorted(NETWORK))
+@pytest.mark.parametrize("name", gated(sorted(NETWORK), "mpich", "openmpi5"))
 def test_mpirun_takes_the_allocations_tasks_and_its_own_ranks(runner: SlurmJobRunner, name: str) -> None:
     done = mpirun(runner, name, "report.py", "-N2", "--ntasks-per-node=2")
     assert done.code == 0, done.errors

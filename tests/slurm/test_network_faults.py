@@ -11,7 +11,7 @@ from tests.chaos.network import link_down, packets_dropped
 from tests.chaos.plan import Plan
 from tests.chaos.run import Result, Site, started
 from tests.cluster.nodes import Node, node
-from tests.slurm.conftest import SlurmJobRunner, site_mpi
+from tests.slurm.conftest import SlurmJobRunner, gated, site_mpi
 
 pytestmark = pytest.mark.slurm
 
@@ -38,7 +38,7 @@ def cut_off(fault: str, name: str, site: Site) -> Result:
             return run.finish(CUT_OFF + 10.0)
 
 
-@pytest.mark.parametrize("fault", list(FAULTS))
+@pytest.mark.parametrize("fault", gated(FAULTS, "link down"))
 def test_a_node_that_is_cut_off_is_named_and_both_sides_end(fault: str, site: Site) -> None:
     result = cut_off(fault, "node02", site)
     assert result.gone is not None, result.describe()

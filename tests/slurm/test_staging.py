@@ -144,6 +144,7 @@ def why_left(site: Site) -> str:
     return f"{seen}\n{(site.folder / 'job.out').read_text()}\n{slurm.log_tails(site.runner.cluster.folder, 60)}"
 
 
+@pytest.mark.gate
 def test_nodes_work_in_copies_or_in_what_they_see(site: Site) -> None:
     run = f'srun "$staged" run --staged where.py {site.data}'
     # A pipe on standard error as well: what stays in the background must not hold it open.

@@ -109,7 +109,12 @@ def test_the_management_network_carries_no_training(runner: SlurmJobRunner) -> N
 
 
 @pytest.mark.parametrize(
-    ("pmi", "channel"), [("none", "slurm"), ("pmi2", "pmi"), pytest.param("pmix", "mpi", marks=OPEN_MPI)]
+    ("pmi", "channel"),
+    [
+        pytest.param("none", "slurm", marks=pytest.mark.gate),
+        ("pmi2", "pmi"),
+        pytest.param("pmix", "mpi", marks=OPEN_MPI),
+    ],
 )
 def test_a_script_written_for_torchrun_runs_unchanged(runner: SlurmJobRunner, pmi: str, channel: str) -> None:
     done = runner.srun(f"--mpi={pmi}", "-N3", "-n3", SRUNDDP, "--channel", channel, TORCHRUN_STYLE)

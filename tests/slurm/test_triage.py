@@ -27,6 +27,7 @@ def triage(runner: SlurmJobRunner, *words: str) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.gate
 def test_a_requeued_job_is_judged_by_its_last_start(runner: SlurmJobRunner) -> None:
     """Its output has no number: Slurm tells where it is, when the last start began and how it ended."""
     job = submit(runner, "triage", BODY, "--requeue")
