@@ -38,7 +38,7 @@ def test_all_end_and_the_culprit_is_named_however_it_failed(kind: str, site: Sit
     check(Plan((Fault(3, kind),), kill=True), site)
 
 
-@pytest.mark.parametrize("kind", ["exception", "exit3", "sigkill", "supervisor"])
+@pytest.mark.parametrize("kind", gated(("exception", "exit3", "sigkill", "supervisor"), "sigkill"))
 def test_rank_0s_failure_ends_all_where_srun_lets_others_run_on(kind: str, site: Site) -> None:
     check(Plan((Fault(0, kind),), peers="block"), site)
 
