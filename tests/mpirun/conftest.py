@@ -25,6 +25,9 @@ ALLOW_ROOT = dict.fromkeys(
 )
 
 
+LIMIT = 300.0  # seconds, which only what is broken reaches
+
+
 @dataclass(frozen=True)
 class Mpi:
     """One MPI: its mpirun, the options that let more ranks than cores run, and its Python environment."""
@@ -50,7 +53,7 @@ class Mpi:
         """
         return {**os.environ, **self.env(), "TMPDIR": tempfile.mkdtemp(dir=_temporary().name)}
 
-    def run(self, ranks: int, *words: str, env: dict[str, str] | None = None, timeout: float = 120) -> Outcome:
+    def run(self, ranks: int, *words: str, env: dict[str, str] | None = None, timeout: float = LIMIT) -> Outcome:
         command = [self.mpirun, *self.options, "-n", str(ranks), *words]
         variables = self.here() | (env or {})
         return outcome(

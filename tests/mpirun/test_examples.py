@@ -25,7 +25,7 @@ def started(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], Fi
     @functools.cache
     def start(name: str, launcher: str) -> Figures:
         example, folder = EXAMPLES[name], shared / f"{name}-{launcher}"
-        done = there(launcher).run(2, SRUNDDP, *example.words(shared, folder), timeout=180)
+        done = there(launcher).run(2, SRUNDDP, *example.words(shared, folder))
         return figures(example, done, folder)
 
     return start

