@@ -14,12 +14,19 @@ import pytest
 import torch
 
 from srunddp.train import import_torchvision
+from srunddp.train.checkpoint import async_writer
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 
 with suppress(ImportError):
     import_torchvision()  # else torchmetrics cannot be imported where torchvision was built for another torch
+
+
+@pytest.fixture(autouse=True)
+def no_checkpoint_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Because this machine is busy: training waits as long as it takes for the write before."""
+    monkeypatch.setattr(async_writer, "_PATIENCE", 300.0)
 
 
 @pytest.fixture(scope="module")

@@ -26,7 +26,7 @@ from srunddp.train.preemption import preemption
 from tests.programs import resumable
 from tests.train.local_world import LocalWorld, results, run_ranks, start_ranks
 
-LONG = 60.0  # a limit that only what is broken reaches
+LONG = 180.0  # a limit that only what is broken reaches
 ENDS_WITHIN = 20.0  # seconds from the last signal to the last rank's end, on a machine that is busy
 SIGNAL_WITHIN = 5.0  # seconds, as a run near its end may have no such moment any more
 SIGNALS = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM)

@@ -20,7 +20,8 @@ from srunddp.train.step_timer import StepTimer, ThroughputMeter, make_step_timer
 from tests.train.local_world import LocalWorld, run_ranks
 from tests.train.problems import settings, trainer_of
 
-STEPS, SLEEP = 12, 0.05
+# What a rank sleeps in each step is far more than a busy machine takes from a step.
+STEPS, SLEEP = 6, 0.3
 SLEPT = STEPS * SLEEP
 
 
@@ -73,7 +74,7 @@ def train(world: LocalWorld, slow: int, where: str, buffers: bool, changes: dict
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> Any:
     folder = tmp_path_factory.mktemp("step_timer")
-    checkpoints = {"output_dir": str(folder / "training"), "checkpoint": CheckpointConfig(every_steps=5)}
+    checkpoints = {"output_dir": str(folder / "training"), "checkpoint": CheckpointConfig(every_steps=4)}
     scenarios: dict[str, tuple[Any, ...]] = {
         "data of 1": (1, "data", False, {}),
         "work of 0": (0, "callback", False, {}),
@@ -128,13 +129,14 @@ def test_a_second_training_goes_on_to_count(results: Any) -> None:
 def test_epochs_evaluations_and_checkpoints_become_events(results: Any) -> None:
     for rank, found in enumerate(results["checkpoints"]):
         names = [event.name for event in found["events"]]
-        written = 3 if rank == 0 else 0  # after the steps 5 and 10, and the last
-        expected = Counter(fit=1, epoch=1, step=1, evaluation=1, evaluation_end=1, epoch_end=1, checkpoint=3)
+        written = 2 if rank == 0 else 0  # after step 4 and the last
+        expected = Counter(fit=1, epoch=1, step=1, evaluation=1, evaluation_end=1, epoch_end=1, checkpoint=2)
         assert Counter(names) == expected + Counter(checkpoint_written=written)
         assert [event.value for event in found["events"] if event.name in ("epoch", "epoch_end")] == [1, 1]
         times = [event.time for event in found["events"]]
         assert times == sorted(times)
-        assert all(0 < event.value < 5 for event in found["events"] if event.name.startswith("checkpoint"))
+        checkpoints = [event.value for event in found["events"] if event.name.startswith("checkpoint")]
+        assert all(0 < seconds < found["seconds"] for seconds in checkpoints)
 
 
 class Event:

@@ -209,7 +209,7 @@ def write_digits(world: LocalWorld, root: Path) -> None:
     if world.rank:
         mnist.write_digits(root)
         return
-    assert until(lambda: mnist.complete(root), 20)
+    assert until(lambda: mnist.complete(root))
     for _ in range(10):
         assert len(mnist.read(root, train=True)) == 1437
         assert len(mnist.read(root, train=False)) == 360

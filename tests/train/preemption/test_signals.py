@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -143,51 +142,94 @@ def test_after_the_agreement_no_signal_changes_the_exit_code() -> None:
 # The known end of the job.
 
 
-def requested_after(**variables: str) -> float:
-    """Seconds until rank 0 requests a requeue."""
-    began = time.monotonic()
-    with requests(environ=variables) as it:
-        until(lambda: it.pending() == (StopRequest.REQUEUE, 0))
-    return time.monotonic() - began
+NOW = 1_700_000_000
 
 
-def test_rank_0_requests_a_requeue_half_way_to_the_jobs_end() -> None:
-    end = str(int(time.time()) + 4)
-    with requests(1, {"SLURM_JOB_END_TIME": end}) as other:
-        assert 1.3 < requested_after(SLURM_JOB_END_TIME=end) < 2.5
+class Clock:
+    """The time that the requests see: so many seconds have passed since NOW."""
+
+    def __init__(self) -> None:
+        self.passed = 0.0
+
+    def time(self) -> float:
+        return NOW + self.passed
+
+    def monotonic(self) -> float:
+        return 1000.0 + self.passed
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr("srunddp.train.preemption.signals.time", clock)
+    return clock
+
+
+def requested_after(it: StopRequests, clock: Clock, *seconds: float) -> list[bool]:
+    """Whether it requests a requeue when so many seconds have passed."""
+    found = []
+    for passed in seconds:
+        clock.passed = passed
+        assert it.pending() in (NOTHING, (StopRequest.REQUEUE, 0))
+        found.append(it.pending() != NOTHING)
+    return found
+
+
+def wait_for_squeue(before: set[threading.Thread]) -> None:
+    """Until the thread that asks it has ended; ``before``: those that were there before."""
+    until(lambda: not {*threading.enumerate()} - before)
+
+
+def end_sleep() -> bool:
+    """Whether a process below this one was a ``sleep``, which is killed."""
+    for process in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.Error):
+            if process.name() == "sleep":
+                process.kill()
+                return True
+    return False
+
+
+def test_rank_0_requests_a_requeue_half_way_to_the_jobs_end(clock: Clock) -> None:
+    variables = {"SLURM_JOB_END_TIME": str(NOW + 4)}
+    with requests(1, variables) as other, requests(0, variables) as it:
+        assert requested_after(it, clock, 0.0, 1.9, 2.1) == [False, False, True]
         assert other.pending() == NOTHING
 
 
-def test_the_lead_counts_where_it_is_less_than_half() -> None:
-    it = requests(environ={"SLURM_JOB_END_TIME": str(int(time.time()) + 1000)}, lead_seconds=100.0)
-    with it:
-        assert it._stop_at - time.monotonic() == pytest.approx(900, abs=2)
+def test_the_lead_counts_where_it_is_less_than_half(clock: Clock) -> None:
+    with requests(environ={"SLURM_JOB_END_TIME": str(NOW + 1000)}, lead_seconds=100.0) as it:
+        assert requested_after(it, clock, 0.0, 899.0, 901.0) == [False, False, True]
 
 
 @pytest.mark.parametrize("end_time", [{}, {"SLURM_JOB_END_TIME": "0"}, {"SLURM_JOB_END_TIME": "soon"}])
-def test_without_the_variable_slurm_is_asked_for_the_end_once(tmp_path: Path, end_time: dict[str, str]) -> None:
-    end = int(time.time()) + 2
-    assert (
-        requested_after(**fake_command(tmp_path, "squeue", f'[ "$SLURM_TIME_FORMAT" = %s ] && echo {end}'), **end_time)
-        < 2
-    )
+def test_without_the_variable_slurm_is_asked_for_the_end_once(
+    tmp_path: Path, clock: Clock, end_time: dict[str, str]
+) -> None:
+    variables = fake_command(tmp_path, "squeue", f'[ "$SLURM_TIME_FORMAT" = %s ] && echo {NOW + 4}')
+    before = {*threading.enumerate()}
+    with requests(environ=variables | end_time) as it:
+        wait_for_squeue(before)
+        assert requested_after(it, clock, 0.0, 1.9, 2.1) == [False, False, True]
     assert (tmp_path / "calls").read_text() == "--noheader --jobs=1207 --format=%e\n"
 
 
 @pytest.mark.parametrize("said", ["N/A", "Unknown", "UNLIMITED", "NONE", "", "1", "99999999999999999999", "2026-11-21"])
-def test_an_end_that_is_none_is_none(tmp_path: Path, said: str) -> None:
-    asked = threading.active_count()
+def test_an_end_that_is_none_is_none(tmp_path: Path, clock: Clock, said: str) -> None:
+    before = {*threading.enumerate()}
     with requests(environ=fake_command(tmp_path, "squeue", f"echo '{said}'")) as it:
-        until(lambda: threading.active_count() == asked)
-        assert it.pending() == NOTHING
-        assert it._stop_at == float("inf")
+        wait_for_squeue(before)
+        assert requested_after(it, clock, 0.0, 1e6, 1e12) == [False, False, False]
 
 
 def test_a_squeue_that_hangs_or_is_missing_delays_nobody(tmp_path: Path) -> None:
-    began = time.monotonic()
-    with requests(environ=fake_command(tmp_path, "squeue", "exec sleep 60")):
+    """The loop begins and ends while squeue has not answered."""
+    before = {*threading.enumerate()}
+    with requests(environ=fake_command(tmp_path, "squeue", "exec sleep 600")):
         pass
-    assert time.monotonic() - began < 10.0
+    assert {*threading.enumerate()} - before, "squeue was waited for"
+    until(lambda: end_sleep() or not {*threading.enumerate()} - before)
+    wait_for_squeue(before)
     hangs = {"SLURM_JOB_ID": "1207", "PATH": f"{tmp_path}/bin:/usr/bin:/bin"}
     assert query_end_time(hangs, 0.3) == ""
     assert query_end_time(hangs | {"PATH": str(tmp_path)}) == ""
@@ -195,10 +237,10 @@ def test_a_squeue_that_hangs_or_is_missing_delays_nobody(tmp_path: Path) -> None
 
 def test_without_a_job_nothing_is_asked(tmp_path: Path) -> None:
     variables = fake_command(tmp_path, "squeue", "") | {"SLURM_JOB_ID": "1; reboot"}
-    threads = threading.active_count()
+    before = {*threading.enumerate()}
     for settings in ({"environ": variables}, {"environ": {}}, {"environ": variables, "lead_seconds": 0.0}):
         with requests(**settings):
-            assert threading.active_count() == threads
+            assert not {*threading.enumerate()} - before
     assert not (tmp_path / "calls").exists()
 
 
