@@ -63,6 +63,6 @@ def run_python(*arguments: object, before: tuple[str, ...] = (), code: int = 0) 
     """What a Python of its own prints that imports this tree, and ends with this exit code."""
     command = [*before, sys.executable, *map(str, arguments)]
     variables = os.environ | {"PYTHONPATH": str(ROOT), "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, env=variables, cwd=ROOT, capture_output=True, text=True, timeout=200)
+    done = subprocess.run(command, env=variables, cwd=ROOT, capture_output=True, text=True, timeout=400)
     assert done.returncode == code, done.stderr
     return done.stdout

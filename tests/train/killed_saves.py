@@ -10,6 +10,7 @@ from __future__ import annotations
 import fcntl
 import os
 import random
+import select
 import signal
 import struct
 import subprocess
@@ -53,6 +54,17 @@ def fork_saver(folder: Path, step: int) -> tuple[int, int]:
     return child, read
 
 
+def wait_for_first_save(folder: Path, left: set[Path], pipe: int) -> None:
+    """Until it is going on or over; ``left``: temporary files of earlier saves.
+
+    On a busy machine a child may begin late, and would be killed before it did anything.
+    """
+    told = select.poll()
+    told.register(pipe, select.POLLIN)
+    while not {*folder.glob("*.tmp")} - left and not told.poll(1):
+        pass
+
+
 def kill(child: int, pipe: int, step: int) -> int:
     """The last step that the child told, or ``step``."""
     os.kill(child, signal.SIGKILL)
@@ -83,8 +95,10 @@ def kills(folder: Path, least: int) -> None:
     while number < least or (amid < least // 2 and number < 10 * least):
         random.seed(number)
         number += 1
+        left = {*folder.glob("*.tmp")}
         child, pipe = fork_saver(folder, step)
-        time.sleep(random.uniform(0.005, 0.08))
+        wait_for_first_save(folder, left, pipe)
+        time.sleep(random.uniform(0.0, 0.08))
         acknowledged = kill(child, pipe, step)
         amid += any(folder.glob("*.tmp"))
         step = check(folder, acknowledged)
