@@ -12,7 +12,7 @@ import pytest
 
 from srunddp.cli import main
 from tests.conftest import ROOT
-from tests.mpirun.conftest import there
+from tests.mpirun.conftest import LIMIT, there
 from tests.support.job_specs import written
 
 PAGES = sorted((ROOT / "docs" / "coming-from").glob("*.md"))
@@ -117,7 +117,7 @@ def test_every_command_with_mpirun_starts_its_ranks(command: str, tmp_path: Path
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=180,
+        timeout=LIMIT,
     )
     assert done.returncode == 0, done.stderr
     size = sum(int(words[place + 1]) for place, word in enumerate(words) if word == "-n")

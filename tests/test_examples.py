@@ -18,7 +18,7 @@ from srunddp import read_config
 from srunddp.errors import ConfigError
 from tests.conftest import ROOT
 from tests.examples import EXAMPLES, FOLDER, WANDB, Figures, figures, loaded
-from tests.slurm.conftest import SRUNDDP, outcome
+from tests.slurm.conftest import SRUNDDP, Outcome, outcome
 from tests.support import worlds
 from tests.test_coming_from import command_of
 
@@ -26,20 +26,16 @@ pytestmark = pytest.mark.slow
 
 PAGE = FOLDER / "README.md"
 NAMES = (*EXAMPLES, WANDB.file.removesuffix(".py"))
+LIMIT = 300.0  # seconds, which only what is broken reaches
 SHORT = ("simple", "mnist", "imbalanced")
 # Starts an example on one process by Python, and by srunddp: its figures, and the folder of the first.
 StartedAlone = Callable[[str], tuple[Figures, Figures, Path]]
 
 
-def start(*words: str) -> subprocess.Popen[str]:
+def run_alone(*words: str) -> Outcome:
+    """One process from its start to its end."""
     variables = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "VIRTUAL_ENV": sys.prefix}
-    return subprocess.Popen(words, env=variables, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-
-
-def ended(name: str, process: subprocess.Popen[str], output_dir: Path) -> Figures:
-    output, errors = process.communicate(timeout=120)
-    done = subprocess.CompletedProcess(process.args, process.returncode, output, errors)
-    return figures(EXAMPLES[name], outcome(done), output_dir)
+    return outcome(subprocess.run(words, env=variables, capture_output=True, text=True, timeout=LIMIT))
 
 
 @pytest.fixture(scope="module")
@@ -49,9 +45,9 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> StartedAlone:
     @functools.cache
     def run(name: str) -> tuple[Figures, Figures, Path]:
         plain, ours = shared / f"{name}-python", shared / f"{name}-srunddp"
-        first = start(sys.executable, *EXAMPLES[name].words(shared, plain))
-        second = start(SRUNDDP, *EXAMPLES[name].words(shared, ours))
-        return ended(name, first, plain), ended(name, second, ours), plain
+        by_python = run_alone(sys.executable, *EXAMPLES[name].words(shared, plain))
+        by_srunddp = run_alone(SRUNDDP, *EXAMPLES[name].words(shared, ours))
+        return figures(EXAMPLES[name], by_python, plain), figures(EXAMPLES[name], by_srunddp, ours), plain
 
     return run
 
@@ -65,8 +61,9 @@ def test_an_example_gives_the_same_bits_by_python_and_by_srunddp(alone: StartedA
 
 
 def test_without_the_weights_rare_classes_are_found_less_often(alone: StartedAlone) -> None:
-    without = start(sys.executable, str(FOLDER / "imbalanced.py"), "--weighted=false").communicate(timeout=120)[0]
-    outputs = (alone("imbalanced")[0].output, without)
+    without = run_alone(sys.executable, str(FOLDER / "imbalanced.py"), "--weighted=false")
+    assert without.code == 0, without.errors
+    outputs = (alone("imbalanced")[0].output, without.output)
     weighted, unweighted = (float(re.findall(r"of rare classes ([\d.]+) %", each)[0]) for each in outputs)
     assert weighted > unweighted + 20
 

@@ -25,7 +25,7 @@ from tests.train.preemption.conftest import nothing_is_left  # noqa: F401 - for 
 from tests.train.problems import Numbered, classes, scale_trainer, trainer_of
 
 SETTINGS = ("--epochs=4", "--checkpoint.every_steps=5", "--ema_decay=0.9")
-ALONE = (*SETTINGS, "--dataloader.num_workers=0")
+ALONE = (*SETTINGS, "--dataloader.num_workers=0", "--epochs=2")
 
 
 @pytest.fixture(scope="module")
