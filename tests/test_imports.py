@@ -57,6 +57,7 @@ def test_private_names_of_other_packages_are_few() -> None:
     assert used - {"_make", "_replace"} == {*known.split(), "_step_supports_amp_scaling", "_update_count"}
 
 
+@pytest.mark.slow
 def test_every_module_can_be_imported(tmp_path: Path) -> None:
     files = [path.relative_to(ROOT).with_suffix("") for path in (ROOT / "srunddp").rglob("*.py")]
     names = sorted(".".join(file.parts) for file in files if file.stem not in ("__init__", "__main__"))

@@ -192,6 +192,8 @@ HAD = [name for name in ("numpy", "torch") if name in sys.modules]
 os.environ["OMP_NUM_THREADS"] = "1"
 os.environ.pop("CLEARED", None)
 import torch
+
+pytestmark = pytest.mark.slow
 {START}
 torch.ones(1)
 seen = [torch.get_num_threads(), torch.initial_seed(), HAD, "CLEARED" in os.environ]

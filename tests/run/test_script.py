@@ -180,6 +180,7 @@ ENDS = {
 }
 
 
+@pytest.mark.slow
 def test_every_way_to_end_has_pythons_exit_code_and_output(tmp_path: Path) -> None:
     """A script that a signal ended leaves 128 and its number, as a shell would say it; of a crash there is a word."""
 
@@ -271,6 +272,7 @@ sys.exit({code})
 LOADS = {"none": ("", ""), "before torch": ("load('a.so')", ""), "after torch": ("", "load('b.so')")}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("code", [0, 5])
 @pytest.mark.parametrize("loads", LOADS)
 def test_destructors_run_if_a_library_may_need_them(tmp_path: Path, loads: str, code: int) -> None:
@@ -283,6 +285,7 @@ def test_destructors_run_if_a_library_may_need_them(tmp_path: Path, loads: str, 
     assert files == ["buffered by C", "buffered by Python"]
 
 
+@pytest.mark.slow
 def test_what_a_thread_uses_stays_to_the_end(tmp_path: Path) -> None:
     """And the names of modules, functions and classes stay for all."""
     script = """

@@ -57,6 +57,7 @@ print("sum", x.item(), flush=True)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [(), ("--log-dir", "logs"), ("--fast-exit", "--prefix")], ids=str)
 def test_ranks_meet_reduce_and_write_where_they_should(tmp_path: Path, options: tuple[str, ...]) -> None:
     ended = run(tmp_path, REDUCES, *options, variables=EXEC)

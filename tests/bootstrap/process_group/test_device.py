@@ -132,6 +132,7 @@ def test_a_backend_that_cannot_be_had_is_refused(torch: Torch, backend: str, sai
         device.select_device(backend, 0, 1)
 
 
+@pytest.mark.slow
 def test_two_ranks_that_see_the_same_gpu_are_named() -> None:
     """Such as eight tasks that were all given the first one."""
     source = (

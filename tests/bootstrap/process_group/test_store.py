@@ -37,6 +37,7 @@ OTHERS = {
 OTHERS |= {"OMP_NUM_THREADS", "TORCH_NCCL_ASYNC_ERROR_HANDLING", "TORCHELASTIC_SIGNALS_TO_HANDLE"}
 
 
+@pytest.mark.slow
 def test_each_rank_is_told_what_torchrun_tells_it(tmp_path: Path) -> None:
     write(tmp_path / "tell.py", TELL)
     torchrun = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "tell.py")
@@ -146,6 +147,7 @@ def behind_a_mute_name_server(tmp_path: Path) -> list[str]:
     return [*apart, "sh", "-ec", "\n".join((f"{tool('ip')} link set lo up", *mounts, 'exec "$@"')), "sh"]
 
 
+@pytest.mark.slow
 def test_the_store_is_joined_without_a_query_to_the_name_server(behind_a_mute_name_server: list[str]) -> None:
     command = [*behind_a_mute_name_server, sys.executable, str(PROGRAMS / "name_lookups.py")]
     variables = bare({"PYTHONPATH": str(ROOT)})

@@ -94,6 +94,7 @@ def test_one_rank_asks_slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert not (tmp_path / "asked").exists()
 
 
+@pytest.mark.slow
 def test_the_check_is_made_with_the_option_alone(tmp_path: Path) -> None:
     done = srunddp("check", folder=tmp_path)
     assert "spare-nodes" not in done.stdout + (tmp_path / "preflight.local.json").read_text()
