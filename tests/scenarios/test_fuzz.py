@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from srunddp.bootstrap.rendezvous.auth import HmacAuthenticator
 from srunddp.bootstrap.rendezvous.client import join
-from tests.bootstrap.rendezvous.test_client import RankZero, greeting, hello, rank_zero, soon
+from tests.bootstrap.rendezvous.test_client import LONG, RankZero, greeting, hello, rank_zero, soon
 from tests.support.starting import until
 
 SECRET = HmacAuthenticator(b"s" * 32)
@@ -103,7 +103,7 @@ def test_a_flood_costs_rank_zero_no_memory_to_speak_of() -> None:
         connection, meeting = join([server.address], hello(1), soon(), SECRET)
         connection.close()
         assert server.meeting() == meeting
-        assert time.monotonic() - began < 10
+        assert time.monotonic() - began < LONG / 3
 
 
 def test_a_line_without_an_end_is_cut_off() -> None:

@@ -37,4 +37,4 @@ def test_a_command_that_hangs_is_given_up(tmp_path: Path, commands: dict[str, st
     add(tmp_path, "sacct", "exec sleep 600")
     began = time.monotonic()
     assert slurm_command.output("sacct", environ=commands, timeout=0.5) == ""
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 60

@@ -13,6 +13,7 @@ import pytest
 
 from srunddp.bootstrap.environment.rank_zero_discovery import broadcast_over_pmi
 from srunddp.errors import RendezvousError
+from tests.support.starting import LONG
 
 SPACE = "kvs_4711_0"
 
@@ -51,7 +52,7 @@ class Launcher:
                 self._values[key] = value
                 return "cmd=put_result rc=0 msg=success"
             case {"cmd": "barrier_in"}:
-                self._barrier.wait(timeout=20)
+                self._barrier.wait(timeout=LONG)
                 return "cmd=barrier_out"
             case {"cmd": "get", "kvsname": space, "key": key} if space == SPACE and key in self._values:
                 return f"cmd=get_result rc=0 msg=success value={self._values[key]}"
@@ -66,7 +67,7 @@ class Launcher:
         for end in self.ends:
             end.close()
         for thread in self._threads:
-            thread.join(20)
+            thread.join(LONG)
         assert not any(thread.is_alive() for thread in self._threads)
 
 
@@ -97,7 +98,7 @@ def answering(*answers: bytes) -> Iterator[int]:
         yield ours.fileno()
     finally:
         ours.close()
-        thread.join(20)
+        thread.join(LONG)
 
 
 def broadcast(server: Launcher, message: str, speaker: int = 0, timeout: float = 20) -> list[str]:
@@ -136,7 +137,7 @@ def test_nothing_is_read_beyond_the_answers() -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:
         theirs.sendall(b"".join(_GREETED) + b"cmd=get_result rc=0 value=here\ncmd=finalize_ack\nREST")
-        assert broadcast_over_pmi(None, descriptor=ours.fileno(), timeout=20) == "here"
+        assert broadcast_over_pmi(None, descriptor=ours.fileno(), timeout=LONG) == "here"
         ours.setblocking(True)
         assert ours.recv(100) == b"REST"
 
@@ -146,7 +147,7 @@ def test_pmi_waits_for_a_missing_rank_until_the_timeout() -> None:
         began = time.monotonic()
         with pytest.raises(RendezvousError, match=r"barrier did not open within [0-9]+ s; expected .* -> .*--timeout"):
             broadcast_over_pmi("here", descriptor=server.ends[0].fileno(), timeout=0.2)
-        assert 0.15 < time.monotonic() - began < 10
+        assert 0.15 < time.monotonic() - began < LONG / 3  # of the barrier
 
 
 def test_a_descriptor_that_does_not_answer_is_named() -> None:
@@ -160,7 +161,7 @@ def test_a_descriptor_that_does_not_answer_is_named() -> None:
             (closing, "PMI closed its socket|does not answer"),
         ):
             with pytest.raises(RendezvousError, match=wrong) as caught:
-                broadcast_over_pmi("here", descriptor=descriptor, timeout=20)
+                broadcast_over_pmi("here", descriptor=descriptor, timeout=LONG)
             assert caught.value.exit_code == 69
 
 
@@ -185,6 +186,6 @@ _GREETED = (b"cmd=response_to_init rc=0\n", b"cmd=my_kvsname kvsname=k\n", b"cmd
 )
 def test_a_wrong_answer_is_shown_with_what_was_expected(answers: tuple[bytes, ...], shown: str) -> None:
     with answering(*answers) as descriptor, pytest.raises(RendezvousError) as caught:
-        broadcast_over_pmi(None, descriptor=descriptor, timeout=20)
+        broadcast_over_pmi(None, descriptor=descriptor, timeout=LONG)
     assert shown in str(caught.value)
     assert "--channel slurm" in str(caught.value)

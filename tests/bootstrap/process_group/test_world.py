@@ -19,7 +19,7 @@ from srunddp.bootstrap.process_group.store import ProcessGroupContext
 from srunddp.bootstrap.process_group.world import World, open_world
 from srunddp.bootstrap.rendezvous.protocol import RendezvousInfo
 from srunddp.errors import PeerError, Stopped
-from tests.support.starting import until
+from tests.support.starting import LONG, until
 from tests.support.worlds import world
 
 pytestmark = pytest.mark.slow
@@ -85,7 +85,7 @@ def test_rank_0_is_through_before_any_other_begins(first: set[int], how: dict[st
         with it.rank_zero_first(**how):
             order.append(it.rank)
             if it.rank in first:
-                inside.wait(20)
+                inside.wait(LONG)
                 time.sleep(0.2)
                 assert set(order) == first
 

@@ -38,7 +38,7 @@ from srunddp.util import json_lines
 from tests.support.launchers import PID, step
 from tests.support.starting import until
 
-LONG = 30.0  # a limit that only a broken rendezvous reaches
+LONG = 180.0  # a limit that only a broken rendezvous reaches, on however busy a machine
 TOKEN = "1207.0.0"
 NONCE = "0" * 32
 UNPROVEN = Authenticator()
@@ -413,7 +413,7 @@ def test_a_calling_stranger_is_told_nothing(said: bytes, stays: bool) -> None:
             assert len(said) > 4096  # it was cut off
         if not stays:
             caller.close()
-        found = meet(server, hello(1), within=10)
+        found = meet(server, hello(1))
         assert found[1] == found[0]
         if stays:
             heard = bytearray()
@@ -481,7 +481,7 @@ def test_missing_ranks_are_named_with_their_nodes() -> None:
             f"on {server.address} -> "
         )
         assert [one.result(LONG) for one in came] == [text] * 3
-        assert time.monotonic() - began < 20
+        assert time.monotonic() - began < LONG / 3
         assert mute.recv(4096) == b""  # it may be another job's rank, which would end by what the others are told
 
 
@@ -504,7 +504,7 @@ def test_among_mute_strangers_a_rank_stops_in_time() -> None:
     with stranger("mute") as other:
         began = time.monotonic()
         assert "did not answer" in refusal(other.address, hello(1), within=0.5)
-        assert 0.4 < time.monotonic() - began < 10
+        assert 0.4 < time.monotonic() - began < LONG / 3
 
 
 # Ranks that go again.
@@ -576,7 +576,7 @@ def test_rank_zero_says_again_and_again_who_is_missing_and_where() -> None:
         server.interrupt.fail("its worker ended with 3", 3)
         for one in (lambda: found.result(LONG), server.result):
             assert peer_error(one) == ("rank 0 on node01 failed: its worker ended with 3", 3)
-        assert time.monotonic() - began < 10
+        assert time.monotonic() - began < LONG / 3
 
 
 # Failures before all have met.
@@ -702,21 +702,33 @@ def test_who_takes_the_last_descriptor_stays(more: int) -> None:
         assert kept == {caller.getsockname() for caller in callers[more:]}
 
 
-def test_2048_ranks_meet_within_seconds() -> None:
-    """All of them from one thread, so that it is rank 0 that is measured."""
-    size = 2048
-    with rank_zero(size, "node000", trust=HmacAuthenticator(b"s" * 32)) as server, ExitStack() as stack:
-        began = time.monotonic()
+def cost_per_rank(size: int) -> float:
+    """Have a world of this size meet, and return the seconds of CPU that this took per rank.
+
+    All other ranks are played by one thread, so that it is rank 0 that is measured.
+    """
+    trust = HmacAuthenticator(b"s" * 32)
+    with rank_zero(size, "node000", trust=trust) as server, ExitStack() as stack:
+        began = time.process_time()
         connections = {rank: stack.enter_context(server.connect()) for rank in range(1, size)}
         for rank, one in connections.items():
             json_lines.send(one, greeting(hello(rank, size, f"node{rank // 8:03d}"), "secret"))
         for rank, one in connections.items():
             seen = json_lines.receive(one)
             challenge = Challenge(TOKEN, rank, str(server.address), NONCE, seen["nonce"])
-            json_lines.send(one, {"here": True, "proof": HmacAuthenticator(b"s" * 32).sign(challenge.text(CLIENT))})
+            json_lines.send(one, {"here": True, "proof": trust.sign(challenge.text(CLIENT))})
         meetings = [json_lines.receive(one)["meeting"] for one in connections.values()]
-        assert time.monotonic() - began < 20
-        assert [meeting["node_rank"] for meeting in meetings] == [rank // 8 for rank in range(1, size)]
         result = server.result()
+        spent = time.process_time() - began
+        assert [meeting["node_rank"] for meeting in meetings] == [rank // 8 for rank in range(1, size)]
         assert result.nodes[size - 1] == f"node{(size - 1) // 8:03d}"
         assert sorted(result.connections) == list(range(1, size))
+    return spent / size
+
+
+@pytest.mark.slow
+def test_2048_ranks_meet_at_a_cost_in_proportion_to_their_number() -> None:
+    """Within seconds, that is: CPU time is what says so, whatever else the machine does."""
+    few, many = cost_per_rank(256), cost_per_rank(2048)
+    assert many < 4 * few  # in proportion to the square it would be 8
+    assert 2048 * many < 30.0  # ten times what it takes

@@ -18,9 +18,10 @@ from srunddp.errors import ConfigError, PeerError
 from tests.bootstrap.environment.test_rank_zero_discovery import launcher
 from tests.bootstrap.rendezvous.test_client import rank_zero
 from tests.support.launchers import PID, hydra, open_mpi, step
+from tests.support.starting import LONG
 
 BROKEN = ConfigError("no file train.py", expected="a script to run", hint="correct the path")
-SOON = RendezvousOptions(timeout=20)
+SOON = RendezvousOptions(timeout=LONG)
 
 
 def on_hydra(rank: int, size: int = 2) -> Environment:
@@ -30,7 +31,7 @@ def on_hydra(rank: int, size: int = 2) -> Environment:
 def test_over_pmi_rank_zeros_failure_reaches_all_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     with launcher(2) as server, ThreadPoolExecutor(1) as pool:
         monkeypatch.setenv("PMI_FD", str(server.ends[0].fileno()))
-        other = pool.submit(broadcast_over_pmi, None, descriptor=server.ends[1].fileno(), timeout=20)
+        other = pool.submit(broadcast_over_pmi, None, descriptor=server.ends[1].fileno(), timeout=LONG)
         assert report_early_failure(on_hydra(0), SOON, BROKEN)
         with pytest.raises(PeerError, match=r"rank 0 on .* failed: no file train\.py; expected a script") as caught:
             protocol.decode_advertisement(other.result())
@@ -43,7 +44,7 @@ def test_over_pmi_another_ranks_failure_reaches_rank_zero(monkeypatch: pytest.Mo
     secret = HmacAuthenticator(bytes.fromhex(protocol.decode_advertisement(published).secret))
     with launcher(2) as server, rank_zero(2, held=held, trust=secret) as zero, ThreadPoolExecutor(1) as pool:
         monkeypatch.setenv("PMI_FD", str(server.ends[1].fileno()))
-        first = pool.submit(broadcast_over_pmi, published, descriptor=server.ends[0].fileno(), timeout=20)
+        first = pool.submit(broadcast_over_pmi, published, descriptor=server.ends[0].fileno(), timeout=LONG)
         assert report_early_failure(on_hydra(1), SOON, BROKEN)
         assert first.result() == published
         with pytest.raises(PeerError, match=r"rank 1 on .* failed: no file train\.py") as caught:

@@ -50,7 +50,7 @@ def test_two_versions_are_refused_at_once_and_named(tmp_path: Path, newer_rank: 
     ]
     errors = [rank.communicate(timeout=LONG)[1] for rank in ranks]
     assert [rank.returncode for rank in ranks] == [69, 69], errors
-    assert time.monotonic() - began < TIMEOUT / 10
+    assert time.monotonic() - began < TIMEOUT / 2
     found = f": rank 1 on {NODE} has srunddp {versions[1]}, rank 0 on {NODE} has {versions[0]}; expected one version"
     assert f"{found} on all nodes -> start all ranks from one installation" in errors[0]
     assert "".join(errors).count("\n") == 1
