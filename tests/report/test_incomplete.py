@@ -124,6 +124,7 @@ def test_columns_are_read_by_name_in_any_order(tmp_path: Path) -> None:
     assert reported(folder) == reported(other)
 
 
+@pytest.mark.slow
 def test_a_long_run_is_thinned_and_its_peaks_stay(tmp_path: Path) -> None:
     made_up = replace(RUN, seconds=20000, interval=1.0, epoch_s=0)
     path = made_up.write(tmp_path) / "node01.node.csv"
@@ -195,6 +196,7 @@ def test_metrics_of_a_huge_file_leave_steps_out(tmp_path: Path, monkeypatch: pyt
     assert len(found["val/accuracy"]) == 3
 
 
+@pytest.mark.slow
 def test_metrics_of_a_monitored_run_are_in_its_report(tmp_path: Path) -> None:
     """Wherever the training writes them; a fork or a program of its own makes no difference."""
     path = write(tmp_path / "train.py", LOGS)

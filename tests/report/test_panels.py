@@ -54,6 +54,7 @@ def plant(path: Path, key: str, begin: float, end: float, **values: object) -> N
     path.write_text("".join(f"{','.join(row)}\n" for row in [header, *rows]))
 
 
+@pytest.mark.slow
 def test_one_sample_of_one_gpu_is_the_end_of_a_band(tmp_path: Path) -> None:
     """Of a run that is thinned: an idle sample is the least of its column, and a minute of heat the most."""
     folder = LONG.write(tmp_path)
