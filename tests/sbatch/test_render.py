@@ -13,7 +13,7 @@ import pytest
 from srunddp.sbatch.render import render
 from srunddp.sbatch.spec import SlurmJob
 from tests.support.job_scripts import carry_out
-from tests.support.starting import until
+from tests.support.starting import LONG, until
 
 # srun of the training lasts until it is told to end, with a code.
 SRUN = """#!/bin/bash
@@ -78,7 +78,7 @@ def test_after_the_training_the_copy_goes_or_the_report_comes(
 ) -> None:
     with started(tmp_path, requeue=requeue, **fields) as process:
         end_training(tmp_path, code)
-        assert process.wait(30) == code
+        assert process.wait(LONG) == code
     assert events(tmp_path) == after
 
 
@@ -92,7 +92,7 @@ def test_upon_sigterm_it_ends_after_the_ranks_have_saved(tmp_path: Path, requeue
     with started(tmp_path, requeue=requeue, **fields) as process:
         until((tmp_path / "training").exists)
         os.killpg(process.pid, signal.SIGTERM)
-        assert process.wait(30) == 143
+        assert process.wait(LONG) == 143
     assert events(tmp_path) == ["saved"]
 
 
@@ -102,33 +102,33 @@ def test_a_preempted_job_cleans_up_and_waits(tmp_path: Path, fields: dict[str, A
 
     There is no time for a report: the job's next start writes it.
     """
-    with started(tmp_path, {"PREEMPTED": "30"}, requeue=True, **fields) as process:
+    with started(tmp_path, {"PREEMPTED": "600"}, requeue=True, **fields) as process:
         until((tmp_path / "training").exists)
         os.kill(int((tmp_path / "training").read_text()), signal.SIGTERM)
         until(lambda: "sleep 600" in events(tmp_path))
         os.killpg(process.pid, signal.SIGTERM)
-        assert process.wait(10) == 143
+        assert process.wait(LONG) == 143
     assert events(tmp_path) == ["saved", *after, "sleep 600"]
 
 
 def test_a_report_that_fails_leaves_the_exit_code_as_it_is(tmp_path: Path) -> None:
     with started(tmp_path, {"REPORT": "exit 70"}, **MONITORED) as process:
         end_training(tmp_path, 3)
-        assert process.wait(30) == 3
+        assert process.wait(LONG) == 3
 
 
 def test_a_report_does_not_keep_a_job_that_slurm_ends(tmp_path: Path) -> None:
-    with started(tmp_path, {"REPORT": "exec /bin/sleep 100"}, **MONITORED) as process:
+    with started(tmp_path, {"REPORT": "exec /bin/sleep 600"}, **MONITORED) as process:
         end_training(tmp_path, 3)
         until(lambda: REPORT in events(tmp_path))
         os.killpg(process.pid, signal.SIGTERM)
-        assert process.wait(10) == 3
+        assert process.wait(LONG) == 3
 
 
 @pytest.mark.parametrize(("fields", "after"), [(STAGED, ["stage clean"]), (MONITORED, [])], ids=["stage", "monitor"])
 def test_a_preflight_that_fails_comes_before_training(tmp_path: Path, fields: dict[str, Any], after: list[str]) -> None:
     with started(tmp_path, {"CHECK": "69"}, preflight=True, requeue=True, **fields) as process:
-        assert process.wait(30) == 69
+        assert process.wait(LONG) == 69
     assert not (tmp_path / "training").exists()
     assert events(tmp_path) == after
 

@@ -17,7 +17,7 @@ from tests.support.worlds import is_gone
 SRUN = """#!/bin/bash
 while [ -e silent ] && read -r _; do :; done
 while [[ $1 == --* ]]; do shift; done
-[[ $* == *sdd-step* ]] || { sleep 60 >/dev/null & echo $! >child; }
+[[ $* == *sdd-step* ]] || { sleep 600 >/dev/null & echo $! >child; }
 SLURM_STEP_ID=5 SLURMD_NODENAME=node09 exec "$@"
 """
 SBCAST = """#!/bin/bash
@@ -47,7 +47,7 @@ def test_push_brings_a_folder_and_clean_removes_it(stage: Stage, tmp_path: Path)
     job = tmp_path / "disk" / f"sdd-{os.getuid()}-17"
     done = stage("push", "--data=data", "--all-nodes")
     assert (done.returncode, done.stdout) == (0, f"{job}/srunddp\n"), done
-    until(lambda: is_gone(int((tmp_path / "child").read_text())), 20)  # it would kill the step after srun's end
+    until(lambda: is_gone(int((tmp_path / "child").read_text())))  # it would kill the step after srun's end
     said = re.fullmatch(r"srunddp: node09 staged -> (\S+)\nsrunddp: data: 1 files, 0 MiB, packed in .*\n", done.stderr)
     assert said, done
     assert Path(said[1], "sample").read_text() == "a sample"

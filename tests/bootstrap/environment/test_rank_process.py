@@ -12,7 +12,7 @@ from srunddp.bootstrap.environment.rank_process import RANK_PROCESS, is_below_ra
 from tests.conftest import ROOT
 from tests.mpirun.conftest import there
 from tests.support.launchers import hydra, open_mpi, step
-from tests.support.starting import SRUNDDP, slurm, write
+from tests.support.starting import LONG, SRUNDDP, slurm, write
 from tests.support.worlds import world
 
 pytestmark = pytest.mark.slow
@@ -26,7 +26,7 @@ OURS = {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0
 STARTS = f"""
 import subprocess
 def start(*command, **variables):
-    done = subprocess.run(command, capture_output=True, text=True, timeout=50, env=os.environ | variables)
+    done = subprocess.run(command, capture_output=True, text=True, timeout={LONG}, env=os.environ | variables)
     say("started", done.stdout + done.stderr + str(done.returncode))
 if RANK == 0:
     SRUNDDP = {SRUNDDP!r}

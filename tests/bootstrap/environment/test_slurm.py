@@ -11,6 +11,7 @@ from srunddp.bootstrap.environment import slurm
 from srunddp.errors import ConfigError
 from tests.conftest import ROOT
 from tests.support.launchers import JOB, PID, batch_body, interactive_step, nested_in_pty_shell, pty_shell, step
+from tests.support.starting import LONG
 
 
 @pytest.mark.parametrize(
@@ -82,7 +83,7 @@ def test_typed_command_has_terminal_and_process_group(shell: str, terminal: bool
     command = f"{shell} {tmp_path / 'lines'}" if shell != "bash --norc -i" else shell
     words = ["script", "-qec", command, "/dev/null"] if terminal else command.split()
     done = subprocess.run(
-        words, cwd=ROOT, input=(tmp_path / "lines").read_text(), capture_output=True, text=True, timeout=60
+        words, cwd=ROOT, input=(tmp_path / "lines").read_text(), capture_output=True, text=True, timeout=LONG
     )
     assert str(typed) in done.stdout.split(), done.stdout + done.stderr
 

@@ -50,7 +50,7 @@ def test_ranks_on_two_rails_meet_with_strict_filtering(namespaces: list[str], tm
     world["SRUNDDP_IFACES"] = str(conf)
     ranks = [
         subprocess.Popen(
-            ("ip", "netns", "exec", namespaces[rank // 2], *SRUNDDP, "--quiet", "--timeout=20", "train.py"),
+            ("ip", "netns", "exec", namespaces[rank // 2], *SRUNDDP, "--quiet", f"--timeout={LONG}", "train.py"),
             cwd=tmp_path,
             env=bare(world | {"RANK": str(rank), "LOCAL_RANK": str(rank % 2), "SLURMD_NODENAME": NODES[rank // 2]}),
             text=True,

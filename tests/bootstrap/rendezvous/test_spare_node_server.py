@@ -21,7 +21,7 @@ from tests.bootstrap.rendezvous.test_client import LONG, RankZero, greeted, hell
 from tests.support.starting import until
 
 TASKS = 8
-SOON = 1.0  # after which who has not come is given up
+SOON = 2.0  # after which who has not come is given up
 
 
 @contextmanager
@@ -140,7 +140,7 @@ def test_the_workers_of_a_lost_node_are_waited_for() -> None:
 
 
 def test_who_comes_back_from_a_node_that_was_left_is_dismissed() -> None:
-    with spare_node_server(1, 2, 3, 4, 5, within=SOON, not_before=time.monotonic() + 3.0) as server:
+    with spare_node_server(1, 2, 3, 4, 5, within=SOON, not_before=time.monotonic() + 3 * SOON) as server:
         come(server, 1, 4, 5)
         until(lambda: here(server, 1, 2, 3))
         dismissed(come(server, 2)[0])
