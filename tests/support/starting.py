@@ -34,7 +34,7 @@ def until(condition: Callable[[], T], limit: float = LONG, why: Callable[[], obj
 
 def bare(variables: Mapping[str, str] | None = None) -> dict[str, str]:
     """The environment of a login shell, and these variables."""
-    names = ("PATH", "HOME", "LANG", "TMPDIR")
+    names = ("PATH", "HOME", "LANG", "TZ", "TMPDIR")
     return {name: os.environ[name] for name in names if name in os.environ} | dict(variables or {})
 
 
