@@ -58,13 +58,20 @@ print("sum", x.item(), flush=True)
 
 
 @pytest.mark.slow
+def test_ranks_meet_and_reduce(tmp_path: Path) -> None:
+    ended = run(tmp_path, REDUCES, variables=EXEC)
+    assert ended.codes == [0] * SIZE, ended.text
+    assert ["sum 3.0" in printed for printed in ended.printed] == [True] * SIZE
+
+
 @pytest.mark.parametrize("options", [(), ("--log-dir", "logs"), ("--fast-exit", "--prefix")], ids=str)
-def test_ranks_meet_reduce_and_write_where_they_should(tmp_path: Path, options: tuple[str, ...]) -> None:
-    ended = run(tmp_path, REDUCES, *options, variables=EXEC)
+def test_ranks_write_where_they_should(tmp_path: Path, options: tuple[str, ...]) -> None:
+    script = 'import srunddp\nsrunddp.heartbeat()\nprint("written by", RANK)\n'
+    ended = run(tmp_path, script, *options, variables=EXEC)
     assert ended.codes == [0] * SIZE, ended.text
     log_dir = "--log-dir" in options
     files = sorted(tmp_path.glob("logs/*/*.log")) if log_dir else [tmp_path / f"stdout.{rank}" for rank in range(SIZE)]
-    assert ["sum 3.0" in path.read_text() for path in files] == [True] * SIZE
+    assert [f"written by {rank}" in path.read_text() for rank, path in enumerate(files)] == [True] * SIZE
 
 
 @pytest.mark.parametrize(
