@@ -86,6 +86,7 @@ def test_of_packets_that_are_lost_one_way_that_way_is_told(
     assert len(list(connectivity.evaluate(ways))) == len(broken)
 
 
+@pytest.mark.alone
 def test_half_open_connections_are_asked_for_in_time(names: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     """Where a node's own firewall drops its answers, the kernel forgets such a connection after a second or two."""
     monkeypatch.setattr(probe, "half_open", lambda listeners: time.sleep(0.3) or half_open(listeners))
