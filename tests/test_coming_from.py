@@ -103,6 +103,7 @@ def test_every_option_that_is_named_is_there() -> None:
         assert {word.partition("=")[0] for word in words[:end] if word.startswith("-")} <= known, span
 
 
+@pytest.mark.slow
 @pytest.mark.mpirun
 @pytest.mark.parametrize("command", UNDER_MPIRUN)
 def test_every_command_with_mpirun_starts_its_ranks(command: str, tmp_path: Path) -> None:

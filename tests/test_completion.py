@@ -94,6 +94,7 @@ def terminal(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
     assert not (home / "ran").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("keys", "arguments"),
     [
@@ -119,6 +120,7 @@ def test_a_word_is_completed(terminal: Terminal, keys: str, arguments: str) -> N
     assert terminal.enter(f"srunddp {keys}\t").rstrip("/") == arguments
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("keys", "names"),
     [

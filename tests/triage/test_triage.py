@@ -90,7 +90,7 @@ def test_a_long_healthy_log_costs_in_proportion_to_its_length(tmp_path: Path) ->
         return time.process_time() - before
 
     cost(100)  # the table of signs is read once
-    assert cost(80_000) < 16 * cost(10_000)
+    assert cost(40_000) < 16 * cost(5_000)
 
 
 def test_of_a_file_over_the_limit_head_and_tail_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
