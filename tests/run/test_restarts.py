@@ -19,6 +19,8 @@ from tests.support import worlds
 from tests.support.starting import until
 from tests.support.worlds import SIZE, Ended, is_gone, world
 
+pytestmark = pytest.mark.slow
+
 START = """
 import json, resource, subprocess, threading
 import srunddp
@@ -192,8 +194,6 @@ HAD = [name for name in ("numpy", "torch") if name in sys.modules]
 os.environ["OMP_NUM_THREADS"] = "1"
 os.environ.pop("CLEARED", None)
 import torch
-
-pytestmark = pytest.mark.slow
 {START}
 torch.ones(1)
 seen = [torch.get_num_threads(), torch.initial_seed(), HAD, "CLEARED" in os.environ]
