@@ -37,13 +37,30 @@ def check(text: str, options: Sequence[str], environ: Mapping[str, str]) -> list
 
 
 def submit(
-    text: str, environ: Mapping[str, str], note: Callable[[list[str]], None], *, wait: bool = False
+    text: str,
+    environ: Mapping[str, str],
+    note: Callable[[list[str]], None],
+    *,
+    wait: bool = False,
+    within: float = _SUBMIT_WITHIN,
 ) -> tuple[str, int]:
-    """Submit a script; the job's number, and the exit code of sbatch, which is the job's if it waits for its end.
+    """Submit a script.
 
-    ``note`` takes what else sbatch prints. A ConfigError where Slurm refuses it, an UnavailableError without an answer.
+    Args:
+        text: the script.
+        environ: the variables that sbatch gets.
+        note: takes what else sbatch prints.
+        wait: whether sbatch waits for the job's end, for which there is no limit.
+        within: seconds that sbatch has where it does not wait.
+
+    Returns:
+        The job's number, and the exit code of sbatch, which is the job's if it waits for its end.
+
+    Raises:
+        ConfigError: Slurm refuses the script.
+        UnavailableError: Slurm does not answer.
     """
-    done = _sbatch(["--parsable"], text, environ, None if wait else _SUBMIT_WITHIN)
+    done = _sbatch(["--parsable"], text, environ, None if wait else within)
     # A site's sbatch may also print a greeting; the cluster's name follows where there are several.
     numbers = _NUMBER.findall(done.stdout)
     if not numbers:

@@ -145,6 +145,21 @@ def test_a_report_comes_from_the_container_that_has_srunddp(container: str, tmp_
     assert set(contained) <= set(report)
 
 
+@pytest.mark.parametrize(
+    ("fields", "name"),
+    [
+        ({"script": "train.py"}, "train"),
+        ({"script": "of/mine/train.v2.py"}, "train.v2"),
+        ({"script": "pkg.train", "module": True}, "train"),
+        ({"script": "train", "module": True}, "train"),
+        ({"script": "pkg.train", "module": True, "job_name": "mine"}, "mine"),
+    ],
+    ids=str,
+)
+def test_a_job_has_the_name_of_what_it_runs(fields: dict[str, Any], name: str) -> None:
+    assert f"\n#SBATCH --job-name={name}\n" in render(SlurmJob(**fields), ("srunddp", "sbatch"))
+
+
 def test_a_module_that_is_not_there_ends_the_job_before_training(tmp_path: Path) -> None:
     called = carry_out(text_of(modules=("no/such",)), tmp_path, CODE_module="1")
     assert called.code == 1

@@ -77,6 +77,16 @@ def test_the_verdict_is_said_in_this_form() -> None:
     assert said.splitlines()[-1] == "srunddp: ended with it: 4095 ranks on 512 nodes"
 
 
+@pytest.mark.parametrize(
+    ("nodes", "last_words"),
+    [(16, "rank 14 on node14, rank 15 on node15, rank 16 on node16"), (17, "17 ranks on 17 nodes")],
+)
+def test_sixteen_nodes_are_named_and_more_are_counted(nodes: int, last_words: str) -> None:
+    others = {rank: f"node{rank:02d}" for rank in range(1, nodes + 1)}
+    said = render(RootCause.of(replace(BOOM, rank=0, node="node00")), others)
+    assert said.splitlines()[-1].endswith(last_words)
+
+
 def test_of_many_deputies_that_announce_at_once_one_is_heard(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     limits = Limits(deputy_files_written_within=LONG)  # with a slow disk more than one is heard
     found = [RootCause.of(replace(BOOM, rank=rank)) for rank in range(8)]

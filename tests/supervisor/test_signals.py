@@ -90,6 +90,19 @@ def test_the_launcher_is_found_from_a_user_namespace() -> None:
     assert found == f"{own} {own}", done.stderr
 
 
+def test_slurm_outside_a_container_s_process_namespace_is_process_0() -> None:
+    """As the kernel tells the sender of a signal that comes from there."""
+    code = (
+        "from srunddp.supervisor.signals import find_launcher; "
+        "found = find_launcher('SLURM_PROCID', slurm=True); print(found.pid, *found.slurm)"
+    )
+    container = ["unshare", "--user", "--map-root-user", "--pid", "--fork", "--mount-proc"]
+    environ = {**os.environ, "SLURM_PROCID": "0"}
+    command = [*container, sys.executable, "-c", code]
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=30, check=False)
+    assert (done.returncode, done.stdout) == (0, "0 0\n"), done.stderr
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount")
 def test_a_launcher_that_is_hidden_is_the_parent() -> None:
     """Where /proc shows a user's own processes only, as on many sites (hidepid=2)."""

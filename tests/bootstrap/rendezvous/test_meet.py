@@ -8,14 +8,22 @@ import pytest
 from srunddp.bootstrap.environment import detect
 from srunddp.bootstrap.environment.detect import Environment
 from srunddp.bootstrap.environment.rank_zero_discovery import broadcast_over_pmi
+from srunddp.bootstrap.environment.spare_nodes import set_spare_nodes
 from srunddp.bootstrap.network.ifaces_conf import DEFAULT
 from srunddp.bootstrap.network.interface import NetworkInterface, SelectedInterface
 from srunddp.bootstrap.rendezvous import discovery, protocol
 from srunddp.bootstrap.rendezvous.auth import HmacAuthenticator
-from srunddp.bootstrap.rendezvous.meet import RankSetup, RendezvousOptions, listen_as_deputy, report_early_failure
-from srunddp.bootstrap.rendezvous.protocol import bind_store, listen
-from srunddp.errors import ConfigError, PeerError
-from tests.bootstrap.environment.test_rank_zero_discovery import launcher
+from srunddp.bootstrap.rendezvous.meet import (
+    RankSetup,
+    Rejoin,
+    RendezvousOptions,
+    listen_as_deputy,
+    rendezvous,
+    report_early_failure,
+)
+from srunddp.bootstrap.rendezvous.protocol import RendezvousResult, bind_store, listen
+from srunddp.errors import ConfigError, PeerError, ReassignedError
+from tests.bootstrap.environment.test_rank_zero_discovery import answering, launcher
 from tests.bootstrap.rendezvous.test_client import rank_zero
 from tests.support.launchers import PID, hydra, open_mpi, step
 from tests.support.starting import LONG
@@ -50,6 +58,16 @@ def test_over_pmi_another_ranks_failure_reaches_rank_zero(monkeypatch: pytest.Mo
         with pytest.raises(PeerError, match=r"rank 1 on .* failed: no file train\.py") as caught:
             zero.result()
     assert caught.value.exit_code == 78
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_failure_of_which_nobody_could_be_told_is_the_rank_s_own_to_print(
+    rank: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else nobody prints it: the run ends without a word."""
+    with answering() as launcher_is_gone:
+        monkeypatch.setenv("PMI_FD", str(launcher_is_gone))
+        assert not report_early_failure(on_hydra(rank), SOON, BROKEN)
 
 
 def test_where_nobody_looks_nobody_is_told_or_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -104,3 +122,66 @@ def test_a_deputy_leaves_the_first_two_ports_to_a_rank_0(last: int, port: int) -
     else:
         with pytest.raises(ConfigError, match="2 ports with --spare-nodes; expected 3 or more"):
             listen_as_deputy(RankSetup(options, replace(who, world_size=2, spares=2), (DEFAULT,), place))
+
+
+def on_node(task: int, size: int) -> Environment:
+    """One task of a step with one task on each node."""
+    changes = {
+        "SLURM_STEP_NODELIST": f"node[1-{size}]",
+        "SLURM_STEP_NUM_NODES": str(size),
+        "SLURM_STEP_NUM_TASKS": str(size),
+        "SLURM_STEP_TASKS_PER_NODE": f"1(x{size})",
+        "SLURM_LOCALID": "0",
+        "SLURM_NODEID": str(task),
+        "SLURM_GTIDS": str(task),
+        "SLURMD_NODENAME": f"node{task + 1}",
+    }
+    return detect.detect(step(task, **changes), pid=PID)
+
+
+class Restart:
+    """Tasks that meet again after a restart, whose rank 0 listens already."""
+
+    def __init__(self, rejoin: Rejoin) -> None:
+        self.held = bind_store("127.0.0.1", listen("127.0.0.1", [0]), [0])
+        published = protocol.encode_advertisement("1207.0.0", [self.held.rendezvous_address])
+        self.options = replace(SOON, rejoin=replace(rejoin, published=published))
+
+    def __enter__(self) -> Restart:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.held.rendezvous.close()
+        self.held.store.close()
+
+    def meet(self, environment: Environment) -> RendezvousResult:
+        place = SelectedInterface("lo", "127.0.0.1", {}, "")
+        held = self.held if environment.rank == 0 else None
+        setup = RankSetup(self.options, environment, (DEFAULT,), place, held)
+        found = rendezvous(setup, lambda message: message or "")
+        for connection in found.connections.values():
+            connection.close()
+        return found
+
+
+AGAIN = Rejoin(generation=1, published="", channel="slurm", run="1207.0.0")
+
+
+def test_a_restart_without_spare_nodes_waits_for_every_rank() -> None:
+    with Restart(AGAIN) as restart, ThreadPoolExecutor(2) as pool:
+        found = list(pool.map(lambda rank: restart.meet(on_node(rank, 2)), range(2)))
+    assert [each.meeting.nnodes for each in found] == [2, 2]
+    assert found[0].nodes == {0: "node1", 1: "node2"}
+
+
+def test_a_restart_with_spare_nodes_gives_a_lost_rank_to_one_of_them() -> None:
+    """Of three nodes the second is gone, and the third is spare."""
+    rejoin = replace(AGAIN, lost_after=20.0, within=20.0, expected=(2,), quorum=2)
+    with Restart(rejoin) as restart, ThreadPoolExecutor(1) as pool:
+        zero = pool.submit(restart.meet, set_spare_nodes(on_node(0, 3), 1))
+        spare = set_spare_nodes(on_node(2, 3), 1)
+        with pytest.raises(ReassignedError) as told:
+            restart.meet(spare)
+        restart.meet(replace(spare, rank=told.value.rank))
+        assert told.value.rank == 1
+        assert zero.result().nodes == {0: "node1", 1: "node3"}
