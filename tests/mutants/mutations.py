@@ -40,6 +40,7 @@ _ARITHMETIC: dict[type[ast.operator], tuple[str, str]] = {
 _BOOLEAN: dict[type[ast.boolop], tuple[str, str]] = {ast.And: ("and", "or"), ast.Or: ("or", "and")}
 _NOT_ARITHMETIC = (ast.JoinedStr, ast.List, ast.Tuple, ast.Dict, ast.ListComp, ast.DictComp)
 _NOT_ANNOTATIONS = ("annotation", "returns", "type_params")
+_PATH = re.compile(r"path|folder|root|home|\bdir|_dir\b", re.IGNORECASE)  # which `/` joins with a name
 _MOST_LINES = 12  # of a change, which people are to read
 
 
@@ -140,6 +141,9 @@ class _Finder(ast.NodeVisitor):
     def visit_Assign(self, node: ast.Assign) -> None:
         if not any(isinstance(target, ast.Name) and target.id in ("__slots__", "__all__") for target in node.targets):
             self.generic_visit(node)
+
+    def visit_Assert(self, node: ast.Assert) -> None:
+        """An assertion tells the type checker what is known."""
 
     # Names of functions and classes.
 
@@ -277,6 +281,8 @@ class _Finder(ast.NodeVisitor):
 
 
 def _is_arithmetic(node: ast.BinOp) -> bool:
+    if isinstance(node.op, ast.Div) and _PATH.search(ast.unparse(node.left)):
+        return False
     if isinstance(node.op, ast.BitOr) and any(_is_type(each) for each in (node.left, node.right)):
         return False
     return not any(_is_no_number(each) for each in (node.left, node.right))

@@ -60,6 +60,8 @@ def test_each_kind_of_change(code: str, changed: list[str], tmp_path: Path) -> N
         "@dataclass(frozen=True)\nclass A: ...",
         "found = 'a text' if one else 'another text'",
         "text = 'a' + b",
+        "assert a is not None",
+        "file = self.folder / name",
         "Port = int | None",
         "def f():\n    return None",
         "try:\n    f\nexcept E:\n    raise",

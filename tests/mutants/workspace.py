@@ -22,7 +22,8 @@ from tests.mutants.areas import TestSet
 from tests.mutants.mutations import Mutation
 
 _CANARY = "0+changed.in.the.copy"
-_ISOLATED = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc")
+# It ends with this process, and all in the namespace with it.
+_ISOLATED = ("setpriv", "--pdeathsig", "KILL", "unshare", "--pid", "--fork", "--kill-child", "--mount-proc")
 _USER_NAMESPACE = ("--user", "--map-current-user")  # for who is not root
 # The shell is process 1, and takes the orphans. What takes all memory is to be killed first.
 _FIRST_PROCESS = ("bash", "-c", 'echo 1000 >/proc/self/oom_score_adj; "$@"; exit $?', "bash")
@@ -164,7 +165,7 @@ class Workspace:
 
     def _run_isolated(self, command: Sequence[str], folder: Path, variables: dict[str, str], limit: float) -> Outcome:
         user = () if os.geteuid() == 0 else _USER_NAMESPACE
-        words = [_ISOLATED[0], *user, *_ISOLATED[1:], *_FIRST_PROCESS, *command]
+        words = [*_ISOLATED, *user, *_FIRST_PROCESS, *command]
         printed = self.folder / "output.txt"
         began = time.monotonic()
         code: int | None = None
@@ -177,7 +178,7 @@ class Workspace:
             except subprocess.TimeoutExpired:
                 pass
             finally:
-                process.kill()  # and all in its namespace with it
+                process.kill()
                 process.wait()
         return Outcome(code, (), time.monotonic() - began, printed.read_text(errors="replace")[-2000:])
 
