@@ -2,9 +2,31 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
+
 import pytest
 
-from srunddp.bootstrap.environment.cpus import Cpus, advice, share
+from srunddp.bootstrap.environment.cpus import Cpus, advice, mask, share, usable
+
+
+@pytest.fixture
+def one_cpu() -> Iterator[int]:
+    """Binds this process to one of its CPUs."""
+    allowed = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {max(allowed)})
+    yield max(allowed)
+    os.sched_setaffinity(0, allowed)
+
+
+def test_a_process_knows_the_cpus_that_it_is_bound_to(one_cpu: int) -> None:
+    here = Cpus.here()
+    assert (here.allowed, here.machine) == (1, os.cpu_count())
+    assert here.core >= 1
+    assert usable() in (0, 1)  # 0 where a cgroup leaves less than one
+    bound = mask()
+    os.sched_setaffinity(0, range(here.machine))
+    assert (mask() == bound) == (len(os.sched_getaffinity(0)) == 1)
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,9 @@ from __future__ import annotations
 import socket
 from collections.abc import Iterator
 from dataclasses import asdict
+from types import SimpleNamespace
 
+import psutil
 import pytest
 
 from srunddp.bootstrap.network import probe as network_probe
@@ -55,3 +57,21 @@ def test_it_listens_where_it_can_and_anew_when_it_is_asked_again(there: socket.s
     assert prober.handle({"do": "connect", "probes": [again]}) == ["connection refused"]
     assert connect(probe(there, "192.0.2.7")) == "cannot assign requested address"
     assert prober.handle({"do": "dance"}) is None
+
+
+def test_connections_whose_answer_gets_lost_are_told_by_their_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    prober = Prober()
+    port = prober.listen("127.0.0.1")
+    half, whole = psutil.CONN_SYN_RECV, psutil.CONN_ESTABLISHED
+    found = [
+        ("10.0.0.2", port, half),
+        ("10.0.0.3", port, whole),
+        ("10.0.0.4", port + 1, half),
+        ("10.0.0.5", port, half),
+    ]
+    connections = [
+        SimpleNamespace(status=status, laddr=SimpleNamespace(port=own), raddr=SimpleNamespace(ip=other))
+        for other, own, status in found
+    ]
+    monkeypatch.setattr(psutil, "net_connections", lambda _: connections)
+    assert prober.handle({"do": "half open"}) == ["10.0.0.2", "10.0.0.5"]
