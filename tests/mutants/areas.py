@@ -14,6 +14,7 @@ from pathlib import Path
 from tests.mutants.mutations import Mutation, find_all
 
 _QUICK = "not slow and not alone"
+_SLOW = "slow and not alone"
 _ALL = "not alone"
 
 
@@ -54,23 +55,25 @@ _RUN = "tests/run"
 AREAS = (
     Area(
         "srunddp/supervisor",
-        (TestSet(("tests/supervisor",), _QUICK), TestSet(("tests/supervisor", _RUN), "slow and not alone")),
+        (
+            TestSet(("tests/supervisor",), _QUICK),
+            TestSet(("tests/supervisor", f"{_RUN}/test_restarts.py"), _SLOW),
+        ),
     ),
     Area(
         "srunddp/bootstrap",
         (
             TestSet(("tests/bootstrap",), _QUICK),
-            TestSet(("tests/bootstrap",), "slow and not alone"),
-            TestSet((_RUN, "tests/check", "tests/explain"), _ALL),
+            TestSet(("tests/bootstrap", f"{_RUN}/test_cli.py"), _SLOW),
         ),
     ),
-    Area("srunddp/run", (TestSet((_RUN,), _QUICK), TestSet((_RUN, "tests/supervisor"), "slow and not alone"))),
+    Area("srunddp/run", (TestSet((_RUN,), _QUICK), TestSet((_RUN,), _SLOW))),
     Area("srunddp/train/data", (TestSet(("tests/train/data",), _ALL), TestSet(("tests/train/test_resume.py",), _ALL))),
     Area(
         "srunddp/train/checkpoint",
         (TestSet(("tests/train/checkpoint",), _ALL), TestSet(("tests/train/test_resume.py",), _ALL)),
     ),
-    Area("srunddp/sbatch", (TestSet(("tests/sbatch",), _QUICK), TestSet(("tests/sbatch",), "slow and not alone"))),
+    Area("srunddp/sbatch", (TestSet(("tests/sbatch",), _QUICK), TestSet(("tests/sbatch",), _SLOW))),
 )
 
 
