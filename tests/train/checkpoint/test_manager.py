@@ -162,6 +162,15 @@ def test_a_load_takes_the_memory_of_the_file_once(tmp_path: Path, seen: bool) ->
 # In one.
 
 
+def test_on_a_cpu_no_tensor_of_a_loaded_state_lies_in_the_file(tmp_path: Path) -> None:
+    """An optimizer goes on with these tensors, and the file is deleted when newer ones have come."""
+    manager, _ = manager_of(tmp_path)
+    manager.save(1, {"weight": torch.ones(1 << 20)}, wait=True)
+    state = manager.load("auto")
+    assert state is not None
+    assert str(manager.path(1)) not in Path("/proc/self/maps").read_text()
+
+
 def test_what_is_due_amid_a_slow_write_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Training goes on, one line says it, and the last one is waited for; no step is expected meanwhile."""
     go = threading.Event()

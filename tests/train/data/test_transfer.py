@@ -57,6 +57,20 @@ def test_tensors_are_moved_wherever_they_are() -> None:
     assert moved(None) is None
 
 
+def test_the_host_does_not_wait_for_the_copy_of_a_tensor(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As far as that can be asked for: memory that is not pinned is copied at once."""
+    asked: list[bool] = []
+    to = torch.Tensor.to
+
+    def noted(tensor: torch.Tensor, *arguments: Any, non_blocking: bool = False, **options: Any) -> torch.Tensor:
+        asked.append(non_blocking)
+        return to(tensor, *arguments, non_blocking=non_blocking, **options)
+
+    monkeypatch.setattr(torch.Tensor, "to", noted)
+    moved({"images": torch.ones(2, 3, 4, 4), "labels": torch.ones(2)})
+    assert asked == [True, True]
+
+
 def test_a_packed_sequence_keeps_its_sizes_on_the_host() -> None:
     found = moved(pack_sequence([torch.ones(3), torch.ones(2)]))
     assert isinstance(found, PackedSequence)
