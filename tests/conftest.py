@@ -21,8 +21,20 @@ ROOT = Path(__file__).resolve().parent.parent
 PROGRAMS = ROOT / "tests" / "programs"
 
 # What the machine, or the shell that runs the tests, may have exported.
-_FOREIGN = ("SLURM", "OMPI_COMM", "PMI", "RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_", "SRUNDDP", "GLOO_", "NCCL_")
-_FOREIGN += ("VIRTUAL_ENV", "CONDA_PREFIX")
+_FOREIGN = (
+    "CONDA_PREFIX",
+    "GLOO_",
+    "LOCAL_RANK",
+    "MASTER_",
+    "NCCL_",
+    "OMPI_COMM",
+    "PMI",
+    "RANK",
+    "SLURM",
+    "SRUNDDP",
+    "VIRTUAL_ENV",
+    "WORLD_SIZE",
+)
 _APART = ("soak", "interop", "docs")  # kinds of tests that are run by themselves, each with an option of its name
 
 # Folders that `--quick` does not even collect. Each test there needs a cluster, an MPI or a GPU, or imports torch.
@@ -56,7 +68,7 @@ def _is_chosen(item: pytest.Item, config: pytest.Config) -> bool:
     """Whether the tier that the options name has this test."""
     marks = {mark.name for mark in item.iter_markers()}
     if config.getoption("--quick"):
-        return marks.isdisjoint({"slow", "alone", *_APART})
+        return marks.isdisjoint({"slow", "alone", "slurm", "mpirun", "gpu", *_APART})
     if config.getoption("--gate"):
         needs_more_than_a_machine = not marks.isdisjoint({"slurm", "mpirun"})
         return marks.isdisjoint({"soak", "interop"}) and ("gate" in marks or not needs_more_than_a_machine)
