@@ -46,6 +46,7 @@ settings.register_profile("few", max_examples=20, deadline=None, derandomize="CI
 settings.register_profile("many", max_examples=500, deadline=None, print_blob=True)
 settings.load_profile("few")
 
+_ALL_SLOW = re.compile(r"^pytestmark = .*\bmark\.slow\b", re.MULTILINE)  # in a module of which all tests are slow
 _TEST = re.compile(r"^def test_", re.MULTILINE)
 _LIMIT = 600  # seconds: a test that hangs fails, rather than hold up all others
 
@@ -59,9 +60,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Leave whole folders out of `--quick`, as collecting them alone would import torch in each worker."""
-    left_out = [ROOT / "tests" / name for name in _NOT_QUICK]
-    return True if config.getoption("--quick") and collection_path in left_out else None
+    """Leave folders and modules without a quick test out of `--quick`: to collect them would import torch."""
+    if not config.getoption("--quick"):
+        return None
+    if collection_path in [ROOT / "tests" / name for name in _NOT_QUICK]:
+        return True
+    is_test = collection_path.match("test_*.py")
+    return True if is_test and _ALL_SLOW.search(collection_path.read_text()) else None
 
 
 def _is_chosen(item: pytest.Item, config: pytest.Config) -> bool:
