@@ -23,6 +23,9 @@ from tests.train.problems import settings, trainer_of
 # What a rank sleeps in each step is far more than a busy machine takes from a step.
 STEPS, SLEEP = 6, 0.3
 SLEPT = STEPS * SLEEP
+MORE = SLEPT / 4  # by which a slow rank is seen to be slower: were waiting counted as work, they would be equal
+
+pytestmark = pytest.mark.alone
 
 
 class SlowSamples(Dataset[tuple[Tensor, Tensor]]):
@@ -52,6 +55,7 @@ class SlowCallback(Callback):
 
 def train(world: LocalWorld, slow: int, where: str, buffers: bool, changes: dict[str, Any]) -> dict[str, Any]:
     """The sums of a training in which one rank sleeps in each step, and its events."""
+    trainer_of(world=world).fit(SlowSamples(16, 0.0))  # what the first steps of a process take is nobody's here
     page = telemetry.TelemetryPage(recording=True)
     telemetry.install(page)
     seconds = SLEEP if world.rank == slow else 0.0
@@ -98,28 +102,28 @@ def test_the_steps_of_all_ranks_take_the_slow_ones_time(results: Any, name: str)
 def test_waiting_for_data_counts_for_that_rank_alone(results: Any) -> None:
     fast, slow = results["data of 1"]
     assert SLEPT <= slow["data_s"] <= slow["own_s"]
-    assert slow["data_s"] - fast["data_s"] > SLEPT / 2
-    assert slow["own_s"] - fast["own_s"] > SLEPT / 2
+    assert slow["data_s"] - fast["data_s"] > MORE
+    assert slow["own_s"] - fast["own_s"] > MORE
 
 
 def test_slow_work_of_a_rank_is_not_counted_as_waiting(results: Any) -> None:
     slow, fast = results["work of 0"]
     assert slow["own_s"] - slow["data_s"] >= SLEPT
-    assert slow["own_s"] - fast["own_s"] > SLEPT / 2
+    assert slow["own_s"] - fast["own_s"] > MORE
     assert slow["data_s"] < SLEPT / 2
 
 
 def test_the_wait_for_others_before_a_forward_is_not_a_ranks_own(results: Any) -> None:
     slow, fast = results["work of 0, buffers"]
     assert slow["own_s"] >= SLEPT
-    assert slow["own_s"] - fast["own_s"] > SLEPT / 2
+    assert slow["own_s"] - fast["own_s"] > MORE
 
 
 def test_with_accumulation_a_step_is_all_its_micro_batches(results: Any) -> None:
     fast, slow = results["accumulation"]
     assert fast["steps"] == slow["steps"] == STEPS / 3
     assert slow["data_s"] >= SLEPT
-    assert slow["own_s"] - fast["own_s"] > SLEPT / 2
+    assert slow["own_s"] - fast["own_s"] > MORE
 
 
 def test_a_second_training_goes_on_to_count(results: Any) -> None:
