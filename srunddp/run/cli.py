@@ -174,8 +174,17 @@ def _run(given: Mapping[str, Any], environment: Environment, origin: Start) -> i
         if given["verbose"]:
             write_stderr(f"[RANK {environment.rank}] WORLD_SIZE={environment.world_size}\n")
 
-    how: dict[str, Any] = {"on_rendezvous": on_rendezvous, "say": say, "limits": limits}
-    return launch(setup, start.script, options, output, monitor, origin, **how)
+    return launch(
+        setup,
+        start.script,
+        options,
+        output,
+        monitor,
+        origin,
+        on_rendezvous=on_rendezvous,
+        say=say,
+        limits=limits,
+    )
 
 
 @dataclass
