@@ -90,7 +90,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     chosen = [item for item in items if _is_chosen(item, config)]
     left_out = [item for item in items if not _is_chosen(item, config)]
     config.hook.pytest_deselected(items=left_out)
-    items[:] = chosen
+    # Slow modules come first: if one began as the last, all other processes would wait for it.
+    items[:] = sorted(chosen, key=lambda item: item.get_closest_marker("slow") is None)
     if "soak" not in tiers:
         for item in chosen:
             item.add_marker(pytest.mark.timeout(_LIMIT))

@@ -104,7 +104,8 @@ def pytest_step(name: str, *arguments: str, processes: int = 0) -> Step:
     cache = BUILD / f"{name}.cache"
     command = [*PYTEST, "-o", f"cache_dir={cache}", "--durations=10", *arguments]
     if processes:
-        command += ["--numprocesses", str(processes), "--dist", "loadscope"]
+        # In the order of tests/conftest.py, which begins with the slow modules.
+        command += ["--numprocesses", str(processes), "--dist", "loadscope", "--no-loadscope-reorder"]
     return Step(name, tuple(command), cache)
 
 

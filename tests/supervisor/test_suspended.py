@@ -52,9 +52,11 @@ GLOO = """
 from datetime import timedelta
 import torch
 import torch.distributed as dist
-dist.init_process_group("gloo", timeout=timedelta(seconds=5))
+dist.init_process_group("gloo")
 x = torch.ones(4)
 dist.all_reduce(x)
+# Once all are connected, for which a busy machine may take longer.
+dist.distributed_c10d._set_pg_timeout(timedelta(seconds=5))
 def load_batch():
     while True: time.sleep(0.05)
 if RANK == 2: load_batch()

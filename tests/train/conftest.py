@@ -29,6 +29,12 @@ def no_checkpoint_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(async_writer, "_PATIENCE", 300.0)
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.path.is_relative_to(HERE):
+            item.add_marker(pytest.mark.slow)
+
+
 @pytest.fixture(scope="module")
 def one_thread() -> Iterator[None]:
     """Models this small gain nothing by more, and lose much where the cores are busy."""
