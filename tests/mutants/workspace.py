@@ -25,8 +25,9 @@ _CANARY = "0+changed.in.the.copy"
 # It ends with this process, and all in the namespace with it.
 _ISOLATED = ("setpriv", "--pdeathsig", "KILL", "unshare", "--pid", "--fork", "--kill-child", "--mount-proc")
 _USER_NAMESPACE = ("--user", "--map-current-user")  # for who is not root
-# The shell is process 1, and takes the orphans. What takes all memory is to be killed first.
-_FIRST_PROCESS = ("bash", "-c", 'echo 1000 >/proc/self/oom_score_adj; "$@"; exit $?', "bash")
+# The shell is process 1, and takes the orphans. What takes all memory is to be killed first. What nohup, or a shell for
+# what it starts in the background, lets this process ignore, is for the tests as on a terminal.
+_FIRST_PROCESS = ("env", "--default-signal", "bash", "-c", 'echo 1000 >/proc/self/oom_score_adj; "$@"; exit $?', "bash")
 _NOTHING_CHOSEN = 5  # pytest's exit code where it has chosen no test
 
 
