@@ -57,14 +57,16 @@ AREAS = (
         "srunddp/supervisor",
         (
             TestSet(("tests/supervisor",), _QUICK),
-            TestSet(("tests/supervisor", f"{_RUN}/test_restarts.py"), _SLOW),
+            TestSet(("tests/supervisor",), _SLOW),
+            TestSet((f"{_RUN}/test_restarts.py",), _ALL),
         ),
     ),
     Area(
         "srunddp/bootstrap",
         (
             TestSet(("tests/bootstrap",), _QUICK),
-            TestSet(("tests/bootstrap", f"{_RUN}/test_cli.py"), _SLOW),
+            TestSet(("tests/bootstrap",), _SLOW),
+            TestSet((f"{_RUN}/test_cli.py",), _ALL),
         ),
     ),
     Area("srunddp/run", (TestSet((_RUN,), _QUICK), TestSet((_RUN,), _SLOW))),

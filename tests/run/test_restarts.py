@@ -227,6 +227,16 @@ def test_a_warm_worker_has_torch_as_the_script_would(tmp_path: Path) -> None:
     assert len({each[1] for start in seen for each in start}) == 2 * SIZE
 
 
+@pytest.mark.slow
+def test_where_nothing_counts_steps_a_warm_worker_has_torch_as_well(tmp_path: Path) -> None:
+    """A while after the script has imported it: it trains then, as far as anybody can tell."""
+    script = f"{START.replace('srunddp.heartbeat()', '')}\nimport torch\nsay('imported')\nrest()\n"
+    with world(tmp_path, script, "--restarts=1", "--warm-restarts", size=1) as it:
+        until((tmp_path / "imported.0").exists)
+        standby = standby_of(it.ranks[0].pid, it.worker(0))
+        until(lambda: imports_torch(standby))
+
+
 def test_without_its_standby_a_worker_starts_as_before(tmp_path: Path) -> None:
     with world(tmp_path, failing("wait_for('kill')\n        os._exit(9)", 1), "--restarts=1", "--warm-restarts") as it:
         until(lambda: all(it.has_said(f"start0.{rank}") for rank in range(SIZE)))
