@@ -160,6 +160,14 @@ def test_a_load_takes_the_memory_of_the_file_once(tmp_path: Path, seen: bool) ->
 # In one.
 
 
+def test_unless_asked_for_more_the_two_newest_checkpoints_stay_and_the_best(tmp_path: Path) -> None:
+    manager, _ = manager_of(tmp_path)
+    for step, score in enumerate([3.0, 1.0, 2.0, 4.0, 5.0, 6.0], 1):
+        manager.save(step, {}, score=score, wait=True)
+    there = sorted(tmp_path.glob("step-*.pt"))
+    assert there == [manager.path(step) for step in (2, 5, 6)]
+
+
 def test_on_a_cpu_no_tensor_of_a_loaded_state_lies_in_the_file(tmp_path: Path) -> None:
     """An optimizer goes on with these tensors, and the file is deleted when newer ones have come."""
     manager, _ = manager_of(tmp_path)
