@@ -69,7 +69,7 @@ AREAS = (
             TestSet((f"{_RUN}/test_cli.py",), _ALL),
         ),
     ),
-    Area("srunddp/run", (TestSet((_RUN,), _QUICK), TestSet((_RUN,), _SLOW))),
+    Area("srunddp/run", (TestSet((_RUN, "tests/stage/test_paths.py"), _QUICK), TestSet((_RUN,), _SLOW))),
     Area("srunddp/train/data", (TestSet(("tests/train/data",), _ALL), TestSet(("tests/train/test_resume.py",), _ALL))),
     Area(
         "srunddp/train/checkpoint",
