@@ -172,7 +172,13 @@ class Workspace:
         code: int | None = None
         with printed.open("wb") as output:
             process = subprocess.Popen(
-                words, cwd=folder, env=variables, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT
+                words,
+                cwd=folder,
+                env=variables,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,  # a signal to the tests' process group is not for this process
             )
             try:
                 code = process.wait(limit)
