@@ -47,6 +47,22 @@ def test_files_of_a_run_say_how_it_went(tmp_path: Path) -> None:
     assert metadata | expected == metadata
 
 
+def test_the_node_and_its_tasks_are_sampled_while_the_script_runs(tmp_path: Path) -> None:
+    script = (
+        "import time\n"
+        "from pathlib import Path\n"
+        "def is_sampled(kind):\n"
+        "    files = Path('logs/run/monitor.0').glob(f'*.{kind}.csv')\n"
+        "    return any(len(file.read_text().splitlines()) > 2 for file in files)\n"
+        "end = time.monotonic() + 60\n"
+        "while not all(map(is_sampled, ('node', 'tasks'))) and time.monotonic() < end:\n"
+        "    time.sleep(0.05)\n"
+        "raise SystemExit(0 if time.monotonic() < end else 'there are no samples')\n"
+    )
+    done = srunddp("run", "--quiet", "--monitor=0.2", write(tmp_path / "train.py", script), folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+
+
 def test_tasks_of_an_array_have_a_folder_each(tmp_path: Path) -> None:
     write(tmp_path / "train.py", "")
     for job in ("4711", "4712"):
