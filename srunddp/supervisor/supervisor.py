@@ -110,10 +110,8 @@ class Supervisor:
                 self._loop()
         finally:
             self.agent.stop_sampler()
-            writers, given_up = (
-                finish_writers(self.limits.files_written_within),
-                {self.process.pid} if self.process.given_up else set(),
-            )
+            writers = finish_writers(self.limits.files_written_within)
+            given_up = {self.process.pid} if self.process.given_up else set()
             goes_on = self.restart is not None or isinstance(self._error, ReassignedError)
             spared = self.standby if goes_on else ()
             self.remaining = kill_descendants(self.limits.all_gone_within, writers | given_up, spared) - writers

@@ -287,7 +287,7 @@ def test_a_silent_process_that_was_left_behind_is_not_waited_for(leave: Any) -> 
 
 def test_one_left_behind_is_heard_until_the_limit(leave: Any) -> None:
     rank = leave("while True: os.write(2, b'on and on\\n'); time.sleep(0.01)", limit=1.5, limits={"relay_quiet": 0.7})
-    assert 1 < rank.ended()["took"] < 15
+    assert 1 < rank.ended()["took"] < LONG / 2
     assert rank.file.rpartition(b"last")[2].count(b"on and on") > 1
 
 
@@ -300,7 +300,7 @@ def test_a_worker_ends_though_nobody_reads_the_terminal(start: Any, tty: tuple[i
     rank = start(SCRIPT, limit=0.5, **({"stdout": tty[1]} if on_tty else {}))
     report = rank.ended()
     assert (report["code"], rank.file == ALL) == (0, True)
-    assert report["took"] < 5
+    assert report["took"] < LONG / 2
 
 
 def test_the_terminal_is_told_how_much_it_missed_and_where_it_is(start: Any, tmp_path: Path) -> None:
