@@ -74,6 +74,14 @@ def test_what_is_marked_for_the_gate_shows_a_promise(table: list[Row], known: di
     assert [name for name, test in known.items() if test.is_for_the_gate and name not in named] == []
 
 
+@pytest.mark.parametrize("need", ["slurm", "mpirun"])
+def test_each_test_of_a_folder_is_marked_with_what_it_needs(need: str, known: dict[str, KnownTest]) -> None:
+    """The gate would run one without a marker, as if it needed nothing."""
+    inside = [test for name, test in known.items() if name.startswith(f"tests/{need}/")]
+    assert len(inside) > 10
+    assert [test.name for test in inside if need not in test.marks] == []
+
+
 SOME = """
 import pytest
 

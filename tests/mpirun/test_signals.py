@@ -15,9 +15,14 @@ from tests.recorded_signals import LIMIT, RECORDER, Recorded, differences, table
 from tests.slurm.conftest import SRUNDDP
 from tests.support.starting import until
 
+pytestmark = pytest.mark.mpirun
+
 ROWS = {"SIGUSR1": 1, "SIGUSR2": 1, "SIGINT": 2, "SIGTERM": 2}  # with how many signals plain Python gets, at least
-# MPICH's mpiexec dies of SIGUSR2 itself, and forwards SIGINT as it is.
+# MPICH's mpiexec forwards SIGINT as it is.
 LEAST = {"mpich": {"SIGUSR2": 0, "SIGINT": 1, "SIGTERM": 1}}
+# MPICH's mpiexec dies of SIGUSR2 itself. Its proxies then end the ranks by SIGTERM and SIGKILL, one right after the
+# other, so that not even two scripts of one plain run record the same.
+ENDS_MPIEXEC = {"mpich": {"SIGUSR2"}}
 SETTLED = 2.5  # seconds without a signal after which none is expected any more
 
 Jobs = dict[str, dict[str, Recorded]]
@@ -75,5 +80,9 @@ def jobs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 @pytest.mark.parametrize("row", ROWS)
 def test_a_script_gets_what_plain_python_gets(row: str, jobs: tuple[str, Jobs]) -> None:
-    _, rows = jobs
-    assert not differences(rows[row]["plain"], rows[row]["srunddp"])
+    mpi, rows = jobs
+    if row in ENDS_MPIEXEC.get(mpi, set()):
+        got = {name for record in rows[row]["srunddp"].records.values() for name in record}
+        assert got <= {"ready", "SIGTERM"}
+    else:
+        assert not differences(rows[row]["plain"], rows[row]["srunddp"])
