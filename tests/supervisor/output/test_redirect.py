@@ -286,8 +286,9 @@ def test_a_silent_process_that_was_left_behind_is_not_waited_for(leave: Any) -> 
 
 
 def test_one_left_behind_is_heard_until_the_limit(leave: Any) -> None:
-    rank = leave("while True: os.write(2, b'on and on\\n'); time.sleep(0.01)", limit=1.5, limits={"relay_quiet": 0.7})
-    assert 1 < rank.ended()["took"] < LONG / 2
+    # A busy machine may keep it from writing for a second, and that is not silence.
+    rank = leave("while True: os.write(2, b'on and on\\n'); time.sleep(0.01)", limit=6.0, limits={"relay_quiet": 3.0})
+    assert 5 < rank.ended()["took"] < LONG / 2
     assert rank.file.rpartition(b"last")[2].count(b"on and on") > 1
 
 
