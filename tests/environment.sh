@@ -13,6 +13,8 @@ export PRTE_ALLOW_RUN_AS_ROOT=1 PRTE_ALLOW_RUN_AS_ROOT_CONFIRM=1
 # bin/srunddp runs under the activated environment: that is to be this one, whatever the shell had.
 export VIRTUAL_ENV=$PWD/.venv
 unset CONDA_PREFIX
+# Without compiled files each of the thousands of Pythons that tests start would compile its modules anew.
+unset PYTHONDONTWRITEBYTECODE
 
 fail() { echo "$(basename "$0"): error: $1" >&2; exit 78; }
 
