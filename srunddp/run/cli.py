@@ -154,7 +154,8 @@ def _run(given: Mapping[str, Any], environment: Environment, origin: Start) -> i
         raise UsageError("no SCRIPT", expected=expected, hint=hint, scope=Scope.JOB)
     script = Script(given["script"], given["arguments"], given["module"])
     plan = plan_monitor(options, environment, script, rendezvous.generation)
-    limits = click.get_current_context().find_object(Limits) or DEFAULT_LIMITS  # main(obj=…), as tests have it
+    # A caller of main() may hand others in, by main(arguments, obj=Limits(…)): a test does not wait a minute.
+    limits = click.get_current_context().find_object(Limits) or DEFAULT_LIMITS
     start = _Start(origin, script, rendezvous, target, plan, limits)
     setup, output, monitor = _open(start, options, environment)
     if given["bind"] == "auto":

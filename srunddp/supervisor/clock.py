@@ -18,11 +18,13 @@ class ActiveClock:
 
     def __init__(self, clock: Clock = time.monotonic, limits: Limits = DEFAULT_LIMITS) -> None:
         self.now = 0.0
-        self._clock, self._late = clock, limits.late
+        self._clock = clock
+        self._late = limits.late
         self._last = clock()
 
     def advance(self, asked: float) -> float:
         """After a wait of at most ``asked`` seconds: the time now."""
-        before, self._last = self._last, self._clock()
+        before = self._last
+        self._last = self._clock()
         self.now += min(self._last - before, asked + self._late)
         return self.now

@@ -53,7 +53,8 @@ class FailureMonitor:
         self.restart: str | None = None
         self.has_lost = self.fenced = self.cut_off = False
         self._restarts, self._asked_by = restarts, ""
-        self._folder, self._limits = folder, limits
+        self._folder = folder
+        self._limits = limits
         self._done = self._left = False
 
     @property

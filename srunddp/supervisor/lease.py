@@ -20,8 +20,11 @@ class Lease:
 
     def __init__(self, seconds: float, clock: Clock = time.monotonic, limits: Limits = DEFAULT_LIMITS) -> None:
         """``seconds``: how long a lease lasts from the time that came back."""
-        self._seconds, self._clock, self._limits = seconds, clock, limits
-        self._received, self._theirs = clock(), 0.0
+        self._seconds = seconds
+        self._clock = clock
+        self._limits = limits
+        self._received = clock()
+        self._theirs = 0.0
         self.ends = self._received + seconds
 
     @property
@@ -39,5 +42,6 @@ class Lease:
         """A message has come."""
         sent, own = message.get("at"), message.get("echo")
         if isinstance(sent, float) and isinstance(own, float):
-            self._received, self._theirs = self._clock(), sent
+            self._received = self._clock()
+            self._theirs = sent
             self.ends = max(self.ends, min(own, self._received) + self._seconds)
