@@ -38,7 +38,7 @@ _FOREIGN = (
 _APART = ("soak", "interop", "docs")  # kinds of tests that are run by themselves, each with an option of its name
 
 # Folders that `--quick` does not even collect. Each test there needs a cluster, an MPI or a GPU, or imports torch.
-_NOT_QUICK = ("docs", "gpu", "interop", "mpirun", "slurm", "soak", "train")
+NOT_QUICK = ("docs", "gpu", "interop", "mpirun", "slurm", "soak", "train")
 
 # How many inputs a test of hypothesis makes up. CI tries the same inputs each time, a developer's machine new ones.
 # A test sets no number of its own: `bin/test` takes many (`--hypothesis-profile=many`), `--quick` and the gate few.
@@ -63,7 +63,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     """Leave folders and modules without a quick test out of `--quick`: to collect them would import torch."""
     if not config.getoption("--quick"):
         return None
-    if collection_path in [ROOT / "tests" / name for name in _NOT_QUICK]:
+    if collection_path in [ROOT / "tests" / name for name in NOT_QUICK]:
         return True
     is_test = collection_path.match("test_*.py")
     return True if is_test and _ALL_SLOW.search(collection_path.read_text()) else None

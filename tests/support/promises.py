@@ -13,14 +13,13 @@ from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent.parent
+from tests.conftest import NOT_QUICK, ROOT
+
 GUIDE = ROOT / "tests" / "README.md"
 
 # Folders whose tests need more than this machine and this package, with the option of bin/test that runs them.
 APART = {"docs": "docs", "gpu": "gpu", "interop": "interop", "soak": "soak"}
 NEEDS_A_LAUNCHER = {"slurm", "mpirun"}
-# bin/test --quick does not collect these, as each test there imports torch or needs one of the above.
-NOT_QUICK = {*APART, *NEEDS_A_LAUNCHER, "train"}
 
 _MARK = re.compile(r"\bmark\.(\w+)")
 _GATED = re.compile(r"\bgated\(")  # tests.slurm.conftest.gated() marks some values of a parameter
