@@ -1,7 +1,7 @@
 # Sourced by bin/quickstart, bin/test and bin/bench, in the root of the checkout and under `set -e`.
 # It sets variables, and defines functions that make environments and install packages. They are called in this order:
 #   make_venv FOLDER                an empty environment
-#   pip_install FOLDER PACKAGES...  packages, in the versions of tests/constraints.txt
+#   install_srunddp EXTRAS PACKAGES...  this checkout with its dependencies, and packages, into .venv
 #   make_interop, make_mpich        more environments, which see the packages of .venv
 #   install_system PACKAGES...      Debian's packages, as root; returns 1 where that is not possible
 # What fails says so in one line and ends the script with exit code 78.
@@ -64,6 +64,15 @@ pip_install() { # FOLDER ARGUMENTS...
   local folder=$1; shift
   "$folder/bin/pip" install --quiet --disable-pip-version-check -c tests/constraints.txt "$@" ||
     fail "pip cannot install $* in $folder -> see its output above"
+}
+
+# This checkout into .venv, editable, as a path for the interpreter (compat): the other way is an import hook, which
+# costs each Python 20 ms of CPU time at its start.
+install_srunddp() { # EXTRAS PACKAGES...
+  local extras=$1; shift
+  pip_install .venv torch  # first and pinned: another package's range would take a newer build
+  # setuptools has come with torch. In an environment of its own, pip would fetch it again at each call.
+  pip_install .venv --no-build-isolation --config-settings editable_mode=compat -e ".[$extras]" "$@"
 }
 
 SITE_PACKAGES='import sysconfig; print(sysconfig.get_path("purelib"))'

@@ -16,6 +16,8 @@ from tests.benchmarks import page, runner
 from tests.benchmarks.__main__ import LONG, NAMES
 from tests.benchmarks.benchmark import Case, CaseResult, Limit, NotMeasuredError, Result, Sample
 
+pytestmark = pytest.mark.slow  # the runner imports torch
+
 
 class CountedWays:
     """A case of two repeats that counts its runs, of which the third way cannot be had."""

@@ -14,7 +14,6 @@ import pytest
 from srunddp.config.schema import fields_of
 from srunddp.sbatch.spec import SlurmJob
 from tests.conftest import ROOT
-from tests.support.reference_pages import settings_page
 from tests.support.site import PAGES
 
 REFERENCE = ROOT / "docs" / "reference"
@@ -63,7 +62,11 @@ def test_every_job_key_is_an_option_in_the_reference() -> None:
     assert {name for name in options if options[name] not in text} == {"script", "arguments"}
 
 
+@pytest.mark.slow
 def test_the_page_of_settings_is_that_of_the_code() -> None:
+    # Not at the top: each process that collects tests would import torch.
+    from tests.support.reference_pages import settings_page
+
     assert (REFERENCE / "settings.md").read_text() == settings_page()
 
 
@@ -76,6 +79,7 @@ def public_objects() -> dict[str, object]:
     return {name: getattr(train if ".train." in name else srunddp, name.rpartition(".")[2]) for name in names}
 
 
+@pytest.mark.slow
 def test_every_public_name_is_on_the_page_of_python() -> None:
     """Where both modules have it, once."""
     found = re.findall(r"^::: (\S+)$", (REFERENCE / "python.md").read_text(), re.MULTILINE)
@@ -93,6 +97,7 @@ def undocumented(called: Any, own: str, around: str = "") -> list[str]:
     return [name for name in names if not re.search(pattern.format(name), own + around, re.MULTILINE)]
 
 
+@pytest.mark.slow
 def test_every_public_argument_is_in_a_docstring() -> None:
     missing: dict[str, list[str]] = {}
     for name, kind in public_objects().items():

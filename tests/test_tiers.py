@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 from tests import tiers
+from tests.conftest import ROOT
+from tests.support.starting import LONG
 from tests.tiers import PYTEST, Step, Tier, pytest_step, run
 
 pytestmark = pytest.mark.slow  # each test starts pytest a few times
@@ -101,3 +104,11 @@ def test_each_step_of_a_tier_has_a_name_of_its_own(name: str) -> None:
     """Its log and its cache are called so."""
     names = [step.name for stage in tiers.tiers()[name].stages for step in stage]
     assert len(names) == len(set(names))
+
+
+def test_to_collect_the_quick_tier_imports_no_torch() -> None:
+    """Each of its processes collects all of it, and torch takes 2 s of CPU time in each."""
+    program = "import pytest, sys; pytest.main(['--quick', '--collect-only', '-q']); sys.exit('torch' in sys.modules)"
+    done = subprocess.run((sys.executable, "-c", program), cwd=ROOT, capture_output=True, text=True, timeout=LONG)
+    assert done.returncode == 0, done.stdout
+    assert "tests/test_main.py::" in done.stdout

@@ -23,6 +23,8 @@ from srunddp.train.config import Config
 from tests.conftest import ROOT
 from tests.support.starting import python
 
+pytestmark = pytest.mark.slow  # srunddp.train imports torch
+
 
 @dataclass
 class Settings:

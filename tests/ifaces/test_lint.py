@@ -120,6 +120,7 @@ def test_the_login_node_and_short_names_are_known(conf: Path, text: str, nodes: 
     assert checked(conf, text, nodes).findings == []
 
 
+@pytest.mark.slow
 def test_thousands_of_nodes_are_checked_soon(conf: Path) -> None:
     nodes = " ".join(f"n{number}" for number in range(1, 10_001))
     text = "".join(entry(f"n[{low}-{low + 99}]") for low in range(1, 10_001, 100))

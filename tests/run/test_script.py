@@ -349,6 +349,7 @@ def test_an_alarm_that_was_set_before_the_start_ends_the_script(tmp_path: Path) 
     assert done.returncode == 142
 
 
+@pytest.mark.slow
 def test_a_signal_from_outside_a_container_reaches_the_script(tmp_path: Path) -> None:
     """Its sender has no process id in there."""
     if os.geteuid():

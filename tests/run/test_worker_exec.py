@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.cases import slow_after
 from tests.support.starting import read_line, srunddp, started, until, write
 from tests.support.worlds import SIZE, is_gone, named, run
 
@@ -64,7 +65,9 @@ def test_ranks_meet_and_reduce(tmp_path: Path) -> None:
     assert ["sum 3.0" in printed for printed in ended.printed] == [True] * SIZE
 
 
-@pytest.mark.parametrize("options", [(), ("--log-dir", "logs"), ("--fast-exit", "--prefix")], ids=str)
+@pytest.mark.parametrize(
+    "options", slow_after(1, [((),), (("--log-dir", "logs"),), (("--fast-exit", "--prefix"),)]), ids=str
+)
 def test_ranks_write_where_they_should(tmp_path: Path, options: tuple[str, ...]) -> None:
     script = 'import srunddp\nsrunddp.heartbeat()\nprint("written by", RANK)\n'
     ended = run(tmp_path, script, *options, variables=EXEC)
@@ -76,11 +79,14 @@ def test_ranks_write_where_they_should(tmp_path: Path, options: tuple[str, ...])
 
 @pytest.mark.parametrize(
     ("end", "code", "cause"),
-    [
-        ("raise ValueError('boom')", 1, "ValueError: boom"),
-        ("os.kill(os.getpid(), signal.SIGSEGV)", 139, "killed by SIGSEGV"),
-        ("time.sleep(600)", 124, "no step for 1 s, in <module> (train.py:"),
-    ],
+    slow_after(
+        1,
+        [
+            ("raise ValueError('boom')", 1, "ValueError: boom"),
+            ("os.kill(os.getpid(), signal.SIGSEGV)", 139, "killed by SIGSEGV"),
+            ("time.sleep(600)", 124, "no step for 1 s, in <module> (train.py:"),
+        ],
+    ),
 )
 def test_a_failure_is_named(tmp_path: Path, end: str, code: int, cause: str) -> None:
     script = f"import srunddp\nsrunddp.heartbeat()\nif RANK == 1:\n    {end}\nrest()"

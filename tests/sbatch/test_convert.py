@@ -6,7 +6,6 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from torch.distributed.run import get_args_parser
 
 from srunddp.errors import ConfigError
 from srunddp.sbatch.convert import _FLAG, convert
@@ -104,7 +103,11 @@ def test_what_the_script_has_to_know_is_noted(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.slow
 def test_the_options_without_a_value_are_those_of_torchrun() -> None:
+    # Not at the top: each process that collects tests would import torch.
+    from torch.distributed.run import get_args_parser
+
     options = [
         (name.lstrip("-"), each.nargs == 0) for each in get_args_parser()._actions for name in each.option_strings
     ]

@@ -10,6 +10,7 @@ import pytest
 
 from tests.cluster.network import tool
 from tests.conftest import missing
+from tests.support.cases import slow_after
 from tests.support.worlds import named, world
 
 
@@ -30,7 +31,7 @@ def disk(tmp_path: Path) -> Iterator[Path]:
         tool("umount", "--lazy", str(mount))
 
 
-@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("rank", slow_after(1, [(0,), (1,)]))
 def test_all_hear_of_a_failure_while_the_logs_are_frozen(tmp_path: Path, disk: Path, rank: int) -> None:
     script = f"if RANK == {rank}:\n    wait_for('frozen')\n    raise OSError('Stale file handle')\nrest()"
     with world(tmp_path, script, "--log-dir", str(disk), limits={"files_written_within": 0.2}) as it:
@@ -58,7 +59,14 @@ sys.meta_path.insert(0, Recorder())
 
 @pytest.mark.parametrize(
     ("rank", "end"),
-    [(1, "raise OSError('Stale file handle')"), (1, "os.kill(os.getpid(), 9)"), (0, "os.kill(os.getppid(), 9)")],
+    slow_after(
+        1,
+        [
+            (1, "raise OSError('Stale file handle')"),
+            (1, "os.kill(os.getpid(), 9)"),
+            (0, "os.kill(os.getppid(), 9)"),
+        ],
+    ),
 )
 def test_a_supervisor_imports_nothing_when_a_rank_fails(tmp_path: Path, rank: int, end: str) -> None:
     """The environment's file system may be what has failed."""

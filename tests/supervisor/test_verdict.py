@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.cases import slow_after
 from tests.support.launcher import launched
 from tests.support.starting import LONG, NODE, SRUNDDP, bare, python, srunddp, until, write
 from tests.support.worlds import Ended, is_gone, named, run, world
@@ -34,7 +35,12 @@ WAYS |= {
 WAYS["SIGHUP"] = (f"signal.signal(signal.SIGHUP, signal.SIG_DFL); {WAYS['SIGHUP'][0]}", *WAYS["SIGHUP"][1:])
 
 
-@pytest.mark.parametrize(("culprit", "way"), [(0, "an exception"), (0, "sys.exit(3)"), *((1, way) for way in WAYS)])
+# Those first which differ in who fails and in how it is known.
+CULPRITS = [(0, "an exception"), (1, "sys.exit(3)"), (1, "SIGSEGV"), (0, "sys.exit(3)")]
+CULPRITS += [(1, way) for way in WAYS if (1, way) not in CULPRITS]
+
+
+@pytest.mark.parametrize(("culprit", "way"), slow_after(3, CULPRITS))
 def test_however_a_script_ends_one_verdict_names_its_rank(tmp_path: Path, culprit: int, way: str) -> None:
     how, code, cause = WAYS[way]
     ended = run(tmp_path, f"if RANK == {culprit}:\n    {how}\n{VICTIM}\nrest()")
@@ -69,7 +75,7 @@ ECHOES = {
 }
 
 
-@pytest.mark.parametrize("echo", ECHOES)
+@pytest.mark.parametrize("echo", slow_after(1, ((name,) for name in ECHOES)))
 def test_a_collectives_error_is_an_echo_even_if_first(tmp_path: Path, echo: str) -> None:
     script = f"""
 if RANK == 2:

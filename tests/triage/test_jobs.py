@@ -13,6 +13,7 @@ import pytest
 
 from srunddp.triage import jobs, logs
 from tests.report.test_slurm import prints, stub
+from tests.support.cases import slow_after
 from tests.support.starting import one_message, srunddp, write
 
 ERROR = "OSError: [Errno 116] Stale file handle"
@@ -57,16 +58,19 @@ def three(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize(
     ("words", "cause", "files", "others"),
-    [
-        ("", None, "train-103.out", ["102", "101"]),
-        ("logs/", None, "train-103.out", ["102", "101"]),
-        ("logs/ logs/train-102.out", "cuda-out-of-memory", "train-102.out", ["103", "101"]),
-        ("logs/101.0/failure.json logs/train-102.out", "cuda-out-of-memory", "train-102.out", ["101"]),
-        ("102", "cuda-out-of-memory", "train-102.out", []),
-        ("101", "file-missing", "101.0/failure.json train-101.out", []),
-        ("101.0", "file-missing", "101.0/failure.json train-101.out", []),
-        ("101.1", "file-missing", "train-101.out", []),
-    ],
+    slow_after(
+        4,
+        [
+            ("", None, "train-103.out", ["102", "101"]),
+            ("logs/", None, "train-103.out", ["102", "101"]),
+            ("logs/ logs/train-102.out", "cuda-out-of-memory", "train-102.out", ["103", "101"]),
+            ("logs/101.0/failure.json logs/train-102.out", "cuda-out-of-memory", "train-102.out", ["101"]),
+            ("102", "cuda-out-of-memory", "train-102.out", []),
+            ("101", "file-missing", "101.0/failure.json train-101.out", []),
+            ("101.0", "file-missing", "101.0/failure.json train-101.out", []),
+            ("101.1", "file-missing", "train-101.out", []),
+        ],
+    ),
 )
 def test_three_jobs_in_a_folder_are_never_mixed(
     words: str, cause: str | None, files: str, others: list[str], three: Path
@@ -78,15 +82,18 @@ def test_three_jobs_in_a_folder_are_never_mixed(
 
 @pytest.mark.parametrize(
     ("setting", "words", "folder", "option"),
-    [
-        ("", "", "logs", ""),
-        ("", ".", ".", "--log-dir=. "),
-        ("", "--log-dir=../project/logs", "../project/logs", "--log-dir=../project/logs "),
-        ("", "logs/train-103.out logs/train-102.out", "logs", ""),
-        ("logs", "", "logs", ""),
-        ("other", "logs/", "logs", "--log-dir=logs "),
-        ("../project/logs", "", "../project/logs", ""),
-    ],
+    slow_after(
+        2,
+        [
+            ("", "", "logs", ""),
+            ("", ".", ".", "--log-dir=. "),
+            ("", "--log-dir=../project/logs", "../project/logs", "--log-dir=../project/logs "),
+            ("", "logs/train-103.out logs/train-102.out", "logs", ""),
+            ("logs", "", "logs", ""),
+            ("other", "logs/", "logs", "--log-dir=logs "),
+            ("../project/logs", "", "../project/logs", ""),
+        ],
+    ),
 )
 def test_the_command_for_another_job_works_as_printed(
     setting: str, words: str, folder: str, option: str, three: Path
@@ -214,22 +221,25 @@ def sacct(folder: Path, state: str, began: float, ended: float | None = 0.0) -> 
 
 @pytest.mark.parametrize(
     ("state", "times", "text", "cause"),
-    [
-        ("TIMEOUT", (60.0, 0.0), "step 1\n", "time-limit"),
-        ("OUT_OF_MEMORY", (60.0, 0.0), "step 1\n", "host-out-of-memory"),
-        ("NODE_FAIL", (60.0, 0.0), "step 1\n", "node-failure"),
-        ("BOOT_FAIL", (60.0, 0.0), "step 1\n", "node-failure"),
-        ("DEADLINE", (60.0, 0.0), "step 1\n", "time-limit"),
-        ("PREEMPTED", (60.0, 0.0), "step 1\n", "preempted"),
-        ("CANCELLED by 1000", (60.0, 0.0), "step 1\n", "cancelled"),
-        ("FAILED", (60.0, 0.0), WELL, "unknown"),
-        ("TIMEOUT", (60.0, 0.0), STALE, "file-missing"),
-        ("COMPLETED", (60.0, 0.0), "step 1\n", None),
-        # Another cluster's job of the same number, before and after.
-        ("TIMEOUT", (9 * DAY, 8 * DAY), WELL, None),
-        ("TIMEOUT", (-900.0, -1800.0), WELL, None),
-        ("RUNNING", (60.0, None), WELL, "unknown"),
-    ],
+    slow_after(
+        3,
+        [
+            ("TIMEOUT", (60.0, 0.0), "step 1\n", "time-limit"),
+            ("OUT_OF_MEMORY", (60.0, 0.0), "step 1\n", "host-out-of-memory"),
+            ("NODE_FAIL", (60.0, 0.0), "step 1\n", "node-failure"),
+            ("BOOT_FAIL", (60.0, 0.0), "step 1\n", "node-failure"),
+            ("DEADLINE", (60.0, 0.0), "step 1\n", "time-limit"),
+            ("PREEMPTED", (60.0, 0.0), "step 1\n", "preempted"),
+            ("CANCELLED by 1000", (60.0, 0.0), "step 1\n", "cancelled"),
+            ("FAILED", (60.0, 0.0), WELL, "unknown"),
+            ("TIMEOUT", (60.0, 0.0), STALE, "file-missing"),
+            ("COMPLETED", (60.0, 0.0), "step 1\n", None),
+            # Another cluster's job of the same number, before and after.
+            ("TIMEOUT", (9 * DAY, 8 * DAY), WELL, None),
+            ("TIMEOUT", (-900.0, -1800.0), WELL, None),
+            ("RUNNING", (60.0, None), WELL, "unknown"),
+        ],
+    ),
 )
 def test_slurms_state_counts_if_it_is_of_the_job(
     state: str, times: tuple[float, float | None], text: str, cause: str | None, slurm: Path
