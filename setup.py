@@ -6,10 +6,16 @@ from pathlib import Path
 from setuptools import find_packages, setup
 
 HERE = Path(__file__).parent
-VERSION = re.search(r'__version__ = "(.+)"', (HERE / "srunddp" / "_version.py").read_text(encoding="utf-8"))[1]
-ADDRESS = ""  # of the repository, as https://HOST/OWNER/srunddp; README's links are relative until a maintainer sets it
+VERSION = re.search(
+    r'__version__ = "(.+)"', (HERE / "srunddp" / "_version.py").read_text(encoding="utf-8")
+)[1]
+# Of the repository, as https://HOST/OWNER/srunddp; README's links are relative until a maintainer
+# sets it.
+ADDRESS = ""
 MAN = {
-    section: sorted(str(page.relative_to(HERE)) for page in (HERE / "docs" / "man" / section).iterdir())
+    section: sorted(
+        str(page.relative_to(HERE)) for page in (HERE / "docs" / "man" / section).iterdir()
+    )
     for section in ("man1", "man5")
 }
 
@@ -26,7 +32,10 @@ def readme() -> str:
 setup(
     name="srunddp",
     version=VERSION,
-    description="Take a PyTorch training script through a Slurm or MPI cluster, one process per GPU, without torchrun",
+    description=(
+        "Take a PyTorch training script through a Slurm or MPI cluster, one process per GPU,"
+        " without torchrun"
+    ),
     long_description=readme(),
     long_description_content_type="text/markdown",
     author="the srunddp authors",
@@ -36,28 +45,39 @@ setup(
     license_files=["LICENSE"],
     python_requires=">=3.11",
     packages=find_packages(include=["srunddp", "srunddp.*"]),
-    package_data={"srunddp": ["py.typed", "report/page.css", "triage/signatures.yaml", "util/foreign_options.yaml"]},
+    package_data={
+        "srunddp": [
+            "py.typed",
+            "report/page.css",
+            "triage/signatures.yaml",
+            "util/foreign_options.yaml",
+        ]
+    },
     scripts=["bin/srunddp"],
     data_files=[
         ("etc/srunddp", ["etc/ifaces.conf"]),
         *((f"share/man/{section}", MAN[section]) for section in MAN),
     ],
     install_requires=[
-        "torch>=2.8",  # the process group; from 2.8 on its libuv store takes a socket that is bound already
+        # The process group; from 2.8 on its libuv store takes a socket that is bound already.
+        "torch>=2.8",
         "click>=8.1",  # the command line: options, help, usage errors
         "pyyaml>=6.0",  # ifaces.conf, by the safe loader
         "psutil>=5.9",  # network interfaces, their addresses and whether they are up
-        "nvidia-ml-py>=12.535",  # NVML: GPUs are looked at without CUDA; srunddp check and the monitor import it
+        # NVML: GPUs are looked at without CUDA; srunddp check and the monitor import it.
+        "nvidia-ml-py>=12.535",
         "tqdm>=4.66",  # the bar of a training in a terminal
     ],
     extras_require={
         "mpi": ["mpi4py>=4.0"],  # meeting over MPI's broadcast; a site brings its own MPI
         "vision": ["torchvision>=0.23"],  # the examples' data sets
         "hf": [
-            "transformers>=5.0",  # docs/examples/tiny_bert.py: BERT and the Trainer; with tokenizers
+            # docs/examples/tiny_bert.py: BERT and the Trainer; with tokenizers.
+            "transformers>=5.0",
             "accelerate>=1.10",  # what that Trainer finds its place in the world with
         ],
-        "stage": ["uv>=0.13"],  # srunddp stage build: environments that can be moved, with a lock file
+        # srunddp stage build: environments that can be moved, with a lock file.
+        "stage": ["uv>=0.13"],
         "test": [
             "pytest>=8.0",  # the suite
             "pytest-xdist>=3.8",  # tests at the same time

@@ -14,7 +14,17 @@ if TYPE_CHECKING:
     from srunddp.train import Trainer as Trainer
     from srunddp.train import read_config as read_config
 
-__all__ = ["Callback", "Config", "Trainer", "World", "__version__", "heartbeat", "init", "read_config", "restart_count"]
+__all__ = [
+    "Callback",
+    "Config",
+    "Trainer",
+    "World",
+    "__version__",
+    "heartbeat",
+    "init",
+    "read_config",
+    "restart_count",
+]
 
 _HOMES = {
     "Callback": "srunddp.train",

@@ -1,4 +1,6 @@
-"""The command line ``srunddp [COMMAND] …``: each command is in the package of its name, and imported when asked for."""
+"""The command line ``srunddp [COMMAND] …``: each command is in the package of its name, and
+imported when asked for.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,17 @@ if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
 _GROUPS = ("ifaces", "stage")
-_COMMANDS = ("check", "completion", "explain", "ifaces", "report", "run", "sbatch", "stage", "triage")
+_COMMANDS = (
+    "check",
+    "completion",
+    "explain",
+    "ifaces",
+    "report",
+    "run",
+    "sbatch",
+    "stage",
+    "triage",
+)
 _HELP = ("-h", "--help")
 _PAGE = """\
 Usage: srunddp [run] [OPTIONS] SCRIPT [ARGUMENTS]...
@@ -57,7 +69,9 @@ Other:
 
 
 class _RunByDefault(click.Group):
-    """``srunddp train.py`` means ``srunddp run train.py``; an error is one line and a fixed exit code."""
+    """``srunddp train.py`` means ``srunddp run train.py``; an error is one line and a fixed exit
+    code.
+    """
 
     command_words: Sequence[str] = ("run",)
 
@@ -82,9 +96,17 @@ class _RunByDefault(click.Group):
         from click.shell_completion import CompletionItem
 
         rows = dict(re.findall(r"^  (\w+)(?: \w+)? {2,}(.+)$", _PAGE, re.MULTILINE))
-        found = [CompletionItem(name, help=text) for name, text in rows.items() if name.startswith(incomplete)]
+        found = [
+            CompletionItem(name, help=text)
+            for name, text in rows.items()
+            if name.startswith(incomplete)
+        ]
         # Next to words bash shows no files of its own.
-        files = sorted(glob.glob(f"{glob.escape(incomplete)}*")) if found and self.command_words != ["help"] else ()
+        files = (
+            sorted(glob.glob(f"{glob.escape(incomplete)}*"))
+            if found and self.command_words != ["help"]
+            else ()
+        )
         found += [CompletionItem(name + "/" * os.path.isdir(name)) for name in files]
         return found or [CompletionItem(incomplete, type="file")]
 
@@ -137,15 +159,25 @@ def _nearest(word: str) -> str:
 
 
 def _may_be_a_command(word: str) -> bool:
-    """Whether a word that is no file's name is like a command's, and not a launcher, which has an answer of its own."""
+    """Whether a word that is no file's name is like a command's, and not a launcher, which has an
+    answer of its own.
+    """
     from srunddp.run.script import LAUNCHERS
 
-    return word.isidentifier() and not os.path.lexists(word) and bool(_nearest(word)) and word not in LAUNCHERS
+    return (
+        word.isidentifier()
+        and not os.path.lexists(word)
+        and bool(_nearest(word))
+        and word not in LAUNCHERS
+    )
 
 
 @click.group(
     cls=_RunByDefault,
-    context_settings={"help_option_names": [*_HELP], "token_normalize_func": lambda name: name.replace("_", "-")},
+    context_settings={
+        "help_option_names": [*_HELP],
+        "token_normalize_func": lambda name: name.replace("_", "-"),
+    },
 )
 @click.version_option(__version__, prog_name="srunddp")
 def main() -> None:

@@ -8,8 +8,8 @@
     │   └── RendezvousError   the ranks did not find each other
     └── PeerError             another rank failed during the rendezvous: that rank's code
 
-``Stopped`` is none of them: all ranks end so together, where they agreed to. A script's own exit code passes
-through; what click refuses is a UsageError too.
+``Stopped`` is none of them: all ranks end so together, where they agreed to. A script's own exit
+code passes through; what click refuses is a UsageError too.
 """
 
 import contextlib
@@ -28,7 +28,9 @@ class Scope(Enum):
 
 
 def one_line(text: str) -> str:
-    """The text with what a terminal would obey escaped: a variable or a file's name may hold line ends and commands."""
+    """The text with what a terminal would obey escaped: a variable or a file's name may hold line
+    ends and commands.
+    """
     if text.isprintable():
         return text
     return "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in text)
@@ -50,17 +52,33 @@ def did_you_mean(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
 
 
 class SrunddpError(Exception):
-    """One message: what was found, what was expected, what to do. ``exit_code`` is what the rank then exits with."""
+    """One message: what was found, what was expected, what to do. ``exit_code`` is what the rank
+    then exits with.
+    """
 
     exit_code = 70
     said = False  # the user has seen it
 
     def __init__(
-        self, found: str, *, expected: str = "", hint: str = "", where: str = "", scope: Scope = Scope.RANK
+        self,
+        found: str,
+        *,
+        expected: str = "",
+        hint: str = "",
+        where: str = "",
+        scope: Scope = Scope.RANK,
     ) -> None:
         self.scope = scope
-        self.found, self.expected, self.hint = f"{where}: {found}" if where else found, expected, hint
-        parts = self.found, f"; expected {expected}" if expected else "", f" -> {hint}" if hint else ""
+        self.found, self.expected, self.hint = (
+            f"{where}: {found}" if where else found,
+            expected,
+            hint,
+        )
+        parts = (
+            self.found,
+            f"; expected {expected}" if expected else "",
+            f" -> {hint}" if hint else "",
+        )
         super().__init__(one_line("".join(parts)))
 
 
@@ -72,11 +90,15 @@ class ConfigError(SrunddpError):
 
 @contextlib.contextmanager
 def file_errors(what: str = "", **message: Any) -> Iterator[None]:
-    """What the kernel refuses of a file, as a ConfigError: ``what`` fails and why, or the file and why."""
+    """What the kernel refuses of a file, as a ConfigError: ``what`` fails and why, or the file and
+    why.
+    """
     try:
         yield
     except OSError as error:
-        raise ConfigError(f"{what or error.filename}: {os.strerror(error.errno or 0)}", **message) from None
+        raise ConfigError(
+            f"{what or error.filename}: {os.strerror(error.errno or 0)}", **message
+        ) from None
 
 
 class UsageError(ConfigError):
@@ -86,10 +108,15 @@ class UsageError(ConfigError):
 
 
 class ConfigFileError(ConfigError):
-    """Several things in a file are wrong, ``each`` an error; its text is a line for each, after ``srunddp: error:``."""
+    """Several things in a file are wrong, ``each`` an error; its text is a line for each, after
+    ``srunddp: error:``.
+    """
 
     def __init__(self, each: Sequence[ConfigError]) -> None:
-        first, hint = each[0], f"{each[0].hint}; then see the other errors of this file, {len(each) - 1} more"
+        first, hint = (
+            each[0],
+            f"{each[0].hint}; then see the other errors of this file, {len(each) - 1} more",
+        )
         super().__init__(first.found, expected=first.expected, hint=hint, scope=first.scope)
         self.each = tuple(each)
 
@@ -108,15 +135,21 @@ class RendezvousError(UnavailableError):
 
 
 class PeerError(SrunddpError):
-    """Another rank failed in a call that all ranks make together; the exit code is that rank's, on all ranks."""
+    """Another rank failed in a call that all ranks make together; the exit code is that rank's, on
+    all ranks.
+    """
 
-    def __init__(self, found: str, *, code: int, expected: str = "", hint: str = "", scope: Scope = Scope.JOB) -> None:
+    def __init__(
+        self, found: str, *, code: int, expected: str = "", hint: str = "", scope: Scope = Scope.JOB
+    ) -> None:
         super().__init__(found, expected=expected, hint=hint, scope=scope)
         self.exit_code = code
 
 
 class ReassignedError(Exception):
-    """No failure: this task of a spare node is a rank from now on, and meets the others again as that."""
+    """No failure: this task of a spare node is a rank from now on, and meets the others again as
+    that.
+    """
 
     def __init__(self, rank: int) -> None:
         super().__init__(rank)
@@ -127,7 +160,8 @@ class Stopped(SystemExit):
     """All ranks end after the same step, with a checkpoint; none has failed.
 
     Attributes:
-        code: of all: 143 as after SIGTERM; 75 (sysexits' EX_TEMPFAIL) where the job has yet to be requeued.
+        code: of all: 143 as after SIGTERM; 75 (sysexits' EX_TEMPFAIL) where the job has yet to be
+            requeued.
     """
 
     code: int

@@ -1,7 +1,8 @@
-"""What a rank and its supervisor tell each other in shared memory: how many steps there were, and that all is over.
+"""What a rank and its supervisor tell each other in shared memory: how many steps there were, and
+that all is over.
 
-A mark is one write, no more. With ``--monitor`` there are also times of steps and of what is rarer, for
-:mod:`srunddp.monitor.monitor`; they outlive the rank, however it ends.
+A mark is one write, no more. With ``--monitor`` there are also times of steps and of what is rarer,
+for :mod:`srunddp.monitor.monitor`; they outlive the rank, however it ends.
 """
 
 import contextlib
@@ -18,9 +19,20 @@ from typing import Any, NamedTuple
 from srunddp.util.kernel_file import memory_file
 
 EVENTS = (
-    "import", "imported", "init", "initialised", "fit", "step", "epoch", "epoch_end", "evaluation",
-    "evaluation_end", "checkpoint", "checkpoint_written", "resumed",
-)  # fmt: skip
+    "import",
+    "imported",
+    "init",
+    "initialised",
+    "fit",
+    "step",
+    "epoch",
+    "epoch_end",
+    "evaluation",
+    "evaluation_end",
+    "checkpoint",
+    "checkpoint_written",
+    "resumed",
+)
 # The variable by which rank 0's script knows where the files of --monitor are.
 MONITOR_FOLDER = "_SRUNDDP_MONITOR_FOLDER"
 
@@ -38,8 +50,8 @@ class Steps(NamedTuple):
 
     Attributes:
         steps: their number; samples: of all ranks.
-        step_s: seconds in steps; data_s: of these, waiting for data; own_s: of these, not in the backward pass,
-            where a rank waits for the others.
+        step_s: seconds in steps; data_s: of these, waiting for data; own_s: of these, not in the
+            backward pass, where a rank waits for the others.
         longest_step_s: since the recorder last looked.
         epoch: the present one, from 1.
     """
@@ -57,7 +69,8 @@ class Event(NamedTuple):
     """Something that happened once.
 
     Attributes:
-        time: Unix time in seconds; name: one of :data:`EVENTS`; value: a figure that goes with it, NaN for none.
+        time: Unix time in seconds; name: one of :data:`EVENTS`; value: a figure that goes with it,
+            NaN for none.
     """
 
     time: float
@@ -79,8 +92,12 @@ class TelemetryPage:
         size = _SIZE if recording else mmap.PAGESIZE
         os.ftruncate(self.descriptor, size)
         self._memory = mmap.mmap(self.descriptor, size)
-        # The reader may look at any moment, and each word is one store. pack_into() would first make all of them 0.
-        self._words, self._seconds = memoryview(self._memory).cast("Q"), memoryview(self._memory).cast("d")
+        # The reader may look at any moment, and each word is one store. pack_into() would first
+        # make all of them 0.
+        self._words, self._seconds = (
+            memoryview(self._memory).cast("Q"),
+            memoryview(self._memory).cast("d"),
+        )
         self.count = self._events = self._looks = 0
         self.recording = recording
         self._lock = threading.Lock()
@@ -126,7 +143,8 @@ class TelemetryPage:
 
     def add_step(self, samples: int, step_s: float, data_s: float, own_s: float) -> None:
         """In the worker, where ``recording``: one step more, as in :class:`Steps`."""
-        # The sums are kept here alone: after a step's own work, each Python object that is used costs much.
+        # The sums are kept here alone: after a step's own work, each Python object that is used
+        # costs much.
         words, seconds = self._words, self._seconds
         words[_STEPS] += 1
         words[_SAMPLES] += samples
@@ -139,7 +157,9 @@ class TelemetryPage:
     def read_steps(self) -> Steps:
         """In either, where ``recording``: the sums so far."""
         words, (step_s, data_s, own_s, longest_step_s) = self._words, self._seconds[_STEP_S:_EPOCH]
-        return Steps(words[_STEPS], words[_SAMPLES], step_s, data_s, own_s, longest_step_s, words[_EPOCH])
+        return Steps(
+            words[_STEPS], words[_SAMPLES], step_s, data_s, own_s, longest_step_s, words[_EPOCH]
+        )
 
     def snapshot(self) -> Steps:
         """In the supervisor, where ``recording``: the same, and the longest step begins again."""
@@ -152,15 +172,22 @@ class TelemetryPage:
             return
         with self._lock:  # a checkpoint is written by another thread
             place = _EVENTS_AT + self._events % _KEPT * _EVENT.size
-            self._memory[place : place + _EVENT.size] = _EVENT.pack(time.time(), value, EVENTS.index(name))
+            self._memory[place : place + _EVENT.size] = _EVENT.pack(
+                time.time(), value, EVENTS.index(name)
+            )
             self._events += 1
             self._words[_NUMBER] = self._events
 
     def events(self, seen: int) -> tuple[list[Event], int]:
-        """In the supervisor, where ``recording``: the events after the first ``seen``, and how many there are now."""
+        """In the supervisor, where ``recording``: the events after the first ``seen``, and how many
+        there are now.
+        """
         count = self._words[_NUMBER]
         places = range(max(seen, count - _KEPT), count)
-        found = [_EVENT.unpack_from(self._memory, _EVENTS_AT + place % _KEPT * _EVENT.size) for place in places]
+        found = [
+            _EVENT.unpack_from(self._memory, _EVENTS_AT + place % _KEPT * _EVENT.size)
+            for place in places
+        ]
         return [Event(when, EVENTS[number], value) for when, value, number in found], count
 
 
@@ -176,8 +203,8 @@ def install(page: TelemetryPage | None) -> None:
 def heartbeat(*, last: bool = False) -> None:
     """Say that this rank goes on; call it once a step, on all ranks.
 
-    From the first call on some rank has to call it within each ``--stall-timeout``: else the run is ended, and the rank
-    that the others wait for is named. Without a supervisor nothing happens.
+    From the first call on some rank has to call it within each ``--stall-timeout``: else the run is
+    ended, and the rank that the others wait for is named. Without a supervisor nothing happens.
 
     Args:
         last: there is no limit until the next call.

@@ -1,4 +1,6 @@
-"""What all tests share: where srunddp is, which MPI environments there are, and what must not be skipped in CI."""
+"""What all tests share: where srunddp is, which MPI environments there are, and what must not be
+skipped in CI.
+"""
 
 from __future__ import annotations
 
@@ -35,32 +37,48 @@ _FOREIGN = (
     "VIRTUAL_ENV",
     "WORLD_SIZE",
 )
-_APART = ("soak", "interop", "docs")  # kinds of tests that are run by themselves, each with an option of its name
+# Kinds of tests that are run by themselves, each with an option of its name.
+_APART = ("soak", "interop", "docs")
 
-# Folders that `--quick` does not even collect. Each test there needs a cluster, an MPI or a GPU, or imports torch.
+# Folders that `--quick` does not even collect. Each test there needs a cluster, an MPI or a GPU, or
+# imports torch.
 NOT_QUICK = ("docs", "gpu", "interop", "mpirun", "slurm", "soak", "train")
 
-# How many inputs a test of hypothesis makes up. CI tries the same inputs each time, a developer's machine new ones.
-# A test sets no number of its own: `bin/test` takes many (`--hypothesis-profile=many`), `--quick` and the gate few.
-settings.register_profile("few", max_examples=20, deadline=None, derandomize="CI" in os.environ, print_blob=True)
+# How many inputs a test of hypothesis makes up. CI tries the same inputs each time, a developer's
+# machine new ones. A test sets no number of its own: `bin/test` takes many
+# (`--hypothesis-profile=many`), `--quick` and the gate few.
+settings.register_profile(
+    "few", max_examples=20, deadline=None, derandomize="CI" in os.environ, print_blob=True
+)
 settings.register_profile("many", max_examples=500, deadline=None, print_blob=True)
 settings.load_profile("few")
 
-_ALL_SLOW = re.compile(r"^pytestmark = .*\bmark\.slow\b", re.MULTILINE)  # in a module of which all tests are slow
+# In a module of which all tests are slow.
+_ALL_SLOW = re.compile(r"^pytestmark = .*\bmark\.slow\b", re.MULTILINE)
 _TEST = re.compile(r"^def test_", re.MULTILINE)
 _LIMIT = 600  # seconds: a test that hangs fails, rather than hold up all others
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--soak", action="store_true", help="run the long campaigns, and nothing else")
-    parser.addoption("--quick", action="store_true", help="run what needs no cluster and takes little time")
-    parser.addoption("--gate", action="store_true", help="run what needs no cluster, and what is marked for the gate")
-    parser.addoption("--interop", action="store_true", help="run other people's programs, and nothing else")
+    parser.addoption(
+        "--quick", action="store_true", help="run what needs no cluster and takes little time"
+    )
+    parser.addoption(
+        "--gate",
+        action="store_true",
+        help="run what needs no cluster, and what is marked for the gate",
+    )
+    parser.addoption(
+        "--interop", action="store_true", help="run other people's programs, and nothing else"
+    )
     parser.addoption("--docs", action="store_true", help="try what is published, and nothing else")
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Leave folders and modules without a quick test out of `--quick`: to collect them would import torch."""
+    """Leave folders and modules without a quick test out of `--quick`: to collect them would import
+    torch.
+    """
     if not config.getoption("--quick"):
         return None
     if collection_path in [ROOT / "tests" / name for name in NOT_QUICK]:
@@ -76,7 +94,9 @@ def _is_chosen(item: pytest.Item, config: pytest.Config) -> bool:
         return marks.isdisjoint({"slow", "alone", "slurm", "mpirun", "gpu", *_APART})
     if config.getoption("--gate"):
         needs_more_than_a_machine = not marks.isdisjoint({"slurm", "mpirun"})
-        return marks.isdisjoint({"soak", "interop"}) and ("gate" in marks or not needs_more_than_a_machine)
+        return marks.isdisjoint({"soak", "interop"}) and (
+            "gate" in marks or not needs_more_than_a_machine
+        )
     wanted = {kind for kind in _APART if config.getoption(f"--{kind}")}
     return marks & set(_APART) == wanted
 
@@ -86,7 +106,9 @@ def _is_chosen(item: pytest.Item, config: pytest.Config) -> bool:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     tiers = [option for option in ("quick", "gate", *_APART) if config.getoption(f"--{option}")]
     if len(tiers) > 1:
-        raise pytest.UsageError(f"{' and '.join(f'--{tier}' for tier in tiers)}; expected one of them")
+        raise pytest.UsageError(
+            f"{' and '.join(f'--{tier}' for tier in tiers)}; expected one of them"
+        )
     chosen = [item for item in items if _is_chosen(item, config)]
     left_out = [item for item in items if not _is_chosen(item, config)]
     config.hook.pytest_deselected(items=left_out)
@@ -102,10 +124,19 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def pytest_unconfigure(config: pytest.Config) -> None:
     reporter = config.pluginmanager.get_plugin("terminalreporter")
     if reporter and config.getoption("--quick") and not hasattr(config, "workerinput"):
-        reports = [report for reports in reporter.stats.values() for report in reports if hasattr(report, "nodeid")]
+        reports = [
+            report
+            for reports in reporter.stats.values()
+            for report in reports
+            if hasattr(report, "nodeid")
+        ]
         run = {report.nodeid.partition("[")[0] for report in reports}
-        there = sum(len(_TEST.findall(path.read_text())) for path in (ROOT / "tests").rglob("test_*.py"))
-        reporter.write_line(f"{there - len(run)} of {there} test functions were left out; bin/test runs them all")
+        there = sum(
+            len(_TEST.findall(path.read_text())) for path in (ROOT / "tests").rglob("test_*.py")
+        )
+        reporter.write_line(
+            f"{there - len(run)} of {there} test functions were left out; bin/test runs them all"
+        )
 
 
 # Before fixtures are set up, which may use the GPU.
@@ -117,9 +148,12 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def clean_environment() -> None:
-    for name in [name for name in os.environ if name.startswith(_FOREIGN) and name != "SRUNDDP_TEST_CLUSTER"]:
+    for name in [
+        name for name in os.environ if name.startswith(_FOREIGN) and name != "SRUNDDP_TEST_CLUSTER"
+    ]:
         del os.environ[name]
-    # A shell has those that it starts in the background ignore Ctrl-C, and so would all that the tests start.
+    # A shell has those that it starts in the background ignore Ctrl-C, and so would all that the
+    # tests start.
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -156,7 +190,9 @@ def fake_nvml(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Calla
     monkeypatch.delitem(sys.modules, "pynvml", raising=False)
 
     def put(*gpus: dict[str, Any], **machine: Any) -> None:
-        (tmp_path / "nvml.json").write_text(json.dumps({"driver": "580.95.05", "cuda": 12080, "gpus": gpus} | machine))
+        (tmp_path / "nvml.json").write_text(
+            json.dumps({"driver": "580.95.05", "cuda": 12080, "gpus": gpus} | machine)
+        )
         monkeypatch.setenv("FAKE_NVML", str(tmp_path / "nvml.json"))
 
     yield put

@@ -28,8 +28,8 @@ class Example:
     Attributes:
         file: in docs/examples.
         arguments: short ones, beside the output_dir; ``{shared}`` is a folder that all nodes see.
-        channel: with that of the cluster, or with that mpirun, several ranks train it in every run of the tests; with
-            the others upon ``--soak``.
+        channel: with that of the cluster, or with that mpirun, several ranks train it in every run
+            of the tests; with the others upon ``--soak``.
         figure: its last line, with the figure as a group.
         least, most: between which that has to be.
         has_history: it writes metrics.jsonl.
@@ -50,7 +50,13 @@ class Example:
 
 
 ACCURACY = r"val accuracy ([\d.]+) %"
-VISION = ("--model=shufflenet_v2_x0_5", "--lr=0.01", "--epochs=3", "--batch-size=16", "--data-dir={shared}/images")
+VISION = (
+    "--model=shufflenet_v2_x0_5",
+    "--lr=0.01",
+    "--epochs=3",
+    "--batch-size=16",
+    "--data-dir={shared}/images",
+)
 MNIST = ("--epochs=3", "--checkpoint.keep_last=3", "--data-dir={shared}/digits")
 BERT = ("--subset=1000", "--epochs=3")
 OF_BERT = ACCURACY + r", loss [\d.]+, on made data"
@@ -63,9 +69,13 @@ EXAMPLES = {
         Example("mnist.py", MNIST, "pmi", ACCURACY, 90),
         Example("vision.py", VISION, "mpich", ACCURACY + r", top 5 [\d.]+ %", 50),
         Example("tiny_bert.py", BERT, "mpich", OF_BERT, 80, has_history=False),
-        Example("imbalanced.py", (), "openmpi5", r"recall [\d.]+ %, of rare classes ([\d.]+) %", 70),
+        Example(
+            "imbalanced.py", (), "openmpi5", r"recall [\d.]+ %, of rare classes ([\d.]+) %", 70
+        ),
         Example("fsdp_loop.py", ("--epochs=6",), "mpich", ACCURACY, 85, has_history=False),
-        Example("own_loop.py", (), "openmpi5", r"step \d+: loss ([\d.]+)", 0, 0.6, has_history=False),
+        Example(
+            "own_loop.py", (), "openmpi5", r"step \d+: loss ([\d.]+)", 0, 0.6, has_history=False
+        ),
         Example("gan.py", (), "mpi", OF_GAN, 90, has_history=False),
         Example("language_model.py", (), "openmpi5", OF_LANGUAGE, 1, 8),
         Example("stream.py", (), "openmpi5", ACCURACY, 85),
@@ -78,11 +88,16 @@ WANDB = Example("wandb_callback.py", (), "openmpi5", ACCURACY, 80)
 
 
 def over(channels: Iterable[str]) -> list[Any]:
-    """Each example over each channel, of which one is not left to the long campaigns; and each channel has one such."""
+    """Each example over each channel, of which one is not left to the long campaigns; and each
+    channel has one such.
+    """
     assert {*channels} <= {example.channel for example in EXAMPLES.values()}
     pairs = itertools.product(EXAMPLES, channels)
     marks = {True: (), False: (pytest.mark.soak,)}
-    return [pytest.param(name, channel, marks=marks[EXAMPLES[name].channel == channel]) for name, channel in pairs]
+    return [
+        pytest.param(name, channel, marks=marks[EXAMPLES[name].channel == channel])
+        for name, channel in pairs
+    ]
 
 
 def loaded(name: str) -> ModuleType:

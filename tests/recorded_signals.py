@@ -1,4 +1,6 @@
-"""Records of the signals that a script and a child of its own got: read, compared, shown side by side."""
+"""Records of the signals that a script and a child of its own got: read, compared, shown side by
+side.
+"""
 
 from __future__ import annotations
 
@@ -12,12 +14,16 @@ from tests.conftest import PROGRAMS
 
 RECORDER = PROGRAMS / "record_signals.py"
 LIMIT = 400.0
-MOMENT = 0.5  # seconds between two signals that a launcher sends one right after the other, as SIGCONT and SIGTERM
+# Seconds between two signals that a launcher sends one right after the other, as SIGCONT and
+# SIGTERM.
+MOMENT = 0.5
 
 
 @dataclass
 class Recorded:
-    """One job, and its records as they were last read: by name, such as ``0.script``, the signals in their order."""
+    """One job, and its records as they were last read: by name, such as ``0.script``, the signals
+    in their order.
+    """
 
     folder: Path
     number: str = ""
@@ -26,8 +32,13 @@ class Recorded:
 
     def read(self) -> bool:
         """Read the records; whether there is anything new."""
-        files = {file.name: file.read_text().splitlines() for file in sorted(self.folder.glob("[0-9].*"))}
-        before, self.records = self.records, {name: _in_order(lines) for name, lines in files.items()}
+        files = {
+            file.name: file.read_text().splitlines() for file in sorted(self.folder.glob("[0-9].*"))
+        }
+        before, self.records = (
+            self.records,
+            {name: _in_order(lines) for name, lines in files.items()},
+        )
         return self.records != before
 
     def is_ready(self, ranks: int) -> bool:
@@ -38,7 +49,9 @@ class Recorded:
     def has(self, least: int) -> bool:
         """Whether each script has got so many signals."""
         self.read()
-        return all(len(record) > least for name, record in self.records.items() if name.endswith(".script"))
+        return all(
+            len(record) > least for name, record in self.records.items() if name.endswith(".script")
+        )
 
 
 def table(jobs: Mapping[str, Mapping[str, Recorded]]) -> str:
@@ -46,7 +59,10 @@ def table(jobs: Mapping[str, Mapping[str, Recorded]]) -> str:
     lines = []
     for name, kinds in jobs.items():
         for kind, job in kinds.items():
-            got = {who: " ".join(job.records.get(f"0.{who}", [])[1:]) or "-" for who in ("script", "child")}
+            got = {
+                who: " ".join(job.records.get(f"0.{who}", [])[1:]) or "-"
+                for who in ("script", "child")
+            }
             lines.append(f"{name:45} {kind:8} script: {got['script']:28} child: {got['child']}")
     return "\n".join(lines)
 
@@ -62,7 +78,9 @@ def differences(plain: Recorded, ours: Recorded) -> list[str]:
 
 
 def _in_order(lines: list[str]) -> list[str]:
-    """The lines of a record. Signals of one moment are sorted: pending together, they come in any order."""
+    """The lines of a record. Signals of one moment are sorted: pending together, they come in any
+    order.
+    """
     moments: list[list[str]] = []
     last = 0.0
     for name, at in map(str.split, lines):

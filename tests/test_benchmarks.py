@@ -36,7 +36,9 @@ class CountedWays:
 
     def cases(self) -> Iterator[Case]:
         seconds = {"ours": 1.0, "theirs": 3.0, "absent": 0.0}
-        ways = {way: lambda _, way=way, each=each: self.run(way, each) for way, each in seconds.items()}
+        ways = {
+            way: lambda _, way=way, each=each: self.run(way, each) for way, each in seconds.items()
+        }
         yield Case("a case", ways, 2, (Limit("wall", "theirs", 0.5),))
 
     def measure(self, file: Path, *, again: bool = False) -> Result:
@@ -79,7 +81,8 @@ def test_the_order_of_ways_differs_between_repeats() -> None:
 def of(**samples: list[float]) -> CaseResult:
     limits = [Limit("wall", "theirs", 0.5)]
     return CaseResult(
-        limits=limits, samples={way: [{"wall": each} for each in found] for way, found in samples.items()}
+        limits=limits,
+        samples={way: [{"wall": each} for each in found] for way, found in samples.items()},
     )
 
 
@@ -93,7 +96,9 @@ def test_a_ratio_is_that_of_minima_beside_the_one_in_pairs() -> None:
 
 
 def test_a_plot_has_a_bar_for_each_ratio() -> None:
-    drawn = page.plot(Result("T", "", {}, "", cases={"c <": of(ours=[1.0], theirs=[4.0], others=[0.5])}))
+    drawn = page.plot(
+        Result("T", "", {}, "", cases={"c <": of(ours=[1.0], theirs=[4.0], others=[0.5])})
+    )
     assert drawn.count("<rect") == 2
     assert "c &lt;: wall" in drawn
     assert ">0.250</text>" in drawn
@@ -104,7 +109,9 @@ def test_the_page_has_the_results_in_its_folder() -> None:
     text = page.PAGE.read_text()
     assert page.rendered(text) == text
     for file in page.PUBLISHED.glob("*.json"):
-        assert file.with_suffix(".svg").read_text() == page.plot(Result.of(json.loads(file.read_text())))
+        assert file.with_suffix(".svg").read_text() == page.plot(
+            Result.of(json.loads(file.read_text()))
+        )
 
 
 @pytest.mark.parametrize("name", [*NAMES, *LONG])

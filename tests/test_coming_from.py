@@ -1,4 +1,6 @@
-"""The pages of docs/coming-from: each command to type now is one that srunddp takes, and starts the ranks it says."""
+"""The pages of docs/coming-from: each command to type now is one that srunddp takes, and starts the
+ranks it says.
+"""
 
 from __future__ import annotations
 
@@ -18,13 +20,18 @@ from tests.support.job_specs import written
 PAGES = sorted((ROOT / "docs" / "coming-from").glob("*.md"))
 PEERS = {"torchrun", "accelerate", "lightning", "deepspeed", "mpiexec"}
 TITLE = {"lightning": "Lightning", "deepspeed": "DeepSpeed"}
-RANK = "import os, sys\nprint('rank', *(os.environ[name] for name in ('RANK', 'WORLD_SIZE')), *sys.argv[1:])\n"
+RANK = (
+    "import os, sys\nprint('rank', *(os.environ[name] for name in ('RANK', 'WORLD_SIZE')),"
+    " *sys.argv[1:])\n"
+)
 
 
 def spans(text: str) -> list[str]:
     """What stands as code, within lines and in blocks of shell."""
     blocks = re.findall(r"^```sh\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
-    inline = re.findall(r"`([^`]+)`", re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL))
+    inline = re.findall(
+        r"`([^`]+)`", re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL)
+    )
     of_blocks = [line for block in blocks for line in block.replace("\\\n", "").splitlines()]
     return [*(" ".join(each.split()) for each in inline), *of_blocks]
 
@@ -58,7 +65,11 @@ def command_of(words: list[str]) -> tuple[click.Command, list[str]]:
     command, rest = main, list(words)
     while isinstance(command, click.Group):
         known = command.get_command(click.Context(command), rest[0])
-        command, rest = (known, rest[1:]) if known else (command.get_command(click.Context(command), "run"), rest)
+        command, rest = (
+            (known, rest[1:])
+            if known
+            else (command.get_command(click.Context(command), "run"), rest)
+        )
     return command, rest
 
 
@@ -90,7 +101,9 @@ def test_every_command_to_type_now_is_one_that_srunddp_takes(command: str) -> No
     for each in ours(words):
         command_there, rest = command_of(each)
         # A UsageError where it does not parse.
-        params = command_there.make_context("srunddp", rest, help_option_names=["-h", "--help"]).params
+        params = command_there.make_context(
+            "srunddp", rest, help_option_names=["-h", "--help"]
+        ).params
         assert params["script"] == each[each.index(params["script"])]
         assert params["script"].endswith(".py") or params["module"]
 
@@ -100,7 +113,9 @@ def test_every_option_that_is_named_is_there() -> None:
         command, words = command_of(span.split()[1:])
         known = {name for option in command.params for name in option.opts} | {"-h", "--help"}
         end = next((place for place, word in enumerate(words) if word.endswith(".py")), len(words))
-        assert {word.partition("=")[0] for word in words[:end] if word.startswith("-")} <= known, span
+        assert {word.partition("=")[0] for word in words[:end] if word.startswith("-")} <= known, (
+            span
+        )
 
 
 @pytest.mark.slow
@@ -123,7 +138,9 @@ def test_every_command_with_mpirun_starts_its_ranks(command: str, tmp_path: Path
     assert done.returncode == 0, done.stderr
     size = sum(int(words[place + 1]) for place, word in enumerate(words) if word == "-n")
     last = ours(words)[-1]
-    named = next(place for place, word in enumerate(last) if word.endswith(".py") or word == "package.train")
+    named = next(
+        place for place, word in enumerate(last) if word.endswith(".py") or word == "package.train"
+    )
     lines = [" ".join(["rank", str(rank), str(size), *last[named + 1 :]]) for rank in range(size)]
     shown = [re.sub(r"^\S+:\d+: ", "", line) for line in done.stdout.splitlines()]
     assert sorted(shown) == sorted(lines)

@@ -1,4 +1,6 @@
-"""Real shells complete command lines of srunddp at a terminal, and neither the script nor torch is looked at for it."""
+"""Real shells complete command lines of srunddp at a terminal, and neither the script nor torch is
+looked at for it.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,10 @@ SHELLS = {
 }
 FILES = {
     "bash": {"completion": "{script}"},
-    "zsh": {".zshrc": "autoload -U compinit; compinit -D; . ./completion", "completion": "{script}"},
+    "zsh": {
+        ".zshrc": "autoload -U compinit; compinit -D; . ./completion",
+        "completion": "{script}",
+    },
     "fish": {".config/fish/completions/srunddp.fish": "{script}"},
 }
 # What a shell asks goes to srunddp; what is typed is written down.
@@ -36,7 +41,9 @@ echo "$*" >>"$HOME/typed"
 MARK = "open('ran', 'w')\n"
 SITE = {
     "bin/srunddp": PROGRAM,
-    "bin/sinfo": '#!/bin/sh\n[ "$*" = "-h -o %R" ] && printf "%s\\n" debug gpu-large gpu-small debug\n',
+    "bin/sinfo": (
+        '#!/bin/sh\n[ "$*" = "-h -o %R" ] && printf "%s\\n" debug gpu-large gpu-small debug\n'
+    ),
     "train.py": MARK,
     "path/torch.py": MARK,
     "traces/1.csv": "",
@@ -52,7 +59,12 @@ class Terminal:
         os.set_blocking(self.master, False)
         termios.tcsetwinsize(slave, (50, 150))
         self.typed, self.shown, self.home = home / "typed", "", home
-        environment = {"HOME": str(home), "PATH": f"{home}/bin:/usr/bin:/bin", "TERM": "xterm", "LANG": "C.UTF-8"}
+        environment = {
+            "HOME": str(home),
+            "PATH": f"{home}/bin:/usr/bin:/bin",
+            "TERM": "xterm",
+            "LANG": "C.UTF-8",
+        }
         self.process = subprocess.Popen(
             ["setsid", "--ctty", shell, *SHELLS[shell]],
             cwd=home,
@@ -64,23 +76,33 @@ class Terminal:
         os.close(slave)
 
     def read(self) -> str:
-        """All that was shown since the last line was entered, without the terminal's own sequences."""
+        """All that was shown since the last line was entered, without the terminal's own
+        sequences.
+        """
         with contextlib.suppress(BlockingIOError):
             self.shown += os.read(self.master, 1 << 16).decode(errors="replace")
         return re.sub(r"\x1b(\[[0-9;?>=]*[A-Za-z]|\][^\x07]*\x07|[()].|.)|\r", "", self.shown)
 
     def enter(self, keys: str, *names: str) -> str:
-        """Type keys, wait until the shell lists these names, and type Enter; the arguments that the command got."""
+        """Type keys, wait until the shell lists these names, and type Enter; the arguments that the
+        command got.
+        """
         before, self.shown = len(self.typed.read_text()), ""
         os.write(self.master, keys.encode())
-        until(lambda: all(name in self.read().replace(keys.strip(), "") for name in names), LIMIT, self.read)
+        until(
+            lambda: all(name in self.read().replace(keys.strip(), "") for name in names),
+            LIMIT,
+            self.read,
+        )
         os.write(self.master, b"\r")
         until(lambda: self.read() and len(self.typed.read_text()) > before, LIMIT, self.read)
         return self.typed.read_text()[before:].strip()
 
 
 @pytest.fixture(scope="module", params=SHELLS)
-def terminal(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Terminal]:
+def terminal(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Terminal]:
     home = tmp_path_factory.mktemp(request.param)
     script = srunddp("completion", request.param, folder=home)
     assert (script.returncode, script.stderr) == (0, "")
@@ -133,12 +155,18 @@ def test_what_is_possible_is_listed(terminal: Terminal, keys: str, names: list[s
     terminal.enter(f"srunddp {keys}\t" + "\t" * ("bash" in terminal.home.name), *names)
 
 
-@pytest.mark.parametrize("line", ["sbatch --partition", "chekc", "--monitor 5", "sbatch --no-such=1", "--backend=x"])
+@pytest.mark.parametrize(
+    "line", ["sbatch --partition", "chekc", "--monitor 5", "sbatch --no-such=1", "--backend=x"]
+)
 def test_a_shell_is_told_of_no_error(tmp_path: Path, line: str) -> None:
     """Neither where there is no sinfo."""
     write(tmp_path / "bin" / "sinfo", "#!/bin/sh\necho no >&2; exit 1\n").chmod(0o755)
     words = "\n".join(["srunddp", *line.split(), ""])
-    variables = {"COMP_WORDS": words, "COMP_CWORD": str(words.count("\n")), "_SRUNDDP_COMPLETE": "bash_complete"}
+    variables = {
+        "COMP_WORDS": words,
+        "COMP_CWORD": str(words.count("\n")),
+        "_SRUNDDP_COMPLETE": "bash_complete",
+    }
     done = srunddp(folder=tmp_path, PATH=f"{tmp_path}/bin", **variables)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.strip() in ("", "file,")

@@ -37,22 +37,39 @@ def test_every_link_of_a_page_leads_somewhere(page) -> None:
 
 def test_every_test_and_benchmark_that_a_page_names_is_there() -> None:
     tests = {path: path.read_text() for path in (ROOT / "tests").rglob("*.py")}
-    known = "".join(f"{path}\n" + "\n".join(re.findall(r"def (test_\w+)", text)) for path, text in tests.items())
+    known = "".join(
+        f"{path}\n" + "\n".join(re.findall(r"def (test_\w+)", text)) for path, text in tests.items()
+    )
     for page in PAGES:
         text = page.read_text()
         chosen = re.findall(r'bin/test[^`\n]*? -k (?:"([^"]+)"|([\w.-]+))', text)
-        words = {word for found in chosen for word in re.findall(r"\w+", "".join(found))} - {"and", "or", "not"}
+        words = {word for found in chosen for word in re.findall(r"\w+", "".join(found))} - {
+            "and",
+            "or",
+            "not",
+        }
         assert {word for word in words if word not in known} == set(), page
-        modules = {ROOT / f"{name.replace('.', '/')}.py" for name in re.findall(r"python -m (tests\.[\w.]+)", text)}
+        modules = {
+            ROOT / f"{name.replace('.', '/')}.py"
+            for name in re.findall(r"python -m (tests\.[\w.]+)", text)
+        }
         assert modules <= tests.keys(), page
 
 
 def cells(page: str, first: str, title: str = "") -> dict[str, list[str]]:
-    """The rows of the tables of a page, or of a section of it, whose first column is called so; by that column."""
+    """The rows of the tables of a page, or of a section of it, whose first column is called so; by
+    that column.
+    """
     text = (REFERENCE / page).read_text()
     section = re.split(rf"\n#+ {re.escape(title)}\n", text)[1].split("\n#")[0] if title else text
-    tables = [text.split("\n\n")[0].splitlines()[2:] for text in section.split(f"\n| {first} |")[1:]]
-    rows = [[cell.strip() for cell in line.strip("|").split(" | ")] for table in tables for line in table]
+    tables = [
+        text.split("\n\n")[0].splitlines()[2:] for text in section.split(f"\n| {first} |")[1:]
+    ]
+    rows = [
+        [cell.strip() for cell in line.strip("|").split(" | ")]
+        for table in tables
+        for line in table
+    ]
     return {name: row[1:] for row in rows for name in re.findall(r"`([^`]+)`", row[0])}
 
 
@@ -71,12 +88,22 @@ def test_the_page_of_settings_is_that_of_the_code() -> None:
 
 
 def public_objects() -> dict[str, object]:
-    """All public names of Python, those of srunddp and of srunddp.train, with what they stand for."""
+    """All public names of Python, those of srunddp and of srunddp.train, with what they stand
+    for.
+    """
     import srunddp
     from srunddp import train
 
-    names = [f"{module.__name__}.{name}" for module in (srunddp, train) for name in module.__all__ if name[0] != "_"]
-    return {name: getattr(train if ".train." in name else srunddp, name.rpartition(".")[2]) for name in names}
+    names = [
+        f"{module.__name__}.{name}"
+        for module in (srunddp, train)
+        for name in module.__all__
+        if name[0] != "_"
+    ]
+    return {
+        name: getattr(train if ".train." in name else srunddp, name.rpartition(".")[2])
+        for name in names
+    }
 
 
 @pytest.mark.slow
@@ -86,15 +113,29 @@ def test_every_public_name_is_on_the_page_of_python() -> None:
     known = public_objects()
     assert len(found) == len(set(found))
     assert set(found) - known.keys() == {"srunddp.errors"}
-    twice = {name for name in known if known[name] is known.get(name.replace(".train.", ".")) and ".train." in name}
+    twice = {
+        name
+        for name in known
+        if known[name] is known.get(name.replace(".train.", ".")) and ".train." in name
+    }
     assert known.keys() - set(found) == twice
 
 
 def undocumented(called: Any, own: str, around: str = "") -> list[str]:
-    """The arguments that a docstring does not explain; one without a list of them has to name them, or its class."""
-    pattern = r"^ *{0}: \S|``{0}``" if re.search(r"^ *(Args|Attributes):$", own, re.MULTILINE) else r"\b{0}\b"
-    names = [name for name in inspect.signature(called).parameters if name != "self" and name[0] != "_"]
-    return [name for name in names if not re.search(pattern.format(name), own + around, re.MULTILINE)]
+    """The arguments that a docstring does not explain; one without a list of them has to name them,
+    or its class.
+    """
+    pattern = (
+        r"^ *{0}: \S|``{0}``"
+        if re.search(r"^ *(Args|Attributes):$", own, re.MULTILINE)
+        else r"\b{0}\b"
+    )
+    names = [
+        name for name in inspect.signature(called).parameters if name != "self" and name[0] != "_"
+    ]
+    return [
+        name for name in names if not re.search(pattern.format(name), own + around, re.MULTILINE)
+    ]
 
 
 @pytest.mark.slow
@@ -106,33 +147,59 @@ def test_every_public_argument_is_in_a_docstring() -> None:
             missing[name] = undocumented(kind, text)
         for method in vars(kind) if inspect.isclass(kind) else ():
             called = getattr(kind, method)
-            if inspect.isroutine(called) and called.__doc__ and (method == "__init__" or method[0] != "_"):
+            if (
+                inspect.isroutine(called)
+                and called.__doc__
+                and (method == "__init__" or method[0] != "_")
+            ):
                 missing[f"{name}.{method}"] = undocumented(called, cleandoc(called.__doc__), text)
     assert {name: each for name, each in missing.items() if each} == {}
-    assert {"srunddp.init", "srunddp.Config", "srunddp.Trainer.fit", "srunddp.train.Batch"} <= missing.keys()
+    assert {
+        "srunddp.init",
+        "srunddp.Config",
+        "srunddp.Trainer.fit",
+        "srunddp.train.Batch",
+    } <= missing.keys()
 
 
 def test_every_column_of_the_monitors_files_is_in_the_reference() -> None:
     from srunddp.monitor import monitor
     from srunddp.monitor.sampler import gpu, node, process_tree
 
-    files = {"node": node.COLUMNS, "tasks": process_tree.COLUMNS, "links": node.LINK_COLUMNS, "gpus": gpu.COLUMNS}
+    files = {
+        "node": node.COLUMNS,
+        "tasks": process_tree.COLUMNS,
+        "links": node.LINK_COLUMNS,
+        "gpus": gpu.COLUMNS,
+    }
     for name, expected in files.items():
         assert list(cells("files.md", "column", f"NODE.{name}.csv")) == list(expected)
     for name, expected in (("steps", monitor.STEPS), ("marks", monitor.MARKS)):
-        assert list(cells("files.md", "column", f"NODE.rankR.{name}.csv")) == expected.strip().split(",")
+        assert list(
+            cells("files.md", "column", f"NODE.rankR.{name}.csv")
+        ) == expected.strip().split(",")
 
 
 def test_every_module_of_gpu_checks_is_in_the_measurements() -> None:
-    section = (ROOT / "docs" / "measurements.md").read_text().split("\n## On GPUs\n")[1].split("\n## ")[0]
+    section = (
+        (ROOT / "docs" / "measurements.md").read_text().split("\n## On GPUs\n")[1].split("\n## ")[0]
+    )
     listed = re.findall(r"^\| `(test_\w+)` \|", section, re.MULTILINE)
-    assert sorted(listed) == sorted(path.stem for path in (ROOT / "tests" / "gpu").glob("test_*.py"))
+    assert sorted(listed) == sorted(
+        path.stem for path in (ROOT / "tests" / "gpu").glob("test_*.py")
+    )
 
 
 def test_every_mark_is_in_the_reference() -> None:
     from srunddp.telemetry import EVENTS
 
-    assert set(cells("files.md", "mark", "NODE.rankR.marks.csv")) == {"process", "meeting", "met", "end", *EVENTS}
+    assert set(cells("files.md", "mark", "NODE.rankR.marks.csv")) == {
+        "process",
+        "meeting",
+        "met",
+        "end",
+        *EVENTS,
+    }
 
 
 def test_every_note_is_in_the_reference_with_its_threshold(tmp_path: Path) -> None:
@@ -142,20 +209,32 @@ def test_every_note_is_in_the_reference_with_its_threshold(tmp_path: Path) -> No
     table = cells("report.md", "note")
     planted = {rule: made_up for rule, made_up, *_ in PLANTED}
     made = [note for rule in planted for note in noted(planted[rule], tmp_path / rule)]
-    assert {name: row[0] for name, row in table.items()} == {note.rule: note.threshold for note in made}
+    assert {name: row[0] for name, row in table.items()} == {
+        note.rule: note.threshold for note in made
+    }
     assert f"below {advice.OTHER_LINK_RATE / 2**20:.0f} MiB/s" in table["wrong interface"][2]
     assert f"less than {advice.TIME_SAVED / 60:.0f} min to be saved" in table["time limit"][2]
     assert f"less than {advice.MEMORY_UNUSED / 2**30:.0f} GiB unused" in table["memory unused"][2]
     assert all(
-        f"fewer than {advice.FEWEST_SAMPLES} samples" in table[name][2] for name in ("gpu idle", "gpu throttled")
+        f"fewer than {advice.FEWEST_SAMPLES} samples" in table[name][2]
+        for name in ("gpu idle", "gpu throttled")
     )
-    few = f"Below {advice.FEWEST_STEPS} steps, where steps are counted, or {advice.FEWEST_SAMPLES} samples"
+    few = (
+        f"Below {advice.FEWEST_STEPS} steps, where steps are counted, or {advice.FEWEST_SAMPLES}"
+        " samples"
+    )
     assert few in (REFERENCE / "report.md").read_text()
 
 
 def names(found: object) -> set[str]:
     """All keys of a JSON document, but for numbers."""
-    inner = list(found.values()) if isinstance(found, dict) else found if isinstance(found, list | tuple) else []
+    inner = (
+        list(found.values())
+        if isinstance(found, dict)
+        else found
+        if isinstance(found, list | tuple)
+        else []
+    )
     own = {name for name in found if isinstance(name, str)} if isinstance(found, dict) else set()
     return own.union(*map(names, inner))
 
@@ -167,7 +246,9 @@ def test_every_key_of_json_is_in_the_reference(tmp_path: Path) -> None:
     from srunddp.report.summarize import summary_of
     from tests.support.made_up_run import MadeUp
 
-    summary = summary_of(read(MadeUp(nodes=1, ranks_per_node=2, gpus_per_node=2, slow={1: 0.05}).write(tmp_path)))
+    summary = summary_of(
+        read(MadeUp(nodes=1, ranks_per_node=2, gpus_per_node=2, slow={1: 0.05}).write(tmp_path))
+    )
     explained = explain({}, ExplainOptions(channel="pmi"), None)
     for page, found in (("report.md", record(summary)), ("explain.md", explained.record)):
         tables = (REFERENCE / page).read_text()

@@ -12,11 +12,17 @@ import pytest
 from tests.conftest import ROOT
 from tests.support.starting import LONG, write
 
-SCRIPTS = [ROOT / ".ci" / "run", ROOT / "tests" / "environment.sh", *sorted((ROOT / "bin").iterdir())]
+SCRIPTS = [
+    ROOT / ".ci" / "run",
+    ROOT / "tests" / "environment.sh",
+    *sorted((ROOT / "bin").iterdir()),
+]
 
 
 def install(folder: Path, apt_get: str) -> subprocess.CompletedProcess[str]:
-    """Run ``install_system`` as root, as it seems, with this ``apt-get`` and TMPDIR in the folder."""
+    """Run ``install_system`` as root, as it seems, with this ``apt-get`` and TMPDIR in the
+    folder.
+    """
     commands = folder / "commands"
     for name, body in {"apt-get": apt_get, "id": "echo 0", "dpkg-query": "exit 1"}.items():
         write(commands / name, f"#!/bin/sh\n{body}\n").chmod(0o755)
@@ -25,7 +31,9 @@ def install(folder: Path, apt_get: str) -> subprocess.CompletedProcess[str]:
     program = ". tests/environment.sh; install_system no-such-package || echo returned $?"
     environ = {**os.environ, "PATH": f"{commands}:{os.environ['PATH']}", "TMPDIR": str(temporary)}
     command = ["bash", "-euc", program]
-    return subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True, timeout=LONG)
+    return subprocess.run(
+        command, cwd=ROOT, env=environ, capture_output=True, text=True, timeout=LONG
+    )
 
 
 def test_a_package_that_cannot_be_installed_is_named_and_the_log_is_kept(tmp_path: Path) -> None:

@@ -26,16 +26,24 @@ pytestmark = pytest.mark.slow
 
 PAGE = FOLDER / "README.md"
 NAMES = (*EXAMPLES, WANDB.file.removesuffix(".py"))
-LIMIT = 540.0  # seconds, which only what is broken reaches: an example takes two minutes on a busy machine
+# Seconds, which only what is broken reaches: an example takes two minutes on a busy machine.
+LIMIT = 540.0
 SHORT = ("simple", "mnist", "imbalanced")
-# Starts an example on one process by Python, and by srunddp: its figures, and the folder of the first.
+# Starts an example on one process by Python, and by srunddp: its figures, and the folder of the
+# first.
 StartedAlone = Callable[[str], tuple[Figures, Figures, Path]]
 
 
 def run_alone(*words: str) -> Outcome:
     """One process from its start to its end."""
-    variables = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "VIRTUAL_ENV": sys.prefix}
-    return outcome(subprocess.run(words, env=variables, capture_output=True, text=True, timeout=LIMIT))
+    variables = os.environ | {
+        "PYTHONPATH": str(ROOT),
+        "OMP_NUM_THREADS": "1",
+        "VIRTUAL_ENV": sys.prefix,
+    }
+    return outcome(
+        subprocess.run(words, env=variables, capture_output=True, text=True, timeout=LIMIT)
+    )
 
 
 @pytest.fixture(scope="module")
@@ -47,15 +55,22 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> StartedAlone:
         plain, ours = shared / f"{name}-python", shared / f"{name}-srunddp"
         by_python = run_alone(sys.executable, *EXAMPLES[name].words(shared, plain))
         by_srunddp = run_alone(SRUNDDP, *EXAMPLES[name].words(shared, ours))
-        return figures(EXAMPLES[name], by_python, plain), figures(EXAMPLES[name], by_srunddp, ours), plain
+        return (
+            figures(EXAMPLES[name], by_python, plain),
+            figures(EXAMPLES[name], by_srunddp, ours),
+            plain,
+        )
 
     return run
 
 
 @pytest.mark.parametrize(
-    "name", [name if name in SHORT else pytest.param(name, marks=pytest.mark.soak) for name in EXAMPLES]
+    "name",
+    [name if name in SHORT else pytest.param(name, marks=pytest.mark.soak) for name in EXAMPLES],
 )
-def test_an_example_gives_the_same_bits_by_python_and_by_srunddp(alone: StartedAlone, name: str) -> None:
+def test_an_example_gives_the_same_bits_by_python_and_by_srunddp(
+    alone: StartedAlone, name: str
+) -> None:
     plain, ours, _ = alone(name)
     assert plain == ours
 
@@ -64,7 +79,9 @@ def test_without_the_weights_rare_classes_are_found_less_often(alone: StartedAlo
     without = run_alone(sys.executable, str(FOLDER / "imbalanced.py"), "--weighted=false")
     assert without.code == 0, without.errors
     outputs = (alone("imbalanced")[0].output, without.output)
-    weighted, unweighted = (float(re.findall(r"of rare classes ([\d.]+) %", each)[0]) for each in outputs)
+    weighted, unweighted = (
+        float(re.findall(r"of rare classes ([\d.]+) %", each)[0]) for each in outputs
+    )
     assert weighted > unweighted + 20
 
 
@@ -74,10 +91,13 @@ def test_mnist_keeps_a_checkpoint_of_each_epoch(alone: StartedAlone) -> None:
     plain, _, folder = alone("mnist")
     files = sorted((folder / "checkpoints").glob("step-*.pt"))
     assert [torch.load(file)["epoch"] for file in files] == [1, 2, 3]
-    assert re.findall(r"^Epoch (\d) - loss [\d.]+, accuracy [\d.]+ %", plain.output, re.MULTILINE) == ["1", "2", "3"]
+    assert re.findall(
+        r"^Epoch (\d) - loss [\d.]+, accuracy [\d.]+ %", plain.output, re.MULTILINE
+    ) == ["1", "2", "3"]
 
 
-# Of the last rank; the steps after the signal take long enough for the ranks to agree before the end.
+# Of the last rank; the steps after the signal take long enough for the ranks to agree before the
+# end.
 SIGNAL = """
 import srunddp
 beats = 0
@@ -94,38 +114,67 @@ srunddp.heartbeat = heartbeat
 def train_in_shards(folder: Path, output_dir: Path, before: str = "", code: int = 0) -> list[str]:
     """What two ranks of the loop with FSDP print."""
     folder.mkdir()
-    words = [str(FOLDER / "fsdp_loop.py"), "--epochs=2", "--save-every=50", f"--output-dir={output_dir}"]
-    script = f"{before}\nimport runpy\nsys.argv = {words}\nrunpy.run_path(sys.argv[0], run_name='__main__')\n"
+    words = [
+        str(FOLDER / "fsdp_loop.py"),
+        "--epochs=2",
+        "--save-every=50",
+        f"--output-dir={output_dir}",
+    ]
+    script = (
+        f"{before}\nimport runpy\nsys.argv = {words}\nrunpy.run_path(sys.argv[0],"
+        " run_name='__main__')\n"
+    )
     ended = worlds.run(folder, script, size=2, variables={"OMP_NUM_THREADS": "1"})
     assert ended.codes == [code, code], ended.text
     return ended.printed[0].splitlines()
 
 
 def test_a_stopped_loop_with_fsdp_goes_on_to_the_same_losses(tmp_path: Path) -> None:
-    """One of two ranks gets the signal amid an epoch; the newest checkpoint lacks its last file, as after a kill."""
+    """One of two ranks gets the signal amid an epoch; the newest checkpoint lacks its last file, as
+    after a kill.
+    """
     lines = train_in_shards(tmp_path / "first", tmp_path / "whole")
-    assert [path.name for path in sorted((tmp_path / "whole").iterdir())] == ["step-00000050", "step-00000086"]
+    assert [path.name for path in sorted((tmp_path / "whole").iterdir())] == [
+        "step-00000050",
+        "step-00000086",
+    ]
     cut = tmp_path / "cut"
     before = train_in_shards(tmp_path / "second", cut, SIGNAL, code=75)
     assert 1 <= len(before) < len(lines) - 1
-    shutil.copytree(max(cut.iterdir()), cut / "step-00000085", ignore=shutil.ignore_patterns(".metadata"))
+    shutil.copytree(
+        max(cut.iterdir()), cut / "step-00000085", ignore=shutil.ignore_patterns(".metadata")
+    )
     assert before + train_in_shards(tmp_path / "third", cut) == lines
 
 
-SETTINGS = "--precision=bf16 --gradient_accumulation_steps=2 --max_grad_norm=1 --schedule=cosine --warmup_steps=2"
+SETTINGS = (
+    "--precision=bf16 --gradient_accumulation_steps=2 --max_grad_norm=1 --schedule=cosine"
+    " --warmup_steps=2"
+)
 
 
 def test_15_lines_are_enough_for_all_that_a_training_needs(tmp_path: Path) -> None:
-    """README's script on two ranks: besides these settings validation, the best and the last checkpoint, a resume."""
+    """README's script on two ranks: besides these settings validation, the best and the last
+    checkpoint, a resume.
+    """
     script = (ROOT / "README.md").read_text().split("```python\n")[1].split("```")[0]
     assert len([line for line in script.splitlines() if line]) <= 15
     for epochs in ("1", "2"):
         (tmp_path / epochs).mkdir()
-        words = [f"--epochs={epochs}", f"--output-dir={tmp_path}", "--resume=auto", *SETTINGS.split()]
+        words = [
+            f"--epochs={epochs}",
+            f"--output-dir={tmp_path}",
+            "--resume=auto",
+            *SETTINGS.split(),
+        ]
         ended = worlds.run(tmp_path / epochs, f"sys.argv[1:] = {words}\n{script}", size=2)
         assert ended.codes == [0, 0], ended.text
-        assert re.fullmatch(rf"Epoch {epochs} - loss .*, val loss .*, val accuracy .*\n", ended.printed[0])
-    assert {"best.pt", "step-00000008.pt"} <= {path.name for path in (tmp_path / "checkpoints").iterdir()}
+        assert re.fullmatch(
+            rf"Epoch {epochs} - loss .*, val loss .*, val accuracy .*\n", ended.printed[0]
+        )
+    assert {"best.pt", "step-00000008.pt"} <= {
+        path.name for path in (tmp_path / "checkpoints").iterdir()
+    }
 
 
 def test_what_is_to_be_short_is() -> None:
@@ -136,7 +185,9 @@ def test_what_is_to_be_short_is() -> None:
 
 
 def parse(words: list[str]) -> None:
-    """A command that starts srunddp or an example: its files are there, and its options are known."""
+    """A command that starts srunddp or an example: its files are there, and its options are
+    known.
+    """
     tool = next(word for word in words if word in ("srunddp", "python"))
     rest = words[words.index(tool) + 1 :]
     if tool == "srunddp":
@@ -151,7 +202,11 @@ def parse(words: list[str]) -> None:
 def commands(text: str) -> list[str]:
     """Of a docstring's or page's lines and of its tables."""
     found = [*re.findall(r"^    (\S.*)$", text, re.MULTILINE), *re.findall(r"`([^`]+)`", text)]
-    return [line for line in found if re.match(r"(srun .*srunddp|mpirun .*srunddp|srunddp|python) \S*\w", line)]
+    return [
+        line
+        for line in found
+        if re.match(r"(srun .*srunddp|mpirun .*srunddp|srunddp|python) \S*\w", line)
+    ]
 
 
 def said(where: str) -> list[str]:
@@ -164,7 +219,9 @@ def said(where: str) -> list[str]:
 
 
 @pytest.mark.parametrize("where", [*NAMES, "README"])
-def test_every_command_of_the_examples_names_existing_files(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_command_of_the_examples_names_existing_files(
+    where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(ROOT)
     for command in said(where):
         parse(shlex.split(command))

@@ -17,7 +17,8 @@ HEAVY = {"torch", "mpi4py", "numpy"}
 BIN = ROOT / "bin" / "srunddp"
 SCRIPT = """\
 import ctypes, importlib.util, os, pathlib
-ctypes.CDLL(str(pathlib.Path(importlib.util.find_spec('torch').origin).parent / 'lib' / 'libc10.so'))
+torch = pathlib.Path(importlib.util.find_spec('torch').origin).parent
+ctypes.CDLL(str(torch / 'lib' / 'libc10.so'))
 print(os.getpid())
 input()
 """
@@ -54,13 +55,19 @@ def test_private_names_of_other_packages_are_few() -> None:
     private = re.compile(r'(?:(?<!self)(?<!os)\.|import |getattr\(\w+, ")(_[A-Za-z]\w*)')
     texts = [path.read_text() for path in (ROOT / "srunddp" / "train").rglob("*.py")]
     used = {name for text in texts for name in private.findall(text) if f"self.{name}" not in text}
-    assert used - {"_make", "_replace"} == {*known.split(), "_step_supports_amp_scaling", "_update_count"}
+    assert used - {"_make", "_replace"} == {
+        *known.split(),
+        "_step_supports_amp_scaling",
+        "_update_count",
+    }
 
 
 @pytest.mark.slow
 def test_every_module_can_be_imported(tmp_path: Path) -> None:
     files = [path.relative_to(ROOT).with_suffix("") for path in (ROOT / "srunddp").rglob("*.py")]
-    names = sorted(".".join(file.parts) for file in files if file.stem not in ("__init__", "__main__"))
+    names = sorted(
+        ".".join(file.parts) for file in files if file.stem not in ("__init__", "__main__")
+    )
     program = f"import importlib; [importlib.import_module(name) for name in {names}]"
     done = python("-c", program, folder=tmp_path, PYTHONPATH=str(ROOT))
     assert done.returncode == 0, done.stderr
@@ -68,7 +75,14 @@ def test_every_module_can_be_imported(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "arguments",
-    ["--explain", "explain", "explain --env env", "sbatch train.py", "triage log", "report --text logs"],
+    [
+        "--explain",
+        "explain",
+        "explain --env env",
+        "sbatch train.py",
+        "triage log",
+        "report --text logs",
+    ],
 )
 def test_before_and_after_a_run_nothing_heavy_is_imported(tmp_path: Path, arguments: str) -> None:
     write(tmp_path / "env", "".join(f"{name}={value}\n" for name, value in slurm(1).items()))
@@ -95,19 +109,27 @@ def maps(process: int) -> str:
 
 
 @pytest.mark.parametrize("world_size", [1, 2])
-def test_supervisors_of_running_scripts_have_no_torch_in_memory(tmp_path: Path, world_size: int) -> None:
+def test_supervisors_of_running_scripts_have_no_torch_in_memory(
+    tmp_path: Path, world_size: int
+) -> None:
     """The script loads one of torch's libraries, so that the look is known to find it."""
     write(tmp_path / "train.py", SCRIPT)
     with ExitStack() as stack:
         ranks = [
-            stack.enter_context(started("--quiet", "train.py", folder=tmp_path, **slurm(rank, world_size)))
+            stack.enter_context(
+                started("--quiet", "train.py", folder=tmp_path, **slurm(rank, world_size))
+            )
             for rank in range(world_size)
         ]
         for rank in ranks:
             worker = int(read_line(rank))
             assert "/torch/lib/libc10.so" in maps(worker)
-            assert Path(f"/proc/{worker}/stat").read_text().rpartition(")")[2].split()[1] == str(rank.pid)
-            assert not re.search(r"torch|libmpi|mpi4py|numpy", maps(rank.pid).replace(sys.prefix, ""))
+            assert Path(f"/proc/{worker}/stat").read_text().rpartition(")")[2].split()[1] == str(
+                rank.pid
+            )
+            assert not re.search(
+                r"torch|libmpi|mpi4py|numpy", maps(rank.pid).replace(sys.prefix, "")
+            )
         for rank in ranks:
             print(file=rank.stdin, flush=True)
         assert [ended(rank)[0] for rank in ranks] == [0] * world_size

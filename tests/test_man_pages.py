@@ -1,4 +1,6 @@
-"""The manual pages are those of this code, man shows them without a warning, and a wheel has them."""
+"""The manual pages are those of this code, man shows them without a warning, and a wheel has
+them.
+"""
 
 from __future__ import annotations
 
@@ -71,11 +73,20 @@ def test_a_wheel_has_the_pages_and_the_data(tmp_path: Path) -> None:
     for name in ("srunddp", "bin", "etc", "docs/man"):
         shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
     build = "import sys; from setuptools import build_meta; build_meta.build_wheel(sys.argv[1])"
-    done = subprocess.run([sys.executable, "-c", build, "dist"], cwd=tmp_path, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", build, "dist"], cwd=tmp_path, capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr
     (wheel,) = (tmp_path / "dist").iterdir()
     names = set(zipfile.ZipFile(wheel).namelist())
-    package = {str(path.relative_to(tmp_path)) for path in (tmp_path / "srunddp").rglob("*") if path.is_file()}
+    package = {
+        str(path.relative_to(tmp_path))
+        for path in (tmp_path / "srunddp").rglob("*")
+        if path.is_file()
+    }
     assert package - names == set()
     data = {name.partition(".data/data/")[2] for name in names} - {""}
-    assert data == {"etc/srunddp/ifaces.conf", *(f"share/man/{page.relative_to(MAN)}" for page in ALL)}
+    assert data == {
+        "etc/srunddp/ifaces.conf",
+        *(f"share/man/{page.relative_to(MAN)}" for page in ALL),
+    }

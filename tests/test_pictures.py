@@ -1,4 +1,6 @@
-"""The pictures of the documentation are drawn from their sources, fit on a page, and stand on one."""
+"""The pictures of the documentation are drawn from their sources, fit on a page, and stand on
+one.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ NAME = re.compile(r"[\w./-]+\.(?:svg|png)\b")
 
 @pytest.mark.parametrize("source", sources(), ids=lambda path: path.name)
 def test_a_picture_is_of_its_source(source: Path) -> None:
-    assert f"<!-- made from {checksum(source)} -->" in source.with_suffix(".svg").read_text(), REFRESH
+    assert f"<!-- made from {checksum(source)} -->" in source.with_suffix(".svg").read_text(), (
+        REFRESH
+    )
 
 
 def test_every_svg_has_a_source() -> None:
@@ -28,7 +32,9 @@ def test_every_svg_has_a_source() -> None:
 
 @pytest.mark.parametrize("picture", SHOWN, ids=lambda path: path.name)
 def test_a_page_shows_a_picture(picture: Path) -> None:
-    assert picture in {(page.parent / name).resolve() for page in PAGES for name in NAME.findall(page.read_text())}
+    assert picture in {
+        (page.parent / name).resolve() for page in PAGES for name in NAME.findall(page.read_text())
+    }
 
 
 @pytest.mark.parametrize("source", sources(), ids=lambda path: path.name)

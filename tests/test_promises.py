@@ -1,4 +1,6 @@
-"""Each promise of README.md has a test, and tests/README.md says which: neither can change without the other."""
+"""Each promise of README.md has a test, and tests/README.md says which: neither can change without
+the other.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ def known() -> dict[str, KnownTest]:
 def promises_nothing() -> list[str]:
     """What tests/README.md lists as parts of README.md that no test can show."""
     listed = GUIDE.read_text().partition("## What promises nothing")[2]
-    return [as_text(line.partition(":")[0]) for line in listed.splitlines() if line.startswith("- ")]
+    return [
+        as_text(line.partition(":")[0]) for line in listed.splitlines() if line.startswith("- ")
+    ]
 
 
 def test_each_test_of_the_table_is_there(table: list[Row], known: dict[str, KnownTest]) -> None:
@@ -35,8 +39,14 @@ def test_each_test_of_the_table_is_there(table: list[Row], known: dict[str, Know
     assert [row.test for row in table if row.test not in known] == []
 
 
-def test_the_table_names_the_first_tier_of_each_test(table: list[Row], known: dict[str, KnownTest]) -> None:
-    wrong = {row.test: known[row.test].tier for row in table if row.test in known and known[row.test].tier != row.tier}
+def test_the_table_names_the_first_tier_of_each_test(
+    table: list[Row], known: dict[str, KnownTest]
+) -> None:
+    wrong = {
+        row.test: known[row.test].tier
+        for row in table
+        if row.test in known and known[row.test].tier != row.tier
+    }
     assert wrong == {}, REFRESH
 
 
@@ -55,7 +65,9 @@ def test_each_part_of_the_readme_has_a_row_or_promises_nothing(table: list[Row])
 def test_what_promises_nothing_is_on_the_readme() -> None:
     text = [*blocks(README.read_text())]
     assert promises_nothing()
-    assert [quote for quote in promises_nothing() if not any(quote in block for block in text)] == []
+    assert [
+        quote for quote in promises_nothing() if not any(quote in block for block in text)
+    ] == []
 
 
 def test_the_gate_shows_each_promise(table: list[Row], known: dict[str, KnownTest]) -> None:
@@ -68,14 +80,22 @@ def test_the_gate_shows_each_promise(table: list[Row], known: dict[str, KnownTes
     assert [quote for quote, shown in in_the_gate.items() if not shown] == []
 
 
-def test_what_is_marked_for_the_gate_shows_a_promise(table: list[Row], known: dict[str, KnownTest]) -> None:
-    """The gate has a quarter of an hour: what it runs of Slurm and mpirun is what the promises need."""
+def test_what_is_marked_for_the_gate_shows_a_promise(
+    table: list[Row], known: dict[str, KnownTest]
+) -> None:
+    """The gate has a quarter of an hour: what it runs of Slurm and mpirun is what the promises
+    need.
+    """
     named = {row.test for row in table}
-    assert [name for name, test in known.items() if test.is_for_the_gate and name not in named] == []
+    assert [
+        name for name, test in known.items() if test.is_for_the_gate and name not in named
+    ] == []
 
 
 @pytest.mark.parametrize("need", ["slurm", "mpirun"])
-def test_each_test_of_a_folder_is_marked_with_what_it_needs(need: str, known: dict[str, KnownTest]) -> None:
+def test_each_test_of_a_folder_is_marked_with_what_it_needs(
+    need: str, known: dict[str, KnownTest]
+) -> None:
     """The gate would run one without a marker, as if it needed nothing."""
     inside = [test for name, test in known.items() if name.startswith(f"tests/{need}/")]
     assert len(inside) > 10

@@ -15,7 +15,11 @@ README = (ROOT / "README.md").read_text()
 def argument(name: str) -> object:
     """The value of an argument of ``setup()`` that is written out."""
     tree = ast.parse((ROOT / "setup.py").read_text())
-    [call] = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and ast.unparse(node.func) == "setup"]
+    [call] = [
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "setup"
+    ]
     [value] = [keyword.value for keyword in call.keywords if keyword.arg == name]
     found: object = ast.literal_eval(value)
     return found
@@ -38,7 +42,9 @@ def test_a_torch_that_is_new_enough_stays() -> None:
     assert ranges(argument("install_requires"))["torch"] == f">={oldest}"
     extras = argument("extras_require")
     assert isinstance(extras, dict)
-    assert [extra for extra, requirements in extras.items() if "torch" in ranges(requirements)] == []
+    assert [
+        extra for extra, requirements in extras.items() if "torch" in ranges(requirements)
+    ] == []
 
 
 def test_the_readme_names_all_that_is_added() -> None:

@@ -1,4 +1,6 @@
-"""A step is one write into memory that the supervisor reads, and nothing at all where there is none."""
+"""A step is one write into memory that the supervisor reads, and nothing at all where there is
+none.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ from tests.support.starting import until
 
 @pytest.fixture
 def ours(request: pytest.FixtureRequest) -> Iterator[TelemetryPage]:
-    """A page for this process and those that it forks; one that is recorded where a test asks for `recording`."""
+    """A page for this process and those that it forks; one that is recorded where a test asks for
+    `recording`.
+    """
     found = TelemetryPage(recording="recording" in request.fixturenames)
     install(found)
     yield found
@@ -61,7 +65,10 @@ def test_a_reader_amid_a_write_finds_no_figure_lower_than_before(recording: Tele
         end, found = time.monotonic() + 1.0, (0.0,) * 8
         while time.monotonic() < end:
             before, found = found, (recording.read(), *recording.read_steps())
-            assert all(now >= then for now, then in zip(found, before, strict=True)), (before, found)
+            assert all(now >= then for now, then in zip(found, before, strict=True)), (
+                before,
+                found,
+            )
     finally:
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)

@@ -33,7 +33,8 @@ def own_folders(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "pytest.ini").write_text("[pytest]\n")
     monkeypatch.setattr(tiers, "BUILD", tmp_path / "build")
     monkeypatch.setattr(tiers, "ROOT", tmp_path)
-    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")  # hypothesis and the others take a second to import
+    # hypothesis and the others take a second to import.
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
 
 
 def tier_of(folder: Path, *files: str) -> Tier:
@@ -43,7 +44,9 @@ def tier_of(folder: Path, *files: str) -> Tier:
     return Tier(((pytest_step("tests"),),), second_run=PYTEST)
 
 
-def test_a_test_that_fails_twice_fails_the_gate(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_test_that_fails_twice_fails_the_gate(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     assert run("gate", tier_of(tmp_path, PASSES, FAILS)) == 1
     printed = capfd.readouterr().out
     assert printed.count("found 42") == 2
@@ -51,10 +54,15 @@ def test_a_test_that_fails_twice_fails_the_gate(tmp_path: Path, capfd: pytest.Ca
     assert printed.splitlines()[-1] == "gate: failed"
 
 
-def test_a_test_that_passes_by_itself_is_named_as_flaky(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_test_that_passes_by_itself_is_named_as_flaky(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     assert run("gate", tier_of(tmp_path, PASSES, FLAKY, FLAKY)) == 0
     lines = capfd.readouterr().out.splitlines()
-    assert [line.split(":")[0] for line in lines if line.startswith("FLAKY")] == ["FLAKY test_1.py", "FLAKY test_2.py"]
+    assert [line.split(":")[0] for line in lines if line.startswith("FLAKY")] == [
+        "FLAKY test_1.py",
+        "FLAKY test_2.py",
+    ]
     assert lines[-1] == "gate: passed"
 
 
@@ -75,7 +83,9 @@ def test_a_run_without_any_test_fails_the_gate(tmp_path: Path) -> None:
     assert run("gate", tier_of(tmp_path)) == 1
 
 
-def test_a_tool_that_finds_a_fault_fails_the_gate(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_tool_that_finds_a_fault_fails_the_gate(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     lint = Step("lint", (sys.executable, "-c", "print('unused import'); raise SystemExit(3)"))
     tier = tier_of(tmp_path, PASSES)
     assert run("gate", Tier(((*tier.stages[0], lint),), tier.second_run)) == 1
@@ -88,13 +98,20 @@ def test_steps_of_a_stage_run_at_the_same_time(tmp_path: Path) -> None:
     """Each waits for the file that the other one writes."""
     program = "import sys, time\nfrom pathlib import Path\nPath(sys.argv[1]).touch()\n"
     program += "end = time.monotonic() + 60\n"
-    program += "while not Path(sys.argv[2]).exists():\n    assert time.monotonic() < end\n    time.sleep(0.01)\n"
+    program += (
+        "while not Path(sys.argv[2]).exists():\n    assert time.monotonic() < end\n   "
+        " time.sleep(0.01)\n"
+    )
     first = Step("first", (sys.executable, "-c", program, str(tmp_path / "a"), str(tmp_path / "b")))
-    second = Step("second", (sys.executable, "-c", program, str(tmp_path / "b"), str(tmp_path / "a")))
+    second = Step(
+        "second", (sys.executable, "-c", program, str(tmp_path / "b"), str(tmp_path / "a"))
+    )
     assert run("gate", Tier(((first, second),))) == 0
 
 
-def test_the_summary_says_what_the_tier_cost(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_the_summary_says_what_the_tier_cost(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     run("quick", tier_of(tmp_path, PASSES))
     assert "wall time 0 min" in capfd.readouterr().out
 
@@ -108,7 +125,12 @@ def test_each_step_of_a_tier_has_a_name_of_its_own(name: str) -> None:
 
 def test_to_collect_the_quick_tier_imports_no_torch() -> None:
     """Each of its processes collects all of it, and torch takes 2 s of CPU time in each."""
-    program = "import pytest, sys; pytest.main(['--quick', '--collect-only', '-q']); sys.exit('torch' in sys.modules)"
-    done = subprocess.run((sys.executable, "-c", program), cwd=ROOT, capture_output=True, text=True, timeout=LONG)
+    program = (
+        "import pytest, sys; pytest.main(['--quick', '--collect-only', '-q']); sys.exit('torch' in"
+        " sys.modules)"
+    )
+    done = subprocess.run(
+        (sys.executable, "-c", program), cwd=ROOT, capture_output=True, text=True, timeout=LONG
+    )
     assert done.returncode == 0, done.stdout
     assert "tests/test_main.py::" in done.stdout

@@ -63,7 +63,11 @@ def jobs(path: Path) -> Iterator[Job]:
 
 def commands(name: str) -> set[str]:
     """All commands of the workflow of this name."""
-    return {command for job in jobs(ROOT / ".github" / "workflows" / f"{name}.yml") for command in job.commands}
+    return {
+        command
+        for job in jobs(ROOT / ".github" / "workflows" / f"{name}.yml")
+        for command in job.commands
+    }
 
 
 @each_workflow
@@ -109,7 +113,9 @@ def test_a_push_to_a_pull_request_starts_one_run() -> None:
 
 def test_every_tier_is_run_by_some_workflow() -> None:
     assert {".ci/run", "bin/test --quick"} <= commands("tests")
-    assert {"bin/test", "bin/test --docs", "bin/test --interop", "bin/test --quick"} <= commands("nightly")
+    assert {"bin/test", "bin/test --docs", "bin/test --interop", "bin/test --quick"} <= commands(
+        "nightly"
+    )
     assert "bin/test --soak" in commands("weekly")
 
 

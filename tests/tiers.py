@@ -1,4 +1,5 @@
-"""Run a tier of the tests: its steps, those of one stage at the same time, and a summary with what it cost.
+"""Run a tier of the tests: its steps, those of one stage at the same time, and a summary with what
+it cost.
 
 ``python -m tests.tiers quick | gate | all``; bin/test sets everything up first and calls this.
 """
@@ -18,14 +19,17 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 BUILD = ROOT / "build" / "tiers"
 
-# Tests wait more than they compute, so there are more processes than cores. Each cluster has some 30 daemons.
+# Tests wait more than they compute, so there are more processes than cores. Each cluster has some
+# 30 daemons.
 CORES = os.cpu_count() or 1
 PROCESSES = min(2 * CORES, 8)
 CLUSTERS = min(CORES, 3)
 
-# A gate that needed more than this many second runs fails: so many tests that fail now and then hide a real defect.
+# A gate that needed more than this many second runs fails: so many tests that fail now and then
+# hide a real defect.
 MOST_FLAKY = 2
-# When this many tests have failed, the gate has failed whatever a second run says. A few are still run, as a hint.
+# When this many tests have failed, the gate has failed whatever a second run says. A few are still
+# run, as a hint.
 MOST_SECOND_RUNS = 5
 
 PYTEST = (sys.executable, "-m", "pytest")
@@ -52,9 +56,10 @@ class Tier:
     """What ``bin/test`` runs in one go.
 
     Attributes:
-        stages: Steps of one stage run at the same time; a stage begins when the one before it has ended.
-        second_run: The words that, followed by a node id, run a test that failed once more by itself; empty where
-            a failure is final.
+        stages: Steps of one stage run at the same time; a stage begins when the one before it has
+            ended.
+        second_run: The words that, followed by a node id, run a test that failed once more by
+            itself; empty where a failure is final.
     """
 
     stages: tuple[tuple[Step, ...], ...]
@@ -67,7 +72,8 @@ class Outcome:
 
     Attributes:
         broken: Steps that failed otherwise than by tests that failed.
-        failed: Tests that failed, by pytest's node ids; where they were run again, those that failed again.
+        failed: Tests that failed, by pytest's node ids; where they were run again, those that
+            failed again.
         flaky: Tests that failed, and passed when they were run again.
         lines: The closing line of each run of pytest.
     """
@@ -99,13 +105,20 @@ def pytest_step(name: str, *arguments: str, processes: int = 0) -> Step:
     Args:
         name: The name of the step.
         arguments: Options and paths for pytest.
-        processes: How many processes run tests at the same time; with 0 pytest itself runs one after the other.
+        processes: How many processes run tests at the same time; with 0 pytest itself runs one
+            after the other.
     """
     cache = BUILD / f"{name}.cache"
     command = [*PYTEST, "-o", f"cache_dir={cache}", "--durations=10", *arguments]
     if processes:
         # In the order of tests/conftest.py, which begins with the slow modules.
-        command += ["--numprocesses", str(processes), "--dist", "loadscope", "--no-loadscope-reorder"]
+        command += [
+            "--numprocesses",
+            str(processes),
+            "--dist",
+            "loadscope",
+            "--no-loadscope-reorder",
+        ]
     return Step(name, tuple(command), cache)
 
 
@@ -120,7 +133,9 @@ def tiers(options: tuple[str, ...] = ()) -> dict[str, Tier]:
     alone = ("-m", "alone", *options)
     many = "--hypothesis-profile=many"
     return {
-        "quick": Tier(((pytest_step("tests", "--quick", *options, processes=PROCESSES), *tools()),)),
+        "quick": Tier(
+            ((pytest_step("tests", "--quick", *options, processes=PROCESSES), *tools()),)
+        ),
         "gate": Tier(
             (
                 (
@@ -149,9 +164,12 @@ def machine_cpu_seconds() -> float:
     """The CPU time that all processes of this machine have taken since it started.
 
     A cluster's daemons are nobody's children, so the time of our own children would leave them out.
-    Source: proc_stat(5); idle time, waiting for a disk and time stolen by a hypervisor do not count.
+    Source: proc_stat(5); idle time, waiting for a disk and time stolen by a hypervisor do not
+    count.
     """
-    user, nice, system, _idle, _iowait, irq, softirq = map(int, Path("/proc/stat").read_text().split()[1:8])
+    user, nice, system, _idle, _iowait, irq, softirq = map(
+        int, Path("/proc/stat").read_text().split()[1:8]
+    )
     return (user + nice + system + irq + softirq) / os.sysconf("SC_CLK_TCK")
 
 
@@ -166,16 +184,19 @@ def run_step(step: Step, live: bool) -> int:
 
     Args:
         step: The step.
-        live: Whether its output is shown as it comes. Else it is shown as a whole when the step has ended, as two
-            runs of pytest would write into each other's lines.
+        live: Whether its output is shown as it comes. Else it is shown as a whole when the step has
+            ended, as two runs of pytest would write into each other's lines.
     """
     log = BUILD / f"{step.name}.log"
     with (
         log.open("w") as file,
-        subprocess.Popen(step.command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process,
+        subprocess.Popen(
+            step.command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+        ) as process,
     ):
         assert process.stdout
-        # A read that returns what is there, so that the dots of a live step do not wait for the end of their line.
+        # A read that returns what is there, so that the dots of a live step do not wait for the end
+        # of their line.
         while piece := os.read(process.stdout.fileno(), 65536):
             file.write(piece.decode(errors="replace"))
             if live:
@@ -196,7 +217,9 @@ def failed_tests(cache: Path) -> list[str]:
 
 
 def run_stage(stage: tuple[Step, ...], outcome: Outcome) -> None:
-    """Run the steps of a stage at the same time, the first one with its output shown as it comes."""
+    """Run the steps of a stage at the same time, the first one with its output shown as it
+    comes.
+    """
     codes: dict[str, int] = {}
 
     def run(step: Step, live: bool) -> None:
@@ -217,7 +240,9 @@ def judge(step: Step, code: int, outcome: Outcome) -> None:
         outcome.lines.append(f"{step.name}: {closing_line(BUILD / f'{step.name}.log')}")
     if code == 0:
         return
-    failed = failed_tests(step.cache) if step.cache is not None and code == PYTEST_SOME_FAILED else []
+    failed = (
+        failed_tests(step.cache) if step.cache is not None and code == PYTEST_SOME_FAILED else []
+    )
     outcome.failed += failed
     if not failed:
         outcome.broken.append(f"{step.name} ended with exit code {code}")
@@ -247,11 +272,15 @@ def summary(name: str, outcome: Outcome, wall: float, cpu: float) -> str:
     lines = ["", f"In all, {name}:", *outcome.lines]
     lines += [f"FAILED {test}" for test in outcome.failed]
     lines += [f"BROKEN {step}" for step in outcome.broken]
-    lines += [f"FLAKY {test}: failed, and passed when it was run again by itself" for test in outcome.flaky]
+    lines += [
+        f"FLAKY {test}: failed, and passed when it was run again by itself"
+        for test in outcome.flaky
+    ]
     if len(outcome.flaky) > MOST_FLAKY:
         lines.append(f"{len(outcome.flaky)} tests are flaky; the gate allows {MOST_FLAKY}")
     lines.append(
-        f"wall time {minutes(wall)}, CPU time {minutes(cpu)} of all processes on this machine; set-up not included"
+        f"wall time {minutes(wall)}, CPU time {minutes(cpu)} of all processes on this machine;"
+        " set-up not included"
     )
     lines.append(f"{name}: {'passed' if outcome.passed else 'failed'}")
     return "\n".join(lines)
@@ -268,7 +297,10 @@ def run(name: str, tier: Tier) -> int:
         run_stage(stage, outcome)
     if tier.second_run:
         run_again(tier.second_run, outcome)
-    print(summary(name, outcome, time.monotonic() - began, machine_cpu_seconds() - cpu_before), flush=True)
+    print(
+        summary(name, outcome, time.monotonic() - began, machine_cpu_seconds() - cpu_before),
+        flush=True,
+    )
     return 0 if outcome.passed else 1
 
 

@@ -21,10 +21,15 @@ class Trained:
     folder: Path
 
     def steps(self, start: int) -> list[dict[int, list[int]]]:
-        """Of each rank in that start: its samples by step. A line that is being written is left out."""
+        """Of each rank in that start: its samples by step. A line that is being written is left
+        out.
+        """
         files = sorted(self.folder.glob(f"samples.{start}.?"))
         lines = [file.read_text().rpartition("\n")[0].splitlines() for file in files]
-        return [{step: samples for step, *samples in (map(int, line.split()) for line in of_rank)} for of_rank in lines]
+        return [
+            {step: samples for step, *samples in (map(int, line.split()) for line in of_rank)}
+            for of_rank in lines
+        ]
 
     def trains(self, start: int = 0, ranks: int = 2) -> bool:
         """Whether all ranks have made some steps."""
@@ -39,15 +44,23 @@ class Trained:
     def epochs(self) -> list[dict[str, Any]]:
         """The figures of each, without the time."""
         lines = map(json.loads, (self.folder / "metrics.jsonl").read_text().splitlines())
-        return [{name: line[name] for name in line if name != "time"} for line in lines if line["kind"] == "epoch"]
+        return [
+            {name: line[name] for name in line if name != "time"}
+            for line in lines
+            if line["kind"] == "epoch"
+        ]
 
     def wrong(self, stopped: int, epochs: int) -> list[str]:
         """What is lost or twice there, of a training that stopped after a step and went on."""
         first, second = self.steps(0), self.steps(1)
-        seen = Counter(sample for steps in first + second for samples in steps.values() for sample in samples)
+        seen = Counter(
+            sample for steps in first + second for samples in steps.values() for sample in samples
+        )
         checks = {
-            "all ranks stopped after that step": [max(steps, default=0) for steps in first] == [stopped] * len(first),
-            "all ranks went on behind it": [min(steps, default=0) for steps in second] == [stopped + 1] * len(first),
+            "all ranks stopped after that step": [max(steps, default=0) for steps in first]
+            == [stopped] * len(first),
+            "all ranks went on behind it": [min(steps, default=0) for steps in second]
+            == [stopped + 1] * len(first),
             "every sample once an epoch": seen == dict.fromkeys(range(SAMPLES), epochs),
         }
         return [name for name, holds in checks.items() if not holds]
@@ -58,6 +71,9 @@ class Trained:
         checks = {
             "each step's samples": both == whole.steps(0),
             "figures of the epochs": self.epochs() == whole.epochs(),
-            "weights to the bit": self.weights() == whole.weights() and len(set(self.weights())) == 1,
+            "weights to the bit": self.weights() == whole.weights()
+            and len(set(self.weights())) == 1,
         }
-        return self.wrong(stopped, len(whole.epochs())) + [name for name, holds in checks.items() if not holds]
+        return self.wrong(stopped, len(whole.epochs())) + [
+            name for name, holds in checks.items() if not holds
+        ]

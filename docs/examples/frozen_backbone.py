@@ -1,4 +1,5 @@
-"""A frozen backbone with BatchNorm, in evaluation mode throughout, and a head that is trained on few samples.
+"""A frozen backbone with BatchNorm, in evaluation mode throughout, and a head that is trained on
+few samples.
 
 Start it on a cluster, under MPI, or alone:
 
@@ -6,8 +7,9 @@ Start it on a cluster, under MPI, or alone:
     mpirun -n 2 srunddp docs/examples/frozen_backbone.py
     python docs/examples/frozen_backbone.py
 
-The backbone learns scikit-learn's handwritten digits from 0 to 4, then a new head those from 5 to 9, of which there are
-ten each to train with. Trainer leaves modules as they were: what is in evaluation mode keeps its statistics.
+The backbone learns scikit-learn's handwritten digits from 0 to 4, then a new head those from 5 to
+9, of which there are ten each to train with. Trainer leaves modules as they were: what is in
+evaluation mode keeps its statistics.
 """
 
 from dataclasses import dataclass, replace
@@ -35,14 +37,22 @@ class Settings(srunddp.Config):
 
 
 def convolution(inputs: int, outputs: int) -> nn.Module:
-    return nn.Sequential(nn.Conv2d(inputs, outputs, 3, padding=1), nn.BatchNorm2d(outputs), nn.ReLU(), nn.MaxPool2d(2))
+    return nn.Sequential(
+        nn.Conv2d(inputs, outputs, 3, padding=1),
+        nn.BatchNorm2d(outputs),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+    )
 
 
 def main() -> None:
     settings = srunddp.read_config(Settings)
     torch.manual_seed(0)
     digits = load_digits()
-    images, classes = torch.tensor(digits.images[:, None] / 16, dtype=torch.float32), torch.tensor(digits.target)
+    images, classes = (
+        torch.tensor(digits.images[:, None] / 16, dtype=torch.float32),
+        torch.tensor(digits.target),
+    )
     known, rows = classes < 5, (classes >= 5).nonzero().flatten()
     few = torch.cat([rows[classes[rows] == name][:10] for name in range(5, 10)])
     others = rows[~torch.isin(rows, few)]
@@ -53,7 +63,9 @@ def main() -> None:
             model = nn.Sequential(backbone, head)
             wanted = [each for each in model.parameters() if each.requires_grad]
             optimizer, loss = torch.optim.Adam(wanted, lr=settings.lr), nn.CrossEntropyLoss()
-            return srunddp.Trainer(model, optimizer, loss, config, world=world, metrics={"accuracy": accuracy})
+            return srunddp.Trainer(
+                model, optimizer, loss, config, world=world, metrics={"accuracy": accuracy}
+            )
 
         before = replace(settings, epochs=3, output_dir=None)
         trainer(nn.Linear(32 * 4, 5), before).fit(TensorDataset(images[known], classes[known]))

@@ -1,12 +1,14 @@
-"""A loop of one's own for a model in shards: torch's ``fully_shard`` (FSDP2) and torch.distributed.checkpoint.
+"""A loop of one's own for a model in shards: torch's ``fully_shard`` (FSDP2) and
+torch.distributed.checkpoint.
 
     srun --nodes=2 --ntasks-per-node=4 srunddp docs/examples/fsdp_loop.py --output-dir=runs/fsdp
     mpirun -n 2 srunddp docs/examples/fsdp_loop.py
     python docs/examples/fsdp_loop.py
 
-Each rank keeps a part of each parameter, of its gradient and of the optimizer's state, and gathers the layers one by
-one. It writes its part of a checkpoint, so all nodes have to see ``--output-dir``. A signal, or the job's end, stops
-all ranks after the same step. Started again, on any number of ranks, the loop goes on from the newest checkpoint.
+Each rank keeps a part of each parameter, of its gradient and of the optimizer's state, and gathers
+the layers one by one. It writes its part of a checkpoint, so all nodes have to see
+``--output-dir``. A signal, or the job's end, stops all ranks after the same step. Started again, on
+any number of ranks, the loop goes on from the newest checkpoint.
 """
 
 import shutil
@@ -41,7 +43,8 @@ def main() -> None:
         model, optimizer = build(world, settings.lr)
         inputs = torch.tensor(digits.images / 16, dtype=torch.float32, device=world.device)
         targets = torch.tensor(digits.target, device=world.device)
-        samples, per_step = 1400, settings.batch_size * world.world_size  # the other images are to validate with
+        # The other images are to validate with.
+        samples, per_step = 1400, settings.batch_size * world.world_size
         steps_per_epoch = samples // per_step
         done = load(settings.output_dir, model, optimizer)
         for step in range(done + 1, settings.epochs * steps_per_epoch + 1):
@@ -56,9 +59,14 @@ def main() -> None:
             srunddp.heartbeat()
             if step % 10 == 0:
                 dist.all_reduce(mean := loss.detach() / world.world_size)
-                print(f"step {step}: loss {float(mean):.6f}\n" if world.rank == 0 else "", end="", flush=True)
+                print(
+                    f"step {step}: loss {float(mean):.6f}\n" if world.rank == 0 else "",
+                    end="",
+                    flush=True,
+                )
             if preemption.should_stop():
-                preemption.stop(step, save(settings.output_dir, step, model, optimizer))  # ends all ranks
+                # Ends all ranks.
+                preemption.stop(step, save(settings.output_dir, step, model, optimizer))
             if step % settings.save_every == 0 or step % steps_per_epoch == 0:
                 save(settings.output_dir, step, model, optimizer)
         with torch.no_grad():  # on all ranks, which gather the layers together
@@ -70,7 +78,9 @@ def main() -> None:
 def build(world: srunddp.World, lr: float) -> tuple[nn.Module, torch.optim.Optimizer]:
     """A Transformer whose tokens are an image's rows; each of its layers is gathered by itself."""
     torch.manual_seed(0)  # the same values on all ranks, each of which keeps its part
-    layers = [nn.TransformerEncoderLayer(32, 4, 64, dropout=0.0, batch_first=True) for _ in range(2)]
+    layers = [
+        nn.TransformerEncoderLayer(32, 4, 64, dropout=0.0, batch_first=True) for _ in range(2)
+    ]
     model = nn.Sequential(nn.Linear(8, 32), *layers, nn.Flatten(), nn.Linear(8 * 32, 10))
     mesh = init_device_mesh(world.device.type, (world.world_size,))
     for module in (*layers, model):

@@ -1,6 +1,7 @@
 """A GAN in a loop of one's own, without Trainer: two models, and two optimizers in turn.
 
-The generator makes points of a ring in the plane from noise; the discriminator tells them from those of the data:
+The generator makes points of a ring in the plane from noise; the discriminator tells them from
+those of the data:
     srun --ntasks-per-node=2 srunddp docs/examples/gan.py --output-dir=runs/gan
     mpirun -n 2 srunddp docs/examples/gan.py
     python docs/examples/gan.py
@@ -36,9 +37,14 @@ def train(world: srunddp.World, preemption: Preemption, settings: Settings) -> n
     torch.manual_seed(0)
     angles, radii = 2 * pi * torch.rand(8000), 1 + SPREAD * torch.randn(8000)
     ring = TensorDataset(torch.stack([radii * angles.cos(), radii * angles.sin()], dim=1))
-    models = generator, discriminator = network(NOISE, 2).to(world.device), network(2, 1).to(world.device)
+    models = generator, discriminator = (
+        network(NOISE, 2).to(world.device),
+        network(2, 1).to(world.device),
+    )
     ddp_generator, ddp_discriminator = map(DistributedDataParallel, models)
-    adam_generator, adam_discriminator = (torch.optim.Adam(m.parameters(), 1e-3, betas=(0.5, 0.9)) for m in models)
+    adam_generator, adam_discriminator = (
+        torch.optim.Adam(m.parameters(), 1e-3, betas=(0.5, 0.9)) for m in models
+    )
     loader = DistributedDataLoader(ring, world, batch_size=64)
     checkpoints, step = CheckpointManager(f"{settings.output_dir}/checkpoints", world), 0
     parts = {"generator": generator, "discriminator": discriminator, "loader": loader}
@@ -53,7 +59,8 @@ def train(world: srunddp.World, preemption: Preemption, settings: Settings) -> n
         noise = torch.randn(2, len(real), NOISE, device=real.device)
         with torch.no_grad():
             made = generator(noise[0])
-        score_real, score_made = ddp_discriminator(torch.stack([real, made]))  # one forward for each backward
+        # One forward for each backward.
+        score_real, score_made = ddp_discriminator(torch.stack([real, made]))
         update(adam_discriminator, (softplus(-score_real) + softplus(score_made)).mean() * scale)
         discriminator.requires_grad_(False)  # its gradients are not wanted here, nor shared
         update(adam_generator, softplus(-discriminator(ddp_generator(noise[1]))).mean() * scale)
@@ -65,7 +72,8 @@ def train(world: srunddp.World, preemption: Preemption, settings: Settings) -> n
 
     torch.manual_seed(world.rank)  # each rank draws noise of its own
     if state := checkpoints.load("auto"):
-        learn(torch.zeros(2, 2, device=world.device), 1.0)  # the first backward sums in another order than later ones
+        # The first backward sums in another order than later ones.
+        learn(torch.zeros(2, 2, device=world.device), 1.0)
         for name, part in parts.items():
             part.load_state_dict(state[name])
         step = state["step"]
@@ -85,12 +93,20 @@ def train(world: srunddp.World, preemption: Preemption, settings: Settings) -> n
 
 @torch.no_grad()
 def judge(generator: nn.Module, device: torch.device) -> str:
-    """Of 2,000 points: which sectors have a quarter of the even share, and how many points are near the circle."""
+    """Of 2,000 points: which sectors have a quarter of the even share, and how many points are near
+    the circle.
+    """
     points = generator(torch.randn(2000, NOISE, device=device)).cpu()
     near = (points.norm(dim=1) - 1).abs() < 4 * SPREAD
-    sectors = ((points[near, 1].atan2(points[near, 0]) / (2 * pi) + 0.5) * SECTORS).long().clamp(max=SECTORS - 1)
+    sectors = (
+        ((points[near, 1].atan2(points[near, 0]) / (2 * pi) + 0.5) * SECTORS)
+        .long()
+        .clamp(max=SECTORS - 1)
+    )
     found = (sectors.bincount(minlength=SECTORS) >= 2000 / SECTORS / 4).sum()
-    return f"{found} of {SECTORS} sectors, {100 * near.float().mean():.2f} % of the points on the ring"
+    return (
+        f"{found} of {SECTORS} sectors, {100 * near.float().mean():.2f} % of the points on the ring"
+    )
 
 
 if __name__ == "__main__":

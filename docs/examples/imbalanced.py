@@ -1,4 +1,5 @@
-"""Classes of very different size: samples drawn so that each class comes equally often, and the recall of each class.
+"""Classes of very different size: samples drawn so that each class comes equally often, and the
+recall of each class.
 
 Start it on a cluster, under MPI, or alone; once more without the weights, to see what they do:
 
@@ -7,8 +8,8 @@ Start it on a cluster, under MPI, or alone; once more without the weights, to se
     mpirun -n 2 srunddp docs/examples/imbalanced.py --weighted=false
     python docs/examples/imbalanced.py
 
-The data are scikit-learn's handwritten digits, of which the 3, the 8 and the 9 are made rare: ``--kept`` of each are
-left to train with. The samples to test with have all classes alike.
+The data are scikit-learn's handwritten digits, of which the 3, the 8 and the 9 are made rare:
+``--kept`` of each are left to train with. The samples to test with have all classes alike.
 """
 
 from __future__ import annotations
@@ -54,25 +55,37 @@ def main() -> None:
         model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, CLASSES))
         optimizer = torch.optim.Adam(model.parameters(), lr=settings.lr)
         loss = nn.CrossEntropyLoss()
-        trainer = srunddp.Trainer(model, optimizer, loss, settings, world=world, metrics={"accuracy": accuracy})
+        trainer = srunddp.Trainer(
+            model, optimizer, loss, settings, world=world, metrics={"accuracy": accuracy}
+        )
         # One order for all ranks, which share it: a sample that is drawn once is seen by one rank.
-        order = Weighted.balanced(train.tensors[1], seed=settings.seed) if settings.weighted else None
+        order = (
+            Weighted.balanced(train.tensors[1], seed=settings.seed) if settings.weighted else None
+        )
         trainer.fit(train, test, order=order)
         by_class = recall(trainer.model, test, world)
     if world.rank == 0:
-        print("recall by class", *(f"{name}: {100 * value:.2f} %" for name, value in enumerate(by_class.tolist())))
+        print(
+            "recall by class",
+            *(f"{name}: {100 * value:.2f} %" for name, value in enumerate(by_class.tolist())),
+        )
         rare, all_classes = by_class[list(RARE)].mean(), by_class.mean()
         print(f"recall {100 * all_classes:.2f} %, of rare classes {100 * rare:.2f} %", flush=True)
 
 
 def recall(model: nn.Module, data: TensorDataset, world: srunddp.World) -> Tensor:
-    """The share of each class's samples that are found, of shape (classes,); each rank looks at a part of the data."""
-    inputs, targets = (tensor[world.rank :: world.world_size].to(world.device) for tensor in data.tensors)
+    """The share of each class's samples that are found, of shape (classes,); each rank looks at a
+    part of the data.
+    """
+    inputs, targets = (
+        tensor[world.rank :: world.world_size].to(world.device) for tensor in data.tensors
+    )
     model.eval()
     with torch.inference_mode():
         found = targets[model(inputs).argmax(dim=1) == targets]
     counts = torch.stack([classes.bincount(minlength=CLASSES) for classes in (found, targets)])
-    # Counts are summed over the ranks, and divided once: a mean of the ranks' recalls would be another figure.
+    # Counts are summed over the ranks, and divided once: a mean of the ranks' recalls would be
+    # another figure.
     dist.all_reduce(counts)
     return counts[0] / counts[1]
 
@@ -83,10 +96,17 @@ def read(kept: int) -> tuple[TensorDataset, TensorDataset]:
     from sklearn.model_selection import train_test_split
 
     digits = load_digits()
-    rows, test = train_test_split(range(len(digits.target)), test_size=0.2, random_state=0, stratify=digits.target)
-    images, classes = torch.tensor(digits.data / 16, dtype=torch.float32), torch.tensor(digits.target)
+    rows, test = train_test_split(
+        range(len(digits.target)), test_size=0.2, random_state=0, stratify=digits.target
+    )
+    images, classes = (
+        torch.tensor(digits.data / 16, dtype=torch.float32),
+        torch.tensor(digits.target),
+    )
     by_class = [[row for row in rows if classes[row] == name] for name in range(CLASSES)]
-    train = [row for name, own in enumerate(by_class) for row in (own[:kept] if name in RARE else own)]
+    train = [
+        row for name, own in enumerate(by_class) for row in (own[:kept] if name in RARE else own)
+    ]
     return TensorDataset(images[train], classes[train]), TensorDataset(images[test], classes[test])
 
 

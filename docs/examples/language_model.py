@@ -1,14 +1,17 @@
-"""A causal language model of texts of unequal length: padded batches, and means over tokens rather than texts.
+r"""A causal language model of texts of unequal length: padded batches, and means over tokens rather
+than texts.
 
 Start it on a cluster, under MPI, or alone:
 
-    srun --ntasks-per-node=4 srunddp docs/examples/language_model.py --output-dir=runs/language_model
+    srun --ntasks-per-node=4 \
+      srunddp docs/examples/language_model.py --output-dir=runs/language_model
     mpirun -n 2 srunddp docs/examples/language_model.py
     python docs/examples/language_model.py
 
-The texts are the paragraphs of Python's own manual, which its ``help()`` shows; a token is a byte of UTF-8. Trainer is
-told what a step is, and by ``weight`` how many tokens of a batch count: losses, gradients and figures are then means
-over the tokens of all ranks, wherever the long texts are.
+The texts are the paragraphs of Python's own manual, which its ``help()`` shows; a token is a byte
+of UTF-8. Trainer is told what a step is, and by ``weight`` how many tokens of a batch count:
+losses, gradients and figures are then means over the tokens of all ranks, wherever the long texts
+are.
 """
 
 from dataclasses import dataclass
@@ -53,7 +56,9 @@ def padded(texts: list[Tensor]) -> Batch:
 def cropped(texts: list[Tensor]) -> Batch:
     """The same of a part of each text, which begins at random."""
     begins = [int(torch.randint(max(1, len(text) - CROPPED), ())) for text in texts]
-    return padded([text[begin : begin + CROPPED] for text, begin in zip(texts, begins, strict=True)])
+    return padded(
+        [text[begin : begin + CROPPED] for text, begin in zip(texts, begins, strict=True)]
+    )
 
 
 def step(model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
@@ -65,25 +70,41 @@ def tokens(batch: Batch) -> Tensor:
     return (batch["labels"] != PADDING).sum()
 
 
-def right(scores: Tensor, labels: Tensor) -> Tensor:  # a count: divided by the tokens, as those are the weights
+# A count: divided by the tokens, as those are the weights.
+def right(scores: Tensor, labels: Tensor) -> Tensor:
     return ((scores.argmax(dim=2) == labels) & (labels != PADDING)).sum()
 
 
 def main() -> None:
     settings = srunddp.read_config(Settings)
     torch.manual_seed(0)
-    texts = sorted({" ".join(part.split()) for topic in topics.values() for part in topic.split("\n\n")})
+    texts = sorted(
+        {" ".join(part.split()) for topic in topics.values() for part in topic.split("\n\n")}
+    )
     data = [torch.tensor(list(text.encode())) for text in texts if len(text) > 1]
     train, val = [text for place, text in enumerate(data) if place % 10], data[::10]
     with srunddp.init() as world:
         model = LanguageModel()
-        optimizer, metrics = torch.optim.Adam(model.parameters(), lr=settings.lr), {"accuracy": right}
+        optimizer, metrics = (
+            torch.optim.Adam(model.parameters(), lr=settings.lr),
+            {"accuracy": right},
+        )
         trainer = srunddp.Trainer(
-            model, optimizer, config=settings, world=world, step=step, weight=tokens, metrics=metrics
+            model,
+            optimizer,
+            config=settings,
+            world=world,
+            step=step,
+            weight=tokens,
+            metrics=metrics,
         )
         figures = trainer.fit(train, val, collate=cropped, val_collate=padded)[-1].val
     if world.rank == 0:
-        print(f"val perplexity {exp(figures['loss']):.2f}, accuracy {100 * figures['accuracy']:.2f} %", flush=True)
+        print(
+            f"val perplexity {exp(figures['loss']):.2f}, accuracy"
+            f" {100 * figures['accuracy']:.2f} %",
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

@@ -6,12 +6,14 @@ Start it on a cluster, under MPI, or alone:
     mpirun -n 2 srunddp docs/examples/mnist.py
     python docs/examples/mnist.py
 
-``--data-dir=DIR`` reads MNIST from ``DIR/MNIST/raw``; ``--download=true`` fetches it first. Where there is
-none, the 1797 smaller digits that scikit-learn brings along stand in, written in MNIST's own format to
-``DIR/digits/MNIST/raw`` and read by the same loader. DIR is ``~/.cache/srunddp`` by default.
+``--data-dir=DIR`` reads MNIST from ``DIR/MNIST/raw``; ``--download=true`` fetches it first. Where
+there is none, the 1797 smaller digits that scikit-learn brings along stand in, written in MNIST's
+own format to ``DIR/digits/MNIST/raw`` and read by the same loader. DIR is ``~/.cache/srunddp`` by
+default.
 
-``--output-dir=DIR --resume=auto`` writes a checkpoint after each epoch, and goes on from the newest. The two newest and
-the best stay, with ``--checkpoint.keep_last=20`` all of twenty epochs; ``--help`` lists all settings.
+``--output-dir=DIR --resume=auto`` writes a checkpoint after each epoch, and goes on from the
+newest. The two newest and the best stay, with ``--checkpoint.keep_last=20`` all of twenty epochs;
+``--help`` lists all settings.
 """
 
 from __future__ import annotations
@@ -61,7 +63,9 @@ def main() -> None:
         model = network()
         optimizer = torch.optim.Adam(model.parameters(), lr=settings.lr)
         loss = nn.CrossEntropyLoss()
-        trainer = srunddp.Trainer(model, optimizer, loss, settings, world=world, metrics={"accuracy": accuracy})
+        trainer = srunddp.Trainer(
+            model, optimizer, loss, settings, world=world, metrics={"accuracy": accuracy}
+        )
         history = trainer.fit(read(root, train=True), read(root, train=False))
     if world.rank == 0:
         print(f"val accuracy {100 * history[-1].val['accuracy']:.2f} %", flush=True)
@@ -98,7 +102,9 @@ def prepare(world: srunddp.World, data_dir: Path, download: bool) -> Path:
         except (OSError, RuntimeError) as error:
             found = f"{data_dir}: {' '.join(str(error).split())}"
             hint = "correct --data-dir; fetch MNIST where there is internet"
-            raise ConfigError(found, expected="MNIST, or a folder to write digits to", hint=hint) from error
+            raise ConfigError(
+                found, expected="MNIST, or a folder to write digits to", hint=hint
+            ) from error
     if world.rank == 0 and folder != data_dir:
         print(f"no MNIST/raw in {data_dir}: scikit-learn's digits stand in", flush=True)
     return folder
@@ -124,7 +130,9 @@ def idx_files(root: Path, name: str) -> tuple[Path, Path]:
 
 
 def write_digits(root: Path) -> None:
-    """scikit-learn's digits as MNIST's four files; the same bytes whoever writes them, and how often."""
+    """scikit-learn's digits as MNIST's four files; the same bytes whoever writes them, and how
+    often.
+    """
     if complete(root):
         return
     from sklearn.datasets import load_digits
@@ -135,7 +143,9 @@ def write_digits(root: Path) -> None:
     large = interpolate(small, size=(28, 28), mode="bilinear").squeeze(1)
     images = (255 * large).round().to(torch.uint8)
     labels = torch.tensor(digits.target, dtype=torch.uint8)
-    rows = train_test_split(range(len(labels)), test_size=0.2, random_state=0, stratify=digits.target)
+    rows = train_test_split(
+        range(len(labels)), test_size=0.2, random_state=0, stratify=digits.target
+    )
     for name, part in zip(FILES.values(), rows, strict=True):
         for path, values in zip(idx_files(root, name), (images[part], labels[part]), strict=True):
             write_idx(path, values)
@@ -147,7 +157,9 @@ def write_idx(path: Path, values: Tensor) -> None:
     Under a name of this process's own first, since other ranks, nodes and jobs may write it too.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    header = bytes([0, 0, 8, values.dim()]) + b"".join(size.to_bytes(4, "big") for size in values.shape)
+    header = bytes([0, 0, 8, values.dim()]) + b"".join(
+        size.to_bytes(4, "big") for size in values.shape
+    )
     temporary = path.with_name(f".{path.name}.{socket.gethostname()}.{os.getpid()}")
     temporary.write_bytes(header + values.numpy().tobytes())
     temporary.replace(path)

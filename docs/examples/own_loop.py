@@ -29,10 +29,16 @@ class GPT(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.numbers, self.places = nn.Embedding(NUMBERS, WIDTH), nn.Embedding(LENGTH - 1, WIDTH)
-        layer = nn.TransformerEncoderLayer(WIDTH, 4, 4 * WIDTH, dropout=0.1, batch_first=True, norm_first=True)
-        self.layers, self.head = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False), nn.Linear(WIDTH, NUMBERS)
+        layer = nn.TransformerEncoderLayer(
+            WIDTH, 4, 4 * WIDTH, dropout=0.1, batch_first=True, norm_first=True
+        )
+        self.layers, self.head = (
+            nn.TransformerEncoder(layer, 2, enable_nested_tensor=False),
+            nn.Linear(WIDTH, NUMBERS),
+        )
 
-    def forward(self, text: torch.Tensor) -> torch.Tensor:  # the mean loss of all numbers but the first
+    # The mean loss of all numbers but the first.
+    def forward(self, text: torch.Tensor) -> torch.Tensor:
         mask = nn.Transformer.generate_square_subsequent_mask(LENGTH - 1, device=text.device)
         hidden = self.layers(self.numbers(text[:, :-1]) + self.places.weight, mask)
         return nn.functional.cross_entropy(self.head(hidden).transpose(1, 2), text[:, 1:])
@@ -41,7 +47,8 @@ class GPT(nn.Module):
 def train(world: srunddp.World, preemption: Preemption, settings: Settings) -> nn.Module:
     torch.manual_seed(0)
     first, difference = torch.randint(NUMBERS, (2, 4000, 1))
-    texts = (first + difference * torch.arange(LENGTH)) % NUMBERS  # the first two numbers of a text tell all others
+    # The first two numbers of a text tell all others.
+    texts = (first + difference * torch.arange(LENGTH)) % NUMBERS
     model = GPT().to(world.device)
     ddp, optimizer = DistributedDataParallel(model), torch.optim.AdamW(model.parameters(), lr=4e-3)
     loader = DistributedDataLoader(TensorDataset(texts), world, batch_size=16)
@@ -53,7 +60,8 @@ def train(world: srunddp.World, preemption: Preemption, settings: Settings) -> n
         return checkpoints.save(step, {"step": step, **states}, wait=wait)
 
     if state := checkpoints.load("auto"):
-        ddp(texts[:1].to(world.device)).backward()  # the wrap's first backward sums in another order than later ones
+        # The wrap's first backward sums in another order than later ones.
+        ddp(texts[:1].to(world.device)).backward()
         for name, part in parts.items():
             part.load_state_dict(state[name])
         step = state["step"]
@@ -70,7 +78,11 @@ def train(world: srunddp.World, preemption: Preemption, settings: Settings) -> n
                 preemption.stop(step, save(wait=True))  # ends all ranks; Slurm starts the job again
             if step % SAVE_EVERY == 0:
                 save(wait=False)
-                print(f"step {step}: loss {loss.item():.4f}\n" if world.rank == 0 else "", end="", flush=True)
+                print(
+                    f"step {step}: loss {loss.item():.4f}\n" if world.rank == 0 else "",
+                    end="",
+                    flush=True,
+                )
     save(wait=True)
     return model
 

@@ -1,15 +1,18 @@
-"""The smallest whole training: 10 figures in, 50 hidden units, 2 classes out, on as many nodes as there are.
+r"""The smallest whole training: 10 figures in, 50 hidden units, 2 classes out, on as many nodes as
+there are.
 
 Start it on six nodes with a GPU each, on the same nodes without GPUs, under MPI, or alone:
 
-    srun --nodes=6 --ntasks-per-node=1 --gpus-per-node=1 --gpu-bind=none srunddp --backend=nccl docs/examples/simple.py
+    srun --nodes=6 --ntasks-per-node=1 --gpus-per-node=1 --gpu-bind=none \
+      srunddp --backend=nccl docs/examples/simple.py
     srun --nodes=6 --ntasks-per-node=1 srunddp --backend=gloo docs/examples/simple.py
     mpirun -n 2 srunddp docs/examples/simple.py
     python docs/examples/simple.py
 
-Without ``--backend`` it is NCCL where there are GPUs, and Gloo elsewhere. Where the nodes' interfaces have different
-names, each node finds its own; ``etc/ifaces.conf``, or the file that ``--ifaces`` names, says so where it finds the
-wrong one. The data are the ten means that scikit-learn's breast cancer data have of each of 569 cell samples.
+Without ``--backend`` it is NCCL where there are GPUs, and Gloo elsewhere. Where the nodes'
+interfaces have different names, each node finds its own; ``etc/ifaces.conf``, or the file that
+``--ifaces`` names, says so where it finds the wrong one. The data are the ten means that
+scikit-learn's breast cancer data have of each of 569 cell samples.
 """
 
 from __future__ import annotations
@@ -44,21 +47,33 @@ def main() -> None:
         model = nn.Sequential(nn.Linear(10, 50), nn.ReLU(), nn.Linear(50, 2))
         optimizer = torch.optim.Adam(model.parameters(), lr=settings.lr)
         loss = nn.CrossEntropyLoss()
-        trainer = srunddp.Trainer(model, optimizer, loss, settings, world=world, metrics={"accuracy": accuracy})
+        trainer = srunddp.Trainer(
+            model, optimizer, loss, settings, world=world, metrics={"accuracy": accuracy}
+        )
         history = trainer.fit(*read())
     if world.rank == 0:
         figures = history[-1].val
-        print(f"val loss {figures['loss']:.4f}, val accuracy {100 * figures['accuracy']:.2f} %", flush=True)
+        print(
+            f"val loss {figures['loss']:.4f}, val accuracy {100 * figures['accuracy']:.2f} %",
+            flush=True,
+        )
 
 
 def read() -> tuple[TensorDataset, TensorDataset]:
-    """To train and to validate with: 10 figures of mean 0 and deviation 1 per sample, and its class."""
+    """To train and to validate with: 10 figures of mean 0 and deviation 1 per sample, and its
+    class.
+    """
     from sklearn.datasets import load_breast_cancer
     from sklearn.model_selection import train_test_split
 
     cells = load_breast_cancer()
-    train, val = train_test_split(range(len(cells.target)), test_size=0.2, random_state=0, stratify=cells.target)
-    figures, classes = torch.tensor(cells.data[:, :10], dtype=torch.float32), torch.tensor(cells.target)
+    train, val = train_test_split(
+        range(len(cells.target)), test_size=0.2, random_state=0, stratify=cells.target
+    )
+    figures, classes = (
+        torch.tensor(cells.data[:, :10], dtype=torch.float32),
+        torch.tensor(cells.target),
+    )
     figures = (figures - figures[train].mean(dim=0)) / figures[train].std(dim=0)
     return TensorDataset(figures[train], classes[train]), TensorDataset(figures[val], classes[val])
 

@@ -1,4 +1,5 @@
-"""A stream of shards: files that are read from their first line to their last, each by one worker of one rank.
+"""A stream of shards: files that are read from their first line to their last, each by one worker
+of one rank.
 
 Start it on a cluster, under MPI, or alone:
 
@@ -6,11 +7,13 @@ Start it on a cluster, under MPI, or alone:
     mpirun -n 2 srunddp docs/examples/stream.py
     python docs/examples/stream.py
 
-``--data-dir=DIR`` reads shards of one's own, ``DIR/*.jsonl``, of which every fourth is for validation. A line is a JSON
-list: ten figures and a class from 0 to 3. Without it each rank makes the same 32 shards in a temporary folder.
+``--data-dir=DIR`` reads shards of one's own, ``DIR/*.jsonl``, of which every fourth is for
+validation. A line is a JSON list: ten figures and a class from 0 to 3. Without it each rank makes
+the same 32 shards in a temporary folder.
 
-Trainer is told ``sharded=True``: the data set itself gives each rank and worker its files. So more of them read faster,
-and ranks may have unequally many samples: each step's loss is the mean over all that any rank had in it.
+Trainer is told ``sharded=True``: the data set itself gives each rank and worker its files. So more
+of them read faster, and ranks may have unequally many samples: each step's loss is the mean over
+all that any rank had in it.
 """
 
 import json
@@ -55,7 +58,9 @@ class Shards(IterableDataset[tuple[Tensor, int]]):
         self.epoch = epoch
 
     def __iter__(self) -> Iterator[tuple[Tensor, int]]:
-        files = random.Random(self.epoch).sample(self.files, len(self.files))[self.rank :: self.ranks]
+        files = random.Random(self.epoch).sample(self.files, len(self.files))[
+            self.rank :: self.ranks
+        ]
         if info := get_worker_info():
             files = files[info.id :: info.num_workers]
         for file in files:
@@ -65,13 +70,17 @@ class Shards(IterableDataset[tuple[Tensor, int]]):
 
 
 def make(folder: Path) -> None:
-    """Shards of unequal length; the class is that of four directions in which the figures go farthest."""
+    """Shards of unequal length; the class is that of four directions in which the figures go
+    farthest.
+    """
     generator = torch.Generator().manual_seed(0)
     directions = torch.randn(10, 4, generator=generator)
     for number in range(32):
         figures = torch.randn(60 + 5 * (number % 7), 10, generator=generator)
         rows = zip(figures.tolist(), (figures @ directions).argmax(dim=1).tolist(), strict=True)
-        (folder / f"shard-{number:02}.jsonl").write_text("\n".join(json.dumps([*row, each]) for row, each in rows))
+        (folder / f"shard-{number:02}.jsonl").write_text(
+            "\n".join(json.dumps([*row, each]) for row, each in rows)
+        )
 
 
 def main() -> None:
@@ -80,13 +89,23 @@ def main() -> None:
     with srunddp.init() as world, tempfile.TemporaryDirectory() as made:
         if not settings.data_dir:
             make(Path(made))
-        files = sorted((settings.data_dir or Path(made)).glob("*.jsonl"))  # in the same order on all ranks
+        # In the same order on all ranks.
+        files = sorted((settings.data_dir or Path(made)).glob("*.jsonl"))
         if len(files) < 4:
-            raise ConfigError(f"{settings.data_dir} has {len(files)} shards", expected="4 or more", hint="split them")
+            raise ConfigError(
+                f"{settings.data_dir} has {len(files)} shards",
+                expected="4 or more",
+                hint="split them",
+            )
         train = Shards([file for number, file in enumerate(files) if number % 4], world)
         model = nn.Sequential(nn.Linear(10, 64), nn.ReLU(), nn.Linear(64, 4))
-        optimizer, loss = torch.optim.Adam(model.parameters(), lr=settings.lr), nn.CrossEntropyLoss()
-        trainer = srunddp.Trainer(model, optimizer, loss, settings, world=world, metrics={"accuracy": accuracy})
+        optimizer, loss = (
+            torch.optim.Adam(model.parameters(), lr=settings.lr),
+            nn.CrossEntropyLoss(),
+        )
+        trainer = srunddp.Trainer(
+            model, optimizer, loss, settings, world=world, metrics={"accuracy": accuracy}
+        )
         figures = trainer.fit(train, Shards(files[::4], world), sharded=True)[-1].val
     if world.rank == 0:
         print(f"val accuracy {100 * figures['accuracy']:.2f} %", flush=True)

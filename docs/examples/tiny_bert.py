@@ -1,4 +1,5 @@
-"""News sorted into four topics by a tiny BERT and Hugging Face's Trainer, one process per GPU or, as here, per CPU.
+"""News sorted into four topics by a tiny BERT and Hugging Face's Trainer, one process per GPU or,
+as here, per CPU.
 
 Start it on a cluster, under MPI, or alone:
 
@@ -6,12 +7,14 @@ Start it on a cluster, under MPI, or alone:
     mpirun -n 2 srunddp docs/examples/tiny_bert.py
     python docs/examples/tiny_bert.py
 
-``--data-file=train.csv --test-file=test.csv`` reads AG News as it is distributed: class (1 to 4), title, description.
-Without a test file every tenth row is held out. Without any, sentences put together from four lists of words stand in,
-in the same format: what is learned of them says nothing about AG News.
+``--data-file=train.csv --test-file=test.csv`` reads AG News as it is distributed: class (1 to 4),
+title, description. Without a test file every tenth row is held out. Without any, sentences put
+together from four lists of words stand in, in the same format: what is learned of them says nothing
+about AG News.
 
-``--tokenizer=DIR`` reads a tokenizer that was saved before; otherwise one is trained on the texts. ``--output-dir=DIR``
-has rank 0 save model and tokenizer there. No server is asked. It needs ``pip install "srunddp[hf]"``.
+``--tokenizer=DIR`` reads a tokenizer that was saved before; otherwise one is trained on the texts.
+``--output-dir=DIR`` has rank 0 save model and tokenizer there. No server is asked. It needs ``pip
+install "srunddp[hf]"``.
 """
 
 from __future__ import annotations
@@ -35,16 +38,28 @@ from srunddp.train import import_torchvision
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # read when transformers is imported
 with contextlib.suppress(ImportError):
-    import_torchvision()  # transformers imports it wherever it is installed, and fails with one built for another torch
+    # Transformers imports it wherever it is installed, and fails with one built for another torch.
+    import_torchvision()
 
 import transformers
 from tokenizers import BertWordPieceTokenizer
 
 TOPICS = {
-    "World": "minister treaty embassy border election parliament ceasefire envoy refugees summit coalition protest",
-    "Sports": "striker innings playoff coach goalkeeper marathon referee champion stadium quarterback medal tournament",
-    "Business": "shares merger profit investors oil bank quarterly dividend retailer economy bond takeover",
-    "Sci/Tech": "software satellite chip browser spacecraft virus genome server telescope encryption laser wireless",
+    "World": (
+        "minister treaty embassy border election parliament ceasefire envoy refugees summit"
+        " coalition protest"
+    ),
+    "Sports": (
+        "striker innings playoff coach goalkeeper marathon referee champion stadium quarterback"
+        " medal tournament"
+    ),
+    "Business": (
+        "shares merger profit investors oil bank quarterly dividend retailer economy bond takeover"
+    ),
+    "Sci/Tech": (
+        "software satellite chip browser spacecraft virus genome server telescope encryption laser"
+        " wireless"
+    ),
 }
 COMMON = "after the a new on of said for with week two may report plan first over will more as in"
 
@@ -109,15 +124,22 @@ def main() -> None:
             trainer.save_model()  # on rank 0 alone
     if world.rank == 0:
         made = "" if settings.data_file else ", on made data"
-        print(f"val accuracy {100 * figures['eval_accuracy']:.2f} %, loss {figures['eval_loss']:.4f}{made}", flush=True)
+        print(
+            f"val accuracy {100 * figures['eval_accuracy']:.2f} %, loss"
+            f" {figures['eval_loss']:.4f}{made}",
+            flush=True,
+        )
 
 
 def arguments(settings: Settings, world: srunddp.World) -> transformers.TrainingArguments:
     return transformers.TrainingArguments(
-        output_dir=str(settings.output_dir or tempfile.gettempdir()),  # made at once; written to by save_model() alone
-        use_cpu=world.device.type == "cpu",  # without a GPU, what makes accelerate take the ranks for a world
+        # Made at once; written to by save_model() alone.
+        output_dir=str(settings.output_dir or tempfile.gettempdir()),
+        # Without a GPU, what makes accelerate take the ranks for a world.
+        use_cpu=world.device.type == "cpu",
         ddp_find_unused_parameters=False,
-        average_tokens_across_devices=False,  # for language models; a classifier's loss it multiplies by the ranks
+        # For language models; a classifier's loss it multiplies by the ranks.
+        average_tokens_across_devices=False,
         num_train_epochs=settings.epochs,
         per_device_train_batch_size=settings.batch_size,
         per_device_eval_batch_size=settings.batch_size,
@@ -146,15 +168,23 @@ def tiny_bert(tokenizer: transformers.PreTrainedTokenizerFast) -> transformers.P
     return transformers.BertForSequenceClassification(config)
 
 
-def load_tokenizer(world: srunddp.World, folder: Path | None, texts: list[str]) -> transformers.PreTrainedTokenizerFast:
+def load_tokenizer(
+    world: srunddp.World, folder: Path | None, texts: list[str]
+) -> transformers.PreTrainedTokenizerFast:
     """The one that is in the folder, or WordPiece as BERT has it, trained by rank 0 for all."""
     if folder:
         if not folder.is_dir():
-            raise ConfigError(f"tokenizer={folder}: no folder", expected="a saved tokenizer", hint="correct the path")
+            raise ConfigError(
+                f"tokenizer={folder}: no folder",
+                expected="a saved tokenizer",
+                hint="correct the path",
+            )
         try:
             return transformers.AutoTokenizer.from_pretrained(folder)
         except (OSError, ValueError) as error:
-            raise ConfigError(f"tokenizer={folder}: none there", expected="a saved one", hint="correct it") from error
+            raise ConfigError(
+                f"tokenizer={folder}: none there", expected="a saved one", hint="correct it"
+            ) from error
     trained = [wordpiece(texts) if world.rank == 0 else {}]
     dist.broadcast_object_list(trained)
     names = {f"{name}_token": f"[{name.upper()}]" for name in ("unk", "sep", "pad", "cls", "mask")}
@@ -165,23 +195,32 @@ def load_tokenizer(world: srunddp.World, folder: Path | None, texts: list[str]) 
 def wordpiece(texts: list[str]) -> dict[str, int]:
     """A vocabulary trained on the texts."""
     pieces = BertWordPieceTokenizer()
-    letters = sorted({letter for text in texts for letter in pieces.normalize(text) if not letter.isspace()})
-    # The trainer numbers other letters' pieces in any order, which decides where two are equally frequent.
+    letters = sorted(
+        {letter for text in texts for letter in pieces.normalize(text) if not letter.isspace()}
+    )
+    # The trainer numbers other letters' pieces in any order, which decides where two are equally
+    # frequent.
     fixed = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(f"##{letter}" for letter in letters)]
     pieces.train_from_iterator(texts, vocab_size=8000, special_tokens=fixed, show_progress=False)
     return pieces.get_vocab()
 
 
-def encode(tokenizer: transformers.PreTrainedTokenizerFast, rows: list[tuple[int, str]]) -> list[dict[str, Any]]:
+def encode(
+    tokenizer: transformers.PreTrainedTokenizerFast, rows: list[tuple[int, str]]
+) -> list[dict[str, Any]]:
     tokens = tokenizer([text for _, text in rows], truncation=True, max_length=256)
     return [
         {"input_ids": ids, "attention_mask": mask, "label": topic}
-        for ids, mask, (topic, _) in zip(tokens["input_ids"], tokens["attention_mask"], rows, strict=True)
+        for ids, mask, (topic, _) in zip(
+            tokens["input_ids"], tokens["attention_mask"], rows, strict=True
+        )
     ]
 
 
 def accuracy(prediction: transformers.EvalPrediction) -> dict[str, float]:
-    return {"accuracy": float((prediction.predictions.argmax(axis=-1) == prediction.label_ids).mean())}
+    return {
+        "accuracy": float((prediction.predictions.argmax(axis=-1) == prediction.label_ids).mean())
+    }
 
 
 def check(settings: Settings) -> None:
@@ -195,7 +234,9 @@ def make(folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise ConfigError(f"{folder}: {error.strerror}", expected="a folder", hint="correct --output-dir") from None
+        raise ConfigError(
+            f"{folder}: {error.strerror}", expected="a folder", hint="correct --output-dir"
+        ) from None
 
 
 def read(settings: Settings) -> tuple[list[tuple[int, str]], list[tuple[int, str]]]:
@@ -210,7 +251,9 @@ def read(settings: Settings) -> tuple[list[tuple[int, str]], list[tuple[int, str
         train, test = [row for place, row in enumerate(rows) if place % 10], rows[::10]
     if not train or not test:
         found = f"{len(train)} rows to train on, {len(test)} to test with"
-        raise ConfigError(found, expected="some of both", hint="name a file with more rows, or leave out --subset")
+        raise ConfigError(
+            found, expected="some of both", hint="name a file with more rows, or leave out --subset"
+        )
     return train, test
 
 
@@ -219,7 +262,9 @@ def load(path: Path, subset: int | None) -> list[tuple[int, str]]:
         with path.open(newline="", encoding="utf-8") as lines:
             return parse(lines, str(path))[:subset]
     except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror}", expected="AG News as CSV", hint="correct the path") from None
+        raise ConfigError(
+            f"{path}: {error.strerror}", expected="AG News as CSV", hint="correct the path"
+        ) from None
     except (UnicodeDecodeError, csv.Error) as error:
         raise ConfigError(
             f"{path}: {error}", expected="AG News as CSV in UTF-8", hint="convert or correct it"
@@ -231,21 +276,29 @@ def parse(lines: Iterable[str], name: str) -> list[tuple[int, str]]:
     for number, row in enumerate(csv.reader(lines), start=1):
         if len(row) != 3 or row[0] not in ("1", "2", "3", "4"):
             found = f"{name}, row {number}: {','.join(row)[:60]}"
-            raise ConfigError(found, expected="class 1 to 4, title, description", hint="remove or correct it")
+            raise ConfigError(
+                found, expected="class 1 to 4, title, description", hint="remove or correct it"
+            )
         rows.append((int(row[0]) - 1, f"{row[1]} {row[2]}"))
     return rows
 
 
 def made_csv(rows: int) -> str:
-    """Titles and descriptions in which one topic's words are more frequent than the others'; the same on all ranks."""
+    """Titles and descriptions in which one topic's words are more frequent than the others'; the
+    same on all ranks.
+    """
     chance, file = random.Random(0), io.StringIO()
     vocabulary, common = [words.split() for words in TOPICS.values()], COMMON.split()
     writer = csv.writer(file, quoting=csv.QUOTE_ALL)
     for _ in range(rows):
         topic = chance.randrange(len(vocabulary))
-        words = [chance.choice(common if chance.random() < 0.5 else vocabulary[topic]) for _ in range(20)]
+        words = [
+            chance.choice(common if chance.random() < 0.5 else vocabulary[topic]) for _ in range(20)
+        ]
         words[chance.randrange(20)] = chance.choice(chance.choice(vocabulary))
-        writer.writerow([topic + 1, " ".join(words[:5]).capitalize(), " ".join(words[5:]).capitalize() + "."])
+        writer.writerow(
+            [topic + 1, " ".join(words[:5]).capitalize(), " ".join(words[5:]).capitalize() + "."]
+        )
     return file.getvalue()
 
 

@@ -1,8 +1,10 @@
-"""Weights & Biases as a callback of Trainer: one run, written by rank 0, which goes on when training is resumed.
+r"""Weights & Biases as a callback of Trainer: one run, written by rank 0, which goes on when
+training is resumed.
 
 Start it on a cluster, under MPI, or alone; ``WANDB_MODE=offline`` needs no server:
 
-    srun --ntasks-per-node=4 srunddp docs/examples/wandb_callback.py --output-dir=runs/wandb --resume=auto
+    srun --ntasks-per-node=4 \
+      srunddp docs/examples/wandb_callback.py --output-dir=runs/wandb --resume=auto
     mpirun -n 2 srunddp docs/examples/wandb_callback.py
     python docs/examples/wandb_callback.py
 
@@ -36,11 +38,16 @@ class WandbCallback(srunddp.Callback):
 
     def on_evaluation(self, trainer: srunddp.Trainer, figures: Mapping[str, float]) -> None:
         if self.run:
-            self.run.log({f"val/{name}": value for name, value in figures.items()}, step=trainer.state.step)
+            self.run.log(
+                {f"val/{name}": value for name, value in figures.items()}, step=trainer.state.step
+            )
 
     def on_epoch(self, trainer: srunddp.Trainer, record: EpochRecord) -> None:
         if self.run:
-            self.run.log({f"train/{name}": value for name, value in record.train.items()}, step=trainer.state.step)
+            self.run.log(
+                {f"train/{name}": value for name, value in record.train.items()},
+                step=trainer.state.step,
+            )
 
     def on_fit_end(self, trainer: srunddp.Trainer) -> None:
         if self.run:
@@ -62,8 +69,13 @@ class Settings(srunddp.Config):
 def main() -> None:
     settings, digits = srunddp.read_config(Settings), load_digits()
     torch.manual_seed(0)
-    images, classes = torch.tensor(digits.data / 16, dtype=torch.float32), torch.tensor(digits.target)
-    train, val = (TensorDataset(images[part], classes[part]) for part in (slice(1400), slice(1400, None)))
+    images, classes = (
+        torch.tensor(digits.data / 16, dtype=torch.float32),
+        torch.tensor(digits.target),
+    )
+    train, val = (
+        TensorDataset(images[part], classes[part]) for part in (slice(1400), slice(1400, None))
+    )
     with srunddp.init() as world:
         model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
         trainer = srunddp.Trainer(

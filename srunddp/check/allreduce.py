@@ -1,6 +1,8 @@
-"""All-reduce over all ranks, first whether the sum is right, then how fast; in a process of its own, which may hang.
+"""All-reduce over all ranks, first whether the sum is right, then how fast; in a process of its
+own, which may hang.
 
-Gloo's connecting can ignore every time limit, and the process that asks is not to touch CUDA; so the ranks fork.
+Gloo's connecting can ignore every time limit, and the process that asks is not to touch CUDA; so
+the ranks fork.
 """
 
 import multiprocessing
@@ -30,9 +32,11 @@ THRESHOLDS = {"nccl": 0.9, "gloo": 0.5}
 
 @dataclass(frozen=True, kw_only=True)
 class AllReduceFacts:
-    """Of one rank, with backend ``nccl`` or ``gloo``: ``wrong`` is why there is no sum, or a wrong one; else empty.
+    """Of one rank, with backend ``nccl`` or ``gloo``: ``wrong`` is why there is no sum, or a wrong
+    one; else empty.
 
-    ``sweep`` has bytes and bytes per second of busbw, as nccl-tests counts it: 2(n-1)/n of the bytes, over the time.
+    ``sweep`` has bytes and bytes per second of busbw, as nccl-tests counts it: 2(n-1)/n of the
+    bytes, over the time.
     """
 
     wrong: str = ""
@@ -41,7 +45,9 @@ class AllReduceFacts:
 
 
 def run(place: store.ProcessGroupContext, within: float) -> dict[str, Any]:
-    """The facts, as they travel, of a forked process that measures; it is ended after ``within`` seconds."""
+    """The facts, as they travel, of a forked process that measures; it is ended after ``within``
+    seconds.
+    """
     fork = multiprocessing.get_context("fork")
     ours, theirs = fork.Pipe(duplex=False)
     child = fork.Process(target=_child, args=(place, within, theirs), daemon=True)
@@ -61,8 +67,11 @@ def _child(place: store.ProcessGroupContext, within: float, answer: Connection) 
     signals.die_with_parent(os.getppid())  # it may be in NCCL, and hold a GPU
     try:
         facts = _measured(place, within)
-    except Exception as error:  # whatever torch, Gloo or NCCL raise: it is what the user has to know
-        facts = AllReduceFacts(wrong=f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}")
+    except Exception as error:
+        # Whatever torch, Gloo or NCCL raise: it is what the user has to know.
+        facts = AllReduceFacts(
+            wrong=f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
+        )
     answer.send(asdict(facts))
 
 
@@ -104,21 +113,27 @@ def _call(world: World, size: int, count: int) -> float:
         dist.all_reduce(tensor)
     if world.device.type == "cuda":
         torch.cuda.synchronize()
-    taken = torch.tensor([(time.monotonic() - began) / count], dtype=torch.float64, device=world.device)
+    taken = torch.tensor(
+        [(time.monotonic() - began) / count], dtype=torch.float64, device=world.device
+    )
     dist.all_reduce(taken, dist.ReduceOp.MAX)
     return max(float(taken), 1e-9)
 
 
-def evaluate(facts: Mapping[int, AllReduceFacts], nodes: Mapping[int, str], link: float) -> Iterator[Finding]:
+def evaluate(
+    facts: Mapping[int, AllReduceFacts], nodes: Mapping[int, str], link: float
+) -> Iterator[Finding]:
     """No sum or a wrong one stops a job; a slow one is warned of.
 
-    Facts and nodes are by rank. ``link`` is what the slowest node's network can carry, in bytes per second; 0 where
-    that is not known.
+    Facts and nodes are by rank. ``link`` is what the slowest node's network can carry, in bytes per
+    second; 0 where that is not known.
     """
     for rank, one in facts.items():
         if one.wrong:
             hint = "repair what the other lines name; else try --backend gloo, or NCCL_DEBUG=INFO"
-            yield Finding(FAIL, one.wrong, "one sum on all ranks", hint, nodes=(nodes[rank],), ranks=(rank,))
+            yield Finding(
+                FAIL, one.wrong, "one sum on all ranks", hint, nodes=(nodes[rank],), ranks=(rank,)
+            )
     best = max((rate for _, rate in facts[0].sweep), default=0.0)
     share = THRESHOLDS.get(facts[0].backend, 0.0)
     if 0 < best < share * link:
@@ -130,8 +145,15 @@ def evaluate(facts: Mapping[int, AllReduceFacts], nodes: Mapping[int, str], link
 
 def summary(facts: Mapping[int, AllReduceFacts], link: float) -> str:
     """The sweep, and the threshold."""
-    sizes = {size: f"{size >> 20} MiB" if size >= 1 << 20 else f"{size >> 10} KiB" for size, _ in facts[0].sweep}
+    sizes = {
+        size: f"{size >> 20} MiB" if size >= 1 << 20 else f"{size >> 10} KiB"
+        for size, _ in facts[0].sweep
+    }
     shown = ", ".join(f"{sizes[size]} {rate / 1e9:.3f}" for size, rate in facts[0].sweep)
     share = THRESHOLDS.get(facts[0].backend, 0.0)
-    threshold = f"threshold {share * link / 1e9:.2f}, {share} of the link's rate" if link else "no link's rate is known"
+    threshold = (
+        f"threshold {share * link / 1e9:.2f}, {share} of the link's rate"
+        if link
+        else "no link's rate is known"
+    )
     return f"{facts[0].backend} all-reduce, busbw in GB/s: {shown}; {threshold}"

@@ -1,4 +1,6 @@
-"""Measured between nodes: how fast TCP is, each node busy with one other at a time; how far the clocks are apart."""
+"""Measured between nodes: how fast TCP is, each node busy with one other at a time; how far the
+clocks are apart.
+"""
 
 import contextlib
 import socket
@@ -21,7 +23,8 @@ _TRIES = 3
 _AGAIN = 64
 _SLOW = 0.5
 _PIECE = 1 << 20
-_OFF, _REFUSED = 2.0, 300.0  # seconds; munge's credentials expire then, and with them all that Slurm says between nodes
+# Seconds; munge's credentials expire then, and with them all that Slurm says between nodes.
+_OFF, _REFUSED = 2.0, 300.0
 _AT_ONCE = struct.pack("ii", 1, 0)  # SO_LINGER: what is still to be sent is dropped upon close()
 
 
@@ -62,17 +65,27 @@ def _slow(rates: Mapping[Way, float]) -> dict[Way, float]:
 
 
 def rounds(names: Sequence[str]) -> list[list[Way]]:
-    """Who meets whom in which round, each at most once in one: all pairs, or the first few rounds of many nodes."""
+    """Who meets whom in which round, each at most once in one: all pairs, or the first few rounds
+    of many nodes.
+    """
     players: list[str | None] = [*names, *([None] if len(names) % 2 else [])]
     plan = []
     for _ in range(min(len(players) - 1, _MOST_ROUNDS)):
-        plan.append([(a, b) for a, b in zip(players[: len(players) // 2], reversed(players), strict=False) if a and b])
+        plan.append(
+            [
+                (a, b)
+                for a, b in zip(players[: len(players) // 2], reversed(players), strict=False)
+                if a and b
+            ]
+        )
         players = [players[0], players[-1], *players[1:-1]]
     return plan
 
 
 def survey(coordinator: Coordinator, ends: Mapping[str, Endpoint]) -> dict[Way, float]:
-    """Bytes per second of each pair of the plan in both directions; the slowest again, with nothing else going on."""
+    """Bytes per second of each pair of the plan in both directions; the slowest again, with nothing
+    else going on.
+    """
     ways: dict[Way, float] = {}
     for pairs in rounds(list(ends)):
         ways |= _measure(coordinator, ends, pairs)
@@ -83,10 +96,16 @@ def survey(coordinator: Coordinator, ends: Mapping[str, Endpoint]) -> dict[Way, 
     return ways
 
 
-def _measure(coordinator: Coordinator, ends: Mapping[str, Endpoint], ways: Sequence[Way]) -> dict[Way, float]:
+def _measure(
+    coordinator: Coordinator, ends: Mapping[str, Endpoint], ways: Sequence[Way]
+) -> dict[Way, float]:
     questions: dict[int, dict[str, Any]] = {}
     for a, b in ways:
-        questions[ends[a].rank] = {"do": "send", "from": ends[a].host, "to": [ends[b].host, ends[b].port]}
+        questions[ends[a].rank] = {
+            "do": "send",
+            "from": ends[a].host,
+            "to": [ends[b].host, ends[b].port],
+        }
         questions[ends[b].rank] = {"do": "receive", "at": ends[b].host}
     answers = coordinator.ask(questions, _SLACK)
     return {(a, b): float(answers.get(ends[b].rank) or 0.0) for a, b in ways}
@@ -95,7 +114,9 @@ def _measure(coordinator: Coordinator, ends: Mapping[str, Endpoint], ways: Seque
 def evaluate(rates: Mapping[Way, float]) -> Iterator[Finding]:
     """A node of which most ways out or in are slow is named alone; else each slow way."""
     left, expected = _slow(rates), f"half of the usual {_shown(_usual(rates))} or more"
-    hint = "see this node's cable, its switch port and other traffic; `srun --exclude` leaves it out"
+    hint = (
+        "see this node's cable, its switch port and other traffic; `srun --exclude` leaves it out"
+    )
     met: dict[str, tuple[list[Way], list[Way]]] = {}
     for way in rates:
         for side, name in enumerate(way):
@@ -105,9 +126,14 @@ def evaluate(rates: Mapping[Way, float]) -> Iterator[Finding]:
             slow = [way for way in own if way in left]
             if len(own) > 1 and 2 * len(slow) > len(own):
                 fastest = max(left.pop(way) for way in slow)
-                found = f"it {verb} at most {_shown(fastest)} {other} {len(slow)} of {len(own)} nodes"
+                found = (
+                    f"it {verb} at most {_shown(fastest)} {other} {len(slow)} of {len(own)} nodes"
+                )
                 yield Finding(WARN, found, expected, hint, nodes=(name,))
-    ways = [Finding(WARN, _shown(rate), expected, hint, between=f"{a} -> {b}") for (a, b), rate in left.items()]
+    ways = [
+        Finding(WARN, _shown(rate), expected, hint, between=f"{a} -> {b}")
+        for (a, b), rate in left.items()
+    ]
     yield from shortened(ways)
 
 
@@ -120,11 +146,16 @@ def summary(rates: Mapping[Way, float]) -> str:
     if not rates:
         return "not tried: no two nodes with an interface that is fit"
     least = min(rates.values())
-    return f"{_shown(_usual(rates))} over TCP in the median of {len(rates)} ways, {_shown(least)} at least"
+    return (
+        f"{_shown(_usual(rates))} over TCP in the median of {len(rates)} ways, {_shown(least)} at"
+        " least"
+    )
 
 
 def survey_clocks(coordinator: Coordinator) -> dict[str, float]:
-    """Seconds by which each node's clock is ahead of rank 0's node's, to about half a network round trip."""
+    """Seconds by which each node's clock is ahead of rank 0's node's, to about half a network round
+    trip.
+    """
     offsets = {coordinator.nodes[0]: 0.0}
     for node, rank in coordinator.node_leaders.items():
         tries = []
@@ -132,7 +163,9 @@ def survey_clocks(coordinator: Coordinator) -> dict[str, float]:
             asked = time.time()
             theirs = coordinator.ask({rank: {"do": "clock"}}, _SLACK).get(rank)
             now = time.time()
-            tries += [(now - asked, theirs - (asked + now) / 2)] if isinstance(theirs, float) else []
+            tries += (
+                [(now - asked, theirs - (asked + now) / 2)] if isinstance(theirs, float) else []
+            )
         offsets |= {node: min(tries)[1]} if tries else {}
     return offsets
 
@@ -143,9 +176,15 @@ def evaluate_clocks(offsets: Mapping[str, float]) -> Iterator[Finding]:
     for node, offset in offsets.items():
         off = offset - usual
         if abs(off) >= _OFF:
-            found = f"the clock is {abs(off):.1f} s {'ahead of' if off > 0 else 'behind'} the other nodes'"
+            found = (
+                f"the clock is {abs(off):.1f} s {'ahead of' if off > 0 else 'behind'} the other"
+                " nodes'"
+            )
             level = FAIL if abs(off) >= _REFUSED else WARN
-            hint = "start chronyd or ntpd there; until then times in logs are wrong, and from 300 s on munge refuses"
+            hint = (
+                "start chronyd or ntpd there; until then times in logs are wrong, and from 300 s on"
+                " munge refuses"
+            )
             yield Finding(level, found, f"less than {_OFF:.0f} s", hint, nodes=(node,))
 
 
@@ -154,4 +193,8 @@ def summary_of_clocks(offsets: Mapping[str, float]) -> str:
     if len(offsets) < 2:
         return "one node"
     apart = max(offsets.values()) - min(offsets.values())
-    return f"{len(offsets)} nodes within {apart * 1000:.1f} ms" if apart < 1 else f"{len(offsets)} nodes, {apart:.1f} s"
+    return (
+        f"{len(offsets)} nodes within {apart * 1000:.1f} ms"
+        if apart < 1
+        else f"{len(offsets)} nodes, {apart:.1f} s"
+    )

@@ -26,21 +26,55 @@ _ENDS = (".py", "/__main__.py")
 @click.command(cls=GroupedCommand)
 @module_option
 @ifaces_option
-@click.option("--channel", type=click.Choice(CHANNELS), help="How ranks find rank 0 (default: the first available).")
+@click.option(
+    "--channel",
+    type=click.Choice(CHANNELS),
+    help="How ranks find rank 0 (default: the first available).",
+)
 @click.option("--port", metavar="N-M", help="Ports that a firewall leaves open on rank 0.")
-@click.option("--backend", type=click.Choice(BACKENDS), default="auto", help="For --collective (default: auto).")
+@click.option(
+    "--backend",
+    type=click.Choice(BACKENDS),
+    default="auto",
+    help="For --collective (default: auto).",
+)
 @come_within
-@click.option("--path", "paths", type=FILE, multiple=True, help="A file or folder that all nodes must see.")
-@click.option("--package", "packages", metavar="NAME", multiple=True, help="A Python package that all ranks need.")
-@click.option("--spare-nodes", type=click.IntRange(0), default=0, metavar="K", help="For a run with K spare nodes.")
-@click.option("--staged", is_flag=True, help="Look at the copies of `srunddp stage push`, where a node has them.")
-@click.option("--collective", is_flag=True, help="Measure TCP between the nodes, and an all-reduce over all ranks.")
-@click.option("--output-dir", type=DIR, help="For preflight.JOB.txt and .json (default: .; with --json none).")
+@click.option(
+    "--path", "paths", type=FILE, multiple=True, help="A file or folder that all nodes must see."
+)
+@click.option(
+    "--package",
+    "packages",
+    metavar="NAME",
+    multiple=True,
+    help="A Python package that all ranks need.",
+)
+@click.option(
+    "--spare-nodes",
+    type=click.IntRange(0),
+    default=0,
+    metavar="K",
+    help="For a run with K spare nodes.",
+)
+@click.option(
+    "--staged",
+    is_flag=True,
+    help="Look at the copies of `srunddp stage push`, where a node has them.",
+)
+@click.option(
+    "--collective",
+    is_flag=True,
+    help="Measure TCP between the nodes, and an all-reduce over all ranks.",
+)
+@click.option(
+    "--output-dir", type=DIR, help="For preflight.JOB.txt and .json (default: .; with --json none)."
+)
 @json_option
 @click.argument("script", type=FILE, required=False)
 @click.argument("arguments", nargs=-1, type=FILE, metavar="[ARGUMENTS]...")
 def check(**given: Any) -> None:
-    """Check before the job what SCRIPT needs on all ranks, and name what is wrong. GPUs are used by --collective alone.
+    """Check before the job what SCRIPT needs on all ranks, and name what is wrong. GPUs are used by
+    --collective alone.
 
     \b
     srun --ntasks-per-node=8 srunddp check train.py
@@ -55,7 +89,11 @@ def check(**given: Any) -> None:
     except SrunddpError as error:
         write_stderr(f"srunddp: error: {error}\n")
         sys.exit(error.exit_code if isinstance(error, UsageError) else FAILED)
-    for note in after_script(click.get_current_context(), given["arguments"]) if not environment.rank else ():
+    for note in (
+        after_script(click.get_current_context(), given["arguments"])
+        if not environment.rank
+        else ()
+    ):
         write_stderr(f"srunddp: note: {note}\n")
     own = preflight.Responder(_context(given, environment, staged), given["backend"])
     try:
@@ -69,19 +107,30 @@ def check(**given: Any) -> None:
     sys.exit(code)
 
 
-def _context(given: dict[str, Any], environment: Environment, staged: StagedPaths | None) -> CheckContext:
+def _context(
+    given: dict[str, Any], environment: Environment, staged: StagedPaths | None
+) -> CheckContext:
     here = staged.here if staged else str
-    named, script = (here(given[name]) if given[name] else given[name] for name in ("ifaces", "script"))
+    named, script = (
+        here(given[name]) if given[name] else given[name] for name in ("ifaces", "script")
+    )
     script = _file_of_module(script) if script and given["module"] else script
     context = context_of(environment, named, os.environ)
-    paths, options = tuple(map(here, given["paths"])), {name: given[name] for name in ("packages", "spare_nodes")}
+    paths, options = (
+        tuple(map(here, given["paths"])),
+        {name: given[name] for name in ("packages", "spare_nodes")},
+    )
     return replace(context, script=script, paths=paths, staged=staged, **options)
 
 
 def _file_of_module(name: str) -> str:
     """Where the module's file is, or would be in the working folder. Nothing is imported."""
     path = name.replace(".", "/")
-    places = [os.path.join(*folder, path + end) for folder in ([], *([each] for each in sys.path)) for end in _ENDS]
+    places = [
+        os.path.join(*folder, path + end)
+        for folder in ([], *([each] for each in sys.path))
+        for end in _ENDS
+    ]
     return next(filter(os.path.exists, places), places[0])
 
 
@@ -91,11 +140,15 @@ def _lead(given: dict[str, Any], own: preflight.Responder, ports: range | None) 
     try:
         coordinator = coordinate(own.context, own.handle, given["timeout"], ports)
     except SrunddpError as error:
-        apart = Finding(FAIL, error.found, error.expected, error.hint, nodes=(environment.node,), ranks=(0,))
+        apart = Finding(
+            FAIL, error.found, error.expected, error.hint, nodes=(environment.node,), ranks=(0,)
+        )
         return _tell(preflight.alone(own.context, apart), given, environment)
     code = FAILED
     try:
-        report = preflight.examine(coordinator, own, given["timeout"], with_collective=given["collective"])
+        report = preflight.examine(
+            coordinator, own, given["timeout"], with_collective=given["collective"]
+        )
         code = _tell(report, given, environment)
     finally:
         coordinator.shutdown(code)
@@ -120,7 +173,9 @@ def _tell(report: render.Report, given: dict[str, Any], environment: Environment
 
 
 def _follow(given: dict[str, Any], own: preflight.Responder, ports: range | None) -> int:
-    """On another rank: answer rank 0. Where it is not found, one rank of the node says what it sees."""
+    """On another rank: answer rank 0. Where it is not found, one rank of the node says what it
+    sees.
+    """
     environment = own.context.environment
     code, found = join("check", own.context, own.handle, given["timeout"], ports)
     if not found and environment.local_rank == 0:

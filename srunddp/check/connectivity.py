@@ -1,8 +1,9 @@
-"""Which node reaches which, over the interfaces of the training: TCP between them, on ports of no rule.
+"""Which node reaches which, over the interfaces of the training: TCP between them, on ports of no
+rule.
 
-NCCL and Gloo connect all ranks on ports that the kernel chooses, so that an open MASTER_PORT alone is not enough. Where
-a connection is not answered, the listener's kernel knows more: one that it has half open came through, and its answer
-got lost; of one that it does not know, the first packet did.
+NCCL and Gloo connect all ranks on ports that the kernel chooses, so that an open MASTER_PORT alone
+is not enough. Where a connection is not answered, the listener's kernel knows more: one that it has
+half open came through, and its answer got lost; of one that it does not know, the first packet did.
 """
 
 from collections import Counter
@@ -27,14 +28,18 @@ _finding = partial(
     Finding,
     FAIL,
     expected="TCP on any port between all nodes, as NCCL and Gloo use random ones",
-    hint="open the firewall for this network on both nodes, or name another interface in ifaces.conf",
+    hint=(
+        "open the firewall for this network on both nodes, or name another interface in ifaces.conf"
+    ),
 )
 K = TypeVar("K", bound=Hashable)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Endpoint:
-    """An address of a node, the first rank that has it, and the port on which that rank listens there."""
+    """An address of a node, the first rank that has it, and the port on which that rank listens
+    there.
+    """
 
     rank: int
     interface: str
@@ -56,41 +61,64 @@ class ConnectivityMatrix:
     broken: Mapping[Way, str] = field(default_factory=dict)
 
 
-def survey(coordinator: Coordinator, addresses: Mapping[int, tuple[str, str]]) -> ConnectivityMatrix:
-    """Try the ways between nodes, and those that fail once more; ``addresses``: interface and address of each rank."""
+def survey(
+    coordinator: Coordinator, addresses: Mapping[int, tuple[str, str]]
+) -> ConnectivityMatrix:
+    """Try the ways between nodes, and those that fail once more; ``addresses``: interface and
+    address of each rank.
+    """
     nodes = coordinator.nodes
     ends = listening(coordinator, endpoints_of(nodes, addresses))
     pairs = plan({name: nodes[end.rank] for name, end in ends.items()})
     failing = attempt(coordinator, ends, attempt(coordinator, ends, pairs))
-    return ConnectivityMatrix(endpoints=ends, tried=pairs, broken=_directed(coordinator, ends, failing))
+    return ConnectivityMatrix(
+        endpoints=ends, tried=pairs, broken=_directed(coordinator, ends, failing)
+    )
 
 
-def endpoints_of(nodes: Mapping[int, str], addresses: Mapping[int, tuple[str, str]]) -> dict[str, Endpoint]:
+def endpoints_of(
+    nodes: Mapping[int, str], addresses: Mapping[int, tuple[str, str]]
+) -> dict[str, Endpoint]:
     """The endpoints by name; nobody listens there yet."""
     first: dict[tuple[str, str], Endpoint] = {}
     for rank, (interface, host) in sorted(addresses.items()):
-        first.setdefault((nodes[rank], interface), Endpoint(rank=rank, interface=interface, host=host))
+        first.setdefault(
+            (nodes[rank], interface), Endpoint(rank=rank, interface=interface, host=host)
+        )
     count = Counter(node for node, _ in first)
-    return {f"{node}:{name}" if count[node] > 1 else node: end for (node, name), end in first.items()}
+    return {
+        f"{node}:{name}" if count[node] > 1 else node: end for (node, name), end in first.items()
+    }
 
 
 def listening(coordinator: Coordinator, ends: Mapping[K, Endpoint]) -> dict[K, Endpoint]:
-    """Have the endpoints listen, on ports that their kernels choose; those of lost ranks are left out."""
+    """Have the endpoints listen, on ports that their kernels choose; those of lost ranks are left
+    out.
+    """
     hosts = group_by_key((end.rank, end.host) for end in ends.values())
     questions = {rank: {"do": "listen", "addresses": theirs} for rank, theirs in hosts.items()}
     answers = coordinator.ask(questions, _SLACK)
     # Who tries port 0, of an address that cannot be listened on, is refused.
-    return {name: replace(end, port=answers[end.rank][end.host]) for name, end in ends.items() if end.rank in answers}
+    return {
+        name: replace(end, port=answers[end.rank][end.host])
+        for name, end in ends.items()
+        if end.rank in answers
+    }
 
 
 def plan(nodes: Mapping[K, str]) -> list[tuple[K, K]]:
-    """All ways between two nodes of these endpoints; of more than 64, from each to the next 32 of others in a ring."""
+    """All ways between two nodes of these endpoints; of more than 64, from each to the next 32 of
+    others in a ring.
+    """
     names = list(nodes)
     most = len(names) if len(names) <= _ALL_PAIRS else _NEIGHBOURS
     pairs = []
     for index, a in enumerate(names):
         ring = (names[(index + step) % len(names)] for step in range(1, len(names)))
-        pairs += [(a, b) for b, _ in zip((b for b in ring if nodes[b] != nodes[a]), range(most), strict=False)]
+        pairs += [
+            (a, b)
+            for b, _ in zip((b for b in ring if nodes[b] != nodes[a]), range(most), strict=False)
+        ]
     return pairs
 
 
@@ -102,7 +130,8 @@ def attempt(
     bound: bool = False,
     brief: bool = False,
 ) -> dict[tuple[K, K], str]:
-    """Have the first of each pair connect to the second, ``bound`` to its interface; those that do not, and why.
+    """Have the first of each pair connect to the second, ``bound`` to its interface; those that do
+    not, and why.
 
     ``brief``: only for the packets to be there, as no answer is expected.
     Ranks that are lost meanwhile say nothing of the network.
@@ -110,19 +139,39 @@ def attempt(
     probes: dict[int, dict[tuple[K, K], Probe]] = {}
     for a, b in pairs:
         interface = ends[a].interface if bound else ""
-        probe = Probe(source=ends[a].host, host=ends[b].host, port=ends[b].port, interface=interface, brief=brief)
+        probe = Probe(
+            source=ends[a].host,
+            host=ends[b].host,
+            port=ends[b].port,
+            interface=interface,
+            brief=brief,
+        )
         probes.setdefault(ends[a].rank, {})[a, b] = probe
     most = max(map(len, probes.values()), default=0)
-    questions = {rank: {"do": "connect", "probes": list(map(vars, own.values()))} for rank, own in probes.items()}
+    questions = {
+        rank: {"do": "connect", "probes": list(map(vars, own.values()))}
+        for rank, own in probes.items()
+    }
     answers = coordinator.ask(questions, (1 + most // AT_ONCE) * WITHIN + _SLACK)
-    found = {pair: why for rank, said in answers.items() for pair, why in zip(probes[rank], said, strict=False)}
-    return {(a, b): why for (a, b), why in found.items() if why and ends[b].rank not in coordinator.errors}
+    found = {
+        pair: why
+        for rank, said in answers.items()
+        for pair, why in zip(probes[rank], said, strict=False)
+    }
+    return {
+        (a, b): why
+        for (a, b), why in found.items()
+        if why and ends[b].rank not in coordinator.errors
+    }
 
 
-def _directed(coordinator: Coordinator, ends: Mapping[str, Endpoint], failing: Mapping[Way, str]) -> dict[Way, str]:
+def _directed(
+    coordinator: Coordinator, ends: Mapping[str, Endpoint], failing: Mapping[Way, str]
+) -> dict[Way, str]:
     """On which way the packets get lost, by what the listeners' kernels hold half open.
 
-    A kernel whose own firewall drops its answers forgets such a connection after a second: each is tried anew.
+    A kernel whose own firewall drops its answers forgets such a connection after a second: each is
+    tried anew.
     """
     attempt(coordinator, ends, failing, brief=True)
     answers = coordinator.broadcast({"do": "half open"}, _SLACK, {ends[b].rank for _, b in failing})
@@ -134,12 +183,20 @@ def _directed(coordinator: Coordinator, ends: Mapping[str, Endpoint], failing: M
 
 
 def evaluate(ways: ConnectivityMatrix) -> Iterator[Finding]:
-    """A node that reaches no other, or none of them it, is named alone; else each way that is broken."""
+    """A node that reaches no other, or none of them it, is named alone; else each way that is
+    broken.
+    """
     left = dict(ways.broken)
-    if len(ways.endpoints) > 2 and left and all({(a, b), (b, a)} & left.keys() for a, b in ways.tried):
+    if (
+        len(ways.endpoints) > 2
+        and left
+        and all({(a, b), (b, a)} & left.keys() for a, b in ways.tried)
+    ):
         over = ", ".join(sorted({end.interface for end in ways.endpoints.values()}))
         found = f"no TCP between any two nodes over {over}: {next(iter(left.values()))}"
-        yield _finding(found, nodes=tuple(dict.fromkeys(name.partition(":")[0] for name in ways.endpoints)))
+        yield _finding(
+            found, nodes=tuple(dict.fromkeys(name.partition(":")[0] for name in ways.endpoints))
+        )
         return
     alone = list(_isolated(ways, left))
     for name, words, why in alone:
@@ -147,12 +204,16 @@ def evaluate(ways: ConnectivityMatrix) -> Iterator[Finding]:
         at = ways.endpoints[name].host if len(alone) <= ROWS else "its address"
         yield _finding(f"{words.format(at)}: {why}", nodes=(name,))
     hosts = {name: end.host for name, end in ways.endpoints.items()}
-    texts = {way: f"no TCP from {hosts[way[0]]} to {hosts[way[1]]}: {why}" for way, why in left.items()}
+    texts = {
+        way: f"no TCP from {hosts[way[0]]} to {hosts[way[1]]}: {why}" for way, why in left.items()
+    }
     yield from shortened([_finding(texts[a, b], between=f"{a} -> {b}") for a, b in left])
 
 
 def _isolated(ways: ConnectivityMatrix, left: dict[Way, str]) -> Iterator[tuple[str, str, str]]:
-    """The endpoints all of whose ways are broken, how and why; their ways are taken out of ``left``."""
+    """The endpoints all of whose ways are broken, how and why; their ways are taken out of
+    ``left``.
+    """
     tried = group_by_key((name, pair) for pair in ways.tried for name in pair)
     named: set[str] = set()
     for name, _ in Counter(chain(*left)).most_common():
@@ -160,7 +221,9 @@ def _isolated(ways: ConnectivityMatrix, left: dict[Way, str]) -> Iterator[tuple[
         words = _how(name, own, left)
         if words and len({*chain(*own)}) > 2:
             named.add(name)
-            gone = [left.pop(way) for a, b in tried[name] for way in ((a, b), (b, a)) if way in left]
+            gone = [
+                left.pop(way) for a, b in tried[name] for way in ((a, b), (b, a)) if way in left
+            ]
             yield name, words, gone[0]
 
 
@@ -173,7 +236,11 @@ def _how(name: str, own: Sequence[Way], left: Mapping[Way, str]) -> str:
         return "nothing that it sends from {} reaches another node"
     if receives and not sends:
         return "nothing that others send to {} reaches it"
-    return "no TCP between {} and any other node" if all({(a, b), (b, a)} & left.keys() for a, b in own) else ""
+    return (
+        "no TCP between {} and any other node"
+        if all({(a, b), (b, a)} & left.keys() for a, b in own)
+        else ""
+    )
 
 
 def summary(ways: ConnectivityMatrix) -> str:
@@ -182,4 +249,7 @@ def summary(ways: ConnectivityMatrix) -> str:
         return "not tried: no two nodes with an interface that is fit"
     lost = f", {len(ways.broken)} broken" if ways.broken else ""
     ring = f" (each to the next {_NEIGHBOURS})" if len(ways.endpoints) > _ALL_PAIRS else ""
-    return f"TCP between {len(ways.endpoints)} endpoints, {len(ways.tried)} ways{ring}, on random ports{lost}"
+    return (
+        f"TCP between {len(ways.endpoints)} endpoints, {len(ways.tried)} ways{ring}, on random"
+        f" ports{lost}"
+    )

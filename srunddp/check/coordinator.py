@@ -1,8 +1,8 @@
 """The ranks of a check come together; then rank 0 asks all others, and each answers.
 
-The connections need not go over the interface of the training: a check has to work just where a meeting would not. So
-rank 0 listens on every address of its node, and the others try each one that the channel tells or that its names lead
-to. Rank 0 takes whoever has come when the time is over.
+The connections need not go over the interface of the training: a check has to work just where a
+meeting would not. So rank 0 listens on every address of its node, and the others try each one that
+the channel tells or that its names lead to. Rank 0 takes whoever has come when the time is over.
 """
 
 import contextlib
@@ -23,7 +23,13 @@ from srunddp.bootstrap.network.interface import list_interfaces, why_unusable
 from srunddp.bootstrap.rendezvous import client, discovery, protocol
 from srunddp.bootstrap.rendezvous.auth import Authenticator
 from srunddp.bootstrap.rendezvous.listener import AuthenticatedListener
-from srunddp.bootstrap.rendezvous.protocol import Address, Hello, RendezvousInfo, listen, listen_where_possible
+from srunddp.bootstrap.rendezvous.protocol import (
+    Address,
+    Hello,
+    RendezvousInfo,
+    listen,
+    listen_where_possible,
+)
 from srunddp.check.finding import CheckContext, call_in_daemon_thread
 from srunddp.errors import RendezvousError, SrunddpError
 from srunddp.util.click_types import limit
@@ -73,11 +79,16 @@ class Coordinator:
     @property
     def node_leaders(self) -> dict[str, int]:
         """The first rank of each node that still answers."""
-        there = ((node, rank) for rank, node in self.nodes.items() if rank == 0 or rank in self.connections)
+        there = (
+            (node, rank)
+            for rank, node in self.nodes.items()
+            if rank == 0 or rank in self.connections
+        )
         return {node: ranks[0] for node, ranks in group_by_key(there).items()}
 
     def ask(self, questions: Mapping[int, Mapping[str, Any]], within: float) -> dict[int, Any]:
-        """Ask ranks something at once, rank 0 perhaps among them, and wait so many seconds; the answers by rank.
+        """Ask ranks something at once, rank 0 perhaps among them, and wait so many seconds; the
+        answers by rank.
 
         One that does not answer in time, or is lost, is left out, and is asked no more.
         """
@@ -87,7 +98,11 @@ class Coordinator:
             self.connections[rank].settimeout(_SEND_WITHIN)
             send(self.connections[rank], dict(questions[rank]))
         # In a thread, for it may hang here as it may there.
-        own = call_in_daemon_thread(partial(_answered, self.handle, questions[0])) if 0 in questions else None
+        own = (
+            call_in_daemon_thread(partial(_answered, self.handle, questions[0]))
+            if 0 in questions
+            else None
+        )
         answers, late = self._collect(waiting, deadline), f"no answer within {within:g} s"
         for rank in waiting:
             self._drop(rank, late)
@@ -95,7 +110,9 @@ class Coordinator:
             answers |= {0: own.result(max(0.0, deadline - time.monotonic()))} if own else {}
         except TimeoutError:
             answers[0] = {_FAILED: late}
-        failed = {rank: str(message[_FAILED]) for rank, message in answers.items() if _FAILED in message}
+        failed = {
+            rank: str(message[_FAILED]) for rank, message in answers.items() if _FAILED in message
+        }
         self.errors = failed | self.errors
         return {rank: answers[rank].get(_ANSWER) for rank in sorted(answers.keys() - failed)}
 
@@ -125,7 +142,9 @@ class Coordinator:
                     if message := parse(bytes(text)):
                         answers[rank] = message
                     else:
-                        self._drop(rank, "it sent what is no answer" if piece else "its process ended")
+                        self._drop(
+                            rank, "it sent what is no answer" if piece else "its process ended"
+                        )
         return answers
 
     def _drop(self, rank: int, why: str) -> None:
@@ -140,11 +159,19 @@ class Coordinator:
 
 
 def gather(
-    own: Hello, listening: Sequence[socket.socket], trust: Authenticator, handle: Handler, deadline: float
+    own: Hello,
+    listening: Sequence[socket.socket],
+    trust: Authenticator,
+    handle: Handler,
+    deadline: float,
 ) -> Coordinator:
-    """On rank 0: wait for all other ranks, and take those that have come by a time of :func:`time.monotonic`."""
+    """On rank 0: wait for all other ranks, and take those that have come by a time of
+    :func:`time.monotonic`.
+    """
     coordinator = Coordinator({0: own}, handle)
-    with AuthenticatedListener(listening=listening, own=own, trust=trust, say=coordinator.refused.append) as listener:
+    with AuthenticatedListener(
+        listening=listening, own=own, trust=trust, say=coordinator.refused.append
+    ) as listener:
         while len(coordinator.here) < own.world_size and (left := deadline - time.monotonic()) > 0:
             for hello, connection, message in listener.events(left):
                 if message is None and coordinator.connections.get(hello.rank) is connection:
@@ -153,11 +180,16 @@ def gather(
                     if objection := _objection(hello, own, coordinator.here.get(hello.rank)):
                         coordinator.objections.append(objection)
                     else:
-                        coordinator.connections[hello.rank], coordinator.here[hello.rank] = connection, hello
+                        coordinator.connections[hello.rank], coordinator.here[hello.rank] = (
+                            connection,
+                            hello,
+                        )
     for each in listening:
         each.close()
     # A client waits for this; a check has no use for what is in it.
-    accepted = asdict(RendezvousInfo(master_addr="", master_port=0, run=own.token, master_node=own.node))
+    accepted = asdict(
+        RendezvousInfo(master_addr="", master_port=0, run=own.token, master_node=own.node)
+    )
     for connection in coordinator.connections.values():
         connection.setblocking(True)
         send(connection, {"meeting": accepted})
@@ -173,7 +205,8 @@ def _objection(hello: Hello, own: Hello, before: Hello | None) -> str:
 
 
 def serve(connection: socket.socket, handle: Handler) -> int:
-    """On another rank: answer rank 0's questions until it says that it is over, and with which exit code.
+    """On another rank: answer rank 0's questions until it says that it is over, and with which exit
+    code.
 
     A CoordinatorLostError where rank 0 is gone.
     """
@@ -188,7 +221,9 @@ def serve(connection: socket.socket, handle: Handler) -> int:
                 connection.sendall(json.dumps(_answered(handle, message)).encode() + b"\n")
     except OSError as error:
         why = os.strerror(error.errno) if error.errno else "no word from it"
-    raise CoordinatorLostError(f"rank 0 was lost: {why}", expected="rank 0 to stay", hint="see rank 0's own message")
+    raise CoordinatorLostError(
+        f"rank 0 was lost: {why}", expected="rank 0 to stay", hint="see rank 0's own message"
+    )
 
 
 def _answered(handle: Handler, question: Mapping[str, Any]) -> dict[str, Any]:
@@ -198,8 +233,11 @@ def _answered(handle: Handler, question: Mapping[str, Any]) -> dict[str, Any]:
         return {_FAILED: f"{type(error).__name__}: {error}"}
 
 
-def coordinate(context: CheckContext, handle: Handler, timeout: float, ports: range | None = None) -> Coordinator:
-    """On rank 0: become the coordinator of all ranks that come in time; ``handle`` is what it does for a question.
+def coordinate(
+    context: CheckContext, handle: Handler, timeout: float, ports: range | None = None
+) -> Coordinator:
+    """On rank 0: become the coordinator of all ranks that come in time; ``handle`` is what it does
+    for a question.
 
     A SrunddpError where the others cannot find this rank.
     """
@@ -209,7 +247,9 @@ def coordinate(context: CheckContext, handle: Handler, timeout: float, ports: ra
         return Coordinator({0: discovery.hello(environment, token)}, handle)
     raise_open_files_limit()
     listening = _listen(context, ports)
-    published = protocol.encode_advertisement(token, [Address(*each.getsockname()[:2]) for each in listening])
+    published = protocol.encode_advertisement(
+        token, [Address(*each.getsockname()[:2]) for each in listening]
+    )
     own, trust, _ = discovery.introduce(environment, _published(context, published, timeout))
     return gather(own, listening, trust, handle, deadline)
 
@@ -217,11 +257,13 @@ def coordinate(context: CheckContext, handle: Handler, timeout: float, ports: ra
 def join(
     command: str, context: CheckContext, handle: Handler, timeout: float, ports: range | None = None
 ) -> tuple[int, bool]:
-    """On another rank: find rank 0 and answer its questions, or say why the command does not find it.
+    """On another rank: find rank 0 and answer its questions, or say why the command does not find
+    it.
 
-    Returns this rank's exit code, and whether rank 0 was found. Where it was not, that is 0: rank 0 misses this rank,
-    and its exit code is the job's, whereas another one here would have the launcher end rank 0 before it has reported.
-    A CoordinatorLostError where rank 0 was found, and is gone.
+    Returns this rank's exit code, and whether rank 0 was found. Where it was not, that is 0: rank 0
+    misses this rank, and its exit code is the job's, whereas another one here would have the
+    launcher end rank 0 before it has reported. A CoordinatorLostError where rank 0 was found, and
+    is gone.
     """
     environment, deadline = context.environment, time.monotonic() + timeout
     try:
@@ -233,27 +275,43 @@ def join(
     return serve(connection, handle), True
 
 
-def _find(candidates: Sequence[Address], hello: Hello, deadline: float, own: Authenticator) -> socket.socket:
-    """The connection to rank 0, each of its hosts in turn: one that swallows packets must not hold up the others."""
+def _find(
+    candidates: Sequence[Address], hello: Hello, deadline: float, own: Authenticator
+) -> socket.socket:
+    """The connection to rank 0, each of its hosts in turn: one that swallows packets must not hold
+    up the others.
+    """
     hosts = dict.fromkeys(address.host for address in candidates)
     turns = ((1 + turn, host) for turn in itertools.count() for host in hosts)
     while True:
         turn, host = next(turns)
         until = min(deadline, time.monotonic() + turn * _A_HOST)
         try:
-            return client.join([each for each in candidates if each.host == host], hello, until, own)[0]
+            return client.join(
+                [each for each in candidates if each.host == host], hello, until, own
+            )[0]
         except RendezvousError as error:
             if time.monotonic() < until:
                 raise  # rank 0 itself refuses this rank
             if until == deadline:
-                hint = "see whether it started; `srun --mpi=pmi2` tells all addresses of its node to the others"
+                hint = (
+                    "see whether it started; `srun --mpi=pmi2` tells all addresses of its node to"
+                    " the others"
+                )
                 raise RendezvousError(error.found, expected=error.expected, hint=hint) from None
 
 
 def _listen(context: CheckContext, ports: range | None) -> list[socket.socket]:
-    """Listen at all addresses by which others may reach this node, that of the training's interface first."""
+    """Listen at all addresses by which others may reach this node, that of the training's interface
+    first.
+    """
     environment, own = context.environment, [context.interface.address] if context.interface else []
-    others = (address for link in list_interfaces() if not why_unusable(link) for address in link.addresses)
+    others = (
+        address
+        for link in list_interfaces()
+        if not why_unusable(link)
+        for address in link.addresses
+    )
     hosts = ["127.0.0.1"] if environment.one_node else list(dict.fromkeys([*own, *others]))
     if not hosts:
         raise _unreachable(environment.node)
@@ -264,11 +322,15 @@ def _listen(context: CheckContext, ports: range | None) -> list[socket.socket]:
 
 def _unreachable(node: str) -> RendezvousError:
     found = f"node {node} has no interface that is up and has an address"
-    return RendezvousError(found, expected="one by which other nodes reach it", hint="see `ip addr` there")
+    return RendezvousError(
+        found, expected="one by which other nodes reach it", hint="see `ip addr` there"
+    )
 
 
 def _candidates(context: CheckContext, ports: range | None) -> list[Address]:
-    """Where rank 0 may listen: at each address to which its name in ifaces.conf leads, and to which its own does."""
+    """Where rank 0 may listen: at each address to which its name in ifaces.conf leads, and to which
+    its own does.
+    """
     found, wrong, entries = [], [], context.loaded.entries
     for known in (entries, (*(replace(entry, address="") for entry in entries), DEFAULT)):
         try:
@@ -281,15 +343,25 @@ def _candidates(context: CheckContext, ports: range | None) -> list[Address]:
 
 
 def _published(context: CheckContext, message: str | None, timeout: float) -> str:
-    """What rank 0 publishes, by ``message``; MPI, which waits for ever where a rank is missing, is given up in time."""
+    """What rank 0 publishes, by ``message``; MPI, which waits for ever where a rank is missing, is
+    given up in time.
+    """
     environment, name = context.environment, context.interface.name if context.interface else None
 
     def broadcast(message: str | None) -> str:
         try:
-            return call_in_daemon_thread(partial(mpi.broadcast, message, environment.world_size, name)).result(timeout)
+            return call_in_daemon_thread(
+                partial(mpi.broadcast, message, environment.world_size, name)
+            ).result(timeout)
         except TimeoutError:
-            found = f"rank {environment.rank} on {environment.node} is still in MPI_Init after {timeout:g} s"
-            hint = "look for ranks that did not start; start with `srun --mpi=pmi2`, which needs no MPI"
+            found = (
+                f"rank {environment.rank} on {environment.node} is still in MPI_Init after"
+                f" {timeout:g} s"
+            )
+            hint = (
+                "look for ranks that did not start; start with `srun --mpi=pmi2`, which needs"
+                " no MPI"
+            )
             expected = "all ranks to reach it, and MPI to reach all nodes"
             raise RendezvousError(found, expected=expected, hint=hint) from None
 

@@ -1,4 +1,6 @@
-"""What a check before a job finds, and the form that every check has: it collects on each rank and judges on rank 0."""
+"""What a check before a job finds, and the form that every check has: it collects on each rank and
+judges on rank 0.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,8 @@ FAIL, WARN = Severity.FAIL, Severity.WARN
 
 @dataclass(frozen=True)
 class Finding:
-    """Something that is wrong, with its hint. Equal ones of several ranks or nodes are shown as one.
+    """Something that is wrong, with its hint. Equal ones of several ranks or nodes are shown as
+    one.
 
     Attributes:
         found, expected, hint: without the node's name, in the words of an error.
@@ -69,8 +72,10 @@ class CheckContext:
     Attributes:
         variables: the process's environment.
         loaded: ifaces.conf.
-        interface: None where it is wrong; then ``interface_error`` is what was found, what was expected and the hint.
-        script: the training script, None where none was given; paths: of ``--path``; packages: of ``--package``.
+        interface: None where it is wrong; then ``interface_error`` is what was found, what was
+            expected and the hint.
+        script: the training script, None where none was given; paths: of ``--path``; packages: of
+            ``--package``.
         spare_nodes: of ``--spare-nodes``; 0 for none.
         staged: the copies that this node has of what it does not see; None without ``--staged``.
     """
@@ -88,9 +93,14 @@ class CheckContext:
 
 
 def context_of(
-    environment: Environment, named: str | None, variables: Mapping[str, str], option: str = "--ifaces"
+    environment: Environment,
+    named: str | None,
+    variables: Mapping[str, str],
+    option: str = "--ifaces",
 ) -> CheckContext:
-    """This rank, with the interface that it would use in a run; ``named`` is the file given with ``option``."""
+    """This rank, with the interface that it would use in a run; ``named`` is the file given with
+    ``option``.
+    """
     context = CheckContext(environment=environment, variables=dict(variables))
     try:
         context = replace(context, loaded=load(named, variables, option))
@@ -109,7 +119,9 @@ class Observation(Generic[F]):
     node: str
     facts: F
 
-    def finding(self, level: Severity, found: str, expected: str, hint: str, *, rank: bool = False) -> Finding:
+    def finding(
+        self, level: Severity, found: str, expected: str, hint: str, *, rank: bool = False
+    ) -> Finding:
         """A finding about its node; or about this rank alone."""
         return Ranks([self]).finding(level, found, expected, hint, ranks=rank)
 
@@ -117,7 +129,9 @@ class Observation(Generic[F]):
 class Ranks(list[Observation[F]]):
     """What one check collected on several ranks, in their order."""
 
-    def finding(self, level: Severity, found: str, expected: str, hint: str, *, ranks: bool = True) -> Finding:
+    def finding(
+        self, level: Severity, found: str, expected: str, hint: str, *, ranks: bool = True
+    ) -> Finding:
         """A finding about them; or about their nodes alone."""
         nodes = tuple(dict.fromkeys(one.node for one in self))
         who = tuple(sorted(one.rank for one in self)) if ranks else ()
@@ -127,23 +141,37 @@ class Ranks(list[Observation[F]]):
         """Those that fit."""
         return Ranks(filter(fits, self))
 
-    def grouped(self, value: Callable[[Observation[F]], str] = lambda one: one.node) -> dict[str, Ranks[F]]:
+    def grouped(
+        self, value: Callable[[Observation[F]], str] = lambda one: one.node
+    ) -> dict[str, Ranks[F]]:
         """Those of each node, or of each other value."""
-        return {known: Ranks(who) for known, who in group_by_key((value(one), one) for one in self).items()}
+        return {
+            known: Ranks(who)
+            for known, who in group_by_key((value(one), one) for one in self).items()
+        }
 
     def minority(self, value: Callable[[Observation[F]], str]) -> tuple[str, dict[str, Ranks[F]]]:
-        """What most ranks have, or of equally many the one of the lowest rank; and the others, by what they have."""
+        """What most ranks have, or of equally many the one of the lowest rank; and the others, by
+        what they have.
+        """
         ranks = self.grouped(value)
         usual = max(ranks, key=lambda known: len(ranks[known]), default="")
         ranks.pop(usual, None)
         return usual, ranks
 
     def differing(
-        self, value: Callable[[Observation[F]], str], level: Severity, title: str, hint: str, *, ranks: bool = True
+        self,
+        value: Callable[[Observation[F]], str],
+        level: Severity,
+        title: str,
+        hint: str,
+        *,
+        ranks: bool = True,
     ) -> Generator[Finding, None, Ranks[F]]:
         """Find those that have another value than most, and return those that have the usual one.
 
-        Further differences of the others follow from this one. ``title`` is that of the value, in what was found.
+        Further differences of the others follow from this one. ``title`` is that of the value, in
+        what was found.
         """
         usual, others = self.minority(value)
         for known, who in others.items():
@@ -158,9 +186,11 @@ class Check(Generic[F]):
 
     Attributes:
         name: one word, for the table.
-        facts: a dataclass of what is collected, of numbers, texts, and lists and dicts of those: it travels as JSON.
+        facts: a dataclass of what is collected, of numbers, texts, and lists and dicts of those: it
+            travels as JSON.
         collect: what this rank sees; quick, and before torch and CUDA are touched.
-        evaluate: what is wrong, given what all ranks saw; of equal findings one for all of their nodes is enough.
+        evaluate: what is wrong, given what all ranks saw; of equal findings one for all of their
+            nodes is enough.
         summary: one line for people on what was seen.
         within: seconds that collecting may take.
     """
@@ -207,10 +237,14 @@ def call_in_daemon_thread(look: Callable[[], T]) -> Future[T]:
 
 
 def run_python(code: str, *words: str, within: float) -> tuple[str, str]:
-    """What another Python prints that runs ``code``, and why it fails, by the last line of its errors; else empty."""
+    """What another Python prints that runs ``code``, and why it fails, by the last line of its
+    errors; else empty.
+    """
     command = [sys.executable, "-P", "-c", code, *words]
     try:
-        done = subprocess.run(command, input="", capture_output=True, text=True, errors="replace", timeout=within)
+        done = subprocess.run(
+            command, input="", capture_output=True, text=True, errors="replace", timeout=within
+        )
     except subprocess.TimeoutExpired:
         return "", f"{TOO_LONG} {within:g} s"
     last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]

@@ -1,4 +1,6 @@
-"""The check before a job: rank 0 asks what all ranks see and what shows between them, and judges it."""
+"""The check before a job: rank 0 asks what all ranks see and what shows between them, and judges
+it.
+"""
 
 import time
 from collections import Counter
@@ -17,7 +19,15 @@ from srunddp.bootstrap.rendezvous.server import infos_of
 from srunddp.check import allreduce, bandwidth, connectivity
 from srunddp.check.checks import CHECKS, WITH_SPARES, interface, launch
 from srunddp.check.coordinator import Coordinator
-from srunddp.check.finding import FAIL, WARN, Check, CheckContext, Finding, call_in_daemon_thread, split_message
+from srunddp.check.finding import (
+    FAIL,
+    WARN,
+    Check,
+    CheckContext,
+    Finding,
+    call_in_daemon_thread,
+    split_message,
+)
 from srunddp.check.render import Report
 from srunddp.util.hostlist import group_by_key
 
@@ -27,9 +37,11 @@ _COLLECTIVE_WITHIN = 60.0
 
 @dataclass
 class Responder:
-    """What each rank does when rank 0 asks: look at itself, connect, send, receive, and add up with the others.
+    """What each rank does when rank 0 asks: look at itself, connect, send, receive, and add up with
+    the others.
 
-    ``backend`` is for the collective; ``store_fd`` is rank 0's listening socket for the store, once there is one.
+    ``backend`` is for the collective; ``store_fd`` is rank 0's listening socket for the store, once
+    there is one.
     """
 
     context: CheckContext
@@ -49,17 +61,25 @@ class Responder:
             case "receive":
                 return bandwidth.receive(self.prober.listeners[question["at"]])
             case "collective":
-                here, within, info = self.context, question["within"], RendezvousInfo(**question["meeting"])
+                here, within, info = (
+                    self.context,
+                    question["within"],
+                    RendezvousInfo(**question["meeting"]),
+                )
                 assert here.interface is not None
-                own = ProcessGroupContext(here.environment, here.interface, info, self.store_fd, within, self.backend)
+                own = ProcessGroupContext(
+                    here.environment, here.interface, info, self.store_fd, within, self.backend
+                )
                 return allreduce.run(own, within)
         return self.prober.handle(question)
 
 
 def collect_facts(context: CheckContext, names: Sequence[str]) -> dict[str, Any]:
-    """What the checks of these names collect, all at once and each within its time; where one fails, why.
+    """What the checks of these names collect, all at once and each within its time; where one
+    fails, why.
 
-    Each in a thread of its own: a file system or a driver that hangs must not hide what the others see.
+    Each in a thread of its own: a file system or a driver that hangs must not hide what the others
+    see.
     """
     checks = [check for check in WITH_SPARES if check.name in names]
     asked = [(check, call_in_daemon_thread(partial(check.collect, context))) for check in checks]
@@ -67,7 +87,9 @@ def collect_facts(context: CheckContext, names: Sequence[str]) -> dict[str, Any]
     found: dict[str, dict[str, Any]] = {}
     for check, answer in asked:
         try:
-            found[check.name] = {"facts": asdict(answer.result(max(0.0, began + check.within - time.monotonic())))}
+            found[check.name] = {
+                "facts": asdict(answer.result(max(0.0, began + check.within - time.monotonic())))
+            }
         except TimeoutError:
             why = f"no answer within {check.within:g} s: a file system, a look-up or a driver hangs"
             found[check.name] = {"failed": why}
@@ -76,11 +98,22 @@ def collect_facts(context: CheckContext, names: Sequence[str]) -> dict[str, Any]
     return {"version": __version__, "checks": found}
 
 
-def examine(coordinator: Coordinator, own: Responder, timeout: float, *, with_collective: bool) -> Report:
-    """Ask everything, and judge it; ``timeout`` is the seconds that the ranks had to come, for the message."""
-    report = look(coordinator, own.context.environment, timeout, WITH_SPARES if own.context.spare_nodes else CHECKS)
+def examine(
+    coordinator: Coordinator, own: Responder, timeout: float, *, with_collective: bool
+) -> Report:
+    """Ask everything, and judge it; ``timeout`` is the seconds that the ranks had to come, for the
+    message.
+    """
+    report = look(
+        coordinator,
+        own.context.environment,
+        timeout,
+        WITH_SPARES if own.context.spare_nodes else CHECKS,
+    )
     offsets = bandwidth.survey_clocks(coordinator)
-    report.add(bandwidth.CLOCK, bandwidth.evaluate_clocks(offsets), bandwidth.summary_of_clocks(offsets))
+    report.add(
+        bandwidth.CLOCK, bandwidth.evaluate_clocks(offsets), bandwidth.summary_of_clocks(offsets)
+    )
     ways = reached(coordinator, report)
     if with_collective:
         _measure(coordinator, own, report, ways)
@@ -88,12 +121,18 @@ def examine(coordinator: Coordinator, own: Responder, timeout: float, *, with_co
     return report
 
 
-def look(coordinator: Coordinator, environment: Environment, timeout: float, checks: Sequence[Check[Any]]) -> Report:
-    """Have all ranks look at themselves, for these checks; for the other arguments see :func:`examine`."""
+def look(
+    coordinator: Coordinator, environment: Environment, timeout: float, checks: Sequence[Check[Any]]
+) -> Report:
+    """Have all ranks look at themselves, for these checks; for the other arguments see
+    :func:`examine`.
+    """
     report = Report(dict(sorted(coordinator.here.items())))
     report.add(launch.NAME, missing(coordinator, environment, timeout))
     question = {"do": "facts", "checks": [check.name for check in checks]}
-    report.take(coordinator.broadcast(question, max(check.within for check in checks) + _FACTS_WITHIN))
+    report.take(
+        coordinator.broadcast(question, max(check.within for check in checks) + _FACTS_WITHIN)
+    )
     report.evaluate(checks)
     return report
 
@@ -101,13 +140,17 @@ def look(coordinator: Coordinator, environment: Environment, timeout: float, che
 def reached(coordinator: Coordinator, report: Report) -> connectivity.ConnectivityMatrix:
     """Have the nodes whose interface is fit try to reach each other."""
     fit = [one for one in report.seen(interface.CHECK) if one.facts.name]
-    ways = connectivity.survey(coordinator, {one.rank: (one.facts.name, one.facts.address) for one in fit})
+    ways = connectivity.survey(
+        coordinator, {one.rank: (one.facts.name, one.facts.address) for one in fit}
+    )
     report.add(connectivity.NAME, connectivity.evaluate(ways), connectivity.summary(ways))
     return ways
 
 
 def alone(context: CheckContext, *findings: Finding) -> Report:
-    """What this rank sees by itself, where it did not come together with the others, and findings on why."""
+    """What this rank sees by itself, where it did not come together with the others, and findings
+    on why.
+    """
     own = discovery.hello(context.environment, "")
     report = Report({own.rank: own})
     report.add(launch.NAME, findings)
@@ -116,17 +159,28 @@ def alone(context: CheckContext, *findings: Finding) -> Report:
     return report
 
 
-def missing(coordinator: Coordinator, environment: Environment, timeout: float) -> Iterator[Finding]:
-    """The ranks that did not come, with who was refused meanwhile; and what is wrong with those that did."""
+def missing(
+    coordinator: Coordinator, environment: Environment, timeout: float
+) -> Iterator[Finding]:
+    """The ranks that did not come, with who was refused meanwhile; and what is wrong with those
+    that did.
+    """
     layout = environment.step.layout() if environment.step else {}
     unseen = sorted(set(range(environment.world_size)) - coordinator.here.keys())
     for node, ranks in group_by_key((layout.get(rank, ""), rank) for rank in unseen).items():
-        found, hint = f"no word within {timeout:g} s", "see its own lines, and whether srun started srunddp there"
-        yield Finding(FAIL, found, "all ranks", hint, nodes=(node,) if node else (), ranks=tuple(ranks))
+        found, hint = (
+            f"no word within {timeout:g} s",
+            "see its own lines, and whether srun started srunddp there",
+        )
+        yield Finding(
+            FAIL, found, "all ranks", hint, nodes=(node,) if node else (), ranks=tuple(ranks)
+        )
     for line in coordinator.refused if unseen else ():
         yield Finding(WARN, *split_message(line))
     for line in coordinator.objections:
-        yield Finding(FAIL, line, "each rank once", "start all ranks with one srun, and one srunddp per task")
+        yield Finding(
+            FAIL, line, "each rank once", "start all ranks with one srun, and one srunddp per task"
+        )
 
 
 def lost(coordinator: Coordinator) -> Iterator[Finding]:
@@ -137,18 +191,31 @@ def lost(coordinator: Coordinator) -> Iterator[Finding]:
         yield Finding(FAIL, f"during the check: {why}", "answers", hint, nodes=where, ranks=(rank,))
 
 
-def _measure(coordinator: Coordinator, own: Responder, report: Report, ways: connectivity.ConnectivityMatrix) -> None:
+def _measure(
+    coordinator: Coordinator, own: Responder, report: Report, ways: connectivity.ConnectivityMatrix
+) -> None:
     """Rates between the nodes, and an all-reduce; not where something would stop the job anyway."""
-    if why := "something is wrong" if report.failed else "there is one rank" if len(coordinator.here) == 1 else "":
+    if (
+        why := "something is wrong"
+        if report.failed
+        else "there is one rank"
+        if len(coordinator.here) == 1
+        else ""
+    ):
         report.skipped |= dict.fromkeys((bandwidth.NAME, allreduce.NAME), f"not run, as {why}")
         return
     measured = bandwidth.survey(coordinator, connectivity.listening(coordinator, ways.endpoints))
     report.add(bandwidth.NAME, bandwidth.evaluate(measured), bandwidth.summary(measured))
     facts = dict.fromkeys(report.here, allreduce.AllReduceFacts(wrong="no answer"))
-    facts |= {rank: allreduce.AllReduceFacts(**answer) for rank, answer in _all_reduce(coordinator, own).items()}
+    facts |= {
+        rank: allreduce.AllReduceFacts(**answer)
+        for rank, answer in _all_reduce(coordinator, own).items()
+    }
     link = slowest_link(report, facts[0].backend)
     nodes = {rank: hello.node for rank, hello in report.here.items()}
-    report.add(allreduce.NAME, allreduce.evaluate(facts, nodes, link), allreduce.summary(facts, link))
+    report.add(
+        allreduce.NAME, allreduce.evaluate(facts, nodes, link), allreduce.summary(facts, link)
+    )
 
 
 def _all_reduce(coordinator: Coordinator, own: Responder) -> dict[int, Any]:
@@ -159,19 +226,24 @@ def _all_reduce(coordinator: Coordinator, own: Responder) -> dict[int, Any]:
         address = Address(*store.getsockname()[:2])
         ranks, within = sorted(coordinator.here), {"do": "collective", "within": _COLLECTIVE_WITHIN}
         infos = infos_of([coordinator.here[rank] for rank in ranks], address, "")
-        questions = {rank: {**within, "meeting": asdict(info)} for rank, info in zip(ranks, infos, strict=True)}
+        questions = {
+            rank: {**within, "meeting": asdict(info)}
+            for rank, info in zip(ranks, infos, strict=True)
+        }
         return coordinator.ask(questions, _COLLECTIVE_WITHIN + 10.0)
 
 
 def slowest_link(report: Report, backend: str) -> float:
     """Bytes per second that the slowest node's network can carry.
 
-    With NCCL it is that of its InfiniBand and RoCE devices, of as many as the node has ranks; else its interface's.
-    0 where that of some node is not known, and on one node.
+    With NCCL it is that of its InfiniBand and RoCE devices, of as many as the node has ranks; else
+    its interface's. 0 where that of some node is not known, and on one node.
     """
     ranks = Counter(hello.node for hello in report.here.values())
     seen = report.seen(interface.CHECK) if len(ranks) > 1 else []
-    return min((_carried(one.facts, ranks[one.node], backend) for one in seen), default=0.0) * 1e6 / 8
+    return (
+        min((_carried(one.facts, ranks[one.node], backend) for one in seen), default=0.0) * 1e6 / 8
+    )
 
 
 def _carried(facts: interface.InterfaceFacts, ranks: int, backend: str) -> float:

@@ -1,4 +1,6 @@
-"""A check's report for people and for programs: one table, the worst first, each failing row with its hint."""
+"""A check's report for people and for programs: one table, the worst first, each failing row with
+its hint.
+"""
 
 from __future__ import annotations
 
@@ -30,14 +32,19 @@ def merged(findings: Iterable[Finding]) -> list[Finding]:
 
 
 def lines(report: Report) -> list[str]:
-    """The table: what is wrong, as :func:`merged` has it, then what each check saw, and those that were not made.
+    """The table: what is wrong, as :func:`merged` has it, then what each check saw, and those that
+    were not made.
 
-    What a terminal would obey is escaped, here as in all text of this module: paths and variables may hold it.
+    What a terminal would obey is escaped, here as in all text of this module: paths and variables
+    may hold it.
     """
     findings = merged(report.findings)
     rows = [(each.level.name, each.check, where(each), said(each)) for each in findings]
     bad = {each.check for each in findings}
-    seen = [("" if name in bad else "ok", name, "", one_line(text)) for name, text in report.summaries.items()]
+    seen = [
+        ("" if name in bad else "ok", name, "", one_line(text))
+        for name, text in report.summaries.items()
+    ]
     rows += sorted(seen, key=lambda row: row[0], reverse=True)
     rows += [("--", name, "", why) for name, why in report.skipped.items()]
     widths = [max((len(row[column]) for row in rows), default=0) for column in range(3)]
@@ -60,31 +67,53 @@ def verdict(report: Report, world_size: int, job: str) -> str:
     nodes = len({hello.node for hello in report.here.values()})
     findings = merged(report.findings)
     words = {Severity.FAIL: "failure", Severity.WARN: "warning"}
-    counts = [(sum(each.level is level for each in findings), word) for level, word in words.items()]
-    wrong = " and ".join(f"{count} {word}{'s' if count > 1 else ''}" for count, word in counts if count)
+    counts = [
+        (sum(each.level is level for each in findings), word) for level, word in words.items()
+    ]
+    wrong = " and ".join(
+        f"{count} {word}{'s' if count > 1 else ''}" for count, word in counts if count
+    )
     ranks = f"{len(report.here)} of {world_size} ranks on {nodes} node{'s' if nodes > 1 else ''}"
     if world_size == 1 and not job:
-        return f"check: this machine alone, {wrong or 'all is well'}; `srun --nodes=N srunddp check` looks at the nodes"
+        return (
+            f"check: this machine alone, {wrong or 'all is well'}; `srun --nodes=N srunddp check`"
+            " looks at the nodes"
+        )
     return f"check{f' of job {job}' if job else ''}: {ranks}, {wrong or 'all is well'}"
 
 
 def node_lines(report: Report) -> list[str]:
-    """A line for each node, with the worst that each check has found there: ``node01 launch=ok limits=FAIL``."""
-    found = {(node, each.check): each.level.name for each in reversed(merged(report.findings)) for node in each.hosts}
+    """A line for each node, with the worst that each check has found there: ``node01 launch=ok
+    limits=FAIL``.
+    """
+    found = {
+        (node, each.check): each.level.name
+        for each in reversed(merged(report.findings))
+        for node in each.hosts
+    }
     nodes = dict.fromkeys(hello.node for hello in report.here.values())
-    rows = ([node, *(f"{name}={found.get((node, name), 'ok')}" for name in report.summaries)] for node in nodes)
+    rows = (
+        [node, *(f"{name}={found.get((node, name), 'ok')}" for name in report.summaries)]
+        for node in nodes
+    )
     return [one_line(" ".join(row)) for row in rows]
 
 
 def write(report: Report, text: Sequence[str], folder: str, job: str, code: int) -> list[str]:
-    """Write ``preflight.JOB.txt`` and ``.json``, and return their paths; a ConfigError where they cannot be written."""
+    """Write ``preflight.JOB.txt`` and ``.json``, and return their paths; a ConfigError where they
+    cannot be written.
+    """
     found, hint = f"the report cannot be written to {folder}", "name another with --output-dir"
     with file_errors(found, expected="a folder that rank 0 may write to", hint=hint):
         os.makedirs(folder, exist_ok=True)
         paths = [Path(folder) / f"preflight.{job or 'local'}.{kind}" for kind in ("txt", "json")]
-        texts = "\n".join([*text, "", *node_lines(report)]), json.dumps(as_json(report, job, code), indent=1)
+        texts = (
+            "\n".join([*text, "", *node_lines(report)]),
+            json.dumps(as_json(report, job, code), indent=1),
+        )
         for path, each in zip(paths, texts, strict=True):
-            replace_file(path, f"{each}\n".encode(errors="backslashreplace"))  # a path need not be text
+            # A path need not be text.
+            replace_file(path, f"{each}\n".encode(errors="backslashreplace"))
     return list(map(str, paths))
 
 
@@ -93,11 +122,18 @@ def as_json(report: Report, job: str, code: int) -> dict[str, Any]:
     return {
         "job": job,
         "exit_code": code,
-        "findings": [{**asdict(each), "level": each.level.name} for each in merged(report.findings)],
+        "findings": [
+            {**asdict(each), "level": each.level.name} for each in merged(report.findings)
+        ],
         "summaries": report.summaries,
         "skipped": report.skipped,
         "ranks": [
-            {"rank": rank, "node": here.node, "local_rank": here.local_rank, "checks": report.facts.get(rank, {})}
+            {
+                "rank": rank,
+                "node": here.node,
+                "local_rank": here.local_rank,
+                "checks": report.facts.get(rank, {}),
+            }
             for rank, here in report.here.items()
         ],
     }
@@ -109,7 +145,8 @@ class Report:
 
     Attributes:
         here: what each rank that came said of itself; facts: what it collected, by check.
-        findings: what is wrong; summaries: for each check one line on what was seen; both in the checks' order.
+        findings: what is wrong; summaries: for each check one line on what was seen; both in the
+            checks' order.
         skipped: why a check was not made.
     """
 
@@ -130,7 +167,9 @@ class Report:
         self.summaries |= {name: summary} if summary else {}
 
     def take(self, answers: Mapping[int, Mapping[str, Any]]) -> None:
-        """Take in what ranks collected, but for those of another srunddp, whose facts mean something else."""
+        """Take in what ranks collected, but for those of another srunddp, whose facts mean
+        something else.
+        """
         for rank, answer in sorted(answers.items()):
             failed = partial(Finding, FAIL, nodes=(self.here[rank].node,), ranks=(rank,))
             if answer["version"] != __version__:
@@ -141,7 +180,9 @@ class Report:
             self.facts[rank] = answer["checks"]
             hint = "see that node's load, its file systems and its driver"
             for name, facts in answer["checks"].items():
-                self.add(name, [failed(facts["failed"], "an answer", hint)] if "failed" in facts else ())
+                self.add(
+                    name, [failed(facts["failed"], "an answer", hint)] if "failed" in facts else ()
+                )
 
     def evaluate(self, checks: Iterable[Check[Any]]) -> None:
         """Have these checks judge what was collected for them."""
@@ -155,5 +196,7 @@ class Report:
         for rank, answers in sorted(self.facts.items()):
             if "facts" in (answer := answers.get(check.name, {})):
                 here, facts = self.here[rank], check.facts(**answer["facts"])
-                seen.append(Observation(rank=rank, local_rank=here.local_rank, node=here.node, facts=facts))
+                seen.append(
+                    Observation(rank=rank, local_rank=here.local_rank, node=here.node, facts=facts)
+                )
         return seen

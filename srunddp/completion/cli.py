@@ -1,4 +1,6 @@
-"""The command ``srunddp completion``: click's scripts for shells, which with ``--option=value`` need a little more."""
+"""The command ``srunddp completion``: click's scripts for shells, which with ``--option=value``
+need a little more.
+"""
 
 import re
 
@@ -9,7 +11,9 @@ from srunddp.util.click_types import COMPLETE, answering
 
 
 class _Words(shells.ShellComplete):
-    """Takes words together that bash divides at ``=`` and ``:``; an option without a command is one of ``run``."""
+    """Takes words together that bash divides at ``=`` and ``:``; an option without a command is one
+    of ``run``.
+    """
 
     def get_completion_args(self) -> tuple[list[str], str]:
         words, last = super().get_completion_args()
@@ -32,7 +36,9 @@ class _Zsh(_Words, shells.ZshComplete):
 
 @shells.add_completion_class
 class _Fish(_Words, shells.FishComplete):
-    source_template = shells.FishComplete.source_template.replace("__fish_complete_path ", "complete -C \"'' \"")
+    source_template = shells.FishComplete.source_template.replace(
+        "__fish_complete_path ", "complete -C \"'' \""
+    )
 
     def format_completion(self, item: shells.CompletionItem[str]) -> str:
         item.value = self.start + item.value  # fish replaces the whole word
@@ -43,7 +49,8 @@ class _Fish(_Words, shells.FishComplete):
 @click.argument("shell", type=click.Choice(("bash", "zsh", "fish")), metavar="bash|zsh|fish")
 @click.pass_context
 def completion(context: click.Context, shell: str) -> None:
-    """Print the script by which a shell completes command lines of srunddp. Bash has to be 4.4 or newer.
+    """Print the script by which a shell completes command lines of srunddp. Bash has to be 4.4 or
+    newer.
 
     \b
     eval "$(srunddp completion bash)"       # in ~/.bashrc
@@ -51,4 +58,6 @@ def completion(context: click.Context, shell: str) -> None:
     srunddp completion fish > ~/.config/fish/completions/srunddp.fish
     """
     with answering():
-        shells.shell_complete(context.find_root().command, {}, "srunddp", COMPLETE, f"{shell}_source")
+        shells.shell_complete(
+            context.find_root().command, {}, "srunddp", COMPLETE, f"{shell}_source"
+        )

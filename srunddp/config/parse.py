@@ -36,26 +36,34 @@ class _Given:
     node: yaml.Node
     path: str = ""
 
-    def error(self, found: str, expected: str, hint: str, node: yaml.Node | None = None) -> ConfigError:
+    def error(
+        self, found: str, expected: str, hint: str, node: yaml.Node | None = None
+    ) -> ConfigError:
         where = yaml_position(self.path, node or self.node) if self.path else ""
-        return ConfigError(f"{self.name} {found}", expected=expected, hint=hint, where=where, scope=Scope.JOB)
+        return ConfigError(
+            f"{self.name} {found}", expected=expected, hint=hint, where=where, scope=Scope.JOB
+        )
 
 
 def read_config(kind: type[T], arguments: Sequence[str] | None = None) -> T:
-    """Fill a dataclass, also a nested or a frozen one, from ``--config=FILE.yaml`` and ``--key=value``.
+    """Fill a dataclass, also a nested or a frozen one, from ``--config=FILE.yaml`` and
+    ``--key=value``.
 
-    ``--key value`` is the same. A later file wins over an earlier one, and the command line over files. Keys of nested
-    dataclasses are written with dots, in files also as nested mappings; ``-`` and ``_`` are the same in them. A list is
-    ``a,b`` or ``[a, b]``; None is ``null``, ``none``, ``~`` or nothing. ``--help`` prints all keys with their defaults,
-    on rank 0, and ends the program.
+    ``--key value`` is the same. A later file wins over an earlier one, and the command line over
+    files. Keys of nested dataclasses are written with dots, in files also as nested mappings; ``-``
+    and ``_`` are the same in them. A list is ``a,b`` or ``[a, b]``; None is ``null``, ``none``,
+    ``~`` or nothing. ``--help`` prints all keys with their defaults, on rank 0, and ends the
+    program.
 
     Args:
-        kind: ``Config``, a dataclass derived from it, or any other. Its fields are bool, int, float, str, Path,
-            Literal, a tuple or list of these, one of these or None, or a dataclass.
+        kind: ``Config``, a dataclass derived from it, or any other. Its fields are bool, int,
+            float, str, Path, Literal, a tuple or list of these, one of these or None, or a
+            dataclass.
         arguments: None for those of the program.
 
     Raises:
-        ConfigError: a key is unknown, given twice in a file, or missing; a value is of another type; a file is wrong.
+        ConfigError: a key is unknown, given twice in a file, or missing; a value is of another
+            type; a file is wrong.
         SystemExit: with 0, after ``--help``.
     """
     install_excepthook()
@@ -81,11 +89,14 @@ class Setting(NamedTuple):
     path: str
 
 
-def parse_values(keys: Keys, options: Sequence[tuple[str, yaml.Node]], removed: Removed) -> dict[str, Setting]:
+def parse_values(
+    keys: Keys, options: Sequence[tuple[str, yaml.Node]], removed: Removed
+) -> dict[str, Setting]:
     """What the options and the files of each ``config`` among them give, by key; a later file wins.
 
     Raises:
-        ConfigError: a key is unknown, or given twice in a file; a value is of another type; a file is wrong.
+        ConfigError: a key is unknown, or given twice in a file; a value is of another type; a file
+            is wrong.
     """
     given: dict[str, _Given] = {}
     for name, node in options:
@@ -104,17 +115,24 @@ def save_config(path: str | os.PathLike[str], config: Any) -> None:
     Raises:
         OSError: the folder is missing, not writable, or the disk is full; an old file is untouched.
     """
-    replace_file(Path(path), yaml.dump(_plain(config), Dumper=_Dumper, sort_keys=False, allow_unicode=True).encode())
+    replace_file(
+        Path(path),
+        yaml.dump(_plain(config), Dumper=_Dumper, sort_keys=False, allow_unicode=True).encode(),
+    )
 
 
 class _Dumper(yaml.SafeDumper):
-    """Quotes each text that would else be read as something else; YAML 1.1 alone would not quote 1e-3 or none."""
+    """Quotes each text that would else be read as something else; YAML 1.1 alone would not quote
+    1e-3 or none.
+    """
 
     def ignore_aliases(self, data: Any) -> bool:
         return True
 
     def text(self, data: str) -> yaml.ScalarNode:
-        return self.represent_scalar("tag:yaml.org,2002:str", data, style="'" if schema.is_ambiguous(data) else None)
+        return self.represent_scalar(
+            "tag:yaml.org,2002:str", data, style="'" if schema.is_ambiguous(data) else None
+        )
 
 
 _Dumper.add_representer(str, _Dumper.text)
@@ -123,7 +141,11 @@ _Dumper.add_representer(str, _Dumper.text)
 def _plain(value: Any) -> Any:
     """As YAML has it: dataclasses as mappings, tuples as lists, paths as texts."""
     if dataclasses.is_dataclass(value):
-        return {field.name: _plain(getattr(value, field.name)) for field in dataclasses.fields(value) if field.init}
+        return {
+            field.name: _plain(getattr(value, field.name))
+            for field in dataclasses.fields(value)
+            if field.init
+        }
     if isinstance(value, tuple | list):
         return [_plain(item) for item in value]
     return str(value) if isinstance(value, Path) else value
@@ -138,7 +160,11 @@ def _options(arguments: Sequence[str]) -> Iterator[tuple[str, str]]:
             yield "help", ""
             continue
         if not option.startswith("--") or option == "--":
-            raise config_error(f"the argument {option!r}", "--key=value", "write --key=value; --help lists the keys")
+            raise config_error(
+                f"the argument {option!r}",
+                "--key=value",
+                "write --key=value; --help lists the keys",
+            )
         name, equals, text = option[2:].partition("=")
         if not equals:
             if not left or left[0].startswith("--"):
@@ -151,19 +177,31 @@ def _from_file(path: str, keys: Keys, removed: Removed) -> dict[str, _Given]:
     hint = "correct --config" + ("; every node must see the file" if "RANK" in os.environ else "")
     with file_errors(path, expected="a file of settings", hint=hint, scope=Scope.NODE):
         text = Path(path).read_bytes()
-    root = compose(text, path, expected="lines such as `epochs: 3`", hint="correct it", scope=Scope.JOB)
+    root = compose(
+        text, path, expected="lines such as `epochs: 3`", hint="correct it", scope=Scope.JOB
+    )
     if root is None or is_null(root):
         return {}
     return dict(_pairs(_Given("the file", root, path), "", keys, removed, set()))
 
 
-def _pairs(group: _Given, prefix: str, keys: Keys, removed: Removed, seen: set[str]) -> Iterator[tuple[str, _Given]]:
+def _pairs(
+    group: _Given, prefix: str, keys: Keys, removed: Removed, seen: set[str]
+) -> Iterator[tuple[str, _Given]]:
     """The leaves of a mapping and of those nested in it, by dotted name."""
     if not isinstance(group.node, yaml.MappingNode):
-        raise group.error(f"is {shown(group.node)}", "keys with values", f"write {_example(prefix, keys)}: VALUE")
+        raise group.error(
+            f"is {shown(group.node)}", "keys with values", f"write {_example(prefix, keys)}: VALUE"
+        )
     for key, node in group.node.value:
-        written = _Given(prefix + (key.value if isinstance(key, yaml.ScalarNode) else shown(key)), node, group.path)
-        name = _known(written.name, keys, removed, dataclasses.replace(written, node=key), groups=True)
+        written = _Given(
+            prefix + (key.value if isinstance(key, yaml.ScalarNode) else shown(key)),
+            node,
+            group.path,
+        )
+        name = _known(
+            written.name, keys, removed, dataclasses.replace(written, node=key), groups=True
+        )
         if name in seen:
             raise written.error("twice in one file", "each key once", "remove one of the two", key)
         seen.add(name)
@@ -173,14 +211,20 @@ def _pairs(group: _Given, prefix: str, keys: Keys, removed: Removed, seen: set[s
             yield from _pairs(written, name + ".", keys, removed, seen)
 
 
-def _known(written: str, keys: Keys, removed: Removed, given: _Given, *, groups: bool = False) -> str:
+def _known(
+    written: str, keys: Keys, removed: Removed, given: _Given, *, groups: bool = False
+) -> str:
     """The key's own spelling; a ConfigError where there is no such key."""
     name = written.replace("-", "_")
     is_group = any(key.startswith(name + ".") for key in keys)
     if name in keys or (is_group and groups):
         return name
     if is_group:
-        raise given.error("stands for several keys", f"one of them, such as {_example(name + '.', keys)}", "write that")
+        raise given.error(
+            "stands for several keys",
+            f"one of them, such as {_example(name + '.', keys)}",
+            "write that",
+        )
     for gone, hint in removed.items():
         if f"{name}.".startswith(f"{gone}."):
             raise given.error("is no longer a setting", "a key that --help lists", hint)
@@ -202,8 +246,13 @@ def _value(given: _Given, key: ConfigField) -> Any:
         return schema.value_of(given.node, key.kind)
     except schema.TypeMismatchError as mismatch:
         (found,), words = mismatch.args, expected(key.kind)
-        hint = did_you_mean(getattr(found, "value", ""), words.replace(",", "").split()) or "correct it"
-        raise given.error(f"is {shown(found)}", words, hint, found if found.start_mark else given.node) from None
+        hint = (
+            did_you_mean(getattr(found, "value", ""), words.replace(",", "").split())
+            or "correct it"
+        )
+        raise given.error(
+            f"is {shown(found)}", words, hint, found if found.start_mark else given.node
+        ) from None
 
 
 def _example(prefix: str, keys: Keys) -> str:

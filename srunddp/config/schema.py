@@ -1,4 +1,6 @@
-"""The keys of a dataclass: its fields' dotted names, with types, defaults and what its docstring says of them."""
+"""The keys of a dataclass: its fields' dotted names, with types, defaults and what its docstring
+says of them.
+"""
 
 import contextlib
 import dataclasses
@@ -20,12 +22,21 @@ RESERVED = ("config", "help")
 NULLS = ("", "~", "null", "none")
 _BOOLS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 _TEXTS = (str, Path)
-_NAMES = {NoneType: "null", bool: "true or false", int: "an integer", float: "a number", str: "a text", Path: "a path"}
+_NAMES = {
+    NoneType: "null",
+    bool: "true or false",
+    int: "an integer",
+    float: "a number",
+    str: "a text",
+    Path: "a path",
+}
 
 
 @dataclass(frozen=True)
 class ConfigField:
-    """A field that a text can fill: its type, its default or MISSING, and its sentence in the class's Attributes."""
+    """A field that a text can fill: its type, its default or MISSING, and its sentence in the
+    class's Attributes.
+    """
 
     kind: Any
     default: Any
@@ -42,13 +53,19 @@ class SettingsBase:
     REMOVED: ClassVar[Mapping[str, str]] = {}
 
     def __new__(cls, *args: Any, **settings: Any) -> Self:
-        for name in filter(cls.REMOVED.get, settings.keys() - getattr(cls, "__dataclass_fields__", {})):
-            raise config_error(f"{name} is no longer a setting", f"a field of {cls.__name__}", cls.REMOVED[name])
+        for name in filter(
+            cls.REMOVED.get, settings.keys() - getattr(cls, "__dataclass_fields__", {})
+        ):
+            raise config_error(
+                f"{name} is no longer a setting", f"a field of {cls.__name__}", cls.REMOVED[name]
+            )
         return super().__new__(cls)
 
 
 def removed_settings(kind: Any, prefix: str = "") -> dict[str, str]:
-    """The hints of :class:`SettingsBase`, by dotted name, those of nested dataclasses among them."""
+    """The hints of :class:`SettingsBase`, by dotted name, those of nested dataclasses among
+    them.
+    """
     found = {prefix + name: hint for name, hint in getattr(kind, "REMOVED", {}).items()}
     for field, hint in _fields(kind):
         if is_dataclass(hint):
@@ -60,14 +77,17 @@ def fields_of(kind: Any, base: Any = None, prefix: str = "") -> dict[str, Config
     """By dotted name, those of nested dataclasses among them.
 
     Raises:
-        ConfigError: a field's type cannot be read from a text, or its name is ``config`` or ``help``.
+        ConfigError: a field's type cannot be read from a text, or its name is ``config`` or
+            ``help``.
     """
     found: dict[str, ConfigField] = {}
     sentences = _sentences(kind)
     for field, hint in _fields(kind):
         default = _default(field, base)
         if is_dataclass(hint):
-            found |= fields_of(hint, None if default is MISSING else default, f"{prefix}{field.name}.")
+            found |= fields_of(
+                hint, None if default is MISSING else default, f"{prefix}{field.name}."
+            )
             continue
         _check(kind, field.name, hint, reserved=() if prefix else RESERVED)
         found[prefix + field.name] = ConfigField(hint, default, sentences.get(field.name, ""))
@@ -75,12 +95,16 @@ def fields_of(kind: Any, base: Any = None, prefix: str = "") -> dict[str, Config
 
 
 def build(kind: Any, values: Mapping[str, Any], base: Any = None, prefix: str = "") -> Any:
-    """An instance with these values, by dotted name; the others are those of ``base``, or the defaults."""
+    """An instance with these values, by dotted name; the others are those of ``base``, or the
+    defaults.
+    """
     changes: dict[str, Any] = {}
     for field, hint in _fields(kind):
         name, default = prefix + field.name, _default(field, base)
         if is_dataclass(hint):
-            changes[field.name] = build(hint, values, None if default is MISSING else default, name + ".")
+            changes[field.name] = build(
+                hint, values, None if default is MISSING else default, name + "."
+            )
         elif name in values:
             changes[field.name] = values[name]
     return kind(**changes) if base is None else dataclasses.replace(base, **changes)
@@ -91,12 +115,18 @@ def usage(keys: Mapping[str, ConfigField], program: str) -> str:
     lines = [
         f"Usage: {program} [--config=FILE.yaml]... [--KEY=VALUE]...",
         "",
-        "Every KEY may stand in a FILE too, those with dots as nested mappings. The command line wins over files.",
+        (
+            "Every KEY may stand in a FILE too, those with dots as nested mappings. The command"
+            " line wins over files."
+        ),
         "",
     ]
     for name, key in keys.items():
         default = "" if key.default is MISSING else text_of(key.default)
-        lines.append(f"  --{name}={default}  ({expected(key.kind)}{', required' if key.default is MISSING else ''})")
+        lines.append(
+            f"  --{name}={default} "
+            f" ({expected(key.kind)}{', required' if key.default is MISSING else ''})"
+        )
         lines += textwrap.wrap(key.sentence, 110, initial_indent=" " * 6, subsequent_indent=" " * 6)
     return "\n".join(lines)
 
@@ -106,7 +136,9 @@ def _fields(kind: Any) -> Iterator[tuple[dataclasses.Field[Any], Any]]:
         hints = get_type_hints(kind)
     except NameError as error:
         hint = "define the class at the top of a module, and import its types outside TYPE_CHECKING"
-        raise config_error(f"{kind.__name__}: {error}", "types that its module knows", hint) from None
+        raise config_error(
+            f"{kind.__name__}: {error}", "types that its module knows", hint
+        ) from None
     return ((field, hints[field.name]) for field in dataclasses.fields(kind) if field.init)
 
 
@@ -119,19 +151,27 @@ def _default(field: dataclasses.Field[Any], base: Any) -> Any:
 def _check(kind: Any, name: str, hint: Any, *, reserved: tuple[str, ...]) -> None:
     where = f"{kind.__name__}.{name}"
     if name in reserved:
-        raise config_error(f"{where}: --{name} has a meaning already", "another name", "rename the field")
+        raise config_error(
+            f"{where}: --{name} has a meaning already", "another name", "rename the field"
+        )
     try:
         expected(hint)
     except TypeError as error:
         types = "bool, int, float, str, Path, Literal, a tuple or list of these, or a dataclass"
-        raise config_error(f"{where} is of type {error}", types, "change it, or use field(init=False)") from None
+        raise config_error(
+            f"{where} is of type {error}", types, "change it, or use field(init=False)"
+        ) from None
 
 
 def _sentences(kind: Any) -> dict[str, str]:
-    """By field; ``a, b: text`` is both's, and lines that are indented further belong to the text before them."""
+    """By field; ``a, b: text`` is both's, and lines that are indented further belong to the text
+    before them.
+    """
     found: dict[str, str] = {}
     for parent in reversed(kind.__mro__):
-        _, _, attributes = inspect.cleandoc(vars(parent).get("__doc__") or "").partition("\nAttributes:\n")
+        _, _, attributes = inspect.cleandoc(vars(parent).get("__doc__") or "").partition(
+            "\nAttributes:\n"
+        )
         block = textwrap.dedent(re.split(r"\n(?=\S)", attributes)[0])
         for names, text in re.findall(r"^(\w+(?:, \w+)*): (.*(?:\n +.*)*)", block, re.MULTILINE):
             found |= dict.fromkeys(names.split(", "), " ".join(text.replace("``", "").split()))
@@ -151,7 +191,8 @@ def value_of(node: yaml.Node, kind: Any) -> Any:
     """The node's value.
 
     Args:
-        node: what is quoted in it is a text and nothing else; a list may also be ``a,b``, or ``[a, b]`` in one scalar.
+        node: what is quoted in it is a text and nothing else; a list may also be ``a,b``, or ``[a,
+            b]`` in one scalar.
         kind: a type that :func:`expected` knows.
 
     Raises:
@@ -164,7 +205,9 @@ def value_of(node: yaml.Node, kind: Any) -> Any:
         return _union(node, arguments)
     if origin in (tuple, list):
         items = _items(node)
-        kinds = arguments[:1] * len(items) if origin is list or arguments[1:] == (...,) else arguments
+        kinds = (
+            arguments[:1] * len(items) if origin is list or arguments[1:] == (...,) else arguments
+        )
         if len(items) != len(kinds):
             raise TypeMismatchError(node)
         return origin(value_of(item, kind) for item, kind in zip(items, kinds, strict=True))
@@ -191,7 +234,11 @@ def text_of(value: Any) -> str:
     """The value as the command line takes it."""
     if isinstance(value, list | tuple):
         return f"[{', '.join(map(text_of, value))}]"
-    return {None: "null", True: "true", False: "false"}[value] if isinstance(value, bool | None) else str(value)
+    return (
+        {None: "null", True: "true", False: "false"}[value]
+        if isinstance(value, bool | None)
+        else str(value)
+    )
 
 
 def is_ambiguous(text: str) -> bool:
@@ -201,7 +248,11 @@ def is_ambiguous(text: str) -> bool:
 
 def is_null(node: yaml.Node) -> bool:
     """Nothing, or one of null's names without quotes."""
-    return isinstance(node, yaml.ScalarNode) and node.style is None and node.value.strip().lower() in NULLS
+    return (
+        isinstance(node, yaml.ScalarNode)
+        and node.style is None
+        and node.value.strip().lower() in NULLS
+    )
 
 
 def _scalar(node: yaml.Node, kind: Any) -> Any:

@@ -16,18 +16,28 @@ from srunddp.bootstrap.rendezvous.meet import DEFAULT_TIMEOUT
 from srunddp.errors import ConfigError, file_errors
 from srunddp.stage.paths import enter
 from srunddp.supervisor.limits import STALL_TIMEOUT
-from srunddp.util.click_types import FILE, ifaces_option, json_option, json_text, limit, module_option
+from srunddp.util.click_types import (
+    FILE,
+    ifaces_option,
+    json_option,
+    json_text,
+    limit,
+    module_option,
+)
 from srunddp.util.hostlist import group_by_key
 from srunddp.util.option_groups import GroupedCommand
 
-# A shell's exported functions have odd names; all else that does not begin so belongs to the value before it.
+# A shell's exported functions have odd names; all else that does not begin so belongs to the value
+# before it.
 _BEGINS = re.compile(r"[A-Za-z_][\w.%()-]*=")
 _LABEL = re.compile(r"( *\d+): (.*)")
 
 
 @click.command(cls=GroupedCommand)
 @module_option
-@click.option("--env", "env_file", type=FILE, help="What `srun --label env` or `env -0` printed elsewhere.")
+@click.option(
+    "--env", "env_file", type=FILE, help="What `srun --label env` or `env -0` printed elsewhere."
+)
 @ifaces_option
 @click.option("--channel", type=click.Choice(CHANNELS), help="As for run.")
 @click.option("--port", metavar="N-M", help="As for run.")
@@ -53,7 +63,9 @@ def explain(env_file: str | None, **given: Any) -> None:
 
 
 def explained(given: Mapping[str, Any], env_file: str | None = None) -> None:
-    """Print the explanation of this process or of those in ``env_file``, and exit. SrunddpError: an option is wrong."""
+    """Print the explanation of this process or of those in ``env_file``, and exit. SrunddpError: an
+    option is wrong.
+    """
     from srunddp.bootstrap.network.interface import list_interfaces
     from srunddp.explain.explain import ExplainOptions, explain
 
@@ -74,7 +86,9 @@ def explained(given: Mapping[str, Any], env_file: str | None = None) -> None:
         found = [explain(variables, asked, None) for variables in read_environments(env_file)]
     records = json_text(*(one.record for one in found), indent=None)
     # One write, so that the ranks' tables do not mix.
-    click.echo(f"{records}\n" if given.get("as_json") else "".join(one.text for one in found), nl=False)
+    click.echo(
+        f"{records}\n" if given.get("as_json") else "".join(one.text for one in found), nl=False
+    )
     sys.exit(max(one.exit_code for one in found))
 
 
@@ -82,7 +96,10 @@ def _limits(given: Mapping[str, Any]) -> dict[str, tuple[float, str]]:
     """Each time limit, and the option or variable that set it."""
     context, limits = click.get_current_context(), {}
     for name in ("timeout", "stall_timeout"):
-        setters = {"COMMANDLINE": f"--{name.replace('_', '-')}", "ENVIRONMENT": f"SRUNDDP_{name.upper()}"}
+        setters = {
+            "COMMANDLINE": f"--{name.replace('_', '-')}",
+            "ENVIRONMENT": f"SRUNDDP_{name.upper()}",
+        }
         source = context.get_parameter_source(name)
         limits[name] = (given[name], setters.get(source.name if source else "", "the default"))
     return limits
@@ -106,8 +123,8 @@ def read_environments(path: str) -> list[dict[str, str]]:
 def parse_environments(text: str) -> list[dict[str, str]]:
     """The environments in a text.
 
-    A variable that comes again begins the next one. Where each line has its rank before it, as after
-    ``srun --label env``, lines may come in any order.
+    A variable that comes again begins the next one. Where each line has its rank before it, as
+    after ``srun --label env``, lines may come in any order.
     """
     if "\0" in text:
         return _split(text.split("\0"))
@@ -115,7 +132,11 @@ def parse_environments(text: str) -> list[dict[str, str]]:
     labelled = [_LABEL.fullmatch(line) for line in lines]
     if all(labelled):
         by_label = group_by_key((int(found[1]), found[2]) for found in labelled if found)
-        return [environment for _, own in sorted(by_label.items()) for environment in _split(_joined(own))]
+        return [
+            environment
+            for _, own in sorted(by_label.items())
+            for environment in _split(_joined(own))
+        ]
     return _split(_joined(lines))
 
 

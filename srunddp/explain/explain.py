@@ -1,7 +1,7 @@
 """Every value that srunddp decides for a rank, what decided it, and what was not chosen.
 
-It prints the decisions that the steps of a run return, as far as they can be taken: what follows from a decision that
-is wrong is left out.
+It prints the decisions that the steps of a run return, as far as they can be taken: what follows
+from a decision that is wrong is left out.
 """
 
 from __future__ import annotations
@@ -18,8 +18,22 @@ from srunddp.bootstrap.environment.cpus import THREADS
 from srunddp.bootstrap.environment.detect import SRUN, USER, Environment, detect, likely_ranks
 from srunddp.bootstrap.environment.rank_zero_discovery import DISCOVERIES
 from srunddp.bootstrap.environment.slurm import has_own
-from srunddp.bootstrap.network.ifaces_conf import DEFAULT, Entries, IfacesConfig, IfacesEntry, entry_for, load
-from srunddp.bootstrap.network.interface import GLOO, NCCL, Links, NetworkInterface, SelectedInterface, select_interface
+from srunddp.bootstrap.network.ifaces_conf import (
+    DEFAULT,
+    Entries,
+    IfacesConfig,
+    IfacesEntry,
+    entry_for,
+    load,
+)
+from srunddp.bootstrap.network.interface import (
+    GLOO,
+    NCCL,
+    Links,
+    NetworkInterface,
+    SelectedInterface,
+    select_interface,
+)
 from srunddp.bootstrap.process_group import numa
 from srunddp.bootstrap.process_group.device import device_index
 from srunddp.bootstrap.rendezvous import auth, discovery
@@ -35,8 +49,13 @@ _PTY = "SLURM_PTY_PORT"
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
 _DEVICE = re.compile(r"\s*(\d+|(GPU|MIG)-\S+)\s*")
 _CUDA_RULE = "no GPU: cpu; one: cuda:0; one for each rank of the node: cuda:LOCAL_RANK"
-_THREADS_RULE = "torch's choice, with Trainer at most this rank's CPUs; its share of them where ranks share the node"
-_OFFLINE_RULE = "--offline: this rank's CPUs by the ranks that share them, known after the rendezvous"
+_THREADS_RULE = (
+    "torch's choice, with Trainer at most this rank's CPUs; its share of them where ranks share the"
+    " node"
+)
+_OFFLINE_RULE = (
+    "--offline: this rank's CPUs by the ranks that share them, known after the rendezvous"
+)
 
 
 @dataclass(frozen=True)
@@ -74,7 +93,9 @@ class ExplainOptions:
     staged: StagedPaths | None = None
 
 
-def explain(variables: Mapping[str, str], asked: ExplainOptions, links: Links | None) -> Explanation:
+def explain(
+    variables: Mapping[str, str], asked: ExplainOptions, links: Links | None
+) -> Explanation:
     """Explain one rank; for the arguments see :class:`Explanation`."""
     found = Explanation(variables, asked, links, likely_ranks(variables)[0])
     found.rows += found.decide()
@@ -108,7 +129,9 @@ class Explanation:
 
     @property
     def text(self) -> str:
-        """For people: a line for each value and for each thing that was not chosen, each with the rank."""
+        """For people: a line for each value and for each thing that was not chosen, each with the
+        rank.
+        """
         lines = []
         for row in self.rows:
             lines.append(f"{row.name:<20} {row.value:<18} {row.why}".rstrip())
@@ -120,12 +143,21 @@ class Explanation:
     @property
     def record(self) -> dict[str, Any]:
         """For ``--json``."""
-        errors = [{name: getattr(each, name) for name in ("found", "expected", "hint")} for each in self.errors]
-        found = {"rank": self.rank, "exit_code": self.exit_code, "values": [asdict(row) for row in self.rows]}
+        errors = [
+            {name: getattr(each, name) for name in ("found", "expected", "hint")}
+            for each in self.errors
+        ]
+        found = {
+            "rank": self.rank,
+            "exit_code": self.exit_code,
+            "values": [asdict(row) for row in self.rows],
+        }
         return {**found, "notes": self.notes, "errors": errors}
 
     def decide(self) -> Iterator[Row]:
-        """All values, each with what decided it; what is found out on the way is added to the notes and errors."""
+        """All values, each with what decided it; what is found out on the way is added to the notes
+        and errors.
+        """
         try:
             found = self._detect()
         except ConfigError as error:
@@ -135,10 +167,16 @@ class Explanation:
             self.rank = found.rank
             yield from self._identity(found)
         yield from self._network(found)
-        yield Row("backend", self.asked.backend or "auto", "--backend" if self.asked.backend else "the default")
+        yield Row(
+            "backend",
+            self.asked.backend or "auto",
+            "--backend" if self.asked.backend else "the default",
+        )
         yield self._device(found)
         yield self._binding(found)
-        yield from (Row(name, f"{seconds:g} s", why) for name, (seconds, why) in self.asked.limits.items())
+        yield from (
+            Row(name, f"{seconds:g} s", why) for name, (seconds, why) in self.asked.limits.items()
+        )
         first, *others = [*self._set(*THREADS), ""]
         over = [f"{other}: torch reads both" for other in others if other]
         rule = _OFFLINE_RULE if self.asked.offline else _THREADS_RULE
@@ -152,34 +190,60 @@ class Explanation:
     def _detect(self) -> Environment:
         if self.links is not None:
             return detect(self.variables, channel=self.asked.channel)
-        # Process 0 is nobody's: of another machine's process it is not known whether srun itself started it, and a
-        # terminal would be this machine's.
+        # Process 0 is nobody's: of another machine's process it is not known whether srun itself
+        # started it, and a terminal would be this machine's.
         known = {name: value for name, value in self.variables.items() if name != _PTY}
-        self.notes += [f"{each}: taken for a step, not for a shell of srun --pty" for each in self._set(_PTY)]
-        return replace(detect(known, channel=self.asked.channel, pid=0), node=self.variables.get(slurm.NODE_NAME, ""))
+        self.notes += [
+            f"{each}: taken for a step, not for a shell of srun --pty" for each in self._set(_PTY)
+        ]
+        return replace(
+            detect(known, channel=self.asked.channel, pid=0),
+            node=self.variables.get(slurm.NODE_NAME, ""),
+        )
 
     def _identity(self, found: Environment) -> Iterator[Row]:
         """The launcher, who it says that the rank is, the way to rank 0 and the proof."""
         self.notes += found.notes
-        others = [each for each in _LAUNCHERS if each.rank in self.variables and each.rank != found.rank_variable]
+        others = [
+            each
+            for each in _LAUNCHERS
+            if each.rank in self.variables and each.rank != found.rank_variable
+        ]
         over = [f"{each.name}: {self._set(each.rank)[0]}" for each in others]
         step = f"{self._set(slurm.STEP_ID)[0]}, a step" if found.step else found.sources["rank"]
         yield Row("launcher", found.launcher, step, over)
         for name in ("rank", "local_rank", "world_size", "local_world_size"):
             value, source = getattr(found, name), found.sources.get(name, _LATER)
-            names = dict.fromkeys([*filter(None, (getattr(each, name) for each in _LAUNCHERS)), *_ALSO.get(name, ())])
+            names = dict.fromkeys(
+                [*filter(None, (getattr(each, name) for each in _LAUNCHERS)), *_ALSO.get(name, ())]
+            )
             over = [each for each in self._set(*names) if each != source]
             yield Row(name, _UNKNOWN if value is None else str(value), source, over)
-        yield Row("node", found.node or _UNKNOWN, slurm.NODE_NAME if slurm.NODE_NAME in self.variables else "hostname")
+        yield Row(
+            "node",
+            found.node or _UNKNOWN,
+            slurm.NODE_NAME if slurm.NODE_NAME in self.variables else "hostname",
+        )
         alone, taken, asked = found.world_size == 1, found.discovery, self.asked.channel
         later = f"--channel {asked} was asked for" if asked else f"comes after {taken.name}"
         ways = [] if alone else [each for each in DISCOVERIES if each is not taken]
-        over = [f"{each.name}: {each.why_unavailable(found, self.variables) or later}" for each in ways]
-        why = [taken.source(found, self.variables), *(f"then {name}" for name in found.channels[1:])]
+        over = [
+            f"{each.name}: {each.why_unavailable(found, self.variables) or later}" for each in ways
+        ]
+        why = [
+            taken.source(found, self.variables),
+            *(f"then {name}" for name in found.channels[1:]),
+        ]
         why = ["--channel", *why] if asked else why
-        yield Row("channel", taken.name, ", ".join(why) if found.discoveries else "none is needed", over)
+        yield Row(
+            "channel", taken.name, ", ".join(why) if found.discoveries else "none is needed", over
+        )
         if found.step or found.master:
-            what = "job, step and restart count; TORCHELASTIC_RUN_ID" if found.step else "MASTER_ADDR:MASTER_PORT"
+            what = (
+                "job, step and restart count; TORCHELASTIC_RUN_ID"
+                if found.step
+                else "MASTER_ADDR:MASTER_PORT"
+            )
             yield Row("token", discovery.token(found), what)
         if taken.publishes:
             yield Row("proof", "secret", f"carried over {taken.name}")
@@ -188,7 +252,9 @@ class Explanation:
             yield Row("proof", kind, "munge where it works on this node, else none")
 
     def _network(self, found: Environment | None) -> Iterator[Row]:
-        """The file of interface entries, this node's interface, and what is exported for it; then rank 0's address."""
+        """The file of interface entries, this node's interface, and what is exported for it; then
+        rank 0's address.
+        """
         try:
             config = load(self.asked.ifaces, self.variables)
         except ConfigError as error:
@@ -200,7 +266,11 @@ class Explanation:
         if chosen:
             checked = chosen.address != _UNKNOWN
             why = chosen.source if checked else f"{chosen.source}; {unsure}"
-            later = [each for each in config.entries if found and each is not entry and each.matches(found.node)]
+            later = [
+                each
+                for each in config.entries
+                if found and each is not entry and each.matches(found.node)
+            ]
             over = [f"{each.where}: matches too, but the first entry counts" for each in later]
             yield Row("interface", chosen.name, why, [*chosen.passed_over, *over])
             yield Row("address", chosen.address, f"of {chosen.name}" if checked else unsure)
@@ -208,9 +278,15 @@ class Explanation:
                 own = entry.where if entry and name in entry.env else chosen.source
                 yield Row(name, value, "exported" if name in chosen.kept else own)
         elif entry and not entry.exact:
-            yield Row("interface", entry.rule.removeprefix("interface "), f"{entry.where}; {unsure}")
+            yield Row(
+                "interface", entry.rule.removeprefix("interface "), f"{entry.where}; {unsure}"
+            )
         elif found and not found.node:
-            yield Row("interface", _UNKNOWN, f"the node's name decides which entry of {config.path} counts")
+            yield Row(
+                "interface",
+                _UNKNOWN,
+                f"the node's name decides which entry of {config.path} counts",
+            )
         if found and chosen and found.discovery.starts_mpi:
             for name, value in mpi.interface_variables(self.variables, chosen.name).items():
                 yield Row(name, value, "interface, for MPI_Init")
@@ -220,7 +296,9 @@ class Explanation:
     def _interface(
         self, found: Environment, config: IfacesConfig
     ) -> tuple[IfacesEntry | None, SelectedInterface | None]:
-        """This node's entry and interface; where that is wrong, or the node another one, the one that it would be."""
+        """This node's entry and interface; where that is wrong, or the node another one, the one
+        that it would be.
+        """
         alone = found.world_size == 1
         entry = config.entries[0] if config.entries[0].nodes == "*" and not found.node else None
         try:
@@ -232,15 +310,21 @@ class Explanation:
             self.errors.append(error)
         if not entry:
             return None, None
-        exported = (name for each in (GLOO, NCCL) for name in self.variables.get(each, "").split(","))
-        names = dict.fromkeys(name.lstrip("=^") for name in (*(entry.interfaces if entry.exact else ()), *exported))
+        exported = (
+            name for each in (GLOO, NCCL) for name in self.variables.get(each, "").split(",")
+        )
+        names = dict.fromkeys(
+            name.lstrip("=^") for name in (*(entry.interfaces if entry.exact else ()), *exported)
+        )
         links = tuple(NetworkInterface(name, True, 0, (_UNKNOWN,), ()) for name in names if name)
         try:
             return entry, select_interface((entry,), found, self.variables, links)
         except ConfigError:
             return entry, None  # which only the node itself can decide
 
-    def _rank_zero(self, found: Environment, entries: Entries, chosen: SelectedInterface | None) -> Iterator[Row]:
+    def _rank_zero(
+        self, found: Environment, entries: Entries, chosen: SelectedInterface | None
+    ) -> Iterator[Row]:
         """Rank 0's addresses, and the ports that it tries."""
         way, forced = discovery.working_out(found), self.asked.ports
         known = not way.publishes
@@ -259,15 +343,25 @@ class Explanation:
                 yield Row("rank 0", _UNKNOWN, f"not found: {error}")
                 return
             known, entry, ports = False, DEFAULT, discovery.rendezvous_ports(found, DEFAULT, forced)
-        over = [f"{each}: ignored under {found.launcher}" for each in self._set("MASTER_ADDR", "MASTER_PORT")]
+        over = [
+            f"{each}: ignored under {found.launcher}"
+            for each in self._set("MASTER_ADDR", "MASTER_PORT")
+        ]
         over = [] if found.master else over
         if found.discovery.publishes:
-            yield Row("rank 0", f"told over {found.discovery.name}", "its interface's address", over)
+            yield Row(
+                "rank 0", f"told over {found.discovery.name}", "its interface's address", over
+            )
         else:
-            why = [way.source(found, self.variables), *([f"address: of {entry.where}"] if entry.address else [])]
+            why = [
+                way.source(found, self.variables),
+                *([f"address: of {entry.where}"] if entry.address else []),
+            ]
             yield Row("rank 0", _few(where), ", ".join(why), over)
         limits = f"--port {forced[0]}-{forced[-1]}; " if forced else ""
-        limits = limits or (f"ports: {entry.ports[0]}-{entry.ports[-1]} of {entry.where}; " if entry.ports else "")
+        limits = limits or (
+            f"ports: {entry.ports[0]}-{entry.ports[-1]} of {entry.where}; " if entry.ports else ""
+        )
         if known or forced or not any(each.ports for each in entries):
             yield Row("ports", "any" if ports == [0] else _few(ports), limits + way.ports_rule)
         else:
@@ -286,13 +380,21 @@ class Explanation:
             return Row("device", _UNKNOWN, why)
         try:
             own = has_own(self.variables, local_size or 1, visible)
-            return Row("device", f"cuda:{device_index(found.local_rank, local_size or 1, visible, own=own)}", why)
+            return Row(
+                "device",
+                f"cuda:{device_index(found.local_rank, local_size or 1, visible, own=own)}",
+                why,
+            )
         except ConfigError as error:
             return Row("device", _UNKNOWN, f"{why}: {error}")
 
     def _binding(self, found: Environment | None) -> Row:
         if self.asked.bind == "none" or found is None or self.links is None:
-            return Row("bind", self.asked.bind, "the default" if self.asked.bind == "none" else f"--bind; {_ELSEWHERE}")
+            return Row(
+                "bind",
+                self.asked.bind,
+                "the default" if self.asked.bind == "none" else f"--bind; {_ELSEWHERE}",
+            )
         binding = numa.plan(found, self.variables, os.sched_getaffinity(0))
         return Row("bind", binding.value, f"--bind=auto: {binding.why}", binding.not_chosen)
 
@@ -304,7 +406,11 @@ class Explanation:
         if staged:
             yield Row("staged", staged.folder, self._set(VARIABLE)[0])
             for place in staged.places:
-                why = "seen here" if place.here == place.path else "a copy, as this node does not see it"
+                why = (
+                    "seen here"
+                    if place.here == place.path
+                    else "a copy, as this node does not see it"
+                )
                 yield Row(f"staged {place.role}", place.here, f"{place.path}: {why}")
 
 

@@ -1,4 +1,6 @@
-"""The commands ``srunddp ifaces scan`` and ``srunddp ifaces check``, for those who write ifaces.conf."""
+"""The commands ``srunddp ifaces scan`` and ``srunddp ifaces check``, for those who write
+ifaces.conf.
+"""
 
 import datetime
 import os
@@ -35,7 +37,11 @@ def ifaces() -> None:
 @ifaces.command(short_help="Draft ifaces.conf from what the nodes reach.")
 @click.option("-o", "--output", type=FILE, help="Write the draft there instead of standard output.")
 @click.option("--merge", type=FILE, help="Add entries to FILE for the nodes that have none there.")
-@click.option("--channel", type=click.Choice(CHANNELS), help="How ranks find rank 0 (default: the first available).")
+@click.option(
+    "--channel",
+    type=click.Choice(CHANNELS),
+    help="How ranks find rank 0 (default: the first available).",
+)
 @click.option("--port", metavar="N-M", help="Ports that a firewall leaves open on rank 0.")
 @come_within
 def scan(**given: Any) -> None:
@@ -44,9 +50,10 @@ def scan(**given: Any) -> None:
     \b
     srun --nodes=64 --ntasks-per-node=1 --mpi=pmi2 srunddp ifaces scan -o ifaces.conf
     mpirun --map-by node srunddp ifaces scan -o ifaces.conf
-    srun --nodes=8 --nodelist=rack[9-10] --ntasks-per-node=1 --mpi=pmi2 srunddp ifaces scan --merge ifaces.conf
+    srun -N8 -w rack[9-10] --ntasks-per-node=1 --mpi=pmi2 srunddp ifaces scan --merge ifaces.conf
 
-    With PMI or MPI no name has to lead to rank 0 yet. Exit code 69 when a node has no interface that reaches others.
+    With PMI or MPI no name has to lead to rank 0 yet. Exit code 69 when a node has no interface
+    that reaches others.
     """
     sys.exit(_scan(given))
 
@@ -61,7 +68,10 @@ def _scan(given: dict[str, Any]) -> int:
         return join("scan", context, answer, given["timeout"], ports)[0]
     coordinator, code = coordinate(context, answer, given["timeout"], ports), _INCOMPLETE
     try:
-        nodes, absent = set(coordinator.nodes.values()), environment.world_size - len(coordinator.here)
+        nodes, absent = (
+            set(coordinator.nodes.values()),
+            environment.world_size - len(coordinator.here),
+        )
         _refuse(given["output"], given["merge"], nodes, absent)
         entries = parse(Path(merged).read_bytes(), merged) if (merged := given["merge"]) else ()
         text, missing = draft(survey(coordinator), datetime.date.today(), entries)
@@ -70,11 +80,21 @@ def _scan(given: dict[str, Any]) -> int:
         else:
             _write(text, given["output"])
         wrong = [f"{absent} ranks did not come"] if absent else []
-        wrong += [f"rank {rank} on {coordinator.nodes[rank]}: {why}" for rank, why in coordinator.errors.items()]
-        wrong += [f"{', '.join(missing)} without an interface that reaches the others"] if missing else []
+        wrong += [
+            f"rank {rank} on {coordinator.nodes[rank]}: {why}"
+            for rank, why in coordinator.errors.items()
+        ]
+        wrong += (
+            [f"{', '.join(missing)} without an interface that reaches the others"]
+            if missing
+            else []
+        )
         done = "" if text else f", none new to {merged}"
         code = _INCOMPLETE if wrong else 0
-        write_stderr(f"srunddp: scan of {len(nodes)} nodes: {'; '.join(wrong) or 'an entry for each'}{done}\n")
+        write_stderr(
+            f"srunddp: scan of {len(nodes)} nodes:"
+            f" {'; '.join(wrong) or 'an entry for each'}{done}\n"
+        )
     finally:
         coordinator.shutdown(code)
     return code
@@ -90,7 +110,9 @@ def _refuse(output: str | None, merged: str | None, nodes: set[str], absent: int
         found = f"all ranks that came are on {', '.join(nodes)}{lost}"
         raise ConfigError(found, expected="ranks on two nodes or more", hint=hint)
     if output and os.path.lexists(output):
-        raise ConfigError(f"{output} is there", expected="a new file", hint="remove it, or name another with -o")
+        raise ConfigError(
+            f"{output} is there", expected="a new file", hint="remove it, or name another with -o"
+        )
 
 
 def add_entries(text: str, merged: str) -> None:
@@ -104,7 +126,10 @@ def add_entries(text: str, merged: str) -> None:
     try:
         parse(f"{before}{added}".encode(), merged)
     except ConfigError:
-        found, hint = f"{merged} has its entries in brackets", "rewrite it so, or name another file with -o"
+        found, hint = (
+            f"{merged} has its entries in brackets",
+            "rewrite it so, or name another file with -o",
+        )
         raise ConfigError(found, expected="a line `- nodes: …` for each entry", hint=hint) from None
     _write(added, merged, "a")
 
@@ -121,7 +146,8 @@ def _write(text: str, output: str | None, mode: str = "w") -> None:
 @json_option
 @come_within
 def check(file: str | None, *, as_json: bool, timeout: float) -> None:
-    """Validate FILE, or the ifaces.conf in effect: on a login node the file itself, under srun on every node too.
+    """Validate FILE, or the ifaces.conf in effect: on a login node the file itself, under srun on
+    every node too.
 
     \b
     srunddp ifaces check etc/ifaces.conf
@@ -135,7 +161,9 @@ def check(file: str | None, *, as_json: bool, timeout: float) -> None:
     sys.exit(_on_every_node(file, environment, timeout, as_json=as_json))
 
 
-def _on_every_node(file: str | None, environment: Environment, timeout: float, *, as_json: bool) -> int:
+def _on_every_node(
+    file: str | None, environment: Environment, timeout: float, *, as_json: bool
+) -> int:
     own = preflight.Responder(context_of(environment, file, os.environ, "FILE"))
     if environment.rank:
         return join("ifaces check", own.context, own.handle, timeout)[0]

@@ -1,4 +1,6 @@
-"""An ifaces.conf from what a scan found: the network that reaches the most nodes, and why it was chosen."""
+"""An ifaces.conf from what a scan found: the network that reaches the most nodes, and why it was
+chosen.
+"""
 
 import datetime
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -30,7 +32,9 @@ class ReachableGroup:
 
     @property
     def rank(self) -> tuple[object, ...]:
-        """Sorts the best first: the most nodes, nothing broken, InfiniBand, speed, IPv4, the nodes' own names."""
+        """Sorts the best first: the most nodes, nothing broken, InfiniBand, speed, IPv4, the nodes'
+        own names.
+        """
         return (
             -len(self.links),
             self.broken,
@@ -49,9 +53,15 @@ class ReachableGroup:
 
 
 def networks(scan: ScanResult) -> list[ReachableGroup]:
-    """The groups of interfaces that reach each other, the best first; an interface that reaches none is no group."""
-    near = group_by_key(way for (a, b), worked in scan.reached.items() if worked for way in ((a, b), (b, a)))
-    return sorted((_network(scan, ends) for ends in _groups(near)), key=lambda network: network.rank)
+    """The groups of interfaces that reach each other, the best first; an interface that reaches
+    none is no group.
+    """
+    near = group_by_key(
+        way for (a, b), worked in scan.reached.items() if worked for way in ((a, b), (b, a))
+    )
+    return sorted(
+        (_network(scan, ends) for ends in _groups(near)), key=lambda network: network.rank
+    )
 
 
 def _groups(near: Mapping[End, Sequence[End]]) -> list[list[End]]:
@@ -75,12 +85,17 @@ def _network(scan: ScanResult, ends: Iterable[End]) -> ReachableGroup:
         for node, theirs in by_node.items()
     }
     chosen = {(node, link.name) for node, theirs in links.items() for link in theirs}
-    broken = sum(not worked for (a, b), worked in scan.reached.items() if a in chosen and b in chosen)
+    broken = sum(
+        not worked for (a, b), worked in scan.reached.items() if a in chosen and b in chosen
+    )
     return ReachableGroup(links, broken)
 
 
-def draft(scan: ScanResult, today: datetime.date, entries: Sequence[IfacesEntry] = ()) -> tuple[str, tuple[str, ...]]:
-    """The file with the entries of the best network, written ``today``, and the nodes that have no entry.
+def draft(
+    scan: ScanResult, today: datetime.date, entries: Sequence[IfacesEntry] = ()
+) -> tuple[str, tuple[str, ...]]:
+    """The file with the entries of the best network, written ``today``, and the nodes that have no
+    entry.
 
     Nodes that one of ``entries`` matches have theirs already. Where all have, the text is empty.
     """
@@ -91,19 +106,27 @@ def draft(scan: ScanResult, today: datetime.date, entries: Sequence[IfacesEntry]
     if entries and not new:
         return "", ()
     lines = [
-        f"# By `srunddp ifaces scan` on {today.isoformat()}: TCP was tried between all interfaces of {fold(nodes)}.",
+        (
+            f"# By `srunddp ifaces scan` on {today.isoformat()}: TCP was tried between all"
+            f" interfaces of {fold(nodes)}."
+        ),
         *(f"# Not chosen: {network}." for network in others),
         *(f"# Not chosen: {text}." for text in _passed_over(scan)),
     ]
     if best.broken:
         lines.append(f"# {best.broken} ways within this network did not work: see `srunddp check`.")
     if missing:
-        lines.append(f"# {fold(missing)}: no interface reaches the others; there is no entry for it.")
+        lines.append(
+            f"# {fold(missing)}: no interface reaches the others; there is no entry for it."
+        )
     leads = cache(lambda template: all(_leads(scan, best, template, node) for node in best.links))
-    entries_of = group_by_key((_entry(best, node, leads), node) for node in sorted(new & {*best.links}))
+    entries_of = group_by_key(
+        (_entry(best, node, leads), node) for node in sorted(new & {*best.links})
+    )
     for entry, theirs in entries_of.items():
         folded = fold(theirs)
-        folded = f'"{folded}"' if folded.startswith("[") else folded  # names that are numbers would be a list
+        # Names that are numbers would be a list.
+        folded = f'"{folded}"' if folded.startswith("[") else folded
         lines += ["", f"- nodes: {folded}", *entry]
     return "\n".join(lines) + "\n", missing
 
@@ -131,14 +154,18 @@ def _entry(best: ReachableGroup, node: str, leads: Callable[[str], bool]) -> tup
     devices = {device for link in links for device in link.devices}
     others = sorted({device for link in links for device in link.others} - devices)
     if devices:
-        unsure = f"without it NCCL uses {', '.join(others)} as well: which of them are this network's?"
+        unsure = (
+            f"without it NCCL uses {', '.join(others)} as well: which of them are this network's?"
+        )
         doubt, why = ("# ", unsure) if others else ("", "active InfiniBand or RoCE")
         lines.append(f'  {doubt}env: {{NCCL_IB_HCA: "={",".join(sorted(devices))}"}}  # {why}')
     return tuple(lines)
 
 
 def _address(link: ScannedInterface, node: str, leads: Callable[[str], bool]) -> str:
-    """How others find the node: by its own name, a name with it inside that all nodes know, or the bare address."""
+    """How others find the node: by its own name, a name with it inside that all nodes know, or the
+    bare address.
+    """
     templates = [name.replace(node, "{node}") for name in link.names if node in name]
     return "" if link.named else next(filter(leads, templates), link.address)
 

@@ -41,23 +41,32 @@ def check_file(named: str | None, variables: Mapping[str, str]) -> LintReport:
     known = f"{len(cluster)} nodes in the cluster"
     if not cluster:
         known = "the node list of the cluster is not available (sinfo)"
-        notes.insert(0, "nodes are not compared with the cluster's: sinfo is not there or lists none")
+        notes.insert(
+            0, "nodes are not compared with the cluster's: sinfo is not there or lists none"
+        )
     if named and loaded.path != named:
         notes.insert(0, f"{named} has no entries")
     count = len(loaded.entries)
-    return LintReport(f"{count} {'entry' if count == 1 else 'entries'} in {loaded.path}, {known}", findings, notes)
+    return LintReport(
+        f"{count} {'entry' if count == 1 else 'entries'} in {loaded.path}, {known}", findings, notes
+    )
 
 
-def evaluate(entries: Sequence[IfacesEntry], cluster: Sequence[str], here: str) -> tuple[list[Finding], list[str]]:
+def evaluate(
+    entries: Sequence[IfacesEntry], cluster: Sequence[str], here: str
+) -> tuple[list[Finding], list[str]]:
     """What is wrong with a file's entries, and what is to be noted of them.
 
-    ``cluster`` are Slurm's nodes, empty where they are not known; ``here`` is this node, which need be none of them.
+    ``cluster`` are Slurm's nodes, empty where they are not known; ``here`` is this node, which need
+    be none of them.
     """
     findings = []
     for position, one in enumerate(entries):
         taken = [_first(entries[:position], item) for item in one.items]
         if all(taken):
-            by = " and ".join(dict.fromkeys(f"line {first.where.rsplit(':', 2)[1]}" for first in taken if first))
+            by = " and ".join(
+                dict.fromkeys(f"line {first.where.rsplit(':', 2)[1]}" for first in taken if first)
+            )
             found = f"{one.where}: the entry never counts: all of its nodes are taken by {by}"
             hint = f"remove it, or move it before {by}"
             findings.append(Finding(WARN, found, "an entry that counts for a node", hint))
@@ -74,7 +83,9 @@ def _unknown(entries: Sequence[IfacesEntry], nodes: set[str]) -> Iterator[Findin
     known = {*nodes, *(node.split(".")[0] for node in nodes)}
     hint = "correct it, or let it be if it is not a node of Slurm's"
     for one in entries:
-        if missing := [item for item in one.items if item not in known and item not in one.patterns]:
+        if missing := [
+            item for item in one.items if item not in known and item not in one.patterns
+        ]:
             found = f"{one.where}: names that are not nodes of the cluster"
             yield Finding(WARN, found, "nodes that sinfo lists", hint, nodes=tuple(missing))
         for pattern in one.patterns:
@@ -91,12 +102,20 @@ def _without(entries: Sequence[IfacesEntry], cluster: Sequence[str]) -> Iterator
 
 
 def _remarks(entry: IfacesEntry) -> Iterator[str]:
-    """Misspelt variables; and what only a node itself can decide, other than ``auto``, which every file may have."""
+    """Misspelt variables; and what only a node itself can decide, other than ``auto``, which every
+    file may have.
+    """
     for name in entry.env:
         if meant := misspelt(name):
-            yield f"{entry.where}: env {name} is not a variable that NCCL documents; did you mean {meant}?"
+            yield (
+                f"{entry.where}: env {name} is not a variable that NCCL documents; did you mean"
+                f" {meant}?"
+            )
     for name in entry.interfaces:
         if name not in (AUTO, NEAREST) and (hint := did_you_mean(name, (AUTO, NEAREST))):
             yield f"{entry.where}: interface {name} is taken for a name; {hint}"
     if not entry.exact and entry.interfaces != (AUTO,):
-        yield f"{entry.where}: {entry.rule}: each node finds its own; on the nodes `srunddp explain` shows which"
+        yield (
+            f"{entry.where}: {entry.rule}: each node finds its own; on the nodes `srunddp explain`"
+            " shows which"
+        )

@@ -1,4 +1,6 @@
-"""Which interfaces of which nodes reach each other, found by trying: every rank's side of ``srunddp ifaces scan``."""
+"""Which interfaces of which nodes reach each other, found by trying: every rank's side of ``srunddp
+ifaces scan``.
+"""
 
 import socket
 from collections.abc import Mapping, Sequence
@@ -26,8 +28,9 @@ class ScannedInterface:
         passed_over: why it is none for a training; empty where it may be one.
         names: other names of the node that lead to the address.
         named: whether the node's own name leads to it.
-        devices: the active InfiniBand and RoCE devices that NCCL is to use with it; layer: of its own ones,
-            ``InfiniBand``, ``Ethernet`` for RoCE, or empty; others: devices that may belong to these.
+        devices: the active InfiniBand and RoCE devices that NCCL is to use with it; layer: of its
+            own ones, ``InfiniBand``, ``Ethernet`` for RoCE, or empty; others: devices that may
+            belong to these.
     """
 
     name: str
@@ -70,7 +73,9 @@ def links(node: str) -> list[ScannedInterface]:
 def _names(address: str) -> tuple[str, ...]:
     """What the address is called, where the look-up answers in time."""
     try:
-        name, aliases, _ = call_in_daemon_thread(lambda: socket.gethostbyaddr(address)).result(_WITHIN)
+        name, aliases, _ = call_in_daemon_thread(lambda: socket.gethostbyaddr(address)).result(
+            _WITHIN
+        )
     except (OSError, TimeoutError):
         return ()
     return (name, *aliases)
@@ -109,17 +114,30 @@ def survey(coordinator: Coordinator) -> ScanResult:
     leaders = coordinator.node_leaders
     nodes = {rank: node for node, rank in leaders.items()}
     answers = sorted(coordinator.broadcast({"do": "links"}, _SLACK, nodes).items())
-    ends = {(nodes[rank], link["name"]): ScannedInterface(**link) for rank, found in answers for link in found}
+    ends = {
+        (nodes[rank], link["name"]): ScannedInterface(**link)
+        for rank, found in answers
+        for link in found
+    }
     usable = {end: link for end, link in ends.items() if not link.passed_over}
-    known = {(a, b): Endpoint(rank=leaders[a], interface=b, host=link.address) for (a, b), link in usable.items()}
+    known = {
+        (a, b): Endpoint(rank=leaders[a], interface=b, host=link.address)
+        for (a, b), link in usable.items()
+    }
     reached = _reached(coordinator, known)
     names = sorted({name for link in usable.values() for name in link.names})
     resolved = coordinator.broadcast({"do": "resolve", "names": names}, 2 * _SLACK, nodes)
-    return ScanResult(ends, reached, {name: [one[name] for one in resolved.values()] for name in names})
+    return ScanResult(
+        ends, reached, {name: [one[name] for one in resolved.values()] for name in names}
+    )
 
 
-def _reached(coordinator: Coordinator, known: Mapping[End, Endpoint]) -> dict[tuple[End, End], bool]:
-    """Have each end try those of other nodes, all or the next few, that have an address of its own family."""
+def _reached(
+    coordinator: Coordinator, known: Mapping[End, Endpoint]
+) -> dict[tuple[End, End], bool]:
+    """Have each end try those of other nodes, all or the next few, that have an address of its own
+    family.
+    """
     ends = listening(coordinator, known)
     ways = plan({end: end[0] for end in ends})
     pairs = [(a, b) for a, b in ways if (":" in ends[a].host) == (":" in ends[b].host)]

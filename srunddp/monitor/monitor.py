@@ -1,7 +1,9 @@
-"""``--monitor``: a recorder for each rank and a sampler for each node, from before the ranks meet to the end.
+"""``--monitor``: a recorder for each rank and a sampler for each node, from before the ranks meet
+to the end.
 
-The recorder writes two files of each rank: the sums over its steps every few seconds, and what happened once. It is a
-thread of the supervisor, so that nothing is lost however the rank ends. What cannot be written ends nothing.
+The recorder writes two files of each rank: the sums over its steps every few seconds, and what
+happened once. It is a thread of the supervisor, so that nothing is lost however the rank ends. What
+cannot be written ends nothing.
 """
 
 import contextlib
@@ -52,7 +54,9 @@ class MonitorConfig:
 
 
 class Monitor:
-    """Watches one rank and, where the config says so, its node. Methods come in this order; the worker has ``page``."""
+    """Watches one rank and, where the config says so, its node. Methods come in this order; the
+    worker has ``page``.
+    """
 
     def __init__(self, config: MonitorConfig | None = None) -> None:
         """Make the files; without ``--monitor`` there are none, and nothing is done here or later.
@@ -73,12 +77,16 @@ class Monitor:
 
         Args:
             interface: the network interface; rank_variable: tells a process of this node its rank.
-            launcher: the process whose descendants all ranks of this node are; None where that is not known.
+            launcher: the process whose descendants all ranks of this node are; None where that is
+                not known.
         """
         if self._config and self._config.samples:
-            from srunddp.monitor.sampler.process import SamplerConfig, start  # one rank of a node needs it
+            # One rank of a node needs it.
+            from srunddp.monitor.sampler.process import SamplerConfig, start
 
-            self._sampler = start(SamplerConfig(self._config, interface, rank_variable, os.getpid(), launcher))
+            self._sampler = start(
+                SamplerConfig(self._config, interface, rank_variable, os.getpid(), launcher)
+            )
 
     def export(self) -> None:
         """In the supervisor, for its worker: rank 0's script is told of the folder."""
@@ -94,11 +102,17 @@ class Monitor:
             self._sampler.in_worker()
 
     def start(self) -> None:
-        """In the supervisor, after the fork: write from now on, in a thread, as a file system may be slow."""
-        age = time.clock_gettime(time.CLOCK_BOOTTIME) - int(stat_fields("self")[_START]) / os.sysconf("SC_CLK_TCK")
+        """In the supervisor, after the fork: write from now on, in a thread, as a file system may
+        be slow.
+        """
+        age = time.clock_gettime(time.CLOCK_BOOTTIME) - int(
+            stat_fields("self")[_START]
+        ) / os.sysconf("SC_CLK_TCK")
         self._event(time.time() - age, "process", math.nan)  # when the kernel started this one
         if self._config and self._files:
-            self._thread = threading.Thread(target=self._run, args=(*self._files, self._config.seconds), daemon=True)
+            self._thread = threading.Thread(
+                target=self._run, args=(*self._files, self._config.seconds), daemon=True
+            )
             self._thread.start()
 
     def mark(self, name: str, value: float = math.nan) -> None:
@@ -113,7 +127,9 @@ class Monitor:
             self._tasks.put(partial(_replace, self._config.folder / RUN, text))
 
     def stop_sampler(self) -> str:
-        """The worker has ended, and what it left is about to be killed; returns why the sampler had ended before."""
+        """The worker has ended, and what it left is about to be killed; returns why the sampler had
+        ended before.
+        """
         return self._sampler.finish(_WITHIN) if self._sampler else ""
 
     def finish(self, code: int, limit: float = _WITHIN) -> None:
@@ -147,7 +163,9 @@ class Monitor:
             _write(events, "".join(_line(*event) for event in new))
         sums = self.page.snapshot()
         if sums.steps or sums.epoch:
-            figures = f"{sums.steps},{sums.samples},{sums.step_s:.6f},{sums.data_s:.6f},{sums.own_s:.6f}"
+            figures = (
+                f"{sums.steps},{sums.samples},{sums.step_s:.6f},{sums.data_s:.6f},{sums.own_s:.6f}"
+            )
             row = f"{figures},{sums.longest_step_s:.6f},{sums.epoch}"
         else:
             # The script has a loop of its own. Where no step is expected for now, nothing is read.
@@ -157,7 +175,9 @@ class Monitor:
 
 
 def _open_files(config: MonitorConfig) -> tuple[int, int]:
-    """The descriptors of this rank's files of steps and of marks, in a folder that is made for them."""
+    """The descriptors of this rank's files of steps and of marks, in a folder that is made for
+    them.
+    """
     name = str(config.folder / f"{config.node}.rank{config.rank}")
     steps = open_to_append(Path(name + ".steps.csv"), "--monitor-dir", STEPS)
     marks = open_to_append(Path(name + ".marks.csv"), "--monitor-dir", MARKS)

@@ -1,1 +1,3 @@
-"""What the files of a monitored run say: read, summed up, judged, and shown as text and as a page with charts."""
+"""What the files of a monitored run say: read, summed up, judged, and shown as text and as a page
+with charts.
+"""

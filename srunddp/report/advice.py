@@ -1,4 +1,6 @@
-"""The notes: what to change next. Each is a rule with its threshold; what another note explains is none of its own."""
+"""The notes: what to change next. Each is a rule with its threshold; what another note explains is
+none of its own.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,14 @@ from statistics import fmean
 
 from srunddp.errors import one_line
 from srunddp.report import format
-from srunddp.report.summary import GpuFigures, LinkFigures, NodeFigures, Summary, median_or_none, share
+from srunddp.report.summary import (
+    GpuFigures,
+    LinkFigures,
+    NodeFigures,
+    Summary,
+    median_or_none,
+    share,
+)
 from srunddp.util.hostlist import group_by_key, ranges
 
 GPU_IDLE = 15.0  # percent of the time in which a kernel ran, as jobstats has it
@@ -16,7 +25,8 @@ CPUS_USED = 0.95  # of the CPUs of the job on a node
 CPU_WAIT = 0.20  # of the time, by the main threads
 OTHER_LINK = 5.0  # times what the chosen one carries
 OTHER_LINK_RATE = 2.0**20  # bytes per second
-_BALANCED = 0.1  # of what goes one way goes the other way at least: what answers a file server is less
+# Of what goes one way goes the other way at least: what answers a file server is less.
+_BALANCED = 0.1
 SLOWED = 0.05  # of the samples
 FEWEST_SAMPLES, FEWEST_STEPS = 5, 10
 _MOSTLY = 0.5  # of the time
@@ -33,10 +43,12 @@ class Advice:
     """One finding.
 
     Attributes:
-        rule: its name; found, threshold: the figure with what it is of, and the limit that it passes, or nothing.
+        rule: its name; found, threshold: the figure with what it is of, and the limit that it
+            passes, or nothing.
         hint: the next thing to change.
         cost: the share of the step time that is lost by it, where that is known.
-        severity: ``failed``, ``lost`` for time that is lost, or ``unused`` for what was requested and not used.
+        severity: ``failed``, ``lost`` for time that is lost, or ``unused`` for what was requested
+            and not used.
     """
 
     rule: str
@@ -47,11 +59,14 @@ class Advice:
     severity: str = "lost"
 
     def __str__(self) -> str:
-        return f"{self.rule}: {self.found}" + (f" (threshold: {self.threshold})" if self.threshold else "")
+        return f"{self.rule}: {self.found}" + (
+            f" (threshold: {self.threshold})" if self.threshold else ""
+        )
 
 
 def notes(summary: Summary) -> tuple[Advice, ...]:
-    """All that hold: those first that cost most; of the others causes before consequences, unused requests last.
+    """All that hold: those first that cost most; of the others causes before consequences, unused
+    requests last.
 
     Before all is a loss that is no number: steps after it may be in vain.
     """
@@ -59,7 +74,11 @@ def notes(summary: Summary) -> tuple[Advice, ...]:
     if too_short(summary):
         return diverged
     busy, stragglers = _oversubscribed(summary), find_stragglers(summary)
-    slowed = [each for each in summary.gpus if each.samples >= FEWEST_SAMPLES and (each.slowed_share or 0.0) > SLOWED]
+    slowed = [
+        each
+        for each in summary.gpus
+        if each.samples >= FEWEST_SAMPLES and (each.slowed_share or 0.0) > SLOWED
+    ]
     explained = {each.node for each in busy} | {each.node for each in slowed}
     are_explained = explained.issuperset(stragglers.nodes)
     waiting = None if busy else _data_wait(summary, stragglers)
@@ -79,9 +98,14 @@ def notes(summary: Summary) -> tuple[Advice, ...]:
 def too_short(summary: Summary) -> str:
     """Why nothing is concluded; empty where there is enough."""
     if summary.steps and summary.steps < FEWEST_STEPS:
-        return f"{format.count(summary.steps, 'step')} only: below {FEWEST_STEPS} nothing is concluded"
+        return (
+            f"{format.count(summary.steps, 'step')} only: below {FEWEST_STEPS} nothing is concluded"
+        )
     if summary.samples < FEWEST_SAMPLES:
-        return f"{format.count(summary.samples, 'sample')} only: below {FEWEST_SAMPLES} nothing is concluded"
+        return (
+            f"{format.count(summary.samples, 'sample')} only: below {FEWEST_SAMPLES} nothing is"
+            " concluded"
+        )
     return ""
 
 
@@ -89,7 +113,10 @@ def _not_finite(summary: Summary) -> Advice | None:
     if (first := summary.not_finite) is None:
         return None
     step = "" if first.step is None else f"step {first.step:,}, "
-    found = f"{one_line(first.name)} is {first.value}, first at {step}{format.clock(first.at_s)} after the start"
+    found = (
+        f"{one_line(first.name)} is {first.value}, first at {step}{format.clock(first.at_s)} after"
+        " the start"
+    )
     hint = "a lower learning rate, --max_grad_norm=1, or --precision=bf16 instead of fp16"
     return Advice("not finite", found, "no finite number", hint)
 
@@ -97,7 +124,9 @@ def _not_finite(summary: Summary) -> Advice | None:
 def _oversubscribed(summary: Summary) -> list[NodeFigures]:
     """The nodes on which the job uses all its CPUs, and has to wait for them."""
     delays = group_by_key((each.node, each.delay_share) for each in summary.ranks)
-    waiting = {node for node, values in delays.items() if (median_or_none(values) or 0.0) > CPU_WAIT}
+    waiting = {
+        node for node, values in delays.items() if (median_or_none(values) or 0.0) > CPU_WAIT
+    }
     return [each for each in summary.per_node if _used(each) >= CPUS_USED and each.node in waiting]
 
 
@@ -112,9 +141,11 @@ def _cpu(summary: Summary, busy: list[NodeFigures]) -> Advice | None:
     delay = median_or_none([each.delay_share for each in summary.ranks if each.node in nodes])
     return Advice(
         "cpu oversubscribed",
-        f"{format.percent(_used(worst))} of {format.count(int(worst.cpus or 0), 'CPU')} used on {format.nodes(nodes)}, "
-        f"and processes wait for a CPU for {format.percent(delay)} of the time",
-        f"above {format.percent(CPUS_USED)} used and {format.percent(CPU_WAIT)} of the time waiting",
+        f"{format.percent(_used(worst))} of {format.count(int(worst.cpus or 0), 'CPU')} used on"
+        f" {format.nodes(nodes)}, and processes wait for a CPU for {format.percent(delay)} of the"
+        " time",
+        f"above {format.percent(CPUS_USED)} used and {format.percent(CPU_WAIT)} of the time"
+        " waiting",
         "more --cpus-per-task, fewer --dataloader.num_workers, or fewer --num_threads",
         delay,
     )
@@ -129,10 +160,11 @@ def _throttled(slowed: list[GpuFigures], stragglers: Stragglers) -> Advice | Non
     heat = f", {worst.temperature_c:.0f} °C at most" if worst.temperature_c is not None else ""
     return Advice(
         "gpu throttled",
-        f"{devices(slowed)} throttled (thermal or power brake) for {format.percent(worst.slowed_share)} of the "
-        f"samples{heat}{f'; {_excess(stragglers)}' if slow else ''}",
+        f"{devices(slowed)} throttled (thermal or power brake) for"
+        f" {format.percent(worst.slowed_share)} of the"
+        f" samples{heat}{f'; {_excess(stragglers)}' if slow else ''}",
         f"above {format.percent(SLOWED)}",
-        f"tell the site, and leave the node out until then: srunddp sbatch --exclude="
+        "tell the site, and leave the node out until then: srunddp sbatch --exclude="
         f"{format.nodes(each.node for each in slowed)}",
         stragglers.share if slow else None,
     )
@@ -150,13 +182,20 @@ def _slow_rank(summary: Summary, stragglers: Stragglers) -> Advice:
     them = "their" if len(stragglers.ranks) > 1 else "its"
     by_data = stragglers.by_data > _BY_DATA
     why = f"{them} wait for data" if by_data else f"{them} own work, not the wait for data"
-    hint = f"look at the storage as {node} sees it, and at what {them} part of the data has that others have not"
+    hint = (
+        f"look at the storage as {node} sees it, and at what {them} part of the data has that"
+        " others have not"
+    )
     if not by_data:
         alone = "see what rank 0 alone does in each step, such as writing in a callback; "
         leave = f", and leave it out: --exclude={node}" if len(summary.nodes) > 1 else ""
         hint = f"{alone if stragglers.ranks == (0,) else ''}see what else runs on {node}{leave}"
     return Advice(
-        "slow rank", f"{_excess(stragglers)}; it is {why}", f"above {format.percent(DATA_WAIT)}", hint, stragglers.share
+        "slow rank",
+        f"{_excess(stragglers)}; it is {why}",
+        f"above {format.percent(DATA_WAIT)}",
+        hint,
+        stragglers.share,
     )
 
 
@@ -164,8 +203,8 @@ def _excess(stragglers: Stragglers) -> str:
     several = len(stragglers.ranks) > 1
     who = f"rank{'s' * several} {ranges(stragglers.ranks)} on {format.nodes(stragglers.nodes)}"
     return (
-        f"{who}: {format.duration(stragglers.excess)} more of {'their' if several else 'its'} own in each step than "
-        f"the others, {format.percent(stragglers.share)} of the step time"
+        f"{who}: {format.duration(stragglers.excess)} more of {'their' if several else 'its'} own"
+        f" in each step than the others, {format.percent(stragglers.share)} of the step time"
     )
 
 
@@ -175,7 +214,9 @@ def _data_wait(summary: Summary, stragglers: Stragglers) -> Advice | None:
     if min(figure, _usual([each.steady_wait_share for each in others])) <= DATA_WAIT:
         return None
     found = f"{format.percent(figure)} of the step time is waiting for data"
-    hint = "more --dataloader.num_workers, with as many --cpus-per-task; else data on faster storage"
+    hint = (
+        "more --dataloader.num_workers, with as many --cpus-per-task; else data on faster storage"
+    )
     return Advice("data wait", found, f"above {format.percent(DATA_WAIT)}", hint, figure)
 
 
@@ -188,18 +229,28 @@ def _usual(shares: list[float | None]) -> float:
 def _gpu(summary: Summary, *, explained: bool) -> Advice | None:
     if summary.first_step_s is None:
         return None
-    known = [each for each in summary.gpus if each.utilization_percent is not None and each.samples >= FEWEST_SAMPLES]
+    known = [
+        each
+        for each in summary.gpus
+        if each.utilization_percent is not None and each.samples >= FEWEST_SAMPLES
+    ]
     idle = [each for each in known if (each.utilization_percent or 0.0) < GPU_IDLE]
     if not idle or (explained and len(idle) == len(known)):
         return None
     mean = fmean(each.utilization_percent or 0.0 for each in idle)
-    training = share((summary.step_s or 0.0) * summary.steps, summary.seconds - summary.first_step_s) or 1.0
+    training = (
+        share((summary.step_s or 0.0) * summary.steps, summary.seconds - summary.first_step_s)
+        or 1.0
+    )
     hint = "as many ranks as GPUs, or fewer --gpus-per-node"
     if len(idle) == len(known):
         hint = "a larger --batch_size; where the model is too small for it, fewer --gpus-per-node"
         if training < _MOSTLY:
             part = format.percent(training)
-            hint = f"rarer or quicker evaluations and checkpoints: {part} of that time are training steps"
+            hint = (
+                f"rarer or quicker evaluations and checkpoints: {part} of that time are training"
+                " steps"
+            )
     found = f"{devices(idle)} used for {mean:.1f} % of the time since the first step"
     return Advice("gpu idle", found, f"below {GPU_IDLE:.0f} %", hint)
 
@@ -218,8 +269,8 @@ def _interface(summary: Summary) -> Advice | None:
         f"{one_line(other.name)} carries {format.rate(_both_ways(other))} on {where}, and "
         f"{one_line(chosen)}, which was chosen, {format.rate(carried(node))}",
         f"above {OTHER_LINK:.0f} times as much",
-        "name the right one in ifaces.conf (srunddp ifaces scan drafts one), and unset GLOO_SOCKET_IFNAME and "
-        "NCCL_SOCKET_IFNAME in the script",
+        "name the right one in ifaces.conf (srunddp ifaces scan drafts one), and unset"
+        " GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME in the script",
     )
 
 
@@ -227,13 +278,19 @@ def _wrong_link(node: NodeFigures) -> LinkFigures | None:
     """The link that carries the training instead of the chosen one."""
     if not any(each.chosen for each in node.links):
         return None
-    worst = max((each for each in node.links if not each.chosen and each.kind != "rdma"), key=_both_ways, default=None)
+    worst = max(
+        (each for each in node.links if not each.chosen and each.kind != "rdma"),
+        key=_both_ways,
+        default=None,
+    )
     limit = max(OTHER_LINK_RATE, OTHER_LINK * carried(node))
     return worst if worst and _both_ways(worst) > limit else None
 
 
 def _both_ways(link: LinkFigures) -> float:
-    """What goes both ways: an all-reduce sends as much as it receives, and reading data from a server does not."""
+    """What goes both ways: an all-reduce sends as much as it receives, and reading data from a
+    server does not.
+    """
     less, more = sorted([link.received_bytes_per_s, link.sent_bytes_per_s])
     return 2 * less if less >= _BALANCED * more else 0.0
 
@@ -247,15 +304,26 @@ def carried(node: NodeFigures) -> float:
 def _time_limit(summary: Summary) -> Advice | None:
     """More time than the whole run took."""
     limit, used = summary.time_limit_s, max(summary.seconds, summary.job_s or 0.0)
-    # The rest of a run that went on from a checkpoint is no measure for the whole, nor one step of a job of several.
+    # The rest of a run that went on from a checkpoint is no measure for the whole, nor one step of
+    # a job of several.
     part_of_it = bool(summary.restarts) or summary.resumed is not None
     part_of_it |= summary.job_s is None and summary.step not in ("", "0")
-    if not limit or not summary.ending.finished or part_of_it or limit - used < TIME_SAVED or used >= TIME_USED * limit:
+    if (
+        not limit
+        or not summary.ending.finished
+        or part_of_it
+        or limit - used < TIME_SAVED
+        or used >= TIME_USED * limit
+    ):
         return None
     minutes = max(10, -(-int(used * 1.5) // 600) * 10)
-    found = f"{format.duration(used)} of {format.duration(limit)} used, {format.percent(used / limit)}"
+    found = (
+        f"{format.duration(used)} of {format.duration(limit)} used, {format.percent(used / limit)}"
+    )
     hint = f"--time={minutes // 60}:{minutes % 60:02}:00: jobs with a shorter limit start earlier"
-    return Advice("time limit", found, f"below {format.percent(TIME_USED)}", hint, severity="unused")
+    return Advice(
+        "time limit", found, f"below {format.percent(TIME_USED)}", hint, severity="unused"
+    )
 
 
 def _memory(summary: Summary) -> Advice | None:
@@ -269,8 +337,13 @@ def _memory(summary: Summary) -> Advice | None:
     if peak >= MEMORY_USED * limit or limit - peak < MEMORY_UNUSED:
         return None
     where, hint = format.nodes([worst.node]), f"--mem={max(1, -(-int(peak * 1.25) // 2**30))}G"
-    found = f"{format.size(peak)} of {format.size(limit)} used at most, on {where}, {format.percent(peak / limit)}"
-    return Advice("memory unused", found, f"below {format.percent(MEMORY_USED)}", hint, severity="unused")
+    found = (
+        f"{format.size(peak)} of {format.size(limit)} used at most, on {where},"
+        f" {format.percent(peak / limit)}"
+    )
+    return Advice(
+        "memory unused", found, f"below {format.percent(MEMORY_USED)}", hint, severity="unused"
+    )
 
 
 @dataclass(frozen=True)
@@ -279,7 +352,8 @@ class Stragglers:
 
     Attributes:
         ranks: those; none for no outlier. nodes: theirs.
-        excess: seconds in each step by which the slowest is above the others; share: of the step time.
+        excess: seconds in each step by which the slowest is above the others; share: of the step
+            time.
         by_data: the share of it that is waiting for data.
     """
 
@@ -291,10 +365,11 @@ class Stragglers:
 
 
 def find_stragglers(summary: Summary) -> Stragglers:
-    """Ranks whose own time per step is above the others' median by more than ``DATA_WAIT`` of the step time.
+    """Ranks whose own time per step is above the others' median by more than ``DATA_WAIT`` of the
+    step time.
 
-    They count where they are few: a quarter of all, or not more than half and all on one node. Where all wait for
-    data, that wait is left out of the comparison, as it varies.
+    They count where they are few: a quarter of all, or not more than half and all on one node.
+    Where all wait for data, that wait is left out of the comparison, as it varies.
     """
     all_wait = (summary.data_share or 0.0) > DATA_WAIT
     work = {each.rank: each.steady_work_s if all_wait else each.steady_s for each in summary.ranks}
@@ -310,6 +385,10 @@ def find_stragglers(summary: Summary) -> Stragglers:
     worst = max(slow, key=lambda rank: own[rank])
     waits = {each.rank: each.data_s for each in summary.ranks if each.data_s is not None}
     of_others = [wait for rank, wait in waits.items() if rank not in slow]
-    more_data = 0.0 if all_wait else waits.get(worst, 0.0) - (fmean(of_others) if of_others else 0.0)
+    more_data = (
+        0.0 if all_wait else waits.get(worst, 0.0) - (fmean(of_others) if of_others else 0.0)
+    )
     excess = own[worst] - usual
-    return Stragglers(tuple(slow), nodes, excess, share(excess, summary.step_s) or 0.0, more_data / excess)
+    return Stragglers(
+        tuple(slow), nodes, excess, share(excess, summary.step_s) or 0.0, more_data / excess
+    )

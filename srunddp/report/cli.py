@@ -32,11 +32,23 @@ _CLEAR = "\x1b[H\x1b[J"
 
 @click.command()
 @logs_option("--monitor-dir", help="Where the job's samples are.")
-@click.option("--restart", type=click.IntRange(0), metavar="N", help="Which start of the run (default: the last).")
-@click.option("--baseline", type=DIR, metavar="DIR|JOBID", help="A run on fewer ranks, for the scaling efficiency.")
+@click.option(
+    "--restart",
+    type=click.IntRange(0),
+    metavar="N",
+    help="Which start of the run (default: the last).",
+)
+@click.option(
+    "--baseline",
+    type=DIR,
+    metavar="DIR|JOBID",
+    help="A run on fewer ranks, for the scaling efficiency.",
+)
 @click.option("--output", type=DIR, help="For report.html (default: the run's folder).")
 @click.option("--text", "text_only", is_flag=True, help="Print the summary, and write nothing.")
-@click.option("--follow", is_flag=True, help="Print the summary again and again until the run has ended.")
+@click.option(
+    "--follow", is_flag=True, help="Print the summary again and again until the run has ended."
+)
 @json_option
 @click.argument("what", type=DIR, metavar="DIR|JOBID")
 def report(**given: Any) -> None:
@@ -75,8 +87,15 @@ def _baseline(given: dict[str, Any]) -> Summary | None:
     folder, _ = locate.find(given["baseline"], given["monitor_dir"], None)
     found = summary_of(read(folder))
     if found.throughput.per_s is None:
-        expected, hint = "a run of srunddp.Trainer with a few samples", "name another, or leave --baseline out"
-        raise ConfigError(f"--baseline {given['baseline']}: its throughput is not known", expected=expected, hint=hint)
+        expected, hint = (
+            "a run of srunddp.Trainer with a few samples",
+            "name another, or leave --baseline out",
+        )
+        raise ConfigError(
+            f"--baseline {given['baseline']}: its throughput is not known",
+            expected=expected,
+            hint=hint,
+        )
     return found
 
 
@@ -84,7 +103,9 @@ def _summed(folder: Path, baseline: Summary | None) -> tuple[RunData, Summary]:
     run = read(folder)
     if not run.nodes:
         hint = "see whether the run began"
-        raise ConfigError(f"nothing was written to {folder}", expected="run.json or files of samples", hint=hint)
+        raise ConfigError(
+            f"nothing was written to {folder}", expected="run.json or files of samples", hint=hint
+        )
     summary = summary_of(run)
     return run, with_baseline(summary, baseline) if baseline else summary
 
@@ -105,7 +126,9 @@ def record(summary: Summary) -> dict[str, Any]:
 
 
 def _follow(folder: Path, baseline: Summary | None) -> bool:
-    """Print the summary, in a terminal in place, until the run has ended; False if Ctrl-C was before."""
+    """Print the summary, in a terminal in place, until the run has ended; False if Ctrl-C was
+    before.
+    """
     in_place, printed = sys.stdout.isatty(), -_AGAIN
     with contextlib.suppress(KeyboardInterrupt):
         while True:
@@ -118,7 +141,11 @@ def _follow(folder: Path, baseline: Summary | None) -> bool:
                 shown = text.lines(summary, notes(summary))
                 if in_place:  # as many rows as there is room for
                     columns, rows = shutil.get_terminal_size()
-                    fitting = (part for line in shown for part in [*text.wrapped(line, _INDENT, columns)] or [""])
+                    fitting = (
+                        part
+                        for line in shown
+                        for part in [*text.wrapped(line, _INDENT, columns)] or [""]
+                    )
                     shown = [_CLEAR, *islice(fitting, max(0, rows - 4))]
                 click.echo(coloured("\n".join([*shown, "\n"]), sys.stdout))
                 sys.stdout.flush()

@@ -1,4 +1,6 @@
-"""The files of a monitored run, as they are: a last line without its end is left out, and so is what is not known."""
+"""The files of a monitored run, as they are: a last line without its end is left out, and so is
+what is not known.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,8 @@ class Kind:
     """The columns of one kind of file that are read.
 
     Attributes:
-        key: the column that tells apart what the rows are about; empty where a file is about one thing.
+        key: the column that tells apart what the rows are about; empty where a file is about one
+            thing.
         counters, gauges: numbers; of other columns the last word is kept.
     """
 
@@ -40,20 +43,34 @@ class Kind:
     gauges: tuple[str, ...] = ()
 
 
-NODE = Kind("", ("cpu_s", "read_bytes", "written_bytes", "iowait_s"), ("cpus", "memory_limit_bytes", "memory_bytes"))
+NODE = Kind(
+    "",
+    ("cpu_s", "read_bytes", "written_bytes", "iowait_s"),
+    ("cpus", "memory_limit_bytes", "memory_bytes"),
+)
 TASKS = Kind("rank", ("cpu_s", "delay_s"), ("processes", "rss_bytes"))
 LINKS = Kind("link", ("received_bytes", "sent_bytes"))
 _ON_GPU = (
-    "utilization_percent", "memory_bandwidth_percent", "power_w", "memory_limit_bytes", "sm_percent", "tensor_percent",
-    "throttled", "memory_bytes", "temperature_c", "sm_clock_mhz",
-)  # fmt: skip
+    "utilization_percent",
+    "memory_bandwidth_percent",
+    "power_w",
+    "memory_limit_bytes",
+    "sm_percent",
+    "tensor_percent",
+    "throttled",
+    "memory_bytes",
+    "temperature_c",
+    "sm_clock_mhz",
+)
 GPUS = Kind("uuid", ("energy_j",), _ON_GPU)
 STEPS = Kind("", ("steps", "samples", "step_s", "data_s", "own_s"), ("longest_step_s",))
 
 
 @dataclass(frozen=True)
 class Mark:
-    """One line of a file of marks: ``time`` is in seconds since the start of the run, ``value`` nan for none."""
+    """One line of a file of marks: ``time`` is in seconds since the start of the run, ``value`` nan
+    for none.
+    """
 
     time: float
     rank: int
@@ -74,12 +91,19 @@ def samples(path: Path, kind: Kind) -> dict[str, TimeSeries]:
     last: dict[str, list[str]] = {}
     while block := list(islice(rows, _BLOCK)):  # a value alone costs more than its part of a block
         whole = (row for row in block if len(row) == len(header))
-        for key, theirs in group_by_key((row[place] if kind.key else "", row) for row in whole).items():
+        for key, theirs in group_by_key(
+            (row[place] if kind.key else "", row) for row in whole
+        ).items():
             columns = found.setdefault(key, {name: array("d") for name in names})
             for name, texts in zip(names, zip(*map(wanted, theirs), strict=True), strict=False):
-                columns[name].extend(map(_is_slowed, texts) if name == "throttled" else numbers(texts))
+                columns[name].extend(
+                    map(_is_slowed, texts) if name == "throttled" else numbers(texts)
+                )
             last[key] = theirs[-1]
-    series = {key: _series(columns, dict(zip(header, last[key], strict=True))) for key, columns in found.items()}
+    series = {
+        key: _series(columns, dict(zip(header, last[key], strict=True)))
+        for key, columns in found.items()
+    }
     return {key: _thinned(each, kind) for key, each in series.items() if each.count}
 
 
@@ -97,7 +121,9 @@ def _is_slowed(reasons: str) -> float:
 
 
 def _rising(times: Iterable[float]) -> Iterator[int]:
-    """The places of the times that come after all before them; a clock that is set back says nothing."""
+    """The places of the times that come after all before them; a clock that is set back says
+    nothing.
+    """
     latest = _EARLIEST
     for at, time in enumerate(times):
         if latest < time < _LATEST:
@@ -127,7 +153,9 @@ def marks(path: Path, rank: int) -> list[Mark]:
     if next(rows, [])[:3] != ["time", "mark", "value"]:
         return []
     found = [(row[1], numbers([row[0], row[2]])) for row in rows if len(row) >= 3]
-    return [Mark(time, rank, name, value) for name, (time, value) in found if _EARLIEST < time < _LATEST]
+    return [
+        Mark(time, rank, name, value) for name, (time, value) in found if _EARLIEST < time < _LATEST
+    ]
 
 
 def json_object(path: Path) -> dict[str, Any]:
@@ -165,7 +193,9 @@ class TimeSeries:
         return [(time, value) for time, value in pairs if not math.isnan(value)]
 
     def spread(self, name: str) -> list[tuple[float, float]]:
-        """The known values of a gauge; of one that was thinned also the least and the most of each group."""
+        """The known values of a gauge; of one that was thinned also the least and the most of each
+        group.
+        """
         return [point for which in _OF_A_GROUP for point in self.known(name + which)]
 
     def mean(self, name: str, begin: float, end: float) -> float | None:
@@ -177,8 +207,12 @@ class TimeSeries:
         """The highest that is known."""
         return max((value for _, value in self.spread(name)), default=None)
 
-    def steps(self, name: str, begin: float = -math.inf, end: float = math.inf) -> list[tuple[float, float, float]]:
-        """Of a counter: begin, end and growth of each interval in a span of time; one that falls has begun again."""
+    def steps(
+        self, name: str, begin: float = -math.inf, end: float = math.inf
+    ) -> list[tuple[float, float, float]]:
+        """Of a counter: begin, end and growth of each interval in a span of time; one that falls
+        has begun again.
+        """
         return [
             (before, time, value - count if value >= count else value)
             for (before, count), (time, value) in pairwise(self.known(name))
@@ -188,7 +222,9 @@ class TimeSeries:
     def ratios(
         self, part: str, whole: str, begin: float = -math.inf, end: float = math.inf
     ) -> list[tuple[float, float]]:
-        """The growth of one counter over that of another, in the middle of each interval in which that grew."""
+        """The growth of one counter over that of another, in the middle of each interval in which
+        that grew.
+        """
         parts = {(start, stop): grown for start, stop, grown in self.steps(part)}
         return [
             ((start + stop) / 2, parts[start, stop] / grown)
@@ -209,7 +245,11 @@ class TimeSeries:
     def rate(self, name: str, begin: float = -math.inf, end: float = math.inf) -> float | None:
         """Of a counter, per second over a span of time."""
         inside = self.steps(name, begin, end)
-        return sum(grown for _, _, grown in inside) / sum(stop - start for start, stop, _ in inside) if inside else None
+        return (
+            sum(grown for _, _, grown in inside) / sum(stop - start for start, stop, _ in inside)
+            if inside
+            else None
+        )
 
     def shifted(self, by: float) -> TimeSeries:
         """With the times moved."""
@@ -217,7 +257,9 @@ class TimeSeries:
 
 
 def _thinned(samples: TimeSeries, kind: Kind) -> TimeSeries:
-    """Of each group of points the last of a counter; of a gauge the mean, and beside it the least and the most."""
+    """Of each group of points the last of a counter; of a gauge the mean, and beside it the least
+    and the most.
+    """
     size = -(-samples.count // _MOST)
     if size <= 1:
         return samples
@@ -225,8 +267,12 @@ def _thinned(samples: TimeSeries, kind: Kind) -> TimeSeries:
     for name, values in {"time": samples.time, **samples.columns}.items():
         groups = [values[at : at + size] for at in range(0, len(values), size)]
         if name in kind.gauges:
-            known = [[value for value in group if value == value] or [NAN] for group in groups]  # nan is not itself
-            columns |= {name + which: array("d", map(choose, known)) for which, choose in _OF_A_GROUP.items()}
+            # Nan is not itself.
+            known = [[value for value in group if value == value] or [NAN] for group in groups]
+            columns |= {
+                name + which: array("d", map(choose, known))
+                for which, choose in _OF_A_GROUP.items()
+            }
         else:
             columns[name] = array("d", (group[-1] for group in groups))
     return replace(samples, time=columns.pop("time"), columns=columns)

@@ -37,7 +37,11 @@ def duration(seconds: float | None) -> str:
         return f"{format_number(seconds * 1e3)} ms" if seconds else "0 s"
     if seconds < 99.95:
         return f"{seconds:.3g} s"
-    for size, name, small, less in ((86400, "d", 3600, "h"), (3600, "h", 60, "min"), (60, "min", 1, "s")):
+    for size, name, small, less in (
+        (86400, "d", 3600, "h"),
+        (3600, "h", 60, "min"),
+        (60, "min", 1, "s"),
+    ):
         whole, rest = divmod(round(seconds / small), size // small)
         if whole:
             return f"{whole} {name} {rest} {less}" if rest else f"{whole} {name}"
@@ -97,7 +101,8 @@ class Cell(NamedTuple):
 
     Attributes:
         words: as it is shown; value: the same as a number, where it is a figure.
-        apart: by how much the value must differ from the median of the column for its row to stand out.
+        apart: by how much the value must differ from the median of the column for its row to stand
+            out.
     """
 
     words: str
@@ -120,37 +125,57 @@ def cells(rows: Sequence[Row]) -> list[list[str]]:
 
 
 def folded(noun: str, rows: Sequence[Row]) -> tuple[str, list[list[str]]]:
-    """A table's title, which has what is the same in all rows; and rows with what is not, few of them."""
+    """A table's title, which has what is the same in all rows; and rows with what is not, few of
+    them.
+    """
     same = [name for name in rows[0] if len({row[name].words for row in rows}) == 1 < len(rows)]
-    alike = ", ".join(f"{name} {rows[0][name].words}" for name in same if rows[0][name].words != UNKNOWN)
+    alike = ", ".join(
+        f"{name} {rows[0][name].words}" for name in same if rows[0][name].words != UNKNOWN
+    )
     other = [{name: row[name] for name in row if name not in same} for row in _outliers(rows)]
     figures = any(row[name].value is not None for row in rows for name in other[0])
-    return f"{count(len(rows), noun)}{f', each: {alike}' if alike else ''}", cells(other) if figures else []
+    return f"{count(len(rows), noun)}{f', each: {alike}' if alike else ''}", cells(
+        other
+    ) if figures else []
 
 
 def _outliers(rows: Sequence[Row]) -> Sequence[Row]:
-    """Of many rows those that stand out, and one for all others, with the least and the most of each figure."""
+    """Of many rows those that stand out, and one for all others, with the least and the most of
+    each figure.
+    """
     if len(rows) <= _FEW:
         return rows
     usual = {name: median_or_none([row[name].value for row in rows]) or 0.0 for name in rows[0]}
 
     def distance(row: Row) -> float:
-        known = ((name, each.value, each.apart) for name, each in row.items() if each.value is not None)
+        known = (
+            (name, each.value, each.apart) for name, each in row.items() if each.value is not None
+        )
         return max((abs(value - usual[name]) / apart for name, value, apart in known), default=0.0)
 
     by_distance = sorted(rows, key=distance, reverse=True)
     apart = [row for row in by_distance[:_MOST] if distance(row) > 1]
     others = by_distance[len(apart) :]
     alike = {name: _span([row[name] for row in others]) for name in rows[0]}
-    return [*apart, alike | {next(iter(alike)): Cell(f"{len(others)} others" if apart else f"all {len(others)}")}]
+    return [
+        *apart,
+        alike
+        | {next(iter(alike)): Cell(f"{len(others)} others" if apart else f"all {len(others)}")},
+    ]
 
 
 def _span(found: Sequence[Cell]) -> Cell:
-    """``90–92 %``: from the least to the most; what is no figure is folded as names of nodes are."""
+    """``90–92 %``: from the least to the most; what is no figure is folded as names of nodes
+    are.
+    """
     known = [each for each in found if each.value is not None]
     if not known:
         return Cell(nodes(each.words for each in found))
     least, most = (end(known, key=lambda each: each.value or 0.0) for end in (min, max))
     (figure, *unit), (_, *other) = least.words.split(), most.words.split()
-    short = f"{figure}–{most.words}" if unit == other and len(unit) < 2 else f"{least.words} to {most.words}"
+    short = (
+        f"{figure}–{most.words}"
+        if unit == other and len(unit) < 2
+        else f"{least.words} to {most.words}"
+    )
     return least if least.words == most.words else least._replace(words=short)

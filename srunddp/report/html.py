@@ -15,23 +15,37 @@ from srunddp.report.svg import escaped
 
 def page(summary: Summary, notes: Sequence[Advice], sections: Sequence[Section]) -> str:
     """All of it."""
-    title = escaped(f"Run {summary.name or '?'}: {format.count(summary.world_size, 'rank')}, {summary.script}")
+    title = escaped(
+        f"Run {summary.name or '?'}: {format.count(summary.world_size, 'rank')}, {summary.script}"
+    )
     head, *rest = text.heading(summary)
     failed = failure(summary)
     parts = [
         f"<h1>{escaped(head)}</h1>",
         *(f"<p>{escaped(line)}</p>" for line in rest),
-        f'<p class="missing">srunddp {__version__}, report of {escaped(format.moment(time.time()))}</p>',
+        (
+            f'<p class="missing">srunddp {__version__}, report of'
+            f" {escaped(format.moment(time.time()))}</p>"
+        ),
         *([_note(failed)] if failed else []),
         *_tiles(summary),
         *_notes(summary, notes),
         "<h2>Figures</h2>\n<table>",
-        *(f"<tr><th>{about}</th><td>{escaped(said)}</td></tr>" for about, said in text.figures(summary).items()),
+        *(
+            f"<tr><th>{about}</th><td>{escaped(said)}</td></tr>"
+            for about, said in text.figures(summary).items()
+        ),
         "</table>",
-        *(f'<h2>{each.title}</h2>\n{each.html}<p class="missing">{escaped(each.missing)}</p>' for each in sections),
+        *(
+            f'<h2>{each.title}</h2>\n{each.html}<p class="missing">{escaped(each.missing)}</p>'
+            for each in sections
+        ),
         *_tables(summary),
     ]
-    style, body = resources.files(__package__).joinpath("page.css").read_text(encoding="utf-8"), "\n".join(parts)
+    style, body = (
+        resources.files(__package__).joinpath("page.css").read_text(encoding="utf-8"),
+        "\n".join(parts),
+    )
     return (
         f'<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         f'<meta name="viewport" content="width=device-width">\n<title>{title}</title>\n'
@@ -43,9 +57,16 @@ def _tiles(summary: Summary) -> Iterator[str]:
     """The figures at a glance, each with its bar."""
     yield '<div class="tiles">'
     for tile in tiles(summary):
-        bar = "" if tile.share is None else f'<div class="bar"><div style="width: {tile.share:.0%}"></div></div>'
+        bar = (
+            ""
+            if tile.share is None
+            else f'<div class="bar"><div style="width: {tile.share:.0%}"></div></div>'
+        )
         name, value, detail = map(escaped, (tile.name, tile.value, tile.detail))
-        yield f'<div class="tile"><p>{name}</p><p class="value">{value}</p>{bar}<p class="missing">{detail}</p></div>'
+        yield (
+            f'<div class="tile"><p>{name}</p><p class="value">{value}</p>{bar}<p'
+            f' class="missing">{detail}</p></div>'
+        )
     yield "</div>"
 
 
@@ -57,7 +78,11 @@ def _notes(summary: Summary, notes: Sequence[Advice]) -> Iterator[str]:
 
 
 def _note(note: Advice) -> str:
-    cost = f'<strong class="cost">{format.percent(note.cost)} of the step time</strong>' if note.cost else ""
+    cost = (
+        f'<strong class="cost">{format.percent(note.cost)} of the step time</strong>'
+        if note.cost
+        else ""
+    )
     limit = f" (threshold: {escaped(note.threshold)})" if note.threshold else ""
     return (
         f'<div class="note {note.severity}">{cost}<p><strong>{escaped(note.rule)}</strong>: '
@@ -72,6 +97,10 @@ def _tables(summary: Summary) -> Iterator[str]:
         if rows:
             head, *body = format.cells(rows)
             yield f"<details><summary>{escaped(format.folded(noun, rows)[0])}</summary>"
-            yield f"<table><thead>\n<tr>{''.join(f'<th>{escaped(cell)}</th>' for cell in head)}</tr>\n</thead><tbody>"
-            yield from ("<tr>" + "".join(f"<td>{escaped(cell)}</td>" for cell in row) + "</tr>" for row in body)
+            titles = "".join(f"<th>{escaped(cell)}</th>" for cell in head)
+            yield f"<table><thead>\n<tr>{titles}</tr>\n</thead><tbody>"
+            yield from (
+                "<tr>" + "".join(f"<td>{escaped(cell)}</td>" for cell in row) + "</tr>"
+                for row in body
+            )
             yield "</tbody></table>\n</details>"

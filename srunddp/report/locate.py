@@ -9,7 +9,8 @@ from srunddp.util.slurm_command import JOB, job
 
 _RESTART = re.compile(r"monitor\.(\d{1,9})(?:\.(\d{1,9}))?", re.ASCII)
 _HINT = "name a run's folder such as logs/4711.0, or start the run with --monitor"
-RunFolder = tuple[Path, tuple[str, ...]]  # the files of one start, ``monitor.N``; and what was chosen among several
+# The files of one start, ``monitor.N``; and what was chosen among several.
+RunFolder = tuple[Path, tuple[str, ...]]
 Start = tuple[int, int]  # restarts by Slurm, and within that start by --restarts
 
 
@@ -39,17 +40,27 @@ def find(what: str, monitor_dir: str, restart: int | None) -> RunFolder:
 
 def _below(folder: Path, restart: int | None) -> RunFolder:
     if (own := start_of(folder)) is not None:
-        return (folder, ()) if restart in (None, own[0]) else _start(folder.absolute().parent, restart)
+        return (
+            (folder, ()) if restart in (None, own[0]) else _start(folder.absolute().parent, restart)
+        )
     runs = [folder] if starts_of(folder) else [each for each in _folders(folder) if starts_of(each)]
     if not runs:
-        raise ConfigError(f"no run that was monitored in {folder}", expected="a folder monitor.0 in it", hint=_HINT)
+        raise ConfigError(
+            f"no run that was monitored in {folder}",
+            expected="a folder monitor.0 in it",
+            hint=_HINT,
+        )
     if len(runs) > 1:
-        raise ConfigError(f"{len(runs)} runs in {folder}", expected="one", hint=f"name one, as {runs[-1]}")
+        raise ConfigError(
+            f"{len(runs)} runs in {folder}", expected="one", hint=f"name one, as {runs[-1]}"
+        )
     return _start(runs[0], restart)
 
 
 def _folders(folder: Path) -> list[Path]:
-    with file_errors(str(folder), expected="a folder that can be read", hint="ask whose run it is for the right"):
+    with file_errors(
+        str(folder), expected="a folder that can be read", hint="ask whose run it is for the right"
+    ):
         return sorted(Path(entry.path) for entry in os.scandir(folder) if entry.is_dir())
 
 
@@ -67,16 +78,23 @@ def _start(run: Path, restart: int | None, *notes: str) -> RunFolder:
         raise ConfigError(found, expected="one of these", hint="leave it out for the last")
     label = starts[chosen].name.partition(".")[2]
     if restart is None and len(starts) > 1:
-        notes += (f"{run} has {len(starts)} starts; this is the last, {label} (--restart N for another)",)
+        notes += (
+            f"{run} has {len(starts)} starts; this is the last, {label} (--restart N for another)",
+        )
     return starts[chosen], notes
 
 
 def _of_job(what: str, match: re.Match[str], monitor_dir: str, restart: int | None) -> RunFolder:
     number, step = match["number"], match["step"]
-    runs, folders = [] if match["task"] else _runs(Path(monitor_dir), number, step), [Path(monitor_dir)]
+    runs, folders = (
+        [] if match["task"] else _runs(Path(monitor_dir), number, step),
+        [Path(monitor_dir)],
+    )
     if not runs and (known := job(what.partition(".")[0])):
         number = known.number
-        folders = list(dict.fromkeys([*folders, Path(known.folder, monitor_dir), Path(known.folder, "logs")]))
+        folders = list(
+            dict.fromkeys([*folders, Path(known.folder, monitor_dir), Path(known.folder, "logs")])
+        )
         runs = next(filter(None, (_runs(folder, number, step) for folder in folders)), [])
     if not runs:
         raise ConfigError(
@@ -85,7 +103,11 @@ def _of_job(what: str, match: re.Match[str], monitor_dir: str, restart: int | No
             hint="run it with --monitor; or name the folder, or --monitor-dir as the run had it",
         )
     listed = ", ".join(each.name for each in runs)
-    several = [f"job {number} has the runs {listed}; this is the newest, {runs[-1].name}"] if len(runs) > 1 else []
+    several = (
+        [f"job {number} has the runs {listed}; this is the newest, {runs[-1].name}"]
+        if len(runs) > 1
+        else []
+    )
     return _start(runs[-1], restart, *several)
 
 
@@ -94,5 +116,7 @@ def _runs(folder: Path, number: str, step: str | None) -> list[Path]:
     # Without a step where a batch script itself was the run.
     wanted = re.compile(rf"{number}\.({step})" if step else rf"{number}(?:\.([0-9]{{1,9}}))?")
     folders = _folders(folder) if folder.is_dir() else []
-    found = [(int(match[1] or -1), each) for each in folders if (match := wanted.fullmatch(each.name))]
+    found = [
+        (int(match[1] or -1), each) for each in folders if (match := wanted.fullmatch(each.name))
+    ]
     return [each for _, each in sorted(found) if starts_of(each)]

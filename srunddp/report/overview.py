@@ -48,7 +48,11 @@ def tiles(summary: Summary) -> tuple[Tile, ...]:
         _gpus(summary.gpus),
         _tile("GPU memory", *_fullest(summary.gpus)),
         _cpus(summary.per_node),
-        _tile("waiting for data", summary.data_share, f"of a step of {format.duration(summary.step_s)}"),
+        _tile(
+            "waiting for data",
+            summary.data_share,
+            f"of a step of {format.duration(summary.step_s)}",
+        ),
         _tile("samples/s", own, f"computing {format.percent(own)} of the step time", rate),
     )
 
@@ -63,11 +67,15 @@ def _gpus(gpus: Sequence[GpuFigures]) -> Tile:
     used = [gpu.utilization_percent for gpu in gpus if gpu.utilization_percent is not None]
     least, most = (f"{end(used, default=0.0):.0f}" for end in (min, max))
     each = f", {least} to {most} %" if least != most else ""
-    return _tile("GPU", fmean(used) / 100 if used else None, f"{format.count(len(used), 'GPU')}{each}")
+    return _tile(
+        "GPU", fmean(used) / 100 if used else None, f"{format.count(len(used), 'GPU')}{each}"
+    )
 
 
 def _cpus(nodes: Sequence[NodeFigures]) -> Tile:
-    known = [(node.used_cpus, node.cpus) for node in nodes if node.used_cpus is not None and node.cpus]
+    known = [
+        (node.used_cpus, node.cpus) for node in nodes if node.used_cpus is not None and node.cpus
+    ]
     used, cpus = sum(each[0] for each in known), sum(each[1] for each in known)
     part, memory = _fullest(nodes)
     also = "" if part is None else f"; memory {memory}, {format.percent(part)}"
@@ -76,23 +84,39 @@ def _cpus(nodes: Sequence[NodeFigures]) -> Tile:
 
 def _fullest(each: Sequence[GpuFigures | NodeFigures]) -> tuple[float | None, str]:
     """Which share of its memory the fullest uses, and in words."""
-    known = [(part, of) for of in each if (part := share(of.memory_bytes, of.memory_limit_bytes)) is not None]
+    known = [
+        (part, of)
+        for of in each
+        if (part := share(of.memory_bytes, of.memory_limit_bytes)) is not None
+    ]
     if not known:
         return None, ""
     part, worst = max(known, key=lambda pair: pair[0])
-    return part, f"at most {format.size(worst.memory_bytes)} of {format.size(worst.memory_limit_bytes)}"
+    return (
+        part,
+        f"at most {format.size(worst.memory_bytes)} of {format.size(worst.memory_limit_bytes)}",
+    )
 
 
 def failure(summary: Summary) -> Advice | None:
-    """Who failed, and of what; None for a run that went well, runs without failure, or stopped with a checkpoint."""
+    """Who failed, and of what; None for a run that went well, runs without failure, or stopped with
+    a checkpoint.
+    """
     end, codes = summary.ending, set(summary.ending.codes.values())
     stopped = codes and not end.missing and (codes <= {0, _REQUEUE} or _STOPPED in end.cause)
     if end.finished or stopped or (end.running and codes <= {0, _REQUEUE}):
         return None
-    known = os.path.normpath(os.environ.get("SRUNDDP_LOG_DIR") or "logs")  # where triage looks for a job's number
+    # Where triage looks for a job's number.
+    known = os.path.normpath(os.environ.get("SRUNDDP_LOG_DIR") or "logs")
     is_there = summary.job and os.path.dirname(os.path.normpath(summary.folder)) == known
     job = summary.job if is_there else shlex.quote(summary.folder)
-    return Advice("run failed", end.cause or "; ".join(ends(summary)), "", f"srunddp triage {job}", severity="failed")
+    return Advice(
+        "run failed",
+        end.cause or "; ".join(ends(summary)),
+        "",
+        f"srunddp triage {job}",
+        severity="failed",
+    )
 
 
 def ends(summary: Summary) -> Iterator[str]:
@@ -103,8 +127,13 @@ def ends(summary: Summary) -> Iterator[str]:
         words = f" ({_CODES[code]})" if code in _CODES else ""
         yield f"exit code {code}{words} on {_who(ranks, summary)}"
     if not end.running and (end.missing or not end.codes):
-        yield f"no end recorded of {_who(end.missing, summary)}: killed; last sample at {format.clock(end.last_s)}"
+        yield (
+            f"no end recorded of {_who(end.missing, summary)}: killed; last sample at"
+            f" {format.clock(end.last_s)}"
+        )
 
 
 def _who(ranks: Sequence[int], summary: Summary) -> str:
-    return "all ranks" if 1 != len(ranks) == len(summary.ranks) else fold_ranks(ranks, summary.layout)
+    return (
+        "all ranks" if 1 != len(ranks) == len(summary.ranks) else fold_ranks(ranks, summary.layout)
+    )

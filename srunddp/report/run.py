@@ -24,10 +24,16 @@ from srunddp.util.json_lines import parse
 _PER_NODE = re.compile(r"(.+)\.(node|tasks|links|gpus)\.csv")
 _PER_RANK = re.compile(r"(.+)\.rank(\d{1,9})\.(steps|marks)\.csv")
 _RANK = re.compile(r"[0-9]{1,9}")
-_KINDS = {"node": csv_files.NODE, "tasks": csv_files.TASKS, "links": csv_files.LINKS, "gpus": csv_files.GPUS}
+_KINDS = {
+    "node": csv_files.NODE,
+    "tasks": csv_files.TASKS,
+    "links": csv_files.LINKS,
+    "gpus": csv_files.GPUS,
+}
 _LARGEST = 1e15  # a number above is none
 _UUID_LETTERS = 12  # as many as tell one instance from another
-_CLOCK_TOLERANCE = 0.5  # seconds by which clocks may differ: all ranks end the rendezvous within less
+# Seconds by which clocks may differ: all ranks end the rendezvous within less.
+_CLOCK_TOLERANCE = 0.5
 _SILENT = 5  # intervals without a line after which a run that has no end is not running
 _SLOWEST = 15.0  # seconds within which samples, and what is told of an end, are written
 _DEFAULT_INTERVAL = 5.0
@@ -42,7 +48,8 @@ _PHASES = {
     "first step": (("epoch", "fit"), ("step",)),
 }
 NAMES = ("srun", *_PHASES)
-# Kinds of lines in metrics.jsonl, and what goes before the names in them; of two with one name the last counts.
+# Kinds of lines in metrics.jsonl, and what goes before the names in them; of two with one name the
+# last counts.
 _METRICS = {"epoch": "", "log": "", "evaluation": "val/", "step": ""}
 _NO_RESULTS = ("lr", "epoch", "seconds")  # are left out where there is another
 _NOT_FINITE = ("nan", "inf", "infinity")  # the loop writes NaN as a word, others may not
@@ -51,7 +58,9 @@ _MANY = 2**23  # bytes of it: of a larger file some lines of steps are left out
 
 @dataclass(frozen=True)
 class Device:
-    """A network interface, an InfiniBand or RoCE port, or a GPU of a node; ``key`` is its name, or a GPU's UUID."""
+    """A network interface, an InfiniBand or RoCE port, or a GPU of a node; ``key`` is its name, or
+    a GPU's UUID.
+    """
 
     node: str
     key: str
@@ -63,7 +72,9 @@ class Device:
 
     @property
     def index(self) -> str:
-        """A GPU's, as ``3``; a MIG instance, which has the index of its GPU, is ``3 MIG-1a2b3c4d``."""
+        """A GPU's, as ``3``; a MIG instance, which has the index of its GPU, is ``3
+        MIG-1a2b3c4d``.
+        """
         own = f" {self.key[:_UUID_LETTERS]}" if self.key.startswith("MIG") else ""
         return f"{self.text('index')}{own}"
 
@@ -76,8 +87,10 @@ class RunData:
         header: run.json, as it is.
         ranks: the node of each; nodes: their names, of rank 0's first.
         start: Unix time, by the clock of rank 0's node; ``time`` in all else is seconds since then.
-        shifts: by how many seconds a node's clock was ahead of that of rank 0's node, where that was taken out.
-        metrics: what the training logged: times and values by name; not_finite: the first loss that is no number.
+        shifts: by how many seconds a node's clock was ahead of that of rank 0's node, where that
+            was taken out.
+        metrics: what the training logged: times and values by name; not_finite: the first loss that
+            is no number.
     """
 
     folder: Path
@@ -118,7 +131,10 @@ class RunData:
     @property
     def last(self) -> float:
         """The newest time in any file, in seconds since the start."""
-        return max([*(each.time[-1] for each in self.series), *(mark.time for mark in self.marks)], default=0.0)
+        return max(
+            [*(each.time[-1] for each in self.series), *(mark.time for mark in self.marks)],
+            default=0.0,
+        )
 
 
 def read(folder: Path) -> RunData:
@@ -127,7 +143,8 @@ def read(folder: Path) -> RunData:
     ranks, names = _layout(header)
     run = RunData(folder, header, dict(ranks))
     for name in sorted(each.name for each in folder.glob("*.csv")):
-        # Outside Slurm starts may share a folder, and one of more ranks leaves files that no later one empties.
+        # Outside Slurm starts may share a folder, and one of more ranks leaves files that no later
+        # one empties.
         if (match := _PER_RANK.fullmatch(name)) and (not ranks or int(match[2]) in ranks):
             rank = int(match[2])
             run.ranks.setdefault(rank, names.get(match[1], match[1]))
@@ -167,14 +184,20 @@ def _read_node(run: RunData, path: Path, node: str, kind: str) -> None:
     elif kind == "gpus":
         run.gpus += sorted(devices, key=lambda gpu: (len(gpu.text("index")), gpu.text("index")))
     elif kind == "tasks":
-        tasks, known = {int(key): each for key, each in found.items() if _RANK.fullmatch(key)}, _layout(run.header)[0]
-        tasks = {rank: each for rank, each in tasks.items() if not known or rank in known}  # not a spare node's
+        tasks, known = (
+            {int(key): each for key, each in found.items() if _RANK.fullmatch(key)},
+            _layout(run.header)[0],
+        )
+        # Not a spare node's.
+        tasks = {rank: each for rank, each in tasks.items() if not known or rank in known}
         run.tasks |= tasks
         run.ranks |= {rank: run.ranks.get(rank, node) for rank in tasks}
 
 
 def _shifts(run: RunData) -> dict[str, float]:
-    """How far each node's clock is ahead of that of the first: all ranks end the rendezvous at one moment."""
+    """How far each node's clock is ahead of that of the first: all ranks end the rendezvous at one
+    moment.
+    """
     met = group_by_key((run.ranks[rank], mark.time) for rank, mark in run.marked("met").items())
     if not run.nodes or run.nodes[0] not in met:
         return {}
@@ -209,7 +232,9 @@ def _moved(run: RunData, by: float) -> RunData:
 
 
 def _metrics(run: RunData) -> dict[str, list[tuple[float, float]]]:
-    """The figures in ``metrics.jsonl`` that are of this start: the file may hold those of others before and after."""
+    """The figures in ``metrics.jsonl`` that are of this start: the file may hold those of others
+    before and after.
+    """
     by_kind: dict[str, dict[str, list[tuple[float, float]]]] = {kind: {} for kind in _METRICS}
     end = run.last + (run.number("seconds") or _DEFAULT_INTERVAL)
     for line in _metric_lines(run.folder / "metrics.jsonl"):
@@ -218,11 +243,19 @@ def _metrics(run: RunData) -> dict[str, list[tuple[float, float]]]:
             named = _METRICS[kind] + name.removeprefix(_METRICS[kind])
             if type(value) in (int, float) and name != "step" and abs(value) < _LARGEST:
                 by_kind[kind].setdefault(named, []).append((at, value))
-            elif "loss" in name and str(value).lower().strip("-") in _NOT_FINITE and not run.not_finite:
+            elif (
+                "loss" in name
+                and str(value).lower().strip("-") in _NOT_FINITE
+                and not run.not_finite
+            ):
                 step = line.get("step")
-                run.not_finite = NotFinite(named, str(float(value)), at, step if type(step) is int else None)
+                run.not_finite = NotFinite(
+                    named, str(float(value)), at, step if type(step) is int else None
+                )
     found = {name: points for names in by_kind.values() for name, points in names.items()}
-    return {name: points for name, points in found.items() if name.rpartition("/")[2] not in _NO_RESULTS} or found
+    return {
+        name: points for name, points in found.items() if name.rpartition("/")[2] not in _NO_RESULTS
+    } or found
 
 
 def _metric_lines(path: Path) -> Iterator[dict[str, Any]]:
@@ -242,31 +275,50 @@ def _unix_time(text: object) -> float:
 def ending(run: RunData, now: float) -> RunEnd:
     """How the run ended, as far as that was recorded; ``now`` is Unix time."""
     ends = run.marked("end")
-    codes = {rank: 0 if math.isnan(mark.value) else int(mark.value) for rank, mark in sorted(ends.items())}
+    codes = {
+        rank: 0 if math.isnan(mark.value) else int(mark.value)
+        for rank, mark in sorted(ends.items())
+    }
     interval = run.number("seconds") or _DEFAULT_INTERVAL
     fresh = -60.0 < now - run.start - run.last < max(_SILENT * interval + 1.0, _SLOWEST)
     missing = tuple(rank for rank in run.ranks if rank not in codes)
-    said = csv_files.json_object(run.folder.parent / "failure.json")  # which lies where the logs are
+    # Which lies where the logs are.
+    said = csv_files.json_object(run.folder.parent / "failure.json")
     cause, at = said.get("cause"), _unix_time(said.get("time")) - run.start
     if not (math.isnan(at) or -_SLOWEST < at < run.last + _SLOWEST):
         cause = ""  # of another start
-    cause = f"rank {said.get('rank')} on {said.get('node')}: {cause}" if isinstance(cause, str) and cause else ""
+    cause = (
+        f"rank {said.get('rank')} on {said.get('node')}: {cause}"
+        if isinstance(cause, str) and cause
+        else ""
+    )
     return RunEnd(codes, missing, bool(missing) and fresh, run.last, cause)
 
 
 def moves(run: RunData) -> Iterator[str]:
-    """A sentence for each node that was lost before this start, or an earlier one by ``--restarts``."""
+    """A sentence for each node that was lost before this start, or an earlier one by
+    ``--restarts``.
+    """
     own, folders = start_of(run.folder), starts_of(run.folder.absolute().parent)
-    before = [folders[each] for each in sorted(folders) if own and own[0] == each[0] and each <= own]
-    starts = [RunData(each, header := csv_files.json_object(each / "run.json"), _layout(header)[0]) for each in before]
+    before = [
+        folders[each] for each in sorted(folders) if own and own[0] == each[0] and each <= own
+    ]
+    starts = [
+        RunData(each, header := csv_files.json_object(each / "run.json"), _layout(header)[0])
+        for each in before
+    ]
     for old, new in pairwise(each for each in starts if each.ranks):
         for node in sorted({*old.ranks.values()} - {*new.ranks.values()}):
-            moved = fold_ranks([rank for rank, place in old.ranks.items() if place == node], new.ranks)
+            moved = fold_ranks(
+                [rank for rank, place in old.ranks.items() if place == node], new.ranks
+            )
             yield f"{node} left: {moved} since {moment(new.number('started') or 0.0)}"
 
 
 def spans(run: RunData, begin: str, end: str) -> tuple[Span, ...]:
-    """Of the rank that has most of them: all ranks have the same, but the last lines may be missing."""
+    """Of the rank that has most of them: all ranks have the same, but the last lines may be
+    missing.
+    """
     by_rank: dict[int, list[Span]] = {rank: [] for rank in run.ranks}
     for mark in run.marks:
         begun = by_rank[mark.rank]
@@ -281,19 +333,26 @@ def spans(run: RunData, begin: str, end: str) -> tuple[Span, ...]:
 def checkpoints(run: RunData) -> Checkpoints:
     """Of the rank that stood still for longest; what was written in the background, likewise."""
     stood, written = _values(run, "checkpoint"), _values(run, "checkpoint_written")
-    longest, background = max(stood.values(), key=sum, default=[]), max(written.values(), key=sum, default=[])
+    longest, background = (
+        max(stood.values(), key=sum, default=[]),
+        max(written.values(), key=sum, default=[]),
+    )
     return Checkpoints(len(longest), sum(longest), sum(background))
 
 
 def _values(run: RunData, name: str) -> dict[int, list[float]]:
-    return group_by_key((mark.rank, mark.value) for mark in run.marks if mark.name == name and mark.value >= 0)
+    return group_by_key(
+        (mark.rank, mark.value) for mark in run.marks if mark.name == name and mark.value >= 0
+    )
 
 
 def launches(run: RunData) -> dict[int, dict[str, tuple[float, float]]]:
-    """Begin and end of the phases of each rank's start, by rank and by name, of each rank that has a mark.
+    """Begin and end of the phases of each rank's start, by rank and by name, of each rank that has
+    a mark.
 
-    ``srun`` is from the first process of the run to the rank's own; ``script`` what the user's script does by itself,
-    from the process group to the training; ``prepare`` what the training does before its first epoch.
+    ``srun`` is from the first process of the run to the rank's own; ``script`` what the user's
+    script does by itself, from the process group to the training; ``prepare`` what the training
+    does before its first epoch.
     """
     marked = group_by_key((mark.rank, (mark.name, mark.time)) for mark in reversed(run.marks))
     found: dict[int, dict[str, tuple[float, float]]] = {}
@@ -302,7 +361,10 @@ def launches(run: RunData) -> dict[int, dict[str, tuple[float, float]]]:
         process = times.get("process", min(times.values()))
         found[rank] = {"srun": (0.0, process)} if process > 0 else {}
         for name, (begins, ends) in _PHASES.items():
-            begin, end = (next((times[mark] for mark in marks if mark in times), math.nan) for marks in (begins, ends))
+            begin, end = (
+                next((times[mark] for mark in marks if mark in times), math.nan)
+                for marks in (begins, ends)
+            )
             if begin <= end:
                 found[rank][name] = begin, end
     return found

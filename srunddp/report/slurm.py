@@ -18,8 +18,12 @@ def completed(summary: Summary) -> Summary:
     if summary.ending.running:
         # As far as the controller knows: a step that was killed has not recorded its end.
         said = slurm_command.output("scontrol", "--oneliner", "show", "step", step, any_status=True)
-        summary = replace(summary, ending=replace(summary.ending, running=not any(word in said for word in _GONE)))
+        summary = replace(
+            summary, ending=replace(summary.ending, running=not any(word in said for word in _GONE))
+        )
     known = slurm_command.job(summary.job)
     if known is None or known.number != summary.job:
         return summary
-    return replace(summary, time_limit_s=summary.time_limit_s or known.limit_s, job_s=known.lasted_s)
+    return replace(
+        summary, time_limit_s=summary.time_limit_s or known.limit_s, job_s=known.lasted_s
+    )

@@ -8,13 +8,23 @@ from functools import partial
 from srunddp.report.csv_files import TimeSeries
 from srunddp.report.locate import start_of
 from srunddp.report.run import Device, RunData, checkpoints, ending, launches, moves, spans
-from srunddp.report.summary import GpuFigures, LinkFigures, NodeFigures, RankFigures, Summary, Throughput, share
+from srunddp.report.summary import (
+    GpuFigures,
+    LinkFigures,
+    NodeFigures,
+    RankFigures,
+    Summary,
+    Throughput,
+    share,
+)
 
 _SLOW, _WAITING = 0.25, 0.1  # of the intervals: less is a stall, and no property of the run
 
 
 def summary_of(run: RunData, now: float | None = None) -> Summary:
-    """All figures of a run; ``now`` is Unix time, to tell whether it is still running: this moment unless given."""
+    """All figures of a run; ``now`` is Unix time, to tell whether it is still running: this moment
+    unless given.
+    """
     begin, end = training(run)
     first, last = -math.inf if begin is None else begin, math.inf if end is None else end
     end_of_run = ending(run, time.time() if now is None else now)
@@ -23,7 +33,9 @@ def summary_of(run: RunData, now: float | None = None) -> Summary:
         name=run.text("run") or run.folder.parent.name,
         job=run.text("job"),
         step=run.text("step"),
-        script=" ".join(map(str, script)) if isinstance(script := run.header.get("script"), list) else "",
+        script=" ".join(map(str, script))
+        if isinstance(script := run.header.get("script"), list)
+        else "",
         launcher=run.text("launcher"),
         backend=run.text("backend"),
         nodes=run.nodes,
@@ -45,7 +57,10 @@ def summary_of(run: RunData, now: float | None = None) -> Summary:
         per_node=tuple(_node(run, node, first, last) for node in run.nodes),
         gpus=tuple(_gpu(gpu, first, last) for gpu in run.gpus),
         throughput=_throughput(run, ranks, first, last),
-        resumed=next((int(mark.value) for mark in run.marks if mark.name == "resumed" and mark.value >= 0), None),
+        resumed=next(
+            (int(mark.value) for mark in run.marks if mark.name == "resumed" and mark.value >= 0),
+            None,
+        ),
         folder=str(run.folder.parent),
         moves=tuple(moves(run)),
         not_finite=run.not_finite,
@@ -56,19 +71,33 @@ def with_baseline(summary: Summary, baseline: Summary) -> Summary:
     """With the scaling efficiency: throughput per rank, over the baseline's."""
     ours, theirs = (share(each.throughput.per_s, each.world_size) for each in (summary, baseline))
     ranks = f"{baseline.world_size} rank{'s' if baseline.world_size > 1 else ''}"
-    found = replace(summary.throughput, efficiency_share=share(ours, theirs), baseline=f"{baseline.name} ({ranks})")
+    found = replace(
+        summary.throughput,
+        efficiency_share=share(ours, theirs),
+        baseline=f"{baseline.name} ({ranks})",
+    )
     return replace(summary, throughput=found)
 
 
 def training(run: RunData) -> tuple[float | None, float | None]:
-    """When all ranks had made their first step, and when the last step was counted, or its epoch was over before."""
+    """When all ranks had made their first step, and when the last step was counted, or its epoch
+    was over before.
+    """
     marked = [mark.time for mark in run.marked("step").values()]
-    counted = [next((time for time, count in each.known("steps") if count > 0), None) for each in run.steps.values()]
+    counted = [
+        next((time for time, count in each.known("steps") if count > 0), None)
+        for each in run.steps.values()
+    ]
     begins = marked or [each for each in counted if each is not None]
     if not begins:
         return None, None
     begin = max(begins)
-    grown = [(stop, start) for each in run.steps.values() for start, stop, steps in each.steps("steps") if steps > 0]
+    grown = [
+        (stop, start)
+        for each in run.steps.values()
+        for start, stop, steps in each.steps("steps")
+        if steps > 0
+    ]
     stop, start = max(grown, default=(begin, begin))
     over = max((mark.time for mark in run.marks if mark.name == "epoch_end"), default=stop)
     return begin, max(begin, over if start <= over < stop else stop)
@@ -77,7 +106,9 @@ def training(run: RunData) -> tuple[float | None, float | None]:
 def _rank(run: RunData, rank: int, first: float, last: float) -> RankFigures:
     steps, task = run.steps.get(rank, TimeSeries()), run.tasks.get(rank, TimeSeries())
     since = _since(steps, "steps", first, last)
-    step_s, own_s, data_s = (share(_since(steps, name, first, last), since) for name in ("step_s", "own_s", "data_s"))
+    step_s, own_s, data_s = (
+        share(_since(steps, name, first, last), since) for name in ("step_s", "own_s", "data_s")
+    )
     if step_s is None and (steps_per_second := steps.rate("steps", first, last)):
         step_s = 1 / steps_per_second
     waits = dict(steps.ratios("data_s", "steps", first, last))
@@ -105,12 +136,22 @@ def _rank(run: RunData, rank: int, first: float, last: float) -> RankFigures:
 
 def _steady(mean: float | None, values: list[float], above: float) -> float | None:
     """The mean, or what a share of the values is above, whichever is less."""
-    return mean if mean is None or not values else min(mean, sorted(values)[int((1 - above) * len(values))])
+    return (
+        mean
+        if mean is None or not values
+        else min(mean, sorted(values)[int((1 - above) * len(values))])
+    )
 
 
 def _since(samples: TimeSeries, name: str, first: float, last: float) -> float | None:
-    """A counter's growth from the first step on; from its own begin where nothing later is known."""
-    return samples.growth(name, first, last) if samples.growth("steps", first, last) else samples.total(name)
+    """A counter's growth from the first step on; from its own begin where nothing later is
+    known.
+    """
+    return (
+        samples.growth(name, first, last)
+        if samples.growth("steps", first, last)
+        else samples.total(name)
+    )
 
 
 def _node(run: RunData, node: str, first: float, last: float) -> NodeFigures:
@@ -132,7 +173,9 @@ def _node(run: RunData, node: str, first: float, last: float) -> NodeFigures:
 
 
 def _link(link: Device, first: float, last: float) -> LinkFigures:
-    received, sent = (link.samples.rate(name, first, last) or 0.0 for name in ("received_bytes", "sent_bytes"))
+    received, sent = (
+        link.samples.rate(name, first, last) or 0.0 for name in ("received_bytes", "sent_bytes")
+    )
     return LinkFigures(link.key, link.text("kind"), link.text("chosen") == "1", received, sent)
 
 
@@ -163,16 +206,29 @@ def _sample_count(run: RunData, first: float) -> int:
     return max((sum(time >= first for time in each.time) for each in series), default=0)
 
 
-def _throughput(run: RunData, ranks: tuple[RankFigures, ...], first: float, last: float) -> Throughput:
-    samples = max(run.steps.values(), key=lambda each: each.total("samples") or 0.0, default=TimeSeries())
-    count, rate = samples.total("samples"), samples.rate("samples", first, last) or samples.rate("samples", first)
+def _throughput(
+    run: RunData, ranks: tuple[RankFigures, ...], first: float, last: float
+) -> Throughput:
+    samples = max(
+        run.steps.values(), key=lambda each: each.total("samples") or 0.0, default=TimeSeries()
+    )
+    count, rate = (
+        samples.total("samples"),
+        samples.rate("samples", first, last) or samples.rate("samples", first),
+    )
     return Throughput(count or None, rate if count else None, _own_share(ranks))
 
 
 def _own_share(ranks: tuple[RankFigures, ...]) -> float | None:
-    """Of the step time, what is neither waiting for data nor for ranks that have more of their own to do."""
+    """Of the step time, what is neither waiting for data nor for ranks that have more of their own
+    to do.
+    """
     times = ((each.own_s, each.data_s, each.step_s) for each in ranks)
-    known = [(own, data, step) for own, data, step in times if own is not None and data is not None and step]
+    known = [
+        (own, data, step)
+        for own, data, step in times
+        if own is not None and data is not None and step
+    ]
     if not known:
         return None
     most = max(own for own, _, _ in known)

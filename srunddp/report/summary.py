@@ -1,4 +1,5 @@
-"""What a run comes to: figures alone, of which the notes, the text and the page are made. None is not known.
+"""What a run comes to: figures alone, of which the notes, the text and the page are made. None is
+not known.
 
 The names of the fields are the keys of ``--json``.
 """
@@ -35,7 +36,9 @@ class RunEnd:
 
 @dataclass(frozen=True)
 class Span:
-    """Something that lasted: an epoch, an evaluation, a checkpoint. ``end_s`` is None where that was not recorded."""
+    """Something that lasted: an epoch, an evaluation, a checkpoint. ``end_s`` is None where that
+    was not recorded.
+    """
 
     number: int | None
     begin_s: float
@@ -48,12 +51,13 @@ class RankFigures:
 
     Attributes:
         steps: all of them.
-        step_s, own_s, data_s: a step's time on average, with waits, and with pauses too where only steps are counted;
-            without the backward pass, in which a rank waits for the others; of it, waiting for data.
-        steady_s, steady_work_s: as ``own_s``, and as that without ``data_s``; but what a quarter of the intervals is
-            above, where that is less: one long stall makes no slow rank.
-        steady_wait_share: the share of the step time that is waiting for data, but what a tenth of the intervals is
-            above, where that is less.
+        step_s, own_s, data_s: a step's time on average, with waits, and with pauses too where only
+            steps are counted; without the backward pass, in which a rank waits for the others; of
+            it, waiting for data.
+        steady_s, steady_work_s: as ``own_s``, and as that without ``data_s``; but what a quarter of
+            the intervals is above, where that is less: one long stall makes no slow rank.
+        steady_wait_share: the share of the step time that is waiting for data, but what a tenth of
+            the intervals is above, where that is less.
         longest_s: of the steps.
         cpu_s: of its processes, since they began; rss_bytes: the highest of their resident set.
         delay_share: share of the time for which its processes' main threads waited for a CPU.
@@ -93,7 +97,8 @@ class NodeFigures:
         samples: how many there are.
         cpus: that the job may use; used_cpus: how many it did on average, from the first step on.
         memory_bytes: the highest; memory_limit_bytes: the job's.
-        read_bytes_per_s, written_bytes_per_s: of storage; iowait_cpus: waited for storage on average.
+        read_bytes_per_s, written_bytes_per_s: of storage; iowait_cpus: waited for storage on
+            average.
         interface: the chosen one.
         clock_s: seconds by which its clock was ahead of rank 0's node.
     """
@@ -141,7 +146,9 @@ class GpuFigures:
 
 @dataclass(frozen=True)
 class Checkpoints:
-    """``stood_s``: seconds for which training stood still; ``background_s``: of writing while it went on."""
+    """``stood_s``: seconds for which training stood still; ``background_s``: of writing while it
+    went on.
+    """
 
     count: int
     stood_s: float

@@ -1,8 +1,10 @@
-"""Charts as SVG for an HTML page: panels over time, heat maps and bars. They need no script and nothing else.
+"""Charts as SVG for an HTML page: panels over time, heat maps and bars. They need no script and
+nothing else.
 
-All have columns of time, in each of which stands what is least, usual and most. Only the drawing is stretched to the
-width of the page. Text has a fixed size in pixels, and its place is given in percent, so that it can be read in a wide
-and in a narrow window. Colours are CSS classes: see ``page.css``.
+All have columns of time, in each of which stands what is least, usual and most. Only the drawing is
+stretched to the width of the page. Text has a fixed size in pixels, and its place is given in
+percent, so that it can be read in a wide and in a narrow window. Colours are CSS classes: see
+``page.css``.
 """
 
 import math
@@ -19,7 +21,8 @@ from srunddp.util.hostlist import group_by_key
 
 _LEVELS = 16  # colours of a heat map
 _WIDTH = 1000  # units of a drawing before it is stretched
-_HEIGHT, _HEAT_HEIGHT, _BARS_HEIGHT, _ROW = 110, 320, 160, 16  # pixels: of a panel, of all rows and of one at most
+# Pixels: of a panel, of all rows and of one at most.
+_HEIGHT, _HEAT_HEIGHT, _BARS_HEIGHT, _ROW = 110, 320, 160, 16
 _FINEST = 400  # parts of the width: a narrower bar would not be seen
 _MOST_MARKS, _MOST_NUMBERS = 60, 8
 _ALIKE = 1e-6  # of a value: ticks that are nearer to each other would have the same label
@@ -43,7 +46,8 @@ _Cell = tuple[str, int, float, float]  # class, number of the row, begin and end
 
 @dataclass(frozen=True)
 class TimeAxis:
-    """The time that the charts of a page have in common. Its columns are each a whole number of samples long.
+    """The time that the charts of a page have in common. Its columns are each a whole number of
+    samples long.
 
     Attributes:
         end: seconds since the start; interval: seconds between samples.
@@ -85,18 +89,23 @@ def ranges(series: Iterable[Columns]) -> list[Range]:
     """Of each column the least and the most of all series, and the median of their medians."""
     known = ([values for values in column if values] for column in zip(*series, strict=True))
     return [
-        (min(map(min, each)), median(map(median, each)), max(map(max, each))) if each else (NAN, NAN, NAN)
+        (min(map(min, each)), median(map(median, each)), max(map(max, each)))
+        if each
+        else (NAN, NAN, NAN)
         for each in known
     ]
 
 
 @dataclass(frozen=True)
 class Chart:
-    """A panel over time, with an axis of values; or, for each of several names, a row of coloured cells or of bars.
+    """A panel over time, with an axis of values; or, for each of several names, a row of coloured
+    cells or of bars.
 
     Attributes:
-        title: what is shown; unit: of the values; by: what they are multiplied with; note: follows the title.
-        most: the axis of values ends there or above; from_zero: False lets it begin near the lowest value.
+        title: what is shown; unit: of the values; by: what they are multiplied with; note: follows
+            the title.
+        most: the axis of values ends there or above; from_zero: False lets it begin near the lowest
+            value.
         limit: is drawn across the panel; 0 for none.
         joined: lines have no gap where nothing is known.
     """
@@ -112,7 +121,8 @@ class Chart:
     note: str = ""
 
     def panel(self, lines: Lines, most: int = 1, what: str = "") -> str:
-        """A line of medians and a band for each of a few series; of more than ``most`` for all of ``what`` together.
+        """A line of medians and a band for each of a few series; of more than ``most`` for all of
+        ``what`` together.
 
         Empty where no value is known.
         """
@@ -120,26 +130,48 @@ class Chart:
         known = {name: columns for name, columns in grouped if any(columns)}
         if len(known) > most:
             return self._panel({f"median of {len(known)} {what} (range)": ranges(known.values())})
-        return self._panel({name: ranges([columns]) for name, columns in known.items()}) if known else ""
+        return (
+            self._panel({name: ranges([columns]) for name, columns in known.items()})
+            if known
+            else ""
+        )
 
     def _panel(self, lines: Mapping[str, Sequence[Range]]) -> str:
-        known = [value for found in lines.values() for each in found for value in each if not math.isnan(value)]
-        ticks = _value_ticks(min([*known, *[0.0] * self.from_zero]), max([*known, self.most, self.limit]))
+        known = [
+            value
+            for found in lines.values()
+            for each in found
+            for value in each
+            if not math.isnan(value)
+        ]
+        ticks = _value_ticks(
+            min([*known, *[0.0] * self.from_zero]), max([*known, self.most, self.limit])
+        )
 
         def y(value: float) -> float:
             return _HEIGHT * (ticks[-1] - value) / (ticks[-1] - ticks[0])
 
         parts = [f'<line x2="100%" y1="{y(tick):.1f}" y2="{y(tick):.1f}"/>' for tick in ticks]
         parts += [_label(f"{tick:,.10g}", y(tick)) for tick in ticks]
-        legend = [(f"c{at}", f"{name}: {_shown(found)}") for at, (name, found) in enumerate(lines.items())]
+        legend = [
+            (f"c{at}", f"{name}: {_shown(found)}") for at, (name, found) in enumerate(lines.items())
+        ]
         if self.limit:
-            parts.append(f'<line class="limit" x2="100%" y1="{y(self.limit):.1f}" y2="{y(self.limit):.1f}"/>')
+            parts.append(
+                f'<line class="limit" x2="100%" y1="{y(self.limit):.1f}" y2="{y(self.limit):.1f}"/>'
+            )
             legend.append(("limit", f"limit: {format.number(self.limit)}"))
-        shapes = [path for at, found in enumerate(lines.values()) for path in self._paths(f"c{at}", found, y)]
+        shapes = [
+            path
+            for at, found in enumerate(lines.values())
+            for path in self._paths(f"c{at}", found, y)
+        ]
         parts.append(_stretched((_WIDTH, _HEIGHT), _HEIGHT, shapes, self._hover(lines)))
         return self._figure(_HEIGHT, _legend(legend), parts)
 
-    def _paths(self, colour: str, line: Sequence[Range], y: Callable[[float], float]) -> Iterator[str]:
+    def _paths(
+        self, colour: str, line: Sequence[Range], y: Callable[[float], float]
+    ) -> Iterator[str]:
         middles = [(begin + end) / 2 / self.axis.end * _WIDTH for begin, end in self.axis.columns]
         points = [(x, *map(y, each)) for x, each in zip(middles, line, strict=True)]
         if self.joined:
@@ -151,27 +183,41 @@ class Chart:
                 yield _path(f"band {colour}", f"{_line([*above, *reversed(below)])}z")
             if known:
                 kind = "line" if len(known) > 1 else "line dot"
-                yield _path(f"{kind} {colour}", f"{_line([(point[0], point[2]) for point in known])}h.1")
+                yield _path(
+                    f"{kind} {colour}", f"{_line([(point[0], point[2]) for point in known])}h.1"
+                )
 
     def _hover(self, lines: Mapping[str, Sequence[Range]]) -> Iterator[str]:
         """For each column its time, and what is known in it."""
         for at, (begin, end) in enumerate(self.axis.columns):
-            known = [(name, found[at]) for name, found in lines.items() if not math.isnan(found[at][1])]
+            known = [
+                (name, found[at]) for name, found in lines.items() if not math.isnan(found[at][1])
+            ]
             words = [f"{name}: {_shown([found])} {self.unit}" for name, found in known]
             left, right = (value / self.axis.end * _WIDTH for value in (begin, end))
             if words:
                 yield _box(left, right, 0, _HEIGHT, [format.clock(begin), *words])
 
     def heat_map(
-        self, lines: Lines, marked: Collection[str] = (), limits: Span | None = None, *, highest: bool = False
+        self,
+        lines: Lines,
+        marked: Collection[str] = (),
+        limits: Span | None = None,
+        *,
+        highest: bool = False,
     ) -> str:
-        """For each name a row of coloured cells, the medians of the columns; some are marked. Empty if none is known.
+        """For each name a row of coloured cells, the medians of the columns; some are marked. Empty
+        if none is known.
 
-        ``limits`` are the values of the first colour and of the last, which stands out: 100 and 0 where idle GPUs are
-        to be seen. Without them they are 0 and twice the median. ``highest``: a cell is the most of its column.
+        ``limits`` are the values of the first colour and of the last, which stands out: 100 and 0
+        where idle GPUs are to be seen. Without them they are 0 and twice the median. ``highest``: a
+        cell is the most of its column.
         """
         which = 2 if highest else 1
-        rows = {name: [each[which] for each in ranges([self.axis.grouped(points, self.by)])] for name, points in lines}
+        rows = {
+            name: [each[which] for each in ranges([self.axis.grouped(points, self.by)])]
+            for name, points in lines
+        }
         known = sorted(value for row in rows.values() for value in row if not math.isnan(value))
         if not known:
             return ""
@@ -184,18 +230,28 @@ class Chart:
 
         cells: list[_Cell] = []
         for number, row in enumerate(rows.values()):
-            for kind, group in groupby(zip(map(colour, row), self.axis.columns, strict=True), key=lambda pair: pair[0]):
+            for kind, group in groupby(
+                zip(map(colour, row), self.axis.columns, strict=True), key=lambda pair: pair[0]
+            ):
                 spans = [span for _, span in group]
                 cells.append((kind, number, spans[0][0], spans[-1][1]))
-        words = {name: [f"{name}: {_shown((at,) * 3 for at in row)} {self.unit}"] for name, row in rows.items()}
+        words = {
+            name: [f"{name}: {_shown((at,) * 3 for at in row)} {self.unit}"]
+            for name, row in rows.items()
+        }
         scale = "".join(_path(f"h{level}", f"M{level} 0h1v1h-1z") for level in range(_LEVELS))
-        most = f"{format.number(high)} {escaped(self.unit)}{' or more' if known[-1] > high > low else ''}"
+        most = (
+            f"{format.number(high)}"
+            f" {escaped(self.unit)}{' or more' if known[-1] > high > low else ''}"
+        )
         box = f'viewBox="0 0 {_LEVELS} 1" preserveAspectRatio="none"'
         legend = f'<span>{format.number(low)} <svg width="160" {box}>{scale}</svg> {most}</span>'
         return self._rows(words, cells, legend, marked, _HEAT_HEIGHT)
 
     def bars(self, rows: Mapping[str, Sequence[tuple[str, Span]]], names: Sequence[str]) -> str:
-        """For each row its spans, with one colour for each of their names; empty where there is none."""
+        """For each row its spans, with one colour for each of their names; empty where there is
+        none.
+        """
         least = self.axis.end / _FINEST
         cells = [
             (f"c{names.index(name)}", at, begin, max(end, begin + least))
@@ -207,24 +263,34 @@ class Chart:
         legend = _legend((f"c{at}", name) for at, name in enumerate(names) if f"c{at}" in known)
         return self._rows(words, cells, legend, (), _BARS_HEIGHT) if known else ""
 
-    def _rows(self, words: _Words, cells: list[_Cell], legend: str, marked: Collection[str], height: int) -> str:
+    def _rows(
+        self, words: _Words, cells: list[_Cell], legend: str, marked: Collection[str], height: int
+    ) -> str:
         """Cells in rows; ``words`` has for each row what is shown when the mouse is over it."""
         names, pixels = list(words), min(_ROW * len(words), height)
-        by_class = group_by_key((kind, _box_path(begin, end, number, 1)) for kind, number, begin, end in cells)
+        by_class = group_by_key(
+            (kind, _box_path(begin, end, number, 1)) for kind, number, begin, end in cells
+        )
         places = [number for number, name in enumerate(names) if name in marked]
         shapes = [_path(f"cell {kind}", "".join(found)) for kind, found in by_class.items()]
         shapes += [_path("marked", _box_path(0, self.axis.end, at, 1)) for at in places]
         hover = (_box(0, self.axis.end, at, 1, said) for at, said in enumerate(words.values()))
         row = pixels / len(names)
         every = 2 ** max(0, math.ceil(math.log2(_LABEL_PIXELS / row)))
-        shown = [at for at in range(0, len(names), every) if all(abs(at - place) >= every for place in places)]
+        shown = [
+            at
+            for at in range(0, len(names), every)
+            if all(abs(at - place) >= every for place in places)
+        ]
         parts = [_label(names[at], (at + 0.5) * row) for at in shown]
         parts += [_label(names[at], (at + 0.5) * row, "y marked") for at in places]
         parts.append(_stretched((self.axis.end, len(names)), pixels, shapes, hover))
         return self._figure(pixels, legend, parts)
 
     def _figure(self, pixels: int, legend: str, parts: Sequence[str]) -> str:
-        """A chart: its title and legend, the axis of time with the epochs, and what else is in it."""
+        """A chart: its title and legend, the axis of time with the epochs, and what else is in
+        it.
+        """
         marks = self.axis.epochs[:: math.ceil(len(self.axis.epochs) / _MOST_MARKS) or 1]
         every = math.ceil(len(marks) / _MOST_NUMBERS) or 1
         found = [*parts, _label("epoch", -11)] if marks else [*parts]
@@ -243,7 +309,9 @@ class Chart:
         return f'<figure class="chart">{caption}\n{drawing}</figure>\n'
 
 
-def _stretched(units: tuple[float, float], pixels: int, shapes: Iterable[str], hover: Iterable[str]) -> str:
+def _stretched(
+    units: tuple[float, float], pixels: int, shapes: Iterable[str], hover: Iterable[str]
+) -> str:
     """What has the width of the page, whatever its own units are."""
     box = f'viewBox="0 0 {units[0]:.6g} {units[1]:.6g}" preserveAspectRatio="none"'
     body = "\n".join([*shapes, '<g class="hover">', *hover, "</g>"])
@@ -251,7 +319,9 @@ def _stretched(units: tuple[float, float], pixels: int, shapes: Iterable[str], h
 
 
 def _value_ticks(low: float, high: float) -> list[float]:
-    """Round numbers from the lowest value, or below it, to the highest, or above it: two at least."""
+    """Round numbers from the lowest value, or below it, to the highest, or above it: two at
+    least.
+    """
     apart = high - low
     least = (apart if apart > abs(high) * _ALIKE else abs(high) or 1.0) / 5
     power = 10.0 ** math.floor(math.log10(least))
@@ -262,12 +332,17 @@ def _value_ticks(low: float, high: float) -> list[float]:
 
 def _legend(entries: Iterable[tuple[str, str]]) -> str:
     key = '<svg width="16" viewBox="0 0 16 10">{}</svg>'
-    return "".join(f"<span>{key.format(_path(c, 'M0 3h16v4h-16z'))}{escaped(words)}</span>" for c, words in entries)
+    return "".join(
+        f"<span>{key.format(_path(c, 'M0 3h16v4h-16z'))}{escaped(words)}</span>"
+        for c, words in entries
+    )
 
 
 def _lasted(spans: Iterable[tuple[str, Span]]) -> Iterator[str]:
     for name, each in group_by_key((name, end - begin) for name, (begin, end) in spans).items():
-        yield f"{name}: {format.duration(sum(each))}{f', {len(each)} times' if len(each) > 1 else ''}"
+        yield (
+            f"{name}: {format.duration(sum(each))}{f', {len(each)} times' if len(each) > 1 else ''}"
+        )
 
 
 def _label(word: str, y: float, kind: str = "y") -> str:

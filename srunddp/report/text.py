@@ -16,7 +16,9 @@ from srunddp.util.hostlist import group_by_key
 
 _WIDTH, _TITLE, _BAR, _NOTE = 120, 12, 20, 13  # columns
 _MOST = 8  # nodes whose clock differs
-_BEFORE_UNIT = re.compile(r"(?<=\d) (?=(?:%|ms|s|min|h|d|[KMGTP]?i?B|k?W|kWh|J|°C|GPUs?|CPUs?)(?!\w))")
+_BEFORE_UNIT = re.compile(
+    r"(?<=\d) (?=(?:%|ms|s|min|h|d|[KMGTP]?i?B|k?W|kWh|J|°C|GPUs?|CPUs?)(?!\w))"
+)
 
 
 def lines(summary: Summary, notes: Sequence[Advice]) -> list[str]:
@@ -26,22 +28,32 @@ def lines(summary: Summary, notes: Sequence[Advice]) -> list[str]:
         *_tiles(summary),
         *_notes(summary, notes),
         "",
-        *(line for title, said in figures(summary).items() for line in wrapped(f"{title:<{_TITLE}}{said}", _TITLE)),
+        *(
+            line
+            for title, said in figures(summary).items()
+            for line in wrapped(f"{title:<{_TITLE}}{said}", _TITLE)
+        ),
         *(line for noun, rows in tables(summary).items() if rows for line in _table(noun, rows)),
     ]
 
 
 def wrapped(line: str, indent: int = 0, width: int = _WIDTH) -> Iterator[str]:
-    """The line in as many as it needs, those after the first indented; neither a word nor a figure is parted."""
+    """The line in as many as it needs, those after the first indented; neither a word nor a figure
+    is parted.
+    """
     joined, margin = _BEFORE_UNIT.sub("\xa0", one_line(line)), " " * indent
-    for part in wrap(joined, width, subsequent_indent=margin, break_long_words=False, break_on_hyphens=False):
+    for part in wrap(
+        joined, width, subsequent_indent=margin, break_long_words=False, break_on_hyphens=False
+    ):
         yield part.replace("\xa0", " ")
 
 
 def figures(summary: Summary) -> dict[str, str]:
     """In sentences, by what they are about: those that neither a tile nor a table has."""
     rate = summary.throughput
-    scaling = f"{format.percent(rate.efficiency_share)} of the throughput per rank of {rate.baseline}"
+    scaling = (
+        f"{format.percent(rate.efficiency_share)} of the throughput per rank of {rate.baseline}"
+    )
     found = {
         "time line": _time_line(summary),
         "steps": _steps(summary),
@@ -56,17 +68,35 @@ def figures(summary: Summary) -> dict[str, str]:
 def heading(summary: Summary) -> list[str]:
     """What ran, where, when, and how it ended, unless that is the failure."""
     script = f": {summary.script}" if summary.script else ""
-    where = f"{format.count(summary.world_size, 'rank')} on {format.count(len(summary.nodes), 'node')}"
+    where = (
+        f"{format.count(summary.world_size, 'rank')} on {format.count(len(summary.nodes), 'node')}"
+    )
     models = group_by_key((gpu.name or "GPU of an unknown model", gpu) for gpu in summary.gpus)
-    used = [summary.launcher, summary.backend, *(f"{len(gpus)} × {model}" for model, gpus in models.items())]
-    used += [f"network {format.nodes(names)}"] if (names := {n.interface for n in summary.per_node} - {""}) else []
+    used = [
+        summary.launcher,
+        summary.backend,
+        *(f"{len(gpus)} × {model}" for model, gpus in models.items()),
+    ]
+    used += (
+        [f"network {format.nodes(names)}"]
+        if (names := {n.interface for n in summary.per_node} - {""})
+        else []
+    )
     limit = f" of {format.duration(summary.time_limit_s)}" if summary.time_limit_s else ""
     restarts = f", restart {summary.restarts}" if summary.restarts else ""
     resumed = f", resumed after step {summary.resumed:,}" if summary.resumed is not None else ""
     return [
         f"run {summary.name or '?'}{restarts}{script}",
-        ", ".join([f"{where} ({format.nodes(summary.nodes)})", *(each for each in used if each not in ("", "auto"))]),
-        f"started {format.moment(summary.started_unix_s)}, {format.duration(summary.seconds)}{limit}{resumed}",
+        ", ".join(
+            [
+                f"{where} ({format.nodes(summary.nodes)})",
+                *(each for each in used if each not in ("", "auto")),
+            ]
+        ),
+        (
+            f"started {format.moment(summary.started_unix_s)},"
+            f" {format.duration(summary.seconds)}{limit}{resumed}"
+        ),
         *summary.moves,
         *_ending(summary),
     ]
@@ -75,7 +105,9 @@ def heading(summary: Summary) -> list[str]:
 def _ending(summary: Summary) -> Iterator[str]:
     end, failed = summary.ending, failure(summary)
     if end.running:
-        yield "; ".join([f"still running; last sample at {format.clock(end.last_s)}", *ends(summary)])
+        yield "; ".join(
+            [f"still running; last sample at {format.clock(end.last_s)}", *ends(summary)]
+        )
     elif end.finished:
         yield f"ended with exit code 0{' on all ranks' if summary.world_size > 1 else ''}"
     elif end.cause or not failed:
@@ -91,7 +123,9 @@ def _tiles(summary: Summary) -> Iterator[str]:
     for tile in tiles(summary):
         filled = round((tile.share or 0.0) * _BAR)
         bar = "" if tile.share is None else "█" * filled + "░" * (_BAR - filled)
-        yield from wrapped(f"{tile.name:<16}  {tile.value:>7}  {bar:<{_BAR}}  {tile.detail}", _BAR + 29)
+        yield from wrapped(
+            f"{tile.name:<16}  {tile.value:>7}  {bar:<{_BAR}}  {tile.detail}", _BAR + 29
+        )
 
 
 def _notes(summary: Summary, notes: Sequence[Advice]) -> Iterator[str]:
@@ -100,14 +134,19 @@ def _notes(summary: Summary, notes: Sequence[Advice]) -> Iterator[str]:
     if notes or said or not failure(summary):
         yield from ("", f"notes{of_what}" if notes else "notes: none")
     for note in notes:
-        level, cost = "WARN" if note.severity == "lost" else "note", format.percent(note.cost) if note.cost else ""
+        level, cost = (
+            "WARN" if note.severity == "lost" else "note",
+            format.percent(note.cost) if note.cost else "",
+        )
         yield from wrapped(f"{level}  {cost:>5}  {note}", _NOTE)
         yield from wrapped(f"{'':{_NOTE}}-> {note.hint}", _NOTE + 3)
     yield from (part for line in said for part in wrapped(f"  {line}", 2))
 
 
 def remarks(summary: Summary) -> list[str]:
-    """What is to be known of the figures and notes: too few samples, nodes without any, and clocks that differ."""
+    """What is to be known of the figures and notes: too few samples, nodes without any, and clocks
+    that differ.
+    """
     silent = [each.node for each in summary.per_node if not each.samples]
     none = f"no samples of {format.nodes(silent)}" if silent else ""
     return [*filter(None, [too_short(summary), none])] + [
@@ -118,7 +157,11 @@ def remarks(summary: Summary) -> list[str]:
 
 
 def _time_line(summary: Summary) -> str:
-    found = [] if summary.first_step_s is None else [f"first step after {format.duration(summary.first_step_s)}"]
+    found = (
+        []
+        if summary.first_step_s is None
+        else [f"first step after {format.duration(summary.first_step_s)}"]
+    )
     for noun, spans in (("epoch", summary.epochs), ("evaluation", summary.evaluations)):
         lasted = [each.end_s - each.begin_s for each in spans if each.end_s is not None]
         mean = f" of {format.duration(fmean(lasted))} on average" if lasted else ""
@@ -130,20 +173,33 @@ def _steps(summary: Summary) -> str:
     longest = max((each.longest_s or 0.0 for each in summary.ranks), default=0.0)
     also = f", the longest {format.duration(longest)}" if longest else ""
     samples = f"; {summary.throughput.samples:,.0f} samples" if summary.throughput.samples else ""
-    return f"{summary.steps:,} of {format.duration(summary.step_s)}{also}{samples}" if summary.steps else "none counted"
+    return (
+        f"{summary.steps:,} of {format.duration(summary.step_s)}{also}{samples}"
+        if summary.steps
+        else "none counted"
+    )
 
 
 def _launch(summary: Summary) -> str:
     """The longest of each phase."""
     phases = (each for launch in summary.launches.values() for each in launch.items())
     lasted = group_by_key((name, end - begin) for name, (begin, end) in phases)
-    return ", ".join(f"{name} {format.duration(max(lasted[name]))}" for name in NAMES if name in lasted)
+    return ", ".join(
+        f"{name} {format.duration(max(lasted[name]))}" for name in NAMES if name in lasted
+    )
 
 
 def _checkpoints(summary: Summary) -> str:
     found, part = summary.checkpoints, share(summary.checkpoints.stood_s, summary.seconds)
-    beside = f", {format.duration(found.background_s)} of writing beside it" if found.background_s else ""
-    stood = f"training stood still for {format.duration(found.stood_s)}, {format.percent(part)} of the run"
+    beside = (
+        f", {format.duration(found.background_s)} of writing beside it"
+        if found.background_s
+        else ""
+    )
+    stood = (
+        f"training stood still for {format.duration(found.stood_s)}, {format.percent(part)} of"
+        " the run"
+    )
     return f"{found.count}: {stood}{beside}" if found.count else ""
 
 
@@ -151,12 +207,20 @@ def _energy(summary: Summary) -> str:
     known = [gpu.energy_j for gpu in summary.gpus if gpu.energy_j is not None]
     each = share(summary.energy_j, summary.throughput.samples)
     per_sample = "" if each is None else f", {format.number(each)} J per sample"
-    return f"{format.number(sum(known) / 3.6e6)} kWh by {format.count(len(known), 'GPU')}{per_sample}" if known else ""
+    return (
+        f"{format.number(sum(known) / 3.6e6)} kWh by {format.count(len(known), 'GPU')}{per_sample}"
+        if known
+        else ""
+    )
 
 
 def tables(summary: Summary) -> dict[str, list[format.Row]]:
     """All rows, by what they are of."""
-    return {"node": _node_rows(summary.per_node), "rank": _rank_rows(summary), "GPU": _gpu_rows(summary.gpus)}
+    return {
+        "node": _node_rows(summary.per_node),
+        "rank": _rank_rows(summary),
+        "GPU": _gpu_rows(summary.gpus),
+    }
 
 
 def _table(noun: str, rows: Sequence[format.Row]) -> Iterator[str]:
@@ -176,7 +240,9 @@ def _node_rows(nodes: Sequence[NodeFigures]) -> list[format.Row]:
             "node": format.Cell(format.nodes([each.node])),
             "CPUs used": format.cell(each.used_cpus, format.number, 0.1 * (each.cpus or math.inf)),
             "CPUs": format.cell(each.cpus, format.number),
-            "memory": format.cell(each.memory_bytes, format.size, 0.1 * (each.memory_limit_bytes or math.inf)),
+            "memory": format.cell(
+                each.memory_bytes, format.size, 0.1 * (each.memory_limit_bytes or math.inf)
+            ),
             "read": _rate(each.read_bytes_per_s),
             "written": _rate(each.written_bytes_per_s),
             "iowait": format.cell(each.iowait_cpus, format.number, 1.0),
@@ -196,7 +262,9 @@ def _rank_rows(summary: Summary) -> list[format.Row]:
             "own": format.cell(each.own_s, format.duration, DATA_WAIT * (each.step_s or math.inf)),
             "data wait": format.cell(share(each.data_s, each.step_s), format.percent, DATA_WAIT),
             "CPU wait": format.cell(each.delay_share, format.percent, CPU_WAIT / 2),
-            "memory": format.cell(each.rss_bytes, format.size, 2.0**30 + (each.rss_bytes or 0.0) / 4),
+            "memory": format.cell(
+                each.rss_bytes, format.size, 2.0**30 + (each.rss_bytes or 0.0) / 4
+            ),
         }
         for each in summary.ranks
     ]
@@ -213,7 +281,9 @@ def _gpu_rows(gpus: Sequence[GpuFigures]) -> list[format.Row]:
             "power": format.cell(each.power_w, "{:,.0f} W".format),
             "hottest": format.cell(each.temperature_c, "{:.0f} °C".format, 10.0),
             "throttled": format.cell(each.slowed_share, format.percent, SLOWED),
-            "memory": format.cell(each.memory_bytes, format.size, 0.1 * (each.memory_limit_bytes or math.inf)),
+            "memory": format.cell(
+                each.memory_bytes, format.size, 0.1 * (each.memory_limit_bytes or math.inf)
+            ),
             "model": format.Cell(each.name or format.UNKNOWN),
         }
         for each in gpus

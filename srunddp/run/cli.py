@@ -1,4 +1,6 @@
-"""The command ``srunddp run``: errors are one message on the rank that sees them first. It may print and exit."""
+"""The command ``srunddp run``: errors are one message on the rank that sees them first. It may
+print and exit.
+"""
 
 import os
 import sys
@@ -27,62 +29,133 @@ from srunddp.stage.paths import StagedPaths, contradictions
 from srunddp.supervisor.failure import rotate_previous
 from srunddp.supervisor.limits import DEFAULT_LIMITS, Limits
 from srunddp.supervisor.output.redirect import OutputRedirect, OutputTarget, output_target
-from srunddp.util.click_types import DIR, FILE, LOST_LEAST, Run, ifaces_option, limit, module_option, monitor_option
+from srunddp.util.click_types import (
+    DIR,
+    FILE,
+    LOST_LEAST,
+    Run,
+    ifaces_option,
+    limit,
+    module_option,
+    monitor_option,
+)
 from srunddp.util.console import say, write_stderr
 from srunddp.util.option_groups import after_script
 
 _LAST_WORD = 1.0
 _SPARED_LOST_AFTER = 15.0  # with spare nodes a loss costs little more than that time
-_LOST_AFTER = f"[default: {RunOptions.lost_after:.0f}s; with --spare-nodes {_SPARED_LOST_AFTER:.0f}s]"
+_LOST_AFTER = (
+    f"[default: {RunOptions.lost_after:.0f}s; with --spare-nodes {_SPARED_LOST_AFTER:.0f}s]"
+)
 
 
 @click.command(
     cls=Run,
     groups={
         "Network and rendezvous": "ifaces backend channel port timeout",
-        "Failures": "restarts restart_grace warm_restarts spare_nodes stall_timeout lost_after grace fast_exit",
-        "Output and monitoring": "result log_dir show_ranks prefix quiet verbose monitor monitor_dir",
+        "Failures": (
+            "restarts restart_grace warm_restarts spare_nodes stall_timeout lost_after grace"
+            " fast_exit"
+        ),
+        "Output and monitoring": (
+            "result log_dir show_ranks prefix quiet verbose monitor monitor_dir"
+        ),
         "Environment": "module offline staged bind",
     },
 )
 @click.option("--backend", type=click.Choice(BACKENDS), help="For srunddp.init() (default: auto).")
 @ifaces_option
 @limit("--timeout", DEFAULT_TIMEOUT, "How long the ranks wait for each other.", "SRUNDDP_TIMEOUT")
-@click.option("--channel", type=click.Choice(CHANNELS), help="How ranks find rank 0 (default: the first available).")
+@click.option(
+    "--channel",
+    type=click.Choice(CHANNELS),
+    help="How ranks find rank 0 (default: the first available).",
+)
 @click.option("--port", metavar="N-M", help="Ports that a firewall leaves open on rank 0.")
-@click.option("--restarts", type=click.IntRange(0), default=0, metavar="N", help="How often all ranks may start anew.")
-@limit("--restart-grace", RunOptions.restart_grace, "How long all ranks may take to end before it.", positive=False)
-@click.option("--warm-restarts", is_flag=True, help="Have a process with torch imported ready for the next start.")
+@click.option(
+    "--restarts",
+    type=click.IntRange(0),
+    default=0,
+    metavar="N",
+    help="How often all ranks may start anew.",
+)
+@limit(
+    "--restart-grace",
+    RunOptions.restart_grace,
+    "How long all ranks may take to end before it.",
+    positive=False,
+)
+@click.option(
+    "--warm-restarts",
+    is_flag=True,
+    help="Have a process with torch imported ready for the next start.",
+)
 @limit(
     "--stall-timeout",
     RunOptions.stall_timeout,
-    "Stop the run when no rank makes a step for this long; 0 for no limit. See srunddp.heartbeat().",
+    "Stop the run when no rank makes a step for this long; 0 for no limit. See"
+    " srunddp.heartbeat().",
     "SRUNDDP_STALL_TIMEOUT",
     positive=False,
 )
 @click.option(
-    "--spare-nodes", type=click.IntRange(0), default=0, metavar="K", help="The last K nodes wait, to replace others."
+    "--spare-nodes",
+    type=click.IntRange(0),
+    default=0,
+    metavar="K",
+    help="The last K nodes wait, to replace others.",
 )
-@limit("--lost-after", None, f"A node that is silent for so long is lost. {_LOST_AFTER}", least=LOST_LEAST)
-@limit("--grace", RunOptions.grace, "How long a failed or stopped script may take to end.", positive=False)
+@limit(
+    "--lost-after",
+    None,
+    f"A node that is silent for so long is lost. {_LOST_AFTER}",
+    least=LOST_LEAST,
+)
+@limit(
+    "--grace",
+    RunOptions.grace,
+    "How long a failed or stopped script may take to end.",
+    positive=False,
+)
 @click.option(
-    "--result", type=click.Path(resolve_path=True), metavar="FILE", help="Write exit code and restarts there."
+    "--result",
+    type=click.Path(resolve_path=True),
+    metavar="FILE",
+    help="Write exit code and restarts there.",
 )
 @click.option(
-    "--log-dir", type=DIR, envvar="SRUNDDP_LOG_DIR", show_envvar=True, help="Write each rank's output to a file."
+    "--log-dir",
+    type=DIR,
+    envvar="SRUNDDP_LOG_DIR",
+    show_envvar=True,
+    help="Write each rank's output to a file.",
 )
-@click.option("--show-ranks", metavar="RANKS", help="With --log-dir: the ranks on the terminal too (default: 0).")
+@click.option(
+    "--show-ranks",
+    metavar="RANKS",
+    help="With --log-dir: the ranks on the terminal too (default: 0).",
+)
 @click.option("--prefix", is_flag=True, help="Put node and rank before each line on the terminal.")
 @monitor_option
-@click.option("--monitor-dir", type=DIR, help="Where the samples go (default: --log-dir's folder, else logs).")
-@click.option("--offline", is_flag=True, help="Set HF_*_OFFLINE, cache folders and thread counts for Hugging Face.")
+@click.option(
+    "--monitor-dir", type=DIR, help="Where the samples go (default: --log-dir's folder, else logs)."
+)
+@click.option(
+    "--offline",
+    is_flag=True,
+    help="Set HF_*_OFFLINE, cache folders and thread counts for Hugging Face.",
+)
 @click.option(
     "--bind",
     type=click.Choice(("none", "auto")),
     default="none",
     help="auto: on the CPUs next to the GPU.",
 )
-@click.option("--staged", is_flag=True, help="Run in the copies of `srunddp stage push`, where a node has them.")
+@click.option(
+    "--staged",
+    is_flag=True,
+    help="Run in the copies of `srunddp stage push`, where a node has them.",
+)
 @click.option("--fast-exit", is_flag=True, help="Skip Python's teardown at the end of the script.")
 @click.option("--explain", is_flag=True, help="Print what decided each value, per rank, and exit.")
 @click.option("--quiet", is_flag=True, help="Do not print the summary line.")
@@ -106,11 +179,14 @@ def run(**given: Any) -> None:
 
             explained(given)
         environment = _environment(given, start)
-        exit_without_teardown(_run(given, environment, start))  # the supervisor; a worker exits in _run
+        # The supervisor; a worker exits in _run.
+        exit_without_teardown(_run(given, environment, start))
     except SrunddpError as error:
         may_be_cut_off = start.rejoin is not None and start.rejoin.lost_after is not None
         if may_be_cut_off and environment and environment.rank and error.scope is not Scope.JOB:
-            error = RendezvousError(f"{environment.node} has not met the others again: {error.found}", scope=Scope.NODE)
+            error = RendezvousError(
+                f"{environment.node} has not met the others again: {error.found}", scope=Scope.NODE
+            )
         if _prints(error, environment):
             write_stderr(f"srunddp: error: {error}\n")
         elif not error.said:
@@ -126,9 +202,15 @@ def run(**given: Any) -> None:
 def _environment(given: dict[str, Any], start: Start) -> Environment:
     if given["spare_nodes"] and not given["restarts"]:
         hint = "add --restarts=3"
-        raise UsageError("--spare-nodes without --restarts", expected="both", hint=hint, scope=Scope.JOB)
-    environment = set_spare_nodes(detect(os.environ, channel=given["channel"]), given["spare_nodes"])
-    given["lost_after"] = given["lost_after"] or (_SPARED_LOST_AFTER if given["spare_nodes"] else RunOptions.lost_after)
+        raise UsageError(
+            "--spare-nodes without --restarts", expected="both", hint=hint, scope=Scope.JOB
+        )
+    environment = set_spare_nodes(
+        detect(os.environ, channel=given["channel"]), given["spare_nodes"]
+    )
+    given["lost_after"] = given["lost_after"] or (
+        _SPARED_LOST_AFTER if given["spare_nodes"] else RunOptions.lost_after
+    )
     if start.rejoin and start.rejoin.rank is not None:
         environment = replace(environment, rank=start.rejoin.rank)
     return environment
@@ -148,25 +230,34 @@ def _run(given: Mapping[str, Any], environment: Environment, origin: Start) -> i
     names = ("backend", "ifaces", "timeout")
     ports = ifaces_conf.port_range(given["port"], where="--port") if given["port"] else None
     more = {"ports": ports, "max_restarts": given["restarts"], "rejoin": origin.rejoin}
-    rendezvous = RendezvousOptions(**{name: given[name] for name in names if given[name] is not None}, **more)
+    rendezvous = RendezvousOptions(
+        **{name: given[name] for name in names if given[name] is not None}, **more
+    )
     if given["script"] is None:
         expected, hint = "srunddp [OPTIONS] SCRIPT [ARGUMENTS]...", "see srunddp run --help"
         raise UsageError("no SCRIPT", expected=expected, hint=hint, scope=Scope.JOB)
     script = Script(given["script"], given["arguments"], given["module"])
     plan = plan_monitor(options, environment, script, rendezvous.generation)
-    # A caller of main() may hand others in, by main(arguments, obj=Limits(…)): a test does not wait a minute.
+    # A caller of main() may hand others in, by main(arguments, obj=Limits(…)): a test does not wait
+    # a minute.
     limits = click.get_current_context().find_object(Limits) or DEFAULT_LIMITS
     start = _Start(origin, script, rendezvous, target, plan, limits)
     setup, output, monitor = _open(start, options, environment)
     if given["bind"] == "auto":
-        from srunddp.bootstrap.process_group.numa import bind_near_gpu  # with NVML, which no other start needs
+        # With NVML, which no other start needs.
+        from srunddp.bootstrap.process_group.numa import bind_near_gpu
 
         binding = bind_near_gpu(environment, os.environ)
         if given["verbose"] or environment.rank == 0:
             say(f"rank {environment.rank}: --bind=auto: {binding.value}: {binding.why}")
     if environment.rank == 0:
         stray = after_script(click.get_current_context(), given["arguments"])
-        for note in [*_notes(setup), *start.notes, *(contradictions(os.environ) if options.offline else ()), *stray]:
+        for note in [
+            *_notes(setup),
+            *start.notes,
+            *(contradictions(os.environ) if options.offline else ()),
+            *stray,
+        ]:
             say(note)
 
     def on_rendezvous(info: RendezvousInfo) -> None:
@@ -190,7 +281,9 @@ def _run(given: Mapping[str, Any], environment: Environment, origin: Start) -> i
 
 @dataclass
 class _Start:
-    """What the command line says of a start, as it is on this node; ``origin`` is what the start before says."""
+    """What the command line says of a start, as it is on this node; ``origin`` is what the start
+    before says.
+    """
 
     origin: Start
     script: Script
@@ -201,14 +294,25 @@ class _Start:
     notes: tuple[str, ...] = ()  # that rank 0 is to say
 
 
-def _open(start: _Start, options: RunOptions, environment: Environment) -> tuple[RankSetup, OutputRedirect, Monitor]:
+def _open(
+    start: _Start, options: RunOptions, environment: Environment
+) -> tuple[RankSetup, OutputRedirect, Monitor]:
     """All that can fail before the ranks meet; whoever fails there lets the others know."""
     setup: RankSetup | None = None
     try:
         start.origin.check()
-        if start.rendezvous.max_restarts and environment.world_size > 1 and environment.discovery.starts_mpi:
+        if (
+            start.rendezvous.max_restarts
+            and environment.world_size > 1
+            and environment.discovery.starts_mpi
+        ):
             hint = "start with srun --mpi=pmi2, or add --channel=slurm or env"
-            raise ConfigError("--restarts over MPI", expected="a way to rank 0 without MPI", hint=hint, scope=Scope.JOB)
+            raise ConfigError(
+                "--restarts over MPI",
+                expected="a way to rank 0 without MPI",
+                hint=hint,
+                scope=Scope.JOB,
+            )
         if options.staged:
             _use_staged_copies(start)
         is_worker_exec(os.environ)
@@ -227,8 +331,12 @@ def _open(start: _Start, options: RunOptions, environment: Environment) -> tuple
         if environment.rank == 0:
             write_stderr(f"srunddp: error: {error}\n")
             error.said = True
-            meet.report_early_failure(environment, start.rendezvous, error, setup.interface if setup else None)
-        elif error.scope is not Scope.JOB and meet.report_early_failure(environment, start.rendezvous, error):
+            meet.report_early_failure(
+                environment, start.rendezvous, error, setup.interface if setup else None
+            )
+        elif error.scope is not Scope.JOB and meet.report_early_failure(
+            environment, start.rendezvous, error
+        ):
             error.scope = Scope.JOB  # rank 0 prints it
         raise
 
@@ -246,7 +354,10 @@ def _use_staged_copies(start: _Start) -> None:
         file = refuse_inside_copy(staged, folder, start.target.file, "--log-dir")
         start.target = replace(start.target, file=file)
     if start.plan:
-        start.plan = replace(start.plan, folder=refuse_inside_copy(staged, folder, start.plan.folder, "--monitor-dir"))
+        start.plan = replace(
+            start.plan,
+            folder=refuse_inside_copy(staged, folder, start.plan.folder, "--monitor-dir"),
+        )
     start.script = _staged_script(staged, start.script)
     start.notes = (staged.note,) if staged.note else ()
 
@@ -261,7 +372,9 @@ def _prints(error: SrunddpError, environment: Environment | None) -> bool:
     """Whether this rank is the one to print an error that others see as well."""
     if error.said:
         return False
-    rank, local_rank = (environment.rank, environment.local_rank) if environment else likely_ranks(os.environ)
+    rank, local_rank = (
+        (environment.rank, environment.local_rank) if environment else likely_ranks(os.environ)
+    )
     return {Scope.JOB: rank == 0, Scope.NODE: local_rank == 0, Scope.RANK: True}[error.scope]
 
 
@@ -269,7 +382,10 @@ def _notes(setup: RankSetup) -> list[str]:
     chosen = setup.interface
     kept = [f"{name}={chosen.exports[name]}" for name in chosen.kept]
     note = f"{' and '.join(kept)} exported, which wins over ifaces.conf on every node"
-    return [*setup.environment.notes, *([note] if kept and setup.environment.world_size > 1 else [])]
+    return [
+        *setup.environment.notes,
+        *([note] if kept and setup.environment.world_size > 1 else []),
+    ]
 
 
 def _placement(setup: RankSetup, info: RendezvousInfo) -> str:

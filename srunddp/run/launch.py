@@ -1,4 +1,6 @@
-"""The pipeline under a supervisor: fork the worker, which becomes the script, and supervise it to its end."""
+"""The pipeline under a supervisor: fork the worker, which becomes the script, and supervise it to
+its end.
+"""
 
 from __future__ import annotations
 
@@ -46,12 +48,15 @@ def launch(
     say: Callable[[str], None] = lambda _: None,
     limits: Limits = DEFAULT_LIMITS,
 ) -> int:
-    """Run the script under a supervisor. It returns in the supervisor alone, see :func:`fork_worker`.
+    """Run the script under a supervisor. It returns in the supervisor alone, see
+    :func:`fork_worker`.
 
     Args:
-        setup, script, options, output: as for :class:`srunddp.run.worker.WorkerContext`; monitor: its files are open.
+        setup, script, options, output: as for :class:`srunddp.run.worker.WorkerContext`; monitor:
+            its files are open.
         start: of the run; after a failure the process may become the next one.
-        on_rendezvous: called after the rendezvous; say: takes rank 0's lines while it waits for the others.
+        on_rendezvous: called after the rendezvous; say: takes rank 0's lines while it waits for the
+            others.
         limits: the supervisor's times.
 
     Returns:
@@ -61,10 +66,14 @@ def launch(
         SrunddpError: the ranks did not meet.
     """
     ours, theirs = pipe()
-    warm = options.warm_restarts and setup.options.max_restarts > 0 and not is_worker_exec(os.environ)
+    warm = (
+        options.warm_restarts and setup.options.max_restarts > 0 and not is_worker_exec(os.environ)
+    )
     standby_pipe = pipe() if warm else ()
     environment = setup.environment
-    rank_variable = "" if environment.launcher in (NO_LAUNCHER, USER.name) else environment.rank_variable
+    rank_variable = (
+        "" if environment.launcher in (NO_LAUNCHER, USER.name) else environment.rank_variable
+    )
     launcher = signals.find_launcher(rank_variable, slurm=environment.step is not None)
     signals.become_subreaper()
     mask = signals.block()
@@ -84,7 +93,9 @@ def launch(
     monitor.export()
     gc.freeze()  # what both processes share stays shared
     kept = start.standby if environment.is_spare else None  # until this process is a rank
-    worker = (not kept and start.worker(context)) or fork_worker(context, [ours, *standby_pipe[1:]], monitor)
+    worker = (not kept and start.worker(context)) or fork_worker(
+        context, [ours, *standby_pipe[1:]], monitor
+    )
     early = {number for number in signal.sigpending() if number in signals.FORWARDED}
     standby = kept
     if standby_pipe and not kept:
@@ -128,14 +139,23 @@ def launch(
 
 
 def _conclude(
-    code: int, agent: Agent, start: Start, setup: RankSetup, result: str | None, say: Callable[[str], None]
+    code: int,
+    agent: Agent,
+    start: Start,
+    setup: RankSetup,
+    result: str | None,
+    say: Callable[[str], None],
 ) -> None:
     """On rank 0, when the run is over."""
     count = setup.options.generation
     if count or agent.has_lost_nodes:
         memory = setup.environment.step and start.history.out_of_memory and code == 0
-        note = "; srun's own exit code is another, as Slurm's memory limit was hit" if memory else ""
-        note += "; srun may wait until Slurm has set the lost node down" if agent.has_lost_nodes else ""
+        note = (
+            "; srun's own exit code is another, as Slurm's memory limit was hit" if memory else ""
+        )
+        note += (
+            "; srun may wait until Slurm has set the lost node down" if agent.has_lost_nodes else ""
+        )
         say(f"ended with {code} after {count} restart{'s' if count != 1 else ''}{note}")
     if result:
         with suppress(ConfigError):  # it could be written when the run began
@@ -143,7 +163,8 @@ def _conclude(
 
 
 def fork_worker(context: WorkerContext, others: Sequence[WorkerPipe], monitor: Monitor) -> int:
-    """Fork the worker, which closes the ends of pipes that are for ``others``, and return its process id.
+    """Fork the worker, which closes the ends of pipes that are for ``others``, and return its
+    process id.
 
     The worker does not return from here: it ends as a script does, with the script's exit code.
     """
@@ -160,7 +181,8 @@ def fork_worker(context: WorkerContext, others: Sequence[WorkerPipe], monitor: M
 
         become(context)
     with context.supervisor.end:
-        sys.exit(run_worker(context))  # not os._exit: exit handlers, threads and open files are the script's
+        # Not os._exit: exit handlers, threads and open files are the script's.
+        sys.exit(run_worker(context))
 
 
 def is_worker_exec(environ: Mapping[str, str]) -> bool:
@@ -172,7 +194,9 @@ def is_worker_exec(environ: Mapping[str, str]) -> bool:
     value = environ.get("SRUNDDP_WORKER") or "fork"
     if value not in ("fork", "exec"):
         hint = "export SRUNDDP_WORKER=exec for a profiler, else unset it"
-        raise ConfigError(f"SRUNDDP_WORKER={value}", expected="fork or exec", hint=hint, scope=Scope.JOB)
+        raise ConfigError(
+            f"SRUNDDP_WORKER={value}", expected="fork or exec", hint=hint, scope=Scope.JOB
+        )
     return value == "exec"
 
 
@@ -188,4 +212,6 @@ def check_open_files(environment: Environment) -> None:
     if environment.rank == 0 and environment.world_size > 1 and low:
         expected = f"{needed}, one for each of {environment.world_size} ranks and some more"
         hint = "raise the hard limit (ulimit -Hn, or LimitNOFILE of slurmd)"
-        raise ConfigError(f"rank 0 may open {hard} files", expected=expected, hint=hint, scope=Scope.JOB)
+        raise ConfigError(
+            f"rank 0 may open {hard} files", expected=expected, hint=hint, scope=Scope.JOB
+        )

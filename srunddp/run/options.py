@@ -24,15 +24,19 @@ class RunOptions:
 
     Attributes:
         stall_timeout: seconds without a step of any rank; 0 for no limit.
-        lost_after: seconds without an answer of a node; spare_nodes: how many wait to take the ranks of such a one.
+        lost_after: seconds without an answer of a node; spare_nodes: how many wait to take the
+            ranks of such a one.
         grace: seconds that a failed rank's own end may take.
-        restart_grace: the same for all ranks before a restart; warm_restarts: see :mod:`srunddp.run.standby`.
+        restart_grace: the same for all ranks before a restart; warm_restarts: see
+            :mod:`srunddp.run.standby`.
         result: the file for :func:`write_result`; None for none.
-        log_dir, prefix, show_ranks: where output goes, see :func:`srunddp.supervisor.output.redirect.output_target`.
+        log_dir, prefix, show_ranks: where output goes, see
+            :func:`srunddp.supervisor.output.redirect.output_target`.
         fast_exit: end without taking Python's objects down.
         offline: export what :func:`srunddp.stage.paths.offline` says.
         staged: run in the copies that :mod:`srunddp.stage.paths` reads of.
-        monitor: seconds between samples; None for none; monitor_dir: where they go, see :func:`plan_monitor`.
+        monitor: seconds between samples; None for none; monitor_dir: where they go, see
+            :func:`plan_monitor`.
     """
 
     stall_timeout: float = STALL_TIMEOUT
@@ -57,14 +61,17 @@ def plan_monitor(
 ) -> MonitorConfig | None:
     """Where this rank's files of ``--monitor`` go; None without it. Nothing is opened yet.
 
-    Their folder is below that of the logs unless ``--monitor-dir`` names another; each start and generation has one.
+    Their folder is below that of the logs unless ``--monitor-dir`` names another; each start and
+    generation has one.
 
     Raises:
         UsageError: ``--monitor-dir`` has no ``--monitor``.
     """
     if options.monitor is None:
         if options.monitor_dir is not None:
-            raise UsageError("--monitor-dir without --monitor", hint="add --monitor", scope=Scope.JOB)
+            raise UsageError(
+                "--monitor-dir without --monitor", hint="add --monitor", scope=Scope.JOB
+            )
         return None
     folder = Path(options.monitor_dir or options.log_dir or "logs", plain(run_name(environment)))
     return MonitorConfig(
@@ -78,9 +85,13 @@ def plan_monitor(
 
 
 def write_result(path: str, **result: int) -> None:
-    """On rank 0: how the run has ended, of which Slurm may make another exit code; a ConfigError where that fails."""
+    """On rank 0: how the run has ended, of which Slurm may make another exit code; a ConfigError
+    where that fails.
+    """
     hint = "name a file in a folder that is there and may be written to"
-    with file_errors(f"{path} cannot be written", expected="a file of rank 0's", hint=hint, where="--result"):
+    with file_errors(
+        f"{path} cannot be written", expected="a file of rank 0's", hint=hint, where="--result"
+    ):
         replace_file(Path(path), (json.dumps(result) + "\n").encode() if result else b"")
 
 
@@ -94,8 +105,8 @@ def run_name(environment: Environment) -> str:
     # The same on all ranks before any of them has heard of another.
     if environment.step:
         return f"{environment.step.job}.{environment.step.step}"
-    # A batch script's own run has no step, and an array's tasks, each a job, may run at once. What mpirun starts on
-    # other nodes may not be told the job.
+    # A batch script's own run has no step, and an array's tasks, each a job, may run at once. What
+    # mpirun starts on other nodes may not be told the job.
     job = os.environ.get("SLURM_JOB_ID") if environment.world_size == 1 else None
     return os.environ.get("PMIX_NAMESPACE") or job or "run"
 
@@ -103,7 +114,9 @@ def run_name(environment: Environment) -> str:
 def run_metadata(setup: RankSetup, result: RendezvousResult) -> dict[str, Any]:
     """What the report of the run has to know, and rank 0 knows after the rendezvous."""
     environment = setup.environment
-    ranks = [(rank, node) for rank, node in sorted(result.nodes.items()) if rank < environment.world_size]
+    ranks = [
+        (rank, node) for rank, node in sorted(result.nodes.items()) if rank < environment.world_size
+    ]
     step = environment.step
     begin, end = (os.environ.get(f"SLURM_JOB_{name}_TIME", "") for name in ("START", "END"))
     return {

@@ -1,8 +1,9 @@
-"""A restart within the job: each rank's supervisor becomes a new one by execve, with the same process id and parent.
+"""A restart within the job: each rank's supervisor becomes a new one by execve, with the same
+process id and parent.
 
-The launcher notices nothing. The ranks meet again where rank 0 listens already: its socket is the next start's, and
-what it has published went to the others with the root cause. All else begins as in a new job, so nothing that an
-earlier start left can be mistaken for the next one's.
+The launcher notices nothing. The ranks meet again where rank 0 listens already: its socket is the
+next start's, and what it has published went to the others with the root cause. All else begins as
+in a new job, so nothing that an earlier start left can be mistaken for the next one's.
 """
 
 from __future__ import annotations
@@ -35,10 +36,13 @@ class Start:
     Attributes:
         rejoin: where the ranks meet, after a restart.
         history: on rank 0, what the starts before have come to.
-        mask: the signals that the script is to have blocked; None for those that this process was started with.
+        mask: the signals that the script is to have blocked; None for those that this process was
+            started with.
         remaining: processes of the start before that could not be killed.
-        standby: the process id of this start's worker, where it is there already, and the descriptor of a pipe to it.
-        environ, folder, cpus, files: of this process when it was started; the next start has the same.
+        standby: the process id of this start's worker, where it is there already, and the
+            descriptor of a pipe to it.
+        environ, folder, cpus, files: of this process when it was started; the next start has the
+            same.
     """
 
     rejoin: Rejoin | None = None
@@ -61,21 +65,31 @@ class Start:
             )
 
     def worker(self, context: WorkerContext) -> int:
-        """Let the standby worker become the worker, and return its process id; 0 where there is none."""
+        """Let the standby worker become the worker, and return its process id; 0 where there is
+        none.
+        """
         if self.standby is None:
             return 0
         from srunddp.run import standby  # most runs have none
 
         return self.standby[0] if standby.start(*self.standby, context) else 0
 
-    def execute_next(self, agent: Agent, mask: Iterable[int], standby: tuple[int, int] | None) -> NoReturn:
-        """Become the next start, to which signals that ask for an end come again; those not yet read stay pending."""
+    def execute_next(
+        self, agent: Agent, mask: Iterable[int], standby: tuple[int, int] | None
+    ) -> NoReturn:
+        """Become the next start, to which signals that ask for an end come again; those not yet
+        read stay pending.
+        """
         rejoin = agent.rejoin
         assert rejoin
         # Of a rank 0 that is gone no more is known than how many starts there were.
         history = agent.policy.history if agent.policy else Starts(rejoin.generation)
         state: dict[str, Any] = {"rejoin": asdict(rejoin), "history": asdict(history)}
-        state |= {"mask": list(map(int, mask)), "remaining": list(agent.remaining), "standby": standby}
+        state |= {
+            "mask": list(map(int, mask)),
+            "remaining": list(agent.remaining),
+            "standby": standby,
+        }
         _set_inheritable(True, rejoin, standby)
         for number in agent.asked:
             os.kill(os.getpid(), number)
@@ -83,18 +97,22 @@ class Start:
             os.chdir(self.folder)
         os.sched_setaffinity(0, self.cpus)
         resource.setrlimit(resource.RLIMIT_NOFILE, self.files)
-        # Of a C locale Python makes UTF-8 in the variables too, by which the next one no longer finds that it was C.
+        # Of a C locale Python makes UTF-8 in the variables too, by which the next one no longer
+        # finds that it was C.
         mode = f"-Xutf8={sys.flags.utf8_mode}"
         words = [sys.executable, mode, *sys.orig_argv[2 if sys.orig_argv[1] == mode else 1 :]]
         os.execve(sys.executable, words, {**self.environ, _VARIABLE: json.dumps(state)})
 
 
 def current_start() -> Start:
-    """The start that this process is; before anything is changed in it. The script does not see the variable."""
+    """The start that this process is; before anything is changed in it. The script does not see the
+    variable.
+    """
     state = json.loads(os.environ.pop(_VARIABLE, "{}"))
     start = Start(
         environ=dict(os.environ),
-        folder=os.readlink("/proc/self/cwd"),  # also where it has been deleted, which is an error later
+        # Also where it has been deleted, which is an error later.
+        folder=os.readlink("/proc/self/cwd"),
         cpus=os.sched_getaffinity(0),
         files=resource.getrlimit(resource.RLIMIT_NOFILE),
     )
@@ -105,7 +123,9 @@ def current_start() -> Start:
     return start
 
 
-def _set_inheritable(inheritable: bool, rejoin: Rejoin | None, standby: Sequence[int] | None) -> None:
+def _set_inheritable(
+    inheritable: bool, rejoin: Rejoin | None, standby: Sequence[int] | None
+) -> None:
     for descriptor in (rejoin.descriptor if rejoin else None, standby[1] if standby else None):
         if descriptor is not None:
             os.set_inheritable(descriptor, inheritable)

@@ -13,7 +13,9 @@ from dataclasses import dataclass
 from srunddp.errors import ConfigError, Scope, SrunddpError, Stopped
 
 LAUNCHERS = {
-    **dict.fromkeys(("torchrun", "accelerate", "deepspeed"), "leave it out, as srun or mpirun starts the ranks"),
+    **dict.fromkeys(
+        ("torchrun", "accelerate", "deepspeed"), "leave it out, as srun or mpirun starts the ranks"
+    ),
     **dict.fromkeys(("srun", "mpirun", "mpiexec"), "it comes before srunddp"),
 }
 
@@ -33,13 +35,21 @@ class Script:
 
 
 def check(script: Script) -> None:
-    """Before anything starts: a ConfigError where there is no such file, no such module, or no working folder."""
+    """Before anything starts: a ConfigError where there is no such file, no such module, or no
+    working folder.
+    """
     try:
         folder = os.getcwd()
     except FileNotFoundError:
         found, hint = "the working folder has been deleted", "start in one that all nodes see"
-        raise ConfigError(found, expected="a folder that is there", hint=hint, scope=Scope.NODE) from None
-    if problem := _module_problem(script.name, folder) if script.module else _file_problem(script.name, folder):
+        raise ConfigError(
+            found, expected="a folder that is there", hint=hint, scope=Scope.NODE
+        ) from None
+    if (
+        problem := _module_problem(script.name, folder)
+        if script.module
+        else _file_problem(script.name, folder)
+    ):
         raise ConfigError(problem[0], expected="a script to run", hint=problem[1], scope=Scope.NODE)
 
 
@@ -54,10 +64,18 @@ def _file_problem(name: str, folder: str) -> tuple[str, str] | None:
             hint = f"leave {name} out: srunddp runs the script in its own Python"
             return f"no file {name} in {folder}", hint
         if name in LAUNCHERS:
-            return f"no file {name} in {folder}", f"{LAUNCHERS[name]}: srun --ntasks-per-node=8 srunddp train.py"
+            return (
+                f"no file {name} in {folder}",
+                f"{LAUNCHERS[name]}: srun --ntasks-per-node=8 srunddp train.py",
+            )
         place = "" if os.path.isabs(name) else f" in {folder}"
-        return f"no file {name}{place}", f"{_nearest(name)}correct the path; all nodes must see the file"
-    return None if os.access(name, os.R_OK) else (f"{name} may not be read", "correct its permissions")
+        return (
+            f"no file {name}{place}",
+            f"{_nearest(name)}correct the path; all nodes must see the file",
+        )
+    return (
+        None if os.access(name, os.R_OK) else (f"{name} may not be read", "correct its permissions")
+    )
 
 
 def _nearest(name: str) -> str:
@@ -66,7 +84,9 @@ def _nearest(name: str) -> str:
 
     folder, base = os.path.split(name)
     with contextlib.suppress(OSError):
-        near = difflib.get_close_matches(base, [each.name for each in os.scandir(folder or ".") if each.is_file()], 1)
+        near = difflib.get_close_matches(
+            base, [each.name for each in os.scandir(folder or ".") if each.is_file()], 1
+        )
         return "".join(f"did you mean {os.path.join(folder, each)}? Else " for each in near)
     return ""
 
@@ -86,7 +106,8 @@ class ScriptResult:
 
     Attributes:
         code: its exit code, as Python would have it.
-        error: what ended it, where it did not simply run to its end; trace: without the frames above the script.
+        error: what ended it, where it did not simply run to its end; trace: without the frames
+            above the script.
     """
 
     code: int
@@ -109,20 +130,28 @@ def run(script: Script) -> ScriptResult:
     except SrunddpError as error:
         return ScriptResult(error.exit_code, error)
     except SystemExit as end:
-        return ScriptResult(end.code & 0xFF if isinstance(end.code, int) else int(end.code is not None), end)
+        return ScriptResult(
+            end.code & 0xFF if isinstance(end.code, int) else int(end.code is not None), end
+        )
     except BaseException as error:
         if script.module and isinstance(error, ImportError) and _theirs(error) is None:
-            wrong = ConfigError(str(error), expected="a module to run", hint="correct the name after -m")
+            wrong = ConfigError(
+                str(error), expected="a module to run", hint="correct the name after -m"
+            )
             return ScriptResult(wrong.exit_code, wrong)
         error.__traceback__ = _without_us(error)
-        return ScriptResult(130 if isinstance(error, KeyboardInterrupt) else 1, error, error.__traceback__)
+        return ScriptResult(
+            130 if isinstance(error, KeyboardInterrupt) else 1, error, error.__traceback__
+        )
     return ScriptResult(0)
 
 
 def prepare_path(script: Script) -> None:
     """Let the script find its own neighbours where Python found the launcher, in bin/."""
     if not sys.flags.safe_path:
-        sys.path[0] = os.getcwd() if script.module else os.path.dirname(os.path.realpath(script.name))
+        sys.path[0] = (
+            os.getcwd() if script.module else os.path.dirname(os.path.realpath(script.name))
+        )
 
 
 def _run_file(name: str) -> None:
@@ -130,7 +159,8 @@ def _run_file(name: str) -> None:
     if os.path.isdir(path) or _is_archive(path):
         runpy.run_path(name, run_name="__main__")
         return
-    # runpy would leave __file__ relative, and a script that changes its folder would not find its own.
+    # runpy would leave __file__ relative, and a script that changes its folder would not find its
+    # own.
     main = types.ModuleType("__main__")
     main.__file__ = path
     sys.modules["__main__"] = main
@@ -148,20 +178,26 @@ def _is_archive(path: str) -> bool:
 
 
 def _without_us(error: BaseException) -> types.TracebackType | None:
-    """Leave out the frames above the script, which tell its author nothing; not where they are all there is."""
+    """Leave out the frames above the script, which tell its author nothing; not where they are all
+    there is.
+    """
     theirs = _theirs(error)
     return theirs if theirs or isinstance(error, SyntaxError) else error.__traceback__
 
 
 def _theirs(error: BaseException) -> types.TracebackType | None:
     trace = error.__traceback__
-    while trace and trace.tb_frame.f_code.co_filename.startswith((__file__, runpy.__file__, "<frozen ")):
+    while trace and trace.tb_frame.f_code.co_filename.startswith(
+        (__file__, runpy.__file__, "<frozen ")
+    ):
         trace = trace.tb_next
     return trace
 
 
 def print_result(ending: ScriptResult) -> None:
-    """Say on standard error what Python would, a traceback or what was given to ``sys.exit``, or what is ours."""
+    """Say on standard error what Python would, a traceback or what was given to ``sys.exit``, or
+    what is ours.
+    """
     error = ending.error
     if isinstance(error, SrunddpError):
         print(f"srunddp: error: {error}", file=sys.stderr)

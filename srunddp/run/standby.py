@@ -1,7 +1,9 @@
-"""``--warm-restarts``: the worker of the next start is there ahead, and imports torch once the training runs.
+"""``--warm-restarts``: the worker of the next start is there ahead, and imports torch once the
+training runs.
 
-It is forked as a worker is, so nothing is forked after torch was imported. The supervisor of the next start, which is
-the same process, hands it what a worker has: descriptors, under their numbers there, and the rest by a file in memory.
+It is forked as a worker is, so nothing is forked after torch was imported. The supervisor of the
+next start, which is the same process, hands it what a worker has: descriptors, under their numbers
+there, and the rest by a file in memory.
 """
 
 import fcntl
@@ -24,15 +26,19 @@ from srunddp.supervisor.worker_process import LONGEST, WorkerPipe
 
 _DESCRIPTORS = 128  # a worker's have lower numbers, those that torch opens higher ones
 _LOOK_EVERY = 1.0
-_SETTLED = 10.0  # seconds after the worker's import of torch; where nothing counts steps, it trains then
+# Seconds after the worker's import of torch; where nothing counts steps, it trains then.
+_SETTLED = 10.0
 _READY_WITHIN = 10.0
 
 
 def start(pid: int, descriptor: int, context: WorkerContext) -> bool:
-    """In the next supervisor: let it become the worker, by a pipe to it; False where it cannot, and has been killed."""
+    """In the next supervisor: let it become the worker, by a pipe to it; False where it cannot, and
+    has been killed.
+    """
     state, inherited = pack(context)
     ready = False
-    with socket.socket(fileno=descriptor) as end, suppress(OSError):  # it may have ended, as for want of memory
+    # It may have ended, as for want of memory.
+    with socket.socket(fileno=descriptor) as end, suppress(OSError):
         if max(inherited) < _DESCRIPTORS:
             socket.send_fds(end, [json.dumps(inherited).encode()], [state, *inherited])
             end.settimeout(_READY_WITHIN)
@@ -47,7 +53,9 @@ def start(pid: int, descriptor: int, context: WorkerContext) -> bool:
 
 
 def fork_standby(context: WorkerContext, theirs: WorkerPipe) -> int:
-    """Fork it, from a supervisor that has forked its worker; does not return in it. Returns its process id."""
+    """Fork it, from a supervisor that has forked its worker; does not return in it. Returns its
+    process id.
+    """
     supervisor = os.getpid()
     if pid := os.fork():
         theirs.end.close()
@@ -59,20 +67,30 @@ def fork_standby(context: WorkerContext, theirs: WorkerPipe) -> int:
 
 
 def _reserve_descriptors() -> set[int]:
-    """Let the numbers that are not from before this program be /dev/null: what is opened from now on has higher ones.
+    """Let the numbers that are not from before this program be /dev/null: what is opened from now
+    on has higher ones.
 
-    What the supervisor has opened is closed by that: whoever waits for its end does not wait for us.
+    What the supervisor has opened is closed by that: whoever waits for its end does not wait for
+    us.
     """
     null = os.open(os.devnull, os.O_RDWR)
-    opened = [int(each) for each in os.listdir("/proc/self/fd") if os.path.lexists(f"/proc/self/fd/{each}")]
-    reserved = {*range(3, _DESCRIPTORS)} - {number for number in opened if os.get_inheritable(number)}
+    opened = [
+        int(each)
+        for each in os.listdir("/proc/self/fd")
+        if os.path.lexists(f"/proc/self/fd/{each}")
+    ]
+    reserved = {*range(3, _DESCRIPTORS)} - {
+        number for number in opened if os.get_inheritable(number)
+    }
     for number in reserved - {null}:
         os.dup2(null, number, inheritable=False)
     return reserved
 
 
 def _serve(end: socket.socket, context: WorkerContext, reserved: set[int]) -> NoReturn:
-    """Wait for what the worker says of its import of torch, and do the same; then wait for the next start."""
+    """Wait for what the worker says of its import of torch, and do the same; then wait for the next
+    start.
+    """
     known: dict[str, Any] = {}
     due, imported = 0.0, False
     while True:
@@ -92,8 +110,12 @@ def _serve(end: socket.socket, context: WorkerContext, reserved: set[int]) -> No
             imported = True
 
 
-def _receive(end: socket.socket, received: Sequence[int], numbers: Sequence[int], reserved: set[int]) -> None:
-    """Give the worker's descriptors the numbers that they have in the supervisor; the first has none."""
+def _receive(
+    end: socket.socket, received: Sequence[int], numbers: Sequence[int], reserved: set[int]
+) -> None:
+    """Give the worker's descriptors the numbers that they have in the supervisor; the first has
+    none.
+    """
     signals.read()  # those from before, which the supervisor has had as well
     end.send(b"{}")
     end.close()

@@ -1,4 +1,6 @@
-"""What the supervisor does while its worker runs; imported after the fork, so that the worker starts before."""
+"""What the supervisor does while its worker runs; imported after the fork, so that the worker
+starts before.
+"""
 
 import select
 from collections.abc import Callable, Sequence
@@ -36,10 +38,12 @@ class Agent(RankAgent):
         context: the worker's; worker: its process id; pipe: to it.
         early: signals that came before the worker was there; standby: as in the supervisor.
         history: on rank 0, of the starts before; policy: decides there on restarts.
-        rejoin: where the ranks meet again, None where the run is over; remaining, asked: as in the supervisor.
-        has_lost_nodes: whether nodes, of ranks or spare ones, were lost since the run began; fenced: whether others go
-            on without this one.
-        monitor, say, limits: as for :func:`srunddp.run.launch.launch`; report_rendezvous: its ``on_rendezvous``.
+        rejoin: where the ranks meet again, None where the run is over; remaining, asked: as in the
+            supervisor.
+        has_lost_nodes: whether nodes, of ranks or spare ones, were lost since the run began;
+            fenced: whether others go on without this one.
+        monitor, say, limits: as for :func:`srunddp.run.launch.launch`; report_rendezvous: its
+            ``on_rendezvous``.
     """
 
     context: WorkerContext
@@ -64,11 +68,14 @@ class Agent(RankAgent):
 
     def __post_init__(self) -> None:
         environment, log = self.context.setup.environment, self.context.output.target.file
-        self._recorder = FailureRecorder(environment.rank, environment.node, self.context.dump, log, self.limits)
+        self._recorder = FailureRecorder(
+            environment.rank, environment.node, self.context.dump, log, self.limits
+        )
         self._folder = log.parent if log else None
 
     def supervise(self, launcher: Launcher) -> int:
-        """Meet the other ranks, and watch the worker to its end; returns the exit code to leave with.
+        """Meet the other ranks, and watch the worker to its end; returns the exit code to leave
+        with.
 
         Raises:
             SrunddpError: the ranks did not meet.
@@ -77,8 +84,11 @@ class Agent(RankAgent):
         supervisor = Supervisor(
             agent=self,
             recorder=self._recorder,
-            # In a single process nobody waits for a rank that is stopped, or that takes long to end.
-            process=WorkerProcess(self.worker, None if alone else self.limits.stopped_for, limits=self.limits),
+            # In a single process nobody waits for a rank that is stopped, or that takes long to
+            # end.
+            process=WorkerProcess(
+                self.worker, None if alone else self.limits.stopped_for, limits=self.limits
+            ),
             pipe=self.pipe,
             output=self.context.output,
             grace=None if alone else self.context.options.grace,
@@ -103,19 +113,32 @@ class Agent(RankAgent):
             await_srun()
         self.remaining, self.asked = supervisor.remaining, supervisor.asked
         self.fenced = supervisor.monitor is not None and supervisor.monitor.fenced
-        has_left, has_lost = self._meeting and self._meeting.vacant, supervisor.monitor and supervisor.monitor.has_lost
+        has_left, has_lost = (
+            self._meeting and self._meeting.vacant,
+            supervisor.monitor and supervisor.monitor.has_lost,
+        )
         self.has_lost_nodes = bool(has_left or has_lost)
         return code
 
-    def _following(self, published: str, monitor: FailureMonitor, meeting: RendezvousInfo) -> Rejoin:
+    def _following(
+        self, published: str, monitor: FailureMonitor, meeting: RendezvousInfo
+    ) -> Rejoin:
         setup, generation = self.context.setup, self.context.setup.options.generation + 1
-        where: dict[str, Any] = {"published": published, "channel": meeting.channel, "run": meeting.run}
+        where: dict[str, Any] = {
+            "published": published,
+            "channel": meeting.channel,
+            "run": meeting.run,
+        }
         rejoin = Rejoin(generation=generation, descriptor=self._descriptor, **where)
         environment = setup.environment
         if not environment.spares:
             return rejoin
         lost_after, grace = self.context.options.lost_after, self.context.options.restart_grace
-        own: dict[str, Any] = {"rank": environment.rank, "lost_after": lost_after, **monitor.next_start()}
+        own: dict[str, Any] = {
+            "rank": environment.rank,
+            "lost_after": lost_after,
+            **monitor.next_start(),
+        }
         rejoin = replace(rejoin, **own, within=lost_after + self.limits.lease_ends_within + grace)
         everyone = {*range(environment.world_size + environment.spares)} - {*meeting.vacant}
         if published != meeting.takeover or not environment.is_spare or not setup.deputy:
@@ -123,7 +146,12 @@ class Agent(RankAgent):
         if not monitor.is_first_deputy():
             return rejoin
         expected = sorted(everyone - {*range(environment.node_sizes[0]), environment.rank})
-        more: dict[str, Any] = {"rank": 0, "takes_over": True, "expected": expected, "quorum": len(everyone) // 2 + 1}
+        more: dict[str, Any] = {
+            "rank": 0,
+            "takes_over": True,
+            "expected": expected,
+            "quorum": len(everyone) // 2 + 1,
+        }
         if (found := monitor.root_cause) and found.how == "lost":
             more["lost"] = (found.node, found.cause)
         return replace(rejoin, descriptor=setup.deputy.detach(), **more)
@@ -153,7 +181,9 @@ class Agent(RankAgent):
         setup = self.context.setup
         if setup.options.rejoin and setup.options.rejoin.lost:
             node, cause = setup.options.rejoin.lost
-            report_as_deputy(RootCause((0,), node, cause, LOST, how="lost"), self._folder, self.limits)
+            report_as_deputy(
+                RootCause((0,), node, cause, LOST, how="lost"), self._folder, self.limits
+            )
         many = f"restart {setup.options.generation} of {setup.options.max_restarts}"
         self.say(f"{many}: {setup.environment.node} takes over from rank 0's node")
         require_srun(self.say)
@@ -177,7 +207,9 @@ class Agent(RankAgent):
         most = self.context.setup.options.max_restarts
         if most and environment.rank == 0:
             has_steps = self.monitor.page.has_steps
-            self.policy = RestartPolicy(most, self.history, self._publish, has_steps, limits=self.limits)
+            self.policy = RestartPolicy(
+                most, self.history, self._publish, has_steps, limits=self.limits
+            )
         if not found.connections:
             return FailureMonitor(self._folder, self.policy, self.limits)
         meeting, generation = found.meeting, self.context.setup.options.generation
@@ -188,7 +220,9 @@ class Agent(RankAgent):
             stall_timeout=options.stall_timeout,
             step=self.monitor.page.read,
             stacks=partial(self._recorder.dump.request, self.worker),
-            link_is_up=lambda: any(link.name == name and link.up for link in interface.list_interfaces()),
+            link_is_up=lambda: any(
+                link.name == name and link.up for link in interface.list_interfaces()
+            ),
             folder=self._folder,
             lost_after=options.lost_after,
             restarts=self.policy,
@@ -199,7 +233,8 @@ class Agent(RankAgent):
             limits=self.limits,
         )
         connections = {
-            rank: SupervisorConnection(connection, options.lost_after) for rank, connection in found.connections.items()
+            rank: SupervisorConnection(connection, options.lost_after)
+            for rank, connection in found.connections.items()
         }
         if environment.rank:
             from srunddp.supervisor.participant import Participant
@@ -219,7 +254,9 @@ class Agent(RankAgent):
         answer = self.pipe.receive()
         if answer is None:
             hint = "see MPI's own message; mpi4py must be built for the launcher's MPI"
-            raise RendezvousError("the worker ended in MPI_Init", expected="MPI to start in every rank", hint=hint)
+            raise RendezvousError(
+                "the worker ended in MPI_Init", expected="MPI to start in every rank", hint=hint
+            )
         if "no_world" in answer:
             raise mpi.MpiNotLaunchedError(answer["no_world"])
         if "failed" in answer:

@@ -1,4 +1,6 @@
-"""torch imported ahead of the script, while a rank waits or for the next start; and how a process with torch ends."""
+"""torch imported ahead of the script, while a rank waits or for the next start; and how a process
+with torch ends.
+"""
 
 import ctypes
 import gc
@@ -30,7 +32,9 @@ ahead = False  # whether torch was imported before the script did so
 
 
 def modules_before(script: Script) -> list[str] | None:
-    """The packages that a file imports before torch; None where anything but such imports comes before it."""
+    """The packages that a file imports before torch; None where anything but such imports comes
+    before it.
+    """
     import ast  # most runs need none of it
 
     if script.module or not script.name.endswith(".py"):
@@ -38,9 +42,13 @@ def modules_before(script: Script) -> list[str] | None:
     found: list[str] = []
     with suppress(OSError, SyntaxError, ValueError):
         for statement in ast.parse(Path(script.name).read_bytes()).body:
-            names = [each.name for each in statement.names] if isinstance(statement, ast.Import) else []
+            names = (
+                [each.name for each in statement.names] if isinstance(statement, ast.Import) else []
+            )
             names += [statement.module or ""] if isinstance(statement, ast.ImportFrom) else []
-            if not names and not (isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)):
+            if not names and not (
+                isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
+            ):
                 return None
             for name in (each.partition(".")[0] for each in names):
                 if name == "torch":
@@ -52,13 +60,17 @@ def modules_before(script: Script) -> list[str] | None:
 
 
 def _is_beside(script: Script, name: str) -> bool:
-    """Whether it is a module of the user's, beside the script: what it does is not in the script's text."""
+    """Whether it is a module of the user's, beside the script: what it does is not in the script's
+    text.
+    """
     place = os.path.join(os.path.dirname(os.path.realpath(script.name)), name)
     return name not in sys.modules and (os.path.exists(place) or os.path.exists(place + ".py"))
 
 
 def run(script: Script, before: Sequence[str], variables: Mapping[str, str | None]) -> None:
-    """Import torch, behind other modules and with variables that do not stay; the script's own import has any error."""
+    """Import torch, behind other modules and with variables that do not stay; the script's own
+    import has any error.
+    """
     global ahead
     ahead, restored = True, {name: os.environ.get(name) for name in variables}
     prepare_path(script)
@@ -96,13 +108,15 @@ def finish() -> None:
         if threading.active_count() == 1:
             _clear_main()
         else:
-            gc.unfreeze()  # a thread may use the script's objects; Python's collector lets them go later
+            # A thread may use the script's objects; Python's collector lets them go later.
+            gc.unfreeze()
         _skip_destructors()
 
 
 def _clear_main() -> None:
     """Let the script's objects go while what their ``__del__`` uses is there, as Python does."""
-    # Its collector would do it, but torch.fx keeps frames, and with them the script's names, and these are frozen.
+    # Its collector would do it, but torch.fx keeps frames, and with them the script's names, and
+    # these are frozen.
     names = getattr(sys.modules.get("__main__"), "__dict__", {})
     for name, value in reversed(list(names.items())):
         if not (isinstance(value, _DEFINITIONS) or str(name).startswith("__")):
@@ -110,14 +124,17 @@ def _clear_main() -> None:
 
 
 def _skip_destructors() -> None:
-    """Let C's ``exit`` end this process at once, unless a library needs its destructors or C's exit handlers.
+    """Let C's ``exit`` end this process at once, unless a library needs its destructors or C's exit
+    handlers.
 
-    torch's take 80 ms to undo the registration of each operator. Python's own end comes before that.
+    torch's take 80 ms to undo the registration of each operator. Python's own end comes before
+    that.
     """
     libc = ctypes.CDLL(None)
     others = _libraries() - _of_torch
     if all(map(_NEEDS_NO_DESTRUCTOR.search, others)) and hasattr(libc, "on_exit"):  # glibc's
-        libc.__fsetlocking(ctypes.c_void_p.in_dll(libc, "stdin"), _FSETLOCKING_BYCALLER)  # a thread may read it
+        # A thread may read it.
+        libc.__fsetlocking(ctypes.c_void_p.in_dll(libc, "stdin"), _FSETLOCKING_BYCALLER)
         libc.on_exit(libc._exit, None)  # handlers are called in reverse order
         libc.__cxa_atexit(libc.fflush, None, None)
 
@@ -138,9 +155,13 @@ def _raising(error: Exception, _: ModuleType) -> Iterator[None]:
 
 @contextmanager
 def reported(standby: WorkerPipe, environ: Mapping[str, str], _: ModuleType) -> Iterator[None]:
-    """Around the script's import: what it has changed of the worker's ``environ``, and imported before."""
+    """Around the script's import: what it has changed of the worker's ``environ``, and imported
+    before.
+    """
     names = os.environ.keys() | environ.keys()
-    variables = {name: os.environ.get(name) for name in names if os.environ.get(name) != environ.get(name)}
+    variables = {
+        name: os.environ.get(name) for name in names if os.environ.get(name) != environ.get(name)
+    }
     before = [name for name in _HARMLESS if name in sys.modules]
     yield
     standby.send({"before": before, "variables": variables})

@@ -1,4 +1,6 @@
-"""The process that the supervisor forked before any heavy import, and that becomes the user's script."""
+"""The process that the supervisor forked before any heavy import, and that becomes the user's
+script.
+"""
 
 import atexit
 import contextlib
@@ -66,7 +68,8 @@ def run_worker(context: WorkerContext) -> int:
     """
     setup, supervisor = context.setup, context.supervisor
     environment = setup.environment
-    interrupt = _end_at(signal.SIGINT)  # Ctrl-C ends the wait for the others, and not with a traceback
+    # Ctrl-C ends the wait for the others, and not with a traceback.
+    interrupt = _end_at(signal.SIGINT)
     signal.pthread_sigmask(signal.SIG_SETMASK, context.mask)
     for listening in (setup.held and setup.held.rendezvous, setup.deputy):
         if listening:
@@ -78,7 +81,11 @@ def run_worker(context: WorkerContext) -> int:
     answer = supervisor.receive()
     if answer is None:
         os._exit(RendezvousError.exit_code)
-    return _wait_as_spare(context) if environment.is_spare else _become_script(context, answer, threads, interrupt)
+    return (
+        _wait_as_spare(context)
+        if environment.is_spare
+        else _become_script(context, answer, threads, interrupt)
+    )
 
 
 def _become_script(
@@ -102,7 +109,8 @@ def _become_script(
         _end_at(signal.SIGTERM)
         supervisor.receive()  # until all have stopped: rank 0 hosts the store
     if result.code and mpi.is_running():
-        exit_without_teardown(result.code)  # MPI_Finalize waits for all ranks, and this one has failed
+        # MPI_Finalize waits for all ranks, and this one has failed.
+        exit_without_teardown(result.code)
     return result.code
 
 
@@ -117,7 +125,9 @@ def _wait_as_spare(context: WorkerContext) -> int:
 
 
 def _import_torch(context: WorkerContext) -> dict[str, str] | None:
-    """While others are late, where the script will do so; the variables for torch's threads, None if not imported."""
+    """While others are late, where the script will do so; the variables for torch's threads, None
+    if not imported.
+    """
     if (
         context.options.offline
         or context.setup.environment.is_spare
@@ -126,12 +136,16 @@ def _import_torch(context: WorkerContext) -> dict[str, str] | None:
     ):
         return None
     here, bound = context.setup.environment.local_world_size or 1, cpus.Cpus.here()
-    threads = cpus.threads(os.environ, here if bound.allowed == bound.machine else 1) if here > 1 else {}
+    threads = (
+        cpus.threads(os.environ, here if bound.allowed == bound.machine else 1) if here > 1 else {}
+    )
     torch_import.run(context.script, before, threads)
     return threads
 
 
-def _join_world(context: WorkerContext, info: RendezvousInfo, threads: dict[str, str] | None) -> None:
+def _join_world(
+    context: WorkerContext, info: RendezvousInfo, threads: dict[str, str] | None
+) -> None:
     environ = dict(os.environ)
     store.install(process_group_context(context.setup, info), ahead=torch_import.ahead)
     if "torch" not in sys.modules:
@@ -167,7 +181,9 @@ def _prepare_process(context: WorkerContext) -> None:
 
 
 def _report(result: user_script.ScriptResult, supervisor: WorkerPipe, *, alone: bool) -> None:
-    """Tell the supervisor at once: what follows may take time, and the others must not be blamed meanwhile."""
+    """Tell the supervisor at once: what follows may take time, and the others must not be blamed
+    meanwhile.
+    """
     error = result.error
     assert error is not None
     if isinstance(error, (Stopped, SrunddpError)):
@@ -178,11 +194,18 @@ def _report(result: user_script.ScriptResult, supervisor: WorkerPipe, *, alone: 
         cause, trace, weight = failure.of_exit(error, result.code)
     else:
         cause, trace, weight = failure.of_exception(error, result.trace)
-    message = {"cause": cause, "traceback": trace, "weight": weight, "exit_code": result.code, "shown": alone}
+    message = {
+        "cause": cause,
+        "traceback": trace,
+        "weight": weight,
+        "exit_code": result.code,
+        "shown": alone,
+    }
     if alone:  # a restart's line is to follow
         user_script.print_result(result)
     supervisor.send({"failure": message})
-    # In a world of more, rank 0's supervisor says it; a hook that the script has set is called all the same.
+    # In a world of more, rank 0's supervisor says it; a hook that the script has set is called all
+    # the same.
     sys.excepthook = sys.excepthook if alone else _without_torch(sys.excepthook)
     own = sys.excepthook is not sys.__excepthook__ or isinstance(error, SystemExit)
     if own and not alone and not isinstance(error, Stopped):
@@ -190,15 +213,21 @@ def _report(result: user_script.ScriptResult, supervisor: WorkerPipe, *, alone: 
 
 
 def _without_torch(hook: Any) -> Any:
-    """The hook below ``init_process_group``'s, which prints every victim's traceback with the rank before each line."""
+    """The hook below ``init_process_group``'s, which prints every victim's traceback with the rank
+    before each line.
+    """
     while getattr(hook, "__module__", "") == "torch.distributed.distributed_c10d":
-        below = dict(zip(hook.__code__.co_freevars, hook.__closure__ or (), strict=True)).get("old_hook")
+        below = dict(zip(hook.__code__.co_freevars, hook.__closure__ or (), strict=True)).get(
+            "old_hook"
+        )
         hook = below.cell_contents if below else sys.__excepthook__
     return hook
 
 
 def _wait_to_leave(supervisor: WorkerPipe, *, waits: bool) -> None:
-    """Rank 0 hosts the store, and leaves after the others. Where ``waits``, or with MPI, a rank waits for all."""
+    """Rank 0 hosts the store, and leaves after the others. Where ``waits``, or with MPI, a rank
+    waits for all.
+    """
     _end_at(signal.SIGINT)  # the script has ended, and its handlers have nothing left to end
     _end_at(signal.SIGTERM)
     supervisor.send({"done": True, "waits": waits or mpi.is_running()})
@@ -227,7 +256,9 @@ def _exit_fast() -> NoReturn:
 
 
 def exit_without_teardown(code: int) -> NoReturn:
-    """End as Python does, with threads, exit handlers and output, but without MPI_Finalize and the teardown."""
+    """End as Python does, with threads, exit handlers and output, but without MPI_Finalize and the
+    teardown.
+    """
     threading._shutdown()  # type: ignore[attr-defined]  # private, as is the next; multiprocessing's children end so too
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
@@ -239,7 +270,9 @@ def exit_without_teardown(code: int) -> NoReturn:
 def _exchange_over_mpi(setup: RankSetup) -> dict[str, str]:
     try:
         environment, name = setup.environment, setup.interface.name
-        received = environment.discovery.exchange(setup.published, environment, setup.options.timeout, name)
+        received = environment.discovery.exchange(
+            setup.published, environment, setup.options.timeout, name
+        )
         return {"told": received}
     except mpi.MpiNotLaunchedError as reason:
         return {"no_world": str(reason)}

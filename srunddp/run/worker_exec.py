@@ -1,4 +1,5 @@
-"""``SRUNDDP_WORKER=exec``: the worker as a program of its own, for profilers that do not follow a fork, as nsys.
+"""``SRUNDDP_WORKER=exec``: the worker as a program of its own, for profilers that do not follow a
+fork, as nsys.
 
 What a forked worker has in memory comes by a file in memory; sockets and files are inherited.
 """
@@ -17,23 +18,34 @@ from srunddp.util.kernel_file import memory_file
 
 
 def become(context: WorkerContext) -> NoReturn:
-    """In the process that was forked for the worker: start Python again, with its options, for :func:`main`."""
+    """In the process that was forked for the worker: start Python again, with its options, for
+    :func:`main`.
+    """
     from subprocess import _args_from_interpreter_flags  # type: ignore[attr-defined]  # as multiprocessing does
 
     state, inherited = pack(context)
     for descriptor in (state, *inherited):
         os.set_inheritable(descriptor, True)
-    code = f"import sys; sys.path[:] = {sys.path}; from srunddp.run.worker_exec import main; main({state}, {inherited})"
-    # Of a C locale Python makes UTF-8 in the variables too, by which the next one no longer finds that it was C.
+    code = (
+        f"import sys; sys.path[:] = {sys.path}; from srunddp.run.worker_exec import main;"
+        f" main({state}, {inherited})"
+    )
+    # Of a C locale Python makes UTF-8 in the variables too, by which the next one no longer finds
+    # that it was C.
     flags = [*_args_from_interpreter_flags(), f"-Xutf8={sys.flags.utf8_mode}"]
     os.execv(sys.executable, [sys.executable, *flags, "-c", code])
 
 
 def pack(context: WorkerContext) -> tuple[int, list[int]]:
-    """A file in memory that has it and the variables, as a descriptor; and the descriptors that it speaks of."""
+    """A file in memory that has it and the variables, as a descriptor; and the descriptors that it
+    speaks of.
+    """
     state = memory_file()
     with open(state, "wb", closefd=False) as file:
-        copyreg.pickle(socket.socket, lambda each: (socket.socket, (each.family, each.type, each.proto, each.fileno())))
+        copyreg.pickle(
+            socket.socket,
+            lambda each: (socket.socket, (each.family, each.type, each.proto, each.fileno())),
+        )
         pickle.dump((context, dict(os.environ)), file)
     held, standby = context.setup.held, context.standby
     sockets = [context.supervisor.end, *((held.rendezvous, held.store) if held else ())]
@@ -44,7 +56,9 @@ def pack(context: WorkerContext) -> tuple[int, list[int]]:
 
 
 def unpack(state: int) -> WorkerContext:
-    """What was packed, in a process where the descriptors have the same numbers; its variables become the same, too."""
+    """What was packed, in a process where the descriptors have the same numbers; its variables
+    become the same, too.
+    """
     os.lseek(state, 0, os.SEEK_SET)
     with open(state, "rb") as file:
         context, variables = pickle.load(file)
@@ -55,7 +69,9 @@ def unpack(state: int) -> WorkerContext:
 
 
 def main(state: int, inherited: list[int]) -> NoReturn:
-    """Become the worker that another process has prepared: its state, and what else has come, by descriptor."""
+    """Become the worker that another process has prepared: its state, and what else has come, by
+    descriptor.
+    """
     for descriptor in inherited:
         os.set_inheritable(descriptor, False)
     try:

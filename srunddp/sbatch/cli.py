@@ -1,4 +1,6 @@
-"""The command ``srunddp sbatch``: a job script from options and YAML files. It may print and exit."""
+"""The command ``srunddp sbatch``: a job script from options and YAML files. It may print and
+exit.
+"""
 
 import itertools
 import os
@@ -29,7 +31,10 @@ from srunddp.util.option_groups import GroupedCommand, after_script
 # A site's defaults, and a user's, which win over them.
 DEFAULTS = ("/etc/srunddp/sbatch.yaml", "~/.config/srunddp/sbatch.yaml")
 _LETTERS = {"job_name": "-J", "nodes": "-N", "cpus_per_task": "-c", "module": "-m"}
-_FILES, _FOLDERS = "ifaces srunddp container error export_file input nodefile output", "chdir data log_dir venv"
+_FILES, _FOLDERS = (
+    "ifaces srunddp container error export_file input nodefile output",
+    "chdir data log_dir venv",
+)
 _PASSED_ON = {name.replace("-", "_"): option for name, option in slurm_options.OPTIONS.items()}
 # What --help says of sbatch's own options; it lists those of the groups.
 _HELP = {
@@ -82,7 +87,9 @@ _GROUPS = {
     "Environment": "modules module_purge venv conda env setup srunddp offline",
     "The ranks": "module backend ifaces mpi restarts spare_nodes run_options srun_arg",
     "Time limit and requeue": "time requeue signal array dependency",
-    "Logs, check, monitoring": "job_name log_dir output error rank_logs monitor preflight mail_type mail_user",
+    "Logs, check, monitoring": (
+        "job_name log_dir output error rank_logs monitor preflight mail_type mail_user"
+    ),
     "Containers": "container container_image container_mounts",
     "Staging": "stage data stage_exclude",
     "Output of this command": "config source write force submit salloc",
@@ -118,16 +125,24 @@ class _Sbatch(GroupedCommand):
 
 
 def _partitions(context: click.Context, option: click.Parameter, incomplete: str) -> list[str]:
-    """Those that Slurm has; none where it does not answer soon, as somebody has pressed the tab key."""
+    """Those that Slurm has; none where it does not answer soon, as somebody has pressed the tab
+    key.
+    """
     names = slurm_command.output("sinfo", "-h", "-o", "%R", timeout=2.0).split()
     return [name for name in dict.fromkeys(names) if name.startswith(incomplete)]
 
 
-_TYPES = {**dict.fromkeys(_FILES.split(), FILE), **dict.fromkeys(_FOLDERS.split(), DIR), "backend": _Choice(BACKENDS)}
+_TYPES = {
+    **dict.fromkeys(_FILES.split(), FILE),
+    **dict.fromkeys(_FOLDERS.split(), DIR),
+    "backend": _Choice(BACKENDS),
+}
 
 
 def _job_options(function: Any) -> Any:
-    """An option for each key of the job, with its sentence and its default, and for each option of sbatch."""
+    """An option for each key of the job, with its sentence and its default, and for each option of
+    sbatch.
+    """
     for name, key in reversed(_keys().items()):
         if name not in ("script", "arguments"):
             function = _option(name, key)(function)
@@ -136,7 +151,10 @@ def _job_options(function: Any) -> Any:
 
 def _keys() -> dict[str, ConfigField]:
     """The keys of a file: those of the job, and those that are passed on."""
-    passed_on = {name: ConfigField(option.kind, None, _HELP.get(name, "")) for name, option in _PASSED_ON.items()}
+    passed_on = {
+        name: ConfigField(option.kind, None, _HELP.get(name, ""))
+        for name, option in _PASSED_ON.items()
+    }
     return fields_of(SlurmJob) | passed_on
 
 
@@ -145,10 +163,16 @@ def _option(name: str, key: ConfigField) -> Any:
     settings: dict[str, Any] = {"type": _TYPES.get(name), "metavar": _METAVAR_OF.get(name)}
     settings["shell_complete"] = _partitions if name == "partition" else None
     names = [f"{option}/--no-{option[2:]}" if bool in (key.kind, *get_args(key.kind)) else option]
-    default = "" if key.default in (MISSING, None, False, (), "") else f"  [default: {text_of(key.default)}]"
+    default = (
+        ""
+        if key.default in (MISSING, None, False, (), "")
+        else f"  [default: {text_of(key.default)}]"
+    )
     if passed_on := _PASSED_ON.get(name):
         names = [option, *([f"-{passed_on.letter}"] if passed_on.letter else [])]
-        settings["hidden"] = COMPLETE not in os.environ and name not in " ".join(_GROUPS.values()).split()
+        settings["hidden"] = (
+            COMPLETE not in os.environ and name not in " ".join(_GROUPS.values()).split()
+        )
         # Without a value the next word is SCRIPT.
         settings |= {} if passed_on.takes == "=" else {"type": FILE, "metavar": "[=VALUE]"}
     elif int in (key.kind, *get_args(key.kind)):
@@ -156,25 +180,42 @@ def _option(name: str, key: ConfigField) -> Any:
     names += [_LETTERS[name]] if name in _LETTERS else []
     names += ["--tasks-per-node"] if name == "ntasks_per_node" else []
     text = key.sentence[:1].upper() + key.sentence[1:] + default
-    return click.option(*names, name, default=None, multiple=get_origin(key.kind) is tuple, help=text, **settings)
+    return click.option(
+        *names, name, default=None, multiple=get_origin(key.kind) is tuple, help=text, **settings
+    )
 
 
 @click.command(
     cls=_Sbatch,
     groups=_GROUPS,
-    epilog="Every other option of sbatch is passed on, by its name or its letter (not -m): see man sbatch. Defaults of "
-    f"a site and a user: {' and '.join(DEFAULTS)}, with the same keys as --config.",
+    epilog=(
+        "Every other option of sbatch is passed on, by its name or its letter (not -m): see man"
+        f" sbatch. Defaults of a site and a user: {' and '.join(DEFAULTS)}, with the same keys as"
+        " --config."
+    ),
 )
 @_job_options
 @click.option("--config", type=FILE, help="YAML with these keys; the command line wins over it.")
-@click.option("--from", "source", type=FILE, help="Convert a job script that starts torchrun or accelerate.")
+@click.option(
+    "--from", "source", type=FILE, help="Convert a job script that starts torchrun or accelerate."
+)
 @click.option("--write", type=FILE, help="Write the script to FILE, and make the log folder.")
-@click.option("--force", is_flag=True, help="Replace FILE of --write; submit a SCRIPT that is not seen here.")
-@click.option("--submit", is_flag=True, help="Make the log folder, submit the job, and print its number.")
-@click.option("--salloc", is_flag=True, help="For an interactive allocation: a script that is started by bash.")
+@click.option(
+    "--force", is_flag=True, help="Replace FILE of --write; submit a SCRIPT that is not seen here."
+)
+@click.option(
+    "--submit", is_flag=True, help="Make the log folder, submit the job, and print its number."
+)
+@click.option(
+    "--salloc",
+    is_flag=True,
+    help="For an interactive allocation: a script that is started by bash.",
+)
 @click.argument("script", type=FILE, required=False)
 @click.argument("arguments", nargs=-1, type=FILE, metavar="[ARGUMENTS]...")
-def sbatch(source: str | None, write: str | None, force: bool, submit: bool, salloc: bool, **given: Any) -> None:
+def sbatch(
+    source: str | None, write: str | None, force: bool, submit: bool, salloc: bool, **given: Any
+) -> None:
     """Write the job script that trains SCRIPT on Slurm.
 
     \b
@@ -187,19 +228,31 @@ def sbatch(source: str | None, write: str | None, force: bool, submit: bool, sal
         raise UsageError("--salloc and --submit", expected="one of them", hint=hint)
     if source and (salloc or any(value not in (None, ()) for value in given.values())):
         hint = "remove them, and change the file that is written"
-        raise UsageError("--from with SCRIPT or options of the job", expected="--from without them", hint=hint)
+        raise UsageError(
+            "--from with SCRIPT or options of the job", expected="--from without them", hint=hint
+        )
     with answering():
         if source:
             job = SlurmJob(log_dir="")  # which makes no folder
             text, notes = convert.convert(source)
-            _note([*notes, "srunddp has to be in PATH there: install it in the environment of the script"])
+            _note(
+                [
+                    *notes,
+                    "srunddp has to be in PATH there: install it in the environment of the script",
+                ]
+            )
         else:
             job = _job(given, salloc, submit and not force)
             text = render(job, ["srunddp", *sys.argv[1:]], interactive=salloc)
         if not submit:
             _note(slurm.check(text, salloc_options(job) if salloc else [], os.environ))
         if write or submit:
-            _save(text, write, [os.path.join(job.folder, each) for each in job.log_folders], force=force)
+            _save(
+                text,
+                write,
+                [os.path.join(job.folder, each) for each in job.log_folders],
+                force=force,
+            )
         if write:
             write_stderr(f"srunddp: written: {write} -> {'bash' if salloc else 'sbatch'} {write}\n")
         elif not submit:
@@ -215,25 +268,39 @@ def _job(given: Mapping[str, Any], interactive: bool, has_to_be_seen: bool) -> S
     paths = [path for path in map(os.path.expanduser, DEFAULTS) if os.path.exists(path)]
     settings = parse_settings(given, ["srunddp", *sys.argv[1:]], paths)
     for path in paths:
-        of_path = {name: text_of(value) for name, (value, source) in settings.items() if source == path}
-        _note([f"{path}: {', '.join(f'{name}={value}' for name, value in of_path.items())}"] if of_path else [])
+        of_path = {
+            name: text_of(value) for name, (value, source) in settings.items() if source == path
+        }
+        _note(
+            [f"{path}: {', '.join(f'{name}={value}' for name, value in of_path.items())}"]
+            if of_path
+            else []
+        )
     requested = job_of(settings)
     job = _with_defaults(requested, os.environ)
     validate.check(job, interactive=interactive)
     problem = validate.script_problem(job)
     if problem and has_to_be_seen and not (job.stage or job.in_container):
         raise ConfigError(problem[0], expected="a Python script to submit", hint=problem[1])
-    _note([f"no --venv: the active environment is used, {job.venv}"] if job.venv != requested.venv else [])
+    _note(
+        [f"no --venv: the active environment is used, {job.venv}"]
+        if job.venv != requested.venv
+        else []
+    )
     _note([" -> ".join(problem)] if problem else [])
     _note(validate.notes(job, {} if interactive else os.environ))
     _note(after_script(click.get_current_context(), given["arguments"]) if given["script"] else [])
     return job
 
 
-def parse_settings(given: Mapping[str, Any], command: Sequence[str], files: Sequence[str] = ()) -> dict[str, Setting]:
-    """What options, by key, and the files of defaults and ``--config`` give; the script will quote the command.
+def parse_settings(
+    given: Mapping[str, Any], command: Sequence[str], files: Sequence[str] = ()
+) -> dict[str, Setting]:
+    """What options, by key, and the files of defaults and ``--config`` give; the script will quote
+    the command.
 
-    A ConfigError where a value is of another type, a key is unknown, or a character is not printable.
+    A ConfigError where a value is of another type, a key is unknown, or a character is not
+    printable.
     """
     for each in command:
         validate.check_printable("the argument", each)
@@ -247,7 +314,9 @@ def parse_settings(given: Mapping[str, Any], command: Sequence[str], files: Sequ
 def job_of(settings: Mapping[str, Setting]) -> SlurmJob:
     """The job of these settings."""
     values = {name: setting.value for name, setting in settings.items()}
-    words = [slurm_options.words(each.name, values.pop(name, None)) for name, each in _PASSED_ON.items()]
+    words = [
+        slurm_options.words(each.name, values.pop(name, None)) for name, each in _PASSED_ON.items()
+    ]
     values["sbatch_arg"] = (*itertools.chain(*words), *values.get("sbatch_arg", ()))
     job: SlurmJob = build(SlurmJob, values)
     return job
@@ -287,7 +356,9 @@ def _note(lines: Iterable[str]) -> None:
 def _save(text: str, path: str | None, folders: Sequence[str], *, force: bool) -> None:
     """Make the folders of logs, and write the script to a file that may be run."""
     if path and os.path.lexists(path) and not force:
-        raise ConfigError(f"{path} exists", expected="a new file", hint="choose another name, or add --force")
+        raise ConfigError(
+            f"{path} exists", expected="a new file", hint="choose another name, or add --force"
+        )
     hint = "choose another --log-dir, --output or --write"
     with file_errors(expected="a folder that can be written to", hint=hint):
         for folder in folders:

@@ -1,4 +1,6 @@
-"""``srunddp sbatch --from``: a job script whose one torchrun or accelerate command becomes srun and srunddp."""
+"""``srunddp sbatch --from``: a job script whose one torchrun or accelerate command becomes srun and
+srunddp.
+"""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -8,27 +10,45 @@ from typing import NamedTuple
 from srunddp.errors import ConfigError
 from srunddp.util.usage_errors import foreign
 
-# The words of bash, as far as it takes to find commands. Quotes, $(...) and an array's values belong to a word, and may
-# hold line ends.
+# The words of bash, as far as it takes to find commands. Quotes, $(...) and an array's values
+# belong to a word, and may hold line ends.
 _NESTED = r"\((?:[^()]|\((?:[^()]|\([^()]*\))*\))*\)"
 _TOKEN = re.compile(
     rf"""(?:[ \t\r]|\\\n)+ | \#[^\n]*
-    | (?P<here>(?<!<)<<-?[ \t]*(?P<quote>['"]?)\\?(?P<end>[\w.-]+)(?P=quote)[^\n]*\n.*?^\t*(?P=end)$)
-    | (?P<word>(?:(?:\$|(?<==)){_NESTED} | `[^`]*` | "(?:[^"\\]|\\.)*" | '[^']*' | \\. | [^\s"'`\\;&|()<>])+)
+    | (?P<here>
+        (?<!<)<<-?[ \t]*(?P<quote>['"]?)\\?(?P<end>[\w.-]+)(?P=quote)[^\n]*\n.*?^\t*(?P=end)$
+      )
+    | (?P<word>
+        (?:
+          (?:\$|(?<==)){_NESTED}
+          | `[^`]*`
+          | "(?:[^"\\]|\\.)*"
+          | '[^']*'
+          | \\.
+          | [^\s"'`\\;&|()<>]
+        )+
+      )
     | (?P<separator>.)""",
     re.VERBOSE | re.MULTILINE | re.DOTALL,
 )
 _NAMED = re.compile(r"[^#]*(torchrun|torch\.distributed\.(run|launch)|accelerate launch)")
 # What starts a launcher, in words that a zero byte ends each.
 _STARTS = re.compile(
-    r"""(?<![^\0]) (?:[^\0]*/)? (?: torchrun | accelerate\0launch | python[\d.]*\0 (?:(?!-m\0)[^\0]*\0)* -m\0
-    (?:torch\.distributed\.(?:run|launch)|accelerate\.commands\.launch) )\0""",
+    r"""(?<![^\0]) (?:[^\0]*/)?
+    (?:
+      torchrun
+      | accelerate\0launch
+      | python[\d.]*\0 (?:(?!-m\0)[^\0]*\0)* -m\0
+        (?:torch\.distributed\.(?:run|launch)|accelerate\.commands\.launch)
+    )\0""",
     re.VERBOSE,
 )
 _BEFORE_LOOPS = ("then", "do", "else", "{", "time")
 _LOOPS = ("for", "while", "until")
-_BEFORE = re.compile(r"\w+=.*|if|elif|then|do|else|exec|time|!|\{", re.DOTALL)  # what srun cannot stand before
-_STARTS_IT = re.compile(r"\$.*|(.*/)?(eval|ssh|pdsh|clush|coproc|mpi(run|exec).*)")  # srun cannot, or it may be srun
+# What srun cannot stand before.
+_BEFORE = re.compile(r"\w+=.*|if|elif|then|do|else|exec|time|!|\{", re.DOTALL)
+# srun cannot, or it may be srun.
+_STARTS_IT = re.compile(r"\$.*|(.*/)?(eval|ssh|pdsh|clush|coproc|mpi(run|exec).*)")
 # What starts it several times, or without the variables that tell a rank.
 _ELSEWHERE = re.compile(r"(.*/)?(docker|podman|xargs|parallel)|--(cleanenv|containall)")
 _SRUN = re.compile(r"(.*/)?srun")
@@ -46,7 +66,9 @@ _Words = Sequence[re.Match[str]]
 
 
 class _Launch(NamedTuple):
-    """A command with torchrun or accelerate: its words, how many are before that, its options, SCRIPT with the rest."""
+    """A command with torchrun or accelerate: its words, how many are before that, its options,
+    SCRIPT with the rest.
+    """
 
     words: _Words
     before: int
@@ -57,9 +79,11 @@ class _Launch(NamedTuple):
 
 
 def convert(path: str) -> tuple[str, list[str]]:
-    """The job script with its one launch replaced and every other byte as it was, and notes for the user.
+    """The job script with its one launch replaced and every other byte as it was, and notes for the
+    user.
 
-    A ConfigError where it cannot be read, has none or several launches, or one that srun cannot replace.
+    A ConfigError where it cannot be read, has none or several launches, or one that srun cannot
+    replace.
     """
     try:
         text = Path(path).read_bytes().decode()
@@ -73,16 +97,24 @@ def convert(path: str) -> tuple[str, list[str]]:
         found = f"{path}: {len(launches) or 'no'} commands with torchrun or accelerate"
         found += ", but in quotes or the like" if quoted and not lines else ""
         found += "".join(f", line {number}" for number in lines or quoted)
-        hint = "replace those in quotes, in variables, or in several commands by hand: srun srunddp train.py"
+        hint = (
+            "replace those in quotes, in variables, or in several commands by hand: srun srunddp"
+            " train.py"
+        )
         raise ConfigError(found, expected="one such command", hint=hint)
     (launch,), where = launches, f"{path}:{lines[0]}"
     if obstacle := _obstacle(text, launch):
-        raise ConfigError(obstacle[0], expected="one command for all ranks", hint=obstacle[1], where=where)
+        raise ConfigError(
+            obstacle[0], expected="one command for all ranks", hint=obstacle[1], where=where
+        )
     notes = [f"{where}: {each}" for each in _left_out(launch.options)]
     if launch.launcher.endswith("torch.distributed.launch") and "use-env" not in launch.options:
         notes.append(f"{where}: no --local-rank is passed; the script is to read LOCAL_RANK")
     others = (number for number in quoted if number != lines[0])
-    notes += [f"{path}:{number}: torchrun or accelerate, too; this line is left as it is" for number in others]
+    notes += [
+        f"{path}:{number}: torchrun or accelerate, too; this line is left as it is"
+        for number in others
+    ]
     start, script = launch.words[0].start(), launch.script[0].start()
     return f"{text[:start]}{_replacement(text, launch)} {text[script:]}", notes
 
@@ -106,7 +138,11 @@ def _launch(words: _Words, in_loop: bool) -> _Launch | None:
     starts = _STARTS.search(joined := "".join(f"{text}\0" for text in texts))
     if not starts or texts[0] in ("echo", "printf", "which", "command", "type"):
         return None
-    place, at, options = joined.count("\0", 0, starts.start()), joined.count("\0", 0, starts.end()), {}
+    place, at, options = (
+        joined.count("\0", 0, starts.start()),
+        joined.count("\0", 0, starts.end()),
+        {},
+    )
     while at < len(texts) and texts[at].startswith("-") and texts[at] != "--":
         name, equals, value = texts[at].lstrip("-").partition("=")
         name = {"r": "redirects", "t": "tee"}.get(name, name.replace("_", "-"))
@@ -127,19 +163,35 @@ def _obstacle(text: str, launch: _Launch) -> tuple[str, str] | None:
     before = _texts(launch.words[: launch.before])
     command = next((each for each in before if not _BEFORE.fullmatch(each)), "")
     if launch.in_loop:
-        return "a launch in a loop", "replace a loop over nodes by one srun srunddp; in another loop edit this line"
-    if wrong := next(filter(_ELSEWHERE.fullmatch, before), _STARTS_IT.fullmatch(command) and command):
-        return f"{wrong} before {launch.launcher}", "write this line by hand, so that srun starts the ranks"
+        return (
+            "a launch in a loop",
+            "replace a loop over nodes by one srun srunddp; in another loop edit this line",
+        )
+    if wrong := next(
+        filter(_ELSEWHERE.fullmatch, before), _STARTS_IT.fullmatch(command) and command
+    ):
+        return (
+            f"{wrong} before {launch.launcher}",
+            "write this line by hand, so that srun starts the ranks",
+        )
     sized = launch.options.keys() & {"nnodes", "nproc-per-node", "num-processes"}
     suspect = not sized or any(re.fullmatch(r".*\.py|-m|--(module|n).*", each) for each in rest)
     if suspect and first.startswith(("$", "`")):
         return f"{first} before the script may hold options", "write the options out on this line"
     if "accelerate" in launch.launcher and "num-processes" not in launch.options:
-        return f"{launch.launcher} without --num_processes", "add it, and --num_machines, with accelerate's own numbers"
+        return (
+            f"{launch.launcher} without --num_processes",
+            "add it, and --num_machines, with accelerate's own numbers",
+        )
     if "no-python" in launch.options:
         return "--no-python", "replace it by hand: srunddp runs a Python script"
-    if re.search(r"^#SBATCH\s.*--gpus-per-task", text, re.MULTILINE) or "--gpus-per-task" in " ".join(before):
-        return "--gpus-per-task, of which there are more tasks now", "write --gpus-per-node in its place first"
+    if re.search(
+        r"^#SBATCH\s.*--gpus-per-task", text, re.MULTILINE
+    ) or "--gpus-per-task" in " ".join(before):
+        return (
+            "--gpus-per-task, of which there are more tasks now",
+            "write --gpus-per-node in its place first",
+        )
     return None
 
 
@@ -147,7 +199,11 @@ def _left_out(options: dict[str, str]) -> Iterator[str]:
     """A note for each option that neither srun nor srunddp replaces."""
     for name, value in options.items():
         answer = (foreign(f"--{name}") or ("", "see srunddp run --help"))[1]
-        if name not in _SAME and value != "0" and not answer.startswith(("leave it out", "srun's --n")):
+        if (
+            name not in _SAME
+            and value != "0"
+            and not answer.startswith(("leave it out", "srun's --n"))
+        ):
             yield f"--{name} is left out; here: {answer}"
 
 
@@ -159,11 +215,15 @@ def _replacement(text: str, launch: _Launch) -> str:
         place = before.index(srun)
         before[place:] = _without_size(before[place + 1 :])
     before[place:place] = [srun or "srun", *_step(text, launch.options)]
-    return " ".join([*before, "srunddp", *(["-m"] if {"m", "module"} & launch.options.keys() else [])])
+    return " ".join(
+        [*before, "srunddp", *(["-m"] if {"m", "module"} & launch.options.keys() else [])]
+    )
 
 
 def _without_size(words: Sequence[str]) -> Iterator[str]:
-    """The words after srun, without options of the step's size; its command begins behind a word that is no option."""
+    """The words after srun, without options of the step's size; its command begins behind a word
+    that is no option.
+    """
     left = list(words)
     while left and left[0].startswith("-"):
         option = [left.pop(0)]
@@ -182,10 +242,18 @@ def _step(text: str, options: dict[str, str]) -> list[str]:
         each = _calculated(f"{total} / {nodes}")
     elif not each.isdecimal() and not each.startswith(("$", "`")):  # cpu, gpu, auto
         each = "$SLURM_CPUS_ON_NODE" if each == "cpu" else "$SLURM_GPUS_ON_NODE"
-    size = {"nodes": nodes, "ntasks": total or _calculated(f"{nodes} * {each}"), "ntasks-per-node": each}
-    # Slurm has shared the node's CPUs out to the tasks of the job, which often were one for each node.
+    size = {
+        "nodes": nodes,
+        "ntasks": total or _calculated(f"{nodes} * {each}"),
+        "ntasks-per-node": each,
+    }
+    # Slurm has shared the node's CPUs out to the tasks of the job, which often were one for each
+    # node.
     size["cpus-per-task"] = _calculated(f"$SLURM_CPUS_ON_NODE / {each}")
-    words = [f'--{name}="{value}"' if re.search("[$`]", value) else f"--{name}={value}" for name, value in size.items()]
+    words = [
+        f'--{name}="{value}"' if re.search("[$`]", value) else f"--{name}={value}"
+        for name, value in size.items()
+    ]
     bind = ["--gpu-bind=none"] if re.search(r"^#SBATCH\s.*(gpu|-G)", text, re.MULTILINE) else []
     return [*words, "--kill-on-bad-exit=1", *bind]
 
@@ -195,4 +263,6 @@ def _calculated(product: str) -> str:
     if found := re.fullmatch(r"(\d+) ([*/]) (\d+)", product):
         left, right = int(found[1]), int(found[3])
         return str(left * right if found[2] == "*" else left // max(right, 1))
-    return f"$(({product if re.search(r'[$][(]|`', product) else re.sub('[$](?=[A-Za-z_])', '', product)}))"
+    if not re.search(r"[$][(]|`", product):
+        product = re.sub("[$](?=[A-Za-z_])", "", product)
+    return f"$(({product}))"

@@ -1,4 +1,6 @@
-"""The text of a job script: for sbatch, or for salloc, under which the script starts itself once more."""
+"""The text of a job script: for sbatch, or for salloc, under which the script starts itself once
+more.
+"""
 
 import glob
 import os
@@ -13,23 +15,31 @@ from srunddp.sbatch.spec import SlurmJob
 _SLEEP = 600  # longer than Slurm takes to end a job
 _REPORT = 120  # seconds, for all nodes wait for it
 _WHY = {
-    "ntasks-per-node": "One rank takes one GPU, and sees all of its node: bound to one, it could not use NVLink.",
+    "ntasks-per-node": (
+        "One rank takes one GPU, and sees all of its node: bound to one, it could not use NVLink."
+    ),
     "no-kill": "Else Slurm ends or requeues the whole job when one of its nodes is lost.",
-    "signal": "The ranks get this signal so many seconds before the time limit, and write a checkpoint.",
+    "signal": (
+        "The ranks get this signal so many seconds before the time limit, and write a checkpoint."
+    ),
 }
 _CPUS = [
     "# Since Slurm 22.05 srun does not read this option of the job.",
     'export SRUN_CPUS_PER_TASK="$SLURM_CPUS_PER_TASK"',
 ]
 _OWN_CODE = [
-    "# srun has a code of its own where a process was killed for memory or a node lost, even if a restart went well.",
+    (
+        "# srun has a code of its own where a process was killed for memory or a node lost, even if"
+        " a restart went well."
+    ),
     '[ ! -s "$result" ] || code=$(sed "s/[^0-9]*\\([0-9]*\\).*/\\1/" "$result")',
 ]
 _NO_VENV = "unset VIRTUAL_ENV  # that of the shell which submitted this"
 
 
 def render(job: SlurmJob, command: Sequence[str], *, interactive: bool = False) -> str:
-    """The script, with an empty line between its sections, of a job that ``validate.check`` has passed.
+    """The script, with an empty line between its sections, of a job that ``validate.check`` has
+    passed.
 
     ``command`` are the words that write it; an ``interactive`` one is for salloc, not sbatch.
     """
@@ -40,7 +50,10 @@ def render(job: SlurmJob, command: Sequence[str], *, interactive: bool = False) 
         _allocation(job) if interactive else [],
         _modules(job),
         _environment(job),
-        [f"export {name}={word(value)}" for name, _, value in (each.partition("=") for each in job.env)],
+        [
+            f"export {name}={word(value)}"
+            for name, _, value in (each.partition("=") for each in job.env)
+        ],
         _CPUS if job.cpus_per_task else [],
         _lenient(job.setup),
         [f"mkdir -p -- {word(job.log_dir)}"] if interactive and job.preflight else [],
@@ -78,24 +91,38 @@ def directives(job: SlurmJob) -> list[str]:
     """The lines that sbatch reads, each with its reason where it has one."""
     lines: list[str] = []
     for name, value in _requested(job):
-        lines += [f"# {_WHY[name]}"] if name in _WHY and (job.has_gpus or name != "ntasks-per-node") else []
+        lines += (
+            [f"# {_WHY[name]}"]
+            if name in _WHY and (job.has_gpus or name != "ntasks-per-node")
+            else []
+        )
         lines.append(directive(name, value))
     if "output" not in job.slurm:
         # In this option Slurm replaces %j and the like.
-        output = job.log_dir.replace("%", "%%") + ("/%x-%A_%a.out" if "array" in job.slurm else "/%x-%j.out")
-        lines += ["# Slurm does not make this folder; if it is missing the job ends at once, without a message."]
+        output = job.log_dir.replace("%", "%%") + (
+            "/%x-%A_%a.out" if "array" in job.slurm else "/%x-%j.out"
+        )
+        lines += [
+            "# Slurm does not make this folder; if it is missing the job ends at once, without a"
+            " message."
+        ]
         lines += [directive("output", output)]
     if job.requeue:
         lines += ["# Slurm may start the job again, under its number.", directive("requeue", True)]
     elif job.requeue is False:
         lines += [directive("no-requeue", True)]
     if "open-mode" not in job.slurm:
-        lines += ["# Each start appends to the log of the one before.", directive("open-mode", "append")]
+        lines += [
+            "# Each start appends to the log of the one before.",
+            directive("open-mode", "append"),
+        ]
     return lines
 
 
 def directive(option: str, value: object) -> str:
-    """A line that sbatch reads: its parser knows quotes, ``#``, and a backslash before any letter."""
+    """A line that sbatch reads: its parser knows quotes, ``#``, and a backslash before any
+    letter.
+    """
     if value is True:
         return f"#SBATCH --{option}"
     text = str(value)
@@ -124,8 +151,12 @@ def _requested(job: SlurmJob) -> list[tuple[str, str | int | bool]]:
 
 
 def _words(options: Iterable[tuple[str, object]]) -> list[str]:
-    """Options by their names; True for one without a value, and nothing for None, False and an empty text."""
-    return [f"--{name}" if value is True else f"--{name}={value}" for name, value in options if value]
+    """Options by their names; True for one without a value, and nothing for None, False and an
+    empty text.
+    """
+    return [
+        f"--{name}" if value is True else f"--{name}={value}" for name, value in options if value
+    ]
 
 
 def _allocation(job: SlurmJob) -> list[str]:
@@ -141,18 +172,27 @@ def _allocation(job: SlurmJob) -> list[str]:
 def _modules(job: SlurmJob) -> list[str]:
     """Loaded by a shell function of the site's: Lmod's or Environment Modules'."""
     purge = ["module purge"] if job.module_purge else []
-    return _lenient([*purge, *(["module load " + " ".join(map(word, job.modules))] if job.modules else [])])
+    return _lenient(
+        [*purge, *(["module load " + " ".join(map(word, job.modules))] if job.modules else [])]
+    )
 
 
 def _lenient(lines: Sequence[str]) -> list[str]:
     """Lines that may read variables which are not set."""
-    return ["# What follows may read variables that are not set.", "set +u", *lines, "set -u"] if lines else []
+    return (
+        ["# What follows may read variables that are not set.", "set +u", *lines, "set -u"]
+        if lines
+        else []
+    )
 
 
 def _environment(job: SlurmJob) -> list[str]:
     """The activation of a virtual or a conda environment."""
     if job.conda:
-        activation = ['eval "$("${CONDA_EXE:-conda}" shell.bash hook)"', f"conda activate {word(job.conda)}"]
+        activation = [
+            'eval "$("${CONDA_EXE:-conda}" shell.bash hook)"',
+            f"conda activate {word(job.conda)}",
+        ]
         return [*_lenient(activation), _NO_VENV]
     if not job.venv:
         return [_NO_VENV] if job.in_container else []
@@ -166,7 +206,9 @@ def _environment(job: SlurmJob) -> list[str]:
 
 
 def _traps(job: SlurmJob) -> list[str]:
-    """If something follows the training; staged copies are removed with the script, however that ends."""
+    """If something follows the training; staged copies are removed with the script, however that
+    ends.
+    """
     if not (job.stage or job.monitor or job.requeue):
         return []
     clean_up = [
@@ -178,7 +220,10 @@ def _traps(job: SlurmJob) -> list[str]:
         "trap clean_up EXIT",
     ]
     return [
-        "# Slurm's SIGTERM comes to this shell, too: it waits for the ranks, which may be writing a checkpoint.",
+        (
+            "# Slurm's SIGTERM comes to this shell, too: it waits for the ranks, which may be"
+            " writing a checkpoint."
+        ),
         "ended=",
         "trap ended=yes TERM",
         *(clean_up if job.stage else []),
@@ -191,11 +236,23 @@ def _stage(job: SlurmJob) -> list[str]:
         return []
     logs = os.path.normpath(job.log_dir)
     without = [*([] if logs.startswith("/") else [f"/{glob.escape(logs)}"]), *job.stage_exclude]
-    options = [*(f"--data {word(each)}" for each in job.data), *(f"--exclude {word(each)}" for each in without)]
+    options = [
+        *(f"--data {word(each)}" for each in job.data),
+        *(f"--exclude {word(each)}" for each in without),
+    ]
     return [
-        "# To nodes that do not see them; prints the srunddp that every node has. That enters this folder or its copy,",
+        (
+            "# To nodes that do not see them; prints the srunddp that every node has. That enters"
+            " this folder or its copy,"
+        ),
         "# since not all nodes could start here: so --chdir=/ below.",
-        " ".join([f'srunddp=$({word(job.command)} stage push --env "$VIRTUAL_ENV" --project "$PWD"', *options]) + ")",
+        " ".join(
+            [
+                f'srunddp=$({word(job.command)} stage push --env "$VIRTUAL_ENV" --project "$PWD"',
+                *options,
+            ]
+        )
+        + ")",
     ]
 
 
@@ -204,13 +261,19 @@ def _preflight(job: SlurmJob) -> list[str]:
         return []
     script = [] if job.module else [job.script or ""]
     words = shlex.join([*_common_options(job), f"--output-dir={job.log_dir}", *script])
-    why = "# If a node, a network or the environment fails the check, the job ends here with exit code 69."
+    why = (
+        "# If a node, a network or the environment fails the check, the job ends here with exit"
+        " code 69."
+    )
     return [why, *_continued([*_srun(job), f"{_command(job)} check {words}"])]
 
 
 def _training(job: SlurmJob) -> list[list[str]]:
     """The step that trains, and what follows it, in sections."""
-    spared = "# srunddp itself ends and restarts ranks, those of a lost node on a spare one: srun must end none."
+    spared = (
+        "# srunddp itself ends and restarts ranks, those of a lost node on a spare one: srun must"
+        " end none."
+    )
     why = [spared if job.spare_nodes else "# The first rank that fails ends the others."]
     step = [*_srun(job, training=True), *_run(job)]
     if not (job.requeue or job.monitor or _restarts(job)):
@@ -228,15 +291,30 @@ def _restarts(job: SlurmJob) -> bool:
 
 def _result(job: SlurmJob) -> list[str]:
     folder = word(job.log_dir) if os.path.isabs(job.log_dir) else f'"$PWD"/{word(job.log_dir)}'
-    return [f'result={folder}/"$SLURM_JOB_ID".result.json', 'rm -f -- "$result"'] if _restarts(job) else []
+    return (
+        [f'result={folder}/"$SLURM_JOB_ID".result.json', 'rm -f -- "$result"']
+        if _restarts(job)
+        else []
+    )
 
 
 def _srun(job: SlurmJob, *, training: bool = False) -> list[str]:
     """srun with its options, up to the command on each node, in lines."""
     # The ranks get the script's variables, even if the site gives jobs none.
-    ending = "--no-kill --kill-on-bad-exit=0 --wait=0" if training and job.spare_nodes else "--kill-on-bad-exit=1"
-    options = [("chdir", job.stage and "/"), ("gpu-bind", job.has_gpus and "none"), ("mpi", job.mpi)]
-    return [shlex.join(["srun", "--export=ALL", *ending.split(), *_words(options), *job.srun_arg]), *_container(job)]
+    ending = (
+        "--no-kill --kill-on-bad-exit=0 --wait=0"
+        if training and job.spare_nodes
+        else "--kill-on-bad-exit=1"
+    )
+    options = [
+        ("chdir", job.stage and "/"),
+        ("gpu-bind", job.has_gpus and "none"),
+        ("mpi", job.mpi),
+    ]
+    return [
+        shlex.join(["srun", "--export=ALL", *ending.split(), *_words(options), *job.srun_arg]),
+        *_container(job),
+    ]
 
 
 def _container(job: SlurmJob) -> list[str]:
@@ -249,7 +327,10 @@ def _container(job: SlurmJob) -> list[str]:
         # Else the image's own values of these would win.
         names = ",".join(each.partition("=")[0] for each in job.env)
         exported = f" --container-env={names}" if names else ""
-        return [image, f'--container-mounts="$PWD:$PWD"{mounts} --container-workdir="$PWD"{exported}']
+        return [
+            image,
+            f'--container-mounts="$PWD:$PWD"{mounts} --container-workdir="$PWD"{exported}',
+        ]
     return []
 
 
@@ -257,7 +338,14 @@ def _run(job: SlurmJob) -> list[str]:
     """``srunddp run`` in its lines: the options, and the script with its arguments."""
     logs, samples = (job.log_dir if wanted else None for wanted in (job.rank_logs, job.monitor))
     paths = [("log-dir", logs), ("monitor", job.monitor), ("monitor-dir", samples)]
-    more = _words([("offline", job.offline), ("restarts", job.restarts), ("spare-nodes", job.spare_nodes), *paths])
+    more = _words(
+        [
+            ("offline", job.offline),
+            ("restarts", job.restarts),
+            ("spare-nodes", job.spare_nodes),
+            *paths,
+        ]
+    )
     options = [*_common_options(job), *more, *job.run_options]
     result = '--result="$result" ' if _restarts(job) else ""
     script = shlex.join((*(("-m",) if job.module else ()), job.script or "", *job.arguments))
@@ -279,7 +367,10 @@ def _await_end(job: SlurmJob) -> list[str]:
     if not job.requeue:
         return []
     return [
-        "# 143: there is a checkpoint, and Slurm is about to end the job. One that is preempted, and ends by itself",
+        (
+            "# 143: there is a checkpoint, and Slurm is about to end the job. One that is"
+            " preempted, and ends by itself"
+        ),
         "# before that, would count as done.",
         'if [ "$code" = 143 ] && [ -z "$ended" ]; then',
         *(["  clean_up"] if job.stage else []),
@@ -294,7 +385,10 @@ def _report(job: SlurmJob) -> list[str]:
     # Only a container has srunddp, and pyxis starts one for a step alone.
     one_task = "srun --export=ALL --nodes=1 --ntasks=1 --ntasks-per-node=1"
     step = [one_task, *_container(job)] if job.in_container else []
-    first, *rest = [*step, f'{word(job.command)} report "$SLURM_JOB_ID" --monitor-dir={word(job.log_dir)} || true']
+    first, *rest = [
+        *step,
+        f'{word(job.command)} report "$SLURM_JOB_ID" --monitor-dir={word(job.log_dir)} || true',
+    ]
     return [
         "# If Slurm ends the job there is no time for a report: the same command writes it later.",
         'if [ -z "$ended" ]; then',

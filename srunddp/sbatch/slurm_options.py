@@ -1,4 +1,6 @@
-"""The options of sbatch that srunddp passes on: their names and letters, and whether they take a value."""
+"""The options of sbatch that srunddp passes on: their names and letters, and whether they take a
+value.
+"""
 
 import re
 from collections.abc import Collection, Sequence
@@ -7,20 +9,23 @@ from typing import NamedTuple
 from srunddp.errors import UsageError
 from srunddp.util.usage_errors import foreign
 
-# Of Slurm 22.05 to 26.05, as LETTER:NAME. "=" takes a value, "?" may take one, and "!" is not of salloc's. What is not
-# here is SlurmJob's (as --nodes), or of no use in a job script (as --wrap). -m is --module here, --distribution there.
+# Of Slurm 22.05 to 26.05, as LETTER:NAME. "=" takes a value, "?" may take one, and "!" is not of
+# salloc's. What is not here is SlurmJob's (as --nodes), or of no use in a job script (as --wrap).
+# -m is --module here, --distribution there.
 _TABLE = """
-A:account= acctg-freq= a:array=! batch=! bb= bbf= b:begin= D:chdir= cluster= cluster-constraint= M:clusters= comment=
-consolidate-segments C:constraint= container-id= container-type= context= contiguous S:core-spec= cores-per-socket=
-cpu-freq= cpus-per-gpu= deadline= delay-boot= d:dependency= distribution= e:error=! x:exclude= exclusive? export=!
-export-file=! external! extra= B:extra-node-info= get-user-env? gid= gpu-bind= gpu-freq= G:gpus= gpus-per-node=
-gpus-per-socket= gpus-per-task= gres= gres-flags= hint= H:hold ignore-pbs! i:input=! kill-on-invalid-dep=! L:licenses=
-mail-type= mail-user= mcs-label= mem= mem-bind= mem-per-cpu= mem-per-gpu= mem-update= mincpus= network= nice?
-k:no-kill? F:nodefile= w:nodelist= n:ntasks= ntasks-per-core= ntasks-per-gpu= ntasks-per-socket= ntasks-per-tres=
-oom-kill-step? open-mode=! o:output=! O:overcommit s:oversubscribe parsable! p:partition= power= prefer= priority=
-profile= propagate?! q:qos= Q:quiet reboot reservation= resources= resv-ports? segment= sockets-per-node= spread-job
-spread-segments stepmgr switches= thread-spec= threads-per-core= t:time= time-min= tmp= tres-bind= tres-per-task= uid=
-use-min-nodes v:verbose W:wait! wait-all-nodes= wckey=
+A:account= acctg-freq= a:array=! batch=! bb= bbf= b:begin= D:chdir= cluster= cluster-constraint=
+M:clusters= comment= consolidate-segments C:constraint= container-id= container-type= context=
+contiguous S:core-spec= cores-per-socket= cpu-freq= cpus-per-gpu= deadline= delay-boot=
+d:dependency= distribution= e:error=! x:exclude= exclusive? export=! export-file=! external! extra=
+B:extra-node-info= get-user-env? gid= gpu-bind= gpu-freq= G:gpus= gpus-per-node= gpus-per-socket=
+gpus-per-task= gres= gres-flags= hint= H:hold ignore-pbs! i:input=! kill-on-invalid-dep=!
+L:licenses= mail-type= mail-user= mcs-label= mem= mem-bind= mem-per-cpu= mem-per-gpu= mem-update=
+mincpus= network= nice? k:no-kill? F:nodefile= w:nodelist= n:ntasks= ntasks-per-core=
+ntasks-per-gpu= ntasks-per-socket= ntasks-per-tres= oom-kill-step? open-mode=! o:output=!
+O:overcommit s:oversubscribe parsable! p:partition= power= prefer= priority= profile= propagate?!
+q:qos= Q:quiet reboot reservation= resources= resv-ports? segment= sockets-per-node= spread-job
+spread-segments stepmgr switches= thread-spec= threads-per-core= t:time= time-min= tmp= tres-bind=
+tres-per-task= uid= use-min-nodes v:verbose W:wait! wait-all-nodes= wckey=
 """
 # ``none`` is a value of theirs.
 _WITH_NONE = ("export", "gpu-bind", "mem-bind", "profile")
@@ -29,7 +34,8 @@ UNUSABLE = ("autocomplete", "help", "test-only", "usage", "version", "wrap")
 
 
 class SlurmOption(NamedTuple):
-    """An option of sbatch: its letter, or nothing; salloc does not know it where it is ``batch_only``.
+    """An option of sbatch: its letter, or nothing; salloc does not know it where it is
+    ``batch_only``.
 
     It takes ``=`` for a value, ``?`` for one that may be left out, nothing for a flag.
     """
@@ -56,7 +62,9 @@ _BY_LETTER = {f"-{option.letter}": option for option in OPTIONS.values() if opti
 
 
 def words(name: str, value: str | bool | Sequence[str] | None) -> list[str]:
-    """An option of a value, as on sbatch's command line; none of its own for False, None and an empty text."""
+    """An option of a value, as on sbatch's command line; none of its own for False, None and an
+    empty text.
+    """
     if value is True:
         return [f"--{name}"]
     values = [value] if isinstance(value, str) else value or ()
@@ -69,12 +77,16 @@ def split(word: str) -> tuple[str, str | bool]:
     return name, value if equals else True
 
 
-def rewrite(arguments: Sequence[str], known: Collection[str], with_value: Collection[str]) -> list[str]:
-    """The command line as click can read it: each flag of Slurm's with a value, and what nobody knows for sbatch.
+def rewrite(
+    arguments: Sequence[str], known: Collection[str], with_value: Collection[str]
+) -> list[str]:
+    """The command line as click can read it: each flag of Slurm's with a value, and what nobody
+    knows for sbatch.
 
     ``--hold`` is ``--hold=true``, ``--no-hold`` is ``--hold=false``, and ``--unknown=x`` is
-    ``--sbatch-arg=--unknown=x``, unless it is another launcher's. What follows the script stays as it is. ``known`` are
-    the options of the command, ``with_value`` those that take the next word. A UsageError where a flag has a value.
+    ``--sbatch-arg=--unknown=x``, unless it is another launcher's. What follows the script stays as
+    it is. ``known`` are the options of the command, ``with_value`` those that take the next word. A
+    UsageError where a flag has a value.
     """
     left, done = list(arguments), []
     while left and left[0].startswith("-") and left[0] not in ("-", "--"):
@@ -89,7 +101,11 @@ def rewrite(arguments: Sequence[str], known: Collection[str], with_value: Collec
             done.append(f"--{negated.name}=false")
         elif option and not option.takes:
             raise UsageError(f"{name} with a value", expected=name, hint="remove the value")
-        elif name.startswith("--") and name not in known and (name[2:] in UNUSABLE or (equals and not foreign(name))):
+        elif (
+            name.startswith("--")
+            and name not in known
+            and (name[2:] in UNUSABLE or (equals and not foreign(name)))
+        ):
             done.append(f"--sbatch-arg={word}")
         else:
             done.append(name + equals + value)

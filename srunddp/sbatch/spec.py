@@ -1,4 +1,6 @@
-"""What a job script is made from: :class:`SlurmJob`, whose fields are the options and the keys of the YAML file."""
+"""What a job script is made from: :class:`SlurmJob`, whose fields are the options and the keys of
+the YAML file.
+"""
 
 import re
 from dataclasses import dataclass
@@ -22,34 +24,41 @@ class SlurmJob:
         module_purge: unload all modules first.
         venv: folder of a virtual environment; the active one unless another environment is named.
         conda: name or folder of a conda environment.
-        env: a variable to export, for example a setting of NCCL; may be given again, as all that are lists in a file.
-        setup: a line of bash that is run before the step, such as "source setup.sh" or "ulimit -c 0".
+        env: a variable to export, for example a setting of NCCL; may be given again, as all that
+            are lists in a file.
+        setup: a line of bash that is run before the step, such as "source setup.sh" or "ulimit -c
+            0".
         backend: for srunddp.init(): nccl, gloo or auto.
         ifaces: which interface each node uses; see man ifaces.conf.
         log_dir: folder for the logs.
         rank_logs: write each rank's output to a file of its own in the log folder, too.
         preflight: run srunddp check first; the training is not started if that finds a failure.
         offline: Offline mode for Hugging Face: srunddp run --offline.
-        srunddp: path of srunddp on the nodes; the environment's own unless given, or else the one that is running.
+        srunddp: path of srunddp on the nodes; the environment's own unless given, or else the one
+            that is running.
         restarts: how often all ranks may start anew when one fails: srunddp run --restarts.
         spare_nodes: how many of the nodes wait, to replace one that is lost; with --restarts.
         run_options: further options of srunddp run.
         job_name: the script's name without its ending unless given.
         cpus_per_task: CPUs of each rank, for its loader workers too.
-        requeue: start the job again when its time limit or a preemption ends it; the script has to catch the signal,
-            save, and resume, as srunddp.Trainer does.
-        signal: sent to all ranks so many seconds before the time limit; auto is USR2@120 with --requeue, else none.
+        requeue: start the job again when its time limit or a preemption ends it; the script has to
+            catch the signal, save, and resume, as srunddp.Trainer does.
+        signal: sent to all ranks so many seconds before the time limit; auto is USR2@120 with
+            --requeue, else none.
         mpi: for srun's --mpi, such as pmi2; empty for the site's default.
         srun_arg: an option of srun for the ranks, such as --cpu-bind=cores.
         sbatch_arg: an option of sbatch that srunddp does not know, such as one of a plug-in.
-        container: an Apptainer image that has srunddp. Slurm's own --container is --sbatch-arg=--container=BUNDLE.
+        container: an Apptainer image that has srunddp. Slurm's own --container is
+            --sbatch-arg=--container=BUNDLE.
         container_image: for pyxis; an image that has srunddp.
         container_mounts: for pyxis, SOURCE:TARGET; the working folder is always mounted.
-        monitor: whole seconds between samples of each node's use: srunddp run --monitor; srunddp report follows the
-            training.
-        stage: bring the environment and this folder to nodes that do not see them, by srunddp stage push.
+        monitor: whole seconds between samples of each node's use: srunddp run --monitor; srunddp
+            report follows the training.
+        stage: bring the environment and this folder to nodes that do not see them, by srunddp stage
+            push.
         data: further folders to bring along.
-        stage_exclude: names in this folder that are not brought along, with wildcards; nor is the log folder.
+        stage_exclude: names in this folder that are not brought along, with wildcards; nor is the
+            log folder.
     """
 
     script: str | None = None
@@ -105,7 +114,9 @@ class SlurmJob:
 
     @property
     def gpus(self) -> int:
-        """GPUs on each node, as far as they are told, in Slurm's words such as ``a100:2,v100:1`` or ``gpu:a100:4``."""
+        """GPUs on each node, as far as they are told, in Slurm's words such as ``a100:2,v100:1`` or
+        ``gpu:a100:4``.
+        """
         named = [each.partition(":") for each in str(self.slurm.get("gres", "")).split(",")]
         gres = ",".join(rest or "1" for name, _, rest in named if name == "gpu")
         each_task = _count(self.slurm.get("gpus-per-task")) * (self.ntasks_per_node or 1)
@@ -115,7 +126,10 @@ class SlurmJob:
     @property
     def has_gpus(self) -> bool:
         """Whether there are any, which may be told in other words, too."""
-        return bool(self.gpus or {"gpus", "gpus-per-task", "gpus-per-socket", "tres-per-task"} & self.slurm.keys())
+        return bool(
+            self.gpus
+            or {"gpus", "gpus-per-task", "gpus-per-socket", "tres-per-task"} & self.slurm.keys()
+        )
 
     @property
     def tasks(self) -> int:
@@ -131,9 +145,13 @@ class SlurmJob:
 
     @property
     def log_folders(self) -> list[str]:
-        """The folders that have to be there when the job starts, relative to the one that it starts in."""
+        """The folders that have to be there when the job starts, relative to the one that it starts
+        in.
+        """
         in_log_dir = "output" not in self.slurm or self.rank_logs or self.monitor or self.preflight
-        of_files = [str(self.slurm.get(name, "")).rpartition("/")[0] for name in ("output", "error")]
+        of_files = [
+            str(self.slurm.get(name, "")).rpartition("/")[0] for name in ("output", "error")
+        ]
         # In a file's name Slurm replaces %j and the like.
         plain = [folder for folder in of_files if "%" not in folder]
         return [*filter(None, dict.fromkeys([self.log_dir if in_log_dir else "", *plain]))]
@@ -147,7 +165,9 @@ class SlurmJob:
     def name(self) -> str:
         """The job's name."""
         script = self.script or ""
-        return self.job_name or (script.rpartition(".")[2] if self.module else PurePath(script).stem)
+        return self.job_name or (
+            script.rpartition(".")[2] if self.module else PurePath(script).stem
+        )
 
     @property
     def warning(self) -> str:

@@ -10,7 +10,8 @@ from srunddp.util.slurm_command import outside, run
 _TEST_WITHIN = 10.0
 _SUBMIT_WITHIN = 120.0  # a busy controller is slow
 _AWAY = re.compile(
-    r"unable to (contact|resolve)|timed out|connection|not responding|configuration source|communication|zero bytes"
+    r"unable to (contact|resolve)|timed out|connection|not responding|configuration"
+    r" source|communication|zero bytes"
     r"|authentication|munge",
     re.IGNORECASE,
 )
@@ -20,15 +21,23 @@ _HINTS = {
     "account": "sacctmgr show associations user=$USER lists your accounts",
     "partition": "sinfo -s lists the partitions",
     "time limit": "sinfo -s lists the limit of each partition",
-    "unrecognized option": "correct the spelling, or see sbatch --help for the options of this Slurm",
+    "unrecognized option": (
+        "correct the spelling, or see sbatch --help for the options of this Slurm"
+    ),
     "node configuration": "sinfo -o '%P %D %c %m %G' lists CPUs, memory and GPUs of the nodes",
 }
 
 
 def check(text: str, options: Sequence[str], environ: Mapping[str, str]) -> list[str]:
-    """Have Slurm validate a script, or salloc's options, without a job; the notes to print. ConfigError: it refuses."""
+    """Have Slurm validate a script, or salloc's options, without a job; the notes to print.
+    ConfigError: it refuses.
+    """
     if options:  # salloc has variables of its own
-        environ = {name.replace("SALLOC_", "SBATCH_"): environ[name] for name in environ if "SBATCH_" not in name}
+        environ = {
+            name.replace("SALLOC_", "SBATCH_"): environ[name]
+            for name in environ
+            if "SBATCH_" not in name
+        }
     try:
         _sbatch(["--test-only", *options], text, environ, _TEST_WITHIN)
     except UnavailableError as error:
@@ -76,18 +85,26 @@ def _sbatch(
     try:
         done = run(["sbatch", *options], outside(environ), timeout=limit, input=text, as_is=True)
     except OSError as error:
-        why = "no sbatch in PATH" if isinstance(error, FileNotFoundError) else f"sbatch: {error.strerror}"
+        why = (
+            "no sbatch in PATH"
+            if isinstance(error, FileNotFoundError)
+            else f"sbatch: {error.strerror}"
+        )
         raise UnavailableError(why, expected="Slurm", hint="submit it on a login node") from None
     except subprocess.TimeoutExpired:
         hint = "look in squeue for the job before you try again"
-        raise UnavailableError(f"sbatch has not answered within {limit:g} s", expected="a job", hint=hint) from None
+        raise UnavailableError(
+            f"sbatch has not answered within {limit:g} s", expected="a job", hint=hint
+        ) from None
     if done.returncode and not _NUMBER.search(done.stdout):
         raise _refusal(done.stderr)
     return done
 
 
 def _lines(said: str) -> list[str]:
-    lines = [re.sub(r"^sbatch: (?:error: |fatal: )?", "", line).strip() for line in said.splitlines()]
+    lines = [
+        re.sub(r"^sbatch: (?:error: |fatal: )?", "", line).strip() for line in said.splitlines()
+    ]
     return [line for line in lines if line]
 
 
@@ -95,6 +112,11 @@ def _refusal(said: str) -> SrunddpError:
     """Slurm's words as one message."""
     words = "; ".join(_lines(said)) or "no message"
     if _AWAY.search(words):
-        return UnavailableError(f"sbatch: {words}", expected="Slurm to answer", hint="try again later, see sinfo")
-    hint = next((hint for part, hint in _HINTS.items() if part in words.lower()), "correct the option it names")
+        return UnavailableError(
+            f"sbatch: {words}", expected="Slurm to answer", hint="try again later, see sinfo"
+        )
+    hint = next(
+        (hint for part, hint in _HINTS.items() if part in words.lower()),
+        "correct the option it names",
+    )
     return ConfigError(f"sbatch: {words}", expected="a job that Slurm accepts", hint=hint)

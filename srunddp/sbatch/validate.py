@@ -1,6 +1,7 @@
 """What is wrong with a job, before a script is written for it, and what may not be as intended.
 
-What only Slurm knows, such as limits and the forms of times and sizes, is left to ``sbatch --test-only``.
+What only Slurm knows, such as limits and the forms of times and sizes, is left to ``sbatch
+--test-only``.
 """
 
 import ast
@@ -22,18 +23,41 @@ from srunddp.util.nccl import misspelt
 _INTERFACES = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")
 _RANK_VARIABLES = {*OURS} - {*_INTERFACES}
 # The script's own, and those that bash does not let be changed.
-_SCRIPT_VARIABLES = {"code", "ended", "srunddp", "BASHOPTS", "BASH_VERSINFO", "EUID", "PPID", "SHELLOPTS", "UID"}
+_SCRIPT_VARIABLES = {
+    "code",
+    "ended",
+    "srunddp",
+    "BASHOPTS",
+    "BASH_VERSINFO",
+    "EUID",
+    "PPID",
+    "SHELLOPTS",
+    "UID",
+}
 _POSITIVE = ("nodes", "ntasks_per_node", "cpus_per_task", "restarts", "spare_nodes", "monitor")
-_PATHS = ("script", "srunddp", "venv", "conda", "ifaces", "log_dir", "container", "container_image", "data")
+_PATHS = (
+    "script",
+    "srunddp",
+    "venv",
+    "conda",
+    "ifaces",
+    "log_dir",
+    "container",
+    "container_image",
+    "data",
+)
 
 # Options of SlurmJob that have the meaning which they have for sbatch.
 _SAME = ("job_name", "nodes", "ntasks_per_node", "cpus_per_task", "signal")
 
-_Problem = tuple[object, str, str, str]  # whether it is there, what was found, what was expected, and the hint
+# Whether it is there, what was found, what was expected, and the hint.
+_Problem = tuple[object, str, str, str]
 
 
 def check(job: SlurmJob, *, interactive: bool = False) -> None:
-    """A ConfigError where no script can do what is requested, for sbatch or, if ``interactive``, for salloc."""
+    """A ConfigError where no script can do what is requested, for sbatch or, if ``interactive``,
+    for salloc.
+    """
     of_values = _of_texts(job), _of_variables(job), _of_numbers(job)
     problems = chain(*of_values, _of_options(job, interactive), _of_arguments(job), _of_stage(job))
     for is_there, found, expected, hint in problems:
@@ -56,14 +80,26 @@ def option(key: str) -> str:
 def _of_texts(job: SlurmJob) -> Iterator[_Problem]:
     for field in dataclasses.fields(job):
         value, key, name = getattr(job, field.name), field.name, option(field.name)
-        for text in (value,) if isinstance(value, str) else value if isinstance(value, tuple) else ():
+        for text in (
+            (value,) if isinstance(value, str) else value if isinstance(value, tuple) else ()
+        ):
             check_printable(name, text)
             empty = not text and key not in ("mpi", "arguments")
             yield empty, f"{name} is empty", "a value", "remove it, or give it a value"
             found, is_path = f"{name} {text!r}", key in _PATHS
             # A command would take it for one of its options.
-            yield is_path and text.startswith("-"), found, "no dash in front", f"write ./{text} if it is a file"
-            yield is_path and text.startswith("~"), found, "a path without ~, which stays as it is", "write $HOME"
+            yield (
+                is_path and text.startswith("-"),
+                found,
+                "no dash in front",
+                f"write ./{text} if it is a file",
+            )
+            yield (
+                is_path and text.startswith("~"),
+                found,
+                "a path without ~, which stays as it is",
+                "write $HOME",
+            )
 
 
 def _of_variables(job: SlurmJob) -> Iterator[_Problem]:
@@ -71,7 +107,12 @@ def _of_variables(job: SlurmJob) -> Iterator[_Problem]:
         name, equals, _ = each.partition("=")
         wrong = not equals or not re.fullmatch(r"[A-Za-z_]\w*", name, re.ASCII)
         yield wrong, f"--env {each!r}", "NAME=VALUE", "write one variable for each --env"
-        yield name in _SCRIPT_VARIABLES, f"--env {name}", "no variable of bash's or the script's own", "rename it"
+        yield (
+            name in _SCRIPT_VARIABLES,
+            f"--env {name}",
+            "no variable of bash's or the script's own",
+            "rename it",
+        )
         rank, slurm = name in _RANK_VARIABLES, name.startswith("SLURM_")
         setter = "Slurm" if slurm else "srunddp, for each rank"
         yield rank or slurm, f"--env {name}", f"no variable that is set by {setter}", "remove it"
@@ -81,61 +122,154 @@ def _of_numbers(job: SlurmJob) -> Iterator[_Problem]:
     for name in _POSITIVE:
         number = getattr(job, name)
         wrong = number is not None and not 1 <= number <= 10**6
-        yield wrong, f"{option(name)} {number}", "1 or more", f"write {option(name)}=1, or remove it"
+        yield (
+            wrong,
+            f"{option(name)} {number}",
+            "1 or more",
+            f"write {option(name)}=1, or remove it",
+        )
     if job.backend == "nccl":
-        yield not job.has_gpus, "--backend nccl without GPUs", "a GPU for each rank", "add --gpus-per-node=N"
+        yield (
+            not job.has_gpus,
+            "--backend nccl without GPUs",
+            "a GPU for each rank",
+            "add --gpus-per-node=N",
+        )
         found = f"{job.tasks} ranks on each node with backend nccl, and GPUs: {job.gpus}"
-        yield 0 < job.gpus < job.tasks, found, "at most one rank for each GPU", "remove --ntasks-per-node"
+        yield (
+            0 < job.gpus < job.tasks,
+            found,
+            "at most one rank for each GPU",
+            "remove --ntasks-per-node",
+        )
 
 
 def _of_options(job: SlurmJob, interactive: bool) -> Iterator[_Problem]:
     """Options that exclude each other, and what sbatch cannot see."""
     yield not job.script, "no script", "a training script", "name it after the options"
-    yield "\\" in job.log_dir, f"--log-dir {job.log_dir!r}", "no backslash, which Slurm drops", "choose another"
-    yield "/" in job.name, f"--job-name {job.name!r}", "no slash: it is in the output's name", "choose another"
-    kinds = [option(kind) for kind in ("venv", "conda", "container", "container_image") if getattr(job, kind)]
+    yield (
+        "\\" in job.log_dir,
+        f"--log-dir {job.log_dir!r}",
+        "no backslash, which Slurm drops",
+        "choose another",
+    )
+    yield (
+        "/" in job.name,
+        f"--job-name {job.name!r}",
+        "no slash: it is in the output's name",
+        "choose another",
+    )
+    kinds = [
+        option(kind)
+        for kind in ("venv", "conda", "container", "container_image")
+        if getattr(job, kind)
+    ]
     yield len(kinds) > 1, " and ".join(kinds), "one environment", "remove all but one"
-    yield {"gres", "gpus-per-node"} <= {*job.slurm}, "--gres and --gpus-per-node", "one of them", "remove --gres"
+    yield (
+        {"gres", "gpus-per-node"} <= {*job.slurm},
+        "--gres and --gpus-per-node",
+        "one of them",
+        "remove --gres",
+    )
     for each in job.modules:
         wrong = not re.fullmatch(r"[\w.+@/][\w.+@/:=~-]*", each)
-        yield wrong, f"--modules {each!r}", "one module, such as CUDA/12.4", "repeat --modules for each"
-    others, found = (job.node_count or 0) - (job.spare_nodes or 0), f"--spare-nodes {job.spare_nodes}"
-    yield job.spare_nodes and not job.restarts, f"{found} without --restarts", "both", "add --restarts=3"
-    few, found = job.spare_nodes and others * (job.tasks or 2) < 2, f"{found} with --nodes {job.node_count or 'unset'}"
-    yield few, found, "2 ranks or more on the others", "give more with --nodes, in which the spare ones count"
+        yield (
+            wrong,
+            f"--modules {each!r}",
+            "one module, such as CUDA/12.4",
+            "repeat --modules for each",
+        )
+    others, found = (
+        (job.node_count or 0) - (job.spare_nodes or 0),
+        f"--spare-nodes {job.spare_nodes}",
+    )
+    yield (
+        job.spare_nodes and not job.restarts,
+        f"{found} without --restarts",
+        "both",
+        "add --restarts=3",
+    )
+    few, found = (
+        job.spare_nodes and others * (job.tasks or 2) < 2,
+        f"{found} with --nodes {job.node_count or 'unset'}",
+    )
+    yield (
+        few,
+        found,
+        "2 ranks or more on the others",
+        "give more with --nodes, in which the spare ones count",
+    )
     receiver, _, rest = job.warning.rpartition(":")
-    yield "B" in receiver, f"--signal {job.signal!r}", "a signal for the ranks, not the batch shell", f"write {rest}"
+    yield (
+        "B" in receiver,
+        f"--signal {job.signal!r}",
+        "a signal for the ranks, not the batch shell",
+        f"write {rest}",
+    )
     batch_only = [name for name in job.slurm if name in OPTIONS and OPTIONS[name].batch_only]
     for name in [*batch_only, *(["requeue"] if job.requeue else [])]:
         found, hint = f"--salloc with --{name}", "remove it, or submit the job with sbatch"
         yield interactive, found, "an option that salloc knows", hint
     for each in job.container_mounts:
-        yield not job.container_image, "--container-mounts without --container-image", "both", "name the image"
+        yield (
+            not job.container_image,
+            "--container-mounts without --container-image",
+            "both",
+            "name the image",
+        )
         found, hint = f"--container-mounts {each!r}", "repeat --container-mounts for each"
         yield "," in each, found, "one SOURCE:TARGET, without a comma", hint
 
 
 def _of_arguments(job: SlurmJob) -> Iterator[_Problem]:
     """Options that are passed on."""
-    passed_on = ("srunddp run", "--run-options", job.run_options), ("srun", "--srun-arg", job.srun_arg)
+    passed_on = (
+        ("srunddp run", "--run-options", job.run_options),
+        ("srun", "--srun-arg", job.srun_arg),
+    )
     for command, name, words in passed_on:
         for each in words:
-            yield not each.startswith("-"), f"{name} {each!r}", f"an option of {command}", f"write {name}=--{each}"
+            yield (
+                not each.startswith("-"),
+                f"{name} {each!r}",
+                f"an option of {command}",
+                f"write {name}=--{each}",
+            )
             is_own = each.startswith("--spare-nodes")  # srun has to know of it
-            yield is_own, f"{name} {each!r}", "--spare-nodes, which srunddp sbatch has, too", f"write {each}"
+            yield (
+                is_own,
+                f"{name} {each!r}",
+                "--spare-nodes, which srunddp sbatch has, too",
+                f"write {each}",
+            )
     for each in job.sbatch_arg:
         name, _ = split(each)
         found, wrong = f"--sbatch-arg {each!r}", not re.fullmatch(r"--[a-zA-Z][\w-]*(=.*)?", each)
-        yield wrong, found, "--NAME=VALUE, or --NAME", "write the long name of the option, with its dashes"
+        yield (
+            wrong,
+            found,
+            "--NAME=VALUE, or --NAME",
+            "write the long name of the option, with its dashes",
+        )
         yield name in UNUSABLE, f"--{name}", "an option of a job script", f"remove --{name}"
-        yield name.replace("-", "_") in _SAME, found, f"--{name}, which srunddp has, too", f"write {each}"
+        yield (
+            name.replace("-", "_") in _SAME,
+            found,
+            f"--{name}, which srunddp has, too",
+            f"write {each}",
+        )
 
 
 def _of_stage(job: SlurmJob) -> Iterator[_Problem]:
     found, expected = "--stage without a virtual environment", "an environment to copy"
     yield job.stage and not job.venv, found, expected, "add --venv=ENV"
     for name in ("data", "stage_exclude"):
-        yield getattr(job, name) and not job.stage, f"{option(name)} without --stage", "both", "add --stage"
+        yield (
+            getattr(job, name) and not job.stage,
+            f"{option(name)} without --stage",
+            "both",
+            "add --stage",
+        )
     shared = "a log folder that all nodes see"
     hint = "take --run-options=--prefix instead: node and rank before each line of the job's log"
     yield job.stage and job.rank_logs, "--rank-logs with --stage", shared, hint
@@ -157,8 +291,14 @@ def script_problem(job: SlurmJob) -> tuple[str, str] | None:
             with warnings.catch_warnings(action="ignore"):
                 ast.parse(text)
     except OSError as error:
-        own = re.fullmatch(r"python[\d.]*|torchrun|accelerate|deepspeed|srun|mpirun|mpiexec", job.script or "")
-        hint = f"remove {job.script}: the script starts srun and srunddp" if own else "correct the path, or add --force"
+        own = re.fullmatch(
+            r"python[\d.]*|torchrun|accelerate|deepspeed|srun|mpirun|mpiexec", job.script or ""
+        )
+        hint = (
+            f"remove {job.script}: the script starts srun and srunddp"
+            if own
+            else "correct the path, or add --force"
+        )
         return f"{job.script} is not seen here: {os.strerror(error.errno or 0)}", hint
     except (SyntaxError, ValueError) as error:
         where = f"{job.script}:{getattr(error, 'lineno', None) or 1}"
@@ -167,9 +307,13 @@ def script_problem(job: SlurmJob) -> tuple[str, str] | None:
 
 
 def notes(job: SlurmJob, environ: Mapping[str, str]) -> Iterator[str]:
-    """What may not be as intended, or is not seen here, though the nodes may see it; not of SCRIPT itself."""
+    """What may not be as intended, or is not seen here, though the nodes may see it; not of SCRIPT
+    itself.
+    """
     files = [job.ifaces, job.venv and f"{job.venv}/bin/python"]
-    missing = (path for path in files if path and not os.path.exists(os.path.join(job.folder, path)))
+    missing = (
+        path for path in files if path and not os.path.exists(os.path.join(job.folder, path))
+    )
     yield from (f"{path} is not seen here" for path in missing)
     yield from _unknown_options(job)
     for name, _, value in (each.partition("=") for each in job.env):
@@ -177,34 +321,62 @@ def notes(job: SlurmJob, environ: Mapping[str, str]) -> Iterator[str]:
             yield f"--env {name}={value} is for every node, and wins over ifaces.conf"
         elif meant := misspelt(name):
             yield f"--env {name} is not a variable that NCCL documents; did you mean {meant}?"
-    if "gpus" in job.slurm and job.nodes and str(job.slurm["gpus"]).isdecimal() and int(job.slurm["gpus"]) % job.nodes:
-        yield f"--gpus={job.slurm['gpus']} on {job.nodes} nodes: {job.tasks} ranks are started on each"
+    if (
+        "gpus" in job.slurm
+        and job.nodes
+        and str(job.slurm["gpus"]).isdecimal()
+        and int(job.slurm["gpus"]) % job.nodes
+    ):
+        yield (
+            f"--gpus={job.slurm['gpus']} on {job.nodes} nodes: {job.tasks} ranks are started on"
+            " each"
+        )
     if 0 < job.gpus < job.tasks:
-        yield f"more ranks than GPUs on each node, {job.tasks} and {job.gpus}: several ranks share one"
+        yield (
+            f"more ranks than GPUs on each node, {job.tasks} and {job.gpus}: several ranks"
+            " share one"
+        )
     elif 0 < job.tasks < job.gpus:
         yield f"fewer ranks than GPUs on each node, {job.tasks} and {job.gpus}: each rank takes one"
     yield from _of_requeue(job)
     yield from _site_defaults(job)
     for name in sorted(environ):
         if name.startswith("SBATCH_") and environ[name]:
-            yield f"{name}={environ[name]} is exported, which wins over the script's own line at sbatch"
+            yield (
+                f"{name}={environ[name]} is exported, which wins over the script's own line at"
+                " sbatch"
+            )
 
 
 def _of_requeue(job: SlurmJob) -> Iterator[str]:
     if job.requeue and not any("resume" in each for each in job.arguments):
-        yield "--requeue without an argument such as --resume=auto: a script that does not resume starts over"
+        yield (
+            "--requeue without an argument such as --resume=auto: a script that does not resume"
+            " starts over"
+        )
     with contextlib.suppress(OSError):  # a module, or not seen here
         text = Path(job.folder, job.script or "").read_bytes()
         if job.warning and not re.search(rb"srunddp|signal|SIGUSR|lightning|submitit", text):
-            yield f"{job.script}: no sign that it catches the signal of {job.warning}, which otherwise ends it"
+            yield (
+                f"{job.script}: no sign that it catches the signal of {job.warning}, which"
+                " otherwise ends it"
+            )
 
 
 def _unknown_options(job: SlurmJob) -> Iterator[str]:
-    keys = [*OPTIONS, *(field.name for field in dataclasses.fields(job)), "submit", "salloc", "write"]
+    keys = [
+        *OPTIONS,
+        *(field.name for field in dataclasses.fields(job)),
+        "submit",
+        "salloc",
+        "write",
+    ]
     names = [option(key) for key in keys]
     for name in (each for each in job.slurm if each not in OPTIONS and f"--{each}" not in names):
         meant = did_you_mean(f"--{name}", names, 0.7)
-        yield f"--{name} is unknown to srunddp, and passed to sbatch as it is{meant and '; '}{meant}"
+        yield (
+            f"--{name} is unknown to srunddp, and passed to sbatch as it is{meant and '; '}{meant}"
+        )
 
 
 def _site_defaults(job: SlurmJob) -> Iterator[str]:
@@ -212,5 +384,9 @@ def _site_defaults(job: SlurmJob) -> Iterator[str]:
     others = {"mem": {"mem_per_cpu", "mem_per_gpu"}, "cpus_per_task": {"cpus_per_gpu"}}
     for key in ("partition", "time", "mem", "cpus_per_task"):
         if not (getattr(job, key, None) or given & {key, *others.get(key, ())}):
-            often = ", often one CPU for a rank and its loader workers" if key == "cpus_per_task" else ""
+            often = (
+                ", often one CPU for a rank and its loader workers"
+                if key == "cpus_per_task"
+                else ""
+            )
             yield f"no {option(key)}: the site's default{often}"

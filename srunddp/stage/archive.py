@@ -1,7 +1,7 @@
 """Packs a folder into a tar file, and unpacks it on a node.
 
-The nodes get the text of this module, as they may have no srunddp: except :mod:`srunddp.errors` it needs the standard
-library only.
+The nodes get the text of this module, as they may have no srunddp: except :mod:`srunddp.errors` it
+needs the standard library only.
 """
 
 import fnmatch
@@ -20,9 +20,11 @@ class ArchiveInfo(NamedTuple):
     """What an archive holds.
 
     Attributes:
-        sha256: of the archive, in hex; the same for the same names and links, and files of the same time and content.
+        sha256: of the archive, in hex; the same for the same names and links, and files of the same
+            time and content.
         size: bytes of content; files: number of files, folders and links.
-        links: an environment's links to its interpreter, ``bin/NAME`` to an absolute path; not in the archive.
+        links: an environment's links to its interpreter, ``bin/NAME`` to an absolute path; not in
+            the archive.
     """
 
     sha256: str
@@ -32,15 +34,18 @@ class ArchiveInfo(NamedTuple):
 
 
 def pack(folder: str, archive: str, *, leave_out: Sequence[str] = ()) -> ArchiveInfo:
-    """Pack a folder's files, folders and links, without owners; sockets, FIFOs and devices are left out.
+    """Pack a folder's files, folders and links, without owners; sockets, FIFOs and devices are left
+    out.
 
     Args:
         folder: the names in the archive begin below it.
         archive: a new file.
-        leave_out: patterns as in the shell: of a name anywhere, or with a slash before the end of a path from here on.
+        leave_out: patterns as in the shell: of a name anywhere, or with a slash before the end of a
+            path from here on.
 
     Raises:
-        ConfigError: a link leads out of the folder, or something cannot be read or changes meanwhile.
+        ConfigError: a link leads out of the folder, or something cannot be read or changes
+            meanwhile.
         OSError: the archive cannot be written.
     """
     try:
@@ -48,7 +53,10 @@ def pack(folder: str, archive: str, *, leave_out: Sequence[str] = ()) -> Archive
     except OSError as error:
         if error.filename in (None, archive):
             raise
-        found, hint = f"{error.filename} cannot be read: {error.strerror}", "leave it out with --exclude"
+        found, hint = (
+            f"{error.filename} cannot be read: {error.strerror}",
+            "leave it out with --exclude",
+        )
         raise ConfigError(found, expected="a folder that you may read whole", hint=hint) from None
 
 
@@ -73,13 +81,18 @@ def _packed(folder: str, archive: str, leave_out: Sequence[str]) -> ArchiveInfo:
 def _entries(
     folder: str, leave_out: Sequence[str], below: str = ""
 ) -> Iterator[tuple[tarfile.TarInfo, os.stat_result]]:
-    """What is to be packed, each folder before what is in it, in an order that is always the same."""
+    """What is to be packed, each folder before what is in it, in an order that is always the
+    same.
+    """
     here = os.path.join(folder, below).rstrip("/")
     names = sorted(os.listdir(here), key=os.fsencode)
     patterns = [each.rstrip("/") for each in leave_out]
     for name, status in [(below + name, os.lstat(os.path.join(here, name))) for name in names]:
         base = os.path.basename(name)
-        if any(fnmatch.fnmatchcase(name if "/" in each else base, each.lstrip("/")) for each in patterns):
+        if any(
+            fnmatch.fnmatchcase(name if "/" in each else base, each.lstrip("/"))
+            for each in patterns
+        ):
             continue
         if info := _info(folder, name, status):
             yield info, status
@@ -102,15 +115,22 @@ def _info(folder: str, name: str, status: os.stat_result) -> tarfile.TarInfo | N
     return info
 
 
-def _add_file(tar: tarfile.TarFile, info: tarfile.TarInfo, path: str, before: os.stat_result) -> None:
-    """A regular file, as it was found; one that has grown, as the job's own log does, up to the length that it had."""
+def _add_file(
+    tar: tarfile.TarFile, info: tarfile.TarInfo, path: str, before: os.stat_result
+) -> None:
+    """A regular file, as it was found; one that has grown, as the job's own log does, up to the
+    length that it had.
+    """
     source = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     with open(source, "rb") as file:
         try:
             tar.addfile(info, file)
         finally:
             if not _is_same(before, os.fstat(source)):
-                found, hint = f"{path} has changed while it was packed", "leave it out with --exclude"
+                found, hint = (
+                    f"{path} has changed while it was packed",
+                    "leave it out with --exclude",
+                )
                 raise ConfigError(found, expected="a folder in which nothing writes", hint=hint)
 
 
@@ -122,7 +142,9 @@ def _is_same(before: os.stat_result, now: os.stat_result) -> bool:
 
 
 def _target(folder: str, name: str) -> str:
-    """Where a link of the archive leads: by a relative path; by an absolute one only to an interpreter."""
+    """Where a link of the archive leads: by a relative path; by an absolute one only to an
+    interpreter.
+    """
     path = os.path.join(folder, name)
     root, place = os.path.realpath(folder), os.path.realpath(path)
     if f"{place}/".startswith(f"{root}/"):
@@ -156,13 +178,16 @@ def unpack(archive: str, folder: str, *, sha256: str, links: Mapping[str, str]) 
             file.seek(0)
             os.mkdir(new, 0o700)
             with tarfile.open(fileobj=file, encoding="utf-8") as tar:
-                tar.extraction_filter = getattr(tarfile, "data_filter", None)  # from Python 3.11.4 on
+                # From Python 3.11.4 on.
+                tar.extraction_filter = getattr(tarfile, "data_filter", None)
                 tar.extractall(new)
         for link, target in links.items():
             os.symlink(target, os.path.join(new, link))
         os.rename(new, folder)
     except (OSError, tarfile.TarError) as error:
         found = f"{folder} cannot be written: {getattr(error, 'strerror', None) or error}"
-        raise ConfigError(found, expected="room and leave to write", hint="name another folder with --dir") from None
+        raise ConfigError(
+            found, expected="room and leave to write", hint="name another folder with --dir"
+        ) from None
     finally:
         shutil.rmtree(new, ignore_errors=True)

@@ -1,6 +1,8 @@
-"""Builds an environment that can be moved, by uv: with a lock file, srunddp in it, compiled to bytecode.
+"""Builds an environment that can be moved, by uv: with a lock file, srunddp in it, compiled to
+bytecode.
 
-It is built beside its place and gets its name once it is whole, so that half an environment is never taken for one.
+It is built beside its place and gets its name once it is whole, so that half an environment is
+never taken for one.
 """
 
 import os
@@ -26,15 +28,22 @@ _WHEEL = "Wheel-Version: 1.0\nGenerator: srunddp\nRoot-Is-Purelib: true\nTag: py
 
 
 def build(
-    requirements: Path, output: Path, wheels: Path | None, *, online: bool, say: Callable[[str], None]
+    requirements: Path,
+    output: Path,
+    wheels: Path | None,
+    *,
+    online: bool,
+    say: Callable[[str], None],
 ) -> dict[str, str]:
     """Build an environment.
 
     Args:
-        requirements: a file as for pip; where it has hashes they are kept to, so a lock file gives the same again.
+        requirements: a file as for pip; where it has hashes they are kept to, so a lock file gives
+            the same again.
         output: the environment's folder, which is new.
         wheels: a folder with wheels.
-        online: whether an index is asked, by the user's settings for uv; else ``wheels``, or uv's cache, have all.
+        online: whether an index is asked, by the user's settings for uv; else ``wheels``, or uv's
+            cache, have all.
         say: called with a line at each step.
 
     Returns:
@@ -52,9 +61,20 @@ def build(
         raise ConfigError(f"{output} is there", expected="a new folder", hint=hint)
     place = output.with_name(f"{output.name}.partial-{secrets.token_hex(4)}")
     try:
-        with file_errors(f"{output} cannot be made", expected="room and leave to write", hint="name another with -o"):
+        with file_errors(
+            f"{output} cannot be made",
+            expected="room and leave to write",
+            hint="name another with -o",
+        ):
             place.mkdir(parents=True)
-            packages = _fill(place, output, requirements, [f"--find-links={wheels}"] if wheels else [], online, say)
+            packages = _fill(
+                place,
+                output,
+                requirements,
+                [f"--find-links={wheels}"] if wheels else [],
+                online,
+                say,
+            )
             place.rename(output)
     finally:
         shutil.rmtree(place, ignore_errors=True)
@@ -62,50 +82,102 @@ def build(
 
 
 def _fill(
-    place: Path, output: Path, requirements: Path, source: list[str], online: bool, say: Callable[[str], None]
+    place: Path,
+    output: Path,
+    requirements: Path,
+    source: list[str],
+    online: bool,
+    say: Callable[[str], None],
 ) -> dict[str, str]:
     log = output.with_name(output.name + ".log")
     log.write_bytes(b"")
-    uv = partial(_run, _find_uv(), log, "" if online else "add --online where there is internet, or --wheels ")
-    uv("venv", "--relocatable", "--no-project", f"--prompt={output.name}", f"--python={sys.executable}", place)
+    uv = partial(
+        _run,
+        _find_uv(),
+        log,
+        "" if online else "add --online where there is internet, or --wheels ",
+    )
+    uv(
+        "venv",
+        "--relocatable",
+        "--no-project",
+        f"--prompt={output.name}",
+        f"--python={sys.executable}",
+        place,
+    )
     lock, python = place / LOCK, f"--python={place / 'bin' / 'python'}"
     source = source if online else [*source, "--no-index" if source else "--offline"]
     say("choosing versions")
     options = ("--generate-hashes", "--no-annotate", "--no-header", f"--output-file={lock}")
-    uv("pip", "compile", *source, *options, python, requirements, "-", given="\n".join(own_requirements()))
+    uv(
+        "pip",
+        "compile",
+        *source,
+        *options,
+        python,
+        requirements,
+        "-",
+        given="\n".join(own_requirements()),
+    )
     packages = dict(_PIN.findall(lock.read_text()))
     say(f"installing {len(packages)} packages")
     # A package that the user's file has a hash of has to have that one.
-    locked = ("--constraint", requirements) if "--hash" in requirements.read_text(errors="replace") else ()
+    locked = (
+        ("--constraint", requirements)
+        if "--hash" in requirements.read_text(errors="replace")
+        else ()
+    )
     uv("pip", "install", *source, *_INSTALL, python, "--requirement", lock, *locked)
     own = _own_wheel(place)
-    uv("pip", "install", "--no-index", f"--find-links={place}", "--no-cache", *_INSTALL, python, "srunddp")
+    uv(
+        "pip",
+        "install",
+        "--no-index",
+        f"--find-links={place}",
+        "--no-cache",
+        *_INSTALL,
+        python,
+        "srunddp",
+    )
     own.unlink()
     return packages
 
 
 def own_requirements() -> list[str]:
     """What srunddp needs, except for torch, which is the user's to choose."""
-    return [each for each in _installed().requires or () if not re.search(r"^torch\b|extra ==", each)]
+    return [
+        each for each in _installed().requires or () if not re.search(r"^torch\b|extra ==", each)
+    ]
 
 
 def _installed() -> Distribution:
     try:
         return distribution("srunddp")
     except PackageNotFoundError:
-        raise ConfigError("srunddp is not installed here", expected="its metadata", hint="pip install it") from None
+        raise ConfigError(
+            "srunddp is not installed here", expected="its metadata", hint="pip install it"
+        ) from None
 
 
 def _run(program: str, log: Path, hint: str, *words: str | Path, given: str = "") -> None:
-    """Run one of uv's commands; the log gets all that it says, and ``hint`` is what to do where it fails."""
+    """Run one of uv's commands; the log gets all that it says, and ``hint`` is what to do where it
+    fails.
+    """
     command = [program, *map(str, words), "--color=never", "--no-progress"]
-    environment = os.environ | {"PYC_INVALIDATION_MODE": "UNCHECKED_HASH"}  # never compared with the source
-    done = subprocess.run(command, input=given, capture_output=True, text=True, env=environment, check=False)
+    # Never compared with the source.
+    environment = os.environ | {"PYC_INVALIDATION_MODE": "UNCHECKED_HASH"}
+    done = subprocess.run(
+        command, input=given, capture_output=True, text=True, env=environment, check=False
+    )
     with log.open("a") as file:
         file.write(f"$ {shlex.join(command)}\n{done.stdout}{done.stderr}")
     if done.returncode:
-        reason = re.sub(r".*^error: |^hint:.*|^ *cause:", "", done.stderr, flags=re.MULTILINE | re.DOTALL)
-        raise ConfigError(f"uv: {' '.join(reason.split())}", hint=f"{hint}(all that uv says: {log})")
+        reason = re.sub(
+            r".*^error: |^hint:.*|^ *cause:", "", done.stderr, flags=re.MULTILINE | re.DOTALL
+        )
+        raise ConfigError(
+            f"uv: {' '.join(reason.split())}", hint=f"{hint}(all that uv says: {log})"
+        )
 
 
 def _find_uv() -> str:
@@ -116,7 +188,11 @@ def _find_uv() -> str:
     except (ImportError, FileNotFoundError):
         if found := shutil.which("uv"):
             return found
-    raise ConfigError("there is no uv", expected="it where an environment is built", hint="pip install srunddp[stage]")
+    raise ConfigError(
+        "there is no uv",
+        expected="it where an environment is built",
+        hint="pip install srunddp[stage]",
+    )
 
 
 def _own_wheel(folder: Path) -> Path:

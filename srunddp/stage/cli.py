@@ -1,4 +1,6 @@
-"""The command ``srunddp stage``: what may print, and what may exit, when folders are brought to nodes."""
+"""The command ``srunddp stage``: what may print, and what may exit, when folders are brought to
+nodes.
+"""
 
 import os
 import platform
@@ -20,22 +22,43 @@ _PATH = click.Path(path_type=Path)
 
 @click.group()
 def stage() -> None:
-    """Bring an environment, the project and data to nodes without internet or without a shared file system."""
+    """Bring an environment, the project and data to nodes without internet or without a shared file
+    system.
+    """
 
 
 @stage.command("build", short_help="Make an environment that can be copied.")
-@click.option("-r", "--requirement", type=_PATH, required=True, metavar="FILE", help="As for pip; or a lock file.")
 @click.option(
-    "-o", "--output", type=_PATH, default="staged-env", show_default=True, metavar="ENV", help="A new folder."
+    "-r",
+    "--requirement",
+    type=_PATH,
+    required=True,
+    metavar="FILE",
+    help="As for pip; or a lock file.",
 )
-@click.option("--wheels", type=_PATH, metavar="DIR", help="A folder with wheels, to take instead of uv's cache.")
+@click.option(
+    "-o",
+    "--output",
+    type=_PATH,
+    default="staged-env",
+    show_default=True,
+    metavar="ENV",
+    help="A new folder.",
+)
+@click.option(
+    "--wheels",
+    type=_PATH,
+    metavar="DIR",
+    help="A folder with wheels, to take instead of uv's cache.",
+)
 @click.option("--online", is_flag=True, help="Ask an index too, by your settings for uv.")
 def build_command(requirement: Path, output: Path, **given: Any) -> None:
-    """Build an environment with srunddp in it, that runs wherever it is copied to. Needs uv: srunddp[stage].
+    """Build an environment with srunddp in it, that runs wherever it is copied to. Needs uv:
+    srunddp[stage].
 
     \b
-    srunddp stage build -r requirements.txt --online          # with internet; what is fetched stays in uv's cache
-    srunddp stage build -r requirements.txt                   # without: from that cache
+    srunddp stage build -r requirements.txt --online  # with internet; uv's cache keeps the files
+    srunddp stage build -r requirements.txt           # without: from that cache
     srunddp stage build -r staged-env/srunddp-lock.txt --wheels=DIR -o again
 
     The file srunddp-lock.txt in it names each version and its hash.
@@ -44,35 +67,60 @@ def build_command(requirement: Path, output: Path, **given: Any) -> None:
     if "torch" not in packages:
         say(f"note: torch is not among what {requirement} asks for; expected it for a training")
     torch = f"torch {packages['torch']}, " if "torch" in packages else ""
-    click.echo(f"{output.absolute()}: {len(packages)} packages, {torch}Python {platform.python_version()}")
+    click.echo(
+        f"{output.absolute()}: {len(packages)} packages, {torch}Python {platform.python_version()}"
+    )
 
 
 _base = click.option(
-    "--dir", "base", type=DIR, default="/tmp", show_default=True, help="A folder that each node has for itself."
+    "--dir",
+    "base",
+    type=DIR,
+    default="/tmp",
+    show_default=True,
+    help="A folder that each node has for itself.",
 )
 _timeout = limit("--timeout", 600.0, "How long the nodes may take for each step.")
 
 
 @stage.command(short_help="Copy it to the nodes of this job.")
-@click.option("--env", type=DIR, metavar="ENV", help="An environment with srunddp, as srunddp stage build makes it.")
+@click.option(
+    "--env",
+    type=DIR,
+    metavar="ENV",
+    help="An environment with srunddp, as srunddp stage build makes it.",
+)
 @click.option("--project", type=DIR, help="The folder with the script.")
-@click.option("--data", type=DIR, multiple=True, help="A folder that the script reads, such as a cache.")
-@click.option("--exclude", metavar="PATTERN", multiple=True, help="Not packed with the project: a name, or /NAME.")
-@click.option("--all-nodes", is_flag=True, help="Stage environment and data also where they are seen.")
+@click.option(
+    "--data", type=DIR, multiple=True, help="A folder that the script reads, such as a cache."
+)
+@click.option(
+    "--exclude",
+    metavar="PATTERN",
+    multiple=True,
+    help="Not packed with the project: a name, or /NAME.",
+)
+@click.option(
+    "--all-nodes", is_flag=True, help="Stage environment and data also where they are seen."
+)
 @_base
 @_timeout
 def push(**given: Any) -> None:
-    """In a job: bring folders to those of its nodes that do not see them, and print the program for srun to start.
+    """In a job: bring folders to those of its nodes that do not see them, and print the program for
+    srun to start.
 
     \b
     srunddp=$(srunddp stage push --env ENV --project "$PWD")
     srun --chdir=/ "$srunddp" run --staged train.py
     srunddp stage clean
     """
-    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # the archive on this node goes too
+    # The archive on this node goes too.
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     job = Job.of(os.environ, given["base"])
     wanted = pushing.collect(given["env"], given["project"], given["data"], given["exclude"])
-    click.echo(pushing.push(job, wanted, sys.argv[0], given["timeout"], say, everywhere=given["all_nodes"]))
+    click.echo(
+        pushing.push(job, wanted, sys.argv[0], given["timeout"], say, everywhere=given["all_nodes"])
+    )
 
 
 @stage.command(short_help="Remove the copies.")

@@ -1,8 +1,9 @@
 """What runs on each node of a job while its folders are staged, and until the job ends.
 
-It comes over srun's standard input, as the node may see nothing of srunddp: besides the standard library only what
-:mod:`srunddp.stage.slurm` sends is there. Requests are lines of JSON, the same for all nodes; answers are lines
-below 1 KiB, since srun cuts longer ones in pieces and mixes them with those of other nodes.
+It comes over srun's standard input, as the node may see nothing of srunddp: besides the standard
+library only what :mod:`srunddp.stage.slurm` sends is there. Requests are lines of JSON, the same
+for all nodes; answers are lines below 1 KiB, since srun cuts longer ones in pieces and mixes them
+with those of other nodes.
 """
 
 from __future__ import annotations
@@ -45,7 +46,9 @@ class _Ended(BaseException):
 
 
 def main(folder: str) -> None:
-    """Answer requests until there are no more; then keep the folder until the job ends, unless another push does."""
+    """Answer requests until there are no more; then keep the folder until the job ends, unless
+    another push does.
+    """
     os.umask(0o077)
     for number in _IGNORED:
         signal.signal(number, signal.SIG_IGN)
@@ -69,8 +72,14 @@ def _answer(node: _Node, request: dict[str, Any]) -> dict[str, Any]:
         answer: dict[str, Any] = getattr(node, request.pop("do"))(**request)
         return answer
     except (SrunddpError, OSError) as error:
-        texts = [getattr(error, "found", str(error)), getattr(error, "expected", ""), getattr(error, "hint", "")]
-    return {"error": [text.encode("ascii", "backslashreplace").decode()[:_LONGEST] for text in texts]}
+        texts = [
+            getattr(error, "found", str(error)),
+            getattr(error, "expected", ""),
+            getattr(error, "hint", ""),
+        ]
+    return {
+        "error": [text.encode("ascii", "backslashreplace").decode()[:_LONGEST] for text in texts]
+    }
 
 
 class _Node:
@@ -84,7 +93,9 @@ class _Node:
         return os.path.join(self._folder, name)
 
     def look(self, places: list[dict[str, Any]], python: str) -> dict[str, Any]:
-        """Make the job's folder, and say which of these places the node sees as they are where they are packed."""
+        """Make the job's folder, and say which of these places the node sees as they are where they
+        are packed.
+        """
         _make_own(self._folder)
         self._hold()
         _remove_others(self._folder)
@@ -92,15 +103,23 @@ class _Node:
         return {"sees": "".join("01"[each] for each in sees), "python": os.access(python, os.X_OK)}
 
     def _hold(self) -> None:
-        """Be the one push in this job, and the one that keeps the folder, if no earlier push of this job does."""
+        """Be the one push in this job, and the one that keeps the folder, if no earlier push of
+        this job does.
+        """
         held = _touch(self._path(_PUSH))
         if not lock_file(held):
             os.close(held)
-            raise ConfigError(f"another push of this job uses {self._folder}", expected="one", hint="wait for its end")
+            raise ConfigError(
+                f"another push of this job uses {self._folder}",
+                expected="one",
+                hint="wait for its end",
+            )
         used = _touch(self._path(LOCK))
         self._held = [held, used]
         if not lock_file(used, _WAIT, fcntl.LOCK_SH):
-            raise ConfigError(f"{self._folder} is being removed", expected="one that stays", hint="try it again")
+            raise ConfigError(
+                f"{self._folder} is being removed", expected="one that stays", hint="try it again"
+            )
         keeper = _touch(self._path(_KEEPER))
         if lock_file(keeper):
             self._keeper = keeper
@@ -108,8 +127,13 @@ class _Node:
             os.close(keeper)
 
     def has(self, name: str) -> dict[str, Any]:
-        """Whether this copy is here already, from an earlier push; and the bytes that are free for more."""
-        return {"has": os.path.exists(self._path(name)), "free": shutil.disk_usage(self._folder).free}
+        """Whether this copy is here already, from an earlier push; and the bytes that are free for
+        more.
+        """
+        return {
+            "has": os.path.exists(self._path(name)),
+            "free": shutil.disk_usage(self._folder).free,
+        }
 
     def unpack(self, name: str, sha256: str, links: Mapping[str, str]) -> dict[str, Any]:
         """Unpack what was sent, if it was sent to this node."""
@@ -124,11 +148,15 @@ class _Node:
             os.unlink(archive)
         return {"seconds": time.monotonic() - began}
 
-    def finish(self, places: list[dict[str, Any]], cwd: str, start: Sequence[str]) -> dict[str, Any]:
+    def finish(
+        self, places: list[dict[str, Any]], cwd: str, start: Sequence[str]
+    ) -> dict[str, Any]:
         """Say where everything is on this node, to the ranks that are to start by these words."""
         here = {place["path"]: self._place(**place) for place in places}
         before = StagedPaths.load(self._folder).places if os.path.exists(self._path(PLACES)) else ()
-        staged = StagedPaths(self._folder, (*here.values(), *(each for each in before if each.path not in here)), cwd)
+        staged = StagedPaths(
+            self._folder, (*here.values(), *(each for each in before if each.path not in here)), cwd
+        )
         written = {"places": [vars(place) for place in staged.places], "cwd": cwd}
         replace_file(Path(self._path(PLACES)), json.dumps(written).encode())
         launcher = Path(self._path("srunddp.new"))
@@ -142,7 +170,9 @@ class _Node:
         return PathMapping(role, path, self._path(name) if NODE in nodes else path)
 
     def clean(self) -> dict[str, Any]:
-        """Remove the job's folder, but for what was written in its copies, and see the end of the one that keeps it."""
+        """Remove the job's folder, but for what was written in its copies, and see the end of the
+        one that keeps it.
+        """
         if not os.path.isdir(self._folder):
             return {"kept": None}
         keeper = _touch(self._path(_KEEPER))
@@ -155,7 +185,9 @@ class _Node:
         raise _Ended
 
     def keep(self) -> None:
-        """Wait for a `stage clean`, or for SIGTERM: steps get it at the end of a job, before all is killed."""
+        """Wait for a `stage clean`, or for SIGTERM: steps get it at the end of a job, before all is
+        killed.
+        """
         self._let_go()
         while self._keeps():
             time.sleep(0.5)
@@ -177,7 +209,9 @@ class _Node:
 
 
 def _make_own(folder: str) -> None:
-    """Make a folder that is this user's alone; nobody else may have made it, or be able to put another in its place."""
+    """Make a folder that is this user's alone; nobody else may have made it, or be able to put
+    another in its place.
+    """
     above = os.path.dirname(folder)
     base = os.stat(above)
     if base.st_mode & 0o022 and not base.st_mode & stat.S_ISVTX:
@@ -186,7 +220,11 @@ def _make_own(folder: str) -> None:
     with contextlib.suppress(FileExistsError):
         os.mkdir(folder, 0o700)
     found = os.lstat(folder)
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or stat.S_IMODE(found.st_mode) & 0o077:
+    if (
+        not stat.S_ISDIR(found.st_mode)
+        or found.st_uid != os.geteuid()
+        or stat.S_IMODE(found.st_mode) & 0o077
+    ):
         wrong = f"{folder} is there, of user {found.st_uid} and mode {stat.filemode(found.st_mode)}"
         hint = "remove it, or name another folder with --dir"
         raise ConfigError(wrong, expected="none, or a folder of our own", hint=hint)
@@ -198,19 +236,26 @@ def _touch(path: str) -> int:
 
 
 def _launcher(staged: StagedPaths, start: Sequence[str]) -> str:
-    """A shell script that becomes srunddp: the staged environment's, or else ``start``: interpreter and program."""
+    """A shell script that becomes srunddp: the staged environment's, or else ``start``: interpreter
+    and program.
+    """
     env = next((place.here for place in staged.places if place.role == "env"), None)
     lines = ["#!/bin/sh", f"export SRUNDDP_STAGED={shlex.quote(staged.folder)}"]
     words = list(map(staged.here, start))
     if env is not None:
         variable = "VIRTUAL_ENV" if os.path.exists(f"{env}/pyvenv.cfg") else "CONDA_PREFIX"
-        lines += [f"export {variable}={shlex.quote(env)}", f'PATH={shlex.quote(env + "/bin")}:"$PATH"']
+        lines += [
+            f"export {variable}={shlex.quote(env)}",
+            f'PATH={shlex.quote(env + "/bin")}:"$PATH"',
+        ]
         words = [f"{env}/bin/python", f"{env}/bin/srunddp"]
     return "\n".join([*lines, f'exec {shlex.join(words)} "$@"', ""])
 
 
 def _remove(folder: str, wait: float) -> int:
-    """Remove a job's folder once no rank uses it, within so many seconds; how many files stay, by :func:`_removed`."""
+    """Remove a job's folder once no rank uses it, within so many seconds; how many files stay, by
+    :func:`_removed`.
+    """
     held = _touch(os.path.join(folder, LOCK))
     try:
         if not lock_file(held, wait):
@@ -231,7 +276,9 @@ def _remove(folder: str, wait: float) -> int:
 
 
 def _remove_copy(folder: str) -> int:
-    """Remove what was unpacked, and return how many files are newer, which stay, in a folder of another name."""
+    """Remove what was unpacked, and return how many files are newer, which stay, in a folder of
+    another name.
+    """
     folder, mark = _set_aside(folder)
     whole = os.stat(mark).st_mtime_ns if os.path.exists(mark) else 0
     kept = 0
@@ -252,13 +299,16 @@ def _set_aside(folder: str) -> tuple[str, str]:
         while os.path.lexists(new := f"{folder}.kept-{number}"):
             number += 1
         with contextlib.suppress(FileNotFoundError):
-            os.rename(folder + _UNPACKED, new + _UNPACKED)  # first: after a kill between the two it is found there
+            # First: after a kill between the two it is found there.
+            os.rename(folder + _UNPACKED, new + _UNPACKED)
         os.rename(folder, new)
     return new, new + _UNPACKED
 
 
 def _removed(path: str, whole: int) -> bool:
-    """Whether a file is removed: not what was written since; programs such as cp -p can set any time but a change's."""
+    """Whether a file is removed: not what was written since; programs such as cp -p can set any
+    time but a change's.
+    """
     with contextlib.suppress(OSError):
         if os.lstat(path).st_ctime_ns <= whole or path.endswith(".pyc"):
             os.unlink(path)
@@ -267,12 +317,18 @@ def _removed(path: str, whole: int) -> bool:
 
 
 def _remove_others(folder: str) -> None:
-    """Remove what this user's earlier jobs have left beside a folder, unless a task keeps it or a rank is in it."""
+    """Remove what this user's earlier jobs have left beside a folder, unless a task keeps it or a
+    rank is in it.
+    """
     own = Path(folder)
     for other in own.parent.glob(f"{own.name.rpartition('-')[0]}-[0-9]*"):
         with contextlib.suppress(OSError, ConfigError):
             found = other.lstat()
-            if other != own and found.st_uid == os.geteuid() and time.time() - found.st_mtime > _OLD:
+            if (
+                other != own
+                and found.st_uid == os.geteuid()
+                and time.time() - found.st_mtime > _OLD
+            ):
                 keeper = _touch(str(other / _KEEPER))
                 try:
                     if lock_file(keeper):

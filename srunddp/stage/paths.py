@@ -1,4 +1,5 @@
-"""Which paths are copies on this node, by `srunddp stage push`; a run in them; variables for nodes without internet.
+"""Which paths are copies on this node, by `srunddp stage push`; a run in them; variables for nodes
+without internet.
 
 A node that sees a shared path uses that; only what it does not see is looked for in its copy.
 """
@@ -20,13 +21,22 @@ from srunddp.errors import ConfigError, Scope
 
 VARIABLE = "SRUNDDP_STAGED"
 PLACES, LOCK = "places.json", "lock"  # files in the folder of a job
-# Names and values are those of huggingface_hub 0.23 to 2.4, transformers 4.41 to 5.23, datasets 2.19 to 5.2, tokenizers
-# and torch.hub.
+# Names and values are those of huggingface_hub 0.23 to 2.4, transformers 4.41 to 5.23, datasets
+# 2.19 to 5.2, tokenizers and torch.hub.
 SWITCHES = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "HF_DATASETS_OFFLINE")
 _ON = ("1", "ON", "YES", "TRUE")  # in any case
 _LISTS = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH")
-_PATHS = ("VIRTUAL_ENV", "CONDA_PREFIX", "HF_HOME", "HF_HUB_CACHE", "HF_DATASETS_CACHE", "TORCH_HOME", "SRUNDDP_IFACES")
-_LEFT_BY_THE_LAUNCHER = "/tmp"  # where slurmstepd goes if it cannot enter the step's working directory
+_PATHS = (
+    "VIRTUAL_ENV",
+    "CONDA_PREFIX",
+    "HF_HOME",
+    "HF_HUB_CACHE",
+    "HF_DATASETS_CACHE",
+    "TORCH_HOME",
+    "SRUNDDP_IFACES",
+)
+# Where slurmstepd goes if it cannot enter the step's working directory.
+_LEFT_BY_THE_LAUNCHER = "/tmp"
 
 
 @dataclass(frozen=True)
@@ -49,7 +59,8 @@ class StagedPaths:
 
     Attributes:
         folder: that has the copies.
-        cwd: the working directory for ranks that start in the root, or where Slurm could not enter theirs.
+        cwd: the working directory for ranks that start in the root, or where Slurm could not enter
+            theirs.
     """
 
     folder: str
@@ -58,12 +69,16 @@ class StagedPaths:
 
     @classmethod
     def load(cls, folder: str) -> StagedPaths:
-        """Read those of a job's folder; ValueError, TypeError or KeyError where their file is broken."""
+        """Read those of a job's folder; ValueError, TypeError or KeyError where their file is
+        broken.
+        """
         written = json.loads(Path(folder, PLACES).read_bytes())
         return cls(folder, tuple(PathMapping(**each) for each in written["places"]), written["cwd"])
 
     def here(self, path: str) -> str:
-        """Where an absolute path is on this node; what is in no place, or is seen here, stays as it is written."""
+        """Where an absolute path is on this node; what is in no place, or is seen here, stays as it
+        is written.
+        """
         if not path.startswith("/"):
             return path
         whole = os.path.normpath("/" + path.lstrip("/"))
@@ -87,7 +102,9 @@ class StagedPaths:
 
     def variables(self, environ: Mapping[str, str]) -> dict[str, str]:
         """Those that change, with their values here; also of cache folders in their usual place."""
-        before = caches(environ) | {name: environ[name] for name in (*_LISTS, *_PATHS) if name in environ}
+        before = caches(environ) | {
+            name: environ[name] for name in (*_LISTS, *_PATHS) if name in environ
+        }
         here = {
             name: ":".join(map(self.here, value.split(":"))) if name in _LISTS else self.here(value)
             for name, value in before.items()
@@ -98,34 +115,52 @@ class StagedPaths:
         """The working directory that the step was to have.
 
         Args:
-            environ: of the rank; srun leaves its own folder in it, which a shell before this process may have replaced.
+            environ: of the rank; srun leaves its own folder in it, which a shell before this
+                process may have replaced.
             folder: that this process is in; what the launcher could enter stays, but for the root.
         """
         if folder == "/":
             return self.cwd or folder
         if self.here(folder) == folder and folder in (_LEFT_BY_THE_LAUNCHER, environ.get("HOME")):
-            for requested in (environ.get("PWD", ""), self.cwd, environ.get("SLURM_SUBMIT_DIR", "")):
+            for requested in (
+                environ.get("PWD", ""),
+                self.cwd,
+                environ.get("SLURM_SUBMIT_DIR", ""),
+            ):
                 if self.here(requested) != requested:
                     return requested
         return folder
 
-    def search_path(self, entries: Sequence[str], environ: Mapping[str, str], before: str, now: str) -> list[str]:
+    def search_path(
+        self, entries: Sequence[str], environ: Mapping[str, str], before: str, now: str
+    ) -> list[str]:
         """Where Python is to look for modules.
 
         Args:
             entries: where it looks; environ: with what it has made them of.
-            before: the working directory at its start, which those of PYTHONPATH may be relative to; now: today's.
+            before: the working directory at its start, which those of PYTHONPATH may be relative
+                to; now: today's.
         """
-        written = [entry for entry in environ.get("PYTHONPATH", "").split(":") if not entry.startswith("/")]
-        pairs = ([os.path.normpath(os.path.join(folder, entry)) for folder in (before, now)] for entry in written)
+        written = [
+            entry for entry in environ.get("PYTHONPATH", "").split(":") if not entry.startswith("/")
+        ]
+        pairs = (
+            [os.path.normpath(os.path.join(folder, entry)) for folder in (before, now)]
+            for entry in written
+        )
         relative = dict(pairs) if before != now else {}
         return [relative.get(entry, self.here(entry)) for entry in entries]
 
     @property
     def note(self) -> str:
         """What rank 0 says where its node does not see the project; empty where it does."""
-        copies = [place for place in self.places if place.role == "project" and place.here != place.path]
-        text = "this node does not see {0.path}: what the script writes with relative paths goes into the copy {0.here}"
+        copies = [
+            place for place in self.places if place.role == "project" and place.here != place.path
+        ]
+        text = (
+            "this node does not see {0.path}: what the script writes with relative paths goes into"
+            " the copy {0.here}"
+        )
         return f"{text.format(copies[0])}, and is not brought back" if copies else ""
 
 
@@ -146,20 +181,29 @@ def read(environ: Mapping[str, str]) -> StagedPaths:
     """Read what was staged, from the folder that ``SRUNDDP_STAGED`` names.
 
     Raises:
-        ConfigError: it is not set; the folder or its file is not there, is broken, or is not this user's alone.
+        ConfigError: it is not set; the folder or its file is not there, is broken, or is not this
+            user's alone.
     """
     folder = environ.get(VARIABLE, "")
     if not folder.startswith("/"):
-        found = f"--staged, and {VARIABLE} is {folder!r}" if folder else f"--staged, and {VARIABLE} is not set"
+        found = (
+            f"--staged, and {VARIABLE} is {folder!r}"
+            if folder
+            else f"--staged, and {VARIABLE} is not set"
+        )
         hint = "start the ranks by the path that `srunddp stage push` printed"
-        raise ConfigError(found, expected="ranks that a staged srunddp started", hint=hint, scope=Scope.NODE)
+        raise ConfigError(
+            found, expected="ranks that a staged srunddp started", hint=hint, scope=Scope.NODE
+        )
     folder = os.path.normpath(folder)
     try:
         with _reading():
             _require_ours(folder)
             return StagedPaths.load(folder)
     except (ValueError, TypeError, KeyError):
-        raise _wrong(f"{folder}/{PLACES} is broken", "the places that `srunddp stage push` wrote") from None
+        raise _wrong(
+            f"{folder}/{PLACES} is broken", "the places that `srunddp stage push` wrote"
+        ) from None
 
 
 def _require_ours(folder: str) -> None:
@@ -177,7 +221,8 @@ def lock(folder: str) -> int:
     """Keep the folder from being removed, as long as this process lives or one that it forks.
 
     Returns:
-        The descriptor that holds it, which processes inherit; above 2, also where standard output is closed.
+        The descriptor that holds it, which processes inherit; above 2, also where standard output
+        is closed.
 
     Raises:
         ConfigError: it is being removed.
@@ -198,7 +243,8 @@ def enter() -> StagedPaths:
 
 
 def activate(staged: StagedPaths) -> str:
-    """Let this process, and what it starts, work with what is here: working directory, modules, variables.
+    """Let this process, and what it starts, work with what is here: working directory, modules,
+    variables.
 
     Returns:
         The working directory that the step was to have.
@@ -207,7 +253,8 @@ def activate(staged: StagedPaths) -> str:
         ConfigError: its copy is not there.
     """
     before = ""
-    with contextlib.suppress(FileNotFoundError):  # it has been deleted, which is said when the script is looked for
+    # It has been deleted, which is said when the script is looked for.
+    with contextlib.suppress(FileNotFoundError):
         before = os.getcwd()
     intended = staged.intended_cwd(os.environ, before)
     folder = staged.here(intended)
@@ -221,7 +268,8 @@ def activate(staged: StagedPaths) -> str:
 
 
 def refuse_inside_copy(staged: StagedPaths, folder: str, file: Path, option: str) -> Path:
-    """Where a rank writes by an option, from this working directory on; not to a copy, for copies are removed.
+    """Where a rank writes by an option, from this working directory on; not to a copy, for copies
+    are removed.
 
     Raises:
         ConfigError: it would be in a place that this node does not see.
@@ -230,7 +278,9 @@ def refuse_inside_copy(staged: StagedPaths, folder: str, file: Path, option: str
     if staged.here(path) != path:
         found = f"{option} leads to {path}, which this node has as a copy alone"
         expected = "a folder that all nodes see, or one of each node's own"
-        raise ConfigError(found, expected=expected, hint=f"name another with {option}", scope=Scope.NODE)
+        raise ConfigError(
+            found, expected=expected, hint=f"name another with {option}", scope=Scope.NODE
+        )
     return Path(path)
 
 
@@ -249,21 +299,31 @@ def _wrong(found: str, expected: str) -> ConfigError:
 
 
 def offline(environ: Mapping[str, str]) -> dict[str, str]:
-    """What is exported, unless the user did, so that no server is asked, and one cache is looked in."""
+    """What is exported, unless the user did, so that no server is asked, and one cache is looked
+    in.
+    """
     wanted = {**dict.fromkeys(SWITCHES, "1"), **caches(environ), "TOKENIZERS_PARALLELISM": "false"}
     return {name: value for name, value in wanted.items() if name not in environ}
 
 
 def caches(environ: Mapping[str, str]) -> dict[str, str]:
-    """The cache folders of Hugging Face's libraries and of torch.hub, where they look unless told otherwise."""
+    """The cache folders of Hugging Face's libraries and of torch.hub, where they look unless told
+    otherwise.
+    """
     folder = environ.get("XDG_CACHE_HOME") or "~/.cache"
     if "HOME" in environ and folder.startswith("~/"):
         folder = environ["HOME"] + folder[1:]
     folder = os.path.abspath(os.path.expanduser(folder))
-    return {"HF_HOME": os.path.join(folder, "huggingface"), "TORCH_HOME": os.path.join(folder, "torch")}
+    return {
+        "HF_HOME": os.path.join(folder, "huggingface"),
+        "TORCH_HOME": os.path.join(folder, "torch"),
+    }
 
 
 def contradictions(environ: Mapping[str, str]) -> list[str]:
     """A line for each switch that the user exported as off."""
     off = [name for name in SWITCHES if name in environ and environ[name].upper() not in _ON]
-    return [f"{name}={environ[name]} is exported, which wins; expected 1 with --offline -> unset it" for name in off]
+    return [
+        f"{name}={environ[name]} is exported, which wins; expected 1 with --offline -> unset it"
+        for name in off
+    ]

@@ -1,4 +1,6 @@
-"""Brings folders to the nodes of a job that do not see them, once a node, says where they are, and removes them."""
+"""Brings folders to the nodes of a job that do not see them, once a node, says where they are, and
+removes them.
+"""
 
 import contextlib
 import glob
@@ -39,16 +41,24 @@ class Item:
     nodes: Sequence[str] = ()
 
 
-def collect(env: str | None, project: str | None, data: Sequence[str], exclude: Sequence[str]) -> list[Item]:
-    """The folders; data in the project comes with it, and an environment there does not, nor what ``exclude`` fits.
+def collect(
+    env: str | None, project: str | None, data: Sequence[str], exclude: Sequence[str]
+) -> list[Item]:
+    """The folders; data in the project comes with it, and an environment there does not, nor what
+    ``exclude`` fits.
 
     Raises:
-        ConfigError: one is no folder that can be read, or is given twice; the environment cannot run srunddp.
+        ConfigError: one is no folder that can be read, or is given twice; the environment cannot
+            run srunddp.
     """
     items = [Item("env", absolute(env))] if env else []
     home = absolute(project) if project else ""
     items += [Item("project", home)] if home else []
-    items += [Item("data", path) for path in map(absolute, data) if not (home and path.startswith(f"{home}/"))]
+    items += [
+        Item("data", path)
+        for path in map(absolute, data)
+        if not (home and path.startswith(f"{home}/"))
+    ]
     for item in items:
         _check(item, [other.path for other in items])
         if item.role == "project":
@@ -57,11 +67,15 @@ def collect(env: str | None, project: str | None, data: Sequence[str], exclude: 
 
 
 def _check(item: Item, paths: list[str]) -> None:
-    if item.path == "/" or not (os.path.isdir(item.path) and os.access(item.path, os.R_OK | os.X_OK)):
+    if item.path == "/" or not (
+        os.path.isdir(item.path) and os.access(item.path, os.R_OK | os.X_OK)
+    ):
         found = f"{item.path}: no folder that can be read"
         raise ConfigError(found, expected="a folder that this node sees", hint="correct the path")
     if paths.count(item.path) > 1:
-        raise ConfigError(f"{item.path} is named twice", expected="each folder once", hint="remove one of the two")
+        raise ConfigError(
+            f"{item.path} is named twice", expected="each folder once", hint="remove one of the two"
+        )
     for name in ("bin/python", "bin/srunddp") if item.role == "env" else ():
         if not os.path.exists(os.path.join(item.path, name)):
             found, hint = f"{item.path} has no {name}", "make one with srunddp stage build"
@@ -69,23 +83,39 @@ def _check(item: Item, paths: list[str]) -> None:
 
 
 def require_whole(item: Item) -> None:
-    """Of an environment that is to be copied: srunddp is in it, and not installed as editable; else a ConfigError."""
-    if item.role == "env" and not glob.glob(f"{glob.escape(item.path)}/lib/python*/site-packages/srunddp/__init__.py"):
+    """Of an environment that is to be copied: srunddp is in it, and not installed as editable; else
+    a ConfigError.
+    """
+    if item.role == "env" and not glob.glob(
+        f"{glob.escape(item.path)}/lib/python*/site-packages/srunddp/__init__.py"
+    ):
         found = f"{item.path} has srunddp somewhere else, as pip install -e leaves it"
-        raise ConfigError(found, expected="an environment that is whole", hint="make one with srunddp stage build")
+        raise ConfigError(
+            found, expected="an environment that is whole", hint="make one with srunddp stage build"
+        )
 
 
 def _aside(project: str, env: str | None) -> list[str]:
-    """Patterns of what is in a project and is not its own: history, bytecode, Slurm's logs, environments and theirs."""
-    found = [entry.path for entry in os.scandir(project) if os.path.exists(os.path.join(entry, "pyvenv.cfg"))]
+    """Patterns of what is in a project and is not its own: history, bytecode, Slurm's logs,
+    environments and theirs.
+    """
+    found = [
+        entry.path
+        for entry in os.scandir(project)
+        if os.path.exists(os.path.join(entry, "pyvenv.cfg"))
+    ]
     found += [absolute(env)] if env else []
     inside = [path.removeprefix(project) for path in found if path.startswith(f"{project}/")]
-    environments = [pattern for path in map(glob.escape, inside) for pattern in (path, f"{path}.log")]
+    environments = [
+        pattern for path in map(glob.escape, inside) for pattern in (path, f"{path}.log")
+    ]
     return [".git", "__pycache__", "/slurm-*.out", *environments]
 
 
 def absolute(path: str) -> str:
-    """The path as users write it: a link on the way to the working directory is kept, as the shell keeps it."""
+    """The path as users write it: a link on the way to the working directory is kept, as the shell
+    keeps it.
+    """
     logical = os.path.normpath(os.path.join(os.environ.get("PWD", ""), path))
     with contextlib.suppress(OSError):
         if logical.startswith("/") and os.path.samefile(logical, path):
@@ -93,14 +123,23 @@ def absolute(path: str) -> str:
     return os.path.abspath(path)
 
 
-def push(job: Job, items: Sequence[Item], program: str, timeout: float, say: Say, *, everywhere: bool = False) -> str:
+def push(
+    job: Job,
+    items: Sequence[Item],
+    program: str,
+    timeout: float,
+    say: Say,
+    *,
+    everywhere: bool = False,
+) -> str:
     """Stage items on all nodes of the job that do not see them.
 
     Args:
         program: srunddp's, for the case that no environment is among the items.
         timeout: seconds that a node may take for each step.
         say: takes lines for the user.
-        everywhere: also where they are seen, but for the project: what ranks write in it is to be in one place.
+        everywhere: also where they are seen, but for the project: what ranks write in it is to be
+            in one place.
 
     Returns:
         The path of the program that starts srunddp on each node, for srun.
@@ -110,7 +149,10 @@ def push(job: Job, items: Sequence[Item], program: str, timeout: float, say: Say
         ConfigError: an item cannot be packed.
     """
     env = next((item.path for item in items if item.role == "env"), None)
-    start = (os.path.join(env, "bin", "python") if env else sys.executable, os.path.abspath(program))
+    start = (
+        os.path.join(env, "bin", "python") if env else sys.executable,
+        os.path.abspath(program),
+    )
     interpreter = os.path.realpath(start[0])
     with RemoteStep(job, interpreter, timeout) as step:
         looked_at = [{"path": item.path, "mark": mark(item.path)} for item in items]
@@ -118,17 +160,24 @@ def push(job: Job, items: Sequence[Item], program: str, timeout: float, say: Say
         _check_interpreter(items, found, interpreter)
         for index, item in enumerate(items):
             anyway = everywhere and item.role != "project"
-            item.nodes = sorted(node for node in found if anyway or found[node]["sees"][index] == "0")
+            item.nodes = sorted(
+                node for node in found if anyway or found[node]["sees"][index] == "0"
+            )
             if item.nodes:
                 _stage(step, item, timeout, say)
             else:
                 say(f"all nodes see {item.path}")
-        places = [{"role": item.role, "path": item.path, "name": item.name, "nodes": item.nodes} for item in items]
+        places = [
+            {"role": item.role, "path": item.path, "name": item.name, "nodes": item.nodes}
+            for item in items
+        ]
         step.ask(do="finish", places=places, cwd=absolute("."), start=start)
     return os.path.join(job.folder, "srunddp")
 
 
-def _check_interpreter(items: Sequence[Item], found: Mapping[str, Mapping[str, Any]], interpreter: str) -> None:
+def _check_interpreter(
+    items: Sequence[Item], found: Mapping[str, Mapping[str, Any]], interpreter: str
+) -> None:
     """An environment of venv's has no Python of its own, and one of conda's has."""
     without = sorted(node for node in found if not found[node]["python"])
     if without and not any(interpreter.startswith(item.path + "/") for item in items):
@@ -151,7 +200,9 @@ def _stage(step: RemoteStep, item: Item, timeout: float, say: Say) -> None:
                 send(step.job, archive, nodes, timeout)
     except OSError as error:
         found = f"no archive can be written in {tempfile.gettempdir()}: {error.strerror}"
-        raise UnavailableError(found, expected="room for it", hint="set TMPDIR to a folder with room") from None
+        raise UnavailableError(
+            found, expected="room for it", hint="set TMPDIR to a folder with room"
+        ) from None
     if nodes:
         seconds = f"packed in {sending - began:.1f} s, sent in {time.monotonic() - sending:.1f} s"
         _unpack(step, item, packed, nodes, seconds, say)
@@ -165,25 +216,38 @@ def _without(step: RemoteStep, item: Item, needed: int, say: Say) -> list[str]:
         say(f"{fold(there)} staged before -> {step.job.folder}/{item.name}")
     if free := {node: answers[node]["free"] for node in nodes if answers[node]["free"] < needed}:
         verb = "has" if len(free) == 1 else "have"
-        found = f"{fold([*free])} {verb} {min(free.values()) >> 20} MiB free in {os.path.dirname(step.job.folder)}"
+        found = (
+            f"{fold([*free])} {verb} {min(free.values()) >> 20} MiB free in"
+            f" {os.path.dirname(step.job.folder)}"
+        )
         hint = "clear it, name another folder with --dir, or leave files out with --exclude"
-        raise UnavailableError(found, expected=f"{needed >> 20} MiB for {item.path} and its archive", hint=hint)
+        raise UnavailableError(
+            found, expected=f"{needed >> 20} MiB for {item.path} and its archive", hint=hint
+        )
     return nodes
 
 
-def _unpack(step: RemoteStep, item: Item, packed: ArchiveInfo, nodes: Sequence[str], seconds: str, say: Say) -> None:
+def _unpack(
+    step: RemoteStep, item: Item, packed: ArchiveInfo, nodes: Sequence[str], seconds: str, say: Say
+) -> None:
     done = step.ask(do="unpack", name=item.name, sha256=packed.sha256, links=packed.links)
     if without := [node for node in nodes if done[node]["seconds"] is None]:
         found = f"{fold(without)}: nothing has come to {step.job.folder}"
-        raise UnavailableError(found, expected="the archive", hint="name a disk of each node's own with --dir")
+        raise UnavailableError(
+            found, expected="the archive", hint="name a disk of each node's own with --dir"
+        )
     for node in nodes:
         say(f"{node} staged -> {step.job.folder}/{item.name}")
     slowest = max(done[node]["seconds"] for node in nodes)
-    say(f"{item.role}: {packed.files} files, {packed.size >> 20} MiB, {seconds}, unpacked in {slowest:.1f} s")
+    say(
+        f"{item.role}: {packed.files} files, {packed.size >> 20} MiB, {seconds}, unpacked in"
+        f" {slowest:.1f} s"
+    )
 
 
 def clean(job: Job, timeout: float, say: Say) -> None:
-    """Remove the job's folder from all nodes, but for files that were written there, which ``say`` is told of.
+    """Remove the job's folder from all nodes, but for files that were written there, which ``say``
+    is told of.
 
     Raises:
         UnavailableError: ranks still use it, or a node does not answer within ``timeout`` seconds.
@@ -194,4 +258,7 @@ def clean(job: Job, timeout: float, say: Say) -> None:
             say(f"nothing was staged for job {job.number} in {os.path.dirname(job.folder)}")
         for node in sorted(answers):
             if kept := answers[node]["kept"]:
-                say(f"{node} keeps {kept} {'file' if kept == 1 else 'files'} written in a copy: {job.folder}")
+                say(
+                    f"{node} keeps {kept} {'file' if kept == 1 else 'files'} written in a copy:"
+                    f" {job.folder}"
+                )

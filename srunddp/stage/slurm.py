@@ -1,4 +1,5 @@
-"""The Slurm job whose nodes are meant, a step with one task on each of them, and the archives that are sent to them.
+"""The Slurm job whose nodes are meant, a step with one task on each of them, and the archives that
+are sent to them.
 
 The step's tasks run :mod:`srunddp.stage.node_agent`, and answer requests.
 """
@@ -30,7 +31,8 @@ _LAST = 10.0  # seconds for the nodes to remove what they have
 _START = 'if [ -x "$1" ]; then exec "$1" -I -c "$2"; else exec python3 -I -c "$2"; fi'
 _WAITING = 'echo "sdd-step $SLURM_STEP_ID"; exec cat >/dev/null'
 _STEP = re.compile(rb"sdd-step ([0-9]+)\n")
-_SENT = (errors, filesystem, atomic_file, paths, archive, node_agent)  # in the order in which they need each other
+# In the order in which they need each other.
+_SENT = (errors, filesystem, atomic_file, paths, archive, node_agent)
 READ = f"""
 import json, sys, types
 modules, folder = json.loads(sys.stdin.buffer.readline())
@@ -68,11 +70,18 @@ class Job:
             raise ConfigError(found, expected="a batch script, or a shell under salloc", hint=hint)
         if "SLURM_HET_SIZE" in environ:
             hint = "submit one job with nodes of one kind"
-            raise ConfigError("this is a heterogeneous job", expected="a job with one component", hint=hint)
-        return cls(number, int(nnodes), os.path.join(os.path.abspath(base), f"sdd-{os.getuid()}-{number}"))
+            raise ConfigError(
+                "this is a heterogeneous job", expected="a job with one component", hint=hint
+            )
+        return cls(
+            number, int(nnodes), os.path.join(os.path.abspath(base), f"sdd-{os.getuid()}-{number}")
+        )
 
-    def srun(self, command: Sequence[str], nodes: Sequence[str] = (), **streams: Any) -> subprocess.Popen[bytes]:
-        """Start one task on each node, or on these, beside the job's others, out of reach of a terminal's Ctrl-C.
+    def srun(
+        self, command: Sequence[str], nodes: Sequence[str] = (), **streams: Any
+    ) -> subprocess.Popen[bytes]:
+        """Start one task on each node, or on these, beside the job's others, out of reach of a
+        terminal's Ctrl-C.
 
         Raises:
             UnavailableError: there is no srun.
@@ -87,9 +96,13 @@ class Job:
 
 
 def _environment() -> dict[str, str]:
-    """What the commands need to find the job; the rest of a batch script's would be the training's layout."""
+    """What the commands need to find the job; the rest of a batch script's would be the training's
+    layout.
+    """
     found = slurm_command.outside(os.environ, "SLURM_JOB_ID", "SLURM_JOBID")
-    return {name: value for name, value in found.items() if not name.startswith(("SRUN_", "SBATCH_"))}
+    return {
+        name: value for name, value in found.items() if not name.startswith(("SRUN_", "SBATCH_"))
+    }
 
 
 @contextlib.contextmanager
@@ -117,7 +130,8 @@ class RemoteStep:
 
     Args:
         job: on all of whose nodes it is.
-        python: the interpreter for the nodes; where a node has none there, its ``python3`` is taken.
+        python: the interpreter for the nodes; where a node has none there, its ``python3`` is
+            taken.
         timeout: seconds that a node may take for an answer.
 
     Raises:
@@ -141,7 +155,9 @@ class RemoteStep:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """Let the step be, which lives until the job ends or a clean; after an error the nodes remove all they have."""
+        """Let the step be, which lives until the job ends or a clean; after an error the nodes
+        remove all they have.
+        """
         if kind:
             with contextlib.suppress(UnavailableError):
                 self._write({"do": "leave"})
@@ -151,8 +167,8 @@ class RemoteStep:
         if kind:
             self._end(_LAST)
             return
-        # The end of a batch script kills srun. Its child would then have the step killed, before the nodes could remove
-        # their copies.
+        # The end of a batch script kills srun. Its child would then have the step killed, before
+        # the nodes could remove their copies.
         for child in children_of(self._process.pid):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(child, signal.SIGKILL)
@@ -168,7 +184,8 @@ class RemoteStep:
         self._process.wait()
 
     def ask(self, **request: Any) -> dict[str, dict[str, Any]]:
-        """What each node answers to a method of the node agent's, ``do``, and what that takes; by the node's name.
+        """What each node answers to a method of the node agent's, ``do``, and what that takes; by
+        the node's name.
 
         Raises:
             UnavailableError: a node answers with an error, or not in time; srun has ended.
@@ -202,7 +219,9 @@ class RemoteStep:
             if not select.select([self._output], [], [], max(0.0, end - time.monotonic()))[0]:
                 silent = fold(self._nodes - {*answers}) or "some nodes"
                 hint = "look at these nodes; raise --timeout"
-                raise UnavailableError(f"no answer from {silent} within {self._timeout:g} s", expected="one", hint=hint)
+                raise UnavailableError(
+                    f"no answer from {silent} within {self._timeout:g} s", expected="one", hint=hint
+                )
             if not (read := os.read(self._output.fileno(), 1 << 16)):
                 raise self._ended()
             self._unread += read
@@ -214,7 +233,9 @@ class RemoteStep:
         said = os.pread(self._errors, 1 << 16, 0).decode(errors="replace")
         found = f"srun has ended with {self._process.returncode}: {_last_line(said)}"
         hint = "see what it says; each node needs /bin/sh, and Python 3.11"
-        return UnavailableError(found, expected=f"a task on each of {self.job.nnodes} nodes", hint=hint)
+        return UnavailableError(
+            found, expected=f"a task on each of {self.job.nnodes} nodes", hint=hint
+        )
 
 
 def send(job: Job, archive: str, nodes: Sequence[str], timeout: float) -> None:
@@ -226,13 +247,22 @@ def send(job: Job, archive: str, nodes: Sequence[str], timeout: float) -> None:
         UnavailableError: a node could not take it, with sbcast's words.
     """
     pipe = subprocess.PIPE
-    step = job.srun(("/bin/sh", "-c", _WAITING), nodes, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL)
+    step = job.srun(
+        ("/bin/sh", "-c", _WAITING), nodes, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL
+    )
     limit = threading.Timer(timeout, step.kill)
     limit.start()
     try:
         with step:
             # A site's own messages may come before.
-            number = next((found[1].decode() for line in step.stdout or () if (found := _STEP.fullmatch(line))), "")
+            number = next(
+                (
+                    found[1].decode()
+                    for line in step.stdout or ()
+                    if (found := _STEP.fullmatch(line))
+                ),
+                "",
+            )
             target = os.path.join(job.folder, os.path.basename(archive))
             words = ("--force", f"--jobid={job.number}.{number}", archive, target)
             problem = _sbcast(timeout, "--compress", *words) if number else "no step on these nodes"
@@ -241,7 +271,9 @@ def send(job: Job, archive: str, nodes: Sequence[str], timeout: float) -> None:
     finally:
         limit.cancel()
     if problem:
-        raise UnavailableError(f"sbcast: {problem}", expected="a copy on each node", hint="see to these nodes")
+        raise UnavailableError(
+            f"sbcast: {problem}", expected="a copy on each node", hint="see to these nodes"
+        )
 
 
 def _sbcast(timeout: float, *words: str) -> str:

@@ -1,4 +1,6 @@
-"""Time as a process has lived it: what it slept against its will, suspended or starved, does not count."""
+"""Time as a process has lived it: what it slept against its will, suspended or starved, does not
+count.
+"""
 
 import time
 from collections.abc import Callable
@@ -12,8 +14,8 @@ Clock = Callable[[], float]
 class ActiveClock:
     """Seconds from the start; all of a supervisor's time limits are of this clock.
 
-    A job that ``scontrol suspend`` stopped for an hour must not find, when it goes on, that everybody was silent for
-    an hour.
+    A job that ``scontrol suspend`` stopped for an hour must not find, when it goes on, that
+    everybody was silent for an hour.
     """
 
     def __init__(self, clock: Clock = time.monotonic, limits: Limits = DEFAULT_LIMITS) -> None:

@@ -1,8 +1,10 @@
-"""The connection between two supervisors after the rendezvous: messages without waiting, its end and its loss.
+"""The connection between two supervisors after the rendezvous: messages without waiting, its end
+and its loss.
 
-A process that ends closes its connection, and so does the kernel of one that is killed; a node that was started again
-resets it. A node that is lost does nothing: then what is sent and the kernel's probes go unanswered, for so long as
-``lost_after`` says. A process that is merely stopped or busy is none: it is the other kernel that answers.
+A process that ends closes its connection, and so does the kernel of one that is killed; a node that
+was started again resets it. A node that is lost does nothing: then what is sent and the kernel's
+probes go unanswered, for so long as ``lost_after`` says. A process that is merely stopped or busy
+is none: it is the other kernel that answers.
 """
 
 import contextlib
@@ -22,19 +24,27 @@ from srunddp.util.tcp import limit_silence
 
 _UNSENT = 0x894B  # Linux's SIOCOUTQNSD: bytes that have not even been sent
 _LONGEST = 1 << 20
-_NO_ANSWER = (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ENETDOWN, errno.EHOSTDOWN)
+_NO_ANSWER = (
+    errno.ETIMEDOUT,
+    errno.EHOSTUNREACH,
+    errno.ENETUNREACH,
+    errno.ENETDOWN,
+    errno.EHOSTDOWN,
+)
 
 
 class SupervisorConnection:
     """A connection between rank 0's supervisor and another's.
 
     Attributes:
-        open: False once it has ended; lost: it ended because nothing answered any more; reset: the other end's
-            kernel took it back.
+        open: False once it has ended; lost: it ended because nothing answered any more; reset: the
+            other end's kernel took it back.
     """
 
     def __init__(self, connection: socket.socket, lost_after: float = LOST_AFTER) -> None:
-        """Take a TCP connection; it is lost after so many seconds without an answer of the other end's kernel."""
+        """Take a TCP connection; it is lost after so many seconds without an answer of the other
+        end's kernel.
+        """
         self.open, self.lost, self.reset = True, False, False
         self._socket = connection
         self._received, self._unsent = bytearray(), bytearray()
@@ -52,7 +62,8 @@ class SupervisorConnection:
             sent = self._socket.send(self._unsent, socket.MSG_DONTWAIT)
             self._unsent = self._unsent[sent:]
         except OSError as error:
-            self._note(error)  # the kernel says it once, and afterwards that the connection has ended
+            # The kernel says it once, and afterwards that the connection has ended.
+            self._note(error)
 
     def end(self) -> None:
         """Send no more."""
@@ -61,7 +72,9 @@ class SupervisorConnection:
 
     @property
     def sent(self) -> bool:
-        """Whether all is on its way: what a network that is away for some seconds holds back gets lost if we leave."""
+        """Whether all is on its way: what a network that is away for some seconds holds back gets
+        lost if we leave.
+        """
         with contextlib.suppress(OSError):
             waiting = struct.unpack("=i", fcntl.ioctl(self._socket, _UNSENT, bytes(4)))[0]
             return not (self.open and (waiting or self._unsent))
@@ -87,7 +100,8 @@ class SupervisorConnection:
 
 
 class DownNodes:
-    """The nodes that Slurm itself takes for down: it is asked for those of which nothing has been received for a while.
+    """The nodes that Slurm itself takes for down: it is asked for those of which nothing has been
+    received for a while.
 
     Attributes:
         names: of the last answer; empty outside a job step, and where there is no ``sinfo``.
@@ -101,11 +115,14 @@ class DownNodes:
     def ask(self, nodes: set[str]) -> None:
         """Ask for these in a thread, unless one does so already."""
         if "SLURM_STEP_ID" in os.environ and not self._thread.is_alive():
-            self._thread = threading.Thread(target=self._ask, args=(",".join(sorted(nodes)),), daemon=True)
+            self._thread = threading.Thread(
+                target=self._ask, args=(",".join(sorted(nodes)),), daemon=True
+            )
             self._thread.start()
 
     def _ask(self, nodes: str) -> None:
-        from srunddp.util import slurm_command  # most runs need none of it, and here it delays nobody
+        # Most runs need none of it, and here it delays nobody.
+        from srunddp.util import slurm_command
 
         command = ("sinfo", "--noheader", "--Node", "--nodes", nodes, "--format", "%N %t")
         shown = slurm_command.output(*command, timeout=self._limits.sinfo_within, any_status=True)

@@ -1,7 +1,8 @@
-"""The failure monitor of rank 0: it reads from all ranks, decides which failure came first, and ends the run with it.
+"""The failure monitor of rank 0: it reads from all ranks, decides which failure came first, and
+ends the run with it.
 
-The order of failures is that of their arrival here, not of clocks on different nodes. Those that another has likely
-caused wait a moment for it.
+The order of failures is that of their arrival here, not of clocks on different nodes. Those that
+another has likely caused wait a moment for it.
 """
 
 from collections.abc import Iterable, Mapping
@@ -13,39 +14,56 @@ from srunddp.supervisor.failure import Failure, FailureKind, by_launcher
 from srunddp.supervisor.failure_monitor import FailureMonitor, RankContext, State
 from srunddp.supervisor.root_cause import LOST, RootCause, find_root_cause, report, write
 from srunddp.supervisor.spare_nodes import SpareNodes
-from srunddp.supervisor.stall import StackRequest, StallDetector, find_hanging_rank, find_stalled_rank, may_be_of_a_hang
+from srunddp.supervisor.stall import (
+    StackRequest,
+    StallDetector,
+    find_hanging_rank,
+    find_stalled_rank,
+    may_be_of_a_hang,
+)
 from srunddp.util.console import write_stderr
 
 
 class Coordinator(FailureMonitor):
     """The failure monitor of rank 0."""
 
-    def __init__(self, context: RankContext, connections: Mapping[int, SupervisorConnection]) -> None:
+    def __init__(
+        self, context: RankContext, connections: Mapping[int, SupervisorConnection]
+    ) -> None:
         super().__init__(context.folder, context.restarts, context.limits)
         self._context = context
         self._connections = connections
         self._rank_of = {connection: rank for rank, connection in connections.items()}
         self._spares = SpareNodes(context, connections) if context.takeover else None
-        self._unranked = {number for number in context.nodes if 0 < context.world_size <= number}  # of spare nodes
-        self._states = dict.fromkeys(context.nodes, State.WORKING) | dict.fromkeys(self._unranked, State.DONE)
+        # Of spare nodes.
+        self._unranked = {number for number in context.nodes if 0 < context.world_size <= number}
+        self._states = dict.fromkeys(context.nodes, State.WORKING) | dict.fromkeys(
+            self._unranked, State.DONE
+        )
         self._dropped: set[int] = set()  # of these, which may take no rank any more
         self._left_nodes, self._next_start = set[str](), dict[str, Any]()  # once the run has ended
         self._last_received = dict.fromkeys(connections, 0.0)
         self._is_late = self._over = False
         self._waiting: set[int] = set()  # the ranks that leave when the scripts of all are over
-        self._ended: set[int] = set()  # the ranks whose worker has, after a failure, or whose supervisor has
+        # The ranks whose worker has, after a failure, or whose supervisor has.
+        self._ended: set[int] = set()
         self._closing_since: float | None = None
         self._self_reported: set[int] = set()  # the ranks that have told of their own failure
-        self._failures, self._kinds = list[Failure](), set[FailureKind]()  # all, and of which kinds they are
-        self._left_before: dict[int, str] = {}  # the nodes of the ranks that had finished at the first failure
+        # All, and of which kinds they are.
+        self._failures, self._kinds = list[Failure](), set[FailureKind]()
+        # The nodes of the ranks that had finished at the first failure.
+        self._left_before: dict[int, str] = {}
         self._decide_at: float | None = None
         self._pinged = 0.0
         self._down = DownNodes(context.limits)
         self._stall = StallDetector(context.stall_timeout)
         self._request: StackRequest | None = None  # since the ranks have stalled, or one may hang
         self._working, self._open = len(self._states) - len(self._unranked), len(connections)
-        # srun ends the step when a task ends on a node that ran out of memory: all stay until this is 0; -1: none does.
-        self._staying = self._working if context.restarts and context.restarts.history.out_of_memory else -1
+        # srun ends the step when a task ends on a node that ran out of memory: all stay until this
+        # is 0; -1: none does.
+        self._staying = (
+            self._working if context.restarts and context.restarts.history.out_of_memory else -1
+        )
         for connection in connections.values() if self._staying > 0 else ():
             connection.send({"stays": True})
 
@@ -118,19 +136,26 @@ class Coordinator(FailureMonitor):
         if self.root_cause or self._states[rank] in (State.LEFT, State.FAILED):
             return
         if rank in self._unranked:
-            self._drop_spare(rank, "no answer" if self._connections[rank].lost else "srunddp itself was killed", now)
+            self._drop_spare(
+                rank,
+                "no answer" if self._connections[rank].lost else "srunddp itself was killed",
+                now,
+            )
             return
         if self._connections[rank].lost:
             self._end_run(self._lost(rank, now))
             return
         killed = Failure(rank, self._context.nodes[rank], "srunddp itself was killed", 137)
-        if number := self._context.asked(now):  # as we have been, and so is whoever handles that signal for too long
+        # As we have been, and so is whoever handles that signal for too long.
+        if number := self._context.asked(now):
             cause, code = by_launcher(number), 128 + number
             killed = replace(killed, cause=cause, exit_code=code, weight=FailureKind.SIGNALLED)
         self.fail(killed, now)
 
     def _lost(self, rank: int, now: float) -> RootCause:
-        """The node of a rank that does not answer; where none does, or our own link is down, it is our own."""
+        """The node of a rank that does not answer; where none does, or our own link is down, it is
+        our own.
+        """
         nodes, own = self._context.nodes, self._context.node
         others = {other for other in self._connections if nodes[other] != own}
         silent = self._silent(now, self._context.lost_after / 2)
@@ -138,7 +163,9 @@ class Coordinator(FailureMonitor):
         ours = silent >= others and len({nodes[other] for other in others}) > 1
         node = (
             own
-            if ours or self._majority_ends() <= self._context.clock() or not self._context.link_is_up()
+            if ours
+            or self._majority_ends() <= self._context.clock()
+            or not self._context.link_is_up()
             else nodes[rank]
         )
         return self._lost_node(node, f"no answer for {self._context.lost_after:g} s")
@@ -149,7 +176,11 @@ class Coordinator(FailureMonitor):
 
     def _silent(self, now: float, seconds: float) -> set[int]:
         """The ranks whose connection is open, but of which nothing has come for so long."""
-        silent = {rank for rank, received in self._last_received.items() if now - (received or now) > seconds}
+        silent = {
+            rank
+            for rank, received in self._last_received.items()
+            if now - (received or now) > seconds
+        }
         return {rank for rank in silent if self._connections[rank].open}
 
     def _drop_spare(self, number: int, cause: str, now: float) -> None:
@@ -191,7 +222,11 @@ class Coordinator(FailureMonitor):
     def _finished_ranks(self) -> dict[int, str]:
         """The nodes of the ranks whose script is over."""
         ranks = sorted(self._states.keys() - self._unranked)
-        return {rank: self._context.nodes[rank] for rank in ranks if self._states[rank] in (State.DONE, State.LEFT)}
+        return {
+            rank: self._context.nodes[rank]
+            for rank in ranks
+            if self._states[rank] in (State.DONE, State.LEFT)
+        }
 
     def _decide(self) -> None:
         if not self.root_cause:
@@ -216,12 +251,21 @@ class Coordinator(FailureMonitor):
             is_left = self._context.nodes[rank] in left
             following = {"left": True} if is_left else {"restart": published}
             connection.send({"verdict": verdict | (following if published is not None else {})})
-        there = [rank for rank, each in self._connections.items() if each.open and self._states[rank] is not State.LEFT]
+        there = [
+            rank
+            for rank, each in self._connections.items()
+            if each.open and self._states[rank] is not State.LEFT
+        ]
         expected = [rank for rank in sorted(there) if self._context.nodes[rank] not in left]
-        self._next_start = {"expected": expected, "quorum": self._spares.quorum if self._spares else 1}
+        self._next_start = {
+            "expected": expected,
+            "quorum": self._spares.quorum if self._spares else 1,
+        }
 
     def next_start(self) -> dict[str, Any]:
-        return self._next_start | {"not_before": self._spares.ended_by(self._left_nodes) if self._spares else 0.0}
+        return self._next_start | {
+            "not_before": self._spares.ended_by(self._left_nodes) if self._spares else 0.0
+        }
 
     def _nodes_to_leave(self, root_cause: RootCause) -> set[str]:
         history = self._restarts.history if self._restarts and not self._asked_by else None
@@ -241,18 +285,29 @@ class Coordinator(FailureMonitor):
             return "no spare node is left" if left and self._spares.free(left) < len(left) else over
         if root_cause.how == "lost":
             return "a node is lost"
-        if not all(connection.open for rank, connection in self._connections.items() if rank not in self._unranked):
+        if not all(
+            connection.open
+            for rank, connection in self._connections.items()
+            if rank not in self._unranked
+        ):
             return "srunddp has ended on a rank"
         return over
 
     def _close_connections(self, root_cause: RootCause, now: float) -> float:
-        """After the end of the run: as soon as the scripts that are to end by themselves have done so."""
-        own_end = {each.rank for each in self._failures if each.weight >= FailureKind.STOPPED} | {*root_cause.ranks}
+        """After the end of the run: as soon as the scripts that are to end by themselves have done
+        so.
+        """
+        own_end = {each.rank for each in self._failures if each.weight >= FailureKind.STOPPED} | {
+            *root_cause.ranks
+        }
         if self._closing_since is None and own_end & self._self_reported <= self._ended:
             self._closing_since = now
             self._end_connections()
-        # The others close first: what is lost on the way to them can be sent again only while our end is there.
-        self._is_late = self._closing_since is not None and now >= self._closing_since + self._limits.last_word
+        # The others close first: what is lost on the way to them can be sent again only while our
+        # end is there.
+        self._is_late = (
+            self._closing_since is not None and now >= self._closing_since + self._limits.last_word
+        )
         return self._limits.last_word
 
     def _end_connections(self) -> None:
@@ -261,8 +316,12 @@ class Coordinator(FailureMonitor):
 
     def _others(self) -> dict[int, str]:
         """The nodes of the ranks that end with the run."""
-        gone = {rank for rank in self._connections if self._states[rank] is State.LEFT} | self._unranked
-        return {rank: node for rank, node in sorted(self._context.nodes.items()) if rank not in gone}
+        gone = {
+            rank for rank in self._connections if self._states[rank] is State.LEFT
+        } | self._unranked
+        return {
+            rank: node for rank, node in sorted(self._context.nodes.items()) if rank not in gone
+        }
 
     def done(self, *, waits: bool = False) -> None:
         self._set_state(self._context.rank, State.DONE)
@@ -296,12 +355,17 @@ class Coordinator(FailureMonitor):
         following = self._decide_at if self._failures else self._stall.due
         following = self._request.deadline if self._request else following
         ping = min(
-            self._pinged + self._context.ping_every, now + max(0.0, self._majority_ends() - self._context.clock())
+            self._pinged + self._context.ping_every,
+            now + max(0.0, self._majority_ends() - self._context.clock()),
         )
         return ping if following is None else min(ping, following)
 
     def _majority_ends(self) -> float:
-        return self._spares.majority_ends(self._open) if self._spares and self._working else float("inf")
+        return (
+            self._spares.majority_ends(self._open)
+            if self._spares and self._working
+            else float("inf")
+        )
 
     def _ping(self, now: float) -> None:
         if self._states[self._context.rank] is State.WORKING:
@@ -309,12 +373,16 @@ class Coordinator(FailureMonitor):
         for rank, connection in self._connections.items():
             if connection.open and self._states[rank] is State.WORKING and not self._spares:
                 connection.send({"ping": True})
-            self._last_received[rank] = self._last_received[rank] or now  # nothing is expected before the first ping
+            # Nothing is expected before the first ping.
+            self._last_received[rank] = self._last_received[rank] or now
         for rank in self._silent(now, self._context.silent_after):
             if self._states[rank] is not State.FAILED:
-                self.fail(Failure(rank, self._context.nodes[rank], self._context.starved, LOST), now)
+                self.fail(
+                    Failure(rank, self._context.nodes[rank], self._context.starved, LOST), now
+                )
         silent = {
-            self._context.nodes[rank] for rank in self._silent(now, self._limits.slurm_is_asked_after) - self._unranked
+            self._context.nodes[rank]
+            for rank in self._silent(now, self._limits.slurm_is_asked_after) - self._unranked
         }
         if down := silent & self._down.names:
             self._end_run(self._lost_node(min(down), "Slurm says that the node is down"))
@@ -326,10 +394,14 @@ class Coordinator(FailureMonitor):
             self._request = None  # a rank has made a step meanwhile
             return
         if (stacks := self._find_stacks(now)) is not None:
-            self._end_run(find_stalled_rank(stacks, self._stall, self._context.nodes, self._finished_ranks()))
+            self._end_run(
+                find_stalled_rank(stacks, self._stall, self._context.nodes, self._finished_ranks())
+            )
 
     def _find_stacks(self, now: float) -> dict[int, str] | None:
-        """Of the ranks that are working, which are asked for them; None while some are still to come."""
+        """Of the ranks that are working, which are asked for them; None while some are still to
+        come.
+        """
         if not self._request:
             working = [rank for rank, state in self._states.items() if state is State.WORKING]
             self._request = StackRequest(working, now + self._limits.stalled_answer_within)
@@ -340,8 +412,12 @@ class Coordinator(FailureMonitor):
         return self._request.stacks if self._request.complete(now) else None
 
     def _decide_late(self, now: float) -> None:
-        """No failure so far is surely the cause: it may be of a rank that hangs, and has not failed."""
-        others = self._working or State.DONE in {self._states[each] for each in self._states.keys() - self._unranked}
+        """No failure so far is surely the cause: it may be of a rank that hangs, and has not
+        failed.
+        """
+        others = self._working or State.DONE in {
+            self._states[each] for each in self._states.keys() - self._unranked
+        }
         if now < (self._decide_at or 0.0) and others:
             return
         if not self._left_before and may_be_of_a_hang(self._failures):

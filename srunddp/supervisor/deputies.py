@@ -12,7 +12,8 @@ from srunddp.supervisor.limits import DEFAULT_LIMITS, Limits
 class Deputies:
     """The ranks that may act for rank 0, the first one first.
 
-    Each listens on a node of its own, and answers nobody: that its kernel accepts a connection is enough.
+    Each listens on a node of its own, and answers nobody: that its kernel accepts a connection is
+    enough.
 
     Attributes:
         listening: rank, address and port of each.
@@ -31,14 +32,20 @@ class Deputies:
         return any(rank == self.rank for rank, _, _ in self.listening)
 
     def first(self, *, lost: bool) -> int | None:
-        """The first that can be reached, this one included; where rank 0's node is ``lost``, of the others."""
+        """The first that can be reached, this one included; where rank 0's node is ``lost``, of the
+        others.
+        """
         for rank, host, port in self.listening:
-            if not (lost and host == self.master) and (rank == self.rank or self._answers(host, port)):
+            if not (lost and host == self.master) and (
+                rank == self.rank or self._answers(host, port)
+            ):
                 return rank
         return None
 
     def network_is_up(self) -> bool:
-        """Whether a node that is neither this one's nor rank 0's can be reached; True where there is none."""
+        """Whether a node that is neither this one's nor rank 0's can be reached; True where there
+        is none.
+        """
         own = {host for rank, host, _ in self.listening if rank == self.rank} | {self.master}
         others = [(host, port) for _, host, port in self.listening if host not in own]
         return not others or any(self._answers(*other) is not None for other in others)
@@ -53,5 +60,6 @@ class Deputies:
             except ConnectionError:
                 return False
             except OSError as error:
-                return False if error.errno == errno.EHOSTUNREACH else None  # as a firewall there may say
+                # As a firewall there may say.
+                return False if error.errno == errno.EHOSTUNREACH else None
         return True

@@ -1,7 +1,7 @@
 """How one rank failed, how likely that is the cause of the run's end, and the files about it.
 
-The errors that a dead rank's peers see are secondary. Each file is written by a process of its own: a file system that
-does not answer holds up that process alone.
+The errors that a dead rank's peers see are secondary. Each file is written by a process of its own:
+a file system that does not answer holds up that process alone.
 """
 
 from __future__ import annotations
@@ -31,9 +31,11 @@ from srunddp.supervisor.worker_process import wait_for_child
 from srunddp.util.cgroup import oom_kills
 from srunddp.util.console import write_stderr
 
-_LONGEST = 24000  # bytes of a text once it is JSON, so that a message fits whatever letters it is in
+# Bytes of a text once it is JSON, so that a message fits whatever letters it is in.
+_LONGEST = 24000
 _LONGEST_CAUSE = 500
-OUT_OF_MEMORY = ", out of memory"  # what a cause ends with, if the kernel has killed the process for that
+# What a cause ends with, if the kernel has killed the process for that.
+OUT_OF_MEMORY = ", out of memory"
 
 
 class FailureKind(IntEnum):
@@ -71,7 +73,9 @@ class Failure:
 
     @classmethod
     def parse(cls, message: object, rank: int, node: str) -> Failure:
-        """From what :func:`dataclasses.asdict` made of it on that rank; where it is none, it is one of that rank."""
+        """From what :func:`dataclasses.asdict` made of it on that rank; where it is none, it is one
+        of that rank.
+        """
         try:
             return replace(cls._parse(message), rank=rank, node=node)
         except (TypeError, ValueError):
@@ -96,16 +100,21 @@ def time_of_day() -> str:
 
 
 def of_exception(error: BaseException, trace: TracebackType | None) -> tuple[str, str, FailureKind]:
-    """The cause, the traceback as Python prints it, and the weight of an exception that ended a script."""
+    """The cause, the traceback as Python prints it, and the weight of an exception that ended a
+    script.
+    """
     text = "".join(traceback.format_exception(type(error), error, trace))
     lines = "".join(traceback.format_exception_only(type(error), error)).strip().splitlines()
-    # A message may have several lines, and notes below it; of a syntax error the message is the last.
+    # A message may have several lines, and notes below it; of a syntax error the message is the
+    # last.
     cause = lines[-1 if isinstance(error, SyntaxError) else 0]
     return cause[:_LONGEST_CAUSE], shortened(text), _weight(error)
 
 
 def of_exit(end: SystemExit, code: int) -> tuple[str, str, FailureKind]:
-    """The same for ``sys.exit``; one in the handler of a collective's error is that error's echo."""
+    """The same for ``sys.exit``; one in the handler of a collective's error is that error's
+    echo.
+    """
     said = f": {end.code}"[:_LONGEST_CAUSE] if isinstance(end.code, str) else ""
     weight = _weight(end.__context__) if end.__context__ else FailureKind.PRIMARY
     return f"sys.exit({code if not said else 1}){said}", "", weight
@@ -113,7 +122,9 @@ def of_exit(end: SystemExit, code: int) -> tuple[str, str, FailureKind]:
 
 def by_launcher(number: int) -> str:
     """The cause where the launcher has sent a signal that ends a run."""
-    return f"the launcher ended the run with {signal_name(number)}, as for scancel or the time limit"
+    return (
+        f"the launcher ended the run with {signal_name(number)}, as for scancel or the time limit"
+    )
 
 
 def shortened(text: str) -> str:
@@ -134,7 +145,9 @@ _SECONDARY = re.compile(
 
 
 def _weight(error: BaseException) -> FailureKind:
-    """Of an exception and those that it was raised from, or while they were handled, the least likely."""
+    """Of an exception and those that it was raised from, or while they were handled, the least
+    likely.
+    """
     weights: dict[int, FailureKind] = {}
     following: BaseException | None = error
     while following is not None and id(following) not in weights:
@@ -171,7 +184,9 @@ class FailureRecorder:
     _oom_kills: int = field(default_factory=oom_kills)
 
     def ending_signal(self, now: float) -> int:
-        """The number of the signal with which the launcher has asked this run to end; 0 for none, or long ago."""
+        """The number of the signal with which the launcher has asked this run to end; 0 for none,
+        or long ago.
+        """
         return self._signal if now < self._signalled_at + self.limits.signal_counts_for else 0
 
     def note_ending_signal(self, number: int, now: float) -> None:
@@ -181,22 +196,39 @@ class FailureRecorder:
     def print_stack(self, worker: int) -> None:
         """Print where this rank is, to standard error."""
         stack = stacks.main_stack(self.dump.request(worker))
-        where = f"is in {stacks.top_frame(stack)}\n{stacks.format_stack(stack)}" if stack else "gives no stack now"
+        where = (
+            f"is in {stacks.top_frame(stack)}\n{stacks.format_stack(stack)}"
+            if stack
+            else "gives no stack now"
+        )
         write_stderr(f"srunddp: rank {self.rank} on {self.node} {where}\n")
 
     def of_status(self, status: int, now: float, *, dumped_core: bool = False) -> Failure:
-        """Of a worker that ended without a word, by its exit code or minus its signal; with faulthandler's stacks."""
+        """Of a worker that ended without a word, by its exit code or minus its signal; with
+        faulthandler's stacks.
+        """
         trace = shortened(self.dump.read())
         if status >= 0:
-            return self.of(f"the process ended with {status}, by os._exit or a library", status, now, trace=trace)
+            return self.of(
+                f"the process ended with {status}, by os._exit or a library",
+                status,
+                now,
+                trace=trace,
+            )
         killed = status == -signal.SIGKILL and oom_kills() > self._oom_kills
         more = OUT_OF_MEMORY if killed else ", core dumped" if dumped_core else ""
         weight = FailureKind.ABORTED if status == -signal.SIGABRT else FailureKind.PRIMARY
-        return self.of(f"killed by {signal_name(-status)}{more}", 128 - status, now, weight=weight, trace=trace)
+        return self.of(
+            f"killed by {signal_name(-status)}{more}", 128 - status, now, weight=weight, trace=trace
+        )
 
     def of_message(self, message: Mapping[str, Any], now: float) -> Failure:
         """Of a worker that has told of its exception."""
-        how = {"weight": FailureKind(message["weight"]), "trace": message["traceback"], "shown": message["shown"]}
+        how = {
+            "weight": FailureKind(message["weight"]),
+            "trace": message["traceback"],
+            "shown": message["shown"],
+        }
         return self.of(message["cause"], message["exit_code"], now, **how)
 
     def of(
@@ -218,7 +250,9 @@ class FailureRecorder:
         return Failure(self.rank, self.node, cause, code, weight, trace, time_of_day(), shown)
 
     def write(self, failure: Failure) -> None:
-        """Its traceback goes to the rank's log unless it has been shown; only when the others have been told."""
+        """Its traceback goes to the rank's log unless it has been shown; only when the others have
+        been told.
+        """
         if self.log and failure.traceback and not failure.shown:
             start_writer(self.log, failure.traceback.rstrip("\n") + "\n")
 
@@ -239,7 +273,9 @@ def start_writer(path: Path, text: str, *, new: bool = False) -> int:
     try:
         # While it is held up, nobody is to wait for the end of a connection or of our output.
         os.closerange(0, max(map(int, os.listdir("/proc/self/fd"))) + 1)
-        opened = os.open(path, os.O_WRONLY | os.O_CREAT | (os.O_EXCL if new else os.O_APPEND), 0o644)
+        opened = os.open(
+            path, os.O_WRONLY | os.O_CREAT | (os.O_EXCL if new else os.O_APPEND), 0o644
+        )
         os.write(opened, text.encode(errors="backslashreplace"))
         code = 0
     except FileExistsError:
@@ -259,7 +295,9 @@ def finish_writers(within: float) -> set[int]:
 
 
 def rotate_previous(folder: Path) -> None:
-    """Rank 0, before its run can fail: rename the ``failure.json`` of an earlier attempt in the same folder."""
+    """Rank 0, before its run can fail: rename the ``failure.json`` of an earlier attempt in the
+    same folder.
+    """
     for number in itertools.count(1):
         earlier = folder / f"failure.{number}.json"
         if not earlier.exists():

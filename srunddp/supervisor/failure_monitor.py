@@ -1,4 +1,5 @@
-"""What decides for all ranks when one fails: what a supervisor asks of it, and that of a single process.
+"""What decides for all ranks when one fails: what a supervisor asks of it, and that of a single
+process.
 
 :class:`srunddp.supervisor.coordinator.Coordinator` does so on rank 0, and
 :class:`srunddp.supervisor.participant.Participant`, which obeys it, on the others.
@@ -22,7 +23,14 @@ from srunddp.supervisor.root_cause import RootCause, report, write
 from srunddp.util.console import write_stderr
 
 # Of other ends whoever asked for them knows, and Python is silent about them, too.
-_UNFORESEEN = (signal.SIGKILL, signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL)
+_UNFORESEEN = (
+    signal.SIGKILL,
+    signal.SIGSEGV,
+    signal.SIGABRT,
+    signal.SIGBUS,
+    signal.SIGFPE,
+    signal.SIGILL,
+)
 
 
 class State(Enum):
@@ -37,17 +45,22 @@ class State(Enum):
 class FailureMonitor:
     """What a supervisor asks of it. All times are those of the supervisor's :class:`ActiveClock`.
 
-    This class itself is for a single process: its failure is the root cause, and nobody else is told.
+    This class itself is for a single process: its failure is the root cause, and nobody else is
+    told.
 
     Attributes:
         root_cause: why all ranks leave now; None while they need not.
         restart: what rank 0 has published for the next start of the run; None where there is none.
         has_lost: whether a spare node is lost.
-        fenced: whether the worker has to end at once, as others may go on without it; cut_off: as this node is lost.
+        fenced: whether the worker has to end at once, as others may go on without it; cut_off: as
+            this node is lost.
     """
 
     def __init__(
-        self, folder: Path | None, restarts: RestartPolicy | None = None, limits: Limits = DEFAULT_LIMITS
+        self,
+        folder: Path | None,
+        restarts: RestartPolicy | None = None,
+        limits: Limits = DEFAULT_LIMITS,
     ) -> None:
         self.root_cause: RootCause | None = None
         self.restart: str | None = None
@@ -72,7 +85,9 @@ class FailureMonitor:
         return ()
 
     def on_readable(self, connection: SupervisorConnection, now: float) -> None:
-        """Read the messages of a connection, whose ``open`` says afterwards whether it has ended."""
+        """Read the messages of a connection, whose ``open`` says afterwards whether it has
+        ended.
+        """
 
     def fail(self, failure: Failure, now: float) -> None:
         """This rank has failed."""
@@ -84,24 +99,34 @@ class FailureMonitor:
             write(self.root_cause, {}, self._folder)
 
     def next_start(self) -> dict[str, Any]:
-        """With spare nodes, what the rendezvous of a next start has to know; once the worker has ended."""
+        """With spare nodes, what the rendezvous of a next start has to know; once the worker has
+        ended.
+        """
         return {}
 
     def is_first_deputy(self) -> bool:
-        """Where rank 0 is gone, whether this one is the first that can act for it; asked when the worker has ended."""
+        """Where rank 0 is gone, whether this one is the first that can act for it; asked when the
+        worker has ended.
+        """
         return False
 
     def abandon(self, failure: Failure) -> bool:
-        """This process cannot go on: leave its node's ranks to a spare node. Returns whether there can be one."""
+        """This process cannot go on: leave its node's ranks to a spare node. Returns whether there
+        can be one.
+        """
         return False
 
     def _decide_restart(self, root_cause: RootCause, obstacle: str, *, moves: bool = False) -> None:
         if self._restarts:
-            self.restart, line = self._restarts.decide(root_cause, self._asked_by or obstacle, moves=moves)
+            self.restart, line = self._restarts.decide(
+                root_cause, self._asked_by or obstacle, moves=moves
+            )
             write_stderr(f"srunddp: {line}\n" if line else "")
 
     def done(self, *, waits: bool = False) -> None:
-        """The script is over, without an error; ``waits``: its worker stays until all scripts are over, as with MPI."""
+        """The script is over, without an error; ``waits``: its worker stays until all scripts are
+        over, as with MPI.
+        """
         self._done = True
 
     def left(self) -> None:
@@ -113,7 +138,9 @@ class FailureMonitor:
         self._asked_by = self._asked_by or f"{by} asks for an end"
 
     def uses_mpi(self) -> None:
-        """The script has started MPI, which cannot be started in these processes again: no restart any more."""
+        """The script has started MPI, which cannot be started in these processes again: no restart
+        any more.
+        """
         if self._restarts:
             self._restarts = None
             write_stderr("srunddp: --restarts has no effect from now on, as the script uses MPI\n")
@@ -138,11 +165,14 @@ class RankContext:
         folder: of the run's logs.
         restarts: on rank 0, decides whether the run starts anew; None without ``--restarts``.
         asked: the number of the launcher's signal that ends this run, at a time; 0 for none.
-        lost_after: seconds without an answer of another node's kernel, after which that node is lost.
+        lost_after: seconds without an answer of another node's kernel, after which that node is
+            lost.
         deputies: those that act for rank 0 when it is gone.
-        takeover: with spare nodes, what stands for rank 0's publication then; empty where no restart is left.
+        takeover: with spare nodes, what stands for rank 0's publication then; empty where no
+            restart is left.
         world_size: with spare nodes, from which number on ``nodes`` has their tasks.
-        limits: how long it waits for what; clock: for the leases of spare nodes, which a suspension does not stop.
+        limits: how long it waits for what; clock: for the leases of spare nodes, which a suspension
+            does not stop.
     """
 
     rank: int
@@ -170,7 +200,9 @@ class RankContext:
 
     @property
     def silent_after(self) -> float:
-        """Seconds without a ping, though the kernel answers, after which a supervisor is stopped or starved."""
+        """Seconds without a ping, though the kernel answers, after which a supervisor is stopped or
+        starved.
+        """
         return self.lost_after + self.limits.starved_for
 
     @property

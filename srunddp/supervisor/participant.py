@@ -1,4 +1,6 @@
-"""The failure monitor of every rank but rank 0: it tells rank 0's supervisor what happens here, and obeys it."""
+"""The failure monitor of every rank but rank 0: it tells rank 0's supervisor what happens here, and
+obeys it.
+"""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict
@@ -21,7 +23,9 @@ class Participant(FailureMonitor):
         self._context = context
         self._connection = connection
         self._failure: Failure | None = None
-        self._lease = Lease(context.lost_after, context.clock, context.limits) if context.takeover else None
+        self._lease = (
+            Lease(context.lost_after, context.clock, context.limits) if context.takeover else None
+        )
         self._waits = self._stays = self._lost = False
         self._heard = self._pinged = 0.0
 
@@ -65,7 +69,8 @@ class Participant(FailureMonitor):
         self._notice_end(now)
 
     def done(self, *, waits: bool = False) -> None:
-        # The store is rank 0's. But where a rank fails while another is in MPI_Finalize, Open MPI's mpirun may hang.
+        # The store is rank 0's. But where a rank fails while another is in MPI_Finalize, Open MPI's
+        # mpirun may hang.
         super().done()
         self._waits = waits
         self._connection.send({"goodbye": True, "waits": waits})
@@ -95,16 +100,23 @@ class Participant(FailureMonitor):
 
     def tick(self, now: float) -> float:
         self._heard = self._heard or now  # nothing is expected before the first ping
-        if now - self._heard > self._context.silent_after and self._needs_rank_zero and not self._done:
+        if (
+            now - self._heard > self._context.silent_after
+            and self._needs_rank_zero
+            and not self._done
+        ):
             self._on_end(self._context.starved, now, silent=True)
         if self._lease_ends(now) <= self._context.clock():
-            self._connection.send({"ping": self._context.step(), "cut": True})  # or our end would be taken for a kill
+            # Or our end would be taken for a kill.
+            self._connection.send({"ping": self._context.step(), "cut": True})
             self._connection.end()
             self._on_end(f"no answer for {self._context.lost_after:g} s", now, silent=True)
         self._notice_end(now)
         if now >= self._pinged + self._context.ping_every:
             self._pinged = now
-            self._connection.send({"ping": self._context.step(), **(self._lease.stamp() if self._lease else {})})
+            self._connection.send(
+                {"ping": self._context.step(), **(self._lease.stamp() if self._lease else {})}
+            )
         due = self._pinged + self._context.ping_every - now
         if self._left:
             return self._limits.looks_whether_sent
@@ -127,13 +139,15 @@ class Participant(FailureMonitor):
 
     def _on_end(self, cause: str, now: float, *, silent: bool = False) -> None:
         if self._context.asked(now) and not self._failure:
-            return  # the launcher ends one node after the other, and the worker may have something to save
+            # The launcher ends one node after the other, and the worker may have something to save.
+            return
         self._lost, self._connection.open = self._connection.lost or silent, False
         self.root_cause = self._own_root_cause(cause)
         if self._lease and not self._asked_by and not self._context.asked(now):
             self.restart = self._context.takeover
             self.fenced, self.cut_off = True, self._lost
-        if not (self._lost and self._lease):  # else a new rank 0 says so, once others have come to it
+        # Else a new rank 0 says so, once others have come to it.
+        if not (self._lost and self._lease):
             self._act_for_rank_zero()
 
     def _act_for_rank_zero(self) -> None:
@@ -141,17 +155,26 @@ class Participant(FailureMonitor):
         deputies = self._context.deputies
         if (deputies.listening and not deputies.here) or self._is_cut_off():
             return
-        if self.root_cause and (deputies.first(lost=self._lost) == self._context.rank or not deputies.listening):
+        if self.root_cause and (
+            deputies.first(lost=self._lost) == self._context.rank or not deputies.listening
+        ):
             report_as_deputy(self.root_cause, self._folder, self._limits)
 
     def _is_cut_off(self) -> bool:
-        return self._lost and not (self._context.link_is_up() and self._context.deputies.network_is_up())
+        return self._lost and not (
+            self._context.link_is_up() and self._context.deputies.network_is_up()
+        )
 
     def is_first_deputy(self) -> bool:
-        return not self._is_cut_off() and self._context.deputies.first(lost=self._lost) == self._context.rank
+        return (
+            not self._is_cut_off()
+            and self._context.deputies.first(lost=self._lost) == self._context.rank
+        )
 
     def _own_root_cause(self, cause: str) -> RootCause:
-        """Without rank 0: this rank's own failure, else a lost node, rank 0's or ours, else rank 0's supervisor."""
+        """Without rank 0: this rank's own failure, else a lost node, rank 0's or ours, else rank
+        0's supervisor.
+        """
         context = self._context
         if self._failure and not (self._lost and self._failure.weight is FailureKind.SECONDARY):
             return RootCause.of(self._failure)
@@ -165,10 +188,16 @@ class Participant(FailureMonitor):
 
 
 def _root_cause_of(message: Mapping[str, Any]) -> RootCause | None:
-    """What rank 0 has decided; None where it is garbage, and then the end of the connection is what counts."""
+    """What rank 0 has decided; None where it is garbage, and then the end of the connection is what
+    counts.
+    """
     try:
         ranks, code = tuple(map(int, message["ranks"])), message["exit_code"]
     except (KeyError, TypeError, ValueError, OverflowError):
         return None
     code = code if "left" not in message else 0
-    return RootCause(ranks, "", "", code) if type(code) is int and (0 < code < 256 or "left" in message) else None
+    return (
+        RootCause(ranks, "", "", code)
+        if type(code) is int and (0 < code < 256 or "left" in message)
+        else None
+    )

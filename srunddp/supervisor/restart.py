@@ -1,4 +1,6 @@
-"""Whether a run starts anew after a failure: rank 0 decides, by what the starts before have come to."""
+"""Whether a run starts anew after a failure: rank 0 decides, by what the starts before have come
+to.
+"""
 
 import time
 from collections.abc import Callable
@@ -22,7 +24,8 @@ class Starts:
     """What the starts before this one have come to.
 
     Attributes:
-        count: how many there were; steps, out_of_memory: whether one of them counted steps, or was killed for memory.
+        count: how many there were; steps, out_of_memory: whether one of them counted steps, or was
+            killed for memory.
         cause, node: of the last one's failure; progressed: whether it made a step.
     """
 
@@ -50,16 +53,22 @@ class RestartPolicy:
         clock: Clock = time.monotonic,
         limits: Limits = DEFAULT_LIMITS,
     ) -> None:
-        """``most``: restarts of a run; ``publish`` listens for the next rendezvous, and returns where, for all."""
+        """``most``: restarts of a run; ``publish`` listens for the next rendezvous, and returns
+        where, for all.
+        """
         self.history = history
         self._most, self._publish, self._has_steps = most, publish, has_steps
         self._clock, self._limits, self._began = clock, limits, clock()
 
-    def decide(self, cause: RootCause, obstacle: str, *, moves: bool = False) -> tuple[str | None, str]:
-        """Whether all ranks start anew, unless an ``obstacle`` is named; ``moves``: the failed ones on another node.
+    def decide(
+        self, cause: RootCause, obstacle: str, *, moves: bool = False
+    ) -> tuple[str | None, str]:
+        """Whether all ranks start anew, unless an ``obstacle`` is named; ``moves``: the failed ones
+        on another node.
 
         Returns:
-            What rank 0 has published, None where the run ends; and a line for the user, empty for none.
+            What rank 0 has published, None where the run ends; and a line for the user, empty for
+            none.
         """
         if cause.how == "ended":  # all have agreed to, or the launcher has asked for it
             return None, ""

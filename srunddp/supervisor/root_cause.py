@@ -1,4 +1,6 @@
-"""The root cause: which failure came first. It is reported once, with its traceback and the ranks that end with it."""
+"""The root cause: which failure came first. It is reported once, with its traceback and the ranks
+that end with it.
+"""
 
 from __future__ import annotations
 
@@ -53,28 +55,41 @@ class RootCause:
 
 
 def find_root_cause(failures: Sequence[Failure], left: Mapping[int, str]) -> RootCause:
-    """The root cause of these failures, in the order in which rank 0 received them; there is at least one.
+    """The root cause of these failures, in the order in which rank 0 received them; there is at
+    least one.
 
-    ``left`` are the nodes of the ranks whose script was over, without an error, before the first failure.
+    ``left`` are the nodes of the ranks whose script was over, without an error, before the first
+    failure.
     """
     # Of equals the first. All that agreed to stop have been waited for: rank 0 speaks.
     stopped = FailureKind.STOPPED
-    failure = min(_candidates(failures), key=lambda each: (each.weight, each.rank if each.weight is stopped else 0))
+    failure = min(
+        _candidates(failures),
+        key=lambda each: (each.weight, each.rank if each.weight is stopped else 0),
+    )
     others = tuple(replace(each, traceback="") for each in failures if each is not failure)
     if failure.weight is not FailureKind.SECONDARY or not left:
         return replace(RootCause.of(failure), victims=others)
     # What the others miss is the rank that left too early.
     rank = min(left)
     cause = (
-        f"it left with exit code 0 while others still worked; then rank {failure.rank} on {failure.node} failed: "
-        f"{failure.cause}"
+        f"it left with exit code 0 while others still worked; then rank {failure.rank} on"
+        f" {failure.node} failed: {failure.cause}"
     )
     victims = (replace(failure, traceback=""), *others)
-    return replace(RootCause.of(failure), ranks=(rank,), node=left[rank], cause=cause, victims=victims, shown=False)
+    return replace(
+        RootCause.of(failure),
+        ranks=(rank,),
+        node=left[rank],
+        cause=cause,
+        victims=victims,
+        shown=False,
+    )
 
 
-# A signal of the launcher's reaches the nodes of a job one after the other: its first rank's peers fail for that. What
-# may still be the cause is then of another kind, by whether it was heard of before the signal or after it.
+# A signal of the launcher's reaches the nodes of a job one after the other: its first rank's peers
+# fail for that. What may still be the cause is then of another kind, by whether it was heard of
+# before the signal or after it.
 _CAUSES_BEFORE_SIGNAL = {*FailureKind} - {FailureKind.SECONDARY}
 _CAUSES_AFTER_SIGNAL = {FailureKind.PRIMARY, FailureKind.STOPPED, FailureKind.SIGNALLED}
 
@@ -104,9 +119,15 @@ def render(found: RootCause, others: Mapping[int, str]) -> str:
 
 
 def folded(ranks: Sequence[int], nodes: Mapping[int, str]) -> str:
-    """``ranks 0-2 on node01, …``, or how many they are where they are on too many nodes to be listed."""
+    """``ranks 0-2 on node01, …``, or how many they are where they are on too many nodes to be
+    listed.
+    """
     where = {nodes[rank] for rank in ranks}
-    return fold_ranks(ranks, nodes) if len(where) <= _NODES_NAMED else f"{len(ranks)} ranks on {len(where)} nodes"
+    return (
+        fold_ranks(ranks, nodes)
+        if len(where) <= _NODES_NAMED
+        else f"{len(ranks)} ranks on {len(where)} nodes"
+    )
 
 
 def report(found: RootCause, others: Mapping[int, str]) -> None:
@@ -116,13 +137,19 @@ def report(found: RootCause, others: Mapping[int, str]) -> None:
 
 
 def write(found: RootCause, others: Mapping[int, str], folder: Path | None) -> int | None:
-    """Start to write ``failure.json`` where there is a folder for logs; see :func:`start_writer`."""
+    """Start to write ``failure.json`` where there is a folder for logs; see
+    :func:`start_writer`.
+    """
     if folder is None:
         return None
-    return start_writer(folder / "failure.json", json.dumps(record(found, others), indent=2) + "\n", new=True)
+    return start_writer(
+        folder / "failure.json", json.dumps(record(found, others), indent=2) + "\n", new=True
+    )
 
 
-def report_as_deputy(found: RootCause, folder: Path | None, limits: Limits = DEFAULT_LIMITS) -> None:
+def report_as_deputy(
+    found: RootCause, folder: Path | None, limits: Limits = DEFAULT_LIMITS
+) -> None:
     """The same for rank 0, who is gone; where the file is there already, another has done so."""
     writer = write(found, {}, folder)
     if writer is None or wait_for_child(writer, limits.deputy_files_written_within) != FILE_EXISTS:
@@ -130,7 +157,9 @@ def report_as_deputy(found: RootCause, folder: Path | None, limits: Limits = DEF
 
 
 def record(found: RootCause, others: Mapping[int, str]) -> dict[str, Any]:
-    """What ``failure.json`` holds; of a victim the cause, where it had one of its own before the end of the run."""
+    """What ``failure.json`` holds; of a victim the cause, where it had one of its own before the
+    end of the run.
+    """
     causes = {each.rank: each.cause for each in found.victims}
     nodes = {each.rank: each.node for each in found.victims} | dict(others)
     victims = [
@@ -139,4 +168,8 @@ def record(found: RootCause, others: Mapping[int, str]) -> dict[str, Any]:
         if rank not in found.ranks
     ]
     names = ("ranks", "node", "time", "exit_code", "cause", "traceback", "notes")
-    return {"rank": found.ranks[0], **{name: getattr(found, name) for name in names}, "victims": victims}
+    return {
+        "rank": found.ranks[0],
+        **{name: getattr(found, name) for name in names},
+        "victims": victims,
+    }

@@ -1,4 +1,6 @@
-"""Signals as a file descriptor, and who sent them: the parts of Linux that Python's signal module leaves out."""
+"""Signals as a file descriptor, and who sent them: the parts of Linux that Python's signal module
+leaves out.
+"""
 
 import contextlib
 import ctypes
@@ -11,19 +13,33 @@ from srunddp.util.kernel_file import ancestors, environ_of
 
 # Whose sender wants the run to end.
 ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGXCPU)
-# What users, Slurm and MPI send. SIGKILL and SIGSTOP cannot be passed on, SIGPIPE and faults are one's own.
+# What users, Slurm and MPI send. SIGKILL and SIGSTOP cannot be passed on, SIGPIPE and faults are
+# one's own.
 FORWARDED = (*ENDING, signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM)
 TERMINAL = (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP)
-# Passed on where Slurm's tracking cannot be told: a job's last chance of a checkpoint goes before a signal too many.
+# Passed on where Slurm's tracking cannot be told: a job's last chance of a checkpoint goes before a
+# signal too many.
 URGENT = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM)
 # Has the supervisor print its worker's stack. Other processes that get it ignore it by default.
 PRINT_STACK = signal.SIGURG
 _WATCHED = (*FORWARDED, PRINT_STACK, signal.SIGCONT, signal.SIGCHLD)
 
-# The launchers' processes that start ranks, by the names that the kernel has of them, of at most 15 letters.
+# The launchers' processes that start ranks, by the names that the kernel has of them, of at most 15
+# letters.
 _SLURMSTEPD = "slurmstepd"
-_DAEMONS = (_SLURMSTEPD, "orted", "prted", "prterun", "mpirun", "mpiexec", "mpiexec.hydra", "hydra_pmi_proxy", "palsd")
-_INITIAL_NAMESPACE = "cgroup:[4026531835]"  # the kernel's fixed number of the one that hides no group
+_DAEMONS = (
+    _SLURMSTEPD,
+    "orted",
+    "prted",
+    "prterun",
+    "mpirun",
+    "mpiexec",
+    "mpiexec.hydra",
+    "hydra_pmi_proxy",
+    "palsd",
+)
+# The kernel's fixed number of the one that hides no group.
+_INITIAL_NAMESPACE = "cgroup:[4026531835]"
 
 _SET_PDEATHSIG = 1
 _SET_CHILD_SUBREAPER = 36
@@ -67,8 +83,10 @@ class Launcher:
     """Who starts this process and sends signals to it.
 
     Attributes:
-        pid: the launcher's process id; 0 where it is outside our process namespace; None for no launcher.
-        slurm: the process ids of Slurm among our ancestors, and 0 where they are outside our process namespace.
+        pid: the launcher's process id; 0 where it is outside our process namespace; None for no
+            launcher.
+        slurm: the process ids of Slurm among our ancestors, and 0 where they are outside our
+            process namespace.
         signals_all: whether Slurm signals all processes of a step, by :func:`signals_all`.
     """
 
@@ -83,8 +101,8 @@ class Launcher:
     def reached_worker(self, received: signal.struct_siginfo) -> bool | None:
         """Whether the worker has got this signal as well; None where that cannot be told.
 
-        Slurm goes by its process tracking. Open MPI and Hydra signal the process group of each rank, and a terminal
-        its whole foreground group.
+        Slurm goes by its process tracking. Open MPI and Hydra signal the process group of each
+        rank, and a terminal its whole foreground group.
         """
         if received.si_code == _FROM_KERNEL:
             return received.si_signo in TERMINAL
@@ -92,7 +110,8 @@ class Launcher:
 
 
 def find_launcher(rank_variable: str, *, slurm: bool) -> Launcher:
-    """Find the launcher among our ancestors, by the variable in which it tells the rank; empty for no launcher.
+    """Find the launcher among our ancestors, by the variable in which it tells the rank; empty for
+    no launcher.
 
     ``slurm`` says whether this process belongs to a job step of Slurm.
     """
@@ -100,14 +119,17 @@ def find_launcher(rank_variable: str, *, slurm: bool) -> Launcher:
     steps = {ancestor for ancestor, name in ancestors(os.getppid()) if name == _SLURMSTEPD}
     if slurm and not steps:
         steps = {pid or 0}
-    return Launcher(pid, frozenset(steps), signals_all(Path("/proc/self/cgroup"), Path("/proc/self/ns/cgroup")))
+    return Launcher(
+        pid, frozenset(steps), signals_all(Path("/proc/self/cgroup"), Path("/proc/self/ns/cgroup"))
+    )
 
 
 def _launcher(rank_variable: str) -> int:
-    """Our nearest ancestor that was not itself told a rank; wrappers in between were told the same rank as we.
+    """Our nearest ancestor that was not itself told a rank; wrappers in between were told the same
+    rank as we.
 
-    The environment of another user's process may not be read, nor that of one outside our user namespace, as of a
-    container's starter: there the name counts.
+    The environment of another user's process may not be read, nor that of one outside our user
+    namespace, as of a container's starter: there the name counts.
     """
     unreadable = 0
     for pid, name in ancestors(os.getppid()):
@@ -121,11 +143,12 @@ def _launcher(rank_variable: str) -> int:
 
 
 def signals_all(groups: Path, namespace: Path) -> bool | None:
-    """Whether Slurm signals all processes of a step, by ``/proc/self/cgroup`` and ``/proc/self/ns/cgroup``.
+    """Whether Slurm signals all processes of a step, by ``/proc/self/cgroup`` and
+    ``/proc/self/ns/cgroup``.
 
-    ``proctrack/linuxproc`` and ``proctrack/pgid`` do. ``proctrack/cgroup``, of the kind ``freezer`` of version 1, or of
-    version 2, signals those that slurmstepd started, and none of their children. None where a container hides the
-    groups.
+    ``proctrack/linuxproc`` and ``proctrack/pgid`` do. ``proctrack/cgroup``, of the kind ``freezer``
+    of version 1, or of version 2, signals those that slurmstepd started, and none of their
+    children. None where a container hides the groups.
     """
     try:
         lines = [line.split(":", 2) for line in groups.read_text().splitlines()]
@@ -140,20 +163,30 @@ def signals_all(groups: Path, namespace: Path) -> bool | None:
 
 
 def become_subreaper() -> None:
-    """In the supervisor, before the fork: orphans of the worker become our children, not those of process 1."""
+    """In the supervisor, before the fork: orphans of the worker become our children, not those of
+    process 1.
+    """
     _libc.prctl(_SET_CHILD_SUBREAPER, 1)
 
 
 def die_with_parent(parent: int) -> None:
-    """Have the kernel kill this process when the thread of ``parent`` ends that forked it, or has ended before."""
+    """Have the kernel kill this process when the thread of ``parent`` ends that forked it, or has
+    ended before.
+    """
     _libc.prctl(_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)
 
 
 def pidfd_open(pid: int) -> int:
-    """A descriptor that becomes readable when the process ends, else an OSError; also where Python has no such call."""
-    return os.pidfd_open(pid) if hasattr(os, "pidfd_open") else _checked(_libc.syscall(_PIDFD_OPEN, pid, 0))
+    """A descriptor that becomes readable when the process ends, else an OSError; also where Python
+    has no such call.
+    """
+    return (
+        os.pidfd_open(pid)
+        if hasattr(os, "pidfd_open")
+        else _checked(_libc.syscall(_PIDFD_OPEN, pid, 0))
+    )
 
 
 def _checked(result: int) -> int:

@@ -16,11 +16,15 @@ class SpareNodes:
         numbers: of the tasks of spare nodes; leases: by rank or such a number.
     """
 
-    def __init__(self, context: RankContext, connections: Mapping[int, SupervisorConnection]) -> None:
+    def __init__(
+        self, context: RankContext, connections: Mapping[int, SupervisorConnection]
+    ) -> None:
         self._nodes, self._connections = context.nodes, connections
         self._clock = context.clock
         self.numbers = {number for number in context.nodes if number >= context.world_size}
-        self.leases = {rank: Lease(context.lost_after, context.clock, context.limits) for rank in connections}
+        self.leases = {
+            rank: Lease(context.lost_after, context.clock, context.limits) for rank in connections
+        }
         self._open, self._ends = -1, 0.0
 
     def majority_ends(self, still_open: int) -> float:
@@ -28,7 +32,8 @@ class SpareNodes:
 
         ``still_open``: how many connections are.
         """
-        if still_open != self._open or self._clock() >= self._ends:  # leases only become longer: that figure holds
+        # Leases only become longer: that figure holds.
+        if still_open != self._open or self._clock() >= self._ends:
             # Who has ended is on no other side.
             known = [rank for rank, each in self._connections.items() if each.open or each.lost]
             ends = sorted((self.leases[rank].ends for rank in known), reverse=True)
@@ -42,30 +47,46 @@ class SpareNodes:
         return (1 + sum(each.open or each.lost for each in self._connections.values())) // 2 + 1
 
     def left(self, root_cause: RootCause, last_node: str) -> set[str]:
-        """The nodes whose ranks go to others; ``last_node``: that of the failure before this one."""
+        """The nodes whose ranks go to others; ``last_node``: that of the failure before this
+        one.
+        """
         ended = {rank for rank, connection in self._connections.items() if not connection.open}
         left = {self._nodes[rank] for rank in ended - self.numbers}
         if root_cause.how == "lost":
             left.add(root_cause.node)
-        others = {node for rank, node in self._nodes.items() if rank not in self.numbers} - {last_node}
+        others = {node for rank, node in self._nodes.items() if rank not in self.numbers} - {
+            last_node
+        }
         if root_cause.node == last_node and others and self.free(left) > len(left):
             left.add(last_node)  # twice in a row, and no other's
         return left
 
     def free(self, without: Collection[str]) -> int:
-        """How many whole spare nodes are there, but for these; one that has ranks by now is none."""
-        gone = {self._nodes[number] for number in self.numbers if not self._connections[number].open}
+        """How many whole spare nodes are there, but for these; one that has ranks by now is
+        none.
+        """
+        gone = {
+            self._nodes[number] for number in self.numbers if not self._connections[number].open
+        }
         ranks = {node for number, node in self._nodes.items() if number not in self.numbers}
         return len({self._nodes[number] for number in self.numbers} - gone - ranks - {*without})
 
     def ended_by(self, left: Collection[str]) -> float:
-        """When the workers of the nodes that are left have ended in any case, by the context's clock."""
+        """When the workers of the nodes that are left have ended in any case, by the context's
+        clock.
+        """
         connections = self._connections.items()
-        last = [rank for rank, each in connections if each.lost or (each.open and self._nodes[rank] in left)]
+        last = [
+            rank
+            for rank, each in connections
+            if each.lost or (each.open and self._nodes[rank] in left)
+        ]
         return max((self.leases[rank].other_ended for rank in last), default=0.0)
 
     def answer(self, rank: int, message: Mapping[str, Any], asked_by: str) -> None:
-        """Answer a ping, unless it is the last of a rank that hears no more of us; ``asked_by``: who wants an end."""
+        """Answer a ping, unless it is the last of a rank that hears no more of us; ``asked_by``:
+        who wants an end.
+        """
         if "cut" in message:
             self._connections[rank].lost = True  # its end follows
             return

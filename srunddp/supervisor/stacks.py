@@ -1,7 +1,8 @@
-"""Where a rank is: its Python stacks, which faulthandler writes on a signal without the GIL; and who blocks the others.
+"""Where a rank is: its Python stacks, which faulthandler writes on a signal without the GIL; and
+who blocks the others.
 
-The worker writes into memory that the supervisor reads, so that neither a full pipe nor a user's file is in the way,
-and what a crash leaves is there after the process has gone.
+The worker writes into memory that the supervisor reads, so that neither a full pipe nor a user's
+file is in the way, and what a crash leaves is there after the process has gone.
 """
 
 import contextlib
@@ -23,18 +24,22 @@ _OURS = 'srunddp/run/script.py", line'
 
 
 class StackDump:
-    """Memory into which faulthandler writes, with the descriptor of a file in it; made before the fork."""
+    """Memory into which faulthandler writes, with the descriptor of a file in it; made before the
+    fork.
+    """
 
     def __init__(self, descriptor: int | None = None, limits: Limits = DEFAULT_LIMITS) -> None:
         self.descriptor = memory_file() if descriptor is None else descriptor
         self._read, self._limits = 0, limits
-        # What it is in the worker before arm(), and again when Python itself has ended, and C's exit handlers run.
+        # What it is in the worker before arm(), and again when Python itself has ended, and C's
+        # exit handlers run.
         signal.signal(ASK, signal.SIG_IGN)
 
     def arm(self) -> None:
         """In the worker: from now on a crash, and the signal, leave their stacks here.
 
-        A handler that the user has switched on (PYTHONFAULTHANDLER) stays, and writes to standard error.
+        A handler that the user has switched on (PYTHONFAULTHANDLER) stays, and writes to standard
+        error.
         """
         if not faulthandler.is_enabled():
             faulthandler.enable(self.descriptor)
@@ -73,14 +78,23 @@ def _without_us(text: str) -> str:
 
 
 Stack = tuple[re.Match[str], ...]  # the lines of a stack, the innermost frame first
-_FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+) in (?P<function>.+)$', re.MULTILINE)
+_FRAME = re.compile(
+    r'^  File "(?P<file>.*)", line (?P<line>\d+) in (?P<function>.+)$', re.MULTILINE
+)
 # They say nothing about where a rank is: decorators, and what calls a module.
 _WRAPPERS = ("wrapper", "inner", "_wrapped_call_impl", "_call_impl", "decorate_context", "<lambda>")
-_WAITING = ("torch/distributed/", "torch/autograd/graph.py", "torch/cuda/", "torch/nn/parallel/distributed.py")
+_WAITING = (
+    "torch/distributed/",
+    "torch/autograd/graph.py",
+    "torch/cuda/",
+    "torch/nn/parallel/distributed.py",
+)
 
 
 def main_stack(text: str) -> Stack:
-    """The stack of the thread that took the signal; it is marked as current, and an empty line ends it."""
+    """The stack of the thread that took the signal; it is marked as current, and an empty line ends
+    it.
+    """
     _, current, stack = text.rpartition("Current thread")
     return tuple(_FRAME.finditer(stack.partition("\n\n")[0])) if current else ()
 
@@ -94,24 +108,32 @@ def top_frame(stack: Stack) -> str:
 
 def format_stack(stack: Stack) -> str:
     """A stack as Python prints it, the outermost frame first; empty for none."""
-    lines = [frame.expand(r'  File "\g<file>", line \g<line>, in \g<function>') for frame in reversed(stack)]
+    lines = [
+        frame.expand(r'  File "\g<file>", line \g<line>, in \g<function>')
+        for frame in reversed(stack)
+    ]
     return "\n".join(["Stack (most recent call last):", *lines]) if stack else ""
 
 
 def is_waiting(stack: Stack) -> bool:
-    """Whether this rank waits for others: its innermost frames are torch's for collectives, or for a GPU."""
+    """Whether this rank waits for others: its innermost frames are torch's for collectives, or for
+    a GPU.
+    """
     return any(part in frame["file"] for frame in stack[:4] for part in _WAITING)
 
 
 def groups(texts: Mapping[int, str]) -> dict[str, list[int]]:
     """The ranks by the place where they are, the largest group first."""
-    found = group_by_key((top_frame(main_stack(text)), rank) for rank, text in sorted(texts.items()))
+    found = group_by_key(
+        (top_frame(main_stack(text)), rank) for rank, text in sorted(texts.items())
+    )
     return dict(sorted(found.items(), key=lambda each: -len(each[1])))
 
 
 def find_blocking_rank(texts: Mapping[int, str], steps: Mapping[int, int]) -> int:
-    """The rank that the others wait for: of those that do not wait for others themselves; else of those a step behind;
-    else of the smallest group. Of several, the lowest."""
+    """The rank that the others wait for: of those that do not wait for others themselves; else of
+    those a step behind; else of the smallest group. Of several, the lowest.
+    """
     candidates = [rank for rank in texts if not is_waiting(main_stack(texts[rank]))]
     if not candidates or len(candidates) == len(texts):
         candidates = sorted(texts)

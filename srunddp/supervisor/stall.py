@@ -1,4 +1,6 @@
-"""Steps that stop: since when no rank has made one, where each rank is then, and which one the others wait for."""
+"""Steps that stop: since when no rank has made one, where each rank is then, and which one the
+others wait for.
+"""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -6,7 +8,14 @@ from dataclasses import dataclass, field, replace
 
 from srunddp.supervisor.failure import Failure, FailureKind, time_of_day
 from srunddp.supervisor.root_cause import STALLED, RootCause, folded
-from srunddp.supervisor.stacks import find_blocking_rank, format_stack, groups, is_waiting, main_stack, top_frame
+from srunddp.supervisor.stacks import (
+    find_blocking_rank,
+    format_stack,
+    groups,
+    is_waiting,
+    main_stack,
+    top_frame,
+)
 
 _LIMIT = re.compile(r"tim(e|ed|ing)[ -]?out|watchdog", re.IGNORECASE)
 
@@ -26,7 +35,9 @@ class StallDetector:
 
     @property
     def due(self) -> float | None:
-        """When the ranks have stalled, unless one makes a step before; None where no step is expected."""
+        """When the ranks have stalled, unless one makes a step before; None where no step is
+        expected.
+        """
         return self._advanced + self.timeout if self.timeout and self.steps else None
 
     def detected(self, now: float) -> bool:
@@ -46,7 +57,9 @@ class StallDetector:
 
 
 class StackRequest:
-    """The stacks that ranks are asked for, by rank; empty where one has not answered, nor is waited for any longer."""
+    """The stacks that ranks are asked for, by rank; empty where one has not answered, nor is waited
+    for any longer.
+    """
 
     def __init__(self, ranks: Sequence[int], deadline: float) -> None:
         self.deadline = deadline
@@ -65,9 +78,14 @@ class StackRequest:
 
 
 def find_stalled_rank(
-    stacks: Mapping[int, str], stall: StallDetector, nodes: Mapping[int, str], finished: Mapping[int, str]
+    stacks: Mapping[int, str],
+    stall: StallDetector,
+    nodes: Mapping[int, str],
+    finished: Mapping[int, str],
 ) -> RootCause:
-    """The rank that the others wait for, and where each of those that work is; ``finished``: whose script is over."""
+    """The rank that the others wait for, and where each of those that work is; ``finished``: whose
+    script is over.
+    """
     rank = find_blocking_rank(stacks, stall.steps)
     found = _blocked_by(rank, stacks, nodes, f"no step for {stall.timeout:g} s, in")
     left = (f"{folded(list(finished), finished)} left with exit code 0 before",) if finished else ()
@@ -77,11 +95,12 @@ def find_stalled_rank(
 def find_hanging_rank(
     stacks: Mapping[int, str], failures: Sequence[Failure], nodes: Mapping[int, str]
 ) -> RootCause | None:
-    """The rank that hangs, where these failures are of the others' collective; None where that is not clear.
+    """The rank that hangs, where these failures are of the others' collective; None where that is
+    not clear.
 
-    It still works, as all ranks that have stacks, and does not wait for others. That a rank does so proves nothing if
-    another has aborted of its own accord: one failure has to speak of a time limit, or more ranks have aborted than
-    such ranks are left.
+    It still works, as all ranks that have stacks, and does not wait for others. That a rank does so
+    proves nothing if another has aborted of its own accord: one failure has to speak of a time
+    limit, or more ranks have aborted than such ranks are left.
     """
     failed = {each.rank for each in failures}
     texts = {rank: text for rank, text in stacks.items() if rank not in failed}
@@ -95,7 +114,9 @@ def find_hanging_rank(
 
 
 def may_be_of_a_hang(failures: Sequence[Failure]) -> bool:
-    """Whether all may come of one rank that hangs: collectives that ran into their limit, and what aborted for that."""
+    """Whether all may come of one rank that hangs: collectives that ran into their limit, and what
+    aborted for that.
+    """
     kinds = {each.weight for each in failures}
     if not kinds <= {FailureKind.SECONDARY, FailureKind.ABORTED}:
         return False
@@ -103,12 +124,20 @@ def may_be_of_a_hang(failures: Sequence[Failure]) -> bool:
 
 
 def _is_of_a_limit(failure: Failure) -> bool:
-    return failure.weight is FailureKind.SECONDARY and bool(_LIMIT.search(failure.cause + failure.traceback))
+    return failure.weight is FailureKind.SECONDARY and bool(
+        _LIMIT.search(failure.cause + failure.traceback)
+    )
 
 
-def _blocked_by(rank: int, stacks: Mapping[int, str], nodes: Mapping[int, str], why: str) -> RootCause:
+def _blocked_by(
+    rank: int, stacks: Mapping[int, str], nodes: Mapping[int, str], why: str
+) -> RootCause:
     stack = main_stack(stacks[rank])
-    notes = [f"{folded(ranks, nodes)} in {where}" for where, ranks in groups(stacks).items() if rank not in ranks]
+    notes = [
+        f"{folded(ranks, nodes)} in {where}"
+        for where, ranks in groups(stacks).items()
+        if rank not in ranks
+    ]
     return RootCause(
         ranks=(rank,),
         node=nodes[rank],

@@ -1,8 +1,8 @@
 """The process that srun started: it never imports torch, and knows how its worker ended.
 
-The worker, forked from it before any heavy import, becomes the user's script. The ranks meet while a thread of the
-supervisor waits for them, so that signals and the worker's end are noticed meanwhile; then the failure monitor decides
-what the end of one rank means for all.
+The worker, forked from it before any heavy import, becomes the user's script. The ranks meet while
+a thread of the supervisor waits for them, so that signals and the worker's end are noticed
+meanwhile; then the failure monitor decides what the end of one rank means for all.
 """
 
 import contextlib
@@ -26,7 +26,8 @@ from srunddp.supervisor.root_cause import STALLED
 from srunddp.supervisor.worker_process import WorkerPipe, WorkerProcess, kill_descendants
 from srunddp.util.console import write_stderr
 
-RendezvousOutcome = tuple[dict[str, Any], FailureMonitor]  # the message for the worker; who judges a failure
+# The message for the worker; who judges a failure.
+RendezvousOutcome = tuple[dict[str, Any], FailureMonitor]
 
 
 class RankAgent(Protocol):
@@ -57,7 +58,8 @@ class Supervisor:
         recorder: makes this rank's failure.
         process: the worker; pipe: to it; output: its.
         remaining: what could not be killed; asked: signals that ask for an end, of any time.
-        grace: seconds that the end of a script may take that has failed or stopped; None for no limit.
+        grace: seconds that the end of a script may take that has failed or stopped; None for no
+            limit.
         restart_grace: the same before a restart, for all ranks.
         early: signals that came before the worker was there, to get them.
         standby: the process id of the next start's worker, where there is one.
@@ -89,7 +91,8 @@ class Supervisor:
     _released: bool = False
     _report_status_at: float | None = None
     _leave_by: float | None = None
-    _forwarded: dict[int, float] = field(default_factory=dict)  # when each signal was last passed on
+    # When each signal was last passed on.
+    _forwarded: dict[int, float] = field(default_factory=dict)
     _over_at: float | None = None
     _lingers_in: str = ""  # where the process hangs though its script is over
     remaining: set[int] = field(default_factory=set)
@@ -114,7 +117,9 @@ class Supervisor:
             given_up = {self.process.pid} if self.process.given_up else set()
             goes_on = self.restart is not None or isinstance(self._error, ReassignedError)
             spared = self.standby if goes_on else ()
-            self.remaining = kill_descendants(self.limits.all_gone_within, writers | given_up, spared) - writers
+            self.remaining = (
+                kill_descendants(self.limits.all_gone_within, writers | given_up, spared) - writers
+            )
             self.output.finish(self.limits.output_within)
         if self._error:
             raise self._error
@@ -141,8 +146,13 @@ class Supervisor:
         register(self._signals, selectors.EVENT_READ, self._on_signals)
         register(ours, selectors.EVENT_READ, self._on_rendezvous)
         if self.launcher.pid:
-            with contextlib.suppress(OSError):  # it is gone already, and the kernel ends us soon, or it is old
-                register(signals.pidfd_open(self.launcher.pid), selectors.EVENT_READ, self._on_launcher_end)
+            # It is gone already, and the kernel ends us soon, or it is old.
+            with contextlib.suppress(OSError):
+                register(
+                    signals.pidfd_open(self.launcher.pid),
+                    selectors.EVENT_READ,
+                    self._on_launcher_end,
+                )
 
     def _rendezvous(self, ended: socket.socket) -> None:
         try:
@@ -185,7 +195,9 @@ class Supervisor:
             due += [self._monitor.tick(now), self._watch_end(now)]
         elif self._leave_by is not None and now >= self._leave_by and self._failure:
             # The rendezvous cannot be interrupted, as in PMI's barrier.
-            cause = f"rank {self._failure.rank} on {self._failure.node} failed: {self._failure.cause}"
+            cause = (
+                f"rank {self._failure.rank} on {self._failure.node} failed: {self._failure.cause}"
+            )
             self._error = PeerError(cause, code=self._failure.exit_code, scope=Scope.RANK)
             self.process.end(now, ask=True, within=self.limits.kill_after)
         due += [each - now for each in (self._report_status_at, self._leave_by) if each is not None]
@@ -198,9 +210,12 @@ class Supervisor:
             self.agent.announce_termination()
             if self._failure:
                 self._release()  # it may wait for the others
-            # Who has failed is about to end by itself: the culprit, and all after a stop, may have something to do.
+            # Who has failed is about to end by itself: the culprit, and all after a stop, may have
+            # something to do.
             stops = self._failure is not None and self._failure.weight >= FailureKind.STOPPED
-            has_time = self._ends_itself and (stops or self.recorder.rank in monitor.root_cause.ranks)
+            has_time = self._ends_itself and (
+                stops or self.recorder.rank in monitor.root_cause.ranks
+            )
             within = self.grace if has_time else self.limits.kill_after
             within = within if monitor.restart is None else self.restart_grace
             within = 0.0 if monitor.fenced else within
@@ -213,7 +228,9 @@ class Supervisor:
             self._release()
 
     def _watch_end(self, now: float) -> float:
-        """A script that is over, and whose process stays, as in an exit handler: named, and ended after a while."""
+        """A script that is over, and whose process stays, as in an exit handler: named, and ended
+        after a while.
+        """
         if self._over_at is None or self.grace is None or self.process.ended or self._failure:
             return self.limits.longest_wait
         due = self._over_at + self.limits.ends_within + (self.grace if self._lingers_in else 0.0)
@@ -221,7 +238,9 @@ class Supervisor:
             return due - now
         stack = stacks.main_stack(self.recorder.dump.request(self.process.pid))
         where = stacks.top_frame(stack)
-        text = f"its script is over, and it has not ended for {now - self._over_at:.0f} s, in {where}"
+        text = (
+            f"its script is over, and it has not ended for {now - self._over_at:.0f} s, in {where}"
+        )
         if self._lingers_in:
             self._fail(self.recorder.of(text, STALLED, now, trace=stacks.format_stack(stack)))
         else:
@@ -279,7 +298,9 @@ class Supervisor:
 
     def _on_launcher_end(self, pidfd: int) -> None:
         self._selector.unregister(pidfd)
-        failure = self.recorder.of(f"its launcher, process {self.launcher.pid}, has ended", 137, self.clock.now)
+        failure = self.recorder.of(
+            f"its launcher, process {self.launcher.pid}, has ended", 137, self.clock.now
+        )
         if self._monitor and self._monitor.abandon(failure):
             return
         self._ask_for_end(signal.SIGHUP)  # of which nothing will come any more
@@ -296,7 +317,9 @@ class Supervisor:
                 self.recorder.note_ending_signal(number, self.clock.now)
             if number == signals.PRINT_STACK and not self.process.ended:
                 self.recorder.print_stack(self.process.pid)
-            elif number not in (signals.PRINT_STACK, signal.SIGCHLD) and self._is_to_forward(received):
+            elif number not in (signals.PRINT_STACK, signal.SIGCHLD) and self._is_to_forward(
+                received
+            ):
                 self._forwarded[number] = self.clock.now
                 self.process.send(number)
         if any(received.si_signo == signal.SIGCHLD for received in arrived):
@@ -305,7 +328,9 @@ class Supervisor:
                 self._on_worker_end()
 
     def _is_to_forward(self, received: signal.struct_siginfo) -> bool:
-        """Whether the worker is to get this signal from us; twice would be wrong, and never would cost the run."""
+        """Whether the worker is to get this signal from us; twice would be wrong, and never would
+        cost the run.
+        """
         if received.si_signo in self.early:
             self.early.discard(signal.Signals(received.si_signo))
             return True
@@ -327,9 +352,13 @@ class Supervisor:
             self._monitor.left()
         elif not (self._failure or self._error or (self._monitor and self._monitor.root_cause)):
             # The launcher's signal may have come to the worker first.
-            by_signal = -(self.process.status or 0) in signals.ENDING and self.launcher.pid is not None
+            by_signal = (
+                -(self.process.status or 0) in signals.ENDING and self.launcher.pid is not None
+            )
             late = by_signal and not self.recorder.ending_signal(self.clock.now)
-            self._report_status_at = self.clock.now + (self.limits.signal_may_follow if late else 0.0)
+            self._report_status_at = self.clock.now + (
+                self.limits.signal_may_follow if late else 0.0
+            )
 
     def _fail(self, failure: Failure) -> None:
         if self._failure:

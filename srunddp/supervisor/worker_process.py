@@ -27,7 +27,8 @@ class WorkerProcess:
     Attributes:
         pid: its process id.
         stop_limit: seconds for which it may be stopped; None for as long as it likes.
-        status: None while it is there; then its exit code, or minus the number of the signal that ended it.
+        status: None while it is there; then its exit code, or minus the number of the signal that
+            ended it.
         dumped_core: whether the kernel wrote its memory to a file.
         given_up: it did not go, not even when it was killed.
         limits: how long its end may take.
@@ -49,7 +50,9 @@ class WorkerProcess:
         return self.status is not None or self.given_up
 
     def collect(self, now: float) -> None:
-        """After SIGCHLD: note what became of it, and collect the orphans that we adopted from it."""
+        """After SIGCHLD: note what became of it, and collect the orphans that we adopted from
+        it.
+        """
         with contextlib.suppress(ChildProcessError):
             while True:
                 pid, status = os.waitpid(-1, os.WNOHANG | os.WUNTRACED | os.WCONTINUED)
@@ -68,18 +71,29 @@ class WorkerProcess:
             self.dumped_core = os.WIFSIGNALED(status) and os.WCOREDUMP(status)
 
     def overdue(self, now: float) -> tuple[str, int] | None:
-        """The cause and exit code of one that has been stopped for too long, and is not being ended."""
+        """The cause and exit code of one that has been stopped for too long, and is not being
+        ended.
+        """
         limit = self._stop_ends_at
         if limit is None or self._kill_at is not None or now < limit:
             return None
-        return f"stopped by {signals.signal_name(self._stopped_by)} for {self.stop_limit:g} s", 128 + self._stopped_by
+        return (
+            f"stopped by {signals.signal_name(self._stopped_by)} for {self.stop_limit:g} s",
+            128 + self._stopped_by,
+        )
 
     @property
     def _stop_ends_at(self) -> float | None:
-        return self._stopped_at + self.stop_limit if self._stopped_by and self.stop_limit is not None else None
+        return (
+            self._stopped_at + self.stop_limit
+            if self._stopped_by and self.stop_limit is not None
+            else None
+        )
 
     def end(self, now: float, *, ask: bool, within: float | None) -> None:
-        """Make it go: by SIGTERM where ``ask``, and by SIGKILL ``within`` some seconds; None leaves it its time."""
+        """Make it go: by SIGTERM where ``ask``, and by SIGKILL ``within`` some seconds; None leaves
+        it its time.
+        """
         if self.ended or within is None:
             return
         first = self._kill_at is None
@@ -101,7 +115,11 @@ class WorkerProcess:
                 return give_up_at - now
             return max(0.0, self._kill_at - now)
         limit = self._stop_ends_at
-        return min(self.limits.stopped_looks, limit - now) if limit is not None and now < limit else None
+        return (
+            min(self.limits.stopped_looks, limit - now)
+            if limit is not None and now < limit
+            else None
+        )
 
     def send(self, number: int) -> None:
         """Send it a signal; nothing happens where it has ended."""
@@ -114,7 +132,9 @@ LONGEST = 1 << 16
 
 
 class WorkerPipe:
-    """One end; a message is one JSON object of at most ``LONGEST`` bytes, about half of what Linux takes at once."""
+    """One end; a message is one JSON object of at most ``LONGEST`` bytes, about half of what Linux
+    takes at once.
+    """
 
     def __init__(self, end: socket.socket) -> None:
         self.end = end
@@ -125,7 +145,9 @@ class WorkerPipe:
             self.end.send(json.dumps(message).encode())
 
     def receive(self) -> dict[str, Any] | None:
-        """The next message, empty where it is none; None when the other side has closed or ended."""
+        """The next message, empty where it is none; None when the other side has closed or
+        ended.
+        """
         with contextlib.suppress(OSError):
             if data := self.end.recv(LONGEST):
                 return parse(data)
@@ -139,7 +161,9 @@ def pipe() -> tuple[WorkerPipe, WorkerPipe]:
 
 
 def wait_for_child(pid: int, limit: float) -> int | None:
-    """The exit code of a child; None where it has not ended in time, -1 where others have collected it."""
+    """The exit code of a child; None where it has not ended in time, -1 where others have collected
+    it.
+    """
     end = time.monotonic() + limit
     with contextlib.suppress(ChildProcessError):
         while not (found := os.waitpid(pid, os.WNOHANG))[0]:
@@ -150,11 +174,14 @@ def wait_for_child(pid: int, limit: float) -> int | None:
     return -1
 
 
-def kill_descendants(within: float, given_up: Collection[int] = (), spared: Collection[int] = ()) -> set[int]:
+def kill_descendants(
+    within: float, given_up: Collection[int] = (), spared: Collection[int] = ()
+) -> set[int]:
     """In the supervisor, when the worker has ended: kill and collect every process that it left.
 
-    It takes ``within`` seconds at most: one in a kernel call that does not return cannot be killed. ``given_up`` are
-    known to be so, and ``spared`` is not to be killed. Returns those that could not be.
+    It takes ``within`` seconds at most: one in a kernel call that does not return cannot be killed.
+    ``given_up`` are known to be so, and ``spared`` is not to be killed. Returns those that could
+    not be.
     """
     end = time.monotonic() + within
     while True:
@@ -170,8 +197,8 @@ def kill_descendants(within: float, given_up: Collection[int] = (), spared: Coll
 
 
 def _kill_with_children(pid: int) -> None:
-    # Its children first become ours when it has ended, and are found in the next round; those that are not killed
-    # yet may start more meanwhile, which that round finds as well.
+    # Its children first become ours when it has ended, and are found in the next round; those that
+    # are not killed yet may start more meanwhile, which that round finds as well.
     for child in children_of(pid):
         _kill_with_children(child)
     with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -179,10 +206,12 @@ def _kill_with_children(pid: int) -> None:
 
 
 def kill_forks_on_exit(worker: int) -> None:
-    """In the worker: what Python forks here ends with this process, also where the supervisor was killed.
+    """In the worker: what Python forks here ends with this process, also where the supervisor was
+    killed.
 
-    Such are the DataLoader's workers. Only those of the main thread: the kernel's signal comes at the end of the
-    *thread* that forked. And only our own children: one that leaves its parent on purpose would be killed by it.
+    Such are the DataLoader's workers. Only those of the main thread: the kernel's signal comes at
+    the end of the *thread* that forked. And only our own children: one that leaves its parent on
+    purpose would be killed by it.
     """
     ours = True
 

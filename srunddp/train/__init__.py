@@ -1,10 +1,18 @@
-"""The shared training loop: DistributedDataParallel, with the parts that are easily got wrong done once."""
+"""The shared training loop: DistributedDataParallel, with the parts that are easily got wrong done
+once.
+"""
 
 from srunddp.config.parse import read_config
 from srunddp.train.callback import Callback
 from srunddp.train.checkpoint.file import CheckpointError, load_checkpoint, save_checkpoint
 from srunddp.train.checkpoint.manager import CheckpointManager
-from srunddp.train.config import CheckpointConfig, Config, DataLoaderConfig, DDPConfig, PreemptionConfig
+from srunddp.train.config import (
+    CheckpointConfig,
+    Config,
+    DataLoaderConfig,
+    DDPConfig,
+    PreemptionConfig,
+)
 from srunddp.train.data.loader import DistributedDataLoader
 from srunddp.train.data.order import Order, Weighted
 from srunddp.train.data.steps import Batch, StepBatches
@@ -16,8 +24,27 @@ from srunddp.train.trainer import Trainer
 from srunddp.train.world import World
 
 __all__ = [
-    "Batch", "Callback", "CheckpointConfig", "CheckpointError", "CheckpointManager", "Config", "DDPConfig",
-    "DataLoaderConfig", "DistributedDataLoader", "EpochRecord", "Metric", "Order", "Preemption", "PreemptionConfig",
-    "StepBatches", "Trainer", "Weighted", "World", "accuracy", "import_torchvision", "load_checkpoint", "read_config",
+    "Batch",
+    "Callback",
+    "CheckpointConfig",
+    "CheckpointError",
+    "CheckpointManager",
+    "Config",
+    "DDPConfig",
+    "DataLoaderConfig",
+    "DistributedDataLoader",
+    "EpochRecord",
+    "Metric",
+    "Order",
+    "Preemption",
+    "PreemptionConfig",
+    "StepBatches",
+    "Trainer",
+    "Weighted",
+    "World",
+    "accuracy",
+    "import_torchvision",
+    "load_checkpoint",
+    "read_config",
     "save_checkpoint",
-]  # fmt: skip
+]

@@ -42,20 +42,30 @@ class CheckpointPolicy:
         """Begin to note signals, until ``stack`` is closed.
 
         Args:
-            log: a line to the user, on rank 0; written: called there with each checkpoint that is whole.
+            log: a line to the user, on rank 0; written: called there with each checkpoint that is
+                whole.
         """
         self.due = False
-        self._config, self._world, self._state, self._log, self._written = config, world, state, log, written
+        self._config, self._world, self._state, self._log, self._written = (
+            config,
+            world,
+            state,
+            log,
+            written,
+        )
         # First, so that a signal is noted rather than the end of a rank that loads its checkpoint.
         self._preemption = stack.enter_context(Preemption(world, config.preemption))
         keep = config.checkpoint
         folder = Path(config.output_dir or ".") / FOLDER
-        self._manager = CheckpointManager(folder, world, keep_last=keep.keep_last, keep_best=keep.keep_best, log=log)
+        self._manager = CheckpointManager(
+            folder, world, keep_last=keep.keep_last, keep_best=keep.keep_best, log=log
+        )
         self._saved: tuple[int, ...] = ()
         self._saved_at = time.monotonic()
 
     def restore(self, before: Callable[[Mapping[str, Any]], None]) -> None:
-        """Go on from a checkpoint where the configuration names or finds one; and see that the state can be saved.
+        """Go on from a checkpoint where the configuration names or finds one; and see that the
+        state can be saved.
 
         Args:
             before: called with the checkpoint before it is loaded.
@@ -63,7 +73,10 @@ class CheckpointPolicy:
         if found := self._manager.load(self._config.resume):
             if found.get("version") != VERSION:
                 wrong = f"this checkpoint has the version {found.get('version', 'none')}"
-                expected, where = f"one that a Trainer wrote, of version {VERSION}", str(self._manager.loaded)
+                expected, where = (
+                    f"one that a Trainer wrote, of version {VERSION}",
+                    str(self._manager.loaded),
+                )
                 hint = "load its model in the script by srunddp.train.load_checkpoint() instead"
                 raise CheckpointError(wrong, expected=expected, hint=hint, where=where)
             before(found)
@@ -75,28 +88,38 @@ class CheckpointPolicy:
         try:
             state.load_state_dict(found)
         except (IndexError, KeyError, RuntimeError, ValueError, TypeError) as error:
-            wrong = f"the checkpoint is not of this model and optimizer: {' '.join(str(error).split())[:300]}"
+            wrong = (
+                "the checkpoint is not of this model and optimizer:"
+                f" {' '.join(str(error).split())[:300]}"
+            )
             expected, hint = "those of the script that wrote it", "start with another output_dir"
             raise CheckpointError(wrong, expected=expected, hint=hint) from error
         self._manager.restore_rng(found, self._config.seed)
         if self._config.resume in ("never", "auto"):  # else it may be in another folder
             self._saved = self._position()
         if self._world.rank == 0:
-            self._log(f"goes on from {self._manager.loaded}: epochs done: {state.epoch}, steps done: {state.step}")
+            self._log(
+                f"goes on from {self._manager.loaded}: epochs done: {state.epoch}, steps done:"
+                f" {state.step}"
+            )
 
     def begin(self) -> None:
         """Steps of another kind begin."""
         self._preemption.restart_interval()
 
     def agree(self) -> None:
-        """Agree with the other ranks, about once a second; all call this equally often. StopTraining: all stop here."""
+        """Agree with the other ranks, about once a second; all call this equally often.
+        StopTraining: all stop here.
+        """
         stop = self._preemption.should_stop(checkpoint_due=self._due_by_clock())
         self.due |= self._preemption.checkpoint_due
         if stop:
             raise StopTraining
 
     def after_step(self, sums: MetricAccumulator | None) -> None:
-        """Write a checkpoint if one is due after this step, with the epoch's ``sums``; stop if that is agreed on."""
+        """Write a checkpoint if one is due after this step, with the epoch's ``sums``; stop if that
+        is agreed on.
+        """
         self._report()
         self._save_if_due(self._config.checkpoint.every_steps, self._state.step, sums)
         self.agree()
@@ -142,7 +165,11 @@ class CheckpointPolicy:
     def _due_by_clock(self) -> bool:
         """By rank 0's clock, which the others have to be told."""
         minutes = self._config.checkpoint.every_minutes
-        return self._world.rank == 0 and bool(minutes) and time.monotonic() >= self._saved_at + 60 * minutes
+        return (
+            self._world.rank == 0
+            and bool(minutes)
+            and time.monotonic() >= self._saved_at + 60 * minutes
+        )
 
     def _report(self) -> None:
         for path in self._manager.report():

@@ -13,13 +13,16 @@ class Evaluations:
 
     def __init__(self, config: Config, state: TrainingState, *, exist: bool) -> None:
         self._config, self._state, self._exist = config, state, exist
-        self._latest: tuple[int, Mapping[str, float]] = (0, {})  # an evaluation's step, and its figures
+        # An evaluation's step, and its figures.
+        self._latest: tuple[int, Mapping[str, float]] = (0, {})
 
     @property
     def due(self) -> bool:
         """Whether to evaluate after this step."""
         every, state = self._config.evaluate_every_steps, self._state
-        return bool(every and self._exist and state.step % every == 0 and state.evaluated < state.step)
+        return bool(
+            every and self._exist and state.step % every == 0 and state.evaluated < state.step
+        )
 
     @property
     def due_at_epochs_end(self) -> bool:
@@ -39,7 +42,8 @@ class Evaluations:
         return 0 < self._config.patience <= self._state.evals_since_best
 
     def record(self, figures: Mapping[str, float]) -> tuple[float, bool]:
-        """Take the figures of an evaluation, or those of training where there is no validation data.
+        """Take the figures of an evaluation, or those of training where there is no validation
+        data.
 
         Returns:
             The figure that ``config.monitor`` names, and whether it is the best so far.
@@ -49,8 +53,14 @@ class Evaluations:
         """
         state, config = self._state, self._config
         # One figure for all of a metric's is that it is not known: nothing was evaluated.
-        if config.monitor not in figures and not math.isnan(figures.get(config.monitor.split("/")[0], 0.0)):
-            raise ConfigError(f"monitor={config.monitor}", expected=f"one of {', '.join(figures)}", hint="correct it")
+        if config.monitor not in figures and not math.isnan(
+            figures.get(config.monitor.split("/")[0], 0.0)
+        ):
+            raise ConfigError(
+                f"monitor={config.monitor}",
+                expected=f"one of {', '.join(figures)}",
+                hint="correct it",
+            )
         self._latest, state.evaluated = (state.step, figures), state.step
         figure = figures.get(config.monitor, math.nan)
         score = figure if config.mode == "min" else -figure

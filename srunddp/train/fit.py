@@ -46,7 +46,9 @@ def make_loader(
     order: Order | None = None,
     training: bool = False,
 ) -> DistributedDataLoader:
-    """A loader by the Trainer's settings; ``training``: of training data, else of data for an evaluation."""
+    """A loader by the Trainer's settings; ``training``: of training data, else of data for an
+    evaluation.
+    """
     config = trainer.config
     if not training and not isinstance(data, IterableDataset):
         order = Sequential(length_of(data) or 0)
@@ -63,7 +65,8 @@ def make_loader(
         gradient_accumulation_steps=config.gradient_accumulation_steps if training else 1,
         num_workers=config.dataloader.num_workers,
         prefetch_factor=config.dataloader.prefetch_factor,
-        # Those of an evaluation end with it: else both would stay, twice as many as there are CPUs for.
+        # Those of an evaluation end with it: else both would stay, twice as many as there are CPUs
+        # for.
         persistent_workers=training and config.dataloader.persistent_workers,
         pin_memory=config.dataloader.pin_memory,
         multiprocessing_context=config.dataloader.multiprocessing_context,
@@ -74,10 +77,12 @@ def make_loader(
 
 
 class FitLoop:
-    """What happens before, between and after the steps of a :class:`srunddp.train.Trainer`. A context manager.
+    """What happens before, between and after the steps of a :class:`srunddp.train.Trainer`. A
+    context manager.
 
     Attributes:
-        timer: notes where the time of its steps goes; evaluations: when they are due, and the best of them.
+        timer: notes where the time of its steps goes; evaluations: when they are due, and the best
+            of them.
         policy: of checkpoints and stops; None without an ``output_dir``.
     """
 
@@ -93,16 +98,27 @@ class FitLoop:
     ) -> None:
         """The arguments are those of :meth:`srunddp.train.Trainer.fit`."""
         config, world = trainer.config, trainer.world
-        self._trainer, self._config, self._world, self._state = trainer, config, world, trainer.state
+        self._trainer, self._config, self._world, self._state = (
+            trainer,
+            config,
+            world,
+            trainer.state,
+        )
         self._progress = Progress() if world.rank == 0 else SilentProgress()
         self.timer = make_step_timer(world.device)
-        validate.check_fit(world, {"train_data": train_data, "val_data": val_data}, trainer.weight, config)
+        validate.check_fit(
+            world, {"train_data": train_data, "val_data": val_data}, trainer.weight, config
+        )
         if collate and val_data is not None and not val_collate:
             expected = "both said: what mixes samples for training would make the evaluation wrong"
             hint = "pass val_collate=collate, or val_collate=torch.utils.data.default_collate"
-            raise ConfigError("collate and val_data, without val_collate", expected=expected, hint=hint)
+            raise ConfigError(
+                "collate and val_data, without val_collate", expected=expected, hint=hint
+            )
         workers.set_threads(workers.share(world), config.num_threads)
-        self._loader = make_loader(trainer, train_data, order=order, collate=collate, sharded=sharded, training=True)
+        self._loader = make_loader(
+            trainer, train_data, order=order, collate=collate, sharded=sharded, training=True
+        )
         self._val_loader: DistributedDataLoader | None = None
         if val_data is not None:
             splits = sharded and isinstance(val_data, IterableDataset)
@@ -137,7 +153,9 @@ class FitLoop:
         self._call("on_fit_start")
 
     def _set_up_epochs(self) -> None:
-        """Tell the state of this call's loader, and how many steps there are; and the schedulers, which go by them."""
+        """Tell the state of this call's loader, and how many steps there are; and the schedulers,
+        which go by them.
+        """
         state, config, trainer = self._state, self._config, self._trainer
         per_epoch = self._loader.steps_left(0)
         whole = config.max_steps or (per_epoch and per_epoch * config.epochs)
@@ -146,16 +164,24 @@ class FitLoop:
             self._loader.load_state_dict(state.parts["loader"].state_dict())
         state.steps_per_epoch, state.parts = per_epoch, {**state.parts, "loader": self._loader}
         if state.schedulers is None:
-            state.schedulers = Schedulers(state.optimizers, trainer.schedulers, config, whole, self._steps_done)
+            state.schedulers = Schedulers(
+                state.optimizers, trainer.schedulers, config, whole, self._steps_done
+            )
         self._schedulers = state.schedulers
-        evaluates = self._val_loader is None or config.evaluate_every_epochs or config.evaluate_every_steps
+        evaluates = (
+            self._val_loader is None or config.evaluate_every_epochs or config.evaluate_every_steps
+        )
         if self._schedulers.wait_for_evaluations and not evaluates:
             found = "ReduceLROnPlateau, and evaluate_every_epochs and evaluate_every_steps are 0"
             hint = "set evaluate_every_epochs=1"
-            raise ConfigError(found, expected="evaluations, after each of which it is stepped", hint=hint)
+            raise ConfigError(
+                found, expected="evaluations, after each of which it is stepped", hint=hint
+            )
 
     def _steps_done(self) -> float:
-        """Steps of this world that the samples so far make, so that another world's steps count by their samples."""
+        """Steps of this world that the samples so far make, so that another world's steps count by
+        their samples.
+        """
         state = self._state
         if self._config.max_steps or not self._samples or not state.steps_per_epoch:
             return state.step
@@ -170,36 +196,52 @@ class FitLoop:
         if state.step == 0:  # a trainer that has made steps goes on from where it is
             self.policy.restore(self._before_restore)
         if self.is_over:
-            self._progress.log(f"nothing to do: epochs done: {state.epoch}, steps done: {state.step}")
+            self._progress.log(
+                f"nothing to do: epochs done: {state.epoch}, steps done: {state.step}"
+            )
         if self._world.rank == 0:
             path, hint = folder / "config.yaml", "correct output_dir, or free space there"
             with file_errors(str(path), expected="a folder that rank 0 may write to", hint=hint):
                 save_config(path, self._config)
-            self._metrics_logger = MetricsLogger(folder, self._config.tensorboard, self._progress.log)
+            self._metrics_logger = MetricsLogger(
+                folder, self._config.tensorboard, self._progress.log
+            )
             self._stack.callback(self._metrics_logger.close)
             self._metrics_logger.rewind(state.step)
 
     def _before_restore(self, saved: Mapping[str, Any]) -> None:
-        """Check that the checkpoint is of this run, and have DistributedDataParallel make its first step."""
+        """Check that the checkpoint is of this run, and have DistributedDataParallel make its first
+        step.
+        """
         state = self._state
         if self._schedulers.made_for_steps:
             made_for = self._schedulers.made_for_steps
-            validate.check_steps_per_epoch(saved["steps_per_epoch"], state.steps_per_epoch, made_for)
+            validate.check_steps_per_epoch(
+                saved["steps_per_epoch"], state.steps_per_epoch, made_for
+            )
         for optimizer, before in zip(state.optimizers, saved["optimizer"], strict=False):
             self._tell_of_lr(optimizer.param_groups, before["param_groups"], saved["lr_factor"])
         self._trainer.warm_up_buckets(self.steps())
 
-    def _tell_of_lr(self, groups: list[dict[str, Any]], saved: list[dict[str, Any]], factor: float) -> None:
-        """Say that a changed learning rate has no effect: a resume goes on with the optimizer's state."""
+    def _tell_of_lr(
+        self, groups: list[dict[str, Any]], saved: list[dict[str, Any]], factor: float
+    ) -> None:
+        """Say that a changed learning rate has no effect: a resume goes on with the optimizer's
+        state.
+        """
         for group, before in zip(groups, saved, strict=False):
             asked = float(group.get("initial_lr", group["lr"])) / self._state.lr_factor
             used = float(before.get("initial_lr", before["lr"])) / factor
             if not math.isclose(asked, used, rel_tol=1e-6):
-                self._progress.log(f"the checkpoint's learning rate {used:g} is used, not the script's {asked:g}")
+                self._progress.log(
+                    f"the checkpoint's learning rate {used:g} is used, not the script's {asked:g}"
+                )
 
     @property
     def is_over(self) -> bool:
-        """Whether all epochs, or all steps, are done, or the figures have not become better for long enough."""
+        """Whether all epochs, or all steps, are done, or the figures have not become better for
+        long enough.
+        """
         state, config = self._state, self._config
         done = state.step >= config.max_steps if config.max_steps else state.epoch >= config.epochs
         return done or (self.evaluations.early_stopped and not state.samples_seen)
@@ -222,7 +264,9 @@ class FitLoop:
         state, config = self._state, self._config
         steps, left = state.steps_per_epoch, self._loader.steps_left(state.samples_seen)
         done = steps - left if steps is not None and left is not None else 0
-        epochs = config.epochs if not config.max_steps else -(-config.max_steps // steps) if steps else 0
+        epochs = (
+            config.epochs if not config.max_steps else -(-config.max_steps // steps) if steps else 0
+        )
         self._progress.start_epoch(state.epoch + 1, epochs, steps, done)
         self.timer.epoch(state.epoch + 1)
         self._sums = MetricAccumulator(self._trainer.metrics, self._world, state.sums)
@@ -233,7 +277,8 @@ class FitLoop:
         state = self._state
         is_read = self._loader.state_dict()["epoch"] > state.epoch + 1
         if state.samples_seen and (is_read or self.evaluations.early_stopped):
-            return  # a resume amid the evaluation at the epoch's end, or after the one that ended training
+            # A resume amid the evaluation at the epoch's end, or after the one that ended training.
+            return
         self._loader.set_epoch(state.epoch + 1)
         for step in self.timer.timed(self._loader.steps()):
             yield step
@@ -242,11 +287,15 @@ class FitLoop:
         if not state.samples_seen:
             sizes = "batch_size and gradient_accumulation_steps"
             hint = f"check what the data set yields; with dataloader.drop_last, also {sizes}"
-            raise ConfigError("an epoch without a step", expected="training data for one", hint=hint)
+            raise ConfigError(
+                "an epoch without a step", expected="training data for one", hint=hint
+            )
 
     @contextmanager
     def evaluation(self) -> Iterator[Iterator[StepBatches]]:
-        """The validation data, a batch each step. Training's clock and random states stand still."""
+        """The validation data, a batch each step. Training's clock and random states stand
+        still.
+        """
         assert self._val_loader is not None
         with self._progress.paused(), preserved_rng(self._world):
             if self.policy:
@@ -273,7 +322,9 @@ class FitLoop:
         self.timer.done(step.samples)
 
     def record_evaluation(self, figures: Mapping[str, float]) -> None:
-        """Take an evaluation's figures; those of a step that was evaluated before are not recorded again."""
+        """Take an evaluation's figures; those of a step that was evaluated before are not recorded
+        again.
+        """
         if self._state.evaluated < self._state.step:
             self._call("on_evaluation", figures)
             self.log("evaluation", figures)
@@ -294,7 +345,9 @@ class FitLoop:
         """Record an epoch that is over."""
         state, speed, world = self._state, self._progress.samples_per_second, self._world
         event("epoch_end", state.epoch + 1)
-        record = EpochRecord(state.epoch + 1, dict(train), dict(val), speed, world.world_size, world.device.type)
+        record = EpochRecord(
+            state.epoch + 1, dict(train), dict(val), speed, world.world_size, world.device.type
+        )
         self._progress.end_epoch(record)
         if val:
             self.record_evaluation(val)
@@ -303,7 +356,14 @@ class FitLoop:
         state.epoch, state.samples_seen, state.sums, self._sums = state.epoch + 1, 0, [], None
         state.records.append(record)
         self._schedulers.after_epoch()
-        self.log("epoch", {"epoch": record.epoch, **train, **{f"val/{name}": value for name, value in val.items()}})
+        self.log(
+            "epoch",
+            {
+                "epoch": record.epoch,
+                **train,
+                **{f"val/{name}": value for name, value in val.items()},
+            },
+        )
         self._call("on_epoch", record)
         if self.policy:
             self.policy.after_epoch()
@@ -313,13 +373,18 @@ class FitLoop:
         heartbeat(last=True)
         if self.evaluations.early_stopped and self._state.epoch < self._config.epochs:
             evaluations = self._state.evals_since_best
-            self._progress.log(f"no better {self._config.monitor} in {evaluations} evaluations: training is over")
+            self._progress.log(
+                f"no better {self._config.monitor} in {evaluations} evaluations: training is over"
+            )
         if self.policy:
             self.policy.finish()
         self._call("on_fit_end")
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         with self._stack:
             if self.policy and isinstance(error, StopTraining):

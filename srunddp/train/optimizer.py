@@ -25,9 +25,14 @@ def as_tuple(one_or_more: Any) -> tuple[Any, ...]:
 def use_fused(optimizer: Optimizer, model: nn.Module) -> None:
     """Have the optimizer use its fused kernels where it has some for these parameters.
 
-    What the user has chosen stays: an implementation, a differentiable step, a state that is there already.
+    What the user has chosen stays: an implementation, a differentiable step, a state that is there
+    already.
     """
-    if type(optimizer) not in _FUSED or optimizer.state or any(getattr(m, "sparse", False) for m in model.modules()):
+    if (
+        type(optimizer) not in _FUSED
+        or optimizer.state
+        or any(getattr(m, "sparse", False) for m in model.modules())
+    ):
         return
     for group in optimizer.param_groups:
         if any(group.get(name) is not None for name in _KERNELS) or group.get("differentiable"):
@@ -36,7 +41,8 @@ def use_fused(optimizer: Optimizer, model: nn.Module) -> None:
             return
     for group in optimizer.param_groups:
         group["fused"] = True
-    # As the optimizer's constructor does with fused=True: GradScaler then leaves the division to the kernel.
+    # As the optimizer's constructor does with fused=True: GradScaler then leaves the division to
+    # the kernel.
     optimizer._step_supports_amp_scaling = True  # type: ignore[attr-defined]
 
 
@@ -53,7 +59,8 @@ def zero_grad(optimizer: Optimizer) -> None:
 def lr_factor(config: Config, world_size: int) -> float:
     """What the learning rate is multiplied by, for the samples of one step.
 
-    In proportion to them (``linear``) as Goyal et al. 2017 do, or to their root (``sqrt``) as Krizhevsky 2014.
+    In proportion to them (``linear``) as Goyal et al. 2017 do, or to their root (``sqrt``) as
+    Krizhevsky 2014.
     """
     samples = world_size * config.gradient_accumulation_steps * config.batch_size
     ratio = samples / (config.base_batch_size or config.batch_size)
@@ -70,9 +77,16 @@ def scale_lr(optimizer: Optimizer, factor: float) -> None:
 
 
 def with_kernels_of(optimizer: Optimizer, state: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A saved state with this optimizer's choice of kernels: that of the run before may not suit this device."""
+    """A saved state with this optimizer's choice of kernels: that of the run before may not suit
+    this device.
+    """
     groups = state["param_groups"]
     if len(groups) != len(optimizer.param_groups):
         return state
-    own = [{name: group[name] for name in _KERNELS & group.keys()} for group in optimizer.param_groups]
-    return {**state, "param_groups": [group | kernels for group, kernels in zip(groups, own, strict=True)]}
+    own = [
+        {name: group[name] for name in _KERNELS & group.keys()} for group in optimizer.param_groups
+    ]
+    return {
+        **state,
+        "param_groups": [group | kernels for group, kernels in zip(groups, own, strict=True)],
+    }

@@ -1,4 +1,5 @@
-"""How far training is: what an epoch came to and the one line that says so, and the bar or lines before it.
+"""How far training is: what an epoch came to and the one line that says so, and the bar or lines
+before it.
 
 Nothing else in this package prints. What cannot be printed ends nothing.
 """
@@ -49,7 +50,9 @@ class EpochRecord:
 
 
 def describe(record: EpochRecord) -> str:
-    """For example ``Epoch 1 - loss 0.2346, accuracy 92.34 %, val loss 0.1234, 12345 samples/s (6172 per GPU)``."""
+    """For example ``Epoch 1 - loss 0.2346, accuracy 92.34 %, val loss 0.1234, 12345 samples/s (6172
+    per GPU)``.
+    """
     parts = [_part(name, value) for name, value in record.train.items()]
     parts += [f"val {_part(name, value)}" for name, value in record.val.items()]
     if record.samples_per_second:
@@ -90,7 +93,8 @@ class SilentProgress:
 
         Args:
             samples: of all ranks together.
-            loss: of this rank, of no dimension; None where it had no samples. Read where it is shown.
+            loss: of this rank, of no dimension; None where it had no samples. Read where it is
+                shown.
         """
         self._samples += samples
 
@@ -118,7 +122,9 @@ class SilentProgress:
 
 
 class Progress(SilentProgress):
-    """For rank 0: a bar on standard error where that is a terminal, else a line every 30 s; and each epoch's line."""
+    """For rank 0: a bar on standard error where that is a terminal, else a line every 30 s; and
+    each epoch's line.
+    """
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         super().__init__(clock)
@@ -184,21 +190,32 @@ class Progress(SilentProgress):
     def _share(self) -> str:
         if self._steps is None:
             return f"step {self._done}"
-        return f"step {self._done} of {self._steps} ({100 * self._done / max(self._steps, 1):.0f} %)"
+        return (
+            f"step {self._done} of {self._steps} ({100 * self._done / max(self._steps, 1):.0f} %)"
+        )
 
 
 def _bar(description: str, steps: int | None, done: int) -> tqdm[None]:
     from tqdm import tqdm
 
     class Bar(tqdm):  # type: ignore[type-arg]
-        # The steps keep the time themselves: no thread, and no lock that is shared with forked processes.
+        # The steps keep the time themselves: no thread, and no lock that is shared with forked
+        # processes.
         monitor_interval = 0
         _lock = threading.RLock()
 
     # In a terminal that does not tell its size tqdm would draw nothing.
     known = os.get_terminal_size(sys.stderr.fileno()).columns > 0
     size = {"dynamic_ncols": True} if known else {"ncols": 80, "nrows": 24}
-    return Bar(total=steps, initial=done, desc=description, file=sys.stderr, unit="step", leave=False, **size)
+    return Bar(
+        total=steps,
+        initial=done,
+        desc=description,
+        file=sys.stderr,
+        unit="step",
+        leave=False,
+        **size,
+    )
 
 
 def _write(stream: TextIO | None, line: str) -> None:
@@ -212,7 +229,10 @@ def _throughput(record: EpochRecord) -> str:
     text = f"{record.samples_per_second:.0f} samples/s"
     if record.world_size == 1:
         return text
-    return f"{text} ({record.samples_per_second_per_gpu:.0f} per {'GPU' if record.device == 'cuda' else 'rank'})"
+    return (
+        f"{text} ({record.samples_per_second_per_gpu:.0f} per"
+        f" {'GPU' if record.device == 'cuda' else 'rank'})"
+    )
 
 
 def _part(name: str, value: float) -> str:

@@ -20,7 +20,8 @@ _CPU = torch.device("cpu")
 def gather(world: World) -> list[Tensor]:
     """Of all ranks, on rank 0: bytes, uint8; nothing on the others. All ranks call this.
 
-    The states are torch's of the CPU and of this rank's GPU, Python's, and numpy's where it is in use.
+    The states are torch's of the CPU and of this rank's GPU, Python's, and numpy's where it is in
+    use.
     """
     cpu, python, numpy, cuda = _get_states(world.device)
     if numpy:
@@ -41,7 +42,9 @@ def restore(states: Sequence[Tensor], world: World, number: int) -> None:
         seed(number + world.rank)
         torch.cuda.manual_seed(number + world.rank)
         return
-    cpu, python, numpy, cuda = torch.load(io.BytesIO(states[world.rank].numpy().tobytes()), weights_only=True)
+    cpu, python, numpy, cuda = torch.load(
+        io.BytesIO(states[world.rank].numpy().tobytes()), weights_only=True
+    )
     if numpy:
         numpy = (numpy[0], numpy[1].numpy().astype("uint32"), *numpy[2:])
     _set_states((cpu, python, numpy, cuda), world.device)
@@ -59,7 +62,8 @@ def preserved_rng(world: World) -> Iterator[None]:
 
 def seed(number: int) -> None:
     """Seed the random numbers of the CPU."""
-    torch.default_generator.manual_seed(number % 2**63)  # not torch.manual_seed, which thinks of all GPUs as well
+    # Not torch.manual_seed, which thinks of all GPUs as well.
+    torch.default_generator.manual_seed(number % 2**63)
     random.seed(number)
     if numpy := sys.modules.get("numpy"):
         numpy.random.seed(number % 2**32)
@@ -68,18 +72,21 @@ def seed(number: int) -> None:
 class IsolatedRng:
     """Random numbers of the CPU in here are one sequence of its own; the rank's go on after it.
 
-    numpy's global generator draws two normal numbers at a time. One that it holds back is lost here.
+    numpy's global generator draws two normal numbers at a time. One that it holds back is lost
+    here.
     """
 
     def __init__(self, number: int) -> None:
         """``number``: the sequence's seed."""
         outer = _get_states()
         seed(number)
-        self._torch, self._python, self._numpy, _ = _get_states()  # the states of who does not draw now
+        # The states of who does not draw now.
+        self._torch, self._python, self._numpy, _ = _get_states()
         _set_states(outer)
         numpy: Any = getattr(sys.modules.get("numpy"), "random", None)
         self._exchange = (numpy.get_state, numpy.set_state) if numpy else None
-        if hasattr(numpy, "set_bit_generator"):  # from numpy 1.24 on; its states would take 400 us a time
+        # From numpy 1.24 on; its states would take 400 us a time.
+        if hasattr(numpy, "set_bit_generator"):
             self._numpy = numpy.MT19937(number % 2**32)
             self._exchange = numpy.get_bit_generator, numpy.set_bit_generator
 
@@ -110,7 +117,12 @@ def forget_normal() -> None:
 def _get_states(device: torch.device = _CPU) -> tuple[Any, ...]:
     numpy = sys.modules.get("numpy")
     cuda = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
-    return torch.get_rng_state(), random.getstate(), numpy.random.get_state() if numpy else None, cuda
+    return (
+        torch.get_rng_state(),
+        random.getstate(),
+        numpy.random.get_state() if numpy else None,
+        cuda,
+    )
 
 
 def _set_states(states: tuple[Any, ...], device: torch.device = _CPU) -> None:

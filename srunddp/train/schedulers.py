@@ -16,7 +16,9 @@ Scheduler: TypeAlias = LRScheduler | Callable[[Optimizer], LRScheduler]
 
 
 class Schedulers:
-    """One scheduler for each optimizer, or none at all; each is stepped at its moments. ``all``: the schedulers."""
+    """One scheduler for each optimizer, or none at all; each is stepped at its moments. ``all``:
+    the schedulers.
+    """
 
     def __init__(
         self,
@@ -26,16 +28,18 @@ class Schedulers:
         total: int | None,
         done: Callable[[], float],
     ) -> None:
-        """Args:
-        wanted: the user's, which go before ``config.schedule``: as many as optimizers, or none.
-        total: steps of the whole run; None where that is not known.
-        done: steps of this world that the samples so far would have taken, which need not be a whole number.
+        """Args: wanted: the user's, which go before ``config.schedule``: as many as optimizers, or
+        none. total: steps of the whole run; None where that is not known. done: steps of this world
+        that the samples so far would have taken, which need not be a whole number.
 
         Raises:
             ConfigError: the learning rate cannot be scheduled so.
         """
         if wanted:
-            self.all = tuple(_made(each, optimizer, config) for each, optimizer in zip(wanted, optimizers, strict=True))
+            self.all = tuple(
+                _made(each, optimizer, config)
+                for each, optimizer in zip(wanted, optimizers, strict=True)
+            )
         else:
             self.all = _by_schedule(optimizers, config, total, done)
         self._by_epoch = bool(wanted) and config.scheduler_interval == "epoch"
@@ -43,8 +47,13 @@ class Schedulers:
 
     @property
     def made_for_steps(self) -> str:
-        """The class of a user's scheduler that is stepped after each step; nothing where there is none."""
-        return next((type(each).__name__ for each in self._others() if self._wanted and not self._by_epoch), "")
+        """The class of a user's scheduler that is stepped after each step; nothing where there is
+        none.
+        """
+        return next(
+            (type(each).__name__ for each in self._others() if self._wanted and not self._by_epoch),
+            "",
+        )
 
     @property
     def wait_for_evaluations(self) -> bool:
@@ -70,7 +79,9 @@ class Schedulers:
                 each.step(figure)
 
     def rescale(self, optimizers: Sequence[Optimizer], factor: float) -> None:
-        """Multiply the learning rates amid a run, and what the schedulers compute the next ones from."""
+        """Multiply the learning rates amid a run, and what the schedulers compute the next ones
+        from.
+        """
         for optimizer in optimizers:
             scale_lr(optimizer, factor)
         for scheduler in self.all:
@@ -105,11 +116,18 @@ def _by_schedule(
         raise ConfigError(found, expected=f"at most the {total} steps of the run", hint=hint)
     if config.schedule == "cosine" and total is None:
         hint = "set max_steps, give the data set a __len__, or pass a scheduler"
-        raise ConfigError("schedule cosine, and data without a length", expected="a known number of steps", hint=hint)
+        raise ConfigError(
+            "schedule cosine, and data without a length",
+            expected="a known number of steps",
+            hint=hint,
+        )
     if config.schedule == "constant" and not config.warmup_steps:
         return ()
     end = total if config.schedule == "cosine" else None
-    return tuple(LambdaLR(each, lambda _: warmup_then_cosine(done(), config.warmup_steps, end)) for each in optimizers)
+    return tuple(
+        LambdaLR(each, lambda _: warmup_then_cosine(done(), config.warmup_steps, end))
+        for each in optimizers
+    )
 
 
 def _made(wanted: Scheduler, optimizer: Optimizer, config: Config) -> LRScheduler:
@@ -117,22 +135,32 @@ def _made(wanted: Scheduler, optimizer: Optimizer, config: Config) -> LRSchedule
         if config.scale_lr != "no":
             found = f"a finished {type(wanted).__name__} and scale_lr={config.scale_lr}"
             hint = "pass a function instead: scheduler=lambda optimizer: StepLR(optimizer, 1000)"
-            raise ConfigError(found, expected="the scheduler to start from the scaled learning rate", hint=hint)
+            raise ConfigError(
+                found, expected="the scheduler to start from the scaled learning rate", hint=hint
+            )
         return wanted
     made = wanted(optimizer)
     if not isinstance(made, LRScheduler):
         found = f"the function for the scheduler returned a {type(made).__name__}"
-        raise ConfigError(found, expected="a scheduler of torch.optim.lr_scheduler", hint="return one")
+        raise ConfigError(
+            found, expected="a scheduler of torch.optim.lr_scheduler", hint="return one"
+        )
     own = [each for each in _nested(made) if isinstance(each, OneCycleLR | CyclicLR)]
     if own and config.scale_lr != "no":
-        expected = "a scheduler that starts from the optimizer's learning rate, this one has rates of its own"
+        expected = (
+            "a scheduler that starts from the optimizer's learning rate, this one has rates of"
+            " its own"
+        )
         hint = "use scale_lr=no, and give it rates for this world's batch"
-        raise ConfigError(f"{type(own[0]).__name__} and scale_lr={config.scale_lr}", expected=expected, hint=hint)
+        raise ConfigError(
+            f"{type(own[0]).__name__} and scale_lr={config.scale_lr}", expected=expected, hint=hint
+        )
     return made
 
 
 def warmup_then_cosine(done: float, warmup: int, end: int | None) -> float:
-    """The factor of the learning rate: linear up to 1, then a half cosine down to 0 (Loshchilov and Hutter 2017).
+    """The factor of the learning rate: linear up to 1, then a half cosine down to 0 (Loshchilov and
+    Hutter 2017).
 
     Args:
         done: steps before this one, from 0; need not be a whole number.

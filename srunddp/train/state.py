@@ -15,7 +15,17 @@ from srunddp.train.progress import EpochRecord
 from srunddp.train.schedulers import Schedulers
 
 VERSION = 2
-_PLAIN = ("lr_factor", "epoch", "samples_seen", "step", "sums", "evaluated", "best", "evals_since_best", "scores")
+_PLAIN = (
+    "lr_factor",
+    "epoch",
+    "samples_seen",
+    "step",
+    "sums",
+    "evaluated",
+    "best",
+    "evals_since_best",
+    "scores",
+)
 
 
 @dataclass(kw_only=True)
@@ -23,13 +33,17 @@ class TrainingState:
     """What changes while a model is trained.
 
     Attributes:
-        model, optimizers, schedulers, scaler: each with a ``state_dict``; schedulers from ``fit()`` on.
-        parts: by name whatever else has a ``state_dict``: the loss function, callbacks, the training data's loader.
+        model, optimizers, schedulers, scaler: each with a ``state_dict``; schedulers from ``fit()``
+            on.
+        parts: by name whatever else has a ``state_dict``: the loss function, callbacks, the
+            training data's loader.
         average: of the model's weights; None where there is none.
         lr_factor: by which the learning rate was scaled for this world's batch.
-        epoch: epochs that are over; samples_seen: samples of the present one, over all ranks; step: optimizer steps.
+        epoch: epochs that are over; samples_seen: samples of the present one, over all ranks; step:
+            optimizer steps.
         sums: of the present epoch's figures so far, by rank.
-        evaluated: the step of the last evaluation; best: its best figure; evals_since_best: evaluations since then.
+        evaluated: the step of the last evaluation; best: its best figure; evals_since_best:
+            evaluations since then.
         scores: of the evaluated steps; less is better.
         records: of the epochs that are over.
         steps_per_epoch: None where that is not known.
@@ -102,6 +116,11 @@ class TrainingState:
         if self.average:
             self.average.model.load_state_dict(ema or state["model"])
         elif ema:
-            found = "the checkpoint has an average of the weights, by which its evaluations went, and ema_decay is null"
+            found = (
+                "the checkpoint has an average of the weights, by which its evaluations went, and"
+                " ema_decay is null"
+            )
             hint = "set ema_decay, or start with another output_dir"
-            raise CheckpointError(found, expected="ema_decay as in the run that wrote it", hint=hint)
+            raise CheckpointError(
+                found, expected="ema_decay as in the run that wrote it", hint=hint
+            )

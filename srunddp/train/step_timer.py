@@ -1,7 +1,8 @@
-"""Where a step's time goes: to data, to this rank's own work, or to waiting for the others. For ``--monitor``.
+"""Where a step's time goes: to data, to this rank's own work, or to waiting for the others. For
+``--monitor``.
 
-The ranks of a step wait for each other in its backward pass, so that all their steps take equally long. A rank that is
-slower than the others shows in what it needs for all else.
+The ranks of a step wait for each other in its backward pass, so that all their steps take equally
+long. A rank that is slower than the others shows in what it needs for all else.
 """
 
 import time
@@ -24,7 +25,9 @@ class ThroughputMeter:
         return steps
 
     def start_wait(self) -> None:
-        """What follows waits for other ranks, until :meth:`end_wait`: the backward pass that shares gradients."""
+        """What follows waits for other ranks, until :meth:`end_wait`: the backward pass that shares
+        gradients.
+        """
 
     def end_wait(self) -> None:
         """This rank's own work again."""
@@ -83,12 +86,13 @@ class StepTimer(ThroughputMeter):
 class _Gpu:
     """How long a GPU is at a step without what is shared with other ranks, looked at now and then.
 
-    By its own clock, as the rank runs ahead of it: from the request for data on, so that it counts where the GPU waits
-    for this rank.
+    By its own clock, as the rank runs ahead of it: from the request for data on, so that it counts
+    where the GPU waits for this rank.
     """
 
     def __init__(self) -> None:
-        self._turns: list[Any] = []  # of the step that is looked at: events at the begin and end of each own part
+        # Of the step that is looked at: events at the begin and end of each own part.
+        self._turns: list[Any] = []
         self._looking = False
         self._next = self._seconds = 0.0
 

@@ -11,11 +11,13 @@ _SIGNATURE = "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
 def import_torchvision() -> ModuleType:
     """torchvision, also one built for CUDA beside a torch for the CPU.
 
-    There its compiled part does not load, and its import then fails at ``torchvision::nms``, an operator of that part.
-    Its data sets, transforms and models do without: the operator is declared here, by name only. What needs the part,
-    as ``torchvision.ops.nms`` or ``torchvision.io.read_image``, raises torchvision's RuntimeError.
+    There its compiled part does not load, and its import then fails at ``torchvision::nms``, an
+    operator of that part. Its data sets, transforms and models do without: the operator is declared
+    here, by name only. What needs the part, as ``torchvision.ops.nms`` or
+    ``torchvision.io.read_image``, raises torchvision's RuntimeError.
 
-    Loader workers that start again (forkserver, spawn) need it too: call this at the top of the script, which they run.
+    Loader workers that start again (forkserver, spawn) need it too: call this at the top of the
+    script, which they run.
 
     Raises:
         ImportError: torchvision is not installed.

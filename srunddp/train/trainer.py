@@ -35,15 +35,20 @@ _NOTHING = nullcontext()
 
 
 class Trainer:
-    """Trains one model on all ranks of a world. All arguments but ``loss_function`` and ``step`` are attributes, too.
+    """Trains one model on all ranks of a world. All arguments but ``loss_function`` and ``step``
+    are attributes, too.
 
     Attributes:
         model: the model itself, on ``world.device``; never the DistributedDataParallel wrap.
-        averaged: a copy of it with averaged weights, in evaluation mode, if ``config.ema_decay`` is set; else None.
-        optimizer: as it was given, with fused kernels and a scaled learning rate if the configuration says so.
-        state: where training stands: ``state.epoch`` epochs are over, and ``state.step`` optimizer steps done.
-        total_steps: optimizer steps of the whole run, from the beginning of ``fit()`` on, so that a function for
-            ``scheduler`` can use it. None if the data has no length, unless ``config.max_steps`` is set.
+        averaged: a copy of it with averaged weights, in evaluation mode, if ``config.ema_decay`` is
+            set; else None.
+        optimizer: as it was given, with fused kernels and a scaled learning rate if the
+            configuration says so.
+        state: where training stands: ``state.epoch`` epochs are over, and ``state.step`` optimizer
+            steps done.
+        total_steps: optimizer steps of the whole run, from the beginning of ``fit()`` on, so that a
+            function for ``scheduler`` can use it. None if the data has no length, unless
+            ``config.max_steps`` is set.
     """
 
     def __init__(
@@ -63,24 +68,32 @@ class Trainer:
         """Move the model to the device; all ranks have rank 0's parameters.
 
         There are three kinds of steps. With ``loss_function`` a batch is a pair: the loss is
-        ``loss_function(model(inputs), targets)``. With ``step`` it may be anything. With neither the model returns its
-        loss, as Hugging Face's models do: ``model(**batch).loss`` of a mapping, ``model(batch).loss`` of a tensor.
+        ``loss_function(model(inputs), targets)``. With ``step`` it may be anything. With neither
+        the model returns its loss, as Hugging Face's models do: ``model(**batch).loss`` of a
+        mapping, ``model(batch).loss`` of a tensor.
 
         Args:
-            model: not wrapped, on any device. Modules in evaluation mode stay in it, unless the whole model is.
-            optimizer: of the model's parameters; or a list, each with parameters of its own, stepped together.
-            loss_function: ``loss_function(outputs, targets)``, the mean over a batch, of no dimension.
+            model: not wrapped, on any device. Modules in evaluation mode stay in it, unless the
+                whole model is.
+            optimizer: of the model's parameters; or a list, each with parameters of its own,
+                stepped together.
+            loss_function: ``loss_function(outputs, targets)``, the mean over a batch, of no
+                dimension.
             config: all other settings, the same on all ranks; None for the defaults.
             world: from ``srunddp.init()``.
-            step: ``step(model, batch)``: the mean loss of the batch, or that and the outputs for the metrics; called
-                in training and evaluation.
-            weight: ``weight(batch)``: what the batch's mean counts among those of other batches and ranks, such as its
-                number of tokens; of the collated batch, on the host. None is its number of samples.
-            metrics: by name, ``metric(outputs, targets)``: one value per sample, or a count; or torchmetrics objects.
-                The targets of a batch that is no pair are its ``labels``, or the batch. Without outputs they get None.
-            scheduler: of torch, or a function that makes one of the optimizer; of several optimizers a list. Replaces
-                ``schedule`` and ``warmup_steps``. Stepped after each step, also one that fp16's overflow left out, or
-                each epoch (``scheduler_interval``); ReduceLROnPlateau after each evaluation, by ``config.monitor``.
+            step: ``step(model, batch)``: the mean loss of the batch, or that and the outputs for
+                the metrics; called in training and evaluation.
+            weight: ``weight(batch)``: what the batch's mean counts among those of other batches and
+                ranks, such as its number of tokens; of the collated batch, on the host. None is its
+                number of samples.
+            metrics: by name, ``metric(outputs, targets)``: one value per sample, or a count; or
+                torchmetrics objects. The targets of a batch that is no pair are its ``labels``, or
+                the batch. Without outputs they get None.
+            scheduler: of torch, or a function that makes one of the optimizer; of several
+                optimizers a list. Replaces ``schedule`` and ``warmup_steps``. Stepped after each
+                step, also one that fp16's overflow left out, or each epoch
+                (``scheduler_interval``); ReduceLROnPlateau after each evaluation, by
+                ``config.monitor``.
             callbacks: called at their moments, in this order.
 
         Raises:
@@ -99,9 +112,17 @@ class Trainer:
         step = make_step(loss_function, step)
         self._ddp = DDPModel(model, step, loss_function, world, config)
         self.model = self._ddp.model
-        self._average = None if config.ema_decay is None else EMA(self.model, config.ema_decay, compile=config.compile)
+        self._average = (
+            None
+            if config.ema_decay is None
+            else EMA(self.model, config.ema_decay, compile=config.compile)
+        )
         self.averaged = self._average.model if self._average else None
-        self._evaluated = StepModule(self._average.testing, step, loss_function) if self._average else self._ddp.testing
+        self._evaluated = (
+            StepModule(self._average.testing, step, loss_function)
+            if self._average
+            else self._ddp.testing
+        )
         factor = lr_factor(config, world.world_size)
         for each in self._optimizers:
             if config.fused:
@@ -130,12 +151,20 @@ class Trainer:
         validate.check_settings(self.config)
 
     def methods(self, name: str) -> list[Callable[..., Any]]:
-        """The callbacks' methods of this name, without those that are ``Callback``'s own and do nothing."""
+        """The callbacks' methods of this name, without those that are ``Callback``'s own and do
+        nothing.
+        """
         methods = [getattr(callback, name) for callback in self.callbacks]
-        return [method for method in methods if getattr(method, "__func__", None) is not getattr(Callback, name)]
+        return [
+            method
+            for method in methods
+            if getattr(method, "__func__", None) is not getattr(Callback, name)
+        ]
 
     def log(self, figures: Mapping[str, float]) -> None:
-        """Write rank 0's figures of this step to ``metrics.jsonl`` (kind ``log``) and TensorBoard; within ``fit()``."""
+        """Write rank 0's figures of this step to ``metrics.jsonl`` (kind ``log``) and TensorBoard;
+        within ``fit()``.
+        """
         if self._run:
             self._run.log("log", figures)
 
@@ -149,26 +178,33 @@ class Trainer:
         val_collate: Callable[[list[Any]], Any] | None = None,
         sharded: bool = False,
     ) -> list[EpochRecord]:
-        """Train until ``config.epochs`` or ``config.max_steps`` are done, those before a resume included.
+        """Train until ``config.epochs`` or ``config.max_steps`` are done, those before a resume
+        included.
 
-        All ranks call this. Rank 0 prints a line for each epoch on standard output, and progress on standard error.
-        ``srunddp.heartbeat()`` is called after each step of training and evaluation.
+        All ranks call this. Rank 0 prints a line for each epoch on standard output, and progress on
+        standard error. ``srunddp.heartbeat()`` is called after each step of training and
+        evaluation.
 
         Args:
-            train_data: the whole data set on every rank: with ``__len__`` and ``__getitem__`` (or ``__getitems__``), or
-                iterable; no DataLoader. Samples are what a step takes. Workers call its ``set_epoch(epoch)``, if any.
-            val_data: the same, for evaluation, in its own order; it tells the best model, and when to stop.
+            train_data: the whole data set on every rank: with ``__len__`` and ``__getitem__`` (or
+                ``__getitems__``), or iterable; no DataLoader. Samples are what a step takes.
+                Workers call its ``set_epoch(epoch)``, if any.
+            val_data: the same, for evaluation, in its own order; it tells the best model, and when
+                to stop.
             order: of the training samples in each epoch; None shuffles them by ``config.seed``.
             collate: makes a batch of a list of samples; None for torch's way.
             val_collate: the same of ``val_data``; needed with ``collate``, which may mix samples.
-            sharded: ``train_data``, and ``val_data`` if it is iterable, splits itself by rank and worker.
+            sharded: ``train_data``, and ``val_data`` if it is iterable, splits itself by rank and
+                worker.
 
         Returns:
             A record of each epoch, the same on all ranks but for the throughput.
 
         Raises:
-            ConfigError: arguments do not fit together, or a data set is empty or differs between ranks.
-            CheckpointError: there is no whole checkpoint where one was named, or the last one could not be written.
+            ConfigError: arguments do not fit together, or a data set is empty or differs between
+                ranks.
+            CheckpointError: there is no whole checkpoint where one was named, or the last one could
+                not be written.
             Stopped: the job is preempted; a checkpoint is written.
         """
         self._modes = TrainingModes(self._ddp.testing)
@@ -181,9 +217,14 @@ class Trainer:
         return self.state.records
 
     def evaluate(
-        self, data: Dataset[Any], *, collate: Callable[[list[Any]], Any] | None = None, sharded: bool = False
+        self,
+        data: Dataset[Any],
+        *,
+        collate: Callable[[list[Any]], Any] | None = None,
+        sharded: bool = False,
     ) -> dict[str, float]:
-        """The loss and the metrics of the model, or of the averaged one with ``config.ema_decay``; all ranks call this.
+        """The loss and the metrics of the model, or of the averaged one with ``config.ema_decay``;
+        all ranks call this.
 
         Args:
             data: as ``val_data`` of ``fit()``.
@@ -196,7 +237,9 @@ class Trainer:
         self._modes = TrainingModes(self._ddp.testing)
         validate.check_fit(self.world, {"data": data}, self.weight, self.config)
         with preserved_rng(self.world):
-            figures = self._evaluate(make_loader(self, data, collate=collate, sharded=sharded).steps())
+            figures = self._evaluate(
+                make_loader(self, data, collate=collate, sharded=sharded).steps()
+            )
         heartbeat(last=True)
         return figures
 
@@ -212,8 +255,12 @@ class Trainer:
         due = run.evaluations.due_at_epochs_end
         run.end_epoch(train, (run.evaluations.latest or self._evaluate_within(run)) if due else {})
 
-    def _step(self, step: StepBatches, sums: MetricAccumulator, timer: ThroughputMeter) -> Tensor | None:
-        """One optimizer step; returns the loss of this rank's last micro-batch, None where it had none."""
+    def _step(
+        self, step: StepBatches, sums: MetricAccumulator, timer: ThroughputMeter
+    ) -> Tensor | None:
+        """One optimizer step; returns the loss of this rank's last micro-batch, None where it had
+        none.
+        """
         for optimizer in self._optimizers:
             zero_grad(optimizer)
         loss = None
@@ -231,7 +278,9 @@ class Trainer:
     def _forward_backward(
         self, batch: Batch, sums: MetricAccumulator, shared: ThroughputMeter | None = None
     ) -> Tensor | None:
-        """``shared`` notes the times at which this rank waits for others, where gradients are shared; else None."""
+        """``shared`` notes the times at which this rank waits for others, where gradients are
+        shared; else None.
+        """
         runs = bool(batch.weight) or self._ddp.runs_always
         if shared:
             shared.start_wait()
@@ -241,7 +290,8 @@ class Trainer:
             loss, outputs = self._ddp.training(batch.data if runs else None)
         if shared:
             shared.start_wait()
-        # DistributedDataParallel takes the mean over ranks: the scale makes it the mean over the weights of the step.
+        # DistributedDataParallel takes the mean over ranks: the scale makes it the mean over the
+        # weights of the step.
         scaled = loss if batch.scale == 1 else loss * batch.scale
         self.state.scaler.scale(scaled).backward()  # type: ignore[no-untyped-call]
         if shared:
@@ -277,8 +327,11 @@ class Trainer:
         with run.evaluation() as steps:
             return self._evaluate(steps, run.policy.agree if run.policy else None)
 
-    @torch.no_grad()  # not inference_mode: what a model caches in it could not be used in training again
-    def _evaluate(self, steps: Iterator[StepBatches], agree: Callable[[], None] | None = None) -> dict[str, float]:
+    # Not inference_mode: what a model caches in it could not be used in training again.
+    @torch.no_grad()
+    def _evaluate(
+        self, steps: Iterator[StepBatches], agree: Callable[[], None] | None = None
+    ) -> dict[str, float]:
         modules = (self._ddp.testing, self._evaluated) if self._average else (self._ddp.testing,)
         self._ddp.share_all_buffers(*modules)
         for module in modules:
@@ -287,9 +340,16 @@ class Trainer:
         for (batch,), *_ in steps:
             if batch.weight:
                 with self._precision():
-                    # Not the wrap: there are no gradients to share, and the buffers are shared already.
+                    # Not the wrap: there are no gradients to share, and the buffers are shared
+                    # already.
                     loss, outputs = self._evaluated(batch.data)
-                sums.add(loss, outputs, targets_of(batch.data), samples=batch.samples, weight=batch.weight)
+                sums.add(
+                    loss,
+                    outputs,
+                    targets_of(batch.data),
+                    samples=batch.samples,
+                    weight=batch.weight,
+                )
             heartbeat()
             if agree:
                 agree()
@@ -297,7 +357,9 @@ class Trainer:
         return sums.means()
 
     def warm_up_buckets(self, steps: Iterator[StepBatches]) -> None:
-        """A step without a consequence, but that DistributedDataParallel orders its buckets for the next one."""
+        """A step without a consequence, but that DistributedDataParallel orders its buckets for the
+        next one.
+        """
         if not self._ddp.rebuilds_buckets or not (step := next(steps, None)):
             return
         with self._precision():

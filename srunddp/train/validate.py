@@ -19,13 +19,13 @@ from srunddp.train.preemption import signals
 from srunddp.train.world import World
 
 _FROM_0 = """
-warmup_steps seed evaluate_every_epochs evaluate_every_steps patience log_every dataloader.num_workers
-checkpoint.every_epochs checkpoint.every_steps checkpoint.every_minutes checkpoint.keep_best preemption.lead_seconds
-preemption.max_requeues
+warmup_steps seed evaluate_every_epochs evaluate_every_steps patience log_every
+dataloader.num_workers checkpoint.every_epochs checkpoint.every_steps checkpoint.every_minutes
+checkpoint.keep_best preemption.lead_seconds preemption.max_requeues
 """
 _FROM_1 = """
-epochs max_steps batch_size gradient_accumulation_steps base_batch_size num_threads ddp.bucket_cap_mb
-dataloader.prefetch_factor checkpoint.keep_last
+epochs max_steps batch_size gradient_accumulation_steps base_batch_size num_threads
+ddp.bucket_cap_mb dataloader.prefetch_factor checkpoint.keep_last
 """
 _LEAST = dict.fromkeys(_FROM_0.split(), 0) | dict.fromkeys(_FROM_1.split(), 1)
 _LARGEST_SEED = 2**62
@@ -40,19 +40,29 @@ def check_group(world: World) -> None:
     if size != world.world_size:
         state = f"one of {size} ranks" if size else "none"
         found = f"a world of {world.world_size} ranks, but torch's default process group is {state}"
-        raise ConfigError(found, expected="both alike", hint="build the Trainer inside 'with srunddp.init() as world:'")
+        raise ConfigError(
+            found,
+            expected="both alike",
+            hint="build the Trainer inside 'with srunddp.init() as world:'",
+        )
 
 
 def check_model(model: nn.Module, optimizers: Sequence[Optimizer], loss_function: object) -> None:
     """The optimizers step parameters of this model and this loss function, each but once."""
     if isinstance(model, DistributedDataParallel):
         hint = "leave the wrap out, it is made here"
-        raise ConfigError("a model in DistributedDataParallel", expected="the model itself", hint=hint)
+        raise ConfigError(
+            "a model in DistributedDataParallel", expected="the model itself", hint=hint
+        )
     _check_tensors(model)
     modules = [each for each in (model, loss_function) if isinstance(each, nn.Module)]
     own = {id(parameter) for module in modules for parameter in module.parameters()}
     if not any(parameter.requires_grad for module in modules for parameter in module.parameters()):
-        raise ConfigError("no parameter requires a gradient", expected="one at least", hint="unfreeze some of them")
+        raise ConfigError(
+            "no parameter requires a gradient",
+            expected="one at least",
+            hint="unfreeze some of them",
+        )
     stepped = [id(p) for each in optimizers for group in _groups(each) for p in group["params"]]
     if foreign := sum(parameter not in own for parameter in stepped):
         found = f"{foreign} of the optimizer's parameters are not the model's"
@@ -70,24 +80,41 @@ def _check_tensors(model: nn.Module) -> None:
     if without := [name for name, tensor in tensors.items() if tensor.is_meta]:
         found = f"{len(without)} of the model's tensors on the meta device, the first {without[0]}"
         raise ConfigError(found, expected="tensors with values", hint="build the model on the CPU")
-    if any(hasattr(tensor, "full_tensor") for tensor in tensors.values()):  # importing DTensor takes long
+    # Importing DTensor takes long.
+    if any(hasattr(tensor, "full_tensor") for tensor in tensors.values()):
         found = "a model whose parameters are DTensors, as fully_shard() makes them"
-        hint = "pass it as it was before, or write a loop of your own, such as docs/examples/fsdp_loop.py"
-        raise ConfigError(found, expected="a whole one, which DistributedDataParallel copies to each rank", hint=hint)
+        hint = (
+            "pass it as it was before, or write a loop of your own, such as"
+            " docs/examples/fsdp_loop.py"
+        )
+        raise ConfigError(
+            found,
+            expected="a whole one, which DistributedDataParallel copies to each rank",
+            hint=hint,
+        )
 
 
 def _groups(optimizer: object) -> list[dict[str, Any]]:
     if not isinstance(optimizer, Optimizer):
-        found, hint = f"a {type(optimizer).__name__} for an optimizer", "build it from model.parameters()"
+        found, hint = (
+            f"a {type(optimizer).__name__} for an optimizer",
+            "build it from model.parameters()",
+        )
         raise ConfigError(found, expected="one of torch.optim, or a list of these", hint=hint)
     if isinstance(optimizer, LBFGS):
         hint = "take another optimizer"
-        raise ConfigError("the optimizer LBFGS", expected="one that makes a step of one gradient", hint=hint)
+        raise ConfigError(
+            "the optimizer LBFGS", expected="one that makes a step of one gradient", hint=hint
+        )
     return optimizer.param_groups
 
 
 def _check_loss_parameters(loss_function: nn.Module, stepped: set[int]) -> None:
-    if left := [n for n, each in loss_function.named_parameters() if each.requires_grad and id(each) not in stepped]:
+    if left := [
+        n
+        for n, each in loss_function.named_parameters()
+        if each.requires_grad and id(each) not in stepped
+    ]:
         found = f"the loss function has the parameter {left[0]}, which no optimizer has"
         hint = "build the optimizer from [*model.parameters(), *loss_function.parameters()]"
         raise ConfigError(found, expected="its parameters in an optimizer, or frozen", hint=hint)
@@ -95,23 +122,34 @@ def _check_loss_parameters(loss_function: nn.Module, stepped: set[int]) -> None:
 
 def check_loss_function(loss_function: object) -> None:
     """The loss is a mean, as its weight takes it."""
-    reduction = getattr(loss_function, "reduction", "mean") if isinstance(loss_function, _Loss) else "mean"
-    reduction = getattr(loss_function, "keywords", {}).get("reduction", reduction)  # of functools.partial
+    reduction = (
+        getattr(loss_function, "reduction", "mean") if isinstance(loss_function, _Loss) else "mean"
+    )
+    # Of functools.partial.
+    reduction = getattr(loss_function, "keywords", {}).get("reduction", reduction)
     if reduction not in _MEANS:
         hint = "use reduction='mean'"
-        raise ConfigError(f"a loss function with reduction={reduction!r}", expected="'mean'", hint=hint)
+        raise ConfigError(
+            f"a loss function with reduction={reduction!r}", expected="'mean'", hint=hint
+        )
 
 
 def check_metrics(metrics: Mapping[str, Metric], config: Config) -> None:
     """No metric takes the loss's name, and the one that tells the best model is among them."""
     if "loss" in metrics:
-        raise ConfigError("a metric named 'loss'", expected="another name, the loss has that one", hint="rename it")
+        raise ConfigError(
+            "a metric named 'loss'",
+            expected="another name, the loss has that one",
+            hint="rename it",
+        )
     if config.monitor.split("/")[0] not in ("loss", *metrics):
         known, hint = ", ".join(("loss", *metrics)), "correct it, or pass that metric"
         raise ConfigError(f"monitor={config.monitor}", expected=f"one of {known}", hint=hint)
 
 
-def check_fit(world: World, data: Mapping[str, Dataset[Any] | None], weight: object, config: Config) -> None:
+def check_fit(
+    world: World, data: Mapping[str, Dataset[Any] | None], weight: object, config: Config
+) -> None:
     """There is something to read, and all ranks were given the same.
 
     Else one rank would wait in a collective that another never enters.
@@ -124,17 +162,28 @@ def check_fit(world: World, data: Mapping[str, Dataset[Any] | None], weight: obj
     check_agreement(world, {**sizes, "weight": int(weight is not None), **own})
     for name, size in sizes.items():
         if size == 0:
-            raise ConfigError(f"{name} is 0", expected="at least 1", hint="check what was passed to fit()")
+            raise ConfigError(
+                f"{name} is 0", expected="at least 1", hint="check what was passed to fit()"
+            )
 
 
 def check_batch_norm(model: nn.Module, samples: int | None, world: World, config: Config) -> None:
-    """No rank has one sample alone in a micro-batch: BatchNorm1d needs two, or a sample of several positions."""
-    last = 0 if samples is None or config.dataloader.drop_last else samples % (world.world_size * config.batch_size)
+    """No rank has one sample alone in a micro-batch: BatchNorm1d needs two, or a sample of several
+    positions.
+    """
+    last = (
+        0
+        if samples is None or config.dataloader.drop_last
+        else samples % (world.world_size * config.batch_size)
+    )
     modules = list(model.modules())
-    if not last or any(isinstance(module, nn.Conv1d) for module in modules):  # which has several positions
+    # Which has several positions.
+    if not last or any(isinstance(module, nn.Conv1d) for module in modules):
         return
     per_rank = {-(-(last - rank) // world.world_size) for rank in range(world.world_size)}
-    if 1 in per_rank and any(isinstance(module, nn.BatchNorm1d) and module.training for module in modules):
+    if 1 in per_rank and any(
+        isinstance(module, nn.BatchNorm1d) and module.training for module in modules
+    ):
         sizes = f"{samples} samples, {world.world_size} ranks, batch_size {config.batch_size}"
         found = f"BatchNorm1d, and an epoch whose last micro-batch gives a rank one sample: {sizes}"
         hint = "set dataloader.drop_last=true, or another batch_size"
@@ -142,9 +191,14 @@ def check_batch_norm(model: nn.Module, samples: int | None, world: World, config
 
 
 def check_steps_per_epoch(before: int | None, now: int | None, scheduler: str) -> None:
-    """An epoch has as many steps as in the checkpoint, where a user's ``scheduler`` is stepped after each."""
+    """An epoch has as many steps as in the checkpoint, where a user's ``scheduler`` is stepped
+    after each.
+    """
     if before != now:
-        found = f"{scheduler} is stepped after each step, and an epoch had {before} steps and now has {now}"
+        found = (
+            f"{scheduler} is stepped after each step, and an epoch had {before} steps and now has"
+            f" {now}"
+        )
         hint = "use schedule=, scheduler_interval=epoch, or the ranks and the batch_size of before"
         raise ConfigError(found, expected="the same number, for which it was made", hint=hint)
 
@@ -156,7 +210,9 @@ def _length(data: Dataset[Any] | None) -> int:
 
 
 def check_settings(config: Config) -> None:
-    """Each setting, and those that need another. ConfigError: one would fail later, hang, or be of no effect."""
+    """Each setting, and those that need another. ConfigError: one would fail later, hang, or be of
+    no effect.
+    """
     for name, value in leaves(config):
         # Not `<`: NaN is no number of anything.
         if name in _LEAST and value is not None and not value >= _LEAST[name]:
@@ -169,17 +225,30 @@ def check_settings(config: Config) -> None:
         raise _wrong("ema_decay", config.ema_decay, "above 0 and below 1")
     _check_words(config)
     signals.numbers(config.preemption.signals)
-    if config.resume not in ("never", "auto") and config.resume.lower() in ("never", "auto", "no", ""):
+    if config.resume not in ("never", "auto") and config.resume.lower() in (
+        "never",
+        "auto",
+        "no",
+        "",
+    ):
         raise _wrong("resume", repr(config.resume), "never, auto or the path of a checkpoint")
     if config.resume != "never" and config.output_dir is None:
-        expected, hint = "the folder of the run's checkpoints", "add --output_dir=FOLDER, or leave resume out"
-        raise ConfigError(f"resume is {config.resume}, and there is no output_dir", expected=expected, hint=hint)
+        expected, hint = (
+            "the folder of the run's checkpoints",
+            "add --output_dir=FOLDER, or leave resume out",
+        )
+        raise ConfigError(
+            f"resume is {config.resume}, and there is no output_dir", expected=expected, hint=hint
+        )
 
 
 def check_callbacks(callbacks: Sequence[object], kind: type) -> None:
     """They are instances of Callback, and not the class of one."""
     if wrong := [callback for callback in callbacks if not isinstance(callback, kind)]:
-        found, hint = f"{wrong[0]!r} among the callbacks", "derive its class from Callback, and pass an instance"
+        found, hint = (
+            f"{wrong[0]!r} among the callbacks",
+            "derive its class from Callback, and pass an instance",
+        )
         raise ConfigError(found, expected="instances of srunddp.train.Callback", hint=hint)
 
 
@@ -187,7 +256,11 @@ def check_schedulers(schedulers: Sequence[object], optimizers: Sequence[Optimize
     """There is none, or one for each optimizer."""
     if schedulers and len(schedulers) != len(optimizers):
         found = f"{len(schedulers)} schedulers for {len(optimizers)} optimizers"
-        raise ConfigError(found, expected="one for each, or none", hint="pass a list as long as that of the optimizers")
+        raise ConfigError(
+            found,
+            expected="one for each, or none",
+            hint="pass a list as long as that of the optimizers",
+        )
 
 
 def leaves(config: Any, prefix: str = "") -> list[tuple[str, Any]]:
@@ -210,7 +283,9 @@ def _check_words(config: Any, prefix: str = "") -> None:
         if is_dataclass(value):
             _check_words(value, f"{prefix}{name}.")
         options = [hint, *get_args(hint)] if value is not None else []
-        words = [word for option in options if get_origin(option) is Literal for word in get_args(option)]
+        words = [
+            word for option in options if get_origin(option) is Literal for word in get_args(option)
+        ]
         if words and value not in words:
             raise _wrong(prefix + name, repr(value), f"one of {', '.join(words)}")
 

@@ -1,4 +1,6 @@
-"""What the loop needs to know of the ranks, and how they tell each other numbers and what rank 0 has done."""
+"""What the loop needs to know of the ranks, and how they tell each other numbers and what rank 0
+has done.
+"""
 
 import itertools
 import json
@@ -15,11 +17,13 @@ from srunddp.telemetry import heartbeat
 
 _turns = itertools.count()  # the same on all ranks
 T = TypeVar("T")
-_host_group: tuple[Any, Any] = (None, None)  # the default group beside which it was made, and itself
+# The default group beside which it was made, and itself.
+_host_group: tuple[Any, Any] = (None, None)
 
 
 class World(Protocol):
-    """The ranks of one run, seen from one of them: what ``srunddp.init()`` gives, or any object like it.
+    """The ranks of one run, seen from one of them: what ``srunddp.init()`` gives, or any object
+    like it.
 
     With a ``world_size`` above 1 torch's default process group must be initialised.
     """
@@ -44,7 +48,8 @@ class World(Protocol):
 def host_group() -> Any:
     """The process group for tensors in the host's memory, for ``group=`` of a collective.
 
-    The default group where it is Gloo's; else one of Gloo's beside it, made by the first call, which is a collective.
+    The default group where it is Gloo's; else one of Gloo's beside it, made by the first call,
+    which is a collective.
     """
     global _host_group
     default = dist.group.WORLD
@@ -66,7 +71,9 @@ def all_gather_ints(world: World, own: Sequence[int]) -> list[list[int]]:
 
 
 def all_reduce_max(world: World, *values: float) -> list[float]:
-    """The greatest of each of the values over all ranks; a collective of the default process group."""
+    """The greatest of each of the values over all ranks; a collective of the default process
+    group.
+    """
     if world.world_size == 1:
         return list(values)
     row = torch.tensor(values, dtype=torch.float64, device=world.device)
@@ -75,7 +82,8 @@ def all_reduce_max(world: World, *values: float) -> list[float]:
 
 
 def on_rank_zero(world: World, action: Callable[[], T]) -> T:
-    """Call ``action`` on rank 0 alone; all ranks call this, and neither a time limit nor ``--stall-timeout`` counts.
+    """Call ``action`` on rank 0 alone; all ranks call this, and neither a time limit nor
+    ``--stall-timeout`` counts.
 
     Returns:
         What it returned there, on all ranks: what JSON has.
@@ -96,7 +104,10 @@ def on_rank_zero(world: World, action: Callable[[], T]) -> T:
     try:
         result = action()
     except BaseException as error:
-        failure = {"error": str(error) or type(error).__name__, "code": getattr(error, "exit_code", 1)}
+        failure = {
+            "error": str(error) or type(error).__name__,
+            "code": getattr(error, "exit_code", 1),
+        }
         store.set(key, json.dumps(failure))
         raise
     store.set(key, json.dumps({"result": result}))

@@ -20,9 +20,9 @@ def triage(what: tuple[str, ...], log_dir: str, as_json: bool) -> None:
     srunddp triage 4711
     srunddp triage slurm-4711.out
 
-    Without an argument the newest job in logs. Any launcher's logs: Slurm's output, torchrun's, mpirun's, a file for
-    each rank. Of several jobs the newest is judged, and the others are named. Exit code 0 whatever is found, 78 when
-    there is nothing to read.
+    Without an argument the newest job in logs. Any launcher's logs: Slurm's output, torchrun's,
+    mpirun's, a file for each rank. Of several jobs the newest is judged, and the others are named.
+    Exit code 0 whatever is found, 78 when there is nothing to read.
     """
     with answering():
         job = jobs.find(what, log_dir)
@@ -30,4 +30,8 @@ def triage(what: tuple[str, ...], log_dir: str, as_json: bool) -> None:
         job.add_to(evidence)
         found = diagnose(evidence)
         lines = [*render.lines(found, evidence), *(job.lines() if job.others or not what else ())]
-        click.echo(json_text(render.record(found, evidence) | job.record()) if as_json else "\n".join(lines))
+        click.echo(
+            json_text(render.record(found, evidence) | job.record())
+            if as_json
+            else "\n".join(lines)
+        )

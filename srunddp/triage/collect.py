@@ -1,4 +1,6 @@
-"""From the lines of logs to what speaks of an end: signs, exceptions, launchers' reports, srunddp's own diagnosis."""
+"""From the lines of logs to what speaks of an end: signs, exceptions, launchers' reports, srunddp's
+own diagnosis.
+"""
 
 import itertools
 import re
@@ -8,7 +10,13 @@ from dataclasses import dataclass, field
 
 from srunddp.triage.event import Event, of_exception
 from srunddp.triage.logs import Log, time_of
-from srunddp.triage.rank_labels import ObservedRanks, RankLabels, node_of_name, ranks_of_names, stated_rank
+from srunddp.triage.rank_labels import (
+    ObservedRanks,
+    RankLabels,
+    node_of_name,
+    ranks_of_names,
+    stated_rank,
+)
 from srunddp.triage.reports import Reports, of_json, ours
 from srunddp.triage.signatures import says, table
 from srunddp.triage.tracebacks import Tracebacks
@@ -17,7 +25,10 @@ _SNIFFED = 400
 _KEPT = 40  # of one sign of one rank in one file
 GOES_ON = 3  # steps after something: it did not end the run
 _NEAR = 3  # lines after an error that may be of its message, or in which whoever caught it says so
-_STEP = re.compile(r"\b(?:steps?|iter(?:ation)?s?|epochs?|batch|its?)\b\W{0,4}[0-9]+(?:\.[0-9]+)?|\b[0-9]+/[0-9]+ \[")
+_STEP = re.compile(
+    r"\b(?:steps?|iter(?:ation)?s?|epochs?|batch|its?)\b\W{0,4}[0-9]+(?:\.[0-9]+)?"
+    r"|\b[0-9]+/[0-9]+ \["
+)
 _RECENT = 32  # steps: ranks of one log tell of the same
 _MOST_FORMS = 50_000
 _DIGITS = re.compile(r"0x[0-9a-f]+|[0-9]+")
@@ -25,7 +36,9 @@ _DIGITS = re.compile(r"0x[0-9a-f]+|[0-9]+")
 
 @dataclass
 class Progress:
-    """What one stream of lines tells of work: ``count`` of unlike steps, and ``lines`` without a sign of an end."""
+    """What one stream of lines tells of work: ``count`` of unlike steps, and ``lines`` without a
+    sign of an end.
+    """
 
     count: int = 0
     lines: int = 0
@@ -46,8 +59,8 @@ class Evidence:
         names: of the logs; notes: what could not be read.
         report: the first end of a rank that a launcher reports.
         last: the last line of each who spoke, the last speaker's last.
-        finished: by file the line that tells of a good end, and the weight of its word: 1 of the run itself, 2 for
-            an exit code, 3 for srunddp's own, which counts for all ranks.
+        finished: by file the line that tells of a good end, and the weight of its word: 1 of the
+            run itself, 2 for an exit code, 3 for srunddp's own, which counts for all ranks.
         steps: how many each file tells of.
         met: srunddp's ranks found one another; cut: a log's last line has no end.
         runs: Slurm says that the job has not ended.
@@ -66,15 +79,23 @@ class Evidence:
     runs: bool = False
 
     def is_stopped_after(self, event: Event) -> bool:
-        """Whether the run was ended from outside later, and no launcher told of a rank's own end."""
+        """Whether the run was ended from outside later, and no launcher told of a rank's own
+        end.
+        """
         ends = (each for each in self.events if each.kind == "ending" and each.sure)
-        return not self.report and any(each.file != event.file or each.number > event.number for each in ends)
+        return not self.report and any(
+            each.file != event.file or each.number > event.number for each in ends
+        )
 
     def is_outlived(self, event: Event) -> bool:
-        """Whether the loss of a node, or what came of it, did not keep srunddp from an end with 0."""
+        """Whether the loss of a node, or what came of it, did not keep srunddp from an end with
+        0.
+        """
         number, weight = self.finished.get(event.file, (0, 0))
         is_loss = event.end.code in (69, 137, -9) if event.end else event.cause == "node-failure"
-        return weight > 2 and (event.number < number if event.ours else is_loss and bool(says("launcher", event.text)))
+        return weight > 2 and (
+            event.number < number if event.ours else is_loss and bool(says("launcher", event.text))
+        )
 
 
 def collect(logs: Sequence[Log]) -> Evidence:
@@ -87,7 +108,11 @@ def collect(logs: Sequence[Log]) -> Evidence:
             continue
         _File(index, log, evidence, ranks.get(log.name), dull).read()
         evidence.notes += log.notes
-    own = [each for each in evidence.events if each.end and not each.end.is_victim and each.progress < GOES_ON]
+    own = [
+        each
+        for each in evidence.events
+        if each.end and not each.end.is_victim and each.progress < GOES_ON
+    ]
     own = [*itertools.filterfalse(evidence.is_outlived, own)]
     evidence.report = min(own, key=lambda event: not (event.end and event.end.root), default=None)
     return evidence
@@ -97,7 +122,9 @@ def _read_json(kind: str, log: Log, index: int, evidence: Evidence) -> None:
     try:
         events, size = of_json(kind, "\n".join(line for _, line in log.lines()), index)
     except (ValueError, TypeError, LookupError, OverflowError, RecursionError):
-        evidence.notes.append(f"{log.name} is cut off, or none of srunddp's; the other logs are judged without it")
+        evidence.notes.append(
+            f"{log.name} is cut off, or none of srunddp's; the other logs are judged without it"
+        )
         return
     evidence.events += events
     evidence.observed.add_world_size(size)
@@ -113,10 +140,20 @@ class _Stream:
 
 
 class _File:
-    """One log, as it is read; ``dull`` are forms of lines, of any log, that tell of no end whatever their figures."""
+    """One log, as it is read; ``dull`` are forms of lines, of any log, that tell of no end whatever
+    their figures.
+    """
 
-    def __init__(self, index: int, log: Log, evidence: Evidence, rank: int | None, dull: set[str]) -> None:
-        self._index, self._log, self._evidence, self._rank, self._dull = index, log, evidence, rank, dull
+    def __init__(
+        self, index: int, log: Log, evidence: Evidence, rank: int | None, dull: set[str]
+    ) -> None:
+        self._index, self._log, self._evidence, self._rank, self._dull = (
+            index,
+            log,
+            evidence,
+            rank,
+            dull,
+        )
         self._node = node_of_name(log.name)
         self._streams = defaultdict[int | None, _Stream](_Stream)
         self._places: dict[tuple[object, ...], list[int]] = {}
@@ -127,7 +164,10 @@ class _File:
     def read(self) -> None:
         lines, job = self._log.lines(), self._index if self._rank is None else "ranks"
         begin = list(itertools.islice(lines, _SNIFFED))
-        labels, tail = RankLabels.sniff([text for _, text in begin]), deque[tuple[int, str, int]](maxlen=12)
+        labels, tail = (
+            RankLabels.sniff([text for _, text in begin]),
+            deque[tuple[int, str, int]](maxlen=12),
+        )
         for number, line in itertools.chain(begin, lines):
             text, rank, node = labels.strip(line)
             rank, node = self._rank if rank is None else rank, node or self._node
@@ -159,12 +199,19 @@ class _File:
         for place, (number, text, steps) in enumerate(tail, 1):
             if steps == count and says("finished", text) and not says("unfinished", text):
                 weight = 2 if says("exit-zero", text) else int(bool(says("succeeded", text)))
-                if not weight and not all(says("at-exit", later) for _, later, _ in list(tail)[place:]):
+                if not weight and not all(
+                    says("at-exit", later) for _, later, _ in list(tail)[place:]
+                ):
                     continue  # a part of the run is done
-                evidence.finished[self._index] = number, max(weight, evidence.finished.get(self._index, (0, 0))[1])
+                evidence.finished[self._index] = (
+                    number,
+                    max(weight, evidence.finished.get(self._index, (0, 0))[1]),
+                )
         evidence.cut |= self._log.cut
 
-    def _read(self, number: int, text: str, stream: _Stream, whose: int | None, node: str | None) -> None:
+    def _read(
+        self, number: int, text: str, stream: _Stream, whose: int | None, node: str | None
+    ) -> None:
         form = _DIGITS.sub("0", text)
         if form in self._dull and not stream.tracebacks.open:
             stream.tracebacks.previous = text
@@ -173,7 +220,9 @@ class _File:
         elif self._line(number, text, stream, whose, node) and len(self._dull) < _MOST_FORMS:
             self._dull.add(form)
 
-    def _line(self, number: int, text: str, stream: _Stream, whose: int | None, node: str | None) -> bool:
+    def _line(
+        self, number: int, text: str, stream: _Stream, whose: int | None, node: str | None
+    ) -> bool:
         """Read a line for what it tells of an end; whether that is nothing."""
         self._evidence.met |= text.startswith("srunddp: ") and ", launcher " in text
         if text.startswith("srunddp: ended with 0"):
@@ -186,11 +235,16 @@ class _File:
             found = [self._raised(stream, len(tracebacks.done) == known)]
         elif not inside:
             self._work(stream, text)
-            found = [self._reports.feed(self._index, number, text), self._plain(number, text, stream)]
+            found = [
+                self._reports.feed(self._index, number, text),
+                self._plain(number, text, stream),
+            ]
         for event in filter(None, found):
             event.node, event.time, event.since = event.node or node, time_of(text), self._since
             event.rank = whose if event.rank is None and not event.end else event.rank
-            self._add(event, self._all if event.ours else Progress() if event.end else stream.progress)
+            self._add(
+                event, self._all if event.ours else Progress() if event.end else stream.progress
+            )
         if inside:
             return False
         self._excuse(number, text, whose)
@@ -206,7 +260,9 @@ class _File:
         self._all.add(step)
 
     def _raised(self, stream: _Stream, again: bool) -> Event:
-        """The exception that was just told of; ``again``: the last one handed it on, or was the reason for it."""
+        """The exception that was just told of; ``again``: the last one handed it on, or was the
+        reason for it.
+        """
         if stream.raised and again:
             stream.raised.kind = "noise"
         stream.raised = of_exception(stream.tracebacks.done[-1], self._index)
@@ -216,16 +272,35 @@ class _File:
         if text.startswith(("srunddp: ", "FAIL  ")) and (event := ours(self._index, number, text)):
             return event
         sign = table().read(text)
-        if sign and sign.kind != "noise" and not self._is_message(sign.id, sign.kind, number, text, stream.raised):
+        if (
+            sign
+            and sign.kind != "noise"
+            and not self._is_message(sign.id, sign.kind, number, text, stream.raised)
+        ):
             return Event(sign.id, sign.kind, sign.sure, self._index, number, text)
-        if not sign and says("failing", text) and not says("launcher", text) and not says("below-error", text):
+        if (
+            not sign
+            and says("failing", text)
+            and not says("launcher", text)
+            and not says("below-error", text)
+        ):
             return Event("unknown", "word", False, self._index, number, text)
         return None
 
-    def _is_message(self, cause: str, kind: str, number: int, text: str, raised: Event | None) -> bool:
-        """Whether the line is of the message of the exception before it, which itself said nothing of its cause."""
+    def _is_message(
+        self, cause: str, kind: str, number: int, text: str, raised: Event | None
+    ) -> bool:
+        """Whether the line is of the message of the exception before it, which itself said nothing
+        of its cause.
+        """
         near = raised and number <= raised.number + _NEAR and kind in ("primary", "secondary")
-        if not raised or not near or raised.cause != "script-error" or raised.sure or says("launcher", text):
+        if (
+            not raised
+            or not near
+            or raised.cause != "script-error"
+            or raised.sure
+            or says("launcher", text)
+        ):
             return False
         raised.cause, raised.kind = cause, kind
         return True
@@ -233,7 +308,11 @@ class _File:
     def _excuse(self, number: int, text: str, rank: int | None) -> None:
         """Whoever caught the error in this line, or just before, says so."""
         last = self._own[-1][0] if self._own else None
-        if not last or number > last.number + _NEAR or (None not in (rank, last.rank) and rank != last.rank):
+        if (
+            not last
+            or number > last.number + _NEAR
+            or (None not in (rank, last.rank) and rank != last.rank)
+        ):
             return
         if last.kind != "ending" and says("handled", text) and not says("launcher", text):
             last.handled = True
@@ -246,5 +325,9 @@ class _File:
         if event.text.lstrip().startswith("what():") and self._own:
             last = self._own[-1][0]  # which has said no more than that there is such a line
             last.kind = "noise" if last.text.startswith("terminate called ") else last.kind
-        event.progress, event.lines, event.overall = -progress.count, -progress.lines, -self._all.count
+        event.progress, event.lines, event.overall = (
+            -progress.count,
+            -progress.lines,
+            -self._all.count,
+        )
         self._own[places[-1] : places[-1] + 1] = [(event, progress)]

@@ -1,4 +1,6 @@
-"""One thing that a log says of an end, and which of several came first, by their clocks or their places."""
+"""One thing that a log says of an end, and which of several came first, by their clocks or their
+places.
+"""
 
 import functools
 from collections.abc import Iterable
@@ -19,7 +21,8 @@ class End:
     Attributes:
         code: the exit code; minus the signal's number where a signal ended them.
         ranks: whose, as far as it is told; local: the local rank.
-        root: the launcher says itself that this was the first; late: it had begun to end ranks before.
+        root: the launcher says itself that this was the first; late: it had begun to end ranks
+            before.
     """
 
     code: int
@@ -31,7 +34,9 @@ class End:
     @property
     def signal(self) -> int:
         """That ended it, or 0; a shell turns signal 9 into the exit code 137."""
-        return -self.code if self.code < 0 else self.code - 128 if self.code - 128 in _CRASHED else 0
+        return (
+            -self.code if self.code < 0 else self.code - 128 if self.code - 128 in _CRASHED else 0
+        )
 
     @property
     def is_victim(self) -> bool:
@@ -44,13 +49,16 @@ class Event:
     """One thing that was said of an end.
 
     Attributes:
-        cause: an id of the table; kind: as there, or ``word``, a line of a failure that no sign knows, or ``report``, a
-            launcher's line of how a rank ended; sure: whether it can only mean that.
+        cause: an id of the table; kind: as there, or ``word``, a line of a failure that no sign
+            knows, or ``report``, a launcher's line of how a rank ended; sure: whether it can only
+            mean that.
         file: its place among the logs; number: of the line; text: without label.
         time: of the line, and since: of the last line before it that told one.
         raised: the exception that it is; end: what the launcher says; ours: srunddp's own word.
-        handled: a line near it says so; progress: how many further steps the same rank told of afterwards.
-        overall: how many all ranks of the file did; lines: how many without a sign of an end the same rank wrote.
+        handled: a line near it says so; progress: how many further steps the same rank told of
+            afterwards.
+        overall: how many all ranks of the file did; lines: how many without a sign of an end the
+            same rank wrote.
         rule: that set it aside.
     """
 
@@ -76,13 +84,17 @@ class Event:
 
 def earliest(events: Iterable[Event]) -> Event:
     """The first by their times where two have one, else by file and place."""
-    return functools.reduce(lambda chosen, event: event if before(event, chosen) else chosen, events)
+    return functools.reduce(
+        lambda chosen, event: event if before(event, chosen) else chosen, events
+    )
 
 
 def before(one: Event, other: Event) -> bool:
     """As well as that can be told."""
     if one.file == other.file:  # a traceback by its first line
-        first, second = (event.raised.began if event.raised else event.number for event in (one, other))
+        first, second = (
+            event.raised.began if event.raised else event.number for event in (one, other)
+        )
         return first < second
     ours, theirs = (event.time if event.time is not None else event.since for event in (one, other))
     if ours is not None and theirs is not None and ours != theirs:
@@ -100,7 +112,9 @@ def surely_before(one: Event, other: Event) -> bool:
 def of_exception(raised: PythonException, file: int) -> Event:
     """The event of a traceback, told by that exception of its chain that says most of the cause."""
     signs = [table().read(text) for _, text in raised.chain]
-    known = [(weight(sign), place) for place, sign in enumerate(signs) if sign and sign.kind != "noise"]
+    known = [
+        (weight(sign), place) for place, sign in enumerate(signs) if sign and sign.kind != "noise"
+    ]
     at = min(known)[1] if known else 0
     (number, text), sign = raised.chain[at], signs[at] if known else None
     sure = raised.inner and not says("vague", text)
@@ -110,7 +124,9 @@ def of_exception(raised: PythonException, file: int) -> Event:
     elif sign and sign.id != "script-error":
         event.cause, event.kind, event.sure = sign.id, sign.kind, sign.sure
     # Python's own sockets are those of HTTP clients: a server's end, and no rank's.
-    if (event.cause, event.kind) == ("unknown", "secondary") and raised.below.startswith(("socket.py\n", "ssl.py\n")):
+    if (event.cause, event.kind) == ("unknown", "secondary") and raised.below.startswith(
+        ("socket.py\n", "ssl.py\n")
+    ):
         event.cause, event.kind = "network-unreachable", "primary"
     event.sure &= len(raised.chain) == 1
     return event

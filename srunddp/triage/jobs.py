@@ -38,17 +38,26 @@ _LISTED = 8
 _SHORT = 3  # digits: such a number may be of the run, as a batch size, or a rank
 _ATTEMPT = re.compile(r"(.*)attempt_(\d{1,9})/")  # torchrun's
 _NEAR = 5  # lines of torchrun's about one failure
-# The line before another start, in a file of --log-dir and elsewhere; and the first of a run, see srunddp/run/cli.py.
-_AGAIN = re.compile(r"srunddp: (?:another start begins here|restart \d+ of \d+: all ranks start anew)")
+# The line before another start, in a file of --log-dir and elsewhere; and the first of a run, see
+# srunddp/run/cli.py.
+_AGAIN = re.compile(
+    r"srunddp: (?:another start begins here|restart \d+ of \d+: all ranks start anew)"
+)
 _PLACED = re.compile(r"srunddp: \d+ ranks? on \d+ nodes?, launcher ")
 _CAUSES = {
-    "TIMEOUT": "time-limit", "OUT_OF_MEMORY": "host-out-of-memory", "NODE_FAIL": "node-failure",
-    "PREEMPTED": "preempted", "CANCELLED": "cancelled", "FAILED": "unknown",
-    "DEADLINE": "time-limit", "BOOT_FAIL": "node-failure",
-}  # fmt: skip
+    "TIMEOUT": "time-limit",
+    "OUT_OF_MEMORY": "host-out-of-memory",
+    "NODE_FAIL": "node-failure",
+    "PREEMPTED": "preempted",
+    "CANCELLED": "cancelled",
+    "FAILED": "unknown",
+    "DEADLINE": "time-limit",
+    "BOOT_FAIL": "node-failure",
+}
 
 _known = functools.cache(slurm_command.job)  # asked once
-Groups = dict[str, list[Log]]  # by the job's number; of an array's task ``4711_3``; empty where no name tells one
+# By the job's number; of an array's task ``4711_3``; empty where no name tells one.
+Groups = dict[str, list[Log]]
 
 
 @dataclass
@@ -73,14 +82,21 @@ class JobLogs:
         said = [f"judged: {_title(self.job, _last(self.logs))}"]
         for each in self.others[:_LISTED]:
             hint = f" -> {each['command']}" if each["command"] else ""
-            said.append(f"also in {each['folder']}/: {_title(each['job'], each['last_unix_s'])}{hint}")
+            said.append(
+                f"also in {each['folder']}/: {_title(each['job'], each['last_unix_s'])}{hint}"
+            )
         said += [f"and {len(self.others) - _LISTED} others"] if len(self.others) > _LISTED else []
         return [one_line(line) for line in said]
 
     def record(self) -> dict[str, Any]:
         """For ``--json``."""
         files = [str(log.path) for log in self.logs]
-        return {"job": self.job or None, "start": self.start, "files": files, "other_jobs": self.others}
+        return {
+            "job": self.job or None,
+            "start": self.start,
+            "files": files,
+            "other_jobs": self.others,
+        }
 
     def add_to(self, evidence: Evidence) -> None:
         """Add the notes, and how the job ended by Slurm's word, as one more file's only line."""
@@ -92,50 +108,78 @@ class JobLogs:
             evidence.finished[file] = 1, 2
         elif known and (cause := _CAUSES.get(known.state)):
             text = f"Slurm: job {self.job} ended as {known.state}, exit code {known.exit_code}"
-            kind, sure = "secondary" if cause == "unknown" else "ending", cause not in ("unknown", "cancelled")
-            at = logs.time_of(datetime.fromtimestamp(known.ended).isoformat(" ")) if known.ended else None
+            kind, sure = (
+                "secondary" if cause == "unknown" else "ending",
+                cause not in ("unknown", "cancelled"),
+            )
+            at = (
+                logs.time_of(datetime.fromtimestamp(known.ended).isoformat(" "))
+                if known.ended
+                else None
+            )
             evidence.events.append(Event(cause, kind, sure, file, 1, text, time=at, ours=True))
 
 
 def find(what: Sequence[str], log_dir: str) -> JobLogs:
     """The newest start of the job that is meant; a ConfigError where there is nothing to read.
 
-    ``what``: a job's number, ``4711``, ``4711.0`` or ``4711_3``; or files and folders; nothing for the newest job.
-    ``log_dir``: where jobs are looked for, beside the working directory.
+    ``what``: a job's number, ``4711``, ``4711.0`` or ``4711_3``; or files and folders; nothing for
+    the newest job. ``log_dir``: where jobs are looked for, beside the working directory.
     """
-    match = slurm_command.JOB.fullmatch(what[0]) if len(what) == 1 and not os.path.exists(what[0]) else None
+    match = (
+        slurm_command.JOB.fullmatch(what[0])
+        if len(what) == 1 and not os.path.exists(what[0])
+        else None
+    )
     if what and not match:
-        groups, files = by_job(logs.find(what)), {Path(each) for each in what if os.path.isfile(each)}
+        groups, files = (
+            by_job(logs.find(what)),
+            {Path(each) for each in what if os.path.isfile(each)},
+        )
         named = {job for job, each in groups.items() for log in each if log.path in files}
         return _choose(groups, named - {""} or named or groups, files=files)
     groups = _of_number(match, log_dir) if match else by_job(_pool(log_dir, "."))
     if not groups:
         found = f"no logs{f' of job {what[0]}' if match else ''} in {log_dir}, and none here"
         hint = "name the files, or --log-dir as the run had it"
-        raise ConfigError(found, expected="a folder JOB.STEP, slurm-JOB.out or NAME-JOB.out", hint=hint)
+        raise ConfigError(
+            found, expected="a folder JOB.STEP, slurm-JOB.out or NAME-JOB.out", hint=hint
+        )
     return _choose(groups, groups, log_dir)
 
 
 def _of_number(match: re.Match[str], log_dir: str) -> Groups:
-    """The job, or the tasks of an array: from where jobs are looked for, else from where Slurm says that it ran."""
+    """The job, or the tasks of an array: from where jobs are looked for, else from where Slurm says
+    that it ran.
+    """
     job = match[0].partition(".")[0]
     known = _known(job)
     numbers = {job, known.number if known else job}  # a task has one of its own too
     another_step = re.compile(rf"(?:^|/){match['number']}\.(?!{match['step'] or '[0-9]+'}/)[0-9]+/")
     for folder in (".", *([known.folder] if known else [])):
-        found = [log for log in _pool(log_dir, folder, job) if not another_step.search(str(log.path))]
+        found = [
+            log for log in _pool(log_dir, folder, job) if not another_step.search(str(log.path))
+        ]
         groups = by_job(found)
-        if own := {each: groups[each] for each in groups if numbers & {each, each.partition("_")[0]}}:
+        if own := {
+            each: groups[each] for each in groups if numbers & {each, each.partition("_")[0]}
+        }:
             return {job: [log for each in own.values() for log in each]} if match["task"] else own
     # The name of its output need not have the number.
     return {job: logs.find([known.output])} if known and os.path.isfile(known.output) else {}
 
 
 def _pool(log_dir: str, folder: str, job: str = "") -> list[Log]:
-    """The logs of ``--log-dir``, of this job even where there are too many, and those beside it that tell a job."""
+    """The logs of ``--log-dir``, of this job even where there are too many, and those beside it
+    that tell a job.
+    """
     parent = Path(folder, log_dir)
     own = [log for each in parent.glob(f"{job}.[0-9]*") for log in logs.of_folder(each)]
-    beside = [log for log in logs.of_folder(folder, deep=False) if _BESIDE.search(log.name) and _number(log)[1]]
+    beside = [
+        log
+        for log in logs.of_folder(folder, deep=False)
+        if _BESIDE.search(log.name) and _number(log)[1]
+    ]
     return list({log.path: log for log in (*own, *logs.of_folder(parent), *beside)}.values())
 
 
@@ -146,46 +190,79 @@ def by_job(found: Sequence[Log]) -> Groups:
     # An array has no file without a task: beside one the numbers are ranks.
     whole = {name for name, _, task, _ in named if not task}
     groups = group_by_key(
-        (f"{job}_{task}" if task and name not in whole else job, log) for name, job, task, log in named
+        (f"{job}_{task}" if task and name not in whole else job, log)
+        for name, job, task, log in named
     )
     local = [log for log in found if log.path.name.startswith("preflight.local.")]  # of no job
     nameless = [log for log in groups.get("", ()) if log not in local]
-    if len(groups) == 2 and nameless and abs(_last(nameless) - _last(groups[max(groups)])) <= _TOGETHER:
-        return {max(groups): [log for log in found if log not in local]} | ({"": local} if local else {})
+    if (
+        len(groups) == 2
+        and nameless
+        and abs(_last(nameless) - _last(groups[max(groups)])) <= _TOGETHER
+    ):
+        return {max(groups): [log for log in found if log not in local]} | (
+            {"": local} if local else {}
+        )
     return groups
 
 
 def _number(log: Log, rank: int | None = None) -> tuple[str, str, str]:
-    """The file's name up to the job's number, or empty, the number, and that of an array's task; or the folder's."""
+    """The file's name up to the job's number, or empty, the number, and that of an array's task; or
+    the folder's.
+    """
     name = log.path.name
     numbers = [each for each in _NUMBER.finditer(name) if int(each[0]) != rank]
     if not numbers:  # up to the folder that the user named
-        folders = (_FOLDER.fullmatch(each.name) for each in log.path.parents[: len(PurePath(log.name).parts)])
+        folders = (
+            _FOLDER.fullmatch(each.name)
+            for each in log.path.parents[: len(PurePath(log.name).parts)]
+        )
         return "", next((each[1] for each in folders if each), ""), ""
-    job = max(numbers, key=lambda each: (not _DATE.fullmatch(each[0]), len(each[0]) > _SHORT, each.start()))
+    job = max(
+        numbers,
+        key=lambda each: (not _DATE.fullmatch(each[0]), len(each[0]) > _SHORT, each.start()),
+    )
     task = _TASK.match(name, job.end())
     return name[: job.end()], job[0], task[1] if task else ""
 
 
-def _choose(groups: Groups, wanted: Collection[str], log_dir: str = "", files: Collection[Path] = ()) -> JobLogs:
+def _choose(
+    groups: Groups, wanted: Collection[str], log_dir: str = "", files: Collection[Path] = ()
+) -> JobLogs:
     """The newest of the wanted ones, with the files that the user named if they tell no number."""
-    order = sorted(groups, key=lambda each: (int(_last(groups[each])), logs.natural(each)), reverse=True)
+    order = sorted(
+        groups, key=lambda each: (int(_last(groups[each])), logs.natural(each)), reverse=True
+    )
     job = next(each for each in order if each in wanted)
     known = _known(job) if job else None
     found = groups[job] + [log for log in groups.get("", ()) if log.path in files]
-    found += groups.get(known.number, []) if known else []  # of an array's task, as --log-dir's folder has it
+    # Of an array's task, as --log-dir's folder has it.
+    found += groups.get(known.number, []) if known else []
     own = {log.path: log for log in found}
     # Another cluster's job may have the same number.
-    if known and not (known.started or math.inf) - _SLACK <= _last(found) <= (known.ended or time.time()) + _SLACK:
+    if (
+        known
+        and not (known.started or math.inf) - _SLACK
+        <= _last(found)
+        <= (known.ended or time.time()) + _SLACK
+    ):
         known = None
     kept, start, notes = _newest_start(own.values(), known.started or 0.0 if known else 0.0)
     notes += [f"job {job} still runs"] if known and known.state in slurm_command.RUNNING else []
     rest = {each: [log for log in groups[each] if log.path not in own] for each in order}
-    return JobLogs(job, start, kept, [_other(each, left, log_dir) for each, left in rest.items() if left], known, notes)
+    return JobLogs(
+        job,
+        start,
+        kept,
+        [_other(each, left, log_dir) for each, left in rest.items() if left],
+        known,
+        notes,
+    )
 
 
 def _other(job: str, found: Sequence[Log], log_dir: str) -> dict[str, Any]:
-    folder = os.path.normpath(str(found[0].path).removesuffix(found[0].name) or ".")  # that the user named
+    # That the user named.
+    folder = os.path.normpath(str(found[0].path).removesuffix(found[0].name) or ".")
     # As the command reads it: where the user's own setting is another folder, this one is named.
     known = os.path.normpath(os.environ.get("SRUNDDP_LOG_DIR") or "logs")
     where = [] if known == (log_dir or folder) else [f"--log-dir={log_dir or folder}"]
@@ -203,12 +280,17 @@ def _last(found: Sequence[Log]) -> float:
 
 
 def _newest_start(found: Collection[Log], started: float) -> tuple[list[Log], int, list[str]]:
-    """The logs of the newest start, as certain marks and Slurm tell it, its number from 0, and what is left out."""
-    last = {match[1]: int(match[2]) for log in found if (match := _ATTEMPT.match(log.name))}  # the last of each agent
+    """The logs of the newest start, as certain marks and Slurm tell it, its number from 0, and what
+    is left out.
+    """
+    # The last of each agent.
+    last = {match[1]: int(match[2]) for log in found if (match := _ATTEMPT.match(log.name))}
     kept, earlier, start = [], [], max(last.values(), default=0)
     for log in found:
         attempt = _ATTEMPT.match(log.name)
-        is_earlier = re.fullmatch(r"failure\.\d+\.json", log.path.name) or log.mtime < started - _SLACK
+        is_earlier = (
+            re.fullmatch(r"failure\.\d+\.json", log.path.name) or log.mtime < started - _SLACK
+        )
         if is_earlier or (attempt and int(attempt[2]) < last[attempt[1]]):
             earlier.append(log.name)
             continue
@@ -218,14 +300,19 @@ def _newest_start(found: Collection[Log], started: float) -> tuple[list[Log], in
         kept.append(log)
     names = ", ".join(earlier[:4]) + (f" and {len(earlier) - 4} more" if len(earlier) > 4 else "")
     # Where nothing is kept the user named what is of an earlier one.
-    return kept or list(found), start, [f"left out, of earlier starts: {names}"] if kept and earlier else []
+    return (
+        kept or list(found),
+        start,
+        [f"left out, of earlier starts: {names}"] if kept and earlier else [],
+    )
 
 
 def _begins(log: Log, started: float) -> list[int]:
     """The first line of each start after the first."""
     stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(started))
     begins, requeued = list[int](), ""  # when, where no other start has begun since
-    failed, tables, spoke = dict[str, int](), 0, 0  # torchrun's reports, and its tables, which are of the last start
+    # torchrun's reports, and its tables, which are of the last start.
+    failed, tables, spoke = dict[str, int](), 0, 0
     for number, line in log.lines():
         tables += "Root Cause (first observed failure)" in line
         latest = max(failed.values(), default=0)
@@ -233,7 +320,9 @@ def _begins(log: Log, started: float) -> list[int]:
             failed |= {match[0]: number} if not latest or number > latest + _NEAR else {}
         elif spoke < latest and not says("launcher", line):
             spoke = number
-        is_next = _PLACED.match(line) or (requeued < stamp and not line.startswith(("srun: ", "slurmstepd")))
+        is_next = _PLACED.match(line) or (
+            requeued < stamp and not line.startswith(("srun: ", "slurmstepd"))
+        )
         if match := says("requeued", line):
             requeued = match[1]
         elif _AGAIN.fullmatch(line) or (requeued and is_next):

@@ -1,4 +1,6 @@
-"""Log files and their lines, with bounded memory: what is no log is ignored, what is too big is read in part."""
+"""Log files and their lines, with bounded memory: what is no log is ignored, what is too big is
+read in part.
+"""
 
 import itertools
 import os
@@ -25,13 +27,17 @@ _NO_LOG = re.compile(
     r"^(?!(?:(?:failure|preflight)(?:\.\w+)?|error)\.json$).*\.json$",
     re.IGNORECASE,
 )
-_FOLDERS = frozenset({"__pycache__", ".git", "node_modules", "site-packages", ".venv", "wandb", "checkpoints"})
+_FOLDERS = frozenset(
+    {"__pycache__", ".git", "node_modules", "site-packages", ".venv", "wandb", "checkpoints"}
+)
 _INVISIBLE = re.compile(
-    r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]{0,200}(?:\x07|\x1b\\)|[@-Z\\^_])|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]"
+    r"\x1b(?:\[[0-?]*["
+    r" -/]*[@-~]|\][^\x07\x1b]{0,200}(?:\x07|\x1b\\)|[@-Z\\^_])|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]"
 )
 # ISO 8601's, and glog's ``I0302 12:00:10``.
 _TIME = re.compile(
-    r"(?:\b\d{4}[-/](?=\d\d[-/])|\b[IWEFD])(\d\d?)[-/]?(\d\d)[T_ ](\d\d):(\d\d):(\d\d)(?:[.,](\d{1,9}))?"
+    r"(?:\b\d{4}[-/](?=\d\d[-/])|\b[IWEFD])(\d\d?)[-/]?(\d\d)[T_"
+    r" ](\d\d):(\d\d):(\d\d)(?:[.,](\d{1,9}))?"
 )
 
 
@@ -40,7 +46,8 @@ class Log:
     """One file that may be a log.
 
     Attributes:
-        path: to open; name: as it is shown; size: in bytes; mtime: of its last line, in seconds since the epoch.
+        path: to open; name: as it is shown; size: in bytes; mtime: of its last line, in seconds
+            since the epoch.
         begin: the number of the first line of its newest start.
         notes: what of it could not be read; cut: its last line has no end.
     """
@@ -54,7 +61,9 @@ class Log:
     cut: bool = False
 
     def lines(self) -> Iterator[tuple[int, str]]:
-        """Number and text of each line from ``begin`` that is not empty; numbers after a gap begin at :data:`GAP`."""
+        """Number and text of each line from ``begin`` that is not empty; numbers after a gap begin
+        at :data:`GAP`.
+        """
         for number, line in self._read():
             self.cut = not line.endswith((b"\n", b"\r"))
             texts = map(_clean, line.splitlines() if number >= self.begin else ())
@@ -67,7 +76,9 @@ class Log:
                 yield from enumerate(_upto(file, HEAD if self.size > WHOLE else WHOLE), 1)
                 if self.size > WHOLE:
                     file.seek(self.size - TAIL)
-                    self.notes.append(f"{self.name}: {self.size >> 20} MiB, its middle was not read")
+                    self.notes.append(
+                        f"{self.name}: {self.size >> 20} MiB, its middle was not read"
+                    )
                     yield from enumerate(_upto(file, TAIL), GAP)
         except OSError as error:
             self.notes.append(f"{self.name}: {os.strerror(error.errno or 0)}")
@@ -87,18 +98,26 @@ def _clean(line: bytes) -> str:
 
 
 def find(paths: Sequence[str]) -> list[Log]:
-    """The logs among these files and below these folders, in the order of their names; a ConfigError for none."""
+    """The logs among these files and below these folders, in the order of their names; a
+    ConfigError for none.
+    """
     missing = [path for path in paths if not os.path.exists(path)]
     logs = {} if missing else {log.path: log for path in paths for log in of_folder(path)}
     if not logs:
-        found = f"no file or folder {', '.join(missing)}" if missing else f"no log in {', '.join(paths)}"
+        found = (
+            f"no file or folder {', '.join(missing)}"
+            if missing
+            else f"no log in {', '.join(paths)}"
+        )
         hint = "srunddp triage slurm-4711.out, or --log-dir's folder"
         raise ConfigError(found, expected="log files, or a folder with some", hint=hint)
     return list(logs.values())
 
 
 def of_folder(folder: Path | str, *, deep: bool = True) -> list[Log]:
-    """The logs in a folder, and below it unless ``deep`` is unset; a file itself; none where there is neither."""
+    """The logs in a folder, and below it unless ``deep`` is unset; a file itself; none where there
+    is neither.
+    """
     if os.path.isfile(folder):
         return [_log(Path(folder), Path(folder).parent)]
     found = itertools.islice(_below(Path(folder), deep), MOST_FILES)
@@ -108,8 +127,12 @@ def of_folder(folder: Path | str, *, deep: bool = True) -> list[Log]:
 def _below(folder: Path, deep: bool) -> Iterator[Log]:
     """The newest jobs first, as far as numbers tell: of too many files the oldest are left out."""
     for parent, folders, files in os.walk(folder):
-        folders[:] = sorted((name for name in folders if deep and name not in _FOLDERS), key=natural, reverse=True)
-        for name in sorted((each for each in files if not _NO_LOG.search(each)), key=natural, reverse=True):
+        folders[:] = sorted(
+            (name for name in folders if deep and name not in _FOLDERS), key=natural, reverse=True
+        )
+        for name in sorted(
+            (each for each in files if not _NO_LOG.search(each)), key=natural, reverse=True
+        ):
             path = Path(parent, name)
             with suppress(OSError):  # one that was removed meanwhile
                 if path.is_file() and not path.is_symlink():
@@ -127,7 +150,9 @@ def natural(name: str) -> list[Any]:
 
 
 def _is_text(log: Log) -> bool:
-    """By its beginning; NULs in up to half of it are no harm, as file systems leave them after a crash."""
+    """By its beginning; NULs in up to half of it are no harm, as file systems leave them after a
+    crash.
+    """
     head = b""  # of what cannot be read, which is said when its lines are
     with suppress(OSError), open(log.path, "rb") as file:
         head = file.read(8192)
@@ -136,7 +161,9 @@ def _is_text(log: Log) -> bool:
 
 
 def time_of(text: str) -> float | None:
-    """When the line was written, as far as it says so, in seconds, without the year, which many leave out."""
+    """When the line was written, as far as it says so, in seconds, without the year, which many
+    leave out.
+    """
     # Clocks of nodes and their zones are taken to agree.
     match = _TIME.search(text[:160])
     if not match:
@@ -144,5 +171,7 @@ def time_of(text: str) -> float | None:
     *clock, part = match.groups()
     month, day, hour, minute, second = map(int, clock)
     with suppress(ValueError):
-        return datetime(2024, month, day, hour, minute, second, tzinfo=UTC).timestamp() + float(f"0.{part or 0}")
+        return datetime(2024, month, day, hour, minute, second, tzinfo=UTC).timestamp() + float(
+            f"0.{part or 0}"
+        )
     return None

@@ -1,4 +1,6 @@
-"""Whose a line is: the labels that launchers put before lines, file names, and what lines say of rank and world."""
+"""Whose a line is: the labels that launchers put before lines, file names, and what lines say of
+rank and world.
+"""
 
 from __future__ import annotations
 
@@ -21,14 +23,19 @@ _PLAIN = re.compile(
 _DOUBTFUL = {
     "label": re.compile(r" {0,6}(?P<rank>\d{1,7}): "),
     "hydra": re.compile(r"\[(?P<rank>\d{1,7})\] "),
-    "prefix": re.compile(r"(?P<node>[A-Za-z][\w.-]*)(?<!\.py)(?<!\.cpp)(?<!\.sh):(?P<rank>\d{1,7}): "),
+    "prefix": re.compile(
+        r"(?P<node>[A-Za-z][\w.-]*)(?<!\.py)(?<!\.cpp)(?<!\.sh):(?P<rank>\d{1,7}): "
+    ),
     "host": re.compile(r"(?!srun|slurmstepd|line|epoch)(?P<node>[A-Za-z][\w.-]*\d[\w.-]*): "),
 }
-_BEHIND_A_BAR = re.compile(r"\[rank\d+\]: Traceback \(most recent")  # of progress, which ends no line
+# Of progress, which ends no line.
+_BEHIND_A_BAR = re.compile(r"\[rank\d+\]: Traceback \(most recent")
 _IN_NAME = re.compile(r"(?:rank|task|proc|process)[._-]?(\d{1,7})(?!\d)", re.IGNORECASE)
 _FOLDER = re.compile(r"(?:attempt_\d+/|^|/)(\d{1,7})/(?:stdout|stderr|output)(?:\.\w+)?$")
 _AGENT = re.compile(r".*(?=attempt_\d+/\d)")
-_NO_RANK = re.compile(r"(?:node|host|gpu|epoch|part|run|attempt|restart|job|#_)[._-]?$", re.IGNORECASE)
+_NO_RANK = re.compile(
+    r"(?:node|host|gpu|epoch|part|run|attempt|restart|job|#_)[._-]?$", re.IGNORECASE
+)
 _NODE_IN_NAME = re.compile(r"^([A-Za-z][\w-]*?\d*)\.rank\d+\.log$")
 
 _OF_RANKS = ("rank", "world", "ntasks", "clients", "process", "task ", "worker ")
@@ -46,7 +53,9 @@ class RankLabels:
     @classmethod
     def sniff(cls, lines: Sequence[str]) -> RankLabels:
         for kind, pattern in _DOUBTFUL.items():
-            found = [match[match.lastindex or 0] for line in lines if (match := pattern.match(line))]
+            found = [
+                match[match.lastindex or 0] for line in lines if (match := pattern.match(line))
+            ]
             many = len(found) >= 3 and len(found) * 5 >= len(lines) * (1 if kind != "host" else 4)
             # A numbered listing counts on; ranks come again.
             if many and (len(found) <= 12 or len(set(found)) * 2 <= len(found)):
@@ -72,7 +81,9 @@ class RankLabels:
 
 
 def ranks_of_names(names: Sequence[str]) -> dict[str, int]:
-    """The ranks that file names tell: ``node01.rank3.log``, torchrun's ``attempt_0/3/``, ``out.0`` beside ``out.1``."""
+    """The ranks that file names tell: ``node01.rank3.log``, torchrun's ``attempt_0/3/``, ``out.0``
+    beside ``out.1``.
+    """
     numbers = {name: _IN_NAME.findall(name) or _FOLDER.findall(name) for name in names}
     found = {name: int(each[-1]) for name, each in numbers.items() if each}
     agents = {match.group() for name in names if (match := _AGENT.match(name))}
@@ -91,7 +102,12 @@ def _of_families(names: Sequence[str]) -> dict[str, int]:
     found: dict[str, int] = {}
     for (before, _), members in families.items():
         counts = sorted(set(members.values()))
-        whole = len(members) > 1 and len(counts) == len(members) and counts[0] == 0 and counts[-1] < 2 * len(counts)
+        whole = (
+            len(members) > 1
+            and len(counts) == len(members)
+            and counts[0] == 0
+            and counts[-1] < 2 * len(counts)
+        )
         if whole and not _NO_RANK.search(before):
             found.update(members)
     return found
@@ -143,11 +159,17 @@ class ObservedRanks:
                 self.nodes.setdefault(rank, node)
 
     def add_line(self, text: str, job: object, rank: int | None, steps: int) -> None:
-        """What a line of a label's or file's rank says of ranks; ``job`` tells apart files of unlike jobs."""
+        """What a line of a label's or file's rank says of ranks; ``job`` tells apart files of
+        unlike jobs.
+        """
         lower = text.lower()
         if not any(map(lower.__contains__, _OF_RANKS)):
             return
-        found = [match.groupdict() for pattern in table().patterns["world"] if (match := pattern.search(text))]
+        found = [
+            match.groupdict()
+            for pattern in table().patterns["world"]
+            if (match := pattern.search(text))
+        ]
         for said in found:
             self.add_rank(int(said["rank"]) if said.get("rank") else None)
             self.add_world_size(int(said["size"]))
@@ -159,7 +181,9 @@ class ObservedRanks:
         """One more that is alone; what is said after many steps is of another attempt."""
         if said in self._alone or len(self._alone) < _MOST_SHAPES:
             since, ranks = self._alone.get(said, (steps, []))
-            self._alone[said] = since, ranks = (since, ranks) if steps - since <= _ONE_ATTEMPT else (steps, [])
+            self._alone[said] = since, ranks = (
+                (since, ranks) if steps - since <= _ONE_ATTEMPT else (steps, [])
+            )
             ranks.append(rank)
             self.ones = max(self.ones, len(set(ranks) - {None}) or len(ranks))
 

@@ -14,7 +14,11 @@ from srunddp.util.hostlist import group_by_key, ranges
 
 _LONGEST = 200
 _SPEAKERS = 16
-_HOW = {"certain": "first failure", "likely": "first failure, likely", "unknown": "cause unknown: the first end"}
+_HOW = {
+    "certain": "first failure",
+    "likely": "first failure, likely",
+    "unknown": "cause unknown: the first end",
+}
 _MOST = 100  # of what followed and of what was set aside, in JSON
 
 
@@ -24,22 +28,41 @@ def lines(diagnosis: Diagnosis, evidence: Evidence) -> list[str]:
     if diagnosis.cause is not None:
         cause = f"cause: {table().causes[diagnosis.cause].cause}"
         said = [_head(diagnosis, evidence), cause, f"hint: {_hint(diagnosis)}"]
-        said += [*(_last_lines(evidence) if diagnosis.certainty == "unknown" else ()), *_followed(diagnosis)]
-    said += [*_set_aside(diagnosis), *_world(diagnosis), *(f"note: {note}" for note in evidence.notes)]
+        said += [
+            *(_last_lines(evidence) if diagnosis.certainty == "unknown" else ()),
+            *_followed(diagnosis),
+        ]
+    said += [
+        *_set_aside(diagnosis),
+        *_world(diagnosis),
+        *(f"note: {note}" for note in evidence.notes),
+    ]
     return [one_line(line) for line in said]
 
 
 def _head(diagnosis: Diagnosis, evidence: Evidence) -> str:
     first, how, who = diagnosis.first, _HOW[diagnosis.certainty], diagnosis.node or ""
     if not first:
-        return diagnosis.why if diagnosis.certainty == "unknown" else f"{how}: {diagnosis.why} ({diagnosis.cause})"
+        return (
+            diagnosis.why
+            if diagnosis.certainty == "unknown"
+            else f"{how}: {diagnosis.why} ({diagnosis.cause})"
+        )
     if diagnosis.rank is not None:
         who = f"rank {diagnosis.rank}{f' on {who}' if who else ''}"
     frame = f", in {first.raised.frame}" if first.raised and first.raised.frame else ""
     why = f"; {_short(diagnosis.why)}" if diagnosis.why else ""
-    line = f" (line {first.number - GAP + 1} of its end)" if first.number >= GAP else f":{first.number}"
+    line = (
+        f" (line {first.number - GAP + 1} of its end)"
+        if first.number >= GAP
+        else f":{first.number}"
+    )
     who = who or ("a rank" if diagnosis.victim else "")
-    teller = f", told by {f'rank {first.rank}' if first.rank is not None else 'a peer'}" if diagnosis.victim else ""
+    teller = (
+        f", told by {f'rank {first.rank}' if first.rank is not None else 'a peer'}"
+        if diagnosis.victim
+        else ""
+    )
     where = f"{f'{who}{teller}, ' if who else ''}{evidence.names[first.file]}{line}"
     return f"{how}: {where}: {_short(first.text)}{frame}{why} ({diagnosis.cause})"
 
@@ -62,22 +85,31 @@ def _followed(diagnosis: Diagnosis) -> list[str]:
     groups = group_by_key(
         (event.cause, event)
         for event in diagnosis.followed
-        if event.cause == "check-failed" or (event.rank, event.cause) != (first and first.rank, diagnosis.cause)
+        if event.cause == "check-failed"
+        or (event.rank, event.cause) != (first and first.rank, diagnosis.cause)
     )
-    return [f"then what followed: {_whose(events)} ({what})" for what, events in list(groups.items())[:6]]
+    return [
+        f"then what followed: {_whose(events)} ({what})"
+        for what, events in list(groups.items())[:6]
+    ]
 
 
 def _set_aside(diagnosis: Diagnosis) -> list[str]:
     """One line for each rule."""
     groups = group_by_key((event.rule, event) for event in diagnosis.set_aside)
-    return [f"set aside: {_whose(events)} ({rule}: {SENTENCES[rule]})" for rule, events in groups.items()]
+    return [
+        f"set aside: {_whose(events)} ({rule}: {SENTENCES[rule]})"
+        for rule, events in groups.items()
+    ]
 
 
 def _whose(events: Sequence[Event]) -> str:
     """The ranks of all, the text of the first, and how many more there are."""
     ranks = sorted({event.rank for event in events if event.rank is not None})
     who = f"rank{'s' if len(ranks) > 1 else ''} {_ranges(ranks)}: " if ranks else ""
-    return f"{who}{_short(events[0].text)}{f' and {len(events) - 1} more' if len(events) > 1 else ''}"
+    return (
+        f"{who}{_short(events[0].text)}{f' and {len(events) - 1} more' if len(events) > 1 else ''}"
+    )
 
 
 def _ranges(ranks: Sequence[int]) -> str:
@@ -96,9 +128,17 @@ def _last_lines(evidence: Evidence) -> list[str]:
 def _world(diagnosis: Diagnosis) -> list[str]:
     if diagnosis.world_size is None and not diagnosis.seen:
         return []
-    expected = f"{diagnosis.world_size} ranks expected" if diagnosis.world_size is not None else "world size not told"
+    expected = (
+        f"{diagnosis.world_size} ranks expected"
+        if diagnosis.world_size is not None
+        else "world size not told"
+    )
     silent = f"; without output: {_ranges(diagnosis.silent)}" if diagnosis.silent else ""
-    spoke = f", {len(diagnosis.seen)} with output{silent}" if diagnosis.seen else "; no line names its rank"
+    spoke = (
+        f", {len(diagnosis.seen)} with output{silent}"
+        if diagnosis.seen
+        else "; no line names its rank"
+    )
     return [f"world: {expected}{spoke}"]
 
 
@@ -106,7 +146,12 @@ def record(diagnosis: Diagnosis, evidence: Evidence) -> dict[str, Any]:
     """For ``--json``."""
 
     def origin(event: Event) -> dict[str, Any]:
-        return {"rank": event.rank, "file": evidence.names[event.file], "line": event.number, "text": event.text}
+        return {
+            "rank": event.rank,
+            "file": evidence.names[event.file],
+            "line": event.number,
+            "text": event.text,
+        }
 
     first, known = diagnosis.first, table().causes.get(diagnosis.cause or "")
     return {

@@ -1,4 +1,6 @@
-"""What launchers say of how ranks ended: srun, torchrun and its likes, mpirun, Lightning, DeepSpeed, and srunddp."""
+"""What launchers say of how ranks ended: srun, torchrun and its likes, mpirun, Lightning,
+DeepSpeed, and srunddp.
+"""
 
 import json
 import re
@@ -39,17 +41,24 @@ class Reports:
 
     def _new(self, file: int, number: int, text: str, fields: dict[str, str | None]) -> Event:
         how, by_signal = fields.get("how") or "", fields.get("signal")
-        by_signal = by_signal or next((str(_SIGNALS[word]) for word in _SIGNALS if how.startswith(word)), None)
+        by_signal = by_signal or next(
+            (str(_SIGNALS[word]) for word in _SIGNALS if how.startswith(word)), None
+        )
         code = -int(by_signal) if by_signal else int(fields.get("code") or 1)
         end = End(code, spread(fields.get("ranks") or ""), fields.get("local"), late=self._ending)
-        event = Event("unknown", "report", False, file, number, text, node=fields.get("node"), end=end)
+        event = Event(
+            "unknown", "report", False, file, number, text, node=fields.get("node"), end=end
+        )
         if end.local and end.ranks:  # torchrun's table, whose last is the first failure
             event.node, end.root = self._host, self._root
             self.apart |= [int(end.local)] != end.ranks
             known = (each for each in self.found if self._root and each.end and not each.end.ranks)
             alike = [each for each in known if each.end and each.end.local == end.local]
-            for each in alike if len({each.text.rpartition("local_rank")[2] for each in alike}) == 1 else ():
-                each.end, each.node = replace(each.end or end, ranks=end.ranks), self._host  # of one node alone
+            for each in (
+                alike if len({each.text.rpartition("local_rank")[2] for each in alike}) == 1 else ()
+            ):
+                # Of one node alone.
+                each.end, each.node = replace(each.end or end, ranks=end.ranks), self._host
                 _settle(each, each.end)
             self._root = False
         end.root |= bool(end.local and not end.ranks)
@@ -77,7 +86,9 @@ def ours(file: int, number: int, text: str) -> Event | None:
         return Event("check-failed", "primary", True, file, number, text, rank, match[3], ours=True)
     if match := says("own", text):
         who, node = match[1] or match[3], match[2] or match[4]
-        event = Event("unknown", "primary", False, file, number, text, int(who) if who else None, node)
+        event = Event(
+            "unknown", "primary", False, file, number, text, int(who) if who else None, node
+        )
         return _of_cause(match[5], event)
     return None
 
@@ -99,19 +110,26 @@ def _of_cause(cause: str, event: Event) -> Event:
 
 
 def of_json(kind: str, text: str, file: int) -> tuple[list[Event], int]:
-    """The events of ``failure.json`` or of a check's ``preflight.JOB.json``, and how many ranks there were at least.
+    """The events of ``failure.json`` or of a check's ``preflight.JOB.json``, and how many ranks
+    there were at least.
 
     A ValueError, TypeError or KeyError where it is none of srunddp's.
     """
     record = json.loads(text)
     if kind == "preflight":
-        return [_of_finding(each, file) for each in record["findings"] if each["level"] == "FAIL"], 0
+        return [
+            _of_finding(each, file) for each in record["findings"] if each["level"] == "FAIL"
+        ], 0
     cause, rank = str(record["cause"]), int(record["rank"])
     event = Event("unknown", "primary", False, file, 1, cause, rank, str(record["node"]))
-    return [_of_cause(cause, event)], max([rank, *(int(victim["rank"]) for victim in record["victims"])]) + 1
+    return [_of_cause(cause, event)], max(
+        [rank, *(int(victim["rank"]) for victim in record["victims"])]
+    ) + 1
 
 
 def _of_finding(found: dict[str, Any], file: int) -> Event:
-    text = f"FAIL {found['check']}: {found['found']}; expected {found['expected']} -> {found['hint']}"
+    text = (
+        f"FAIL {found['check']}: {found['found']}; expected {found['expected']} -> {found['hint']}"
+    )
     rank, node = (each[0] if len(each) == 1 else None for each in (found["ranks"], found["nodes"]))
     return Event("check-failed", "primary", True, file, 1, text, rank, node, ours=True)

@@ -35,7 +35,9 @@ class Cause:
 
 @dataclass(frozen=True)
 class SignatureTable:
-    """All signs, in the order of the table, what their ids stand for, and the patterns that are no signs of a cause."""
+    """All signs, in the order of the table, what their ids stand for, and the patterns that are no
+    signs of a cause.
+    """
 
     words: tuple[str, ...]
     patterns: dict[str, list[re.Pattern[str]]]
@@ -45,13 +47,24 @@ class SignatureTable:
     def read(self, text: str) -> Signature | None:
         """The sign that a line shows, the weightiest of several, of these the first."""
         lower = text.lower()
-        fitting = [sign for sign in self.signs if sign.fits(text)] if any(map(lower.__contains__, self.words)) else []
+        fitting = (
+            [sign for sign in self.signs if sign.fits(text)]
+            if any(map(lower.__contains__, self.words))
+            else []
+        )
         return min(fitting, key=weight, default=None)
 
 
 def weight(sign: Signature) -> int:
-    # A line that is known to be harmless is so, whatever else it looks like; an exception's bare type tells least.
-    return -1 if sign.kind == "noise" else len(KINDS) if sign.id == "script-error" else KINDS.index(sign.kind)
+    # A line that is known to be harmless is so, whatever else it looks like; an exception's bare
+    # type tells least.
+    return (
+        -1
+        if sign.kind == "noise"
+        else len(KINDS)
+        if sign.id == "script-error"
+        else KINDS.index(sign.kind)
+    )
 
 
 def says(name: str, text: str) -> re.Match[str] | None:
@@ -65,7 +78,9 @@ def table() -> SignatureTable:
     import yaml
 
     text = resources.files(__package__).joinpath("signatures.yaml").read_text(encoding="utf-8")
-    words, patterns, entries = yaml.load_all(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    words, patterns, entries = yaml.load_all(
+        text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    )
     signs = tuple(_sign(entry["id"], **sign) for entry in entries for sign in entry["signs"])
     named = {name: [re.compile(each) for each in several] for name, several in patterns.items()}
     causes = {}
@@ -76,7 +91,12 @@ def table() -> SignatureTable:
 
 
 def _sign(
-    cause: str, match: str, sample: str, unless: str = "(?!)", kind: str = "primary", sure: bool | None = None
+    cause: str,
+    match: str,
+    sample: str,
+    unless: str = "(?!)",
+    kind: str = "primary",
+    sure: bool | None = None,
 ) -> Signature:
     is_sure = kind in ("primary", "ending") if sure is None else sure
     return Signature(cause, re.compile(match), re.compile(unless), kind, is_sure, sample)

@@ -1,4 +1,6 @@
-"""Python's tracebacks in a stream of lines, several at a time: type, message, the user's last frame, and the chain."""
+"""Python's tracebacks in a stream of lines, several at a time: type, message, the user's last
+frame, and the chain.
+"""
 
 import re
 from dataclasses import dataclass, field
@@ -26,7 +28,8 @@ class PythonException:
     Attributes:
         chain: number and text of its line, and of those of the exceptions that came of it.
         began: number of its traceback's first line; previous: the line before that.
-        frame: the user's last one, ``train.py:15 in load``; below: file and code of the last of all.
+        frame: the user's last one, ``train.py:15 in load``; below: file and code of the last of
+            all.
         inner: the user's own code raised it, no library below.
         top: nobody caught it: its first frame is the program's.
         aside: of a thread, ignored, or somebody who caught it said that it goes on.
@@ -89,12 +92,16 @@ class Tracebacks:
                 function = f" in {match[3]}" if match[3] else ""
                 self._frame = f"{match[1].rpartition('/')[2]}:{match[2]}{function}"
             return True
-        if text.startswith(("    ", "  [Previous line", "│", "╭", "╰")):  # the last three as rich draws it
+        # The last three as rich draws it.
+        if text.startswith(("    ", "  [Previous line", "│", "╭", "╰")):
             self._code = text.strip(" ~^")[:300] or self._code
             return True
         match = _RAISED.match(text)
         # Below its code also a name that ends like no exception's: project.errors.BadConfig.
-        if match and (_SURELY.search(match[1]) or (self._just_code and ("." in match[1] or match[1][:1].isupper()))):
+        if match and (
+            _SURELY.search(match[1])
+            or (self._just_code and ("." in match[1] or match[1][:1].isupper()))
+        ):
             self._raise(number, match[2] or "", text)
             return True
         self._stray += 1
@@ -119,6 +126,10 @@ class Tracebacks:
     def _new(self, number: int, text: str) -> PythonException:
         inner, top = bool(self._file) and not _LIBRARY.search(self._file), self._first in _TOP
         # Whoever is below a caught exception has a function's name.
-        aside = self._ignored or bool(says("aside", self.previous) or (not top and says("handled", self.previous)))
+        aside = self._ignored or bool(
+            says("aside", self.previous) or (not top and says("handled", self.previous))
+        )
         below = f"{self._file.rpartition('/')[2]}\n{self._code}"
-        return PythonException([(number, text)], self._began, self.previous, self._frame, below, inner, top, aside)
+        return PythonException(
+            [(number, text)], self._began, self.previous, self._frame, below, inner, top, aside
+        )

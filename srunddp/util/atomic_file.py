@@ -7,15 +7,18 @@ from pathlib import Path
 
 
 def replace_file(path: Path, content: bytes) -> None:
-    """Replace ``path`` by ``content``; a kill or a power cut at any moment leaves the old file or the new.
+    """Replace ``path`` by ``content``; a kill or a power cut at any moment leaves the old file or
+    the new.
 
     One rank alone may call this.
 
     Raises:
-        OSError: the folder is missing, not writable, or the disk is full; the old file is untouched.
+        OSError: the folder is missing, not writable, or the disk is full; the old file is
+            untouched.
     """
     temporary = path.with_name(path.name + ".tmp")
-    temporary.unlink(missing_ok=True)  # left by a kill; or in /tmp a link that somebody else has made
+    # Left by a kill; or in /tmp a link that somebody else has made.
+    temporary.unlink(missing_ok=True)
     try:
         with temporary.open("xb") as file:
             file.write(content)
@@ -45,5 +48,7 @@ def append_whole(file: int, data: bytes) -> None:
 
 
 def plain(name: str) -> str:
-    """One folder's or file's name, whatever the name holds; never hidden, never the folder above."""
+    """One folder's or file's name, whatever the name holds; never hidden, never the folder
+    above.
+    """
     return re.sub(r"[^\w.-]|^\.", "_", name, flags=re.ASCII) or "_"

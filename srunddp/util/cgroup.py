@@ -1,4 +1,6 @@
-"""Control groups of version 1 and 2: where a process's are, what they limit, and what the kernel counts in them."""
+"""Control groups of version 1 and 2: where a process's are, what they limit, and what the kernel
+counts in them.
+"""
 
 from __future__ import annotations
 
@@ -20,17 +22,22 @@ def own_groups() -> str:
 
 
 def cpu_quota(groups: str | None = None, root: Path = ROOT) -> float | None:
-    """CPUs that its groups leave a process, as a container's ``--cpus=2`` does; None for any number.
+    """CPUs that its groups leave a process, as a container's ``--cpus=2`` does; None for any
+    number.
 
     Args:
         groups: of the process, this one unless given; root: where the control groups are mounted.
     """
-    limits = [_cpus(folder) for controller in ("", "cpu") for folder in _upwards(groups, controller, root)]
+    limits = [
+        _cpus(folder) for controller in ("", "cpu") for folder in _upwards(groups, controller, root)
+    ]
     return min((limit for limit in limits if limit), default=None)
 
 
 def _cpus(folder: Path) -> float | None:
-    """Version 2 has quota and period in one file, and ``max`` for no limit; version 1 has two files, and -1."""
+    """Version 2 has quota and period in one file, and ``max`` for no limit; version 1 has two
+    files, and -1.
+    """
     names = ("cpu.cfs_quota_us", "cpu.cfs_period_us")
     match text_of(folder / "cpu.max").split() or [text_of(folder / name) for name in names]:
         case [quota, period] if quota.isdecimal() and period:
@@ -39,22 +46,32 @@ def _cpus(folder: Path) -> float | None:
 
 
 def cpuset(groups: str | None = None, root: Path = ROOT) -> set[int]:
-    """CPUs that its groups let a process run on; empty where they do not say. For the arguments see cpu_quota."""
+    """CPUs that its groups let a process run on; empty where they do not say. For the arguments see
+    cpu_quota.
+    """
     names = {"": "cpuset.cpus.effective", "cpuset": "cpuset.effective_cpus"}
-    listed = (text_of(folder / names[each]) for each in names for folder in _upwards(groups, each, root))
+    listed = (
+        text_of(folder / names[each]) for each in names for folder in _upwards(groups, each, root)
+    )
     return numbers_of(next(filter(None, listed), ""))
 
 
 def memory_limit(groups: str, root: Path = ROOT) -> int | None:
-    """Bytes that a process may use with the others of its groups: the least limit of these; None for no limit."""
+    """Bytes that a process may use with the others of its groups: the least limit of these; None
+    for no limit.
+    """
     names = {"": "memory.max", "memory": "memory.limit_in_bytes"}
-    limits = [text_of(folder / names[each]) for each in names for folder in _upwards(groups, each, root)]
+    limits = [
+        text_of(folder / names[each]) for each in names for folder in _upwards(groups, each, root)
+    ]
     found = [int(limit) for limit in limits if limit.isdecimal()]
     return min((limit for limit in found if limit < _UNLIMITED), default=None)
 
 
 def oom_kills() -> int:
-    """How many processes the kernel has killed in this process's group because its memory was used up."""
+    """How many processes the kernel has killed in this process's group because its memory was used
+    up.
+    """
     for controller, name in (("memory", "memory.oom_control"), ("", "memory.events")):
         for folder in _folders(None, controller, ROOT):
             if found := re.search(r"^oom_kill (\d+)$", text_of(folder / name), re.MULTILINE):
@@ -63,19 +80,24 @@ def oom_kills() -> int:
 
 
 class JobGroup:
-    """What the kernel counts for a whole job of Slurm on this node, in the group that all of its steps are in.
+    """What the kernel counts for a whole job of Slurm on this node, in the group that all of its
+    steps are in.
 
     Args:
         version: of the control groups.
         cpu, memory, statistics: the files of its CPU time and its memory.
     """
 
-    def __init__(self, version: int, cpu: KernelFile, memory: KernelFile, statistics: KernelFile | None) -> None:
+    def __init__(
+        self, version: int, cpu: KernelFile, memory: KernelFile, statistics: KernelFile | None
+    ) -> None:
         self._version, self._cpu, self._memory, self._statistics = version, cpu, memory, statistics
 
     @classmethod
     def find(cls, groups: str, root: Path = ROOT) -> JobGroup | None:
-        """The job's, where both CPU time and memory are counted for it, by the groups of a process of the job."""
+        """The job's, where both CPU time and memory are counted for it, by the groups of a process
+        of the job.
+        """
         for version, cpu, memory in (
             (2, ("", "cpu.stat"), ("", "memory.current")),
             (1, ("cpuacct", "cpuacct.usage"), ("memory", "memory.usage_in_bytes")),
@@ -88,10 +110,16 @@ class JobGroup:
     def cpu_seconds(self) -> float:
         """Of all its processes, also those that have ended."""
         text = self._cpu.read()
-        return int(text) / 1e9 if self._version == 1 else (number_after(text, b"usage_usec ") or 0) / 1e6
+        return (
+            int(text) / 1e9
+            if self._version == 1
+            else (number_after(text, b"usage_usec ") or 0) / 1e6
+        )
 
     def memory_bytes(self) -> int:
-        """What it uses but for file pages that the kernel would drop first: those fill up in any job that reads."""
+        """What it uses but for file pages that the kernel would drop first: those fill up in any
+        job that reads.
+        """
         used = int(self._memory.read())
         if not self._statistics:
             return used
@@ -105,13 +133,17 @@ def _of_job(groups: str, root: Path, controller: str, name: str) -> KernelFile |
 
 
 def _upwards(groups: str | None, controller: str, root: Path) -> Iterator[Path]:
-    """A process's group and those above it. In a container its own is ``root``, whatever its path says."""
+    """A process's group and those above it. In a container its own is ``root``, whatever its path
+    says.
+    """
     for folder in _folders(groups, controller, root):
         yield from (each for each in (folder, *folder.parents) if each.is_relative_to(root))
 
 
 def _folders(groups: str | None, controller: str, root: Path) -> list[Path]:
-    """Where the group of a controller of version 1 may be, or with an empty name that of version 2."""
+    """Where the group of a controller of version 1 may be, or with an empty name that of version
+    2.
+    """
     found = []
     for line in (own_groups() if groups is None else groups).splitlines():
         _, controllers, path = line.split(":", 2)

@@ -1,4 +1,6 @@
-"""What several commands have in common: options, kinds of value that click lacks, and how an answer ends."""
+"""What several commands have in common: options, kinds of value that click lacks, and how an answer
+ends.
+"""
 
 import contextlib
 import json
@@ -15,7 +17,8 @@ from srunddp.errors import UsageError
 from srunddp.util.console import write_stderr
 from srunddp.util.option_groups import GroupedCommand
 
-COMPLETE = "_SRUNDDP_COMPLETE"  # click's variable, by which a shell asks how a command line may go on
+# click's variable, by which a shell asks how a command line may go on.
+COMPLETE = "_SRUNDDP_COMPLETE"
 MONITOR_SECONDS = 5
 LOST_LEAST = 2.0  # a kernel counts some of this in whole seconds
 _LONGEST = 1e6
@@ -36,14 +39,18 @@ FILE.name, DIR.name = "FILE", "DIR"
 
 
 class Seconds(click.ParamType):  # type: ignore[type-arg]
-    """A duration in seconds: ``90``, ``90s``, ``5m`` or ``1h30m``; at least ``least``, and above 0 if ``positive``."""
+    """A duration in seconds: ``90``, ``90s``, ``5m`` or ``1h30m``; at least ``least``, and above 0
+    if ``positive``.
+    """
 
     name = "duration"
 
     def __init__(self, *, positive: bool = True, least: float = 0.0) -> None:
         self.positive, self.least = positive, least
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
         """See click."""
         number = value if isinstance(value, float) else _duration(str(value))
         if number is None:
@@ -55,30 +62,54 @@ class Seconds(click.ParamType):  # type: ignore[type-arg]
 
 
 def _duration(text: str) -> float | None:
-    match = re.fullmatch(r"(?=[\d.])(?:(\d+)h)?(?:(\d+)m)?(?:(\d+(?:\.\d*)?|\.\d+)s?)?", text.strip(), re.ASCII)
-    return sum(float(part or 0) * unit for part, unit in zip(match.groups(), _UNITS, strict=True)) if match else None
+    match = re.fullmatch(
+        r"(?=[\d.])(?:(\d+)h)?(?:(\d+)m)?(?:(\d+(?:\.\d*)?|\.\d+)s?)?", text.strip(), re.ASCII
+    )
+    return (
+        sum(float(part or 0) * unit for part, unit in zip(match.groups(), _UNITS, strict=True))
+        if match
+        else None
+    )
 
 
 def shown(seconds: float) -> str:
     """A duration as :class:`Seconds` reads it: 90.0 is ``1m30s``."""
     minutes, rest = divmod(seconds, 60)
     hours, minutes = divmod(int(minutes), 60)
-    return "".join(f"{count:g}{unit}" for count, unit in ((hours, "h"), (minutes, "m"), (rest, "s")) if count) or "0s"
+    return (
+        "".join(
+            f"{count:g}{unit}"
+            for count, unit in ((hours, "h"), (minutes, "m"), (rest, "s"))
+            if count
+        )
+        or "0s"
+    )
 
 
 def limit(
     name: str, default: float | None, text: str, envvar: str | None = None, **within: Any
 ) -> Callable[[Any], Any]:
     """An option that is a time limit; ``within`` is for :class:`Seconds`."""
-    settings: dict[str, Any] = {"metavar": "DURATION", "show_default": default is not None, "show_envvar": True}
+    settings: dict[str, Any] = {
+        "metavar": "DURATION",
+        "show_default": default is not None,
+        "show_envvar": True,
+    }
     default_text = None if default is None else shown(default)
-    return click.option(name, type=Seconds(**within), default=default_text, help=text, envvar=envvar, **settings)
+    return click.option(
+        name, type=Seconds(**within), default=default_text, help=text, envvar=envvar, **settings
+    )
 
 
-# Of each command that takes SCRIPT. The variable is read with the files that it comes before, see ifaces_conf.
-module_option = click.option("-m", "--module", is_flag=True, help="SCRIPT is a module's name, as in python -m.")
+# Of each command that takes SCRIPT. The variable is read with the files that it comes before, see
+# ifaces_conf.
+module_option = click.option(
+    "-m", "--module", is_flag=True, help="SCRIPT is a module's name, as in python -m."
+)
 ifaces_option = click.option(
-    "--ifaces", type=FILE, help="The interface of each node, see man ifaces.conf. [env var: SRUNDDP_IFACES]"
+    "--ifaces",
+    type=FILE,
+    help="The interface of each node, see man ifaces.conf. [env var: SRUNDDP_IFACES]",
 )
 monitor_option = click.option(
     "--monitor",
@@ -87,10 +118,15 @@ monitor_option = click.option(
     envvar="SRUNDDP_MONITOR",
     show_envvar=True,
     shell_complete=FILE.shell_complete,  # the next word is SCRIPT
-    help="Sample GPUs, CPUs, memory and network of each node for srunddp report, every 5s unless given.",
+    help=(
+        "Sample GPUs, CPUs, memory and network of each node for srunddp report, every 5s unless"
+        " given."
+    ),
 )
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-logs_option = partial(click.option, type=DIR, default="logs", envvar="SRUNDDP_LOG_DIR", show_default=True)
+logs_option = partial(
+    click.option, type=DIR, default="logs", envvar="SRUNDDP_LOG_DIR", show_default=True
+)
 
 
 def json_text(*values: Any, indent: int | None = 2) -> str:
@@ -103,14 +139,25 @@ class Run(GroupedCommand):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """See click."""
-        takes = {name for option in self.params for name in option.opts if not getattr(option, "is_flag", False)}
+        takes = {
+            name
+            for option in self.params
+            for name in option.opts
+            if not getattr(option, "is_flag", False)
+        }
         place = 0
         while place < len(args) and args[place].startswith("-") and args[place] not in ("-", "--"):
             if args[place] == "--monitor":
                 word = "".join(args[place + 1 : place + 2])
-                if _duration(word) is not None and not os.path.exists(word) and not ctx.resilient_parsing:
+                if (
+                    _duration(word) is not None
+                    and not os.path.exists(word)
+                    and not ctx.resilient_parsing
+                ):
                     hint = f"write --monitor={word}"
-                    raise UsageError(f"--monitor {word}", expected="a script after --monitor", hint=hint)
+                    raise UsageError(
+                        f"--monitor {word}", expected="a script after --monitor", hint=hint
+                    )
                 args[place] = f"--monitor={MONITOR_SECONDS}"
             place += 2 if args[place].replace("_", "-") in takes else 1  # past the value of its own
         return super().parse_args(ctx, args)
@@ -118,7 +165,9 @@ class Run(GroupedCommand):
 
 @contextlib.contextmanager
 def answering() -> Iterator[None]:
-    """Around what a command prints: where that cannot be written is one line and a fixed exit code, too."""
+    """Around what a command prints: where that cannot be written is one line and a fixed exit code,
+    too.
+    """
     try:
         yield
         sys.stdout.flush()

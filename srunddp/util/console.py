@@ -19,12 +19,17 @@ _HINT = re.compile(r"^((?:(?:srunddp: |(?:FAIL|WARN)  ).* | {6,})-> )(.+)$", re.
 
 
 def coloured(text: str, stream: TextIO) -> str:
-    """The text of a report or a message, with its levels in colour and its hints bold, for a terminal.
+    """The text of a report or a message, with its levels in colour and its hints bold, for a
+    terminal.
 
     It is unchanged for anything else, and where ``NO_COLOR`` is set.
     """
     # Open MPI gives rank 0 a terminal of its own, whatever mpirun writes to.
-    plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb" or "OMPI_COMM_WORLD_RANK" in os.environ
+    plain = (
+        os.environ.get("NO_COLOR")
+        or os.environ.get("TERM") == "dumb"
+        or "OMPI_COMM_WORLD_RANK" in os.environ
+    )
     if plain or not stream.isatty():
         return text
     text = _HINT.sub("\\1\x1b[1m\\2\x1b[0m", text)
@@ -35,8 +40,9 @@ def write_stderr(text: str) -> None:
     """Write to standard error; what nobody takes within half a second is dropped."""
     data = (coloured(text, sys.stderr) if sys.stderr else text).encode(errors="backslashreplace")
     with contextlib.suppress(OSError):
-        # Where nobody reads, that must not keep the others from ending; nor is a full disk below it a reason to end.
-        # Unbuffered, since what cannot be written would be tried again when Python ends.
+        # Where nobody reads, that must not keep the others from ending; nor is a full disk below it
+        # a reason to end. Unbuffered, since what cannot be written would be tried again when Python
+        # ends.
         while data and sys.stderr and select.select([], [sys.stderr.fileno()], [], PATIENCE)[1]:
             data = data[os.write(sys.stderr.fileno(), data[: select.PIPE_BUF]) :]
 
@@ -51,7 +57,9 @@ SAY_EVERY = 30.0
 
 @contextlib.contextmanager
 def periodically(say: Callable[[str], None], line: str, every: float) -> Iterator[None]:
-    """Say the line again and again while something blocks; ``{}`` in it is the time so far in seconds."""
+    """Say the line again and again while something blocks; ``{}`` in it is the time so far in
+    seconds.
+    """
     over, began = threading.Event(), time.monotonic()
 
     def repeat() -> None:

@@ -1,4 +1,6 @@
-"""A script that Python itself has started: also there, what its user did wrong is one line and a fixed exit code."""
+"""A script that Python itself has started: also there, what its user did wrong is one line and a
+fixed exit code.
+"""
 
 import functools
 import sys

@@ -1,4 +1,6 @@
-"""A file or folder as this node sees it; none of it may be asked for without a limit, as its server may be gone."""
+"""A file or folder as this node sees it; none of it may be asked for without a limit, as its server
+may be gone.
+"""
 
 from __future__ import annotations
 
@@ -22,10 +24,13 @@ class Place(TypedDict):
     """What is at a path.
 
     Attributes:
-        role: ``working directory``, ``script``, ``environment``, or ``path`` for one that was named.
-        kind: ``file``, ``folder``, ``other``; ``missing``, ``silent`` (no answer), ``broken`` (another error).
+        role: ``working directory``, ``script``, ``environment``, or ``path`` for one that was
+            named.
+        kind: ``file``, ``folder``, ``other``; ``missing``, ``silent`` (no answer), ``broken``
+            (another error).
         error: of ``broken``, or why it cannot be read or written.
-        system: the type of its file system; identity: equal for two nodes that see one file or folder.
+        system: the type of its file system; identity: equal for two nodes that see one file or
+            folder.
         content: a hash, the same for what is the same; empty where it is not compared.
     """
 
@@ -39,8 +44,12 @@ class Place(TypedDict):
 
 
 def look(role: str, path: str, *, write: bool = False) -> Place:
-    """What is there, except for its content, and whether it can be written to, where it has to be."""
-    place = Place(role=role, path=path, kind="missing", error="", system="", identity="", content="")
+    """What is there, except for its content, and whether it can be written to, where it has to
+    be.
+    """
+    place = Place(
+        role=role, path=path, kind="missing", error="", system="", identity="", content=""
+    )
     try:
         place["path"] = os.path.abspath(path)
         found = os.stat(place["path"])
@@ -50,7 +59,13 @@ def look(role: str, path: str, *, write: bool = False) -> Place:
         place["kind"], place["error"] = "broken", error.strerror or str(error)
         return place
     mount = mount_of(os.path.realpath(path))
-    place["kind"] = "folder" if stat.S_ISDIR(found.st_mode) else "file" if stat.S_ISREG(found.st_mode) else "other"
+    place["kind"] = (
+        "folder"
+        if stat.S_ISDIR(found.st_mode)
+        else "file"
+        if stat.S_ISREG(found.st_mode)
+        else "other"
+    )
     place["system"] = mount.type
     place["identity"] = identity(mount, found)
     if not os.access(path, os.R_OK | (os.X_OK if place["kind"] == "folder" else 0)):
@@ -63,13 +78,16 @@ def look(role: str, path: str, *, write: bool = False) -> Place:
 def identity(mount: Mount, found: os.stat_result) -> str:
     """Equal for all nodes that see this one file or folder, and for no others."""
     if mount.type in _SHARED:
-        export = mount.source.rpartition(":")[2]  # one file system is often mounted from several servers
+        # One file system is often mounted from several servers.
+        export = mount.source.rpartition(":")[2]
         return f"{mount.type} {export} {found.st_ino}"
     return f"{mount.type} {BOOT.read_text().strip()} {found.st_dev} {found.st_ino}"
 
 
 def why_not_writable(folder: str) -> str:
-    """Why no file can be written there, by writing one that has no name afterwards; empty where it can."""
+    """Why no file can be written there, by writing one that has no name afterwards; empty where it
+    can.
+    """
     try:
         with tempfile.TemporaryFile(dir=folder, prefix=".srunddp-check-") as file:
             file.write(bytes(4096))
@@ -81,14 +99,19 @@ def why_not_writable(folder: str) -> str:
 
 
 def content(path: str, *, whole: bool = False) -> str:
-    """A hash of a file, or of the names and sizes in a folder; empty where there is none to compare.
+    """A hash of a file, or of the names and sizes in a folder; empty where there is none to
+    compare.
 
     Of a big file its size says enough, unless the ``whole`` is asked for.
     """
     with contextlib.suppress(OSError):  # that it cannot be read is found elsewhere
         if os.path.isdir(path):
             entries = list(itertools.islice(_entries(path), FEW + 1))
-            return "" if len(entries) > FEW else hashlib.sha256("\0".join(sorted(entries)).encode()).hexdigest()
+            return (
+                ""
+                if len(entries) > FEW
+                else hashlib.sha256("\0".join(sorted(entries)).encode()).hexdigest()
+            )
         if os.path.isfile(path) and (size := os.path.getsize(path)) > SMALL and not whole:
             return f"{size} bytes"
         if os.path.isfile(path):
@@ -102,7 +125,10 @@ def _entries(folder: str) -> Iterator[str]:
         for entry in entries:
             if entry.name != "__pycache__":
                 kept = entry.is_file(follow_symlinks=False)
-                yield f"{os.fsencode(entry.name)!r} {entry.stat(follow_symlinks=False).st_size if kept else ''}"
+                yield (
+                    f"{os.fsencode(entry.name)!r}"
+                    f" {entry.stat(follow_symlinks=False).st_size if kept else ''}"
+                )
 
 
 class Mount(NamedTuple):
@@ -121,7 +147,8 @@ def mount_of(path: str, mounts: Path = MOUNTS) -> Mount:
         kind, source, *_ = after.split(" ")
         mount = Mount(_unescaped(before.split(" ")[4]), kind, _unescaped(source))
         inside = path == mount.point or path.startswith(mount.point.rstrip("/") + "/")
-        if inside and len(mount.point) >= len(found.point):  # of two at one point the later hides the earlier
+        # Of two at one point the later hides the earlier.
+        if inside and len(mount.point) >= len(found.point):
             found = mount
     return found
 
@@ -136,15 +163,18 @@ def mark(path: str) -> dict[str, str]:
     """What two nodes can compare of a folder; empty where it cannot be read.
 
     Returns:
-        ``identity``: equal for nodes that see this one folder, where its file system lets that be told.
-        ``content``: a hash of its entries' names, sizes and times.
+        ``identity``: equal for nodes that see this one folder, where its file system lets that be
+        told. ``content``: a hash of its entries' names, sizes and times.
     """
     try:
         entries = "\0".join(sorted(_stamp(entry) for entry in os.scandir(path)))
         here = identity(mount_of(os.path.realpath(path)), os.stat(path))
     except OSError:
         return {"identity": "", "content": ""}
-    return {"identity": here, "content": hashlib.sha256(entries.encode(errors="surrogateescape")).hexdigest()}
+    return {
+        "identity": here,
+        "content": hashlib.sha256(entries.encode(errors="surrogateescape")).hexdigest(),
+    }
 
 
 def _stamp(entry: os.DirEntry[str]) -> str:
@@ -152,7 +182,9 @@ def _stamp(entry: os.DirEntry[str]) -> str:
         found = entry.stat(follow_symlinks=False)
     except FileNotFoundError:
         return entry.name
-    return f"{entry.name} {found.st_size if stat.S_ISREG(found.st_mode) else ''} {int(found.st_mtime)}"
+    return (
+        f"{entry.name} {found.st_size if stat.S_ISREG(found.st_mode) else ''} {int(found.st_mtime)}"
+    )
 
 
 def same(here: Mapping[str, str], there: Mapping[str, str]) -> bool:

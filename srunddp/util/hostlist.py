@@ -1,4 +1,6 @@
-"""Node names and numbers by group, and in few words as Slurm has them; nothing is imported for it when a rank fails."""
+"""Node names and numbers by group, and in few words as Slurm has them; nothing is imported for it
+when a rank fails.
+"""
 
 import itertools
 import re
@@ -13,7 +15,8 @@ V = TypeVar("V")
 
 
 def fold(names: Iterable[str]) -> str:
-    """``login,node[01-04,07]``: names that differ in the last number before the first dot are one item.
+    """``login,node[01-04,07]``: names that differ in the last number before the first dot are one
+    item.
 
     :func:`expand` is the way back.
     """
@@ -23,7 +26,10 @@ def fold(names: Iterable[str]) -> str:
         found = re.fullmatch(r"(.*?)([0-9]+)([^0-9]*)", host, re.DOTALL)
         before, number, after = found.groups() if found else (host, "", "")
         numbers.setdefault((before, after + dot + domain), []).append(number)
-    folded = ((b, each[0] if len(each) == 1 else f"[{_ranges(each)}]", a) for (b, a), each in numbers.items())
+    folded = (
+        (b, each[0] if len(each) == 1 else f"[{_ranges(each)}]", a)
+        for (b, a), each in numbers.items()
+    )
     return ",".join(map("".join, folded))
 
 
@@ -33,7 +39,9 @@ def ranges(numbers: Iterable[int]) -> str:
 
 
 def numbers_of(ranges: str) -> set[int]:
-    """The way back from :func:`ranges`; the kernel writes lists of CPUs so, and none as an empty text."""
+    """The way back from :func:`ranges`; the kernel writes lists of CPUs so, and none as an empty
+    text.
+    """
     return set(map(int, expand(f"[{ranges}]"))) if ranges else set()
 
 
@@ -57,7 +65,9 @@ def group_by_key(pairs: Iterable[tuple[K, V]]) -> dict[K, list[V]]:
 
 
 def fold_ranks(ranks: Iterable[int], layout: Mapping[int, str]) -> str:
-    """``ranks 4-5 on node03`` for ranks 4 and 5, folded; without nodes where the layout is not known."""
+    """``ranks 4-5 on node03`` for ranks 4 and 5, folded; without nodes where the layout is not
+    known.
+    """
     parts = []
     for node, theirs in group_by_key((layout.get(rank, ""), rank) for rank in ranks).items():
         where = f" on {node}" if node else ""
@@ -69,7 +79,8 @@ def expand(host_list: str, *, where: str = "") -> list[str]:
     """Expand a Slurm host list in Slurm's own order: ``rack[1-2]n[03,7]`` gives four names.
 
     Args:
-        host_list: names with bracketed ranges, separated by commas; ``*`` and ``?`` stay as they are.
+        host_list: names with bracketed ranges, separated by commas; ``*`` and ``?`` stay as they
+            are.
         where: what the list was read from, for the message.
 
     Raises:
@@ -89,7 +100,10 @@ def _expand_item(item: str, host_list: str, where: str) -> Iterator[str]:
     pieces = re.split(r"\[([^\]]*)\]", item)
     if not item or any(not re.fullmatch(r"[\w.:*?-]*", text) for text in pieces[::2]):
         raise _bad_list(host_list, f"{item!r}", where)
-    choices = [_expand_ranges(piece, host_list, where) if index % 2 else [piece] for index, piece in enumerate(pieces)]
+    choices = [
+        _expand_ranges(piece, host_list, where) if index % 2 else [piece]
+        for index, piece in enumerate(pieces)
+    ]
     yield from map("".join, itertools.product(*choices))
 
 
@@ -108,7 +122,10 @@ def _expand_ranges(ranges: str, host_list: str, where: str) -> list[str]:
 
 
 def _bad_list(host_list: str, what: str, where: str) -> ConfigError:
-    found, expected = f"host list {shortened(host_list)!r} has {what}", "names and ranges like node[01-04,7],login"
+    found, expected = (
+        f"host list {shortened(host_list)!r} has {what}",
+        "names and ranges like node[01-04,7],login",
+    )
     hint = "write it as `scontrol show hostlist` does"
     return ConfigError(found, expected=expected, hint=hint, where=where, scope=Scope.NODE)
 

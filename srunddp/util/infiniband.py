@@ -17,8 +17,8 @@ class Device:
     Attributes:
         name: ``mlx5_0``, as NCCL_IB_HCA takes it.
         active: whether a port is.
-        layer: ``InfiniBand``, or ``Ethernet`` for RoCE, and rate in Mbit/s, 0 where it is not known: of its fastest
-            port, if any is active of its active ones.
+        layer: ``InfiniBand``, or ``Ethernet`` for RoCE, and rate in Mbit/s, 0 where it is not
+            known: of its fastest port, if any is active of its active ones.
         interfaces: its network interfaces.
     """
 
@@ -34,12 +34,15 @@ def devices(root: Path = _ROOT) -> list[Device]:
     return [_device(folder) for folder in sorted(root.glob("*"))]
 
 
-def with_interface(own: Sequence[Device], every: Sequence[Device]) -> tuple[list[Device], list[Device]]:
-    """The devices that NCCL is to use where an interface is chosen, and those of which that is not known.
+def with_interface(
+    own: Sequence[Device], every: Sequence[Device]
+) -> tuple[list[Device], list[Device]]:
+    """The devices that NCCL is to use where an interface is chosen, and those of which that is not
+    known.
 
-    The interface has its own ones, of every active one of the node. InfiniBand carries NCCL without an address, and
-    often one device alone has one: all of the best rate are used. RoCE takes addresses, so that a fast device without
-    this interface may belong to another network.
+    The interface has its own ones, of every active one of the node. InfiniBand carries NCCL without
+    an address, and often one device alone has one: all of the best rate are used. RoCE takes
+    addresses, so that a fast device without this interface may belong to another network.
     """
     alike = [device for device in every if own and device.layer == own[0].layer]
     best = [device for device in alike if device.rate == max(each.rate for each in alike)]

@@ -18,7 +18,8 @@ def send(line: socket.socket, message: dict[str, Any]) -> None:
 
 
 def receive(line: socket.socket, deadline: float | None = None) -> dict[str, Any]:
-    """Read one message, before a time of :func:`time.monotonic`, or within the socket's own time limit.
+    """Read one message, before a time of :func:`time.monotonic`, or within the socket's own time
+    limit.
 
     Raises:
         OSError: the time is over, or the connection broke.

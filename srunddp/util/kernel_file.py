@@ -1,4 +1,5 @@
-"""Files of the kernel, read once or again and again: kept open, each reading is one call; and files in memory.
+"""Files of the kernel, read once or again and again: kept open, each reading is one call; and files
+in memory.
 
 psutil would take 30 to 60 us for each process, and this about 10.
 """
@@ -24,7 +25,8 @@ class KernelFile:
         self._file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
 
     def read(self, *, whole: bool = False) -> bytes:
-        """What is in it now; the ``whole`` where that may be more than the page that the kernel gives at once.
+        """What is in it now; the ``whole`` where that may be more than the page that the kernel
+        gives at once.
 
         Raises:
             OSError: what it speaks of is gone.
@@ -65,7 +67,8 @@ def number_after(text: bytes, name: bytes) -> int | None:
 
 
 def stat_fields(pid: int | str) -> list[str]:
-    """A process as /proc/PID/stat has it, after its name, which may hold anything: state, parent, group, session, …
+    """A process as /proc/PID/stat has it, after its name, which may hold anything: state, parent,
+    group, session, …
 
     Raises:
         OSError: it has ended, or is hidden from us.
@@ -74,7 +77,9 @@ def stat_fields(pid: int | str) -> list[str]:
 
 
 def ancestors(pid: int) -> Iterator[tuple[int, str]]:
-    """Process id and name of a process, its parent, and so on, as far as our process namespace goes."""
+    """Process id and name of a process, its parent, and so on, as far as our process namespace
+    goes.
+    """
     while pid:
         try:
             before, _, after = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")
@@ -86,13 +91,17 @@ def ancestors(pid: int) -> Iterator[tuple[int, str]]:
 
 
 def environ_of(pid: int) -> dict[str, str]:
-    """The variables that a process was started with. OSError: it has ended, or is another user's."""
+    """The variables that a process was started with. OSError: it has ended, or is another
+    user's.
+    """
     text = Path(f"/proc/{pid}/environ").read_bytes().decode(errors="replace")
     return dict(entry.partition("=")[::2] for entry in text.split("\0") if "=" in entry)
 
 
 def children_of(pid: int) -> list[int]:
-    """The processes that any of its threads has forked; none where it has ended, or is hidden from us."""
+    """The processes that any of its threads has forked; none where it has ended, or is hidden from
+    us.
+    """
     found: list[int] = []
     with contextlib.suppress(OSError):
         for thread in os.listdir(f"/proc/{pid}/task"):
@@ -101,7 +110,9 @@ def children_of(pid: int) -> list[int]:
 
 
 def raise_open_files_limit(needed: float = math.inf) -> None:
-    """Let this process have as many files as its hard limit of open ones allows, where it needs so many."""
+    """Let this process have as many files as its hard limit of open ones allows, where it needs so
+    many.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != resource.RLIM_INFINITY and soft < needed:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
@@ -109,7 +120,8 @@ def raise_open_files_limit(needed: float = math.inf) -> None:
 
 def memory_file() -> int:
     """The descriptor of a file in memory that has no name and is not inherited."""
-    if hasattr(os, "memfd_create"):  # not where Python was built against an old glibc, as Miniforge's and uv's are
+    # Not where Python was built against an old glibc, as Miniforge's and uv's are.
+    if hasattr(os, "memfd_create"):
         return os.memfd_create("srunddp")
     from tempfile import TemporaryFile
 

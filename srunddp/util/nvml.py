@@ -1,4 +1,6 @@
-"""The GPUs of this node by NVML, which needs no CUDA context, and which of them ``CUDA_VISIBLE_DEVICES`` shows."""
+"""The GPUs of this node by NVML, which needs no CUDA context, and which of them
+``CUDA_VISIBLE_DEVICES`` shows.
+"""
 
 import re
 from collections.abc import Callable, Sequence
@@ -19,7 +21,9 @@ D = TypeVar("D", bound="VisibleDevice")
 
 
 class VisibleDevice(TypedDict):
-    """A GPU, or a MIG instance of one; ``parent``: the UUID of the GPU that it is an instance of, else empty."""
+    """A GPU, or a MIG instance of one; ``parent``: the UUID of the GPU that it is an instance of,
+    else empty.
+    """
 
     uuid: str
     parent: str
@@ -47,10 +51,13 @@ class View:
     Attributes:
         missing: why there is no NVML to ask, else empty; error: NVML's own.
         driver, cuda: the driver's version, and of the CUDA that it supports.
-        count: GPUs that NVML shows, whatever ``CUDA_VISIBLE_DEVICES`` says; models: their names, each once.
+        count: GPUs that NVML shows, whatever ``CUDA_VISIBLE_DEVICES`` says; models: their names,
+            each once.
         devices: that CUDA would show, in its order.
-        unknown: in ``CUDA_VISIBLE_DEVICES``, of no GPU or of one named before: CUDA heeds nothing from there on.
-        separate: pairs of these devices that cannot read each other's memory, by UUID, with the reason.
+        unknown: in ``CUDA_VISIBLE_DEVICES``, of no GPU or of one named before: CUDA heeds nothing
+            from there on.
+        separate: pairs of these devices that cannot read each other's memory, by UUID, with the
+            reason.
     """
 
     missing: str = ""
@@ -85,7 +92,9 @@ def look(wanted: str | None, sysfs: Path = SYSFS) -> View:
 def _view(nvml: Any, wanted: str | None, sysfs: Path) -> View:
     gpus = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
     # Each as its MIG instances or as itself.
-    known = [[_device(nvml, each, gpu, sysfs) for each in instances(nvml, gpu) or [gpu]] for gpu in gpus]
+    known = [
+        [_device(nvml, each, gpu, sysfs) for each in instances(nvml, gpu) or [gpu]] for gpu in gpus
+    ]
     devices, unknown = visible(wanted, known)
     cuda = nvml.nvmlSystemGetCudaDriverVersion()
     return View(
@@ -102,7 +111,8 @@ def _view(nvml: Any, wanted: str | None, sysfs: Path) -> View:
 def _device(nvml: Any, device: Any, gpu: Any, sysfs: Path) -> Device:
     memory = query_or(nvml, lambda: nvml.nvmlDeviceGetMemoryInfo(device), None)
     address = nvml.nvmlDeviceGetPciInfo(gpu).busId
-    address = (address.decode() if isinstance(address, bytes) else address).lower()[-12:]  # sysfs's has a short domain
+    # Sysfs's has a short domain.
+    address = (address.decode() if isinstance(address, bytes) else address).lower()[-12:]
     uuid, parent = nvml.nvmlDeviceGetUUID(device), nvml.nvmlDeviceGetUUID(gpu)
     return Device(
         uuid=uuid,
@@ -123,7 +133,9 @@ def _separate(nvml: Any, gpus: dict[str, Any], devices: list[Device]) -> list[li
         if name.startswith("NVML_P2P_STATUS_")
     }
     found = []
-    for one, other in combinations([device["uuid"] for device in devices if device["uuid"] in gpus], 2):
+    for one, other in combinations(
+        [device["uuid"] for device in devices if device["uuid"] in gpus], 2
+    ):
         ask = partial(nvml.nvmlDeviceGetP2PStatus, gpus[one], gpus[other], _READ)
         status = query_or(nvml, ask, nvml.NVML_P2P_STATUS_OK)
         if one != other and status != nvml.NVML_P2P_STATUS_OK:
@@ -132,20 +144,27 @@ def _separate(nvml: Any, gpus: dict[str, Any], devices: list[Device]) -> list[li
 
 
 def of_device(address: str, sysfs: Path = SYSFS) -> int:
-    """The NUMA node of the PCI device ``0000:17:00.0``; -1 where nothing tells, as on machines with one node."""
+    """The NUMA node of the PCI device ``0000:17:00.0``; -1 where nothing tells, as on machines with
+    one node.
+    """
     return int(text_of(sysfs / "bus/pci/devices" / address / "numa_node") or -1)
 
 
 def of_cpus(cpus: set[int], sysfs: Path = SYSFS) -> list[int]:
     """The NUMA nodes that have any of these CPUs."""
     nodes = (sysfs / "devices/system/node").glob("node[0-9]*")
-    return sorted(int(each.name.removeprefix("node")) for each in nodes if cpus & numbers_of(text_of(each / "cpulist")))
+    return sorted(
+        int(each.name.removeprefix("node"))
+        for each in nodes
+        if cpus & numbers_of(text_of(each / "cpulist"))
+    )
 
 
 def visible(wanted: str | None, gpus: Sequence[Sequence[D]]) -> tuple[list[D], str]:
     """What CUDA makes of ``CUDA_VISIBLE_DEVICES``, and the entry that it does not understand.
 
-    It heeds nothing after such an entry, shows no GPU where one is named twice, and of MIG instances shows the first.
+    It heeds nothing after such an entry, shows no GPU where one is named twice, and of MIG
+    instances shows the first.
 
     Args:
         wanted: indices, UUIDs or beginnings of them; None where it is not set.
@@ -169,7 +188,12 @@ def _named(entry: str, gpus: Sequence[Sequence[D]]) -> D | None:
         index = int(number[0])
         return gpus[index][0] if index < len(gpus) else None
     found = [gpu[0] for gpu in gpus if (gpu[0]["parent"] or gpu[0]["uuid"]).startswith(entry)]
-    found += [device for gpu in gpus for device in gpu if device["parent"] and device["uuid"].startswith(entry)]
+    found += [
+        device
+        for gpu in gpus
+        for device in gpu
+        if device["parent"] and device["uuid"].startswith(entry)
+    ]
     return found[0] if entry and len(found) == 1 else None
 
 
@@ -182,7 +206,10 @@ def instances(nvml: Any, gpu: Any) -> list[Any]:
     if query_or(nvml, lambda: nvml.nvmlDeviceGetMigMode(gpu)[0], 0) != nvml.NVML_DEVICE_MIG_ENABLE:
         return []
     indices = range(query_or(nvml, lambda: nvml.nvmlDeviceGetMaxMigDeviceCount(gpu), 0))
-    found = [query_or(nvml, lambda at=at: nvml.nvmlDeviceGetMigDeviceHandleByIndex(gpu, at), None) for at in indices]  # type: ignore[misc]
+    found = [
+        query_or(nvml, lambda at=at: nvml.nvmlDeviceGetMigDeviceHandleByIndex(gpu, at), None)
+        for at in indices
+    ]  # type: ignore[misc]
     return [instance for instance in found if instance]
 
 

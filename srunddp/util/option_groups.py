@@ -1,4 +1,6 @@
-"""Commands whose ``--help`` shows options by group, and which tell of their options behind SCRIPT."""
+"""Commands whose ``--help`` shows options by group, and which tell of their options behind
+SCRIPT.
+"""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -9,8 +11,9 @@ import click
 class GroupedCommand(click.Command):
     """A command that takes SCRIPT and its arguments; ``--help`` shows its options by group.
 
-    ``groups`` has each heading and the names of its options' parameters: ``{"Network": "ifaces channel port"}``.
-    Options that no group names come last, under "Other", or "Options" if there are no groups.
+    ``groups`` has each heading and the names of its options' parameters: ``{"Network": "ifaces
+    channel port"}``. Options that no group names come last, under "Other", or "Options" if there
+    are no groups.
     """
 
     allow_interspersed_args = False
@@ -30,8 +33,14 @@ class GroupedCommand(click.Command):
         """See click."""
         options = [each for each in self.get_params(ctx) if isinstance(each, click.Option)]
         rows = {each.name: row for each in options if (row := each.get_help_record(ctx))}
-        sections = {title: [rows.pop(name) for name in names.split()] for title, names in self.groups.items()}
-        for title, section in {**sections, "Other" if self.groups else "Options": [*rows.values()]}.items():
+        sections = {
+            title: [rows.pop(name) for name in names.split()]
+            for title, names in self.groups.items()
+        }
+        for title, section in {
+            **sections,
+            "Other" if self.groups else "Options": [*rows.values()],
+        }.items():
             with formatter.section(title):
                 formatter.write_dl(section)
 
@@ -41,14 +50,19 @@ def after_script(context: click.Context, arguments: Sequence[str]) -> list[str]:
 
     One with a value that the command would not take is certainly the script's own.
     """
-    known = {name: each for each in context.command.params for name in each.opts if name.startswith("--")}
+    known = {
+        name: each for each in context.command.params for name in each.opts if name.startswith("--")
+    }
     ending = arguments.index("--") if "--" in arguments else len(arguments)
     notes = []
     for argument in arguments[:ending]:
         name, given, value = argument.partition("=")
         option = known.get(name.replace("_", "-"))
         if option and (not given or _takes(option, value, context)):
-            notes.append(f"{argument} stands after SCRIPT and goes to it -> put it before SCRIPT if it is srunddp's")
+            notes.append(
+                f"{argument} stands after SCRIPT and goes to it -> put it before SCRIPT if it is"
+                " srunddp's"
+            )
     return notes
 
 

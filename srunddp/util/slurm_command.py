@@ -1,4 +1,6 @@
-"""Ask one of Slurm's commands: in plain English, with nothing to read from a terminal, and within a limit of time."""
+"""Ask one of Slurm's commands: in plain English, with nothing to read from a terminal, and within a
+limit of time.
+"""
 
 import contextlib
 import os
@@ -16,9 +18,15 @@ _FORMAT = {"SLURM_TIME_FORMAT": "%s", "TZ": "UTC", "LC_ALL": "C"}
 _FIELD = re.compile(r"([\w:/]+)=(.*?)(?= +[\w:/]+=| *$)")  # of scontrol
 # What scontrol and what sacct call it.
 _NAMES = {
-    "JobId": "JobIDRaw", "JobState": "State", "ExitCode": "ExitCode", "TimeLimit": "Timelimit", "RunTime": "Elapsed",
-    "StartTime": "Start", "EndTime": "End", "WorkDir": "WorkDir",
-}  # fmt: skip
+    "JobId": "JobIDRaw",
+    "JobState": "State",
+    "ExitCode": "ExitCode",
+    "TimeLimit": "Timelimit",
+    "RunTime": "Elapsed",
+    "StartTime": "Start",
+    "EndTime": "End",
+    "WorkDir": "WorkDir",
+}
 
 
 @dataclass(frozen=True)
@@ -27,7 +35,8 @@ class Job:
 
     Attributes:
         number: also of an array's task, which has one of its own.
-        folder: its working directory; output: the file of its standard output, which the controller alone tells.
+        folder: its working directory; output: the file of its standard output, which the controller
+            alone tells.
         limit_s, lasted_s: its time limit, and how long it has lasted.
         state: as ``TIMEOUT``; exit_code: as ``1:0``, the second number is the signal's.
         started, ended: of its newest start, in seconds since the epoch; None where that is to come.
@@ -79,15 +88,32 @@ def run(
 
 
 def outside(environ: Mapping[str, str], *kept: str) -> dict[str, str]:
-    """Without what the job that this process may be in would hand on, but for what finds Slurm and these."""
-    kept = ("SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_CLUSTERS", "SLURM_JWT", "SLURM_TIME_FORMAT", *kept)
-    return {name: value for name, value in environ.items() if name in kept or not name.startswith("SLURM_")}
+    """Without what the job that this process may be in would hand on, but for what finds Slurm and
+    these.
+    """
+    kept = (
+        "SLURM_CONF",
+        "SLURM_CONF_SERVER",
+        "SLURM_CLUSTERS",
+        "SLURM_JWT",
+        "SLURM_TIME_FORMAT",
+        *kept,
+    )
+    return {
+        name: value
+        for name, value in environ.items()
+        if name in kept or not name.startswith("SLURM_")
+    }
 
 
 def output(
-    *command: str, environ: Mapping[str, str] | None = None, timeout: float = WITHIN, any_status: bool = False
+    *command: str,
+    environ: Mapping[str, str] | None = None,
+    timeout: float = WITHIN,
+    any_status: bool = False,
 ) -> str:
-    """What a command prints; empty if it does not exist or takes longer, and if it fails unless ``any_status`` is set.
+    """What a command prints; empty if it does not exist or takes longer, and if it fails unless
+    ``any_status`` is set.
 
     With ``any_status`` its errors follow.
     """
@@ -100,7 +126,9 @@ def output(
 
 
 def job(what: str) -> Job | None:
-    """The job ``4711`` or ``4711_3``; None where Slurm does not know it; the controller forgets it soon."""
+    """The job ``4711`` or ``4711_3``; None where Slurm does not know it; the controller forgets it
+    soon.
+    """
     lines = output("scontrol", "--oneliner", "show", "job", what).splitlines()
     found = [dict(_FIELD.findall(line)) for line in lines if line.startswith("JobId=")]
     if not found:
@@ -109,11 +137,27 @@ def job(what: str) -> Job | None:
         found = [dict(zip(_NAMES, row, strict=True)) for row in rows if len(row) == len(_NAMES)]
     if not found:
         return None
-    own = dict.fromkeys((*_NAMES, "StdOut"), "") | next((each for each in found if each["JobId"] == what), found[0])
+    own = dict.fromkeys((*_NAMES, "StdOut"), "") | next(
+        (each for each in found if each["JobId"] == what), found[0]
+    )
     state = own["JobState"].partition(" ")[0]  # "CANCELLED by 1000"
-    limit, lasted, started = seconds(own["TimeLimit"]), seconds(own["RunTime"]), figure(own["StartTime"])
+    limit, lasted, started = (
+        seconds(own["TimeLimit"]),
+        seconds(own["RunTime"]),
+        figure(own["StartTime"]),
+    )
     ended = None if state in RUNNING else figure(own["EndTime"])  # its limit, as yet
-    return Job(own["JobId"], own["WorkDir"], limit, lasted, state, own["ExitCode"], started, ended, own["StdOut"])
+    return Job(
+        own["JobId"],
+        own["WorkDir"],
+        limit,
+        lasted,
+        state,
+        own["ExitCode"],
+        started,
+        ended,
+        own["StdOut"],
+    )
 
 
 def seconds(text: str) -> float | None:

@@ -3,13 +3,15 @@
 import socket
 
 _PROBES = 6  # in the time
-# Linux's TCP_THIN_LINEAR_TIMEOUTS: what is lost is sent again every second or so, and not after 1, 3, 7 and 15 s,
-# or a network that loses one packet of twenty would now and then look like none.
+# Linux's TCP_THIN_LINEAR_TIMEOUTS: what is lost is sent again every second or so, and not after 1,
+# 3, 7 and 15 s, or a network that loses one packet of twenty would now and then look like none.
 _THIN_LINEAR_TIMEOUTS = 16
 
 
 def limit_silence(connection: socket.socket, seconds: float) -> None:
-    """Let a connection end with an error after so many seconds without an answer of the other end's kernel."""
+    """Let a connection end with an error after so many seconds without an answer of the other end's
+    kernel.
+    """
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     every = max(1, round(seconds / _PROBES))
     for option, value in (

@@ -15,7 +15,10 @@ _KNOWN = {
     "alphabetic or numeric": ("a * or & without quotes", 'quote the whole value: "*"'),
     "undefined alias": ("a * without quotes", "quote the whole value, with the *"),
     "',' or '}', but got '['": ("a [ without quotes", "quote the whole value, with the brackets"),
-    "mapping": ("a colon or an indentation that does not fit", "give all keys of an entry the same indentation"),
+    "mapping": (
+        "a colon or an indentation that does not fit",
+        "give all keys of an entry the same indentation",
+    ),
 }
 
 
@@ -34,7 +37,9 @@ def compose(text: bytes, path: str, **error: Any) -> yaml.Node | None:
         problem = str(problem or "nested too deeply, or a number too large")
         known = (meant for words, meant in _KNOWN.items() if words in problem)
         problem, error["hint"] = next(known, (problem, error.get("hint", "")))
-        raise ConfigError(f"this is not YAML: {problem}", where=_error_position(wrong, text, path), **error) from None
+        raise ConfigError(
+            f"this is not YAML: {problem}", where=_error_position(wrong, text, path), **error
+        ) from None
 
 
 def _error_position(error: Exception, text: bytes, path: str) -> str:
@@ -43,7 +48,11 @@ def _error_position(error: Exception, text: bytes, path: str) -> str:
         return f"{path}:{mark.line + 1}:{mark.column + 1}"
     position = getattr(error, "position", None) or 0
     # In characters where one of them is not allowed, in bytes where they do not decode.
-    whole = text.decode(errors="replace") if "special" in str(error) else text[:position].decode(errors="replace")
+    whole = (
+        text.decode(errors="replace")
+        if "special" in str(error)
+        else text[:position].decode(errors="replace")
+    )
     before = whole[:position]
     return f"{path}:{before.count(chr(10)) + 1}:{len(before) - before.rfind(chr(10))}"
 

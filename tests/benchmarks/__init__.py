@@ -1,1 +1,3 @@
-"""Benchmarks: ratios of srunddp to its peers, measured in turn in one run by ``bin/bench``; none of them is a test."""
+"""Benchmarks: ratios of srunddp to its peers, measured in turn in one run by ``bin/bench``; none of
+them is a test.
+"""

@@ -1,8 +1,9 @@
 """What a benchmark consists of.
 
-A module of this package is a benchmark if it has a function ``cases(quick)``, a generator of :class:`Case`. It sets up
-what a case needs before it yields it, and removes that when it goes on. The first line of the module's docstring is the
-benchmark's title, and the rest says what is measured.
+A module of this package is a benchmark if it has a function ``cases(quick)``, a generator of
+:class:`Case`. It sets up what a case needs before it yields it, and removes that when it goes on.
+The first line of the module's docstring is the benchmark's title, and the rest says what is
+measured.
 """
 
 from __future__ import annotations
@@ -25,7 +26,9 @@ class NotMeasuredError(Exception):
 
 @dataclass(frozen=True)
 class Limit:
-    """The ratio of the minima of srunddp's metric and another way's, which is to be at most so much."""
+    """The ratio of the minima of srunddp's metric and another way's, which is to be at most so
+    much.
+    """
 
     metric: str
     way: str
@@ -38,8 +41,8 @@ class Case:
 
     Attributes:
         name: what is done, with its size.
-        ways: what measures each way; called with the number of the repeat, from 0. The first way is srunddp's. One
-            that raises :class:`NotMeasuredError` is not tried again.
+        ways: what measures each way; called with the number of the repeat, from 0. The first way is
+            srunddp's. One that raises :class:`NotMeasuredError` is not tried again.
         repeats: so many times each.
         limits: the targets.
         unit: of the metrics.
@@ -62,7 +65,9 @@ class CaseResult:
     not_measured: dict[str, str] = field(default_factory=dict)
 
     def values(self, way: str, metric: str) -> list[float]:
-        """In the order of the repeats; empty where the way was not measured, or has no such metric."""
+        """In the order of the repeats; empty where the way was not measured, or has no such
+        metric.
+        """
         return [sample[metric] for sample in self.samples.get(way, []) if metric in sample]
 
 
@@ -71,7 +76,8 @@ class Result:
     """A benchmark's results, as its JSON file has them.
 
     Attributes:
-        setting: the machine, the versions and the commit; a run is taken up only where they are the same.
+        setting: the machine, the versions and the commit; a run is taken up only where they are the
+            same.
         began: the day; complete: whether all cases were measured.
         cases: by name, in order.
     """

@@ -1,10 +1,11 @@
 """Training while a checkpoint is written.
 
-Wall-clock time of a step, the mean of 40 steps after about 100 MB of model and Adam have begun to be saved. The longest
-step is that, or the first one with the call that begins to save. The ways are srunddp's CheckpointManager, torch's
-distributed checkpoint (``async_save``), ``torch.save`` between two steps, and no checkpoint at all. One process, one
-thread of torch, of two cores; the next window begins when all is written. srunddp syncs its file to the disk and reads
-it back. The second case is the copy to memory alone, for which training waits, beside ``copy.deepcopy``.
+Wall-clock time of a step, the mean of 40 steps after about 100 MB of model and Adam have begun to
+be saved. The longest step is that, or the first one with the call that begins to save. The ways are
+srunddp's CheckpointManager, torch's distributed checkpoint (``async_save``), ``torch.save`` between
+two steps, and no checkpoint at all. One process, one thread of torch, of two cores; the next window
+begins when all is written. srunddp syncs its file to the disk and reads it back. The second case is
+the copy to memory alone, for which training waits, beside ``copy.deepcopy``.
 """
 
 from __future__ import annotations
@@ -36,7 +37,9 @@ OURS, DCP, SAVE, NOTHING = "srunddp", "torch's async_save", "torch.save", "no ch
 class Training:
     def __init__(self) -> None:
         torch.manual_seed(0)
-        self.model = nn.Sequential(*(nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU()) for _ in range(LAYERS)))
+        self.model = nn.Sequential(
+            *(nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU()) for _ in range(LAYERS))
+        )
         self.optimizer = torch.optim.Adam(self.model.parameters(), fused=True)
         self.inputs = torch.randn(BATCH, WIDTH)
         self.step()
@@ -90,16 +93,26 @@ def seconds(action: Callable[[], object], repeat: int) -> Sample:
 
 def cases(quick: bool) -> Iterator[Case]:
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # torch's async_save wants one
+    # torch's async_save wants one.
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     training, snapshot, repeats = Training(), Snapshot(), 1 if quick else 11
     with TemporaryDirectory() as folder:
         begins = ways(training, Path(folder))
         measures = {way: partial(window, training, begin) for way, begin in begins.items()}
         for measure in measures.values():
             measure(-1)  # it brings memory
-        limits = (Limit("step", NOTHING, 1.02), Limit("step", DCP, 1.0), Limit("longest step", DCP, 1.0))
+        limits = (
+            Limit("step", NOTHING, 1.02),
+            Limit("step", DCP, 1.0),
+            Limit("longest step", DCP, 1.0),
+        )
         yield Case("steps beside a checkpoint of 107 MB", measures, repeats, limits, "ms")
-    copies = {OURS: lambda: snapshot.take(training.state()), "copy.deepcopy": lambda: copy.deepcopy(training.state())}
+    copies = {
+        OURS: lambda: snapshot.take(training.state()),
+        "copy.deepcopy": lambda: copy.deepcopy(training.state()),
+    }
     named = {way: partial(seconds, action) for way, action in copies.items()}
-    yield Case("copying these to memory", named, repeats, (Limit("wall", "copy.deepcopy", 1.0),), "ms")
+    yield Case(
+        "copying these to memory", named, repeats, (Limit("wall", "copy.deepcopy", 1.0),), "ms"
+    )
     dist.destroy_process_group()

@@ -1,8 +1,9 @@
 """Six nodes on which a rank is killed every minute
 
-A loop that saves itself each 50 steps of 0.2 s, for about ten minutes; every 60 s the worker of a rank that is drawn at
-random gets SIGKILL. `lost` is the time that made no step that counts, over all time. torchrun and ft_launcher have a
-store of its own for each restart. The weights at the end must be those of a run in which nothing was killed.
+A loop that saves itself each 50 steps of 0.2 s, for about ten minutes; every 60 s the worker of a
+rank that is drawn at random gets SIGKILL. `lost` is the time that made no step that counts, over
+all time. torchrun and ft_launcher have a store of its own for each restart. The weights at the end
+must be those of a run in which nothing was killed.
 """
 
 from __future__ import annotations
@@ -34,10 +35,19 @@ AGENT = (
     "--rdzv-backend=c10d",
     f"--rdzv-endpoint={NODES[0].name}-data:29500",
 )
-WAYS = {"--restarts": SRUNDDP, "--warm-restarts": (*SRUNDDP, "--warm-restarts"), "torchrun": (), "ft_launcher": ()}
-# The interface of the data network, which has another name on one node; srunddp knows it from ifaces.conf.
-HOST = """export GLOO_SOCKET_IFNAME=$(ip -o -4 addr | sed -n 's/^[0-9]*: \\([^ ]*\\) *inet 10\\.88\\..*/\\1/p')
-[ $SLURM_PROCID = 0 ] && is_host=true || is_host=false  # which it does not find out itself by this network's names
+WAYS = {
+    "--restarts": SRUNDDP,
+    "--warm-restarts": (*SRUNDDP, "--warm-restarts"),
+    "torchrun": (),
+    "ft_launcher": (),
+}
+# The interface of the data network, which has another name on one node; srunddp knows it from
+# ifaces.conf.
+HOST = """
+name='s/^[0-9]*: \\([^ ]*\\) *inet 10\\.88\\..*/\\1/p'
+export GLOO_SOCKET_IFNAME=$(ip -o -4 addr | sed -n "$name")
+# It does not find out itself by this network's names.
+[ $SLURM_PROCID = 0 ] && is_host=true || is_host=false
 exec "$0" --local-addr=$SLURMD_NODENAME-data --rdzv-conf=is_host=$is_host "$@"
 """
 
@@ -60,7 +70,9 @@ def start(cluster: Cluster, way: str, folder: Path, steps: int, pace: float) -> 
     }
     words = [*command(way), str(PROGRAMS / "kept_steps.py"), str(folder), str(steps), str(pace)]
     errors = (folder / "errors").open("w")
-    return cluster.popen("srun", "-N6", "-n6", *words, env=environ, stdout=subprocess.DEVNULL, stderr=errors)
+    return cluster.popen(
+        "srun", "-N6", "-n6", *words, env=environ, stdout=subprocess.DEVNULL, stderr=errors
+    )
 
 
 def kill_one(folder: Path, draw: random.Random) -> None:
@@ -84,8 +96,14 @@ def measure(cluster: Cluster, steps: int, way: str, repeat: int) -> Sample:
     took, code = time.monotonic() - began, process.poll()
     cluster.cancel_all()
     made = [line.split() for line in (folder / "steps").read_text().splitlines()]
-    kept, seconds = len({step for step, _, _ in made}), statistics.median(float(each) for _, each, _ in made)
-    print(f"{way}: exit code {code}, {kept} of {steps} steps, {kills} kills, {weights(folder)}", file=sys.stderr)
+    kept, seconds = (
+        len({step for step, _, _ in made}),
+        statistics.median(float(each) for _, each, _ in made),
+    )
+    print(
+        f"{way}: exit code {code}, {kept} of {steps} steps, {kills} kills, {weights(folder)}",
+        file=sys.stderr,
+    )
     if code != 0 or weights(folder) != weights(cluster.shared / "whole"):
         return {"lost": FAILED, "wall": FAILED}
     return {"lost": 1 - kept * seconds / took, "wall": took}
@@ -101,7 +119,10 @@ def cases(quick: bool) -> Iterator[Case]:
     with Cluster() as cluster:
         start(cluster, "--restarts", cluster.shared / "whole", steps, 0.0).wait()
         for ours in ("--restarts", "--warm-restarts"):
-            ways = {way: partial(measure, cluster, steps, way) for way in (ours, "torchrun", "ft_launcher")}
+            ways = {
+                way: partial(measure, cluster, steps, way)
+                for way in (ours, "torchrun", "ft_launcher")
+            }
             yield Case(f"six ranks, {ours}", ways, 1, unit="of all time; s")
             if quick:
                 return

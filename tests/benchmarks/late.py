@@ -1,7 +1,7 @@
 """Rank 0 comes late: from its start until all ranks have joined
 
-Six ranks on this machine; `wall` is the time from rank 0's start until the last rank has made the first all-reduce.
-*env://* is plain torch with a fixed port.
+Six ranks on this machine; `wall` is the time from rank 0's start until the last rank has made the
+first all-reduce. *env://* is plain torch with a fixed port.
 """
 
 from __future__ import annotations
@@ -21,7 +21,11 @@ WAYS = {"srunddp": (*PYTHON, str(ROOT / "bin" / "srunddp"), "--quiet"), "env://"
 
 
 def measure(way: str, late: float, repeat: int) -> Sample:
-    common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(29600 + repeat), "WORLD_SIZE": str(RANKS)}
+    common = {
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(29600 + repeat),
+        "WORLD_SIZE": str(RANKS),
+    }
     environ = os.environ | common | {"LOCAL_WORLD_SIZE": str(RANKS), "OMP_NUM_THREADS": "1"}
     started = []
     for rank in [*range(1, RANKS), 0]:

@@ -1,14 +1,16 @@
 """The training loop beside loops by hand and those of other libraries.
 
-CPU time of a step of ``srunddp.Trainer``, of all threads of a rank, with one thread of torch: the network has three
-layers, a batch 64 samples, AdamW its fused kernel. The loops by hand are with DistributedDataParallel, and without its
-wrap (bare), which the stricter comparison is: in a single process Trainer needs none either. The loop of Fabric and
-Accelerate is the one by hand with their objects in it. Each way is a process of its own with the same Python, which
-trains a new model for an epoch in each repeat. The eighth of an epoch that took least is given, or the 400 steps with a
-checkpoint, as other work of the machine comes and goes; the start and the end of an epoch are not in it. Trainer syncs
-each checkpoint to the disk and reads it back; the others do neither. The ten metrics are each updated at each step. In
-the steps of 20 ms, Trainer and the bare loop make the same large operations of torch, by its profiler: the rest is the
-machine's. Two ranks use Gloo; there both sides are in DistributedDataParallel.
+CPU time of a step of ``srunddp.Trainer``, of all threads of a rank, with one thread of torch: the
+network has three layers, a batch 64 samples, AdamW its fused kernel. The loops by hand are with
+DistributedDataParallel, and without its wrap (bare), which the stricter comparison is: in a single
+process Trainer needs none either. The loop of Fabric and Accelerate is the one by hand with their
+objects in it. Each way is a process of its own with the same Python, which trains a new model for
+an epoch in each repeat. The eighth of an epoch that took least is given, or the 400 steps with a
+checkpoint, as other work of the machine comes and goes; the start and the end of an epoch are not
+in it. Trainer syncs each checkpoint to the disk and reads it back; the others do neither. The ten
+metrics are each updated at each step. In the steps of 20 ms, Trainer and the bare loop make the
+same large operations of torch, by its profiler: the rest is the machine's. Two ranks use Gloo;
+there both sides are in DistributedDataParallel.
 """
 
 from __future__ import annotations
@@ -30,7 +32,8 @@ from tests.benchmarks.runner import INTEROP
 from tests.benchmarks.training_loops import BARE, DDP, OURS, PEERS, STOCK, Task
 from tests.conftest import ROOT
 
-SMALL, LARGE, GRADIENTS_OF_20_MB = 224, 1792, 2200  # widths; the first two make steps of about 0.7 and 20 ms
+# Widths; the first two make steps of about 0.7 and 20 ms.
+SMALL, LARGE, GRADIENTS_OF_20_MB = 224, 1792, 2200
 TASKS = {
     "samples one by one, a step of 0.7 ms": Task(SMALL, 400),
     "tensors in memory, a step of 0.7 ms": Task(SMALL, 400, "tensors"),
@@ -53,12 +56,24 @@ class Processes:
         folder.mkdir()
         self._log = folder / "log"
         python = INTEROP / "bin" / "python"
-        command = [python if python.exists() else sys.executable, "-m", "tests.benchmarks.training_loops", way]
+        command = [
+            python if python.exists() else sys.executable,
+            "-m",
+            "tests.benchmarks.training_loops",
+            way,
+        ]
         environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
-        options: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "cwd": ROOT}
+        options: Any = {
+            "stdin": subprocess.PIPE,
+            "stdout": subprocess.PIPE,
+            "text": True,
+            "cwd": ROOT,
+        }
         with open(self._log, "w") as log:
             self._ranks = [
-                subprocess.Popen([*command, str(rank), str(size), folder], stderr=log, env=environment, **options)
+                subprocess.Popen(
+                    [*command, str(rank), str(size), folder], stderr=log, env=environment, **options
+                )
                 for rank in range(size)
             ]
 

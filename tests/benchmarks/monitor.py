@@ -1,9 +1,10 @@
 """CPU time of a sample of the monitor, beside that of ``top -b -d``.
 
-Both watch the same machine every 0.2 s, in turns: while one is measured, the other is stopped by SIGSTOP. The job has
-two tasks of one launcher. Each task is a supervisor that sleeps, a busy worker and two loader workers, of which one is
-busy. ``top`` reads all processes of the machine, the monitor those of the job. A node with 128 CPUs has more than a
-thousand threads of the kernel alone: 1,000 processes that sleep stand for them.
+Both watch the same machine every 0.2 s, in turns: while one is measured, the other is stopped by
+SIGSTOP. The job has two tasks of one launcher. Each task is a supervisor that sleeps, a busy worker
+and two loader workers, of which one is busy. ``top`` reads all processes of the machine, the
+monitor those of the job. A node with 128 CPUs has more than a thousand threads of the kernel alone:
+1,000 processes that sleep stand for them.
 """
 
 from __future__ import annotations
@@ -29,14 +30,23 @@ WARM = 3  # samples
 SLEEP = "import time; time.sleep(3600)"
 # Not all of a CPU, which the others need.
 BUSY = "import time\nwhile True:\n sum(range(20000)); time.sleep(0.02)"
-WORKER = f"import subprocess, sys\n[subprocess.Popen([sys.executable, '-c', each]) for each in ({SLEEP!r}, {BUSY!r})]\n"
-START_WORKER = f"__import__('subprocess').Popen([__import__('sys').executable, '-c', {WORKER + BUSY!r}])"
+WORKER = (
+    "import subprocess, sys\n[subprocess.Popen([sys.executable, '-c', each]) for each in"
+    f" ({SLEEP!r}, {BUSY!r})]\n"
+)
+START_WORKER = (
+    f"__import__('subprocess').Popen([__import__('sys').executable, '-c', {WORKER + BUSY!r}])"
+)
 FORK = f"import os, time\nfor _ in range({OTHERS}):\n if not os.fork(): break\ntime.sleep(3600)"
 
 
 def cases(quick: bool) -> Iterator[Case]:
     repeats, samples = (2, 10) if quick else (5, 30)
-    with running(sys.executable, "-c", FORK), TemporaryDirectory() as folder, job(Path(folder)) as sampler:
+    with (
+        running(sys.executable, "-c", FORK),
+        TemporaryDirectory() as folder,
+        job(Path(folder)) as sampler,
+    ):
         until(lambda: all(found_by(sampler, rank) >= 4 for rank in ("0", "1")))
         with running("top", "-b", "-d", str(SECONDS)) as top:
             ways = {"monitor": sampler.sampler, "top": top}
@@ -51,7 +61,9 @@ def cases(quick: bool) -> Iterator[Case]:
 def running(*command: str, **variables: str) -> Iterator[int]:
     """A process and what it starts, killed at the end; yields its process id."""
     null = subprocess.DEVNULL
-    with subprocess.Popen(command, env=os.environ | variables, stdout=null, start_new_session=True) as process:
+    with subprocess.Popen(
+        command, env=os.environ | variables, stdout=null, start_new_session=True
+    ) as process:
         try:
             yield process.pid
         finally:
@@ -69,7 +81,10 @@ def job(folder: Path) -> Iterator[Supervised]:
 
 def found_by(sampler: Supervised, rank: str) -> int:
     """How many processes of a task are in its last sample."""
-    return max((int(row["processes"]) for row in sampler.rows("tasks")[-2:] if row["rank"] == rank), default=0)
+    return max(
+        (int(row["processes"]) for row in sampler.rows("tasks")[-2:] if row["rank"] == rank),
+        default=0,
+    )
 
 
 def sample(process: int, samples: int, _: int) -> dict[str, float]:

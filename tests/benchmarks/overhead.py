@@ -1,16 +1,19 @@
 """CPU time of the supervisors and of the monitor, beside that of a step.
 
-Two ranks of ``Trainer``, with Gloo and one thread each, train on this machine in steps of about 5 ms. Each has its own
-supervisor. All times are CPU times, divided by the number of steps, in windows of a little more than 10 s. Such a
-window has at least two of the pings between supervisors and two of the monitor's samples, as both come every 5 s.
+Two ranks of ``Trainer``, with Gloo and one thread each, train on this machine in steps of about 5
+ms. Each has its own supervisor. All times are CPU times, divided by the number of steps, in windows
+of a little more than 10 s. Such a window has at least two of the pings between supervisors and two
+of the monitor's samples, as both come every 5 s.
 
-The supervisor's time is that of its process, and of what its rank does to tell it of each step. The monitor's time is
-that of the node's sampler, of the thread of the rank's supervisor that records steps, and of what the rank does to
-measure each step. The time of a step is that of the rank's process in the same window. In the rank the clock is read
-around each of these calls, and one reading counts as part of the call.
+The supervisor's time is that of its process, and of what its rank does to tell it of each step. The
+monitor's time is that of the node's sampler, of the thread of the rank's supervisor that records
+steps, and of what the rank does to measure each step. The time of a step is that of the rank's
+process in the same window. In the rank the clock is read around each of these calls, and one
+reading counts as part of the call.
 
-A pair is a window of 50 steps while all run, and one while the supervisors and the sampler are stopped by SIGSTOP.
-``time`` is the wall time of a step. The file of the results has all windows, in the order of the pairs.
+A pair is a window of 50 steps while all run, and one while the supervisors and the sampler are
+stopped by SIGSTOP. ``time`` is the wall time of a step. The file of the results has all windows, in
+the order of the pairs.
 """
 
 from __future__ import annotations
@@ -59,17 +62,37 @@ def cases(quick: bool) -> Iterator[Case]:
     with training() as plain:
         windows = functools.cache(lambda _: plain.window(plain.steps_in(seconds)))
         for rank in range(RANKS):
-            yield Case(f"the supervisor of rank {rank}", in_same(windows, rank, "supervisor"), repeats, LIMITS, "ms")
+            yield Case(
+                f"the supervisor of rank {rank}",
+                in_same(windows, rank, "supervisor"),
+                repeats,
+                LIMITS,
+                "ms",
+            )
         yield Case("a step with supervisors", plain.pair(), pairs, unit="ms")
-    with TemporaryDirectory() as folder, training("--monitor", f"--monitor-dir={folder}") as monitored:
+    with (
+        TemporaryDirectory() as folder,
+        training("--monitor", f"--monitor-dir={folder}") as monitored,
+    ):
         windows = functools.cache(lambda _: monitored.window(monitored.steps_in(seconds)))
-        yield Case("the monitor of rank 0 and its node", in_same(windows, 0, "monitor"), repeats, LIMITS, "ms")
+        yield Case(
+            "the monitor of rank 0 and its node",
+            in_same(windows, 0, "monitor"),
+            repeats,
+            LIMITS,
+            "ms",
+        )
         yield Case("a step with supervisors and --monitor", monitored.pair(), pairs, unit="ms")
 
 
-def in_same(windows: Callable[[int], list[Times]], rank: int, what: str) -> dict[str, Callable[[int], Times]]:
+def in_same(
+    windows: Callable[[int], list[Times]], rank: int, what: str
+) -> dict[str, Callable[[int], Times]]:
     """Both ways are of the same window."""
-    return {each: lambda repeat, each=each: {"CPU": windows(repeat)[rank][each]} for each in (what, "step")}
+    return {
+        each: lambda repeat, each=each: {"CPU": windows(repeat)[rank][each]}
+        for each in (what, "step")
+    }
 
 
 @contextmanager
@@ -77,7 +100,10 @@ def training(*options: str) -> Iterator[Training]:
     """Two ranks and their supervisors, which wait for :meth:`Training.window`."""
     command, pipe = (*SRUNDDP, "--quiet", *options, __file__), subprocess.PIPE
     variables = [bare(slurm(rank, RANKS, PYTHONPATH=str(ROOT))) for rank in range(RANKS)]
-    started = [subprocess.Popen(command, env=each, stdin=pipe, stdout=pipe, text=True) for each in variables]
+    started = [
+        subprocess.Popen(command, env=each, stdin=pipe, stdout=pipe, text=True)
+        for each in variables
+    ]
     try:
         yield Training(started, records=bool(options))
     finally:
@@ -117,12 +143,17 @@ class Training:
         for rank, times in enumerate(found):
             for name, seconds in self._used(rank).items():
                 times[name] = times.get(name, 0.0) + seconds - before[rank][name]
-        return [{name: 1000 * seconds / steps for name, seconds in times.items()} for times in found]
+        return [
+            {name: 1000 * seconds / steps for name, seconds in times.items()} for times in found
+        ]
 
     def _used(self, rank: int) -> Times:
         """Seconds of CPU so far, outside the rank's process."""
         supervisor = self._supervisors[rank].pid
-        main = int(Path(f"/proc/{supervisor}/task/{supervisor}/schedstat").read_text().split()[0]) / 1e9
+        main = (
+            int(Path(f"/proc/{supervisor}/task/{supervisor}/schedstat").read_text().split()[0])
+            / 1e9
+        )
         recorder = cpu_of(supervisor) - main if self._records else 0.0
         monitor = recorder + sum(map(cpu_of, self._samplers[rank]))
         return {"supervisor": cpu_of(supervisor) - recorder, "monitor": monitor}
@@ -137,7 +168,10 @@ class Training:
             times = self.window(PAIRED)[0]
             return {"time": times["time"], "CPU": times["step"]}
 
-        return {"with": lambda _: window(signal.SIGCONT), "without": lambda _: window(signal.SIGSTOP)}
+        return {
+            "with": lambda _: window(signal.SIGCONT),
+            "without": lambda _: window(signal.SIGSTOP),
+        }
 
 
 def answer(process: subprocess.Popen[str]) -> Times:
@@ -147,7 +181,9 @@ def answer(process: subprocess.Popen[str]) -> Times:
 
 
 def read_clock() -> float:
-    """Seconds of CPU of this thread, read a second time: a first reading after a step takes several times as long."""
+    """Seconds of CPU of this thread, read a second time: a first reading after a step takes several
+    times as long.
+    """
     time.thread_time()
     return time.thread_time()
 
@@ -181,7 +217,9 @@ class CpuTime:
 
 
 def rank() -> None:
-    """Makes a window for each line of standard input, and prints the seconds of CPU of each kind that it took."""
+    """Makes a window for each line of standard input, and prints the seconds of CPU of each kind
+    that it took.
+    """
     torch.manual_seed(0)
     marks, monitor = CpuTime(), CpuTime()
     for module in (srunddp.train.trainer, srunddp.train.fit):
@@ -189,7 +227,9 @@ def rank() -> None:
     for name in ("epoch", "start_wait", "end_wait", "done"):
         setattr(StepTimer, name, monitor.of(getattr(StepTimer, name)))
     original = StepTimer.timed
-    StepTimer.timed = lambda timer, steps: monitor.of_each(original(timer, monitor.of_each(steps, -1)))
+    StepTimer.timed = lambda timer, steps: monitor.of_each(
+        original(timer, monitor.of_each(steps, -1))
+    )
     with srunddp.init() as world:
         train = trainer(world)
         print(json.dumps({"process": os.getpid()}), flush=True)
@@ -199,19 +239,31 @@ def rank() -> None:
             with contextlib.redirect_stdout(io.StringIO()):
                 train(int(line))
             times = {"time": time.perf_counter() - wall, "step": time.process_time() - cpu}
-            print(json.dumps({**times, "supervisor": marks.seconds, "monitor": monitor.seconds}), flush=True)
+            print(
+                json.dumps({**times, "supervisor": marks.seconds, "monitor": monitor.seconds}),
+                flush=True,
+            )
 
 
 def trainer(world: srunddp.World) -> Callable[[int], None]:
     """What trains for so many steps more."""
-    model = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, 10))
-    config = Config(batch_size=BATCH, num_threads=1, tensorboard=False, dataloader=DataLoaderConfig(num_workers=0))
+    model = nn.Sequential(
+        nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, 10)
+    )
+    config = Config(
+        batch_size=BATCH,
+        num_threads=1,
+        tensorboard=False,
+        dataloader=DataLoaderConfig(num_workers=0),
+    )
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     made = srunddp.Trainer(model, optimizer, nn.CrossEntropyLoss(), config, world=world)
 
     def train(steps: int) -> None:
         count = steps * BATCH * world.world_size
-        data = TensorDataset(torch.randn(1, WIDTH).expand(count, WIDTH), torch.randint(10, (count,)))
+        data = TensorDataset(
+            torch.randn(1, WIDTH).expand(count, WIDTH), torch.randint(10, (count,))
+        )
         made.config = replace(config, epochs=made.state.epoch + 1)
         made.fit(data)
 

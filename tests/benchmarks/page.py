@@ -57,19 +57,24 @@ def _section(name: str, result: Result) -> str:
 
 def table(result: Result) -> str:
     """In Markdown: for each case srunddp's minima, and the ratios to each other way."""
-    metrics = list(dict.fromkeys(metric for case in result.cases.values() for metric in _metrics(case)))
+    metrics = list(
+        dict.fromkeys(metric for case in result.cases.values() for metric in _metrics(case))
+    )
     rows = [["case", "divided by", *metrics, "target"], ["---"] * (len(metrics) + 3)]
     for name, case in result.cases.items():
         own, *others = case.samples
         rows.append([name, f"({own}'s own)", *(_own(case, own, metric) for metric in metrics), ""])
         rows += [
-            ["", way, *(_ratio(case, own, way, metric) for metric in metrics), _targets(case, way)] for way in others
+            ["", way, *(_ratio(case, own, way, metric) for metric in metrics), _targets(case, way)]
+            for way in others
         ]
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
 def _metrics(case: CaseResult) -> Iterable[str]:
-    return dict.fromkeys(metric for samples in case.samples.values() for sample in samples for metric in sample)
+    return dict.fromkeys(
+        metric for samples in case.samples.values() for sample in samples for metric in sample
+    )
 
 
 def _own(case: CaseResult, way: str, metric: str) -> str:
@@ -88,7 +93,8 @@ def _ratio(case: CaseResult, own: str, way: str, metric: str) -> str:
     lost = f", {failed} of {len(theirs)} failed" if failed else ""
     if failed == len(theirs):
         return lost.removeprefix(", ")
-    # Those of one repeat were measured one soon after the other: what disturbs the machine for longer is in both.
+    # Those of one repeat were measured one soon after the other: what disturbs the machine for
+    # longer is in both.
     pairs = [one / other for one, other in zip(ours, theirs, strict=False) if math.isfinite(other)]
     return f"{_shown(min(ours) / min(theirs))} ({_shown(statistics.median(pairs))}){lost}"
 
@@ -99,7 +105,10 @@ def _shown(ratio: float) -> str:
 
 def ratio_of(case: CaseResult, limit: Limit) -> float | None:
     """That of the minima; None where one of them was not measured, or failed."""
-    ours, theirs = case.values(next(iter(case.samples)), limit.metric), case.values(limit.way, limit.metric)
+    ours, theirs = (
+        case.values(next(iter(case.samples)), limit.metric),
+        case.values(limit.way, limit.metric),
+    )
     return min(ours) / min(theirs) if ours and theirs and math.isfinite(min(theirs)) else None
 
 
@@ -107,12 +116,16 @@ def _targets(case: CaseResult, way: str) -> str:
     words = []
     for limit in case.limits:
         if limit.way == way and (found := ratio_of(case, limit)) is not None:
-            words.append(f"{limit.metric} {limit.at_most:g}: {'met' if found <= limit.at_most else 'missed'}")
+            words.append(
+                f"{limit.metric} {limit.at_most:g}: {'met' if found <= limit.at_most else 'missed'}"
+            )
     return "; ".join(words)
 
 
 def plot(result: Result) -> str:
-    """SVG: a bar for each ratio of the first metric; a line at 1, where both take as long, and a mark at a target."""
+    """SVG: a bar for each ratio of the first metric; a line at 1, where both take as long, and a
+    mark at a target.
+    """
     shapes, y = [], ROW
     for name, case in result.cases.items():
         _, *others = case.samples
@@ -123,21 +136,25 @@ def plot(result: Result) -> str:
             ratio = ratio_of(case, Limit(metric, way, 1.0))
             if ratio is None or not math.isfinite(ratio):  # ours failed
                 continue
-            targets = [each.at_most for each in case.limits if (each.metric, each.way) == (metric, way)]
+            targets = [
+                each.at_most for each in case.limits if (each.metric, each.way) == (metric, way)
+            ]
             shapes += _bar(y, way, ratio, targets)
             y += ROW
         y += ROW // 2
     one = LEFT + BAR / MOST
     style = (
-        "text{font:12px sans-serif;fill:#333}.case{font-weight:bold}.bar{fill:#4878a8}.above{fill:#b5651d}"
+        "text{font:12px"
+        " sans-serif;fill:#333}.case{font-weight:bold}.bar{fill:#4878a8}.above{fill:#b5651d}"
         ".one{stroke:#888;stroke-dasharray:3 3}.target{stroke:#111;stroke-width:2}"
         "@media(prefers-color-scheme:dark){text{fill:#ddd}.target{stroke:#eee}}"
     )
     return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {LEFT + BAR + 90} {y + 8}" role="img">'
-        f"<title>{html.escape(result.title)}</title><style>{style}</style>"
-        f'<text x="{one - 4}" y="12" text-anchor="end">faster ←</text><text x="{one + 4}" y="12">→ slower</text>'
-        f'{"".join(shapes)}<line class="one" x1="{one}" x2="{one}" y1="{ROW}" y2="{y}"/></svg>\n'
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {LEFT + BAR + 90} {y + 8}"'
+        f' role="img"><title>{html.escape(result.title)}</title><style>{style}</style><text'
+        f' x="{one - 4}" y="12" text-anchor="end">faster ←</text><text x="{one + 4}" y="12">→'
+        f' slower</text>{"".join(shapes)}<line class="one" x1="{one}" x2="{one}" y1="{ROW}"'
+        f' y2="{y}"/></svg>\n'
     )
 
 
@@ -148,5 +165,8 @@ def _bar(y: int, way: str, ratio: float, targets: Iterable[float]) -> list[str]:
         f'<text x="{LEFT - 8}" y="{y + 12}" text-anchor="end">over {html.escape(way)}</text>',
         f'<rect class="{kind}" x="{LEFT}" y="{y + 2}" width="{width:.1f}" height="{ROW - 5}"/>',
         f'<text x="{LEFT + BAR + 12}" y="{y + 12}">{_shown(ratio)}</text>',
-        *(f'<line class="target" x1="{x:.1f}" x2="{x:.1f}" y1="{y}" y2="{y + ROW - 1}"/>' for x in marks),
+        *(
+            f'<line class="target" x1="{x:.1f}" x2="{x:.1f}" y1="{y}" y2="{y + ROW - 1}"/>'
+            for x in marks
+        ),
     ]

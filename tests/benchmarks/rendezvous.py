@@ -1,8 +1,8 @@
 """From srun's start until each rank knows rank 0's address
 
-Without torch. *srunddp* has met all ranks by then, and watches them. *idr_torch* derives the address from the variables
-of Slurm, and meets nobody: whether rank 0 is there, and whether its port is free, turns out later. *mpi4py* broadcasts
-the address over Open MPI 4.1 and Slurm's PMIx.
+Without torch. *srunddp* has met all ranks by then, and watches them. *idr_torch* derives the
+address from the variables of Slurm, and meets nobody: whether rank 0 is there, and whether its port
+is free, turns out later. *mpi4py* broadcasts the address over Open MPI 4.1 and Slurm's PMIx.
 """
 
 from __future__ import annotations
@@ -33,10 +33,13 @@ def measure(cluster: Cluster, nodes: int, each: int, way: str, _: int) -> Sample
     size = (f"--nodes={nodes}", f"--ntasks-per-node={each}")
     try:
         done = cluster.run("srun", *size, *COMMANDS[way], env=activated(cluster) | MPI, check=False)
-    except subprocess.TimeoutExpired:  # as where Open MPI crashes on one node, and waits on the others
+    except subprocess.TimeoutExpired:
+        # As where Open MPI crashes on one node, and waits on the others.
         cluster.cancel_all()
         return {"wall": FAILED}
-    known = [json.loads(line)["at"] for line in done.stdout.splitlines() if line.startswith('{"at"')]
+    known = [
+        json.loads(line)["at"] for line in done.stdout.splitlines() if line.startswith('{"at"')
+    ]
     return {"wall": max(known) - began if len(known) == nodes * each else FAILED}
 
 

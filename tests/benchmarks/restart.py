@@ -1,8 +1,9 @@
 """From SIGKILL of a rank to the first all-reduce of all ranks after the restart
 
-Two ranks on this machine. torchrun and ft_launcher (of nvidia-resiliency-ext) have one agent for each rank, the
-rendezvous of c10d, and a store of its own for each restart (`TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1`), without which few
-of their restarts succeed. srunddp runs under MPICH.
+Two ranks on this machine. torchrun and ft_launcher (of nvidia-resiliency-ext) have one agent for
+each rank, the rendezvous of c10d, and a store of its own for each restart
+(`TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1`), without which few of their restarts succeed. srunddp runs
+under MPICH.
 """
 
 from __future__ import annotations
@@ -20,8 +21,21 @@ from tests.benchmarks.benchmark import FAILED, Case, Limit, Sample
 from tests.conftest import PROGRAMS, ROOT
 
 SETTLED, LIMIT = 5.0, 60.0
-SRUNDDP = (str(ROOT / ".venv-mpich/bin/mpirun"), "-n", "2", str(ROOT / "bin" / "srunddp"), "--quiet", "--restarts=1")
-AGENT = ("--nnodes=2", "--nproc-per-node=1", "--max-restarts=1", "--rdzv-backend=c10d", "--local-addr=127.0.0.1")
+SRUNDDP = (
+    str(ROOT / ".venv-mpich/bin/mpirun"),
+    "-n",
+    "2",
+    str(ROOT / "bin" / "srunddp"),
+    "--quiet",
+    "--restarts=1",
+)
+AGENT = (
+    "--nnodes=2",
+    "--nproc-per-node=1",
+    "--max-restarts=1",
+    "--rdzv-backend=c10d",
+    "--local-addr=127.0.0.1",
+)
 WAYS = {
     "--restarts": SRUNDDP,
     "--warm-restarts": (*SRUNDDP, "--warm-restarts"),
@@ -45,17 +59,29 @@ def appear(folder: Path, pattern: str) -> list[Path]:
 def measure(way: str, repeat: int) -> Sample:
     agents = "--nnodes=2" in WAYS[way]
     endpoint = (f"--rdzv-endpoint=127.0.0.1:{29400 + repeat}",) if agents else ()
-    environ = os.environ | {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    environ = os.environ | {
+        "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": str(ROOT),
+    }
     with tempfile.TemporaryDirectory() as name, open(os.devnull, "w") as null:
         folder = Path(name)
         words = [*WAYS[way], *endpoint, str(PROGRAMS / "killed.py"), name]
-        launchers = [subprocess.Popen(words, env=environ, stdout=null, stderr=null) for _ in range(1 + agents)]
+        launchers = [
+            subprocess.Popen(words, env=environ, stdout=null, stderr=null)
+            for _ in range(1 + agents)
+        ]
         try:
-            culprit = {path.name: int(path.read_text()) for path in appear(folder, "pid.*.0")}["pid.1.0"]
+            culprit = {path.name: int(path.read_text()) for path in appear(folder, "pid.*.0")}[
+                "pid.1.0"
+            ]
             time.sleep(SETTLED)
             began = time.time()
             os.kill(culprit, signal.SIGKILL)
-            return {"wall": max(float(path.read_text()) for path in appear(folder, "reduced.*.1")) - began}
+            return {
+                "wall": max(float(path.read_text()) for path in appear(folder, "reduced.*.1"))
+                - began
+            }
         except (TimeoutError, ProcessLookupError):  # it has begun anew already
             return {"wall": FAILED}
         finally:
@@ -70,7 +96,10 @@ def cases(quick: bool) -> Iterator[Case]:
     for ours, over_torchrun in (("--restarts", 0.5), ("--warm-restarts", 0.1)):
         peers = ("torchrun",) if quick else ("torchrun", "ft_launcher")
         ways = {way: partial(measure, way) for way in (ours, *peers)}
-        limits = (Limit("wall", "torchrun", over_torchrun), Limit("wall", "ft_launcher", over_torchrun))
+        limits = (
+            Limit("wall", "torchrun", over_torchrun),
+            Limit("wall", "ft_launcher", over_torchrun),
+        )
         yield Case(f"two ranks, {ours}", ways, 1 if quick else 5, limits)
         if quick:
             return

@@ -1,4 +1,6 @@
-"""Measure the ways of each case in turn, and keep each sample in a file, so that a run can be taken up again."""
+"""Measure the ways of each case in turn, and keep each sample in a file, so that a run can be taken
+up again.
+"""
 
 from __future__ import annotations
 
@@ -23,12 +25,22 @@ from srunddp.util.atomic_file import replace_file
 from tests.benchmarks.benchmark import Case, CaseResult, NotMeasuredError, Result
 from tests.conftest import ROOT
 
-PEERS = ("torch", "accelerate", "transformers", "lightning", "nvidia-resiliency-ext", "mpi4py", "idr_torch")
+PEERS = (
+    "torch",
+    "accelerate",
+    "transformers",
+    "lightning",
+    "nvidia-resiliency-ext",
+    "mpi4py",
+    "idr_torch",
+)
 INTEROP = ROOT / ".venv-interop"
 EZPZ = ROOT / "build" / "ezpz" / "src"
 
 
-def run(cases: Iterator[Case], title: str, about: str, file: Path, *, again: bool = False) -> Result:
+def run(
+    cases: Iterator[Case], title: str, about: str, file: Path, *, again: bool = False
+) -> Result:
     """Measure what the file does not have yet.
 
     Args:
@@ -61,7 +73,11 @@ def _measure(case: Case, result: Result, file: Path) -> None:
                 shown = ", ".join(f"{metric} {value:.4g}" for metric, value in samples[-1].items())
             except NotMeasuredError as reason:
                 kept.not_measured[way] = shown = str(reason)
-            print(f"{case.name}, {repeat + 1} of {case.repeats}, {way}: {shown}", file=sys.stderr, flush=True)
+            print(
+                f"{case.name}, {repeat + 1} of {case.repeats}, {way}: {shown}",
+                file=sys.stderr,
+                flush=True,
+            )
             _save(result, file)
 
 
@@ -76,25 +92,43 @@ def _save(result: Result, file: Path) -> None:
 
 
 def setting() -> dict[str, Any]:
-    """The machine, the versions, and the commit, with a mark where files of the package differ from it."""
+    """The machine, the versions, and the commit, with a mark where files of the package differ from
+    it.
+    """
     site = sysconfig.get_path("purelib", vars={"base": str(INTEROP)}) if INTEROP.exists() else ""
-    installed = {each.name: each.version for each in importlib.metadata.distributions(path=[site, *sys.path])}
+    installed = {
+        each.name: each.version for each in importlib.metadata.distributions(path=[site, *sys.path])
+    }
     versions = {name: installed[name] for name in PEERS if name in installed}
     if EZPZ.exists():  # from its repository, not installed
         versions["ezpz"] = (EZPZ / "ezpz" / "__about__.py").read_text().split('"')[1]
     slurm = _output("slurmctld", "-V").removeprefix("slurm-wlm ")
-    versions = {"srunddp": srunddp.__version__, "Python": platform.python_version(), "Slurm": slurm, **versions}
+    versions = {
+        "srunddp": srunddp.__version__,
+        "Python": platform.python_version(),
+        "Slurm": slurm,
+        **versions,
+    }
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else "none"
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
     machine = {"CPU": _cpu(), "cores": os.cpu_count(), "memory": f"{memory:.0f} GiB", "GPU": gpu}
-    commit = _output("git", "-C", str(ROOT), "log", "-1", "--format=%h", "--", "srunddp", "bin/srunddp")
-    changed = "+" if _output("git", "-C", str(ROOT), "status", "--short", "srunddp", "bin/srunddp") else ""
+    commit = _output(
+        "git", "-C", str(ROOT), "log", "-1", "--format=%h", "--", "srunddp", "bin/srunddp"
+    )
+    changed = (
+        "+"
+        if _output("git", "-C", str(ROOT), "status", "--short", "srunddp", "bin/srunddp")
+        else ""
+    )
     return {"machine": machine, "versions": versions, "commit": commit + changed}
 
 
 def _cpu() -> str:
     lines = Path("/proc/cpuinfo").read_text().splitlines()
-    return next((line.partition(": ")[2] for line in lines if line.startswith("model name")), platform.machine())
+    return next(
+        (line.partition(": ")[2] for line in lines if line.startswith("model name")),
+        platform.machine(),
+    )
 
 
 def _output(*command: str) -> str:

@@ -1,13 +1,16 @@
 """From srun's start to the first collective, and to its end
 
-On the six-node cluster of the tests, whose nodes share this machine's cores, each way starts the same program: it joins
-a Gloo group and makes one all-reduce. `exit` is the time from srun's start until srun has ended, `collective` the time
-until the last rank has made the all-reduce, `CPU` the CPU time of the whole machine until srun has ended.
+On the six-node cluster of the tests, whose nodes share this machine's cores, each way starts the
+same program: it joins a Gloo group and makes one all-reduce. `exit` is the time from srun's start
+until srun has ended, `collective` the time until the last rank has made the all-reduce, `CPU` the
+CPU time of the whole machine until srun has ended.
 
 - *bare srun* is `srun python` with rank 0's address in the script
-- *import only* is `srun python` that imports torch and ends by `os._exit`: what no launcher can save
+- *import only* is `srun python` that imports torch and ends by `os._exit`: what no launcher can
+  save
 - *two steps* starts the next step as soon as the first has ended, in one allocation
-- the others are started as their documentation says for Slurm, mpi4py and ezpz with Open MPI 4.1 and Slurm's PMIx
+- the others are started as their documentation says for Slurm, mpi4py and ezpz with Open MPI 4.1
+  and Slurm's PMIx
 """
 
 from __future__ import annotations
@@ -33,14 +36,23 @@ from tests.slurm.conftest import data_network, site_mpi
 PROGRAM = str(PROGRAMS / "first_collective.py")
 LIMIT = 150.0
 BIN, PEERS_BIN = ROOT / ".venv" / "bin", INTEROP / "bin"
-MPI = {"OMPI_MCA_btl_tcp_if_include": "10.88.0.0/16", **site_mpi()}  # of several networks Open MPI would mix two
-WORDS = dict.fromkeys(("srunddp", "torchrun", "ft_launcher"), "env") | {"bare srun": "bare", "import only": "import"}
+# Of several networks Open MPI would mix two.
+MPI = {"OMPI_MCA_btl_tcp_if_include": "10.88.0.0/16", **site_mpi()}
+WORDS = dict.fromkeys(("srunddp", "torchrun", "ft_launcher"), "env") | {
+    "bare srun": "bare",
+    "import only": "import",
+}
 ACCELERATE_DEFAULTS = ("--mixed_precision=no", "--dynamo_backend=no")  # which it would print
 AGENTS = ("torchrun", "ft_launcher", "accelerate")
 PEERS = ("ft_launcher", "accelerate", "fabric", "lightning", "idr_torch", "mpi4py", "ezpz")
 ONE_EACH = ("srunddp", "bare srun", "torchrun", "import only")
-SIZES = ((2, 1, ONE_EACH, 7), (6, 1, ONE_EACH, 7), (6, 8, ("srunddp", "torchrun"), 3))  # nodes, ranks of each, repeats
-LIMITS = (Limit("exit", "torchrun", 0.30), Limit("exit", "bare srun", 0.75), Limit("exit", "import only", 1.10))
+# Nodes, ranks of each, repeats.
+SIZES = ((2, 1, ONE_EACH, 7), (6, 1, ONE_EACH, 7), (6, 8, ("srunddp", "torchrun"), 3))
+LIMITS = (
+    Limit("exit", "torchrun", 0.30),
+    Limit("exit", "bare srun", 0.75),
+    Limit("exit", "import only", 1.10),
+)
 
 
 @dataclass(frozen=True)
@@ -65,7 +77,11 @@ class Start:
             self.cluster.cancel_all()
             raise NotMeasuredError(f"not over after {LIMIT:.0f} s") from error
         metrics = {"exit": time.monotonic() - began, "CPU": machine_cpu() - cpu}
-        made = [json.loads(line)["at"] for line in done.stdout.splitlines() if line.startswith('{"rank"')]
+        made = [
+            json.loads(line)["at"]
+            for line in done.stdout.splitlines()
+            if line.startswith('{"rank"')
+        ]
         if done.returncode or len(made) != self.nodes * self.each * steps * (way != "import only"):
             print(done.stdout[-500:], done.stderr[-3000:], file=sys.stderr)
             return dict.fromkeys(metrics, FAILED)
@@ -75,17 +91,35 @@ class Start:
         each = 1 if way in AGENTS else self.each
         mpi = "--mpi=pmix" if way in ("mpi4py", "ezpz") else "--mpi=none"
         # ezpz writes a file into the working folder.
-        return [f"--nodes={self.nodes}", f"--ntasks-per-node={each}", mpi, f"--chdir={self.cluster.shared}"]
+        return [
+            f"--nodes={self.nodes}",
+            f"--ntasks-per-node={each}",
+            mpi,
+            f"--chdir={self.cluster.shared}",
+        ]
 
     def _variables(self, way: str) -> dict[str, str]:
         own = {"PYTHONPATH": str(EZPZ), **MPI} if way != "srunddp" else {}
-        return activated(self.cluster) | own | ({"MASTER_ADDR": "node01"} if way in ("fabric", "lightning") else {})
+        return (
+            activated(self.cluster)
+            | own
+            | ({"MASTER_ADDR": "node01"} if way in ("fabric", "lightning") else {})
+        )
 
     def _command(self, way: str, port: str) -> list[str]:
         agent = [f"--nnodes={self.nodes}", f"--nproc-per-node={self.each}", "--rdzv-backend=c10d"]
         agent += [f"--rdzv-endpoint=node01:{port}", f"--rdzv-id={port}"]
-        launch = ["sh", "-c", 'exec "$0" launch --machine_rank=$SLURM_PROCID "$@"', str(BIN / "accelerate")]
-        launch += [f"--num_machines={self.nodes}", f"--num_processes={self.nodes * self.each}", "--multi_gpu"]
+        launch = [
+            "sh",
+            "-c",
+            'exec "$0" launch --machine_rank=$SLURM_PROCID "$@"',
+            str(BIN / "accelerate"),
+        ]
+        launch += [
+            f"--num_machines={self.nodes}",
+            f"--num_processes={self.nodes * self.each}",
+            "--multi_gpu",
+        ]
         launch += ["--main_process_ip=node01", f"--main_process_port={port}", *ACCELERATE_DEFAULTS]
         starters = {
             "srunddp": [str(ROOT / "bin" / "srunddp"), "--quiet"],
@@ -100,7 +134,11 @@ class Start:
 
 def activated(cluster: Cluster) -> dict[str, str]:
     """The variables as after `source .venv/bin/activate`, with the cluster's ifaces.conf."""
-    variables = {"VIRTUAL_ENV": str(BIN.parent), "PATH": f"{BIN}:{os.environ['PATH']}", "OMP_NUM_THREADS": "1"}
+    variables = {
+        "VIRTUAL_ENV": str(BIN.parent),
+        "PATH": f"{BIN}:{os.environ['PATH']}",
+        "OMP_NUM_THREADS": "1",
+    }
     return variables | {"SRUNDDP_IFACES": str(cluster.shared / "ifaces.conf")}
 
 
@@ -123,5 +161,8 @@ def cases(quick: bool) -> Iterator[Case]:
             peers = [way for way in ("srunddp", *PEERS) if way != "ezpz" or EZPZ.exists()]
             others = {way: partial(start.measure, way) for way in peers}
             yield Case("other ways, 2 nodes, 1 rank each", others, 3)
-            two = {way: partial(start.measure, way, steps=2) for way in ("srunddp", "bare srun", "torchrun")}
+            two = {
+                way: partial(start.measure, way, steps=2)
+                for way in ("srunddp", "bare srun", "torchrun")
+            }
             yield Case("two steps, 2 nodes, 1 rank each", two, 3)

@@ -1,21 +1,22 @@
 """Many ranks import torch from a slow shared file system
 
-The environment with torch lies on a read-only file system, by FUSE. Each node of the test cluster has a view of its
-own. Each operation there takes 0.5 ms or 2 ms more than on the disk below. The kernel keeps names and attributes for
-30 s, as it does for folders of NFS, and it keeps what was read. For each run the view is mounted anew, so that its
-caches are empty. Python itself and its standard library are on the nodes' disks.
+The environment with torch lies on a read-only file system, by FUSE. Each node of the test cluster
+has a view of its own. Each operation there takes 0.5 ms or 2 ms more than on the disk below. The
+kernel keeps names and attributes for 30 s, as it does for folders of NFS, and it keeps what was
+read. For each run the view is mounted anew, so that its caches are empty. Python itself and its
+standard library are on the nodes' disks.
 
-`wall` is the time from srun's start until the last rank has imported torch. `operations` are those that the file
-system served, of all kinds. *staged* is `srunddp run --staged` in the copies that `srunddp stage push --all-nodes` has
-made on each node before. *in place*, *torchrun* and *plain srun* have no copies: srunddp, torchrun and `srun python`
-are in the shared environment, too.
+`wall` is the time from srun's start until the last rank has imported torch. `operations` are those
+that the file system served, of all kinds. *staged* is `srunddp run --staged` in the copies that
+`srunddp stage push --all-nodes` has made on each node before. *in place*, *torchrun* and *plain
+srun* have no copies: srunddp, torchrun and `srun python` are in the shared environment, too.
 
-The case of the staging is its cost, once for a job: the environment is packed on one node, through the view with
-0.5 ms, sent to six nodes, and unpacked there. Divided by the time that *staged* saves in one start, it is the number
-of starts after which it pays.
+The case of the staging is its cost, once for a job: the environment is packed on one node, through
+the view with 0.5 ms, sent to six nodes, and unpacked there. Divided by the time that *staged* saves
+in one start, it is the number of starts after which it pays.
 
-`system calls` are those of one `import torch`, counted by strace, that name the shared environment or a file in it. A
-call within memory that was mapped from a file there is none.
+`system calls` are those of one `import torch`, counted by strace, that name the shared environment
+or a file in it. A call within memory that was mapped from a file there is none.
 """
 
 from __future__ import annotations
@@ -44,7 +45,17 @@ from tests.conftest import PROGRAMS, ROOT
 from tests.slurm.conftest import PYTHON, data_network
 
 PACKAGES = (
-    *("torch", "filelock", "typing_extensions", "sympy", "mpmath", "networkx", "jinja2", "MarkupSafe", "fsspec"),
+    *(
+        "torch",
+        "filelock",
+        "typing_extensions",
+        "sympy",
+        "mpmath",
+        "networkx",
+        "jinja2",
+        "MarkupSafe",
+        "fsspec",
+    ),
     *("setuptools", "numpy", "click", "PyYAML", "psutil", "nvidia-ml-py", "tqdm"),
 )
 IMPORT = ("-c", "import torch")
@@ -61,14 +72,21 @@ main()
 """
 OPERATIONS, CALLS = "operations (1000 per rank)", "system calls (1000)"
 WAYS = ("staged", "in place", "torchrun", "plain srun")
-LIMITS = (Limit("wall", "in place", 0.50), Limit("wall", "torchrun", 0.30), Limit("wall", "plain srun", 0.50))
+LIMITS = (
+    Limit("wall", "in place", 0.50),
+    Limit("wall", "torchrun", 0.30),
+    Limit("wall", "plain srun", 0.50),
+)
 SHORT, LONG = 0.0005, 0.002
-SIZES = ((2, 1, SHORT, 2), (2, 1, LONG, 1), (6, 2, SHORT, 1))  # nodes, ranks of each, delay, repeats
+# Nodes, ranks of each, delay, repeats.
+SIZES = ((2, 1, SHORT, 2), (2, 1, LONG, 1), (6, 2, SHORT, 1))
 
 
 @dataclass
 class Site:
-    """The cluster, a job on all its nodes, and the environment: as it is on the disk, and where it is mounted."""
+    """The cluster, a job on all its nodes, and the environment: as it is on the disk, and where it
+    is mounted.
+    """
 
     cluster: Cluster
     disk: Path
@@ -80,8 +98,15 @@ class Site:
 
     @contextmanager
     def mounted(self, nodes: int, delay: float) -> Iterator[Callable[[], int]]:
-        """Each node's own view of the environment; what is yielded unmounts, and returns the operations served."""
-        words = [str(INTEROP / "bin" / "python"), str(PROGRAMS / "delayed_folder.py"), str(self.disk), str(self.env)]
+        """Each node's own view of the environment; what is yielded unmounts, and returns the
+        operations served.
+        """
+        words = [
+            str(INTEROP / "bin" / "python"),
+            str(PROGRAMS / "delayed_folder.py"),
+            str(self.disk),
+            str(self.env),
+        ]
         servers = [self.cluster.popen(*words, str(delay), on=node.name) for node in NODES[:nodes]]
 
         def unmount() -> int:
@@ -110,17 +135,24 @@ class Site:
         words = (f"{env}/bin/srunddp", "stage", "push", f"--env={env}", "--all-nodes")
         done = self.cluster.run(*words, on=NODES[0].name, env=self.job, timeout=400)
         seconds = time.monotonic() - began
-        found = re.search(r"packed in ([\d.]+) s, sent in ([\d.]+) s, unpacked in ([\d.]+) s", done.stderr)
+        found = re.search(
+            r"packed in ([\d.]+) s, sent in ([\d.]+) s, unpacked in ([\d.]+) s", done.stderr
+        )
         copy = re.search(r" staged -> (\S+)", done.stderr)
         assert found, done.stderr
         assert copy, done.stderr
         self.program, self.copy = done.stdout.strip(), copy[1]
-        return {"wall": seconds, **dict(zip(("pack", "send", "unpack"), map(float, found.groups()), strict=True))}
+        return {
+            "wall": seconds,
+            **dict(zip(("pack", "send", "unpack"), map(float, found.groups()), strict=True)),
+        }
 
 
 @dataclass
 class Start:
-    """The script on so many nodes, with so many ranks on each, and the best times of what was measured."""
+    """The script on so many nodes, with so many ranks on each, and the best times of what was
+    measured.
+    """
 
     site: Site
     nodes: int
@@ -133,18 +165,32 @@ class Start:
 
     def measure(self, way: str, repeat: int) -> Sample:
         each, ranks = 1 if way == "torchrun" else self.each, self.nodes * self.each
-        layout = [f"--nodes={self.nodes}", f"--ntasks-per-node={each}", f"--nodelist=node[01-0{self.nodes}]"]
-        variables = {"SRUNDDP_IFACES": str(self.site.cluster.shared / "ifaces.conf"), "OMP_NUM_THREADS": "1"}
+        layout = [
+            f"--nodes={self.nodes}",
+            f"--ntasks-per-node={each}",
+            f"--nodelist=node[01-0{self.nodes}]",
+        ]
+        variables = {
+            "SRUNDDP_IFACES": str(self.site.cluster.shared / "ifaces.conf"),
+            "OMP_NUM_THREADS": "1",
+        }
         with self.site.mounted(self.nodes, self.delay) as unmount:
             began = time.monotonic()
             words = ["srun", "--chdir=/", *layout, *self._command(way, repeat)]
-            done = self.site.cluster.run(*words, env=self.site.job | variables, timeout=200, check=False)
+            done = self.site.cluster.run(
+                *words, env=self.site.job | variables, timeout=200, check=False
+            )
             served = unmount()
-        reports = [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"at"')]
+        reports = [
+            json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"at"')
+        ]
         if len(reports) < ranks:
             print(done.stdout[-500:], done.stderr[-3000:])
             return {"wall": FAILED, OPERATIONS: FAILED}
-        assert all(report["torch"].startswith(f"{self.site.env}/") == (way != "staged") for report in reports), reports
+        assert all(
+            report["torch"].startswith(f"{self.site.env}/") == (way != "staged")
+            for report in reports
+        ), reports
         wall = max(report["at"] for report in reports) - began
         self.best[way] = min(wall, self.best.get(way, wall))
         return {"wall": wall, OPERATIONS: served / ranks / 1000}
@@ -169,7 +215,8 @@ class Start:
 
 
 def make_environment(env: Path, left_out: str = "..") -> None:
-    """torch, srunddp and what both need, as `srunddp stage build` would make it: of links to this environment's files.
+    """torch, srunddp and what both need, as `srunddp stage build` would make it: of links to this
+    environment's files.
 
     Args:
         left_out: what is in a folder of this name is not in it.
@@ -181,7 +228,9 @@ def make_environment(env: Path, left_out: str = "..") -> None:
         if not {"..", left_out} & {*file.parts}:
             (packages / file).parent.mkdir(parents=True, exist_ok=True)
             copy(file.locate(), packages / file)
-    shutil.copytree(ROOT / "srunddp", packages / "srunddp", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(
+        ROOT / "srunddp", packages / "srunddp", ignore=shutil.ignore_patterns("__pycache__")
+    )
     compileall.compile_dir(str(packages / "srunddp"), quiet=1)
     (env / "bin").mkdir()
     (env / "bin" / "python").symlink_to(Path(PYTHON).resolve())
@@ -194,7 +243,12 @@ def make_environment(env: Path, left_out: str = "..") -> None:
 def site() -> Iterator[Site]:
     with Cluster(Settings(open_management=True)) as cluster:
         data_network(cluster)
-        here = Site(cluster, cluster.folder / "disk", cluster.shared / "env", cluster.shared / "import_torch.py")
+        here = Site(
+            cluster,
+            cluster.folder / "disk",
+            cluster.shared / "env",
+            cluster.shared / "import_torch.py",
+        )
         here.env.mkdir()
         here.script.write_text(SCRIPT)
         yield here
@@ -213,25 +267,33 @@ def cases(quick: bool) -> Iterator[Case]:
         for start, (*_, repeats) in zip(starts, SIZES, strict=False):
             ways = {way: partial(start.measure, way) for way in WAYS[: 2 if quick else None]}
             yield Case(
-                f"{start}, {1000 * start.delay:g} ms", ways, 1 if quick else repeats, LIMITS if start.each == 1 else ()
+                f"{start}, {1000 * start.delay:g} ms",
+                ways,
+                1 if quick else repeats,
+                LIMITS if start.each == 1 else (),
             )
         if not quick:
             saved = {f"what it saves in a start of {start}": start.saved for start in starts[::2]}
-            yield Case("the staging on 6 nodes, 0.5 ms", {"stage push": lambda _: pushed, **saved}, 1)
+            yield Case(
+                "the staging on 6 nodes, 0.5 ms", {"stage push": lambda _: pushed, **saved}, 1
+            )
             folders = {"staged": here.copy, "in place": str(here.disk)}
             counts = {way: partial(here.calls, folder) for way, folder in folders.items()}
             yield Case("import torch in one process", counts, 1)
 
 
 def allocate(here: Site, nodes: int) -> None:
-    said = here.cluster.run("salloc", "--no-shell", f"--nodes={nodes}", "--ntasks-per-node=2").stderr
+    said = here.cluster.run(
+        "salloc", "--no-shell", f"--nodes={nodes}", "--ntasks-per-node=2"
+    ).stderr
     found = re.search(r"Granted job allocation (\d+)", said)
     assert found, said
     here.job = {"SLURM_JOB_ID": found[1], "SLURM_JOB_NUM_NODES": str(nodes)}
 
 
 def calls_below(folder: str, command: Sequence[str]) -> int:
-    """Run a command to its end, and count its calls on what is below a folder, and on the folder itself.
+    """Run a command to its end, and count its calls on what is below a folder, and on the folder
+    itself.
 
     Args:
         folder: absolute, as the command would write it; links to it are not followed.
@@ -242,17 +304,36 @@ def calls_below(folder: str, command: Sequence[str]) -> int:
     named = re.compile(re.escape(os.path.normpath(folder)) + r"(?=[/\">])")
     variables = {name: os.environ[name] for name in ("PATH", "HOME", "LANG") if name in os.environ}
     with TemporaryDirectory() as traces:
-        # A file for each thread, so that no line is split; descriptors with their paths; nothing of what is read.
-        options = ("-ff", "-y", "-s", "0", "-e", "trace=%file,%desc", "-e", "signal=none", "-o", f"{traces}/of")
+        # A file for each thread, so that no line is split; descriptors with their paths; nothing of
+        # what is read.
+        options = (
+            "-ff",
+            "-y",
+            "-s",
+            "0",
+            "-e",
+            "trace=%file,%desc",
+            "-e",
+            "signal=none",
+            "-o",
+            f"{traces}/of",
+        )
         subprocess.run(["strace", *options, *command], env=variables, cwd="/", check=True)
-        lines = (line for file in Path(traces).iterdir() for line in file.read_text(errors="replace").splitlines())
+        lines = (
+            line
+            for file in Path(traces).iterdir()
+            for line in file.read_text(errors="replace").splitlines()
+        )
         return sum(bool(named.search(line)) for line in lines)
 
 
 def main(env: str, *folders: str) -> None:
-    """Print how often each environment's import of torch calls the kernel on what is below the first one."""
+    """Print how often each environment's import of torch calls the kernel on what is below the
+    first one.
+    """
     for folder in folders:
-        subprocess.run([f"{folder}/bin/python", *IMPORT], check=True)  # what has yet to be compiled is now
+        # What has yet to be compiled is now.
+        subprocess.run([f"{folder}/bin/python", *IMPORT], check=True)
     print(*(calls_below(env, [f"{folder}/bin/python", *IMPORT]) for folder in folders))
 
 

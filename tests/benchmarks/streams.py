@@ -1,10 +1,11 @@
 """Streams that split themselves, and loaders with indices.
 
-Wall-clock time of an epoch whose samples each take 20 ms of waiting, as from a slow disk, and no CPU. The first way is
-a stream that splits itself by rank and worker, read by ``DistributedDataLoader(sharded=True)``. The others are the same
-samples with indices, read by that loader and by torch's with a DistributedSampler; and a stream that all ranks read
-whole, which more ranks and workers make no faster. Each repeat starts the ranks anew; the first epoch, in
-which the loader's workers start, does not count.
+Wall-clock time of an epoch whose samples each take 20 ms of waiting, as from a slow disk, and no
+CPU. The first way is a stream that splits itself by rank and worker, read by
+``DistributedDataLoader(sharded=True)``. The others are the same samples with indices, read by that
+loader and by torch's with a DistributedSampler; and a stream that all ranks read whole, which more
+ranks and workers make no faster. Each repeat starts the ranks anew; the first epoch, in which the
+loader's workers start, does not count.
 """
 
 from __future__ import annotations
@@ -18,7 +19,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset, get_worker_info
+from torch.utils.data import (
+    DataLoader,
+    Dataset,
+    DistributedSampler,
+    IterableDataset,
+    get_worker_info,
+)
 
 from srunddp.train import DistributedDataLoader
 from tests.benchmarks.benchmark import Case, Limit, Sample
@@ -73,20 +80,30 @@ class Split(Whole):
 def with_torch(count: int, world: LocalWorld, options: dict[str, Any]) -> DataLoader[Any]:
     data = Indexed(count)
     sampler: DistributedSampler[Any] = DistributedSampler(data, world.world_size, world.rank)
-    return DataLoader(data, sampler=sampler, persistent_workers=options["num_workers"] > 0, **options)
+    return DataLoader(
+        data, sampler=sampler, persistent_workers=options["num_workers"] > 0, **options
+    )
 
 
 LOADERS: dict[str, Callable[..., Any]] = {
-    "srunddp": lambda count, world, options: DistributedDataLoader(Split(count, world), world, sharded=True, **options),
-    "srunddp with indices": lambda count, world, options: DistributedDataLoader(Indexed(count), world, **options),
+    "srunddp": lambda count, world, options: DistributedDataLoader(
+        Split(count, world), world, sharded=True, **options
+    ),
+    "srunddp with indices": lambda count, world, options: DistributedDataLoader(
+        Indexed(count), world, **options
+    ),
     "torch with indices": with_torch,
-    "a stream read whole": lambda count, world, options: DistributedDataLoader(Whole(count), world, **options),
+    "a stream read whole": lambda count, world, options: DistributedDataLoader(
+        Whole(count), world, **options
+    ),
 }
 
 
 def epoch(world: LocalWorld, way: str, workers: int, count: int) -> float:
     """Its seconds, on one rank."""
-    loader = LOADERS[way](count, world, {"batch_size": 4, "num_workers": workers, "multiprocessing_context": None})
+    loader = LOADERS[way](
+        count, world, {"batch_size": 4, "num_workers": workers, "multiprocessing_context": None}
+    )
     for _ in range(2):
         began = time.perf_counter()
         own = torch.tensor(sum(getattr(batch, "samples", len(batch)) for batch in loader))
@@ -102,7 +119,9 @@ def measure(way: str, ranks: int, workers: int, repeat: int) -> Sample:
 
 
 def cases(quick: bool) -> Iterator[Case]:
-    limits = tuple(Limit("wall", way, 1.02) for way in ("srunddp with indices", "torch with indices"))
+    limits = tuple(
+        Limit("wall", way, 1.02) for way in ("srunddp with indices", "torch with indices")
+    )
     for ranks, workers in WORLDS[:1] if quick else WORLDS:
         ways = {way: partial(measure, way, ranks, workers) for way in LOADERS}
         yield Case(f"ranks: {ranks}, workers of each: {workers}", ways, 1 if quick else 3, limits)

@@ -1,4 +1,5 @@
-"""Training loops of srunddp and of others, for ``loop.py``: one way in a process of its own, which serves all cases.
+"""Training loops of srunddp and of others, for ``loop.py``: one way in a process of its own, which
+serves all cases.
 
 It reads a case as a line of JSON, trains for an epoch, and prints what a step took in milliseconds.
 
@@ -29,7 +30,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset, TensorDataset, default_collate
+from torch.utils.data import (
+    DataLoader,
+    Dataset,
+    DistributedSampler,
+    IterableDataset,
+    TensorDataset,
+    default_collate,
+)
 
 import srunddp
 from srunddp.train import CheckpointConfig, Config, DataLoaderConfig
@@ -93,7 +101,9 @@ def loader_of(data: Any, rank: int = 0, ranks: int = 1) -> DataLoader[Any]:
 
 def network(width: int, watch: Watch) -> nn.Sequential:
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(64, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 10))
+    model = nn.Sequential(
+        nn.Linear(64, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 10)
+    )
     model.register_forward_pre_hook(watch.step)
     return model
 
@@ -135,7 +145,9 @@ def collection() -> Any:
     kinds = ("Accuracy", "Precision", "Recall", "F1Score", "Specificity")
     each = {name: getattr(classification, f"Multiclass{name}") for name in kinds}
     averages = ("micro", "macro")
-    return MetricCollection({f"{name} {a}": kind(10, average=a) for name, kind in each.items() for a in averages})
+    return MetricCollection(
+        {f"{name} {a}": kind(10, average=a) for name, kind in each.items() for a in averages}
+    )
 
 
 def metrics_of(task: Task) -> Any:
@@ -144,7 +156,9 @@ def metrics_of(task: Task) -> Any:
 
 
 class Watch:
-    """What a step takes, from one forward pass to the next: of spans of so many steps the one that took least."""
+    """What a step takes, from one forward pass to the next: of spans of so many steps the one that
+    took least.
+    """
 
     def __init__(self, span: int) -> None:
         self.span, self.steps, self.times = span, 0, list[tuple[float, float]]()
@@ -157,7 +171,9 @@ class Watch:
     def figures(self) -> dict[str, float]:
         """All threads' CPU time, and wall-clock time, in milliseconds."""
         clocks = zip(*self.times, strict=True)
-        cpu, wall = (min(end - start for start, end in itertools.pairwise(clock)) for clock in clocks)
+        cpu, wall = (
+            min(end - start for start, end in itertools.pairwise(clock)) for clock in clocks
+        )
         return {"CPU": 1000 * cpu / self.span, "wall": 1000 * wall / self.span}
 
 
@@ -189,7 +205,10 @@ def looping(
     def checkpoint(step: int) -> None:
         if place.rank == 0:
             new = place.folder / "checkpoint.new"
-            save({"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step}, new)
+            save(
+                {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step},
+                new,
+            )
             new.replace(place.folder / f"{step}.pt")
 
     def epoch() -> None:
@@ -220,7 +239,13 @@ def by_hand(task: Task, place: Place, **ddp: Any) -> Epoch:
     model: nn.Module = network(task.width, place.watch)
     if ddp:
         model = DistributedDataParallel(model, **ddp)
-    return looping(task, place, model, adam(model), loader_of(data_of(task, place.ranks), place.rank, place.ranks))
+    return looping(
+        task,
+        place,
+        model,
+        adam(model),
+        loader_of(data_of(task, place.ranks), place.rank, place.ranks),
+    )
 
 
 def train(trainer: Any, data: Any, epochs: int = 1) -> None:
@@ -234,9 +259,17 @@ def ours(task: Task, place: Place) -> Epoch:
     model = network(task.width, place.watch)
     checkpoint = CheckpointConfig(every_epochs=0, every_steps=task.save_every)
     folder = str(place.folder) if task.save_every else None
-    config = Config(batch_size=BATCH, dataloader=DataLoaderConfig(num_workers=0), checkpoint=checkpoint)
+    config = Config(
+        batch_size=BATCH, dataloader=DataLoaderConfig(num_workers=0), checkpoint=checkpoint
+    )
     config = replace(config, output_dir=folder, log_every=0, tensorboard=False)
-    metrics = FUNCTIONS if task.metrics == "functions" else {"all": metrics_of(task)} if task.metrics else {}
+    metrics = (
+        FUNCTIONS
+        if task.metrics == "functions"
+        else {"all": metrics_of(task)}
+        if task.metrics
+        else {}
+    )
     trainer = srunddp.Trainer(
         model,
         torch.optim.AdamW(model.parameters(), lr=1e-3),
@@ -256,7 +289,15 @@ def fabric(task: Task, place: Place) -> Epoch:
     model = network(task.width, place.watch)
     model, optimizer = run.setup(model, adam(model))
     loader = run.setup_dataloaders(loader_of(data_of(task)))
-    return looping(task, place, model, optimizer, loader, run.backward, lambda state, path: run.save(path, state))
+    return looping(
+        task,
+        place,
+        model,
+        optimizer,
+        loader,
+        run.backward,
+        lambda state, path: run.save(path, state),
+    )
 
 
 def accelerate(task: Task, place: Place) -> Epoch:
@@ -296,7 +337,9 @@ def lightning(task: Task, place: Place) -> Epoch:
     callbacks: Any = [saving(every_n_train_steps=task.save_every)] if task.save_every else []
     off = dict.fromkeys(("logger", "enable_progress_bar", "enable_model_summary"), False)
     off["enable_checkpointing"] = bool(task.save_every)
-    trainer = lightning.Trainer(accelerator="cpu", devices=1, max_epochs=0, callbacks=callbacks, **off)
+    trainer = lightning.Trainer(
+        accelerator="cpu", devices=1, max_epochs=0, callbacks=callbacks, **off
+    )
     module, loader = Module(), loader_of(data_of(task))
 
     def epoch() -> None:
@@ -337,7 +380,9 @@ def hugging_face(task: Task, place: Place) -> Epoch:
     trainer = transformers.Trainer(
         model,
         arguments,
-        data_collator=lambda rows: dict(zip(("inputs", "labels"), default_collate(rows), strict=True)),
+        data_collator=lambda rows: dict(
+            zip(("inputs", "labels"), default_collate(rows), strict=True)
+        ),
         train_dataset=data_of(task),
         optimizers=(adam(model), None),
     )
@@ -345,7 +390,12 @@ def hugging_face(task: Task, place: Place) -> Epoch:
 
 
 OURS, DDP, STOCK, BARE = "srunddp", "DDP by hand", "DDP with torch's settings", "bare by hand"
-PEERS = {"Fabric": fabric, "Accelerate": accelerate, "Lightning": lightning, "Hugging Face": hugging_face}
+PEERS = {
+    "Fabric": fabric,
+    "Accelerate": accelerate,
+    "Lightning": lightning,
+    "Hugging Face": hugging_face,
+}
 WAYS: dict[str, Callable[[Task, Place], Epoch]] = {
     OURS: ours,
     DDP: partial(by_hand, gradient_as_bucket_view=True),
@@ -366,7 +416,8 @@ def main(way: str, rank: str, ranks: str, folder: str) -> None:
         dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", **group)
     kept = []
     for line in sys.stdin:
-        # A step's time depends on where its tensors lie in memory, by some per cent: elsewhere in each repeat.
+        # A step's time depends on where its tensors lie in memory, by some per cent: elsewhere in
+        # each repeat.
         kept.append(torch.empty(random.randrange(100_000)))
         task = Task(**json.loads(line))
         watch = Watch(task.save_every or max(1, task.steps // 8))

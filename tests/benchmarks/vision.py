@@ -1,8 +1,9 @@
 """The example vision.py beside a loop by hand.
 
-A step of docs/examples/vision.py's training, with and without an average of the weights, which the loop by hand makes
-by torch's AveragedModel. Model, data, augmentation, batches and loader workers are the same, on made images of
-CIFAR-10's shape; one rank. On a GPU it is wall-clock time, with workers and bf16; on the CPU CPU time, without.
+A step of docs/examples/vision.py's training, with and without an average of the weights, which the
+loop by hand makes by torch's AveragedModel. Model, data, augmentation, batches and loader workers
+are the same, on made images of CIFAR-10's shape; one rank. On a GPU it is wall-clock time, with
+workers and bf16; on the CPU CPU time, without.
 """
 
 from __future__ import annotations
@@ -47,7 +48,9 @@ class Made(import_torchvision().datasets.CIFAR10):  # type: ignore[misc]
 
 def settings(ema_decay: float | None) -> Any:
     loading = DataLoaderConfig(num_workers=WORKERS, drop_last=True)
-    chosen = VISION.Settings(epochs=EPOCHS, batch_size=BATCH, ema_decay=ema_decay, warmup_steps=0, dataloader=loading)
+    chosen = VISION.Settings(
+        epochs=EPOCHS, batch_size=BATCH, ema_decay=ema_decay, warmup_steps=0, dataloader=loading
+    )
     return replace(chosen, precision="bf16", small_stem=True, channels_last=True) if GPU else chosen
 
 
@@ -66,7 +69,8 @@ class ByHand:
             self.model.parameters(), lr=config.lr, weight_decay=config.weight_decay, fused=True
         )
         self.schedule = LambdaLR(
-            self.optimizer, lambda step: 0.5 * (1 + math.cos(math.pi * min(1.0, step / (STEPS * EPOCHS))))
+            self.optimizer,
+            lambda step: 0.5 * (1 + math.cos(math.pi * min(1.0, step / (STEPS * EPOCHS)))),
         )
         self.average = None
         if config.ema_decay:
@@ -115,9 +119,17 @@ def measure(loop: Callable[[], None], repeat: int) -> Sample:
 def cases(quick: bool) -> Iterator[Case]:
     if not GPU:
         torch.set_num_threads(1)
-    for name, ema_decay in {"without an average": None, "with an average of the weights": 0.99}.items():
+    for name, ema_decay in {
+        "without an average": None,
+        "with an average of the weights": 0.99,
+    }.items():
         config = settings(ema_decay)
         data = Made(VISION.transform(config, 0.5))
-        ours = partial(train, VISION.trainer_of(LocalWorld(device=DEVICE), config, 10), data, EPOCHS)
-        ways = {"vision.py": partial(measure, ours), "by hand": partial(measure, ByHand(config, data))}
+        ours = partial(
+            train, VISION.trainer_of(LocalWorld(device=DEVICE), config, 10), data, EPOCHS
+        )
+        ways = {
+            "vision.py": partial(measure, ours),
+            "by hand": partial(measure, ByHand(config, data)),
+        }
         yield Case(name, ways, 1 if quick else 5, (Limit(METRIC, "by hand", 1.02),), "ms")

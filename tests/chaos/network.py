@@ -23,8 +23,13 @@ def link_down(node: Node) -> Iterator[None]:
 
 
 def packets_dropped(node: Node, *hooks: str) -> AbstractContextManager[None]:
-    """What the node sends (`output`), what is sent to it (`input`), or both get lost; loopback is spared."""
-    drops = {"input": f'iifname != "lo" ip saddr {_ALL} drop', "output": f'oifname != "lo" ip daddr {_ALL} drop'}
+    """What the node sends (`output`), what is sent to it (`input`), or both get lost; loopback is
+    spared.
+    """
+    drops = {
+        "input": f'iifname != "lo" ip saddr {_ALL} drop',
+        "output": f'oifname != "lo" ip daddr {_ALL} drop',
+    }
     return rules(node.namespace, {hook: drops[hook] for hook in hooks})
 
 

@@ -31,9 +31,20 @@ KINDS = {
     "sleep": Expected(124, r"no step for"),
     "gil": Expected(124, r"no step for"),
 }
-# And `atexit`, when all ranks have said goodbye: nobody need be there any more to say what happens then.
+# And `atexit`, when all ranks have said goodbye: nobody need be there any more to say what happens
+# then.
 PHASES = ("import", "bootstrap", "training", "shutdown")
-SUDDEN = ("exception", "exit3", "os_exit", "sigkill", "supervisor", "segv", "sigterm", "memory", "bad_alloc")
+SUDDEN = (
+    "exception",
+    "exit3",
+    "os_exit",
+    "sigkill",
+    "supervisor",
+    "segv",
+    "sigterm",
+    "memory",
+    "bad_alloc",
+)
 """The kinds that end a process at once; the others leave one that does nothing."""
 
 
@@ -53,11 +64,13 @@ class Plan:
 
     Attributes:
         faults: none for one that only the test disturbs.
-        launcher: `none`, `pmi2`, `pmix` for srun's --mpi; or the name of one of tests.mpirun's MPIs.
+        launcher: `none`, `pmi2`, `pmix` for srun's --mpi; or the name of one of tests.mpirun's
+            MPIs.
         kill: srun's --kill-on-bad-exit.
         per_node: tasks on each node.
         torch: DDP over Gloo instead of the stand-in.
-        peers: whether a lost connection is an error to them (`raise`) or they wait for ever (`block`).
+        peers: whether a lost connection is an error to them (`raise`) or they wait for ever
+            (`block`).
         stubborn: peers ignore SIGTERM.
         children: each rank has a forked and a started child.
         steps: how many there are, unless a failure ends the run before; pace: seconds between them.
@@ -88,10 +101,19 @@ class Plan:
 
     def program(self, folder: str) -> dict[str, Any]:
         """What the program reads; a failure after the last step needs one."""
-        steps = 10 if any(fault.phase in ("shutdown", "atexit") for fault in self.faults) else self.steps
+        steps = (
+            10
+            if any(fault.phase in ("shutdown", "atexit") for fault in self.faults)
+            else self.steps
+        )
         names = ("torch", "peers", "stubborn", "children", "pace", "heartbeat")
         given = {name: value for name, value in asdict(self).items() if name in names}
-        return {**given, "folder": folder, "steps": steps, "faults": [asdict(fault) for fault in self.faults]}
+        return {
+            **given,
+            "folder": folder,
+            "steps": steps,
+            "faults": [asdict(fault) for fault in self.faults],
+        }
 
 
 def node_of(rank: int, per_node: int) -> str:

@@ -1,4 +1,6 @@
-"""The processes of one run on all nodes, found by a mark in their environment, and the moment each of them ended."""
+"""The processes of one run on all nodes, found by a mark in their environment, and the moment each
+of them ended.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,16 @@ _EVERY = 0.005
 # A process that was just forked shows its mark only after exec.
 _YOUNG = 2.0
 # Of the launchers, not of the ranks; their end is measured apart.
-_LAUNCHERS = ("srun", "sbatch", "salloc", "slurm_script", "nsenter", "mpirun", "mpiexec", "hydra_pmi_proxy")
+_LAUNCHERS = (
+    "srun",
+    "sbatch",
+    "salloc",
+    "slurm_script",
+    "nsenter",
+    "mpirun",
+    "mpiexec",
+    "hydra_pmi_proxy",
+)
 _LAUNCHERS += ("orted", "prted", "prterun", "mpirun.openmpi", "mpiexec.hydra", "orterun", "prte")
 
 
@@ -37,7 +48,8 @@ class Marked:
 class Watch:
     """A thread that sees every process with the mark come and go.
 
-    The nodes share the machine's process ids. An end is noticed by a pidfd, at once; a zombie has ended.
+    The nodes share the machine's process ids. An end is noticed by a pidfd, at once; a zombie has
+    ended.
     """
 
     def __init__(self, mark: str) -> None:

@@ -1,7 +1,8 @@
 """Delay on the test cluster's data network, for kernels without netem.
 
-Every node gets a TUN interface, and with it routes to the others' data addresses that are narrower than the
-network's. A process of its own reads the packets of all, keeps each for a while, and writes it to where it goes.
+Every node gets a TUN interface, and with it routes to the others' data addresses that are narrower
+than the network's. A process of its own reads the packets of all, keeps each for a while, and
+writes it to where it goes.
 
 python -m tests.chaos.relay DELAY JITTER     in seconds; ends with its standard input
 """
@@ -40,7 +41,9 @@ def delayed(delay: float, jitter: float = 0.0) -> Iterator[None]:
     Connections that were made before go on, now with the delay.
     """
     command = [sys.executable, "-m", "tests.chaos.relay", str(delay), str(jitter)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT) as relay:
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT
+    ) as relay:
         assert relay.stdin
         assert relay.stdout
         try:
@@ -92,7 +95,9 @@ def open_tun(node: Node) -> int:
             raise OSError(ctypes.get_errno(), f"setns to {node.namespace}")
     descriptor = os.open("/dev/net/tun", os.O_RDWR | os.O_CLOEXEC)
     fcntl.ioctl(descriptor, _TUNSETIFF, struct.pack("16sH22x", NAME.encode(), _TUN_WITHOUT_HEADER))
-    others = [f"route add {other.data}/32 dev {NAME} src {node.data}" for other in NODES if other != node]
+    others = [
+        f"route add {other.data}/32 dev {NAME} src {node.data}" for other in NODES if other != node
+    ]
     # Without IPv6 addresses of its own, which would send packets by themselves.
     lines = [f"link set {NAME} addrgenmode none", f"link set {NAME} up", *others]
     tool("ip", "-n", node.namespace, "-batch", "-", text="\n".join(lines))

@@ -1,4 +1,6 @@
-"""Start a run that is to fail, disturb it, wait until nothing of it is left, and judge what it did."""
+"""Start a run that is to fail, disturb it, wait until nothing of it is left, and judge what it
+did.
+"""
 
 from __future__ import annotations
 
@@ -25,12 +27,15 @@ from tests.mpirun.conftest import MPIS
 SRUNDDP = str(ROOT / "bin" / "srunddp")
 START_WITHIN = 60.0
 END_WITHIN = 45.0
-AT_ONCE, STOPPED = 20.0, 30.0  # ten times what it takes, as the trials say; a rank that stands still is given 10 s
+# Ten times what it takes, as the trials say; a rank that stands still is given 10 s.
+AT_ONCE, STOPPED = 20.0, 30.0
 
 
 @dataclass(frozen=True)
 class Site:
-    """Where runs go: the test cluster with its ifaces.conf, or this machine; and a folder that all ranks see."""
+    """Where runs go: the test cluster with its ifaces.conf, or this machine; and a folder that all
+    ranks see.
+    """
 
     folder: Path
     cluster: Cluster | None = None
@@ -38,7 +43,9 @@ class Site:
     mpi: tuple[tuple[str, str], ...] = ()
     """Variables that mpi4py needs under srun."""
 
-    def popen(self, words: Sequence[str], env: dict[str, str], output: Path, errors: Path) -> subprocess.Popen[str]:
+    def popen(
+        self, words: Sequence[str], env: dict[str, str], output: Path, errors: Path
+    ) -> subprocess.Popen[str]:
         with output.open("w") as out, errors.open("w") as err:
             if self.cluster:
                 variables = {"SRUNDDP_IFACES": str(self.ifaces), **dict(self.mpi), **env}
@@ -56,8 +63,9 @@ class Site:
 
 @dataclass(frozen=True)
 class Result:
-    """How it ended. `gone` and `back`: seconds from the failure until no process of a rank was left, and until the
-    launcher had returned; None where there was no failure, or no end."""
+    """How it ended. `gone` and `back`: seconds from the failure until no process of a rank was
+    left, and until the launcher had returned; None where there was no failure, or no end.
+    """
 
     code: int | None
     output: str
@@ -70,13 +78,18 @@ class Result:
 
     def describe(self) -> str:
         """For a test's message."""
-        return f"rc {self.code}, gone {self.gone}, back {self.back}, left {self.left}, {self.verdicts}\n{self.errors}"
+        return (
+            f"rc {self.code}, gone {self.gone}, back {self.back}, left {self.left},"
+            f" {self.verdicts}\n{self.errors}"
+        )
 
 
 class Run:
     """A run that was started; see :func:`started`."""
 
-    def __init__(self, plan: Plan, site: Site, words: Callable[[list[str]], list[str]] | None = None) -> None:
+    def __init__(
+        self, plan: Plan, site: Site, words: Callable[[list[str]], list[str]] | None = None
+    ) -> None:
         self.plan, self.site = plan, site
         self.mark = f"CHAOS_RUN={uuid.uuid4().hex}"
         self.folder = Path(tempfile.mkdtemp(prefix="chaos-", dir=site.folder))
@@ -89,7 +102,9 @@ class Run:
         self._failed_at: float | None = None
 
     def start(self) -> None:
-        self.process = self.site.popen(self._command, self._env, self.folder / "output", self.folder / "errors")
+        self.process = self.site.popen(
+            self._command, self._env, self.folder / "output", self.folder / "errors"
+        )
 
     def ready(self) -> dict[int, dict[str, Any]]:
         """Wait until all ranks train: by rank its pid, its supervisor's, and its node."""
@@ -100,7 +115,9 @@ class Run:
         end = time.monotonic() + within
         while not condition():
             assert time.monotonic() < end, f"it never happened\n{self._errors()}"
-            assert self.process.poll() is None, f"it ended with {self.process.returncode}\n{self._errors()}"
+            assert self.process.poll() is None, (
+                f"it ended with {self.process.returncode}\n{self._errors()}"
+            )
             time.sleep(0.01)
 
     def failing(self) -> None:
@@ -143,16 +160,22 @@ class Run:
 
     def said(self, what: str) -> dict[int, dict[str, Any]]:
         """Of each rank: when it was `ready`, its `steps` so far, and that it `failed`."""
-        return {int(file.suffix[1:]): json.loads(file.read_text()) for file in self.folder.glob(f"{what}.*")}
+        return {
+            int(file.suffix[1:]): json.loads(file.read_text())
+            for file in self.folder.glob(f"{what}.*")
+        }
 
 
 @contextmanager
-def started(plan: Plan, site: Site, words: Callable[[list[str]], list[str]] | None = None) -> Iterator[Run]:
+def started(
+    plan: Plan, site: Site, words: Callable[[list[str]], list[str]] | None = None
+) -> Iterator[Run]:
     """A run that is on its way; nothing of it is left behind.
 
     Args:
         plan: what is to fail; site: where it runs.
-        words: makes another command line of the launcher's, for instance with a wrapper around srunddp.
+        words: makes another command line of the launcher's, for instance with a wrapper around
+            srunddp.
     """
     run = Run(plan, site, words)
     with run.watch:
@@ -196,7 +219,9 @@ def _verdict_wrong(plan: Plan, fault: Fault, given: Sequence[Verdict]) -> list[s
     node = node_of(fault.rank, plan.per_node) if plan.by_srun else os.uname().nodename
     found = []
     if (given[0].ranks, given[0].node) != ((fault.rank,), node):
-        found.append(f"rank {given[0].ranks} on {given[0].node} named instead of {fault.rank} on {node}")
+        found.append(
+            f"rank {given[0].ranks} on {given[0].node} named instead of {fault.rank} on {node}"
+        )
     if not cause_fits(fault.kind, given[0].cause) or given[0].code != KINDS[fault.kind].code:
         found.append(f"cause {given[0].cause!r}, code {given[0].code} named for {fault.kind}")
     return found
@@ -209,9 +234,17 @@ def launcher(plan: Plan, folder: Path) -> tuple[list[str], dict[str, str]]:
     if plan.by_srun:
         nodes = WORLD_SIZE // plan.per_node
         options = [f"--mpi={plan.launcher}", f"--kill-on-bad-exit={int(plan.kill)}"]
-        # By name: nodes that an earlier run has not quite left would be passed over, and others taken.
-        layout = [f"-N{nodes}", f"--nodelist=node[01-{nodes:02}]", f"--ntasks-per-node={plan.per_node}"]
-        return ["srun", *options, *layout, *ours], {"VIRTUAL_ENV": str(ROOT / ".venv"), "OMP_NUM_THREADS": "1"}
+        # By name: nodes that an earlier run has not quite left would be passed over, and others
+        # taken.
+        layout = [
+            f"-N{nodes}",
+            f"--nodelist=node[01-{nodes:02}]",
+            f"--ntasks-per-node={plan.per_node}",
+        ]
+        return ["srun", *options, *layout, *ours], {
+            "VIRTUAL_ENV": str(ROOT / ".venv"),
+            "OMP_NUM_THREADS": "1",
+        }
     mpi = MPIS[plan.launcher]
     return [mpi.mpirun, *mpi.options, "-n", str(WORLD_SIZE), *ours], mpi.here()
 

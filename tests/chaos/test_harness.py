@@ -1,4 +1,6 @@
-"""The harness that other tests rely on sees every process, reads every verdict, and repeats a trial."""
+"""The harness that other tests rely on sees every process, reads every verdict, and repeats a
+trial.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ FORK = "import os, time; os.fork(); time.sleep(60)"
 
 def test_a_process_and_its_fork_are_found_by_their_mark() -> None:
     with Watch("CHAOS_RUN=harness") as watch:
-        first = subprocess.Popen([sys.executable, "-c", FORK], env={**os.environ, "CHAOS_RUN": "harness"})
+        first = subprocess.Popen(
+            [sys.executable, "-c", FORK], env={**os.environ, "CHAOS_RUN": "harness"}
+        )
         until(lambda: len(watch.living()) == 2)
         before = time.monotonic()
         watch.kill()
@@ -71,7 +75,9 @@ def test_each_broken_promise_is_found() -> None:
 
 def test_a_seed_gives_the_same_trial_again() -> None:
     launchers = ("none", "pmi2")
-    assert [random_plan(seed, launchers) for seed in range(50)] == [random_plan(seed, launchers) for seed in range(50)]
+    assert [random_plan(seed, launchers) for seed in range(50)] == [
+        random_plan(seed, launchers) for seed in range(50)
+    ]
     assert len({random_plan(seed, launchers) for seed in range(50)}) > 40
 
 

@@ -45,11 +45,16 @@ class Sites:
 
 
 def sites(cluster: Cluster, folder: Path) -> Sites:
-    return Sites(Site(cluster.shared, cluster, data_network(cluster), tuple(site_mpi().items())), Site(folder))
+    return Sites(
+        Site(cluster.shared, cluster, data_network(cluster), tuple(site_mpi().items())),
+        Site(folder),
+    )
 
 
 def random_plan(seed: int, launchers: Iterable[str] | None = None) -> Plan:
-    """The plan of this seed: always the same one for the same launchers; None for all that are there."""
+    """The plan of this seed: always the same one for the same launchers; None for all that are
+    there.
+    """
     draw = random.Random(seed)
     chosen = draw.choice(sorted(launchers or _there()))
     torch = draw.random() < _WITH_TORCH
@@ -90,7 +95,11 @@ def table(records: Sequence[dict[str, Any]]) -> str:
     """One row for each kind of failure, and one for all, in Markdown."""
     kinds = sorted({record["kind"] for record in records})
     rows = [_row(kind, [record for record in records if record["kind"] == kind]) for kind in kinds]
-    head = "| failure | trials | right | gone p50 | p95 | max | launcher back p50 | p95 | max |\n" + "|---" * 9 + "|"
+    head = (
+        "| failure | trials | right | gone p50 | p95 | max | launcher back p50 | p95 | max |\n"
+        + "|---" * 9
+        + "|"
+    )
     return "\n".join([head, *rows, _row("all", records)])
 
 
@@ -120,7 +129,11 @@ def main() -> int:
         for seed in range(first, first + given.count):
             record, result = try_one(seed, sites(cluster, Path(folder)))
             records.append(record)
-            said = json.dumps(record) if record["wrong"] else f"seed {seed} {record['kind']} {record['gone']} s"
+            said = (
+                json.dumps(record)
+                if record["wrong"]
+                else f"seed {seed} {record['kind']} {record['gone']} s"
+            )
             print(said if given.seed is None else f"{said}\n{result.describe()}", flush=True)
     print(table(records))
     return int(any(record["wrong"] for record in records))

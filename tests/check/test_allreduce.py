@@ -1,4 +1,6 @@
-"""An all-reduce before a job: a wrong sum stops it, a slow one is warned of, by what the links can carry."""
+"""An all-reduce before a job: a wrong sum stops it, a slow one is warned of, by what the links can
+carry.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,9 @@ def test_a_bandwidth_below_its_threshold_is_warned_of() -> None:
 def test_nothing_is_expected_where_no_link_is_known() -> None:
     assert list(allreduce.evaluate(summed((1 << 23, 0.7e9)), NAMES, link=1.25e9)) == []
     assert list(allreduce.evaluate(summed((1 << 23, 0.001e9)), NAMES, link=0.0)) == []
-    assert list(allreduce.evaluate(summed((1 << 23, 1.0e9), backend="nccl"), NAMES, link=1.25e9)) != []
+    assert (
+        list(allreduce.evaluate(summed((1 << 23, 1.0e9), backend="nccl"), NAMES, link=1.25e9)) != []
+    )
 
 
 def test_a_wrong_sum_and_an_error_stop_a_job() -> None:
@@ -47,12 +51,22 @@ def test_a_wrong_sum_and_an_error_stop_a_job() -> None:
     ]
 
 
-FIT = {"wrong": [], "name": "eth0", "address": "10.0.0.1", "speed": 10_000, "mtu": 1500, "physical": True}
+FIT = {
+    "wrong": [],
+    "name": "eth0",
+    "address": "10.0.0.1",
+    "speed": 10_000,
+    "mtu": 1500,
+    "physical": True,
+}
 LINK = FIT | {"own_name": [], "devices": [], "rdma_rate": 0, "one_node": False}
 
 
 def hcas(count: int, rate: int = 400_000) -> dict[str, Any]:
-    return LINK | {"devices": [f"mlx5_{number}" for number in range(count)], "rdma_rate": count * rate}
+    return LINK | {
+        "devices": [f"mlx5_{number}" for number in range(count)],
+        "rdma_rate": count * rate,
+    }
 
 
 @pytest.mark.parametrize(
@@ -65,11 +79,18 @@ def hcas(count: int, rate: int = 400_000) -> dict[str, Any]:
         ([hcas(1), LINK | {"physical": False}], "nccl", 2, 0.0),
         ([LINK], "gloo", 2, 0.0),  # on one node no link is in use
         # No more devices carry than there are ranks.
-        *(([hcas(8)] * 2, "nccl", count, rate) for count, rate in ((1, 50.0), (4, 200.0), (8, 400.0), (16, 400.0))),
+        *(
+            ([hcas(8)] * 2, "nccl", count, rate)
+            for count, rate in ((1, 50.0), (4, 200.0), (8, 400.0), (16, 400.0))
+        ),
     ],
 )
-def test_the_slowest_link_counts(links: list[dict[str, Any]], backend: str, per_node: int, gigabytes: float) -> None:
+def test_the_slowest_link_counts(
+    links: list[dict[str, Any]], backend: str, per_node: int, gigabytes: float
+) -> None:
     ranks = list(enumerate(facts for facts in links for _ in range(per_node)))
-    here = {rank: Hello("", rank, len(ranks), 0, f"node0{rank // per_node}", "", 1) for rank, _ in ranks}
+    here = {
+        rank: Hello("", rank, len(ranks), 0, f"node0{rank // per_node}", "", 1) for rank, _ in ranks
+    }
     report = Report(here, {rank: {"interface": {"facts": facts}} for rank, facts in ranks})
     assert slowest_link(report, backend) == gigabytes * 1e9

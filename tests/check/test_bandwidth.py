@@ -24,7 +24,9 @@ def measured(**slow: float) -> dict[tuple[str, str], float]:
     """Each way at about 1 GB/s, those of a node or a pair (``node04_node05``) at another rate."""
     every = {}
     for number, (a, b) in enumerate(PAIRS):
-        rate = slow.get(f"{a}_{b}", slow.get(f"from_{a}", slow.get(f"to_{b}", 1e9 + 1e7 * (number % 7))))
+        rate = slow.get(
+            f"{a}_{b}", slow.get(f"from_{a}", slow.get(f"to_{b}", 1e9 + 1e7 * (number % 7)))
+        )
         every[a, b] = rate
     return every
 
@@ -65,14 +67,20 @@ def test_rates_of_a_thousand_nodes() -> None:
         assert bandwidth.summary(slow)
     assert finding.nodes == ("node0500:ib2",)
     assert all(sum(name in way for way in ways) == 16 for name in names[:9])  # each meets 8 others
-    uneven = {way: zlib.crc32(str(way).encode()) + (1e10 if number % 3 else 1) for number, way in enumerate(ways)}
+    uneven = {
+        way: zlib.crc32(str(way).encode()) + (1e10 if number % 3 else 1)
+        for number, way in enumerate(ways)
+    }
     with quick():
         assert list(bandwidth.evaluate(uneven))
 
 
 def test_slow_ways_without_a_slow_node_are_a_screenful() -> None:
     names = [f"node{number:02d}" for number in range(60)]
-    ways = {(a, b): 1e6 if (i + j) % 3 == 0 else 1e9 for (i, a), (j, b) in itertools.permutations(enumerate(names), 2)}
+    ways = {
+        (a, b): 1e6 if (i + j) % 3 == 0 else 1e9
+        for (i, a), (j, b) in itertools.permutations(enumerate(names), 2)
+    }
     assert len(list(bandwidth.evaluate(ways))) == 21
 
 
@@ -92,7 +100,9 @@ def test_of_many_slow_ways_the_slowest_are_measured_again() -> None:
 
 
 def test_what_a_sender_sends_is_measured() -> None:
-    """By a listener that is made anew: what was tried with the one before is still in that one's queue."""
+    """By a listener that is made anew: what was tried with the one before is still in that one's
+    queue.
+    """
     prober = Prober()
     socket.create_connection(("127.0.0.1", prober.listen("127.0.0.1"))).close()
     with socket.create_connection(("127.0.0.1", prober.listen("127.0.0.1"))) as line:
@@ -106,12 +116,17 @@ def test_what_a_sender_sends_is_measured() -> None:
     [
         ({"a": 0.0, "b": 0.1, "c": -0.1}, []),
         ({"a": 0.0, "b": 30.0, "c": 0.0}, [("b", "30.0 s ahead of", Severity.WARN)]),
-        ({"a": 0.0, "b": -30.0, "c": -30.1}, [("a", "30.0 s ahead of", Severity.WARN)]),  # rank 0's own
+        # Rank 0's own.
+        ({"a": 0.0, "b": -30.0, "c": -30.1}, [("a", "30.0 s ahead of", Severity.WARN)]),
         ({"a": 0.0, "b": 0.0, "c": -400.0}, [("c", "400.0 s behind", Severity.FAIL)]),
         ({"a": 0.0}, []),
     ],
 )
-def test_the_clock_that_is_off_is_named(offsets: dict[str, float], wrong: list[tuple[str, str, Severity]]) -> None:
+def test_the_clock_that_is_off_is_named(
+    offsets: dict[str, float], wrong: list[tuple[str, str, Severity]]
+) -> None:
     found = list(bandwidth.evaluate_clocks(offsets))
-    assert [(each.nodes, each.level) for each in found] == [((node,), level) for node, _, level in wrong]
+    assert [(each.nodes, each.level) for each in found] == [
+        ((node,), level) for node, _, level in wrong
+    ]
     assert all(words in each.found for each, (_, words, _) in zip(found, wrong, strict=True))

@@ -37,7 +37,9 @@ def surveyed(coordinator: Coordinator) -> ConnectivityMatrix:
     return survey(coordinator, {1: ("data0", WEST), 2: ("data0", EAST)})
 
 
-def test_a_lost_rank_says_nothing_of_the_network(coordinator: Coordinator, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lost_rank_says_nothing_of_the_network(
+    coordinator: Coordinator, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It is named as lost; that nobody reaches it is no firewall's doing."""
     closed = lambda coordinator, ends: {name: replace(end, port=1) for name, end in ends.items()}  # noqa: E731
     monkeypatch.setattr(connectivity, "listening", closed)
@@ -66,17 +68,28 @@ THERE, BACK = ("west", "east"), ("east", "west")
         ([("west", "input", f"ip saddr {EAST} drop")], {BACK: "no answer"}),
         ([("west", "output", f"ip daddr {EAST} drop")], {THERE: "no answer"}),
         (
-            [("east", "input", f"ip saddr {WEST} drop"), ("west", "input", f"ip saddr {EAST} drop")],
+            [
+                ("east", "input", f"ip saddr {WEST} drop"),
+                ("west", "input", f"ip saddr {EAST} drop"),
+            ],
             {THERE: "no answer", BACK: "no answer"},
         ),
         ([("east", "input", f"ip saddr {WEST} {SYN} tcp reset")], {THERE: "connection refused"}),
-        ([("east", "input", f"ip saddr {WEST} {SYN} icmp admin-prohibited")], {THERE: "no route to host"}),
+        (
+            [("east", "input", f"ip saddr {WEST} {SYN} icmp admin-prohibited")],
+            {THERE: "no route to host"},
+        ),
     ],
 )
 def test_of_packets_that_are_lost_one_way_that_way_is_told(
-    rules: list[tuple[str, str, str]], broken: dict[str, str], coordinator: Coordinator, names: dict[str, str]
+    rules: list[tuple[str, str, str]],
+    broken: dict[str, str],
+    coordinator: Coordinator,
+    names: dict[str, str],
 ) -> None:
-    """Neither direction connects: that the answer is lost looks to the one who connects as if the packet were."""
+    """Neither direction connects: that the answer is lost looks to the one who connects as if the
+    packet were.
+    """
     with ExitStack() as stack:
         for at, hook, words in rules:
             stack.enter_context(rule(names[at], hook, words))
@@ -87,9 +100,15 @@ def test_of_packets_that_are_lost_one_way_that_way_is_told(
 
 
 @pytest.mark.alone
-def test_half_open_connections_are_asked_for_in_time(names: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where a node's own firewall drops its answers, the kernel forgets such a connection after a second or two."""
-    monkeypatch.setattr(probe, "half_open", lambda listeners: time.sleep(0.3) or half_open(listeners))
+def test_half_open_connections_are_asked_for_in_time(
+    names: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where a node's own firewall drops its answers, the kernel forgets such a connection after a
+    second or two.
+    """
+    monkeypatch.setattr(
+        probe, "half_open", lambda listeners: time.sleep(0.3) or half_open(listeners)
+    )
     dropped = rule(names["east"], "output", f"ip daddr {WEST} drop")
     with dropped, coordinator_of(names, lambda _: Prober().handle) as coordinator:
         assert set(surveyed(coordinator).broken) == {BACK}
@@ -101,9 +120,14 @@ SIX = [f"node{number:02d}" for number in range(1, 7)]
 
 
 def ways(*broken: tuple[str, str], nodes: Sequence[str] = SIX) -> ConnectivityMatrix:
-    ends = {node: Endpoint(rank=0, interface="ib0", host=f"10.88.0.1{node[-1]}", port=4000) for node in nodes}
+    ends = {
+        node: Endpoint(rank=0, interface="ib0", host=f"10.88.0.1{node[-1]}", port=4000)
+        for node in nodes
+    }
     tried = list(itertools.permutations(nodes, 2))
-    return ConnectivityMatrix(endpoints=ends, tried=tried, broken=dict.fromkeys(broken, "no answer"))
+    return ConnectivityMatrix(
+        endpoints=ends, tried=tried, broken=dict.fromkeys(broken, "no answer")
+    )
 
 
 @pytest.mark.parametrize(
@@ -111,14 +135,18 @@ def ways(*broken: tuple[str, str], nodes: Sequence[str] = SIX) -> ConnectivityMa
     [
         ({"node04"}, [("node01", "node02")], SIX, ["node04", "node01 -> node02"]),
         ({"node02", "node05"}, [], SIX, ["node02", "node05"]),
-        ({"node01"}, [], SIX[:2], ["node01 -> node02", "node02 -> node01"]),  # of two neither is blamed
+        # Of two neither is blamed.
+        ({"node01"}, [], SIX[:2], ["node01 -> node02", "node02 -> node01"]),
     ],
 )
 def test_nodes_that_are_cut_off_hide_no_other(
     off: set[str], more: list[tuple[str, str]], nodes: list[str], expected: list[str]
 ) -> None:
     lost = [pair for pair in itertools.permutations(nodes, 2) if off & {*pair}] + more
-    assert [row.between or ",".join(row.nodes) for row in connectivity.evaluate(ways(*lost, nodes=nodes))] == expected
+    assert [
+        row.between or ",".join(row.nodes)
+        for row in connectivity.evaluate(ways(*lost, nodes=nodes))
+    ] == expected
 
 
 def test_many_nodes_that_are_cut_off_are_one_row() -> None:
@@ -141,7 +169,10 @@ def surveyed_many(lost: Callable[[str, str], bool]) -> ConnectivityMatrix:
             case "listen":
                 return dict.fromkeys(question["addresses"], 4000)
             case "connect":
-                return ["no answer" if lost(host(rank), each["host"]) else "" for each in question["probes"]]
+                return [
+                    "no answer" if lost(host(rank), each["host"]) else ""
+                    for each in question["probes"]
+                ]
         return []
 
     return survey(ManyNodes(answer), ADDRESSES)  # type: ignore[arg-type]
@@ -162,7 +193,9 @@ def test_each_of_thousands_of_endpoints_tries_some_others() -> None:
 def test_up_to_64_endpoints_try_all_ways(count: int) -> None:
     """So that no listener is tried by more than its queue holds before Linux 5.4, which is 128."""
     names = [f"n{number}" for number in range(count)]
-    assert sorted(connectivity.plan(dict(zip(names, names, strict=True)))) == sorted(itertools.permutations(names, 2))
+    assert sorted(connectivity.plan(dict(zip(names, names, strict=True)))) == sorted(
+        itertools.permutations(names, 2)
+    )
 
 
 ONE = "10.1.1.1"
@@ -171,12 +204,17 @@ ONE = "10.1.1.1"
 @pytest.mark.parametrize(
     ("lost", "words"),
     [
-        (lambda a, b: a == ONE, f"nothing that it sends from {ONE} reaches another node: no answer"),
+        (
+            lambda a, b: a == ONE,
+            f"nothing that it sends from {ONE} reaches another node: no answer",
+        ),
         (lambda a, b: b == ONE, f"nothing that others send to {ONE} reaches it: no answer"),
         (lambda a, b: ONE in (a, b), f"no TCP between {ONE} and any other node: no answer"),
     ],
 )
-def test_of_thousands_the_one_that_is_cut_off_is_named(lost: Callable[[str, str], bool], words: str) -> None:
+def test_of_thousands_the_one_that_is_cut_off_is_named(
+    lost: Callable[[str, str], bool], words: str
+) -> None:
     with quick():
         (finding,) = connectivity.evaluate(surveyed_many(lost))
     assert (finding.nodes, finding.found) == (("node0250:ib1",), words)
@@ -191,7 +229,11 @@ def test_where_no_node_reaches_another_one_row_says_so() -> None:
 
 def test_half_of_all_ways_lost_at_random_are_a_screenful() -> None:
     with quick():
-        findings = list(connectivity.evaluate(surveyed_many(lambda a, b: zlib.crc32(f"{a} {b}".encode()) % 2 == 0)))
+        findings = list(
+            connectivity.evaluate(
+                surveyed_many(lambda a, b: zlib.crc32(f"{a} {b}".encode()) % 2 == 0)
+            )
+        )
     assert (len(findings), all(each.between for each in findings[:20])) == (21, True)
     assert findings[-1].found.startswith("… and ")
     assert findings[-1].found.endswith(" more ways")

@@ -1,4 +1,6 @@
-"""Rank 0 takes in every rank that comes, does without those that do not, and tells all how it ended."""
+"""Rank 0 takes in every rank that comes, does without those that do not, and tells all how it
+ended.
+"""
 
 from __future__ import annotations
 
@@ -47,11 +49,15 @@ def gathered(
     listener, where = listening()
 
     def client(rank: int) -> int:
-        return serve(join([where], hello(rank, world), soon(within))[0], acts.get(rank, answering(rank)))
+        return serve(
+            join([where], hello(rank, world), soon(within))[0], acts.get(rank, answering(rank))
+        )
 
     with ThreadPoolExecutor(world) as pool:
         clients = [pool.submit(client, rank) for rank in ranks]
-        coordinator = gather(hello(0, world), [listener], Authenticator(), answering(0), soon(within))
+        coordinator = gather(
+            hello(0, world), [listener], Authenticator(), answering(0), soon(within)
+        )
         try:
             yield coordinator, clients
         finally:
@@ -132,7 +138,9 @@ def test_a_stranger_is_not_asked() -> None:
     listener, where = listening()
     with ThreadPoolExecutor() as pool:
         stranger = pool.submit(join, [where], hello(1, 2), soon(1.5), HmacAuthenticator(b"another"))
-        coordinator = gather(hello(0, 2), [listener], HmacAuthenticator(b"ours"), answering(0), soon(3.0))
+        coordinator = gather(
+            hello(0, 2), [listener], HmacAuthenticator(b"ours"), answering(0), soon(3.0)
+        )
         assert isinstance(stranger.exception(LONG), RendezvousError)
     assert coordinator.nodes == {0: "node01"}
 
@@ -140,7 +148,10 @@ def test_a_stranger_is_not_asked() -> None:
 def test_what_knocks_by_chance_is_no_objection() -> None:
     """As a site's port scanner does."""
     listener, where = listening()
-    with ThreadPoolExecutor() as pool, socket.create_connection((where.host, where.port)) as stranger:
+    with (
+        ThreadPoolExecutor() as pool,
+        socket.create_connection((where.host, where.port)) as stranger,
+    ):
         stranger.sendall(b"GET / HTTP/1.0\n\n")
         client = pool.submit(lambda: serve(join([where], hello(1, 2), soon())[0], answering(1)))
         coordinator = gather(hello(0, 2), [listener], Authenticator(), answering(0), soon())
@@ -157,7 +168,10 @@ def test_two_hundred_ranks_come_and_answer_at_length() -> None:
         for word in "ab":
             answers = coordinator.broadcast({"word": word}, LONG, ranks)
             assert answers == {rank: [rank, word + text] for rank in ranks}
-        assert coordinator.ask({0: {"word": "c"}, 2: {"word": "d"}}, LONG) == {0: [0, "c"], 2: [2, "d" + text]}
+        assert coordinator.ask({0: {"word": "c"}, 2: {"word": "d"}}, LONG) == {
+            0: [0, "c"],
+            2: [2, "d" + text],
+        }
         coordinator.shutdown(3)
         assert {client.result(LONG) for client in clients} == {3}
     assert time.process_time() - began < 20.0

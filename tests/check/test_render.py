@@ -1,4 +1,6 @@
-"""A report tells the worst first, each thing once, with where it is and its hint; and programs find it all."""
+"""A report tells the worst first, each thing once, with where it is and its hint; and programs find
+it all.
+"""
 
 from __future__ import annotations
 
@@ -17,15 +19,24 @@ from srunddp.check.render import Report
 from srunddp.errors import ConfigError
 
 
-def finding(found: str = "full", *nodes: str, level: Severity = Severity.FAIL, **changes: Any) -> Finding:
+def finding(
+    found: str = "full", *nodes: str, level: Severity = Severity.FAIL, **changes: Any
+) -> Finding:
     words = {"check": "limits", "expected": "room", "hint": "clear it"}
     return Finding(level=level, found=found, nodes=nodes, **words | changes)
 
 
 def report(*findings: Finding, ranks: int = 2, **seen: str) -> Report:
     """Two ranks to a node."""
-    here = {rank: Hello("1207.0.0", rank, ranks, rank % 2, f"node{rank // 2 + 1:02d}", "", 1) for rank in range(ranks)}
-    facts = {"limits": {"facts": {"files": 1024, "memlock": -1, "rdma": False, "free": {"/tmp": 1 << 30}}}}
+    here = {
+        rank: Hello("1207.0.0", rank, ranks, rank % 2, f"node{rank // 2 + 1:02d}", "", 1)
+        for rank in range(ranks)
+    }
+    facts = {
+        "limits": {
+            "facts": {"files": 1024, "memlock": -1, "rdma": False, "free": {"/tmp": 1 << 30}}
+        }
+    }
     return Report(here, dict.fromkeys(here, facts), list(findings), seen)
 
 
@@ -35,7 +46,9 @@ def report(*findings: Finding, ranks: int = 2, **seen: str) -> Report:
 def test_equal_findings_are_one_row() -> None:
     """The worst comes first, else the order stays."""
     words = [("a", Severity.WARN), ("b", Severity.FAIL), ("c", Severity.WARN), ("d", Severity.FAIL)]
-    assert [row.found for row in render.merged(finding(found, level=level) for found, level in words)] == [*"bdac"]
+    assert [
+        row.found for row in render.merged(finding(found, level=level) for found, level in words)
+    ] == [*"bdac"]
     first, last = finding("full", "node03", ranks=(64,)), finding("full", "node01", ranks=(4, 1))
     assert render.merged([first, finding("other", "node01"), last]) == [
         finding("full", "node03", "node01", ranks=(1, 4, 64)),
@@ -44,7 +57,14 @@ def test_equal_findings_are_one_row() -> None:
 
 
 @pytest.mark.parametrize(
-    "change", [{"level": Severity.WARN}, {"check": "x"}, {"expected": "x"}, {"hint": "x"}, {"between": "b -> a"}]
+    "change",
+    [
+        {"level": Severity.WARN},
+        {"check": "x"},
+        {"expected": "x"},
+        {"hint": "x"},
+        {"between": "b -> a"},
+    ],
 )
 def test_findings_that_differ_in_a_word_are_not_one(change: dict[str, Any]) -> None:
     assert len(render.merged([finding(), finding(**change)])) == 2
@@ -68,7 +88,10 @@ def test_where_it_is_is_said_in_folded_names(given: Finding, shown: str) -> None
 
 def test_the_table_is_aligned_and_what_is_wrong_comes_first() -> None:
     """A check that failed is not called ok."""
-    findings = [finding("odd", "node02", level=Severity.WARN, check="versions"), finding("full", "node01")]
+    findings = [
+        finding("odd", "node02", level=Severity.WARN, check="versions"),
+        finding("full", "node01"),
+    ]
     assert render.lines(report(*findings, limits="/tmp 1 GiB", launch="by srun")) == [
         "FAIL  limits    node01  full; expected room -> clear it",
         "WARN  versions  node02  odd; expected room -> clear it",
@@ -90,7 +113,9 @@ def test_the_table_is_aligned_and_what_is_wrong_comes_first() -> None:
 def test_the_first_line_counts(findings: str, ranks: int, job: str, said: str) -> None:
     """A warning alone stops no job."""
     levels = {each: Severity.FAIL if each.isupper() else Severity.WARN for each in findings}
-    every = (finding(each, f"node{index}", level=levels[each]) for index, each in enumerate(findings))
+    every = (
+        finding(each, f"node{index}", level=levels[each]) for index, each in enumerate(findings)
+    )
     found = report(*every, ranks=ranks)
     assert (render.verdict(found, 4, job), found.failed) == (said, "F" in findings)
 
@@ -106,8 +131,18 @@ def test_both_files_are_written_into_a_folder_that_is_made(tmp_path: Path) -> No
     assert paths == [str(folder / "preflight.1207.txt"), str(folder / "preflight.1207.json")]
     assert Path(paths[0]).read_text().startswith("the table\n\n")
     written = json.loads(Path(paths[1]).read_text())
-    assert (written["job"], written["exit_code"], written["summaries"]) == ("1207", 69, found.summaries)
-    words = {"level": "FAIL", "check": "limits", "found": "full – ü", "expected": "room", "hint": "clear it"}
+    assert (written["job"], written["exit_code"], written["summaries"]) == (
+        "1207",
+        69,
+        found.summaries,
+    )
+    words = {
+        "level": "FAIL",
+        "check": "limits",
+        "found": "full – ü",
+        "expected": "room",
+        "hint": "clear it",
+    }
     assert written["findings"] == [words | {"nodes": ["node01"], "ranks": [0, 1], "between": ""}]
     assert [(rank["rank"], rank["node"], rank["local_rank"]) for rank in written["ranks"]] == [
         (n, "node01", n) for n in (0, 1)
@@ -116,7 +151,9 @@ def test_both_files_are_written_into_a_folder_that_is_made(tmp_path: Path) -> No
 
 
 def test_whatever_a_path_is_called_it_can_be_written(tmp_path: Path) -> None:
-    text, _ = render.write(report(finding("/data/\udcff")), ["… /data/\udcff"], str(tmp_path), "", 0)
+    text, _ = render.write(
+        report(finding("/data/\udcff")), ["… /data/\udcff"], str(tmp_path), "", 0
+    )
     assert text == str(tmp_path / "preflight.local.txt")
     assert Path(text).read_bytes().startswith("… /data/\\udcff\n".encode())
 
@@ -135,8 +172,14 @@ def test_facts_come_back_as_the_check_knows_them() -> None:
     found = report(ranks=3)
     del found.facts[1]
     found.facts[2] = {"limits": {"failed": "OSError: stale"}}
-    assert [(one.rank, one.node, one.facts.files) for one in found.seen(limits.CHECK)] == [(0, "node01", 1024)]
-    assert [bool(rank["checks"]) for rank in render.as_json(found, "", 69)["ranks"]] == [True, False, True]
+    assert [(one.rank, one.node, one.facts.files) for one in found.seen(limits.CHECK)] == [
+        (0, "node01", 1024)
+    ]
+    assert [bool(rank["checks"]) for rank in render.as_json(found, "", 69)["ranks"]] == [
+        True,
+        False,
+        True,
+    ]
 
 
 def test_a_link_in_the_folder_is_replaced_and_not_followed(tmp_path: Path) -> None:
@@ -165,7 +208,10 @@ def test_a_row_of_the_table_stays_one_and_is_printable() -> None:
 
 
 def test_the_lines_for_each_node_are_printable(tmp_path: Path) -> None:
-    way, wrong = finding("no TCP", check="reach", between="node01:ib0 -> node02:ib0"), finding("odd", "node02")
+    way, wrong = (
+        finding("no TCP", check="reach", between="node01:ib0 -> node02:ib0"),
+        finding("odd", "node02"),
+    )
     found = report(way, wrong, ranks=4, launch="by srun", limits="full", reach="2 ways")
     found.here[0] = replace(found.here[0], node=COMMAND)
     text, _ = render.write(found, ["the table"], str(tmp_path), "7", 0)

@@ -1,4 +1,6 @@
-"""The commands for before a job, as ranks on this machine: how they end, what they say, and that they say it once."""
+"""The commands for before a job, as ranks on this machine: how they end, what they say, and that
+they say it once.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,10 @@ Ended = tuple[int, str, str]
 def together(worlds: Sequence[Mapping[str, str]], *words: object, folder: Path) -> list[Ended]:
     """Exit code, output and errors of each of these ranks, started at once."""
     with ExitStack() as stack:
-        ranks = [stack.enter_context(started(*words, folder=folder, **QUICK | dict(each))) for each in worlds]
+        ranks = [
+            stack.enter_context(started(*words, folder=folder, **QUICK | dict(each)))
+            for each in worlds
+        ]
         every = [ended(rank) for rank in ranks]
     assert not any("Traceback" in errors for _, _, errors in every), every
     return every
@@ -45,9 +50,12 @@ def test_alone_it_passes_and_writes_its_report(tmp_path: Path) -> None:
     ((code, out, errors),) = together([{}], *words, folder=tmp_path)
     assert (code, errors) == (0, "")
     assert out.startswith(
-        "check: this machine alone, all is well; `srun --nodes=N srunddp check` looks at the nodes\nok  launch "
+        "check: this machine alone, all is well; `srun --nodes=N srunddp check` looks at the"
+        " nodes\nok  launch "
     )
-    assert out.endswith(f"written: {tmp_path}/out/preflight.local.txt, {tmp_path}/out/preflight.local.json\n")
+    assert out.endswith(
+        f"written: {tmp_path}/out/preflight.local.txt, {tmp_path}/out/preflight.local.json\n"
+    )
     assert findings(tmp_path / "out", "local") == []
 
 
@@ -72,9 +80,13 @@ def test_what_would_stop_the_job_ends_all_ranks_with_69(tmp_path: Path) -> None:
     script, wrong = findings(tmp_path)
     assert script == ("FAIL", "launch", [], "train.py:1: invalid syntax")
     assert wrong[:2] == ("FAIL", "interface")
-    assert wrong[3].startswith(f"GLOO_SOCKET_IFNAME=nope0: interface nope0 is not there on node {NODE}, which has lo ")
+    assert wrong[3].startswith(
+        f"GLOO_SOCKET_IFNAME=nope0: interface nope0 is not there on node {NODE}, which has lo "
+    )
     assert every[0][1].count("invalid syntax") == 1
-    skipped = [line.split(maxsplit=2)[1:] for line in every[0][1].splitlines() if line.startswith("--")]
+    skipped = [
+        line.split(maxsplit=2)[1:] for line in every[0][1].splitlines() if line.startswith("--")
+    ]
     assert skipped == [[name, "not run, as something is wrong"] for name in ("rate", "collective")]
     assert [errors for _, _, errors in every] == ["", ""]
 
@@ -83,17 +95,23 @@ def test_a_rank_that_never_starts_is_named(tmp_path: Path) -> None:
     every = together([slurm(rank, 3) for rank in (0, 1)], "check", "--timeout=8", folder=tmp_path)
     assert codes(every) == [69, 69]
     assert findings(tmp_path) == [("FAIL", "launch", [2], "no word within 8 s")]
-    assert f"FAIL  launch     rank 2 on {NODE}  no word within 8 s; expected all ranks -> " in every[0][1]
+    assert (
+        f"FAIL  launch     rank 2 on {NODE}  no word within 8 s; expected all ranks -> "
+        in every[0][1]
+    )
 
 
 def test_without_rank_0_a_rank_says_what_it_sees_by_itself(tmp_path: Path) -> None:
     write(tmp_path / "train.py", "for x in:\n")
     world = slurm(1) | {"SLURM_LOCALID": "0"}
     ((code, out, errors),) = together([world], "check", "--timeout=1", "train.py", folder=tmp_path)
-    # Rank 0's code is the job's; another one here would have a launcher end rank 0 before it has reported.
+    # Rank 0's code is the job's; another one here would have a launcher end rank 0 before it has
+    # reported.
     assert (code, out) == (0, "")
     first, *others = errors.splitlines()
-    assert first.startswith(f"srunddp: check on {NODE}: error: rank 1 on {NODE} did not reach rank 0 at ")
+    assert first.startswith(
+        f"srunddp: check on {NODE}: error: rank 1 on {NODE} did not reach rank 0 at "
+    )
     assert any("train.py:1: invalid syntax; expected a Python script" in line for line in others)
 
 
@@ -103,16 +121,24 @@ def test_a_report_that_cannot_be_written_is_said_once(tmp_path: Path) -> None:
     every = together(worlds, "check", "--output-dir=file", folder=tmp_path)
     assert codes(every) == [69, 69]
     assert "2 of 2 ranks on 1 node, all is well\n" in every[0][1]
-    words = "the report cannot be written to file: File exists; expected a folder that rank 0 may write to"
+    words = (
+        "the report cannot be written to file: File exists; expected a folder that rank 0 may"
+        " write to"
+    )
     assert every[0][2] == f"srunddp: error: {words} -> name another with --output-dir\n"
     assert every[1][1:] == ("", "")
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
 @pytest.mark.parametrize("words", [("check", "train.py"), ("ifaces", "check", "ifaces.conf")])
-def test_json_has_the_rows_of_the_text_and_leaves_no_file(words: tuple[str, ...], ranks: int, tmp_path: Path) -> None:
+def test_json_has_the_rows_of_the_text_and_leaves_no_file(
+    words: tuple[str, ...], ranks: int, tmp_path: Path
+) -> None:
     write(tmp_path / "train.py", "for x in:\n")
-    write(tmp_path / "ifaces.conf", "".join(f"- nodes: '{name}'\n  interface: auto\n" for name in ("*", "n1")))
+    write(
+        tmp_path / "ifaces.conf",
+        "".join(f"- nodes: '{name}'\n  interface: auto\n" for name in ("*", "n1")),
+    )
     there = sorted(tmp_path.iterdir())
     worlds: list[dict[str, str]] = [slurm(rank) for rank in range(2)] if ranks == 2 else [{}]
     every = together(worlds, *words[:-1], "--json", words[-1], folder=tmp_path)
@@ -122,7 +148,11 @@ def test_json_has_the_rows_of_the_text_and_leaves_no_file(words: tuple[str, ...]
     assert {errors for _, _, errors in every} == {""}
     assert [out for _, out, _ in every[1:]] == [""] * (ranks - 1)
     found = json.loads(every[0][1])
-    rows = [line.split(maxsplit=2) for line in text[0][1].splitlines() if line.startswith(("FAIL", "WARN", "ok"))]
+    rows = [
+        line.split(maxsplit=2)
+        for line in text[0][1].splitlines()
+        if line.startswith(("FAIL", "WARN", "ok"))
+    ]
     wrong = [(level, check) for level, check, _ in rows if level != "ok"]
     assert found["exit_code"] == every[0][0]
     assert wrong == [(each["level"], each["check"]) for each in found["findings"]]
@@ -162,7 +192,13 @@ def test_a_wrong_command_line_ends_with_2(words: tuple[str, ...], tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    "words", [("check", "--help"), ("ifaces", "-h"), ("ifaces", "scan", "--help"), ("ifaces", "check", "-h")]
+    "words",
+    [
+        ("check", "--help"),
+        ("ifaces", "-h"),
+        ("ifaces", "scan", "--help"),
+        ("ifaces", "check", "-h"),
+    ],
 )
 def test_each_command_has_its_help(words: tuple[str, ...], tmp_path: Path) -> None:
     done = srunddp(*words, folder=tmp_path)
@@ -200,7 +236,9 @@ def test_a_scan_of_one_node_says_that_it_takes_two(ranks: int, tmp_path: Path) -
         (2, "interface: nope0", 78, "ifaces.conf:1:3: interface nope0 is not there on node"),
     ],
 )
-def test_a_file_is_judged_alone_and_by_ranks(ranks: int, line: str, code: int, said: str, tmp_path: Path) -> None:
+def test_a_file_is_judged_alone_and_by_ranks(
+    ranks: int, line: str, code: int, said: str, tmp_path: Path
+) -> None:
     conf = write(tmp_path / "ifaces.conf", f'- nodes: "*"\n  {line}\n')
     worlds: list[dict[str, str]] = [slurm(rank) for rank in range(2)] if ranks == 2 else [{}]
     every = together(worlds, "ifaces", "check", conf, folder=tmp_path)

@@ -10,7 +10,9 @@ _SAMPLE_SECONDS = 1  # between two looks of Slurm at a task's CPU time and memor
 
 
 def config_lines(munge_socket: Path, tracking: str) -> list[str]:
-    """For slurm.conf: nobody needs an account to submit, since AccountingStorageEnforce is left off."""
+    """For slurm.conf: nobody needs an account to submit, since AccountingStorageEnforce is left
+    off.
+    """
     return [
         "AccountingStorageType=accounting_storage/slurmdbd",
         f"AccountingStorageHost={LOGIN.name}",
@@ -33,7 +35,9 @@ def write_config(folder: Path, munge_socket: Path) -> None:
 
 def make_database(folder: Path) -> str:
     """A shell command that comes before `database`."""
-    return shlex.join(("mariadb-install-db", _defaults(folder), "--auth-root-authentication-method=socket"))
+    return shlex.join(
+        ("mariadb-install-db", _defaults(folder), "--auth-root-authentication-method=socket")
+    )
 
 
 def database(folder: Path) -> tuple[str, ...]:
@@ -42,7 +46,9 @@ def database(folder: Path) -> tuple[str, ...]:
 
 
 def wait_database(folder: Path) -> str:
-    """A shell command that comes before slurmdbd, which would wait 5 s for a database that is not there yet."""
+    """A shell command that comes before slurmdbd, which would wait 5 s for a database that is not
+    there yet.
+    """
     socket = shlex.quote(str(_socket(folder)))
     return f"export MYSQL_UNIX_PORT={socket}; until [ -S {socket} ]; do sleep 0.05; done"
 
@@ -68,7 +74,8 @@ def _database_lines(folder: Path) -> list[str]:
         f"datadir={folder}/database",
         f"socket={_socket(folder)}",
         f"pid-file={folder}/run/mariadb.pid",
-        f"tmpdir={folder}/run",  # several databases that share one crash as they are made, 10 of 80 times
+        # Several databases that share one crash as they are made, 10 of 80 times.
+        f"tmpdir={folder}/run",
         "skip-networking",
         "skip-name-resolve",
         "innodb-buffer-pool-size=16M",

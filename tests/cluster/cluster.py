@@ -3,7 +3,7 @@
 ::
 
     python -m tests.cluster.cluster up                  start it and leave it up
-    python -m tests.cluster.cluster on MACHINE CMD...   run a command on a node, or on the login node by `login`
+    python -m tests.cluster.cluster on MACHINE CMD...   run a command on a node, or on `login`
     python -m tests.cluster.cluster down                end it and remove every trace
     python -m tests.cluster.cluster hold SETTINGS       start it, and end it at the end of the input
 """
@@ -56,11 +56,15 @@ class CommandError(ClusterError):
 
 @contextlib.contextmanager
 def beside(settings: Settings, number: int) -> Iterator["Cluster"]:
-    """Another cluster, with settings of its own, beside the one that is up; a process of its own holds it."""
+    """Another cluster, with settings of its own, beside the one that is up; a process of its own
+    holds it.
+    """
     command = [sys.executable, "-m", "tests.cluster.cluster", "hold", json.dumps(asdict(settings))]
     environment = {**os.environ, "SRUNDDP_TEST_CLUSTER": str(100 * INSTANCE + number)}
     pipe = subprocess.PIPE
-    with subprocess.Popen(command, env=environment, cwd=ROOT, stdin=pipe, stdout=pipe, text=True) as holder:
+    with subprocess.Popen(
+        command, env=environment, cwd=ROOT, stdin=pipe, stdout=pipe, text=True
+    ) as holder:
         assert holder.stdout
         try:
             if not (folder := holder.stdout.readline().strip()):
@@ -84,7 +88,10 @@ class Cluster:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self.down()
 
@@ -93,7 +100,9 @@ class Cluster:
         """The working folder: `etc` has slurm.conf, `log` the daemons' logs."""
         if self._folder is None:
             try:
-                self._folder = Path(STATE_FILE.read_text().strip() or "missing").resolve(strict=True)
+                self._folder = Path(STATE_FILE.read_text().strip() or "missing").resolve(
+                    strict=True
+                )
             except OSError:
                 raise ClusterError("the cluster is not up") from None
         return self._folder
@@ -122,7 +131,9 @@ class Cluster:
             raise
 
     def reconfigure(self, settings: Settings) -> None:
-        """Lets Slurm go on with settings that differ in `resv_ports` or `lines`; no step may be running."""
+        """Lets Slurm go on with settings that differ in `resv_ports` or `lines`; no step may be
+        running.
+        """
         slurm.write_main_config(self.folder, settings)
         self.run("scontrol", "reconfigure")
         self.settings = settings
@@ -137,10 +148,19 @@ class Cluster:
         for lost in map(node, names):
             network.end_processes([lost.namespace])
             network.set_links(lost, "up")
-            self._daemons.append(slurm.start_slurmd(self.folder, lost, slurm.pmix_mounts(self.folder)))
+            self._daemons.append(
+                slurm.start_slurmd(self.folder, lost, slurm.pmix_mounts(self.folder))
+            )
             # Slurm takes a while to notice by itself, and a job may have been left on the node.
             for state in ("DOWN", "RESUME"):
-                self.run("scontrol", "update", f"nodename={lost.name}", f"state={state}", "reason=test", check=False)
+                self.run(
+                    "scontrol",
+                    "update",
+                    f"nodename={lost.name}",
+                    f"state={state}",
+                    "reason=test",
+                    check=False,
+                )
         ended = [daemon for daemon in self._daemons if daemon.poll() is not None]
         self._daemons = [daemon for daemon in self._daemons if daemon not in ended]
         self._wait_idle()
@@ -164,7 +184,8 @@ class Cluster:
         stdout: int | IO[str] = subprocess.PIPE,
         stderr: int | IO[str] = subprocess.PIPE,
     ) -> subprocess.Popen[str]:
-        """Starts `argv` on a machine; the process that comes back is the command itself, not a wrapper.
+        """Starts `argv` on a machine; the process that comes back is the command itself, not a
+        wrapper.
 
         It leads a process group, so that `os.killpg` reaches what a shell among `argv` starts.
         """
@@ -188,8 +209,8 @@ class Cluster:
     ) -> subprocess.CompletedProcess[str]:
         """Runs `argv` on the login node to its end; `env` is added to the environment.
 
-        A command that outlives `timeout` is killed and subprocess.TimeoutExpired raised; a job that it has
-        started may live on until `cancel_all`.
+        A command that outlives `timeout` is killed and subprocess.TimeoutExpired raised; a job that
+        it has started may live on until `cancel_all`.
         """
         with self.popen(*argv, on=on, env=env) as process:
             done = _finish(process, argv, timeout)
@@ -209,26 +230,34 @@ class Cluster:
         return self.run(*argv, on=node(name).name, env=env, timeout=timeout, check=check)
 
     def sockets(self, name: str) -> list[sockets.Socket]:
-        """The established and listening TCP sockets of a machine, with the processes that hold them."""
+        """The established and listening TCP sockets of a machine, with the processes that hold
+        them.
+        """
         return sockets.parse(self.run(*sockets.LIST_COMMAND, on=name).stdout)
 
     def cancel_all(self, timeout: float = _END_SECONDS) -> None:
-        """Cancels every job and waits until the queue is empty, so that the next test finds free nodes.
+        """Cancels every job and waits until the queue is empty, so that the next test finds free
+        nodes.
 
         Raises:
             ClusterError: a job does not end.
         """
         deadline = time.monotonic() + timeout
-        while jobs := self.run("squeue", "--all", "--noheader", "--format=%A %T").stdout.splitlines():
+        while jobs := self.run(
+            "squeue", "--all", "--noheader", "--format=%A %T"
+        ).stdout.splitlines():
             if time.monotonic() > deadline:
-                raise ClusterError(f"jobs that do not end: {jobs}\n{slurm.log_tails(self.folder, 30)}")
+                raise ClusterError(
+                    f"jobs that do not end: {jobs}\n{slurm.log_tails(self.folder, 30)}"
+                )
             if live := [job.split()[0] for job in jobs if not job.endswith("COMPLETING")]:
                 # A job may end between the listing and this.
                 self.run("scancel", *live, check=False)
             time.sleep(0.1)
 
     def await_all_nodes(self, timeout: float = _END_SECONDS) -> None:
-        """Waits until every node takes jobs: a step that Slurm could not end, for one, leaves its node DRAINED.
+        """Waits until every node takes jobs: a step that Slurm could not end, for one, leaves its
+        node DRAINED.
 
         Raises:
             ClusterError: a node takes none.
@@ -237,17 +266,24 @@ class Cluster:
         while self._idle_nodes() < len(NODES):
             if time.monotonic() > deadline:
                 states = self.run("sinfo", "--Node", "--long").stdout
-                raise ClusterError(f"nodes that take no job:\n{states}\n{slurm.log_tails(self.folder, 30)}")
+                raise ClusterError(
+                    f"nodes that take no job:\n{states}\n{slurm.log_tails(self.folder, 30)}"
+                )
             time.sleep(0.1)
 
     def await_completing(self, timeout: float = _END_SECONDS) -> None:
         """Waits until no job is COMPLETING: Slurm gives the next one other nodes than those."""
         deadline = time.monotonic() + timeout
-        while self.run("squeue", "--all", "--noheader", "--states=COMPLETING").stdout and time.monotonic() < deadline:
+        while (
+            self.run("squeue", "--all", "--noheader", "--states=COMPLETING").stdout
+            and time.monotonic() < deadline
+        ):
             time.sleep(0.1)
 
     def _take_lock(self) -> None:
-        """Refuses to end a cluster that another living process uses; a killed process holds no lock."""
+        """Refuses to end a cluster that another living process uses; a killed process holds no
+        lock.
+        """
         lock = STATE_FILE.open("a")
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -271,7 +307,9 @@ class Cluster:
             dead = [daemon.args for daemon in self._daemons if daemon.poll() is not None]
             if dead or time.monotonic() > deadline:
                 problem = f"ended: {dead}" if dead else f"nodes not idle after {_UP_SECONDS:.0f} s"
-                raise ClusterError(f"the cluster did not come up, {problem}\n{slurm.log_tails(self.folder)}")
+                raise ClusterError(
+                    f"the cluster did not come up, {problem}\n{slurm.log_tails(self.folder)}"
+                )
             time.sleep(0.1)
 
     def _idle_nodes(self) -> int:
@@ -289,7 +327,9 @@ def _clear_away() -> None:
 
 
 def _enter(folder: Path, name: str, argv: Sequence[str]) -> list[str]:
-    """`argv` as a command line that joins the namespaces of a machine's Slurm daemon, as the same process."""
+    """`argv` as a command line that joins the namespaces of a machine's Slurm daemon, as the same
+    process.
+    """
     try:
         pid = slurm.pid(folder, machine(name))
     except OSError:
@@ -300,17 +340,31 @@ def _enter(folder: Path, name: str, argv: Sequence[str]) -> list[str]:
 
 
 def _environment(folder: Path, env: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Ours without what another Slurm may have left in it, with this cluster's configuration and `env`.
+    """Ours without what another Slurm may have left in it, with this cluster's configuration and
+    `env`.
 
-    A login always has a SHELL, and salloc's interactive step runs it; a test runner need not have one.
+    A login always has a SHELL, and salloc's interactive step runs it; a test runner need not have
+    one.
     """
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM", "PMI"))}
+    kept = {
+        name: value for name, value in os.environ.items() if not name.startswith(("SLURM", "PMI"))
+    }
     path = tool_environment()["PATH"]
-    return {**kept, "PATH": path, "SHELL": "/bin/bash", "SLURM_CONF": str(slurm.config_file(folder)), **(env or {})}
+    return {
+        **kept,
+        "PATH": path,
+        "SHELL": "/bin/bash",
+        "SLURM_CONF": str(slurm.config_file(folder)),
+        **(env or {}),
+    }
 
 
-def _finish(process: subprocess.Popen[str], argv: Sequence[str], timeout: float) -> subprocess.CompletedProcess[str]:
-    """Waits for a process that leads a group; after `timeout` seconds kills the group and raises."""
+def _finish(
+    process: subprocess.Popen[str], argv: Sequence[str], timeout: float
+) -> subprocess.CompletedProcess[str]:
+    """Waits for a process that leads a group; after `timeout` seconds kills the group and
+    raises.
+    """
     try:
         output, errors = process.communicate(timeout=timeout)
     except BaseException as error:
@@ -335,7 +389,8 @@ def main(*words: str) -> None:
                 print(held.folder, flush=True)
                 sys.stdin.read()
         case ["on", name, _, *_]:
-            # Instead of this process, so that the command has the terminal and its signals for itself.
+            # Instead of this process, so that the command has the terminal and its signals for
+            # itself.
             line = _enter(Cluster().folder, name, words[2:])
             os.execvpe(line[0], line, _environment(Cluster().folder))
         case _:

@@ -13,8 +13,8 @@ from . import nodes
 from .nodes import LOGIN, MACHINES, NODES, SWITCH, Machine, Node
 
 SLURMD_PORT = 6818
-# Above the kernel's ephemeral ports (up to 60999): a listener on a port of the kernel's choice must never
-# fall into the range that the management firewall lets through.
+# Above the kernel's ephemeral ports (up to 60999): a listener on a port of the kernel's choice must
+# never fall into the range that the management firewall lets through.
 SRUN_PORTS = "61001-65000"
 
 Mount = tuple[str, ...]
@@ -22,8 +22,9 @@ Mount = tuple[str, ...]
 
 _ETC_NETNS = Path("/etc/netns")
 _NAMESPACES = Path("/run/netns")
-# The interfaces below /sys are those of the namespace that mounts it. `ip netns exec` would mount it as well, and
-# hide the control groups, by which Slurm tracks and limits steps: they are put aside, and back.
+# The interfaces below /sys are those of the namespace that mounts it. `ip netns exec` would mount
+# it as well, and hide the control groups, by which Slurm tracks and limits steps: they are put
+# aside, and back.
 _OWN_SYS: tuple[Mount, ...] = (
     ("--rbind", "/sys/fs/cgroup", "/mnt"),
     ("-t", "sysfs", "sysfs", "/sys"),
@@ -34,12 +35,17 @@ _END_SECONDS = 120.0  # only what is broken takes so long
 
 def tool_environment() -> dict[str, str]:
     """The environment for the cluster's own tools, which distributions keep in sbin."""
-    return {"PATH": os.environ.get("PATH", "/usr/bin:/bin") + ":/usr/sbin:/sbin", "LC_ALL": "C.UTF-8"}
+    return {
+        "PATH": os.environ.get("PATH", "/usr/bin:/bin") + ":/usr/sbin:/sbin",
+        "LC_ALL": "C.UTF-8",
+    }
 
 
 def tool(*argv: str, text: str | None = None) -> str:
     """Runs one of the system's tools with `text` as its input and returns what it prints."""
-    done = subprocess.run(argv, input=text or "", text=True, capture_output=True, env=tool_environment(), check=False)
+    done = subprocess.run(
+        argv, input=text or "", text=True, capture_output=True, env=tool_environment(), check=False
+    )
     if done.returncode:
         raise RuntimeError(f"{' '.join(argv)} ended with {done.returncode}: {done.stderr.strip()}")
     return done.stdout
@@ -48,12 +54,15 @@ def tool(*argv: str, text: str | None = None) -> str:
 def etc_file(owner: Machine, name: str) -> Path:
     """What `owner` sees as /etc/`name`, such as hosts and resolv.conf.
 
-    Overwrite it in place: it is bind-mounted, so a file moved over it would stay invisible to the daemons.
+    Overwrite it in place: it is bind-mounted, so a file moved over it would stay invisible to the
+    daemons.
     """
     return _ETC_NETNS / owner.namespace / name
 
 
-def command(owner: Machine, *argv: str, mounts: Sequence[Mount] = (), first: Sequence[str] = ()) -> list[str]:
+def command(
+    owner: Machine, *argv: str, mounts: Sequence[Mount] = (), first: Sequence[str] = ()
+) -> list[str]:
     """`argv` as a command line that starts in new namespaces of `owner`, as the same process.
 
     `first` are shell commands for before that.
@@ -66,7 +75,9 @@ def command(owner: Machine, *argv: str, mounts: Sequence[Mount] = (), first: Seq
 
 
 def _own_files(owner: Machine) -> list[Mount]:
-    return [("--bind", str(etc_file(owner, name)), f"/etc/{name}") for name in ("hosts", "resolv.conf")]
+    return [
+        ("--bind", str(etc_file(owner, name)), f"/etc/{name}") for name in ("hosts", "resolv.conf")
+    ]
 
 
 def build(*, open_management: bool) -> None:
@@ -84,7 +95,9 @@ def build(*, open_management: bool) -> None:
 
 
 def demolish() -> None:
-    """Ends every process in the cluster's namespaces and removes these, also those of a killed run."""
+    """Ends every process in the cluster's namespaces and removes these, also those of a killed
+    run.
+    """
     ours = _existing()
     end_processes(ours)
     for namespace in ours:
@@ -125,14 +138,19 @@ def end_processes(namespaces: Sequence[str]) -> None:
 
 
 def _pids(namespace: str) -> list[int]:
-    return [int(pid) for pid in tool("ip", "netns", "pids", namespace).split() if int(pid) != os.getpid()]
+    return [
+        int(pid)
+        for pid in tool("ip", "netns", "pids", namespace).split()
+        if int(pid) != os.getpid()
+    ]
 
 
 def _write_etc(owner: Machine) -> None:
     hosts = etc_file(owner, "hosts")
     hosts.parent.mkdir(parents=True, exist_ok=True)
     hosts.write_text("\n".join(_host_lines()) + "\n")
-    # Nothing listens there, so a name that is not in the hosts file fails at once instead of after a timeout.
+    # Nothing listens there, so a name that is not in the hosts file fails at once instead of after
+    # a timeout.
     etc_file(owner, "resolv.conf").write_text("nameserver 127.0.0.1\n")
 
 
@@ -147,7 +165,9 @@ def _host_lines() -> Iterable[str]:
 
 
 def _cable_names(owner: Machine) -> dict[str, tuple[str, str]]:
-    """Per interface of `owner`: the bridge that its cable leads to ("" for none) and the other end's name."""
+    """Per interface of `owner`: the bridge that its cable leads to ("" for none) and the other
+    end's name.
+    """
     number = owner.number
     plugs = {nodes.MANAGEMENT_INTERFACE: ("br-mgmt", f"m{number}")}
     if isinstance(owner, Node):
@@ -160,7 +180,10 @@ def _cable_names(owner: Machine) -> dict[str, tuple[str, str]]:
 
 def _cables(owner: Machine) -> Iterable[str]:
     for interface, (_, plug) in _cable_names(owner).items():
-        yield f"link add {plug} netns {SWITCH} type veth peer name {interface} netns {owner.namespace}"
+        yield (
+            f"link add {plug} netns {SWITCH} type veth peer name {interface} netns"
+            f" {owner.namespace}"
+        )
 
 
 def _configure(namespace: str, lines: Iterable[str]) -> None:
@@ -195,7 +218,9 @@ def _machine_lines(owner: Machine) -> Iterable[str]:
 
 
 def _firewall() -> str:
-    """Lets Slurm pass over the management network and nothing else, as sites with a data network do."""
+    """Lets Slurm pass over the management network and nothing else, as sites with a data network
+    do.
+    """
     interface = f'iifname "{nodes.MANAGEMENT_INTERFACE}"'
     rules = (
         f"{interface} ct state established,related accept",

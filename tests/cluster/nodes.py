@@ -3,8 +3,12 @@
 import os
 from dataclasses import dataclass
 
-INSTANCE = int(os.environ.get("SRUNDDP_TEST_CLUSTER", "1")) + int(os.environ.get("PYTEST_XDIST_WORKER", "gw0")[2:])
-"""Clusters of different numbers can be up at the same time; each worker of pytest-xdist has one of its own."""
+INSTANCE = int(os.environ.get("SRUNDDP_TEST_CLUSTER", "1")) + int(
+    os.environ.get("PYTEST_XDIST_WORKER", "gw0")[2:]
+)
+"""Clusters of different numbers can be up at the same time; each worker of pytest-xdist has one of
+its own.
+"""
 PREFIX = "sdp-" if INSTANCE == 1 else f"sdp{INSTANCE}-"
 """Marks the namespaces as ours, so that cleaning up cannot hit somebody else's."""
 
@@ -57,7 +61,9 @@ class Node(Machine):
 
 LOGIN = Machine("login", 1)
 SWITCH = PREFIX + "switch"
-"""The namespace with every cable's other end, so that no machine sees interfaces that are not its own."""
+"""The namespace with every cable's other end, so that no machine sees interfaces that are not its
+own.
+"""
 
 NODES = (
     Node("node01", 11, "ens1f1"),

@@ -7,7 +7,18 @@ from pathlib import Path
 
 from .network import tool, tool_environment
 
-_COMMANDS = ("ip", "nft", "ss", "nsenter", "unshare", "ldconfig", "munged", "slurmctld", "slurmd", "srun")
+_COMMANDS = (
+    "ip",
+    "nft",
+    "ss",
+    "nsenter",
+    "unshare",
+    "ldconfig",
+    "munged",
+    "slurmctld",
+    "slurmd",
+    "srun",
+)
 
 
 _ACCOUNTING = ("slurmdbd", "mariadbd", "mariadb-install-db", "my_print_defaults")
@@ -22,9 +33,16 @@ def requirements(*, accounting: bool = False) -> str | None:
     path = tool_environment()["PATH"]
     if missing := [name for name in _COMMANDS if shutil.which(name, path=path) is None]:
         return f"not in PATH: {', '.join(missing)} (Debian: slurm-wlm munge iproute2 nftables)"
-    if accounting and (missing := [name for name in _ACCOUNTING if shutil.which(name, path=path) is None]):
-        return f"not in PATH: {', '.join(missing)} (Debian: slurmdbd mariadb-server-core mariadb-client-core)"
-    if missing := [kind for kind in ("freezer", "memory") if not Path("/sys/fs/cgroup", kind).is_dir()]:
+    if accounting and (
+        missing := [name for name in _ACCOUNTING if shutil.which(name, path=path) is None]
+    ):
+        return (
+            f"not in PATH: {', '.join(missing)} (Debian: slurmdbd mariadb-server-core"
+            " mariadb-client-core)"
+        )
+    if missing := [
+        kind for kind in ("freezer", "memory") if not Path("/sys/fs/cgroup", kind).is_dir()
+    ]:
         return f"no control groups (version 1) of the kinds {', '.join(missing)}"
     try:
         tool("unshare", "--net", "--uts", "--mount", "true")

@@ -31,13 +31,15 @@ class Settings:
     resv_ports: str | None = None
     """A range such as 12000-12999, from which Slurm reserves ports for every step.
 
-    22.05 gives each step one port more than a node has tasks, `--resv-ports=COUNT` as many as it says, and none to a
-    step with a bare `--resv-ports`.
+    22.05 gives each step one port more than a node has tasks, `--resv-ports=COUNT` as many as it
+    says, and none to a step with a bare `--resv-ports`.
     """
     interactive_step: bool = False
     """Whether salloc opens its shell on the first node instead of on the login node."""
     oversubscribe: str = "FORCE:4"
-    """How many jobs may share a core; FORCE:4 lets several large jobs run at once, NO makes them queue."""
+    """How many jobs may share a core; FORCE:4 lets several large jobs run at once, NO makes them
+    queue.
+    """
     open_management: bool = False
     """Whether the management network carries everything instead of Slurm only."""
     accounting: bool = False
@@ -45,7 +47,8 @@ class Settings:
     tracking: str = "cgroup"
     """By what Slurm tracks a step's processes: `cgroup`, its default, limits memory as well.
 
-    It signals the tasks alone, and SIGKILLs their descendants; `linuxproc` sends each signal to all processes.
+    It signals the tasks alone, and SIGKILLs their descendants; `linuxproc` sends each signal to all
+    processes.
     """
     cpus: int = 32
     gpus: int = 8
@@ -85,9 +88,12 @@ def write_config(folder: Path, settings: Settings) -> None:
     key.chmod(0o600)
     etc = folder / "etc"
     (etc / "gres.conf").write_text(_make_gpus(folder, settings))
-    # Otherwise slurmstepds connect to each other on ports of the kernel's choice, which the firewall drops.
+    # Otherwise slurmstepds connect to each other on ports of the kernel's choice, which the
+    # firewall drops.
     (etc / "mpi.conf").write_text("PMIxDirectConn=false\n")
-    (etc / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\nCgroupAutomount=no\nConstrainRAMSpace=yes\n")
+    (etc / "cgroup.conf").write_text(
+        "CgroupPlugin=cgroup/v1\nCgroupAutomount=no\nConstrainRAMSpace=yes\n"
+    )
     write_main_config(folder, settings)
     if settings.accounting:
         accounting.write_config(folder, munge_socket(folder))
@@ -98,10 +104,16 @@ def write_main_config(folder: Path, settings: Settings) -> None:
 
 
 def _gpus(settings: Settings) -> list[tuple[str, range]]:
-    """Types, and the numbers of their devices; a type without a name for all where none is named."""
+    """Types, and the numbers of their devices; a type without a name for all where none is
+    named.
+    """
     each = settings.gpus // max(len(settings.gpu_types), 1)
     types = settings.gpu_types or ("",)
-    return [(name, range(place * each, (place + 1) * each)) for place, name in enumerate(types)] if each else []
+    return (
+        [(name, range(place * each, (place + 1) * each)) for place, name in enumerate(types)]
+        if each
+        else []
+    )
 
 
 def _make_gpus(folder: Path, settings: Settings) -> str:
@@ -111,7 +123,10 @@ def _make_gpus(folder: Path, settings: Settings) -> str:
         os.mknod(folder / "dev" / f"nvidia{number}", 0o666 | stat.S_IFCHR, os.makedev(1, 3))
     lines = []
     for name, numbers in _gpus(settings):
-        kind, devices = f" Type={name}" if name else "", f"{folder}/dev/nvidia[{numbers[0]}-{numbers[-1]}]"
+        kind, devices = (
+            f" Type={name}" if name else "",
+            f"{folder}/dev/nvidia[{numbers[0]}-{numbers[-1]}]",
+        )
         lines.append(f"NodeName={_node_range()} Name=gpu{kind} File={devices}\n")
     return "".join(lines)
 
@@ -128,9 +143,13 @@ def start(folder: Path, settings: Settings, daemons: list[subprocess.Popen[bytes
     (folder / "checkout").mkdir()
     waiting = []
     if settings.accounting:
-        daemons.append(_daemon(folder, LOGIN, "slurmdbd", "-D", first=[accounting.wait_database(folder)]))
+        daemons.append(
+            _daemon(folder, LOGIN, "slurmdbd", "-D", first=[accounting.wait_database(folder)])
+        )
         waiting.append(accounting.wait_slurmdbd())
-    daemons.append(_daemon(folder, LOGIN, "slurmctld", "-D", "-f", config, mounts=mounts, first=waiting))
+    daemons.append(
+        _daemon(folder, LOGIN, "slurmctld", "-D", "-f", config, mounts=mounts, first=waiting)
+    )
     for node in NODES:
         (folder / "spool" / node.name).mkdir()
         daemons.append(start_slurmd(folder, node, mounts))
@@ -152,8 +171,8 @@ def pmix_mounts(folder: Path) -> list[Mount]:
 def _around_tmp(folder: Path) -> list[Mount]:
     """The node's own /tmp and /dev/shm.
 
-    Every slurmstepd creates /tmp/spmix_appdir_*, so PMIx fails as soon as two nodes share /tmp; and shared memory must
-    not connect what are meant to be two hosts.
+    Every slurmstepd creates /tmp/spmix_appdir_*, so PMIx fails as soon as two nodes share /tmp; and
+    shared memory must not connect what are meant to be two hosts.
     """
     aside = folder / "checkout"
     keep = ("--bind", str(Path.cwd()), str(aside))
@@ -168,10 +187,12 @@ def over_tmp(folder: Path, *options: str) -> list[Mount]:
 
 
 def _pmix_mounts(folder: Path) -> list[Mount]:
-    """What to mount on every machine so that Slurm's plugin can load the library; nothing if it already can.
+    """What to mount on every machine so that Slurm's plugin can load the library; nothing if it
+    already can.
 
-    The plugin loads it by an absolute path that ends in its plain name, which only Debian's development
-    package has: so the machines see a copy of the library's folder that has the name as well.
+    The plugin loads it by an absolute path that ends in its plain name, which only Debian's
+    development package has: so the machines see a copy of the library's folder that has the name as
+    well.
     """
     original = _pmix_folder()
     if original is None or (original / _PMIX).exists():
@@ -244,7 +265,9 @@ def _daemon(
     mounts: Sequence[Mount] = (),
     first: Sequence[str] = (),
 ) -> subprocess.Popen[bytes]:
-    """Starts `program` on `machine`, in a session of its own, out of reach of the terminal's Ctrl-C."""
+    """Starts `program` on `machine`, in a session of its own, out of reach of the terminal's
+    Ctrl-C.
+    """
     with (folder / "log" / f"{program}.{machine.name}.out").open("wb") as output:
         return subprocess.Popen(
             command(machine, program, *options, mounts=mounts, first=first),
@@ -258,7 +281,12 @@ def _daemon(
 
 
 def _main_config(folder: Path, settings: Settings) -> str:
-    lines = [*_daemon_lines(folder, settings), *_scheduler_lines(), *_node_lines(settings), *settings.lines]
+    lines = [
+        *_daemon_lines(folder, settings),
+        *_scheduler_lines(),
+        *_node_lines(settings),
+        *settings.lines,
+    ]
     if settings.resv_ports:
         lines.append(f"MpiParams=ports={settings.resv_ports}")
     if settings.accounting:
@@ -276,7 +304,8 @@ def _daemon_lines(folder: Path, settings: Settings) -> list[str]:
         f"SlurmctldHost={LOGIN.name}({LOGIN.management})",
         "SlurmUser=root",
         "AuthType=auth/munge",
-        # A requeued job waits for its old credentials to expire before it starts: two minutes by default.
+        # A requeued job waits for its old credentials to expire before it starts: two minutes by
+        # default.
         f"AuthInfo=socket={munge_socket(folder)},cred_expire=15",
         f"SlurmctldPidFile={_pid_file(folder, LOGIN)}",
         f"SlurmdPidFile={folder}/run/slurmd.%n.pid",
@@ -297,7 +326,8 @@ def _daemon_lines(folder: Path, settings: Settings) -> list[str]:
         "UnkillableStepTimeout=150",  # at least five times as long
         "BatchStartTimeout=60",
         f"SlurmdTimeout={settings.slurmd_timeout}",
-        # srun listens for its steps, also when a batch script starts it on a node behind the firewall.
+        # srun listens for its steps, also when a batch script starts it on a node behind the
+        # firewall.
         f"SrunPortRange={SRUN_PORTS}",
     ]
 
@@ -307,14 +337,18 @@ def _scheduler_lines() -> list[str]:
         "SelectType=select/cons_tres",
         "SelectTypeParameters=CR_Core_Memory",
         f"DefMemPerNode={MEMORY}",
-        # Heterogeneous jobs are started by the backfill scheduler alone, which looks every 30 s by default.
+        # Heterogeneous jobs are started by the backfill scheduler alone, which looks every 30 s by
+        # default.
         "SchedulerType=sched/backfill",
         "SchedulerParameters=sched_interval=1,batch_sched_delay=0,bf_interval=1",
     ]
 
 
 def _node_lines(settings: Settings) -> list[str]:
-    named = ",".join(":".join(filter(None, ("gpu", name, str(len(numbers))))) for name, numbers in _gpus(settings))
+    named = ",".join(
+        ":".join(filter(None, ("gpu", name, str(len(numbers)))))
+        for name, numbers in _gpus(settings)
+    )
     gres = (f" Gres={named}" if named else "") + (
         f" Feature={','.join(settings.features)}" if settings.features else ""
     )
@@ -325,13 +359,26 @@ def _node_lines(settings: Settings) -> list[str]:
         # Believe this file about CPUs and memory instead of the machine, which has fewer.
         "SlurmdParameters=config_overrides",
         f"NodeName=DEFAULT {cpus} RealMemory={settings.cpus * MEMORY}{gres} State=UNKNOWN",
-        *(f"NodeName={node.name} NodeAddr={node.management} NodeHostname={node.name}" for node in NODES),
-        f"PartitionName={PARTITION} Nodes={_node_range()} PriorityTier=1 GraceTime={GRACE} Default=YES {partition}",
-        # Its jobs take nodes from those of the other, which are then requeued; not counted when nodes are listed.
-        f"PartitionName={URGENT} Nodes={_node_range()} PriorityTier=2 Hidden=YES MaxTime=60 State=UP",
+        *(
+            f"NodeName={node.name} NodeAddr={node.management} NodeHostname={node.name}"
+            for node in NODES
+        ),
+        (
+            f"PartitionName={PARTITION} Nodes={_node_range()} PriorityTier=1 GraceTime={GRACE}"
+            f" Default=YES {partition}"
+        ),
+        # Its jobs take nodes from those of the other, which are then requeued; not counted when
+        # nodes are listed.
+        (
+            f"PartitionName={URGENT} Nodes={_node_range()} PriorityTier=2 Hidden=YES MaxTime=60"
+            " State=UP"
+        ),
         # Another name for the first, hidden as well.
         f"PartitionName={TORCH} Nodes={_node_range()} PriorityTier=1 Hidden=YES {partition}",
-        *(f"PartitionName={name} Nodes={_node_range()} MaxTime=INFINITE State=UP" for name in settings.partitions),
+        *(
+            f"PartitionName={name} Nodes={_node_range()} MaxTime=INFINITE State=UP"
+            for name in settings.partitions
+        ),
         "PreemptType=preempt/partition_prio",
         "PreemptMode=REQUEUE",
     ]

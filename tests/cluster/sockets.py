@@ -39,7 +39,9 @@ def _parse_lines(lines: Iterable[str]) -> Iterable[Socket]:
     for line in lines:
         state, _, _, local, peer, *rest = line.split(maxsplit=5)
         if state in STATES:
-            owners = [Owner(found["name"], int(found["pid"])) for found in _OWNER.finditer(" ".join(rest))]
+            owners = [
+                Owner(found["name"], int(found["pid"])) for found in _OWNER.finditer(" ".join(rest))
+            ]
             # One process may hold the same socket under several descriptors.
             unique = tuple(dict.fromkeys(owners))
             yield Socket(STATES[state], *_endpoint(local), *_endpoint(peer), unique)

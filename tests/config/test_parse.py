@@ -101,7 +101,9 @@ def strategy(kind: Any, *, cli: bool) -> st.SearchStrategy[Any]:
     if get_origin(kind) in (UnionType, typing.Union):
         members = st.one_of(strategy(member, cli=cli) for member in arguments)
         # On the command line nothing tells a text that is null's name from null.
-        return members.filter(lambda value: not (cli and isinstance(value, str) and value.strip().lower() in NULLS))
+        return members.filter(
+            lambda value: not (cli and isinstance(value, str) and value.strip().lower() in NULLS)
+        )
     if get_origin(kind) is tuple and arguments[1:] == (...,):
         return st.lists(strategy(arguments[0], cli=cli), max_size=3).map(tuple)
     if get_origin(kind) is tuple:
@@ -114,7 +116,10 @@ def strategy(kind: Any, *, cli: bool) -> st.SearchStrategy[Any]:
         ["no", "off", "1e-3", "10:15", "123", "null", "none", "a, b", "[", "~"]
     )
     simple = {NoneType: st.none(), bool: st.booleans(), int: st.integers(), str: texts}
-    simple |= {float: st.floats(allow_nan=False) | st.just(1e-3), Path: texts.filter(lambda t: "\0" not in t).map(Path)}
+    simple |= {
+        float: st.floats(allow_nan=False) | st.just(1e-3),
+        Path: texts.filter(lambda t: "\0" not in t).map(Path),
+    }
     return simple[kind]
 
 
@@ -126,21 +131,29 @@ def spelled(config: Any) -> list[str]:
         for part in name.split("."):
             value = getattr(value, part)
         if isinstance(value, tuple):
-            arguments.append(f"--{name}={yaml.safe_dump(list(value), default_flow_style=True, width=10**6)}")
+            arguments.append(
+                f"--{name}={yaml.safe_dump(list(value), default_flow_style=True, width=10**6)}"
+            )
         else:
             arguments.append(f"--{name}={text_of(value)}")
     return arguments
 
 
 @given(strategy(Config, cli=True))
-def test_the_command_line_gives_what_the_file_gives(tmp_path_factory: pytest.TempPathFactory, config: Config) -> None:
+def test_the_command_line_gives_what_the_file_gives(
+    tmp_path_factory: pytest.TempPathFactory, config: Config
+) -> None:
     path = tmp_path_factory.getbasetemp() / "config.yaml"
     save_config(path, config)
-    assert read_config(Config, [f"--config={path}"]) == read_config(Config, spelled(config)) == config
+    assert (
+        read_config(Config, [f"--config={path}"]) == read_config(Config, spelled(config)) == config
+    )
 
 
 @given(strategy(Settings, cli=False))
-def test_a_saved_file_reads_back_equal(tmp_path_factory: pytest.TempPathFactory, config: Settings) -> None:
+def test_a_saved_file_reads_back_equal(
+    tmp_path_factory: pytest.TempPathFactory, config: Settings
+) -> None:
     path = tmp_path_factory.getbasetemp() / "settings.yaml"
     save_config(path, config)
     again = read_config(Settings, [f"--config={path}"])
@@ -178,7 +191,9 @@ def test_a_saved_file_reads_back_equal(tmp_path_factory: pytest.TempPathFactory,
         ("preemption.signals", "USR1, off", ("USR1", "off")),
     ],
 )
-def test_the_type_says_what_a_text_means(file: typing.Callable[..., str], key: str, text: str, value: Any) -> None:
+def test_the_type_says_what_a_text_means(
+    file: typing.Callable[..., str], key: str, text: str, value: Any
+) -> None:
     def leaf(config: Any) -> Any:
         for part in key.split("."):
             config = getattr(config, part)
@@ -207,16 +222,26 @@ def test_the_command_line_wins_over_files_and_later_files(file: typing.Callable[
         os.chown(one.partition("=")[2], 12345, 12345)
     two = file("batch-size: 2\nddp.comm_hook: bf16\n", "two.yaml")
     config = read_config(Config, ["--epochs=9", one, two])
-    assert (config.epochs, config.batch_size, config.ddp.comm_hook, config.compile) == (9, 2, "bf16", True)
+    assert (config.epochs, config.batch_size, config.ddp.comm_hook, config.compile) == (
+        9,
+        2,
+        "bf16",
+        True,
+    )
 
 
 def test_dashes_are_underscores_and_dots_reach_nested_keys(file: typing.Callable[..., str]) -> None:
     assert read_config(Config, ["--batch-size=5", "--ddp.bucket-cap-mb=9"]).ddp.bucket_cap_mb == 9
     assert read_config(Config, [file("ddp:\n  bucket-cap-mb: 7\n")]).ddp.bucket_cap_mb == 7
     found = read_config(
-        Settings, [file("lr: 1e-4\ntrain:\n  ddp: {comm_hook: fp16}\n"), "--train.dataloader.num_workers=2"]
+        Settings,
+        [file("lr: 1e-4\ntrain:\n  ddp: {comm_hook: fp16}\n"), "--train.dataloader.num_workers=2"],
     )
-    assert (found.lr, found.train.ddp.comm_hook, found.train.dataloader.num_workers) == (1e-4, "fp16", 2)
+    assert (found.lr, found.train.ddp.comm_hook, found.train.dataloader.num_workers) == (
+        1e-4,
+        "fp16",
+        2,
+    )
     assert found.train.epochs == 7  # the user's default, not Config's
 
 
@@ -250,7 +275,10 @@ def test_an_empty_file_sets_nothing(file: typing.Callable[..., str], text: str) 
         ("-e", ["the argument '-e'"]),
         ("--", ["the argument '--'"]),
         ("--=3", ["is an unknown key"]),
-        ("--config=/nowhere/x.yaml", ["/nowhere/x.yaml: No such file or directory", "correct --config"]),
+        (
+            "--config=/nowhere/x.yaml",
+            ["/nowhere/x.yaml: No such file or directory", "correct --config"],
+        ),
         ("--config=/", ["/: Is a directory"]),
     ],
 )
@@ -263,7 +291,11 @@ def test_a_wrong_argument_says_what_was_expected(argument: str, parts: list[str]
 @pytest.mark.parametrize(
     ("text", "line", "part"),
     [
-        ("epochs: 3\nddp:\n  hok: fp16\n", 3, "ddp.hok is an unknown key; expected a key that --help lists -> "),
+        (
+            "epochs: 3\nddp:\n  hok: fp16\n",
+            3,
+            "ddp.hok is an unknown key; expected a key that --help lists -> ",
+        ),
         ("epochs: 3\nconfig: x\n", 2, "config is an unknown key"),
         ("\nepochs: x\n", 2, "epochs is 'x'; expected an integer"),
         ("epochs: '3'\n", 1, "expected an integer"),
@@ -286,7 +318,9 @@ def test_a_wrong_argument_says_what_was_expected(argument: str, parts: list[str]
         ("fsdp:\n  modules: [Block]\n", 1, "fsdp is no longer a setting"),
     ],
 )
-def test_a_wrong_file_is_named_with_its_place(file: typing.Callable[..., str], text: str, line: int, part: str) -> None:
+def test_a_wrong_file_is_named_with_its_place(
+    file: typing.Callable[..., str], text: str, line: int, part: str
+) -> None:
     argument = file(text)
     message = refused(argument)
     name = argument.removeprefix("--config=")
@@ -298,18 +332,29 @@ def test_a_wrong_file_is_named_with_its_place(file: typing.Callable[..., str], t
 def test_a_setting_that_has_gone_says_what_to_do_instead(name: str) -> None:
     for kind, prefix in ((Config, "--"), (Settings, "--train.")):
         message = refused(f"{prefix}{name}=fsdp", kind=kind)
-        assert re.match(rf"{prefix}{name} is no longer a setting; .* -> .* docs/examples/fsdp_loop\.py$", message)
-    own = dataclasses.make_dataclass("Own", [("parallel", str, "")], bases=(Config,), frozen=True, kw_only=True)
-    assert read_config(own, ["--parallel=model"]) == own(parallel="model"), "a script's own of that name"
+        assert re.match(
+            rf"{prefix}{name} is no longer a setting; .* -> .* docs/examples/fsdp_loop\.py$",
+            message,
+        )
+    own = dataclasses.make_dataclass(
+        "Own", [("parallel", str, "")], bases=(Config,), frozen=True, kw_only=True
+    )
+    assert read_config(own, ["--parallel=model"]) == own(parallel="model"), (
+        "a script's own of that name"
+    )
 
 
 def test_what_must_be_given_and_is_not_is_named() -> None:
-    assert "name is not given; expected a text -> add --name=VALUE" in refused("--train.epochs=3", kind=Required)
+    assert "name is not given; expected a text -> add --name=VALUE" in refused(
+        "--train.epochs=3", kind=Required
+    )
     assert read_config(Required, ["--name=x"]) == Required(name="x")
 
 
 def test_a_class_that_no_text_can_fill_is_refused() -> None:
-    bad = dataclasses.make_dataclass("Bad", [("table", dict[str, int], field(default_factory=dict))])
+    bad = dataclasses.make_dataclass(
+        "Bad", [("table", dict[str, int], field(default_factory=dict))]
+    )
     assert "Bad.table is of type dict[str, int]; expected bool" in refused(kind=bad)
     taken = dataclasses.make_dataclass("Taken", [("config", str, "")])
     assert "Taken.config: --config has a meaning already" in refused(kind=taken)
@@ -324,7 +369,9 @@ def test_a_class_that_no_text_can_fill_is_refused() -> None:
 # The help.
 
 
-def test_help_lists_every_key_and_default(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_help_lists_every_key_and_default(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv("RANK", raising=False)
     with pytest.raises(SystemExit) as ended:
         read_config(Settings, ["--lr=2", "--help"])
@@ -339,7 +386,9 @@ def test_help_lists_every_key_and_default(capsys: pytest.CaptureFixture[str], mo
     assert [name for name, key in fields_of(Config).items() if not key.sentence] == []
 
 
-def test_other_ranks_print_no_help(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_ranks_print_no_help(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("RANK", "1")
     with pytest.raises(SystemExit):
         read_config(Config, ["-h"])
@@ -349,7 +398,9 @@ def test_other_ranks_print_no_help(capsys: pytest.CaptureFixture[str], monkeypat
 # The file.
 
 
-def test_a_file_that_cannot_be_written_leaves_the_old_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_cannot_be_written_leaves_the_old_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "config.yaml"
     save_config(path, Config())
     before = path.read_bytes()

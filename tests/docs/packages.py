@@ -17,14 +17,18 @@ PYTHON = sys.executable
 def run(*words: str | Path, folder: Path, **variables: str) -> str:
     """What a command prints that has only PATH, HOME and these variables."""
     environ = {"PATH": os.environ["PATH"], "HOME": str(folder), **variables}
-    done = subprocess.run([*map(str, words)], cwd=folder, env=environ, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(
+        [*map(str, words)], cwd=folder, env=environ, capture_output=True, text=True, timeout=300
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
 
 def copy_sources(folder: Path) -> None:
     """What a clone has."""
-    listed = run("git", "ls-files", "--cached", "--others", "--exclude-standard", folder=ROOT).splitlines()
+    listed = run(
+        "git", "ls-files", "--cached", "--others", "--exclude-standard", folder=ROOT
+    ).splitlines()
     for name in filter(lambda name: (ROOT / name).exists(), listed):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_bytes((ROOT / name).read_bytes())
@@ -37,10 +41,20 @@ def build(source: Path) -> dict[str, Path]:
 
 
 def environment(folder: Path, package: Path) -> None:
-    """A virtual environment with the package; what that requires comes from this one, as torch is large."""
+    """A virtual environment with the package; what that requires comes from this one, as torch is
+    large.
+    """
     venv.create(folder, with_pip=False)
     python, ours = folder / "bin" / "python", sysconfig.get_path("purelib")
-    packages = run(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))", folder=folder).strip()
+    packages = run(
+        python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))", folder=folder
+    ).strip()
     (Path(packages) / "others.pth").write_text(f"{ours}\n")
-    options = ("--no-deps", "--no-build-isolation", "--disable-pip-version-check", "--quiet", "--ignore-installed")
+    options = (
+        "--no-deps",
+        "--no-build-isolation",
+        "--disable-pip-version-check",
+        "--quiet",
+        "--ignore-installed",
+    )
     run(PYTHON, "-m", "pip", "--python", python, "install", *options, package, folder=folder)

@@ -1,4 +1,6 @@
-"""What docs/admin.md lets a site set up: its module file by Lmod, its prolog and its health check by Slurm."""
+"""What docs/admin.md lets a site set up: its module file by Lmod, its prolog and its health check
+by Slurm.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ LIMIT = 120.0
 
 def blocks(language: str) -> list[str]:
     """Of the page, as it shows them."""
-    return re.findall(rf"```{language}\n(.*?)```", (ROOT / "docs" / "admin.md").read_text(), re.DOTALL)
+    return re.findall(
+        rf"```{language}\n(.*?)```", (ROOT / "docs" / "admin.md").read_text(), re.DOTALL
+    )
 
 
 def test_a_job_uses_the_module(runner: SlurmJobRunner, built: dict[str, Path]) -> None:
@@ -67,8 +71,12 @@ def script(cluster: Cluster, place: int) -> Path:
     assert f"{SITES_ROOT}/bin/srunddp" in text
     path = cluster.shared / f"script{place}"
     # The cluster's slurm.conf is not where a site has it, and slurmd does not pass on where.
-    text = text.replace("#!/bin/bash\n", f"#!/bin/bash\nexport SLURM_CONF={cluster.folder}/etc/slurm.conf\n")
-    path.write_text(text.replace(f"{SITES_ROOT}/bin/srunddp", str(Path(sys.executable).with_name("srunddp"))))
+    text = text.replace(
+        "#!/bin/bash\n", f"#!/bin/bash\nexport SLURM_CONF={cluster.folder}/etc/slurm.conf\n"
+    )
+    path.write_text(
+        text.replace(f"{SITES_ROOT}/bin/srunddp", str(Path(sys.executable).with_name("srunddp")))
+    )
     path.chmod(0o755)
     return path
 
@@ -81,7 +89,11 @@ def set_up(cluster: Cluster, *lines: str) -> None:
 
 def drained(cluster: Cluster) -> set[str]:
     """Names and reasons; there is a line for each partition."""
-    return {*cluster.run("sinfo", "--noheader", "--Node", "--states=drain", "--format=%N %E").stdout.splitlines()}
+    return {
+        *cluster.run(
+            "sinfo", "--noheader", "--Node", "--states=drain", "--format=%N %E"
+        ).stdout.splitlines()
+    }
 
 
 def test_the_prolog_drains_a_node_that_fails(site: Cluster) -> None:
@@ -92,6 +104,10 @@ def test_the_prolog_drains_a_node_that_fails(site: Cluster) -> None:
 
 
 def test_the_health_check_drains_a_node_that_fails(site: Cluster) -> None:
-    lines = ("HealthCheckInterval=15", "HealthCheckNodeState=IDLE", f"HealthCheckProgram={script(site, 1)}")
+    lines = (
+        "HealthCheckInterval=15",
+        "HealthCheckNodeState=IDLE",
+        f"HealthCheckProgram={script(site, 1)}",
+    )
     set_up(site, *lines)
     assert until(lambda: drained(site), LIMIT) == {"node02 srunddp check"}

@@ -1,4 +1,6 @@
-"""Each block of shell commands on a page is run, in an allocation on the test cluster, or listed with its reason."""
+"""Each block of shell commands on a page is run, in an allocation on the test cluster, or listed
+with its reason.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ from tests.slurm.conftest import SlurmJobRunner
 from tests.support.site import PAGES
 
 LIMIT = 180
-NOT_RUN: dict[str, dict[str, str]] = yaml.safe_load(Path(__file__).with_name("not_run.yaml").read_text())
+NOT_RUN: dict[str, dict[str, str]] = yaml.safe_load(
+    Path(__file__).with_name("not_run.yaml").read_text()
+)
 SCRIPT = "import os, sys\nprint('rank', os.environ.get('RANK'), *sys.argv[1:])\n"
 # mpirun starts its ranks on this node, as where there is no Slurm.
 WITHOUT_SLURM = 'mpirun() { env $(compgen -e SLURM_ | sed "s/^/--unset=/") mpirun "$@"; }'
@@ -33,7 +37,9 @@ def blocks() -> Iterator[tuple[str, str]]:
 
 def reason(page: str, block: str) -> str | None:
     """Why it is not run; a listed block is known by how it begins."""
-    return next((why for start, why in NOT_RUN.get(page, {}).items() if block.startswith(start)), None)
+    return next(
+        (why for start, why in NOT_RUN.get(page, {}).items() if block.startswith(start)), None
+    )
 
 
 RUN = [(page, block) for page, block in blocks() if reason(page, block) is None]
@@ -55,7 +61,12 @@ def test_a_block_runs(page: str, block: str, runner: SlurmJobRunner) -> None:
     ifaces = folder / "ifaces.conf"
     ifaces.write_text(f"{runner.ifaces.read_text()}- nodes: login\n  interface: auto\n")
     path = f"{ROOT / '.venv' / 'bin'}:{os.environ['PATH']}"
-    variables = {"PATH": path, "VIRTUAL_ENV": str(ROOT / ".venv"), "SRUNDDP_IFACES": str(ifaces), **ALLOW_ROOT}
+    variables = {
+        "PATH": path,
+        "VIRTUAL_ENV": str(ROOT / ".venv"),
+        "SRUNDDP_IFACES": str(ifaces),
+        **ALLOW_ROOT,
+    }
     variables |= {"OMP_NUM_THREADS": "1", "SLURM_OVERCOMMIT": "1"}
     variables["PRTE_MCA_rmaps_default_mapping_policy"] = ":oversubscribe"
     command = f"cd {shlex.quote(str(folder))}\n{WITHOUT_SLURM}\nset -e\n{block}"
@@ -67,5 +78,7 @@ def test_a_block_runs(page: str, block: str, runner: SlurmJobRunner) -> None:
 def test_what_is_listed_is_on_its_page() -> None:
     for page, listed in NOT_RUN.items():
         there = [block for name, block in blocks() if name == page]
-        assert [start for start in listed if not any(block.startswith(start) for block in there)] == [], page
+        assert [
+            start for start in listed if not any(block.startswith(start) for block in there)
+        ] == [], page
         assert all(listed.values()), page

@@ -1,4 +1,6 @@
-"""sdist and wheel, as an index would get them, in an environment that has nothing else, and in a prefix."""
+"""sdist and wheel, as an index would get them, in an environment that has nothing else, and in a
+prefix.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ def test_an_index_would_take_both(built: dict[str, Path]) -> None:
 
 def test_with_an_address_the_links_of_the_readme_lead_there(source: Path) -> None:
     setup = (source / "setup.py").read_text()
-    (source / "with_address.py").write_text(setup.replace('ADDRESS = ""', 'ADDRESS = "https://git.example/srunddp"'))
+    (source / "with_address.py").write_text(
+        setup.replace('ADDRESS = ""', 'ADDRESS = "https://git.example/srunddp"')
+    )
     text = run(PYTHON, "with_address.py", "--long-description", "--url", folder=source)
     assert "](https://git.example/srunddp/blob/main/docs/README.md)" in text
     assert "](https://git.example/srunddp/raw/main/docs/pictures/report.png)" in text
@@ -30,7 +34,9 @@ def test_the_wheel_needs_no_compiler_and_no_extra_by_itself(built: dict[str, Pat
 
 
 @pytest.mark.parametrize("kind", [".whl", ".gz"])
-def test_both_work_in_an_environment_of_their_own(kind: str, built: dict[str, Path], tmp_path: Path) -> None:
+def test_both_work_in_an_environment_of_their_own(
+    kind: str, built: dict[str, Path], tmp_path: Path
+) -> None:
     """What they require comes from this one, as torch is large."""
     environment(tmp_path / "env", built[kind])
     use(tmp_path / "env", tmp_path)
@@ -38,7 +44,13 @@ def test_both_work_in_an_environment_of_their_own(kind: str, built: dict[str, Pa
 
 def test_the_wheel_works_in_a_prefix(built: dict[str, Path], tmp_path: Path) -> None:
     prefix = tmp_path / "prefix"
-    options = ("--no-deps", "--disable-pip-version-check", "--quiet", "--ignore-installed", f"--prefix={prefix}")
+    options = (
+        "--no-deps",
+        "--disable-pip-version-check",
+        "--quiet",
+        "--ignore-installed",
+        f"--prefix={prefix}",
+    )
     run(PYTHON, "-m", "pip", "install", *options, built[".whl"], folder=tmp_path)
     (packages,) = prefix.glob("lib/python3.*/site-packages")
     use(prefix, tmp_path, PYTHONPATH=str(packages))
@@ -47,7 +59,9 @@ def test_the_wheel_works_in_a_prefix(built: dict[str, Path], tmp_path: Path) -> 
 def use(prefix: Path, folder: Path, **variables: str) -> None:
     """The command, the site's file and the manual pages are there, and a script runs."""
     command = prefix / "bin" / "srunddp"
-    (folder / "train.py").write_text("import os, srunddp\nprint(srunddp.__file__, os.environ['WORLD_SIZE'])\n")
+    (folder / "train.py").write_text(
+        "import os, srunddp\nprint(srunddp.__file__, os.environ['WORLD_SIZE'])\n"
+    )
     assert (prefix / "etc" / "srunddp" / "ifaces.conf").exists()
     assert (prefix / "share" / "man" / "man1" / "srunddp-check.1").exists()
     assert run(command, "--version", folder=folder, **variables).startswith("srunddp, version ")

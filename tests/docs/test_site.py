@@ -23,17 +23,24 @@ def html(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_each_page_is_built_and_found_by_the_search(html: Path) -> None:
-    found = {item["location"].partition("#")[0] for item in json.loads((html / "search.json").read_text())["items"]}
+    found = {
+        item["location"].partition("#")[0]
+        for item in json.loads((html / "search.json").read_text())["items"]
+    }
     for page in site.PAGES:
         built = page.relative_to(ROOT).with_suffix(".html")
         built = built.with_name("index.html") if page.name == "README.md" else built
         assert (html / built).exists(), built
-        assert str(built).removesuffix("index.html") in {each.removesuffix("index.html") for each in found}, built
+        assert str(built).removesuffix("index.html") in {
+            each.removesuffix("index.html") for each in found
+        }, built
 
 
 def test_the_site_fetches_nothing_from_elsewhere(html: Path) -> None:
     for page in html.rglob("*.html"):
-        loaded = re.findall(r'<(?:script|img|link)[^>]* (?:src|href)="?(https?://[^" >]+)', page.read_text())
+        loaded = re.findall(
+            r'<(?:script|img|link)[^>]* (?:src|href)="?(https?://[^" >]+)', page.read_text()
+        )
         assert loaded == [], page
 
 

@@ -1,4 +1,6 @@
-"""The command ``srunddp explain`` and the option ``--explain`` print who decided what, for each rank."""
+"""The command ``srunddp explain`` and the option ``--explain`` print who decided what, for each
+rank.
+"""
 
 from __future__ import annotations
 
@@ -63,7 +65,9 @@ def test_explain_says_who_the_rank_is_beside_a_wrong_interface(tmp_path: Path) -
     assert "[rank 1] rank                 1                  SLURM_PROCID=1" in rows
     assert f"[rank 1] interface            nosuch0            {conf}:1:3; see the error" in rows
     assert "[rank 1] timeout              7 s                --timeout" in rows
-    assert error.startswith(f"[rank 1] error: {conf}:1:3: interface nosuch0 is not there on node {NODE}, which has ")
+    assert error.startswith(
+        f"[rank 1] error: {conf}:1:3: interface nosuch0 is not there on node {NODE}, which has "
+    )
     assert error.endswith("-> correct this entry (exit code 78)")
 
 
@@ -71,11 +75,20 @@ def test_explain_reads_the_environments_of_other_ranks(tmp_path: Path) -> None:
     """As after ``srun --label env > FILE``, on a login node."""
     lines = [f"{rank}: {name}={value}" for rank in (1, 0) for name, value in step(rank).items()]
     file = write(tmp_path / "env", "\n".join(lines) + "\n")
-    done = srunddp("explain", "--env", file, folder=tmp_path, RANK="7", SLURM_PROCID="9", SRUNDDP_IFACES="/nowhere")
+    done = srunddp(
+        "explain",
+        "--env",
+        file,
+        folder=tmp_path,
+        RANK="7",
+        SLURM_PROCID="9",
+        SRUNDDP_IFACES="/nowhere",
+    )
     assert (done.returncode, done.stderr) == (0, "")
     said = [line for line in done.stdout.splitlines() if " rank   " in line]
     assert said == [
-        f"[rank {rank}] rank                 {rank}                  SLURM_PROCID={rank}" for rank in (0, 1)
+        f"[rank {rank}] rank                 {rank}                  SLURM_PROCID={rank}"
+        for rank in (0, 1)
     ]
 
 
@@ -101,7 +114,11 @@ def as_text(rank: dict[str, Any]) -> list[str]:
 
 @pytest.mark.parametrize(
     ("words", "variables", "code", "ranks"),
-    [((), slurm(1, SLURM_NTASKS="6"), 0, 1), (("--ifaces=wrong",), slurm(1), 78, 1), (("--env=env",), {}, 0, 2)],
+    [
+        ((), slurm(1, SLURM_NTASKS="6"), 0, 1),
+        (("--ifaces=wrong",), slurm(1), 78, 1),
+        (("--env=env",), {}, 0, 2),
+    ],
     ids=["a rank", "a wrong file", "environments"],
 )
 def test_json_is_a_line_for_each_rank_with_its_table(
@@ -116,7 +133,10 @@ def test_json_is_a_line_for_each_rank_with_its_table(
             for name, each in (step(rank) | {"SLURM_PTY_PORT": "1"}).items()
         ),
     )
-    text, done = (srunddp("explain", *words, *more, folder=tmp_path, **variables) for more in ((), ("--json",)))
+    text, done = (
+        srunddp("explain", *words, *more, folder=tmp_path, **variables)
+        for more in ((), ("--json",))
+    )
     assert (done.returncode, text.returncode, done.stderr) == (code, code, "")
     lines = [json.loads(line) for line in done.stdout.splitlines()]
     assert len(lines) == ranks
@@ -125,12 +145,20 @@ def test_json_is_a_line_for_each_rank_with_its_table(
 
 # Environments as other processes print them.
 
-ODD = {"A": "1", "LINES": "one\n two\nthree =3\n", "EMPTY": "", "BASH_FUNC_ml%%": "() {  x\n}", "Z": "a=b"}
+ODD = {
+    "A": "1",
+    "LINES": "one\n two\nthree =3\n",
+    "EMPTY": "",
+    "BASH_FUNC_ml%%": "() {  x\n}",
+    "Z": "a=b",
+}
 
 
 @pytest.mark.parametrize("option", [(), ("-0",)])
 def test_values_of_several_lines_are_read_back(option: tuple[str, ...], tmp_path: Path) -> None:
-    (tmp_path / "env").write_bytes(subprocess.run(["/usr/bin/env", *option], env=ODD, capture_output=True).stdout)
+    (tmp_path / "env").write_bytes(
+        subprocess.run(["/usr/bin/env", *option], env=ODD, capture_output=True).stdout
+    )
     assert read_environments(str(tmp_path / "env")) == [ODD]
     (tmp_path / "env").write_bytes(b"A=\xff\nB=2\n")  # bytes that are no text do not matter
     assert read_environments(str(tmp_path / "env"))[0]["B"] == "2"
@@ -147,7 +175,9 @@ def test_a_name_that_comes_again_begins_the_next_rank(separator: str) -> None:
 def test_labelled_lines_may_be_mixed() -> None:
     lines = [f"{rank:02d}: {name}={rank}" for rank in range(12) for name in ("RANK", "X")]
     random.Random(0).shuffle(lines)
-    assert parse_environments("\n".join(lines) + "\n") == [{"RANK": f"{rank}", "X": f"{rank}"} for rank in range(12)]
+    assert parse_environments("\n".join(lines) + "\n") == [
+        {"RANK": f"{rank}", "X": f"{rank}"} for rank in range(12)
+    ]
 
 
 @pytest.mark.parametrize("content", [None, "", "no variable\n"])

@@ -28,7 +28,13 @@ CONF = """\
 - {nodes: "*", interface: auto}
 """
 PMI2 = {"PMI_FD": "9", "PMI_RANK": "1", "PMI_SIZE": "4"}
-EXPLICIT = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500"}
+EXPLICIT = {
+    "RANK": "1",
+    "WORLD_SIZE": "2",
+    "LOCAL_RANK": "1",
+    "MASTER_ADDR": "10.0.0.1",
+    "MASTER_PORT": "29500",
+}
 OF_DAEMON = "Slurm: SLURM_PROCID=1"
 ASKED = "pmi: --channel slurm was asked for"
 LO = NetworkInterface("lo", True, 0, ("127.0.0.1",), ())
@@ -76,7 +82,14 @@ WHO = [
     (step(1, **PMI2, RANK="1"), None, "rank", "1", "SLURM_PROCID=1", ("PMI_RANK=1", "RANK=1")),
     (step(1), None, "world_size", "4", "SLURM_STEP_NUM_TASKS=4", ("SLURM_NTASKS=6",)),
     (daemon_step(1) | open_mpi(3, 6, 1, 2), None, "rank", "3", "OMPI_COMM_WORLD_RANK=3", ()),
-    (daemon_step(1) | open_mpi(3, 6, 1, 2), None, "launcher", "Open MPI", "OMPI_COMM_WORLD_RANK=3", (OF_DAEMON,)),
+    (
+        daemon_step(1) | open_mpi(3, 6, 1, 2),
+        None,
+        "launcher",
+        "Open MPI",
+        "OMPI_COMM_WORLD_RANK=3",
+        (OF_DAEMON,),
+    ),
     (batch_body(), None, "rank", "0", "no launcher was found", ()),
     (batch_body(), None, "interface", "lo", "loopback, as a single process", ()),
     (step(0) | EXPLICIT, "env", "rank", "1", "RANK=1", ()),
@@ -87,13 +100,25 @@ WHO = [
     (step(1), None, "interface", "auto", OF_NODE, ()),
     (step(1, **PMI2), None, "channel", "pmi", "PMI_FD=9, then slurm", NOT_TAKEN),
     (step(1, **PMI2), None, "proof", "secret", "carried over pmi", ()),
-    (step(1, **PMI2), "slurm", "channel", "slurm", "--channel, SLURM_STEP_NODELIST=node[02-03]", (ASKED,)),
+    (
+        step(1, **PMI2),
+        "slurm",
+        "channel",
+        "slurm",
+        "--channel, SLURM_STEP_NODELIST=node[02-03]",
+        (ASKED,),
+    ),
 ]
 
 
 @pytest.mark.parametrize(("variables", "channel", "name", "value", "why", "passed_over"), WHO)
 def test_each_value_has_its_source_and_what_was_passed_over(
-    variables: dict[str, str], channel: str | None, name: str, value: str, why: str, passed_over: tuple[str, ...]
+    variables: dict[str, str],
+    channel: str | None,
+    name: str,
+    value: str,
+    why: str,
+    passed_over: tuple[str, ...],
 ) -> None:
     found = elsewhere(variables, channel=channel)
     assert said(found, name) == (value, why)
@@ -103,7 +128,9 @@ def test_each_value_has_its_source_and_what_was_passed_over(
 @pytest.mark.parametrize(
     ("variables", "channel"), [({"RANK": "3"}, None), (step(1, RANK="1"), "env"), (step(1), "pmi")]
 )
-def test_what_a_run_would_refuse_ends_with_78(variables: dict[str, str], channel: str | None) -> None:
+def test_what_a_run_would_refuse_ends_with_78(
+    variables: dict[str, str], channel: str | None
+) -> None:
     assert elsewhere(variables, channel=channel).exit_code == 78
     assert elsewhere(step(1)).exit_code == 0
 
@@ -118,7 +145,11 @@ def test_every_launcher_decides_by_its_own_variables() -> None:
 
 
 def test_elsewhere_a_pty_shell_is_taken_for_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(slurm, "is_interactive_shell", lambda task: pytest.fail("looked at a process of this machine"))
+    monkeypatch.setattr(
+        slurm,
+        "is_interactive_shell",
+        lambda task: pytest.fail("looked at a process of this machine"),
+    )
     found = elsewhere(pty_shell(1))
     assert said(found, "rank") == ("1", "SLURM_PROCID=1")
     assert found.notes == ["SLURM_PTY_PORT=40001: taken for a step, not for a shell of srun --pty"]
@@ -142,7 +173,10 @@ def test_an_entry_of_another_node_is_chosen_and_not_checked(conf: str) -> None:
 def test_what_the_user_exported_wins_over_the_entry(conf: str) -> None:
     found = elsewhere(step(1, GLOO_SOCKET_IFNAME="eth7", NCCL_IB_TC="41"), ifaces=conf)
     assert said(found, "interface")[0] == "eth7"
-    assert f"{conf}:2:3, interface ib0 ib1: exported variables come first" in row(found, "interface").not_chosen
+    assert (
+        f"{conf}:2:3, interface ib0 ib1: exported variables come first"
+        in row(found, "interface").not_chosen
+    )
     assert said(found, "GLOO_SOCKET_IFNAME") == ("eth7", "exported")
     assert said(found, "NCCL_SOCKET_IFNAME") == ("=eth7", "GLOO_SOCKET_IFNAME=eth7")
     assert said(found, "NCCL_IB_TC") == ("41", "exported")
@@ -154,13 +188,23 @@ def test_a_rule_is_shown_and_on_the_node_what_it_takes(
     rule: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     names_lead_to_eth0(monkeypatch)
-    conf, shown = str(write(tmp_path / "rule.conf", f"- nodes: '*'\n  {rule}\n")), rule.replace(":", "")
+    conf, shown = (
+        str(write(tmp_path / "rule.conf", f"- nodes: '*'\n  {rule}\n")),
+        rule.replace(":", ""),
+    )
     assert said(elsewhere(step(1), ifaces=conf), "interface") == (
         shown.removeprefix("interface "),
         f"{conf}:1:3; not checked, as this is not that node",
     )
-    assert said(elsewhere(step(1) | {"GLOO_SOCKET_IFNAME": "ib0"}, ifaces=conf), "interface")[0] == "ib0"
-    links = (LO, NetworkInterface("eth1", True, 0, ("10.1.0.2",), ()), NetworkInterface("eth9", False, 0, (), ()))
+    assert (
+        said(elsewhere(step(1) | {"GLOO_SOCKET_IFNAME": "ib0"}, ifaces=conf), "interface")[0]
+        == "ib0"
+    )
+    links = (
+        LO,
+        NetworkInterface("eth1", True, 0, ("10.1.0.2",), ()),
+        NetworkInterface("eth9", False, 0, (), ()),
+    )
     found = explain(step(0), ExplainOptions(ifaces=conf), links)
     assert said(found, "interface") == ("eth1", f"{conf}:1:3, {shown}")
     assert ("eth9: down" in row(found, "interface").not_chosen) == (rule == "interface: eth*")
@@ -169,14 +213,20 @@ def test_a_rule_is_shown_and_on_the_node_what_it_takes(
 def test_all_errors_of_a_file_are_explained(tmp_path: Path) -> None:
     conf = write(tmp_path / "wrong.conf", "- nodes: a, b\n  interface: =ib0\n")
     found = elsewhere(step(1), ifaces=str(conf))
-    assert [str(error).partition(": ")[0] for error in found.errors] == [f"{conf}:1:10", f"{conf}:2:14"]
+    assert [str(error).partition(": ")[0] for error in found.errors] == [
+        f"{conf}:1:10",
+        f"{conf}:2:14",
+    ]
     assert found.text.count("[rank 1] error: ") == 2
 
 
 def test_where_the_node_is_not_known_no_entry_is_taken_for_it(conf: str) -> None:
     write(Path(conf), CONF.partition("\n")[2])
     found = elsewhere(hydra(0), ifaces=conf)
-    assert said(found, "interface") == ("?", f"the node's name decides which entry of {conf} counts")
+    assert said(found, "interface") == (
+        "?",
+        f"the node's name decides which entry of {conf} counts",
+    )
     assert not [row for row in found.rows if row.name == "NCCL_IB_TC"]
 
 
@@ -193,7 +243,9 @@ def test_each_file_is_taken_or_passed_over(tmp_path: Path, monkeypatch: pytest.M
     )
 
 
-def test_on_the_node_itself_other_interfaces_are_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_on_the_node_itself_other_interfaces_are_passed_over(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     names_lead_to_eth0(monkeypatch)
     found = explain(step(0), ExplainOptions(), (LO, ETH0))
     assert said(found, "interface") == ("eth0", "auto, the default, as no ifaces.conf has entries")
@@ -208,7 +260,9 @@ def test_rank_zeros_line_follows_from_its_nodes_entry(conf: str) -> None:
     found = elsewhere(step(1), ifaces=conf)
     value, why = said(found, "rank 0")
     who = detect.detect(step(1))
-    first = discovery.rendezvous_ports(who, ifaces_conf.IfacesEntry("*", ("ib0",), ports=range(40000, 40010)), None)[0]
+    first = discovery.rendezvous_ports(
+        who, ifaces_conf.IfacesEntry("*", ("ib0",), ports=range(40000, 40010)), None
+    )[0]
     assert value.startswith(f"node02-data:{first}, ")
     assert why.startswith(f"SLURM_STEP_NODELIST=node[02-03], address: of {conf}:2:3")
 
@@ -231,7 +285,9 @@ def test_master_addr_below_slurm_is_passed_over() -> None:
         "MASTER_ADDR=n1: ignored under Slurm",
         "MASTER_PORT=29500: ignored under Slurm",
     )
-    assert found.notes[0].startswith("MASTER_ADDR=n1 and MASTER_PORT=29500 ignored: Slurm tells where rank 0 is")
+    assert found.notes[0].startswith(
+        "MASTER_ADDR=n1 and MASTER_PORT=29500 ignored: Slurm tells where rank 0 is"
+    )
 
 
 # The rest.
@@ -246,7 +302,9 @@ def test_master_addr_below_slurm_is_passed_over() -> None:
         ("NoDevFiles", "cpu", "CUDA_VISIBLE_DEVICES=NoDevFiles: no GPU"),
     ],
 )
-def test_the_device_follows_from_the_devices_that_are_visible(visible: str, value: str, why: str) -> None:
+def test_the_device_follows_from_the_devices_that_are_visible(
+    visible: str, value: str, why: str
+) -> None:
     found = elsewhere(step(1, CUDA_VISIBLE_DEVICES=visible, SLURM_STEP_GPUS="6,7"))
     assert said(found, "device")[0] == value
     assert said(found, "device")[1].startswith(why)
@@ -267,9 +325,13 @@ def test_limits_token_proof_and_threads_are_named(monkeypatch: pytest.MonkeyPatc
 
 def test_the_binding_is_that_of_a_run(fake_nvml: object) -> None:
     assert said(explain({}, ExplainOptions(), (LO,)), "bind") == ("none", "the default")
-    assert said(elsewhere(step(0), bind="auto"), "bind") == ("auto", "--bind; not checked, as this is not that node")
+    assert said(elsewhere(step(0), bind="auto"), "bind") == (
+        "auto",
+        "--bind; not checked, as this is not that node",
+    )
     value, why = said(explain({}, ExplainOptions(bind="auto"), (LO,)), "bind")
-    assert (value, why[:13]) == ("unchanged", "--bind=auto: ")  # here is no GPU, or the tests are bound
+    # Here is no GPU, or the tests are bound.
+    assert (value, why[:13]) == ("unchanged", "--bind=auto: ")
 
 
 # Where something is wrong.
@@ -282,7 +344,9 @@ def test_the_binding_is_that_of_a_run(fake_nvml: object) -> None:
         (step(1) | hydra(0) | open_mpi(1), "two launchers disagree: "),
     ],
 )
-def test_what_follows_from_a_wrong_launcher_is_left_out(variables: dict[str, str], error: str) -> None:
+def test_what_follows_from_a_wrong_launcher_is_left_out(
+    variables: dict[str, str], error: str
+) -> None:
     found = elsewhere(variables)
     assert found.exit_code == 78
     assert found.text.splitlines()[-1].startswith(f"[rank 1] error: {error}")
@@ -294,17 +358,29 @@ def test_a_wrong_file_leaves_the_ranks_numbers(tmp_path: Path) -> None:
     conf = str(write(tmp_path / "wrong.conf", "- nodes: '*'\n  interfaces: ib0\n"))
     found = elsewhere(step(1), ifaces=conf)
     assert said(found, "rank") == ("1", "SLURM_PROCID=1")
-    assert found.text.splitlines()[-1].startswith(f"[rank 1] error: {conf}:2:3: unknown key 'interfaces'; ")
+    assert found.text.splitlines()[-1].startswith(
+        f"[rank 1] error: {conf}:2:3: unknown key 'interfaces'; "
+    )
 
 
-def test_rank_zeros_name_leads_to_another_interface(monkeypatch: pytest.MonkeyPatch, conf: str) -> None:
+def test_rank_zeros_name_leads_to_another_interface(
+    monkeypatch: pytest.MonkeyPatch, conf: str
+) -> None:
     names_lead_to_eth0(monkeypatch)
-    found = explain(step(0), ExplainOptions(ifaces=conf), (ETH0, NetworkInterface("ib0", True, 0, ("10.1.0.2",), ())))
+    found = explain(
+        step(0),
+        ExplainOptions(ifaces=conf),
+        (ETH0, NetworkInterface("ib0", True, 0, ("10.1.0.2",), ())),
+    )
     assert said(found, "interface") == ("ib0", f"{conf}:2:3")
-    assert "the others look for rank 0 at node02-data, which is 10.0.0.2 on eth0" in str(found.errors[0])
+    assert "the others look for rank 0 at node02-data, which is 10.0.0.2 on eth0" in str(
+        found.errors[0]
+    )
 
 
-def test_an_interface_that_is_down_leaves_what_was_chosen(conf: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interface_that_is_down_leaves_what_was_chosen(
+    conf: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     names_lead_to_eth0(monkeypatch)
     down = NetworkInterface("ib0", False, 0, (), ())
     found = explain(step(0), ExplainOptions(ifaces=conf, channel="slurm"), (LO, ETH0, down))

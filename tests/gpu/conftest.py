@@ -1,4 +1,6 @@
-"""Risks that only a GPU shows, of signals, tools, groups, ends, networks and devices: all of this folder needs one."""
+"""Risks that only a GPU shows, of signals, tools, groups, ends, networks and devices: all of this
+folder needs one.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Two nodes on this machine with several networks between them: namespaces, whose ranks share its GPUs."""
+"""Two nodes on this machine with several networks between them: namespaces, whose ranks share its
+GPUs.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,8 @@ from tests.support import namespaces
 from tests.support.namespaces import NODES
 from tests.support.starting import bare
 
-# Processes in two network namespaces cannot pass file descriptors by abstract sockets, which these would use.
+# Processes in two network namespaces cannot pass file descriptors by abstract sockets, which these
+# would use.
 ONE_HOST = {"NCCL_CUMEM_ENABLE": "0", "NCCL_CUMEM_HOST_ENABLE": "0", "NCCL_NVLS_ENABLE": "0"}
 
 
@@ -24,7 +27,8 @@ def two_nodes(rails: int, *, strict: bool = False) -> Iterator[dict[str, str]]:
     """Namespaces by node; their interfaces r0, r1, ... are in one subnet each. Gone at the end.
 
     Args:
-        strict: packets that come by another rail than their answer would leave by are dropped (rp_filter=1).
+        strict: packets that come by another rail than their answer would leave by are dropped
+            (rp_filter=1).
     """
     need_tool("ip")
     subnets = {f"r{rail}": (f"10.202.{rail}.{{}}/24",) * 2 for rail in range(rails)}
@@ -45,8 +49,12 @@ def switch(name: str, rail: int, way: str) -> None:
     tool("ip", "-n", name, "link", "set", f"r{rail}", way)
 
 
-def within(names: Mapping[str, str], per_node: int, port: int, variables: Mapping[str, str]) -> dict[int, list[str]]:
-    """For each rank the command below which it is on its node, with explicit variables and no others."""
+def within(
+    names: Mapping[str, str], per_node: int, port: int, variables: Mapping[str, str]
+) -> dict[int, list[str]]:
+    """For each rank the command below which it is on its node, with explicit variables and no
+    others.
+    """
     size, commands = len(NODES) * per_node, {}
     for rank in range(size):
         node = NODES[rank // per_node]

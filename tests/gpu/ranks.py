@@ -1,4 +1,6 @@
-"""Ranks of srunddp on this machine's GPUs, started as by Slurm, and plain Python to compare with."""
+"""Ranks of srunddp on this machine's GPUs, started as by Slurm, and plain Python to compare
+with.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,13 @@ def variables_here(more: Mapping[str, str] | None = None) -> dict[str, str]:
 
 @contextmanager
 def started(
-    folder: Path, script: str, *options: str, size: int = 2, backend: str = "", limit: float = LIMIT, **how: Any
+    folder: Path,
+    script: str,
+    *options: str,
+    size: int = 2,
+    backend: str = "",
+    limit: float = LIMIT,
+    **how: Any,
 ) -> Iterator[World]:
     """Ranks on this node; what is still there at the end is killed.
 
@@ -83,14 +91,23 @@ def ran(folder: Path, script: str, *options: str, size: int = 2, **how: Any) -> 
     return done.printed
 
 
-def plain(folder: Path, script: str, *before: str, **variables: str) -> subprocess.CompletedProcess[str]:
+def plain(
+    folder: Path, script: str, *before: str, **variables: str
+) -> subprocess.CompletedProcess[str]:
     """A script in plain Python, below the command before it; no srunddp."""
     return _single(folder, script, [*before, sys.executable], variables)
 
 
-def alone(folder: Path, script: str, *before: str, **variables: str) -> subprocess.CompletedProcess[str]:
+def alone(
+    folder: Path, script: str, *before: str, **variables: str
+) -> subprocess.CompletedProcess[str]:
     """The same script as the only rank of srunddp, without a launcher."""
-    return _single(folder, script, [*before, sys.executable, str(ROOT / "bin" / "srunddp"), "--quiet"], variables)
+    return _single(
+        folder,
+        script,
+        [*before, sys.executable, str(ROOT / "bin" / "srunddp"), "--quiet"],
+        variables,
+    )
 
 
 def _single(
@@ -99,5 +116,11 @@ def _single(
     write(folder / "plain.py", script)
     environ, null = bare(variables_here(variables)), subprocess.DEVNULL
     return subprocess.run(
-        [*command, "plain.py"], cwd=folder, env=environ, stdin=null, capture_output=True, text=True, timeout=LIMIT
+        [*command, "plain.py"],
+        cwd=folder,
+        env=environ,
+        stdin=null,
+        capture_output=True,
+        text=True,
+        timeout=LIMIT,
     )

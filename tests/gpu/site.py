@@ -36,7 +36,9 @@ def job(folder: Path, script: str, *words: str) -> Iterator[subprocess.Popen[str
     """srunddp below srun, from a job of its own; cancelled at the end if it is still there."""
     write(folder / "train.py", TOGETHER + PREAMBLE + script)
     pipe = subprocess.PIPE
-    with subprocess.Popen(command(*words), cwd=folder, stdout=pipe, stderr=subprocess.STDOUT, text=True) as process:
+    with subprocess.Popen(
+        command(*words), cwd=folder, stdout=pipe, stderr=subprocess.STDOUT, text=True
+    ) as process:
         try:
             yield process
         finally:

@@ -1,4 +1,6 @@
-"""--bind=auto with a real GPU: the script runs next to it, and CUDA works after NVML was asked before the fork."""
+"""--bind=auto with a real GPU: the script runs next to it, and CUDA works after NVML was asked
+before the fork.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,8 @@ SHOWS = """
 import json, os, torch
 own = torch.cuda.get_device_properties(0)
 address = f"{own.pci_domain_id:04x}:{own.pci_bus_id:02x}:{own.pci_device_id:02x}.0"
-print(json.dumps([address, sorted(os.sched_getaffinity(0)), torch.ones(4, device="cuda").sum().item()]))
+total = torch.ones(4, device="cuda").sum().item()
+print(json.dumps([address, sorted(os.sched_getaffinity(0)), total]))
 """
 
 
@@ -27,7 +30,10 @@ def test_a_rank_runs_on_the_cpus_next_to_its_gpu(tmp_path: Path) -> None:
     device = Path("/sys/bus/pci/devices", address)
     known = (device / "numa_node").is_file() and int((device / "numa_node").read_text()) >= 0
     if not known or len(mask) < (os.cpu_count() or 1):
-        pytest.skip(f"needs a GPU whose NUMA node is known and all CPUs, found {address} and {len(mask)} CPUs")
+        pytest.skip(
+            f"needs a GPU whose NUMA node is known and all CPUs, found {address} and {len(mask)}"
+            " CPUs"
+        )
     near = numbers_of((device / "local_cpulist").read_text().strip()) & set(mask)
     (bound,) = ran(tmp_path, SHOWS, "--bind=auto", size=1)
     assert json.loads(bound) == [address, sorted(near), 4.0]

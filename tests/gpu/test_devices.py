@@ -38,7 +38,9 @@ world.close()
 
 def listed(kind: str) -> list[str]:
     """The UUIDs of ``nvidia-smi -L`` that begin with GPU or MIG, without that word."""
-    done = subprocess.run([need_tool("nvidia-smi"), "-L"], capture_output=True, text=True, check=True, timeout=60)
+    done = subprocess.run(
+        [need_tool("nvidia-smi"), "-L"], capture_output=True, text=True, check=True, timeout=60
+    )
     return re.findall(rf"UUID: {kind}-([\w-]+)\)", done.stdout)
 
 
@@ -64,7 +66,9 @@ def test_each_mig_instance_has_a_uuid_of_its_own(tmp_path: Path) -> None:
     assert len({each[0] for each in found}) == len(instances), found
 
 
-@pytest.mark.skipif(torch.version.hip is None, reason=f"needs ROCm, found CUDA {torch.version.cuda}")
+@pytest.mark.skipif(
+    torch.version.hip is None, reason=f"needs ROCm, found CUDA {torch.version.cuda}"
+)
 def test_each_gpu_of_rocm_has_a_uuid_of_its_own(tmp_path: Path) -> None:
     need_gpus(2)
     found = uuids(tmp_path)
@@ -85,7 +89,11 @@ def test_ranks_may_share_a_gpu_where_nccl_is_told_so(tmp_path: Path) -> None:
 @pytest.mark.parametrize("visible", ["all", "index", "uuid", "none"])
 def test_a_rank_takes_what_is_visible(visible: str, tmp_path: Path) -> None:
     uuid = listed("GPU")[0]
-    wanted = {"all": {}, "index": {"CUDA_VISIBLE_DEVICES": "0"}, "uuid": {"CUDA_VISIBLE_DEVICES": f"GPU-{uuid}"}}
+    wanted = {
+        "all": {},
+        "index": {"CUDA_VISIBLE_DEVICES": "0"},
+        "uuid": {"CUDA_VISIBLE_DEVICES": f"GPU-{uuid}"},
+    }
     done = alone(tmp_path, DEVICE, **wanted.get(visible, {"CUDA_VISIBLE_DEVICES": ""}))
     assert done.stdout == ("cpu gloo\n" if visible == "none" else "cuda:0 nccl\n"), done.stderr
 
@@ -105,9 +113,11 @@ NESTED = """
 import subprocess
 
 world = srunddp.init()
-source = "import srunddp; w = srunddp.init(); print(w.rank, w.world_size, w.device, w.backend); w.close()"
+source = "import srunddp; w = srunddp.init(); "
+source += "print(w.rank, w.world_size, w.device, w.backend); w.close()"
 if RANK == 0:
-    done = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, timeout=60)
+    command = [sys.executable, "-c", source]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     print(done.returncode, done.stdout.strip(), done.stderr)
 dist.barrier()
 world.close()

@@ -1,4 +1,6 @@
-"""How ranks on GPUs end: with groups or work left, by a teardown that never returns, and by NCCL's watchdog."""
+"""How ranks on GPUs end: with groups or work left, by a teardown that never returns, and by NCCL's
+watchdog.
+"""
 
 from __future__ import annotations
 
@@ -27,13 +29,18 @@ ENDS = {
     "its gpu computes": "busy(5)\n",
     "all destroyed it": "world.close()\n",
 }
-# What threads of NCCL's process group say where rank 0's store has gone before them, and C++ where a thread fails.
-TROUBLE = re.compile(r"should dump|TCPStore|Broken pipe|Connection reset|terminate called|Traceback|Fatal Python")
+# What threads of NCCL's process group say where rank 0's store has gone before them, and C++ where
+# a thread fails.
+TROUBLE = re.compile(
+    r"should dump|TCPStore|Broken pipe|Connection reset|terminate called|Traceback|Fatal Python"
+)
 
 
 @pytest.mark.parametrize("size", [1, 2])
 @pytest.mark.parametrize("end", ENDS)
-def test_a_script_that_ends_so_ends_with_zero_and_no_word(end: str, size: int, tmp_path: Path) -> None:
+def test_a_script_that_ends_so_ends_with_zero_and_no_word(
+    end: str, size: int, tmp_path: Path
+) -> None:
     variables = need_nccl_ranks(size)
     done = run(tmp_path, BEGIN + ENDS[end], size=size, variables=variables, limit=120)
     assert done.codes == [0] * size, done.text

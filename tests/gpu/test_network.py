@@ -1,4 +1,6 @@
-"""Networks beside the GPUs': an Ethernet that goes away for a while, several rails, and NCCL's own transports."""
+"""Networks beside the GPUs': an Ethernet that goes away for a while, several rails, and NCCL's own
+transports.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,12 @@ from tests.support.worlds import TOGETHER, Ended
 PORT = 29617
 AWAY = 15.0  # seconds
 INFO = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,ENV,NET,GRAPH"}
-SOCKETS = {"NCCL_P2P_DISABLE": "1", "NCCL_SHM_DISABLE": "1", "NCCL_IB_DISABLE": "1", "NCCL_NET": "Socket"}
+SOCKETS = {
+    "NCCL_P2P_DISABLE": "1",
+    "NCCL_SHM_DISABLE": "1",
+    "NCCL_IB_DISABLE": "1",
+    "NCCL_NET": "Socket",
+}
 
 TRAINS = """
 world = srunddp.init()
@@ -81,8 +88,12 @@ def test_ranks_meet_and_train_over_rails_with_strict_filtering(tmp_path: Path) -
 
 
 @pytest.mark.parametrize(("exported", "used"), [("=r0,r1", ["r0", "r1"]), ("", ["r0"])])
-def test_nccls_sockets_use_what_the_user_exported_or_one(exported: str, used: list[str], tmp_path: Path) -> None:
-    """The interface that srunddp exports limits NCCL to one; several names of the user's own stay."""
+def test_nccls_sockets_use_what_the_user_exported_or_one(
+    exported: str, used: list[str], tmp_path: Path
+) -> None:
+    """The interface that srunddp exports limits NCCL to one; several names of the user's own
+    stay.
+    """
     variables = need_nccl_ranks(2) | SOCKETS | INFO
     variables |= {"NCCL_SOCKET_IFNAME": exported, "GLOO_SOCKET_IFNAME": "r0"} if exported else {}
     done = over_two_rails(tmp_path, "r0", variables)
@@ -98,7 +109,9 @@ def over_two_rails(
     (folder / "stop").touch()
     with two_nodes(2, strict=strict) as names:
         below, conf = within(names, size // 2, PORT, variables), str(ifaces(folder, interface))
-        done = run(folder, TRAINS.replace("steps > 20", "True"), "--ifaces", conf, size=size, below=below)
+        done = run(
+            folder, TRAINS.replace("steps > 20", "True"), "--ifaces", conf, size=size, below=below
+        )
     assert done.codes == [0] * size, done.text
     return done
 
@@ -112,7 +125,9 @@ def test_a_site_with_several_rails_trains_over_all_of_them(shared_folder: Path) 
     conf = ifaces(shared_folder, f"[{', '.join(rails)}]")
     words = command("--nodes=2", "--ntasks-per-node=2", "--gpus-per-node=2", "--gpu-bind=none")
     words[-1:] = ["--ifaces", str(conf), words[-1]]
-    done = subprocess.run(words, cwd=shared_folder, capture_output=True, text=True, timeout=STARTS_WITHIN)
+    done = subprocess.run(
+        words, cwd=shared_folder, capture_output=True, text=True, timeout=STARTS_WITHIN
+    )
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("True") == 4
 
@@ -139,7 +154,14 @@ print("busbw", values.nbytes / seconds * 2 * (size - 1) / size / 1e9, flush=True
 """
 
 
-TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--no-python")
+TORCHRUN = (
+    sys.executable,
+    "-m",
+    "torch.distributed.run",
+    "--standalone",
+    "--nproc-per-node=2",
+    "--no-python",
+)
 
 
 def test_nccl_goes_the_same_ways_as_fast_as_without_srunddp(tmp_path: Path) -> None:

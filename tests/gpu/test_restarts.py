@@ -1,4 +1,6 @@
-"""A restart within the job: the GPU of a rank that was killed is free again, and a warm worker can use it."""
+"""A restart within the job: the GPU of a rank that was killed is free again, and a warm worker can
+use it.
+"""
 
 from __future__ import annotations
 
@@ -28,6 +30,16 @@ if srunddp.restart_count() < 2:
 
 @pytest.mark.parametrize("size", [1, 2])
 @pytest.mark.parametrize("options", [(), ("--warm-restarts",)], ids=["cold", "warm"])
-def test_the_next_worker_has_the_gpu_of_the_last(options: tuple[str, ...], size: int, tmp_path: Path) -> None:
-    done = run(tmp_path, SCRIPT, "--restarts=2", *options, size=size, variables=need_nccl_ranks(size), limit=240)
+def test_the_next_worker_has_the_gpu_of_the_last(
+    options: tuple[str, ...], size: int, tmp_path: Path
+) -> None:
+    done = run(
+        tmp_path,
+        SCRIPT,
+        "--restarts=2",
+        *options,
+        size=size,
+        variables=need_nccl_ranks(size),
+        limit=240,
+    )
     assert done.codes == [0] * size, done.text

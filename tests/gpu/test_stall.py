@@ -44,7 +44,12 @@ config = Config(
 )
 waits = Longest()
 trainer = Trainer(
-    model, torch.optim.SGD(model.parameters(), lr=0.01), nn.CrossEntropyLoss(), config, world=world, callbacks=[waits]
+    model,
+    torch.optim.SGD(model.parameters(), lr=0.01),
+    nn.CrossEntropyLoss(),
+    config,
+    world=world,
+    callbacks=[waits],
 )
 trainer.fit(*data)
 say("longest", waits.longest)

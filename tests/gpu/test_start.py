@@ -26,8 +26,12 @@ world.close()
 
 
 def test_a_rank_0_that_prepares_data_may_be_late(tmp_path: Path) -> None:
-    """NCCL's first collective takes an id from the store, whose limit is that of init() and not of the meeting."""
-    assert ran(tmp_path, LATE, "--timeout", "10", variables=need_nccl_ranks(2)) == ["8.0 120.0\n"] * 2
+    """NCCL's first collective takes an id from the store, whose limit is that of init() and not of
+    the meeting.
+    """
+    assert (
+        ran(tmp_path, LATE, "--timeout", "10", variables=need_nccl_ranks(2)) == ["8.0 120.0\n"] * 2
+    )
 
 
 MANY = """
@@ -60,7 +64,9 @@ def test_rank_0_serves_more_ranks_than_its_soft_limit_of_files(tmp_path: Path) -
         done = it.wait()
     assert done.codes == [0, 0], done.text
     files = [int((tmp_path / f"files.{rank}").read_text()) for rank in range(2)]
-    print(f"files that the workers of ranks 0 and 1 have open, 1,100 connections among them: {files}")
+    print(
+        f"files that the workers of ranks 0 and 1 have open, 1,100 connections among them: {files}"
+    )
     assert files[0] > 1100
 
 
@@ -70,6 +76,8 @@ def test_a_step_of_one_part_of_a_heterogeneous_job_starts(shared_folder: Path) -
     need_tool("salloc")
     write(shared_folder / "train.py", "import os\nprint('rank', os.environ['RANK'])\n")
     job = ["salloc", *options(), "-N1", ":", *options(), "-N1", *command("--het-group=0")]
-    done = subprocess.run(job, cwd=shared_folder, capture_output=True, text=True, timeout=STARTS_WITHIN)
+    done = subprocess.run(
+        job, cwd=shared_folder, capture_output=True, text=True, timeout=STARTS_WITHIN
+    )
     assert done.returncode == 0, done.stderr
     assert "rank 0" in done.stdout

@@ -1,4 +1,6 @@
-"""Subgroups: the default group is bound to no device, so that ranks may make groups that not all belong to."""
+"""Subgroups: the default group is bound to no device, so that ranks may make groups that not all
+belong to.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +54,9 @@ def test_the_default_group_is_bound_to_no_device(backend: str, tmp_path: Path) -
     assert ran(tmp_path, BOUND, size=1, backend=chosen) == [f"{chosen} None\n"]
 
 
-@pytest.mark.parametrize("script", [HANDED_OVER, ASKED_FOR], ids=["by srunddp.init", "by init_process_group"])
+@pytest.mark.parametrize(
+    "script", [HANDED_OVER, ASKED_FOR], ids=["by srunddp.init", "by init_process_group"]
+)
 def test_a_device_is_handed_over_where_the_script_says_so(script: str, tmp_path: Path) -> None:
     assert ran(tmp_path, script, size=1) == ["cuda:0 4.0\n"]
 

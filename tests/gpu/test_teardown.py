@@ -1,4 +1,6 @@
-"""After a failure: what a rank has on a GPU is given back before srunddp ends, and a culprit may finish its own end."""
+"""After a failure: what a rank has on a GPU is given back before srunddp ends, and a culprit may
+finish its own end.
+"""
 
 from __future__ import annotations
 
@@ -110,5 +112,8 @@ def test_a_crash_that_leaves_a_core_is_told_soon(tmp_path: Path) -> None:
         core.unlink()
     named(done, 1, 128 + signal.SIGABRT, "killed by SIGABRT")
     pattern = Path("/proc/sys/kernel/core_pattern").read_text().strip()
-    print(f"told and ended {took:.1f} s after the abort; core {size / 2**30:.1f} GiB, core_pattern {pattern}")
+    print(
+        f"told and ended {took:.1f} s after the abort; core {size / 2**30:.1f} GiB, core_pattern"
+        f" {pattern}"
+    )
     assert took < CORE_WITHIN, f"{took:.0f} s, {os.cpu_count()} CPUs, core_pattern {pattern}"

@@ -1,4 +1,6 @@
-"""A draft names for every node the interface that reaches the others, in a file that srunddp reads as it was meant."""
+"""A draft names for every node the interface that reaches the others, in a file that srunddp reads
+as it was meant.
+"""
 
 from __future__ import annotations
 
@@ -26,13 +28,21 @@ IB = {"layer": "InfiniBand", "devices": ("mlx5_0",)}
 def link(name: str, network: str, number: int, **changes: Any) -> ScannedInterface:
     """An interface of the node of this number, in the network ``10.1`` or ``fd00:1:`` say."""
     address = f"{network}:{number:x}" if ":" in network else f"{network}.0.{number}"
-    known: dict[str, Any] = {"speed": 10_000, "passed_over": "", "names": (), "named": False, "devices": ()}
+    known: dict[str, Any] = {
+        "speed": 10_000,
+        "passed_over": "",
+        "names": (),
+        "named": False,
+        "devices": (),
+    }
     return ScannedInterface(**{"name": name, "address": address, "layer": ""} | known | changes)
 
 
 def network(link: ScannedInterface) -> str:
     """The network that it was made in."""
-    return link.address.rpartition(":")[0] if ":" in link.address else link.address.rsplit(".", 2)[0]
+    return (
+        link.address.rpartition(":")[0] if ":" in link.address else link.address.rsplit(".", 2)[0]
+    )
 
 
 def rail(
@@ -45,10 +55,13 @@ def rail(
 def scan(
     *rails: Mapping[tuple[str, str], ScannedInterface], lost: Sequence[str] = (), resolved: Any = ()
 ) -> ScanResult:
-    """What is found where all in one network reach each other, but not those of ``lost``: nodes or networks."""
+    """What is found where all in one network reach each other, but not those of ``lost``: nodes or
+    networks.
+    """
     ends = {end: link for each in rails for end, link in each.items()}
     reached = {
-        (a, b): network(ends[a]) == network(ends[b]) and not {a[0], b[0], network(ends[a])} & set(lost)
+        (a, b): network(ends[a]) == network(ends[b])
+        and not {a[0], b[0], network(ends[a])} & set(lost)
         for a, b in itertools.permutations(ends, 2)
         if a[0] != b[0] and not ends[a].passed_over and not ends[b].passed_over
     }
@@ -73,7 +86,10 @@ def interfaces(found: ScanResult) -> dict[str, tuple[str, ...]]:
 
 def test_nodes_with_one_name_are_one_entry() -> None:
     names = dict(zip(NODES, ("ens1f0", "ens1f0", "eno1", "ens1f0"), strict=True))
-    ends = {(node, name): link(name, "10.1", number) for number, (node, name) in enumerate(names.items())}
+    ends = {
+        (node, name): link(name, "10.1", number)
+        for number, (node, name) in enumerate(names.items())
+    }
     named = {end: link(end[1], "10.1", number, named=True) for number, end in enumerate(ends)}
     assert interfaces(scan(named)) == {node: (name,) for node, name in names.items()}
     text = draft(scan(named), TODAY)[0]
@@ -86,22 +102,35 @@ def test_nodes_with_one_name_are_one_entry() -> None:
 
 @pytest.mark.parametrize("ethernet", [10_000, 400_000])
 def test_infiniband_is_taken_over_ethernet_however_fast(ethernet: int) -> None:
-    found = scan(rail("ib0", "10.1", speed=100_000, **IB), rail("eno1", "10.2", speed=ethernet, named=True))
+    found = scan(
+        rail("ib0", "10.1", speed=100_000, **IB), rail("eno1", "10.2", speed=ethernet, named=True)
+    )
     assert set(interfaces(found).values()) == {("ib0",)}
-    not_chosen = f"# Not chosen: eno1 on n[01-04], which reach each other ({ethernet // 1000} Gbit/s)."
+    not_chosen = (
+        f"# Not chosen: eno1 on n[01-04], which reach each other ({ethernet // 1000} Gbit/s)."
+    )
     assert not_chosen in drafted(found)[0].splitlines()
 
 
 @pytest.mark.parametrize(
     ("rails", "taken", "said"),
     [
-        # The faster, whatever the names lead to; of two equal ones that of the names; IPv4 at equal speed.
-        ((rail("eno1", "10.1", speed=1000, named=True), rail("ens2", "10.2", speed=25_000)), "ens2", "eno1 on"),
+        # The faster, whatever the names lead to; of two equal ones that of the names; IPv4 at equal
+        # speed.
+        (
+            (rail("eno1", "10.1", speed=1000, named=True), rail("ens2", "10.2", speed=25_000)),
+            "ens2",
+            "eno1 on",
+        ),
         ((rail("eno1", "10.1"), rail("eno2", "10.2", named=True)), "eno2", "eno1 on"),
         ((rail("eno1", "fd00:1:", named=True), rail("eno2", "10.2")), "eno2", "(10 Gbit/s, IPv6)"),
         ((rail("eno1", "fd00:1:", speed=25_000), rail("eno2", "10.2")), "eno1", "eno2 on"),
         ((rail("ib0", "10.1", **IB), rail("ib1", "10.2", **IB)), "ib0", "ib1 on"),
-        ((rail("ib0", "10.1", NODES[:3], speed=200_000, **IB), rail("eno1", "10.2", speed=1000)), "eno1", "ib0 on"),
+        (
+            (rail("ib0", "10.1", NODES[:3], speed=200_000, **IB), rail("eno1", "10.2", speed=1000)),
+            "eno1",
+            "ib0 on",
+        ),
     ],
 )
 def test_the_best_of_two_networks_is_taken(rails: Any, taken: str, said: str) -> None:
@@ -112,8 +141,13 @@ def test_the_best_of_two_networks_is_taken(rails: Any, taken: str, said: str) ->
 
 
 @pytest.mark.parametrize(("speed", "taken"), [(10_000, ("ib0", "ib1")), (1000, ("ib0",))])
-def test_of_several_rails_in_one_network_the_fastest_are_listed(speed: int, taken: tuple[str, ...]) -> None:
-    second = {(node, "ib1"): link("ib1", "10.1", 100 + number, speed=speed) for number, node in enumerate(NODES)}
+def test_of_several_rails_in_one_network_the_fastest_are_listed(
+    speed: int, taken: tuple[str, ...]
+) -> None:
+    second = {
+        (node, "ib1"): link("ib1", "10.1", 100 + number, speed=speed)
+        for number, node in enumerate(NODES)
+    }
     assert interfaces(scan(rail("ib0", "10.1"), second)) == dict.fromkeys(NODES, taken)
 
 
@@ -121,7 +155,10 @@ def test_of_several_rails_in_one_network_the_fastest_are_listed(speed: int, take
 
 
 def test_what_reaches_nobody_or_is_down_is_passed_over_and_said() -> None:
-    fast, down = rail("eno2", "10.2", speed=25_000, named=True), rail("ib0", "10.3", NODES[1:3], passed_over="down")
+    fast, down = (
+        rail("eno2", "10.2", speed=25_000, named=True),
+        rail("ib0", "10.3", NODES[1:3], passed_over="down"),
+    )
     found = scan(rail("eno1", "10.1", speed=1000), fast, down, lost=["10.2"])
     assert interfaces(found) == dict.fromkeys(NODES, ("eno1",))
     lines = drafted(found)[0].splitlines()
@@ -148,7 +185,10 @@ def test_where_nobody_reaches_anybody_there_is_no_entry() -> None:
 def test_a_broken_way_within_the_network_is_said() -> None:
     found = scan(rail("eno1", "10.1"))
     one_lost = {**found.reached, (("n01", "eno1"), ("n02", "eno1")): False}
-    assert "# 1 ways within this network did not work" in draft(ScanResult(found.ends, one_lost, {}), TODAY)[0]
+    assert (
+        "# 1 ways within this network did not work"
+        in draft(ScanResult(found.ends, one_lost, {}), TODAY)[0]
+    )
     both = scan(rail("eno1", "10.1", speed=25_000), rail("eno2", "10.2"))
     reached = {**both.reached, (("n01", "eno1"), ("n02", "eno1")): False}
     assert set(interfaces(ScanResult(both.ends, reached, {})).values()) == {("eno2",)}
@@ -157,7 +197,9 @@ def test_a_broken_way_within_the_network_is_said() -> None:
 # By which address.
 
 
-def named(template: str) -> tuple[dict[tuple[str, str], ScannedInterface], dict[str, list[list[str]]]]:
+def named(
+    template: str,
+) -> tuple[dict[tuple[str, str], ScannedInterface], dict[str, list[list[str]]]]:
     """A network whose addresses have names, and what all nodes find for them."""
     ends = {
         (node, "ib0"): link("ib0", "10.1", number, names=(template.format(node=node),))
@@ -179,16 +221,22 @@ def test_a_name_that_one_node_does_not_know_is_no_template(elsewhere: list[str])
     ends, resolved = named("{node}-ib0")
     resolved["n02-ib0"] = [["10.1.0.2"], ["10.1.0.2"], elsewhere, ["10.1.0.2"]]
     entries = drafted(scan(ends, resolved=resolved))[2]
-    assert [entries[node].address for node in NODES] == [f"10.1.0.{number}" for number in range(1, 5)]
+    assert [entries[node].address for node in NODES] == [
+        f"10.1.0.{number}" for number in range(1, 5)
+    ]
 
 
 # NCCL's devices.
 
 
 def drafted_of(links: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]]) -> str:
-    """Of two nodes with these interfaces, and the devices that each is to use, and may be to use."""
+    """Of two nodes with these interfaces, and the devices that each is to use, and may be to
+    use.
+    """
     ends = {
-        (node, name): link(name, f"10.{each}", number, named=True, devices=used, layer="Ethernet", others=others)
+        (node, name): link(
+            name, f"10.{each}", number, named=True, devices=used, layer="Ethernet", others=others
+        )
         for number, node in enumerate(("node01", "node02"))
         for each, (name, (used, others)) in enumerate(links.items())
     }
@@ -203,7 +251,9 @@ def test_each_active_device_is_named_once_and_exactly() -> None:
 
 def test_devices_in_doubt_are_a_comment() -> None:
     both = {"eth1": (("mlx5_1",), ("mlx5_2",)), "eth2": (("mlx5_2",), ("mlx5_1",))}
-    assert '  env: {NCCL_IB_HCA: "=mlx5_1,mlx5_2"}  # active InfiniBand or RoCE\n' in drafted_of(both)
+    assert '  env: {NCCL_IB_HCA: "=mlx5_1,mlx5_2"}  # active InfiniBand or RoCE\n' in drafted_of(
+        both
+    )
     text = drafted_of({"eth1": both["eth1"]})
     assert '  # env: {NCCL_IB_HCA: "=mlx5_1"}  # without it NCCL uses mlx5_2 as well: ' in text
     assert "\n  env:" not in text
@@ -217,7 +267,20 @@ def test_nodes_whose_names_are_numbers_are_read_back() -> None:
     assert interfaces(scan(ends)) == dict.fromkeys(("1", "2", "3"), ("ib0",))
 
 
-NAMES = ("n1", "n10", "n01", "gpu-a", "gpu-a1", "rack1-n2", "rack2-n2", "rack2-n3", "1", "2", "03", "x")
+NAMES = (
+    "n1",
+    "n10",
+    "n01",
+    "gpu-a",
+    "gpu-a1",
+    "rack1-n2",
+    "rack2-n2",
+    "rack2-n3",
+    "1",
+    "2",
+    "03",
+    "x",
+)
 
 
 @st.composite
@@ -226,7 +289,9 @@ def any_scan(pick: st.DrawFn) -> ScanResult:
     some = st.sampled_from
     ends: dict[tuple[str, str], ScannedInterface] = {}
     for number, node in enumerate(nodes, 1):
-        for name in pick(st.lists(some(["eno1", "ib0", "ib1", "enp1s0f0np0", "p1p1.100"]), unique=True)):
+        for name in pick(
+            st.lists(some(["eno1", "ib0", "ib1", "enp1s0f0np0", "p1p1.100"]), unique=True)
+        ):
             changes = {
                 "speed": pick(some([0, 1000, 100_000])),
                 "passed_over": pick(some(["", "", "", "down"])),
@@ -282,14 +347,19 @@ def test_nodes_that_no_entry_matches_are_added_to_a_file(tmp_path: Path, end: st
     assert merged.startswith(f"{OWN}\n\n# By `srunddp ifaces scan` on 2026-01-02: ")
     entries = parse(merged.encode(), "f")
     assert [entry.nodes for entry in entries] == ["n[01-02]", "n[03-04]"]
-    assert [entry_for(entries, node).interfaces for node in NODES] == [("eno9",)] * 2 + [("ib0",)] * 2
+    assert [entry_for(entries, node).interfaces for node in NODES] == [("eno9",)] * 2 + [
+        ("ib0",)
+    ] * 2
     assert draft(found, TODAY, entries) == ("", ())
     add_entries("", str(path))
     assert path.read_text() == merged
 
 
 def test_a_merged_file_leaves_nodes_without_a_network_out() -> None:
-    found = scan(rail("ib0", "10.1", NODES[:3]), {("n04", "lo"): link("lo", "127.0", 1, passed_over="loopback")})
+    found = scan(
+        rail("ib0", "10.1", NODES[:3]),
+        {("n04", "lo"): link("lo", "127.0", 1, passed_over="loopback")},
+    )
     assert draft(found, TODAY)[1] == ("n04",)
     assert draft(found, TODAY, (IfacesEntry("n04", ("eno9",)),))[1] == ()
 

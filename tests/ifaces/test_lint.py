@@ -1,4 +1,6 @@
-"""An ifaces.conf is checked on a login node, before any job: against itself, Slurm's nodes and the names there."""
+"""An ifaces.conf is checked on a login node, before any job: against itself, Slurm's nodes and the
+names there.
+"""
 
 from __future__ import annotations
 
@@ -57,14 +59,18 @@ def test_a_file_that_suits_the_cluster_has_no_findings(conf: Path) -> None:
     assert report.summary == f"3 entries in {conf}, 4 nodes in the cluster"
 
 
-def test_a_file_without_entries_is_passed_over_and_that_is_noted(conf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_without_entries_is_passed_over_and_that_is_noted(
+    conf: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     other = write(conf.with_name("other.conf"), entry("a"))
     monkeypatch.setattr(ifaces_conf, "default_files", lambda: [other])
     report = checked(conf, "# nothing\n", "a")
     assert report.summary.startswith(f"1 entry in {other}, ")
     assert report.notes == [f"{conf} has no entries"]
     write(other, "")
-    assert checked(conf, "", "a").summary == "no ifaces.conf has entries: each node chooses by itself"
+    assert (
+        checked(conf, "", "a").summary == "no ifaces.conf has entries: each node chooses by itself"
+    )
 
 
 # Entries that never count.
@@ -72,31 +78,50 @@ def test_a_file_without_entries_is_passed_over_and_that_is_noted(conf: Path, mon
 
 @pytest.mark.parametrize(
     ("first", "second"),
-    [("*", "gpu*"), ("n[1-4]", "n[2-3]"), ("n[1-4]", "n1.site.org"), ("n?", "n[1-9]"), ("n[1-2],m*", "n2,m7,mm*")],
+    [
+        ("*", "gpu*"),
+        ("n[1-4]", "n[2-3]"),
+        ("n[1-4]", "n1.site.org"),
+        ("n?", "n[1-9]"),
+        ("n[1-2],m*", "n2,m7,mm*"),
+    ],
 )
 def test_an_entry_whose_nodes_are_all_taken_is_found(conf: Path, first: str, second: str) -> None:
     finding = only(checked(conf, entry(first) + entry(second)))
     assert finding.level is Severity.WARN
-    assert finding.found == f"{conf}:3:3: the entry never counts: all of its nodes are taken by line 1"
+    assert (
+        finding.found == f"{conf}:3:3: the entry never counts: all of its nodes are taken by line 1"
+    )
     assert finding.hint == "remove it, or move it before line 1"
     finding = only(checked(conf, entry("a") + entry("b") + entry("a,b")))
     assert finding.found.endswith("all of its nodes are taken by line 1 and line 3")
 
 
 @pytest.mark.parametrize(
-    ("first", "second"), [("n1", "*"), ("n?", "n*"), ("n1.site.org", "n1"), ("n1", "n01"), ("g*u*", "g?p*")]
+    ("first", "second"),
+    [("n1", "*"), ("n?", "n*"), ("n1.site.org", "n1"), ("n1", "n01"), ("g*u*", "g?p*")],
 )
 def test_an_entry_that_may_count_is_not_found(conf: Path, first: str, second: str) -> None:
     assert checked(conf, entry(first) + entry(second)).findings == []
 
 
 def test_a_pattern_is_covered_by_one_that_takes_all_its_names() -> None:
-    """All patterns of three characters, against all names of up to four; one of ``*`` and ``?`` may do so unseen."""
-    names = ["".join(name) for length in range(5) for name in itertools.product("ab", repeat=length)]
+    """All patterns of three characters, against all names of up to four; one of ``*`` and ``?`` may
+    do so unseen.
+    """
+    names = [
+        "".join(name) for length in range(5) for name in itertools.product("ab", repeat=length)
+    ]
     patterns = ["".join(pattern) for pattern in itertools.product("a?*", repeat=3)]
-    fits = {pattern: {name for name in names if fnmatch.fnmatchcase(name, pattern)} for pattern in patterns}
+    fits = {
+        pattern: {name for name in names if fnmatch.fnmatchcase(name, pattern)}
+        for pattern in patterns
+    }
     for inner, outer in itertools.product(patterns, repeat=2):
-        entries = [IfacesEntry(nodes, ("ib0",), where=f"x:{at}:3") for at, nodes in enumerate((outer, inner))]
+        entries = [
+            IfacesEntry(nodes, ("ib0",), where=f"x:{at}:3")
+            for at, nodes in enumerate((outer, inner))
+        ]
         covered = any("never counts" in finding.found for finding in evaluate(entries, (), "x")[0])
         assert covered <= (fits[inner] <= fits[outer]), (inner, outer)
         assert covered == (fits[inner] <= fits[outer]) or {*"?*"} <= {*outer}, (inner, outer)
@@ -112,10 +137,15 @@ def test_entries_and_nodes_that_do_not_fit_are_found(conf: Path) -> None:
     finding = only(checked(conf, entry("n[1-3]") + entry("*"), "n1 n2"))
     assert (finding.level, finding.nodes) == (Severity.WARN, ("n3",))
     assert finding.found == f"{conf}:1:3: names that are not nodes of the cluster"
-    assert "no node of the cluster fits 'gpu*'" in only(checked(conf, entry("gpu*") + entry("n*"), "n1")).found
+    assert (
+        "no node of the cluster fits 'gpu*'"
+        in only(checked(conf, entry("gpu*") + entry("n*"), "n1")).found
+    )
 
 
-@pytest.mark.parametrize(("text", "nodes"), [(entry(HERE) + entry("n1"), "n1"), (entry("n1"), "n1.site.org")])
+@pytest.mark.parametrize(
+    ("text", "nodes"), [(entry(HERE) + entry("n1"), "n1"), (entry("n1"), "n1.site.org")]
+)
 def test_the_login_node_and_short_names_are_known(conf: Path, text: str, nodes: str) -> None:
     assert checked(conf, text, nodes).findings == []
 
@@ -129,19 +159,26 @@ def test_thousands_of_nodes_are_checked_soon(conf: Path) -> None:
     assert time.process_time() - began < 30
 
 
-KINDS = {"cpu": (3, 200), "gpu": (3, 96), "dgx": (2, 40), "arm": (2, 48), "viz": (2, 16)}  # digits, nodes
+# Digits, nodes.
+KINDS = {"cpu": (3, 200), "gpu": (3, 96), "dgx": (2, 40), "arm": (2, 48), "viz": (2, 16)}
 
 
 def test_the_admins_file_for_400_nodes_is_checked_soon(conf: Path) -> None:
     """It is as short as it is said to be, and each of the five kinds has its interface by it."""
     text = (ROOT / "docs" / "admin.md").read_text().split("```yaml\n")[1].split("```")[0]
-    nodes = [f"{kind}{number:0{digits}d}" for kind, (digits, count) in KINDS.items() for number in range(1, count + 1)]
+    nodes = [
+        f"{kind}{number:0{digits}d}"
+        for kind, (digits, count) in KINDS.items()
+        for number in range(1, count + 1)
+    ]
     assert (len(nodes), len(text.splitlines()) <= 12) == (400, True)
     began = time.process_time()
     report = checked(conf, text, " ".join(nodes))
     assert time.process_time() - began < 3
     assert report.findings == []
-    assert [note.rpartition(": each node finds its own")[0].partition(": ")[2] for note in report.notes] == [
+    assert [
+        note.rpartition(": each node finds its own")[0].partition(": ")[2] for note in report.notes
+    ] == [
         "network 10.20.0.0/16",
         "interface nearest",
         "network 10.21.0.0/16 10.22.0.0/16 10.23.0.0/16 10.24.0.0/16",
@@ -150,10 +187,18 @@ def test_the_admins_file_for_400_nodes_is_checked_soon(conf: Path) -> None:
     ]
     names = {"cpu": "enp65s0f0", "dgx": "eth7", "arm": "enP5s1", "viz": "bond0"}
     addresses = {"cpu": "10.20.1.1", "dgx": "10.22.0.1", "arm": "10.20.7.7", "viz": "fd00:20::9"}
-    others = (link("eno1", "10.99.0.1"), link("eno2", "10.30.0.1"), link("enP9s1", "10.31.0.1", up=False))
+    others = (
+        link("eno1", "10.99.0.1"),
+        link("eno2", "10.30.0.1"),
+        link("enP9s1", "10.31.0.1", up=False),
+    )
     for kind, name in names.items():
-        who = replace(rank(local_rank=1), node=next(node for node in nodes if node.startswith(kind)))
-        found = select_interface(ifaces_conf.parse(text.encode(), "x"), who, {}, (*others, link(name, addresses[kind])))
+        who = replace(
+            rank(local_rank=1), node=next(node for node in nodes if node.startswith(kind))
+        )
+        found = select_interface(
+            ifaces_conf.parse(text.encode(), "x"), who, {}, (*others, link(name, addresses[kind]))
+        )
         assert (found.name, found.address) == (name, addresses[kind])
 
 
@@ -170,7 +215,9 @@ def test_the_admins_file_for_400_nodes_is_checked_soon(conf: Path) -> None:
 )
 def test_a_misspelt_variable_of_nccl_is_noted(conf: Path, name: str, meant: str) -> None:
     notes = checked(conf, entry("n1", f"  env: {{{name}: 1}}\n"), "n1").notes
-    expected = f"{conf}:1:3: env {name} is not a variable that NCCL documents; did you mean {meant}?"
+    expected = (
+        f"{conf}:1:3: env {name} is not a variable that NCCL documents; did you mean {meant}?"
+    )
     assert notes == ([expected] if meant else [])
 
 
@@ -179,13 +226,17 @@ def test_a_misspelt_variable_of_nccl_is_noted(conf: Path, name: str, meant: str)
 
 def test_slurm_is_asked_for_its_nodes_by_a_list_of_words(conf: Path, tmp_path: Path) -> None:
     write(conf, entry("n1"))
-    variables = sinfo(tmp_path, f'echo "$@" "$SINFO_PARTITION" > {tmp_path}/asked; echo n1; echo n2; echo n1')
+    variables = sinfo(
+        tmp_path, f'echo "$@" "$SINFO_PARTITION" > {tmp_path}/asked; echo n1; echo n2; echo n1'
+    )
     report = check_file(str(conf), variables | {"SINFO_PARTITION": "debug"})
     assert report.summary.endswith(", 2 nodes in the cluster")
     assert (tmp_path / "asked").read_text().split() == list(SINFO[1:])
 
 
-@pytest.mark.parametrize("body", [None, "echo 'slurm is down' >&2; exit 1", "true", "exec sleep 60"])
+@pytest.mark.parametrize(
+    "body", [None, "echo 'slurm is down' >&2; exit 1", "true", "exec sleep 60"]
+)
 def test_without_slurm_the_file_is_checked_against_itself(
     conf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, body: str | None
 ) -> None:
@@ -193,5 +244,7 @@ def test_without_slurm_the_file_is_checked_against_itself(
     write(conf, entry("*") + entry("n1"))
     report = check_file(str(conf), sinfo(tmp_path, body) if body else {"PATH": str(tmp_path)})
     assert "never counts" in only(report).found
-    assert report.notes == ["nodes are not compared with the cluster's: sinfo is not there or lists none"]
+    assert report.notes == [
+        "nodes are not compared with the cluster's: sinfo is not there or lists none"
+    ]
     assert report.summary.endswith("the node list of the cluster is not available (sinfo)")

@@ -1,4 +1,6 @@
-"""A scan finds which interfaces reach each other by trying with real packets, and blames no route of the kernel's."""
+"""A scan finds which interfaces reach each other by trying with real packets, and blames no route
+of the kernel's.
+"""
 
 from __future__ import annotations
 
@@ -58,12 +60,16 @@ def test_interfaces_in_one_network_alone_reach_each_other(coordinator: Coordinat
     assert not found.ends["west", "data0"].passed_over
 
 
-def test_a_network_in_which_packets_get_lost_reaches_nobody(coordinator: Coordinator, names: dict[str, str]) -> None:
+def test_a_network_in_which_packets_get_lost_reaches_nobody(
+    coordinator: Coordinator, names: dict[str, str]
+) -> None:
     with rule(names["east"], "input", f"ip saddr {WEST} drop"):
         assert worked(survey(coordinator)) == set()
 
 
-def test_a_network_that_is_routed_reaches_the_other(coordinator: Coordinator, names: dict[str, str]) -> None:
+def test_a_network_that_is_routed_reaches_the_other(
+    coordinator: Coordinator, names: dict[str, str]
+) -> None:
     """The ends of data1 are in two networks; with routes each leads to the other."""
     routes = {"west": "10.201.3.0/25", "east": "10.201.2.0/25"}
     for node, network in routes.items():
@@ -76,7 +82,9 @@ def test_a_network_that_is_routed_reaches_the_other(coordinator: Coordinator, na
             tool("ip", "-n", names[node], "route", "del", network)
 
 
-def test_a_node_with_ipv6_alone_is_reached_by_it(coordinator: Coordinator, names: dict[str, str]) -> None:
+def test_a_node_with_ipv6_alone_is_reached_by_it(
+    coordinator: Coordinator, names: dict[str, str]
+) -> None:
     for node, name in names.items():
         tool("ip", "-n", name, "addr", "del", f"{address(node, 'data0')}/24", "dev", "data0")
     try:
@@ -89,11 +97,18 @@ def test_a_node_with_ipv6_alone_is_reached_by_it(coordinator: Coordinator, names
 
 
 def test_an_interface_that_went_away_reaches_nobody(coordinator: Coordinator) -> None:
-    """Between what a node said and what it is asked; an error there would look as if rank 0 were lost."""
+    """Between what a node said and what it is asked; an error there would look as if rank 0 were
+    lost.
+    """
     port = asked(coordinator, "east", do="listen", addresses=[EAST])[EAST]
     way = {"source": WEST, "host": EAST, "port": port, "interface": "data0"}
     probes = [way | {"interface": "data7"}, way | {"source": "10.201.9.9"}, way | {"port": 9}, way]
-    assert [bool(why) for why in asked(coordinator, "west", do="connect", probes=probes)] == [True, True, True, False]
+    assert [bool(why) for why in asked(coordinator, "west", do="connect", probes=probes)] == [
+        True,
+        True,
+        True,
+        False,
+    ]
 
 
 # This node.
@@ -101,7 +116,9 @@ def test_an_interface_that_went_away_reaches_nobody(coordinator: Coordinator) ->
 
 def test_its_own_interfaces_and_names_travel() -> None:
     found = handle(NODE, Prober(), {"do": "links"})
-    assert json.loads(json.dumps(found)) == json.loads(json.dumps([vars(link) for link in links(NODE)]))
+    assert json.loads(json.dumps(found)) == json.loads(
+        json.dumps([vars(link) for link in links(NODE)])
+    )
     (lo,) = [link for link in found if link["name"] == "lo"]
     assert (lo["address"], lo["names"]) == ("127.0.0.1", ())
     answer = handle(NODE, Prober(), {"do": "resolve", "names": ["127.0.0.1", "nowhere.invalid"]})
@@ -125,13 +142,16 @@ def test_an_interface_has_the_speed_of_its_active_devices(monkeypatch: pytest.Mo
     ]
     monkeypatch.setattr(infiniband, "devices", lambda: devices)
     (link,) = links(NODE)
-    assert (link.speed, link.devices, link.layer) == (200_000, ("mlx5_2",), "InfiniBand")  # NCCL takes the fastest
+    # NCCL takes the fastest.
+    assert (link.speed, link.devices, link.layer) == (200_000, ("mlx5_2",), "InfiniBand")
 
 
 def test_the_names_of_an_address_are_looked_up(monkeypatch: pytest.MonkeyPatch) -> None:
     known(monkeypatch)
     monkeypatch.setattr(socket, "gethostbyaddr", lambda _: ("n1-ib.lab", ["n1-ib"], ["10.88.0.11"]))
-    monkeypatch.setattr(scan, "addresses_of", lambda name: {"10.88.0.11"} if name == "n1" else set())
+    monkeypatch.setattr(
+        scan, "addresses_of", lambda name: {"10.88.0.11"} if name == "n1" else set()
+    )
     assert [(link.names, link.named) for link in links("n1")] == [(("n1-ib.lab", "n1-ib"), True)]
     assert [link.named for link in links("n2")] == [False]
     monkeypatch.setattr(interface, "_VIRTUAL", ("eth",))
@@ -154,7 +174,14 @@ def test_a_thousand_nodes_are_scanned_and_drafted() -> None:
         node = f"node{rank // PER_NODE:04d}"
         match question["do"]:
             case "links":
-                usual = {"speed": 100_000, "passed_over": "", "named": False, "devices": (), "layer": "", "others": ()}
+                usual = {
+                    "speed": 100_000,
+                    "passed_over": "",
+                    "named": False,
+                    "devices": (),
+                    "layer": "",
+                    "others": (),
+                }
                 own = [{"name": f"ib{n}", "address": host(rank + n)} for n in range(2)]
                 return [usual | {"names": (f"{node}-ib",)} | each for each in own]
             case "listen":

@@ -1,6 +1,8 @@
-"""A program of tests/interop/programs under its own launcher, under `mpirun srunddp` and under `srun srunddp`.
+"""A program of tests/interop/programs under its own launcher, under `mpirun srunddp` and under
+`srun srunddp`.
 
-Each takes `--out FOLDER` and leaves rankR.json there: rank, local_rank, world_size, and the losses as float.hex().
+Each takes `--out FOLDER` and leaves rankR.json there: rank, local_rank, world_size, and the losses
+as float.hex().
 """
 
 from __future__ import annotations
@@ -32,11 +34,14 @@ STARTS_ITS_RANKS = ("lightning_trainer", "lightning_fabric")
 FOR_ACCELERATE = ("hf_trainer", "accelerate_loop")  # the other programs are for torchrun
 LIMIT = 120.0  # seconds for one program
 TRIES = 3
-# A failure below us, upon which a run is repeated if all ranks have left their results: one of Gloo's threads still
-# at work when Python takes its objects down, seen with FSDP2 (docs/interop.md).
+# A failure below us, upon which a run is repeated if all ranks have left their results: one of
+# Gloo's threads still at work when Python takes its objects down, seen with FSDP2
+# (docs/interop.md).
 NOT_OURS = "terminate called without an active exception"
-NOT_STARTED = "The PMIx server's listener thread failed to start"  # of Open MPI's mpirun, upon which it is repeated too
-LIBMPI = {"MPI4PY_LIBMPI": str(ROOT / ".venv" / "lib" / "libmpi.so.40")}  # the wheel is in another environment
+# Of Open MPI's mpirun, upon which it is repeated too.
+NOT_STARTED = "The PMIx server's listener thread failed to start"
+# The wheel is in another environment.
+LIBMPI = {"MPI4PY_LIBMPI": str(ROOT / ".venv" / "lib" / "libmpi.so.40")}
 
 Record = dict[str, Any]
 
@@ -50,7 +55,10 @@ class Run:
 
     def results(self) -> list[Record]:
         """All that they left but `launch`, what may be another thing under another launcher."""
-        return [{name: value for name, value in record.items() if name != "launch"} for record in self.records]
+        return [
+            {name: value for name, value in record.items() if name != "launch"}
+            for record in self.records
+        ]
 
     def losses(self) -> list[list[str]]:
         """Of each rank, each to the bit."""
@@ -59,12 +67,16 @@ class Run:
     def trained(self, steps: int = 20) -> bool:
         """Whether each rank made so many steps, upon data of its own, and the loss fell."""
         values = [list(map(float.fromhex, losses)) for losses in self.losses()]
-        whole = all(len(losses) == steps and sum(losses[-5:]) < sum(losses[:5]) for losses in values)
+        whole = all(
+            len(losses) == steps and sum(losses[-5:]) < sum(losses[:5]) for losses in values
+        )
         return whole and len(set(map(tuple, values))) == len(values)
 
     def places(self) -> list[tuple[int, int, int]]:
         """Of each rank: itself, its local rank and the world's size."""
-        return [(record["rank"], record["local_rank"], record["world_size"]) for record in self.records]
+        return [
+            (record["rank"], record["local_rank"], record["world_size"]) for record in self.records
+        ]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -83,13 +95,23 @@ def words(name: str) -> tuple[str, ...]:
 
 
 def alone(command: list[str], out: Path, env: dict[str, str] | None = None) -> Run:
-    """The environment's Python with this: a program that starts its own ranks, or a launcher's module."""
+    """The environment's Python with this: a program that starts its own ranks, or a launcher's
+    module.
+    """
     whole = [PYTHON, *command, "--out", str(out)]
     variables = {**os.environ, **ours(), **(env or {})}
 
     def start() -> Outcome:
         return outcome(
-            subprocess.run(whole, env=variables, cwd=ROOT, capture_output=True, text=True, timeout=LIMIT, check=False)
+            subprocess.run(
+                whole,
+                env=variables,
+                cwd=ROOT,
+                capture_output=True,
+                text=True,
+                timeout=LIMIT,
+                check=False,
+            )
         )
 
     return _finished(out, start)
@@ -101,10 +123,18 @@ def torchrun(name: str, out: Path, *arguments: str, ranks: int = RANKS) -> Run:
 
 
 def accelerate_launch(name: str, out: Path) -> Run:
-    """On CPUs it starts several ranks only with a file of hosts, and by mpirun; they find their places as MPI's."""
+    """On CPUs it starts several ranks only with a file of hosts, and by mpirun; they find their
+    places as MPI's.
+    """
     mpi, hosts = there("openmpi5"), out / "hosts"
     hosts.write_text(f"localhost slots={RANKS}\n")
-    options = ["--cpu", f"--num_processes={RANKS}", "--mpirun_hostfile", str(hosts), "--num_machines=1"]
+    options = [
+        "--cpu",
+        f"--num_processes={RANKS}",
+        "--mpirun_hostfile",
+        str(hosts),
+        "--num_machines=1",
+    ]
     options += ["--mixed_precision=no", "--dynamo_backend=no", "--num_cpu_threads_per_process=1"]
     launcher = ["-m", "accelerate.commands.launch", *options, f"--main_process_port={_free_port()}"]
     path = {"PATH": f"{Path(mpi.mpirun).parent}:{os.environ['PATH']}"}
@@ -120,7 +150,9 @@ def _free_port() -> int:
 def mpirun(name: str, out: Path, *arguments: str, ranks: int = RANKS, mpi: str = "openmpi5") -> Run:
     """Under srunddp below the wheel's Open MPI, or another of tests/mpirun."""
     command = (SRUNDDP, *words(name), *arguments, "--out", str(out))
-    return _finished(out, lambda: there(mpi).run(ranks, *command, env=ours() | LIBMPI, timeout=LIMIT))
+    return _finished(
+        out, lambda: there(mpi).run(ranks, *command, env=ours() | LIBMPI, timeout=LIMIT)
+    )
 
 
 def srun(
@@ -151,7 +183,8 @@ def mpirun_in_job(
     per_node: int = RANKS,
     wrapper: str = "",
 ) -> tuple[Path, Outcome]:
-    """Under srunddp below the wheel's mpirun in a batch job: the ranks inherit the daemons' SLURM_ variables.
+    """Under srunddp below the wheel's mpirun in a batch job: the ranks inherit the daemons' SLURM_
+    variables.
 
     Returns:
         The folder of what the ranks leave, for `read`, and how the job ended.
@@ -159,9 +192,19 @@ def mpirun_in_job(
     out = shared(runner, name)
     exports = there("openmpi5").env() | ours() | LIBMPI | NETWORK["openmpi5"]
     lines = [f"export {key}={shlex.quote(value)}" for key, value in exports.items()]
-    command = [there("openmpi5").mpirun, *wrapper.split(), SRUNDDP, *words(name), *arguments, "--out", str(out)]
+    command = [
+        there("openmpi5").mpirun,
+        *wrapper.split(),
+        SRUNDDP,
+        *words(name),
+        *arguments,
+        "--out",
+        str(out),
+    ]
     body = "\n".join([*lines, shlex.join(command)])
-    return out, runner.batch(body, f"--nodes={nodes}", f"--ntasks-per-node={per_node}", timeout=LIMIT)
+    return out, runner.batch(
+        body, f"--nodes={nodes}", f"--ntasks-per-node={per_node}", timeout=LIMIT
+    )
 
 
 def shared(runner: SlurmJobRunner, name: str) -> Path:  # noqa: F811

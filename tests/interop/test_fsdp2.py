@@ -1,4 +1,6 @@
-"""FSDP2's sharded checkpoints are written by two ranks and read by three, under torchrun and under srunddp."""
+"""FSDP2's sharded checkpoints are written by two ranks and read by three, under torchrun and under
+srunddp.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,9 @@ def loads(run: Run) -> list[str]:
 
 
 @pytest.mark.mpirun
-def test_torchruns_checkpoint_resumes_below_mpirun_bit_for_bit(loaded: Run, checkpoint: Path, tmp_path: Path) -> None:
+def test_torchruns_checkpoint_resumes_below_mpirun_bit_for_bit(
+    loaded: Run, checkpoint: Path, tmp_path: Path
+) -> None:
     ours = mpirun(NAME, tmp_path, f"--load={checkpoint}", ranks=3)
     assert loads(ours) == loads(loaded)
     assert ours.losses() == loaded.losses()

@@ -1,4 +1,6 @@
-"""Hugging Face's Trainer and Accelerate beside what test_same_bits.py has, and datasets' streams."""
+"""Hugging Face's Trainer and Accelerate beside what test_same_bits.py has, and datasets'
+streams.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ for_accelerate = pytest.mark.parametrize("name", FOR_ACCELERATE)
 
 @for_accelerate
 @pytest.mark.mpirun
-def test_hydras_own_variables_lead_to_the_same_ranks(name: str, own: Callable[[str], Run], tmp_path: Path) -> None:
+def test_hydras_own_variables_lead_to_the_same_ranks(
+    name: str, own: Callable[[str], Run], tmp_path: Path
+) -> None:
     """PMI_RANK and PMI_SIZE are what accelerate looks for without a GPU."""
     assert mpirun(name, tmp_path, mpi="mpich").results() == own(name).results()
 
@@ -32,7 +36,9 @@ def test_on_two_nodes_both_are_local_rank_0_with_the_same_losses(
 
 @pytest.mark.mpirun
 def test_a_stream_of_datasets_is_read_once_by_all_workers(tmp_path: Path) -> None:
-    """The recipe of the reference: each epoch has every row once, in another order, and a resume has the rest of it."""
+    """The recipe of the reference: each epoch has every row once, in another order, and a resume
+    has the rest of it.
+    """
     records = mpirun("hf_stream", tmp_path).records
     for epoch in (0, 1):
         batches = [batch for record in records for batch in record["epochs"][epoch]]

@@ -1,4 +1,6 @@
-"""PyTorch Ignite beside what test_same_bits.py has: its own way to start ranks, and jobs with mpirun."""
+"""PyTorch Ignite beside what test_same_bits.py has: its own way to start ranks, and jobs with
+mpirun.
+"""
 
 from __future__ import annotations
 
@@ -34,6 +36,8 @@ def test_below_mpirun_in_a_job_it_stops_at_the_daemons_variables(runner: SlurmJo
 
 @pytest.mark.slurm
 @pytest.mark.mpirun
-def test_below_mpirun_in_a_job_it_trains_without_the_job_id(own: Callable[[str], Run], runner: SlurmJobRunner) -> None:
+def test_below_mpirun_in_a_job_it_trains_without_the_job_id(
+    own: Callable[[str], Run], runner: SlurmJobRunner
+) -> None:
     out, done = mpirun_in_job(runner, NAME, nodes=2, per_node=1, wrapper="env -u SLURM_JOB_ID")
     assert read(out, done.code, done.errors).losses() == own(NAME).losses()

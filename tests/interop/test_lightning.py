@@ -16,32 +16,42 @@ SAID = "lightning_environments"
 
 def launches(run: Run) -> list[tuple[str, int]]:
     """Of each rank: the environment that Lightning chose, and how many ranks it started."""
-    return [(record["launch"]["environment"], record["launch"]["started"]) for record in run.records]
+    return [
+        (record["launch"]["environment"], record["launch"]["started"]) for record in run.records
+    ]
 
 
 @pytest.mark.slurm
-def test_its_own_slurm_environment_trains_to_the_same_bits(own: Callable[[str], Run], runner: SlurmJobRunner) -> None:
+def test_its_own_slurm_environment_trains_to_the_same_bits(
+    own: Callable[[str], Run], runner: SlurmJobRunner
+) -> None:
     ours = srun(runner, NAME, "--environment=slurm")
     assert launches(ours) == [("SLURMEnvironment", 0)] * 2
     assert ours.results() == own(NAME).results()
 
 
 @pytest.mark.mpirun
-def test_its_own_mpi_environment_trains_to_the_same_bits(own: Callable[[str], Run], tmp_path: Path) -> None:
+def test_its_own_mpi_environment_trains_to_the_same_bits(
+    own: Callable[[str], Run], tmp_path: Path
+) -> None:
     ours = mpirun(NAME, tmp_path, "--environment=mpi")
     assert launches(ours) == [("MPIEnvironment", 0)] * 2
     assert ours.results() == own(NAME).results()
 
 
 @pytest.mark.slurm
-def test_in_an_interactive_job_it_trains_to_the_same_bits(own: Callable[[str], Run], runner: SlurmJobRunner) -> None:
+def test_in_an_interactive_job_it_trains_to_the_same_bits(
+    own: Callable[[str], Run], runner: SlurmJobRunner
+) -> None:
     """Lightning by itself takes a job called interactive for no job."""
     launcher = ("salloc", "-Q", "--nodes=1", "--ntasks-per-node=2", "srun")
     assert on_login(runner, launcher, NAME).results() == own(NAME).results()
 
 
 @pytest.mark.slurm
-def test_with_ntasks_it_trains_to_the_same_bits(own: Callable[[str], Run], runner: SlurmJobRunner) -> None:
+def test_with_ntasks_it_trains_to_the_same_bits(
+    own: Callable[[str], Run], runner: SlurmJobRunner
+) -> None:
     """Lightning by itself refuses that, and wants --ntasks-per-node."""
     assert on_login(runner, ("srun", "-N1", "--ntasks=2"), NAME).results() == own(NAME).results()
 
@@ -65,5 +75,7 @@ def test_below_mpirun_in_a_job_the_ranks_are_mpirun_s(runner: SlurmJobRunner) ->
     """Lightning's environment for Slurm would believe the variables of mpirun's daemons."""
     out, done = mpirun_in_job(runner, SAID, "--ask=slurm", nodes=2)
     records = read(out, done.code, done.errors).records
-    assert [said["torchrun"] for said in records] == [[rank, rank % 2, rank // 2, 4] for rank in range(4)]
+    assert [said["torchrun"] for said in records] == [
+        [rank, rank % 2, rank // 2, 4] for rank in range(4)
+    ]
     assert len({said["slurm"][0] for said in records}) < 4

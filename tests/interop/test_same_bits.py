@@ -1,4 +1,6 @@
-"""Each program has the losses, and all else that it leaves, of a run under its own launcher to the bit."""
+"""Each program has the losses, and all else that it leaves, of a run under its own launcher to the
+bit.
+"""
 
 from __future__ import annotations
 
@@ -41,6 +43,8 @@ def test_losses_below_srun_on_two_nodes(own: Own, name: str, runner: SlurmJobRun
 
 
 def starts_no_ranks(run: Run) -> bool:
-    """Lightning could; it is to take those that are there, with the environment that it has for torchrun's."""
+    """Lightning could; it is to take those that are there, with the environment that it has for
+    torchrun's.
+    """
     taken = {"environment": "TorchElasticEnvironment", "started": 0}
     return all(record.get("launch", taken) == taken for record in run.records)

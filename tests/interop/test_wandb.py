@@ -1,4 +1,6 @@
-"""The example callback for Weights & Biases, offline: one run, of rank 0, which a resumed training goes on with."""
+"""The example callback for Weights & Biases, offline: one run, of rank 0, which a resumed training
+goes on with.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""What a rank counts is in its files, whatever becomes of the rank, and no file system holds up its supervisor."""
+"""What a rank counts is in its files, whatever becomes of the rank, and no file system holds up its
+supervisor.
+"""
 
 from __future__ import annotations
 
@@ -40,10 +42,24 @@ def test_events_and_the_last_sums_are_there_when_it_ends(tmp_path: Path) -> None
         made.page.add_step(28, 0.75, 0.125, 0.25)
     made.describe({"world_size": 2})
     made.finish(143, 5.0)
-    marks = [("process", ""), ("meeting", ""), ("resumed", "12345678"), ("evaluation", ""), ("end", "143")]
+    marks = [
+        ("process", ""),
+        ("meeting", ""),
+        ("resumed", "12345678"),
+        ("evaluation", ""),
+        ("end", "143"),
+    ]
     assert [(row["mark"], row["value"]) for row in rows(tmp_path, "marks")] == marks
     *_, last = rows(tmp_path, "steps")
-    assert list(last.values())[1:] == ["2", "56", "1.500000", "0.250000", "0.500000", "0.750000", "2"]
+    assert list(last.values())[1:] == [
+        "2",
+        "56",
+        "1.500000",
+        "0.250000",
+        "0.500000",
+        "0.750000",
+        "2",
+    ]
     assert abs(float(last["time"]) - time.time()) < 60
     described = {"version": 1, "world_size": 2, "script": ["train.py"], "seconds": 60.0}
     assert json.loads((tmp_path / FOLDER / "run.json").read_text()) == described

@@ -1,4 +1,6 @@
-"""The three MPIs: Debian's Open MPI 4, the wheels of Open MPI 5 and MPICH, each with its environment."""
+"""The three MPIs: Debian's Open MPI 4, the wheels of Open MPI 5 and MPICH, each with its
+environment.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,9 @@ LIMIT = 300.0  # seconds, which only what is broken reaches
 
 @dataclass(frozen=True)
 class Mpi:
-    """One MPI: its mpirun, the options that let more ranks than cores run, and its Python environment."""
+    """One MPI: its mpirun, the options that let more ranks than cores run, and its Python
+    environment.
+    """
 
     name: str
     mpirun: str
@@ -43,27 +47,39 @@ class Mpi:
         return str(self.environment / "bin" / "python")
 
     def env(self) -> dict[str, str]:
-        return {"VIRTUAL_ENV": str(self.environment), "OMP_NUM_THREADS": "1", **ALLOW_ROOT, **dict(self.variables)}
+        return {
+            "VIRTUAL_ENV": str(self.environment),
+            "OMP_NUM_THREADS": "1",
+            **ALLOW_ROOT,
+            **dict(self.variables),
+        }
 
     def here(self) -> dict[str, str]:
         """All variables for a start on this machine, with a new folder for temporary files.
 
-        An mpirun that is killed leaves its session folder ``ompi.PID``. A later mpirun of Open MPI 5 that gets the same
-        process id fails there: "The PMIx server's listener thread failed to start", exit code 213.
+        An mpirun that is killed leaves its session folder ``ompi.PID``. A later mpirun of Open MPI
+        5 that gets the same process id fails there: "The PMIx server's listener thread failed to
+        start", exit code 213.
         """
         return {**os.environ, **self.env(), "TMPDIR": tempfile.mkdtemp(dir=_temporary().name)}
 
-    def run(self, ranks: int, *words: str, env: dict[str, str] | None = None, timeout: float = LIMIT) -> Outcome:
+    def run(
+        self, ranks: int, *words: str, env: dict[str, str] | None = None, timeout: float = LIMIT
+    ) -> Outcome:
         command = [self.mpirun, *self.options, "-n", str(ranks), *words]
         variables = self.here() | (env or {})
         return outcome(
-            subprocess.run(command, env=variables, capture_output=True, text=True, timeout=timeout, check=False)
+            subprocess.run(
+                command, env=variables, capture_output=True, text=True, timeout=timeout, check=False
+            )
         )
 
 
 @functools.cache
 def _temporary() -> tempfile.TemporaryDirectory[str]:
-    """For this process's starts, removed at its end; the path is short, as those of sockets must be."""
+    """For this process's starts, removed at its end; the path is short, as those of sockets must
+    be.
+    """
     return tempfile.TemporaryDirectory(prefix="mpi-", ignore_cleanup_errors=True)
 
 
@@ -75,7 +91,9 @@ def _debian() -> tuple[tuple[str, str], ...]:
 
 MPIS = {
     "openmpi4": Mpi("Open MPI", "/usr/bin/mpirun", ("--oversubscribe",), ROOT / ".venv", _debian()),
-    "openmpi5": Mpi("Open MPI", str(ROOT / ".venv/bin/mpirun"), ("--oversubscribe",), ROOT / ".venv"),
+    "openmpi5": Mpi(
+        "Open MPI", str(ROOT / ".venv/bin/mpirun"), ("--oversubscribe",), ROOT / ".venv"
+    ),
     "mpich": Mpi("Hydra", str(ROOT / ".venv-mpich/bin/mpirun"), (), ROOT / ".venv-mpich"),
 }
 

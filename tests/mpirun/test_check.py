@@ -17,7 +17,9 @@ QUICK = {"PYTHONPATH": str(PROGRAMS / "other_torch")}  # the real one takes seco
 
 
 def test_a_healthy_world_passes_under_mpirun(mpi: Mpi, tmp_path: Path) -> None:
-    done = mpi.run(2, SRUNDDP, "check", f"--output-dir={tmp_path}", str(PROGRAMS / "report.py"), env=QUICK)
+    done = mpi.run(
+        2, SRUNDDP, "check", f"--output-dir={tmp_path}", str(PROGRAMS / "report.py"), env=QUICK
+    )
     assert (done.code, done.errors) == (0, ""), done
     channel = "pmi" if mpi.name == "Hydra" else "mpi"
     assert "check: 2 of 2 ranks on 1 node, all is well\n" in done.output
@@ -31,5 +33,8 @@ def test_a_script_that_does_not_parse_ends_all_ranks(tmp_path: Path) -> None:
     words = (SRUNDDP, "check", f"--output-dir={tmp_path}", str(tmp_path / "train.py"))
     done = there("openmpi5").run(2, *words, env=QUICK)
     assert done.code == 69
-    assert done.output.count("train.py:1: invalid syntax; expected a Python script -> correct it\n") == 1
+    assert (
+        done.output.count("train.py:1: invalid syntax; expected a Python script -> correct it\n")
+        == 1
+    )
     assert "Traceback" not in done.errors

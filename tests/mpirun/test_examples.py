@@ -32,20 +32,28 @@ def started(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], Fi
 
 
 @pytest.mark.parametrize(("name", "launcher"), over(LAUNCHERS))
-def test_an_example_reaches_its_figure(started: Callable[[str, str], Figures], name: str, launcher: str) -> None:
+def test_an_example_reaches_its_figure(
+    started: Callable[[str, str], Figures], name: str, launcher: str
+) -> None:
     assert started(name, launcher).last
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize("name", EXAMPLES)
-def test_an_example_comes_to_the_same_bits_with_all_mpis(started: Callable[[str, str], Figures], name: str) -> None:
+def test_an_example_comes_to_the_same_bits_with_all_mpis(
+    started: Callable[[str, str], Figures], name: str
+) -> None:
     assert len({started(name, launcher) for launcher in LAUNCHERS}) == 1
 
 
-def test_the_recall_of_the_classes_is_of_all_ranks_samples(started: Callable[[str, str], Figures]) -> None:
+def test_the_recall_of_the_classes_is_of_all_ranks_samples(
+    started: Callable[[str, str], Figures],
+) -> None:
     """Weighted by the classes' sizes it is the accuracy, which the loop counts by itself."""
     done = started("imbalanced", EXAMPLES["imbalanced"].channel)
     recall = [float(value) for value in re.findall(r"\d: ([\d.]+) %", done.output.splitlines()[-2])]
     sizes = (36, 36, 35, 37, 36, 37, 36, 36, 35, 36)  # of the samples to test with
     accuracy = re.findall(r"val accuracy ([\d.]+) %", done.output)[-1]
-    assert sum(map(float.__mul__, recall, map(float, sizes))) / sum(sizes) == pytest.approx(float(accuracy), abs=0.02)
+    assert sum(map(float.__mul__, recall, map(float, sizes))) / sum(sizes) == pytest.approx(
+        float(accuracy), abs=0.02
+    )

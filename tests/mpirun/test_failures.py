@@ -25,7 +25,8 @@ def site(tmp_path: Path) -> Site:
 
 
 @pytest.mark.parametrize(
-    ("rank", "kind"), [(3, "exception"), (0, "exit3"), (2, "sigkill"), (4, "supervisor"), (5, "segv")]
+    ("rank", "kind"),
+    [(3, "exception"), (0, "exit3"), (2, "sigkill"), (4, "supervisor"), (5, "segv")],
 )
 def test_all_end_and_the_culprit_is_named(launcher: str, rank: int, kind: str, site: Site) -> None:
     """Hydra leaves no time for a verdict where a supervisor is killed: see Plan.leaves_no_time."""
@@ -33,8 +34,13 @@ def test_all_end_and_the_culprit_is_named(launcher: str, rank: int, kind: str, s
 
 
 @pytest.mark.parametrize("kind", ["sigkill", "exception"])
-def test_peers_that_ignore_sigterm_and_their_children_end_too(launcher: str, kind: str, site: Site) -> None:
-    check(Plan((Fault(3, kind),), launcher=launcher, peers="block", stubborn=True, children=True), site)
+def test_peers_that_ignore_sigterm_and_their_children_end_too(
+    launcher: str, kind: str, site: Site
+) -> None:
+    check(
+        Plan((Fault(3, kind),), launcher=launcher, peers="block", stubborn=True, children=True),
+        site,
+    )
 
 
 def test_a_good_run_has_no_verdict(launcher: str, site: Site) -> None:
@@ -60,6 +66,8 @@ def test_the_end_of_hydra_s_mpirun_leaves_nothing(site: Site) -> None:
     ],
     ids=["gloo", "stopped"],
 )
-def test_gloo_s_own_errors_and_a_pause_do_not_hide_the_culprit(plan: Plan, within: float, site: Site) -> None:
+def test_gloo_s_own_errors_and_a_pause_do_not_hide_the_culprit(
+    plan: Plan, within: float, site: Site
+) -> None:
     there(plan.launcher)
     check(plan, site, within)

@@ -25,10 +25,14 @@ def test_every_rank_knows_its_place_under_mpirun(mpi: Mpi) -> None:
     # Open MPI 5 numbers the local ranks of an oversubscribed node in another order than the ranks.
     assert sorted(report["local_rank"] for report in done.reports) == [0, 1, 2]
     assert ranks[0]["local_rank"] == 0
-    assert {(report["world_size"], report["local_world_size"]) for report in done.reports} == {(3, 3)}
+    assert {(report["world_size"], report["local_world_size"]) for report in done.reports} == {
+        (3, 3)
+    }
     assert f"launcher {mpi.name}, channel {'pmi' if mpi.name == 'Hydra' else 'mpi'}," in done.errors
     # Open MPI puts its own folder first in PATH, where an older python3 may be.
-    assert {os.path.dirname(report["python"]) for report in done.reports} == {str(mpi.environment / "bin")}
+    assert {os.path.dirname(report["python"]) for report in done.reports} == {
+        str(mpi.environment / "bin")
+    }
 
 
 @pytest.mark.gate
@@ -38,7 +42,10 @@ def test_process_groups_are_made_and_destroyed(mpi: Mpi) -> None:
         port = free.getsockname()[1]
     done = mpi.run(2, SRUNDDP, str(PROGRAMS / "many_groups.py"), str(port))
     assert done.code == 0, done.errors
-    assert {rank: set(report["sums"]) for rank, report in done.by_rank().items()} == {0: {3}, 1: {3}}
+    assert {rank: set(report["sums"]) for rank, report in done.by_rank().items()} == {
+        0: {3},
+        1: {3},
+    }
 
 
 @pytest.mark.parametrize("below_srunddp", [True, False])
@@ -50,7 +57,10 @@ def test_a_script_may_use_mpi_itself(mpi: Mpi, below_srunddp: bool) -> None:
     else:
         done = mpi.run(2, mpi.python, program, "srunddp", env={"PYTHONPATH": str(ROOT)})
     assert done.code == 0, done.errors
-    assert {rank: report["mpi"] for rank, report in done.by_rank().items()} == {0: [0, 2, 3], 1: [1, 2, 3]}
+    assert {rank: report["mpi"] for rank, report in done.by_rank().items()} == {
+        0: [0, 2, 3],
+        1: [1, 2, 3],
+    }
 
 
 def test_no_rank_is_in_mpi_finalize_while_another_works(mpi: Mpi, tmp_path: Path) -> None:
@@ -89,7 +99,9 @@ def test_one_cpu_bound_by_mpirun_is_warned_of_and_the_hint_helps(name: str) -> N
     openmpi = there(name)
     said = []
     for binding in ("core", "none"):
-        done = openmpi.run(1, "--bind-to", binding, openmpi.python, "-c", ADVICE, env={"PYTHONPATH": str(ROOT)})
+        done = openmpi.run(
+            1, "--bind-to", binding, openmpi.python, "-c", ADVICE, env={"PYTHONPATH": str(ROOT)}
+        )
         assert done.code == 0, done.errors
         said.append(done.output.splitlines())
     assert [line.endswith(" -> mpirun --bind-to none") for line in said[0]] == [True]
@@ -105,8 +117,12 @@ time.sleep(1)
 
 
 @pytest.mark.parametrize(("how", "code"), [("exit", 17), ("exception", 1)])
-def test_one_rank_that_fails_ends_mpirun_with_its_code(mpi: Mpi, how: str, code: int, tmp_path: Path) -> None:
-    """MPI's own end waits for all ranks, and the last rank's for the one that failed: neither may wait for ever."""
+def test_one_rank_that_fails_ends_mpirun_with_its_code(
+    mpi: Mpi, how: str, code: int, tmp_path: Path
+) -> None:
+    """MPI's own end waits for all ranks, and the last rank's for the one that failed: neither may
+    wait for ever.
+    """
     (tmp_path / "fails.py").write_text(FAILS)
     done = mpi.run(2, SRUNDDP, "--quiet", str(tmp_path / "fails.py"), how)
     assert done.code == code, done.errors
@@ -117,7 +133,12 @@ def test_explicit_variables_rule_where_no_launcher_is() -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    world = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "LOCAL_WORLD_SIZE": "2"}
+    world = {
+        "WORLD_SIZE": "2",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "LOCAL_WORLD_SIZE": "2",
+    }
     ranks = [
         subprocess.Popen(
             [SRUNDDP, REPORT],

@@ -1,6 +1,8 @@
-"""What README promises under mpirun, once for each MPI and without torch: the gate runs these tests.
+"""What README promises under mpirun, once for each MPI and without torch: the gate runs these
+tests.
 
-Most are answered by one run: two ranks start, get a signal that mpirun was sent, and then rank 1 fails.
+Most are answered by one run: two ranks start, get a signal that mpirun was sent, and then rank 1
+fails.
 """
 
 from __future__ import annotations
@@ -25,7 +27,8 @@ pytestmark = [pytest.mark.mpirun, pytest.mark.gate]
 
 CODE = 17  # of the rank that fails
 
-# Each rank says who it is, and waits for SIGUSR1. Then rank 1 fails, as soon as rank 0 has got the signal too.
+# Each rank says who it is, and waits for SIGUSR1. Then rank 1 fails, as soon as rank 0 has got the
+# signal too.
 SIGNALLED = f"""
 import json, os, signal, sys, time
 from pathlib import Path
@@ -82,10 +85,14 @@ def finished(mpi: Mpi, folder: Path) -> Job:
     words = [mpi.mpirun, *mpi.options, "-n", "2", SRUNDDP, str(script), str(folder)]
     errors = folder / "errors"
     with errors.open("w") as file:
-        mpirun = subprocess.Popen(words, env=mpi.here(), stdin=subprocess.DEVNULL, stdout=file, stderr=file)
+        mpirun = subprocess.Popen(
+            words, env=mpi.here(), stdin=subprocess.DEVNULL, stdout=file, stderr=file
+        )
     try:
         until(lambda: len(list(folder.glob("ready.*"))) == 2, LIMIT, errors.read_text)
-        said: list[dict[str, Any]] = [json.loads((folder / f"ready.{rank}").read_text()) for rank in (0, 1)]
+        said: list[dict[str, Any]] = [
+            json.loads((folder / f"ready.{rank}").read_text()) for rank in (0, 1)
+        ]
         mpirun.send_signal(signal.SIGUSR1)
         code = mpirun.wait(LIMIT)
         left = [rank["pid"] for rank in said if not is_gone(rank["pid"])]
@@ -113,7 +120,13 @@ def job(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 
 def test_every_script_finds_the_variables_of_torchrun(job: Job) -> None:
     for rank, variables in enumerate(job.variables):
-        expected = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2, "GROUP_RANK": 0}
+        expected = {
+            "RANK": rank,
+            "LOCAL_RANK": rank,
+            "WORLD_SIZE": 2,
+            "LOCAL_WORLD_SIZE": 2,
+            "GROUP_RANK": 0,
+        }
         assert {name: int(variables[name]) for name in expected} == expected
         assert variables["MASTER_ADDR"]
         assert 0 < int(variables["MASTER_PORT"]) < 65536
@@ -124,7 +137,9 @@ def test_every_script_finds_the_variables_of_torchrun(job: Job) -> None:
 
 def test_rank_0_says_what_was_chosen(job: Job) -> None:
     channel = "pmi" if job.mpi.name == "Hydra" else "mpi"
-    assert job.errors.count(f"2 ranks on 1 node, launcher {job.mpi.name}, channel {channel}, ") == 1, job.errors
+    assert (
+        job.errors.count(f"2 ranks on 1 node, launcher {job.mpi.name}, channel {channel}, ") == 1
+    ), job.errors
 
 
 def test_a_signal_to_mpirun_reaches_every_script(job: Job) -> None:
@@ -144,15 +159,22 @@ def test_over_pmi_all_ranks_start_anew_when_one_fails(tmp_path: Path) -> None:
     done = there("mpich").run(2, SRUNDDP, "--restarts=1", str(script))
     assert done.code == 0, done.errors
     # Not by lines: mpiexec may put the words of one rank before the end of the other's line.
-    assert sorted(re.findall(r"rank \d in start \d", done.output)) == ["rank 0 in start 1", "rank 1 in start 1"]
+    assert sorted(re.findall(r"rank \d in start \d", done.output)) == [
+        "rank 0 in start 1",
+        "rank 1 in start 1",
+    ]
     assert "srunddp: ended with 0 after 1 restart\n" in done.errors
 
 
 @pytest.mark.parametrize("name", ["openmpi4", "openmpi5"])
 def test_over_mpi_restarts_are_refused_with_the_hint(name: str, tmp_path: Path) -> None:
-    """Before the ranks meet. Rank 1 never comes here: mpirun would end rank 0 amid its words if another ended first."""
+    """Before the ranks meet. Rank 1 never comes here: mpirun would end rank 0 amid its words if
+    another ended first.
+    """
     script = write(tmp_path / "train.py", RESTARTED)
     done = there(name).run(1, SRUNDDP, "--restarts=1", str(script), ":", "-n", "1", "sleep", "600")
     assert done.code == 78, done.errors
     assert done.output == ""
-    assert re.search(r"^srunddp: error: --restarts over MPI; expected .* -> ", done.errors, re.MULTILINE), done.errors
+    assert re.search(
+        r"^srunddp: error: --restarts over MPI; expected .* -> ", done.errors, re.MULTILINE
+    ), done.errors

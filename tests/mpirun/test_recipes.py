@@ -1,4 +1,6 @@
-"""The lines of docs/recipes.md for hosts without Slurm start the ranks, with the variables that they hand on."""
+"""The lines of docs/recipes.md for hosts without Slurm start the ranks, with the variables that
+they hand on.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,12 @@ pytestmark = pytest.mark.mpirun
 
 def lines() -> list[str]:
     """The blocks of the recipe: what comes beforehand, Open MPI's line, and MPICH's."""
-    section = (ROOT / "docs" / "recipes.md").read_text().split("\n## Without Slurm\n")[1].split("\n## ")[0]
+    section = (
+        (ROOT / "docs" / "recipes.md")
+        .read_text()
+        .split("\n## Without Slurm\n")[1]
+        .split("\n## ")[0]
+    )
     return re.findall(r"^```sh\n(.*?)^```", section, re.MULTILINE | re.DOTALL)[:3]
 
 
@@ -27,10 +34,20 @@ def test_recipe_starts_the_ranks_with_their_variables(mpi: Mpi, where: str, tmp_
     line, option = (mpich, "-hosts a:4,b:4") if mpi.name == "Hydra" else (openmpi, "--host a:4,b:4")
     assert option in line
     name, _, _ = option.partition(" ")
-    hosts = f"{name} localhost:2" if where == "host" else ("-f hosts" if mpi.name == "Hydra" else "--hostfile hosts")
+    hosts = (
+        f"{name} localhost:2"
+        if where == "host"
+        else ("-f hosts" if mpi.name == "Hydra" else "--hostfile hosts")
+    )
     line = re.sub(r"(-np?) 8 ", r"\1 2 ", line.replace(option, hosts))
-    line = line.replace("ppr:4:", "ppr:2:").replace("-ppn 4", "-ppn 2").replace("mpirun", f"'{mpi.mpirun}'", 1)
-    (tmp_path / "hosts").write_text("localhost:2\n" if mpi.name == "Hydra" else "localhost slots=2\n")
+    line = (
+        line.replace("ppr:4:", "ppr:2:")
+        .replace("-ppn 4", "-ppn 2")
+        .replace("mpirun", f"'{mpi.mpirun}'", 1)
+    )
+    (tmp_path / "hosts").write_text(
+        "localhost:2\n" if mpi.name == "Hydra" else "localhost slots=2\n"
+    )
     (tmp_path / ".venv").symlink_to(mpi.environment)
     (tmp_path / "report.py").symlink_to(PROGRAMS / "report.py")
     (tmp_path / "train.py").write_text(
@@ -43,7 +60,12 @@ def test_recipe_starts_the_ranks_with_their_variables(mpi: Mpi, where: str, tmp_
     variables = mpi.here()
     del variables["VIRTUAL_ENV"]
     done = subprocess.run(
-        ["bash", "-euc", text], cwd=tmp_path, env=variables, capture_output=True, text=True, timeout=LIMIT
+        ["bash", "-euc", text],
+        cwd=tmp_path,
+        env=variables,
+        capture_output=True,
+        text=True,
+        timeout=LIMIT,
     )
     assert done.returncode == 0, done
     reports = [json.loads(shown) for shown in done.stdout.splitlines() if shown.startswith("{")]

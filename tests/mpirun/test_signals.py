@@ -1,4 +1,6 @@
-"""A script below srunddp gets the signals that plain Python gets from the same mpirun, in kind, number and order."""
+"""A script below srunddp gets the signals that plain Python gets from the same mpirun, in kind,
+number and order.
+"""
 
 from __future__ import annotations
 
@@ -17,11 +19,12 @@ from tests.support.starting import until
 
 pytestmark = pytest.mark.mpirun
 
-ROWS = {"SIGUSR1": 1, "SIGUSR2": 1, "SIGINT": 2, "SIGTERM": 2}  # with how many signals plain Python gets, at least
+# With how many signals plain Python gets, at least.
+ROWS = {"SIGUSR1": 1, "SIGUSR2": 1, "SIGINT": 2, "SIGTERM": 2}
 # MPICH's mpiexec forwards SIGINT as it is.
 LEAST = {"mpich": {"SIGUSR2": 0, "SIGINT": 1, "SIGTERM": 1}}
-# MPICH's mpiexec dies of SIGUSR2 itself. Its proxies then end the ranks by SIGTERM and SIGKILL, one right after the
-# other, so that not even two scripts of one plain run record the same.
+# MPICH's mpiexec dies of SIGUSR2 itself. Its proxies then end the ranks by SIGTERM and SIGKILL, one
+# right after the other, so that not even two scripts of one plain run record the same.
 ENDS_MPIEXEC = {"mpich": {"SIGUSR2"}}
 SETTLED = 2.5  # seconds without a signal after which none is expected any more
 
@@ -33,7 +36,9 @@ def start(mpi: Mpi, name: str, kind: str, folder: Path) -> Recorded:
     words = [mpi.mpirun, *mpi.options, "-n", "2", *command, str(RECORDER), str(folder)]
     folder.mkdir()
     null = subprocess.DEVNULL
-    return Recorded(folder, name, subprocess.Popen(words, env=mpi.here(), stdin=null, stdout=null, stderr=null))
+    return Recorded(
+        folder, name, subprocess.Popen(words, env=mpi.here(), stdin=null, stdout=null, stderr=null)
+    )
 
 
 def wait_until_settled(jobs: list[Recorded]) -> None:
@@ -46,10 +51,14 @@ def wait_until_settled(jobs: list[Recorded]) -> None:
 
 
 @pytest.fixture(scope="module", params=sorted(MPIS))
-def jobs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Jobs]]:
+def jobs(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[str, Jobs]]:
     mpi, folder = there(request.param), tmp_path_factory.mktemp(request.param)
     started = {
-        name: {kind: start(mpi, name, kind, folder / f"{kind}-{name}") for kind in ("plain", "srunddp")}
+        name: {
+            kind: start(mpi, name, kind, folder / f"{kind}-{name}") for kind in ("plain", "srunddp")
+        }
         for name in ROWS
     }
     each = [job for kinds in started.values() for job in kinds.values()]
@@ -61,7 +70,9 @@ def jobs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
                 job.srun.send_signal(signal.Signals[name])
         least = ROWS | LEAST.get(request.param, {})
         until(
-            lambda: all(job.has(least[name]) for name, kinds in started.items() for job in kinds.values()),
+            lambda: all(
+                job.has(least[name]) for name, kinds in started.items() for job in kinds.values()
+            ),
             LIMIT,
             lambda: table(started),
         )

@@ -1,4 +1,6 @@
-"""A training below mpirun that is asked to leave, by a signal to one rank: all stop with 75, and it can go on."""
+"""A training below mpirun that is asked to leave, by a signal to one rank: all stop with 75, and it
+can go on.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,8 @@ from tests.trained import PROGRAM, Trained
 pytestmark = pytest.mark.mpirun
 
 STOPPED = (
-    r"srunddp: stopped after step (\d+) by SIGUSR2; checkpoint \S+; not requeued: no job of Slurm -> start it again "
+    r"srunddp: stopped after step (\d+) by SIGUSR2; checkpoint \S+; not requeued: no job of Slurm"
+    r" -> start it again "
     r"with resume=auto \(exit code 75\)"
 )
 
@@ -33,7 +36,9 @@ def command(folder: Path, *settings: str) -> Sequence[str]:
     return (SRUNDDP, "--quiet", str(PROGRAM), f"--output-dir={folder}", "--epochs=1", *settings)
 
 
-def test_a_signal_to_one_rank_stops_both_with_75_and_it_resumes(open_mpi: Mpi, tmp_path: Path) -> None:
+def test_a_signal_to_one_rank_stops_both_with_75_and_it_resumes(
+    open_mpi: Mpi, tmp_path: Path
+) -> None:
     trained = Trained(tmp_path / "run")
     words = [open_mpi.mpirun, *open_mpi.options, "-n", "2", *command(trained.folder, "--pace=0.2")]
     with subprocess.Popen(words, env=open_mpi.here(), stderr=subprocess.PIPE, text=True) as process:

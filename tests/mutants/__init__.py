@@ -1,1 +1,3 @@
-"""Random small changes of the product, to see whether the tests notice: ``python -m tests.mutants N``."""
+"""Random small changes of the product, to see whether the tests notice: ``python -m tests.mutants
+N``.
+"""

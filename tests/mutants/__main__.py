@@ -1,8 +1,8 @@
 """Change the product at N random places, one at a time, and see whether the nearest tests notice.
 
-The developer's tree stays as it is: all happens in a copy in build/mutants. A second call with the same seed goes on
-after what is there. Look at each survivor: write the test that notices it, or name it in tests/mutants/equivalent.yaml
-with the reason why none can.
+The developer's tree stays as it is: all happens in a copy in build/mutants. A second call with the
+same seed goes on after what is there. Look at each survivor: write the test that notices it, or
+name it in tests/mutants/equivalent.yaml with the reason why none can.
 """
 
 from __future__ import annotations
@@ -27,15 +27,30 @@ FOLDER = ROOT / "build" / "mutants"
 def arguments() -> argparse.Namespace:
     """What the command line says."""
     parser = argparse.ArgumentParser(
-        prog="python -m tests.mutants", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="python -m tests.mutants",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     areas = [area.name for area in AREAS]
-    parser.add_argument("count", type=int, metavar="N", help="how many mutants; of a larger N the first are the same")
-    parser.add_argument("--seed", type=int, default=1, help="the same seed gives the same mutants (default: 1)")
-    parser.add_argument("--area", action="append", choices=areas, help="change this part alone (may be repeated)")
+    parser.add_argument(
+        "count",
+        type=int,
+        metavar="N",
+        help="how many mutants; of a larger N the first are the same",
+    )
+    parser.add_argument(
+        "--seed", type=int, default=1, help="the same seed gives the same mutants (default: 1)"
+    )
+    parser.add_argument(
+        "--area", action="append", choices=areas, help="change this part alone (may be repeated)"
+    )
     parser.add_argument("--list", action="store_true", help="print the mutants, and run nothing")
-    parser.add_argument("--summary", action="store_true", help="print what is there already, and run nothing")
-    parser.add_argument("--survivors", action="store_true", help="first run those again that have survived")
+    parser.add_argument(
+        "--summary", action="store_true", help="print what is there already, and run nothing"
+    )
+    parser.add_argument(
+        "--survivors", action="store_true", help="first run those again that have survived"
+    )
     parser.add_argument("--folder", type=Path, default=FOLDER, help="of the copy and the results")
     return parser.parse_args()
 
@@ -54,7 +69,9 @@ def describe(mutation: Mutation | Result) -> str:
 def run(mutations: Sequence[Mutation], results: Results, folder: Path, again: bool) -> None:
     """Run the tests on each mutant that has no result yet; with ``again`` also on the survivors."""
     known = results.read()
-    done = {place for place, result in known.items() if not (again and result.status is Status.SURVIVED)}
+    done = {
+        place for place, result in known.items() if not (again and result.status is Status.SURVIVED)
+    }
     left = [mutation for mutation in mutations if mutation.place not in done]
     if not left:
         return

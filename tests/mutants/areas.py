@@ -1,6 +1,7 @@
 """The parts of the product that are changed, and the tests that are nearest to each.
 
-No test here needs a cluster, an MPI or a GPU. Tests marked ``alone`` are left out, as a mutant runs on a busy machine.
+No test here needs a cluster, an MPI or a GPU. Tests marked ``alone`` are left out, as a mutant runs
+on a busy machine.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ _ALL = "not alone"
 
 @dataclass(frozen=True)
 class TestSet:
-    """Tests that pytest runs at once: the files and folders, and the expression of markers that chooses from them."""
+    """Tests that pytest runs at once: the files and folders, and the expression of markers that
+    chooses from them.
+    """
 
     __test__ = False  # for pytest, which would collect it by its name
 
@@ -69,11 +72,20 @@ AREAS = (
             TestSet((f"{_RUN}/test_cli.py",), _ALL),
         ),
     ),
-    Area("srunddp/run", (TestSet((_RUN, "tests/stage/test_paths.py"), _QUICK), TestSet((_RUN,), _SLOW))),
-    Area("srunddp/train/data", (TestSet(("tests/train/data",), _ALL), TestSet(("tests/train/test_resume.py",), _ALL))),
+    Area(
+        "srunddp/run",
+        (TestSet((_RUN, "tests/stage/test_paths.py"), _QUICK), TestSet((_RUN,), _SLOW)),
+    ),
+    Area(
+        "srunddp/train/data",
+        (TestSet(("tests/train/data",), _ALL), TestSet(("tests/train/test_resume.py",), _ALL)),
+    ),
     Area(
         "srunddp/train/checkpoint",
-        (TestSet(("tests/train/checkpoint",), _ALL), TestSet(("tests/train/test_resume.py",), _ALL)),
+        (
+            TestSet(("tests/train/checkpoint",), _ALL),
+            TestSet(("tests/train/test_resume.py",), _ALL),
+        ),
     ),
     Area("srunddp/sbatch", (TestSet(("tests/sbatch",), _QUICK), TestSet(("tests/sbatch",), _SLOW))),
 )
@@ -85,7 +97,9 @@ def area_of(file: str) -> Area:
 
 
 def nearest_tests(root: Path, file: str) -> list[TestSet]:
-    """The sets of tests for a file of the product: first the test file of its name, where there is one."""
+    """The sets of tests for a file of the product: first the test file of its name, where there is
+    one.
+    """
     module = Path(file).relative_to("srunddp")
     own = Path("tests") / module.with_name(f"test_{module.name}")
     first = [TestSet((str(own),), _ALL)] if (root / own).is_file() else []
@@ -93,7 +107,9 @@ def nearest_tests(root: Path, file: str) -> list[TestSet]:
 
 
 def draw(root: Path, seed: int, areas: Sequence[Area] = AREAS) -> Iterator[Mutation]:
-    """Mutations of the tree in a random order, of one area after the other; the same ones for the same seed."""
+    """Mutations of the tree in a random order, of one area after the other; the same ones for the
+    same seed.
+    """
     shuffled = [_shuffled(root, seed, area) for area in areas]
     for round_of_all in zip_longest(*shuffled):
         yield from (mutation for mutation in round_of_all if mutation is not None)

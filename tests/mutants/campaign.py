@@ -1,7 +1,8 @@
 """Runs the nearest tests on one mutant after the other, and keeps what came of it in a file.
 
-A test that fails on a mutant counts if it fails there once more by itself, and passes on the unchanged code. A run of
-tests that does not end counts if the same run ends on the unchanged code in a third of the time.
+A test that fails on a mutant counts if it fails there once more by itself, and passes on the
+unchanged code. A run of tests that does not end counts if the same run ends on the unchanged code
+in a third of the time.
 """
 
 from __future__ import annotations
@@ -96,7 +97,9 @@ class Results:
 
 
 class Runner(Protocol):
-    """Runs tests on the code as it is, or within :meth:`changed` on a mutant; see :class:`Workspace`."""
+    """Runs tests on the code as it is, or within :meth:`changed` on a mutant; see
+    :class:`Workspace`.
+    """
 
     def changed(self, mutation: Mutation) -> Any:
         """A context within which the code has the mutation."""
@@ -157,7 +160,9 @@ class Campaign:
                 return Status.SURVIVED, ""
             if outcome.timed_out:
                 # The limit may be of a time when the machine had less to do.
-                self._limits[tests] = max(_SHORTEST_LIMIT, 3 * self._time_unchanged(tests, left_out))
+                self._limits[tests] = max(
+                    _SHORTEST_LIMIT, 3 * self._time_unchanged(tests, left_out)
+                )
                 if self._limits[tests] <= limit:
                     return Status.TIMED_OUT, " ".join(tests.paths)
             elif not outcome.failed:
@@ -172,7 +177,9 @@ class Campaign:
                 left_out.add(test)
         return Status.SURVIVED, ""
 
-    def _run(self, mutation: Mutation, tests: TestSet, limit: float, left_out: Iterable[str]) -> Outcome:
+    def _run(
+        self, mutation: Mutation, tests: TestSet, limit: float, left_out: Iterable[str]
+    ) -> Outcome:
         with self.runner.changed(mutation):
             return self.runner.run(tests, limit, sorted(left_out))
 
@@ -198,7 +205,10 @@ class Campaign:
         for _ in range(_MOST_TRIES):
             outcome = self.runner.run(tests, _LONGEST_LIMIT, sorted(without))
             if outcome.passed:
-                self.say(f"{' '.join(tests.paths)} ({tests.markers}): {outcome.seconds:.0f} s on the unchanged code")
+                self.say(
+                    f"{' '.join(tests.paths)} ({tests.markers}): {outcome.seconds:.0f} s on the"
+                    " unchanged code"
+                )
                 return outcome.seconds
             if not outcome.failed:
                 break

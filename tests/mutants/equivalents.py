@@ -27,5 +27,10 @@ def read_equivalents(file: Path = FILE) -> dict[Place, str]:
 
 def to_yaml(place: Place) -> str:
     """An entry to copy into the file, for somebody to add the reason."""
-    entry = {"file": place.file, "function": place.function, "before": place.before, "after": place.after}
+    entry = {
+        "file": place.file,
+        "function": place.function,
+        "before": place.before,
+        "after": place.after,
+    }
     return yaml.safe_dump([entry | {"reason": ""}], sort_keys=False, width=1000)

@@ -1,8 +1,8 @@
 """Finds the places of a source file where one small change makes a mutant.
 
-What is only read by people or by a type checker is left alone: docstrings, annotations, the words of messages,
-``if TYPE_CHECKING``. So is what fails at once wherever it is reached, such as a difference of two texts, as a test that
-notices it shows little.
+What is only read by people or by a type checker is left alone: docstrings, annotations, the words
+of messages, ``if TYPE_CHECKING``. So is what fails at once wherever it is reached, such as a
+difference of two texts, as a test that notices it shows little.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ _ARITHMETIC: dict[type[ast.operator], tuple[str, str]] = {
 _BOOLEAN: dict[type[ast.boolop], tuple[str, str]] = {ast.And: ("and", "or"), ast.Or: ("or", "and")}
 _NOT_ARITHMETIC = (ast.JoinedStr, ast.List, ast.Tuple, ast.Dict, ast.ListComp, ast.DictComp)
 _NOT_ANNOTATIONS = ("annotation", "returns", "type_params")
-_PATH = re.compile(r"path|folder|root|home|\bdir|_dir\b", re.IGNORECASE)  # which `/` joins with a name
+# Which `/` joins with a name.
+_PATH = re.compile(r"path|folder|root|home|\bdir|_dir\b", re.IGNORECASE)
 _MOST_LINES = 12  # of a change, which people are to read
 
 
@@ -101,7 +102,8 @@ def find_mutations(root: Path, file: str) -> list[Mutation]:
     source = (root / file).read_bytes()
     finder = _Finder(file, source)
     finder.visit(ast.parse(source))
-    # Two changes that read the same cannot be told apart by their place: the first one stands for both.
+    # Two changes that read the same cannot be told apart by their place: the first one stands for
+    # both.
     by_place: dict[Place, Mutation] = {}
     for mutation in sorted(finder.found, key=lambda each: (each.start, each.end, each.kind)):
         by_place.setdefault(mutation.place, mutation)
@@ -139,7 +141,10 @@ class _Finder(ast.NodeVisitor):
             self.generic_visit(node)
 
     def visit_Assign(self, node: ast.Assign) -> None:
-        if not any(isinstance(target, ast.Name) and target.id in ("__slots__", "__all__") for target in node.targets):
+        if not any(
+            isinstance(target, ast.Name) and target.id in ("__slots__", "__all__")
+            for target in node.targets
+        ):
             self.generic_visit(node)
 
     def visit_Assert(self, node: ast.Assert) -> None:
@@ -148,7 +153,8 @@ class _Finder(ast.NodeVisitor):
     # Names of functions and classes.
 
     def visit_ClassDef(self, node: ast.ClassDef) -> None:
-        # Not its decorators: of @dataclass(frozen=True) nothing is seen until somebody breaks the promise.
+        # Not its decorators: of @dataclass(frozen=True) nothing is seen until somebody breaks the
+        # promise.
         self._names.append(node.name)
         self._visit_field(node.body)
         self._names.pop()
@@ -238,7 +244,10 @@ class _Finder(ast.NodeVisitor):
     def visit_With(self, node: ast.With) -> None:
         for item in node.items:
             call = item.context_expr
-            if isinstance(call, ast.Call) and ast.unparse(call.func) in ("suppress", "contextlib.suppress"):
+            if isinstance(call, ast.Call) and ast.unparse(call.func) in (
+                "suppress",
+                "contextlib.suppress",
+            ):
                 self._replace("except", call, f"{ast.unparse(call.func)}()")
         self.generic_visit(node)
 
@@ -258,7 +267,9 @@ class _Finder(ast.NodeVisitor):
     def _replace(self, kind: str, node: ast.expr | ast.stmt, replacement: str) -> None:
         self._add(kind, self._start(node), self._end(node), replacement)
 
-    def _exchange_operator(self, kind: str, left: ast.expr, right: ast.expr, operators: tuple[str, str]) -> None:
+    def _exchange_operator(
+        self, kind: str, left: ast.expr, right: ast.expr, operators: tuple[str, str]
+    ) -> None:
         """Replace the operator between two operands, where there may be parentheses as well."""
         start, end = self._end(left), self._start(right)
         gap = self.source[start:end].decode()
@@ -277,7 +288,9 @@ class _Finder(ast.NodeVisitor):
         line = self.source.count(b"\n", 0, start) + 1
         function = ".".join(self._names)
         before, after = _without_indentation(before), _without_indentation(after)
-        self.found.append(Mutation(self.file, line, function, kind, start, end, replacement, before, after))
+        self.found.append(
+            Mutation(self.file, line, function, kind, start, end, replacement, before, after)
+        )
 
 
 def _is_arithmetic(node: ast.BinOp) -> bool:
@@ -308,7 +321,11 @@ def _is_words(node: ast.expr) -> bool:
     """Whether this is a text for people, which has blanks."""
     if isinstance(node, ast.JoinedStr):
         return any(_is_words(each) for each in node.values)
-    return isinstance(node, ast.Constant) and isinstance(node.value, str) and (not node.value or " " in node.value)
+    return (
+        isinstance(node, ast.Constant)
+        and isinstance(node.value, str)
+        and (not node.value or " " in node.value)
+    )
 
 
 def _without_indentation(lines: str) -> str:
@@ -318,6 +335,8 @@ def _without_indentation(lines: str) -> str:
 def find_all(root: Path, folders: Iterable[str]) -> list[Mutation]:
     """The mutations of all modules below these folders of the tree."""
     files: Sequence[str] = [
-        str(path.relative_to(root)) for folder in folders for path in sorted((root / folder).rglob("*.py"))
+        str(path.relative_to(root))
+        for folder in folders
+        for path in sorted((root / folder).rglob("*.py"))
     ]
     return [mutation for file in files for mutation in find_mutations(root, file)]

@@ -26,7 +26,9 @@ class Summary:
     equivalent: int
 
     @classmethod
-    def of(cls, results: Iterable[Result], drawn: Iterable[Place], equivalents: Iterable[Place]) -> Summary:
+    def of(
+        cls, results: Iterable[Result], drawn: Iterable[Place], equivalents: Iterable[Place]
+    ) -> Summary:
         """Leave out the equivalents, also those that were run before they were known as such."""
         known = set(equivalents)
         counted = [result for result in results if result.place not in known]
@@ -47,16 +49,28 @@ class Summary:
         rows = [("area", "mutants", *Status)]
         areas = list(dict.fromkeys(area_of(result.file).name for result in self.results))
         for area in sorted(areas):
-            rows.append((area, *_counts([each for each in self.results if area_of(each.file).name == area])))
+            rows.append(
+                (area, *_counts([each for each in self.results if area_of(each.file).name == area]))
+            )
         rows.append(("all", *_counts(self.results)))
-        lines = ["  ".join(f"{cell:>12}" if at else f"{cell:<18}" for at, cell in enumerate(row)) for row in rows]
+        lines = [
+            "  ".join(f"{cell:>12}" if at else f"{cell:<18}" for at, cell in enumerate(row))
+            for row in rows
+        ]
         lines.append(f"{self.equivalent} more are equivalent: tests/mutants/equivalent.yaml")
         if self.results:
             lines.append(
-                f"{len(self.survivors) / len(self.results):.0%} survived; expected at most {MOST_SURVIVORS:.0%}"
+                f"{len(self.survivors) / len(self.results):.0%} survived; expected at most"
+                f" {MOST_SURVIVORS:.0%}"
             )
         for result in self.survivors:
-            lines += ["", f"survived: {result.file}:{result.line} in {result.function or 'the module'}, {result.kind}"]
+            lines += [
+                "",
+                (
+                    f"survived: {result.file}:{result.line} in {result.function or 'the module'},"
+                    f" {result.kind}"
+                ),
+            ]
             lines.append(textwrap.indent(result.before, "  - "))
             lines.append(textwrap.indent(result.after, "  + "))
         return "\n".join(lines)

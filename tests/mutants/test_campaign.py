@@ -71,14 +71,22 @@ def test_a_test_that_fails_twice_on_the_mutant_alone_kills_it() -> None:
 
 
 def test_a_flake_kills_nothing_and_the_other_tests_go_on() -> None:
-    runner = FakeRunner([failed("near::flake"), PASSED, PASSED, failed("far::one"), failed("far::one"), PASSED])
+    runner = FakeRunner(
+        [failed("near::flake"), PASSED, PASSED, failed("far::one"), failed("far::one"), PASSED]
+    )
     result = judged(runner)
-    assert (result.status, result.by, result.flakes) == (Status.KILLED, "far::one", ("near::flake",))
+    assert (result.status, result.by, result.flakes) == (
+        Status.KILLED,
+        "far::one",
+        ("near::flake",),
+    )
     assert runner.asked[:3] == ["+tests/near.py", "+near::flake", "+tests/near.py -near::flake"]
 
 
 def test_a_test_that_fails_on_the_unchanged_code_is_left_out_from_then_on() -> None:
-    runner = FakeRunner([failed("near::old"), failed("near::old"), failed("near::old"), PASSED, PASSED])
+    runner = FakeRunner(
+        [failed("near::old"), failed("near::old"), failed("near::old"), PASSED, PASSED]
+    )
     campaign = Campaign(runner, lambda _: [NEAREST, OTHERS])
     assert campaign.judge(MUTATION).status is Status.SURVIVED
     runner.outcomes += [PASSED, PASSED]
@@ -118,20 +126,37 @@ def test_tests_that_do_not_end_on_the_unchanged_code_end_the_campaign() -> None:
 
 
 def result_of(number: int, status: Status) -> Result:
-    return Result("srunddp/run/cli.py", number, "f", "not", f"not a{number}", f"a{number}", status, "", 1.0, ("x::y",))
+    return Result(
+        "srunddp/run/cli.py",
+        number,
+        "f",
+        "not",
+        f"not a{number}",
+        f"a{number}",
+        status,
+        "",
+        1.0,
+        ("x::y",),
+    )
 
 
 def test_results_are_there_for_the_next_call_and_the_last_one_counts(tmp_path: Path) -> None:
     results = Results(tmp_path / "new" / "results.jsonl")
     assert results.read() == {}
-    survived, killed, other = result_of(1, Status.SURVIVED), result_of(1, Status.KILLED), result_of(2, Status.TIMED_OUT)
+    survived, killed, other = (
+        result_of(1, Status.SURVIVED),
+        result_of(1, Status.KILLED),
+        result_of(2, Status.TIMED_OUT),
+    )
     for each in (survived, other, killed):
         results.add(each)
     assert list(results.read().values()) == [killed, other]
 
 
 def test_equivalent_mutants_are_not_counted() -> None:
-    results = [result_of(number, Status.SURVIVED if number < 3 else Status.KILLED) for number in range(12)]
+    results = [
+        result_of(number, Status.SURVIVED if number < 3 else Status.KILLED) for number in range(12)
+    ]
     places = [each.place for each in results]
     summary = Summary.of(results, places, places[:1])
     assert [each.line for each in summary.survivors] == [1, 2]
@@ -150,7 +175,10 @@ def test_the_copy_runs_changed_code_and_the_developer_s_tree_stays_as_it_is(tmp_
         workspace.prepare()
     except OSError as error:
         missing(f"unshare: {error}")
-    file, tests = "srunddp/supervisor/lease.py", TestSet(("tests/supervisor/test_lease.py",), "not slow")
+    file, tests = (
+        "srunddp/supervisor/lease.py",
+        TestSet(("tests/supervisor/test_lease.py",), "not slow"),
+    )
     original = (ROOT / file).read_bytes()
     assert workspace.run(tests, 300.0).passed
     (mutation, *_) = [each for each in find_mutations(ROOT, file) if each.kind == "return"]

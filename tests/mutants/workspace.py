@@ -1,7 +1,8 @@
-"""A copy of the tree that mutants may change, in which tests run apart from everything else of the machine.
+"""A copy of the tree that mutants may change, in which tests run apart from everything else of the
+machine.
 
-A mutant of what ends processes may end the wrong ones. So its tests see no processes but their own, in a process
-namespace of theirs, and all that they leave ends with it.
+A mutant of what ends processes may end the wrong ones. So its tests see no processes but their own,
+in a process namespace of theirs, and all that they leave ends with it.
 """
 
 from __future__ import annotations
@@ -23,11 +24,28 @@ from tests.mutants.mutations import Mutation
 
 _CANARY = "0+changed.in.the.copy"
 # It ends with this process, and all in the namespace with it.
-_ISOLATED = ("setpriv", "--pdeathsig", "KILL", "unshare", "--pid", "--fork", "--kill-child", "--mount-proc")
+_ISOLATED = (
+    "setpriv",
+    "--pdeathsig",
+    "KILL",
+    "unshare",
+    "--pid",
+    "--fork",
+    "--kill-child",
+    "--mount-proc",
+)
 _USER_NAMESPACE = ("--user", "--map-current-user")  # for who is not root
-# The shell is process 1, and takes the orphans. What takes all memory is to be killed first. What nohup, or a shell for
-# what it starts in the background, lets this process ignore, is for the tests as on a terminal.
-_FIRST_PROCESS = ("env", "--default-signal", "bash", "-c", 'echo 1000 >/proc/self/oom_score_adj; "$@"; exit $?', "bash")
+# The shell is process 1, and takes the orphans. What takes all memory is to be killed first. What
+# nohup, or a shell for what it starts in the background, lets this process ignore, is for the tests
+# as on a terminal.
+_FIRST_PROCESS = (
+    "env",
+    "--default-signal",
+    "bash",
+    "-c",
+    'echo 1000 >/proc/self/oom_score_adj; "$@"; exit $?',
+    "bash",
+)
 _NOTHING_CHOSEN = 5  # pytest's exit code where it has chosen no test
 
 
@@ -104,16 +122,25 @@ class Workspace:
         self._check_imports()
 
     def _make_environment(self) -> None:
-        """Make a Python that imports srunddp from the copy, and all else from where this one does."""
+        """Make a Python that imports srunddp from the copy, and all else from where this one
+        does.
+        """
         environment = self.tree / ".venv"
-        subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(environment)], check=True)
-        # As lines of a .pth file: such files of these folders, which may name the developer's tree, are not read.
-        packages = [path for path in sys.path if Path(path).name in ("site-packages", "dist-packages")]
+        subprocess.run(
+            [sys.executable, "-m", "venv", "--without-pip", str(environment)], check=True
+        )
+        # As lines of a .pth file: such files of these folders, which may name the developer's tree,
+        # are not read.
+        packages = [
+            path for path in sys.path if Path(path).name in ("site-packages", "dist-packages")
+        ]
         (own,) = environment.glob("lib/python*/site-packages")
         (own / "mutants.pth").write_text("\n".join([str(self.tree), *packages, ""]))
 
     def _check_imports(self) -> None:
-        """Change the version in the copy, and see that each kind of process of the tests has that one."""
+        """Change the version in the copy, and see that each kind of process of the tests has that
+        one.
+        """
         module = self.tree / "srunddp" / "_version.py"
         original = module.read_text()
         module.write_text(f'__version__ = "{_CANARY}"\n')
@@ -127,7 +154,10 @@ class Workspace:
             for command in commands:
                 printed = self._run_isolated([str(self.python), *command], Path("/"), bare, 120.0)
                 if printed.code != 0 or _CANARY not in printed.output:
-                    found = f"python {' '.join(command)} does not run the code of {self.tree}: {printed.output}"
+                    found = (
+                        f"python {' '.join(command)} does not run the code of {self.tree}:"
+                        f" {printed.output}"
+                    )
                     raise WorkspaceError(found)
         finally:
             module.write_text(original)
@@ -147,7 +177,9 @@ class Workspace:
             _forget_compiled(module)
 
     def run(self, tests: TestSet, limit: float, left_out: Sequence[str] = ()) -> Outcome:
-        """Run these tests up to the first failure, for ``limit`` seconds at most; ``left_out`` are ids of tests."""
+        """Run these tests up to the first failure, for ``limit`` seconds at most; ``left_out`` are
+        ids of tests.
+        """
         return self._pytest([*tests.arguments, *(f"--deselect={each}" for each in left_out)], limit)
 
     def run_again(self, test: str, limit: float) -> Outcome:
@@ -159,12 +191,16 @@ class Workspace:
         shutil.rmtree(cache, ignore_errors=True)
         variables = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
         words = ["-m", "pytest", "-x", "-q", "-o", f"cache_dir={cache}", *arguments]
-        found = self._run_isolated([str(self.python), *words], self.tree, variables | {"OMP_NUM_THREADS": "1"}, limit)
+        found = self._run_isolated(
+            [str(self.python), *words], self.tree, variables | {"OMP_NUM_THREADS": "1"}, limit
+        )
         failures = cache / "v" / "cache" / "lastfailed"
         failed = tuple(json.loads(failures.read_text())) if failures.is_file() else ()
         return Outcome(found.code, failed, found.seconds, found.output)
 
-    def _run_isolated(self, command: Sequence[str], folder: Path, variables: dict[str, str], limit: float) -> Outcome:
+    def _run_isolated(
+        self, command: Sequence[str], folder: Path, variables: dict[str, str], limit: float
+    ) -> Outcome:
         user = () if os.geteuid() == 0 else _USER_NAMESPACE
         words = [*_ISOLATED, *user, *_FIRST_PROCESS, *command]
         printed = self.folder / "output.txt"
@@ -178,7 +214,8 @@ class Workspace:
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                start_new_session=True,  # a signal to the tests' process group is not for this process
+                # A signal to the tests' process group is not for this process.
+                start_new_session=True,
             )
             try:
                 code = process.wait(limit)
@@ -187,10 +224,14 @@ class Workspace:
             finally:
                 process.kill()
                 process.wait()
-        return Outcome(code, (), time.monotonic() - began, printed.read_text(errors="replace")[-2000:])
+        return Outcome(
+            code, (), time.monotonic() - began, printed.read_text(errors="replace")[-2000:]
+        )
 
 
 def _forget_compiled(module: Path) -> None:
-    """Delete the module's compiled files: of a change within a second that keeps the size Python sees nothing."""
+    """Delete the module's compiled files: of a change within a second that keeps the size Python
+    sees nothing.
+    """
     for compiled in (module.parent / "__pycache__").glob(f"{module.stem}.*.pyc"):
         compiled.unlink()

@@ -1,4 +1,5 @@
-"""Print when this rank knows its place and rank 0's address, by the clock of the machine; without torch.
+"""Print when this rank knows its place and rank 0's address, by the clock of the machine; without
+torch.
 
 The word says from where: ``env`` (under srunddp), ``idr_torch``, or ``mpi4py`` (a broadcast).
 """
@@ -22,5 +23,7 @@ match sys.argv[1]:
             address = MPI.COMM_WORLD.bcast((socket.gethostname(), free.getsockname()[1]))
         known = MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size, *address
     case _:
-        known = tuple(os.environ[name] for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"))
+        known = tuple(
+            os.environ[name] for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+        )
 print(json.dumps({"at": time.monotonic(), "known": known}), flush=True)

@@ -1,7 +1,9 @@
-"""A read-only view of a folder, by FUSE, whose operations each take some time more, as on a network's file system.
+"""A read-only view of a folder, by FUSE, whose operations each take some time more, as on a
+network's file system.
 
-As with NFS the kernel keeps names, also of what is not there, and attributes for 30 s. What was read it keeps as long
-as the view is mounted. Prints at the end how many operations of each kind were served.
+As with NFS the kernel keeps names, also of what is not there, and attributes for 30 s. What was
+read it keeps as long as the view is mounted. Prints at the end how many operations of each kind
+were served.
 
     python delayed_folder.py FOLDER MOUNT_POINT SECONDS
 """
@@ -16,7 +18,17 @@ from collections import Counter
 from mfusepy import FUSE, FuseOSError, Operations
 
 CACHES = {"attr_timeout": 30, "entry_timeout": 30, "negative_timeout": 30, "kernel_cache": True}
-KEYS = ("st_mode", "st_ino", "st_nlink", "st_uid", "st_gid", "st_size", "st_atime_ns", "st_mtime_ns", "st_ctime_ns")
+KEYS = (
+    "st_mode",
+    "st_ino",
+    "st_nlink",
+    "st_uid",
+    "st_gid",
+    "st_size",
+    "st_atime_ns",
+    "st_mtime_ns",
+    "st_ctime_ns",
+)
 
 
 class DelayedFolder(Operations):

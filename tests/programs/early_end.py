@@ -1,4 +1,5 @@
-"""Rank 0's script ends a second after all others'; each says when its script ended, and when its exit handlers ran.
+"""Rank 0's script ends a second after all others'; each says when its script ended, and when its
+exit handlers ran.
 
 ``early_end.py FOLDER``: that is where the others tell rank 0 that their scripts have ended.
 """

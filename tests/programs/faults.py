@@ -1,7 +1,8 @@
-"""The ways in which a rank of these programs can fail, and the plan that says which rank fails how and when.
+"""The ways in which a rank of these programs can fail, and the plan that says which rank fails how
+and when.
 
-The plan is the JSON in the variable CHAOS; tests.chaos.run writes it. Every moment is time.monotonic(), which
-all nodes of the test cluster share.
+The plan is the JSON in the variable CHAOS; tests.chaos.run writes it. Every moment is
+time.monotonic(), which all nodes of the test cluster share.
 """
 
 import atexit
@@ -78,7 +79,9 @@ class Plan:
         plan = json.loads(os.environ["CHAOS"])
         self.folder = Path(plan["folder"])
         names = ("torch", "peers", "steps", "pace", "heartbeat")
-        self.torch, self.peers, self.steps, self.pace, self.heartbeat = (plan[name] for name in names)
+        self.torch, self.peers, self.steps, self.pace, self.heartbeat = (
+            plan[name] for name in names
+        )
         self._mine = [fault for fault in plan["faults"] if fault["rank"] == RANK]
         self._ignores_term = plan["stubborn"] and not self._mine
         self._children = plan["children"]
@@ -128,7 +131,9 @@ class Plan:
     def say(self, what, **more):
         """Tell the runner, in a file that appears whole."""
         now, pid, supervisor = time.monotonic(), os.getpid(), os.getppid()
-        text = json.dumps({"time": now, "pid": pid, "supervisor": supervisor, "rank": RANK, "node": NODE, **more})
+        text = json.dumps(
+            {"time": now, "pid": pid, "supervisor": supervisor, "rank": RANK, "node": NODE, **more}
+        )
         new = self.folder / f".{what}.{RANK}"
         with contextlib.suppress(FileNotFoundError):  # the runner has gone
             new.write_text(text)

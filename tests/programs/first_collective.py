@@ -1,8 +1,9 @@
 """Join a Gloo group, all-reduce once, and print when that was done, by the clock of the machine.
 
-The first word says how the group is made: ``env`` (under srunddp, torchrun, ft_launcher), ``bare`` (from SLURM_* and
-a fixed port), ``idr_torch``, ``mpi4py`` (a broadcast of rank 0's address), ``accelerate``, ``fabric``, ``lightning``,
-``ezpz``, or ``import`` (no group: torch is imported, and the process ends without any clean-up).
+The first word says how the group is made: ``env`` (under srunddp, torchrun, ft_launcher), ``bare``
+(from SLURM_* and a fixed port), ``idr_torch``, ``mpi4py`` (a broadcast of rank 0's address),
+``accelerate``, ``fabric``, ``lightning``, ``ezpz``, or ``import`` (no group: torch is imported, and
+the process ends without any clean-up).
 """
 
 import json
@@ -51,8 +52,12 @@ elif way == "fabric":
 elif way == "lightning":
     import lightning
 
-    off = dict.fromkeys(("logger", "enable_progress_bar", "enable_checkpointing", "enable_model_summary"), False)
-    trainer = lightning.Trainer(accelerator="cpu", devices=HERE, num_nodes=NODES, strategy="ddp", **off)
+    off = dict.fromkeys(
+        ("logger", "enable_progress_bar", "enable_checkpointing", "enable_model_summary"), False
+    )
+    trainer = lightning.Trainer(
+        accelerator="cpu", devices=HERE, num_nodes=NODES, strategy="ddp", **off
+    )
     trainer.strategy.setup_environment()
 elif way == "ezpz":
     from ezpz.distributed import setup_torch

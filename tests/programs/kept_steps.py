@@ -1,6 +1,8 @@
-"""A loop that saves itself: ``kept_steps.py FOLDER STEPS PACE``. It resumes after any restart, under any launcher.
+"""A loop that saves itself: ``kept_steps.py FOLDER STEPS PACE``. It resumes after any restart,
+under any launcher.
 
-Each step's data follow from its number, so that the weights at the end are the same however often it was restarted.
+Each step's data follow from its number, so that the weights at the end are the same however often
+it was restarted.
 """
 
 import hashlib
@@ -21,7 +23,8 @@ dist.init_process_group("gloo")
 torch.manual_seed(0)
 model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(64, 64))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
-# DistributedDataParallel orders its buckets anew after the first backward, and the order of sums follows from that.
+# DistributedDataParallel orders its buckets anew after the first backward, and the order of sums
+# follows from that.
 model(torch.zeros(8, 64)).square().mean().backward()
 saved, begin = folder / "saved.pt", 0
 if saved.exists():
@@ -41,7 +44,11 @@ for step in range(begin, steps):
         with (folder / "steps").open("a") as file:
             file.write(f"{step} {time.monotonic() - began:.4f} {time.monotonic():.4f}\n")
         if (step + 1) % 50 == 0:
-            state = {"step": step + 1, "model": model.state_dict(), "optimizer": optimizer.state_dict()}
+            state = {
+                "step": step + 1,
+                "model": model.state_dict(),
+                "optimizer": optimizer.state_dict(),
+            }
             torch.save(state, folder / "saving.pt")
             os.replace(folder / "saving.pt", saved)
 weights = b"".join(each.detach().numpy().tobytes() for each in model.parameters())

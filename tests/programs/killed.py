@@ -1,4 +1,6 @@
-"""DistributedDataParallel without a Trainer; writes when each start's first all-reduce has ended, and then its pid."""
+"""DistributedDataParallel without a Trainer; writes when each start's first all-reduce has ended,
+and then its pid.
+"""
 
 import os
 import sys

@@ -1,4 +1,6 @@
-"""Load data with worker processes of each start method, from a rank that met the others over MPI."""
+"""Load data with worker processes of each start method, from a rank that met the others over
+MPI.
+"""
 
 import json
 import os

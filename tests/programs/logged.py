@@ -1,6 +1,8 @@
-"""A supervisor and its worker as far as their output goes: the script is the worker's, the report is the supervisor's.
+"""A supervisor and its worker as far as their output goes: the script is the worker's, the report
+is the supervisor's.
 
-The one argument is JSON: destination, script, limit, report (a path), and the limits that differ from the usual ones.
+The one argument is JSON: destination, script, limit, report (a path), and the limits that differ
+from the usual ones.
 """
 
 from __future__ import annotations
@@ -28,7 +30,10 @@ def main(order: dict) -> int:
         sys.stdout.flush()
         os._exit(0)
     output.start()
-    report = {"threads": threading.active_count(), "opened": len(os.listdir("/proc/self/fd")) - len(before)}
+    report = {
+        "threads": threading.active_count(),
+        "opened": len(os.listdir("/proc/self/fd")) - len(before),
+    }
     report["code"] = os.waitstatus_to_exitcode(os.waitpid(worker, 0)[1])
     begin = time.monotonic()
     output.finish(order["limit"])

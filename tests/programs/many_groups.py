@@ -1,4 +1,6 @@
-"""Initialise in every way a script may: again and again, with its own MASTER_*, new groups, and through srunddp."""
+"""Initialise in every way a script may: again and again, with its own MASTER_*, new groups, and
+through srunddp.
+"""
 
 import json
 import os

@@ -1,4 +1,6 @@
-"""A script that uses MPI itself, beside the process group. With an argument it also calls srunddp.init() itself."""
+"""A script that uses MPI itself, beside the process group. With an argument it also calls
+srunddp.init() itself.
+"""
 
 import json
 import sys

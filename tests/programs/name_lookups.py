@@ -1,4 +1,6 @@
-"""Serve and join torch's store at 127.0.0.2; print how many queries each step sent to the name server, 127.0.0.1."""
+"""Serve and join torch's store at 127.0.0.2; print how many queries each step sent to the name
+server, 127.0.0.1.
+"""
 
 import json
 import multiprocessing
@@ -14,14 +16,17 @@ from torch.distributed import TCPStore
 from srunddp.bootstrap.process_group.store import without_reverse_dns
 
 LONG = 30.0
-# Forked, since torch takes long to import; apart, since a process in which one look-up failed tries no other.
+# Forked, since torch takes long to import; apart, since a process in which one look-up failed tries
+# no other.
 FORK = multiprocessing.get_context("fork")
 
 
 def serve(listening: socket.socket, ready: Event) -> None:
     host, port = listening.getsockname()
     with without_reverse_dns():
-        store = TCPStore(host, port, is_master=True, wait_for_workers=False, master_listen_fd=listening.detach())
+        store = TCPStore(
+            host, port, is_master=True, wait_for_workers=False, master_listen_fd=listening.detach()
+        )
     ready.set()
     signal.pause()
     del store
@@ -29,7 +34,9 @@ def serve(listening: socket.socket, ready: Event) -> None:
 
 def join(host: str, port: int, *, quiet: bool) -> None:
     with without_reverse_dns() if quiet else nullcontext():
-        store = TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=LONG))
+        store = TCPStore(
+            host, port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=LONG)
+        )
     store.add("joined", 1)
 
 
@@ -52,7 +59,9 @@ def main() -> None:
     assert ready.wait(LONG)
     report = {"server": queries(name_server)}
     for kind in ("quiet", "stock"):
-        client = FORK.Process(target=join, args=listening.getsockname(), kwargs={"quiet": kind == "quiet"})
+        client = FORK.Process(
+            target=join, args=listening.getsockname(), kwargs={"quiet": kind == "quiet"}
+        )
         client.start()
         client.join()
         assert client.exitcode == 0, kind

@@ -1,4 +1,6 @@
-"""A script that calls srunddp.init() itself, started without srunddp. Leaves nothing behind between its two worlds."""
+"""A script that calls srunddp.init() itself, started without srunddp. Leaves nothing behind between
+its two worlds.
+"""
 
 import json
 import sys

@@ -1,6 +1,7 @@
 """A loop of its own that can be preempted; its checkpoint is a text.
 
-preempted.py FOLDER [STEPS]   goes on from FOLDER's newest checkpoint; without STEPS never ends at first, and soon then
+preempted.py FOLDER [STEPS]   goes on from FOLDER's newest checkpoint; without STEPS never ends at
+first, and soon then
 """
 
 import os

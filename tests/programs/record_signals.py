@@ -1,7 +1,9 @@
-"""Write down each signal that this process and a child of its own get, until none has come for some seconds.
+"""Write down each signal that this process and a child of its own get, until none has come for some
+seconds.
 
-``record_signals.py FOLDER [LINGER]`` makes ``FOLDER/RANK.script`` and ``FOLDER/RANK.child``: a line for each signal,
-its number and the time. It ends LINGER seconds after the first signal that asks for an end, 2 unless given.
+``record_signals.py FOLDER [LINGER]`` makes ``FOLDER/RANK.script`` and ``FOLDER/RANK.child``: a line
+for each signal, its number and the time. It ends LINGER seconds after the first signal that asks
+for an end, 2 unless given.
 """
 
 from __future__ import annotations
@@ -25,17 +27,22 @@ RECORDED = (
     signal.SIGWINCH,
 )
 RANK = next(
-    os.environ[name] for name in ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID") if name in os.environ
+    os.environ[name]
+    for name in ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID")
+    if name in os.environ
 )
 
 
 def record(who: str, parent: int) -> None:
     """Until so long after a signal, or until the process that started this one has ended."""
-    file = os.open(Path(sys.argv[1], f"{RANK}.{who}"), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    file = os.open(
+        Path(sys.argv[1], f"{RANK}.{who}"), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644
+    )
     linger, ends = float(sys.argv[2]) if len(sys.argv) > 2 else 2.0, time.monotonic() + 300
     os.write(file, f"ready {time.time():.3f}\n".encode())
     while time.monotonic() < ends and os.getppid() == parent:
-        # Taken one by one: where two are pending a handler of Python's would be called in the order of the numbers.
+        # Taken one by one: where two are pending a handler of Python's would be called in the order
+        # of the numbers.
         received = signal.sigtimedwait(RECORDED, 0.2)
         if received is None:
             continue

@@ -1,7 +1,7 @@
 """A training that may have to leave its nodes; tests read what it writes by tests/trained.py.
 
-Each start writes ``samples.START.RANK``, a line for each step: its number and the indices of its samples. Its end
-writes ``weights.RANK``: their SHA-256.
+Each start writes ``samples.START.RANK``, a line for each step: its number and the indices of its
+samples. Its end writes ``weights.RANK``: their SHA-256.
 """
 
 from __future__ import annotations
@@ -62,7 +62,9 @@ def main() -> None:
         callbacks = [Journal(file, settings.pace)]
         trainer = Trainer(model, optimizer, loss, settings, world=world, callbacks=callbacks)
         trainer.fit(resumable.Samples(SAMPLES))
-        Path(file.name).with_name(f"weights.{world.rank}").write_text(resumable.digest(model.parameters()))
+        Path(file.name).with_name(f"weights.{world.rank}").write_text(
+            resumable.digest(model.parameters())
+        )
 
 
 def opened(folder: Path, start: int, rank: int) -> TextIO:

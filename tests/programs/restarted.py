@@ -1,6 +1,8 @@
-"""A training in which a rank fails in each of the first starts: ``restarted.py KIND TIMES --output-dir=DIR``.
+"""A training in which a rank fails in each of the first starts: ``restarted.py KIND TIMES
+--output-dir=DIR``.
 
-With the kind ``slow`` nothing fails by itself: each step takes a tenth of a second, and is noted in DIR/steps.txt.
+With the kind ``slow`` nothing fails by itself: each step takes a tenth of a second, and is noted in
+DIR/steps.txt.
 """
 
 import hashlib
@@ -46,10 +48,17 @@ class Fails(srunddp.Callback):
     def on_step(self, trainer, step, loss):
         if KIND == "slow":
             time.sleep(0.1)
-            note = f"{START} {step} {trainer.world.rank} {os.environ.get('SLURMD_NODENAME')} {time.monotonic()}\n"
+            note = (
+                f"{START} {step} {trainer.world.rank} {os.environ.get('SLURMD_NODENAME')}"
+                f" {time.monotonic()}\n"
+            )
             os.write(notes, note.encode())
         self.begin = step if self.begin is None else self.begin
-        if START < TIMES and trainer.world.rank == (START + 1) % trainer.world.world_size and step == self.begin + 12:
+        if (
+            START < TIMES
+            and trainer.world.rank == (START + 1) % trainer.world.world_size
+            and step == self.begin + 12
+        ):
             KINDS[KIND]()
 
 
@@ -62,9 +71,13 @@ with srunddp.init() as world:
     data = TensorDataset(torch.randn(800, 8), torch.randint(3, (800,)))
     model = torch.nn.Linear(8, 3)
     optimizer = torch.optim.AdamW(model.parameters())
-    trainer = srunddp.Trainer(model, optimizer, torch.nn.CrossEntropyLoss(), config, world=world, callbacks=[Fails()])
+    trainer = srunddp.Trainer(
+        model, optimizer, torch.nn.CrossEntropyLoss(), config, world=world, callbacks=[Fails()]
+    )
     trainer.fit(data)
-weights = hashlib.sha256(b"".join(each.detach().numpy().tobytes() for each in model.parameters())).hexdigest()
+weights = hashlib.sha256(
+    b"".join(each.detach().numpy().tobytes() for each in model.parameters())
+).hexdigest()
 print(json.dumps({"rank": world.rank, "restarts": START, "weights": weights}), flush=True)
 if KIND == "memory" and world.rank == 3:
     time.sleep(3)  # the others have ended

@@ -2,8 +2,8 @@
 
     resumable.py FOLDER [--key=value ...]
 
-FOLDER gets ``pid<RANK>``; ``ids<RANK>``, a line per step, of which the last for a step counts; ``tested<RANK>``, a byte
-per test batch; and at the end ``result<RANK>.json``.
+FOLDER gets ``pid<RANK>``; ``ids<RANK>``, a line per step, of which the last for a step counts;
+``tested<RANK>``, a byte per test batch; and at the end ``result<RANK>.json``.
 """
 
 import hashlib
@@ -26,8 +26,8 @@ import srunddp
 from srunddp.train import Callback, Config, Trainer, World, accuracy, read_config
 
 FEATURES, CLASSES, WIDTH = 32, 8, 512
-# 11 full steps of three ranks, and one of 36 samples; 17 of two, and one of 20: none leaves a rank one sample alone,
-# which BatchNorm does not take.
+# 11 full steps of three ranks, and one of 36 samples; 17 of two, and one of 20: none leaves a rank
+# one sample alone, which BatchNorm does not take.
 SAMPLES, TESTS = 564, 150
 SETTINGS = (
     "--epochs=12",
@@ -60,12 +60,18 @@ class Samples(Dataset[tuple[Tensor, Tensor]]):
         return len(self.targets)
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
-        noise = torch.randn(FEATURES) * random.random() + torch.from_numpy(numpy.random.rand(FEATURES)).float()
-        return torch.cat([torch.tensor([float(index)]), self.features[index] + 0.1 * noise]), self.targets[index]
+        noise = (
+            torch.randn(FEATURES) * random.random()
+            + torch.from_numpy(numpy.random.rand(FEATURES)).float()
+        )
+        return torch.cat(
+            [torch.tensor([float(index)]), self.features[index] + 0.1 * noise]
+        ), self.targets[index]
 
 
 class Network(nn.Module):
-    """Has 2.3 MB of gradients, so three of DistributedDataParallel's buckets of 1 MB; notes its last two batches.
+    """Has 2.3 MB of gradients, so three of DistributedDataParallel's buckets of 1 MB; notes its
+    last two batches.
 
     Args:
         tested: a file descriptor that gets a byte per test batch.
@@ -74,13 +80,17 @@ class Network(nn.Module):
     def __init__(self, tested: int = -1) -> None:
         super().__init__()
         sizes = [FEATURES, WIDTH, WIDTH, WIDTH]
-        self.layers = nn.Sequential(*(self._layer(*pair) for pair in pairwise(sizes)), nn.Linear(WIDTH, CLASSES))
+        self.layers = nn.Sequential(
+            *(self._layer(*pair) for pair in pairwise(sizes)), nn.Linear(WIDTH, CLASSES)
+        )
         self.noted: deque[list[int]] = deque(maxlen=2)
         self._tested = tested
 
     @staticmethod
     def _layer(inputs: int, outputs: int) -> nn.Module:
-        return nn.Sequential(nn.Linear(inputs, outputs), nn.BatchNorm1d(outputs), nn.ReLU(), nn.Dropout(0.2))
+        return nn.Sequential(
+            nn.Linear(inputs, outputs), nn.BatchNorm1d(outputs), nn.ReLU(), nn.Dropout(0.2)
+        )
 
     def forward(self, inputs: Tensor) -> Tensor:
         if self.training:
@@ -130,13 +140,21 @@ def open_to_append(path: Path) -> int:
 def result(trainer: Trainer) -> dict[str, Any]:
     """What must not depend on whether the training was interrupted."""
     state = trainer.state
-    moments = [values[name] for values in trainer.optimizer.state.values() for name in sorted(values)]
+    moments = [
+        values[name] for values in trainer.optimizer.state.values() for name in sorted(values)
+    ]
     return {
         "weights": digest(trainer.model.state_dict().values()),
         "average": trainer.averaged and digest(trainer.averaged.state_dict().values()),
         "optimizer": digest(moments),
         "records": [(record.epoch, record.train, record.val) for record in state.records],
-        "best": [state.step, state.evaluated, state.best, state.evals_since_best, sorted(state.scores.items())],
+        "best": [
+            state.step,
+            state.evaluated,
+            state.best,
+            state.evals_since_best,
+            sorted(state.scores.items()),
+        ],
     }
 
 

@@ -1,4 +1,5 @@
-"""Hold ports that somebody else wants: one mute, the next one answering with words of its own, and so on.
+"""Hold ports that somebody else wants: one mute, the next one answering with words of its own, and
+so on.
 
 Prints the first line of every call, with the port that it came to.
 """
@@ -32,11 +33,15 @@ def answer(connection: socket.socket, *, answers: bool) -> None:
 def listen(listener: socket.socket, *, answers: bool) -> None:
     while True:
         connection, _ = listener.accept()
-        threading.Thread(target=answer, args=(connection,), kwargs={"answers": answers}, daemon=True).start()
+        threading.Thread(
+            target=answer, args=(connection,), kwargs={"answers": answers}, daemon=True
+        ).start()
 
 
 for index, port in enumerate(ports):
     listener = socket.create_server((address, port))
-    threading.Thread(target=listen, args=(listener,), kwargs={"answers": index % 2 == 1}, daemon=True).start()
+    threading.Thread(
+        target=listen, args=(listener,), kwargs={"answers": index % 2 == 1}, daemon=True
+    ).start()
 say("taken")
 threading.Event().wait()

@@ -19,11 +19,18 @@ from tests.support.starting import LONG, srunddp, write
 pytestmark = pytest.mark.slow
 
 RUN = MadeUp(
-    nodes=2, ranks_per_node=4, gpus_per_node=4, seconds=60, epoch_s=20, script=("train.py", "--name=" + 300 * "x")
+    nodes=2,
+    ranks_per_node=4,
+    gpus_per_node=4,
+    seconds=60,
+    epoch_s=20,
+    script=("train.py", "--name=" + 300 * "x"),
 )
-# What it finds stands in the DOM of its own page, before that has loaded: the charts; the width of each image, 0 for
-# one that could not be shown; what the page fetches; and by how many pixels it is too wide.
-_LOOKING = """<!DOCTYPE html><body><pre id="found"></pre><iframe src="{page}" style="width: {width}px"></iframe><script>
+# What it finds stands in the DOM of its own page, before that has loaded: the charts; the width of
+# each image, 0 for one that could not be shown; what the page fetches; and by how many pixels it is
+# too wide.
+_LOOKING = """<!DOCTYPE html><body><pre id="found"></pre>
+<iframe src="{page}" style="width: {width}px"></iframe><script>
 const frame = document.querySelector("iframe");
 frame.onload = () => {{
   const page = frame.contentDocument, root = page.documentElement;
@@ -45,10 +52,20 @@ def load(page: Path, folder: Path, width: int = 1200) -> dict[str, Any]:
     if chromium is None:
         missing("chromium")
     looking = write(folder / "looking.html", _LOOKING.format(page=page.as_uri(), width=width))
-    command = [str(chromium), "--headless", "--no-sandbox", "--disable-gpu", "--allow-file-access-from-files"]
+    command = [
+        str(chromium),
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--allow-file-access-from-files",
+    ]
     command += ["--host-resolver-rules=MAP * ~NOTFOUND", f"--user-data-dir={folder / 'profile'}"]
     done = subprocess.run(
-        [*command, "--dump-dom", looking.as_uri()], capture_output=True, text=True, timeout=LONG, check=True
+        [*command, "--dump-dom", looking.as_uri()],
+        capture_output=True,
+        text=True,
+        timeout=LONG,
+        check=True,
     )
     found = re.search(r'<pre id="found">(.*?)</pre>', done.stdout, re.DOTALL)
     assert found, done.stderr
@@ -64,7 +81,9 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("width", [1200, 480])
-def test_a_browser_shows_the_whole_page_and_fetches_nothing(width: int, page: Path, tmp_path: Path) -> None:
+def test_a_browser_shows_the_whole_page_and_fetches_nothing(
+    width: int, page: Path, tmp_path: Path
+) -> None:
     """Also in a narrow window, in which a table too wide for it is moved and not the page."""
     found = load(page, tmp_path, width)
     assert found["charts"] > 10
@@ -74,7 +93,13 @@ def test_a_browser_shows_the_whole_page_and_fetches_nothing(width: int, page: Pa
 
 def test_what_a_page_would_fetch_is_noticed(tmp_path: Path) -> None:
     """The test above would notice."""
-    image = '<img src="https://example.org/one.png"><script></script><div style="width: 2000px">x</div>'
+    image = (
+        '<img src="https://example.org/one.png"><script></script><div style="width: 2000px">x</div>'
+    )
     found = load(write(tmp_path / "page.html", f"<!DOCTYPE html><body>{image}</body>"), tmp_path)
-    assert (found["images"], found["requests"], found["scripts"]) == ([0], ["https://example.org/one.png"], 1)
+    assert (found["images"], found["requests"], found["scripts"]) == (
+        [0],
+        ["https://example.org/one.png"],
+        1,
+    )
     assert found["beyond"] > 0

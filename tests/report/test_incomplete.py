@@ -1,4 +1,6 @@
-"""A run that crashed, or was killed while it wrote, has its report: whatever is missing, and wherever a file is cut."""
+"""A run that crashed, or was killed while it wrote, has its report: whatever is missing, and
+wherever a file is cut.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,9 @@ FILES = sorted(
 
 
 def reported(folder: Path) -> str:
-    """The text, after the page and the JSON were made too: none of them has a number that is none."""
+    """The text, after the page and the JSON were made too: none of them has a number that is
+    none.
+    """
     run = read(folder)
     summary = summary_of(run)
     said = "\n".join(text.lines(summary, notes(summary)))
@@ -63,17 +67,24 @@ def test_files_of_an_earlier_larger_start_are_ignored(whole: Path, tmp_path: Pat
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
-def test_files_cut_or_with_junk_still_give_a_report(whole: Path, tmp_path: Path, data: st.DataObject) -> None:
+def test_files_cut_or_with_junk_still_give_a_report(
+    whole: Path, tmp_path: Path, data: st.DataObject
+) -> None:
     shutil.copytree(whole, tmp_path / "damaged", dirs_exist_ok=True)
     for name in data.draw(st.sets(st.sampled_from(FILES), min_size=1)):
         content = (whole / name).read_bytes()
-        at, junk = data.draw(st.integers(0, len(content))), data.draw(st.none() | st.binary(max_size=60))
+        at, junk = (
+            data.draw(st.integers(0, len(content))),
+            data.draw(st.none() | st.binary(max_size=60)),
+        )
         rest = b"" if junk is None else junk + content[at + len(junk) :]
         (tmp_path / "damaged" / name).write_bytes(content[:at] + rest)
     reported(tmp_path / "damaged")
 
 
-@pytest.mark.parametrize("missing", ["*", "*.csv", "run.json", "node02.*", "*.steps.csv", "*.marks.csv", "*.node.csv"])
+@pytest.mark.parametrize(
+    "missing", ["*", "*.csv", "run.json", "node02.*", "*.steps.csv", "*.marks.csv", "*.node.csv"]
+)
 def test_missing_files_still_give_a_report(missing: str, whole: Path, tmp_path: Path) -> None:
     shutil.copytree(whole, tmp_path / "some")
     for path in (tmp_path / "some").glob(missing):
@@ -93,7 +104,9 @@ def test_a_line_without_its_end_is_not_counted(tmp_path: Path) -> None:
     # Nor are those of a clock that was set back.
     path = path.with_name("node01.node.csv")
     head, *lines = path.read_text().splitlines()
-    back = [f"{float(line.split(',')[0]) - 1000:.3f},{line.partition(',')[2]}" for line in lines[3:5]]
+    back = [
+        f"{float(line.split(',')[0]) - 1000:.3f},{line.partition(',')[2]}" for line in lines[3:5]
+    ]
     path.write_text("".join(f"{line}\n" for line in [head, *lines[:3], *back, *lines[5:]]))
     found = csv_files.samples(path, csv_files.NODE)[""]
     assert found.count == len(lines) - 2
@@ -105,7 +118,10 @@ def test_every_value_missing_still_gives_a_report(tmp_path: Path) -> None:
     for path in folder.glob("*.csv"):
         keep = {"time", "rank", "link", "kind", "chosen", "uuid", "index", "name", "mark"}
         head, *rows = [line.split(",") for line in path.read_text().splitlines()]
-        bare = [[cell if name in keep else "" for name, cell in zip(head, row, strict=True)] for row in rows]
+        bare = [
+            [cell if name in keep else "" for name, cell in zip(head, row, strict=True)]
+            for row in rows
+        ]
         path.write_text("".join(f"{','.join(row)}\n" for row in [head, *bare]))
     reported(folder)
     run = read(folder)
@@ -147,13 +163,17 @@ MetricsLogger(Path("out"), False, print).add("step", 1, loss=0.5)
 """
 
 
-def metrics(folder: Path, *lines: tuple[float, dict[str, object]]) -> dict[str, list[tuple[float, float]]]:
+def metrics(
+    folder: Path, *lines: tuple[float, dict[str, object]]
+) -> dict[str, list[tuple[float, float]]]:
     """What is read of figures that the training logged so many seconds after the run's start."""
     written = []
     for at, figures in lines:
         time = datetime.fromtimestamp(RUN.start + at, UTC).isoformat(timespec="milliseconds")
         written.append(json.dumps({"kind": "step", "step": 1, "time": time, **figures}))
-    (folder / "metrics.jsonl").write_text("\n".join([*written, '{"kind": "step", "time": "2027-01-', "7", "[]", ""]))
+    (folder / "metrics.jsonl").write_text(
+        "\n".join([*written, '{"kind": "step", "time": "2027-01-', "7", "[]", ""])
+    )
     return read(folder).metrics
 
 
@@ -167,7 +187,17 @@ def test_metrics_are_those_of_this_start_by_name(tmp_path: Path) -> None:
         (21.0, {"loss": math.nan}),
         (22.0, {"loss": 1e300}),
         (25.0, {"kind": "evaluation", "epoch": 1, "accuracy": 0.5, "note": "text", "flag": True}),
-        (26.0, {"kind": "epoch", "epoch": 1, "seconds": 9.5, "loss": 1.5, "top5": 0.7, "val/accuracy": 0.5}),
+        (
+            26.0,
+            {
+                "kind": "epoch",
+                "epoch": 1,
+                "seconds": 9.5,
+                "loss": 1.5,
+                "top5": 0.7,
+                "val/accuracy": 0.5,
+            },
+        ),
         (30.0, {"loss": 1.0, "lr": 0.1}),
         (31.0, {"kind": "other", "loss": 7.0}),
         (32.0, {"kind": ["step"], "loss": 7.0}),
@@ -180,7 +210,12 @@ def test_metrics_are_those_of_this_start_by_name(tmp_path: Path) -> None:
     }
     first = read(folder).not_finite
     assert first is not None
-    assert (first.name, first.value, first.step, first.at_s) == ("loss", "nan", 1, pytest.approx(20.0))
+    assert (first.name, first.value, first.step, first.at_s) == (
+        "loss",
+        "nan",
+        1,
+        pytest.approx(20.0),
+    )
     assert metrics(folder, (10.0, {"lr": 0.1})) == {"lr": [(pytest.approx(10.0), 0.1)]}
     assert metrics(folder) == {}
     (folder / "metrics.jsonl").unlink()
@@ -188,10 +223,14 @@ def test_metrics_are_those_of_this_start_by_name(tmp_path: Path) -> None:
     assert read(folder).metrics == {}
 
 
-def test_metrics_of_a_huge_file_leave_steps_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_metrics_of_a_huge_file_leave_steps_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("srunddp.report.run._MANY", 1000)
     steps = [(float(at % 40), {"loss": 1.0}) for at in range(100)]
-    found = metrics(RUN.write(tmp_path), *steps, *[(30.0, {"kind": "evaluation", "accuracy": 0.5})] * 3)
+    found = metrics(
+        RUN.write(tmp_path), *steps, *[(30.0, {"kind": "evaluation", "accuracy": 0.5})] * 3
+    )
     assert 5 < len(found["loss"]) < 50
     assert len(found["val/accuracy"]) == 3
 
@@ -201,7 +240,10 @@ def test_metrics_of_a_monitored_run_are_in_its_report(tmp_path: Path) -> None:
     """Wherever the training writes them; a fork or a program of its own makes no difference."""
     path = write(tmp_path / "train.py", LOGS)
     for worker in ("fork", "exec"):
-        done = srunddp("--monitor=1", f"--monitor-dir={worker}", path,
-                       folder=tmp_path, SRUNDDP_WORKER=worker)  # fmt: skip
+        done = srunddp(
+            "--monitor=1", f"--monitor-dir={worker}", path, folder=tmp_path, SRUNDDP_WORKER=worker
+        )
         assert done.returncode == 0, done.stderr
-        assert [value for _, value in read(tmp_path / worker / "run" / "monitor.0").metrics["loss"]] == [0.5], worker
+        assert [
+            value for _, value in read(tmp_path / worker / "run" / "monitor.0").metrics["loss"]
+        ] == [0.5], worker

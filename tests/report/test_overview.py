@@ -18,7 +18,9 @@ RUN = MadeUp(nodes=2, ranks_per_node=2, gpus_per_node=2, seconds=100, epoch_s=0)
 STOPPED = "stopped after step 40 by SIGUSR1; checkpoint 40; the job is requeued"
 
 
-@pytest.mark.parametrize(("day", "cause"), [("2027-01-15", "rank 3 on node02: x"), ("2027-01-16", "")])
+@pytest.mark.parametrize(
+    ("day", "cause"), [("2027-01-15", "rank 3 on node02: x"), ("2027-01-16", "")]
+)
 def test_a_failure_is_of_this_start_and_shown_at_once(day: str, cause: str, tmp_path: Path) -> None:
     folder = replace(RUN, code=None, codes={1: 137}, interval=1.0).write(tmp_path)
     said = {"rank": 3, "node": "node02", "cause": "x", "time": f"{day}T08:01:00.000+00:00"}
@@ -44,10 +46,16 @@ def test_tiles_are_the_figures_since_the_first_step(tmp_path: Path) -> None:
     assert [*found] == ["GPU", "GPU memory", "CPUs", "waiting for data", "samples/s"]
     assert (found["GPU"].value, found["GPU"].share) == ("68 %", pytest.approx(0.68, abs=0.01))
     assert found["GPU"].detail == "4 GPUs, 0 to 91 %"
-    assert (found["GPU memory"].share, found["GPU memory"].detail) == (0.525, "at most 42.0 GiB of 80.0 GiB")
+    assert (found["GPU memory"].share, found["GPU memory"].detail) == (
+        0.525,
+        "at most 42.0 GiB of 80.0 GiB",
+    )
     assert (found["CPUs"].value, found["CPUs"].share) == ("80 %", pytest.approx(0.8, abs=0.01))
     assert found["CPUs"].detail == "12.8 of 16; memory at most 6.00 GiB of 8.00 GiB, 75 %"
-    assert (found["waiting for data"].value, found["waiting for data"].detail) == ("1.6 %", "of a step of 250 ms")
+    assert (found["waiting for data"].value, found["waiting for data"].detail) == (
+        "1.6 %",
+        "of a step of 250 ms",
+    )
     assert float(found["samples/s"].value.replace(",", "")) == pytest.approx(1024, rel=0.02)
     assert found["samples/s"].share == summary.throughput.own_share == pytest.approx(0.83, abs=0.02)
 
@@ -64,7 +72,11 @@ def test_tiles_of_what_is_not_known_have_no_bar(missing: str, tmp_path: Path) ->
 
 # What is planted, and what failure.json has; what is said of it.
 FAILED = [
-    (replace(RUN, code=1), "ValueError: no such file", "rank 3 on node02: ValueError: no such file"),
+    (
+        replace(RUN, code=1),
+        "ValueError: no such file",
+        "rank 3 on node02: ValueError: no such file",
+    ),
     (replace(RUN, code=None), "lost", "rank 3 on node02: lost"),
     (replace(RUN, code=137), "", "exit code 137 (SIGKILL, often out of memory) on all ranks"),
     (replace(RUN, code=42), "", "exit code 42 on all ranks"),

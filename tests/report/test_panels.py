@@ -1,4 +1,6 @@
-"""The charts of the page: what is drawn of a run, that no average hides what stands out, and what is missing."""
+"""The charts of the page: what is drawn of a run, that no average hides what stands out, and what
+is missing.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +17,12 @@ from srunddp.report.summarize import summary_of
 from srunddp.report.summary import NotFinite
 from tests.support.made_up_run import MadeUp
 
-ON_GPUS = MadeUp(nodes=2, ranks_per_node=4, gpus_per_node=4, seconds=120, epoch_s=60, slow={5: 0.05})
+ON_GPUS = MadeUp(
+    nodes=2, ranks_per_node=4, gpus_per_node=4, seconds=120, epoch_s=60, slow={5: 0.05}
+)
 MANY = replace(ON_GPUS, gpus_per_node=8, slow={})
-LONG = replace(MANY, ranks_per_node=1, seconds=8000, epoch_s=0)  # two samples are put together, and four of those
+# Two samples are put together, and four of those.
+LONG = replace(MANY, ranks_per_node=1, seconds=8000, epoch_s=0)
 
 
 def drawn(run: RunData) -> dict[str, Section]:
@@ -31,7 +36,12 @@ def written(made_up: MadeUp, folder: Path) -> dict[str, Section]:
 def figures(section: Section) -> dict[str, ElementTree.Element]:
     """The charts of a section by their titles."""
     found = ElementTree.fromstring(f"<div>{section.html}</div>")
-    return {svg.get("aria-label", ""): figure for figure in found for svg in figure if svg.get("role") == "img"}
+    return {
+        svg.get("aria-label", ""): figure
+        for figure in found
+        for svg in figure
+        if svg.get("role") == "img"
+    }
 
 
 def said(figure: ElementTree.Element) -> dict[str, str]:
@@ -56,7 +66,9 @@ def plant(path: Path, key: str, begin: float, end: float, **values: object) -> N
 
 @pytest.mark.slow
 def test_one_sample_of_one_gpu_is_the_end_of_a_band(tmp_path: Path) -> None:
-    """Of a run that is thinned: an idle sample is the least of its column, and a minute of heat the most."""
+    """Of a run that is thinned: an idle sample is the least of its column, and a minute of heat the
+    most.
+    """
     folder = LONG.write(tmp_path)
     plant(folder / "node02.gpus.csv", "GPU-1-3", 4000, 4005, utilization_percent=0)
     plant(folder / "node02.gpus.csv", "GPU-1-6", 4000, 4060, temperature_c=95)
@@ -73,7 +85,9 @@ def test_one_sample_of_one_gpu_is_the_end_of_a_band(tmp_path: Path) -> None:
     folder = few.write(tmp_path / "few")
     plant(folder / "node01.gpus.csv", "GPU-0-1", 4000, 4005, utilization_percent=0)
     used = said(figures(drawn(read(folder))["GPUs"])["GPU utilization (%)"])
-    assert re.search(r"GPU 0: 9\d\S* \([89]\d–9\d\) %\nnode01 GPU 1: 9\d\S* \(0–9\d\) %", used["1:06:40"])
+    assert re.search(
+        r"GPU 0: 9\d\S* \([89]\d–9\d\) %\nnode01 GPU 1: 9\d\S* \(0–9\d\) %", used["1:06:40"]
+    )
 
 
 def test_all_charts_of_a_run_have_one_axis_of_time(tmp_path: Path) -> None:
@@ -83,15 +97,27 @@ def test_all_charts_of_a_run_have_one_axis_of_time(tmp_path: Path) -> None:
     marks = set()
     for title in ("Time line", "GPUs", "Nodes", "Step time by rank"):
         for figure in figures(found[title]).values():
-            marks.add(tuple((each.get("x"), each.text) for each in figure.iter("text") if each.get("x") != "-6"))
+            marks.add(
+                tuple(
+                    (each.get("x"), each.text)
+                    for each in figure.iter("text")
+                    if each.get("x") != "-6"
+                )
+            )
     assert len(marks) == 1
     words = [word for _, word in marks.pop()]
-    assert (words[:5], words[5:]) == ([*"12345"], ["6", "7", "8", *(f"{minutes} min" for minutes in range(0, 121, 30))])
+    assert (words[:5], words[5:]) == (
+        [*"12345"],
+        ["6", "7", "8", *(f"{minutes} min" for minutes in range(0, 121, 30))],
+    )
 
 
 def test_gpus_that_stand_out_are_marked_and_named(tmp_path: Path) -> None:
     odd = figures(written(replace(MANY, idle=((1, 3),), hot=((0, 2),)), tmp_path / "odd")["GPUs"])
-    for title in ("Utilization by GPU (%); least: node02:3", "Highest temperature by GPU (°C); hottest: node01:2"):
+    for title in (
+        "Utilization by GPU (%); least: node02:3",
+        "Highest temperature by GPU (°C); hottest: node01:2",
+    ):
         assert count(odd[title], "marked") == 1
     assert "SM clock (MHz)" in odd
     healthy = figures(written(MANY, tmp_path / "healthy")["GPUs"])
@@ -99,13 +125,17 @@ def test_gpus_that_stand_out_are_marked_and_named(tmp_path: Path) -> None:
     assert "SM clock (MHz)" not in healthy
     # Where half of them are idle it is none of them that stands out.
     half = tuple((1, index) for index in range(8))
-    assert "Utilization by GPU (%)" in figures(written(replace(MANY, idle=half), tmp_path / "half")["GPUs"])
+    assert "Utilization by GPU (%)" in figures(
+        written(replace(MANY, idle=half), tmp_path / "half")["GPUs"]
+    )
 
 
 def test_mig_instances_of_one_gpu_are_told_apart(tmp_path: Path) -> None:
     folder = replace(ON_GPUS, nodes=1, gpus_per_node=2).write(tmp_path)
     file = folder / "node01.gpus.csv"
-    file.write_text(file.read_text().replace("GPU-0-1,1,", "MIG-9b2f-1,0,").replace("GPU-0-0,", "MIG-77aa-0,"))
+    file.write_text(
+        file.read_text().replace("GPU-0-1,1,", "MIG-9b2f-1,0,").replace("GPU-0-0,", "MIG-77aa-0,")
+    )
     run = read(folder)
     used = figures(drawn(run)["GPUs"])["GPU utilization (%)"]
     words = [each for each in used.itertext() if each.startswith("node01")]
@@ -142,7 +172,9 @@ def test_the_slow_rank_and_the_phases_have_a_row_each(tmp_path: Path) -> None:
 
 
 def test_many_epochs_are_not_all_marked_and_pauses_are_shown(tmp_path: Path) -> None:
-    charts = figures(written(MadeUp(seconds=300, epoch_s=2, evaluation_s=0.1), tmp_path)["Time line"])
+    charts = figures(
+        written(MadeUp(seconds=300, epoch_s=2, evaluation_s=0.1), tmp_path)["Time line"]
+    )
     assert [*charts] == [
         "Throughput (samples/s)",
         "Step time (ms)",
@@ -191,6 +223,8 @@ def test_what_was_not_sampled_is_a_sentence(tmp_path: Path) -> None:
         "Time line": "Not known: throughput, step time, waiting for data.",
         "GPUs": "No GPU was sampled.",
         "Nodes": "",
-        "Step time by rank": "Steps were counted, but not timed, so that there is no chart of them.",
+        "Step time by rank": (
+            "Steps were counted, but not timed, so that there is no chart of them."
+        ),
         "Launch": "",
     }

@@ -60,7 +60,9 @@ def reported(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, CompletedP
 
 
 def test_the_figures_are_those_of_the_run(tmp_path: Path) -> None:
-    """A step of 0.25 s on 8 ranks with 64 samples each; evaluations and checkpoints stop it for 9 s in each 150 s."""
+    """A step of 0.25 s on 8 ranks with 64 samples each; evaluations and checkpoints stop it for 9 s
+    in each 150 s.
+    """
     summary = summed(ON_GPUS, tmp_path)
     assert (summary.world_size, summary.nodes, summary.steps) == (8, ("node01", "node02"), 2256)
     assert summary.step_s == pytest.approx(0.25, rel=0.01)
@@ -70,14 +72,22 @@ def test_the_figures_are_those_of_the_run(tmp_path: Path) -> None:
     assert summary.throughput.samples == 2256 * 512
     assert summary.throughput.per_s == pytest.approx(2048 * 141 / 150, rel=0.02)
     assert summary.throughput.own_share == pytest.approx(1 - 0.016 - 0.05 / 0.25 * 7 / 8, abs=0.01)
-    assert (summary.checkpoints.count, summary.checkpoints.stood_s, summary.checkpoints.background_s) == (4, 4.0, 12.0)
+    assert (
+        summary.checkpoints.count,
+        summary.checkpoints.stood_s,
+        summary.checkpoints.background_s,
+    ) == (4, 4.0, 12.0)
     begins = [pytest.approx(5.008 + 150 * number, abs=0.01) for number in range(4)]
-    assert [(each.number, each.begin_s) for each in summary.epochs] == list(zip((1, 2, 3, 4), begins, strict=True))
+    assert [(each.number, each.begin_s) for each in summary.epochs] == list(
+        zip((1, 2, 3, 4), begins, strict=True)
+    )
     assert len(summary.evaluations) == 4
     gpu = summary.gpus[0]
     assert gpu.utilization_percent == pytest.approx(92 * 141 / 150, rel=0.05)
     assert gpu.energy_j == pytest.approx((gpu.power_w or 0) * 600, rel=0.05)
-    assert f", {format_number((summary.energy_j or 0) / (2256 * 512))} J per sample" in shown(summary)
+    assert f", {format_number((summary.energy_j or 0) / (2256 * 512))} J per sample" in shown(
+        summary
+    )
     assert summary.ranks[0].delay_share == pytest.approx(0.01, rel=0.01)
     node = summary.per_node[0]
     assert (node.used_cpus, node.cpus, node.read_bytes_per_s) == (
@@ -87,7 +97,9 @@ def test_the_figures_are_those_of_the_run(tmp_path: Path) -> None:
     )
 
 
-def test_json_has_the_figures_of_the_text(reported: tuple[Path, CompletedProcess[str]], tmp_path: Path) -> None:
+def test_json_has_the_figures_of_the_text(
+    reported: tuple[Path, CompletedProcess[str]], tmp_path: Path
+) -> None:
     folder, printed = reported
     there = {path: path.stat().st_mtime_ns for path in folder.iterdir()}
     done = report("--json", folder, folder=tmp_path)
@@ -97,13 +109,25 @@ def test_json_has_the_figures_of_the_text(reported: tuple[Path, CompletedProcess
     duration, size, percent, number = format.duration, format.size, format.percent, format.number
     words = " ".join(printed.stdout.split())
     for note in found["notes"]:
-        assert f"{note['rule']}: {note['found']} (threshold: {note['threshold']}) -> {note['hint']}" in words
-    slow, steps = found["ranks"][found["slowest_rank"]], f"{found['steps']:,} of {duration(found['step_s'])}, "
-    joules, samples = f"{number(found['energy_j'] / 3.6e6)} kWh", f"; {found['throughput']['samples']:,.0f} samples"
+        assert (
+            f"{note['rule']}: {note['found']} (threshold: {note['threshold']}) -> {note['hint']}"
+            in words
+        )
+    slow, steps = (
+        found["ranks"][found["slowest_rank"]],
+        f"{found['steps']:,} of {duration(found['step_s'])}, ",
+    )
+    joules, samples = (
+        f"{number(found['energy_j'] / 3.6e6)} kWh",
+        f"; {found['throughput']['samples']:,.0f} samples",
+    )
     said = [steps, duration(slow["own_s"]), joules, samples, duration(found["seconds"])]
     assert [each for each in said if each not in words] == []
     assert (bool(found["notes"]), found["failure"]) == (True, None)
-    tables = {noun: format.cells(rows) for noun, rows in text.tables(summary_of(read(folder / "monitor.0"))).items()}
+    tables = {
+        noun: format.cells(rows)
+        for noun, rows in text.tables(summary_of(read(folder / "monitor.0"))).items()
+    }
     for noun, key in (("node", "per_node"), ("rank", "ranks"), ("GPU", "gpus")):
         assert len(tables[noun]) == len(found[key]) + 1
     for each, row in zip(found["ranks"], tables["rank"][1:], strict=True):
@@ -134,10 +158,19 @@ def test_the_phases_of_the_launch_are_those_of_each_rank(tmp_path: Path) -> None
     names = ["python", "meeting", "import", "init", "script", "prepare", "first step"]
     assert [[*first], [*second]] == [names, ["srun", *names]]
     lasted = {name: end - begin for name, (begin, end) in second.items()}
-    expected = {"srun": 0.02, "python": 0.3, "init": 0.4, "script": 0.1, "prepare": 0.802, "first step": 0.2}
+    expected = {
+        "srun": 0.02,
+        "python": 0.3,
+        "init": 0.4,
+        "script": 0.1,
+        "prepare": 0.802,
+        "first step": 0.2,
+    }
     assert {name: lasted[name] for name in expected} == pytest.approx(expected, abs=2e-3)
     assert second["first step"][1] == pytest.approx(5.202, abs=2e-3)
-    (launch,) = summed(MadeUp(nodes=1, ranks_per_node=1, trainer=False), tmp_path / "own loop").launches.values()
+    (launch,) = summed(
+        MadeUp(nodes=1, ranks_per_node=1, trainer=False), tmp_path / "own loop"
+    ).launches.values()
     assert [*launch][-1] == "script"
     assert launch["script"] == pytest.approx((3.36, 5.201), abs=2e-3)
 
@@ -178,7 +211,9 @@ def test_clocks_that_differ_move_no_phase_and_are_named(tmp_path: Path) -> None:
 def test_a_short_run_is_not_slower_for_its_last_interval(tmp_path: Path) -> None:
     for seconds in (20, 22, 24):
         made_up = MadeUp(seconds=seconds, epoch_s=seconds, evaluation_s=0.1, checkpoint_s=0)
-        assert summed(made_up, tmp_path / str(seconds)).throughput.per_s == pytest.approx(1920, rel=0.02)
+        assert summed(made_up, tmp_path / str(seconds)).throughput.per_s == pytest.approx(
+            1920, rel=0.02
+        )
 
 
 def test_what_only_newer_gpus_measure_has_columns_where_known(tmp_path: Path) -> None:
@@ -193,14 +228,26 @@ def test_what_only_newer_gpus_measure_has_columns_where_known(tmp_path: Path) ->
 
 def test_many_rows_are_folded_to_those_that_stand_out(tmp_path: Path) -> None:
     """Those of a note are among them; what is the same for all stands in the title."""
-    made_up = MadeUp(nodes=8, ranks_per_node=8, gpus_per_node=8, seconds=100, slow={37: 0.06}, hot=((4, 5),))
+    made_up = MadeUp(
+        nodes=8, ranks_per_node=8, gpus_per_node=8, seconds=100, slow={37: 0.06}, hot=((4, 5),)
+    )
     summary = summed(replace(made_up, idle=((6, 1),)), tmp_path)
     lines = shown(summary).splitlines()
     assert max(map(len, lines)) <= 120
     rows = [re.split(r"  +", line) for line in lines]
-    header, *gpus = rows[next(at for at, row in enumerate(rows) if row[0] == "GPU" and "node" in row) :]
-    assert sorted(row[:2] for row in gpus) == [["1", "node07"], ["5", "node05"], ["62 others", "node[01-08]"]]
-    used = [each.utilization_percent or 0.0 for each in summary.gpus if (each.node, each.index) != ("node07", "1")]
+    header, *gpus = rows[
+        next(at for at, row in enumerate(rows) if row[0] == "GPU" and "node" in row) :
+    ]
+    assert sorted(row[:2] for row in gpus) == [
+        ["1", "node07"],
+        ["5", "node05"],
+        ["62 others", "node[01-08]"],
+    ]
+    used = [
+        each.utilization_percent or 0.0
+        for each in summary.gpus
+        if (each.node, each.index) != ("node07", "1")
+    ]
     assert gpus[2][header.index("used")] == f"{min(used):.0f}–{max(used):.0f} %"
     ranks = [row for row in rows if row[0] in ("37", "63 others")]
     assert [row[1] for row in ranks] == ["node05", "node[01-08]"]
@@ -209,7 +256,10 @@ def test_many_rows_are_folded_to_those_that_stand_out(tmp_path: Path) -> None:
 
 def test_how_each_rank_ended_is_shown(tmp_path: Path) -> None:
     killed = shown(summed(MadeUp(code=None), tmp_path / "killed"))
-    assert "FAIL  run failed: no end recorded of all ranks: killed; last sample at 10:05\n      -> " in killed
+    assert (
+        "FAIL  run failed: no end recorded of all ranks: killed; last sample at 10:05\n      -> "
+        in killed
+    )
     some = shown(summed(MadeUp(code=None, codes={1: 7, 2: 7, 4: 1}), tmp_path / "some"))
     for said in (
         "1 (an exception) on rank 4 on node03",
@@ -224,8 +274,8 @@ def test_how_each_rank_ended_is_shown(tmp_path: Path) -> None:
     write(folder.parent / "failure.json", '{"rank": 2, "node": "node02", "cause": "OSError: no"}')
     failed = shown(summary_of(read(folder)))
     assert (
-        "exit code 1 (an exception) on all ranks\n\nFAIL  run failed: rank 2 on node02: OSError: no\n      -> "
-        in failed
+        "exit code 1 (an exception) on all ranks\n\nFAIL  run failed: rank 2 on node02: OSError:"
+        " no\n      -> " in failed
     )
     assert "notes: none" not in failed
     stopped = shown(summed(MadeUp(code=75), tmp_path / "stopped"))
@@ -257,7 +307,9 @@ class Page(HTMLParser):
             self.words += data
 
 
-def test_the_page_is_one_file_that_needs_nothing_else(reported: tuple[Path, CompletedProcess[str]]) -> None:
+def test_the_page_is_one_file_that_needs_nothing_else(
+    reported: tuple[Path, CompletedProcess[str]],
+) -> None:
     html = (reported[0] / "report.html").read_text()
     found = Page(html)
     assert not {"script", "link", "iframe", "object", "form"} & {tag for tag, _ in found.tags}
@@ -268,7 +320,9 @@ def test_the_page_is_one_file_that_needs_nothing_else(reported: tuple[Path, Comp
     assert "<title>Run 4711.0: 8 ranks, train.py --epochs=20</title>" in html
 
 
-def test_every_chart_has_a_text_and_the_page_says_all(reported: tuple[Path, CompletedProcess[str]]) -> None:
+def test_every_chart_has_a_text_and_the_page_says_all(
+    reported: tuple[Path, CompletedProcess[str]],
+) -> None:
     folder, done = reported
     assert [path.name for path in folder.glob("report*")] == ["report.html"]
     assert done.stdout.splitlines()[-1] == "written: logs/4711.0/report.html"
@@ -277,22 +331,41 @@ def test_every_chart_has_a_text_and_the_page_says_all(reported: tuple[Path, Comp
     assert len(charts) > 10
     assert all(chart["aria-label"] for chart in charts)
     assert done.stderr == ""
-    for each in ("rank 5 on node02", "2,256 of 250 ms, ", "computing 81 % of the step time", "0.786 kWh by 8 GPUs"):
+    for each in (
+        "rank 5 on node02",
+        "2,256 of 250 ms, ",
+        "computing 81 % of the step time",
+        "0.786 kWh by 8 GPUs",
+    ):
         assert each in done.stdout
         assert each in found.words
 
 
-def test_the_page_begins_with_the_failure_and_what_costs_most(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Red with the command to go on; then a bar for each figure, the notes by their cost, charts, and tables closed."""
+def test_the_page_begins_with_the_failure_and_what_costs_most(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Red with the command to go on; then a bar for each figure, the notes by their cost, charts,
+    and tables closed.
+    """
     monkeypatch.setenv("SRUNDDP_LOG_DIR", str(tmp_path))
-    made_up = replace(ON_GPUS, seconds=60, code=1, codes={5: 137}, slow={5: 0.05}, hot=((1, 2),), data=0.3)
+    made_up = replace(
+        ON_GPUS, seconds=60, code=1, codes={5: 137}, slow={5: 0.05}, hot=((1, 2),), data=0.3
+    )
     run = read(made_up.write(tmp_path))
     summary = summary_of(run)
     html = page(summary, notes(summary), sections(run, summary))
     classes = [attributes.get("class") for _, attributes in Page(html).tags]
     assert (classes.count("note failed"), classes.count("tile"), classes.count("bar")) == (1, 5, 5)
-    assert classes.index("note failed") < classes.index("tile") < classes.index("note lost") < classes.index("chart")
-    assert re.search(r'class="note failed">.*exit code 137 .*SIGKILL.* rank 5 on node02.*srunddp triage 4711', html)
+    assert (
+        classes.index("note failed")
+        < classes.index("tile")
+        < classes.index("note lost")
+        < classes.index("chart")
+    )
+    assert re.search(
+        r'class="note failed">.*exit code 137 .*SIGKILL.* rank 5 on node02.*srunddp triage 4711',
+        html,
+    )
     costs = [float(each) for each in re.findall(r'class="cost">([\d.]+) %', html)]
     assert costs == sorted(costs, reverse=True)
     assert len(costs) > 1
@@ -305,7 +378,12 @@ def test_the_page_begins_with_the_failure_and_what_costs_most(tmp_path: Path, mo
 def test_names_from_files_are_words_and_nothing_more(tmp_path: Path) -> None:
     """In a page and in a terminal; and charts are drawn with them."""
     made_up = replace(
-        ON_GPUS, seconds=60, epoch_s=30, script=(HOSTILE, "x"), node_name=lambda n: f"_{HOSTILE}{n}", model=HOSTILE
+        ON_GPUS,
+        seconds=60,
+        epoch_s=30,
+        script=(HOSTILE, "x"),
+        node_name=lambda n: f"_{HOSTILE}{n}",
+        model=HOSTILE,
     )
     folder = made_up.write(tmp_path)
     summary = summary_of(read(folder))
@@ -328,7 +406,8 @@ def test_a_run_is_found_by_its_folder_the_parent_and_its_number(what: str, tmp_p
     done = report("--text", what, folder=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith(
-        "run 4711.0: train.py --epochs=20\n2 ranks on 2 nodes (node[01-02]), Slurm, gloo, network ens1f1\n"
+        "run 4711.0: train.py --epochs=20\n2 ranks on 2 nodes (node[01-02]), Slurm, gloo, network"
+        " ens1f1\n"
     )
     assert [path.name for path in (tmp_path / "logs" / "4711.0").iterdir()] == ["monitor.0"]
 
@@ -340,9 +419,11 @@ def test_of_several_steps_and_starts_the_newest_is_taken(tmp_path: Path) -> None
     replace(SHORT, name="4711.10", seconds=90).write(tmp_path / "mine", restart=1)
     last = report("--text", "--monitor-dir", "mine", "4711", folder=tmp_path)
     assert "run 4711.10, restart 1: " in last.stdout
-    assert last.stderr == (
-        "srunddp: note: job 4711 has the runs 4711.0, 4711.2, 4711.10; this is the newest, 4711.10\n"
-        "srunddp: note: mine/4711.10 has 2 starts; this is the last, 1 (--restart N for another)\n"
+    assert (
+        last.stderr
+        == "srunddp: note: job 4711 has the runs 4711.0, 4711.2, 4711.10; this is the newest,"
+        " 4711.10\nsrunddp: note: mine/4711.10 has 2 starts; this is the last, 1 (--restart N"
+        " for another)\n"
     )
     first = report("--text", "--monitor-dir", "mine", "--restart", "0", "4711.10", folder=tmp_path)
     assert first.stdout.startswith("run 4711.10: ")
@@ -363,7 +444,9 @@ def test_of_several_steps_and_starts_the_newest_is_taken(tmp_path: Path) -> None
         (["--baseline", "4712", "4711"], "--baseline 4712: its throughput is not known"),
     ],
 )
-def test_what_leads_to_no_run_is_one_message(arguments: list[str], said: str, tmp_path: Path) -> None:
+def test_what_leads_to_no_run_is_one_message(
+    arguments: list[str], said: str, tmp_path: Path
+) -> None:
     for name in ("4711.0", "4712.0"):
         (tmp_path / "logs" / name / "monitor.0").mkdir(parents=True)
     (tmp_path / "empty").mkdir()
@@ -376,7 +459,10 @@ def test_output_is_another_folder_or_one_message(tmp_path: Path) -> None:
     write(tmp_path / "file", "")
     done = report("--output", "file/there", "4711.0", folder=tmp_path)
     assert (done.returncode, done.stdout[:10]) == (78, "run 4711.0")
-    assert "error: the report cannot be written to file/there: Not a directory; expected " in done.stderr
+    assert (
+        "error: the report cannot be written to file/there: Not a directory; expected "
+        in done.stderr
+    )
     assert report("--output", "new/there", "4711.0", folder=tmp_path).returncode == 0
     assert "No GPU was sampled." in (tmp_path / "new" / "there" / "report.html").read_text()
     assert [path.name for path in (tmp_path / "4711.0").iterdir()] == ["monitor.0"]
@@ -417,7 +503,9 @@ def follow(folder: Path, stdout: int, *options: str) -> Popen[bytes]:
     return Popen(command, cwd=folder, env=bare(), stdin=DEVNULL, stdout=stdout, stderr=PIPE)
 
 
-def test_a_followed_run_is_shown_in_place_until_its_end(tmp_path: Path, terminal: tuple[int, int]) -> None:
+def test_a_followed_run_is_shown_in_place_until_its_end(
+    tmp_path: Path, terminal: tuple[int, int]
+) -> None:
     with follow(tmp_path, terminal[1], "--text") as process:
         before = until_shown(terminal[0], "still running")
         shutil.rmtree(tmp_path / "4711.0")
@@ -429,7 +517,9 @@ def test_a_followed_run_is_shown_in_place_until_its_end(tmp_path: Path, terminal
     assert "\x1b[31mFAIL\x1b[0m  run failed: " in after
 
 
-def test_a_narrow_terminal_has_all_words_in_its_width(tmp_path: Path, terminal: tuple[int, int]) -> None:
+def test_a_narrow_terminal_has_all_words_in_its_width(
+    tmp_path: Path, terminal: tuple[int, int]
+) -> None:
     fcntl.ioctl(terminal[1], termios.TIOCSWINSZ, struct.pack("4H", 60, 50, 0, 0))
     with follow(tmp_path, terminal[1], "--text") as process:
         until_shown(terminal[0], "still running")
@@ -456,7 +546,9 @@ def test_without_a_terminal_summaries_follow_each_other(tmp_path: Path) -> None:
     assert "\x1b" not in before + after
 
 
-def test_ctrl_c_ends_following_and_leaves_the_summary(tmp_path: Path, terminal: tuple[int, int]) -> None:
+def test_ctrl_c_ends_following_and_leaves_the_summary(
+    tmp_path: Path, terminal: tuple[int, int]
+) -> None:
     with follow(tmp_path, terminal[1]) as process:
         until_shown(terminal[0], "still running")
         process.send_signal(signal.SIGINT)

@@ -1,4 +1,6 @@
-"""What Slurm is asked for a report. The stubs print what sacct(1) and scontrol(1) of Slurm 22.05 describe."""
+"""What Slurm is asked for a report. The stubs print what sacct(1) and scontrol(1) of Slurm 22.05
+describe.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +50,9 @@ def report(what: str, folder: Path) -> str:
 def test_what_is_no_jobs_number_is_never_given_to_a_command(name: str, commands: Path) -> None:
     for command in ("sacct", "scontrol"):
         stub(commands, command, "")
-    slurm.completed(summary_of(read(replace(RUN, name=name, code=None).write(commands)), RUN.start + 64))
+    slurm.completed(
+        summary_of(read(replace(RUN, name=name, code=None).write(commands)), RUN.start + 64)
+    )
     assert asked(commands) == []
 
 
@@ -65,7 +69,9 @@ def test_what_is_no_jobs_number_is_never_given_to_a_command(name: str, commands:
         ("echo Unable to contact slurm controller >&2; exit 1", "still running"),
     ],
 )
-def test_a_run_that_was_killed_just_now_is_not_called_running(body: str, said: str, commands: Path) -> None:
+def test_a_run_that_was_killed_just_now_is_not_called_running(
+    body: str, said: str, commands: Path
+) -> None:
     """As in a job script, where the report follows the run at once."""
     stub(commands, "scontrol", body)
     replace(RUN, code=None, start=time.time() - 65).write(commands / "logs")
@@ -75,7 +81,10 @@ def test_a_run_that_was_killed_just_now_is_not_called_running(body: str, said: s
 
 # The job's time limit, which ranks of Slurm 22.05 are not told.
 ARRAY = "JobId=4712 ArrayJobId=4711 RunTime=00:00:01 TimeLimit=00:01:00\n"
-OF_JOB = "JobId=4711 JobName=x JobState=RUNNING Restarts=0 RunTime=00:02:03 TimeLimit=1-02:00:00 TimeMin=N/A\n"
+OF_JOB = (
+    "JobId=4711 JobName=x JobState=RUNNING Restarts=0 RunTime=00:02:03 TimeLimit=1-02:00:00"
+    " TimeMin=N/A\n"
+)
 
 
 @pytest.mark.parametrize(
@@ -102,11 +111,16 @@ def test_the_limit_is_the_controllers_or_accountings(
 def test_the_limit_that_slurm_says_stands_in_the_report(commands: Path) -> None:
     stub(commands, "scontrol", prints("JobId=4711 RunTime=00:01:06 TimeLimit=10:00:00\n"))
     replace(RUN, time_limit=None).write(commands / "logs")
-    assert re.search(r", 65\.3 s of 10 h\n(?s:.*)time limit: 66 s of 10 h used", report("4711", commands))
+    assert re.search(
+        r", 65\.3 s of 10 h\n(?s:.*)time limit: 66 s of 10 h used", report("4711", commands)
+    )
 
 
 # Where a job ran.
-SCONTROL = "JobId=4714 ArrayJobId=4711 ArrayTaskId=3 JobName=train.sh UserId=me(1000) WorkDir={} StdErr=/x Power=\n"
+SCONTROL = (
+    "JobId=4714 ArrayJobId=4711 ArrayTaskId=3 JobName=train.sh UserId=me(1000) WorkDir={} StdErr=/x"
+    " Power=\n"
+)
 
 
 def test_a_job_is_found_where_it_ran_that_of_an_array_too(commands: Path) -> None:
@@ -118,4 +132,6 @@ def test_a_job_is_found_where_it_ran_that_of_an_array_too(commands: Path) -> Non
     # Accounting still knows a job that the controller forgot.
     stub(commands, "scontrol", "echo slurm_load_jobs error: Invalid job id specified >&2; exit 1")
     stub(commands, "sacct", prints("4714|COMPLETED|0:0|00:20:00|00:01:10|1|71|/home/me/work\n"))
-    assert job("4711_3") == Job("4714", "/home/me/work", 1200.0, 70.0, "COMPLETED", "0:0", 1.0, 71.0)
+    assert job("4711_3") == Job(
+        "4714", "/home/me/work", 1200.0, 70.0, "COMPLETED", "0:0", 1.0, 71.0
+    )

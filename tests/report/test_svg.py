@@ -1,4 +1,6 @@
-"""Charts: what is drawn where, what stands beside it, and that a browser and a reader can take it."""
+"""Charts: what is drawn where, what stands beside it, and that a browser and a reader can take
+it.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,11 @@ def words(html: str) -> list[str]:
 
 
 def paths(html: str, kind: str) -> list[str]:
-    return [each.get("d", "") for each in parsed(html).iter("path") if (each.get("class") or "").startswith(kind)]
+    return [
+        each.get("d", "")
+        for each in parsed(html).iter("path")
+        if (each.get("class") or "").startswith(kind)
+    ]
 
 
 def points(values: list[float]) -> Points:
@@ -40,9 +46,16 @@ def chart(values: list[float], **given: object) -> str:
 
 @pytest.mark.parametrize(
     ("end", "interval", "width", "last"),
-    [(100.0, 10.0, 10.0, 100.0), (86400.0, 5.0, 360.0, 86400.0), (1205.0, 5.0, 10.0, 1205.0), (3.0, 5.0, 5.0, 3.0)],
+    [
+        (100.0, 10.0, 10.0, 100.0),
+        (86400.0, 5.0, 360.0, 86400.0),
+        (1205.0, 5.0, 10.0, 1205.0),
+        (3.0, 5.0, 5.0, 3.0),
+    ],
 )
-def test_a_column_is_a_whole_number_of_samples(end: float, interval: float, width: float, last: float) -> None:
+def test_a_column_is_a_whole_number_of_samples(
+    end: float, interval: float, width: float, last: float
+) -> None:
     axis = TimeAxis(end, interval)
     assert (axis.width, axis.columns[-1][1]) == (width, last)
     assert len(axis.columns) <= 240
@@ -50,15 +63,24 @@ def test_a_column_is_a_whole_number_of_samples(end: float, interval: float, widt
 
 
 def test_a_range_is_the_least_and_the_most_of_all_samples() -> None:
-    """One hot sample of one GPU is not made less by an average; each GPU counts once for the median."""
+    """One hot sample of one GPU is not made less by an average; each GPU counts once for the
+    median.
+    """
     axis = TimeAxis(4800.0, 5.0)  # four samples in a column
     usual = [(5.0 * at, 60.0) for at in range(960)]
     hot = [(1000.0, 95.0), (1005.0, 70.0), (1010.0, 70.0)]
     idle = [(1000.0, 70.0), (1005.0, 0.0), (1010.0, 70.0)]
     assert ranges(map(axis.grouped, [usual, hot, idle]))[50] == (0.0, 70.0, 95.0)
-    assert ranges(map(axis.grouped, [usual, [(1000.0, 70.0)], [(1000.0, 70.0)]]))[50] == (60.0, 70.0, 70.0)
+    assert ranges(map(axis.grouped, [usual, [(1000.0, 70.0)], [(1000.0, 70.0)]]))[50] == (
+        60.0,
+        70.0,
+        70.0,
+    )
     assert math.isnan(ranges([axis.grouped([(0.0, 1.0)])])[1][0])
-    medians = [each[1] for each in ranges([axis.grouped([(0.0, 1.0), (6.0, 9.0), (11.0, 2.0), (30.0, 4.0)])])]
+    medians = [
+        each[1]
+        for each in ranges([axis.grouped([(0.0, 1.0), (6.0, 9.0), (11.0, 2.0), (30.0, 4.0)])])
+    ]
     assert medians[:3] == pytest.approx([2.0, 4.0, NAN], nan_ok=True)
 
 
@@ -101,7 +123,9 @@ def test_a_panel_has_its_words_its_line_and_text_by_column() -> None:
     assert words(chart([5.0] * 10, most=100.0))[5] == "100"
 
 
-@pytest.mark.parametrize("values", [[0.0], [2.3], [1e-7, 3e15], [-4.0], [141.0, 141.0 + 3e-14], [141.0, 141.003]])
+@pytest.mark.parametrize(
+    "values", [[0.0], [2.3], [1e-7, 3e15], [-4.0], [141.0, 141.0 + 3e-14], [141.0, 141.003]]
+)
 @pytest.mark.parametrize("from_zero", [True, False])
 def test_an_axis_of_values_holds_them_all(values: list[float], from_zero: bool) -> None:
     html = chart([*values, *[values[0]] * (10 - len(values))], from_zero=from_zero)
@@ -126,26 +150,39 @@ def test_a_heat_map_joins_equal_cells_and_marks_rows() -> None:
     assert "gpu36" not in labels
     assert len(labels) < 25
     # From what is usual to what stands out.
-    assert paths(svg.Chart("Use", AXIS, "%").heat_map([("a", points([0.0] * 10))], (), (100.0, 0.0)), "cell h15")
+    assert paths(
+        svg.Chart("Use", AXIS, "%").heat_map([("a", points([0.0] * 10))], (), (100.0, 0.0)),
+        "cell h15",
+    )
     assert svg.Chart("Heat", AXIS, "°C").heat_map([("a", [])]) == ""
 
 
 def test_one_stall_does_not_hide_what_else_differs() -> None:
     rows = {str(rank): [50.0] * 10 for rank in range(8)} | {"3": [80.0] * 10}
     calm, stalled = (
-        svg.Chart("Own", AXIS, "ms").heat_map((name, points([first, *row[1:]])) for name, row in rows.items())
+        svg.Chart("Own", AXIS, "ms").heat_map(
+            (name, points([first, *row[1:]])) for name, row in rows.items()
+        )
         for first in (50.0, 9000.0)
     )
     assert paths(calm, "cell h12")[0].endswith(paths(stalled, "cell h12")[0][len("M10") :])
     assert "100 ms or more" in stalled
     hottest = [("gpu0", [(1.0, 40.0), (2.0, 95.0), (3.0, 41.0)])]
-    assert paths(svg.Chart("Heat", AXIS, "°C").heat_map(hottest, (), (30.0, 90.0), highest=True), "cell h15")
+    assert paths(
+        svg.Chart("Heat", AXIS, "°C").heat_map(hottest, (), (30.0, 90.0), highest=True), "cell h15"
+    )
 
 
 def test_bars_have_a_colour_for_each_name() -> None:
-    rows = {"0": [("python", (0.0, 20.0)), ("import", (30.0, 50.0))], "1": [("import", (30.0, 60.0))]}
+    rows = {
+        "0": [("python", (0.0, 20.0)), ("import", (30.0, 50.0))],
+        "1": [("import", (30.0, 60.0))],
+    }
     html = svg.Chart("Launch", AXIS).bars(rows, ["srun", "python", "import"])
-    assert (paths(html, "cell c1"), paths(html, "cell c2")) == (["M0 0H20v1H0z"], ["M30 0H50v1H30zM30 1H60v1H30z"])
+    assert (paths(html, "cell c1"), paths(html, "cell c2")) == (
+        ["M0 0H20v1H0z"],
+        ["M30 0H50v1H30zM30 1H60v1H30z"],
+    )
     assert "srun" not in html
     assert "import: 30 s" in html
     # None is too short to be seen, and of many in a row there is the sum.

@@ -14,7 +14,18 @@ import pytest
 import srunddp as package
 from srunddp.util.kernel_file import children_of
 from tests.support.munged import munged
-from tests.support.starting import NODE, SRUNDDP, bare, ended, one_message, slurm, srunddp, started, until, write
+from tests.support.starting import (
+    NODE,
+    SRUNDDP,
+    bare,
+    ended,
+    one_message,
+    slurm,
+    srunddp,
+    started,
+    until,
+    write,
+)
 
 
 @pytest.fixture
@@ -28,14 +39,26 @@ def script(tmp_path: Path) -> Path:
 NO_SCRIPT = "; expected a script to run -> "
 WRONG: dict[str, tuple[tuple[str, ...], dict[str, str], str]] = {
     "no module's name": (("-m", "__main__"), {}, f"no module '__main__'{NO_SCRIPT}"),
-    "no part of a module": (("--quiet", "-m", "json.nope"), {}, "No module named json.nope; expected a module to run"),
-    "no main module": (("--quiet", "-m", "concurrent"), {}, "No module named concurrent.__main__; 'concurrent' is a"),
+    "no part of a module": (
+        ("--quiet", "-m", "json.nope"),
+        {},
+        "No module named json.nope; expected a module to run",
+    ),
+    "no main module": (
+        ("--quiet", "-m", "concurrent"),
+        {},
+        "No module named concurrent.__main__; 'concurrent' is a",
+    ),
     "a placement that hides rank 0": (
         ("train.py",),
         slurm(1, SLURM_LOCALID="0", SLURM_HOSTFILE="hosts"),
         "-m arbitrary: SLURM_* alone does not tell where rank 0 is; expected ",
     ),
-    "launchers that disagree": (("train.py",), slurm(0, RANK="1"), "RANK=1, but SLURM_PROCID=0; expected "),
+    "launchers that disagree": (
+        ("train.py",),
+        slurm(0, RANK="1"),
+        "RANK=1, but SLURM_PROCID=0; expected ",
+    ),
 }
 
 
@@ -48,7 +71,9 @@ def test_what_is_wrong_is_one_message_with_a_hint(script: Path, name: str) -> No
 
 def test_a_deleted_working_folder_is_said(tmp_path: Path) -> None:
     command = f"mkdir gone; cd gone; rmdir ../gone; {' '.join(SRUNDDP)} /no/such.py"
-    done = subprocess.run(["sh", "-c", command], cwd=tmp_path, env=bare(), capture_output=True, text=True)
+    done = subprocess.run(
+        ["sh", "-c", command], cwd=tmp_path, env=bare(), capture_output=True, text=True
+    )
     assert one_message(done).startswith("the working folder has been deleted; expected ")
 
 
@@ -59,9 +84,10 @@ def test_a_wrong_ifaces_conf_is_named_with_line_and_column(script: Path) -> None
         srunddp("train.py", folder=script.parent, SRUNDDP_IFACES=str(conf)),
     ):
         text = one_message(done)
-        assert text == (
-            f"{conf}:2:3: unknown key 'interfaces'; expected one of nodes, interface, network, address, env, ports -> "
-            "did you mean interface?"
+        assert (
+            text
+            == f"{conf}:2:3: unknown key 'interfaces'; expected one of nodes, interface, network,"
+            " address, env, ports -> did you mean interface?"
         )
 
 
@@ -78,15 +104,23 @@ def test_an_interface_that_is_not_there_stops_before_the_script(script: Path) ->
 
 def test_rank_zero_alone_prints_what_is_wrong_with_the_whole_job(script: Path) -> None:
     """Such as ranks that count differently: both know it, one says it."""
-    first, second = ranks((("train.py",), slurm(0, 2)), (("train.py",), slurm(1, 3)), folder=script.parent)
-    assert one_message(first, 69).startswith(f"rank 1 on {NODE} counts 3 ranks, rank 0 counts 2; expected one world")
+    first, second = ranks(
+        (("train.py",), slurm(0, 2)), (("train.py",), slurm(1, 3)), folder=script.parent
+    )
+    assert one_message(first, 69).startswith(
+        f"rank 1 on {NODE} counts 3 ranks, rank 0 counts 2; expected one world"
+    )
     assert (second.returncode, second.stdout, second.stderr) == (69, "", "")
 
 
 @pytest.mark.parametrize("local_rank", [0, 1])
-def test_one_rank_of_a_node_prints_what_is_wrong_with_the_node(tmp_path: Path, local_rank: int) -> None:
+def test_one_rank_of_a_node_prints_what_is_wrong_with_the_node(
+    tmp_path: Path, local_rank: int
+) -> None:
     """Such as a script that only some nodes see."""
-    variables = slurm(2 + local_rank, 4, SLURM_LOCALID=str(local_rank), SLURM_GTIDS="2,3", SLURM_NODEID="1")
+    variables = slurm(
+        2 + local_rank, 4, SLURM_LOCALID=str(local_rank), SLURM_GTIDS="2,3", SLURM_NODEID="1"
+    )
     done = srunddp("--timeout", "0.5", "no-such.py", folder=tmp_path, **variables)
     if local_rank == 0:
         assert one_message(done).startswith("no file no-such.py")
@@ -103,10 +137,14 @@ def test_the_version_is_the_packages() -> None:
 
 
 @pytest.mark.parametrize("arguments", [("run", "--help"), ("run", "-h")])
-def test_every_way_to_ask_for_help_names_the_options(arguments: tuple[str, ...], tmp_path: Path) -> None:
+def test_every_way_to_ask_for_help_names_the_options(
+    arguments: tuple[str, ...], tmp_path: Path
+) -> None:
     done = srunddp(*arguments, folder=tmp_path)
     assert done.returncode == 0
-    options = "--backend,--ifaces FILE,--timeout DURATION,--channel,--port,--explain,--quiet,--verbose,-m"
+    options = (
+        "--backend,--ifaces FILE,--timeout DURATION,--channel,--port,--explain,--quiet,--verbose,-m"
+    )
     assert all(option in done.stdout for option in [*options.split(","), "SCRIPT [ARGUMENTS]..."])
 
 
@@ -114,12 +152,15 @@ def test_one_line_says_where_everything_is(script: Path) -> None:
     done = srunddp("--backend", "gloo", "train.py", folder=script.parent)
     assert (done.returncode, done.stdout) == (0, "rank 0 ran\n")
     (line,) = done.stderr.splitlines()
-    assert line.startswith("srunddp: 1 rank on 1 node, launcher none, channel none, master 127.0.0.1 port ")
+    assert line.startswith(
+        "srunddp: 1 rank on 1 node, launcher none, channel none, master 127.0.0.1 port "
+    )
     assert line.endswith(", interface lo (loopback, as a single process), backend gloo")
 
 
 @pytest.mark.parametrize(
-    ("options", "said"), [(("run", "--quiet"), ""), (("--quiet", "--verbose"), "[RANK 0] WORLD_SIZE=1\n")]
+    ("options", "said"),
+    [(("run", "--quiet"), ""), (("--quiet", "--verbose"), "[RANK 0] WORLD_SIZE=1\n")],
 )
 def test_what_it_says_is_chosen(script: Path, options: tuple[str, ...], said: str) -> None:
     done = srunddp(*options, "train.py", folder=script.parent)
@@ -129,12 +170,21 @@ def test_what_it_says_is_chosen(script: Path, options: tuple[str, ...], said: st
 def test_a_full_disk_below_standard_error_ends_nothing(script: Path) -> None:
     command = [*SRUNDDP, "--verbose", "train.py"]
     with open("/dev/full", "w") as full:
-        done = subprocess.run(command, cwd=script.parent, env=bare(), stdout=subprocess.PIPE, stderr=full, text=True)
+        done = subprocess.run(
+            command, cwd=script.parent, env=bare(), stdout=subprocess.PIPE, stderr=full, text=True
+        )
     assert (done.returncode, done.stdout) == (0, "rank 0 ran\n")
 
 
 def test_a_job_shell_is_told_of_srun(script: Path) -> None:
-    done = srunddp("--quiet", "train.py", folder=script.parent, SLURM_JOB_ID="7", SLURM_PROCID="0", SLURM_NTASKS="6")
+    done = srunddp(
+        "--quiet",
+        "train.py",
+        folder=script.parent,
+        SLURM_JOB_ID="7",
+        SLURM_PROCID="0",
+        SLURM_NTASKS="6",
+    )
     assert (done.returncode, done.stdout) == (0, "rank 0 ran\n")
     assert "an allocation of Slurm, but not a step: one process, world size 1" in done.stderr
 
@@ -142,7 +192,9 @@ def test_a_job_shell_is_told_of_srun(script: Path) -> None:
 # Two ranks.
 
 
-def ranks(*starts: tuple[tuple[object, ...], dict[str, str]], folder: Path) -> list[CompletedProcess[str]]:
+def ranks(
+    *starts: tuple[tuple[object, ...], dict[str, str]], folder: Path
+) -> list[CompletedProcess[str]]:
     """Each rank's arguments and variables."""
     with ThreadPoolExecutor(2) as pool:
         return list(pool.map(lambda start: srunddp(*start[0], folder=folder, **start[1]), starts))
@@ -157,7 +209,11 @@ def both(*arguments: object, folder: Path, **changes: str) -> list[CompletedProc
     [
         ((), {"WORLD_SIZE": "9"}, "WORLD_SIZE=9"),
         ((), {"SLURM_STEP_TASKS_PER_NODE": "x"}, "SLURM_STEP_TASKS_PER_NODE"),
-        (("--channel", "pmi"), {}, "--channel pmi is not there under Slurm; expected one of slurm, env -> "),
+        (
+            ("--channel", "pmi"),
+            {},
+            "--channel pmi is not there under Slurm; expected one of slurm, env -> ",
+        ),
     ],
 )
 def test_what_all_have_wrong_is_said_once(
@@ -170,15 +226,26 @@ def test_what_all_have_wrong_is_said_once(
 
 def test_two_ranks_meet_and_rank_zero_speaks_for_both(tmp_path: Path) -> None:
     write(tmp_path / "train.py", "import os, json; print(json.dumps(dict(os.environ)))")
-    first, second = both("--verbose", "train.py", folder=tmp_path, MASTER_ADDR="n1", MASTER_PORT="29500")
+    first, second = both(
+        "--verbose", "train.py", folder=tmp_path, MASTER_ADDR="n1", MASTER_PORT="29500"
+    )
     note, placement, hello = first.stderr.splitlines()
     assert note.startswith("srunddp: MASTER_ADDR=n1 and MASTER_PORT=29500 ignored")
-    assert placement.startswith("srunddp: 2 ranks on 1 node, launcher Slurm, channel slurm, master 127.0.0.1 port ")
+    assert placement.startswith(
+        "srunddp: 2 ranks on 1 node, launcher Slurm, channel slurm, master 127.0.0.1 port "
+    )
     assert hello == "[RANK 0] WORLD_SIZE=2"
     assert second.stderr == "[RANK 1] WORLD_SIZE=2\n"
     one, two = json.loads(first.stdout), json.loads(second.stdout)
     assert (one["RANK"], two["RANK"]) == ("0", "1")
-    for name in ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "TORCHELASTIC_RUN_ID"):
+    for name in (
+        "MASTER_ADDR",
+        "MASTER_PORT",
+        "WORLD_SIZE",
+        "LOCAL_WORLD_SIZE",
+        "GROUP_RANK",
+        "TORCHELASTIC_RUN_ID",
+    ):
         assert one[name] == two[name]
     assert f"port {one['MASTER_PORT']}, " in placement
 
@@ -188,7 +255,11 @@ def test_ctrl_c_ends_ranks_that_wait_for_each_other(script: Path) -> None:
         until(lambda: children_of(process.pid))
         # The terminal sends it to both; only the worker acts on it.
         os.kill(children_of(process.pid)[0], signal.SIGINT)
-        assert ended(process) == (130, "", f"srunddp: error: rank 0 on {NODE} failed: killed by SIGINT\n")
+        assert ended(process) == (
+            130,
+            "",
+            f"srunddp: error: rank 0 on {NODE} failed: killed by SIGINT\n",
+        )
 
 
 @pytest.mark.parametrize(
@@ -198,8 +269,12 @@ def test_ctrl_c_ends_ranks_that_wait_for_each_other(script: Path) -> None:
         (1, f"rank 1 on {NODE} (127.0.0.1) did not reach rank 0 at 127.0.0.1:"),
     ],
 )
-def test_a_rank_that_does_not_come_is_named_and_no_script_starts(script: Path, rank: int, said: str) -> None:
-    done = srunddp("--timeout", "0.5", "train.py", folder=script.parent, **slurm(rank, SLURM_LOCALID="0"))
+def test_a_rank_that_does_not_come_is_named_and_no_script_starts(
+    script: Path, rank: int, said: str
+) -> None:
+    done = srunddp(
+        "--timeout", "0.5", "train.py", folder=script.parent, **slurm(rank, SLURM_LOCALID="0")
+    )
     assert one_message(done, 69).startswith(said)
 
 
@@ -214,14 +289,18 @@ def test_a_failure_before_the_rendezvous_ends_all_at_once(script: Path, failing:
     starts = (((name,), slurm(rank, SLURM_LOCALID="0")) for rank, name in enumerate(names))
     first, second = ranks(*starts, folder=script.parent)
     prefix = f"rank 1 on {NODE} failed: " if failing else ""
-    assert one_message(first).startswith(f"{prefix}no file no-such.py in {script.parent}; expected a script to run -> ")
+    assert one_message(first).startswith(
+        f"{prefix}no file no-such.py in {script.parent}; expected a script to run -> "
+    )
     assert (second.returncode, second.stdout, second.stderr) == (78, "", "")
 
 
 def test_a_wrong_interface_of_one_rank_is_said_by_rank_zero(script: Path) -> None:
     conf = write(script.parent / "ifaces.conf", "- {nodes: '*', interface: [lo, nope0]}\n")
     first, second = both("--ifaces", conf, "train.py", folder=script.parent)
-    assert one_message(first).startswith(f"rank 1 on {NODE} failed: {conf}:1:3: interface nope0 is not there on node ")
+    assert one_message(first).startswith(
+        f"rank 1 on {NODE} failed: {conf}:1:3: interface nope0 is not there on node "
+    )
     assert (second.returncode, second.stdout, second.stderr) == (78, "", "")
 
 
@@ -231,10 +310,18 @@ def test_a_rank_without_munge_is_refused_where_others_have_it(script: Path) -> N
         seen = [(rank.returncode, rank.stdout, rank.stderr) for rank in done]
         assert seen == [(0, "rank 0 ran\n", ""), (0, "rank 1 ran\n", "")]
         words = ("--quiet", "train.py")
-        nowhere = str(Path(folder) / "no-socket")  # not that of a munged which this machine may run, as login nodes do
-        with started(*words, folder=script.parent, **slurm(0, SRUNDDP_MUNGE_SOCKET=where)) as rank_zero:
-            refused = srunddp(*words, folder=script.parent, **slurm(1, SRUNDDP_MUNGE_SOCKET=nowhere))
-            os.kill(children_of(rank_zero.pid)[0], signal.SIGINT)  # it would wait for another rank 1
+        # Not that of a munged which this machine may run, as login nodes do.
+        nowhere = str(Path(folder) / "no-socket")
+        with started(
+            *words, folder=script.parent, **slurm(0, SRUNDDP_MUNGE_SOCKET=where)
+        ) as rank_zero:
+            refused = srunddp(
+                *words, folder=script.parent, **slurm(1, SRUNDDP_MUNGE_SOCKET=nowhere)
+            )
+            # It would wait for another rank 1.
+            os.kill(children_of(rank_zero.pid)[0], signal.SIGINT)
             assert "refused rank 1 on " in ended(rank_zero)[2]
         text = one_message(refused, 69)
-        assert text.startswith(f"rank 1 on {NODE}: rank 0 refused it: its proof is none, rank 0's munge; expected ")
+        assert text.startswith(
+            f"rank 1 on {NODE}: rank 0 refused it: its proof is none, rank 0's munge; expected "
+        )

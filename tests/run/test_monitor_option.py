@@ -20,7 +20,12 @@ from tests.support.starting import slurm, srunddp, write
         (["--monitor", "train.py"], MONITOR_SECONDS, "train.py", ()),
         (["--monitor=0.5", "train.py", "--monitor"], 0.5, "train.py", ("--monitor",)),
         (["--log-dir", "--monitor", "train.py"], None, "train.py", ()),
-        (["--log-dir=a", "--quiet", "--monitor", "-m", "train", "x"], MONITOR_SECONDS, "train", ("x",)),
+        (
+            ["--log-dir=a", "--quiet", "--monitor", "-m", "train", "x"],
+            MONITOR_SECONDS,
+            "train",
+            ("x",),
+        ),
         (["--monitor", "--", "train.py"], MONITOR_SECONDS, "train.py", ()),
         (["train.py", "--monitor"], None, "train.py", ("--monitor",)),
     ],
@@ -33,7 +38,10 @@ def test_monitor_takes_no_word_of_the_script_s(
 
 
 def test_files_of_a_run_say_how_it_went(tmp_path: Path) -> None:
-    write(tmp_path / "train.py", "import srunddp\nfor _ in range(3): srunddp.heartbeat()\nraise SystemExit(7)")
+    write(
+        tmp_path / "train.py",
+        "import srunddp\nfor _ in range(3): srunddp.heartbeat()\nraise SystemExit(7)",
+    )
     done = srunddp("run", "--quiet", "--monitor", "train.py", "--epochs=2", folder=tmp_path)
     assert done.returncode == 7
     folder = tmp_path / "logs" / "run" / "monitor.0"
@@ -59,7 +67,9 @@ def test_the_node_and_its_tasks_are_sampled_while_the_script_runs(tmp_path: Path
         "    time.sleep(0.05)\n"
         "raise SystemExit(0 if time.monotonic() < end else 'there are no samples')\n"
     )
-    done = srunddp("run", "--quiet", "--monitor=0.2", write(tmp_path / "train.py", script), folder=tmp_path)
+    done = srunddp(
+        "run", "--quiet", "--monitor=0.2", write(tmp_path / "train.py", script), folder=tmp_path
+    )
     assert done.returncode == 0, done.stderr
 
 

@@ -27,12 +27,17 @@ import srunddp
 START = srunddp.restart_count()
 
 def report():
-    same = [os.getppid(), os.getcwd(), sorted(os.sched_getaffinity(0)), resource.getrlimit(resource.RLIMIT_NOFILE)]
-    same += [len(Path(f"/proc/{os.getppid()}/cmdline").read_bytes().split(b"\\0")) - (START == 0 and -1)]
-    same += [sorted(signal.pthread_sigmask(signal.SIG_BLOCK, ())), [n for n in os.environ if "SRUNDDP_RESTART" in n]]
+    same = [os.getppid(), os.getcwd(), sorted(os.sched_getaffinity(0))]
+    same += [resource.getrlimit(resource.RLIMIT_NOFILE)]
+    words = Path(f"/proc/{os.getppid()}/cmdline").read_bytes().split(b"\\0")
+    same += [len(words) + (1 if START == 0 else 0)]
+    same += [sorted(signal.pthread_sigmask(signal.SIG_BLOCK, ()))]
+    same += [[n for n in os.environ if "SRUNDDP_RESTART" in n]]
     count = [os.environ["TORCHELASTIC_RESTART_COUNT"], os.environ["TORCHELASTIC_MAX_RESTARTS"]]
-    descriptors = [len(os.listdir(f"/proc/{process}/fd")) for process in (os.getpid(), os.getppid())]
-    print(json.dumps({"start": START, "same": same, "count": count, "descriptors": descriptors}), flush=True)
+    processes = (os.getpid(), os.getppid())
+    descriptors = [len(os.listdir(f"/proc/{process}/fd")) for process in processes]
+    said = {"start": START, "same": same, "count": count, "descriptors": descriptors}
+    print(json.dumps(said), flush=True)
 
 report()
 say(f'start{START}')
@@ -50,7 +55,10 @@ FAILS = {
 def failing(how: str, times: int) -> str:
     """In each of the first starts another rank fails, and the others wait for it."""
     culprit = f"wait_for(*(f'start{{START}}.{{rank}}' for rank in range(SIZE)))\n        {how}"
-    return f"{START}\nif START < {times}:\n    if RANK == (START + 1) % SIZE:\n        {culprit}\n    rest()\n"
+    return (
+        f"{START}\nif START < {times}:\n    if RANK == (START + 1) % SIZE:\n        {culprit}\n   "
+        " rest()\n"
+    )
 
 
 def run(folder: Path, script: str, *options: str, size: int = SIZE) -> Ended:
@@ -63,27 +71,42 @@ def lines(ended: Ended) -> list[str]:
 
 @pytest.mark.parametrize("kind", FAILS)
 @pytest.mark.parametrize("warm", [(), ("--warm-restarts",)], ids=["cold", "warm"])
-def test_all_ranks_start_anew_until_the_run_ends_well(kind: str, warm: tuple[str, ...], tmp_path: Path) -> None:
+def test_all_ranks_start_anew_until_the_run_ends_well(
+    kind: str, warm: tuple[str, ...], tmp_path: Path
+) -> None:
     how, code, cause = FAILS[kind]
     ended = run(tmp_path, failing(how, 2), "--restarts=2", *warm)
     assert ended.codes == [0] * SIZE, ended.text
-    assert [(each.ranks, each.code) for each in ended.verdicts] == [((1,), code), ((2,), code)], ended.text
+    assert [(each.ranks, each.code) for each in ended.verdicts] == [((1,), code), ((2,), code)], (
+        ended.text
+    )
     assert all(cause in each.cause for each in ended.verdicts), ended.text
-    assert lines(ended) == ["restart 1 of 2: all ranks start anew", "restart 2 of 2: all ranks start anew"]
+    assert lines(ended) == [
+        "restart 1 of 2: all ranks start anew",
+        "restart 2 of 2: all ranks start anew",
+    ]
     assert "srunddp: ended with 0 after 2 restarts\n" in ended.text
     for printed in ended.printed:
         starts = [json.loads(line) for line in printed.splitlines()]
         assert [each["start"] for each in starts] == [0, 1, 2]
         assert [each["count"] for each in starts] == [[str(number), "2"] for number in range(3)]
         assert starts[0]["same"] == starts[1]["same"] == starts[2]["same"]
-        assert starts[1]["descriptors"][0] == starts[2]["descriptors"][0] <= starts[0]["descriptors"][0]
-        assert starts[2]["descriptors"][1] <= starts[0]["descriptors"][1] + 2  # one of the rendezvous may be there yet
+        assert (
+            starts[1]["descriptors"][0]
+            == starts[2]["descriptors"][0]
+            <= starts[0]["descriptors"][0]
+        )
+        # One of the rendezvous may be there yet.
+        assert starts[2]["descriptors"][1] <= starts[0]["descriptors"][1] + 2
 
 
 def test_out_of_restarts_the_last_failure_is_the_exit_code(tmp_path: Path) -> None:
     ended = run(tmp_path, failing("sys.exit(3 + START)", 9), "--restarts=1")
     assert ended.codes == [4] * SIZE, ended.text
-    assert lines(ended) == ["restart 1 of 1: all ranks start anew", "not restarted: this was restart 1 of 1"]
+    assert lines(ended) == [
+        "restart 1 of 1: all ranks start anew",
+        "not restarted: this was restart 1 of 1",
+    ]
 
 
 def test_a_script_that_makes_no_step_is_not_started_for_ever(tmp_path: Path) -> None:
@@ -105,7 +128,9 @@ def test_what_a_start_left_is_gone_before_the_next(tmp_path: Path) -> None:
         "else:\n"
         "    assert all(is_gone(Path(f'child.{rank}').read_text()) for rank in range(SIZE))\n"
     )
-    ended = run(tmp_path, "import subprocess\n" + script + failing("os._exit(9)", 1), "--restarts=1")
+    ended = run(
+        tmp_path, "import subprocess\n" + script + failing("os._exit(9)", 1), "--restarts=1"
+    )
     assert ended.codes == [0] * SIZE, ended.text
 
 
@@ -129,7 +154,9 @@ def test_each_start_has_its_failure_and_its_part_of_the_log(tmp_path: Path) -> N
     ended = run(tmp_path, failing("sys.exit(3 + START)", 2), "--restarts=2", "--log-dir=logs")
     assert ended.codes == [0] * SIZE, ended.text
     (folder,) = (tmp_path / "logs").iterdir()
-    failures = {path.name: json.loads(path.read_text())["exit_code"] for path in folder.glob("failure*")}
+    failures = {
+        path.name: json.loads(path.read_text())["exit_code"] for path in folder.glob("failure*")
+    }
     assert failures == {"failure.1.json": 3, "failure.2.json": 4}
     logs = [path.read_text() for path in folder.glob("*.log")]
     assert [log.count("srunddp: another start begins here") for log in logs] == [2] * SIZE
@@ -143,7 +170,9 @@ def test_each_start_has_its_own_files_of_the_monitor(tmp_path: Path) -> None:
 
 
 def test_a_single_process_starts_anew_as_well(tmp_path: Path) -> None:
-    ended = run(tmp_path, failing("os._exit(9)", 2).replace("% SIZE", "* 0"), "--restarts=2", size=1)
+    ended = run(
+        tmp_path, failing("os._exit(9)", 2).replace("% SIZE", "* 0"), "--restarts=2", size=1
+    )
     assert ended.codes == [0], ended.text
     assert len(lines(ended)) == 2
 
@@ -151,7 +180,9 @@ def test_a_single_process_starts_anew_as_well(tmp_path: Path) -> None:
 def test_processes_that_cannot_be_killed_end_the_run() -> None:
     with subprocess.Popen(["sleep", "60"]) as child:
         start = Start(remaining=[child.pid], environ={}, folder="/", cpus={0}, files=(1024, 1024))
-        with pytest.raises(ConfigError, match=f"processes {child.pid} of the start before cannot be killed"):
+        with pytest.raises(
+            ConfigError, match=f"processes {child.pid} of the start before cannot be killed"
+        ):
             start.check()
         child.kill()
     start.check()  # it was only slow
@@ -164,7 +195,8 @@ def test_a_signal_that_one_rank_has_handled_is_no_restart_on_any(tmp_path: Path)
     )
     with world(tmp_path, script, "--restarts=3") as it:
         until(lambda: all(it.has_said(f"start0.{rank}") for rank in range(SIZE)))
-        subprocess.run(["kill", "-TERM", str(it.ranks[1].pid)], check=True)  # not by the ranks' launcher, the test
+        # Not by the ranks' launcher, the test.
+        subprocess.run(["kill", "-TERM", str(it.ranks[1].pid)], check=True)
         until(lambda: it.has_said("handled.1"))
         time.sleep(3.0)  # until rank 0 has heard of it, which nothing shows
         (tmp_path / "fail").touch()
@@ -175,7 +207,9 @@ def test_a_signal_that_one_rank_has_handled_is_no_restart_on_any(tmp_path: Path)
 
 def test_scripts_that_are_over_do_not_begin_again(tmp_path: Path) -> None:
     """Whatever their teardown does."""
-    script = f"{START}\nif RANK == 1: atexit.register(lambda: os.kill(os.getpid(), signal.SIGSEGV))\n"
+    script = (
+        f"{START}\nif RANK == 1: atexit.register(lambda: os.kill(os.getpid(), signal.SIGSEGV))\n"
+    )
     ended = run(tmp_path, script, "--restarts=3")
     assert ended.codes == [139] * SIZE, ended.text
     assert lines(ended) == ["not restarted: all scripts are over"]
@@ -184,7 +218,10 @@ def test_scripts_that_are_over_do_not_begin_again(tmp_path: Path) -> None:
 def test_a_script_of_several_threads_starts_anew(tmp_path: Path) -> None:
     threads = "threading.Thread(target=rest, daemon=True).start()\n"
     ended = run(
-        tmp_path, failing(f"{threads}        raise ValueError('boom')", 1), "--restarts=1", "--restart-grace=1s"
+        tmp_path,
+        failing(f"{threads}        raise ValueError('boom')", 1),
+        "--restarts=1",
+        "--restart-grace=1s",
     )
     assert ended.codes == [0] * SIZE, ended.text
 
@@ -211,17 +248,27 @@ def imports_torch(process: psutil.Process) -> bool:
 
 
 def test_a_warm_worker_has_torch_as_the_script_would(tmp_path: Path) -> None:
-    """With the threads that the script has set before its import; and each start has a seed of its own."""
+    """With the threads that the script has set before its import; and each start has a seed of its
+    own.
+    """
     script = failing("wait_for('kill')\n        os._exit(9)", 1).replace(START, TORCH)
-    with world(tmp_path, script, "--restarts=1", "--warm-restarts", variables={"CLEARED": "yes"}) as it:
+    with world(
+        tmp_path, script, "--restarts=1", "--warm-restarts", variables={"CLEARED": "yes"}
+    ) as it:
         until(lambda: all((tmp_path / f"seen0.{rank}").exists() for rank in range(SIZE)))
-        standby = [standby_of(rank.pid, worker) for rank, worker in zip(it.ranks, it.workers(), strict=True)]
+        standby = [
+            standby_of(rank.pid, worker)
+            for rank, worker in zip(it.ranks, it.workers(), strict=True)
+        ]
         until(lambda: all(map(imports_torch, standby)))
         time.sleep(1.0)
         (tmp_path / "kill").touch()
         ended = it.wait()
     assert ended.codes == [0] * SIZE, ended.text
-    seen = [[json.loads((tmp_path / f"seen{start}.{rank}").read_text()) for rank in range(SIZE)] for start in (0, 1)]
+    seen = [
+        [json.loads((tmp_path / f"seen{start}.{rank}").read_text()) for rank in range(SIZE)]
+        for start in (0, 1)
+    ]
     assert [[each[0], *each[2:]] for each in seen[0]] == [[1, [], False]] * SIZE
     assert [[each[0], *each[2:]] for each in seen[1]] == [[1, ["numpy", "torch"], False]] * SIZE
     assert len({each[1] for start in seen for each in start}) == 2 * SIZE
@@ -238,7 +285,12 @@ def test_where_nothing_counts_steps_a_warm_worker_has_torch_as_well(tmp_path: Pa
 
 
 def test_without_its_standby_a_worker_starts_as_before(tmp_path: Path) -> None:
-    with world(tmp_path, failing("wait_for('kill')\n        os._exit(9)", 1), "--restarts=1", "--warm-restarts") as it:
+    with world(
+        tmp_path,
+        failing("wait_for('kill')\n        os._exit(9)", 1),
+        "--restarts=1",
+        "--warm-restarts",
+    ) as it:
         until(lambda: all(it.has_said(f"start0.{rank}") for rank in range(SIZE)))
         for rank, worker in zip(it.ranks, it.workers(), strict=True):
             standby_of(rank.pid, worker).kill()
@@ -249,6 +301,12 @@ def test_without_its_standby_a_worker_starts_as_before(tmp_path: Path) -> None:
 
 def test_the_result_is_written_whatever_the_launcher_makes_of_it(tmp_path: Path) -> None:
     ended = run(tmp_path, failing("os._exit(9)", 1), "--restarts=1", "--result=result.json")
-    assert (ended.codes, (tmp_path / "result.json").read_text()) == ([0] * SIZE, '{"exit_code": 0, "restarts": 1}\n')
+    assert (ended.codes, (tmp_path / "result.json").read_text()) == (
+        [0] * SIZE,
+        '{"exit_code": 0, "restarts": 1}\n',
+    )
     ended = run(tmp_path, failing("os._exit(9)", 9), "--restarts=0", "--result=result.json")
-    assert (ended.codes, (tmp_path / "result.json").read_text()) == ([9] * SIZE, '{"exit_code": 9, "restarts": 0}\n')
+    assert (ended.codes, (tmp_path / "result.json").read_text()) == (
+        [9] * SIZE,
+        '{"exit_code": 9, "restarts": 0}\n',
+    )

@@ -1,4 +1,6 @@
-"""A script below srunddp finds what it finds under Python itself, and its end is told as Python would tell it."""
+"""A script below srunddp finds what it finds under Python itself, and its end is told as Python
+would tell it.
+"""
 
 from __future__ import annotations
 
@@ -16,14 +18,26 @@ import pytest
 
 from srunddp.util.kernel_file import children_of
 from tests.conftest import ROOT, missing
-from tests.support.starting import LONG, SRUNDDP, bare, ended, python, read_line, slurm, srunddp, started, write
+from tests.support.starting import (
+    LONG,
+    SRUNDDP,
+    bare,
+    ended,
+    python,
+    read_line,
+    slurm,
+    srunddp,
+    started,
+    write,
+)
 from tests.support.worlds import run
 
 SHOW = """
 import json, sys
 spec = __spec__ and __spec__.name
-shown = {"argv": sys.argv, "path": sys.path[0], "name": __name__, "file": __file__, "package": __package__}
-shown |= {"spec": spec, "main": vars(sys.modules["__main__"]) is globals(), "flags": sys.flags.interactive}
+shown = {"argv": sys.argv, "path": sys.path[0], "name": __name__, "file": __file__}
+shown |= {"package": __package__, "spec": spec, "flags": sys.flags.interactive}
+shown |= {"main": vars(sys.modules["__main__"]) is globals()}
 print(json.dumps(shown))
 """
 WAITS = "import os, signal\nprint(os.getpid())\nwhile True:\n    signal.pause()\n"
@@ -37,10 +51,17 @@ ODD_ARGUMENTS = ("--backend", "x", "-m", "--help", "--", "--quiet", "-", "", "a 
 def test_a_script_sees_what_python_would_show_it(tmp_path: Path, how: str) -> None:
     script = write(tmp_path / "folder" / "train.py", SHOW)
     (tmp_path / "link.py").symlink_to(script)
-    names = {"absolute": str(script), "in-folder": "train.py", "from-above": "folder/train.py", "symlink": "link.py"}
+    names = {
+        "absolute": str(script),
+        "in-folder": "train.py",
+        "from-above": "folder/train.py",
+        "symlink": "link.py",
+    }
     folder = script.parent if how == "in-folder" else tmp_path
     arguments = (names[how], *ODD_ARGUMENTS)
-    ours, theirs = (json.loads(start(*arguments, folder=folder).stdout) for start in (srunddp, python))
+    ours, theirs = (
+        json.loads(start(*arguments, folder=folder).stdout) for start in (srunddp, python)
+    )
     for seen in (ours, theirs):
         seen["file"] = str(folder / seen["file"])  # whether it is absolute is the next test
         seen["package"] = seen["package"] or None
@@ -52,20 +73,30 @@ def test_a_module_sees_what_python_m_would_show_it(tmp_path: Path, module: str) 
     for name in ("train.py", "package/__init__.py", "package/__main__.py", "package/part.py"):
         write(tmp_path / name, SHOW if name != "package/__init__.py" else "")
     ours = srunddp("-m", module, *ODD_ARGUMENTS, folder=tmp_path)
-    assert json.loads(ours.stdout) == json.loads(python("-m", module, *ODD_ARGUMENTS, folder=tmp_path).stdout)
+    assert json.loads(ours.stdout) == json.loads(
+        python("-m", module, *ODD_ARGUMENTS, folder=tmp_path).stdout
+    )
 
 
 def test_a_script_imports_its_neighbours_and_none_of_bins(tmp_path: Path) -> None:
     """And finds its folder after it has left."""
     write(tmp_path / "folder" / "neighbour.py", "WORD = 'here'")
-    train = "import neighbour, os, pathlib, sys; os.chdir('/'); print(neighbour.WORD, pathlib.Path(__file__).parent)"
-    write(tmp_path / "folder" / "train.py", f"{train}; print([path for path in sys.path if path.endswith('bin')])")
+    train = (
+        "import neighbour, os, pathlib, sys; os.chdir('/'); print(neighbour.WORD,"
+        " pathlib.Path(__file__).parent)"
+    )
+    write(
+        tmp_path / "folder" / "train.py",
+        f"{train}; print([path for path in sys.path if path.endswith('bin')])",
+    )
     assert srunddp("folder/train.py", folder=tmp_path).stdout == f"here {tmp_path}/folder\n[]\n"
 
 
 def test_a_script_from_a_shells_pipe_runs(tmp_path: Path) -> None:
     command = f"{' '.join(SRUNDDP)} --quiet <(echo 'print(6 * 7)')"
-    done = subprocess.run(["bash", "-c", command], cwd=tmp_path, env=bare(), capture_output=True, text=True)
+    done = subprocess.run(
+        ["bash", "-c", command], cwd=tmp_path, env=bare(), capture_output=True, text=True
+    )
     assert (done.returncode, done.stdout) == (0, "42\n"), done.stderr
 
 
@@ -85,15 +116,23 @@ def test_what_an_unbuffered_script_printed_last_is_not_lost(tmp_path: Path) -> N
 def test_a_script_may_start_srunddp_itself(tmp_path: Path) -> None:
     write(tmp_path / "inner.py", "print('inner')")
     command = [str(ROOT / "bin" / "srunddp"), "--quiet"]
-    write(tmp_path / "train.py", f"import subprocess; subprocess.run({[*command, 'inner.py']!r}, check=True)")
-    done = subprocess.run([*command, "train.py"], cwd=tmp_path, env=bare(), capture_output=True, text=True)
+    write(
+        tmp_path / "train.py",
+        f"import subprocess; subprocess.run({[*command, 'inner.py']!r}, check=True)",
+    )
+    done = subprocess.run(
+        [*command, "train.py"], cwd=tmp_path, env=bare(), capture_output=True, text=True
+    )
     assert (done.returncode, done.stdout) == (0, "inner\n"), done.stderr
 
 
 @pytest.mark.parametrize("name", ["--odd.py", "-m", "--version"])
 def test_a_script_named_like_an_option_runs_after_two_dashes(tmp_path: Path, name: str) -> None:
     write(tmp_path / name, "import sys; print(sys.argv)")
-    assert srunddp("--quiet", "--", name, "--quiet", folder=tmp_path).stdout == f"{[name, '--quiet']}\n"
+    assert (
+        srunddp("--quiet", "--", name, "--quiet", folder=tmp_path).stdout
+        == f"{[name, '--quiet']}\n"
+    )
 
 
 def test_a_script_named_run_is_run_with_the_command_before_it(tmp_path: Path) -> None:
@@ -103,7 +142,9 @@ def test_a_script_named_run_is_run_with_the_command_before_it(tmp_path: Path) ->
 
 def test_a_world_of_one_has_all_that_torchrun_would_export(tmp_path: Path) -> None:
     write(tmp_path / "train.py", "import os, json; print(json.dumps(dict(os.environ)))")
-    seen = json.loads(srunddp("train.py", folder=tmp_path, TORCHELASTIC_USE_AGENT_STORE="True").stdout)
+    seen = json.loads(
+        srunddp("train.py", folder=tmp_path, TORCHELASTIC_USE_AGENT_STORE="True").stdout
+    )
     expected = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}
     expected |= {"GROUP_RANK": "0", "NODE_RANK": "0", "MASTER_ADDR": "127.0.0.1"}
     assert {name: seen.get(name) for name in expected} == expected
@@ -130,7 +171,9 @@ print("imported as", __name__)
 
 @pytest.mark.parametrize("how", ["spawn", "forkserver", "fork"])
 def test_processes_that_a_script_starts_know_its_functions(tmp_path: Path, how: str) -> None:
-    """DataLoader workers: a spawned one imports the script again, and must not start srunddp again."""
+    """DataLoader workers: a spawned one imports the script again, and must not start srunddp
+    again.
+    """
     write(tmp_path / "train.py", SPAWN)
     ours = srunddp("--quiet", "train.py", how, folder=tmp_path)
     theirs = python("train.py", how, folder=tmp_path)
@@ -142,7 +185,8 @@ def test_processes_that_a_script_starts_know_its_functions(tmp_path: Path, how: 
 def test_output_comes_line_by_line_and_input_goes_in(tmp_path: Path) -> None:
     write(
         tmp_path / "train.py",
-        "import sys\nprint('out')\nprint('error', file=sys.stderr)\nprint('heard', sys.stdin.readline().strip())\n",
+        "import sys\nprint('out')\nprint('error', file=sys.stderr)\nprint('heard',"
+        " sys.stdin.readline().strip())\n",
     )
     with started("--quiet", "train.py", folder=tmp_path) as process:
         assert read_line(process) == "out"  # while the script waits for us
@@ -182,7 +226,9 @@ ENDS = {
 
 @pytest.mark.slow
 def test_every_way_to_end_has_pythons_exit_code_and_output(tmp_path: Path) -> None:
-    """A script that a signal ended leaves 128 and its number, as a shell would say it; of a crash there is a word."""
+    """A script that a signal ended leaves 128 and its number, as a shell would say it; of a crash
+    there is a word.
+    """
 
     def both(number: int, text: str) -> list[tuple[int, str, str]]:
         script = write(tmp_path / f"end{number}.py", text)
@@ -200,7 +246,9 @@ def test_every_way_to_end_has_pythons_exit_code_and_output(tmp_path: Path) -> No
 
 FAILURES = {
     "function": "def fail():\n    raise ValueError('wrong')\nfail()\n",
-    "chained": "try:\n    1 / 0\nexcept ZeroDivisionError as error:\n    raise KeyError('x') from error\n",
+    "chained": (
+        "try:\n    1 / 0\nexcept ZeroDivisionError as error:\n    raise KeyError('x') from error\n"
+    ),
     "import": "import there_is_no_such_module\n",
     "syntax": "x = 1\nif x\n",
     "hook": "import sys\nsys.excepthook = lambda *error: print('hook', error[0].__name__)\n1 / 0\n",
@@ -218,8 +266,12 @@ def test_a_traceback_begins_at_the_scripts_own_frame(tmp_path: Path, failure: st
 # With --fast-exit Python's teardown is skipped, and nothing else.
 
 
-@pytest.mark.parametrize(("size", "options"), [(1, ("--fast-exit",)), (2, ("--fast-exit",)), (1, ())])
-def test_output_and_exit_handlers_are_as_without_it(tmp_path: Path, size: int, options: tuple[str, ...]) -> None:
+@pytest.mark.parametrize(
+    ("size", "options"), [(1, ("--fast-exit",)), (2, ("--fast-exit",)), (1, ())]
+)
+def test_output_and_exit_handlers_are_as_without_it(
+    tmp_path: Path, size: int, options: tuple[str, ...]
+) -> None:
     script = """
 import threading
 threading.Thread(target=lambda: (time.sleep(0.2), print("a thread's end"))).start()
@@ -269,7 +321,11 @@ class Torn:
 torn = Torn()
 sys.exit({code})
 """
-LOADS = {"none": ("", ""), "before torch": ("load('a.so')", ""), "after torch": ("", "load('b.so')")}
+LOADS = {
+    "none": ("", ""),
+    "before torch": ("load('a.so')", ""),
+    "after torch": ("", "load('b.so')"),
+}
 
 
 @pytest.mark.slow
@@ -277,7 +333,9 @@ LOADS = {"none": ("", ""), "before torch": ("load('a.so')", ""), "after torch": 
 @pytest.mark.parametrize("loads", LOADS)
 def test_destructors_run_if_a_library_may_need_them(tmp_path: Path, loads: str, code: int) -> None:
     library, (before, after) = psutil._psplatform.cext.__file__, LOADS[loads]
-    ended = run(tmp_path, TEARDOWN.format(library=library, before=before, after=after, code=code), size=1)
+    ended = run(
+        tmp_path, TEARDOWN.format(library=library, before=before, after=after, code=code), size=1
+    )
     assert (ended.codes, ended.text) == ([code], "")
     expected = "torn down\n" if loads == "none" else "torn down\nC's handler\n"
     assert (tmp_path / "stdout.0").read_text() == expected
@@ -311,7 +369,8 @@ COUNTS = """
 import signal, time
 heard = []
 for name in ("SIGUSR1", "SIGUSR2", "SIGINT", "SIGHUP"):
-    signal.signal(getattr(signal, name), lambda number, _: heard.append(signal.Signals(number).name))
+    hear = lambda number, _: heard.append(signal.Signals(number).name)
+    signal.signal(getattr(signal, name), hear)
 signal.signal(signal.SIGTERM, lambda *_: heard.append("end"))
 print("ready")
 while "end" not in heard:
@@ -338,7 +397,9 @@ def test_a_signal_reaches_the_script_once(tmp_path: Path) -> None:
 
 
 def test_an_alarm_that_was_set_before_the_start_ends_the_script(tmp_path: Path) -> None:
-    """The kernel sends it to the supervisor alone. On a busy machine one of a second comes before there is any."""
+    """The kernel sends it to the supervisor alone. On a busy machine one of a second comes before
+    there is any.
+    """
     write(tmp_path / "train.py", WAITS)
     start = f"os.execv({SRUNDDP[0]!r}, {[*SRUNDDP, '--quiet', 'train.py']!r})"
     for seconds in (1, 4, 16):
@@ -356,7 +417,9 @@ def test_a_signal_from_outside_a_container_reaches_the_script(tmp_path: Path) ->
         missing("root, for a process namespace")
     write(tmp_path / "train.py", COUNTS)
     command = ["unshare", "--pid", "--fork", *SRUNDDP, "--quiet", "train.py"]
-    with subprocess.Popen(command, cwd=tmp_path, env=bare(), stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        command, cwd=tmp_path, env=bare(), stdout=subprocess.PIPE, text=True
+    ) as process:
         assert read_line(process) == "ready"
         (inside,) = children_of(process.pid)
         os.kill(inside, signal.SIGUSR1)
@@ -366,7 +429,9 @@ def test_a_signal_from_outside_a_container_reaches_the_script(tmp_path: Path) ->
 
 
 def test_a_launcher_s_signal_to_all_reaches_the_script_once(tmp_path: Path) -> None:
-    """Slurm, Open MPI and Hydra signal the worker as well as the supervisor; we are their stand-in."""
+    """Slurm, Open MPI and Hydra signal the worker as well as the supervisor; we are their
+    stand-in.
+    """
     write(tmp_path / "train.py", COUNTS)
     with started("--quiet", "train.py", folder=tmp_path, **slurm(0, 1)) as process:
         assert read_line(process) == "ready"
@@ -408,12 +473,16 @@ def test_a_terminals_interrupt_reaches_the_script_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGINT])
-def test_a_signal_that_ends_the_script_is_its_exit_code(tmp_path: Path, number: signal.Signals) -> None:
+def test_a_signal_that_ends_the_script_is_its_exit_code(
+    tmp_path: Path, number: signal.Signals
+) -> None:
     write(tmp_path / "train.py", WAITS)
     with started("--quiet", "train.py", folder=tmp_path) as process:
         read_line(process)
         process.send_signal(number)
         code, out, errors = ended(process)
     assert (code, out) == (128 + number, "")
-    assert errors == "" or (number == signal.SIGINT and errors.endswith("KeyboardInterrupt\n")), errors
+    assert errors == "" or (number == signal.SIGINT and errors.endswith("KeyboardInterrupt\n")), (
+        errors
+    )
     assert "srunddp/run" not in errors

@@ -47,7 +47,9 @@ def srun(monkeypatch: pytest.MonkeyPatch) -> Srun:
     return made
 
 
-@pytest.mark.parametrize("then", [None, ConnectionRefusedError()], ids=["it answers", "it has ended"])
+@pytest.mark.parametrize(
+    "then", [None, ConnectionRefusedError()], ids=["it answers", "it has ended"]
+)
 def test_it_is_tried_until_it_can_be_reached(srun: Srun, then: OSError | None) -> None:
     srun.unreachable, srun.then = 3, then
     await_srun()
@@ -63,7 +65,9 @@ def test_without_an_srun_nothing_is_awaited(srun: Srun, monkeypatch: pytest.Monk
     assert (srun.tried, srun.waits) == ([], [])
 
 
-def test_an_srun_that_never_answers_is_given_up(srun: Srun, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_srun_that_never_answers_is_given_up(
+    srun: Srun, monkeypatch: pytest.MonkeyPatch
+) -> None:
     srun.unreachable = 1_000_000
     began = time.monotonic()
 

@@ -15,7 +15,13 @@ from tests.support.starting import srunddp, write
     ("text", "before"),
     [
         ("import torch\n", []),
-        ('"""A script."""\nimport sys, time\n\nimport numpy as np\nfrom torch.nn import Linear\n', ["numpy"]),
+        (
+            (
+                '"""A script."""\nimport sys, time\n\nimport numpy as np\nfrom torch.nn import'
+                " Linear\n"
+            ),
+            ["numpy"],
+        ),
         ("import srunddp\nimport torch.distributed as dist\n", []),
         ("import os\nos.environ['OMP_NUM_THREADS'] = '1'\nimport torch\n", None),
         ("import os\nos.putenv('A', '1')\nimport torch\n", None),
@@ -30,7 +36,9 @@ from tests.support.starting import srunddp, write
         ("import torch\nthis is no Python\n", None),
     ],
 )
-def test_only_where_nothing_in_the_text_matters_to_it(text: str, before: list[str] | None, tmp_path: Path) -> None:
+def test_only_where_nothing_in_the_text_matters_to_it(
+    text: str, before: list[str] | None, tmp_path: Path
+) -> None:
     (tmp_path / "settings.py").touch()
     script = tmp_path / "script.py"
     script.write_text(text)
@@ -50,8 +58,13 @@ def test_a_module_beside_the_script_is_the_users_own(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("module", "code"), [("json", 0), ("sqlite3", 134)])
-def test_c_s_exit_handlers_are_skipped_unless_another_library_has_some(module: str, code: int, tmp_path: Path) -> None:
+def test_c_s_exit_handlers_are_skipped_unless_another_library_has_some(
+    module: str, code: int, tmp_path: Path
+) -> None:
     """torch's take longer than the rest of the end; of SQLite's library nothing is known."""
-    text = f"import ctypes, {module}, torch\nlibc = ctypes.CDLL(None)\nlibc.on_exit(libc.abort, None)\nprint('over')\n"
+    text = (
+        f"import ctypes, {module}, torch\nlibc = ctypes.CDLL(None)\nlibc.on_exit(libc.abort,"
+        " None)\nprint('over')\n"
+    )
     done = srunddp("--quiet", write(tmp_path / "train.py", text), folder=tmp_path)
     assert (done.returncode, done.stdout) == (code, "over\n"), done.stderr

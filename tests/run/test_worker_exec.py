@@ -15,31 +15,45 @@ from tests.support.worlds import SIZE, is_gone, named, run
 EXEC = {"SRUNDDP_WORKER": "exec"}
 SHOWS = """
 import json, os, signal, sys
-own = [number for number in os.listdir("/proc/self/fd") if os.path.exists(f"/proc/self/fd/{number}")]
+numbers = os.listdir("/proc/self/fd")
+own = [number for number in numbers if os.path.exists(f"/proc/self/fd/{number}")]
 names = sorted(name for name in os.environ if name != "SRUNDDP_WORKER")
 print(json.dumps({
-    "argv": sys.argv, "file": __file__, "name": __name__, "path": sys.path, "flags": list(sys.flags),
-    "cwd": os.getcwd(), "names": names, "mask": sorted(map(int, signal.pthread_sigmask(0, []))),
+    "argv": sys.argv,
+    "file": __file__,
+    "name": __name__,
+    "path": sys.path,
+    "flags": list(sys.flags),
+    "cwd": os.getcwd(),
+    "names": names,
+    "mask": sorted(map(int, signal.pthread_sigmask(0, []))),
     "handlers": [str(signal.getsignal(number)) for number in (2, 10, 13, 15, 17)],
-    "inheritable": [number for number in own if int(number) > 2 and os.get_inheritable(int(number))],
-    "limits": __import__("resource").getrlimit(7), "main": sys.modules["__main__"].__file__,
+    "inheritable": [n for n in own if int(n) > 2 and os.get_inheritable(int(n))],
+    "limits": __import__("resource").getrlimit(7),
+    "main": sys.modules["__main__"].__file__,
 }))
 print("to stderr", file=sys.stderr)
 sys.exit(5)
 """
 
 
-@pytest.mark.parametrize("flags", [{}, {"PYTHONSAFEPATH": "1", "PYTHONOPTIMIZE": "1", "PYTHONUNBUFFERED": "1"}])
+@pytest.mark.parametrize(
+    "flags", [{}, {"PYTHONSAFEPATH": "1", "PYTHONOPTIMIZE": "1", "PYTHONUNBUFFERED": "1"}]
+)
 def test_a_script_sees_what_it_sees_in_a_forked_one(tmp_path: Path, flags: dict[str, str]) -> None:
     write(tmp_path / "sub" / "train.py", SHOWS)
     words = ("--quiet", "sub/train.py", "--lr", "0.1", "ä b")
     ours, forked = (srunddp(*words, folder=tmp_path, **flags, **more) for more in (EXEC, {}))
-    assert (ours.returncode, ours.stderr) == (forked.returncode, forked.stderr) == (5, "to stderr\n")
+    assert (
+        (ours.returncode, ours.stderr) == (forked.returncode, forked.stderr) == (5, "to stderr\n")
+    )
     assert json.loads(ours.stdout) == json.loads(forked.stdout)
 
 
 def test_it_has_been_started_anew_and_ends_with_its_supervisor(tmp_path: Path) -> None:
-    script = write(tmp_path / "train.py", "import os, time\nprint(os.getpid(), flush=True)\ntime.sleep(600)")
+    script = write(
+        tmp_path / "train.py", "import os, time\nprint(os.getpid(), flush=True)\ntime.sleep(600)"
+    )
     with started("--quiet", script, folder=tmp_path, **EXEC) as run:
         worker = int(read_line(run))
         assert b"srunddp.run.worker_exec" in Path(f"/proc/{worker}/cmdline").read_bytes()
@@ -66,15 +80,23 @@ def test_ranks_meet_and_reduce(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "options", slow_after(1, [((),), (("--log-dir", "logs"),), (("--fast-exit", "--prefix"),)]), ids=str
+    "options",
+    slow_after(1, [((),), (("--log-dir", "logs"),), (("--fast-exit", "--prefix"),)]),
+    ids=str,
 )
 def test_ranks_write_where_they_should(tmp_path: Path, options: tuple[str, ...]) -> None:
     script = 'import srunddp\nsrunddp.heartbeat()\nprint("written by", RANK)\n'
     ended = run(tmp_path, script, *options, variables=EXEC)
     assert ended.codes == [0] * SIZE, ended.text
     log_dir = "--log-dir" in options
-    files = sorted(tmp_path.glob("logs/*/*.log")) if log_dir else [tmp_path / f"stdout.{rank}" for rank in range(SIZE)]
-    assert [f"written by {rank}" in path.read_text() for rank, path in enumerate(files)] == [True] * SIZE
+    files = (
+        sorted(tmp_path.glob("logs/*/*.log"))
+        if log_dir
+        else [tmp_path / f"stdout.{rank}" for rank in range(SIZE)]
+    )
+    assert [f"written by {rank}" in path.read_text() for rank, path in enumerate(files)] == [
+        True
+    ] * SIZE
 
 
 @pytest.mark.parametrize(

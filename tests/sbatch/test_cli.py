@@ -29,14 +29,30 @@ def stub(folder: Path, name: str, text: str) -> str:
 
 
 def test_a_file_may_say_everything_and_the_command_line_wins(tmp_path: Path) -> None:
-    text = "script: train.py\narguments: [--lr, 1e-3, 'a b']\nnodes: 2\nrequeue: true\ntime: 10:15\nmodules: [A/1, B]\n"
+    text = (
+        "script: train.py\narguments: [--lr, 1e-3, 'a b']\nnodes: 2\nrequeue: true\ntime:"
+        " 10:15\nmodules: [A/1, B]\n"
+    )
     write(tmp_path / "job.yaml", text)
     script = srunddp("sbatch", "--config=job.yaml", folder=tmp_path).stdout
-    for line in ("#SBATCH --nodes=2", "#SBATCH --requeue", "#SBATCH --time=10:15", "module load A/1 B"):
+    for line in (
+        "#SBATCH --nodes=2",
+        "#SBATCH --requeue",
+        "#SBATCH --time=10:15",
+        "module load A/1 B",
+    ):
         assert f"\n{line}\n" in script
     assert "run train.py --lr 1e-3 'a b' ||" in script
     # What follows the script is the script's own.
-    options = ("--nodes=3", "--no-requeue", "--time=none", "other.py", "--requeue", "--nodes=7", "--help")
+    options = (
+        "--nodes=3",
+        "--no-requeue",
+        "--time=none",
+        "other.py",
+        "--requeue",
+        "--nodes=7",
+        "--help",
+    )
     script = srunddp("sbatch", "--config=job.yaml", *options, folder=tmp_path).stdout
     assert "#SBATCH --nodes=3\n" in script
     assert "#SBATCH --requeue" not in script
@@ -72,7 +88,10 @@ def a_script(folder: Path) -> None:
 
 def test_submit_gives_sbatch_the_script_and_prints_the_number(tmp_path: Path) -> None:
     a_script(tmp_path)
-    program = 'cat >given; echo "$*" >words; ls -d logs >folder; env >variables; echo welcome; echo "4711;cluster"'
+    program = (
+        'cat >given; echo "$*" >words; ls -d logs >folder; env >variables; echo welcome; echo'
+        ' "4711;cluster"'
+    )
     path = stub(tmp_path, "sbatch", f"{program}; printf 'sbatch: caf\\351 is closed\\n' >&2")
     shell = {"PATH": path, "LC_ALL": "C.UTF-8", "SLURM_CPUS_PER_TASK": "7", "SLURM_CONF": "/c"}
     done = srunddp("sbatch", "--submit", "train.py", folder=tmp_path, **shell)
@@ -90,35 +109,51 @@ def test_submit_gives_sbatch_the_script_and_prints_the_number(tmp_path: Path) ->
 
 
 def test_slurm_looks_at_a_script_that_is_not_submitted(tmp_path: Path) -> None:
-    program = 'cat >given; echo "$* $SBATCH_QOS $SBATCH_PARTITION" >words; echo "sbatch: Job 7 to start at 1" >&2'
-    exported = {"PATH": stub(tmp_path, "sbatch", program), "SBATCH_QOS": "long", "SALLOC_PARTITION": "debug"}
+    program = (
+        'cat >given; echo "$* $SBATCH_QOS $SBATCH_PARTITION" >words; echo "sbatch: Job 7 to start'
+        ' at 1" >&2'
+    )
+    exported = {
+        "PATH": stub(tmp_path, "sbatch", program),
+        "SBATCH_QOS": "long",
+        "SALLOC_PARTITION": "debug",
+    }
     done = srunddp("sbatch", "train.py", folder=tmp_path, **exported)
     assert (done.returncode, done.stdout) == (0, (tmp_path / "given").read_text())
     assert (tmp_path / "words").read_text() == "--test-only long \n"
     assert "Slurm" not in done.stderr
     srunddp("sbatch", "--salloc", "--nodes=2", "train.py", folder=tmp_path, **exported)
-    assert (tmp_path / "words").read_text() == "--test-only --job-name=train --nodes=2 --ntasks-per-node=1  debug\n"
+    assert (
+        tmp_path / "words"
+    ).read_text() == "--test-only --job-name=train --nodes=2 --ntasks-per-node=1  debug\n"
 
 
 @pytest.mark.parametrize("option", [(), ("--submit",)], ids=str)
 @pytest.mark.parametrize(
     ("said", "hint"),
     [
-        ("sbatch: error: Invalid account or account/partition combination specified", "sacctmgr show "),
+        (
+            "sbatch: error: Invalid account or account/partition combination specified",
+            "sacctmgr show ",
+        ),
         ("allocation failure: Invalid partition name specified", "sinfo -s lists the partitions"),
         ("allocation failure: Requested node configuration is not available", "sinfo -o "),
         ("sbatch: error: Invalid --time specification", "correct the option it names"),
         ("sbatch: unrecognized option '--ndoes=2'", "correct the spelling, or see sbatch --help"),
     ],
 )
-def test_a_refusal_of_slurm_is_one_line(said: str, hint: str, option: tuple[str, ...], tmp_path: Path) -> None:
+def test_a_refusal_of_slurm_is_one_line(
+    said: str, hint: str, option: tuple[str, ...], tmp_path: Path
+) -> None:
     a_script(tmp_path)
     path = stub(tmp_path, "sbatch", f'echo "{said}" >&2; exit 1')
     done = srunddp("sbatch", *option, "train.py", folder=tmp_path, PATH=path)
     assert (done.returncode, done.stdout) == (78, "")
     (line,) = [line for line in done.stderr.splitlines() if "note: " not in line]
     words = said.removeprefix("sbatch: ").removeprefix("error: ")
-    assert line.startswith(f"srunddp: error: sbatch: {words}; expected a job that Slurm accepts -> {hint}")
+    assert line.startswith(
+        f"srunddp: error: sbatch: {words}; expected a job that Slurm accepts -> {hint}"
+    )
 
 
 @pytest.mark.parametrize(
@@ -145,7 +180,9 @@ def test_script_for_salloc_has_to_be_a_file(tmp_path: Path) -> None:
     path = stub(tmp_path, "salloc", "touch given")
     script = srunddp("sbatch", "--salloc", "train.py", folder=tmp_path, PATH=path).stdout
     # Over standard input the script cannot start itself once more.
-    done = subprocess.run(["bash"], input=script, cwd=tmp_path, env={"PATH": path}, capture_output=True, text=True)
+    done = subprocess.run(
+        ["bash"], input=script, cwd=tmp_path, env={"PATH": path}, capture_output=True, text=True
+    )
     assert (done.returncode, done.stderr) == (78, "this script has to be a file: bash FILE\n")
     assert not (tmp_path / "given").exists()
 
@@ -192,20 +229,33 @@ def test_every_option_of_sbatch_gets_through_by_its_names(called: Callable[..., 
     may = [f"--{name}=x" for name, option in OPTIONS.items() if option.takes == "?"]
     assert {*may} <= {*directives(called(*may, "train.py"))}
     letters = {name: option.letter for name, option in OPTIONS.items() if option.letter}
-    assert {*letters.values()} == {*"aAbBCdDeFGHikLMnoOpqQsStvwWx"}  # all of 22.05 but our own, -m, -h and -V
+    # All of 22.05 but our own, -m, -h and -V.
+    assert {*letters.values()} == {*"aAbBCdDeFGHikLMnoOpqQsStvwWx"}
     words = [f"-{letter}{values[name].removeprefix('=')}" for name, letter in letters.items()]
-    assert {f"--{name}{values[name]}" for name in letters} <= {*directives(called(*words, "train.py"))}
+    assert {f"--{name}{values[name]}" for name in letters} <= {
+        *directives(called(*words, "train.py"))
+    }
 
 
 def test_letters_of_our_own_options_are_sbatchs(called: Callable[..., Result]) -> None:
-    lines = directives(called("-N2", "-J", "a", "-t10", "-c", "4", "--tasks-per-node=3", "train.py"))
-    assert {"--nodes=2", "--job-name=a", "--time=10", "--cpus-per-task=4", "--ntasks-per-node=3"} <= {*lines}
+    lines = directives(
+        called("-N2", "-J", "a", "-t10", "-c", "4", "--tasks-per-node=3", "train.py")
+    )
+    assert {
+        "--nodes=2",
+        "--job-name=a",
+        "--time=10",
+        "--cpus-per-task=4",
+        "--ntasks-per-node=3",
+    } <= {*lines}
     assert "--partition=hold" in directives(called("-phold", "train.py"))
     assert called("-m", "pkg.train").stdout.endswith(" run -m pkg.train\n")
 
 
 def test_output_error_and_chdir_mean_slurms(called: Callable[..., Result], tmp_path: Path) -> None:
-    done = called("--output=out/%j.log", "--error=errors/%j", "--chdir=sub", "--write=job.sh", "train.py")
+    done = called(
+        "--output=out/%j.log", "--error=errors/%j", "--chdir=sub", "--write=job.sh", "train.py"
+    )
     assert done.stderr.endswith("srunddp: written: job.sh -> sbatch job.sh\n")
     text = (tmp_path / "job.sh").read_text()
     assert "#SBATCH --output=out/%j.log\n" in text
@@ -216,24 +266,47 @@ def test_output_error_and_chdir_mean_slurms(called: Callable[..., Result], tmp_p
     assert done.stderr.endswith("srunddp: written: alloc.sh -> bash alloc.sh\n")
 
 
-def test_setup_lines_and_options_of_srun_come_before_the_ranks(called: Callable[..., Result]) -> None:
-    words = ("--setup=source 'a b.sh'", "--setup=ulimit -c 0", "--srun-arg=--cpu-bind=cores", "--srun-arg=-l")
+def test_setup_lines_and_options_of_srun_come_before_the_ranks(
+    called: Callable[..., Result],
+) -> None:
+    words = (
+        "--setup=source 'a b.sh'",
+        "--setup=ulimit -c 0",
+        "--srun-arg=--cpu-bind=cores",
+        "--srun-arg=-l",
+    )
     done = called(*words, "--preflight", "train.py")
     before, _, after = done.stdout.partition("\nset +u\nsource 'a b.sh'\nulimit -c 0\nset -u\n")
     assert "srun --" not in before
     assert after.count(" --cpu-bind=cores -l ") == 2
 
 
-def test_defaults_of_site_and_user_give_way_and_are_told(called: Callable[..., Result], tmp_path: Path) -> None:
-    write(tmp_path / "site.yaml", "partition: gpu\naccount: site\nhold: true\nqos: long\nsetup: [umask 77]\n")
+def test_defaults_of_site_and_user_give_way_and_are_told(
+    called: Callable[..., Result], tmp_path: Path
+) -> None:
+    write(
+        tmp_path / "site.yaml",
+        "partition: gpu\naccount: site\nhold: true\nqos: long\nsetup: [umask 77]\n",
+    )
     write(tmp_path / "user.yaml", "account: mine\nmail_type: [END, FAIL]\nmail-user: me@x\n")
     write(tmp_path / "job.yaml", "script: train.py\npartition: debug\nexport: NONE\n")
     done = called("--config=job.yaml", "--no-hold", "--qos=none", "--exclusive")
-    wanted = ("--account=mine", "--partition=debug", "--mail-type=END", "--mail-type=FAIL", "--export=NONE")
+    wanted = (
+        "--account=mine",
+        "--partition=debug",
+        "--mail-type=END",
+        "--mail-type=FAIL",
+        "--export=NONE",
+    )
     assert {*wanted, "--exclusive", "--mail-user=me@x"} <= {*directives(done)}
-    assert not [line for line in directives(done) if line.startswith(("--hold", "--qos", "--account=site"))]
+    assert not [
+        line for line in directives(done) if line.startswith(("--hold", "--qos", "--account=site"))
+    ]
     assert f"note: {tmp_path}/site.yaml: setup=[umask 77]\n" in done.stderr
-    assert f"note: {tmp_path}/user.yaml: account=mine, mail_type=[END, FAIL], mail_user=me@x\n" in done.stderr
+    assert (
+        f"note: {tmp_path}/user.yaml: account=mine, mail_type=[END, FAIL], mail_user=me@x\n"
+        in done.stderr
+    )
     write(tmp_path / "site.yaml", "partitoin: gpu\n")
     assert called("train.py").exit_code == 78
 

@@ -1,4 +1,6 @@
-"""Every command of docs/recipes.md writes the script of its golden file, and shellcheck finds nothing in it."""
+"""Every command of docs/recipes.md writes the script of its golden file, and shellcheck finds
+nothing in it.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ COMMANDS = commands()
 def test_golden_files_are_on_the_page_and_pass_shellcheck() -> None:
     assert set(COMMANDS) == {path.stem for path in GOLDEN.glob("*.sh")}
     shellcheck = tool(str(Path(sys.executable).parent / "shellcheck"), "shellcheck")
-    done = subprocess.run([shellcheck, *sorted(map(str, GOLDEN.glob("*.sh")))], capture_output=True, text=True)
+    done = subprocess.run(
+        [shellcheck, *sorted(map(str, GOLDEN.glob("*.sh")))], capture_output=True, text=True
+    )
     assert (done.returncode, done.stdout) == (0, "")
     assert not any("shellcheck disable" in path.read_text() for path in GOLDEN.glob("*.sh"))
 
@@ -29,13 +33,17 @@ def test_the_command_writes_the_script_of_the_golden_file(name: str) -> None:
     path, text = GOLDEN / f"{name}.sh", written(COMMANDS[name])
     if os.environ.get("RENEW_GOLDEN"):
         path.write_text(text)
-    assert text == path.read_text(), f"if it is meant so: RENEW_GOLDEN=1 .venv/bin/python -m pytest {__file__}"
+    assert text == path.read_text(), (
+        f"if it is meant so: RENEW_GOLDEN=1 .venv/bin/python -m pytest {__file__}"
+    )
 
 
 @pytest.mark.parametrize(
     ("name", "logs"), [("nodes_without_gpus", "logs"), ("an_interactive_allocation", "slurm_logs")]
 )
-def test_the_command_prints_the_script_or_keeps_it_in_a_file(name: str, logs: str, tmp_path: Path) -> None:
+def test_the_command_prints_the_script_or_keeps_it_in_a_file(
+    name: str, logs: str, tmp_path: Path
+) -> None:
     words = ("sbatch", "--srunddp=srunddp", *COMMANDS[name][2:])
     done = srunddp(*words, folder=tmp_path)
     assert done.returncode == 0, done.stderr
@@ -47,5 +55,9 @@ def test_the_command_prints_the_script_or_keeps_it_in_a_file(name: str, logs: st
     assert (tmp_path / logs).is_dir()
     again = srunddp("sbatch", "--write=job.sh", *words[1:], folder=tmp_path)
     assert again.returncode == 78
-    assert "job.sh exists; expected a new file -> choose another name, or add --force" in again.stderr
-    assert srunddp("sbatch", "--write=job.sh", "--force", *words[1:], folder=tmp_path).returncode == 0
+    assert (
+        "job.sh exists; expected a new file -> choose another name, or add --force" in again.stderr
+    )
+    assert (
+        srunddp("sbatch", "--write=job.sh", "--force", *words[1:], folder=tmp_path).returncode == 0
+    )

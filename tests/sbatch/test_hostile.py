@@ -1,4 +1,6 @@
-"""Whatever stands in a field is passed on as it is, or refused: nothing of it is ever carried out."""
+"""Whatever stands in a field is passed on as it is, or refused: nothing of it is ever carried
+out.
+"""
 
 from __future__ import annotations
 
@@ -24,13 +26,38 @@ from tests.support.job_specs import requested, written
 pytestmark = pytest.mark.slow
 
 HOSTILE = [
-    "a b", "it's", 'say "hi"', "$(touch canary)", "`touch canary`", "$HOME ${PATH} $((1+1))",
-    "a; touch canary #", "a && touch canary", "a | touch canary", "> canary", "--help", "-x", "back\\slash", "\\",
-    "'; touch canary; '", '"; touch canary; "', "\\'; touch canary; \\'", "!! !touch", "{a,b} * ? [a-z] ~",
-    "ümläut 日本", "%j %x %", "# comment", "line\ntouch canary",
-    "line\r\n#SBATCH --comment=canary\ntouch canary", "tab\tbell\x07", "escape\x1b[31m", "\x00",
-    "\x85touch canary", "\u2028touch canary", "\udcff", "",
-]  # fmt: skip
+    "a b",
+    "it's",
+    'say "hi"',
+    "$(touch canary)",
+    "`touch canary`",
+    "$HOME ${PATH} $((1+1))",
+    "a; touch canary #",
+    "a && touch canary",
+    "a | touch canary",
+    "> canary",
+    "--help",
+    "-x",
+    "back\\slash",
+    "\\",
+    "'; touch canary; '",
+    '"; touch canary; "',
+    "\\'; touch canary; \\'",
+    "!! !touch",
+    "{a,b} * ? [a-z] ~",
+    "ümläut 日本",
+    "%j %x %",
+    "# comment",
+    "line\ntouch canary",
+    "line\r\n#SBATCH --comment=canary\ntouch canary",
+    "tab\tbell\x07",
+    "escape\x1b[31m",
+    "\x00",
+    "\x85touch canary",
+    "\u2028touch canary",
+    "\udcff",
+    "",
+]
 # What it takes for a field to be looked at.
 FULL: dict[str, Any] = {
     "script": "train.py",
@@ -54,11 +81,20 @@ SALLOC = ("job_name", "sbatch_arg", "log_dir", "script")
 
 def filled(name: str, text: str) -> SlurmJob:
     """A job with a text in one field, and with all else that uses it."""
-    in_lists = {"env": (f"NAME={text}",), "arguments": (text, "second"), "sbatch_arg": (f"--comment={text}",)}
+    in_lists = {
+        "env": (f"NAME={text}",),
+        "arguments": (text, "second"),
+        "sbatch_arg": (f"--comment={text}",),
+    }
     value = in_lists.get(name, (f"--x={text}",) if name == "srun_arg" else (text,))
     more: dict[str, Any] = {name: value if isinstance(getattr(SlurmJob(), name), tuple) else text}
     if name in ("data", "stage_exclude", "venv"):
-        more |= {"stage": True, "rank_logs": False, "monitor": None, "venv": more.get("venv", "venv")}
+        more |= {
+            "stage": True,
+            "rank_logs": False,
+            "monitor": None,
+            "venv": more.get("venv", "venv"),
+        }
     if name == "container_mounts":
         more |= {"container_image": "image"}
     return SlurmJob(**{**FULL, **more})
@@ -80,7 +116,9 @@ def unharmed(folder: Path) -> bool:
 
 
 def passed_on(text: str, called: Called) -> bool:
-    """Whether a program got it whole: as a word, behind ``=`` or a comma in one, or in a variable."""
+    """Whether a program got it whole: as a word, behind ``=`` or a comma in one, or in a
+    variable.
+    """
     ends = (f"={text}", f",{text}", f"/{text}", f"/{text}/bin:")
     values = [value for words, environ in called.calls for value in (*words, *environ.values())]
     return any(value == text or value.endswith(ends) for value in values)
@@ -89,8 +127,12 @@ def passed_on(text: str, called: Called) -> bool:
 _DIRECTIVES = {"job_name", "signal", "sbatch_arg"}
 
 
-def made_of(name: str, folder: Path, interactive: bool = False) -> Iterator[tuple[str, SlurmJob, str, Path]]:
-    """Each text that passes in this field, with the job, its script, and a folder; nothing may be carried out."""
+def made_of(
+    name: str, folder: Path, interactive: bool = False
+) -> Iterator[tuple[str, SlurmJob, str, Path]]:
+    """Each text that passes in this field, with the job, its script, and a folder; nothing may be
+    carried out.
+    """
     for number, text in enumerate(HOSTILE):
         job = dataclasses.replace(filled(name, text), requeue=not interactive)
         made = text_of(job, interactive=interactive)
@@ -111,8 +153,12 @@ def test_no_text_in_a_field_is_carried_out(name: str, tmp_path: Path) -> None:
             continue
         called = carry_out(made, folder)
         is_default = (name, text) == ("mpi", "")
-        assert name == "srunddp" or (called.code == 0 and (is_default or passed_on(text, called))), called
-    assert list(tmp_path.iterdir()) or name == "modules", "nothing gets through: is the field used at all?"
+        assert name == "srunddp" or (
+            called.code == 0 and (is_default or passed_on(text, called))
+        ), called
+    assert list(tmp_path.iterdir()) or name == "modules", (
+        "nothing gets through: is the field used at all?"
+    )
 
 
 @pytest.mark.parametrize("name", SALLOC)
@@ -136,7 +182,9 @@ def test_a_text_of_command_line_or_file_stays_as_it_was(text: str) -> None:
     assert (job.env, job.arguments) == ((f"NAME={text}",), (text,))
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "job.yaml"
-        path.write_text(yaml.safe_dump({"script": "train.py", "env": [f"NAME={text}"], "arguments": [text]}))
+        path.write_text(
+            yaml.safe_dump({"script": "train.py", "env": [f"NAME={text}"], "arguments": [text]})
+        )
         assert requested(["srunddp", "sbatch", f"--config={path}"]) == job
 
 
@@ -148,10 +196,21 @@ def test_a_folder_is_no_pattern_of_slurms() -> None:
 
 
 def test_the_comment_that_quotes_the_command_cannot_end(tmp_path: Path) -> None:
-    words = ["srunddp", "sbatch", "--job-name=a", "train.py", "x; touch canary #", "$(touch canary)"]
+    words = [
+        "srunddp",
+        "sbatch",
+        "--job-name=a",
+        "train.py",
+        "x; touch canary #",
+        "$(touch canary)",
+    ]
     text = written(words)
     carry_out(text, tmp_path)
     assert unharmed(tmp_path)
-    quoted = next(line for line in text.splitlines() if line.startswith("#     srunddp")).removeprefix("#     ")
-    printed = subprocess.run(["bash", "-c", f"printf '%s\\n' {quoted}"], capture_output=True, text=True, cwd=tmp_path)
+    quoted = next(
+        line for line in text.splitlines() if line.startswith("#     srunddp")
+    ).removeprefix("#     ")
+    printed = subprocess.run(
+        ["bash", "-c", f"printf '%s\\n' {quoted}"], capture_output=True, text=True, cwd=tmp_path
+    )
     assert printed.stdout.splitlines() == words

@@ -1,4 +1,6 @@
-"""However a training ends, its job script leaves nothing behind, writes a report, and ends with the same code."""
+"""However a training ends, its job script leaves nothing behind, writes a report, and ends with the
+same code.
+"""
 
 from __future__ import annotations
 
@@ -47,13 +49,20 @@ def text_of(**fields: Any) -> str:
     return render(SlurmJob(script="train.py", **fields), ("srunddp", "sbatch"))
 
 
-def started(folder: Path, variables: dict[str, str] | None = None, **fields: Any) -> subprocess.Popen[bytes]:
+def started(
+    folder: Path, variables: dict[str, str] | None = None, **fields: Any
+) -> subprocess.Popen[bytes]:
     (folder / "job.sh").write_text(text_of(sbatch_arg=("--gres=gpu:1",), **fields))
     (folder / "events").touch()
     for name, text in {"srun": SRUN, "srunddp": SRUNDDP, "sleep": SLEEP}.items():
         (folder / name).write_text(text)
         (folder / name).chmod(0o755)
-    job = {"PATH": f"{folder}:/usr/bin:/bin", "FOLDER": str(folder), "SLURM_NNODES": "1", "SLURM_JOB_ID": "7"}
+    job = {
+        "PATH": f"{folder}:/usr/bin:/bin",
+        "FOLDER": str(folder),
+        "SLURM_NNODES": "1",
+        "SLURM_JOB_ID": "7",
+    }
     environ = {**job, **(variables or {})}
     # A session of its own, as a batch script has.
     return subprocess.Popen(["bash", "job.sh"], cwd=folder, env=environ, start_new_session=True)
@@ -67,12 +76,18 @@ def end_training(folder: Path, code: int) -> None:
 
 def events(folder: Path) -> list[str]:
     """Without the staging before the training."""
-    return [line for line in (folder / "events").read_text().splitlines() if not line.startswith("stage push")]
+    return [
+        line
+        for line in (folder / "events").read_text().splitlines()
+        if not line.startswith("stage push")
+    ]
 
 
 @pytest.mark.parametrize("requeue", [False, True])
 @pytest.mark.parametrize("code", [0, 75])
-@pytest.mark.parametrize(("fields", "after"), [({}, []), (STAGED, ["stage clean"]), (MONITORED, [REPORT])], ids=str)
+@pytest.mark.parametrize(
+    ("fields", "after"), [({}, []), (STAGED, ["stage clean"]), (MONITORED, [REPORT])], ids=str
+)
 def test_after_the_training_the_copy_goes_or_the_report_comes(
     tmp_path: Path, requeue: bool, code: int, fields: dict[str, Any], after: list[str]
 ) -> None:
@@ -84,8 +99,11 @@ def test_after_the_training_the_copy_goes_or_the_report_comes(
 
 @pytest.mark.parametrize("requeue", [False, True])
 @pytest.mark.parametrize("fields", [STAGED, MONITORED], ids=["stage", "monitor"])
-def test_upon_sigterm_it_ends_after_the_ranks_have_saved(tmp_path: Path, requeue: bool, fields: dict[str, Any]) -> None:
-    """As scancel and scontrol requeue send it, to the script and its srun; no reason to wait for more.
+def test_upon_sigterm_it_ends_after_the_ranks_have_saved(
+    tmp_path: Path, requeue: bool, fields: dict[str, Any]
+) -> None:
+    """As scancel and scontrol requeue send it, to the script and its srun; no reason to wait for
+    more.
 
     Slurm starts no step in such a job, and ends the one that keeps the copies by itself.
     """
@@ -96,8 +114,12 @@ def test_upon_sigterm_it_ends_after_the_ranks_have_saved(tmp_path: Path, requeue
     assert events(tmp_path) == ["saved"]
 
 
-@pytest.mark.parametrize(("fields", "after"), [({}, []), (STAGED, ["stage clean"]), (MONITORED, [])], ids=str)
-def test_a_preempted_job_cleans_up_and_waits(tmp_path: Path, fields: dict[str, Any], after: list[str]) -> None:
+@pytest.mark.parametrize(
+    ("fields", "after"), [({}, []), (STAGED, ["stage clean"]), (MONITORED, [])], ids=str
+)
+def test_a_preempted_job_cleans_up_and_waits(
+    tmp_path: Path, fields: dict[str, Any], after: list[str]
+) -> None:
     """Slurm sends SIGTERM to the ranks alone, and takes a job that ends by itself then for done.
 
     There is no time for a report: the job's next start writes it.
@@ -125,8 +147,12 @@ def test_a_report_does_not_keep_a_job_that_slurm_ends(tmp_path: Path) -> None:
         assert process.wait(LONG) == 3
 
 
-@pytest.mark.parametrize(("fields", "after"), [(STAGED, ["stage clean"]), (MONITORED, [])], ids=["stage", "monitor"])
-def test_a_preflight_that_fails_comes_before_training(tmp_path: Path, fields: dict[str, Any], after: list[str]) -> None:
+@pytest.mark.parametrize(
+    ("fields", "after"), [(STAGED, ["stage clean"]), (MONITORED, [])], ids=["stage", "monitor"]
+)
+def test_a_preflight_that_fails_comes_before_training(
+    tmp_path: Path, fields: dict[str, Any], after: list[str]
+) -> None:
     with started(tmp_path, {"CHECK": "69"}, preflight=True, requeue=True, **fields) as process:
         assert process.wait(LONG) == 69
     assert not (tmp_path / "training").exists()
@@ -140,7 +166,9 @@ def test_a_report_comes_from_the_container_that_has_srunddp(container: str, tmp_
     assert training[-5:] == ["srunddp", "run", "--monitor=2", "--monitor-dir=logs", "train.py"]
     assert report[-4:] == ["srunddp", "report", "7", "--monitor-dir=logs"]
     assert {"--nodes=1", "--ntasks=1"} <= set(report)
-    contained = [word for word in training if word.startswith(("apptainer", "--bind", "--container"))]
+    contained = [
+        word for word in training if word.startswith(("apptainer", "--bind", "--container"))
+    ]
     assert contained
     assert set(contained) <= set(report)
 
@@ -167,9 +195,15 @@ def test_a_module_that_is_not_there_ends_the_job_before_training(tmp_path: Path)
 
 
 @pytest.mark.parametrize("fields", [{"modules": ("a",)}, {"conda": "train"}], ids=str)
-def test_shell_functions_may_read_variables_that_are_not_set(fields: dict[str, Any], tmp_path: Path) -> None:
+def test_shell_functions_may_read_variables_that_are_not_set(
+    fields: dict[str, Any], tmp_path: Path
+) -> None:
     function = "() {  : $NOT_SET_ANYWHERE\n}"
-    called = carry_out(text_of(**fields), tmp_path, **{"BASH_FUNC_module%%": function, "BASH_FUNC_conda%%": function})
+    called = carry_out(
+        text_of(**fields),
+        tmp_path,
+        **{"BASH_FUNC_module%%": function, "BASH_FUNC_conda%%": function},
+    )
     assert (called.code, called.errors) == (0, "")
     assert len(called.of("srun")) == 1
 
@@ -180,20 +214,36 @@ SPARING = ["--no-kill", "--kill-on-bad-exit=0", "--wait=0"]
 
 def test_with_spare_nodes_slurm_ends_nothing_when_a_node_is_lost(tmp_path: Path) -> None:
     text = text_of(**SPARED, preflight=True, monitor=2, container="image")
-    assert text.startswith("#!/bin/bash\n# train.py on 3 nodes, 8 ranks on each, spare nodes: 1; written by\n")
+    assert text.startswith(
+        "#!/bin/bash\n# train.py on 3 nodes, 8 ranks on each, spare nodes: 1; written by\n"
+    )
     assert "\n#SBATCH --nodes=4\n" in text
-    assert "\n# Else Slurm ends or requeues the whole job when one of its nodes is lost.\n#SBATCH --no-kill\n" in text
+    assert (
+        "\n# Else Slurm ends or requeues the whole job when one of its nodes is lost.\n#SBATCH"
+        " --no-kill\n" in text
+    )
     assert "The first rank that fails ends the others." not in text
     check, training, report = carry_out(text, tmp_path).of("srun")
     assert training[1:4] == SPARING
-    words = ["--result=", "--restarts=3", "--spare-nodes=1", "--monitor=2", "--monitor-dir=logs", "train.py"]
+    words = [
+        "--result=",
+        "--restarts=3",
+        "--spare-nodes=1",
+        "--monitor=2",
+        "--monitor-dir=logs",
+        "train.py",
+    ]
     assert [word.partition("/")[0] for word in training[-6:]] == words
     assert "--kill-on-bad-exit=1" in check
     assert {*check, *report} & {*SPARING, "--spare-nodes=1"} == set()
 
 
 def test_what_is_given_beside_spare_nodes_wins_undoubled(tmp_path: Path) -> None:
-    options = {"sbatch_arg": ("--no-kill",), "srun_arg": ("--wait=9",), "run_options": ("--restarts=2",)}
+    options = {
+        "sbatch_arg": ("--no-kill",),
+        "srun_arg": ("--wait=9",),
+        "run_options": ("--restarts=2",),
+    }
     text = text_of(**SPARED, **options)
     assert text.count("#SBATCH --no-kill") == 1
     training = carry_out(text, tmp_path).training()
@@ -206,7 +256,9 @@ def test_what_is_given_beside_spare_nodes_wins_undoubled(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("fields", [{"restarts": 3}, {"run_options": ("--restarts=3",)}], ids=str)
-def test_restarts_alone_leave_the_first_failure_to_srun(fields: dict[str, Any], tmp_path: Path) -> None:
+def test_restarts_alone_leave_the_first_failure_to_srun(
+    fields: dict[str, Any], tmp_path: Path
+) -> None:
     text = text_of(nodes=2, **fields)
     assert "--no-kill" not in text
     training = carry_out(text, tmp_path).training()

@@ -1,4 +1,6 @@
-"""What may not be as it is meant is noted, before a script is written. Refusals: tests/util/wrong_inputs.yaml."""
+"""What may not be as it is meant is noted, before a script is written. Refusals:
+tests/util/wrong_inputs.yaml.
+"""
 
 from __future__ import annotations
 
@@ -16,19 +18,49 @@ from srunddp.sbatch.spec import SlurmJob
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
-        ({"env": ("NCCL_SOCKET_IFNAME=ib0",)}, "NCCL_SOCKET_IFNAME=ib0 is for every node, and wins over ifaces.conf"),
+        (
+            {"env": ("NCCL_SOCKET_IFNAME=ib0",)},
+            "NCCL_SOCKET_IFNAME=ib0 is for every node, and wins over ifaces.conf",
+        ),
         (
             {"sbatch_arg": ("--gpus-per-node=4",), "ntasks_per_node": 8},
             "more ranks than GPUs on each node, 8 and 4: several ranks share one",
         ),
-        ({"sbatch_arg": ("--gres=gpu:4",), "ntasks_per_node": 1}, "fewer ranks than GPUs on each node, 1 and 4"),
+        (
+            {"sbatch_arg": ("--gres=gpu:4",), "ntasks_per_node": 1},
+            "fewer ranks than GPUs on each node, 1 and 4",
+        ),
         ({"requeue": True}, "--requeue without an argument such as --resume=auto"),
-        ({}, "no --partition: the site's default\nno --time: the site's default\nno --mem: the site's default\n"),
-        ({}, "no --cpus-per-task: the site's default, often one CPU for a rank and its loader workers"),
-        ({"venv": "gone", "ifaces": "a.conf"}, "a.conf is not seen here\ngone/bin/python is not seen here"),
-        ({"sbatch_arg": ("--image=x",)}, "--image is unknown to srunddp, and passed to sbatch as it is"),
-        ({"sbatch_arg": ("--x=1", "--ndoes=2")}, "passed to sbatch as it is; did you mean --nodes?"),
-        ({"script": "tests/__init__.py", "signal": "USR1@60"}, "no sign that it catches the signal of USR1@60"),
+        (
+            {},
+            (
+                "no --partition: the site's default\nno --time: the site's default\nno --mem: the"
+                " site's default\n"
+            ),
+        ),
+        (
+            {},
+            (
+                "no --cpus-per-task: the site's default, often one CPU for a rank and its loader"
+                " workers"
+            ),
+        ),
+        (
+            {"venv": "gone", "ifaces": "a.conf"},
+            "a.conf is not seen here\ngone/bin/python is not seen here",
+        ),
+        (
+            {"sbatch_arg": ("--image=x",)},
+            "--image is unknown to srunddp, and passed to sbatch as it is",
+        ),
+        (
+            {"sbatch_arg": ("--x=1", "--ndoes=2")},
+            "passed to sbatch as it is; did you mean --nodes?",
+        ),
+        (
+            {"script": "tests/__init__.py", "signal": "USR1@60"},
+            "no sign that it catches the signal of USR1@60",
+        ),
         ({}, "SBATCH_PARTITION=debug is exported, which wins over the script's own line at sbatch"),
     ],
     ids=str,
@@ -40,7 +72,13 @@ def test_notes_say_what_may_be_meant_otherwise(fields: dict[str, Any], said: str
 
 
 def test_nothing_is_noted_of_a_job_that_says_everything() -> None:
-    words = ("--gpus-per-node=2", "--time=1", "--partition=gpu", "--mem-per-gpu=1G", "--cpus-per-gpu=8")
+    words = (
+        "--gpus-per-node=2",
+        "--time=1",
+        "--partition=gpu",
+        "--mem-per-gpu=1G",
+        "--cpus-per-gpu=8",
+    )
     job = SlurmJob(script=__file__, sbatch_arg=words, env=("NCCL_DEBUG=INFO",))
     assert list(validate.notes(job, {})) == []
 
@@ -72,7 +110,12 @@ def test_gpus_are_counted_in_slurms_words(word: str, count: int) -> None:
         ({"sbatch_arg": ("--gpus-per-task=1",), "ntasks_per_node": 4}, 4, 4, 1),
         # Slurm decides how many nodes, and ranks on each.
         ({"sbatch_arg": ("--ntasks=8", "--gpus-per-node=4")}, 4, 0, None),
-        ({"sbatch_arg": ("--ntasks=8", "--gpus-per-node=4"), "nodes": 2, "ntasks_per_node": 4}, 4, 4, 2),
+        (
+            {"sbatch_arg": ("--ntasks=8", "--gpus-per-node=4"), "nodes": 2, "ntasks_per_node": 4},
+            4,
+            4,
+            2,
+        ),
         ({"sbatch_arg": ("--gpus-per-socket=2",)}, 0, 1, 1),
     ],
     ids=str,
@@ -101,7 +144,11 @@ def test_size_follows_the_options_that_are_passed_on(
     ids=str,
 )
 def test_script_problem_tells_what_cannot_run(
-    text: str | None, said: str | None, hint: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    text: str | None,
+    said: str | None,
+    hint: str | None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(tmp_path)
     if text is not None:
@@ -123,12 +170,27 @@ SPARED = {"nodes": 2, "ntasks_per_node": 2, "restarts": 1, "spare_nodes": 1}
             {"nodes": None, "sbatch_arg": ("--ntasks=8",)},
             "--spare-nodes 1 with --nodes unset; expected 2 ranks or more",
         ),
-        ({"restarts": None}, "--spare-nodes 1 without --restarts; expected both -> add --restarts=3"),
-        ({"restarts": None, "run_options": ("--restarts=2",)}, "--spare-nodes 1 without --restarts; expected both"),
-        ({"spare_nodes": 2}, "--spare-nodes 2 with --nodes 2; expected 2 ranks or more on the others"),
-        ({"ntasks_per_node": 1}, "--spare-nodes 1 with --nodes 2; expected 2 ranks or more on the others"),
+        (
+            {"restarts": None},
+            "--spare-nodes 1 without --restarts; expected both -> add --restarts=3",
+        ),
+        (
+            {"restarts": None, "run_options": ("--restarts=2",)},
+            "--spare-nodes 1 without --restarts; expected both",
+        ),
+        (
+            {"spare_nodes": 2},
+            "--spare-nodes 2 with --nodes 2; expected 2 ranks or more on the others",
+        ),
+        (
+            {"ntasks_per_node": 1},
+            "--spare-nodes 1 with --nodes 2; expected 2 ranks or more on the others",
+        ),
         ({"spare_nodes": 0}, "--spare-nodes 0; expected 1 or more"),
-        ({"run_options": ("--spare-nodes=1",)}, "--run-options '--spare-nodes=1'; expected --spare-nodes, which"),
+        (
+            {"run_options": ("--spare-nodes=1",)},
+            "--run-options '--spare-nodes=1'; expected --spare-nodes, which",
+        ),
     ],
     ids=str,
 )

@@ -1,4 +1,6 @@
-"""Whatever is thrown at a rank 0 that gathers, the world still meets, and nothing counts that is not proven."""
+"""Whatever is thrown at a rank 0 that gathers, the world still meets, and nothing counts that is
+not proven.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,9 @@ def changed(text: bytes, where: int, by: bytes, cut: int) -> bytes:
 
 real = st.sampled_from(REAL)
 mutated = st.builds(changed, real, st.integers(0, 999), st.binary(max_size=9), st.integers(0, 300))
-said = st.lists(st.lists(st.one_of(real, mutated, st.binary(max_size=5000)), max_size=4), max_size=6)
+said = st.lists(
+    st.lists(st.one_of(real, mutated, st.binary(max_size=5000)), max_size=4), max_size=6
+)
 
 
 def throw(server: RankZero, pieces: list[bytes]) -> None:
@@ -79,10 +83,16 @@ def test_no_bytes_keep_a_world_from_meeting_in_a_long_campaign(said: list[list[b
 
 @given(st.lists(mutated, max_size=6))
 def test_no_bytes_of_a_proven_rank_do_more_than_end_the_meeting(pieces: list[bytes]) -> None:
-    """With no proof asked for, they are heard as a rank's own: the meeting succeeds, or ends with one message."""
+    """With no proof asked for, they are heard as a rank's own: the meeting succeeds, or ends with
+    one message.
+    """
     with rank_zero(3, linger=0.0, within=5) as server, server.connect() as caller:
         with contextlib.suppress(ConnectionError):
-            caller.sendall(json.dumps(greeting(hello(1, 3))).encode() + b"\n" + b'{"here": true, "proof": ""}\n')
+            caller.sendall(
+                json.dumps(greeting(hello(1, 3))).encode()
+                + b"\n"
+                + b'{"here": true, "proof": ""}\n'
+            )
             for piece in pieces:
                 caller.sendall(piece)
             caller.sendall(b'\n{"failed": "the end", "code": 3}\n')

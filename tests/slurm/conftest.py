@@ -20,19 +20,23 @@ from tests.support.starting import until
 
 PYTHON = str(ROOT / ".venv" / "bin" / "python")
 SRUNDDP = str(ROOT / "bin" / "srunddp")
-OVER = ("COMPLETED", "CANCELLED", "FAILED", "TIMEOUT", "OUT_OF_MEMORY")  # states of a job that has ended
+# States of a job that has ended.
+OVER = ("COMPLETED", "CANCELLED", "FAILED", "TIMEOUT", "OUT_OF_MEMORY")
 
-# Failures below us, upon which a run is repeated. Two threads or processes of Slurm 22.05's srun that try the same
-# port at once, as those of a heterogeneous step do: the loser tries no other. And Open MPI under its PMIx, where
-# MPI_Init crashes at the others' first messages, should the pause after MPI_Init not do (docs/measurements.md).
-# A supervisor says that the worker ended there; without one, as in `srunddp check`, the printed stack has the function.
+# Failures below us, upon which a run is repeated. Two threads or processes of Slurm 22.05's srun
+# that try the same port at once, as those of a heterogeneous step do: the loser tries no other. And
+# Open MPI under its PMIx, where MPI_Init crashes at the others' first messages, should the pause
+# after MPI_Init not do (docs/measurements.md). A supervisor says that the worker ended there;
+# without one, as in `srunddp check`, the printed stack has the function.
 _NOT_OURS = (("cannot establish listening port",), ("*** Process received signal ***", "MPI_Init"))
 TRIES = 4
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a command on the cluster ended: its exit code, and the JSON objects and other lines it printed."""
+    """How a command on the cluster ended: its exit code, and the JSON objects and other lines it
+    printed.
+    """
 
     code: int
     reports: list[dict[str, Any]]
@@ -49,7 +53,8 @@ class Outcome:
 def outcome(done: subprocess.CompletedProcess[str]) -> Outcome:
     # At a terminal the end of the input is shown, in the same line.
     lines = [line.removeprefix("^@") for line in done.stdout.splitlines()]
-    reports = [json.loads(line) for line in lines if line.startswith('{"')]  # Python's own dicts are others' words
+    # Python's own dicts are others' words.
+    reports = [json.loads(line) for line in lines if line.startswith('{"')]
     return Outcome(done.returncode, reports, done.stdout, done.stderr)
 
 
@@ -64,15 +69,27 @@ class SlurmJobRunner:
         return self.cluster.shared / "ifaces.conf"
 
     def srun(
-        self, *words: str, env: dict[str, str] | None = None, timeout: float = 300, ifaces: Path | None = None
+        self,
+        *words: str,
+        env: dict[str, str] | None = None,
+        timeout: float = 300,
+        ifaces: Path | None = None,
     ) -> Outcome:
         """Run srun with these words on the login node."""
         return self.on_login("srun", *words, env=env, timeout=timeout, ifaces=ifaces)
 
     def on_login(
-        self, *words: str, env: dict[str, str] | None = None, timeout: float = 300, ifaces: Path | None = None
+        self,
+        *words: str,
+        env: dict[str, str] | None = None,
+        timeout: float = 300,
+        ifaces: Path | None = None,
     ) -> Outcome:
-        variables = {"SRUNDDP_IFACES": str(ifaces or self.ifaces), "OMP_NUM_THREADS": "1", **site_mpi()} | (env or {})
+        variables = {
+            "SRUNDDP_IFACES": str(ifaces or self.ifaces),
+            "OMP_NUM_THREADS": "1",
+            **site_mpi(),
+        } | (env or {})
         for _ in range(TRIES):
             self.cluster.await_completing()
             done = self.cluster.run(*words, env=variables, timeout=timeout, check=False)
@@ -86,8 +103,18 @@ class SlurmJobRunner:
         """Submit a batch script, wait for its end, and return what it printed."""
         script, log = self.cluster.shared / "job.sh", self.cluster.shared / "job.out"
         log.unlink(missing_ok=True)
-        script.write_text(f"#!/bin/bash\nexport SRUNDDP_IFACES={self.ifaces} OMP_NUM_THREADS=1\n{body}\n")
-        words = ("sbatch", "--parsable", "--output", str(log), f"--chdir={ROOT}", *options, str(script))
+        script.write_text(
+            f"#!/bin/bash\nexport SRUNDDP_IFACES={self.ifaces} OMP_NUM_THREADS=1\n{body}\n"
+        )
+        words = (
+            "sbatch",
+            "--parsable",
+            "--output",
+            str(log),
+            f"--chdir={ROOT}",
+            *options,
+            str(script),
+        )
         self.cluster.await_completing()
         number = self.cluster.run(*words).stdout.strip()
         code = until(lambda: self.exit_code(number), timeout, lambda: f"job {number} does not end")
@@ -113,13 +140,19 @@ class SlurmJobRunner:
 
 
 def gated(values: Iterable[str], *names: str) -> list[object]:
-    """Mark the values of these names, of all with which a test is parametrized, as those that the gate runs."""
+    """Mark the values of these names, of all with which a test is parametrized, as those that the
+    gate runs.
+    """
     everything = list(values)
     assert set(names) <= set(everything), names
-    return [pytest.param(value, marks=pytest.mark.gate) if value in names else value for value in everything]
+    return [
+        pytest.param(value, marks=pytest.mark.gate) if value in names else value
+        for value in everything
+    ]
 
 
-# Slurm's PMIx lets ranks of Open MPI out of MPI_Init before others are in it. On a busy machine that crashes them.
+# Slurm's PMIx lets ranks of Open MPI out of MPI_Init before others are in it. On a busy machine
+# that crashes them.
 OPEN_MPI = pytest.mark.alone
 
 

@@ -1,4 +1,6 @@
-"""``srunddp check`` on the real cluster with faults planted on some of its nodes, and what it made of them."""
+"""``srunddp check`` on the real cluster with faults planted on some of its nodes, and what it made
+of them.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,10 @@ class Checked:
 
     def named(self) -> set[tuple[str, str, str]]:
         """Level, check, and where, of each finding."""
-        return {(each["level"], each["check"], each["between"] or ",".join(each["nodes"])) for each in self.findings}
+        return {
+            (each["level"], each["check"], each["between"] or ",".join(each["nodes"]))
+            for each in self.findings
+        }
 
     def about(self, check: str) -> str:
         """The one finding of a check, in its words."""
@@ -60,25 +65,40 @@ def checked(
     """
     folder = runner.cluster.shared / f"checked-{len(list(runner.cluster.shared.glob('checked-*')))}"
     folder.mkdir()
-    lines = [f'[ "$SLURMD_NODENAME" = {node} ] && {{ {commands}; }}' for node, commands in faults.items()]
+    lines = [
+        f'[ "$SLURMD_NODENAME" = {node} ] && {{ {commands}; }}' for node, commands in faults.items()
+    ]
     starter = folder / "start.sh"
     starter.write_text("\n".join(["#!/bin/bash", *lines, 'exec "$@"\n']))
     starter.chmod(0o755)
-    command = (*srun, str(starter), SRUNDDP, "check", f"--output-dir={folder}", f"--timeout={timeout}", *words)
+    command = (
+        *srun,
+        str(starter),
+        SRUNDDP,
+        "check",
+        f"--output-dir={folder}",
+        f"--timeout={timeout}",
+        *words,
+    )
     done = runner.srun(*command, ifaces=ifaces)
-    reports = sorted(folder.glob("preflight.[0-9]*.json"))  # one, or more where the run was repeated
+    # One, or more where the run was repeated.
+    reports = sorted(folder.glob("preflight.[0-9]*.json"))
     findings = json.loads(reports[-1].read_text())["findings"] if reports else []
     return Checked(done.code, done.output, done.errors, findings, folder)
 
 
 def hidden(path: Path) -> str:
-    """Commands after which the node does not see what is in a folder, for this process and those it starts."""
+    """Commands after which the node does not see what is in a folder, for this process and those it
+    starts.
+    """
     return _below_mount(f"mount -t tmpfs tmpfs {shlex.quote(str(path))}")
 
 
 def full_tmp(runner: SlurmJobRunner) -> str:
     """Commands after which the node's /tmp has no room."""
-    mounts = [shlex.join(("mount", *mount)) for mount in over_tmp(runner.cluster.folder, "-o", "size=1M")]
+    mounts = [
+        shlex.join(("mount", *mount)) for mount in over_tmp(runner.cluster.folder, "-o", "size=1M")
+    ]
     return _below_mount(" && ".join((*mounts, "head -c 2M /dev/zero >/tmp/full 2>/dev/null")))
 
 
@@ -118,7 +138,20 @@ def mtu(node: Node, size: int) -> Iterator[None]:
 def slowed(node: Node, rate: str) -> Iterator[None]:
     """What the node sends over its data interface is held back to a rate, such as ``50mbit``."""
     words = ("tc", "-n", node.namespace, "qdisc")
-    tool(*words, "add", "dev", node.data_interface, "root", "tbf", "rate", rate, "burst", "64kb", "latency", "50ms")
+    tool(
+        *words,
+        "add",
+        "dev",
+        node.data_interface,
+        "root",
+        "tbf",
+        "rate",
+        rate,
+        "burst",
+        "64kb",
+        "latency",
+        "50ms",
+    )
     try:
         yield
     finally:
@@ -130,7 +163,9 @@ def own_name_on_loopback(node: Node) -> Iterator[None]:
     """The node's own name leads to 127.0.1.1 on it, as some installers write it."""
     hosts = etc_file(node, "hosts")
     before = hosts.read_text()
-    hosts.write_text(f"127.0.1.1 {node.name}\n" + before.replace(f"{node.management} {node.name}\n", ""))
+    hosts.write_text(
+        f"127.0.1.1 {node.name}\n" + before.replace(f"{node.management} {node.name}\n", "")
+    )
     try:
         yield
     finally:
@@ -141,7 +176,10 @@ def own_name_on_loopback(node: Node) -> Iterator[None]:
 def one_way_dropped(sender: Node, receiver: Node) -> Iterator[None]:
     """What one node sends to another over the data network is lost."""
     rule = f"ip saddr {sender.data} ip daddr {receiver.data} drop"
-    table = f"table inet planted {{\nchain input {{\ntype filter hook input priority -10;\n{rule}\n}}\n}}\n"
+    table = (
+        "table inet planted {\nchain input {\ntype filter hook input priority"
+        f" -10;\n{rule}\n}}\n}}\n"
+    )
     nft = ("ip", "netns", "exec", receiver.namespace, "nft")
     tool(*nft, "-f", "-", text=table)
     try:

@@ -1,4 +1,6 @@
-"""What a script gets of the signals that Slurm sends: as plain Python below srun, and below srunddp, in one run."""
+"""What a script gets of the signals that Slurm sends: as plain Python below srun, and below
+srunddp, in one run.
+"""
 
 from __future__ import annotations
 
@@ -19,11 +21,18 @@ from tests.support.starting import until
 
 COMMANDS = {"plain": PYTHON, "srunddp": f"{SRUNDDP} --quiet --channel slurm"}
 SETTLED = 2.5  # seconds without a new signal
-# A process that stays outside the script's user namespace, as the starter of Apptainer without setuid does.
-# It passes on what it gets; a while after, for a signal that is still pending does not come twice.
-CONTAINER = """bash -c 'unshare --user --map-root-user "$@" & trap "sleep 0.3; kill -USR1 $!" USR1; wait; wait' bash"""
+# A process that stays outside the script's user namespace, as the starter of Apptainer without
+# setuid does. It passes on what it gets; a while after, for a signal that is still pending does not
+# come twice.
+CONTAINER = (
+    """bash -c 'unshare --user --map-root-user "$@" & """
+    """trap "sleep 0.3; kill -USR1 $!" USR1; wait; wait' bash"""
+)
 # A shell that passes on what it gets, as in the job scripts of many sites.
-FORWARDING = "srun {command} &\nSRUN_PID=$!\ntrap 'kill -USR2 $SRUN_PID' USR2\nwait $SRUN_PID\nwait $SRUN_PID"
+FORWARDING = (
+    "srun {command} &\nSRUN_PID=$!\ntrap 'kill -USR2 $SRUN_PID' USR2\nwait $SRUN_PID\nwait"
+    " $SRUN_PID"
+)
 # A batch script that a signal does not end, and its step with it.
 UNMOVED = "trap : USR1\nsrun {command} &\nwait\nwait"
 NEAR_END = ("--time=60",)
@@ -54,8 +63,15 @@ def draw_near(runner: SlurmJobRunner, job: Recorded) -> None:
 
 
 def preempt(runner: SlurmJobRunner, job: Recorded) -> None:
-    node = runner.cluster.run("squeue", "--noheader", f"--jobs={job.number}", "--format=%N").stdout.strip()
-    taking = (f"--partition={URGENT}", f"--nodelist={node}", "--gpus-per-node=8", "--output=/dev/null")
+    node = runner.cluster.run(
+        "squeue", "--noheader", f"--jobs={job.number}", "--format=%N"
+    ).stdout.strip()
+    taking = (
+        f"--partition={URGENT}",
+        f"--nodelist={node}",
+        "--gpus-per-node=8",
+        "--output=/dev/null",
+    )
     runner.cluster.run("sbatch", *taking, "--wrap=true")
 
 
@@ -69,9 +85,10 @@ class Row:
 
     Attributes:
         act: what is done once the ranks are ready; least: how many signals a script gets upon that.
-        options: of sbatch, or of srun; body: of the batch script, empty for srun from the login node.
-        linger: seconds for which the script goes on after a signal that asks for an end; Slurm looks every 30 s whether
-            a time is over, as that of a preempted job.
+        options: of sbatch, or of srun; body: of the batch script, empty for srun from the login
+            node.
+        linger: seconds for which the script goes on after a signal that asks for an end; Slurm
+            looks every 30 s whether a time is over, as that of a preempted job.
         ranks: how many.
     """
 
@@ -96,53 +113,91 @@ ROWS = {
     "the time limit": Row(nothing, 3, ("--time=1",)),
     "--signal=USR2@280": Row(draw_near, 2, (*NEAR_END, "--signal=USR2@280")),
     "--signal=B:USR2@280": Row(draw_near, 2, (*NEAR_END, "--signal=B:USR2@280")),
-    "--signal=B:USR2@280, kill -USR2 $SRUN_PID": Row(draw_near, 1, (*NEAR_END, "--signal=B:USR2@280"), FORWARDING),
-    "preemption": Row(preempt, 5, ("--exclude=node[01-04]", "-N1", "--gpus-per-node=8", "--no-requeue"), linger=90.0),
+    "--signal=B:USR2@280, kill -USR2 $SRUN_PID": Row(
+        draw_near, 1, (*NEAR_END, "--signal=B:USR2@280"), FORWARDING
+    ),
+    "preemption": Row(
+        preempt,
+        5,
+        ("--exclude=node[01-04]", "-N1", "--gpus-per-node=8", "--no-requeue"),
+        linger=90.0,
+    ),
     "a task of an array": Row(scancel("--signal=USR1"), 1, ("--array=7",)),
     "srun -n1": Row(scancel("--signal=USR2"), 1, body="srun -N1 -n1 {command}", ranks=1),
-    "a container without setuid": Row(scancel("--signal=USR1"), 1, body=f"srun {CONTAINER} {{command}}"),
+    "a container without setuid": Row(
+        scancel("--signal=USR1"), 1, body=f"srun {CONTAINER} {{command}}"
+    ),
 }
 
 
 def start(runner: SlurmJobRunner, name: str, row: Row, kind: str) -> Recorded:
-    folder = Path(tempfile.mkdtemp(prefix=re.sub(r"\W+", "-", f"{kind} {name} "), dir=runner.cluster.shared))
+    folder = Path(
+        tempfile.mkdtemp(prefix=re.sub(r"\W+", "-", f"{kind} {name} "), dir=runner.cluster.shared)
+    )
     folder.chmod(0o755)
     command = f"{COMMANDS[kind]} {RECORDER} {folder} {row.linger}"
     environment = {"SRUNDDP_IFACES": str(runner.ifaces), "PYTHONUNBUFFERED": "1"}
     if not row.body:
         job = folder.name
-        words = ("srun", "-N2", "-n2", f"--exclude={APART}", f"--job-name={job}", *row.options, *command.split())
-        process = runner.cluster.popen(*words, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        words = (
+            "srun",
+            "-N2",
+            "-n2",
+            f"--exclude={APART}",
+            f"--job-name={job}",
+            *row.options,
+            *command.split(),
+        )
+        process = runner.cluster.popen(
+            *words, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
         return Recorded(folder, _number(runner, job), process)
     script = folder / "job.sh"
     script.write_text(f"#!/bin/bash\n{row.body.format(command=command)}\n")
-    layout = ("-N2", "-n2", f"--exclude={APART}", "--parsable", f"--chdir={ROOT}", f"--output={folder}/out")
+    layout = (
+        "-N2",
+        "-n2",
+        f"--exclude={APART}",
+        "--parsable",
+        f"--chdir={ROOT}",
+        f"--output={folder}/out",
+    )
     submitted = runner.cluster.run("sbatch", *layout, *row.options, str(script), env=environment)
     return Recorded(folder, submitted.stdout.strip())
 
 
 def _number(runner: SlurmJobRunner, job: str) -> str:
     end = time.monotonic() + LIMIT
-    while not (found := runner.cluster.run("squeue", "--noheader", f"--name={job}", "--format=%A").stdout.strip()):
+    while not (
+        found := runner.cluster.run(
+            "squeue", "--noheader", f"--name={job}", "--format=%A"
+        ).stdout.strip()
+    ):
         assert time.monotonic() < end, job
         time.sleep(0.1)
     return found
 
 
 def _is_over(runner: SlurmJobRunner, job: Recorded) -> bool:
-    return not runner.cluster.run("squeue", "--noheader", f"--jobs={job.number}", check=False).stdout.strip()
+    return not runner.cluster.run(
+        "squeue", "--noheader", f"--jobs={job.number}", check=False
+    ).stdout.strip()
 
 
 def record(runner: SlurmJobRunner) -> dict[str, dict[str, Recorded]]:
     """All rows at once: for each of its name, the job of each kind with its records.
 
-    A row is repeated where a script has got less than Slurm sends: of two signals of a kind at once the kernel delivers
-    one, and where the batch shell ends, Slurm now and then kills the step without a signal. What srunddp loses or adds
-    is the same in each try.
+    A row is repeated where a script has got less than Slurm sends: of two signals of a kind at once
+    the kernel delivers one, and where the batch shell ends, Slurm now and then kills the step
+    without a signal. What srunddp loses or adds is the same in each try.
     """
     jobs = _record(runner, ROWS)
     for _ in range(TRIES):
-        short = {name: row for name, row in ROWS.items() if not all(job.has(row.least) for job in jobs[name].values())}
+        short = {
+            name: row
+            for name, row in ROWS.items()
+            if not all(job.has(row.least) for job in jobs[name].values())
+        }
         if not short:
             break
         jobs |= _record(runner, short)
@@ -150,13 +205,20 @@ def record(runner: SlurmJobRunner) -> dict[str, dict[str, Recorded]]:
 
 
 def _record(runner: SlurmJobRunner, rows: Mapping[str, Row]) -> dict[str, dict[str, Recorded]]:
-    jobs = {name: {kind: start(runner, name, row, kind) for kind in COMMANDS} for name, row in rows.items()}
+    jobs = {
+        name: {kind: start(runner, name, row, kind) for kind in COMMANDS}
+        for name, row in rows.items()
+    }
     each = [(rows[name], job) for name, kinds in jobs.items() for job in kinds.values()]
     until(lambda: all([job.is_ready(row.ranks) for row, job in each]), LIMIT, lambda: table(jobs))
     for row, job in each:
         row.act(runner, job)
     plain = [(rows[name].least, kinds["plain"]) for name, kinds in jobs.items()]
-    until(lambda: all([job.has(least) or _is_over(runner, job) for least, job in plain]), LIMIT, lambda: table(jobs))
+    until(
+        lambda: all([job.has(least) or _is_over(runner, job) for least, job in plain]),
+        LIMIT,
+        lambda: table(jobs),
+    )
     settled = time.monotonic() + SETTLED
     while time.monotonic() < settled:
         if any([job.read() for _, job in each]):

@@ -1,4 +1,6 @@
-"""Trainings with a spare node on the real cluster, what happens to its nodes, and what has come of a run."""
+"""Trainings with a spare node on the real cluster, what happens to its nodes, and what has come of
+a run.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,14 @@ from tests.slurm.conftest import SRUNDDP, SlurmJobRunner
 
 PROGRAM = str(PROGRAMS / "restarted.py")
 OPTIONS = ("--no-kill", "--kill-on-bad-exit=0", "--wait=0")
-TRAINING = ("slow", "0", "--epochs=3", "--batch_size=8", "--checkpoint.every_steps=5", "--tensorboard=false")
+TRAINING = (
+    "slow",
+    "0",
+    "--epochs=3",
+    "--batch_size=8",
+    "--checkpoint.every_steps=5",
+    "--tensorboard=false",
+)
 LOST_AFTER, FENCE = 15.0, 18.0
 
 
@@ -79,7 +88,11 @@ class SpareRun:
         first: dict[int, float] = {}
         for note in self.notes():
             first[note.start] = min(note.at, first.get(note.start, note.at))
-        return [note for note in self.notes() if any(note.at > first[later] for later in first if later > note.start)]
+        return [
+            note
+            for note in self.notes()
+            if any(note.at > first[later] for later in first if later > note.start)
+        ]
 
     def gap(self, lost_at: float) -> float:
         """Seconds from a loss to the first step of the next start."""
@@ -100,7 +113,14 @@ def training(
     """One rank of a training on each node."""
     folder = runner.cluster.shared / name
     command = [f"-N{nodes}", "--time=5", *words, SRUNDDP, "--restarts=3"]
-    command += [f"--spare-nodes={spare}", *options, PROGRAM, *TRAINING[:2], f"--output-dir={folder}", *TRAINING[2:]]
+    command += [
+        f"--spare-nodes={spare}",
+        *options,
+        PROGRAM,
+        *TRAINING[:2],
+        f"--output-dir={folder}",
+        *TRAINING[2:],
+    ]
     command += [f"--epochs={epochs}"]
     with launched(runner, folder, *command) as run:
         yield run
@@ -108,7 +128,9 @@ def training(
 
 @contextmanager
 def launched(runner: SlurmJobRunner, folder: Path, *words: str) -> Iterator[SpareRun]:
-    """One task a node, of srun's other words; srun is on the login node. Afterwards all nodes are as before."""
+    """One task a node, of srun's other words; srun is on the login node. Afterwards all nodes are
+    as before.
+    """
     command = ["srun", *OPTIONS, "--ntasks-per-node=1", *words]
     runner.cluster.await_completing()
     with open(f"{folder}.out", "w") as output, open(f"{folder}.err", "w") as errors:
@@ -150,7 +172,11 @@ def supervisors(name: str) -> list[int]:
         with suppress(psutil.NoSuchProcess):
             process = psutil.Process(pid)
             parent = process.parent()
-            if parent and parent.name() == "slurmstepd" and "srunddp" in " ".join(process.cmdline()):
+            if (
+                parent
+                and parent.name() == "slurmstepd"
+                and "srunddp" in " ".join(process.cmdline())
+            ):
                 found.append(pid)
     return found
 

@@ -45,7 +45,9 @@ def test_slurm_counts_a_steps_tasks_cpu_time_and_memory(runner: SlurmJobRunner) 
     with runner.cluster.popen("srun", *layout, PYTHON, "-c", code, str(end)) as step:
         try:
             job = until(
-                lambda: runner.cluster.run("squeue", "--noheader", "--name=busy step", "--format=%A").stdout.strip()
+                lambda: runner.cluster.run(
+                    "squeue", "--noheader", "--name=busy step", "--format=%A"
+                ).stdout.strip()
             )
             running = until(lambda: at_work(runner, job))
         finally:
@@ -64,19 +66,31 @@ def test_slurm_counts_a_steps_tasks_cpu_time_and_memory(runner: SlurmJobRunner) 
 
 def at_work(runner: SlurmJobRunner, job: str) -> list[str] | None:
     """The step's row of sstat, as soon as each task has used its CPU."""
-    row = rows(runner, "sstat", f"--jobs={job}", "--format=JobID,NTasks,MinCPU,AveRSS").get(f"{job}.0")
+    row = rows(runner, "sstat", f"--jobs={job}", "--format=JobID,NTasks,MinCPU,AveRSS").get(
+        f"{job}.0"
+    )
     return row if row and all(row[1:3]) and seconds(row[1]) >= SECONDS - 1 else None
 
 
 def over(runner: SlurmJobRunner, job: str) -> dict[str, list[str]] | None:
-    """The rows of sacct, as soon as the job's says so, and the step has its figures: those come later."""
+    """The rows of sacct, as soon as the job's says so, and the step has its figures: those come
+    later.
+    """
     columns = "JobID,State,NTasks,TotalCPU,MaxRSS,AveRSS,Timelimit,JobName"
     seen = rows(runner, "sacct", f"--jobs={job}", f"--format={columns}")
     # The job's row is there before its time limit and its name.
     return (
-        seen if job in seen and seen[job][0] == "COMPLETED" and seen[job][-2] and all(seen[f"{job}.0"][3:5]) else None
+        seen
+        if job in seen
+        and seen[job][0] == "COMPLETED"
+        and seen[job][-2]
+        and all(seen[f"{job}.0"][3:5])
+        else None
     )
 
 
 def test_nobody_needs_an_account(runner: SlurmJobRunner) -> None:
-    assert runner.cluster.run("setpriv", "--reuid=65534", "--clear-groups", "srun", "id", "-u").stdout == "65534\n"
+    assert (
+        runner.cluster.run("setpriv", "--reuid=65534", "--clear-groups", "srun", "id", "-u").stdout
+        == "65534\n"
+    )

@@ -1,4 +1,6 @@
-"""A check before a job names each planted fault, with node, cause and hint, and blames nobody else."""
+"""A check before a job names each planted fault, with node, cause and hint, and blames nobody
+else.
+"""
 
 from __future__ import annotations
 
@@ -49,12 +51,17 @@ def test_a_healthy_cluster_passes_clean(channel: str, runner: SlurmJobRunner) ->
 def test_the_report_has_a_line_for_each_node(runner: SlurmJobRunner) -> None:
     done = checked(runner, f"--path={ROOT / 'etc'}", REPORT, srun=("-N2", "--ntasks-per-node=1"))
     (text,) = [path.read_text().splitlines() for path in done.folder.glob("preflight.*.txt")]
-    assert "node02 launch=ok interface=ok paths=ok versions=ok gpus=ok cpus=ok limits=ok clock=ok reach=ok" in text
+    assert (
+        "node02 launch=ok interface=ok paths=ok versions=ok gpus=ok cpus=ok limits=ok clock=ok"
+        " reach=ok" in text
+    )
 
 
 @pytest.mark.gate
 def test_faults_beside_the_network_are_named_each_on_its_node(runner: SlurmJobRunner) -> None:
-    """Another torch, a full /tmp, a clock that is off, another MTU, a name on loopback: five nodes have one each."""
+    """Another torch, a full /tmp, a clock that is off, another MTU, a name on loopback: five nodes
+    have one each.
+    """
     faults = {"node02": with_other_torch(), "node03": full_tmp(runner), "node04": with_clock_off()}
     with mtu(node("node05"), 1400), own_name_on_loopback(node("node06")):
         done = checked(runner, REPORT, faults=faults, srun=("-N6", "--ntasks-per-node=1"))
@@ -69,7 +76,10 @@ def test_faults_beside_the_network_are_named_each_on_its_node(runner: SlurmJobRu
     assert done.about("versions") == "torch 2.12.1"
     assert done.about("limits") == "0 MiB free in /tmp"
     assert done.about("clock") == "the clock is 30.0 s ahead of the other nodes'"
-    assert "ens1f0 has MTU 1400; expected 1500, as on the other nodes -> ip link set ens1f0 mtu 1500" in done.text
+    assert (
+        "ens1f0 has MTU 1400; expected 1500, as on the other nodes -> ip link set ens1f0 mtu 1500"
+        in done.text
+    )
     assert "the node's own name leads to 127.0.1.1, which is loopback" in done.text
 
 
@@ -77,7 +87,13 @@ def test_a_project_folder_that_a_node_lacks_is_named(runner: SlurmJobRunner) -> 
     project = runner.cluster.shared / "lab" / "project"
     project.mkdir(parents=True)
     script = write(project / "train.py", "print('trained')\n")
-    done = checked(runner, f"--path={project}", str(script), faults={"node02": hidden(project.parent)}, srun=ONE_EACH)
+    done = checked(
+        runner,
+        f"--path={project}",
+        str(script),
+        faults={"node02": hidden(project.parent)},
+        srun=ONE_EACH,
+    )
     assert done.named() == {("FAIL", "paths", "node02")}, done.text
     assert done.code == 69
     assert f"the script {script} is not there; expected on every rank -> " in done.text
@@ -87,7 +103,10 @@ def test_a_project_folder_that_a_node_lacks_is_named(runner: SlurmJobRunner) -> 
 def test_one_gpu_that_two_ranks_have_is_named_with_them(runner: SlurmJobRunner) -> None:
     """By a simulated NVML; every node has two GPUs, and one of them the same twice."""
     folder = runner.cluster.shared
-    faults = {f"node0{number}": with_gpus(folder, f"GPU-{number}a", f"GPU-{number}b") for number in range(1, 4)}
+    faults = {
+        f"node0{number}": with_gpus(folder, f"GPU-{number}a", f"GPU-{number}b")
+        for number in range(1, 4)
+    }
     faults["node02"] = with_gpus(folder, "GPU-2a", "GPU-2a")
     done = checked(runner, REPORT, faults=faults, srun=("-N3", "--ntasks-per-node=2"))
     assert done.named() == {("FAIL", "gpus", "node02")}, done.text
@@ -97,9 +116,13 @@ def test_one_gpu_that_two_ranks_have_is_named_with_them(runner: SlurmJobRunner) 
 
 @pytest.mark.parametrize("channel", ["SLURM_* alone", "PMI"])
 def test_a_data_interface_that_is_down_is_named(channel: str, runner: SlurmJobRunner) -> None:
-    """Where no other network leads to rank 0, the node says so itself, and rank 0 that it is missing."""
+    """Where no other network leads to rank 0, the node says so itself, and rank 0 that it is
+    missing.
+    """
     with link_down(node("node03")):
-        done = checked(runner, REPORT, srun=("-N3", "--ntasks-per-node=2", *OVER[channel]), timeout=SHORT)
+        done = checked(
+            runner, REPORT, srun=("-N3", "--ntasks-per-node=2", *OVER[channel]), timeout=SHORT
+        )
     assert done.code == 69
     words = "interface ens1f0np0 is down on node node03, which has "
     if channel == "PMI":
@@ -108,16 +131,27 @@ def test_a_data_interface_that_is_down_is_named(channel: str, runner: SlurmJobRu
     else:
         assert done.named() == {("FAIL", "launch", "node03")}, done.text
         assert [each["ranks"] for each in done.findings] == [[4, 5]]
-        own = [line for line in done.errors.splitlines() if line.startswith("srunddp: check on node03: ")]
+        own = [
+            line
+            for line in done.errors.splitlines()
+            if line.startswith("srunddp: check on node03: ")
+        ]
         assert any(words in line for line in own), done.errors
 
 
 def test_a_wrong_name_in_ifaces_conf_is_named_with_its_line(runner: SlurmJobRunner) -> None:
     text = runner.ifaces.read_text().replace("interface: ens1f0\n", "interface: ens1f9\n")
     wrong = runner.write_ifaces("wrong-name.conf", text)
-    done = checked(runner, REPORT, ifaces=wrong, srun=("-N2", "-wnode01,node05", "--ntasks-per-node=1", "--mpi=pmi2"))
+    done = checked(
+        runner,
+        REPORT,
+        ifaces=wrong,
+        srun=("-N2", "-wnode01,node05", "--ntasks-per-node=1", "--mpi=pmi2"),
+    )
     assert done.named() == {("FAIL", "interface", "node05")}, done.text
-    assert done.about("interface").startswith(f"{wrong}:13:3: interface ens1f9 is not there on node node05")
+    assert done.about("interface").startswith(
+        f"{wrong}:13:3: interface ens1f9 is not there on node node05"
+    )
 
 
 @pytest.mark.gate
@@ -129,9 +163,12 @@ def test_packets_lost_one_way_name_the_pair_and_the_direction(runner: SlurmJobRu
 
 
 @pytest.mark.parametrize(
-    ("hook", "words"), [("output", "nothing that it sends from"), ("input", "nothing that others send to")]
+    ("hook", "words"),
+    [("output", "nothing that it sends from"), ("input", "nothing that others send to")],
 )
-def test_a_node_that_is_cut_off_is_named_alone(hook: str, words: str, runner: SlurmJobRunner) -> None:
+def test_a_node_that_is_cut_off_is_named_alone(
+    hook: str, words: str, runner: SlurmJobRunner
+) -> None:
     with packets_dropped(node("node04"), hook):
         done = checked(runner, srun=("-N4", "--ntasks-per-node=1", "--mpi=pmi2"))
     assert done.named() == {("FAIL", "reach", "node04")}, done.text
@@ -149,16 +186,32 @@ def test_one_slow_link_alone_is_named(runner: SlurmJobRunner) -> None:
 
 def test_a_check_without_srun_in_an_allocation_says_so(runner: SlurmJobRunner) -> None:
     done = runner.batch(
-        f"{SRUNDDP} check --output-dir=$SLURM_SUBMIT_DIR/..; echo code $?", "-N2", "--ntasks-per-node=2"
+        f"{SRUNDDP} check --output-dir=$SLURM_SUBMIT_DIR/..; echo code $?",
+        "-N2",
+        "--ntasks-per-node=2",
     )
     assert "code 69" in done.output
-    assert "one process, in an allocation of Slurm for 4 tasks: it was started without srun; " in done.output
+    assert (
+        "one process, in an allocation of Slurm for 4 tasks: it was started without srun; "
+        in done.output
+    )
 
 
 def test_one_rank_that_lost_what_srun_told_it_is_named(runner: SlurmJobRunner) -> None:
-    """Such as below a wrapper that cleans its environment: it is a single process, and rank 0 misses it."""
-    cleaned = 'if [ "$SLURM_LOCALID" = 1 ]; then exec env -i PATH="$PATH" VIRTUAL_ENV="$VIRTUAL_ENV" "$@"; fi'
-    done = checked(runner, REPORT, faults={"node02": cleaned}, srun=("-N3", "--ntasks-per-node=2"), timeout=SHORT)
+    """Such as below a wrapper that cleans its environment: it is a single process, and rank 0
+    misses it.
+    """
+    cleaned = (
+        'if [ "$SLURM_LOCALID" = 1 ]; then exec env -i PATH="$PATH" VIRTUAL_ENV="$VIRTUAL_ENV"'
+        ' "$@"; fi'
+    )
+    done = checked(
+        runner,
+        REPORT,
+        faults={"node02": cleaned},
+        srun=("-N3", "--ntasks-per-node=2"),
+        timeout=SHORT,
+    )
     assert done.code == 69
     assert ("FAIL", "launch", "node02") in done.named(), done.text
     (missing,) = [each for each in done.findings if each["check"] == "launch"]
@@ -169,13 +222,21 @@ def test_mpi_without_its_world_is_named_where_the_script_uses_it(runner: SlurmJo
     script = write(runner.cluster.shared / "uses_mpi.py", "from mpi4py import MPI\n")
     done = checked(runner, str(script), srun=("-N2", "--ntasks-per-node=1", "--mpi=none"))
     assert done.named() == {("FAIL", "launch", "node01,node02")}, done.text
-    assert done.about("launch").startswith("the script imports mpi4py, and mpi4py uses Open MPI, and none of ")
-    assert checked(runner, str(script), srun=("-N2", "--ntasks-per-node=1", "--mpi=pmix")).findings == []
+    assert done.about("launch").startswith(
+        "the script imports mpi4py, and mpi4py uses Open MPI, and none of "
+    )
+    assert (
+        checked(runner, str(script), srun=("-N2", "--ntasks-per-node=1", "--mpi=pmix")).findings
+        == []
+    )
 
 
 def test_the_report_is_there_for_programs(runner: SlurmJobRunner) -> None:
     done = checked(runner, srun=("-N2", "--ntasks-per-node=1"))
     (path,) = done.folder.glob("preflight.*.json")
     report = json.loads(path.read_text())
-    assert (report["exit_code"], [rank["node"] for rank in report["ranks"]]) == (0, ["node01", "node02"])
+    assert (report["exit_code"], [rank["node"] for rank in report["ranks"]]) == (
+        0,
+        ["node01", "node02"],
+    )
     assert report["ranks"][1]["checks"]["interface"]["facts"]["address"] == "10.88.0.12"

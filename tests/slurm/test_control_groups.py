@@ -1,4 +1,6 @@
-"""The control groups in which Slurm puts a step: their limits end what goes beyond, and their figures are the job's."""
+"""The control groups in which Slurm puts a step: their limits end what goes beyond, and their
+figures are the job's.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,8 @@ before = found.cpu_seconds(), found.memory_bytes()
 held, end = bytearray(b"1") * (200 << 20), time.process_time() + 1.0
 while time.process_time() < end: pass
 after = found.cpu_seconds(), found.memory_bytes()
-print(json.dumps({"cpu": after[0] - before[0], "memory": after[1] - before[1], "limit": memory_limit(groups)}))
+used = {"cpu": after[0] - before[0], "memory": after[1] - before[1]}
+print(json.dumps({**used, "limit": memory_limit(groups)}))
 """
 
 

@@ -1,4 +1,6 @@
-"""When one rank fails under srun, all end within two seconds and the one that failed is named. Mostly without torch."""
+"""When one rank fails under srun, all end within two seconds and the one that failed is named.
+Mostly without torch.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,8 @@ pytestmark = pytest.mark.slurm
 
 STALL = 4
 SUSPENDED = 12.0
-SLURM_ENDS_ALL = 60.0  # ten times KillWait, for which Slurm waits before it kills what ignores its SIGTERM
+# Ten times KillWait, for which Slurm waits before it kills what ignores its SIGTERM.
+SLURM_ENDS_ALL = 60.0
 REPORT = str(PROGRAMS / "report.py")
 
 
@@ -45,19 +48,25 @@ def test_rank_0s_failure_ends_all_where_srun_lets_others_run_on(kind: str, site:
 
 @pytest.mark.parametrize("phase", ["import", "bootstrap", "shutdown"])
 @pytest.mark.parametrize(("rank", "kind"), [(4, "exception"), (0, "sigkill")])
-def test_it_does_not_matter_how_far_the_script_was(phase: str, rank: int, kind: str, site: Site) -> None:
+def test_it_does_not_matter_how_far_the_script_was(
+    phase: str, rank: int, kind: str, site: Site
+) -> None:
     check(Plan((Fault(rank, kind, phase),), peers="block"), site)
 
 
 @pytest.mark.parametrize(("kind", "code"), [("segv", 139), ("os_exit", 9)])
-def test_a_rank_that_fails_when_all_is_done_keeps_its_exit_code(kind: str, code: int, site: Site) -> None:
+def test_a_rank_that_fails_when_all_is_done_keeps_its_exit_code(
+    kind: str, code: int, site: Site
+) -> None:
     result = carry_out(Plan((Fault(3, kind, "atexit"),)), site)
     assert (result.code, result.left) == (code, ()), result.describe()
 
 
 @pytest.mark.parametrize("mpi", ["pmi2", "pmix"])
 @pytest.mark.parametrize(("rank", "kind"), [(5, "supervisor"), (1, "exit3")])
-def test_it_does_not_matter_which_mpi_type_srun_has(mpi: str, rank: int, kind: str, site: Site) -> None:
+def test_it_does_not_matter_which_mpi_type_srun_has(
+    mpi: str, rank: int, kind: str, site: Site
+) -> None:
     check(Plan((Fault(rank, kind),), launcher=mpi), site)
 
 
@@ -173,20 +182,29 @@ def test_a_supervisor_killed_during_the_rendezvous_ends_all(site: Site) -> None:
     assert "rank 3 on node02" in result.errors, result.describe()
 
 
-def test_a_job_that_slurm_suspends_and_resumes_has_not_failed(site: Site, runner: SlurmJobRunner) -> None:
+def test_a_job_that_slurm_suspends_and_resumes_has_not_failed(
+    site: Site, runner: SlurmJobRunner
+) -> None:
     """Longer than a rank may be stopped for, and than a line may be silent for."""
     with started(Plan(heartbeat=True, options=("--stall-timeout", "8")), site) as run:
         rank = run.ready()[0]
-        job = next(word for word in environment(rank["pid"]).split(b"\0") if word.startswith(b"SLURM_JOB_ID="))
+        job = next(
+            word
+            for word in environment(rank["pid"]).split(b"\0")
+            if word.startswith(b"SLURM_JOB_ID=")
+        )
         words = job.decode().removeprefix("SLURM_JOB_ID=")
         runner.cluster.run("scontrol", "suspend", words)
-        # Frozen with its control group a process does not run, and is in no call that can be interrupted.
+        # Frozen with its control group a process does not run, and is in no call that can be
+        # interrupted.
         run.until(lambda: state(rank["supervisor"]) in "TD", 120)
         time.sleep(SUSPENDED)
         assert state(rank["pid"]) in "TD"
         runner.cluster.run("scontrol", "resume", words)
         resumed = time.monotonic()
-        run.until(lambda: all(said["time"] > resumed + 12.0 for said in run.said("steps").values()), 120)
+        run.until(
+            lambda: all(said["time"] > resumed + 12.0 for said in run.said("steps").values()), 120
+        )
         assert run.process.poll() is None, run.finish(0).describe()
 
 
@@ -200,7 +218,10 @@ def test_with_munge_the_ranks_prove_who_they_are(site: Site, runner: SlurmJobRun
     munge = {"SRUNDDP_MUNGE_SOCKET": str(runner.cluster.munge_socket)}
     good = runner.srun("-N3", "--ntasks-per-node=2", SRUNDDP, "--quiet", REPORT, env=munge)
     assert (good.code, len(good.reports)) == (0, 6), good.errors
-    script = f'[ "$SLURM_PROCID" = 3 ] && export SRUNDDP_MUNGE_SOCKET=/nowhere; exec {SRUNDDP} --timeout 20 {REPORT}'
+    script = (
+        f'[ "$SLURM_PROCID" = 3 ] && export SRUNDDP_MUNGE_SOCKET=/nowhere; exec {SRUNDDP} --timeout'
+        f" 20 {REPORT}"
+    )
     refused = runner.srun("-N3", "--ntasks-per-node=2", "sh", "-c", script, env=munge)
     assert refused.code != 0
     assert "rank 3 on node02" in refused.errors
@@ -243,8 +264,16 @@ def parent(pid: int) -> int | None:
 def by_batch(runner: SlurmJobRunner) -> Callable[[list[str]], list[str]]:
     def words(command: list[str]) -> list[str]:
         script = runner.cluster.shared / "job.sh"
-        script.write_text(f"#!/bin/bash\nexport SRUNDDP_IFACES={runner.ifaces}\n{' '.join(command)}\n")
-        layout = ("-N3", "--ntasks-per-node=2", f"--chdir={ROOT}", "--output", str(runner.cluster.shared / "job.out"))
+        script.write_text(
+            f"#!/bin/bash\nexport SRUNDDP_IFACES={runner.ifaces}\n{' '.join(command)}\n"
+        )
+        layout = (
+            "-N3",
+            "--ntasks-per-node=2",
+            f"--chdir={ROOT}",
+            "--output",
+            str(runner.cluster.shared / "job.out"),
+        )
         return ["sbatch", "--wait", *layout, str(script)]
 
     return words
@@ -311,7 +340,10 @@ def test_each_rank_of_a_job_that_hangs_prints_where_it_is(runner: SlurmJobRunner
     runner.cluster.run("scancel", "--signal=URG", job.number)
     until(lambda: not look([job]) and job.output.count("in load\n") == 4, [job])
     for rank in range(4):
-        assert re.search(rf"srunddp: rank {rank} on node0\d is in load \(hanging.py:6\)\nStack \(most", job.output)
+        assert re.search(
+            rf"srunddp: rank {rank} on node0\d is in load \(hanging.py:6\)\nStack \(most",
+            job.output,
+        )
     assert job.output.count("in wait\n") == 3
     triage = runner.cluster.run(*SRUNDDP.split(), "triage", str(job.folder / "out"), check=False)
     assert triage.stdout.startswith("no failure found, and no end either"), triage.stdout

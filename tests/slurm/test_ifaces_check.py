@@ -25,8 +25,13 @@ print(json.dumps([report.summary, report.notes, found]))
 
 @pytest.mark.gate
 def test_the_nodes_of_the_cluster_are_known_on_its_login_node(runner: SlurmJobRunner) -> None:
-    short = runner.write_ifaces("short.conf", f"- nodes: {NODES[0].name},nosuch\n  interface: auto\n")
-    answers = [runner.cluster.run(sys.executable, "-c", CHECK, str(path)).stdout for path in (runner.ifaces, short)]
+    short = runner.write_ifaces(
+        "short.conf", f"- nodes: {NODES[0].name},nosuch\n  interface: auto\n"
+    )
+    answers = [
+        runner.cluster.run(sys.executable, "-c", CHECK, str(path)).stdout
+        for path in (runner.ifaces, short)
+    ]
     every = [node.name for node in NODES]
     for summary, notes, _ in map(json.loads, answers):
         assert (summary.endswith(f", {len(every)} nodes in the cluster"), notes) == (True, [])

@@ -17,7 +17,9 @@ pytestmark = pytest.mark.slurm
 ONE_EACH = ("--mpi=pmi2", "-N6", "--ntasks-per-node=1")
 
 
-def scan(runner: SlurmJobRunner, name: str, *, srun: tuple[str, ...] = ONE_EACH) -> tuple[Outcome, Path]:
+def scan(
+    runner: SlurmJobRunner, name: str, *, srun: tuple[str, ...] = ONE_EACH
+) -> tuple[Outcome, Path]:
     """Scan as a site that has no ifaces.conf yet."""
     draft, empty = runner.cluster.shared / name, runner.write_ifaces("empty.conf", "")
     return runner.srun(*srun, SRUNDDP, "ifaces", "scan", "-o", str(draft), ifaces=empty), draft
@@ -50,10 +52,18 @@ def test_the_draft_says_why(draft: Path) -> None:
         assert f"{line}\n" in text, text
 
 
-def test_mnist_trains_on_six_nodes_with_the_draft_as_it_is(runner: SlurmJobRunner, draft: Path) -> None:
+def test_mnist_trains_on_six_nodes_with_the_draft_as_it_is(
+    runner: SlurmJobRunner, draft: Path
+) -> None:
     """Over SLURM_* alone, for which names have to lead to rank 0."""
-    mnist = (str(ROOT / "docs" / "examples" / "mnist.py"), "--data-dir", str(runner.cluster.shared / "scan-digits"))
-    done = runner.srun("-N6", "--ntasks-per-node=1", SRUNDDP, *mnist, "--epochs=1", ifaces=draft, timeout=240)
+    mnist = (
+        str(ROOT / "docs" / "examples" / "mnist.py"),
+        "--data-dir",
+        str(runner.cluster.shared / "scan-digits"),
+    )
+    done = runner.srun(
+        "-N6", "--ntasks-per-node=1", SRUNDDP, *mnist, "--epochs=1", ifaces=draft, timeout=240
+    )
     assert done.code == 0, done.errors
     assert "6 ranks on 6 nodes, launcher Slurm, channel slurm, master 10.88.0.11 " in done.errors
     assert "val accuracy" in done.output
@@ -64,7 +74,10 @@ def test_with_a_link_down_the_network_that_reaches_all_is_taken(runner: SlurmJob
         done, path = scan(runner, "without-one.conf")
     text = path.read_text()
     assert done.code == 0, done
-    assert "- nodes: node[01-06]\n  interface: ens6  # up, 10 Gbit/s, reaches all 5 other nodes\n" in text, text
+    assert (
+        "- nodes: node[01-06]\n  interface: ens6  # up, 10 Gbit/s, reaches all 5 other nodes\n"
+        in text
+    ), text
 
 
 def test_over_slurms_variables_it_says_how_rank_0_can_be_found(runner: SlurmJobRunner) -> None:
@@ -82,8 +95,12 @@ def test_a_check_on_every_node_names_the_one_it_is_wrong_for(runner: SlurmJobRun
     done = runner.srun(*words, str(runner.ifaces))
     assert done.code == 0, done
     assert f"6 entries in {runner.ifaces}, 6 nodes in the cluster\n" in done.output
-    wrong = runner.write_ifaces("wrong.conf", runner.ifaces.read_text().replace("ens1f0\n", "ens1f9\n"))
+    wrong = runner.write_ifaces(
+        "wrong.conf", runner.ifaces.read_text().replace("ens1f0\n", "ens1f9\n")
+    )
     done = runner.srun(*words, str(wrong))
     assert done.code == 78
     (line,) = [line for line in done.output.splitlines() if line.startswith("FAIL")]
-    assert line.startswith(f"FAIL  interface  node05  {wrong}:13:3: interface ens1f9 is not there on node node05"), line
+    assert line.startswith(
+        f"FAIL  interface  node05  {wrong}:13:3: interface ens1f9 is not there on node node05"
+    ), line

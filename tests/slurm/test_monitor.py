@@ -1,4 +1,6 @@
-"""A monitored run on real nodes: what its report says is true, and nothing else; it outlives a SIGKILL."""
+"""A monitored run on real nodes: what its report says is true, and nothing else; it outlives a
+SIGKILL.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,14 @@ from tests.support.starting import until
 pytestmark = [pytest.mark.slurm, pytest.mark.alone]
 
 MONITORED = str(PROGRAMS / "monitored.py")
-IDLE = {"utilization": 4, "memory_utilization": 1, "used": 6 << 30, "power": 91000, "temperature": 34, "reasons": 1}
+IDLE = {
+    "utilization": 4,
+    "memory_utilization": 1,
+    "used": 6 << 30,
+    "power": 91000,
+    "temperature": 34,
+    "reasons": 1,
+}
 
 
 @pytest.fixture
@@ -36,9 +45,22 @@ def folder(runner: SlurmJobRunner, request: pytest.FixtureRequest) -> Path:
     return runner.cluster.shared / request.node.name.replace("/", "_")
 
 
-def train(runner: SlurmJobRunner, folder: Path, case: str, *layout: str, **variables: str) -> Outcome:
+def train(
+    runner: SlurmJobRunner, folder: Path, case: str, *layout: str, **variables: str
+) -> Outcome:
     monitor = ("--monitor=0.5", f"--monitor-dir={folder}")
-    done = runner.srun("--time=5", "--mem=450", *layout, SRUNDDP, "run", *monitor, MONITORED, case, "4", env=variables)
+    done = runner.srun(
+        "--time=5",
+        "--mem=450",
+        *layout,
+        SRUNDDP,
+        "run",
+        *monitor,
+        MONITORED,
+        case,
+        "4",
+        env=variables,
+    )
     assert done.code == 0, done.errors
     return done
 
@@ -79,7 +101,9 @@ def supervisors(job: str) -> list[int]:
         for task in (stepd / "task").iterdir()
         for pid in (task / "children").read_text().split()
     ]
-    return [pid for pid in found if f"SLURM_JOB_ID={job}\0" in Path(f"/proc/{pid}/environ").read_text()]
+    return [
+        pid for pid in found if f"SLURM_JOB_ID={job}\0" in Path(f"/proc/{pid}/environ").read_text()
+    ]
 
 
 @pytest.mark.parametrize(
@@ -113,11 +137,16 @@ def test_what_is_wrong_gets_its_note_and_only_that(
 def test_an_idle_gpu_gets_its_note_and_only_that(runner: SlurmJobRunner, folder: Path) -> None:
     folder.mkdir()
     gpu = {"uuid": "GPU-1", "name": "NVIDIA H100", "total": 80 << 30, "trace": [IDLE]}
-    (folder / "nvml.json").write_text(json.dumps({"driver": "580.95.05", "cuda": 13000, "gpus": [gpu]}))
+    (folder / "nvml.json").write_text(
+        json.dumps({"driver": "580.95.05", "cuda": 13000, "gpus": [gpu]})
+    )
     nvml = {"FAKE_NVML": str(folder / "nvml.json"), "PYTHONPATH": str(PROGRAMS / "nvml")}
-    train(runner, folder, "slow rank 0", "-N1", "-n1", "--gpus-per-node=1", **nvml)  # there is no faster one
+    # There is no faster one.
+    train(runner, folder, "slow rank 0", "-N1", "-n1", "--gpus-per-node=1", **nvml)
     summary = summed(folder)
-    assert [(gpu.uuid, gpu.utilization_percent) for gpu in summary.gpus] == [("GPU-1", IDLE["utilization"])]
+    assert [(gpu.uuid, gpu.utilization_percent) for gpu in summary.gpus] == [
+        ("GPU-1", IDLE["utilization"])
+    ]
     assert [note.rule for note in notes(summary)] == ["gpu idle"]
 
 
@@ -126,20 +155,42 @@ def accounted(runner: SlurmJobRunner, *words: str) -> list[str]:
     return until(
         lambda: [
             line.split("|")
-            for line in runner.cluster.run(*words, "--noheader", "--parsable2", check=False).stdout.splitlines()
+            for line in runner.cluster.run(
+                *words, "--noheader", "--parsable2", check=False
+            ).stdout.splitlines()
             if "||" not in line
         ]
     )[0]
 
 
-def test_figures_agree_with_sstat_and_sacct_within_a_tenth(runner: SlurmJobRunner, folder: Path) -> None:
-    words = ("-N3", "--ntasks-per-node=2", "--time=5", SRUNDDP, "run", "--monitor=1", f"--monitor-dir={folder}")
+def test_figures_agree_with_sstat_and_sacct_within_a_tenth(
+    runner: SlurmJobRunner, folder: Path
+) -> None:
+    words = (
+        "-N3",
+        "--ntasks-per-node=2",
+        "--time=5",
+        SRUNDDP,
+        "run",
+        "--monitor=1",
+        f"--monitor-dir={folder}",
+    )
     variables = {"SRUNDDP_IFACES": str(runner.ifaces), "OMP_NUM_THREADS": "1"}
-    with ending(runner.cluster.popen("srun", *words, MONITORED, "starving", "5", env=variables)) as step:
+    with ending(
+        runner.cluster.popen("srun", *words, MONITORED, "starving", "5", env=variables)
+    ) as step:
         # Once it trains its memory stays as it is, and a second between two samples changes little.
-        until(lambda: [rank for rank in summed(folder).ranks if rank.steps > 60] if ready(folder) else None)
+        until(
+            lambda: (
+                [rank for rank in summed(folder).ranks if rank.steps > 60]
+                if ready(folder)
+                else None
+            )
+        )
         job = job_of(folder)
-        running = accounted(runner, "sstat", "--allsteps", "-j", f"{job}.0", "--format=AveCPU,MaxRSS,AveRSS")
+        running = accounted(
+            runner, "sstat", "--allsteps", "-j", f"{job}.0", "--format=AveCPU,MaxRSS,AveRSS"
+        )
         live = summed(folder)
         step.communicate(timeout=60)
     assert step.returncode == 0
@@ -148,7 +199,8 @@ def test_figures_agree_with_sstat_and_sacct_within_a_tenth(runner: SlurmJobRunne
     for (_, highest, *_), ours in ((running, live), (ended, whole)):
         memories = [rank.rss_bytes / 2**20 for rank in ours.ranks if rank.rss_bytes]
         assert len(memories) == 6
-        # By control groups Slurm counts anonymous memory; what is resident has the libraries' pages as well.
+        # By control groups Slurm counts anonymous memory; what is resident has the libraries' pages
+        # as well.
         assert 0.9 * megabytes(highest) <= max(memories) <= 1.7 * megabytes(highest)
     # sstat's mean is cut to whole seconds, and both look once a second.
     least = seconds(running[0]) or 0.0
@@ -167,10 +219,21 @@ def ready(folder: Path) -> bool:
     return bool(list(folder.glob("*/monitor.0/run.json")))
 
 
-def test_a_killed_job_has_its_report_and_leaves_no_sampler(runner: SlurmJobRunner, folder: Path) -> None:
-    words = ("-N3", "--ntasks-per-node=2", SRUNDDP, "run", "--monitor=0.5", f"--monitor-dir={folder}")
+def test_a_killed_job_has_its_report_and_leaves_no_sampler(
+    runner: SlurmJobRunner, folder: Path
+) -> None:
+    words = (
+        "-N3",
+        "--ntasks-per-node=2",
+        SRUNDDP,
+        "run",
+        "--monitor=0.5",
+        f"--monitor-dir={folder}",
+    )
     variables = {"SRUNDDP_IFACES": str(runner.ifaces), "OMP_NUM_THREADS": "1"}
-    with ending(runner.cluster.popen("srun", *words, MONITORED, "healthy", "1000", env=variables)) as step:
+    with ending(
+        runner.cluster.popen("srun", *words, MONITORED, "healthy", "1000", env=variables)
+    ) as step:
         until(lambda: ready(folder) and summed(folder).steps > 150)
         until(lambda: len(samplers()) == 3)  # those of the test before may be about to end
         job = job_of(folder)

@@ -12,7 +12,8 @@ from tests.slurm.conftest import SRUNDDP, Outcome, SlurmJobRunner, gated
 
 pytestmark = [pytest.mark.slurm, pytest.mark.mpirun]
 
-# mpirun's own daemons must be told the data network too, as the management network carries Slurm only.
+# mpirun's own daemons must be told the data network too, as the management network carries Slurm
+# only.
 NETWORK = {
     "openmpi4": {"OMPI_MCA_oob_tcp_if_include": "10.88.0.0/24"},
     "openmpi5": {"PRTE_MCA_prte_if_include": "10.88.0.0/24"},
@@ -23,12 +24,16 @@ NETWORK = {
 def mpirun(runner: SlurmJobRunner, name: str, program: str, *options: str) -> Outcome:
     """A batch job whose body is mpirun of srunddp and the program."""
     mpi = there(name)
-    exports = "".join(f"export {key}={shlex.quote(value)}\n" for key, value in (mpi.env() | NETWORK[name]).items())
+    exports = "".join(
+        f"export {key}={shlex.quote(value)}\n" for key, value in (mpi.env() | NETWORK[name]).items()
+    )
     return runner.batch(f"{exports}{mpi.mpirun} {SRUNDDP} {PROGRAMS / program}", *options)
 
 
 @pytest.mark.parametrize("name", gated(sorted(NETWORK), "mpich", "openmpi5"))
-def test_mpirun_takes_the_allocations_tasks_and_its_own_ranks(runner: SlurmJobRunner, name: str) -> None:
+def test_mpirun_takes_the_allocations_tasks_and_its_own_ranks(
+    runner: SlurmJobRunner, name: str
+) -> None:
     done = mpirun(runner, name, "report.py", "-N2", "--ntasks-per-node=2")
     assert done.code == 0, done.errors
     ranks = done.by_rank()
@@ -40,7 +45,9 @@ def test_mpirun_takes_the_allocations_tasks_and_its_own_ranks(runner: SlurmJobRu
 
 
 @pytest.mark.parametrize("name", sorted(NETWORK))
-def test_a_torchrun_script_reduces_over_two_nodes_under_mpirun(runner: SlurmJobRunner, name: str) -> None:
+def test_a_torchrun_script_reduces_over_two_nodes_under_mpirun(
+    runner: SlurmJobRunner, name: str
+) -> None:
     done = mpirun(runner, name, "torchrun_style.py", "-N2", "--ntasks-per-node=1")
     assert done.code == 0, done.errors
     ranks = done.by_rank()

@@ -1,4 +1,6 @@
-"""When a node is cut off the data network, all ranks on both sides end within 20 s, and the node is named."""
+"""When a node is cut off the data network, all ranks on both sides end within 20 s, and the node is
+named.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,12 @@ def test_a_node_that_is_cut_off_is_named_and_both_sides_end(fault: str, site: Si
     assert result.gone < CUT_OFF
     assert (result.code, len(result.verdicts)) == (LOST, 1), result.describe()
     verdict = result.verdicts[0]
-    assert (verdict.ranks, verdict.node, verdict.code, verdict.lost) == ((2, 3), "node02", LOST, True)
+    assert (verdict.ranks, verdict.node, verdict.code, verdict.lost) == (
+        (2, 3),
+        "node02",
+        LOST,
+        True,
+    )
 
 
 def test_rank_0_s_node_cut_off_ends_all_on_both_sides(site: Site) -> None:
@@ -54,4 +61,6 @@ def test_rank_0_s_node_cut_off_ends_all_on_both_sides(site: Site) -> None:
     assert result.gone is not None, result.describe()
     assert result.gone < CUT_OFF
     assert result.code == LOST
-    assert any(each.node == "node01" and each.ranks == (0, 1) for each in result.verdicts), result.describe()
+    assert any(each.node == "node01" and each.ranks == (0, 1) for each in result.verdicts), (
+        result.describe()
+    )

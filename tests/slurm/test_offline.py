@@ -1,4 +1,6 @@
-"""--offline on every rank of a real step; its plugin for affinity is task/none, as where a site has none."""
+"""--offline on every rank of a real step; its plugin for affinity is task/none, as where a site has
+none.
+"""
 
 from __future__ import annotations
 
@@ -26,10 +28,17 @@ def test_ranks_have_offline_switches_and_threads_for_their_cpus(
     runner: SlurmJobRunner, layout: tuple[str, ...], threads: int
 ) -> None:
     """No more than were asked for, though each may run on all of the machine."""
-    done = runner.srun(*layout, "env", "-u", "OMP_NUM_THREADS", SRUNDDP, "--quiet", "--offline", REPORT)
+    done = runner.srun(
+        *layout, "env", "-u", "OMP_NUM_THREADS", SRUNDDP, "--quiet", "--offline", REPORT
+    )
     assert done.code == 0, done.errors
     for report in done.by_rank().values():
-        assert report["HF_HUB_OFFLINE"] == report["TRANSFORMERS_OFFLINE"] == report["HF_DATASETS_OFFLINE"] == "1"
+        assert (
+            report["HF_HUB_OFFLINE"]
+            == report["TRANSFORMERS_OFFLINE"]
+            == report["HF_DATASETS_OFFLINE"]
+            == "1"
+        )
         assert os.path.isabs(report["HF_HOME"])
         assert report["OMP_NUM_THREADS"] == str(threads)
     assert len({report["node"] for report in done.by_rank().values()}) == 2

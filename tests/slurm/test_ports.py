@@ -1,4 +1,6 @@
-"""No port is fought over: steps at once, strangers on the preferred ports, reserved ports, a firewall's range."""
+"""No port is fought over: steps at once, strangers on the preferred ports, reserved ports, a
+firewall's range.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,10 @@ def strangers(runner: SlurmJobRunner, ports: list[int]) -> Iterator[list[dict[st
     """
     words = (sys.executable, str(PROGRAMS / "strangers.py"), NODES[0].data, json.dumps(ports))
     log, calls = runner.cluster.shared / "strangers.log", []
-    with log.open("w") as output, runner.cluster.popen(*words, on="node01", stdout=output) as process:
+    with (
+        log.open("w") as output,
+        runner.cluster.popen(*words, on="node01", stdout=output) as process,
+    ):
         try:
             until(lambda: log.read_text() or process.poll() is not None)
             assert log.read_text() == "taken\n"
@@ -65,7 +70,9 @@ def met_strangers(run: str, calls: list[dict[str, Any]]) -> set[int]:
 
 def test_two_steps_at_once_share_their_preferred_ports(runner: SlurmJobRunner) -> None:
     runner.cluster.run("salloc", "-Q", "-N2", "-n8", "--no-shell", "-J", "ports")
-    job_id = runner.cluster.run("squeue", "--noheader", "--name=ports", "--format=%A").stdout.strip()
+    job_id = runner.cluster.run(
+        "squeue", "--noheader", "--name=ports", "--format=%A"
+    ).stdout.strip()
     # Steps are counted on where the runner has to repeat them.
     taken = sorted({port for step in range(40 * TRIES) for port in preferred(job_id, step)[:2]})
     srun = f"srun --overlap -N2 -n2 {SRUNDDP} --quiet --timeout 100"
@@ -100,7 +107,9 @@ def reserving(runner: SlurmJobRunner) -> Iterator[None]:
 def listening(runner: SlurmJobRunner) -> set[int]:
     """The ports on which somebody listens in node01's data network."""
     sockets = runner.cluster.sockets("node01")
-    return {s.local_port for s in sockets if s.state == "listening" and s.local_address == NODES[0].data}
+    return {
+        s.local_port for s in sockets if s.state == "listening" and s.local_address == NODES[0].data
+    }
 
 
 @pytest.mark.usefixtures("reserving")
@@ -108,7 +117,18 @@ def test_a_step_meets_on_the_first_port_slurm_reserved_for_it(runner: SlurmJobRu
     gate = runner.cluster.shared / "gate"
     # Rank 1 starts once rank 0's line and store have been seen.
     late = f'[ $SLURM_PROCID = 0 ] || until [ -e {gate} ]; do sleep 0.1; done; exec "$@"'
-    words = ("--resv-ports=3", "-N2", "bash", "-c", late, "late", SRUNDDP, "--channel", "slurm", REPORT)
+    words = (
+        "--resv-ports=3",
+        "-N2",
+        "bash",
+        "-c",
+        late,
+        "late",
+        SRUNDDP,
+        "--channel",
+        "slurm",
+        REPORT,
+    )
     with ThreadPoolExecutor(1) as pool:
         started = pool.submit(runner.srun, *words)
         try:
@@ -146,11 +166,20 @@ def test_a_range_without_a_free_port_is_named(runner: SlurmJobRunner) -> None:
 @pytest.mark.gate
 def test_a_signal_of_slurm_s_reaches_the_script_once(runner: SlurmJobRunner) -> None:
     process = runner.cluster.popen(
-        "srun", "-N1", "-n1", "-J", "signals", SRUNDDP, "--quiet", str(PROGRAMS / "count_signals.py")
+        "srun",
+        "-N1",
+        "-n1",
+        "-J",
+        "signals",
+        SRUNDDP,
+        "--quiet",
+        str(PROGRAMS / "count_signals.py"),
     )
     assert process.stdout
     assert process.stdout.readline() == "ready\n"
-    job_id = runner.cluster.run("squeue", "--noheader", "--name=signals", "--format=%A").stdout.strip()
+    job_id = runner.cluster.run(
+        "squeue", "--noheader", "--name=signals", "--format=%A"
+    ).stdout.strip()
     for number in (1, 2, 3):
         runner.cluster.run("scancel", "-s", "USR1", job_id)
         assert process.stdout.readline() == f"signal {number}\n"

@@ -1,4 +1,6 @@
-"""Jobs of loops of one's own that are cancelled or preempted; tests/slurm/test_sbatch.py has others."""
+"""Jobs of loops of one's own that are cancelled or preempted; tests/slurm/test_sbatch.py has
+others.
+"""
 
 from __future__ import annotations
 
@@ -25,15 +27,21 @@ def processes(job: Job) -> list[int]:
 
 
 def preempted(
-    runner: SlurmJobRunner, name: str, command: str = PROGRAM, layout: str = "--ntasks-per-node=2", *options: str
+    runner: SlurmJobRunner,
+    name: str,
+    command: str = PROGRAM,
+    layout: str = "--ntasks-per-node=2",
+    *options: str,
 ) -> Job:
     """A job on two nodes that trains."""
     body = (
-        # Where steps are tracked by control groups, Slurm's SIGTERM ends the shell, and srun and its output with it.
+        # Where steps are tracked by control groups, Slurm's SIGTERM ends the shell, and srun and
+        # its output with it.
         "trap : TERM\n"
         f"srun {SRUNDDP} --quiet {command}\n"
         "code=$?\n"
-        # Slurm decides what follows its SIGTERM; a preempted job that ends by itself is not requeued.
+        # Slurm decides what follows its SIGTERM; a preempted job that ends by itself is not
+        # requeued.
         "[ $code = 143 ] && sleep 600\n"
         "exit $code\n"
     )
@@ -51,7 +59,9 @@ def test_a_cancelled_job_has_its_checkpoint_and_is_not_requeued(runner: SlurmJob
 
 
 @pytest.mark.gate
-def test_a_preempted_job_has_its_checkpoint_and_goes_on_once_requeued(runner: SlurmJobRunner) -> None:
+def test_a_preempted_job_has_its_checkpoint_and_goes_on_once_requeued(
+    runner: SlurmJobRunner,
+) -> None:
     """Slurm asks for an end by SIGTERM, and makes it GRACE seconds later."""
     job = preempted(runner, "by-another", PROGRAM, "-n2", *ALL_GPUS)
     until(lambda: len(processes(job)) == 2, [job], LIMIT)
@@ -73,9 +83,16 @@ def test_the_example_of_an_own_loop_resumes_to_the_bit(runner: SlurmJobRunner) -
     until(lambda: checkpoints(stopped), [whole, stopped], LIMIT)
     runner.cluster.run("scancel", "--signal=USR2", stopped.number)
     until(lambda: look([whole, stopped]), [whole, stopped], LIMIT)
-    assert 50 <= int(found(stopped.output, STOPPED.format("SIGUSR2", "; the job is requeued"))) < 500
-    assert [(job.state, job.restarts) for job in (whole, stopped)] == [("COMPLETED", 0), ("COMPLETED", 1)]
+    assert (
+        50 <= int(found(stopped.output, STOPPED.format("SIGUSR2", "; the job is requeued"))) < 500
+    )
+    assert [(job.state, job.restarts) for job in (whole, stopped)] == [
+        ("COMPLETED", 0),
+        ("COMPLETED", 1),
+    ]
     ends = [load_checkpoint(checkpoints(job)[-1]) for job in (whole, stopped)]
     assert [end["step"] for end in ends] == [500] * 2
     torch.testing.assert_close(ends[0]["model"], ends[1]["model"], rtol=0, atol=0)
-    torch.testing.assert_close(ends[0]["optimizer"]["state"], ends[1]["optimizer"]["state"], rtol=0, atol=0)
+    torch.testing.assert_close(
+        ends[0]["optimizer"]["state"], ends[1]["optimizer"]["state"], rtol=0, atol=0
+    )

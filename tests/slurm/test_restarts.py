@@ -37,8 +37,18 @@ def trained(
     options: tuple[str, ...] = (),
     per_node: int = 2,
 ) -> Outcome:
-    words = (*srun, "-N2", f"--ntasks-per-node={per_node}", "--time=5", SRUNDDP, "--restarts=9", *options)
-    return runner.srun(*words, PROGRAM, kind, str(times), f"--output-dir={folder}", *TRAINING, timeout=240)
+    words = (
+        *srun,
+        "-N2",
+        f"--ntasks-per-node={per_node}",
+        "--time=5",
+        SRUNDDP,
+        "--restarts=9",
+        *options,
+    )
+    return runner.srun(
+        *words, PROGRAM, kind, str(times), f"--output-dir={folder}", *TRAINING, timeout=240
+    )
 
 
 def weights(done: Outcome) -> set[str]:
@@ -60,25 +70,49 @@ def whole(runner: SlurmJobRunner) -> Callable[[int], str]:
 
 
 @pytest.mark.parametrize("kind", gated(CAUSES, "exit3"))
-def test_a_training_goes_on_to_the_same_bits(kind: str, whole: Callable[[int], str], runner: SlurmJobRunner) -> None:
+def test_a_training_goes_on_to_the_same_bits(
+    kind: str, whole: Callable[[int], str], runner: SlurmJobRunner
+) -> None:
     times = 5 if kind == "sigkill" else 1
-    options = ("--stall-timeout=10",) if kind == "stall" else ()  # long for a step, also on a busy machine
+    # Long for a step, also on a busy machine.
+    options = ("--stall-timeout=10",) if kind == "stall" else ()
     folder = runner.cluster.shared / f"restarted-{kind}"
     done = trained(runner, kind, times, folder, "--mpi=none", options=options, per_node=1)
     assert weights(done) == {whole(1)}, done.errors
-    assert len(re.findall(rf"srunddp: ranks? .* failed: {CAUSES[kind]}", done.errors)) == times, done.errors
+    assert len(re.findall(rf"srunddp: ranks? .* failed: {CAUSES[kind]}", done.errors)) == times, (
+        done.errors
+    )
     said = [f"restart {number} of 9: all ranks start anew" for number in range(1, times + 1)]
     assert re.findall(r"srunddp: (restart.*)", done.errors) == said
 
 
-def test_over_pmi_a_training_goes_on_as_well(whole: Callable[[int], str], runner: SlurmJobRunner) -> None:
+def test_over_pmi_a_training_goes_on_as_well(
+    whole: Callable[[int], str], runner: SlurmJobRunner
+) -> None:
     """PMI is asked once: the ranks meet again by themselves."""
-    done = trained(runner, "sigkill", 2, runner.cluster.shared / "restarted-pmi", "--mpi=pmi2", "--kill-on-bad-exit")
+    done = trained(
+        runner,
+        "sigkill",
+        2,
+        runner.cluster.shared / "restarted-pmi",
+        "--mpi=pmi2",
+        "--kill-on-bad-exit",
+    )
     assert weights(done) == {whole(2)}, done.errors
 
 
 def test_over_mpi_restarts_are_refused(runner: SlurmJobRunner) -> None:
-    words = ("--mpi=pmix", "-N2", "-n2", SRUNDDP, "--channel=mpi", "--restarts=1", PROGRAM, "none", "0")
+    words = (
+        "--mpi=pmix",
+        "-N2",
+        "-n2",
+        SRUNDDP,
+        "--channel=mpi",
+        "--restarts=1",
+        PROGRAM,
+        "none",
+        "0",
+    )
     done = runner.srun(*words)
     assert done.code == 78
     assert "--restarts over MPI; expected a way to rank 0 without MPI" in done.errors
@@ -88,8 +122,8 @@ def test_a_killed_srunddp_is_no_restart(runner: SlurmJobRunner) -> None:
     """Its rank has nobody to start it."""
     script = runner.cluster.shared / "killer.py"
     script.write_text(
-        "import os, signal\nif os.environ['RANK'] == '1':\n    os.kill(os.getppid(), signal.SIGKILL)\n"
-        "import time\ntime.sleep(60)\n"
+        "import os, signal\nif os.environ['RANK'] == '1':\n    os.kill(os.getppid(),"
+        " signal.SIGKILL)\nimport time\ntime.sleep(60)\n"
     )
     done = runner.srun("-N2", "-n2", SRUNDDP, "--restarts=3", str(script))
     assert done.code == 137
@@ -99,9 +133,18 @@ def test_a_killed_srunddp_is_no_restart(runner: SlurmJobRunner) -> None:
 def test_out_of_memory_the_job_ends_with_the_code_of_srunddp(
     whole: Callable[[int], str], runner: SlurmJobRunner
 ) -> None:
-    """After the kernel has killed a process for the step's limit, srun ends with 1, whatever comes of the restart."""
+    """After the kernel has killed a process for the step's limit, srun ends with 1, whatever comes
+    of the restart.
+    """
     folder = runner.cluster.shared / "restarted-memory"
-    options = (f"--log-dir={folder}", "--srunddp", SRUNDDP, "--run-options=--restarts=3", "--mem=700M", "--mpi=none")
+    options = (
+        f"--log-dir={folder}",
+        "--srunddp",
+        SRUNDDP,
+        "--run-options=--restarts=3",
+        "--mem=700M",
+        "--mpi=none",
+    )
     words = (
         "sbatch",
         *options,
@@ -114,7 +157,9 @@ def test_out_of_memory_the_job_ends_with_the_code_of_srunddp(
         "1",
     )
     runner.cluster.run(SRUNDDP, *words, f"--output-dir={folder}/checkpoints", *TRAINING, timeout=60)
-    submitted = runner.cluster.run("sbatch", "--parsable", f"{folder}.sh", env={"SRUNDDP_IFACES": str(runner.ifaces)})
+    submitted = runner.cluster.run(
+        "sbatch", "--parsable", f"{folder}.sh", env={"SRUNDDP_IFACES": str(runner.ifaces)}
+    )
     job = Job(runner, folder, submitted.stdout.strip())
     until(job.is_over, [job], 120.0)
     (log,) = folder.glob("*.out")

@@ -1,4 +1,6 @@
-"""The scripts of ``srunddp sbatch`` on a real cluster: in place of what people wrote by hand, and upon a job's end."""
+"""The scripts of ``srunddp sbatch`` on a real cluster: in place of what people wrote by hand, and
+upon a job's end.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +50,9 @@ LIMIT = 240.0
 
 @dataclass
 class Site:
-    """A folder in which a user works: scripts, environments, and the jobs that were submitted from it."""
+    """A folder in which a user works: scripts, environments, and the jobs that were submitted from
+    it.
+    """
 
     runner: SlurmJobRunner
     folder: Path
@@ -60,7 +64,9 @@ class Site:
         shutil.copy(self.runner.ifaces, self.folder / "etc" / "ifaces.conf")
         for environment in ("venv", ".venv", "staged-env"):
             (self.folder / environment).symlink_to(ROOT / ".venv")
-        for script in {word for words in COMMANDS.values() for word in words if re.fullmatch(r"\w+\.py", word)}:
+        for script in {
+            word for words in COMMANDS.values() for word in words if re.fullmatch(r"\w+\.py", word)
+        }:
             program = "torchrun_style.py" if script == "train_gloo.py" else "report.py"
             (self.folder / script).symlink_to(PROGRAMS / program)
 
@@ -116,7 +122,14 @@ def site(runner: SlurmJobRunner) -> Site:
 @pytest.fixture(scope="module")
 def watched(site: Site) -> Site:
     """Four jobs that are monitored, all at once, each from its submission to its end."""
-    words = (*SIGNALLED, "--nodes=2", "--requeue", "--monitor=1", "--env=LEAD=0", str(PROGRAMS / "preempted.py"))
+    words = (
+        *SIGNALLED,
+        "--nodes=2",
+        "--requeue",
+        "--monitor=1",
+        "--env=LEAD=0",
+        str(PROGRAMS / "preempted.py"),
+    )
     (site.folder / "steps").mkdir()
     limit = site.submit("limit", *words, "steps")
     monitored = ("--nodes=2", "--monitor=1")
@@ -124,11 +137,17 @@ def watched(site: Site) -> Site:
     failing = "import os, sys, time\ntime.sleep(2)\nsys.exit(7 * (os.environ['RANK'] == '1'))\n"
     (site.folder / "failing.py").write_text(failing)
     site.submit("failed", *monitored, "failing.py")
-    (site.folder / "waiting.py").write_text("import time\nprint('waits', flush=True)\ntime.sleep(600)\n")
+    (site.folder / "waiting.py").write_text(
+        "import time\nprint('waits', flush=True)\ntime.sleep(600)\n"
+    )
     waiting = site.submit("cancelled", *monitored, "--requeue", "waiting.py")
     until(lambda: look([waiting]) or waiting.output.count("waits") == 2, [waiting], LIMIT)
     site.runner.cluster.run("scancel", waiting.number)
-    until(lambda: look([limit]) or len(list((site.folder / "steps").glob("at.0.?"))) == 2, [limit], LIMIT)
+    until(
+        lambda: look([limit]) or len(list((site.folder / "steps").glob("at.0.?"))) == 2,
+        [limit],
+        LIMIT,
+    )
     draw_near(limit)
     until(lambda: look(site.jobs.values()), site.jobs.values(), LIMIT)
     return site
@@ -153,10 +172,13 @@ def reports(text: str) -> dict[int, dict[str, Any]]:
 
 
 @pytest.mark.parametrize(
-    "name", [*(name for name in RANKS if name != INTERACTIVE), "nodes_with_different_interface_names"]
+    "name",
+    [*(name for name in RANKS if name != INTERACTIVE), "nodes_with_different_interface_names"],
 )
 def test_slurm_accepts_the_scripts_of_the_recipes(name: str, recipes: Site) -> None:
-    assert re.search(r"sbatch: Job \d+ to start at ", (recipes.folder / f"{name}.accepted").read_text())
+    assert re.search(
+        r"sbatch: Job \d+ to start at ", (recipes.folder / f"{name}.accepted").read_text()
+    )
 
 
 @pytest.mark.parametrize("name", [name for name in RANKS if name != INTERACTIVE])
@@ -170,13 +192,19 @@ def test_it_runs_to_the_end_with_a_rank_for_each_gpu(name: str, recipes: Site) -
         assert {each["sum"] for each in ranks.values()} == {21.0}
     else:
         script = next(number for number, word in enumerate(COMMANDS[name]) if word.endswith(".py"))
-        assert {tuple(each["arguments"]) for each in ranks.values()} == {tuple(COMMANDS[name][script + 1 :])}
+        assert {tuple(each["arguments"]) for each in ranks.values()} == {
+            tuple(COMMANDS[name][script + 1 :])
+        }
         assert {each["python"] for each in ranks.values()} == {ranks[0]["python"]}
 
 
 def test_modules_are_loaded_by_the_sites_own_function(recipes: Site) -> None:
     lines = (recipes.folder / "modules").read_text().splitlines()
-    assert sorted(lines) == ["load Python/3.10 CUDA/11.7 NCCL", "load cuda/11.6 gcc/10.3 python/3.9", "purge"]
+    assert sorted(lines) == [
+        "load Python/3.10 CUDA/11.7 NCCL",
+        "load cuda/11.6 gcc/10.3 python/3.9",
+        "purge",
+    ]
 
 
 def test_the_interactive_script_allocates_checks_and_trains(recipes: Site) -> None:
@@ -203,9 +231,12 @@ def test_a_job_warned_of_its_time_limit_is_requeued_and_finishes(watched: Site) 
 
 @pytest.mark.gate
 @pytest.mark.parametrize(
-    ("name", "state", "code"), [("ended", "COMPLETED", 0), ("failed", "FAILED", 7), ("cancelled", "CANCELLED", 143)]
+    ("name", "state", "code"),
+    [("ended", "COMPLETED", 0), ("failed", "FAILED", 7), ("cancelled", "CANCELLED", 143)],
 )
-def test_the_state_and_the_code_are_those_of_the_training(name: str, state: str, code: int, watched: Site) -> None:
+def test_the_state_and_the_code_are_those_of_the_training(
+    name: str, state: str, code: int, watched: Site
+) -> None:
     job = watched.jobs[name]
     assert (job.state, job.code) == (state, code), job
 
@@ -224,7 +255,9 @@ def test_every_start_is_monitored_and_no_process_is_left(name: str, watched: Sit
 
 @pytest.mark.gate
 @pytest.mark.parametrize(("name", "reports"), [("ended", 1), ("failed", 1), ("cancelled", 0)])
-def test_a_report_follows_a_training_that_ends_by_itself(name: str, reports: int, watched: Site) -> None:
+def test_a_report_follows_a_training_that_ends_by_itself(
+    name: str, reports: int, watched: Site
+) -> None:
     job = watched.jobs[name]
     assert len(list((watched.folder / "logs" / name).rglob("*.html"))) == reports, job
 
@@ -255,7 +288,8 @@ CONVERTED = """#!/bin/bash
 #SBATCH --cpus-per-task=4
 #SBATCH --gres=gpu:2
 export PATH={path}:$PATH
-srun -l --ntasks=2 torchrun --nnodes="$SLURM_NNODES" --nproc-per-node=2 --rdzv-endpoint="$H:29500" train.py --lr "a b"
+srun -l --ntasks=2 torchrun --nnodes="$SLURM_NNODES" --nproc-per-node=2 \\
+  --rdzv-endpoint="$H:29500" train.py --lr "a b"
 """
 
 
@@ -275,9 +309,22 @@ def test_a_converted_script_runs_with_as_many_ranks(site: Site) -> None:
 @pytest.mark.parametrize("quoted", [False, True])
 def test_slurm_reads_any_text_of_an_sbatch_line_as_it_is(quoted: bool, site: Site) -> None:
     """In a field of its own: what is not given is seen there as well."""
-    texts = [text for text in HOSTILE if text and text.isprintable()] + [" a ", "a\\ ", '"', "''", "##", "a" * 200]
+    texts = [text for text in HOSTILE if text and text.isprintable()] + [
+        " a ",
+        "a\\ ",
+        '"',
+        "''",
+        "##",
+        "a" * 200,
+    ]
     for text in (f'"{text}"' if quoted else text for text in texts):
-        lines = ("#!/bin/bash", directive("job-name", text), directive("comment", text), directive("nodes", 2), "true")
+        lines = (
+            "#!/bin/bash",
+            directive("job-name", text),
+            directive("comment", text),
+            directive("nodes", 2),
+            "true",
+        )
         (site.folder / "line.sh").write_text("\n".join(lines))
         number = site.run("sbatch", "--parsable", "--hold", "line.sh").stdout.strip()
         shown = site.runner.cluster.run("scontrol", "show", "job", number).stdout
@@ -290,7 +337,11 @@ def test_slurm_reads_any_text_of_an_sbatch_line_as_it_is(quoted: bool, site: Sit
 @pytest.mark.gate
 def test_a_name_of_any_letters_and_any_arguments_come_through(site: Site) -> None:
     job = site.srunddp(
-        "--submit", f"--job-name={HOSTILE_NAME}", "--log-dir=logs/it's 100%j", "train.py", *HOSTILE_ARGUMENTS
+        "--submit",
+        f"--job-name={HOSTILE_NAME}",
+        "--log-dir=logs/it's 100%j",
+        "train.py",
+        *HOSTILE_ARGUMENTS,
     )
     number = job.stdout.strip()
     shown = site.runner.cluster.run("scontrol", "show", "job", number).stdout
@@ -303,22 +354,37 @@ def test_a_name_of_any_letters_and_any_arguments_come_through(site: Site) -> Non
     assert not list(site.folder.rglob("canary*"))
 
 
-# The #SBATCH lines of sites' public documentation, with names for placeholders. `srunddp sbatch` gets the same words.
+# The #SBATCH lines of sites' public documentation, with names for placeholders. `srunddp sbatch`
+# gets the same words.
 SITES = {
     # LUMI: https://docs.lumi-supercomputer.eu/runjobs/scheduled-jobs/lumig-job/
-    "lumi": "--job-name=examplejob --output=examplejob.o%j --error=examplejob.e%j --partition=standard-g --nodes=2 "
-    "--ntasks-per-node=8 --gpus-per-node=8 --time=1-12:00:00 --account=project_462",
+    "lumi": (
+        "--job-name=examplejob --output=examplejob.o%j --error=examplejob.e%j"
+        " --partition=standard-g --nodes=2 --ntasks-per-node=8 --gpus-per-node=8 --time=1-12:00:00"
+        " --account=project_462"
+    ),
     # CSC Puhti: https://docs.csc.fi/support/tutorials/ml-multi/
-    "puhti": "--account=project_200 --partition=gpu --nodes=2 --ntasks-per-node=1 --cpus-per-task=40 --mem=320G "
-    "--time=1:00:00 --gres=gpu:v100:4",
-    # Princeton: https://github.com/PrincetonUniversity/multi_gpu_training (02_pytorch_ddp/job.slurm)
-    "princeton": "--job-name=ddp-torch --nodes=2 --ntasks-per-node=2 --cpus-per-task=8 --mem=32G --gres=gpu:2 "
-    "--time=00:05:00 --mail-type=begin --mail-type=end --mail-user=netid@princeton.edu",
+    "puhti": (
+        "--account=project_200 --partition=gpu --nodes=2 --ntasks-per-node=1 --cpus-per-task=40"
+        " --mem=320G --time=1:00:00 --gres=gpu:v100:4"
+    ),
+    # Princeton: https://github.com/PrincetonUniversity/multi_gpu_training
+    # (02_pytorch_ddp/job.slurm)
+    "princeton": (
+        "--job-name=ddp-torch --nodes=2 --ntasks-per-node=2 --cpus-per-task=8 --mem=32G"
+        " --gres=gpu:2 --time=00:05:00 --mail-type=begin --mail-type=end"
+        " --mail-user=netid@princeton.edu"
+    ),
     # Mila: https://docs.mila.quebec/examples/distributed/multi_node/
-    "mila": "--ntasks=4 --ntasks-per-node=2 --cpus-per-task=4 --gpus-per-task=l40s:1 --mem-per-gpu=16G --time=00:15:00",
+    "mila": (
+        "--ntasks=4 --ntasks-per-node=2 --cpus-per-task=4 --gpus-per-task=l40s:1 --mem-per-gpu=16G"
+        " --time=00:15:00"
+    ),
     # CSCS: https://docs.cscs.ch/software/ml/pytorch/ (with the features that the page advises)
-    "cscs": "--account=a1 --job-name=dist-train-ddp --time=01:00:00 --nodes=2 --ntasks-per-node=4 "
-    "--output=logs/slurm-%x-%j.log -C thp_never&nvidia_vboost_enabled",
+    "cscs": (
+        "--account=a1 --job-name=dist-train-ddp --time=01:00:00 --nodes=2 --ntasks-per-node=4 "
+        "--output=logs/slurm-%x-%j.log -C thp_never&nvidia_vboost_enabled"
+    ),
 }
 # What each job has for itself; and which script it is, and where that writes.
 OF_ITS_OWN = {"JobId", "AllocNode:Sid", "SubmitTime", "EligibleTime", "AccrueTime", "LastSchedEval"}
@@ -330,7 +396,11 @@ def many_sites() -> Iterator[SlurmJobRunner]:
     """A cluster with the partitions, features, accounts and GRES of these scripts."""
     features = ("thp_never", "nvidia_vboost_enabled")
     named = Settings(
-        partitions=("standard-g",), features=features, gpu_types=("v100", "l40s"), cpus=64, accounting=True
+        partitions=("standard-g",),
+        features=features,
+        gpu_types=("v100", "l40s"),
+        cpus=64,
+        accounting=True,
     )
     with beside(named, 13) as cluster:
         accounts = ",".join(re.findall(r"--account=(\S+)", " ".join(SITES.values())))
@@ -340,16 +410,28 @@ def many_sites() -> Iterator[SlurmJobRunner]:
 
 
 @pytest.mark.parametrize("name", SITES)
-def test_a_sites_own_script_and_ours_are_the_same_job(name: str, many_sites: SlurmJobRunner) -> None:
+def test_a_sites_own_script_and_ours_are_the_same_job(
+    name: str, many_sites: SlurmJobRunner
+) -> None:
     words = shlex.split(SITES[name])
     folder = many_sites.cluster.shared / name
     folder.mkdir()
     (folder / "train.py").write_text("print()\n")
     pairs = re.findall(r"(?:^| )(-.*?)(?= -|$)", SITES[name])
-    (folder / "theirs.sh").write_text("\n".join(["#!/bin/bash", *(f"#SBATCH {pair}" for pair in pairs), "true\n"]))
+    (folder / "theirs.sh").write_text(
+        "\n".join(["#!/bin/bash", *(f"#SBATCH {pair}" for pair in pairs), "true\n"])
+    )
     named = () if "--job-name" in SITES[name] else ("--job-name=theirs.sh",)
     inside = ("env", "-C", str(folder))
-    command = (SRUNDDP, "sbatch", f"--srunddp={SRUNDDP}", "--write=ours.sh", *named, *words, "train.py")
+    command = (
+        SRUNDDP,
+        "sbatch",
+        f"--srunddp={SRUNDDP}",
+        "--write=ours.sh",
+        *named,
+        *words,
+        "train.py",
+    )
     many_sites.cluster.run(*inside, *command)
     shown = []
     for script in ("theirs.sh", "ours.sh"):
@@ -357,7 +439,9 @@ def test_a_sites_own_script_and_ours_are_the_same_job(name: str, many_sites: Slu
         text = many_sites.cluster.run("scontrol", "show", "job", done.stdout.strip()).stdout
         shown.append(dict(re.findall(r"(\S+?)=(\S*)", text)))
     theirs, ours = shown
-    assert {key for key in {*theirs, *ours} if theirs.get(key) != ours.get(key)} <= OF_ITS_OWN | SCRIPTS_OWN
+    assert {
+        key for key in {*theirs, *ours} if theirs.get(key) != ours.get(key)
+    } <= OF_ITS_OWN | SCRIPTS_OWN
 
 
 TOO_MUCH = ("--gpus-per-node=9", "--nodes=99", "--mem=2T")
@@ -373,17 +457,26 @@ TOO_MUCH = ("--gpus-per-node=9", "--nodes=99", "--mem=2T")
         ("--nodelist=node[01-", "allocation failure: Invalid node name specified"),
         ("--reservation=no such", "allocation failure: Requested reservation is invalid"),
         pytest.param(
-            "--partition=gpus", "allocation failure: Invalid partition name specified", marks=pytest.mark.gate
+            "--partition=gpus",
+            "allocation failure: Invalid partition name specified",
+            marks=pytest.mark.gate,
         ),
-        *((option, "allocation failure: Requested node configuration is not available") for option in TOO_MUCH),
+        *(
+            (option, "allocation failure: Requested node configuration is not available")
+            for option in TOO_MUCH
+        ),
     ],
     ids=str,
 )
 @pytest.mark.parametrize("mode", [(), ("--salloc",)], ids=["sbatch", "salloc"])
-def test_what_slurm_refuses_is_one_line(option: str, words: str, mode: tuple[str, ...], site: Site) -> None:
+def test_what_slurm_refuses_is_one_line(
+    option: str, words: str, mode: tuple[str, ...], site: Site
+) -> None:
     if mode and option.startswith("--array"):
         return  # not of salloc
     done = site.srunddp(*mode, option, "train.py", check=False)
     assert (done.returncode, done.stdout) == (78, ""), done
-    (line,) = [line for line in done.stderr.splitlines() if line.startswith("srunddp: error: sbatch: ")]
+    (line,) = [
+        line for line in done.stderr.splitlines() if line.startswith("srunddp: error: sbatch: ")
+    ]
     assert f"{words}; expected a job that Slurm accepts -> " in line

@@ -1,4 +1,6 @@
-"""A script below srunddp gets the signals that plain Python gets from the same Slurm, in kind, number and order."""
+"""A script below srunddp gets the signals that plain Python gets from the same Slurm, in kind,
+number and order.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ TRACKINGS = {"cgroup": 11, "linuxproc": 12}  # with the number of its cluster
 
 @pytest.fixture(scope="module")
 def tables() -> Iterator[dict[str, Future[Jobs]]]:
-    """For each tracking, every row with plain Python and with srunddp; all of it at once, as most of it is waiting."""
+    """For each tracking, every row with plain Python and with srunddp; all of it at once, as most
+    of it is waiting.
+    """
     if problem := requirements():
         missing(problem)
     with ThreadPoolExecutor(len(TRACKINGS)) as pool:
@@ -40,6 +44,8 @@ def recorded(tracking: str) -> Jobs:
 
 @pytest.mark.parametrize("tracking", TRACKINGS)
 @pytest.mark.parametrize("row", ROWS)
-def test_a_script_gets_what_plain_python_gets(row: str, tracking: str, tables: dict[str, Future[Jobs]]) -> None:
+def test_a_script_gets_what_plain_python_gets(
+    row: str, tracking: str, tables: dict[str, Future[Jobs]]
+) -> None:
     jobs = tables[tracking].result()[row]
     assert not differences(jobs["plain"], jobs["srunddp"])

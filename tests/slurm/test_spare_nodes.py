@@ -1,4 +1,6 @@
-"""``--spare-nodes`` on the real cluster: a node is lost, and the training goes on to the same bits."""
+"""``--spare-nodes`` on the real cluster: a node is lost, and the training goes on to the same
+bits.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +59,9 @@ def completed(run: SpareRun) -> None:
     """By Slurm, which takes a moment for it."""
 
     def state() -> str:
-        return re.findall(r"JobState=(\w+)", run.runner.cluster.run("scontrol", "show", "job", "-o").stdout)[-1]
+        return re.findall(
+            r"JobState=(\w+)", run.runner.cluster.run("scontrol", "show", "job", "-o").stdout
+        )[-1]
 
     until(lambda: state() == "COMPLETED", 60.0, state)
 
@@ -75,7 +79,9 @@ def lost(name: str, run: SpareRun) -> None:
 
 
 @pytest.mark.parametrize("name", ["node02", "node01"])
-def test_a_training_survives_the_loss_of_a_node(name: str, whole: str, runner: SlurmJobRunner) -> None:
+def test_a_training_survives_the_loss_of_a_node(
+    name: str, whole: str, runner: SlurmJobRunner
+) -> None:
     """Rank 0's node as well, where srun is on a login node."""
     with training(runner, f"lost-{name}") as run:
         began = lose(run, name)
@@ -84,7 +90,9 @@ def test_a_training_survives_the_loss_of_a_node(name: str, whole: str, runner: S
         completed(run)
     rank = NODES.index(next(node for node in NODES if node.name == name))
     assert f"srunddp: rank {rank} on {name} lost: no answer for 15 s (exit code 69)" in run.said()
-    assert {note.node for note in run.notes() if note.start == 1 and note.rank == rank} == {"node06"}
+    assert {note.node for note in run.notes() if note.start == 1 and note.rank == rank} == {
+        "node06"
+    }
 
 
 WAITS = """import os, sys, time
@@ -98,7 +106,9 @@ while start == 0: time.sleep(0.05)
 
 
 @pytest.mark.gate
-def test_without_torch_the_ranks_of_rank_0_s_lost_node_start_on_the_spare_one(runner: SlurmJobRunner) -> None:
+def test_without_torch_the_ranks_of_rank_0_s_lost_node_start_on_the_spare_one(
+    runner: SlurmJobRunner,
+) -> None:
     """In the first start they wait for the loss; in the second they end."""
     script = runner.cluster.shared / "waits.py"
     script.write_text(WAITS)
@@ -115,7 +125,10 @@ def test_without_torch_the_ranks_of_rank_0_s_lost_node_start_on_the_spare_one(ru
         assert run.finish(ENDS_WITHIN) == 0, run.said()
     assert "srunddp: rank 0 on node01 lost: no answer for 15 s (exit code 69)" in run.said()
     assert "srunddp: ended with 0 after 1 restart" in run.said()
-    first, second = ["0.0.node01", "0.1.node02", "0.2.node03"], ["1.0.node04", "1.1.node02", "1.2.node03"]
+    first, second = (
+        ["0.0.node01", "0.1.node02", "0.2.node03"],
+        ["1.0.node04", "1.1.node02", "1.2.node03"],
+    )
     assert starts() == first + second
 
 
@@ -127,7 +140,9 @@ def test_a_lost_spare_node_costs_nothing(whole: str, runner: SlurmJobRunner) -> 
 
 
 def test_a_node_that_comes_back_writes_nothing(whole: str, runner: SlurmJobRunner) -> None:
-    """Its ranks were ended before others had them. That its srunddp has ended so is srun's own exit code."""
+    """Its ranks were ended before others had them. That its srunddp has ended so is srun's own exit
+    code.
+    """
     with training(runner, "cut") as run:
         until(run.training)
         with cut("node03"):
@@ -145,7 +160,10 @@ def test_of_a_network_in_two_the_larger_part_goes_on(size: int, runner: SlurmJob
         until(run.training)
         others = ", ".join(node.data for node in there)
         for node in here:
-            drops = {"input": f"ip saddr {{ {others} }} drop", "output": f"ip daddr {{ {others} }} drop"}
+            drops = {
+                "input": f"ip saddr {{ {others} }} drop",
+                "output": f"ip daddr {{ {others} }} drop",
+            }
             stack.enter_context(rules(node.namespace, drops))
         assert run.finish(ENDS_WITHIN) == 69, run.said()
         assert "rank 0 on node01 lost: no answer of half of the tasks for 15 s" in run.said()
@@ -200,12 +218,20 @@ def test_out_of_spare_nodes_the_run_ends(runner: SlurmJobRunner) -> None:
 def test_a_node_that_fails_twice_in_a_row_is_left(runner: SlurmJobRunner) -> None:
     script = runner.cluster.shared / "fails_there.py"
     script.write_text(
-        "import os, time, srunddp\nsrunddp.heartbeat()\ntime.sleep(1.0)\n"
-        "if os.environ['SLURMD_NODENAME'] == 'node02':\n    os._exit(9)\n"
-        "time.sleep(2.0)\nnames = ('RANK', 'SLURM_PROCID', 'SLURM_NTASKS', 'LOCAL_RANK', 'SLURMD_NODENAME')\n"
-        "print('done', *(os.environ[name] for name in names))\n"
+        "import os, time, srunddp\nsrunddp.heartbeat()\ntime.sleep(1.0)\nif"
+        " os.environ['SLURMD_NODENAME'] == 'node02':\n    os._exit(9)\ntime.sleep(2.0)\nnames ="
+        " ('RANK', 'SLURM_PROCID', 'SLURM_NTASKS', 'LOCAL_RANK', 'SLURMD_NODENAME')\nprint('done',"
+        " *(os.environ[name] for name in names))\n"
     )
-    words = (*OPTIONS, "-wnode[01-04]", "--ntasks-per-node=2", SRUNDDP, "--restarts=3", "--spare-nodes=1", str(script))
+    words = (
+        *OPTIONS,
+        "-wnode[01-04]",
+        "--ntasks-per-node=2",
+        SRUNDDP,
+        "--restarts=3",
+        "--spare-nodes=1",
+        str(script),
+    )
     done = runner.srun(*words)
     assert done.code == 0, done.errors
     nodes = ("node01", "node01", "node04", "node04", "node03", "node03")
@@ -217,11 +243,13 @@ def test_a_node_that_fails_twice_in_a_row_is_left(runner: SlurmJobRunner) -> Non
 def test_a_signal_for_a_checkpoint_leaves_the_spare_nodes(runner: SlurmJobRunner) -> None:
     script = runner.cluster.shared / "saves.py"
     script.write_text(
-        "import os, signal, time\nsaved = []\nsignal.signal(signal.SIGUSR1, lambda *_: saved.append(1))\n"
-        "if os.environ['RANK'] == '0':\n    os.system('scancel -s USR1 $SLURM_JOB_ID')\n"
-        "while not saved:\n    time.sleep(0.1)\ntime.sleep(2.0)\nprint('saved')\n"
+        "import os, signal, time\nsaved = []\nsignal.signal(signal.SIGUSR1, lambda *_:"
+        " saved.append(1))\nif os.environ['RANK'] == '0':\n    os.system('scancel -s USR1"
+        " $SLURM_JOB_ID')\nwhile not saved:\n    time.sleep(0.1)\ntime.sleep(2.0)\nprint('saved')\n"
     )
-    done = runner.srun(*OPTIONS, "-N3", "-n3", SRUNDDP, "--restarts=1", "--spare-nodes=1", str(script))
+    done = runner.srun(
+        *OPTIONS, "-N3", "-n3", SRUNDDP, "--restarts=1", "--spare-nodes=1", str(script)
+    )
     assert (done.code, done.output.count("saved")) == (0, 2), done.errors
     assert "is lost" not in done.errors
 
@@ -255,13 +283,19 @@ def test_a_batch_job_without_its_first_node_is_requeued(runner: SlurmJobRunner) 
 
 WRONG = {
     ("-N1", "-n2"): "--spare-nodes=1 of 1 nodes; expected 2 ranks or more on the others",
-    ("-N3", "-n6", "--distribution=cyclic"): "with the distribution cyclic; expected tasks in the order of the nodes",
+    (
+        "-N3",
+        "-n6",
+        "--distribution=cyclic",
+    ): "with the distribution cyclic; expected tasks in the order of the nodes",
     ("-N3", "-n5"): "1 tasks on a spare node, and 3 on another; expected no fewer on a spare node",
 }
 
 
 @pytest.mark.parametrize("words", WRONG)
-def test_steps_that_cannot_have_a_spare_node(words: tuple[str, ...], runner: SlurmJobRunner) -> None:
+def test_steps_that_cannot_have_a_spare_node(
+    words: tuple[str, ...], runner: SlurmJobRunner
+) -> None:
     done = runner.srun(*words, SRUNDDP, "--restarts=1", "--spare-nodes=1", PROGRAM, *TRAINING)
     assert (done.code, done.errors.count("srunddp: error:")) == (78, 1), done.errors
     assert WRONG[words] in done.errors

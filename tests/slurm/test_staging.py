@@ -1,4 +1,6 @@
-"""Staging on the real cluster, where two of six nodes see neither the environment nor the project."""
+"""Staging on the real cluster, where two of six nodes see neither the environment nor the
+project.
+"""
 
 from __future__ import annotations
 
@@ -31,16 +33,24 @@ BLIND = ("node02", "node05")
 WHERE = """
 import json, os, pathlib, sys, settings
 print(json.dumps({
-    "rank": int(os.environ["RANK"]), "node": os.environ["SLURMD_NODENAME"], "python": sys.executable,
-    "folder": os.getcwd(), "script": str(pathlib.Path(__file__).resolve()), "settings": settings.__file__,
-    "argument": sys.argv[1], "data": pathlib.Path(sys.argv[1], "sample").read_text(), "home": os.environ["HF_HOME"],
+    "rank": int(os.environ["RANK"]),
+    "node": os.environ["SLURMD_NODENAME"],
+    "python": sys.executable,
+    "folder": os.getcwd(),
+    "script": str(pathlib.Path(__file__).resolve()),
+    "settings": settings.__file__,
+    "argument": sys.argv[1],
+    "data": pathlib.Path(sys.argv[1], "sample").read_text(),
+    "home": os.environ["HF_HOME"],
 }))
 """
 
 
 # torch, numpy and what they need: packages, and what says that they are there.
-TORCH = """torch* functorch numpy* sympy* mpmath* networkx* jinja2* markupsafe* filelock* fsspec* typing_extensions*
-setuptools* _distutils_hack distutils-precedence.pth"""
+TORCH = """
+torch* functorch numpy* sympy* mpmath* networkx* jinja2* markupsafe* filelock* fsspec*
+typing_extensions* setuptools* _distutils_hack distutils-precedence.pth
+"""
 
 
 class Site:
@@ -54,7 +64,9 @@ class Site:
         self.push = shlex.join(["srunddp", "stage", "push", *folders])
 
     def job(self, body: str, *options: str, timeout: float = 500) -> Outcome:
-        """A batch job in the project's folder, on all six nodes unless told otherwise, from its start to its end."""
+        """A batch job in the project's folder, on all six nodes unless told otherwise, from its
+        start to its end.
+        """
         number, out = self.submit(body, *options), self.folder / "job.out"
         until(lambda: not self.runner.cluster.run("squeue", "--noheader").stdout.strip(), timeout)
         shown = self.runner.cluster.run("scontrol", "show", "job", number).stdout
@@ -66,10 +78,20 @@ class Site:
         """Submit a job, which writes to job.out, and return its number."""
         (self.folder / "job.out").write_text("")
         start = f"cd {self.project}\n. {self.env}/bin/activate\nexport HF_HOME={self.data}/cache"
-        variables = f"export {shlex.join(f'{name}={value}' for name, value in self.variables.items())}"
+        variables = (
+            f"export {shlex.join(f'{name}={value}' for name, value in self.variables.items())}"
+        )
         (self.folder / "job.sh").write_text(f"#!/bin/bash\n{start}\n{variables}\n{body}\n")
-        words = ("--nodes=6", "--ntasks-per-node=1", "--open-mode=append", f"--output={self.folder}/job.out", *options)
-        return self.runner.cluster.run("sbatch", "--parsable", *words, f"{self.folder}/job.sh").stdout.strip()
+        words = (
+            "--nodes=6",
+            "--ntasks-per-node=1",
+            "--open-mode=append",
+            f"--output={self.folder}/job.out",
+            *options,
+        )
+        return self.runner.cluster.run(
+            "sbatch", "--parsable", *words, f"{self.folder}/job.sh"
+        ).stdout.strip()
 
 
 def build(requirements: str, env: Path) -> None:
@@ -77,7 +99,9 @@ def build(requirements: str, env: Path) -> None:
     wanted = env.with_name("requirements.txt")
     wanted.write_text(requirements)
     words = (SRUNDDP, "stage", "build", "-r", str(wanted), "-o", str(env), "--online")
-    done = subprocess.run(words, capture_output=True, text=True, cwd=ROOT, env=os.environ | uv_settings())
+    done = subprocess.run(
+        words, capture_output=True, text=True, cwd=ROOT, env=os.environ | uv_settings()
+    )
     assert done.returncode == 0, done.stderr
 
 
@@ -99,7 +123,9 @@ def site(runner: SlurmJobRunner) -> Iterator[Site]:
 
 @contextmanager
 def mounted(runner: SlurmJobRunner, node: str, *mounts: Mount) -> Iterator[None]:
-    """Mounts on a node, the later ones below the first; gone at the end, whoever still works there."""
+    """Mounts on a node, the later ones below the first; gone at the end, whoever still works
+    there.
+    """
     # By one command: none starts where the first has hidden the folder of the tests.
     mounting = " && ".join(shlex.join(("mount", *mount)) for mount in mounts)
     runner.cluster.on(node, "sh", "-c", mounting)
@@ -120,7 +146,9 @@ def nothing_left(runner: SlurmJobRunner) -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def with_torch(site: Site) -> Path:
-    """An environment that can train, beside the light one: that with our torch, as building it takes a minute."""
+    """An environment that can train, beside the light one: that with our torch, as building it
+    takes a minute.
+    """
     env, ours = site.folder / "torch", Path(sysconfig.get_path("purelib"))
     shutil.copytree(site.env, env, symlinks=True)
     (packages,) = env.glob("lib/python3*/site-packages")
@@ -133,15 +161,20 @@ def with_torch(site: Site) -> Path:
 
 def left(runner: SlurmJobRunner) -> dict[str, list[str]]:
     """What staging has left in the nodes' /tmp."""
-    shown = {node.name: runner.cluster.on(node.name, "ls", "-A", "/tmp").stdout.split() for node in NODES}
-    names = {node: [name for name in found if name.startswith("sdd-")] for node, found in shown.items()}
+    shown = {
+        node.name: runner.cluster.on(node.name, "ls", "-A", "/tmp").stdout.split() for node in NODES
+    }
+    names = {
+        node: [name for name in found if name.startswith("sdd-")] for node, found in shown.items()
+    }
     return {node: found for node, found in names.items() if found}
 
 
 def why_left(site: Site) -> str:
     """What is there, and the daemons' last words."""
     seen = site.runner.cluster.on("node01", "sh", "-c", "ls -la /tmp/sdd*").stdout
-    return f"{seen}\n{(site.folder / 'job.out').read_text()}\n{slurm.log_tails(site.runner.cluster.folder, 60)}"
+    printed = (site.folder / "job.out").read_text()
+    return f"{seen}\n{printed}\n{slurm.log_tails(site.runner.cluster.folder, 60)}"
 
 
 @pytest.mark.gate
@@ -149,11 +182,15 @@ def test_nodes_work_in_copies_or_in_what_they_see(site: Site) -> None:
     run = f'srun "$staged" run --staged where.py {site.data}'
     # A pipe on standard error as well: what stays in the background must not hold it open.
     first = f"staged=$({site.push} 2>&1 | tee /dev/stderr | tail -1)"
-    done = site.job(f"{first}\n{run}\necho again\nstaged=$({site.push})\n{run}\nsrunddp stage clean")
+    done = site.job(
+        f"{first}\n{run}\necho again\nstaged=$({site.push})\n{run}\nsrunddp stage clean"
+    )
     assert done.code == 0, done.output
     first, again = done.output.split("again\n", 1)
     for role in ("env", "project", "data"):
-        assert re.findall(rf"(node\d\d) staged -> /tmp/sdd-\d+-\d+/{role}-\w+$", first, re.MULTILINE) == [*BLIND]
+        assert re.findall(
+            rf"(node\d\d) staged -> /tmp/sdd-\d+-\d+/{role}-\w+$", first, re.MULTILINE
+        ) == [*BLIND]
         assert re.search(rf"node\[02,05\] staged before -> \S+/{role}-", again)
     assert " staged -> " not in again
     assert len(done.reports) == 12
@@ -161,7 +198,10 @@ def test_nodes_work_in_copies_or_in_what_they_see(site: Site) -> None:
         copied = report["node"] in BLIND
         assert report["data"] == "a sample"
         for name in ("python", "folder", "script", "settings", "argument", "home"):
-            assert report[name].startswith("/tmp/sdd-" if copied else f"{site.folder}/"), (name, report)
+            assert report[name].startswith("/tmp/sdd-" if copied else f"{site.folder}/"), (
+                name,
+                report,
+            )
     assert left(site.runner) == {}
 
 
@@ -181,19 +221,37 @@ def test_end_of_job_leaves_no_copy(site: Site, end: str) -> None:
 
 
 def test_full_disk_is_named_before_anything_is_sent(site: Site) -> None:
-    with mounted(site.runner, "node05", *slurm.over_tmp(site.runner.cluster.folder, "-o", "size=2M")):
+    with mounted(
+        site.runner, "node05", *slurm.over_tmp(site.runner.cluster.folder, "-o", "size=2M")
+    ):
         done = site.job(f"{site.push} || exit $?")
     assert done.code == 69
     assert re.search(
-        r"error: node05 has \d MiB free in /tmp; expected \d+ MiB for \S+/env and its archive", done.output
+        r"error: node05 has \d MiB free in /tmp; expected \d+ MiB for \S+/env and its archive",
+        done.output,
     )
     until(lambda: left(site.runner) == {}, why=lambda: why_left(site))
 
 
 def test_job_script_trains_on_nodes_of_both_kinds(site: Site, with_torch: Path) -> None:
     shutil.copy(PROGRAMS / "torchrun_style.py", site.project / "train.py")
-    layout = ("--nodes=6", "--ntasks-per-node=1", f"--venv={with_torch}", "--log-dir=logs", "--backend=gloo")
-    words = (SRUNDDP, "sbatch", *layout, "--stage", "--preflight", "--offline", "--submit", "train.py")
+    layout = (
+        "--nodes=6",
+        "--ntasks-per-node=1",
+        f"--venv={with_torch}",
+        "--log-dir=logs",
+        "--backend=gloo",
+    )
+    words = (
+        SRUNDDP,
+        "sbatch",
+        *layout,
+        "--stage",
+        "--preflight",
+        "--offline",
+        "--submit",
+        "train.py",
+    )
     site.runner.cluster.run("env", f"--chdir={site.project}", *words, env=site.variables)
     until(lambda: not site.runner.cluster.run("squeue", "--noheader").stdout.strip(), 200)
     (log,) = (site.project / "logs").glob("train-*.out")
@@ -217,18 +275,40 @@ def test_importing_torch_from_a_copy_spares_shared_env(site: Site, with_torch: P
 
 
 def test_requeued_job_is_staged_again_and_goes_on(site: Site, with_torch: Path) -> None:
-    cluster, steps, folder = site.runner.cluster, site.runner.cluster.shared / "steps", site.folder / "requeued"
+    cluster, steps, folder = (
+        site.runner.cluster,
+        site.runner.cluster.shared / "steps",
+        site.folder / "requeued",
+    )
     for each in (steps, folder):
         each.mkdir()
     shutil.copy(PROGRAMS / "preempted.py", site.project)
-    layout = ("--nodes=2", "--nodelist=node01,node02", "--ntasks-per-node=1", f"--venv={with_torch}", "--time=60")
-    words = (*layout, "--stage", "--requeue", "--signal=none", "--env=LEAD=0", "--submit", "preempted.py", str(steps))
-    done = cluster.run("env", f"--chdir={site.project}", SRUNDDP, "sbatch", *words, env=site.variables)
+    layout = (
+        "--nodes=2",
+        "--nodelist=node01,node02",
+        "--ntasks-per-node=1",
+        f"--venv={with_torch}",
+        "--time=60",
+    )
+    words = (
+        *layout,
+        "--stage",
+        "--requeue",
+        "--signal=none",
+        "--env=LEAD=0",
+        "--submit",
+        "preempted.py",
+        str(steps),
+    )
+    done = cluster.run(
+        "env", f"--chdir={site.project}", SRUNDDP, "sbatch", *words, env=site.variables
+    )
     job = jobs.Job(site.runner, folder, done.stdout.strip())
     (folder / "out").symlink_to(site.project / "logs" / f"preempted-{job.number}.out")
     jobs.until(lambda: len(list(steps.glob("at.0.?"))) == 2, [job])
     cluster.run("scancel", "--signal=USR2", job.number)
-    jobs.until(job.is_over, [job], limit=4 * LONG)  # 930 MiB are packed, sent and unpacked once more
+    # 930 MiB are packed, sent and unpacked once more.
+    jobs.until(job.is_over, [job], limit=4 * LONG)
     assert (job.state, job.code, job.restarts) == ("COMPLETED", 0, 1), job
     assert job.output.count("srunddp: node02 staged -> ") == 4
     assert "srunddp: error: " not in job.output

@@ -1,4 +1,6 @@
-"""Real training on six nodes, two ranks each, with every socket of every node watched throughout."""
+"""Real training on six nodes, two ranks each, with every socket of every node watched
+throughout.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ pytestmark = pytest.mark.slurm
 
 @dataclass
 class Watch:
-    """Lists the sockets that our ranks hold, in every node, again and again until it is told to stop."""
+    """Lists the sockets that our ranks hold, in every node, again and again until it is told to
+    stop.
+    """
 
     cluster: Cluster
     seen: dict[str, set[Socket]] = field(default_factory=dict)
@@ -40,7 +44,11 @@ class Watch:
     def _run(self) -> None:
         while not self._stop.wait(1.0):
             for node in NODES:
-                ours = {s for s in self.cluster.sockets(node.name) if any(_is_rank(o.name) for o in s.owners)}
+                ours = {
+                    s
+                    for s in self.cluster.sockets(node.name)
+                    if any(_is_rank(o.name) for o in s.owners)
+                }
                 self.seen.setdefault(node.name, set()).update(ours)
             self.rounds += 1
 
@@ -49,12 +57,16 @@ def _is_rank(name: str) -> bool:
     return name.startswith(("python", "srunddp", "pt_"))
 
 
-def strays(seen: dict[str, set[Socket]], prefix: str, *, listeners: bool) -> list[tuple[str, Socket]]:
+def strays(
+    seen: dict[str, set[Socket]], prefix: str, *, listeners: bool
+) -> list[tuple[str, Socket]]:
     """The sockets of ranks that lie outside the network; a node's loopback is not a network."""
     wrong = []
     for node, sockets in seen.items():
         for socket in sockets:
-            ends = [socket.local_address] + ([socket.peer_address] if socket.state == "established" else [])
+            ends = [socket.local_address] + (
+                [socket.peer_address] if socket.state == "established" else []
+            )
             if socket.state == "listening" and not listeners:
                 continue
             if any(not end.startswith((prefix, "127.", "::1")) for end in ends):
@@ -64,7 +76,9 @@ def strays(seen: dict[str, set[Socket]], prefix: str, *, listeners: bool) -> lis
 
 def peers(watch: Watch, node: Node, address: str) -> set[str]:
     """Whom the ranks of a node were connected to from this address of it, other than themselves."""
-    sockets = (s for s in watch.seen[node.name] if s.state == "established" and s.local_address == address)
+    sockets = (
+        s for s in watch.seen[node.name] if s.state == "established" and s.local_address == address
+    )
     return {s.peer_address for s in sockets} - {address}
 
 
@@ -73,7 +87,9 @@ def digits(runner: SlurmJobRunner) -> Path:
     return runner.cluster.shared / "digits"
 
 
-@pytest.mark.parametrize(("channel", "ranks"), [("slurm", 12), ("pmi", 6), pytest.param("mpi", 6, marks=OPEN_MPI)])
+@pytest.mark.parametrize(
+    ("channel", "ranks"), [("slurm", 12), ("pmi", 6), pytest.param("mpi", 6, marks=OPEN_MPI)]
+)
 def test_mnist_trains_with_every_connection_in_the_data_network(
     runner: SlurmJobRunner, digits: Path, channel: str, ranks: int
 ) -> None:
@@ -82,7 +98,10 @@ def test_mnist_trains_with_every_connection_in_the_data_network(
     with Watch(runner.cluster) as watch:
         done = runner.srun(*options, MNIST, "--data-dir", str(digits), "--epochs", "1", timeout=240)
     assert done.code == 0, done.errors
-    assert f"{ranks} ranks on 6 nodes, launcher Slurm, channel {channel}, master 10.88.0.11 " in done.errors
+    assert (
+        f"{ranks} ranks on 6 nodes, launcher Slurm, channel {channel}, master 10.88.0.11 "
+        in done.errors
+    )
     assert "hostname of the client socket" not in done.errors
     assert "val accuracy" in done.output
     # Open MPI listens on every address of the node, and talks over the one it is told.
@@ -94,7 +113,9 @@ def test_mnist_trains_with_every_connection_in_the_data_network(
 def test_the_watch_sees_ranks_on_the_management_network(runner: SlurmJobRunner) -> None:
     management = runner.write_ifaces("management.conf", '- nodes: "*"\n  interface: mgmt0\n')
     with Watch(runner.cluster) as watch:  # for some rounds, however fast the machine is
-        done = runner.srun("-N1", "-n2", SRUNDDP, TORCHRUN_STYLE, ifaces=management, env={"PAUSE": "5"})
+        done = runner.srun(
+            "-N1", "-n2", SRUNDDP, TORCHRUN_STYLE, ifaces=management, env={"PAUSE": "5"}
+        )
     assert done.code == 0, done.errors
     assert strays(watch.seen, "10.88.0.", listeners=True)
 
@@ -116,18 +137,27 @@ def test_the_management_network_carries_no_training(runner: SlurmJobRunner) -> N
         pytest.param("pmix", "mpi", marks=OPEN_MPI),
     ],
 )
-def test_a_script_written_for_torchrun_runs_unchanged(runner: SlurmJobRunner, pmi: str, channel: str) -> None:
+def test_a_script_written_for_torchrun_runs_unchanged(
+    runner: SlurmJobRunner, pmi: str, channel: str
+) -> None:
     done = runner.srun(f"--mpi={pmi}", "-N3", "-n3", SRUNDDP, "--channel", channel, TORCHRUN_STYLE)
     assert done.code == 0, done.errors
-    assert {rank: report["sum"] for rank, report in done.by_rank().items()} == dict.fromkeys(range(3), 6.0)
+    assert {rank: report["sum"] for rank, report in done.by_rank().items()} == dict.fromkeys(
+        range(3), 6.0
+    )
 
 
 def test_process_groups_are_made_and_destroyed_in_every_way(runner: SlurmJobRunner) -> None:
-    # Inherited from a torchrun around the job, this variable once made every rank wait for a store nobody serves.
+    # Inherited from a torchrun around the job, this variable once made every rank wait for a store
+    # nobody serves.
     env = {"TORCHELASTIC_USE_AGENT_STORE": "True"}
-    done = runner.srun("-N3", "-n3", SRUNDDP, str(PROGRAMS / "many_groups.py"), "29611", env=env, timeout=180)
+    done = runner.srun(
+        "-N3", "-n3", SRUNDDP, str(PROGRAMS / "many_groups.py"), "29611", env=env, timeout=180
+    )
     assert done.code == 0, done.errors
-    assert {rank: set(report["sums"]) for rank, report in done.by_rank().items()} == {rank: {6} for rank in range(3)}
+    assert {rank: set(report["sums"]) for rank, report in done.by_rank().items()} == {
+        rank: {6} for rank in range(3)
+    }
     assert len(done.by_rank()[0]["sums"]) == 17
 
 
@@ -136,19 +166,24 @@ def test_init_meets_under_plain_srun_and_says_it_is_unsupervised(runner: SlurmJo
     program = str(PROGRAMS / "plain_init.py")
     done = runner.srun("-N2", "-n4", str(ROOT / ".venv/bin/python"), program, env=env)
     assert done.code == 0, done.errors
-    assert {rank: report["sums"] for rank, report in done.by_rank().items()} == {rank: [10, 10] for rank in range(4)}
+    assert {rank: report["sums"] for rank, report in done.by_rank().items()} == {
+        rank: [10, 10] for rank in range(4)
+    }
     assert done.errors.count("4 ranks without a supervisor") == 1
 
 
 def test_a_network_that_has_only_ipv6_trains(runner: SlurmJobRunner) -> None:
-    six = runner.write_ifaces("six.conf", '- nodes: "*"\n  interface: ens6\n  address: "{node}-six"\n')
+    six = runner.write_ifaces(
+        "six.conf", '- nodes: "*"\n  interface: ens6\n  address: "{node}-six"\n'
+    )
     with Watch(runner.cluster) as watch:
         done = runner.srun("-N3", "-n3", SRUNDDP, TORCHRUN_STYLE, ifaces=six)
     assert done.code == 0, done.errors
     assert "master fd88::11 " in done.errors
     assert {report["sum"] for report in done.reports} == {6.0}
     assert strays(watch.seen, "fd88::", listeners=True) == []
-    # Each rank's line to rank 0 is there all the time; those of Gloo may be too short-lived to be seen.
+    # Each rank's line to rank 0 is there all the time; those of Gloo may be too short-lived to be
+    # seen.
     first, *others = NODES[:3]
     assert {node.six for node in others} <= peers(watch, first, first.six), watch.rounds
     for node in others:

@@ -1,4 +1,6 @@
-"""A training that has to leave its nodes ends its epochs in the next start, to the bit as if it had not."""
+"""A training that has to leave its nodes ends its epochs in the next start, to the bit as if it had
+not.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,19 @@ import pytest
 
 from tests.cluster.slurm import GRACE
 from tests.slurm.conftest import OVER, SRUNDDP, SlurmJobRunner
-from tests.slurm.jobs import ALL_GPUS, NEAR_END, SIGNALLED, STOPPED, Job, draw_near, found, look, preempt, submit, until
+from tests.slurm.jobs import (
+    ALL_GPUS,
+    NEAR_END,
+    SIGNALLED,
+    STOPPED,
+    Job,
+    draw_near,
+    found,
+    look,
+    preempt,
+    submit,
+    until,
+)
 from tests.trained import PROGRAM, Trained
 
 pytestmark = pytest.mark.slurm
@@ -17,20 +31,27 @@ pytestmark = pytest.mark.slurm
 LIMIT = 240.0
 PACE = 0.2  # seconds a step in the first start: it lasts longer than Slurm lets it
 BY_HAND = (
-    r"srunddp: stopped after step (\d+) by SIGUSR2; checkpoint \S+; not requeued: no scontrol in PATH -> requeue it, "
+    r"srunddp: stopped after step (\d+) by SIGUSR2; checkpoint \S+; not requeued: no scontrol in"
+    r" PATH -> requeue it, "
     r"or start it again with resume=auto \(exit code 75\)"
 )
 REQUEUED = "; the job is requeued"
 
 
 def training(
-    runner: SlurmJobRunner, name: str, *options: str, settings: str = "", srun: str = "srun", pace: float = PACE
+    runner: SlurmJobRunner,
+    name: str,
+    *options: str,
+    settings: str = "",
+    srun: str = "srun",
+    pace: float = PACE,
 ) -> Job:
     """A job of two ranks on two nodes; it takes its time in its first start alone."""
     body = (
         "trap : TERM\n"  # which Slurm sends to the shell as well, and srun would end with it
         f"start=${{SLURM_RESTART_COUNT:-0}} pace={pace}; [ $start = 0 ] || pace=0\n"
-        f"{srun} {SRUNDDP} --quiet {PROGRAM} --output-dir=$FOLDER/run --start=$start --pace=$pace {settings}\n"
+        f"{srun} {SRUNDDP} --quiet {PROGRAM} --output-dir=$FOLDER/run --start=$start --pace=$pace"
+        f" {settings}\n"
         "code=$?\n"
         "[ $code = 143 ] && sleep 600\n"
         "exit $code\n"
@@ -43,7 +64,9 @@ def trained(job: Job) -> Trained:
 
 
 def without_scontrol(folder: Path) -> str:
-    """srun with a PATH for its step that has what srunddp needs, but no scontrol, as in a container."""
+    """srun with a PATH for its step that has what srunddp needs, but no scontrol, as in a
+    container.
+    """
     folder.mkdir()
     for name in ("python3", "squeue"):
         (folder / name).symlink_to(f"/usr/bin/{name}")
@@ -61,7 +84,9 @@ def wrong(job: Job, cause: str, then: str, whole: Trained) -> list[str]:
         "one requeue": (job.state, job.restarts) == ("COMPLETED", 1),
         "one line": len(said) == 1 and "Traceback" not in job.output,
     }
-    return [name for name, holds in checks.items() if not holds] + trained(job).unequal(int(stopped[1]), whole)
+    return [name for name, holds in checks.items() if not holds] + trained(job).unequal(
+        int(stopped[1]), whole
+    )
 
 
 @pytest.fixture(scope="module")
@@ -81,7 +106,9 @@ def jobs(runner: SlurmJobRunner) -> dict[str, Job]:
         "by hand": training(runner, "by hand", srun=without_scontrol(shared / "path")),
     }
     asked = [every[name] for name in ("requeued", "preempted", "by hand")]
-    until(lambda: look(every.values()) or all(trained(job).trains() for job in asked), every.values())
+    until(
+        lambda: look(every.values()) or all(trained(job).trains() for job in asked), every.values()
+    )
     run("scontrol", "requeue", every["requeued"].number)
     (shared / "preempted").write_text(str(preempt(runner)))
     run("scancel", "--signal=USR2", every["by hand"].number)
@@ -104,7 +131,9 @@ def jobs(runner: SlurmJobRunner) -> dict[str, Job]:
 def test_it_is_requeued_once_and_ends_as_if_it_had_never_stopped(
     name: str, cause: str, then: str, jobs: dict[str, Job]
 ) -> None:
-    """``--signal``; the known end of the job; ``scontrol requeue``; another partition that goes before."""
+    """``--signal``; the known end of the job; ``scontrol requeue``; another partition that goes
+    before.
+    """
     assert wrong(jobs[name], cause, then, trained(jobs["whole"])) == [], jobs[name].output
 
 

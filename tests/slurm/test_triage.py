@@ -29,7 +29,9 @@ def triage(runner: SlurmJobRunner, *words: str) -> dict[str, Any]:
 
 @pytest.mark.gate
 def test_a_requeued_job_is_judged_by_its_last_start(runner: SlurmJobRunner) -> None:
-    """Its output has no number: Slurm tells where it is, when the last start began and how it ended."""
+    """Its output has no number: Slurm tells where it is, when the last start began and how it
+    ended.
+    """
     job = submit(runner, "triage", BODY, "--requeue")
     until(lambda: job.is_over() or "MemoryError" in job.output, [job])
     found = triage(runner, job.number)
@@ -40,5 +42,7 @@ def test_a_requeued_job_is_judged_by_its_last_start(runner: SlurmJobRunner) -> N
     found = triage(runner, job.number)
     assert found["files"] == [str(job.folder / "out")]
     assert (found["job"], found["start"], found["cause"]) == (job.number, 1, "unknown"), job.output
-    first = next(number for number, line in enumerate(job.output.splitlines(), 1) if line == "start 1")
+    first = next(
+        number for number, line in enumerate(job.output.splitlines(), 1) if line == "start 1"
+    )
     assert f"left out, of earlier starts: out before line {first}" in found["notes"]

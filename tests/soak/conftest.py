@@ -25,10 +25,24 @@ def show(capsys: pytest.CaptureFixture[str]) -> Show:
     return shown
 
 
-def campaign(script: str, folder: Path, *arguments: object, before: tuple[str, ...] = (), limit: float = 1800.0) -> str:
+def campaign(
+    script: str,
+    folder: Path,
+    *arguments: object,
+    before: tuple[str, ...] = (),
+    limit: float = 1800.0,
+) -> str:
     """Run a script of tests/train to its end; what it printed."""
     variables = {"PYTHONPATH": str(ROOT), "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
-    command = [*before, sys.executable, str(ROOT / "tests" / "train" / script), str(folder), *map(str, arguments)]
-    done = subprocess.run(command, env=os.environ | variables, capture_output=True, text=True, timeout=limit)
+    command = [
+        *before,
+        sys.executable,
+        str(ROOT / "tests" / "train" / script),
+        str(folder),
+        *map(str, arguments),
+    ]
+    done = subprocess.run(
+        command, env=os.environ | variables, capture_output=True, text=True, timeout=limit
+    )
     assert done.returncode == 0, done.stderr[-5000:]
     return done.stdout

@@ -1,4 +1,6 @@
-"""Faults on random nodes: a check names each and blames no other; a healthy cluster passes clean every time."""
+"""Faults on random nodes: a check names each and blames no other; a healthy cluster passes clean
+every time.
+"""
 
 from __future__ import annotations
 
@@ -28,13 +30,19 @@ pytestmark = [pytest.mark.slurm, pytest.mark.soak]
 ROUNDS = 20
 
 
-def test_faults_on_random_nodes_are_named_and_no_other_node(runner: SlurmJobRunner, show: Show) -> None:
+def test_faults_on_random_nodes_are_named_and_no_other_node(
+    runner: SlurmJobRunner, show: Show
+) -> None:
     draw, wrong, planted = random.Random(0), [], 0
     project = runner.cluster.shared / "soak-lab" / "project"
     project.mkdir(parents=True)
     for number in range(ROUNDS):
         at = draw.sample(NODES, len(NODES))
-        shell = {at[0].name: with_other_torch(), at[1].name: full_tmp(runner), at[2].name: with_clock_off()}
+        shell = {
+            at[0].name: with_other_torch(),
+            at[1].name: full_tmp(runner),
+            at[2].name: with_clock_off(),
+        }
         lost = tuple(draw.sample(NODES, 2))
         expected = {
             ("FAIL", "versions", at[0].name),
@@ -47,7 +55,9 @@ def test_faults_on_random_nodes_are_named_and_no_other_node(runner: SlurmJobRunn
         }
         with mtu(at[3], 1400), own_name_on_loopback(at[4]), one_way_dropped(*lost):
             faults = {**shell, at[5].name: hidden(project.parent)}
-            done = checked(runner, f"--path={project}", faults=faults, srun=("-N6", "-n6", "--mpi=pmi2"))
+            done = checked(
+                runner, f"--path={project}", faults=faults, srun=("-N6", "-n6", "--mpi=pmi2")
+            )
         planted += len(expected)
         if done.named() != expected or done.code != 69:
             wrong.append((number, done.named() ^ expected, done.text))
@@ -64,7 +74,10 @@ def test_a_slow_link_or_a_duplicate_gpu_is_named_alone(runner: SlurmJobRunner, s
         with ExitStack() as stack:
             if number % 2:
                 stack.enter_context(slowed(slow, f"{draw.choice([20, 50, 100, 200])}mbit"))
-                done, expected = checked(runner, "--collective", srun=("-N6", "-n6")), {("WARN", "rate", slow.name)}
+                done, expected = (
+                    checked(runner, "--collective", srun=("-N6", "-n6")),
+                    {("WARN", "rate", slow.name)},
+                )
             else:
                 done, expected = checked(runner, faults=gpus), {("FAIL", "gpus", shared.name)}
         if done.named() != expected:

@@ -1,4 +1,6 @@
-"""Checkpoints that are killed, cut off and damaged, again and again: the newest acknowledged one is always there."""
+"""Checkpoints that are killed, cut off and damaged, again and again: the newest acknowledged one is
+always there.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ pytestmark = pytest.mark.soak
 
 KILLS, CUTS, DAMAGES = 1000, 200, 10_000
 HALF = KILLS // 2  # at least so many fall into the writing itself, rather than before or after
-CUT = pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("mkfs.ext4"), reason="needs root and mkfs.ext4")
+CUT = pytest.mark.skipif(
+    os.geteuid() != 0 or not shutil.which("mkfs.ext4"), reason="needs root and mkfs.ext4"
+)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,6 @@
-"""Failures at random, again and again: the right verdict each time, nothing left, and none where nothing failed."""
+"""Failures at random, again and again: the right verdict each time, nothing left, and none where
+nothing failed.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +57,10 @@ def test_of_two_close_failures_one_has_its_cause_and_code(site: Site) -> None:
         first, second = draw.sample(range(WORLD_SIZE), 2)
         kinds = draw.choices(("exception", "exit3", "os_exit", "segv", "sigkill"), k=2)
         gap = draw.uniform(0.0, 0.1)
-        plan = Plan((Fault(first, kinds[0], delay=0.3), Fault(second, kinds[1], delay=0.3 + gap)), peers="block")
+        plan = Plan(
+            (Fault(first, kinds[0], delay=0.3), Fault(second, kinds[1], delay=0.3 + gap)),
+            peers="block",
+        )
         result = carry_out(plan, site)
         found = [wrong(plan, replace(result, culprit=rank), 2.0) for rank in (first, second)]
         if [] not in found:
@@ -90,12 +95,17 @@ def test_pauses_loss_and_delay_for_ten_minutes_end_nothing(site: Site) -> None:
                 pause(run, rank["supervisor"], rank["pid"])
         for run, _ in runs:
             assert run.process.poll() is None, run.finish(0).describe()
-            assert all(each["time"] > end - 60.0 and each["steps"] > 20 for each in run.said("steps").values())
+            assert all(
+                each["time"] > end - 60.0 and each["steps"] > 20
+                for each in run.said("steps").values()
+            )
             assert len(run.watch.living(launchers=False)) == 2 * WORLD_SIZE
 
 
 def pause(run: Run, *pids: int) -> None:
-    """These processes stand still for three seconds; the others had half a second to go on before."""
+    """These processes stand still for three seconds; the others had half a second to go on
+    before.
+    """
     for pid in pids:
         assert run.watch.all[pid].ended is None, run.finish(0).describe()
         os.kill(pid, signal.SIGSTOP)
@@ -109,14 +119,18 @@ def test_who_is_waited_for_is_said_after_half_a_minute(site: Site) -> None:
     plan = Plan(kill=True, options=("--timeout", "40"))
     with started(plan, site, late(4, 600)) as run:
         result = run.finish(60)
-    waiting = [line for line in result.errors.splitlines() if "waiting for rank 4 on node03" in line]
+    waiting = [
+        line for line in result.errors.splitlines() if "waiting for rank 4 on node03" in line
+    ]
     assert len(waiting) == 1, result.describe()
     assert "1 of 6 ranks did not come: rank 4 on node03" in result.errors
     assert result.left == ()
 
 
 def test_slurm_s_time_limit_leaves_nothing(site: Site) -> None:
-    with started(Plan(stubborn=True, children=True), site, lambda words: [words[0], "--time=1", *words[1:]]) as run:
+    with started(
+        Plan(stubborn=True, children=True), site, lambda words: [words[0], "--time=1", *words[1:]]
+    ) as run:
         run.ready()
         run.until(lambda: "DUE TO TIME LIMIT" in (run.folder / "errors").read_text(), 150)
         run.failing()

@@ -1,4 +1,6 @@
-"""Starting works every time: on a machine that is overloaded, and to the last millisecond of a good run."""
+"""Starting works every time: on a machine that is overloaded, and to the last millisecond of a good
+run.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,15 @@ def test_twelve_ranks_meet_on_an_overloaded_machine(runner: SlurmJobRunner) -> N
     kinds = ("none", "pmi2", "pmix")
     failures = []
     for start in range(STARTS):
-        words = (f"--mpi={kinds[start % 3]}", "-N6", "--ntasks-per-node=2", SRUNDDP, "--quiet", "--timeout", "60")
+        words = (
+            f"--mpi={kinds[start % 3]}",
+            "-N6",
+            "--ntasks-per-node=2",
+            SRUNDDP,
+            "--quiet",
+            "--timeout",
+            "60",
+        )
         done = runner.srun(*words, str(PROGRAMS / "report.py"), timeout=100)
         if done.code or sorted(done.by_rank()) != list(range(12)):
             failures.append((start, done.code, done.errors))
@@ -42,5 +52,8 @@ def test_twelve_ranks_meet_on_an_overloaded_machine(runner: SlurmJobRunner) -> N
 
 def test_a_good_run_exits_with_zero_while_gloos_threads_run() -> None:
     mpi = there("mpich")
-    codes = [mpi.run(2, SRUNDDP, "--quiet", str(PROGRAMS / "torchrun_style.py")).code for _ in range(ENDS)]
+    codes = [
+        mpi.run(2, SRUNDDP, "--quiet", str(PROGRAMS / "torchrun_style.py")).code
+        for _ in range(ENDS)
+    ]
     assert codes == [0] * ENDS

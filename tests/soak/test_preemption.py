@@ -1,4 +1,6 @@
-"""Jobs that are signalled or cancelled at random moments: each has its checkpoint, and resumes where it is requeued."""
+"""Jobs that are signalled or cancelled at random moments: each has its checkpoint, and resumes
+where it is requeued.
+"""
 
 from __future__ import annotations
 

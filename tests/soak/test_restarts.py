@@ -1,4 +1,6 @@
-"""``--restarts``: each kind of failure again and again, and failures, also of srunddp itself, amid restarts."""
+"""``--restarts``: each kind of failure again and again, and failures, also of srunddp itself, amid
+restarts.
+"""
 
 from __future__ import annotations
 
@@ -25,9 +27,18 @@ from tests.soak.conftest import Show
 
 pytestmark = pytest.mark.soak
 
-COUNTS = {"sigkill": 20, "exception": 20, **dict.fromkeys(CAUSES.keys() - {"sigkill", "exception"}, 5), "memory": 5}
-# Open MPI's own variables by the names that a script of torchrun's reads: a way to rank 0 without MPI.
-BY_ENV = 'RANK=$OMPI_COMM_WORLD_RANK WORLD_SIZE=$OMPI_COMM_WORLD_SIZE LOCAL_RANK=$OMPI_COMM_WORLD_LOCAL_RANK exec "$@"'
+COUNTS = {
+    "sigkill": 20,
+    "exception": 20,
+    **dict.fromkeys(CAUSES.keys() - {"sigkill", "exception"}, 5),
+    "memory": 5,
+}
+# Open MPI's own variables by the names that a script of torchrun's reads: a way to rank 0 without
+# MPI.
+BY_ENV = (
+    "RANK=$OMPI_COMM_WORLD_RANK WORLD_SIZE=$OMPI_COMM_WORLD_SIZE"
+    ' LOCAL_RANK=$OMPI_COMM_WORLD_LOCAL_RANK exec "$@"'
+)
 CAMPAIGNS, MOST = 100, 3
 LAUNCHERS = ("none", "pmi2", *sorted(MPIS))
 ENDS_WITHIN = 30.0
@@ -96,12 +107,20 @@ def drawn(draw: random.Random) -> Plan:
         children=not stubborn and draw.random() < 0.4,  # which would ignore SIGTERM too
         steps=150,
         heartbeat=draw.random() < 0.8,
-        options=(f"--restarts={MOST}", "--restart-grace=1s", "--timeout=15s", *warm, *by_env(launcher)),
+        options=(
+            f"--restarts={MOST}",
+            "--restart-grace=1s",
+            "--timeout=15s",
+            *warm,
+            *by_env(launcher),
+        ),
     )
 
 
 def disturb(run: Run, draw: random.Random) -> tuple[set[int], str]:
-    """Kill some ranks' processes, one or two at a time, amid a restart or not; returns whose, and what came last."""
+    """Kill some ranks' processes, one or two at a time, amid a restart or not; returns whose, and
+    what came last.
+    """
     supervisors = {rank: said["supervisor"] for rank, said in run.ready().items()}
     killed: set[int] = set()
     for _ in range(draw.randint(1, MOST + 1)):
@@ -111,7 +130,9 @@ def disturb(run: Run, draw: random.Random) -> tuple[set[int], str]:
         if run.process.poll() is not None:
             break
         if kind == "cancel":
-            run.site.cluster.cancel_all() if run.site.cluster else os.kill(run.process.pid, signal.SIGTERM)
+            run.site.cluster.cancel_all() if run.site.cluster else os.kill(
+                run.process.pid, signal.SIGTERM
+            )
             return killed, kind
         ranks = draw.sample(range(WORLD_SIZE), 2 if kind == "two" else 1)
         killed |= {*ranks}
@@ -126,18 +147,32 @@ def disturb(run: Run, draw: random.Random) -> tuple[set[int], str]:
 
 def problems(killed: set[int], last: str, result: Result) -> list[str]:
     """What is not as it should be."""
-    restarts = [int(each) for each in re.findall(rf"srunddp: restart (\d) of {MOST}: all ranks", result.errors)]
-    found = [f"left: {result.left}"] * bool(result.left) + ["it did not end"] * (result.code is None)
+    restarts = [
+        int(each)
+        for each in re.findall(rf"srunddp: restart (\d) of {MOST}: all ranks", result.errors)
+    ]
+    found = [f"left: {result.left}"] * bool(result.left) + ["it did not end"] * (
+        result.code is None
+    )
     if restarts != list(range(1, len(restarts) + 1)) or len(restarts) > MOST:
         found.append(f"restarts {restarts}")
-    # With explicit variables nobody knows the launcher: its SIGTERM, and its SIGKILL of srunddp later, are causes.
-    named = [verdict for verdict in result.verdicts if last != "cancel" or verdict.code not in (137, 143)]
+    # With explicit variables nobody knows the launcher: its SIGTERM, and its SIGKILL of srunddp
+    # later, are causes.
+    named = [
+        verdict for verdict in result.verdicts if last != "cancel" or verdict.code not in (137, 143)
+    ]
     found += [f"{verdict}" for verdict in named if not set(verdict.ranks) <= killed]
     if last == "worker":
-        ended = f"srunddp: ended with 0 after {len(restarts)} restart" in result.errors or not restarts
+        ended = (
+            f"srunddp: ended with 0 after {len(restarts)} restart" in result.errors or not restarts
+        )
         refused = "srunddp: not restarted: " in result.errors
         amid = "killed by SIGKILL" in result.errors.rpartition("all ranks start anew")[2]
-        good = (ended and not refused) if result.code == 0 else (result.code in (137, 69) and (refused or amid))
+        good = (
+            (ended and not refused)
+            if result.code == 0
+            else (result.code in (137, 69) and (refused or amid))
+        )
         found += [f"exit code {result.code}"] * (not good)
     elif last == "supervisor" and result.code == 0:
         found.append("exit code 0")
@@ -145,7 +180,9 @@ def problems(killed: set[int], last: str, result: Result) -> list[str]:
 
 
 @pytest.mark.parametrize("seed", range(CAMPAIGNS))
-def test_failures_at_random_moments_of_restarts(seed: int, runner: SlurmJobRunner, tmp_path: Path) -> None:
+def test_failures_at_random_moments_of_restarts(
+    seed: int, runner: SlurmJobRunner, tmp_path: Path
+) -> None:
     draw = random.Random(seed)
     plan = drawn(draw)
     where: Sites = sites(runner.cluster, tmp_path)
@@ -157,13 +194,16 @@ def test_failures_at_random_moments_of_restarts(seed: int, runner: SlurmJobRunne
     with started(plan, where.of(plan), words) as run:
         killed, last = disturb(run, draw)
         run.failing()
-        result = run.finish(2 * ENDS_WITHIN if plan.torch else ENDS_WITHIN)  # torch is imported anew by six ranks
+        # torch is imported anew by six ranks.
+        result = run.finish(2 * ENDS_WITHIN if plan.torch else ENDS_WITHIN)
     assert problems(killed, last, result) == [], (plan, killed, last, result.describe())
 
 
 def test_the_time_limit_ends_a_run_that_starts_anew_all_the_time(runner: SlurmJobRunner) -> None:
     script = runner.cluster.shared / "fails_again.py"
-    script.write_text("import os, time, srunddp\nsrunddp.heartbeat()\ntime.sleep(0.3)\nos._exit(9)\n")
+    script.write_text(
+        "import os, time, srunddp\nsrunddp.heartbeat()\ntime.sleep(0.3)\nos._exit(9)\n"
+    )
     job = submit(runner, "limit", f"srun -n2 {SRUNDDP} --restarts=9999 {script}\n", "--time=1")
     until(job.is_over, [job], 240.0)
     assert job.state == "TIMEOUT", job

@@ -1,4 +1,6 @@
-"""Trainings that are killed and signalled at random moments, again and again, end as if nothing had happened."""
+"""Trainings that are killed and signalled at random moments, again and again, end as if nothing had
+happened.
+"""
 
 from __future__ import annotations
 
@@ -30,8 +32,17 @@ KILLED = 128 + signal.SIGKILL
 def begin(training: Training, number: int) -> list[subprocess.Popen[str]]:
     """The ranks of a made-up step of Slurm, each started by srunddp."""
     training.clear()
-    command = (*SRUNDDP, "--quiet", str(PROGRAMS / "resumable.py"), str(training.folder), *training.arguments)
-    job = {"SLURM_JOB_ID": str(1_000_000 + 1000 * (os.getpid() % 100_000) + number), "OMP_NUM_THREADS": "1"}
+    command = (
+        *SRUNDDP,
+        "--quiet",
+        str(PROGRAMS / "resumable.py"),
+        str(training.folder),
+        *training.arguments,
+    )
+    job = {
+        "SLURM_JOB_ID": str(1_000_000 + 1000 * (os.getpid() % 100_000) + number),
+        "OMP_NUM_THREADS": "1",
+    }
     return [
         subprocess.Popen(
             command,
@@ -56,7 +67,9 @@ def end(ranks: list[subprocess.Popen[str]]) -> tuple[list[int], str]:
 
 
 def kill(training: Training, number: int, draw: random.Random) -> list[str]:
-    """Start the training, and kill a rank at a random moment, every third time amid a save; what it hit."""
+    """Start the training, and kill a rank at a random moment, every third time amid a save; what it
+    hit.
+    """
     ranks, first = begin(training, number), training.step()
     assert until(training.started, LONG), end(ranks)
     rank = draw.randrange(training.ranks)

@@ -1,4 +1,6 @@
-"""``--spare-nodes``: each node's loss again and again, and losses, cuts and ends at random moments of each other."""
+"""``--spare-nodes``: each node's loss again and again, and losses, cuts and ends at random moments
+of each other.
+"""
 
 from __future__ import annotations
 
@@ -33,14 +35,19 @@ pytestmark = pytest.mark.soak
 
 TIMES = 5
 CAMPAIGNS = 60
-RESULTS = os.environ.get("SRUNDDP_SOAK_RESULTS")  # a folder; campaigns that are in it are not run again
+# A folder; campaigns that are in it are not run again.
+RESULTS = os.environ.get("SRUNDDP_SOAK_RESULTS")
 ENDS_WITHIN = 60.0
 HARMS = ("lose", "cut", "step", "supervisor", "worker", "cancel")
 
 
 @pytest.mark.parametrize("name", [node.name for node in NODES])
-def test_the_loss_of_each_node_again_and_again(name: str, whole: str, runner: SlurmJobRunner, show: Show) -> None:  # noqa: F811
-    """Training goes on within the detection and 1.5 times a restart after a killed worker, in the same minutes."""
+def test_the_loss_of_each_node_again_and_again(
+    name: str, whole: str, runner: SlurmJobRunner, show: Show
+) -> None:
+    """Training goes on within the detection and 1.5 times a restart after a killed worker, in the
+    same minutes.
+    """
     gaps, restarts = [], []
     for number in range(2):
         with training(runner, f"restart-{name}-{number}") as run:
@@ -59,7 +66,8 @@ def test_the_loss_of_each_node_again_and_again(name: str, whole: str, runner: Sl
             gaps.append(run.gap(began))
             completed(run)
     show(
-        f"{name}: {TIMES} of {TIMES}, seconds to the next step {sorted(gaps)}, after a killed worker {sorted(restarts)}"
+        f"{name}: {TIMES} of {TIMES}, seconds to the next step {sorted(gaps)}, after a killed"
+        f" worker {sorted(restarts)}"
     )
     assert not gaps or median(gaps) < FENCE + 1.5 * median(restarts)
 
@@ -91,7 +99,9 @@ def harm(run: SpareRun, what: str, name: str, stack: ExitStack, draw: random.Ran
             os.kill(supervisors(name)[0] if what == "supervisor" else worker(name), signal.SIGKILL)
 
 
-def problems(run: SpareRun, harms: list[tuple[str, str]], code: int | None, whole: str) -> list[str]:  # noqa: F811
+def problems(
+    run: SpareRun, harms: list[tuple[str, str]], code: int | None, whole: str
+) -> list[str]:
     """What is not as it should be."""
     said, found = run.said(), []
     harmed = {name for _, name in harms}
@@ -108,27 +118,41 @@ def problems(run: SpareRun, harms: list[tuple[str, str]], code: int | None, whol
         found.append("srun did not end")
     if not over and code == 0 and not cancelled:
         found.append("exit code 0 without an end")
-    if not over and not cancelled and not re.search(r"not restarted|no spare node|have met|lost|failed|cut off", said):
+    if (
+        not over
+        and not cancelled
+        and not re.search(r"not restarted|no spare node|have met|lost|failed|cut off", said)
+    ):
         found.append("no verdict")
     return found
 
 
 @pytest.mark.parametrize("seed", range(CAMPAIGNS))
-def test_losses_at_random_moments_of_each_other(seed: int, whole: str, runner: SlurmJobRunner) -> None:  # noqa: F811
+def test_losses_at_random_moments_of_each_other(
+    seed: int, whole: str, runner: SlurmJobRunner
+) -> None:
     done = Path(RESULTS, f"spare-{seed}.json") if RESULTS else None
     if done and done.exists():
         return
     draw = random.Random(seed)
     spare, names = draw.choice((1, 2)), [node.name for node in NODES]
-    harms = [(draw.choices(HARMS, (4, 4, 2, 2, 1, 1))[0], draw.choice(names)) for _ in range(draw.randint(1, 3))]
+    harms = [
+        (draw.choices(HARMS, (4, 4, 2, 2, 1, 1))[0], draw.choice(names))
+        for _ in range(draw.randint(1, 3))
+    ]
     with training(runner, f"campaign-{seed}", spare=spare) as run, ExitStack() as stack:
         until(run.training)
         for what, name in harms:
             harm(run, what, name, stack, draw)
             time.sleep(draw.choice((0.0, draw.uniform(0.0, 3.0), draw.uniform(0.0, 25.0))))
-        # Slurm waits for nodes that are lost; what counts is when the last of ours has ended on the others.
+        # Slurm waits for nodes that are lost; what counts is when the last of ours has ended on the
+        # others.
         reached = {node.name for node in NODES} - {*run.lost}
-        until(lambda: not any(supervisors(name) for name in reached), ENDS_WITHIN, lambda: (harms, run.said()))
+        until(
+            lambda: not any(supervisors(name) for name in reached),
+            ENDS_WITHIN,
+            lambda: (harms, run.said()),
+        )
         stack.close()
         code = run.finish(ENDS_WITHIN)
         whole_spare = whole if spare == 1 else next(iter(run.weights()), "")

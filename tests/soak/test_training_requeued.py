@@ -1,4 +1,6 @@
-"""Trainings that reach their time limit, again and again: each ends in its next start, to the bit."""
+"""Trainings that reach their time limit, again and again: each ends in its next start, to the
+bit.
+"""
 
 from __future__ import annotations
 
@@ -28,11 +30,19 @@ def whole(runner: SlurmJobRunner) -> Trained:
     return trained(job)
 
 
-def test_a_time_limit_costs_nothing_at_any_moment(runner: SlurmJobRunner, whole: Trained, show: Show) -> None:
-    """By ``--signal=USR2@30``, which Slurm sends up to 60 s before the end, and by the known end of the job."""
+def test_a_time_limit_costs_nothing_at_any_moment(
+    runner: SlurmJobRunner, whole: Trained, show: Show
+) -> None:
+    """By ``--signal=USR2@30``, which Slurm sends up to 60 s before the end, and by the known end of
+    the job.
+    """
     draw, results = random.Random(0), []
     for number in range(ROUNDS):
-        jobs = [(kind, started(runner, kind, f"{number}-{each}", draw)) for kind in CAUSES for each in range(EACH)]
+        jobs = [
+            (kind, started(runner, kind, f"{number}-{each}", draw))
+            for kind in CAUSES
+            for each in range(EACH)
+        ]
         every = [job for _, job in jobs]
         until(partial(look, every), every, ROUND)
         results += [(kind, wrong(job, CAUSES[kind], REQUEUED, whole), job) for kind, job in jobs]
@@ -47,7 +57,11 @@ def started(runner: SlurmJobRunner, kind: str, name: str, draw: random.Random) -
     else:
         options, lead, pace = "--time=1", draw.uniform(8.0, 28.0), draw.uniform(0.2, 0.25)
     return training(
-        runner, f"{kind} {name}", *options.split(), settings=f"--preemption.lead-seconds={lead:.2f}", pace=pace
+        runner,
+        f"{kind} {name}",
+        *options.split(),
+        settings=f"--preemption.lead-seconds={lead:.2f}",
+        pace=pace,
     )
 
 
@@ -55,6 +69,13 @@ def table(results: list[tuple[str, list[str], Job]]) -> str:
     lines = []
     for kind, cause in CAUSES.items():
         ours = [(broken, job) for of, broken, job in results if of == kind]
-        good = [int(found(job.output, STOPPED.format(cause, REQUEUED))) for broken, job in ours if not broken]
-        lines.append(f"{kind}: {len(good)} of {len(ours)} equal to the bit, stopped after the steps {sorted(good)}")
+        good = [
+            int(found(job.output, STOPPED.format(cause, REQUEUED)))
+            for broken, job in ours
+            if not broken
+        ]
+        lines.append(
+            f"{kind}: {len(good)} of {len(ours)} equal to the bit, stopped after the steps"
+            f" {sorted(good)}"
+        )
     return "\n".join(lines)

@@ -35,9 +35,15 @@ def project(tmp_path: Path) -> Path:
     (top / "__pycache__").mkdir()
     (top / "__pycache__" / "x.pyc").write_bytes(b"x" * 512)
     os.mkfifo(top / "fifo")
-    with socket.socket(socket.AF_UNIX) as line, contextlib.chdir(top):  # its path may have 107 letters
+    # Its path may have 107 letters.
+    with socket.socket(socket.AF_UNIX) as line, contextlib.chdir(top):
         line.bind("socket")
-    for name, target in {"near": "./run.sh", "a/up": "../run.sh", "gone": "nowhere", "a/top": ".."}.items():
+    for name, target in {
+        "near": "./run.sh",
+        "a/up": "../run.sh",
+        "gone": "nowhere",
+        "a/top": "..",
+    }.items():
         (top / name).symlink_to(target)
     (top / "whole").symlink_to(top / "a")
     (top / "round").symlink_to("a/../run.sh")
@@ -59,12 +65,18 @@ def sha256_of(archive: Path) -> str:
 
 
 def contents(top: Path) -> dict[str, object]:
-    """Files with text, time and whether they are programs; links with the place they lead to; folders."""
+    """Files with text, time and whether they are programs; links with the place they lead to;
+    folders.
+    """
     found: dict[str, object] = {}
     for path in top.rglob("*"):
         status = path.lstat()
         if stat.S_ISREG(status.st_mode):
-            content: object = (path.read_bytes(), int(status.st_mtime), bool(status.st_mode & 0o100))
+            content: object = (
+                path.read_bytes(),
+                int(status.st_mtime),
+                bool(status.st_mode & 0o100),
+            )
         else:
             content = "folder" if path.is_dir() else ""
         if stat.S_ISLNK(status.st_mode):
@@ -82,14 +94,23 @@ def test_folder_comes_out_as_it_went_in(project: Path) -> None:
     assert not {"fifo", "socket"} & {*os.listdir(place)}
     assert not os.path.isabs(os.readlink(place / "whole"))
     modes = {
-        stat.S_IMODE(path.lstat().st_mode) for path in place.rglob("*") if path.is_file() and not path.is_symlink()
+        stat.S_IMODE(path.lstat().st_mode)
+        for path in place.rglob("*")
+        if path.is_file() and not path.is_symlink()
     }
     assert modes == {0o600, 0o700}
 
 
-def test_python_without_filters_unpacks_the_same(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_python_without_filters_unpacks_the_same(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delattr(tarfile, "data_filter", raising=False)  # as before 3.11.4
-    monkeypatch.setattr(tarfile.TarFile, "extraction_filter", staticmethod(lambda member, path: member), raising=False)
+    monkeypatch.setattr(
+        tarfile.TarFile,
+        "extraction_filter",
+        staticmethod(lambda member, path: member),
+        raising=False,
+    )
     _, place = there_and_back(project)
     assert contents(place) == contents(project)
 
@@ -109,7 +130,9 @@ def test_pattern_leaves_out_name_or_path(project: Path) -> None:
 @pytest.mark.parametrize("target", ["../../new/victim", "../..", "/etc/hostname"])
 def test_link_that_leads_out_is_named(project: Path, tmp_path: Path, target: str) -> None:
     (project / "a" / "data").symlink_to(target)
-    with pytest.raises(ConfigError, match=r"a/data is a link to .*out of the folder.*--exclude=a/data"):
+    with pytest.raises(
+        ConfigError, match=r"a/data is a link to .*out of the folder.*--exclude=a/data"
+    ):
         pack(str(project), str(tmp_path / "a.tar"))
 
 
@@ -126,7 +149,9 @@ def test_link_to_interpreter_is_made_again(tmp_path: Path) -> None:
     assert os.readlink(place / "bin" / "python3") == real
 
 
-@pytest.mark.parametrize(("name", "target"), [("bin/tool", "env"), ("lib/python", "env"), ("bin/python", "")])
+@pytest.mark.parametrize(
+    ("name", "target"), [("bin/tool", "env"), ("lib/python", "env"), ("bin/python", "")]
+)
 def test_other_link_out_is_no_interpreter(tmp_path: Path, name: str, target: str) -> None:
     path = tmp_path / "env" / name
     path.parent.mkdir(parents=True)
@@ -150,7 +175,9 @@ CHANGES: dict[str, tuple[Callable[[Path], object], str]] = {
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_file_that_changes_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: str) -> None:
+def test_file_that_changes_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: str
+) -> None:
     """It changes after its size is known, and before it is read."""
     act, said = CHANGES[change]
     at_reading(monkeypatch, made(tmp_path), act)
@@ -158,7 +185,9 @@ def test_file_that_changes_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         pack(str(tmp_path / "proj"), str(tmp_path / "a.tar"))
 
 
-def test_file_that_grows_is_packed_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_file_that_grows_is_packed_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As the log of the job that packs it."""
     at_reading(monkeypatch, made(tmp_path), lambda path: path.write_bytes(b"x" * 10 + b"y" * 5))
     packed, place = there_and_back(tmp_path / "proj")
@@ -221,19 +250,28 @@ def test_other_archive_is_refused_before_writing(project: Path, tmp_path: Path) 
     data = bytearray(archive.read_bytes())
     for spoiled in (data[:-512], data[:600] + b"X" + data[601:], data + b"x"):
         archive.write_bytes(spoiled)
-        with pytest.raises(ConfigError, match=r"a\.tar has the SHA-256 .*; expected .* -> stage it again"):
+        with pytest.raises(
+            ConfigError, match=r"a\.tar has the SHA-256 .*; expected .* -> stage it again"
+        ):
             unpack(str(archive), str(tmp_path / "new"), sha256=packed.sha256, links={})
     assert sorted(os.listdir(tmp_path)) == ["a.tar", "proj"]
 
 
-@pytest.mark.skipif(not hasattr(tarfile, "data_filter"), reason="Python has no filters before 3.11.4")
+@pytest.mark.skipif(
+    not hasattr(tarfile, "data_filter"), reason="Python has no filters before 3.11.4"
+)
 @pytest.mark.parametrize("name", ["{}/victim", "../victim"])
 def test_nothing_is_written_outside_the_folder(tmp_path: Path, name: str) -> None:
     """Whoever made the archive, and though its hash is right."""
     with tarfile.open(tmp_path / "a.tar", "w") as tar:
         tar.addfile(tarfile.TarInfo(name.format(tmp_path)))
     with contextlib.suppress(ConfigError):
-        unpack(str(tmp_path / "a.tar"), str(tmp_path / "new"), sha256=sha256_of(tmp_path / "a.tar"), links={})
+        unpack(
+            str(tmp_path / "a.tar"),
+            str(tmp_path / "new"),
+            sha256=sha256_of(tmp_path / "a.tar"),
+            links={},
+        )
     assert {*os.listdir(tmp_path)} <= {"a.tar", "new"}
 
 
@@ -243,7 +281,9 @@ def test_full_disk_is_named_and_left_empty(tmp_path: Path) -> None:
         (tmp_path / "proj" / str(number)).write_bytes(bytes(1 << 20))
     packed = pack(str(tmp_path / "proj"), str(tmp_path / "a.tar"))
     with small_disk(tmp_path / "disk", "3m") as disk:
-        with pytest.raises(ConfigError, match=f"^{disk}/new cannot be written: No space left on device; "):
+        with pytest.raises(
+            ConfigError, match=f"^{disk}/new cannot be written: No space left on device; "
+        ):
             unpack(str(tmp_path / "a.tar"), str(disk / "new"), sha256=packed.sha256, links={})
         assert os.listdir(disk) == []
         with pytest.raises(OSError, match="No space left on device"):

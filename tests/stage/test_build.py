@@ -1,4 +1,6 @@
-"""An environment is built by uv, by a lock; it runs wherever it is moved to, and is there whole or not."""
+"""An environment is built by uv, by a lock; it runs wherever it is moved to, and is there whole or
+not.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ Build = Callable[..., dict[str, str]]
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder in which ``srunddp stage build`` made an environment of wheels, which was moved to ``moved env``."""
+    """A folder in which ``srunddp stage build`` made an environment of wheels, which was moved to
+    ``moved env``.
+    """
     top = tmp_path_factory.mktemp("whole")
     own_wheels(top / "wheels")
     wheel(top / "wheels", "tool", requires=("dep>=1",))
@@ -37,7 +41,9 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     words = [*SRUNDDP, "stage", "build", "-r", "requirements.txt", "-o", "env", "--wheels=wheels"]
     done = subprocess.run(words, cwd=top, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith(f"{top}/env: {len(own_requirements()) + 3} packages, torch 0.1, Python 3.")
+    assert done.stdout.startswith(
+        f"{top}/env: {len(own_requirements()) + 3} packages, torch 0.1, Python 3."
+    )
     assert "note" not in done.stderr
     (top / "env").rename(top / "moved env")
     return top
@@ -45,7 +51,9 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def ran(*words: str | Path, **variables: str) -> str:
     environment = {"PATH": "/usr/bin:/bin", "HOME": "/nonexistent"} | variables
-    done = subprocess.run(words, env=environment, cwd="/", capture_output=True, text=True, timeout=180)
+    done = subprocess.run(
+        words, env=environment, cwd="/", capture_output=True, text=True, timeout=180
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -56,7 +64,10 @@ def test_moved_environment_runs_its_scripts(whole: Path) -> None:
     (whole / "link").symlink_to(moved / "bin" / "dep")
     assert ran(whole / "link") == f"dep 2.0 under {moved}\n"
     script = 'set -e; . "$1"; echo "$VIRTUAL_ENV"; tool'
-    assert ran("bash", "-c", script, "bash", moved / "bin" / "activate") == f"{moved}\ntool 1.0 under {moved}\n"
+    assert (
+        ran("bash", "-c", script, "bash", moved / "bin" / "activate")
+        == f"{moved}\ntool 1.0 under {moved}\n"
+    )
 
 
 def test_moved_environment_runs_srunddp(whole: Path) -> None:
@@ -77,7 +88,11 @@ def test_moved_environment_runs_srunddp(whole: Path) -> None:
 def test_moved_environment_does_not_name_its_old_folder(whole: Path) -> None:
     """But for bytecode, whose paths Python corrects when it reads it."""
     moved = whole / "moved env"
-    files = [path for path in moved.rglob("*") if path.is_file() and not path.is_symlink() and path.suffix != ".pyc"]
+    files = [
+        path
+        for path in moved.rglob("*")
+        if path.is_file() and not path.is_symlink() and path.suffix != ".pyc"
+    ]
     assert not [path for path in files if b"env.partial-" in path.read_bytes()]
     code = "import srunddp.errors; print(srunddp.errors.one_line.__code__.co_filename)"
     assert ran(moved / "bin" / "python", "-c", code).startswith(f"{moved}/lib/")
@@ -94,10 +109,17 @@ def test_bytecode_is_never_compared_with_its_source(whole: Path) -> None:
 
 def test_lock_names_each_version_and_hash(whole: Path) -> None:
     lock = (whole / "moved env" / LOCK).read_text()
-    pins = re.findall(r"^([\w.-]+)==[\w.+]+ \\\n    --hash=sha256:[0-9a-f]{64}$", lock, re.MULTILINE)
+    pins = re.findall(
+        r"^([\w.-]+)==[\w.+]+ \\\n    --hash=sha256:[0-9a-f]{64}$", lock, re.MULTILINE
+    )
     assert pins == sorted(pins)
     assert len(pins) * 2 == len(lock.splitlines())
-    assert {*pins} == {"dep", "tool", "torch", *(each.partition(">")[0] for each in own_requirements())}
+    assert {*pins} == {
+        "dep",
+        "tool",
+        "torch",
+        *(each.partition(">")[0] for each in own_requirements()),
+    }
 
 
 @pytest.fixture
@@ -108,10 +130,16 @@ def quick(tmp_path: Path, whole: Path, monkeypatch: pytest.MonkeyPatch) -> Itera
     monkeypatch.setenv("UV_CACHE_DIR", str(whole / "cache"))
     (tmp_path / "wheels").mkdir()
 
-    def act(requirements: str, wheels: Path | None = Path("wheels"), **options: bool) -> dict[str, str]:
+    def act(
+        requirements: str, wheels: Path | None = Path("wheels"), **options: bool
+    ) -> dict[str, str]:
         (tmp_path / "requirements.txt").write_text(requirements)
         return build(
-            Path("requirements.txt"), Path("env"), wheels, **{"online": False} | options, say=lambda line: None
+            Path("requirements.txt"),
+            Path("env"),
+            wheels,
+            **{"online": False} | options,
+            say=lambda line: None,
         )
 
     yield act
@@ -153,19 +181,31 @@ def test_changed_wheel_is_refused(quick: Build, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("wanted", "named"),
-    [("nosuch", "nosuch was not found"), ("dep>=3", "you require dep>=3"), ("needy", "absent was not found")],
+    [
+        ("nosuch", "nosuch was not found"),
+        ("dep>=3", "you require dep>=3"),
+        ("needy", "absent was not found"),
+    ],
 )
-def test_missing_wheel_is_named_in_one_line(quick: Build, tmp_path: Path, wanted: str, named: str) -> None:
+def test_missing_wheel_is_named_in_one_line(
+    quick: Build, tmp_path: Path, wanted: str, named: str
+) -> None:
     wheel(tmp_path / "wheels", "dep")
     wheel(tmp_path / "wheels", "needy", requires=("absent>=2",))
-    with pytest.raises(ConfigError, match=rf"uv: No solution found [^\n]*{named}[^\n]*--online[^\n]*env\.log\)$"):
+    with pytest.raises(
+        ConfigError, match=rf"uv: No solution found [^\n]*{named}[^\n]*--online[^\n]*env\.log\)$"
+    ):
         quick(wanted)
     assert "No solution" in (tmp_path / "env.log").read_text()
     assert not (tmp_path / "env").exists()
 
 
-def test_fetched_packages_are_found_offline(quick: Build, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Online the user's settings for uv rule, and what has no wheel is built; later its cache is enough."""
+def test_fetched_packages_are_found_offline(
+    quick: Build, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Online the user's settings for uv rule, and what has no wheel is built; later its cache is
+    enough.
+    """
     index = tmp_path / "index"
     for package in (wheel(tmp_path, "dep"), wheel(tmp_path, "extra"), source(tmp_path)):
         (index / package.name.partition("-")[0]).mkdir(parents=True)
@@ -182,7 +222,9 @@ def test_fetched_packages_are_found_offline(quick: Build, tmp_path: Path, monkey
     assert lock_of(tmp_path / "env") == lock
 
 
-@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), KeyboardInterrupt()], ids=["full", "break"])
+@pytest.mark.parametrize(
+    "error", [OSError(28, "No space left on device"), KeyboardInterrupt()], ids=["full", "break"]
+)
 def test_failed_build_leaves_nothing(
     quick: Build, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException
 ) -> None:
@@ -204,12 +246,17 @@ def test_missing_uv_is_named(tmp_path: Path) -> None:
     environment = os.environ | {"PATH": str(tmp_path)}
 
     def said() -> str:
-        done = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120)
+        done = subprocess.run(
+            words, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120
+        )
         assert done.returncode == 78
         return done.stderr.removeprefix("srunddp: error: ")
 
     assert said().startswith("requirements.txt is not there; ")
     (tmp_path / "requirements.txt").write_text("")
-    assert said() == "there is no uv; expected it where an environment is built -> pip install srunddp[stage]\n"
+    assert (
+        said() == "there is no uv; expected it where an environment is built -> pip install"
+        " srunddp[stage]\n"
+    )
     (tmp_path / "uv").symlink_to(shutil.which("false") or "")
     assert said().startswith("uv: ")

@@ -71,7 +71,10 @@ def test_folder_is_seen_by_what_is_in_it(tmp_path: Path, project: Path, job: Pat
     other = tmp_path / "other"
     other.mkdir()
     with node(job) as here:
-        places = [{"path": str(path), "mark": mark(str(project))} for path in (project, other, tmp_path / "none")]
+        places = [
+            {"path": str(path), "mark": mark(str(project))}
+            for path in (project, other, tmp_path / "none")
+        ]
         answer = here.ask("look", places=places, python="/no/python")
     assert (answer["sees"], answer["python"]) == ("100", False)
 
@@ -98,7 +101,9 @@ def test_copy_is_for_its_user_alone(project: Path, job: Path) -> None:
         assert (place.path, place.here) == (str(project), str(copy))
         shown = subprocess.run([job / "srunddp", "--version"], capture_output=True, text=True)
         assert shown.stdout == f"{copy}/train.py --version\n"
-        open_to_others = [path for path in (job, *job.rglob("*")) if stat.S_IMODE(path.lstat().st_mode) & 0o077]
+        open_to_others = [
+            path for path in (job, *job.rglob("*")) if stat.S_IMODE(path.lstat().st_mode) & 0o077
+        ]
     assert not open_to_others
     assert not (job / "project-1.tar").exists()
 
@@ -108,7 +113,9 @@ def test_launcher_starts_staged_environment(tmp_path: Path, job: Path) -> None:
     (env / "bin").mkdir(parents=True)
     (env / "pyvenv.cfg").touch()
     (env / "bin" / "python").symlink_to("/usr/bin/env")
-    (env / "bin" / "srunddp").write_text('#!/bin/sh\necho "$VIRTUAL_ENV $SRUNDDP_STAGED $@"\ncommand -v srunddp\n')
+    (env / "bin" / "srunddp").write_text(
+        '#!/bin/sh\necho "$VIRTUAL_ENV $SRUNDDP_STAGED $@"\ncommand -v srunddp\n'
+    )
     (env / "bin" / "srunddp").chmod(0o755)
     with node(job) as here:
         here.look(env)
@@ -127,7 +134,9 @@ PLANTED: dict[str, Callable[[Path], object]] = {
 
 
 @pytest.mark.parametrize("kind", PLANTED)
-def test_folder_planted_by_another_user_is_refused(tmp_path: Path, project: Path, kind: str) -> None:
+def test_folder_planted_by_another_user_is_refused(
+    tmp_path: Path, project: Path, kind: str
+) -> None:
     if kind == "owner" and os.geteuid():
         pytest.skip("only root can give a folder away")
     (tmp_path / "base" / "victim").mkdir(parents=True, mode=0o700)
@@ -135,7 +144,8 @@ def test_folder_planted_by_another_user_is_refused(tmp_path: Path, project: Path
     with node(tmp_path / "base" / "sdd-0-17") as here:
         found, _, hint = here.look(project)["error"]
     assert found.startswith(
-        f"{tmp_path}/base" + ("/sdd-0-17 is there, of user" if kind != "base" else " may be changed")
+        f"{tmp_path}/base"
+        + ("/sdd-0-17 is there, of user" if kind != "base" else " may be changed")
     )
     assert "--dir" in hint
     assert not list((tmp_path / "base" / "victim").iterdir())
@@ -162,7 +172,9 @@ def test_end_of_job_removes_folder(project: Path, job: Path) -> None:
 
 
 def test_written_files_stay_however_often_cleaned(project: Path, job: Path) -> None:
-    """Also when the job is started again and stages there again, and when a later job stages on the node."""
+    """Also when the job is started again and stages there again, and when a later job stages on the
+    node.
+    """
     with kept(job, project) as (_, copy):
         (copy / "runs" / "first").mkdir(parents=True)
         (copy / "runs" / "first" / "loss.txt").write_text("0.5")
@@ -181,9 +193,16 @@ def test_written_files_stay_however_often_cleaned(project: Path, job: Path) -> N
     os.utime(job, (0, 0))
     with node(job.with_name("sdd-0-18")) as later:
         later.look(project)
-    for number, written in ((1, {"runs/first/loss.txt", "latest", "data/one", "old.py"}), (2, {"result"})):
+    for number, written in (
+        (1, {"runs/first/loss.txt", "latest", "data/one", "old.py"}),
+        (2, {"result"}),
+    ):
         aside = job / f"project-1.kept-{number}"
-        left = {str(path.relative_to(aside)) for path in aside.rglob("*") if path.is_file() or path.is_symlink()}
+        left = {
+            str(path.relative_to(aside))
+            for path in aside.rglob("*")
+            if path.is_file() or path.is_symlink()
+        }
         assert left == written
 
 
@@ -226,7 +245,10 @@ def test_clean_waits_for_end_of_keeper(project: Path, job: Path) -> None:
 def test_folders_of_ended_jobs_are_removed(tmp_path: Path, project: Path, job: Path) -> None:
     for name in ("sdd-0-3", "sdd-0-4", "sdd-0-5", "sdd-0-6", "sdd-1-3", "sdd-0-x", "sdd-0"):
         (tmp_path / name).mkdir(mode=0o700)
-    with (tmp_path / "sdd-0-5" / "lock").open("w") as rank, (tmp_path / "sdd-0-6" / "keeper").open("w") as keeper:
+    with (
+        (tmp_path / "sdd-0-5" / "lock").open("w") as rank,
+        (tmp_path / "sdd-0-6" / "keeper").open("w") as keeper,
+    ):
         fcntl.flock(rank, fcntl.LOCK_SH)
         fcntl.flock(keeper, fcntl.LOCK_EX)
         for folder in tmp_path.glob("sdd-*"):
@@ -235,7 +257,16 @@ def test_folders_of_ended_jobs_are_removed(tmp_path: Path, project: Path, job: P
         with node(job) as here:
             here.look(project)
     there = {path.name for path in tmp_path.iterdir()}
-    assert there == {"sdd-0-4", "sdd-0-5", "sdd-0-6", "sdd-1-3", "sdd-0-x", "sdd-0", "sdd-0-17", "shared"}
+    assert there == {
+        "sdd-0-4",
+        "sdd-0-5",
+        "sdd-0-6",
+        "sdd-1-3",
+        "sdd-0-x",
+        "sdd-0",
+        "sdd-0-17",
+        "shared",
+    }
 
 
 def test_what_is_sent_imports_standard_library_only() -> None:
@@ -244,5 +275,7 @@ def test_what_is_sent_imports_standard_library_only() -> None:
         for each in ast.walk(ast.parse(source)):
             names = [each.module or ""] if isinstance(each, ast.ImportFrom) else []
             names += [alias.name for alias in each.names] if isinstance(each, ast.Import) else []
-            assert all(one in sent or one.partition(".")[0] in sys.stdlib_module_names for one in names), (name, names)
+            assert all(
+                one in sent or one.partition(".")[0] in sys.stdlib_module_names for one in names
+            ), (name, names)
         sent.add(name)

@@ -1,4 +1,6 @@
-"""Which path is a copy on this node, and what of a run follows it there; with --offline no rank asks a server."""
+"""Which path is a copy on this node, and what of a run follows it there; with --offline no rank
+asks a server.
+"""
 
 from __future__ import annotations
 
@@ -17,14 +19,38 @@ from hypothesis import strategies as st
 from srunddp.errors import ConfigError
 from srunddp.run.cli import _staged_script
 from srunddp.run.script import Script
-from srunddp.stage.paths import VARIABLE, PathMapping, StagedPaths, caches, contradictions, offline, read
+from srunddp.stage.paths import (
+    VARIABLE,
+    PathMapping,
+    StagedPaths,
+    caches,
+    contradictions,
+    offline,
+    read,
+)
 from srunddp.stage.paths import lock as lock_copy
 from tests.conftest import ROOT
-from tests.support.starting import LONG, NODE, SRUNDDP, bare, python, read_line, slurm, srunddp, started, until, write
+from tests.support.starting import (
+    LONG,
+    NODE,
+    SRUNDDP,
+    bare,
+    python,
+    read_line,
+    slurm,
+    srunddp,
+    started,
+    until,
+    write,
+)
 from tests.support.worlds import world
 
 SEEN = StagedPaths(
-    "/f", (PathMapping("project", "/shared/project", "/shared/project"), PathMapping("data", "/d", "/tmp/f/d"))
+    "/f",
+    (
+        PathMapping("project", "/shared/project", "/shared/project"),
+        PathMapping("data", "/d", "/tmp/f/d"),
+    ),
 )
 
 names = st.text("ab.-", min_size=1, max_size=3).filter(lambda name: name not in (".", ".."))
@@ -33,7 +59,9 @@ paths = st.lists(names, min_size=1, max_size=4).map(lambda parts: "/" + "/".join
 
 @given(places=st.dictionaries(paths, paths, min_size=1, max_size=4), path=paths)
 def test_path_is_below_the_longest_place_above_it(places: dict[str, str], path: str) -> None:
-    staged = StagedPaths("/f", tuple(PathMapping("data", shared, here) for shared, here in places.items()))
+    staged = StagedPaths(
+        "/f", tuple(PathMapping("data", shared, here) for shared, here in places.items())
+    )
     above = [shared for shared in places if Path(path).is_relative_to(shared)]
     longest = max(above, key=len, default=None)
     expected = str(Path(places[longest], Path(path).relative_to(longest))) if longest else path
@@ -75,7 +103,9 @@ def test_path_is_found_however_it_is_written(written: str, expected: str) -> Non
     ],
 )
 def test_argument_is_a_path_or_has_one_after_equals(word: str, expected: str) -> None:
-    assert _staged_script(SEEN, Script("/d/train.py", (word,))) == Script("/tmp/f/d/train.py", (expected,))
+    assert _staged_script(SEEN, Script("/d/train.py", (word,))) == Script(
+        "/tmp/f/d/train.py", (expected,)
+    )
     assert _staged_script(SEEN, Script("/d/train", (word,), module=True)) == Script(
         "/d/train", (expected,), module=True
     )
@@ -83,7 +113,13 @@ def test_argument_is_a_path_or_has_one_after_equals(word: str, expected: str) ->
 
 def test_variables_that_name_places_change() -> None:
     """Also those of caches in their usual place."""
-    given = {"PATH": "/usr/bin::/d/bin", "HF_HOME": "/d/hf", "VIRTUAL_ENV": "/other", "DATA": "/d", "HOME": "/h"}
+    given = {
+        "PATH": "/usr/bin::/d/bin",
+        "HF_HOME": "/d/hf",
+        "VIRTUAL_ENV": "/other",
+        "DATA": "/d",
+        "HOME": "/h",
+    }
     assert SEEN.variables(given) == {"PATH": "/usr/bin::/tmp/f/d/bin", "HF_HOME": "/tmp/f/d/hf"}
     caches = {"HF_HOME": "/tmp/f/d/.cache/huggingface", "TORCH_HOME": "/tmp/f/d/.cache/torch"}
     assert SEEN.variables({"HOME": "/d"}) == caches
@@ -100,9 +136,12 @@ def test_variables_that_name_places_change() -> None:
         ("/tmp", {}, "/tmp"),
     ],
 )
-def test_working_directory_is_the_intended_one(folder: str, environ: dict[str, str], expected: str) -> None:
+def test_working_directory_is_the_intended_one(
+    folder: str, environ: dict[str, str], expected: str
+) -> None:
     assert SEEN.intended_cwd(environ, folder) == expected
-    pushed = replace(SEEN, cwd="/d/y")  # by a push in that folder, which counts where a shell has corrected PWD
+    # By a push in that folder, which counts where a shell has corrected PWD.
+    pushed = replace(SEEN, cwd="/d/y")
     assert pushed.intended_cwd({"PWD": "/tmp", "SLURM_SUBMIT_DIR": "/d"}, "/tmp") == "/d/y"
     assert pushed.intended_cwd(environ, "/") == "/d/y"
 
@@ -125,7 +164,9 @@ def test_exported_variable_stays(name: str, value: str) -> None:
     assert set(offline(HOME | {name: value})) == {*offline(HOME)} - {name}
 
 
-@pytest.mark.parametrize(("xdg", "folder"), [("/cache", "/cache"), ("~/c", "/home/u/c"), ("", "/home/u/.cache")])
+@pytest.mark.parametrize(
+    ("xdg", "folder"), [("/cache", "/cache"), ("~/c", "/home/u/c"), ("", "/home/u/.cache")]
+)
 def test_caches_are_where_libraries_look(xdg: str, folder: str) -> None:
     found = caches(HOME | {"XDG_CACHE_HOME": xdg})
     assert found == {"HF_HOME": f"{folder}/huggingface", "TORCH_HOME": f"{folder}/torch"}
@@ -137,7 +178,9 @@ def test_contradiction_is_said_once_by_rank_0(tmp_path: Path) -> None:
     script = 'say("seen", os.environ["HF_HUB_OFFLINE"] + os.environ["TRANSFORMERS_OFFLINE"])'
     with world(tmp_path, script, "--offline", size=2, variables=variables) as it:
         ended = it.wait()
-    said = "srunddp: HF_HUB_OFFLINE=0 is exported, which wins; expected 1 with --offline -> unset it\n"
+    said = (
+        "srunddp: HF_HUB_OFFLINE=0 is exported, which wins; expected 1 with --offline -> unset it\n"
+    )
     assert (ended.codes, ended.errors) == ([0, 0], [said, ""])
     assert [(tmp_path / f"seen.{rank}").read_text() for rank in (0, 1)] == ["01", "01"]
     assert contradictions(dict(zip(SWITCHES, ("on", "YES", "True"), strict=True))) == []
@@ -150,7 +193,9 @@ def test_without_the_option_nothing_is_exported(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two CPUs")
 @pytest.mark.parametrize(("own", "options"), [(False, ("--offline",)), (True, ())])
-def test_ranks_divide_the_cpus_that_they_share(tmp_path: Path, own: bool, options: tuple[str, ...]) -> None:
+def test_ranks_divide_the_cpus_that_they_share(
+    tmp_path: Path, own: bool, options: tuple[str, ...]
+) -> None:
     """One rank has all CPUs, the other the same, or only one: then nobody has its mask."""
     cpus = len(os.sched_getaffinity(0))
     below = {1: ["taskset", "-c", str(min(os.sched_getaffinity(0)))]} if own else {}
@@ -162,7 +207,9 @@ def test_ranks_divide_the_cpus_that_they_share(tmp_path: Path, own: bool, option
 
 
 def test_explain_says_what_offline_exports(tmp_path: Path) -> None:
-    rows = srunddp("explain", "--offline", folder=tmp_path, HF_DATASETS_OFFLINE="off", HOME="/home/u").stdout
+    rows = srunddp(
+        "explain", "--offline", folder=tmp_path, HF_DATASETS_OFFLINE="off", HOME="/home/u"
+    ).stdout
     table = {line.split()[2]: " ".join(line.split()[3:]) for line in rows.splitlines()}
     assert table["HF_HUB_OFFLINE"] == "1 --offline"
     assert table["HF_HOME"] == "/home/u/.cache/huggingface --offline"
@@ -200,7 +247,9 @@ class Copies:
 def copies(tmp_path: Path) -> Copies:
     made = Copies(tmp_path / "staged")
     roles = {PROJECT: "project", DATA: "data", CACHE: "data"}
-    places = [{"role": role, "path": path, "here": str(made.of(path))} for path, role in roles.items()]
+    places = [
+        {"role": role, "path": path, "here": str(made.of(path))} for path, role in roles.items()
+    ]
     write_places(made.folder, places)
     write(made.folder / "lock", "").chmod(0o600)
     for path in roles:
@@ -214,15 +263,29 @@ def write_places(folder: Path, places: list[dict[str, str]], cwd: str = "/") -> 
 
 
 SPOILT: dict[str, tuple[Callable[[Path], object], str]] = {
-    "no file": (lambda folder: (folder / "places.json").unlink(), "places.json cannot be read: No such file"),
-    "no folder": (lambda folder: folder.rename(folder.with_name("x")), "staged cannot be read: No such file"),
+    "no file": (
+        lambda folder: (folder / "places.json").unlink(),
+        "places.json cannot be read: No such file",
+    ),
+    "no folder": (
+        lambda folder: folder.rename(folder.with_name("x")),
+        "staged cannot be read: No such file",
+    ),
     "not JSON": (lambda folder: (folder / "places.json").write_text("{"), "places.json is broken"),
-    "no places": (lambda folder: (folder / "places.json").write_text("[]"), "places.json is broken"),
-    "half a place": (lambda folder: write_places(folder, [{"role": "env"}]), "places.json is broken"),
+    "no places": (
+        lambda folder: (folder / "places.json").write_text("[]"),
+        "places.json is broken",
+    ),
+    "half a place": (
+        lambda folder: write_places(folder, [{"role": "env"}]),
+        "places.json is broken",
+    ),
     "others' folder": (lambda folder: folder.chmod(0o722), "staged may be changed by others"),
     "owner": (lambda folder: os.chown(folder, 4242, -1), "staged belongs to user id 4242"),
     "a link": (
-        lambda folder: folder.rename(folder.with_name("x")).parent.joinpath("staged").symlink_to("x"),
+        lambda folder: (
+            folder.rename(folder.with_name("x")).parent.joinpath("staged").symlink_to("x")
+        ),
         "staged is not a folder",
     ),
 }
@@ -239,9 +302,13 @@ def test_folder_not_ours_alone_is_refused(copies: Copies, how: str) -> None:
         read(copies.variables)
 
 
-@pytest.mark.parametrize(("environ", "found"), [({}, "is not set"), ({VARIABLE: "a/b"}, "is 'a/b'")])
+@pytest.mark.parametrize(
+    ("environ", "found"), [({}, "is not set"), ({VARIABLE: "a/b"}, "is 'a/b'")]
+)
 def test_ranks_of_plain_srunddp_are_told_how_to_start(environ: dict[str, str], found: str) -> None:
-    with pytest.raises(ConfigError, match=f"{VARIABLE} {found}; expected .* -> start the ranks by the path"):
+    with pytest.raises(
+        ConfigError, match=f"{VARIABLE} {found}; expected .* -> start the ranks by the path"
+    ):
         read(environ)
 
 
@@ -253,31 +320,45 @@ def test_folder_that_is_being_removed_is_refused(copies: Copies) -> None:
     os.close(lock_copy(str(copies.folder)))
 
 
-def test_folder_removed_while_it_is_locked_is_refused(copies: Copies, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_folder_removed_while_it_is_locked_is_refused(
+    copies: Copies, monkeypatch: pytest.MonkeyPatch
+) -> None:
     flock = fcntl.flock
-    monkeypatch.setattr(fcntl, "flock", lambda *how: ((copies.folder / "lock").unlink(), flock(*how)))
+    monkeypatch.setattr(
+        fcntl, "flock", lambda *how: ((copies.folder / "lock").unlink(), flock(*how))
+    )
     with pytest.raises(ConfigError, match="staged is being removed"):
         lock_copy(str(copies.folder))
 
 
 def test_lock_takes_no_standard_stream(copies: Copies) -> None:
     code = (
-        f"import os\nos.closerange(0, 3)\nfrom srunddp.stage import paths\nos._exit(paths.lock({str(copies.folder)!r}))"
+        "import os\nos.closerange(0, 3)\nfrom srunddp.stage import"
+        f" paths\nos._exit(paths.lock({str(copies.folder)!r}))"
     )
     done = python("-c", code, folder=ROOT)
     assert done.returncode > 2, done.stderr
 
 
 def start(
-    copies: Copies, *words: str, rank: int = 0, size: int = 1, folder: str = "/tmp", **variables: str
+    copies: Copies,
+    *words: str,
+    rank: int = 0,
+    size: int = 1,
+    folder: str = "/tmp",
+    **variables: str,
 ) -> subprocess.Popen[str]:
     """One rank, left in a folder as by a launcher that could not enter the project."""
     environ = (
-        (slurm(rank, size, SLURM_JOB_ID=str(os.getpid())) if size > 1 else {}) | copies.variables | {"PWD": PROJECT}
+        (slurm(rank, size, SLURM_JOB_ID=str(os.getpid())) if size > 1 else {})
+        | copies.variables
+        | {"PWD": PROJECT}
     )
     pipe = subprocess.PIPE
     command = [*SRUNDDP, "--staged", "--quiet", "--timeout", str(LONG), *words]
-    return subprocess.Popen(command, cwd=folder, env=bare(environ | variables), text=True, stdout=pipe, stderr=pipe)
+    return subprocess.Popen(
+        command, cwd=folder, env=bare(environ | variables), text=True, stdout=pipe, stderr=pipe
+    )
 
 
 def run(copies: Copies, *words: str, **how: str) -> tuple[int, str, str]:
@@ -293,7 +374,10 @@ names = ("PWD", "PYTHONPATH", "HF_HOME", "HF_DATASETS_CACHE", "DATA")
 shown = {"argv": sys.argv, "file": __file__, "cwd": os.getcwd(), "neighbour": neighbour.__file__}
 print(json.dumps(shown | {name: os.environ.get(name) for name in names}))
 """
-NOTE = f"srunddp: this node does not see {PROJECT}: what the script writes with relative paths goes into the copy "
+NOTE = (
+    f"srunddp: this node does not see {PROJECT}: what the script writes with relative paths goes"
+    " into the copy "
+)
 
 
 @pytest.mark.parametrize("name", ["train.py", f"{PROJECT}/train.py"])
@@ -302,7 +386,9 @@ def test_all_ranks_run_the_copy_of_a_project(copies: Copies, name: str) -> None:
     write(project / "train.py", SHOW)
     write(data / "lib" / "neighbour.py", "")
     variables = {"PYTHONPATH": f"{DATA}/lib", "HF_HOME": CACHE, "DATA": DATA}
-    ranks = [start(copies, name, f"--data={DATA}/x", rank=rank, size=2, **variables) for rank in (0, 1)]
+    ranks = [
+        start(copies, name, f"--data={DATA}/x", rank=rank, size=2, **variables) for rank in (0, 1)
+    ]
     ended = [rank.communicate(timeout=LONG) for rank in ranks]
     assert [rank.returncode for rank in ranks] == [0, 0], ended
     shown = {
@@ -344,7 +430,8 @@ def test_no_log_is_written_into_a_copy(copies: Copies, log_dir: str) -> None:
     write(copies.of(PROJECT) / "train.py", "")
     code, _, errors = run(copies, "--log-dir", log_dir, "train.py")
     found = (
-        f"srunddp: error: --log-dir leads to {PROJECT}/logs/run/{NODE}.rank0.log, which this node has as a copy alone"
+        f"srunddp: error: --log-dir leads to {PROJECT}/logs/run/{NODE}.rank0.log, which this node"
+        " has as a copy alone"
     )
     assert (code, errors.partition(";")[0]) == (78, found)
     assert not (copies.of(PROJECT) / "logs").exists()
@@ -354,7 +441,9 @@ def test_no_log_is_written_into_a_copy(copies: Copies, log_dir: str) -> None:
 def test_rank_without_copies_ends_all_with_one_message(copies: Copies, tmp_path: Path) -> None:
     write(copies.of(PROJECT) / "train.py", "")
     other = Copies(tmp_path / "elsewhere")
-    ranks = [start(where, "train.py", rank=rank, size=2) for rank, where in enumerate((copies, other))]
+    ranks = [
+        start(where, "train.py", rank=rank, size=2) for rank, where in enumerate((copies, other))
+    ]
     errors = "".join(rank.communicate(timeout=LONG)[1] for rank in ranks)
     assert [rank.returncode for rank in ranks] == [78, 78], errors
     assert errors.count(f"{other.folder} cannot be read: No such file or directory") == 1, errors
@@ -373,7 +462,9 @@ def test_copy_is_locked_until_all_processes_have_ended(copies: Copies) -> None:
         "print(child, flush=True)\n"
         "input()\n",
     )
-    with started("--staged", "--quiet", "train.py", folder=Path("/tmp"), PWD=PROJECT, **copies.variables) as process:
+    with started(
+        "--staged", "--quiet", "train.py", folder=Path("/tmp"), PWD=PROJECT, **copies.variables
+    ) as process:
         child = int(read_line(process))
         assert not copies.has_let_go()
         held = [os.readlink(file) for file in Path(f"/proc/{child}/fd").iterdir()]
@@ -386,9 +477,14 @@ def test_explain_says_what_is_a_copy_here(copies: Copies) -> None:
     command = [*SRUNDDP, "explain", "--staged"]
     environ = bare(copies.variables | {"PWD": PROJECT, "SRUNDDP_IFACES": f"{DATA}/ifaces.conf"})
     write(copies.of(DATA) / "ifaces.conf", "- {nodes: '*', interface: lo}\n")
-    done = subprocess.run(command, cwd="/tmp", env=environ, capture_output=True, text=True, timeout=LONG)
+    done = subprocess.run(
+        command, cwd="/tmp", env=environ, capture_output=True, text=True, timeout=LONG
+    )
     lines = [" ".join(line.split()) for line in done.stdout.splitlines()]
     assert f"[rank 0] staged {copies.folder} {VARIABLE}={copies.folder}" in lines, done
-    assert f"[rank 0] staged project {copies.of(PROJECT)} {PROJECT}: a copy, as this node does not see it" in lines
+    assert (
+        f"[rank 0] staged project {copies.of(PROJECT)} {PROJECT}: a copy, as this node does not"
+        " see it" in lines
+    )
     ifaces = copies.of(DATA) / "ifaces.conf"
     assert f"[rank 0] ifaces.conf {ifaces} SRUNDDP_IFACES" in lines

@@ -86,7 +86,10 @@ def test_path_is_as_users_write_it(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     [
         ({}, "this is no Slurm job"),
         ({"SLURM_JOB_ID": "1;x", "SLURM_JOB_NUM_NODES": "2"}, "this is no Slurm job"),
-        ({"SLURM_JOB_ID": "17", "SLURM_JOB_NUM_NODES": "2", "SLURM_HET_SIZE": "2"}, "a heterogeneous job"),
+        (
+            {"SLURM_JOB_ID": "17", "SLURM_JOB_NUM_NODES": "2", "SLURM_HET_SIZE": "2"},
+            "a heterogeneous job",
+        ),
     ],
 )
 def test_other_than_a_job_of_one_kind_is_refused(environ: dict[str, str], found: str) -> None:

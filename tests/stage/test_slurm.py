@@ -1,4 +1,6 @@
-"""A push and a clean from their command to a node, with an srun and an sbcast that know this one node alone."""
+"""A push and a clean from their command to a node, with an srun and an sbcast that know this one
+node alone.
+"""
 
 from __future__ import annotations
 
@@ -34,10 +36,16 @@ def stage(tmp_path: Path) -> Iterator[Stage]:
         write(tmp_path / "bin" / name, text).chmod(0o755)
     (tmp_path / "disk").mkdir()
     write(tmp_path / "data" / "sample", "a sample")
-    job = {"PATH": f"{tmp_path}/bin:{os.environ['PATH']}", "SLURM_JOB_ID": "17", "SLURM_JOB_NUM_NODES": "1"}
+    job = {
+        "PATH": f"{tmp_path}/bin:{os.environ['PATH']}",
+        "SLURM_JOB_ID": "17",
+        "SLURM_JOB_NUM_NODES": "1",
+    }
 
     def act(*words: str, **variables: str) -> CompletedProcess[str]:
-        return srunddp("stage", *words, f"--dir={tmp_path}/disk", folder=tmp_path, **job | variables)
+        return srunddp(
+            "stage", *words, f"--dir={tmp_path}/disk", folder=tmp_path, **job | variables
+        )
 
     yield act
     act("clean")
@@ -47,8 +55,12 @@ def test_push_brings_a_folder_and_clean_removes_it(stage: Stage, tmp_path: Path)
     job = tmp_path / "disk" / f"sdd-{os.getuid()}-17"
     done = stage("push", "--data=data", "--all-nodes")
     assert (done.returncode, done.stdout) == (0, f"{job}/srunddp\n"), done
-    until(lambda: is_gone(int((tmp_path / "child").read_text())))  # it would kill the step after srun's end
-    said = re.fullmatch(r"srunddp: node09 staged -> (\S+)\nsrunddp: data: 1 files, 0 MiB, packed in .*\n", done.stderr)
+    # It would kill the step after srun's end.
+    until(lambda: is_gone(int((tmp_path / "child").read_text())))
+    said = re.fullmatch(
+        r"srunddp: node09 staged -> (\S+)\nsrunddp: data: 1 files, 0 MiB, packed in .*\n",
+        done.stderr,
+    )
     assert said, done
     assert Path(said[1], "sample").read_text() == "a sample"
     again = stage("push", "--data=data", "--all-nodes")
@@ -71,7 +83,10 @@ def test_failed_push_leaves_nothing_on_a_node(stage: Stage, tmp_path: Path) -> N
     (tmp_path / "no-room").touch()
     done = stage("push", "--data=data", "--all-nodes")
     assert (done.returncode, done.stdout) == (69, "")
-    assert done.stderr == "srunddp: error: sbcast: no room; expected a copy on each node -> see to these nodes\n"
+    assert (
+        done.stderr
+        == "srunddp: error: sbcast: no room; expected a copy on each node -> see to these nodes\n"
+    )
     assert not list((tmp_path / "disk").iterdir())
 
 
@@ -79,9 +94,14 @@ def test_refusal_of_a_node_and_missing_srun_are_named(stage: Stage, tmp_path: Pa
     planted = write(tmp_path / "disk" / f"sdd-{os.getuid()}-17", "")
     done = stage("push", "--data=data", "--all-nodes")
     assert (done.returncode, done.stdout) == (69, "")
-    assert done.stderr.startswith(f"srunddp: error: node09: {planted} is there, of user {os.getuid()} and mode -rw")
+    assert done.stderr.startswith(
+        f"srunddp: error: node09: {planted} is there, of user {os.getuid()} and mode -rw"
+    )
     done = stage("push", "--data=data", PATH="/nowhere")
-    assert (done.returncode, done.stderr.partition(";")[0]) == (69, "srunddp: error: srun: No such file or directory")
+    assert (done.returncode, done.stderr.partition(";")[0]) == (
+        69,
+        "srunddp: error: srun: No such file or directory",
+    )
 
 
 def test_node_that_does_not_answer_ends_a_push_in_time(stage: Stage, tmp_path: Path) -> None:

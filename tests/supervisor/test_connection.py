@@ -1,4 +1,6 @@
-"""A connection tells messages, its end and its loss; the kernel's answers are not the process's doing."""
+"""A connection tells messages, its end and its loss; the kernel's answers are not the process's
+doing.
+"""
 
 from __future__ import annotations
 
@@ -83,7 +85,9 @@ def test_a_connection_that_was_closed_or_reset_is_not_lost(ends: Ends, reset: bo
 
 
 class Broken:
-    """A socket upon which the kernel says in one call that nobody answers, and afterwards that it has ended."""
+    """A socket upon which the kernel says in one call that nobody answers, and afterwards that it
+    has ended.
+    """
 
     def __init__(self, call: str, number: int) -> None:
         self.call, self.number = call, number

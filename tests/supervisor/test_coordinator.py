@@ -23,10 +23,15 @@ from tests.support.starting import until, write
 
 BOOM = Failure(1, "node02", "ValueError: boom", 7)
 CLOSED = "RuntimeError: [gloo/transport/tcp/pair.cc:534] Connection closed by peer"
-LIMIT = "RuntimeError: [gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting 5000ms for recv operation"
+LIMIT = (
+    "RuntimeError: [gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting 5000ms for recv"
+    " operation"
+)
 
 
-def failed(rank: int, cause: str = CLOSED, weight: FailureKind = FailureKind.SECONDARY, code: int = 1) -> Failure:
+def failed(
+    rank: int, cause: str = CLOSED, weight: FailureKind = FailureKind.SECONDARY, code: int = 1
+) -> Failure:
     return Failure(rank, f"node0{rank + 1}", cause, code, weight)
 
 
@@ -45,7 +50,9 @@ def test_the_root_cause_goes_to_all_and_they_close_first() -> None:
     it = Scene()
     it.say(1, failure=asdict(BOOM))
     assert it.monitor.root_cause.ranks == (1,)
-    assert [it.messages_to(rank, "verdict") for rank in (1, 2)] == [[{"ranks": [1], "exit_code": 7}]] * 2
+    assert [it.messages_to(rank, "verdict") for rank in (1, 2)] == [
+        [{"ranks": [1], "exit_code": 7}]
+    ] * 2
     assert not it.monitor.finished
     for rank in (1, 2):
         it.close(rank)
@@ -53,7 +60,9 @@ def test_the_root_cause_goes_to_all_and_they_close_first() -> None:
 
 
 def test_connections_are_closed_when_scripts_have_ended() -> None:
-    """Of those that end by themselves; and rank 0 waits no longer than a second or so for the others to close."""
+    """Of those that end by themselves; and rank 0 waits no longer than a second or so for the
+    others to close.
+    """
     it = Scene()
     it.say(1, failure=asdict(BOOM))
     it.monitor.tick(1.0)
@@ -97,7 +106,9 @@ def test_a_connection_that_ends_is_a_killed_supervisor() -> None:
     ("size", "lost", "link", "node"),
     [(3, (2,), True, "node03"), (3, (1, 2), True, "node01"), (3, (2,), False, "node01")],
 )
-def test_a_lost_connection_is_a_lost_node(size: int, lost: tuple[int, ...], link: bool, node: str) -> None:
+def test_a_lost_connection_is_a_lost_node(
+    size: int, lost: tuple[int, ...], link: bool, node: str
+) -> None:
     """Rank 0's own, where no other node answers, or its own link is down."""
     it = Scene(link_is_up=lambda: link)
     for rank in lost[:-1]:
@@ -127,7 +138,9 @@ def test_after_one_is_out_of_memory_all_leave_together(memory: bool) -> None:
 
 
 def test_ranks_that_have_left_may_close() -> None:
-    """The kernel resets the connection where a message of ours has not been read, and takes the last word back."""
+    """The kernel resets the connection where a message of ours has not been read, and takes the
+    last word back.
+    """
     it = Scene()
     for rank in (1, 2):
         it.say(rank, goodbye=True)
@@ -212,7 +225,9 @@ def test_a_silent_node_down_for_slurm_is_lost(
 
 def working(size: int = 3, **changes: Any) -> Scene:
     """All ranks have made seven steps by 1 s."""
-    it = Scene(size=size, stall_timeout=3.0, **{"step": lambda: 7, "stacks": lambda: ALL_REDUCE} | changes)
+    it = Scene(
+        size=size, stall_timeout=3.0, **{"step": lambda: 7, "stacks": lambda: ALL_REDUCE} | changes
+    )
     for rank in range(1, size):
         it.say(rank, now=1.0, ping=7)
     it.monitor.tick(1.0)
@@ -243,7 +258,9 @@ def test_a_step_after_the_question_ends_the_stall() -> None:
 
 
 def test_a_finished_rank_is_expected_to_make_no_step() -> None:
-    """It may be saving or uploading for long; and so may one that has said so by its last heartbeat."""
+    """It may be saving or uploading for long; and so may one that has said so by its last
+    heartbeat.
+    """
     it = working()
     it.monitor.done()
     for rank in (1, 2):
@@ -262,15 +279,25 @@ def test_nothing_is_due_again_and_again_while_a_rank_saves() -> None:
     assert it.monitor.tick(10.1) > 0.1
 
 
-# What each of three ranks has failed of, or its stack; and the rank, exit code and cause that are named.
+# What each of three ranks has failed of, or its stack; and the rank, exit code and cause that are
+# named.
 HANGS = {
     "one limit, one waits": ((LIMIT, LOAD_BATCH, ALL_REDUCE), (1, 124, "it hangs in load_batch")),
     "two limits": ((LIMIT, LOAD_BATCH, LIMIT), (1, 124, "it hangs in load_batch")),
     "two limits, one closed": ((LIMIT, LOAD_BATCH, CLOSED), (1, 124, "it hangs in load_batch")),
     "as NCCL's watchdogs": (("SIGABRT", LOAD_BATCH, "SIGABRT"), (1, 124, "it hangs in load_batch")),
-    "an abort, the others wait": ((ALL_REDUCE, "SIGABRT", ALL_REDUCE), (1, 134, "killed by SIGABRT")),
-    "an abort, the others work": ((LOAD_BATCH, "SIGABRT", LOAD_BATCH), (1, 134, "killed by SIGABRT")),
-    "an abort, its echo, one works": ((CLOSED, "SIGABRT", LOAD_BATCH), (1, 134, "killed by SIGABRT")),
+    "an abort, the others wait": (
+        (ALL_REDUCE, "SIGABRT", ALL_REDUCE),
+        (1, 134, "killed by SIGABRT"),
+    ),
+    "an abort, the others work": (
+        (LOAD_BATCH, "SIGABRT", LOAD_BATCH),
+        (1, 134, "killed by SIGABRT"),
+    ),
+    "an abort, its echo, one works": (
+        (CLOSED, "SIGABRT", LOAD_BATCH),
+        (1, 134, "killed by SIGABRT"),
+    ),
     "an error, the others work": ((CLOSED, LOAD_BATCH, LOAD_BATCH), (0, 1, "RuntimeError")),
     "a limit, the others wait": ((LIMIT, ALL_REDUCE, ALL_REDUCE), (0, 1, "RuntimeError")),
 }
@@ -307,8 +334,12 @@ HOW: dict[str, tuple[Callable[[Scene], None], str]] = {
 
 
 @pytest.mark.parametrize("how", HOW)
-def test_a_spare_that_ends_costs_nothing_and_is_said_once(how: str, capfd: pytest.CaptureFixture[str]) -> None:
-    """Its node takes no rank any more: of two nodes that are lost then, the second has none to go to."""
+def test_a_spare_that_ends_costs_nothing_and_is_said_once(
+    how: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Its node takes no rank any more: of two nodes that are lost then, the second has none to go
+    to.
+    """
     it, (does, cause) = spared(), HOW[how]
     does(it)
     for now in range(0, 62, 5):
@@ -319,12 +350,17 @@ def test_a_spare_that_ends_costs_nothing_and_is_said_once(how: str, capfd: pytes
     assert capfd.readouterr().err == f"srunddp: spare node node05 is lost: {cause}\n"
     it.connections[2].open = False
     it.close(1, lost=True)
-    said = "srunddp: ended with it: rank 0 on node01, rank 2 on node03\nsrunddp: not restarted: no spare node is left\n"
+    said = (
+        "srunddp: ended with it: rank 0 on node01, rank 2 on node03\nsrunddp: not restarted: no"
+        " spare node is left\n"
+    )
     assert capfd.readouterr().err.endswith(said)
     assert it.messages_to(3, "verdict") == [{"ranks": [1], "exit_code": 69}]
 
 
-def test_a_spare_node_of_several_tasks_is_said_to_be_lost_once(capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_spare_node_of_several_tasks_is_said_to_be_lost_once(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
     it = spared(ranks=4, **fold(6, 2))
     for number in (4, 5):
         it.close(number, lost=True)
@@ -333,7 +369,9 @@ def test_a_spare_node_of_several_tasks_is_said_to_be_lost_once(capfd: pytest.Cap
 
 @pytest.mark.parametrize(("lost", "quorum"), [(True, 4), (False, 4)])
 def test_who_stays_starts_anew_and_who_is_on_a_lost_node_leaves(lost: bool, quorum: int) -> None:
-    """One that was killed is on no other side; the worker of one that is lost may run until its lease is over."""
+    """One that was killed is on no other side; the worker of one that is lost may run until its
+    lease is over.
+    """
     it = spared(ranks=4, **fold(8, 2))
     clock = it.clock
     it.monitor.fail(failed(6), 0.0)
@@ -351,7 +389,11 @@ def test_who_stays_starts_anew_and_who_is_on_a_lost_node_leaves(lost: bool, quor
     for rank in (1, 4, 5, 7):  # they close; rank 2 as well, unless it is cut off
         it.close(rank)
     until = clock.now + 9.0 + 3.0
-    assert monitor.next_start() == {"expected": [1, 4, 5, 7], "quorum": quorum, "not_before": until - 8.0}
+    assert monitor.next_start() == {
+        "expected": [1, 4, 5, 7],
+        "quorum": quorum,
+        "not_before": until - 8.0,
+    }
     it.close(2)
     until = until - 8.0 if lost else 0.0
     assert monitor.next_start() == {"expected": [1, 4, 5, 7], "quorum": quorum, "not_before": until}
@@ -384,7 +426,10 @@ def test_rank_0_without_an_answer_of_half_ends_itself(answer: tuple[int, ...]) -
         assert it.monitor.tick(now) <= 3.0
     cut_off = len(answer) < 2
     assert (it.monitor.fenced, it.monitor.cut_off, it.monitor.restart) == (cut_off, cut_off, None)
-    assert not cut_off or (it.monitor.root_cause.node, it.monitor.root_cause.exit_code) == ("node01", 69)
+    assert not cut_off or (it.monitor.root_cause.node, it.monitor.root_cause.exit_code) == (
+        "node01",
+        69,
+    )
 
 
 def test_when_all_scripts_are_over_no_answer_is_needed() -> None:
@@ -409,7 +454,9 @@ def test_nobody_waits_for_a_spare_to_fail_as_well(weight: FailureKind) -> None:
     assert it.monitor.root_cause
 
 
-def test_abandoned_rank_0_leaves_its_ranks_to_a_spare_node(capfd: pytest.CaptureFixture[str]) -> None:
+def test_abandoned_rank_0_leaves_its_ranks_to_a_spare_node(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
     it = spared()
     assert it.monitor.abandon(replace(BOOM, rank=0, node="node01"))
     assert (it.monitor.fenced, it.monitor.restart) == (True, None)
@@ -419,7 +466,8 @@ def test_abandoned_rank_0_leaves_its_ranks_to_a_spare_node(capfd: pytest.Capture
     assert not Scene().monitor.abandon(BOOM)
 
 
-# Whatever comes over a connection; what is no JSON object arrives as an empty message, see test_connection.
+# Whatever comes over a connection; what is no JSON object arrives as an empty message, see
+# test_connection.
 
 STRANGE: list[dict[str, Any]] = [
     {"failure": asdict(BOOM)},
@@ -441,10 +489,16 @@ STRANGE: list[dict[str, Any]] = [
     {},
 ]
 values = st.recursive(st.none() | st.booleans() | st.integers() | st.text(), st.lists, max_leaves=3)
-words = st.sampled_from(["failure", "ping", "stacks", "goodbye", "left", "ended", "verdict", "at", "echo"])
+words = st.sampled_from(
+    ["failure", "ping", "stacks", "goodbye", "left", "ended", "verdict", "at", "echo"]
+)
 
 
-@given(messages=st.lists(st.one_of(st.sampled_from(STRANGE), st.dictionaries(words, values, max_size=2)), max_size=6))
+@given(
+    messages=st.lists(
+        st.one_of(st.sampled_from(STRANGE), st.dictionaries(words, values, max_size=2)), max_size=6
+    )
+)
 def test_no_garbage_ends_rank_zero_or_blames_another_rank(messages: list[dict[str, Any]]) -> None:
     it = Scene(stall_timeout=1.0)
     for message in messages:

@@ -19,7 +19,9 @@ from tests.support.connections import IMPATIENT, deputies, listening, silent
         (9, (1, 2, 3), False, None),
     ],
 )
-def test_the_first_that_can_be_reached_acts(rank: int, closed: tuple[int, ...], lost: bool, first: int | None) -> None:
+def test_the_first_that_can_be_reached_acts(
+    rank: int, closed: tuple[int, ...], lost: bool, first: int | None
+) -> None:
     with listening("127.0.0.1", "127.0.0.2", "127.0.0.3") as sockets:
         found = deputies(*sockets, rank=rank)
         for number in closed:
@@ -32,6 +34,11 @@ def test_the_first_that_can_be_reached_acts(rank: int, closed: tuple[int, ...], 
 def test_the_network_is_up_where_a_third_node_answers(here: int) -> None:
     """Rank 0's node shows nothing, and this one itself nothing either."""
     with listening("127.0.0.1", "127.0.0.2", "127.0.0.3") as sockets, silent("127.0.0.4") as mute:
-        for others, up in (([], True), ([sockets[2]], True), ([mute], False), ([mute, sockets[2]], True)):
+        for others, up in (
+            ([], True),
+            ([sockets[2]], True),
+            ([mute], False),
+            ([mute, sockets[2]], True),
+        ):
             own = sockets[:2] if here == 2 else sockets[:1]
             assert deputies(*own, *others, rank=here, limits=IMPATIENT).network_is_up() == up

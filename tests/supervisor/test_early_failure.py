@@ -1,4 +1,6 @@
-"""A rank that fails while the ranks still meet: its supervisor leaves after the others have been told."""
+"""A rank that fails while the ranks still meet: its supervisor leaves after the others have been
+told.
+"""
 
 from __future__ import annotations
 
@@ -55,5 +57,7 @@ except PeerError as error:
 
 def test_a_supervisor_leaves_after_the_others_have_been_told() -> None:
     command = [sys.executable, "-c", PROGRAM]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
+    )
     assert (done.returncode, done.stdout) == (0, "the others have been told 7\n"), done.stderr

@@ -10,10 +10,25 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from srunddp.supervisor.failure import Failure, FailureKind, FailureRecorder, of_exception, of_exit, shortened
+from srunddp.supervisor.failure import (
+    Failure,
+    FailureKind,
+    FailureRecorder,
+    of_exception,
+    of_exit,
+    shortened,
+)
 from srunddp.supervisor.stacks import StackDump
 
-REAL = Failure(1, "node02", "ValueError: boom", 7, FailureKind.SECONDARY, "Traceback", "2026-01-01T00:00:00.000+00:00")
+REAL = Failure(
+    1,
+    "node02",
+    "ValueError: boom",
+    7,
+    FailureKind.SECONDARY,
+    "Traceback",
+    "2026-01-01T00:00:00.000+00:00",
+)
 
 
 class DistError(RuntimeError):
@@ -26,9 +41,18 @@ class DistBackendError(DistError):
 
 ECHOES = [
     # As they were said by Gloo, NCCL and the store of torch 2.
-    RuntimeError("[../third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:3517"),
-    RuntimeError("[/pytorch/third_party/gloo/gloo/transport/tcp/buffer.cc:72] Timed out waiting 1800000ms for recv"),
-    RuntimeError("NCCL error in: ProcessGroupNCCL.cpp:2251, remote process exited or there was a network error"),
+    RuntimeError(
+        "[../third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer"
+        " [127.0.0.1]:3517"
+    ),
+    RuntimeError(
+        "[/pytorch/third_party/gloo/gloo/transport/tcp/buffer.cc:72] Timed out waiting 1800000ms"
+        " for recv"
+    ),
+    RuntimeError(
+        "NCCL error in: ProcessGroupNCCL.cpp:2251, remote process exited or there was a network"
+        " error"
+    ),
     RuntimeError("Connection reset by peer"),
     RuntimeError("Broken pipe"),
     RuntimeError("failed to recv, got 0 bytes"),
@@ -55,20 +79,30 @@ def raised(error: BaseException) -> BaseException:
         return caught
 
 
-KINDS = [(error, FailureKind.SECONDARY) for error in ECHOES] + [(error, FailureKind.PRIMARY) for error in CAUSES]
+KINDS = [(error, FailureKind.SECONDARY) for error in ECHOES] + [
+    (error, FailureKind.PRIMARY) for error in CAUSES
+]
 # Python's own errors of a connection wait for a cause.
-KINDS += [(kind(1, "Connection reset"), FailureKind.NETWORK) for kind in (ConnectionResetError, BrokenPipeError)]
+KINDS += [
+    (kind(1, "Connection reset"), FailureKind.NETWORK)
+    for kind in (ConnectionResetError, BrokenPipeError)
+]
 
 
 @pytest.mark.parametrize(("error", "kind"), KINDS, ids=repr)
-def test_an_error_of_a_collective_or_of_the_store_is_an_echo(error: BaseException, kind: FailureKind) -> None:
+def test_an_error_of_a_collective_or_of_the_store_is_an_echo(
+    error: BaseException, kind: FailureKind
+) -> None:
     assert of_exception(error, None)[2] is kind
 
 
 def test_an_error_is_judged_by_its_causes_even_in_a_circle() -> None:
     outer, other = ValueError("step 3"), ValueError("step 4")
     outer.__cause__, other.__context__ = ECHOES[0], ECHOES[0]
-    assert [of_exception(each, None)[2] for each in (outer, other)] == [FailureKind.SECONDARY, FailureKind.SECONDARY]
+    assert [of_exception(each, None)[2] for each in (outer, other)] == [
+        FailureKind.SECONDARY,
+        FailureKind.SECONDARY,
+    ]
     first, second = ValueError("a"), ValueError("b")
     first.__context__, second.__context__ = second, first
     assert of_exception(first, None)[2] is FailureKind.PRIMARY
@@ -101,7 +135,11 @@ def test_a_process_that_a_signal_ended_is_a_cause_and_says_which(number: signal.
     dump = StackDump()
     os.write(dump.descriptor, b"a stack")
     failure = FailureRecorder(1, "node02", dump, None).of_status(-number, 1.0, dumped_core=True)
-    assert (failure.traceback, failure.weight, failure.exit_code) == ("a stack", FailureKind.PRIMARY, 128 + number)
+    assert (failure.traceback, failure.weight, failure.exit_code) == (
+        "a stack",
+        FailureKind.PRIMARY,
+        128 + number,
+    )
     assert failure.cause == f"killed by {number.name}, core dumped"
 
 
@@ -111,7 +149,9 @@ def test_of_signals_an_abort_may_be_secondary_names_are_told() -> None:
     assert recorder.of_status(-40, 1.0).cause == "killed by signal 40"
     recorder = FailureRecorder(1, "node02", StackDump(), None)
     recorder.note_ending_signal(signal.SIGTERM, 100.0)
-    assert recorder.of("ValueError: boom", 1, 219.0).cause.startswith("the launcher ended the run with SIGTERM")
+    assert recorder.of("ValueError: boom", 1, 219.0).cause.startswith(
+        "the launcher ended the run with SIGTERM"
+    )
     assert recorder.of("ValueError: boom", 1, 221.0).cause == "ValueError: boom"
 
 
@@ -139,4 +179,7 @@ def test_of_whatever_comes_a_sound_failure_is_made(message: object) -> None:
     assert (failure.rank, failure.node) == (3, "node04")
     assert isinstance(failure.weight, FailureKind)
     assert 0 < failure.exit_code < 256
-    assert all(isinstance(text, str) for text in (failure.node, failure.cause, failure.traceback, failure.time))
+    assert all(
+        isinstance(text, str)
+        for text in (failure.node, failure.cause, failure.traceback, failure.time)
+    )

@@ -1,4 +1,6 @@
-"""A file system below --log-dir that does not answer when a rank fails keeps nobody from hearing of it."""
+"""A file system below --log-dir that does not answer when a rank fails keeps nobody from hearing of
+it.
+"""
 
 from __future__ import annotations
 
@@ -32,9 +34,16 @@ def disk(tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.mark.parametrize("rank", slow_after(1, [(0,), (1,)]))
-def test_all_hear_of_a_failure_while_the_logs_are_frozen(tmp_path: Path, disk: Path, rank: int) -> None:
-    script = f"if RANK == {rank}:\n    wait_for('frozen')\n    raise OSError('Stale file handle')\nrest()"
-    with world(tmp_path, script, "--log-dir", str(disk), limits={"files_written_within": 0.2}) as it:
+def test_all_hear_of_a_failure_while_the_logs_are_frozen(
+    tmp_path: Path, disk: Path, rank: int
+) -> None:
+    script = (
+        f"if RANK == {rank}:\n    wait_for('frozen')\n    raise OSError('Stale file"
+        " handle')\nrest()"
+    )
+    with world(
+        tmp_path, script, "--log-dir", str(disk), limits={"files_written_within": 0.2}
+    ) as it:
         it.workers()
         tool("fsfreeze", "--freeze", str(disk))
         try:
@@ -68,7 +77,9 @@ sys.meta_path.insert(0, Recorder())
         ],
     ),
 )
-def test_a_supervisor_imports_nothing_when_a_rank_fails(tmp_path: Path, rank: int, end: str) -> None:
+def test_a_supervisor_imports_nothing_when_a_rank_fails(
+    tmp_path: Path, rank: int, end: str
+) -> None:
     """The environment's file system may be what has failed."""
     (tmp_path / "hook").mkdir()
     (tmp_path / "hook" / "sitecustomize.py").write_text(HOOK)

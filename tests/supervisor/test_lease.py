@@ -30,8 +30,12 @@ def test_a_lease_lasts_while_our_time_comes_back(answered: bool) -> None:
     assert ours.other_ended == clock.now + SECONDS + 3.0
 
 
-@pytest.mark.parametrize("at", [None, [], "1", 7, True, float("inf"), float("nan"), -1e300], ids=str)
-@pytest.mark.parametrize("echo", [None, {}, "1", 7, float("inf"), float("nan"), -1e300, 1e300], ids=str)
+@pytest.mark.parametrize(
+    "at", [None, [], "1", 7, True, float("inf"), float("nan"), -1e300], ids=str
+)
+@pytest.mark.parametrize(
+    "echo", [None, {}, "1", 7, float("inf"), float("nan"), -1e300, 1e300], ids=str
+)
 def test_no_garbage_makes_a_lease_longer_or_shorter(at: object, echo: object) -> None:
     """Than one whose message has come back at once, or than none."""
     clock = Clock()
@@ -45,11 +49,17 @@ def test_no_garbage_makes_a_lease_longer_or_shorter(at: object, echo: object) ->
     assert theirs.stamp() == {"at": clock.now, "echo": clock.now}
 
 
-steps = st.tuples(st.sampled_from(["send", "arrive", "lose"]), st.booleans(), st.sampled_from([0.0, 0.1, 2.0, 8.0]))
+steps = st.tuples(
+    st.sampled_from(["send", "arrive", "lose"]),
+    st.booleans(),
+    st.sampled_from([0.0, 0.1, 2.0, 8.0]),
+)
 
 
 @given(ahead=st.sampled_from([0.0, 1e6, -900.0]), does=st.lists(steps, max_size=30))
-def test_a_worker_has_ended_before_the_other_side_says_so(ahead: float, does: list[tuple[str, bool, float]]) -> None:
+def test_a_worker_has_ended_before_the_other_side_says_so(
+    ahead: float, does: list[tuple[str, bool, float]]
+) -> None:
     """What is sent arrives in that order, or not, at any time."""
     clocks = Clock(1000.0), Clock(1000.0 + ahead)
     leases = [Lease(SECONDS, clock, LIMITS) for clock in clocks]
@@ -63,5 +73,8 @@ def test_a_worker_has_ended_before_the_other_side_says_so(ahead: float, does: li
             message = coming[which].pop(0)
             leases[which].note(message if what == "arrive" else {})
         for one, two in ((0, 1), (1, 0)):
-            is_over_in, has_ended_in = leases[one].ends - clocks[one].now, leases[two].other_ended - clocks[two].now
+            is_over_in, has_ended_in = (
+                leases[one].ends - clocks[one].now,
+                leases[two].other_ended - clocks[two].now,
+            )
             assert is_over_in + LIMITS.lease_ends_within <= has_ended_in + 1e-6

@@ -1,4 +1,6 @@
-"""Two ranks on two nodes whose network fails: for how long it may, and how each side ends where it stays so."""
+"""Two ranks on two nodes whose network fails: for how long it may, and how each side ends where it
+stays so.
+"""
 
 from __future__ import annotations
 
@@ -37,12 +39,16 @@ def apart(folder: Path, nodes: dict[str, str], port: int, *options: str) -> Iter
         variables |= {"MASTER_ADDR": "10.201.1.1", "MASTER_PORT": port, "PATH": os.environ["PATH"]}
         assigned = [f"{name}={value}" for name, value in variables.items()]
         below[rank] = ["ip", "netns", "exec", namespace, "env", "-i", *assigned]
-    with world(folder, "wait_for('go')", "--ifaces", "ifaces.conf", *options, size=2, below=below) as it:
+    with world(
+        folder, "wait_for('go')", "--ifaces", "ifaces.conf", *options, size=2, below=below
+    ) as it:
         it.workers()
         yield it
 
 
-def test_an_outage_of_14_s_ends_no_job_unless_it_is_told_to(tmp_path: Path, nodes: dict[str, str]) -> None:
+def test_an_outage_of_14_s_ends_no_job_unless_it_is_told_to(
+    tmp_path: Path, nodes: dict[str, str]
+) -> None:
     (tmp_path / "short").mkdir()
     with (
         apart(tmp_path, nodes, 29562) as patient,
@@ -59,17 +65,25 @@ def test_an_outage_of_14_s_ends_no_job_unless_it_is_told_to(tmp_path: Path, node
     assert (ended.codes, ended.text) == ([0, 0], "")
 
 
-@pytest.mark.parametrize(("hook", "words"), [("input", ALL), ("output", "ip daddr 10.201.1.0/24 drop")])
-def test_a_line_lost_one_way_ends_both_sides(tmp_path: Path, nodes: dict[str, str], hook: str, words: str) -> None:
+@pytest.mark.parametrize(
+    ("hook", "words"), [("input", ALL), ("output", "ip daddr 10.201.1.0/24 drop")]
+)
+def test_a_line_lost_one_way_ends_both_sides(
+    tmp_path: Path, nodes: dict[str, str], hook: str, words: str
+) -> None:
     with apart(tmp_path, nodes, 29582, "--lost-after", "3") as it, rule(nodes["east"], hook, words):
         ended = it.wait()
     assert ended.codes == [LOST, LOST], ended.text
     assert "srunddp: rank 1 on east lost: no answer for 3 s (exit code 69)\n" in ended.errors[0]
 
 
-def test_a_node_that_was_started_again_counts_at_once(tmp_path: Path, nodes: dict[str, str]) -> None:
+def test_a_node_that_was_started_again_counts_at_once(
+    tmp_path: Path, nodes: dict[str, str]
+) -> None:
     """Its kernel knows nothing of the connection, and resets it at the next message."""
     with apart(tmp_path, nodes, 29592) as it:
-        with rule(nodes["east"], "input", "ip saddr 10.201.1.0/24 meta l4proto tcp reject with tcp reset"):
+        with rule(
+            nodes["east"], "input", "ip saddr 10.201.1.0/24 meta l4proto tcp reject with tcp reset"
+        ):
             until(lambda: it.ranks[0].poll() is not None)
         assert it.wait().codes == [137, 137], "where nothing answers for --lost-after it is 69"

@@ -10,7 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from srunddp.supervisor.failure import Failure, FailureKind
-from tests.support.connections import IMPATIENT, TAKEOVER, Scene, deputies, listening, silent, spared
+from tests.support.connections import (
+    IMPATIENT,
+    TAKEOVER,
+    Scene,
+    deputies,
+    listening,
+    silent,
+    spared,
+)
 
 BOOM = Failure(1, "node02", "ValueError: boom", 7)
 LOST = "srunddp: rank 0 on node01 lost: no answer for 60 s (exit code 69)\n"
@@ -38,7 +46,12 @@ def test_rank_zero_is_told_all_and_may_close_after_the_end() -> None:
     assert it.monitor.released
     it.monitor.left()
     assert it.monitor.finished
-    messages = [{"ping": 5}, {"stacks": "a stack"}, {"failure": asdict(BOOM)}, {"goodbye": True, "waits": False}]
+    messages = [
+        {"ping": 5},
+        {"stacks": "a stack"},
+        {"failure": asdict(BOOM)},
+        {"goodbye": True, "waits": False},
+    ]
     assert it.connections[0].messages == [*messages, {"left": True}]
     it = Scene(1)
     it.monitor.done()
@@ -69,7 +82,9 @@ def test_a_worker_with_mpi_stays_until_rank_zero_says_over() -> None:
 
 
 @pytest.mark.parametrize("lost", [True, False])
-def test_of_all_that_lose_rank_zero_the_first_deputy_says_so(lost: bool, capfd: pytest.CaptureFixture[str]) -> None:
+def test_of_all_that_lose_rank_zero_the_first_deputy_says_so(
+    lost: bool, capfd: pytest.CaptureFixture[str]
+) -> None:
     """Where a node is lost, of the deputies on others."""
     with listening("127.0.0.1", "127.0.0.2", "127.0.0.3") as sockets:
         speaker = 2 if lost else 1
@@ -81,7 +96,9 @@ def test_of_all_that_lose_rank_zero_the_first_deputy_says_so(lost: bool, capfd: 
             assert capfd.readouterr().err == ((LOST if lost else KILLED) if rank == speaker else "")
 
 
-def test_without_deputies_all_say_that_rank_zero_was_killed(capfd: pytest.CaptureFixture[str]) -> None:
+def test_without_deputies_all_say_that_rank_zero_was_killed(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
     it = Scene(1)
     it.close(0)
     it.monitor.ended()
@@ -98,8 +115,12 @@ def test_a_launcher_that_ends_the_run_is_no_failure_of_rank_zero() -> None:
 
 
 @pytest.mark.parametrize("closes", [True, False])
-@pytest.mark.parametrize(("weight", "culprit"), [(FailureKind.PRIMARY, 1), (FailureKind.SECONDARY, 0)])
-def test_a_silent_rank_zero_outweighs_a_secondary_failure(weight: FailureKind, culprit: int, closes: bool) -> None:
+@pytest.mark.parametrize(
+    ("weight", "culprit"), [(FailureKind.PRIMARY, 1), (FailureKind.SECONDARY, 0)]
+)
+def test_a_silent_rank_zero_outweighs_a_secondary_failure(
+    weight: FailureKind, culprit: int, closes: bool
+) -> None:
     """But one that has closed does not: this rank's own failure is then what is known."""
     it = Scene(1)
     it.monitor.fail(Failure(1, "node02", "RuntimeError: Broken pipe", 7, weight), 1.0)
@@ -111,21 +132,33 @@ def test_a_silent_rank_zero_outweighs_a_secondary_failure(weight: FailureKind, c
     assert it.monitor.root_cause.ranks == (culprit,)
 
 
-@pytest.mark.parametrize(("link", "lost"), [(True, "rank 0 on node01"), (False, "rank 1 on node02")])
-def test_a_lost_connection_is_their_node_or_ours(link: bool, lost: str, capfd: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("link", "lost"), [(True, "rank 0 on node01"), (False, "rank 1 on node02")]
+)
+def test_a_lost_connection_is_their_node_or_ours(
+    link: bool, lost: str, capfd: pytest.CaptureFixture[str]
+) -> None:
     """Who is cut off itself does not say that rank 0 is lost."""
     with listening("127.0.0.2") as sockets:
         it = Scene(1, link_is_up=lambda: link, deputies=deputies(*sockets, rank=1))
         it.close(0, lost=True)
         it.monitor.ended()
     found = it.monitor.root_cause
-    assert (f"rank {found.ranks[0]} on {found.node}", found.how, found.exit_code) == (lost, "lost", 69)
+    assert (f"rank {found.ranks[0]} on {found.node}", found.how, found.exit_code) == (
+        lost,
+        "lost",
+        69,
+    )
     assert capfd.readouterr().err == (LOST if link else "")
 
 
 @pytest.mark.parametrize("refuses", [True, False])
-def test_another_deputy_shows_whether_the_network_is_up(refuses: bool, capfd: pytest.CaptureFixture[str]) -> None:
-    """One that refuses has ended already, and has answered; where none does it is this node that is cut off."""
+def test_another_deputy_shows_whether_the_network_is_up(
+    refuses: bool, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """One that refuses has ended already, and has answered; where none does it is this node that is
+    cut off.
+    """
     with listening("127.0.0.2", "127.0.0.3") as (own, other), silent("127.0.0.3") as mute:
         it = Scene(1, deputies=deputies(own, other if refuses else mute, rank=1, limits=IMPATIENT))
         if refuses:
@@ -161,7 +194,11 @@ def test_where_rank_zero_is_gone_a_spare_node_takes_over(how: str) -> None:
 
 @pytest.mark.parametrize("asked", ["signal", "by", "nobody"])
 def test_asked_to_end_or_without_a_restart_left_none_takes_over(asked: str) -> None:
-    it = spared(1, takeover="" if asked == "nobody" else TAKEOVER, asked=lambda _: 15 if asked == "signal" else 0)
+    it = spared(
+        1,
+        takeover="" if asked == "nobody" else TAKEOVER,
+        asked=lambda _: 15 if asked == "signal" else 0,
+    )
     if asked == "by":
         it.monitor.asked("SIGTERM")
     it.clock.now += 9.0
@@ -171,7 +208,9 @@ def test_asked_to_end_or_without_a_restart_left_none_takes_over(asked: str) -> N
     assert bool(it.monitor.root_cause) == (asked != "signal")
 
 
-@pytest.mark.parametrize(("left", "code"), [({"left": True}, 0), ({"restart": "where"}, 9)], ids=str)
+@pytest.mark.parametrize(
+    ("left", "code"), [({"left": True}, 0), ({"restart": "where"}, 9)], ids=str
+)
 def test_who_is_on_a_node_that_is_left_ends_with_0(left: dict[str, Any], code: int) -> None:
     it = spared(1)
     it.say(0, verdict={"ranks": [1], "exit_code": 9, **left})
@@ -182,7 +221,12 @@ def test_who_is_on_a_node_that_is_left_ends_with_0(left: dict[str, Any], code: i
 def test_an_abandoned_rank_leaves_without_a_word(capfd: pytest.CaptureFixture[str]) -> None:
     it = spared(1)
     assert it.monitor.abandon(BOOM)
-    assert (it.monitor.fenced, it.monitor.cut_off, it.monitor.finished, it.monitor.restart) == (True, False, True, None)
+    assert (it.monitor.fenced, it.monitor.cut_off, it.monitor.finished, it.monitor.restart) == (
+        True,
+        False,
+        True,
+        None,
+    )
     assert (it.connections[0].messages, capfd.readouterr().err) == ([{"end": True}], "")
     assert not Scene(1).monitor.abandon(BOOM)
 

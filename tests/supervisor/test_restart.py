@@ -16,7 +16,9 @@ def failure(cause: str = BOOM, node: str = "n1", code: int = 1, how: str = "fail
     return RootCause((0,), node, cause, code, how=how)
 
 
-def history(count: int, cause: str = "killed by SIGKILL", node: str = "n1", *, steps: bool = False) -> Starts:
+def history(
+    count: int, cause: str = "killed by SIGKILL", node: str = "n1", *, steps: bool = False
+) -> Starts:
     return Starts(count, steps, False, cause, node, steps)
 
 
@@ -37,15 +39,42 @@ def history(count: int, cause: str = "killed by SIGKILL", node: str = "n1", *, s
             "not restarted: the same cause on n2 and n1, without a step in between",
         ),
         (history(1, BOOM, steps=True), failure(), False, "restart 2 of 3: all ranks start anew"),
-        (Starts(), failure("SyntaxError: invalid syntax"), False, "not restarted: the script would fail again"),
-        (Starts(), failure("ModuleNotFoundError: No module named 'x'"), True, "restart 1 of 3: all ranks start anew"),
-        (Starts(), failure("sys.exit(2)", code=2), False, "not restarted: the script would fail again"),
-        (Starts(), failure("killed by SIGTERM", code=143), True, "not restarted: SIGTERM asks for an end"),
-        (Starts(), failure("killed by SIGUSR2", code=140), True, "not restarted: SIGUSR2 asks for an end"),
+        (
+            Starts(),
+            failure("SyntaxError: invalid syntax"),
+            False,
+            "not restarted: the script would fail again",
+        ),
+        (
+            Starts(),
+            failure("ModuleNotFoundError: No module named 'x'"),
+            True,
+            "restart 1 of 3: all ranks start anew",
+        ),
+        (
+            Starts(),
+            failure("sys.exit(2)", code=2),
+            False,
+            "not restarted: the script would fail again",
+        ),
+        (
+            Starts(),
+            failure("killed by SIGTERM", code=143),
+            True,
+            "not restarted: SIGTERM asks for an end",
+        ),
+        (
+            Starts(),
+            failure("killed by SIGUSR2", code=140),
+            True,
+            "not restarted: SIGUSR2 asks for an end",
+        ),
         (Starts(), failure("stopped after step 7", code=143, how="ended"), True, ""),
     ],
 )
-def test_a_failure_is_a_restart_or_not(before: Starts, cause: RootCause, steps: bool, line: str) -> None:
+def test_a_failure_is_a_restart_or_not(
+    before: Starts, cause: RootCause, steps: bool, line: str
+) -> None:
     policy = RestartPolicy(3, before, lambda: "where", lambda: steps)
     published, said = policy.decide(cause, "")
     assert (published, said) == ("where" if line.startswith("restart") else None, line)
@@ -63,7 +92,9 @@ def test_a_long_start_counts_where_nothing_counts_steps() -> None:
     clock.now += 61.0
     assert policy.decide(failure(), "")[0] == "where"
     assert policy.history.progressed
-    steps = RestartPolicy(9, Starts(2, True, False, BOOM, "n1", False), lambda: "where", lambda: False, clock)
+    steps = RestartPolicy(
+        9, Starts(2, True, False, BOOM, "n1", False), lambda: "where", lambda: False, clock
+    )
     clock.now += 200.0
     assert steps.decide(failure(), "") == (
         None,

@@ -11,11 +11,25 @@ import pytest
 
 from srunddp.supervisor.failure import Failure, FailureKind
 from srunddp.supervisor.limits import Limits
-from srunddp.supervisor.root_cause import RootCause, find_root_cause, render, report, report_as_deputy
+from srunddp.supervisor.root_cause import (
+    RootCause,
+    find_root_cause,
+    render,
+    report,
+    report_as_deputy,
+)
 from tests.support.starting import LONG
 
-BOOM = Failure(1, "node02", "ValueError: boom", 7, traceback="Traceback (most recent call last):\nValueError: boom\n")
-ECHO = Failure(2, "node03", "RuntimeError: Broken pipe", 1, FailureKind.SECONDARY, "a victim's traceback")
+BOOM = Failure(
+    1,
+    "node02",
+    "ValueError: boom",
+    7,
+    traceback="Traceback (most recent call last):\nValueError: boom\n",
+)
+ECHO = Failure(
+    2, "node03", "RuntimeError: Broken pipe", 1, FailureKind.SECONDARY, "a victim's traceback"
+)
 ABORT = Failure(3, "node04", "killed by SIGABRT", 134, FailureKind.ABORTED)
 NODES = {0: "node01", 1: "node02", 2: "node03", 3: "node04"}
 
@@ -26,27 +40,38 @@ def test_the_first_cause_to_arrive_counts_and_no_clock() -> None:
     assert (found.ranks, found.exit_code) == ((1,), 7)
 
 
-@pytest.mark.parametrize("failures", [[ECHO, ABORT, BOOM], [ABORT, ECHO, BOOM], [BOOM, ECHO, ABORT]])
+@pytest.mark.parametrize(
+    "failures", [[ECHO, ABORT, BOOM], [ABORT, ECHO, BOOM], [BOOM, ECHO, ABORT]]
+)
 def test_a_cause_outweighs_an_abort_and_an_abort_an_echo(failures: list[Failure]) -> None:
     assert find_root_cause(failures, {}).ranks == (1,)
     assert find_root_cause([each for each in failures if each is not BOOM], {}).ranks == (3,)
 
 
 def test_of_ranks_that_agreed_to_stop_the_lowest_speaks() -> None:
-    stopped = [replace(BOOM, rank=rank, weight=FailureKind.STOPPED, traceback="") for rank in (2, 0, 1)]
+    stopped = [
+        replace(BOOM, rank=rank, weight=FailureKind.STOPPED, traceback="") for rank in (2, 0, 1)
+    ]
     asked = replace(BOOM, rank=3, weight=FailureKind.SIGNALLED)
     assert find_root_cause([asked, *stopped], {}).ranks == (0,)
     assert find_root_cause([asked, *stopped], {}).how == "ended"
     assert find_root_cause([*stopped, ECHO], {}).ranks == (2,)
 
 
-@pytest.mark.parametrize("weight", [FailureKind.ABORTED, FailureKind.NETWORK, FailureKind.SECONDARY])
+@pytest.mark.parametrize(
+    "weight", [FailureKind.ABORTED, FailureKind.NETWORK, FailureKind.SECONDARY]
+)
 def test_errors_after_the_launcher_s_signal_are_its_echo(weight: FailureKind) -> None:
-    asked, peer = replace(BOOM, exit_code=143, weight=FailureKind.SIGNALLED), replace(ECHO, weight=weight)
+    asked, peer = (
+        replace(BOOM, exit_code=143, weight=FailureKind.SIGNALLED),
+        replace(ECHO, weight=weight),
+    )
     assert find_root_cause([asked, peer], {}).exit_code == 143
     assert find_root_cause([asked, peer], {}).how == "ended"
     # An echo may also be heard before what it is of; an abort of one's own that came first is none.
-    assert find_root_cause([peer, asked], {}).exit_code == (143 if weight is FailureKind.SECONDARY else 1)
+    assert find_root_cause([peer, asked], {}).exit_code == (
+        143 if weight is FailureKind.SECONDARY else 1
+    )
     assert find_root_cause([asked, peer, replace(BOOM, rank=3)], {}).exit_code == 7
 
 
@@ -54,8 +79,17 @@ def test_a_victim_has_no_traceback_a_signal_blames_no_rank() -> None:
     found = find_root_cause([ECHO, BOOM], {})
     assert found.traceback == BOOM.traceback
     assert [(each.rank, each.traceback) for each in found.victims] == [(2, "")]
-    asked = replace(BOOM, cause="the launcher ended the run", exit_code=143, weight=FailureKind.SIGNALLED, traceback="")
-    assert render(RootCause.of(asked), NODES) == "srunddp: the launcher ended the run (exit code 143)\n"
+    asked = replace(
+        BOOM,
+        cause="the launcher ended the run",
+        exit_code=143,
+        weight=FailureKind.SIGNALLED,
+        traceback="",
+    )
+    assert (
+        render(RootCause.of(asked), NODES)
+        == "srunddp: the launcher ended the run (exit code 143)\n"
+    )
 
 
 def test_a_rank_that_left_is_the_cause_where_others_miss_it() -> None:
@@ -64,7 +98,9 @@ def test_a_rank_that_left_is_the_cause_where_others_miss_it() -> None:
     assert find_root_cause([ABORT], left).ranks == (3,)
     found = find_root_cause([ECHO], left)
     assert (found.ranks, found.node, found.exit_code) == ((0,), "node01", 1)
-    assert found.cause.startswith("it left with exit code 0 while others still worked; then rank 2 on node03 failed: ")
+    assert found.cause.startswith(
+        "it left with exit code 0 while others still worked; then rank 2 on node03 failed: "
+    )
 
 
 def test_the_verdict_is_said_in_this_form() -> None:
@@ -87,7 +123,9 @@ def test_sixteen_nodes_are_named_and_more_are_counted(nodes: int, last_words: st
     assert said.splitlines()[-1].endswith(last_words)
 
 
-def test_of_many_deputies_that_announce_at_once_one_is_heard(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_of_many_deputies_that_announce_at_once_one_is_heard(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     limits = Limits(deputy_files_written_within=LONG)  # with a slow disk more than one is heard
     found = [RootCause.of(replace(BOOM, rank=rank)) for rank in range(8)]
     with ThreadPoolExecutor(8) as pool:
@@ -96,7 +134,9 @@ def test_of_many_deputies_that_announce_at_once_one_is_heard(tmp_path: Path, cap
     assert json.loads((tmp_path / "failure.json").read_text())["exit_code"] == 7
 
 
-def test_without_a_folder_it_is_said_and_never_twice(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_without_a_folder_it_is_said_and_never_twice(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     report_as_deputy(RootCause.of(BOOM), tmp_path / "nowhere")
     assert "rank 1 on node02 failed" in capfd.readouterr().err
     report(RootCause.of(replace(BOOM, shown=True)), NODES)

@@ -1,4 +1,6 @@
-"""Which signals of the launcher's reach the worker as well: by its process, and by what Slurm tracks."""
+"""Which signals of the launcher's reach the worker as well: by its process, and by what Slurm
+tracks.
+"""
 
 from __future__ import annotations
 
@@ -24,12 +26,17 @@ import socket
 path = f"{os.getcwd()}/peer"
 if RANK == 1:
     with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(path); listener.listen(); connection, _ = listener.accept(); say("met"); rest()
+        listener.bind(path)
+        listener.listen()
+        connection, _ = listener.accept()
+        say("met")
+        rest()
 if RANK == 0:
     connection = socket.socket(socket.AF_UNIX)
     wait_for("ready.1")
     while connection.connect_ex(path): time.sleep(0.02)
-    if not connection.recv(1): raise RuntimeError("[pair.cc:144] Connection closed by peer [10.0.0.2]:3412")
+    if not connection.recv(1):
+        raise RuntimeError("[pair.cc:144] Connection closed by peer [10.0.0.2]:3412")
 rest()
 """
 NAMED = """
@@ -46,7 +53,11 @@ subprocess.run(wrapper, env={**__import__("os").environ, "SLURM_PROCID": "0"}, c
 @pytest.mark.parametrize(
     ("groups", "namespace", "expected"),
     [
-        ("6:freezer:/slurm/uid_0/job_7/step_0\n4:memory:/slurm/uid_0/job_7/step_0/task_0\n", SHARED, False),
+        (
+            "6:freezer:/slurm/uid_0/job_7/step_0\n4:memory:/slurm/uid_0/job_7/step_0/task_0\n",
+            SHARED,
+            False,
+        ),
         ("0::/system.slice/slurmstepd.scope/job_7/step_0/user/task_0\n", SHARED, False),
         # Limited by control groups, and tracked by process trees.
         ("6:freezer:/\n4:memory:/slurm/uid_0/job_7/step_0/task_0\n0::/\n", SHARED, True),
@@ -56,7 +67,9 @@ subprocess.run(wrapper, env={**__import__("os").environ, "SLURM_PROCID": "0"}, c
         ("", "", None),  # it cannot be read
     ],
 )
-def test_the_group_tells_whom_slurm_signals(groups: str, namespace: str, expected: bool | None, tmp_path: Path) -> None:
+def test_the_group_tells_whom_slurm_signals(
+    groups: str, namespace: str, expected: bool | None, tmp_path: Path
+) -> None:
     if namespace:
         (tmp_path / "cgroup").write_text(groups)
         (tmp_path / "namespace").symlink_to(namespace)
@@ -78,14 +91,18 @@ def test_the_group_tells_whom_slurm_signals(groups: str, namespace: str, expecte
         (Launcher(None), 0, False, False),
     ],
 )
-def test_the_sender_tells_who_has_it(launcher: Launcher, sender: int, from_kernel: bool, expected: bool | None) -> None:
+def test_the_sender_tells_who_has_it(
+    launcher: Launcher, sender: int, from_kernel: bool, expected: bool | None
+) -> None:
     code = 0x80 if from_kernel else 0
     received = signal.struct_siginfo((signal.SIGINT, code, 0, sender, 0, 0, 0))
     assert launcher.reached_worker(received) is expected
 
 
 def test_the_launcher_is_found_from_a_user_namespace() -> None:
-    done = subprocess.run([sys.executable, "-c", NAMED], capture_output=True, text=True, timeout=30, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", NAMED], capture_output=True, text=True, timeout=30, check=True
+    )
     own, found = done.stdout.splitlines()
     assert found == f"{own} {own}", done.stderr
 
@@ -99,7 +116,9 @@ def test_slurm_outside_a_container_s_process_namespace_is_process_0() -> None:
     container = ["unshare", "--user", "--map-root-user", "--pid", "--fork", "--mount-proc"]
     environ = {**os.environ, "SLURM_PROCID": "0"}
     command = [*container, sys.executable, "-c", code]
-    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=30, check=False)
+    done = subprocess.run(
+        command, env=environ, capture_output=True, text=True, timeout=30, check=False
+    )
     assert (done.returncode, done.stdout) == (0, "0 0\n"), done.stderr
 
 
@@ -107,12 +126,25 @@ def test_slurm_outside_a_container_s_process_namespace_is_process_0() -> None:
 def test_a_launcher_that_is_hidden_is_the_parent() -> None:
     """Where /proc shows a user's own processes only, as on many sites (hidepid=2)."""
     code = (
-        "import os; from srunddp.supervisor.signals import find_launcher; os.setgroups([]); os.setgid(65534); "
-        "os.setuid(65534); found = find_launcher('SLURM_PROCID', slurm=True); "
-        "print(found.pid, *found.slurm, os.getppid())"
+        "import os; from srunddp.supervisor.signals import find_launcher; os.setgroups([]);"
+        " os.setgid(65534); os.setuid(65534); found = find_launcher('SLURM_PROCID', slurm=True);"
+        " print(found.pid, *found.slurm, os.getppid())"
     )
-    hiding = ["unshare", "--mount", "sh", "-c", 'mount -t proc -o hidepid=2 proc /proc && exec "$@"', "sh"]
-    done = subprocess.run([*hiding, sys.executable, "-c", code], capture_output=True, text=True, timeout=30, check=True)
+    hiding = [
+        "unshare",
+        "--mount",
+        "sh",
+        "-c",
+        'mount -t proc -o hidepid=2 proc /proc && exec "$@"',
+        "sh",
+    ]
+    done = subprocess.run(
+        [*hiding, sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=True,
+    )
     launcher, slurm, parent = done.stdout.split()
     assert launcher == slurm == parent
 
@@ -131,13 +163,18 @@ def test_a_skew_of_sigterm_between_nodes_blames_nobody(skew: float, tmp_path: Pa
         ended = it.wait()
     assert ended.codes == [143] * 3, ended.text
     assert ended.verdicts == []
-    said = "srunddp: the launcher ended the run with SIGTERM, as for scancel or the time limit (exit code 143)\n"
+    said = (
+        "srunddp: the launcher ended the run with SIGTERM, as for scancel or the time limit (exit"
+        " code 143)\n"
+    )
     assert ended.text == said
 
 
 @pytest.mark.parametrize("first", [0, 1])
 def test_a_skew_of_sigkill_between_nodes_ends_no_rank_early(first: int, tmp_path: Path) -> None:
-    """As after two Ctrl-C at srun, or after KillWait: what handles the signal is left alone on the other nodes."""
+    """As after two Ctrl-C at srun, or after KillWait: what handles the signal is left alone on the
+    other nodes.
+    """
     handlers = "".join(
         f"signal.signal(signal.{name}, lambda *_: say({said!r}))\n"
         for name, said in (("SIGINT", "asked"), ("SIGTERM", "ended"))

@@ -1,4 +1,6 @@
-"""Which nodes are left, and who has to come to the next start: of five nodes with two tasks each two are spare."""
+"""Which nodes are left, and who has to come to the next start: of five nodes with two tasks each
+two are spare.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ class Nodes(SpareNodes):
     def __init__(self, tasks: int = TASKS, ranks: int = RANKS) -> None:
         self.ends: dict[int, Any] = {rank: FakeConnection() for rank in range(1, tasks)}
         self.clock = Clock()
-        context = context_of(0, world_size=ranks, lost_after=9.0, clock=self.clock, **fold(tasks, 2))
+        context = context_of(
+            0, world_size=ranks, lost_after=9.0, clock=self.clock, **fold(tasks, 2)
+        )
         super().__init__(context, self.ends)
 
     def end(self, *ranks: int, lost: bool = False) -> None:
@@ -50,7 +54,9 @@ def cause(node: str, how: str = "failed") -> RootCause:
         ((6, 8), cause(B), B, set()),  # no spare one is whole
     ],
 )
-def test_the_nodes_whose_ranks_move(ended: tuple[int, ...], found: RootCause, last: str, left: set[str]) -> None:
+def test_the_nodes_whose_ranks_move(
+    ended: tuple[int, ...], found: RootCause, last: str, left: set[str]
+) -> None:
     nodes = Nodes()
     nodes.end(*ended)
     assert nodes.left(found, last) == left

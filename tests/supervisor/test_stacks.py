@@ -1,4 +1,6 @@
-"""Where each rank is, read from what faulthandler wrote; the rank that the others wait for is found by it."""
+"""Where each rank is, read from what faulthandler wrote; the rank that the others wait for is found
+by it.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ from tests.support.recorded_writes import ALL_REDUCE, BACKWARD, LOAD_BATCH
 from tests.support.starting import until
 
 
-@pytest.mark.parametrize("text", ["", "Fatal Python error: Aborted", "Current thread", "Current thread 0x01:\nno"])
+@pytest.mark.parametrize(
+    "text", ["", "Fatal Python error: Aborted", "Current thread", "Current thread 0x01:\nno"]
+)
 def test_where_there_is_no_stack_that_is_said(text: str) -> None:
     assert main_stack(text) == ()
     assert top_frame(main_stack(text)) == "no stack"
@@ -37,7 +41,12 @@ def test_a_place_is_the_innermost_frame_that_is_no_wrapper() -> None:
 
 def test_the_stack_is_that_of_the_thread_that_took_the_signal() -> None:
     """It is shown as Python shows one."""
-    assert [frame["function"] for frame in main_stack(ALL_REDUCE)] == ["all_reduce", "wrapper", "train", "<module>"]
+    assert [frame["function"] for frame in main_stack(ALL_REDUCE)] == [
+        "all_reduce",
+        "wrapper",
+        "train",
+        "<module>",
+    ]
     assert format_stack(main_stack(LOAD_BATCH)).splitlines() == [
         "Stack (most recent call last):",
         '  File "/data/train.py", line 18, in <module>',
@@ -55,7 +64,9 @@ def test_ranks_in_one_frame_are_a_group_the_largest_first() -> None:
     }
 
 
-@pytest.mark.parametrize(("text", "waiting"), [(ALL_REDUCE, True), (BACKWARD, True), (LOAD_BATCH, False), ("", False)])
+@pytest.mark.parametrize(
+    ("text", "waiting"), [(ALL_REDUCE, True), (BACKWARD, True), (LOAD_BATCH, False), ("", False)]
+)
 def test_a_rank_in_a_collective_or_backward_pass_waits(text: str, waiting: bool) -> None:
     assert is_waiting(main_stack(text)) == waiting
 
@@ -73,13 +84,16 @@ def test_a_rank_in_a_collective_or_backward_pass_waits(text: str, waiting: bool)
         ({0: ALL_REDUCE, 1: ALL_REDUCE, 2: BACKWARD}, {0: 8, 1: 8, 2: 8}, 2),
         # Nobody waits.
         ({0: LOAD_BATCH, 1: LOAD_BATCH, 2: LOAD_BATCH}, {0: 8, 1: 7, 2: 8}, 1),
-        # Among several that do not wait, the one that is behind; a step counts for more than a place.
+        # Among several that do not wait, the one that is behind; a step counts for more than a
+        # place.
         ({0: LOAD_BATCH, 1: LOAD_BATCH, 2: ALL_REDUCE}, {0: 8, 1: 7, 2: 8}, 1),
         # Nothing tells them apart.
         ({0: LOAD_BATCH, 1: LOAD_BATCH}, {0: 8, 1: 8}, 0),
     ],
 )
-def test_the_odd_one_is_who_the_others_wait_for(texts: dict[int, str], steps: dict[int, int], odd: int) -> None:
+def test_the_odd_one_is_who_the_others_wait_for(
+    texts: dict[int, str], steps: dict[int, int], odd: int
+) -> None:
     assert find_blocking_rank(texts, steps) == odd
 
 
@@ -106,7 +120,9 @@ load_batch()
 
 def armed(dump: StackDump, how: str) -> subprocess.Popen[str]:
     command = [sys.executable, "-c", ARMED, str(dump.descriptor), how]
-    process = subprocess.Popen(command, pass_fds=[dump.descriptor], stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        command, pass_fds=[dump.descriptor], stdout=subprocess.PIPE, text=True
+    )
     assert process.stdout
     assert process.stdout.readline() == "ready\n"
     return process

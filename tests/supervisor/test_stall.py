@@ -1,4 +1,6 @@
-"""Ranks that have made a step are to make more; when none does, the one that the others wait for is named."""
+"""Ranks that have made a step are to make more; when none does, the one that the others wait for is
+named.
+"""
 
 from __future__ import annotations
 
@@ -56,11 +58,15 @@ def test_stacks_are_complete_with_all_answers_or_in_time() -> None:
 
 
 def test_the_root_cause_says_where_each_rank_is() -> None:
-    found = find_stalled_rank({0: ALL_REDUCE, 1: LOAD_BATCH, 2: ALL_REDUCE}, five_steps(), NODES, {})
+    found = find_stalled_rank(
+        {0: ALL_REDUCE, 1: LOAD_BATCH, 2: ALL_REDUCE}, five_steps(), NODES, {}
+    )
     assert (found.ranks, found.node, found.exit_code) == ((1,), "node02", 124)
     assert found.cause == "no step for 4 s, in load_batch (train.py:7)"
     assert "in load_batch" in found.traceback
-    assert found.notes == ("rank 0 on node01, rank 2 on node03 in all_reduce (distributed_c10d.py:3252)",)
+    assert found.notes == (
+        "rank 0 on node01, rank 2 on node03 in all_reduce (distributed_c10d.py:3252)",
+    )
     found = find_stalled_rank({0: ALL_REDUCE, 1: "", 2: ALL_REDUCE}, five_steps(), NODES, {})
     assert (found.ranks, found.cause) == ((1,), "no step for 4 s, in no stack")
     found = find_stalled_rank({1: ALL_REDUCE, 2: ALL_REDUCE}, five_steps(), NODES, {0: "node01"})

@@ -1,4 +1,6 @@
-"""Ranks that agree to stop do so after one step, with one line that blames nobody, and one exit code."""
+"""Ranks that agree to stop do so after one step, with one line that blames nobody, and one exit
+code.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ preempted.main(Path())
 FOLDER = r"checkpoint step-(\d{8})\.pt"
 LEFT = rf"stopped after step (\d+) by SIGTERM; {FOLDER}"
 AGAIN = "start it again with resume=auto"
-NOT_REQUEUED = rf"stopped after step (\d+) by SIGUSR2; {FOLDER}; not requeued: %s -> requeue it, or {AGAIN}"
+NOT_REQUEUED = (
+    rf"stopped after step (\d+) by SIGUSR2; {FOLDER}; not requeued: %s -> requeue it, or {AGAIN}"
+)
 NO_JOB = (NOT_REQUEUED % "no job of Slurm").replace(f"requeue it, or {AGAIN}", AGAIN)
 REQUEUED = rf"stopped after step (\d+) by SIGUSR2; {FOLDER}; the job is requeued"
 
@@ -57,12 +61,19 @@ def scontrol(folder: Path, body: str) -> dict[str, str]:
     return {"PATH": fake_command(folder, "scontrol", body)["PATH"]}
 
 
-@pytest.mark.parametrize(("size", "rank", "whom"), [(2, 0, "worker"), (3, 2, "worker"), (2, 1, "supervisor")])
-def test_one_signalled_rank_is_enough_to_leave_with_75(tmp_path: Path, size: int, rank: int, whom: str) -> None:
+@pytest.mark.parametrize(
+    ("size", "rank", "whom"), [(2, 0, "worker"), (3, 2, "worker"), (2, 1, "supervisor")]
+)
+def test_one_signalled_rank_is_enough_to_leave_with_75(
+    tmp_path: Path, size: int, rank: int, whom: str
+) -> None:
     with world(tmp_path, PREEMPTED, size=size, variables={"PATH": str(tmp_path)}) as it:
         workers = at_work(it)
         # Not by ourselves: we are their launcher, whose signals reach both.
-        subprocess.run(["kill", "-USR2", str(workers[rank] if whom == "worker" else it.ranks[rank].pid)], check=True)
+        subprocess.run(
+            ["kill", "-USR2", str(workers[rank] if whom == "worker" else it.ranks[rank].pid)],
+            check=True,
+        )
         ended = it.wait()
     assert ended.codes == [75] * size, ended.text
     assert stopped(ended.text, NOT_REQUEUED % "no scontrol in PATH", 75) == checkpoint(tmp_path)
@@ -71,7 +82,9 @@ def test_one_signalled_rank_is_enough_to_leave_with_75(tmp_path: Path, size: int
 
 def test_after_a_requeue_all_wait_for_slurm_s_sigterm(tmp_path: Path) -> None:
     """It goes to every process of the step, scontrol too, before that has its answer."""
-    with world(tmp_path, PREEMPTED, size=FEW, variables=scontrol(tmp_path, "kill -TERM $$ $PPID")) as it:
+    with world(
+        tmp_path, PREEMPTED, size=FEW, variables=scontrol(tmp_path, "kill -TERM $$ $PPID")
+    ) as it:
         workers = at_work(it)
         it.send(signal.SIGUSR2, workers[1])
         until((tmp_path / "calls").exists)
@@ -85,9 +98,12 @@ def test_after_a_requeue_all_wait_for_slurm_s_sigterm(tmp_path: Path) -> None:
 
 
 def test_a_scontrol_that_is_ended_leaves_the_job_to_slurm(tmp_path: Path) -> None:
-    """It may be requeued by now, or cancelled: a job script that requeues upon 75 must not do so."""
+    """It may be requeued by now, or cancelled: a job script that requeues upon 75 must not do
+    so.
+    """
     body = (
-        "import os, signal; signal.pthread_sigmask(signal.SIG_UNBLOCK, [15]); os.kill(os.getppid(), 15); os.kill(0, 15)"
+        "import os, signal; signal.pthread_sigmask(signal.SIG_UNBLOCK, [15]); os.kill(os.getppid(),"
+        " 15); os.kill(0, 15)"
     )
     variables = scontrol(tmp_path, f'exec {sys.executable} -c "{body}"')
     with world(tmp_path, PREEMPTED, size=FEW, variables=variables) as it:
@@ -104,7 +120,8 @@ def test_a_stopped_rank_waits_for_one_that_is_saving(tmp_path: Path, late: int) 
     script += f"    say('saving')\n    if RANK == {late}: wait_for('go')\n"
     with world(tmp_path, script, size=FEW, limits={"kill_after": 0.1}) as it:
         workers = at_work(it)
-        it.send(signal.SIGTERM, *(rank.pid for rank in it.ranks), *workers)  # as a launcher does, which we are
+        # As a launcher does, which we are.
+        it.send(signal.SIGTERM, *(rank.pid for rank in it.ranks), *workers)
         until(lambda: all(it.has_said(f"saving.{rank}") for rank in range(FEW)))
         time.sleep(0.5)  # longer than one that is to end has time for
         assert not any(map(is_gone, workers))
@@ -126,10 +143,15 @@ rest()
     with world(tmp_path, script) as it:
         named(it.wait(), 1, 1, "ValueError: boom")
     for rank in (0, 2):
-        assert [(tmp_path / f"{when}.{rank}").read_text() for when in ("set", "ending")] == ["False", "True"]
+        assert [(tmp_path / f"{when}.{rank}").read_text() for when in ("set", "ending")] == [
+            "False",
+            "True",
+        ]
 
 
-@pytest.mark.parametrize("command", [(*SRUNDDP, "--quiet"), (sys.executable,)], ids=["guarded", "alone"])
+@pytest.mark.parametrize(
+    "command", [(*SRUNDDP, "--quiet"), (sys.executable,)], ids=["guarded", "alone"]
+)
 def test_a_world_of_one_says_it_once(tmp_path: Path, command: tuple[str, ...]) -> None:
     environ = bare({"PATH": "/nowhere", "PYTHONPATH": str(ROOT)})
     words = [*command, str(PROGRAMS / "preempted.py"), str(tmp_path)]

@@ -1,4 +1,6 @@
-"""What stands between the launcher and the script neither hangs, nor loops, nor swallows what happens."""
+"""What stands between the launcher and the script neither hangs, nor loops, nor swallows what
+happens.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ COUNT = str(PROGRAMS / "count_signals.py")
 
 @pytest.mark.parametrize("how", ["relative", "slashes", "symlinked-python"])
 def test_no_spelling_of_the_environment_starts_it_for_ever(tmp_path: Path, how: str) -> None:
-    script = write(tmp_path / "train.py", "import os, sys; print(sys.prefix, '_SRUNDDP_PYTHON' in os.environ)")
+    script = write(
+        tmp_path / "train.py", "import os, sys; print(sys.prefix, '_SRUNDDP_PYTHON' in os.environ)"
+    )
     relative = os.path.relpath(sys.prefix, tmp_path)
     active = {"relative": relative, "slashes": f"{sys.prefix}//"}.get(how, str(tmp_path / "view"))
     if how == "symlinked-python":
@@ -33,7 +37,8 @@ def test_no_spelling_of_the_environment_starts_it_for_ever(tmp_path: Path, how: 
         (tmp_path / "view" / "bin" / "srunddp").symlink_to(SRUNDDP)
     done = python(SRUNDDP, "--quiet", script, folder=tmp_path, VIRTUAL_ENV=active)
     if how == "symlinked-python":
-        # Python takes this for no environment, so that the packages are not there; what counts is that it says so.
+        # Python takes this for no environment, so that the packages are not there; what counts is
+        # that it says so.
         assert done.returncode == 78
         assert done.stderr.startswith("srunddp: error: Python 3.")
     else:
@@ -49,7 +54,9 @@ def test_the_script_s_end_is_seen_where_sigchld_was_ignored(tmp_path: Path) -> N
 def test_sigurg_shows_where_the_script_is_and_does_not_reach_it(tmp_path: Path) -> None:
     text = "import signal\nsignal.signal(signal.SIGURG, print)\ndef load():\n"
     # In one line: the signal may come before print() has returned.
-    script = write(tmp_path / "train.py", text + "    print('here', flush=True) or input()\nload()\n")
+    script = write(
+        tmp_path / "train.py", text + "    print('here', flush=True) or input()\nload()\n"
+    )
     shown = [
         f"srunddp: rank 0 on {socket.gethostname()} is in load (train.py:4)\n",
         "Stack (most recent call last):\n",
@@ -57,7 +64,9 @@ def test_sigurg_shows_where_the_script_is_and_does_not_reach_it(tmp_path: Path) 
         f'  File "{script}", line 4, in load\n',
     ]
     pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    with subprocess.Popen([sys.executable, SRUNDDP, "--quiet", script], env=bare(), text=True, **pipes) as process:
+    with subprocess.Popen(
+        [sys.executable, SRUNDDP, "--quiet", script], env=bare(), text=True, **pipes
+    ) as process:
         assert process.stdout.readline() == "here\n"
         process.send_signal(signal.SIGURG)
         assert [process.stderr.readline() for _ in shown] == shown
@@ -82,8 +91,12 @@ def test_a_wrapper_below_the_launcher_can_end_the_script(tmp_path: Path) -> None
     assert done.stdout.splitlines() == ["signal 1", "143"], done.stderr
 
 
-@pytest.mark.parametrize(("end", "code"), [("raise RuntimeError('early')", 1), ("raise SystemExit(3)", 3)])
-def test_without_a_supervisor_rank_zero_s_end_ends_the_others(tmp_path: Path, end: str, code: int) -> None:
+@pytest.mark.parametrize(
+    ("end", "code"), [("raise RuntimeError('early')", 1), ("raise SystemExit(3)", 3)]
+)
+def test_without_a_supervisor_rank_zero_s_end_ends_the_others(
+    tmp_path: Path, end: str, code: int
+) -> None:
     script = write(
         tmp_path / "train.py",
         "import torch, torch.distributed as dist, srunddp\n"
@@ -93,7 +106,11 @@ def test_without_a_supervisor_rank_zero_s_end_ends_the_others(tmp_path: Path, en
     )
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
-        common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1]), "PYTHONPATH": str(ROOT)}
+        common = {
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(free.getsockname()[1]),
+            "PYTHONPATH": str(ROOT),
+        }
     common |= {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
     with ThreadPoolExecutor(2) as pool:
         variables = [common | {"RANK": rank, "LOCAL_RANK": rank} for rank in ("0", "1")]

@@ -17,7 +17,16 @@ import pytest
 from tests.supervisor.test_verdict import WITHOUT
 from tests.support.launcher import launched
 from tests.support.starting import LONG, python, srunddp, until, write
-from tests.support.worlds import SIZE, Ended, has_handled_signals, is_gone, is_stopped, named, run, world
+from tests.support.worlds import (
+    SIZE,
+    Ended,
+    has_handled_signals,
+    is_gone,
+    is_stopped,
+    named,
+    run,
+    world,
+)
 
 pytestmark = pytest.mark.slow
 
@@ -86,8 +95,8 @@ def stopped(folder: Path) -> tuple[Ended, float]:
 def suspended(folder: Path, size: int) -> Ended:
     """The whole job, as by scontrol suspend; then it goes on to its end.
 
-    In the worst order: every supervisor sees its worker stop, and is back before it. The kernels answer meanwhile, so
-    that no connection is lost.
+    In the worst order: every supervisor sees its worker stop, and is back before it. The kernels
+    answer meanwhile, so that no connection is lost.
     """
     with world(folder, "wait_for('go')\nsay('went')", "--lost-after", "3", size=size) as it:
         supervisors, workers = [rank.pid for rank in it.ranks], it.workers()
@@ -131,7 +140,8 @@ SCENES: dict[str, Callable[[Path], Any]] = {
 def scenes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Future[Any]]]:
     with ThreadPoolExecutor(len(SCENES)) as pool:
         yield {
-            name: pool.submit(play, tmp_path_factory.mktemp(name.replace(" ", "_"))) for name, play in SCENES.items()
+            name: pool.submit(play, tmp_path_factory.mktemp(name.replace(" ", "_")))
+            for name, play in SCENES.items()
         }
 
 
@@ -142,7 +152,10 @@ def test_who_saves_after_the_launcher_s_signal_has_time(scenes: Scenes) -> None:
     for name in ("rank 1 saves", "rank 0 saves"):
         ended, saved = scenes[name].result()
         assert saved, ended.text
-        said = "srunddp: the launcher ended the run with SIGTERM, as for scancel or the time limit (exit code 143)\n"
+        said = (
+            "srunddp: the launcher ended the run with SIGTERM, as for scancel or the time limit"
+            " (exit code 143)\n"
+        )
         assert ended.text == said
         assert ended.verdicts == []
         assert 143 in ended.codes
@@ -187,7 +200,9 @@ def test_a_job_that_was_suspended_goes_on(scenes: Scenes, scene: str, size: int)
 @pytest.mark.parametrize("how", ["", "stubborn", "old Python"])
 def test_the_launcher_s_end_leaves_nothing(tmp_path: Path, how: str) -> None:
     ignore = "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n" if how == "stubborn" else ""
-    folder = write(tmp_path / "old" / "sitecustomize.py", WITHOUT if how == "old Python" else "").parent
+    folder = write(
+        tmp_path / "old" / "sitecustomize.py", WITHOUT if how == "old Python" else ""
+    ).parent
     script = f"{ignore}say('waits')\nrest()"
     # Nothing is left for which --grace would be waited.
     with launched(tmp_path, script, "--grace", f"{10 * LONG}", PYTHONPATH=str(folder)) as launcher:
@@ -196,7 +211,10 @@ def test_the_launcher_s_end_leaves_nothing(tmp_path: Path, how: str) -> None:
         until(lambda: all(map(is_gone, (*launcher.supervisors, *launcher.workers))))
     assert (tmp_path / "stderr.0").read_text().count("has ended (exit code 137)") <= 1
     everything = "".join((tmp_path / f"stderr.{rank}").read_text() for rank in range(3))
-    assert everything.count(f"its launcher, process {launcher.process.pid}, has ended (exit code 137)") == 1
+    assert (
+        everything.count(f"its launcher, process {launcher.process.pid}, has ended (exit code 137)")
+        == 1
+    )
 
 
 # What the end of a script may take: uploads in atexit end, and who does not end is ended.
@@ -214,7 +232,9 @@ STOPS = UPLOADS + "from srunddp.errors import Stopped\nraise Stopped('stopped af
 
 
 def uploads(folder: Path, script: str) -> tuple[Ended, list[int]]:
-    """Which ranks had uploaded at the first bad end, when ``srun --kill-on-bad-exit=1`` kills all that is left."""
+    """Which ranks had uploaded at the first bad end, when ``srun --kill-on-bad-exit=1`` kills all
+    that is left.
+    """
     with world(folder, script, limits={"kill_after": KILL_AFTER}) as it:
         it.workers()
         until(lambda: any(rank.poll() for rank in it.ranks))
@@ -248,7 +268,8 @@ def test_an_end_that_takes_longer_than_grace_is_cut_short(tmp_path: Path) -> Non
 def test_a_single_process_has_no_limit(tmp_path: Path, end: str) -> None:
     script = write(
         tmp_path / "train.py",
-        f"import atexit, sys, time\natexit.register(print, 'uploaded')\natexit.register(time.sleep, 1.5)\n{end}",
+        "import atexit, sys, time\natexit.register(print, 'uploaded')\natexit.register(time.sleep,"
+        f" 1.5)\n{end}",
     )
     ours = srunddp("--quiet", "--grace", "0.1", script, folder=tmp_path)
     theirs = python(script, folder=tmp_path)

@@ -29,10 +29,14 @@ WAYS = {
 }
 SIGNALS = ("SIGKILL", "SIGSEGV", "SIGABRT", "SIGTERM", "SIGHUP", "SIGUSR1")
 WAYS |= {
-    name: (f"os.kill(os.getpid(), signal.{name})", 128 + getattr(signal, name), f"killed by {name}") for name in SIGNALS
+    name: (f"os.kill(os.getpid(), signal.{name})", 128 + getattr(signal, name), f"killed by {name}")
+    for name in SIGNALS
 }
 # nohup has it ignored.
-WAYS["SIGHUP"] = (f"signal.signal(signal.SIGHUP, signal.SIG_DFL); {WAYS['SIGHUP'][0]}", *WAYS["SIGHUP"][1:])
+WAYS["SIGHUP"] = (
+    f"signal.signal(signal.SIGHUP, signal.SIG_DFL); {WAYS['SIGHUP'][0]}",
+    *WAYS["SIGHUP"][1:],
+)
 
 
 # Those first which differ in who fails and in how it is known.
@@ -41,37 +45,55 @@ CULPRITS += [(1, way) for way in WAYS if (1, way) not in CULPRITS]
 
 
 @pytest.mark.parametrize(("culprit", "way"), slow_after(3, CULPRITS))
-def test_however_a_script_ends_one_verdict_names_its_rank(tmp_path: Path, culprit: int, way: str) -> None:
+def test_however_a_script_ends_one_verdict_names_its_rank(
+    tmp_path: Path, culprit: int, way: str
+) -> None:
     how, code, cause = WAYS[way]
     ended = run(tmp_path, f"if RANK == {culprit}:\n    {how}\n{VICTIM}\nrest()")
     named(ended, culprit, code, cause)
     raises = way in ("an exception", "an interrupt")
     assert ended.text.count("Traceback") == raises, ended.text
     # A crash leaves its stack in the verdict.
-    assert ('train.py", line' in ended.text) == (raises or way in ("SIGSEGV", "SIGABRT")), ended.text
+    assert ('train.py", line' in ended.text) == (raises or way in ("SIGSEGV", "SIGABRT")), (
+        ended.text
+    )
     assert "a victim" not in ended.text
     assert f"srunddp: ended with it: ranks {'0,2' if culprit else '1-2'} on {NODE}\n" in ended.text
 
 
-# Pythons that were built against an old glibc, as Miniforge's and uv's, have neither memfd_create nor pidfd_open.
-WITHOUT = "import os\nfor name in ('memfd_create', 'pidfd_open', 'copy_file_range'): vars(os).pop(name, None)\n"
+# Pythons that were built against an old glibc, as Miniforge's and uv's, have neither memfd_create
+# nor pidfd_open.
+WITHOUT = (
+    "import os\nfor name in ('memfd_create', 'pidfd_open', 'copy_file_range'): vars(os).pop(name,"
+    " None)\n"
+)
 
 
 def test_a_crash_comes_with_its_stack_below_an_old_python(tmp_path: Path) -> None:
     folder = write(tmp_path / "old" / "sitecustomize.py", WITHOUT).parent
-    crash = "assert not hasattr(os, 'memfd_create')\ndef crash(): os.kill(os.getpid(), signal.SIGSEGV)\n"
-    ended = run(tmp_path, f"{crash}if RANK == 1: crash()\nrest()", variables={"PYTHONPATH": str(folder)})
+    crash = (
+        "assert not hasattr(os, 'memfd_create')\ndef crash(): os.kill(os.getpid(),"
+        " signal.SIGSEGV)\n"
+    )
+    ended = run(
+        tmp_path, f"{crash}if RANK == 1: crash()\nrest()", variables={"PYTHONPATH": str(folder)}
+    )
     named(ended, 1, 128 + signal.SIGSEGV, "killed by SIGSEGV")
     assert "in crash\n" in ended.text
 
 
 # An echo, raised before its cause; the culprit fails when rank 0 has been told of it.
 ECHOES = {
-    "a connection's error": "raise RuntimeError('[gloo/transport/tcp/pair.cc:534] Connection closed by peer')",
-    "torch's class": (
-        "class DistError(RuntimeError): pass\n    class Backend(DistError): pass\n    raise Backend('ncclSystemError')"
+    "a connection's error": (
+        "raise RuntimeError('[gloo/transport/tcp/pair.cc:534] Connection closed by peer')"
     ),
-    "one that was caught": "try: raise RuntimeError('Broken pipe')\n    except RuntimeError: sys.exit(1)",
+    "torch's class": (
+        "class DistError(RuntimeError): pass\n    class Backend(DistError): pass\n    raise"
+        " Backend('ncclSystemError')"
+    ),
+    "one that was caught": (
+        "try: raise RuntimeError('Broken pipe')\n    except RuntimeError: sys.exit(1)"
+    ),
 }
 
 
@@ -99,7 +121,9 @@ raise RuntimeError("Connection closed by peer")
 """
     ended = run(tmp_path, script)
     assert [(each.ranks, each.code) for each in ended.verdicts] == [((1,), 1)], ended.text
-    assert "it left with exit code 0 while others still worked; then rank " in ended.verdicts[0].cause
+    assert (
+        "it left with exit code 0 while others still worked; then rank " in ended.verdicts[0].cause
+    )
     assert (ended.codes[0], ended.codes[2]) == (1, 1)
 
 
@@ -124,9 +148,13 @@ rest()
 
 
 @pytest.mark.parametrize(("killed", "speaker"), [(0, 1), (1, 0)])
-def test_a_killed_supervisor_is_said_by_the_lowest_other(tmp_path: Path, killed: int, speaker: int) -> None:
+def test_a_killed_supervisor_is_said_by_the_lowest_other(
+    tmp_path: Path, killed: int, speaker: int
+) -> None:
     """And by no other, which may end later than that one."""
-    with world(tmp_path, "if RANK == 2: signal.signal(signal.SIGTERM, signal.SIG_IGN)\nrest()") as it:
+    with world(
+        tmp_path, "if RANK == 2: signal.signal(signal.SIGTERM, signal.SIG_IGN)\nrest()"
+    ) as it:
         workers = it.workers()
         it.ranks[killed].kill()
         ended = it.wait()
@@ -153,7 +181,10 @@ def test_no_failure_says_nothing_leaves_no_process(tmp_path: Path) -> None:
 
 def test_rank_0_without_enough_files_says_so_no_rank_waits(tmp_path: Path) -> None:
     ended = run(tmp_path, "rest()", below={0: ["prlimit", "--nofile=66:66"]})
-    said = "srunddp: error: rank 0 may open 66 files; expected 67, one for each of 3 ranks and some more -> raise "
+    said = (
+        "srunddp: error: rank 0 may open 66 files; expected 67, one for each of 3 ranks and some"
+        " more -> raise "
+    )
     assert ended.errors[0].startswith(said)
     assert (ended.codes, ended.text.count("error:")) == ([78, 78, 78], 1), ended.text
 
@@ -175,7 +206,17 @@ rest()
     named(ended, 1, 1, "ValueError: boom")
     (file,) = (tmp_path / "log").rglob("failure.json")
     entry = json.loads(file.read_text())
-    assert list(entry) == ["rank", "ranks", "node", "time", "exit_code", "cause", "traceback", "notes", "victims"]
+    assert list(entry) == [
+        "rank",
+        "ranks",
+        "node",
+        "time",
+        "exit_code",
+        "cause",
+        "traceback",
+        "notes",
+        "victims",
+    ]
     assert (entry["rank"], entry["ranks"], entry["node"], entry["exit_code"]) == (1, [1], NODE, 1)
     assert entry["cause"] == "ValueError: boom"
     assert entry["traceback"].rstrip().endswith("ValueError: boom")
@@ -194,7 +235,9 @@ def test_the_failure_of_an_earlier_attempt_is_set_aside(tmp_path: Path) -> None:
     for text in ("first", "second", "third"):
         for ready in tmp_path.glob("*.[0-2]"):
             ready.unlink()
-        run(tmp_path, f"raise ValueError('{text}')", "--log-dir", "log", size=1, variables=variables)
+        run(
+            tmp_path, f"raise ValueError('{text}')", "--log-dir", "log", size=1, variables=variables
+        )
     folder = tmp_path / "log" / f"{os.getpid()}.3"
     names = ("failure.1.json", "failure.2.json", "failure.json")
     causes = [json.loads((folder / name).read_text())["cause"] for name in names]
@@ -211,11 +254,16 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
     run(tmp_path, script, "--log-dir", "log", "--show-ranks", "none", size=1)
     (file,) = (tmp_path / "log").rglob("*.log")
-    assert file.read_text().splitlines() == [f"{who} {number}" for number in range(3) for who in ("C", "Python")]
+    assert file.read_text().splitlines() == [
+        f"{who} {number}" for number in range(3) for who in ("C", "Python")
+    ]
 
 
 def test_a_core_that_was_written_is_told(tmp_path: Path) -> None:
-    script = "import resource\nresource.setrlimit(resource.RLIMIT_CORE, (-1, -1))\nif RANK == 1: os.abort()\nrest()"
+    script = (
+        "import resource\nresource.setrlimit(resource.RLIMIT_CORE, (-1, -1))\nif RANK == 1:"
+        " os.abort()\nrest()"
+    )
     ended = run(tmp_path, script)
     pattern = Path("/proc/sys/kernel/core_pattern").read_text()
     piped_away = pattern.startswith("|")
@@ -228,7 +276,9 @@ def test_a_core_that_was_written_is_told(tmp_path: Path) -> None:
 
 def test_a_traceback_in_any_letters_arrives(tmp_path: Path) -> None:
     """Of each of these JSON makes six bytes, or twelve."""
-    ended = run(tmp_path, "if RANK == 1: raise ValueError('first ' + '\u6570\U0001f525' * 9000)\nrest()")
+    ended = run(
+        tmp_path, "if RANK == 1: raise ValueError('first ' + '\u6570\U0001f525' * 9000)\nrest()"
+    )
     named(ended, 1, 1, "ValueError: first \u6570")
     assert "srunddp/run" not in ended.text
 
@@ -243,7 +293,10 @@ def test_a_fork_that_reaches_the_script_s_end_ends_alone(tmp_path: Path) -> None
 
 
 def test_what_fails_in_a_handler_of_the_signal_is_told(tmp_path: Path) -> None:
-    script = "def save(*_): raise KeyError('epoch')\nsignal.signal(signal.SIGTERM, save)\nsay('handles')\nrest()"
+    script = (
+        "def save(*_): raise KeyError('epoch')\nsignal.signal(signal.SIGTERM,"
+        " save)\nsay('handles')\nrest()"
+    )
     with launched(tmp_path, script) as launcher:
         until(lambda: all((tmp_path / f"handles.{rank}").exists() for rank in range(3)))
         launcher.send(15)
@@ -262,13 +315,16 @@ def test_a_full_pipe_as_standard_error_keeps_nobody_waiting(tmp_path: Path) -> N
     except BlockingIOError:
         os.set_blocking(full, True)
     script = write(tmp_path / "train.py", "import os; os.kill(os.getpid(), 9)")
-    with subprocess.Popen((*SRUNDDP, str(script)), env=bare(), stderr=full, cwd=tmp_path) as process:
+    with subprocess.Popen(
+        (*SRUNDDP, str(script)), env=bare(), stderr=full, cwd=tmp_path
+    ) as process:
         assert process.wait(LONG) == 137
     os.close(read)
     os.close(full)
 
 
-# A script that is over and whose process does not end: it is said where it is, and it keeps nobody for ever.
+# A script that is over and whose process does not end: it is said where it is, and it keeps nobody
+# for ever.
 
 PYTHON = "def flush(): time.sleep(600)\nif RANK == {rank}: atexit.register(flush)"
 C = """
@@ -286,7 +342,9 @@ def lingering(folder: Path, script: str, grace: str) -> Ended:
     ("rank", "codes", "script", "place"),
     [(1, [124, 124, 0], PYTHON, "flush (train.py:"), (0, [124, 0, 0], C, "no stack")],
 )
-def test_it_is_named_and_then_ended(tmp_path: Path, rank: int, codes: list[int], script: str, place: str) -> None:
+def test_it_is_named_and_then_ended(
+    tmp_path: Path, rank: int, codes: list[int], script: str, place: str
+) -> None:
     ended = lingering(tmp_path, script.format(rank=rank), "1")
     assert ended.codes == codes, ended.text
     assert f"its script is over, and it has not ended for 1 s, in {place}" in ended.errors[rank]
@@ -296,6 +354,8 @@ def test_it_is_named_and_then_ended(tmp_path: Path, rank: int, codes: list[int],
 
 
 def test_one_that_ends_in_time_is_left_alone(tmp_path: Path) -> None:
-    ended = lingering(tmp_path, "atexit.register(say, 'uploaded')\natexit.register(time.sleep, 2)", "20")
+    ended = lingering(
+        tmp_path, "atexit.register(say, 'uploaded')\natexit.register(time.sleep, 2)", "20"
+    )
     assert (ended.codes, ended.verdicts) == ([0, 0, 0], []), ended.text
     assert all((tmp_path / f"uploaded.{rank}").exists() for rank in range(3))

@@ -1,5 +1,6 @@
-"""A worker that is stopped, by times: for how long it may be, and how it is made to go. And what it has started, which
-ends with it."""
+"""A worker that is stopped, by times: for how long it may be, and how it is made to go. And what it
+has started, which ends with it.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +33,9 @@ def test_a_stopped_worker_is_overdue_after_ten_seconds() -> None:
     try:
         assert worker.overdue(109.9) is None
         assert worker.tick(109.5) == pytest.approx(0.5)
-        assert worker.overdue(110.0) == worker.overdue(110.0) == ("stopped by SIGSTOP for 10 s", 147)
+        assert (
+            worker.overdue(110.0) == worker.overdue(110.0) == ("stopped by SIGSTOP for 10 s", 147)
+        )
         assert worker.tick(110.0) is None
         child.send_signal(signal.SIGCONT)
         os.waitid(os.P_PID, child.pid, os.WCONTINUED | os.WNOWAIT)
@@ -115,9 +118,16 @@ def pids(folder: Path, rank: int, names: tuple[str, ...] = NAMES) -> list[int]:
 
 @pytest.mark.parametrize(
     ("end", "code"),
-    [("", 0), ("raise ValueError('boom')", 1), ("os.kill(os.getpid(), signal.SIGKILL)", 137), ("os._exit(9)", 9)],
+    [
+        ("", 0),
+        ("raise ValueError('boom')", 1),
+        ("os.kill(os.getpid(), signal.SIGKILL)", 137),
+        ("os._exit(9)", 9),
+    ],
 )
-def test_however_a_script_ends_none_of_its_processes_is_left(tmp_path: Path, end: str, code: int) -> None:
+def test_however_a_script_ends_none_of_its_processes_is_left(
+    tmp_path: Path, end: str, code: int
+) -> None:
     ended = run(tmp_path, f"{FAMILY}\n{end}", size=1)
     assert ended.codes == [code], ended.text
     assert [is_gone(pid) for pid in pids(tmp_path, 0)] == [True] * 4
@@ -185,6 +195,9 @@ sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 
 
 def test_a_daemon_of_the_script_lives_as_long_as_it(tmp_path: Path) -> None:
-    script = f"{FAMILY}\nsay('alive', all(not is_gone(Path(f'{{name}}.0').read_text()) for name in names))"
+    script = (
+        f"{FAMILY}\nsay('alive', all(not is_gone(Path(f'{{name}}.0').read_text()) for name in"
+        " names))"
+    )
     assert run(tmp_path, script, size=1).codes == [0]
     assert (tmp_path / "alive.0").read_text() == "True"

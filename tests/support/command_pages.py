@@ -1,4 +1,5 @@
-"""Writes the part of docs/reference/COMMAND.md that ``--help`` says: ``python -m tests.support.command_pages``.
+"""Writes the part of docs/reference/COMMAND.md that ``--help`` says: ``python -m
+tests.support.command_pages``.
 
 It lies between two marks, below which a page goes on by hand.
 """
@@ -27,7 +28,9 @@ def parts() -> dict[str, str]:
         words = context.command_path.split()[1:]
         name = words[0] if words[0] in OF_GROUPS else "-".join(words)
         if not isinstance(context.command, click.Group):
-            made.setdefault(f"{name}.md", []).append("\n\n".join(_of(context, alone=name not in OF_GROUPS)))
+            made.setdefault(f"{name}.md", []).append(
+                "\n\n".join(_of(context, alone=name not in OF_GROUPS))
+            )
     return {name: "\n\n".join(found) for name, found in made.items()}
 
 
@@ -46,7 +49,11 @@ def _of(context: click.Context, *, alone: bool) -> Iterator[str]:
         yield f"## {context.command_path}"
     yield f"```text\n{context.command_path} {' '.join(command.collect_usage_pieces(context))}\n```"
     for part in filter(None, [*cleandoc(command.help or "").split("\n\n"), command.epilog]):
-        yield f"```text\n{part[2:]}\n```" if part.startswith("\b\n") else _text(" ".join(part.split()))
+        yield (
+            f"```text\n{part[2:]}\n```"
+            if part.startswith("\b\n")
+            else _text(" ".join(part.split()))
+        )
     command.format_options(context, sections)
     for heading, rows in sections.rows.items():
         table = "\n".join(f"| {_names(names)} | {_text(text)} |" for names, text in rows)

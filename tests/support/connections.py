@@ -1,4 +1,6 @@
-"""Connections between supervisors: real ones, and some whose other end is a list of messages that a test writes."""
+"""Connections between supervisors: real ones, and some whose other end is a list of messages that a
+test writes.
+"""
 
 from __future__ import annotations
 
@@ -39,12 +41,18 @@ def listening(*hosts: str) -> Iterator[list[socket.socket]]:
 @contextmanager
 def silent(host: str) -> Iterator[socket.socket]:
     """One that does not answer, as its queue is full."""
-    with socket.create_server((host, 0), backlog=0) as full, socket.create_connection(full.getsockname()):
+    with (
+        socket.create_server((host, 0), backlog=0) as full,
+        socket.create_connection(full.getsockname()),
+    ):
         yield full
 
 
 def deputies(
-    *sockets: socket.socket, rank: int = 0, master: str = "127.0.0.1", limits: Limits = DEFAULT_LIMITS
+    *sockets: socket.socket,
+    rank: int = 0,
+    master: str = "127.0.0.1",
+    limits: Limits = DEFAULT_LIMITS,
 ) -> Deputies:
     """Those that listen there: rank 1 on the first, and so on."""
     listening = [(number, *each.getsockname()) for number, each in enumerate(sockets, 1)]
@@ -80,7 +88,12 @@ class FakeConnection(SupervisorConnection):
 def context_of(rank: int, size: int, **changes: Any) -> RankContext:
     """Of a rank, each on a node of its own, if nothing else is said."""
     nodes = {number: f"node0{number + 1}" for number in range(size)}
-    known: dict[str, Any] = {"rank": rank, "node": nodes[rank], "nodes": nodes, "stall_timeout": 0.0}
+    known: dict[str, Any] = {
+        "rank": rank,
+        "node": nodes[rank],
+        "nodes": nodes,
+        "stall_timeout": 0.0,
+    }
     known |= {"step": lambda: 0, "stacks": lambda: "", "link_is_up": lambda: True}
     return RankContext(**{**known, **changes})
 
@@ -97,14 +110,20 @@ class Scene:
         self.clock = Clock()
         context = context_of(rank, size, **{"clock": self.clock} | changes)
         self.connections = {peer: FakeConnection() for peer in ([0] if rank else range(1, size))}
-        self.monitor = Participant(context, self.connections[0]) if rank else Coordinator(context, self.connections)
+        self.monitor = (
+            Participant(context, self.connections[0])
+            if rank
+            else Coordinator(context, self.connections)
+        )
 
     def say(self, peer: int, now: float = 0.0, **message: Any) -> None:
         """The peer sends a message."""
         self.connections[peer].arrived.append(message)
         self.monitor.on_readable(self.connections[peer], now)
 
-    def close(self, peer: int, now: float = 0.0, *, lost: bool = False, reset: bool = False) -> None:
+    def close(
+        self, peer: int, now: float = 0.0, *, lost: bool = False, reset: bool = False
+    ) -> None:
         """The connection to a peer ends."""
         connection = self.connections[peer]
         connection.open, connection.lost, connection.reset = False, lost, reset
@@ -118,10 +137,19 @@ class Scene:
 TAKEOVER = "t@127.0.0.1:1@00"
 
 
-def spared(rank: int = 0, size: int = 5, ranks: int = 3, last: Starts | None = None, **changes: Any) -> Scene:
-    """A scene with spare nodes: the numbers from ``ranks`` on are theirs; ``last``: what went before this start."""
+def spared(
+    rank: int = 0, size: int = 5, ranks: int = 3, last: Starts | None = None, **changes: Any
+) -> Scene:
+    """A scene with spare nodes: the numbers from ``ranks`` on are theirs; ``last``: what went
+    before this start.
+    """
     policy = RestartPolicy(3, last or Starts(), lambda: "where", lambda: True)
-    known: dict[str, Any] = {"takeover": TAKEOVER, "world_size": ranks, "restarts": policy, "lost_after": 9.0}
+    known: dict[str, Any] = {
+        "takeover": TAKEOVER,
+        "world_size": ranks,
+        "restarts": policy,
+        "lost_after": 9.0,
+    }
     return Scene(rank, size, **known | changes)
 
 

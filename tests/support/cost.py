@@ -1,4 +1,6 @@
-"""What a call or a process costs. That of a call is a ratio within one run: machines differ, and so do minutes."""
+"""What a call or a process costs. That of a call is a ratio within one run: machines differ, and so
+do minutes.
+"""
 
 from __future__ import annotations
 

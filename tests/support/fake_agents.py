@@ -1,7 +1,9 @@
-"""Many clients of torch's TCPStore in few processes: those of ``init_process_group``, or torchrun's agents.
+"""Many clients of torch's TCPStore in few processes: those of ``init_process_group``, or torchrun's
+agents.
 
-``python -m tests.support.fake_agents server`` has the store, and ``python -m tests.support.fake_agents WAY PORT RANKS
-FIRST LAST`` the clients from FIRST to before LAST. They begin upon a line of input.
+``python -m tests.support.fake_agents server`` has the store, and ``python -m
+tests.support.fake_agents WAY PORT RANKS FIRST LAST`` the clients from FIRST to before LAST. They
+begin upon a line of input.
 """
 
 from __future__ import annotations
@@ -16,7 +18,10 @@ from functools import partial
 from torch._C._distributed_c10d import TCPStore
 from torch.distributed.elastic.rendezvous import RendezvousTimeoutError
 from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend
-from torch.distributed.elastic.rendezvous.dynamic_rendezvous import DynamicRendezvousHandler, RendezvousTimeout
+from torch.distributed.elastic.rendezvous.dynamic_rendezvous import (
+    DynamicRendezvousHandler,
+    RendezvousTimeout,
+)
 
 from srunddp.bootstrap.process_group.store import without_reverse_dns
 from srunddp.bootstrap.rendezvous import protocol
@@ -33,7 +38,9 @@ def client(port: int) -> TCPStore:
 
 @without_reverse_dns()  # which takes 5 s where DNS does not answer, and is not what is measured
 def join_store(port: int, ranks: int, rank: int) -> TCPStore:
-    """What each rank does at least: it sets a key of its own, and counts itself; the last one says so."""
+    """What each rank does at least: it sets a key of its own, and counts itself; the last one says
+    so.
+    """
     store = client(port)
     store.set(f"rank {rank}", HOST)
     if store.add("here", 1) == ranks:
@@ -47,7 +54,9 @@ def join_rendezvous(port: int, ranks: int, rank: int) -> DynamicRendezvousHandle
     store, within = client(port), RendezvousTimeout(join=JOIN)
     backend = C10dRendezvousBackend(store, "4711")
     handler: DynamicRendezvousHandler
-    handler = DynamicRendezvousHandler.from_backend("4711", store, backend, ranks, ranks, HOST, within)
+    handler = DynamicRendezvousHandler.from_backend(
+        "4711", store, backend, ranks, ranks, HOST, within
+    )
     assert handler.next_rendezvous().world_size == ranks
     return handler
 
@@ -76,7 +85,9 @@ if __name__ == "__main__":
         # Of IPv4 alone, or it would ask DNS for the name of each client's address, too.
         listening = protocol.listen(HOST, [0])
         port = listening.getsockname()[1]
-        server = TCPStore(HOST, port, is_master=True, wait_for_workers=False, master_listen_fd=listening.detach())
+        server = TCPStore(
+            HOST, port, is_master=True, wait_for_workers=False, master_listen_fd=listening.detach()
+        )
         tell(port=server.port)
         sys.stdin.readline()
     else:

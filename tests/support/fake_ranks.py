@@ -1,4 +1,5 @@
-"""A job of thousands of ranks: rank 0's real rendezvous and supervisor, and a few processes that play all others.
+"""A job of thousands of ranks: rank 0's real rendezvous and supervisor, and a few processes that
+play all others.
 
 ``python -m tests.support.fake_ranks RANKS RESTARTS`` is rank 0.
 """
@@ -41,7 +42,18 @@ def hello(rank: int, size: int) -> Hello:
     """Of a rank, on nodes with eight ranks and an address each."""
     number, local_rank = divmod(rank, PER_NODE)
     address = f"127.1.{number // 250}.{number % 250 + 1}" if rank else HOST
-    return Hello(TOKEN, rank, size, local_rank, f"node{number:05d}", address, 1000 + rank, "0-15", PER_NODE, "0.1.0")
+    return Hello(
+        TOKEN,
+        rank,
+        size,
+        local_rank,
+        f"node{number:05d}",
+        address,
+        1000 + rank,
+        "0-15",
+        PER_NODE,
+        "0.1.0",
+    )
 
 
 @dataclass(frozen=True)
@@ -91,7 +103,9 @@ class Processes:
 
     def since(self, began: Cost, answers: Iterable[dict[str, Any]]) -> Cost:
         """Until the last one of them."""
-        return Cost(max(answer["at"] for answer in answers) - began.wall, self.now().cpu - began.cpu)
+        return Cost(
+            max(answer["at"] for answer in answers) - began.wall, self.now().cpu - began.cpu
+        )
 
 
 class FakeJob(Processes):
@@ -107,7 +121,9 @@ class FakeJob(Processes):
         return self._until_met(self.say("meet"))
 
     def fail(self, culprit: int, *, restarts: bool = False) -> tuple[Cost, set[int], Cost | None]:
-        """A rank fails: the cost until all know, with which exit codes, and the cost until they have met again."""
+        """A rank fails: the cost until all know, with which exit codes, and the cost until they
+        have met again.
+        """
         began = self.say(f"fail {culprit}")
         answers = self.answers()
         verdict = self.since(began, answers)

@@ -1,7 +1,7 @@
 """The supervisors of many ranks in one process, as they appear to rank 0; without workers.
 
-``python -m tests.support.fake_supervisors PUBLISHED RANKS FIRST LAST`` plays the ranks from FIRST to before LAST. A
-line ``meet`` lets them say hello, and ``fail RANK`` lets one of them fail.
+``python -m tests.support.fake_supervisors PUBLISHED RANKS FIRST LAST`` plays the ranks from FIRST
+to before LAST. A line ``meet`` lets them say hello, and ``fail RANK`` lets one of them fail.
 """
 
 from __future__ import annotations
@@ -30,15 +30,19 @@ from tests.support.fake_ranks import hello, tell
 Result = TypeVar("Result")
 
 Waiting = Generator[float, bool | None, Result]
-"""Yields a time, and is sent whether something came over the connection before it; None starts it."""
+"""Yields a time, and is sent whether something came over the connection before it; None starts
+it.
+"""
 
 
 class FakeSupervisor:
-    """One rank's: the client of the rendezvous with its patience, then the participant. Nothing here waits.
+    """One rank's: the client of the rendezvous with its patience, then the participant. Nothing
+    here waits.
 
     Attributes:
         connection: To rank 0, once the rank has tried.
-        lines: Messages that have come over it whole, and were not read; rest: the begin of the next one.
+        lines: Messages that have come over it whole, and were not read; rest: the begin of the next
+            one.
     """
 
     connection: socket.socket
@@ -81,7 +85,9 @@ class FakeSupervisor:
 
     def _try(self, patience: float) -> Waiting[bool]:
         self.players.connect(self)
-        if not (yield time.monotonic() + patience) or self.connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
+        if not (yield time.monotonic() + patience) or self.connection.getsockopt(
+            socket.SOL_SOCKET, socket.SO_ERROR
+        ):
             return False
         nonce = auth.nonce()
         self.send(hello=self.fields, nonce=nonce, kind=self.client.own.kind)
@@ -145,7 +151,9 @@ class Players:
         rank.connection.bind((rank.hello.address, 0))
         rank.connection.connect_ex((self.address.host, self.address.port))
         self._by_descriptor[rank.connection.fileno()] = rank
-        self._poll.register(rank.connection.fileno(), select.EPOLLIN | select.EPOLLOUT | select.EPOLLET)
+        self._poll.register(
+            rank.connection.fileno(), select.EPOLLIN | select.EPOLLOUT | select.EPOLLET
+        )
 
     def note(self, what: str, code: int = 0) -> None:
         """Say so when it is true of all."""

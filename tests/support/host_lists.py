@@ -1,4 +1,6 @@
-"""Any number of Slurm host lists, and what the real ``scontrol show hostnames`` makes of them, all in one process."""
+"""Any number of Slurm host lists, and what the real ``scontrol show hostnames`` makes of them, all
+in one process.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,11 @@ import subprocess
 from collections.abc import Iterator, Mapping
 
 _PROMPT = "scontrol: "
-_FIRST, _INNER, _LAST = string.ascii_letters, string.ascii_letters + string.digits + "-._", string.ascii_letters + "-._"
+_FIRST, _INNER, _LAST = (
+    string.ascii_letters,
+    string.ascii_letters + string.digits + "-._",
+    string.ascii_letters + "-._",
+)
 
 
 def host_lists(draw: random.Random, number: int) -> Iterator[str]:
@@ -23,7 +29,10 @@ def host_lists(draw: random.Random, number: int) -> Iterator[str]:
 def _item(draw: random.Random) -> str:
     if draw.random() < 0.3:
         return _name(draw, _INNER)
-    return "".join(_name(draw, draw.choice((_LAST, _INNER))) + _ranges(draw) for _ in range(draw.choice((1, 1, 1, 2))))
+    return "".join(
+        _name(draw, draw.choice((_LAST, _INNER))) + _ranges(draw)
+        for _ in range(draw.choice((1, 1, 1, 2)))
+    )
 
 
 def _name(draw: random.Random, last: str) -> str:
@@ -36,9 +45,20 @@ def _ranges(draw: random.Random) -> str:
 
 
 def _range(draw: random.Random) -> str:
-    low = draw.choice((draw.randrange(12), draw.randrange(90, 110), draw.randrange(100_000), draw.randrange(10**9)))
+    low = draw.choice(
+        (
+            draw.randrange(12),
+            draw.randrange(90, 110),
+            draw.randrange(100_000),
+            draw.randrange(10**9),
+        )
+    )
     high, width = low + draw.randrange(13), draw.randrange(1, 7)
-    return f"{low:0{width}d}" if draw.random() < 0.4 else f"{low:0{width}d}-{high:0{draw.choice((1, width))}d}"
+    return (
+        f"{low:0{width}d}"
+        if draw.random() < 0.4
+        else f"{low:0{width}d}-{high:0{draw.choice((1, width))}d}"
+    )
 
 
 def by_scontrol(lists: list[str], variables: Mapping[str, str]) -> list[list[str]]:
@@ -47,7 +67,13 @@ def by_scontrol(lists: list[str], variables: Mapping[str, str]) -> list[list[str
     variables = {**variables, "TERM": "vt100", "COLUMNS": "100000", "LINES": "24"}
     asked = "".join(f"show hostnames {text}\n" for text in lists)
     done = subprocess.run(
-        ["scontrol"], input=asked, env=variables, capture_output=True, text=True, check=True, timeout=600
+        ["scontrol"],
+        input=asked,
+        env=variables,
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=600,
     )
     answers = [answer.split("\n") for answer in done.stdout.split(_PROMPT)[1:-1]]
     assert [answer[0] for answer in answers] == [f"show hostnames {text}" for text in lists]

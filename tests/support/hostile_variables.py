@@ -1,4 +1,5 @@
-"""Launchers' variables, changed at random by the thousand: run as a program, with how many values and a seed.
+"""Launchers' variables, changed at random by the thousand: run as a program, with how many values
+and a seed.
 
 Prints what it saw as JSON, for :mod:`tests.bootstrap.environment.test_hostile_variables`.
 """
@@ -25,13 +26,51 @@ from tests.support import launchers
 from tests.support.no_process import watch
 
 CANARY = "canary"
-SHELL = (f"$(touch {CANARY})", f"`touch {CANARY}`", f";touch {CANARY}", f"| touch {CANARY}", f"a\ntouch {CANARY}\n")
+SHELL = (
+    f"$(touch {CANARY})",
+    f"`touch {CANARY}`",
+    f";touch {CANARY}",
+    f"| touch {CANARY}",
+    f"a\ntouch {CANARY}\n",
+)
 ODD: tuple[str, ...]
-ODD = ("", " ", "-1", "0", "1", "4294967295", "9" * 30, "٣", "1e3", "0x1", "\x1b[2J", "\udcff", "'", '"', "\\", "%s")
-ODD += ("{0}", "node[1-", "2(x3)", "999999999", "9(x999999)", "9(x60000)," * 9000, "../..", "a" * 5000)
+ODD = (
+    "",
+    " ",
+    "-1",
+    "0",
+    "1",
+    "4294967295",
+    "9" * 30,
+    "٣",
+    "1e3",
+    "0x1",
+    "\x1b[2J",
+    "\udcff",
+    "'",
+    '"',
+    "\\",
+    "%s",
+)
+ODD += (
+    "{0}",
+    "node[1-",
+    "2(x3)",
+    "999999999",
+    "9(x999999)",
+    "9(x60000)," * 9000,
+    "../..",
+    "a" * 5000,
+)
 SLOW = ("node[01-65536]", "[1-9]" * 9, "n[1-60000],m[1-60000]")
 LETTERS = "0123456789abcnx[](),-*?.:;$`'\"\\|&<>{}!# \t\n\r\x1b\x7f\x85\u2028\udc80é"
-EXPLICIT = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
+EXPLICIT = {
+    "RANK": "1",
+    "WORLD_SIZE": "2",
+    "LOCAL_RANK": "1",
+    "MASTER_ADDR": "127.0.0.1",
+    "MASTER_PORT": "29500",
+}
 EXPLICIT |= {"LOCAL_WORLD_SIZE": "2"}
 REAL = [
     launchers.step(),
@@ -53,7 +92,9 @@ INTERFACE = SelectedInterface("ib0", "10.0.0.7", {}, "")
 
 @dataclass
 class Campaign:
-    """What came of it: how many values, how often which end, what should not have been, with the variables."""
+    """What came of it: how many values, how often which end, what should not have been, with the
+    variables.
+    """
 
     draw: random.Random
     values: int = 0
@@ -63,7 +104,9 @@ class Campaign:
     def variables(self) -> dict[str, str]:
         """Those of a launcher, of which up to four have been changed or are gone."""
         variables = dict(self.draw.choice(REAL))
-        for name in self.draw.sample(sorted(variables), min(len(variables), self.draw.randrange(1, 5))):
+        for name in self.draw.sample(
+            sorted(variables), min(len(variables), self.draw.randrange(1, 5))
+        ):
             if self.draw.random() < 0.1:
                 del variables[name]
             else:
@@ -103,8 +146,13 @@ class Campaign:
     def run(self, number: int) -> None:
         """Until so many values have been thrown."""
         while self.values < number:
-            self.throw(detected, self.variables(), self.draw.choice((None, None, None, None, *CHANNELS)))
-            self.throw(expanded, self.value(self.draw.choice(("node[01-03]", "a,b[1-2]", "rack[1-2]n[3,7]"))))
+            self.throw(
+                detected, self.variables(), self.draw.choice((None, None, None, None, *CHANNELS))
+            )
+            self.throw(
+                expanded,
+                self.value(self.draw.choice(("node[01-03]", "a,b[1-2]", "rack[1-2]n[3,7]"))),
+            )
 
 
 def expanded(host_list: str) -> None:
@@ -141,7 +189,12 @@ def main() -> None:
         campaign.run(number)
     before = list(starts)
     os.system("true")
-    result = {"values": campaign.values, "ends": campaign.ends, "faults": campaign.faults[:20], "starts": before}
+    result = {
+        "values": campaign.values,
+        "ends": campaign.ends,
+        "faults": campaign.faults[:20],
+        "starts": before,
+    }
     hook = starts[len(before) :]
     print(json.dumps(result | {"hook": hook, "canary": os.path.exists(CANARY)}))
 

@@ -6,7 +6,8 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
-# Each call in two files; `stage push` prints what the nodes are to run, and `conda` the hook of its shell.
+# Each call in two files; `stage push` prints what the nodes are to run, and `conda` the hook of its
+# shell.
 _PROGRAM = """#!/bin/bash
 name=${0##*/}
 call=$CALLS/$EPOCHREALTIME-$$
@@ -49,9 +50,18 @@ def carry_out(text: str, folder: Path, **variables: str) -> Called:
     slurm = {"SLURM_JOB_ID": "7", "SLURM_NNODES": "1", "SLURM_CPUS_PER_TASK": "2"}
     environ = {"PATH": f"{programs}:/usr/bin:/bin", "CALLS": str(calls), **slurm, **variables}
     done = subprocess.run(
-        ["bash", str(path)], cwd=work, env=environ, capture_output=True, stdin=subprocess.DEVNULL, timeout=30
+        ["bash", str(path)],
+        cwd=work,
+        env=environ,
+        capture_output=True,
+        stdin=subprocess.DEVNULL,
+        timeout=30,
     )
-    return Called(done.returncode, done.stderr.decode(), [_call(each) for each in sorted(calls.glob("*.words"))])
+    return Called(
+        done.returncode,
+        done.stderr.decode(),
+        [_call(each) for each in sorted(calls.glob("*.words"))],
+    )
 
 
 def _call(path: Path) -> tuple[list[str], dict[str, str]]:

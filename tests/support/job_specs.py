@@ -1,4 +1,6 @@
-"""The commands of docs/recipes.md, and the scripts that they write: as on any machine, without its defaults."""
+"""The commands of docs/recipes.md, and the scripts that they write: as on any machine, without its
+defaults.
+"""
 
 from __future__ import annotations
 
@@ -17,13 +19,20 @@ GOLDEN = ROOT / "tests" / "sbatch" / "golden"
 
 def commands() -> dict[str, list[str]]:
     """Of each recipe, by its heading with ``_`` for blanks, in words."""
-    found = re.findall(r"^### (.+?)\n.*?^```sh\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL)
-    return {heading.lower().replace(" ", "_"): shlex.split(text.replace("\\\n", "")) for heading, text in found}
+    found = re.findall(
+        r"^### (.+?)\n.*?^```sh\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL
+    )
+    return {
+        heading.lower().replace(" ", "_"): shlex.split(text.replace("\\\n", ""))
+        for heading, text in found
+    }
 
 
 def requested(words: Sequence[str]) -> SlurmJob:
     """What ``srunddp sbatch …`` asks for."""
-    return cli.job_of(cli.parse_settings(cli.sbatch.make_context(words[1], list(words[2:])).params, words))
+    return cli.job_of(
+        cli.parse_settings(cli.sbatch.make_context(words[1], list(words[2:])).params, words)
+    )
 
 
 def written(words: Sequence[str]) -> str:

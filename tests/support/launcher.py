@@ -1,7 +1,8 @@
-"""A launcher of its own process: it starts a world, and sends a signal to all processes of it, as Slurm does.
+"""A launcher of its own process: it starts a world, and sends a signal to all processes of it, as
+Slurm does.
 
-``python -m tests.support.launcher FOLDER SCRIPT [OPTIONS]``: a line of input is the number of a signal; the end of it
-asks for none.
+``python -m tests.support.launcher FOLDER SCRIPT [OPTIONS]``: a line of input is the number of a
+signal; the end of it asks for none.
 """
 
 from __future__ import annotations
@@ -44,7 +45,9 @@ def launched(folder: Path, script: str, *options: str, **variables: str) -> Iter
     """Start one, which passes the options and PYTHONPATH on; it is killed at the end."""
     pipe = subprocess.PIPE
     command = [sys.executable, "-m", "tests.support.launcher", str(folder), script, *options]
-    with subprocess.Popen(command, cwd=ROOT, env=bare(variables), stdin=pipe, stdout=pipe, text=True) as process:
+    with subprocess.Popen(
+        command, cwd=ROOT, env=bare(variables), stdin=pipe, stdout=pipe, text=True
+    ) as process:
         try:
             yield Launcher(process, **_read(process))
         finally:

@@ -1,4 +1,6 @@
-"""What each launcher tells its processes, as recorded in the launchers' sources and on real machines."""
+"""What each launcher tells its processes, as recorded in the launchers' sources and on real
+machines.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ JOB = {
 
 
 def step(rank: int = 0, /, **changes: str) -> dict[str, str]:
-    """One task of ``srun -n 4 -N 2`` on nodes 2 and 3 of a job of three; an empty change removes the variable."""
+    """One task of ``srun -n 4 -N 2`` on nodes 2 and 3 of a job of three; an empty change removes
+    the variable.
+    """
     first = rank - rank % 2
     variables = JOB | {
         "SLURM_STEP_ID": "0",
@@ -62,17 +66,25 @@ def interactive_step(step_id: str = "4294967290") -> dict[str, str]:
 
 
 def pty_shell(rank: int = 0) -> dict[str, str]:
-    """A program that was typed into the shell of ``srun -n 4 --pty bash``, which is process 4000."""
+    """A program that was typed into the shell of ``srun -n 4 --pty bash``, which is process
+    4000.
+    """
     return step(rank, SLURM_TASK_PID="4000", SLURM_PTY_PORT="40001", SLURM_PTY_WIN_COL="80")
 
 
 def nested_in_pty_shell(rank: int = 0) -> dict[str, str]:
-    """A wrapper's child, where ``srun wrapper.sh`` was typed into such a shell: the wrapper is process 4001."""
+    """A wrapper's child, where ``srun wrapper.sh`` was typed into such a shell: the wrapper is
+    process 4001.
+    """
     return pty_shell(rank) | {"SLURM_TASK_PID": "4001"}
 
 
-def open_mpi(rank: int, size: int = 2, local_rank: int | None = None, local_size: int | None = None) -> dict[str, str]:
-    """Open MPI 5 without Slurm; 4 has OMPI_MCA_orte_hnp_uri besides. NODE_RANK is not the node's."""
+def open_mpi(
+    rank: int, size: int = 2, local_rank: int | None = None, local_size: int | None = None
+) -> dict[str, str]:
+    """Open MPI 5 without Slurm; 4 has OMPI_MCA_orte_hnp_uri besides. NODE_RANK is not the
+    node's.
+    """
     return {
         "OMPI_COMM_WORLD_RANK": str(rank),
         "OMPI_COMM_WORLD_SIZE": str(size),
@@ -87,7 +99,9 @@ def open_mpi(rank: int, size: int = 2, local_rank: int | None = None, local_size
     }
 
 
-def hydra(rank: int, size: int = 2, local_rank: int | None = None, local_size: int | None = None) -> dict[str, str]:
+def hydra(
+    rank: int, size: int = 2, local_rank: int | None = None, local_size: int | None = None
+) -> dict[str, str]:
     """MPICH's mpiexec.hydra."""
     return {
         "PMI_FD": "9",
@@ -101,7 +115,9 @@ def hydra(rank: int, size: int = 2, local_rank: int | None = None, local_size: i
 
 
 def daemon_step(daemon: int = 0) -> dict[str, str]:
-    """What mpirun's ranks inherit inside an allocation: the variables of the daemon that srun started."""
+    """What mpirun's ranks inherit inside an allocation: the variables of the daemon that srun
+    started.
+    """
     return step(
         daemon,
         SLURM_STEP_NUM_TASKS="3",

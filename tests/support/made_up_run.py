@@ -1,4 +1,5 @@
-"""Made-up runs: the files that sampler and recorder write, of any size and with any trouble planted.
+"""Made-up runs: the files that sampler and recorder write, of any size and with any trouble
+planted.
 
 Everything follows from the knobs, and a little noise that is the same each time.
 """
@@ -14,7 +15,10 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 
-NODE = "time,cpu_s,cpus,memory_bytes,memory_limit_bytes,read_bytes,written_bytes,iowait_s,interface,source"
+NODE = (
+    "time,cpu_s,cpus,memory_bytes,memory_limit_bytes,read_bytes,written_bytes,iowait_s,interface,"
+    "source"
+)
 TASKS = "time,rank,cpu_s,rss_bytes,processes,delay_s"
 LINKS = "time,link,kind,chosen,received_bytes,sent_bytes"
 GPUS = (
@@ -33,13 +37,18 @@ class MadeUp:
 
     Attributes:
         seconds: for which it trains; interval: between samples; start: Unix time.
-        step_s, own: a step, and which share of it is not the backward pass; data: which share is waiting for data.
-        slow: seconds that a rank needs more of its own in each step; slow_data: the same, waiting for data;
-            stall, data_stall: seconds of its own, or for which all wait for data, once, in the middle.
+        step_s, own: a step, and which share of it is not the backward pass; data: which share is
+            waiting for data.
+        slow: seconds that a rank needs more of its own in each step; slow_data: the same, waiting
+            for data; stall, data_stall: seconds of its own, or for which all wait for data, once,
+            in the middle.
         epoch_s, evaluation_s, checkpoint_s: how long those last; 0 for none.
-        utilization: of each GPU; idle: GPUs, as (node, index), that do nothing; hot: those that are throttled.
-        other_link: bytes per second on a link that was not chosen; chosen_link: on the one that was.
-        busy: share of the CPUs used; delay: seconds per second that a worker's main thread waits for a CPU.
+        utilization: of each GPU; idle: GPUs, as (node, index), that do nothing; hot: those that are
+            throttled.
+        other_link: bytes per second on a link that was not chosen; chosen_link: on the one that
+            was.
+        busy: share of the CPUs used; delay: seconds per second that a worker's main thread waits
+            for a CPU.
         memory: bytes used of memory_limit on each node.
         code: all ranks' exit code; None for a run that was killed after `seconds`.
         codes: of single ranks, before that.
@@ -124,7 +133,9 @@ class MadeUp:
         for second in range(10, int(self.seconds), 10):
             time = datetime.fromtimestamp(self.start + second, UTC).isoformat()
             loss = "NaN" if second > nan_after else 1.0 / second
-            yield json.dumps({"kind": "step", "step": 5 * second, "time": time, "loss": loss}) + "\n"
+            yield (
+                json.dumps({"kind": "step", "step": 5 * second, "time": time, "loss": loss}) + "\n"
+            )
 
     def _header(self, restart: int) -> dict[str, object]:
         names = [self.node_name(node) for node in range(self.nodes)]
@@ -202,7 +213,10 @@ class MadeUp:
             head = f"{self._clock(node, time)},{count}"
             if self.trainer:
                 samples = count * 64 * len(self.ranks)
-                yield f"{head},{samples},{count * length:.4f},{data_s:.4f},{own_s:.4f},{longest:.4f},{epoch}"
+                yield (
+                    f"{head},{samples},{count * length:.4f},{data_s:.4f},{own_s:.4f},"
+                    f"{longest:.4f},{epoch}"
+                )
             else:
                 yield f"{head},,,,,,"
             before = count
@@ -217,7 +231,11 @@ class MadeUp:
             ("met", met, ""),
             ("import", met + 0.05, ""),
             ("imported", met + 2.0 + late / 2, ""),
-            *([("init", 3.7, ""), ("initialised", 4.1, ""), ("fit", 4.2, "")] if self.trainer else []),
+            *(
+                [("init", 3.7, ""), ("initialised", 4.1, ""), ("fit", 4.2, "")]
+                if self.trainer
+                else []
+            ),
             ("step", self._begin + self._step(), f"{self._step():.4f}"),
             *self._course(rank),
         ):
@@ -240,8 +258,16 @@ class MadeUp:
                 yield "evaluation_end", stop + self.evaluation_s, ""
             yield "epoch_end", stop + self.evaluation_s, str(number)
             if self.checkpoint_s and rank == 0:
-                yield "checkpoint", stop + self.evaluation_s + self.checkpoint_s, f"{self.checkpoint_s:.3f}"
-                yield "checkpoint_written", stop + self.evaluation_s + self.checkpoint_s, f"{self.checkpoint_s * 3:.3f}"
+                yield (
+                    "checkpoint",
+                    stop + self.evaluation_s + self.checkpoint_s,
+                    f"{self.checkpoint_s:.3f}",
+                )
+                yield (
+                    "checkpoint_written",
+                    stop + self.evaluation_s + self.checkpoint_s,
+                    f"{self.checkpoint_s * 3:.3f}",
+                )
 
     # What is sampled on each node.
 
@@ -254,22 +280,27 @@ class MadeUp:
     def _node(self, node: int) -> Iterator[str]:
         noise = random.Random(f"node {node}")
         for time in self._times(node):
-            cpu = 2.0 * self.ranks_per_node * min(time, 4.0) + self._counter(self.busy * self.cpus, time)
+            cpu = 2.0 * self.ranks_per_node * min(time, 4.0) + self._counter(
+                self.busy * self.cpus, time
+            )
             memory = int(self.memory * min(1.0, 0.2 + time / 10) * noise.uniform(0.97, 1.0))
             yield (
                 f"{self._clock(node, time)},{cpu:.3f},{self.cpus},{memory},{self.memory_limit},"
-                f"{int(self._counter(20e6, time))},{int(self._counter(1e6, time))},{self._counter(0.05, time):.3f},"
-                "ens1f1,cgroup"
+                f"{int(self._counter(20e6, time))},{int(self._counter(1e6, time))},"
+                f"{self._counter(0.05, time):.3f},ens1f1,cgroup"
             )
 
     def _tasks(self, node: int) -> Iterator[str]:
         first = node * self.ranks_per_node
         for time in self._times(node):
             for rank in range(first, first + self.ranks_per_node):
-                cpu = 2.0 * min(time, 4.0) + self._counter(self.busy * self.cpus / self.ranks_per_node, time)
+                cpu = 2.0 * min(time, 4.0) + self._counter(
+                    self.busy * self.cpus / self.ranks_per_node, time
+                )
                 rss = int(self.memory / self.ranks_per_node * min(1.0, 0.2 + time / 10))
                 # The supervisor, the worker and two of the loader's.
-                yield f"{self._clock(node, time)},{rank},{cpu:.3f},{rss},4,{self._counter(self.delay * 3, time):.4f}"
+                delay = self._counter(self.delay * 3, time)
+                yield f"{self._clock(node, time)},{rank},{cpu:.3f},{rss},4,{delay:.4f}"
 
     def _links(self, node: int) -> Iterator[str]:
         for time in self._times(node):
@@ -287,7 +318,9 @@ class MadeUp:
         for time in self._times(node):
             works = any(begin <= time < stop for begin, stop in spans)
             for index in range(self.gpus_per_node):
-                used = self.utilization * noise.uniform(0.96, 1.04) if works else noise.uniform(0, 8)
+                used = (
+                    self.utilization * noise.uniform(0.96, 1.04) if works else noise.uniform(0, 8)
+                )
                 used = 0.0 if (node, index) in self.idle else min(100.0, used)
                 power = 90 + 5.6 * used
                 energy[index] += power * self.interval
@@ -295,8 +328,9 @@ class MadeUp:
                 heat = 87 if hot else 34 + 0.3 * used * min(1.0, time / 60) + index
                 memory = 42 * GIB if time > self._begin and used else GIB
                 yield (
-                    f"{self._clock(node, time)},GPU-{node}-{index},{index},{self.model},{used:.0f},{memory},{80 * GIB},"
-                    f"{used * 0.55:.0f},{power:.1f},{energy[index]:.1f},{heat:.0f},{1300 if hot else 1980},2619,"
+                    f"{self._clock(node, time)},GPU-{node}-{index},{index},{self.model},"
+                    f"{used:.0f},{memory},{80 * GIB},{used * 0.55:.0f},{power:.1f},"
+                    f"{energy[index]:.1f},{heat:.0f},{1300 if hot else 1980},2619,"
                     f"{'power_cap+thermal' if hot and works else ''},1e8,1e8,,,,,,"
                 )
 

@@ -25,7 +25,12 @@ LOCAL_RANK_1 = {
 def seen(facts: Iterable[F], per_node: int = 2) -> Ranks[F]:
     """Of ranks in their order, on node01 and so on."""
     return Ranks(
-        Observation(rank=rank, local_rank=rank % per_node, node=f"node{rank // per_node + 1:02d}", facts=known)
+        Observation(
+            rank=rank,
+            local_rank=rank % per_node,
+            node=f"node{rank // per_node + 1:02d}",
+            facts=known,
+        )
         for rank, known in enumerate(facts)
     )
 
@@ -35,8 +40,12 @@ def changed(facts: F, changes: dict[int, dict[str, Any]], ranks: int = 12) -> Ra
     return seen(replace(facts, **changes.get(rank, {})) for rank in range(ranks))  # type: ignore[type-var]
 
 
-def reported(findings: Iterable[Finding]) -> list[tuple[Severity, str, tuple[str, ...], tuple[int, ...]]]:
-    """Level, what was found, nodes and ranks of each; and each has all its parts, and no node's name in its words."""
+def reported(
+    findings: Iterable[Finding],
+) -> list[tuple[Severity, str, tuple[str, ...], tuple[int, ...]]]:
+    """Level, what was found, nodes and ranks of each; and each has all its parts, and no node's
+    name in its words.
+    """
     findings = list(findings)
     for one in findings:
         assert one.found

@@ -1,6 +1,7 @@
 """Writes the manual pages of docs/man: ``python -m tests.support.man_pages``.
 
-Those of the commands are made by click-man from ``--help``, that of ifaces.conf by pandoc from a page in Markdown.
+Those of the commands are made by click-man from ``--help``, that of ifaces.conf by pandoc from a
+page in Markdown.
 """
 
 from __future__ import annotations
@@ -23,8 +24,11 @@ MAN = ROOT / "docs" / "man"
 SOURCE = MAN / "ifaces.conf.5.md"
 ROOT_CONTEXT = click.Context(main, info_name="srunddp", **main.context_settings)
 # What roff would take for a command, or show as another character.
-_ROFF = str.maketrans({"\\": "\\e", "-": "\\-", "'": "\\(aq", "`": "\\(ga", "~": "\\(ti", "^": "\\(ha"})
-_NAMES = r"(?<!\w)(?:\\-)+[\w\\-]+|^[a-z]+(?: [a-z]+)*"  # of options with their dashes, or of a command
+_ROFF = str.maketrans(
+    {"\\": "\\e", "-": "\\-", "'": "\\(aq", "`": "\\(ga", "~": "\\(ti", "^": "\\(ha"}
+)
+# Of options with their dashes, or of a command.
+_NAMES = r"(?<!\w)(?:\\-)+[\w\\-]+|^[a-z]+(?: [a-z]+)*"
 
 
 class Sections(click.HelpFormatter):
@@ -39,7 +43,9 @@ class Sections(click.HelpFormatter):
         self.title = name
         yield
 
-    def write_dl(self, rows: Iterable[tuple[str, str]], col_max: int = 30, col_spacing: int = 2) -> None:
+    def write_dl(
+        self, rows: Iterable[tuple[str, str]], col_max: int = 30, col_spacing: int = 2
+    ) -> None:
         self.rows[self.title] = [*rows]
 
 
@@ -55,7 +61,9 @@ class _ClickManPage(Protocol):
 
 
 class _Page:
-    """click-man's page, with the headings and the indented lines that ``--help`` has, and without a date."""
+    """click-man's page, with the headings and the indented lines that ``--help`` has, and without a
+    date.
+    """
 
     def __init__(self, context: click.Context) -> None:
         command, formatter = context.command, Sections()
@@ -70,11 +78,17 @@ class _Page:
         self.sections = formatter.rows
         if command is main:  # whose page is written by hand
             usage, _, examples, *lists = command.get_help(context).split("\n\n")
-            page.synopsis = usage.removeprefix("Usage: srunddp ").replace("\n       srunddp ", "\n.br\n.B srunddp\n")
+            page.synopsis = usage.removeprefix("Usage: srunddp ").replace(
+                "\n       srunddp ", "\n.br\n.B srunddp\n"
+            )
             page.description += "\n" + _paragraph(f"\b\n{cleandoc(examples)}")
             self.sections = dict(_section(each) for each in lists)
         self.page = page
-        related = [each.command_path.replace(" ", "-") for each in (context.parent, *_below(context)) if each]
+        related = [
+            each.command_path.replace(" ", "-")
+            for each in (context.parent, *_below(context))
+            if each
+        ]
         self.related = [*(f"{name} (1)" for name in related), "ifaces.conf (5)"]
 
     def __str__(self) -> str:
@@ -84,15 +98,23 @@ class _Page:
         if not {"Options", "Commands"} & self.sections.keys():
             lines.append(".SH OPTIONS" if " " in self.page.command else ".SH COMMANDS")
         for heading, rows in self.sections.items():
-            lines.append(f".SH {heading.upper()}" if heading in ("Options", "Commands") else f".SS {heading}")
+            lines.append(
+                f".SH {heading.upper()}" if heading in ("Options", "Commands") else f".SS {heading}"
+            )
             for names, text in rows:
-                lines += [".TP", re.sub(_NAMES, r"\\fB\g<0>\\fR", _roff(names)), *([_roff(text)] if text else [])]
+                lines += [
+                    ".TP",
+                    re.sub(_NAMES, r"\\fB\g<0>\\fR", _roff(names)),
+                    *([_roff(text)] if text else []),
+                ]
         lines += [".SH SEE ALSO", *(f".BR {_roff(each)}," for each in self.related)]
         return "\n".join(lines).rstrip(",") + "\n"
 
 
 def _section(text: str) -> tuple[str, list[tuple[str, str]]]:
-    """The heading and the rows of a list in ``srunddp --help``, where spaces divide a row into two columns."""
+    """The heading and the rows of a list in ``srunddp --help``, where spaces divide a row into two
+    columns.
+    """
     title, *lines = [line.strip() for line in text.splitlines()]
     rows = []
     for line in lines:
@@ -142,7 +164,9 @@ def page_of_file() -> str:
         "--metadata=hyphenate:false",
         "--variable=adjusting:l",
     ]
-    text = subprocess.run([*command, str(SOURCE)], capture_output=True, text=True, check=True).stdout
+    text = subprocess.run(
+        [*command, str(SOURCE)], capture_output=True, text=True, check=True
+    ).stdout
     return "".join(line for line in text.splitlines(keepends=True) if not line.startswith('.\\"'))
 
 

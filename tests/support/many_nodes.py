@@ -1,4 +1,6 @@
-"""A thousand nodes of eight ranks with four interfaces, whose ranks only say what they are told to say."""
+"""A thousand nodes of eight ranks with four interfaces, whose ranks only say what they are told to
+say.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,9 @@ class ManyNodes:
 
 @contextmanager
 def quick(seconds: float = 6.0) -> Iterator[None]:
-    """Within so much of CPU time, ten times of what it takes; each node with each would take minutes."""
+    """Within so much of CPU time, ten times of what it takes; each node with each would take
+    minutes.
+    """
     began = time.process_time()
     yield
     assert time.process_time() - began < seconds

@@ -22,8 +22,19 @@ def munged(folder: Path) -> Iterator[str]:
     folder.mkdir(parents=True)
     (folder / "key").write_bytes(os.urandom(1024))
     (folder / "key").chmod(0o600)
-    files = {"--socket": "socket", "--key-file": "key", "--pid-file": "pid", "--seed-file": "seed", "--log-file": "log"}
-    command = [str(program), "--foreground", "--force", *(f"{name}={folder / file}" for name, file in files.items())]
+    files = {
+        "--socket": "socket",
+        "--key-file": "key",
+        "--pid-file": "pid",
+        "--seed-file": "seed",
+        "--log-file": "log",
+    }
+    command = [
+        str(program),
+        "--foreground",
+        "--force",
+        *(f"{name}={folder / file}" for name, file in files.items()),
+    ]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as daemon:
         try:
             until(lambda: (folder / "socket").exists() or daemon.poll() is not None)

@@ -1,4 +1,6 @@
-"""Two nodes on this machine: network namespaces with two cables between them, and a process in each that answers."""
+"""Two nodes on this machine: network namespaces with two cables between them, and a process in each
+that answers.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,10 @@ from tests.support.starting import until
 
 NODES = ("west", "east")
 # Of both nodes, by interface: one network each, and one whose ends are in two.
-NETWORKS = {"data0": ("10.201.1.{}/24", "10.201.1.{}/24"), "data1": ("10.201.2.{}/25", "10.201.3.{}/25")}
+NETWORKS = {
+    "data0": ("10.201.1.{}/24", "10.201.1.{}/24"),
+    "data1": ("10.201.2.{}/25", "10.201.3.{}/25"),
+}
 
 
 def address(node: str, interface: str) -> str:
@@ -41,7 +46,18 @@ def two_nodes(networks: Mapping[str, tuple[str, str]] = NETWORKS) -> Iterator[di
             tool("ip", "-n", name, "link", "set", "lo", "up")
         west, east = names.values()
         for interface, addresses in networks.items():
-            ends = (interface, "netns", west, "type", "veth", "peer", "name", interface, "netns", east)
+            ends = (
+                interface,
+                "netns",
+                west,
+                "type",
+                "veth",
+                "peer",
+                "name",
+                interface,
+                "netns",
+                east,
+            )
             tool("ip", "link", "add", *ends)
             for number, name in enumerate(names.values()):
                 own, six = addresses[number].format(number + 1), f"fd00:201::{number + 1}/64"
@@ -50,7 +66,9 @@ def two_nodes(networks: Mapping[str, tuple[str, str]] = NETWORKS) -> Iterator[di
                     tool("ip", "-n", name, "addr", "add", six, "dev", interface, "nodad")
                 tool("ip", "-n", name, "link", "set", interface, "up")
         # A cable is there for both ends only some time after it is plugged in.
-        until(lambda: all(_up(name, interface) for name in names.values() for interface in networks))
+        until(
+            lambda: all(_up(name, interface) for name in names.values() for interface in networks)
+        )
         yield names
 
 
@@ -59,7 +77,9 @@ def _up(namespace: str, interface: str) -> bool:
 
 
 @contextmanager
-def coordinator_of(names: Mapping[str, str], handle: Callable[[str], Handler]) -> Iterator[Coordinator]:
+def coordinator_of(
+    names: Mapping[str, str], handle: Callable[[str], Handler]
+) -> Iterator[Coordinator]:
     """A coordinator whose rank 1 is west and whose rank 2 is east.
 
     Args:
@@ -71,10 +91,17 @@ def coordinator_of(names: Mapping[str, str], handle: Callable[[str], Handler]) -
     children = []
     for rank, (node, name) in enumerate(names.items(), 1):
         ours, theirs = socket.socketpair()
-        children.append(fork.Process(target=_within, args=(name, theirs, lambda node=node: handle(node)), daemon=True))
+        children.append(
+            fork.Process(
+                target=_within, args=(name, theirs, lambda node=node: handle(node)), daemon=True
+            )
+        )
         children[-1].start()
         theirs.close()
-        coordinator.connections[rank], coordinator.here[rank] = ours, Hello("t", rank, 3, 0, node, "", 1)
+        coordinator.connections[rank], coordinator.here[rank] = (
+            ours,
+            Hello("t", rank, 3, 0, node, "", 1),
+        )
     try:
         yield coordinator
     finally:
@@ -93,9 +120,12 @@ def _within(namespace: str, connection: socket.socket, handle: Callable[[], Hand
 
 @contextmanager
 def rules(namespace: str, by_hook: Mapping[str, str]) -> Iterator[None]:
-    """Rules of nftables in a namespace, by hook, such as ``ip saddr 10.201.1.2 drop`` for ``input``."""
+    """Rules of nftables in a namespace, by hook, such as ``ip saddr 10.201.1.2 drop`` for
+    ``input``.
+    """
     chains = "".join(
-        f"chain {hook} {{\ntype filter hook {hook} priority -10;\n{words}\n}}\n" for hook, words in by_hook.items()
+        f"chain {hook} {{\ntype filter hook {hook} priority -10;\n{words}\n}}\n"
+        for hook, words in by_hook.items()
     )
     nft = ("ip", "netns", "exec", namespace, "nft")
     tool(*nft, "-f", "-", text=f"table inet sdt {{\n{chains}}}\n")

@@ -1,4 +1,6 @@
-"""An audit hook that notes each process that this one starts or becomes; the rest of the program runs as it would."""
+"""An audit hook that notes each process that this one starts or becomes; the rest of the program
+runs as it would.
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
 """Draws the pictures of docs/pictures: ``python -m tests.support.pictures [report]``.
 
-Graphviz draws a diagram from NAME.dot, and this module terminals from NAME.term, excerpts of the output in NAME.txt.
-Each SVG names the SHA-256 of its source and of the style, so that one of an older source is found without Graphviz.
-``report`` makes report.png, with Chromium and pngquant: the page of ``srunddp report`` of a made-up run.
+Graphviz draws a diagram from NAME.dot, and this module terminals from NAME.term, excerpts of the
+output in NAME.txt. Each SVG names the SHA-256 of its source and of the style, so that one of an
+older source is found without Graphviz. ``report`` makes report.png, with Chromium and pngquant: the
+page of ``srunddp report`` of a made-up run.
 """
 
 from __future__ import annotations
@@ -21,7 +22,14 @@ from tests.support.made_up_run import GIB, MadeUp
 PICTURES = ROOT / "docs" / "pictures"
 OMITTED = "[…]"
 _FONT = "DejaVu Sans"  # with wide letters: what fits in it fits in a reader's font
-_SIZES = ("-Nfontsize=13", "-Efontsize=12", "-Nshape=box", "-Nstyle=rounded", "-Gbgcolor=transparent", "-Gpad=0.05")
+_SIZES = (
+    "-Nfontsize=13",
+    "-Efontsize=12",
+    "-Nshape=box",
+    "-Nstyle=rounded",
+    "-Gbgcolor=transparent",
+    "-Gpad=0.05",
+)
 _COLUMNS, _LINE, _MARGIN = 94, 16, 12
 STYLE = Path(__file__).with_suffix(".css")
 
@@ -37,18 +45,31 @@ def checksum(source: Path) -> str:
 
 
 def parts(source: Path) -> tuple[str, str, list[list[str]]]:
-    """Of terminals: the title, the text that is marked, and the lines of each, which begin with a command."""
+    """Of terminals: the title, the text that is marked, and the lines of each, which begin with a
+    command.
+    """
     title, marked, text = source.read_text().split("\n", 2)
     return title, marked, [part.splitlines() for part in re.split(r"\n+(?=\$ )", text.strip("\n"))]
 
 
 def _diagram(source: Path) -> tuple[str, tuple[float, float], str]:
     """The title, the size and the elements. Raises FileNotFoundError where there is no Graphviz."""
-    command = ["dot", "-Tsvg", *(f"-{kind}fontname={_FONT}" for kind in "GNE"), *_SIZES, str(source)]
+    command = [
+        "dot",
+        "-Tsvg",
+        *(f"-{kind}fontname={_FONT}" for kind in "GNE"),
+        *_SIZES,
+        str(source),
+    ]
     drawn = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     size = re.findall(r'viewBox="0\.00 0\.00 ([\d.]+) ([\d.]+)"', drawn)[0]
     title = re.findall(r'^digraph "(.*)"', source.read_text())[0]
-    body = re.sub(r"<!--.*?-->|<title>.*?</title>", "", drawn[drawn.index("<g ") : drawn.rindex("</svg>")], flags=re.S)
+    body = re.sub(
+        r"<!--.*?-->|<title>.*?</title>",
+        "",
+        drawn[drawn.index("<g ") : drawn.rindex("</svg>")],
+        flags=re.S,
+    )
     body = re.sub(r' (?:id|font-family|font-size|fill|stroke|xml:space)="[^"]*"', "", body)
     return title, (float(size[0]), float(size[1])), re.sub(r"\n\s*", "\n", body).strip()
 
@@ -58,11 +79,24 @@ def _terminals(source: Path) -> tuple[str, tuple[float, float], str]:
     width, top, elements = _COLUMNS * 7.25 + 2 * _MARGIN, 1.0, []
     for lines in terminals:
         height = len(lines) * _LINE + 2 * _MARGIN - 4
-        elements.append(f'<rect class="terminal" x="1" y="{top}" width="{width - 2}" height="{height}" rx="6"/>')
+        elements.append(
+            f'<rect class="terminal" x="1" y="{top}" width="{width - 2}" height="{height}" rx="6"/>'
+        )
         for number, line in enumerate(lines, 1):
-            kind = "command" if number == 1 else "omitted" if line == OMITTED else "cause" if marked in line else ""
+            kind = (
+                "command"
+                if number == 1
+                else "omitted"
+                if line == OMITTED
+                else "cause"
+                if marked in line
+                else ""
+            )
             y = top + _MARGIN + number * _LINE - 6
-            elements.append(f'<text class="line {kind}" x="{_MARGIN}" y="{y}">{escape(line, quote=False)}</text>')
+            elements.append(
+                f'<text class="line {kind}" x="{_MARGIN}"'
+                f' y="{y}">{escape(line, quote=False)}</text>'
+            )
         top += height + _MARGIN
     return title, (width, top - _MARGIN + 1), "\n".join(elements)
 
@@ -71,8 +105,14 @@ def draw(source: Path) -> str:
     """The SVG of a source."""
     title, (width, height), elements = (_diagram if source.suffix == ".dot" else _terminals)(source)
     size = f'viewBox="0 0 {width:g} {height:g}" width="{width:g}" height="{height:g}"'
-    head = f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img">\n<title>{escape(title)}</title>'
-    return f"{head}\n<!-- made from {checksum(source)} -->\n<style>\n{STYLE.read_text()}</style>\n{elements}\n</svg>\n"
+    head = (
+        f'<svg xmlns="http://www.w3.org/2000/svg" {size}'
+        f' role="img">\n<title>{escape(title)}</title>'
+    )
+    return (
+        f"{head}\n<!-- made from {checksum(source)}"
+        f" -->\n<style>\n{STYLE.read_text()}</style>\n{elements}\n</svg>\n"
+    )
 
 
 _RUN = MadeUp(
@@ -94,19 +134,38 @@ _RUN = MadeUp(
     time_limit=3600,
     script=("train.py", "--config", "large.yaml"),
 )
-_BROWSER = ("--headless", "--no-sandbox", "--hide-scrollbars", "--blink-settings=preferredColorScheme=1")
+_BROWSER = (
+    "--headless",
+    "--no-sandbox",
+    "--hide-scrollbars",
+    "--blink-settings=preferredColorScheme=1",
+)
 
 
 def photograph(picture: Path) -> None:
-    """The top of a report's page, 1280 pixels wide. Raises FileNotFoundError without Chromium or pngquant."""
+    """The top of a report's page, 1280 pixels wide. Raises FileNotFoundError without Chromium or
+    pngquant.
+    """
     with TemporaryDirectory() as folder:
         _RUN.write(Path(folder, "logs"))
         report = [sys.executable, "-m", "srunddp", "report", _RUN.name]
-        subprocess.run(report, cwd=folder, env={"PYTHONPATH": str(ROOT)}, stdout=subprocess.DEVNULL, check=True)
+        subprocess.run(
+            report, cwd=folder, env={"PYTHONPATH": str(ROOT)}, stdout=subprocess.DEVNULL, check=True
+        )
         page = Path(folder, "logs", _RUN.name, "report.html").as_uri()
-        shot = [f"--user-data-dir={folder}/profile", "--force-device-scale-factor=1.28", "--window-size=1000,1150"]
-        subprocess.run(["chromium", *_BROWSER, *shot, f"--screenshot={picture}", page], capture_output=True, check=True)
-    subprocess.run(["pngquant", "--force", "--output", str(picture), "64", str(picture)], check=True)
+        shot = [
+            f"--user-data-dir={folder}/profile",
+            "--force-device-scale-factor=1.28",
+            "--window-size=1000,1150",
+        ]
+        subprocess.run(
+            ["chromium", *_BROWSER, *shot, f"--screenshot={picture}", page],
+            capture_output=True,
+            check=True,
+        )
+    subprocess.run(
+        ["pngquant", "--force", "--output", str(picture), "64", str(picture)], check=True
+    )
 
 
 if __name__ == "__main__":

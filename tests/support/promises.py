@@ -1,7 +1,8 @@
-"""The table of tests/README.md: which test shows which promise of README.md, and in which tier it runs.
+"""The table of tests/README.md: which test shows which promise of README.md, and in which tier it
+runs.
 
-Tests are read and not imported, as importing them would import torch. ``python -m tests.support.promises`` writes the
-tiers into the table anew.
+Tests are read and not imported, as importing them would import torch. ``python -m
+tests.support.promises`` writes the tiers into the table anew.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from tests.conftest import NOT_QUICK, ROOT
 
 GUIDE = ROOT / "tests" / "README.md"
 
-# Folders whose tests need more than this machine and this package, with the option of bin/test that runs them.
+# Folders whose tests need more than this machine and this package, with the option of bin/test that
+# runs them.
 APART = {"docs": "docs", "gpu": "gpu", "interop": "interop", "soak": "soak"}
 NEEDS_A_LAUNCHER = {"slurm", "mpirun"}
 
@@ -81,14 +83,18 @@ class KnownTest:
 
 
 def as_text(markdown: str) -> str:
-    """Drop what Markdown shows otherwise than it is written: links, code, bold, quotations, the bars of a table."""
+    """Drop what Markdown shows otherwise than it is written: links, code, bold, quotations, the
+    bars of a table.
+    """
     text = re.sub(r"!?\[([^]]*)\]\([^)]*\)", r"\1", markdown)
     text = re.sub(r"`|\*\*|^> |^\s*- ", "", text, flags=re.MULTILINE)
     return " ".join(text.replace("|", " ").split())
 
 
 def blocks(page: str) -> Iterator[str]:
-    """Yield the parts of a page that may promise something: paragraphs, items of lists, rows of tables, code."""
+    """Yield the parts of a page that may promise something: paragraphs, items of lists, rows of
+    tables, code.
+    """
     code = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
     for block in code.findall(page):
         yield as_text(block.strip("`\n"))
@@ -100,7 +106,9 @@ def blocks(page: str) -> Iterator[str]:
 
 
 def rows(page: str) -> list[Row]:
-    """Read the table's lines; one without words of README.md belongs to those of the line above it."""
+    """Read the table's lines; one without words of README.md belongs to those of the line above
+    it.
+    """
     found: list[Row] = []
     for line in page.splitlines():
         if match := _ROW.match(line):
@@ -114,13 +122,19 @@ def with_tiers(page: str, known: dict[str, KnownTest]) -> str:
     lines = page.splitlines()
     for number, line in enumerate(lines):
         if (match := _ROW.match(line)) and match["test"] in known:
-            lines[number] = f"| {match['quote']} | `{match['test']}` | {known[match['test']].tier} |"
+            lines[number] = (
+                f"| {match['quote']} | `{match['test']}` | {known[match['test']].tier} |"
+            )
     return "\n".join(lines) + "\n"
 
 
 def find_tests(root: Path) -> dict[str, KnownTest]:
     """Find all test functions of a checkout, by name."""
-    return {test.name: test for path in sorted((root / "tests").rglob("test_*.py")) for test in _of_file(root, path)}
+    return {
+        test.name: test
+        for path in sorted((root / "tests").rglob("test_*.py"))
+        for test in _of_file(root, path)
+    }
 
 
 def _of_file(root: Path, path: Path) -> Iterator[KnownTest]:
@@ -134,13 +148,17 @@ def _of_file(root: Path, path: Path) -> Iterator[KnownTest]:
         own: set[str] = set()
         some: set[str] = set()
         for decorator in function.decorator_list:
-            direct = ast.unparse(decorator).startswith("pytest.mark.") and "parametrize" not in ast.unparse(decorator)
+            direct = ast.unparse(decorator).startswith(
+                "pytest.mark."
+            ) and "parametrize" not in ast.unparse(decorator)
             (own if direct else some).update(_marks(decorator, values))
         for argument in function.args.args:
             if argument.arg in fixtures:
                 for decorator in fixtures[argument.arg].decorator_list:
                     some |= _marks(decorator, values)
-        yield KnownTest(f"{path.relative_to(root)}::{name}", frozenset(own | of_module), frozenset(some))
+        yield KnownTest(
+            f"{path.relative_to(root)}::{name}", frozenset(own | of_module), frozenset(some)
+        )
 
 
 def _parent(path: Path) -> Path:

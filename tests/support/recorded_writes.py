@@ -1,4 +1,6 @@
-"""What faulthandler really wrote of ranks with torch 2.13 and Gloo; only the folders are changed."""
+"""What faulthandler really wrote of ranks with torch 2.13 and Gloo; only the folders are
+changed.
+"""
 
 _THREAD = """Thread 0x00007fe7391256c0 (most recent call first):
   File "/data/lib/python3.11/threading.py", line 320 in wait

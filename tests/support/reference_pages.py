@@ -1,4 +1,6 @@
-"""Writes the pages of docs/reference that are made of the code: ``python -m tests.support.reference_pages``."""
+"""Writes the pages of docs/reference that are made of the code: ``python -m
+tests.support.reference_pages``.
+"""
 
 from __future__ import annotations
 
@@ -16,9 +18,12 @@ PAGES = ROOT / "docs" / "reference"
 SETTINGS = """\
 # Settings
 
-These are the fields of `srunddp.Config`, for `srunddp.Trainer`. Give each as `--key=value`, or in a YAML file that
-`--config=FILE.yaml` names. The `--help` of a script that calls `srunddp.read_config()` prints them. `null` is None in
-Python. [Old names](../troubleshooting.md#old-names-of-settings) are an error that names the new one.
+These are the fields of `srunddp.Config`, for `srunddp.Trainer`. Give each as `--key=value`, or in \
+a YAML file that
+`--config=FILE.yaml` names. The `--help` of a script that calls `srunddp.read_config()` prints \
+them. `null` is None in
+Python. [Old names](../troubleshooting.md#old-names-of-settings) are an error that names the new \
+one.
 [Files](files.md#files-in-output_dir) lists what is in `output_dir`.
 
 ```yaml
@@ -32,12 +37,16 @@ _ATTRIBUTE = re.compile(r"^    (\w+): (.*(?:\n {5,}.*)*)", re.MULTILINE)
 
 
 def settings_page() -> str:
-    """The page of all settings, from the fields of ``Config`` and its groups, and from their docstrings."""
+    """The page of all settings, from the fields of ``Config`` and its groups, and from their
+    docstrings.
+    """
     return "\n".join([SETTINGS, *_section(Config(), "")])
 
 
 def _section(config: Any, prefix: str) -> Iterator[str]:
-    """A table of the keys of a dataclass, and then those of the dataclasses in it, each below its own heading."""
+    """A table of the keys of a dataclass, and then those of the dataclasses in it, each below its
+    own heading.
+    """
     summary, _, attributes = cleandoc(config.__doc__).partition("\n\nAttributes:\n")
     meanings = dict(_ATTRIBUTE.findall(attributes))
     values = {field.name: getattr(config, field.name) for field in fields(config)}
@@ -46,7 +55,10 @@ def _section(config: Any, prefix: str) -> Iterator[str]:
         yield f"## {prefix.rstrip('.')}\n\n{_markdown(summary)}\n"
     yield "| key | default | meaning |\n|---|---|---|"
     for name in [each for each in values if each not in groups]:
-        yield f"| `{prefix}{name}` | `{text_of(values[name])}` | {_markdown(meanings[name]).removesuffix('.')} |"
+        yield (
+            f"| `{prefix}{name}` | `{text_of(values[name])}` |"
+            f" {_markdown(meanings[name]).removesuffix('.')} |"
+        )
     yield ""
     for name, group in groups.items():
         yield from _section(group, f"{prefix}{name}.")

@@ -64,7 +64,11 @@ def rows(path: Path) -> list[dict[str, str]]:
     """The whole lines of a file so far; none where there is no file yet."""
     if not path.exists():
         return []
-    return list(csv.DictReader(line for line in path.read_text().splitlines(keepends=True) if line.endswith("\n")))
+    return list(
+        csv.DictReader(
+            line for line in path.read_text().splitlines(keepends=True) if line.endswith("\n")
+        )
+    )
 
 
 @contextmanager
@@ -83,5 +87,6 @@ def supervised(
         try:
             yield Supervised(process, folder)
         finally:
-            with suppress(ProcessLookupError):  # the sampler is in its group, and goes also where it should have before
+            # The sampler is in its group, and goes also where it should have before.
+            with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)

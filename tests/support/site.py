@@ -1,7 +1,8 @@
-"""Builds the site of the documentation: ``python -m tests.support.site [DIR]``, as DIR/html; DIR is build/site.
+"""Builds the site of the documentation: ``python -m tests.support.site [DIR]``, as DIR/html; DIR is
+build/site.
 
-Zensical gets a copy of the pages with the repository's folders, so that a link is the same one there and in a checkout:
-README.md is the first page, and docs/README.md the contents.
+Zensical gets a copy of the pages with the repository's folders, so that a link is the same one
+there and in a checkout: README.md is the first page, and docs/README.md the contents.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ def build(folder: Path) -> None:
     """Build strictly; what Zensical finds wrong is printed.
 
     Raises:
-        subprocess.CalledProcessError: a link or an anchor leads nowhere, or a name of the Python API does not exist.
+        subprocess.CalledProcessError: a link or an anchor leads nowhere, or a name of the Python
+            API does not exist.
     """
     shutil.rmtree(folder, ignore_errors=True)
     for file in _files():
@@ -34,7 +36,12 @@ def build(folder: Path) -> None:
     (folder / "mkdocs.yml").write_text(f"{config}docs_dir: pages\nsite_dir: html\n")
     command = [str(Path(sys.executable).with_name("zensical")), "build", "--strict"]
     done = subprocess.run(
-        command, cwd=folder, capture_output=True, text=True, check=False, env={"PYTHONPATH": str(ROOT)}
+        command,
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=False,
+        env={"PYTHONPATH": str(ROOT)},
     )
     if done.returncode:
         print(re.sub(r"\x1b\[[\d;]*m", "", done.stdout + done.stderr))
@@ -44,7 +51,10 @@ def build(folder: Path) -> None:
 def _files() -> set[Path]:
     """The pages, their pictures, and what they link to."""
     linked = {
-        page.parent / target for page in PAGES for target in LINK.findall(page.read_text()) if "://" not in target
+        page.parent / target
+        for page in PAGES
+        for target in LINK.findall(page.read_text())
+        if "://" not in target
     }
     files = {file.resolve() for file in linked if file.is_file()}
     return {*PAGES, *files, *(file for file in (ROOT / "docs").rglob("*") if file.suffix in SHOWN)}

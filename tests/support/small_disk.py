@@ -18,7 +18,9 @@ def small_disk(folder: Path, size: str) -> Iterator[Path]:
     if os.geteuid() != 0 or not shutil.which("mount"):
         missing("root, to mount a small disk")
     folder.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size},mode=700", "none", folder], check=True)
+    subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", f"size={size},mode=700", "none", folder], check=True
+    )
     try:
         yield folder
     finally:

@@ -18,7 +18,9 @@ NODE = "node09"
 
 
 class Node:
-    """One task of a staging step, with this folder for the job, and a Python that has its standard library alone."""
+    """One task of a staging step, with this folder for the job, and a Python that has its standard
+    library alone.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

@@ -20,8 +20,12 @@ LONG = 180.0  # a limit that only what is broken reaches
 T = TypeVar("T")
 
 
-def until(condition: Callable[[], T], limit: float = LONG, why: Callable[[], object] = lambda: "never") -> T:
-    """What it returns as soon as that is something; looking takes a tenth of the time, as it may start a command."""
+def until(
+    condition: Callable[[], T], limit: float = LONG, why: Callable[[], object] = lambda: "never"
+) -> T:
+    """What it returns as soon as that is something; looking takes a tenth of the time, as it may
+    start a command.
+    """
     began = time.monotonic()
     end = began + limit
     while not (found := condition()):
@@ -38,7 +42,9 @@ def bare(variables: Mapping[str, str] | None = None) -> dict[str, str]:
     return {name: os.environ[name] for name in names if name in os.environ} | dict(variables or {})
 
 
-def python(*arguments: object, folder: Path, limit: float = LONG, **variables: str) -> subprocess.CompletedProcess[str]:
+def python(
+    *arguments: object, folder: Path, limit: float = LONG, **variables: str
+) -> subprocess.CompletedProcess[str]:
     """Plain Python, to compare with."""
     return _run((sys.executable, *map(str, arguments)), folder, variables, limit)
 
@@ -52,7 +58,13 @@ def _run(
 ) -> subprocess.CompletedProcess[str]:
     null = subprocess.DEVNULL
     return subprocess.run(
-        command, cwd=folder, env=bare(variables), capture_output=True, text=True, timeout=limit, stdin=null
+        command,
+        cwd=folder,
+        env=bare(variables),
+        capture_output=True,
+        text=True,
+        timeout=limit,
+        stdin=null,
     )
 
 
@@ -95,7 +107,8 @@ def write(path: Path, text: str) -> Path:
     return path
 
 
-JOB = str(os.getpid())  # the port follows from it: worlds of tests that run at once do not see each other
+# The port follows from it: worlds of tests that run at once do not see each other.
+JOB = str(os.getpid())
 
 
 def slurm(rank: int, size: int = 2, /, **changes: str) -> dict[str, str]:

@@ -1,4 +1,6 @@
-"""Wheels made here: small ones by hand, and those of packages that are installed, put together again."""
+"""Wheels made here: small ones by hand, and those of packages that are installed, put together
+again.
+"""
 
 from __future__ import annotations
 
@@ -17,37 +19,62 @@ from srunddp.stage.build import own_requirements
 _COMMAND = "def main():\n    import sys\n    print('{name} {version} under', sys.prefix)\n"
 
 
-_UV = {"find-links": "UV_FIND_LINKS", "index-url": "UV_DEFAULT_INDEX", "extra-index-url": "UV_INDEX"}
+_UV = {
+    "find-links": "UV_FIND_LINKS",
+    "index-url": "UV_DEFAULT_INDEX",
+    "extra-index-url": "UV_INDEX",
+}
 _UV |= {"cert": "SSL_CERT_FILE"}
 
 
 def uv_settings() -> dict[str, str]:
-    """What pip is told of indexes and certificates on this machine, as variables of uv, which does not read that."""
-    shown = subprocess.run([sys.executable, "-m", "pip", "config", "list"], capture_output=True, text=True).stdout
+    """What pip is told of indexes and certificates on this machine, as variables of uv, which does
+    not read that.
+    """
+    shown = subprocess.run(
+        [sys.executable, "-m", "pip", "config", "list"], capture_output=True, text=True
+    ).stdout
     found = re.findall(r"^[^=]*\.([\w-]+)='(.*)'$", shown, re.MULTILINE)
     return {_UV[name]: value for name, value in found if name in _UV}
 
 
-def wheel(folder: Path, name: str, version: str = "1.0", *, requires: tuple[str, ...] = (), text: str = "") -> Path:
+def wheel(
+    folder: Path, name: str, version: str = "1.0", *, requires: tuple[str, ...] = (), text: str = ""
+) -> Path:
     """A package of one module with a command of the same name."""
     files = {
         f"{name}.py": (text or _COMMAND.format(name=name, version=version)).encode(),
-        f"{name}-{version}.dist-info/entry_points.txt": f"[console_scripts]\n{name} = {name}:main\n".encode(),
+        f"{name}-{version}.dist-info/entry_points.txt": (
+            f"[console_scripts]\n{name} = {name}:main\n".encode()
+        ),
     }
     needs = "".join(f"Requires-Dist: {each}\n" for each in requires)
     metadata = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n{needs}"
-    return _zipped(folder / f"{name}-{version}-py3-none-any.whl", f"{name}-{version}.dist-info", metadata, files)
+    return _zipped(
+        folder / f"{name}-{version}-py3-none-any.whl",
+        f"{name}-{version}.dist-info",
+        metadata,
+        files,
+    )
 
 
 def _zipped(
-    path: Path, facts: str, metadata: str, files: Mapping[str, bytes], tags: str = "Tag: py3-none-any\n"
+    path: Path,
+    facts: str,
+    metadata: str,
+    files: Mapping[str, bytes],
+    tags: str = "Tag: py3-none-any\n",
 ) -> Path:
     whole = {
         **files,
         f"{facts}/METADATA": metadata.encode(),
-        f"{facts}/WHEEL": f"Wheel-Version: 1.0\nGenerator: tests\nRoot-Is-Purelib: true\n{tags}".encode(),
+        f"{facts}/WHEEL": (
+            f"Wheel-Version: 1.0\nGenerator: tests\nRoot-Is-Purelib: true\n{tags}".encode()
+        ),
     }
-    whole[f"{facts}/RECORD"] = "".join(f"{name},,\n" for name in (*whole, f"{facts}/RECORD")).encode()
+    whole[f"{facts}/RECORD"] = "".join(
+        f"{name},,\n" for name in (*whole, f"{facts}/RECORD")
+    ).encode()
     path.parent.mkdir(parents=True, exist_ok=True)
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, data in sorted(whole.items()):
@@ -65,11 +92,17 @@ def _again(folder: Path, name: str) -> None:
     found = distribution(name)
     facts = next(str(path.parent) for path in found.files or () if path.name == "METADATA")
     kept = [path for path in found.files or () if ".." not in path.parts and path.suffix != ".pyc"]
-    files = {str(path): path.read_binary() for path in kept if not str(path).startswith(f"{facts}/")}
+    files = {
+        str(path): path.read_binary() for path in kept if not str(path).startswith(f"{facts}/")
+    }
     entries = found.read_text("entry_points.txt")
     if entries:
         files[f"{facts}/entry_points.txt"] = entries.encode()
-    tags = "".join(line + "\n" for line in (found.read_text("WHEEL") or "").splitlines() if line.startswith("Tag:"))
+    tags = "".join(
+        line + "\n"
+        for line in (found.read_text("WHEEL") or "").splitlines()
+        if line.startswith("Tag:")
+    )
     tag = tags.split()[1]
     path = folder / f"{facts.removesuffix('.dist-info')}-{tag}.whl"
     _zipped(path, facts, found.read_text("METADATA") or "", files, tags)
@@ -82,8 +115,10 @@ def build_wheel(wheel_directory, config_settings=None, metadata_directory=None):
     facts = "source-2.0.dist-info"
     with zipfile.ZipFile(wheel_directory + "/source-2.0-py3-none-any.whl", "w") as archive:
         archive.writestr("source.py", "")
-        archive.writestr(facts + "/METADATA", "Metadata-Version: 2.1\\nName: source\\nVersion: 2.0\\n")
-        archive.writestr(facts + "/WHEEL", "Wheel-Version: 1.0\\nRoot-Is-Purelib: true\\nTag: py3-none-any\\n")
+        text = "Metadata-Version: 2.1\\nName: source\\nVersion: 2.0\\n"
+        archive.writestr(facts + "/METADATA", text)
+        text = "Wheel-Version: 1.0\\nRoot-Is-Purelib: true\\nTag: py3-none-any\\n"
+        archive.writestr(facts + "/WHEEL", text)
         archive.writestr(facts + "/RECORD", "source.py,,\\n")
     return "source-2.0-py3-none-any.whl"
 """
@@ -92,7 +127,9 @@ def build_wheel(wheel_directory, config_settings=None, metadata_directory=None):
 def source(folder: Path) -> Path:
     """The source of a package that has no wheel; it is built without anything from elsewhere."""
     files = {
-        "pyproject.toml": '[build-system]\nrequires = []\nbuild-backend = "backend"\nbackend-path = ["."]\n',
+        "pyproject.toml": (
+            '[build-system]\nrequires = []\nbuild-backend = "backend"\nbackend-path = ["."]\n'
+        ),
         "backend.py": BACKEND,
         "PKG-INFO": "Metadata-Version: 2.1\nName: source\nVersion: 2.0\n",
     }

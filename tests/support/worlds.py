@@ -1,4 +1,6 @@
-"""Whole worlds on this node: real ranks of srunddp, each with a script that knows how far the others are."""
+"""Whole worlds on this node: real ranks of srunddp, each with a script that knows how far the
+others are.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,8 @@ from tests.support.starting import LONG, NODE, SRUNDDP, bare, slurm, until, writ
 SIZE = 3
 _jobs = itertools.count(os.getpid() * 100)
 
-# Above every script: all ranks are there before any goes on. `over` is said when a script's end has been reported.
+# Above every script: all ranks are there before any goes on. `over` is said when a script's end has
+# been reported.
 TOGETHER = """
 import atexit, os, signal, sys, time
 from pathlib import Path
@@ -109,8 +112,9 @@ class World:
     def wait_until_handled(self, rank: int) -> None:
         """Until a supervisor has handled all that has come to it, as the end of a connection.
 
-        It is asked twice for its worker's stack, which it prints: what had come before the first question has been
-        seen with it at the latest, and what follows from that is done before the second.
+        It is asked twice for its worker's stack, which it prints: what had come before the first
+        question has been seen with it at the latest, and what follows from that is done before the
+        second.
         """
         for _ in range(2):
             before = self.written("stderr")[rank]
@@ -128,8 +132,14 @@ class World:
 
     def wait(self) -> Ended:
         """Until all ranks have ended; what they said is the message if they do not."""
-        until(lambda: None not in [rank.poll() for rank in self.ranks], self.limit, lambda: self.written("stderr"))
-        return Ended([rank.returncode for rank in self.ranks], self.written("stderr"), self.written("stdout"))
+        until(
+            lambda: None not in [rank.poll() for rank in self.ranks],
+            self.limit,
+            lambda: self.written("stderr"),
+        )
+        return Ended(
+            [rank.returncode for rank in self.ranks], self.written("stderr"), self.written("stdout")
+        )
 
 
 @contextmanager
@@ -151,12 +161,20 @@ def world(
         limits: the supervisors', where they are not the usual ones.
     """
     write(folder / "train.py", TOGETHER + script)
-    job = str(next(_jobs))  # the port follows from it: worlds that run at once do not see each other
-    start = SRUNDDP if limits is None else (sys.executable, str(PROGRAMS / "limited.py"), json.dumps(limits))
+    # The port follows from it: worlds that run at once do not see each other.
+    job = str(next(_jobs))
+    start = (
+        SRUNDDP
+        if limits is None
+        else (sys.executable, str(PROGRAMS / "limited.py"), json.dumps(limits))
+    )
     ranks = []
     try:
         for rank in range(size):
-            with open(folder / f"stdout.{rank}", "wb") as out, open(folder / f"stderr.{rank}", "wb") as errors:
+            with (
+                open(folder / f"stdout.{rank}", "wb") as out,
+                open(folder / f"stderr.{rank}", "wb") as errors,
+            ):
                 environ = slurm(rank, size, SLURM_JOB_ID=job) | (variables or {})
                 words = ("--quiet", f"--timeout={LONG}", *options, "train.py")
                 command = [*(below or {}).get(rank, []), *start, *words]
@@ -166,7 +184,8 @@ def world(
                     env=bare(environ),
                     stdout=out,
                     stderr=errors,
-                    start_new_session=True,  # what is sent to a rank's process group is not for the tests
+                    # What is sent to a rank's process group is not for the tests.
+                    start_new_session=True,
                 )
                 ranks.append(process)
         yield World(folder, ranks, limit)
@@ -191,9 +210,13 @@ def named(ended: Ended, rank: int, code: int, cause: str) -> None:
 
 
 def has_handled_signals(pid: int) -> bool:
-    """Whether a process has none before it, of those that it blocks and reads, as a supervisor does."""
+    """Whether a process has none before it, of those that it blocks and reads, as a supervisor
+    does.
+    """
     status = Path(f"/proc/{pid}/status").read_text()
-    return not any(int(mask, 16) for mask in re.findall(r"^(?:SigPnd|ShdPnd):\s*(\w+)", status, re.MULTILINE))
+    return not any(
+        int(mask, 16) for mask in re.findall(r"^(?:SigPnd|ShdPnd):\s*(\w+)", status, re.MULTILINE)
+    )
 
 
 def is_stopped(pid: int) -> bool:

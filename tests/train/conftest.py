@@ -20,7 +20,8 @@ HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 
 with suppress(ImportError):
-    import_torchvision()  # else torchmetrics cannot be imported where torchvision was built for another torch
+    # Else torchmetrics cannot be imported where torchvision was built for another torch.
+    import_torchvision()
 
 
 @pytest.fixture(autouse=True)
@@ -56,7 +57,9 @@ def file_size_limit(size: int) -> Iterator[None]:
 
 
 def fake_command(folder: Path, name: str, body: str) -> dict[str, str]:
-    """A job's variables, with a command of Slurm in PATH that appends its arguments to ``calls``."""
+    """A job's variables, with a command of Slurm in PATH that appends its arguments to
+    ``calls``.
+    """
     path = folder / "bin" / name
     path.parent.mkdir()
     # Not sh: dash unblocks the signals that we have blocked.
@@ -68,7 +71,13 @@ def fake_command(folder: Path, name: str, body: str) -> dict[str, str]:
 def run_python(*arguments: object, before: tuple[str, ...] = (), code: int = 0) -> str:
     """What a Python of its own prints that imports this tree, and ends with this exit code."""
     command = [*before, sys.executable, *map(str, arguments)]
-    variables = os.environ | {"PYTHONPATH": str(ROOT), "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, env=variables, cwd=ROOT, capture_output=True, text=True, timeout=400)
+    variables = os.environ | {
+        "PYTHONPATH": str(ROOT),
+        "GLOO_SOCKET_IFNAME": "lo",
+        "OMP_NUM_THREADS": "1",
+    }
+    done = subprocess.run(
+        command, env=variables, cwd=ROOT, capture_output=True, text=True, timeout=400
+    )
     assert done.returncode == code, done.stderr
     return done.stdout

@@ -93,8 +93,14 @@ class Training:
 
     def outcome(self) -> dict[str, Any]:
         """What it came to in the end, which must not depend on interruptions."""
-        results = [json.loads((self.folder / f"result{rank}.json").read_text()) for rank in range(self.ranks)]
-        return {"ids": [ids(self.folder / f"ids{rank}") for rank in range(self.ranks)], "results": results}
+        results = [
+            json.loads((self.folder / f"result{rank}.json").read_text())
+            for rank in range(self.ranks)
+        ]
+        return {
+            "ids": [ids(self.folder / f"ids{rank}") for rank in range(self.ranks)],
+            "results": results,
+        }
 
 
 def ids(path: Path) -> dict[int, Any]:
@@ -103,7 +109,9 @@ def ids(path: Path) -> dict[int, Any]:
     return {int(step): json.loads(samples) for step, samples in lines}
 
 
-def go_on(world: LocalWorld, folder: Path, arguments: Sequence[str], harmless: bool) -> tuple[int, str]:
+def go_on(
+    world: LocalWorld, folder: Path, arguments: Sequence[str], harmless: bool
+) -> tuple[int, str]:
     """In a rank: train to the end, or until it is stopped; the exit code, and what was said.
 
     Args:
@@ -126,7 +134,9 @@ class LocalTraining(Training):
     def begin(self, *, harmless: bool = False) -> list[Rank]:
         """Start ranks that go on with it."""
         self.clear()
-        return start_ranks(self.ranks, self.folder / "world", go_on, self.folder, self.arguments, harmless)
+        return start_ranks(
+            self.ranks, self.folder / "world", go_on, self.folder, self.arguments, harmless
+        )
 
     def end(self, ranks: list[Rank], limit: float = LONG) -> list[tuple[int, str]]:
         """Each rank's exit code, and what it said; all must end by themselves."""
@@ -146,7 +156,9 @@ class LocalTraining(Training):
 
 
 def wait_for(ranks: list[Rank], limit: float = LONG) -> None:
-    """Until all have ended. Those that do not within the limit are asked where they are, and killed."""
+    """Until all have ended. Those that do not within the limit are asked where they are, and
+    killed.
+    """
 
     def all_ended() -> bool:
         return not any(rank.is_alive() for rank in ranks)
@@ -199,7 +211,12 @@ def amid_a_save(training: Training, draw: random.Random, limit: float) -> str:
     return "at a save" if until(training.saving, limit) else "at random"
 
 
-MOMENTS = (at_random, amid_a_save, moment("amid an evaluation", Training.tested), moment("at an epoch's end", epochs))
+MOMENTS = (
+    at_random,
+    amid_a_save,
+    moment("amid an evaluation", Training.tested),
+    moment("at an epoch's end", epochs),
+)
 
 
 # Kills.
@@ -231,7 +248,10 @@ def kills(training: LocalTraining, *moments: Moment) -> tuple[list[list[str]], d
 def signals(folder: Path, number: int, arguments: tuple[str, ...]) -> str:
     """Worlds of three and of two ranks in turn, each signalled until it is at its end."""
     draw, counts, slowest = random.Random(number), Counter[str](), 0.0
-    reference = {ranks: LocalTraining(folder / f"uninterrupted{ranks}", ranks, arguments).finish() for ranks in (3, 2)}
+    reference = {
+        ranks: LocalTraining(folder / f"uninterrupted{ranks}", ranks, arguments).finish()
+        for ranks in (3, 2)
+    }
     steps = {ranks: max(outcome["ids"][0]) for ranks, outcome in reference.items()}
     for training in trainings(folder, arguments):
         code = -1
@@ -256,7 +276,9 @@ def signals(folder: Path, number: int, arguments: tuple[str, ...]) -> str:
     raise AssertionError
 
 
-def send_some(training: LocalTraining, ranks: list[Rank], draw: random.Random, counts: Counter[str]) -> None:
+def send_some(
+    training: LocalTraining, ranks: list[Rank], draw: random.Random, counts: Counter[str]
+) -> None:
     """A few signals, the later ones while the first is being obeyed; each to one rank or to all."""
     moments = draw.choices(MOMENTS, weights=(3, 2, 2, 1))
     for number_sent in range(draw.randint(2, 6)):
@@ -306,7 +328,9 @@ def trainings(folder: Path, arguments: tuple[str, ...]) -> Any:
 def signalled_amid_evaluation(
     world: LocalWorld, folder: Path, arguments: Sequence[str], number: int
 ) -> tuple[int, str]:
-    """In a rank: the second one gets a signal in the third batch of an evaluation; all agree after each batch."""
+    """In a rank: the second one gets a signal in the third batch of an evaluation; all agree after
+    each batch.
+    """
 
     class Signalled(resumable.Network):
         batches = 0
@@ -322,10 +346,17 @@ def signalled_amid_evaluation(
     return go_on(world, folder, arguments, harmless=False)
 
 
-def left_amid_evaluation(training: LocalTraining, number: int) -> tuple[list[tuple[int, str]], int, dict[str, Any]]:
+def left_amid_evaluation(
+    training: LocalTraining, number: int
+) -> tuple[list[tuple[int, str]], int, dict[str, Any]]:
     """How the ranks ended, how many test batches there were, and what came of the training."""
     training.clear()
     ends = run_ranks(
-        3, training.folder / "world", signalled_amid_evaluation, training.folder, training.arguments, number
+        3,
+        training.folder / "world",
+        signalled_amid_evaluation,
+        training.folder,
+        training.arguments,
+        number,
     )
     return ends, training.tested(), training.finish()

@@ -1,8 +1,9 @@
 """Children that save without end until they are killed: ``killed_saves.py FOLDER KILLS``.
 
-They are forked from one process, since each start of Python would import torch again. ``killed_saves.py FOLDER CUTS
-power-cuts``, run as root by ``unshare -m``, cuts each off from a disk of its own before. ext4 has a call for it: from
-then on nothing more gets to the disk, the journal included, and all calls fail with EIO.
+They are forked from one process, since each start of Python would import torch again.
+``killed_saves.py FOLDER CUTS power-cuts``, run as root by ``unshare -m``, cuts each off from a disk
+of its own before. ext4 has a call for it: from then on nothing more gets to the disk, the journal
+included, and all calls fail with EIO.
 """
 
 from __future__ import annotations
@@ -74,7 +75,9 @@ def kill(child: int, pipe: int, step: int) -> int:
 
 
 def check(folder: Path, acknowledged: int) -> int:
-    """The newest step, which no acknowledged one is newer than; no checkpoint is broken, and the best is there."""
+    """The newest step, which no acknowledged one is newer than; no checkpoint is broken, and the
+    best is there.
+    """
     broken: list[str] = []
     found = directory_of(folder).newest(broken.append)
     assert found is not None, "no checkpoint is left"
@@ -88,7 +91,9 @@ def check(folder: Path, acknowledged: int) -> int:
 
 
 def kills(folder: Path, least: int) -> None:
-    """So many kills, and more while fewer than half of them fell into a save, as beside other work."""
+    """So many kills, and more while fewer than half of them fell into a save, as beside other
+    work.
+    """
     random.seed(0)
     directory_of(folder).add(0, {"step": 0, "values": torch.zeros(VALUES)})
     step, amid, number = 0, 0, 0

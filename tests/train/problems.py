@@ -19,7 +19,9 @@ BATCH_PER_RANK = 4
 
 
 class Numbered(Dataset[tuple[Tensor, Tensor]]):
-    """Sample i is 12 i, so that the mean over 2, 3 or 4 samples is a whole number. Notes what is read."""
+    """Sample i is 12 i, so that the mean over 2, 3 or 4 samples is a whole number. Notes what is
+    read.
+    """
 
     def __init__(self, length: int) -> None:
         self.length = length
@@ -61,7 +63,8 @@ def squares(outputs: Tensor, targets: Tensor) -> Tensor:
 def settings(**changes: Any) -> Config:
     """One epoch of batches of 4, read in the rank itself."""
     return Config(
-        **{"epochs": 1, "batch_size": BATCH_PER_RANK, "dataloader": DataLoaderConfig(num_workers=0)} | changes
+        **{"epochs": 1, "batch_size": BATCH_PER_RANK, "dataloader": DataLoaderConfig(num_workers=0)}
+        | changes
     )
 
 
@@ -80,7 +83,9 @@ def trainer_of(
     optimizer = optimizer or torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     config, world = settings(**({"tensorboard": False} | changes)), world or LocalWorld()
     loss = loss_function or nn.CrossEntropyLoss()
-    return Trainer(model, optimizer, loss, config, world=world, scheduler=scheduler, callbacks=callbacks)
+    return Trainer(
+        model, optimizer, loss, config, world=world, scheduler=scheduler, callbacks=callbacks
+    )
 
 
 class OnStep(Callback):
@@ -135,7 +140,9 @@ def classes(samples: int, dtype: torch.dtype = torch.float32) -> TensorDataset:
 
 def same(ours: dict[str, Any], theirs: dict[str, Any]) -> bool:
     """Whether these are the same tensors, by name and to the bit."""
-    return ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in ours)
+    return ours.keys() == theirs.keys() and all(
+        torch.equal(ours[name], theirs[name]) for name in ours
+    )
 
 
 def normalised_network() -> nn.Module:

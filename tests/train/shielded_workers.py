@@ -1,4 +1,6 @@
-"""Reads with two workers while every process below this one is sent the signals of a step; one worker then hangs."""
+"""Reads with two workers while every process below this one is sent the signals of a step; one
+worker then hangs.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,11 @@ class Numbers(Dataset[int]):
 
 def main(method: str) -> None:
     loader = DataLoader(
-        Numbers(), num_workers=2, prefetch_factor=2, multiprocessing_context=method, worker_init_fn=initialise
+        Numbers(),
+        num_workers=2,
+        prefetch_factor=2,
+        multiprocessing_context=method,
+        worker_init_fn=initialise,
     )
     with Preemption(LocalWorld(), environ={}) as preemption:
         batches = preemption.iterate(loader)

@@ -80,9 +80,12 @@ class StepRecorder(Callback):
 
 def train(world: LocalWorld, config: Config, data: Any, stop: int | None = None) -> Any:
     model, recorder = IndexRecorder(), StepRecorder(stop)
-    # AdamW divides by the root of gradients' squares, so that one wrong by a factor would still look right.
+    # AdamW divides by the root of gradients' squares, so that one wrong by a factor would still
+    # look right.
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
-    trainer = Trainer(model, optimizer, nn.CrossEntropyLoss(), config, world=world, callbacks=[recorder])
+    trainer = Trainer(
+        model, optimizer, nn.CrossEntropyLoss(), config, world=world, callbacks=[recorder]
+    )
     with contextlib.suppress(KeyboardInterrupt):
         trainer.fit(data)
     return trainer.state.records, model.state_dict(), recorder.losses, recorder.samples
@@ -93,11 +96,15 @@ def single_process() -> Any:
     return train(LocalWorld(), settings(batch_size=64), IndexedSamples(SAMPLES))
 
 
-@pytest.mark.parametrize(("ranks", "batch_size", "accumulation"), [(4, 16, 1), (1, 16, 4), (4, 4, 4)])
+@pytest.mark.parametrize(
+    ("ranks", "batch_size", "accumulation"), [(4, 16, 1), (1, 16, 4), (4, 4, 4)]
+)
 def test_four_ranks_with_accumulation_train_as_one_rank(
     ranks: int, batch_size: int, accumulation: int, single_process: Any, tmp_path: Path
 ) -> None:
-    """Losses and weights after 50 steps; also each step's loss, which is that of its last micro-batch."""
+    """Losses and weights after 50 steps; also each step's loss, which is that of its last
+    micro-batch.
+    """
     (expected,), weights, losses, _ = single_process
     assert len(losses) == 50
     config = settings(batch_size=batch_size, gradient_accumulation_steps=accumulation)
@@ -107,12 +114,16 @@ def test_four_ranks_with_accumulation_train_as_one_rank(
         for name, value in weights.items():
             torch.testing.assert_close(state[name], value, rtol=0, atol=BOUND)
     if accumulation == 1:
-        means = [sum(step) / ranks for step in list(zip(*(rank[2] for rank in by_rank), strict=True))]
+        means = [
+            sum(step) / ranks for step in list(zip(*(rank[2] for rank in by_rank), strict=True))
+        ]
         assert means == pytest.approx(losses, rel=0, abs=BOUND)
 
 
 @pytest.mark.parametrize(("kind", "ranks"), [(IndexedSamples, 6), (IndexedStream, 2)])
-def test_another_number_of_ranks_sees_the_rest_of_the_epoch_once(kind: Any, ranks: int, tmp_path: Path) -> None:
+def test_another_number_of_ranks_sees_the_rest_of_the_epoch_once(
+    kind: Any, ranks: int, tmp_path: Path
+) -> None:
     checkpoint = CheckpointConfig(every_steps=3)
     options = {
         "epochs": 1,

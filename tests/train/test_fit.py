@@ -111,13 +111,19 @@ def score_after(scores: Mapping[int, float], monkeypatch: pytest.MonkeyPatch) ->
         (0, 0, []),
     ],
 )
-def test_evaluations_are_after_every_so_many_epochs_and_steps(epochs: int, steps: int, expected: list[int]) -> None:
+def test_evaluations_are_after_every_so_many_epochs_and_steps(
+    epochs: int, steps: int, expected: list[int]
+) -> None:
     """Five steps an epoch. A step that is due for both reasons is evaluated once."""
     recorder = EventRecorder()
-    trainer = trainer_of(recorder, epochs=4, evaluate_every_epochs=epochs, evaluate_every_steps=steps)
+    trainer = trainer_of(
+        recorder, epochs=4, evaluate_every_epochs=epochs, evaluate_every_steps=steps
+    )
     records = trainer.fit(classes(20), classes(8))
     assert recorder.of("evaluation") == expected
-    assert [bool(record.val) for record in records] == [bool(epochs) and n % epochs == 0 for n in (1, 2, 3, 4)]
+    assert [bool(record.val) for record in records] == [
+        bool(epochs) and n % epochs == 0 for n in (1, 2, 3, 4)
+    ]
 
 
 def test_training_figures_are_no_evaluation_but_tell_the_best(tmp_path: Path) -> None:
@@ -146,7 +152,9 @@ def test_an_evaluation_changes_nothing_that_training_draws() -> None:
         model.drawn = []
         random.seed(1)
         numpy.random.seed(1)
-        trainer_of(model=model, evaluate_every_epochs=0, evaluate_every_steps=every).fit(classes(20), classes(8))
+        trainer_of(model=model, evaluate_every_epochs=0, evaluate_every_steps=every).fit(
+            classes(20), classes(8)
+        )
         drawn.append(model.drawn)
     assert drawn[0] == drawn[1]
     assert len(drawn[0]) == 5
@@ -159,13 +167,27 @@ def test_an_evaluation_changes_nothing_that_training_draws() -> None:
     ("scores", "changes", "step", "epochs"),
     [
         ({5: 3.0, 10: 2.0, 15: 2.0, 20: 2.5}, {}, 20, 4),
-        ({2: 3.0, 4: 2.0, 6: 2.5, 8: 2.5}, {"evaluate_every_epochs": 0, "evaluate_every_steps": 2}, 8, 2),
-        ({5: 3.0, 10: 3.5, 15: 2.0, 20: 2.5, 25: 1.0}, {"epochs": 5, "evaluate_every_steps": 5}, 25, 5),
+        (
+            {2: 3.0, 4: 2.0, 6: 2.5, 8: 2.5},
+            {"evaluate_every_epochs": 0, "evaluate_every_steps": 2},
+            8,
+            2,
+        ),
+        (
+            {5: 3.0, 10: 3.5, 15: 2.0, 20: 2.5, 25: 1.0},
+            {"epochs": 5, "evaluate_every_steps": 5},
+            25,
+            5,
+        ),
     ],
     ids=["at an epoch's end", "amid an epoch", "a step at an epoch's end counts once"],
 )
 def test_training_stops_early(
-    scores: dict[int, float], changes: dict[str, Any], step: int, epochs: int, monkeypatch: pytest.MonkeyPatch
+    scores: dict[int, float],
+    changes: dict[str, Any],
+    step: int,
+    epochs: int,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     score_after(scores, monkeypatch)
     trainer = trainer_of(**({"epochs": 9, "patience": 2} | changes))
@@ -203,7 +225,9 @@ def test_reduce_lr_on_plateau_is_stepped_by_evaluations(monkeypatch: pytest.Monk
     score_after({5: 3.0, 10: 3.0, 15: 1.0, 20: 1.0}, monkeypatch)
     rates: list[float] = []
     callback = Callback()
-    callback.on_epoch = lambda trainer, record: rates.append(trainer.optimizer.param_groups[0]["lr"])
+    callback.on_epoch = lambda trainer, record: rates.append(
+        trainer.optimizer.param_groups[0]["lr"]
+    )
     plateau = partial(ReduceLROnPlateau, factor=0.1, patience=0)
     trainer = trainer_of(callback, scheduler=plateau)
     trainer.config = settings(epochs=4, monitor="score", tensorboard=False)
@@ -228,49 +252,82 @@ def test_checkpoints_are_written_at_each_interval_and_the_end(
     when: dict[str, int], expected: list[int], tmp_path: Path
 ) -> None:
     checkpoint = CheckpointConfig(keep_last=99, keep_best=0, **when)
-    trainer_of(epochs=4, output_dir=str(tmp_path), checkpoint=checkpoint).fit(classes(20), classes(8))
+    trainer_of(epochs=4, output_dir=str(tmp_path), checkpoint=checkpoint).fit(
+        classes(20), classes(8)
+    )
     assert steps_kept(tmp_path) == expected
 
 
-def test_checkpoints_are_written_after_so_many_minutes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_checkpoints_are_written_after_so_many_minutes(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     """By a clock on which each step takes a minute."""
     now = [0.0]
-    monkeypatch.setattr("srunddp.train.checkpoint_policy.time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(
+        "srunddp.train.checkpoint_policy.time", SimpleNamespace(monotonic=lambda: now[0])
+    )
 
     def minute_later(trainer: Trainer, step: int) -> None:
         now[0] += 60.0
 
     monkeypatch.setattr("srunddp.train.preemption.preemption.MOST_STEPS", 1)
     checkpoint = CheckpointConfig(every_epochs=0, every_minutes=3, keep_last=99, keep_best=0)
-    trainer_of(OnStep(minute_later), epochs=2, output_dir=str(tmp_path), checkpoint=checkpoint).fit(classes(40))
-    assert steps_kept(tmp_path) == [4, 8, 12, 16, 20], "due after three minutes, written after the next step"
+    trainer_of(OnStep(minute_later), epochs=2, output_dir=str(tmp_path), checkpoint=checkpoint).fit(
+        classes(40)
+    )
+    assert steps_kept(tmp_path) == [4, 8, 12, 16, 20], (
+        "due after three minutes, written after the next step"
+    )
 
 
 @pytest.mark.parametrize(
     ("scores", "changes", "when", "best", "last"),
     [
         ({5: 3.0, 10: 1.0, 15: 2.0, 20: 2.5, 25: 2.6}, {"epochs": 5}, 1, 10, 25),
-        ({3: 3.0, 6: 1.0, 9: 2.0}, {"epochs": 2, "evaluate_every_epochs": 0, "evaluate_every_steps": 3}, 0, 6, 10),
+        (
+            {3: 3.0, 6: 1.0, 9: 2.0},
+            {"epochs": 2, "evaluate_every_epochs": 0, "evaluate_every_steps": 3},
+            0,
+            6,
+            10,
+        ),
     ],
     ids=["among those that are due", "where none is due"],
 )
 def test_the_best_one_stays_and_has_a_link(
-    scores: Any, changes: Any, when: int, best: int, last: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    scores: Any,
+    changes: Any,
+    when: int,
+    best: int,
+    last: int,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
 ) -> None:
     score_after(scores, monkeypatch)
     checkpoint = CheckpointConfig(every_epochs=when, keep_last=1, keep_best=1)
-    trainer_of(output_dir=str(tmp_path), checkpoint=checkpoint, **changes).fit(classes(20), classes(8))
+    trainer_of(output_dir=str(tmp_path), checkpoint=checkpoint, **changes).fit(
+        classes(20), classes(8)
+    )
     assert steps_kept(tmp_path) == [best, last]
     assert (tmp_path / "checkpoints" / "best.pt").resolve().name == f"step-{best:08}.pt"
 
 
-def test_an_epoch_s_end_is_saved_also_where_its_last_step_was(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_an_epoch_s_end_is_saved_also_where_its_last_step_was(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     """The evaluation, the record and the epoch's number are in the file; the best has its link."""
     score_after({5: 3.0, 10: 1.0}, monkeypatch)
     checkpoint = CheckpointConfig(every_steps=5, keep_last=1)
-    trainer_of(epochs=2, output_dir=str(tmp_path), checkpoint=checkpoint).fit(classes(20), classes(8))
+    trainer_of(epochs=2, output_dir=str(tmp_path), checkpoint=checkpoint).fit(
+        classes(20), classes(8)
+    )
     state = load_checkpoint(tmp_path / "checkpoints" / "best.pt")
-    assert (state["step"], state["epoch"], state["samples_seen"], len(state["records"])) == (10, 2, 0, 2)
+    assert (state["step"], state["epoch"], state["samples_seen"], len(state["records"])) == (
+        10,
+        2,
+        0,
+        2,
+    )
     assert state["scores"] == {5: 3.0, 10: 1.0}
 
 
@@ -285,15 +342,28 @@ def test_sums_of_a_checkpoint_do_not_reach_the_next_epoch(tmp_path: Path) -> Non
 # Callbacks, figures and files.
 
 
-def test_callbacks_are_called_at_their_moments_in_their_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_callbacks_are_called_at_their_moments_in_their_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """And may take longer than --stall-timeout: no step is expected meanwhile."""
     page, expected, long = telemetry.TelemetryPage(), set(), Callback()
     monkeypatch.setattr(telemetry, "_page", page)
-    for name in ("on_before_optimizer_step", "on_step", "on_evaluation", "on_epoch", "on_checkpoint"):
+    for name in (
+        "on_before_optimizer_step",
+        "on_step",
+        "on_evaluation",
+        "on_epoch",
+        "on_checkpoint",
+    ):
         setattr(long, name, lambda *_: expected.add(page.read()))
     first, second = EventRecorder(), EventRecorder()
     second.events = first.events
-    options = {"batch_size": 10, "max_grad_norm": 1.0, "output_dir": str(tmp_path), "checkpoint": NEVER}
+    options = {
+        "batch_size": 10,
+        "max_grad_norm": 1.0,
+        "output_dir": str(tmp_path),
+        "checkpoint": NEVER,
+    }
     trainer = trainer_of(first, second, long, **options)
     trainer.fit(classes(20), classes(8))
     events = [event for event, _ in itertools.groupby(first.events)]
@@ -307,8 +377,16 @@ def test_callbacks_are_called_at_their_moments_in_their_order(tmp_path: Path, mo
 
 def test_the_lines_of_figures(tmp_path: Path) -> None:
     """And the settings, which are there to be read again."""
-    changes = {"epochs": 2, "log_every": 2, "evaluate_every_steps": 3, "evaluate_every_epochs": 2, "warmup_steps": 9}
-    trainer = trainer_of(output_dir=str(tmp_path), checkpoint=CheckpointConfig(every_minutes=7.5), **changes)
+    changes = {
+        "epochs": 2,
+        "log_every": 2,
+        "evaluate_every_steps": 3,
+        "evaluate_every_epochs": 2,
+        "warmup_steps": 9,
+    }
+    trainer = trainer_of(
+        output_dir=str(tmp_path), checkpoint=CheckpointConfig(every_minutes=7.5), **changes
+    )
     records = trainer.fit(classes(20), classes(8))
     assert read_config(Config, [f"--config={tmp_path / 'config.yaml'}"]) == trainer.config
     found = lines(tmp_path)
@@ -321,21 +399,29 @@ def test_the_lines_of_figures(tmp_path: Path) -> None:
         (2, 10, records[1].train["loss"]),
     ]
     assert epochs[1]["val/loss"] == records[1].val["loss"]
-    assert [line["lr"] for line in found if line["kind"] == "step"] == pytest.approx([0.02, 0.04, 0.06, 0.08, 0.1])
+    assert [line["lr"] for line in found if line["kind"] == "step"] == pytest.approx(
+        [0.02, 0.04, 0.06, 0.08, 0.1]
+    )
     assert kinds.index(("step", 10)) < kinds.index(("evaluation", 10)) < kinds.index(("epoch", 10))
 
 
-def test_the_callback_of_the_docs_traces_its_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_callback_of_the_docs_traces_its_steps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     text = (Path(__file__).parents[2] / "docs" / "guides" / "training.md").read_text()
     names: dict[str, Any] = {"srunddp": srunddp, "torch": torch}
     exec("class Trace(" + text.partition("\nclass Trace(")[2].partition("```")[0], names)
     monkeypatch.chdir(tmp_path)
     trainer_of(names["Trace"](), epochs=4).fit(classes(20))
     found = {event["name"] for event in json.loads(Path("trace.json").read_text())["traceEvents"]}
-    assert {name for name in found if name.startswith("ProfilerStep#")} == {f"ProfilerStep#{n}" for n in range(10, 15)}
+    assert {name for name in found if name.startswith("ProfilerStep#")} == {
+        f"ProfilerStep#{n}" for n in range(10, 15)
+    }
 
 
-def test_without_an_output_dir_nothing_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_an_output_dir_nothing_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     trainer_of(evaluate_every_steps=2).fit(classes(20), classes(8))
     assert list(tmp_path.iterdir()) == []
@@ -345,7 +431,9 @@ def test_without_an_output_dir_nothing_is_written(tmp_path: Path, monkeypatch: p
 
 
 def interrupted(folder: Path, **changes: Any) -> dict[str, Any]:
-    """A run that was killed after its 7th step, with checkpoints of the 3rd and 6th; what to go on with."""
+    """A run that was killed after its 7th step, with checkpoints of the 3rd and 6th; what to go on
+    with.
+    """
     checkpoint = CheckpointConfig(every_epochs=0, every_steps=3, keep_last=3)
     options = {"epochs": 2, "output_dir": str(folder), "checkpoint": checkpoint}
     with pytest.raises(KeyboardInterrupt):
@@ -374,7 +462,9 @@ def test_a_job_that_slurm_started_again_resumes_in_any_case(
 ) -> None:
     options = interrupted(tmp_path)
     if resume != "never":
-        resume = str(shutil.copy(tmp_path / "checkpoints" / "step-00000003.pt", tmp_path / "elsewhere.pt"))
+        resume = str(
+            shutil.copy(tmp_path / "checkpoints" / "step-00000003.pt", tmp_path / "elsewhere.pt")
+        )
     recorder = EventRecorder()
     monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
     trainer_of(recorder, **options, resume=resume).fit(classes(20), classes(8))
@@ -383,7 +473,9 @@ def test_a_job_that_slurm_started_again_resumes_in_any_case(
 
 def test_a_folder_with_an_earlier_run_s_checkpoints_is_refused(tmp_path: Path) -> None:
     options = interrupted(tmp_path)
-    with pytest.raises(ConfigError, match=r"step-\d+.pt is there, .* and resume is never; .* resume=auto"):
+    with pytest.raises(
+        ConfigError, match=r"step-\d+.pt is there, .* and resume is never; .* resume=auto"
+    ):
         trainer_of(**options).fit(classes(20), classes(8))
 
 
@@ -410,7 +502,10 @@ def test_a_checkpoint_of_something_else_is_refused(tmp_path: Path, change: str) 
     if change == "version":
         save_checkpoint(path, load_checkpoint(path) | {"version": 99})
     with pytest.raises(
-        CheckpointError, match=r"^.*(checkpoint (is not of this model|has the version)|no CheckpointManager).*; .* -> "
+        CheckpointError,
+        match=(
+            r"^.*(checkpoint (is not of this model|has the version)|no CheckpointManager).*; .* -> "
+        ),
     ) as caught:
         trainer.fit(classes(20), classes(8))
     assert "\n" not in str(caught.value)
@@ -449,7 +544,10 @@ class Numbers(IterableDataset[Any]):
         self.samples = samples
 
     def __iter__(self) -> Any:
-        return ((torch.full((8,), float(index)), torch.tensor(index % 4)) for index in range(self.samples))
+        return (
+            (torch.full((8,), float(index)), torch.tensor(index % 4))
+            for index in range(self.samples)
+        )
 
 
 class Sized(Numbers):
@@ -467,14 +565,21 @@ def test_a_stream_with_a_length_can_have_a_cosine() -> None:
     trainer.fit(Sized(20))
     assert trainer.optimizer.param_groups[0]["lr"] == pytest.approx(0.0, abs=1e-9)
     with pytest.raises(
-        ConfigError, match=r"schedule cosine, and data without a length; .* -> set max_steps, give the data set a __len"
+        ConfigError,
+        match=(
+            r"schedule cosine, and data without a length; .* -> set max_steps, give the data set a"
+            r" __len"
+        ),
     ):
         trainer_of(schedule="cosine").fit(Numbers(20))
 
 
 @pytest.mark.parametrize(
     ("data", "changes"),
-    [(Numbers(0), {}), (classes(3), {"dataloader": DataLoaderConfig(num_workers=0, drop_last=True)})],
+    [
+        (Numbers(0), {}),
+        (classes(3), {"dataloader": DataLoaderConfig(num_workers=0, drop_last=True)}),
+    ],
 )
 def test_an_epoch_without_a_step_is_refused(data: Any, changes: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=r"an epoch without a step; .* -> "):
@@ -485,7 +590,10 @@ def test_an_epoch_without_a_step_is_refused(data: Any, changes: dict[str, Any]) 
     ("order", "words"),
     [
         ([0, 1], "an order that is a list"),
-        (type("Short", (Sequential,), {"__len__": lambda _: 6})(8), "of shape .8,., and its length 6"),
+        (
+            type("Short", (Sequential,), {"__len__": lambda _: 6})(8),
+            "of shape .8,., and its length 6",
+        ),
     ],
 )
 def test_an_order_of_another_kind_or_length_is_refused(order: Any, words: str) -> None:
@@ -496,10 +604,18 @@ def test_an_order_of_another_kind_or_length_is_refused(order: Any, words: str) -
 # Settings.
 
 
-AT_LEAST_0 = "evaluate_every_steps evaluate_every_epochs patience warmup_steps log_every seed checkpoint.keep_best"
-AT_LEAST_0 += " checkpoint.every_epochs checkpoint.every_steps checkpoint.every_minutes preemption.lead_seconds"
+AT_LEAST_0 = (
+    "evaluate_every_steps evaluate_every_epochs patience warmup_steps log_every seed"
+    " checkpoint.keep_best"
+)
+AT_LEAST_0 += (
+    " checkpoint.every_epochs checkpoint.every_steps checkpoint.every_minutes"
+    " preemption.lead_seconds"
+)
 AT_LEAST_0 += " preemption.max_requeues dataloader.num_workers"
-AT_LEAST_1 = "epochs max_steps batch_size gradient_accumulation_steps base_batch_size checkpoint.keep_last"
+AT_LEAST_1 = (
+    "epochs max_steps batch_size gradient_accumulation_steps base_batch_size checkpoint.keep_last"
+)
 AT_LEAST_1 += " dataloader.prefetch_factor num_threads ddp.bucket_cap_mb"
 
 
@@ -519,14 +635,22 @@ AT_LEAST_1 += " dataloader.prefetch_factor num_threads ddp.bucket_cap_mb"
         ("precision", "half", "'half'; expected one of fp32, bf16, fp16"),
         ("schedule", "cosin", "'cosin'; expected one of constant, cosine"),
         ("mode", "lowest", "'lowest'; expected one of min, max"),
-        ("dataloader.multiprocessing_context", "thread", "'thread'; expected one of fork, spawn, forkserver"),
+        (
+            "dataloader.multiprocessing_context",
+            "thread",
+            "'thread'; expected one of fork, spawn, forkserver",
+        ),
         ("resume", "auto", "auto, and there is no output_dir"),
         ("resume", "run/best.pt", "run/best.pt, and there is no output_dir"),
     ],
 )
-def test_settings_that_make_no_sense_are_refused_at_the_start(name: str, value: Any, words: str) -> None:
+def test_settings_that_make_no_sense_are_refused_at_the_start(
+    name: str, value: Any, words: str
+) -> None:
     group, _, setting = name.rpartition(".")
-    changes = {group: replace(getattr(settings(), group), **{setting: value})} if group else {name: value}
+    changes = (
+        {group: replace(getattr(settings(), group), **{setting: value})} if group else {name: value}
+    )
     with pytest.raises(ConfigError, match=f"^{re.escape(name)} is {re.escape(words)}.* -> "):
         trainer_of(**changes)
 
@@ -534,13 +658,28 @@ def test_settings_that_make_no_sense_are_refused_at_the_start(name: str, value: 
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"scheduler": ReduceLROnPlateau, "evaluate_every_epochs": 0}, "ReduceLROnPlateau, and evaluate_every.* -> "),
-        ({"warmup_steps": 11, "epochs": 2}, "warmup_steps is 11; expected at most the 10 steps of the run -> "),
+        (
+            {"scheduler": ReduceLROnPlateau, "evaluate_every_epochs": 0},
+            "ReduceLROnPlateau, and evaluate_every.* -> ",
+        ),
+        (
+            {"warmup_steps": 11, "epochs": 2},
+            "warmup_steps is 11; expected at most the 10 steps of the run -> ",
+        ),
         ({"monitor": "loss/first"}, "monitor=loss/first; expected one of loss -> "),
-        ({"parallel": "ddp"}, "parallel is no longer a setting; .* -> .*docs/examples/fsdp_loop.py"),
+        (
+            {"parallel": "ddp"},
+            "parallel is no longer a setting; .* -> .*docs/examples/fsdp_loop.py",
+        ),
         ({"fsdp": None}, "fsdp is no longer a setting; .* -> .*docs/examples/fsdp_loop.py"),
-        ({"profile": "1:3"}, "profile is no longer a setting; .* -> .*a callback that calls torch.profiler"),
-        ({"preemption": PreemptionConfig(signals=("USR3",))}, "preemption.signals has 'USR3'.* -> "),
+        (
+            {"profile": "1:3"},
+            "profile is no longer a setting; .* -> .*a callback that calls torch.profiler",
+        ),
+        (
+            {"preemption": PreemptionConfig(signals=("USR3",))},
+            "preemption.signals has 'USR3'.* -> ",
+        ),
     ],
 )
 def test_settings_that_do_not_fit_the_run_are_refused(changes: dict[str, Any], words: str) -> None:
@@ -559,7 +698,9 @@ def test_an_error_at_the_start_leaves_no_signal_handler(name: str, tmp_path: Pat
     assert signal.getsignal(signal.SIGUSR1) is before
 
 
-def test_every_checkpoint_is_reported_however_slow_its_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_checkpoint_is_reported_however_slow_its_write(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     add = CheckpointDirectory.add
 
     def slow(directory: CheckpointDirectory, step: int, state: Any) -> None:
@@ -571,4 +712,6 @@ def test_every_checkpoint_is_reported_however_slow_its_write(tmp_path: Path, mon
     often = CheckpointConfig(every_steps=1, keep_last=100, keep_best=0)
     trainer_of(recorder, output_dir=str(tmp_path), checkpoint=often).fit(classes(32))
     # The last one twice: the epoch's end makes another one of it.
-    assert list(dict.fromkeys(recorder.of("checkpoint"))) == [f"step-{step:08}.pt" for step in range(1, 9)]
+    assert list(dict.fromkeys(recorder.of("checkpoint"))) == [
+        f"step-{step:08}.pt" for step in range(1, 9)
+    ]

@@ -51,7 +51,9 @@ def network() -> nn.Module:
 
 def trainer_of(model: nn.Module, *callbacks: Callback, **changes: Any) -> Trainer:
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-    return problems.trainer_of(*callbacks, model=model, optimizer=optimizer, world=world(), **({"epochs": 4} | changes))
+    return problems.trainer_of(
+        *callbacks, model=model, optimizer=optimizer, world=world(), **({"epochs": 4} | changes)
+    )
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
@@ -60,7 +62,9 @@ def test_each_precision_learns(precision: str) -> None:
     trainer = trainer_of(model, precision=precision, max_grad_norm=1.0, batch_size=16)
     records = trainer.fit(classes(256), classes(64))
     assert records[-1].train["loss"] < 0.9 * records[0].train["loss"]
-    assert all(parameter.is_cuda and parameter.dtype == torch.float32 for parameter in model.parameters())
+    assert all(
+        parameter.is_cuda and parameter.dtype == torch.float32 for parameter in model.parameters()
+    )
     assert trainer.optimizer.param_groups[0]["fused"]
     assert records[-1].device == "cuda"
 
@@ -89,14 +93,18 @@ def test_a_compiled_model_trains_as_it_does_uncompiled(tmp_path: Path) -> None:
         model[2].p = 0.0
         options = {"output_dir": str(tmp_path / str(compile)), "compile": compile, "ema_decay": 0.5}
         records = trainer_of(model, **options).fit(classes(64), classes(16))
-        losses.append([figures["loss"] for record in records for figures in (record.train, record.val)])
+        losses.append(
+            [figures["loss"] for record in records for figures in (record.train, record.val)]
+        )
     assert losses[1] == pytest.approx(losses[0], rel=1e-3)
     newest = max((tmp_path / "True" / "checkpoints").glob("step-*.pt"))
     assert load_checkpoint(newest)["model"].keys() == network().state_dict().keys()
 
 
 def loader_of(workers: int) -> DistributedDataLoader:
-    images: Any = [(torch.full((3, 64, 64), float(index)), torch.tensor(index)) for index in range(64)]
+    images: Any = [
+        (torch.full((3, 64, 64), float(index)), torch.tensor(index)) for index in range(64)
+    ]
     options: Any = {"num_workers": workers, "multiprocessing_context": "fork"}
     return DistributedDataLoader(images, world(), batch_size=8, order=Sequential(64), **options)
 
@@ -117,7 +125,9 @@ def test_batches_arrive_whole_however_busy_the_device_is(workers: int) -> None:
 
 
 def test_the_next_batch_is_copied_while_the_device_computes() -> None:
-    """The computation of a step waits for no copy of the step after it, and that copy for no computation."""
+    """The computation of a step waits for no copy of the step after it, and that copy for no
+    computation.
+    """
     steps = loader_of(2).steps()
     next(steps)
     torch.cuda.synchronize()
@@ -136,7 +146,9 @@ def test_the_next_batch_is_copied_while_the_device_computes() -> None:
 def nccl(tmp_path: Path) -> Iterator[None]:
     """A real group of one."""
     torch.cuda.set_device(GPU)
-    dist.init_process_group("nccl", init_method=f"file://{tmp_path / 'meeting'}", rank=0, world_size=1)
+    dist.init_process_group(
+        "nccl", init_method=f"file://{tmp_path / 'meeting'}", rank=0, world_size=1
+    )
     yield
     dist.destroy_process_group()
 
@@ -144,17 +156,25 @@ def nccl(tmp_path: Path) -> Iterator[None]:
 @pytest.mark.usefixtures("nccl")
 @pytest.mark.parametrize("hook", ["none", "fp16", "bf16"])
 def test_nccl_with_each_hook(hook: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """DistributedDataParallel is there only with several ranks: one rank is told that it is wrapped all the same."""
+    """DistributedDataParallel is there only with several ranks: one rank is told that it is wrapped
+    all the same.
+    """
     from srunddp.train.model import ddp
 
     class Wrapped(DDPModel):
-        def __init__(self, model: nn.Module, step: Any, loss_function: Any, world: Any, config: Config) -> None:
+        def __init__(
+            self, model: nn.Module, step: Any, loss_function: Any, world: Any, config: Config
+        ) -> None:
             super().__init__(model, step, loss_function, world, config)
             self._ddp = self.training = ddp._wrapped(self.testing, config.ddp)
 
     monkeypatch.setattr("srunddp.train.trainer.DDPModel", Wrapped)
     trainer = trainer_of(
-        network(), ddp=DDPConfig(comm_hook=hook), gradient_accumulation_steps=2, precision="bf16", epochs=6
+        network(),
+        ddp=DDPConfig(comm_hook=hook),
+        gradient_accumulation_steps=2,
+        precision="bf16",
+        epochs=6,
     )
     records = trainer.fit(classes(128), classes(32))
     assert records[-1].train["loss"] < records[0].train["loss"]
@@ -214,7 +234,10 @@ def test_a_resumed_run_is_that_which_was_not_interrupted(tmp_path: Path) -> None
 
     whole = trainer_of(network(), ema_decay=0.9)
     whole.fit(classes(64))
-    options = {"output_dir": str(tmp_path), "checkpoint": CheckpointConfig(every_epochs=0, every_steps=18)}
+    options = {
+        "output_dir": str(tmp_path),
+        "checkpoint": CheckpointConfig(every_epochs=0, every_steps=18),
+    }
     options["ema_decay"] = 0.9
     interrupted = trainer_of(network(), OnStep(stop), **options)
     with pytest.raises(KeyboardInterrupt):

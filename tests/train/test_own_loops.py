@@ -1,4 +1,6 @@
-"""The examples of a loop without Trainer: what a signal has stopped goes on, and ends in the same bits."""
+"""The examples of a loop without Trainer: what a signal has stopped goes on, and ends in the same
+bits.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""A step of one's own, on batches of any structure and weight, trains as one process does on all of them at once."""
+"""A step of one's own, on batches of any structure and weight, trains as one process does on all of
+them at once.
+"""
 
 from __future__ import annotations
 
@@ -29,12 +31,16 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 class Sentences(torch.utils.data.Dataset[list[int]]):
-    """Lists of words, of 2 and of 2001 words in turn: of two ranks the one has a thousand times the other's targets."""
+    """Lists of words, of 2 and of 2001 words in turn: of two ranks the one has a thousand times the
+    other's targets.
+    """
 
     def __init__(self, count: int = 12, long: int = 2001) -> None:
         generator = torch.Generator().manual_seed(0)
         lengths = itertools.cycle((long, 2))
-        self.sentences = [torch.randint(WORDS, (next(lengths),), generator=generator) for _ in range(count)]
+        self.sentences = [
+            torch.randint(WORDS, (next(lengths),), generator=generator) for _ in range(count)
+        ]
 
     def __len__(self) -> int:
         return len(self.sentences)
@@ -52,7 +58,11 @@ def padded(sentences: list[Tensor]) -> dict[str, Tensor]:
 def masked(sentences: list[Tensor]) -> dict[str, Tensor]:
     """The same without labels of the short ones."""
     batch = padded(sentences)
-    return batch if batch["labels"].shape[1] > 1 else {**batch, "labels": torch.full_like(batch["labels"], IGNORED)}
+    return (
+        batch
+        if batch["labels"].shape[1] > 1
+        else {**batch, "labels": torch.full_like(batch["labels"], IGNORED)}
+    )
 
 
 def tokens(batch: Mapping[str, Tensor]) -> Tensor:
@@ -78,9 +88,13 @@ def train_by_tokens(world: LocalWorld, collate: Any, accumulation: int) -> Any:
     config = settings(epochs=2, batch_size=1, gradient_accumulation_steps=accumulation)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
     metrics = {"right": right_words}
-    trainer = Trainer(model, optimizer, None, config, world=world, step=next_word, weight=tokens, metrics=metrics)
+    trainer = Trainer(
+        model, optimizer, None, config, world=world, step=next_word, weight=tokens, metrics=metrics
+    )
     data = Sentences()
-    records = trainer.fit(data, data, order=Sequential(len(data)), collate=collate, val_collate=collate)
+    records = trainer.fit(
+        data, data, order=Sequential(len(data)), collate=collate, val_collate=collate
+    )
     return model.state_dict(), [(record.train, record.val) for record in records]
 
 
@@ -97,14 +111,20 @@ def train_at_once(collate: Any, sentences: int) -> Any:
     with torch.no_grad():
         batches = [collate([data[index]]) for index in range(len(data))]
         kept = [batch for batch in batches if tokens(batch)]
-        loss = sum(next_word(model, batch)[0] * tokens(batch) for batch in kept) / sum(map(tokens, kept))
+        loss = sum(next_word(model, batch)[0] * tokens(batch) for batch in kept) / sum(
+            map(tokens, kept)
+        )
     return model.state_dict(), float(loss)
 
 
 @pytest.mark.parametrize("collate", [padded, masked])
 @pytest.mark.parametrize(("ranks", "accumulation"), [(1, 4), (2, 1), (2, 2), (3, 1)])
-def test_means_are_over_all_weights(collate: Any, ranks: int, accumulation: int, tmp_path: Path) -> None:
-    """Weights of 1 to 2000, or 0, between ranks: gradients and figures are those of one process, none is NaN."""
+def test_means_are_over_all_weights(
+    collate: Any, ranks: int, accumulation: int, tmp_path: Path
+) -> None:
+    """Weights of 1 to 2000, or 0, between ranks: gradients and figures are those of one process,
+    none is NaN.
+    """
     weights, loss = train_at_once(collate, ranks * accumulation)
     for state, figures in run_ranks(ranks, tmp_path, train_by_tokens, collate, accumulation):
         for name, expected in weights.items():
@@ -123,7 +143,9 @@ class OwnLoss(nn.Module):
 
     def forward(self, inputs: Tensor, labels: Tensor | None = None) -> dict[str, Tensor]:
         logits = self.layer(inputs)
-        return {"logits": logits} | ({} if labels is None else {"loss": nn.functional.cross_entropy(logits, labels)})
+        return {"logits": logits} | (
+            {} if labels is None else {"loss": nn.functional.cross_entropy(logits, labels)}
+        )
 
 
 def named(samples: list[tuple[Tensor, Tensor]]) -> dict[str, Tensor]:
@@ -133,14 +155,22 @@ def named(samples: list[tuple[Tensor, Tensor]]) -> dict[str, Tensor]:
 
 def test_a_model_that_returns_its_loss_needs_no_wrapper() -> None:
     figures = []
-    for loss_function, model, collate in ((None, OwnLoss(), named), (nn.CrossEntropyLoss(), nn.Linear(8, 4), None)):
+    for loss_function, model, collate in (
+        (None, OwnLoss(), named),
+        (nn.CrossEntropyLoss(), nn.Linear(8, 4), None),
+    ):
         layer = getattr(model, "layer", model)
         with torch.no_grad():
             layer.weight.fill_(0.1)
             layer.bias.zero_()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         trainer = Trainer(
-            model, optimizer, loss_function, settings(), world=LocalWorld(), metrics={"accuracy": accuracy}
+            model,
+            optimizer,
+            loss_function,
+            settings(),
+            world=LocalWorld(),
+            metrics={"accuracy": accuracy},
         )
         (record,) = trainer.fit(classes(20), classes(12), collate=collate, val_collate=collate)
         figures.append((record.train, record.val, trainer.evaluate(classes(12), collate=collate)))
@@ -157,7 +187,10 @@ def test_a_model_that_returns_its_loss_needs_no_wrapper() -> None:
             "the loss is a Tensor of shape .4, 4.; expected a tensor of no",
         ),
         ({"step": lambda model, batch: 1.0}, "the loss is a float; expected"),
-        ({"loss_function": nn.CrossEntropyLoss(), "step": lambda model, batch: None}, "a loss function and a step"),
+        (
+            {"loss_function": nn.CrossEntropyLoss(), "step": lambda model, batch: None},
+            "a loss function and a step",
+        ),
         ({"loss_function": nn.MSELoss(reduction="sum")}, "reduction='sum'"),
         ({"loss_function": partial(nn.functional.mse_loss, reduction="sum")}, "reduction='sum'"),
     ],
@@ -182,7 +215,9 @@ def test_several_optimizers_step_with_their_own_schedulers() -> None:
     model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 4))
     others = [model[0].bias, *model[1].parameters()]  # Muon is for matrices
     optimizers = [torch.optim.Muon([model[0].weight], lr=0.1), torch.optim.AdamW(others, lr=0.2)]
-    schedulers = [lambda optimizer, size=size: StepLR(optimizer, size, gamma=0.5) for size in (1, 2)]
+    schedulers = [
+        lambda optimizer, size=size: StepLR(optimizer, size, gamma=0.5) for size in (1, 2)
+    ]
     before = [parameter.clone() for parameter in model.parameters()]
     trainer_of(model=model, optimizer=optimizers, scheduler=schedulers).fit(classes(12))
     assert not any(map(torch.equal, before, model.parameters()))
@@ -195,9 +230,21 @@ def refusals() -> dict[str, Any]:
     frozen = nn.Linear(8, 4).requires_grad_(False)
     wrapped = nn.parallel.DistributedDataParallel
     return {
-        "a parameter in two optimizers": (model, [own, torch.optim.SGD(model.parameters(), lr=0.1)], {}),
-        "2 schedulers for 1 optimizers": (model, own, {"scheduler": [lambda each: StepLR(each, 1)] * 2}),
-        "no parameter requires a gradient": (frozen, torch.optim.SGD(frozen.parameters(), lr=0.1), {}),
+        "a parameter in two optimizers": (
+            model,
+            [own, torch.optim.SGD(model.parameters(), lr=0.1)],
+            {},
+        ),
+        "2 schedulers for 1 optimizers": (
+            model,
+            own,
+            {"scheduler": [lambda each: StepLR(each, 1)] * 2},
+        ),
+        "no parameter requires a gradient": (
+            frozen,
+            torch.optim.SGD(frozen.parameters(), lr=0.1),
+            {},
+        ),
         "a list for an optimizer": (model, [[own]], {}),
         "the optimizer LBFGS; expected": (model, torch.optim.LBFGS(model.parameters()), {}),
         "a model in DistributedDataParallel": (wrapped.__new__(wrapped), own, {}),
@@ -255,7 +302,9 @@ def test_losses_and_callbacks_keep_their_state(tmp_path: Path) -> None:
 
 
 def test_frozen_modules_stay_in_evaluation_mode() -> None:
-    """A backbone's running statistics do not move; a model that is in that mode as a whole is trained."""
+    """A backbone's running statistics do not move; a model that is in that mode as a whole is
+    trained.
+    """
     backbone = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8)).eval()
     model = nn.Sequential(backbone, nn.Linear(8, 4), nn.Dropout(0.5))
     trainer_of(model=model, epochs=2).fit(classes(8), classes(8))
@@ -271,11 +320,14 @@ def test_a_checkpoints_learning_rate_goes_before_the_scripts(tmp_path: Path, cap
     for epochs, lr in ((1, 0.1), (2, 0.001)):
         model = nn.Linear(8, 4)
         optimizer = torch.optim.SGD(model.parameters(), lr=lr)
-        trainer_of(model=model, optimizer=optimizer, epochs=epochs, output_dir=str(tmp_path), resume="auto").fit(
-            classes(8)
-        )
+        trainer_of(
+            model=model, optimizer=optimizer, epochs=epochs, output_dir=str(tmp_path), resume="auto"
+        ).fit(classes(8))
     assert optimizer.param_groups[0]["lr"] == 0.1
-    assert "the checkpoint's learning rate 0.1 is used, not the script's 0.001" in capsys.readouterr().err
+    assert (
+        "the checkpoint's learning rate 0.1 is used, not the script's 0.001"
+        in capsys.readouterr().err
+    )
 
 
 def test_what_trainer_logs_is_in_metrics_jsonl(tmp_path: Path) -> None:
@@ -291,9 +343,14 @@ def test_what_trainer_logs_is_in_metrics_jsonl(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("samples", "changes", "words"),
-    [(20, {}, "the length of the training data was 16 samples and is 20"), (16, {"seed": 7}, "the order of the")],
+    [
+        (20, {}, "the length of the training data was 16 samples and is 20"),
+        (16, {"seed": 7}, "the order of the"),
+    ],
 )
-def test_changed_data_are_refused_unless_wanted(samples: int, changes: Any, words: str, tmp_path: Path) -> None:
+def test_changed_data_are_refused_unless_wanted(
+    samples: int, changes: Any, words: str, tmp_path: Path
+) -> None:
     trainer_of(output_dir=str(tmp_path)).fit(classes(16))
     options = {"output_dir": str(tmp_path), "resume": "auto", "epochs": 2, **changes}
     with pytest.raises(ConfigError, match=f"{words}.* -> .*resume_changed_data=true"):
@@ -310,7 +367,10 @@ def test_collate_is_not_taken_for_the_evaluation_in_silence() -> None:
         mixed.append(len(samples))
         return plain(samples)
 
-    with pytest.raises(ConfigError, match=r"collate and val_data, without val_collate; .* -> pass val_collate=collate"):
+    with pytest.raises(
+        ConfigError,
+        match=r"collate and val_data, without val_collate; .* -> pass val_collate=collate",
+    ):
         trainer_of().fit(classes(8), classes(12), collate=mix)
     trainer_of().fit(classes(8), classes(12), collate=mix, val_collate=plain)
     assert sum(mixed) == 8
@@ -319,11 +379,16 @@ def test_collate_is_not_taken_for_the_evaluation_in_silence() -> None:
 def test_batchnorm_of_one_sample_is_refused_at_the_start() -> None:
     """At the end of the first epoch torch would raise an error."""
     model = nn.Sequential(nn.Linear(8, 4), nn.BatchNorm1d(4))
-    with pytest.raises(ConfigError, match=r"a rank one sample: 9 samples, 1 ranks, batch_size 4; .* -> set dataloader"):
+    with pytest.raises(
+        ConfigError,
+        match=r"a rank one sample: 9 samples, 1 ranks, batch_size 4; .* -> set dataloader",
+    ):
         trainer_of(model=model).fit(classes(9))
     for samples in (9, 10, 11):  # 2 ranks: the last step has 1, 2 or 3 samples
         with pytest.raises(ConfigError, match=f"{samples} samples, 2 ranks"):
             check_batch_norm(model, samples, LocalWorld(world_size=2), settings())
     check_batch_norm(model, 12, LocalWorld(world_size=2), settings())
-    positions = nn.Sequential(nn.Unflatten(1, (1, 8)), nn.Conv1d(1, 4, 8, padding=1), nn.BatchNorm1d(4), nn.Flatten())
+    positions = nn.Sequential(
+        nn.Unflatten(1, (1, 8)), nn.Conv1d(1, 4, 8, padding=1), nn.BatchNorm1d(4), nn.Flatten()
+    )
     trainer_of(model=positions).fit(classes(9))

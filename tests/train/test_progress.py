@@ -41,9 +41,10 @@ class Clock:
 def test_an_epoch_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     Progress().end_epoch(EpochRecord(1, TRAIN))
     Progress().end_epoch(EpochRecord(12, TRAIN, {"loss": 0.1234, "top5 accuracy": 1.0, "mae": 2.0}))
-    assert capsys.readouterr().out == (
-        "Epoch 1 - loss 0.2346, accuracy 92.34 %\n"
-        "Epoch 12 - loss 0.2346, accuracy 92.34 %, val loss 0.1234, val top5 accuracy 100.00 %, val mae 2.0000\n"
+    assert (
+        capsys.readouterr().out
+        == "Epoch 1 - loss 0.2346, accuracy 92.34 %\nEpoch 12 - loss 0.2346, accuracy 92.34 %, val"
+        " loss 0.1234, val top5 accuracy 100.00 %, val mae 2.0000\n"
     )
 
 
@@ -56,12 +57,16 @@ def test_an_epoch_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     ],
 )
 def test_the_throughput_ends_the_line(world_size: int, device: str, end: str) -> None:
-    record = EpochRecord(1, {"loss": 1.0}, samples_per_second=12345.0, world_size=world_size, device=device)
+    record = EpochRecord(
+        1, {"loss": 1.0}, samples_per_second=12345.0, world_size=world_size, device=device
+    )
     assert describe(record) == f"Epoch 1 - loss 1.0000{end}"
 
 
 def test_records_of_equal_figures_ignore_the_throughput() -> None:
-    assert EpochRecord(1, TRAIN, samples_per_second=1.0) == EpochRecord(1, TRAIN, samples_per_second=2.0)
+    assert EpochRecord(1, TRAIN, samples_per_second=1.0) == EpochRecord(
+        1, TRAIN, samples_per_second=2.0
+    )
 
 
 # What is counted.
@@ -98,7 +103,9 @@ def test_a_step_without_output_costs_some_empty_calls(kind: type[SilentProgress]
 # Lines.
 
 
-def test_without_a_terminal_a_line_comes_each_30_s_at_most(capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_a_terminal_a_line_comes_each_30_s_at_most(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     clock = Clock()
     progress = Progress(clock)
     progress.start_epoch(2, 3, 1000, 100)
@@ -122,7 +129,10 @@ def test_of_what_is_not_known_nothing_is_said(capsys: pytest.CaptureFixture[str]
     progress.step(60, None)
     progress.log("hello")
     progress.close()
-    assert capsys.readouterr() == ("", "srunddp: epoch 1 of 1, step 1, 2 samples/s\nsrunddp: hello\n")
+    assert capsys.readouterr() == (
+        "",
+        "srunddp: epoch 1 of 1, step 1, 2 samples/s\nsrunddp: hello\n",
+    )
 
 
 # Streams that are not there.
@@ -149,8 +159,12 @@ def broken_pipe() -> TextIO:
     return os.fdopen(writer, "w")
 
 
-@pytest.mark.parametrize("make", [closed, broken_pipe, partial(Path("/dev/full").open, "w"), lambda: None])
-def test_a_stream_that_cannot_be_written_ends_nothing(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "make", [closed, broken_pipe, partial(Path("/dev/full").open, "w"), lambda: None]
+)
+def test_a_stream_that_cannot_be_written_ends_nothing(
+    make: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     stream = make()
     monkeypatch.setattr(sys, "stdout", stream)
     monkeypatch.setattr(sys, "stderr", stream)
@@ -169,7 +183,9 @@ class Terminal:
 
     def __init__(self, columns: int) -> None:
         self._ours, theirs = pty.openpty()
-        fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24 if columns else 0, columns, 0, 0))
+        fcntl.ioctl(
+            theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24 if columns else 0, columns, 0, 0)
+        )
         self.stream = os.fdopen(theirs, "w")
         self.shown = ""
 
@@ -196,7 +212,9 @@ def terminal(request: pytest.FixtureRequest) -> Iterator[Terminal]:
         there.stream.close()
 
 
-def started(terminal: Terminal, monkeypatch: pytest.MonkeyPatch, clock: Clock, done: int = 0) -> Progress:
+def started(
+    terminal: Terminal, monkeypatch: pytest.MonkeyPatch, clock: Clock, done: int = 0
+) -> Progress:
     # In the test itself: pytest gives it a standard error of its own after the fixtures.
     monkeypatch.setattr(sys, "stderr", terminal.stream)
     progress = Progress(clock)
@@ -225,14 +243,18 @@ def test_a_line_does_not_tear_the_bar(terminal: Terminal, monkeypatch: pytest.Mo
     progress.close()
 
 
-def test_the_bar_is_gone_before_the_epochs_line(terminal: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_bar_is_gone_before_the_epochs_line(
+    terminal: Terminal, monkeypatch: pytest.MonkeyPatch
+) -> None:
     progress = started(terminal, monkeypatch, Clock())
     monkeypatch.setattr(sys, "stdout", terminal.stream)
     progress.end_epoch(EpochRecord(1, TRAIN))
     assert terminal.shows(r"\r +\rEpoch 1 - loss 0.2346, accuracy 92.34 %\r\n$")
 
 
-def test_a_terminal_that_hangs_up_ends_nothing(terminal: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_terminal_that_hangs_up_ends_nothing(
+    terminal: Terminal, monkeypatch: pytest.MonkeyPatch
+) -> None:
     progress = started(terminal, monkeypatch, Clock())
     assert terminal.shows("epoch 1/3")
     terminal.hang_up()

@@ -1,4 +1,6 @@
-"""A training that was killed, or that left by a signal, goes on to the very result of one that was left alone."""
+"""A training that was killed, or that left by a signal, goes on to the very result of one that was
+left alone.
+"""
 
 from __future__ import annotations
 
@@ -34,24 +36,41 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return LocalTraining(tmp_path_factory.mktemp("uninterrupted"), 3, SETTINGS).finish()
 
 
-def test_kills_change_no_sample_figure_weight_or_optimizer_bit(uninterrupted: Any, tmp_path: Path) -> None:
-    """Mid-epoch, with loader workers, dropout, BatchNorm, accumulation, an average and several buckets of gradients."""
+def test_kills_change_no_sample_figure_weight_or_optimizer_bit(
+    uninterrupted: Any, tmp_path: Path
+) -> None:
+    """Mid-epoch, with loader workers, dropout, BatchNorm, accumulation, an average and several
+    buckets of gradients.
+    """
     hit, outcome = kills(LocalTraining(tmp_path, 3, SETTINGS), *MOMENTS)
-    assert set(chain(*hit)) >= {"at random", "amid a save", "amid an evaluation", "at an epoch's end"}
+    assert set(chain(*hit)) >= {
+        "at random",
+        "amid a save",
+        "amid an evaluation",
+        "at an epoch's end",
+    }
     assert outcome == uninterrupted
     (first, *others) = outcome["results"]
     assert first["average"] not in (None, first["weights"])
     assert others == [first, first]
 
 
-@pytest.mark.parametrize(("number", "code", "settings"), [(signal.SIGTERM, 143, SETTINGS), (signal.SIGUSR1, 75, ALONE)])
+@pytest.mark.parametrize(
+    ("number", "code", "settings"), [(signal.SIGTERM, 143, SETTINGS), (signal.SIGUSR1, 75, ALONE)]
+)
 def test_all_leave_amid_an_evaluation_and_make_up_for_it_later(
     uninterrupted: Any, number: signal.Signals, code: int, settings: tuple[str, ...], tmp_path: Path
 ) -> None:
-    """Also what was drawn in it is undone: without workers the rank itself reads, which draws for dropout too."""
-    ends, tested, outcome = left_amid_evaluation(LocalTraining(tmp_path / "signalled", 3, settings), number)
+    """Also what was drawn in it is undone: without workers the rank itself reads, which draws for
+    dropout too.
+    """
+    ends, tested, outcome = left_amid_evaluation(
+        LocalTraining(tmp_path / "signalled", 3, settings), number
+    )
     assert {code for code, _ in ends} == {code}
-    assert {said.partition(";")[0] for _, said in ends} == {f"stopped after step 7 by {number.name}"}
+    assert {said.partition(";")[0] for _, said in ends} == {
+        f"stopped after step 7 by {number.name}"
+    }
     assert tested == 3, "of 7 test batches"
     if settings is ALONE:
         uninterrupted = LocalTraining(tmp_path / "uninterrupted", 3, ALONE).finish()
@@ -76,7 +95,10 @@ class Signalling(nn.Linear):
 
 
 def test_a_stop_in_the_evaluation_of_an_epoch_repeats_no_step(tmp_path: Path) -> None:
-    whole, options = trainer_of(epochs=2), {"epochs": 2, "output_dir": str(tmp_path), "resume": "auto"}
+    whole, options = (
+        trainer_of(epochs=2),
+        {"epochs": 2, "output_dir": str(tmp_path), "resume": "auto"},
+    )
     torch.manual_seed(0)
     with pytest.raises(Stopped, match="stopped after step 5 by SIGTERM"):
         trainer_of(model=Signalling(8, 4), **options).fit(classes(20), classes(8))

@@ -39,7 +39,9 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 def network() -> nn.Module:
     torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(8, 16), nn.Sequential(nn.Tanh(), nn.Linear(16, 16)), nn.Linear(16, 4))
+    return nn.Sequential(
+        nn.Linear(8, 16), nn.Sequential(nn.Tanh(), nn.Linear(16, 16)), nn.Linear(16, 4)
+    )
 
 
 def trainer_of(*callbacks: Callback, model: nn.Module | None = None, **changes: Any) -> Trainer:
@@ -47,7 +49,11 @@ def trainer_of(*callbacks: Callback, model: nn.Module | None = None, **changes: 
 
 
 def trained(
-    world: LocalWorld, model: nn.Module | None = None, samples: int = 48, epochs: int = 3, **changes: Any
+    world: LocalWorld,
+    model: nn.Module | None = None,
+    samples: int = 48,
+    epochs: int = 3,
+    **changes: Any,
 ) -> Any:
     """The weights, and the losses of the epochs."""
     trainer = trainer_of(world=world, model=model, epochs=epochs, **changes)
@@ -63,7 +69,9 @@ def close(ours: Any, theirs: Any, atol: float) -> None:
 # Against a hand-written loop.
 
 
-def by_hand(model: nn.Module, precision: str, max_grad_norm: float | None, accumulation: int) -> None:
+def by_hand(
+    model: nn.Module, precision: str, max_grad_norm: float | None, accumulation: int
+) -> None:
     """Two epochs of 48 samples in batches of 4."""
     inputs, targets = classes(48).tensors
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, fused=True)
@@ -89,11 +97,17 @@ def by_hand(model: nn.Module, precision: str, max_grad_norm: float | None, accum
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
 @pytest.mark.parametrize(("max_grad_norm", "accumulation"), [(None, 1), (0.1, 1), (0.5, 4)])
-def test_a_step_is_that_of_a_hand_written_loop(precision: str, max_grad_norm: float | None, accumulation: int) -> None:
+def test_a_step_is_that_of_a_hand_written_loop(
+    precision: str, max_grad_norm: float | None, accumulation: int
+) -> None:
     """To the bit; the first steps of fp16 overflow, and are left out by both."""
     ours, theirs = network(), network()
     trainer_of(
-        model=ours, precision=precision, max_grad_norm=max_grad_norm, gradient_accumulation_steps=accumulation, epochs=2
+        model=ours,
+        precision=precision,
+        max_grad_norm=max_grad_norm,
+        gradient_accumulation_steps=accumulation,
+        epochs=2,
     ).fit(classes(48))
     by_hand(theirs, precision, max_grad_norm, accumulation)
     assert same(ours.state_dict(), theirs.state_dict())
@@ -119,7 +133,13 @@ def test_gradients_are_clipped_to_the_norm_of_all_together() -> None:
     norms = []
 
     def note(trainer: Trainer, step: int) -> None:
-        norms.append(float(nn.utils.get_total_norm([parameter.grad for parameter in trainer.model.parameters()])))
+        norms.append(
+            float(
+                nn.utils.get_total_norm(
+                    [parameter.grad for parameter in trainer.model.parameters()]
+                )
+            )
+        )
 
     trainer_of(OnStep(note), max_grad_norm=0.01).fit(classes(16))
     assert norms == pytest.approx([0.01] * 4, rel=1e-3)
@@ -157,7 +177,12 @@ def test_fused_kernels_are_used_unless_the_user_has_chosen(make: Any, expected: 
 
 
 def test_fused_kernels_are_off_for_sparse_gradients_or_if_asked() -> None:
-    assert chosen(lambda parameters: torch.optim.SGD(parameters, lr=0.1), nn.Embedding(3, 2, sparse=True)) is None
+    assert (
+        chosen(
+            lambda parameters: torch.optim.SGD(parameters, lr=0.1), nn.Embedding(3, 2, sparse=True)
+        )
+        is None
+    )
     assert trainer_of(fused=False).optimizer.param_groups[0]["fused"] is None
 
 
@@ -183,7 +208,9 @@ def test_an_optimizer_s_own_zero_grad_is_called() -> None:
 def learning_rates() -> tuple[Callback, dict[int, float]]:
     """A callback, and the learning rate that it keeps of each step."""
     rates: dict[int, float] = {}
-    return OnStep(lambda trainer, step: rates.update({step: float(trainer.optimizer.param_groups[0]["lr"])})), rates
+    return OnStep(
+        lambda trainer, step: rates.update({step: float(trainer.optimizer.param_groups[0]["lr"])})
+    ), rates
 
 
 def rates_after(**changes: Any) -> list[float]:
@@ -227,10 +254,19 @@ def test_a_scheduler_of_torch_is_stepped_after_each_step(finished: bool) -> None
 
 @pytest.mark.parametrize(
     ("scale", "base", "expected"),
-    [("no", None, 1.0), ("linear", None, 24.0), ("sqrt", None, math.sqrt(24)), ("linear", 256, 0.75)],
+    [
+        ("no", None, 1.0),
+        ("linear", None, 24.0),
+        ("sqrt", None, math.sqrt(24)),
+        ("linear", 256, 0.75),
+    ],
 )
-def test_the_learning_rate_is_scaled_with_a_step_s_samples(scale: Any, base: int | None, expected: float) -> None:
-    config = settings(batch_size=8, gradient_accumulation_steps=4, scale_lr=scale, base_batch_size=base)
+def test_the_learning_rate_is_scaled_with_a_step_s_samples(
+    scale: Any, base: int | None, expected: float
+) -> None:
+    config = settings(
+        batch_size=8, gradient_accumulation_steps=4, scale_lr=scale, base_batch_size=base
+    )
     assert lr_factor(config, world_size=6) == pytest.approx(expected)
 
 
@@ -245,7 +281,10 @@ def test_groups_that_share_a_tensor_are_scaled_once() -> None:
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (lambda optimizer: OneCycleLR(optimizer, 0.4, total_steps=6), "OneCycleLR and scale_lr=linear"),
+        (
+            lambda optimizer: OneCycleLR(optimizer, 0.4, total_steps=6),
+            "OneCycleLR and scale_lr=linear",
+        ),
         (lambda optimizer: CyclicLR(optimizer, 0.1, 0.4), "CyclicLR and scale_lr=linear"),
         (lambda optimizer: None, "the function for the scheduler returned a NoneType"),
     ],
@@ -253,9 +292,16 @@ def test_groups_that_share_a_tensor_are_scaled_once() -> None:
 def test_a_scheduler_that_cannot_be_scaled_is_refused(make: Any, words: str) -> None:
     model = network()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for scheduler, said in ((make, words), (StepLR(optimizer, 2), "a finished StepLR and scale_lr=linear")):
+    for scheduler, said in (
+        (make, words),
+        (StepLR(optimizer, 2), "a finished StepLR and scale_lr=linear"),
+    ):
         trainer = trainer_of(
-            model=model, optimizer=optimizer, scale_lr="linear", gradient_accumulation_steps=2, scheduler=scheduler
+            model=model,
+            optimizer=optimizer,
+            scale_lr="linear",
+            gradient_accumulation_steps=2,
+            scheduler=scheduler,
         )
         with pytest.raises(ConfigError, match=f"{said}.* -> "):
             trainer.fit(classes(8))
@@ -266,29 +312,46 @@ SCHEDULERS: dict[str, Any] = {
     "step": lambda optimizer: StepLR(optimizer, 1, gamma=0.5),
     "lambda": lambda optimizer: LambdaLR(optimizer, lambda epoch: 1 / (1 + epoch)),
     "sequential": lambda optimizer: SequentialLR(
-        optimizer, [LinearLR(optimizer, 0.1, total_iters=1), ExponentialLR(optimizer, 0.9)], milestones=[2]
+        optimizer,
+        [LinearLR(optimizer, 0.1, total_iters=1), ExponentialLR(optimizer, 0.9)],
+        milestones=[2],
     ),
 }
 
 
-def resumable_rates(world: LocalWorld, folder: Path, resume: str, **options: Any) -> dict[int, float]:
+def resumable_rates(
+    world: LocalWorld, folder: Path, resume: str, **options: Any
+) -> dict[int, float]:
     """The learning rate of each step of 8 samples a rank: of 64 samples, three times."""
     callback, rates = learning_rates()
     checkpoint = CheckpointConfig(every_epochs=0, every_steps=4, keep_last=99, keep_best=0)
-    options = {"output_dir": str(folder), "epochs": 3, "batch_size": 8, "checkpoint": checkpoint, **options}
+    options = {
+        "output_dir": str(folder),
+        "epochs": 3,
+        "batch_size": 8,
+        "checkpoint": checkpoint,
+        **options,
+    }
     trainer_of(callback, world=world, resume=resume, **options).fit(classes(64))
     return rates
 
 
-def two_ranks_rates(world: LocalWorld, folder: Path, options: dict[str, Any], name: str) -> dict[int, float]:
+def two_ranks_rates(
+    world: LocalWorld, folder: Path, options: dict[str, Any], name: str
+) -> dict[int, float]:
     return resumable_rates(world, folder, "never", **options, scheduler=SCHEDULERS[name])
 
 
 @pytest.mark.parametrize(
-    ("scale", "name"), [("linear", "constant"), ("sqrt", "step"), ("linear", "lambda"), ("linear", "sequential")]
+    ("scale", "name"),
+    [("linear", "constant"), ("sqrt", "step"), ("linear", "lambda"), ("linear", "sequential")],
 )
-def test_another_world_size_resumes_with_its_own_learning_rate(scale: str, name: str, tmp_path: Path) -> None:
-    """Two ranks for 12 steps, and one that goes on from the 4th, an epoch's end: as if each had begun so."""
+def test_another_world_size_resumes_with_its_own_learning_rate(
+    scale: str, name: str, tmp_path: Path
+) -> None:
+    """Two ranks for 12 steps, and one that goes on from the 4th, an epoch's end: as if each had
+    begun so.
+    """
     options = {"scale_lr": scale, "scheduler_interval": "epoch"}
     two, _ = run_ranks(2, tmp_path, two_ranks_rates, tmp_path, options, name)
     checkpoint = str(tmp_path / "checkpoints" / "step-00000004.pt")
@@ -307,8 +370,12 @@ def test_another_world_size_resumes_with_its_own_learning_rate(scale: str, name:
 
 
 @pytest.mark.parametrize("options", [{}, {"batch_size": 4}])
-def test_a_cosine_goes_on_where_another_world_left_it(options: dict[str, Any], tmp_path: Path) -> None:
-    """By the share of samples: on twice the ranks, and on one rank with another batch, it falls to 0 at the end."""
+def test_a_cosine_goes_on_where_another_world_left_it(
+    options: dict[str, Any], tmp_path: Path
+) -> None:
+    """By the share of samples: on twice the ranks, and on one rank with another batch, it falls to
+    0 at the end.
+    """
     cosine = {"schedule": "cosine"}
     one = resumable_rates(LocalWorld(), tmp_path, "never", **cosine)
     checkpoint = str(tmp_path / "checkpoints" / "step-00000012.pt")
@@ -340,7 +407,9 @@ def count_all_reduces(world: LocalWorld) -> Any:
     hook = counting(calls, "buckets", default_hooks.allreduce_hook)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(default_hooks, "fp16_compress_hook", lambda _, bucket: hook(None, bucket))
-        trainer = trainer_of(world=world, gradient_accumulation_steps=3, ddp=DDPConfig(comm_hook="fp16"))
+        trainer = trainer_of(
+            world=world, gradient_accumulation_steps=3, ddp=DDPConfig(comm_hook="fp16")
+        )
     trainer.fit(classes(48))
     return calls["buckets"], trainer.state.step
 
@@ -370,7 +439,9 @@ def refusals(world: LocalWorld) -> list[str]:
 
 def test_what_the_backend_cannot_do_is_refused_on_all_ranks(tmp_path: Path) -> None:
     for bf16, sync_batchnorm in run_ranks(2, tmp_path, refusals):
-        assert bf16.startswith("ddp.comm_hook bf16 with gloo; expected NCCL, with which alone torch has this hook -> ")
+        assert bf16.startswith(
+            "ddp.comm_hook bf16 with gloo; expected NCCL, with which alone torch has this hook -> "
+        )
         assert sync_batchnorm.startswith("ddp.sync_batchnorm on cpu; expected GPUs")
 
 
@@ -382,13 +453,18 @@ class Recomputed(nn.Linear):
         return super().forward(inputs)
 
 
-def train_recomputed(world: LocalWorld, names: tuple[str, ...], static_graph: bool, accumulation: int) -> Any:
+def train_recomputed(
+    world: LocalWorld, names: tuple[str, ...], static_graph: bool, accumulation: int
+) -> Any:
     """Weights, losses, and the calls of a layer."""
     torch.manual_seed(0)
     model = nn.Sequential(Recomputed(8, 16), nn.Dropout(0.2), nn.Tanh(), nn.Linear(16, 4))
     torch.manual_seed(1)
     options = {"activation_checkpointing": names, "ddp": DDPConfig(static_graph=static_graph)}
-    return (*trained(world, model, **options, gradient_accumulation_steps=accumulation), Recomputed.calls)
+    return (
+        *trained(world, model, **options, gradient_accumulation_steps=accumulation),
+        Recomputed.calls,
+    )
 
 
 @pytest.mark.parametrize(("static_graph", "accumulation"), [(False, 1), (True, 1), (True, 2)])
@@ -397,8 +473,12 @@ def test_activations_are_computed_again_with_equal_results(
 ) -> None:
     """Also with dropout, with a static graph, and with accumulation."""
     plain = run_ranks(2, tmp_path, train_recomputed, (), False, accumulation)
-    recomputed = run_ranks(2, tmp_path, train_recomputed, ("Recomputed",), static_graph, accumulation)
-    for (weights, losses, calls), (expected, expected_losses, expected_calls) in zip(recomputed, plain, strict=True):
+    recomputed = run_ranks(
+        2, tmp_path, train_recomputed, ("Recomputed",), static_graph, accumulation
+    )
+    for (weights, losses, calls), (expected, expected_losses, expected_calls) in zip(
+        recomputed, plain, strict=True
+    ):
         assert weights.keys() == expected.keys()
         if accumulation == 1:
             assert same(weights, expected)
@@ -411,7 +491,9 @@ def test_activations_are_computed_again_with_equal_results(
 def test_only_modules_in_the_model_can_be_computed_again(name: str) -> None:
     """Not the model as a whole, of which torch would say nothing and leave it as it is."""
     model = nn.Sequential(Recomputed(8, 4), nn.ReLU())
-    with pytest.raises(ConfigError, match=f"names {name}; expected classes .*: ReLU, Recomputed -> "):
+    with pytest.raises(
+        ConfigError, match=f"names {name}; expected classes .*: ReLU, Recomputed -> "
+    ):
         trainer_of(model=model, activation_checkpointing=(name,))
 
 
@@ -432,7 +514,9 @@ class Branches(nn.Module):
 
 def train_branches(world: LocalWorld) -> Any:
     batch_size = 8 // world.world_size
-    weights, _ = trained(world, Branches(), ddp=DDPConfig(find_unused_parameters=True), batch_size=batch_size)
+    weights, _ = trained(
+        world, Branches(), ddp=DDPConfig(find_unused_parameters=True), batch_size=batch_size
+    )
     return weights
 
 
@@ -455,14 +539,18 @@ def running_means(world: LocalWorld, broadcast: bool) -> Any:
 
 
 @pytest.mark.parametrize("broadcast", [True, False])
-def test_buffers_are_equal_at_first_and_then_each_ranks_own(broadcast: bool, tmp_path: Path) -> None:
+def test_buffers_are_equal_at_first_and_then_each_ranks_own(
+    broadcast: bool, tmp_path: Path
+) -> None:
     (first, mine), (other_first, other) = run_ranks(2, tmp_path, running_means, broadcast)
     assert torch.equal(first, other_first)
     assert torch.equal(mine, other) == broadcast
 
 
 def train_overflowing(world: LocalWorld) -> Any:
-    """Whether a step in fp16 has changed no weight, where gradients overflow on rank 1 alone; and the scale."""
+    """Whether a step in fp16 has changed no weight, where gradients overflow on rank 1 alone; and
+    the scale.
+    """
     torch.manual_seed(0)
     model = nn.Linear(8, 4)
     before = [parameter.detach().clone() for parameter in model.parameters()]
@@ -470,7 +558,11 @@ def train_overflowing(world: LocalWorld) -> Any:
     inputs[1::2] = 1e3
     trainer = trainer_of(world=world, model=model, precision="fp16")
     trainer.fit(TensorDataset(inputs, torch.zeros(8, dtype=torch.int64)), order=Sequential(8))
-    return all(map(torch.equal, before, model.parameters())), trainer.state.scaler.get_scale(), trainer.state.step
+    return (
+        all(map(torch.equal, before, model.parameters())),
+        trainer.state.scaler.get_scale(),
+        trainer.state.step,
+    )
 
 
 def test_a_step_that_overflows_on_one_rank_is_left_out_on_all(tmp_path: Path) -> None:
@@ -478,7 +570,9 @@ def test_a_step_that_overflows_on_one_rank_is_left_out_on_all(tmp_path: Path) ->
 
 
 def train_compiled(world: LocalWorld) -> Any:
-    """By TorchDynamo without a code generator: a C++ compiler would take longer, and may be missing."""
+    """By TorchDynamo without a code generator: a C++ compiler would take longer, and may be
+    missing.
+    """
     whole, calls = torch.compile, []
 
     def counted(model: Any, **options: Any) -> Any:
@@ -490,7 +584,8 @@ def train_compiled(world: LocalWorld) -> Any:
 
 
 def train_with_debug_level(world: LocalWorld, folder: Path) -> Any:
-    # As TORCH_DISTRIBUTED_DEBUG does. With DETAIL torch 2.13 itself crashes in DistributedDataParallel on Gloo.
+    # As TORCH_DISTRIBUTED_DEBUG does. With DETAIL torch 2.13 itself crashes in
+    # DistributedDataParallel on Gloo.
     dist.set_debug_level(dist.DebugLevel.INFO)
     return trained(world, output_dir=str(folder), epochs=1, samples=16)
 

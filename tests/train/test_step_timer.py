@@ -23,7 +23,8 @@ from tests.train.problems import settings, trainer_of
 # What a rank sleeps in each step is far more than a busy machine takes from a step.
 STEPS, SLEEP = 6, 0.3
 SLEPT = STEPS * SLEEP
-MORE = SLEPT / 4  # by which a slow rank is seen to be slower: were waiting counted as work, they would be equal
+# By which a slow rank is seen to be slower: were waiting counted as work, they would be equal.
+MORE = SLEPT / 4
 
 pytestmark = pytest.mark.alone
 
@@ -43,7 +44,9 @@ class SlowSamples(Dataset[tuple[Tensor, Tensor]]):
 
 
 class SlowCallback(Callback):
-    """Sleeps after each step. It also saves the model as a whole, which is not to hold anything of ours."""
+    """Sleeps after each step. It also saves the model as a whole, which is not to hold anything of
+    ours.
+    """
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
@@ -53,9 +56,12 @@ class SlowCallback(Callback):
         torch.save(trainer.model, io.BytesIO())
 
 
-def train(world: LocalWorld, slow: int, where: str, buffers: bool, changes: dict[str, Any]) -> dict[str, Any]:
+def train(
+    world: LocalWorld, slow: int, where: str, buffers: bool, changes: dict[str, Any]
+) -> dict[str, Any]:
     """The sums of a training in which one rank sleeps in each step, and its events."""
-    trainer_of(world=world).fit(SlowSamples(16, 0.0))  # what the first steps of a process take is nobody's here
+    # What the first steps of a process take is nobody's here.
+    trainer_of(world=world).fit(SlowSamples(16, 0.0))
     page = telemetry.TelemetryPage(recording=True)
     telemetry.install(page)
     seconds = SLEEP if world.rank == slow else 0.0
@@ -78,7 +84,10 @@ def train(world: LocalWorld, slow: int, where: str, buffers: bool, changes: dict
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> Any:
     folder = tmp_path_factory.mktemp("step_timer")
-    checkpoints = {"output_dir": str(folder / "training"), "checkpoint": CheckpointConfig(every_steps=4)}
+    checkpoints = {
+        "output_dir": str(folder / "training"),
+        "checkpoint": CheckpointConfig(every_steps=4),
+    }
     scenarios: dict[str, tuple[Any, ...]] = {
         "data of 1": (1, "data", False, {}),
         "work of 0": (0, "callback", False, {}),
@@ -92,7 +101,11 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Any:
 @pytest.mark.parametrize("name", ["data of 1", "work of 0", "work of 0, buffers"])
 def test_the_steps_of_all_ranks_take_the_slow_ones_time(results: Any, name: str) -> None:
     ours, theirs = results[name]
-    assert (ours["steps"], ours["samples"]) == (theirs["steps"], theirs["samples"]) == (STEPS, 2 * STEPS * 4)
+    assert (
+        (ours["steps"], ours["samples"])
+        == (theirs["steps"], theirs["samples"])
+        == (STEPS, 2 * STEPS * 4)
+    )
     # Its last wait is in nobody's step.
     assert min(ours["step_s"], theirs["step_s"]) >= SLEPT - SLEEP
     assert max(ours["step_s"], theirs["step_s"]) <= min(ours["seconds"], theirs["seconds"])
@@ -134,12 +147,18 @@ def test_epochs_evaluations_and_checkpoints_become_events(results: Any) -> None:
     for rank, found in enumerate(results["checkpoints"]):
         names = [event.name for event in found["events"]]
         written = 2 if rank == 0 else 0  # after step 4 and the last
-        expected = Counter(fit=1, epoch=1, step=1, evaluation=1, evaluation_end=1, epoch_end=1, checkpoint=2)
+        expected = Counter(
+            fit=1, epoch=1, step=1, evaluation=1, evaluation_end=1, epoch_end=1, checkpoint=2
+        )
         assert Counter(names) == expected + Counter(checkpoint_written=written)
-        assert [event.value for event in found["events"] if event.name in ("epoch", "epoch_end")] == [1, 1]
+        assert [
+            event.value for event in found["events"] if event.name in ("epoch", "epoch_end")
+        ] == [1, 1]
         times = [event.time for event in found["events"]]
         assert times == sorted(times)
-        checkpoints = [event.value for event in found["events"] if event.name.startswith("checkpoint")]
+        checkpoints = [
+            event.value for event in found["events"] if event.name.startswith("checkpoint")
+        ]
         assert all(0 < seconds < found["seconds"] for seconds in checkpoints)
 
 

@@ -122,9 +122,14 @@ def test_only_rank_0_prints_and_one_line_an_epoch(normalised: Any) -> None:
 
 
 def count_waits(world: LocalWorld) -> list[dict[str, int]]:
-    """How often Python reads a value back from the device and calls an all-reduce; of 5 batches, of 20."""
+    """How often Python reads a value back from the device and calls an all-reduce; of 5 batches, of
+    20.
+    """
     counts = []
-    places = [(torch.Tensor, name) for name in ("item", "tolist", "__float__", "__int__", "__bool__", "numpy")]
+    places = [
+        (torch.Tensor, name)
+        for name in ("item", "tolist", "__float__", "__int__", "__bool__", "numpy")
+    ]
     for batch_size in (4, 1):
         with pytest.MonkeyPatch.context() as patch:
             calls: Counter[str] = Counter()
@@ -159,7 +164,9 @@ class OwnConfig(Config):
 
 
 def disagreements(world: LocalWorld) -> list[str]:
-    """Each rank's message where ranks were given different things, and nothing; and a setting of the script's own."""
+    """Each rank's message where ranks were given different things, and nothing; and a setting of
+    the script's own.
+    """
     first = world.rank == 0
     cases: list[tuple[Any, ...]] = [
         (Numbered(10 + world.rank), None, {}),
@@ -169,7 +176,9 @@ def disagreements(world: LocalWorld) -> list[str]:
         (Numbered(10), None, {"mode": "min" if first else "max"}),
         (Numbered(0), None, {}),
     ]
-    said = [message(lambda case=case: scale_trainer(world, **case[2]).fit(*case[:2])) for case in cases]
+    said = [
+        message(lambda case=case: scale_trainer(world, **case[2]).fit(*case[:2])) for case in cases
+    ]
     trainer = scale_trainer(world)
     trainer.config = OwnConfig(epochs=1, batch_size=4, scratch=f"/tmp/node{world.rank}")
     return [*said, message(lambda: trainer.fit(Numbered(10)))]
@@ -179,7 +188,9 @@ def test_ranks_that_were_given_different_things_all_say_so(tmp_path: Path) -> No
     by_rank = run_ranks(3, tmp_path, disagreements)
     differing = ("len(train_data)", "len(val_data)", "batch_size", "epochs", "mode")
     starts = [*(f"{name} differs" for name in differing), "len(train_data) is 0", "no error"]
-    assert all(said.startswith(start) for said, start in zip(by_rank[0], starts, strict=True)), by_rank[0]
+    assert all(said.startswith(start) for said, start in zip(by_rank[0], starts, strict=True)), (
+        by_rank[0]
+    )
     assert by_rank == [by_rank[0]] * 3
 
 
@@ -204,13 +215,20 @@ def test_loader_options_reach_the_loader(monkeypatch: pytest.MonkeyPatch) -> Non
     trainer.callbacks = (CountWorkers(),)
     (record,) = trainer.fit(Numbered(10), Numbered(7))
     assert (record.train, record.val) == (exact_figures(10), exact_figures(7))
-    assert trainer.callbacks[0].workers == 2, "those of the validation data do not stay beside those of training"
+    assert trainer.callbacks[0].workers == 2, (
+        "those of the validation data do not stay beside those of training"
+    )
     assert {"num_workers": 2, "prefetch_factor": 3, "pin_memory": False}.items() <= given[0].items()
 
 
 def trainer_of(**changes: Any) -> Trainer:
     model = Scale()
-    arguments = {"model": model, "loss_function": distance, "config": settings(), "world": LocalWorld()} | changes
+    arguments = {
+        "model": model,
+        "loss_function": distance,
+        "config": settings(),
+        "world": LocalWorld(),
+    } | changes
     optimizer = arguments.pop("optimizer", None) or torch.optim.SGD(model.parameters(), lr=0.1)
     return Trainer(optimizer=optimizer, **arguments)
 
@@ -219,13 +237,21 @@ def trainer_of(**changes: Any) -> Trainer:
     ("changes", "words"),
     [
         ({"optimizer": torch.optim.SGD(Scale().parameters())}, "1 of the optimizer's parameters"),
-        ({"model": nn.Linear(2, 2, device="meta")}, "2 of the model's tensors on the meta device, the first weight"),
-        ({"loss_function": nn.Linear(4, 1)}, "the loss function has the parameter weight, which no optimizer has"),
+        (
+            {"model": nn.Linear(2, 2, device="meta")},
+            "2 of the model's tensors on the meta device, the first weight",
+        ),
+        (
+            {"loss_function": nn.Linear(4, 1)},
+            "the loss function has the parameter weight, which no optimizer has",
+        ),
         ({"metrics": {"loss": distance}}, "a metric named 'loss'"),
         ({"world": LocalWorld(world_size=2)}, "a world of 2 ranks, but .* is none"),
     ],
 )
-def test_what_does_not_fit_together_is_refused_with_the_hint(changes: dict[str, Any], words: str) -> None:
+def test_what_does_not_fit_together_is_refused_with_the_hint(
+    changes: dict[str, Any], words: str
+) -> None:
     with pytest.raises(ConfigError, match=f"{words}.*; expected .* -> "):
         trainer_of(**changes)
 
@@ -236,19 +262,26 @@ def train_shards(world: LocalWorld) -> str:
 
     model = nn.Linear(2, 2)
     fully_shard(model, mesh=init_device_mesh("cpu", (world.world_size,)))
-    return message(lambda: trainer_of(world=world, model=model, optimizer=torch.optim.SGD(model.parameters())))
+    return message(
+        lambda: trainer_of(world=world, model=model, optimizer=torch.optim.SGD(model.parameters()))
+    )
 
 
 def test_a_model_in_shards_is_refused_with_the_hint(tmp_path: Path) -> None:
     for said in run_ranks(2, tmp_path, train_shards):
-        assert said.startswith("a model whose parameters are DTensors, as fully_shard() makes them; expected ")
+        assert said.startswith(
+            "a model whose parameters are DTensors, as fully_shard() makes them; expected "
+        )
         assert said.endswith("docs/examples/fsdp_loop.py")
 
 
 @pytest.mark.parametrize(
     ("data", "words"),
     [
-        (TensorDataset(torch.ones(4, 1)), "a batch that is a list of 1 parts, and a loss function; expected two parts"),
+        (
+            TensorDataset(torch.ones(4, 1)),
+            "a batch that is a list of 1 parts, and a loss function; expected two parts",
+        ),
         (DataLoader(Numbered(4)), "a DataLoader as data"),
     ],
 )
@@ -272,5 +305,7 @@ def test_only_methods_that_are_overridden_are_called() -> None:
 
 @pytest.mark.parametrize("wrong", [OnStep, object(), print])
 def test_what_is_no_callback_is_refused(wrong: object) -> None:
-    with pytest.raises(ConfigError, match=r"among the callbacks; expected instances of srunddp.train.Callback -> "):
+    with pytest.raises(
+        ConfigError, match=r"among the callbacks; expected instances of srunddp.train.Callback -> "
+    ):
         trainer_of(callbacks=(wrong,)).fit(Numbered(4))

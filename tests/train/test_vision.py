@@ -1,4 +1,6 @@
-"""The examples on images: handwritten digits, and torchvision's models on each kind of data that they read."""
+"""The examples on images: handwritten digits, and torchvision's models on each kind of data that
+they read.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,11 @@ def digits(vision: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 def test_the_stand_in_is_ten_classes_in_a_folder_of_its_own(digits: Any) -> None:
     train, test = digits
-    assert (len(train), len(test), train.classes) == (1437, 360, [str(digit) for digit in range(10)])
+    assert (len(train), len(test), train.classes) == (
+        1437,
+        360,
+        [str(digit) for digit in range(10)],
+    )
     assert not {path for path, _ in train.samples} & {path for path, _ in test.samples}
 
 
@@ -66,12 +72,19 @@ def folder_of_images(root: Path, **classes: int) -> None:
             Image.new("RGB", (60, 40), (80 * number, 0, 0)).save(root / name / f"{image}.png")
 
 
-def test_a_folder_of_images_is_read_and_no_digits_are_written(vision: ModuleType, tmp_path: Path) -> None:
+def test_a_folder_of_images_is_read_and_no_digits_are_written(
+    vision: ModuleType, tmp_path: Path
+) -> None:
     folder_of_images(tmp_path / "train", cat=3, dog=2)
     folder_of_images(tmp_path / "val", cat=1, dog=1)
     train, test = read(vision, data_dir=tmp_path, image_size=24)
-    assert [(tuple(image.shape), target) for image, target in train] == [((3, 24, 24), n) for n in (0, 0, 0, 1, 1)]
-    assert [(tuple(image.shape), target) for image, target in test] == [((3, 24, 24), 0), ((3, 24, 24), 1)]
+    assert [(tuple(image.shape), target) for image, target in train] == [
+        ((3, 24, 24), n) for n in (0, 0, 0, 1, 1)
+    ]
+    assert [(tuple(image.shape), target) for image, target in test] == [
+        ((3, 24, 24), 0),
+        ((3, 24, 24), 1),
+    ]
     assert float(test[1][0][0].mean()) == pytest.approx((80 / 255 - 0.485) / 0.229, abs=1e-4)
     assert not (tmp_path / "digits").exists()
 
@@ -86,7 +99,11 @@ def test_a_folder_of_images_is_read_and_no_digits_are_written(vision: ModuleType
     ],
 )
 def test_half_a_data_set_is_refused(
-    train: dict[str, int], val: dict[str, int] | None, words: str, vision: ModuleType, tmp_path: Path
+    train: dict[str, int],
+    val: dict[str, int] | None,
+    words: str,
+    vision: ModuleType,
+    tmp_path: Path,
 ) -> None:
     (tmp_path / "train").mkdir()
     folder_of_images(tmp_path / "train", **train)
@@ -100,14 +117,19 @@ def test_a_data_dir_that_is_empty_or_impossible_is_refused(
 ) -> None:
     (tmp_path / "digits").mkdir()
     vision.prepare(LocalWorld(), vision.Settings(data_dir=tmp_path))
-    assert capsys.readouterr().out == f"no train/ and val/ in {tmp_path}: scikit-learn's digits stand in\n"
+    assert (
+        capsys.readouterr().out
+        == f"no train/ and val/ in {tmp_path}: scikit-learn's digits stand in\n"
+    )
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError, match=r"file: .*Not a directory.* -> correct --data-dir"):
         vision.prepare(LocalWorld(), vision.Settings(data_dir=tmp_path / "file"))
 
 
 @pytest.mark.parametrize("changes", [{"image_size": 0}, {"flip": 1.5}, {"crop": -1.0}])
-def test_a_setting_of_images_that_cannot_be_is_refused(vision: ModuleType, changes: dict[str, Any]) -> None:
+def test_a_setting_of_images_that_cannot_be_is_refused(
+    vision: ModuleType, changes: dict[str, Any]
+) -> None:
     vision.check(vision.Settings())
     with pytest.raises(ConfigError, match=f"{next(iter(changes))}=.*; expected from "):
         vision.check(vision.Settings(**changes))
@@ -121,25 +143,36 @@ def write_cifar(root: Path) -> None:
     for number in range(3):
         images[number, number] = 255
     for name in CIFAR_FILES:
-        (folder / name).write_bytes(pickle.dumps({"data": images.reshape(4, 3072), "labels": [0, 1, 2, 3]}))
-    (folder / "batches.meta").write_bytes(pickle.dumps({"label_names": [f"class{number}" for number in range(10)]}))
+        (folder / name).write_bytes(
+            pickle.dumps({"data": images.reshape(4, 3072), "labels": [0, 1, 2, 3]})
+        )
+    (folder / "batches.meta").write_bytes(
+        pickle.dumps({"label_names": [f"class{number}" for number in range(10)]})
+    )
 
 
 def test_cifar_10_is_read_from_its_own_files(
     vision: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cifar = import_torchvision().datasets.CIFAR10
-    monkeypatch.setattr(cifar, "_check_integrity", lambda _: True)  # the files' sums are the real ones'
+    # The files' sums are the real ones'.
+    monkeypatch.setattr(cifar, "_check_integrity", lambda _: True)
     monkeypatch.setitem(cifar.meta, "md5", None)
     write_cifar(tmp_path)
     train, test = read(vision, data_dir=tmp_path, dataset="cifar10")
     assert (len(train), len(test), len(train.classes)) == (20, 4, 10)
     for number in range(3):
         image, target = test[number]
-        assert (tuple(image.shape), target, int(image.mean(dim=(1, 2)).argmax())) == ((3, 32, 32), number, number)
+        assert (tuple(image.shape), target, int(image.mean(dim=(1, 2)).argmax())) == (
+            (3, 32, 32),
+            number,
+            number,
+        )
 
 
-def test_cifar_10_that_is_not_there_is_said_with_its_hint(vision: ModuleType, tmp_path: Path) -> None:
+def test_cifar_10_that_is_not_there_is_said_with_its_hint(
+    vision: ModuleType, tmp_path: Path
+) -> None:
     with pytest.raises(ConfigError, match=r"no whole CIFAR-10; .* -> add --download=true"):
         read(vision, data_dir=tmp_path, dataset="cifar10")
 
@@ -151,7 +184,9 @@ def test_training_images_are_augmented_and_test_images_are_not(digits: Any) -> N
     assert torch.equal(test[0][0], test[0][0])
 
 
-@pytest.mark.parametrize(("name", "flip", "mirrored"), [("digits", None, 0), ("photos", None, 0.5), ("digits", 1.0, 1)])
+@pytest.mark.parametrize(
+    ("name", "flip", "mirrored"), [("digits", None, 0), ("photos", None, 0.5), ("digits", 1.0, 1)]
+)
 def test_digits_are_not_mirrored_unless_it_is_asked_for(
     vision: ModuleType, tmp_path: Path, name: str, flip: float | None, mirrored: float
 ) -> None:
@@ -159,17 +194,30 @@ def test_digits_are_not_mirrored_unless_it_is_asked_for(
     folder_of_images(root / "train", cat=1)
     folder_of_images(root / "val", cat=1)
     train, _ = vision.read(root, vision.Settings(flip=flip))
-    (found,) = (part.p for part in train.transform.transforms if type(part).__name__ == "RandomHorizontalFlip")
+    (found,) = (
+        part.p
+        for part in train.transform.transforms
+        if type(part).__name__ == "RandomHorizontalFlip"
+    )
     assert found == mirrored
 
 
 @pytest.mark.parametrize(
     ("model", "size", "small_stem"),
-    [("resnet18", 32, False), ("resnet50", 32, True), ("vit_b_16", 48, False), ("googlenet", 32, False)],
+    [
+        ("resnet18", 32, False),
+        ("resnet50", 32, True),
+        ("vit_b_16", 48, False),
+        ("googlenet", 32, False),
+    ],
 )
-def test_models_take_small_images(vision: ModuleType, model: str, size: int, small_stem: bool) -> None:
+def test_models_take_small_images(
+    vision: ModuleType, model: str, size: int, small_stem: bool
+) -> None:
     with torch.device("meta"):
-        network = vision.network(vision.Settings(model=model, image_size=size, small_stem=small_stem), 7)
+        network = vision.network(
+            vision.Settings(model=model, image_size=size, small_stem=small_stem), 7
+        )
         assert network(torch.empty(2, 3, size, size)).shape == (2, 7)
     if small_stem:
         assert network.conv1.stride == (1, 1)
@@ -179,12 +227,20 @@ def test_models_take_small_images(vision: ModuleType, model: str, size: int, sma
     ("changes", "words"),
     [
         ({"model": "resnet19"}, "model=resnet19; expected one of torchvision.models"),
-        ({"model": "vit_b_16", "image_size": 33}, "image_size=33 with model=vit_b_16: Input shape indivisible"),
+        (
+            {"model": "vit_b_16", "image_size": 33},
+            "image_size=33 with model=vit_b_16: Input shape indivisible",
+        ),
         ({"model": "alexnet"}, "image_size=32 with model=alexnet: Given input size"),
-        ({"model": "vit_b_16", "small_stem": True}, "small_stem with model=vit_b_16; expected a ResNet"),
+        (
+            {"model": "vit_b_16", "small_stem": True},
+            "small_stem with model=vit_b_16; expected a ResNet",
+        ),
     ],
 )
-def test_a_model_that_is_not_there_is_refused(vision: ModuleType, changes: dict[str, Any], words: str) -> None:
+def test_a_model_that_is_not_there_is_refused(
+    vision: ModuleType, changes: dict[str, Any], words: str
+) -> None:
     with torch.device("meta"), pytest.raises(ConfigError, match=words):
         vision.network(vision.Settings(**changes), 10)
 
@@ -224,17 +280,25 @@ def test_the_stand_in_never_passes_for_mnist(
     mnist: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert mnist.prepare(LocalWorld(), tmp_path, download=False) == tmp_path / "digits"
-    assert capsys.readouterr().out == f"no MNIST/raw in {tmp_path}: scikit-learn's digits stand in\n"
+    assert (
+        capsys.readouterr().out == f"no MNIST/raw in {tmp_path}: scikit-learn's digits stand in\n"
+    )
     assert not (tmp_path / "MNIST").exists()
     (tmp_path / "digits" / "MNIST").rename(tmp_path / "MNIST")
-    assert mnist.prepare(LocalWorld(), tmp_path, download=False) == tmp_path, "real MNIST comes first"
+    assert mnist.prepare(LocalWorld(), tmp_path, download=False) == tmp_path, (
+        "real MNIST comes first"
+    )
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError, match=r"file: .*Not a directory.* -> correct --data-dir"):
         mnist.prepare(LocalWorld(), tmp_path / "file", download=False)
 
 
-def test_the_generated_data_is_ten_classes_for_torchvision(mnist: ModuleType, tmp_path: Path) -> None:
-    images, targets = mnist.read(mnist.prepare(LocalWorld(), tmp_path, download=False), train=True).tensors
+def test_the_generated_data_is_ten_classes_for_torchvision(
+    mnist: ModuleType, tmp_path: Path
+) -> None:
+    images, targets = mnist.read(
+        mnist.prepare(LocalWorld(), tmp_path, download=False), train=True
+    ).tensors
     assert images.shape == (1437, 1, 28, 28)
     assert (images.min(), images.max()) == (0, 1)
     assert sorted(set(targets.tolist())) == list(range(10))

@@ -1,4 +1,6 @@
-"""Imports torchvision twice in vain, as a program would that tries; then by srunddp. Prints what nms does then."""
+"""Imports torchvision twice in vain, as a program would that tries; then by srunddp. Prints what
+nms does then.
+"""
 
 import importlib
 import sys

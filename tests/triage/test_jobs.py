@@ -1,4 +1,6 @@
-"""Which job and which start ``srunddp triage`` judges, what else it names, and what Slurm says of the end."""
+"""Which job and which start ``srunddp triage`` judges, what else it names, and what Slurm says of
+the end.
+"""
 
 from __future__ import annotations
 
@@ -64,7 +66,12 @@ def three(tmp_path: Path) -> Path:
             ("", None, "train-103.out", ["102", "101"]),
             ("logs/", None, "train-103.out", ["102", "101"]),
             ("logs/ logs/train-102.out", "cuda-out-of-memory", "train-102.out", ["103", "101"]),
-            ("logs/101.0/failure.json logs/train-102.out", "cuda-out-of-memory", "train-102.out", ["101"]),
+            (
+                "logs/101.0/failure.json logs/train-102.out",
+                "cuda-out-of-memory",
+                "train-102.out",
+                ["101"],
+            ),
             ("102", "cuda-out-of-memory", "train-102.out", []),
             ("101", "file-missing", "101.0/failure.json train-101.out", []),
             ("101.0", "file-missing", "101.0/failure.json train-101.out", []),
@@ -115,7 +122,9 @@ def test_of_many_jobs_the_newest_eight_are_listed(tmp_path: Path) -> None:
     assert said[-1] == "and 4 others"
 
 
-def test_of_too_many_files_the_newest_jobs_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_too_many_files_the_newest_jobs_count(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(logs, "MOST_FILES", 3)
     for number in (99, 100, 101, 102):
         log(tmp_path, f"{number}.0/node01.rank0.log")
@@ -126,12 +135,19 @@ def test_of_too_many_files_the_newest_jobs_count(tmp_path: Path, monkeypatch: py
 @pytest.mark.parametrize(
     ("names", "groups"),
     [
-        ("slurm-7.out t-123.out t.o123 preflight.123.txt 123.0/n1.rank0.log 123.1/n.rank0.log 123/out", "123 7"),
+        (
+            "slurm-7.out t-123.out t.o123 preflight.123.txt 123.0/n1.rank0.log 123.1/n.rank0.log"
+            " 123/out",
+            "123 7",
+        ),
         ("slurm-123_1.out slurm-123_2.out t_123_2.err 123_2/out", "123_1 123_2"),
         ("t-123.sh.out t-123_0.out t-123_1.out 123_4abcdefg/attempt_0/0/stdout.log", "123"),
         ("slurm-123-0.out slurm-123-1.out slurm-124-0.out", "123 124"),
         ("bert-512-4711.out bert-512-4711-100.err 4711_0_log.out", "4711"),
-        ("t-20261122-123.out t-20261122-124.out u-2026-125.out exp-20000-4711.out", "123 124 125 4711"),
+        (
+            "t-20261122-123.out t-20261122-124.out u-2026-125.out exp-20000-4711.out",
+            "123 124 125 4711",
+        ),
         ("rank-100.log n-1.rank5.log node-101.log dgx-102.rank1.log 100.txt/out", ""),
         ("".join(f"out.{rank} " for rank in range(130)), ""),
         ("none_4abcdefg/attempt_0/0/stdout.log none_5abcdefg/attempt_0/1/stdout.log", ""),
@@ -139,7 +155,7 @@ def test_of_too_many_files_the_newest_jobs_count(tmp_path: Path, monkeypatch: py
         ("preflight.local.txt rank0.log slurm-123.out", " 123"),
         ("rank0.log slurm-123.out slurm-124.out", " 123 124"),
     ],
-)  # fmt: skip
+)
 def test_names_tell_jobs(names: str, groups: str, tmp_path: Path) -> None:
     for name in names.split():
         log(tmp_path, name)
@@ -149,7 +165,9 @@ def test_names_tell_jobs(names: str, groups: str, tmp_path: Path) -> None:
 def test_an_old_file_without_a_number_is_no_part_of_a_job(tmp_path: Path) -> None:
     log(tmp_path, "run.log", STALE, DAY)
     log(tmp_path, "slurm-123.out")
-    assert "also in ./: files without a job's number" in srunddp("triage", ".", folder=tmp_path).stdout
+    assert (
+        "also in ./: files without a job's number" in srunddp("triage", ".", folder=tmp_path).stdout
+    )
     found = triage(tmp_path, "slurm-123.out", "run.log")
     assert (found["cause"], found["job"], found["other_jobs"]) == ("file-missing", "123", [])
 
@@ -165,13 +183,17 @@ def test_without_a_folder_for_logs_the_newest_here_is_judged(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(
-    ("after", "begin"), [(PLACED + WELL, 8), ("KeyboardInterrupt\n", 0)], ids=["another", "perhaps the old"]
+    ("after", "begin"),
+    [(PLACED + WELL, 8), ("KeyboardInterrupt\n", 0)],
+    ids=["another", "perhaps the old"],
 )
 def test_of_a_requeued_job_the_last_start_is_judged(after: str, begin: int, tmp_path: Path) -> None:
     text = STALE + REQUEUED.format("2026-11-23T15:01:39") + after
     found = triage(tmp_path, log(tmp_path, "slurm-4711.out", text))
     assert (found["start"], found["cause"] is None) == (int(begin > 0), begin > 0)
-    assert found["notes"] == ([f"left out, of earlier starts: slurm-4711.out before line {begin}"] if begin else [])
+    assert found["notes"] == (
+        [f"left out, of earlier starts: slurm-4711.out before line {begin}"] if begin else []
+    )
 
 
 def test_files_of_earlier_starts_are_left_out(tmp_path: Path) -> None:
@@ -187,9 +209,14 @@ def test_files_of_earlier_starts_are_left_out(tmp_path: Path) -> None:
 
 
 def test_a_rank_log_of_two_runs_is_read_from_the_second(tmp_path: Path) -> None:
-    write(tmp_path / "a.py", "import sys\nif sys.argv[1] == '0': open('/nowhere/x')\nprint('Training finished')\n")
+    write(
+        tmp_path / "a.py",
+        "import sys\nif sys.argv[1] == '0': open('/nowhere/x')\nprint('Training finished')\n",
+    )
     for start in "01":
-        srunddp("run", "a.py", start, folder=tmp_path, SRUNDDP_LOG_DIR="logs", SLURM_RESTART_COUNT=start)
+        srunddp(
+            "run", "a.py", start, folder=tmp_path, SRUNDDP_LOG_DIR="logs", SLURM_RESTART_COUNT=start
+        )
     found = triage(tmp_path)
     assert (found["cause"], found["start"]) == (None, 1)
 
@@ -216,7 +243,11 @@ def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def sacct(folder: Path, state: str, began: float, ended: float | None = 0.0) -> None:
     end = "Unknown" if ended is None else f"{NOW - ended:.0f}"
-    stub(folder, "sacct", prints(f"4711|{state}|1:0|01:00:00|00:00:05|{NOW - began:.0f}|{end}|/work\n"))
+    stub(
+        folder,
+        "sacct",
+        prints(f"4711|{state}|1:0|01:00:00|00:00:05|{NOW - began:.0f}|{end}|/work\n"),
+    )
 
 
 @pytest.mark.parametrize(
@@ -246,7 +277,10 @@ def test_slurms_state_counts_if_it_is_of_the_job(
 ) -> None:
     sacct(slurm, state, *times)
     log(slurm, "slurm-4711.out", text)
-    found, said = triage(slurm, "4711"), f"Slurm: job 4711 ended as {state.split()[0]}, exit code 1:0"
+    found, said = (
+        triage(slurm, "4711"),
+        f"Slurm: job 4711 ended as {state.split()[0]}, exit code 1:0",
+    )
     assert (found["cause"], found["text"] == said) == (
         cause,
         cause not in (None, "file-missing") and state != "RUNNING",
@@ -256,9 +290,14 @@ def test_slurms_state_counts_if_it_is_of_the_job(
 
 def test_slurm_knows_when_the_last_start_began(slurm: Path) -> None:
     sacct(slurm, "COMPLETED", 600.0)
-    text = STALE + REQUEUED.format(datetime.fromtimestamp(NOW - 700).isoformat(timespec="seconds")) + "start 1\nok\n"
+    text = (
+        STALE
+        + REQUEUED.format(datetime.fromtimestamp(NOW - 700).isoformat(timespec="seconds"))
+        + "start 1\nok\n"
+    )
     log(slurm, "slurm-4711.out", text)
-    log(slurm, "logs/4711.0/node02.rank1.log", STALE, 1200.0)  # a node that the second start does not have
+    # A node that the second start does not have.
+    log(slurm, "logs/4711.0/node02.rank1.log", STALE, 1200.0)
     found = triage(slurm, "4711")
     assert (found["cause"], found["start"], found["files"]) == (None, 1, ["slurm-4711.out"])
     assert found["notes"][0].endswith("slurm-4711.out before line 8")
@@ -267,7 +306,10 @@ def test_slurm_knows_when_the_last_start_began(slurm: Path) -> None:
 def test_a_job_is_found_where_slurm_says_it_ran(slurm: Path) -> None:
     """A task of an array too, whose folder has the number of its own."""
     work = slurm / "a work"
-    shown = "JobId=4714 ArrayJobId=4711 ArrayTaskId=3 JobState=FAILED ExitCode=1:0 StartTime={} EndTime={} "
+    shown = (
+        "JobId=4714 ArrayJobId=4711 ArrayTaskId=3 JobState=FAILED ExitCode=1:0 StartTime={}"
+        " EndTime={} "
+    )
     shown += "WorkDir={} StdErr=/x StdIn=/dev/null StdOut={} Power=\n"
     stub(slurm, "scontrol", prints(shown.format(int(NOW) - 60, int(NOW), work, work / "job.txt")))
     rank, output = "logs/4714.0/node01.rank0.log", "slurm-4711_3.out"
@@ -275,5 +317,8 @@ def test_a_job_is_found_where_slurm_says_it_ran(slurm: Path) -> None:
         log(work, name, STALE, 5.0 if name == rank else 0.0)
         log(work, "logs/4715.0/node01.rank0.log", MEMORY, 9.0)
         found = triage(slurm, "4711_3")
-        assert (found["cause"], found["files"]) == ("file-missing", [f"{work}/{name}" for name in files])
+        assert (found["cause"], found["files"]) == (
+            "file-missing",
+            [f"{work}/{name}" for name in files],
+        )
     assert triage(work)["files"] == [output, rank]

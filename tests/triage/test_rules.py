@@ -21,7 +21,7 @@ SHORT = yaml.safe_load((Path(__file__).parent / "short_logs.yaml").read_text(enc
 CHECK = """\
 check of job 77: 64 of 64 ranks on 8 nodes, 2 failures
 FAIL  limits     node03  0 MiB free in /tmp; expected 1 GiB or more -> clear /tmp
-FAIL  reach      node05  no TCP from 10.0.0.3 to 10.0.0.5: timed out; expected a way -> open the port
+FAIL  reach      node05  no TCP from 10.0.0.3 to 10.0.0.5: timed out; expected a way -> open it
 ok    gpus               8 on each node
 """
 
@@ -29,7 +29,9 @@ ok    gpus               8 on each node
 def judged(
     folder: Path, text: str | dict[str, str], name: str = "slurm-1.out"
 ) -> tuple[Diagnosis, str, dict[str, Any]]:
-    """The diagnosis of a log with that text, or of several by their names, its lines and its JSON."""
+    """The diagnosis of a log with that text, or of several by their names, its lines and its
+    JSON.
+    """
     for each, content in text.items() if isinstance(text, dict) else [(name, text)]:
         write(folder / each, content)
     job = jobs.find([str(folder)], "")
@@ -53,14 +55,17 @@ def test_a_short_log_is_judged_as_its_row_tells(row: dict[str, Any], tmp_path: P
 
 def test_a_report_that_is_nested_too_deeply_is_none(tmp_path: Path) -> None:
     _, said, _ = judged(
-        tmp_path, {"4711.0/failure.json": 100_000 * "[", "4711.0/n1.rank0.log": "step 1\nMemoryError\n"}
+        tmp_path,
+        {"4711.0/failure.json": 100_000 * "[", "4711.0/n1.rank0.log": "step 1\nMemoryError\n"},
     )
     assert "note: 4711.0/failure.json is cut off, or none of srunddp's" in said
 
 
 def test_the_reference_has_each_rule_in_its_order() -> None:
     table = (
-        (ROOT / "docs/reference/triage.md").read_text(encoding="utf-8").partition("| rule | it sets aside what |")[2]
+        (ROOT / "docs/reference/triage.md")
+        .read_text(encoding="utf-8")
+        .partition("| rule | it sets aside what |")[2]
     )
     rows = re.findall(r"^\| `([\w-]+)` \| (.+) \|$", table.partition("\n\n")[0], re.MULTILINE)
     assert rows == [(rule.name, rule.sentence) for rule in (*RULES, PEER)]
@@ -68,21 +73,43 @@ def test_the_reference_has_each_rule_in_its_order() -> None:
 
 
 def test_an_empty_log_is_told_to_be_empty(tmp_path: Path) -> None:
-    assert judged(tmp_path, "")[1].startswith("no failure found, and no end either; the logs are empty\n")
+    assert judged(tmp_path, "")[1].startswith(
+        "no failure found, and no end either; the logs are empty\n"
+    )
 
 
-@pytest.mark.parametrize("ended", ["", "srun: error: node[01-08]: tasks 0-63: Exited with exit code 69\n"])
+@pytest.mark.parametrize(
+    "ended", ["", "srun: error: node[01-08]: tasks 0-63: Exited with exit code 69\n"]
+)
 def test_failures_of_a_check_are_the_cause(ended: str, tmp_path: Path) -> None:
     found, said, printed = judged(tmp_path, CHECK + ended)
-    assert (found.cause, found.certainty, found.node, found.rank) == ("check-failed", "certain", "node03", None)
+    assert (found.cause, found.certainty, found.node, found.rank) == (
+        "check-failed",
+        "certain",
+        "node03",
+        None,
+    )
     assert printed["hint"] == "clear /tmp"
     assert "\nhint: clear /tmp\n" in said
     assert "then what followed: FAIL  reach" in said
 
 
 def test_the_json_of_a_check_is_read(tmp_path: Path) -> None:
-    finding = {"level": "FAIL", "check": "limits", "found": "full", "expected": "room", "hint": "clear /tmp"}
-    text = json.dumps({"findings": [{**finding, "nodes": ["n3"], "ranks": [5]}, {**finding, "level": "WARN"}]})
+    finding = {
+        "level": "FAIL",
+        "check": "limits",
+        "found": "full",
+        "expected": "room",
+        "hint": "clear /tmp",
+    }
+    text = json.dumps(
+        {"findings": [{**finding, "nodes": ["n3"], "ranks": [5]}, {**finding, "level": "WARN"}]}
+    )
     found, _, printed = judged(tmp_path, text, "preflight.77.json")
-    assert (found.cause, found.certainty, found.rank, found.node) == ("check-failed", "certain", 5, "n3")
+    assert (found.cause, found.certainty, found.rank, found.node) == (
+        "check-failed",
+        "certain",
+        5,
+        "n3",
+    )
     assert printed["text"] == "FAIL limits: full; expected room -> clear /tmp"

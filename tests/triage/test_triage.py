@@ -22,7 +22,8 @@ from tests.support.starting import one_message, srunddp, write
 
 SIGNS = table().signs
 TOP, CAUGHT = (
-    f'Traceback (most recent call last):\n  File "/p/a.py", line 1, in {where}\n' for where in ("<module>", "fit")
+    f'Traceback (most recent call last):\n  File "/p/a.py", line 1, in {where}\n'
+    for where in ("<module>", "fit")
 )
 
 
@@ -53,14 +54,30 @@ def test_a_sign_matches_its_sample_and_no_other_primary_one_does(sign: Signature
     assert sign.kind in KINDS
     assert sign.fits(sign.sample)
     assert any(word in sign.sample.lower() for word in table().words), "it would be passed over"
-    assert {each.id for each in SIGNS if each.kind == "primary" and each.fits(sign.sample)} <= {sign.id}
+    assert {each.id for each in SIGNS if each.kind == "primary" and each.fits(sign.sample)} <= {
+        sign.id
+    }
     assert getattr(table().read(sign.sample), "id", None) == sign.id
 
 
 PIECES = (
-    "error ", "a", "connect 127.0.0.", "NCCL WARN x ", "rank 1 ", "srun: error: ", "[", "(", " ",
-    "rank 0 ", "connect to ", "error: ", "Error ", "1", "srun: error: a", "x: ",
-)  # fmt: skip
+    "error ",
+    "a",
+    "connect 127.0.0.",
+    "NCCL WARN x ",
+    "rank 1 ",
+    "srun: error: ",
+    "[",
+    "(",
+    " ",
+    "rank 0 ",
+    "connect to ",
+    "error: ",
+    "Error ",
+    "1",
+    "srun: error: a",
+    "x: ",
+)
 
 
 @pytest.mark.parametrize("piece", PIECES[:9])
@@ -79,12 +96,15 @@ def test_no_signature_takes_long_for_the_longest_line(piece: str) -> None:
         sign.fits(line)
     for name in table().patterns:
         says(name, line)
-    assert time.process_time() - before < 5  # twenty times of what it takes; to try all ways takes minutes
+    # Twenty times of what it takes; to try all ways takes minutes.
+    assert time.process_time() - before < 5
 
 
 def test_a_long_healthy_log_costs_in_proportion_to_its_length(tmp_path: Path) -> None:
     def cost(count: int) -> float:
-        steps = (f"epoch 1 step {step} loss {step / 7:.4f} val_error 0.{step}\n" for step in range(count))
+        steps = (
+            f"epoch 1 step {step} loss {step / 7:.4f} val_error 0.{step}\n" for step in range(count)
+        )
         path, before = log(tmp_path, "".join(steps)), time.process_time()
         assert diagnosis(path).first is None
         return time.process_time() - before
@@ -93,7 +113,9 @@ def test_a_long_healthy_log_costs_in_proportion_to_its_length(tmp_path: Path) ->
     assert cost(40_000) < 16 * cost(5_000)
 
 
-def test_of_a_file_over_the_limit_head_and_tail_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_a_file_over_the_limit_head_and_tail_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name, size in (("WHOLE", 40_000), ("HEAD", 10_000), ("TAIL", 10_000)):
         monkeypatch.setattr(logs, name, size)
     path = log(tmp_path, "rank 1/2 up\n" + "step\n" * 20_000 + "MemoryError\n")
@@ -205,16 +227,28 @@ AttributeError: x"""
 
 
 def test_tracebacks_of_two_ranks_in_one_another_are_both_seen(tmp_path: Path) -> None:
-    header, frame = "Traceback (most recent call last):\n", '  File "/project/a.py", line 3, in f\n    g()\n'
+    header, frame = (
+        "Traceback (most recent call last):\n",
+        '  File "/project/a.py", line 3, in f\n    g()\n',
+    )
     path = log(tmp_path, header * 2 + frame * 2 + "ValueError: one\nIndexError: other\n")
-    assert [event.text for event in collect(find([str(path)])).events] == ["ValueError: one", "IndexError: other"]
+    assert [event.text for event in collect(find([str(path)])).events] == [
+        "ValueError: one",
+        "IndexError: other",
+    ]
 
 
 @pytest.mark.parametrize(
     "after",
-    ["retrying\nstep 3\nTraining finished\n", "".join(f"step {step}\n" for step in range(3, 9)), "exit code 0\n"],
+    [
+        "retrying\nstep 3\nTraining finished\n",
+        "".join(f"step {step}\n" for step in range(3, 9)),
+        "exit code 0\n",
+    ],
 )
-@pytest.mark.parametrize("sign", [sign for sign in SIGNS if sign.kind in ("primary", "symptom")], ids=name_of)
+@pytest.mark.parametrize(
+    "sign", [sign for sign in SIGNS if sign.kind in ("primary", "symptom")], ids=name_of
+)
 def test_whatever_a_run_survived_is_no_failure(tmp_path: Path, sign: Signature, after: str) -> None:
     if not re.match(r"srunddp: |FAIL|slurmstepd|srun: ", sign.sample):
         assert diagnosis(log(tmp_path, f"step 1\nstep 2\n{sign.sample}\n{after}")).first is None
@@ -230,18 +264,24 @@ def test_world_and_silent_ranks_are_told(tmp_path: Path) -> None:
 
 
 def test_the_command_says_it_in_few_lines_and_for_machines(tmp_path: Path) -> None:
-    path = log(tmp_path, TOP + "torch.OutOfMemoryError: CUDA out of memory.\n", "4711.0/node02.rank1.log")
+    path = log(
+        tmp_path, TOP + "torch.OutOfMemoryError: CUDA out of memory.\n", "4711.0/node02.rank1.log"
+    )
     done = srunddp("triage", tmp_path, folder=tmp_path)
     assert done.returncode == 0
-    assert done.stdout.splitlines()[0] == (
-        "first failure: rank 1 on node02, 4711.0/node02.rank1.log:3: torch.OutOfMemoryError: CUDA out of memory., "
-        "in a.py:1 in <module> (cuda-out-of-memory)"
+    assert (
+        done.stdout.splitlines()[0]
+        == "first failure: rank 1 on node02, 4711.0/node02.rank1.log:3: torch.OutOfMemoryError:"
+        " CUDA out of memory., in a.py:1 in <module> (cuda-out-of-memory)"
     )
     assert re.search(r"^cause: .*\nhint: ", done.stdout, re.MULTILINE)
     record = json.loads(srunddp("triage", "--json", path, folder=tmp_path).stdout)
     found = [record[name] for name in ("cause", "certainty", "rank", "node")]
     assert found == ["cuda-out-of-memory", "certain", 1, "node02"]
-    assert srunddp("triage", log(tmp_path, "training done\n", "fine.out"), folder=tmp_path).stdout == "nothing failed\n"
+    assert (
+        srunddp("triage", log(tmp_path, "training done\n", "fine.out"), folder=tmp_path).stdout
+        == "nothing failed\n"
+    )
 
 
 def test_where_there_is_nothing_to_read_it_says_so(tmp_path: Path) -> None:
@@ -251,5 +291,9 @@ def test_where_there_is_nothing_to_read_it_says_so(tmp_path: Path) -> None:
 
 def test_of_two_nodes_the_earlier_clock_counts(tmp_path: Path) -> None:
     for node, second in (("node01", 9), ("node02", 3)):
-        log(tmp_path, f"2026-03-01 10:00:0{second} rank failed\nMemoryError: {node}\n", f"{node}.log")
+        log(
+            tmp_path,
+            f"2026-03-01 10:00:0{second} rank failed\nMemoryError: {node}\n",
+            f"{node}.log",
+        )
     assert "MemoryError: node02" in said(tmp_path).splitlines()[0]

@@ -1,4 +1,6 @@
-"""What control groups of either version limit and count, read from files as the kernel shows them."""
+"""What control groups of either version limit and count, read from files as the kernel shows
+them.
+"""
 
 from __future__ import annotations
 
@@ -30,13 +32,33 @@ def write_all(root: Path, files: dict[str, str]) -> None:
         (V2, {"job/step/cpu.max": "max 100000", "job/cpu.max": "400000 100000"}, 4),
         (V2, {"job/step/cpu.max": "300000 100000", "job/cpu.max": "100000 50000"}, 2),
         ("0::/host/s/name\n", {"cpu.max": "200000 100000"}, 2),  # a container's
-        (V1, {"cpu,cpuacct/job/step/cpu.cfs_quota_us": "-1", "cpu,cpuacct/job/step/cpu.cfs_period_us": "100000"}, None),
-        (V1, {"cpu,cpuacct/job/cpu.cfs_quota_us": "300000", "cpu,cpuacct/job/cpu.cfs_period_us": "100000"}, 3),
-        (V1, {"cpu,cpuacct/cpu.cfs_quota_us": "50000", "cpu,cpuacct/cpu.cfs_period_us": "100000"}, 0.5),
+        (
+            V1,
+            {
+                "cpu,cpuacct/job/step/cpu.cfs_quota_us": "-1",
+                "cpu,cpuacct/job/step/cpu.cfs_period_us": "100000",
+            },
+            None,
+        ),
+        (
+            V1,
+            {
+                "cpu,cpuacct/job/cpu.cfs_quota_us": "300000",
+                "cpu,cpuacct/job/cpu.cfs_period_us": "100000",
+            },
+            3,
+        ),
+        (
+            V1,
+            {"cpu,cpuacct/cpu.cfs_quota_us": "50000", "cpu,cpuacct/cpu.cfs_period_us": "100000"},
+            0.5,
+        ),
         ("", {}, None),
     ],
 )
-def test_the_least_quota_counts(groups: str, files: dict[str, str], expected: float | None, tmp_path: Path) -> None:
+def test_the_least_quota_counts(
+    groups: str, files: dict[str, str], expected: float | None, tmp_path: Path
+) -> None:
     write_all(tmp_path, files)
     assert cpu_quota(groups, tmp_path) == expected
 
@@ -66,14 +88,20 @@ def test_the_nearest_group_tells_the_cpus(
         ("", {}, None),
     ],
 )
-def test_the_least_memory_counts(groups: str, files: dict[str, str], expected: int | None, tmp_path: Path) -> None:
+def test_the_least_memory_counts(
+    groups: str, files: dict[str, str], expected: int | None, tmp_path: Path
+) -> None:
     write_all(tmp_path, files)
     assert memory_limit(groups, tmp_path) == expected
 
 
 @pytest.mark.parametrize(
     ("groups", "file", "expected"),
-    [(V2, "job/step/memory.events", 3), (V1, "memory/job/memory.oom_control", 3), (V2, "job/memory.events", 0)],
+    [
+        (V2, "job/step/memory.events", 3),
+        (V1, "memory/job/memory.oom_control", 3),
+        (V2, "job/memory.events", 0),
+    ],
 )
 def test_kills_are_of_the_own_group(
     groups: str, file: str, expected: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

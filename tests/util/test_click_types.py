@@ -13,9 +13,13 @@ from tests.support.made_up_run import MadeUp
 
 
 @pytest.mark.parametrize(
-    "words", [("triage", "a.log"), ("report", "--text", "4711.0"), ("sbatch", "train.py")], ids=" ".join
+    "words",
+    [("triage", "a.log"), ("report", "--text", "4711.0"), ("sbatch", "train.py")],
+    ids=" ".join,
 )
-def test_a_full_disk_below_standard_output_is_reported(tmp_path: Path, words: tuple[str, ...]) -> None:
+def test_a_full_disk_below_standard_output_is_reported(
+    tmp_path: Path, words: tuple[str, ...]
+) -> None:
     (tmp_path / "a.log").write_text("step 1\n")
     MadeUp(nodes=1, seconds=60).write(tmp_path)
     with open("/dev/full", "w") as full:
@@ -26,6 +30,9 @@ def test_a_full_disk_below_standard_output_is_reported(tmp_path: Path, words: tu
             stderr=subprocess.PIPE,
             text=True,
         )
-    said = "srunddp: error: standard output: No space left on device; expected one that can be written\n"
+    said = (
+        "srunddp: error: standard output: No space left on device; expected one that can be"
+        " written\n"
+    )
     assert (done.returncode, done.stderr.splitlines(keepends=True)[-1]) == (74, said)
     assert "Traceback" not in done.stderr

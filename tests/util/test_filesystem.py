@@ -23,7 +23,9 @@ def test_a_file_is_compared_by_bytes_and_a_big_one_by_size(tmp_path: Path) -> No
     assert content(str(tmp_path / "no")) == ""
 
 
-def test_the_content_of_a_folder_is_its_names_and_sizes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_content_of_a_folder_is_its_names_and_sizes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """One level deep; what Python caches is left out, and so are folders with too many entries."""
     before = content(str(tmp_path))
     (tmp_path / "__pycache__").mkdir()
@@ -63,7 +65,9 @@ MOUNTS = r"""
         ("/home/my data/set", "lustre"),
     ],
 )
-def test_the_file_system_of_a_path_is_that_of_the_nearest_mount(tmp_path: Path, path: str, expected: str) -> None:
+def test_the_file_system_of_a_path_is_that_of_the_nearest_mount(
+    tmp_path: Path, path: str, expected: str
+) -> None:
     (tmp_path / "mountinfo").write_text(MOUNTS.lstrip())
     assert mount_of(path, tmp_path / "mountinfo").type == expected
 
@@ -84,11 +88,17 @@ def test_one_file_has_one_identity_by_whatever_name(tmp_path: Path) -> None:
     [
         (Mount("/p", "nfs4", "server1:/p"), Mount("/p", "nfs4", "10.0.0.2:/p"), True),
         (Mount("/p", "nfs4", "server:/p"), Mount("/p", "nfs4", "server:/q"), False),
-        (Mount("/p", "lustre", "10.0.0.1@o2ib:10.0.0.2@o2ib:/p"), Mount("/p", "lustre", "10.0.0.2@o2ib:/p"), True),
+        (
+            Mount("/p", "lustre", "10.0.0.1@o2ib:10.0.0.2@o2ib:/p"),
+            Mount("/p", "lustre", "10.0.0.2@o2ib:/p"),
+            True,
+        ),
         (Mount("/p", "ext4", "/dev/sda1"), Mount("/p", "xfs", "/dev/sda1"), False),
     ],
 )
-def test_nodes_that_share_a_file_system_give_it_one_identity(one: Mount, other: Mount, same: bool) -> None:
+def test_nodes_that_share_a_file_system_give_it_one_identity(
+    one: Mount, other: Mount, same: bool
+) -> None:
     found = os.stat("/")
     assert (filesystem.identity(one, found) == filesystem.identity(other, found)) == same
     assert filesystem.identity(one, found) != filesystem.identity(one, os.stat("/proc"))

@@ -31,7 +31,11 @@ def test_names_are_folded_as_slurm_writes_them(folded: str, names: list[str]) ->
     assert fold(names) == folded
 
 
-@given(st.lists(st.from_regex(r"[a-z]{0,2}[0-9]{1,3}([a-z][0-9]{0,3})?(\.[a-z]{1,3})?", fullmatch=True)))
+@given(
+    st.lists(
+        st.from_regex(r"[a-z]{0,2}[0-9]{1,3}([a-z][0-9]{0,3})?(\.[a-z]{1,3})?", fullmatch=True)
+    )
+)
 def test_what_is_folded_unfolds_to_the_same_names(names: list[str]) -> None:
     assert sorted(expand(fold(names))) == sorted(set(names))
 
@@ -42,7 +46,12 @@ def test_a_name_of_any_text_is_folded(name: str) -> None:
 
 
 def test_numbers_are_ranges_up_to_the_largest_cluster_s() -> None:
-    assert [ranges(numbers) for numbers in ((), (5,), (3, 2, 0, 2), range(10, 1000))] == ["", "5", "0,2-3", "10-999"]
+    assert [ranges(numbers) for numbers in ((), (5,), (3, 2, 0, 2), range(10, 1000))] == [
+        "",
+        "5",
+        "0,2-3",
+        "10-999",
+    ]
     layout = {0: "node01", 1: "node01", 4: "node03"}
     assert fold_ranks([0, 1, 4, 5], layout) == "ranks 0-1 on node01, rank 4 on node03, rank 5"
     assert len(expand("n[0-65535]")) == 65536
@@ -64,7 +73,16 @@ HOST_LISTS = {
     "n[3,1-2]": ["n3", "n1", "n2"],
     "n[1,1]": ["n1", "n1"],
     "rack[1-2]n[03-04]": ["rack1n03", "rack1n04", "rack2n03", "rack2n04"],
-    "a[1-2]b[3-4]c[5-6]": ["a1b3c5", "a1b3c6", "a1b4c5", "a1b4c6", "a2b3c5", "a2b3c6", "a2b4c5", "a2b4c6"],
+    "a[1-2]b[3-4]c[5-6]": [
+        "a1b3c5",
+        "a1b3c6",
+        "a1b4c5",
+        "a1b4c6",
+        "a2b3c5",
+        "a2b3c6",
+        "a2b4c5",
+        "a2b4c6",
+    ],
     "n[1-2]-ib": ["n1-ib", "n2-ib"],
     "node[1-2].site.org": ["node1.site.org", "node2.site.org"],
     "[1-3]": ["1", "2", "3"],
@@ -127,8 +145,12 @@ def scontrol(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return {"SLURM_CONF": str(conf), "PATH": "/usr/bin:/bin:/usr/local/bin"}
 
 
-@pytest.mark.parametrize(("seed", "count"), [(1, 2000), pytest.param(23, 100_000, marks=pytest.mark.soak)])
-def test_seeded_host_lists_expand_as_scontrol_expands_them(seed: int, count: int, scontrol: dict[str, str]) -> None:
+@pytest.mark.parametrize(
+    ("seed", "count"), [(1, 2000), pytest.param(23, 100_000, marks=pytest.mark.soak)]
+)
+def test_seeded_host_lists_expand_as_scontrol_expands_them(
+    seed: int, count: int, scontrol: dict[str, str]
+) -> None:
     lists = host_lists(random.Random(seed), count)
     while some := list(itertools.islice(lists, 10_000)):
         assert [expand(text) for text in some] == by_scontrol(some, scontrol)

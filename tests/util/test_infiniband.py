@@ -1,4 +1,6 @@
-"""InfiniBand and RoCE devices are read as the kernel shows them, and what it does not show is left open."""
+"""InfiniBand and RoCE devices are read as the kernel shows them, and what it does not show is left
+open.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,9 @@ from tests.support.starting import write
 SLOW = {"state": "4: ACTIVE", "link_layer": "InfiniBand", "rate": "100 Gb/sec (4X EDR)"}
 
 
-def device(root: Path, name: str, *interfaces: str, ports: tuple[dict[str, str], ...] = (SLOW,)) -> None:
+def device(
+    root: Path, name: str, *interfaces: str, ports: tuple[dict[str, str], ...] = (SLOW,)
+) -> None:
     """A device of ``/sys/class/infiniband``; an empty text is a file that is not there."""
     (root / name).mkdir()
     for number, port in enumerate(ports, 1):
@@ -42,7 +46,9 @@ def test_infiniband_and_roce_are_told_apart(tmp_path: Path) -> None:
         ({"rate": "2.5 Gb/sec (1X SDR)"}, True, 2500),
     ],
 )
-def test_what_a_port_does_not_show_is_left_open(tmp_path: Path, port: dict[str, str], active: bool, rate: int) -> None:
+def test_what_a_port_does_not_show_is_left_open(
+    tmp_path: Path, port: dict[str, str], active: bool, rate: int
+) -> None:
     device(tmp_path, "mlx5_0", ports=(SLOW | port,))
     assert devices(tmp_path) == [Device("mlx5_0", "InfiniBand", active, rate, ())]
 

@@ -1,4 +1,6 @@
-"""Options behind SCRIPT are told of where the command would take them; durations are read as they are shown."""
+"""Options behind SCRIPT are told of where the command would take them; durations are read as they
+are shown.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,11 @@ def test_options_of_run_after_the_script_are_noted(words: str, noted: list[str])
 def test_a_module_is_asked_for_by_both_names(command: object) -> None:
     for name in ("-m", "--module"):
         params = command.make_context("x", [name, "package.train", "--collective"]).params
-        assert (params["module"], params["script"], params["arguments"]) == (True, "package.train", ("--collective",))
+        assert (params["module"], params["script"], params["arguments"]) == (
+            True,
+            "package.train",
+            ("--collective",),
+        )
 
 
 @pytest.mark.parametrize(

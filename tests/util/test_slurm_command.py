@@ -1,4 +1,6 @@
-"""Slurm's commands are asked in one way: as far as they answer in time, and not in the user's locale."""
+"""Slurm's commands are asked in one way: as far as they answer in time, and not in the user's
+locale.
+"""
 
 from __future__ import annotations
 
@@ -21,12 +23,16 @@ def add(folder: Path, name: str, body: str) -> None:
     write(folder / name, f"#!/bin/sh\n{body}\n").chmod(0o755)
 
 
-def test_the_answer_does_not_depend_on_the_users_locale(tmp_path: Path, commands: dict[str, str]) -> None:
+def test_the_answer_does_not_depend_on_the_users_locale(
+    tmp_path: Path, commands: dict[str, str]
+) -> None:
     add(tmp_path, "sinfo", 'echo "$LC_ALL $SLURM_TIME_FORMAT $TZ $SINFO_FORMAT"; cat')
     assert slurm_command.output("sinfo", environ=commands) == "C %s UTC %N\n"
 
 
-def test_a_command_that_fails_or_is_none_says_nothing(tmp_path: Path, commands: dict[str, str]) -> None:
+def test_a_command_that_fails_or_is_none_says_nothing(
+    tmp_path: Path, commands: dict[str, str]
+) -> None:
     add(tmp_path, "scontrol", "echo part; echo broken >&2; exit 1")
     assert slurm_command.output("scontrol", environ=commands) == ""
     assert slurm_command.output("scontrol", environ=commands, any_status=True) == "part\nbroken\n"

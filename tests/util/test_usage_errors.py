@@ -1,4 +1,6 @@
-"""Each wrong command line is one line that says what was found, what was expected and what to write."""
+"""Each wrong command line is one line that says what was found, what was expected and what to
+write.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,12 @@ from tests.conftest import ROOT
 TABLE: dict[str, dict[str, dict[str, str]]] = yaml.safe_load(
     (ROOT / "tests" / "util" / "wrong_inputs.yaml").read_text()
 )
-ROWS = [(name, *row) for name, options in TABLE.items() for rows in options.values() for row in rows.items()]
+ROWS = [
+    (name, *row)
+    for name, options in TABLE.items()
+    for rows in options.values()
+    for row in rows.items()
+]
 FILES = {
     "train.py": "",
     "half.py": "for\n",
@@ -33,9 +40,13 @@ FILES = {
 
 @pytest.fixture(autouse=True)
 def bare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with some files, and nothing of a launcher, of Slurm or of the user in the environment."""
+    """A folder with some files, and nothing of a launcher, of Slurm or of the user in the
+    environment.
+    """
     for name in [*os.environ]:
-        if name.startswith(("SRUNDDP_", "SLURM_", "SBATCH_", "SALLOC_", "PMI", "OMPI_", "VIRTUAL_ENV")):
+        if name.startswith(
+            ("SRUNDDP_", "SLURM_", "SBATCH_", "SALLOC_", "PMI", "OMPI_", "VIRTUAL_ENV")
+        ):
             monkeypatch.delenv(name)
     for name in ("PATH", "HOME"):
         monkeypatch.setenv(name, str(tmp_path))
@@ -57,7 +68,12 @@ def typed_in(capfd: pytest.CaptureFixture[str], *words: str) -> tuple[object, st
 
 @pytest.mark.parametrize(("command", "typed", "said"), ROWS, ids=[typed for _, typed, _ in ROWS])
 def test_each_wrong_input_is_one_line(
-    command: str, typed: str, said: str, bare: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    command: str,
+    typed: str,
+    said: str,
+    bare: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     if command == "ifaces.conf":
         (bare / "x.conf").write_text(f"{typed}\n")
@@ -68,8 +84,15 @@ def test_each_wrong_input_is_one_line(
     code, _, line = said.replace("FOLDER", str(bare)).partition(" ")
     found, arrow, hint = map(re.escape, line.partition(" -> "))
     got, out, errors = typed_in(capfd, *words)
-    lines = [line for line in errors.splitlines() if command == "notes" or not line.startswith("srunddp: note: ")]
-    fits = [re.fullmatch(f"srunddp: (error|note): {found}(; expected .+)?{arrow}{hint}", line) for line in lines]
+    lines = [
+        line
+        for line in errors.splitlines()
+        if command == "notes" or not line.startswith("srunddp: note: ")
+    ]
+    fits = [
+        re.fullmatch(f"srunddp: (error|note): {found}(; expected .+)?{arrow}{hint}", line)
+        for line in lines
+    ]
     assert any(fits), errors
     assert (got or 0) == int(code)
     assert command == "notes" or (out, len(fits)) == ("", 1)
@@ -80,7 +103,9 @@ def options(command: click.Command, name: str = "") -> Iterator[tuple[str, click
     if isinstance(command, click.Group):
         for each in command.list_commands(context := click.Context(command)):
             yield from options(command.get_command(context, each), f"{name} {each}".strip())  # type: ignore[arg-type]
-    yield from ((name, option) for option in command.params if name and isinstance(option, click.Option))
+    yield from (
+        (name, option) for option in command.params if name and isinstance(option, click.Option)
+    )
 
 
 def test_every_option_has_two_rows_in_the_table() -> None:
@@ -91,11 +116,17 @@ def test_every_option_has_two_rows_in_the_table() -> None:
         rows = [] if option.hidden else [*TABLE[command].get(name, {}).items()]
         assert len(rows) >= 2 or option.hidden, (command, name)
         words = [*option.opts, f"SRUNDDP_{name[2:].replace('-', '_').upper()}="]
-        assert [row for row in rows if not any(word in f"{row} {row[0].replace('_', '-')}" for word in words)] == []
+        assert [
+            row
+            for row in rows
+            if not any(word in f"{row} {row[0].replace('_', '-')}" for word in words)
+        ] == []
 
 
 @pytest.mark.parametrize("name", [option.opts[0] for _, option in options(main) if option.hidden])
-def test_options_that_are_passed_on_are_refused_if_wrong(name: str, capfd: pytest.CaptureFixture[str]) -> None:
+def test_options_that_are_passed_on_are_refused_if_wrong(
+    name: str, capfd: pytest.CaptureFixture[str]
+) -> None:
     """A misspelt one, and one with or without a value where it is the other way round."""
     wrong, found = {
         "=": (name, f"{name} without a value"),
@@ -134,7 +165,11 @@ def test_help_lists_the_commands_and_the_options_of_one(capfd: pytest.CaptureFix
         assert re.search(rf"^  {name}  +[A-Z]", page, re.MULTILINE) or name == "ifaces", name
         code, page_of_one, _ = typed_in(capfd, *name.split(), "--help")
         assert (code, page_of_one[: len(name) + 16]) == (0, f"Usage: srunddp {name} ")
-        assert typed_in(capfd, "help", *name.split())[1] == typed_in(capfd, *name.split(), "-h")[1] == page_of_one
+        assert (
+            typed_in(capfd, "help", *name.split())[1]
+            == typed_in(capfd, *name.split(), "-h")[1]
+            == page_of_one
+        )
     assert typed_in(capfd, "-h")[1] == typed_in(capfd, "help")[1] == page
     assert typed_in(capfd) == (2, "", page)
 
@@ -160,9 +195,16 @@ def plain(cell: str) -> str:
 
 
 def test_the_foreign_options_are_those_of_the_pages() -> None:
-    """Each answer begins the cell of a page; each option of the pages' tables has one, but for what is only named."""
+    """Each answer begins the cell of a page; each option of the pages' tables has one, but for what
+    is only named.
+    """
     table = yaml.safe_load((ROOT / "srunddp" / "util" / "foreign_options.yaml").read_text())
-    pages = {"torchrun": "torchrun", "accelerate launch": "accelerate", "mpirun": "mpiexec", "srun": "mpiexec"}
+    pages = {
+        "torchrun": "torchrun",
+        "accelerate launch": "accelerate",
+        "mpirun": "mpiexec",
+        "srun": "mpiexec",
+    }
     for launcher, rows in table.items():
         text = (ROOT / "docs" / "coming-from" / f"{pages[launcher]}.md").read_text()
         lines = text.split("\n## Options\n")[1].split("\n## ")[0].splitlines()
@@ -173,7 +215,11 @@ def test_the_foreign_options_are_those_of_the_pages() -> None:
                 said.setdefault(name.replace("_", "-"), []).append(plain(here))
         for names, answer in rows.items():
             for name in names.split():
-                assert any(each.startswith(answer) for each in said.get(name, ())), (launcher, name, answer)
+                assert any(each.startswith(answer) for each in said.get(name, ())), (
+                    launcher,
+                    name,
+                    answer,
+                )
         known = {name for names in rows for name in names.split()}
         if launcher == "torchrun":
             assert {*said} - known <= {"--log-dir", "-m"}
@@ -188,7 +234,10 @@ class Terminal:
 
 
 def test_colour_is_for_terminals_and_without_no_color(monkeypatch: pytest.MonkeyPatch) -> None:
-    text = "FAIL  paths  node01  a; expected b -> move it\nok    cpus\nsrunddp: error: a -> b\nFAILED -> c"
+    text = (
+        "FAIL  paths  node01  a; expected b -> move it\nok    cpus\nsrunddp: error: a -> b\nFAILED"
+        " -> c"
+    )
     monkeypatch.delenv("NO_COLOR", raising=False)
     monkeypatch.setenv("TERM", "xterm")
     assert coloured(text, Terminal()).split("\n") == [

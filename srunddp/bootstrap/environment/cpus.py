@@ -1,4 +1,6 @@
-"""Which CPUs the launcher and the cgroups leave this rank, its share of them, and what is said where they are few."""
+"""Which CPUs the launcher and the cgroups leave this rank, its share of them, and what is said
+where they are few.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")  # torch heeds the first that i
 
 @dataclass(frozen=True)
 class Cpus:
-    """CPUs that this process is allowed, the machine has, and one core has, of which each hardware thread is one."""
+    """CPUs that this process is allowed, the machine has, and one core has, of which each hardware
+    thread is one.
+    """
 
     allowed: int
     machine: int
@@ -27,36 +31,51 @@ class Cpus:
         """This process's."""
         allowed = os.sched_getaffinity(0)
         siblings = Path(f"/sys/devices/system/cpu/cpu{min(allowed)}/topology/thread_siblings")
-        return cls(len(allowed), os.cpu_count() or 1, int(text_of(siblings).replace(",", "") or "1", 16).bit_count())
+        return cls(
+            len(allowed),
+            os.cpu_count() or 1,
+            int(text_of(siblings).replace(",", "") or "1", 16).bit_count(),
+        )
 
 
 def usable() -> int:
-    """CPUs of this process's affinity mask, or of its cgroups' quota where that is less; 0 for less than one."""
+    """CPUs of this process's affinity mask, or of its cgroups' quota where that is less; 0 for less
+    than one.
+    """
     allowed = len(os.sched_getaffinity(0))
     return int(min(allowed, cpu_quota() or allowed))
 
 
 def mask() -> str:
-    """What two processes have in common if they have the same affinity mask; a mask's own digits may be too many."""
+    """What two processes have in common if they have the same affinity mask; a mask's own digits
+    may be too many.
+    """
     return f"{zlib.crc32(str(sorted(os.sched_getaffinity(0))).encode()):08x}"
 
 
 def share(cpus: int, sharers: int, environ: Mapping[str, str]) -> int:
     """How many CPUs a rank may use for itself, at least 1.
 
-    mpirun without binding gives all ranks of a node one mask, and Slurm each task its own; Slurm without a plugin for
-    affinity binds nothing, and what was asked for is in the environment alone.
+    mpirun without binding gives all ranks of a node one mask, and Slurm each task its own; Slurm
+    without a plugin for affinity binds nothing, and what was asked for is in the environment alone.
 
-    ``cpus``: that it may use together with others, as :func:`usable` says; ``sharers``: ranks of its node that have the
-    same mask, itself included; ``environ``: of the rank, with what was asked for each task.
+    ``cpus``: that it may use together with others, as :func:`usable` says; ``sharers``: ranks of
+    its node that have the same mask, itself included; ``environ``: of the rank, with what was asked
+    for each task.
     """
     own = cpus // sharers
     return max(1, min(own, asked(environ) or own))
 
 
 def threads(environ: Mapping[str, str], sharers: int) -> dict[str, str]:
-    """``OMP_NUM_THREADS`` as :func:`share` says, to be exported before torch is imported; not over a user's."""
-    return {} if any(name in environ for name in THREADS) else {THREADS[0]: str(share(usable(), sharers, environ))}
+    """``OMP_NUM_THREADS`` as :func:`share` says, to be exported before torch is imported; not over
+    a user's.
+    """
+    return (
+        {}
+        if any(name in environ for name in THREADS)
+        else {THREADS[0]: str(share(usable(), sharers, environ))}
+    )
 
 
 def asked(environ: Mapping[str, str]) -> int:
@@ -65,28 +84,33 @@ def asked(environ: Mapping[str, str]) -> int:
 
 
 def advice(environ: Mapping[str, str], cpus: Cpus) -> list[str]:
-    """A line for each sign that the launcher gave this rank fewer CPUs than it could, with the hint."""
+    """A line for each sign that the launcher gave this rank fewer CPUs than it could, with the
+    hint.
+    """
     if "OMPI_COMM_WORLD_LOCAL_SIZE" in environ:
         return _of_mpirun(environ, cpus)
     wanted = asked(environ)
     if wanted <= cpus.allowed:
         return []
     return [
-        f"{wanted} CPUs per task were asked for, and this rank may use {cpus.allowed}; expected {wanted}, but srun of "
-        "Slurm 22.05 and later does not take over sbatch's --cpus-per-task -> "
-        f"export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK in the job script, or srun --cpus-per-task={wanted}"
+        f"{wanted} CPUs per task were asked for, and this rank may use {cpus.allowed}; expected"
+        f" {wanted}, but srun of Slurm 22.05 and later does not take over sbatch's --cpus-per-task"
+        " -> export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK in the job script, or srun"
+        f" --cpus-per-task={wanted}"
     ]
 
 
 def _of_mpirun(environ: Mapping[str, str], cpus: Cpus) -> list[str]:
-    """Open MPI binds each of up to two ranks to a core unless told otherwise, and its loader workers with it."""
+    """Open MPI binds each of up to two ranks to a core unless told otherwise, and its loader
+    workers with it.
+    """
     there = min(cpus.machine, _number(environ, "SLURM_CPUS_ON_NODE") or cpus.machine)
     ranks = _number(environ, "OMPI_COMM_WORLD_LOCAL_SIZE")
     if cpus.allowed > cpus.core or ranks * cpus.allowed >= there:
         return []
     return [
-        f"mpirun has bound this rank, and so its loader workers, to {cpus.allowed} of {there} CPUs; expected {there} "
-        f"shared by {ranks} on this node -> mpirun --bind-to none"
+        f"mpirun has bound this rank, and so its loader workers, to {cpus.allowed} of {there} CPUs;"
+        f" expected {there} shared by {ranks} on this node -> mpirun --bind-to none"
     ]
 
 

@@ -1,6 +1,7 @@
 """MPI launchers: what their processes are told, and one broadcast over MPI itself.
 
-mpi4py is imported inside functions only: its import starts MPI, which ends the process where it has no world.
+mpi4py is imported inside functions only: its import starts MPI, which ends the process where it has
+no world.
 """
 
 import importlib.util
@@ -25,20 +26,26 @@ class LauncherVariables:
     local_world_size: str | None = None
 
 
-# Innermost first. Hydra's processes (MPICH, Intel MPI) are told from srun --mpi=pmi2, which sets PMI_RANK
-# as well, by the local rank.
+# Innermost first. Hydra's processes (MPICH, Intel MPI) are told from srun --mpi=pmi2, which sets
+# PMI_RANK as well, by the local rank.
 LAUNCHERS = (
     LauncherVariables(
-        "Open MPI", *(f"OMPI_COMM_WORLD_{name}" for name in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE"))
+        "Open MPI",
+        *(f"OMPI_COMM_WORLD_{name}" for name in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE")),
     ),
     LauncherVariables("PALS", "PALS_RANKID", "PMI_SIZE", "PALS_LOCAL_RANKID", "PALS_LOCAL_SIZE"),
-    LauncherVariables("MVAPICH2", "MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_LOCAL_RANK"),
+    LauncherVariables(
+        "MVAPICH2", "MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_LOCAL_RANK"
+    ),
     LauncherVariables("Hydra", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
-    LauncherVariables("jsrun", "JSM_NAMESPACE_RANK", "JSM_NAMESPACE_SIZE", "JSM_NAMESPACE_LOCAL_RANK"),
+    LauncherVariables(
+        "jsrun", "JSM_NAMESPACE_RANK", "JSM_NAMESPACE_SIZE", "JSM_NAMESPACE_LOCAL_RANK"
+    ),
     LauncherVariables("Flux", "FLUX_TASK_RANK", "FLUX_JOB_SIZE", "FLUX_TASK_LOCAL_ID"),
 )
 
-# How each library names itself, and the variables of which one at least proves that it has a world here.
+# How each library names itself, and the variables of which one at least proves that it has a world
+# here.
 _WORLDS = {
     "Open MPI": ("OMPI_COMM_WORLD_SIZE", "PMIX_RANK"),
     "MPICH": ("PMI_FD", "PMI_PORT", "PMI_RANK", "PMIX_RANK"),
@@ -52,8 +59,9 @@ def is_installed() -> bool:
     return importlib.util.find_spec("mpi4py") is not None
 
 
-# Started by srun, Open MPI lets a rank leave MPI_Init while others are still in it, and those crash at the first
-# message that reaches them there (open-mpi/ompi#12495). Nothing says when all are out: all wait, longer on a busy node.
+# Started by srun, Open MPI lets a rank leave MPI_Init while others are still in it, and those crash
+# at the first message that reaches them there (open-mpi/ompi#12495). Nothing says when all are out:
+# all wait, longer on a busy node.
 _PAUSE = 0.5  # seconds, to which twice the time of MPI_Init is added
 
 
@@ -64,8 +72,9 @@ class MpiNotLaunchedError(Exception):
 def broadcast(message: str | None, world_size: int, interface: str | None) -> str:
     """Send rank 0's message to all ranks over MPI, initialising MPI where the script has not.
 
-    MPI stays initialised, for the script may use it too, and is finalised when Python exits. ``world_size`` is what the
-    launcher told; ``interface`` is what MPI shall use for TCP, None for its own choice.
+    MPI stays initialised, for the script may use it too, and is finalised when Python exits.
+    ``world_size`` is what the launcher told; ``interface`` is what MPI shall use for TCP, None for
+    its own choice.
 
     Raises:
         MpiNotLaunchedError: initialising MPI here would end the process.
@@ -91,7 +100,10 @@ def broadcast(message: str | None, world_size: int, interface: str | None) -> st
             time.sleep(_PAUSE + 2 * (time.monotonic() - before))
     if MPI.COMM_WORLD.Get_size() != world_size:
         found = f"MPI's world has {MPI.COMM_WORLD.Get_size()} ranks, the launcher's {world_size}"
-        hint = "mpi4py uses another MPI than the launcher; install mpi4py for this MPI, or use --channel slurm"
+        hint = (
+            "mpi4py uses another MPI than the launcher; install mpi4py for this MPI, or use"
+            " --channel slurm"
+        )
         raise RendezvousError(found, expected="one world", hint=hint)
     return str(MPI.COMM_WORLD.bcast(message, root=0))
 
@@ -114,7 +126,9 @@ def require_world(library: str, variables: Mapping[str, str]) -> None:
             if any(proof in variables for proof in proofs):
                 return
             raise MpiNotLaunchedError(f"mpi4py uses {name}, and none of {', '.join(proofs)} is set")
-    raise MpiNotLaunchedError(f"mpi4py uses an MPI that srunddp does not know: {library.split(',')[0]}")
+    raise MpiNotLaunchedError(
+        f"mpi4py uses an MPI that srunddp does not know: {library.split(',')[0]}"
+    )
 
 
 def is_running() -> bool:
@@ -130,20 +144,29 @@ def finalize() -> None:
 
 
 class Mpi4pyImportBlocker:
-    """Refuses ``from mpi4py import MPI`` after a rendezvous over PMI: MPI would end the process on that used socket.
+    """Refuses ``from mpi4py import MPI`` after a rendezvous over PMI: MPI would end the process on
+    that used socket.
 
     An ImportError, so that a script for which MPI is optional goes on without it.
     """
 
-    def find_spec(self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None) -> None:
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> None:
         if fullname == "mpi4py.MPI":
-            raise ImportError("the ranks met over PMI, after which MPI cannot start -> use srunddp --channel mpi")
+            raise ImportError(
+                "the ranks met over PMI, after which MPI cannot start -> use srunddp --channel mpi"
+            )
 
 
 def reject_prterun(variables: Mapping[str, str]) -> None:
-    """Refuse prterun and prun, whose processes are told a rank and nothing else, by a ConfigError."""
+    """Refuse prterun and prun, whose processes are told a rank and nothing else, by a
+    ConfigError.
+    """
     if "PMIX_RANK" in variables and "PRTE_LAUNCHED" in variables:
-        found = f"PMIX_RANK={variables['PMIX_RANK']} from prterun, with no world size and no local rank"
+        found = (
+            f"PMIX_RANK={variables['PMIX_RANK']} from prterun, with no world size and no local rank"
+        )
         expected = "OMPI_COMM_WORLD_SIZE and OMPI_COMM_WORLD_LOCAL_RANK as mpirun sets them"
         hint = "start with Open MPI's mpirun instead of prterun"
         raise ConfigError(found, expected=expected, hint=hint, scope=Scope.JOB)

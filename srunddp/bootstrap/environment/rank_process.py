@@ -1,6 +1,7 @@
 """The mark that a rank exports, by which the processes that it starts are told from ranks.
 
-They inherit the launcher's variables, and are not that rank. A launcher in between starts ranks of its own.
+They inherit the launcher's variables, and are not that rank. A launcher in between starts ranks of
+its own.
 """
 
 import contextlib
@@ -32,11 +33,21 @@ def is_below_rank(variables: Mapping[str, str], pid: int) -> bool:
         return False
     rank, checksum, pmi = (*found.split(","), "", "")[:3]
     # Hydra's processes may have the same numbers again, but a socket of their own.
-    return rank != str(pid) and checksum == _launcher_checksum(variables) and _pmi_socket(variables) in ("", pmi)
+    return (
+        rank != str(pid)
+        and checksum == _launcher_checksum(variables)
+        and _pmi_socket(variables) in ("", pmi)
+    )
 
 
 def _launcher_checksum(variables: Mapping[str, str]) -> str:
-    return str(zlib.crc32(repr([variables.get(name) for name in _LAUNCHER_VARIABLES]).encode(errors="surrogateescape")))
+    return str(
+        zlib.crc32(
+            repr([variables.get(name) for name in _LAUNCHER_VARIABLES]).encode(
+                errors="surrogateescape"
+            )
+        )
+    )
 
 
 def _pmi_socket(variables: Mapping[str, str]) -> str:

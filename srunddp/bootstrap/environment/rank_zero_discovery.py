@@ -1,11 +1,12 @@
-"""How the ranks learn where rank 0 listens: one class for each way, the preferred one first in ``DISCOVERIES``.
+"""How the ranks learn where rank 0 listens: one class for each way, the preferred one first in
+``DISCOVERIES``.
 
-Over PMI-1 and MPI rank 0 publishes its address. From ``SLURM_*`` and explicit variables each rank works it out.
-A new way is a class like these and its place in that list.
+Over PMI-1 and MPI rank 0 publishes its address. From ``SLURM_*`` and explicit variables each rank
+works it out. A new way is a class like these and its place in that list.
 
-PMI-1 needs the standard library alone: Slurm (``srun --mpi=pmi2``), MPICH's and Intel MPI's Hydra and Flux speak it on
-``PMI_FD``. Each message is one line of ``key=value`` words. Whoever has said ``init`` must say ``finalize``, or Hydra
-ends the job.
+PMI-1 needs the standard library alone: Slurm (``srun --mpi=pmi2``), MPICH's and Intel MPI's Hydra
+and Flux speak it on ``PMI_FD``. Each message is one line of ``key=value`` words. Whoever has said
+``init`` must say ``finalize``, or Hydra ends the job.
 """
 
 from __future__ import annotations
@@ -33,9 +34,11 @@ _MOST_PORTS = 24
 
 @dataclass(frozen=True)
 class RankZero:
-    """Where rank 0 is, as far as all ranks can work it out: the name of its node, or the host that the user named.
+    """Where rank 0 is, as far as all ranks can work it out: the name of its node, or the host that
+    the user named.
 
-    ``is_node``: for a node ifaces.conf may have another address; ``here``: whether it is this rank's.
+    ``is_node``: for a node ifaces.conf may have another address; ``here``: whether it is this
+    rank's.
     """
 
     name: str
@@ -44,17 +47,20 @@ class RankZero:
 
 
 class Discovery:
-    """One way in which the ranks learn where rank 0 listens. This class itself is for a single process: no way.
+    """One way in which the ranks learn where rank 0 listens. This class itself is for a single
+    process: no way.
 
     Attributes:
         name: as ``--channel`` takes it; hint: how to start so that it is there.
         variable: for which it is there; empty where that is the one that tells the rank.
-        publishes: whether rank 0 tells its address over it, by :meth:`exchange`, and a secret with it. Else the ranks
-            work the address out, by :meth:`rank_zero` and :meth:`ports`.
+        publishes: whether rank 0 tells its address over it, by :meth:`exchange`, and a secret with
+            it. Else the ranks work the address out, by :meth:`rank_zero` and :meth:`ports`.
         waits_in: where the ranks wait for each other meanwhile.
-        starts_mpi: :meth:`exchange` starts MPI. So it is done by the worker, and returns only when all ranks take part.
+        starts_mpi: :meth:`exchange` starts MPI. So it is done by the worker, and returns only when
+            all ranks take part.
         rules_out_mpi: MPI cannot be started in the ranks afterwards.
-        overrides_launcher: ``--channel`` with its name lets explicit variables rule, whatever the launcher.
+        overrides_launcher: ``--channel`` with its name lets explicit variables rule, whatever the
+            launcher.
         ports_rule: how rank 0 comes to its port, for people.
     """
 
@@ -74,16 +80,24 @@ class Discovery:
 
     def source(self, environment: Environment, variables: Mapping[str, str]) -> str:
         """The variable for which it can, with its value."""
-        return f"{self.variable}={variables.get(self.variable, '')}" if self.variable else environment.sources["rank"]
+        return (
+            f"{self.variable}={variables.get(self.variable, '')}"
+            if self.variable
+            else environment.sources["rank"]
+        )
 
     def is_last_resort(self, environment: Environment) -> bool:
         """Whether all others come first here."""
         return False
 
-    def exchange(self, message: str | None, environment: Environment, timeout: float, interface: str = "") -> str:
-        """Publish rank 0's message, without blanks, and wait for it on the others, where ``message`` is None.
+    def exchange(
+        self, message: str | None, environment: Environment, timeout: float, interface: str = ""
+    ) -> str:
+        """Publish rank 0's message, without blanks, and wait for it on the others, where
+        ``message`` is None.
 
-        It waits so many seconds for the slowest rank, over this network interface, or its own choice where it is empty.
+        It waits so many seconds for the slowest rank, over this network interface, or its own
+        choice where it is empty.
 
         Raises:
             MpiNotLaunchedError: it does not work here, and the next way is to be tried.
@@ -96,7 +110,8 @@ class Discovery:
         raise NotImplementedError
 
     def ports(self, environment: Environment, allowed: range | None) -> list[int]:
-        """The ports on which rank 0 may listen, in the order in which it tries them; none where it publishes its own.
+        """The ports on which rank 0 may listen, in the order in which it tries them; none where it
+        publishes its own.
 
         ``allowed`` are those that a firewall leaves open; None for any.
         """
@@ -116,18 +131,30 @@ class PmiDiscovery(Discovery):
     def why_unavailable(self, environment: Environment, variables: Mapping[str, str]) -> str:
         if environment.master:
             return "explicit variables rule"
-        if missing := [name for name in (PMI if environment.step else PMI[:1]) if name not in variables]:
+        if missing := [
+            name for name in (PMI if environment.step else PMI[:1]) if name not in variables
+        ]:
             return f"{missing[0]} is not set"
         # Open MPI has no PMI-1: below it, PMI_FD is that of a daemon which srun started.
         others = environment.step is None and "OMPI_COMM_WORLD_RANK" in variables
-        return f"PMI_FD={variables['PMI_FD']} is of a process around {environment.launcher}" if others else ""
+        return (
+            f"PMI_FD={variables['PMI_FD']} is of a process around {environment.launcher}"
+            if others
+            else ""
+        )
 
-    def exchange(self, message: str | None, environment: Environment, timeout: float, interface: str = "") -> str:
-        return broadcast_over_pmi(message, descriptor=slurm.parse_uint(os.environ, "PMI_FD"), timeout=timeout)
+    def exchange(
+        self, message: str | None, environment: Environment, timeout: float, interface: str = ""
+    ) -> str:
+        return broadcast_over_pmi(
+            message, descriptor=slurm.parse_uint(os.environ, "PMI_FD"), timeout=timeout
+        )
 
 
 class SlurmDiscovery(Discovery):
-    """The first node of ``SLURM_STEP_NODELIST``, and ports that follow from job, step and restart count."""
+    """The first node of ``SLURM_STEP_NODELIST``, and ports that follow from job, step and restart
+    count.
+    """
 
     name = "slurm"
     hint = "start with srun"
@@ -149,7 +176,9 @@ class SlurmDiscovery(Discovery):
         if unknown := environment.step.why_rank0_unknown:
             found = f"{unknown}: SLURM_* alone does not tell where rank 0 is"
             hint = "start with `srun --mpi=pmi2`, which tells it for any placement"
-            raise ConfigError(found, expected="a block, cyclic or plane distribution", hint=hint, scope=Scope.NODE)
+            raise ConfigError(
+                found, expected="a block, cyclic or plane distribution", hint=hint, scope=Scope.NODE
+            )
         node = environment.step.nodes[0]
         return RankZero(node, is_node=True, here=node == environment.node)
 
@@ -158,11 +187,15 @@ class SlurmDiscovery(Discovery):
         reserved = [] if allowed else list(environment.step.reserved_ports)
         within = allowed or _DERIVED_PORTS
         start = zlib.crc32(environment.step.id.encode()) % len(within)
-        return reserved + [within[(start + more) % len(within)] for more in range(min(len(within), _MOST_PORTS))]
+        return reserved + [
+            within[(start + more) % len(within)] for more in range(min(len(within), _MOST_PORTS))
+        ]
 
 
 class MpiDiscovery(Discovery):
-    """A broadcast over MPI with mpi4py. It costs MPI_Init, which can crash where MPI and Slurm do not match."""
+    """A broadcast over MPI with mpi4py. It costs MPI_Init, which can crash where MPI and Slurm do
+    not match.
+    """
 
     name = "mpi"
     hint = "install mpi4py and start with mpirun or `srun --mpi=pmix`"
@@ -177,7 +210,9 @@ class MpiDiscovery(Discovery):
             return "PMIX_RANK is not set, as without srun --mpi=pmix"
         return "" if mpi.is_installed() else "mpi4py is not installed here"
 
-    def exchange(self, message: str | None, environment: Environment, timeout: float, interface: str = "") -> str:
+    def exchange(
+        self, message: str | None, environment: Environment, timeout: float, interface: str = ""
+    ) -> str:
         return mpi.broadcast(message, environment.world_size, interface or None)
 
 
@@ -205,7 +240,12 @@ class EnvDiscovery(Discovery):
         return [environment.master[1]]
 
 
-DISCOVERIES: tuple[Discovery, ...] = (PmiDiscovery(), SlurmDiscovery(), MpiDiscovery(), EnvDiscovery())
+DISCOVERIES: tuple[Discovery, ...] = (
+    PmiDiscovery(),
+    SlurmDiscovery(),
+    MpiDiscovery(),
+    EnvDiscovery(),
+)
 _NONE = Discovery()
 
 
@@ -214,7 +254,9 @@ def discovery_named(name: str | None) -> Discovery:
     return next((each for each in DISCOVERIES if each.name == name), _NONE)
 
 
-def usable_discoveries(environment: Environment, variables: Mapping[str, str]) -> tuple[Discovery, ...]:
+def usable_discoveries(
+    environment: Environment, variables: Mapping[str, str]
+) -> tuple[Discovery, ...]:
     """The ways that this rank can use, the preferred one first; a single process needs none."""
     if environment.is_single:
         return ()
@@ -223,7 +265,9 @@ def usable_discoveries(environment: Environment, variables: Mapping[str, str]) -
 
 
 def broadcast_over_pmi(message: str | None, *, descriptor: int, timeout: float) -> str:
-    """Send rank 0's message to all ranks through the launcher's key-value space; see :meth:`Discovery.exchange`."""
+    """Send rank 0's message to all ranks through the launcher's key-value space; see
+    :meth:`Discovery.exchange`.
+    """
     try:
         with socket.socket(fileno=os.dup(descriptor)) as connection:
             connection.settimeout(timeout)
@@ -234,8 +278,13 @@ def broadcast_over_pmi(message: str | None, *, descriptor: int, timeout: float) 
         raise RendezvousError(found, expected="every rank to reach it", hint=hint) from None
     except OSError as error:
         found = f"PMI_FD={descriptor} does not answer: {os.strerror(error.errno or 0)}"
-        hint = "start one srunddp per srun or mpirun; a wrapper must exec it; or use --channel mpi, under srun slurm"
-        raise RendezvousError(found, expected="the launcher's PMI-1 socket, not used before", hint=hint) from None
+        hint = (
+            "start one srunddp per srun or mpirun; a wrapper must exec it; or use --channel mpi,"
+            " under srun slurm"
+        )
+        raise RendezvousError(
+            found, expected="the launcher's PMI-1 socket, not used before", hint=hint
+        ) from None
 
 
 def _exchange(connection: socket.socket, message: str | None) -> str:
@@ -253,13 +302,18 @@ def _ask(connection: socket.socket, request: str, answer: str, wanted: str = "cm
     connection.sendall(request.encode() + b"\n")
     line = bytearray()
     while not line.endswith(b"\n"):
-        # One byte at a time: what follows the line belongs to the next reader of this shared socket.
+        # One byte at a time: what follows the line belongs to the next reader of this shared
+        # socket.
         if not (piece := connection.recv(1)):
             hint = "see the launcher's own message"
-            raise RendezvousError("PMI closed its socket", expected=f"the answer {answer}", hint=hint)
+            raise RendezvousError(
+                "PMI closed its socket", expected=f"the answer {answer}", hint=hint
+            )
         line += piece
     text = line.decode(errors="replace").strip()
     words = dict(word.split("=", 1) for word in text.split() if "=" in word)
     if words.get("cmd") != answer or words.get("rc", "0") != "0" or wanted not in words:
-        raise RendezvousError(f"PMI answered {text!r}", expected=f"cmd={answer}", hint="use --channel slurm or mpi")
+        raise RendezvousError(
+            f"PMI answered {text!r}", expected=f"cmd={answer}", hint="use --channel slurm or mpi"
+        )
     return words[wanted]

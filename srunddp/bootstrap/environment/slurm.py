@@ -75,11 +75,19 @@ class SlurmStep:
     def layout(self) -> dict[int, str]:
         """Which node each rank runs on, as far as the distribution tells; else empty."""
         unknown = self.heterogeneous or self.distribution.startswith(("arbitrary", "plane"))
-        if unknown or len(self.tasks_per_node) != len(self.nodes) or sum(self.tasks_per_node) != self.world_size:
+        if (
+            unknown
+            or len(self.tasks_per_node) != len(self.nodes)
+            or sum(self.tasks_per_node) != self.world_size
+        ):
             return {}
-        slots = [[node] * count for node, count in zip(self.nodes, self.tasks_per_node, strict=True)]
+        slots = [
+            [node] * count for node, count in zip(self.nodes, self.tasks_per_node, strict=True)
+        ]
         if self.distribution.startswith("cyclic"):
-            return dict(enumerate(node for turn in itertools.zip_longest(*slots) for node in turn if node))
+            return dict(
+                enumerate(node for turn in itertools.zip_longest(*slots) for node in turn if node)
+            )
         return dict(enumerate(itertools.chain.from_iterable(slots)))
 
 
@@ -96,13 +104,19 @@ def in_step(variables: Mapping[str, str]) -> bool:
 
 
 def has_own(variables: Mapping[str, str], local_world_size: int, visible: int) -> bool:
-    """Whether Slurm shows each rank several GPUs of its own, as with ``--gpus-per-task=2``, and not the node's to all.
+    """Whether Slurm shows each rank several GPUs of its own, as with ``--gpus-per-task=2``, and not
+    the node's to all.
 
-    ``SLURM_GPUS_PER_TASK`` has that option where sbatch was given it, ``SLURM_STEP_GPUS`` the step's GPUs on this node.
+    ``SLURM_GPUS_PER_TASK`` has that option where sbatch was given it, ``SLURM_STEP_GPUS`` the
+    step's GPUs on this node.
     """
     asked, step = variables.get("SLURM_GPUS_PER_TASK", ""), variables.get("SLURM_STEP_GPUS", "")
     shared_out = bool(step) and len(step.split(",")) == visible * local_world_size
-    return visible > 1 and local_world_size > 1 and (asked.rpartition(":")[2] == str(visible) or shared_out)
+    return (
+        visible > 1
+        and local_world_size > 1
+        and (asked.rpartition(":")[2] == str(visible) or shared_out)
+    )
 
 
 def read_step(variables: Mapping[str, str], pid: int) -> SlurmStep:
@@ -121,28 +135,42 @@ def read_step(variables: Mapping[str, str], pid: int) -> SlurmStep:
         tasks_per_node=tuple(task_counts(variables.get(TASKS_PER_NODE, ""))),
         ranks_here=tuple(_numbers(variables.get(RANKS_HERE, ""), where=RANKS_HERE)),
         # A host file means -m arbitrary, also where the option was not given.
-        distribution="arbitrary" if "SLURM_HOSTFILE" in variables else variables.get("SLURM_DISTRIBUTION", "block"),
-        reserved_ports=tuple(_numbers(variables.get("SLURM_STEP_RESV_PORTS", ""), where="SLURM_STEP_RESV_PORTS")),
+        distribution="arbitrary"
+        if "SLURM_HOSTFILE" in variables
+        else variables.get("SLURM_DISTRIBUTION", "block"),
+        reserved_ports=tuple(
+            _numbers(variables.get("SLURM_STEP_RESV_PORTS", ""), where="SLURM_STEP_RESV_PORTS")
+        ),
         heterogeneous="SLURM_HET_SIZE" in variables and not _in_one_component(variables, nodes),
         direct=variables.get("SLURM_TASK_PID") == str(pid),
-        typed="SLURM_PTY_PORT" in variables and is_interactive_shell(variables.get("SLURM_TASK_PID", "")),
+        typed="SLURM_PTY_PORT" in variables
+        and is_interactive_shell(variables.get("SLURM_TASK_PID", "")),
     )
     _check(step)
     return step
 
 
 def _in_one_component(variables: Mapping[str, str], nodes: tuple[str, ...]) -> bool:
-    """Whether a step of a heterogeneous job is within one component, as after ``srun --het-group=0``."""
-    lists = {name: value for name, value in variables.items() if name.startswith("SLURM_JOB_NODELIST_HET_GROUP_")}
-    return [{*nodes} <= {*expand(value, where=name)} for name, value in lists.items()].count(True) == 1
+    """Whether a step of a heterogeneous job is within one component, as after ``srun
+    --het-group=0``.
+    """
+    lists = {
+        name: value
+        for name, value in variables.items()
+        if name.startswith("SLURM_JOB_NODELIST_HET_GROUP_")
+    }
+    return [{*nodes} <= {*expand(value, where=name)} for name, value in lists.items()].count(
+        True
+    ) == 1
 
 
 def is_interactive_shell(task: str) -> bool:
     """Whether a task, by its process id, is a shell that this process was typed into.
 
-    Such a shell has a terminal, and gives each command a process group. A script that srun started has no job
-    control; where it comes from a step within that shell it has no terminal either, though the shell's variables.
-    In a container the task's process id means nothing, and whether we have a terminal must do.
+    Such a shell has a terminal, and gives each command a process group. A script that srun started
+    has no job control; where it comes from a step within that shell it has no terminal either,
+    though the shell's variables. In a container the task's process id means nothing, and whether we
+    have a terminal must do.
     """
     try:
         return _has_terminal(task) and os.getpgid(int(task)) != os.getpgrp()
@@ -156,7 +184,10 @@ def _has_terminal(pid: str) -> bool:
 
 def _check(step: SlurmStep) -> None:
     if step.rank >= step.world_size:
-        found, expected = f"with {WORLD_SIZE}={step.world_size}", f"a rank from 0 to {step.world_size - 1}"
+        found, expected = (
+            f"with {WORLD_SIZE}={step.world_size}",
+            f"a rank from 0 to {step.world_size - 1}",
+        )
     elif step.ranks_here and step.rank not in step.ranks_here:
         found = f"is not in {RANKS_HERE}={','.join(map(str, step.ranks_here))}"
         expected = "the rank among the ranks of its node"
@@ -166,7 +197,9 @@ def _check(step: SlurmStep) -> None:
 
 
 def parse_uint(variables: Mapping[str, str], name: str) -> int:
-    """The value of a variable that holds a number from 0 up; a ConfigError where it holds something else."""
+    """The value of a variable that holds a number from 0 up; a ConfigError where it holds something
+    else.
+    """
     return int(_digits(variables, name, 9))
 
 
@@ -179,14 +212,18 @@ def _digits(variables: Mapping[str, str], name: str, most: int) -> str:
 
 
 def task_counts(counts: str) -> list[int]:
-    """Expand Slurm's compressed counts: ``3,1(x2)`` gives ``[3, 1, 1]``; a ConfigError for a text of another form."""
+    """Expand Slurm's compressed counts: ``3,1(x2)`` gives ``[3, 1, 1]``; a ConfigError for a text
+    of another form.
+    """
     expanded: list[int] = []
     for part in counts.split(",") if counts else ():
         match = re.fullmatch(r"([0-9]{1,9})(?:\(x([0-9]{1,6})\))?", part)
         repeated = int(match[2] or 1) if match else 0
         if not match or len(expanded) + repeated > LONGEST_LIST:
             found = f"{TASKS_PER_NODE}={shortened(counts)!r}"
-            raise ConfigError(found, expected="counts like 4(x2),3", hint=_REWRITTEN, scope=Scope.JOB)
+            raise ConfigError(
+                found, expected="counts like 4(x2),3", hint=_REWRITTEN, scope=Scope.JOB
+            )
         expanded.extend([int(match[1])] * repeated)
     return expanded
 

@@ -10,10 +10,12 @@ _OPTION = "--spare-nodes"
 
 
 def set_spare_nodes(environment: Environment, count: int) -> Environment:
-    """The environment in which the last ``count`` nodes of the step are spare, and their tasks no ranks.
+    """The environment in which the last ``count`` nodes of the step are spare, and their tasks no
+    ranks.
 
     Raises:
-        ConfigError: no step of Slurm, tasks that are not in the order of the nodes, or too few or too small nodes.
+        ConfigError: no step of Slurm, tasks that are not in the order of the nodes, or too few or
+            too small nodes.
     """
     step = environment.step
     if not count:
@@ -23,15 +25,29 @@ def set_spare_nodes(environment: Environment, count: int) -> Environment:
         found = f"{_OPTION} under {environment.launcher}"
         raise ConfigError(found, expected="a step of Slurm", hint=hint, scope=Scope.JOB)
     sizes = step.tasks_per_node
-    if [*step.layout().values()] != [node for node, size in zip(step.nodes, sizes, strict=False) for _ in range(size)]:
-        found, hint = f"{_OPTION} with the distribution {step.distribution}", "add srun --distribution=block"
-        raise ConfigError(found, expected="tasks in the order of the nodes", hint=hint, scope=Scope.JOB)
+    if [*step.layout().values()] != [
+        node for node, size in zip(step.nodes, sizes, strict=False) for _ in range(size)
+    ]:
+        found, hint = (
+            f"{_OPTION} with the distribution {step.distribution}",
+            "add srun --distribution=block",
+        )
+        raise ConfigError(
+            found, expected="tasks in the order of the nodes", hint=hint, scope=Scope.JOB
+        )
     if count >= len(sizes) or sum(sizes[:-count]) < 2:
         found, hint = f"{_OPTION}={count} of {len(sizes)} nodes", "ask for more nodes with -N"
-        raise ConfigError(found, expected="2 ranks or more on the others", hint=hint, scope=Scope.JOB)
+        raise ConfigError(
+            found, expected="2 ranks or more on the others", hint=hint, scope=Scope.JOB
+        )
     if min(sizes[-count:]) < max(sizes):
-        found, hint = f"{min(sizes[-count:])} tasks on a spare node, and {max(sizes)} on another", "--ntasks-per-node"
-        raise ConfigError(found, expected="no fewer on a spare node", hint=f"give srun {hint}", scope=Scope.JOB)
+        found, hint = (
+            f"{min(sizes[-count:])} tasks on a spare node, and {max(sizes)} on another",
+            "--ntasks-per-node",
+        )
+        raise ConfigError(
+            found, expected="no fewer on a spare node", hint=f"give srun {hint}", scope=Scope.JOB
+        )
     ranks = sizes[:-count]
     return replace(environment, world_size=sum(ranks), spares=sum(sizes[-count:]), node_sizes=ranks)
 

@@ -1,4 +1,5 @@
-"""The site's file: which network interface each node uses. Found, parsed and checked, with file, line and column.
+"""The site's file: which network interface each node uses. Found, parsed and checked, with file,
+line and column.
 
 The file is YAML, a list of entries; the first whose ``nodes`` match a node counts for it.
 """
@@ -21,7 +22,14 @@ VARIABLE = "SRUNDDP_IFACES"
 AUTO, NEAREST = "auto", "nearest"
 # What every rank is given anyway; torch's names, and the interface in Gloo's and NCCL's spelling.
 _RANKS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "NODE_RANK")
-_TORCHRUNS = ("GROUP_WORLD_SIZE", "ROLE_NAME", "ROLE_RANK", "ROLE_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+_TORCHRUNS = (
+    "GROUP_WORLD_SIZE",
+    "ROLE_NAME",
+    "ROLE_RANK",
+    "ROLE_WORLD_SIZE",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+)
 _ELASTIC = ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS")
 OURS = (*_RANKS, *_TORCHRUNS, *_ELASTIC, "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 
@@ -32,9 +40,11 @@ class IfacesEntry:
 
     Attributes:
         nodes: a Slurm host list; ``*`` and ``?`` are allowed.
-        interfaces: names or shell patterns, to be used by local rank in turn; or ``auto`` or ``nearest`` alone.
+        interfaces: names or shell patterns, to be used by local rank in turn; or ``auto`` or
+            ``nearest`` alone.
         networks: such as ``10.20.0.0/16``, by local rank in turn, instead of interfaces.
-        address: how other nodes reach the node, with ``{node}`` for its name; empty for its hostname.
+        address: how other nodes reach the node, with ``{node}`` for its name; empty for its
+            hostname.
         env: further variables for the ranks of these nodes.
         ports: the ports that a firewall leaves open, inclusive; None for any.
         where: file, line and column, for messages.
@@ -57,7 +67,11 @@ class IfacesEntry:
     @property
     def rule(self) -> str:
         """What decides the interface, for people."""
-        return f"network {' '.join(self.networks)}" if self.networks else f"interface {' '.join(self.interfaces)}"
+        return (
+            f"network {' '.join(self.networks)}"
+            if self.networks
+            else f"interface {' '.join(self.interfaces)}"
+        )
 
     @property
     def file(self) -> str:
@@ -77,11 +91,15 @@ class IfacesEntry:
     def matches(self, node: str) -> bool:
         """Whether the entry is for this node, by its whole name or the part before the first dot.
 
-        For a pattern: for all nodes that it fits. Its ``*`` may stand for nothing, or for more than a ``?`` here can.
+        For a pattern: for all nodes that it fits. Its ``*`` may stand for nothing, or for more than
+        a ``?`` here can.
         """
         names = {node, node.split(".")[0]}
         patterns = [pattern.replace("?", "[!*]") for pattern in self.patterns]
-        return any(name in self.items or any(fnmatch.fnmatchcase(name, each) for each in patterns) for name in names)
+        return any(
+            name in self.items or any(fnmatch.fnmatchcase(name, each) for each in patterns)
+            for name in names
+        )
 
 
 Entries = tuple[IfacesEntry, ...]
@@ -95,8 +113,11 @@ def is_pattern(name: str) -> bool:
 DEFAULT = IfacesEntry(nodes="*", interfaces=(AUTO,))
 
 
-def entry_for(entries: Entries, node: str, *, or_default: bool = False, interfaces: str = "") -> IfacesEntry:
-    """The first entry that matches the node; if none does, ``DEFAULT`` where that may be, else a ConfigError.
+def entry_for(
+    entries: Entries, node: str, *, or_default: bool = False, interfaces: str = ""
+) -> IfacesEntry:
+    """The first entry that matches the node; if none does, ``DEFAULT`` where that may be, else a
+    ConfigError.
 
     ``interfaces``: those of the node, for the error.
     """
@@ -104,8 +125,17 @@ def entry_for(entries: Entries, node: str, *, or_default: bool = False, interfac
         if entry.matches(node):
             return entry
     found = f"no entry matches node {node}" + (f", which has {interfaces}" if interfaces else "")
-    hint = f'add `- nodes: {node}` with the name of its `interface:`, or a last entry `- nodes: "*"` for all others'
-    raise ConfigError(found, expected="an entry for every node", hint=hint, where=entries[0].file, scope=Scope.NODE)
+    hint = (
+        f'add `- nodes: {node}` with the name of its `interface:`, or a last entry `- nodes: "*"`'
+        " for all others"
+    )
+    raise ConfigError(
+        found,
+        expected="an entry for every node",
+        hint=hint,
+        where=entries[0].file,
+        scope=Scope.NODE,
+    )
 
 
 @dataclass(frozen=True)
@@ -124,15 +154,22 @@ class IfacesConfig:
 
 
 def load(named: str | None, variables: Mapping[str, str], option: str = "--ifaces") -> IfacesConfig:
-    """The entries of the first file that has any: ``named`` by ``option``, ``$SRUNDDP_IFACES``, or a default one.
+    """The entries of the first file that has any: ``named`` by ``option``, ``$SRUNDDP_IFACES``, or
+    a default one.
 
     Raises:
-        ConfigError: a file that was asked for is not there, or a file is wrong, or somebody else's in a default place.
+        ConfigError: a file that was asked for is not there, or a file is wrong, or somebody else's
+            in a default place.
     """
-    asked = {Path(path): origin for path, origin in ((variables.get(VARIABLE), VARIABLE), (named, option)) if path}
+    asked = {
+        Path(path): origin
+        for path, origin in ((variables.get(VARIABLE), VARIABLE), (named, option))
+        if path
+    }
     files, passed_over = list(dict.fromkeys([*reversed(asked), *default_files()])), []
     for number, path in enumerate(files):
-        # os.path says False where Path raises: for a name that is too long, below a folder that is closed.
+        # os.path says False where Path raises: for a name that is too long, below a folder that is
+        # closed.
         if path not in asked and not os.path.lexists(path):
             passed_over.append(f"{path}: not there")
         elif entries := parse(_read(path, asked.get(path, "")), str(path)):
@@ -145,12 +182,15 @@ def load(named: str | None, variables: Mapping[str, str], option: str = "--iface
 
 
 def default_files() -> list[Path]:
-    """The files that are looked at after ``--ifaces`` and ``$SRUNDDP_IFACES``: the checkout's or prefix's, /etc's."""
+    """The files that are looked at after ``--ifaces`` and ``$SRUNDDP_IFACES``: the checkout's or
+    prefix's, /etc's.
+    """
     above = Path(__file__).resolve().parents[3:]  # the checkout, or site-packages
     if os.path.isfile(above[0] / "setup.py"):
         own = [above[0] / "etc"]
     else:
-        # PREFIX/lib/python3.11/site-packages; another prefix than Python's after pip install --user or --prefix.
+        # PREFIX/lib/python3.11/site-packages; another prefix than Python's after pip install --user
+        # or --prefix.
         prefixes = dict.fromkeys((above[min(3, len(above) - 1)], Path(sys.prefix)))
         own = [prefix / "etc" / "srunddp" for prefix in prefixes]
     return [folder / "ifaces.conf" for folder in (*own, Path("/etc/srunddp"))]
@@ -171,10 +211,12 @@ def _read(path: Path, origin: str) -> bytes:
 
 
 def _check_owner(path: Path) -> None:
-    """Refuse a file that nobody named and somebody else may have written: its ``env`` reaches every rank.
+    """Refuse a file that nobody named and somebody else may have written: its ``env`` reaches every
+    rank.
 
     Raises:
-        ConfigError: its owner, or its folder's, is neither root, the user nor the owner of srunddp; all may write.
+        ConfigError: its owner, or its folder's, is neither root, the user nor the owner of srunddp;
+            all may write.
         OSError: it cannot be looked at.
     """
     # In a user namespace root appears as another number, the one that the root folder has.
@@ -183,7 +225,11 @@ def _check_owner(path: Path) -> None:
         status = place.stat()
         if status.st_uid in trusted and not status.st_mode & stat.S_IWOTH:
             continue
-        others = "may be changed by every user" if status.st_uid in trusted else f"belongs to user id {status.st_uid}"
+        others = (
+            "may be changed by every user"
+            if status.st_uid in trusted
+            else f"belongs to user id {status.st_uid}"
+        )
         hint = "correct its owner and mode, or name the file with --ifaces"
         found, expected = f"{path}: {place} {others}", "root's, yours, or of the owner of srunddp"
         raise ConfigError(found, expected=expected, hint=hint, scope=Scope.NODE)
@@ -193,9 +239,16 @@ def parse(text: bytes, path: str) -> Entries:
     """Parse the text of an ifaces.conf.
 
     Raises:
-        ConfigError: with file, line and column, what was found, what was expected and the hint, for all that is wrong.
+        ConfigError: with file, line and column, what was found, what was expected and the hint, for
+            all that is wrong.
     """
-    root = compose(text, path, expected="YAML", hint="see the example in the shipped etc/ifaces.conf", scope=Scope.NODE)
+    root = compose(
+        text,
+        path,
+        expected="YAML",
+        hint="see the example in the shipped etc/ifaces.conf",
+        scope=Scope.NODE,
+    )
     if root is None or root.value == "":
         return ()
     from srunddp.bootstrap.network.ifaces_reader import Reader  # which most ranks do not need
@@ -204,7 +257,9 @@ def parse(text: bytes, path: str) -> Entries:
 
 
 def port_range(text: str, *, where: str) -> range:
-    """Read ``40000-40100``; a ConfigError where the text is not of that form, or not within 1024 to 65535."""
+    """Read ``40000-40100``; a ConfigError where the text is not of that form, or not within 1024 to
+    65535.
+    """
     match = re.fullmatch(r"([0-9]{1,5})-([0-9]{1,5})", text.strip())
     low, high = (int(match[1]), int(match[2])) if match else (0, 0)
     # Two at least: rank 0 listens on one for the rendezvous and on one for the store.

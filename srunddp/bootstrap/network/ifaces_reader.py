@@ -1,4 +1,6 @@
-"""The entries of an ifaces.conf, read from its YAML. All that is wrong is told at once, each with line and column."""
+"""The entries of an ifaces.conf, read from its YAML. All that is wrong is told at once, each with
+line and column.
+"""
 
 import contextlib
 import re
@@ -8,12 +10,20 @@ from typing import Any
 
 import yaml
 
-from srunddp.bootstrap.network.ifaces_conf import AUTO, NEAREST, OURS, IfacesEntry, is_pattern, port_range
+from srunddp.bootstrap.network.ifaces_conf import (
+    AUTO,
+    NEAREST,
+    OURS,
+    IfacesEntry,
+    is_pattern,
+    port_range,
+)
 from srunddp.errors import ConfigError, ConfigFileError, Scope, did_you_mean
 from srunddp.util.hostlist import expand
 from srunddp.util.yaml_source import shown, yaml_position
 
-_FIELDS = {"interface": "interfaces", "network": "networks"}  # of an entry, where they are not called as the key
+# Of an entry, where they are not called as the key.
+_FIELDS = {"interface": "interfaces", "network": "networks"}
 _ENTRY = "write `- nodes: …` and `interface: …`"
 _ENV = "write env: {NCCL_IB_HCA: mlx5_0}"
 
@@ -34,9 +44,13 @@ class Reader:
         }
 
     def entries(self, root: yaml.Node) -> tuple[IfacesEntry, ...]:
-        """All of them; a ConfigError where something is wrong, with several things a ConfigFileError."""
+        """All of them; a ConfigError where something is wrong, with several things a
+        ConfigFileError.
+        """
         if not isinstance(root, yaml.SequenceNode):
-            raise self._wrong(root, "not a list", "a list of entries", "begin each entry with `- nodes:`")
+            raise self._wrong(
+                root, "not a list", "a list of entries", "begin each entry with `- nodes:`"
+            )
         found = tuple(filter(None, map(self._entry, root.value)))
         if self._errors:
             raise self._errors[0] if len(self._errors) == 1 else ConfigFileError(self._errors)
@@ -61,17 +75,25 @@ class Reader:
                 with self._collecting():
                     if name not in self._keys:
                         hint = did_you_mean(name.lower(), self._keys, 0.5) or "remove it"
-                        raise self._wrong(key, f"unknown key {name!r}", f"one of {', '.join(self._keys)}", hint)
+                        raise self._wrong(
+                            key, f"unknown key {name!r}", f"one of {', '.join(self._keys)}", hint
+                        )
                     given[_FIELDS.get(name, name)] = self._keys[name](value)
             if before == len(self._errors):
                 self._check_keys(node, pairs)
-        return IfacesEntry(**given, where=yaml_position(self._path, node)) if before == len(self._errors) else None
+        return (
+            IfacesEntry(**given, where=yaml_position(self._path, node))
+            if before == len(self._errors)
+            else None
+        )
 
     def _check_keys(self, node: yaml.Node, pairs: dict[str, tuple[yaml.Node, yaml.Node]]) -> None:
         decides = {"interface", "network"} & pairs.keys()
         if len(decides) > 1:
             hint = "remove one; network is for nodes whose interfaces have different names"
-            raise self._wrong(pairs["network"][0], "interface and network in one entry", "one of them", hint)
+            raise self._wrong(
+                pairs["network"][0], "interface and network in one entry", "one of them", hint
+            )
         if missing := "nodes" if "nodes" not in pairs else "" if decides else "interface":
             expected = "nodes, and interface or network"
             raise self._wrong(node, f"an entry without {missing}", expected, f"add `{missing}: …`")
@@ -85,7 +107,9 @@ class Reader:
             found = "a list" if listed else f"nodes {nodes!r}"
             raise self._wrong(node, found, "a single value without spaces", f"write nodes: {meant}")
         if not expand(nodes, where=yaml_position(self._path, node)):
-            raise self._wrong(node, "an entry for no nodes", "a host list", 'write node[01-04] or "*"')
+            raise self._wrong(
+                node, "an entry for no nodes", "a host list", 'write node[01-04] or "*"'
+            )
         return nodes
 
     def _interfaces(self, node: yaml.Node) -> tuple[str, ...]:
@@ -93,11 +117,16 @@ class Reader:
         names = tuple(self._scalar(child) for child in children)
         for child, name in zip(children, names, strict=True):
             length = 60 if is_pattern(name) else 15
-            if not re.fullmatch(rf"[^\s/:,^=][^\s/:,]{{0,{length - 1}}}", name) or not name.isprintable():
+            if (
+                not re.fullmatch(rf"[^\s/:,^=][^\s/:,]{{0,{length - 1}}}", name)
+                or not name.isprintable()
+            ):
                 self._errors.append(self._wrong(child, f"interface {name!r}", *_meant(name)))
         if {AUTO, NEAREST} & {*names} and len(names) > 1:
             expected = "one name, a list of names, or auto or nearest alone"
-            raise self._wrong(node, f"interface {list(names)}", expected, "remove auto and nearest, or all others")
+            raise self._wrong(
+                node, f"interface {list(names)}", expected, "remove auto and nearest, or all others"
+            )
         return names
 
     def _networks(self, node: yaml.Node) -> tuple[str, ...]:
@@ -108,7 +137,9 @@ class Reader:
             text = self._scalar(child)
             with self._collecting():
                 try:
-                    found.append(str(ipaddress.ip_network(text if "/" in text else "", strict=False)))
+                    found.append(
+                        str(ipaddress.ip_network(text if "/" in text else "", strict=False))
+                    )
                 except ValueError:
                     hint = "see `ip route` on the node; for a name write `interface: …`"
                     expected = "a network with its prefix length, such as 10.20.0.0/16"
@@ -125,11 +156,15 @@ class Reader:
         address = self._scalar(node)
         try:
             parts = string.Formatter().parse(address)
-            fields = {f"{name}{form}{kind or ''}" for _, name, form, kind in parts if name is not None}
+            fields = {
+                f"{name}{form}{kind or ''}" for _, name, form, kind in parts if name is not None
+            }
         except ValueError:
             fields = {"?"}
         if fields - {"node"} or not address.isprintable():
-            raise self._wrong(node, f"address {address!r}", "a name with {node} in it", 'write "{node}-ib0"')
+            raise self._wrong(
+                node, f"address {address!r}", "a name with {node} in it", 'write "{node}-ib0"'
+            )
         return address
 
     def _env(self, node: yaml.Node) -> dict[str, str]:
@@ -138,9 +173,16 @@ class Reader:
             with self._collecting():
                 variables[name] = value = self._scalar(given)
                 if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name) or not value.isprintable():
-                    raise self._wrong(key, f"env {name!r}: {value!r}", "a variable's name and its text", _ENV)
+                    raise self._wrong(
+                        key, f"env {name!r}: {value!r}", "a variable's name and its text", _ENV
+                    )
                 if name in OURS:
-                    raise self._wrong(key, f"env {name}", "variables that srunddp does not set itself", "remove it")
+                    raise self._wrong(
+                        key,
+                        f"env {name}",
+                        "variables that srunddp does not set itself",
+                        "remove it",
+                    )
         return variables
 
     def _mapping(self, node: yaml.Node, hint: str) -> dict[str, tuple[yaml.Node, yaml.Node]]:
@@ -151,24 +193,37 @@ class Reader:
             with self._collecting():
                 name = self._scalar(key)
                 if name in pairs:
-                    raise self._wrong(key, f"{name} twice in one entry", "each key once", "remove one of the two")
+                    raise self._wrong(
+                        key, f"{name} twice in one entry", "each key once", "remove one of the two"
+                    )
                 pairs[name] = (key, value)
         return pairs
 
     def _scalar(self, node: yaml.Node) -> str:
         if not isinstance(node, yaml.ScalarNode) or not node.value.strip():
-            raise self._wrong(node, shown(node), "a single value", "write one value, quoted if it has [ or *")
+            raise self._wrong(
+                node, shown(node), "a single value", "write one value, quoted if it has [ or *"
+            )
         return str(node.value)
 
 
 def _meant(name: str) -> tuple[str, str]:
     """What is expected instead of something that is no interface, and the hint."""
     if name.startswith("^"):
-        return "names to use, not to exclude", "write auto, which never takes loopback, bridges or containers' links"
+        return (
+            "names to use, not to exclude",
+            "write auto, which never takes loopback, bridges or containers' links",
+        )
     if name.startswith("="):
         return "a plain name", f"write {name[1:]}; srunddp adds the = for NCCL"
     if re.fullmatch(r"[0-9.]+(/\d+)?|[0-9a-fA-F]*:[0-9a-fA-F:]*(/\d+)?", name):
-        return "a name as `ip link` shows it", f"for a network write `network: {name}` instead of interface"
+        return (
+            "a name as `ip link` shows it",
+            f"for a network write `network: {name}` instead of interface",
+        )
     if len(parts := re.findall(r"[^\s,]+", name)) > 1:
-        return "a name as `ip link` shows it", f"for one interface a rank write [{', '.join(parts)}]"
+        return (
+            "a name as `ip link` shows it",
+            f"for one interface a rank write [{', '.join(parts)}]",
+        )
     return "a name as `ip link` shows it", "see `ip -brief address` on the node"

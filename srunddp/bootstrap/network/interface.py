@@ -1,8 +1,8 @@
 """Which network interface this rank uses, checked before any socket opens.
 
-An interface that the user exported (``GLOO_SOCKET_IFNAME``, ``NCCL_SOCKET_IFNAME``) wins over the entry
-of ifaces.conf. Gloo wants exact names; NCCL takes a list of prefixes in which ``=`` means exact and a
-leading ``^`` excludes. One choice is exported in both spellings.
+An interface that the user exported (``GLOO_SOCKET_IFNAME``, ``NCCL_SOCKET_IFNAME``) wins over the
+entry of ifaces.conf. Gloo wants exact names; NCCL takes a list of prefixes in which ``=`` means
+exact and a leading ``^`` excludes. One choice is exported in both spellings.
 """
 
 import fnmatch
@@ -13,17 +13,40 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from srunddp.bootstrap.environment.detect import Environment
-from srunddp.bootstrap.network.ifaces_conf import AUTO, NEAREST, Entries, IfacesEntry, entry_for, is_pattern
+from srunddp.bootstrap.network.ifaces_conf import (
+    AUTO,
+    NEAREST,
+    Entries,
+    IfacesEntry,
+    entry_for,
+    is_pattern,
+)
 from srunddp.errors import ConfigError, Scope
 
 GLOO = "GLOO_SOCKET_IFNAME"
 NCCL = "NCCL_SOCKET_IFNAME"
-_VIRTUAL = ("lo", "docker", "veth", "virbr", "cni", "br-", "flannel", "cali", "tunl", "kube", "podman", "lxc", "vnet")
+_VIRTUAL = (
+    "lo",
+    "docker",
+    "veth",
+    "virbr",
+    "cni",
+    "br-",
+    "flannel",
+    "cali",
+    "tunl",
+    "kube",
+    "podman",
+    "lxc",
+    "vnet",
+)
 
 
 @dataclass(frozen=True)
 class NetworkInterface:
-    """A network interface of this node: its name, addresses that others can use, speed in Mbit/s."""
+    """A network interface of this node: its name, addresses that others can use, speed in
+    Mbit/s.
+    """
 
     name: str
     up: bool
@@ -37,7 +60,9 @@ class NetworkInterface:
         return self.ipv4 + self.ipv6
 
     def __str__(self) -> str:
-        return f"{self.name} ({'' if self.up else 'down, '}{' '.join(self.addresses) or 'no address'})"
+        return (
+            f"{self.name} ({'' if self.up else 'down, '}{' '.join(self.addresses) or 'no address'})"
+        )
 
 
 Links = tuple[NetworkInterface, ...]
@@ -49,7 +74,8 @@ class SelectedInterface:
     """The choice for this rank.
 
     Attributes:
-        name: the interface; address: its numeric address, by which the others know this node if it has several.
+        name: the interface; address: its numeric address, by which the others know this node if it
+            has several.
         exports: ``GLOO_SOCKET_IFNAME``, ``NCCL_SOCKET_IFNAME`` and the entry's ``env``.
         source: the line of ifaces.conf or the variable that decided it.
         kept: the variables among ``exports`` that the user had exported, and that stay.
@@ -67,7 +93,8 @@ class SelectedInterface:
 def select_interface(
     entries: Entries, environment: Environment, variables: Mapping[str, str], links: Links
 ) -> SelectedInterface:
-    """Choose and check this rank's interface among the node's, by ifaces.conf's entries and what the user exported.
+    """Choose and check this rank's interface among the node's, by ifaces.conf's entries and what
+    the user exported.
 
     Raises:
         ConfigError: the interface is not there, down or without an address; loopback between nodes.
@@ -77,10 +104,21 @@ def select_interface(
     chooses = entry.interfaces in ((AUTO,), (NEAREST,))
     says = f"{entry.where}, {entry.rule}"
     for name, variable in (exported := _exported(variables, links)):
-        _checked(name, links, environment, f"{variable}={variables[variable]}", Scope.NODE, f"correct {variable}")
+        _checked(
+            name,
+            links,
+            environment,
+            f"{variable}={variables[variable]}",
+            Scope.NODE,
+            f"correct {variable}",
+        )
     if exported:
         name, variable = exported[0]
-        choice: _Choice = name, f"{variable}={variables[variable]}", (f"{says}: exported variables come first",)
+        choice: _Choice = (
+            name,
+            f"{variable}={variables[variable]}",
+            (f"{says}: exported variables come first",),
+        )
     elif alone or (chooses and environment.one_node):
         over = (f"{says}: not needed",) if alone and entry.interfaces != (AUTO,) else ()
         why = f"loopback, as {'a single process' if alone else 'all ranks share one node'}"
@@ -98,20 +136,31 @@ def select_interface(
 
 
 def _listed_for(entry: IfacesEntry, links: Links, environment: Environment) -> _Choice:
-    """The interface by the name, pattern or network that is this rank's; what decided it, and the others."""
+    """The interface by the name, pattern or network that is this rank's; what decided it, and the
+    others.
+    """
     rules = entry.networks or entry.interfaces
     rule = rules[environment.local_rank % len(rules)]
-    passed_over = (f"{entry.where}, {entry.rule}: by local rank, in turn",) if len(rules) > 1 else ()
+    passed_over = (
+        (f"{entry.where}, {entry.rule}: by local rank, in turn",) if len(rules) > 1 else ()
+    )
     if not entry.networks and not is_pattern(rule):
         return rule, entry.where, passed_over
-    fits = _within if entry.networks else lambda link, pattern: fnmatch.fnmatchcase(link.name, pattern)
+    fits = (
+        _within if entry.networks else lambda link, pattern: fnmatch.fnmatchcase(link.name, pattern)
+    )
     fit = [link for link in links if fits(link, rule)]
     source = f"{entry.where}, {'network' if entry.networks else 'interface'} {rule}"
     usable = sorted((link for link in fit if link.up and link.addresses), key=_order)
     if not usable:
-        found = f"no interface that is up fits {rule} on node {environment.node}, which has {_listed(links)}"
+        found = (
+            f"no interface that is up fits {rule} on node {environment.node}, which has"
+            f" {_listed(links)}"
+        )
         scope, hint = Scope.RANK if len(rules) > 1 else Scope.NODE, "correct this entry"
-        raise ConfigError(found, expected="one with an address", hint=hint, where=source, scope=scope)
+        raise ConfigError(
+            found, expected="one with an address", hint=hint, where=source, scope=scope
+        )
     best, first = usable[0].name, f"{usable[0].name} comes first by name"
     others = (f"{link.name}: {why_unusable(link) or first}" for link in fit if link.name != best)
     return best, source, (*passed_over, *others)
@@ -131,8 +180,12 @@ def _order(link: NetworkInterface) -> tuple[object, ...]:
     return bool(why_unusable(link)), [*map(str, parts[::2])], [*map(int, parts[1::2])]
 
 
-def _nearest(links: Links, environment: Environment, variables: Mapping[str, str], where: str) -> _Choice:
-    """Of the interfaces of the best kind the one nearest to this rank's GPU on PCI; of equally near ones, in turn."""
+def _nearest(
+    links: Links, environment: Environment, variables: Mapping[str, str], where: str
+) -> _Choice:
+    """Of the interfaces of the best kind the one nearest to this rank's GPU on PCI; of equally near
+    ones, in turn.
+    """
     from srunddp.bootstrap.network import pci  # most sites need none of it
 
     usable = sorted((link for link in links if not why_unusable(link)), key=_order)
@@ -144,12 +197,21 @@ def _nearest(links: Links, environment: Environment, variables: Mapping[str, str
     near = {name: pci.distance(gpu, name) for name in best}
     nearest = [name for name in best if near[name] == min(near.values())]
     chosen = nearest[environment.local_rank % len(nearest)]
-    why = {name: "as near: by local rank, in turn" if name in nearest else f"farther than {chosen}" for name in best}
+    why = {
+        name: "as near: by local rank, in turn" if name in nearest else f"farther than {chosen}"
+        for name in best
+    }
     others = (f"{link.name}: {why.get(link.name, 'slower, or not InfiniBand')}" for link in usable)
-    return chosen, f"{where}, nearest to GPU {gpu}", tuple(each for each in others if not each.startswith(f"{chosen}:"))
+    return (
+        chosen,
+        f"{where}, nearest to GPU {gpu}",
+        tuple(each for each in others if not each.startswith(f"{chosen}:")),
+    )
 
 
-def _interface(choice: _Choice, address: str, entry: IfacesEntry, variables: Mapping[str, str]) -> SelectedInterface:
+def _interface(
+    choice: _Choice, address: str, entry: IfacesEntry, variables: Mapping[str, str]
+) -> SelectedInterface:
     """The choice in both spellings and the entry's variables; what the user exported stays."""
     name, source, passed_over = choice
     family = {"NCCL_SOCKET_FAMILY": "AF_INET6"} if ":" in address else {}
@@ -162,36 +224,58 @@ def _interface(choice: _Choice, address: str, entry: IfacesEntry, variables: Map
 
 
 def _address(link: NetworkInterface, entry: IfacesEntry, environment: Environment) -> str:
-    """Of several addresses the one by which the others know this node, else the first of the same family."""
+    """Of several addresses the one by which the others know this node, else the first of the same
+    family.
+    """
     if len(link.addresses) == 1:
         return link.addresses[0]
-    networks = entry.networks[environment.local_rank % len(entry.networks) :][:1] if entry.networks else ()
-    own = [address for network in networks for address in _within(link, network)] or list(link.addresses)
+    networks = (
+        entry.networks[environment.local_rank % len(entry.networks) :][:1] if entry.networks else ()
+    )
+    own = [address for network in networks for address in _within(link, network)] or list(
+        link.addresses
+    )
     if len(own) == 1:
         return own[0]
-    name = environment.master[0] if environment.master else entry.address.format(node=environment.node)
+    name = (
+        environment.master[0] if environment.master else entry.address.format(node=environment.node)
+    )
     known = addresses_of(name or environment.node)
     families = {":" in host for host in known if not is_loopback(host)}
     return min(own, key=lambda host: (host not in known, (":" in host) not in families))
 
 
 def _exported(variables: Mapping[str, str], links: Links) -> list[tuple[str, str]]:
-    """The interfaces that the user's own variables mean on this node, each with the variable; Gloo's come first."""
+    """The interfaces that the user's own variables mean on this node, each with the variable;
+    Gloo's come first.
+    """
     found = [(name, GLOO) for name in variables.get(GLOO, "").split(",") if name]
     nccl = variables.get(NCCL, "")
     if nccl and not nccl.startswith("^"):
-        fits, wanted = str.__eq__ if nccl.startswith("=") else str.startswith, nccl.removeprefix("=").split(",")
+        fits, wanted = (
+            str.__eq__ if nccl.startswith("=") else str.startswith,
+            nccl.removeprefix("=").split(","),
+        )
         usable = [link.name for link in links if link.up and link.addresses]
         # The first one that fits; where none does, what it names first.
-        found.append((next((name for want in wanted for name in usable if fits(name, want)), wanted[0]), NCCL))
+        found.append(
+            (
+                next((name for want in wanted for name in usable if fits(name, want)), wanted[0]),
+                NCCL,
+            )
+        )
     return found
 
 
 def _automatic(links: Links, environment: Environment, source: str) -> _Choice:
     usable = [link for link in links if not why_unusable(link)]
-    passed_over = tuple(f"{link.name}: {why_unusable(link)}" for link in links if why_unusable(link))
+    passed_over = tuple(
+        f"{link.name}: {why_unusable(link)}" for link in links if why_unusable(link)
+    )
     if not usable:
-        found = f"node {environment.node} has no interface that reaches other nodes: {_listed(links)}"
+        found = (
+            f"node {environment.node} has no interface that reaches other nodes: {_listed(links)}"
+        )
         expected = "one that is up, has an address, and is not loopback, a bridge or a container's"
         hint = "name the right one in ifaces.conf"
         raise ConfigError(found, expected=expected, hint=hint, where=source, scope=Scope.NODE)
@@ -208,14 +292,20 @@ def _kind(link: NetworkInterface) -> tuple[bool, int]:
 
 
 def why_unusable(link: NetworkInterface) -> str:
-    """Why an interface of this node is none to choose; empty where it may be one that reaches other nodes."""
+    """Why an interface of this node is none to choose; empty where it may be one that reaches other
+    nodes.
+    """
     if link.name.startswith(_VIRTUAL) or Path("/sys/class/net", link.name, "bridge").exists():
         return "loopback, a bridge or a container's"
     if not link.up:
         return "down"
     if not link.addresses:
         return "no address"
-    return "a link-local address only" if all(host.startswith("169.254.") for host in link.addresses) else ""
+    return (
+        "a link-local address only"
+        if all(host.startswith("169.254.") for host in link.addresses)
+        else ""
+    )
 
 
 def is_loopback(host: str) -> bool:
@@ -231,17 +321,26 @@ def shown_speed(speed: int) -> str:
 def addresses_of(name: str) -> set[str]:
     """The addresses that a name leads to, as text; none where it does not resolve."""
     try:
-        return {str(found[4][0]) for found in socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)}
+        return {
+            str(found[4][0]) for found in socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
+        }
     except (OSError, UnicodeError):
         return set()
 
 
 def shares_subnet(own: str, other: str) -> bool:
-    """Whether an address is in the subnet that an interface of this node has for its own address."""
+    """Whether an address is in the subnet that an interface of this node has for its own
+    address.
+    """
     import psutil
 
     family = socket.AF_INET6 if ":" in own else socket.AF_INET
-    here = [found for addresses in psutil.net_if_addrs().values() for found in addresses if found.address == own]
+    here = [
+        found
+        for addresses in psutil.net_if_addrs().values()
+        for found in addresses
+        if found.address == own
+    ]
     for mask in (found.netmask for found in here if found.netmask):
         bits = [int.from_bytes(socket.inet_pton(family, text)) for text in (own, other, mask)]
         return (bits[0] ^ bits[1]) & bits[2] == 0
@@ -261,7 +360,9 @@ def _checked(
     else:
         return link
     found = f"interface {name} {wrong} on node {environment.node}, which has {_listed(links)}"
-    raise ConfigError(found, expected="one that is up and has an address", hint=hint, where=source, scope=scope)
+    raise ConfigError(
+        found, expected="one that is up and has an address", hint=hint, where=source, scope=scope
+    )
 
 
 def _listed(links: Links) -> str:
@@ -278,5 +379,9 @@ def list_interfaces() -> Links:
         ipv4 = tuple(each.address for each in addresses if each.family == socket.AF_INET)
         every6 = [each.address for each in addresses if each.family == socket.AF_INET6]
         ipv6 = tuple(address for address in every6 if not address.startswith("fe80"))
-        found.append(NetworkInterface(name, bool(state and state.isup), state.speed if state else 0, ipv4, ipv6))
+        found.append(
+            NetworkInterface(
+                name, bool(state and state.isup), state.speed if state else 0, ipv4, ipv6
+            )
+        )
     return tuple(found)

@@ -1,4 +1,6 @@
-"""How far a network interface is from a rank's GPU on the PCI bus, as the kernel shows it in sysfs."""
+"""How far a network interface is from a rank's GPU on the PCI bus, as the kernel shows it in
+sysfs.
+"""
 
 import os
 from collections.abc import Mapping
@@ -9,7 +11,9 @@ from srunddp.util.kernel_file import text_of
 from srunddp.util.nvml import SYSFS, look
 
 
-def own_gpu(local_rank: int, local_world_size: int, variables: Mapping[str, str]) -> tuple[str, str]:
+def own_gpu(
+    local_rank: int, local_world_size: int, variables: Mapping[str, str]
+) -> tuple[str, str]:
     """The PCI address of the GPU that a rank will use, or empty; and why it is not known."""
     view = look(variables.get("CUDA_VISIBLE_DEVICES"), SYSFS)
     if not view.devices:
@@ -23,10 +27,13 @@ def own_gpu(local_rank: int, local_world_size: int, variables: Mapping[str, str]
 def distance(gpu: str, interface: str) -> tuple[int, bool]:
     """How far an interface is from a GPU; the least is the nearest.
 
-    First the bridges that both are below count, as a negative number, then whether their NUMA nodes differ. An
-    interface of which sysfs shows no device, as of a virtual one, is the farthest.
+    First the bridges that both are below count, as a negative number, then whether their NUMA nodes
+    differ. An interface of which sysfs shows no device, as of a virtual one, is the farthest.
     """
-    here, there = (SYSFS / "bus/pci/devices" / gpu).resolve(), _device(SYSFS / "class/net" / interface)
+    here, there = (
+        (SYSFS / "bus/pci/devices" / gpu).resolve(),
+        _device(SYSFS / "class/net" / interface),
+    )
     if not there:
         return 0, True
     return -len(Path(os.path.commonpath((here, there))).parts), _numa(here) != _numa(there)
@@ -42,4 +49,6 @@ def _device(folder: Path) -> Path | None:
 
 def _numa(device: Path) -> str:
     """Of a PCI device, or of what is below one, as a virtio interface is."""
-    return next(filter(None, (text_of(place / "numa_node") for place in (device, *device.parents))), "")
+    return next(
+        filter(None, (text_of(place / "numa_node") for place in (device, *device.parents))), ""
+    )

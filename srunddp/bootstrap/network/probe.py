@@ -23,7 +23,8 @@ class Probe:
     Attributes:
         source: the address of this node that it comes from.
         host, port: where the other node listens.
-        interface: the interface of this node that it is bound to; empty for the one that the kernel routes it over.
+        interface: the interface of this node that it is bound to; empty for the one that the kernel
+            routes it over.
         brief: no answer is expected.
     """
 
@@ -37,18 +38,24 @@ class Probe:
 def connect(probe: Probe) -> str:
     """Why the connection fails; empty where it is made.
 
-    An interface is bound as well as its address: with the address alone the kernel sends over the interface that has
-    the route. Bound to an interface, the kernel sends to any address as to a neighbour's, and Linux answers for all
-    addresses of a node on all its interfaces. So only addresses in its own subnet count, and what is routed from it.
+    An interface is bound as well as its address: with the address alone the kernel sends over the
+    interface that has the route. Bound to an interface, the kernel sends to any address as to a
+    neighbour's, and Linux answers for all addresses of a node on all its interfaces. So only
+    addresses in its own subnet count, and what is routed from it.
     """
-    if probe.interface and not (shares_subnet(probe.source, probe.host) or _routed_from(probe.host) == probe.source):
+    if probe.interface and not (
+        shares_subnet(probe.source, probe.host) or _routed_from(probe.host) == probe.source
+    ):
         return "routed over another interface"
     with socket.socket(_family(probe.host), socket.SOCK_STREAM) as connection:
         connection.settimeout(BRIEFLY if probe.brief else WITHIN)
         try:
             if probe.interface:
-                with contextlib.suppress(PermissionError):  # kernels before 5.7 let root alone do it
-                    connection.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, probe.interface.encode())
+                # Kernels before 5.7 let root alone do it.
+                with contextlib.suppress(PermissionError):
+                    connection.setsockopt(
+                        socket.SOL_SOCKET, socket.SO_BINDTODEVICE, probe.interface.encode()
+                    )
             connection.bind((probe.source, 0))
             connection.connect((probe.host, probe.port))
         except TimeoutError:
@@ -63,8 +70,13 @@ def _family(host: str) -> socket.AddressFamily:
 
 
 def _routed_from(host: str) -> str:
-    """The address that this node would send from. Connecting a UDP socket looks up the route, and sends nothing."""
-    with socket.socket(_family(host), socket.SOCK_DGRAM) as connection, contextlib.suppress(OSError):
+    """The address that this node would send from. Connecting a UDP socket looks up the route, and
+    sends nothing.
+    """
+    with (
+        socket.socket(_family(host), socket.SOCK_DGRAM) as connection,
+        contextlib.suppress(OSError),
+    ):
         connection.connect((host, 9))
         return str(connection.getsockname()[0])
     return ""
@@ -72,9 +84,11 @@ def _routed_from(host: str) -> str:
 
 @dataclass
 class Prober:
-    """A rank that listens on addresses of its node, and connects to those of other nodes, as rank 0 asks it to.
+    """A rank that listens on addresses of its node, and connects to those of other nodes, as rank 0
+    asks it to.
 
-    Connections stay in the listener's queue, which holds 128 before Linux 5.4: nobody is asked to make more to one.
+    Connections stay in the listener's queue, which holds 128 before Linux 5.4: nobody is asked to
+    make more to one.
 
     Attributes:
         listeners: by address.
@@ -95,11 +109,15 @@ class Prober:
         return None
 
     def listen(self, address: str) -> int:
-        """Listen with an empty queue; the port that the kernel chose, 0 where the address cannot be bound."""
+        """Listen with an empty queue; the port that the kernel chose, 0 where the address cannot be
+        bound.
+        """
         if address in self.listeners:
             self.listeners.pop(address).close()
         try:
-            listener = socket.create_server((address, 0), family=_family(address), backlog=socket.SOMAXCONN)
+            listener = socket.create_server(
+                (address, 0), family=_family(address), backlog=socket.SOMAXCONN
+            )
         except OSError:
             return 0
         self.listeners[address] = listener
@@ -107,7 +125,9 @@ class Prober:
 
 
 def half_open(listeners: Iterable[socket.socket]) -> list[str]:
-    """The addresses whose connections to these sockets came through, but not the answer, by what the kernel knows."""
+    """The addresses whose connections to these sockets came through, but not the answer, by what
+    the kernel knows.
+    """
     import psutil
 
     ports = {listener.getsockname()[1] for listener in listeners}

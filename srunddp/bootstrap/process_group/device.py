@@ -30,21 +30,30 @@ def device_index(local_rank: int, local_world_size: int, visible: int, *, own: b
         return 0
     if visible >= local_world_size:
         return local_rank
-    found = f"{visible} GPUs are visible to local rank {local_rank}, and {local_world_size} ranks share this node"
+    found = (
+        f"{visible} GPUs are visible to local rank {local_rank}, and {local_world_size} ranks share"
+        " this node"
+    )
     hint = f"start with --gpus-per-node={local_world_size} --gpu-bind=none, or with fewer tasks"
-    raise ConfigError(found, expected="one GPU for each rank, or all of the node's for each", hint=hint)
+    raise ConfigError(
+        found, expected="one GPU for each rank, or all of the node's for each", hint=hint
+    )
 
 
 def identity(index: int) -> str:
     """The UUID of a device that one rank alone may use.
 
-    Empty where NCCL lets several use it, and where the UUID is another device's too, as on ROCm or of MIG instances.
+    Empty where NCCL lets several use it, and where the UUID is another device's too, as on ROCm or
+    of MIG instances.
     """
     import torch
 
     if os.environ.get("NCCL_MULTI_RANK_GPU_ENABLE") == "1":
         return ""
-    uuids = [str(torch.cuda.get_device_properties(each).uuid) for each in range(torch.cuda.device_count())]
+    uuids = [
+        str(torch.cuda.get_device_properties(each).uuid)
+        for each in range(torch.cuda.device_count())
+    ]
     return uuids[index] if uuids.count(uuids[index]) == 1 else ""
 
 
@@ -60,25 +69,36 @@ def claim_gpu(store: Store, node: str, gpu: str, rank: int) -> None:
     holder = store.compare_set(f"srunddp/gpu/{node}/{gpu}", "", str(rank)).decode()
     if holder != str(rank):
         found = f"ranks {holder} and {rank} on {node} have the same GPU, {gpu}"
-        hint = "start with --gpus-per-node=N --ntasks-per-node=N --gpu-bind=none, or use --backend gloo"
+        hint = (
+            "start with --gpus-per-node=N --ntasks-per-node=N --gpu-bind=none, or use --backend"
+            " gloo"
+        )
         raise ConfigError(found, expected="a GPU for each rank", hint=hint)
 
 
 def unused_devices(local_world_size: int, visible: int, *, own: bool = False) -> str:
-    """A warning for a task that alone sees many GPUs and can use one; empty when there is nothing to say."""
+    """A warning for a task that alone sees many GPUs and can use one; empty when there is nothing
+    to say.
+    """
     if own:
         unused = ", ".join(f"cuda:{index}" for index in range(1, visible))
-        return f"each rank sees {visible} GPUs of its own, {unused} unused; start one rank per GPU: --gpus-per-task=1"
+        return (
+            f"each rank sees {visible} GPUs of its own, {unused} unused; start one rank per GPU:"
+            " --gpus-per-task=1"
+        )
     if local_world_size > 1 or visible <= 1:
         return ""
     return (
-        f"one rank on this node and {visible} visible GPUs: {visible - 1} stay idle; "
-        f"start one rank per GPU with --ntasks-per-node={visible} --gpus-per-node={visible} --gpu-bind=none"
+        f"one rank on this node and {visible} visible GPUs: {visible - 1} stay idle; start one rank"
+        f" per GPU with --ntasks-per-node={visible} --gpus-per-node={visible} --gpu-bind=none"
     )
 
 
-def select_device(backend: str, local_rank: int, local_world_size: int) -> tuple[torch.device, str, str]:
-    """The device, the backend and a warning; the device is set as the current one before CUDA is used.
+def select_device(
+    backend: str, local_rank: int, local_world_size: int
+) -> tuple[torch.device, str, str]:
+    """The device, the backend and a warning; the device is set as the current one before CUDA is
+    used.
 
     Args:
         backend: ``nccl``, ``gloo`` or ``auto``: NCCL where CUDA is, else Gloo.
@@ -89,14 +109,27 @@ def select_device(backend: str, local_rank: int, local_world_size: int) -> tuple
     import torch
 
     if backend not in BACKENDS:
-        raise ConfigError(f"backend {backend!r}", expected=f"one of {', '.join(BACKENDS)}", hint="correct its name")
+        raise ConfigError(
+            f"backend {backend!r}",
+            expected=f"one of {', '.join(BACKENDS)}",
+            hint="correct its name",
+        )
     visible = torch.cuda.device_count()
     if backend == "nccl" and not visible:
-        hint = "ask Slurm for GPUs (--gpus-per-node), install a CUDA build of torch, or use --backend gloo"
-        raise ConfigError("backend nccl, and torch sees no GPU", expected="at least one visible GPU", hint=hint)
+        hint = (
+            "ask Slurm for GPUs (--gpus-per-node), install a CUDA build of torch, or use --backend"
+            " gloo"
+        )
+        raise ConfigError(
+            "backend nccl, and torch sees no GPU", expected="at least one visible GPU", hint=hint
+        )
     if not visible:
         return torch.device("cpu"), "gloo", ""
     own = has_own(os.environ, local_world_size, visible)
     device = torch.device("cuda", device_index(local_rank, local_world_size, visible, own=own))
     torch.cuda.set_device(device)
-    return device, "nccl" if backend == "auto" else backend, unused_devices(local_world_size, visible, own=own)
+    return (
+        device,
+        "nccl" if backend == "auto" else backend,
+        unused_devices(local_world_size, visible, own=own),
+    )

@@ -32,32 +32,42 @@ _log = logging.getLogger("srunddp")
 _GOODBYES_WITHIN = 30.0
 
 
-def init(backend: str | None = None, *, timeout: timedelta | None = None, device_id: bool = False) -> World:
-    """Join the world: choose the device and initialise the default process group on the right interface.
+def init(
+    backend: str | None = None, *, timeout: timedelta | None = None, device_id: bool = False
+) -> World:
+    """Join the world: choose the device and initialise the default process group on the right
+    interface.
 
-    Works in a script that ``srunddp`` started, and in one that srun or mpirun started directly. There the ranks wait
-    for each other for at most 300 s, and no supervisor watches them.
+    Works in a script that ``srunddp`` started, and in one that srun or mpirun started directly.
+    There the ranks wait for each other for at most 300 s, and no supervisor watches them.
 
-    The device becomes the current one. It is the CPU if no GPU is visible. Of several GPUs it is number ``local_rank``,
-    or the first if each rank sees its own, as with ``--gpus-per-task=2``.
+    The device becomes the current one. It is the CPU if no GPU is visible. Of several GPUs it is
+    number ``local_rank``, or the first if each rank sees its own, as with ``--gpus-per-task=2``.
 
     Args:
         backend: ``nccl``, ``gloo`` or ``auto``; None for what ``--backend`` said, else ``auto``.
-        timeout: of collectives and of the store, as in ``init_process_group``; None for torch's default.
-        device_id: with NCCL, hand the device to ``init_process_group``: the communicator is made at once, and those of
-            subgroups are split from it. All ranks have to take part in making each, Gloo's as well, or it hangs.
+        timeout: of collectives and of the store, as in ``init_process_group``; None for torch's
+            default.
+        device_id: with NCCL, hand the device to ``init_process_group``: the communicator is made at
+            once, and those of subgroups are split from it. All ranks have to take part in making
+            each, Gloo's as well, or it hangs.
 
     Returns:
         The world, a context manager that destroys the group at its end.
 
     Raises:
-        SrunddpError: the environment or configuration is wrong, there are too few GPUs, two ranks of NCCL have the same
-            GPU (allowed by ``NCCL_MULTI_RANK_GPU_ENABLE=1``), or the ranks did not meet.
+        SrunddpError: the environment or configuration is wrong, there are too few GPUs, two ranks
+            of NCCL have the same GPU (allowed by ``NCCL_MULTI_RANK_GPU_ENABLE=1``), or the ranks
+            did not meet.
     """
     if multiprocessing.parent_process() is not None:
         found = "srunddp.init() in a process that multiprocessing started"
-        raise ConfigError(found, expected="one call per rank", hint='keep it below `if __name__ == "__main__":`')
-    place = store.current_context() or _meet_in_process(RendezvousOptions(backend=backend or "auto"))
+        raise ConfigError(
+            found, expected="one call per rank", hint='keep it below `if __name__ == "__main__":`'
+        )
+    place = store.current_context() or _meet_in_process(
+        RendezvousOptions(backend=backend or "auto")
+    )
     world, warning = open_world(place, backend or place.backend, timeout, device_id=device_id)
     if warning and world.local_rank == 0:
         _log.warning("srunddp: %s", warning)
@@ -67,7 +77,9 @@ def init(backend: str | None = None, *, timeout: timedelta | None = None, device
 def _meet_in_process(options: RendezvousOptions) -> store.ProcessGroupContext:
     install_excepthook()
     environment = detect(os.environ)
-    if mpi.is_running() and (over_mpi := [each for each in environment.discoveries if each.starts_mpi]):
+    if mpi.is_running() and (
+        over_mpi := [each for each in environment.discoveries if each.starts_mpi]
+    ):
         # It has used PMI up, and tells as well.
         environment = replace(environment, discoveries=tuple(over_mpi))
     for note in environment.notes if environment.rank == 0 else ():
@@ -77,9 +89,13 @@ def _meet_in_process(options: RendezvousOptions) -> store.ProcessGroupContext:
         prepared = meet.prepare(options, environment)
         prepared = meet.bind(prepared)
     except SrunddpError as error:
-        meet.report_early_failure(environment, options, error, prepared.interface if prepared else None)
+        meet.report_early_failure(
+            environment, options, error, prepared.interface if prepared else None
+        )
         raise
-    broadcast = partial(mpi.broadcast, world_size=environment.world_size, interface=prepared.interface.name)
+    broadcast = partial(
+        mpi.broadcast, world_size=environment.world_size, interface=prepared.interface.name
+    )
     result = meet.rendezvous(prepared, broadcast, partial(_log.warning, "srunddp: %s"))
     place = process_group_context(prepared, result.meeting)
     store.install(place)
@@ -91,9 +107,11 @@ def _meet_in_process(options: RendezvousOptions) -> store.ProcessGroupContext:
 
 
 def _leave(pid: int, rank: int, connections: tuple[socket.socket, ...]) -> None:
-    """At the end of a process without a supervisor: rank 0 hosts the store, so it waits for the others' goodbyes.
+    """At the end of a process without a supervisor: rank 0 hosts the store, so it waits for the
+    others' goodbyes.
 
-    Not without limit, and only once the group is gone: where rank 0 ends early, the others must notice.
+    Not without limit, and only once the group is gone: where rank 0 ends early, the others must
+    notice.
     """
     import torch.distributed as dist
 

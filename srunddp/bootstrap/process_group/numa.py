@@ -47,36 +47,66 @@ def bind_near_gpu(environment: Environment, variables: Mapping[str, str]) -> Bin
     return binding
 
 
-def plan(environment: Environment, variables: Mapping[str, str], mask: set[int], sysfs: Path = SYSFS) -> Binding:
-    """Choose the CPUs of a rank from its affinity mask; nothing is changed. ``sysfs`` is where that is mounted."""
-    whole = cpuset(root=sysfs / "fs/cgroup") or numbers_of(text_of(sysfs / "devices/system/cpu/online"))
+def plan(
+    environment: Environment, variables: Mapping[str, str], mask: set[int], sysfs: Path = SYSFS
+) -> Binding:
+    """Choose the CPUs of a rank from its affinity mask; nothing is changed. ``sysfs`` is where that
+    is mounted.
+    """
+    whole = cpuset(root=sysfs / "fs/cgroup") or numbers_of(
+        text_of(sysfs / "devices/system/cpu/online")
+    )
     if mask < whole:
         return Binding(f"bound before srunddp: CPUs {ranges(mask)} of {ranges(whole)}")
     if (quota := cpu_quota(root=sysfs / "fs/cgroup") or len(mask)) < len(mask):
-        return Binding(f"the control group's quota of {quota:g} CPUs is for all ranks together, wherever they run")
+        return Binding(
+            f"the control group's quota of {quota:g} CPUs is for all ranks together, wherever"
+            " they run"
+        )
     try:
         device, where, peers = _device(environment, variables, sysfs)
     except ConfigError as error:
         return Binding(error.found)
-    near = mask & numbers_of(text_of(sysfs / "bus/pci/devices" / device["address"] / "local_cpulist"))
+    near = mask & numbers_of(
+        text_of(sysfs / "bus/pci/devices" / device["address"] / "local_cpulist")
+    )
     if device["numa"] < 0 or not near:
         return Binding(f"{where}: its NUMA node is unknown, or has none of this rank's CPUs")
     cpus, how = _share(near, peers, environment.local_rank, sysfs)
     if len(cpus) < asked(variables):
-        return Binding(f"{where}: {asked(variables)} CPUs per task were asked for, and {len(cpus)} are next to the GPU")
+        return Binding(
+            f"{where}: {asked(variables)} CPUs per task were asked for, and {len(cpus)} are next to"
+            " the GPU"
+        )
     rest = {"on other NUMA nodes": mask - near, "for other ranks with GPUs there": near - cpus}
     not_chosen = tuple(f"CPUs {ranges(those)}: {why}" for why, those in rest.items() if those)
     return Binding(f"{where} is on NUMA node {device['numa']}, {how}", frozenset(cpus), not_chosen)
 
 
-def _device(environment: Environment, variables: Mapping[str, str], sysfs: Path) -> tuple[Device, str, list[int]]:
-    """The rank's GPU, its name, and the local ranks with GPUs of its NUMA node; none where those are not visible."""
-    view, size = look(variables.get("CUDA_VISIBLE_DEVICES"), sysfs), environment.local_world_size or 0
-    visible, by_speed = view.devices, len(view.models) > 1 and variables.get("CUDA_DEVICE_ORDER") != "PCI_BUS_ID"
+def _device(
+    environment: Environment, variables: Mapping[str, str], sysfs: Path
+) -> tuple[Device, str, list[int]]:
+    """The rank's GPU, its name, and the local ranks with GPUs of its NUMA node; none where those
+    are not visible.
+    """
+    view, size = (
+        look(variables.get("CUDA_VISIBLE_DEVICES"), sysfs),
+        environment.local_world_size or 0,
+    )
+    visible, by_speed = (
+        view.devices,
+        len(view.models) > 1 and variables.get("CUDA_DEVICE_ORDER") != "PCI_BUS_ID",
+    )
     if not visible:
-        raise ConfigError(f"no GPU is visible: {view.error or view.missing or 'see CUDA_VISIBLE_DEVICES'}")
+        raise ConfigError(
+            f"no GPU is visible: {view.error or view.missing or 'see CUDA_VISIBLE_DEVICES'}"
+        )
     if len(visible) > 1 and (environment.local_rank >= size or by_speed):
-        why = "CUDA numbers different models by speed" if by_speed else "how many ranks share them is not known yet"
+        why = (
+            "CUDA numbers different models by speed"
+            if by_speed
+            else "how many ranks share them is not known yet"
+        )
         raise ConfigError(f"which of {len(visible)} GPUs this rank will use is not known: {why}")
     own = has_own(variables, size, len(visible))
     index = device_index(environment.local_rank, size, len(visible), own=own)
@@ -86,12 +116,19 @@ def _device(environment: Environment, variables: Mapping[str, str], sysfs: Path)
 
 
 def _share(near: set[int], peers: list[int], local_rank: int, sysfs: Path) -> tuple[set[int], str]:
-    """This rank's cores, each with all its hardware threads, of those that it has in common with its peers."""
+    """This rank's cores, each with all its hardware threads, of those that it has in common with
+    its peers.
+    """
     topology = sysfs / "devices/system/cpu"
-    siblings = ((text_of(topology / f"cpu{cpu}/topology/thread_siblings_list") or cpu, cpu) for cpu in sorted(near))
+    siblings = (
+        (text_of(topology / f"cpu{cpu}/topology/thread_siblings_list") or cpu, cpu)
+        for cpu in sorted(near)
+    )
     cores, count = list(group_by_key(siblings).values()), len(peers)
     if local_rank not in peers or len(cores) < count:
         return near, f"all {len(cores)} cores, which other ranks may use too"
     place = peers.index(local_rank)
     own = cores[len(cores) * place // count : len(cores) * (place + 1) // count]
-    return set(chain(*own)), f"{len(own)} of {len(cores)} cores, as {count} of the node's ranks have GPUs there"
+    return set(
+        chain(*own)
+    ), f"{len(own)} of {len(cores)} cores, as {count} of the node's ranks have GPUs there"

@@ -1,8 +1,9 @@
 """The store: what the rendezvous told becomes torch's.
 
-A script written for torchrun calls ``init_process_group()`` and finds our store, since torch's handlers for
-``env://`` and ``tcp://`` are replaced when torch is imported. Each initialisation has a prefix of its own in
-that store. Where ``MASTER_ADDR`` and ``MASTER_PORT`` are no longer ours, the handlers do as torch does.
+A script written for torchrun calls ``init_process_group()`` and finds our store, since torch's
+handlers for ``env://`` and ``tcp://`` are replaced when torch is imported. Each initialisation has
+a prefix of its own in that store. Where ``MASTER_ADDR`` and ``MASTER_PORT`` are no longer ours, the
+handlers do as torch does.
 """
 
 from __future__ import annotations
@@ -69,8 +70,14 @@ class ProcessGroupContext:
         """What a script written for torchrun reads, and the interface's variables."""
         environment, meeting = self.environment, self.meeting
         # What spare nodes have changed of Slurm's, for scripts that read these.
-        moved = {"SLURM_PROCID": environment.rank, "SLURM_NODEID": meeting.node_rank, "SLURM_NNODES": meeting.nnodes}
-        moved |= dict.fromkeys(("SLURM_NTASKS", "SLURM_NPROCS", "SLURM_STEP_NUM_TASKS"), environment.world_size)
+        moved = {
+            "SLURM_PROCID": environment.rank,
+            "SLURM_NODEID": meeting.node_rank,
+            "SLURM_NNODES": meeting.nnodes,
+        }
+        moved |= dict.fromkeys(
+            ("SLURM_NTASKS", "SLURM_NPROCS", "SLURM_STEP_NUM_TASKS"), environment.world_size
+        )
         requeues = os.environ.get("SLURM_RESTART_COUNT") or "0"
         return {
             "RANK": str(environment.rank),
@@ -93,7 +100,9 @@ class ProcessGroupContext:
         }
 
     def next_store(self) -> Store:
-        """The store under a fresh prefix, the same on all ranks as long as all initialise equally often."""
+        """The store under a fresh prefix, the same on all ranks as long as all initialise equally
+        often.
+        """
         from torch._C._distributed_c10d import TCPStore
         from torch.distributed.distributed_c10d import PrefixStore
 
@@ -125,9 +134,11 @@ def current_context() -> ProcessGroupContext | None:
 
 
 def restart_count() -> int:
-    """How often ``--restarts`` has started all ranks again: the same on all ranks; 0 at first, and after a requeue.
+    """How often ``--restarts`` has started all ranks again: the same on all ranks; 0 at first, and
+    after a requeue.
 
-    With ``--restarts`` a process that the script starts reads it from ``TORCHELASTIC_RESTART_COUNT``.
+    With ``--restarts`` a process that the script starts reads it from
+    ``TORCHELASTIC_RESTART_COUNT``.
     """
     return _joined.generation if _joined else 0
 
@@ -140,7 +151,8 @@ def install(place: ProcessGroupContext, *, ahead: bool = False) -> None:
     global _joined
     _joined = place
     leave_to_srunddp()
-    # Inherited from a torchrun around us, it would make every rank a client of a store that nobody serves.
+    # Inherited from a torchrun around us, it would make every rank a client of a store that nobody
+    # serves.
     os.environ.pop("TORCHELASTIC_USE_AGENT_STORE", None)
     os.environ.update(place.variables())
     if place.meeting.local_world_size > 1 and (ahead or "torch" not in sys.modules):
@@ -155,7 +167,9 @@ def install(place: ProcessGroupContext, *, ahead: bool = False) -> None:
         surround_import("accelerate", _set_accelerate_cpu)
 
 
-def surround_import(name: str, around: Callable[[ModuleType], AbstractContextManager[None]]) -> None:
+def surround_import(
+    name: str, around: Callable[[ModuleType], AbstractContextManager[None]]
+) -> None:
     """Enter and leave it when the script imports a module; now, where that has been imported."""
     if name in sys.modules:
         with around(sys.modules[name]):
@@ -165,7 +179,9 @@ def surround_import(name: str, around: Callable[[ModuleType], AbstractContextMan
 
 @contextlib.contextmanager
 def gc_frozen(_: object = None) -> Iterator[None]:
-    """Spare Python's collector torch's modules, which never become garbage: now, in training and when Python ends."""
+    """Spare Python's collector torch's modules, which never become garbage: now, in training and
+    when Python ends.
+    """
     enabled = gc.isenabled()
     gc.disable()
     event("import")
@@ -180,19 +196,26 @@ def gc_frozen(_: object = None) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _set_accelerate_cpu(_: ModuleType) -> Iterator[None]:
-    """As ``accelerate launch --cpu``: without a GPU ranks are a world for it only if it is told of CPUs."""
+    """As ``accelerate launch --cpu``: without a GPU ranks are a world for it only if it is told of
+    CPUs.
+    """
     import torch
 
-    # is_available() would initialise CUDA, which processes forked later could not use then; this asks NVML.
+    # is_available() would initialise CUDA, which processes forked later could not use then; this
+    # asks NVML.
     if not torch.accelerator.device_count():
         os.environ.setdefault("ACCELERATE_USE_CPU", "true")
     yield
 
 
 class _OnImport:
-    """Enters ``around`` before a module of this name is executed, and leaves it after; its import is the script's."""
+    """Enters ``around`` before a module of this name is executed, and leaves it after; its import
+    is the script's.
+    """
 
-    def __init__(self, name: str, around: Callable[[ModuleType], AbstractContextManager[None]]) -> None:
+    def __init__(
+        self, name: str, around: Callable[[ModuleType], AbstractContextManager[None]]
+    ) -> None:
         self.name, self.around, self._looking = name, around, False
 
     def find_spec(
@@ -225,7 +248,9 @@ def _replacing_handlers(rendezvous: ModuleType) -> Iterator[None]:
             handlers[scheme] = partial(_handle, handlers[scheme])
 
 
-def _handle(stock: Callable[..., Iterator[Any]], url: str, **options: Any) -> Iterator[tuple[Store, int, int]]:
+def _handle(
+    stock: Callable[..., Iterator[Any]], url: str, **options: Any
+) -> Iterator[tuple[Store, int, int]]:
     """A rendezvous handler of torch's, which does as torch's own does where the url is not ours."""
     place = current_context()
     if place is None or not _is_ours(url, place, os.environ):
@@ -244,7 +269,11 @@ def _is_ours(url: str, place: ProcessGroupContext, variables: Mapping[str, str])
     given = {name: variables.get(name, "") for name in names}
     if parts.scheme == "tcp":
         given |= {"MASTER_ADDR": parts.hostname or "", "MASTER_PORT": str(parts.port)}
-    given |= {name.upper(): values[0] for name, values in parse_qs(parts.query).items() if name.upper() in names}
+    given |= {
+        name.upper(): values[0]
+        for name, values in parse_qs(parts.query).items()
+        if name.upper() in names
+    }
     return given == wanted
 
 
@@ -265,14 +294,20 @@ def process_group_context(prepared: RankSetup, meeting: RendezvousInfo) -> Proce
 
 @contextlib.contextmanager
 def without_reverse_dns() -> Iterator[None]:
-    """For this thread, answer reverse look-ups from files alone, and keep c10d from warning that it found none.
+    """For this thread, answer reverse look-ups from files alone, and keep c10d from warning that it
+    found none.
 
-    TCPStore looks up the name of the address it connects to, for a log line. Where reverse DNS does not answer, that
-    costs up to ten seconds and prints a warning that users take for the cause of other trouble.
+    TCPStore looks up the name of the address it connects to, for a log line. Where reverse DNS does
+    not answer, that costs up to ten seconds and prints a warning that users take for the cause of
+    other trouble.
     """
     import platform
 
-    if platform.libc_ver()[0] != "glibc" or ctypes.sizeof(ctypes.c_long) != 8 or "TORCH_CPP_LOG_LEVEL" in os.environ:
+    if (
+        platform.libc_ver()[0] != "glibc"
+        or ctypes.sizeof(ctypes.c_long) != 8
+        or "TORCH_CPP_LOG_LEVEL" in os.environ
+    ):
         yield
         return
     libc = ctypes.CDLL(None)

@@ -1,4 +1,6 @@
-"""The world as a script sees it: this rank's place in it, its device, and the default process group."""
+"""The world as a script sees it: this rank's place in it, its device, and the default process
+group.
+"""
 
 from __future__ import annotations
 
@@ -25,8 +27,9 @@ _LOOK_EVERY, _LOOK_SELDOM = 0.01, 1.0
 def wait_for_gloo_threads() -> None:
     """Wait until Gloo's threads rest, at most 2 seconds; call before Python ends.
 
-    Such a thread gives back a finished collective's Python objects a moment after the script saw its result.
-    When Python is ending by then, the process aborts, and a good run has the exit code 134.
+    Such a thread gives back a finished collective's Python objects a moment after the script saw
+    its result. When Python is ending by then, the process aborts, and a good run has the exit code
+    134.
     """
     deadline, before = time.monotonic() + 2.0, _gloo_activity()
     while before and time.monotonic() < deadline:
@@ -42,15 +45,21 @@ def _gloo_activity() -> dict[str, tuple[str, int]]:
     activity = {}
     for status in Path("/proc/self/task").glob("*/status"):
         with contextlib.suppress(OSError):
-            fields = dict(line.split(":\t", 1) for line in status.read_text().splitlines() if ":\t" in line)
+            fields = dict(
+                line.split(":\t", 1) for line in status.read_text().splitlines() if ":\t" in line
+            )
             if fields["Name"] == "pt_gloo_runloop":
-                switches = int(fields["voluntary_ctxt_switches"]) + int(fields["nonvoluntary_ctxt_switches"])
+                switches = int(fields["voluntary_ctxt_switches"]) + int(
+                    fields["nonvoluntary_ctxt_switches"]
+                )
                 activity[status.parent.name] = (fields["State"][0], switches)
     return activity
 
 
 def await_message(store: Store, key: str) -> str:
-    """What another rank has set; asked for again and again, as waiting for it would have a time limit."""
+    """What another rank has set; asked for again and again, as waiting for it would have a time
+    limit.
+    """
     pause = _LOOK_EVERY
     while not store.check([key]):
         time.sleep(pause)
@@ -93,14 +102,22 @@ class World:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
-        # After an error the others may still be in a collective, and NCCL's destroying would wait for them.
-        if error is None or isinstance(error, Stopped) or (isinstance(error, SystemExit) and not error.code):
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _: object
+    ) -> None:
+        # After an error the others may still be in a collective, and NCCL's destroying would wait
+        # for them.
+        if (
+            error is None
+            or isinstance(error, Stopped)
+            or (isinstance(error, SystemExit) and not error.code)
+        ):
             self.close()
 
     @contextlib.contextmanager
     def rank_zero_first(self, *, per_node: bool = False) -> Iterator[None]:
-        """``with world.rank_zero_first():`` runs its body on rank 0 first, then on all others at once; for downloads.
+        """``with world.rank_zero_first():`` runs its body on rank 0 first, then on all others at
+        once; for downloads.
 
         No time limit counts meanwhile. All ranks come here, and equally often.
 
@@ -146,7 +163,8 @@ def open_world(
 
     Args:
         backend: ``nccl``, ``gloo`` or ``auto``.
-        timeout: of collectives and of the store, ``init_process_group``'s own; None for torch's default.
+        timeout: of collectives and of the store, ``init_process_group``'s own; None for torch's
+            default.
         device_id: hand the device to ``init_process_group``, with NCCL.
 
     Returns:
@@ -158,12 +176,17 @@ def open_world(
     from srunddp.bootstrap.process_group import device
 
     environment, meeting = place.environment, place.meeting
-    chosen, backend, warning = device.select_device(backend, environment.local_rank, meeting.local_world_size)
+    chosen, backend, warning = device.select_device(
+        backend, environment.local_rank, meeting.local_world_size
+    )
     store = place.next_store()
     if backend == "nccl" and (gpu := device.identity(chosen.index)):
         device.claim_gpu(store, environment.node, gpu, environment.rank)
-    # As init_process_group does with a store of its own making; else it would wait for 5 minutes at most.
-    store.set_timeout(timeout or (backend == "nccl" and default_pg_nccl_timeout) or default_pg_timeout)
+    # As init_process_group does with a store of its own making; else it would wait for 5 minutes at
+    # most.
+    store.set_timeout(
+        timeout or (backend == "nccl" and default_pg_nccl_timeout) or default_pg_timeout
+    )
     dist.init_process_group(
         backend,
         store=store,
@@ -173,7 +196,8 @@ def open_world(
         device_id=chosen if device_id and backend == "nccl" else None,
     )
     if backend == "gloo":
-        # Where a rank destroys its group at once, Gloo fails on ranks that are still connecting to it.
+        # Where a rank destroys its group at once, Gloo fails on ranks that are still connecting to
+        # it.
         if store.add("ranks_initialised", 1) == environment.world_size:
             store.set("all_initialised", "")
         store.wait(["all_initialised"])

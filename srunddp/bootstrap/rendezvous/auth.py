@@ -1,7 +1,9 @@
-"""Proof that both ends of a connection belong to one world. The token of a hello only prevents mix-ups.
+"""Proof that both ends of a connection belong to one world. The token of a hello only prevents
+mix-ups.
 
-What a rank has decides the kind of proof: ``secret`` where PMI or MPI carried one to it, else ``munge`` where Slurm's
-authentication service works on this node, else ``none``. Both ends need the same kind.
+What a rank has decides the kind of proof: ``secret`` where PMI or MPI carried one to it, else
+``munge`` where Slurm's authentication service works on this node, else ``none``. Both ends need the
+same kind.
 """
 
 import contextlib
@@ -17,7 +19,9 @@ SERVER, CLIENT = "rank 0", "rank"  # the roles, so that no proof can be sent bac
 MUNGE_SOCKET = "SRUNDDP_MUNGE_SOCKET"
 SECRET_BYTES = 32
 EXPECTED = "one proof that all nodes have"
-HINT = "start munged with one key on all nodes, or use `srun --mpi=pmi2`, whose secret needs no munge"
+HINT = (
+    "start munged with one key on all nodes, or use `srun --mpi=pmi2`, whose secret needs no munge"
+)
 _LONGEST_NONCE = 64
 
 # munge.h
@@ -34,7 +38,8 @@ class Challenge:
 
     Attributes:
         token: of the run; rank: that says hello.
-        server_address: rank 0's end of this connection, so that nobody in between passes a proof on from another port.
+        server_address: rank 0's end of this connection, so that nobody in between passes a proof on
+            from another port.
         client_nonce, server_nonce: the nonces of the rank and of rank 0.
     """
 
@@ -51,7 +56,9 @@ class Challenge:
 
 @dataclass(frozen=True)
 class Authenticator:
-    """One kind of proof, of ``KINDS``. This class itself proves nothing: whoever has the token is believed."""
+    """One kind of proof, of ``KINDS``. This class itself proves nothing: whoever has the token is
+    believed.
+    """
 
     kind: ClassVar[str] = "none"
 
@@ -79,13 +86,17 @@ class HmacAuthenticator(Authenticator):
     def why_invalid(self, proof: object, text: bytes) -> str:
         import hmac
 
-        right = isinstance(proof, str) and hmac.compare_digest(proof.encode(errors="replace"), self.sign(text).encode())
+        right = isinstance(proof, str) and hmac.compare_digest(
+            proof.encode(errors="replace"), self.sign(text).encode()
+        )
         return "" if right else "it does not have the secret of this run"
 
 
 @dataclass(frozen=True)
 class MungeAuthenticator(Authenticator):
-    """Credentials that munged, on its socket or the default one, makes for this user, and only this user can decode."""
+    """Credentials that munged, on its socket or the default one, makes for this user, and only this
+    user can decode.
+    """
 
     library: ctypes.CDLL
     socket: str = ""
@@ -94,7 +105,11 @@ class MungeAuthenticator(Authenticator):
     def sign(self, text: bytes) -> str:
         made = ctypes.c_char_p()
         with self._context() as context:
-            self._check(self.library.munge_encode(ctypes.byref(made), context, text, ctypes.c_int(len(text))))
+            self._check(
+                self.library.munge_encode(
+                    ctypes.byref(made), context, text, ctypes.c_int(len(text))
+                )
+            )
         proof = (made.value or b"").decode()
         _libc.free(made)
         return proof
@@ -114,7 +129,9 @@ class MungeAuthenticator(Authenticator):
         data, size = ctypes.c_void_p(), ctypes.c_int()
         user, group = ctypes.c_uint32(), ctypes.c_uint32()
         with self._context() as context:
-            answer = self.library.munge_decode(proof, context, *map(ctypes.byref, (data, size, user, group)))
+            answer = self.library.munge_decode(
+                proof, context, *map(ctypes.byref, (data, size, user, group))
+            )
         text = ctypes.string_at(data, size.value) if data.value else b""
         _libc.free(data)
         # One that is expired or replayed is decoded as well.
@@ -125,23 +142,33 @@ class MungeAuthenticator(Authenticator):
     def _context(self) -> Iterator[ctypes.c_void_p]:
         context = ctypes.c_void_p(self.library.munge_ctx_create())
         try:
-            self._check(self.library.munge_ctx_set(context, _UID_RESTRICTION, ctypes.c_uint32(os.geteuid())))
+            self._check(
+                self.library.munge_ctx_set(context, _UID_RESTRICTION, ctypes.c_uint32(os.geteuid()))
+            )
             if self.socket:
-                self._check(self.library.munge_ctx_set(context, _SOCKET, ctypes.c_char_p(os.fsencode(self.socket))))
+                self._check(
+                    self.library.munge_ctx_set(
+                        context, _SOCKET, ctypes.c_char_p(os.fsencode(self.socket))
+                    )
+                )
             yield context
         finally:
             self.library.munge_ctx_destroy(context)
 
     def _check(self, answer: int) -> None:
         if answer:
-            raise ProofError(f"munge: {self.library.munge_strerror(answer).decode(errors='replace')}")
+            raise ProofError(
+                f"munge: {self.library.munge_strerror(answer).decode(errors='replace')}"
+            )
 
 
 _libc = ctypes.CDLL(None)
 
 
 def choose_authenticator(secret: str = "") -> Authenticator:
-    """This rank's kind of proof; ``secret`` is in hexadecimal, and empty where neither PMI nor MPI carried one."""
+    """This rank's kind of proof; ``secret`` is in hexadecimal, and empty where neither PMI nor MPI
+    carried one.
+    """
     return HmacAuthenticator(bytes.fromhex(secret)) if secret else _munge_here() or Authenticator()
 
 

@@ -1,4 +1,5 @@
-"""The ranks meet: each says hello to rank 0, and all are told the store's address when the last has come.
+"""The ranks meet: each says hello to rank 0, and all are told the store's address when the last has
+come.
 
 A hello carries a token of job and step, so that a stranger's socket, or another step's rank 0, is
 recognised and ignored; and both ends prove that they belong to this world. The connection that
@@ -28,8 +29,10 @@ from srunddp.util.tcp import limit_silence
 
 ANSWER_WITHIN = 1.0
 _LONGEST_PATIENCE = 8.0
-ANSWERED_PER_SECOND = 2000  # ranks, by rank 0 at least, where all come at once; munged does 4,000 proofs
-# Linux keeps so many connections until they are accepted, and drops others, which try again 1 s later, and then 2 s.
+# Ranks, by rank 0 at least, where all come at once; munged does 4,000 proofs.
+ANSWERED_PER_SECOND = 2000
+# Linux keeps so many connections until they are accepted, and drops others, which try again 1 s
+# later, and then 2 s.
 _AT_ONCE, _LATER_PER_SECOND = 4096, 16000
 # Rank 0 keeps the deadline, and may have begun to wait later than this rank did.
 _RANK_ZERO_LATER = 60.0
@@ -46,8 +49,8 @@ def join(
 ) -> tuple[socket.socket, RendezvousInfo]:
     """The other ranks' side: find rank 0 among the candidates, say hello, wait for the answer.
 
-    Strangers that refuse, stay mute, answer something else or prove nothing are ignored. Rank 0 may come
-    later than this rank, so the candidates are tried again until the deadline.
+    Strangers that refuse, stay mute, answer something else or prove nothing are ignored. Rank 0 may
+    come later than this rank, so the candidates are tried again until the deadline.
 
     Args:
         candidates: addresses, the likeliest first; a single one where a channel told it.
@@ -55,16 +58,20 @@ def join(
         deadline: of :func:`time.monotonic`.
         own: this rank's kind of proof; None for none.
         interrupt: ends the search by this rank's own failure, of which rank 0 is told.
-        lost_after: seconds without an answer of rank 0's node, after which rank 0 is lost; None for no limit.
+        lost_after: seconds without an answer of rank 0's node, after which rank 0 is lost; None for
+            no limit.
 
     Raises:
-        RendezvousError: rank 0 was not found in time, refused, or has addresses of another family only.
+        RendezvousError: rank 0 was not found in time, refused, or has addresses of another family
+            only.
         PeerError: a rank failed during the rendezvous, this one perhaps.
         ReassignedError: this is a task of a spare node, and gets a rank.
     """
     own, cancel = own or Authenticator(), interrupt or CancelToken()
     try:
-        return RendezvousClient(_reachable(candidates, hello), hello, own, cancel, lost_after).run(deadline)
+        return RendezvousClient(_reachable(candidates, hello), hello, own, cancel, lost_after).run(
+            deadline
+        )
     finally:
         if not interrupt:
             cancel.close()
@@ -73,13 +80,17 @@ def join(
 def report_failure(
     candidates: list[Address], hello: Hello, own: Authenticator, what: AbortReason, deadline: float
 ) -> bool:
-    """Tell rank 0 that this rank has failed before it could meet the others; whether rank 0 knows of it.
+    """Tell rank 0 that this rank has failed before it could meet the others; whether rank 0 knows
+    of it.
 
     The address in the hello may be empty, where the failure is about the interface.
     """
-    # Not the token that may just have ended the search. An error: rank 0 refuses us, or we can reach none.
+    # Not the token that may just have ended the search. An error: rank 0 refuses us, or we can
+    # reach none.
     with contextlib.closing(CancelToken()) as cancel, contextlib.suppress(SrunddpError):
-        return RendezvousClient(_reachable(candidates, hello), hello, own, cancel).tell(what, deadline)
+        return RendezvousClient(_reachable(candidates, hello), hello, own, cancel).tell(
+            what, deadline
+        )
     return False
 
 
@@ -89,11 +100,16 @@ def _reachable(candidates: list[Address], hello: Hello) -> list[Address]:
     Raises:
         RendezvousError: all are of another.
     """
-    found = [one for one in candidates if not hello.address or one.family == Address(hello.address, 0).family]
+    found = [
+        one
+        for one in candidates
+        if not hello.address or one.family == Address(hello.address, 0).family
+    ]
     if found or not candidates:
         return found
     raise RendezvousError(
-        f"rank 0 has {', '.join(dict.fromkeys(each.host for each in candidates))}, {hello} has {hello.address}",
+        f"rank 0 has {', '.join(dict.fromkeys(each.host for each in candidates))}, {hello} has"
+        f" {hello.address}",
         expected="IPv4 on all nodes or IPv6 on all",
         hint="correct ifaces.conf so that all interfaces have addresses of one family",
     )
@@ -150,7 +166,9 @@ class RendezvousClient:
             self.interrupt.wait(min(time.monotonic() + 0.05 * patience, deadline))
 
     def tell(self, what: AbortReason, deadline: float) -> bool:
-        """Say hello as often as it takes, and then that this rank has failed; whether rank 0 knows of it."""
+        """Say hello as often as it takes, and then that this rank has failed; whether rank 0 knows
+        of it.
+        """
         while self.candidates and time.monotonic() < deadline:
             for address in self.candidates:
                 if greeted := self._try(address, ANSWER_WITHIN, deadline):
@@ -164,14 +182,20 @@ class RendezvousClient:
     def _stop_if_interrupted(self) -> None:
         if failure := self.interrupt.failure:
             by = time.monotonic() + protocol.TELL_FOR
-            raise self._failed(failure, report_failure(self.candidates, self.hello, self.own, failure, by))
+            raise self._failed(
+                failure, report_failure(self.candidates, self.hello, self.own, failure, by)
+            )
 
     def _failed(self, failure: AbortReason, reported: bool) -> PeerError:
         """This rank's own failure, which rank 0 prints where it was reported to it."""
         return failure.of(self.hello.rank, self.hello.node, Scope.JOB if reported else Scope.RANK)
 
-    def _try(self, address: Address, patience: float, deadline: float) -> tuple[socket.socket, str] | None:
-        """The connection to rank 0, which has proven itself, and our proof for it; None where this is not rank 0."""
+    def _try(
+        self, address: Address, patience: float, deadline: float
+    ) -> tuple[socket.socket, str] | None:
+        """The connection to rank 0, which has proven itself, and our proof for it; None where this
+        is not rank 0.
+        """
         connection = socket.socket(address.family, socket.SOCK_STREAM)
         try:
             return connection, self._greet(connection, address, patience, deadline)
@@ -186,15 +210,20 @@ class RendezvousClient:
         connection.close()
         return None
 
-    def _greet(self, connection: socket.socket, address: Address, patience: float, deadline: float) -> str:
+    def _greet(
+        self, connection: socket.socket, address: Address, patience: float, deadline: float
+    ) -> str:
         nonce = auth.nonce()
         connection.settimeout(max(0.01, min(patience, deadline - time.monotonic())))
-        # Between two subnets routes decide: a strict reverse-path filter drops what comes by another interface.
+        # Between two subnets routes decide: a strict reverse-path filter drops what comes by
+        # another interface.
         if self.hello.address and shares_subnet(self.hello.address, address.host):
             connection.bind((self.hello.address, 0))
         connection.connect((address.host, address.port))
         send(connection, {"hello": asdict(self.hello), "nonce": nonce, "kind": self.own.kind})
-        answer_by = min(time.monotonic() + patience + self.hello.world_size / ANSWERED_PER_SECOND, deadline)
+        answer_by = min(
+            time.monotonic() + patience + self.hello.world_size / ANSWERED_PER_SECOND, deadline
+        )
         self.interrupt.wait(answer_by, connection)
         self._stop_if_interrupted()
         return self._prove(connection, nonce, receive(connection, answer_by))
@@ -210,7 +239,11 @@ class RendezvousClient:
         if "seen" not in greeting or not auth.is_nonce(greeting.get("nonce")):
             raise _StrangerError("belongs to somebody else")
         challenge = Challenge(
-            self.hello.token, self.hello.rank, str(Address(*connection.getpeername()[:2])), nonce, greeting["nonce"]
+            self.hello.token,
+            self.hello.rank,
+            str(Address(*connection.getpeername()[:2])),
+            nonce,
+            greeting["nonce"],
         )
         if objection := self.own.why_invalid(greeting.get("proof"), challenge.text(auth.SERVER)):
             raise _RefusedError(f"did not prove that it is rank 0: {objection}")
@@ -225,22 +258,33 @@ class RendezvousClient:
     def _not_found(self) -> RendezvousError:
         first, *more = self.candidates
         own = f" ({self.hello.address})" if self.hello.address else ""
-        why = self.passed_over.get(_StrangerError) or self.passed_over.get(_PassedOverError, "nothing tried")
+        why = self.passed_over.get(_StrangerError) or self.passed_over.get(
+            _PassedOverError, "nothing tried"
+        )
         return RendezvousError(
-            f"{self.hello}{own} did not reach rank 0 at {first}{f' and {len(more)} more' if more else ''}: {why}",
+            f"{self.hello}{own} did not reach rank 0 at"
+            f" {first}{f' and {len(more)} more' if more else ''}: {why}",
             expected="rank 0 to answer there",
-            hint="see whether rank 0 started, and whether both nodes' interfaces are on one network",
+            hint=(
+                "see whether rank 0 started, and whether both nodes' interfaces are on one network"
+            ),
         )
 
-    def _await_others(self, connection: socket.socket, proof: str, address: Address, deadline: float) -> RendezvousInfo:
+    def _await_others(
+        self, connection: socket.socket, proof: str, address: Address, deadline: float
+    ) -> RendezvousInfo:
         send(connection, {"here": True, "proof": proof})
         if self.lost_after is not None:
             limit_silence(connection, self.lost_after)
         try:
-            return self._receive_info(connection, max(deadline, time.monotonic()) + _RANK_ZERO_LATER)
+            return self._receive_info(
+                connection, max(deadline, time.monotonic()) + _RANK_ZERO_LATER
+            )
         except (OSError, TypeError):
             found = f"{self.hello} lost rank 0 at {address} during the rendezvous"
-            raise RendezvousError(found, expected="rank 0 to stay", hint="see rank 0's own message") from None
+            raise RendezvousError(
+                found, expected="rank 0 to stay", hint="see rank 0's own message"
+            ) from None
 
     def _receive_info(self, connection: socket.socket, deadline: float) -> RendezvousInfo:
         while True:
@@ -251,7 +295,9 @@ class RendezvousClient:
             if "failed" in answer:
                 raise protocol.error_from_message(answer)
             if "refused" in answer:
-                raise self._refusal(f"rank 0 refused it: {str(answer['refused'])[:_LONGEST_REASON]}")
+                raise self._refusal(
+                    f"rank 0 refused it: {str(answer['refused'])[:_LONGEST_REASON]}"
+                )
             if isinstance(answer.get("rank"), int):
                 connection.close()
                 raise ReassignedError(answer["rank"])

@@ -1,4 +1,6 @@
-"""Where rank 0 is: what it published, or the addresses and ports at which the others look for it."""
+"""Where rank 0 is: what it published, or the addresses and ports at which the others look for
+it.
+"""
 
 import os
 from collections.abc import Callable
@@ -9,7 +11,13 @@ from srunddp.bootstrap.environment.cpus import mask
 from srunddp.bootstrap.environment.detect import Environment
 from srunddp.bootstrap.environment.rank_zero_discovery import Discovery
 from srunddp.bootstrap.network.ifaces_conf import DEFAULT, Entries, IfacesEntry, entry_for
-from srunddp.bootstrap.network.interface import Links, SelectedInterface, addresses_of, is_loopback, list_interfaces
+from srunddp.bootstrap.network.interface import (
+    Links,
+    SelectedInterface,
+    addresses_of,
+    is_loopback,
+    list_interfaces,
+)
 from srunddp.bootstrap.rendezvous.auth import Authenticator, choose_authenticator
 from srunddp.bootstrap.rendezvous.protocol import Address, Hello, decode_advertisement
 from srunddp.errors import ConfigError, Scope
@@ -17,7 +25,9 @@ from srunddp.util.console import SAY_EVERY, periodically
 
 Broadcast = Callable[[str | None], str]
 Say = Callable[[str], None]
-OTHER_NAME = 'set `address: "{node}-data"` or the like in ifaces.conf, or start with `srun --mpi=pmi2`'
+OTHER_NAME = (
+    'set `address: "{node}-data"` or the like in ifaces.conf, or start with `srun --mpi=pmi2`'
+)
 
 
 def token(environment: Environment) -> str:
@@ -33,7 +43,9 @@ def token(environment: Environment) -> str:
 
 
 def hello(environment: Environment, token: str, address: str = "") -> Hello:
-    """What this rank says of itself; ``address`` is that of its interface, to connect from, and empty for any."""
+    """What this rank says of itself; ``address`` is that of its interface, to connect from, and
+    empty for any.
+    """
     return Hello(
         token=token,
         rank=environment.rank,
@@ -51,17 +63,24 @@ def hello(environment: Environment, token: str, address: str = "") -> Hello:
 def introduce(
     environment: Environment, published: str, address: str = ""
 ) -> tuple[Hello, Authenticator, list[Address]]:
-    """What this rank says of itself, as :func:`hello`, its proof, and where rank 0 has published that it is.
+    """What this rank says of itself, as :func:`hello`, its proof, and where rank 0 has published
+    that it is.
 
     ``published`` is empty where rank 0 publishes nothing.
     """
     if not published:
         return hello(environment, token(environment), address), choose_authenticator(), []
     found = decode_advertisement(published)
-    return hello(environment, found.token, address), choose_authenticator(found.secret), found.addresses
+    return (
+        hello(environment, found.token, address),
+        choose_authenticator(found.secret),
+        found.addresses,
+    )
 
 
-def rendezvous_ports(environment: Environment, entry: IfacesEntry, forced: range | None) -> list[int]:
+def rendezvous_ports(
+    environment: Environment, entry: IfacesEntry, forced: range | None
+) -> list[int]:
     """The ports that rank 0 tries for the rendezvous, and the others look at, in order.
 
     A firewall leaves open those of ``--port``, or of the entry of ifaces.conf for rank 0's node.
@@ -73,7 +92,8 @@ def rendezvous_ports(environment: Environment, entry: IfacesEntry, forced: range
 def discover(
     environment: Environment, message: str | None, timeout: float, over_mpi: Broadcast, say: Say
 ) -> tuple[str, str]:
-    """The channel that works, and what rank 0 published over it; nothing where its address is worked out.
+    """The channel that works, and what rank 0 published over it; nothing where its address is
+    worked out.
 
     Args:
         message: what rank 0 says; None on the others.
@@ -89,56 +109,91 @@ def discover(
         if not way.publishes:
             return way.name, ""
         try:
-            with periodically(waiting, f"waiting for all ranks in {way.waits_in}, {{}} s so far", SAY_EVERY):
+            with periodically(
+                waiting, f"waiting for all ranks in {way.waits_in}, {{}} s so far", SAY_EVERY
+            ):
                 if way.starts_mpi:
                     return way.name, over_mpi(message)
                 return way.name, way.exchange(message, environment, timeout)
         except mpi.MpiNotLaunchedError as reason:
             unsuitable = reason
-    hint = "install mpi4py for it, start with `srun --mpi=pmi2` or `--mpi=pmix`, or use --channel slurm"
-    raise ConfigError(str(unsuitable), expected="mpi4py built for the MPI of this launcher", hint=hint, scope=Scope.JOB)
+    hint = (
+        "install mpi4py for it, start with `srun --mpi=pmi2` or `--mpi=pmix`, or use --channel"
+        " slurm"
+    )
+    raise ConfigError(
+        str(unsuitable),
+        expected="mpi4py built for the MPI of this launcher",
+        hint=hint,
+        scope=Scope.JOB,
+    )
 
 
 def working_out(environment: Environment) -> Discovery:
-    """The way by which the ranks work out where rank 0 is; where it publishes that, the one over which it does."""
-    return next((each for each in environment.discoveries if not each.publishes), environment.discovery)
+    """The way by which the ranks work out where rank 0 is; where it publishes that, the one over
+    which it does.
+    """
+    return next(
+        (each for each in environment.discoveries if not each.publishes), environment.discovery
+    )
 
 
 def rank_zero_name(environment: Environment, entries: Entries) -> tuple[IfacesEntry, str]:
-    """The entry of ifaces.conf for rank 0's node, and the name by which the others look for it, or a ConfigError."""
+    """The entry of ifaces.conf for rank 0's node, and the name by which the others look for it, or
+    a ConfigError.
+    """
     zero = working_out(environment).rank_zero(environment)
     entry = entry_for(entries, zero.name) if zero.is_node else DEFAULT
     return entry, hostname_of(entry, zero.name)
 
 
 def candidate_addresses(
-    environment: Environment, interface: SelectedInterface | None, entries: Entries, forced: range | None
+    environment: Environment,
+    interface: SelectedInterface | None,
+    entries: Entries,
+    forced: range | None,
 ) -> list[Address]:
     """Where rank 0 may listen, worked out from what this rank knows.
 
-    If it shares this rank's node, that is this rank's interface, or any of them where it has none. A ConfigError where
-    its node cannot be known, or its name leads nowhere that other nodes reach.
+    If it shares this rank's node, that is this rank's interface, or any of them where it has none.
+    A ConfigError where its node cannot be known, or its name leads nowhere that other nodes reach.
     """
     entry, name = rank_zero_name(environment, entries)
     here = working_out(environment).rank_zero(environment).here
     hosts = _own(environment, interface) if here else _resolve(name, environment)
-    return [Address(host, port) for port in rendezvous_ports(environment, entry, forced) for host in hosts]
+    return [
+        Address(host, port)
+        for port in rendezvous_ports(environment, entry, forced)
+        for host in hosts
+    ]
 
 
 def _own(environment: Environment, interface: SelectedInterface | None) -> list[str]:
     if interface:
         return [interface.address]
     addresses = [address for link in list_interfaces() for address in link.addresses]
-    return ["127.0.0.1"] if environment.one_node else [host for host in addresses if not is_loopback(host)]
+    return (
+        ["127.0.0.1"]
+        if environment.one_node
+        else [host for host in addresses if not is_loopback(host)]
+    )
 
 
-def resolve_node(environment: Environment, interface: SelectedInterface | None, entries: Entries) -> list[str]:
-    """On rank 0: those of this node's own addresses at which the others look for it, by its name or beside it."""
+def resolve_node(
+    environment: Environment, interface: SelectedInterface | None, entries: Entries
+) -> list[str]:
+    """On rank 0: those of this node's own addresses at which the others look for it, by its name or
+    beside it.
+    """
     beside = [interface.address] if interface else []
     if environment.one_node:
         return beside or _own(environment, None)
-    found = addresses_of(_own_name(environment, entry_for(entries, environment.node, or_default=True)))
-    return list(dict.fromkeys([*beside, *(host for host in _own(environment, None) if host in found)]))
+    found = addresses_of(
+        _own_name(environment, entry_for(entries, environment.node, or_default=True))
+    )
+    return list(
+        dict.fromkeys([*beside, *(host for host in _own(environment, None) if host in found)])
+    )
 
 
 def hostname_of(entry: IfacesEntry, node: str) -> str:
@@ -156,21 +211,42 @@ def _resolve(name: str, environment: Environment) -> list[str]:
     if reachable := sorted(host for host in found if environment.one_node or not is_loopback(host)):
         return reachable
     loopback = f"{name} resolves to {', '.join(sorted(found))} on node {node}, which is loopback"
-    text, expected = loopback if found else f"{name} does not resolve on node {node}", "a name for rank 0's address"
+    text, expected = (
+        loopback if found else f"{name} does not resolve on node {node}",
+        "a name for rank 0's address",
+    )
     hint = f"{OTHER_NAME}; with --channel env correct MASTER_ADDR"
     raise ConfigError(text, expected=f"{expected} on the data network", hint=hint, scope=Scope.NODE)
 
 
-def check_reachable(environment: Environment, interface: SelectedInterface, entry: IfacesEntry, links: Links) -> None:
-    """On rank 0: a ConfigError at once when the name that the others will look up is another interface of this node."""
+def check_reachable(
+    environment: Environment, interface: SelectedInterface, entry: IfacesEntry, links: Links
+) -> None:
+    """On rank 0: a ConfigError at once when the name that the others will look up is another
+    interface of this node.
+    """
     name = _own_name(environment, entry)
-    found, addresses = addresses_of(name), {address: link.name for link in links for address in link.addresses}
-    elsewhere = {host: addresses[host] for host in found if host in addresses and not host.startswith("127.")}
+    found, addresses = (
+        addresses_of(name),
+        {address: link.name for link in links for address in link.addresses},
+    )
+    elsewhere = {
+        host: addresses[host] for host in found if host in addresses and not host.startswith("127.")
+    }
     if elsewhere and interface.address not in elsewhere:
         host, other = next(iter(elsewhere.items()))
-        text = f"the others look for rank 0 at {name}, which is {host} on {other}; its interface is {interface.name}"
+        text = (
+            f"the others look for rank 0 at {name}, which is {host} on {other}; its interface is"
+            f" {interface.name}"
+        )
         hint, where = OTHER_NAME, entry.where
         if environment.master:
             hint, where = "correct one of the two", f"MASTER_ADDR={name}"
         expected = "a name that leads to that interface"
-        raise ConfigError(f"{text} ({interface.address})", expected=expected, hint=hint, where=where, scope=Scope.JOB)
+        raise ConfigError(
+            f"{text} ({interface.address})",
+            expected=expected,
+            hint=hint,
+            where=where,
+            scope=Scope.JOB,
+        )

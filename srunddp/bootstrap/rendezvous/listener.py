@@ -1,7 +1,8 @@
-"""Rank 0's listening side: accepts peers, has each prove that it belongs to this world, and hands on what it says.
+"""Rank 0's listening side: accepts peers, has each prove that it belongs to this world, and hands
+on what it says.
 
-Whoever has proven nothing has no effect but at most a line in the log: not by what it sends, not by staying mute, and
-not by coming in large numbers.
+Whoever has proven nothing has no effect but at most a line in the log: not by what it sends, not by
+staying mute, and not by coming in large numbers.
 """
 
 import errno
@@ -24,13 +25,16 @@ PATIENCE = 30.0  # seconds after which one of those is closed
 _LONGEST = 4096
 _LONGEST_WORD = 256
 _LINES_SAID = 10
-_AT_ONCE, _BETWEEN = 4096, 64  # connections that are accepted in a row; messages that are read in between
+# Connections that are accepted in a row; messages that are read in between.
+_AT_ONCE, _BETWEEN = 4096, 64
 _TYPES = {each.name: each.type for each in fields(Hello)}
 
 
 @dataclass(eq=False)
 class PendingPeer:
-    """One connection: where it comes from, since when, what it has sent so far, and who it says it is."""
+    """One connection: where it comes from, since when, what it has sent so far, and who it says it
+    is.
+    """
 
     connection: socket.socket
     address: Address
@@ -45,7 +49,8 @@ class PendingPeer:
 
 @dataclass(kw_only=True)
 class AuthenticatedListener:
-    """Rank 0's listening sockets, and everybody who has come in. A context manager that stops watching at its end.
+    """Rank 0's listening sockets, and everybody who has come in. A context manager that stops
+    watching at its end.
 
     Attributes:
         listening: the sockets; own: rank 0's hello; trust: its kind of proof.
@@ -76,11 +81,14 @@ class AuthenticatedListener:
         for stranger in self._waiting:
             stranger.close()
 
-    def events(self, seconds: float) -> Iterator[tuple[Hello, socket.socket, Mapping[str, Any] | None]]:
-        """Wait once, for at most so many seconds. Hand on what proven peers say: the first message of each is ``here``.
+    def events(
+        self, seconds: float
+    ) -> Iterator[tuple[Hello, socket.socket, Mapping[str, Any] | None]]:
+        """Wait once, for at most so many seconds. Hand on what proven peers say: the first message
+        of each is ``here``.
 
-        Returns who, its connection, and the message, None when it is gone. A RendezvousError where there are no more
-        descriptors, and none is a stranger's.
+        Returns who, its connection, and the message, None when it is gone. A RendezvousError where
+        there are no more descriptors, and none is a stranger's.
         """
         before = time.monotonic() - PATIENCE
         while self._waiting and (oldest := next(iter(self._waiting.values()))).since < before:
@@ -96,7 +104,8 @@ class AuthenticatedListener:
                 if peer := self.known.get(key.fileobj) or self._waiting.get(key.fileobj):
                     yield from self._read(peer)
             else:
-                self._selector.unregister(key.fileobj)  # the interrupt stays readable; it has ended this wait
+                # The interrupt stays readable; it has ended this wait.
+                self._selector.unregister(key.fileobj)
 
     def _accept(self, listener: socket.socket, ready: bool) -> None:
         """Take in those that have come; ``ready`` if the selector has found one at least."""
@@ -109,7 +118,9 @@ class AuthenticatedListener:
                     self._make_room()
                 return  # there are no more, or it has gone again
             connection.setblocking(False)
-            self._waiting[connection] = PendingPeer(connection, Address(*address[:2]), time.monotonic())
+            self._waiting[connection] = PendingPeer(
+                connection, Address(*address[:2]), time.monotonic()
+            )
             self._selector.register(connection, selectors.EVENT_READ)
             if len(self._waiting) > UNPROVEN + self.own.world_size:
                 mute = next((one for one in self._waiting.values() if not one.hello), None)
@@ -131,7 +142,9 @@ class AuthenticatedListener:
         self.known.pop(peer.connection, None)
         peer.connection.close()
 
-    def _read(self, peer: PendingPeer) -> Iterator[tuple[Hello, socket.socket, Mapping[str, Any] | None]]:
+    def _read(
+        self, peer: PendingPeer
+    ) -> Iterator[tuple[Hello, socket.socket, Mapping[str, Any] | None]]:
         try:
             piece = peer.connection.recv(_LONGEST)
         except BlockingIOError:
@@ -169,7 +182,12 @@ class AuthenticatedListener:
 
     def _greet(self, peer: PendingPeer, message: Mapping[str, Any]) -> None:
         hello, nonce, kind = _hello(message), message.get("nonce"), message.get("kind")
-        if not hello or not auth.is_nonce(nonce) or kind not in auth.KINDS or hello.token != self.own.token:
+        if (
+            not hello
+            or not auth.is_nonce(nonce)
+            or kind not in auth.KINDS
+            or hello.token != self.own.token
+        ):
             send(peer.connection, {"stranger": True})
             self._close(peer)
             if not hello:
@@ -180,7 +198,8 @@ class AuthenticatedListener:
             self._refuse(peer, f"its proof is {kind}, rank 0's {self.trust.kind}")
             return
         with suppress(OSError):
-            if not peer.connection.recv(1, socket.MSG_PEEK):  # it has lost patience, and comes again
+            # It has lost patience, and comes again.
+            if not peer.connection.recv(1, socket.MSG_PEEK):
                 self._close(peer)
                 return
         own = Address(*peer.connection.getsockname()[:2])
@@ -201,7 +220,10 @@ class AuthenticatedListener:
     def _note(self, peer: PendingPeer, why: str) -> None:
         self._said += 1
         if self._said <= _LINES_SAID:
-            self.say(f"refused {peer}: {why}{'; further ones are not named' if self._said == _LINES_SAID else ''}")
+            self.say(
+                f"refused {peer}:"
+                f" {why}{'; further ones are not named' if self._said == _LINES_SAID else ''}"
+            )
 
 
 def _hello(message: Mapping[str, Any]) -> Hello | None:

@@ -1,9 +1,10 @@
 """How a rank meets the others: it chooses its interface, binds, and waits until all have come.
 
-``run`` does so under a supervisor, and ``srunddp.init()`` without one. A rank that fails before that lets the others
-know, so that none waits for it until the time is over.
+``run`` does so under a supervisor, and ``srunddp.init()`` without one. A rank that fails before
+that lets the others know, so that none waits for it until the time is over.
 
-A rank is either the server or a client, and a single process neither: their modules are imported when needed.
+A rank is either the server or a client, and a single process neither: their modules are imported
+when needed.
 """
 
 from __future__ import annotations
@@ -44,10 +45,12 @@ class Rejoin:
         generation: the number of restarts so far.
         published: by rank 0, as over PMI; channel, run: of the first rendezvous.
         descriptor: of the socket on which rank 0 listens already; None on the others.
-        rank: of this process; None for the launcher's. A spare node's task has a number behind all ranks.
-        takes_over: whether this process is rank 0 from now on, as the one before is gone; lost: its node and the cause
-            where it was lost.
-        lost_after: with spare nodes, see :class:`SpareNodeServer`, as for the attributes that follow.
+        rank: of this process; None for the launcher's. A spare node's task has a number behind all
+            ranks.
+        takes_over: whether this process is rank 0 from now on, as the one before is gone; lost: its
+            node and the cause where it was lost.
+        lost_after: with spare nodes, see :class:`SpareNodeServer`, as for the attributes that
+            follow.
     """
 
     generation: int
@@ -67,7 +70,9 @@ class Rejoin:
 
 @dataclass(frozen=True)
 class RendezvousOptions:
-    """What the command line says, and the start before; its defaults are those of ``srunddp.init()``."""
+    """What the command line says, and the start before; its defaults are those of
+    ``srunddp.init()``.
+    """
 
     backend: str = "auto"
     ifaces: str | None = None
@@ -87,9 +92,10 @@ class RankSetup:
     """All that a rank knows of itself before it meets the others.
 
     Attributes:
-        deputy: the socket on which this rank listens for the time when rank 0 is gone, where it does.
-        held: rank 0's listening sockets; published: what it publishes over PMI or MPI, its token, its address and
-            the secret. Both are None on the others.
+        deputy: the socket on which this rank listens for the time when rank 0 is gone, where it
+            does.
+        held: rank 0's listening sockets; published: what it publishes over PMI or MPI, its token,
+            its address and the secret. Both are None on the others.
     """
 
     options: RendezvousOptions
@@ -108,12 +114,15 @@ def prepare(options: RendezvousOptions, environment: Environment) -> RankSetup:
         ConfigError: ifaces.conf or the interface is wrong.
     """
     loaded = ifaces_conf.load(options.ifaces, os.environ)
-    chosen = interface.select_interface(loaded.entries, environment, os.environ, interface.list_interfaces())
+    chosen = interface.select_interface(
+        loaded.entries, environment, os.environ, interface.list_interfaces()
+    )
     return RankSetup(options, environment, loaded.entries, chosen)
 
 
 def bind(prepared: RankSetup) -> RankSetup:
-    """On rank 0, bind the sockets of the rendezvous and of the store on the interface; nothing on the others.
+    """On rank 0, bind the sockets of the rendezvous and of the store on the interface; nothing on
+    the others.
 
     Raises:
         SrunddpError: no port is free, or the others would not find this address.
@@ -123,8 +132,15 @@ def bind(prepared: RankSetup) -> RankSetup:
         return prepared
     alone, rejoin = environment.world_size == 1, prepared.options.rejoin
     entry = ifaces_conf.entry_for(prepared.entries, environment.node, or_default=alone)
-    if not (environment.world_size == 1 or environment.discovery.publishes or environment.one_node or rejoin):
-        discovery.check_reachable(environment, prepared.interface, entry, interface.list_interfaces())
+    if not (
+        environment.world_size == 1
+        or environment.discovery.publishes
+        or environment.one_node
+        or rejoin
+    ):
+        discovery.check_reachable(
+            environment, prepared.interface, entry, interface.list_interfaces()
+        )
     if rejoin and rejoin.descriptor is not None:
         listening = socket.socket(fileno=rejoin.descriptor)
     else:
@@ -132,12 +148,16 @@ def bind(prepared: RankSetup) -> RankSetup:
         listening = protocol.listen(prepared.interface.address, ports)
     # Any for the store, too, unless a firewall leaves only some.
     held = protocol.bind_store(prepared.interface.address, listening, forced or entry.ports or [0])
-    published = protocol.encode_advertisement(discovery.token(environment), [held.rendezvous_address])
+    published = protocol.encode_advertisement(
+        discovery.token(environment), [held.rendezvous_address]
+    )
     return replace(prepared, held=held, published=rejoin.published if rejoin else published)
 
 
 def listen_as_deputy(prepared: RankSetup) -> RankSetup:
-    """On one rank of each node that may act for rank 0 when it is gone: listen, where a port is free."""
+    """On one rank of each node that may act for rank 0 when it is gone: listen, where a port is
+    free.
+    """
     environment = prepared.environment
     if environment.rank == 0 or (environment.local_rank and environment.rank > 1):
         return prepared
@@ -148,7 +168,9 @@ def listen_as_deputy(prepared: RankSetup) -> RankSetup:
     if environment.is_spare and not ports:
         found = f"{len(allowed or ())} ports with --spare-nodes"
         hint = "name more with --port or `ports:` in ifaces.conf"
-        raise ConfigError(found, expected="3 or more", hint=hint, where=entry.where, scope=Scope.JOB)
+        raise ConfigError(
+            found, expected="3 or more", hint=hint, where=entry.where, scope=Scope.JOB
+        )
     if allowed and environment.local_rank:
         return prepared
     listening = protocol.listen_where_possible([prepared.interface.address], ports) if ports else []
@@ -165,9 +187,13 @@ def listen_again(prepared: RankSetup) -> tuple[int, str]:
         RendezvousError: no port is free.
     """
     entry = ifaces_conf.entry_for(prepared.entries, prepared.environment.node, or_default=True)
-    listening = protocol.listen(prepared.interface.address, list(prepared.options.ports or entry.ports or [0]))
+    listening = protocol.listen(
+        prepared.interface.address, list(prepared.options.ports or entry.ports or [0])
+    )
     address = protocol.Address(*listening.getsockname()[:2])
-    return listening.detach(), protocol.encode_advertisement(discovery.token(prepared.environment), [address])
+    return listening.detach(), protocol.encode_advertisement(
+        discovery.token(prepared.environment), [address]
+    )
 
 
 def rendezvous(
@@ -181,7 +207,8 @@ def rendezvous(
 
     Args:
         prepared: with the sockets that :func:`bind` left.
-        over_mpi: broadcasts rank 0's message over MPI; see :func:`srunddp.bootstrap.rendezvous.discovery.discover`.
+        over_mpi: broadcasts rank 0's message over MPI; see
+            :func:`srunddp.bootstrap.rendezvous.discovery.discover`.
         say: takes rank 0's lines on who is waited for and who was refused.
         interrupt: ends the rendezvous when this rank fails.
         on_quorum: called on a new rank 0 when more than half of the tasks have come; may raise.
@@ -198,28 +225,45 @@ def rendezvous(
     if environment.world_size == 1:
         assert prepared.held
         prepared.held.rendezvous.close()
-        store, run, node = prepared.held.store_address, discovery.token(environment), environment.node
-        single = RendezvousInfo(master_addr=store.host, master_port=store.port, run=run, master_node=node)
+        store, run, node = (
+            prepared.held.store_address,
+            discovery.token(environment),
+            environment.node,
+        )
+        single = RendezvousInfo(
+            master_addr=store.host, master_port=store.port, run=run, master_node=node
+        )
         return RendezvousResult(meeting=single, connections={}, nodes={0: node})
     deadline = time.monotonic() + prepared.options.timeout
     if rejoin := prepared.options.rejoin:
         channel, published = rejoin.channel, rejoin.published
     else:
         timeout = prepared.options.timeout
-        channel, published = discovery.discover(environment, prepared.published, timeout, over_mpi, say)
+        channel, published = discovery.discover(
+            environment, prepared.published, timeout, over_mpi, say
+        )
     hello, own, addresses = discovery.introduce(environment, published, prepared.interface.address)
-    hello = replace(hello, deputy_port=prepared.deputy.getsockname()[1]) if prepared.deputy else hello
+    hello = (
+        replace(hello, deputy_port=prepared.deputy.getsockname()[1]) if prepared.deputy else hello
+    )
     if prepared.held:
         if not published:
             discovery.working_out(environment).rank_zero(environment)
-        known: dict[str, Any] = {"own": hello, "held": prepared.held, "channel": channel, "trust": own}
+        known: dict[str, Any] = {
+            "own": hello,
+            "held": prepared.held,
+            "channel": channel,
+            "trust": own,
+        }
         known |= {"say": say, "interrupt": interrupt, "spares": environment.spares}
         return _server(prepared, on_quorum, known).accept_all(deadline)
     from srunddp.bootstrap.rendezvous import client
 
     if not published:
         forced = prepared.options.ports
-        addresses = discovery.candidate_addresses(environment, prepared.interface, prepared.entries, forced)
+        addresses = discovery.candidate_addresses(
+            environment, prepared.interface, prepared.entries, forced
+        )
     lost_after = rejoin.lost_after if rejoin else None
     if rejoin and lost_after is not None:  # rank 0 listens already, or soon
         deadline = min(deadline, time.monotonic() + rejoin.within + _LATER)
@@ -228,7 +272,9 @@ def rendezvous(
     return RendezvousResult(meeting=meeting, connections={0: connection}, nodes=nodes)
 
 
-def _server(prepared: RankSetup, on_quorum: Callable[[], None], known: dict[str, Any]) -> RendezvousServer:
+def _server(
+    prepared: RankSetup, on_quorum: Callable[[], None], known: dict[str, Any]
+) -> RendezvousServer:
     environment, rejoin = prepared.environment, prepared.options.rejoin
     if rejoin is None or rejoin.lost_after is None:
         from srunddp.bootstrap.rendezvous.server import RendezvousServer
@@ -250,12 +296,15 @@ def _server(prepared: RankSetup, on_quorum: Callable[[], None], known: dict[str,
 
 
 def report_early_failure(
-    environment: Environment, options: RendezvousOptions, error: SrunddpError, chosen: SelectedInterface | None = None
+    environment: Environment,
+    options: RendezvousOptions,
+    error: SrunddpError,
+    chosen: SelectedInterface | None = None,
 ) -> bool:
     """Tell the other ranks of a failure from before the rendezvous, within about 5 s.
 
-    Rank 0 answers the others where they look for it, or publishes it as it would its address; another rank tells
-    rank 0. Nothing is sent over MPI, which blocks.
+    Rank 0 answers the others where they look for it, or publishes it as it would its address;
+    another rank tells rank 0. Nothing is sent over MPI, which blocks.
 
     Args:
         chosen: this rank's interface, where that was chosen before.
@@ -263,9 +312,17 @@ def report_early_failure(
     Returns:
         Whether rank 0 knows of the failure, and so is the one to print it.
     """
-    if environment.world_size == 1 or not environment.discoveries or environment.discovery.starts_mpi:
+    if (
+        environment.world_size == 1
+        or not environment.discoveries
+        or environment.discovery.starts_mpi
+    ):
         return False
-    way, within, rejoin = environment.discovery, min(protocol.TELL_FOR, options.timeout), options.rejoin
+    way, within, rejoin = (
+        environment.discovery,
+        min(protocol.TELL_FOR, options.timeout),
+        options.rejoin,
+    )
     deadline = time.monotonic() + within
     failure = AbortReason(str(error.args[0]), error.exit_code)
     try:
@@ -281,7 +338,9 @@ def report_early_failure(
             published = way.exchange(None, environment, within)
         hello, own, addresses = discovery.introduce(environment, published)
         if not published:
-            addresses = discovery.candidate_addresses(environment, chosen, _entries(options), options.ports)
+            addresses = discovery.candidate_addresses(
+                environment, chosen, _entries(options), options.ports
+            )
         from srunddp.bootstrap.rendezvous import client
 
         return client.report_failure(addresses, hello, own, failure, deadline)
@@ -290,9 +349,14 @@ def report_early_failure(
 
 
 def _answer_others(
-    environment: Environment, options: RendezvousOptions, chosen: SelectedInterface | None, failure: AbortReason
+    environment: Environment,
+    options: RendezvousOptions,
+    chosen: SelectedInterface | None,
+    failure: AbortReason,
 ) -> None:
-    """On rank 0: answer whoever looks for it with the failure, until all others know or the time is over."""
+    """On rank 0: answer whoever looks for it with the failure, until all others know or the time is
+    over.
+    """
     from srunddp.bootstrap.rendezvous.listener import AuthenticatedListener
     from srunddp.bootstrap.rendezvous.server import tell_all
 
@@ -302,10 +366,14 @@ def _answer_others(
     else:
         entry = ifaces_conf.entry_for(entries, environment.node, or_default=True)
         ports = discovery.rendezvous_ports(environment, entry, options.ports)
-        listening = protocol.listen_where_possible(discovery.resolve_node(environment, chosen, entries), ports)
+        listening = protocol.listen_where_possible(
+            discovery.resolve_node(environment, chosen, entries), ports
+        )
     own, trust, _ = discovery.introduce(environment, rejoin.published if rejoin else "")
     within = min(protocol.TELL_FOR, options.timeout) if listening else 0.0
-    with AuthenticatedListener(listening=listening, own=own, trust=trust, say=lambda _: None) as listener:
+    with AuthenticatedListener(
+        listening=listening, own=own, trust=trust, say=lambda _: None
+    ) as listener:
         tell_all(listener, failure.message(), {0}, within)
         for each in (*listening, *listener.known):
             each.close()

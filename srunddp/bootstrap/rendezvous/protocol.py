@@ -1,8 +1,10 @@
-"""What goes over a connection: addresses, rank 0's two held sockets, and messages of one line of JSON each; among them
-the failure of one rank before all have met, how its own process learns of it, and how it is put into words.
+"""What goes over a connection: addresses, rank 0's two held sockets, and messages of one line of
+JSON each; among them the failure of one rank before all have met, how its own process learns of it,
+and how it is put into words.
 
-Rank 0 binds first and tells then: both of its sockets, for the rendezvous and for the store, are held from the
-moment their address is known to anyone, so no port is looked for, closed and taken again.
+Rank 0 binds first and tells then: both of its sockets, for the rendezvous and for the store, are
+held from the moment their address is known to anyone, so no port is looked for, closed and taken
+again.
 """
 
 from __future__ import annotations
@@ -26,7 +28,8 @@ _LONGEST = 700  # PMI-1's lines have at most 1024 bytes
 _MOST_ADDRESSES = 8
 _LONGEST_REASON = 2000
 _BACKLOG = 65535  # at most, as far as net.core.somaxconn allows it
-TELL_FOR = 5.0  # seconds for which a rank tells rank 0 that it has failed, and rank 0 those that come later
+# Seconds for which a rank tells rank 0 that it has failed, and rank 0 those that come later.
+TELL_FOR = 5.0
 
 
 @dataclass(frozen=True)
@@ -47,7 +50,9 @@ class Address:
 
 @dataclass(frozen=True, kw_only=True)
 class BoundSockets:
-    """Rank 0's two listening sockets and where they listen; the store's is ``MASTER_ADDR`` and ``MASTER_PORT``."""
+    """Rank 0's two listening sockets and where they listen; the store's is ``MASTER_ADDR`` and
+    ``MASTER_PORT``.
+    """
 
     rendezvous: socket.socket
     store: socket.socket
@@ -60,7 +65,8 @@ class Hello:
     """What a rank says of itself: who it is, where, which process, and on which CPUs it may run.
 
     Attributes:
-        rank, world_size: with spare nodes their tasks count, too, with the numbers behind all ranks.
+        rank, world_size: with spare nodes their tasks count, too, with the numbers behind all
+            ranks.
         local_world_size: as the launcher told it; 0 where it did not. version: srunddp's.
         deputy_port: on which it listens for the time when rank 0 is gone; 0 where it does not.
     """
@@ -83,7 +89,8 @@ class Hello:
 
 @dataclass(frozen=True, kw_only=True)
 class RendezvousInfo:
-    """What every rank knows after the rendezvous; the defaults are those of a process that meets no others.
+    """What every rank knows after the rendezvous; the defaults are those of a process that meets no
+    others.
 
     Attributes:
         master_addr, master_port: of the store.
@@ -91,8 +98,10 @@ class RendezvousInfo:
         run: the job and step, for ``TORCHELASTIC_RUN_ID``; channel: over which the ranks met.
         master_node: rank 0's.
         sharers: ranks of this node with this rank's affinity mask, itself included.
-        deputies: rank, address and port of those that may act for rank 0 when it is gone, the first one first.
-        takeover: with spare nodes, what rank 0 would publish of them then; vacant: numbers of tasks that are gone.
+        deputies: rank, address and port of those that may act for rank 0 when it is gone, the first
+            one first.
+        takeover: with spare nodes, what rank 0 would publish of them then; vacant: numbers of tasks
+            that are gone.
     """
 
     master_addr: str
@@ -124,7 +133,8 @@ class RendezvousResult:
 
 
 def bind_store(host: str, rendezvous: socket.socket, ports: Iterable[int]) -> BoundSockets:
-    """Rank 0's two sockets: that of the store is bound to the first port that is free, on this address alone.
+    """Rank 0's two sockets: that of the store is bound to the first port that is free, on this
+    address alone.
 
     Args:
         host: the numeric address of rank 0's interface; rendezvous: listens there.
@@ -150,14 +160,25 @@ def listen(host: str, ports: list[int]) -> socket.socket:
     """
     for port in ports:
         try:
-            return socket.create_server((host, port), family=Address(host, port).family, backlog=_BACKLOG)
+            return socket.create_server(
+                (host, port), family=Address(host, port).family, backlog=_BACKLOG
+            )
         except OSError as error:
             if error.errno != errno.EADDRINUSE:
                 found = f"{Address(host, port)} cannot be bound: {os.strerror(error.errno or 0)}"
                 hint = "correct this node's interface in ifaces.conf"
-                raise RendezvousError(found, expected="an address of this node", hint=hint) from None
-    shown = f"port {ports[0]}" if len(ports) == 1 else f"all {len(ports)} ports from {min(ports)} to {max(ports)}"
-    hint = "name other ports with --port or `ports:` in ifaces.conf; with --channel env, another MASTER_PORT"
+                raise RendezvousError(
+                    found, expected="an address of this node", hint=hint
+                ) from None
+    shown = (
+        f"port {ports[0]}"
+        if len(ports) == 1
+        else f"all {len(ports)} ports from {min(ports)} to {max(ports)}"
+    )
+    hint = (
+        "name other ports with --port or `ports:` in ifaces.conf; with --channel env, another"
+        " MASTER_PORT"
+    )
     raise RendezvousError(f"{shown} on {host} taken by others", expected="a free port", hint=hint)
 
 
@@ -191,11 +212,16 @@ def failure_in(message: Mapping[str, Any]) -> AbortReason | None:
     if "failed" not in message:
         return None
     code = message.get("code")
-    return AbortReason(str(message["failed"])[:_LONGEST_REASON], code if type(code) is int and 0 < code < 256 else 1)
+    return AbortReason(
+        str(message["failed"])[:_LONGEST_REASON],
+        code if type(code) is int and 0 < code < 256 else 1,
+    )
 
 
 def error_from_message(message: Mapping[str, Any]) -> SrunddpError:
-    """The error that rank 0's message ``failed`` stands for: a rank's own failure, or that they did not meet."""
+    """The error that rank 0's message ``failed`` stands for: a rank's own failure, or that they did
+    not meet.
+    """
     if failure := failure_in(message) if "code" in message else None:
         return PeerError(failure.text, code=failure.code)
     return RendezvousError(str(message["failed"])[:_LONGEST_REASON], scope=Scope.JOB)
@@ -204,13 +230,18 @@ def error_from_message(message: Mapping[str, Any]) -> SrunddpError:
 def message_of(error: SrunddpError) -> dict[str, Any]:
     """What rank 0 tells the others when it raises this error."""
     text = str(error)
-    return AbortReason(text, error.exit_code).message() if isinstance(error, PeerError) else {"failed": text}
+    return (
+        AbortReason(text, error.exit_code).message()
+        if isinstance(error, PeerError)
+        else {"failed": text}
+    )
 
 
 class CancelToken:
     """Ends this rank's meeting from another thread, such as the one that sees its worker die.
 
-    On rank 0 all present ranks are told; another rank tells rank 0. Then the meeting raises PeerError.
+    On rank 0 all present ranks are told; another rank tells rank 0. Then the meeting raises
+    PeerError.
 
     Attributes:
         failure: what :meth:`fail` was told.
@@ -221,7 +252,9 @@ class CancelToken:
         self.failure: AbortReason | None = None
 
     def fail(self, text: str, code: int) -> None:
-        """End the meeting, now or as soon as it begins, by this rank's failure; only the first call counts."""
+        """End the meeting, now or as soon as it begins, by this rank's failure; only the first call
+        counts.
+        """
         if not self.failure:
             self.failure = AbortReason(text, code)
             with contextlib.suppress(OSError):  # the meeting is over
@@ -252,7 +285,9 @@ class CancelToken:
 
 @dataclass(frozen=True)
 class Advertisement:
-    """The token of this run, where rank 0 listens, and the secret that the launcher's channel carries."""
+    """The token of this run, where rank 0 listens, and the secret that the launcher's channel
+    carries.
+    """
 
     token: str
     addresses: list[Address]
@@ -285,7 +320,11 @@ def decode_advertisement(text: str) -> Advertisement:
     try:
         if len(bytes.fromhex(last)) != auth.SECRET_BYTES:
             raise ValueError
-        return Advertisement(first, [Address(host.strip("[]"), int(port)) for host, _, port in parts], last)
+        return Advertisement(
+            first, [Address(host.strip("[]"), int(port)) for host, _, port in parts], last
+        )
     except ValueError:
         hint = "start all ranks with one srunddp"
-        raise RendezvousError(f"rank 0 published {text[:80]!r}", expected="its address", hint=hint) from None
+        raise RendezvousError(
+            f"rank 0 published {text[:80]!r}", expected="its address", hint=hint
+        ) from None

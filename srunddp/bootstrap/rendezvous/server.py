@@ -1,4 +1,6 @@
-"""Rank 0's side of the rendezvous: who has come, who objects, and what all are told when the last is there."""
+"""Rank 0's side of the rendezvous: who has come, who objects, and what all are told when the last
+is there.
+"""
 
 import socket
 import time
@@ -30,8 +32,9 @@ MOST_DEPUTIES = 8
 class RendezvousServer:
     """Rank 0's side: greets the ranks as they come, and tells all of them once the last is there.
 
-    A rank says hello, is answered ``seen``, and counts once it has answered ``here`` with its proof: one that lost
-    patience in between is not taken for present, and one that proves nothing has no effect.
+    A rank says hello, is answered ``seen``, and counts once it has answered ``here`` with its
+    proof: one that lost patience in between is not taken for present, and one that proves nothing
+    has no effect.
 
     Attributes:
         own: rank 0's hello; held: its sockets; channel: over which the others learn of them.
@@ -67,17 +70,27 @@ class RendezvousServer:
         """
         self._here[self.own.rank] = self.own
         with AuthenticatedListener(
-            listening=(self.held.rendezvous,), own=self.own, trust=self.trust, say=self.say, interrupt=self.interrupt
+            listening=(self.held.rendezvous,),
+            own=self.own,
+            trust=self.trust,
+            say=self.say,
+            interrupt=self.interrupt,
         ) as listener:
             try:
                 self._await_all(listener, deadline)
             except SrunddpError as error:
-                # Those that are still to come have to be told as well, and a launcher may not wait for that.
+                # Those that are still to come have to be told as well, and a launcher may not wait
+                # for that.
                 self.say(f"error: {error}")
                 error.said = True
                 late = time.monotonic() >= deadline
                 self._settled |= {self.own.rank}
-                tell_all(listener, protocol.message_of(error), self._settled, 0.0 if late else self.linger)
+                tell_all(
+                    listener,
+                    protocol.message_of(error),
+                    self._settled,
+                    0.0 if late else self.linger,
+                )
                 raise
             self.held.rendezvous.close()
         return RendezvousResult(
@@ -100,7 +113,9 @@ class RendezvousServer:
             if self.interrupt and self.interrupt.failure:
                 raise self.interrupt.failure.of(self.own.rank, self.own.node)
 
-    def _take(self, hello: Hello, connection: socket.socket, message: Mapping[str, Any] | None) -> None:
+    def _take(
+        self, hello: Hello, connection: socket.socket, message: Mapping[str, Any] | None
+    ) -> None:
         if message is None:
             if self.connections.get(hello.rank) is connection:
                 self._settled.add(hello.rank)
@@ -119,11 +134,20 @@ class RendezvousServer:
 
     def _objection(self, hello: Hello) -> str:
         if hello.version != self.own.version:
-            versions = f"srunddp {hello.version or 'of another version'}, {self.own} has {self.own.version}"
-            return f"{hello} has {versions}; expected one version on all nodes -> start all ranks from one installation"
+            versions = (
+                f"srunddp {hello.version or 'of another version'}, {self.own} has"
+                f" {self.own.version}"
+            )
+            return (
+                f"{hello} has {versions}; expected one version on all nodes -> start all ranks from"
+                " one installation"
+            )
         if hello.world_size != self.own.world_size or not 0 <= hello.rank < self.own.world_size:
             sizes = f"{hello.world_size} ranks, rank 0 counts {self.own.world_size}"
-            return f"{hello} counts {sizes}; expected one world size -> start all ranks with one command"
+            return (
+                f"{hello} counts {sizes}; expected one world size -> start all ranks with one"
+                " command"
+            )
         if (":" in hello.address) != (":" in self.own.address):
             found = f"{hello} has {hello.address}, {self.own} has {self.own.address}"
             return f"{found}; expected IPv4 on all nodes or IPv6 on all -> correct ifaces.conf"
@@ -131,8 +155,9 @@ class RendezvousServer:
         # A rank that lost patience says hello again; two processes must not share a rank.
         if before and (before.node, before.pid) != (hello.node, hello.pid):
             return (
-                f"rank {hello.rank} came twice, as process {before.pid} on {before.node} "
-                f"and {hello.pid} on {hello.node}; expected each rank once -> start one srunddp per task"
+                f"rank {hello.rank} came twice, as process {before.pid} on {before.node} and"
+                f" {hello.pid} on {hello.node}; expected each rank once -> start one srunddp per"
+                " task"
             )
         return ""
 
@@ -145,15 +170,22 @@ class RendezvousServer:
 
     def _absent(self) -> RendezvousError:
         missing, expected = self._missing(), f"all of them on {self.held.rendezvous_address}"
-        found = f"{len(missing)} of {self.own.world_size} ranks did not come: {fold_ranks(missing, self.layout)}"
+        found = (
+            f"{len(missing)} of {self.own.world_size} ranks did not come:"
+            f" {fold_ranks(missing, self.layout)}"
+        )
         hint = "see whether they started, and whether their interface reaches it; "
         hint += "`srunddp check` names the nodes that do not answer each other"
         return RendezvousError(found, expected=expected, hint=hint, scope=Scope.JOB)
 
     def _tell(self) -> RendezvousInfo:
         numbers, deputies = sorted(self._here), self._deputies()
-        more: dict[str, Any] = {"deputies": deputies, "vacant": sorted({*range(self.own.world_size)} - {*numbers})}
-        if any(number >= self._ranks for number, *_ in deputies):  # only a spare node can take rank 0's ranks
+        more: dict[str, Any] = {
+            "deputies": deputies,
+            "vacant": sorted({*range(self.own.world_size)} - {*numbers}),
+        }
+        # Only a spare node can take rank 0's ranks.
+        if any(number >= self._ranks for number, *_ in deputies):
             where = [Address(host, port) for _, host, port in deputies]
             more |= {"takeover": protocol.encode_advertisement(self.own.token, where)}
         hellos = [self._here[number] for number in numbers]
@@ -165,7 +197,9 @@ class RendezvousServer:
         return meetings[self.own.rank]
 
     def _deputies(self) -> list[tuple[int, str, int]]:
-        """One task on each of eight nodes at most; those of spare nodes first, which can act without another's help."""
+        """One task on each of eight nodes at most; those of spare nodes first, which can act
+        without another's help.
+        """
         listening = [hello for hello in self._here.values() if hello.deputy_port]
         listening.sort(key=lambda hello: (hello.rank < self._ranks, hello.rank))
         first = {hello.node: hello for hello in reversed(listening)}
@@ -176,9 +210,11 @@ class RendezvousServer:
 def infos_of(
     hellos: Sequence[Hello], store: Address, channel: str, ranks: int | None = None, **more: Any
 ) -> list[RendezvousInfo]:
-    """What each of these ranks is told, that of rank 0 first: where it has the store, over which channel they met.
+    """What each of these ranks is told, that of rank 0 first: where it has the store, over which
+    channel they met.
 
-    ``ranks``: so many of them are ranks, and the others of spare nodes; ``more``: what all are told besides.
+    ``ranks``: so many of them are ranks, and the others of spare nodes; ``more``: what all are told
+    besides.
     """
     nodes = _nodes(hellos)
     sizes = Counter(nodes[:ranks])
@@ -202,7 +238,9 @@ def infos_of(
 
 
 def _nodes(hellos: Sequence[Hello]) -> list[tuple[str, int]]:
-    """The node of each rank: containers on several hosts may have one name, but a node has each local rank once."""
+    """The node of each rank: containers on several hosts may have one name, but a node has each
+    local rank once.
+    """
     before: Counter[tuple[str, int]] = Counter()
     nodes = []
     for hello in hellos:
@@ -211,7 +249,9 @@ def _nodes(hellos: Sequence[Hello]) -> list[tuple[str, int]]:
     return nodes
 
 
-def tell_all(listener: AuthenticatedListener, message: dict[str, Any], settled: set[int], seconds: float) -> None:
+def tell_all(
+    listener: AuthenticatedListener, message: dict[str, Any], settled: set[int], seconds: float
+) -> None:
     """Tell a failure to all that are known, and for some time to those that come.
 
     Args:

@@ -1,4 +1,6 @@
-"""Rank 0's side of the rendezvous of a restart with spare nodes: who does not come is lost, and replaced."""
+"""Rank 0's side of the rendezvous of a restart with spare nodes: who does not come is lost, and
+replaced.
+"""
 
 import socket
 import time
@@ -19,16 +21,19 @@ from srunddp.util.tcp import limit_silence
 
 @dataclass(kw_only=True)
 class SpareNodeServer(RendezvousServer):
-    """Waits for those that are expected, and gives the ranks of a node from which one is missing to a spare node.
+    """Waits for those that are expected, and gives the ranks of a node from which one is missing to
+    a spare node.
 
-    Ranks move by whole nodes, and the others keep theirs. A task of a spare node is told its rank, and comes again as
-    that one.
+    Ranks move by whole nodes, and the others keep theirs. A task of a spare node is told its rank,
+    and comes again as that one.
 
     Attributes:
         sizes: the ranks of each node; expected: the numbers of those that may still come.
         within: seconds after which who has not come is lost, and has ended its worker.
-        not_before: time of :func:`time.monotonic` before which the workers of a lost node may be running.
-        quorum: how many must come, rank 0 included: others that were cut off may have a rank 0 of their own.
+        not_before: time of :func:`time.monotonic` before which the workers of a lost node may be
+            running.
+        quorum: how many must come, rank 0 included: others that were cut off may have a rank 0 of
+            their own.
         lost_after: seconds without an answer after which one that has come is lost.
         on_quorum: called when so many have come, and may raise.
     """
@@ -40,7 +45,8 @@ class SpareNodeServer(RendezvousServer):
     quorum: int
     lost_after: float
     on_quorum: Callable[[], None] = lambda: None
-    _moved: dict[int, str] = field(default_factory=dict)  # the node of each rank that has been on another
+    # The node of each rank that has been on another.
+    _moved: dict[int, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         # Where rank 0 is new, others of its old node may come.
@@ -68,7 +74,9 @@ class SpareNodeServer(RendezvousServer):
             if self.interrupt and self.interrupt.failure:
                 raise self.interrupt.failure.of(self.own.rank, self.own.node)
 
-    def _take(self, hello: Hello, connection: socket.socket, message: Mapping[str, Any] | None) -> None:
+    def _take(
+        self, hello: Hello, connection: socket.socket, message: Mapping[str, Any] | None
+    ) -> None:
         if message is None:
             if self.connections.get(hello.rank) is connection:
                 del self.connections[hello.rank], self._here[hello.rank]
@@ -86,7 +94,10 @@ class SpareNodeServer(RendezvousServer):
 
     def _check_quorum(self) -> None:
         if len(self._here) < self.quorum:
-            found, expected = f"{len(self._here)} tasks have met after the loss of a node", f"{self.quorum} or more"
+            found, expected = (
+                f"{len(self._here)} tasks have met after the loss of a node",
+                f"{self.quorum} or more",
+            )
             hint = "this side is cut off from the others, which may have gone on: see their output"
             raise RendezvousError(found, expected=expected, hint=hint, scope=Scope.JOB)
         self.on_quorum()
@@ -100,16 +111,26 @@ class SpareNodeServer(RendezvousServer):
             else:
                 for rank in {*ranks} & {*self._here}:
                     self._dismiss(self.connections.pop(rank), self._here.pop(rank))
-                others = [each for node, each in self._spare_nodes().items() if node != self.own.node]
-                wanted, spare = [*ranks], next((each for each in others if len(each) >= len(ranks)), [])
+                others = [
+                    each for node, each in self._spare_nodes().items() if node != self.own.node
+                ]
+                wanted, spare = (
+                    [*ranks],
+                    next((each for each in others if len(each) >= len(ranks)), []),
+                )
             if len(spare) < len(wanted):
                 found = f"no spare node is left for {fold_ranks(wanted, {})}"
                 hint = "give the job more with --spare-nodes"
-                raise RendezvousError(found, expected="one for each node that is lost", hint=hint, scope=Scope.JOB)
+                raise RendezvousError(
+                    found, expected="one for each node that is lost", hint=hint, scope=Scope.JOB
+                )
             self._assign(wanted, spare)
 
     def _assign(self, ranks: Collection[int], spare: Collection[Hello]) -> None:
-        self.say(f"{fold_ranks(ranks, {})} {'go' if len(ranks) > 1 else 'goes'} to {next(iter(spare)).node}")
+        self.say(
+            f"{fold_ranks(ranks, {})} {'go' if len(ranks) > 1 else 'goes'} to"
+            f" {next(iter(spare)).node}"
+        )
         for rank, hello in zip(ranks, spare, strict=False):
             send(self.connections.pop(hello.rank), {"rank": rank})
             del self._here[hello.rank]

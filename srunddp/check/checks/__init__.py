@@ -6,5 +6,7 @@ from srunddp.check.checks import cpus, gpus, interface, launch, limits, paths, s
 from srunddp.check.finding import Check
 
 # In the order of the report.
-CHECKS: tuple[Check[Any], ...] = tuple(each.CHECK for each in (launch, interface, paths, versions, gpus, cpus, limits))
+CHECKS: tuple[Check[Any], ...] = tuple(
+    each.CHECK for each in (launch, interface, paths, versions, gpus, cpus, limits)
+)
 WITH_SPARES = (*CHECKS, spare_nodes.CHECK)

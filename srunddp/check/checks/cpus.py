@@ -36,7 +36,9 @@ def collect(context: CheckContext) -> CpuFacts:
     """This rank's."""
     # OpenMP takes a number for each nested level.
     asked = ((name, context.variables.get(name, "").partition(",")[0].strip()) for name in THREADS)
-    variable, threads = next(((name, int(first)) for name, first in asked if first.isdecimal()), ("", 0))
+    variable, threads = next(
+        ((name, int(first)) for name, first in asked if first.isdecimal()), ("", 0)
+    )
     return CpuFacts(
         mask=sorted(os.sched_getaffinity(0)),
         quota=cpu_quota() or 0.0,
@@ -53,8 +55,17 @@ def evaluate(seen: Ranks[CpuFacts]) -> Iterator[Finding]:
         for line in facts.advice:
             yield one.finding(WARN, *split_message(line), rank=True)
         if facts.threads > facts.cpus:
-            found, hint = f"{facts.variable}={facts.threads}", f"unset {facts.variable}, or set it to {facts.cpus}"
-            yield one.finding(WARN, f"{found} on {_cpus(facts.cpus)}", f"no more than {facts.cpus}", hint, rank=True)
+            found, hint = (
+                f"{facts.variable}={facts.threads}",
+                f"unset {facts.variable}, or set it to {facts.cpus}",
+            )
+            yield one.finding(
+                WARN,
+                f"{found} on {_cpus(facts.cpus)}",
+                f"no more than {facts.cpus}",
+                hint,
+                rank=True,
+            )
     for ranks in seen.grouped().values():
         yield from _together(ranks)
     hint = "give each task as many (--cpus-per-task, --exclusive), as all wait for the slowest"
@@ -70,7 +81,10 @@ def _together(ranks: Ranks[CpuFacts]) -> Iterator[Finding]:
     threads, cpus = sum(one.facts.threads for one in ranks), len(_all_cpus(ranks))
     if threads > cpus and all(one.facts.threads <= one.facts.cpus for one in ranks):
         variable = next(one.facts.variable for one in ranks if one.facts.threads)
-        hint = f"set {variable} to {max(1, cpus // len(ranks))}, or ask for more CPUs (--cpus-per-task)"
+        hint = (
+            f"set {variable} to {max(1, cpus // len(ranks))}, or ask for more CPUs"
+            " (--cpus-per-task)"
+        )
         found = f"{len(ranks)} ranks with {threads} threads share {_cpus(cpus)}"
         yield ranks.finding(WARN, found, f"no more than {cpus}", hint)
 
@@ -82,7 +96,10 @@ def _all_cpus(ranks: Ranks[CpuFacts]) -> set[int]:
 def summary(seen: Ranks[CpuFacts]) -> str:
     """How many each rank has for itself, and so for loader workers beside it."""
     nodes = seen.grouped().values()
-    shares = [min(len(_all_cpus(ranks)) // len(ranks), *(one.facts.cpus for one in ranks)) for ranks in nodes]
+    shares = [
+        min(len(_all_cpus(ranks)) // len(ranks), *(one.facts.cpus for one in ranks))
+        for ranks in nodes
+    ]
     least = max(1, min(shares))
     room = f"{least - 1} loader worker{'' if least == 2 else 's'}"
     return f"{_cpus(least)} for each rank at least: room for {room}"

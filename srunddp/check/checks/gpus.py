@@ -1,4 +1,6 @@
-"""The GPUs: does each rank have one of its own, free, near its CPUs and within reach of the others."""
+"""The GPUs: does each rank have one of its own, free, near its CPUs and within reach of the
+others.
+"""
 
 import os
 from collections import Counter
@@ -59,11 +61,16 @@ def evaluate(seen: Ranks[GpuFacts]) -> Iterator[Finding]:
     """A GPU that is missing, broken, full or used twice stops the job; the rest makes it slow."""
     for one in seen:
         yield from _driver(one)
-    whole = [ranks for ranks in seen.grouped().values() if not any(one.facts.error for one in ranks)]
+    whole = [
+        ranks for ranks in seen.grouped().values() if not any(one.facts.error for one in ranks)
+    ]
     nodes = [ranks for ranks in whole if any(one.facts.devices for one in ranks)]
     bare = Ranks(one for ranks in whole if ranks not in nodes for one in ranks)
     if nodes and bare:
-        found, hint = "no GPU is visible, and on other nodes there are", "ask for GPUs on each node (--gpus-per-node)"
+        found, hint = (
+            "no GPU is visible, and on other nodes there are",
+            "ask for GPUs on each node (--gpus-per-node)",
+        )
         yield bare.finding(FAIL, found, "GPUs on all nodes or on none", hint, ranks=False)
     used: Used = []
     for ranks in nodes:
@@ -83,11 +90,15 @@ def _driver(one: Observation[GpuFacts]) -> Iterator[Finding]:
         hint = "see nvidia-smi on the node, and have it repaired or leave it out"
         yield one.finding(FAIL, f"NVML: {facts.error}", "an answer", hint)
     elif facts.missing and facts.present:
-        hint = "install nvidia-ml-py and the driver's libnvidia-ml.so.1; start a container with --nv"
+        hint = (
+            "install nvidia-ml-py and the driver's libnvidia-ml.so.1; start a container with --nv"
+        )
         found = f"/dev/nvidia0 is there, and NVML is not: {facts.missing}"
         yield one.finding(FAIL, found, "NVML, which NCCL needs too", hint)
     elif facts.missing and facts.wanted not in (None, *NO_GPU):
-        yield one.finding(WARN, f"{named}, and there is no GPU", "a GPU", "unset it, or ask for GPUs")
+        yield one.finding(
+            WARN, f"{named}, and there is no GPU", "a GPU", "unset it, or ask for GPUs"
+        )
     elif facts.unknown:
         found = f"{facts.unknown} in {named}: CUDA ignores it and all after it"
         hint = "leave CUDA_VISIBLE_DEVICES to Slurm, or correct it"
@@ -95,7 +106,9 @@ def _driver(one: Observation[GpuFacts]) -> Iterator[Finding]:
 
 
 def _chosen(ranks: Ranks[GpuFacts]) -> Generator[Finding, None, Used]:
-    """Which device each rank of a node will use; ranks without one, and GPUs without a rank, are found."""
+    """Which device each rank of a node will use; ranks without one, and GPUs without a rank, are
+    found.
+    """
     used = []
     for one in ranks:
         devices = one.facts.devices
@@ -103,7 +116,14 @@ def _chosen(ranks: Ranks[GpuFacts]) -> Generator[Finding, None, Used]:
         if idle:
             yield one.finding(WARN, idle, "a rank for each GPU", hint, rank=True)
         try:
-            used.append((one, devices[device_index(one.local_rank, len(ranks), len(devices), own=one.facts.own)]))
+            used.append(
+                (
+                    one,
+                    devices[
+                        device_index(one.local_rank, len(ranks), len(devices), own=one.facts.own)
+                    ],
+                )
+            )
         except ConfigError as error:
             yield one.finding(FAIL, error.found, error.expected, error.hint, rank=True)
     return used
@@ -118,7 +138,10 @@ def _shared_gpus(used: Used) -> Iterator[Finding]:
             yield who.finding(FAIL, found, "a GPU for each rank", hint)
     for parent, who in _users(used, "parent").items():
         if parent and not all(one.facts.shared for one in who) and len(who) > 1:
-            found = f"ranks with MIG instances of one GPU, {parent}, which NCCL takes for one GPU used twice"
+            found = (
+                f"ranks with MIG instances of one GPU, {parent}, which NCCL takes for one GPU used"
+                " twice"
+            )
             hint = "use whole GPUs, or with NCCL 2.31 or newer export NCCL_MULTI_RANK_GPU_ENABLE=1"
             yield who.finding(FAIL, found, "a GPU for each rank", hint)
 
@@ -129,18 +152,30 @@ def _users(used: Used, key: Literal["uuid", "parent"]) -> dict[str, Ranks[GpuFac
 
 
 def _without_p2p(used: Used) -> Iterator[Finding]:
-    """Ranks of a node whose GPUs do not reach each other, so that NCCL goes through the memory of the host."""
+    """Ranks of a node whose GPUs do not reach each other, so that NCCL goes through the memory of
+    the host.
+    """
     alone = Ranks(one for one, device in used if one.facts.count == 1 and not device["parent"])
     users = _users(used, "uuid")
     if len(alone) > 1 and len(users) == len(used):
         found = "each rank sees its own GPU alone: no P2P and no NVLink among those of the node"
-        hint = f"start with --gpus-per-node={len(used)} --gpu-bind=none rather than with --gpus-per-task"
+        hint = (
+            f"start with --gpus-per-node={len(used)} --gpu-bind=none rather than with"
+            " --gpus-per-task"
+        )
         yield alone.finding(WARN, found, "all of the node's GPUs visible to each rank", hint)
-    pairs = {(a, b): why for one, _ in used for a, b, why in one.facts.separate if {a, b} <= users.keys()}
-    hint = "see nvidia-smi topo -p2p r; have IOMMU and PCIe's ACS switched off where the GPUs can do it"
+    pairs = {
+        (a, b): why for one, _ in used for a, b, why in one.facts.separate if {a, b} <= users.keys()
+    }
+    hint = (
+        "see nvidia-smi topo -p2p r; have IOMMU and PCIe's ACS switched off where the GPUs can"
+        " do it"
+    )
     for why, theirs in group_by_key((why, pair) for pair, why in pairs.items()).items():
         who = Ranks(one for uuid in dict.fromkeys(chain(*theirs)) for one in users[uuid])
-        yield who.finding(WARN, f"no P2P among GPUs of a node: {why}", "P2P by NVLink or PCIe", hint)
+        yield who.finding(
+            WARN, f"no P2P among GPUs of a node: {why}", "P2P by NVLink or PCIe", hint
+        )
 
 
 def _memory(one: Observation[GpuFacts], device: Device) -> Iterator[Finding]:
@@ -148,28 +183,41 @@ def _memory(one: Observation[GpuFacts], device: Device) -> Iterator[Finding]:
     if total and taken > _TAKEN * total:
         found = f"{taken / 2**30:.1f} of {total / 2**30:.1f} GiB of the GPU's memory are taken"
         hint = f"end what uses {device['uuid']} (nvidia-smi), or take another GPU"
-        yield one.finding(FAIL if taken > _FULL * total else WARN, found, "a GPU for this job alone", hint, rank=True)
+        yield one.finding(
+            FAIL if taken > _FULL * total else WARN,
+            found,
+            "a GPU for this job alone",
+            hint,
+            rank=True,
+        )
 
 
 def _numa(one: Observation[GpuFacts], device: Device) -> Iterator[Finding]:
     cpus = one.facts.numa or []
     if device["numa"] >= 0 and cpus and device["numa"] not in cpus:
         found = f"CPUs on NUMA node {','.join(map(str, cpus))}, and the GPU on {device['numa']}"
-        hint = "bind tasks next to their GPUs (--cpu-bind=map_ldom), or not (--cpu-bind=none) and run with --bind=auto"
+        hint = (
+            "bind tasks next to their GPUs (--cpu-bind=map_ldom), or not (--cpu-bind=none) and run"
+            " with --bind=auto"
+        )
         yield one.finding(WARN, found, "CPUs next to the GPU", hint, rank=True)
 
 
 def _unlike(used: Used) -> Iterator[Finding]:
     seen, models = Ranks(one for one, _ in used), {one.rank: device["name"] for one, device in used}
     name, hint = "NVIDIA driver", "have the nodes brought to one version"
-    yield from seen.differing(lambda one: f"{one.facts.driver} (CUDA {one.facts.cuda})", WARN, name, hint, ranks=False)
+    yield from seen.differing(
+        lambda one: f"{one.facts.driver} (CUDA {one.facts.cuda})", WARN, name, hint, ranks=False
+    )
     hint = "ask for one model (--constraint, --gres=gpu:TYPE:N)"
     yield from seen.differing(lambda one: models[one.rank], WARN, "GPU", hint)
 
 
 def summary(seen: Ranks[GpuFacts]) -> str:
     """Models and drivers."""
-    gpus = {(one.node, device["uuid"]): device["name"] for one in seen for device in one.facts.devices}
+    gpus = {
+        (one.node, device["uuid"]): device["name"] for one in seen for device in one.facts.devices
+    }
     if not gpus:
         return "no GPU"
     drivers = sorted({one.facts.driver for one in seen if one.facts.driver})

@@ -6,7 +6,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from srunddp.bootstrap.network import ifaces_conf
-from srunddp.bootstrap.network.interface import addresses_of, is_loopback, list_interfaces, shown_speed
+from srunddp.bootstrap.network.interface import (
+    addresses_of,
+    is_loopback,
+    list_interfaces,
+    shown_speed,
+)
 from srunddp.bootstrap.rendezvous import discovery
 from srunddp.check.finding import FAIL, WARN, Check, CheckContext, Finding, Ranks
 from srunddp.errors import SrunddpError
@@ -20,9 +25,11 @@ class InterfaceFacts:
     """Of one rank.
 
     Attributes:
-        wrong: what is found, expected and to be done where the interface is wrong, or rank 0 not found; else empty.
+        wrong: what is found, expected and to be done where the interface is wrong, or rank 0 not
+            found; else empty.
         name, address: see :class:`srunddp.bootstrap.network.interface.SelectedInterface`.
-        speed: in Mbit/s, 0 where it is not known; mtu: in bytes; physical: whether a device is behind it.
+        speed: in Mbit/s, 0 where it is not known; mtu: in bytes; physical: whether a device is
+            behind it.
         own_name: the addresses that the node's own hostname leads to on it.
         devices: active InfiniBand and RoCE devices; rdma_rate: of all of these, in Mbit/s.
         one_node: whether all ranks are known to share one.
@@ -62,16 +69,22 @@ def collect(context: CheckContext) -> InterfaceFacts:
 
 
 def physical(name: str, sysfs: Path = _SYSFS) -> bool:
-    """Whether a device is behind an interface, if only behind a bond or a VLAN; a bridge's speed is made up."""
+    """Whether a device is behind an interface, if only behind a bond or a VLAN; a bridge's speed is
+    made up.
+    """
     folder = sysfs / name
     if (folder / "bridge").exists():
         return False
     below = (link.name.removeprefix("lower_") for link in folder.glob("lower_*"))
-    return any((folder / kind).exists() for kind in ("device", "bonding")) or any(physical(one, sysfs) for one in below)
+    return any((folder / kind).exists() for kind in ("device", "bonding")) or any(
+        physical(one, sysfs) for one in below
+    )
 
 
 def _lookup(context: CheckContext) -> list[str]:
-    """What would keep this rank from finding rank 0, or rank 0 from being found, where names have to lead to it."""
+    """What would keep this rank from finding rank 0, or rank 0 from being found, where names have
+    to lead to it.
+    """
     environment, chosen = context.environment, context.interface
     if environment.world_size == 1 or environment.discovery.publishes or not chosen:
         return []
@@ -87,21 +100,29 @@ def _lookup(context: CheckContext) -> list[str]:
 
 
 def evaluate(seen: Ranks[InterfaceFacts]) -> Iterator[Finding]:
-    """A wrong interface or an address that leads elsewhere stops a job; differences between nodes are warned of."""
+    """A wrong interface or an address that leads elsewhere stops a job; differences between nodes
+    are warned of.
+    """
     for one in seen:
         if one.facts.wrong:
             yield one.finding(FAIL, *one.facts.wrong)
         own = one.facts.own_name
         if own and not one.facts.one_node and all(map(is_loopback, own)):
             found = f"the node's own name leads to {', '.join(own)}, which is loopback"
-            hint = "take its name from that line of its /etc/hosts: what ignores the interface, as MPI may, hangs there"
+            hint = (
+                "take its name from that line of its /etc/hosts: what ignores the interface, as MPI"
+                " may, hangs there"
+            )
             yield one.finding(WARN, found, "an address that other nodes reach", hint)
     fit = seen.where(lambda one: one.facts.name and not one.facts.one_node)
     hint = "ip link set {} mtu {}: large packets get lost where the MTUs differ"
     yield from _unlike(fit, "{} has MTU {}", lambda facts: str(facts.mtu), hint)
     hint = "see its cable and the switch's port: all ranks wait for the slowest"
     yield from _unlike(fit, "{}: {}", lambda facts: shown_speed(facts.speed), hint)
-    hint = "repair the port, or give these nodes the same ones by `env: {{NCCL_IB_HCA: …}}` in ifaces.conf"
+    hint = (
+        "repair the port, or give these nodes the same ones by `env: {{NCCL_IB_HCA: …}}` in"
+        " ifaces.conf"
+    )
     devices = "active InfiniBand or RoCE devices: {1}"
     yield from _unlike(fit, devices, lambda facts: ", ".join(facts.devices) or "none", hint)
 
@@ -119,8 +140,13 @@ def _unlike(
 def summary(seen: Ranks[InterfaceFacts]) -> str:
     """The interfaces, with speed and MTU."""
     facts = [one.facts for one in seen if one.facts.name]
-    names, speeds, mtus = (sorted({getattr(each, key) for each in facts}) for key in ("name", "speed", "mtu"))
-    found = f"{', '.join(names)}: {', '.join(map(shown_speed, speeds))}, MTU {', '.join(map(str, mtus))}"
+    names, speeds, mtus = (
+        sorted({getattr(each, key) for each in facts}) for key in ("name", "speed", "mtu")
+    )
+    found = (
+        f"{', '.join(names)}: {', '.join(map(shown_speed, speeds))}, MTU"
+        f" {', '.join(map(str, mtus))}"
+    )
     return found if facts else "none that is fit"
 
 

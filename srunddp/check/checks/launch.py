@@ -10,7 +10,10 @@ from srunddp.bootstrap.environment.rank_zero_discovery import discovery_named
 from srunddp.check.finding import FAIL, WARN, Check, CheckContext, Finding, Ranks, run_python
 
 NAME = "launch"
-_LIBRARY = "import mpi4py; mpi4py.rc.initialize = False; from mpi4py import MPI; print(MPI.Get_library_version())"
+_LIBRARY = (
+    "import mpi4py; mpi4py.rc.initialize = False; from mpi4py import MPI;"
+    " print(MPI.Get_library_version())"
+)
 _LIBRARY_WITHIN = 20.0
 
 
@@ -19,9 +22,11 @@ class LaunchFacts:
     """Of one rank.
 
     Attributes:
-        launcher, channel: see :class:`srunddp.bootstrap.environment.detect.Environment`; world_size: its.
+        launcher, channel: see :class:`srunddp.bootstrap.environment.detect.Environment`;
+            world_size: its.
         allocated: tasks of the Slurm job around a process that srun did not start; 0 without one.
-        script: what is wrong with the script's text; mpi: why it cannot use MPI here; empty if nothing is.
+        script: what is wrong with the script's text; mpi: why it cannot use MPI here; empty if
+            nothing is.
         uses_mpi: whether it imports mpi4py.
     """
 
@@ -65,13 +70,18 @@ def parsed(script: str | None) -> tuple[ast.Module | None, str]:
         with open(script, "rb") as file:
             return ast.parse(file.read()), ""
     except (SyntaxError, ValueError) as error:
-        return None, f"{script}:{getattr(error, 'lineno', None) or 1}: {getattr(error, 'msg', error)}"
+        return (
+            None,
+            f"{script}:{getattr(error, 'lineno', None) or 1}: {getattr(error, 'msg', error)}",
+        )
     except (OSError, RecursionError):  # Python itself may run what is too deep for ast
         return None, ""
 
 
 def imports(tree: ast.Module) -> set[str]:
-    """The packages that it imports anywhere, but for what is in a ``try`` block or for type checkers alone."""
+    """The packages that it imports anywhere, but for what is in a ``try`` block or for type
+    checkers alone.
+    """
     names: set[str] = set()
     todo: list[ast.AST] = [tree]
     while todo:
@@ -88,7 +98,9 @@ def imports(tree: ast.Module) -> set[str]:
 
 
 def why_no_mpi(variables: Mapping[str, str]) -> str:
-    """Why ``from mpi4py import MPI`` has no world here. Asked of a process of its own: MPI may end it."""
+    """Why ``from mpi4py import MPI`` has no world here. Asked of a process of its own: MPI may end
+    it.
+    """
     printed, why = run_python(_LIBRARY, within=_LIBRARY_WITHIN)
     if why:
         return f"mpi4py cannot be imported: {why}"
@@ -104,15 +116,29 @@ def evaluate(seen: Ranks[LaunchFacts]) -> Iterator[Finding]:
     for one in seen:
         facts = one.facts
         if facts.allocated > 1:
-            found = f"one process, in an allocation of Slurm for {facts.allocated} tasks: it was started without srun"
+            found = (
+                f"one process, in an allocation of Slurm for {facts.allocated} tasks: it was"
+                " started without srun"
+            )
             yield one.finding(FAIL, found, "a process for each task", "srun srunddp check …")
         if facts.script:
             yield one.finding(FAIL, facts.script, "a Python script", "correct it")
         if facts.mpi:
-            hint = "start with `srun --mpi=pmix` (or pmi2 for MPICH; see `srun --mpi=list`), or with that MPI's mpirun"
-            yield one.finding(FAIL, f"the script imports mpi4py, and {facts.mpi}", "a launcher that MPI knows", hint)
+            hint = (
+                "start with `srun --mpi=pmix` (or pmi2 for MPICH; see `srun --mpi=list`), or with"
+                " that MPI's mpirun"
+            )
+            yield one.finding(
+                FAIL,
+                f"the script imports mpi4py, and {facts.mpi}",
+                "a launcher that MPI knows",
+                hint,
+            )
         elif discovery_named(facts.channel).rules_out_mpi and facts.uses_mpi:
-            found = "the script imports mpi4py, and the ranks meet over PMI, after which MPI cannot start"
+            found = (
+                "the script imports mpi4py, and the ranks meet over PMI, after which MPI cannot"
+                " start"
+            )
             yield one.finding(WARN, found, "MPI, or PMI", "srunddp --channel mpi")
 
 

@@ -1,4 +1,6 @@
-"""Limits of each rank's process, and the room in its node's /dev/shm and /tmp, which a training meets hours later."""
+"""Limits of each rank's process, and the room in its node's /dev/shm and /tmp, which a training
+meets hours later.
+"""
 
 import os
 import resource
@@ -21,7 +23,8 @@ class LimitFacts:
     Attributes:
         files: open files that it may have; memlock: bytes that it may lock; -1 for any number.
         rdma: whether its node has InfiniBand or RoCE devices.
-        free: bytes that are free, of /dev/shm and the folder for temporary files; -1 where it is not there.
+        free: bytes that are free, of /dev/shm and the folder for temporary files; -1 where it is
+            not there.
     """
 
     files: int
@@ -37,7 +40,10 @@ def collect(context: CheckContext) -> LimitFacts:
         files=resource.getrlimit(resource.RLIMIT_NOFILE)[0],
         memlock=resource.getrlimit(resource.RLIMIT_MEMLOCK)[0],
         rdma=any(Path("/sys/class/infiniband").glob("*")),
-        free={folder: shutil.disk_usage(folder).free if os.path.isdir(folder) else -1 for folder in folders},
+        free={
+            folder: shutil.disk_usage(folder).free if os.path.isdir(folder) else -1
+            for folder in folders
+        },
     )
 
 
@@ -47,10 +53,16 @@ def evaluate(seen: Ranks[LimitFacts]) -> Iterator[Finding]:
         for folder, free in one.facts.free.items():
             yield from _room(one, folder, free)
         if 0 <= one.facts.files < _FEW_FILES:
-            found, hint = f"{one.facts.files} open files at most", "raise the limit of open files (ulimit -n)"
+            found, hint = (
+                f"{one.facts.files} open files at most",
+                "raise the limit of open files (ulimit -n)",
+            )
             yield one.finding(WARN, found, f"{_FEW_FILES} or more", hint)
         if one.facts.rdma and one.facts.memlock >= 0:
-            found = f"{one.facts.memlock >> 10} KiB of locked memory at most, on a node with InfiniBand or RoCE"
+            found = (
+                f"{one.facts.memlock >> 10} KiB of locked memory at most, on a node with InfiniBand"
+                " or RoCE"
+            )
             hint = "set memlock to unlimited in slurmd's unit"
             yield one.finding(WARN, found, "no limit, as NCCL locks its buffers", hint)
 
@@ -59,16 +71,26 @@ def _room(one: Observation[LimitFacts], folder: str, free: int) -> Iterator[Find
     if free < 0:
         yield one.finding(FAIL, f"{folder} is not there", "a folder", "create it or correct TMPDIR")
     elif free < _SCARCE:
-        shared = "start a container with --shm-size or --ipc=host; else mount -o remount,size=50% /dev/shm"
-        hint = f"clear {folder}, or {shared if folder == '/dev/shm' else 'name a folder with more room in TMPDIR'}"
+        shared = (
+            "start a container with --shm-size or --ipc=host; else mount -o remount,size=50%"
+            " /dev/shm"
+        )
+        hint = (
+            f"clear {folder}, or"
+            f" {shared if folder == '/dev/shm' else 'name a folder with more room in TMPDIR'}"
+        )
         level = FAIL if free < _FULL else WARN
-        yield one.finding(level, f"{free >> 20} MiB free in {folder}", f"{_SCARCE >> 30} GiB or more", hint)
+        yield one.finding(
+            level, f"{free >> 20} MiB free in {folder}", f"{_SCARCE >> 30} GiB or more", hint
+        )
 
 
 def summary(seen: Ranks[LimitFacts]) -> str:
     """The least room of each folder."""
     known = group_by_key(pair for one in seen for pair in one.facts.free.items())
-    return ", ".join(f"{folder} {min(free) / 2**30:.1f} GiB free at least" for folder, free in known.items())
+    return ", ".join(
+        f"{folder} {min(free) / 2**30:.1f} GiB free at least" for folder, free in known.items()
+    )
 
 
 CHECK = Check("limits", LimitFacts, collect, evaluate, summary)

@@ -1,4 +1,6 @@
-"""The project's folder, the script, the environment and named paths: there, and the same, on every rank."""
+"""The project's folder, the script, the environment and named paths: there, and the same, on every
+rank.
+"""
 
 import sys
 from collections.abc import Iterator
@@ -6,7 +8,16 @@ from concurrent.futures import wait
 from dataclasses import dataclass
 from functools import partial
 
-from srunddp.check.finding import FAIL, WARN, Check, CheckContext, Finding, Ranks, Severity, call_in_daemon_thread
+from srunddp.check.finding import (
+    FAIL,
+    WARN,
+    Check,
+    CheckContext,
+    Finding,
+    Ranks,
+    Severity,
+    call_in_daemon_thread,
+)
 from srunddp.util.filesystem import Place, content, look, why_not_writable
 
 _PATIENCE = 5.0  # seconds, for all of them together
@@ -24,9 +35,15 @@ class PathFacts:
 def collect(context: CheckContext) -> PathFacts:
     """This rank's. Contents are read by one rank of each node, and rank 0 alone writes a file."""
     script = [(SCRIPT, context.script)] if context.script else []
-    named = [(PROJECT, "."), *script, (ENVIRONMENT, sys.prefix), *((NAMED, path) for path in context.paths)]
+    named = [
+        (PROJECT, "."),
+        *script,
+        (ENVIRONMENT, sys.prefix),
+        *((NAMED, path) for path in context.paths),
+    ]
     places = [
-        Place(role=role, path=path, kind="silent", error="", system="", identity="", content="") for role, path in named
+        Place(role=role, path=path, kind="silent", error="", system="", identity="", content="")
+        for role, path in named
     ]
     looking = [call_in_daemon_thread(partial(_look, place, context)) for place in places]
     for each in wait(looking, _PATIENCE).done:
@@ -41,17 +58,26 @@ def _look(place: Place, context: CheckContext) -> None:
     """Fill in what is there; what comes first stays known where something later does not answer."""
     role, path, local_rank = place["role"], place["path"], context.environment.local_rank
     place.update(look(role, path, write=role == PROJECT))
-    if context.environment.rank == 0 and role == PROJECT and place["kind"] == "folder" and not place["error"]:
+    if (
+        context.environment.rank == 0
+        and role == PROJECT
+        and place["kind"] == "folder"
+        and not place["error"]
+    ):
         place["error"] = "cannot be written to: no answer"
         why = why_not_writable(path)
         place["error"] = f"cannot be written to: {why}" if why else ""
     # A copy of the project is without what was left out, and what was written in the folder since.
-    if local_rank == 0 and role not in ((ENVIRONMENT, PROJECT) if context.staged else (ENVIRONMENT,)):
+    if local_rank == 0 and role not in (
+        (ENVIRONMENT, PROJECT) if context.staged else (ENVIRONMENT,)
+    ):
         place["content"] = content(path, whole=role == SCRIPT)
 
 
 def evaluate(seen: Ranks[PathFacts]) -> Iterator[Finding]:
-    """What is not there or cannot be read stops the job, and so does a script that is another one."""
+    """What is not there or cannot be read stops the job, and so does a script that is another
+    one.
+    """
     for index in range(min(len(one.facts.places) for one in seen)):
         for one in seen:
             place = one.facts.places[index]
@@ -97,10 +123,15 @@ def _differing(seen: Ranks[PathFacts], index: int) -> Iterator[Finding]:
     if role == PROJECT:
         title = "the working directory is"
         hint = "move the folder to a shared file system: Slurm starts in /tmp where it is missing"
-        seen = yield from seen.differing(lambda one: places[one.rank]["path"], WARN, title, hint, ranks=False)
+        seen = yield from seen.differing(
+            lambda one: places[one.rank]["path"], WARN, title, hint, ranks=False
+        )
     usual, others = seen.minority(lambda one: places[one.rank]["kind"])
     for kind, who in others.items():
-        found, expected = f"{_named(places[who[0].rank])} is a {kind}", f"a {usual}, as on most ranks"
+        found, expected = (
+            f"{_named(places[who[0].rank])} is a {kind}",
+            f"a {usual}, as on most ranks",
+        )
         yield who.finding(FAIL, found, expected, _SHARE, ranks=False)
     # A log that grows between two ranks' looks is no difference: they are known to see one folder.
     read = seen.where(lambda one: places[one.rank]["content"] and places[one.rank]["kind"] == usual)
@@ -113,7 +144,10 @@ def _differing(seen: Ranks[PathFacts], index: int) -> Iterator[Finding]:
 
 def summary(seen: Ranks[PathFacts]) -> str:
     """The file systems, as rank 0 has them."""
-    named = [(each["path"] if each["role"] == NAMED else each["role"], each) for each in seen[0].facts.places]
+    named = [
+        (each["path"] if each["role"] == NAMED else each["role"], each)
+        for each in seen[0].facts.places
+    ]
     return ", ".join(f"{name}: {each['system'] or each['kind']}" for name, each in named)
 
 

@@ -1,4 +1,6 @@
-"""One Python, one torch and one version of each named package on all ranks; does torch import, and does torchvision."""
+"""One Python, one torch and one version of each named package on all ranks; does torch import, and
+does torchvision.
+"""
 
 import ast
 import importlib.util
@@ -16,7 +18,17 @@ from statistics import median
 from typing import Any
 
 from srunddp.check.checks.launch import imports, parsed
-from srunddp.check.finding import FAIL, TOO_LONG, WARN, Check, CheckContext, Finding, Observation, Ranks, run_python
+from srunddp.check.finding import (
+    FAIL,
+    TOO_LONG,
+    WARN,
+    Check,
+    CheckContext,
+    Finding,
+    Observation,
+    Ranks,
+    run_python,
+)
 from srunddp.util.kernel_file import text_of
 
 _PATIENCE = 120.0  # seconds for an import of torch, from a file server that many nodes ask at once
@@ -46,7 +58,8 @@ class VersionFacts:
 
     Attributes:
         python: its version; executable, prefix: of the environment.
-        versions, places: of torch and the named packages, by name; see :func:`find`, but with ``sys.prefix`` in it.
+        versions, places: of torch and the named packages, by name; see :func:`find`, but with
+            ``sys.prefix`` in it.
         torch, cuda, nccl: as imported, on local rank 0 alone, and in how many seconds.
         error, vision: why torch and torchvision could not be imported.
     """
@@ -72,28 +85,40 @@ def collect(context: CheckContext) -> VersionFacts:
     found = {name: find(name, folder) for name in ("torch", *context.packages)}
     imported = {}
     if context.environment.local_rank == 0 and found["torch"][1]:
-        imported = import_torch(folder, vision=_needs_vision(context) and bool(find("torchvision", folder)[1]))
+        imported = import_torch(
+            folder, vision=_needs_vision(context) and bool(find("torchvision", folder)[1])
+        )
     return VersionFacts(
         python=platform.python_version(),
         executable=shared(sys.executable),
         prefix=prefix,
-        versions={name: version or ("unknown" if place else "missing") for name, (version, place) in found.items()},
-        places={name: shared(place).replace(prefix, "sys.prefix", 1) for name, (_, place) in found.items()},
+        versions={
+            name: version or ("unknown" if place else "missing")
+            for name, (version, place) in found.items()
+        },
+        places={
+            name: shared(place).replace(prefix, "sys.prefix", 1)
+            for name, (_, place) in found.items()
+        },
         **imported,
     )
 
 
 def find(name: str, first: str = "") -> tuple[str, str]:
-    """The version and the folder of what ``import name`` would bring, or of the distribution of that name.
+    """The version and the folder of what ``import name`` would bring, or of the distribution of
+    that name.
 
-    ``first`` is the script's folder. Both are empty where there is none, and the version where nothing tells it.
+    ``first`` is the script's folder. Both are empty where there is none, and the version where
+    nothing tells it.
     """
     module = name.partition(".")[0]
     origin = _origin(module, first)
     if not origin:
         there = next(iter(distributions(name=name) if name else ()), None)
         return (there.version, str(there.locate_file(""))) if there else ("", "")
-    package = os.path.dirname(origin) if os.path.basename(origin).startswith("__init__.") else origin
+    package = (
+        os.path.dirname(origin) if os.path.basename(origin).startswith("__init__.") else origin
+    )
     place = os.path.dirname(package)
     # That of torch tells its build as well, which its metadata need not.
     own = _assigned(Path(package, "version.py")) if module == "torch" else ""
@@ -101,18 +126,24 @@ def find(name: str, first: str = "") -> tuple[str, str]:
 
 
 def _origin(module: str, first: str) -> str:
-    """The file of a module, or the folder of a package without ``__init__``; empty where there is none."""
+    """The file of a module, or the folder of a package without ``__init__``; empty where there is
+    none.
+    """
     try:
         spec = PathFinder.find_spec(module, [first]) if first else None
         if spec is None or spec.origin is None:  # a plain folder beside the script hides no package
             spec = importlib.util.find_spec(module)
     except (ImportError, ValueError):
         return ""
-    return "" if spec is None else spec.origin or next(iter(spec.submodule_search_locations or ()), "")
+    return (
+        "" if spec is None else spec.origin or next(iter(spec.submodule_search_locations or ()), "")
+    )
 
 
 def _version(module: str, place: str) -> str:
-    """Of what was installed in the folder ``place`` as this module, rather than further along ``sys.path``."""
+    """Of what was installed in the folder ``place`` as this module, rather than further along
+    ``sys.path``.
+    """
     for name in (module, *packages_distributions().get(module, ())):
         for found in distributions(name=name, path=[place]):
             return found.version
@@ -121,20 +152,30 @@ def _version(module: str, place: str) -> str:
 
 def _assigned(path: Path) -> str:
     """The text that a file assigns to ``__version__``; empty where it cannot be read."""
-    found = re.search(r"""^__version__\s*(?::[^=\n]*)?=\s*["']([^"'\n]*)["']""", text_of(path), re.MULTILINE)
+    found = re.search(
+        r"""^__version__\s*(?::[^=\n]*)?=\s*["']([^"'\n]*)["']""", text_of(path), re.MULTILINE
+    )
     return found[1] if found else ""
 
 
 def _needs_vision(context: CheckContext) -> bool:
-    """Whether torchvision was named, or SCRIPT imports it and does nothing about a build for another torch."""
+    """Whether torchvision was named, or SCRIPT imports it and does nothing about a build for
+    another torch.
+    """
     tree = parsed(context.script)[0]
     needed = tree is not None and "torchvision" in imports(tree)
-    provided = tree is not None and any(word in ast.dump(tree) for word in ("import_torchvision", "torchvision::"))
+    provided = tree is not None and any(
+        word in ast.dump(tree) for word in ("import_torchvision", "torchvision::")
+    )
     return "torchvision" in context.packages or (needed and not provided)
 
 
-def import_torch(folder: str, patience: float = _PATIENCE, *, vision: bool = False) -> dict[str, Any]:
-    """The facts of another process that imports torch as a script in ``folder`` would, and torchvision if asked to."""
+def import_torch(
+    folder: str, patience: float = _PATIENCE, *, vision: bool = False
+) -> dict[str, Any]:
+    """The facts of another process that imports torch as a script in ``folder`` would, and
+    torchvision if asked to.
+    """
     words = ["vision" if vision else "", *([folder] if folder else [])]
     printed, why = run_python(_IMPORT, *words, within=patience)
     said = [line for line in printed.splitlines() if line.startswith('{"torch": ')]
@@ -155,9 +196,13 @@ def evaluate(seen: Ranks[VersionFacts]) -> Iterator[Finding]:
 
 def _pythons(seen: Ranks[VersionFacts]) -> Iterator[Finding]:
     hint = "start all ranks in one environment (srun --export=ALL, mpirun -x PATH)"
-    seen = yield from seen.differing(lambda one: one.facts.python.rpartition(".")[0], FAIL, "Python", hint)
+    seen = yield from seen.differing(
+        lambda one: one.facts.python.rpartition(".")[0], FAIL, "Python", hint
+    )
     yield from seen.differing(lambda one: one.facts.python, WARN, "Python", hint)
-    yield from seen.differing(lambda one: f"{one.facts.executable} of {one.facts.prefix}", WARN, "Python is", hint)
+    yield from seen.differing(
+        lambda one: f"{one.facts.executable} of {one.facts.prefix}", WARN, "Python is", hint
+    )
 
 
 def _package(seen: Ranks[VersionFacts], name: str) -> Iterator[Finding]:
@@ -177,7 +222,12 @@ def _import(one: Observation[VersionFacts]) -> Iterator[Finding]:
         slow = error.startswith(TOO_LONG)
         hint = "see how fast its file system is; copy the environment to the nodes"
         hint = hint if slow else f"see {one.facts.executable} -c 'import torch' on that node"
-        yield one.finding(WARN if slow else FAIL, f"import torch: {error}", "seconds" if slow else "an import", hint)
+        yield one.finding(
+            WARN if slow else FAIL,
+            f"import torch: {error}",
+            "seconds" if slow else "an import",
+            hint,
+        )
     if vision:
         hint = "install torchvision from the same index as torch (for the CPU or one CUDA)"
         if "torchvision::" in vision:
@@ -201,13 +251,18 @@ def _imports(done: Ranks[VersionFacts]) -> Iterator[Finding]:
         seconds = one.facts.seconds
         if seconds > max(_SLOW, _SLOWER * usual):
             hint = "copy the environment to the nodes, or have the node's file system looked at"
-            yield one.finding(WARN, f"import torch took {seconds:.0f} s", f"{usual:.0f} s, as elsewhere", hint)
+            yield one.finding(
+                WARN, f"import torch took {seconds:.0f} s", f"{usual:.0f} s, as elsewhere", hint
+            )
 
 
 def summary(seen: Ranks[VersionFacts]) -> str:
     """What rank 0 has, and how long the slowest import took."""
     first, slowest = seen[0].facts, max(one.facts.seconds for one in seen)
-    found = [f"Python {first.python}", *(f"{name} {version}" for name, version in first.versions.items())]
+    found = [
+        f"Python {first.python}",
+        *(f"{name} {version}" for name, version in first.versions.items()),
+    ]
     return f"{', '.join(found)}, torch imported in {slowest:.1f} s at most"
 
 

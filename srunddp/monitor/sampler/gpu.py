@@ -9,11 +9,25 @@ from typing import Any
 from srunddp.util.nvml import VisibleDevice, instances, unsupported_errors, visible
 
 FIELDS = (
-    "utilization_percent", "memory_bytes", "memory_limit_bytes", "memory_bandwidth_percent", "power_w", "energy_j",
-    "temperature_c", "sm_clock_mhz", "memory_clock_mhz", "throttled", "pcie_received_bytes_per_s",
-    "pcie_sent_bytes_per_s", "nvlink_received_bytes", "nvlink_sent_bytes", "sm_percent", "occupancy_percent",
-    "tensor_percent", "dram_percent",
-)  # fmt: skip
+    "utilization_percent",
+    "memory_bytes",
+    "memory_limit_bytes",
+    "memory_bandwidth_percent",
+    "power_w",
+    "energy_j",
+    "temperature_c",
+    "sm_clock_mhz",
+    "memory_clock_mhz",
+    "throttled",
+    "pcie_received_bytes_per_s",
+    "pcie_sent_bytes_per_s",
+    "nvlink_received_bytes",
+    "nvlink_sent_bytes",
+    "sm_percent",
+    "occupancy_percent",
+    "tensor_percent",
+    "dram_percent",
+)
 _AT = {field: number for number, field in enumerate(FIELDS)}
 _REASONS = {  # nvmlClocksEventReason...; 1 is for an idle GPU
     0x2: "application_clocks",
@@ -27,7 +41,8 @@ _REASONS = {  # nvmlClocksEventReason...; 1 is for an idle GPU
 }
 _KIB, _MIB = 1 << 10, 1 << 20
 _ALL_LINKS = 0xFFFFFFFF
-_NO_THROUGHPUT_BELOW = 1.0  # NVML takes 20 ms for each direction: not where samples are as close as that
+# NVML takes 20 ms for each direction: not where samples are as close as that.
+_NO_THROUGHPUT_BELOW = 1.0
 
 
 class Gpu:
@@ -36,7 +51,8 @@ class Gpu:
     What it does not know is left empty, and not asked again. One that fails leaves its row empty.
 
     Args:
-        nvml: the module; handle: of the GPU or the MIG instance, None for one that has failed already.
+        nvml: the module; handle: of the GPU or the MIG instance, None for one that has failed
+            already.
         parent: the handle of the GPU that it is an instance of, else None.
         label: what its rows begin with.
         seconds: from one sample to the next.
@@ -48,16 +64,25 @@ class Gpu:
         gpm = Gpm.of(nvml, handle, parent) if handle is not None else None
         self._questions = self._all(gpm, parent is not None, seconds) if handle is not None else []
 
-    def _all(self, gpm: Gpm | None, is_instance: bool, seconds: float) -> list[Callable[[], dict[str, str]]]:
+    def _all(
+        self, gpm: Gpm | None, is_instance: bool, seconds: float
+    ) -> list[Callable[[], dict[str, str]]]:
         nvml, handle = self._nvml, self._handle
         figures: dict[str, Callable[[], object]] = {
             "power_w": lambda: f"{nvml.nvmlDeviceGetPowerUsage(handle) / 1000:.3f}",
             "energy_j": lambda: f"{nvml.nvmlDeviceGetTotalEnergyConsumption(handle) / 1000:.3f}",
-            "temperature_c": lambda: nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU),
+            "temperature_c": lambda: nvml.nvmlDeviceGetTemperature(
+                handle, nvml.NVML_TEMPERATURE_GPU
+            ),
             "sm_clock_mhz": lambda: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM),
             "memory_clock_mhz": lambda: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_MEM),
         }
-        own: list[Callable[[], dict[str, str]]] = [self._utilization, self._memory, self._throttled, self._nvlink]
+        own: list[Callable[[], dict[str, str]]] = [
+            self._utilization,
+            self._memory,
+            self._throttled,
+            self._nvlink,
+        ]
         own += [lambda field=field, ask=ask: {field: str(ask())} for field, ask in figures.items()]  # type: ignore[misc]
         if gpm:
             return [*own, gpm.ask]
@@ -80,11 +105,15 @@ class Gpu:
 
     def _utilization(self) -> dict[str, str]:
         rates = self._nvml.nvmlDeviceGetUtilizationRates(self._handle)
-        return {"utilization_percent": str(rates.gpu), "memory_bandwidth_percent": str(rates.memory)}
+        return {
+            "utilization_percent": str(rates.gpu),
+            "memory_bandwidth_percent": str(rates.memory),
+        }
 
     def _memory(self) -> dict[str, str]:
         memory = self._first_known(
-            lambda: self._nvml.nvmlDeviceGetMemoryInfo(self._handle, self._nvml.nvmlMemory_v2),  # as nvidia-smi says
+            # As nvidia-smi says.
+            lambda: self._nvml.nvmlDeviceGetMemoryInfo(self._handle, self._nvml.nvmlMemory_v2),
             lambda: self._nvml.nvmlDeviceGetMemoryInfo(self._handle),
         )
         return {"memory_bytes": str(memory.used), "memory_limit_bytes": str(memory.total)}
@@ -92,33 +121,48 @@ class Gpu:
     def _throttled(self) -> dict[str, str]:
         reasons = self._first_known(
             lambda: self._nvml.nvmlDeviceGetCurrentClocksEventReasons(self._handle),
-            lambda: self._nvml.nvmlDeviceGetCurrentClocksThrottleReasons(self._handle),  # drivers before 535
+            # Drivers before 535.
+            lambda: self._nvml.nvmlDeviceGetCurrentClocksThrottleReasons(self._handle),
         )
         return {"throttled": "+".join(name for bit, name in _REASONS.items() if reasons & bit)}
 
     def _nvlink(self) -> dict[str, str]:
         nvml = self._nvml
-        wanted = [nvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX, nvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX]
-        found = nvml.nvmlDeviceGetFieldValues(self._handle, [(field, _ALL_LINKS) for field in wanted])
+        wanted = [
+            nvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX,
+            nvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX,
+        ]
+        found = nvml.nvmlDeviceGetFieldValues(
+            self._handle, [(field, _ALL_LINKS) for field in wanted]
+        )
         if any(each.nvmlReturn != nvml.NVML_SUCCESS for each in found):
             raise nvml.NVMLError_NotSupported
         received, sent = (str(each.value.ullVal * _KIB) for each in found)
         return {"nvlink_received_bytes": received, "nvlink_sent_bytes": sent}
 
     def _pcie(self) -> dict[str, str]:
-        ways = {"received": self._nvml.NVML_PCIE_UTIL_RX_BYTES, "sent": self._nvml.NVML_PCIE_UTIL_TX_BYTES}
+        ways = {
+            "received": self._nvml.NVML_PCIE_UTIL_RX_BYTES,
+            "sent": self._nvml.NVML_PCIE_UTIL_TX_BYTES,
+        }
         ask = self._nvml.nvmlDeviceGetPcieThroughput
-        return {f"pcie_{name}_bytes_per_s": str(ask(self._handle, way) * _KIB) for name, way in ways.items()}
+        return {
+            f"pcie_{name}_bytes_per_s": str(ask(self._handle, way) * _KIB)
+            for name, way in ways.items()
+        }
 
     def _first_known(self, newer: Callable[[], Any], older: Callable[[], Any]) -> Any:
         try:
             return newer()
-        except (self._nvml.NVMLError_FunctionNotFound, AttributeError):  # of an older driver, of an older package
+        except (self._nvml.NVMLError_FunctionNotFound, AttributeError):
+            # Of an older driver, of an older package.
             return older()
 
 
 class Gpm:
-    """The activity of one GPU or MIG instance since the last question; ``gpu``: its handle, or its GPU's."""
+    """The activity of one GPU or MIG instance since the last question; ``gpu``: its handle, or its
+    GPU's.
+    """
 
     def __init__(self, nvml: Any, gpu: Any, instance: int | None) -> None:
         self._nvml, self._gpu, self._instance = nvml, gpu, instance
@@ -140,7 +184,9 @@ class Gpm:
 
     @classmethod
     def of(cls, nvml: Any, handle: Any, parent: Any) -> Gpm | None:
-        """For a GPU, or where ``parent`` is its GPU for a MIG instance; None where that counts nothing."""
+        """For a GPU, or where ``parent`` is its GPU for a MIG instance; None where that counts
+        nothing.
+        """
         gpu = parent or handle
         with contextlib.suppress(nvml.NVMLError):
             if nvml.nvmlGpmQueryDeviceSupport(gpu).isSupportedDevice:
@@ -181,8 +227,10 @@ class _Known(VisibleDevice):
 class Gpus:
     """Those that the tasks of this node see together. None where there is no NVML.
 
-    NVML shows what the device rules of this process's control group let through: where Slurm gives each task a GPU
-    of its own, those of the other tasks are out of sight. It is ``seconds`` from one sample to the next."""
+    NVML shows what the device rules of this process's control group let through: where Slurm gives
+    each task a GPU of its own, those of the other tasks are out of sight. It is ``seconds`` from
+    one sample to the next.
+    """
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
@@ -190,13 +238,20 @@ class Gpus:
         self._gpus: dict[str, Gpu] = {}
 
     def choose(self, wanted: Iterable[str | None]) -> bool:
-        """Ask the GPUs that these values of ``CUDA_VISIBLE_DEVICES`` show; returns whether there are any."""
+        """Ask the GPUs that these values of ``CUDA_VISIBLE_DEVICES`` show; returns whether there
+        are any.
+        """
         for each in wanted:
             for device in visible(each, self._known)[0]:
                 if device["uuid"] not in self._gpus:
-                    parent, name = device["gpu"] if device["parent"] else None, device["name"].replace(",", " ")
+                    parent, name = (
+                        device["gpu"] if device["parent"] else None,
+                        device["name"].replace(",", " "),
+                    )
                     label = f"{device['uuid']},{device['index']},{name}"
-                    self._gpus[device["uuid"]] = Gpu(self._nvml, device["handle"], parent, label, self._seconds)
+                    self._gpus[device["uuid"]] = Gpu(
+                        self._nvml, device["handle"], parent, label, self._seconds
+                    )
         return bool(self._gpus)
 
     def rows(self, time: str) -> str:
@@ -227,4 +282,7 @@ def _as_known(nvml: Any, index: int) -> list[_Known]:
         parent, name, gpu, found = f"GPU-{index}-failed", "", None, []
     if not found:
         return [_Known(uuid=parent, parent="", index=index, name=name, handle=gpu, gpu=gpu)]
-    return [_Known(uuid=uuid, parent=parent, index=index, name=name, handle=handle, gpu=gpu) for uuid, handle in found]
+    return [
+        _Known(uuid=uuid, parent=parent, index=index, name=name, handle=handle, gpu=gpu)
+        for uuid, handle in found
+    ]

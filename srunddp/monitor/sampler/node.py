@@ -1,4 +1,6 @@
-"""The job's share of this node, from its control group where there is one, else from its processes; and its links."""
+"""The job's share of this node, from its control group where there is one, else from its processes;
+and its links.
+"""
 
 import os
 from collections.abc import Mapping
@@ -9,9 +11,17 @@ from srunddp.util import cgroup
 from srunddp.util.kernel_file import KernelFile, opened
 
 COLUMNS = (
-    "time", "cpu_s", "cpus", "memory_bytes", "memory_limit_bytes", "read_bytes", "written_bytes", "iowait_s",
-    "interface", "source",
-)  # fmt: skip
+    "time",
+    "cpu_s",
+    "cpus",
+    "memory_bytes",
+    "memory_limit_bytes",
+    "read_bytes",
+    "written_bytes",
+    "iowait_s",
+    "interface",
+    "source",
+)
 LINK_COLUMNS = ("time", "link", "kind", "chosen", "received_bytes", "sent_bytes")
 _NET = Path("/proc/self/net/dev")
 _RDMA = Path("/sys/class/infiniband")
@@ -27,7 +37,8 @@ class Node:
 
     Args:
         tasks: that are run here; interface: the chosen one.
-        environ: with Slurm's variables; groups: as in /proc/self/cgroup; root: where the control groups are mounted.
+        environ: with Slurm's variables; groups: as in /proc/self/cgroup; root: where the control
+            groups are mounted.
     """
 
     def __init__(
@@ -47,8 +58,9 @@ class Node:
         self._cpus = ""
 
     def look(self) -> None:
-        """Take what changes rarely: the CPUs that the tasks may use. Their masks say that, and where Slurm binds
-        nothing they may use what others have asked for, so that its own numbers do not.
+        """Take what changes rarely: the CPUs that the tasks may use. Their masks say that, and
+        where Slurm binds nothing they may use what others have asked for, so that its own numbers
+        do not.
         """
         allowed = self._tasks.cpus()
         self._cpus = f"{min(allowed, self._quota or allowed):g}" if allowed else self._cpus
@@ -68,17 +80,22 @@ class Node:
 
 
 def requested_memory(environ: Mapping[str, str]) -> int | None:
-    """Bytes that the job was given on this node, by Slurm's variables; None for all of the node's."""
+    """Bytes that the job was given on this node, by Slurm's variables; None for all of the
+    node's.
+    """
 
     def number(name: str) -> int:
         text = environ.get(name, "")
         return int(text) if text.isdecimal() else 0
 
-    return (number("SLURM_MEM_PER_NODE") or number("SLURM_MEM_PER_CPU") * number("SLURM_CPUS_ON_NODE")) * _MIB or None
+    return (
+        number("SLURM_MEM_PER_NODE") or number("SLURM_MEM_PER_CPU") * number("SLURM_CPUS_ON_NODE")
+    ) * _MIB or None
 
 
 class NetworkCounters:
-    """Bytes over the links of this node's network namespace but loopback, and over its InfiniBand and RoCE ports.
+    """Bytes over the links of this node's network namespace but loopback, and over its InfiniBand
+    and RoCE ports.
 
     Args:
         chosen: the interface that the run uses; net, rdma: where the kernel shows them.
@@ -90,7 +107,10 @@ class NetworkCounters:
         self._ports: list[tuple[str, list[KernelFile]]] = []
         for folder in sorted(rdma.glob("*/ports/*")):
             paths = [folder / "counters" / f"port_{way}_data" for way in ("rcv", "xmit")]
-            counters, device = [file for path in paths if (file := opened(path))], folder.parent.parent
+            counters, device = (
+                [file for path in paths if (file := opened(path))],
+                folder.parent.parent,
+            )
             is_chosen = (device / "device" / "net" / chosen).exists()
             if len(counters) == 2:
                 self._ports.append((f"{device.name}/{folder.name},rdma,{int(is_chosen)}", counters))
@@ -106,8 +126,11 @@ class NetworkCounters:
         name, fields = name.strip(), counters.split(None, _SENT + 1)
         if name == b"lo":
             return ""
+        link = name.decode(errors="replace")
         chosen = int(name == self._chosen)
-        return f"{time},{name.decode(errors='replace')},net,{chosen},{int(fields[_RECEIVED])},{int(fields[_SENT])}\n"
+        received = int(fields[_RECEIVED])
+        sent = int(fields[_SENT])
+        return f"{time},{link},net,{chosen},{received},{sent}\n"
 
 
 def _of_port(label: str, counters: list[KernelFile], time: str) -> str:

@@ -1,7 +1,8 @@
-"""The sampler of a node as its local rank 0's supervisor has it: forked before the worker, ended before it leaves.
+"""The sampler of a node as its local rank 0's supervisor has it: forked before the worker, ended
+before it leaves.
 
-It takes one sample after the other, at fixed times. It never imports torch, asks the kernel and NVML alone, and appends
-to files that are complete to the last sample whatever ends it.
+It takes one sample after the other, at fixed times. It never imports torch, asks the kernel and
+NVML alone, and appends to files that are complete to the last sample whatever ends it.
 """
 
 from __future__ import annotations
@@ -42,7 +43,8 @@ class SamplerConfig:
         interface: the chosen network interface.
         rank_variable: that tells a task its rank; empty for a single process.
         supervisor: process id of who forks the sampler.
-        launcher: process id of whose children the tasks of this node are; None or 0 where that is not known.
+        launcher: process id of whose children the tasks of this node are; None or 0 where that is
+            not known.
     """
 
     run: MonitorConfig
@@ -64,7 +66,8 @@ class Sampler:
         self._end.close()
 
     def finish(self, limit: float) -> str:
-        """In the supervisor: have a last sample written, and see the sampler end; after ``limit`` seconds it is killed.
+        """In the supervisor: have a last sample written, and see the sampler end; after ``limit``
+        seconds it is killed.
 
         Returns:
             Why it could not write its files, in one line; else nothing.
@@ -79,14 +82,16 @@ class Sampler:
                         break
                     message += more
         if wait_for_child(self.pid, until - time.monotonic()) is None:
-            os.kill(self.pid, signal.SIGKILL)  # it has not been collected, so that the number is still its own
+            # It has not been collected, so that the number is still its own.
+            os.kill(self.pid, signal.SIGKILL)
             wait_for_child(self.pid, _GONE_WITHIN)
         return message.decode(errors="replace")
 
 
 def start(config: SamplerConfig) -> Sampler:
-    """Fork the sampler of a node. To be called in the main thread, whose end is the sampler's as well, with the
-    signals blocked: those that Slurm sends to every process of a step are not for this one.
+    """Fork the sampler of a node. To be called in the main thread, whose end is the sampler's as
+    well, with the signals blocked: those that Slurm sends to every process of a step are not for
+    this one.
     """
     ours, theirs = socket.socketpair()
     pid = os.fork()
@@ -109,7 +114,9 @@ def _run_sampler(config: SamplerConfig, end: socket.socket) -> None:
     try:
         sample_until_closed(config, end)
     except Exception as error:
-        reason = f"{error.filename}: {error.strerror}" if isinstance(error, OSError) else repr(error)
+        reason = (
+            f"{error.filename}: {error.strerror}" if isinstance(error, OSError) else repr(error)
+        )
         end.sendall(f"the monitor of {config.run.node} ended: {reason}".encode())
 
 
@@ -126,7 +133,8 @@ def _close_inherited(kept: int) -> None:
 
 
 def sample_until_closed(config: SamplerConfig, end: socket.socket) -> None:
-    """Write samples at once and every ``config.run.seconds``, and a last one when the other side of ``end`` is closed.
+    """Write samples at once and every ``config.run.seconds``, and a last one when the other side of
+    ``end`` is closed.
 
     Raises:
         OSError: a file cannot be written.
@@ -148,7 +156,8 @@ def sample_until_closed(config: SamplerConfig, end: socket.socket) -> None:
 
 
 class Samples:
-    """The sources of a node and their files. What one of them stumbles over leaves the others as they are.
+    """The sources of a node and their files. What one of them stumbles over leaves the others as
+    they are.
 
     Raises:
         OSError: a file cannot be written.
@@ -156,7 +165,9 @@ class Samples:
 
     def __init__(self, config: SamplerConfig) -> None:
         self._run, self._taken, self._thorough_at = config.run, 0, 0.0
-        self._tasks = process_tree.Tasks(config.run.rank, config.supervisor, config.launcher, config.rank_variable)
+        self._tasks = process_tree.Tasks(
+            config.run.rank, config.supervisor, config.launcher, config.rank_variable
+        )
         self._node = node.Node(self._tasks, config.interface)
         self._gpus = gpu.Gpus(config.run.seconds)
         self._tables = [
@@ -176,7 +187,8 @@ class Samples:
         self._taken += 1
         seconds, milliseconds = divmod(time.time_ns() // 1_000_000, 1000)
         has_gpus = False
-        with contextlib.suppress(Exception):  # whatever a kernel or a driver says that no one has thought of
+        # Whatever a kernel or a driver says that no one has thought of.
+        with contextlib.suppress(Exception):
             if self._tasks.look(thorough=thorough) or thorough:
                 self._node.look()
                 has_gpus = self._gpus.choose(self._tasks.visible)
@@ -199,11 +211,15 @@ class CsvWriter:
 
     def __init__(self, path: Path, columns: tuple[str, ...]) -> None:
         self._path = path
-        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC, 0o666)
+        self._file = os.open(
+            path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC, 0o666
+        )
         self.add(",".join(columns) + "\n")
 
     def add(self, lines: str) -> None:
-        """Append whole lines. OSError: there is no room, or the file system fails; what was written is taken back."""
+        """Append whole lines. OSError: there is no room, or the file system fails; what was written
+        is taken back.
+        """
         try:
             append_whole(self._file, lines.encode())
         except OSError as error:

@@ -1,5 +1,6 @@
-"""The tasks of this node, that the launcher has started here, and their processes: what those of a task have taken
-together is kept when some of them end."""
+"""The tasks of this node, that the launcher has started here, and their processes: what those of a
+task have taken together is kept when some of them end.
+"""
 
 from __future__ import annotations
 
@@ -7,18 +8,27 @@ import contextlib
 import os
 import time
 
-from srunddp.util.kernel_file import KernelFile, ancestors, children_of, environ_of, number_after, opened
+from srunddp.util.kernel_file import (
+    KernelFile,
+    ancestors,
+    children_of,
+    environ_of,
+    number_after,
+    opened,
+)
 
 COLUMNS = ("time", "rank", "cpu_s", "rss_bytes", "processes", "delay_s")
 _NANO = 1e-9
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
 _PASSES = 4
-# The kernel rounds the CPU time of children that were waited for down to two ticks of 10 ms: that is not lost.
+# The kernel rounds the CPU time of children that were waited for down to two ticks of 10 ms: that
+# is not lost.
 _ROUNDING = 20_000_000
 
 
 class MonotonicCounter:
-    """A sum of counters whose owners come and go: ``value`` never falls, and keeps what no one has taken over.
+    """A sum of counters whose owners come and go: ``value`` never falls, and keeps what no one has
+    taken over.
 
     Args:
         rounding: a fall by so much is no loss.
@@ -37,18 +47,20 @@ class MonotonicCounter:
 
 
 class ProcessTree:
-    """A task's first process and all that descend from it. One that was found once is followed to its end, whoever
-    has adopted it meanwhile.
+    """A task's first process and all that descend from it. One that was found once is followed to
+    its end, whoever has adopted it meanwhile.
 
-    The resident sets are summed over the processes, as Slurm's jobacct_gather/linux does: pages that they share count
-    for each.
+    The resident sets are summed over the processes, as Slurm's jobacct_gather/linux does: pages
+    that they share count for each.
 
     Args:
         rank: the task's; root: its first process.
 
     Attributes:
-        cpu: nanoseconds of CPU; resident: bytes; delay: nanoseconds that main threads waited for a CPU.
-        bytes_read, bytes_written: of storage, a child's when it has been waited for as its parent's.
+        cpu: nanoseconds of CPU; resident: bytes; delay: nanoseconds that main threads waited for a
+            CPU.
+        bytes_read, bytes_written: of storage, a child's when it has been waited for as its
+            parent's.
     """
 
     def __init__(self, rank: int, root: int) -> None:
@@ -66,9 +78,11 @@ class ProcessTree:
         return len(self._members)
 
     def look(self, *, thorough: bool) -> None:
-        """Take the numbers of now; ``thorough``: all of each process, and what all of its threads have forked."""
-        # A parent is read before its children: nothing counts twice, but one that ended in between is missing until
-        # its parent is read once more.
+        """Take the numbers of now; ``thorough``: all of each process, and what all of its threads
+        have forked.
+        """
+        # A parent is read before its children: nothing counts twice, but one that ended in between
+        # is missing until its parent is read once more.
         for _ in range(_PASSES):
             if not self._pass(thorough=thorough):
                 break
@@ -105,14 +119,16 @@ class ProcessTree:
 _TICK = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 _PROCESS_CLOCK = 2  # CPUCLOCK_SCHED of clock_getcpuclockid(3)
-_REAPED_USER, _REAPED_SYSTEM, _THREADS, _RESIDENT = 13, 14, 17, 21  # in /proc/PID/stat from the state on
+# In /proc/PID/stat from the state on.
+_REAPED_USER, _REAPED_SYSTEM, _THREADS, _RESIDENT = 13, 14, 17, 21
 
 
 class Process:
     """One that may end at any time. Its numbers are those of the last look.
 
     Attributes:
-        cpu: nanoseconds of CPU that its threads took; reaped: that children took which it has waited for.
+        cpu: nanoseconds of CPU that its threads took; reaped: that children took which it has
+            waited for.
         resident: bytes of its resident set.
         delay: nanoseconds that its main thread waited for a CPU.
         bytes_read, bytes_written: of storage; of the children that it has waited for as well.
@@ -133,10 +149,11 @@ class Process:
         self.reaped = self.resident = self.delay = self.bytes_read = self.bytes_written = 0
 
     def look(self, *, thorough: bool) -> bool:
-        """Read what has changed; False where it has ended, and its numbers are then those from before.
+        """Read what has changed; False where it has ended, and its numbers are then those from
+        before.
 
-        A process that has not run since has neither waited for children nor read anything: its clock tells that for
-        a tenth of the cost.
+        A process that has not run since has neither waited for children nor read anything: its
+        clock tells that for a tenth of the cost.
 
         Args:
             thorough: read all in any case, for what others do to it, such as taking its memory.
@@ -172,7 +189,9 @@ class Process:
             self._io = None  # it has changed its user, or has ended, which the next look finds
 
     def new_children(self, *, of_all_threads: bool) -> list[int]:
-        """Process ids of its children where they are others than those of the last call, else none."""
+        """Process ids of its children where they are others than those of the last call, else
+        none.
+        """
         before = self._known
         with contextlib.suppress(OSError):
             if self._ran and of_all_threads and self._threads > 1:
@@ -192,8 +211,8 @@ class Tasks:
 
     Args:
         rank: of the task that the supervisor belongs to; supervisor: its process id.
-        launcher: process id of who has started the tasks; None or 0 where that is not known: then there is the
-            supervisor's alone.
+        launcher: process id of who has started the tasks; None or 0 where that is not known: then
+            there is the supervisor's alone.
         rank_variable: that tells a task its rank.
 
     Attributes:
@@ -201,15 +220,22 @@ class Tasks:
         visible: what ``CUDA_VISIBLE_DEVICES`` says to each of them, None where it is not set.
     """
 
-    def __init__(self, rank: int, supervisor: int, launcher: int | None, rank_variable: str) -> None:
+    def __init__(
+        self, rank: int, supervisor: int, launcher: int | None, rank_variable: str
+    ) -> None:
         self._launcher, self._variable = launcher or 0, rank_variable
-        self._started = opened(f"/proc/{launcher}/task/{launcher}/children") if launcher and rank_variable else None
+        self._started = (
+            opened(f"/proc/{launcher}/task/{launcher}/children")
+            if launcher and rank_variable
+            else None
+        )
         self._before = b""
         # Its ancestor, or itself, that is the launcher's child; itself where the launcher is none.
         line = [each for each, _ in ancestors(supervisor)]
         root = line[line.index(self._launcher) - 1] if self._launcher in line[1:] else supervisor
         self.trees = [ProcessTree(rank, root)]
-        own = os.environ.get(rank_variable, "")  # another one where the ranks of a lost node have come here
+        # Another one where the ranks of a lost node have come here.
+        own = os.environ.get(rank_variable, "")
         self._moved_by = rank - int(own) if own.isdecimal() else 0
         self.visible = {os.environ.get(_VISIBLE)}
         self._known = {root}
@@ -218,7 +244,8 @@ class Tasks:
         """Take the numbers of now; returns whether more tasks have been found."""
         before = len(self.trees)
         if self._started and (thorough or self._has_started_others()):
-            # A task that is not exec'ed yet has not been told its rank: those without one are looked at again.
+            # A task that is not exec'ed yet has not been told its rank: those without one are
+            # looked at again.
             for pid in set(children_of(self._launcher)) - self._known:
                 self._add_task(pid)
         for tree in self.trees:

@@ -1,7 +1,8 @@
-"""The thread that passes a worker's output on, to its file and to the terminal, without ever waiting for the latter.
+"""The thread that passes a worker's output on, to its file and to the terminal, without ever
+waiting for the latter.
 
-The terminal is what the supervisor has as standard output or error: a pipe of the launcher's, a file or a tty. It may
-be slow, full or gone.
+The terminal is what the supervisor has as standard output or error: a pipe of the launcher's, a
+file or a tty. It may be slow, full or gone.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 @dataclass
 class OutputRelay:
-    """A thread that reads the worker's pipes until all who hold them have closed them, or :meth:`finish`.
+    """A thread that reads the worker's pipes until all who hold them have closed them, or
+    :meth:`finish`.
 
     Attributes:
         streams: the terminal of each pipe, by the pipe's reading end.
@@ -66,7 +68,10 @@ class OutputRelay:
             self._turn()
         for terminal in self.streams.values():
             terminal.end()
-        while any(terminal.waiting for terminal in self.streams.values()) and time.monotonic() < self._deadline:
+        while (
+            any(terminal.waiting for terminal in self.streams.values())
+            and time.monotonic() < self._deadline
+        ):
             self._turn()
         for source, terminal in self.streams.items():
             os.close(source)
@@ -79,12 +84,15 @@ class OutputRelay:
         if self._deadline == math.inf:
             return False
         now, busy = time.monotonic(), any(terminal.waiting for terminal in self.streams.values())
-        return now >= self._deadline or (now - max(self._came, self._ended) >= self.limits.relay_quiet and not busy)
+        return now >= self._deadline or (
+            now - max(self._came, self._ended) >= self.limits.relay_quiet and not busy
+        )
 
     def _turn(self) -> None:
         """Wait until something can be read or written, and do so."""
         ready = self._wait()
-        # Standard output comes first: what a script printed before its traceback is then before it in the file.
+        # Standard output comes first: what a script printed before its traceback is then before it
+        # in the file.
         sources = [source for source in self.streams if source in self._open & ready]
         before, self._came = self._came, time.monotonic() if sources else self._came
         size = sum(self._pass_on(source) for source in sources)
@@ -98,7 +106,9 @@ class OutputRelay:
     def _wait(self) -> set[int]:
         poller, now = select.poll(), time.monotonic()
         finishing = self._deadline < math.inf
-        patience = min(self.limits.relay_looks, max(0.0, self._deadline - now)) if finishing else math.inf
+        patience = (
+            min(self.limits.relay_looks, max(0.0, self._deadline - now)) if finishing else math.inf
+        )
         if not finishing:
             poller.register(self._end_event, select.POLLIN)
         for source, terminal in self.streams.items():
@@ -112,7 +122,11 @@ class OutputRelay:
 
     def _hold(self, terminal: NonBlockingStream, now: float) -> float:
         # Half of the last seconds are the file's, whatever the terminal does.
-        return 0.0 if self.file is not None and now >= (self._ended + self._deadline) / 2 else terminal.hold(now)
+        return (
+            0.0
+            if self.file is not None and now >= (self._ended + self._deadline) / 2
+            else terminal.hold(now)
+        )
 
     def _pass_on(self, source: int) -> int:
         data = os.read(source, _READ)
@@ -120,7 +134,8 @@ class OutputRelay:
             self._open.discard(source)
             return 0
         rest = memoryview(b"" if self.file is None else data)
-        with contextlib.suppress(OSError):  # the disk is full: the terminal still has it, and there may be room again
+        # The disk is full: the terminal still has it, and there may be room again.
+        with contextlib.suppress(OSError):
             while self.file is not None and rest:
                 rest = rest[os.write(self.file, rest) :]
         self.streams[source].put(data)
@@ -129,7 +144,9 @@ class OutputRelay:
 
 @dataclass
 class LinePrefixer:
-    """Puts a prefix before each line; a line ends with ``\\n``, or as a progress bar's with ``\\r``."""
+    """Puts a prefix before each line; a line ends with ``\\n``, or as a progress bar's with
+    ``\\r``.
+    """
 
     prefix: bytes
     _begun: bytes = b""
@@ -173,7 +190,9 @@ class NonBlockingStream:
     ``descriptor`` is to be polled for when something is ``waiting``, which it has not taken yet.
     """
 
-    def __init__(self, inherited: int, prefix: bytes, file: Path | None, limits: Limits = DEFAULT_LIMITS) -> None:
+    def __init__(
+        self, inherited: int, prefix: bytes, file: Path | None, limits: Limits = DEFAULT_LIMITS
+    ) -> None:
         self.descriptor, self._never_blocks = _without_blocking(inherited)
         self.waiting = bytearray()
         self._inherited = inherited
@@ -185,16 +204,20 @@ class NonBlockingStream:
         self._last = b"\n"
 
     def hold(self, now: float) -> float:
-        """For how many seconds the worker is to wait for room; without a file for as long as it takes.
+        """For how many seconds the worker is to wait for room; without a file for as long as it
+        takes.
 
-        With a file it waits a moment only: that is enough for a reader that is merely slower than a burst of output.
+        With a file it waits a moment only: that is enough for a reader that is merely slower than a
+        burst of output.
         """
         if self._filled is None or self._left_out:
             return 0.0
         return max(0.0, self._filled + self._limits.relay_holds - now) if self._file else math.inf
 
     def put(self, data: bytes) -> None:
-        """Take what the worker wrote, and write what can be written without waiting; what has no room is left out."""
+        """Take what the worker wrote, and write what can be written without waiting; what has no
+        room is left out.
+        """
         text = self._lines.feed(data) if self._lines else data
         if self._gone or (self._file and self._filled is not None):
             self._left_out += len(data)
@@ -217,10 +240,15 @@ class NonBlockingStream:
             self._write()
 
     def _write(self) -> None:
-        while self.waiting and (self._never_blocks or select.select([], [self.descriptor], [], 0)[1]):
-            # A pipe takes this much whole or not at all: ranks that share it do not mix within a line.
+        while self.waiting and (
+            self._never_blocks or select.select([], [self.descriptor], [], 0)[1]
+        ):
+            # A pipe takes this much whole or not at all: ranks that share it do not mix within a
+            # line.
             piece = bytes(self.waiting[: select.PIPE_BUF])
-            piece = piece if len(piece) == len(self.waiting) else piece[: _end_of_lines(piece)] or piece
+            piece = (
+                piece if len(piece) == len(self.waiting) else piece[: _end_of_lines(piece)] or piece
+            )
             try:
                 written = os.write(self.descriptor, piece)
                 self._full = False
@@ -252,20 +280,30 @@ class NonBlockingStream:
             return
         prefix = self._lines.prefix if self._lines else b""
         where = f"; {self._file} has them" if self._file else ""
-        note = f"srunddp: {self._left_out} bytes left out here, which were not taken in time{where}\n"
+        note = (
+            f"srunddp: {self._left_out} bytes left out here, which were not taken in time{where}\n"
+        )
         self._left_out = 0
-        self._append((b"" if self._last in b"\r\n" else b"\n") + prefix + note.encode(errors="backslashreplace"))
+        self._append(
+            (b"" if self._last in b"\r\n" else b"\n")
+            + prefix
+            + note.encode(errors="backslashreplace")
+        )
 
 
 def _without_blocking(inherited: int) -> tuple[int, bool]:
-    """A descriptor for the same pipe or tty whose writes never wait, where there can be one; and whether there is.
+    """A descriptor for the same pipe or tty whose writes never wait, where there can be one; and
+    whether there is.
 
-    O_NONBLOCK on the inherited one would change it for all processes that share it. A tty that says it is writable
-    may have room for a single byte, and a pipe that others write to may be full again: polling alone does not do.
+    O_NONBLOCK on the inherited one would change it for all processes that share it. A tty that says
+    it is writable may have room for a single byte, and a pipe that others write to may be full
+    again: polling alone does not do.
     """
     try:
         if not os.isatty(inherited) and not stat.S_ISFIFO(os.fstat(inherited).st_mode):
             return inherited, False
-        return os.open(f"/proc/self/fd/{inherited}", os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC), True
+        return os.open(
+            f"/proc/self/fd/{inherited}", os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+        ), True
     except OSError:  # another user's, as of a launcher that runs as root: then polling has to do
         return inherited, False

@@ -15,13 +15,15 @@ from srunddp.telemetry import event
 from srunddp.train.checkpoint.directory import CheckpointDirectory, disk_hint
 from srunddp.train.checkpoint.file import CheckpointError
 
-_NICENESS = 10  # where no core is free, training has nine tenths of its own, and the writer is not starved
+# Where no core is free, training has nine tenths of its own, and the writer is not starved.
+_NICENESS = 10
 _PATIENCE = 1.0  # seconds that training waits for the checkpoint before: quick runs lose none by it
 _THREAD = "checkpoint"
 
 
 class AsyncCheckpointer:
-    """Writes the checkpoints of a directory in a thread of its own, so that training waits for the copy alone.
+    """Writes the checkpoints of a directory in a thread of its own, so that training waits for the
+    copy alone.
 
     What the disk refuses does not end training. Python's end waits for the thread.
     """
@@ -30,7 +32,8 @@ class AsyncCheckpointer:
         """``log``: called in the caller's thread with why checkpoints were not written."""
         self._directory, self._log = directory, log
         self._snapshot = Snapshot()
-        # Of a run in this process that has failed: two at once would remove each other's temporary files.
+        # Of a run in this process that has failed: two at once would remove each other's temporary
+        # files.
         for thread in threading.enumerate():
             if thread.name == _THREAD:
                 thread.join()
@@ -42,22 +45,29 @@ class AsyncCheckpointer:
         self._written: list[int] = []
 
     def write(self, step: int, state: Mapping[str, Any]) -> None:
-        """Copy the state and begin to write it, unless the checkpoint before is still being written.
+        """Copy the state and begin to write it, unless the checkpoint before is still being
+        written.
 
         For that it waits a second, and only once while that one is written.
 
         Raises:
-            CheckpointError: the one before held something that cannot be loaded again, or another run has begun here.
+            CheckpointError: the one before held something that cannot be loaded again, or another
+                run has begun here.
         """
         if not self.join(0.0 if self._left_out else _PATIENCE):
             if not self._left_out:
-                self._log(f"checkpoints are left out from step {step} on, until that of step {self._step} is written")
+                self._log(
+                    f"checkpoints are left out from step {step} on, until that of step {self._step}"
+                    " is written"
+                )
             self._left_out = True
             return
         copied = self._snapshot.take(dict(state))
         self._step, self._left_out, self._error = step, False, None
         # No daemon: Python would end it amid torch's C++, which aborts the process.
-        self._thread = threading.Thread(target=self._add, args=(step, copied), name=_THREAD, daemon=False)
+        self._thread = threading.Thread(
+            target=self._add, args=(step, copied), name=_THREAD, daemon=False
+        )
         self._thread.start()
 
     def join(self, timeout: float | None = None) -> bool:
@@ -82,7 +92,9 @@ class AsyncCheckpointer:
         return True
 
     def wait(self) -> bool:
-        """Wait until nothing is being written; whether the last one was written, rather than left out, or raise why."""
+        """Wait until nothing is being written; whether the last one was written, rather than left
+        out, or raise why.
+        """
         self.join()
         if self._failed is not None and not self._left_out:
             raise self._failed
@@ -109,13 +121,18 @@ class AsyncCheckpointer:
         last = self._directory.last_whole()
         return CheckpointError(
             f"the checkpoint of step {self._step} could not be written: {error}",
-            expected=f"a file in {self._directory.folder}; the last whole one is {last.name if last else 'none'}",
+            expected=(
+                f"a file in {self._directory.folder}; the last whole one is"
+                f" {last.name if last else 'none'}"
+            ),
             hint=disk_hint(error),
         )
 
 
 def map_tensors(value: Any, tensor: Callable[[Tensor], Any], other: Callable[[Any], Any]) -> Any:
-    """The same nest of dicts, lists and tuples, of what ``tensor`` makes of each tensor and ``other`` of the rest."""
+    """The same nest of dicts, lists and tuples, of what ``tensor`` makes of each tensor and
+    ``other`` of the rest.
+    """
     if isinstance(value, Tensor):
         return tensor(value)
     if isinstance(value, dict):
@@ -129,10 +146,16 @@ def map_tensors(value: Any, tensor: Callable[[Tensor], Any], other: Callable[[An
 
 
 def emptied(state: Mapping[str, Any]) -> dict[str, Any]:
-    """A state of the same types with tensors without elements, so that it can be checked at no cost."""
+    """A state of the same types with tensors without elements, so that it can be checked at no
+    cost.
+    """
 
     def empty(tensor: Tensor) -> Tensor:
-        return torch.empty(0, dtype=tensor.dtype) if _is_plain(tensor) else tensor.detach().to("cpu", copy=True)
+        return (
+            torch.empty(0, dtype=tensor.dtype)
+            if _is_plain(tensor)
+            else tensor.detach().to("cpu", copy=True)
+        )
 
     result: dict[str, Any] = map_tensors(dict(state), empty, lambda value: value)
     return result
@@ -142,15 +165,17 @@ class Snapshot:
     """Copies states, into the same memory each time: a copy holds until the next is taken."""
 
     def __init__(self) -> None:
-        self._copies: dict[tuple[Any, ...], Tensor] = {}  # by source, which training changes in place
+        # By source, which training changes in place.
+        self._copies: dict[tuple[Any, ...], Tensor] = {}
         self._before = self._copies
 
     @torch.no_grad()
     def take(self, state: dict[str, Any]) -> dict[str, Any]:
-        """Copy a nest of dicts, lists and tuples, with its tensors of all devices, and wait until all is there.
+        """Copy a nest of dicts, lists and tuples, with its tensors of all devices, and wait until
+        all is there.
 
-        What is one tensor under two names is one in the copy. Different views of one memory are copied each for itself:
-        a small view does not drag a large buffer into the file.
+        What is one tensor under two names is one in the copy. Different views of one memory are
+        copied each for itself: a small view does not drag a large buffer into the file.
         """
         self._before, self._copies = self._copies, {}
         taken: dict[str, Any] = map_tensors(state, self._copy, copy.deepcopy)
@@ -162,16 +187,29 @@ class Snapshot:
     def _copy(self, tensor: Tensor) -> Tensor:
         if not _is_plain(tensor):
             return tensor.detach().to("cpu", copy=True)
-        view = (tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype, tensor.is_conj(), tensor.is_neg())
+        view = (
+            tensor.storage_offset(),
+            tensor.shape,
+            tensor.stride(),
+            tensor.dtype,
+            tensor.is_conj(),
+            tensor.is_neg(),
+        )
         source = (tensor.device, tensor.untyped_storage().data_ptr(), *view)
         if source not in self._copies:
             buffer = self._before.get(source)
             if buffer is None:
                 # Pinned for a GPU: else the copy would neither run beside others nor at full speed.
-                buffer = torch.empty_like(tensor, device="cpu", pin_memory=tensor.is_cuda, requires_grad=False)
+                buffer = torch.empty_like(
+                    tensor, device="cpu", pin_memory=tensor.is_cuda, requires_grad=False
+                )
             self._copies[source] = buffer.copy_(tensor, non_blocking=tensor.is_cuda)
         return self._copies[source]
 
 
 def _is_plain(tensor: Tensor) -> bool:
-    return type(tensor) in (Tensor, torch.nn.Parameter) and tensor.layout == torch.strided and not tensor.is_quantized
+    return (
+        type(tensor) in (Tensor, torch.nn.Parameter)
+        and tensor.layout == torch.strided
+        and not tensor.is_quantized
+    )

@@ -41,10 +41,12 @@ def disk_hint(error: OSError) -> str:
 
 
 class CheckpointDirectory:
-    """Files ``step-00000120.pt``, named after the optimizer's step, and a link ``best.pt`` to the best of them.
+    """Files ``step-00000120.pt``, named after the optimizer's step, and a link ``best.pt`` to the
+    best of them.
 
-    One process alone writes; others may read meanwhile. Each run has a number, which is in its checkpoints.
-    That of the run that has begun last is in the file ``generation``: what any other run writes is refused.
+    One process alone writes; others may read meanwhile. Each run has a number, which is in its
+    checkpoints. That of the run that has begun last is in the file ``generation``: what any other
+    run writes is refused.
 
     Attributes:
         folder: where they are.
@@ -76,10 +78,15 @@ class CheckpointDirectory:
         """The newest one that this process wrote, loaded or checked."""
         return self.path(max(self._whole)) if self._whole else None
 
-    def newest(self, log: Callable[[str], None], *, mmap: bool = False) -> tuple[Path, dict[str, Any]] | None:
-        """The newest whole one with its content, or None; ``log`` is told of each broken one that is ignored."""
+    def newest(
+        self, log: Callable[[str], None], *, mmap: bool = False
+    ) -> tuple[Path, dict[str, Any]] | None:
+        """The newest whole one with its content, or None; ``log`` is told of each broken one that
+        is ignored.
+        """
         tried: set[int] = set()
-        while left := set(self.steps()) - tried:  # listed anew: who writes may have deleted one meanwhile
+        # Listed anew: who writes may have deleted one meanwhile.
+        while left := set(self.steps()) - tried:
             step = max(left)
             tried.add(step)
             try:
@@ -89,31 +96,40 @@ class CheckpointDirectory:
                     log(f"ignored {str(error).partition(';')[0]}")
                 continue
             own = state.get(OWN, {}).get("generation", 0)
-            # Written by a run that had been replaced. Most often it is of the run before, and no other file is opened.
+            # Written by a run that had been replaced. Most often it is of the run before, and no
+            # other file is opened.
             if own < self._former and any(generation_of(self.path(other)) > own for other in left):
                 self.archive_newer(step - 1)
-                log(f"{self.path(step)} is of an earlier run than a checkpoint before it, and was set aside")
+                log(
+                    f"{self.path(step)} is of an earlier run than a checkpoint before it, and was"
+                    " set aside"
+                )
                 continue
             self._whole.add(step)
             return self.path(step), state
         return None
 
     def begin(self) -> None:
-        """Begin a run that writes here, once: earlier ones are refused from now on. OSError: the folder refuses it."""
+        """Begin a run that writes here, once: earlier ones are refused from now on. OSError: the
+        folder refuses it.
+        """
         if self._generation:
             return
         self._former = self._latest()
-        generation = max(self._former + 1, time.time_ns())  # two that begin at once differ, and so do two folders
+        # Two that begin at once differ, and so do two folders.
+        generation = max(self._former + 1, time.time_ns())
         replace_file(self.folder / _GENERATION, b"%d\n" % generation)
         self._generation = generation
-        for name in ("step-*.pt", _BEST):  # then a run that has just found its own number there has none to rename
+        # Then a run that has just found its own number there has none to rename.
+        for name in ("step-*.pt", _BEST):
             remove_temporaries(self.folder, name)
 
     def add(self, step: int, state: Mapping[str, Any]) -> None:
         """Write the checkpoint of a step, and then delete those that need not be kept.
 
         Raises:
-            CheckpointError, OSError: as :func:`save_checkpoint`, or another run has begun; nothing was deleted then.
+            CheckpointError, OSError: as :func:`save_checkpoint`, or another run has begun; nothing
+                was deleted then.
         """
         self.begin()
         state = {**state, OWN: {**state.get(OWN, {}), "generation": self._generation}}
@@ -122,7 +138,8 @@ class CheckpointDirectory:
         self._prune(step)
 
     def archive_newer(self, after: int) -> list[Path]:
-        """Rename the checkpoints of later steps to ``*.pt.aside``, as a run starts again from ``after``.
+        """Rename the checkpoints of later steps to ``*.pt.aside``, as a run starts again from
+        ``after``.
 
         Else they would be the newest, though they are from another course of training.
         """
@@ -143,9 +160,12 @@ class CheckpointDirectory:
         newest = islice(filter(self._is_whole, reversed(steps)), self._keep_last)
         scores = dict(self.scores)  # the caller may add to it meanwhile
         scored = [step for step in steps if not math.isnan(scores.get(step, math.nan))]
-        best = list(islice(filter(self._is_whole, sorted(scored, key=scores.__getitem__)), self._keep_best))
+        best = list(
+            islice(filter(self._is_whole, sorted(scored, key=scores.__getitem__)), self._keep_best)
+        )
         kept = {added, *newest, *best}
-        self._check_generation()  # what is above may read large files, and another run may have begun
+        # What is above may read large files, and another run may have begun.
+        self._check_generation()
         if best:
             self._link(best[0])
         for step in steps:
@@ -154,15 +174,23 @@ class CheckpointDirectory:
                 self._whole.discard(step)
 
     def _latest(self) -> int:
-        with suppress(FileNotFoundError, ValueError):  # the user has deleted it, or made the folder again
+        # The user has deleted it, or made the folder again.
+        with suppress(FileNotFoundError, ValueError):
             return int((self.folder / _GENERATION).read_bytes())
         return 0
 
     def _check_generation(self) -> None:
         if self._latest() not in (0, self._generation):
-            found = "another run has begun to write checkpoints here since, and this run's are refused"
-            hint = "nothing, if that run goes on with this training; else give each run a folder of its own"
-            raise CheckpointError(found, expected="one run at a time", hint=hint, where=str(self.folder))
+            found = (
+                "another run has begun to write checkpoints here since, and this run's are refused"
+            )
+            hint = (
+                "nothing, if that run goes on with this training; else give each run a folder of"
+                " its own"
+            )
+            raise CheckpointError(
+                found, expected="one run at a time", hint=hint, where=str(self.folder)
+            )
 
     def _is_whole(self, step: int) -> bool:
         if step not in self._whole:

@@ -1,7 +1,7 @@
 """Checkpoint files that are whole or not there.
 
-A file is what ``torch.save`` wrote, and then a line that tells its length and its SHA-256. Plain ``torch.load`` reads
-such a file too; ``head -c LENGTH FILE | sha256sum`` checks it.
+A file is what ``torch.save`` wrote, and then a line that tells its length and its SHA-256. Plain
+``torch.load`` reads such a file too; ``head -c LENGTH FILE | sha256sum`` checks it.
 """
 
 import errno
@@ -35,9 +35,11 @@ class CheckpointError(ConfigError):
 
 
 def save_checkpoint(path: str | os.PathLike[str], state: Mapping[str, Any]) -> None:
-    """Replace ``path`` by ``state``; a kill or a power cut at any moment leaves the old file or the new.
+    """Replace ``path`` by ``state``; a kill or a power cut at any moment leaves the old file or the
+    new.
 
-    One process alone may write ``path``. When this returns, the new file is on the disk and was read back.
+    One process alone may write ``path``. When this returns, the new file is on the disk and was
+    read back.
 
     Args:
         path: of the file; its folder exists.
@@ -45,8 +47,8 @@ def save_checkpoint(path: str | os.PathLike[str], state: Mapping[str, Any]) -> N
 
     Raises:
         CheckpointError: ``state`` holds something that ``load_checkpoint()`` would refuse.
-        OSError: the folder is missing or not writable, or the disk is full or broken. With that, and with the error
-            above, the old file stays.
+        OSError: the folder is missing or not writable, or the disk is full or broken. With that,
+            and with the error above, the old file stays.
     """
     path = Path(path)
     remove_temporaries(path.parent, path.name)
@@ -54,9 +56,11 @@ def save_checkpoint(path: str | os.PathLike[str], state: Mapping[str, Any]) -> N
 
 
 def write_checkpoint(path: Path, state: Mapping[str, Any], check: Callable[[], None]) -> None:
-    """The same; ``check`` is called just before the file gets its name, and where it raises nothing has changed."""
-    # In the same folder, since a rename is atomic within one file system only; and of a name of its own, so that two
-    # jobs that write by mistake to one folder do not mix their bytes.
+    """The same; ``check`` is called just before the file gets its name, and where it raises nothing
+    has changed.
+    """
+    # In the same folder, since a rename is atomic within one file system only; and of a name of its
+    # own, so that two jobs that write by mistake to one folder do not mix their bytes.
     temporary = path.with_name(f"{path.name}.{token_hex(4)}.tmp")
     try:
         _write(temporary, path, state)
@@ -70,20 +74,23 @@ def write_checkpoint(path: Path, state: Mapping[str, Any], check: Callable[[], N
 
 
 def check_savable(state: Mapping[str, Any], where: str | os.PathLike[str]) -> None:
-    """Raise in memory what :func:`save_checkpoint` would of a state; its tensors may be empty ones."""
+    """Raise in memory what :func:`save_checkpoint` would of a state; its tensors may be empty
+    ones.
+    """
     _save(io.BytesIO(), where, state)
 
 
 def load_checkpoint(path: str | os.PathLike[str], *, mmap: bool = False) -> dict[str, Any]:
     """What ``save_checkpoint()`` wrote, with its tensors on the CPU.
 
-    On the CPU, since a GPU number saved by rank 0 would fill that GPU from every rank. Nothing in the file is executed:
-    torch refuses all but tensors and plain values.
+    On the CPU, since a GPU number saved by rank 0 would fill that GPU from every rank. Nothing in
+    the file is executed: torch refuses all but tensors and plain values.
 
     Args:
         path: of the file.
-        mmap: leave the tensors in the file until they are used, as ``torch.load(mmap=True)``; what is written to them
-            stays in memory. Where another node may delete the file, copy what is used later.
+        mmap: leave the tensors in the file until they are used, as ``torch.load(mmap=True)``; what
+            is written to them stays in memory. Where another node may delete the file, copy what is
+            used later.
 
     Raises:
         CheckpointError: it is missing, damaged or cut short, or it holds something else.
@@ -93,7 +100,9 @@ def load_checkpoint(path: str | os.PathLike[str], *, mmap: bool = False) -> dict
 
 
 def load_open(file: io.FileIO, path: str | os.PathLike[str], flags: int | None) -> dict[str, Any]:
-    """The same of an open file, which has the name ``path`` in errors; ``flags``: of mmap, or None to read it."""
+    """The same of an open file, which has the name ``path`` in errors; ``flags``: of mmap, or None
+    to read it.
+    """
     _check(file, path)
     try:
         state = _torch_load(file, flags)
@@ -116,14 +125,18 @@ def last_line(path: str | os.PathLike[str]) -> str:
 
 
 def generation_of(path: Path) -> int:
-    """The generation in a file, of which no tensor is read or checked; 0 where it has none, or is damaged."""
+    """The generation in a file, of which no tensor is read or checked; 0 where it has none, or is
+    damaged.
+    """
     with suppress(Exception), _opened(path) as file:  # torch raises anything on damaged files
         return int(_torch_load(file, MAP_PRIVATE)[OWN]["generation"])
     return 0
 
 
 def verify(path: str | os.PathLike[str]) -> None:
-    """Raise what :func:`load_checkpoint` would of a file that is missing, damaged or cut short, without loading it."""
+    """Raise what :func:`load_checkpoint` would of a file that is missing, damaged or cut short,
+    without loading it.
+    """
     with _opened(path) as file:
         _check(file, path)
 
@@ -145,7 +158,9 @@ def sync_folder(folder: Path) -> None:
 
 
 class _HashedFile:
-    """What ``torch.save`` writes to: hashes it on the way, and keeps the disk's error, which torch replaces."""
+    """What ``torch.save`` writes to: hashes it on the way, and keeps the disk's error, which torch
+    replaces.
+    """
 
     def __init__(self, file: io.FileIO | io.BytesIO) -> None:
         self.length = 0
@@ -185,7 +200,9 @@ def _write(temporary: Path, path: Path, state: Mapping[str, Any]) -> None:
         raise OSError(errno.EIO, "it reads back as something else than was written", str(temporary))
 
 
-def _save(file: io.FileIO | io.BytesIO, path: str | os.PathLike[str], state: Mapping[str, Any]) -> bytes:
+def _save(
+    file: io.FileIO | io.BytesIO, path: str | os.PathLike[str], state: Mapping[str, Any]
+) -> bytes:
     """Returns the last line, which is still to be written."""
     hashed = _HashedFile(file)
     try:
@@ -195,7 +212,8 @@ def _save(file: io.FileIO | io.BytesIO, path: str | os.PathLike[str], state: Map
             raise hashed.error from None
         raise _unfit(path, _first_line(error)) from error
     file.seek(0)
-    if refused := get_unsafe_globals_in_checkpoint(file):  # now, rather than in the job that is to go on from it
+    # Now, rather than in the job that is to go on from it.
+    if refused := get_unsafe_globals_in_checkpoint(file):
         raise _unfit(path, f"it holds {', '.join(sorted(refused))}")
     return hashed.line()
 
@@ -221,7 +239,9 @@ def _opened(path: str | os.PathLike[str]) -> Iterator[io.FileIO]:
     """The open file, which is then a regular one; its errors are CheckpointErrors."""
     try:
         # O_NONBLOCK: opening a pipe would wait for a writer.
-        with open(path, "rb", buffering=0, opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
+        with open(
+            path, "rb", buffering=0, opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)
+        ) as file:
             if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
                 raise _broken(path, "it is not a regular file")
             yield file
@@ -256,8 +276,11 @@ def _check(file: io.FileIO, path: str | os.PathLike[str]) -> bytes:
 
 def _torch_load(file: io.FileIO, flags: int | None) -> Any:
     if flags is not None:
-        with suppress(RuntimeError), set_default_mmap_options(flags):  # some file systems cannot map
-            return torch.load(f"/proc/self/fd/{file.fileno()}", map_location="cpu", weights_only=True, mmap=True)
+        # Some file systems cannot map.
+        with suppress(RuntimeError), set_default_mmap_options(flags):
+            return torch.load(
+                f"/proc/self/fd/{file.fileno()}", map_location="cpu", weights_only=True, mmap=True
+            )
     file.seek(0)
     return torch.load(file, map_location="cpu", weights_only=True)
 
@@ -268,4 +291,6 @@ def _first_line(error: BaseException) -> str:
 
 def _broken(path: str | os.PathLike[str], found: str) -> CheckpointError:
     hint = "use another one"
-    return CheckpointError(found, expected="a checkpoint as srunddp wrote it", hint=hint, where=os.fspath(path))
+    return CheckpointError(
+        found, expected="a checkpoint as srunddp wrote it", hint=hint, where=os.fspath(path)
+    )

@@ -38,7 +38,8 @@ _PIECE = 1 << 22  # bytes of a broadcast
 
 
 class CheckpointManager:
-    """The checkpoints of one run, in a folder; all ranks make one and call its methods, after the same steps.
+    """The checkpoints of one run, in a folder; all ranks make one and call its methods, after the
+    same steps.
 
     Rank 0's state is saved, with the random states of all ranks:
 
@@ -61,7 +62,8 @@ class CheckpointManager:
         keep_best: int = 1,
         log: Callable[[str], None] | None = None,
     ) -> None:
-        """Make the folder, and see whether it can be written, now rather than after the first epoch.
+        """Make the folder, and see whether it can be written, now rather than after the first
+        epoch.
 
         Args:
             folder: of this run alone, which rank 0 sees.
@@ -85,31 +87,37 @@ class CheckpointManager:
         on_rank_zero(world, self._make_folder)
 
     def check(self, state: Mapping[str, Any]) -> None:
-        """Find out before the first step whether a state can be saved, at the cost of its plain values alone.
+        """Find out before the first step whether a state can be saved, at the cost of its plain
+        values alone.
 
         Raises:
-            CheckpointError: it holds something else than tensors and plain values; PeerError on the other ranks.
+            CheckpointError: it holds something else than tensors and plain values; PeerError on the
+                other ranks.
         """
         on_rank_zero(self._world, lambda: check_savable(emptied(state), self._directory.folder))
 
-    def save(self, step: int, state: Mapping[str, Any], *, score: float | None = None, wait: bool = False) -> Path:
+    def save(
+        self, step: int, state: Mapping[str, Any], *, score: float | None = None, wait: bool = False
+    ) -> Path:
         """Copy the state and write it beside training.
 
-        A checkpoint is left out where the one before is still being written. A line says that, and what the disk
-        refuses; training goes on.
+        A checkpoint is left out where the one before is still being written. A line says that, and
+        what the disk refuses; training goes on.
 
         Args:
             step: how many optimizer steps are done.
             state: tensors and plain values; of rank 0, the others' is not used.
             score: how good the model is; less is better.
-            wait: until the one before and this one are written; for the last one, and before a stop.
+            wait: until the one before and this one are written; for the last one, and before a
+                stop.
 
         Returns:
             The path, which exists once the checkpoint is written.
 
         Raises:
-            CheckpointError: this one or the one before cannot be loaded again, or another run has begun in this folder;
-                with ``wait``, this one could not be written. PeerError then, on the other ranks.
+            CheckpointError: this one or the one before cannot be loaded again, or another run has
+                begun in this folder; with ``wait``, this one could not be written. PeerError then,
+                on the other ranks.
         """
         if wait:
             on_rank_zero(self._world, self._writer.join)
@@ -118,7 +126,12 @@ class CheckpointManager:
         if self._world.rank == 0:
             if score is not None:
                 self.scores[step] = score
-            own = {"step": step, "world_size": self._world.world_size, "random": random, "scores": dict(self.scores)}
+            own = {
+                "step": step,
+                "world_size": self._world.world_size,
+                "random": random,
+                "scores": dict(self.scores),
+            }
             self._writer.write(step, {**state, OWN: own})
         event("checkpoint", time.monotonic() - began)
         if wait:
@@ -137,22 +150,29 @@ class CheckpointManager:
         return on_rank_zero(self._world, self._writer.wait)
 
     def report(self) -> list[Path]:
-        """On rank 0, the files that have been written since the last call; and say what could not be written."""
+        """On rank 0, the files that have been written since the last call; and say what could not
+        be written.
+        """
         return [self.path(step) for step in self._writer.poll()]
 
     def load(self, resume: str = "auto") -> dict[str, Any] | None:
-        """What ``save()`` was given, tensors on the CPU, and the manager's own key ``srunddp``; None for a new run.
+        """What ``save()`` was given, tensors on the CPU, and the manager's own key ``srunddp``;
+        None for a new run.
 
-        What runs that began earlier save there is refused from then on. Ranks that do not see rank 0's file are sent
-        it. On a GPU the tensors stay in the file until they are used: copy those that are not moved to the GPU.
+        What runs that began earlier save there is refused from then on. Ranks that do not see rank
+        0's file are sent it. On a GPU the tensors stay in the file until they are used: copy those
+        that are not moved to the GPU.
 
         Args:
-            resume: ``auto`` for the newest whole one, if any; a checkpoint's path, after which later ones are set
-                aside; or ``never``. A job that Slurm has started again takes the newest one in any case.
+            resume: ``auto`` for the newest whole one, if any; a checkpoint's path, after which
+                later ones are set aside; or ``never``. A job that Slurm has started again takes the
+                newest one in any case.
 
         Raises:
-            ConfigError: there are checkpoints, and ``resume`` is ``never``; or later ones cannot be set aside.
-            CheckpointError: the one with this path is not whole, or not a manager's. PeerError on the other ranks.
+            ConfigError: there are checkpoints, and ``resume`` is ``never``; or later ones cannot be
+                set aside.
+            CheckpointError: the one with this path is not whole, or not a manager's. PeerError on
+                the other ranks.
         """
         state: dict[str, Any] | None = None
 
@@ -170,14 +190,17 @@ class CheckpointManager:
         if any_rank(self._world, state is None):
             state = _send_checkpoint(self._world, path, size, lacking=state is None) or state
         assert state is not None
-        # Counters that an optimizer keeps on the CPU would keep all of the file, or of the memory, that they lie in.
+        # Counters that an optimizer keeps on the CPU would keep all of the file, or of the memory,
+        # that they lie in.
         state = map_tensors(state, _cloned_if_small, lambda value: value)
         self.scores.update(state[OWN]["scores"])
         event("resumed", state[OWN]["step"])
         return state
 
     def restore_rng(self, state: Mapping[str, Any], seed: int) -> None:
-        """Go on with the random states of a loaded state; a rank that there was none of begins with its own by seed."""
+        """Go on with the random states of a loaded state; a rank that there was none of begins with
+        its own by seed.
+        """
         own = state[OWN]
         rng.restore(own["random"], self._world, seed + own["step"])
 
@@ -203,16 +226,22 @@ class CheckpointManager:
             ) from None
 
     def _choose(self, resume: str) -> tuple[Path, dict[str, Any] | None]:
-        restarted = restart_count() > 0 or os.environ.get("SLURM_RESTART_COUNT", "0") not in ("", "0")
+        restarted = restart_count() > 0 or os.environ.get("SLURM_RESTART_COUNT", "0") not in (
+            "",
+            "0",
+        )
         if resume == "never" and not restarted and (steps := self._directory.steps()):
             raise ConfigError(
                 f"{self.path(steps[-1])} is there, of an earlier run, and resume is never",
                 expected="a folder without checkpoints",
                 hint="use resume=auto to go on with that run, or another folder",
             )
-        with self._writing():  # first: what a run that began earlier writes once the newest is known would be lost
+        # First: what a run that began earlier writes once the newest is known would be lost.
+        with self._writing():
             self._directory.begin()
-        if (resume == "auto" or restarted) and (found := self._directory.newest(self._log, mmap=self._mmap)):
+        if (resume == "auto" or restarted) and (
+            found := self._directory.newest(self._log, mmap=self._mmap)
+        ):
             return _checked(*found)
         if resume not in ("auto", "never"):
             path, state = _checked(Path(resume), load_checkpoint(resume, mmap=self._mmap))
@@ -223,7 +252,9 @@ class CheckpointManager:
     def _set_aside(self, after: int) -> None:
         with self._writing():
             for path in self._directory.archive_newer(after):
-                self._log(f"{path} is from after the checkpoint that was asked for, and was set aside")
+                self._log(
+                    f"{path} is from after the checkpoint that was asked for, and was set aside"
+                )
 
     def _same(self, path: Path, line: str) -> dict[str, Any] | None:
         """What this rank sees by that path, if it is rank 0's file."""
@@ -233,14 +264,19 @@ class CheckpointManager:
         return None
 
 
-def _send_checkpoint(world: World, path: Path, size: int, *, lacking: bool) -> dict[str, Any] | None:
+def _send_checkpoint(
+    world: World, path: Path, size: int, *, lacking: bool
+) -> dict[str, Any] | None:
     """Send rank 0's file of so many bytes to the ranks that lack it; its content there.
 
     The bytes are kept once: the tensors lie in them.
     """
     piece = bytearray(_PIECE)
     tensor = torch.frombuffer(piece, dtype=torch.uint8)
-    with open(path if world.rank == 0 else "/dev/null", "rb") as file, open(memory_file(), "rb+", buffering=0) as kept:
+    with (
+        open(path if world.rank == 0 else "/dev/null", "rb") as file,
+        open(memory_file(), "rb+", buffering=0) as kept,
+    ):
         for start in range(0, size, _PIECE):
             file.readinto(piece)
             moved = tensor.to(world.device)

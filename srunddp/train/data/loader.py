@@ -24,8 +24,9 @@ from srunddp.train.world import World
 class DistributedDataLoader:
     """Batches of one data set, of which each rank gets its part; works without a Trainer, too.
 
-    An epoch has every sample once, on one of the ranks, and none twice; all ranks make equally many batches. With a
-    model in DistributedDataParallel the gradients are those of the mean loss over all samples, or weights:
+    An epoch has every sample once, on one of the ranks, and none twice; all ranks make equally many
+    batches. With a model in DistributedDataParallel the gradients are those of the mean loss over
+    all samples, or weights:
 
         for epoch in range(loader.state_dict()["epoch"], 10):
             loader.set_epoch(epoch)
@@ -64,45 +65,64 @@ class DistributedDataLoader:
             data: with indices, the whole on every rank; or iterable.
             world: from ``srunddp.init()``.
             batch_size: samples per rank and batch.
-            order: of the samples in each epoch; None shuffles them by ``seed``. Not for iterable data.
+            order: of the samples in each epoch; None shuffles them by ``seed``. Not for iterable
+                data.
             seed: of the order and of the workers' random numbers.
             collate: makes a batch of a list of samples; None for torch's way.
-            weight: ``weight(batch)`` of what collate made, before it is copied to the device, such as the number of its
-                tokens: by how much the batch's mean loss counts, a number of at least 0. None for its samples.
-            sharded: the data set is iterable and splits itself by rank and by worker (``get_worker_info()``). Else all
-                ranks and workers read the whole of an iterable data set, and keep their part.
+            weight: ``weight(batch)`` of what collate made, before it is copied to the device, such
+                as the number of its tokens: by how much the batch's mean loss counts, a number of
+                at least 0. None for its samples.
+            sharded: the data set is iterable and splits itself by rank and by worker
+                (``get_worker_info()``). Else all ranks and workers read the whole of an iterable
+                data set, and keep their part.
             drop_last: leave out steps that are not full on every rank.
             gradient_accumulation_steps: batches per step.
             num_workers: reading processes of this rank; None is a number that suits its CPUs.
             prefetch_factor: batches that each worker reads ahead; None is torch's 2.
             persistent_workers: keep the workers from one epoch to the next.
             pin_memory: page-locked batches; None pins them for a GPU.
-            multiprocessing_context: how workers start; None is a method that is safe beside MPI and RDMA.
+            multiprocessing_context: how workers start; None is a method that is safe beside MPI and
+                RDMA.
             channels_last: tensors of four dimensions come with their channels innermost.
             signals: names without SIG, that are for this rank alone, not for its workers.
-            resume_changed_data: go on from a state although the data has another length or order since.
+            resume_changed_data: go on from a state although the data has another length or order
+                since.
 
         Raises:
             ConfigError: these do not fit together; the message says what to do.
         """
-        numbers = {"batch_size": batch_size, "gradient_accumulation_steps": gradient_accumulation_steps}
+        numbers = {
+            "batch_size": batch_size,
+            "gradient_accumulation_steps": gradient_accumulation_steps,
+        }
         if wrong := [name for name, value in numbers.items() if value < 1]:
             raise config_error(f"{wrong[0]} is {numbers[wrong[0]]}", "at least 1", "correct it")
         order, self._length = _order_and_length(data, order, seed, sharded)
         length, order_hash = -1 if self._length is None else self._length, _order_hash(order)
-        sampler.check_agreement(world, {"len(data)": length, **numbers, "seed": seed, "order": str(order_hash)})
+        sampler.check_agreement(
+            world, {"len(data)": length, **numbers, "seed": seed, "order": str(order_hash)}
+        )
         self._data, self._changed = {"length": length, "order": order_hash}, resume_changed_data
         self._assignment = sampler.ShardAssignment(
-            world.rank, world.world_size, batch_size, seed, gradient_accumulation_steps, drop_last, sharded
+            world.rank,
+            world.world_size,
+            batch_size,
+            seed,
+            gradient_accumulation_steps,
+            drop_last,
+            sharded,
         )
-        # Tensors in memory, whose batches are one indexing of each; a class derived from TensorDataset may do more.
+        # Tensors in memory, whose batches are one indexing of each; a class derived from
+        # TensorDataset may do more.
         rows = type(data) is TensorDataset and collate is None
         # What is on a GPU already can be neither pinned nor copied beside.
         there = rows and any(tensor.is_cuda for tensor in cast(TensorDataset, data).tensors)
         beside = world.device.type == "cuda" and not there
         if num_workers is None:  # indexing tensors is quicker than passing them on
             num_workers = 0 if rows else default_workers(share(world))
-        method = start_method(multiprocessing_context, dist.get_backend() if dist.is_initialized() else "gloo")
+        method = start_method(
+            multiprocessing_context, dist.get_backend() if dist.is_initialized() else "gloo"
+        )
         self._world, self._order, self._signals = world, order, signals
         self._requests = sampler.DistributedBatchSampler(self._assignment)
         self._reader = sampler.Reader(data, rows=rows)
@@ -112,8 +132,11 @@ class DistributedDataLoader:
             self._stream or self._reader,
             batch_size=None if self._stream else 1,
             batch_sampler=None if self._stream else cast(Any, self._requests),
-            collate_fn=partial(collated, collate=None if rows else collate or default_collate, weight=weight),
-            # Of its own: torch would draw from the rank's, at moments that a resumed run does not share.
+            collate_fn=partial(
+                collated, collate=None if rows else collate or default_collate, weight=weight
+            ),
+            # Of its own: torch would draw from the rank's, at moments that a resumed run does not
+            # share.
             generator=torch.Generator(),
             num_workers=num_workers,
             prefetch_factor=prefetch_factor if num_workers else None,
@@ -122,7 +145,11 @@ class DistributedDataLoader:
             multiprocessing_context=method if num_workers else None,
         )
         # On these depends what a sharded data set's batches are.
-        self._layout = {"world_size": world.world_size, "num_workers": num_workers, "batch_size": batch_size}
+        self._layout = {
+            "world_size": world.world_size,
+            "num_workers": num_workers,
+            "batch_size": batch_size,
+        }
         self._weighted = weight is not None
         self._transfer = DeviceTransfer(world.device, channels_last=channels_last, beside=beside)
         # With workers only: else what reading draws at random would depend on how far ahead it is.
@@ -133,8 +160,9 @@ class DistributedDataLoader:
     def set_epoch(self, epoch: int) -> None:
         """The next iteration is of this epoch.
 
-        It begins at its start, or where ``load_state_dict()`` says if that is amid this epoch. Without a call the next
-        epoch follows one that came to its end, and one that was left begins again.
+        It begins at its start, or where ``load_state_dict()`` says if that is amid this epoch.
+        Without a call the next epoch follows one that came to its end, and one that was left begins
+        again.
         """
         if epoch != self._epoch:
             self._epoch, self._samples_seen, self._batches = epoch, 0, 0
@@ -142,32 +170,50 @@ class DistributedDataLoader:
     def state_dict(self) -> dict[str, int]:
         """What was given out, by whole steps: the same on all ranks.
 
-        It has ``epoch``, and ``samples_seen`` of it, over all ranks; the data's ``length`` and a hash of its ``order``.
-        For a sharded data set also ``batches`` of the epoch, per rank, and what these depend on: ``world_size``,
-        ``num_workers`` and ``batch_size``.
+        It has ``epoch``, and ``samples_seen`` of it, over all ranks; the data's ``length`` and a
+        hash of its ``order``. For a sharded data set also ``batches`` of the epoch, per rank, and
+        what these depend on: ``world_size``, ``num_workers`` and ``batch_size``.
         """
         place = {"epoch": self._epoch, "samples_seen": self._samples_seen, **self._data}
-        return {**place, "batches": self._batches, **self._layout} if self._assignment.sharded else place
+        return (
+            {**place, "batches": self._batches, **self._layout}
+            if self._assignment.sharded
+            else place
+        )
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
-        """The next iteration goes on from ``state``, of ``state_dict()``; with indices, on any number of ranks.
+        """The next iteration goes on from ``state``, of ``state_dict()``; with indices, on any
+        number of ranks.
 
         Raises:
-            ConfigError: the data has another length or order since, so that samples would be missed or seen twice; or a
-                sharded data set was read half by another number of ranks or workers.
+            ConfigError: the data has another length or order since, so that samples would be missed
+                or seen twice; or a sharded data set was read half by another number of ranks or
+                workers.
         """
         for name, here in self._data.items():
             if not self._changed and state.get(name, here) != here:
-                numbers = f" was {state[name]} samples and is {here}" if name == "length" else " has changed"
+                numbers = (
+                    f" was {state[name]} samples and is {here}"
+                    if name == "length"
+                    else " has changed"
+                )
                 found = f"the {name} of the training data{numbers} since the checkpoint"
-                hint = "restore the data and the seed, or go on nevertheless with resume_changed_data=true"
+                hint = (
+                    "restore the data and the seed, or go on nevertheless with"
+                    " resume_changed_data=true"
+                )
                 expected = "the same data in the same order: else samples are missed or seen twice"
                 raise config_error(found, expected, hint)
         if self._assignment.sharded and state["samples_seen"]:
             for name, here in self._layout.items():
                 if state.get(name) != here:
-                    found = f"{name} was {state.get(name)} in the epoch that is to go on, and is {here}"
-                    hint = f"start with {name}={state.get(name)}, or call set_epoch() to begin another epoch"
+                    found = (
+                        f"{name} was {state.get(name)} in the epoch that is to go on, and is {here}"
+                    )
+                    hint = (
+                        f"start with {name}={state.get(name)}, or call set_epoch() to begin another"
+                        " epoch"
+                    )
                     raise config_error(found, "the same for a data set that is sharded", hint)
         self._epoch, self._samples_seen = state["epoch"], state["samples_seen"]
         self._batches, self._resumes = state.get("batches", 0), True
@@ -196,11 +242,15 @@ class DistributedDataLoader:
         """
         left = self._samples_left(self._samples_seen if self._resumes else 0)
         if left is None:
-            raise TypeError("the number of batches is not known: the data set is sharded, or has no length")
+            raise TypeError(
+                "the number of batches is not known: the data set is sharded, or has no length"
+            )
         return -(-left // self._assignment.global_batch_size)
 
     def __iter__(self) -> Iterator[Batch]:
-        """The batches that are left of the epoch, the last of a step included in ``state_dict()`` with the step."""
+        """The batches that are left of the epoch, the last of a step included in ``state_dict()``
+        with the step.
+        """
         for step in self._read():
             *others, last = step.batches
             yield from others
@@ -217,7 +267,9 @@ class DistributedDataLoader:
         if not self._resumes:
             self._samples_seen = self._batches = 0
         self._resumes = False
-        sent = map(self._send, group_steps(self._parts(), self._assignment, weighted=self._weighted))
+        sent = map(
+            self._send, group_steps(self._parts(), self._assignment, weighted=self._weighted)
+        )
         for step in _one_ahead(sent) if self._reads_ahead else sent:
             self._transfer.arrived(step.batches, step.copied)
             yield step
@@ -259,11 +311,17 @@ def _order_and_length(
     length = sampler.length_of(data)
     if isinstance(data, IterableDataset):
         if order is not None:
-            raise config_error("an order, and data that is iterable", "data with indices", "let it yield in that order")
+            raise config_error(
+                "an order, and data that is iterable",
+                "data with indices",
+                "let it yield in that order",
+            )
         return None, None if sharded else length
     if sharded or length is None:
         hint = "leave it out: the samples are dealt to the ranks"
-        raise config_error("sharded=True, and data with indices", "an IterableDataset that splits itself", hint)
+        raise config_error(
+            "sharded=True, and data with indices", "an IterableDataset that splits itself", hint
+        )
     if order is None:
         return Shuffled(length, seed), length
     check_order(order, length)
@@ -272,5 +330,7 @@ def _order_and_length(
 
 def _order_hash(order: Order | None) -> int:
     """The same for the same samples in the same order."""
-    written = repr(order) if isinstance(order, Sequential | None) else order.indices(1).numpy().tobytes()
+    written = (
+        repr(order) if isinstance(order, Sequential | None) else order.indices(1).numpy().tobytes()
+    )
     return sampler.hashed(written)

@@ -1,4 +1,6 @@
-"""The order of an epoch's samples over all ranks: the same on each of them, another one in each epoch."""
+"""The order of an epoch's samples over all ranks: the same on each of them, another one in each
+epoch.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,9 @@ class Sequential:
 
 @dataclass(frozen=True)
 class Shuffled(Sequential):
-    """Every sample once, as :class:`torch.utils.data.DistributedSampler` orders them before it pads."""
+    """Every sample once, as :class:`torch.utils.data.DistributedSampler` orders them before it
+    pads.
+    """
 
     seed: int = 0
 
@@ -64,10 +68,12 @@ class Weighted:
         """Nothing is drawn yet.
 
         Args:
-            weights: one per sample of the data set, of any sum; a sample of weight 0 is never drawn.
+            weights: one per sample of the data set, of any sum; a sample of weight 0 is never
+                drawn.
             num_samples: drawn per epoch; None for as many as there are weights.
             seed: of the draws; None for that of the loader, which is ``Config.seed`` in a Trainer.
-            replacement: a sample may be drawn again in the same epoch. Without, the weights say how early it is drawn.
+            replacement: a sample may be drawn again in the same epoch. Without, the weights say how
+                early it is drawn.
 
         Raises:
             ConfigError: no such draw is possible.
@@ -90,7 +96,8 @@ class Weighted:
         """Each class as often as any other: a sample's weight is one by the size of its class.
 
         Args:
-            targets: each sample's class, of shape (samples,). ``num_samples``, ``seed``, ``replacement``: as above.
+            targets: each sample's class, of shape (samples,). ``num_samples``, ``seed``,
+                ``replacement``: as above.
         """
         classes = torch.as_tensor(targets, device="cpu")
         _, inverse, counts = torch.unique(classes, return_inverse=True, return_counts=True)
@@ -111,7 +118,8 @@ class Weighted:
         generator = _generator(self._seed or 0, epoch)
         if self._replacement:
             return self._independent(generator)
-        # Efraimidis and Spirakis 2006: exponential times whose rates are the weights come in the order of such draws.
+        # Efraimidis and Spirakis 2006: exponential times whose rates are the weights come in the
+        # order of such draws.
         uniform = torch.rand(len(self._weights), dtype=torch.float64, generator=generator)
         times = -torch.log1p(-uniform) / self._weights
         # A weight of 0 gives infinity, and 0 / 0 where the draw is 0 as well.
@@ -127,17 +135,31 @@ class Weighted:
 
 
 def check_order(order: Order, samples: int) -> None:
-    """Its first epoch has as many samples as it says, and all are the data set's; else a ConfigError."""
+    """Its first epoch has as many samples as it says, and all are the data set's; else a
+    ConfigError.
+    """
     if not isinstance(order, Order):
         found = f"an order that is a {type(order).__name__}"
-    elif (indices := order.indices(1)).dtype != torch.int64 or indices.shape != (len(order),) or not len(order):
-        found = f"the order's indices: {indices.dtype} of shape {tuple(indices.shape)}, and its length {len(order)}"
+    elif (
+        (indices := order.indices(1)).dtype != torch.int64
+        or indices.shape != (len(order),)
+        or not len(order)
+    ):
+        found = (
+            f"the order's indices: {indices.dtype} of shape {tuple(indices.shape)}, and its length"
+            f" {len(order)}"
+        )
     elif int(indices.min()) < 0 or int(indices.max()) >= samples:
         found = f"the order's indices: from {int(indices.min())} to {int(indices.max())}"
     else:
         return
-    expected = f"__len__ and indices(), int64 of that length, from 0 to {samples - 1} for {samples} samples"
-    raise ConfigError(found, expected=expected, hint="make the order of this data set", scope=Scope.JOB)
+    expected = (
+        f"__len__ and indices(), int64 of that length, from 0 to {samples - 1} for {samples}"
+        " samples"
+    )
+    raise ConfigError(
+        found, expected=expected, hint="make the order of this data set", scope=Scope.JOB
+    )
 
 
 def _generator(seed: int, epoch: int) -> torch.Generator:
@@ -155,11 +177,19 @@ def _check_weights(weights: Tensor) -> None:
         found = f"weights with the sum {float(weights.sum())}"
     if found:
         hint = "check how the weights are computed"
-        raise ConfigError(found, expected="a finite number of at least 0 per sample, and one above 0", hint=hint)
+        raise ConfigError(
+            found, expected="a finite number of at least 0 per sample, and one above 0", hint=hint
+        )
 
 
 def _check_draws(num_samples: int, most: int | None) -> None:
     """``most``: how many different samples there are to draw; None where each may come again."""
     if num_samples < 1 or (most is not None and num_samples > most):
-        limit = "" if most is None else f", and without replacement at most the {most} samples with a weight above 0"
-        raise ConfigError(f"num_samples is {num_samples}", expected=f"at least 1{limit}", hint="correct it")
+        limit = (
+            ""
+            if most is None
+            else f", and without replacement at most the {most} samples with a weight above 0"
+        )
+        raise ConfigError(
+            f"num_samples is {num_samples}", expected=f"at least 1{limit}", hint="correct it"
+        )

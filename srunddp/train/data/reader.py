@@ -1,4 +1,6 @@
-"""How samples become weighted batches, in the rank or in a worker, and how torch's DataLoader is started."""
+"""How samples become weighted batches, in the rank or in a worker, and how torch's DataLoader is
+started.
+"""
 
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -14,10 +16,14 @@ from srunddp.train.preemption.signals import iterate
 
 Collate = Callable[[list[Any]], Any]
 Weight: TypeAlias = Callable[[Any], float | Tensor]
-"""``weight(batch)``: by how much the mean loss of a batch counts; of what collate made, on the host."""
+"""``weight(batch)``: by how much the mean loss of a batch counts; of what collate made, on the
+host.
+"""
 
 
-def start(loader: DataLoader[Any], signals: Sequence[str], sent: Mapping[str, Any]) -> Iterator[MicroBatch]:
+def start(
+    loader: DataLoader[Any], signals: Sequence[str], sent: Mapping[str, Any]
+) -> Iterator[MicroBatch]:
     """Iterate over torch's loader; its workers start at once, and do not get these signals.
 
     Args:
@@ -28,7 +34,8 @@ def start(loader: DataLoader[Any], signals: Sequence[str], sent: Mapping[str, An
     """
     try:
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "Got pickle error")  # below, it is said what and how to mend it
+            # Below, it is said what and how to mend it.
+            warnings.filterwarnings("ignore", "Got pickle error")
             return iterate(loader, signals)
     except Exception:
         context = loader.multiprocessing_context
@@ -44,12 +51,19 @@ def _check_pickled(sent: Mapping[str, Any], method: str) -> None:
         except Exception as error:
             kind = getattr(value, "__qualname__", type(value).__qualname__)
             found = f"{name}, {kind}, cannot be sent to loader workers by pickle: {error}"
-            hint = "define it at the top level of a module, or set multiprocessing_context=fork or num_workers=0"
-            raise ConfigError(found, expected=f"what pickle takes, as workers start by {method}", hint=hint) from error
+            hint = (
+                "define it at the top level of a module, or set multiprocessing_context=fork or"
+                " num_workers=0"
+            )
+            raise ConfigError(
+                found, expected=f"what pickle takes, as workers start by {method}", hint=hint
+            ) from error
 
 
 def collated(part: MicroBatch, collate: Collate | None, weight: Weight | None) -> MicroBatch:
-    """With a batch for its samples, and what that counts; without ``collate`` they are a batch already."""
+    """With a batch for its samples, and what that counts; without ``collate`` they are a batch
+    already.
+    """
     if part.samples is None:
         return part
     batch = collate(part.samples) if collate else part.samples
@@ -58,7 +72,9 @@ def collated(part: MicroBatch, collate: Collate | None, weight: Weight | None) -
 
 
 def _number(value: Any) -> float | str:
-    """Of a weight, or what was found instead; raised here, an error would reach the rank as a worker's traceback."""
+    """Of a weight, or what was found instead; raised here, an error would reach the rank as a
+    worker's traceback.
+    """
     if isinstance(value, Tensor) and value.dim():
         return f"a tensor of shape {tuple(value.shape)}"
     try:

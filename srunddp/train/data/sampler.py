@@ -1,8 +1,8 @@
 """How the samples of an epoch are dealt to the ranks, micro-batch by micro-batch.
 
-The order of an epoch is the same on all ranks. Each micro-batch takes its next ``world_size * batch_size`` samples, and
-each rank every ``world_size``-th of these. So what was seen after any step is a beginning of the order, and another
-number of ranks can go on from there.
+The order of an epoch is the same on all ranks. Each micro-batch takes its next ``world_size *
+batch_size`` samples, and each rank every ``world_size``-th of these. So what was seen after any
+step is a beginning of the order, and another number of ranks can go on from there.
 """
 
 import hashlib
@@ -12,7 +12,14 @@ from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, TensorDataset, get_worker_info
+from torch.utils.data import (
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    Sampler,
+    TensorDataset,
+    get_worker_info,
+)
 
 from srunddp.errors import ConfigError, Scope
 from srunddp.train import rng
@@ -23,10 +30,12 @@ class MicroBatch(NamedTuple):
     """One rank's part of a micro-batch, on its way from its indices to a batch.
 
     Attributes:
-        samples: first their indices, of which one of another rank's stands in where this rank has none; then a list of
-            them, and once collated a batch. None where a resume skips them.
-        own: how many count, all or none; total: the same over all ranks, but of a sharded stream of this rank.
-        source: of what is random in reading them by indices: the seed, the epoch, the place in its order and the rank.
+        samples: first their indices, of which one of another rank's stands in where this rank has
+            none; then a list of them, and once collated a batch. None where a resume skips them.
+        own: how many count, all or none; total: the same over all ranks, but of a sharded stream of
+            this rank.
+        source: of what is random in reading them by indices: the seed, the epoch, the place in its
+            order and the rank.
         weight: of the batch; a text that says what was found where that is no number.
         digest: of the first sample of a stream that all ranks read whole; else 0.
     """
@@ -75,9 +84,13 @@ def hashed(value: object) -> int:
 def check_agreement(
     world: World,
     values: Mapping[str, Any],
-    hint: str = "give every rank the whole data sets and the same settings: each gets its part of them",
+    hint: str = (
+        "give every rank the whole data sets and the same settings: each gets its part of them"
+    ),
 ) -> None:
-    """All ranks were given the same, or a ConfigError; a collective. Else one would wait in another for ever."""
+    """All ranks were given the same, or a ConfigError; a collective. Else one would wait in another
+    for ever.
+    """
     numbers = [value if isinstance(value, int) else hashed(value) for value in values.values()]
     for name, *row in zip(values, *all_gather_ints(world, numbers), strict=True):
         if len(set(row)) > 1:
@@ -95,15 +108,23 @@ def length_of(data: Dataset[Any]) -> int | None:
     if isinstance(data, DataLoader):
         size = data.batch_size
         expected = "its data set, of which all ranks make batches together"
-        hint = f"pass loader.dataset, with batch_size={size}, collate=loader.collate_fn, and order= for a sampler"
+        hint = (
+            f"pass loader.dataset, with batch_size={size}, collate=loader.collate_fn, and order="
+            " for a sampler"
+        )
         raise ConfigError("a DataLoader as data", expected=expected, hint=hint, scope=Scope.JOB)
     try:
         return len(cast(Sized, data))
     except (TypeError, NotImplementedError):  # a ChainDataset has a __len__, whatever it is made of
         if isinstance(data, IterableDataset):
             return None
-    found, hint = f"a data set of {type(data).__name__} without a length", "use one of torch.utils.data's kinds"
-    raise ConfigError(found, expected="__len__ and __getitem__, or an IterableDataset", hint=hint, scope=Scope.JOB)
+    found, hint = (
+        f"a data set of {type(data).__name__} without a length",
+        "use one of torch.utils.data's kinds",
+    )
+    raise ConfigError(
+        found, expected="__len__ and __getitem__, or an IterableDataset", hint=hint, scope=Scope.JOB
+    )
 
 
 class DistributedBatchSampler(Sampler[MicroBatch]):
@@ -113,7 +134,9 @@ class DistributedBatchSampler(Sampler[MicroBatch]):
         self._assignment = assignment
 
     def begin(self, order: Tensor, epoch: int, start: int) -> None:
-        """The next iteration is of this order, int64 of shape (samples,), from the sample ``start`` on."""
+        """The next iteration is of this order, int64 of shape (samples,), from the sample ``start``
+        on.
+        """
         self._order = order.numpy()  # of which a slice costs a tenth
         self._epoch, self._start = epoch, start
 
@@ -127,7 +150,9 @@ class DistributedBatchSampler(Sampler[MicroBatch]):
 
 
 class Reader(Dataset[Any]):
-    """A data set with indices, read micro-batch by micro-batch; ``rows``: of tensors, by one indexing of each."""
+    """A data set with indices, read micro-batch by micro-batch; ``rows``: of tensors, by one
+    indexing of each.
+    """
 
     def __init__(self, data: Dataset[Any], *, rows: bool = False) -> None:
         self._data, self._rows = data, rows
@@ -136,7 +161,9 @@ class Reader(Dataset[Any]):
         self._epoch: int | None = None
 
     def begin(self, epoch: int) -> None:
-        """Tell the data set of another epoch; each worker has a copy of it, which is told with its first samples."""
+        """Tell the data set of another epoch; each worker has a copy of it, which is told with its
+        first samples.
+        """
         if self._set_epoch and epoch != self._epoch:
             self._set_epoch(epoch)
         self._epoch = epoch
@@ -152,4 +179,8 @@ class Reader(Dataset[Any]):
         if self._rows:
             places = torch.tensor(indices)
             return [tensor[places] for tensor in cast(TensorDataset, self._data).tensors]
-        return self._read_many(indices) if self._read_many else [self._data[index] for index in indices]
+        return (
+            self._read_many(indices)
+            if self._read_many
+            else [self._data[index] for index in indices]
+        )

@@ -17,11 +17,13 @@ class Batch(NamedTuple):
     """One rank's part of a micro-batch, on the device: its tensors, and what has a ``to(device)``.
 
     Attributes:
-        data: what collate made of the samples; None on a rank of a sharded data set that never had one.
+        data: what collate made of the samples; None on a rank of a sharded data set that never had
+            one.
         samples: those of this rank that count; 0 where another rank's stand in.
         weight: theirs.
-        scale: times the batch's mean loss; averaged over ranks and summed over the step's batches that is the mean over
-            all weights of the step. It is ``weight * world_size`` by the sum of these, or 0 where that is 0.
+        scale: times the batch's mean loss; averaged over ranks and summed over the step's batches
+            that is the mean over all weights of the step. It is ``weight * world_size`` by the sum
+            of these, or 0 where that is 0.
     """
 
     data: Any
@@ -46,13 +48,19 @@ class StepBatches(NamedTuple):
     copied: torch.cuda.Event | None = None
 
 
-def group_steps(parts: Iterator[MicroBatch], assignment: ShardAssignment, *, weighted: bool) -> Iterator[StepBatches]:
+def group_steps(
+    parts: Iterator[MicroBatch], assignment: ShardAssignment, *, weighted: bool
+) -> Iterator[StepBatches]:
     """The steps of this rank's micro-batches, still in the host's memory.
 
-    Where a weight is not the number of samples, or a sharded data set decides how many there are, each step costs one
-    all-reduce on the host group.
+    Where a weight is not the number of samples, or a sharded data set decides how many there are,
+    each step costs one all-reduce on the host group.
     """
-    number, ranks, sharded = assignment.gradient_accumulation_steps, assignment.world_size, assignment.sharded
+    number, ranks, sharded = (
+        assignment.gradient_accumulation_steps,
+        assignment.world_size,
+        assignment.sharded,
+    )
     last = MicroBatch(None, 0, 0)
     while True:
         step = list(itertools.islice(parts, number))
@@ -77,7 +85,9 @@ def _batch(part: MicroBatch, ranks: int, whole: float) -> Batch:
 
 def _sums(step: list[MicroBatch], assignment: ShardAssignment) -> list[float]:
     """Over ranks: the weight of the step, and the samples of each of its micro-batches."""
-    counts = [part.own for part in step] + [0] * (assignment.gradient_accumulation_steps - len(step))
+    counts = [part.own for part in step] + [0] * (
+        assignment.gradient_accumulation_steps - len(step)
+    )
     own = [sum(_checked(part.weight) for part in step), *map(float, counts)]
     if assignment.world_size == 1:
         return own

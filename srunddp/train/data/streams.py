@@ -1,4 +1,6 @@
-"""Iterable data sets: those that all ranks read whole, and those that split themselves by rank and worker."""
+"""Iterable data sets: those that all ranks read whole, and those that split themselves by rank and
+worker.
+"""
 
 import io
 import itertools
@@ -17,21 +19,25 @@ from srunddp.train.world import World
 
 
 class Stream(IterableDataset[Any]):
-    """An iterable data set, read in micro-batches; where it has a ``set_epoch``, that is called first.
+    """An iterable data set, read in micro-batches; where it has a ``set_epoch``, that is called
+    first.
 
-    Unless it is ``sharded``, all ranks must see the same samples in the same order. They are dealt as
-    :mod:`srunddp.train.data.sampler` says: each worker reads all, and keeps its part. So the data set is told that it
-    is read by one worker, whatever their number: it would be split twice, and samples lost.
+    Unless it is ``sharded``, all ranks must see the same samples in the same order. They are dealt
+    as :mod:`srunddp.train.data.sampler` says: each worker reads all, and keeps its part. So the
+    data set is told that it is read by one worker, whatever their number: it would be split twice,
+    and samples lost.
 
-    A data set that is ``sharded`` gives each worker of each rank samples of its own. Each of them makes its own
-    micro-batches, and the rank takes these from its workers in turn.
+    A data set that is ``sharded`` gives each worker of each rank samples of its own. Each of them
+    makes its own micro-batches, and the rank takes these from its workers in turn.
 
-    What is drawn at random in reading is the same again after a resume; for a data set that all ranks read whole it is
-    the same on all of them.
+    What is drawn at random in reading is the same again after a resume; for a data set that all
+    ranks read whole it is the same on all of them.
     """
 
     def __init__(self, data: IterableDataset[Any], assignment: ShardAssignment) -> None:
-        """With ``drop_last`` a worker of a sharded data set leaves out its last micro-batch where that is not full."""
+        """With ``drop_last`` a worker of a sharded data set leaves out its last micro-batch where
+        that is not full.
+        """
         self._data, self._assignment, self._sharded = data, assignment, assignment.sharded
         self._worker: int | None = None
         self._workers = 1
@@ -41,11 +47,12 @@ class Stream(IterableDataset[Any]):
     def begin(self, epoch: int, start: int) -> None:
         """The next iteration is of this epoch; what was seen before ``start`` is read again.
 
-        ``start`` is samples of all ranks, and none of these come again; of a sharded data set it is this rank's
-        micro-batches, which may come without samples.
+        ``start`` is samples of all ranks, and none of these come again; of a sharded data set it is
+        this rank's micro-batches, which may come without samples.
         """
         self._start.copy_(torch.tensor([epoch, start]))
-        self._set_epoch(epoch)  # before workers do: what they share, as those of datasets, they find as it shall be
+        # Before workers do: what they share, as those of datasets, they find as it shall be.
+        self._set_epoch(epoch)
 
     def _set_epoch(self, epoch: int) -> None:
         if set_epoch := getattr(self._data, "set_epoch", None):
@@ -74,8 +81,14 @@ class Stream(IterableDataset[Any]):
                 yield part
 
     def _dealt_parts(self, start: int) -> Iterator[tuple[int, MicroBatch]]:
-        """Those of this rank, for all of its workers, each with the place of its first sample in the epoch."""
-        rank, ranks, full = self._assignment.rank, self._assignment.world_size, self._assignment.global_batch_size
+        """Those of this rank, for all of its workers, each with the place of its first sample in
+        the epoch.
+        """
+        rank, ranks, full = (
+            self._assignment.rank,
+            self._assignment.world_size,
+            self._assignment.global_batch_size,
+        )
         samples, digest = iter(self._data), 0
         if ranks > 1 and (head := list(itertools.islice(samples, 1))):
             samples, digest = itertools.chain(head, samples), digest_of(head[0])
@@ -84,7 +97,8 @@ class Stream(IterableDataset[Any]):
                 ...
             rng.forget_normal()
         place = start
-        while first := list(itertools.islice(samples, full if ranks == 1 else 1)):  # one rank takes all: quicker
+        # One rank takes all: quicker.
+        while first := list(itertools.islice(samples, full if ranks == 1 else 1)):
             kept, count = first[rank:], len(first)
             for sample in itertools.islice(samples, full - count):
                 if count % ranks == rank:
@@ -94,7 +108,9 @@ class Stream(IterableDataset[Any]):
             place += count
 
     def _own_parts(self, start: int, worker: int) -> Iterator[tuple[int, MicroBatch]]:
-        """Those of this worker, numbered; without samples where they surely are among the rank's first ``start``."""
+        """Those of this worker, numbered; without samples where they surely are among the rank's
+        first ``start``.
+        """
         samples, size = iter(self._data), self._assignment.batch_size
         # Workers take turns; it is this one's turn more often where another has come to its end.
         passed = len(range(worker, start, self._workers))
@@ -106,7 +122,9 @@ class Stream(IterableDataset[Any]):
 
 
 class _TensorsByValue(pickle.Pickler):
-    """Tensors by what they hold: torch's own way is by their storages, which may be larger and differ."""
+    """Tensors by what they hold: torch's own way is by their storages, which may be larger and
+    differ.
+    """
 
     def persistent_id(self, value: Any) -> Any:
         if not isinstance(value, Tensor):
@@ -116,7 +134,8 @@ class _TensorsByValue(pickle.Pickler):
 
 
 def digest_of(sample: Any) -> int:
-    """A number within int64 that tells samples apart: tensors by their bytes, all else as pickle writes it.
+    """A number within int64 that tells samples apart: tensors by their bytes, all else as pickle
+    writes it.
 
     It is 0 for a sample that cannot be written so.
     """
@@ -129,12 +148,16 @@ def digest_of(sample: Any) -> int:
 
 
 def check_same_start(parts: Iterator[MicroBatch], world: World) -> Iterator[MicroBatch]:
-    """The same micro-batches, or a ConfigError where the first sample of a stream is not the same on all ranks."""
+    """The same micro-batches, or a ConfigError where the first sample of a stream is not the same
+    on all ranks.
+    """
     first = list(itertools.islice(parts, 1))
     check_agreement(
         world,
         {"the first sample": str(first and first[0].digest)},
-        hint="pass sharded=True if the stream splits itself by rank; else let it draw by torch, random or "
-        "numpy.random, which are seeded alike",
+        hint=(
+            "pass sharded=True if the stream splits itself by rank; else let it draw by torch,"
+            " random or numpy.random, which are seeded alike"
+        ),
     )
     return itertools.chain(first, parts)

@@ -10,11 +10,16 @@ from torch import Tensor
 class DeviceTransfer:
     """Copies batches of any structure to a device, on a stream of its own where that is a GPU.
 
-    Moved are tensors in mappings, tuples and lists, and whatever has a ``to(device)``; all else stays as it is.
+    Moved are tensors in mappings, tuples and lists, and whatever has a ``to(device)``; all else
+    stays as it is.
     """
 
-    def __init__(self, device: torch.device, *, channels_last: bool = False, beside: bool = False) -> None:
-        """``channels_last``: of tensors of four dimensions; ``beside``: copy while the device computes."""
+    def __init__(
+        self, device: torch.device, *, channels_last: bool = False, beside: bool = False
+    ) -> None:
+        """``channels_last``: of tensors of four dimensions; ``beside``: copy while the device
+        computes.
+        """
         self._device = device
         self._format = torch.channels_last if channels_last else torch.preserve_format
         self._is_there = device.type == "cpu" and not channels_last
@@ -23,9 +28,12 @@ class DeviceTransfer:
     def send(self, batches: list[Any]) -> tuple[list[Any], torch.cuda.Event | None]:
         """The batches on the device, and what to hand to :meth:`arrived` before they are used."""
         if self._stream is None:
-            return batches if self._is_there else [self._moved(batch, None) for batch in batches], None
+            return batches if self._is_there else [
+                self._moved(batch, None) for batch in batches
+            ], None
         computing = torch.cuda.current_stream(self._device)
-        # On a stream of its own the copies overlap what the device still computes of the step before.
+        # On a stream of its own the copies overlap what the device still computes of the step
+        # before.
         with torch.cuda.stream(self._stream):
             return [self._moved(batch, computing) for batch in batches], self._stream.record_event()
 
@@ -37,7 +45,9 @@ class DeviceTransfer:
             _record(batches, computing)
 
     def _moved(self, tree: Any, computing: torch.cuda.Stream | None) -> Any:
-        """The same structure on the device; ``computing``: the stream to be used on, where the copy is on another."""
+        """The same structure on the device; ``computing``: the stream to be used on, where the copy
+        is on another.
+        """
         if isinstance(tree, Tensor):
             layout = self._format if tree.dim() == 4 else torch.preserve_format
             return tree.to(self._device, non_blocking=True, memory_format=layout)

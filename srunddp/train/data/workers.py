@@ -23,11 +23,13 @@ def default_workers(cpus: int) -> int:
 
 
 def start_method(method: str | None, backend: str) -> str:
-    """The ``method`` that the user wants, else ``fork`` or ``forkserver``; only for loaders that have workers.
+    """The ``method`` that the user wants, else ``fork`` or ``forkserver``; only for loaders that
+    have workers.
 
-    A fork of a process in which MPI runs, or which has memory registered for RDMA as NCCL has, may crash or hang. The
-    fork server is started apart and has neither. As with spawn, each of its workers imports the script: one that would
-    train there too, since it does not ask for its ``__name__``, gets fork.
+    A fork of a process in which MPI runs, or which has memory registered for RDMA as NCCL has, may
+    crash or hang. The fork server is started apart and has neither. As with spawn, each of its
+    workers imports the script: one that would train there too, since it does not ask for its
+    ``__name__``, gets fork.
     """
     if method is None:
         unsafe = mpi.is_running() or (backend == "nccl" and any(_INFINIBAND.glob("*")))
@@ -58,7 +60,9 @@ def share(world: World) -> int:
 
 
 def set_threads(cpus: int, wanted: int | None) -> None:
-    """Give torch ``wanted`` threads; where None, no more than ``cpus`` unless the user's environment says how many."""
+    """Give torch ``wanted`` threads; where None, no more than ``cpus`` unless the user's
+    environment says how many.
+    """
     if wanted is not None:
         torch.set_num_threads(wanted)
     elif not {*of_rank.THREADS} & os.environ.keys() and torch.get_num_threads() > cpus:

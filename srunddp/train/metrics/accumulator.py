@@ -13,10 +13,14 @@ from srunddp.train.metrics.torchmetrics import TorchMetric, compute, is_stateful
 from srunddp.train.world import World
 
 PlainMetric: TypeAlias = Callable[[Any, Any], Tensor | int]
-"""``metric(outputs, targets)``: one value per sample, of shape (samples,); or a count, an integer of no dimension."""
+"""``metric(outputs, targets)``: one value per sample, of shape (samples,); or a count, an integer
+of no dimension.
+"""
 
 Metric: TypeAlias = PlainMetric | TorchMetric
-"""``metric(outputs, targets)``, with one value per sample or a count; or a metric or collection of torchmetrics."""
+"""``metric(outputs, targets)``, with one value per sample or a count; or a metric or collection of
+torchmetrics.
+"""
 
 
 def accuracy(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -24,19 +28,26 @@ def accuracy(outputs: Tensor, targets: Tensor) -> Tensor:
 
     Args:
         outputs: scores of shape (samples, classes, ...).
-        targets: class indices of shape (samples, ...); of several per sample the share of right ones counts.
+        targets: class indices of shape (samples, ...); of several per sample the share of right
+            ones counts.
 
     Returns:
         Of shape (samples,).
 
     Raises:
-        ConfigError: the shapes do not match, as of one score per sample, or where classes are the last dimension.
+        ConfigError: the shapes do not match, as of one score per sample, or where classes are the
+            last dimension.
     """
     found = outputs.argmax(dim=1) if outputs.dim() > 1 else outputs
     if found.shape != targets.shape or outputs.dim() < 2 or outputs.shape[1] < 2:
-        shapes = f"outputs of shape {tuple(outputs.shape)} and targets of shape {tuple(targets.shape)}"
+        shapes = (
+            f"outputs of shape {tuple(outputs.shape)} and targets of shape {tuple(targets.shape)}"
+        )
         expected = "(samples, classes, ...) and (samples, ...), at least two classes"
-        hint = "for one score per sample pass lambda outputs, targets: (outputs > 0) == targets, flattened; "
+        hint = (
+            "for one score per sample pass lambda outputs, targets: (outputs > 0) == targets,"
+            " flattened; "
+        )
         hint += "for a language model pass outputs.transpose(1, 2)"
         raise ConfigError(f"accuracy of {shapes}", expected=expected, hint=hint)
     right = found == targets
@@ -46,35 +57,51 @@ def accuracy(outputs: Tensor, targets: Tensor) -> Tensor:
 class MetricAccumulator:
     """The loss and the metrics over the batches of all ranks.
 
-    All sums are float64: they add a float32 run's values, and counts, without a rounding that would depend on the order
-    of ranks. A batch's loss comes in as its mean in the loss's own precision. The sums stay on the device, and nothing
-    waits for it before :meth:`means` or :meth:`by_rank`.
+    All sums are float64: they add a float32 run's values, and counts, without a rounding that would
+    depend on the order of ranks. A batch's loss comes in as its mean in the loss's own precision.
+    The sums stay on the device, and nothing waits for it before :meth:`means` or :meth:`by_rank`.
     """
 
-    def __init__(self, metrics: Mapping[str, Metric], world: World, resumed: Sequence[Sequence[float]] = ()) -> None:
+    def __init__(
+        self, metrics: Mapping[str, Metric], world: World, resumed: Sequence[Sequence[float]] = ()
+    ) -> None:
         """Start from nothing, or from what :meth:`by_rank` gave.
 
         Args:
-            metrics: by name; those with a state are copied, so that other accumulators may have the same ones.
+            metrics: by name; those with a state are copied, so that other accumulators may have the
+                same ones.
             world: the ranks to sum over.
-            resumed: as of a checkpoint, of any number of ranks; metrics with a state start from zero all the same.
+            resumed: as of a checkpoint, of any number of ranks; metrics with a state start from
+                zero all the same.
 
         Raises:
             ConfigError: a metric with a state cannot be gathered from several ranks.
         """
         self._world = world
-        self._stateful = {name: reset_copy(name, each, world) for name, each in metrics.items() if is_stateful(each)}
-        self._plain = {name: cast(PlainMetric, each) for name, each in metrics.items() if name not in self._stateful}
+        self._stateful = {
+            name: reset_copy(name, each, world)
+            for name, each in metrics.items()
+            if is_stateful(each)
+        }
+        self._plain = {
+            name: cast(PlainMetric, each)
+            for name, each in metrics.items()
+            if name not in self._stateful
+        }
         self._updated = False
         self._weight, self._samples = 0.0, 0
-        # Of the loss, and of each metric its values per sample and its counts, of which it has one kind.
+        # Of the loss, and of each metric its values per sample and its counts, of which it has one
+        # kind.
         self._sums = torch.zeros(1 + 2 * len(self._plain), dtype=torch.float64, device=world.device)
         self._loss, self._values, self._counts = self._sums[0], self._sums[1::2], self._sums[2::2]
-        self._zero = torch.zeros(1, device=world.device)  # made once: a copy from the host to a GPU waits for the GPU
+        # Made once: a copy from the host to a GPU waits for the GPU.
+        self._zero = torch.zeros(1, device=world.device)
         self._begin(resumed)
 
     def _begin(self, rows: Sequence[Sequence[float]]) -> None:
-        """Take this rank's row, so that it goes on to add in the same order; of another world rank 0 takes all."""
+        """Take this rank's row, so that it goes on to add in the same order; of another world rank
+        0 takes all.
+        """
         if len(rows) != self._world.world_size:
             rows = [[sum(column) for column in zip(*rows, strict=True)]]
         row = rows[self._world.rank] if self._world.rank < len(rows) else []
@@ -98,7 +125,9 @@ class MetricAccumulator:
         self._samples += samples
         self._loss.add_(loss.detach(), alpha=weight)
         if samples and (self._plain or self._stateful):
-            self._add(outputs.detach() if isinstance(outputs, Tensor) else outputs, targets, samples)
+            self._add(
+                outputs.detach() if isinstance(outputs, Tensor) else outputs, targets, samples
+            )
 
     @torch.no_grad()
     def _add(self, outputs: Any, targets: Any, samples: int) -> None:
@@ -130,8 +159,8 @@ class MetricAccumulator:
     def means(self) -> dict[str, float]:
         """The means over all ranks; a collective: one all-reduce, one wait.
 
-        The loss is divided by the sum of the weights, values per sample by the number of samples, counts by the sum of
-        the weights. Metrics with a state take a gather and a broadcast, too.
+        The loss is divided by the sum of the weights, values per sample by the number of samples,
+        counts by the sum of the weights. Metrics with a state take a gather and a broadcast, too.
 
         Returns:
             ``loss`` and the metrics; NaN for those of no sample at all.
@@ -145,14 +174,18 @@ class MetricAccumulator:
         weight, samples, loss, *sums = row.tolist()
         figures = {"loss": loss / weight if weight else math.nan}
         for name, values, counts in zip(self._plain, sums[::2], sums[1::2], strict=True):
-            figures[name] = values / samples + (counts / weight if weight else 0.0) if samples else math.nan
+            figures[name] = (
+                values / samples + (counts / weight if weight else 0.0) if samples else math.nan
+            )
         if self._stateful:
             figures |= compute(self._stateful, self._updated, self._world)
         return figures
 
 
 def _sum_rows(rows: Sequence[Tensor], device: torch.device) -> Tensor:
-    """The sum of each row, in float64. All rows take two operations together, as each operation has a fixed cost."""
+    """The sum of each row, in float64. All rows take two operations together, as each operation has
+    a fixed cost.
+    """
     if len(rows) == 1:
         return rows[0].sum(dtype=torch.float64)
     kind = rows[0].dtype if len({row.dtype for row in rows}) == 1 else torch.float64
@@ -163,9 +196,15 @@ def _is_count(name: str, value: Tensor | int, samples: int) -> bool:
     """Whether a metric's value is a count, and not one value per sample."""
     if isinstance(value, Tensor) and value.dim() == 1 and len(value) == samples:
         return False
-    if isinstance(value, int) or (isinstance(value, Tensor) and not value.dim() and not value.is_floating_point()):
+    if isinstance(value, int) or (
+        isinstance(value, Tensor) and not value.dim() and not value.is_floating_point()
+    ):
         return True
-    found = f"shape {tuple(value.shape)}, {value.dtype}" if isinstance(value, Tensor) else repr(value)
+    found = (
+        f"shape {tuple(value.shape)}, {value.dtype}" if isinstance(value, Tensor) else repr(value)
+    )
     expected = f"one value per sample, of shape ({samples},), or a count, an integer"
     hint = "leave out mean() or sum(): the mean over all batches and ranks is taken here"
-    raise ConfigError(f"metric {name!r} returned {found} for {samples} samples", expected=expected, hint=hint)
+    raise ConfigError(
+        f"metric {name!r} returned {found} for {samples} samples", expected=expected, hint=hint
+    )

@@ -23,8 +23,9 @@ _OURS = ("kind", "step", "time")
 class MetricsLogger:
     """Appends to ``metrics.jsonl`` and to TensorBoard's event files; for rank 0 alone.
 
-    Each line is an object with ``kind``, ``step``, ``time`` (ISO 8601, UTC) and the figures. A disk that fails while
-    training ends nothing: ``log`` is called once, and what could not be written is missing.
+    Each line is an object with ``kind``, ``step``, ``time`` (ISO 8601, UTC) and the figures. A disk
+    that fails while training ends nothing: ``log`` is called once, and what could not be written is
+    missing.
     """
 
     def __init__(self, folder: Path, tensorboard: bool, log: Callable[[str], None]) -> None:
@@ -42,7 +43,11 @@ class MetricsLogger:
         self._reported = False
         self._writer: SummaryWriter | None = None
         self._purge_step: int | None = None
-        with file_errors(str(folder / FILE), expected="a folder that rank 0 may write to", hint="correct output_dir"):
+        with file_errors(
+            str(folder / FILE),
+            expected="a folder that rank 0 may write to",
+            hint="correct output_dir",
+        ):
             folder.mkdir(parents=True, exist_ok=True)
             self._file = _open(folder)
             self._keep_steps_to(math.inf)
@@ -54,9 +59,14 @@ class MetricsLogger:
         Args:
             kind: ``step``, ``epoch``, ``evaluation`` or ``log``.
             step: counted over all epochs.
-            figures: one that is no number is written as ``"NaN"``, ``"Infinity"`` or ``"-Infinity"``.
+            figures: one that is no number is written as ``"NaN"``, ``"Infinity"`` or
+                ``"-Infinity"``.
         """
-        line = {"kind": kind, "step": step, "time": datetime.now(UTC).isoformat(timespec="milliseconds")}
+        line = {
+            "kind": kind,
+            "step": step,
+            "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
+        }
         line |= {name + "_" * (name in _OURS): _number(value) for name, value in figures.items()}
         with self._ignoring_disk_errors():
             append_whole(self._file, json.dumps(line, allow_nan=False).encode() + b"\n")
@@ -64,7 +74,9 @@ class MetricsLogger:
             self._add_scalars(kind, step, figures)
 
     def rewind(self, step: int) -> None:
-        """Before a run goes on behind this step: drop what the one before it wrote for later ones."""
+        """Before a run goes on behind this step: drop what the one before it wrote for later
+        ones.
+        """
         with self._ignoring_disk_errors():
             self._keep_steps_to(step)
         self._close_writer()
@@ -91,7 +103,9 @@ class MetricsLogger:
                 if self._writer is None:
                     from torch.utils.tensorboard import SummaryWriter
 
-                    self._writer = SummaryWriter(str(self._folder / "tensorboard"), purge_step=self._purge_step)
+                    self._writer = SummaryWriter(
+                        str(self._folder / "tensorboard"), purge_step=self._purge_step
+                    )
                 for name, value in figures.items():
                     self._writer.add_scalar(f"{kind}/{name}", value, step)
                 return
@@ -113,7 +127,9 @@ class MetricsLogger:
         except OSError as error:
             if not self._reported:
                 self._reported = True
-                self._log(f"figures are missing from {self._folder}: {os.strerror(error.errno or 0)}")
+                self._log(
+                    f"figures are missing from {self._folder}: {os.strerror(error.errno or 0)}"
+                )
 
 
 def _open(folder: Path) -> int:
@@ -121,7 +137,9 @@ def _open(folder: Path) -> int:
 
 
 def _link_from_monitor(path: Path) -> None:
-    """Let the report of a run with ``--monitor`` find the figures; they may be of another run too."""
+    """Let the report of a run with ``--monitor`` find the figures; they may be of another run
+    too.
+    """
     if folder := os.environ.get(MONITOR_FOLDER):
         link = Path(folder, FILE)
         with contextlib.suppress(OSError):

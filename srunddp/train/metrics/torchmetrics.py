@@ -1,8 +1,9 @@
-"""Metrics that keep a state, such as torchmetrics' ones: their states from all ranks, computed once.
+"""Metrics that keep a state, such as torchmetrics' ones: their states from all ranks, computed
+once.
 
-torchmetrics' own synchronisation takes it that every rank has samples, and for some metrics that all have as many
-batches: else it fails or hangs. And what each rank computes for itself may differ in the last digit, on which the ranks
-must not decide to stop.
+torchmetrics' own synchronisation takes it that every rank has samples, and for some metrics that
+all have as many batches: else it fails or hangs. And what each rank computes for itself may differ
+in the last digit, on which the ranks must not decide to stop.
 """
 
 import copy
@@ -36,7 +37,8 @@ def is_stateful(metric: object) -> TypeGuard[TorchMetric]:
 
 
 def reset_copy(name: str, metric: TorchMetric, world: World) -> TorchMetric:
-    """A copy of ``metric`` on this rank's device that has seen nothing, and leaves other ranks alone.
+    """A copy of ``metric`` on this rank's device that has seen nothing, and leaves other ranks
+    alone.
 
     Raises:
         ConfigError: on several ranks, where it has no states that can be gathered.
@@ -46,7 +48,9 @@ def reset_copy(name: str, metric: TorchMetric, world: World) -> TorchMetric:
     if isinstance(own, nn.Module):
         own.to(world.device)
     if world.world_size > 1 and not any(part._reductions for part in _parts(own)):
-        found = f"metric {name!r} of {type(metric).__name__} has update() and compute(), but no states"
+        found = (
+            f"metric {name!r} of {type(metric).__name__} has update() and compute(), but no states"
+        )
         expected = "states of torchmetrics' add_state(), which can be gathered from all ranks"
         hint = "derive it from torchmetrics.Metric, or pass a function of (outputs, targets)"
         raise ConfigError(found, expected=expected, hint=hint)
@@ -56,19 +60,21 @@ def reset_copy(name: str, metric: TorchMetric, world: World) -> TorchMetric:
 
 
 def compute(metrics: Mapping[str, TorchMetric], updated: bool, world: World) -> dict[str, float]:
-    """Each metric over the samples of all ranks; a collective. Rank 0 computes, and all get its figures.
+    """Each metric over the samples of all ranks; a collective. Rank 0 computes, and all get its
+    figures.
 
     Args:
         metrics: from :func:`reset_copy`; those of rank 0 are of no use afterwards.
-        updated: whether this rank has updated them; where no rank has, as after a resume at an epoch's very end, the
-            figures are not known.
+        updated: whether this rank has updated them; where no rank has, as after a resume at an
+            epoch's very end, the figures are not known.
         world: all of its ranks call this.
 
     Returns:
         By name, or by ``name/subname`` where a metric has several figures.
 
     Raises:
-        ConfigError: a figure is no number. PeerError on the other ranks, also where computing it failed.
+        ConfigError: a figure is no number. PeerError on the other ranks, also where computing it
+            failed.
     """
     unknown = dict.fromkeys(metrics, math.nan)
     if world.world_size == 1:
@@ -83,7 +89,8 @@ def compute(metrics: Mapping[str, TorchMetric], updated: bool, world: World) -> 
         _merge(metrics, known, world)
         return _figures(metrics)
 
-    with stall_limit_suspended():  # until then only: else it would be left off until the next step is done
+    # Until then only: else it would be left off until the next step is done.
+    with stall_limit_suspended():
         return on_rank_zero(world, compute_all)
 
 
@@ -95,7 +102,9 @@ def _parts(metric: TorchMetric) -> list[Any]:
 
 def _states(metric: TorchMetric) -> list[dict[str, Any]]:
     """On the CPU: an unpickled CUDA tensor would go to the GPU number that it came from."""
-    return [{name: _on_cpu(getattr(part, name)) for name in part._reductions} for part in _parts(metric)]
+    return [
+        {name: _on_cpu(getattr(part, name)) for name in part._reductions} for part in _parts(metric)
+    ]
 
 
 def _on_cpu(state: Any) -> Any:
@@ -105,7 +114,9 @@ def _on_cpu(state: Any) -> Any:
     return state.detach().to("cpu", copy=True) if isinstance(state, Tensor) else state
 
 
-def _merge(metrics: Mapping[str, TorchMetric], by_rank: Sequence[Mapping[str, Any]], world: World) -> None:
+def _merge(
+    metrics: Mapping[str, TorchMetric], by_rank: Sequence[Mapping[str, Any]], world: World
+) -> None:
     for name, metric in metrics.items():
         of_parts = zip(*(states[name] for states in by_rank), strict=True)
         for part, states in zip(_parts(metric), of_parts, strict=True):
@@ -132,7 +143,9 @@ def _figures(metrics: Mapping[str, TorchMetric]) -> dict[str, float]:
 
 
 def _flat(value: Any, name: str = "") -> dict[str, float]:
-    """The numbers of nested mappings by their keys, with a slash between them; ``name``: of the value itself."""
+    """The numbers of nested mappings by their keys, with a slash between them; ``name``: of the
+    value itself.
+    """
     if isinstance(value, Mapping):
         parts = [_flat(part, f"{name}/{key}" if name else key) for key, part in value.items()]
         return dict(itertools.chain.from_iterable(part.items() for part in parts))
@@ -140,6 +153,16 @@ def _flat(value: Any, name: str = "") -> dict[str, float]:
         return {name: float(value.item())}
     if isinstance(value, int | float):
         return {name: float(value)}
-    shape = f"tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
-    hint = "let it average, as by average='macro', or name its parts by torchmetrics' ClasswiseWrapper"
-    raise ConfigError(f"metric {name!r} computes a {shape}", expected="one number, or a dict of numbers", hint=hint)
+    shape = (
+        f"tensor of shape {tuple(value.shape)}"
+        if isinstance(value, Tensor)
+        else type(value).__name__
+    )
+    hint = (
+        "let it average, as by average='macro', or name its parts by torchmetrics' ClasswiseWrapper"
+    )
+    raise ConfigError(
+        f"metric {name!r} computes a {shape}",
+        expected="one number, or a dict of numbers",
+        hint=hint,
+    )

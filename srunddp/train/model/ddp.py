@@ -21,13 +21,20 @@ class DDPModel:
 
     Attributes:
         model: the user's, on the device; with SyncBatchNorm in it where that was asked for.
-        training: called with a batch or None, returns its loss and outputs; gradients are shared in the backward.
+        training: called with a batch or None, returns its loss and outputs; gradients are shared in
+            the backward.
         testing: the same of the model alone, without gradients to share.
-        runs_always: a micro-batch of weight 0 has to be run as well; else ``training(None)`` stands in for it.
+        runs_always: a micro-batch of weight 0 has to be run as well; else ``training(None)`` stands
+            in for it.
     """
 
     def __init__(
-        self, model: nn.Module, step: Step, loss_function: LossFunction | None, world: World, config: Config
+        self,
+        model: nn.Module,
+        step: Step,
+        loss_function: LossFunction | None,
+        world: World,
+        config: Config,
     ) -> None:
         """Move the model to the device, and give all ranks rank 0's parameters and buffers.
 
@@ -51,14 +58,19 @@ class DDPModel:
 
     @property
     def rebuilds_buckets(self) -> bool:
-        """Whether DistributedDataParallel orders its buckets again after its first backward, as it does by default."""
-        return self._ddp is not None and (self._ddp.static_graph or not self._ddp.find_unused_parameters)
+        """Whether DistributedDataParallel orders its buckets again after its first backward, as it
+        does by default.
+        """
+        return self._ddp is not None and (
+            self._ddp.static_graph or not self._ddp.find_unused_parameters
+        )
 
     def accumulating(self) -> contextlib.AbstractContextManager[None]:
         """Around a forward and backward whose gradients only add to this rank's."""
         if self._ddp is None or self._unknown:
-            # A static graph is recorded in the first backward, which torch lets share gradients or else fails. One more
-            # mean over ranks changes nothing: what is added to is the same on all of them.
+            # A static graph is recorded in the first backward, which torch lets share gradients or
+            # else fails. One more mean over ranks changes nothing: what is added to is the same on
+            # all of them.
             self._unknown = False
             return contextlib.nullcontext()
         return self._ddp.no_sync()
@@ -68,7 +80,9 @@ class DDPModel:
         self._unknown = False
 
     def share_buffers(self) -> bool:
-        """Give all ranks rank 0's buffers, such as BatchNorm's running statistics; whether there are any."""
+        """Give all ranks rank 0's buffers, such as BatchNorm's running statistics; whether there
+        are any.
+        """
         if self._buffers:
             share(self._buffers)
         return bool(self._buffers)
@@ -76,7 +90,8 @@ class DDPModel:
     def share_all_buffers(self, *modules: nn.Module) -> None:
         """The same of these modules before an evaluation, whatever has become of their buffers.
 
-        After a training step each rank's are its own, and a result would depend on which rank saw the sample.
+        After a training step each rank's are its own, and a result would depend on which rank saw
+        the sample.
         """
         if self._shares_buffers:
             for module in modules:
@@ -85,34 +100,49 @@ class DDPModel:
 
 @torch.no_grad()
 def share(buffers: Iterable[Tensor]) -> None:
-    """Give all ranks rank 0's values of these tensors, with one broadcast for each type; all ranks call this."""
+    """Give all ranks rank 0's values of these tensors, with one broadcast for each type; all ranks
+    call this.
+    """
     for tensors in group_by_key((buffer.dtype, buffer) for buffer in buffers).values():
         flat = torch.cat([tensor.reshape(-1) for tensor in tensors])
         dist.broadcast(flat, src=0)
         parts = torch.split(flat, [tensor.numel() for tensor in tensors])
-        torch._foreach_copy_(tensors, [part.view(own.shape) for part, own in zip(parts, tensors, strict=True)])
+        torch._foreach_copy_(
+            tensors, [part.view(own.shape) for part, own in zip(parts, tensors, strict=True)]
+        )
 
 
 def _prepared(model: nn.Module, world: World, config: Config) -> nn.Module:
-    """The model with the modules in it that the configuration asks for; ConfigError where there are none such."""
+    """The model with the modules in it that the configuration asks for; ConfigError where there are
+    none such.
+    """
     if config.activation_checkpointing:
         _checkpoint_activations(model, config.activation_checkpointing)
     if config.ddp.sync_batchnorm and world.world_size > 1:
         if world.device.type != "cuda":
             found = f"ddp.sync_batchnorm on {world.device.type}"
-            raise ConfigError(found, expected="GPUs, torch's SyncBatchNorm has no other", hint="leave it out")
+            raise ConfigError(
+                found, expected="GPUs, torch's SyncBatchNorm has no other", hint="leave it out"
+            )
         model = nn.SyncBatchNorm.convert_sync_batchnorm(model)  # type: ignore[no-untyped-call]
     return model
 
 
 def _checkpoint_activations(model: nn.Module, names: tuple[str, ...]) -> None:
-    from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import apply_activation_checkpointing
+    from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
+        apply_activation_checkpointing,
+    )
 
     # Not the model as a whole, which torch leaves out: nothing would be saved.
     found = {type(module).__name__ for module in model.modules() if module is not model}
     if missing := [name for name in names if name not in found]:
-        expected, hint = f"classes of the modules in the model: {', '.join(sorted(found))}", "correct the names"
-        raise ConfigError(f"activation_checkpointing names {', '.join(missing)}", expected=expected, hint=hint)
+        expected, hint = (
+            f"classes of the modules in the model: {', '.join(sorted(found))}",
+            "correct the names",
+        )
+        raise ConfigError(
+            f"activation_checkpointing names {', '.join(missing)}", expected=expected, hint=hint
+        )
     apply_activation_checkpointing(model, check_fn=lambda module: type(module).__name__ in names)
 
 
@@ -125,8 +155,8 @@ def _wrapped(module: nn.Module, config: DDPConfig) -> DistributedDataParallel:
         bucket_cap_mb=config.bucket_cap_mb,
         find_unused_parameters=config.find_unused_parameters,
     )
-    # Buffers are shared before each step here, where the wait for rank 0's is noted. Not as an argument: with that,
-    # torch would not even begin with the same buffers everywhere.
+    # Buffers are shared before each step here, where the wait for rank 0's is noted. Not as an
+    # argument: with that, torch would not even begin with the same buffers everywhere.
     ddp.broadcast_buffers = False
     _register_hook(ddp, config)
     return ddp
@@ -140,5 +170,7 @@ def _register_hook(ddp: DistributedDataParallel, config: DDPConfig) -> None:
     elif config.comm_hook == "bf16":
         if dist.get_backend() != "nccl":
             found, hint = f"ddp.comm_hook bf16 with {dist.get_backend()}", "use ddp.comm_hook=fp16"
-            raise ConfigError(found, expected="NCCL, with which alone torch has this hook", hint=hint)
+            raise ConfigError(
+                found, expected="NCCL, with which alone torch has this hook", hint=hint
+            )
         ddp.register_comm_hook(None, default_hooks.bf16_compress_hook)

@@ -1,4 +1,6 @@
-"""An exponential moving average of the model's weights, which often tests better than the weights themselves."""
+"""An exponential moving average of the model's weights, which often tests better than the weights
+themselves.
+"""
 
 import copy
 from collections.abc import Iterator
@@ -16,28 +18,35 @@ _STATISTICS = ("running_mean", "running_var")
 class EMA:
     """What torch's ``AveragedModel`` with ``get_ema_multi_avg_fn`` computes, but for two things.
 
-    Its update waits for the GPU in each step, to read a counter. And it averages all buffers or none: here those of
-    BatchNorm's running statistics are averaged as the weights are that they belong to, and all others, such as counters
-    and masks, are the model's.
+    Its update waits for the GPU in each step, to read a counter. And it averages all buffers or
+    none: here those of BatchNorm's running statistics are averaged as the weights are that they
+    belong to, and all others, such as counters and masks, are the model's.
 
     Attributes:
         model: a copy of the model with averaged weights, in evaluation mode; testing: what to call.
     """
 
     def __init__(self, model: nn.Module, decay: float, *, compile: bool = False) -> None:
-        """``decay``: the part of the average that stays in each step. ConfigError: the model cannot be copied."""
+        """``decay``: the part of the average that stays in each step. ConfigError: the model cannot
+        be copied.
+        """
         self.model = _copied(model).eval()
         self.testing: Any = torch.compile(self.model) if compile else self.model
         self._merge = get_ema_multi_avg_fn(decay)  # type: ignore[no-untyped-call]
         parameters = zip(self.model.parameters(), model.parameters(), strict=True)
-        self._parameters = [(own, new, new.is_floating_point() or new.is_complex()) for own, new in parameters]
+        self._parameters = [
+            (own, new, new.is_floating_point() or new.is_complex()) for own, new in parameters
+        ]
         modules = zip(self.model.modules(), model.modules(), strict=True)
         self._modules = [(own, source) for own, source in modules if source._buffers]
 
     @torch.no_grad()
     def update(self, *, first: bool) -> None:
-        """Take an optimizer step into account; the first one as it is, since weights may have been loaded before."""
-        pairs: dict[bool, list[tuple[Tensor, Tensor]]] = {True: [], False: []}  # by whether they are averaged
+        """Take an optimizer step into account; the first one as it is, since weights may have been
+        loaded before.
+        """
+        # By whether they are averaged.
+        pairs: dict[bool, list[tuple[Tensor, Tensor]]] = {True: [], False: []}
         for own, new, merges in (*self._parameters, *self._buffers()):
             pairs[merges and not first].append((own, new))
         if pairs[True]:
@@ -61,6 +70,8 @@ def _copied(model: nn.Module) -> nn.Module:
     try:
         return copy.deepcopy(model)
     except (RuntimeError, TypeError) as error:
-        found = f"ema_decay, and a model that cannot be copied: {' '.join(str(error).split())[:200]}"
+        found = (
+            f"ema_decay, and a model that cannot be copied: {' '.join(str(error).split())[:200]}"
+        )
         hint = "leave out what is neither a parameter nor a module, or leave out ema_decay"
         raise ConfigError(found, expected="one that copy.deepcopy copies", hint=hint) from error

@@ -4,10 +4,11 @@ from torch import nn
 
 
 class TrainingModes:
-    """Each module's mode as the user has left it; evaluations change it, and :meth:`restore` puts it back.
+    """Each module's mode as the user has left it; evaluations change it, and :meth:`restore` puts
+    it back.
 
-    A model that is in evaluation mode as a whole, as Hugging Face's ``from_pretrained`` returns it, is meant to be
-    trained as a whole.
+    A model that is in evaluation mode as a whole, as Hugging Face's ``from_pretrained`` returns it,
+    is meant to be trained as a whole.
     """
 
     def __init__(self, root: nn.Module) -> None:

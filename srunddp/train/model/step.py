@@ -13,27 +13,33 @@ LossFunction: TypeAlias = Callable[[Any, Any], Tensor]
 """``loss_function(outputs, targets)``: the mean over the batch, of no dimension."""
 
 Step: TypeAlias = Callable[[nn.Module, Any], Tensor | tuple[Tensor, Any]]
-"""``step(model, batch)``: the mean loss of the batch, of no dimension; or that and what the metrics are given."""
+"""``step(model, batch)``: the mean loss of the batch, of no dimension; or that and what the metrics
+are given.
+"""
 
 
 class StepModule(nn.Module):
     """One module that returns the loss of a batch, for DistributedDataParallel to wrap.
 
-    What the step calls runs within DistributedDataParallel's forward, so that a step may call the model as it likes.
+    What the step calls runs within DistributedDataParallel's forward, so that a step may call the
+    model as it likes.
 
     Attributes:
         model: the user's, compiled where that is asked for.
         loss_function: where that is a module, for its parameters and buffers.
     """
 
-    def __init__(self, model: nn.Module, step: Step, loss_function: LossFunction | None = None) -> None:
+    def __init__(
+        self, model: nn.Module, step: Step, loss_function: LossFunction | None = None
+    ) -> None:
         super().__init__()
         self.model = model
         self.loss_function = loss_function if isinstance(loss_function, nn.Module) else None
         self._step = step
 
     def forward(self, batch: Any) -> tuple[Tensor, Any]:
-        """The loss of a batch and the outputs; of None a loss of 0, whose gradients are 0 for all parameters.
+        """The loss of a batch and the outputs; of None a loss of 0, whose gradients are 0 for all
+        parameters.
 
         Raises:
             ConfigError: the loss is no mean.
@@ -46,7 +52,9 @@ class StepModule(nn.Module):
             shape = f" of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else ""
             expected = "a tensor of no dimension, the mean over the batch"
             hint = "return loss, or loss and outputs; take the mean"
-            raise ConfigError(f"the loss is a {type(loss).__name__}{shape}", expected=expected, hint=hint)
+            raise ConfigError(
+                f"the loss is a {type(loss).__name__}{shape}", expected=expected, hint=hint
+            )
         return loss, outputs
 
     def _zero(self) -> Tensor:
@@ -56,7 +64,8 @@ class StepModule(nn.Module):
 
 
 def make_step(loss_function: LossFunction | None, step: Step | None) -> Step:
-    """The step that was passed, or that of samples that are pairs, or that of a model that returns its loss.
+    """The step that was passed, or that of samples that are pairs, or that of a model that returns
+    its loss.
 
     Raises:
         ConfigError: there are two of them.
@@ -70,7 +79,10 @@ def make_step(loss_function: LossFunction | None, step: Step | None) -> Step:
 def _pair_step(loss_function: LossFunction, model: nn.Module, batch: Any) -> tuple[Tensor, Any]:
     if not (isinstance(batch, tuple | list) and len(batch) == 2):
         found = f"a batch that is a {type(batch).__name__}{_names(batch)}, and a loss function"
-        hint = "pass step=lambda model, batch: ..., which returns the mean loss, in place of the loss function"
+        hint = (
+            "pass step=lambda model, batch: ..., which returns the mean loss, in place of the loss"
+            " function"
+        )
         raise ConfigError(found, expected="two parts, inputs and targets", hint=hint)
     outputs = model(batch[0])
     return loss_function(outputs, batch[1]), outputs
@@ -78,16 +90,32 @@ def _pair_step(loss_function: LossFunction, model: nn.Module, batch: Any) -> tup
 
 def _own_loss_step(model: nn.Module, batch: Any) -> tuple[Tensor, Any]:
     if not isinstance(batch, Mapping | Tensor):
-        found = f"a batch that is a {type(batch).__name__}{_names(batch)}, and no loss function and no step"
-        hint = "pass a loss function for pairs of inputs and targets, or step=lambda model, batch: ..."
+        found = (
+            f"a batch that is a {type(batch).__name__}{_names(batch)}, and no loss function and no"
+            " step"
+        )
+        hint = (
+            "pass a loss function for pairs of inputs and targets, or step=lambda model, batch: ..."
+        )
         raise ConfigError(found, expected="a mapping, of which the model makes its loss", hint=hint)
     made = model(**batch) if isinstance(batch, Mapping) else model(batch)
     loss = made.get("loss") if isinstance(made, Mapping) else getattr(made, "loss", made)
     if not isinstance(loss, Tensor):
-        found = f"no loss function, no step, and the model returned a {type(made).__name__} without a loss"
-        expected = "a model that returns its loss, as those of Hugging Face do when the batch has labels"
-        raise ConfigError(found, expected=expected, hint="pass a loss function or a step, or add labels to the batch")
-    return loss, made.get("logits", made) if isinstance(made, Mapping) else getattr(made, "logits", made)
+        found = (
+            f"no loss function, no step, and the model returned a {type(made).__name__} without a"
+            " loss"
+        )
+        expected = (
+            "a model that returns its loss, as those of Hugging Face do when the batch has labels"
+        )
+        raise ConfigError(
+            found,
+            expected=expected,
+            hint="pass a loss function or a step, or add labels to the batch",
+        )
+    return loss, made.get("logits", made) if isinstance(made, Mapping) else getattr(
+        made, "logits", made
+    )
 
 
 def _names(batch: Any) -> str:
@@ -97,7 +125,9 @@ def _names(batch: Any) -> str:
 
 
 def targets_of(batch: Any) -> Any:
-    """What metrics compare the outputs with: a pair's second part, the labels of a mapping, or else the batch."""
+    """What metrics compare the outputs with: a pair's second part, the labels of a mapping, or else
+    the batch.
+    """
     if isinstance(batch, tuple | list) and len(batch) == 2:
         return batch[1]
     return batch["labels"] if isinstance(batch, Mapping) and "labels" in batch else batch

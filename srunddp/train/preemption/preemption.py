@@ -23,9 +23,11 @@ _log = logging.getLogger("srunddp")
 
 
 class Preemption:
-    """Stops all ranks after the same step when the job has to leave its nodes, and has Slurm start it again.
+    """Stops all ranks after the same step when the job has to leave its nodes, and has Slurm start
+    it again.
 
-    A context manager around the whole loop, the loading of its checkpoint included, entered in the main thread:
+    A context manager around the whole loop, the loading of its checkpoint included, entered in the
+    main thread:
 
         with srunddp.init() as world, Preemption(world) as preemption:
             for step, batch in enumerate(preemption.iterate(loader), 1):
@@ -33,22 +35,28 @@ class Preemption:
                 if preemption.should_stop():
                     preemption.stop(step, save(step))
 
-    While it is entered, signals and rank 0's clock request a stop rather than end the process. What is requested after
-    the last call of ``should_stop()`` is for the next Preemption of this process, if any.
+    While it is entered, signals and rank 0's clock request a stop rather than end the process. What
+    is requested after the last call of ``should_stop()`` is for the next Preemption of this
+    process, if any.
 
     Attributes:
-        checkpoint_due: whether one of the ranks wanted a checkpoint in the latest call of ``should_stop()``; the
-            same on all ranks.
+        checkpoint_due: whether one of the ranks wanted a checkpoint in the latest call of
+            ``should_stop()``; the same on all ranks.
     """
 
     def __init__(
-        self, world: World, config: PreemptionConfig | None = None, *, environ: Mapping[str, str] = os.environ
+        self,
+        world: World,
+        config: PreemptionConfig | None = None,
+        *,
+        environ: Mapping[str, str] = os.environ,
     ) -> None:
         """Check the settings.
 
         Args:
             world: from ``srunddp.init()``.
-            config: which signals, how long before the job's end, and whether to requeue; None for the defaults.
+            config: which signals, how long before the job's end, and whether to requeue; None for
+                the defaults.
             environ: the job's variables of Slurm.
 
         Raises:
@@ -71,12 +79,14 @@ class Preemption:
     def should_stop(self, *, checkpoint_due: bool = False) -> bool:
         """Whether all ranks stop here; they call this after the same steps, equally often.
 
-        About once a second it is an all-reduce, and else costs less than a microsecond. Once it is True it stays so;
-        Ctrl-C and ``--stall-timeout`` then no longer end a rank, as a checkpoint is to be written.
+        About once a second it is an all-reduce, and else costs less than a microsecond. Once it is
+        True it stays so; Ctrl-C and ``--stall-timeout`` then no longer end a rank, as a checkpoint
+        is to be written.
 
         Args:
-            checkpoint_due: this rank wants a checkpoint, for a reason that the others cannot know, such as its clock.
-                Only what is passed in the call of an all-reduce counts: pass it until the attribute is set.
+            checkpoint_due: this rank wants a checkpoint, for a reason that the others cannot know,
+                such as its clock. Only what is passed in the call of an all-reduce counts: pass it
+                until the attribute is set.
         """
         self.checkpoint_due = False
         self._steps_left -= 1
@@ -85,14 +95,20 @@ class Preemption:
         return self._agreed is not None
 
     def _agree(self, checkpoint_due: bool) -> None:
-        """By the strongest request of all ranks; the steps until the next time are agreed on as well."""
+        """By the strongest request of all ranks; the steps until the next time are agreed on as
+        well.
+        """
         request, cause = self._requests.pending()
         now = time.perf_counter()
         seconds = (now - self._last) / self._interval
         self._last = now
         # In one number, so that the cause is the request's own.
-        encoded, due, seconds = all_reduce_max(self._world, _SIGNALS * request + cause, checkpoint_due, seconds)
-        self._interval = max(1, min(2 * self._interval, int(_EVERY / max(seconds, 1e-6)), MOST_STEPS))
+        encoded, due, seconds = all_reduce_max(
+            self._world, _SIGNALS * request + cause, checkpoint_due, seconds
+        )
+        self._interval = max(
+            1, min(2 * self._interval, int(_EVERY / max(seconds, 1e-6)), MOST_STEPS)
+        )
         self._steps_left, self.checkpoint_due = self._interval, bool(due)
         most_request, most_cause = divmod(int(encoded), _SIGNALS)
         if most_request:
@@ -101,19 +117,21 @@ class Preemption:
             self._requests.ignore_interrupts()  # another rank may have got the signal
 
     def restart_interval(self) -> None:
-        """Steps of another duration begin, as before and after an evaluation that calls ``should_stop()``.
+        """Steps of another duration begin, as before and after an evaluation that calls
+        ``should_stop()``.
 
-        All ranks call this at the same step. The next all-reduce is at once: 64 short steps may be one second, and as
-        many long ones a minute.
+        All ranks call this at the same step. The next all-reduce is at once: 64 short steps may be
+        one second, and as many long ones a minute.
         """
         self._interval = self._steps_left = 1
         self._last = time.perf_counter()
 
     def stop(self, step: int, checkpoint: Path | str) -> NoReturn:
-        """End this rank, after ``should_stop()`` was True; all ranks call it, when the checkpoint is whole.
+        """End this rank, after ``should_stop()`` was True; all ranks call it, when the checkpoint
+        is whole.
 
-        The others wait for rank 0, also where it is still writing. Rank 0 requeues the job, unless SIGTERM has come:
-        whoever sent that has decided about the job.
+        The others wait for rank 0, also where it is still writing. Rank 0 requeues the job, unless
+        SIGTERM has come: whoever sent that has decided about the job.
 
         Args:
             step: how many are done, for the message.
@@ -126,10 +144,17 @@ class Preemption:
         if self._agreed is None:
             found = "stop() without an agreement of the ranks"
             hint = "call stop() only then; to end for another reason leave the loop"
-            raise ConfigError(found, expected="should_stop() to have returned True before", hint=hint, scope=Scope.JOB)
+            raise ConfigError(
+                found,
+                expected="should_stop() to have returned True before",
+                hint=hint,
+                scope=Scope.JOB,
+            )
         request, cause = self._agreed
         asked = request is StopRequest.REQUEUE
-        refused = on_rank_zero(self._world, lambda: ask_for_requeue(self._requests) if asked else None)
+        refused = on_rank_zero(
+            self._world, lambda: ask_for_requeue(self._requests) if asked else None
+        )
         # The first rank that ends may take along one that still writes its part of the checkpoint.
         all_reduce_max(self._world, 0.0)
         error = stopped(cause, step, Path(checkpoint), refused)
@@ -140,7 +165,8 @@ class Preemption:
         raise error
 
     def iterate(self, loader: DataLoader[Any]) -> Iterator[Any]:
-        """``iter(loader)``, whose workers do not get the signals; Slurm may send them to every process of a step.
+        """``iter(loader)``, whose workers do not get the signals; Slurm may send them to every
+        process of a step.
 
         A worker that died of USR1 or SIGTERM would end the training that is about to be saved.
 

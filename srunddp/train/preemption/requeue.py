@@ -23,7 +23,9 @@ _NUMBER = re.compile(r"[0-9]{1,18}")
 
 
 def stopped(cause: int, step: int, checkpoint: Path, refused: str | None) -> Stopped:
-    """With 143, or 75 where the job has yet to be requeued; ``cause``: a signal, or 0 for the end of the job's time."""
+    """With 143, or 75 where the job has yet to be requeued; ``cause``: a signal, or 0 for the end
+    of the job's time.
+    """
     by = signal.Signals(cause).name if cause else "the end of the job's time"
     said = f"stopped after step {step} by {by}; checkpoint {checkpoint}"
     if refused:
@@ -50,7 +52,9 @@ def _is_ended(requests: StopRequests) -> bool:
 
 
 def wait_for_term(requests: StopRequests) -> None:
-    """Until Slurm ends the job: a job script that goes on, or that requeues after 75, would do so."""
+    """Until Slurm ends the job: a job script that goes on, or that requeues after 75, would do
+    so.
+    """
     deadline = time.monotonic() + _TERM_WITHIN
     while not _is_ended(requests) and time.monotonic() < deadline:
         time.sleep(_LOOK_EVERY)
@@ -75,7 +79,9 @@ def requeue(environ: Mapping[str, str], max_requeues: int, limit: float = _ANSWE
         return f"it was {restarts} times before, and preemption.max_requeues is {max_requeues}"
     try:
         # A signal that ends this rank is sent to its group, and must not end the requeue.
-        done = slurm_command.run(["scontrol", "requeue", job], environ, timeout=limit, start_new_session=True)
+        done = slurm_command.run(
+            ["scontrol", "requeue", job], environ, timeout=limit, start_new_session=True
+        )
     except FileNotFoundError:
         return "no scontrol in PATH"
     except OSError as error:
@@ -83,7 +89,9 @@ def requeue(environ: Mapping[str, str], max_requeues: int, limit: float = _ANSWE
     except subprocess.TimeoutExpired:
         return f"scontrol did not answer within {limit:g} s"
     said = " ".join(done.stderr.split())[:_LONGEST_ANSWER]
-    return f"scontrol failed: {said or f'it ended with {done.returncode}'}" if done.returncode else ""
+    return (
+        f"scontrol failed: {said or f'it ended with {done.returncode}'}" if done.returncode else ""
+    )
 
 
 def _job(environ: Mapping[str, str]) -> str:

@@ -34,7 +34,8 @@ _LONGEST_JOB = 10 * 366 * 86400.0  # an end that is farther away is none
 _DIGITS = re.compile(r"[0-9]{1,18}")
 
 
-_pending_requests: list[tuple[StopRequest, int]] = []  # that nothing came of; the next loop takes them up
+# That nothing came of; the next loop takes them up.
+_pending_requests: list[tuple[StopRequest, int]] = []
 _log = logging.getLogger("srunddp")
 
 
@@ -47,12 +48,15 @@ class StopRequest(IntEnum):
 
 
 class StopRequests:
-    """Notes signals and the end of the job's time while it is entered; :meth:`pending` tells of them.
+    """Notes signals and the end of the job's time while it is entered; :meth:`pending` tells of
+    them.
 
     Outside the main thread no signal is noted, which is said.
     """
 
-    def __init__(self, config: PreemptionConfig, rank: int, environ: Mapping[str, str] = os.environ) -> None:
+    def __init__(
+        self, config: PreemptionConfig, rank: int, environ: Mapping[str, str] = os.environ
+    ) -> None:
         self.config, self.rank, self.environ = config, rank, environ
         self._requests = dict.fromkeys(numbers(config.signals), StopRequest.REQUEUE)
         self._requests[signal.SIGTERM] = StopRequest.STOP
@@ -69,7 +73,10 @@ class StopRequests:
                     self._before[number] = signal.SIG_DFL if before is None else before
                     signal.signal(number, self._note)
         elif self.rank == 0:
-            _log.warning("srunddp: signals end the ranks, as preemption is watched for outside the main thread")
+            _log.warning(
+                "srunddp: signals end the ranks, as preemption is watched for outside the main"
+                " thread"
+            )
         if self.rank == 0 and self.config.lead_seconds > 0:
             self._find_end()
         return self
@@ -83,14 +90,21 @@ class StopRequests:
         _pending_requests.extend(self._noted)
 
     def ignore_interrupts(self) -> None:
-        """Ctrl-C ends nothing from now on: a checkpoint is to be written, and this rank is about to end."""
-        if threading.current_thread() is threading.main_thread() and signal.SIGINT not in self._before:
+        """Ctrl-C ends nothing from now on: a checkpoint is to be written, and this rank is about to
+        end.
+        """
+        if (
+            threading.current_thread() is threading.main_thread()
+            and signal.SIGINT not in self._before
+        ):
             before = signal.getsignal(signal.SIGINT)
             self._before[signal.SIGINT] = signal.SIG_DFL if before is None else before
             signal.signal(signal.SIGINT, lambda *_: None)
 
     def pending(self) -> tuple[StopRequest, int]:
-        """What is requested, and the number of the signal that said so; 0 for the end of the job's time."""
+        """What is requested, and the number of the signal that said so; 0 for the end of the job's
+        time.
+        """
         if self._noted:
             return max(self._noted, key=lambda noted: noted[0])
         return (StopRequest.REQUEUE if time.monotonic() >= self._stop_at else StopRequest.NONE), 0
@@ -101,13 +115,16 @@ class StopRequests:
             signal.signal(number, self._before[signal.SIGTERM])
             os.kill(os.getpid(), number)
         else:
-            self._noted.append((self._requests[signal.Signals(number)], number))  # one call, which nothing interrupts
+            # One call, which nothing interrupts.
+            self._noted.append((self._requests[signal.Signals(number)], number))
             self.ignore_interrupts()
 
     def _find_end(self) -> None:
         end = self.environ.get("SLURM_JOB_END_TIME", "")
         if not self._lead_from(end) and _DIGITS.fullmatch(self.environ.get("SLURM_JOB_ID", "")):
-            threading.Thread(target=lambda: self._lead_from(query_end_time(self.environ)), daemon=True).start()
+            threading.Thread(
+                target=lambda: self._lead_from(query_end_time(self.environ)), daemon=True
+            ).start()
 
     def _lead_from(self, end: str) -> bool:
         """Take the end of the job, in seconds since the epoch; False where it is none."""
@@ -119,26 +136,35 @@ class StopRequests:
 
 
 def numbers(names: Sequence[str]) -> list[signal.Signals]:
-    """Of signals by their names without SIG; a ConfigError where there is none, or it would not reach this rank."""
+    """Of signals by their names without SIG; a ConfigError where there is none, or it would not
+    reach this rank.
+    """
     known = {each.name.removeprefix("SIG"): each for each in FORWARDED if each != signal.SIGTERM}
     for name in names:
         if name not in known:
-            nearest = difflib.get_close_matches(name.upper().removeprefix("SIG"), known, n=1, cutoff=0.0)[0]
+            nearest = difflib.get_close_matches(
+                name.upper().removeprefix("SIG"), known, n=1, cutoff=0.0
+            )[0]
             found = f"preemption.signals has {name!r}"
             hint = "leave it out, it always counts" if name == "TERM" else f"write {nearest}"
-            raise ConfigError(found, expected=f"names among {', '.join(known)}", hint=hint, scope=Scope.JOB)
+            raise ConfigError(
+                found, expected=f"names among {', '.join(known)}", hint=hint, scope=Scope.JOB
+            )
     return [known[name] for name in names]
 
 
 def query_end_time(environ: Mapping[str, str], limit: float = _QUERY_TIMEOUT) -> str:
-    """When the job ends, in seconds since the epoch; something else, or nothing, where Slurm does not tell."""
+    """When the job ends, in seconds since the epoch; something else, or nothing, where Slurm does
+    not tell.
+    """
     command = ("squeue", "--noheader", f"--jobs={environ['SLURM_JOB_ID']}", "--format=%e")
     return slurm_command.output(*command, environ=environ, timeout=limit).strip()
 
 
 @contextlib.contextmanager
 def signals_blocked(signals: Sequence[str], method: str = "fork") -> Iterator[None]:
-    """What is started within never gets these signals nor SIGTERM: Slurm sends them to every process of a step.
+    """What is started within never gets these signals nor SIGTERM: Slurm sends them to every
+    process of a step.
 
     They are blocked, which children inherit; one that comes meanwhile is noted at the end.
     """
@@ -146,7 +172,8 @@ def signals_blocked(signals: Sequence[str], method: str = "fork") -> Iterator[No
     before = signal.pthread_sigmask(signal.SIG_BLOCK, blocked)
     try:
         if method != "fork":
-            resource_tracker.ensure_running()  # it is started with the others, and unblocks SIGTERM in doing so
+            # It is started with the others, and unblocks SIGTERM in doing so.
+            resource_tracker.ensure_running()
             signal.pthread_sigmask(signal.SIG_BLOCK, blocked)
         yield
     finally:
@@ -157,10 +184,13 @@ def iterate(loader: DataLoader[Any], signals: Sequence[str]) -> Iterator[Any]:
     """``iter(loader)``, whose workers do not get these signals; only their own rank ends them."""
     if not loader.num_workers:
         return iter(loader)
-    method, init = (loader.multiprocessing_context or multiprocessing).get_start_method(), loader.worker_init_fn
+    method, init = (
+        (loader.multiprocessing_context or multiprocessing).get_start_method(),
+        loader.worker_init_fn,
+    )
     if method == "fork":
-        # A fork amid a thread's beginning or end, as Gloo's do in Python after a collective, may leave the child
-        # waiting for ever for a lock of the interpreter's that nobody holds.
+        # A fork amid a thread's beginning or end, as Gloo's do in Python after a collective, may
+        # leave the child waiting for ever for a lock of the interpreter's that nobody holds.
         wait_for_gloo_threads()
     loader.worker_init_fn = partial(_ignore_in_worker, signals=signals, then=init)
     try:
@@ -170,7 +200,9 @@ def iterate(loader: DataLoader[Any], signals: Sequence[str]) -> Iterator[Any]:
         loader.worker_init_fn = init
 
 
-def _ignore_in_worker(worker_id: int, signals: Sequence[str], then: Callable[[int], None] | None) -> None:
+def _ignore_in_worker(
+    worker_id: int, signals: Sequence[str], then: Callable[[int], None] | None
+) -> None:
     for number in numbers(signals):
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
@@ -180,9 +212,11 @@ def _ignore_in_worker(worker_id: int, signals: Sequence[str], then: Callable[[in
 
 
 def _end_with_rank() -> None:
-    """By its SIGTERM, which torch and ``multiprocessing`` send to a worker that hangs, or when it is gone.
+    """By its SIGTERM, which torch and ``multiprocessing`` send to a worker that hangs, or when it
+    is gone.
 
-    torch looks for that as well, but in vain below a fork server, which lives as long as its workers.
+    torch looks for that as well, but in vain below a fork server, which lives as long as its
+    workers.
     """
     rank = multiprocessing.parent_process()
     while rank is None or rank.is_alive():

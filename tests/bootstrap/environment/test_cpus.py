@@ -1,4 +1,6 @@
-"""Which CPUs the launcher and the cgroups leave a rank, and what is said where it could have more."""
+"""Which CPUs the launcher and the cgroups leave a rank, and what is said where it could have
+more.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,9 @@ def test_a_process_knows_the_cpus_that_it_is_bound_to(one_cpu: int) -> None:
         (8, 2, {"SLURM_CPUS_PER_TASK": "x"}, 4),
     ],
 )
-def test_share_is_its_own_and_at_most_as_asked(cpus: int, sharers: int, asked: dict[str, str], expected: int) -> None:
+def test_share_is_its_own_and_at_most_as_asked(
+    cpus: int, sharers: int, asked: dict[str, str], expected: int
+) -> None:
     assert share(cpus, sharers, asked) == expected
 
 
@@ -57,11 +61,16 @@ def test_share_is_its_own_and_at_most_as_asked(cpus: int, sharers: int, asked: d
         ({"SLURM_CPUS_PER_TASK": "many"}, 1, 0),
     ],
 )
-def test_only_fewer_cpus_than_asked_for_are_a_sign(variables: dict[str, str], allowed: int, asked: int) -> None:
+def test_only_fewer_cpus_than_asked_for_are_a_sign(
+    variables: dict[str, str], allowed: int, asked: int
+) -> None:
     lines = advice(variables, Cpus(allowed, 64))
     assert len(lines) == bool(asked)
     for line in lines:
-        found = f"{asked} CPUs per task were asked for, and this rank may use {allowed}; expected {asked}"
+        found = (
+            f"{asked} CPUs per task were asked for, and this rank may use {allowed}; expected"
+            f" {asked}"
+        )
         hint = "-> export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK in the job script, or srun"
         assert line.startswith(found)
         assert line.endswith(f"{hint} --cpus-per-task={asked}")
@@ -78,6 +87,8 @@ def test_only_fewer_cpus_than_asked_for_are_a_sign(variables: dict[str, str], al
         (2, Cpus(1, 2), {"SLURM_CPUS_PER_TASK": "4"}, False),
     ],
 )
-def test_one_core_by_mpirun_beside_idle_ones(ranks: int, cpus: Cpus, variables: dict[str, str], warned: bool) -> None:
+def test_one_core_by_mpirun_beside_idle_ones(
+    ranks: int, cpus: Cpus, variables: dict[str, str], warned: bool
+) -> None:
     lines = advice({"OMPI_COMM_WORLD_LOCAL_SIZE": str(ranks), **variables}, cpus)
     assert [line.endswith(" -> mpirun --bind-to none") for line in lines] == [True] * warned

@@ -1,4 +1,6 @@
-"""Whatever a launcher's variables hold, no shell and no process comes of it, and every message is one line."""
+"""Whatever a launcher's variables hold, no shell and no process comes of it, and every message is
+one line.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +59,13 @@ def keep(start):
 
 no_process.watch(keep)
 """
-FREE = ("SLURM_JOB_NAME", "SLURM_DISTRIBUTION", "SLURM_NODELIST", "SLURM_JOB_NODELIST", "SLURM_SUBMIT_DIR")
+FREE = (
+    "SLURM_JOB_NAME",
+    "SLURM_DISTRIBUTION",
+    "SLURM_NODELIST",
+    "SLURM_JOB_NODELIST",
+    "SLURM_SUBMIT_DIR",
+)
 HOSTILE = (
     FREE,
     *((name,) for name in ("SLURMD_NODENAME", "SLURM_STEP_NODELIST", "SLURM_JOB_ID")),
@@ -73,10 +81,14 @@ def watched(tmp_path: Path) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("value", SHELL)
-def test_the_command_starts_nothing_for_hostile_variables(tmp_path: Path, value: str, watched: dict[str, str]) -> None:
+def test_the_command_starts_nothing_for_hostile_variables(
+    tmp_path: Path, value: str, watched: dict[str, str]
+) -> None:
     """--explain looks at all of them."""
     for names in HOSTILE:
-        done = srunddp("--explain", folder=tmp_path, **slurm(0) | dict.fromkeys(names, value) | watched)
+        done = srunddp(
+            "--explain", folder=tmp_path, **slurm(0) | dict.fromkeys(names, value) | watched
+        )
         assert done.returncode in (0, 78)
         assert done.stderr == ""
         assert all(line.startswith("[rank 0] ") for line in done.stdout.splitlines()), done.stdout

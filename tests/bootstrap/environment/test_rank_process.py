@@ -21,12 +21,20 @@ pytestmark = pytest.mark.slow
 PLACE = """import os, sys
 sys.stdout.write(" ".join([os.environ["RANK"], os.environ["WORLD_SIZE"], *sys.argv[1:]]) + "\\n")
 """
-OURS = {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
+OURS = {
+    "RANK": "1",
+    "LOCAL_RANK": "1",
+    "WORLD_SIZE": "2",
+    "MASTER_ADDR": "127.0.0.1",
+    "MASTER_PORT": "29500",
+}
 # Above it: a rank; below it: what rank 0 starts, which is through before the ranks end.
 STARTS = f"""
 import subprocess
 def start(*command, **variables):
-    done = subprocess.run(command, capture_output=True, text=True, timeout={LONG}, env=os.environ | variables)
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout={LONG}, env=os.environ | variables
+    )
     say("started", done.stdout + done.stderr + str(done.returncode))
 if RANK == 0:
     SRUNDDP = {SRUNDDP!r}
@@ -36,7 +44,10 @@ if RANK == 0:
 def started(folder: Path, command: str, **variables: str) -> list[str]:
     """The lines of a process that rank 0 of two starts; the last one is its exit code."""
     write(folder / "place.py", PLACE)
-    write(folder / "own.py", "import srunddp\nwith srunddp.init() as it: print(it.rank, it.world_size)\n")
+    write(
+        folder / "own.py",
+        "import srunddp\nwith srunddp.init() as it: print(it.rank, it.world_size)\n",
+    )
     with world(folder, f"{STARTS}    start({command})\n", size=2, variables=variables) as it:
         ended = it.wait()
     assert ended.codes == [0, 0], ended.text
@@ -81,7 +92,8 @@ def free():
         return server.getsockname()[1:]
 def inner(rank, port=0):
     if port:
-        os.environ.update(RANK=str(rank), WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+        os.environ.update(RANK=str(rank), WORLD_SIZE="2")
+        os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     dist.init_process_group("gloo")
     dist.barrier()
     os.write(1, b"%d of %d\\n" % (dist.get_rank(), dist.get_world_size()))
@@ -93,14 +105,22 @@ def inner(rank, port=0):
     ("command", "last"),
     [
         (
-            "sys.executable, '-m', 'torch.distributed.run', '--standalone', '--nproc-per-node=2', 'inner.py'",
+            (
+                "sys.executable, '-m', 'torch.distributed.run', '--standalone',"
+                " '--nproc-per-node=2', 'inner.py'"
+            ),
             "inner(-1)",
         ),
-        ("sys.executable, 'inner.py'", "if __name__ == '__main__': mp.spawn(inner, args=free(), nprocs=2)"),
+        (
+            "sys.executable, 'inner.py'",
+            "if __name__ == '__main__': mp.spawn(inner, args=free(), nprocs=2)",
+        ),
     ],
     ids=["torchrun", "mp.spawn"],
 )
-def test_torchs_own_launchers_below_a_rank_have_their_world(tmp_path: Path, command: str, last: str) -> None:
+def test_torchs_own_launchers_below_a_rank_have_their_world(
+    tmp_path: Path, command: str, last: str
+) -> None:
     write(tmp_path / "inner.py", f"{INNER}{last}\n")
     said = started(tmp_path, command)
     assert ({"0 of 2", "1 of 2"} <= {*said}, said[-1]) == (True, "0"), said
@@ -122,7 +142,9 @@ dist.destroy_process_group()
     assert [(tmp_path / f"size.{rank}").read_text() for rank in range(2)] == ["2", "2"]
 
 
-@pytest.mark.parametrize("outer", [step(), open_mpi(0), hydra(0), {}], ids=["Slurm", "Open MPI", "Hydra", "none"])
+@pytest.mark.parametrize(
+    "outer", [step(), open_mpi(0), hydra(0), {}], ids=["Slurm", "Open MPI", "Hydra", "none"]
+)
 def test_the_mark_holds_for_what_is_below(outer: dict[str, str]) -> None:
     marked = outer | OURS
     marked[RANK_PROCESS] = rank_mark(marked, 4711)

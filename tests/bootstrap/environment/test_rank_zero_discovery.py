@@ -19,7 +19,9 @@ SPACE = "kvs_4711_0"
 
 
 class Launcher:
-    """A PMI-1 server as Hydra and Slurm have one: a socket per rank, one key-value space, one barrier."""
+    """A PMI-1 server as Hydra and Slurm have one: a socket per rank, one key-value space, one
+    barrier.
+    """
 
     def __init__(self, ranks: int) -> None:
         pairs = [socket.socketpair() for _ in range(ranks)]
@@ -27,7 +29,10 @@ class Launcher:
         self.heard: list[list[str]] = [[] for _ in range(ranks)]
         self._values: dict[str, str] = {}
         self._barrier = threading.Barrier(ranks)
-        self._threads = [threading.Thread(target=self._serve, args=(rank, pair[1])) for rank, pair in enumerate(pairs)]
+        self._threads = [
+            threading.Thread(target=self._serve, args=(rank, pair[1]))
+            for rank, pair in enumerate(pairs)
+        ]
         for thread in self._threads:
             thread.start()
 
@@ -54,7 +59,9 @@ class Launcher:
             case {"cmd": "barrier_in"}:
                 self._barrier.wait(timeout=LONG)
                 return "cmd=barrier_out"
-            case {"cmd": "get", "kvsname": space, "key": key} if space == SPACE and key in self._values:
+            case {"cmd": "get", "kvsname": space, "key": key} if (
+                space == SPACE and key in self._values
+            ):
                 return f"cmd=get_result rc=0 msg=success value={self._values[key]}"
             case {"cmd": "get"}:
                 return "cmd=get_result rc=-1 msg=key_not_found value=unknown"
@@ -111,7 +118,9 @@ def broadcast(server: Launcher, message: str, speaker: int = 0, timeout: float =
 
 
 @pytest.mark.parametrize(("ranks", "speaker"), [(1, 0), (2, 0), (3, 2)])
-@pytest.mark.parametrize("message", ["1207.0.0@10.0.0.1:40123", "ab12@[fd00::7]:40123", "a=b=c", "x" * 200])
+@pytest.mark.parametrize(
+    "message", ["1207.0.0@10.0.0.1:40123", "ab12@[fd00::7]:40123", "a=b=c", "x" * 200]
+)
 def test_every_rank_reads_what_rank_zero_says(ranks: int, speaker: int, message: str) -> None:
     """PMI tells the address for any distribution of the ranks."""
     with launcher(ranks) as server:
@@ -121,7 +130,8 @@ def test_every_rank_reads_what_rank_zero_says(ranks: int, speaker: int, message:
 def test_every_rank_says_finalize_and_only_rank_zero_puts() -> None:
     """Hydra ends the whole job when a rank that said init leaves without finalize.
 
-    The launcher's descriptors stay open: closing one would free a number that the script's next file gets.
+    The launcher's descriptors stay open: closing one would free a number that the script's next
+    file gets.
     """
     with launcher(3) as server:
         broadcast(server, "here")
@@ -136,7 +146,9 @@ def test_nothing_is_read_beyond_the_answers() -> None:
     """What follows belongs to the next reader of the shared socket."""
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        theirs.sendall(b"".join(_GREETED) + b"cmd=get_result rc=0 value=here\ncmd=finalize_ack\nREST")
+        theirs.sendall(
+            b"".join(_GREETED) + b"cmd=get_result rc=0 value=here\ncmd=finalize_ack\nREST"
+        )
         assert broadcast_over_pmi(None, descriptor=ours.fileno(), timeout=LONG) == "here"
         ours.setblocking(True)
         assert ours.recv(100) == b"REST"
@@ -145,7 +157,10 @@ def test_nothing_is_read_beyond_the_answers() -> None:
 def test_pmi_waits_for_a_missing_rank_until_the_timeout() -> None:
     with launcher(2) as server:
         began = time.monotonic()
-        with pytest.raises(RendezvousError, match=r"barrier did not open within [0-9]+ s; expected .* -> .*--timeout"):
+        with pytest.raises(
+            RendezvousError,
+            match=r"barrier did not open within [0-9]+ s; expected .* -> .*--timeout",
+        ):
             broadcast_over_pmi("here", descriptor=server.ends[0].fileno(), timeout=0.2)
         assert 0.15 < time.monotonic() - began < LONG / 3  # of the barrier
 
@@ -156,7 +171,13 @@ def test_a_descriptor_that_does_not_answer_is_named() -> None:
         closed = os.dup(0)
         os.close(closed)
         for descriptor, wrong in (
-            (closed, f"PMI_FD={closed} does not answer: Bad file descriptor; expected .*a wrapper must exec it"),
+            (
+                closed,
+                (
+                    f"PMI_FD={closed} does not answer: Bad file descriptor; expected .*a wrapper"
+                    " must exec it"
+                ),
+            ),
             (file.fileno(), "does not answer: Socket operation on"),
             (closing, "PMI closed its socket|does not answer"),
         ):
@@ -175,16 +196,25 @@ _GREETED = (b"cmd=response_to_init rc=0\n", b"cmd=my_kvsname kvsname=k\n", b"cmd
             (b"cmd=response_to_init rc=-1\n",),
             "PMI answered 'cmd=response_to_init rc=-1'; expected cmd=response_to_init",
         ),
-        ((b"cmd=something_else\n",), "PMI answered 'cmd=something_else'; expected cmd=response_to_init"),
-        ((b"HTTP/1.1 400 Bad Request\n",), "PMI answered 'HTTP/1.1 400 Bad Request'; expected cmd=response_to_init"),
+        (
+            (b"cmd=something_else\n",),
+            "PMI answered 'cmd=something_else'; expected cmd=response_to_init",
+        ),
+        (
+            (b"HTTP/1.1 400 Bad Request\n",),
+            "PMI answered 'HTTP/1.1 400 Bad Request'; expected cmd=response_to_init",
+        ),
         ((b"cmd=response_to_init rc=0\n", b"cmd=my_kvsname rc=0\n"), "PMI answered"),
         ((b"\xff\xfe\x00\n",), "PMI answered"),
         ((b"\n",), "PMI answered ''"),
-        ((*_GREETED, b"cmd=get_result rc=-1 msg=key_not_found value=unknown\n"), "key_not_found"),  # nobody put it
+        # Nobody put it.
+        ((*_GREETED, b"cmd=get_result rc=-1 msg=key_not_found value=unknown\n"), "key_not_found"),
     ],
     ids=["refusal", "other-command", "no-pmi", "no-name", "binary", "empty", "no-key"],
 )
-def test_a_wrong_answer_is_shown_with_what_was_expected(answers: tuple[bytes, ...], shown: str) -> None:
+def test_a_wrong_answer_is_shown_with_what_was_expected(
+    answers: tuple[bytes, ...], shown: str
+) -> None:
     with answering(*answers) as descriptor, pytest.raises(RendezvousError) as caught:
         broadcast_over_pmi(None, descriptor=descriptor, timeout=LONG)
     assert shown in str(caught.value)

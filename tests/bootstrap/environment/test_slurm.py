@@ -10,7 +10,15 @@ import pytest
 from srunddp.bootstrap.environment import slurm
 from srunddp.errors import ConfigError
 from tests.conftest import ROOT
-from tests.support.launchers import JOB, PID, batch_body, interactive_step, nested_in_pty_shell, pty_shell, step
+from tests.support.launchers import (
+    JOB,
+    PID,
+    batch_body,
+    interactive_step,
+    nested_in_pty_shell,
+    pty_shell,
+    step,
+)
 from tests.support.starting import LONG
 
 
@@ -31,21 +39,30 @@ def test_task_counts_are_unfolded(counts: str, expanded: list[int]) -> None:
     assert slurm.task_counts(counts) == expanded
 
 
-@pytest.mark.parametrize("counts", ["x", "4(x", "4(x2", "4x2", "(x2)", "4(2)", "-1", "4,,2", "4 (x2)", "4(x2)3", "4.0"])
+@pytest.mark.parametrize(
+    "counts", ["x", "4(x", "4(x2", "4x2", "(x2)", "4(2)", "-1", "4,,2", "4 (x2)", "4(x2)3", "4.0"]
+)
 def test_wrong_task_counts_are_shown_with_their_variable(counts: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(f"SLURM_STEP_TASKS_PER_NODE={counts!r}")):
         slurm.task_counts(counts)
 
 
-RESERVED = {"batch": 0xFFFFFFFB, "interactive": 0xFFFFFFFA, "extern": 0xFFFFFFFC, "pending": 0xFFFFFFFD}
-RESERVED_IDS = [str(number - wrap) for number in RESERVED.values() for wrap in (0, 1 << 32)]  # some print them negative
+RESERVED = {
+    "batch": 0xFFFFFFFB,
+    "interactive": 0xFFFFFFFA,
+    "extern": 0xFFFFFFFC,
+    "pending": 0xFFFFFFFD,
+}
+# Some print them negative.
+RESERVED_IDS = [str(number - wrap) for number in RESERVED.values() for wrap in (0, 1 << 32)]
 
 
 @pytest.mark.parametrize(
     ("variables", "in_step", "in_allocation"),
     [
         (step(), True, True),
-        (step(SLURM_JOB_NAME="interactive"), True, True),  # salloc's name for the job, which later steps inherit
+        # Salloc's name for the job, which later steps inherit.
+        (step(SLURM_JOB_NAME="interactive"), True, True),
         (batch_body(), False, True),
         (JOB, False, True),  # salloc's shell
         *((step(SLURM_STEP_ID=number), False, True) for number in RESERVED_IDS),
@@ -57,7 +74,9 @@ RESERVED_IDS = [str(number - wrap) for number in RESERVED.values() for wrap in (
         ),
     ],
 )
-def test_a_step_is_told_from_an_allocation(variables: dict[str, str], in_step: bool, in_allocation: bool) -> None:
+def test_a_step_is_told_from_an_allocation(
+    variables: dict[str, str], in_step: bool, in_allocation: bool
+) -> None:
     assert (slurm.in_step(variables), slurm.in_allocation(variables)) == (in_step, in_allocation)
 
 
@@ -69,7 +88,8 @@ def test_typed_into_a_pty_shell_is_told_from_srun_pty() -> None:
 
 
 TYPED = (
-    "import os; from srunddp.bootstrap.environment import slurm; print(slurm.is_interactive_shell(os.environ['TASK']))"
+    "import os; from srunddp.bootstrap.environment import slurm;"
+    " print(slurm.is_interactive_shell(os.environ['TASK']))"
 )
 
 
@@ -78,12 +98,19 @@ TYPED = (
     [("bash --norc -i", True, True), ("bash", True, False), ("bash -m", False, False)],
     ids=["a-shell-at-a-terminal", "a-script-at-a-terminal", "no-terminal"],
 )
-def test_typed_command_has_terminal_and_process_group(shell: str, terminal: bool, typed: bool, tmp_path: Path) -> None:
+def test_typed_command_has_terminal_and_process_group(
+    shell: str, terminal: bool, typed: bool, tmp_path: Path
+) -> None:
     (tmp_path / "lines").write_text(f'export TASK=$$\n{sys.executable} -c "{TYPED}"\nexit\n')
     command = f"{shell} {tmp_path / 'lines'}" if shell != "bash --norc -i" else shell
     words = ["script", "-qec", command, "/dev/null"] if terminal else command.split()
     done = subprocess.run(
-        words, cwd=ROOT, input=(tmp_path / "lines").read_text(), capture_output=True, text=True, timeout=LONG
+        words,
+        cwd=ROOT,
+        input=(tmp_path / "lines").read_text(),
+        capture_output=True,
+        text=True,
+        timeout=LONG,
     )
     assert str(typed) in done.stdout.split(), done.stdout + done.stderr
 
@@ -99,7 +126,11 @@ def test_only_the_steps_own_variables_are_read() -> None:
 
 def test_reserved_ports_restarts_and_a_host_file_are_read() -> None:
     """In a federation the job's number has ten digits."""
-    changes = {"SLURM_RESTART_COUNT": "2", "SLURM_JOB_ID": "4294967295", "SLURM_HOSTFILE": "/home/me/hosts"}
+    changes = {
+        "SLURM_RESTART_COUNT": "2",
+        "SLURM_JOB_ID": "4294967295",
+        "SLURM_HOSTFILE": "/home/me/hosts",
+    }
     found = slurm.read_step(step(SLURM_STEP_RESV_PORTS="12021-12022,12040", **changes), PID)
     assert found.reserved_ports == (12021, 12022, 12040)
     assert (found.id, found.distribution, found.layout()) == ("4294967295.0.2", "arbitrary", {})
@@ -149,9 +180,15 @@ LAYOUTS = [
 
 
 @pytest.mark.parametrize(("distribution", "counts", "nodes", "by_rank"), LAYOUTS)
-def test_the_layout_says_the_node_of_each_rank(distribution: str, counts: str, nodes: str, by_rank: list[str]) -> None:
+def test_the_layout_says_the_node_of_each_rank(
+    distribution: str, counts: str, nodes: str, by_rank: list[str]
+) -> None:
     ranks = str(len(by_rank) or 4)
-    changes = {"SLURM_DISTRIBUTION": distribution, "SLURM_STEP_TASKS_PER_NODE": counts, "SLURM_STEP_NUM_TASKS": ranks}
+    changes = {
+        "SLURM_DISTRIBUTION": distribution,
+        "SLURM_STEP_TASKS_PER_NODE": counts,
+        "SLURM_STEP_NUM_TASKS": ranks,
+    }
     found = slurm.read_step(step(SLURM_STEP_NODELIST=nodes, SLURM_GTIDS="", **changes), PID)
     assert found.layout() == dict(enumerate(by_rank))
 
@@ -165,8 +202,12 @@ def test_the_layout_says_the_node_of_each_rank(distribution: str, counts: str, n
         ((), True),
     ],
 )
-def test_a_step_within_one_component_is_as_any_other(components: tuple[str, ...], spans: bool) -> None:
+def test_a_step_within_one_component_is_as_any_other(
+    components: tuple[str, ...], spans: bool
+) -> None:
     """SLURM_HET_SIZE is in the environment of every step of a heterogeneous allocation."""
-    groups = {f"SLURM_JOB_NODELIST_HET_GROUP_{number}": nodes for number, nodes in enumerate(components)}
+    groups = {
+        f"SLURM_JOB_NODELIST_HET_GROUP_{number}": nodes for number, nodes in enumerate(components)
+    }
     found = slurm.read_step(step(SLURM_HET_SIZE="2", **groups), PID)
     assert (found.heterogeneous, bool(found.layout())) == (spans, not spans)

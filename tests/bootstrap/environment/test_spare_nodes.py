@@ -30,10 +30,17 @@ def on_nodes(counts: str, rank: int = 0, **changes: str) -> Environment:
         ("1,1,1", 1, (1, 1), 1),
     ],
 )
-def test_the_tasks_of_the_last_nodes_are_no_ranks(counts: str, spare: int, sizes: tuple[int, ...], spares: int) -> None:
+def test_the_tasks_of_the_last_nodes_are_no_ranks(
+    counts: str, spare: int, sizes: tuple[int, ...], spares: int
+) -> None:
     for rank in range(sum(sizes) + spares):
         found = set_spare_nodes(on_nodes(counts, rank), spare)
-        assert (found.rank, found.world_size, found.node_sizes, found.spares) == (rank, sum(sizes), sizes, spares)
+        assert (found.rank, found.world_size, found.node_sizes, found.spares) == (
+            rank,
+            sum(sizes),
+            sizes,
+            spares,
+        )
         assert (found.is_spare, found.one_node) == (rank >= sum(sizes), False)
 
 
@@ -47,8 +54,16 @@ def test_without_spare_nodes_nothing_is_changed() -> None:
     ("environment", "spare", "said"),
     [
         (detect(open_mpi(1)), 1, "--spare-nodes under .*; expected a step of Slurm"),
-        (on_nodes("2,2", SLURM_DISTRIBUTION="cyclic"), 1, "distribution cyclic; expected tasks in the order"),
-        (on_nodes("2,2", SLURM_DISTRIBUTION="arbitrary"), 1, "distribution arbitrary; expected tasks in the order"),
+        (
+            on_nodes("2,2", SLURM_DISTRIBUTION="cyclic"),
+            1,
+            "distribution cyclic; expected tasks in the order",
+        ),
+        (
+            on_nodes("2,2", SLURM_DISTRIBUTION="arbitrary"),
+            1,
+            "distribution arbitrary; expected tasks in the order",
+        ),
         (on_nodes("2,2"), 2, "--spare-nodes=2 of 2 nodes; expected 2 ranks or more on the others"),
         (on_nodes("2,2"), 3, "--spare-nodes=3 of 2 nodes; expected 2 ranks or more on the others"),
         (on_nodes("1,1"), 1, "--spare-nodes=1 of 2 nodes; expected 2 ranks or more on the others"),
@@ -56,7 +71,9 @@ def test_without_spare_nodes_nothing_is_changed() -> None:
         (on_nodes("2,2,1"), 2, "1 tasks on a spare node, and 2 on another; expected no fewer"),
     ],
 )
-def test_what_cannot_have_spare_nodes_is_said(environment: Environment, spare: int, said: str) -> None:
+def test_what_cannot_have_spare_nodes_is_said(
+    environment: Environment, spare: int, said: str
+) -> None:
     with pytest.raises(ConfigError, match=said):
         set_spare_nodes(environment, spare)
 

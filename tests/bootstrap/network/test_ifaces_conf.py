@@ -13,7 +13,15 @@ from hypothesis import strategies as st
 
 from srunddp.bootstrap.environment.detect import detect
 from srunddp.bootstrap.network import ifaces_conf
-from srunddp.bootstrap.network.ifaces_conf import DEFAULT, OURS, IfacesConfig, IfacesEntry, entry_for, load, parse
+from srunddp.bootstrap.network.ifaces_conf import (
+    DEFAULT,
+    OURS,
+    IfacesConfig,
+    IfacesEntry,
+    entry_for,
+    load,
+    parse,
+)
 from srunddp.bootstrap.network.interface import SelectedInterface
 from srunddp.bootstrap.process_group.store import ProcessGroupContext
 from srunddp.bootstrap.rendezvous.protocol import RendezvousInfo
@@ -32,7 +40,9 @@ def entries(text: str) -> tuple[IfacesEntry, ...]:
 
 
 def refused(text: str | bytes) -> str:
-    """The message with which a file is refused: one line with what was found, expected, and the hint."""
+    """The message with which a file is refused: one line with what was found, expected, and the
+    hint.
+    """
     with pytest.raises(ConfigError) as caught:
         parse(text.encode() if isinstance(text, str) else text, "ifaces.conf")
     message = str(caught.value)
@@ -72,7 +82,9 @@ def test_an_entry_has_all_that_the_format_knows() -> None:
 
 def test_values_are_text_and_anchors_work() -> None:
     """YAML would read these as a boolean, a number in base 8 and a number in base 60."""
-    (entry,) = entries("- nodes: 010\n  interface: on\n  env: {A: 1_000, B: 12:30:45, C: yes, D: 0o17}\n")
+    (entry,) = entries(
+        "- nodes: 010\n  interface: on\n  env: {A: 1_000, B: 12:30:45, C: yes, D: 0o17}\n"
+    )
     assert (entry.nodes, entry.interfaces) == ("010", ("on",))
     assert entry.env == {"A": "1_000", "B": "12:30:45", "C": "yes", "D": "0o17"}
     one, two = entries("- &ib {nodes: a, interface: ib0}\n- *ib\n")
@@ -80,7 +92,8 @@ def test_values_are_text_and_anchors_work() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["ib0", "bond0.2973", "enp0s31f6", "wlp3s0", "a", "veth-very-long1", "eth_0", "ens1f1np1"]
+    "name",
+    ["ib0", "bond0.2973", "enp0s31f6", "wlp3s0", "a", "veth-very-long1", "eth_0", "ens1f1np1"],
 )
 def test_any_name_that_linux_allows_is_an_interface(name: str) -> None:
     assert entries(NODE + name)[0].interfaces == (name,)
@@ -98,17 +111,29 @@ def test_networks_and_patterns_are_read() -> None:
         "- nodes: a\n  network: 10.20.0.0/16\n- {nodes: b, network: [10.2.3.4/8, fd00:20::/64]}\n"
         '- {nodes: c, interface: [ib*, "enp[0-9]*s0f1np?"]}\n'
     )
-    assert (one.networks, one.interfaces, one.rule, one.exact) == (("10.20.0.0/16",), (), "network 10.20.0.0/16", False)
+    assert (one.networks, one.interfaces, one.rule, one.exact) == (
+        ("10.20.0.0/16",),
+        (),
+        "network 10.20.0.0/16",
+        False,
+    )
     assert two.networks == ("10.0.0.0/8", "fd00:20::/64")
     assert (three.interfaces, three.exact) == (("ib*", "enp[0-9]*s0f1np?"), False)
-    assert [IfacesEntry("a", (name,)).exact for name in ("ib0", "auto", "nearest", "ib?")] == [True, *[False] * 3]
+    assert [IfacesEntry("a", (name,)).exact for name in ("ib0", "auto", "nearest", "ib?")] == [
+        True,
+        *[False] * 3,
+    ]
 
 
 def test_the_shipped_files_examples_are_right() -> None:
     text = SHIPPED.read_text()
     assert entries(text) == ()
     code = [line[2:] for line in text.splitlines() if line.startswith(("# - ", "#   "))]
-    assert [entry.nodes for entry in entries("\n".join(code))] == ["master-node,node[01,03-16]", "gpu[001-128]", "*"]
+    assert [entry.nodes for entry in entries("\n".join(code))] == [
+        "master-node,node[01,03-16]",
+        "gpu[001-128]",
+        "*",
+    ]
     assert len(text.splitlines()) <= 24  # a terminal's screen
     assert max(map(len, text.splitlines())) <= 120
 
@@ -137,7 +162,10 @@ def test_an_entry_matches_whole_names(nodes: str, node: str, fits: bool) -> None
 
 
 def test_the_first_match_counts_and_without_one_it_is_said() -> None:
-    some = entries("- {nodes: node1, interface: a}\n- {nodes: 'node*', interface: b}\n- {nodes: node1, interface: c}\n")
+    some = entries(
+        "- {nodes: node1, interface: a}\n- {nodes: 'node*', interface: b}\n- {nodes: node1,"
+        " interface: c}\n"
+    )
     assert entry_for(some, "node1").interfaces == ("a",)
     assert entry_for(some, "node2").interfaces == ("b",)
     text = "^ifaces.conf: no entry matches node login7; expected .*add `- nodes: login7`"
@@ -151,7 +179,9 @@ def test_the_first_match_counts_and_without_one_it_is_said() -> None:
 @pytest.fixture
 def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The checkout's own etc/ifaces.conf, moved to a folder of the test's."""
-    module = write(tmp_path / "checkout" / "srunddp" / "bootstrap" / "network" / "ifaces_conf.py", "")
+    module = write(
+        tmp_path / "checkout" / "srunddp" / "bootstrap" / "network" / "ifaces_conf.py", ""
+    )
     write(tmp_path / "checkout" / "setup.py", "")
     monkeypatch.setattr(ifaces_conf, "__file__", str(module))
     return write(tmp_path / "checkout" / "etc" / "ifaces.conf", "# comments\n")
@@ -193,7 +223,9 @@ def test_the_first_file_with_entries_counts_whole(tmp_path: Path, own: Path) -> 
         entry_for(found, "node2")
 
 
-@pytest.mark.skipif(Path("/etc/srunddp/ifaces.conf").exists(), reason="this machine has a site's file")
+@pytest.mark.skipif(
+    Path("/etc/srunddp/ifaces.conf").exists(), reason="this machine has a site's file"
+)
 def test_where_no_file_has_entries_every_node_chooses_by_itself(own: Path) -> None:
     assert (load(None, {}).entries, load(None, {}).path) == ((DEFAULT,), "")
     assert (DEFAULT.nodes, DEFAULT.interfaces) == ("*", ("auto",))
@@ -212,7 +244,10 @@ def test_a_file_that_was_asked_for_and_is_not_there_is_named(
         ("--ifaces", spelling, {}),
         ("SRUNDDP_IFACES", None, {"SRUNDDP_IFACES": spelling}),
     ):
-        with pytest.raises(ConfigError, match=f"^{origin}: .*missing.conf is not there; expected .*correct {origin}"):
+        with pytest.raises(
+            ConfigError,
+            match=f"^{origin}: .*missing.conf is not there; expected .*correct {origin}",
+        ):
             load(named, variables)
 
 
@@ -220,9 +255,15 @@ def test_a_file_that_was_asked_for_and_is_not_there_is_named(
     ("name", "wrong"),
     [
         *((name, "is not there") for name in ("x" * 300, "x/" * 3000, "with\0nul")),
-        ("/", "--ifaces: / is not a file; expected a file of interface entries -> correct --ifaces"),
+        (
+            "/",
+            "--ifaces: / is not a file; expected a file of interface entries -> correct --ifaces",
+        ),
         # Root may read any file but this one, whose first page is never there.
-        ("/proc/self/mem", "/proc/self/mem: cannot be read: Input/output error; expected a readable file -> "),
+        (
+            "/proc/self/mem",
+            "/proc/self/mem: cannot be read: Input/output error; expected a readable file -> ",
+        ),
     ],
     ids=["long", "deep", "nul", "folder", "unreadable"],
 )
@@ -259,7 +300,9 @@ def test_env_may_not_set_what_every_rank_is_given() -> None:
 
 @as_root
 def test_a_file_that_the_user_names_is_read_whoever_owns_it(own: Path, tmp_path: Path) -> None:
-    """A project account owns the folders on many clusters; the script in them is run unchecked as well."""
+    """A project account owns the folders on many clusters; the script in them is run unchecked as
+    well.
+    """
     named = write(tmp_path / "project" / "named.conf", NODE + "ib0")
     os.chown(named.parent, STRANGER, STRANGER)
     named.parent.chmod(0o2777)
@@ -279,8 +322,10 @@ def test_a_default_file_of_somebody_else_is_refused(own: Path, up: int) -> None:
         load(None, {})
     assert (caught.value.exit_code, str(caught.value)) == (
         78,
-        f"{own}: {place} belongs to user id {STRANGER}; expected root's, yours, or of the owner of srunddp "
-        "-> correct its owner and mode, or name the file with --ifaces",
+        (
+            f"{own}: {place} belongs to user id {STRANGER}; expected root's, yours, or of the owner"
+            " of srunddp -> correct its owner and mode, or name the file with --ifaces"
+        ),
     )
     os.chown(ifaces_conf.__file__, STRANGER, -1)  # a software folder of a service account
     assert interface_of(load(None, {})) == "ib0"
@@ -290,11 +335,15 @@ def test_a_default_file_of_somebody_else_is_refused(own: Path, up: int) -> None:
 def test_a_default_file_that_everybody_may_write(own: Path, up: int) -> None:
     place = write(own, NODE + "ib0") if up == 0 else write(own, NODE + "ib0").parent
     place.chmod(place.stat().st_mode | 0o002)
-    with pytest.raises(ConfigError, match=f"{place} may be changed by every user; expected .*--ifaces$"):
+    with pytest.raises(
+        ConfigError, match=f"{place} may be changed by every user; expected .*--ifaces$"
+    ):
         load(None, {})
 
 
-def test_a_default_place_that_holds_no_file_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_default_place_that_holds_no_file_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A FIFO or a dangling link where the site's file belongs is no reason to go without it."""
     (tmp_path / "link").symlink_to("nowhere")
     os.mkfifo(tmp_path / "fifo")
@@ -304,41 +353,142 @@ def test_a_default_place_that_holds_no_file_is_refused(tmp_path: Path, monkeypat
             load(None, {})
 
 
-# What is wrong with a file: each message has the file, line and column, what was found, what was expected, the hint.
+# What is wrong with a file: each message has the file, line and column, what was found, what was
+# expected, the hint.
 
 WRONG = {
     "not-yaml": ("# 1\n# 2\n- nodes: [a\n  interface: b\n", "4:12", "this is not YAML", "YAML"),
     "two-documents": ("- {nodes: a}\n---\n- {nodes: c}\n", "2:1", "another document", "YAML"),
-    "star-in-front": ("- nodes: *gpu\n  interface: b\n", "1:10", "this is not YAML: a * without quotes", "YAML"),
-    "bracket-in-braces": ("- {nodes: a[1-2], interface: b}\n", "1:12", "this is not YAML: a [ without quotes", "YAML"),
-    "indentation": ("- nodes: a\n   interface: b\n", "2:13", "this is not YAML: a colon or an indentation", "YAML"),
-    "escape-beyond-unicode": ('- nodes: a\n  interface: "\\UFFFFFFFF"\n', "1:1", "this is not YAML", "YAML"),
+    "star-in-front": (
+        "- nodes: *gpu\n  interface: b\n",
+        "1:10",
+        "this is not YAML: a * without quotes",
+        "YAML",
+    ),
+    "bracket-in-braces": (
+        "- {nodes: a[1-2], interface: b}\n",
+        "1:12",
+        "this is not YAML: a [ without quotes",
+        "YAML",
+    ),
+    "indentation": (
+        "- nodes: a\n   interface: b\n",
+        "2:13",
+        "this is not YAML: a colon or an indentation",
+        "YAML",
+    ),
+    "escape-beyond-unicode": (
+        '- nodes: a\n  interface: "\\UFFFFFFFF"\n',
+        "1:1",
+        "this is not YAML",
+        "YAML",
+    ),
     "nested-too-deep": ("# 1\n" + "[" * 5000, "1:1", "this is not YAML", "YAML"),
     "entry-is-text": ("- {nodes: a, interface: b}\n- eth0\n", "2:3", "'eth0'", "keys with values"),
     "entry-is-list": ("- [a, b]\n", "1:3", "a list", "keys with values"),
-    "unknown-key": ("- nodes: a\n  interfaces: b\n", "2:3", "unknown key 'interfaces'", "one of nodes, interface, "),
-    "key-twice": ("- nodes: a\n  interface: b\n  nodes: c\n", "3:3", "nodes twice in one entry", "each key once"),
+    "unknown-key": (
+        "- nodes: a\n  interfaces: b\n",
+        "2:3",
+        "unknown key 'interfaces'",
+        "one of nodes, interface, ",
+    ),
+    "key-twice": (
+        "- nodes: a\n  interface: b\n  nodes: c\n",
+        "3:3",
+        "nodes twice in one entry",
+        "each key once",
+    ),
     "key-is-list": ("- nodes: a\n  [b]: c\n", "2:3", "a list", "a single value"),
-    "no-nodes": ("\n- interface: b\n", "2:3", "an entry without nodes", "nodes, and interface or network"),
+    "no-nodes": (
+        "\n- interface: b\n",
+        "2:3",
+        "an entry without nodes",
+        "nodes, and interface or network",
+    ),
     "nodes-empty": ("- nodes:\n  interface: b\n", "1:9", "''", "a single value"),
     "interface-no-names": (NODE + "[]\n", "2:14", "an empty list", "one value or a list"),
     "interface-empty": ("- nodes: a\n  interface:\n", "2:13", "''", "a single value"),
-    "auto-among-names": (NODE + "[b, auto]\n", "2:14", "interface ['b', 'auto']", "one name, a list"),
-    "nearest-among-names": (NODE + "[nearest, ib*]\n", "2:14", "interface ['nearest', 'ib*']", "one name, a list"),
-    "interface-keys": ("- nodes: a\n  interface: {b: c}\n", "2:14", "keys with values", "a single value"),
-    "interface-text": ("- nodes: a\n  interface: ib0 ib1\n", "2:14", "interface 'ib0 ib1'", "a name as `ip link`"),
-    "interface-nul": ('- nodes: a\n  interface: "a\\0"\n', "2:14", r"interface 'a\x00'", "a name as `ip link`"),
-    "address-field": (NODE + 'b\n  address: "{host}-ib0"\n', "3:12", "address '{host}-ib0'", "a name with {node}"),
-    "address-brace": (NODE + 'b\n  address: "{node-ib0"\n', "3:12", "address '{node-ib0'", "a name with {node}"),
-    "address-empty-field": (NODE + 'b\n  address: "{}-ib0"\n', "3:12", "address '{}-ib0'", "a name with {node}"),
-    "address-format": (NODE + 'b\n  address: "{node:d}"\n', "3:12", "address '{node:d}'", "a name with {node}"),
-    "env-nested": (NODE + "b\n  env:\n    A: {B: c}\n", "4:8", "keys with values", "a single value"),
+    "auto-among-names": (
+        NODE + "[b, auto]\n",
+        "2:14",
+        "interface ['b', 'auto']",
+        "one name, a list",
+    ),
+    "nearest-among-names": (
+        NODE + "[nearest, ib*]\n",
+        "2:14",
+        "interface ['nearest', 'ib*']",
+        "one name, a list",
+    ),
+    "interface-keys": (
+        "- nodes: a\n  interface: {b: c}\n",
+        "2:14",
+        "keys with values",
+        "a single value",
+    ),
+    "interface-text": (
+        "- nodes: a\n  interface: ib0 ib1\n",
+        "2:14",
+        "interface 'ib0 ib1'",
+        "a name as `ip link`",
+    ),
+    "interface-nul": (
+        '- nodes: a\n  interface: "a\\0"\n',
+        "2:14",
+        r"interface 'a\x00'",
+        "a name as `ip link`",
+    ),
+    "address-field": (
+        NODE + 'b\n  address: "{host}-ib0"\n',
+        "3:12",
+        "address '{host}-ib0'",
+        "a name with {node}",
+    ),
+    "address-brace": (
+        NODE + 'b\n  address: "{node-ib0"\n',
+        "3:12",
+        "address '{node-ib0'",
+        "a name with {node}",
+    ),
+    "address-empty-field": (
+        NODE + 'b\n  address: "{}-ib0"\n',
+        "3:12",
+        "address '{}-ib0'",
+        "a name with {node}",
+    ),
+    "address-format": (
+        NODE + 'b\n  address: "{node:d}"\n',
+        "3:12",
+        "address '{node:d}'",
+        "a name with {node}",
+    ),
+    "env-nested": (
+        NODE + "b\n  env:\n    A: {B: c}\n",
+        "4:8",
+        "keys with values",
+        "a single value",
+    ),
     "ports-low": (NODE + "b\n  ports: 80-90\n", "3:10", "ports '80-90'", "two ports or more"),
-    "ports-high": (NODE + "b\n  ports: 60000-70000\n", "3:10", "ports '60000-70000'", "two ports or more"),
+    "ports-high": (
+        NODE + "b\n  ports: 60000-70000\n",
+        "3:10",
+        "ports '60000-70000'",
+        "two ports or more",
+    ),
     "env-name": (NODE + "b\n  env: {A-B: 1}\n", "3:9", "env 'A-B'", "a variable's name"),
     "env-no-name": (NODE + "b\n  env: {'': 1}\n", "3:9", "''", "a single value"),
-    "env-value": (NODE + 'b\n  env: {A: "a\\0b"}\n', "3:9", r"env 'A': 'a\x00b'", "a variable's name"),
-    "env-surrogate": (NODE + 'b\n  env: {A: "\\uD800"}\n', "3:9", r"env 'A': '\ud800'", "a variable's name"),
+    "env-value": (
+        NODE + 'b\n  env: {A: "a\\0b"}\n',
+        "3:9",
+        r"env 'A': 'a\x00b'",
+        "a variable's name",
+    ),
+    "env-surrogate": (
+        NODE + 'b\n  env: {A: "\\uD800"}\n',
+        "3:9",
+        r"env 'A': '\ud800'",
+        "a variable's name",
+    ),
     "ports-open": (NODE + "b\n  ports: 40000-\n", "3:10", "ports '40000-'", "two ports or more"),
     "nul": ("- nodes: a\n  interface: b\0\n", "2:15", "this is not YAML", "YAML"),
     "control-character": ("# 1\n# 2\n# \x1b[31m\n", "3:3", "this is not YAML", "YAML"),
@@ -356,7 +506,10 @@ def test_a_wrong_file_is_told_of_with_its_place(case: str) -> None:
 
 
 def test_all_errors_of_a_file_are_told_at_once() -> None:
-    text = "- nodes: a, b\n  interface: [ib0, =ib1]\n- nodse: c\n- nodes: d\n- {nodes: e, interface: ib0}\n"
+    text = (
+        "- nodes: a, b\n  interface: [ib0, =ib1]\n- nodse: c\n- nodes: d\n- {nodes: e, interface:"
+        " ib0}\n"
+    )
     with pytest.raises(ConfigError) as caught:
         parse(text.encode(), "f")
     lines = f"srunddp: error: {caught.value}".splitlines()
@@ -375,7 +528,9 @@ def test_a_binary_file_is_told_of_with_its_place() -> None:
 
 
 def one_edit(word: str) -> set[str]:
-    """All that one slip of a finger makes of a word: a letter lost, added or wrong, two letters swapped."""
+    """All that one slip of a finger makes of a word: a letter lost, added or wrong, two letters
+    swapped.
+    """
     cuts = [(word[:at], word[at:]) for at in range(len(word) + 1)]
     lost = {left + right[1:] for left, right in cuts if right}
     swapped = {left + right[1] + right[0] + right[2:] for left, right in cuts if len(right) > 1}
@@ -400,7 +555,9 @@ def test_a_typo_of_letters_in_a_key_is_told_the_right_key(key: str) -> None:
 
 @pytest.mark.parametrize("typo", ["Nodes", "NODE", "ifaces", "Interfaces", "iface", "addr", "port"])
 def test_what_people_would_write_is_told_the_right_key(typo: str) -> None:
-    right = {"n": "nodes", "i": "interface", "a": "address", "e": "env", "p": "ports"}[typo[0].lower()]
+    right = {"n": "nodes", "i": "interface", "a": "address", "e": "env", "p": "ports"}[
+        typo[0].lower()
+    ]
     assert f"did you mean {right}?" in refused(f"- {typo}: x\n")
 
 
@@ -412,20 +569,28 @@ _SCALARS = st.one_of(
     st.integers(),
     st.floats(),
     st.text(max_size=12),
-    st.sampled_from(["*", "node[1-3]", "node[1-", "ib0", "auto", "{node}-ib", "{node!r}", "40000-40100", "1-2"]),
+    st.sampled_from(
+        ["*", "node[1-3]", "node[1-", "ib0", "auto", "{node}-ib", "{node!r}", "40000-40100", "1-2"]
+    ),
 )
 _VALUES = st.recursive(
     _SCALARS,
-    lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(_SCALARS, inner, max_size=3)),
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=3), st.dictionaries(_SCALARS, inner, max_size=3)
+    ),
     max_leaves=4,
 )
 _ENTRIES = st.dictionaries(st.one_of(st.sampled_from(KEYS), _SCALARS), _VALUES, max_size=5)
 _WHOLE = st.fixed_dictionaries({"nodes": st.just("node[1-3]"), "interface": st.just("ib0")})
-_LISTS = st.one_of(st.lists(_ENTRIES, max_size=3), st.lists(st.builds(dict.__or__, _WHOLE, _ENTRIES), max_size=2))
+_LISTS = st.one_of(
+    st.lists(_ENTRIES, max_size=3), st.lists(st.builds(dict.__or__, _WHOLE, _ENTRIES), max_size=2)
+)
 _YAML = st.one_of(_VALUES, _LISTS).map(
     lambda data: yaml.safe_dump(data, allow_unicode=True).encode("utf-8", "surrogatepass")
 )
-_TEXT = st.text(alphabet=st.sampled_from("abn:-[]{},*&!|>'\"%@`#?~ \n\t\\x0{node}\u0085\u2028ä🙂"), max_size=60)
+_TEXT = st.text(
+    alphabet=st.sampled_from("abn:-[]{},*&!|>'\"%@`#?~ \n\t\\x0{node}\u0085\u2028ä🙂"), max_size=60
+)
 
 
 @example(b"\x00")

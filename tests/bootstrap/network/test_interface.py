@@ -13,13 +13,20 @@ from srunddp.bootstrap.environment.detect import Environment
 from srunddp.bootstrap.environment.rank_zero_discovery import discovery_named
 from srunddp.bootstrap.network import interface
 from srunddp.bootstrap.network.ifaces_conf import DEFAULT, IfacesEntry
-from srunddp.bootstrap.network.interface import NetworkInterface, SelectedInterface, select_interface, shown_speed
+from srunddp.bootstrap.network.interface import (
+    NetworkInterface,
+    SelectedInterface,
+    select_interface,
+    shown_speed,
+)
 from srunddp.errors import ConfigError
 
 
 def link(name: str, *addresses: str, up: bool = True, speed: int = 1000) -> NetworkInterface:
     ipv4 = tuple(address for address in addresses if ":" not in address)
-    return NetworkInterface(name, up, speed, ipv4, tuple(address for address in addresses if ":" in address))
+    return NetworkInterface(
+        name, up, speed, ipv4, tuple(address for address in addresses if ":" in address)
+    )
 
 
 LO = link("lo", "127.0.0.1", "::1")
@@ -31,7 +38,9 @@ LINKS = (LO, ETH, IB1, IB0, IB10)
 def rank(local_rank: int = 0, world_size: int = 8, local_world_size: int | None = 4) -> Environment:
     """A rank on node07, of two nodes unless the numbers say one."""
     ways = (discovery_named("slurm"),)
-    return Environment("Slurm", local_rank, local_rank, world_size, local_world_size, "node07", {}, ways)
+    return Environment(
+        "Slurm", local_rank, local_rank, world_size, local_world_size, "node07", {}, ways
+    )
 
 
 def entry(*interfaces: str, env: dict[str, str] | None = None) -> IfacesEntry:
@@ -70,7 +79,9 @@ def names(monkeypatch: pytest.MonkeyPatch) -> dict[str, set[str]]:
 
 @pytest.mark.parametrize("variables", [{}, {"GLOO_SOCKET_IFNAME": "", "NCCL_SOCKET_IFNAME": ""}])
 def test_gloo_and_nccl_get_the_same_interface(variables: dict[str, str]) -> None:
-    """NCCL takes prefixes: without the `=`, ib1 would mean ib10 as well. An empty variable is none."""
+    """NCCL takes prefixes: without the `=`, ib1 would mean ib10 as well. An empty variable is
+    none.
+    """
     found = chosen(entry("ib1"), variables)
     assert (found.name, found.address, found.source) == ("ib1", "10.0.1.7", "ifaces.conf:4:3")
     assert found.exports == {"GLOO_SOCKET_IFNAME": "ib1", "NCCL_SOCKET_IFNAME": "=ib1"}
@@ -78,7 +89,13 @@ def test_gloo_and_nccl_get_the_same_interface(variables: dict[str, str]) -> None
 
 def test_local_ranks_take_the_interfaces_in_turn() -> None:
     of = entry("ib0", "ib1", "eth0")
-    assert [chosen(of, who=rank(number)).name for number in range(5)] == ["ib0", "ib1", "eth0", "ib0", "ib1"]
+    assert [chosen(of, who=rank(number)).name for number in range(5)] == [
+        "ib0",
+        "ib1",
+        "eth0",
+        "ib0",
+        "ib1",
+    ]
 
 
 def test_the_first_entry_for_this_node_decides() -> None:
@@ -91,7 +108,9 @@ def test_the_first_entry_for_this_node_decides() -> None:
     assert (found.name, found.source) == ("ib1", "f:9")
 
 
-@pytest.mark.parametrize(("who", "name"), [(rank(), "ib0"), (rank(world_size=1, local_world_size=1), "lo")])
+@pytest.mark.parametrize(
+    ("who", "name"), [(rank(), "ib0"), (rank(world_size=1, local_world_size=1), "lo")]
+)
 def test_the_entrys_variables_yield_to_the_users(who: Environment, name: str) -> None:
     of = entry("ib0", env={"NCCL_IB_HCA": "mlx5_0", "NCCL_IB_TC": "106"})
     found = chosen(of, {"NCCL_IB_TC": "41", "NCCL_DEBUG": "INFO", "NCCL_IB_HCA": ""}, who=who)
@@ -110,12 +129,18 @@ def test_a_node_without_an_entry_is_told_with_its_interfaces() -> None:
     [
         ("ib7", LINKS, "interface ib7 is not there on node node07"),
         ("ib", LINKS, "interface ib is not there on node node07"),
-        ("ib9", (*LINKS, link("ib9", "10.0.9.7", up=False)), "interface ib9 is down on node node07"),
+        (
+            "ib9",
+            (*LINKS, link("ib9", "10.0.9.7", up=False)),
+            "interface ib9 is down on node node07",
+        ),
         ("ib9", (*LINKS, link("ib9")), "interface ib9 has no address on node node07"),
         ("lo", LINKS, "interface lo is loopback, which other nodes cannot reach on node node07"),
     ],
 )
-def test_an_unusable_interface_is_told_with_others(of: str, links: tuple[NetworkInterface, ...], wrong: str) -> None:
+def test_an_unusable_interface_is_told_with_others(
+    of: str, links: tuple[NetworkInterface, ...], wrong: str
+) -> None:
     text = refused(entry(of), links=links)
     assert text.startswith(f"ifaces.conf:4:3: {wrong}, which has ")
     for there in ("lo (127.0.0.1 ::1)", "eth0 (192.168.1.7)", "ib0 (10.0.0.7)", "ib1 (10.0.1.7)"):
@@ -127,7 +152,9 @@ def test_an_unusable_interface_is_told_with_others(of: str, links: tuple[Network
     ("addresses", "taken", "family"),
     [(("fd00::7",), "fd00::7", "AF_INET6"), (("fd00::7", "10.0.6.7"), "10.0.6.7", None)],
 )
-def test_ipv4_comes_first_and_nccl_is_told_of_ipv6(addresses: list[str], taken: str, family: str | None) -> None:
+def test_ipv4_comes_first_and_nccl_is_told_of_ipv6(
+    addresses: list[str], taken: str, family: str | None
+) -> None:
     found = chosen(entry("ib6"), links=(LO, link("ib6", *addresses)))
     assert (found.address, found.exports.get("NCCL_SOCKET_FAMILY")) == (taken, family)
 
@@ -154,7 +181,16 @@ BRIDGE = link("br-data", "10.0.3.7")
 def test_a_network_names_the_interface_and_its_address(
     networks: tuple[str, ...], local_rank: int, name: str, address: str
 ) -> None:
-    links = (LO, BRIDGE, IB10, IB2, IB1, IB0, ETH, link("eth6", "10.77.0.7", "10.66.0.7", "fd00:20::7"))
+    links = (
+        LO,
+        BRIDGE,
+        IB10,
+        IB2,
+        IB1,
+        IB0,
+        ETH,
+        link("eth6", "10.77.0.7", "10.66.0.7", "fd00:20::7"),
+    )
     of = IfacesEntry("*", networks=networks, where="f:4:3")
     found = chosen(of, links=links, who=rank(local_rank))
     assert (found.name, found.address) == (name, address)
@@ -163,7 +199,8 @@ def test_a_network_names_the_interface_and_its_address(
 
 
 @pytest.mark.parametrize(
-    ("pattern", "name"), [("ib*", "ib2"), ("ib1*", "ib10"), ("[e-i]*", "eth0"), ("ib?", "ib2"), ("*", "eth0")]
+    ("pattern", "name"),
+    [("ib*", "ib2"), ("ib1*", "ib10"), ("[e-i]*", "eth0"), ("ib?", "ib2"), ("*", "eth0")],
 )
 def test_of_several_that_fit_a_pattern_the_first_is_taken(pattern: str, name: str) -> None:
     """By name, of those that are up and have an address; loopback and bridges come last."""
@@ -181,11 +218,14 @@ def test_what_fits_too_is_listed_with_the_reason() -> None:
     )
 
 
-@pytest.mark.parametrize("of", [entry("hsn*"), IfacesEntry("*", networks=("10.9.0.0/16",), where="ifaces.conf:4:3")])
+@pytest.mark.parametrize(
+    "of", [entry("hsn*"), IfacesEntry("*", networks=("10.9.0.0/16",), where="ifaces.conf:4:3")]
+)
 def test_a_rule_that_nothing_fits_is_refused(of: IfacesEntry) -> None:
     text = refused(of, links=(ETH, link("hsn0", "10.9.0.1", up=False)))
     assert text.startswith(
-        f"ifaces.conf:4:3, {of.rule}: no interface that is up fits {of.rule.split()[1]} on node node07"
+        f"ifaces.conf:4:3, {of.rule}: no interface that is up fits {of.rule.split()[1]} on node"
+        " node07"
     )
     assert "hsn0 (down, 10.9.0.1)" in text
 
@@ -216,11 +256,18 @@ def test_the_users_interface_wins_over_the_file(name: str, value: str, means: st
 @pytest.mark.parametrize(
     ("of", "variables", "source"),
     [
-        ("eth0", {"GLOO_SOCKET_IFNAME": "ib0", "NCCL_SOCKET_IFNAME": "ib1"}, "GLOO_SOCKET_IFNAME=ib0"),
-        ("ib0", {"NCCL_SOCKET_IFNAME": "^docker0,lo"}, "ifaces.conf:4:3"),  # excludes, and chooses none
+        (
+            "eth0",
+            {"GLOO_SOCKET_IFNAME": "ib0", "NCCL_SOCKET_IFNAME": "ib1"},
+            "GLOO_SOCKET_IFNAME=ib0",
+        ),
+        # Excludes, and chooses none.
+        ("ib0", {"NCCL_SOCKET_IFNAME": "^docker0,lo"}, "ifaces.conf:4:3"),
     ],
 )
-def test_gloos_variable_wins_over_nccls_and_both_stay(of: str, variables: dict[str, str], source: str) -> None:
+def test_gloos_variable_wins_over_nccls_and_both_stay(
+    of: str, variables: dict[str, str], source: str
+) -> None:
     found = chosen(entry(of), variables)
     assert (found.name, found.source) == ("ib0", source)
     assert found.exports == {"GLOO_SOCKET_IFNAME": "ib0"} | variables
@@ -239,7 +286,9 @@ def test_gloos_variable_wins_over_nccls_and_both_stay(of: str, variables: dict[s
     ],
 )
 @pytest.mark.parametrize("beside", [{}, {"GLOO_SOCKET_IFNAME": "ib0"}])
-def test_a_users_interface_not_there_is_refused(name: str, value: str, shown: str, beside: dict[str, str]) -> None:
+def test_a_users_interface_not_there_is_refused(
+    name: str, value: str, shown: str, beside: dict[str, str]
+) -> None:
     text = refused(entry("ib0"), beside | {name: value})
     assert text.startswith(f"{name}={value}: interface {shown} is not there on node node07")
     assert "ib0 (10.0.0.7)" in text
@@ -258,9 +307,17 @@ def test_auto_takes_the_interface_that_the_nodes_name_leads_to(names: dict[str, 
 def test_auto_names_what_it_passed_over_and_why(monkeypatch: pytest.MonkeyPatch) -> None:
     """A bridge is known by the kernel, whatever its name."""
     exists = Path.exists
-    monkeypatch.setattr(Path, "exists", lambda path: str(path) == "/sys/class/net/site0/bridge" or exists(path))
-    down, bare, bridge = link("eth5", "10.5.0.1", up=False), link("eth6"), link("site0", "10.9.0.1", speed=100_000)
-    found = select_interface((DEFAULT,), rank(), {}, (LO, ETH, IB0, down, bare, bridge, link("docker0", "172.17.0.1")))
+    monkeypatch.setattr(
+        Path, "exists", lambda path: str(path) == "/sys/class/net/site0/bridge" or exists(path)
+    )
+    down, bare, bridge = (
+        link("eth5", "10.5.0.1", up=False),
+        link("eth6"),
+        link("site0", "10.9.0.1", speed=100_000),
+    )
+    found = select_interface(
+        (DEFAULT,), rank(), {}, (LO, ETH, IB0, down, bare, bridge, link("docker0", "172.17.0.1"))
+    )
     assert (found.name, found.source) == ("ib0", "auto, the default, as no ifaces.conf has entries")
     assert set(found.passed_over) == {
         *(f"{name}: loopback, a bridge or a container's" for name in ("lo", "docker0", "site0")),
@@ -272,9 +329,23 @@ def test_auto_names_what_it_passed_over_and_why(monkeypatch: pytest.MonkeyPatch)
 
 @pytest.mark.parametrize(
     "name",
-    ["lo", "docker0", "docker_gwbridge", "veth12ab", "virbr0", "cni0", "br-5f2a", "flannel.1", "cali12", "tunl0",
-     "kube-ipvs0", "podman0", "lxcbr0", "vnet3"],
-)  # fmt: skip
+    [
+        "lo",
+        "docker0",
+        "docker_gwbridge",
+        "veth12ab",
+        "virbr0",
+        "cni0",
+        "br-5f2a",
+        "flannel.1",
+        "cali12",
+        "tunl0",
+        "kube-ipvs0",
+        "podman0",
+        "lxcbr0",
+        "vnet3",
+    ],
+)
 def test_auto_never_takes_a_virtual_interface(name: str, names: dict[str, set[str]]) -> None:
     """Not even when it is the fastest and the node's name leads there."""
     names["node07"] = {"172.17.0.1"}
@@ -284,7 +355,9 @@ def test_auto_never_takes_a_virtual_interface(name: str, names: dict[str, set[st
 
 def test_auto_with_nothing_to_take_lists_what_there_is() -> None:
     text = refused(entry("auto"), links=(LO, link("eth5", "10.5.0.1", up=False), link("eth6")))
-    assert text.startswith("ifaces.conf:4:3: node node07 has no interface that reaches other nodes: ")
+    assert text.startswith(
+        "ifaces.conf:4:3: node node07 has no interface that reaches other nodes: "
+    )
     for there in ("lo (127.0.0.1 ::1)", "eth5 (down, 10.5.0.1)", "eth6 (no address)"):
         assert there in text
     assert "name the right one in ifaces.conf" in text
@@ -301,23 +374,38 @@ ONE_NODE = rank(world_size=4)
 @pytest.mark.parametrize(
     ("of", "variables", "links", "who", "name"),
     [
-        ("eth0", {"NCCL_SOCKET_IFNAME": "ib"}, (DOWN, link("ib1"), link("ib2", "10.0.2.7")), rank(), "ib2"),
+        (
+            "eth0",
+            {"NCCL_SOCKET_IFNAME": "ib"},
+            (DOWN, link("ib1"), link("ib2", "10.0.2.7")),
+            rank(),
+            "ib2",
+        ),
         ("auto", {}, (LO, ETH, FAST), rank(), "eth1"),
         ("auto", {}, (LO, ETH, FAST, IB0), rank(), "ib0"),
         ("auto", {}, LINKS, ONE_NODE, "lo"),
-        ("auto", {}, LINKS, rank(world_size=4, local_world_size=None), "ib1"),  # how many nodes is not known
+        # How many nodes is not known.
+        ("auto", {}, LINKS, rank(world_size=4, local_world_size=None), "ib1"),
         ("lo", {}, LINKS, ONE_NODE, "lo"),
         ("eth0", {"GLOO_SOCKET_IFNAME": "lo"}, LINKS, ONE_NODE, "lo"),
         ("ib0", {}, LINKS, ONE_NODE, "ib0"),
-        ("ib7", {}, (LO,), rank(world_size=1, local_world_size=1), "lo"),  # a laptop, whatever the site's file says
+        # A laptop, whatever the site's file says.
+        ("ib7", {}, (LO,), rank(world_size=1, local_world_size=1), "lo"),
     ],
 )
 def test_the_interface_that_is_taken(
-    of: str, variables: dict[str, str], links: tuple[NetworkInterface, ...], who: Environment, name: str
+    of: str,
+    variables: dict[str, str],
+    links: tuple[NetworkInterface, ...],
+    who: Environment,
+    name: str,
 ) -> None:
     found = chosen(entry(of), variables, links, who)
     assert found.name == name
-    assert {"GLOO_SOCKET_IFNAME": name, "NCCL_SOCKET_IFNAME": f"={name}"} | variables == found.exports
+    assert {
+        "GLOO_SOCKET_IFNAME": name,
+        "NCCL_SOCKET_IFNAME": f"={name}",
+    } | variables == found.exports
     assert found.address == {each.name: each for each in links}[name].addresses[0]
 
 
@@ -333,7 +421,10 @@ def test_the_links_of_this_machine_are_found() -> None:
 
 def test_link_local_addresses_are_no_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
     """They need a scope that differs between nodes."""
-    found = [SimpleNamespace(family=socket.AF_INET6, address=address) for address in ("fe80::1%eth0", "fd00::1")]
+    found = [
+        SimpleNamespace(family=socket.AF_INET6, address=address)
+        for address in ("fe80::1%eth0", "fd00::1")
+    ]
     monkeypatch.setattr(psutil, "net_if_addrs", lambda: {"eth0": found})
     monkeypatch.setattr(psutil, "net_if_stats", dict)
     (only,) = interface.list_interfaces()
@@ -357,7 +448,9 @@ TWO = link("eth5", "10.9.0.1", "10.9.0.2", "fd99::1", "fd99::2")
         ({"127.0.1.1", "::1"}, "10.9.0.1"),
     ],
 )
-def test_of_several_addresses_the_known_one_is_taken(names: dict[str, set[str]], known: set[str], address: str) -> None:
+def test_of_several_addresses_the_known_one_is_taken(
+    names: dict[str, set[str]], known: set[str], address: str
+) -> None:
     names["node07"] = known
     found = chosen(entry("eth5"), links=(LO, TWO))
     assert found.address == address

@@ -33,8 +33,14 @@ def made_up(folder: Path, places: dict[str, str]) -> Path:
         device = folder / "devices" / place / (name if name in GPUS else "")
         device.mkdir(parents=True, exist_ok=True)
         numa = device if name in GPUS or "virtio" not in place else device.parent
-        (numa / "numa_node").write_text("1\n" if place.startswith(("pci0000:97", "pci0000:b0")) else "0\n")
-        link = folder / "bus/pci/devices" / name if name in GPUS else folder / "class/net" / name / "device"
+        (numa / "numa_node").write_text(
+            "1\n" if place.startswith(("pci0000:97", "pci0000:b0")) else "0\n"
+        )
+        link = (
+            folder / "bus/pci/devices" / name
+            if name in GPUS
+            else folder / "class/net" / name / "device"
+        )
         link.parent.mkdir(parents=True, exist_ok=True)
         link.symlink_to(device)
     return folder
@@ -43,7 +49,10 @@ def made_up(folder: Path, places: dict[str, str]) -> Path:
 def nvml_of(*addresses: str, **more: object) -> str:
     """What NVML says of a node with GPUs at these addresses."""
     usual = {"name": "NVIDIA H100", "total": 1, "free": 1}
-    gpus = [usual | {"uuid": f"GPU-{number}", "address": f"0000{gpu}"} for number, gpu in enumerate(addresses)]
+    gpus = [
+        usual | {"uuid": f"GPU-{number}", "address": f"0000{gpu}"}
+        for number, gpu in enumerate(addresses)
+    ]
     return json.dumps({"driver": "580.95.05", "cuda": 13000, "gpus": gpus, **more})
 
 
@@ -60,24 +69,33 @@ def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def of_rank(
-    local_rank: int, links: tuple[NetworkInterface, ...] = (ETH, IB1, IB0), size: int = 2, **variables: str
+    local_rank: int,
+    links: tuple[NetworkInterface, ...] = (ETH, IB1, IB0),
+    size: int = 2,
+    **variables: str,
 ) -> SelectedInterface:
     who = replace(rank(local_rank, local_world_size=size), world_size=2 * size)
     return chosen(entry("nearest"), variables, links, who)
 
 
-@pytest.mark.parametrize(("visible", "names"), [(None, ["ib0", "ib1"]), ("1,0", ["ib1", "ib0"]), ("GPU-1", ["ib1"])])
+@pytest.mark.parametrize(
+    ("visible", "names"), [(None, ["ib0", "ib1"]), ("1,0", ["ib1", "ib0"]), ("GPU-1", ["ib1"])]
+)
 def test_each_rank_takes_the_interface_at_its_gpu(visible: str | None, names: list[str]) -> None:
     variables = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
     found = [of_rank(number, size=len(names), **variables) for number in range(len(names))]
     assert [each.name for each in found] == names
     gpu = GPUS[int(names[0][-1])]
     assert found[0].source == f"ifaces.conf:4:3, nearest to GPU {gpu}"
-    assert f"{'ib1' if names[0] == 'ib0' else 'ib0'}: farther than {names[0]}" in found[0].passed_over
+    assert (
+        f"{'ib1' if names[0] == 'ib0' else 'ib0'}: farther than {names[0]}" in found[0].passed_over
+    )
 
 
 def test_a_rank_with_gpus_of_its_own_uses_the_first() -> None:
-    assert of_rank(1, SLURM_GPUS_PER_TASK="2").source == f"ifaces.conf:4:3, nearest to GPU {GPUS[0]}"
+    assert (
+        of_rank(1, SLURM_GPUS_PER_TASK="2").source == f"ifaces.conf:4:3, nearest to GPU {GPUS[0]}"
+    )
 
 
 def test_on_the_same_numa_node_is_nearer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -89,13 +107,21 @@ def test_on_the_same_numa_node_is_nearer(tmp_path: Path, monkeypatch: pytest.Mon
 
 def test_a_vlan_is_where_the_interface_below_it_is() -> None:
     (pci.SYSFS / "class/net/ib0.7/lower_ib0").mkdir(parents=True)
-    assert pci.distance(GPUS[0], "ib0.7") == pci.distance(GPUS[0], "ib0") < pci.distance(GPUS[0], "ib1")
+    assert (
+        pci.distance(GPUS[0], "ib0.7")
+        == pci.distance(GPUS[0], "ib0")
+        < pci.distance(GPUS[0], "ib1")
+    )
     assert pci.distance(GPUS[0], "tun0") > pci.distance(GPUS[0], "ib1")
 
 
 def test_equally_near_ones_are_taken_in_turn() -> None:
     """A faster kind comes first, though another is nearer; InfiniBand is the best."""
-    links = (link("eth7", "10.7.0.7", speed=1000), link("eth9", "10.9.0.7", speed=400_000), link("eth8", "10.8.0.7"))
+    links = (
+        link("eth7", "10.7.0.7", speed=1000),
+        link("eth9", "10.9.0.7", speed=400_000),
+        link("eth8", "10.8.0.7"),
+    )
     fast = replace(links[2], speed=400_000)
     found = [of_rank(number, (*links[:2], fast)) for number in range(2)]
     assert [each.name for each in found] == ["eth8", "eth9"]
@@ -123,5 +149,11 @@ def test_without_a_gpus_place_it_is_auto_and_that_is_said(node: Path, known: str
 
 def test_ranks_of_one_node_and_single_ones_use_loopback() -> None:
     links = (link("lo", "127.0.0.1"), IB0)
-    assert chosen(entry("nearest"), links=links, who=rank(world_size=2, local_world_size=2)).name == "lo"
-    assert chosen(entry("nearest"), links=links, who=rank(world_size=1, local_world_size=1)).name == "lo"
+    assert (
+        chosen(entry("nearest"), links=links, who=rank(world_size=2, local_world_size=2)).name
+        == "lo"
+    )
+    assert (
+        chosen(entry("nearest"), links=links, who=rank(world_size=1, local_world_size=1)).name
+        == "lo"
+    )

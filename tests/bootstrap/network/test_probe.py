@@ -31,7 +31,9 @@ def test_it_sends_from_its_own_address(there: socket.socket) -> None:
     assert host == "127.0.0.3"
 
 
-def test_bound_to_an_interface_only_its_own_ways_count(there: socket.socket, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bound_to_an_interface_only_its_own_ways_count(
+    there: socket.socket, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Where the other is in another subnet, the kernel would send from 127.0.0.1."""
     monkeypatch.setattr(network_probe, "shares_subnet", lambda own, other: own == "127.0.0.4")
     assert connect(probe(there, "127.0.0.4", interface="lo")) == ""
@@ -42,7 +44,9 @@ def test_bound_to_an_interface_only_its_own_ways_count(there: socket.socket, mon
 def test_hundreds_are_tried_and_each_has_its_own_answer(there: socket.socket) -> None:
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
-        probes = [asdict(probe(there if number % 2 else closed, "127.0.0.1")) for number in range(300)]
+        probes = [
+            asdict(probe(there if number % 2 else closed, "127.0.0.1")) for number in range(300)
+        ]
         found = Prober().handle({"do": "connect", "probes": probes})
     assert found == ["" if number % 2 else "connection refused" for number in range(300)]
 
@@ -59,7 +63,9 @@ def test_it_listens_where_it_can_and_anew_when_it_is_asked_again(there: socket.s
     assert prober.handle({"do": "dance"}) is None
 
 
-def test_connections_whose_answer_gets_lost_are_told_by_their_address(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_connections_whose_answer_gets_lost_are_told_by_their_address(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     prober = Prober()
     port = prober.listen("127.0.0.1")
     half, whole = psutil.CONN_SYN_RECV, psutil.CONN_ESTABLISHED
@@ -70,7 +76,9 @@ def test_connections_whose_answer_gets_lost_are_told_by_their_address(monkeypatc
         ("10.0.0.5", port, half),
     ]
     connections = [
-        SimpleNamespace(status=status, laddr=SimpleNamespace(port=own), raddr=SimpleNamespace(ip=other))
+        SimpleNamespace(
+            status=status, laddr=SimpleNamespace(port=own), raddr=SimpleNamespace(ip=other)
+        )
         for other, own, status in found
     ]
     monkeypatch.setattr(psutil, "net_connections", lambda _: connections)

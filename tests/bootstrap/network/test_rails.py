@@ -1,4 +1,6 @@
-"""Two nodes with two rails, a subnet each, whose kernels drop what comes by another interface than answers would go."""
+"""Two nodes with two rails, a subnet each, whose kernels drop what comes by another interface than
+answers would go.
+"""
 
 from __future__ import annotations
 
@@ -31,28 +33,70 @@ def namespaces() -> Iterator[list[str]]:
             tool("ip", "-n", name, "link", "set", "lo", "up")
         for number, rail in enumerate(RAILS):
             west, east = names
-            tool("ip", "link", "add", rail, "netns", west, "type", "veth", "peer", "name", rail, "netns", east)
+            tool(
+                "ip",
+                "link",
+                "add",
+                rail,
+                "netns",
+                west,
+                "type",
+                "veth",
+                "peer",
+                "name",
+                rail,
+                "netns",
+                east,
+            )
             for host, name in enumerate(names, 1):
                 tool("ip", "-n", name, "addr", "add", f"10.250.{number}.{host}/24", "dev", rail)
                 tool("ip", "-n", name, "link", "set", rail, "up")
         for name in names:
             for rail in ("all", *RAILS):
-                tool("ip", "netns", "exec", name, "sysctl", "-qw", f"net.ipv4.conf.{rail}.rp_filter=1")
-        links = [("ip", "-n", name, "-br", "link", "show", rail) for name in names for rail in RAILS]
+                tool(
+                    "ip",
+                    "netns",
+                    "exec",
+                    name,
+                    "sysctl",
+                    "-qw",
+                    f"net.ipv4.conf.{rail}.rp_filter=1",
+                )
+        links = [
+            ("ip", "-n", name, "-br", "link", "show", rail) for name in names for rail in RAILS
+        ]
         until(lambda: all(" UP " in tool(*link) for link in links))
         yield names
 
 
-def test_ranks_on_two_rails_meet_with_strict_filtering(namespaces: list[str], tmp_path: Path) -> None:
+def test_ranks_on_two_rails_meet_with_strict_filtering(
+    namespaces: list[str], tmp_path: Path
+) -> None:
     conf = write(tmp_path / "ifaces.conf", '- nodes: "*"\n  interface: [r0, r1]\n')
     write(tmp_path / "train.py", "import os; print(os.environ['GLOO_SOCKET_IFNAME'])\n")
     world = {"WORLD_SIZE": "4", "MASTER_ADDR": "10.250.0.1", "MASTER_PORT": "29555"}
     world["SRUNDDP_IFACES"] = str(conf)
     ranks = [
         subprocess.Popen(
-            ("ip", "netns", "exec", namespaces[rank // 2], *SRUNDDP, "--quiet", f"--timeout={LONG}", "train.py"),
+            (
+                "ip",
+                "netns",
+                "exec",
+                namespaces[rank // 2],
+                *SRUNDDP,
+                "--quiet",
+                f"--timeout={LONG}",
+                "train.py",
+            ),
             cwd=tmp_path,
-            env=bare(world | {"RANK": str(rank), "LOCAL_RANK": str(rank % 2), "SLURMD_NODENAME": NODES[rank // 2]}),
+            env=bare(
+                world
+                | {
+                    "RANK": str(rank),
+                    "LOCAL_RANK": str(rank % 2),
+                    "SLURMD_NODENAME": NODES[rank // 2],
+                }
+            ),
             text=True,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,

@@ -13,7 +13,9 @@ from srunddp.errors import ConfigError
 from tests.conftest import ROOT
 
 
-@pytest.mark.parametrize(("visible", "expected"), [(1, [0, 0, 0, 0]), (4, [0, 1, 2, 3]), (8, [0, 1, 2, 3])])
+@pytest.mark.parametrize(
+    ("visible", "expected"), [(1, [0, 0, 0, 0]), (4, [0, 1, 2, 3]), (8, [0, 1, 2, 3])]
+)
 def test_the_local_rank_counts_unless_one_gpu_is_visible(visible: int, expected: list[int]) -> None:
     """--gpus-per-task or --gpu-bind: each rank sees its own GPU alone."""
     assert [device.device_index(local_rank, 4, visible) for local_rank in range(4)] == expected
@@ -22,7 +24,8 @@ def test_the_local_rank_counts_unless_one_gpu_is_visible(visible: int, expected:
 @pytest.mark.parametrize("visible", [2, 3])
 def test_too_few_gpus_are_refused_and_not_shared(visible: int) -> None:
     found = (
-        f"{visible} GPUs are visible to local rank 0, and 4 ranks share this node.*--gpus-per-node=4 --gpu-bind=none"
+        f"{visible} GPUs are visible to local rank 0, and 4 ranks share this"
+        " node.*--gpus-per-node=4 --gpu-bind=none"
     )
     with pytest.raises(ConfigError, match=found):
         device.device_index(0, 4, visible)
@@ -41,16 +44,22 @@ OWN = {"SLURM_STEP_GPUS": "0,1,2,3"}  # two tasks of the step are on this node
 @pytest.mark.parametrize(
     ("variables", "local_world_size", "visible", "own"),
     [
-        *((variables, 2, 2, True) for variables in (OWN, {"SLURM_GPUS_PER_TASK": "2"}, {"SLURM_GPUS_PER_TASK": "a:2"})),
+        *(
+            (variables, 2, 2, True)
+            for variables in (OWN, {"SLURM_GPUS_PER_TASK": "2"}, {"SLURM_GPUS_PER_TASK": "a:2"})
+        ),
         ({}, 2, 2, False),
         ({"SLURM_STEP_GPUS": "0,1"}, 2, 2, False),  # all of the node's to all
-        ({"SLURM_STEP_GPUS": "0,1,2,3,4,5,6,7"}, 4, 4, False),  # --gpu-bind=closest: two ranks see the same four
+        # --gpu-bind=closest: two ranks see the same four.
+        ({"SLURM_STEP_GPUS": "0,1,2,3,4,5,6,7"}, 4, 4, False),
         ({"SLURM_STEP_GPUS": "0,1"}, 2, 1, False),
         ({"SLURM_GPUS_PER_TASK": "2"}, 2, 4, False),  # --gpu-bind=none
         (OWN, 1, 4, False),
     ],
 )
-def test_own_gpus_are_told_from_all(variables: dict[str, str], local_world_size: int, visible: int, own: bool) -> None:
+def test_own_gpus_are_told_from_all(
+    variables: dict[str, str], local_world_size: int, visible: int, own: bool
+) -> None:
     assert has_own(variables, local_world_size, visible) is own
 
 
@@ -66,7 +75,9 @@ def test_each_rank_takes_the_first_of_its_own() -> None:
     ("uuids", "shared", "known"),
     [("ab", "", "b"), ("aa", "", ""), ("a" * 4, "", ""), ("ab", "1", ""), ("ab", "0", "b")],
 )
-def test_a_uuid_of_several_is_no_claim(monkeypatch: pytest.MonkeyPatch, uuids: str, shared: str, known: str) -> None:
+def test_a_uuid_of_several_is_no_claim(
+    monkeypatch: pytest.MonkeyPatch, uuids: str, shared: str, known: str
+) -> None:
     """As ROCm and MIG have it; NCCL_MULTI_RANK_GPU_ENABLE=1 lets several ranks use one GPU."""
     monkeypatch.setenv("NCCL_MULTI_RANK_GPU_ENABLE", shared)
     made_up = Torch(len(uuids))
@@ -105,7 +116,9 @@ def torch(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> To
     ],
     indirect=["torch"],
 )
-@pytest.mark.parametrize("devices", ["GPU-2ef1a2f3-7c9d-4f6c-8a93-0b0b6a4c9a2e", "MIG-GPU-2ef1a2f3/7/0", "7"])
+@pytest.mark.parametrize(
+    "devices", ["GPU-2ef1a2f3-7c9d-4f6c-8a93-0b0b6a4c9a2e", "MIG-GPU-2ef1a2f3/7/0", "7"]
+)
 def test_select_device_sets_the_current_one_and_warns(
     torch: Torch,
     asked: tuple[str, int, int],
@@ -136,12 +149,13 @@ def test_a_backend_that_cannot_be_had_is_refused(torch: Torch, backend: str, sai
 def test_two_ranks_that_see_the_same_gpu_are_named() -> None:
     """Such as eight tasks that were all given the first one."""
     source = (
-        "from torch.distributed import HashStore\n"
-        "from srunddp.bootstrap.process_group.device import claim_gpu\n"
-        "store = HashStore()\n"
-        "for node, gpu, rank in (('n1', 'GPU-a', 0), ('n1', 'GPU-b', 1), ('n2', 'GPU-a', 2), ('n1', 'GPU-a', 0)):\n"
-        "    claim_gpu(store, node, gpu, rank)\n"
-        "claim_gpu(store, 'n1', 'GPU-a', 3)\n"
+        "from torch.distributed import HashStore\nfrom srunddp.bootstrap.process_group.device"
+        " import claim_gpu\nstore = HashStore()\nfor node, gpu, rank in (('n1', 'GPU-a', 0), ('n1',"
+        " 'GPU-b', 1), ('n2', 'GPU-a', 2), ('n1', 'GPU-a', 0)):\n    claim_gpu(store, node, gpu,"
+        " rank)\nclaim_gpu(store, 'n1', 'GPU-a', 3)\n"
     )
     done = subprocess.run([sys.executable, "-c", source], cwd=ROOT, capture_output=True, text=True)
-    assert "ConfigError: ranks 0 and 3 on n1 have the same GPU, GPU-a; expected a GPU for each rank" in done.stderr
+    assert (
+        "ConfigError: ranks 0 and 3 on n1 have the same GPU, GPU-a; expected a GPU for each rank"
+        in done.stderr
+    )

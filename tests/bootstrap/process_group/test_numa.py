@@ -1,4 +1,6 @@
-"""--bind=auto on a made-up sysfs: two NUMA nodes of four cores with two threads each, and two GPUs at each."""
+"""--bind=auto on a made-up sysfs: two NUMA nodes of four cores with two threads each, and two GPUs
+at each.
+"""
 
 from __future__ import annotations
 
@@ -14,9 +16,15 @@ from srunddp.bootstrap.process_group.numa import plan
 from tests.conftest import PROGRAMS, ROOT
 from tests.support.starting import python, slurm, write
 
-NODES = {"0000:17:00.0": (0, "0-3,8-11"), "0000:2a:00.0": (0, "0-3,8-11"), "0000:ca:00.0": (1, "4-7,12-15")}
+NODES = {
+    "0000:17:00.0": (0, "0-3,8-11"),
+    "0000:2a:00.0": (0, "0-3,8-11"),
+    "0000:ca:00.0": (1, "4-7,12-15"),
+}
 NODES["0000:da:00.0"] = NODES["0000:ca:00.0"]
-GPUS = [{"uuid": f"GPU-{number}", "address": f"0000{address}"} for number, address in enumerate(NODES)]
+GPUS = [
+    {"uuid": f"GPU-{number}", "address": f"0000{address}"} for number, address in enumerate(NODES)
+]
 OWN = {"CUDA_VISIBLE_DEVICES": "GPU-2"}
 MIXED = [GPUS[0], {**GPUS[1], "name": "NVIDIA A100"}]
 ALL = "0-15"
@@ -46,33 +54,80 @@ def test_ranks_of_a_numa_node_share_its_cores(sysfs: Path, fake_nvml: Callable[.
     fake_nvml(*GPUS)
     shares = ["CPUs 0-1,8-9", "CPUs 2-3,10-11", "CPUs 4-5,12-13", "CPUs 6-7,14-15"]
     assert [planned(sysfs, rank)[0] for rank in range(4)] == shares
-    why = "cuda:2 at 0000:ca:00.0 is on NUMA node 1, 2 of 4 cores, as 2 of the node's ranks have GPUs there"
+    why = (
+        "cuda:2 at 0000:ca:00.0 is on NUMA node 1, 2 of 4 cores, as 2 of the node's ranks have GPUs"
+        " there"
+    )
     others = "CPUs 0-3,8-11: on other NUMA nodes; CPUs 6-7,14-15: for other ranks with GPUs there"
     assert planned(sysfs, 2) == (shares[2], f"{why}; {others}")
     assert [planned(sysfs, rank, 3)[0] for rank in (0, 2)] == ["CPUs 0-1,8-9", "CPUs 4-7,12-15"]
-    write(sysfs / "fs/cgroup/cpuset.cpus.effective", "2-5,10-13")  # of a job that has half of the node
+    # Of a job that has half of the node.
+    write(sysfs / "fs/cgroup/cpuset.cpus.effective", "2-5,10-13")
     own = [planned(sysfs, rank, mask=(2, 3, 4, 5, 10, 11, 12, 13))[0] for rank in range(4)]
     assert own == ["CPUs 2,10", "CPUs 3,11", "CPUs 4,12", "CPUs 5,13"]
 
 
-SHARED = "cuda:0 at 0000:ca:00.0 is on NUMA node 1, all 4 cores, which other ranks may use too; CPUs 0-3,8-11: on other"
+SHARED = (
+    "cuda:0 at 0000:ca:00.0 is on NUMA node 1, all 4 cores, which other ranks may use too; CPUs"
+    " 0-3,8-11: on other"
+)
 
 
 @pytest.mark.parametrize(
     ("gpus", "variables", "value", "why"),
     [
         (GPUS, OWN, "CPUs 4-7,12-15", SHARED),
-        (GPUS, {"SLURM_CPUS_PER_TASK": "4"}, "CPUs 0-1,8-9", "cuda:0 at 0000:17:00.0 is on NUMA node 0, 2 of 4"),
-        (GPUS, {"SLURM_CPUS_PER_TASK": "5"}, "unchanged", "cuda:0 at 0000:17:00.0: 5 CPUs per task were asked"),
-        (GPUS, {"CUDA_VISIBLE_DEVICES": ""}, "unchanged", "no GPU is visible: see CUDA_VISIBLE_DEVICES"),
-        (GPUS, {"CUDA_VISIBLE_DEVICES": "0,1"}, "unchanged", "2 GPUs are visible to local rank 0, and 4 ranks share"),
-        (GPUS, {"SLURM_LOCALID": "4"}, "unchanged", "which of 4 GPUs this rank will use is not known: how many ranks"),
-        (MIXED, {}, "unchanged", "which of 2 GPUs this rank will use is not known: CUDA numbers different models by"),
-        ([{"uuid": "GPU-9", "address": "00000000:99:00.0"}], {}, "unchanged", "cuda:0 at 0000:99:00.0: its NUMA node"),
+        (
+            GPUS,
+            {"SLURM_CPUS_PER_TASK": "4"},
+            "CPUs 0-1,8-9",
+            "cuda:0 at 0000:17:00.0 is on NUMA node 0, 2 of 4",
+        ),
+        (
+            GPUS,
+            {"SLURM_CPUS_PER_TASK": "5"},
+            "unchanged",
+            "cuda:0 at 0000:17:00.0: 5 CPUs per task were asked",
+        ),
+        (
+            GPUS,
+            {"CUDA_VISIBLE_DEVICES": ""},
+            "unchanged",
+            "no GPU is visible: see CUDA_VISIBLE_DEVICES",
+        ),
+        (
+            GPUS,
+            {"CUDA_VISIBLE_DEVICES": "0,1"},
+            "unchanged",
+            "2 GPUs are visible to local rank 0, and 4 ranks share",
+        ),
+        (
+            GPUS,
+            {"SLURM_LOCALID": "4"},
+            "unchanged",
+            "which of 4 GPUs this rank will use is not known: how many ranks",
+        ),
+        (
+            MIXED,
+            {},
+            "unchanged",
+            "which of 2 GPUs this rank will use is not known: CUDA numbers different models by",
+        ),
+        (
+            [{"uuid": "GPU-9", "address": "00000000:99:00.0"}],
+            {},
+            "unchanged",
+            "cuda:0 at 0000:99:00.0: its NUMA node",
+        ),
     ],
-)  # fmt: skip
+)
 def test_what_is_chosen_and_what_stays_has_its_reason(
-    gpus: list[Any], variables: dict[str, str], value: str, why: str, sysfs: Path, fake_nvml: Callable[..., None]
+    gpus: list[Any],
+    variables: dict[str, str],
+    value: str,
+    why: str,
+    sysfs: Path,
+    fake_nvml: Callable[..., None],
 ) -> None:
     fake_nvml(*gpus)
     found = planned(sysfs, **variables)
@@ -83,7 +138,9 @@ def test_an_existing_binding_and_a_quota_stay(sysfs: Path, fake_nvml: Callable[.
     assert planned(sysfs, mask=range(8)) == ("unchanged", "bound before srunddp: CPUs 0-7 of 0-15")
     assert planned(sysfs) == ("unchanged", "no GPU is visible: NVML Shared Library Not Found")
     write(sysfs / "fs/cgroup/cpu.max", "800000 100000")
-    assert planned(sysfs)[1].startswith("the control group's quota of 8 CPUs is for all ranks together")
+    assert planned(sysfs)[1].startswith(
+        "the control group's quota of 8 CPUs is for all ranks together"
+    )
 
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two CPUs that are not bound")
@@ -94,10 +151,16 @@ def test_the_script_has_the_chosen_cpus(sysfs: Path, fake_nvml: Callable[..., No
     write(sysfs / "bus/pci/devices/0000:17:00.0/local_cpulist", f"{mask[1]}")
     write(sysfs.parent / "train.py", "import os; print(os.sched_getaffinity(0))")
     code = (
-        f"import pathlib, sys; from srunddp.bootstrap.process_group import numa; numa.SYSFS = pathlib.Path('{sysfs}')"
+        "import pathlib, sys; from srunddp.bootstrap.process_group import numa; numa.SYSFS ="
+        f" pathlib.Path('{sysfs}')"
     )
     code += "; from srunddp.cli import main; sys.argv[1:] = ['--bind=auto', 'train.py']; main()"
     path = f"{PROGRAMS / 'nvml'}:{ROOT}"
-    done = python("-c", code, folder=sysfs.parent, PYTHONPATH=path, FAKE_NVML=os.environ["FAKE_NVML"])
+    done = python(
+        "-c", code, folder=sysfs.parent, PYTHONPATH=path, FAKE_NVML=os.environ["FAKE_NVML"]
+    )
     assert (done.returncode, done.stdout) == (0, f"{{{mask[1]}}}\n"), done.stderr
-    assert f"rank 0: --bind=auto: CPUs {mask[1]}: cuda:0 at 0000:17:00.0 is on NUMA node 0, 1 of 1" in done.stderr
+    assert (
+        f"rank 0: --bind=auto: CPUs {mask[1]}: cuda:0 at 0000:17:00.0 is on NUMA node 0, 1 of 1"
+        in done.stderr
+    )

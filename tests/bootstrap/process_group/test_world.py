@@ -1,4 +1,6 @@
-"""Of a world: its group is closed where all ranks agree, and one rank may go first for as long as it likes."""
+"""Of a world: its group is closed where all ranks agree, and one rank may go first for as long as
+it likes.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,13 @@ class Store:
 def worlds(size: int) -> list[World]:
     """Of ranks on nodes of two each; a single process needs no store."""
     store: Any = Store() if size > 1 else None
-    more: Any = {"device": None, "backend": "gloo", "interface": "lo", "master_addr": "127.0.0.1", "master_port": 1}
+    more: Any = {
+        "device": None,
+        "backend": "gloo",
+        "interface": "lo",
+        "master_addr": "127.0.0.1",
+        "master_port": 1,
+    }
     return [
         World(
             rank=rank,
@@ -129,7 +137,8 @@ def test_rank0_first_others_do_not_begin_after_a_failure(error: BaseException) -
 SLOW = """
 from datetime import timedelta
 import srunddp
-with srunddp.init("gloo", timeout=timedelta(seconds=15)) as it:  # in which a busy machine connects them, too
+# In 15 s a busy machine connects them, too.
+with srunddp.init("gloo", timeout=timedelta(seconds=15)) as it:
     with it.rank_zero_first():
         say("inside")
         if RANK == 0: wait_for("go")
@@ -172,7 +181,9 @@ with srunddp.init("gloo"):
 
 
 def test_no_rank_leaves_gloos_group_while_another_connects(tmp_path: Path) -> None:
-    """Gloo would fail there: "Connection closed by peer". Seen where a script ends at once on a busy machine."""
+    """Gloo would fail there: "Connection closed by peer". Seen where a script ends at once on a
+    busy machine.
+    """
     with world(tmp_path, SLOW_TO_CONNECT, size=2) as it:
         ended = it.wait()
     assert ended.codes == [0, 0], ended.text
@@ -194,9 +205,14 @@ with srunddp.init("gloo", timeout=eval(os.environ["LIMIT"])) as it:
 """
 
 
-@pytest.mark.parametrize(("given", "limit"), [("timedelta(minutes=45)", "0:45:00"), ("None", "0:30:00")])
-def test_the_store_waits_long_and_takes_more_than_the_limit(tmp_path: Path, given: str, limit: str) -> None:
-    """It waits as with init_process_group alone; a rank 0 that prepares data first would end the others else.
+@pytest.mark.parametrize(
+    ("given", "limit"), [("timedelta(minutes=45)", "0:45:00"), ("None", "0:30:00")]
+)
+def test_the_store_waits_long_and_takes_more_than_the_limit(
+    tmp_path: Path, given: str, limit: str
+) -> None:
+    """It waits as with init_process_group alone; a rank 0 that prepares data first would end the
+    others else.
 
     A torch process has some 20 files open before.
     """
@@ -209,7 +225,8 @@ def test_the_store_waits_long_and_takes_more_than_the_limit(tmp_path: Path, give
 
 
 @pytest.mark.parametrize(
-    ("backend", "wanted", "given"), [("nccl", False, None), ("nccl", True, "cuda:1"), ("gloo", True, None)]
+    ("backend", "wanted", "given"),
+    [("nccl", False, None), ("nccl", True, "cuda:1"), ("gloo", True, None)],
 )
 def test_a_device_is_handed_to_nccl_alone_where_asked_for(
     monkeypatch: pytest.MonkeyPatch, backend: str, wanted: bool, given: str | None
@@ -218,7 +235,9 @@ def test_a_device_is_handed_to_nccl_alone_where_asked_for(
     options: dict[str, Any] = {}
     monkeypatch.setattr(device, "select_device", lambda *_: (torch.device("cuda", 1), backend, ""))
     monkeypatch.setattr(device, "identity", lambda _: "")
-    monkeypatch.setattr(torch.distributed, "init_process_group", lambda *_, **given: options.update(given))
+    monkeypatch.setattr(
+        torch.distributed, "init_process_group", lambda *_, **given: options.update(given)
+    )
     monkeypatch.setattr(ProcessGroupContext, "next_store", lambda _: torch.distributed.HashStore())
     place = ProcessGroupContext(
         detect({}),
@@ -232,12 +251,20 @@ def test_a_device_is_handed_to_nccl_alone_where_asked_for(
 
 
 @pytest.mark.parametrize(
-    ("error", "closed"), [(Stopped("by SIGUSR2", 75), 1), (SystemExit(0), 1), (SystemExit(75), 0), (OSError(), 0)]
+    ("error", "closed"),
+    [(Stopped("by SIGUSR2", 75), 1), (SystemExit(0), 1), (SystemExit(75), 0), (OSError(), 0)],
 )
-def test_the_group_stays_after_a_failure(error: BaseException, closed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_group_stays_after_a_failure(
+    error: BaseException, closed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     calls: list[World] = []
     monkeypatch.setattr(World, "close", lambda self: calls.append(self))
     (alone,) = worlds(1)
-    with pytest.raises(type(error)), alone, alone.rank_zero_first(), alone.rank_zero_first(per_node=True):
+    with (
+        pytest.raises(type(error)),
+        alone,
+        alone.rank_zero_first(),
+        alone.rank_zero_first(per_node=True),
+    ):
         raise error
     assert len(calls) == closed

@@ -18,7 +18,15 @@ from srunddp.bootstrap.rendezvous.client import join
 from srunddp.bootstrap.rendezvous.protocol import AbortReason, Address
 from srunddp.errors import PeerError, RendezvousError
 from srunddp.util import json_lines
-from tests.bootstrap.rendezvous.test_client import NONCE, greeting, hello, rank_zero, refusal, soon, until
+from tests.bootstrap.rendezvous.test_client import (
+    NONCE,
+    greeting,
+    hello,
+    rank_zero,
+    refusal,
+    soon,
+    until,
+)
 from tests.conftest import missing
 from tests.support.munged import munged
 
@@ -62,7 +70,9 @@ def test_a_proof_holds_for_what_it_is_about_alone(prover: Authenticator) -> None
     text = CHALLENGE.text(auth.CLIENT)
     assert prover.why_invalid(prover.sign(text), text) == ""
     for name, value in OTHERS.items():
-        assert prover.why_invalid(prover.sign(replace(CHALLENGE, **{name: value}).text(auth.CLIENT)), text)
+        assert prover.why_invalid(
+            prover.sign(replace(CHALLENGE, **{name: value}).text(auth.CLIENT)), text
+        )
     assert prover.why_invalid(prover.sign(CHALLENGE.text(auth.SERVER)), text)
 
 
@@ -78,7 +88,9 @@ def test_a_credential_counts_once(munge: Authenticator) -> None:
     assert munge.why_invalid(proof, text) == "munge: Replayed credential"
 
 
-def test_foreign_credential_is_refused(munge: Authenticator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_foreign_credential_is_refused(
+    munge: Authenticator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with munged(tmp_path / "other") as where:
         monkeypatch.setenv(auth.MUNGE_SOCKET, where)
         proof = auth.choose_authenticator().sign(CHALLENGE.text(auth.CLIENT))
@@ -113,14 +125,18 @@ def test_what_the_launchers_channel_carried_comes_first(munge: Authenticator) ->
 
 
 @pytest.mark.parametrize("where", ["/no/such/socket", "/dev/null"])
-def test_where_munged_does_not_work_nothing_is_proven(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_munged_does_not_work_nothing_is_proven(
+    where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv(auth.MUNGE_SOCKET, where)
     assert auth.choose_authenticator() == Authenticator()
 
 
 def test_each_run_has_a_secret_of_its_own_and_shows_it_nowhere() -> None:
     first, second = (
-        protocol.decode_advertisement(protocol.encode_advertisement("1207.0.0", [Address("::1", 4000)]))
+        protocol.decode_advertisement(
+            protocol.encode_advertisement("1207.0.0", [Address("::1", 4000)])
+        )
         for _ in range(2)
     )
     assert (first.token, first.addresses) == ("1207.0.0", [Address("::1", 4000)])
@@ -140,7 +156,9 @@ def test_rank_zeros_failure_is_announced_in_one_word() -> None:
     assert text.startswith(str(caught.value)[:300])
 
 
-@pytest.mark.parametrize("text", ["", "x", "a@b@c", "t@10.0.0.1:x@00", "t@10.0.0.1:1@", "failed@x@y"])
+@pytest.mark.parametrize(
+    "text", ["", "x", "a@b@c", "t@10.0.0.1:x@00", "t@10.0.0.1:1@", "failed@x@y"]
+)
 def test_what_is_no_announcement_is_one_message(text: str) -> None:
     with pytest.raises(RendezvousError, match=r"rank 0 published .*; expected "):
         protocol.decode_advertisement(text)
@@ -150,16 +168,26 @@ def test_what_is_no_announcement_is_one_message(text: str) -> None:
 
 
 @pytest.mark.parametrize("said", ["", "0" * 64, NONCE, None])
-def test_a_caller_without_proof_leaves_one_line_in_the_log(prover: Authenticator, said: str | None) -> None:
+def test_a_caller_without_proof_leaves_one_line_in_the_log(
+    prover: Authenticator, said: str | None
+) -> None:
     """Not though it knows the token, counts another world, or has a rank that is there already."""
     with rank_zero(3, trust=prover) as server, ThreadPoolExecutor(2) as pool:
         first = pool.submit(join, [server.address], hello(1, 3), soon(), prover)
         until(lambda: 1 in server.rendezvous.connections)
-        for one in (hello(2, 3), hello(1, 3, "node09", pid=9), hello(2, 77), hello(0, 3), hello(2, 3, address="::1")):
+        for one in (
+            hello(2, 3),
+            hello(1, 3, "node09", pid=9),
+            hello(2, 77),
+            hello(0, 3),
+            hello(2, 3, address="::1"),
+        ):
             with server.connect() as caller:
                 json_lines.send(caller, greeting(one, prover.kind))
                 assert "seen" in json_lines.receive(caller)
-                json_lines.send(caller, {"here": True, "proof": said, "failed": "the end", "code": 9})
+                json_lines.send(
+                    caller, {"here": True, "proof": said, "failed": "the end", "code": 9}
+                )
                 assert "refused" in json_lines.receive(caller)
                 assert caller.recv(100) == b""
         second = pool.submit(join, [server.address], hello(2, 3), soon(), prover)
@@ -218,7 +246,10 @@ def _pass_on_once(between: socket.socket, to: Address) -> None:
 def test_two_kinds_of_proof_are_named_with_the_hint(zeros: str, theirs: str) -> None:
     kinds: dict[str, Authenticator] = {"secret": SECRET, "none": Authenticator()}
     with rank_zero(2, trust=kinds[zeros]) as server:
-        found = f"its proof is {theirs}, rank 0's {zeros}; expected one proof that all nodes have.*srun --mpi=pmi2"
+        found = (
+            f"its proof is {theirs}, rank 0's {zeros}; expected one proof that all nodes have.*srun"
+            " --mpi=pmi2"
+        )
         with pytest.raises(RendezvousError, match=found):
             join([server.address], hello(1, node="node02"), soon(0.5), kinds[theirs])
         until(lambda: server.said)

@@ -135,7 +135,12 @@ class RankZero:
 
 @contextmanager
 def rank_zero(
-    world_size: int = 2, node: str = "node01", *, token: str = TOKEN, held: BoundSockets | None = None, **more: Any
+    world_size: int = 2,
+    node: str = "node01",
+    *,
+    token: str = TOKEN,
+    held: BoundSockets | None = None,
+    **more: Any,
 ) -> Iterator[RankZero]:
     """Keyword arguments are RankZero's, and those that it hands on to the server."""
     host = held.rendezvous_address.host if held else "127.0.0.1"
@@ -179,7 +184,14 @@ def test_all_ranks_are_told_the_stores_address() -> None:
         meetings = meet(server, hello(1, 3), hello(2, 3))
         port = server.held.store_address.port
         store = {"master_addr": "127.0.0.1", "master_port": port, "master_node": "node01"}
-        place = {"run": TOKEN, "channel": "slurm", "nnodes": 1, "node_rank": 0, "local_world_size": 3, "sharers": 3}
+        place = {
+            "run": TOKEN,
+            "channel": "slurm",
+            "nnodes": 1,
+            "node_rank": 0,
+            "local_world_size": 3,
+            "sharers": 3,
+        }
         place |= {"deputies": [], "takeover": "", "vacant": []}
         assert [asdict(meeting) for meeting in meetings] == [store | place] * 3
         assert port != server.address.port
@@ -187,7 +199,9 @@ def test_all_ranks_are_told_the_stores_address() -> None:
 
 
 def test_ranks_of_a_cyclic_placement_get_their_nodes_numbers() -> None:
-    """``-m cyclic`` with 4, 1 and 1 tasks: arithmetic on ranks would be wrong. One rank has CPUs of its own."""
+    """``-m cyclic`` with 4, 1 and 1 tasks: arithmetic on ranks would be wrong. One rank has CPUs of
+    its own.
+    """
     hellos = [hello(rank, 6, node) for rank, node in enumerate("cabccc")]
     hellos[3] = replace(hellos[3], cpus="its own")
     with rank_zero(6, "c") as server:
@@ -208,7 +222,12 @@ def test_the_ranks_may_come_in_any_order_and_late() -> None:
         others = [pool.submit(join, [address], hello(rank, 3), soon()) for rank in (2, 1)]
         threading.Event().wait(0.1)  # refused meanwhile
         late.listen()
-        held = BoundSockets(rendezvous=late, store=socket.socket(), rendezvous_address=address, store_address=address)
+        held = BoundSockets(
+            rendezvous=late,
+            store=socket.socket(),
+            rendezvous_address=address,
+            store_address=address,
+        )
         with rank_zero(3, held=held) as server:
             assert [other.result(LONG)[1] for other in others] == [server.meeting()] * 2
             for other in others:
@@ -216,8 +235,12 @@ def test_the_ranks_may_come_in_any_order_and_late() -> None:
 
 
 def test_of_those_that_listen_one_on_each_of_eight_nodes_is_told() -> None:
-    """Those that may act for rank 0 when it is gone; rank 1 does not listen, and ranks 2 and 3 share a node."""
-    hellos = [replace(hello(rank, 13, f"n{rank}"), deputy_port=7000 + rank) for rank in range(1, 13)]
+    """Those that may act for rank 0 when it is gone; rank 1 does not listen, and ranks 2 and 3
+    share a node.
+    """
+    hellos = [
+        replace(hello(rank, 13, f"n{rank}"), deputy_port=7000 + rank) for rank in range(1, 13)
+    ]
     hellos[0], hellos[2] = replace(hellos[0], deputy_port=0), replace(hellos[2], node="n2")
     with rank_zero(13) as server:
         meetings = meet(server, *hellos)
@@ -228,10 +251,16 @@ def test_of_those_that_listen_one_on_each_of_eight_nodes_is_told() -> None:
 @pytest.mark.parametrize("local_size", [0, 1])
 def test_hosts_with_one_name_are_nodes_of_their_own(local_size: int) -> None:
     """Containers; where the launcher says how many ranks a node has, that is kept."""
-    hellos = [replace(hello(rank, 4, "worker"), local_rank=rank // 2, local_world_size=local_size) for rank in range(4)]
+    hellos = [
+        replace(hello(rank, 4, "worker"), local_rank=rank // 2, local_world_size=local_size)
+        for rank in range(4)
+    ]
     meetings = infos_of(hellos, Address("127.0.0.1", 1), "pmi")
     each = local_size or 2
-    assert [(one.node_rank, one.local_world_size, one.nnodes) for one in meetings] == [(0, each, 2), (1, each, 2)] * 2
+    assert [(one.node_rank, one.local_world_size, one.nnodes) for one in meetings] == [
+        (0, each, 2),
+        (1, each, 2),
+    ] * 2
 
 
 def test_they_meet_over_ipv6() -> None:
@@ -277,11 +306,15 @@ def test_taken_ports_and_foreign_addresses_are_named() -> None:
         with pytest.raises(RendezvousError) as caught:
             bind_store("127.0.0.1", listen("127.0.0.1", taken), [0])
         text = str(caught.value)
-        assert text.startswith(f"all 3 ports from {min(taken)} to {max(taken)} on 127.0.0.1 taken by others; expected ")
+        assert text.startswith(
+            f"all 3 ports from {min(taken)} to {max(taken)} on 127.0.0.1 taken by others; expected "
+        )
         assert "--port" in text
         with pytest.raises(RendezvousError, match=f"port {taken[0]} on 127.0.0.1 taken by others"):
             bind_store("127.0.0.1", listen("127.0.0.1", taken[:1]), [0])
-    with pytest.raises(RendezvousError, match=r"203\.0\.113\.7:0 cannot be bound: Cannot assign requested address"):
+    with pytest.raises(
+        RendezvousError, match=r"203\.0\.113\.7:0 cannot be bound: Cannot assign requested address"
+    ):
         bind_store("203.0.113.7", listen("203.0.113.7", [0]), [0])
 
 
@@ -339,7 +372,8 @@ def heard_the_hello_alone(server: Stranger, one: Hello) -> bool:
     heard = [bytes(received) for received in server.received if received]
     messages = [json_lines.parse(text) for text in heard]
     return all(text.count(b"\n") == 1 and text.endswith(b"\n") for text in heard) and all(
-        message.pop("nonce") and message == {"hello": asdict(one), "kind": "none"} for message in messages
+        message.pop("nonce") and message == {"hello": asdict(one), "kind": "none"}
+        for message in messages
     )
 
 
@@ -353,7 +387,9 @@ def test_a_line_that_is_no_message_of_ours_is_empty(text: bytes) -> None:
 
 
 def test_two_steps_on_the_same_ports_meet_each_their_own() -> None:
-    """Both prefer the same ports; the second takes the next one, and nobody meets the other's store."""
+    """Both prefer the same ports; the second takes the next one, and nobody meets the other's
+    store.
+    """
     first = bind_store("127.0.0.1", listen("127.0.0.1", [0]), [0])
     ports = [first.rendezvous_address.port, 0]
     second = bind_store("127.0.0.1", listen("127.0.0.1", ports), [0])
@@ -377,7 +413,10 @@ def test_rank_zero_walks_on_from_taken_ports_and_is_found_there() -> None:
     ports = discovery.rendezvous_ports(who, DEFAULT, None)
     assert len(ports) == len(set(ports)) == 24
     with ExitStack() as stack:
-        strangers = [stack.enter_context(stranger(kind, port)) for kind, port in zip(STRANGERS, ports, strict=False)]
+        strangers = [
+            stack.enter_context(stranger(kind, port))
+            for kind, port in zip(STRANGERS, ports, strict=False)
+        ]
         held = bind_store("127.0.0.1", listen("127.0.0.1", ports), [0])
         assert held.rendezvous_address.port in ports[len(strangers) :]
         server = stack.enter_context(rank_zero(2, held=held))
@@ -394,11 +433,24 @@ def test_rank_zero_walks_on_from_taken_ports_and_is_found_there() -> None:
 @pytest.mark.parametrize(
     "said",
     [
-        *(b"", b"GET / HTTP/1.1\r\nHost: node01\r\n\r\n", b"\x3c\x85\xf7\xce" + bytes(60), b"\n", b"{}\n", b"[]\n"),
+        *(
+            b"",
+            b"GET / HTTP/1.1\r\nHost: node01\r\n\r\n",
+            b"\x3c\x85\xf7\xce" + bytes(60),
+            b"\n",
+            b"{}\n",
+            b"[]\n",
+        ),
         *(b'{"here": true}\n', b'{"hello": 7}\n', b'{"hello": {"token": "1207.0.0"}}\n'),
         *(
             json.dumps(greeting(replace(hello(1), **wrong))).encode() + b"\n"
-            for wrong in ({"token": "1207.0.1"}, {"rank": "1"}, {"rank": True}, {"world_size": 2.0}, {"node": None})
+            for wrong in (
+                {"token": "1207.0.1"},
+                {"rank": "1"},
+                {"rank": True},
+                {"world_size": 2.0},
+                {"node": None},
+            )
         ),
         *(b'{"hello": {"token": "12', b"x" * 100_000, b"\xff\xfe\x00\n"),
     ],
@@ -432,7 +484,10 @@ def test_two_processes_of_one_rank_are_both_named_to_all(rank: int) -> None:
         first = pool.submit(refusal, server, hello(1, 3))
         until(lambda: 1 in server.rendezvous.connections)
         second = refusal(server, hello(rank, 3, "node02", pid=22))
-        found = f"rank {rank} came twice, as process {1000 + rank} on node01 and 22 on node02; expected "
+        found = (
+            f"rank {rank} came twice, as process {1000 + rank} on node01 and 22 on node02;"
+            " expected "
+        )
         assert second.startswith(found)
         assert first.result(LONG) == second == server.refusal()
 
@@ -441,7 +496,9 @@ def test_two_processes_of_one_rank_are_both_named_to_all(rank: int) -> None:
 def test_world_sizes_that_differ_are_told_to_both(rank: int, world_size: int) -> None:
     with rank_zero(2) as server:
         text = refusal(server, hello(rank, world_size, "node02"))
-        assert text.startswith(f"rank {rank} on node02 counts {world_size} ranks, rank 0 counts 2; expected ")
+        assert text.startswith(
+            f"rank {rank} on node02 counts {world_size} ranks, rank 0 counts 2; expected "
+        )
         assert server.refusal() == text
 
 
@@ -451,7 +508,9 @@ def test_address_families_that_differ_are_told_to_both() -> None:
         assert "seen" in json_lines.receive(caller)
         json_lines.send(caller, {"here": True, "proof": ""})
         text = json_lines.receive(caller)["failed"]
-        assert text.startswith("rank 1 on node02 has fd00::7, rank 0 on node01 has 127.0.0.1; expected IPv4 on all")
+        assert text.startswith(
+            "rank 1 on node02 has fd00::7, rank 0 on node01 has 127.0.0.1; expected IPv4 on all"
+        )
         assert server.refusal() == text
 
 
@@ -467,9 +526,15 @@ def test_a_rank_of_the_other_family_says_so(own: str, published: str) -> None:
 
 
 def test_missing_ranks_are_named_with_their_nodes() -> None:
-    """Strangers do not delay that, and hear nothing of it. A rank that went before it could answer is missing."""
+    """Strangers do not delay that, and hear nothing of it. A rank that went before it could answer
+    is missing.
+    """
     layout = {rank: f"node{rank // 2:02d}" for rank in range(8)}
-    with rank_zero(8, layout=layout, within=2) as server, ThreadPoolExecutor(3) as pool, server.connect() as mute:
+    with (
+        rank_zero(8, layout=layout, within=2) as server,
+        ThreadPoolExecutor(3) as pool,
+        server.connect() as mute,
+    ):
         mute.sendall(b"half a line")
         began = time.monotonic()
         with greeted(server, hello(3, 8)):
@@ -477,12 +542,13 @@ def test_missing_ranks_are_named_with_their_nodes() -> None:
         came = [pool.submit(refusal, server, hello(rank, 8)) for rank in (1, 2, 4)]
         text = server.refusal()
         assert text.startswith(
-            "4 of 8 ranks did not come: rank 3 on node01, rank 5 on node02, ranks 6-7 on node03; expected all of them "
-            f"on {server.address} -> "
+            "4 of 8 ranks did not come: rank 3 on node01, rank 5 on node02, ranks 6-7 on node03;"
+            f" expected all of them on {server.address} -> "
         )
         assert [one.result(LONG) for one in came] == [text] * 3
         assert time.monotonic() - began < LONG / 3
-        assert mute.recv(4096) == b""  # it may be another job's rank, which would end by what the others are told
+        # It may be another job's rank, which would end by what the others are told.
+        assert mute.recv(4096) == b""
 
 
 def test_rank_zero_not_found_says_where_it_looked() -> None:
@@ -491,7 +557,8 @@ def test_rank_zero_not_found_says_where_it_looked() -> None:
         nowhere = Address(*silent.getsockname()[:2])
         text = refusal(nowhere, hello(1, node="node02"), within=0.3)
         assert text.startswith(
-            f"rank 1 on node02 (127.0.0.1) did not reach rank 0 at {nowhere}: {nowhere} Connection refused; expected "
+            f"rank 1 on node02 (127.0.0.1) did not reach rank 0 at {nowhere}: {nowhere} Connection"
+            " refused; expected "
         )
         assert "belongs to somebody else" in refusal(other.address, hello(1), within=0.3)
         with pytest.raises(RendezvousError, match=f"at {nowhere} and 2 more: "):
@@ -560,7 +627,9 @@ def test_a_rank_that_loses_rank_zero_says_so() -> None:
             assert json_lines.receive(connection)["hello"]["rank"] == 1
             json_lines.send(connection, {"seen": True, "nonce": NONCE, "proof": ""})
             assert json_lines.receive(connection) == {"here": True, "proof": ""}
-        assert f"rank 1 on node02 lost rank 0 at {address} during the rendezvous" in text.result(LONG)
+        assert f"rank 1 on node02 lost rank 0 at {address} during the rendezvous" in text.result(
+            LONG
+        )
 
 
 # Ranks that are waited for.
@@ -594,7 +663,9 @@ def test_a_rank_that_fails_early_ends_all_with_its_words() -> None:
         found = meet_later(server, hello(1, 4))
         until(lambda: 1 in server.rendezvous.connections)
         failure = AbortReason("no file train.py; expected a script", 78)
-        assert report_failure([server.address], hello(2, 4, "node02", address=""), UNPROVEN, failure, soon())
+        assert report_failure(
+            [server.address], hello(2, 4, "node02", address=""), UNPROVEN, failure, soon()
+        )
         late = meet_later(server, hello(3, 4))
         text = "rank 2 on node02 failed: no file train.py; expected a script"
         for one in (server.result, lambda: found.result(LONG), lambda: late.result(LONG)):
@@ -603,14 +674,18 @@ def test_a_rank_that_fails_early_ends_all_with_its_words() -> None:
 
 def test_a_failure_that_reached_nobody_is_not_told() -> None:
     with stranger("http") as other:
-        assert not report_failure([other.address], hello(1, address=""), UNPROVEN, AbortReason("broken", 78), soon(0.3))
+        assert not report_failure(
+            [other.address], hello(1, address=""), UNPROVEN, AbortReason("broken", 78), soon(0.3)
+        )
     assert not report_failure([], hello(1, address=""), UNPROVEN, AbortReason("broken", 78), soon())
 
 
 def test_a_rank_whose_worker_dies_while_it_waits_ends_all() -> None:
     with closing(CancelToken()) as interrupt, rank_zero(4) as server, ThreadPoolExecutor(2) as pool:
         other = meet_later(server, hello(1, 4))
-        failing = pool.submit(join, [server.address], hello(2, 4, "node02"), soon(), None, interrupt)
+        failing = pool.submit(
+            join, [server.address], hello(2, 4, "node02"), soon(), None, interrupt
+        )
         until(lambda: {1, 2} <= server.rendezvous.connections.keys())
         interrupt.fail("its worker was killed", 137)
         text = "rank 2 on node02 failed: its worker was killed"
@@ -625,7 +700,9 @@ def test_worker_that_dies_during_the_search_is_told() -> None:
         stranger("mute") as mute,
         ThreadPoolExecutor(1) as pool,
     ):
-        failing = pool.submit(join, [mute.address, server.address], hello(2, 3), soon(), None, interrupt)
+        failing = pool.submit(
+            join, [mute.address, server.address], hello(2, 3), soon(), None, interrupt
+        )
         until(lambda: mute.received)
         interrupt.fail("its worker was killed", 137)
         for one in (server.result, lambda: failing.result(LONG)):
@@ -720,7 +797,9 @@ def cost_per_rank(size: int) -> float:
         meetings = [json_lines.receive(one)["meeting"] for one in connections.values()]
         result = server.result()
         spent = time.process_time() - began
-        assert [meeting["node_rank"] for meeting in meetings] == [rank // 8 for rank in range(1, size)]
+        assert [meeting["node_rank"] for meeting in meetings] == [
+            rank // 8 for rank in range(1, size)
+        ]
         assert result.nodes[size - 1] == f"node{(size - 1) // 8:03d}"
         assert sorted(result.connections) == list(range(1, size))
     return spent / size

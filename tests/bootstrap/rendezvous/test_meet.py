@@ -39,9 +39,13 @@ def on_hydra(rank: int, size: int = 2) -> Environment:
 def test_over_pmi_rank_zeros_failure_reaches_all_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     with launcher(2) as server, ThreadPoolExecutor(1) as pool:
         monkeypatch.setenv("PMI_FD", str(server.ends[0].fileno()))
-        other = pool.submit(broadcast_over_pmi, None, descriptor=server.ends[1].fileno(), timeout=LONG)
+        other = pool.submit(
+            broadcast_over_pmi, None, descriptor=server.ends[1].fileno(), timeout=LONG
+        )
         assert report_early_failure(on_hydra(0), SOON, BROKEN)
-        with pytest.raises(PeerError, match=r"rank 0 on .* failed: no file train\.py; expected a script") as caught:
+        with pytest.raises(
+            PeerError, match=r"rank 0 on .* failed: no file train\.py; expected a script"
+        ) as caught:
             protocol.decode_advertisement(other.result())
     assert caught.value.exit_code == 78
 
@@ -50,9 +54,15 @@ def test_over_pmi_another_ranks_failure_reaches_rank_zero(monkeypatch: pytest.Mo
     held = bind_store("127.0.0.1", listen("127.0.0.1", [0]), [0])
     published = protocol.encode_advertisement("1207.0.0", [held.rendezvous_address])
     secret = HmacAuthenticator(bytes.fromhex(protocol.decode_advertisement(published).secret))
-    with launcher(2) as server, rank_zero(2, held=held, trust=secret) as zero, ThreadPoolExecutor(1) as pool:
+    with (
+        launcher(2) as server,
+        rank_zero(2, held=held, trust=secret) as zero,
+        ThreadPoolExecutor(1) as pool,
+    ):
         monkeypatch.setenv("PMI_FD", str(server.ends[1].fileno()))
-        first = pool.submit(broadcast_over_pmi, published, descriptor=server.ends[0].fileno(), timeout=LONG)
+        first = pool.submit(
+            broadcast_over_pmi, published, descriptor=server.ends[0].fileno(), timeout=LONG
+        )
         assert report_early_failure(on_hydra(1), SOON, BROKEN)
         assert first.result() == published
         with pytest.raises(PeerError, match=r"rank 1 on .* failed: no file train\.py") as caught:
@@ -79,22 +89,33 @@ def test_where_nobody_looks_nobody_is_told_or_waited_for(monkeypatch: pytest.Mon
 
 
 def links(*addresses: str) -> tuple[NetworkInterface, ...]:
-    return tuple(NetworkInterface(f"eth{index}", True, 0, (address,), ()) for index, address in enumerate(addresses))
+    return tuple(
+        NetworkInterface(f"eth{index}", True, 0, (address,), ())
+        for index, address in enumerate(addresses)
+    )
 
 
 def test_rank_zero_is_heard_on_its_own_addresses_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those that its name leads to and the interface beside; not all of the node's, and nobody else's."""
-    monkeypatch.setattr(discovery, "list_interfaces", lambda: links("127.0.0.1", "10.0.0.1", "10.1.0.1", "10.2.0.1"))
+    """Those that its name leads to and the interface beside; not all of the node's, and nobody
+    else's.
+    """
+    monkeypatch.setattr(
+        discovery, "list_interfaces", lambda: links("127.0.0.1", "10.0.0.1", "10.1.0.1", "10.2.0.1")
+    )
     monkeypatch.setattr(discovery, "addresses_of", lambda _: {"10.1.0.1", "127.0.0.1", "10.9.9.9"})
     who = detect.detect(step(0), pid=PID)
     assert discovery.resolve_node(who, None, (DEFAULT,)) == ["10.1.0.1"]
     chosen = SelectedInterface("eth1", "10.0.0.1", {}, "")
     assert discovery.resolve_node(who, chosen, (DEFAULT,)) == ["10.0.0.1", "10.1.0.1"]
-    assert discovery.resolve_node(replace(who, local_world_size=4), None, (DEFAULT,)) == ["127.0.0.1"]
+    assert discovery.resolve_node(replace(who, local_world_size=4), None, (DEFAULT,)) == [
+        "127.0.0.1"
+    ]
 
 
 def test_without_an_interface_all_own_addresses_are_tried(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(discovery, "list_interfaces", lambda: links("127.0.0.1", "10.0.0.1", "10.1.0.1"))
+    monkeypatch.setattr(
+        discovery, "list_interfaces", lambda: links("127.0.0.1", "10.0.0.1", "10.1.0.1")
+    )
     who = detect.detect(step(1), pid=PID)
     found = discovery.candidate_addresses(who, None, (DEFAULT,), range(40000, 40002))
     assert {address.host for address in found} == {"10.0.0.1", "10.1.0.1"}
@@ -105,7 +126,9 @@ def test_without_an_interface_all_own_addresses_are_tried(monkeypatch: pytest.Mo
 def test_a_rank_of_each_node_listens_for_the_time_without_rank_0(rank: int, listens: bool) -> None:
     """Of two on each of two nodes; on rank 0's the next one."""
     who = detect.detect(step(rank), pid=PID)
-    found = listen_as_deputy(RankSetup(SOON, who, (DEFAULT,), SelectedInterface("lo", "127.0.0.1", {}, "")))
+    found = listen_as_deputy(
+        RankSetup(SOON, who, (DEFAULT,), SelectedInterface("lo", "127.0.0.1", {}, ""))
+    )
     assert bool(found.deputy) == listens
     if found.deputy:
         found.deputy.close()
@@ -121,7 +144,9 @@ def test_a_deputy_leaves_the_first_two_ports_to_a_rank_0(last: int, port: int) -
         found.deputy.close()
     else:
         with pytest.raises(ConfigError, match="2 ports with --spare-nodes; expected 3 or more"):
-            listen_as_deputy(RankSetup(options, replace(who, world_size=2, spares=2), (DEFAULT,), place))
+            listen_as_deputy(
+                RankSetup(options, replace(who, world_size=2, spares=2), (DEFAULT,), place)
+            )
 
 
 def on_node(task: int, size: int) -> Environment:

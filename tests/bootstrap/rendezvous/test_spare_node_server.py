@@ -1,4 +1,6 @@
-"""How the ranks meet again when nodes are lost: of four nodes with two tasks each, the last ones are spare."""
+"""How the ranks meet again when nodes are lost: of four nodes with two tasks each, the last ones
+are spare.
+"""
 
 from __future__ import annotations
 
@@ -26,8 +28,16 @@ SOON = 2.0  # after which who has not come is given up
 
 @contextmanager
 def spare_node_server(*expected: int, node: str = "n1", **changes: Any) -> Iterator[RankZero]:
-    """Rank 0, which waits for these numbers; those from 4 on are of spare nodes, if nothing else is said."""
-    known: dict[str, Any] = {"sizes": (2, 2), "within": LONG, "not_before": 0.0, "quorum": 2, "lost_after": 5.0}
+    """Rank 0, which waits for these numbers; those from 4 on are of spare nodes, if nothing else is
+    said.
+    """
+    known: dict[str, Any] = {
+        "sizes": (2, 2),
+        "within": LONG,
+        "not_before": 0.0,
+        "quorum": 2,
+        "lost_after": 5.0,
+    }
     known |= {"expected": {*expected}, **changes}
     server = partial(SpareNodeServer, spares=TASKS - sum(known["sizes"]), **known)
     with rank_zero(TASKS, node, kind=server) as it:
@@ -75,18 +85,27 @@ def refused(server: RankZero, ends: list[Future[RendezvousInfo]], said: str) -> 
 
 
 def test_all_that_are_expected_come_and_meet() -> None:
-    """The tasks of spare nodes are no ranks; a deputy is on each node, and those of spare nodes are the first."""
+    """The tasks of spare nodes are no ranks; a deputy is on each node, and those of spare nodes are
+    the first.
+    """
     with spare_node_server(1, 2, 3, 4, 5, 6) as server:
         meetings = [each.result(LONG) for each in come(server, 1, 2, 3, 4, 5, 6)]
         assert [(each.node_rank, each.nnodes) for each in meetings[:3]] == [(0, 2), (1, 2), (1, 2)]
         assert [rank for rank, _, _ in meetings[-1].deputies] == [4, 6, 1, 2]
-        assert [each.port for each in decode_advertisement(meetings[-1].takeover).addresses] == [7004, 7006, 7001, 7002]
+        assert [each.port for each in decode_advertisement(meetings[-1].takeover).addresses] == [
+            7004,
+            7006,
+            7001,
+            7002,
+        ]
         assert (nodes(server), meetings[-1].vacant, server.said) == ("n1 n1 n2 n2", [7], [])
 
 
 @pytest.mark.parametrize("mates", [[3], []])
 def test_the_ranks_of_a_node_from_which_one_is_missing_move(mates: list[int]) -> None:
-    """All of them: those of that node that have come are dismissed; and to a spare node that is whole."""
+    """All of them: those of that node that have come are dismissed; and to a spare node that is
+    whole.
+    """
     began = time.monotonic()
     with spare_node_server(1, 2, 3, 5, 6, 7, within=SOON) as server:
         others, ends = come(server, 1, 5, 6, 7), come(server, *mates)
@@ -107,9 +126,13 @@ def test_where_no_spare_node_is_left_all_end() -> None:
 
 @pytest.mark.parametrize("quorum", [4, 5])
 def test_those_that_are_not_more_than_half_of_all_end(quorum: int) -> None:
-    """Others may have a rank 0 of their own. Whether there are enough is asked once, though some come again later."""
+    """Others may have a rank 0 of their own. Whether there are enough is asked once, though some
+    come again later.
+    """
     called: list[int] = []
-    with spare_node_server(1, 2, 3, 4, 5, within=SOON, quorum=quorum, on_quorum=lambda: called.append(1)) as server:
+    with spare_node_server(
+        1, 2, 3, 4, 5, within=SOON, quorum=quorum, on_quorum=lambda: called.append(1)
+    ) as server:
         ends = come(server, 1, 4, 5)
         if quorum == 5:
             refused(server, ends, "4 tasks have met after the loss of a node")
@@ -123,7 +146,9 @@ def test_what_is_wrong_with_enough_tasks_is_told_to_all() -> None:
         raise UnavailableError("srun is gone")
 
     with spare_node_server(1, 2, 3, on_quorum=refuse) as server:
-        ends: list[Callable[[], object]] = [partial(end.result, LONG) for end in come(server, 1, 2, 3)]
+        ends: list[Callable[[], object]] = [
+            partial(end.result, LONG) for end in come(server, 1, 2, 3)
+        ]
         for one in (server.result, *ends):
             with pytest.raises((UnavailableError, RendezvousError), match="srun is gone"):
                 one()
@@ -140,7 +165,9 @@ def test_the_workers_of_a_lost_node_are_waited_for() -> None:
 
 
 def test_who_comes_back_from_a_node_that_was_left_is_dismissed() -> None:
-    with spare_node_server(1, 2, 3, 4, 5, within=SOON, not_before=time.monotonic() + 3 * SOON) as server:
+    with spare_node_server(
+        1, 2, 3, 4, 5, within=SOON, not_before=time.monotonic() + 3 * SOON
+    ) as server:
         come(server, 1, 4, 5)
         until(lambda: here(server, 1, 2, 3))
         dismissed(come(server, 2)[0])

@@ -18,7 +18,9 @@ TIMEOUT = 300.0
 
 def newer(folder: Path) -> Path:
     """A copy of srunddp, of another version, whose hello and meeting have more fields."""
-    shutil.copytree(ROOT / "srunddp", folder / "srunddp", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(
+        ROOT / "srunddp", folder / "srunddp", ignore=shutil.ignore_patterns("__pycache__")
+    )
     protocol = "bootstrap/rendezvous/protocol.py"
     for name, before, after in (
         ("_version.py", f'__version__ = "{__version__}"', '__version__ = "99.0"'),
@@ -36,7 +38,14 @@ def newer(folder: Path) -> Path:
 def test_two_versions_are_refused_at_once_and_named(tmp_path: Path, newer_rank: int) -> None:
     paths, versions = [str(ROOT)] * 2, [__version__] * 2
     paths[newer_rank], versions[newer_rank] = str(newer(tmp_path / "other")), "99.0"
-    words = (SRUNDDP[0], "-m", "srunddp", "--quiet", f"--timeout={TIMEOUT}", write(tmp_path / "train.py", ""))
+    words = (
+        SRUNDDP[0],
+        "-m",
+        "srunddp",
+        "--quiet",
+        f"--timeout={TIMEOUT}",
+        write(tmp_path / "train.py", ""),
+    )
     began = time.monotonic()
     ranks = [
         subprocess.Popen(
@@ -51,6 +60,9 @@ def test_two_versions_are_refused_at_once_and_named(tmp_path: Path, newer_rank: 
     errors = [rank.communicate(timeout=LONG)[1] for rank in ranks]
     assert [rank.returncode for rank in ranks] == [69, 69], errors
     assert time.monotonic() - began < TIMEOUT / 2
-    found = f": rank 1 on {NODE} has srunddp {versions[1]}, rank 0 on {NODE} has {versions[0]}; expected one version"
+    found = (
+        f": rank 1 on {NODE} has srunddp {versions[1]}, rank 0 on {NODE} has {versions[0]};"
+        " expected one version"
+    )
     assert f"{found} on all nodes -> start all ranks from one installation" in errors[0]
     assert "".join(errors).count("\n") == 1

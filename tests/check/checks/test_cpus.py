@@ -13,7 +13,8 @@ from tests.support.made_up_site import changed, reported, subject, travelled
 
 WELL = CpuFacts(mask=[0, 1], quota=0.0, threads=1, variable="OMP_NUM_THREADS", advice=[])
 ADVICE = (
-    "4 CPUs per task were asked for, and this rank may use 2; expected 4, but srun forgets -> srun --cpus-per-task=4"
+    "4 CPUs per task were asked for, and this rank may use 2; expected 4, but srun forgets -> srun"
+    " --cpus-per-task=4"
 )
 NODES = tuple(f"node{number:02d}" for number in range(1, 7))
 
@@ -25,13 +26,21 @@ NODES = tuple(f"node{number:02d}" for number in range(1, 7))
         ({5: {"threads": 3}}, "OMP_NUM_THREADS=3 on 2 CPUs", (5,)),
         ({5: {"threads": 2, "quota": 1.5}}, "OMP_NUM_THREADS=2 on 1 CPU", (5,)),
         ({4: {"threads": 2}}, "2 ranks with 3 threads share 2 CPUs", (4, 5)),
-        ({4: {"mask": [1, 2], "threads": 2}, 5: {"threads": 2}}, "2 ranks with 4 threads share 3 CPUs", (4, 5)),
+        (
+            {4: {"mask": [1, 2], "threads": 2}, 5: {"threads": 2}},
+            "2 ranks with 4 threads share 3 CPUs",
+            (4, 5),
+        ),
         ({5: {"mask": [1]}}, "a rank has 1 CPU", (5,)),
         ({4: {"mask": [2]}, 5: {"mask": [3]}}, "a rank has 1 CPU", (4, 5)),
     ],
 )
-def test_what_slows_a_rank_is_found(changes: dict[int, dict[str, Any]], found: str, ranks: tuple[int, ...]) -> None:
-    assert reported(CHECK.evaluate(changed(WELL, changes))) == [(Severity.WARN, found, ("node03",), ranks)]
+def test_what_slows_a_rank_is_found(
+    changes: dict[int, dict[str, Any]], found: str, ranks: tuple[int, ...]
+) -> None:
+    assert reported(CHECK.evaluate(changed(WELL, changes))) == [
+        (Severity.WARN, found, ("node03",), ranks)
+    ]
 
 
 @pytest.mark.parametrize(
@@ -52,8 +61,14 @@ def test_the_hint_fits_and_the_summary_says_what_is_left() -> None:
     (finding,) = CHECK.evaluate(changed(WELL, {0: {"threads": 2}}))
     assert finding.hint == "set OMP_NUM_THREADS to 1, or ask for more CPUs (--cpus-per-task)"
     apart = {0: {"mask": [0, 1, 2]}, 1: {"mask": [3, 4, 5]}}
-    assert CHECK.summary(changed(WELL, apart, 2)) == "3 CPUs for each rank at least: room for 2 loader workers"
-    assert CHECK.summary(changed(WELL, {})) == "1 CPU for each rank at least: room for 0 loader workers"
+    assert (
+        CHECK.summary(changed(WELL, apart, 2))
+        == "3 CPUs for each rank at least: room for 2 loader workers"
+    )
+    assert (
+        CHECK.summary(changed(WELL, {}))
+        == "1 CPU for each rank at least: room for 0 loader workers"
+    )
 
 
 @pytest.mark.parametrize(
@@ -65,9 +80,13 @@ def test_the_hint_fits_and_the_summary_says_what_is_left() -> None:
         ({"OMP_NUM_THREADS": "", "MKL_NUM_THREADS": "8"}, ("MKL_NUM_THREADS", 8)),
     ],
 )
-def test_this_rank_s_cpus_and_threads_are_collected(variables: dict[str, str], expected: tuple[str, int]) -> None:
+def test_this_rank_s_cpus_and_threads_are_collected(
+    variables: dict[str, str], expected: tuple[str, int]
+) -> None:
     facts = travelled(CHECK, subject(variables))
     assert facts.mask == sorted(os.sched_getaffinity(0))
     assert (facts.variable, facts.threads) == expected
     asked = {"SLURM_CPUS_PER_TASK": "4096"}
-    assert travelled(CHECK, subject(asked)).advice[0].startswith("4096 CPUs per task were asked for")
+    assert (
+        travelled(CHECK, subject(asked)).advice[0].startswith("4096 CPUs per task were asked for")
+    )

@@ -21,13 +21,25 @@ FAIL, WARN = Severity.FAIL, Severity.WARN
 
 
 def gpu(uuid: str, **changes: Any) -> Device:
-    known: dict[str, Any] = {"parent": "", "name": "NVIDIA H100", "total": 80 * GIB, "free": 79 * GIB, "numa": 0}
+    known: dict[str, Any] = {
+        "parent": "",
+        "name": "NVIDIA H100",
+        "total": 80 * GIB,
+        "free": 79 * GIB,
+        "numa": 0,
+    }
     return Device(**{"uuid": uuid, "address": "0000:17:00.0", **known, **changes})  # type: ignore[typeddict-item]
 
 
 A, B, C = gpu("GPU-a"), gpu("GPU-b"), gpu("GPU-c")
 WELL = GpuFacts(
-    driver="580.95.05", cuda="13.0", count=2, models=["NVIDIA H100"], devices=[A, B], present=True, numa=[0]
+    driver="580.95.05",
+    cuda="13.0",
+    count=2,
+    models=["NVIDIA H100"],
+    devices=[A, B],
+    present=True,
+    numa=[0],
 )
 NONE = GpuFacts(missing="NVML Shared Library Not Found", numa=[0])
 
@@ -66,16 +78,34 @@ FOUND: dict[str, tuple[dict[int, dict[str, Any]], list[tuple[Severity, str, tupl
         [(FAIL, "77.0 of 80.0 GiB of the GPU's memory are taken", (5,))],
     ),
     "full, and nobody uses it": ({4: {"devices": [A, gpu("GPU-b", free=0)]}}, []),
-    "alone": ({4: {"devices": [A], "count": 1}, 5: {"devices": [B], "count": 1}}, [(WARN, ALONE, (4, 5))]),
-    "hidden by a variable alone": ({4: {"devices": [A], "wanted": "0"}, 5: {"devices": [B], "wanted": "1"}}, []),
+    "alone": (
+        {4: {"devices": [A], "count": 1}, 5: {"devices": [B], "count": 1}},
+        [(WARN, ALONE, (4, 5))],
+    ),
+    "hidden by a variable alone": (
+        {4: {"devices": [A], "wanted": "0"}, 5: {"devices": [B], "wanted": "1"}},
+        [],
+    ),
     "without P2P": (
         both(separate=[["GPU-a", "GPU-b", "chipset not supported"]]),
         [(WARN, "no P2P among GPUs of a node: chipset not supported", (4, 5))],
     ),
-    "without P2P to one that nobody uses": (both(devices=[A, B, C], separate=[["GPU-a", "GPU-c", "no"]]), []),
+    "without P2P to one that nobody uses": (
+        both(devices=[A, B, C], separate=[["GPU-a", "GPU-c", "no"]]),
+        [],
+    ),
     "slices of one GPU": (
         SLICES,
-        [(FAIL, "ranks with MIG instances of one GPU, GPU-a, which NCCL takes for one GPU used twice", (4, 5))],
+        [
+            (
+                FAIL,
+                (
+                    "ranks with MIG instances of one GPU, GPU-a, which NCCL takes for one GPU used"
+                    " twice"
+                ),
+                (4, 5),
+            )
+        ],
     ),
     "slices that may share": ({rank: each | {"shared": True} for rank, each in SLICES.items()}, []),
     "driver": (both(driver="570.1", cuda="12.8"), [(WARN, "NVIDIA driver 570.1 (CUDA 12.8)", ())]),
@@ -93,7 +123,9 @@ FOUND: dict[str, tuple[dict[int, dict[str, Any]], list[tuple[Severity, str, tupl
 def test_what_is_wrong_with_a_node_s_gpus_is_found_there(name: str) -> None:
     changes, expected = FOUND[name]
     findings = list(CHECK.evaluate(changed(WELL, changes)))
-    assert reported(findings) == [(level, found, ("node03",), ranks) for level, found, ranks in expected]
+    assert reported(findings) == [
+        (level, found, ("node03",), ranks) for level, found, ranks in expected
+    ]
     if name in ("one GPU twice", "alone"):
         assert findings[0].hint.startswith("start with --gpus-per-node=2 --gpu-bind=none")
 
@@ -101,7 +133,9 @@ def test_what_is_wrong_with_a_node_s_gpus_is_found_there(name: str) -> None:
 def test_gpus_that_one_rank_leaves_idle_are_said() -> None:
     """And a variable that names a GPU where there is none."""
     findings = CHECK.evaluate(seen([WELL], per_node=1))
-    assert reported(findings) == [(WARN, "one rank on this node and 2 visible GPUs: 1 stay idle", ("node01",), (0,))]
+    assert reported(findings) == [
+        (WARN, "one rank on this node and 2 visible GPUs: 1 stay idle", ("node01",), (0,))
+    ]
     named = {0: {"wanted": "0"}, 2: {"wanted": ""}, 4: {"wanted": "NoDevFiles"}}
     assert reported(CHECK.evaluate(changed(NONE, named))) == [
         (WARN, "CUDA_VISIBLE_DEVICES=0, and there is no GPU", ("node01",), ())
@@ -110,9 +144,17 @@ def test_gpus_that_one_rank_leaves_idle_are_said() -> None:
 
 def test_what_nvml_says_of_a_node_is_collected(fake_nvml: Callable[..., None]) -> None:
     first = {"uuid": "GPU-a", "total": 80 * GIB, "free": 79 * GIB, "separate": [1]}
-    fake_nvml(first, {"uuid": "GPU-b", "address": "00000000:CA:00.0", "failing": {"nvmlDeviceGetMemoryInfo": 3}})
+    fake_nvml(
+        first,
+        {"uuid": "GPU-b", "address": "00000000:CA:00.0", "failing": {"nvmlDeviceGetMemoryInfo": 3}},
+    )
     facts = travelled(CHECK, subject({"CUDA_VISIBLE_DEVICES": "1,0"}))
-    assert (facts.driver, facts.cuda, facts.count, facts.models) == ("580.95.05", "12.8", 2, ["NVIDIA H100"])
+    assert (facts.driver, facts.cuda, facts.count, facts.models) == (
+        "580.95.05",
+        "12.8",
+        2,
+        ["NVIDIA H100"],
+    )
     assert (facts.wanted, facts.error, facts.missing) == ("1,0", "", "")
     second, first_again = facts.devices
     assert (second["uuid"], second["address"], second["total"]) == ("GPU-b", "0000:ca:00.0", 0)
@@ -120,7 +162,9 @@ def test_what_nvml_says_of_a_node_is_collected(fake_nvml: Callable[..., None]) -
     assert facts.separate == []
     assert look(None).separate == [["GPU-a", "GPU-b", "chipset not supported"]]
     fake_nvml({"uuid": "GPU-m", "instances": [{"uuid": "MIG-0"}, {"uuid": "MIG-1"}]})
-    assert [(device["uuid"], device["parent"]) for device in look("MIG-1").devices] == [("MIG-1", "GPU-m")]
+    assert [(device["uuid"], device["parent"]) for device in look("MIG-1").devices] == [
+        ("MIG-1", "GPU-m")
+    ]
 
 
 def test_one_gpu_of_two_ranks_is_found_through_nvml(fake_nvml: Callable[..., None]) -> None:
@@ -130,7 +174,9 @@ def test_one_gpu_of_two_ranks_is_found_through_nvml(fake_nvml: Callable[..., Non
     assert reported(CHECK.evaluate(ranks)) == [(FAIL, ONE_GPU, ("node01",), (0, 1))]
     fake_nvml({"uuid": "GPU-a"}, {"uuid": "GPU-b"})
     ranks = seen(travelled(CHECK, subject({"CUDA_VISIBLE_DEVICES": "GPU-b"})) for _ in range(2))
-    assert reported(CHECK.evaluate(ranks)) == [(FAIL, "two ranks with one GPU, GPU-b", ("node01",), (0, 1))]
+    assert reported(CHECK.evaluate(ranks)) == [
+        (FAIL, "two ranks with one GPU, GPU-b", ("node01",), (0, 1))
+    ]
 
 
 @pytest.mark.parametrize(
@@ -138,7 +184,11 @@ def test_one_gpu_of_two_ranks_is_found_through_nvml(fake_nvml: Callable[..., Non
     [
         ({"error": 18}, "", "RM has detected an NVML/RM version mismatch."),
         ({"error": 9}, "Driver Not Loaded", ""),
-        ({"gpus": [{"uuid": "GPU-a", "failing": {"nvmlDeviceGetHandleByIndex": 15}}]}, "", "GPU is lost"),
+        (
+            {"gpus": [{"uuid": "GPU-a", "failing": {"nvmlDeviceGetHandleByIndex": 15}}]},
+            "",
+            "GPU is lost",
+        ),
     ],
 )
 def test_an_error_of_nvml_is_not_taken_for_a_node_without_gpus(
@@ -158,7 +208,12 @@ def test_numa_nodes_are_read_where_linux_tells_them(tmp_path: Path) -> None:
     (device / "numa_node").write_text("1\n")
     assert nvml.of_device("0000:17:00.0", tmp_path) == 1
     assert nvml.of_device("0000:18:00.0", tmp_path) == -1
-    assert [nvml.of_cpus(cpus, tmp_path) for cpus in ({3, 8}, {7}, {1, 5}, {99})] == [[0], [1], [0, 1], []]
+    assert [nvml.of_cpus(cpus, tmp_path) for cpus in ({3, 8}, {7}, {1, 5}, {99})] == [
+        [0],
+        [1],
+        [0, 1],
+        [],
+    ]
 
 
 def test_neither_torch_nor_cuda_is_touched(tmp_path: Path) -> None:
@@ -176,7 +231,11 @@ def test_neither_torch_nor_cuda_is_touched(tmp_path: Path) -> None:
 
 
 def test_the_summary_counts_each_gpu_once() -> None:
-    nodes = [replaced for uuid in ("a", "c") for replaced in [[gpu(f"GPU-{uuid}1"), gpu(f"GPU-{uuid}2")]] * 2]
+    nodes = [
+        replaced
+        for uuid in ("a", "c")
+        for replaced in [[gpu(f"GPU-{uuid}1"), gpu(f"GPU-{uuid}2")]] * 2
+    ]
     ranks = changed(WELL, {rank: {"devices": devices} for rank, devices in enumerate(nodes)}, 4)
     assert CHECK.summary(ranks) == "4 NVIDIA H100, driver 580.95.05"
     assert CHECK.summary(changed(NONE, {})) == "no GPU"

@@ -1,4 +1,6 @@
-"""An interface that is wrong or to which no name leads stops a job; one that differs from the others is warned of."""
+"""An interface that is wrong or to which no name leads stops a job; one that differs from the
+others is warned of.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,11 @@ WELL = InterfaceFacts(
     one_node=False,
 )
 LO = SelectedInterface("lo", "127.0.0.1", {}, "loopback")
-TWO_NODES = {"SLURM_STEP_NODELIST": f"{NODE},node02", "SLURM_STEP_TASKS_PER_NODE": "1(x2)", "SLURM_GTIDS": "0"}
+TWO_NODES = {
+    "SLURM_STEP_NODELIST": f"{NODE},node02",
+    "SLURM_STEP_TASKS_PER_NODE": "1(x2)",
+    "SLURM_GTIDS": "0",
+}
 
 
 # What is collected.
@@ -49,7 +55,9 @@ def test_the_chosen_interface_travels_with_speed_and_mtu() -> None:
 
 
 def test_only_active_devices_count_with_the_rate_of_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    there = [Device(f"mlx5_{number}", "InfiniBand", number != 1, 100_000, ()) for number in range(3)]
+    there = [
+        Device(f"mlx5_{number}", "InfiniBand", number != 1, 100_000, ()) for number in range(3)
+    ]
     monkeypatch.setattr(infiniband, "devices", lambda: there)
     monkeypatch.setattr(interface, "addresses_of", {socket.gethostname(): {"127.0.1.1"}}.get)
     known = travelled(CHECK, subject())
@@ -65,7 +73,9 @@ def test_a_wrong_ifaces_conf_is_a_wrong_interface(tmp_path: Any) -> None:
     assert (known.wrong[2], known.name) == ("did you mean interface?", "")
 
 
-def at_step(rank: int, own: set[str], monkeypatch: pytest.MonkeyPatch, address: str = "") -> CheckContext:
+def at_step(
+    rank: int, own: set[str], monkeypatch: pytest.MonkeyPatch, address: str = ""
+) -> CheckContext:
     """A rank of two nodes whose names lead there."""
     monkeypatch.setattr("srunddp.bootstrap.rendezvous.discovery.addresses_of", lambda _: own)
     gtids = {"SLURM_GTIDS": str(rank), "SLURM_LOCALID": "0", "SLURM_NODEID": str(rank)}
@@ -90,14 +100,19 @@ def test_a_name_that_leads_a_rank_nowhere_is_found(monkeypatch: pytest.MonkeyPat
         assert interface.collect(at_step(rank, {"10.88.0.11"}, monkeypatch)).wrong == []
 
 
-def test_rank_0_whose_name_leads_to_another_interface_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rank_0_whose_name_leads_to_another_interface_says_so(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     own = (
         NetworkInterface("eth0", True, 0, ("10.88.0.11",), ()),
         NetworkInterface("eno1", True, 0, ("10.77.0.11",), ()),
     )
     monkeypatch.setattr(interface, "list_interfaces", lambda: own)
     found, *_ = interface.collect(at_step(0, {"10.77.0.11"}, monkeypatch)).wrong
-    words = f"the others look for rank 0 at {NODE}, which is 10.77.0.11 on eno1; its interface is eth0 (10.88.0.11)"
+    words = (
+        f"the others look for rank 0 at {NODE}, which is 10.77.0.11 on eno1; its interface is eth0"
+        " (10.88.0.11)"
+    )
     assert found == f"x:1:3: {words}"
 
 
@@ -110,7 +125,8 @@ def test_rank_0_whose_name_leads_to_another_interface_says_so(monkeypatch: pytes
         {},
         {2: {"own_name": ["127.0.1.1", "10.88.0.11"]}},
         {2: {"own_name": []}},
-        {0: {"mtu": 1}} | {rank: {"one_node": True, "own_name": ["127.0.0.1"]} for rank in range(1, 12)},
+        {0: {"mtu": 1}}
+        | {rank: {"one_node": True, "own_name": ["127.0.0.1"]} for rank in range(1, 12)},
     ],
 )
 def test_where_all_is_well_nothing_is_said(changes: dict[int, dict[str, Any]]) -> None:
@@ -127,7 +143,9 @@ def test_a_wrong_interface_or_name_stops_a_job() -> None:
 def test_a_nodes_name_on_loopback_is_warned_of(own: list[str]) -> None:
     words = f"the node's own name leads to {', '.join(own)}, which is loopback"
     changes = {rank: {"own_name": own} for rank in (2, 3)}
-    assert set(reported(evaluate(changed(WELL, changes)))) == {(Severity.WARN, words, ("node02",), ())}
+    assert set(reported(evaluate(changed(WELL, changes)))) == {
+        (Severity.WARN, words, ("node02",), ())
+    }
 
 
 @pytest.mark.parametrize(
@@ -136,11 +154,21 @@ def test_a_nodes_name_on_loopback_is_warned_of(own: list[str]) -> None:
         ({"mtu": 1500}, "ib0 has MTU 1500", "2044, as on the other nodes"),
         ({"speed": 1000}, "ib0: 1 Gbit/s", "100 Gbit/s, as on the other nodes"),
         ({"speed": 0}, "ib0: speed unknown", "100 Gbit/s, as on the other nodes"),
-        ({"devices": ["mlx5_0"]}, "active InfiniBand or RoCE devices: mlx5_0", "mlx5_0, mlx5_1, as on the other nodes"),
-        ({"devices": []}, "active InfiniBand or RoCE devices: none", "mlx5_0, mlx5_1, as on the other nodes"),
+        (
+            {"devices": ["mlx5_0"]},
+            "active InfiniBand or RoCE devices: mlx5_0",
+            "mlx5_0, mlx5_1, as on the other nodes",
+        ),
+        (
+            {"devices": []},
+            "active InfiniBand or RoCE devices: none",
+            "mlx5_0, mlx5_1, as on the other nodes",
+        ),
     ],
 )
-def test_what_a_node_has_unlike_the_others_is_warned_of(change: dict[str, Any], found: str, expected: str) -> None:
+def test_what_a_node_has_unlike_the_others_is_warned_of(
+    change: dict[str, Any], found: str, expected: str
+) -> None:
     findings = list(evaluate(changed(WELL, {rank: change for rank in (6, 7)})))
     assert reported(findings) == [(Severity.WARN, found, ("node04",), ())]
     assert findings[0].expected == expected
@@ -172,7 +200,9 @@ def test_the_summary_has_every_name_rate_and_mtu_once() -> None:
         (["eth0/bridge", "eth0/lower_eno1", "eno1/device"], False),
     ],
 )
-def test_a_bond_or_a_vlan_has_a_device_behind_it(folders: list[str], behind: bool, tmp_path: Path) -> None:
+def test_a_bond_or_a_vlan_has_a_device_behind_it(
+    folders: list[str], behind: bool, tmp_path: Path
+) -> None:
     for folder in folders:
         (tmp_path / folder).mkdir(parents=True, exist_ok=True)
     assert physical("eth0", tmp_path) is behind

@@ -36,15 +36,28 @@ def test_the_facts_of_this_process_travel(tmp_path: Path) -> None:
         ({"free": {"/dev/shm": GIB - 1}}, Severity.WARN, "1023 MiB free in /dev/shm"),
         ({"free": {"/scratch/x": -1}}, Severity.FAIL, "/scratch/x is not there"),
         ({"files": 1023}, Severity.WARN, "1023 open files at most"),
-        ({"memlock": 64 << 10}, Severity.WARN, "64 KiB of locked memory at most, on a node with InfiniBand or RoCE"),
+        (
+            {"memlock": 64 << 10},
+            Severity.WARN,
+            "64 KiB of locked memory at most, on a node with InfiniBand or RoCE",
+        ),
     ],
 )
-def test_what_is_short_is_named_on_its_node(change: dict[str, Any], level: Severity, found: str) -> None:
+def test_what_is_short_is_named_on_its_node(
+    change: dict[str, Any], level: Severity, found: str
+) -> None:
     assert reported(evaluate(changed(WELL, {3: change}))) == [(level, found, ("node02",), ())]
 
 
 @pytest.mark.parametrize(
-    "change", [{}, {"free": {"/tmp": GIB}}, {"files": -1}, {"memlock": 64 << 10, "rdma": False}, {"memlock": -1}]
+    "change",
+    [
+        {},
+        {"free": {"/tmp": GIB}},
+        {"files": -1},
+        {"memlock": 64 << 10, "rdma": False},
+        {"memlock": -1},
+    ],
 )
 def test_what_is_enough_or_does_not_matter_is_not_named(change: dict[str, Any]) -> None:
     assert reported(evaluate(changed(WELL, {3: change}))) == []

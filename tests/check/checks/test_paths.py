@@ -1,4 +1,6 @@
-"""Paths before a job: what is not there, or not the same, is named, and a dead file server holds nobody up."""
+"""Paths before a job: what is not there, or not the same, is named, and a dead file server holds
+nobody up.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,12 @@ from tests.support.made_up_site import LOCAL_RANK_1, reported, seen, subject, tr
 from tests.support.starting import LONG
 
 FAIL, WARN = Severity.FAIL, Severity.WARN
-ROLES = {"working directory": "/proj", "script": "/proj/train.py", "environment": "/env", "path": "/data"}
+ROLES = {
+    "working directory": "/proj",
+    "script": "/proj/train.py",
+    "environment": "/env",
+    "path": "/data",
+}
 
 
 def place(role: str, **changes: str) -> Place:
@@ -29,7 +36,8 @@ def place(role: str, **changes: str) -> Place:
 def ranks(changes: dict[int, dict[str, dict[str, str]]]) -> Ranks[PathFacts]:
     """Of six nodes, which see the same but for ``changes``, by rank and role."""
     return seen(
-        PathFacts(places=[place(role, **changes.get(rank, {}).get(role, {})) for role in ROLES]) for rank in range(12)
+        PathFacts(places=[place(role, **changes.get(rank, {}).get(role, {})) for role in ROLES])
+        for rank in range(12)
     )
 
 
@@ -44,16 +52,28 @@ FOUND: dict[str, tuple[dict[int, dict[str, dict[str, str]]], Severity, str]] = {
     "dead": ({5: {"path": {"kind": "silent"}}}, FAIL, "/data does not answer within 5 s"),
     "stale": ({5: {"path": {"kind": "broken", "error": "Stale"}}}, FAIL, "/data: Stale"),
     "closed": ({5: {"path": {"error": "cannot be read"}}}, FAIL, "/data cannot be read"),
-    "elsewhere": (both("working directory", path="/tmp", **OWN), WARN, "the working directory is /tmp"),
+    "elsewhere": (
+        both("working directory", path="/tmp", **OWN),
+        WARN,
+        "the working directory is /tmp",
+    ),
     "read-only": (
         {5: {"working directory": {"error": "cannot be written to"}}},
         WARN,
         "the working directory /proj cannot be written to",
     ),
     "a file": (both("path", kind="file", **OWN), FAIL, "/data is a file"),
-    "another script": (both("script", **OWN), FAIL, "the script /proj/train.py differs from that of"),
+    "another script": (
+        both("script", **OWN),
+        FAIL,
+        "the script /proj/train.py differs from that of",
+    ),
     "another folder": (both("path", **OWN), WARN, "/data differs from that of most nodes"),
-    "another project": (both("working directory", **OWN), WARN, "the working directory /proj differs from that of"),
+    "another project": (
+        both("working directory", **OWN),
+        WARN,
+        "the working directory /proj differs from that of",
+    ),
 }
 SAME: dict[str, dict[int, dict[str, dict[str, str]]]] = {
     "nothing": {},
@@ -98,14 +118,30 @@ def test_this_rank_s_paths_are_collected(tmp_path: Path, monkeypatch: pytest.Mon
         ("script", str(tmp_path / "train.py"), "file"),
     ]
     assert [one["role"] for one in facts.places[2:]] == ["environment", *["path"] * 5]
-    assert [one["kind"] for one in facts.places[2:]] == [*["folder"] * 3, "missing", "missing", "other"]
-    assert [bool(one["content"]) for one in facts.places] == [True, True, False, True, True, False, False, False]
+    assert [one["kind"] for one in facts.places[2:]] == [
+        *["folder"] * 3,
+        "missing",
+        "missing",
+        "other",
+    ]
+    assert [bool(one["content"]) for one in facts.places] == [
+        True,
+        True,
+        False,
+        True,
+        True,
+        False,
+        False,
+        False,
+    ]
     assert not any(one["error"] for one in facts.places)
     assert sorted(os.listdir(tmp_path)) == ["data", "train.py"]
     assert f", {tmp_path}/data: " in CHECK.summary(seen([facts]))
 
 
-def test_ranks_other_than_0_leave_writing_and_reading_to_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_other_than_0_leave_writing_and_reading_to_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def never(*_: Any, **__: Any) -> str:
         raise AssertionError
 
@@ -113,10 +149,17 @@ def test_ranks_other_than_0_leave_writing_and_reading_to_it(tmp_path: Path, monk
     monkeypatch.setattr(paths, "why_not_writable", never)
     monkeypatch.setattr(paths, "content", never)
     (proj, env) = CHECK.collect(subject(LOCAL_RANK_1)).places
-    assert (proj["kind"], proj["content"], proj["error"], env["kind"]) == ("folder", "", "", "folder")
+    assert (proj["kind"], proj["content"], proj["error"], env["kind"]) == (
+        "folder",
+        "",
+        "",
+        "folder",
+    )
 
 
-def test_a_working_folder_that_was_deleted_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_working_folder_that_was_deleted_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Where rank 0 can write nothing is found by writing."""
     monkeypatch.chdir("/proc/self")
     assert CHECK.collect(subject()).places[0]["error"].startswith("cannot be written to")
@@ -139,7 +182,9 @@ def test_a_path_that_never_answers_holds_nobody_up(monkeypatch: pytest.MonkeyPat
         return ""
 
     monkeypatch.setattr(paths, "_PATIENCE", 0.1)
-    monkeypatch.setattr(paths, "look", lambda role, path, write: hang(path) or look(role, path, write=write))
+    monkeypatch.setattr(
+        paths, "look", lambda role, path, write: hang(path) or look(role, path, write=write)
+    )
     monkeypatch.setattr(paths, "content", hang)
     try:
         facts = CHECK.collect(subject(paths=["/dead"]))

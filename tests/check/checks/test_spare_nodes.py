@@ -36,13 +36,17 @@ def facts(
 ) -> SpareNodeFacts:
     """Of a rank of a step that srun has started on a host, by such a command line."""
     texts = {
-        "scontrol": f'[ "$1" = write ] && printf %s "{script}" || echo "   SrunHost:Pid={host}:77"\n',
+        "scontrol": (
+            f'[ "$1" = write ] && printf %s "{script}" || echo "   SrunHost:Pid={host}:77"\n'
+        ),
         "ps": f'[ "$5" = 77 ] && echo "{srun}"\n',
     }
     for name, text in texts.items():
         write(folder / name, f"#!/bin/sh\necho {name} >>{folder}/asked\n{text}").chmod(0o755)
     monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
-    return travelled(CHECK, replace(subject(slurm(rank, 6) | STEP | variables), spare_nodes=spare_nodes))
+    return travelled(
+        CHECK, replace(subject(slurm(rank, 6) | STEP | variables), spare_nodes=spare_nodes)
+    )
 
 
 @pytest.mark.parametrize(
@@ -85,7 +89,9 @@ def test_the_batch_script_has_the_options_of_the_job(
         {"srun": "python srun"},
     ],
 )
-def test_srun_elsewhere_is_not_seen(other: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_srun_elsewhere_is_not_seen(
+    other: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert facts(tmp_path, monkeypatch, **other).lacking == []  # type: ignore[arg-type]
 
 
@@ -102,13 +108,19 @@ def test_the_check_is_made_with_the_option_alone(tmp_path: Path) -> None:
     assert done.returncode == 69
     assert "FAIL  spare-nodes" in done.stdout
     assert "; expected a step of Slurm -> start with srun" in done.stdout
-    assert "needed: srun --no-kill --kill-on-bad-exit=0 --wait=0, and sbatch or salloc --no-kill" in done.stdout
+    assert (
+        "needed: srun --no-kill --kill-on-bad-exit=0 --wait=0, and sbatch or salloc --no-kill"
+        in done.stdout
+    )
 
 
-def test_what_run_would_refuse_is_a_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_run_would_refuse_is_a_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     known = facts(tmp_path, monkeypatch, spare_nodes=3)
     assert (
-        reported(evaluate(seen([known, known]))) == [(Severity.FAIL, "--spare-nodes=3 of 3 nodes", ("node01",), ())] * 2
+        reported(evaluate(seen([known, known])))
+        == [(Severity.FAIL, "--spare-nodes=3 of 3 nodes", ("node01",), ())] * 2
     )
 
 

@@ -1,4 +1,6 @@
-"""Versions before a job: who has another Python, another torch or none is named, without this process importing any."""
+"""Versions before a job: who has another Python, another torch or none is named, without this
+process importing any.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +55,10 @@ FOUND: dict[str, tuple[dict[int, dict[str, Any]], list[tuple[Severity, str, tupl
     "another numpy": ({5: package("numpy", "2.0")}, [(WARN, "numpy 2.0", (5,))]),
     "another CUDA": ({4: imported(cuda="12.8")}, [(FAIL, "torch for CUDA 12.8", ())]),
     "no CUDA": ({4: imported(cuda="")}, [(FAIL, "torch for CUDA unknown", ())]),
-    "a copy": ({5: package("torch", "2.13.0+cu130", "/home/me")}, [(WARN, "torch of /home/me", (5,))]),
+    "a copy": (
+        {5: package("torch", "2.13.0+cu130", "/home/me")},
+        [(WARN, "torch of /home/me", (5,))],
+    ),
     "another NCCL": ({4: imported(nccl="2.27.1")}, [(FAIL, "NCCL 2.27.1", ())]),
     "another torch brings another NCCL": (
         {4: package("torch", "9.9") | imported(torch="9.9", nccl="2.27.1")},
@@ -76,8 +81,12 @@ FOUND: dict[str, tuple[dict[int, dict[str, Any]], list[tuple[Severity, str, tupl
 @pytest.mark.parametrize("name", FOUND)
 def test_who_has_another_version_is_named(name: str) -> None:
     changes, expected = FOUND[name]
-    ranks = changed(WELL, {rank: HEALTHY.get(rank, {}) | changes.get(rank, {}) for rank in range(12)})
-    assert reported(CHECK.evaluate(ranks)) == [(level, found, ("node03",), who) for level, found, who in expected]
+    ranks = changed(
+        WELL, {rank: HEALTHY.get(rank, {}) | changes.get(rank, {}) for rank in range(12)}
+    )
+    assert reported(CHECK.evaluate(ranks)) == [
+        (level, found, ("node03",), who) for level, found, who in expected
+    ]
 
 
 def test_of_two_ranks_the_one_that_differs_from_rank_0_is_named() -> None:
@@ -99,21 +108,27 @@ def test_thousands_of_ranks_are_judged_in_seconds() -> None:
 
 def test_torch_is_imported_in_a_process_of_its_own(tmp_path: Path) -> None:
     before = "torch" in sys.modules  # by another test
-    facts = travelled(CHECK, subject(script=tmp_path / "train.py", packages=["pytest", "PyYAML", "no.such"]))
+    facts = travelled(
+        CHECK, subject(script=tmp_path / "train.py", packages=["pytest", "PyYAML", "no.such"])
+    )
     assert (facts.error, facts.torch) == ("", facts.versions["torch"])
     assert 0 < facts.seconds < 60
     assert facts.versions["pytest"] == pytest.__version__
     assert (facts.versions["PyYAML"] != "", facts.places["no.such"]) == (True, "")
     assert ("torch" in sys.modules) == before
     assert "no.such missing" in CHECK.summary(changed(facts, {}, 1))
-    assert CHECK.summary(changed(facts, {}, 1)).startswith(f"Python {facts.python}, torch {facts.torch}, ")
+    assert CHECK.summary(changed(facts, {}, 1)).startswith(
+        f"Python {facts.python}, torch {facts.torch}, "
+    )
 
 
 def shadow(folder: Path, text: str) -> Path:
     return write(folder / "torch" / "__init__.py", text).parents[1]
 
 
-def test_a_folder_that_hides_torch_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_that_hides_torch_is_noticed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """On PYTHONPATH or beside the script, and both by its text and by the import."""
     monkeypatch.delitem(sys.modules, "torch", raising=False)  # another test's
     shadow(tmp_path, "__version__ = '9.9'\n")
@@ -131,7 +146,10 @@ def test_a_folder_that_hides_torch_is_noticed(tmp_path: Path, monkeypatch: pytes
 def test_a_copy_of_a_package_has_not_the_version_installed(tmp_path: Path) -> None:
     write(tmp_path / "yaml" / "__init__.py", "")
     assert find("yaml", str(tmp_path)) == ("", str(tmp_path))
-    write(tmp_path / "yaml-7.0.dist-info" / "METADATA", "Metadata-Version: 2.1\nName: yaml\nVersion: 7.0\n")
+    write(
+        tmp_path / "yaml-7.0.dist-info" / "METADATA",
+        "Metadata-Version: 2.1\nName: yaml\nVersion: 7.0\n",
+    )
     assert find("yaml", str(tmp_path))[0] == "7.0"
 
 
@@ -171,15 +189,26 @@ def of_vision(folder: Path, script: str, vision: str = MIXED, **named: Any) -> l
         ("import torch\n", None),
         ("try:\n    import torchvision\nexcept Exception:\n    pass\n", None),
         ("import typing\nif typing.TYPE_CHECKING:\n    import torchvision\n", None),
-        ("import torch\ntorch.library.define('torchvision::nms', '() -> ()')\nimport torchvision\n", None),
+        (
+            (
+                "import torch\ntorch.library.define('torchvision::nms', '() -> ()')\nimport"
+                " torchvision\n"
+            ),
+            None,
+        ),
         ("import srunddp.train as t\nt.import_torchvision()\nimport torchvision\n", None),
     ],
 )
-def test_a_mixed_build_stops_a_script_that_imports_it(tmp_path: Path, script: str, level: Severity | None) -> None:
+def test_a_mixed_build_stops_a_script_that_imports_it(
+    tmp_path: Path, script: str, level: Severity | None
+) -> None:
     found = of_vision(tmp_path, script)
     assert [one.level for one in found] == ([level] if level is not None else [])
     for one in found:
-        assert one.found == "import torchvision: RuntimeError: operator torchvision::nms does not exist"
+        assert (
+            one.found
+            == "import torchvision: RuntimeError: operator torchvision::nms does not exist"
+        )
         assert one.expected == "the torchvision of torch 2.13.0+cpu"
         assert one.hint.startswith("install torchvision from the same index as torch")
         assert one.hint.endswith("or import it by srunddp.train.import_torchvision()")
@@ -202,13 +231,19 @@ def test_torchvision_is_judged_by_import(tmp_path: Path, vision: str, expected: 
 
 
 def test_a_named_torchvision_is_imported_by_local_rank_0(tmp_path: Path) -> None:
-    assert [one.level for one in of_vision(tmp_path, "import torch\n", packages=["torchvision"])] == [FAIL]
+    assert [
+        one.level for one in of_vision(tmp_path, "import torch\n", packages=["torchvision"])
+    ] == [FAIL]
     script = write(tmp_path / "train.py", "import torchvision\n")
     assert CHECK.collect(subject(LOCAL_RANK_1, script=script)).torch == ""  # nor torch
 
 
-def test_a_missing_torchvision_is_missed_only_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "path", [folder for folder in sys.path if not (Path(folder) / "torchvision").is_dir()])
+def test_a_missing_torchvision_is_missed_only_by_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        sys, "path", [folder for folder in sys.path if not (Path(folder) / "torchvision").is_dir()]
+    )
     monkeypatch.delitem(sys.modules, "torchvision", raising=False)  # of a test before
     write(tmp_path / "torch" / "__init__.py", "__version__ = '2.13.0'\n")
     script = write(tmp_path / "train.py", "import torchvision\n")

@@ -14,7 +14,9 @@ def main() -> None:
     set_seed(0)
     data, model = samples(), network()
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-    model, optimizer, loader = accelerator.prepare(model, optimizer, DataLoader(data, batch_size=8, shuffle=True))
+    model, optimizer, loader = accelerator.prepare(
+        model, optimizer, DataLoader(data, batch_size=8, shuffle=True)
+    )
     losses = []
     for batch, labels in loader:
         with accelerator.accumulate(model):

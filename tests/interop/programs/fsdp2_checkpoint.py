@@ -1,4 +1,6 @@
-"""FSDP2 on Gloo, with sharded checkpoints of torch.distributed.checkpoint; `--load` goes on from one."""
+"""FSDP2 on Gloo, with sharded checkpoints of torch.distributed.checkpoint; `--load` goes on from
+one.
+"""
 
 import hashlib
 import os
@@ -41,7 +43,11 @@ def digest(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> str:
     """Of all weights and the optimizer's moments, whole."""
     found = hashlib.sha256()
     for parameter in model.parameters():
-        for tensor in (parameter, optimizer.state[parameter]["exp_avg"], optimizer.state[parameter]["exp_avg_sq"]):
+        for tensor in (
+            parameter,
+            optimizer.state[parameter]["exp_avg"],
+            optimizer.state[parameter]["exp_avg_sq"],
+        ):
             found.update(tensor.full_tensor().detach().numpy().tobytes())
     return found.hexdigest()
 

@@ -1,4 +1,6 @@
-"""A stream of Hugging Face's datasets, split by rank and worker, through srunddp's loader; also from amid an epoch."""
+"""A stream of Hugging Face's datasets, split by rank and worker, through srunddp's loader; also
+from amid an epoch.
+"""
 
 import json
 import os
@@ -24,8 +26,12 @@ def main() -> None:
             if world.rank == 0:
                 write()
         files = sorted(str(file) for file in out.glob("*.jsonl"))
-        data = load_dataset("json", data_files=files, split="train", streaming=True).with_format("torch")
-        data = split_dataset_by_node(data.shuffle(seed=0), rank=world.rank, world_size=world.world_size)
+        data = load_dataset("json", data_files=files, split="train", streaming=True).with_format(
+            "torch"
+        )
+        data = split_dataset_by_node(
+            data.shuffle(seed=0), rank=world.rank, world_size=world.world_size
+        )
         loader = DistributedDataLoader(data, world, batch_size=3, num_workers=2, sharded=True)
         epochs, states = [], []
         for epoch in (0, 1):

@@ -4,7 +4,13 @@
 import datasets
 import torch
 from record import leave, options
-from transformers import BertConfig, BertForSequenceClassification, Trainer, TrainingArguments, set_seed
+from transformers import (
+    BertConfig,
+    BertForSequenceClassification,
+    Trainer,
+    TrainingArguments,
+    set_seed,
+)
 
 WORDS, LENGTH = 50, 12
 
@@ -23,8 +29,12 @@ def made() -> datasets.Dataset:
     torch.manual_seed(0)
     labels = torch.randint(2, (320,))
     texts = torch.randint(1, WORDS // 2, (320, LENGTH)) + labels.unsqueeze(1) * WORDS // 2
-    data = datasets.Dataset.from_dict({"text": [" ".join(map(str, text)) for text in texts.tolist()], "labels": labels})
-    return data.map(lambda row: {"input_ids": [int(word) for word in row["text"].split()]}).with_format("torch")
+    data = datasets.Dataset.from_dict(
+        {"text": [" ".join(map(str, text)) for text in texts.tolist()], "labels": labels}
+    )
+    return data.map(
+        lambda row: {"input_ids": [int(word) for word in row["text"].split()]}
+    ).with_format("torch")
 
 
 def main() -> None:

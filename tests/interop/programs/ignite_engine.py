@@ -1,4 +1,6 @@
-"""PyTorch Ignite: an Engine, `idist.Parallel` and its `auto_` functions; `--spawn 2` starts two ranks by itself."""
+"""PyTorch Ignite: an Engine, `idist.Parallel` and its `auto_` functions; `--spawn 2` starts two
+ranks by itself.
+"""
 
 from pathlib import Path
 

@@ -1,4 +1,6 @@
-"""A loop by hand with Fabric. Alone it starts its own ranks: `python lightning_fabric.py --out FOLDER`."""
+"""A loop by hand with Fabric. Alone it starts its own ranks: `python lightning_fabric.py --out
+FOLDER`.
+"""
 
 import lightning
 import torch
@@ -8,11 +10,15 @@ from torch.utils.data import DataLoader
 
 def main() -> None:
     given = options(devices={"type": int, "default": 2}, nodes={"type": int, "default": 1})
-    fabric = lightning.Fabric(accelerator="cpu", strategy="ddp", devices=given.devices, num_nodes=given.nodes)
+    fabric = lightning.Fabric(
+        accelerator="cpu", strategy="ddp", devices=given.devices, num_nodes=given.nodes
+    )
     fabric.launch()
     fabric.seed_everything(0)
     data, layers = samples(), network()
-    model, optimizer = fabric.setup(layers, torch.optim.SGD(layers.parameters(), lr=0.1, momentum=0.9))
+    model, optimizer = fabric.setup(
+        layers, torch.optim.SGD(layers.parameters(), lr=0.1, momentum=0.9)
+    )
     loader = fabric.setup_dataloaders(DataLoader(data, batch_size=16, shuffle=True))
     losses = []
     for _ in range(2):

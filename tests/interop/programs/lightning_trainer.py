@@ -1,4 +1,6 @@
-"""A LightningModule and its Trainer. Alone it starts its own ranks: `python lightning_trainer.py --out FOLDER`."""
+"""A LightningModule and its Trainer. Alone it starts its own ranks: `python lightning_trainer.py
+--out FOLDER`.
+"""
 
 from pathlib import Path
 
@@ -51,7 +53,14 @@ def main() -> None:
     }
     place = trainer.global_rank, trainer.local_rank, trainer.world_size
     written = Path(trainer.checkpoint_callback.best_model_path).is_file()
-    leave(given.out, *place, model.losses, node_rank=trainer.node_rank, checkpoint=written, launch=launch)
+    leave(
+        given.out,
+        *place,
+        model.losses,
+        node_rank=trainer.node_rank,
+        checkpoint=written,
+        launch=launch,
+    )
 
 
 if __name__ == "__main__":

@@ -26,7 +26,9 @@ def network() -> torch.nn.Sequential:
     return torch.nn.Sequential(torch.nn.Linear(10, 50), torch.nn.ReLU(), torch.nn.Linear(50, 2))
 
 
-def leave(out: Path, rank: int, local_rank: int, world_size: int, losses: list[str], **more: object) -> None:
+def leave(
+    out: Path, rank: int, local_rank: int, world_size: int, losses: list[str], **more: object
+) -> None:
     """Write what a rank has to say into the folder."""
     out.mkdir(parents=True, exist_ok=True)
     place = {"rank": rank, "local_rank": local_rank, "world_size": world_size}

@@ -1,4 +1,6 @@
-"""DistributedDataParallel by hand with torchmetrics, which sum up over the ranks by themselves; for torchrun."""
+"""DistributedDataParallel by hand with torchmetrics, which sum up over the ranks by themselves; for
+torchrun.
+"""
 
 import os
 

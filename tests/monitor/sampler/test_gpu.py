@@ -16,18 +16,34 @@ from tests.support.starting import until
 FAKE = PROGRAMS / "nvml"
 GIB = 1 << 30
 BUSY: dict[str, Any] = {
-    "utilization": 97, "memory_utilization": 40, "used": 60 * GIB, "power": 650_250, "energy": 1_000_500,
-    "temperature": 61, "clocks": {"1": 1755, "2": 2619}, "reasons": 0x4 | 0x40, "nvlink": [100, 200],
+    "utilization": 97,
+    "memory_utilization": 40,
+    "used": 60 * GIB,
+    "power": 650_250,
+    "energy": 1_000_500,
+    "temperature": 61,
+    "clocks": {"1": 1755, "2": 2619},
+    "reasons": 0x4 | 0x40,
+    "nvlink": [100, 200],
     "pcie": [1000, 2000],
-}  # fmt: skip
+}
 ROW = {
-    "utilization_percent": "97", "memory_bytes": str(60 * GIB), "memory_limit_bytes": str(80 * GIB),
-    "memory_bandwidth_percent": "40", "power_w": "650.250", "energy_j": "1000.500", "temperature_c": "61",
-    "sm_clock_mhz": "1755", "memory_clock_mhz": "2619", "throttled": "power_cap+hardware_thermal",
-    "pcie_received_bytes_per_s": "1024000", "pcie_sent_bytes_per_s": "2048000",
-    "nvlink_received_bytes": "102400", "nvlink_sent_bytes": "204800",
+    "utilization_percent": "97",
+    "memory_bytes": str(60 * GIB),
+    "memory_limit_bytes": str(80 * GIB),
+    "memory_bandwidth_percent": "40",
+    "power_w": "650.250",
+    "energy_j": "1000.500",
+    "temperature_c": "61",
+    "sm_clock_mhz": "1755",
+    "memory_clock_mhz": "2619",
+    "throttled": "power_cap+hardware_thermal",
+    "pcie_received_bytes_per_s": "1024000",
+    "pcie_sent_bytes_per_s": "2048000",
+    "nvlink_received_bytes": "102400",
+    "nvlink_sent_bytes": "204800",
     **dict.fromkeys(("sm_percent", "occupancy_percent", "tensor_percent", "dram_percent"), ""),
-}  # fmt: skip
+}
 Put = Callable[..., Gpus]
 
 
@@ -45,16 +61,25 @@ def fake(fake_nvml: Callable[..., None]) -> Put:
 
 
 def sampled(gpus: Gpus) -> list[dict[str, str]]:
-    return [dict(zip(COLUMNS, line.split(","), strict=True)) for line in gpus.rows("7.000").splitlines()]
+    return [
+        dict(zip(COLUMNS, line.split(","), strict=True)) for line in gpus.rows("7.000").splitlines()
+    ]
 
 
 def test_all_that_nvml_says_is_in_the_row(fake: Put) -> None:
     (row,) = sampled(fake({"uuid": "GPU-a", "name": "NVIDIA A100, 80GB", "trace": [BUSY]}))
-    assert row == {"time": "7.000", "uuid": "GPU-a", "index": "0", "name": "NVIDIA A100  80GB"} | ROW
+    assert (
+        row == {"time": "7.000", "uuid": "GPU-a", "index": "0", "name": "NVIDIA A100  80GB"} | ROW
+    )
 
 
 def test_an_idle_gpu_is_not_throttled(fake: Put) -> None:
-    gpus = fake({"uuid": "GPU-a", "trace": [BUSY, BUSY | {"utilization": 3, "reasons": 1, "energy": 1_100_500}]})
+    gpus = fake(
+        {
+            "uuid": "GPU-a",
+            "trace": [BUSY, BUSY | {"utilization": 3, "reasons": 1, "energy": 1_100_500}],
+        }
+    )
     rows = [sampled(gpus)[0] for _ in range(3)]
     assert [row["utilization_percent"] for row in rows] == ["97", "3", "3"]
     assert [row["energy_j"] for row in rows] == ["1000.500", "1100.500", "1100.500"]
@@ -63,12 +88,17 @@ def test_an_idle_gpu_is_not_throttled(fake: Put) -> None:
 
 def test_activity_of_newer_gpus_is_counted_between_two_samples(fake: Put) -> None:
     gpm = {"2": 80.5, "3": 42.25, "5": 33.0, "10": 61.0, "20": 12.5, "21": 2.0}
-    gpus = fake({"uuid": "GPU-h", "trace": [BUSY | {"gpm": gpm}, BUSY | {"gpm": gpm | {"2": 10.0}}]})
+    gpus = fake(
+        {"uuid": "GPU-h", "trace": [BUSY | {"gpm": gpm}, BUSY | {"gpm": gpm | {"2": 10.0}}]}
+    )
     first, second = sampled(gpus)[0], sampled(gpus)[0]
     assert (first["sm_percent"], first["utilization_percent"]) == ("", "97")
     wanted = ("sm_percent", "occupancy_percent", "tensor_percent", "dram_percent")
     assert [second[column] for column in wanted] == ["10.00", "42.25", "33.00", "61.00"]
-    assert (second["pcie_sent_bytes_per_s"], second["pcie_received_bytes_per_s"]) == ("13107200", "2097152")
+    assert (second["pcie_sent_bytes_per_s"], second["pcie_received_bytes_per_s"]) == (
+        "13107200",
+        "2097152",
+    )
 
 
 def test_only_the_job_s_gpus_are_asked_each_once(fake: Put) -> None:
@@ -77,7 +107,11 @@ def test_only_the_job_s_gpus_are_asked_each_once(fake: Put) -> None:
     assert {row["uuid"] for row in sampled(gpus)} == {"GPU-a", "GPU-c"}
     gpus.choose({"0", "GPU-c", "2,3"})
     assert sorted(row["uuid"] for row in sampled(gpus)) == ["GPU-a", "GPU-c", "GPU-d"]
-    assert {row["uuid"]: row["index"] for row in sampled(gpus)} == {"GPU-a": "0", "GPU-c": "2", "GPU-d": "3"}
+    assert {row["uuid"]: row["index"] for row in sampled(gpus)} == {
+        "GPU-a": "0",
+        "GPU-c": "2",
+        "GPU-d": "3",
+    }
 
 
 def test_a_job_that_is_shown_none_has_none(fake: Put) -> None:
@@ -88,7 +122,9 @@ def test_a_job_that_is_shown_none_has_none(fake: Put) -> None:
 
 def test_a_mig_instance_is_a_row_of_its_own(fake: Put) -> None:
     own = {"used": 5 * GIB, "utilization": 50, "memory_utilization": 20, "gpm": {"2": 70.0}}
-    slices = [{"uuid": f"MIG-{number}", "instance": number + 7, "trace": [own]} for number in range(2)]
+    slices = [
+        {"uuid": f"MIG-{number}", "instance": number + 7, "trace": [own]} for number in range(2)
+    ]
     gpus = fake({"uuid": "GPU-m", "trace": [BUSY], "instances": slices}, wanted="MIG-1")
     sampled(gpus)
     (row,) = sampled(gpus)
@@ -98,17 +134,34 @@ def test_a_mig_instance_is_a_row_of_its_own(fake: Put) -> None:
     assert row["sm_percent"] == "70.00"
 
 
-def test_what_a_gpu_does_not_know_is_empty_and_not_asked_again(fake: Put, monkeypatch: pytest.MonkeyPatch) -> None:
-    few = {"utilization": 9, "memory_utilization": 1, "used": 0, "temperature": 40, "clocks": {"1": 1, "2": 2}}
+def test_what_a_gpu_does_not_know_is_empty_and_not_asked_again(
+    fake: Put, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    few = {
+        "utilization": 9,
+        "memory_utilization": 1,
+        "used": 0,
+        "temperature": 40,
+        "clocks": {"1": 1, "2": 2},
+    }
     gpus = fake({"uuid": "GPU-a", "trace": [few]})
     import pynvml
 
     asked = []
     say = pynvml._said
-    monkeypatch.setattr(pynvml, "_said", lambda handle, what: asked.append(what) or say(handle, what))
+    monkeypatch.setattr(
+        pynvml, "_said", lambda handle, what: asked.append(what) or say(handle, what)
+    )
     (row,) = sampled(gpus)
     empty = {column for column in ROW if not row[column]}
-    assert empty >= {"power_w", "energy_j", "throttled", "nvlink_sent_bytes", "pcie_sent_bytes_per_s", "sm_percent"}
+    assert empty >= {
+        "power_w",
+        "energy_j",
+        "throttled",
+        "nvlink_sent_bytes",
+        "pcie_sent_bytes_per_s",
+        "sm_percent",
+    }
     assert (row["utilization_percent"], row["sm_clock_mhz"]) == ("9", "1")
     assert {"power", "energy", "pcie", "reasons"} <= {*asked}
     asked.clear()
@@ -119,7 +172,10 @@ def test_what_a_gpu_does_not_know_is_empty_and_not_asked_again(fake: Put, monkey
 
 @pytest.mark.parametrize("function", ["nvmlDeviceGetUtilizationRates", "nvmlDeviceGetPowerUsage"])
 def test_a_gpu_that_is_lost_has_an_empty_row(fake: Put, function: str) -> None:
-    gpus = fake({"uuid": "GPU-a", "trace": [BUSY], "failing": {function: 15}}, {"uuid": "GPU-b", "trace": [BUSY]})
+    gpus = fake(
+        {"uuid": "GPU-a", "trace": [BUSY], "failing": {function: 15}},
+        {"uuid": "GPU-b", "trace": [BUSY]},
+    )
     for _ in range(2):
         lost, well = sampled(gpus)
         assert (lost["uuid"], {lost[column] for column in ROW}) == ("GPU-a", {""})
@@ -132,10 +188,15 @@ def test_a_gpu_that_is_lost_has_an_empty_row(fake: Put, function: str) -> None:
 
 @pytest.mark.parametrize(
     ("failing", "other"),
-    [({"nvmlDeviceGetPowerUsage": 999}, ["power_w"]), ({"nvmlDeviceGetCurrentClocksEventReasons": 13}, [])],
+    [
+        ({"nvmlDeviceGetPowerUsage": 999}, ["power_w"]),
+        ({"nvmlDeviceGetCurrentClocksEventReasons": 13}, []),
+    ],
     ids=["one error", "the names of older drivers"],
 )
-def test_another_error_leaves_one_field_empty(fake: Put, failing: dict[str, int], other: list[str]) -> None:
+def test_another_error_leaves_one_field_empty(
+    fake: Put, failing: dict[str, int], other: list[str]
+) -> None:
     gpus = fake({"uuid": "GPU-a", "trace": [BUSY], "failing": failing})
     for _ in range(2):
         (row,) = sampled(gpus)
@@ -151,7 +212,11 @@ def test_without_nvml_there_are_none(fake: Put, monkeypatch: pytest.MonkeyPatch)
 
 def test_the_sampler_writes_their_file_where_there_are_some(fake: Put, tmp_path: Path) -> None:
     fake({"uuid": "GPU-a", "trace": [BUSY]}, {"uuid": "GPU-b", "trace": [BUSY]})
-    wanted = {"FAKE_NVML": str(tmp_path / "nvml.json"), "CUDA_VISIBLE_DEVICES": "1", "PYTHONPATH": f"{FAKE}:{ROOT}"}
+    wanted = {
+        "FAKE_NVML": str(tmp_path / "nvml.json"),
+        "CUDA_VISIBLE_DEVICES": "1",
+        "PYTHONPATH": f"{FAKE}:{ROOT}",
+    }
     (tmp_path / "with").mkdir()
     with supervised(tmp_path / "with", **wanted) as job:
         until(lambda: len(job.rows("gpus")) > 1)

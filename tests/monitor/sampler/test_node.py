@@ -1,4 +1,6 @@
-"""The node's figures, of its job's control group or of its processes; and bytes over each of its links."""
+"""The node's figures, of its job's control group or of its processes; and bytes over each of its
+links.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,13 @@ import socket
 from collections.abc import Callable
 from pathlib import Path
 
-from srunddp.monitor.sampler.node import COLUMNS, LINK_COLUMNS, NetworkCounters, Node, requested_memory
+from srunddp.monitor.sampler.node import (
+    COLUMNS,
+    LINK_COLUMNS,
+    NetworkCounters,
+    Node,
+    requested_memory,
+)
 from srunddp.monitor.sampler.process_tree import Tasks
 from tests.cluster.network import tool
 from tests.support.namespaces import address, two_nodes
@@ -37,7 +45,11 @@ def test_figures_of_a_job_s_control_group_are_the_node_s(tmp_path: Path) -> None
     write(tmp_path / "job_71/memory.max", f"{16 * GIB}\n")
     row = row_of(tmp_path, "0::/job_71/step_0\n")
     assert (row["cpu_s"], row["memory_bytes"], row["source"]) == ("12.500", str(8 * GIB), "cgroup")
-    assert (row["time"], row["interface"], row["memory_limit_bytes"]) == ("9.000", "ib0", str(16 * GIB))
+    assert (row["time"], row["interface"], row["memory_limit_bytes"]) == (
+        "9.000",
+        "ib0",
+        str(16 * GIB),
+    )
 
 
 def test_without_a_group_of_the_job_its_processes_are_added_up(tmp_path: Path) -> None:
@@ -56,7 +68,10 @@ def test_where_no_group_limits_memory_the_request_does() -> None:
 
 
 def found(links: NetworkCounters) -> list[dict[str, str]]:
-    return [dict(zip(LINK_COLUMNS, line.split(","), strict=True)) for line in links.rows("7.000").splitlines()]
+    return [
+        dict(zip(LINK_COLUMNS, line.split(","), strict=True))
+        for line in links.rows("7.000").splitlines()
+    ]
 
 
 def test_every_link_but_loopback_has_a_row(tmp_path: Path) -> None:
@@ -107,4 +122,9 @@ def _counts_apart() -> bool:
             udp.sendto(bytes(1000), (address("east", "data0"), 9))
     sent = {row["link"]: int(row["sent_bytes"]) - before[row["link"]] for row in found(links)}
     chosen = [row["link"] for row in found(links) if row["chosen"] == "1"]
-    return len(before) >= 62 and sent["data0"] > 900_000 and sent["data1"] < 10_000 and chosen == ["data1"]
+    return (
+        len(before) >= 62
+        and sent["data0"] > 900_000
+        and sent["data1"] < 10_000
+        and chosen == ["data1"]
+    )

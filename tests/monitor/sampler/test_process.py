@@ -1,4 +1,6 @@
-"""One process a node, that ends with its supervisor in every case, and what it wrote is complete."""
+"""One process a node, that ends with its supervisor in every case, and what it wrote is
+complete.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ def test_a_killed_supervisor_takes_its_sampler_with_it(tmp_path: Path, number: i
         until(lambda: is_gone(job.sampler))
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2])
+@pytest.mark.parametrize(
+    "number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2]
+)
 def test_signals_to_all_processes_do_not_end_it(tmp_path: Path, number: int) -> None:
     with supervised(tmp_path) as job:
         os.kill(job.sampler, number)
@@ -75,7 +79,11 @@ def test_it_is_named_and_holds_nothing_of_the_job_open(tmp_path: Path) -> None:
         found = {fd.name: os.readlink(fd) for fd in Path(f"/proc/{job.sampler}/fd").iterdir()}
         assert [found[standard] for standard in "012"] == ["/dev/null"] * 3
         assert "77" not in found
-        others = [at for at in found.values() if not at.startswith(("/proc/", "/sys/", "/dev/null", str(tmp_path)))]
+        others = [
+            at
+            for at in found.values()
+            if not at.startswith(("/proc/", "/sys/", "/dev/null", str(tmp_path)))
+        ]
         assert len(others) == 1  # the line to its supervisor
         assert others[0].startswith("socket:")
         # It imports nothing heavy.
@@ -85,16 +93,24 @@ def test_it_is_named_and_holds_nothing_of_the_job_open(tmp_path: Path) -> None:
 
 
 def test_samples_do_not_drift(tmp_path: Path) -> None:
-    """Most are at the same place within an interval; a sample that begins when the one before is over wanders."""
+    """Most are at the same place within an interval; a sample that begins when the one before is
+    over wanders.
+    """
     with supervised(tmp_path, seconds=0.01) as job:
         until(lambda: len(job.rows("node")) > 250)
         times = [round(1000 * float(row["time"])) % 10 for row in job.rows("node")]
-    shares = [sum((time - place) % 10 in (9, 0, 1) for time in times) / len(times) for place in range(10)]
+    shares = [
+        sum((time - place) % 10 in (9, 0, 1) for time in times) / len(times) for place in range(10)
+    ]
     assert max(shares) > 0.6
 
 
 NONE: set[str] = set()
-BROKEN = {"node.NetworkCounters.rows": {"links"}, "process_tree.Tasks.look": NONE, "gpu.Gpus.choose": NONE}
+BROKEN = {
+    "node.NetworkCounters.rows": {"links"},
+    "process_tree.Tasks.look": NONE,
+    "gpu.Gpus.choose": NONE,
+}
 
 
 @pytest.mark.parametrize(("broken", "missing"), [*BROKEN.items(), ("node.Node.rows", {"node"})])
@@ -105,7 +121,9 @@ def test_a_source_that_fails_does_not_end_the_others(
         raise AttributeError(broken)
 
     monkeypatch.setattr(f"srunddp.monitor.sampler.{broken}", fail)
-    Samples(SamplerConfig(MonitorConfig(tmp_path, NODE, 0, True, 1.0), "eth0", "", os.getpid(), None)).take()
+    Samples(
+        SamplerConfig(MonitorConfig(tmp_path, NODE, 0, True, 1.0), "eth0", "", os.getpid(), None)
+    ).take()
     written = {name for name in ("node", "tasks", "links") if rows(tmp_path / f"{NODE}.{name}.csv")}
     assert written == {"node", "tasks", "links"} - missing
 

@@ -28,7 +28,9 @@ MIB = 1 << 20
 @contextmanager
 def started(command: list[str], variables: dict[str, str], **options: Any) -> Iterator[Any]:
     """A process in a group of its own; all of the group is killed at the end."""
-    with subprocess.Popen(command, env=bare(variables), start_new_session=True, **options) as process:
+    with subprocess.Popen(
+        command, env=bare(variables), start_new_session=True, **options
+    ) as process:
         try:
             yield process
         finally:
@@ -38,7 +40,9 @@ def started(command: list[str], variables: dict[str, str], **options: Any) -> It
 def running(program: str) -> AbstractContextManager[Any]:
     """A Python program with pipes."""
     pipe = subprocess.PIPE
-    return started([sys.executable, "-c", program], {}, stdin=pipe, stdout=pipe, text=True, bufsize=1)
+    return started(
+        [sys.executable, "-c", program], {}, stdin=pipe, stdout=pipe, text=True, bufsize=1
+    )
 
 
 def tree_of(process: subprocess.Popen[str]) -> ProcessTree:
@@ -49,10 +53,15 @@ def tree_of(process: subprocess.Popen[str]) -> ProcessTree:
     return tree
 
 
-def test_a_child_that_ends_between_two_readings_counts_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_child_that_ends_between_two_readings_counts_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Its parent has been read without it already, and it is gone when its turn comes."""
     child = BURN.format(seconds=0.3) + "print('x', flush=True); input()"
-    program = f"import subprocess, sys, time\nsubprocess.run([sys.executable, '-c', {child!r}])\ntime.sleep(60)"
+    program = (
+        "import subprocess, sys, time\nsubprocess.run([sys.executable, '-c',"
+        f" {child!r}])\ntime.sleep(60)"
+    )
     with running(program) as process:
         tree, look = tree_of(process), Process.look
         before = tree.cpu.value
@@ -74,7 +83,8 @@ def test_nothing_is_lost_when_children_end() -> None:
     """Of two generations, some of which it never saw."""
     child = BURN.format(seconds=0.15)
     parent = (
-        f"import os, subprocess, sys\nfor line in sys.stdin:\n    subprocess.run([sys.executable, '-c', {child!r}])\n"
+        "import os, subprocess, sys\nfor line in sys.stdin:\n    subprocess.run([sys.executable,"
+        f" '-c', {child!r}])\n"
     )
     parent += "    print(sum(os.times()[:4]), flush=True)\n"
     with running(parent) as process:
@@ -119,7 +129,10 @@ def test_a_fall_by_the_kernel_s_rounding_is_not_kept() -> None:
 
 def test_children_of_other_threads_are_found_by_a_thorough_look() -> None:
     program = "import subprocess, threading, time\n"
-    program += "def work():\n    subprocess.Popen(['sleep', '60']); print('x', flush=True); time.sleep(60)\n"
+    program += (
+        "def work():\n    subprocess.Popen(['sleep', '60']); print('x', flush=True);"
+        " time.sleep(60)\n"
+    )
     program += "threading.Thread(target=work).start()\n"
     with running(program) as process:
         tree = tree_of(process)
@@ -129,7 +142,9 @@ def test_children_of_other_threads_are_found_by_a_thorough_look() -> None:
 
 
 def test_memory_is_the_resident_set_of_all_processes_together() -> None:
-    program = "import os, time\nx = bytearray(b'x' * (100 << 20))\nos.fork()\nx[::4096] = x[1::4096]\n"
+    program = (
+        "import os, time\nx = bytearray(b'x' * (100 << 20))\nos.fork()\nx[::4096] = x[1::4096]\n"
+    )
     program += "print('x', flush=True); time.sleep(60)"
     with running(program) as process:
         read_line(process)
@@ -140,7 +155,10 @@ def test_memory_is_the_resident_set_of_all_processes_together() -> None:
 def test_storage_io_is_counted_once() -> None:
     """Also of a child that has ended, whose parent has it by then."""
     with TemporaryDirectory(dir="/var/tmp") as folder:  # which is no memory, as /tmp may be
-        child = f"import os\nwith open({folder + '/x'!r}, 'wb') as f: f.write(bytes(3 << 20)); f.flush(); os.fsync(f)\n"
+        child = (
+            f"import os\nwith open({folder + '/x'!r}, 'wb') as f: f.write(bytes(3 << 20));"
+            " f.flush(); os.fsync(f)\n"
+        )
         program = f"import subprocess, sys\nsubprocess.run([sys.executable, '-c', {child!r}])\n"
         with running(program + "print('x', flush=True); input()") as process:
             tree = tree_of(process)
@@ -151,7 +169,10 @@ def test_the_tasks_of_a_node_are_found_below_their_launcher() -> None:
     """One begins later, one is a wrapper whose child has the rank as well, and one is no task."""
     sleep = ["sh", "-c", "sleep 60; true"]
     with ExitStack() as stack:
-        task, _ = (stack.enter_context(started(sleep, {RANK: "0"})), stack.enter_context(started(sleep, {})))
+        task, _ = (
+            stack.enter_context(started(sleep, {RANK: "0"})),
+            stack.enter_context(started(sleep, {})),
+        )
         until(lambda: children_of(task.pid))
         (supervisor,) = children_of(task.pid)
         found = Tasks(0, supervisor, os.getpid(), RANK)
@@ -163,7 +184,12 @@ def test_the_tasks_of_a_node_are_found_below_their_launcher() -> None:
             assert found.look(thorough=False)
             assert [(tree.rank, tree.root) for tree in found.trees[1:]] == [(3, later.pid)]
             assert "1" in found.visible
-            until(lambda: [found.look(thorough=False), *(tree.processes for tree in found.trees)] == [False, 2, 2])
+            until(
+                lambda: (
+                    [found.look(thorough=False), *(tree.processes for tree in found.trees)]
+                    == [False, 2, 2]
+                )
+            )
             rows = [line.split(",")[:2] for line in found.rows("7.000").splitlines()]
             assert rows == [["7.000", "0"], ["7.000", "3"]]
         until(lambda: found.look(thorough=False) or not found.trees[1].processes)
@@ -171,25 +197,34 @@ def test_the_tasks_of_a_node_are_found_below_their_launcher() -> None:
 
 
 @pytest.mark.parametrize("moved", [0, -4])
-def test_tasks_of_a_spare_node_have_the_ranks_that_came(moved: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tasks_of_a_spare_node_have_the_ranks_that_came(
+    moved: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """By the launcher's variable they still have their first numbers."""
     monkeypatch.setenv(RANK, "4")
     sleep = ["sleep", "60"]
     with started(sleep, {RANK: "4"}) as own, started(sleep, {RANK: "5"}) as other:
         found = Tasks(4 + moved, own.pid, os.getpid(), RANK)
         until(lambda: found.look(thorough=True) or len(found.trees) > 1)
-        assert [(tree.rank, tree.root) for tree in found.trees] == [(4 + moved, own.pid), (5 + moved, other.pid)]
+        assert [(tree.rank, tree.root) for tree in found.trees] == [
+            (4 + moved, own.pid),
+            (5 + moved, other.pid),
+        ]
 
 
 def test_the_cpus_of_a_node_are_those_of_all_masks_together() -> None:
     if len(os.sched_getaffinity(0)) < 2:
         return
     one, other = sorted(os.sched_getaffinity(0))[:2]
-    pinned = [(["taskset", "-c", str(cpu), "sleep", "60"], {RANK: str(cpu)}) for cpu in (one, other)]
+    pinned = [
+        (["taskset", "-c", str(cpu), "sleep", "60"], {RANK: str(cpu)}) for cpu in (one, other)
+    ]
     with started(*pinned[0]) as task:
         with started(*pinned[1]) as second:
             found = Tasks(one, task.pid, os.getpid(), RANK)
-            until(lambda: [len(os.sched_getaffinity(each.pid)) for each in (task, second)] == [1, 1])
+            until(
+                lambda: [len(os.sched_getaffinity(each.pid)) for each in (task, second)] == [1, 1]
+            )
             found.look(thorough=True)
             assert found.cpus() == 2
         assert found.cpus() == 1
@@ -198,7 +233,8 @@ def test_the_cpus_of_a_node_are_those_of_all_masks_together() -> None:
 def test_a_busy_job_s_files_say_what_the_kernel_says(tmp_path: Path) -> None:
     with supervised(tmp_path, seconds=0.05) as job:
         run = f"__import__('subprocess').run([sys.executable, '-c', {BURN.format(seconds=0.6)!r}])"
-        own = "__import__('time').clock_gettime((~sampler.pid << 3) | 2)"  # the sampler is one of the job's processes
+        # The sampler is one of the job's processes.
+        own = "__import__('time').clock_gettime((~sampler.pid << 3) | 2)"
         used = float(job.do(f"{run} and sum(os.times()[:4]) + {own}"))
         assert job.finish() == ""
         last, node = job.rows("tasks")[-1], job.rows("node")[-1]

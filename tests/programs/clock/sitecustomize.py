@@ -1,4 +1,6 @@
-"""A node whose clock is 30 s ahead, as far as Python asks; Python imports this by its name when it starts."""
+"""A node whose clock is 30 s ahead, as far as Python asks; Python imports this by its name when it
+starts.
+"""
 
 import time
 

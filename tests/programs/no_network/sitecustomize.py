@@ -1,4 +1,6 @@
-"""In PYTHONPATH: Python reaches nothing but this node, and what it tries beyond is a line in the file ATTEMPTS."""
+"""In PYTHONPATH: Python reaches nothing but this node, and what it tries beyond is a line in the
+file ATTEMPTS.
+"""
 
 import os
 import socket

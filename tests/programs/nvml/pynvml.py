@@ -1,19 +1,24 @@
 # ruff: noqa: N801, N802, N803, N816 - the package's names
-"""NVML without a GPU: what the JSON file named by ``FAKE_NVML`` says, with the names of the package nvidia-ml-py.
+"""NVML without a GPU: what the JSON file named by ``FAKE_NVML`` says, with the names of the package
+nvidia-ml-py.
 
     {"driver": "580.95.05", "cuda": 13000, "error": 18,
      "gpus": [{"uuid": "GPU-1", "name": "NVIDIA H100", "total": 85520809984, "free": 85000000000,
                "address": "00000000:17:00.0", "separate": [1], "failing": {"nvmlDeviceGetName": 15},
                "instances": [{"uuid": "MIG-1"}],
-               "trace": [{"utilization": 97, "memory_utilization": 40, "used": 60000000000, "power": 650000,
-                          "energy": 1000000, "temperature": 61, "clocks": {"1": 1755, "2": 2619}, "reasons": 4,
-                          "nvlink": [100, 200], "pcie": [1000, 2000], "gpm": {"2": 80.5, "20": 12.5}}]}]}
+               "trace": [{"utilization": 97, "memory_utilization": 40, "used": 60000000000,
+                          "power": 650000,
+                          "energy": 1000000, "temperature": 61, "clocks": {"1": 1755, "2": 2619},
+                          "reasons": 4,
+                          "nvlink": [100, 200], "pcie": [1000, 2000],
+                          "gpm": {"2": 80.5, "20": 12.5}}]}]}
 
-``trace`` is what the GPU says sample by sample: a question for the utilization begins the next, and the last one stays.
-Units are NVML's. What is not in it is not supported. ``nvlink`` and ``pcie`` are received and sent.
+``trace`` is what the GPU says sample by sample: a question for the utilization begins the next, and
+the last one stays. Units are NVML's. What is not in it is not supported. ``nvlink`` and ``pcie``
+are received and sent.
 
-``error`` is what nvmlInit raises, ``failing`` what a function raises for this GPU, ``separate`` the indices of GPUs
-without P2P to it. Without the variable there is no NVML here.
+``error`` is what nvmlInit raises, ``failing`` what a function raises for this GPU, ``separate`` the
+indices of GPUs without P2P to it. Without the variable there is no NVML here.
 """
 
 from __future__ import annotations
@@ -33,7 +38,11 @@ NVML_PCIE_UTIL_TX_BYTES, NVML_PCIE_UTIL_RX_BYTES = 0, 1
 NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX, NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX = 138, 139
 NVML_GPM_METRICS_GET_VERSION = 1
 NVML_GPM_METRIC_SM_UTIL, NVML_GPM_METRIC_SM_OCCUPANCY, NVML_GPM_METRIC_ANY_TENSOR_UTIL = 2, 3, 5
-NVML_GPM_METRIC_DRAM_BW_UTIL, NVML_GPM_METRIC_PCIE_TX_PER_SEC, NVML_GPM_METRIC_PCIE_RX_PER_SEC = 10, 20, 21
+NVML_GPM_METRIC_DRAM_BW_UTIL, NVML_GPM_METRIC_PCIE_TX_PER_SEC, NVML_GPM_METRIC_PCIE_RX_PER_SEC = (
+    10,
+    20,
+    21,
+)
 nvmlMemory_v2 = 0x02000028
 NVML_P2P_STATUS_OK, NVML_P2P_STATUS_CHIPSET_NOT_SUPPORTED = 0, 1
 
@@ -100,7 +109,9 @@ _machine: dict[str, Any] = {}
 
 
 def _fail(code: int) -> None:
-    raise next((known for known in NVMLError.__subclasses__() if known.value == code), NVMLError)(code)
+    raise next((known for known in NVMLError.__subclasses__() if known.value == code), NVMLError)(
+        code
+    )
 
 
 def _asked(handle: dict[str, Any], function: str) -> None:
@@ -230,9 +241,14 @@ def nvmlDeviceGetCurrentClocksThrottleReasons(handle):
 
 def nvmlDeviceGetFieldValues(handle, fieldIds):
     received, sent = _sample(handle).get("nvlink", (None, None))
-    known = {NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX: received, NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX: sent}
+    known = {
+        NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX: received,
+        NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX: sent,
+    }
     # All links together; of one alone it would be less.
-    return [c_nvmlFieldValue_t(known[field] if scope == 0xFFFFFFFF else 0) for field, scope in fieldIds]
+    return [
+        c_nvmlFieldValue_t(known[field] if scope == 0xFFFFFFFF else 0) for field, scope in fieldIds
+    ]
 
 
 def nvmlDeviceGetPcieThroughput(device, counter):
@@ -258,11 +274,16 @@ def nvmlGpmSampleGet(device, gpmSample):
 
 
 def nvmlGpmMigSampleGet(device, gpuInstanceId, gpmSample):
-    return nvmlGpmSampleGet(next(each for each in device["instances"] if each["instance"] == gpuInstanceId), gpmSample)
+    return nvmlGpmSampleGet(
+        next(each for each in device["instances"] if each["instance"] == gpuInstanceId), gpmSample
+    )
 
 
 def nvmlGpmMetricsGet(metricsGet):
-    if metricsGet.version != NVML_GPM_METRICS_GET_VERSION or metricsGet.sample1["at"] >= metricsGet.sample2["at"]:
+    if (
+        metricsGet.version != NVML_GPM_METRICS_GET_VERSION
+        or metricsGet.sample1["at"] >= metricsGet.sample2["at"]
+    ):
         raise NVMLError_InvalidArgument(NVMLError_InvalidArgument.value)
     for metric in metricsGet.metrics[: metricsGet.numMetrics]:
         value = metricsGet.sample2["of"].get(str(metric.metricId))

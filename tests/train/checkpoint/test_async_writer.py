@@ -47,11 +47,17 @@ def full(disk: Path) -> Iterator[None]:
     ("fails", "found", "hint"),
     [
         (full, "No space left on device", "free space there"),
-        (lambda disk: file_size_limit(500_000), "File too large", "raise the limit on the size of files"),
+        (
+            lambda disk: file_size_limit(500_000),
+            "File too large",
+            "raise the limit on the size of files",
+        ),
     ],
     ids=["full", "limited"],
 )
-def test_a_full_disk_loses_nothing_and_training_goes_on(fails: Any, found: str, hint: str, small_disk: Path) -> None:
+def test_a_full_disk_loses_nothing_and_training_goes_on(
+    fails: Any, found: str, hint: str, small_disk: Path
+) -> None:
     """Each save that the disk refuses is said once, and is an error at the end."""
     directory = CheckpointDirectory(small_disk, keep_last=2, keep_best=0)
     said: list[str] = []
@@ -100,11 +106,15 @@ def test_a_failure_is_raised_in_training_and_the_next_one_works(tmp_path: Path) 
     folder, said = tmp_path / "checkpoints", []
     writer = AsyncCheckpointer(CheckpointDirectory(folder, keep_last=2, keep_best=0), said.append)
     writer.write(1, {"step": 1})
-    with pytest.raises(CheckpointError, match=r"No such file.*the last whole one is none -> make the folder again"):
+    with pytest.raises(
+        CheckpointError, match=r"No such file.*the last whole one is none -> make the folder again"
+    ):
         writer.wait()
     folder.mkdir()
     writer.write(2, {"path": Path("x")})
-    with pytest.raises(CheckpointError, match=r"it holds pathlib\.PosixPath; expected tensors and plain values"):
+    with pytest.raises(
+        CheckpointError, match=r"it holds pathlib\.PosixPath; expected tensors and plain values"
+    ):
         writer.join()
     writer.write(3, {"step": 3})
     writer.wait()
@@ -138,7 +148,9 @@ def test_the_end_of_python_finishes_the_write(tmp_path: Path) -> None:
 
 
 def test_a_snapshot_is_a_copy_of_all_that_may_change() -> None:
-    model = nn.Sequential(nn.Conv2d(2, 3, 2), nn.BatchNorm2d(3)).to(memory_format=torch.channels_last)
+    model = nn.Sequential(nn.Conv2d(2, 3, 2), nn.BatchNorm2d(3)).to(
+        memory_format=torch.channels_last
+    )
     plain = {"rng": [torch.get_rng_state()], "pair": (1, "two", None), "deep": [{"a": [1.5]}]}
     state: dict[str, Any] = {"model": model.state_dict(), **plain}
     taken = Snapshot().take(state)
@@ -158,7 +170,12 @@ def test_a_snapshot_is_a_copy_of_all_that_may_change() -> None:
 
 def test_a_snapshot_keeps_tied_weights_tied_and_drops_buffers() -> None:
     whole = torch.arange(1000.0)
-    state = {"one": whole[:10], "again": whole[:10], "other": whole[5:15], "bits": whole[:10].view(torch.int32)}
+    state = {
+        "one": whole[:10],
+        "again": whole[:10],
+        "other": whole[5:15],
+        "bits": whole[:10].view(torch.int32),
+    }
     taken = Snapshot().take(state)
     assert all(torch.equal(taken[name], value) for name, value in state.items())
     assert taken["one"] is taken["again"]

@@ -40,7 +40,9 @@ def step_of_newest(made: CheckpointDirectory, said: list[str]) -> int | None:
 
 
 def test_the_newest_and_the_best_stay_and_the_rest_goes(tmp_path: Path) -> None:
-    made = directory(tmp_path, 1, 2, 3, 4, 5, 6, keep_best=2, s1=9.0, s2=1.0, s3=2.0, s4=3.0, s5=float("nan"))
+    made = directory(
+        tmp_path, 1, 2, 3, 4, 5, 6, keep_best=2, s1=9.0, s2=1.0, s3=2.0, s4=3.0, s5=float("nan")
+    )
     assert made.steps() == [2, 3, 5, 6]
     assert os.readlink(tmp_path / "best.pt") == "step-00000002.pt"
     made.scores[6] = 0.5
@@ -48,7 +50,10 @@ def test_the_newest_and_the_best_stay_and_the_rest_goes(tmp_path: Path) -> None:
     assert made.steps() == [2, 6, 7]
     assert os.readlink(tmp_path / "best.pt") == "step-00000006.pt"
     others = {"best.pt", "generation"}
-    assert {file.name for file in tmp_path.iterdir()} == {*(made.path(step).name for step in (2, 6, 7)), *others}
+    assert {file.name for file in tmp_path.iterdir()} == {
+        *(made.path(step).name for step in (2, 6, 7)),
+        *others,
+    }
 
 
 def test_steps_are_numbers_not_names(tmp_path: Path) -> None:
@@ -66,7 +71,11 @@ def test_broken_checkpoints_are_named_and_the_newest_one_loaded(tmp_path: Path) 
     damage(made.path(3))
     made.path(2).write_bytes(b"")
     assert step_of_newest(made, said) == 1
-    assert [str(made.path(3)) in said[0], str(made.path(2)) in said[1], len(said)] == [True, True, 2]
+    assert [str(made.path(3)) in said[0], str(made.path(2)) in said[1], len(said)] == [
+        True,
+        True,
+        2,
+    ]
     damage(made.path(1))
     assert step_of_newest(made, said) is None
     assert step_of_newest(CheckpointDirectory(tmp_path / "none", 1, 1), said) is None
@@ -76,7 +85,8 @@ def test_a_broken_one_never_counts_among_those_kept(tmp_path: Path) -> None:
     made = directory(tmp_path, 1, 2, 3, keep_last=3, keep_best=1)
     for step in (2, 3):
         damage(made.path(step))
-    again = directory(tmp_path, 4, keep_last=2, keep_best=1, s1=2.0, s3=1.0)  # as a process that resumed from 1
+    # As a process that resumed from 1.
+    again = directory(tmp_path, 4, keep_last=2, keep_best=1, s1=2.0, s3=1.0)
     assert again.steps() == [1, 4]
     assert os.readlink(tmp_path / "best.pt") == "step-00000001.pt"
 
@@ -91,7 +101,11 @@ def test_a_killed_save_leaves_nothing_after_the_next(tmp_path: Path) -> None:
     for name in ("step-00000009.pt.01234567.tmp", "best.pt.01234567.tmp", "others.tmp"):
         (tmp_path / name).write_bytes(b"x")
     directory(tmp_path, 10)
-    assert sorted(file.name for file in tmp_path.iterdir()) == ["generation", "others.tmp", "step-00000010.pt"]
+    assert sorted(file.name for file in tmp_path.iterdir()) == [
+        "generation",
+        "others.tmp",
+        "step-00000010.pt",
+    ]
 
 
 def test_no_link_to_the_best_is_no_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -104,7 +118,9 @@ def test_no_link_to_the_best_is_no_failure(tmp_path: Path, monkeypatch: pytest.M
     assert directory(tmp_path, 1, 2, keep_best=1, s1=1.0).steps() == [1, 2]
 
 
-def test_a_checkpoint_deleted_meanwhile_is_not_called_broken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_checkpoint_deleted_meanwhile_is_not_called_broken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     made, said = directory(tmp_path, 1, keep_last=1), []
 
     def late(path: Path, **how: Any) -> dict[str, Any]:
@@ -120,7 +136,10 @@ def test_a_checkpoint_deleted_meanwhile_is_not_called_broken(tmp_path: Path, mon
 # Two runs.
 
 
-REFUSED = r"another run has begun to write checkpoints here since, and this run's are refused; expected .* -> "
+REFUSED = (
+    r"another run has begun to write checkpoints here since, and this run's are refused; expected"
+    r" .* -> "
+)
 
 
 def begun(folder: Path, keep_last: int = 2) -> CheckpointDirectory:
@@ -131,7 +150,8 @@ def begun(folder: Path, keep_last: int = 2) -> CheckpointDirectory:
 
 def content(folder: Path) -> dict[str, bytes]:
     return {
-        path.name: os.readlink(path).encode() if path.is_symlink() else path.read_bytes() for path in folder.iterdir()
+        path.name: os.readlink(path).encode() if path.is_symlink() else path.read_bytes()
+        for path in folder.iterdir()
     }
 
 
@@ -154,10 +174,16 @@ def test_an_earlier_run_is_refused_and_changes_nothing(tmp_path: Path) -> None:
         assert content(tmp_path) == before
     second.add(50, {"step": 50})
     assert step_of_newest(second, []) == 50
-    assert int((tmp_path / "generation").read_text()) == generation(second.path(50)) == generation(second.path(30))
+    assert (
+        int((tmp_path / "generation").read_text())
+        == generation(second.path(50))
+        == generation(second.path(30))
+    )
 
 
-def test_a_run_that_has_just_looked_writes_nothing_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_that_has_just_looked_writes_nothing_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The other begins between the look at the number and the rename."""
     first = directory(tmp_path, 10)
     check, after = first._check_generation, []
@@ -173,7 +199,9 @@ def test_a_run_that_has_just_looked_writes_nothing_more(tmp_path: Path, monkeypa
     assert [content(tmp_path)] == after
 
 
-def test_a_run_deletes_nothing_once_another_has_begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_deletes_nothing_once_another_has_begun(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It begins while the files are checked that are to be kept."""
     first = directory(tmp_path, 10, keep_best=1)
     is_whole = first._is_whole
@@ -201,7 +229,9 @@ def test_of_two_that_begin_at_once_one_is_refused(
 
 
 def test_a_late_file_of_an_earlier_run_is_set_aside(tmp_path: Path) -> None:
-    """On a file system where the refusal comes too late: the checkpoints of the later run are the newest."""
+    """On a file system where the refusal comes too late: the checkpoints of the later run are the
+    newest.
+    """
     first, said = directory(tmp_path, 10, 20), []
     (tmp_path / "late").write_bytes(first.path(20).read_bytes())
     assert step_of_newest(begun(tmp_path), said) == 20
@@ -213,7 +243,9 @@ def test_a_late_file_of_an_earlier_run_is_set_aside(tmp_path: Path) -> None:
     newest = begun(tmp_path).newest(said.append)
     assert newest is not None
     assert newest[0] == second.path(30)
-    assert said == [f"{second.path(50)} is of an earlier run than a checkpoint before it, and was set aside"]
+    assert said == [
+        f"{second.path(50)} is of an earlier run than a checkpoint before it, and was set aside"
+    ]
     assert second.path(50).with_suffix(".pt.aside").exists()
     second = begun(tmp_path)
     second.add(40, {"step": 40})
@@ -237,7 +269,9 @@ def test_files_without_a_number_count_as_the_earliest(tmp_path: Path) -> None:
 
 
 def test_copied_files_go_on_in_another_folder(tmp_path: Path) -> None:
-    """Also where the number is not copied, and the runs that follow the first one there write none."""
+    """Also where the number is not copied, and the runs that follow the first one there write
+    none.
+    """
     for step in (10, 20):
         begun(tmp_path).add(step, {"step": step})
     (copy := tmp_path / "copy").mkdir()

@@ -29,7 +29,9 @@ def test_a_killed_save_leaves_the_previous_checkpoint(tmp_path: Path) -> None:
     assert int(said.split()[2]) >= 30, f"too few kills fell into a save to prove anything: {said}"
 
 
-@pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("mkfs.ext4"), reason="needs root and mkfs.ext4")
+@pytest.mark.skipif(
+    os.geteuid() != 0 or not shutil.which("mkfs.ext4"), reason="needs root and mkfs.ext4"
+)
 def test_a_power_cut_leaves_what_was_acknowledged(tmp_path: Path) -> None:
     run_python(HERE / "killed_saves.py", tmp_path, 20, "power-cuts", before=("unshare", "--mount"))
 
@@ -86,14 +88,21 @@ def test_what_is_broken_is_said(tmp_path: Path) -> None:
         path.write_bytes(damaged)
         with pytest.raises(CheckpointError) as error:
             load_checkpoint(path)
-        assert str(error.value) == f"{path}: {found}; expected a checkpoint as srunddp wrote it -> use another one"
+        assert (
+            str(error.value)
+            == f"{path}: {found}; expected a checkpoint as srunddp wrote it -> use another one"
+        )
         assert error.value.exit_code == 78
 
 
 def test_what_is_no_file_is_refused_and_never_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe.pt")
     (tmp_path / "folder.pt").mkdir()
-    cases = {"pipe.pt": "not a regular file", "folder.pt": "Is a directory", "none.pt": "no such file"}
+    cases = {
+        "pipe.pt": "not a regular file",
+        "folder.pt": "Is a directory",
+        "none.pt": "no such file",
+    }
     for name, found in cases.items():
         with pytest.raises(CheckpointError, match=f"{name}: .*{found}"):
             load_checkpoint(tmp_path / name)
@@ -104,8 +113,12 @@ def test_plain_torch_reads_a_checkpoint(tmp_path: Path) -> None:
     assert torch.load(tmp_path / "checkpoint.pt", weights_only=True)["values"].tolist() == [0, 1, 2]
 
 
-def test_what_reads_back_wrong_never_gets_the_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A disk that keeps something else than was written, which is found before the old file goes."""
+def test_what_reads_back_wrong_never_gets_the_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A disk that keeps something else than was written, which is found before the old file
+    goes.
+    """
     path = tmp_path / "checkpoint.pt"
     save_checkpoint(path, {"epoch": 1})
     fsync = os.fsync
@@ -122,7 +135,9 @@ def test_what_reads_back_wrong_never_gets_the_name(tmp_path: Path, monkeypatch: 
     assert list(tmp_path.iterdir()) == [path]
 
 
-@pytest.mark.parametrize("unfit", [lambda: 2, Path("x"), torch.ones(1, device="meta").numpy, torch.float64.__class__])
+@pytest.mark.parametrize(
+    "unfit", [lambda: 2, Path("x"), torch.ones(1, device="meta").numpy, torch.float64.__class__]
+)
 def test_a_failed_save_leaves_only_the_previous_checkpoint(tmp_path: Path, unfit: object) -> None:
     """What could not be loaded again is refused when it is saved, not when it is needed."""
     path = tmp_path / "checkpoint.pt"
@@ -158,12 +173,18 @@ def nested(state: object) -> bytes:
 
 
 def sealed(data: bytes) -> bytes:
-    return data + f"\nsrunddp checkpoint: {len(data):020} bytes, SHA-256 {hashlib.sha256(data).hexdigest()}\n".encode()
+    return (
+        data
+        + f"\nsrunddp checkpoint: {len(data):020} bytes, SHA-256"
+        f" {hashlib.sha256(data).hexdigest()}\n".encode()
+    )
 
 
 @pytest.mark.parametrize("seal", [sealed, bytes])
 @pytest.mark.parametrize("packed", [zipped, legacy, nested, pickle.dumps])
-@pytest.mark.parametrize(("function", "words"), [(os.system, "touch {}"), (builtins.exec, "open({!r}, 'w')")])
+@pytest.mark.parametrize(
+    ("function", "words"), [(os.system, "touch {}"), (builtins.exec, "open({!r}, 'w')")]
+)
 def test_loading_executes_nothing(
     tmp_path: Path,
     function: Callable[..., Any],
@@ -178,7 +199,9 @@ def test_loading_executes_nothing(
     assert not trace.exists()
 
 
-def test_tensors_are_loaded_to_the_cpu_wherever_they_were(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tensors_are_loaded_to_the_cpu_wherever_they_were(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with monkeypatch.context() as patch:
         # As if saved from a fourth GPU, which loading would otherwise ask for.
         patch.setattr("torch.serialization.location_tag", lambda storage: "cuda:3")

@@ -21,7 +21,13 @@ from torch import nn
 
 from srunddp import telemetry
 from srunddp.errors import ConfigError, SrunddpError, Stopped
-from srunddp.train import CheckpointError, CheckpointManager, Preemption, load_checkpoint, save_checkpoint
+from srunddp.train import (
+    CheckpointError,
+    CheckpointManager,
+    Preemption,
+    load_checkpoint,
+    save_checkpoint,
+)
 from srunddp.train.checkpoint import async_writer
 from srunddp.train.checkpoint.directory import CheckpointDirectory
 from tests.support.small_disk import small_disk
@@ -33,7 +39,9 @@ LARGE = 15 << 20  # elements of a checkpoint of 60 MB
 add = CheckpointDirectory.add
 
 
-def manager_of(folder: Path, world: LocalWorld | None = None, **how: Any) -> tuple[CheckpointManager, list[str]]:
+def manager_of(
+    folder: Path, world: LocalWorld | None = None, **how: Any
+) -> tuple[CheckpointManager, list[str]]:
     """And the lines that it says."""
     said: list[str] = []
     return CheckpointManager(folder, world or LocalWorld(), log=said.append, **how), said
@@ -67,14 +75,17 @@ def test_ranks_get_the_state_and_each_its_random_numbers(tmp_path: Path) -> None
     folder = tmp_path / "run" / "checkpoints"
     drawn = run_ranks(2, tmp_path / "two", saved_and_drawn, folder)
     loaded = run_ranks(3, tmp_path / "three", loaded_and_drawn, folder)
-    assert [rank[:4] for rank in loaded] == [(folder / "step-00000007.pt", [0.5] * 3, 2, {7: 0.25})] * 3
+    assert [rank[:4] for rank in loaded] == [
+        (folder / "step-00000007.pt", [0.5] * 3, 2, {7: 0.25})
+    ] * 3
     assert [rank[4] for rank in loaded[:2]] == drawn
     assert loaded[2][4] not in drawn
     assert (folder / "best.pt").resolve().name == "step-00000007.pt"
 
 
 def slow_and_failed(world: LocalWorld, folder: Path) -> tuple[bool, list[tuple[type, int, str]]]:
-    """Collectives take 10 s at most, and rank 0 writes for 12; then the disk fails, and then no state can be saved.
+    """Collectives take 10 s at most, and rank 0 writes for 12; then the disk fails, and then no
+    state can be saved.
 
     In the end rank 0 comes to stop() when the other one has waited for longer.
     """
@@ -91,7 +102,10 @@ def slow_and_failed(world: LocalWorld, folder: Path) -> tuple[bool, list[tuple[t
     manager, _ = manager_of(folder, world)
     there = manager.save(1, {"step": 1}, wait=True).exists()
     errors: list[tuple[type, int, str]] = []
-    for action in (lambda: manager.save(2, {"step": 2}, wait=True), lambda: manager.check({"path": Path("x")})):
+    for action in (
+        lambda: manager.save(2, {"step": 2}, wait=True),
+        lambda: manager.check({"path": Path("x")}),
+    ):
         try:
             action()
         except SrunddpError as error:
@@ -123,12 +137,20 @@ def memory(name: str) -> int:
 
 
 def memory_of_a_load(world: LocalWorld, folder: Path, seen: bool) -> tuple[int, int, int, bool]:
-    """The most memory that loading takes, what is left when a counter is kept, what mapping takes; whether all came.
+    """The most memory that loading takes, what is left when a counter is kept, what mapping takes;
+    whether all came.
 
     Args:
-        seen: all ranks see the folder; else rank 0 has it by a name that is another's on the others.
+        seen: all ranks see the folder; else rank 0 has it by a name that is another's on the
+            others.
     """
-    name = folder if seen else Path(f"/proc/self/fd/{os.open(folder, os.O_RDONLY)}" if world.rank == 0 else "/dev/shm")
+    name = (
+        folder
+        if seen
+        else Path(
+            f"/proc/self/fd/{os.open(folder, os.O_RDONLY)}" if world.rank == 0 else "/dev/shm"
+        )
+    )
     manager, _ = manager_of(name, world)
     Path("/proc/self/clear_refs").write_text("5")  # VmHWM begins anew
     before, files, kept = memory("VmRSS"), memory("RssFile"), memory("RssAnon") + memory("RssShmem")
@@ -150,8 +172,14 @@ def memory_of_a_load(world: LocalWorld, folder: Path, seen: bool) -> tuple[int, 
 def test_a_load_takes_the_memory_of_the_file_once(tmp_path: Path, seen: bool) -> None:
     folder = tmp_path / "checkpoints"
     manager, _ = manager_of(folder)
-    size = manager.save(1, {"values": torch.ones(LARGE), "step": torch.tensor(1)}, wait=True).stat().st_size
-    for most, left, mapped, whole in run_ranks(2, tmp_path / "world", memory_of_a_load, folder, seen):
+    size = (
+        manager.save(1, {"values": torch.ones(LARGE), "step": torch.tensor(1)}, wait=True)
+        .stat()
+        .st_size
+    )
+    for most, left, mapped, whole in run_ranks(
+        2, tmp_path / "world", memory_of_a_load, folder, seen
+    ):
         assert whole
         assert most <= 1.2 * size
         assert max(left, mapped) <= 0.15 * size
@@ -169,7 +197,9 @@ def test_unless_asked_for_more_the_two_newest_checkpoints_stay_and_the_best(tmp_
 
 
 def test_on_a_cpu_no_tensor_of_a_loaded_state_lies_in_the_file(tmp_path: Path) -> None:
-    """An optimizer goes on with these tensors, and the file is deleted when newer ones have come."""
+    """An optimizer goes on with these tensors, and the file is deleted when newer ones have
+    come.
+    """
     manager, _ = manager_of(tmp_path)
     manager.save(1, {"weight": torch.ones(1 << 20)}, wait=True)
     state = manager.load("auto")
@@ -177,8 +207,12 @@ def test_on_a_cpu_no_tensor_of_a_loaded_state_lies_in_the_file(tmp_path: Path) -
     assert str(manager.path(1)) not in Path("/proc/self/maps").read_text()
 
 
-def test_what_is_due_amid_a_slow_write_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Training goes on, one line says it, and the last one is waited for; no step is expected meanwhile."""
+def test_what_is_due_amid_a_slow_write_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Training goes on, one line says it, and the last one is waited for; no step is expected
+    meanwhile.
+    """
     go = threading.Event()
 
     def blocked(directory: CheckpointDirectory, step: int, state: Mapping[str, Any]) -> None:
@@ -205,11 +239,14 @@ def test_what_is_due_amid_a_slow_write_is_left_out(tmp_path: Path, monkeypatch: 
     assert manager.report() == [manager.path(1), path]
     assert sorted(tmp_path.glob("*.pt")) == [manager.path(1), path]
     state = load_checkpoint(manager.path(1))
-    assert state["values"].tolist() == state["list"][0].tolist() == [1.0] * 1000, "of the moment of its save"
+    assert state["values"].tolist() == state["list"][0].tolist() == [1.0] * 1000, (
+        "of the moment of its save"
+    )
 
 
 @pytest.mark.parametrize(
-    ("fails", "found"), [("full", "No space left on device"), ("read-only", "Read-only file system")]
+    ("fails", "found"),
+    [("full", "No space left on device"), ("read-only", "Read-only file system")],
 )
 def test_a_folder_that_cannot_be_written_is_refused(tmp_path: Path, fails: str, found: str) -> None:
     with small_disk(tmp_path / "disk", "1m") as disk:
@@ -219,7 +256,9 @@ def test_a_folder_that_cannot_be_written_is_refused(tmp_path: Path, fails: str, 
                 file.write(bytes(2 << 20))
         else:
             subprocess.run(["mount", "-o", "remount,ro", disk], check=True)
-        with pytest.raises(ConfigError, match=f"{disk} cannot be written: {found}; .* -> ") as error:
+        with pytest.raises(
+            ConfigError, match=f"{disk} cannot be written: {found}; .* -> "
+        ) as error:
             CheckpointManager(disk, LocalWorld())
         assert error.value.exit_code == 78
 
@@ -236,37 +275,58 @@ class Vocabulary(nn.Linear):
 
 def test_what_cannot_be_saved_is_found_before_the_first_step(tmp_path: Path) -> None:
     manager, _ = manager_of(tmp_path)
-    state = {"values": torch.ones(1).expand(1 << 40), "tied": [nn.Parameter(torch.ones(2))], "plain": (1, "a", None)}
+    state = {
+        "values": torch.ones(1).expand(1 << 40),
+        "tied": [nn.Parameter(torch.ones(2))],
+        "plain": (1, "a", None),
+    }
     manager.check(state)  # of 4 TB
-    with pytest.raises(CheckpointError, match=r"it holds pathlib\.PosixPath; expected tensors and plain values"):
+    with pytest.raises(
+        CheckpointError, match=r"it holds pathlib\.PosixPath; expected tensors and plain values"
+    ):
         manager.check(state | {"path": Path("x")})
     trainer = trainer_of(model=Vocabulary(8, 4), output_dir=str(tmp_path / "run"))
-    with pytest.raises(CheckpointError, match=r"this state cannot be a checkpoint: cannot pickle '_thread\.lock'"):
+    with pytest.raises(
+        CheckpointError, match=r"this state cannot be a checkpoint: cannot pickle '_thread\.lock'"
+    ):
         trainer.fit(classes(20))
     assert trainer.state.step == 0
 
 
-def test_a_path_begins_another_course_and_never_refuses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_path_begins_another_course_and_never_refuses(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     manager, said = manager_of(tmp_path, keep_last=3)
     for step in (1, 2, 3):
         manager.save(step, {"step": step}, wait=True)
-    with pytest.raises(ConfigError, match=r"step-00000003\.pt is there, .* resume is never; .* -> "):
+    with pytest.raises(
+        ConfigError, match=r"step-00000003\.pt is there, .* resume is never; .* -> "
+    ):
         manager.load("never")
     state = manager.load(str(manager.path(1)))
     assert (state and state["step"], manager.loaded) == (1, manager.path(1))
     newer = [line.partition(" is from after the checkpoint that was asked for")[0] for line in said]
     assert newer == [f"{manager.path(step)}.aside" for step in (3, 2)]
-    assert sorted(path.name[13:] for path in tmp_path.glob("step-*")) == [".pt", ".pt.aside", ".pt.aside"]
+    assert sorted(path.name[13:] for path in tmp_path.glob("step-*")) == [
+        ".pt",
+        ".pt.aside",
+        ".pt.aside",
+    ]
     monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
     state = manager.load("never")
     assert (state and state["step"]) == 1, "a job that Slurm has started again goes on"
 
 
-REFUSED = r"another run has begun to write checkpoints here since, and this run's are refused; expected .* -> "
+REFUSED = (
+    r"another run has begun to write checkpoints here since, and this run's are refused; expected"
+    r" .* -> "
+)
 
 
 def test_a_run_is_refused_once_another_has_begun(tmp_path: Path) -> None:
-    """Not by one that only looks, nor by one that is refused itself; what is written beside training fails later."""
+    """Not by one that only looks, nor by one that is refused itself; what is written beside
+    training fails later.
+    """
     first, said = manager_of(tmp_path)
     first.save(1, {"step": 1}, wait=True)
     with pytest.raises(ConfigError, match="resume is never"):
@@ -282,7 +342,11 @@ def test_a_run_is_refused_once_another_has_begun(tmp_path: Path) -> None:
     second.save(3, {"step": 3, "of": "second"}, wait=True)
     with pytest.raises(CheckpointError, match=REFUSED):
         first.save(4, {"step": 4}, wait=True)
-    assert (load_checkpoint(second.path(3))["of"], second.path(4).exists(), said) == ("second", False, [])
+    assert (load_checkpoint(second.path(3))["of"], second.path(4).exists(), said) == (
+        "second",
+        False,
+        [],
+    )
 
 
 def test_the_training_of_a_replaced_run_ends(tmp_path: Path) -> None:
@@ -300,12 +364,16 @@ def test_the_training_of_a_replaced_run_ends(tmp_path: Path) -> None:
     assert ended.state.step == 15
 
 
-def test_a_manager_may_load_again_while_it_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_manager_may_load_again_while_it_writes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It stays the same run."""
     manager, said = manager_of(tmp_path)
     manager.save(1, {"step": 1}, wait=True)
     check, go = CheckpointDirectory._check_generation, threading.Event()
-    monkeypatch.setattr(CheckpointDirectory, "_check_generation", lambda self: (go.wait(LIMIT), check(self)))
+    monkeypatch.setattr(
+        CheckpointDirectory, "_check_generation", lambda self: (go.wait(LIMIT), check(self))
+    )
     manager.save(2, {"step": 2})
     state = manager.load()
     assert (state and state["step"]) == 1
@@ -326,4 +394,6 @@ def test_a_checkpoint_without_a_generation_is_loaded(tmp_path: Path) -> None:
         state = manager.load() or {}
         assert (state["step"], said) == (1, [])
     manager.save(2, {"step": 2}, wait=True)
-    assert load_checkpoint(manager.path(2))["srunddp"]["generation"] == int((tmp_path / "generation").read_text())
+    assert load_checkpoint(manager.path(2))["srunddp"]["generation"] == int(
+        (tmp_path / "generation").read_text()
+    )

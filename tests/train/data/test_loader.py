@@ -1,4 +1,6 @@
-"""What a rank is given: the same for any number of workers, again after a resume, and by weights over all ranks."""
+"""What a rank is given: the same for any number of workers, again after a resume, and by weights
+over all ranks.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,14 @@ import pytest
 import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, default_collate, get_worker_info
+from torch.utils.data import (
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    TensorDataset,
+    default_collate,
+    get_worker_info,
+)
 
 from srunddp.errors import ConfigError
 from srunddp.train import DistributedDataLoader, Weighted
@@ -56,7 +65,9 @@ class RandomStream(IterableDataset[Any]):
 
 
 class Shards(IterableDataset[Any]):
-    """Samples ``1000 rank + 100 worker + i``, so many of each rank and worker; further draws where asked for."""
+    """Samples ``1000 rank + 100 worker + i``, so many of each rank and worker; further draws where
+    asked for.
+    """
 
     def __init__(self, rank: int, lengths: list[list[int]], *, augment: bool = False) -> None:
         self.rank, self.lengths, self.augment = rank, lengths, augment
@@ -75,7 +86,9 @@ def loader_of(data: Any, world: Any = None, **options: Any) -> DistributedDataLo
 
 def rows(loader: DistributedDataLoader, epoch: int, start: int = 0) -> list[Any]:
     loader.load_state_dict({"epoch": epoch, "samples_seen": start})
-    return [[batch.data.tolist(), batch.samples] for step in loader.steps() for batch in step.batches]
+    return [
+        [batch.data.tolist(), batch.samples] for step in loader.steps() for batch in step.batches
+    ]
 
 
 @pytest.mark.parametrize("collate", [None, noisy])
@@ -90,14 +103,19 @@ def test_augmentation_does_not_depend_on_workers_or_a_resume(collate: Any) -> No
 
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_real_workers_read_a_stream_as_none_do(method: str) -> None:
-    alone, two = loader_of(RandomStream(18)), loader_of(RandomStream(18), num_workers=2, multiprocessing_context=method)
+    alone, two = (
+        loader_of(RandomStream(18)),
+        loader_of(RandomStream(18), num_workers=2, multiprocessing_context=method),
+    )
     for epoch in (1, 2):
         assert rows(two, epoch) == (whole := rows(alone, epoch))
     assert rows(two, 2, start=8) == whole[2:]
 
 
 class SharesItsEpoch(RandomStream):
-    """As a stream of Hugging Face's: workers that change one number at the same time may leave a wrong one there."""
+    """As a stream of Hugging Face's: workers that change one number at the same time may leave a
+    wrong one there.
+    """
 
     def __init__(self) -> None:
         super().__init__(18)
@@ -117,7 +135,10 @@ def test_workers_find_the_epoch_that_they_share_as_it_shall_be() -> None:
 
 
 def test_what_collate_draws_is_the_same_after_a_resume() -> None:
-    for data, kind in ((RandomStream(24), {}), (Shards(0, [[9, 15]], augment=True), {"sharded": True})):
+    for data, kind in (
+        (RandomStream(24), {}),
+        (Shards(0, [[9, 15]], augment=True), {"sharded": True}),
+    ):
         options = {"num_workers": 2, "collate": noisy, **kind}
         loader = loader_of(data, **options)
         steps, states = [], []
@@ -140,8 +161,13 @@ class SplitByWorker(IterableDataset[Any]):
 
 @pytest.mark.parametrize("workers", [0, 1, 3])
 def test_a_stream_that_splits_itself_by_worker_loses_nothing(workers: int) -> None:
-    """Neither where all read it whole, twice as persistent workers do, nor where it is said to split itself."""
-    whole, split = (loader_of(SplitByWorker(), num_workers=workers, sharded=sharded) for sharded in (False, True))
+    """Neither where all read it whole, twice as persistent workers do, nor where it is said to
+    split itself.
+    """
+    whole, split = (
+        loader_of(SplitByWorker(), num_workers=workers, sharded=sharded)
+        for sharded in (False, True)
+    )
     for _ in range(2):
         assert torch.cat([batch.data for batch in whole]).tolist() == list(range(30))
         assert sorted(torch.cat([batch.data for batch in split]).tolist()) == list(range(30))
@@ -185,7 +211,9 @@ def test_a_weighted_order_without_a_seed_has_the_loaders() -> None:
 @pytest.mark.parametrize("drop_last", [False, True])
 def test_a_step_that_is_not_full_is_left_out_where_asked(drop_last: bool) -> None:
     """18 samples in steps of two batches of 4: the last step has one batch of 2."""
-    loader = loader_of(Augmented(18), order=Sequential(18), drop_last=drop_last, gradient_accumulation_steps=2)
+    loader = loader_of(
+        Augmented(18), order=Sequential(18), drop_last=drop_last, gradient_accumulation_steps=2
+    )
     counts = [[batch.samples for batch in step.batches] for step in loader.steps()]
     assert counts == ([[4, 4], [4, 4]] if drop_last else [[4, 4], [4, 4], [2]])
     assert [loader.steps_left(seen) for seen in (0, 8, 999)] == [len(counts), len(counts) - 1, 0]
@@ -209,7 +237,9 @@ def test_the_state_tells_of_whole_steps_and_the_next_epoch() -> None:
 
 
 def sizes(loader: DistributedDataLoader) -> list[tuple[Any, ...]]:
-    """Of each step: samples and weights of all ranks, and of each batch what counts of it, with its scale."""
+    """Of each step: samples and weights of all ranks, and of each batch what counts of it, with its
+    scale.
+    """
     return [
         (step.samples, step.weight, [(batch.data.tolist(), *batch[1:]) for batch in step.batches])
         for step in loader.steps()
@@ -223,13 +253,19 @@ def weigh_first(batch: torch.Tensor) -> torch.Tensor:
 def weighted(world: LocalWorld) -> list[Any]:
     """Three batches of 2, 2 and 1 samples on two ranks: the last is rank 0's alone."""
     data = TensorDataset(torch.arange(5))
-    options = {"order": Sequential(5), "batch_size": 1, "collate": lambda rows: torch.stack([row for (row,) in rows])}
+    options = {
+        "order": Sequential(5),
+        "batch_size": 1,
+        "collate": lambda rows: torch.stack([row for (row,) in rows]),
+    }
     weights = (None, weigh_first, lambda batch: 0)
     return [sizes(loader_of(data, world, **options, weight=weight)) for weight in weights]
 
 
 def test_weights_are_summed_over_ranks_and_give_the_scale(tmp_path: Path) -> None:
-    """A rank that has no sample of a batch gets another's, which does not count; no weight at all scales by 0."""
+    """A rank that has no sample of a batch gets another's, which does not count; no weight at all
+    scales by 0.
+    """
     (plain, by_value, none), (plain1, by_value1, _) = run_ranks(2, tmp_path, weighted)
     assert none[0] == (2, 0.0, [([0], 1, 0.0, 0.0)])
     assert plain[1:] == [(2, 2.0, [([2], 1, 1.0, 1.0)]), (1, 1.0, [([4], 1, 1.0, 2.0)])]
@@ -246,11 +282,17 @@ def collectives(world: LocalWorld) -> list[int]:
     with pytest.MonkeyPatch.context() as patch:
         counts: Counter[str] = Counter()
         reduce = torch.distributed.all_reduce
-        patch.setattr(torch.distributed, "all_reduce", lambda *a, **k: (counts.update("r"), reduce(*a, **k))[1])
+        patch.setattr(
+            torch.distributed,
+            "all_reduce",
+            lambda *a, **k: (counts.update("r"), reduce(*a, **k))[1],
+        )
         made = []
         for options in ({}, {"weight": float}):
             counts.clear()
-            loader = loader_of(Augmented(20), world, collate=len, gradient_accumulation_steps=2, **options)
+            loader = loader_of(
+                Augmented(20), world, collate=len, gradient_accumulation_steps=2, **options
+            )
             made += [len(list(loader.steps())), counts["r"]]
         return made
 
@@ -270,7 +312,9 @@ def test_weights_cost_one_all_reduce_a_step_and_samples_none(tmp_path: Path) -> 
     ],
 )
 @pytest.mark.parametrize("workers", [0, 1])
-def test_an_impossible_weight_is_refused_with_the_hint(value: Any, words: str, workers: int) -> None:
+def test_an_impossible_weight_is_refused_with_the_hint(
+    value: Any, words: str, workers: int
+) -> None:
     with pytest.raises(ConfigError, match=rf"^weight\(batch\) is {words}; expected .* -> [^\n]*$"):
         list(loader_of(Augmented(4), weight=lambda batch: value, num_workers=workers))
 
@@ -287,7 +331,11 @@ def sharded(world: LocalWorld, workers: int, options: dict[str, Any]) -> list[An
 
     def plain(step: Any) -> tuple[Any, ...]:
         data = [None if batch.data is None else batch.data.tolist() for batch in step.batches]
-        return step.samples, step.weight, [(value, *batch[1:]) for value, batch in zip(data, step.batches, strict=True)]
+        return (
+            step.samples,
+            step.weight,
+            [(value, *batch[1:]) for value, batch in zip(data, step.batches, strict=True)],
+        )
 
     loader, steps, later = make(), [], []
     for step in loader.steps():
@@ -300,15 +348,28 @@ def sharded(world: LocalWorld, workers: int, options: dict[str, Any]) -> list[An
 
 def indices(steps: list[Any]) -> list[list[int]]:
     """What each batch of its samples has; nothing where others stand in."""
-    return [[int(row[0]) for row in data] if samples else [] for _, _, bs in steps for data, samples, *_ in bs]
+    return [
+        [int(row[0]) for row in data] if samples else []
+        for _, _, bs in steps
+        for data, samples, *_ in bs
+    ]
 
 
 def test_shards_of_any_length_give_all_ranks_equal_steps(tmp_path: Path) -> None:
-    """Each sample once; the last batch that was read stands in on a rank at its end, and None where there was none."""
+    """Each sample once; the last batch that was read stands in on a rank at its end, and None where
+    there was none.
+    """
     ranks = run_ranks(3, tmp_path, sharded, 2, {"weight": float_of_first})
     steps = [rank[0] for rank in ranks]
     assert indices(steps[0]) == [[0, 1], [2, 3], [4], [], [], []]
-    assert indices(steps[1]) == [[1000, 1001], [1100, 1101], [1102, 1103], [1104, 1105], [1106, 1107], [1108]]
+    assert indices(steps[1]) == [
+        [1000, 1001],
+        [1100, 1101],
+        [1102, 1103],
+        [1104, 1105],
+        [1106, 1107],
+        [1108],
+    ]
     assert [[samples for samples, *_ in rank] for rank in steps] == [[4, 4, 3, 2, 2, 1]] * 3
     assert {data[0][0] for _, _, ((data, *_),) in steps[0][3:]} == {4.0}
     assert all(batches == [(None, 0, 0.0, 0.0)] for _, _, batches in steps[2])
@@ -323,11 +384,18 @@ def float_of_first(batch: torch.Tensor) -> torch.Tensor:
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_resume_of_shards_gives_the_same_bits(workers: int, tmp_path: Path) -> None:
-    for steps, later, seen in run_ranks(3, tmp_path, sharded, workers, {"gradient_accumulation_steps": 2}):
+    for steps, later, seen in run_ranks(
+        3, tmp_path, sharded, workers, {"gradient_accumulation_steps": 2}
+    ):
         assert seen == 0
         for number, rest in enumerate(later, 1):
-            own = [[(*batch[1:], batch[0] if batch[1] else None) for batch in step[2]] for step in steps[number:]]
-            assert [[(*batch[1:], batch[0] if batch[1] else None) for batch in step[2]] for step in rest] == own
+            own = [
+                [(*batch[1:], batch[0] if batch[1] else None) for batch in step[2]]
+                for step in steps[number:]
+            ]
+            assert [
+                [(*batch[1:], batch[0] if batch[1] else None) for batch in step[2]] for step in rest
+            ] == own
 
 
 def test_drop_last_ends_shards_with_the_shortest(tmp_path: Path) -> None:
@@ -342,7 +410,9 @@ def test_shards_go_on_with_as_many_ranks_and_workers_only() -> None:
     state = loader.state_dict()
     assert (state["batches"], state["samples_seen"]) == (1, 4)
     for name, here in (("world_size", 1), ("num_workers", 2), ("batch_size", 4)):
-        with pytest.raises(ConfigError, match=f"^{name} was 7 .* is {here}; expected .* -> .*{name}=7"):
+        with pytest.raises(
+            ConfigError, match=f"^{name} was 7 .* is {here}; expected .* -> .*{name}=7"
+        ):
             loader.load_state_dict(state | {name: 7})
         loader.load_state_dict(start | {name: 7})
     assert sum(batch.samples for batch in loader) == 18
@@ -353,7 +423,9 @@ class SplitByRank(IterableDataset[Any]):
         self.world = world
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        return ({"x": torch.tensor(index), "name": f"{index}"} for index in range(self.world.rank, 7, 2))
+        return (
+            {"x": torch.tensor(index), "name": f"{index}"} for index in range(self.world.rank, 7, 2)
+        )
 
 
 def stream_by_rank(world: LocalWorld, workers: int) -> list[Any]:
@@ -367,7 +439,9 @@ def stream_by_rank(world: LocalWorld, workers: int) -> list[Any]:
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_stream_that_splits_itself_is_refused_unless_said(workers: int, tmp_path: Path) -> None:
     """Else all but one of the ranks' samples would be lost without a word."""
-    (refused, (own, same)), (refused1, (own1, same1)) = run_ranks(2, tmp_path, stream_by_rank, workers)
+    (refused, (own, same)), (refused1, (own1, same1)) = run_ranks(
+        2, tmp_path, stream_by_rank, workers
+    )
     assert refused == refused1
     assert refused.startswith("the first sample differs between ranks; expected ")
     assert "sharded=True" in refused
@@ -378,18 +452,28 @@ def test_a_stream_that_splits_itself_is_refused_unless_said(workers: int, tmp_pa
 @pytest.mark.parametrize(
     ("data", "options", "words"),
     [
-        (DataLoader(TensorDataset(torch.ones(4)), batch_size=2), {}, "a DataLoader as data.*loader.dataset.*size=2"),
+        (
+            DataLoader(TensorDataset(torch.ones(4)), batch_size=2),
+            {},
+            "a DataLoader as data.*loader.dataset.*size=2",
+        ),
         (DataLoader(RandomStream(4)), {}, "a DataLoader as data.*loader.dataset"),
         (object(), {}, "a data set of object without a length"),
         (Augmented(4), {"sharded": True}, "sharded=True, and data with indices"),
         (Augmented(4), {"order": Sequential(5)}, "the order's indices: from 0 to 4"),
-        (Augmented(4), {"order": Weighted([0.0] * 9 + [1.0])}, "the order's indices: from 9 to 9; .* from 0 to 3"),
+        (
+            Augmented(4),
+            {"order": Weighted([0.0] * 9 + [1.0])},
+            "the order's indices: from 9 to 9; .* from 0 to 3",
+        ),
         (RandomStream(4), {"order": Sequential(4)}, "an order, and data that is iterable"),
         (Augmented(4), {"batch_size": 0}, "batch_size is 0"),
         (Augmented(4), {"gradient_accumulation_steps": 0}, "gradient_accumulation_steps is 0"),
     ],
 )
-def test_data_that_cannot_be_dealt_are_refused_with_the_hint(data: Any, options: Any, words: str) -> None:
+def test_data_that_cannot_be_dealt_are_refused_with_the_hint(
+    data: Any, options: Any, words: str
+) -> None:
     with pytest.raises(ConfigError, match=f"{words}.*; expected .* -> |{words}"):
         loader_of(data, **options)
 
@@ -399,7 +483,9 @@ def differing(world: LocalWorld) -> list[str]:
     other = {"seed": world.rank, "batch_size": 1 + world.rank, "order": Sequential(3 + world.rank)}
     found = [message(lambda: loader_of(data, world))]
     for name, value in other.items():
-        found.append(message(lambda name=name, value=value: loader_of(Augmented(8), world, **{name: value})))
+        found.append(
+            message(lambda name=name, value=value: loader_of(Augmented(8), world, **{name: value}))
+        )
     return found
 
 
@@ -421,17 +507,23 @@ def test_what_workers_cannot_be_sent_is_named_with_the_cure(method: str) -> None
         ("weight, .*lambda", Augmented(4), {"weight": lambda batch: 1.0}),
     ):
         loader = loader_of(data, num_workers=1, multiprocessing_context=method, **options)
-        with pytest.raises(ConfigError, match=rf"{words}.* by pickle: .*-> .*multiprocessing_context=fork"):
+        with pytest.raises(
+            ConfigError, match=rf"{words}.* by pickle: .*-> .*multiprocessing_context=fork"
+        ):
             next(iter(loader))
 
 
 def by_hand(world: LocalWorld, state: dict[str, int] | None) -> list[Any]:
-    """A loop of one's own in float64, from a state on; its gradients summed, and the samples that this rank had."""
+    """A loop of one's own in float64, from a state on; its gradients summed, and the samples that
+    this rank had.
+    """
     model = nn.Linear(1, 1, bias=False, dtype=torch.float64)
     nn.init.ones_(model.weight)
     wrapped = DistributedDataParallel(model)
     values = torch.arange(1.0, 24.0, dtype=torch.float64).unsqueeze(1)
-    loader = loader_of(TensorDataset(values), world, batch_size=3, weight=lambda batch: batch[0].sum())
+    loader = loader_of(
+        TensorDataset(values), world, batch_size=3, weight=lambda batch: batch[0].sum()
+    )
     loader.load_state_dict(state or loader.state_dict())
     seen, states, gradients = [], [], []
     for batch in loader:
@@ -445,7 +537,9 @@ def by_hand(world: LocalWorld, state: dict[str, int] | None) -> list[Any]:
 
 
 def test_a_loop_of_ones_own_is_exact_and_resumes_on_other_ranks(tmp_path: Path) -> None:
-    """Gradients are means over all weights of a step; amid an epoch every sample comes once, on 2 ranks and then 3."""
+    """Gradients are means over all weights of a step; amid an epoch every sample comes once, on 2
+    ranks and then 3.
+    """
     two = run_ranks(2, tmp_path, by_hand, None)
     assert sorted(two[0][0] + two[1][0]) == [float(value) for value in range(1, 24)]
     order = Shuffled(23, 5).indices(0) + 1.0

@@ -19,7 +19,9 @@ RARE = [0] * 900 + [1] * 90 + [2] * 10
 @pytest.mark.parametrize("world_size", [1, 3, 4])
 @pytest.mark.parametrize("epoch", [0, 1, 7])
 @pytest.mark.parametrize("shuffle", [True, False])
-def test_the_order_is_that_of_torch_s_sampler_before_it_pads(world_size: int, epoch: int, shuffle: bool) -> None:
+def test_the_order_is_that_of_torch_s_sampler_before_it_pads(
+    world_size: int, epoch: int, shuffle: bool
+) -> None:
     order = (Shuffled(100, seed=5) if shuffle else Sequential(100)).indices(epoch).tolist()
     padded = order + order[: -100 % world_size]
     for rank in range(world_size):
@@ -69,7 +71,9 @@ def test_balanced_classes_are_drawn_equally_often() -> None:
 
 
 def test_without_replacement_heavy_samples_come_first_and_once() -> None:
-    """The first of three draws falls on each sample by its weight, the second by the weights of those left."""
+    """The first of three draws falls on each sample by its weight, the second by the weights of
+    those left.
+    """
     weights = [1.0, 2.0, 5.0, 0.0]
     order = Weighted(weights, 3, replacement=False)
     drawn = torch.stack([order.indices(epoch) for epoch in range(20_000)])
@@ -77,7 +81,9 @@ def test_without_replacement_heavy_samples_come_first_and_once() -> None:
     shares = torch.tensor(weights).double() / 8
     assert within(drawn[:, 0].bincount(minlength=4), shares, 20_000)
     after_2 = drawn[drawn[:, 0] == 2, 1]
-    assert within(after_2.bincount(minlength=4), torch.tensor([1 / 3, 2 / 3, 0, 0]).double(), len(after_2))
+    assert within(
+        after_2.bincount(minlength=4), torch.tensor([1 / 3, 2 / 3, 0, 0]).double(), len(after_2)
+    )
 
 
 def test_more_samples_than_multinomial_takes() -> None:
@@ -91,7 +97,9 @@ def test_a_draw_at_the_very_edge_is_no_sample_of_weight_zero(
     draw: float, sample: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     order = Weighted([0.0, 1.0, 1.0, 0.0], 3)
-    monkeypatch.setattr(torch, "rand", lambda *size, **options: torch.full(size, draw, dtype=torch.float64))
+    monkeypatch.setattr(
+        torch, "rand", lambda *size, **options: torch.full(size, draw, dtype=torch.float64)
+    )
     assert order.indices(0).tolist() == [sample] * 3
 
 
@@ -106,12 +114,18 @@ def test_a_draw_at_the_very_edge_is_no_sample_of_weight_zero(
         ([], {}, r"weights of shape \(0,\)"),
         ([[1.0]], {}, r"weights of shape \(1, 1\)"),
         ([1.0, 1.0], {"num_samples": 0}, "num_samples is 0"),
-        ([1.0, 1.0], {"num_samples": 3, "replacement": False}, "num_samples is 3; .* at most the 2 samples"),
+        (
+            [1.0, 1.0],
+            {"num_samples": 3, "replacement": False},
+            "num_samples is 3; .* at most the 2 samples",
+        ),
         ([1.0, 0.0], {"replacement": False}, "num_samples is 2; .* at most the 1 samples"),
     ],
 )
 def test_impossible_draws_are_refused_with_the_hint(weights: Any, options: Any, words: str) -> None:
     with pytest.raises(ConfigError, match=f"^{words}.* -> "):
         Weighted(weights, **options)
-    with pytest.raises(ConfigError, match=r"weights of shape \(2, 2\); expected .* per sample, .* -> "):
+    with pytest.raises(
+        ConfigError, match=r"weights of shape \(2, 2\); expected .* per sample, .* -> "
+    ):
         Weighted.balanced(torch.eye(2))

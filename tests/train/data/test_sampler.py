@@ -9,7 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import ChainDataset, Subset, TensorDataset
 
-from srunddp.train.data.sampler import DistributedBatchSampler, MicroBatch, Reader, ShardAssignment, length_of
+from srunddp.train.data.sampler import (
+    DistributedBatchSampler,
+    MicroBatch,
+    Reader,
+    ShardAssignment,
+    length_of,
+)
 from tests.train.data.test_loader import RandomStream
 
 DEALS = {
@@ -31,14 +37,18 @@ def shuffled(samples: int, seed: int) -> torch.Tensor:
 
 
 @given(**DEALS, start=st.just(0) | st.integers(0, 80))
-def test_every_sample_is_dealt_once_in_order(samples: int, ranks: int, batch_size: int, seed: int, start: int) -> None:
+def test_every_sample_is_dealt_once_in_order(
+    samples: int, ranks: int, batch_size: int, seed: int, start: int
+) -> None:
     """No rank has an empty batch or one too large; samples seen after any step begin the order.
 
-    From any start that another number of ranks has left; none is left where the data set has become smaller since.
+    From any start that another number of ranks has left; none is left where the data set has become
+    smaller since.
     """
     order, seen = shuffled(samples, seed)[start:], []
     by_rank = [
-        asked(ShardAssignment(rank, ranks, batch_size, seed), shuffled(samples, seed), start) for rank in range(ranks)
+        asked(ShardAssignment(rank, ranks, batch_size, seed), shuffled(samples, seed), start)
+        for rank in range(ranks)
     ]
     for step in zip(*by_rank, strict=True):
         assert all(1 <= len(part.samples) <= batch_size for part in step)
@@ -47,7 +57,9 @@ def test_every_sample_is_dealt_once_in_order(samples: int, ranks: int, batch_siz
         seen += [index for part in step for index in part.samples[: part.own]]
         assert sorted(seen) == sorted(order[: len(seen)].tolist())
     assert len(seen) == len(order)
-    assert len({part.source for parts in by_rank for part in parts}) == sum(map(len, by_rank)), "each draws its own"
+    assert len({part.source for parts in by_rank for part in parts}) == sum(map(len, by_rank)), (
+        "each draws its own"
+    )
 
 
 def test_many_samples_are_read_at_once_where_that_is_offered() -> None:
@@ -68,4 +80,7 @@ class Known(RandomStream):
 def test_a_length_is_known_where_the_data_set_tells_it() -> None:
     known = [TensorDataset(torch.empty(5)), Known(7), ChainDataset([Known(7), Known(7)])]
     assert [length_of(data) for data in known] == [5, 7, 14]
-    assert [length_of(data) for data in (RandomStream(7), ChainDataset([RandomStream(7)]))] == [None, None]
+    assert [length_of(data) for data in (RandomStream(7), ChainDataset([RandomStream(7)]))] == [
+        None,
+        None,
+    ]

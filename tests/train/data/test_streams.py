@@ -25,7 +25,9 @@ from tests.train.data.test_loader import RandomStream
 def by_workers(
     data: Any, assignment: ShardAssignment, workers: int, epoch: int = 1, start: int = 0
 ) -> list[MicroBatch]:
-    """The parts in the order in which the loader takes them from its workers; 0 workers read in the rank."""
+    """The parts in the order in which the loader takes them from its workers; 0 workers read in the
+    rank.
+    """
     turns: list[Iterator[MicroBatch]] = []
     for number in range(max(workers, 1)):
         stream = Stream(data, assignment)
@@ -83,12 +85,17 @@ def test_a_stream_leaves_the_rank_s_own_random_numbers_alone(sharded: bool) -> N
     for read in (False, True):
         torch.manual_seed(1), random.seed(1), numpy.random.seed(1)
         if read:
-            assert len(by_workers(RandomStream(9), ShardAssignment(0, 1, 2, 0, sharded=sharded), 0)) == 5
+            assert (
+                len(by_workers(RandomStream(9), ShardAssignment(0, 1, 2, 0, sharded=sharded), 0))
+                == 5
+            )
         results.append(states())
     assert results[0] == results[1]
 
 
-@pytest.mark.parametrize("drawing", [numpy.random.random, random.random, lambda: torch.rand(()).item()])
+@pytest.mark.parametrize(
+    "drawing", [numpy.random.random, random.random, lambda: torch.rand(()).item()]
+)
 def test_two_sequences_of_random_numbers_stay_apart(drawing: Any) -> None:
     def drawn(outside: Any) -> tuple[list[float], list[float]]:
         torch.manual_seed(1), random.seed(1), numpy.random.seed(1)
@@ -126,7 +133,9 @@ def test_a_resume_draws_the_same_normal_numbers(sharded: bool, ranks: int) -> No
 
 def test_shards_draw_other_numbers_on_each_rank_and_worker() -> None:
     firsts = {
-        drawn(by_workers(RandomStream(4), ShardAssignment(rank, 2, 4, 5, sharded=True), 2, epoch))[worker][1]
+        drawn(by_workers(RandomStream(4), ShardAssignment(rank, 2, 4, 5, sharded=True), 2, epoch))[
+            worker
+        ][1]
         for rank, worker, epoch in itertools.product(range(2), range(2), (1, 2))
     }
     assert len(firsts) == 8
@@ -148,22 +157,36 @@ class Uneven(IterableDataset[int]):
     batch_size=st.integers(1, 3),
     start=st.integers(0, 20),
 )
-def test_a_resume_of_shards_reads_on_where_it_was(lengths: tuple[int, ...], batch_size: int, start: int) -> None:
-    """However early some workers come to their end; what was seen comes without its samples, or not at all."""
+def test_a_resume_of_shards_reads_on_where_it_was(
+    lengths: tuple[int, ...], batch_size: int, start: int
+) -> None:
+    """However early some workers come to their end; what was seen comes without its samples, or not
+    at all.
+    """
     assignment, workers = ShardAssignment(0, 1, batch_size, 0, sharded=True), len(lengths)
     whole = by_workers(Uneven(lengths), assignment, workers)
     assert sorted(sample for part in whole for sample in part.samples) == [
-        sample for worker, length in enumerate(lengths) for sample in range(100 * worker, 100 * worker + length)
+        sample
+        for worker, length in enumerate(lengths)
+        for sample in range(100 * worker, 100 * worker + length)
     ]
     resumed = by_workers(Uneven(lengths), assignment, workers, start=start)
     assert resumed[start:] == whole[start:]
-    assert all(part.samples is None for part in resumed[: min(start, min(lengths) // batch_size * workers)])
+    assert all(
+        part.samples is None for part in resumed[: min(start, min(lengths) // batch_size * workers)]
+    )
 
 
 def test_samples_are_told_apart_by_their_values() -> None:
-    """A tensor's storage, which is what torch pickles, may be larger than it and hold anything else."""
+    """A tensor's storage, which is what torch pickles, may be larger than it and hold anything
+    else.
+    """
     rows = torch.arange(12.0).view(3, 4)
-    same = [{"x": rows[1], "y": 3}, {"x": rows[1].clone(), "y": 3}, {"x": rows[1].bfloat16().float(), "y": 3}]
+    same = [
+        {"x": rows[1], "y": 3},
+        {"x": rows[1].clone(), "y": 3},
+        {"x": rows[1].bfloat16().float(), "y": 3},
+    ]
     assert len({digest_of(sample) for sample in same}) == 1
     others = [
         {"x": rows[2], "y": 3},

@@ -1,4 +1,6 @@
-"""Batches of any structure on their way to the device: here torch's meta device, which every machine has."""
+"""Batches of any structure on their way to the device: here torch's meta device, which every
+machine has.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ META = torch.device("meta")
 
 
 class Encoding(UserDict[str, Any]):
-    """As what Hugging Face's tokenizers return: a mapping with a ``to`` of its own, which takes the device only."""
+    """As what Hugging Face's tokenizers return: a mapping with a ``to`` of its own, which takes the
+    device only.
+    """
 
     def to(self, device: torch.device) -> Encoding:
         return Encoding({name: value.to(device) for name, value in self.items()})
@@ -47,9 +51,23 @@ def moved(batch: Any, **options: Any) -> Any:
 
 def test_tensors_are_moved_wherever_they_are() -> None:
     one = torch.ones(2)
-    batch = OrderedDict(a=[one, (one, "text")], b={"c": one}, d=Point(one, "p"), e=Encoding(ids=one), f=Graph(one), g=3)
+    batch = OrderedDict(
+        a=[one, (one, "text")],
+        b={"c": one},
+        d=Point(one, "p"),
+        e=Encoding(ids=one),
+        f=Graph(one),
+        g=3,
+    )
     found = moved(batch)
-    tensors = [found["a"][0], found["a"][1][0], found["b"]["c"], found["d"].x, found["e"]["ids"], found["f"].nodes]
+    tensors = [
+        found["a"][0],
+        found["a"][1][0],
+        found["b"]["c"],
+        found["d"].x,
+        found["e"]["ids"],
+        found["f"].nodes,
+    ]
     assert all(tensor.device == META for tensor in tensors)
     assert (found["a"][1][1], found["d"].label, found["g"]) == ("text", "p", 3)
     assert [type(found[name]) for name in "adef"] == [list, Point, Encoding, Graph]
@@ -62,7 +80,9 @@ def test_the_host_does_not_wait_for_the_copy_of_a_tensor(monkeypatch: pytest.Mon
     asked: list[bool] = []
     to = torch.Tensor.to
 
-    def noted(tensor: torch.Tensor, *arguments: Any, non_blocking: bool = False, **options: Any) -> torch.Tensor:
+    def noted(
+        tensor: torch.Tensor, *arguments: Any, non_blocking: bool = False, **options: Any
+    ) -> torch.Tensor:
         asked.append(non_blocking)
         return to(tensor, *arguments, non_blocking=non_blocking, **options)
 
@@ -81,7 +101,9 @@ def test_a_packed_sequence_keeps_its_sizes_on_the_host() -> None:
 def test_images_come_with_their_channels_innermost(channels_last: bool) -> None:
     images, other = torch.ones(2, 3, 4, 4), torch.ones(2, 3)
     batch = ({"left": images, "right": other}, other)
-    ((named, rest),), _ = DeviceTransfer(torch.device("cpu"), channels_last=channels_last).send([batch])
+    ((named, rest),), _ = DeviceTransfer(torch.device("cpu"), channels_last=channels_last).send(
+        [batch]
+    )
     image = named["left"]
     assert torch.equal(named["right"], other)
     assert image.is_contiguous(memory_format=torch.channels_last) == channels_last
@@ -106,7 +128,12 @@ def padded(samples: list[Any]) -> Encoding:
 def test_samples_and_batches_may_be_of_any_structure(workers: int) -> None:
     """Sentences of any length, which collate pads to a mapping of a class of its own."""
     world = LocalWorld(device=META)
-    options: Any = {"batch_size": 2, "num_workers": workers, "multiprocessing_context": "fork", "pin_memory": False}
+    options: Any = {
+        "batch_size": 2,
+        "num_workers": workers,
+        "multiprocessing_context": "fork",
+        "pin_memory": False,
+    }
     batches = list(DistributedDataLoader(Texts(), world, collate=padded, weight=tokens, **options))
     assert [type(batch.data) for batch in batches] == [Encoding] * 3
     assert {batch.data["ids"].device for batch in batches} == {META}

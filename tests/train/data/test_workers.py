@@ -54,7 +54,9 @@ def test_workers_are_not_forked_from_mpi_or_rdma_unless_asked(
     preloaded: list[list[str]] = []
     monkeypatch.setattr(workers, "_INFINIBAND", tmp_path / "infiniband")
     monkeypatch.setattr("srunddp.bootstrap.environment.mpi.is_running", lambda: mpi)
-    monkeypatch.setattr(sys.modules["__main__"], "__file__", str(tmp_path / "script.py"), raising=False)
+    monkeypatch.setattr(
+        sys.modules["__main__"], "__file__", str(tmp_path / "script.py"), raising=False
+    )
     monkeypatch.setattr(multiprocessing, "set_forkserver_preload", preloaded.append)
     assert start_method(method, backend) == expected
     assert preloaded == ([["torch"]] if expected == "forkserver" else [])
@@ -72,7 +74,9 @@ def test_a_rank_alone_has_its_affinity_and_not_the_machine() -> None:
 
 
 def shares(world: LocalWorld) -> list[int]:
-    """CPUs of each rank: all with one mask of 9, with two masks of 8 and 6, each on its node, and with few CPUs."""
+    """CPUs of each rank: all with one mask of 9, with two masks of 8 and 6, each on its node, and
+    with few CPUs.
+    """
     of_rank = [
         (range(9), "one"),
         (range(8) if world.rank < 2 else range(8, 14), "one"),
@@ -94,7 +98,9 @@ def test_ranks_of_a_node_divide_the_mask_that_they_share(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(("found", "expected"), [(2.5, 2), (0.5, 1), (100.0, 16), (None, 16)])
-def test_a_quota_below_the_affinity_counts(found: float | None, expected: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_quota_below_the_affinity_counts(
+    found: float | None, expected: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(cpus, "cpu_quota", lambda: found)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(16)))
     assert share(LocalWorld()) == expected
@@ -112,7 +118,12 @@ def test_a_quota_below_the_affinity_counts(found: float | None, expected: int, m
     ],
 )
 def test_torch_has_no_more_threads_than_cpus_unless_set(
-    before: int, cpus: int, wanted: int | None, variable: str, after: int, monkeypatch: pytest.MonkeyPatch
+    before: int,
+    cpus: int,
+    wanted: int | None,
+    variable: str,
+    after: int,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
         monkeypatch.delenv(name, raising=False)

@@ -26,7 +26,8 @@ from tests.train.conftest import run_python
 from tests.train.local_world import LocalWorld, run_ranks
 from tests.train.problems import Numbered, Scale, counting, distance, settings
 
-# By (samples, samples per batch): the ranks' batches differ in number, and with 2 and 1 samples some ranks have none.
+# By (samples, samples per batch): the ranks' batches differ in number, and with 2 and 1 samples
+# some ranks have none.
 SPLITS = [(10, 1), (10, 2), (10, 4), (11, 3), (2, 1), (1, 1)]
 
 
@@ -38,7 +39,9 @@ def scored(samples: int) -> tuple[Tensor, Tensor]:
 
 
 class Range(Metric):
-    """States that are no sums; and one that is a mean of ranks, of which those that saw nothing must not count."""
+    """States that are no sums; and one that is a mean of ranks, of which those that saw nothing
+    must not count.
+    """
 
     full_state_update = False
 
@@ -60,7 +63,9 @@ class Range(Metric):
 class Adapted(Metric):
     """Gives another metric what it takes, as a wrapper of torchmetrics would."""
 
-    def __init__(self, inner: Metric, adapt: Callable[[Tensor, Tensor], tuple[Tensor, ...]]) -> None:
+    def __init__(
+        self, inner: Metric, adapt: Callable[[Tensor, Tensor], tuple[Tensor, ...]]
+    ) -> None:
         super().__init__()
         self.inner, self.adapt = inner, adapt
 
@@ -123,11 +128,15 @@ def batches_of(world: LocalWorld, samples: int, batch_size: int) -> Iterator[tup
         yield scores[rows], classes[rows]
 
 
-def add(sums: MetricAccumulator, loss: Tensor, outputs: Tensor, targets: Tensor, samples: int) -> None:
+def add(
+    sums: MetricAccumulator, loss: Tensor, outputs: Tensor, targets: Tensor, samples: int
+) -> None:
     sums.add(loss, outputs, targets, samples=samples, weight=samples)
 
 
-def summed(world: LocalWorld, samples: int, batch_size: int, metrics: Mapping[str, Any]) -> dict[str, float]:
+def summed(
+    world: LocalWorld, samples: int, batch_size: int, metrics: Mapping[str, Any]
+) -> dict[str, float]:
     sums = MetricAccumulator(metrics, world)
     for outputs, targets in batches_of(world, samples, batch_size):
         add(sums, (outputs[:, 0] * 192).mean(), outputs, targets, len(targets))
@@ -150,7 +159,9 @@ def serial(samples: int) -> dict[str, float]:
         "top": scores.max(dim=1).values.mean().item(),
         "scores/range": (scores.max() - scores.min()).item(),
         "scores/two": 2.0,
-        "group/precision": multiclass_precision(scores, classes, num_classes=3, average="macro").item(),
+        "group/precision": multiclass_precision(
+            scores, classes, num_classes=3, average="macro"
+        ).item(),
     }
 
 
@@ -184,7 +195,9 @@ def test_states_stacked_by_rank_are_reduced_by_the_metric(tmp_path: Path) -> Non
 
 
 def collectives(world: LocalWorld) -> Any:
-    """The means, also from the sums in a checkpoint of this world and of another; how many all-reduces they take."""
+    """The means, also from the sums in a checkpoint of this world and of another; how many
+    all-reduces they take.
+    """
     calls: Counter[str] = Counter()
     dist.all_reduce = counting(calls, "all_reduce", dist.all_reduce)
     metrics = {"accuracy": accuracy, "squared": squared}
@@ -241,14 +254,20 @@ def refusals(world: LocalWorld) -> list[tuple[str, str]]:
 
 
 def test_what_a_metric_computes_wrongly_is_said_on_every_rank(tmp_path: Path) -> None:
-    shape = "metric 'wrong' computes a tensor of shape (3,); expected one number, or a dict of numbers -> "
+    shape = (
+        "metric 'wrong' computes a tensor of shape (3,); expected one number, or a dict of"
+        " numbers -> "
+    )
     for rank, (several, failing, stateless) in enumerate(run_ranks(3, tmp_path, refusals)):
         assert several[0] == ("PeerError" if rank else "ConfigError")
         assert shape in several[1]
         assert failing[0] == ("PeerError" if rank else "ZeroDivisionError")
         assert "no good" in failing[1]
         assert stateless[0] == "ConfigError"
-        assert "metric 'wrong' of Stateless has update() and compute(), but no states; expected" in stateless[1]
+        assert (
+            "metric 'wrong' of Stateless has update() and compute(), but no states; expected"
+            in stateless[1]
+        )
 
 
 def test_training_and_evaluation_metrics_are_separate_copies() -> None:
@@ -261,9 +280,13 @@ def test_training_and_evaluation_metrics_are_separate_copies() -> None:
     metric.update(torch.ones(1), torch.zeros(1))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
     config = settings(epochs=2, batch_size=2)
-    trainer = Trainer(model, optimizer, distance, config, world=LocalWorld(), metrics={"mse": metric})
+    trainer = Trainer(
+        model, optimizer, distance, config, world=LocalWorld(), metrics={"mse": metric}
+    )
     history = trainer.fit(Numbered(10), Numbered(4))
-    assert [(record.train["mse"], record.val["mse"]) for record in history] == [(mean_square(10), mean_square(4))] * 2
+    assert [(record.train["mse"], record.val["mse"]) for record in history] == [
+        (mean_square(10), mean_square(4))
+    ] * 2
     assert metric.compute() == 1.0
 
 
@@ -290,7 +313,9 @@ def test_no_sample_at_all_is_no_number() -> None:
     means = sums.means()
     assert set(means) == {"loss", "accuracy", "mse"}
     assert all(math.isnan(value) for value in means.values())
-    resumed = MetricAccumulator({"mse": MeanSquaredError()}, LocalWorld(), [[3.0, 3.0, 6.0]]).means()
+    resumed = MetricAccumulator(
+        {"mse": MeanSquaredError()}, LocalWorld(), [[3.0, 3.0, 6.0]]
+    ).means()
     assert resumed["loss"] == 2.0
     assert math.isnan(resumed["mse"]), "at an epoch's very end a checkpoint does not know it"
 
@@ -313,7 +338,10 @@ def test_a_metric_keeps_no_graph() -> None:
 def test_metrics_that_differ_only_in_samples_stay_apart() -> None:
     shared = MetricCollection([MeanSquaredError()])
     before = copy.deepcopy(shared.MeanSquaredError.metric_state)
-    first, second = MetricAccumulator({"m": shared}, LocalWorld()), MetricAccumulator({"m": shared}, LocalWorld())
+    first, second = (
+        MetricAccumulator({"m": shared}, LocalWorld()),
+        MetricAccumulator({"m": shared}, LocalWorld()),
+    )
     add(first, torch.ones(()), torch.ones(4), torch.zeros(4), 4)
     add(second, torch.ones(()), torch.full((4,), 3.0), torch.zeros(4), 4)
     means = {"loss": 1.0, "m/MeanSquaredError": 1.0}
@@ -327,7 +355,8 @@ def test_torchmetrics_is_not_imported_for_plain_metrics() -> None:
 
 
 def test_the_accuracy_of_several_targets_a_sample_is_a_share() -> None:
-    outputs = torch.tensor([[[1.0, 1.0], [0.0, 2.0]], [[1.0, 1.0], [0.0, 0.0]]])  # two samples of two places
+    # Two samples of two places.
+    outputs = torch.tensor([[[1.0, 1.0], [0.0, 2.0]], [[1.0, 1.0], [0.0, 0.0]]])
     targets = torch.tensor([[0, 1], [1, 0]])
     sums = MetricAccumulator({"accuracy": accuracy}, LocalWorld())
     add(sums, torch.ones(()), outputs, targets, 2)
@@ -335,11 +364,18 @@ def test_the_accuracy_of_several_targets_a_sample_is_a_share() -> None:
 
 
 @pytest.mark.parametrize(
-    ("outputs", "targets"), [((4, 1), (4, 1)), ((4,), (4,)), ((2, 3, 5), (2, 3)), ((2, 5, 5), (2, 3))]
+    ("outputs", "targets"),
+    [((4, 1), (4, 1)), ((4,), (4,)), ((2, 3, 5), (2, 3)), ((2, 5, 5), (2, 3))],
 )
-def test_accuracy_of_other_shapes_is_refused(outputs: tuple[int, ...], targets: tuple[int, ...]) -> None:
-    """One score per sample would be broadcast, and a language model's classes are its last dimension."""
-    with pytest.raises(ConfigError, match=r"accuracy of outputs of shape .*; expected \(samples, classes, .* -> "):
+def test_accuracy_of_other_shapes_is_refused(
+    outputs: tuple[int, ...], targets: tuple[int, ...]
+) -> None:
+    """One score per sample would be broadcast, and a language model's classes are its last
+    dimension.
+    """
+    with pytest.raises(
+        ConfigError, match=r"accuracy of outputs of shape .*; expected \(samples, classes, .* -> "
+    ):
         accuracy(torch.zeros(outputs), torch.zeros(targets))
 
 
@@ -364,10 +400,19 @@ def test_the_sum_is_that_of_float64() -> None:
     assert sums.means()["loss"] == pytest.approx(0.1, rel=1e-14)
 
 
-@pytest.mark.parametrize("metric", [lambda *_: torch.ones(7), lambda *_: torch.ones(()), lambda *_: 0.5])
+@pytest.mark.parametrize(
+    "metric", [lambda *_: torch.ones(7), lambda *_: torch.ones(()), lambda *_: 0.5]
+)
 def test_a_metric_that_is_a_mean_or_a_sum_is_refused(metric: Any) -> None:
     """Its own mean over a batch, as other libraries take it, would be summed."""
     with pytest.raises(
-        ConfigError, match=r"metric 'wrong' returned .* for 4 samples; expected one value .* -> leave out"
+        ConfigError,
+        match=r"metric 'wrong' returned .* for 4 samples; expected one value .* -> leave out",
     ):
-        add(MetricAccumulator({"wrong": metric}, LocalWorld()), torch.ones(()), torch.ones(4), torch.ones(4), 4)
+        add(
+            MetricAccumulator({"wrong": metric}, LocalWorld()),
+            torch.ones(()),
+            torch.ones(4),
+            torch.ones(4),
+            4,
+        )

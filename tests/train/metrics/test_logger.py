@@ -39,7 +39,10 @@ def scalars(folder: Path) -> dict[str, list[tuple[int, float]]]:
 
     events = EventAccumulator(str(folder / "tensorboard"))
     events.Reload()
-    return {tag: [(one.step, one.value) for one in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
+    return {
+        tag: [(one.step, one.value) for one in events.Scalars(tag)]
+        for tag in events.Tags()["scalars"]
+    }
 
 
 def test_each_line_has_kind_step_time_and_the_figures(tmp_path: Path) -> None:
@@ -53,7 +56,9 @@ def test_each_line_has_kind_step_time_and_the_figures(tmp_path: Path) -> None:
     history.close()
 
 
-def test_report_of_a_monitored_run_finds_the_newest_figures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_report_of_a_monitored_run_finds_the_newest_figures(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """By a link, from wherever the training writes to; a file that is none of ours stays."""
     monitor = tmp_path / "monitor.0"
     monitor.mkdir()
@@ -113,7 +118,8 @@ def test_rewinding_drops_later_steps_and_no_others(tmp_path: Path) -> None:
 def test_a_folder_that_cannot_be_written_is_said_before_training(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(
-        ConfigError, match=r"file/run/metrics.jsonl: Not a directory; expected .* -> correct output_dir"
+        ConfigError,
+        match=r"file/run/metrics.jsonl: Not a directory; expected .* -> correct output_dir",
     ):
         plain(tmp_path / "file" / "run")
 
@@ -166,7 +172,8 @@ def test_rewinding_hides_later_steps_from_tensorboard(tmp_path: Path) -> None:
         first.add("step", step, loss=1.0)
     first.close()
     (written,) = (tmp_path / "tensorboard").iterdir()
-    written.rename(written.with_name("events.out.tfevents.0000000001"))  # files are read by their second, then as texts
+    # Files are read by their second, then as texts.
+    written.rename(written.with_name("events.out.tfevents.0000000001"))
     second = MetricsLogger(tmp_path, True, pytest.fail)
     second.rewind(1)
     second.add("step", 2, loss=2.0)
@@ -174,7 +181,9 @@ def test_rewinding_hides_later_steps_from_tensorboard(tmp_path: Path) -> None:
     assert scalars(tmp_path)["step/loss"] == [(1, 1.0), (2, 2.0)]
 
 
-def test_without_tensorboard_there_are_lines_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_tensorboard_there_are_lines_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
     history = MetricsLogger(tmp_path, True, pytest.fail)
     history.add("step", 1, loss=0.5)

@@ -24,7 +24,11 @@ TESTS = classes(24)
 
 def averaging(*callbacks: Callback, model: nn.Module | None = None, **changes: Any) -> Trainer:
     torch.manual_seed(0)
-    return trainer_of(*callbacks, model=model or normalised_network(), **({"epochs": 3, "ema_decay": 0.8} | changes))
+    return trainer_of(
+        *callbacks,
+        model=model or normalised_network(),
+        **({"epochs": 3, "ema_decay": 0.8} | changes),
+    )
 
 
 def of(trainer: Trainer) -> nn.Module:
@@ -41,7 +45,9 @@ def loss_of(model: nn.Module) -> float:
 def test_the_ema_equals_torchs_and_copies_batchnorm_statistics() -> None:
     model = normalised_network()
     torchs = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.8), use_buffers=True)
-    trainer = averaging(OnStep(lambda trainer, step: torchs.update_parameters(trainer.model)), model=model)
+    trainer = averaging(
+        OnStep(lambda trainer, step: torchs.update_parameters(trainer.model)), model=model
+    )
     trainer.fit(classes(40), TESTS)
     counter = "1.num_batches_tracked"
     ours, theirs = of(trainer).state_dict(), torchs.module.state_dict()
@@ -53,7 +59,9 @@ def test_the_ema_equals_torchs_and_copies_batchnorm_statistics() -> None:
 
 def test_the_ema_begins_at_weights_loaded_before_the_first_step() -> None:
     trainer = averaging(epochs=1, ema_decay=0.999)
-    trainer.model.load_state_dict({name: 0 * value for name, value in trainer.model.state_dict().items()})
+    trainer.model.load_state_dict(
+        {name: 0 * value for name, value in trainer.model.state_dict().items()}
+    )
     trainer.fit(classes(4))
     assert same(of(trainer).state_dict(), trainer.model.state_dict())
 
@@ -88,7 +96,9 @@ def test_a_checkpoint_without_an_average_is_where_one_begins(tmp_path: Path) -> 
 def test_a_checkpoint_with_an_ema_is_refused_by_a_run_without(tmp_path: Path) -> None:
     averaging(output_dir=str(tmp_path), epochs=1).fit(classes(40))
     trainer = averaging(output_dir=str(tmp_path), resume="auto", ema_decay=None)
-    with pytest.raises(CheckpointError, match=r"has an average of the weights, .* -> set ema_decay, or start with"):
+    with pytest.raises(
+        CheckpointError, match=r"has an average of the weights, .* -> set ema_decay, or start with"
+    ):
         trainer.fit(classes(40), TESTS)
 
 
@@ -127,7 +137,9 @@ def test_the_ema_under_activation_checkpointing_has_plain_names(tmp_path: Path) 
     )
     for trainer in (plain, ours):
         trainer.fit(classes(40), TESTS)
-    assert same(load_checkpoint(tmp_path / "checkpoints" / "best.pt")["ema"], of(plain).state_dict())
+    assert same(
+        load_checkpoint(tmp_path / "checkpoints" / "best.pt")["ema"], of(plain).state_dict()
+    )
 
 
 def test_the_average_is_compiled_where_the_model_is(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -149,7 +161,9 @@ def test_the_average_is_compiled_where_the_model_is(monkeypatch: pytest.MonkeyPa
 
 
 class Changing(nn.Module):
-    """A float mask of minus infinities, a flag, and buffers that another tensor takes the place of."""
+    """A float mask of minus infinities, a flag, and buffers that another tensor takes the place
+    of.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -185,5 +199,7 @@ def test_no_value_is_read_back_from_the_device() -> None:
 def test_a_model_that_cannot_be_copied_is_refused() -> None:
     model = nn.Linear(8, 4)
     model.half = model.weight / 2  # type: ignore[assignment]
-    with pytest.raises(ConfigError, match="ema_decay, and a model that cannot be copied: Only Tensors created"):
+    with pytest.raises(
+        ConfigError, match="ema_decay, and a model that cannot be copied: Only Tensors created"
+    ):
         averaging(model=model)

@@ -12,9 +12,12 @@ from srunddp.train.preemption import signals
 
 @pytest.fixture(autouse=True)
 def nothing_is_left() -> Iterator[None]:
-    """Neither requests nor handlers for the next test: a rank that has stopped keeps its handlers until its end."""
+    """Neither requests nor handlers for the next test: a rank that has stopped keeps its handlers
+    until its end.
+    """
     kept = {
-        number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
+        number: signal.getsignal(number)
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
     }
     yield
     signals._pending_requests.clear()

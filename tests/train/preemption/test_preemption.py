@@ -26,7 +26,9 @@ SIGNALLED = 40  # the step in which one rank gets a signal
 
 
 def own_loop(world: LocalWorld, number: int) -> tuple[int, list[int], int, str]:
-    """The last step, those after which a checkpoint was due, and how it ended; the last rank gets the signal."""
+    """The last step, those after which a checkpoint was due, and how it ended; the last rank gets
+    the signal.
+    """
     wanted, due = world.rank == 1, []
     with Preemption(world, environ={}) as preemption:
         for step in range(1, 10_000):
@@ -72,7 +74,9 @@ def test_all_ranks_stop_after_the_step_that_they_agree_on(
 def test_a_stop_that_is_not_agreed_on_is_refused() -> None:
     with Preemption(LocalWorld(), environ={}) as preemption:
         assert not preemption.should_stop()
-        with pytest.raises(ConfigError, match=r"^stop\(\) without an agreement.*; expected should_stop\(\).* -> "):
+        with pytest.raises(
+            ConfigError, match=r"^stop\(\) without an agreement.*; expected should_stop\(\).* -> "
+        ):
             preemption.stop(1, "step-1.pt")
 
 
@@ -87,11 +91,18 @@ def test_a_loop_in_another_thread_hears_of_signals() -> None:
 
 
 def agreed_at(
-    step_seconds: Callable[[int], float], steps: int, monkeypatch: pytest.MonkeyPatch, *restarts: int
+    step_seconds: Callable[[int], float],
+    steps: int,
+    monkeypatch: pytest.MonkeyPatch,
+    *restarts: int,
 ) -> list[float]:
-    """The seconds from one agreement of the ranks to the next; they are told before which steps others begin."""
+    """The seconds from one agreement of the ranks to the next; they are told before which steps
+    others begin.
+    """
     now = [0.0]
-    monkeypatch.setattr("srunddp.train.preemption.preemption.time", SimpleNamespace(perf_counter=lambda: now[0]))
+    monkeypatch.setattr(
+        "srunddp.train.preemption.preemption.time", SimpleNamespace(perf_counter=lambda: now[0])
+    )
     preemption, times = Preemption(LocalWorld(), environ={}), []
     for step in range(steps):
         if step in restarts:
@@ -113,13 +124,20 @@ def test_ranks_agree_about_once_a_second(seconds: float, monkeypatch: pytest.Mon
 def test_ranks_agree_soon_where_slower_steps_begin(
     restarts: tuple[int, ...], most: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert max(agreed_at(lambda step: 1e-4 if step < 1000 else 1.0, 1200, monkeypatch, *restarts)) <= most
+    assert (
+        max(agreed_at(lambda step: 1e-4 if step < 1000 else 1.0, 1200, monkeypatch, *restarts))
+        <= most
+    )
 
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_iterating_leaves_the_loader_as_it_was(workers: int) -> None:
-    """Its batches are its own, and so is the function that initialises a worker; the rank's signals are not blocked."""
-    loader: DataLoader[Any] = DataLoader(torch.arange(4), batch_size=2, num_workers=workers, worker_init_fn=print)
+    """Its batches are its own, and so is the function that initialises a worker; the rank's signals
+    are not blocked.
+    """
+    loader: DataLoader[Any] = DataLoader(
+        torch.arange(4), batch_size=2, num_workers=workers, worker_init_fn=print
+    )
     before = signal.pthread_sigmask(signal.SIG_BLOCK, [])
     with Preemption(LocalWorld(), environ={}) as preemption:
         assert [batch.tolist() for batch in preemption.iterate(loader)] == [[0, 1], [2, 3]]

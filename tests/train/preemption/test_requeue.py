@@ -1,4 +1,6 @@
-"""Slurm is asked once to start the job again, and whatever scontrol does, the answer is there within ten seconds."""
+"""Slurm is asked once to start the job again, and whatever scontrol does, the answer is there
+within ten seconds.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,8 @@ ELEMENT = {"SLURM_ARRAY_JOB_ID": "1200", "SLURM_ARRAY_TASK_ID": "7"}
 
 
 @pytest.mark.parametrize(
-    ("variables", "job"), [({}, "1207"), (ELEMENT, "1200_7"), ({"SLURM_RESTART_COUNT": "2"}, "1207")]
+    ("variables", "job"),
+    [({}, "1207"), (ELEMENT, "1200_7"), ({"SLURM_RESTART_COUNT": "2"}, "1207")],
 )
 def test_a_job_is_requeued_by_one_call(tmp_path: Path, variables: dict[str, str], job: str) -> None:
     """Of an array the one element; up to so many restarts."""
@@ -46,8 +49,12 @@ def test_a_job_is_requeued_by_one_call(tmp_path: Path, variables: dict[str, str]
         ("exec 2>&-; exec sleep 600", HANGS),
     ],
 )
-def test_a_scontrol_that_fails_or_hangs_is_not_called_again(tmp_path: Path, body: str, said: str) -> None:
-    """What it said is quoted; one that hangs is ended within ten seconds, where nothing else is asked for."""
+def test_a_scontrol_that_fails_or_hangs_is_not_called_again(
+    tmp_path: Path, body: str, said: str
+) -> None:
+    """What it said is quoted; one that hangs is ended within ten seconds, where nothing else is
+    asked for.
+    """
     limit = signature(requeue).parameters["limit"].default
     assert limit < 10
     assert requeue(scontrol(tmp_path, body), 100, limit=0.5 if said is HANGS else limit) == said

@@ -1,4 +1,6 @@
-"""A signal, or the known end of the job, requests a stop; all else goes on as if nothing had happened."""
+"""A signal, or the known end of the job, requests a stop; all else goes on as if nothing had
+happened.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,11 @@ def requests(rank: int = 0, environ: dict[str, str] | None = None, **settings: A
 
 @pytest.mark.parametrize(
     ("number", "request_"),
-    [(signal.SIGUSR1, StopRequest.REQUEUE), (signal.SIGUSR2, StopRequest.REQUEUE), (signal.SIGTERM, StopRequest.STOP)],
+    [
+        (signal.SIGUSR1, StopRequest.REQUEUE),
+        (signal.SIGUSR2, StopRequest.REQUEUE),
+        (signal.SIGTERM, StopRequest.STOP),
+    ],
 )
 def test_a_signal_is_a_request_on_every_rank(number: signal.Signals, request_: StopRequest) -> None:
     with requests(rank=1) as it:
@@ -45,7 +51,9 @@ def test_a_signal_is_a_request_on_every_rank(number: signal.Signals, request_: S
         assert it.pending() == (request_, number)
 
 
-@pytest.mark.parametrize("order", [(signal.SIGUSR2, signal.SIGTERM), (signal.SIGTERM, signal.SIGUSR2)])
+@pytest.mark.parametrize(
+    "order", [(signal.SIGUSR2, signal.SIGTERM), (signal.SIGTERM, signal.SIGUSR2)]
+)
 def test_sigterm_goes_before_a_requeue_whichever_came_first(order: tuple[int, int]) -> None:
     with requests() as it:
         for number in order:
@@ -99,10 +107,17 @@ def test_outside_the_main_thread_no_handler_is_set(caplog: pytest.LogCaptureFixt
 
 @pytest.mark.parametrize(
     ("name", "hint"),
-    [("SIGUSR2", "write USR2"), ("usr1", "write USR1"), ("URS2", "write USR2"), ("TERM", "leave it out")],
+    [
+        ("SIGUSR2", "write USR2"),
+        ("usr1", "write USR1"),
+        ("URS2", "write USR2"),
+        ("TERM", "leave it out"),
+    ],
 )
 def test_an_unknown_signal_is_an_error_that_names_the_nearest(name: str, hint: str) -> None:
-    with pytest.raises(ConfigError, match=f"preemption.signals has '{name}'; expected .*USR2.* -> {hint}"):
+    with pytest.raises(
+        ConfigError, match=f"preemption.signals has '{name}'; expected .*USR2.* -> {hint}"
+    ):
         requests(signals=(name,))
 
 
@@ -202,7 +217,9 @@ def test_the_lead_counts_where_it_is_less_than_half(clock: Clock) -> None:
         assert requested_after(it, clock, 0.0, 899.0, 901.0) == [False, False, True]
 
 
-@pytest.mark.parametrize("end_time", [{}, {"SLURM_JOB_END_TIME": "0"}, {"SLURM_JOB_END_TIME": "soon"}])
+@pytest.mark.parametrize(
+    "end_time", [{}, {"SLURM_JOB_END_TIME": "0"}, {"SLURM_JOB_END_TIME": "soon"}]
+)
 def test_without_the_variable_slurm_is_asked_for_the_end_once(
     tmp_path: Path, clock: Clock, end_time: dict[str, str]
 ) -> None:
@@ -214,7 +231,9 @@ def test_without_the_variable_slurm_is_asked_for_the_end_once(
     assert (tmp_path / "calls").read_text() == "--noheader --jobs=1207 --format=%e\n"
 
 
-@pytest.mark.parametrize("said", ["N/A", "Unknown", "UNLIMITED", "NONE", "", "1", "99999999999999999999", "2026-11-21"])
+@pytest.mark.parametrize(
+    "said", ["N/A", "Unknown", "UNLIMITED", "NONE", "", "1", "99999999999999999999", "2026-11-21"]
+)
 def test_an_end_that_is_none_is_none(tmp_path: Path, clock: Clock, said: str) -> None:
     before = {*threading.enumerate()}
     with requests(environ=fake_command(tmp_path, "squeue", f"echo '{said}'")) as it:
@@ -238,7 +257,11 @@ def test_a_squeue_that_hangs_or_is_missing_delays_nobody(tmp_path: Path) -> None
 def test_without_a_job_nothing_is_asked(tmp_path: Path) -> None:
     variables = fake_command(tmp_path, "squeue", "") | {"SLURM_JOB_ID": "1; reboot"}
     before = {*threading.enumerate()}
-    for settings in ({"environ": variables}, {"environ": {}}, {"environ": variables, "lead_seconds": 0.0}):
+    for settings in (
+        {"environ": variables},
+        {"environ": {}},
+        {"environ": variables, "lead_seconds": 0.0},
+    ):
         with requests(**settings):
             assert not {*threading.enumerate()} - before
     assert not (tmp_path / "calls").exists()
@@ -251,7 +274,11 @@ def test_without_a_job_nothing_is_asked(tmp_path: Path) -> None:
 def test_a_steps_signals_do_not_reach_loader_workers(method: str) -> None:
     command = [sys.executable, str(HERE / "shielded_workers.py"), method]
     with subprocess.Popen(
-        command, env=os.environ | {"PYTHONPATH": str(ROOT)}, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        command,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
     ) as rank:
         assert rank.stdin is not None
         assert rank.stdout is not None
@@ -273,8 +300,12 @@ def running(process: psutil.Process) -> bool:
     return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
 
 
-@pytest.mark.parametrize("ends", [contextlib.nullcontext(), pytest.raises(MemoryError)], ids=["well", "by an error"])
-def test_a_signal_after_a_loop_s_end_is_for_the_next_one(ends: contextlib.AbstractContextManager[Any]) -> None:
+@pytest.mark.parametrize(
+    "ends", [contextlib.nullcontext(), pytest.raises(MemoryError)], ids=["well", "by an error"]
+)
+def test_a_signal_after_a_loop_s_end_is_for_the_next_one(
+    ends: contextlib.AbstractContextManager[Any],
+) -> None:
     """However it ended: a script may try again with a smaller batch."""
     with ends, requests() as first:
         os.kill(os.getpid(), signal.SIGUSR1)
