@@ -102,12 +102,9 @@ class _RunByDefault(click.Group):
             if name.startswith(incomplete)
         ]
         # Next to words bash shows no files of its own.
-        files = (
-            sorted(glob.glob(f"{glob.escape(incomplete)}*"))
-            if found and self.command_words != ["help"]
-            else ()
-        )
-        found += [CompletionItem(name + "/" * os.path.isdir(name)) for name in files]
+        if found and self.command_words != ["help"]:
+            for name in sorted(glob.glob(f"{glob.escape(incomplete)}*")):
+                found.append(CompletionItem(f"{name}/" if os.path.isdir(name) else name))
         return found or [CompletionItem(incomplete, type="file")]
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
@@ -121,13 +118,19 @@ class _RunByDefault(click.Group):
         if args[0] == "help":
             words = [word for word in args[1:] if word not in (*_HELP, "help")]
             if words and words[0] not in _COMMANDS:
-                hint = _nearest(words[0]) or "see srunddp --help"
-                raise UsageError(f"no command {words[0]!r}", expected=one_of(_COMMANDS), hint=hint)
+                raise UsageError(
+                    f"no command {words[0]!r}",
+                    expected=one_of(_COMMANDS),
+                    hint=_nearest(words[0]) or "see srunddp --help",
+                )
             args = [*_command(words), "--help"]
         elif args[0] not in (*_COMMANDS, *_HELP, "--version"):
             if _may_be_a_command(args[0]):
-                found = f"no command and no file {args[0]!r}"
-                raise UsageError(found, expected=one_of(_COMMANDS), hint=_nearest(args[0]))
+                raise UsageError(
+                    f"no command and no file {args[0]!r}",
+                    expected=one_of(_COMMANDS),
+                    hint=_nearest(args[0]),
+                )
             args = ["run", *args]
         self.command_words = _command(args)
         return super().parse_args(ctx, args)

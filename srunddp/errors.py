@@ -48,7 +48,9 @@ def did_you_mean(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
 
     near = difflib.get_close_matches(name, known, 3, cutoff)
     near.sort(key=lambda each: sorted(each) != sorted(name))  # letters are swapped most often
-    return f"did you mean {near[0]}?" if near else ""
+    if near:
+        return f"did you mean {near[0]}?"
+    return ""
 
 
 class SrunddpError(Exception):
@@ -69,11 +71,9 @@ class SrunddpError(Exception):
         scope: Scope = Scope.RANK,
     ) -> None:
         self.scope = scope
-        self.found, self.expected, self.hint = (
-            f"{where}: {found}" if where else found,
-            expected,
-            hint,
-        )
+        self.found = f"{where}: {found}" if where else found
+        self.expected = expected
+        self.hint = hint
         parts = (
             self.found,
             f"; expected {expected}" if expected else "",
@@ -113,10 +113,8 @@ class ConfigFileError(ConfigError):
     """
 
     def __init__(self, each: Sequence[ConfigError]) -> None:
-        first, hint = (
-            each[0],
-            f"{each[0].hint}; then see the other errors of this file, {len(each) - 1} more",
-        )
+        first = each[0]
+        hint = f"{each[0].hint}; then see the other errors of this file, {len(each) - 1} more"
         super().__init__(first.found, expected=first.expected, hint=hint, scope=first.scope)
         self.each = tuple(each)
 

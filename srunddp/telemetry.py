@@ -94,10 +94,8 @@ class TelemetryPage:
         self._memory = mmap.mmap(self.descriptor, size)
         # The reader may look at any moment, and each word is one store. pack_into() would first
         # make all of them 0.
-        self._words, self._seconds = (
-            memoryview(self._memory).cast("Q"),
-            memoryview(self._memory).cast("d"),
-        )
+        self._words = memoryview(self._memory).cast("Q")
+        self._seconds = memoryview(self._memory).cast("d")
         self.count = self._events = self._looks = 0
         self.recording = recording
         self._lock = threading.Lock()
@@ -145,18 +143,21 @@ class TelemetryPage:
         """In the worker, where ``recording``: one step more, as in :class:`Steps`."""
         # The sums are kept here alone: after a step's own work, each Python object that is used
         # costs much.
-        words, seconds = self._words, self._seconds
+        words = self._words
+        seconds = self._seconds
         words[_STEPS] += 1
         words[_SAMPLES] += samples
         seconds[_STEP_S] += step_s
         seconds[_DATA_S] += data_s
         seconds[_OWN_S] += own_s
         if step_s > seconds[_LONGEST_STEP_S] or self._looks != words[_LOOKS]:
-            self._looks, seconds[_LONGEST_STEP_S] = words[_LOOKS], step_s
+            self._looks = words[_LOOKS]
+            seconds[_LONGEST_STEP_S] = step_s
 
     def read_steps(self) -> Steps:
         """In either, where ``recording``: the sums so far."""
-        words, (step_s, data_s, own_s, longest_step_s) = self._words, self._seconds[_STEP_S:_EPOCH]
+        words = self._words
+        (step_s, data_s, own_s, longest_step_s) = self._seconds[_STEP_S:_EPOCH]
         return Steps(
             words[_STEPS], words[_SAMPLES], step_s, data_s, own_s, longest_step_s, words[_EPOCH]
         )
@@ -236,7 +237,9 @@ def event(name: str, value: float = math.nan) -> None:
 
 def active_page() -> TelemetryPage | None:
     """Where the loop writes its times; None without ``--monitor``."""
-    return _page if _page is not None and _page.recording else None
+    if _page is not None and _page.recording:
+        return _page
+    return None
 
 
 def is_supervised() -> bool:

@@ -84,7 +84,9 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     if collection_path in [ROOT / "tests" / name for name in NOT_QUICK]:
         return True
     is_test = collection_path.match("test_*.py")
-    return True if is_test and _ALL_SLOW.search(collection_path.read_text()) else None
+    if is_test and _ALL_SLOW.search(collection_path.read_text()):
+        return True
+    return None
 
 
 def _is_chosen(item: pytest.Item, config: pytest.Config) -> bool:

@@ -133,7 +133,10 @@ def figures(example: Example, done: Outcome, output_dir: Path) -> Figures:
     found = re.fullmatch(example.figure, last)
     assert found, done.output
     assert example.least <= float(found[1]) <= example.most, last
-    history = (output_dir / "metrics.jsonl").read_text() if example.has_history else ""
+    if example.has_history:
+        history = (output_dir / "metrics.jsonl").read_text()
+    else:
+        history = ""
     lines = [json.loads(line) for line in history.splitlines()]
     epochs = tuple(str({**line, "time": ""}) for line in lines if line["kind"] == "epoch")
     assert bool(epochs) == example.has_history

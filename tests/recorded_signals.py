@@ -35,10 +35,8 @@ class Recorded:
         files = {
             file.name: file.read_text().splitlines() for file in sorted(self.folder.glob("[0-9].*"))
         }
-        before, self.records = (
-            self.records,
-            {name: _in_order(lines) for name, lines in files.items()},
-        )
+        before = self.records
+        self.records = {name: _in_order(lines) for name, lines in files.items()}
         return self.records != before
 
     def is_ready(self, ranks: int) -> bool:

@@ -55,7 +55,9 @@ def test_each_way_is_measured_so_often_unless_it_cannot(tmp_path: Path) -> None:
 
 
 def test_a_run_that_was_cut_off_is_taken_up(tmp_path: Path) -> None:
-    file, first, second = tmp_path / "name.json", CountedWays(stop_after=3), CountedWays()
+    file = tmp_path / "name.json"
+    first = CountedWays(stop_after=3)
+    second = CountedWays()
     with pytest.raises(KeyboardInterrupt):
         first.measure(file)
     whole = second.measure(file)
@@ -67,7 +69,8 @@ def test_a_run_that_was_cut_off_is_taken_up(tmp_path: Path) -> None:
 
 
 def test_another_version_is_measured_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    file, ways = tmp_path / "name.json", CountedWays()
+    file = tmp_path / "name.json"
+    ways = CountedWays()
     CountedWays().measure(file)
     monkeypatch.setattr(runner, "setting", lambda: {"commit": "another"})
     assert ways.measure(file).setting == {"commit": "another"}

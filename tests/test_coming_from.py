@@ -62,14 +62,14 @@ def ours(words: list[str]) -> list[list[str]]:
 
 def command_of(words: list[str]) -> tuple[click.Command, list[str]]:
     """The command of srunddp, and what follows its name."""
-    command, rest = main, list(words)
+    command = main
+    rest = list(words)
     while isinstance(command, click.Group):
         known = command.get_command(click.Context(command), rest[0])
-        command, rest = (
-            (known, rest[1:])
-            if known
-            else (command.get_command(click.Context(command), "run"), rest)
-        )
+        if known:
+            command, rest = (known, rest[1:])
+        else:
+            command, rest = (command.get_command(click.Context(command), "run"), rest)
     return command, rest
 
 
@@ -125,7 +125,8 @@ def test_every_command_with_mpirun_starts_its_ranks(command: str, tmp_path: Path
     for name in ("train.py", "a.py", "b.py", "package/train.py"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(RANK)
-    mpi, words = there("openmpi5"), shlex.split(command)
+    mpi = there("openmpi5")
+    words = shlex.split(command)
     real = [str(ROOT / "bin" / "srunddp") if word == "srunddp" else word for word in words[1:]]
     done = subprocess.run(
         [mpi.mpirun, *mpi.options, *real],

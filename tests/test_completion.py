@@ -58,7 +58,9 @@ class Terminal:
         self.master, slave = os.openpty()
         os.set_blocking(self.master, False)
         termios.tcsetwinsize(slave, (50, 150))
-        self.typed, self.shown, self.home = home / "typed", "", home
+        self.typed = home / "typed"
+        self.shown = ""
+        self.home = home
         environment = {
             "HOME": str(home),
             "PATH": f"{home}/bin:/usr/bin:/bin",
@@ -87,7 +89,8 @@ class Terminal:
         """Type keys, wait until the shell lists these names, and type Enter; the arguments that the
         command got.
         """
-        before, self.shown = len(self.typed.read_text()), ""
+        before = len(self.typed.read_text())
+        self.shown = ""
         os.write(self.master, keys.encode())
         until(
             lambda: all(name in self.read().replace(keys.strip(), "") for name in names),

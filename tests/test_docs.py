@@ -125,11 +125,10 @@ def undocumented(called: Any, own: str, around: str = "") -> list[str]:
     """The arguments that a docstring does not explain; one without a list of them has to name them,
     or its class.
     """
-    pattern = (
-        r"^ *{0}: \S|``{0}``"
-        if re.search(r"^ *(Args|Attributes):$", own, re.MULTILINE)
-        else r"\b{0}\b"
-    )
+    if re.search(r"^ *(Args|Attributes):$", own, re.MULTILINE):
+        pattern = r"^ *{0}: \S|``{0}``"
+    else:
+        pattern = r"\b{0}\b"
     names = [
         name for name in inspect.signature(called).parameters if name != "self" and name[0] != "_"
     ]
@@ -145,14 +144,17 @@ def test_every_public_argument_is_in_a_docstring() -> None:
         text = inspect.getdoc(kind) or ""
         if inspect.isfunction(kind) or is_dataclass(kind) or hasattr(kind, "_fields"):
             missing[name] = undocumented(kind, text)
-        for method in vars(kind) if inspect.isclass(kind) else ():
-            called = getattr(kind, method)
-            if (
-                inspect.isroutine(called)
-                and called.__doc__
-                and (method == "__init__" or method[0] != "_")
-            ):
-                missing[f"{name}.{method}"] = undocumented(called, cleandoc(called.__doc__), text)
+        if inspect.isclass(kind):
+            for method in vars(kind):
+                called = getattr(kind, method)
+                if (
+                    inspect.isroutine(called)
+                    and called.__doc__
+                    and (method == "__init__" or method[0] != "_")
+                ):
+                    missing[f"{name}.{method}"] = undocumented(
+                        called, cleandoc(called.__doc__), text
+                    )
     assert {name: each for name, each in missing.items() if each} == {}
     assert {
         "srunddp.init",
@@ -228,14 +230,16 @@ def test_every_note_is_in_the_reference_with_its_threshold(tmp_path: Path) -> No
 
 def names(found: object) -> set[str]:
     """All keys of a JSON document, but for numbers."""
-    inner = (
-        list(found.values())
-        if isinstance(found, dict)
-        else found
-        if isinstance(found, list | tuple)
-        else []
-    )
-    own = {name for name in found if isinstance(name, str)} if isinstance(found, dict) else set()
+    if isinstance(found, dict):
+        inner = list(found.values())
+    elif isinstance(found, list | tuple):
+        inner = found
+    else:
+        inner = []
+    if isinstance(found, dict):
+        own = {name for name in found if isinstance(name, str)}
+    else:
+        own = set()
     return own.union(*map(names, inner))
 
 

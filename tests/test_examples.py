@@ -52,7 +52,8 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> StartedAlone:
 
     @functools.cache
     def run(name: str) -> tuple[Figures, Figures, Path]:
-        plain, ours = shared / f"{name}-python", shared / f"{name}-srunddp"
+        plain = shared / f"{name}-python"
+        ours = shared / f"{name}-srunddp"
         by_python = run_alone(sys.executable, *EXAMPLES[name].words(shared, plain))
         by_srunddp = run_alone(SRUNDDP, *EXAMPLES[name].words(shared, ours))
         return (
@@ -193,7 +194,10 @@ def parse(words: list[str]) -> None:
     if tool == "srunddp":
         command, rest = command_of(rest)
         given = command.make_context("srunddp", rest, help_option_names=["-h", "--help"]).params
-        rest = [given["script"], *given["arguments"]] if given.get("script") else []
+        if given.get("script"):
+            rest = [given["script"], *given["arguments"]]
+        else:
+            rest = []
     if rest:
         assert (ROOT / rest[0]).is_file(), rest[0]
         read_config(loaded(Path(rest[0]).stem).Settings, rest[1:])

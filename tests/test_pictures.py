@@ -50,7 +50,8 @@ def test_a_picture_is_below_250_kilobytes() -> None:
 @pytest.mark.parametrize("source", sorted(PICTURES.glob("*.term")), ids=lambda path: path.name)
 def test_a_terminal_shows_real_output(source: Path) -> None:
     """What is left out is marked, and all else is in the output, in its order."""
-    output, at = re.sub(" +$", "", source.with_suffix(".txt").read_text(), flags=re.MULTILINE), 0
+    output = re.sub(" +$", "", source.with_suffix(".txt").read_text(), flags=re.MULTILINE)
+    at = 0
     for lines in parts(source)[2]:
         for piece in "\n".join(lines).split(OMITTED):
             found = output.find(piece, at)

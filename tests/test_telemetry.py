@@ -62,9 +62,11 @@ def test_a_reader_amid_a_write_finds_no_figure_lower_than_before(recording: Tele
             recording.beat()
     try:
         until(recording.read)
-        end, found = time.monotonic() + 1.0, (0.0,) * 8
+        end = time.monotonic() + 1.0
+        found = (0.0,) * 8
         while time.monotonic() < end:
-            before, found = found, (recording.read(), *recording.read_steps())
+            before = found
+            found = (recording.read(), *recording.read_steps())
             assert all(now >= then for now, then in zip(found, before, strict=True)), (
                 before,
                 found,

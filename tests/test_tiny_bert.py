@@ -41,7 +41,7 @@ def start(folder: Path, *options: str, ranks: int) -> list[str]:
         "PYTHONPATH": str(PROGRAMS / "no_network"),
         "OMP_NUM_THREADS": "1",
     }
-    shared |= {"HF_HOME": str(folder / "cache")}
+    shared["HF_HOME"] = str(folder / "cache")
     places = [slurm(rank, ranks) if ranks > 1 else {} for rank in range(ranks)]
     with ExitStack() as stack:
         processes = [

@@ -240,9 +240,10 @@ def judge(step: Step, code: int, outcome: Outcome) -> None:
         outcome.lines.append(f"{step.name}: {closing_line(BUILD / f'{step.name}.log')}")
     if code == 0:
         return
-    failed = (
-        failed_tests(step.cache) if step.cache is not None and code == PYTEST_SOME_FAILED else []
-    )
+    if step.cache is not None and code == PYTEST_SOME_FAILED:
+        failed = failed_tests(step.cache)
+    else:
+        failed = []
     outcome.failed += failed
     if not failed:
         outcome.broken.append(f"{step.name} ended with exit code {code}")

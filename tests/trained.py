@@ -52,7 +52,8 @@ class Trained:
 
     def wrong(self, stopped: int, epochs: int) -> list[str]:
         """What is lost or twice there, of a training that stopped after a step and went on."""
-        first, second = self.steps(0), self.steps(1)
+        first = self.steps(0)
+        second = self.steps(1)
         seen = Counter(
             sample for steps in first + second for samples in steps.values() for sample in samples
         )

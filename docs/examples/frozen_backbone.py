@@ -49,11 +49,10 @@ def main() -> None:
     settings = srunddp.read_config(Settings)
     torch.manual_seed(0)
     digits = load_digits()
-    images, classes = (
-        torch.tensor(digits.images[:, None] / 16, dtype=torch.float32),
-        torch.tensor(digits.target),
-    )
-    known, rows = classes < 5, (classes >= 5).nonzero().flatten()
+    images = torch.tensor(digits.images[:, None] / 16, dtype=torch.float32)
+    classes = torch.tensor(digits.target)
+    known = classes < 5
+    rows = (classes >= 5).nonzero().flatten()
     few = torch.cat([rows[classes[rows] == name][:10] for name in range(5, 10)])
     others = rows[~torch.isin(rows, few)]
     backbone = nn.Sequential(convolution(1, 16), convolution(16, 32), nn.Flatten())
@@ -62,7 +61,8 @@ def main() -> None:
         def trainer(head: nn.Module, config: Settings) -> srunddp.Trainer:
             model = nn.Sequential(backbone, head)
             wanted = [each for each in model.parameters() if each.requires_grad]
-            optimizer, loss = torch.optim.Adam(wanted, lr=settings.lr), nn.CrossEntropyLoss()
+            optimizer = torch.optim.Adam(wanted, lr=settings.lr)
+            loss = nn.CrossEntropyLoss()
             return srunddp.Trainer(
                 model, optimizer, loss, config, world=world, metrics={"accuracy": accuracy}
             )

@@ -38,13 +38,15 @@ class Settings:
 
 
 def main() -> None:
-    settings, digits = srunddp.read_config(Settings), load_digits()
+    settings = srunddp.read_config(Settings)
+    digits = load_digits()
     with srunddp.init() as world, Preemption(world) as preemption:
         model, optimizer = build(world, settings.lr)
         inputs = torch.tensor(digits.images / 16, dtype=torch.float32, device=world.device)
         targets = torch.tensor(digits.target, device=world.device)
         # The other images are to validate with.
-        samples, per_step = 1400, settings.batch_size * world.world_size
+        samples = 1400
+        per_step = settings.batch_size * world.world_size
         steps_per_epoch = samples // per_step
         done = load(settings.output_dir, model, optimizer)
         for step in range(done + 1, settings.epochs * steps_per_epoch + 1):

@@ -19,7 +19,10 @@ from torch.utils.data import TensorDataset
 import srunddp
 from srunddp.train import CheckpointManager, DistributedDataLoader, Preemption
 
-NOISE, SPREAD, SECTORS, SAVE_EVERY = 8, 0.05, 12, 200
+NOISE = 8
+SPREAD = 0.05
+SECTORS = 12
+SAVE_EVERY = 200
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,7 +38,8 @@ def network(inputs: int, outputs: int) -> nn.Module:
 
 def train(world: srunddp.World, preemption: Preemption, settings: Settings) -> nn.Module:
     torch.manual_seed(0)
-    angles, radii = 2 * pi * torch.rand(8000), 1 + SPREAD * torch.randn(8000)
+    angles = 2 * pi * torch.rand(8000)
+    radii = 1 + SPREAD * torch.randn(8000)
     ring = TensorDataset(torch.stack([radii * angles.cos(), radii * angles.sin()], dim=1))
     models = generator, discriminator = (
         network(NOISE, 2).to(world.device),
@@ -46,7 +50,8 @@ def train(world: srunddp.World, preemption: Preemption, settings: Settings) -> n
         torch.optim.Adam(m.parameters(), 1e-3, betas=(0.5, 0.9)) for m in models
     )
     loader = DistributedDataLoader(ring, world, batch_size=64)
-    checkpoints, step = CheckpointManager(f"{settings.output_dir}/checkpoints", world), 0
+    checkpoints = CheckpointManager(f"{settings.output_dir}/checkpoints", world)
+    step = 0
     parts = {"generator": generator, "discriminator": discriminator, "loader": loader}
     parts |= {"adam_generator": adam_generator, "adam_discriminator": adam_discriminator}
 

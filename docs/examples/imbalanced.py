@@ -25,7 +25,8 @@ import srunddp
 from srunddp.errors import ConfigError
 from srunddp.train import Weighted, accuracy
 
-CLASSES, RARE = 10, (3, 8, 9)
+CLASSES = 10
+RARE = (3, 8, 9)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,9 +60,10 @@ def main() -> None:
             model, optimizer, loss, settings, world=world, metrics={"accuracy": accuracy}
         )
         # One order for all ranks, which share it: a sample that is drawn once is seen by one rank.
-        order = (
-            Weighted.balanced(train.tensors[1], seed=settings.seed) if settings.weighted else None
-        )
+        if settings.weighted:
+            order = Weighted.balanced(train.tensors[1], seed=settings.seed)
+        else:
+            order = None
         trainer.fit(train, test, order=order)
         by_class = recall(trainer.model, test, world)
     if world.rank == 0:
@@ -69,7 +71,8 @@ def main() -> None:
             "recall by class",
             *(f"{name}: {100 * value:.2f} %" for name, value in enumerate(by_class.tolist())),
         )
-        rare, all_classes = by_class[list(RARE)].mean(), by_class.mean()
+        rare = by_class[list(RARE)].mean()
+        all_classes = by_class.mean()
         print(f"recall {100 * all_classes:.2f} %, of rare classes {100 * rare:.2f} %", flush=True)
 
 
@@ -99,10 +102,8 @@ def read(kept: int) -> tuple[TensorDataset, TensorDataset]:
     rows, test = train_test_split(
         range(len(digits.target)), test_size=0.2, random_state=0, stratify=digits.target
     )
-    images, classes = (
-        torch.tensor(digits.data / 16, dtype=torch.float32),
-        torch.tensor(digits.target),
-    )
+    images = torch.tensor(digits.data / 16, dtype=torch.float32)
+    classes = torch.tensor(digits.target)
     by_class = [[row for row in rows if classes[row] == name] for name in range(CLASSES)]
     train = [
         row for name, own in enumerate(by_class) for row in (own[:kept] if name in RARE else own)

@@ -25,7 +25,10 @@ from torch.nn.utils.rnn import pad_sequence
 
 import srunddp
 
-PADDING, CROPPED, WHOLE = 0, 64, 256  # in tokens: of a text to train with, and to validate with
+# in tokens: of a text to train with, and to validate with
+PADDING = 0
+CROPPED = 64
+WHOLE = 256
 Batch = dict[str, Tensor]
 
 
@@ -40,7 +43,8 @@ class Settings(srunddp.Config):
 class LanguageModel(nn.Module):
     def __init__(self, width: int = 128) -> None:
         super().__init__()
-        self.embedding, self.head = nn.Embedding(256, width, PADDING), nn.Linear(width, 256)
+        self.embedding = nn.Embedding(256, width, PADDING)
+        self.head = nn.Linear(width, 256)
         self.layers = nn.GRU(width, width, batch_first=True)
 
     def forward(self, tokens: Tensor) -> Tensor:
@@ -82,13 +86,12 @@ def main() -> None:
         {" ".join(part.split()) for topic in topics.values() for part in topic.split("\n\n")}
     )
     data = [torch.tensor(list(text.encode())) for text in texts if len(text) > 1]
-    train, val = [text for place, text in enumerate(data) if place % 10], data[::10]
+    train = [text for place, text in enumerate(data) if place % 10]
+    val = data[::10]
     with srunddp.init() as world:
         model = LanguageModel()
-        optimizer, metrics = (
-            torch.optim.Adam(model.parameters(), lr=settings.lr),
-            {"accuracy": right},
-        )
+        optimizer = torch.optim.Adam(model.parameters(), lr=settings.lr)
+        metrics = {"accuracy": right}
         trainer = srunddp.Trainer(
             model,
             optimizer,

@@ -16,7 +16,10 @@ from torch.utils.data import TensorDataset
 import srunddp
 from srunddp.train import CheckpointManager, DistributedDataLoader, Preemption
 
-NUMBERS, LENGTH, WIDTH, SAVE_EVERY = 11, 12, 48, 50
+NUMBERS = 11
+LENGTH = 12
+WIDTH = 48
+SAVE_EVERY = 50
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,14 +31,13 @@ class Settings:
 class GPT(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.numbers, self.places = nn.Embedding(NUMBERS, WIDTH), nn.Embedding(LENGTH - 1, WIDTH)
+        self.numbers = nn.Embedding(NUMBERS, WIDTH)
+        self.places = nn.Embedding(LENGTH - 1, WIDTH)
         layer = nn.TransformerEncoderLayer(
             WIDTH, 4, 4 * WIDTH, dropout=0.1, batch_first=True, norm_first=True
         )
-        self.layers, self.head = (
-            nn.TransformerEncoder(layer, 2, enable_nested_tensor=False),
-            nn.Linear(WIDTH, NUMBERS),
-        )
+        self.layers = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+        self.head = nn.Linear(WIDTH, NUMBERS)
 
     # The mean loss of all numbers but the first.
     def forward(self, text: torch.Tensor) -> torch.Tensor:
@@ -50,9 +52,11 @@ def train(world: srunddp.World, preemption: Preemption, settings: Settings) -> n
     # The first two numbers of a text tell all others.
     texts = (first + difference * torch.arange(LENGTH)) % NUMBERS
     model = GPT().to(world.device)
-    ddp, optimizer = DistributedDataParallel(model), torch.optim.AdamW(model.parameters(), lr=4e-3)
+    ddp = DistributedDataParallel(model)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=4e-3)
     loader = DistributedDataLoader(TensorDataset(texts), world, batch_size=16)
-    checkpoints, step = CheckpointManager(f"{settings.output_dir}/checkpoints", world), 0
+    checkpoints = CheckpointManager(f"{settings.output_dir}/checkpoints", world)
+    step = 0
     parts = {"model": model, "optimizer": optimizer, "loader": loader}
 
     def save(wait: bool):

@@ -70,10 +70,8 @@ def read() -> tuple[TensorDataset, TensorDataset]:
     train, val = train_test_split(
         range(len(cells.target)), test_size=0.2, random_state=0, stratify=cells.target
     )
-    figures, classes = (
-        torch.tensor(cells.data[:, :10], dtype=torch.float32),
-        torch.tensor(cells.target),
-    )
+    figures = torch.tensor(cells.data[:, :10], dtype=torch.float32)
+    classes = torch.tensor(cells.target)
     figures = (figures - figures[train].mean(dim=0)) / figures[train].std(dim=0)
     return TensorDataset(figures[train], classes[train]), TensorDataset(figures[val], classes[val])
 

@@ -85,7 +85,8 @@ def main() -> None:
     with srunddp.init() as world:
         compares = world.rank == 0 and world.world_size > 1 and settings.baseline is not None
         one = read_baseline(settings.baseline) if compares else None
-        model, throughput = network(settings.channels), Throughput()
+        model = network(settings.channels)
+        throughput = Throughput()
         optimizer = torch.optim.Adam(model.parameters(), lr=settings.lr)
         parts = (model, optimizer, nn.CrossEntropyLoss(), settings)
         trainer = srunddp.Trainer(
@@ -133,10 +134,8 @@ def read_baseline(path: Path) -> dict[str, Any]:
         return dict(json.loads(path.read_text()))
     except (OSError, ValueError, TypeError) as error:
         found = f"{path}: {getattr(error, 'strerror', 'no JSON object')}"
-        expected, hint = (
-            "the file that one rank has written",
-            "start one rank first, with the same --baseline",
-        )
+        expected = "the file that one rank has written"
+        hint = "start one rank first, with the same --baseline"
         raise ConfigError(found, expected=expected, hint=hint) from None
 
 
@@ -144,10 +143,8 @@ def efficiency(here: dict[str, Any], one: dict[str, Any], ranks: int) -> float:
     """Samples per second of these ranks, by that many times those of one rank."""
     for name in here:
         if name != "samples_per_second" and one.get(name) != here[name]:
-            found, hint = (
-                f"one rank with {name} {one.get(name)}",
-                "start one rank again so; threads: --num_threads",
-            )
+            found = f"one rank with {name} {one.get(name)}"
+            hint = "start one rank again so; threads: --num_threads"
             raise ConfigError(found, expected=f"{here[name]}, as here", hint=hint)
     return float(here["samples_per_second"] / (ranks * one["samples_per_second"]))
 

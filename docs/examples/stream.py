@@ -52,7 +52,10 @@ class Shards(IterableDataset[tuple[Tensor, int]]):
     """The samples of files, in another order of the files each epoch."""
 
     def __init__(self, files: list[Path], world: srunddp.World) -> None:
-        self.files, self.rank, self.ranks, self.epoch = files, world.rank, world.world_size, 0
+        self.files = files
+        self.rank = world.rank
+        self.ranks = world.world_size
+        self.epoch = 0
 
     def set_epoch(self, epoch: int) -> None:
         self.epoch = epoch
@@ -99,10 +102,8 @@ def main() -> None:
             )
         train = Shards([file for number, file in enumerate(files) if number % 4], world)
         model = nn.Sequential(nn.Linear(10, 64), nn.ReLU(), nn.Linear(64, 4))
-        optimizer, loss = (
-            torch.optim.Adam(model.parameters(), lr=settings.lr),
-            nn.CrossEntropyLoss(),
-        )
+        optimizer = torch.optim.Adam(model.parameters(), lr=settings.lr)
+        loss = nn.CrossEntropyLoss()
         trainer = srunddp.Trainer(
             model, optimizer, loss, settings, world=world, metrics={"accuracy": accuracy}
         )

@@ -123,7 +123,10 @@ def main() -> None:
         if settings.output_dir:
             trainer.save_model()  # on rank 0 alone
     if world.rank == 0:
-        made = "" if settings.data_file else ", on made data"
+        if settings.data_file:
+            made = ""
+        else:
+            made = ", on made data"
         print(
             f"val accuracy {100 * figures['eval_accuracy']:.2f} %, loss"
             f" {figures['eval_loss']:.4f}{made}",
@@ -246,9 +249,11 @@ def read(settings: Settings) -> tuple[list[tuple[int, str]], list[tuple[int, str
     else:
         rows = load(settings.data_file, settings.subset)
     if settings.test_file:
-        train, test = rows, load(settings.test_file, settings.subset)
+        train = rows
+        test = load(settings.test_file, settings.subset)
     else:
-        train, test = [row for place, row in enumerate(rows) if place % 10], rows[::10]
+        train = [row for place, row in enumerate(rows) if place % 10]
+        test = rows[::10]
     if not train or not test:
         found = f"{len(train)} rows to train on, {len(test)} to test with"
         raise ConfigError(
@@ -287,8 +292,10 @@ def made_csv(rows: int) -> str:
     """Titles and descriptions in which one topic's words are more frequent than the others'; the
     same on all ranks.
     """
-    chance, file = random.Random(0), io.StringIO()
-    vocabulary, common = [words.split() for words in TOPICS.values()], COMMON.split()
+    chance = random.Random(0)
+    file = io.StringIO()
+    vocabulary = [words.split() for words in TOPICS.values()]
+    common = COMMON.split()
     writer = csv.writer(file, quoting=csv.QUOTE_ALL)
     for _ in range(rows):
         topic = chance.randrange(len(vocabulary))

@@ -41,7 +41,8 @@ from srunddp.train import DataLoaderConfig, accuracy, import_torchvision
 torchvision = import_torchvision()
 DIGITS = "digits"
 # Of ImageNet; near enough for other images.
-MEAN, DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+MEAN = (0.485, 0.456, 0.406)
+DEVIATION = (0.229, 0.224, 0.225)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,14 +126,19 @@ def trainer_of(world: srunddp.World, settings: Settings, classes: int) -> srundd
 def network(settings: Settings, classes: int) -> nn.Module:
     """Images of shape (samples, 3, image_size, image_size) in, a score for each class out."""
     models = torchvision.models
-    name, size = settings.model, settings.image_size
+    name = settings.model
+    size = settings.image_size
     if name not in models.list_models(module=models):
         raise ConfigError(
             f"model={name}",
             expected="one of torchvision.models, such as vit_b_16",
             hint="correct it",
         )
-    how: dict[str, Any] = {"image_size": size} if name.startswith("vit") else {}
+    how: dict[str, Any]
+    if name.startswith("vit"):
+        how = {"image_size": size}
+    else:
+        how = {}
     if name in ("googlenet", "inception_v3"):
         # Else they have further outputs when they are trained.
         how = {"aux_logits": False, "init_weights": True}
@@ -165,14 +171,18 @@ def top5_accuracy(outputs: Tensor, targets: Tensor) -> Tensor:
 def read(root: Path, settings: Settings) -> tuple[Dataset[Any], Dataset[Any]]:
     """The training images, augmented, and the test images."""
     datasets = torchvision.datasets
-    flip = settings.flip if settings.flip is not None else 0.0 if root.name == DIGITS else 0.5
-    augmented, plain = transform(settings, flip), transform(settings)
+    if settings.flip is not None:
+        flip = settings.flip
+    elif root.name == DIGITS:
+        flip = 0.0
+    else:
+        flip = 0.5
+    augmented = transform(settings, flip)
+    plain = transform(settings)
     if settings.dataset == "folder":
         try:
-            train, test = (
-                datasets.ImageFolder(root / "train", augmented),
-                datasets.ImageFolder(root / "val", plain),
-            )
+            train = datasets.ImageFolder(root / "train", augmented)
+            test = datasets.ImageFolder(root / "val", plain)
         except FileNotFoundError as error:
             raise ConfigError(
                 str(error), expected="images in each CLASS/", hint=f"complete {root}"
@@ -196,7 +206,8 @@ def transform(settings: Settings, flip: float | None = None) -> Any:
     """Of an image to a tensor; with ``flip`` augmented."""
     from torchvision.transforms import v2
 
-    size, scale = settings.image_size, (settings.crop, 1.0)
+    size = settings.image_size
+    scale = (settings.crop, 1.0)
     steps = [v2.Resize(size), v2.CenterCrop(size)]
     if flip is not None:
         steps = [v2.RandomResizedCrop(size, scale=scale), v2.RandomHorizontalFlip(flip)]

@@ -27,7 +27,8 @@ from srunddp.train import EpochRecord, accuracy
 class WandbCallback(srunddp.Callback):
     def __init__(self, **arguments: Any) -> None:
         """Arguments of ``wandb.init()``, such as project and name."""
-        self.arguments, self.run = arguments, None
+        self.arguments = arguments
+        self.run = None
 
     def on_fit_start(self, trainer: srunddp.Trainer) -> None:
         if trainer.world.rank == 0:
@@ -67,12 +68,11 @@ class Settings(srunddp.Config):
 
 
 def main() -> None:
-    settings, digits = srunddp.read_config(Settings), load_digits()
+    settings = srunddp.read_config(Settings)
+    digits = load_digits()
     torch.manual_seed(0)
-    images, classes = (
-        torch.tensor(digits.data / 16, dtype=torch.float32),
-        torch.tensor(digits.target),
-    )
+    images = torch.tensor(digits.data / 16, dtype=torch.float32)
+    classes = torch.tensor(digits.target)
     train, val = (
         TensorDataset(images[part], classes[part]) for part in (slice(1400), slice(1400, None))
     )

@@ -21,7 +21,8 @@ from srunddp.supervisor import signals
 
 NAME = "collective"
 WRONG_SUM = "the sum of a small all-reduce is wrong"
-_SMALLEST, _LARGEST = 1 << 15, 1 << 30
+_SMALLEST = 1 << 15
+_LARGEST = 1 << 30
 _GROWTH = 8
 _LONGEST_CALL = 0.25
 _MEASURED = 0.3
@@ -54,7 +55,10 @@ def run(place: store.ProcessGroupContext, within: float) -> dict[str, Any]:
     child.start()
     theirs.close()
     try:
-        answer = ours.recv() if ours.poll(within) else {"wrong": f"no end after {within:.0f} s"}
+        if ours.poll(within):
+            answer = ours.recv()
+        else:
+            answer = {"wrong": f"no end after {within:.0f} s"}
     except EOFError:
         child.join(1.0)
         answer = {"wrong": f"its process ended with {child.exitcode}"}
@@ -85,13 +89,17 @@ def _measured(place: store.ProcessGroupContext, within: float) -> AllReduceFacts
     dist.all_reduce(numbers)
     ranks = world.world_size
     wanted = torch.arange(1000, dtype=torch.float64) * ranks + ranks * (ranks - 1) / 2
-    wrong = "" if (numbers.cpu() == wanted).all() else WRONG_SUM
+    if (numbers.cpu() == wanted).all():
+        wrong = ""
+    else:
+        wrong = WRONG_SUM
     return AllReduceFacts(backend=world.backend, wrong=wrong, sweep=tuple(_sweep(world)))
 
 
 def _sweep(world: World) -> Iterator[tuple[int, float]]:
     """Ever more bytes, until one call takes long; all ranks go by the slowest one's time."""
-    size, share = _SMALLEST, 2 * (world.world_size - 1) / world.world_size
+    size = _SMALLEST
+    share = 2 * (world.world_size - 1) / world.world_size
     while size <= _LARGEST:
         seconds = _call(world, size, _WARM_UPS)
         seconds = _call(world, size, max(1, min(20, int(_MEASURED / seconds))))
@@ -151,9 +159,8 @@ def summary(facts: Mapping[int, AllReduceFacts], link: float) -> str:
     }
     shown = ", ".join(f"{sizes[size]} {rate / 1e9:.3f}" for size, rate in facts[0].sweep)
     share = THRESHOLDS.get(facts[0].backend, 0.0)
-    threshold = (
-        f"threshold {share * link / 1e9:.2f}, {share} of the link's rate"
-        if link
-        else "no link's rate is known"
-    )
+    if link:
+        threshold = f"threshold {share * link / 1e9:.2f}, {share} of the link's rate"
+    else:
+        threshold = "no link's rate is known"
     return f"{facts[0].backend} all-reduce, busbw in GB/s: {shown}; {threshold}"

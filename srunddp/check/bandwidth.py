@@ -14,7 +14,8 @@ from srunddp.check.connectivity import Endpoint, Way
 from srunddp.check.coordinator import Coordinator
 from srunddp.check.finding import FAIL, WARN, Finding, shortened
 
-NAME, CLOCK = "rate", "clock"
+NAME = "rate"
+CLOCK = "clock"
 _SECONDS = 0.2
 _WITHIN = 3.0
 _SLACK = 15.0
@@ -24,13 +25,15 @@ _AGAIN = 64
 _SLOW = 0.5
 _PIECE = 1 << 20
 # Seconds; munge's credentials expire then, and with them all that Slurm says between nodes.
-_OFF, _REFUSED = 2.0, 300.0
+_OFF = 2.0
+_REFUSED = 300.0
 _AT_ONCE = struct.pack("ii", 1, 0)  # SO_LINGER: what is still to be sent is dropped upon close()
 
 
 def send(source: str, host: str, port: int) -> None:
     """Send as much as goes for a short time."""
-    piece, end = bytes(_PIECE), time.monotonic() + _SECONDS
+    piece = bytes(_PIECE)
+    end = time.monotonic() + _SECONDS
     with contextlib.suppress(OSError):
         connection = socket.create_connection((host, port), _WITHIN, source_address=(source, 0))
         with connection:
@@ -42,7 +45,8 @@ def send(source: str, host: str, port: int) -> None:
 
 def receive(listener: socket.socket) -> float:
     """Take in what one sender sends; bytes per second, 0 where nobody came."""
-    count, buffer = 0, bytearray(_PIECE)
+    count = 0
+    buffer = bytearray(_PIECE)
     listener.settimeout(_WITHIN)
     began = time.monotonic()
     with contextlib.suppress(OSError):
@@ -113,7 +117,8 @@ def _measure(
 
 def evaluate(rates: Mapping[Way, float]) -> Iterator[Finding]:
     """A node of which most ways out or in are slow is named alone; else each slow way."""
-    left, expected = _slow(rates), f"half of the usual {_shown(_usual(rates))} or more"
+    left = _slow(rates)
+    expected = f"half of the usual {_shown(_usual(rates))} or more"
     hint = (
         "see this node's cable, its switch port and other traffic; `srun --exclude` leaves it out"
     )
@@ -163,10 +168,10 @@ def survey_clocks(coordinator: Coordinator) -> dict[str, float]:
             asked = time.time()
             theirs = coordinator.ask({rank: {"do": "clock"}}, _SLACK).get(rank)
             now = time.time()
-            tries += (
-                [(now - asked, theirs - (asked + now) / 2)] if isinstance(theirs, float) else []
-            )
-        offsets |= {node: min(tries)[1]} if tries else {}
+            if isinstance(theirs, float):
+                tries.append((now - asked, theirs - (asked + now) / 2))
+        if tries:
+            offsets[node] = min(tries)[1]
     return offsets
 
 
@@ -193,8 +198,6 @@ def summary_of_clocks(offsets: Mapping[str, float]) -> str:
     if len(offsets) < 2:
         return "one node"
     apart = max(offsets.values()) - min(offsets.values())
-    return (
-        f"{len(offsets)} nodes within {apart * 1000:.1f} ms"
-        if apart < 1
-        else f"{len(offsets)} nodes, {apart:.1f} s"
-    )
+    if apart < 1:
+        return f"{len(offsets)} nodes within {apart * 1000:.1f} ms"
+    return f"{len(offsets)} nodes, {apart:.1f} s"

@@ -85,19 +85,22 @@ def check(**given: Any) -> None:
     try:
         staged = enter() if given["staged"] else None
         environment = detect(os.environ, channel=given["channel"])
-        ports = ifaces_conf.port_range(given["port"], where="--port") if given["port"] else None
+        if given["port"]:
+            ports = ifaces_conf.port_range(given["port"], where="--port")
+        else:
+            ports = None
     except SrunddpError as error:
         write_stderr(f"srunddp: error: {error}\n")
         sys.exit(error.exit_code if isinstance(error, UsageError) else FAILED)
-    for note in (
-        after_script(click.get_current_context(), given["arguments"])
-        if not environment.rank
-        else ()
-    ):
-        write_stderr(f"srunddp: note: {note}\n")
+    if not environment.rank:
+        for note in after_script(click.get_current_context(), given["arguments"]):
+            write_stderr(f"srunddp: note: {note}\n")
     own = preflight.Responder(_context(given, environment, staged), given["backend"])
     try:
-        code = _follow(given, own, ports) if environment.rank else _lead(given, own, ports)
+        if environment.rank:
+            code = _follow(given, own, ports)
+        else:
+            code = _lead(given, own, ports)
     except CoordinatorLostError as error:
         write_stderr(f"srunddp: check on {environment.node}: error: {error}\n")
         code = FAILED
@@ -114,12 +117,11 @@ def _context(
     named, script = (
         here(given[name]) if given[name] else given[name] for name in ("ifaces", "script")
     )
-    script = _file_of_module(script) if script and given["module"] else script
+    if script and given["module"]:
+        script = _file_of_module(script)
     context = context_of(environment, named, os.environ)
-    paths, options = (
-        tuple(map(here, given["paths"])),
-        {name: given[name] for name in ("packages", "spare_nodes")},
-    )
+    paths = tuple(map(here, given["paths"]))
+    options = {name: given[name] for name in ("packages", "spare_nodes")}
     return replace(context, script=script, paths=paths, staged=staged, **options)
 
 
@@ -157,13 +159,18 @@ def _lead(given: dict[str, Any], own: preflight.Responder, ports: range | None) 
 
 def _tell(report: render.Report, given: dict[str, Any], environment: Environment) -> int:
     """Print the report, and write it; its exit code."""
-    code, job = FAILED if report.failed else 0, os.environ.get("SLURM_JOB_ID", "")
+    code = FAILED if report.failed else 0
+    job = os.environ.get("SLURM_JOB_ID", "")
     text = [render.verdict(report, environment.world_size, job), *render.lines(report)]
-    as_json, shown = given["as_json"], coloured("\n".join(text), sys.stdout)
+    as_json = given["as_json"]
+    shown = coloured("\n".join(text), sys.stdout)
     click.echo(json_text(render.as_json(report, job, code)) if as_json else shown)
     folder = given["output_dir"] or ("" if as_json else ".")
     try:
-        written = render.write(report, text, folder, job, code) if folder else []
+        if folder:
+            written = render.write(report, text, folder, job, code)
+        else:
+            written = []
     except ConfigError as error:
         write_stderr(f"srunddp: error: {error}\n")
         return FAILED

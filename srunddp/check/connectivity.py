@@ -138,7 +138,10 @@ def attempt(
     """
     probes: dict[int, dict[tuple[K, K], Probe]] = {}
     for a, b in pairs:
-        interface = ends[a].interface if bound else ""
+        if bound:
+            interface = ends[a].interface
+        else:
+            interface = ""
         probe = Probe(
             source=ends[a].host,
             host=ends[b].host,
@@ -229,26 +232,31 @@ def _isolated(ways: ConnectivityMatrix, left: dict[Way, str]) -> Iterator[tuple[
 
 def _how(name: str, own: Sequence[Way], left: Mapping[Way, str]) -> str:
     """In which direction all ways of an endpoint are broken; empty where one is whole."""
-    out, back = [pair for pair in own if pair[0] == name], [pair for pair in own if pair[1] == name]
+    out = [pair for pair in own if pair[0] == name]
+    back = [pair for pair in own if pair[1] == name]
     sends = bool(out) and all(pair in left for pair in out)
     receives = bool(back) and all(pair in left for pair in back)
     if sends and not receives:
         return "nothing that it sends from {} reaches another node"
     if receives and not sends:
         return "nothing that others send to {} reaches it"
-    return (
-        "no TCP between {} and any other node"
-        if all({(a, b), (b, a)} & left.keys() for a, b in own)
-        else ""
-    )
+    if all({(a, b), (b, a)} & left.keys() for a, b in own):
+        return "no TCP between {} and any other node"
+    return ""
 
 
 def summary(ways: ConnectivityMatrix) -> str:
     """How many ways were tried."""
     if not ways.tried:
         return "not tried: no two nodes with an interface that is fit"
-    lost = f", {len(ways.broken)} broken" if ways.broken else ""
-    ring = f" (each to the next {_NEIGHBOURS})" if len(ways.endpoints) > _ALL_PAIRS else ""
+    if ways.broken:
+        lost = f", {len(ways.broken)} broken"
+    else:
+        lost = ""
+    if len(ways.endpoints) > _ALL_PAIRS:
+        ring = f" (each to the next {_NEIGHBOURS})"
+    else:
+        ring = ""
     return (
         f"TCP between {len(ways.endpoints)} endpoints, {len(ways.tried)} ways{ring}, on random"
         f" ports{lost}"

@@ -43,7 +43,9 @@ _LONGEST = 1 << 24
 _PIECE = 1 << 16
 _LATEST = 600.0
 _SEND_WITHIN = 5.0
-_OVER, _ANSWER, _FAILED = "over", "answer", "failed"
+_OVER = "over"
+_ANSWER = "answer"
+_FAILED = "failed"
 _A_HOST = 1.0
 come_within = limit("--timeout", 30.0, "How long rank 0 waits for the others.")
 
@@ -98,16 +100,17 @@ class Coordinator:
             self.connections[rank].settimeout(_SEND_WITHIN)
             send(self.connections[rank], dict(questions[rank]))
         # In a thread, for it may hang here as it may there.
-        own = (
-            call_in_daemon_thread(partial(_answered, self.handle, questions[0]))
-            if 0 in questions
-            else None
-        )
-        answers, late = self._collect(waiting, deadline), f"no answer within {within:g} s"
+        if 0 in questions:
+            own = call_in_daemon_thread(partial(_answered, self.handle, questions[0]))
+        else:
+            own = None
+        answers = self._collect(waiting, deadline)
+        late = f"no answer within {within:g} s"
         for rank in waiting:
             self._drop(rank, late)
         try:
-            answers |= {0: own.result(max(0.0, deadline - time.monotonic()))} if own else {}
+            if own:
+                answers[0] = own.result(max(0.0, deadline - time.monotonic()))
         except TimeoutError:
             answers[0] = {_FAILED: late}
         failed = {
@@ -131,7 +134,9 @@ class Coordinator:
                 selector.register(self.connections[rank], selectors.EVENT_READ, rank)
             while waiting and (ready := selector.select(max(0.0, deadline - time.monotonic()))):
                 for key, _ in ready:
-                    rank, text, piece = key.data, texts[key.data], b""
+                    rank = key.data
+                    text = texts[key.data]
+                    piece = b""
                     with contextlib.suppress(OSError):
                         piece = self.connections[rank].recv(_PIECE)
                     text += piece
@@ -180,10 +185,8 @@ def gather(
                     if objection := _objection(hello, own, coordinator.here.get(hello.rank)):
                         coordinator.objections.append(objection)
                     else:
-                        coordinator.connections[hello.rank], coordinator.here[hello.rank] = (
-                            connection,
-                            hello,
-                        )
+                        coordinator.connections[hello.rank] = connection
+                        coordinator.here[hello.rank] = hello
     for each in listening:
         each.close()
     # A client waits for this; a check has no use for what is in it.
@@ -241,7 +244,8 @@ def coordinate(
 
     A SrunddpError where the others cannot find this rank.
     """
-    environment, deadline = context.environment, time.monotonic() + timeout
+    environment = context.environment
+    deadline = time.monotonic() + timeout
     token = discovery.token(environment)
     if environment.world_size == 1:
         return Coordinator({0: discovery.hello(environment, token)}, handle)
@@ -265,7 +269,8 @@ def join(
     launcher end rank 0 before it has reported. A CoordinatorLostError where rank 0 was found, and
     is gone.
     """
-    environment, deadline = context.environment, time.monotonic() + timeout
+    environment = context.environment
+    deadline = time.monotonic() + timeout
     try:
         hello, own, addresses = discovery.introduce(environment, _published(context, None, timeout))
         connection = _find(addresses or _candidates(context, ports), hello, deadline, own)
@@ -294,25 +299,35 @@ def _find(
             if time.monotonic() < until:
                 raise  # rank 0 itself refuses this rank
             if until == deadline:
-                hint = (
-                    "see whether it started; `srun --mpi=pmi2` tells all addresses of its node to"
-                    " the others"
-                )
-                raise RendezvousError(error.found, expected=error.expected, hint=hint) from None
+                raise RendezvousError(
+                    error.found,
+                    expected=error.expected,
+                    hint=(
+                        "see whether it started; `srun --mpi=pmi2` tells all addresses of its node"
+                        " to the others"
+                    ),
+                ) from None
 
 
 def _listen(context: CheckContext, ports: range | None) -> list[socket.socket]:
     """Listen at all addresses by which others may reach this node, that of the training's interface
     first.
     """
-    environment, own = context.environment, [context.interface.address] if context.interface else []
+    environment = context.environment
+    if context.interface:
+        own = [context.interface.address]
+    else:
+        own = []
     others = (
         address
         for link in list_interfaces()
         if not why_unusable(link)
         for address in link.addresses
     )
-    hosts = ["127.0.0.1"] if environment.one_node else list(dict.fromkeys([*own, *others]))
+    if environment.one_node:
+        hosts = ["127.0.0.1"]
+    else:
+        hosts = list(dict.fromkeys([*own, *others]))
     if not hosts:
         raise _unreachable(environment.node)
     entry = entry_for(context.loaded.entries, environment.node, or_default=True)
@@ -331,7 +346,9 @@ def _candidates(context: CheckContext, ports: range | None) -> list[Address]:
     """Where rank 0 may listen: at each address to which its name in ifaces.conf leads, and to which
     its own does.
     """
-    found, wrong, entries = [], [], context.loaded.entries
+    found = []
+    wrong = []
+    entries = context.loaded.entries
     for known in (entries, (*(replace(entry, address="") for entry in entries), DEFAULT)):
         try:
             found += discovery.candidate_addresses(context.environment, None, known, ports)
@@ -346,7 +363,8 @@ def _published(context: CheckContext, message: str | None, timeout: float) -> st
     """What rank 0 publishes, by ``message``; MPI, which waits for ever where a rank is missing, is
     given up in time.
     """
-    environment, name = context.environment, context.interface.name if context.interface else None
+    environment = context.environment
+    name = context.interface.name if context.interface else None
 
     def broadcast(message: str | None) -> str:
         try:
@@ -354,15 +372,16 @@ def _published(context: CheckContext, message: str | None, timeout: float) -> st
                 partial(mpi.broadcast, message, environment.world_size, name)
             ).result(timeout)
         except TimeoutError:
-            found = (
-                f"rank {environment.rank} on {environment.node} is still in MPI_Init after"
-                f" {timeout:g} s"
-            )
-            hint = (
-                "look for ranks that did not start; start with `srun --mpi=pmi2`, which needs"
-                " no MPI"
-            )
-            expected = "all ranks to reach it, and MPI to reach all nodes"
-            raise RendezvousError(found, expected=expected, hint=hint) from None
+            raise RendezvousError(
+                (
+                    f"rank {environment.rank} on {environment.node} is still in MPI_Init after"
+                    f" {timeout:g} s"
+                ),
+                expected="all ranks to reach it, and MPI to reach all nodes",
+                hint=(
+                    "look for ranks that did not start; start with `srun --mpi=pmi2`, which needs"
+                    " no MPI"
+                ),
+            ) from None
 
     return discovery.discover(environment, message, timeout, broadcast, lambda _: None)[1]

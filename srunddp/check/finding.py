@@ -33,7 +33,8 @@ class Severity(IntEnum):
     WARN = 1
 
 
-FAIL, WARN = Severity.FAIL, Severity.WARN
+FAIL = Severity.FAIL
+WARN = Severity.WARN
 
 
 @dataclass(frozen=True)
@@ -134,7 +135,10 @@ class Ranks(list[Observation[F]]):
     ) -> Finding:
         """A finding about them; or about their nodes alone."""
         nodes = tuple(dict.fromkeys(one.node for one in self))
-        who = tuple(sorted(one.rank for one in self)) if ranks else ()
+        if ranks:
+            who = tuple(sorted(one.rank for one in self))
+        else:
+            who = ()
         return Finding(level, found, expected, hint, nodes=nodes, ranks=who)
 
     def where(self, fits: Callable[[Observation[F]], object]) -> Ranks[F]:
@@ -208,7 +212,8 @@ def shortened(ways: Sequence[Finding]) -> list[Finding]:
     rest = ways[ROWS:]
     if len(rest) < 2:
         return list(ways)
-    found, nodes = f"… and {len(rest)} more ways", {node for each in rest for node in each.hosts}
+    found = f"… and {len(rest)} more ways"
+    nodes = {node for each in rest for node in each.hosts}
     return [*ways[:ROWS], replace(rest[0], found=found, between="", nodes=tuple(sorted(nodes)))]
 
 

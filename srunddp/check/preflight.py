@@ -61,11 +61,9 @@ class Responder:
             case "receive":
                 return bandwidth.receive(self.prober.listeners[question["at"]])
             case "collective":
-                here, within, info = (
-                    self.context,
-                    question["within"],
-                    RendezvousInfo(**question["meeting"]),
-                )
+                here = self.context
+                within = question["within"]
+                info = RendezvousInfo(**question["meeting"])
                 assert here.interface is not None
                 own = ProcessGroupContext(
                     here.environment, here.interface, info, self.store_fd, within, self.backend
@@ -165,18 +163,20 @@ def missing(
     """The ranks that did not come, with who was refused meanwhile; and what is wrong with those
     that did.
     """
-    layout = environment.step.layout() if environment.step else {}
+    if environment.step:
+        layout = environment.step.layout()
+    else:
+        layout = {}
     unseen = sorted(set(range(environment.world_size)) - coordinator.here.keys())
     for node, ranks in group_by_key((layout.get(rank, ""), rank) for rank in unseen).items():
-        found, hint = (
-            f"no word within {timeout:g} s",
-            "see its own lines, and whether srun started srunddp there",
-        )
+        found = f"no word within {timeout:g} s"
+        hint = "see its own lines, and whether srun started srunddp there"
         yield Finding(
             FAIL, found, "all ranks", hint, nodes=(node,) if node else (), ranks=tuple(ranks)
         )
-    for line in coordinator.refused if unseen else ():
-        yield Finding(WARN, *split_message(line))
+    if unseen:
+        for line in coordinator.refused:
+            yield Finding(WARN, *split_message(line))
     for line in coordinator.objections:
         yield Finding(
             FAIL, line, "each rank once", "start all ranks with one srun, and one srunddp per task"
@@ -224,7 +224,8 @@ def _all_reduce(coordinator: Coordinator, own: Responder) -> dict[int, Any]:
     with listen(interface.address, [0]) as store:
         own.store_fd = store.fileno()
         address = Address(*store.getsockname()[:2])
-        ranks, within = sorted(coordinator.here), {"do": "collective", "within": _COLLECTIVE_WITHIN}
+        ranks = sorted(coordinator.here)
+        within = {"do": "collective", "within": _COLLECTIVE_WITHIN}
         infos = infos_of([coordinator.here[rank] for rank in ranks], address, "")
         questions = {
             rank: {**within, "meeting": asdict(info)}
@@ -240,10 +241,10 @@ def slowest_link(report: Report, backend: str) -> float:
     its interface's. 0 where that of some node is not known, and on one node.
     """
     ranks = Counter(hello.node for hello in report.here.values())
-    seen = report.seen(interface.CHECK) if len(ranks) > 1 else []
-    return (
-        min((_carried(one.facts, ranks[one.node], backend) for one in seen), default=0.0) * 1e6 / 8
-    )
+    if len(ranks) <= 1:
+        return 0.0
+    speeds = [_carried(one.facts, ranks[one.node], backend) for one in report.seen(interface.CHECK)]
+    return min(speeds, default=0.0) * 1e6 / 8
 
 
 def _carried(facts: interface.InterfaceFacts, ranks: int, backend: str) -> float:

@@ -103,7 +103,8 @@ def write(report: Report, text: Sequence[str], folder: str, job: str, code: int)
     """Write ``preflight.JOB.txt`` and ``.json``, and return their paths; a ConfigError where they
     cannot be written.
     """
-    found, hint = f"the report cannot be written to {folder}", "name another with --output-dir"
+    found = f"the report cannot be written to {folder}"
+    hint = "name another with --output-dir"
     with file_errors(found, expected="a folder that rank 0 may write to", hint=hint):
         os.makedirs(folder, exist_ok=True)
         paths = [Path(folder) / f"preflight.{job or 'local'}.{kind}" for kind in ("txt", "json")]
@@ -164,7 +165,8 @@ class Report:
     def add(self, name: str, findings: Iterable[Finding], summary: str = "") -> None:
         """Take in what a check has found, and what it has seen."""
         self.findings += [replace(each, check=name) for each in findings]
-        self.summaries |= {name: summary} if summary else {}
+        if summary:
+            self.summaries[name] = summary
 
     def take(self, answers: Mapping[int, Mapping[str, Any]]) -> None:
         """Take in what ranks collected, but for those of another srunddp, whose facts mean
@@ -173,7 +175,8 @@ class Report:
         for rank, answer in sorted(answers.items()):
             failed = partial(Finding, FAIL, nodes=(self.here[rank].node,), ranks=(rank,))
             if answer["version"] != __version__:
-                found, expected = f"srunddp {answer['version']}", f"{__version__}, as on rank 0"
+                found = f"srunddp {answer['version']}"
+                expected = f"{__version__}, as on rank 0"
                 hint = "install one version for all nodes, and start it by its path"
                 self.add("launch", [failed(found, expected, hint)])
                 continue
@@ -195,7 +198,8 @@ class Report:
         seen: Ranks[F] = Ranks()
         for rank, answers in sorted(self.facts.items()):
             if "facts" in (answer := answers.get(check.name, {})):
-                here, facts = self.here[rank], check.facts(**answer["facts"])
+                here = self.here[rank]
+                facts = check.facts(**answer["facts"])
                 seen.append(
                     Observation(rank=rank, local_rank=here.local_rank, node=here.node, facts=facts)
                 )

@@ -39,7 +39,10 @@ class _Given:
     def error(
         self, found: str, expected: str, hint: str, node: yaml.Node | None = None
     ) -> ConfigError:
-        where = yaml_position(self.path, node or self.node) if self.path else ""
+        if self.path:
+            where = yaml_position(self.path, node or self.node)
+        else:
+            where = ""
         return ConfigError(
             f"{self.name} {found}", expected=expected, hint=hint, where=where, scope=Scope.JOB
         )
@@ -73,7 +76,8 @@ def read_config(kind: type[T], arguments: Sequence[str] | None = None) -> T:
         if os.environ.get("RANK", "0") == "0":
             print(schema.usage(fields_of(kind), Path(sys.argv[0]).name))
         raise SystemExit(0)
-    keys, nodes = fields_of(kind), [(name, schema.scalar_node(text)) for name, text in options]
+    keys = fields_of(kind)
+    nodes = [(name, schema.scalar_node(text)) for name, text in options]
     given = parse_values(keys, nodes, schema.removed_settings(kind))
     for name, key in keys.items():
         if key.default is MISSING and name not in given:
@@ -229,7 +233,10 @@ def _known(
         if f"{name}.".startswith(f"{gone}."):
             raise given.error("is no longer a setting", "a key that --help lists", hint)
     near = _nearest(name, keys if given.path else [*keys, *schema.RESERVED])
-    hint = f"did you mean {near}?" if near else "remove it; --help lists the keys"
+    if near:
+        hint = f"did you mean {near}?"
+    else:
+        hint = "remove it; --help lists the keys"
     raise given.error("is an unknown key", "a key that --help lists", hint)
 
 
@@ -237,21 +244,27 @@ def _nearest(name: str, keys: Iterable[str]) -> str:
     """The key that is like it, be it by its last part alone."""
     by_tail = {key.rpartition(".")[2]: key for key in reversed(list(keys))}
     tail = name.rpartition(".")[2]
-    near = [tail] if tail in by_tail else difflib.get_close_matches(tail, by_tail, n=1)
-    return by_tail[near[0]] if near else ""
+    if tail in by_tail:
+        near = [tail]
+    else:
+        near = difflib.get_close_matches(tail, by_tail, n=1)
+    if near:
+        return by_tail[near[0]]
+    return ""
 
 
 def _value(given: _Given, key: ConfigField) -> Any:
     try:
         return schema.value_of(given.node, key.kind)
     except schema.TypeMismatchError as mismatch:
-        (found,), words = mismatch.args, expected(key.kind)
-        hint = (
-            did_you_mean(getattr(found, "value", ""), words.replace(",", "").split())
-            or "correct it"
-        )
+        (found,) = mismatch.args
+        words = expected(key.kind)
         raise given.error(
-            f"is {shown(found)}", words, hint, found if found.start_mark else given.node
+            f"is {shown(found)}",
+            words,
+            did_you_mean(getattr(found, "value", ""), words.replace(",", "").split())
+            or "correct it",
+            found if found.start_mark else given.node,
         ) from None
 
 

@@ -100,14 +100,17 @@ def build(kind: Any, values: Mapping[str, Any], base: Any = None, prefix: str = 
     """
     changes: dict[str, Any] = {}
     for field, hint in _fields(kind):
-        name, default = prefix + field.name, _default(field, base)
+        name = prefix + field.name
+        default = _default(field, base)
         if is_dataclass(hint):
             changes[field.name] = build(
                 hint, values, None if default is MISSING else default, name + "."
             )
         elif name in values:
             changes[field.name] = values[name]
-    return kind(**changes) if base is None else dataclasses.replace(base, **changes)
+    if base is None:
+        return kind(**changes)
+    return dataclasses.replace(base, **changes)
 
 
 def usage(keys: Mapping[str, ConfigField], program: str) -> str:
@@ -122,7 +125,10 @@ def usage(keys: Mapping[str, ConfigField], program: str) -> str:
         "",
     ]
     for name, key in keys.items():
-        default = "" if key.default is MISSING else text_of(key.default)
+        if key.default is MISSING:
+            default = ""
+        else:
+            default = text_of(key.default)
         lines.append(
             f"  --{name}={default} "
             f" ({expected(key.kind)}{', required' if key.default is MISSING else ''})"
@@ -135,9 +141,10 @@ def _fields(kind: Any) -> Iterator[tuple[dataclasses.Field[Any], Any]]:
     try:
         hints = get_type_hints(kind)
     except NameError as error:
-        hint = "define the class at the top of a module, and import its types outside TYPE_CHECKING"
         raise config_error(
-            f"{kind.__name__}: {error}", "types that its module knows", hint
+            f"{kind.__name__}: {error}",
+            "types that its module knows",
+            "define the class at the top of a module, and import its types outside TYPE_CHECKING",
         ) from None
     return ((field, hints[field.name]) for field in dataclasses.fields(kind) if field.init)
 
@@ -145,7 +152,9 @@ def _fields(kind: Any) -> Iterator[tuple[dataclasses.Field[Any], Any]]:
 def _default(field: dataclasses.Field[Any], base: Any) -> Any:
     if base is not None:
         return getattr(base, field.name)
-    return field.default if field.default_factory is MISSING else field.default_factory()
+    if field.default_factory is MISSING:
+        return field.default
+    return field.default_factory()
 
 
 def _check(kind: Any, name: str, hint: Any, *, reserved: tuple[str, ...]) -> None:
@@ -157,9 +166,10 @@ def _check(kind: Any, name: str, hint: Any, *, reserved: tuple[str, ...]) -> Non
     try:
         expected(hint)
     except TypeError as error:
-        types = "bool, int, float, str, Path, Literal, a tuple or list of these, or a dataclass"
         raise config_error(
-            f"{where} is of type {error}", types, "change it, or use field(init=False)"
+            f"{where} is of type {error}",
+            "bool, int, float, str, Path, Literal, a tuple or list of these, or a dataclass",
+            "change it, or use field(init=False)",
         ) from None
 
 
@@ -198,16 +208,18 @@ def value_of(node: yaml.Node, kind: Any) -> Any:
     Raises:
         TypeMismatchError: it has none of that type.
     """
-    origin, arguments = get_origin(kind), get_args(kind)
+    origin = get_origin(kind)
+    arguments = get_args(kind)
     if origin is Literal:
         return _literal(node, arguments)
     if origin in (Union, UnionType):
         return _union(node, arguments)
     if origin in (tuple, list):
         items = _items(node)
-        kinds = (
-            arguments[:1] * len(items) if origin is list or arguments[1:] == (...,) else arguments
-        )
+        if origin is list or arguments[1:] == (...,):
+            kinds = arguments[:1] * len(items)
+        else:
+            kinds = arguments
         if len(items) != len(kinds):
             raise TypeMismatchError(node)
         return origin(value_of(item, kind) for item, kind in zip(items, kinds, strict=True))
@@ -216,7 +228,8 @@ def value_of(node: yaml.Node, kind: Any) -> Any:
 
 def expected(kind: Any) -> str:
     """The type in words, for messages; TypeError for one that no text can be read as."""
-    origin, arguments = get_origin(kind), get_args(kind)
+    origin = get_origin(kind)
+    arguments = get_args(kind)
     if origin is Literal:
         return one_of([text_of(choice) for choice in arguments])
     if origin in (Union, UnionType):
@@ -234,11 +247,9 @@ def text_of(value: Any) -> str:
     """The value as the command line takes it."""
     if isinstance(value, list | tuple):
         return f"[{', '.join(map(text_of, value))}]"
-    return (
-        {None: "null", True: "true", False: "false"}[value]
-        if isinstance(value, bool | None)
-        else str(value)
-    )
+    if isinstance(value, bool | None):
+        return {None: "null", True: "true", False: "false"}[value]
+    return str(value)
 
 
 def is_ambiguous(text: str) -> bool:
@@ -302,7 +313,9 @@ def _items(node: yaml.Node) -> list[yaml.Node]:
             if isinstance(composed, yaml.SequenceNode):
                 return _items(composed)
         raise TypeMismatchError(node)
-    return [scalar_node(part.strip()) for part in text.split(",")] if text else []
+    if text:
+        return [scalar_node(part.strip()) for part in text.split(",")]
+    return []
 
 
 def scalar_node(text: str) -> yaml.ScalarNode:

@@ -69,7 +69,10 @@ def explained(given: Mapping[str, Any], env_file: str | None = None) -> None:
     from srunddp.bootstrap.network.interface import list_interfaces
     from srunddp.explain.explain import ExplainOptions, explain
 
-    staged = enter() if given["staged"] and env_file is None else None
+    if given["staged"] and env_file is None:
+        staged = enter()
+    else:
+        staged = None
     asked = ExplainOptions(
         backend=given["backend"],
         bind=given["bind"],
@@ -94,7 +97,8 @@ def explained(given: Mapping[str, Any], env_file: str | None = None) -> None:
 
 def _limits(given: Mapping[str, Any]) -> dict[str, tuple[float, str]]:
     """Each time limit, and the option or variable that set it."""
-    context, limits = click.get_current_context(), {}
+    context = click.get_current_context()
+    limits = {}
     for name in ("timeout", "stall_timeout"):
         setters = {
             "COMMANDLINE": f"--{name.replace('_', '-')}",
@@ -111,7 +115,8 @@ def read_environments(path: str) -> list[dict[str, str]]:
     Raises:
         ConfigError: it cannot be read, or holds something else.
     """
-    expected, hint = "what env or env -0 printed", "srun --label env > FILE"
+    expected = "what env or env -0 printed"
+    hint = "srun --label env > FILE"
     with file_errors(f"--env: {path}", expected=expected, hint=hint):
         content = Path(path).read_bytes()
     # As os.environ has what is not UTF-8.

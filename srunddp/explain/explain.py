@@ -99,7 +99,8 @@ def explain(
     """Explain one rank; for the arguments see :class:`Explanation`."""
     found = Explanation(variables, asked, links, likely_ranks(variables)[0])
     found.rows += found.decide()
-    found.notes += contradictions(variables) if asked.offline else ()
+    if asked.offline:
+        found.notes += contradictions(variables)
     return found
 
 
@@ -210,10 +211,14 @@ class Explanation:
             if each.rank in self.variables and each.rank != found.rank_variable
         ]
         over = [f"{each.name}: {self._set(each.rank)[0]}" for each in others]
-        step = f"{self._set(slurm.STEP_ID)[0]}, a step" if found.step else found.sources["rank"]
+        if found.step:
+            step = f"{self._set(slurm.STEP_ID)[0]}, a step"
+        else:
+            step = found.sources["rank"]
         yield Row("launcher", found.launcher, step, over)
         for name in ("rank", "local_rank", "world_size", "local_world_size"):
-            value, source = getattr(found, name), found.sources.get(name, _LATER)
+            value = getattr(found, name)
+            source = found.sources.get(name, _LATER)
             names = dict.fromkeys(
                 [*filter(None, (getattr(each, name) for each in _LAUNCHERS)), *_ALSO.get(name, ())]
             )
@@ -224,9 +229,17 @@ class Explanation:
             found.node or _UNKNOWN,
             slurm.NODE_NAME if slurm.NODE_NAME in self.variables else "hostname",
         )
-        alone, taken, asked = found.world_size == 1, found.discovery, self.asked.channel
-        later = f"--channel {asked} was asked for" if asked else f"comes after {taken.name}"
-        ways = [] if alone else [each for each in DISCOVERIES if each is not taken]
+        alone = found.world_size == 1
+        taken = found.discovery
+        asked = self.asked.channel
+        if asked:
+            later = f"--channel {asked} was asked for"
+        else:
+            later = f"comes after {taken.name}"
+        if alone:
+            ways = []
+        else:
+            ways = [each for each in DISCOVERIES if each is not taken]
         over = [
             f"{each.name}: {each.why_unavailable(found, self.variables) or later}" for each in ways
         ]
@@ -239,16 +252,18 @@ class Explanation:
             "channel", taken.name, ", ".join(why) if found.discoveries else "none is needed", over
         )
         if found.step or found.master:
-            what = (
-                "job, step and restart count; TORCHELASTIC_RUN_ID"
-                if found.step
-                else "MASTER_ADDR:MASTER_PORT"
-            )
+            if found.step:
+                what = "job, step and restart count; TORCHELASTIC_RUN_ID"
+            else:
+                what = "MASTER_ADDR:MASTER_PORT"
             yield Row("token", discovery.token(found), what)
         if taken.publishes:
             yield Row("proof", "secret", f"carried over {taken.name}")
         elif not alone:
-            kind = auth.choose_authenticator().kind if self.links is not None else _UNKNOWN
+            if self.links is not None:
+                kind = auth.choose_authenticator().kind
+            else:
+                kind = _UNKNOWN
             yield Row("proof", kind, "munge where it works on this node, else none")
 
     def _network(self, found: Environment | None) -> Iterator[Row]:
@@ -261,22 +276,18 @@ class Explanation:
             self.errors += getattr(error, "each", (error,))
             return
         yield Row("ifaces.conf", config.path or "none", config.source, config.passed_over)
-        entry, chosen = self._interface(found, config) if found else (None, None)
+        if found:
+            entry, chosen = self._interface(found, config)
+        else:
+            entry, chosen = (None, None)
         unsure = _ELSEWHERE if self.links is None else "see the error"
         if chosen:
-            checked = chosen.address != _UNKNOWN
-            why = chosen.source if checked else f"{chosen.source}; {unsure}"
             later = [
                 each
                 for each in config.entries
                 if found and each is not entry and each.matches(found.node)
             ]
-            over = [f"{each.where}: matches too, but the first entry counts" for each in later]
-            yield Row("interface", chosen.name, why, [*chosen.passed_over, *over])
-            yield Row("address", chosen.address, f"of {chosen.name}" if checked else unsure)
-            for name, value in chosen.exports.items():
-                own = entry.where if entry and name in entry.env else chosen.source
-                yield Row(name, value, "exported" if name in chosen.kept else own)
+            yield from _chosen_interface(chosen, entry, later, unsure)
         elif entry and not entry.exact:
             yield Row(
                 "interface", entry.rule.removeprefix("interface "), f"{entry.where}; {unsure}"
@@ -300,7 +311,10 @@ class Explanation:
         that it would be.
         """
         alone = found.world_size == 1
-        entry = config.entries[0] if config.entries[0].nodes == "*" and not found.node else None
+        if config.entries[0].nodes == "*" and not found.node:
+            entry = config.entries[0]
+        else:
+            entry = None
         try:
             if found.node or alone:
                 entry = entry_for(config.entries, found.node, or_default=alone)
@@ -326,14 +340,21 @@ class Explanation:
         self, found: Environment, entries: Entries, chosen: SelectedInterface | None
     ) -> Iterator[Row]:
         """Rank 0's addresses, and the ports that it tries."""
-        way, forced = discovery.working_out(found), self.asked.ports
+        way = discovery.working_out(found)
+        forced = self.asked.ports
         known = not way.publishes
         try:
-            entry, name = discovery.rank_zero_name(found, entries) if known else (DEFAULT, "")
+            if known:
+                entry, name = discovery.rank_zero_name(found, entries)
+            else:
+                entry, name = (DEFAULT, "")
             ports = discovery.rendezvous_ports(found, entry, forced)
             where: Sequence[object] = [f"{name}:{port}" for port in ports]
             if not found.discovery.publishes and self.links is not None:
-                fit = chosen if chosen and chosen.address != _UNKNOWN else None
+                if chosen and chosen.address != _UNKNOWN:
+                    fit = chosen
+                else:
+                    fit = None
                 if found.rank == 0 and fit and not found.one_node:
                     discovery.check_reachable(found, fit, entry, self.links)
                 where = discovery.candidate_addresses(found, fit, entries, forced)
@@ -342,12 +363,15 @@ class Explanation:
                 self.errors.append(error)
                 yield Row("rank 0", _UNKNOWN, f"not found: {error}")
                 return
-            known, entry, ports = False, DEFAULT, discovery.rendezvous_ports(found, DEFAULT, forced)
+            known = False
+            entry = DEFAULT
+            ports = discovery.rendezvous_ports(found, DEFAULT, forced)
         over = [
             f"{each}: ignored under {found.launcher}"
             for each in self._set("MASTER_ADDR", "MASTER_PORT")
         ]
-        over = [] if found.master else over
+        if found.master:
+            over = []
         if found.discovery.publishes:
             yield Row(
                 "rank 0", f"told over {found.discovery.name}", "its interface's address", over
@@ -358,19 +382,17 @@ class Explanation:
                 *([f"address: of {entry.where}"] if entry.address else []),
             ]
             yield Row("rank 0", _few(where), ", ".join(why), over)
-        limits = f"--port {forced[0]}-{forced[-1]}; " if forced else ""
-        limits = limits or (
-            f"ports: {entry.ports[0]}-{entry.ports[-1]} of {entry.where}; " if entry.ports else ""
-        )
         if known or forced or not any(each.ports for each in entries):
-            yield Row("ports", "any" if ports == [0] else _few(ports), limits + way.ports_rule)
+            rule = _limit_of_ports(forced, entry) + way.ports_rule
+            yield Row("ports", "any" if ports == [0] else _few(ports), rule)
         else:
             yield Row("ports", _UNKNOWN, "the entry of rank 0's node is not known")
 
     def _device(self, found: Environment | None) -> Row:
         if _VISIBLE not in self.variables:
             return Row("device", _UNKNOWN, f"torch counts, as {_VISIBLE} is not set; {_CUDA_RULE}")
-        shown, local_size = self._set(_VISIBLE)[0], found.local_world_size if found else None
+        shown = self._set(_VISIBLE)[0]
+        local_size = found.local_world_size if found else None
         # CUDA heeds nothing after an entry that names no device.
         visible = len(list(takewhile(_DEVICE.fullmatch, self.variables[_VISIBLE].split(","))))
         if not visible:
@@ -399,19 +421,55 @@ class Explanation:
         return Row("bind", binding.value, f"--bind=auto: {binding.why}", binding.not_chosen)
 
     def _offline_and_staged(self) -> Iterator[Row]:
-        exported, staged = offline(self.variables), self.asked.staged
-        for name in offline({}) if self.asked.offline else ():
-            value = exported.get(name) or self.variables[name]
-            yield Row(name, value, "--offline" if name in exported else "exported")
+        exported = offline(self.variables)
+        staged = self.asked.staged
+        if self.asked.offline:
+            for name in offline({}):
+                value = exported.get(name) or self.variables[name]
+                yield Row(name, value, "--offline" if name in exported else "exported")
         if staged:
             yield Row("staged", staged.folder, self._set(VARIABLE)[0])
             for place in staged.places:
-                why = (
-                    "seen here"
-                    if place.here == place.path
-                    else "a copy, as this node does not see it"
-                )
+                if place.here == place.path:
+                    why = "seen here"
+                else:
+                    why = "a copy, as this node does not see it"
                 yield Row(f"staged {place.role}", place.here, f"{place.path}: {why}")
+
+
+def _chosen_interface(
+    chosen: SelectedInterface, entry: IfacesEntry | None, later: Sequence[IfacesEntry], unsure: str
+) -> Iterator[Row]:
+    """This node's interface, its address, and the variables that are exported for it.
+
+    Args:
+        chosen: The interface.
+        entry: The entry of ifaces.conf that decides, if there is one.
+        later: Entries after it that match this node, too.
+        unsure: Why the address is not known, where it is not.
+    """
+    checked = chosen.address != _UNKNOWN
+    why = chosen.source if checked else f"{chosen.source}; {unsure}"
+    over = [f"{each.where}: matches too, but the first entry counts" for each in later]
+    yield Row("interface", chosen.name, why, [*chosen.passed_over, *over])
+    yield Row("address", chosen.address, f"of {chosen.name}" if checked else unsure)
+    for name, value in chosen.exports.items():
+        if name in chosen.kept:
+            source = "exported"
+        elif entry and name in entry.env:
+            source = entry.where
+        else:
+            source = chosen.source
+        yield Row(name, value, source)
+
+
+def _limit_of_ports(forced: range | None, entry: IfacesEntry) -> str:
+    """What limits the ports to some, before the rule by which one of these is chosen."""
+    if forced:
+        return f"--port {forced[0]}-{forced[-1]}; "
+    if entry.ports:
+        return f"ports: {entry.ports[0]}-{entry.ports[-1]} of {entry.where}; "
+    return ""
 
 
 def _few(found: Sequence[object]) -> str:

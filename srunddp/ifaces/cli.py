@@ -26,7 +26,8 @@ from srunddp.ifaces.scan import handle, survey
 from srunddp.util.click_types import FILE, json_option, json_text
 from srunddp.util.console import write_stderr
 
-_INCOMPLETE, _WRONG = 69, 78
+_INCOMPLETE = 69
+_WRONG = 78
 
 
 @click.group()
@@ -66,30 +67,35 @@ def _scan(given: dict[str, Any]) -> int:
     answer = partial(handle, environment.node, Prober())
     if environment.rank:
         return join("scan", context, answer, given["timeout"], ports)[0]
-    coordinator, code = coordinate(context, answer, given["timeout"], ports), _INCOMPLETE
+    coordinator = coordinate(context, answer, given["timeout"], ports)
+    code = _INCOMPLETE
     try:
-        nodes, absent = (
-            set(coordinator.nodes.values()),
-            environment.world_size - len(coordinator.here),
-        )
+        nodes = set(coordinator.nodes.values())
+        absent = environment.world_size - len(coordinator.here)
         _refuse(given["output"], given["merge"], nodes, absent)
-        entries = parse(Path(merged).read_bytes(), merged) if (merged := given["merge"]) else ()
+        if merged := given["merge"]:
+            entries = parse(Path(merged).read_bytes(), merged)
+        else:
+            entries = ()
         text, missing = draft(survey(coordinator), datetime.date.today(), entries)
         if merged and not given["output"]:
             add_entries(text, merged)
         else:
             _write(text, given["output"])
-        wrong = [f"{absent} ranks did not come"] if absent else []
+        if absent:
+            wrong = [f"{absent} ranks did not come"]
+        else:
+            wrong = []
         wrong += [
             f"rank {rank} on {coordinator.nodes[rank]}: {why}"
             for rank, why in coordinator.errors.items()
         ]
-        wrong += (
-            [f"{', '.join(missing)} without an interface that reaches the others"]
-            if missing
-            else []
-        )
-        done = "" if text else f", none new to {merged}"
+        if missing:
+            wrong.append(f"{', '.join(missing)} without an interface that reaches the others")
+        if text:
+            done = ""
+        else:
+            done = f", none new to {merged}"
         code = _INCOMPLETE if wrong else 0
         write_stderr(
             f"srunddp: scan of {len(nodes)} nodes:"
@@ -102,13 +108,21 @@ def _scan(given: dict[str, Any]) -> int:
 
 def _refuse(output: str | None, merged: str | None, nodes: set[str], absent: int) -> None:
     if merged and not (os.path.isfile(merged) and os.access(merged, os.R_OK | os.W_OK)):
-        found, expected = f"--merge {merged}", "a file that rank 0 may read and write"
-        raise ConfigError(found, expected=expected, hint="correct the path")
+        raise ConfigError(
+            f"--merge {merged}",
+            expected="a file that rank 0 may read and write",
+            hint="correct the path",
+        )
     if len(nodes) < 2:
-        lost = f", {absent} did not come" if absent else ""
-        hint = "srun --mpi=pmi2 --nodes=N --ntasks-per-node=1 srunddp ifaces scan"
-        found = f"all ranks that came are on {', '.join(nodes)}{lost}"
-        raise ConfigError(found, expected="ranks on two nodes or more", hint=hint)
+        if absent:
+            lost = f", {absent} did not come"
+        else:
+            lost = ""
+        raise ConfigError(
+            f"all ranks that came are on {', '.join(nodes)}{lost}",
+            expected="ranks on two nodes or more",
+            hint="srun --mpi=pmi2 --nodes=N --ntasks-per-node=1 srunddp ifaces scan",
+        )
     if output and os.path.lexists(output):
         raise ConfigError(
             f"{output} is there", expected="a new file", hint="remove it, or name another with -o"
@@ -122,20 +136,24 @@ def add_entries(text: str, merged: str) -> None:
         ConfigError: it has its entries in brackets.
     """
     before = Path(merged).read_text()
-    added = "\n" * (1 if before.endswith("\n") else 2) + text if text else ""
+    if text:
+        added = "\n" * (1 if before.endswith("\n") else 2) + text
+    else:
+        added = ""
     try:
         parse(f"{before}{added}".encode(), merged)
     except ConfigError:
-        found, hint = (
+        raise ConfigError(
             f"{merged} has its entries in brackets",
-            "rewrite it so, or name another file with -o",
-        )
-        raise ConfigError(found, expected="a line `- nodes: …` for each entry", hint=hint) from None
+            expected="a line `- nodes: …` for each entry",
+            hint="rewrite it so, or name another file with -o",
+        ) from None
     _write(added, merged, "a")
 
 
 def _write(text: str, output: str | None, mode: str = "w") -> None:
-    found, hint = f"{output or 'standard output'} cannot be written", "name another with -o"
+    found = f"{output or 'standard output'} cannot be written"
+    hint = "name another with -o"
     failing = file_errors(found, expected="a file that rank 0 may write", hint=hint)
     with failing, click.open_file(output or "-", mode) as file:
         click.echo(text, nl=False, file=file)
@@ -167,12 +185,16 @@ def _on_every_node(
     own = preflight.Responder(context_of(environment, file, os.environ, "FILE"))
     if environment.rank:
         return join("ifaces check", own.context, own.handle, timeout)[0]
-    coordinator, code = coordinate(own.context, own.handle, timeout), _WRONG
+    coordinator = coordinate(own.context, own.handle, timeout)
+    code = _WRONG
     try:
         report = preflight.look(coordinator, environment, timeout, [interface.CHECK])
         preflight.reached(coordinator, report)
         report.add(launch.NAME, preflight.lost(coordinator))
-        judged = check_file(file, os.environ) if own.context.loaded.path else None
+        if own.context.loaded.path:
+            judged = check_file(file, os.environ)
+        else:
+            judged = None
         code = _print_report(report, judged, as_json=as_json)
     finally:
         coordinator.shutdown(code)
@@ -183,7 +205,10 @@ def _print_report(report: render.Report, judged: LintReport | None, *, as_json: 
     """Print the table and the notes, as text or as JSON; the exit code."""
     if judged:
         report.add(NAME, judged.findings, judged.summary)
-    notes = judged.notes if judged else ()
+    if judged:
+        notes = judged.notes
+    else:
+        notes = ()
     code = _WRONG if report.failed else 0
     record = {**render.as_json(report, os.environ.get("SLURM_JOB_ID", ""), code), "notes": notes}
     lines = [*render.lines(report), *(f"note: {note}" for note in notes)]

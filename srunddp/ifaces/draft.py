@@ -48,7 +48,10 @@ class ReachableGroup:
     def __str__(self) -> str:
         names = ", ".join(sorted({link.name for link in self.every}))
         rate = shown_speed(min(link.speed for link in self.every))
-        family = ", IPv6" if any(":" in link.address for link in self.every) else ""
+        if any(":" in link.address for link in self.every):
+            family = ", IPv6"
+        else:
+            family = ""
         return f"{names} on {fold(self.links)}, which reach each other ({rate}{family})"
 
 
@@ -66,15 +69,20 @@ def networks(scan: ScanResult) -> list[ReachableGroup]:
 
 def _groups(near: Mapping[End, Sequence[End]]) -> list[list[End]]:
     """The ends that are connected, if only by way of others."""
-    groups, seen = [], set[End]()
+    groups = []
+    seen = set[End]()
     for start in near:
-        group = [] if start in seen else [start]
+        if start in seen:
+            group = []
+        else:
+            group = [start]
         seen.add(start)
         for end in group:  # which grows
             new = [other for other in dict.fromkeys(near[end]) if other not in seen]
             seen.update(new)
             group += new
-        groups += [group] if group else []
+        if group:
+            groups.append(group)
     return groups
 
 
@@ -143,13 +151,23 @@ def _passed_over(scan: ScanResult) -> list[str]:
 
 def _entry(best: ReachableGroup, node: str, leads: Callable[[str], bool]) -> tuple[str, ...]:
     """The lines of a node's entry below its name."""
-    links, count = best.links[node], len(best.links)
-    names = links[0].name if len(links) == 1 else f"[{', '.join(link.name for link in links)}]"
+    links = best.links[node]
+    count = len(best.links)
+    if len(links) == 1:
+        names = links[0].name
+    else:
+        names = f"[{', '.join(link.name for link in links)}]"
     rates = " and ".join(map(shown_speed, sorted({link.speed for link in links})))
-    reached = "reaches the other node" if count == 2 else f"reaches all {count - 1} other nodes"
+    if count == 2:
+        reached = "reaches the other node"
+    else:
+        reached = f"reaches all {count - 1} other nodes"
     lines = [f"  interface: {names}  # up, {rates}, {reached}"]
     if address := _address(links[0], node, leads):
-        why = "a name of this address" if "{node}" in address else "no name leads to it"
+        if "{node}" in address:
+            why = "a name of this address"
+        else:
+            why = "no name leads to it"
         lines.append(f'  address: "{address}"  # {why}; the plain hostname leads elsewhere')
     devices = {device for link in links for device in link.devices}
     others = sorted({device for link in links for device in link.others} - devices)
@@ -157,7 +175,10 @@ def _entry(best: ReachableGroup, node: str, leads: Callable[[str], bool]) -> tup
         unsure = (
             f"without it NCCL uses {', '.join(others)} as well: which of them are this network's?"
         )
-        doubt, why = ("# ", unsure) if others else ("", "active InfiniBand or RoCE")
+        if others:
+            doubt, why = ("# ", unsure)
+        else:
+            doubt, why = ("", "active InfiniBand or RoCE")
         lines.append(f'  {doubt}env: {{NCCL_IB_HCA: "={",".join(sorted(devices))}"}}  # {why}')
     return tuple(lines)
 
@@ -167,7 +188,9 @@ def _address(link: ScannedInterface, node: str, leads: Callable[[str], bool]) ->
     bare address.
     """
     templates = [name.replace(node, "{node}") for name in link.names if node in name]
-    return "" if link.named else next(filter(leads, templates), link.address)
+    if link.named:
+        return ""
+    return next(filter(leads, templates), link.address)
 
 
 def _leads(scan: ScanResult, best: ReachableGroup, template: str, node: str) -> bool:

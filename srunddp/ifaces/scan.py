@@ -50,7 +50,10 @@ def links(node: str) -> list[ScannedInterface]:
     devices = [device for device in infiniband.devices() if device.active]
     found = []
     for link in list_interfaces():
-        address = link.addresses[0] if link.addresses else ""
+        if link.addresses:
+            address = link.addresses[0]
+        else:
+            address = ""
         theirs = [device for device in devices if link.name in device.interfaces]
         used, others = infiniband.with_interface(theirs, devices)
         why = why_unusable(link)

@@ -130,7 +130,9 @@ class Monitor:
         """The worker has ended, and what it left is about to be killed; returns why the sampler had
         ended before.
         """
-        return self._sampler.finish(_WITHIN) if self._sampler else ""
+        if self._sampler:
+            return self._sampler.finish(_WITHIN)
+        return ""
 
     def finish(self, code: int, limit: float = _WITHIN) -> None:
         """Write the rest, within so many seconds; ``code`` is the exit code to leave with."""

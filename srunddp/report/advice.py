@@ -28,7 +28,8 @@ OTHER_LINK_RATE = 2.0**20  # bytes per second
 # Of what goes one way goes the other way at least: what answers a file server is less.
 _BALANCED = 0.1
 SLOWED = 0.05  # of the samples
-FEWEST_SAMPLES, FEWEST_STEPS = 5, 10
+FEWEST_SAMPLES = 5
+FEWEST_STEPS = 10
 _MOSTLY = 0.5  # of the time
 _BY_DATA = 0.5  # of what a slow rank has more than the others
 # Of what was requested of Slurm.
@@ -73,7 +74,8 @@ def notes(summary: Summary) -> tuple[Advice, ...]:
     diverged = tuple(filter(None, [_not_finite(summary)]))
     if too_short(summary):
         return diverged
-    busy, stragglers = _oversubscribed(summary), find_stragglers(summary)
+    busy = _oversubscribed(summary)
+    stragglers = find_stragglers(summary)
     slowed = [
         each
         for each in summary.gpus
@@ -112,7 +114,10 @@ def too_short(summary: Summary) -> str:
 def _not_finite(summary: Summary) -> Advice | None:
     if (first := summary.not_finite) is None:
         return None
-    step = "" if first.step is None else f"step {first.step:,}, "
+    if first.step is None:
+        step = ""
+    else:
+        step = f"step {first.step:,}, "
     found = (
         f"{one_line(first.name)} is {first.value}, first at {step}{format.clock(first.at_s)} after"
         " the start"
@@ -137,7 +142,8 @@ def _used(node: NodeFigures) -> float:
 def _cpu(summary: Summary, busy: list[NodeFigures]) -> Advice | None:
     if not busy:
         return None
-    worst, nodes = max(busy, key=_used), {each.node for each in busy}
+    worst = max(busy, key=_used)
+    nodes = {each.node for each in busy}
     delay = median_or_none([each.delay_share for each in summary.ranks if each.node in nodes])
     return Advice(
         "cpu oversubscribed",
@@ -157,7 +163,10 @@ def _throttled(slowed: list[GpuFigures], stragglers: Stragglers) -> Advice | Non
         return None
     slow = any(each.node in stragglers.nodes for each in slowed)
     worst = max(slowed, key=lambda gpu: gpu.slowed_share or 0.0)
-    heat = f", {worst.temperature_c:.0f} °C at most" if worst.temperature_c is not None else ""
+    if worst.temperature_c is not None:
+        heat = f", {worst.temperature_c:.0f} °C at most"
+    else:
+        heat = ""
     return Advice(
         "gpu throttled",
         f"{devices(slowed)} throttled (thermal or power brake) for"
@@ -181,14 +190,20 @@ def _slow_rank(summary: Summary, stragglers: Stragglers) -> Advice:
     node = format.nodes(stragglers.nodes)
     them = "their" if len(stragglers.ranks) > 1 else "its"
     by_data = stragglers.by_data > _BY_DATA
-    why = f"{them} wait for data" if by_data else f"{them} own work, not the wait for data"
+    if by_data:
+        why = f"{them} wait for data"
+    else:
+        why = f"{them} own work, not the wait for data"
     hint = (
         f"look at the storage as {node} sees it, and at what {them} part of the data has that"
         " others have not"
     )
     if not by_data:
         alone = "see what rank 0 alone does in each step, such as writing in a callback; "
-        leave = f", and leave it out: --exclude={node}" if len(summary.nodes) > 1 else ""
+        if len(summary.nodes) > 1:
+            leave = f", and leave it out: --exclude={node}"
+        else:
+            leave = ""
         hint = f"{alone if stragglers.ranks == (0,) else ''}see what else runs on {node}{leave}"
     return Advice(
         "slow rank",
@@ -284,7 +299,9 @@ def _wrong_link(node: NodeFigures) -> LinkFigures | None:
         default=None,
     )
     limit = max(OTHER_LINK_RATE, OTHER_LINK * carried(node))
-    return worst if worst and _both_ways(worst) > limit else None
+    if worst and _both_ways(worst) > limit:
+        return worst
+    return None
 
 
 def _both_ways(link: LinkFigures) -> float:
@@ -303,7 +320,8 @@ def carried(node: NodeFigures) -> float:
 
 def _time_limit(summary: Summary) -> Advice | None:
     """More time than the whole run took."""
-    limit, used = summary.time_limit_s, max(summary.seconds, summary.job_s or 0.0)
+    limit = summary.time_limit_s
+    used = max(summary.seconds, summary.job_s or 0.0)
     # The rest of a run that went on from a checkpoint is no measure for the whole, nor one step of
     # a job of several.
     part_of_it = bool(summary.restarts) or summary.resumed is not None
@@ -333,10 +351,12 @@ def _memory(summary: Summary) -> Advice | None:
     if not known or not summary.steps or not summary.ending.finished:
         return None
     worst = max(known, key=lambda each: each.memory_bytes or 0.0)
-    peak, limit = worst.memory_bytes or 0.0, worst.memory_limit_bytes or 0.0
+    peak = worst.memory_bytes or 0.0
+    limit = worst.memory_limit_bytes or 0.0
     if peak >= MEMORY_USED * limit or limit - peak < MEMORY_UNUSED:
         return None
-    where, hint = format.nodes([worst.node]), f"--mem={max(1, -(-int(peak * 1.25) // 2**30))}G"
+    where = format.nodes([worst.node])
+    hint = f"--mem={max(1, -(-int(peak * 1.25) // 2**30))}G"
     found = (
         f"{format.size(peak)} of {format.size(limit)} used at most, on {where},"
         f" {format.percent(peak / limit)}"
@@ -385,9 +405,10 @@ def find_stragglers(summary: Summary) -> Stragglers:
     worst = max(slow, key=lambda rank: own[rank])
     waits = {each.rank: each.data_s for each in summary.ranks if each.data_s is not None}
     of_others = [wait for rank, wait in waits.items() if rank not in slow]
-    more_data = (
-        0.0 if all_wait else waits.get(worst, 0.0) - (fmean(of_others) if of_others else 0.0)
-    )
+    if all_wait:
+        more_data = 0.0
+    else:
+        more_data = waits.get(worst, 0.0) - (fmean(of_others) if of_others else 0.0)
     excess = own[worst] - usual
     return Stragglers(
         tuple(slow), nodes, excess, share(excess, summary.step_s) or 0.0, more_data / excess

@@ -72,7 +72,10 @@ def report(**given: Any) -> None:
             return
         run, summary = _summed(folder, baseline)
         summary = slurm.completed(summary)
-        lines = [json_text(record(summary))] if as_json else text.lines(summary, notes(summary))
+        if as_json:
+            lines = [json_text(record(summary))]
+        else:
+            lines = text.lines(summary, notes(summary))
         click.echo(coloured("\n".join(lines), sys.stdout))
         if output and not given["text_only"]:
             sys.stdout.flush()
@@ -87,14 +90,10 @@ def _baseline(given: dict[str, Any]) -> Summary | None:
     folder, _ = locate.find(given["baseline"], given["monitor_dir"], None)
     found = summary_of(read(folder))
     if found.throughput.per_s is None:
-        expected, hint = (
-            "a run of srunddp.Trainer with a few samples",
-            "name another, or leave --baseline out",
-        )
         raise ConfigError(
             f"--baseline {given['baseline']}: its throughput is not known",
-            expected=expected,
-            hint=hint,
+            expected="a run of srunddp.Trainer with a few samples",
+            hint="name another, or leave --baseline out",
         )
     return found
 
@@ -102,9 +101,10 @@ def _baseline(given: dict[str, Any]) -> Summary | None:
 def _summed(folder: Path, baseline: Summary | None) -> tuple[RunData, Summary]:
     run = read(folder)
     if not run.nodes:
-        hint = "see whether the run began"
         raise ConfigError(
-            f"nothing was written to {folder}", expected="run.json or files of samples", hint=hint
+            f"nothing was written to {folder}",
+            expected="run.json or files of samples",
+            hint="see whether the run began",
         )
     summary = summary_of(run)
     return run, with_baseline(summary, baseline) if baseline else summary
@@ -119,7 +119,10 @@ def record(summary: Summary) -> dict[str, Any]:
         for rank, phases in summary.launches.items()
         for phase, (begin, end) in phases.items()
     ]
-    found["failure"] = asdict(failed) if (failed := failure(summary)) else None
+    if failed := failure(summary):
+        found["failure"] = asdict(failed)
+    else:
+        found["failure"] = None
     found["notes"] = [asdict(note) for note in notes(summary)]
     found["remarks"] = text.remarks(summary)
     return found
@@ -129,7 +132,8 @@ def _follow(folder: Path, baseline: Summary | None) -> bool:
     """Print the summary, in a terminal in place, until the run has ended; False if Ctrl-C was
     before.
     """
-    in_place, printed = sys.stdout.isatty(), -_AGAIN
+    in_place = sys.stdout.isatty()
+    printed = -_AGAIN
     with contextlib.suppress(KeyboardInterrupt):
         while True:
             begun = time.monotonic()

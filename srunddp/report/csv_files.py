@@ -21,7 +21,9 @@ from srunddp.util.json_lines import parse
 
 _MOST = 1500  # points of one series that are kept: about as many as a picture has columns
 _BLOCK = 1024  # rows that are read at once
-_EARLIEST, _LATEST = 1e9, 1e10  # of 2001 and 2286: other times are none
+# of 2001 and 2286: other times are none
+_EARLIEST = 1e9
+_LATEST = 1e10
 _LARGEST = 1e18  # and so is any figure above
 NAN = math.nan
 _OF_A_GROUP: Mapping[str, Callable[[list[float]], float]] = {"": fmean, " least": min, " most": max}
@@ -86,7 +88,8 @@ def samples(path: Path, kind: Kind) -> dict[str, TimeSeries]:
         return {}
     names = [name for name in ("time", *kind.counters, *kind.gauges) if name in header]
     # Of one place alone a getter gives no tuple.
-    wanted, place = itemgetter(*map(header.index, names), 0), header.index(kind.key or "time")
+    wanted = itemgetter(*map(header.index, names), 0)
+    place = header.index(kind.key or "time")
     found: dict[str, dict[str, array[float]]] = {}
     last: dict[str, list[str]] = {}
     while block := list(islice(rows, _BLOCK)):  # a value alone costs more than its part of a block
@@ -240,16 +243,18 @@ class TimeSeries:
     def total(self, name: str) -> float | None:
         """Of a counter, since it began, before the first sample too."""
         known = self.known(name)
-        return known[0][1] + sum(grown for _, _, grown in self.steps(name)) if known else None
+        if known:
+            return known[0][1] + sum(grown for _, _, grown in self.steps(name))
+        return None
 
     def rate(self, name: str, begin: float = -math.inf, end: float = math.inf) -> float | None:
         """Of a counter, per second over a span of time."""
         inside = self.steps(name, begin, end)
-        return (
-            sum(grown for _, _, grown in inside) / sum(stop - start for start, stop, _ in inside)
-            if inside
-            else None
-        )
+        if inside:
+            return sum(grown for _, _, grown in inside) / sum(
+                stop - start for start, stop, _ in inside
+            )
+        return None
 
     def shifted(self, by: float) -> TimeSeries:
         """With the times moved."""

@@ -10,7 +10,9 @@ from srunddp.report.summary import median_or_none
 from srunddp.util.hostlist import fold
 
 UNKNOWN = "?"
-_FEW, _MOST = 4, 8  # rows of a table that is not folded; rows that stand out at most
+# rows of a table that is not folded; rows that stand out at most
+_FEW = 4
+_MOST = 8
 _BYTES = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 
 
@@ -19,7 +21,9 @@ def format_number(value: float) -> str:
     size = abs(value)
     if size >= 99.95 or size == 0:
         return f"{value:.0f}"
-    return f"{value:.1f}" if size >= 9.995 else f"{value:.2f}" if size >= 0.9995 else f"{value:.3g}"
+    if size >= 9.995:
+        return f"{value:.1f}"
+    return f"{value:.2f}" if size >= 0.9995 else f"{value:.3g}"
 
 
 def number(value: float | None) -> str:
@@ -44,14 +48,18 @@ def duration(seconds: float | None) -> str:
     ):
         whole, rest = divmod(round(seconds / small), size // small)
         if whole:
-            return f"{whole} {name} {rest} {less}" if rest else f"{whole} {name}"
+            if rest:
+                return f"{whole} {name} {rest} {less}"
+            return f"{whole} {name}"
     return f"{seconds:.0f} s"
 
 
 def clock(seconds: float) -> str:
     """``4:05``, ``1:02:03``, since the start."""
     hours, rest = divmod(max(0, int(seconds)), 3600)
-    return f"{hours}:{rest // 60:02}:{rest % 60:02}" if hours else f"{rest // 60}:{rest % 60:02}"
+    if hours:
+        return f"{hours}:{rest // 60:02}:{rest % 60:02}"
+    return f"{rest // 60}:{rest % 60:02}"
 
 
 def size(count: float | None) -> str:
@@ -75,7 +83,9 @@ def percent(part: float | None) -> str:
     if part is None:
         return UNKNOWN
     value = part * 100
-    return f"{value:.0f} %" if value >= 10 or value == 0 else f"{value:.1f} %"
+    if value >= 10 or value == 0:
+        return f"{value:.0f} %"
+    return f"{value:.1f} %"
 
 
 def moment(unix: float) -> str:
@@ -172,10 +182,10 @@ def _span(found: Sequence[Cell]) -> Cell:
     if not known:
         return Cell(nodes(each.words for each in found))
     least, most = (end(known, key=lambda each: each.value or 0.0) for end in (min, max))
-    (figure, *unit), (_, *other) = least.words.split(), most.words.split()
-    short = (
-        f"{figure}–{most.words}"
-        if unit == other and len(unit) < 2
-        else f"{least.words} to {most.words}"
-    )
+    (figure, *unit) = least.words.split()
+    (_, *other) = most.words.split()
+    if unit == other and len(unit) < 2:
+        short = f"{figure}–{most.words}"
+    else:
+        short = f"{least.words} to {most.words}"
     return least if least.words == most.words else least._replace(words=short)

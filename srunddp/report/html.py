@@ -42,10 +42,8 @@ def page(summary: Summary, notes: Sequence[Advice], sections: Sequence[Section])
         ),
         *_tables(summary),
     ]
-    style, body = (
-        resources.files(__package__).joinpath("page.css").read_text(encoding="utf-8"),
-        "\n".join(parts),
-    )
+    style = resources.files(__package__).joinpath("page.css").read_text(encoding="utf-8")
+    body = "\n".join(parts)
     return (
         f'<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         f'<meta name="viewport" content="width=device-width">\n<title>{title}</title>\n'
@@ -57,11 +55,10 @@ def _tiles(summary: Summary) -> Iterator[str]:
     """The figures at a glance, each with its bar."""
     yield '<div class="tiles">'
     for tile in tiles(summary):
-        bar = (
-            ""
-            if tile.share is None
-            else f'<div class="bar"><div style="width: {tile.share:.0%}"></div></div>'
-        )
+        if tile.share is None:
+            bar = ""
+        else:
+            bar = f'<div class="bar"><div style="width: {tile.share:.0%}"></div></div>'
         name, value, detail = map(escaped, (tile.name, tile.value, tile.detail))
         yield (
             f'<div class="tile"><p>{name}</p><p class="value">{value}</p>{bar}<p'
@@ -78,12 +75,14 @@ def _notes(summary: Summary, notes: Sequence[Advice]) -> Iterator[str]:
 
 
 def _note(note: Advice) -> str:
-    cost = (
-        f'<strong class="cost">{format.percent(note.cost)} of the step time</strong>'
-        if note.cost
-        else ""
-    )
-    limit = f" (threshold: {escaped(note.threshold)})" if note.threshold else ""
+    if note.cost:
+        cost = f'<strong class="cost">{format.percent(note.cost)} of the step time</strong>'
+    else:
+        cost = ""
+    if note.threshold:
+        limit = f" (threshold: {escaped(note.threshold)})"
+    else:
+        limit = ""
     return (
         f'<div class="note {note.severity}">{cost}<p><strong>{escaped(note.rule)}</strong>: '
         f"{escaped(note.found)}{limit}.</p><p>Next: {escaped(note.hint)}</p></div>"

@@ -40,10 +40,13 @@ def find(what: str, monitor_dir: str, restart: int | None) -> RunFolder:
 
 def _below(folder: Path, restart: int | None) -> RunFolder:
     if (own := start_of(folder)) is not None:
-        return (
-            (folder, ()) if restart in (None, own[0]) else _start(folder.absolute().parent, restart)
-        )
-    runs = [folder] if starts_of(folder) else [each for each in _folders(folder) if starts_of(each)]
+        if restart in (None, own[0]):
+            return (folder, ())
+        return _start(folder.absolute().parent, restart)
+    if starts_of(folder):
+        runs = [folder]
+    else:
+        runs = [each for each in _folders(folder) if starts_of(each)]
     if not runs:
         raise ConfigError(
             f"no run that was monitored in {folder}",
@@ -74,8 +77,11 @@ def _start(run: Path, restart: int | None, *notes: str) -> RunFolder:
     chosen = max((start for start in starts if restart in (None, start[0])), default=None)
     if chosen is None:
         numbers = ", ".join(map(str, sorted({number for number, _ in starts})))
-        found = f"--restart {restart}: {run} has {numbers}"
-        raise ConfigError(found, expected="one of these", hint="leave it out for the last")
+        raise ConfigError(
+            f"--restart {restart}: {run} has {numbers}",
+            expected="one of these",
+            hint="leave it out for the last",
+        )
     label = starts[chosen].name.partition(".")[2]
     if restart is None and len(starts) > 1:
         notes += (
@@ -85,11 +91,13 @@ def _start(run: Path, restart: int | None, *notes: str) -> RunFolder:
 
 
 def _of_job(what: str, match: re.Match[str], monitor_dir: str, restart: int | None) -> RunFolder:
-    number, step = match["number"], match["step"]
-    runs, folders = (
-        [] if match["task"] else _runs(Path(monitor_dir), number, step),
-        [Path(monitor_dir)],
-    )
+    number = match["number"]
+    step = match["step"]
+    if match["task"]:
+        runs = []
+    else:
+        runs = _runs(Path(monitor_dir), number, step)
+    folders = [Path(monitor_dir)]
     if not runs and (known := job(what.partition(".")[0])):
         number = known.number
         folders = list(
@@ -103,11 +111,10 @@ def _of_job(what: str, match: re.Match[str], monitor_dir: str, restart: int | No
             hint="run it with --monitor; or name the folder, or --monitor-dir as the run had it",
         )
     listed = ", ".join(each.name for each in runs)
-    several = (
-        [f"job {number} has the runs {listed}; this is the newest, {runs[-1].name}"]
-        if len(runs) > 1
-        else []
-    )
+    if len(runs) > 1:
+        several = [f"job {number} has the runs {listed}; this is the newest, {runs[-1].name}"]
+    else:
+        several = []
     return _start(runs[-1], restart, *several)
 
 
@@ -115,7 +122,10 @@ def _runs(folder: Path, number: str, step: str | None) -> list[Path]:
     """The monitored steps of a job, the newest last."""
     # Without a step where a batch script itself was the run.
     wanted = re.compile(rf"{number}\.({step})" if step else rf"{number}(?:\.([0-9]{{1,9}}))?")
-    folders = _folders(folder) if folder.is_dir() else []
+    if folder.is_dir():
+        folders = _folders(folder)
+    else:
+        folders = []
     found = [
         (int(match[1] or -1), each) for each in folders if (match := wanted.fullmatch(each.name))
     ]

@@ -43,7 +43,8 @@ class Tile:
 
 def tiles(summary: Summary) -> tuple[Tile, ...]:
     """GPUs, their memory, CPUs, waiting for data, samples per second: from the first step on."""
-    rate, own = format.number(summary.throughput.per_s), summary.throughput.own_share
+    rate = format.number(summary.throughput.per_s)
+    own = summary.throughput.own_share
     return (
         _gpus(summary.gpus),
         _tile("GPU memory", *_fullest(summary.gpus)),
@@ -66,7 +67,10 @@ def _tile(name: str, part: float | None, detail: str, value: str = "") -> Tile:
 def _gpus(gpus: Sequence[GpuFigures]) -> Tile:
     used = [gpu.utilization_percent for gpu in gpus if gpu.utilization_percent is not None]
     least, most = (f"{end(used, default=0.0):.0f}" for end in (min, max))
-    each = f", {least} to {most} %" if least != most else ""
+    if least != most:
+        each = f", {least} to {most} %"
+    else:
+        each = ""
     return _tile(
         "GPU", fmean(used) / 100 if used else None, f"{format.count(len(used), 'GPU')}{each}"
     )
@@ -76,9 +80,13 @@ def _cpus(nodes: Sequence[NodeFigures]) -> Tile:
     known = [
         (node.used_cpus, node.cpus) for node in nodes if node.used_cpus is not None and node.cpus
     ]
-    used, cpus = sum(each[0] for each in known), sum(each[1] for each in known)
+    used = sum(each[0] for each in known)
+    cpus = sum(each[1] for each in known)
     part, memory = _fullest(nodes)
-    also = "" if part is None else f"; memory {memory}, {format.percent(part)}"
+    if part is None:
+        also = ""
+    else:
+        also = f"; memory {memory}, {format.percent(part)}"
     return _tile("CPUs", share(used, cpus), f"{format.number(used)} of {cpus:,.0f}{also}")
 
 
@@ -102,7 +110,8 @@ def failure(summary: Summary) -> Advice | None:
     """Who failed, and of what; None for a run that went well, runs without failure, or stopped with
     a checkpoint.
     """
-    end, codes = summary.ending, set(summary.ending.codes.values())
+    end = summary.ending
+    codes = set(summary.ending.codes.values())
     stopped = codes and not end.missing and (codes <= {0, _REQUEUE} or _STOPPED in end.cause)
     if end.finished or stopped or (end.running and codes <= {0, _REQUEUE}):
         return None
@@ -124,7 +133,10 @@ def ends(summary: Summary) -> Iterator[str]:
     end = summary.ending
     by_code = group_by_key((code, rank) for rank, code in end.codes.items() if code)
     for code, ranks in sorted(by_code.items(), key=lambda each: len(each[1])):
-        words = f" ({_CODES[code]})" if code in _CODES else ""
+        if code in _CODES:
+            words = f" ({_CODES[code]})"
+        else:
+            words = ""
         yield f"exit code {code}{words} on {_who(ranks, summary)}"
     if not end.running and (end.missing or not end.codes):
         yield (
@@ -134,6 +146,6 @@ def ends(summary: Summary) -> Iterator[str]:
 
 
 def _who(ranks: Sequence[int], summary: Summary) -> str:
-    return (
-        "all ranks" if 1 != len(ranks) == len(summary.ranks) else fold_ranks(ranks, summary.layout)
-    )
+    if 1 != len(ranks) == len(summary.ranks):
+        return "all ranks"
+    return fold_ranks(ranks, summary.layout)

@@ -15,12 +15,18 @@ from srunddp.report.summary import Summary
 from srunddp.report.svg import Chart, Points, TimeAxis
 from srunddp.util.hostlist import fold_ranks, group_by_key
 
-_MIB, _GIB = 2.0**-20, 2.0**-30
-_MOST_LINES, _MOST_NODES = 8, 4  # that have a line each; of more there is one band
+_MIB = 2.0**-20
+_GIB = 2.0**-30
+# that have a line each; of more there is one band
+_MOST_LINES = 8
+_MOST_NODES = 4
 _MOST_FIGURES = 12  # charts of what the training logged
 # Outliers that a title names; where they are more than a quarter none stands out.
-_MOST_NAMED, _FEW = 4, 0.25
-_LESS_USED, _HOTTER = 10.0, 10.0  # per cent and °C: a GPU stands out that is so far from the median
+_MOST_NAMED = 4
+_FEW = 0.25
+# per cent and °C: a GPU stands out that is so far from the median
+_LESS_USED = 10.0
+_HOTTER = 10.0
 _WAITING_CPUS = 0.1  # of a node, on average
 _ON_GPUS = (  # title, unit, column and factor
     ("GPU utilization", "%", "utilization_percent", 1.0),
@@ -76,7 +82,10 @@ def _rates(samples: TimeSeries, name: str) -> list[tuple[float, float]]:
 def _summed(series: Iterable[Points]) -> list[tuple[float, float]]:
     """The sum of series that have the same times; what one of them lacks is left out."""
     every = [known for known in map(dict, series) if known]
-    times = set.intersection(*map(set, every)) if every else set()
+    if every:
+        times = set.intersection(*map(set, every))
+    else:
+        times = set()
     return [(time, sum(each[time] for each in every)) for time in times]
 
 
@@ -118,11 +127,10 @@ def _training(run: RunData, axis: TimeAxis) -> Section:
     charts = {}
     for kind, names in [*kinds.items()][:_MOST_FIGURES]:
         first = run.not_finite
-        note = (
-            f"; {first.value} first at {format.clock(first.at_s)}"
-            if first and first.name in names
-            else ""
-        )
+        if first and first.name in names:
+            note = f"; {first.value} first at {format.clock(first.at_s)}"
+        else:
+            note = ""
         chart = Chart(kind[:1].upper() + kind[1:], axis, from_zero=False, joined=True, note=note)
         charts[kind] = chart.panel(
             ((name, run.metrics[name]) for name in names[:_MOST_LINES]), _MOST_LINES
@@ -141,11 +149,10 @@ def _gpus(run: RunData, summary: Summary, axis: TimeAxis) -> Section:
     throttled = any((each.slowed_share or 0.0) > SLOWED for each in summary.gpus)
     charts = {}
     for title, unit, name, by in _ON_GPUS[: None if throttled else -1]:
-        limit = (
-            by * max(each.memory_limit_bytes or 0.0 for each in summary.gpus)
-            if name == "memory_bytes"
-            else 0.0
-        )
+        if name == "memory_bytes":
+            limit = by * max(each.memory_limit_bytes or 0.0 for each in summary.gpus)
+        else:
+            limit = 0.0
         chart = Chart(title, axis, unit, by, 100.0 if unit == "%" else 0.0, unit != "°C", limit)
         lines = (
             (f"{each.node} GPU {each.index or each.key}", each.samples.spread(name))
@@ -172,8 +179,14 @@ def _by_gpu(run: RunData, summary: Summary, axis: TimeAxis) -> dict[str, str]:
             each.samples.spread(name) if highest else each.samples.known(name) for each in run.gpus
         )
         rows = zip(names, series, strict=True)
-        more = f" and {len(outliers) - _MOST_NAMED} more" if len(outliers) > _MOST_NAMED else ""
-        note = f"; {what}: {', '.join(outliers[:_MOST_NAMED])}{more}" if outliers else ""
+        if len(outliers) > _MOST_NAMED:
+            more = f" and {len(outliers) - _MOST_NAMED} more"
+        else:
+            more = ""
+        if outliers:
+            note = f"; {what}: {', '.join(outliers[:_MOST_NAMED])}{more}"
+        else:
+            note = ""
         found[title] = Chart(title, axis, unit, note=note).heat_map(
             rows, outliers, limits, highest=highest
         )
@@ -187,7 +200,9 @@ def _outliers(names: Sequence[str], values: Sequence[float | None], by: float) -
     known = {name: value for name, value in zip(names, values, strict=True) if value is not None}
     usual = median(known.values()) if known else 0.0
     far = {name: (value - usual) / by for name, value in known.items() if (value - usual) / by > 1}
-    return sorted(far, key=lambda name: -far[name]) if len(far) <= _FEW * len(known) else []
+    if len(far) <= _FEW * len(known):
+        return sorted(far, key=lambda name: -far[name])
+    return []
 
 
 def _nodes(run: RunData, summary: Summary, axis: TimeAxis) -> Section:
@@ -231,16 +246,21 @@ def _nodes(run: RunData, summary: Summary, axis: TimeAxis) -> Section:
 def _steps(run: RunData, summary: Summary, axis: TimeAxis) -> Section:
     """The time of each rank's own in a step; where that is not known, the step time."""
     own = any(each.own_s is not None for each in summary.ranks)
-    title, part = (
-        ("Own time per step, all but the backward pass", "own_s")
-        if own
-        else ("Step time", "step_s")
-    )
+    if own:
+        title, part = ("Own time per step, all but the backward pass", "own_s")
+    else:
+        title, part = ("Step time", "step_s")
     rows = ((str(rank), each.ratios(part, "steps")) for rank, each in run.steps.items())
     slow = find_stragglers(summary).ranks
-    note = f"; slow: {one_line(fold_ranks(slow, summary.layout))}" if slow else ""
+    if slow:
+        note = f"; slow: {one_line(fold_ranks(slow, summary.layout))}"
+    else:
+        note = ""
     html = Chart(title, axis, "ms", 1e3, note=note).heat_map(rows, [str(rank) for rank in slow])
-    why = "Steps were counted, but not timed" if summary.steps else "No steps were counted"
+    if summary.steps:
+        why = "Steps were counted, but not timed"
+    else:
+        why = "No steps were counted"
     return Section(
         "Step time by rank", html, "" if html else f"{why}, so that there is no chart of them."
     )

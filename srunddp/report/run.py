@@ -75,7 +75,10 @@ class Device:
         """A GPU's, as ``3``; a MIG instance, which has the index of its GPU, is ``3
         MIG-1a2b3c4d``.
         """
-        own = f" {self.key[:_UUID_LETTERS]}" if self.key.startswith("MIG") else ""
+        if self.key.startswith("MIG"):
+            own = f" {self.key[:_UUID_LETTERS]}"
+        else:
+            own = ""
         return f"{self.text('index')}{own}"
 
 
@@ -115,12 +118,16 @@ class RunData:
     def text(self, key: str) -> str:
         """Of run.json; empty where it is none."""
         value = self.header.get(key)
-        return str(value) if type(value) in (str, int) else ""
+        if type(value) in (str, int):
+            return str(value)
+        return ""
 
     def number(self, key: str) -> float | None:
         """Of run.json; None where it is none, or below 0."""
         value = self.header.get(key, -1)
-        return float(value) if type(value) in (int, float) and 0 <= value < _LARGEST else None
+        if type(value) in (int, float) and 0 <= value < _LARGEST:
+            return float(value)
+        return None
 
     @property
     def series(self) -> list[TimeSeries]:
@@ -167,10 +174,16 @@ def read(folder: Path) -> RunData:
 def _layout(header: Mapping[str, Any]) -> tuple[dict[int, str], dict[str, str]]:
     """The node of each rank, and the name of each node by what its files are called."""
     found = header.get("ranks")
-    given = found if isinstance(found, dict) else {}
+    if isinstance(found, dict):
+        given = found
+    else:
+        given = {}
     ranks = {int(rank): str(node) for rank, node in given.items() if _RANK.fullmatch(str(rank))}
     nodes = header.get("nodes")
-    listed = [str(node) for node in nodes] if isinstance(nodes, list) else []
+    if isinstance(nodes, list):
+        listed = [str(node) for node in nodes]
+    else:
+        listed = []
     return ranks, {plain(node): node for node in dict.fromkeys([*listed, *ranks.values()])}
 
 
@@ -184,10 +197,8 @@ def _read_node(run: RunData, path: Path, node: str, kind: str) -> None:
     elif kind == "gpus":
         run.gpus += sorted(devices, key=lambda gpu: (len(gpu.text("index")), gpu.text("index")))
     elif kind == "tasks":
-        tasks, known = (
-            {int(key): each for key, each in found.items() if _RANK.fullmatch(key)},
-            _layout(run.header)[0],
-        )
+        tasks = {int(key): each for key, each in found.items() if _RANK.fullmatch(key)}
+        known = _layout(run.header)[0]
         # Not a spare node's.
         tasks = {rank: each for rank, each in tasks.items() if not known or rank in known}
         run.tasks |= tasks
@@ -238,20 +249,22 @@ def _metrics(run: RunData) -> dict[str, list[tuple[float, float]]]:
     by_kind: dict[str, dict[str, list[tuple[float, float]]]] = {kind: {} for kind in _METRICS}
     end = run.last + (run.number("seconds") or _DEFAULT_INTERVAL)
     for line in _metric_lines(run.folder / "metrics.jsonl"):
-        kind, at = str(line.get("kind")), _unix_time(line.get("time")) - run.start
-        for name, value in line.items() if kind in _METRICS and 0 <= at <= end else ():
-            named = _METRICS[kind] + name.removeprefix(_METRICS[kind])
-            if type(value) in (int, float) and name != "step" and abs(value) < _LARGEST:
-                by_kind[kind].setdefault(named, []).append((at, value))
-            elif (
-                "loss" in name
-                and str(value).lower().strip("-") in _NOT_FINITE
-                and not run.not_finite
-            ):
-                step = line.get("step")
-                run.not_finite = NotFinite(
-                    named, str(float(value)), at, step if type(step) is int else None
-                )
+        kind = str(line.get("kind"))
+        at = _unix_time(line.get("time")) - run.start
+        if kind in _METRICS and 0 <= at <= end:
+            for name, value in line.items():
+                named = _METRICS[kind] + name.removeprefix(_METRICS[kind])
+                if type(value) in (int, float) and name != "step" and abs(value) < _LARGEST:
+                    by_kind[kind].setdefault(named, []).append((at, value))
+                elif (
+                    "loss" in name
+                    and str(value).lower().strip("-") in _NOT_FINITE
+                    and not run.not_finite
+                ):
+                    step = line.get("step")
+                    run.not_finite = NotFinite(
+                        named, str(float(value)), at, step if type(step) is int else None
+                    )
     found = {name: points for names in by_kind.values() for name, points in names.items()}
     return {
         name: points for name, points in found.items() if name.rpartition("/")[2] not in _NO_RESULTS
@@ -284,14 +297,14 @@ def ending(run: RunData, now: float) -> RunEnd:
     missing = tuple(rank for rank in run.ranks if rank not in codes)
     # Which lies where the logs are.
     said = csv_files.json_object(run.folder.parent / "failure.json")
-    cause, at = said.get("cause"), _unix_time(said.get("time")) - run.start
+    cause = said.get("cause")
+    at = _unix_time(said.get("time")) - run.start
     if not (math.isnan(at) or -_SLOWEST < at < run.last + _SLOWEST):
         cause = ""  # of another start
-    cause = (
-        f"rank {said.get('rank')} on {said.get('node')}: {cause}"
-        if isinstance(cause, str) and cause
-        else ""
-    )
+    if isinstance(cause, str) and cause:
+        cause = f"rank {said.get('rank')} on {said.get('node')}: {cause}"
+    else:
+        cause = ""
     return RunEnd(codes, missing, bool(missing) and fresh, run.last, cause)
 
 
@@ -299,7 +312,8 @@ def moves(run: RunData) -> Iterator[str]:
     """A sentence for each node that was lost before this start, or an earlier one by
     ``--restarts``.
     """
-    own, folders = start_of(run.folder), starts_of(run.folder.absolute().parent)
+    own = start_of(run.folder)
+    folders = starts_of(run.folder.absolute().parent)
     before = [
         folders[each] for each in sorted(folders) if own and own[0] == each[0] and each <= own
     ]
@@ -332,11 +346,10 @@ def spans(run: RunData, begin: str, end: str) -> tuple[Span, ...]:
 
 def checkpoints(run: RunData) -> Checkpoints:
     """Of the rank that stood still for longest; what was written in the background, likewise."""
-    stood, written = _values(run, "checkpoint"), _values(run, "checkpoint_written")
-    longest, background = (
-        max(stood.values(), key=sum, default=[]),
-        max(written.values(), key=sum, default=[]),
-    )
+    stood = _values(run, "checkpoint")
+    written = _values(run, "checkpoint_written")
+    longest = max(stood.values(), key=sum, default=[])
+    background = max(written.values(), key=sum, default=[])
     return Checkpoints(len(longest), sum(longest), sum(background))
 
 
@@ -359,7 +372,10 @@ def launches(run: RunData) -> dict[int, dict[str, tuple[float, float]]]:
     for rank in sorted(marked):
         times = dict(marked[rank])
         process = times.get("process", min(times.values()))
-        found[rank] = {"srun": (0.0, process)} if process > 0 else {}
+        if process > 0:
+            found[rank] = {"srun": (0.0, process)}
+        else:
+            found[rank] = {}
         for name, (begins, ends) in _PHASES.items():
             begin, end = (
                 next((times[mark] for mark in marks if mark in times), math.nan)

@@ -18,7 +18,9 @@ from srunddp.report.summary import (
     share,
 )
 
-_SLOW, _WAITING = 0.25, 0.1  # of the intervals: less is a stall, and no property of the run
+# of the intervals: less is a stall, and no property of the run
+_SLOW = 0.25
+_WAITING = 0.1
 
 
 def summary_of(run: RunData, now: float | None = None) -> Summary:
@@ -26,16 +28,15 @@ def summary_of(run: RunData, now: float | None = None) -> Summary:
     unless given.
     """
     begin, end = training(run)
-    first, last = -math.inf if begin is None else begin, math.inf if end is None else end
+    first = -math.inf if begin is None else begin
+    last = math.inf if end is None else end
     end_of_run = ending(run, time.time() if now is None else now)
     ranks = tuple(_rank(run, rank, first, last) for rank in run.ranks)
     return Summary(
         name=run.text("run") or run.folder.parent.name,
         job=run.text("job"),
         step=run.text("step"),
-        script=" ".join(map(str, script))
-        if isinstance(script := run.header.get("script"), list)
-        else "",
+        script=_script(run),
         launcher=run.text("launcher"),
         backend=run.text("backend"),
         nodes=run.nodes,
@@ -65,6 +66,14 @@ def summary_of(run: RunData, now: float | None = None) -> Summary:
         moves=tuple(moves(run)),
         not_finite=run.not_finite,
     )
+
+
+def _script(run: RunData) -> str:
+    """The script and its arguments; empty where the header does not have them."""
+    words = run.header.get("script")
+    if isinstance(words, list):
+        return " ".join(map(str, words))
+    return ""
 
 
 def with_baseline(summary: Summary, baseline: Summary) -> Summary:
@@ -104,7 +113,8 @@ def training(run: RunData) -> tuple[float | None, float | None]:
 
 
 def _rank(run: RunData, rank: int, first: float, last: float) -> RankFigures:
-    steps, task = run.steps.get(rank, TimeSeries()), run.tasks.get(rank, TimeSeries())
+    steps = run.steps.get(rank, TimeSeries())
+    task = run.tasks.get(rank, TimeSeries())
     since = _since(steps, "steps", first, last)
     step_s, own_s, data_s = (
         share(_since(steps, name, first, last), since) for name in ("step_s", "own_s", "data_s")
@@ -136,22 +146,18 @@ def _rank(run: RunData, rank: int, first: float, last: float) -> RankFigures:
 
 def _steady(mean: float | None, values: list[float], above: float) -> float | None:
     """The mean, or what a share of the values is above, whichever is less."""
-    return (
-        mean
-        if mean is None or not values
-        else min(mean, sorted(values)[int((1 - above) * len(values))])
-    )
+    if mean is None or not values:
+        return mean
+    return min(mean, sorted(values)[int((1 - above) * len(values))])
 
 
 def _since(samples: TimeSeries, name: str, first: float, last: float) -> float | None:
     """A counter's growth from the first step on; from its own begin where nothing later is
     known.
     """
-    return (
-        samples.growth(name, first, last)
-        if samples.growth("steps", first, last)
-        else samples.total(name)
-    )
+    if samples.growth("steps", first, last):
+        return samples.growth(name, first, last)
+    return samples.total(name)
 
 
 def _node(run: RunData, node: str, first: float, last: float) -> NodeFigures:
@@ -180,7 +186,8 @@ def _link(link: Device, first: float, last: float) -> LinkFigures:
 
 
 def _gpu(gpu: Device, first: float, last: float) -> GpuFigures:
-    samples, mean = gpu.samples, partial(gpu.samples.mean, begin=first, end=last)
+    samples = gpu.samples
+    mean = partial(gpu.samples.mean, begin=first, end=last)
     return GpuFigures(
         node=gpu.node,
         index=gpu.index,
@@ -212,10 +219,8 @@ def _throughput(
     samples = max(
         run.steps.values(), key=lambda each: each.total("samples") or 0.0, default=TimeSeries()
     )
-    count, rate = (
-        samples.total("samples"),
-        samples.rate("samples", first, last) or samples.rate("samples", first),
-    )
+    count = samples.total("samples")
+    rate = samples.rate("samples", first, last) or samples.rate("samples", first)
     return Throughput(count or None, rate if count else None, _own_share(ranks))
 
 

@@ -243,7 +243,9 @@ class Summary:
     def slowest_rank(self) -> int | None:
         """The rank with the most of its own in a step, where that is known of several."""
         known = {each.rank: each.own_s for each in self.ranks if each.own_s is not None}
-        return max(known, key=lambda rank: known[rank]) if len(known) > 1 else None
+        if len(known) > 1:
+            return max(known, key=lambda rank: known[rank])
+        return None
 
     @property
     def energy_j(self) -> float | None:
@@ -260,4 +262,6 @@ def median_or_none(values: list[float | None]) -> float | None:
 
 def share(part: float | None, whole: float | None) -> float | None:
     """The one over the other, where both are known and there is something to share."""
-    return part / whole if part is not None and whole is not None and whole > _LEAST else None
+    if part is not None and whole is not None and whole > _LEAST:
+        return part / whole
+    return None

@@ -22,13 +22,20 @@ from srunddp.util.hostlist import group_by_key
 _LEVELS = 16  # colours of a heat map
 _WIDTH = 1000  # units of a drawing before it is stretched
 # Pixels: of a panel, of all rows and of one at most.
-_HEIGHT, _HEAT_HEIGHT, _BARS_HEIGHT, _ROW = 110, 320, 160, 16
+_HEIGHT = 110
+_HEAT_HEIGHT = 320
+_BARS_HEIGHT = 160
+_ROW = 16
 _FINEST = 400  # parts of the width: a narrower bar would not be seen
-_MOST_MARKS, _MOST_NUMBERS = 60, 8
+_MOST_MARKS = 60
+_MOST_NUMBERS = 8
 _ALIKE = 1e-6  # of a value: ticks that are nearer to each other would have the same label
-_LABEL_PIXELS, _LABEL_LETTERS = 13, 11  # between two labels of rows at least; of one label at most
+# between two labels of rows at least; of one label at most
+_LABEL_PIXELS = 13
+_LABEL_LETTERS = 11
 
-_COLUMNS, _MOST_TICKS = 240, 8
+_COLUMNS = 240
+_MOST_TICKS = 8
 _UNITS = ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
 _STEPS = (
     *(1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800),
@@ -130,11 +137,9 @@ class Chart:
         known = {name: columns for name, columns in grouped if any(columns)}
         if len(known) > most:
             return self._panel({f"median of {len(known)} {what} (range)": ranges(known.values())})
-        return (
-            self._panel({name: ranges([columns]) for name, columns in known.items()})
-            if known
-            else ""
-        )
+        if known:
+            return self._panel({name: ranges([columns]) for name, columns in known.items()})
+        return ""
 
     def _panel(self, lines: Mapping[str, Sequence[Range]]) -> str:
         known = [
@@ -177,7 +182,10 @@ class Chart:
         if self.joined:
             points = [point for point in points if not math.isnan(point[2])]
         for is_gap, group in groupby(points, key=lambda point: math.isnan(point[2])):
-            known = [] if is_gap else list(group)
+            if is_gap:
+                known = []
+            else:
+                known = list(group)
             if any(least != most for _, least, _, most in known):
                 above, below = ([(point[0], point[at]) for point in known] for at in (3, 1))
                 yield _path(f"band {colour}", f"{_line([*above, *reversed(below)])}z")
@@ -226,7 +234,9 @@ class Chart:
 
         def colour(value: float) -> str:
             level = _LEVELS * (value - low) / (high - low or 1.0)
-            return "missing" if math.isnan(level) else f"h{max(0, min(_LEVELS - 1, int(level)))}"
+            if math.isnan(level):
+                return "missing"
+            return f"h{max(0, min(_LEVELS - 1, int(level)))}"
 
         cells: list[_Cell] = []
         for number, row in enumerate(rows.values()):
@@ -261,13 +271,16 @@ class Chart:
         words = {row: [row, *_lasted(spans)] for row, spans in rows.items()}
         known = {kind for kind, *_ in cells}
         legend = _legend((f"c{at}", name) for at, name in enumerate(names) if f"c{at}" in known)
-        return self._rows(words, cells, legend, (), _BARS_HEIGHT) if known else ""
+        if known:
+            return self._rows(words, cells, legend, (), _BARS_HEIGHT)
+        return ""
 
     def _rows(
         self, words: _Words, cells: list[_Cell], legend: str, marked: Collection[str], height: int
     ) -> str:
         """Cells in rows; ``words`` has for each row what is shown when the mouse is over it."""
-        names, pixels = list(words), min(_ROW * len(words), height)
+        names = list(words)
+        pixels = min(_ROW * len(words), height)
         by_class = group_by_key(
             (kind, _box_path(begin, end, number, 1)) for kind, number, begin, end in cells
         )
@@ -297,12 +310,17 @@ class Chart:
         for number, (time, word) in enumerate(marks):
             at = f"{time / self.axis.end:.2%}"
             found.append(f'<line class="mark" x1="{at}" x2="{at}" y1="-4" y2="{pixels}"/>')
-            found += [] if number % every else [f'<text x="{at}" y="-11">{escaped(word)}</text>']
+            if not (number % every):
+                found.append(f'<text x="{at}" y="-11">{escaped(word)}</text>')
         for time, word in self.axis.ticks():
             at = f"{time / self.axis.end:.2%}"
             found.append(f'<line x1="{at}" x2="{at}" y1="{pixels}" y2="{pixels + 4}"/>')
             found.append(f'<text x="{at}" y="{pixels + 12}">{word}</text>')
-        unit, body = f" ({self.unit})" if self.unit else "", "\n".join(found)
+        if self.unit:
+            unit = f" ({self.unit})"
+        else:
+            unit = ""
+        body = "\n".join(found)
         name = escaped(f"{self.title}{unit}{self.note}")
         caption = f"<figcaption><b>{name}</b> {legend}</figcaption>"
         drawing = f'<svg role="img" aria-label="{name}" height="{pixels}">\n{body}\n</svg>'
@@ -347,7 +365,10 @@ def _lasted(spans: Iterable[tuple[str, Span]]) -> Iterator[str]:
 
 def _label(word: str, y: float, kind: str = "y") -> str:
     """Beside a chart, as long as there is room for; its end may be what tells it from others."""
-    short = word if len(word) <= _LABEL_LETTERS else f"{word[:3]}…{word[4 - _LABEL_LETTERS :]}"
+    if len(word) <= _LABEL_LETTERS:
+        short = word
+    else:
+        short = f"{word[:3]}…{word[4 - _LABEL_LETTERS :]}"
     return f'<text class="{kind}" x="-6" y="{y:.1f}">{escaped(short)}</text>'
 
 
@@ -374,9 +395,12 @@ def _shown(ranges: Iterable[Range]) -> str:
     known = [each for each in ranges if not math.isnan(each[1])]
     if not known:
         return format.UNKNOWN
-    least, most = min(each[0] for each in known), max(each[2] for each in known)
+    least = min(each[0] for each in known)
+    most = max(each[2] for each in known)
     middle = format.number(median(each[1] for each in known))
-    return middle if least == most else f"{middle} ({format.number(least)}–{format.number(most)})"
+    if least == most:
+        return middle
+    return f"{middle} ({format.number(least)}–{format.number(most)})"
 
 
 def escaped(words: str) -> str:

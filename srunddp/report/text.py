@@ -14,7 +14,11 @@ from srunddp.report.run import NAMES
 from srunddp.report.summary import GpuFigures, NodeFigures, Summary, share
 from srunddp.util.hostlist import group_by_key
 
-_WIDTH, _TITLE, _BAR, _NOTE = 120, 12, 20, 13  # columns
+# columns
+_WIDTH = 120
+_TITLE = 12
+_BAR = 20
+_NOTE = 13
 _MOST = 8  # nodes whose clock differs
 _BEFORE_UNIT = re.compile(
     r"(?<=\d) (?=(?:%|ms|s|min|h|d|[KMGTP]?i?B|k?W|kWh|J|°C|GPUs?|CPUs?)(?!\w))"
@@ -41,7 +45,8 @@ def wrapped(line: str, indent: int = 0, width: int = _WIDTH) -> Iterator[str]:
     """The line in as many as it needs, those after the first indented; neither a word nor a figure
     is parted.
     """
-    joined, margin = _BEFORE_UNIT.sub("\xa0", one_line(line)), " " * indent
+    joined = _BEFORE_UNIT.sub("\xa0", one_line(line))
+    margin = " " * indent
     for part in wrap(
         joined, width, subsequent_indent=margin, break_long_words=False, break_on_hyphens=False
     ):
@@ -67,7 +72,10 @@ def figures(summary: Summary) -> dict[str, str]:
 
 def heading(summary: Summary) -> list[str]:
     """What ran, where, when, and how it ended, unless that is the failure."""
-    script = f": {summary.script}" if summary.script else ""
+    if summary.script:
+        script = f": {summary.script}"
+    else:
+        script = ""
     where = (
         f"{format.count(summary.world_size, 'rank')} on {format.count(len(summary.nodes), 'node')}"
     )
@@ -77,14 +85,20 @@ def heading(summary: Summary) -> list[str]:
         summary.backend,
         *(f"{len(gpus)} × {model}" for model, gpus in models.items()),
     ]
-    used += (
-        [f"network {format.nodes(names)}"]
-        if (names := {n.interface for n in summary.per_node} - {""})
-        else []
-    )
-    limit = f" of {format.duration(summary.time_limit_s)}" if summary.time_limit_s else ""
-    restarts = f", restart {summary.restarts}" if summary.restarts else ""
-    resumed = f", resumed after step {summary.resumed:,}" if summary.resumed is not None else ""
+    if names := {n.interface for n in summary.per_node} - {""}:
+        used.append(f"network {format.nodes(names)}")
+    if summary.time_limit_s:
+        limit = f" of {format.duration(summary.time_limit_s)}"
+    else:
+        limit = ""
+    if summary.restarts:
+        restarts = f", restart {summary.restarts}"
+    else:
+        restarts = ""
+    if summary.resumed is not None:
+        resumed = f", resumed after step {summary.resumed:,}"
+    else:
+        resumed = ""
     return [
         f"run {summary.name or '?'}{restarts}{script}",
         ", ".join(
@@ -103,7 +117,8 @@ def heading(summary: Summary) -> list[str]:
 
 
 def _ending(summary: Summary) -> Iterator[str]:
-    end, failed = summary.ending, failure(summary)
+    end = summary.ending
+    failed = failure(summary)
     if end.running:
         yield "; ".join(
             [f"still running; last sample at {format.clock(end.last_s)}", *ends(summary)]
@@ -122,7 +137,10 @@ def _tiles(summary: Summary) -> Iterator[str]:
         yield ""
     for tile in tiles(summary):
         filled = round((tile.share or 0.0) * _BAR)
-        bar = "" if tile.share is None else "█" * filled + "░" * (_BAR - filled)
+        if tile.share is None:
+            bar = ""
+        else:
+            bar = "█" * filled + "░" * (_BAR - filled)
         yield from wrapped(
             f"{tile.name:<16}  {tile.value:>7}  {bar:<{_BAR}}  {tile.detail}", _BAR + 29
         )
@@ -130,14 +148,18 @@ def _tiles(summary: Summary) -> Iterator[str]:
 
 def _notes(summary: Summary, notes: Sequence[Advice]) -> Iterator[str]:
     said = remarks(summary)
-    of_what = ", with what each costs of the step time" if any(note.cost for note in notes) else ""
+    if any(note.cost for note in notes):
+        of_what = ", with what each costs of the step time"
+    else:
+        of_what = ""
     if notes or said or not failure(summary):
         yield from ("", f"notes{of_what}" if notes else "notes: none")
     for note in notes:
-        level, cost = (
-            "WARN" if note.severity == "lost" else "note",
-            format.percent(note.cost) if note.cost else "",
-        )
+        level = "WARN" if note.severity == "lost" else "note"
+        if note.cost:
+            cost = format.percent(note.cost)
+        else:
+            cost = ""
         yield from wrapped(f"{level}  {cost:>5}  {note}", _NOTE)
         yield from wrapped(f"{'':{_NOTE}}-> {note.hint}", _NOTE + 3)
     yield from (part for line in said for part in wrapped(f"  {line}", 2))
@@ -148,7 +170,10 @@ def remarks(summary: Summary) -> list[str]:
     that differ.
     """
     silent = [each.node for each in summary.per_node if not each.samples]
-    none = f"no samples of {format.nodes(silent)}" if silent else ""
+    if silent:
+        none = f"no samples of {format.nodes(silent)}"
+    else:
+        none = ""
     return [*filter(None, [too_short(summary), none])] + [
         f"the clock of {format.nodes([each.node])} is {format.duration(abs(each.clock_s))} "
         f"{'ahead of' if each.clock_s > 0 else 'behind'} rank 0's: taken out"
@@ -157,27 +182,34 @@ def remarks(summary: Summary) -> list[str]:
 
 
 def _time_line(summary: Summary) -> str:
-    found = (
-        []
-        if summary.first_step_s is None
-        else [f"first step after {format.duration(summary.first_step_s)}"]
-    )
+    if summary.first_step_s is None:
+        found = []
+    else:
+        found = [f"first step after {format.duration(summary.first_step_s)}"]
     for noun, spans in (("epoch", summary.epochs), ("evaluation", summary.evaluations)):
         lasted = [each.end_s - each.begin_s for each in spans if each.end_s is not None]
-        mean = f" of {format.duration(fmean(lasted))} on average" if lasted else ""
-        found += [f"{format.count(len(spans), noun)}{mean}"] if spans else []
+        if lasted:
+            mean = f" of {format.duration(fmean(lasted))} on average"
+        else:
+            mean = ""
+        if spans:
+            found.append(f"{format.count(len(spans), noun)}{mean}")
     return "; ".join(found)
 
 
 def _steps(summary: Summary) -> str:
     longest = max((each.longest_s or 0.0 for each in summary.ranks), default=0.0)
-    also = f", the longest {format.duration(longest)}" if longest else ""
-    samples = f"; {summary.throughput.samples:,.0f} samples" if summary.throughput.samples else ""
-    return (
-        f"{summary.steps:,} of {format.duration(summary.step_s)}{also}{samples}"
-        if summary.steps
-        else "none counted"
-    )
+    if longest:
+        also = f", the longest {format.duration(longest)}"
+    else:
+        also = ""
+    if summary.throughput.samples:
+        samples = f"; {summary.throughput.samples:,.0f} samples"
+    else:
+        samples = ""
+    if summary.steps:
+        return f"{summary.steps:,} of {format.duration(summary.step_s)}{also}{samples}"
+    return "none counted"
 
 
 def _launch(summary: Summary) -> str:
@@ -190,28 +222,32 @@ def _launch(summary: Summary) -> str:
 
 
 def _checkpoints(summary: Summary) -> str:
-    found, part = summary.checkpoints, share(summary.checkpoints.stood_s, summary.seconds)
-    beside = (
-        f", {format.duration(found.background_s)} of writing beside it"
-        if found.background_s
-        else ""
-    )
+    found = summary.checkpoints
+    part = share(summary.checkpoints.stood_s, summary.seconds)
+    if found.background_s:
+        beside = f", {format.duration(found.background_s)} of writing beside it"
+    else:
+        beside = ""
     stood = (
         f"training stood still for {format.duration(found.stood_s)}, {format.percent(part)} of"
         " the run"
     )
-    return f"{found.count}: {stood}{beside}" if found.count else ""
+    if found.count:
+        return f"{found.count}: {stood}{beside}"
+    return ""
 
 
 def _energy(summary: Summary) -> str:
     known = [gpu.energy_j for gpu in summary.gpus if gpu.energy_j is not None]
     each = share(summary.energy_j, summary.throughput.samples)
-    per_sample = "" if each is None else f", {format.number(each)} J per sample"
-    return (
-        f"{format.number(sum(known) / 3.6e6)} kWh by {format.count(len(known), 'GPU')}{per_sample}"
-        if known
-        else ""
-    )
+    if each is None:
+        per_sample = ""
+    else:
+        per_sample = f", {format.number(each)} J per sample"
+    if not known:
+        return ""
+    energy = format.number(sum(known) / 3.6e6)
+    return f"{energy} kWh by {format.count(len(known), 'GPU')}{per_sample}"
 
 
 def tables(summary: Summary) -> dict[str, list[format.Row]]:

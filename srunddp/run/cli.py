@@ -172,7 +172,8 @@ def run(**given: Any) -> None:
 
     Python's own options are given as variables: PYTHONUNBUFFERED=1, PYTHONOPTIMIZE=1.
     """
-    environment, start = None, current_start()
+    environment = None
+    start = current_start()
     try:
         if given["explain"]:
             from srunddp.explain.cli import explained
@@ -201,9 +202,11 @@ def run(**given: Any) -> None:
 
 def _environment(given: dict[str, Any], start: Start) -> Environment:
     if given["spare_nodes"] and not given["restarts"]:
-        hint = "add --restarts=3"
         raise UsageError(
-            "--spare-nodes without --restarts", expected="both", hint=hint, scope=Scope.JOB
+            "--spare-nodes without --restarts",
+            expected="both",
+            hint="add --restarts=3",
+            scope=Scope.JOB,
         )
     environment = set_spare_nodes(
         detect(os.environ, channel=given["channel"]), given["spare_nodes"]
@@ -228,14 +231,21 @@ def _run(given: Mapping[str, Any], environment: Environment, origin: Start) -> i
         run=run_name(environment),
     )
     names = ("backend", "ifaces", "timeout")
-    ports = ifaces_conf.port_range(given["port"], where="--port") if given["port"] else None
+    if given["port"]:
+        ports = ifaces_conf.port_range(given["port"], where="--port")
+    else:
+        ports = None
     more = {"ports": ports, "max_restarts": given["restarts"], "rejoin": origin.rejoin}
     rendezvous = RendezvousOptions(
         **{name: given[name] for name in names if given[name] is not None}, **more
     )
     if given["script"] is None:
-        expected, hint = "srunddp [OPTIONS] SCRIPT [ARGUMENTS]...", "see srunddp run --help"
-        raise UsageError("no SCRIPT", expected=expected, hint=hint, scope=Scope.JOB)
+        raise UsageError(
+            "no SCRIPT",
+            expected="srunddp [OPTIONS] SCRIPT [ARGUMENTS]...",
+            hint="see srunddp run --help",
+            scope=Scope.JOB,
+        )
     script = Script(given["script"], given["arguments"], given["module"])
     plan = plan_monitor(options, environment, script, rendezvous.generation)
     # A caller of main() may hand others in, by main(arguments, obj=Limits(…)): a test does not wait
@@ -306,11 +316,10 @@ def _open(
             and environment.world_size > 1
             and environment.discovery.starts_mpi
         ):
-            hint = "start with srun --mpi=pmi2, or add --channel=slurm or env"
             raise ConfigError(
                 "--restarts over MPI",
                 expected="a way to rank 0 without MPI",
-                hint=hint,
+                hint="start with srun --mpi=pmi2, or add --channel=slurm or env",
                 scope=Scope.JOB,
             )
         if options.staged:
@@ -359,7 +368,10 @@ def _use_staged_copies(start: _Start) -> None:
             folder=refuse_inside_copy(staged, folder, start.plan.folder, "--monitor-dir"),
         )
     start.script = _staged_script(staged, start.script)
-    start.notes = (staged.note,) if staged.note else ()
+    if staged.note:
+        start.notes = (staged.note,)
+    else:
+        start.notes = ()
 
 
 def _staged_script(staged: StagedPaths, script: Script) -> Script:
@@ -372,9 +384,10 @@ def _prints(error: SrunddpError, environment: Environment | None) -> bool:
     """Whether this rank is the one to print an error that others see as well."""
     if error.said:
         return False
-    rank, local_rank = (
-        (environment.rank, environment.local_rank) if environment else likely_ranks(os.environ)
-    )
+    if environment:
+        rank, local_rank = (environment.rank, environment.local_rank)
+    else:
+        rank, local_rank = likely_ranks(os.environ)
     return {Scope.JOB: rank == 0, Scope.NODE: local_rank == 0, Scope.RANK: True}[error.scope]
 
 
@@ -390,7 +403,10 @@ def _notes(setup: RankSetup) -> list[str]:
 
 def _placement(setup: RankSetup, info: RendezvousInfo) -> str:
     environment = setup.environment
-    ranks = "1 rank" if environment.world_size == 1 else f"{environment.world_size} ranks"
+    if environment.world_size == 1:
+        ranks = "1 rank"
+    else:
+        ranks = f"{environment.world_size} ranks"
     nodes = "1 node" if info.nnodes == 1 else f"{info.nnodes} nodes"
     return (
         f"{ranks} on {nodes}, launcher {environment.launcher}, channel {info.channel}, "

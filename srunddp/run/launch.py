@@ -71,9 +71,10 @@ def launch(
     )
     standby_pipe = pipe() if warm else ()
     environment = setup.environment
-    rank_variable = (
-        "" if environment.launcher in (NO_LAUNCHER, USER.name) else environment.rank_variable
-    )
+    if environment.launcher in (NO_LAUNCHER, USER.name):
+        rank_variable = ""
+    else:
+        rank_variable = environment.rank_variable
     launcher = signals.find_launcher(rank_variable, slurm=environment.step is not None)
     signals.become_subreaper()
     mask = signals.block()
@@ -88,11 +89,18 @@ def launch(
         page=monitor.page,
         standby=standby_pipe[0] if standby_pipe else None,
     )
-    variable = environment.rank_variable if environment.world_size > 1 else ""
+    if environment.world_size > 1:
+        variable = environment.rank_variable
+    else:
+        variable = ""
     monitor.start_sampler(setup.interface.name, variable, launcher.pid)
     monitor.export()
     gc.freeze()  # what both processes share stays shared
-    kept = start.standby if environment.is_spare else None  # until this process is a rank
+    # until this process is a rank
+    if environment.is_spare:
+        kept = start.standby
+    else:
+        kept = None
     worker = (not kept and start.worker(context)) or fork_worker(
         context, [ours, *standby_pipe[1:]], monitor
     )
@@ -150,12 +158,12 @@ def _conclude(
     count = setup.options.generation
     if count or agent.has_lost_nodes:
         memory = setup.environment.step and start.history.out_of_memory and code == 0
-        note = (
-            "; srun's own exit code is another, as Slurm's memory limit was hit" if memory else ""
-        )
-        note += (
-            "; srun may wait until Slurm has set the lost node down" if agent.has_lost_nodes else ""
-        )
+        if memory:
+            note = "; srun's own exit code is another, as Slurm's memory limit was hit"
+        else:
+            note = ""
+        if agent.has_lost_nodes:
+            note += "; srun may wait until Slurm has set the lost node down"
         say(f"ended with {code} after {count} restart{'s' if count != 1 else ''}{note}")
     if result:
         with suppress(ConfigError):  # it could be written when the run began
@@ -193,9 +201,11 @@ def is_worker_exec(environ: Mapping[str, str]) -> bool:
     """
     value = environ.get("SRUNDDP_WORKER") or "fork"
     if value not in ("fork", "exec"):
-        hint = "export SRUNDDP_WORKER=exec for a profiler, else unset it"
         raise ConfigError(
-            f"SRUNDDP_WORKER={value}", expected="fork or exec", hint=hint, scope=Scope.JOB
+            f"SRUNDDP_WORKER={value}",
+            expected="fork or exec",
+            hint="export SRUNDDP_WORKER=exec for a profiler, else unset it",
+            scope=Scope.JOB,
         )
     return value == "exec"
 
@@ -210,8 +220,9 @@ def check_open_files(environment: Environment) -> None:
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     low = hard != resource.RLIM_INFINITY and hard < needed
     if environment.rank == 0 and environment.world_size > 1 and low:
-        expected = f"{needed}, one for each of {environment.world_size} ranks and some more"
-        hint = "raise the hard limit (ulimit -Hn, or LimitNOFILE of slurmd)"
         raise ConfigError(
-            f"rank 0 may open {hard} files", expected=expected, hint=hint, scope=Scope.JOB
+            f"rank 0 may open {hard} files",
+            expected=f"{needed}, one for each of {environment.world_size} ranks and some more",
+            hint="raise the hard limit (ulimit -Hn, or LimitNOFILE of slurmd)",
+            scope=Scope.JOB,
         )

@@ -107,7 +107,10 @@ def run_name(environment: Environment) -> str:
         return f"{environment.step.job}.{environment.step.step}"
     # A batch script's own run has no step, and an array's tasks, each a job, may run at once. What
     # mpirun starts on other nodes may not be told the job.
-    job = os.environ.get("SLURM_JOB_ID") if environment.world_size == 1 else None
+    if environment.world_size == 1:
+        job = os.environ.get("SLURM_JOB_ID")
+    else:
+        job = None
     return os.environ.get("PMIX_NAMESPACE") or job or "run"
 
 

@@ -83,7 +83,10 @@ class Start:
         rejoin = agent.rejoin
         assert rejoin
         # Of a rank 0 that is gone no more is known than how many starts there were.
-        history = agent.policy.history if agent.policy else Starts(rejoin.generation)
+        if agent.policy:
+            history = agent.policy.history
+        else:
+            history = Starts(rejoin.generation)
         state: dict[str, Any] = {"rejoin": asdict(rejoin), "history": asdict(history)}
         state |= {
             "mask": list(map(int, mask)),
@@ -117,7 +120,8 @@ def current_start() -> Start:
         files=resource.getrlimit(resource.RLIMIT_NOFILE),
     )
     if state:
-        rejoin, history = Rejoin(**state.pop("rejoin")), Starts(**state.pop("history"))
+        rejoin = Rejoin(**state.pop("rejoin"))
+        history = Starts(**state.pop("history"))
         start = replace(start, rejoin=rejoin, history=history, **state)
         _set_inheritable(False, start.rejoin, start.standby)
     return start

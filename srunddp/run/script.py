@@ -41,9 +41,11 @@ def check(script: Script) -> None:
     try:
         folder = os.getcwd()
     except FileNotFoundError:
-        found, hint = "the working folder has been deleted", "start in one that all nodes see"
         raise ConfigError(
-            found, expected="a folder that is there", hint=hint, scope=Scope.NODE
+            "the working folder has been deleted",
+            expected="a folder that is there",
+            hint="start in one that all nodes see",
+            scope=Scope.NODE,
         ) from None
     if (
         problem := _module_problem(script.name, folder)
@@ -68,14 +70,17 @@ def _file_problem(name: str, folder: str) -> tuple[str, str] | None:
                 f"no file {name} in {folder}",
                 f"{LAUNCHERS[name]}: srun --ntasks-per-node=8 srunddp train.py",
             )
-        place = "" if os.path.isabs(name) else f" in {folder}"
+        if os.path.isabs(name):
+            place = ""
+        else:
+            place = f" in {folder}"
         return (
             f"no file {name}{place}",
             f"{_nearest(name)}correct the path; all nodes must see the file",
         )
-    return (
-        None if os.access(name, os.R_OK) else (f"{name} may not be read", "correct its permissions")
-    )
+    if os.access(name, os.R_OK):
+        return None
+    return (f"{name} may not be read", "correct its permissions")
 
 
 def _nearest(name: str) -> str:
@@ -92,12 +97,15 @@ def _nearest(name: str) -> str:
 
 
 def _module_problem(name: str, folder: str) -> tuple[str, str] | None:
-    package, found = name.split(".")[0], None
+    package = name.split(".")[0]
+    found = None
     sys.path.insert(0, folder)
     with contextlib.suppress(ValueError):  # it has no spec, as __main__
         found = importlib.util.find_spec(package)
     sys.path.pop(0)
-    return None if found else (f"no module {package!r}", "correct the name after -m, or install it")
+    if found:
+        return None
+    return (f"no module {package!r}", "correct the name after -m, or install it")
 
 
 @dataclass(frozen=True)
@@ -130,9 +138,10 @@ def run(script: Script) -> ScriptResult:
     except SrunddpError as error:
         return ScriptResult(error.exit_code, error)
     except SystemExit as end:
-        return ScriptResult(
-            end.code & 0xFF if isinstance(end.code, int) else int(end.code is not None), end
-        )
+        if isinstance(end.code, int):
+            return ScriptResult(end.code & 0xFF, end)
+        # As Python does: None is success, and anything else is printed.
+        return ScriptResult(0 if end.code is None else 1, end)
     except BaseException as error:
         if script.module and isinstance(error, ImportError) and _theirs(error) is None:
             wrong = ConfigError(
@@ -149,9 +158,10 @@ def run(script: Script) -> ScriptResult:
 def prepare_path(script: Script) -> None:
     """Let the script find its own neighbours where Python found the launcher, in bin/."""
     if not sys.flags.safe_path:
-        sys.path[0] = (
-            os.getcwd() if script.module else os.path.dirname(os.path.realpath(script.name))
-        )
+        if script.module:
+            sys.path[0] = os.getcwd()
+        else:
+            sys.path[0] = os.path.dirname(os.path.realpath(script.name))
 
 
 def _run_file(name: str) -> None:
@@ -182,7 +192,9 @@ def _without_us(error: BaseException) -> types.TracebackType | None:
     there is.
     """
     theirs = _theirs(error)
-    return theirs if theirs or isinstance(error, SyntaxError) else error.__traceback__
+    if theirs or isinstance(error, SyntaxError):
+        return theirs
+    return error.__traceback__
 
 
 def _theirs(error: BaseException) -> types.TracebackType | None:

@@ -31,11 +31,9 @@ def require_srun(say: Callable[[str], None]) -> None:
     """
     if any(_answers() is not False for _ in range(_TRIES)):
         return
-    host, job, done = (
-        os.environ["SLURM_SRUN_COMM_HOST"],
-        os.environ.get("SLURM_JOB_ID", ""),
-        "the job is requeued",
-    )
+    host = os.environ["SLURM_SRUN_COMM_HOST"]
+    job = os.environ.get("SLURM_JOB_ID", "")
+    done = "the job is requeued"
     # Output goes nowhere: this is where a user sees why.
     _refusal(
         "scontrol",
@@ -64,10 +62,8 @@ def await_srun() -> None:
 
 def _answers() -> bool | None:
     """Whether its node can be reached; None where there is no srun."""
-    host, port = (
-        os.environ.get("SLURM_SRUN_COMM_HOST", ""),
-        os.environ.get("SLURM_SRUN_COMM_PORT", ""),
-    )
+    host = os.environ.get("SLURM_SRUN_COMM_HOST", "")
+    port = os.environ.get("SLURM_SRUN_COMM_PORT", "")
     if not host or not port.isdecimal():
         return None
     try:
@@ -85,8 +81,6 @@ def _refusal(*command: str) -> str:
         done = slurm_command.run(command, start_new_session=True)
     except (OSError, subprocess.SubprocessError) as error:
         return str(error)
-    return (
-        " ".join(done.stderr.split()) or f"it ended with {done.returncode}"
-        if done.returncode
-        else ""
-    )
+    if done.returncode:
+        return " ".join(done.stderr.split()) or f"it ended with {done.returncode}"
+    return ""

@@ -92,7 +92,8 @@ def _serve(end: socket.socket, context: WorkerContext, reserved: set[int]) -> No
     start.
     """
     known: dict[str, Any] = {}
-    due, imported = 0.0, False
+    due = 0.0
+    imported = False
     while True:
         if select.select([end], [], [], _LOOK_EVERY)[0]:
             data, descriptors, _, _ = socket.recv_fds(end, LONGEST, _DESCRIPTORS)
@@ -104,7 +105,8 @@ def _serve(end: socket.socket, context: WorkerContext, reserved: set[int]) -> No
                 sys.exit(run_worker(following))
             if not data:
                 os._exit(0)
-            known, due = json.loads(data), time.monotonic() + _SETTLED
+            known = json.loads(data)
+            due = time.monotonic() + _SETTLED
         if known and not imported and (context.page.has_steps() or time.monotonic() >= due):
             torch_import.run(context.script, **known)
             imported = True

@@ -67,7 +67,8 @@ class Agent(RankAgent):
     _cancel: CancelToken = field(default_factory=CancelToken)
 
     def __post_init__(self) -> None:
-        environment, log = self.context.setup.environment, self.context.output.target.file
+        environment = self.context.setup.environment
+        log = self.context.output.target.file
         self._recorder = FailureRecorder(
             environment.rank, environment.node, self.context.dump, log, self.limits
         )
@@ -111,19 +112,19 @@ class Agent(RankAgent):
             from srunddp.run.srun import await_srun  # most runs need none of it
 
             await_srun()
-        self.remaining, self.asked = supervisor.remaining, supervisor.asked
+        self.remaining = supervisor.remaining
+        self.asked = supervisor.asked
         self.fenced = supervisor.monitor is not None and supervisor.monitor.fenced
-        has_left, has_lost = (
-            self._meeting and self._meeting.vacant,
-            supervisor.monitor and supervisor.monitor.has_lost,
-        )
+        has_left = self._meeting and self._meeting.vacant
+        has_lost = supervisor.monitor and supervisor.monitor.has_lost
         self.has_lost_nodes = bool(has_left or has_lost)
         return code
 
     def _following(
         self, published: str, monitor: FailureMonitor, meeting: RendezvousInfo
     ) -> Rejoin:
-        setup, generation = self.context.setup, self.context.setup.options.generation + 1
+        setup = self.context.setup
+        generation = self.context.setup.options.generation + 1
         where: dict[str, Any] = {
             "published": published,
             "channel": meeting.channel,
@@ -133,7 +134,8 @@ class Agent(RankAgent):
         environment = setup.environment
         if not environment.spares:
             return rejoin
-        lost_after, grace = self.context.options.lost_after, self.context.options.restart_grace
+        lost_after = self.context.options.lost_after
+        grace = self.context.options.restart_grace
         own: dict[str, Any] = {
             "rank": environment.rank,
             "lost_after": lost_after,
@@ -202,7 +204,8 @@ class Agent(RankAgent):
             self.say(trouble)
 
     def _failure_monitor(self, found: RendezvousResult) -> FailureMonitor:
-        environment, options = self.context.setup.environment, self.context.options
+        environment = self.context.setup.environment
+        options = self.context.options
         name = self.context.setup.interface.name
         most = self.context.setup.options.max_restarts
         if most and environment.rank == 0:
@@ -212,7 +215,8 @@ class Agent(RankAgent):
             )
         if not found.connections:
             return FailureMonitor(self._folder, self.policy, self.limits)
-        meeting, generation = found.meeting, self.context.setup.options.generation
+        meeting = found.meeting
+        generation = self.context.setup.options.generation
         context = RankContext(
             rank=environment.rank,
             node=environment.node,
@@ -248,14 +252,17 @@ class Agent(RankAgent):
         """MPI is spoken by the worker, which then sends what it received."""
         timeout = self.context.setup.options.timeout
         if not select.select([self.pipe.end], [], [], timeout)[0]:
-            found = f"MPI_Init did not return within {timeout:g} s"
-            hint = "see whether one did not start or ended before; raise --timeout"
-            raise RendezvousError(found, expected="all ranks to start", hint=hint)
+            raise RendezvousError(
+                f"MPI_Init did not return within {timeout:g} s",
+                expected="all ranks to start",
+                hint="see whether one did not start or ended before; raise --timeout",
+            )
         answer = self.pipe.receive()
         if answer is None:
-            hint = "see MPI's own message; mpi4py must be built for the launcher's MPI"
             raise RendezvousError(
-                "the worker ended in MPI_Init", expected="MPI to start in every rank", hint=hint
+                "the worker ended in MPI_Init",
+                expected="MPI to start in every rank",
+                hint="see MPI's own message; mpi4py must be built for the launcher's MPI",
             )
         if "no_world" in answer:
             raise mpi.MpiNotLaunchedError(answer["no_world"])

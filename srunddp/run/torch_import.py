@@ -42,10 +42,12 @@ def modules_before(script: Script) -> list[str] | None:
     found: list[str] = []
     with suppress(OSError, SyntaxError, ValueError):
         for statement in ast.parse(Path(script.name).read_bytes()).body:
-            names = (
-                [each.name for each in statement.names] if isinstance(statement, ast.Import) else []
-            )
-            names += [statement.module or ""] if isinstance(statement, ast.ImportFrom) else []
+            if isinstance(statement, ast.Import):
+                names = [each.name for each in statement.names]
+            else:
+                names = []
+            if isinstance(statement, ast.ImportFrom):
+                names.append(statement.module or "")
             if not names and not (
                 isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
             ):
@@ -55,7 +57,8 @@ def modules_before(script: Script) -> list[str] | None:
                     return found
                 if name not in (*sys.stdlib_module_names, *_HARMLESS) or _is_beside(script, name):
                     return None
-                found += [name] if name not in sys.modules else []
+                if name not in sys.modules:
+                    found.append(name)
     return None
 
 
@@ -72,7 +75,8 @@ def run(script: Script, before: Sequence[str], variables: Mapping[str, str | Non
     import has any error.
     """
     global ahead
-    ahead, restored = True, {name: os.environ.get(name) for name in variables}
+    ahead = True
+    restored = {name: os.environ.get(name) for name in variables}
     prepare_path(script)
     _set(variables)
     try:

@@ -66,7 +66,8 @@ def run_worker(context: WorkerContext) -> int:
     Returns:
         The script's exit code.
     """
-    setup, supervisor = context.setup, context.supervisor
+    setup = context.setup
+    supervisor = context.supervisor
     environment = setup.environment
     # Ctrl-C ends the wait for the others, and not with a traceback.
     interrupt = _end_at(signal.SIGINT)
@@ -77,24 +78,27 @@ def run_worker(context: WorkerContext) -> int:
     _prepare_process(context)
     if environment.world_size > 1 and environment.discovery.starts_mpi:
         supervisor.send(_exchange_over_mpi(setup))
-    threads = None if select.select([supervisor.end], [], [], _SOON)[0] else _import_torch(context)
+    if select.select([supervisor.end], [], [], _SOON)[0]:
+        threads = None
+    else:
+        threads = _import_torch(context)
     answer = supervisor.receive()
     if answer is None:
         os._exit(RendezvousError.exit_code)
-    return (
-        _wait_as_spare(context)
-        if environment.is_spare
-        else _become_script(context, answer, threads, interrupt)
-    )
+    if environment.is_spare:
+        return _wait_as_spare(context)
+    return _become_script(context, answer, threads, interrupt)
 
 
 def _become_script(
     context: WorkerContext, answer: dict[str, Any], threads: dict[str, str] | None, interrupt: Any
 ) -> int:
-    supervisor, environment = context.supervisor, context.setup.environment
+    supervisor = context.supervisor
+    environment = context.setup.environment
     _join_world(context, RendezvousInfo(**answer), threads)
     signal.signal(signal.SIGINT, interrupt)
-    worker, result = os.getpid(), user_script.run(context.script)
+    worker = os.getpid()
+    result = user_script.run(context.script)
     if os.getpid() != worker:  # a fork of the script's own that has run to the script's end
         user_script.print_result(result)
         return result.code
@@ -135,10 +139,12 @@ def _import_torch(context: WorkerContext) -> dict[str, str] | None:
         or (before := torch_import.modules_before(context.script)) is None
     ):
         return None
-    here, bound = context.setup.environment.local_world_size or 1, cpus.Cpus.here()
-    threads = (
-        cpus.threads(os.environ, here if bound.allowed == bound.machine else 1) if here > 1 else {}
-    )
+    here = context.setup.environment.local_world_size or 1
+    bound = cpus.Cpus.here()
+    if here > 1:
+        threads = cpus.threads(os.environ, here if bound.allowed == bound.machine else 1)
+    else:
+        threads = {}
     torch_import.run(context.script, before, threads)
     return threads
 
@@ -151,7 +157,10 @@ def _join_world(
     if "torch" not in sys.modules:
         store.surround_import("torch", torch_import.noting_libraries)
     atexit.register(torch_import.finish)  # before the script's handlers, so it is called after them
-    own = cpus.threads(environ, info.sharers) if info.local_world_size > 1 else {}
+    if info.local_world_size > 1:
+        own = cpus.threads(environ, info.sharers)
+    else:
+        own = {}
     if threads is not None and own and own != threads and "torch" in sys.modules:
         sys.modules["torch"].set_num_threads(*map(int, own.values()))
     if context.standby and (threads is not None or "torch" not in sys.modules):
@@ -187,9 +196,13 @@ def _report(result: user_script.ScriptResult, supervisor: WorkerPipe, *, alone: 
     error = result.error
     assert error is not None
     if isinstance(error, (Stopped, SrunddpError)):
-        kind = FailureKind.SECONDARY if isinstance(error, PeerError) else FailureKind.PRIMARY
+        if isinstance(error, PeerError):
+            kind = FailureKind.SECONDARY
+        else:
+            kind = FailureKind.PRIMARY
         weight = FailureKind.STOPPED if isinstance(error, Stopped) else kind
-        cause, trace = failure.shortened(str(error)), ""
+        cause = failure.shortened(str(error))
+        trace = ""
     elif isinstance(error, SystemExit):
         cause, trace, weight = failure.of_exit(error, result.code)
     else:
@@ -269,7 +282,8 @@ def exit_without_teardown(code: int) -> NoReturn:
 
 def _exchange_over_mpi(setup: RankSetup) -> dict[str, str]:
     try:
-        environment, name = setup.environment, setup.interface.name
+        environment = setup.environment
+        name = setup.interface.name
         received = environment.discovery.exchange(
             setup.published, environment, setup.options.timeout, name
         )

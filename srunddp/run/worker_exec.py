@@ -47,10 +47,13 @@ def pack(context: WorkerContext) -> tuple[int, list[int]]:
             lambda each: (socket.socket, (each.family, each.type, each.proto, each.fileno())),
         )
         pickle.dump((context, dict(os.environ)), file)
-    held, standby = context.setup.held, context.standby
+    held = context.setup.held
+    standby = context.standby
     sockets = [context.supervisor.end, *((held.rendezvous, held.store) if held else ())]
-    sockets += [standby.end] if standby else []
-    sockets += [context.setup.deputy] if context.setup.deputy else []
+    if standby:
+        sockets.append(standby.end)
+    if context.setup.deputy:
+        sockets.append(context.setup.deputy)
     files = [context.dump.descriptor, context.page.descriptor, *context.output.descriptors]
     return state, [*(each.fileno() for each in sockets), *files]
 

@@ -31,10 +31,8 @@ from srunddp.util.option_groups import GroupedCommand, after_script
 # A site's defaults, and a user's, which win over them.
 DEFAULTS = ("/etc/srunddp/sbatch.yaml", "~/.config/srunddp/sbatch.yaml")
 _LETTERS = {"job_name": "-J", "nodes": "-N", "cpus_per_task": "-c", "module": "-m"}
-_FILES, _FOLDERS = (
-    "ifaces srunddp container error export_file input nodefile output",
-    "chdir data log_dir venv",
-)
+_FILES = "ifaces srunddp container error export_file input nodefile output"
+_FOLDERS = "chdir data log_dir venv"
 _PASSED_ON = {name.replace("-", "_"): option for name, option in slurm_options.OPTIONS.items()}
 # What --help says of sbatch's own options; it lists those of the groups.
 _HELP = {
@@ -103,14 +101,18 @@ class _Number(click.ParamType):  # type: ignore[type-arg]
     name = "integer"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        return value if str(value).lower() in NULLS else click.INT.convert(value, param, ctx)
+        if str(value).lower() in NULLS:
+            return value
+        return click.INT.convert(value, param, ctx)
 
 
 class _Choice(click.Choice):  # type: ignore[type-arg]
     """One of some words, or ``none`` for no value."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        return value if str(value).lower() in NULLS else super().convert(value, param, ctx)
+        if str(value).lower() in NULLS:
+            return value
+        return super().convert(value, param, ctx)
 
 
 class _Sbatch(GroupedCommand):
@@ -163,22 +165,24 @@ def _option(name: str, key: ConfigField) -> Any:
     settings: dict[str, Any] = {"type": _TYPES.get(name), "metavar": _METAVAR_OF.get(name)}
     settings["shell_complete"] = _partitions if name == "partition" else None
     names = [f"{option}/--no-{option[2:]}" if bool in (key.kind, *get_args(key.kind)) else option]
-    default = (
-        ""
-        if key.default in (MISSING, None, False, (), "")
-        else f"  [default: {text_of(key.default)}]"
-    )
+    if key.default in (MISSING, None, False, (), ""):
+        default = ""
+    else:
+        default = f"  [default: {text_of(key.default)}]"
     if passed_on := _PASSED_ON.get(name):
         names = [option, *([f"-{passed_on.letter}"] if passed_on.letter else [])]
         settings["hidden"] = (
             COMPLETE not in os.environ and name not in " ".join(_GROUPS.values()).split()
         )
         # Without a value the next word is SCRIPT.
-        settings |= {} if passed_on.takes == "=" else {"type": FILE, "metavar": "[=VALUE]"}
+        if passed_on.takes != "=":
+            settings |= {"type": FILE, "metavar": "[=VALUE]"}
     elif int in (key.kind, *get_args(key.kind)):
         settings |= {"type": _Number(), "metavar": "N"}
-    names += [_LETTERS[name]] if name in _LETTERS else []
-    names += ["--tasks-per-node"] if name == "ntasks_per_node" else []
+    if name in _LETTERS:
+        names.append(_LETTERS[name])
+    if name == "ntasks_per_node":
+        names.append("--tasks-per-node")
     text = key.sentence[:1].upper() + key.sentence[1:] + default
     return click.option(
         *names, name, default=None, multiple=get_origin(key.kind) is tuple, help=text, **settings
@@ -224,12 +228,16 @@ def sbatch(
     srunddp sbatch --from=torchrun.sh --write=job.sh
     """
     if salloc and submit:
-        hint = "write --write=FILE in the place of --submit, then bash FILE"
-        raise UsageError("--salloc and --submit", expected="one of them", hint=hint)
-    if source and (salloc or any(value not in (None, ()) for value in given.values())):
-        hint = "remove them, and change the file that is written"
         raise UsageError(
-            "--from with SCRIPT or options of the job", expected="--from without them", hint=hint
+            "--salloc and --submit",
+            expected="one of them",
+            hint="write --write=FILE in the place of --submit, then bash FILE",
+        )
+    if source and (salloc or any(value not in (None, ()) for value in given.values())):
+        raise UsageError(
+            "--from with SCRIPT or options of the job",
+            expected="--from without them",
+            hint="remove them, and change the file that is written",
         )
     with answering():
         if source:

@@ -88,21 +88,29 @@ def convert(path: str) -> tuple[str, list[str]]:
     try:
         text = Path(path).read_bytes().decode()
     except (OSError, UnicodeDecodeError) as error:
-        found = f"{path}: {getattr(error, 'strerror', None) or 'no text in UTF-8'}"
-        raise ConfigError(found, expected="a job script", hint="correct --from") from None
+        raise ConfigError(
+            f"{path}: {getattr(error, 'strerror', None) or 'no text in UTF-8'}",
+            expected="a job script",
+            hint="correct --from",
+        ) from None
     launches = [launch for words, in_loop in _commands(text) if (launch := _launch(words, in_loop))]
     lines = [text.count("\n", 0, launch.words[launch.before].start()) + 1 for launch in launches]
     quoted = [number for number, line in enumerate(text.splitlines(), 1) if _NAMED.match(line)]
     if len(launches) != 1:
         found = f"{path}: {len(launches) or 'no'} commands with torchrun or accelerate"
-        found += ", but in quotes or the like" if quoted and not lines else ""
+        if quoted and not lines:
+            found += ", but in quotes or the like"
         found += "".join(f", line {number}" for number in lines or quoted)
-        hint = (
-            "replace those in quotes, in variables, or in several commands by hand: srun srunddp"
-            " train.py"
+        raise ConfigError(
+            found,
+            expected="one such command",
+            hint=(
+                "replace those in quotes, in variables, or in several commands by hand: srun"
+                " srunddp train.py"
+            ),
         )
-        raise ConfigError(found, expected="one such command", hint=hint)
-    (launch,), where = launches, f"{path}:{lines[0]}"
+    (launch,) = launches
+    where = f"{path}:{lines[0]}"
     if obstacle := _obstacle(text, launch):
         raise ConfigError(
             obstacle[0], expected="one command for all ranks", hint=obstacle[1], where=where
@@ -115,7 +123,8 @@ def convert(path: str) -> tuple[str, list[str]]:
         f"{path}:{number}: torchrun or accelerate, too; this line is left as it is"
         for number in others
     ]
-    start, script = launch.words[0].start(), launch.script[0].start()
+    start = launch.words[0].start()
+    script = launch.script[0].start()
     return f"{text[:start]}{_replacement(text, launch)} {text[script:]}", notes
 
 
@@ -128,29 +137,42 @@ def _commands(text: str) -> Iterator[tuple[_Words, bool]]:
             words.append(token)
         elif words and (token["separator"] or token["here"]):
             first = next((word[0] for word in words if word[0] not in _BEFORE_LOOPS), "")
-            loops += (first in _LOOPS) - (first == "done")
+            if first in _LOOPS:
+                loops += 1
+            elif first == "done":
+                loops -= 1
             yield words, loops > 0
             words = []
 
 
 def _launch(words: _Words, in_loop: bool) -> _Launch | None:
     texts = _texts(words)
-    starts = _STARTS.search(joined := "".join(f"{text}\0" for text in texts))
+    joined = "".join(f"{text}\0" for text in texts)
+    starts = _STARTS.search(joined)
     if not starts or texts[0] in ("echo", "printf", "which", "command", "type"):
         return None
-    place, at, options = (
-        joined.count("\0", 0, starts.start()),
-        joined.count("\0", 0, starts.end()),
-        {},
-    )
+    place = joined.count("\0", 0, starts.start())
+    at = joined.count("\0", 0, starts.end())
+    options = {}
     while at < len(texts) and texts[at].startswith("-") and texts[at] != "--":
         name, equals, value = texts[at].lstrip("-").partition("=")
         name = {"r": "redirects", "t": "tee"}.get(name, name.replace("_", "-"))
         takes_next = not (equals or _FLAG.fullmatch(name))
-        options[name] = texts[at + 1] if takes_next and at + 1 < len(texts) else value
-        at += 2 if takes_next else 1
-    named, rest = starts[0].replace("\0", " ").strip(), words[at + (texts[at : at + 1] == ["--"]) :]
-    return _Launch(words, place, named, options, rest, in_loop) if rest else None
+        if takes_next and at + 1 < len(texts):
+            options[name] = texts[at + 1]
+        else:
+            options[name] = value
+        if takes_next:
+            at += 2
+        else:
+            at += 1
+    named = starts[0].replace("\0", " ").strip()
+    if at < len(texts) and texts[at] == "--":
+        at += 1
+    rest = words[at:]
+    if rest:
+        return _Launch(words, place, named, options, rest, in_loop)
+    return None
 
 
 def _texts(words: _Words) -> list[str]:
@@ -237,7 +259,8 @@ def _step(text: str, options: dict[str, str]) -> list[str]:
     """Options of srun for as many tasks as torchrun or accelerate would start processes."""
     nodes = options.get("nnodes") or options.get("num-machines") or "1"
     nodes = "$SLURM_NNODES" if ":" in nodes else nodes
-    total, each = options.get("num-processes"), options.get("nproc-per-node", "1")
+    total = options.get("num-processes")
+    each = options.get("nproc-per-node", "1")
     if total:
         each = _calculated(f"{total} / {nodes}")
     elif not each.isdecimal() and not each.startswith(("$", "`")):  # cpu, gpu, auto
@@ -254,14 +277,18 @@ def _step(text: str, options: dict[str, str]) -> list[str]:
         f'--{name}="{value}"' if re.search("[$`]", value) else f"--{name}={value}"
         for name, value in size.items()
     ]
-    bind = ["--gpu-bind=none"] if re.search(r"^#SBATCH\s.*(gpu|-G)", text, re.MULTILINE) else []
+    if re.search(r"^#SBATCH\s.*(gpu|-G)", text, re.MULTILINE):
+        bind = ["--gpu-bind=none"]
+    else:
+        bind = []
     return [*words, "--kill-on-bad-exit=1", *bind]
 
 
 def _calculated(product: str) -> str:
     """Of two numbers at once, or else by bash."""
     if found := re.fullmatch(r"(\d+) ([*/]) (\d+)", product):
-        left, right = int(found[1]), int(found[3])
+        left = int(found[1])
+        right = int(found[3])
         return str(left * right if found[2] == "*" else left // max(right, 1))
     if not re.search(r"[$][(]|`", product):
         product = re.sub("[$](?=[A-Za-z_])", "", product)

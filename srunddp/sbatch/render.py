@@ -67,7 +67,10 @@ def render(job: SlurmJob, command: Sequence[str], *, interactive: bool = False) 
 
 def _head(job: SlurmJob, command: Sequence[str], interactive: bool) -> list[str]:
     folders = shlex.join(os.path.join(job.folder, each) for each in job.log_folders)
-    make = f"mkdir -p -- {folders} && " if folders else ""
+    if folders:
+        make = f"mkdir -p -- {folders} && "
+    else:
+        make = ""
     start = "bash THIS_FILE" if interactive else f"{make}sbatch THIS_FILE"
     return [
         "#!/bin/bash",
@@ -83,7 +86,10 @@ def _size(job: SlurmJob) -> str:
         return ""
     ranks = f"{job.tasks} {'rank' if job.tasks == 1 else 'ranks'}"
     nodes = job.node_count - (job.spare_nodes or 0)
-    spare = f", spare nodes: {job.spare_nodes}" if job.spare_nodes else ""
+    if job.spare_nodes:
+        spare = f", spare nodes: {job.spare_nodes}"
+    else:
+        spare = ""
     return (f" on 1 node, {ranks}" if nodes == 1 else f" on {nodes} nodes, {ranks} on each") + spare
 
 
@@ -91,11 +97,8 @@ def directives(job: SlurmJob) -> list[str]:
     """The lines that sbatch reads, each with its reason where it has one."""
     lines: list[str] = []
     for name, value in _requested(job):
-        lines += (
-            [f"# {_WHY[name]}"]
-            if name in _WHY and (job.has_gpus or name != "ntasks-per-node")
-            else []
-        )
+        if name in _WHY and (job.has_gpus or name != "ntasks-per-node"):
+            lines.append(f"# {_WHY[name]}")
         lines.append(directive(name, value))
     if "output" not in job.slurm:
         # In this option Slurm replaces %j and the like.
@@ -106,11 +109,11 @@ def directives(job: SlurmJob) -> list[str]:
             "# Slurm does not make this folder; if it is missing the job ends at once, without a"
             " message."
         ]
-        lines += [directive("output", output)]
+        lines.append(directive("output", output))
     if job.requeue:
         lines += ["# Slurm may start the job again, under its number.", directive("requeue", True)]
     elif job.requeue is False:
-        lines += [directive("no-requeue", True)]
+        lines.append(directive("no-requeue", True))
     if "open-mode" not in job.slurm:
         lines += [
             "# Each start appends to the log of the one before.",
@@ -171,7 +174,10 @@ def _allocation(job: SlurmJob) -> list[str]:
 
 def _modules(job: SlurmJob) -> list[str]:
     """Loaded by a shell function of the site's: Lmod's or Environment Modules'."""
-    purge = ["module purge"] if job.module_purge else []
+    if job.module_purge:
+        purge = ["module purge"]
+    else:
+        purge = []
     return _lenient(
         [*purge, *(["module load " + " ".join(map(word, job.modules))] if job.modules else [])]
     )
@@ -179,11 +185,9 @@ def _modules(job: SlurmJob) -> list[str]:
 
 def _lenient(lines: Sequence[str]) -> list[str]:
     """Lines that may read variables which are not set."""
-    return (
-        ["# What follows may read variables that are not set.", "set +u", *lines, "set -u"]
-        if lines
-        else []
-    )
+    if lines:
+        return ["# What follows may read variables that are not set.", "set +u", *lines, "set -u"]
+    return []
 
 
 def _environment(job: SlurmJob) -> list[str]:
@@ -195,8 +199,13 @@ def _environment(job: SlurmJob) -> list[str]:
         ]
         return [*_lenient(activation), _NO_VENV]
     if not job.venv:
-        return [_NO_VENV] if job.in_container else []
-    folder = word(job.venv) if os.path.isabs(job.venv) else f'"$PWD"/{word(job.venv)}'
+        if job.in_container:
+            return [_NO_VENV]
+        return []
+    if os.path.isabs(job.venv):
+        folder = word(job.venv)
+    else:
+        folder = f'"$PWD"/{word(job.venv)}'
     return [
         "# What its bin/activate does.",
         f"export VIRTUAL_ENV={folder}",
@@ -259,7 +268,10 @@ def _stage(job: SlurmJob) -> list[str]:
 def _preflight(job: SlurmJob) -> list[str]:
     if not job.preflight:
         return []
-    script = [] if job.module else [job.script or ""]
+    if job.module:
+        script = []
+    else:
+        script = [job.script or ""]
     words = shlex.join([*_common_options(job), f"--output-dir={job.log_dir}", *script])
     why = (
         "# If a node, a network or the environment fails the check, the job ends here with exit"
@@ -290,22 +302,22 @@ def _restarts(job: SlurmJob) -> bool:
 
 
 def _result(job: SlurmJob) -> list[str]:
-    folder = word(job.log_dir) if os.path.isabs(job.log_dir) else f'"$PWD"/{word(job.log_dir)}'
-    return (
-        [f'result={folder}/"$SLURM_JOB_ID".result.json', 'rm -f -- "$result"']
-        if _restarts(job)
-        else []
-    )
+    if os.path.isabs(job.log_dir):
+        folder = word(job.log_dir)
+    else:
+        folder = f'"$PWD"/{word(job.log_dir)}'
+    if _restarts(job):
+        return [f'result={folder}/"$SLURM_JOB_ID".result.json', 'rm -f -- "$result"']
+    return []
 
 
 def _srun(job: SlurmJob, *, training: bool = False) -> list[str]:
     """srun with its options, up to the command on each node, in lines."""
     # The ranks get the script's variables, even if the site gives jobs none.
-    ending = (
-        "--no-kill --kill-on-bad-exit=0 --wait=0"
-        if training and job.spare_nodes
-        else "--kill-on-bad-exit=1"
-    )
+    if training and job.spare_nodes:
+        ending = "--no-kill --kill-on-bad-exit=0 --wait=0"
+    else:
+        ending = "--kill-on-bad-exit=1"
     options = [
         ("chdir", job.stage and "/"),
         ("gpu-bind", job.has_gpus and "none"),
@@ -319,14 +331,20 @@ def _srun(job: SlurmJob, *, training: bool = False) -> list[str]:
 
 def _container(job: SlurmJob) -> list[str]:
     if job.container:
-        gpus = "--nv " if job.has_gpus else ""
+        if job.has_gpus:
+            gpus = "--nv "
+        else:
+            gpus = ""
         return [f'apptainer exec {gpus}--bind "$PWD" --pwd "$PWD" {word(job.container)}']
     if job.container_image:
         mounts = "".join(f",{word(each)}" for each in job.container_mounts)
         image = f"--container-image={word(job.container_image)}"
         # Else the image's own values of these would win.
         names = ",".join(each.partition("=")[0] for each in job.env)
-        exported = f" --container-env={names}" if names else ""
+        if names:
+            exported = f" --container-env={names}"
+        else:
+            exported = ""
         return [
             image,
             f'--container-mounts="$PWD:$PWD"{mounts} --container-workdir="$PWD"{exported}',
@@ -347,7 +365,10 @@ def _run(job: SlurmJob) -> list[str]:
         ]
     )
     options = [*_common_options(job), *more, *job.run_options]
-    result = '--result="$result" ' if _restarts(job) else ""
+    if _restarts(job):
+        result = '--result="$result" '
+    else:
+        result = ""
     script = shlex.join((*(("-m",) if job.module else ()), job.script or "", *job.arguments))
     if not options:
         return [f"{_command(job)} run {script}"]
@@ -384,7 +405,10 @@ def _report(job: SlurmJob) -> list[str]:
         return []
     # Only a container has srunddp, and pyxis starts one for a step alone.
     one_task = "srun --export=ALL --nodes=1 --ntasks=1 --ntasks-per-node=1"
-    step = [one_task, *_container(job)] if job.in_container else []
+    if job.in_container:
+        step = [one_task, *_container(job)]
+    else:
+        step = []
     first, *rest = [
         *step,
         f'{word(job.command)} report "$SLURM_JOB_ID" --monitor-dir={word(job.log_dir)} || true',

@@ -88,11 +88,13 @@ def rewrite(
     it is. ``known`` are the options of the command, ``with_value`` those that take the next word. A
     UsageError where a flag has a value.
     """
-    left, done = list(arguments), []
+    left = list(arguments)
+    done = []
     while left and left[0].startswith("-") and left[0] not in ("-", "--"):
         word = left.pop(0)
         name, equals, value = word.partition("=")
-        name = name.replace("_", "-") if (long := name.startswith("--")) else name
+        if long := name.startswith("--"):
+            name = name.replace("_", "-")
         option = OPTIONS.get(name[2:]) if long else _BY_LETTER.get(name)
         negated = OPTIONS.get(name.removeprefix("--no-"))
         if option and option.takes != "=" and not equals:
@@ -109,5 +111,6 @@ def rewrite(
             done.append(f"--sbatch-arg={word}")
         else:
             done.append(name + equals + value)
-            done += [left.pop(0)] if name in with_value and not equals and left else []
+            if name in with_value and not equals and left:
+                done.append(left.pop(0))
     return done + left

@@ -173,8 +173,12 @@ class SlurmJob:
     def warning(self) -> str:
         """What ``--signal`` gets; empty for no such option."""
         if self.signal == "auto":
-            return "USR2@120" if self.requeue else ""
-        return "" if self.signal == "none" else self.signal
+            if self.requeue:
+                return "USR2@120"
+            return ""
+        if self.signal == "none":
+            return ""
+        return self.signal
 
 
 def _count(devices: str | bool | None) -> int:

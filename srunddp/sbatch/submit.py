@@ -85,16 +85,16 @@ def _sbatch(
     try:
         done = run(["sbatch", *options], outside(environ), timeout=limit, input=text, as_is=True)
     except OSError as error:
-        why = (
-            "no sbatch in PATH"
-            if isinstance(error, FileNotFoundError)
-            else f"sbatch: {error.strerror}"
-        )
+        if isinstance(error, FileNotFoundError):
+            why = "no sbatch in PATH"
+        else:
+            why = f"sbatch: {error.strerror}"
         raise UnavailableError(why, expected="Slurm", hint="submit it on a login node") from None
     except subprocess.TimeoutExpired:
-        hint = "look in squeue for the job before you try again"
         raise UnavailableError(
-            f"sbatch has not answered within {limit:g} s", expected="a job", hint=hint
+            f"sbatch has not answered within {limit:g} s",
+            expected="a job",
+            hint="look in squeue for the job before you try again",
         ) from None
     if done.returncode and not _NUMBER.search(done.stdout):
         raise _refusal(done.stderr)

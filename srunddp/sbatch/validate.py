@@ -68,25 +68,33 @@ def check(job: SlurmJob, *, interactive: bool = False) -> None:
 def check_printable(name: str, text: str) -> None:
     """A ConfigError where a text may end a line of the script, or command a terminal."""
     if not text.isprintable():
-        hint = "remove line ends, tabs and control characters"
-        raise ConfigError(f"{name} {text!r}", expected="printable characters", hint=hint)
+        raise ConfigError(
+            f"{name} {text!r}",
+            expected="printable characters",
+            hint="remove line ends, tabs and control characters",
+        )
 
 
 def option(key: str) -> str:
     """A key as it is written on the command line."""
-    return key if key in ("script", "arguments") else "--" + key.replace("_", "-")
+    if key in ("script", "arguments"):
+        return key
+    return "--" + key.replace("_", "-")
 
 
 def _of_texts(job: SlurmJob) -> Iterator[_Problem]:
     for field in dataclasses.fields(job):
-        value, key, name = getattr(job, field.name), field.name, option(field.name)
+        value = getattr(job, field.name)
+        key = field.name
+        name = option(field.name)
         for text in (
             (value,) if isinstance(value, str) else value if isinstance(value, tuple) else ()
         ):
             check_printable(name, text)
             empty = not text and key not in ("mpi", "arguments")
             yield empty, f"{name} is empty", "a value", "remove it, or give it a value"
-            found, is_path = f"{name} {text!r}", key in _PATHS
+            found = f"{name} {text!r}"
+            is_path = key in _PATHS
             # A command would take it for one of its options.
             yield (
                 is_path and text.startswith("-"),
@@ -113,7 +121,8 @@ def _of_variables(job: SlurmJob) -> Iterator[_Problem]:
             "no variable of bash's or the script's own",
             "rename it",
         )
-        rank, slurm = name in _RANK_VARIABLES, name.startswith("SLURM_")
+        rank = name in _RANK_VARIABLES
+        slurm = name.startswith("SLURM_")
         setter = "Slurm" if slurm else "srunddp, for each rank"
         yield rank or slurm, f"--env {name}", f"no variable that is set by {setter}", "remove it"
 
@@ -179,20 +188,16 @@ def _of_options(job: SlurmJob, interactive: bool) -> Iterator[_Problem]:
             "one module, such as CUDA/12.4",
             "repeat --modules for each",
         )
-    others, found = (
-        (job.node_count or 0) - (job.spare_nodes or 0),
-        f"--spare-nodes {job.spare_nodes}",
-    )
+    others = (job.node_count or 0) - (job.spare_nodes or 0)
+    found = f"--spare-nodes {job.spare_nodes}"
     yield (
         job.spare_nodes and not job.restarts,
         f"{found} without --restarts",
         "both",
         "add --restarts=3",
     )
-    few, found = (
-        job.spare_nodes and others * (job.tasks or 2) < 2,
-        f"{found} with --nodes {job.node_count or 'unset'}",
-    )
+    few = job.spare_nodes and others * (job.tasks or 2) < 2
+    found = f"{found} with --nodes {job.node_count or 'unset'}"
     yield (
         few,
         found,
@@ -208,7 +213,8 @@ def _of_options(job: SlurmJob, interactive: bool) -> Iterator[_Problem]:
     )
     batch_only = [name for name in job.slurm if name in OPTIONS and OPTIONS[name].batch_only]
     for name in [*batch_only, *(["requeue"] if job.requeue else [])]:
-        found, hint = f"--salloc with --{name}", "remove it, or submit the job with sbatch"
+        found = f"--salloc with --{name}"
+        hint = "remove it, or submit the job with sbatch"
         yield interactive, found, "an option that salloc knows", hint
     for each in job.container_mounts:
         yield (
@@ -217,7 +223,8 @@ def _of_options(job: SlurmJob, interactive: bool) -> Iterator[_Problem]:
             "both",
             "name the image",
         )
-        found, hint = f"--container-mounts {each!r}", "repeat --container-mounts for each"
+        found = f"--container-mounts {each!r}"
+        hint = "repeat --container-mounts for each"
         yield "," in each, found, "one SOURCE:TARGET, without a comma", hint
 
 
@@ -244,7 +251,8 @@ def _of_arguments(job: SlurmJob) -> Iterator[_Problem]:
             )
     for each in job.sbatch_arg:
         name, _ = split(each)
-        found, wrong = f"--sbatch-arg {each!r}", not re.fullmatch(r"--[a-zA-Z][\w-]*(=.*)?", each)
+        found = f"--sbatch-arg {each!r}"
+        wrong = not re.fullmatch(r"--[a-zA-Z][\w-]*(=.*)?", each)
         yield (
             wrong,
             found,
@@ -261,7 +269,8 @@ def _of_arguments(job: SlurmJob) -> Iterator[_Problem]:
 
 
 def _of_stage(job: SlurmJob) -> Iterator[_Problem]:
-    found, expected = "--stage without a virtual environment", "an environment to copy"
+    found = "--stage without a virtual environment"
+    expected = "an environment to copy"
     yield job.stage and not job.venv, found, expected, "add --venv=ENV"
     for name in ("data", "stage_exclude"):
         yield (
@@ -294,11 +303,10 @@ def script_problem(job: SlurmJob) -> tuple[str, str] | None:
         own = re.fullmatch(
             r"python[\d.]*|torchrun|accelerate|deepspeed|srun|mpirun|mpiexec", job.script or ""
         )
-        hint = (
-            f"remove {job.script}: the script starts srun and srunddp"
-            if own
-            else "correct the path, or add --force"
-        )
+        if own:
+            hint = f"remove {job.script}: the script starts srun and srunddp"
+        else:
+            hint = "correct the path, or add --force"
         return f"{job.script} is not seen here: {os.strerror(error.errno or 0)}", hint
     except (SyntaxError, ValueError) as error:
         where = f"{job.script}:{getattr(error, 'lineno', None) or 1}"
@@ -384,9 +392,8 @@ def _site_defaults(job: SlurmJob) -> Iterator[str]:
     others = {"mem": {"mem_per_cpu", "mem_per_gpu"}, "cpus_per_task": {"cpus_per_gpu"}}
     for key in ("partition", "time", "mem", "cpus_per_task"):
         if not (getattr(job, key, None) or given & {key, *others.get(key, ())}):
-            often = (
-                ", often one CPU for a rank and its loader workers"
-                if key == "cpus_per_task"
-                else ""
-            )
+            if key == "cpus_per_task":
+                often = ", often one CPU for a rank and its loader workers"
+            else:
+                often = ""
             yield f"no {option(key)}: the site's default{often}"

@@ -53,15 +53,17 @@ def pack(folder: str, archive: str, *, leave_out: Sequence[str] = ()) -> Archive
     except OSError as error:
         if error.filename in (None, archive):
             raise
-        found, hint = (
+        raise ConfigError(
             f"{error.filename} cannot be read: {error.strerror}",
-            "leave it out with --exclude",
-        )
-        raise ConfigError(found, expected="a folder that you may read whole", hint=hint) from None
+            expected="a folder that you may read whole",
+            hint="leave it out with --exclude",
+        ) from None
 
 
 def _packed(folder: str, archive: str, leave_out: Sequence[str]) -> ArchiveInfo:
-    size, files, links = 0, 0, {}
+    size = 0
+    files = 0
+    links = {}
     with tarfile.open(archive, "x", format=tarfile.PAX_FORMAT, encoding="utf-8") as tar:
         for info, status in _entries(folder, leave_out):
             if info.linkname.startswith("/"):
@@ -102,14 +104,20 @@ def _entries(
 
 def _info(folder: str, name: str, status: os.stat_result) -> tarfile.TarInfo | None:
     """The header of an archive's entry; None for what is left out anywhere."""
-    info, kind = tarfile.TarInfo(name), stat.S_IFMT(status.st_mode)
-    info.mode = 0o700 if kind == stat.S_IFDIR or status.st_mode & stat.S_IXUSR else 0o600
+    info = tarfile.TarInfo(name)
+    kind = stat.S_IFMT(status.st_mode)
+    if kind == stat.S_IFDIR or status.st_mode & stat.S_IXUSR:
+        info.mode = 0o700
+    else:
+        info.mode = 0o600
     if kind == stat.S_IFREG:
-        info.size, info.mtime = status.st_size, int(status.st_mtime)
+        info.size = status.st_size
+        info.mtime = int(status.st_mtime)
     elif kind == stat.S_IFDIR:
         info.type = tarfile.DIRTYPE
     elif kind == stat.S_IFLNK:
-        info.type, info.linkname = tarfile.SYMTYPE, _target(folder, name)
+        info.type = tarfile.SYMTYPE
+        info.linkname = _target(folder, name)
     else:
         return None
     return info
@@ -127,11 +135,11 @@ def _add_file(
             tar.addfile(info, file)
         finally:
             if not _is_same(before, os.fstat(source)):
-                found, hint = (
+                raise ConfigError(
                     f"{path} has changed while it was packed",
-                    "leave it out with --exclude",
+                    expected="a folder in which nothing writes",
+                    hint="leave it out with --exclude",
                 )
-                raise ConfigError(found, expected="a folder in which nothing writes", hint=hint)
 
 
 def _is_same(before: os.stat_result, now: os.stat_result) -> bool:
@@ -146,15 +154,18 @@ def _target(folder: str, name: str) -> str:
     interpreter.
     """
     path = os.path.join(folder, name)
-    root, place = os.path.realpath(folder), os.path.realpath(path)
+    root = os.path.realpath(folder)
+    place = os.path.realpath(path)
     if f"{place}/".startswith(f"{root}/"):
         return os.path.relpath(place, os.path.join(root, os.path.dirname(name)))
     interpreter = fnmatch.fnmatchcase(name, "bin/python*") and name.count("/") == 1
     if interpreter and os.path.isfile(os.path.join(folder, "pyvenv.cfg")) and os.path.isfile(place):
         return place
-    found = f"{path} is a link to {place}, out of the folder"
-    hint = f"copy into the folder what it leads to, or --exclude={name}"
-    raise ConfigError(found, expected="links that lead to something in it", hint=hint)
+    raise ConfigError(
+        f"{path} is a link to {place}, out of the folder",
+        expected="links that lead to something in it",
+        hint=f"copy into the folder what it leads to, or --exclude={name}",
+    )
 
 
 def unpack(archive: str, folder: str, *, sha256: str, links: Mapping[str, str]) -> None:
@@ -173,8 +184,11 @@ def unpack(archive: str, folder: str, *, sha256: str, links: Mapping[str, str]) 
     try:
         with open(archive, "rb") as file:
             if (found := hashlib.file_digest(file, "sha256").hexdigest()) != sha256:
-                wrong = f"archive {archive} has the SHA-256 {found[:16]}…"
-                raise ConfigError(wrong, expected=f"{sha256[:16]}…", hint="stage it again")
+                raise ConfigError(
+                    f"archive {archive} has the SHA-256 {found[:16]}…",
+                    expected=f"{sha256[:16]}…",
+                    hint="stage it again",
+                )
             file.seek(0)
             os.mkdir(new, 0o700)
             with tarfile.open(fileobj=file, encoding="utf-8") as tar:
@@ -185,9 +199,10 @@ def unpack(archive: str, folder: str, *, sha256: str, links: Mapping[str, str]) 
             os.symlink(target, os.path.join(new, link))
         os.rename(new, folder)
     except (OSError, tarfile.TarError) as error:
-        found = f"{folder} cannot be written: {getattr(error, 'strerror', None) or error}"
         raise ConfigError(
-            found, expected="room and leave to write", hint="name another folder with --dir"
+            f"{folder} cannot be written: {getattr(error, 'strerror', None) or error}",
+            expected="room and leave to write",
+            hint="name another folder with --dir",
         ) from None
     finally:
         shutil.rmtree(new, ignore_errors=True)

@@ -54,11 +54,15 @@ def build(
     """
     output = output.absolute()
     if not requirements.is_file():
-        found = f"{requirements} is not there"
-        raise ConfigError(found, expected="a file as for pip install -r", hint="correct the path")
+        raise ConfigError(
+            f"{requirements} is not there",
+            expected="a file as for pip install -r",
+            hint="correct the path",
+        )
     if os.path.lexists(output):
-        hint = "remove it, or name another with -o"
-        raise ConfigError(f"{output} is there", expected="a new folder", hint=hint)
+        raise ConfigError(
+            f"{output} is there", expected="a new folder", hint="remove it, or name another with -o"
+        )
     place = output.with_name(f"{output.name}.partial-{secrets.token_hex(4)}")
     try:
         with file_errors(
@@ -105,8 +109,10 @@ def _fill(
         f"--python={sys.executable}",
         place,
     )
-    lock, python = place / LOCK, f"--python={place / 'bin' / 'python'}"
-    source = source if online else [*source, "--no-index" if source else "--offline"]
+    lock = place / LOCK
+    python = f"--python={place / 'bin' / 'python'}"
+    if not online:
+        source = [*source, "--no-index" if source else "--offline"]
     say("choosing versions")
     options = ("--generate-hashes", "--no-annotate", "--no-header", f"--output-file={lock}")
     uv(
@@ -122,11 +128,9 @@ def _fill(
     packages = dict(_PIN.findall(lock.read_text()))
     say(f"installing {len(packages)} packages")
     # A package that the user's file has a hash of has to have that one.
-    locked = (
-        ("--constraint", requirements)
-        if "--hash" in requirements.read_text(errors="replace")
-        else ()
-    )
+    locked: tuple[str | Path, ...] = ()
+    if "--hash" in requirements.read_text(errors="replace"):
+        locked = ("--constraint", requirements)
     uv("pip", "install", *source, *_INSTALL, python, "--requirement", lock, *locked)
     own = _own_wheel(place)
     uv(
@@ -197,7 +201,8 @@ def _find_uv() -> str:
 
 def _own_wheel(folder: Path) -> Path:
     """This srunddp, its command, and its ifaces.conf if it has one, as uv can install it."""
-    found, package = _installed(), Path(__file__).resolve().parents[1]
+    found = _installed()
+    package = Path(__file__).resolve().parents[1]
     name = f"srunddp-{found.version}"
     archive = folder / f"{name}-py3-none-any.whl"
     texts = {

@@ -66,7 +66,10 @@ def build_command(requirement: Path, output: Path, **given: Any) -> None:
     packages = build(requirement, output, say=say, **given)
     if "torch" not in packages:
         say(f"note: torch is not among what {requirement} asks for; expected it for a training")
-    torch = f"torch {packages['torch']}, " if "torch" in packages else ""
+    if "torch" in packages:
+        torch = f"torch {packages['torch']}, "
+    else:
+        torch = ""
     click.echo(
         f"{output.absolute()}: {len(packages)} packages, {torch}Python {platform.python_version()}"
     )

@@ -30,7 +30,8 @@ from srunddp.stage.paths import LOCK, PLACES, PathMapping, StagedPaths, lock_fil
 from srunddp.util.atomic_file import replace_file
 from srunddp.util.filesystem import mark, same
 
-_PUSH, _KEEPER = "push", "keeper"
+_PUSH = "push"
+_KEEPER = "keeper"
 _UNPACKED = ".unpacked"  # beside a copy that is whole, of the time when it was
 _WAIT = 10.0
 _OLD = 600.0  # seconds, after which a folder that nobody keeps is left by a job that was killed
@@ -86,7 +87,8 @@ class _Node:
     """The job's folder on this node; a method for each request."""
 
     def __init__(self, folder: str) -> None:
-        self._folder, self._keeper = folder, -1
+        self._folder = folder
+        self._keeper = -1
         self._held: list[int] = []
 
     def _path(self, name: str) -> str:
@@ -137,7 +139,8 @@ class _Node:
 
     def unpack(self, name: str, sha256: str, links: Mapping[str, str]) -> dict[str, Any]:
         """Unpack what was sent, if it was sent to this node."""
-        archive, folder = self._path(name + ".tar"), self._path(name)
+        archive = self._path(name + ".tar")
+        folder = self._path(name)
         if not os.path.lexists(archive):
             return {"seconds": None}
         began = time.monotonic()
@@ -153,7 +156,10 @@ class _Node:
     ) -> dict[str, Any]:
         """Say where everything is on this node, to the ranks that are to start by these words."""
         here = {place["path"]: self._place(**place) for place in places}
-        before = StagedPaths.load(self._folder).places if os.path.exists(self._path(PLACES)) else ()
+        if os.path.exists(self._path(PLACES)):
+            before = StagedPaths.load(self._folder).places
+        else:
+            before = ()
         staged = StagedPaths(
             self._folder, (*here.values(), *(each for each in before if each.path not in here)), cwd
         )
@@ -215,8 +221,11 @@ def _make_own(folder: str) -> None:
     above = os.path.dirname(folder)
     base = os.stat(above)
     if base.st_mode & 0o022 and not base.st_mode & stat.S_ISVTX:
-        wrong = f"{above} may be changed by others and is not sticky"
-        raise ConfigError(wrong, expected="a folder such as /tmp", hint="name another with --dir")
+        raise ConfigError(
+            f"{above} may be changed by others and is not sticky",
+            expected="a folder such as /tmp",
+            hint="name another with --dir",
+        )
     with contextlib.suppress(FileExistsError):
         os.mkdir(folder, 0o700)
     found = os.lstat(folder)
@@ -225,9 +234,11 @@ def _make_own(folder: str) -> None:
         or found.st_uid != os.geteuid()
         or stat.S_IMODE(found.st_mode) & 0o077
     ):
-        wrong = f"{folder} is there, of user {found.st_uid} and mode {stat.filemode(found.st_mode)}"
-        hint = "remove it, or name another folder with --dir"
-        raise ConfigError(wrong, expected="none, or a folder of our own", hint=hint)
+        raise ConfigError(
+            f"{folder} is there, of user {found.st_uid} and mode {stat.filemode(found.st_mode)}",
+            expected="none, or a folder of our own",
+            hint="remove it, or name another folder with --dir",
+        )
 
 
 def _touch(path: str) -> int:
@@ -243,7 +254,10 @@ def _launcher(staged: StagedPaths, start: Sequence[str]) -> str:
     lines = ["#!/bin/sh", f"export SRUNDDP_STAGED={shlex.quote(staged.folder)}"]
     words = list(map(staged.here, start))
     if env is not None:
-        variable = "VIRTUAL_ENV" if os.path.exists(f"{env}/pyvenv.cfg") else "CONDA_PREFIX"
+        if os.path.exists(f"{env}/pyvenv.cfg"):
+            variable = "VIRTUAL_ENV"
+        else:
+            variable = "CONDA_PREFIX"
         lines += [
             f"export {variable}={shlex.quote(env)}",
             f'PATH={shlex.quote(env + "/bin")}:"$PATH"',
@@ -259,8 +273,11 @@ def _remove(folder: str, wait: float) -> int:
     held = _touch(os.path.join(folder, LOCK))
     try:
         if not lock_file(held, wait):
-            hint = "end them; else it is removed when the job ends"
-            raise ConfigError(f"{folder} is in use", expected="ranks that have ended", hint=hint)
+            raise ConfigError(
+                f"{folder} is in use",
+                expected="ranks that have ended",
+                hint="end them; else it is removed when the job ends",
+            )
         kept = 0
         for entry in list(os.scandir(folder)):
             # A copy whose unpacking was killed has a dot before its name: nobody has seen it.
@@ -284,7 +301,9 @@ def _remove_copy(folder: str) -> int:
     kept = 0
     for here, folders, files in os.walk(folder, topdown=False):
         links = [name for name in folders if os.path.islink(os.path.join(here, name))]
-        kept += sum(not _removed(os.path.join(here, name), whole) for name in (*files, *links))
+        for name in (*files, *links):
+            if not _remove_unless_newer(os.path.join(here, name), whole):
+                kept += 1
         with contextlib.suppress(OSError):
             os.rmdir(here)
     if not kept:
@@ -294,7 +313,8 @@ def _remove_copy(folder: str) -> int:
 
 def _set_aside(folder: str) -> tuple[str, str]:
     """Rename a copy and its mark, so that nobody takes it for whole; their new names."""
-    new, number = folder, 1
+    new = folder
+    number = 1
     if ".kept-" not in os.path.basename(folder):
         while os.path.lexists(new := f"{folder}.kept-{number}"):
             number += 1
@@ -305,9 +325,14 @@ def _set_aside(folder: str) -> tuple[str, str]:
     return new, new + _UNPACKED
 
 
-def _removed(path: str, whole: int) -> bool:
-    """Whether a file is removed: not what was written since; programs such as cp -p can set any
-    time but a change's.
+def _remove_unless_newer(path: str, whole: int) -> bool:
+    """Remove a file that has not been written since its copy was whole; whether it was removed.
+
+    Programs such as cp -p can set any time of a file but that of its last change of status.
+
+    Args:
+        path: The file.
+        whole: When the copy was whole, in nanoseconds since 1970.
     """
     with contextlib.suppress(OSError):
         if os.lstat(path).st_ctime_ns <= whole or path.endswith(".pyc"):

@@ -20,7 +20,9 @@ from pathlib import Path
 from srunddp.errors import ConfigError, Scope
 
 VARIABLE = "SRUNDDP_STAGED"
-PLACES, LOCK = "places.json", "lock"  # files in the folder of a job
+# files in the folder of a job
+PLACES = "places.json"
+LOCK = "lock"
 # Names and values are those of huggingface_hub 0.23 to 2.4, transformers 4.41 to 5.23, datasets
 # 2.19 to 5.2, tokenizers and torch.hub.
 SWITCHES = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "HF_DATASETS_OFFLINE")
@@ -98,7 +100,9 @@ class StagedPaths:
     def argument(self, word: str) -> str:
         """An argument of the script: a path, or one after its first ``=``."""
         name, equals, value = word.partition("=")
-        return self.here(word) if word.startswith("/") else name + equals + self.here(value)
+        if word.startswith("/"):
+            return self.here(word)
+        return name + equals + self.here(value)
 
     def variables(self, environ: Mapping[str, str]) -> dict[str, str]:
         """Those that change, with their values here; also of cache folders in their usual place."""
@@ -148,7 +152,10 @@ class StagedPaths:
             [os.path.normpath(os.path.join(folder, entry)) for folder in (before, now)]
             for entry in written
         )
-        relative = dict(pairs) if before != now else {}
+        if before != now:
+            relative = dict(pairs)
+        else:
+            relative = {}
         return [relative.get(entry, self.here(entry)) for entry in entries]
 
     @property
@@ -161,7 +168,9 @@ class StagedPaths:
             "this node does not see {0.path}: what the script writes with relative paths goes into"
             " the copy {0.here}"
         )
-        return f"{text.format(copies[0])}, and is not brought back" if copies else ""
+        if copies:
+            return f"{text.format(copies[0])}, and is not brought back"
+        return ""
 
 
 def lock_file(descriptor: int, wait: float = 0.0, kind: int = fcntl.LOCK_EX) -> bool:
@@ -186,14 +195,15 @@ def read(environ: Mapping[str, str]) -> StagedPaths:
     """
     folder = environ.get(VARIABLE, "")
     if not folder.startswith("/"):
-        found = (
-            f"--staged, and {VARIABLE} is {folder!r}"
-            if folder
-            else f"--staged, and {VARIABLE} is not set"
-        )
-        hint = "start the ranks by the path that `srunddp stage push` printed"
+        if folder:
+            found = f"--staged, and {VARIABLE} is {folder!r}"
+        else:
+            found = f"--staged, and {VARIABLE} is not set"
         raise ConfigError(
-            found, expected="ranks that a staged srunddp started", hint=hint, scope=Scope.NODE
+            found,
+            expected="ranks that a staged srunddp started",
+            hint="start the ranks by the path that `srunddp stage push` printed",
+            scope=Scope.NODE,
         )
     folder = os.path.normpath(folder)
     try:
@@ -276,10 +286,11 @@ def refuse_inside_copy(staged: StagedPaths, folder: str, file: Path, option: str
     """
     path = os.path.normpath(os.path.join(folder, file))
     if staged.here(path) != path:
-        found = f"{option} leads to {path}, which this node has as a copy alone"
-        expected = "a folder that all nodes see, or one of each node's own"
         raise ConfigError(
-            found, expected=expected, hint=f"name another with {option}", scope=Scope.NODE
+            f"{option} leads to {path}, which this node has as a copy alone",
+            expected="a folder that all nodes see, or one of each node's own",
+            hint=f"name another with {option}",
+            scope=Scope.NODE,
         )
     return Path(path)
 
@@ -289,8 +300,10 @@ def _reading() -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        found = f"{error.filename} cannot be read: {error.strerror}"
-        raise _wrong(found, "what `srunddp stage push` left on this node") from None
+        raise _wrong(
+            f"{error.filename} cannot be read: {error.strerror}",
+            "what `srunddp stage push` left on this node",
+        ) from None
 
 
 def _wrong(found: str, expected: str) -> ConfigError:

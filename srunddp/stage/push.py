@@ -51,9 +51,16 @@ def collect(
         ConfigError: one is no folder that can be read, or is given twice; the environment cannot
             run srunddp.
     """
-    items = [Item("env", absolute(env))] if env else []
-    home = absolute(project) if project else ""
-    items += [Item("project", home)] if home else []
+    if env:
+        items = [Item("env", absolute(env))]
+    else:
+        items = []
+    if project:
+        home = absolute(project)
+    else:
+        home = ""
+    if home:
+        items.append(Item("project", home))
     items += [
         Item("data", path)
         for path in map(absolute, data)
@@ -70,16 +77,23 @@ def _check(item: Item, paths: list[str]) -> None:
     if item.path == "/" or not (
         os.path.isdir(item.path) and os.access(item.path, os.R_OK | os.X_OK)
     ):
-        found = f"{item.path}: no folder that can be read"
-        raise ConfigError(found, expected="a folder that this node sees", hint="correct the path")
+        raise ConfigError(
+            f"{item.path}: no folder that can be read",
+            expected="a folder that this node sees",
+            hint="correct the path",
+        )
     if paths.count(item.path) > 1:
         raise ConfigError(
             f"{item.path} is named twice", expected="each folder once", hint="remove one of the two"
         )
-    for name in ("bin/python", "bin/srunddp") if item.role == "env" else ():
-        if not os.path.exists(os.path.join(item.path, name)):
-            found, hint = f"{item.path} has no {name}", "make one with srunddp stage build"
-            raise ConfigError(found, expected="an environment with srunddp in it", hint=hint)
+    if item.role == "env":
+        for name in ("bin/python", "bin/srunddp"):
+            if not os.path.exists(os.path.join(item.path, name)):
+                raise ConfigError(
+                    f"{item.path} has no {name}",
+                    expected="an environment with srunddp in it",
+                    hint="make one with srunddp stage build",
+                )
 
 
 def require_whole(item: Item) -> None:
@@ -89,9 +103,10 @@ def require_whole(item: Item) -> None:
     if item.role == "env" and not glob.glob(
         f"{glob.escape(item.path)}/lib/python*/site-packages/srunddp/__init__.py"
     ):
-        found = f"{item.path} has srunddp somewhere else, as pip install -e leaves it"
         raise ConfigError(
-            found, expected="an environment that is whole", hint="make one with srunddp stage build"
+            f"{item.path} has srunddp somewhere else, as pip install -e leaves it",
+            expected="an environment that is whole",
+            hint="make one with srunddp stage build",
         )
 
 
@@ -104,7 +119,8 @@ def _aside(project: str, env: str | None) -> list[str]:
         for entry in os.scandir(project)
         if os.path.exists(os.path.join(entry, "pyvenv.cfg"))
     ]
-    found += [absolute(env)] if env else []
+    if env:
+        found.append(absolute(env))
     inside = [path.removeprefix(project) for path in found if path.startswith(f"{project}/")]
     environments = [
         pattern for path in map(glob.escape, inside) for pattern in (path, f"{path}.log")
@@ -181,9 +197,11 @@ def _check_interpreter(
     """An environment of venv's has no Python of its own, and one of conda's has."""
     without = sorted(node for node in found if not found[node]["python"])
     if without and not any(interpreter.startswith(item.path + "/") for item in items):
-        expected = "the Python that the environment was made with"
-        hint = "install it there, or make the environment with one that all nodes have"
-        raise UnavailableError(f"{fold(without)}: no {interpreter}", expected=expected, hint=hint)
+        raise UnavailableError(
+            f"{fold(without)}: no {interpreter}",
+            expected="the Python that the environment was made with",
+            hint="install it there, or make the environment with one that all nodes have",
+        )
 
 
 def _stage(step: RemoteStep, item: Item, timeout: float, say: Say) -> None:
@@ -199,9 +217,10 @@ def _stage(step: RemoteStep, item: Item, timeout: float, say: Say) -> None:
             if nodes := _without(step, item, os.path.getsize(archive) + packed.size, say):
                 send(step.job, archive, nodes, timeout)
     except OSError as error:
-        found = f"no archive can be written in {tempfile.gettempdir()}: {error.strerror}"
         raise UnavailableError(
-            found, expected="room for it", hint="set TMPDIR to a folder with room"
+            f"no archive can be written in {tempfile.gettempdir()}: {error.strerror}",
+            expected="room for it",
+            hint="set TMPDIR to a folder with room",
         ) from None
     if nodes:
         seconds = f"packed in {sending - began:.1f} s, sent in {time.monotonic() - sending:.1f} s"
@@ -216,13 +235,13 @@ def _without(step: RemoteStep, item: Item, needed: int, say: Say) -> list[str]:
         say(f"{fold(there)} staged before -> {step.job.folder}/{item.name}")
     if free := {node: answers[node]["free"] for node in nodes if answers[node]["free"] < needed}:
         verb = "has" if len(free) == 1 else "have"
-        found = (
-            f"{fold([*free])} {verb} {min(free.values()) >> 20} MiB free in"
-            f" {os.path.dirname(step.job.folder)}"
-        )
-        hint = "clear it, name another folder with --dir, or leave files out with --exclude"
         raise UnavailableError(
-            found, expected=f"{needed >> 20} MiB for {item.path} and its archive", hint=hint
+            (
+                f"{fold([*free])} {verb} {min(free.values()) >> 20} MiB free in"
+                f" {os.path.dirname(step.job.folder)}"
+            ),
+            expected=f"{needed >> 20} MiB for {item.path} and its archive",
+            hint="clear it, name another folder with --dir, or leave files out with --exclude",
         )
     return nodes
 
@@ -232,9 +251,10 @@ def _unpack(
 ) -> None:
     done = step.ask(do="unpack", name=item.name, sha256=packed.sha256, links=packed.links)
     if without := [node for node in nodes if done[node]["seconds"] is None]:
-        found = f"{fold(without)}: nothing has come to {step.job.folder}"
         raise UnavailableError(
-            found, expected="the archive", hint="name a disk of each node's own with --dir"
+            f"{fold(without)}: nothing has come to {step.job.folder}",
+            expected="the archive",
+            hint="name a disk of each node's own with --dir",
         )
     for node in nodes:
         say(f"{node} staged -> {step.job.folder}/{item.name}")

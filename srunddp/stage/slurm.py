@@ -63,15 +63,19 @@ class Job:
         Raises:
             ConfigError: there is none, or it has several components, each with nodes of its own.
         """
-        number, nnodes = environ.get("SLURM_JOB_ID", ""), environ.get("SLURM_JOB_NUM_NODES", "")
+        number = environ.get("SLURM_JOB_ID", "")
+        nnodes = environ.get("SLURM_JOB_NUM_NODES", "")
         if not (re.fullmatch(r"[0-9]{1,12}", number) and re.fullmatch(r"[0-9]{1,6}", nnodes)):
-            found = "this is no Slurm job: SLURM_JOB_ID and SLURM_JOB_NUM_NODES do not say which"
-            hint = "call srunddp stage there"
-            raise ConfigError(found, expected="a batch script, or a shell under salloc", hint=hint)
-        if "SLURM_HET_SIZE" in environ:
-            hint = "submit one job with nodes of one kind"
             raise ConfigError(
-                "this is a heterogeneous job", expected="a job with one component", hint=hint
+                "this is no Slurm job: SLURM_JOB_ID and SLURM_JOB_NUM_NODES do not say which",
+                expected="a batch script, or a shell under salloc",
+                hint="call srunddp stage there",
+            )
+        if "SLURM_HET_SIZE" in environ:
+            raise ConfigError(
+                "this is a heterogeneous job",
+                expected="a job with one component",
+                hint="submit one job with nodes of one kind",
             )
         return cls(
             number, int(nnodes), os.path.join(os.path.abspath(base), f"sdd-{os.getuid()}-{number}")
@@ -88,7 +92,8 @@ class Job:
         """
         count = len(nodes) or self.nnodes
         layout = [f"--nodes={count}", f"--ntasks={count}", "--ntasks-per-node=1"]
-        layout += [f"--nodelist={','.join(nodes)}"] if nodes else []
+        if nodes:
+            layout.append(f"--nodelist={','.join(nodes)}")
         manner = ["--overlap", "--kill-on-bad-exit=1", "--mpi=none", "--export=ALL", "--chdir=/"]
         words = ["srun", f"--jobid={self.number}", *manner, *layout, *command]
         with _there("srun"):
@@ -110,14 +115,19 @@ def _there(command: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        found, hint = f"{command}: {error.strerror}", "see whether it is in PATH"
-        raise UnavailableError(found, expected="Slurm's commands", hint=hint) from None
+        raise UnavailableError(
+            f"{command}: {error.strerror}",
+            expected="Slurm's commands",
+            hint="see whether it is in PATH",
+        ) from None
 
 
 def _last_line(output: str) -> str:
     """What a command said last, which says the most; without its name in front."""
     lines = [line for line in output.splitlines() if line.strip()]
-    return lines[-1].partition("error: ")[2] or lines[-1] if lines else "it says nothing"
+    if lines:
+        return lines[-1].partition("error: ")[2] or lines[-1]
+    return "it says nothing"
 
 
 def first_message(folder: str) -> list[Any]:
@@ -139,16 +149,19 @@ class RemoteStep:
     """
 
     def __init__(self, job: Job, python: str, timeout: float) -> None:
-        self.job, self._timeout = job, timeout
+        self.job = job
+        self._timeout = timeout
         self._nodes: set[str] = set()
         self._unread = b""
         # Not the caller's standard error, which may be a pipe that somebody reads to its end.
         self._errors = memory_file()
-        pipe, command = subprocess.PIPE, ("/bin/sh", "-c", _START, "sh", python, READ)
+        pipe = subprocess.PIPE
+        command = ("/bin/sh", "-c", _START, "sh", python, READ)
         self._process = job.srun(command, stdin=pipe, stdout=pipe, stderr=self._errors)
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        self._input, self._output = self._process.stdin, self._process.stdout
+        self._input = self._process.stdin
+        self._output = self._process.stdout
         self._write(first_message(job.folder))
 
     def __enter__(self) -> Self:
@@ -218,9 +231,10 @@ class RemoteStep:
         while b"\n" not in self._unread:
             if not select.select([self._output], [], [], max(0.0, end - time.monotonic()))[0]:
                 silent = fold(self._nodes - {*answers}) or "some nodes"
-                hint = "look at these nodes; raise --timeout"
                 raise UnavailableError(
-                    f"no answer from {silent} within {self._timeout:g} s", expected="one", hint=hint
+                    f"no answer from {silent} within {self._timeout:g} s",
+                    expected="one",
+                    hint="look at these nodes; raise --timeout",
                 )
             if not (read := os.read(self._output.fileno(), 1 << 16)):
                 raise self._ended()
@@ -265,7 +279,10 @@ def send(job: Job, archive: str, nodes: Sequence[str], timeout: float) -> None:
             )
             target = os.path.join(job.folder, os.path.basename(archive))
             words = ("--force", f"--jobid={job.number}.{number}", archive, target)
-            problem = _sbcast(timeout, "--compress", *words) if number else "no step on these nodes"
+            if number:
+                problem = _sbcast(timeout, "--compress", *words)
+            else:
+                problem = "no step on these nodes"
             if "ompress" in problem:  # Slurm was built without lz4
                 problem = _sbcast(timeout, *words)
     finally:
@@ -283,4 +300,6 @@ def _sbcast(timeout: float, *words: str) -> str:
             done = slurm_command.run(["sbcast", *words], _environment(), timeout=timeout)
     except subprocess.TimeoutExpired:
         return f"not done within {timeout:g} s"
-    return _last_line(done.stderr) if done.returncode else ""
+    if done.returncode:
+        return _last_line(done.stderr)
+    return ""

@@ -45,9 +45,12 @@ class SupervisorConnection:
         """Take a TCP connection; it is lost after so many seconds without an answer of the other
         end's kernel.
         """
-        self.open, self.lost, self.reset = True, False, False
+        self.open = True
+        self.lost = False
+        self.reset = False
         self._socket = connection
-        self._received, self._unsent = bytearray(), bytearray()
+        self._received = bytearray()
+        self._unsent = bytearray()
         connection.setblocking(False)
         limit_silence(connection, lost_after)
 

@@ -34,14 +34,18 @@ class Coordinator(FailureMonitor):
         self._context = context
         self._connections = connections
         self._rank_of = {connection: rank for rank, connection in connections.items()}
-        self._spares = SpareNodes(context, connections) if context.takeover else None
+        self._spares: SpareNodes | None = None
+        if context.takeover:
+            self._spares = SpareNodes(context, connections)
         # Of spare nodes.
         self._unranked = {number for number in context.nodes if 0 < context.world_size <= number}
         self._states = dict.fromkeys(context.nodes, State.WORKING) | dict.fromkeys(
             self._unranked, State.DONE
         )
         self._dropped: set[int] = set()  # of these, which may take no rank any more
-        self._left_nodes, self._next_start = set[str](), dict[str, Any]()  # once the run has ended
+        # once the run has ended
+        self._left_nodes = set[str]()
+        self._next_start = dict[str, Any]()
         self._last_received = dict.fromkeys(connections, 0.0)
         self._is_late = self._over = False
         self._waiting: set[int] = set()  # the ranks that leave when the scripts of all are over
@@ -50,7 +54,8 @@ class Coordinator(FailureMonitor):
         self._closing_since: float | None = None
         self._self_reported: set[int] = set()  # the ranks that have told of their own failure
         # All, and of which kinds they are.
-        self._failures, self._kinds = list[Failure](), set[FailureKind]()
+        self._failures = list[Failure]()
+        self._kinds = set[FailureKind]()
         # The nodes of the ranks that had finished at the first failure.
         self._left_before: dict[int, str] = {}
         self._decide_at: float | None = None
@@ -58,14 +63,17 @@ class Coordinator(FailureMonitor):
         self._down = DownNodes(context.limits)
         self._stall = StallDetector(context.stall_timeout)
         self._request: StackRequest | None = None  # since the ranks have stalled, or one may hang
-        self._working, self._open = len(self._states) - len(self._unranked), len(connections)
+        self._working = len(self._states) - len(self._unranked)
+        self._open = len(connections)
         # srun ends the step when a task ends on a node that ran out of memory: all stay until this
         # is 0; -1: none does.
-        self._staying = (
-            self._working if context.restarts and context.restarts.history.out_of_memory else -1
-        )
-        for connection in connections.values() if self._staying > 0 else ():
-            connection.send({"stays": True})
+        if context.restarts and context.restarts.history.out_of_memory:
+            self._staying = self._working
+        else:
+            self._staying = -1
+        if self._staying > 0:
+            for connection in connections.values():
+                connection.send({"stays": True})
 
     @property
     def released(self) -> bool:
@@ -97,7 +105,8 @@ class Coordinator(FailureMonitor):
     def _on_message(self, rank: int, message: Mapping[str, Any], now: float) -> None:
         if "goodbye" in message:
             self._set_state(rank, State.DONE)
-            self._waiting |= {rank} if message.get("waits") else set()
+            if message.get("waits"):
+                self._waiting.add(rank)
         elif "left" in message:
             self._set_state(rank, State.LEFT)
         elif "failure" in message:
@@ -121,8 +130,10 @@ class Coordinator(FailureMonitor):
             self._spares.answer(rank, message, self._asked_by)
 
     def _set_state(self, rank: int, state: State) -> None:
-        self._working -= self._states[rank] is State.WORKING
-        self._staying -= state is State.LEFT and rank not in self._unranked
+        if self._states[rank] is State.WORKING:
+            self._working -= 1
+        if state is State.LEFT and rank not in self._unranked:
+            self._staying -= 1
         if not self._staying:
             self._end_connections()
         if self._states[rank] is not State.FAILED:
@@ -148,7 +159,8 @@ class Coordinator(FailureMonitor):
         killed = Failure(rank, self._context.nodes[rank], "srunddp itself was killed", 137)
         # As we have been, and so is whoever handles that signal for too long.
         if number := self._context.asked(now):
-            cause, code = by_launcher(number), 128 + number
+            cause = by_launcher(number)
+            code = 128 + number
             killed = replace(killed, cause=cause, exit_code=code, weight=FailureKind.SIGNALLED)
         self.fail(killed, now)
 
@@ -156,18 +168,16 @@ class Coordinator(FailureMonitor):
         """The node of a rank that does not answer; where none does, or our own link is down, it is
         our own.
         """
-        nodes, own = self._context.nodes, self._context.node
+        nodes = self._context.nodes
+        own = self._context.node
         others = {other for other in self._connections if nodes[other] != own}
         silent = self._silent(now, self._context.lost_after / 2)
         silent |= {other for other, connection in self._connections.items() if connection.lost}
         ours = silent >= others and len({nodes[other] for other in others}) > 1
-        node = (
-            own
-            if ours
-            or self._majority_ends() <= self._context.clock()
-            or not self._context.link_is_up()
-            else nodes[rank]
-        )
+        if ours or self._majority_ends() <= self._context.clock() or not self._context.link_is_up():
+            node = own
+        else:
+            node = nodes[rank]
         return self._lost_node(node, f"no answer for {self._context.lost_after:g} s")
 
     def _lost_node(self, node: str, cause: str) -> RootCause:
@@ -187,7 +197,8 @@ class Coordinator(FailureMonitor):
         """A task of a spare node has ended: the ranks go on, and its node takes none any more."""
         if number in self._dropped:
             return
-        nodes, connection = self._context.nodes, self._connections[number]
+        nodes = self._context.nodes
+        connection = self._connections[number]
         is_new = nodes[number] not in {nodes[each] for each in self._dropped}
         if is_new and not self._asked_by and not self._context.asked(now):
             self.has_lost = True
@@ -209,7 +220,8 @@ class Coordinator(FailureMonitor):
         if failure.rank == self._context.rank:
             self._self_reported.add(failure.rank)
         if not self._failures:
-            self._left_before, self._request = self._finished_ranks(), None
+            self._left_before = self._finished_ranks()
+            self._request = None
         self._failures.append(failure)
         self._kinds.add(failure.weight)
         if failure.weight is FailureKind.PRIMARY:
@@ -237,7 +249,8 @@ class Coordinator(FailureMonitor):
         # Said before the others are told: a launcher kills all at the first bad end.
         report(root_cause, self._others())
         self._left_nodes = left = self._nodes_to_leave(root_cause)
-        obstacle, is_own = self._obstacle(root_cause, left), self._context.node in left
+        obstacle = self._obstacle(root_cause, left)
+        is_own = self._context.node in left
         self.cut_off = is_own and root_cause.how == "lost"
         self.fenced = self.cut_off or (is_own and not obstacle)
         if not self.fenced:
@@ -268,7 +281,10 @@ class Coordinator(FailureMonitor):
         }
 
     def _nodes_to_leave(self, root_cause: RootCause) -> set[str]:
-        history = self._restarts.history if self._restarts and not self._asked_by else None
+        if self._restarts and not self._asked_by:
+            history = self._restarts.history
+        else:
+            history = None
         if not self._spares or not history or root_cause.how == "ended":
             return set()
         return self._spares.left(root_cause, history.node if history.count else "")
@@ -280,9 +296,14 @@ class Coordinator(FailureMonitor):
 
     def _obstacle(self, root_cause: RootCause, left: set[str]) -> str:
         """Why the ranks cannot start anew; empty where they can."""
-        over = "all scripts are over" if self._over else ""
+        if self._over:
+            over = "all scripts are over"
+        else:
+            over = ""
         if self._spares:
-            return "no spare node is left" if left and self._spares.free(left) < len(left) else over
+            if left and self._spares.free(left) < len(left):
+                return "no spare node is left"
+            return over
         if root_cause.how == "lost":
             return "a node is lost"
         if not all(
@@ -361,11 +382,9 @@ class Coordinator(FailureMonitor):
         return ping if following is None else min(ping, following)
 
     def _majority_ends(self) -> float:
-        return (
-            self._spares.majority_ends(self._open)
-            if self._spares and self._working
-            else float("inf")
-        )
+        if self._spares and self._working:
+            return self._spares.majority_ends(self._open)
+        return float("inf")
 
     def _ping(self, now: float) -> None:
         if self._states[self._context.rank] is State.WORKING:

@@ -115,8 +115,14 @@ def of_exit(end: SystemExit, code: int) -> tuple[str, str, FailureKind]:
     """The same for ``sys.exit``; one in the handler of a collective's error is that error's
     echo.
     """
-    said = f": {end.code}"[:_LONGEST_CAUSE] if isinstance(end.code, str) else ""
-    weight = _weight(end.__context__) if end.__context__ else FailureKind.PRIMARY
+    if isinstance(end.code, str):
+        said = f": {end.code}"[:_LONGEST_CAUSE]
+    else:
+        said = ""
+    if end.__context__:
+        weight = _weight(end.__context__)
+    else:
+        weight = FailureKind.PRIMARY
     return f"sys.exit({code if not said else 1}){said}", "", weight
 
 
@@ -129,7 +135,8 @@ def by_launcher(number: int) -> str:
 
 def shortened(text: str) -> str:
     """The beginning and the end of a long text."""
-    half, whole = _LONGEST // 2, text
+    half = _LONGEST // 2
+    whole = text
     while len(json.dumps(text)) > _LONGEST:
         text = f"{whole[:half]}\n[...]\n{whole[-half:]}"
         half = half * 3 // 4
@@ -160,8 +167,13 @@ def _own_weight(error: BaseException) -> FailureKind:
     if isinstance(error, ConnectionError):
         return FailureKind.NETWORK
     of_torch = any(kind.__name__ == "DistError" for kind in type(error).__mro__)
-    text = "".join(map(str, error.args)) if isinstance(error, RuntimeError) else ""
-    return FailureKind.SECONDARY if of_torch or _SECONDARY.search(text) else FailureKind.PRIMARY
+    if isinstance(error, RuntimeError):
+        text = "".join(map(str, error.args))
+    else:
+        text = ""
+    if of_torch or _SECONDARY.search(text):
+        return FailureKind.SECONDARY
+    return FailureKind.PRIMARY
 
 
 @dataclass
@@ -187,20 +199,22 @@ class FailureRecorder:
         """The number of the signal with which the launcher has asked this run to end; 0 for none,
         or long ago.
         """
-        return self._signal if now < self._signalled_at + self.limits.signal_counts_for else 0
+        if now < self._signalled_at + self.limits.signal_counts_for:
+            return self._signal
+        return 0
 
     def note_ending_signal(self, number: int, now: float) -> None:
         """The launcher has sent a signal that ends a run."""
-        self._signal, self._signalled_at = number, now
+        self._signal = number
+        self._signalled_at = now
 
     def print_stack(self, worker: int) -> None:
         """Print where this rank is, to standard error."""
         stack = stacks.main_stack(self.dump.request(worker))
-        where = (
-            f"is in {stacks.top_frame(stack)}\n{stacks.format_stack(stack)}"
-            if stack
-            else "gives no stack now"
-        )
+        if stack:
+            where = f"is in {stacks.top_frame(stack)}\n{stacks.format_stack(stack)}"
+        else:
+            where = "gives no stack now"
         write_stderr(f"srunddp: rank {self.rank} on {self.node} {where}\n")
 
     def of_status(self, status: int, now: float, *, dumped_core: bool = False) -> Failure:
@@ -216,8 +230,16 @@ class FailureRecorder:
                 trace=trace,
             )
         killed = status == -signal.SIGKILL and oom_kills() > self._oom_kills
-        more = OUT_OF_MEMORY if killed else ", core dumped" if dumped_core else ""
-        weight = FailureKind.ABORTED if status == -signal.SIGABRT else FailureKind.PRIMARY
+        if killed:
+            more = OUT_OF_MEMORY
+        elif dumped_core:
+            more = ", core dumped"
+        else:
+            more = ""
+        if status == -signal.SIGABRT:
+            weight = FailureKind.ABORTED
+        else:
+            weight = FailureKind.PRIMARY
         return self.of(
             f"killed by {signal_name(-status)}{more}", 128 - status, now, weight=weight, trace=trace
         )
@@ -244,9 +266,14 @@ class FailureRecorder:
         """Of anything; after the launcher's signal that is the cause."""
         number = self.ending_signal(now)
         if number and weight is not FailureKind.STOPPED:
-            own = f"; then {cause}" if trace and code != 128 + number else ""
+            if trace and code != 128 + number:
+                own = f"; then {cause}"
+            else:
+                own = ""
             cause = f"{by_launcher(number)}{own}"
-            weight, trace = FailureKind.SIGNALLED, trace if own else ""
+            weight = FailureKind.SIGNALLED
+            if not own:
+                trace = ""
         return Failure(self.rank, self.node, cause, code, weight, trace, time_of_day(), shown)
 
     def write(self, failure: Failure) -> None:

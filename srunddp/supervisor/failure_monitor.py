@@ -65,7 +65,8 @@ class FailureMonitor:
         self.root_cause: RootCause | None = None
         self.restart: str | None = None
         self.has_lost = self.fenced = self.cut_off = False
-        self._restarts, self._asked_by = restarts, ""
+        self._restarts = restarts
+        self._asked_by = ""
         self._folder = folder
         self._limits = limits
         self._done = self._left = False

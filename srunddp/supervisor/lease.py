@@ -46,7 +46,8 @@ class Lease:
 
     def note(self, message: Mapping[str, Any]) -> None:
         """A message has come."""
-        sent, own = message.get("at"), message.get("echo")
+        sent = message.get("at")
+        own = message.get("echo")
         if isinstance(sent, float) and isinstance(own, float):
             self._received = self._clock()
             self._theirs = sent

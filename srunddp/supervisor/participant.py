@@ -23,9 +23,9 @@ class Participant(FailureMonitor):
         self._context = context
         self._connection = connection
         self._failure: Failure | None = None
-        self._lease = (
-            Lease(context.lost_after, context.clock, context.limits) if context.takeover else None
-        )
+        self._lease: Lease | None = None
+        if context.takeover:
+            self._lease = Lease(context.lost_after, context.clock, context.limits)
         self._waits = self._stays = self._lost = False
         self._heard = self._pinged = 0.0
 
@@ -37,7 +37,9 @@ class Participant(FailureMonitor):
     def finished(self) -> bool:
         # After a failure when rank 0 closes: a launcher kills all at the first bad end.
         stays = self._stays or self.root_cause is not None
-        return not self._connection.open if stays else self._left and self._connection.sent
+        if stays:
+            return not self._connection.open
+        return self._left and self._connection.sent
 
     def connections(self) -> Iterable[SupervisorConnection]:
         return (self._connection,)
@@ -93,7 +95,8 @@ class Participant(FailureMonitor):
     def abandon(self, failure: Failure) -> bool:
         if not self._lease:
             return False
-        self.root_cause, self.fenced = RootCause.of(failure), True
+        self.root_cause = RootCause.of(failure)
+        self.fenced = True
         self._connection.end()
         self._connection.open = False
         return True
@@ -124,10 +127,14 @@ class Participant(FailureMonitor):
 
     def _lease_ends(self, now: float) -> float:
         is_bound = self._lease and self._needs_rank_zero and not self._context.asked(now)
-        return self._lease.ends if self._lease and is_bound else float("inf")
+        if self._lease and is_bound:
+            return self._lease.ends
+        return float("inf")
 
     def next_start(self) -> dict[str, Any]:
-        return {"not_before": self._lease.other_ended} if self._lease and self._lost else {}
+        if self._lease and self._lost:
+            return {"not_before": self._lease.other_ended}
+        return {}
 
     @property
     def _needs_rank_zero(self) -> bool:
@@ -141,11 +148,13 @@ class Participant(FailureMonitor):
         if self._context.asked(now) and not self._failure:
             # The launcher ends one node after the other, and the worker may have something to save.
             return
-        self._lost, self._connection.open = self._connection.lost or silent, False
+        self._lost = self._connection.lost or silent
+        self._connection.open = False
         self.root_cause = self._own_root_cause(cause)
         if self._lease and not self._asked_by and not self._context.asked(now):
             self.restart = self._context.takeover
-            self.fenced, self.cut_off = True, self._lost
+            self.fenced = True
+            self.cut_off = self._lost
         # Else a new rank 0 says so, once others have come to it.
         if not (self._lost and self._lease):
             self._act_for_rank_zero()
@@ -181,7 +190,10 @@ class Participant(FailureMonitor):
         if not self._lost:
             return RootCause((0,), context.nodes[0], cause, 137)
         ours = self._connection.lost and not context.link_is_up()
-        rank, node = (context.rank, context.node) if ours else (0, context.nodes[0])
+        if ours:
+            rank, node = (context.rank, context.node)
+        else:
+            rank, node = (0, context.nodes[0])
         if self._connection.lost:
             cause = f"no answer for {context.lost_after:g} s"
         return RootCause((rank,), node, cause, LOST, how="lost")
@@ -192,12 +204,11 @@ def _root_cause_of(message: Mapping[str, Any]) -> RootCause | None:
     counts.
     """
     try:
-        ranks, code = tuple(map(int, message["ranks"])), message["exit_code"]
+        ranks = tuple(map(int, message["ranks"]))
+        code = message["exit_code"]
     except (KeyError, TypeError, ValueError, OverflowError):
         return None
     code = code if "left" not in message else 0
-    return (
-        RootCause(ranks, "", "", code)
-        if type(code) is int and (0 < code < 256 or "left" in message)
-        else None
-    )
+    if type(code) is int and (0 < code < 256 or "left" in message):
+        return RootCause(ranks, "", "", code)
+    return None

@@ -57,8 +57,12 @@ class RestartPolicy:
         where, for all.
         """
         self.history = history
-        self._most, self._publish, self._has_steps = most, publish, has_steps
-        self._clock, self._limits, self._began = clock, limits, clock()
+        self._most = most
+        self._publish = publish
+        self._has_steps = has_steps
+        self._clock = clock
+        self._limits = limits
+        self._began = clock()
 
     def decide(
         self, cause: RootCause, obstacle: str, *, moves: bool = False
@@ -98,4 +102,6 @@ class RestartPolicy:
             return "the script would fail again"
         if last.count and last.cause == cause.cause and last.node != cause.node:
             return f"the same cause on {last.node} and {cause.node}, without a step in between"
-        return "" if last.progressed else "two starts in a row without a step"
+        if last.progressed:
+            return ""
+        return "two starts in a row without a step"

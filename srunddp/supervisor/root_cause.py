@@ -107,7 +107,10 @@ def _candidates(failures: Sequence[Failure]) -> Sequence[Failure]:
 def render(found: RootCause, others: Mapping[int, str]) -> str:
     """The root cause as people read it; ``others`` are the nodes of the ranks that end with it."""
     who = fold_ranks(found.ranks, dict.fromkeys(found.ranks, found.node))
-    subject = "" if found.how == "ended" else f"{who} {found.how}: "
+    if found.how == "ended":
+        subject = ""
+    else:
+        subject = f"{who} {found.how}: "
     lines = [f"srunddp: {subject}{found.cause} (exit code {found.exit_code})"]
     if found.traceback:
         lines.append(found.traceback.rstrip("\n"))
@@ -123,11 +126,9 @@ def folded(ranks: Sequence[int], nodes: Mapping[int, str]) -> str:
     listed.
     """
     where = {nodes[rank] for rank in ranks}
-    return (
-        fold_ranks(ranks, nodes)
-        if len(where) <= _NODES_NAMED
-        else f"{len(ranks)} ranks on {len(where)} nodes"
-    )
+    if len(where) <= _NODES_NAMED:
+        return fold_ranks(ranks, nodes)
+    return f"{len(ranks)} ranks on {len(where)} nodes"
 
 
 def report(found: RootCause, others: Mapping[int, str]) -> None:

@@ -106,7 +106,9 @@ class Launcher:
         """
         if received.si_code == _FROM_KERNEL:
             return received.si_signo in TERMINAL
-        return self.signals_all if received.si_pid in self.slurm else received.si_pid == self.pid
+        if received.si_pid in self.slurm:
+            return self.signals_all
+        return received.si_pid == self.pid
 
 
 def find_launcher(rank_variable: str, *, slurm: bool) -> Launcher:
@@ -136,7 +138,8 @@ def _launcher(rank_variable: str) -> int:
         try:
             has_rank = rank_variable in environ_of(pid)
         except OSError:
-            has_rank, unreadable = name not in _DAEMONS, unreadable or pid
+            has_rank = name not in _DAEMONS
+            unreadable = unreadable or pid
         if not has_rank:
             return pid
     return unreadable
@@ -182,11 +185,9 @@ def pidfd_open(pid: int) -> int:
     """A descriptor that becomes readable when the process ends, else an OSError; also where Python
     has no such call.
     """
-    return (
-        os.pidfd_open(pid)
-        if hasattr(os, "pidfd_open")
-        else _checked(_libc.syscall(_PIDFD_OPEN, pid, 0))
-    )
+    if hasattr(os, "pidfd_open"):
+        return os.pidfd_open(pid)
+    return _checked(_libc.syscall(_PIDFD_OPEN, pid, 0))
 
 
 def _checked(result: int) -> int:

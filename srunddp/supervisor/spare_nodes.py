@@ -19,13 +19,15 @@ class SpareNodes:
     def __init__(
         self, context: RankContext, connections: Mapping[int, SupervisorConnection]
     ) -> None:
-        self._nodes, self._connections = context.nodes, connections
+        self._nodes = context.nodes
+        self._connections = connections
         self._clock = context.clock
         self.numbers = {number for number in context.nodes if number >= context.world_size}
         self.leases = {
             rank: Lease(context.lost_after, context.clock, context.limits) for rank in connections
         }
-        self._open, self._ends = -1, 0.0
+        self._open = -1
+        self._ends = 0.0
 
     def majority_ends(self, still_open: int) -> float:
         """When less than half of the tasks will have heard of rank 0, by the context's clock.
@@ -38,7 +40,8 @@ class SpareNodes:
             known = [rank for rank, each in self._connections.items() if each.open or each.lost]
             ends = sorted((self.leases[rank].ends for rank in known), reverse=True)
             needed = (len(known) + 1) // 2
-            self._open, self._ends = still_open, ends[needed - 1] if needed else float("inf")
+            self._open = still_open
+            self._ends = ends[needed - 1] if needed else float("inf")
         return self._ends
 
     @property
@@ -91,5 +94,8 @@ class SpareNodes:
             self._connections[rank].lost = True  # its end follows
             return
         self.leases[rank].note(message)
-        asked = {"asked": asked_by} if asked_by else {}
+        if asked_by:
+            asked = {"asked": asked_by}
+        else:
+            asked = {}
         self._connections[rank].send({"ping": True, **asked, **self.leases[rank].stamp()})

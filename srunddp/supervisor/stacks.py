@@ -30,7 +30,8 @@ class StackDump:
 
     def __init__(self, descriptor: int | None = None, limits: Limits = DEFAULT_LIMITS) -> None:
         self.descriptor = memory_file() if descriptor is None else descriptor
-        self._read, self._limits = 0, limits
+        self._read = 0
+        self._limits = limits
         # What it is in the worker before arm(), and again when Python itself has ended, and C's
         # exit handlers run.
         signal.signal(ASK, signal.SIG_IGN)
@@ -56,7 +57,8 @@ class StackDump:
         self.read()
         with contextlib.suppress(ProcessLookupError):
             os.kill(worker, ASK)
-        text, end = "", time.monotonic() + self._limits.stacks_within
+        text = ""
+        end = time.monotonic() + self._limits.stacks_within
         while time.monotonic() < end:
             time.sleep(self._limits.stacks_look)
             more = self.read()
@@ -96,7 +98,9 @@ def main_stack(text: str) -> Stack:
     it.
     """
     _, current, stack = text.rpartition("Current thread")
-    return tuple(_FRAME.finditer(stack.partition("\n\n")[0])) if current else ()
+    if current:
+        return tuple(_FRAME.finditer(stack.partition("\n\n")[0]))
+    return ()
 
 
 def top_frame(stack: Stack) -> str:
@@ -112,7 +116,9 @@ def format_stack(stack: Stack) -> str:
         frame.expand(r'  File "\g<file>", line \g<line>, in \g<function>')
         for frame in reversed(stack)
     ]
-    return "\n".join(["Stack (most recent call last):", *lines]) if stack else ""
+    if stack:
+        return "\n".join(["Stack (most recent call last):", *lines])
+    return ""
 
 
 def is_waiting(stack: Stack) -> bool:

@@ -38,16 +38,20 @@ class StallDetector:
         """When the ranks have stalled, unless one makes a step before; None where no step is
         expected.
         """
-        return self._advanced + self.timeout if self.timeout and self.steps else None
+        if self.timeout and self.steps:
+            return self._advanced + self.timeout
+        return None
 
     def detected(self, now: float) -> bool:
         """Whether the ranks have stalled."""
-        return (due := self.due) is not None and now >= due
+        due = self.due
+        return due is not None and now >= due
 
     def note(self, rank: int, step: int, now: float) -> None:
         """How many steps a rank has made; 0 where none is expected of it."""
         if self.steps.get(rank, 0) != step:
-            self.steps[rank], self._advanced = step, now
+            self.steps[rank] = step
+            self._advanced = now
         if not step:
             self.remove(rank)
 
@@ -88,8 +92,10 @@ def find_stalled_rank(
     """
     rank = find_blocking_rank(stacks, stall.steps)
     found = _blocked_by(rank, stacks, nodes, f"no step for {stall.timeout:g} s, in")
-    left = (f"{folded(list(finished), finished)} left with exit code 0 before",) if finished else ()
-    return replace(found, notes=(*found.notes, *left))
+    if not finished:
+        return found
+    note = f"{folded(list(finished), finished)} left with exit code 0 before"
+    return replace(found, notes=(*found.notes, note))
 
 
 def find_hanging_rank(

@@ -114,9 +114,15 @@ class Supervisor:
         finally:
             self.agent.stop_sampler()
             writers = finish_writers(self.limits.files_written_within)
-            given_up = {self.process.pid} if self.process.given_up else set()
+            if self.process.given_up:
+                given_up = {self.process.pid}
+            else:
+                given_up = set()
             goes_on = self.restart is not None or isinstance(self._error, ReassignedError)
-            spared = self.standby if goes_on else ()
+            if goes_on:
+                spared = self.standby
+            else:
+                spared = ()
             self.remaining = (
                 kill_descendants(self.limits.all_gone_within, writers | given_up, spared) - writers
             )
@@ -183,10 +189,12 @@ class Supervisor:
         return self._leave_by is not None and self.clock.now >= self._leave_by
 
     def _tick(self) -> float:
-        now, due = self.clock.now, [self.limits.longest_wait]
+        now = self.clock.now
+        due = [self.limits.longest_wait]
         if self._report_status_at is not None and now >= self._report_status_at:
             self._report_status_at = None
-            status, dumped_core = self.process.status or 0, self.process.dumped_core
+            status = self.process.status or 0
+            dumped_core = self.process.dumped_core
             self._fail(self.recorder.of_status(status, now, dumped_core=dumped_core))
         if not self._failure and (overdue := self.process.overdue(now)):
             self._fail(self.recorder.of(*overdue, now))

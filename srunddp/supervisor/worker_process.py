@@ -63,11 +63,13 @@ class WorkerProcess:
 
     def _note(self, status: int, now: float) -> None:
         if os.WIFSTOPPED(status):
-            self._stopped_by, self._stopped_at = os.WSTOPSIG(status), now
+            self._stopped_by = os.WSTOPSIG(status)
+            self._stopped_at = now
         elif os.WIFCONTINUED(status):
             self._stopped_by = 0
         else:
-            self._stopped_by, self.status = 0, os.waitstatus_to_exitcode(status)
+            self._stopped_by = 0
+            self.status = os.waitstatus_to_exitcode(status)
             self.dumped_core = os.WIFSIGNALED(status) and os.WCOREDUMP(status)
 
     def overdue(self, now: float) -> tuple[str, int] | None:
@@ -84,11 +86,9 @@ class WorkerProcess:
 
     @property
     def _stop_ends_at(self) -> float | None:
-        return (
-            self._stopped_at + self.stop_limit
-            if self._stopped_by and self.stop_limit is not None
-            else None
-        )
+        if self._stopped_by and self.stop_limit is not None:
+            return self._stopped_at + self.stop_limit
+        return None
 
     def end(self, now: float, *, ask: bool, within: float | None) -> None:
         """Make it go: by SIGTERM where ``ask``, and by SIGKILL ``within`` some seconds; None leaves
@@ -98,7 +98,10 @@ class WorkerProcess:
             return
         first = self._kill_at is None
         kill_at = now if self._stopped_by else now + within
-        self._kill_at = kill_at if self._kill_at is None else min(self._kill_at, kill_at)
+        if self._kill_at is None:
+            self._kill_at = kill_at
+        else:
+            self._kill_at = min(self._kill_at, kill_at)
         if first and ask and not self._stopped_by:
             self.send(signal.SIGTERM)
 
@@ -115,11 +118,9 @@ class WorkerProcess:
                 return give_up_at - now
             return max(0.0, self._kill_at - now)
         limit = self._stop_ends_at
-        return (
-            min(self.limits.stopped_looks, limit - now)
-            if limit is not None and now < limit
-            else None
-        )
+        if limit is not None and now < limit:
+            return min(self.limits.stopped_looks, limit - now)
+        return None
 
     def send(self, number: int) -> None:
         """Send it a signal; nothing happens where it has ended."""

@@ -46,13 +46,11 @@ class CheckpointPolicy:
                 whole.
         """
         self.due = False
-        self._config, self._world, self._state, self._log, self._written = (
-            config,
-            world,
-            state,
-            log,
-            written,
-        )
+        self._config = config
+        self._world = world
+        self._state = state
+        self._log = log
+        self._written = written
         # First, so that a signal is noted rather than the end of a rank that loads its checkpoint.
         self._preemption = stack.enter_context(Preemption(world, config.preemption))
         keep = config.checkpoint
@@ -72,13 +70,12 @@ class CheckpointPolicy:
         """
         if found := self._manager.load(self._config.resume):
             if found.get("version") != VERSION:
-                wrong = f"this checkpoint has the version {found.get('version', 'none')}"
-                expected, where = (
-                    f"one that a Trainer wrote, of version {VERSION}",
-                    str(self._manager.loaded),
+                raise CheckpointError(
+                    f"this checkpoint has the version {found.get('version', 'none')}",
+                    expected=f"one that a Trainer wrote, of version {VERSION}",
+                    hint="load its model in the script by srunddp.train.load_checkpoint() instead",
+                    where=str(self._manager.loaded),
                 )
-                hint = "load its model in the script by srunddp.train.load_checkpoint() instead"
-                raise CheckpointError(wrong, expected=expected, hint=hint, where=where)
             before(found)
             self._load(found)
         self._manager.check(self._state.state_dict())
@@ -88,12 +85,14 @@ class CheckpointPolicy:
         try:
             state.load_state_dict(found)
         except (IndexError, KeyError, RuntimeError, ValueError, TypeError) as error:
-            wrong = (
-                "the checkpoint is not of this model and optimizer:"
-                f" {' '.join(str(error).split())[:300]}"
-            )
-            expected, hint = "those of the script that wrote it", "start with another output_dir"
-            raise CheckpointError(wrong, expected=expected, hint=hint) from error
+            raise CheckpointError(
+                (
+                    "the checkpoint is not of this model and optimizer:"
+                    f" {' '.join(str(error).split())[:300]}"
+                ),
+                expected="those of the script that wrote it",
+                hint="start with another output_dir",
+            ) from error
         self._manager.restore_rng(found, self._config.seed)
         if self._config.resume in ("never", "auto"):  # else it may be in another folder
             self._saved = self._position()
@@ -150,11 +149,16 @@ class CheckpointPolicy:
     def _save(self, sums: MetricAccumulator | None, *, wait: bool = False) -> Path:
         """Begin to write a checkpoint, unless there is one of just this state; its path."""
         self.due = False
-        state, position = self._state, self._position()
+        state = self._state
+        position = self._position()
         if position == self._saved and (not wait or self._manager.wait()):
             return self._manager.path(state.step)
-        self._saved, self._saved_at = position, time.monotonic()
-        state.sums = sums.by_rank() if sums else []
+        self._saved = position
+        self._saved_at = time.monotonic()
+        if sums:
+            state.sums = sums.by_rank()
+        else:
+            state.sums = []
         self._manager.scores.update(state.scores)
         return self._manager.save(state.step, state.state_dict(), wait=wait)
 

@@ -12,14 +12,17 @@ class Evaluations:
     """The evaluations of one training by a configuration; ``exist``: there is validation data."""
 
     def __init__(self, config: Config, state: TrainingState, *, exist: bool) -> None:
-        self._config, self._state, self._exist = config, state, exist
+        self._config = config
+        self._state = state
+        self._exist = exist
         # An evaluation's step, and its figures.
         self._latest: tuple[int, Mapping[str, float]] = (0, {})
 
     @property
     def due(self) -> bool:
         """Whether to evaluate after this step."""
-        every, state = self._config.evaluate_every_steps, self._state
+        every = self._config.evaluate_every_steps
+        state = self._state
         return bool(
             every and self._exist and state.step % every == 0 and state.evaluated < state.step
         )
@@ -34,7 +37,9 @@ class Evaluations:
     def latest(self) -> Mapping[str, float]:
         """The figures of this very step; empty where it was not evaluated in this run."""
         step, figures = self._latest
-        return figures if step == self._state.step else {}
+        if step == self._state.step:
+            return figures
+        return {}
 
     @property
     def early_stopped(self) -> bool:
@@ -51,7 +56,8 @@ class Evaluations:
         Raises:
             ConfigError: there is none of this name.
         """
-        state, config = self._state, self._config
+        state = self._state
+        config = self._config
         # One figure for all of a metric's is that it is not known: nothing was evaluated.
         if config.monitor not in figures and not math.isnan(
             figures.get(config.monitor.split("/")[0], 0.0)
@@ -61,7 +67,8 @@ class Evaluations:
                 expected=f"one of {', '.join(figures)}",
                 hint="correct it",
             )
-        self._latest, state.evaluated = (state.step, figures), state.step
+        self._latest = (state.step, figures)
+        state.evaluated = state.step
         figure = figures.get(config.monitor, math.nan)
         score = figure if config.mode == "min" else -figure
         if not math.isnan(score):

@@ -97,23 +97,24 @@ class FitLoop:
         sharded: bool,
     ) -> None:
         """The arguments are those of :meth:`srunddp.train.Trainer.fit`."""
-        config, world = trainer.config, trainer.world
-        self._trainer, self._config, self._world, self._state = (
-            trainer,
-            config,
-            world,
-            trainer.state,
-        )
+        config = trainer.config
+        world = trainer.world
+        self._trainer = trainer
+        self._config = config
+        self._world = world
+        self._state = trainer.state
         self._progress = Progress() if world.rank == 0 else SilentProgress()
         self.timer = make_step_timer(world.device)
         validate.check_fit(
             world, {"train_data": train_data, "val_data": val_data}, trainer.weight, config
         )
         if collate and val_data is not None and not val_collate:
-            expected = "both said: what mixes samples for training would make the evaluation wrong"
-            hint = "pass val_collate=collate, or val_collate=torch.utils.data.default_collate"
             raise ConfigError(
-                "collate and val_data, without val_collate", expected=expected, hint=hint
+                "collate and val_data, without val_collate",
+                expected=(
+                    "both said: what mixes samples for training would make the evaluation wrong"
+                ),
+                hint="pass val_collate=collate, or val_collate=torch.utils.data.default_collate",
             )
         workers.set_threads(workers.share(world), config.num_threads)
         self._loader = make_loader(
@@ -123,7 +124,13 @@ class FitLoop:
         if val_data is not None:
             splits = sharded and isinstance(val_data, IterableDataset)
             self._val_loader = make_loader(trainer, val_data, collate=val_collate, sharded=splits)
-        self._samples = len(order) if order else length_of(train_data) if not sharded else None
+        self._samples: int | None
+        if order:
+            self._samples = len(order)
+        elif not sharded:
+            self._samples = length_of(train_data)
+        else:
+            self._samples = None
         validate.check_batch_norm(trainer.model, self._samples, world, config)
         self._on_step = trainer.methods("on_step")
         self._stack = ExitStack()
@@ -156,13 +163,16 @@ class FitLoop:
         """Tell the state of this call's loader, and how many steps there are; and the schedulers,
         which go by them.
         """
-        state, config, trainer = self._state, self._config, self._trainer
+        state = self._state
+        config = self._config
+        trainer = self._trainer
         per_epoch = self._loader.steps_left(0)
         whole = config.max_steps or (per_epoch and per_epoch * config.epochs)
         trainer.total_steps = whole
         if state.samples_seen:  # fit() was left amid an epoch, and is called again
             self._loader.load_state_dict(state.parts["loader"].state_dict())
-        state.steps_per_epoch, state.parts = per_epoch, {**state.parts, "loader": self._loader}
+        state.steps_per_epoch = per_epoch
+        state.parts = {**state.parts, "loader": self._loader}
         if state.schedulers is None:
             state.schedulers = Schedulers(
                 state.optimizers, trainer.schedulers, config, whole, self._steps_done
@@ -172,10 +182,10 @@ class FitLoop:
             self._val_loader is None or config.evaluate_every_epochs or config.evaluate_every_steps
         )
         if self._schedulers.wait_for_evaluations and not evaluates:
-            found = "ReduceLROnPlateau, and evaluate_every_epochs and evaluate_every_steps are 0"
-            hint = "set evaluate_every_epochs=1"
             raise ConfigError(
-                found, expected="evaluations, after each of which it is stepped", hint=hint
+                "ReduceLROnPlateau, and evaluate_every_epochs and evaluate_every_steps are 0",
+                expected="evaluations, after each of which it is stepped",
+                hint="set evaluate_every_epochs=1",
             )
 
     def _steps_done(self) -> float:
@@ -200,7 +210,8 @@ class FitLoop:
                 f"nothing to do: epochs done: {state.epoch}, steps done: {state.step}"
             )
         if self._world.rank == 0:
-            path, hint = folder / "config.yaml", "correct output_dir, or free space there"
+            path = folder / "config.yaml"
+            hint = "correct output_dir, or free space there"
             with file_errors(str(path), expected="a folder that rank 0 may write to", hint=hint):
                 save_config(path, self._config)
             self._metrics_logger = MetricsLogger(
@@ -242,13 +253,20 @@ class FitLoop:
         """Whether all epochs, or all steps, are done, or the figures have not become better for
         long enough.
         """
-        state, config = self._state, self._config
-        done = state.step >= config.max_steps if config.max_steps else state.epoch >= config.epochs
+        state = self._state
+        config = self._config
+        if config.max_steps:
+            done = state.step >= config.max_steps
+        else:
+            done = state.epoch >= config.epochs
         return done or (self.evaluations.early_stopped and not state.samples_seen)
 
     def _call(self, name: str, *args: Any) -> None:
         """Call the callbacks; the time that they take does not count for --stall-timeout."""
-        methods = self._on_step if name == "on_step" else self._trainer.methods(name)
+        if name == "on_step":
+            methods = self._on_step
+        else:
+            methods = self._trainer.methods(name)
         if methods:
             with stall_limit_suspended():
                 for method in methods:
@@ -261,12 +279,20 @@ class FitLoop:
 
     def start_epoch(self) -> MetricAccumulator:
         """The figures of the epoch that begins, or goes on from a checkpoint."""
-        state, config = self._state, self._config
-        steps, left = state.steps_per_epoch, self._loader.steps_left(state.samples_seen)
-        done = steps - left if steps is not None and left is not None else 0
-        epochs = (
-            config.epochs if not config.max_steps else -(-config.max_steps // steps) if steps else 0
-        )
+        state = self._state
+        config = self._config
+        steps = state.steps_per_epoch
+        left = self._loader.steps_left(state.samples_seen)
+        if steps is not None and left is not None:
+            done = steps - left
+        else:
+            done = 0
+        if not config.max_steps:
+            epochs = config.epochs
+        elif steps:
+            epochs = -(-config.max_steps // steps)
+        else:
+            epochs = 0
         self._progress.start_epoch(state.epoch + 1, epochs, steps, done)
         self.timer.epoch(state.epoch + 1)
         self._sums = MetricAccumulator(self._trainer.metrics, self._world, state.sums)
@@ -286,9 +312,10 @@ class FitLoop:
                 return
         if not state.samples_seen:
             sizes = "batch_size and gradient_accumulation_steps"
-            hint = f"check what the data set yields; with dataloader.drop_last, also {sizes}"
             raise ConfigError(
-                "an epoch without a step", expected="training data for one", hint=hint
+                "an epoch without a step",
+                expected="training data for one",
+                hint=f"check what the data set yields; with dataloader.drop_last, also {sizes}",
             )
 
     @contextmanager
@@ -309,14 +336,18 @@ class FitLoop:
 
     def after_step(self, step: StepBatches, loss: Tensor | None) -> None:
         """Count a step, tell of it, and step the schedulers."""
-        state, config = self._state, self._config
+        state = self._state
+        config = self._config
         state.step += 1
         state.samples_seen += step.samples
         self._progress.step(step.samples, loss)
         if self._on_step:
             self._call("on_step", state.step, loss)
         if self._metrics_logger and config.log_every and state.step % config.log_every == 0:
-            figures = {} if loss is None else {"loss": float(loss)}
+            if loss is None:
+                figures = {}
+            else:
+                figures = {"loss": float(loss)}
             self.log("step", {**figures, "lr": float(state.optimizers[0].param_groups[0]["lr"])})
         self._schedulers.after_step()
         self.timer.done(step.samples)
@@ -343,7 +374,9 @@ class FitLoop:
 
     def end_epoch(self, train: Mapping[str, float], val: Mapping[str, float]) -> None:
         """Record an epoch that is over."""
-        state, speed, world = self._state, self._progress.samples_per_second, self._world
+        state = self._state
+        speed = self._progress.samples_per_second
+        world = self._world
         event("epoch_end", state.epoch + 1)
         record = EpochRecord(
             state.epoch + 1, dict(train), dict(val), speed, world.world_size, world.device.type
@@ -353,7 +386,10 @@ class FitLoop:
             self.record_evaluation(val)
         elif self._val_loader is None:
             self._record(train)
-        state.epoch, state.samples_seen, state.sums, self._sums = state.epoch + 1, 0, [], None
+        state.epoch = state.epoch + 1
+        state.samples_seen = 0
+        state.sums = []
+        self._sums = None
         state.records.append(record)
         self._schedulers.after_epoch()
         self.log(

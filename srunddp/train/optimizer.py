@@ -19,7 +19,9 @@ def as_tuple(one_or_more: Any) -> tuple[Any, ...]:
     """What a user may pass alone or in a list."""
     if one_or_more is None:
         return ()
-    return tuple(one_or_more) if isinstance(one_or_more, list | tuple) else (one_or_more,)
+    if isinstance(one_or_more, list | tuple):
+        return tuple(one_or_more)
+    return (one_or_more,)
 
 
 def use_fused(optimizer: Optimizer, model: nn.Module) -> None:

@@ -86,7 +86,9 @@ class SilentProgress:
             steps: of this epoch; None where it is not known.
             done: so many of them, before a resume.
         """
-        self._samples, self._idle, self._began = 0, 0.0, self._clock()
+        self._samples = 0
+        self._idle = 0.0
+        self._began = self._clock()
 
     def step(self, samples: int, loss: Tensor | None) -> None:
         """A step is done.
@@ -142,7 +144,10 @@ class Progress(SilentProgress):
     def start_epoch(self, epoch: int, epochs: int, steps: int | None, done: int) -> None:
         super().start_epoch(epoch, epochs, steps, done)
         self.close()
-        self._epoch, self._epochs, self._steps, self._done = epoch, epochs, steps, done
+        self._epoch = epoch
+        self._epochs = epochs
+        self._steps = steps
+        self._done = done
         self._loss = None
         if self._draws:
             with contextlib.suppress(OSError, ValueError):
@@ -171,13 +176,17 @@ class Progress(SilentProgress):
             self._bar.write(f"srunddp: {text}", file=sys.stderr)
 
     def close(self) -> None:
-        bar, self._bar = self._bar, None
+        bar = self._bar
+        self._bar = None
         with contextlib.suppress(OSError, ValueError):
             if bar is not None:
                 bar.close()
 
     def _show(self) -> None:
-        figures = [] if self._loss is None else [f"loss {float(self._loss):.4f}"]
+        if self._loss is None:
+            figures = []
+        else:
+            figures = [f"loss {float(self._loss):.4f}"]
         figures.append(f"{self.samples_per_second:.0f} samples/s")
         if self._bar is None:
             self.log(", ".join([f"epoch {self._epoch} of {self._epochs}", self._share(), *figures]))
@@ -236,4 +245,6 @@ def _throughput(record: EpochRecord) -> str:
 
 
 def _part(name: str, value: float) -> str:
-    return f"{name} {100 * value:.2f} %" if name.endswith("accuracy") else f"{name} {value:.4f}"
+    if name.endswith("accuracy"):
+        return f"{name} {100 * value:.2f} %"
+    return f"{name} {value:.4f}"

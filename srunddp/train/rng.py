@@ -31,7 +31,11 @@ def gather(world: World) -> list[Tensor]:
     own = torch.frombuffer(bytearray(written.getvalue()), dtype=torch.uint8)
     if world.world_size == 1:
         return [own]
-    states: list[Any] | None = [None] * world.world_size if world.rank == 0 else None
+    states: list[Any] | None
+    if world.rank == 0:
+        states = [None] * world.world_size
+    else:
+        states = None
     dist.gather_object(own, states)
     return states or []
 
@@ -98,12 +102,14 @@ class IsolatedRng:
 
     def _swap(self) -> None:
         ours = self._torch, self._python
-        self._torch, self._python = torch.get_rng_state(), random.getstate()
+        self._torch = torch.get_rng_state()
+        self._python = random.getstate()
         torch.set_rng_state(ours[0])
         random.setstate(ours[1])
         if self._exchange:
             get, exchange = self._exchange
-            own, self._numpy = self._numpy, get()
+            own = self._numpy
+            self._numpy = get()
             exchange(own)
 
 

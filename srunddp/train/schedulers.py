@@ -112,14 +112,16 @@ def _by_schedule(
     optimizers: Sequence[Optimizer], config: Config, total: int | None, done: Callable[[], float]
 ) -> tuple[LRScheduler, ...]:
     if total is not None and config.warmup_steps > total:
-        found, hint = f"warmup_steps is {config.warmup_steps}", "correct warmup_steps or epochs"
-        raise ConfigError(found, expected=f"at most the {total} steps of the run", hint=hint)
+        raise ConfigError(
+            f"warmup_steps is {config.warmup_steps}",
+            expected=f"at most the {total} steps of the run",
+            hint="correct warmup_steps or epochs",
+        )
     if config.schedule == "cosine" and total is None:
-        hint = "set max_steps, give the data set a __len__, or pass a scheduler"
         raise ConfigError(
             "schedule cosine, and data without a length",
             expected="a known number of steps",
-            hint=hint,
+            hint="set max_steps, give the data set a __len__, or pass a scheduler",
         )
     if config.schedule == "constant" and not config.warmup_steps:
         return ()
@@ -133,27 +135,28 @@ def _by_schedule(
 def _made(wanted: Scheduler, optimizer: Optimizer, config: Config) -> LRScheduler:
     if isinstance(wanted, LRScheduler):
         if config.scale_lr != "no":
-            found = f"a finished {type(wanted).__name__} and scale_lr={config.scale_lr}"
-            hint = "pass a function instead: scheduler=lambda optimizer: StepLR(optimizer, 1000)"
             raise ConfigError(
-                found, expected="the scheduler to start from the scaled learning rate", hint=hint
+                f"a finished {type(wanted).__name__} and scale_lr={config.scale_lr}",
+                expected="the scheduler to start from the scaled learning rate",
+                hint="pass a function instead: scheduler=lambda optimizer: StepLR(optimizer, 1000)",
             )
         return wanted
     made = wanted(optimizer)
     if not isinstance(made, LRScheduler):
-        found = f"the function for the scheduler returned a {type(made).__name__}"
         raise ConfigError(
-            found, expected="a scheduler of torch.optim.lr_scheduler", hint="return one"
+            f"the function for the scheduler returned a {type(made).__name__}",
+            expected="a scheduler of torch.optim.lr_scheduler",
+            hint="return one",
         )
     own = [each for each in _nested(made) if isinstance(each, OneCycleLR | CyclicLR)]
     if own and config.scale_lr != "no":
-        expected = (
-            "a scheduler that starts from the optimizer's learning rate, this one has rates of"
-            " its own"
-        )
-        hint = "use scale_lr=no, and give it rates for this world's batch"
         raise ConfigError(
-            f"{type(own[0]).__name__} and scale_lr={config.scale_lr}", expected=expected, hint=hint
+            f"{type(own[0]).__name__} and scale_lr={config.scale_lr}",
+            expected=(
+                "a scheduler that starts from the optimizer's learning rate, this one has rates of"
+                " its own"
+            ),
+            hint="use scale_lr=no, and give it rates for this world's batch",
         )
     return made
 

@@ -116,11 +116,9 @@ class TrainingState:
         if self.average:
             self.average.model.load_state_dict(ema or state["model"])
         elif ema:
-            found = (
-                "the checkpoint has an average of the weights, by which its evaluations went, and"
-                " ema_decay is null"
-            )
-            hint = "set ema_decay, or start with another output_dir"
             raise CheckpointError(
-                found, expected="ema_decay as in the run that wrote it", hint=hint
+                "the checkpoint has an average of the weights, by which its evaluations went, and"
+                " ema_decay is null",
+                expected="ema_decay as in the run that wrote it",
+                hint="set ema_decay, or start with another output_dir",
             )

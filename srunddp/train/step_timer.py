@@ -43,7 +43,8 @@ class StepTimer(ThroughputMeter):
     """Writes sums where the supervisor reads them."""
 
     def __init__(self, marks: TelemetryPage, device: torch.device) -> None:
-        self._marks, self._clock = marks, time.perf_counter
+        self._marks = marks
+        self._clock = time.perf_counter
         self._gpu = _Gpu() if device.type == "cuda" else None
         self._requested = self._arrived = self._since = self._clock()
         self._wait_s = 0.0
@@ -57,7 +58,8 @@ class StepTimer(ThroughputMeter):
             step = next(steps, None)
             if step is None:
                 return
-            self._arrived, self._wait_s = self._clock(), 0.0
+            self._arrived = self._clock()
+            self._wait_s = 0.0
             yield step
 
     def start_wait(self) -> None:
@@ -71,7 +73,8 @@ class StepTimer(ThroughputMeter):
         self._wait_s += self._clock() - self._since
 
     def done(self, samples: int) -> None:
-        step, data = self._clock() - self._requested, self._arrived - self._requested
+        step = self._clock() - self._requested
+        data = self._arrived - self._requested
         own = step - self._wait_s
         if self._gpu:
             self._gpu.end()
@@ -99,7 +102,8 @@ class _Gpu:
     def begin(self, now: float) -> None:
         """A step begins; one that was begun before had no data."""
         if self._looking or (not self._turns and now >= self._next):
-            self._next, self._looking = now + _LOOK_EVERY, True
+            self._next = now + _LOOK_EVERY
+            self._looking = True
             self._turns.clear()
             self.turn()
 

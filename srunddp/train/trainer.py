@@ -102,9 +102,12 @@ class Trainer:
         self.config = config = config or Config()
         self.world = world
         self.metrics = dict(metrics or {})
-        self.optimizer, self._optimizers = optimizer, as_tuple(optimizer)
-        self.scheduler, self.schedulers = scheduler, as_tuple(scheduler)
-        self.weight, self.callbacks = weight, tuple(callbacks)
+        self.optimizer = optimizer
+        self._optimizers = as_tuple(optimizer)
+        self.scheduler = scheduler
+        self.schedulers = as_tuple(scheduler)
+        self.weight = weight
+        self.callbacks = tuple(callbacks)
         self.total_steps: int | None = None
         self._check(model, loss_function)
         if world.device.type == "cuda":
@@ -112,17 +115,15 @@ class Trainer:
         step = make_step(loss_function, step)
         self._ddp = DDPModel(model, step, loss_function, world, config)
         self.model = self._ddp.model
-        self._average = (
-            None
-            if config.ema_decay is None
-            else EMA(self.model, config.ema_decay, compile=config.compile)
-        )
+        if config.ema_decay is None:
+            self._average = None
+        else:
+            self._average = EMA(self.model, config.ema_decay, compile=config.compile)
         self.averaged = self._average.model if self._average else None
-        self._evaluated = (
-            StepModule(self._average.testing, step, loss_function)
-            if self._average
-            else self._ddp.testing
-        )
+        if self._average:
+            self._evaluated = StepModule(self._average.testing, step, loss_function)
+        else:
+            self._evaluated = self._ddp.testing
         factor = lr_factor(config, world.world_size)
         for each in self._optimizers:
             if config.fused:
@@ -332,7 +333,9 @@ class Trainer:
     def _evaluate(
         self, steps: Iterator[StepBatches], agree: Callable[[], None] | None = None
     ) -> dict[str, float]:
-        modules = (self._ddp.testing, self._evaluated) if self._average else (self._ddp.testing,)
+        modules = [self._ddp.testing]
+        if self._average:
+            modules.append(self._evaluated)
         self._ddp.share_all_buffers(*modules)
         for module in modules:
             module.eval()
@@ -373,7 +376,10 @@ class Trainer:
         """Around a forward pass."""
         if self.config.precision == "fp32":
             return _NOTHING
-        dtype = torch.bfloat16 if self.config.precision == "bf16" else torch.float16
+        if self.config.precision == "bf16":
+            dtype = torch.bfloat16
+        else:
+            dtype = torch.float16
         return torch.autocast(self.world.device.type, dtype)
 
 

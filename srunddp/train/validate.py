@@ -39,9 +39,8 @@ def check_group(world: World) -> None:
     size = dist.get_world_size() if dist.is_initialized() else 0
     if size != world.world_size:
         state = f"one of {size} ranks" if size else "none"
-        found = f"a world of {world.world_size} ranks, but torch's default process group is {state}"
         raise ConfigError(
-            found,
+            f"a world of {world.world_size} ranks, but torch's default process group is {state}",
             expected="both alike",
             hint="build the Trainer inside 'with srunddp.init() as world:'",
         )
@@ -50,9 +49,10 @@ def check_group(world: World) -> None:
 def check_model(model: nn.Module, optimizers: Sequence[Optimizer], loss_function: object) -> None:
     """The optimizers step parameters of this model and this loss function, each but once."""
     if isinstance(model, DistributedDataParallel):
-        hint = "leave the wrap out, it is made here"
         raise ConfigError(
-            "a model in DistributedDataParallel", expected="the model itself", hint=hint
+            "a model in DistributedDataParallel",
+            expected="the model itself",
+            hint="leave the wrap out, it is made here",
         )
     _check_tensors(model)
     modules = [each for each in (model, loss_function) if isinstance(each, nn.Module)]
@@ -65,12 +65,19 @@ def check_model(model: nn.Module, optimizers: Sequence[Optimizer], loss_function
         )
     stepped = [id(p) for each in optimizers for group in _groups(each) for p in group["params"]]
     if foreign := sum(parameter not in own for parameter in stepped):
-        found = f"{foreign} of the optimizer's parameters are not the model's"
-        hint = "build the optimizer from model.parameters(), and pass that model, not a copy of it"
-        raise ConfigError(found, expected="the same objects", hint=hint)
+        raise ConfigError(
+            f"{foreign} of the optimizer's parameters are not the model's",
+            expected="the same objects",
+            hint=(
+                "build the optimizer from model.parameters(), and pass that model, not a copy of it"
+            ),
+        )
     if len(set(stepped)) < len(stepped):
-        hint = "give each optimizer parameters of its own"
-        raise ConfigError("a parameter in two optimizers", expected="each in one", hint=hint)
+        raise ConfigError(
+            "a parameter in two optimizers",
+            expected="each in one",
+            hint="give each optimizer parameters of its own",
+        )
     if isinstance(loss_function, nn.Module):
         _check_loss_parameters(loss_function, set(stepped))
 
@@ -78,33 +85,35 @@ def check_model(model: nn.Module, optimizers: Sequence[Optimizer], loss_function
 def _check_tensors(model: nn.Module) -> None:
     tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     if without := [name for name, tensor in tensors.items() if tensor.is_meta]:
-        found = f"{len(without)} of the model's tensors on the meta device, the first {without[0]}"
-        raise ConfigError(found, expected="tensors with values", hint="build the model on the CPU")
+        raise ConfigError(
+            f"{len(without)} of the model's tensors on the meta device, the first {without[0]}",
+            expected="tensors with values",
+            hint="build the model on the CPU",
+        )
     # Importing DTensor takes long.
     if any(hasattr(tensor, "full_tensor") for tensor in tensors.values()):
-        found = "a model whose parameters are DTensors, as fully_shard() makes them"
-        hint = (
-            "pass it as it was before, or write a loop of your own, such as"
-            " docs/examples/fsdp_loop.py"
-        )
         raise ConfigError(
-            found,
+            "a model whose parameters are DTensors, as fully_shard() makes them",
             expected="a whole one, which DistributedDataParallel copies to each rank",
-            hint=hint,
+            hint=(
+                "pass it as it was before, or write a loop of your own, such as"
+                " docs/examples/fsdp_loop.py"
+            ),
         )
 
 
 def _groups(optimizer: object) -> list[dict[str, Any]]:
     if not isinstance(optimizer, Optimizer):
-        found, hint = (
-            f"a {type(optimizer).__name__} for an optimizer",
-            "build it from model.parameters()",
-        )
-        raise ConfigError(found, expected="one of torch.optim, or a list of these", hint=hint)
-    if isinstance(optimizer, LBFGS):
-        hint = "take another optimizer"
         raise ConfigError(
-            "the optimizer LBFGS", expected="one that makes a step of one gradient", hint=hint
+            f"a {type(optimizer).__name__} for an optimizer",
+            expected="one of torch.optim, or a list of these",
+            hint="build it from model.parameters()",
+        )
+    if isinstance(optimizer, LBFGS):
+        raise ConfigError(
+            "the optimizer LBFGS",
+            expected="one that makes a step of one gradient",
+            hint="take another optimizer",
         )
     return optimizer.param_groups
 
@@ -115,22 +124,26 @@ def _check_loss_parameters(loss_function: nn.Module, stepped: set[int]) -> None:
         for n, each in loss_function.named_parameters()
         if each.requires_grad and id(each) not in stepped
     ]:
-        found = f"the loss function has the parameter {left[0]}, which no optimizer has"
-        hint = "build the optimizer from [*model.parameters(), *loss_function.parameters()]"
-        raise ConfigError(found, expected="its parameters in an optimizer, or frozen", hint=hint)
+        raise ConfigError(
+            f"the loss function has the parameter {left[0]}, which no optimizer has",
+            expected="its parameters in an optimizer, or frozen",
+            hint="build the optimizer from [*model.parameters(), *loss_function.parameters()]",
+        )
 
 
 def check_loss_function(loss_function: object) -> None:
     """The loss is a mean, as its weight takes it."""
-    reduction = (
-        getattr(loss_function, "reduction", "mean") if isinstance(loss_function, _Loss) else "mean"
-    )
+    if isinstance(loss_function, _Loss):
+        reduction = getattr(loss_function, "reduction", "mean")
+    else:
+        reduction = "mean"
     # Of functools.partial.
     reduction = getattr(loss_function, "keywords", {}).get("reduction", reduction)
     if reduction not in _MEANS:
-        hint = "use reduction='mean'"
         raise ConfigError(
-            f"a loss function with reduction={reduction!r}", expected="'mean'", hint=hint
+            f"a loss function with reduction={reduction!r}",
+            expected="'mean'",
+            hint="use reduction='mean'",
         )
 
 
@@ -143,8 +156,12 @@ def check_metrics(metrics: Mapping[str, Metric], config: Config) -> None:
             hint="rename it",
         )
     if config.monitor.split("/")[0] not in ("loss", *metrics):
-        known, hint = ", ".join(("loss", *metrics)), "correct it, or pass that metric"
-        raise ConfigError(f"monitor={config.monitor}", expected=f"one of {known}", hint=hint)
+        known = ", ".join(("loss", *metrics))
+        raise ConfigError(
+            f"monitor={config.monitor}",
+            expected=f"one of {known}",
+            hint="correct it, or pass that metric",
+        )
 
 
 def check_fit(
@@ -171,11 +188,10 @@ def check_batch_norm(model: nn.Module, samples: int | None, world: World, config
     """No rank has one sample alone in a micro-batch: BatchNorm1d needs two, or a sample of several
     positions.
     """
-    last = (
-        0
-        if samples is None or config.dataloader.drop_last
-        else samples % (world.world_size * config.batch_size)
-    )
+    if samples is None or config.dataloader.drop_last:
+        last = 0
+    else:
+        last = samples % (world.world_size * config.batch_size)
     modules = list(model.modules())
     # Which has several positions.
     if not last or any(isinstance(module, nn.Conv1d) for module in modules):
@@ -185,9 +201,11 @@ def check_batch_norm(model: nn.Module, samples: int | None, world: World, config
         isinstance(module, nn.BatchNorm1d) and module.training for module in modules
     ):
         sizes = f"{samples} samples, {world.world_size} ranks, batch_size {config.batch_size}"
-        found = f"BatchNorm1d, and an epoch whose last micro-batch gives a rank one sample: {sizes}"
-        hint = "set dataloader.drop_last=true, or another batch_size"
-        raise ConfigError(found, expected="two samples or more on each rank", hint=hint)
+        raise ConfigError(
+            f"BatchNorm1d, and an epoch whose last micro-batch gives a rank one sample: {sizes}",
+            expected="two samples or more on each rank",
+            hint="set dataloader.drop_last=true, or another batch_size",
+        )
 
 
 def check_steps_per_epoch(before: int | None, now: int | None, scheduler: str) -> None:
@@ -195,18 +213,22 @@ def check_steps_per_epoch(before: int | None, now: int | None, scheduler: str) -
     after each.
     """
     if before != now:
-        found = (
+        raise ConfigError(
             f"{scheduler} is stepped after each step, and an epoch had {before} steps and now has"
-            f" {now}"
+            f" {now}",
+            expected="the same number, for which it was made",
+            hint=(
+                "use schedule=, scheduler_interval=epoch, or the ranks and the batch_size of before"
+            ),
         )
-        hint = "use schedule=, scheduler_interval=epoch, or the ranks and the batch_size of before"
-        raise ConfigError(found, expected="the same number, for which it was made", hint=hint)
 
 
 def _length(data: Dataset[Any] | None) -> int:
     if data is None:
         return -1
-    return -2 if (length := length_of(data)) is None else length
+    if (length := length_of(data)) is None:
+        return -2
+    return length
 
 
 def check_settings(config: Config) -> None:
@@ -233,31 +255,28 @@ def check_settings(config: Config) -> None:
     ):
         raise _wrong("resume", repr(config.resume), "never, auto or the path of a checkpoint")
     if config.resume != "never" and config.output_dir is None:
-        expected, hint = (
-            "the folder of the run's checkpoints",
-            "add --output_dir=FOLDER, or leave resume out",
-        )
         raise ConfigError(
-            f"resume is {config.resume}, and there is no output_dir", expected=expected, hint=hint
+            f"resume is {config.resume}, and there is no output_dir",
+            expected="the folder of the run's checkpoints",
+            hint="add --output_dir=FOLDER, or leave resume out",
         )
 
 
 def check_callbacks(callbacks: Sequence[object], kind: type) -> None:
     """They are instances of Callback, and not the class of one."""
     if wrong := [callback for callback in callbacks if not isinstance(callback, kind)]:
-        found, hint = (
+        raise ConfigError(
             f"{wrong[0]!r} among the callbacks",
-            "derive its class from Callback, and pass an instance",
+            expected="instances of srunddp.train.Callback",
+            hint="derive its class from Callback, and pass an instance",
         )
-        raise ConfigError(found, expected="instances of srunddp.train.Callback", hint=hint)
 
 
 def check_schedulers(schedulers: Sequence[object], optimizers: Sequence[Optimizer]) -> None:
     """There is none, or one for each optimizer."""
     if schedulers and len(schedulers) != len(optimizers):
-        found = f"{len(schedulers)} schedulers for {len(optimizers)} optimizers"
         raise ConfigError(
-            found,
+            f"{len(schedulers)} schedulers for {len(optimizers)} optimizers",
             expected="one for each, or none",
             hint="pass a list as long as that of the optimizers",
         )
@@ -267,8 +286,12 @@ def leaves(config: Any, prefix: str = "") -> list[tuple[str, Any]]:
     """All settings by dotted name."""
     found: list[tuple[str, Any]] = []
     for field in fields(config):
-        value, name = getattr(config, field.name), prefix + field.name
-        found += leaves(value, f"{name}.") if is_dataclass(value) else [(name, value)]
+        value = getattr(config, field.name)
+        name = prefix + field.name
+        if is_dataclass(value):
+            found += leaves(value, f"{name}.")
+        else:
+            found.append((name, value))
     return found
 
 
@@ -282,7 +305,10 @@ def _check_words(config: Any, prefix: str = "") -> None:
         value = getattr(config, name)
         if is_dataclass(value):
             _check_words(value, f"{prefix}{name}.")
-        options = [hint, *get_args(hint)] if value is not None else []
+        if value is not None:
+            options = [hint, *get_args(hint)]
+        else:
+            options = []
         words = [
             word for option in options if get_origin(option) is Literal for word in get_args(option)
         ]

@@ -94,7 +94,8 @@ def on_rank_zero(world: World, action: Callable[[], T]) -> T:
     heartbeat(last=True)
     if world.world_size == 1:
         return action()
-    store, key = _get_default_store(), f"srunddp/rank_zero/{next(_turns)}"
+    store = _get_default_store()
+    key = f"srunddp/rank_zero/{next(_turns)}"
     if world.rank:
         answer: dict[str, Any] = json.loads(await_message(store, key))
         if "error" in answer:
@@ -118,7 +119,8 @@ def any_rank(world: World, flag: bool) -> bool:
     """Whether ``flag`` is set on one of the ranks; all call this, each when it likes."""
     if world.world_size == 1:
         return flag
-    store, key = _get_default_store(), f"srunddp/any_rank/{next(_turns)}"
+    store = _get_default_store()
+    key = f"srunddp/any_rank/{next(_turns)}"
     store.set(f"{key}/{world.rank}", str(int(flag)))
     keys = [f"{key}/{rank}" for rank in range(world.world_size)]
     return on_rank_zero(world, lambda: "1" in [await_message(store, each) for each in keys])

@@ -92,7 +92,10 @@ class Evidence:
         0.
         """
         number, weight = self.finished.get(event.file, (0, 0))
-        is_loss = event.end.code in (69, 137, -9) if event.end else event.cause == "node-failure"
+        if event.end:
+            is_loss = event.end.code in (69, 137, -9)
+        else:
+            is_loss = event.cause == "node-failure"
         return weight > 2 and (
             event.number < number if event.ours else is_loss and bool(says("launcher", event.text))
         )
@@ -101,7 +104,8 @@ class Evidence:
 def collect(logs: Sequence[Log]) -> Evidence:
     """Read all logs, each once."""
     evidence = Evidence([log.name for log in logs])
-    ranks, dull = ranks_of_names(evidence.names), set[str]()
+    ranks = ranks_of_names(evidence.names)
+    dull = set[str]()
     for index, log in enumerate(logs):
         if match := re.fullmatch(r"(failure|preflight)(?:\.\w+)?\.json", log.path.name):
             _read_json(match[1], log, index, evidence)
@@ -147,30 +151,29 @@ class _File:
     def __init__(
         self, index: int, log: Log, evidence: Evidence, rank: int | None, dull: set[str]
     ) -> None:
-        self._index, self._log, self._evidence, self._rank, self._dull = (
-            index,
-            log,
-            evidence,
-            rank,
-            dull,
-        )
+        self._index = index
+        self._log = log
+        self._evidence = evidence
+        self._rank = rank
+        self._dull = dull
         self._node = node_of_name(log.name)
         self._streams = defaultdict[int | None, _Stream](_Stream)
         self._places: dict[tuple[object, ...], list[int]] = {}
         self._since: float | None = None
         self._own: list[tuple[Event, Progress]] = []
-        self._all, self._reports = Progress(), Reports()
+        self._all = Progress()
+        self._reports = Reports()
 
     def read(self) -> None:
-        lines, job = self._log.lines(), self._index if self._rank is None else "ranks"
+        lines = self._log.lines()
+        job = self._index if self._rank is None else "ranks"
         begin = list(itertools.islice(lines, _SNIFFED))
-        labels, tail = (
-            RankLabels.sniff([text for _, text in begin]),
-            deque[tuple[int, str, int]](maxlen=12),
-        )
+        labels = RankLabels.sniff([text for _, text in begin])
+        tail = deque[tuple[int, str, int]](maxlen=12)
         for number, line in itertools.chain(begin, lines):
             text, rank, node = labels.strip(line)
-            rank, node = self._rank if rank is None else rank, node or self._node
+            rank = self._rank if rank is None else rank
+            node = node or self._node
             whose = rank if rank is not None else stated_rank(text)
             self._evidence.observed.add_line(text, job, rank, self._all.count)
             self._evidence.observed.add_rank(whose, node)
@@ -194,11 +197,15 @@ class _File:
 
     def _end(self, tail: Sequence[tuple[int, str, int]]) -> None:
         """Whether the log tells of a good end, after its last step."""
-        evidence, count = self._evidence, self._all.count
+        evidence = self._evidence
+        count = self._all.count
         evidence.steps[self._index] = count
         for place, (number, text, steps) in enumerate(tail, 1):
             if steps == count and says("finished", text) and not says("unfinished", text):
-                weight = 2 if says("exit-zero", text) else int(bool(says("succeeded", text)))
+                if says("exit-zero", text):
+                    weight = 2
+                else:
+                    weight = int(bool(says("succeeded", text)))
                 if not weight and not all(
                     says("at-exit", later) for _, later, _ in list(tail)[place:]
                 ):
@@ -228,7 +235,8 @@ class _File:
         if text.startswith("srunddp: ended with 0"):
             self._evidence.finished[self._index] = number, 3
         tracebacks = stream.tracebacks
-        raised, known = tracebacks.raised, len(tracebacks.done)
+        raised = tracebacks.raised
+        known = len(tracebacks.done)
         inside = tracebacks.feed(number, text)
         found: list[Event | None] = []
         if tracebacks.raised > raised:
@@ -240,8 +248,11 @@ class _File:
                 self._plain(number, text, stream),
             ]
         for event in filter(None, found):
-            event.node, event.time, event.since = event.node or node, time_of(text), self._since
-            event.rank = whose if event.rank is None and not event.end else event.rank
+            event.node = event.node or node
+            event.time = time_of(text)
+            event.since = self._since
+            if event.rank is None and not event.end:
+                event.rank = whose
             self._add(
                 event, self._all if event.ours else Progress() if event.end else stream.progress
             )
@@ -302,7 +313,8 @@ class _File:
             or says("launcher", text)
         ):
             return False
-        raised.cause, raised.kind = cause, kind
+        raised.cause = cause
+        raised.kind = kind
         return True
 
     def _excuse(self, number: int, text: str, rank: int | None) -> None:
@@ -324,10 +336,9 @@ class _File:
         # Of too many the last is replaced: it may be the one that mattered.
         if event.text.lstrip().startswith("what():") and self._own:
             last = self._own[-1][0]  # which has said no more than that there is such a line
-            last.kind = "noise" if last.text.startswith("terminate called ") else last.kind
-        event.progress, event.lines, event.overall = (
-            -progress.count,
-            -progress.lines,
-            -self._all.count,
-        )
+            if last.text.startswith("terminate called "):
+                last.kind = "noise"
+        event.progress = -progress.count
+        event.lines = -progress.lines
+        event.overall = -self._all.count
         self._own[places[-1] : places[-1] + 1] = [(event, progress)]

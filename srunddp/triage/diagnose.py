@@ -52,13 +52,15 @@ class Diagnosis:
 
 def diagnose(evidence: Evidence) -> Diagnosis:
     """What failed first, by what the logs tell; which ranks have no line."""
-    remaining, observed = set_aside(evidence), evidence.observed
+    remaining = set_aside(evidence)
+    observed = evidence.observed
     aside = [event for event in evidence.events if event.rule]
     if all(event.kind == "word" for event in remaining):
         found = _from_nothing(remaining, evidence)
     else:
         found = _from_signs(remaining, evidence) or _from_peers(remaining, evidence)
-    found.world_size, found.seen = observed.world_size, sorted(observed.seen)
+    found.world_size = observed.world_size
+    found.seen = sorted(observed.seen)
     if found.seen:
         found.silent = [rank for rank in range(found.world_size or 0) if rank not in observed.seen]
     if found.first:
@@ -116,7 +118,9 @@ def _against_a_good_end(words: Sequence[Event], evidence: Evidence) -> str:
         for file, steps in evidence.steps.items()
         if 0 < steps < most and file not in evidence.finished
     ]
-    return f"{evidence.names[behind[0]]} ends earlier" if behind else ""
+    if behind:
+        return f"{evidence.names[behind[0]]} ends earlier"
+    return ""
 
 
 def _from_signs(remaining: Sequence[Event], evidence: Evidence) -> Diagnosis | None:
@@ -135,16 +139,14 @@ def _from_signs(remaining: Sequence[Event], evidence: Evidence) -> Diagnosis | N
             why="each process took itself for rank 0 of 1",
         )
     report = evidence.report
-    symptoms += [report] if report and report.cause != "unknown" else []
+    if report and report.cause != "unknown":
+        symptoms.append(report)
     if strong := [*_by_srunddp(primary), *(event for event in endings if event.sure)]:
         first = earliest(strong)
         # What explains an end from outside, or the same that was told with less weight.
         weak = [each for each in symptoms if first.kind == "ending" or each.cause == first.cause]
-        first = (
-            first
-            if first.ours
-            else earliest([*(each for each in weak if surely_before(each, first)), first])
-        )
+        if not first.ours:
+            first = earliest([*(each for each in weak if surely_before(each, first)), first])
     elif symptoms:
         first = earliest([each for each in symptoms if each.cause not in _OF_PEERS] or symptoms)
     elif endings and not report:
@@ -166,14 +168,17 @@ def _by_srunddp(primary: list[Event]) -> list[Event]:
     if not own:
         return primary
     why = [event for event in primary if not event.ours and event.rank in (None, own.rank)]
-    return why if why and (own.cause == "rank-killed" or not own.sure) else [own]
+    if why and (own.cause == "rank-killed" or not own.sure):
+        return why
+    return [own]
 
 
 def _from_peers(remaining: Sequence[Event], evidence: Evidence) -> Diagnosis:
     """From launchers' reports and what peers tell of an end: by the rank that all missed, or that
     ended first.
     """
-    report, seen = evidence.report, evidence.observed.seen
+    report = evidence.report
+    seen = evidence.observed.seen
     secondary = [event for event in remaining if event.kind == "secondary"]
     victims = {event.rank for event in secondary if event.raised} - {None}
     rank = report.rank if report else None
@@ -185,7 +190,8 @@ def _from_peers(remaining: Sequence[Event], evidence: Evidence) -> Diagnosis:
         )
         rank = _sole(victims, evidence)
         if report and left and secondary and (rank is None or rank in left):
-            rank, why = min(left) if len(left) == 1 else None, "a rank left without an error"
+            rank = min(left) if len(left) == 1 else None
+            why = "a rank left without an error"
             return Diagnosis(
                 "collective-mismatch",
                 "likely",
@@ -194,7 +200,8 @@ def _from_peers(remaining: Sequence[Event], evidence: Evidence) -> Diagnosis:
                 why=why,
                 victim=True,
             )
-        report = report if report and rank == report.rank else None
+        if not (report and rank == report.rank):
+            report = None
     ends = [*secondary, *([report] if report else [])]
     words = [
         each
@@ -210,14 +217,14 @@ def _from_peers(remaining: Sequence[Event], evidence: Evidence) -> Diagnosis:
 
 def _from_before(aside: Sequence[Event], found: Diagnosis) -> Diagnosis | None:
     """What was said before, more quietly, of a failure that does not tell its cause."""
-    first, cause = found.first, found.cause
+    first = found.first
+    cause = found.cause
     if cause not in _UNSPECIFIC and (not first or first.sure):
         return None
-    said = (
-        f"\n{first.text}\n{first.raised.below if first.raised and not first.sure else ''}"
-        if first
-        else ""
-    )
+    if first:
+        said = f"\n{first.text}\n{first.raised.below if first.raised and not first.sure else ''}"
+    else:
+        said = ""
     what = f"{cause}{said if cause in ('script-error', 'unknown') else ''}"
     for event in aside:
         behind = table().causes[event.cause].behind
@@ -243,7 +250,9 @@ def _tell_whose(
     """Rank and node of the first failure: by its line, its launcher's report, or the peers that
     tell of its end.
     """
-    observed, seen, report = evidence.observed, evidence.observed.seen, None
+    observed = evidence.observed
+    seen = evidence.observed.seen
+    report = None
     if first.cause == "collective-timeout":
         found.rank = _sole({each.rank for each in remaining if each.cause == first.cause}, evidence)
         found.victim = found.rank not in (None, first.rank)
@@ -254,17 +263,25 @@ def _tell_whose(
         report = _sole_report(remaining, evidence)
         missed = any(each.kind == "secondary" or each.cause in _OF_PEERS for each in remaining)
         left = set(range(observed.world_size or 0)) - seen if missed else seen
-        alone = min(left) if len(left) == 1 and not evidence.report else None
+        if len(left) == 1 and not evidence.report:
+            alone = min(left)
+        else:
+            alone = None
         known = (first.rank, peers, report.rank if report else None, alone)
         found.rank = next((rank for rank in known if rank is not None), None)
-    node = report.node if report and report.rank == found.rank else None
+    if report and report.rank == found.rank:
+        node = report.node
+    else:
+        node = None
     found.node = first.node or node or observed.nodes.get(-1 if found.rank is None else found.rank)
 
 
 def _sole(victims: set[int | None], evidence: Evidence) -> int | None:
     """The one rank that is not among those that another's end has reached."""
     others = (set(range(evidence.observed.world_size or 0)) or evidence.observed.seen) - victims
-    return min(others) if victims - {None} and len(others) == 1 else None
+    if victims - {None} and len(others) == 1:
+        return min(others)
+    return None
 
 
 def _sole_report(remaining: Sequence[Event], evidence: Evidence) -> Event | None:
@@ -310,7 +327,7 @@ def _is_certain(
     wrote = first.lines >= GOES_ON and not evidence.report and evidence.is_stopped_after(first)
     if first.raised and (ended or wrote):
         return False  # it may have been caught
-    alike = sum(each.text == first.text for each in others) > 1
+    alike = len([each for each in others if each.text == first.text]) > 1
     others = [each for each in others if each.cause not in (first.cause, "unknown", "script-error")]
     if found.rank is None and len(found.seen) > 1 and not alike:
         return False
@@ -320,6 +337,7 @@ def _is_certain(
         if not first.raised or not first.raised.top:
             return False
         if report := evidence.report:
-            end, is_its = report.end, None in (first.rank, report.rank)
+            end = report.end
+            is_its = None in (first.rank, report.rank)
             return end is not None and not end.signal and (is_its or first.rank in end.ranks)
     return first.file not in evidence.finished

@@ -34,9 +34,9 @@ class End:
     @property
     def signal(self) -> int:
         """That ended it, or 0; a shell turns signal 9 into the exit code 137."""
-        return (
-            -self.code if self.code < 0 else self.code - 128 if self.code - 128 in _CRASHED else 0
-        )
+        if self.code < 0:
+            return -self.code
+        return self.code - 128 if self.code - 128 in _CRASHED else 0
 
     @property
     def is_victim(self) -> bool:
@@ -116,17 +116,23 @@ def of_exception(raised: PythonException, file: int) -> Event:
         (weight(sign), place) for place, sign in enumerate(signs) if sign and sign.kind != "noise"
     ]
     at = min(known)[1] if known else 0
-    (number, text), sign = raised.chain[at], signs[at] if known else None
+    (number, text) = raised.chain[at]
+    sign = signs[at] if known else None
     sure = raised.inner and not says("vague", text)
     event = Event("script-error", "primary", sure, file, number, text, raised=raised)
     if says("wrapper", raised.chain[0][1]):
-        event.kind, event.sure, event.cause = "secondary", False, "unknown"
+        event.kind = "secondary"
+        event.sure = False
+        event.cause = "unknown"
     elif sign and sign.id != "script-error":
-        event.cause, event.kind, event.sure = sign.id, sign.kind, sign.sure
+        event.cause = sign.id
+        event.kind = sign.kind
+        event.sure = sign.sure
     # Python's own sockets are those of HTTP clients: a server's end, and no rank's.
     if (event.cause, event.kind) == ("unknown", "secondary") and raised.below.startswith(
         ("socket.py\n", "ssl.py\n")
     ):
-        event.cause, event.kind = "network-unreachable", "primary"
+        event.cause = "network-unreachable"
+        event.kind = "primary"
     event.sure &= len(raised.chain) == 1
     return event

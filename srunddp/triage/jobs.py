@@ -81,11 +81,15 @@ class JobLogs:
         """What was judged, and the other jobs."""
         said = [f"judged: {_title(self.job, _last(self.logs))}"]
         for each in self.others[:_LISTED]:
-            hint = f" -> {each['command']}" if each["command"] else ""
+            if each["command"]:
+                hint = f" -> {each['command']}"
+            else:
+                hint = ""
             said.append(
                 f"also in {each['folder']}/: {_title(each['job'], each['last_unix_s'])}{hint}"
             )
-        said += [f"and {len(self.others) - _LISTED} others"] if len(self.others) > _LISTED else []
+        if len(self.others) > _LISTED:
+            said.append(f"and {len(self.others) - _LISTED} others")
         return [one_line(line) for line in said]
 
     def record(self) -> dict[str, Any]:
@@ -102,21 +106,19 @@ class JobLogs:
         """Add the notes, and how the job ended by Slurm's word, as one more file's only line."""
         evidence.notes += self.notes
         evidence.runs = bool(self.slurm and self.slurm.state in slurm_command.RUNNING)
-        known, file = self.slurm, len(evidence.names)
+        known = self.slurm
+        file = len(evidence.names)
         evidence.names.append("Slurm")  # where a file's name stands
         if known and known.state == "COMPLETED":
             evidence.finished[file] = 1, 2
         elif known and (cause := _CAUSES.get(known.state)):
             text = f"Slurm: job {self.job} ended as {known.state}, exit code {known.exit_code}"
-            kind, sure = (
-                "secondary" if cause == "unknown" else "ending",
-                cause not in ("unknown", "cancelled"),
-            )
-            at = (
-                logs.time_of(datetime.fromtimestamp(known.ended).isoformat(" "))
-                if known.ended
-                else None
-            )
+            kind = "secondary" if cause == "unknown" else "ending"
+            sure = cause not in ("unknown", "cancelled")
+            if known.ended:
+                at = logs.time_of(datetime.fromtimestamp(known.ended).isoformat(" "))
+            else:
+                at = None
             evidence.events.append(Event(cause, kind, sure, file, 1, text, time=at, ours=True))
 
 
@@ -126,24 +128,25 @@ def find(what: Sequence[str], log_dir: str) -> JobLogs:
     ``what``: a job's number, ``4711``, ``4711.0`` or ``4711_3``; or files and folders; nothing for
     the newest job. ``log_dir``: where jobs are looked for, beside the working directory.
     """
-    match = (
-        slurm_command.JOB.fullmatch(what[0])
-        if len(what) == 1 and not os.path.exists(what[0])
-        else None
-    )
+    if len(what) == 1 and not os.path.exists(what[0]):
+        match = slurm_command.JOB.fullmatch(what[0])
+    else:
+        match = None
     if what and not match:
-        groups, files = (
-            by_job(logs.find(what)),
-            {Path(each) for each in what if os.path.isfile(each)},
-        )
+        groups = by_job(logs.find(what))
+        files = {Path(each) for each in what if os.path.isfile(each)}
         named = {job for job, each in groups.items() for log in each if log.path in files}
         return _choose(groups, named - {""} or named or groups, files=files)
-    groups = _of_number(match, log_dir) if match else by_job(_pool(log_dir, "."))
+    if match:
+        groups = _of_number(match, log_dir)
+    else:
+        groups = by_job(_pool(log_dir, "."))
     if not groups:
         found = f"no logs{f' of job {what[0]}' if match else ''} in {log_dir}, and none here"
-        hint = "name the files, or --log-dir as the run had it"
         raise ConfigError(
-            found, expected="a folder JOB.STEP, slurm-JOB.out or NAME-JOB.out", hint=hint
+            found,
+            expected="a folder JOB.STEP, slurm-JOB.out or NAME-JOB.out",
+            hint="name the files, or --log-dir as the run had it",
         )
     return _choose(groups, groups, log_dir)
 
@@ -164,9 +167,13 @@ def _of_number(match: re.Match[str], log_dir: str) -> Groups:
         if own := {
             each: groups[each] for each in groups if numbers & {each, each.partition("_")[0]}
         }:
-            return {job: [log for each in own.values() for log in each]} if match["task"] else own
+            if match["task"]:
+                return {job: [log for each in own.values() for log in each]}
+            return own
     # The name of its output need not have the number.
-    return {job: logs.find([known.output])} if known and os.path.isfile(known.output) else {}
+    if known and os.path.isfile(known.output):
+        return {job: logs.find([known.output])}
+    return {}
 
 
 def _pool(log_dir: str, folder: str, job: str = "") -> list[Log]:
@@ -237,7 +244,8 @@ def _choose(
     known = _known(job) if job else None
     found = groups[job] + [log for log in groups.get("", ()) if log.path in files]
     # Of an array's task, as --log-dir's folder has it.
-    found += groups.get(known.number, []) if known else []
+    if known:
+        found += groups.get(known.number, [])
     own = {log.path: log for log in found}
     # Another cluster's job may have the same number.
     if (
@@ -248,7 +256,8 @@ def _choose(
     ):
         known = None
     kept, start, notes = _newest_start(own.values(), known.started or 0.0 if known else 0.0)
-    notes += [f"job {job} still runs"] if known and known.state in slurm_command.RUNNING else []
+    if known and known.state in slurm_command.RUNNING:
+        notes.append(f"job {job} still runs")
     rest = {each: [log for log in groups[each] if log.path not in own] for each in order}
     return JobLogs(
         job,
@@ -265,7 +274,10 @@ def _other(job: str, found: Sequence[Log], log_dir: str) -> dict[str, Any]:
     folder = os.path.normpath(str(found[0].path).removesuffix(found[0].name) or ".")
     # As the command reads it: where the user's own setting is another folder, this one is named.
     known = os.path.normpath(os.environ.get("SRUNDDP_LOG_DIR") or "logs")
-    where = [] if known == (log_dir or folder) else [f"--log-dir={log_dir or folder}"]
+    if known == (log_dir or folder):
+        where = []
+    else:
+        where = [f"--log-dir={log_dir or folder}"]
     command = shlex.join(["srunddp", "triage", *where, job]) if job else None
     return {"job": job or None, "folder": folder, "last_unix_s": _last(found), "command": command}
 
@@ -285,7 +297,9 @@ def _newest_start(found: Collection[Log], started: float) -> tuple[list[Log], in
     """
     # The last of each agent.
     last = {match[1]: int(match[2]) for log in found if (match := _ATTEMPT.match(log.name))}
-    kept, earlier, start = [], [], max(last.values(), default=0)
+    kept = []
+    earlier = []
+    start = max(last.values(), default=0)
     for log in found:
         attempt = _ATTEMPT.match(log.name)
         is_earlier = (
@@ -295,8 +309,10 @@ def _newest_start(found: Collection[Log], started: float) -> tuple[list[Log], in
             earlier.append(log.name)
             continue
         begins = _begins(log, started)
-        log.begin, start = max(begins, default=0), max(start, len(begins))
-        earlier += [f"{log.name} before line {log.begin}"] if begins else []
+        log.begin = max(begins, default=0)
+        start = max(start, len(begins))
+        if begins:
+            earlier.append(f"{log.name} before line {log.begin}")
         kept.append(log)
     names = ", ".join(earlier[:4]) + (f" and {len(earlier) - 4} more" if len(earlier) > 4 else "")
     # Where nothing is kept the user named what is of an earlier one.
@@ -310,14 +326,20 @@ def _newest_start(found: Collection[Log], started: float) -> tuple[list[Log], in
 def _begins(log: Log, started: float) -> list[int]:
     """The first line of each start after the first."""
     stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(started))
-    begins, requeued = list[int](), ""  # when, where no other start has begun since
+    # when, where no other start has begun since
+    begins = list[int]()
+    requeued = ""
     # torchrun's reports, and its tables, which are of the last start.
-    failed, tables, spoke = dict[str, int](), 0, 0
+    failed = dict[str, int]()
+    tables = 0
+    spoke = 0
     for number, line in log.lines():
-        tables += "Root Cause (first observed failure)" in line
+        if "Root Cause (first observed failure)" in line:
+            tables += 1
         latest = max(failed.values(), default=0)
         if match := says("restarted", line):
-            failed |= {match[0]: number} if not latest or number > latest + _NEAR else {}
+            if not latest or number > latest + _NEAR:
+                failed[match[0]] = number
         elif spoke < latest and not says("launcher", line):
             spoke = number
         is_next = _PLACED.match(line) or (

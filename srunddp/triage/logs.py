@@ -15,7 +15,8 @@ from typing import Any, BinaryIO
 from srunddp.errors import ConfigError
 
 WHOLE = 64 << 20  # bytes of a file that is read whole; of a larger one HEAD and TAIL
-HEAD, TAIL = 16 << 20, 32 << 20
+HEAD = 16 << 20
+TAIL = 32 << 20
 GAP = 1_000_000_000
 MOST_FILES = 20_000
 _LONGEST = 4000  # bytes of a line that are looked at: its beginning, and its end
@@ -102,15 +103,20 @@ def find(paths: Sequence[str]) -> list[Log]:
     ConfigError for none.
     """
     missing = [path for path in paths if not os.path.exists(path)]
-    logs = {} if missing else {log.path: log for path in paths for log in of_folder(path)}
+    if missing:
+        logs = {}
+    else:
+        logs = {log.path: log for path in paths for log in of_folder(path)}
     if not logs:
-        found = (
-            f"no file or folder {', '.join(missing)}"
-            if missing
-            else f"no log in {', '.join(paths)}"
+        if missing:
+            found = f"no file or folder {', '.join(missing)}"
+        else:
+            found = f"no log in {', '.join(paths)}"
+        raise ConfigError(
+            found,
+            expected="log files, or a folder with some",
+            hint="srunddp triage slurm-4711.out, or --log-dir's folder",
         )
-        hint = "srunddp triage slurm-4711.out, or --log-dir's folder"
-        raise ConfigError(found, expected="log files, or a folder with some", hint=hint)
     return list(logs.values())
 
 

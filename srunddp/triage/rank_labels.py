@@ -68,13 +68,15 @@ class RankLabels:
         node: str | None = None
         if self.kind and (match := _DOUBTFUL[self.kind].match(text)):
             found = match.groupdict()
-            rank, node = int(found["rank"]) if "rank" in found else None, found.get("node")
+            rank = int(found["rank"]) if "rank" in found else None
+            node = found.get("node")
             text = text[match.end() :]
         if "Traceback (" in text and (header := _BEHIND_A_BAR.search(text)):
             text = text[header.start() :]
         while text.startswith("[") and (match := _PLAIN.match(text)):
             said = match["mpi"] or match["torch"] or match["elastic"]
-            rank = int(said) if rank is None or match["torch"] else rank
+            if rank is None or match["torch"]:
+                rank = int(said)
             self.local |= bool(match["elastic"])
             text = text[match.end() :]
         return text, rank, node
@@ -97,7 +99,8 @@ def _of_families(names: Sequence[str]) -> dict[str, int]:
     families: dict[tuple[str, str], dict[str, int]] = {}
     for name in names:
         for match in re.finditer(r"(?<!\d)(?:0|[1-9]\d{0,6})(?!\d)", PurePath(name).name):
-            before, after = PurePath(name).name[: match.start()], PurePath(name).name[match.end() :]
+            before = PurePath(name).name[: match.start()]
+            after = PurePath(name).name[match.end() :]
             families.setdefault((re.sub(r"\d+", "#", before), after), {})[name] = int(match[0])
     found: dict[str, int] = {}
     for (before, _), members in families.items():
@@ -197,4 +200,6 @@ class ObservedRanks:
         highest = max(self.seen, default=-1)
         if self.stated > max(highest, 0):
             return self.stated
-        return highest + 1 if highest >= 1 and len(self.seen) == highest + 1 else None
+        if highest >= 1 and len(self.seen) == highest + 1:
+            return highest + 1
+        return None

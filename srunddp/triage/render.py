@@ -41,28 +41,32 @@ def lines(diagnosis: Diagnosis, evidence: Evidence) -> list[str]:
 
 
 def _head(diagnosis: Diagnosis, evidence: Evidence) -> str:
-    first, how, who = diagnosis.first, _HOW[diagnosis.certainty], diagnosis.node or ""
+    first = diagnosis.first
+    how = _HOW[diagnosis.certainty]
+    who = diagnosis.node or ""
     if not first:
-        return (
-            diagnosis.why
-            if diagnosis.certainty == "unknown"
-            else f"{how}: {diagnosis.why} ({diagnosis.cause})"
-        )
+        if diagnosis.certainty == "unknown":
+            return diagnosis.why
+        return f"{how}: {diagnosis.why} ({diagnosis.cause})"
     if diagnosis.rank is not None:
         who = f"rank {diagnosis.rank}{f' on {who}' if who else ''}"
-    frame = f", in {first.raised.frame}" if first.raised and first.raised.frame else ""
-    why = f"; {_short(diagnosis.why)}" if diagnosis.why else ""
-    line = (
-        f" (line {first.number - GAP + 1} of its end)"
-        if first.number >= GAP
-        else f":{first.number}"
-    )
+    if first.raised and first.raised.frame:
+        frame = f", in {first.raised.frame}"
+    else:
+        frame = ""
+    if diagnosis.why:
+        why = f"; {_short(diagnosis.why)}"
+    else:
+        why = ""
+    if first.number >= GAP:
+        line = f" (line {first.number - GAP + 1} of its end)"
+    else:
+        line = f":{first.number}"
     who = who or ("a rank" if diagnosis.victim else "")
-    teller = (
-        f", told by {f'rank {first.rank}' if first.rank is not None else 'a peer'}"
-        if diagnosis.victim
-        else ""
-    )
+    if diagnosis.victim:
+        teller = f", told by {f'rank {first.rank}' if first.rank is not None else 'a peer'}"
+    else:
+        teller = ""
     where = f"{f'{who}{teller}, ' if who else ''}{evidence.names[first.file]}{line}"
     return f"{how}: {where}: {_short(first.text)}{frame}{why} ({diagnosis.cause})"
 
@@ -106,7 +110,10 @@ def _set_aside(diagnosis: Diagnosis) -> list[str]:
 def _whose(events: Sequence[Event]) -> str:
     """The ranks of all, the text of the first, and how many more there are."""
     ranks = sorted({event.rank for event in events if event.rank is not None})
-    who = f"rank{'s' if len(ranks) > 1 else ''} {_ranges(ranks)}: " if ranks else ""
+    if ranks:
+        who = f"rank{'s' if len(ranks) > 1 else ''} {_ranges(ranks)}: "
+    else:
+        who = ""
     return (
         f"{who}{_short(events[0].text)}{f' and {len(events) - 1} more' if len(events) > 1 else ''}"
     )
@@ -128,17 +135,18 @@ def _last_lines(evidence: Evidence) -> list[str]:
 def _world(diagnosis: Diagnosis) -> list[str]:
     if diagnosis.world_size is None and not diagnosis.seen:
         return []
-    expected = (
-        f"{diagnosis.world_size} ranks expected"
-        if diagnosis.world_size is not None
-        else "world size not told"
-    )
-    silent = f"; without output: {_ranges(diagnosis.silent)}" if diagnosis.silent else ""
-    spoke = (
-        f", {len(diagnosis.seen)} with output{silent}"
-        if diagnosis.seen
-        else "; no line names its rank"
-    )
+    if diagnosis.world_size is not None:
+        expected = f"{diagnosis.world_size} ranks expected"
+    else:
+        expected = "world size not told"
+    if diagnosis.silent:
+        silent = f"; without output: {_ranges(diagnosis.silent)}"
+    else:
+        silent = ""
+    if diagnosis.seen:
+        spoke = f", {len(diagnosis.seen)} with output{silent}"
+    else:
+        spoke = "; no line names its rank"
     return [f"world: {expected}{spoke}"]
 
 
@@ -153,7 +161,8 @@ def record(diagnosis: Diagnosis, evidence: Evidence) -> dict[str, Any]:
             "text": event.text,
         }
 
-    first, known = diagnosis.first, table().causes.get(diagnosis.cause or "")
+    first = diagnosis.first
+    known = table().causes.get(diagnosis.cause or "")
     return {
         "cause": diagnosis.cause,
         "certainty": diagnosis.certainty,

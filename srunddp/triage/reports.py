@@ -40,7 +40,8 @@ class Reports:
         return None
 
     def _new(self, file: int, number: int, text: str, fields: dict[str, str | None]) -> Event:
-        how, by_signal = fields.get("how") or "", fields.get("signal")
+        how = fields.get("how") or ""
+        by_signal = fields.get("signal")
         by_signal = by_signal or next(
             (str(_SIGNALS[word]) for word in _SIGNALS if how.startswith(word)), None
         )
@@ -50,16 +51,17 @@ class Reports:
             "unknown", "report", False, file, number, text, node=fields.get("node"), end=end
         )
         if end.local and end.ranks:  # torchrun's table, whose last is the first failure
-            event.node, end.root = self._host, self._root
+            event.node = self._host
+            end.root = self._root
             self.apart |= [int(end.local)] != end.ranks
             known = (each for each in self.found if self._root and each.end and not each.end.ranks)
             alike = [each for each in known if each.end and each.end.local == end.local]
-            for each in (
-                alike if len({each.text.rpartition("local_rank")[2] for each in alike}) == 1 else ()
-            ):
-                # Of one node alone.
-                each.end, each.node = replace(each.end or end, ranks=end.ranks), self._host
-                _settle(each, each.end)
+            if len({each.text.rpartition("local_rank")[2] for each in alike}) == 1:
+                for each in alike:
+                    # Of one node alone.
+                    each.end = replace(each.end or end, ranks=end.ranks)
+                    each.node = self._host
+                    _settle(each, each.end)
             self._root = False
         end.root |= bool(end.local and not end.ranks)
         _settle(event, end)
@@ -67,25 +69,37 @@ class Reports:
 
     def _complete(self, event: Event, more: dict[str, str | None]) -> None:
         if event.end:
-            by_signal, code = more["signal"] or more["by"] or more["killed"], more["code"]
-            event.end.code = -int(by_signal) if by_signal else int(code) if code else event.end.code
-            event.end.ranks = [int(more["rank"])] if more["rank"] else event.end.ranks
+            by_signal = more["signal"] or more["by"] or more["killed"]
+            code = more["code"]
+            if by_signal:
+                event.end.code = -int(by_signal)
+            elif code:
+                event.end.code = int(code)
+            if more["rank"]:
+                event.end.ranks = [int(more["rank"])]
             _settle(event, event.end)
 
 
 def _settle(event: Event, end: End) -> None:
     """What the report says by itself, as far as it is complete; who aborts has said why."""
-    event.cause = "unknown" if end.signal in (0, signal.SIGABRT) else "rank-killed"
+    if end.signal in (0, signal.SIGABRT):
+        event.cause = "unknown"
+    else:
+        event.cause = "rank-killed"
     event.rank = end.ranks[0] if end.ranks else None
 
 
 def ours(file: int, number: int, text: str) -> Event | None:
     """srunddp's own line, where it speaks of an end, or a failure of its check."""
     if match := says("own-check", text):
-        rank = int(match[1]) if match[1] and not match[2] else None
+        if match[1] and not match[2]:
+            rank = int(match[1])
+        else:
+            rank = None
         return Event("check-failed", "primary", True, file, number, text, rank, match[3], ours=True)
     if match := says("own", text):
-        who, node = match[1] or match[3], match[2] or match[4]
+        who = match[1] or match[3]
+        node = match[2] or match[4]
         event = Event(
             "unknown", "primary", False, file, number, text, int(who) if who else None, node
         )
@@ -100,10 +114,12 @@ def _of_cause(cause: str, event: Event) -> Event:
     if sign and sign.kind == "secondary":
         event.kind = "symptom"
     elif sign and sign.id != "script-error":
-        event.cause, event.kind = sign.id, "ending" if sign.kind == "ending" else "primary"
+        event.cause = sign.id
+        event.kind = "ending" if sign.kind == "ending" else "primary"
         event.sure = event.kind == "primary" and (sign.sure or "killed by" in cause)
     elif re.match(r"[\w.]+(?:: |$)", cause):
-        event.cause, event.sure = "script-error", not says("vague", cause)
+        event.cause = "script-error"
+        event.sure = not says("vague", cause)
     elif sign:
         event.cause = sign.id
     return event
@@ -120,7 +136,8 @@ def of_json(kind: str, text: str, file: int) -> tuple[list[Event], int]:
         return [
             _of_finding(each, file) for each in record["findings"] if each["level"] == "FAIL"
         ], 0
-    cause, rank = str(record["cause"]), int(record["rank"])
+    cause = str(record["cause"])
+    rank = int(record["rank"])
     event = Event("unknown", "primary", False, file, 1, cause, rank, str(record["node"]))
     return [_of_cause(cause, event)], max(
         [rank, *(int(victim["rank"]) for victim in record["victims"])]

@@ -36,7 +36,10 @@ def _is_warning(event: Event, evidence: Evidence) -> bool:
 
 
 def _is_launchers(event: Event, _: Evidence) -> bool:
-    said = event.raised.previous if event.raised and not event.raised.top else event.text
+    if event.raised and not event.raised.top:
+        said = event.raised.previous
+    else:
+        said = event.text
     return bool(says("notice", said[:120]))
 
 
@@ -72,7 +75,9 @@ def _is_of_shutdown(event: Event, evidence: Evidence) -> bool:
         return outlived
     number, weight = evidence.finished[event.file]
     is_heavy = event.raised is not None and event.raised.top
-    return event.number < number and weight > is_heavy if weight or is_heavy else event.progress > 0
+    if weight or is_heavy:
+        return event.number < number and weight > is_heavy
+    return event.progress > 0
 
 
 # Asked of what is beside the first failure.

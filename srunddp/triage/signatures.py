@@ -47,24 +47,21 @@ class SignatureTable:
     def read(self, text: str) -> Signature | None:
         """The sign that a line shows, the weightiest of several, of these the first."""
         lower = text.lower()
-        fitting = (
-            [sign for sign in self.signs if sign.fits(text)]
-            if any(map(lower.__contains__, self.words))
-            else []
-        )
+        if any(map(lower.__contains__, self.words)):
+            fitting = [sign for sign in self.signs if sign.fits(text)]
+        else:
+            fitting = []
         return min(fitting, key=weight, default=None)
 
 
 def weight(sign: Signature) -> int:
     # A line that is known to be harmless is so, whatever else it looks like; an exception's bare
     # type tells least.
-    return (
-        -1
-        if sign.kind == "noise"
-        else len(KINDS)
-        if sign.id == "script-error"
-        else KINDS.index(sign.kind)
-    )
+    if sign.kind == "noise":
+        return -1
+    if sign.id == "script-error":
+        return len(KINDS)
+    return KINDS.index(sign.kind)
 
 
 def says(name: str, text: str) -> re.Match[str] | None:

@@ -71,7 +71,8 @@ class Tracebacks:
         """Read a line."""
         if _HEADER.search(text, 0, 300):
             self._began = self._began if self.open else number
-            self.open, self._stray = self.open + 1, 0
+            self.open = self.open + 1
+            self._stray = 0
             self._first = self._frame = self._file = self._code = ""
             return True
         if text.lstrip().startswith(_FOLLOWS):
@@ -86,10 +87,15 @@ class Tracebacks:
 
     def _inside(self, number: int, text: str) -> bool:
         if match := _FRAME.match(text):
-            self._just_code, self._file, self._code = True, match[1], ""
+            self._just_code = True
+            self._file = match[1]
+            self._code = ""
             self._first = self._first or match[3] or "<module>"
             if not _LIBRARY.search(match[1]) or not self._frame:
-                function = f" in {match[3]}" if match[3] else ""
+                if match[3]:
+                    function = f" in {match[3]}"
+                else:
+                    function = ""
                 self._frame = f"{match[1].rpartition('/')[2]}:{match[2]}{function}"
             return True
         # The last three as rich draws it.
@@ -111,7 +117,9 @@ class Tracebacks:
         return False
 
     def _raise(self, number: int, message: str, text: str) -> None:
-        self.open, self._stray, self._just_code = self.open - 1, 0, False
+        self.open = self.open - 1
+        self._stray = 0
+        self._just_code = False
         self.raised += 1
         if self._follows:
             self.done[-1].chain.append((number, text))
@@ -121,10 +129,13 @@ class Tracebacks:
             self.done[-1].top |= top
         else:
             self.done.append(self._new(number, text))
-        self._follows, self._around, self._ignored = False, bool(_AROUND.search(message)), False
+        self._follows = False
+        self._around = bool(_AROUND.search(message))
+        self._ignored = False
 
     def _new(self, number: int, text: str) -> PythonException:
-        inner, top = bool(self._file) and not _LIBRARY.search(self._file), self._first in _TOP
+        inner = bool(self._file) and not _LIBRARY.search(self._file)
+        top = self._first in _TOP
         # Whoever is below a caught exception has a function's name.
         aside = self._ignored or bool(
             says("aside", self.previous) or (not top and says("handled", self.previous))

@@ -91,7 +91,10 @@ class JobGroup:
     def __init__(
         self, version: int, cpu: KernelFile, memory: KernelFile, statistics: KernelFile | None
     ) -> None:
-        self._version, self._cpu, self._memory, self._statistics = version, cpu, memory, statistics
+        self._version = version
+        self._cpu = cpu
+        self._memory = memory
+        self._statistics = statistics
 
     @classmethod
     def find(cls, groups: str, root: Path = ROOT) -> JobGroup | None:
@@ -102,7 +105,8 @@ class JobGroup:
             (2, ("", "cpu.stat"), ("", "memory.current")),
             (1, ("cpuacct", "cpuacct.usage"), ("memory", "memory.usage_in_bytes")),
         ):
-            time, used = _of_job(groups, root, *cpu), _of_job(groups, root, *memory)
+            time = _of_job(groups, root, *cpu)
+            used = _of_job(groups, root, *memory)
             if time and used:
                 return cls(version, time, used, _of_job(groups, root, memory[0], "memory.stat"))
         return None
@@ -110,11 +114,9 @@ class JobGroup:
     def cpu_seconds(self) -> float:
         """Of all its processes, also those that have ended."""
         text = self._cpu.read()
-        return (
-            int(text) / 1e9
-            if self._version == 1
-            else (number_after(text, b"usage_usec ") or 0) / 1e6
-        )
+        if self._version == 1:
+            return int(text) / 1e9
+        return (number_after(text, b"usage_usec ") or 0) / 1e6
 
     def memory_bytes(self) -> int:
         """What it uses but for file pages that the kernel would drop first: those fill up in any
@@ -123,7 +125,10 @@ class JobGroup:
         used = int(self._memory.read())
         if not self._statistics:
             return used
-        name = b"total_inactive_file " if self._version == 1 else b"\ninactive_file "
+        if self._version == 1:
+            name = b"total_inactive_file "
+        else:
+            name = b"\ninactive_file "
         return max(0, used - (number_after(self._statistics.read(), name) or 0))
 
 

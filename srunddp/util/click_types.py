@@ -34,8 +34,10 @@ class _Path(click.Path):
         return value
 
 
-FILE, DIR = _Path(), _Path(file_okay=False)
-FILE.name, DIR.name = "FILE", "DIR"
+FILE = _Path()
+DIR = _Path(file_okay=False)
+FILE.name = "FILE"
+DIR.name = "DIR"
 
 
 class Seconds(click.ParamType):  # type: ignore[type-arg]
@@ -46,7 +48,8 @@ class Seconds(click.ParamType):  # type: ignore[type-arg]
     name = "duration"
 
     def __init__(self, *, positive: bool = True, least: float = 0.0) -> None:
-        self.positive, self.least = positive, least
+        self.positive = positive
+        self.least = least
 
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
@@ -56,7 +59,10 @@ class Seconds(click.ParamType):  # type: ignore[type-arg]
         if number is None:
             self.fail(f"{value!r}; expected a duration such as 90, 90s, 5m or 1h30m", param, ctx)
         if not self.least <= number <= _LONGEST or (self.positive and not number):
-            least = f"from {shown(self.least)}" if self.least or not self.positive else "above 0"
+            if self.least or not self.positive:
+                least = f"from {shown(self.least)}"
+            else:
+                least = "above 0"
             self.fail(f"{value!r}; expected a duration {least} to {_LONGEST:.0f}s", param, ctx)
         return number
 
@@ -65,11 +71,11 @@ def _duration(text: str) -> float | None:
     match = re.fullmatch(
         r"(?=[\d.])(?:(\d+)h)?(?:(\d+)m)?(?:(\d+(?:\.\d*)?|\.\d+)s?)?", text.strip(), re.ASCII
     )
-    return (
-        sum(float(part or 0) * unit for part, unit in zip(match.groups(), _UNITS, strict=True))
-        if match
-        else None
-    )
+    if match:
+        return sum(
+            float(part or 0) * unit for part, unit in zip(match.groups(), _UNITS, strict=True)
+        )
+    return None
 
 
 def shown(seconds: float) -> str:
@@ -154,12 +160,17 @@ class Run(GroupedCommand):
                     and not os.path.exists(word)
                     and not ctx.resilient_parsing
                 ):
-                    hint = f"write --monitor={word}"
                     raise UsageError(
-                        f"--monitor {word}", expected="a script after --monitor", hint=hint
+                        f"--monitor {word}",
+                        expected="a script after --monitor",
+                        hint=f"write --monitor={word}",
                     )
                 args[place] = f"--monitor={MONITOR_SECONDS}"
-            place += 2 if args[place].replace("_", "-") in takes else 1  # past the value of its own
+            # past the value of its own
+            if args[place].replace("_", "-") in takes:
+                place += 2
+            else:
+                place += 1
         return super().parse_args(ctx, args)
 
 

@@ -60,7 +60,8 @@ def periodically(say: Callable[[str], None], line: str, every: float) -> Iterato
     """Say the line again and again while something blocks; ``{}`` in it is the time so far in
     seconds.
     """
-    over, began = threading.Event(), time.monotonic()
+    over = threading.Event()
+    began = time.monotonic()
 
     def repeat() -> None:
         while not over.wait(every):

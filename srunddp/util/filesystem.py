@@ -14,8 +14,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple, TypedDict
 
-SMALL, FEW = 1 << 20, 10_000
-MOUNTS, BOOT = Path("/proc/self/mountinfo"), Path("/proc/sys/kernel/random/boot_id")
+SMALL = 1 << 20
+FEW = 10_000
+MOUNTS = Path("/proc/self/mountinfo")
+BOOT = Path("/proc/sys/kernel/random/boot_id")
 # On these a file has one inode number on all nodes.
 _SHARED = {"nfs", "nfs4", "lustre", "gpfs", "beegfs", "ceph", "cifs", "smb3", "panfs", "wekafs"}
 
@@ -56,16 +58,16 @@ def look(role: str, path: str, *, write: bool = False) -> Place:
     except (FileNotFoundError, NotADirectoryError):
         return place
     except OSError as error:
-        place["kind"], place["error"] = "broken", error.strerror or str(error)
+        place["kind"] = "broken"
+        place["error"] = error.strerror or str(error)
         return place
     mount = mount_of(os.path.realpath(path))
-    place["kind"] = (
-        "folder"
-        if stat.S_ISDIR(found.st_mode)
-        else "file"
-        if stat.S_ISREG(found.st_mode)
-        else "other"
-    )
+    if stat.S_ISDIR(found.st_mode):
+        place["kind"] = "folder"
+    elif stat.S_ISREG(found.st_mode):
+        place["kind"] = "file"
+    else:
+        place["kind"] = "other"
     place["system"] = mount.type
     place["identity"] = identity(mount, found)
     if not os.access(path, os.R_OK | (os.X_OK if place["kind"] == "folder" else 0)):
@@ -107,11 +109,9 @@ def content(path: str, *, whole: bool = False) -> str:
     with contextlib.suppress(OSError):  # that it cannot be read is found elsewhere
         if os.path.isdir(path):
             entries = list(itertools.islice(_entries(path), FEW + 1))
-            return (
-                ""
-                if len(entries) > FEW
-                else hashlib.sha256("\0".join(sorted(entries)).encode()).hexdigest()
-            )
+            if len(entries) > FEW:
+                return ""
+            return hashlib.sha256("\0".join(sorted(entries)).encode()).hexdigest()
         if os.path.isfile(path) and (size := os.path.getsize(path)) > SMALL and not whole:
             return f"{size} bytes"
         if os.path.isfile(path):

@@ -42,7 +42,9 @@ def numbers_of(ranges: str) -> set[int]:
     """The way back from :func:`ranges`; the kernel writes lists of CPUs so, and none as an empty
     text.
     """
-    return set(map(int, expand(f"[{ranges}]"))) if ranges else set()
+    if ranges:
+        return set(map(int, expand(f"[{ranges}]")))
+    return set()
 
 
 def _ranges(numbers: Iterable[str]) -> str:
@@ -70,7 +72,10 @@ def fold_ranks(ranks: Iterable[int], layout: Mapping[int, str]) -> str:
     """
     parts = []
     for node, theirs in group_by_key((layout.get(rank, ""), rank) for rank in ranks).items():
-        where = f" on {node}" if node else ""
+        if node:
+            where = f" on {node}"
+        else:
+            where = ""
         parts.append(f"rank{'s' if len(theirs) > 1 else ''} {ranges(theirs)}{where}")
     return ", ".join(parts)
 
@@ -89,10 +94,11 @@ def expand(host_list: str, *, where: str = "") -> list[str]:
     names: list[str] = []
     if not re.fullmatch(r"(?:[^\[\]]|\[[^\[\]]*\])*", host_list):
         raise _bad_list(host_list, "brackets that do not match", where)
-    for item in re.findall(r"((?:[^\[\],]|\[[^\[\]]*\])*),", host_list + ",") if host_list else ():
-        names.extend(itertools.islice(_expand_item(item, host_list, where), LONGEST_LIST + 1))
-        if len(names) > LONGEST_LIST:
-            raise _bad_list(host_list, f"more than {LONGEST_LIST} names", where)
+    if host_list:
+        for item in re.findall(r"((?:[^\[\],]|\[[^\[\]]*\])*),", host_list + ","):
+            names.extend(itertools.islice(_expand_item(item, host_list, where), LONGEST_LIST + 1))
+            if len(names) > LONGEST_LIST:
+                raise _bad_list(host_list, f"more than {LONGEST_LIST} names", where)
     return names
 
 
@@ -112,7 +118,8 @@ def _expand_ranges(ranges: str, host_list: str, where: str) -> list[str]:
     for part in ranges.split(","):
         if not (match := re.fullmatch(r"([0-9]{1,18})(?:-([0-9]{1,18}))?", part)):
             raise _bad_list(host_list, f"{part!r} in brackets", where)
-        low, high = match[1], match[2] or match[1]
+        low = match[1]
+        high = match[2] or match[1]
         if not 0 <= int(high) - int(low) < LONGEST_LIST:
             raise _bad_list(host_list, f"the range {part}", where)
         numbers.extend(f"{number:0{len(low)}d}" for number in range(int(low), int(high) + 1))
@@ -122,10 +129,8 @@ def _expand_ranges(ranges: str, host_list: str, where: str) -> list[str]:
 
 
 def _bad_list(host_list: str, what: str, where: str) -> ConfigError:
-    found, expected = (
-        f"host list {shortened(host_list)!r} has {what}",
-        "names and ranges like node[01-04,7],login",
-    )
+    found = f"host list {shortened(host_list)!r} has {what}"
+    expected = "names and ranges like node[01-04,7],login"
     hint = "write it as `scontrol show hostlist` does"
     return ConfigError(found, expected=expected, hint=hint, where=where, scope=Scope.NODE)
 

@@ -39,5 +39,7 @@ def parse(text: bytes | str) -> dict[str, Any]:
     """The message in a line of text; empty for whatever is none of ours."""
     with suppress(ValueError, RecursionError):
         message = json.loads(text)
-        return message if isinstance(message, dict) else {}
+        if isinstance(message, dict):
+            return message
+        return {}
     return {}

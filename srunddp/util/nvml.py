@@ -113,7 +113,8 @@ def _device(nvml: Any, device: Any, gpu: Any, sysfs: Path) -> Device:
     address = nvml.nvmlDeviceGetPciInfo(gpu).busId
     # Sysfs's has a short domain.
     address = (address.decode() if isinstance(address, bytes) else address).lower()[-12:]
-    uuid, parent = nvml.nvmlDeviceGetUUID(device), nvml.nvmlDeviceGetUUID(gpu)
+    uuid = nvml.nvmlDeviceGetUUID(device)
+    parent = nvml.nvmlDeviceGetUUID(gpu)
     return Device(
         uuid=uuid,
         parent="" if uuid == parent else parent,
@@ -194,7 +195,9 @@ def _named(entry: str, gpus: Sequence[Sequence[D]]) -> D | None:
         for device in gpu
         if device["parent"] and device["uuid"].startswith(entry)
     ]
-    return found[0] if entry and len(found) == 1 else None
+    if entry and len(found) == 1:
+        return found[0]
+    return None
 
 
 def _of_mig(devices: list[D]) -> list[D]:
@@ -207,9 +210,9 @@ def instances(nvml: Any, gpu: Any) -> list[Any]:
         return []
     indices = range(query_or(nvml, lambda: nvml.nvmlDeviceGetMaxMigDeviceCount(gpu), 0))
     found = [
-        query_or(nvml, lambda at=at: nvml.nvmlDeviceGetMigDeviceHandleByIndex(gpu, at), None)
-        for at in indices
-    ]  # type: ignore[misc]
+        query_or(nvml, partial(nvml.nvmlDeviceGetMigDeviceHandleByIndex, gpu, index), None)
+        for index in indices
+    ]
     return [instance for instance in found if instance]
 
 

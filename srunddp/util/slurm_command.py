@@ -121,7 +121,9 @@ def output(
         done = run(command, environ, timeout=timeout)
         if any_status:
             return done.stdout + done.stderr
-        return "" if done.returncode else done.stdout
+        if done.returncode:
+            return ""
+        return done.stdout
     return ""
 
 
@@ -141,12 +143,14 @@ def job(what: str) -> Job | None:
         (each for each in found if each["JobId"] == what), found[0]
     )
     state = own["JobState"].partition(" ")[0]  # "CANCELLED by 1000"
-    limit, lasted, started = (
-        seconds(own["TimeLimit"]),
-        seconds(own["RunTime"]),
-        figure(own["StartTime"]),
-    )
-    ended = None if state in RUNNING else figure(own["EndTime"])  # its limit, as yet
+    limit = seconds(own["TimeLimit"])
+    lasted = seconds(own["RunTime"])
+    started = figure(own["StartTime"])
+    # its limit, as yet
+    if state in RUNNING:
+        ended = None
+    else:
+        ended = figure(own["EndTime"])
     return Job(
         own["JobId"],
         own["WorkDir"],

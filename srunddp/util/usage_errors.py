@@ -24,7 +24,10 @@ def usage_error(refused: click.UsageError, command: str) -> SrunddpError:
     context = refused.ctx
     path = context.command_path if context else f"srunddp {command}"
     see = f"see {path} --help"
-    usage = " ".join([path, *context.command.collect_usage_pieces(context)]) if context else path
+    if context:
+        usage = " ".join([path, *context.command.collect_usage_pieces(context)])
+    else:
+        usage = path
     match refused:
         case click.NoSuchOption() if context:
             return _no_such_option(refused.option_name, context, see)
@@ -44,15 +47,18 @@ def usage_error(refused: click.UsageError, command: str) -> SrunddpError:
     if match := re.search(r"unexpected extra arguments? \((.+)\)", message):
         return UsageError(f"unexpected argument {match[1]}", expected=usage, hint=see)
     if context and isinstance(context.command, click.Group):
-        match, known = (
-            re.match(r"No such command '(.+?)'", message),
-            context.command.list_commands(context),
-        )
-        # click 8.2 and newer have the whole help as the message if there is none.
-        name = match[1] if match else ""
-        found = " ".join(["no command", *([repr(name)] if name else [])])
-        return UsageError(found, expected=one_of(known), hint=did_you_mean(name, known) or see)
+        return _no_such_command(message, context.command.list_commands(context), see)
     return UsageError(message, hint=see)
+
+
+def _no_such_command(message: str, known: list[str], see: str) -> UsageError:
+    # click 8.2 and newer have the whole help as the message where no command was given.
+    match = re.match(r"No such command '(.+?)'", message)
+    if match is None:
+        return UsageError("no command", expected=one_of(known), hint=see)
+    name = match[1]
+    hint = did_you_mean(name, known) or see
+    return UsageError(f"no command {name!r}", expected=one_of(known), hint=hint)
 
 
 def foreign(option: str) -> tuple[str, str] | None:
@@ -72,15 +78,15 @@ def _no_such_option(name: str, context: click.Context, see: str) -> UsageError:
         if each.startswith("--")
     ]
     command = see.removeprefix("see ").removesuffix(" --help")
-    known += ["--version"] if context.info_name == "run" else []
-    found, hint = f"no option {name}", did_you_mean(name, known, 0.7) or see
+    if context.info_name == "run":
+        known.append("--version")
+    found = f"no option {name}"
+    hint = did_you_mean(name, known, 0.7) or see
     if any(each.name == "script" for each in context.command.params) and (other := foreign(name)):
-        found, hint = f"{name} is an option of {other[0]}", other[1]
-        hint = (
-            f"write --srun-arg={name}[=VALUE]"
-            if other[0] == "srun" and "--srun-arg" in known
-            else hint
-        )
+        found = f"{name} is an option of {other[0]}"
+        hint = other[1]
+        if other[0] == "srun" and "--srun-arg" in known:
+            hint = f"write --srun-arg={name}[=VALUE]"
     return UsageError(found, expected=f"an option of {command}", hint=hint)
 
 
@@ -88,16 +94,17 @@ def _bad_value(refused: click.BadParameter, param: click.Parameter, see: str) ->
     """Found: the option as it was written; or the environment variable that stands for it."""
     value, _, expected = refused.message.rstrip(".").partition("; expected ")
     if choices := param.type.choices if isinstance(param.type, click.Choice) else ():
-        value, expected = value.partition(" is not one of")[0], one_of(choices)
+        value = value.partition(" is not one of")[0]
+        expected = one_of(choices)
     elif match := re.match(r"(File|Directory|Path) '(.*)' (.*)", value):
-        value, expected, see = (
-            f"{match[2]}, which {match[3]}",
-            f"a {match[1].lower()}",
-            "correct the path",
-        )
+        value = f"{match[2]}, which {match[3]}"
+        expected = f"a {match[1].lower()}"
+        see = "correct the path"
     elif match := re.match(r"('?)(.*?)\1 is not (.+)", value):
-        value, expected = match[2], "a whole number"
-        expected += f", {param.type.min} or more" if isinstance(param.type, click.IntRange) else ""
+        value = match[2]
+        expected = "a whole number"
+        if isinstance(param.type, click.IntRange):
+            expected += f", {param.type.min} or more"
     value = value.strip("'\"")
     by_variable = (
         refused.ctx
@@ -107,5 +114,8 @@ def _bad_value(refused: click.BadParameter, param: click.Parameter, see: str) ->
         return ConfigError(
             f"{param.envvar}={value}", expected=expected, hint="correct the variable or unset it"
         )
-    found = f"{param.opts[0]}={value}" if isinstance(param, click.Option) else repr(value)
+    if isinstance(param, click.Option):
+        found = f"{param.opts[0]}={value}"
+    else:
+        found = repr(value)
     return UsageError(found, expected=expected, hint=did_you_mean(value, choices) or see)

@@ -48,11 +48,10 @@ def _error_position(error: Exception, text: bytes, path: str) -> str:
         return f"{path}:{mark.line + 1}:{mark.column + 1}"
     position = getattr(error, "position", None) or 0
     # In characters where one of them is not allowed, in bytes where they do not decode.
-    whole = (
-        text.decode(errors="replace")
-        if "special" in str(error)
-        else text[:position].decode(errors="replace")
-    )
+    if "special" in str(error):
+        whole = text.decode(errors="replace")
+    else:
+        whole = text[:position].decode(errors="replace")
     before = whole[:position]
     return f"{path}:{before.count(chr(10)) + 1}:{len(before) - before.rfind(chr(10))}"
 
@@ -66,4 +65,6 @@ def shown(node: yaml.Node) -> str:
     """What is there instead of something else, for a message."""
     if type(node).__name__ == "ScalarNode":
         return repr(node.value if len(node.value) <= 80 else node.value[:79] + "…")
-    return "a list" if type(node).__name__ == "SequenceNode" else "keys with values"
+    if type(node).__name__ == "SequenceNode":
+        return "a list"
+    return "keys with values"

@@ -29,9 +29,14 @@ from srunddp.train.checkpoint.async_writer import Snapshot
 from tests.benchmarks.benchmark import Case, Limit, Sample
 from tests.train.local_world import LocalWorld
 
-WIDTH, LAYERS, BATCH = 860, 12, 8
+WIDTH = 860
+LAYERS = 12
+BATCH = 8
 STEPS = 40  # about as long as srunddp's file takes
-OURS, DCP, SAVE, NOTHING = "srunddp", "torch's async_save", "torch.save", "no checkpoint"
+OURS = "srunddp"
+DCP = "torch's async_save"
+SAVE = "torch.save"
+NOTHING = "no checkpoint"
 
 
 class Training:
@@ -95,7 +100,9 @@ def cases(quick: bool) -> Iterator[Case]:
     torch.set_num_threads(1)
     # torch's async_save wants one.
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    training, snapshot, repeats = Training(), Snapshot(), 1 if quick else 11
+    training = Training()
+    snapshot = Snapshot()
+    repeats = 1 if quick else 11
     with TemporaryDirectory() as folder:
         begins = ways(training, Path(folder))
         measures = {way: partial(window, training, begin) for way, begin in begins.items()}

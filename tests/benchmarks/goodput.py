@@ -26,7 +26,11 @@ from tests.cluster.nodes import NODES
 from tests.conftest import PROGRAMS, ROOT
 from tests.slurm.conftest import data_network
 
-RANKS, PACE, EVERY, MOST, STEPS = 6, 0.2, 60.0, 100, 2500
+RANKS = 6
+PACE = 0.2
+EVERY = 60.0
+MOST = 100
+STEPS = 2500
 SRUNDDP = (str(ROOT / "bin" / "srunddp"), "--quiet", f"--restarts={MOST}")
 AGENT = (
     f"--max-restarts={MOST}",
@@ -84,22 +88,25 @@ def kill_one(folder: Path, draw: random.Random) -> None:
 
 
 def measure(cluster: Cluster, steps: int, way: str, repeat: int) -> Sample:
-    draw, kills, folder = random.Random(repeat), 0, cluster.shared / f"{way.strip('-')}-{repeat}"
+    draw = random.Random(repeat)
+    kills = 0
+    folder = cluster.shared / f"{way.strip('-')}-{repeat}"
     process = start(cluster, way, folder, steps, PACE)
     began = time.monotonic()
-    due, limit = began + EVERY / 2, began + 2.0 * steps * PACE + 120.0
+    due = began + EVERY / 2
+    limit = began + 2.0 * steps * PACE + 120.0
     while process.poll() is None and time.monotonic() < limit:
         time.sleep(0.1)
         if time.monotonic() >= due:
-            due, kills = due + EVERY, kills + 1
+            due = due + EVERY
+            kills = kills + 1
             kill_one(folder, draw)
-    took, code = time.monotonic() - began, process.poll()
+    took = time.monotonic() - began
+    code = process.poll()
     cluster.cancel_all()
     made = [line.split() for line in (folder / "steps").read_text().splitlines()]
-    kept, seconds = (
-        len({step for step, _, _ in made}),
-        statistics.median(float(each) for _, each, _ in made),
-    )
+    kept = len({step for step, _, _ in made})
+    seconds = statistics.median(float(each) for _, each, _ in made)
     print(
         f"{way}: exit code {code}, {kept} of {steps} steps, {kills} kills, {weights(folder)}",
         file=sys.stderr,

@@ -33,7 +33,9 @@ from tests.benchmarks.training_loops import BARE, DDP, OURS, PEERS, STOCK, Task
 from tests.conftest import ROOT
 
 # Widths; the first two make steps of about 0.7 and 20 ms.
-SMALL, LARGE, GRADIENTS_OF_20_MB = 224, 1792, 2200
+SMALL = 224
+LARGE = 1792
+GRADIENTS_OF_20_MB = 2200
 TASKS = {
     "samples one by one, a step of 0.7 ms": Task(SMALL, 400),
     "tensors in memory, a step of 0.7 ms": Task(SMALL, 400, "tensors"),
@@ -95,7 +97,8 @@ class Processes:
 
 def cases(quick: bool) -> Iterator[Case]:
     repeats, peers = (1, ()) if quick else (7, PEERS)
-    of_one, of_two = (TASKS, (OURS, DDP, BARE, *peers), 1), (OF_TWO, (OURS, DDP, STOCK), 2)
+    of_one = (TASKS, (OURS, DDP, BARE, *peers), 1)
+    of_two = (OF_TWO, (OURS, DDP, STOCK), 2)
     for tasks, ways, size in [of_one] if quick else [of_one, of_two]:
         with TemporaryDirectory() as folder, ExitStack() as stack:
             processes = {way: Processes(way, size, Path(folder, way)) for way in ways}
@@ -106,12 +109,18 @@ def cases(quick: bool) -> Iterator[Case]:
 
 
 def measures(processes: dict[str, Processes], task: Task) -> dict[str, Callable[[int], Sample]]:
-    metrics = ("CPU", "wall") if task.save_every or STOCK in processes else ("CPU",)
+    if task.save_every or STOCK in processes:
+        metrics = ("CPU", "wall")
+    else:
+        metrics = ("CPU",)
     # Hugging Face's Trainer has no metrics of training.
     ways = [way for way in processes if not (task.metrics and way == "Hugging Face")]
     return {way: partial(processes[way].measure, task, metrics) for way in ways}
 
 
 def limits(task: Task, size: int) -> tuple[Limit, ...]:
-    peers = PEERS if size == 1 and task.width == SMALL else ()
+    if size == 1 and task.width == SMALL:
+        peers = PEERS
+    else:
+        peers = ()
     return (Limit("CPU", DDP, 1.02), *(Limit("CPU", peer, 1.0) for peer in peers))

@@ -25,7 +25,8 @@ from tests.support.cost import cpu_of
 from tests.support.sampled import RANK, Supervised, supervised
 from tests.support.starting import until
 
-SECONDS, OTHERS = 0.2, 1000
+SECONDS = 0.2
+OTHERS = 1000
 WARM = 3  # samples
 SLEEP = "import time; time.sleep(3600)"
 # Not all of a CPU, which the others need.
@@ -52,7 +53,8 @@ def cases(quick: bool) -> Iterator[Case]:
             ways = {"monitor": sampler.sampler, "top": top}
             for process in ways.values():
                 os.kill(process, signal.SIGSTOP)
-            name, limit = f"a sample, beside {OTHERS:,} other processes", Limit("CPU", "top", 0.03)
+            name = f"a sample, beside {OTHERS:,} other processes"
+            limit = Limit("CPU", "top", 0.03)
             measured = {way: partial(sample, process, samples) for way, process in ways.items()}
             yield Case(name, measured, repeats, (limit,), unit="ms")
 

@@ -51,7 +51,8 @@ from tests.support.cost import cpu_of
 from tests.support.starting import SRUNDDP, bare, slurm
 
 RANKS = 2
-WIDTH, BATCH = 640, 32
+WIDTH = 640
+BATCH = 32
 PAIRED = 50  # steps
 LIMITS = (Limit("CPU", "step", 0.005),)
 Times = dict[str, float]
@@ -98,7 +99,8 @@ def in_same(
 @contextmanager
 def training(*options: str) -> Iterator[Training]:
     """Two ranks and their supervisors, which wait for :meth:`Training.window`."""
-    command, pipe = (*SRUNDDP, "--quiet", *options, __file__), subprocess.PIPE
+    command = (*SRUNDDP, "--quiet", *options, __file__)
+    pipe = subprocess.PIPE
     variables = [bare(slurm(rank, RANKS, PYTHONPATH=str(ROOT))) for rank in range(RANKS)]
     started = [
         subprocess.Popen(command, env=each, stdin=pipe, stdout=pipe, text=True)
@@ -123,7 +125,8 @@ class Training:
     """
 
     def __init__(self, supervisors: list[subprocess.Popen[str]], *, records: bool) -> None:
-        self._supervisors, self._records = supervisors, records
+        self._supervisors = supervisors
+        self._records = records
         workers = {int(answer(process)["process"]) for process in supervisors}
         self._samplers = [{*children_of(process.pid)} - workers for process in supervisors]
         self.window(PAIRED)
@@ -221,7 +224,8 @@ def rank() -> None:
     that it took.
     """
     torch.manual_seed(0)
-    marks, monitor = CpuTime(), CpuTime()
+    marks = CpuTime()
+    monitor = CpuTime()
     for module in (srunddp.train.trainer, srunddp.train.fit):
         module.heartbeat = marks.of(srunddp.heartbeat)
     for name in ("epoch", "start_wait", "end_wait", "done"):
@@ -235,7 +239,8 @@ def rank() -> None:
         print(json.dumps({"process": os.getpid()}), flush=True)
         for line in sys.stdin:
             marks.seconds = monitor.seconds = 0.0
-            wall, cpu = time.perf_counter(), time.process_time()
+            wall = time.perf_counter()
+            cpu = time.process_time()
             with contextlib.redirect_stdout(io.StringIO()):
                 train(int(line))
             times = {"time": time.perf_counter() - wall, "step": time.process_time() - cpu}

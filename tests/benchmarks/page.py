@@ -15,8 +15,13 @@ from tests.conftest import ROOT
 
 PUBLISHED = ROOT / "docs" / "benchmarks"
 PAGE = ROOT / "docs" / "benchmarks.md"
-BEGIN, END = "<!-- {}: begin -->", "<!-- {}: end -->"
-LEFT, BAR, ROW, MOST = 330, 340, 18, 1.25  # a plot's pixels, and the largest ratio it shows
+BEGIN = "<!-- {}: begin -->"
+END = "<!-- {}: end -->"
+# a plot's pixels, and the largest ratio it shows
+LEFT = 330
+BAR = 340
+ROW = 18
+MOST = 1.25
 
 
 def publish(folder: Path) -> None:
@@ -33,7 +38,8 @@ def publish(folder: Path) -> None:
 def rendered(text: str) -> str:
     """The page with all that lies between its marks made anew from the results."""
     for file in sorted(PUBLISHED.glob("*.json")):
-        begin, end = BEGIN.format(file.stem), END.format(file.stem)
+        begin = BEGIN.format(file.stem)
+        end = END.format(file.stem)
         before, found, rest = text.partition(begin)
         assert found, f"{PAGE} has no place for {file.stem}: {begin}"
         _, _, after = rest.partition(end)
@@ -46,7 +52,8 @@ def _read(file: Path) -> Result:
 
 
 def _section(name: str, result: Result) -> str:
-    machine, versions = result.setting["machine"], result.setting["versions"]
+    machine = result.setting["machine"]
+    versions = result.setting["versions"]
     given = ", ".join(f"{key} {value}" for key, value in versions.items())
     where = f"{machine['cores']} cores of {machine['CPU']}, GPU: {machine['GPU']}"
     return (
@@ -79,18 +86,28 @@ def _metrics(case: CaseResult) -> Iterable[str]:
 
 def _own(case: CaseResult, way: str, metric: str) -> str:
     values = case.values(way, metric)
-    unit = "" if metric.endswith(")") else case.unit  # one in brackets is the metric's own
-    return f"{min(values):.3g} {unit}".strip() if values else ""
+    # one in brackets is the metric's own
+    if metric.endswith(")"):
+        unit = ""
+    else:
+        unit = case.unit
+    if values:
+        return f"{min(values):.3g} {unit}".strip()
+    return ""
 
 
 def _ratio(case: CaseResult, own: str, way: str, metric: str) -> str:
     if way in case.not_measured:
         return f"not measured: {case.not_measured[way]}"
-    ours, theirs = case.values(own, metric), case.values(way, metric)
+    ours = case.values(own, metric)
+    theirs = case.values(way, metric)
     if not ours or not theirs:
         return ""
     failed = theirs.count(math.inf)
-    lost = f", {failed} of {len(theirs)} failed" if failed else ""
+    if failed:
+        lost = f", {failed} of {len(theirs)} failed"
+    else:
+        lost = ""
     if failed == len(theirs):
         return lost.removeprefix(", ")
     # Those of one repeat were measured one soon after the other: what disturbs the machine for
@@ -105,11 +122,11 @@ def _shown(ratio: float) -> str:
 
 def ratio_of(case: CaseResult, limit: Limit) -> float | None:
     """That of the minima; None where one of them was not measured, or failed."""
-    ours, theirs = (
-        case.values(next(iter(case.samples)), limit.metric),
-        case.values(limit.way, limit.metric),
-    )
-    return min(ours) / min(theirs) if ours and theirs and math.isfinite(min(theirs)) else None
+    ours = case.values(next(iter(case.samples)), limit.metric)
+    theirs = case.values(limit.way, limit.metric)
+    if ours and theirs and math.isfinite(min(theirs)):
+        return min(ours) / min(theirs)
+    return None
 
 
 def _targets(case: CaseResult, way: str) -> str:
@@ -126,7 +143,8 @@ def plot(result: Result) -> str:
     """SVG: a bar for each ratio of the first metric; a line at 1, where both take as long, and a
     mark at a target.
     """
-    shapes, y = [], ROW
+    shapes = []
+    y = ROW
     for name, case in result.cases.items():
         _, *others = case.samples
         metric = next(iter(_metrics(case)))
@@ -159,7 +177,8 @@ def plot(result: Result) -> str:
 
 
 def _bar(y: int, way: str, ratio: float, targets: Iterable[float]) -> list[str]:
-    width, kind = BAR * min(ratio, MOST) / MOST, "bar" if ratio <= 1 else "above"
+    width = BAR * min(ratio, MOST) / MOST
+    kind = "bar" if ratio <= 1 else "above"
     marks = [LEFT + BAR * target / MOST for target in targets]
     return [
         f'<text x="{LEFT - 8}" y="{y + 12}" text-anchor="end">over {html.escape(way)}</text>',

@@ -20,7 +20,8 @@ from pathlib import Path
 from tests.benchmarks.benchmark import FAILED, Case, Limit, Sample
 from tests.conftest import PROGRAMS, ROOT
 
-SETTLED, LIMIT = 5.0, 60.0
+SETTLED = 5.0
+LIMIT = 60.0
 SRUNDDP = (
     str(ROOT / ".venv-mpich/bin/mpirun"),
     "-n",
@@ -58,7 +59,10 @@ def appear(folder: Path, pattern: str) -> list[Path]:
 @cache  # both cases have the same runs of the peers
 def measure(way: str, repeat: int) -> Sample:
     agents = "--nnodes=2" in WAYS[way]
-    endpoint = (f"--rdzv-endpoint=127.0.0.1:{29400 + repeat}",) if agents else ()
+    if agents:
+        endpoint = (f"--rdzv-endpoint=127.0.0.1:{29400 + repeat}",)
+    else:
+        endpoint = ()
     environ = os.environ | {
         "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
         "OMP_NUM_THREADS": "1",

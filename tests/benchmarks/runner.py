@@ -60,7 +60,8 @@ def run(
 
 def _measure(case: Case, result: Result, file: Path) -> None:
     kept = result.cases.setdefault(case.name, CaseResult())
-    kept.unit, kept.limits = case.unit, list(case.limits)
+    kept.unit = case.unit
+    kept.limits = list(case.limits)
     for way in case.ways:
         kept.samples.setdefault(way, [])
     for repeat in range(case.repeats):
@@ -95,7 +96,10 @@ def setting() -> dict[str, Any]:
     """The machine, the versions, and the commit, with a mark where files of the package differ from
     it.
     """
-    site = sysconfig.get_path("purelib", vars={"base": str(INTEROP)}) if INTEROP.exists() else ""
+    if INTEROP.exists():
+        site = sysconfig.get_path("purelib", vars={"base": str(INTEROP)})
+    else:
+        site = ""
     installed = {
         each.name: each.version for each in importlib.metadata.distributions(path=[site, *sys.path])
     }
@@ -115,11 +119,10 @@ def setting() -> dict[str, Any]:
     commit = _output(
         "git", "-C", str(ROOT), "log", "-1", "--format=%h", "--", "srunddp", "bin/srunddp"
     )
-    changed = (
-        "+"
-        if _output("git", "-C", str(ROOT), "status", "--short", "srunddp", "bin/srunddp")
-        else ""
-    )
+    if _output("git", "-C", str(ROOT), "status", "--short", "srunddp", "bin/srunddp"):
+        changed = "+"
+    else:
+        changed = ""
     return {"machine": machine, "versions": versions, "commit": commit + changed}
 
 

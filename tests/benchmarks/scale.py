@@ -46,7 +46,8 @@ def job(ranks: int, repeat: int) -> dict[str, Sample]:
     if resource.getrlimit(resource.RLIMIT_NOFILE)[1] < ranks + SPARE_FILES:
         raise NotMeasuredError("the hard limit of open files is lower")
     with FakeJob(ranks, restarts=1) as fake:
-        rendezvous, idle = fake.meet(), fake.idle(IDLE)
+        rendezvous = fake.meet()
+        idle = fake.idle(IDLE)
         verdict, _, restart = fake.fail(ranks // 3, restarts=True)
     assert restart
     steps = {"rendezvous": rendezvous, "verdict": verdict, "restart": restart}
@@ -85,7 +86,8 @@ def cases(quick: bool) -> Iterator[Case]:
             "srunddp": partial(step_of, "rendezvous", ranks)
         }
         ways["TCPStore"] = partial(torch_store, ranks)
-        ways |= {} if quick else {"c10d": partial(c10d, ranks)}
+        if not (quick):
+            ways["c10d"] = partial(c10d, ranks)
         limits = (Limit("wall", "TCPStore", 1.0), Limit("wall", "c10d", 1.0))
         yield Case(f"rendezvous of {ranks:,} ranks", ways, repeats, limits, "µs")
     largest, *smaller = sizes[::-1]

@@ -35,7 +35,8 @@ from tests.slurm.conftest import data_network, site_mpi
 
 PROGRAM = str(PROGRAMS / "first_collective.py")
 LIMIT = 150.0
-BIN, PEERS_BIN = ROOT / ".venv" / "bin", INTEROP / "bin"
+BIN = ROOT / ".venv" / "bin"
+PEERS_BIN = INTEROP / "bin"
 # Of several networks Open MPI would mix two.
 MPI = {"OMPI_MCA_btl_tcp_if_include": "10.88.0.0/16", **site_mpi()}
 WORDS = dict.fromkeys(("srunddp", "torchrun", "ft_launcher"), "env") | {
@@ -65,11 +66,13 @@ class Start:
 
     def measure(self, way: str, repeat: int, steps: int = 1) -> Sample:
         """Of one start, or of some steps one after the other in an allocation."""
-        options, ports = self._options(way), range(20000 + 20 * repeat, 20000 + 20 * repeat + steps)
+        options = self._options(way)
+        ports = range(20000 + 20 * repeat, 20000 + 20 * repeat + steps)
         commands = [["srun", *options, *self._command(way, str(port))] for port in ports]
         together = ["salloc", *options[:2], "sh", "-c", " && ".join(map(shlex.join, commands))]
         self.cluster.await_completing()
-        cpu, began = machine_cpu(), time.monotonic()
+        cpu = machine_cpu()
+        began = time.monotonic()
         try:
             command = together if steps > 1 else commands[0]
             done = self.cluster.run(*command, env=self._variables(way), timeout=LIMIT, check=False)
@@ -99,7 +102,10 @@ class Start:
         ]
 
     def _variables(self, way: str) -> dict[str, str]:
-        own = {"PYTHONPATH": str(EZPZ), **MPI} if way != "srunddp" else {}
+        if way != "srunddp":
+            own = {"PYTHONPATH": str(EZPZ), **MPI}
+        else:
+            own = {}
         return (
             activated(self.cluster)
             | own

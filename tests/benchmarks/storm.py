@@ -70,14 +70,16 @@ STARTER = """#!/bin/sh
 from srunddp.cli import main
 main()
 """
-OPERATIONS, CALLS = "operations (1000 per rank)", "system calls (1000)"
+OPERATIONS = "operations (1000 per rank)"
+CALLS = "system calls (1000)"
 WAYS = ("staged", "in place", "torchrun", "plain srun")
 LIMITS = (
     Limit("wall", "in place", 0.50),
     Limit("wall", "torchrun", 0.30),
     Limit("wall", "plain srun", 0.50),
 )
-SHORT, LONG = 0.0005, 0.002
+SHORT = 0.0005
+LONG = 0.002
 # Nodes, ranks of each, delay, repeats.
 SIZES = ((2, 1, SHORT, 2), (2, 1, LONG, 1), (6, 2, SHORT, 1))
 
@@ -141,7 +143,8 @@ class Site:
         copy = re.search(r" staged -> (\S+)", done.stderr)
         assert found, done.stderr
         assert copy, done.stderr
-        self.program, self.copy = done.stdout.strip(), copy[1]
+        self.program = done.stdout.strip()
+        self.copy = copy[1]
         return {
             "wall": seconds,
             **dict(zip(("pack", "send", "unpack"), map(float, found.groups()), strict=True)),
@@ -164,7 +167,8 @@ class Start:
         return f"{self.nodes} nodes, {self.each} {'rank' if self.each == 1 else 'ranks'} each"
 
     def measure(self, way: str, repeat: int) -> Sample:
-        each, ranks = 1 if way == "torchrun" else self.each, self.nodes * self.each
+        each = 1 if way == "torchrun" else self.each
+        ranks = self.nodes * self.each
         layout = [
             f"--nodes={self.nodes}",
             f"--ntasks-per-node={each}",
@@ -196,7 +200,8 @@ class Start:
         return {"wall": wall, OPERATIONS: served / ranks / 1000}
 
     def _command(self, way: str, repeat: int) -> list[str]:
-        python, port = f"{self.site.env}/bin/python", str(29500 + repeat)
+        python = f"{self.site.env}/bin/python"
+        port = str(29500 + repeat)
         agent = [f"--nnodes={self.nodes}", f"--nproc-per-node={self.each}", "--rdzv-backend=c10d"]
         agent += [f"--rdzv-endpoint={NODES[0].name}:{port}", f"--rdzv-id={port}"]
         commands = {

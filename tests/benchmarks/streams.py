@@ -31,7 +31,9 @@ from srunddp.train import DistributedDataLoader
 from tests.benchmarks.benchmark import Case, Limit, Sample
 from tests.train.local_world import LocalWorld, run_ranks
 
-SAMPLES, SECONDS = 32, 0.020  # an epoch's for each process that reads, and each sample's
+# an epoch's for each process that reads, and each sample's
+SAMPLES = 32
+SECONDS = 0.020
 WORLDS = ((1, 0), (2, 2))  # ranks, and workers of each
 
 

@@ -67,7 +67,8 @@ class Samples(Dataset[tuple[Tensor, Tensor]]):
     """Read one by one, as from files."""
 
     def __init__(self, count: int) -> None:
-        self.inputs, self.targets = torch.randn(count, 64), torch.randint(10, (count,))
+        self.inputs = torch.randn(count, 64)
+        self.targets = torch.randint(10, (count,))
 
     def __len__(self) -> int:
         return len(self.inputs)
@@ -124,7 +125,8 @@ class Means:
     """Of these functions, as a loop by hand has them."""
 
     def __init__(self) -> None:
-        self.sums, self.count = dict.fromkeys(FUNCTIONS, 0), 0
+        self.sums = dict.fromkeys(FUNCTIONS, 0)
+        self.count = 0
 
     @torch.no_grad()
     def update(self, outputs: Tensor, targets: Tensor) -> None:
@@ -161,7 +163,9 @@ class Watch:
     """
 
     def __init__(self, span: int) -> None:
-        self.span, self.steps, self.times = span, 0, list[tuple[float, float]]()
+        self.span = span
+        self.steps = 0
+        self.times = list[tuple[float, float]]()
 
     def step(self, *_: Any) -> None:
         if self.steps % self.span == 0:
@@ -200,7 +204,9 @@ def looping(
     save: Callable[[Any, Path], object] = torch.save,
 ) -> Epoch:
     """An epoch of a loop by hand."""
-    loss_function, metrics, epochs = nn.CrossEntropyLoss(), metrics_of(task), itertools.count()
+    loss_function = nn.CrossEntropyLoss()
+    metrics = metrics_of(task)
+    epochs = itertools.count()
 
     def checkpoint(step: int) -> None:
         if place.rank == 0:
@@ -263,13 +269,12 @@ def ours(task: Task, place: Place) -> Epoch:
         batch_size=BATCH, dataloader=DataLoaderConfig(num_workers=0), checkpoint=checkpoint
     )
     config = replace(config, output_dir=folder, log_every=0, tensorboard=False)
-    metrics = (
-        FUNCTIONS
-        if task.metrics == "functions"
-        else {"all": metrics_of(task)}
-        if task.metrics
-        else {}
-    )
+    if task.metrics == "functions":
+        metrics = FUNCTIONS
+    elif task.metrics:
+        metrics = {"all": metrics_of(task)}
+    else:
+        metrics = {}
     trainer = srunddp.Trainer(
         model,
         torch.optim.AdamW(model.parameters(), lr=1e-3),
@@ -316,7 +321,8 @@ def lightning(task: Task, place: Place) -> Epoch:
     class Module(lightning.LightningModule):
         def __init__(self) -> None:
             super().__init__()
-            self.model, self.metrics = network(task.width, place.watch), metrics_of(task)
+            self.model = network(task.width, place.watch)
+            self.metrics = metrics_of(task)
             self.loss = nn.CrossEntropyLoss()
 
         def training_step(self, batch: Any, index: int) -> Tensor:
@@ -334,13 +340,18 @@ def lightning(task: Task, place: Place) -> Epoch:
             return adam(self.model)
 
     saving = partial(ModelCheckpoint, place.folder, save_on_train_epoch_end=False)
-    callbacks: Any = [saving(every_n_train_steps=task.save_every)] if task.save_every else []
+    callbacks: Any
+    if task.save_every:
+        callbacks = [saving(every_n_train_steps=task.save_every)]
+    else:
+        callbacks = []
     off = dict.fromkeys(("logger", "enable_progress_bar", "enable_model_summary"), False)
     off["enable_checkpointing"] = bool(task.save_every)
     trainer = lightning.Trainer(
         accelerator="cpu", devices=1, max_epochs=0, callbacks=callbacks, **off
     )
-    module, loader = Module(), loader_of(data_of(task))
+    module = Module()
+    loader = loader_of(data_of(task))
 
     def epoch() -> None:
         trainer.fit_loop.max_epochs += 1
@@ -355,7 +366,8 @@ def hugging_face(task: Task, place: Place) -> Epoch:
     class WithLoss(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.model, self.loss = network(task.width, place.watch), nn.CrossEntropyLoss()
+            self.model = network(task.width, place.watch)
+            self.loss = nn.CrossEntropyLoss()
 
         def forward(self, inputs: Tensor, labels: Tensor) -> dict[str, Tensor]:
             outputs = self.model(inputs)
@@ -389,7 +401,10 @@ def hugging_face(task: Task, place: Place) -> Epoch:
     return trainer.train
 
 
-OURS, DDP, STOCK, BARE = "srunddp", "DDP by hand", "DDP with torch's settings", "bare by hand"
+OURS = "srunddp"
+DDP = "DDP by hand"
+STOCK = "DDP with torch's settings"
+BARE = "bare by hand"
 PEERS = {
     "Fabric": fabric,
     "Accelerate": accelerate,

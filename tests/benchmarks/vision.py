@@ -40,7 +40,8 @@ class Made(import_torchvision().datasets.CIFAR10):  # type: ignore[misc]
     """Random images and classes."""
 
     def __init__(self, transform: Any) -> None:
-        self.transform, self.target_transform = transform, None
+        self.transform = transform
+        self.target_transform = None
         draw = numpy.random.default_rng(0)
         self.data = draw.integers(0, 256, (STEPS * BATCH, 32, 32, 3), dtype=numpy.uint8)
         self.targets = draw.integers(0, 10, STEPS * BATCH).tolist()
@@ -62,7 +63,8 @@ class ByHand:
     data: Any
 
     def __post_init__(self) -> None:
-        config, layout = self.config, torch.channels_last if GPU else torch.preserve_format
+        config = self.config
+        layout = torch.channels_last if GPU else torch.preserve_format
         self.model = VISION.network(config, 10).to(DEVICE, memory_format=layout)
         self.loss_function = nn.CrossEntropyLoss(label_smoothing=config.label_smoothing)
         self.optimizer = torch.optim.AdamW(

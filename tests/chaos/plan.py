@@ -101,11 +101,10 @@ class Plan:
 
     def program(self, folder: str) -> dict[str, Any]:
         """What the program reads; a failure after the last step needs one."""
-        steps = (
-            10
-            if any(fault.phase in ("shutdown", "atexit") for fault in self.faults)
-            else self.steps
-        )
+        if any(fault.phase in ("shutdown", "atexit") for fault in self.faults):
+            steps = 10
+        else:
+            steps = self.steps
         names = ("torch", "peers", "stubborn", "children", "pace", "heartbeat")
         given = {name: value for name, value in asdict(self).items() if name in names}
         return {

@@ -88,7 +88,8 @@ class Watch:
                 self._ended(descriptor)
 
     def _look(self) -> None:
-        now, there = time.monotonic(), {int(name) for name in os.listdir("/proc") if name.isdigit()}
+        now = time.monotonic()
+        there = {int(name) for name in os.listdir("/proc") if name.isdigit()}
         self._first_seen = {pid: self._first_seen.get(pid, now) for pid in there}
         for pid, first in self._first_seen.items():
             if now - first < _YOUNG:

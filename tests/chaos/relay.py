@@ -57,7 +57,8 @@ class Relay:
     """Holds each packet until its time has come."""
 
     def __init__(self, delay: float, jitter: float) -> None:
-        self._delay, self._jitter = delay, jitter
+        self._delay = delay
+        self._jitter = jitter
         self._opened = {socket.inet_aton(node.data): open_tun(node) for node in NODES}
         self._kept: list[tuple[float, int, bytes]] = []
         self._count = 0

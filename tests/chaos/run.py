@@ -28,7 +28,8 @@ SRUNDDP = str(ROOT / "bin" / "srunddp")
 START_WITHIN = 60.0
 END_WITHIN = 45.0
 # Ten times what it takes, as the trials say; a rank that stands still is given 10 s.
-AT_ONCE, STOPPED = 20.0, 30.0
+AT_ONCE = 20.0
+STOPPED = 30.0
 
 
 @dataclass(frozen=True)
@@ -90,7 +91,8 @@ class Run:
     def __init__(
         self, plan: Plan, site: Site, words: Callable[[list[str]], list[str]] | None = None
     ) -> None:
-        self.plan, self.site = plan, site
+        self.plan = plan
+        self.site = site
         self.mark = f"CHAOS_RUN={uuid.uuid4().hex}"
         self.folder = Path(tempfile.mkdtemp(prefix="chaos-", dir=site.folder))
         self.log_dir = self.folder / "log"
@@ -98,7 +100,8 @@ class Run:
         command, env = launcher(plan, self.folder)
         name, _, value = self.mark.partition("=")
         env |= {name: value, "CHAOS": json.dumps(plan.program(str(self.folder)))}
-        self._command, self._env = words(command) if words else command, env
+        self._command = words(command) if words else command
+        self._env = env
         self._failed_at: float | None = None
 
     def start(self) -> None:
@@ -140,7 +143,8 @@ class Run:
         return self._failed_at or (min(failed) if failed else None)
 
     def _result(self) -> Result:
-        failed, said = self.failed_at, self.said("failed")
+        failed = self.failed_at
+        said = self.said("failed")
         left = tuple(f"{process.pid} {process.name}" for process in self.watch.living())
         ranks = [process.ended for process in self.watch.all.values() if not process.is_launcher]
         launchers = [process.ended for process in self.watch.all.values() if process.is_launcher]
@@ -203,7 +207,10 @@ def wrong(plan: Plan, result: Result, limit: float) -> list[str]:
     fault = next((fault for fault in plan.faults if fault.rank == result.culprit), None)
     if fault is None:
         return ["no rank came to its failure"]
-    found = [f"left: {', '.join(result.left)}"] if result.left else []
+    if result.left:
+        found = [f"left: {', '.join(result.left)}"]
+    else:
+        found = []
     if result.gone is None or result.gone > limit:
         found.append(f"gone after {result.gone} s instead of {limit:g}")
     if plan.leaves_no_time(fault.kind):
@@ -251,7 +258,9 @@ def launcher(plan: Plan, folder: Path) -> tuple[list[str], dict[str, str]]:
 
 def _last(ends: Sequence[float | None], since: float | None) -> float | None:
     known = [end for end in ends if end is not None]
-    return round(max(known) - since, 3) if since and known and len(known) == len(ends) else None
+    if since and known and len(known) == len(ends):
+        return round(max(known) - since, 3)
+    return None
 
 
 def _end(run: Run) -> None:

@@ -129,11 +129,10 @@ def main() -> int:
         for seed in range(first, first + given.count):
             record, result = try_one(seed, sites(cluster, Path(folder)))
             records.append(record)
-            said = (
-                json.dumps(record)
-                if record["wrong"]
-                else f"seed {seed} {record['kind']} {record['gone']} s"
-            )
+            if record["wrong"]:
+                said = json.dumps(record)
+            else:
+                said = f"seed {seed} {record['kind']} {record['gone']} s"
             print(said if given.seed is None else f"{said}\n{result.describe()}", flush=True)
     print(table(records))
     return int(any(record["wrong"] for record in records))

@@ -45,7 +45,9 @@ def _parse(line: str) -> Verdict:
 def victims(errors: str) -> str:
     """What follows `ended with it:`; empty where that line is missing."""
     found = _VICTIMS.search(errors)
-    return found[1] if found else ""
+    if found:
+        return found[1]
+    return ""
 
 
 def ranks(text: str) -> tuple[int, ...]:

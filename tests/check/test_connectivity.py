@@ -56,7 +56,8 @@ def test_one_broken_way_is_named() -> None:
 
 
 SYN = "tcp flags & (syn | ack) == syn reject with"
-THERE, BACK = ("west", "east"), ("east", "west")
+THERE = ("west", "east")
+BACK = ("east", "west")
 
 
 @pytest.mark.parametrize(

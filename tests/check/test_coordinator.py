@@ -161,7 +161,9 @@ def test_what_knocks_by_chance_is_no_objection() -> None:
 
 
 def test_two_hundred_ranks_come_and_answer_at_length() -> None:
-    began, ranks, text = time.process_time(), range(1, 201), "x" * 100_000
+    began = time.process_time()
+    ranks = range(1, 201)
+    text = "x" * 100_000
     acts = {rank: lambda question, rank=rank: [rank, question["word"] + text] for rank in ranks}
     with gathered(*ranks, acts=acts, world=201) as (coordinator, clients):
         assert len(coordinator.here) == 201

@@ -49,7 +49,8 @@ def test_equal_findings_are_one_row() -> None:
     assert [
         row.found for row in render.merged(finding(found, level=level) for found, level in words)
     ] == [*"bdac"]
-    first, last = finding("full", "node03", ranks=(64,)), finding("full", "node01", ranks=(4, 1))
+    first = finding("full", "node03", ranks=(64,))
+    last = finding("full", "node01", ranks=(4, 1))
     assert render.merged([first, finding("other", "node01"), last]) == [
         finding("full", "node03", "node01", ranks=(1, 4, 64)),
         finding("other", "node01"),
@@ -208,10 +209,8 @@ def test_a_row_of_the_table_stays_one_and_is_printable() -> None:
 
 
 def test_the_lines_for_each_node_are_printable(tmp_path: Path) -> None:
-    way, wrong = (
-        finding("no TCP", check="reach", between="node01:ib0 -> node02:ib0"),
-        finding("odd", "node02"),
-    )
+    way = finding("no TCP", check="reach", between="node01:ib0 -> node02:ib0")
+    wrong = finding("odd", "node02")
     found = report(way, wrong, ranks=4, launch="by srun", limits="full", reach="2 ways")
     found.here[0] = replace(found.here[0], node=COMMAND)
     text, _ = render.write(found, ["the table"], str(tmp_path), "7", 0)

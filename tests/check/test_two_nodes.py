@@ -29,7 +29,8 @@ def together(names: dict[str, str], *words: str, folder: Path) -> list[tuple[int
         "MASTER_PORT": "29400",
         "PYTHONPATH": QUICK,
     }
-    null, pipe = subprocess.DEVNULL, subprocess.PIPE
+    null = subprocess.DEVNULL
+    pipe = subprocess.PIPE
     ranks = []
     for rank, (node, name) in enumerate(names.items()):
         command = ("ip", "netns", "exec", name, *AS_NODE, node, *SRUNDDP, *words)

@@ -173,7 +173,9 @@ class Cluster:
         STATE_FILE.unlink(missing_ok=True)
         if self._lock is not None:
             self._lock.close()
-        self._daemons, self._folder, self._lock = [], None, None
+        self._daemons = []
+        self._folder = None
+        self._lock = None
 
     def popen(
         self,

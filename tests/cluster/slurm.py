@@ -109,11 +109,9 @@ def _gpus(settings: Settings) -> list[tuple[str, range]]:
     """
     each = settings.gpus // max(len(settings.gpu_types), 1)
     types = settings.gpu_types or ("",)
-    return (
-        [(name, range(place * each, (place + 1) * each)) for place, name in enumerate(types)]
-        if each
-        else []
-    )
+    if each:
+        return [(name, range(place * each, (place + 1) * each)) for place, name in enumerate(types)]
+    return []
 
 
 def _make_gpus(folder: Path, settings: Settings) -> str:
@@ -123,10 +121,11 @@ def _make_gpus(folder: Path, settings: Settings) -> str:
         os.mknod(folder / "dev" / f"nvidia{number}", 0o666 | stat.S_IFCHR, os.makedev(1, 3))
     lines = []
     for name, numbers in _gpus(settings):
-        kind, devices = (
-            f" Type={name}" if name else "",
-            f"{folder}/dev/nvidia[{numbers[0]}-{numbers[-1]}]",
-        )
+        if name:
+            kind = f" Type={name}"
+        else:
+            kind = ""
+        devices = f"{folder}/dev/nvidia[{numbers[0]}-{numbers[-1]}]"
         lines.append(f"NodeName={_node_range()} Name=gpu{kind} File={devices}\n")
     return "".join(lines)
 
@@ -165,7 +164,9 @@ def pmix_mounts(folder: Path) -> list[Mount]:
     """What :func:`start` has mounted for it."""
     original = _pmix_folder()
     there = original is not None and (folder / "pmix").exists()
-    return [("--bind", str(folder / "pmix"), str(original))] if there else []
+    if there:
+        return [("--bind", str(folder / "pmix"), str(original))]
+    return []
 
 
 def _around_tmp(folder: Path) -> list[Mount]:
@@ -181,7 +182,8 @@ def _around_tmp(folder: Path) -> list[Mount]:
 
 def over_tmp(folder: Path, *options: str) -> list[Mount]:
     """Hide a node's /tmp below an empty one; a checkout that lies in /tmp is put back into it."""
-    checkout, tmp = Path.cwd(), ("-t", "tmpfs", *options, "tmpfs", "/tmp")
+    checkout = Path.cwd()
+    tmp = ("-t", "tmpfs", *options, "tmpfs", "/tmp")
     back = ("-o", "X-mount.mkdir", "--bind", str(folder / "checkout"), str(checkout))
     return [tmp, back] if checkout.is_relative_to("/tmp") else [tmp]
 

@@ -45,7 +45,8 @@ def environment(folder: Path, package: Path) -> None:
     large.
     """
     venv.create(folder, with_pip=False)
-    python, ours = folder / "bin" / "python", sysconfig.get_path("purelib")
+    python = folder / "bin" / "python"
+    ours = sysconfig.get_path("purelib")
     packages = run(
         python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))", folder=folder
     ).strip()

@@ -188,10 +188,8 @@ def test_a_rule_is_shown_and_on_the_node_what_it_takes(
     rule: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     names_lead_to_eth0(monkeypatch)
-    conf, shown = (
-        str(write(tmp_path / "rule.conf", f"- nodes: '*'\n  {rule}\n")),
-        rule.replace(":", ""),
-    )
+    conf = str(write(tmp_path / "rule.conf", f"- nodes: '*'\n  {rule}\n"))
+    shown = rule.replace(":", "")
     assert said(elsewhere(step(1), ifaces=conf), "interface") == (
         shown.removeprefix("interface "),
         f"{conf}:1:3; not checked, as this is not that node",
@@ -231,8 +229,10 @@ def test_where_the_node_is_not_known_no_entry_is_taken_for_it(conf: str) -> None
 
 
 def test_each_file_is_taken_or_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    missing, empty = tmp_path / "missing.conf", write(tmp_path / "empty.conf", "# nothing\n")
-    taken, later = write(tmp_path / "taken.conf", CONF), write(tmp_path / "later.conf", CONF)
+    missing = tmp_path / "missing.conf"
+    empty = write(tmp_path / "empty.conf", "# nothing\n")
+    taken = write(tmp_path / "taken.conf", CONF)
+    later = write(tmp_path / "later.conf", CONF)
     monkeypatch.setattr(ifaces_conf, "default_files", lambda: [missing, empty, taken, later])
     found = elsewhere(step(1))
     assert said(found, "ifaces.conf") == (str(taken), "the first that has entries")
@@ -404,7 +404,8 @@ def test_every_error_of_a_run_is_explained() -> None:
 
 def test_a_line_of_an_explanation_stays_one_and_is_printable() -> None:
     """What variables hold is explained, and no terminal obeys it."""
-    command, shown = "a\x1b]0;owned\x07b\rc\nd", r"a\x1b]0;owned\x07b\rc\nd"
+    command = "a\x1b]0;owned\x07b\rc\nd"
+    shown = r"a\x1b]0;owned\x07b\rc\nd"
     rows = [Row("master", command, f"MASTER_ADDR={command}", (f"OTHER={command}: {command}",))]
     text = Explanation({}, ExplainOptions(), None, rows=rows, notes=[command]).text
     lines = text.splitlines()

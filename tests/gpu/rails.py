@@ -55,7 +55,8 @@ def within(
     """For each rank the command below which it is on its node, with explicit variables and no
     others.
     """
-    size, commands = len(NODES) * per_node, {}
+    size = len(NODES) * per_node
+    commands = {}
     for rank in range(size):
         node = NODES[rank // per_node]
         of_rank = {

@@ -114,7 +114,8 @@ def _single(
     folder: Path, script: str, command: list[str], variables: Mapping[str, str]
 ) -> subprocess.CompletedProcess[str]:
     write(folder / "plain.py", script)
-    environ, null = bare(variables_here(variables)), subprocess.DEVNULL
+    environ = bare(variables_here(variables))
+    null = subprocess.DEVNULL
     return subprocess.run(
         [*command, "plain.py"],
         cwd=folder,

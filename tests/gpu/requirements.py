@@ -69,7 +69,8 @@ def need_shared_gpu(instead_of: int = 2) -> None:
 def _shares_a_gpu() -> bool:
     """Tried, not read off a version: the driver may refuse as well."""
     with tempfile.TemporaryDirectory() as folder:
-        meeting, quiet = str(Path(folder, "meeting")), subprocess.DEVNULL
+        meeting = str(Path(folder, "meeting"))
+        quiet = subprocess.DEVNULL
         ranks = [
             subprocess.Popen(
                 [sys.executable, "-c", _TWO_RANKS, meeting, str(rank)],

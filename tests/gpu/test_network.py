@@ -95,7 +95,8 @@ def test_nccls_sockets_use_what_the_user_exported_or_one(
     stay.
     """
     variables = need_nccl_ranks(2) | SOCKETS | INFO
-    variables |= {"NCCL_SOCKET_IFNAME": exported, "GLOO_SOCKET_IFNAME": "r0"} if exported else {}
+    if exported:
+        variables |= {"NCCL_SOCKET_IFNAME": exported, "GLOO_SOCKET_IFNAME": "r0"}
     done = over_two_rails(tmp_path, "r0", variables)
     lines = re.findall(r"NET/Socket : Using (.*)", "".join(done.printed) + done.text)
     assert lines, "NCCL did not say which interfaces it uses"
@@ -108,7 +109,8 @@ def over_two_rails(
     """A training of a few steps on two nodes, with this interface in ifaces.conf."""
     (folder / "stop").touch()
     with two_nodes(2, strict=strict) as names:
-        below, conf = within(names, size // 2, PORT, variables), str(ifaces(folder, interface))
+        below = within(names, size // 2, PORT, variables)
+        conf = str(ifaces(folder, interface))
         done = run(
             folder, TRAINS.replace("steps > 20", "True"), "--ifaces", conf, size=size, below=below
         )
@@ -170,7 +172,8 @@ def test_nccl_goes_the_same_ways_as_fast_as_without_srunddp(tmp_path: Path) -> N
     done = run(tmp_path, BANDWIDTH, variables=INFO, limit=120)
     other = plain(tmp_path, BANDWIDTH, *TORCHRUN, **INFO)
     assert (done.codes, other.returncode) == ([0, 0], 0), done.text + other.stderr
-    ours, theirs = "".join(done.printed) + done.text, other.stdout + other.stderr
+    ours = "".join(done.printed) + done.text
+    theirs = other.stdout + other.stderr
     assert ways(ours) == ways(theirs) != set()
     figures = busbw(ours), busbw(theirs)
     print(f"busbw {figures[0]:.1f} GB/s below srunddp, {figures[1]:.1f} GB/s without")

@@ -10,7 +10,10 @@ from srunddp.run.options import RunOptions
 from tests.gpu.ranks import ran
 from tests.gpu.requirements import need_tool
 
-LAYERS, WIDTH, LENGTH = 12, 2048, 512  # 6e8 parameters
+# 6e8 parameters
+LAYERS = 12
+WIDTH = 2048
+LENGTH = 512
 LIMIT = 580.0
 
 COMPILED = """

@@ -45,7 +45,8 @@ def test_no_process_and_no_memory_is_left_on_the_gpu_at_the_end(tmp_path: Path) 
         workers = it.workers()
         (tmp_path / "fail").touch()
         done = it.wait()
-        left, after = [pid for pid in workers if not is_gone(pid)], used_mib()
+        left = [pid for pid in workers if not is_gone(pid)]
+        after = used_mib()
         computing = asked("compute-apps=pid")
     named(done, 1, 1, "RuntimeError: out of ideas")
     assert left == []

@@ -40,9 +40,9 @@ def link(name: str, network: str, number: int, **changes: Any) -> ScannedInterfa
 
 def network(link: ScannedInterface) -> str:
     """The network that it was made in."""
-    return (
-        link.address.rpartition(":")[0] if ":" in link.address else link.address.rsplit(".", 2)[0]
-    )
+    if ":" in link.address:
+        return link.address.rpartition(":")[0]
+    return link.address.rsplit(".", 2)[0]
 
 
 def rail(
@@ -155,10 +155,8 @@ def test_of_several_rails_in_one_network_the_fastest_are_listed(
 
 
 def test_what_reaches_nobody_or_is_down_is_passed_over_and_said() -> None:
-    fast, down = (
-        rail("eno2", "10.2", speed=25_000, named=True),
-        rail("ib0", "10.3", NODES[1:3], passed_over="down"),
-    )
+    fast = rail("eno2", "10.2", speed=25_000, named=True)
+    down = rail("ib0", "10.3", NODES[1:3], passed_over="down")
     found = scan(rail("eno1", "10.1", speed=1000), fast, down, lost=["10.2"])
     assert interfaces(found) == dict.fromkeys(NODES, ("eno1",))
     lines = drafted(found)[0].splitlines()
@@ -338,7 +336,8 @@ OWN = "# racks 1 and 2\n- nodes: n[01-02]  # ours\n  interface: eno9\n\n# the en
 
 @pytest.mark.parametrize("end", ["", "\n"])
 def test_nodes_that_no_entry_matches_are_added_to_a_file(tmp_path: Path, end: str) -> None:
-    path, found = tmp_path / "ifaces.conf", scan(rail("ib0", "10.1", named=True))
+    path = tmp_path / "ifaces.conf"
+    found = scan(rail("ib0", "10.1", named=True))
     path.write_text(OWN + end)
     text, missing = draft(found, TODAY, parse(path.read_bytes(), "f"))
     add_entries(text, str(path))

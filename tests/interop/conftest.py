@@ -126,7 +126,8 @@ def accelerate_launch(name: str, out: Path) -> Run:
     """On CPUs it starts several ranks only with a file of hosts, and by mpirun; they find their
     places as MPI's.
     """
-    mpi, hosts = there("openmpi5"), out / "hosts"
+    mpi = there("openmpi5")
+    hosts = out / "hosts"
     hosts.write_text(f"localhost slots={RANKS}\n")
     options = [
         "--cpu",

@@ -86,7 +86,9 @@ def _temporary() -> tempfile.TemporaryDirectory[str]:
 def _debian() -> tuple[tuple[str, str], ...]:
     # mpi4py would take the Open MPI of its own environment.
     found = sorted(Path("/usr/lib").glob("*/libmpi.so.40"))
-    return (("MPI4PY_LIBMPI", str(found[0])),) if found else ()
+    if found:
+        return (("MPI4PY_LIBMPI", str(found[0])),)
+    return ()
 
 
 MPIS = {

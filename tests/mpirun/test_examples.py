@@ -24,7 +24,8 @@ def started(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], Fi
 
     @functools.cache
     def start(name: str, launcher: str) -> Figures:
-        example, folder = EXAMPLES[name], shared / f"{name}-{launcher}"
+        example = EXAMPLES[name]
+        folder = shared / f"{name}-{launcher}"
         done = there(launcher).run(2, SRUNDDP, *example.words(shared, folder))
         return figures(example, done, folder)
 

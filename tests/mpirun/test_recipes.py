@@ -34,11 +34,12 @@ def test_recipe_starts_the_ranks_with_their_variables(mpi: Mpi, where: str, tmp_
     line, option = (mpich, "-hosts a:4,b:4") if mpi.name == "Hydra" else (openmpi, "--host a:4,b:4")
     assert option in line
     name, _, _ = option.partition(" ")
-    hosts = (
-        f"{name} localhost:2"
-        if where == "host"
-        else ("-f hosts" if mpi.name == "Hydra" else "--hostfile hosts")
-    )
+    if where == "host":
+        hosts = f"{name} localhost:2"
+    elif mpi.name == "Hydra":
+        hosts = "-f hosts"
+    else:
+        hosts = "--hostfile hosts"
     line = re.sub(r"(-np?) 8 ", r"\1 2 ", line.replace(option, hosts))
     line = (
         line.replace("ppr:4:", "ppr:2:")

@@ -54,7 +54,8 @@ def wait_until_settled(jobs: list[Recorded]) -> None:
 def jobs(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[str, Jobs]]:
-    mpi, folder = there(request.param), tmp_path_factory.mktemp(request.param)
+    mpi = there(request.param)
+    folder = tmp_path_factory.mktemp(request.param)
     started = {
         name: {
             kind: start(mpi, name, kind, folder / f"{kind}-{name}") for kind in ("plain", "srunddp")

@@ -102,7 +102,10 @@ def nearest_tests(root: Path, file: str) -> list[TestSet]:
     """
     module = Path(file).relative_to("srunddp")
     own = Path("tests") / module.with_name(f"test_{module.name}")
-    first = [TestSet((str(own),), _ALL)] if (root / own).is_file() else []
+    if (root / own).is_file():
+        first = [TestSet((str(own),), _ALL)]
+    else:
+        first = []
     return [*first, *area_of(file).tests]
 
 

@@ -85,7 +85,10 @@ class Results:
 
     def read(self) -> dict[Place, Result]:
         """All that is there."""
-        lines = self.path.read_text().splitlines() if self.path.is_file() else []
+        if self.path.is_file():
+            lines = self.path.read_text().splitlines()
+        else:
+            lines = []
         found = map(Result.of_json, lines)
         return {result.place: result for result in found}
 
@@ -132,7 +135,8 @@ class Campaign:
         """Run the nearest tests on a mutant until one set of them notices it."""
         began = time.monotonic()
         flakes: list[str] = []
-        status, by = Status.SURVIVED, ""
+        status = Status.SURVIVED
+        by = ""
         for tests in self.nearest(mutation.file):
             status, by = self._try(mutation, tests, flakes)
             if status is not Status.SURVIVED:

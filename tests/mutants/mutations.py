@@ -178,7 +178,8 @@ class _Finder(ast.NodeVisitor):
         operator, other = _BOOLEAN[type(node.op)]
         gaps = [(self._end(left), self._start(right)) for left, right in pairwise(node.values)]
         if not any(b"#" in self.source[start:end] for start, end in gaps):
-            text, at = "", self._start(node)
+            text = ""
+            at = self._start(node)
             for start, end in gaps:
                 gap = self.source[start:end].decode()
                 text += self.source[at:start].decode() + re.sub(rf"\b{operator}\b", other, gap)
@@ -236,7 +237,8 @@ class _Finder(ast.NodeVisitor):
         self.generic_visit(node)
 
     def visit_ExceptHandler(self, node: ast.ExceptHandler) -> None:
-        first, last = node.body[0], node.body[-1]
+        first = node.body[0]
+        last = node.body[-1]
         if not (isinstance(first, ast.Raise) and first.exc is None):
             self._add("except", self._start(first), self._end(last), "raise")
         self.generic_visit(node)
@@ -271,7 +273,8 @@ class _Finder(ast.NodeVisitor):
         self, kind: str, left: ast.expr, right: ast.expr, operators: tuple[str, str]
     ) -> None:
         """Replace the operator between two operands, where there may be parentheses as well."""
-        start, end = self._end(left), self._start(right)
+        start = self._end(left)
+        end = self._start(right)
         gap = self.source[start:end].decode()
         operator, other = operators
         if "#" not in gap and gap.count(operator) == 1:
@@ -287,7 +290,8 @@ class _Finder(ast.NodeVisitor):
             return
         line = self.source.count(b"\n", 0, start) + 1
         function = ".".join(self._names)
-        before, after = _without_indentation(before), _without_indentation(after)
+        before = _without_indentation(before)
+        after = _without_indentation(after)
         self.found.append(
             Mutation(self.file, line, function, kind, start, end, replacement, before, after)
         )

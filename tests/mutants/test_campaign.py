@@ -17,7 +17,8 @@ from tests.mutants.summary import Summary
 from tests.mutants.workspace import Outcome, Workspace
 
 MUTATION = Mutation("srunddp/run/cli.py", 3, "f", "comparison", 0, 1, "b", "a < b", "a <= b")
-NEAREST, OTHERS = TestSet(("tests/near.py",), ""), TestSet(("tests/far.py",), "")
+NEAREST = TestSet(("tests/near.py",), "")
+OTHERS = TestSet(("tests/far.py",), "")
 PASSED = Outcome(0, (), 10.0, "")
 HANGS = Outcome(None, (), 900.0, "")
 BROKEN = Outcome(4, (), 1.0, "ImportError in conftest.py")
@@ -143,11 +144,9 @@ def result_of(number: int, status: Status) -> Result:
 def test_results_are_there_for_the_next_call_and_the_last_one_counts(tmp_path: Path) -> None:
     results = Results(tmp_path / "new" / "results.jsonl")
     assert results.read() == {}
-    survived, killed, other = (
-        result_of(1, Status.SURVIVED),
-        result_of(1, Status.KILLED),
-        result_of(2, Status.TIMED_OUT),
-    )
+    survived = result_of(1, Status.SURVIVED)
+    killed = result_of(1, Status.KILLED)
+    other = result_of(2, Status.TIMED_OUT)
     for each in (survived, other, killed):
         results.add(each)
     assert list(results.read().values()) == [killed, other]
@@ -175,10 +174,8 @@ def test_the_copy_runs_changed_code_and_the_developer_s_tree_stays_as_it_is(tmp_
         workspace.prepare()
     except OSError as error:
         missing(f"unshare: {error}")
-    file, tests = (
-        "srunddp/supervisor/lease.py",
-        TestSet(("tests/supervisor/test_lease.py",), "not slow"),
-    )
+    file = "srunddp/supervisor/lease.py"
+    tests = TestSet(("tests/supervisor/test_lease.py",), "not slow")
     original = (ROOT / file).read_bytes()
     assert workspace.run(tests, 300.0).passed
     (mutation, *_) = [each for each in find_mutations(ROOT, file) if each.kind == "return"]

@@ -77,7 +77,8 @@ def test_a_change_leaves_every_other_byte_as_it_is(tmp_path: Path) -> None:
         " a <\n        b)\n"
     )
     for mutation in mutations(tmp_path, source):
-        before, after = source.encode(), mutation.apply(source.encode())
+        before = source.encode()
+        after = mutation.apply(source.encode())
         assert after != before
         assert after.startswith(before[: mutation.start])
         assert after.endswith(before[mutation.end :])
@@ -130,10 +131,8 @@ def test_each_equivalent_mutant_is_one_and_has_a_reason() -> None:
 
 
 def test_a_survivor_is_printed_as_an_entry_of_the_file_of_equivalents(tmp_path: Path) -> None:
-    file, place = (
-        tmp_path / "equivalent.yaml",
-        Place("a.py", "A.f", "if a:\n    b", "if not a: # 'c'\n    b"),
-    )
+    file = tmp_path / "equivalent.yaml"
+    place = Place("a.py", "A.f", "if a:\n    b", "if not a: # 'c'\n    b")
     file.write_text(to_yaml(place))
     with pytest.raises(ValueError, match="no reason for"):
         read_equivalents(file)

@@ -195,13 +195,19 @@ class Workspace:
             [str(self.python), *words], self.tree, variables | {"OMP_NUM_THREADS": "1"}, limit
         )
         failures = cache / "v" / "cache" / "lastfailed"
-        failed = tuple(json.loads(failures.read_text())) if failures.is_file() else ()
+        if failures.is_file():
+            failed = tuple(json.loads(failures.read_text()))
+        else:
+            failed = ()
         return Outcome(found.code, failed, found.seconds, found.output)
 
     def _run_isolated(
         self, command: Sequence[str], folder: Path, variables: dict[str, str], limit: float
     ) -> Outcome:
-        user = () if os.geteuid() == 0 else _USER_NAMESPACE
+        if os.geteuid() == 0:
+            user = ()
+        else:
+            user = _USER_NAMESPACE
         words = [*_ISOLATED, *user, *_FIRST_PROCESS, *command]
         printed = self.folder / "output.txt"
         began = time.monotonic()

@@ -35,7 +35,8 @@ class DelayedFolder(Operations):
     use_ns = True
 
     def __init__(self, folder: str, delay: float) -> None:
-        self.folder, self.delay = folder, delay
+        self.folder = folder
+        self.delay = delay
         self.served: list[str] = []
 
     def _serve(self, operation: str) -> None:

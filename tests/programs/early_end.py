@@ -11,7 +11,8 @@ import sys
 import time
 from pathlib import Path
 
-RANK, OTHERS = int(os.environ["RANK"]), range(1, int(os.environ["WORLD_SIZE"]))
+RANK = int(os.environ["RANK"])
+OTHERS = range(1, int(os.environ["WORLD_SIZE"]))
 FOLDER = Path(sys.argv[1])
 TIMES = {}
 

@@ -130,7 +130,9 @@ class Plan:
 
     def say(self, what, **more):
         """Tell the runner, in a file that appears whole."""
-        now, pid, supervisor = time.monotonic(), os.getpid(), os.getppid()
+        now = time.monotonic()
+        pid = os.getpid()
+        supervisor = os.getppid()
         text = json.dumps(
             {"time": now, "pid": pid, "supervisor": supervisor, "rank": RANK, "node": NODE, **more}
         )

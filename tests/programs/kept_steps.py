@@ -16,7 +16,9 @@ import torch.distributed as dist
 
 import srunddp
 
-folder, steps, pace = Path(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])
+folder = Path(sys.argv[1])
+steps = int(sys.argv[2])
+pace = float(sys.argv[3])
 rank = int(os.environ["RANK"])
 (folder / f"pid.{rank}").write_text(str(os.getpid()))
 dist.init_process_group("gloo")
@@ -26,7 +28,8 @@ optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
 # DistributedDataParallel orders its buckets anew after the first backward, and the order of sums
 # follows from that.
 model(torch.zeros(8, 64)).square().mean().backward()
-saved, begin = folder / "saved.pt", 0
+saved = folder / "saved.pt"
+begin = 0
 if saved.exists():
     state = torch.load(saved)
     begin = state["step"]

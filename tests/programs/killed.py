@@ -12,7 +12,8 @@ import torch.distributed as dist
 
 import srunddp
 
-folder, rank = Path(sys.argv[1]), os.environ["RANK"]
+folder = Path(sys.argv[1])
+rank = os.environ["RANK"]
 dist.init_process_group("gloo")
 dist.all_reduce(torch.ones(1000))
 start = len(list(folder.glob(f"reduced.{rank}.*")))
@@ -20,7 +21,8 @@ start = len(list(folder.glob(f"reduced.{rank}.*")))
 torch.manual_seed(0)
 model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(64, 64))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-pid, end = folder / f"pid.{rank}.{start}", time.monotonic() + 30.0
+pid = folder / f"pid.{rank}.{start}"
+end = time.monotonic() + 30.0
 while not (folder / "over").exists() and time.monotonic() < end:
     model(torch.randn(8, 64)).square().mean().backward()
     optimizer.step()

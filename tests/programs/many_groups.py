@@ -11,7 +11,9 @@ import torch.distributed as dist
 
 import srunddp
 
-rank, world_size, own_port = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), sys.argv[1]
+rank = int(os.environ["RANK"])
+world_size = int(os.environ["WORLD_SIZE"])
+own_port = sys.argv[1]
 
 
 def total() -> int:

@@ -22,7 +22,8 @@ from srunddp.train import Config, DataLoaderConfig
 CASE, *WORDS = sys.argv[1].split()
 EPOCHS = int(sys.argv[2]) if len(sys.argv) > 2 else 4
 SLOWER = 0.03
-WIDTH, BATCH = 512, 32
+WIDTH = 512
+BATCH = 32
 # For some samples where nothing makes a step slow.
 STEPS = 180 if CASE in ("healthy", "wrong") else 60
 

@@ -7,7 +7,8 @@ import sys
 
 from mpi4py import MPI
 
-rank, size = MPI.COMM_WORLD.Get_rank(), MPI.COMM_WORLD.Get_size()
+rank = MPI.COMM_WORLD.Get_rank()
+size = MPI.COMM_WORLD.Get_size()
 if sys.argv[1:] == ["srunddp"]:
     import srunddp
 

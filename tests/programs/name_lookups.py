@@ -54,7 +54,8 @@ def queries(name_server: socket.socket) -> int:
 def main() -> None:
     name_server = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
     name_server.bind(("127.0.0.1", 53))
-    listening, ready = socket.create_server(("127.0.0.2", 0)), FORK.Event()
+    listening = socket.create_server(("127.0.0.2", 0))
+    ready = FORK.Event()
     FORK.Process(target=serve, args=(listening, ready), daemon=True).start()
     assert ready.wait(LONG)
     report = {"server": queries(name_server)}

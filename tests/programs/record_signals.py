@@ -38,7 +38,8 @@ def record(who: str, parent: int) -> None:
     file = os.open(
         Path(sys.argv[1], f"{RANK}.{who}"), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644
     )
-    linger, ends = float(sys.argv[2]) if len(sys.argv) > 2 else 2.0, time.monotonic() + 300
+    linger = float(sys.argv[2]) if len(sys.argv) > 2 else 2.0
+    ends = time.monotonic() + 300
     os.write(file, f"ready {time.time():.3f}\n".encode())
     while time.monotonic() < ends and os.getppid() == parent:
         # Taken one by one: where two are pending a handler of Python's would be called in the order
@@ -52,7 +53,8 @@ def record(who: str, parent: int) -> None:
 
 
 signal.pthread_sigmask(signal.SIG_BLOCK, RECORDED)
-launcher, script = os.getppid(), os.getpid()
+launcher = os.getppid()
+script = os.getpid()
 if os.fork():
     record("script", launcher)
 else:

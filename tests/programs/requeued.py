@@ -44,7 +44,8 @@ class Journal(Callback):
     """Writes each step down, and makes it last."""
 
     def __init__(self, file: TextIO, pace: float) -> None:
-        self._file, self._pace = file, pace
+        self._file = file
+        self._pace = pace
 
     def on_step(self, trainer: Trainer, step: int, loss: float | None) -> None:
         time.sleep(self._pace)
@@ -55,7 +56,8 @@ def main() -> None:
     settings = srunddp.read_config(Settings)
     torch.manual_seed(0)
     model = resumable.Network()
-    optimizer, loss = torch.optim.Adam(model.parameters(), lr=1e-3), nn.CrossEntropyLoss()
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+    loss = nn.CrossEntropyLoss()
     with srunddp.init() as world:
         file = opened(Path(settings.output_dir or "."), settings.start, world.rank)
         torch.manual_seed(world.rank)  # each drops other units

@@ -17,7 +17,8 @@ from torch.utils.data import TensorDataset
 
 import srunddp
 
-KIND, TIMES = sys.argv[1], int(sys.argv[2])
+KIND = sys.argv[1]
+TIMES = int(sys.argv[2])
 START = srunddp.restart_count()
 
 

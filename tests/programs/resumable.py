@@ -25,10 +25,13 @@ from torch.utils.data import Dataset
 import srunddp
 from srunddp.train import Callback, Config, Trainer, World, accuracy, read_config
 
-FEATURES, CLASSES, WIDTH = 32, 8, 512
+FEATURES = 32
+CLASSES = 8
+WIDTH = 512
 # 11 full steps of three ranks, and one of 36 samples; 17 of two, and one of 20: none leaves a rank
 # one sample alone, which BatchNorm does not take.
-SAMPLES, TESTS = 564, 150
+SAMPLES = 564
+TESTS = 150
 SETTINGS = (
     "--epochs=12",
     "--batch_size=8",

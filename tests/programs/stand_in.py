@@ -53,10 +53,8 @@ def sockets(plan):
 
 def connect(plan):
     """Rank 0's connections to all, or another's to rank 0."""
-    where, address = (
-        plan.folder / f"port{os.environ['TORCHELASTIC_RESTART_COUNT']}",
-        os.environ["MASTER_ADDR"],
-    )
+    where = plan.folder / f"port{os.environ['TORCHELASTIC_RESTART_COUNT']}"
+    address = os.environ["MASTER_ADDR"]
     if faults.RANK == 0:
         with socket.create_server((address, 0)) as listener:
             (plan.folder / ".port").write_text(str(listener.getsockname()[1]))

@@ -10,7 +10,8 @@ import socket
 import sys
 import threading
 
-address, ports = sys.argv[1], json.loads(sys.argv[2])
+address = sys.argv[1]
+ports = json.loads(sys.argv[2])
 printing = threading.Lock()
 
 

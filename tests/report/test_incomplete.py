@@ -55,7 +55,8 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_files_of_an_earlier_larger_start_are_ignored(whole: Path, tmp_path: Path) -> None:
-    alone, again = MadeUp(nodes=1, ranks_per_node=1, seconds=40), tmp_path / "again"
+    alone = MadeUp(nodes=1, ranks_per_node=1, seconds=40)
+    again = tmp_path / "again"
     folder = alone.write(again)
     said = reported(folder)
     for name in FILES:
@@ -73,11 +74,12 @@ def test_files_cut_or_with_junk_still_give_a_report(
     shutil.copytree(whole, tmp_path / "damaged", dirs_exist_ok=True)
     for name in data.draw(st.sets(st.sampled_from(FILES), min_size=1)):
         content = (whole / name).read_bytes()
-        at, junk = (
-            data.draw(st.integers(0, len(content))),
-            data.draw(st.none() | st.binary(max_size=60)),
-        )
-        rest = b"" if junk is None else junk + content[at + len(junk) :]
+        at = data.draw(st.integers(0, len(content)))
+        junk = data.draw(st.none() | st.binary(max_size=60))
+        if junk is None:
+            rest = b""
+        else:
+            rest = junk + content[at + len(junk) :]
         (tmp_path / "damaged" / name).write_bytes(content[:at] + rest)
     reported(tmp_path / "damaged")
 

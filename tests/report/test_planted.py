@@ -74,10 +74,8 @@ def test_a_healthy_run_has_no_note(name: str, tmp_path: Path) -> None:
     assert noted(HEALTHY[name], tmp_path) == ()
 
 
-HOT_GPU, HEATED = (
-    replace(ON_GPUS, hot=((0, 3),)),
-    "GPU 3 on node01 throttled (thermal or power brake) for 9",
-)
+HOT_GPU = replace(ON_GPUS, hot=((0, 3),))
+HEATED = "GPU 3 on node01 throttled (thermal or power brake) for 9"
 SLOW_AND_HOT = (
     "°C at most; rank 3 on node01: 99.9 ms more of its own in each step than the others, 33 % of"
     " the step"
@@ -190,7 +188,8 @@ def test_text_page_and_json_name_one_trouble(
     rule: str, made_up: MadeUp, cost: float | None, tmp_path: Path
 ) -> None:
     folder = made_up.write(tmp_path)
-    text, page = words(shown(folder)), words((folder.parent / "report.html").read_text())
+    text = words(shown(folder))
+    page = words((folder.parent / "report.html").read_text())
     (note,) = json.loads(shown(folder, "--json"))["notes"]
     assert (note["rule"], note["cost"]) == (rule, cost and pytest.approx(cost, abs=0.01))
     assert note["severity"] == ("unused" if rule == "memory unused" else "lost")

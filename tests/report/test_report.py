@@ -106,21 +106,20 @@ def test_json_has_the_figures_of_the_text(
     assert (done.returncode, done.stderr) == (0, "")
     assert {path: path.stat().st_mtime_ns for path in folder.iterdir()} == there
     found = json.loads(done.stdout)
-    duration, size, percent, number = format.duration, format.size, format.percent, format.number
+    duration = format.duration
+    size = format.size
+    percent = format.percent
+    number = format.number
     words = " ".join(printed.stdout.split())
     for note in found["notes"]:
         assert (
             f"{note['rule']}: {note['found']} (threshold: {note['threshold']}) -> {note['hint']}"
             in words
         )
-    slow, steps = (
-        found["ranks"][found["slowest_rank"]],
-        f"{found['steps']:,} of {duration(found['step_s'])}, ",
-    )
-    joules, samples = (
-        f"{number(found['energy_j'] / 3.6e6)} kWh",
-        f"; {found['throughput']['samples']:,.0f} samples",
-    )
+    slow = found["ranks"][found["slowest_rank"]]
+    steps = f"{found['steps']:,} of {duration(found['step_s'])}, "
+    joules = f"{number(found['energy_j'] / 3.6e6)} kWh"
+    samples = f"; {found['throughput']['samples']:,.0f} samples"
     said = [steps, duration(slow["own_s"]), joules, samples, duration(found["seconds"])]
     assert [each for each in said if each not in words] == []
     assert (bool(found["notes"]), found["failure"]) == (True, None)
@@ -140,7 +139,8 @@ def test_json_has_the_figures_of_the_text(
         storage = [f"{size(each[f'{name}_bytes_per_s'])}/s" for name in ("read", "written")]
         assert row[:6] == [each["node"], *figures, *storage]
     for each, row in zip(found["gpus"], tables["GPU"][1:], strict=True):
-        used, power = f"{each['utilization_percent']:.0f} %", f"{each['power_w']:.0f} W"
+        used = f"{each['utilization_percent']:.0f} %"
+        power = f"{each['power_w']:.0f} W"
         assert row[:4] == [each["index"], each["node"], used, power]
 
 
@@ -267,7 +267,8 @@ def test_how_each_rank_ended_is_shown(tmp_path: Path) -> None:
         "of rank 0 on node01, rank 3 on node02",
     ):
         assert said in some
-    run, last = read(tmp_path / "killed" / "4711.0" / "monitor.0"), MadeUp.start + 607
+    run = read(tmp_path / "killed" / "4711.0" / "monitor.0")
+    last = MadeUp.start + 607
     assert "still running; last sample at 10:05" in shown(summary_of(run, last))
     assert "killed" in shown(summary_of(run, last + 30))
     folder = MadeUp(code=1).write(tmp_path / "failed")
@@ -480,7 +481,8 @@ def test_a_link_of_the_pages_name_is_replaced_and_not_followed(tmp_path: Path) -
 
 def until_shown(terminal: int, words: str) -> str:
     """What a terminal gets until these words come."""
-    end, got = time.monotonic() + LONG, ""
+    end = time.monotonic() + LONG
+    got = ""
     while words not in got:
         assert time.monotonic() < end, got
         if select.select([terminal], [], [], 0.1)[0]:

@@ -236,7 +236,8 @@ def test_two_ranks_meet_and_rank_zero_speaks_for_both(tmp_path: Path) -> None:
     )
     assert hello == "[RANK 0] WORLD_SIZE=2"
     assert second.stderr == "[RANK 1] WORLD_SIZE=2\n"
-    one, two = json.loads(first.stdout), json.loads(second.stdout)
+    one = json.loads(first.stdout)
+    two = json.loads(second.stdout)
     assert (one["RANK"], two["RANK"]) == ("0", "1")
     for name in (
         "MASTER_ADDR",
@@ -288,7 +289,10 @@ def test_a_failure_before_the_rendezvous_ends_all_at_once(script: Path, failing:
     names[failing] = "no-such.py"
     starts = (((name,), slurm(rank, SLURM_LOCALID="0")) for rank, name in enumerate(names))
     first, second = ranks(*starts, folder=script.parent)
-    prefix = f"rank 1 on {NODE} failed: " if failing else ""
+    if failing:
+        prefix = f"rank 1 on {NODE} failed: "
+    else:
+        prefix = ""
     assert one_message(first).startswith(
         f"{prefix}no file no-such.py in {script.parent}; expected a script to run -> "
     )

@@ -232,7 +232,8 @@ def test_every_way_to_end_has_pythons_exit_code_and_output(tmp_path: Path) -> No
 
     def both(number: int, text: str) -> list[tuple[int, str, str]]:
         script = write(tmp_path / f"end{number}.py", text)
-        ours, theirs = srunddp("--quiet", script, folder=tmp_path), python(script, folder=tmp_path)
+        ours = srunddp("--quiet", script, folder=tmp_path)
+        theirs = python(script, folder=tmp_path)
         return [(done.returncode, done.stdout, done.stderr) for done in (ours, theirs)]
 
     with ThreadPoolExecutor(4) as pool:
@@ -259,7 +260,8 @@ FAILURES = {
 def test_a_traceback_begins_at_the_scripts_own_frame(tmp_path: Path, failure: str) -> None:
     """It is what Python prints, to the letter."""
     script = write(tmp_path / "train.py", FAILURES[failure])
-    ours, theirs = srunddp("--quiet", script, folder=tmp_path), python(script, folder=tmp_path)
+    ours = srunddp("--quiet", script, folder=tmp_path)
+    theirs = python(script, folder=tmp_path)
     assert (ours.returncode, ours.stdout, ours.stderr) == (1, theirs.stdout, theirs.stderr)
 
 
@@ -332,7 +334,8 @@ LOADS = {
 @pytest.mark.parametrize("code", [0, 5])
 @pytest.mark.parametrize("loads", LOADS)
 def test_destructors_run_if_a_library_may_need_them(tmp_path: Path, loads: str, code: int) -> None:
-    library, (before, after) = psutil._psplatform.cext.__file__, LOADS[loads]
+    library = psutil._psplatform.cext.__file__
+    (before, after) = LOADS[loads]
     ended = run(
         tmp_path, TEARDOWN.format(library=library, before=before, after=after, code=code), size=1
     )
@@ -467,7 +470,11 @@ def test_a_terminals_interrupt_reaches_the_script_once(tmp_path: Path) -> None:
         os.write(ours, b"\x03")
         assert read_line(process) == "SIGINT"
         process.send_signal(signal.SIGTERM)
-        _, rest = process.wait(LONG), process.stdout.read() if process.stdout else ""
+        _ = process.wait(LONG)
+        if process.stdout:
+            rest = process.stdout.read()
+        else:
+            rest = ""
         os.close(ours)
     assert rest.splitlines()[-1] == "heard SIGINT end"
 

@@ -51,7 +51,8 @@ def srun(monkeypatch: pytest.MonkeyPatch) -> Srun:
     "then", [None, ConnectionRefusedError()], ids=["it answers", "it has ended"]
 )
 def test_it_is_tried_until_it_can_be_reached(srun: Srun, then: OSError | None) -> None:
-    srun.unreachable, srun.then = 3, then
+    srun.unreachable = 3
+    srun.then = then
     await_srun()
     assert srun.tried == [("10.0.0.1", 40123)] * 4
     assert len(srun.waits) == 3

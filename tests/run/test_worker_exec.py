@@ -89,11 +89,10 @@ def test_ranks_write_where_they_should(tmp_path: Path, options: tuple[str, ...])
     ended = run(tmp_path, script, *options, variables=EXEC)
     assert ended.codes == [0] * SIZE, ended.text
     log_dir = "--log-dir" in options
-    files = (
-        sorted(tmp_path.glob("logs/*/*.log"))
-        if log_dir
-        else [tmp_path / f"stdout.{rank}" for rank in range(SIZE)]
-    )
+    if log_dir:
+        files = sorted(tmp_path.glob("logs/*/*.log"))
+    else:
+        files = [tmp_path / f"stdout.{rank}" for rank in range(SIZE)]
     assert [f"written by {rank}" in path.read_text() for rank, path in enumerate(files)] == [
         True
     ] * SIZE

@@ -30,7 +30,8 @@ def test_golden_files_are_on_the_page_and_pass_shellcheck() -> None:
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_the_command_writes_the_script_of_the_golden_file(name: str) -> None:
-    path, text = GOLDEN / f"{name}.sh", written(COMMANDS[name])
+    path = GOLDEN / f"{name}.sh"
+    text = written(COMMANDS[name])
     if os.environ.get("RENEW_GOLDEN"):
         path.write_text(text)
     assert text == path.read_text(), (

@@ -96,7 +96,7 @@ def filled(name: str, text: str) -> SlurmJob:
             "venv": more.get("venv", "venv"),
         }
     if name == "container_mounts":
-        more |= {"container_image": "image"}
+        more["container_image"] = "image"
     return SlurmJob(**{**FULL, **more})
 
 

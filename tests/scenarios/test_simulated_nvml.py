@@ -26,7 +26,8 @@ def test_the_fake_has_the_names_of_the_package() -> None:
     names = [name for name in vars(fake) if name.lower().startswith(("nvml", "c_nvml"))]
     assert len(names) > 30
     for name in names:
-        ours, theirs = getattr(fake, name), getattr(pynvml, name)
+        ours = getattr(fake, name)
+        theirs = getattr(pynvml, name)
         if name in structs:
             assert vars(structs[name]).keys() <= {field for field, _ in theirs._fields_}
         elif inspect.isclass(ours):

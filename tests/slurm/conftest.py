@@ -101,7 +101,8 @@ class SlurmJobRunner:
 
     def batch(self, body: str, *options: str, timeout: float = 300) -> Outcome:
         """Submit a batch script, wait for its end, and return what it printed."""
-        script, log = self.cluster.shared / "job.sh", self.cluster.shared / "job.out"
+        script = self.cluster.shared / "job.sh"
+        log = self.cluster.shared / "job.out"
         log.unlink(missing_ok=True)
         script.write_text(
             f"#!/bin/bash\nexport SRUNDDP_IFACES={self.ifaces} OMP_NUM_THREADS=1\n{body}\n"
@@ -118,7 +119,10 @@ class SlurmJobRunner:
         self.cluster.await_completing()
         number = self.cluster.run(*words).stdout.strip()
         code = until(lambda: self.exit_code(number), timeout, lambda: f"job {number} does not end")
-        text = log.read_text() if log.exists() else ""
+        if log.exists():
+            text = log.read_text()
+        else:
+            text = ""
         return outcome(subprocess.CompletedProcess(words, int(code), text, text))
 
     def exit_code(self, number: str) -> str:
@@ -131,7 +135,9 @@ class SlurmJobRunner:
         code = re.search(r" ExitCode=(\d+)", shown)
         assert state, shown
         assert code, shown
-        return code[1] if state[1] in OVER else ""
+        if state[1] in OVER:
+            return code[1]
+        return ""
 
     def write_ifaces(self, name: str, text: str) -> Path:
         path = self.cluster.shared / name
@@ -162,7 +168,9 @@ def site_mpi() -> dict[str, str]:
     The wheel's Open MPI 5.0.11 crashes there far more often.
     """
     found = sorted(Path("/usr/lib").glob("*/libmpi.so.40"))
-    return {"MPI4PY_LIBMPI": str(found[0])} if found else {}
+    if found:
+        return {"MPI4PY_LIBMPI": str(found[0])}
+    return {}
 
 
 def data_network(cluster: Cluster) -> Path:

@@ -43,13 +43,14 @@ class Job:
         gets enough time.
         """
         shown = self.runner.cluster.run("scontrol", "show", "job", self.number).stdout
-        self.state, self.restarts = (
-            found(shown, r"JobState=(\w+)"),
-            int(found(shown, r"Restarts=(\d+)")),
-        )
+        self.state = found(shown, r"JobState=(\w+)")
+        self.restarts = int(found(shown, r"Restarts=(\d+)"))
         self.code = int(found(shown, r" ExitCode=(\d+)"))
         out = self.folder / "out"
-        self.output = out.read_text() if out.exists() else ""
+        if out.exists():
+            self.output = out.read_text()
+        else:
+            self.output = ""
         if self.state == "PENDING" and self.restarts > self.hastened:
             self.hastened = self.restarts
             # Not at once: within the second of its end its nodes refuse it, as "Job credential

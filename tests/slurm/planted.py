@@ -83,7 +83,10 @@ def checked(
     done = runner.srun(*command, ifaces=ifaces)
     # One, or more where the run was repeated.
     reports = sorted(folder.glob("preflight.[0-9]*.json"))
-    findings = json.loads(reports[-1].read_text())["findings"] if reports else []
+    if reports:
+        findings = json.loads(reports[-1].read_text())["findings"]
+    else:
+        findings = []
     return Checked(done.code, done.output, done.errors, findings, folder)
 
 

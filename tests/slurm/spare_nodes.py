@@ -31,7 +31,8 @@ TRAINING = (
     "--checkpoint.every_steps=5",
     "--tensorboard=false",
 )
-LOST_AFTER, FENCE = 15.0, 18.0
+LOST_AFTER = 15.0
+FENCE = 18.0
 
 
 @dataclass
@@ -62,7 +63,10 @@ class SpareRun:
 
     def notes(self) -> list[Note]:
         file = self.folder / "steps.txt"
-        lines = file.read_text().splitlines() if file.exists() else []
+        if file.exists():
+            lines = file.read_text().splitlines()
+        else:
+            lines = []
         words = [line.split() for line in lines]
         return [Note(int(a), int(b), int(c), name, float(at)) for a, b, c, name, at in words]
 
@@ -121,7 +125,7 @@ def training(
         f"--output-dir={folder}",
         *TRAINING[2:],
     ]
-    command += [f"--epochs={epochs}"]
+    command.append(f"--epochs={epochs}")
     with launched(runner, folder, *command) as run:
         yield run
 

@@ -9,7 +9,8 @@ from tests.support.starting import until
 
 pytestmark = pytest.mark.slurm
 
-TASKS, SECONDS = 4, 2.0
+TASKS = 4
+SECONDS = 2.0
 # Holds 64 MiB and its CPU for so many seconds of CPU time; then waits to be told to end.
 BUSY = """
 import pathlib, sys, time
@@ -69,7 +70,9 @@ def at_work(runner: SlurmJobRunner, job: str) -> list[str] | None:
     row = rows(runner, "sstat", f"--jobs={job}", "--format=JobID,NTasks,MinCPU,AveRSS").get(
         f"{job}.0"
     )
-    return row if row and all(row[1:3]) and seconds(row[1]) >= SECONDS - 1 else None
+    if row and all(row[1:3]) and seconds(row[1]) >= SECONDS - 1:
+        return row
+    return None
 
 
 def over(runner: SlurmJobRunner, job: str) -> dict[str, list[str]] | None:
@@ -79,14 +82,9 @@ def over(runner: SlurmJobRunner, job: str) -> dict[str, list[str]] | None:
     columns = "JobID,State,NTasks,TotalCPU,MaxRSS,AveRSS,Timelimit,JobName"
     seen = rows(runner, "sacct", f"--jobs={job}", f"--format={columns}")
     # The job's row is there before its time limit and its name.
-    return (
-        seen
-        if job in seen
-        and seen[job][0] == "COMPLETED"
-        and seen[job][-2]
-        and all(seen[f"{job}.0"][3:5])
-        else None
-    )
+    if job in seen and seen[job][0] == "COMPLETED" and seen[job][-2] and all(seen[f"{job}.0"][3:5]):
+        return seen
+    return None
 
 
 def test_nobody_needs_an_account(runner: SlurmJobRunner) -> None:

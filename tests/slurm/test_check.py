@@ -41,7 +41,10 @@ ONE_EACH = ("-N3", "--ntasks-per-node=1")  # where three nodes show it as well a
 
 @pytest.mark.parametrize("channel", ["SLURM_* alone", "PMI", pytest.param("MPI", marks=OPEN_MPI)])
 def test_a_healthy_cluster_passes_clean(channel: str, runner: SlurmJobRunner) -> None:
-    forced = ("--channel=mpi",) if channel == "MPI" else ()
+    if channel == "MPI":
+        forced = ("--channel=mpi",)
+    else:
+        forced = ()
     done = checked(runner, *forced, REPORT, srun=(*TWO_EACH, *OVER[channel]))
     assert (done.code, done.findings) == (0, []), done.errors
     assert done.text.startswith("check of job ")

@@ -23,7 +23,8 @@ def started(runner: SlurmJobRunner) -> Callable[[str, str], Figures]:
 
     @functools.cache
     def start(name: str, channel: str) -> Figures:
-        example, shared = EXAMPLES[name], runner.cluster.shared
+        example = EXAMPLES[name]
+        shared = runner.cluster.shared
         folder = shared / "examples" / f"{name}-{channel}"
         words = (f"--mpi={CHANNELS[channel]}", "-N2", "-n3", SRUNDDP, "--channel", channel)
         done = runner.srun(*words, *example.words(shared, folder), timeout=180)
@@ -52,7 +53,8 @@ def test_an_example_comes_to_the_same_bits_over_all_channels(
 
 @pytest.mark.soak
 def test_the_simple_example_trains_on_six_different_interfaces(runner: SlurmJobRunner) -> None:
-    folder, example = runner.cluster.shared / "examples" / "six", EXAMPLES["simple"]
+    folder = runner.cluster.shared / "examples" / "six"
+    example = EXAMPLES["simple"]
     words = ("-N6", "--ntasks-per-node=1", SRUNDDP, "--backend=gloo", f"--ifaces={runner.ifaces}")
     done = runner.srun(
         *words, *example.words(runner.cluster.shared, folder), timeout=180, ifaces=runner.ifaces
@@ -63,8 +65,10 @@ def test_the_simple_example_trains_on_six_different_interfaces(runner: SlurmJobR
 
 
 def test_one_file_runs_on_one_process_one_node_and_two_nodes(runner: SlurmJobRunner) -> None:
-    script, baseline = str(FOLDER / "single_to_multi.py"), runner.cluster.shared / "one.json"
-    speeds, efficiencies = {}, {}
+    script = str(FOLDER / "single_to_multi.py")
+    baseline = runner.cluster.shared / "one.json"
+    speeds = {}
+    efficiencies = {}
     for layout in (("-N1", "-n1"), ("-N1", "-n2"), ("-N2", "-n4")):
         done = runner.srun(
             *layout, SRUNDDP, script, "--epochs=3", "--channels=16", f"--baseline={baseline}"

@@ -21,7 +21,8 @@ def scan(
     runner: SlurmJobRunner, name: str, *, srun: tuple[str, ...] = ONE_EACH
 ) -> tuple[Outcome, Path]:
     """Scan as a site that has no ifaces.conf yet."""
-    draft, empty = runner.cluster.shared / name, runner.write_ifaces("empty.conf", "")
+    draft = runner.cluster.shared / name
+    empty = runner.write_ifaces("empty.conf", "")
     return runner.srun(*srun, SRUNDDP, "ifaces", "scan", "-o", str(draft), ifaces=empty), draft
 
 

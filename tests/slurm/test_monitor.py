@@ -269,4 +269,6 @@ def ending(process: Popen[str]) -> Iterator[Popen[str]]:
 def live_report(runner: SlurmJobRunner, folder: Path) -> str:
     """What the command prints of a run that is over."""
     shown = runner.cluster.run(SRUNDDP, "report", "--text", str(start_of(folder))).stdout
-    return "" if "still running" in shown else shown
+    if "still running" in shown:
+        return ""
+    return shown

@@ -41,7 +41,8 @@ def strangers(runner: SlurmJobRunner, ports: list[int]) -> Iterator[list[dict[st
     Yields a list that has, in the end, the ``port`` of each call and what the stranger ``heard``.
     """
     words = (sys.executable, str(PROGRAMS / "strangers.py"), NODES[0].data, json.dumps(ports))
-    log, calls = runner.cluster.shared / "strangers.log", []
+    log = runner.cluster.shared / "strangers.log"
+    calls = []
     with (
         log.open("w") as output,
         runner.cluster.popen(*words, on="node01", stdout=output) as process,

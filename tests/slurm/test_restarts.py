@@ -75,7 +75,10 @@ def test_a_training_goes_on_to_the_same_bits(
 ) -> None:
     times = 5 if kind == "sigkill" else 1
     # Long for a step, also on a busy machine.
-    options = ("--stall-timeout=10",) if kind == "stall" else ()
+    if kind == "stall":
+        options = ("--stall-timeout=10",)
+    else:
+        options = ()
     folder = runner.cluster.shared / f"restarted-{kind}"
     done = trained(runner, kind, times, folder, "--mpi=none", options=options, per_node=1)
     assert weights(done) == {whole(1)}, done.errors

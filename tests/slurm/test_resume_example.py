@@ -17,7 +17,8 @@ LONG = 180.0
 
 
 def test_the_job_script_example_resumes_where_it_was_stopped(runner: SlurmJobRunner) -> None:
-    out, folder = runner.cluster.shared / "resume.out", runner.cluster.shared / "runs"
+    out = runner.cluster.shared / "resume.out"
+    folder = runner.cluster.shared / "runs"
     layout = ("--ntasks-per-node=1", "--gpus-per-node=0", "--cpus-per-task=1", "--time=10")
     places = (
         f"--chdir={ROOT}",

@@ -421,7 +421,10 @@ def test_a_sites_own_script_and_ours_are_the_same_job(
     (folder / "theirs.sh").write_text(
         "\n".join(["#!/bin/bash", *(f"#SBATCH {pair}" for pair in pairs), "true\n"])
     )
-    named = () if "--job-name" in SITES[name] else ("--job-name=theirs.sh",)
+    if "--job-name" in SITES[name]:
+        named = ()
+    else:
+        named = ("--job-name=theirs.sh",)
     inside = ("env", "-C", str(folder))
     command = (
         SRUNDDP,

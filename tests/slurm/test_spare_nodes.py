@@ -125,10 +125,8 @@ def test_without_torch_the_ranks_of_rank_0_s_lost_node_start_on_the_spare_one(
         assert run.finish(ENDS_WITHIN) == 0, run.said()
     assert "srunddp: rank 0 on node01 lost: no answer for 15 s (exit code 69)" in run.said()
     assert "srunddp: ended with 0 after 1 restart" in run.said()
-    first, second = (
-        ["0.0.node01", "0.1.node02", "0.2.node03"],
-        ["1.0.node04", "1.1.node02", "1.2.node03"],
-    )
+    first = ["0.0.node01", "0.1.node02", "0.2.node03"]
+    second = ["1.0.node04", "1.1.node02", "1.2.node03"]
     assert starts() == first + second
 
 
@@ -155,7 +153,8 @@ def test_a_node_that_comes_back_writes_nothing(whole: str, runner: SlurmJobRunne
 @pytest.mark.parametrize("size", [2, pytest.param(3, marks=pytest.mark.soak)])
 def test_of_a_network_in_two_the_larger_part_goes_on(size: int, runner: SlurmJobRunner) -> None:
     """Rank 0 is in the smaller one; of two equal ones neither does."""
-    here, there = NODES[:size], NODES[size:]
+    here = NODES[:size]
+    there = NODES[size:]
     with training(runner, f"two-parts-{size}", spare=2) as run, ExitStack() as stack:
         until(run.training)
         others = ", ".join(node.data for node in there)

@@ -57,8 +57,11 @@ class Site:
     """Folders that all nodes but two see."""
 
     def __init__(self, runner: SlurmJobRunner, folder: Path) -> None:
-        self.runner, self.folder = runner, folder
-        self.env, self.project, self.data = folder / "env", folder / "project", folder / "data"
+        self.runner = runner
+        self.folder = folder
+        self.env = folder / "env"
+        self.project = folder / "project"
+        self.data = folder / "data"
         self.variables = {"SRUNDDP_IFACES": str(runner.ifaces), "OMP_NUM_THREADS": "1"}
         folders = (f"--env={self.env}", f"--project={self.project}", f"--data={self.data}")
         self.push = shlex.join(["srunddp", "stage", "push", *folders])
@@ -67,7 +70,8 @@ class Site:
         """A batch job in the project's folder, on all six nodes unless told otherwise, from its
         start to its end.
         """
-        number, out = self.submit(body, *options), self.folder / "job.out"
+        number = self.submit(body, *options)
+        out = self.folder / "job.out"
         until(lambda: not self.runner.cluster.run("squeue", "--noheader").stdout.strip(), timeout)
         shown = self.runner.cluster.run("scontrol", "show", "job", number).stdout
         code = re.search(r" ExitCode=(\d+)", shown)
@@ -149,7 +153,8 @@ def with_torch(site: Site) -> Path:
     """An environment that can train, beside the light one: that with our torch, as building it
     takes a minute.
     """
-    env, ours = site.folder / "torch", Path(sysconfig.get_path("purelib"))
+    env = site.folder / "torch"
+    ours = Path(sysconfig.get_path("purelib"))
     shutil.copytree(site.env, env, symlinks=True)
     (packages,) = env.glob("lib/python3*/site-packages")
     for name in TORCH.split():
@@ -275,11 +280,9 @@ def test_importing_torch_from_a_copy_spares_shared_env(site: Site, with_torch: P
 
 
 def test_requeued_job_is_staged_again_and_goes_on(site: Site, with_torch: Path) -> None:
-    cluster, steps, folder = (
-        site.runner.cluster,
-        site.runner.cluster.shared / "steps",
-        site.folder / "requeued",
-    )
+    cluster = site.runner.cluster
+    steps = site.runner.cluster.shared / "steps"
+    folder = site.folder / "requeued"
     for each in (steps, folder):
         each.mkdir()
     shutil.copy(PROGRAMS / "preempted.py", site.project)

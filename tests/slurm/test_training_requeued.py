@@ -92,7 +92,8 @@ def wrong(job: Job, cause: str, then: str, whole: Trained) -> list[str]:
 @pytest.fixture(scope="module")
 def jobs(runner: SlurmJobRunner) -> dict[str, Job]:
     """Each from its start to its end; first those that wait for their time limit."""
-    run, shared = runner.cluster.run, runner.cluster.shared
+    run = runner.cluster.run
+    shared = runner.cluster.shared
     every = {
         "limit": training(runner, "limit", *SIGNALLED, settings="--preemption.lead-seconds=0"),
         "end": training(runner, "end", NEAR_END, pace=0.3),

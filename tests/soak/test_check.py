@@ -33,7 +33,9 @@ ROUNDS = 20
 def test_faults_on_random_nodes_are_named_and_no_other_node(
     runner: SlurmJobRunner, show: Show
 ) -> None:
-    draw, wrong, planted = random.Random(0), [], 0
+    draw = random.Random(0)
+    wrong = []
+    planted = 0
     project = runner.cluster.shared / "soak-lab" / "project"
     project.mkdir(parents=True)
     for number in range(ROUNDS):
@@ -66,7 +68,8 @@ def test_faults_on_random_nodes_are_named_and_no_other_node(
 
 
 def test_a_slow_link_or_a_duplicate_gpu_is_named_alone(runner: SlurmJobRunner, show: Show) -> None:
-    draw, wrong = random.Random(1), []
+    draw = random.Random(1)
+    wrong = []
     for number in range(ROUNDS):
         slow, shared = draw.sample(NODES, 2)
         gpus = {each.name: with_gpus(runner.cluster.shared, "GPU-a", "GPU-b") for each in NODES}
@@ -74,12 +77,11 @@ def test_a_slow_link_or_a_duplicate_gpu_is_named_alone(runner: SlurmJobRunner, s
         with ExitStack() as stack:
             if number % 2:
                 stack.enter_context(slowed(slow, f"{draw.choice([20, 50, 100, 200])}mbit"))
-                done, expected = (
-                    checked(runner, "--collective", srun=("-N6", "-n6")),
-                    {("WARN", "rate", slow.name)},
-                )
+                done = checked(runner, "--collective", srun=("-N6", "-n6"))
+                expected = {("WARN", "rate", slow.name)}
             else:
-                done, expected = checked(runner, faults=gpus), {("FAIL", "gpus", shared.name)}
+                done = checked(runner, faults=gpus)
+                expected = {("FAIL", "gpus", shared.name)}
         if done.named() != expected:
             wrong.append((number, done.named() ^ expected, done.text))
     show(f"{ROUNDS} faults, {len(wrong)} wrong")

@@ -15,7 +15,9 @@ from tests.train.checkpoint.test_file import damage_and_load
 
 pytestmark = pytest.mark.soak
 
-KILLS, CUTS, DAMAGES = 1000, 200, 10_000
+KILLS = 1000
+CUTS = 200
+DAMAGES = 10_000
 HALF = KILLS // 2  # at least so many fall into the writing itself, rather than before or after
 CUT = pytest.mark.skipif(
     os.geteuid() != 0 or not shutil.which("mkfs.ext4"), reason="needs root and mkfs.ext4"

@@ -72,7 +72,8 @@ def test_nodes_that_are_cut_off_are_named_and_all_end(site: Site) -> None:
     broken = []
     for seed in range(CUTS):
         draw = random.Random(seed)
-        fault, cut = draw.choice(sorted(FAULTS)), draw.choice((1, 2))
+        fault = draw.choice(sorted(FAULTS))
+        cut = draw.choice((1, 2))
         result = cut_off(fault, f"node{cut + 1:02}", site)
         named = [(each.ranks, each.node, each.code) for each in result.verdicts]
         right = [((2 * cut, 2 * cut + 1), f"node{cut + 1:02}", LOST)]
@@ -86,7 +87,8 @@ def test_pauses_loss_and_delay_for_ten_minutes_end_nothing(site: Site) -> None:
     options = ("--stall-timeout", str(STALL))
     plans = [Plan(torch=torch, heartbeat=True, options=options) for torch in (True, False)]
     with started(plans[0], site) as one, started(plans[1], site) as other:
-        runs, draw = [(run, run.ready()) for run in (one, other)], random.Random(0)
+        runs = [(run, run.ready()) for run in (one, other)]
+        draw = random.Random(0)
         end = time.monotonic() + BAD_WEATHER
         with delayed(0.2, 0.1), packets_lost(5):
             while time.monotonic() < end:

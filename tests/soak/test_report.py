@@ -15,7 +15,9 @@ from tests.support.starting import SRUNDDP, bare
 pytestmark = pytest.mark.soak
 
 _WITHIN = 30.0  # seconds
-_MEMORY, _PAGE = 160e6, 3e6  # bytes
+# bytes
+_MEMORY = 160e6
+_PAGE = 3e6
 
 
 def test_a_day_of_64_ranks_is_reported_in_30_s_and_160_mb(tmp_path: Path) -> None:

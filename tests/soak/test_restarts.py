@@ -39,7 +39,8 @@ BY_ENV = (
     "RANK=$OMPI_COMM_WORLD_RANK WORLD_SIZE=$OMPI_COMM_WORLD_SIZE"
     ' LOCAL_RANK=$OMPI_COMM_WORLD_LOCAL_RANK exec "$@"'
 )
-CAMPAIGNS, MOST = 100, 3
+CAMPAIGNS = 100
+MOST = 3
 LAUNCHERS = ("none", "pmi2", *sorted(MPIS))
 ENDS_WITHIN = 30.0
 LAST = ("cancel", "supervisor")  # what no restart follows
@@ -59,7 +60,10 @@ def test_each_kind_of_failure_ends_in_the_same_bits(
 ) -> None:
     """All have a handler of SIGTERM, Trainer's."""
     options = (*warm, *(("--stall-timeout=3",) if kind == "stall" else ()))
-    limit = ("--mem=900M",) if kind == "memory" else ()
+    if kind == "memory":
+        limit = ("--mem=900M",)
+    else:
+        limit = ()
     good = 0
     for number in range(COUNTS[kind]):
         folder = runner.cluster.shared / f"{kind}-{len(warm)}-{number}"
@@ -73,7 +77,8 @@ def test_each_kind_of_failure_ends_in_the_same_bits(
 
 @pytest.mark.parametrize("name", sorted(MPIS))
 def test_under_each_mpi_a_training_goes_on(name: str, tmp_path: Path) -> None:
-    mpi, seen = there(name), set()
+    mpi = there(name)
+    seen = set()
     for number, times in enumerate((0, 1, 1, 1, 1, 1)):
         ours = (SRUNDDP, "--restarts=9", *by_env(name), PROGRAM, "sigkill", str(times), *TRAINING)
         done = mpi.run(2, *without_mpi(name, [*ours, f"--output-dir={tmp_path / str(number)}"]))
@@ -83,7 +88,9 @@ def test_under_each_mpi_a_training_goes_on(name: str, tmp_path: Path) -> None:
 
 
 def by_env(launcher: str) -> tuple[str, ...]:
-    return ("--channel=env",) if launcher.startswith("openmpi") else ()
+    if launcher.startswith("openmpi"):
+        return ("--channel=env",)
+    return ()
 
 
 def without_mpi(launcher: str, ours: list[str]) -> list[str]:
@@ -97,7 +104,10 @@ def without_mpi(launcher: str, ours: list[str]) -> list[str]:
 def drawn(draw: random.Random) -> Plan:
     launcher = draw.choice(LAUNCHERS)
     stubborn = draw.random() < 0.3
-    warm = ("--warm-restarts",) if draw.random() < 0.5 else ()
+    if draw.random() < 0.5:
+        warm = ("--warm-restarts",)
+    else:
+        warm = ()
     return Plan(
         launcher=launcher,
         kill=draw.random() < 0.5,
@@ -168,11 +178,10 @@ def problems(killed: set[int], last: str, result: Result) -> list[str]:
         )
         refused = "srunddp: not restarted: " in result.errors
         amid = "killed by SIGKILL" in result.errors.rpartition("all ranks start anew")[2]
-        good = (
-            (ended and not refused)
-            if result.code == 0
-            else (result.code in (137, 69) and (refused or amid))
-        )
+        if result.code == 0:
+            good = ended and not refused
+        else:
+            good = result.code in (137, 69) and (refused or amid)
         found += [f"exit code {result.code}"] * (not good)
     elif last == "supervisor" and result.code == 0:
         found.append("exit code 0")

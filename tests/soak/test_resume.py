@@ -21,7 +21,9 @@ from tests.train.interrupted import Training, signals, until
 
 pytestmark = pytest.mark.soak
 
-KILLS, SIGNALS, WORKERLESS = 100, 1000, 100
+KILLS = 100
+SIGNALS = 1000
+WORKERLESS = 100
 RANKS = 3
 SETTINGS = ("--epochs=20", "--resume=auto")
 NEARLY_DONE = 60  # steps before the end, from which on a run is left alone
@@ -70,7 +72,8 @@ def kill(training: Training, number: int, draw: random.Random) -> list[str]:
     """Start the training, and kill a rank at a random moment, every third time amid a save; what it
     hit.
     """
-    ranks, first = begin(training, number), training.step()
+    ranks = begin(training, number)
+    first = training.step()
     assert until(training.started, LONG), end(ranks)
     rank = draw.randrange(training.ranks)
     if number % 3 == 0 and until(training.saving, LONG):
@@ -89,8 +92,11 @@ def kill(training: Training, number: int, draw: random.Random) -> list[str]:
 def test_a_hundred_kills_change_no_sample_and_no_bit(tmp_path: Path, show: Show) -> None:
     reference = Training(tmp_path / "undisturbed", RANKS, SETTINGS)
     assert end(begin(reference, 0))[0] == [0] * RANKS
-    expected, steps = reference.outcome(), reference.step()
-    draw, counts, began = random.Random(0), Counter[str](), time.monotonic()
+    expected = reference.outcome()
+    steps = reference.step()
+    draw = random.Random(0)
+    counts = Counter[str]()
+    began = time.monotonic()
     while counts["kills"] < KILLS:
         counts["trainings"] += 1
         training = Training(tmp_path / f"training{counts['trainings']}", RANKS, SETTINGS)

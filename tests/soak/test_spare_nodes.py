@@ -48,7 +48,8 @@ def test_the_loss_of_each_node_again_and_again(
     """Training goes on within the detection and 1.5 times a restart after a killed worker, in the
     same minutes.
     """
-    gaps, restarts = [], []
+    gaps = []
+    restarts = []
     for number in range(2):
         with training(runner, f"restart-{name}-{number}") as run:
             until(run.training)
@@ -103,7 +104,8 @@ def problems(
     run: SpareRun, harms: list[tuple[str, str]], code: int | None, whole: str
 ) -> list[str]:
     """What is not as it should be."""
-    said, found = run.said(), []
+    said = run.said()
+    found = []
     harmed = {name for _, name in harms}
     over = "srunddp: ended with 0" in said or run.weights() == {whole}
     if overlaps := run.overlaps():
@@ -135,7 +137,8 @@ def test_losses_at_random_moments_of_each_other(
     if done and done.exists():
         return
     draw = random.Random(seed)
-    spare, names = draw.choice((1, 2)), [node.name for node in NODES]
+    spare = draw.choice((1, 2))
+    names = [node.name for node in NODES]
     harms = [
         (draw.choices(HARMS, (4, 4, 2, 2, 1, 1))[0], draw.choice(names))
         for _ in range(draw.randint(1, 3))

@@ -17,7 +17,9 @@ from tests.trained import Trained
 
 pytestmark = pytest.mark.soak
 
-ROUNDS, EACH = 5, 2  # ten of each kind, four at once
+# ten of each kind, four at once
+ROUNDS = 5
+EACH = 2
 ROUND = 300.0
 CAUSES = {"limit": "SIGUSR2", "end": "the end of the job's time"}
 
@@ -36,7 +38,8 @@ def test_a_time_limit_costs_nothing_at_any_moment(
     """By ``--signal=USR2@30``, which Slurm sends up to 60 s before the end, and by the known end of
     the job.
     """
-    draw, results = random.Random(0), []
+    draw = random.Random(0)
+    results = []
     for number in range(ROUNDS):
         jobs = [
             (kind, started(runner, kind, f"{number}-{each}", draw))
@@ -53,9 +56,13 @@ def test_a_time_limit_costs_nothing_at_any_moment(
 def started(runner: SlurmJobRunner, kind: str, name: str, draw: random.Random) -> Job:
     """With a pace of its own, so that what stops it does so anywhere in a step."""
     if kind == "limit":
-        options, lead, pace = "--time=2 --signal=USR2@30", 0.0, draw.uniform(0.32, 0.4)
+        options = "--time=2 --signal=USR2@30"
+        lead = 0.0
+        pace = draw.uniform(0.32, 0.4)
     else:
-        options, lead, pace = "--time=1", draw.uniform(8.0, 28.0), draw.uniform(0.2, 0.25)
+        options = "--time=1"
+        lead = draw.uniform(8.0, 28.0)
+        pace = draw.uniform(0.2, 0.25)
     return training(
         runner,
         f"{kind} {name}",

@@ -53,7 +53,8 @@ def project(tmp_path: Path) -> Path:
 
 def there_and_back(folder: Path, *leave_out: str) -> tuple[ArchiveInfo, Path]:
     """What was packed, and where it was unpacked."""
-    archive, place = folder.with_name("a.tar"), folder.with_name("new")
+    archive = folder.with_name("a.tar")
+    place = folder.with_name("new")
     packed = pack(str(folder), str(archive), leave_out=leave_out)
     assert packed.sha256 == sha256_of(archive)
     unpack(str(archive), str(place), sha256=packed.sha256, links=packed.links)
@@ -78,7 +79,10 @@ def contents(top: Path) -> dict[str, object]:
                 bool(status.st_mode & 0o100),
             )
         else:
-            content = "folder" if path.is_dir() else ""
+            if path.is_dir():
+                content = "folder"
+            else:
+                content = ""
         if stat.S_ISLNK(status.st_mode):
             content = os.path.relpath(os.path.realpath(path), os.path.realpath(top))
         if not stat.S_ISFIFO(status.st_mode) and not stat.S_ISSOCK(status.st_mode):

@@ -273,8 +273,12 @@ def test_what_is_sent_imports_standard_library_only() -> None:
     sent: set[str] = set()
     for name, source in first_message("")[0]:
         for each in ast.walk(ast.parse(source)):
-            names = [each.module or ""] if isinstance(each, ast.ImportFrom) else []
-            names += [alias.name for alias in each.names] if isinstance(each, ast.Import) else []
+            if isinstance(each, ast.ImportFrom):
+                names = [each.module or ""]
+            else:
+                names = []
+            if isinstance(each, ast.Import):
+                names += [alias.name for alias in each.names]
             assert all(
                 one in sent or one.partition(".")[0] in sys.stdlib_module_names for one in names
             ), (name, names)

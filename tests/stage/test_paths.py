@@ -198,7 +198,10 @@ def test_ranks_divide_the_cpus_that_they_share(
 ) -> None:
     """One rank has all CPUs, the other the same, or only one: then nobody has its mask."""
     cpus = len(os.sched_getaffinity(0))
-    below = {1: ["taskset", "-c", str(min(os.sched_getaffinity(0)))]} if own else {}
+    if own:
+        below = {1: ["taskset", "-c", str(min(os.sched_getaffinity(0)))]}
+    else:
+        below = {}
     script = 'say("threads", os.environ["OMP_NUM_THREADS"])'
     with world(tmp_path, script, *options, size=2, below=below) as it:
         assert it.wait().codes == [0, 0]
@@ -218,7 +221,9 @@ def test_explain_says_what_offline_exports(tmp_path: Path) -> None:
 
 
 UNSEEN = "/shared-that-no-node-sees"
-PROJECT, DATA, CACHE = f"{UNSEEN}/project", f"{UNSEEN}/data", f"{UNSEEN}/home"
+PROJECT = f"{UNSEEN}/project"
+DATA = f"{UNSEEN}/data"
+CACHE = f"{UNSEEN}/home"
 
 
 @dataclass(frozen=True)
@@ -382,7 +387,8 @@ NOTE = (
 
 @pytest.mark.parametrize("name", ["train.py", f"{PROJECT}/train.py"])
 def test_all_ranks_run_the_copy_of_a_project(copies: Copies, name: str) -> None:
-    project, data = copies.of(PROJECT), copies.of(DATA)
+    project = copies.of(PROJECT)
+    data = copies.of(DATA)
     write(project / "train.py", SHOW)
     write(data / "lib" / "neighbour.py", "")
     variables = {"PYTHONPATH": f"{DATA}/lib", "HF_HOME": CACHE, "DATA": DATA}
@@ -419,7 +425,10 @@ def test_file_of_interfaces_is_found_in_its_copy(copies: Copies) -> None:
     write(copies.of(PROJECT) / "train.py", "")
     ifaces = write(copies.of(DATA) / "ifaces.conf", "- {nodes: '*', interface: lo, env: {X: 1}")
     for how in ({"SRUNDDP_IFACES": f"{DATA}/ifaces.conf"}, {}):
-        options = [] if how else ["--ifaces", f"{DATA}/ifaces.conf"]
+        if how:
+            options = []
+        else:
+            options = ["--ifaces", f"{DATA}/ifaces.conf"]
         code, _, errors = run(copies, *options, "train.py", **how)
         assert code == 78
         assert f"{ifaces}:" in errors

@@ -26,7 +26,8 @@ def ends() -> Iterator[Ends]:
 
 
 def test_messages_arrive_as_they_were_sent(ends: Ends) -> None:
-    ours, far = ends[0], SupervisorConnection(ends[1])
+    ours = ends[0]
+    far = SupervisorConnection(ends[1])
     sent = [{"ping": 1}, {"failure": {"cause": "ü\n\ud800"}}]
     for message in sent:
         ours.send(message)
@@ -45,7 +46,8 @@ def test_a_message_in_parts_is_one_and_garbage_an_empty_one(ends: Ends) -> None:
 
 
 def test_a_message_that_the_kernel_takes_in_parts_arrives(ends: Ends) -> None:
-    ours, far = ends[0], SupervisorConnection(ends[1])
+    ours = ends[0]
+    far = SupervisorConnection(ends[1])
     long = {"failure": "x" * 500_000}
     for _ in range(10):
         ours.send(long)  # without waiting for a peer that does not read
@@ -90,7 +92,8 @@ class Broken:
     """
 
     def __init__(self, call: str, number: int) -> None:
-        self.call, self.number = call, number
+        self.call = call
+        self.number = number
 
     def __getattr__(self, name: str) -> object:
         def call(*_: object) -> object:

@@ -206,7 +206,8 @@ def test_a_silent_node_down_for_slurm_is_lost(
     write(tmp_path / "sinfo", SINFO.format(folder=tmp_path, state=state)).chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     monkeypatch.setenv("SLURM_STEP_ID", "0")
-    it, threads = Scene(), set(threading.enumerate())
+    it = Scene()
+    threads = set(threading.enumerate())
     for now in (6.0, 11.0, 16.0, 21.0):
         assert not (tmp_path / "asked").exists()
         it.say(2, now=now, ping=0)
@@ -340,7 +341,8 @@ def test_a_spare_that_ends_costs_nothing_and_is_said_once(
     """Its node takes no rank any more: of two nodes that are lost then, the second has none to go
     to.
     """
-    it, (does, cause) = spared(), HOW[how]
+    it = spared()
+    (does, cause) = HOW[how]
     does(it)
     for now in range(0, 62, 5):
         for rank in (1, 2, 3):

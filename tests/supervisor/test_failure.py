@@ -97,14 +97,18 @@ def test_an_error_of_a_collective_or_of_the_store_is_an_echo(
 
 
 def test_an_error_is_judged_by_its_causes_even_in_a_circle() -> None:
-    outer, other = ValueError("step 3"), ValueError("step 4")
-    outer.__cause__, other.__context__ = ECHOES[0], ECHOES[0]
+    outer = ValueError("step 3")
+    other = ValueError("step 4")
+    outer.__cause__ = ECHOES[0]
+    other.__context__ = ECHOES[0]
     assert [of_exception(each, None)[2] for each in (outer, other)] == [
         FailureKind.SECONDARY,
         FailureKind.SECONDARY,
     ]
-    first, second = ValueError("a"), ValueError("b")
-    first.__context__, second.__context__ = second, first
+    first = ValueError("a")
+    second = ValueError("b")
+    first.__context__ = second
+    second.__context__ = first
     assert of_exception(first, None)[2] is FailureKind.PRIMARY
 
 

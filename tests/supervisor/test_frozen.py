@@ -19,7 +19,8 @@ from tests.support.worlds import named, world
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[Path]:
     """One of its own, on a loop device."""
-    image, mount = tmp_path / "image", tmp_path / "disk"
+    image = tmp_path / "image"
+    mount = tmp_path / "disk"
     if os.geteuid() != 0 or not Path("/dev/loop-control").exists():
         missing("root and loop devices, for a file system that is frozen")
     with open(image, "wb") as file:

@@ -20,7 +20,8 @@ LIMITS = Limits(lease_ends_within=3.0)
 def test_a_lease_lasts_while_our_time_comes_back(answered: bool) -> None:
     """That the other side is heard of is not enough: it may hear nothing."""
     clock = Clock()
-    ours, theirs = Lease(SECONDS, clock, LIMITS), Lease(SECONDS, clock, LIMITS)
+    ours = Lease(SECONDS, clock, LIMITS)
+    theirs = Lease(SECONDS, clock, LIMITS)
     for _ in range(10):
         clock.now += 1.0
         ours.note(theirs.stamp())
@@ -73,8 +74,6 @@ def test_a_worker_has_ended_before_the_other_side_says_so(
             message = coming[which].pop(0)
             leases[which].note(message if what == "arrive" else {})
         for one, two in ((0, 1), (1, 0)):
-            is_over_in, has_ended_in = (
-                leases[one].ends - clocks[one].now,
-                leases[two].other_ended - clocks[two].now,
-            )
+            is_over_in = leases[one].ends - clocks[one].now
+            has_ended_in = leases[two].other_ended - clocks[two].now
             assert is_over_in + LIMITS.lease_ends_within <= has_ended_in + 1e-6

@@ -186,7 +186,8 @@ def test_where_rank_zero_is_gone_a_spare_node_takes_over(how: str) -> None:
         it.monitor.tick(2.0)
     else:
         it.close(0, lost=how == "is lost")
-    monitor, lost = it.monitor, how != "closes"
+    monitor = it.monitor
+    lost = how != "closes"
     assert (monitor.restart, monitor.fenced, monitor.cut_off) == (TAKEOVER, True, lost)
     assert monitor.next_start() == ({"not_before": 1005.0 + 9.0 + 3.0} if lost else {})
     assert monitor.finished

@@ -62,10 +62,8 @@ def test_of_ranks_that_agreed_to_stop_the_lowest_speaks() -> None:
     "weight", [FailureKind.ABORTED, FailureKind.NETWORK, FailureKind.SECONDARY]
 )
 def test_errors_after_the_launcher_s_signal_are_its_echo(weight: FailureKind) -> None:
-    asked, peer = (
-        replace(BOOM, exit_code=143, weight=FailureKind.SIGNALLED),
-        replace(ECHO, weight=weight),
-    )
+    asked = replace(BOOM, exit_code=143, weight=FailureKind.SIGNALLED)
+    peer = replace(ECHO, weight=weight)
     assert find_root_cause([asked, peer], {}).exit_code == 143
     assert find_root_cause([asked, peer], {}).how == "ended"
     # An echo may also be heard before what it is of; an abort of one's own that came first is none.

@@ -18,7 +18,8 @@ from srunddp.supervisor.signals import Launcher, signals_all
 from tests.support.starting import until
 from tests.support.worlds import world
 
-SHARED, OWN = "cgroup:[4026531835]", "cgroup:[4026532900]"
+SHARED = "cgroup:[4026531835]"
+OWN = "cgroup:[4026532900]"
 LAUNCHER = Launcher(pid=20, slurm=frozenset({20}), signals_all=False)
 # What Gloo says where a peer has gone.
 PEERS = """

@@ -12,7 +12,8 @@ from srunddp.supervisor.root_cause import RootCause
 from srunddp.supervisor.spare_nodes import SpareNodes
 from tests.support.connections import Clock, FakeConnection, context_of, fold
 
-RANKS, TASKS = 6, 10
+RANKS = 6
+TASKS = 10
 A, B, C, D, E = (f"node0{number}" for number in range(1, 6))
 
 
@@ -29,7 +30,8 @@ class Nodes(SpareNodes):
 
     def end(self, *ranks: int, lost: bool = False) -> None:
         for rank in ranks:
-            self.ends[rank].open, self.ends[rank].lost = False, lost
+            self.ends[rank].open = False
+            self.ends[rank].lost = lost
 
     def ends_at(self) -> float:
         return self.majority_ends(sum(each.open for each in self.ends.values()))
@@ -83,7 +85,10 @@ def test_of_those_that_are_lost_some_may_be_on_another_side() -> None:
     clock.now += 3.0
     for rank in (1, 2, 3, 4):
         nodes.answer(rank, clock.stamp(), "SIGTERM" if rank == 4 else "")
-        asked = {"asked": "SIGTERM"} if rank == 4 else {}
+        if rank == 4:
+            asked = {"asked": "SIGTERM"}
+        else:
+            asked = {}
         assert nodes.ends[rank].messages == [{"ping": True, **asked, "at": 1003.0, "echo": 1003.0}]
     assert nodes.ends_at() == 1009.0, "four of nine others are no majority with rank 0"
     nodes.end(8, 9, lost=True)

@@ -99,7 +99,8 @@ def suspended(folder: Path, size: int) -> Ended:
     answer meanwhile, so that no connection is lost.
     """
     with world(folder, "wait_for('go')\nsay('went')", "--lost-after", "3", size=size) as it:
-        supervisors, workers = [rank.pid for rank in it.ranks], it.workers()
+        supervisors = [rank.pid for rank in it.ranks]
+        workers = it.workers()
         it.send(signal.SIGSTOP, *workers)
         until(lambda: all(map(is_stopped, workers)) and all(map(has_handled_signals, supervisors)))
         it.send(signal.SIGSTOP, *supervisors)
@@ -199,7 +200,10 @@ def test_a_job_that_was_suspended_goes_on(scenes: Scenes, scene: str, size: int)
 
 @pytest.mark.parametrize("how", ["", "stubborn", "old Python"])
 def test_the_launcher_s_end_leaves_nothing(tmp_path: Path, how: str) -> None:
-    ignore = "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n" if how == "stubborn" else ""
+    if how == "stubborn":
+        ignore = "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+    else:
+        ignore = ""
     folder = write(
         tmp_path / "old" / "sitecustomize.py", WITHOUT if how == "old Python" else ""
     ).parent

@@ -288,7 +288,8 @@ def test_a_fork_that_reaches_the_script_s_end_ends_alone(tmp_path: Path) -> None
         tmp_path / "train.py",
         "import os, sys\npid = os.fork()\nif pid == 0: sys.exit(3)\nprint(os.waitpid(pid, 0)[1])\n",
     )
-    ours, theirs = srunddp("--quiet", script, folder=tmp_path), python(script, folder=tmp_path)
+    ours = srunddp("--quiet", script, folder=tmp_path)
+    theirs = python(script, folder=tmp_path)
     assert (ours.returncode, ours.stdout) == (theirs.returncode, theirs.stdout) == (0, "768\n")
 
 

@@ -58,7 +58,8 @@ def test_a_stopped_worker_that_is_to_end_is_killed_at_once() -> None:
 
 def test_a_worker_that_ignores_sigterm_is_killed_when_its_time_is_over() -> None:
     """It is asked once, and an earlier end may be set later on, but no later one."""
-    command, pipe = ["env", "--ignore-signal=TERM", "cat"], subprocess.PIPE
+    command = ["env", "--ignore-signal=TERM", "cat"]
+    pipe = subprocess.PIPE
     with subprocess.Popen(command, stdin=pipe, stdout=pipe) as child:  # which ends with its input
         assert child.stdin
         assert child.stdout

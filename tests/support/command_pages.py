@@ -17,7 +17,8 @@ from tests.conftest import ROOT
 from tests.support.man_pages import Sections, contexts
 
 PAGES = ROOT / "docs" / "reference"
-BEGIN, END = "<!-- help: begin -->", "<!-- help: end -->"
+BEGIN = "<!-- help: begin -->"
+END = "<!-- help: end -->"
 OF_GROUPS = ("stage",)  # their commands share the group's page
 
 
@@ -44,7 +45,8 @@ def rendered(page: str, part: str) -> str:
 
 
 def _of(context: click.Context, *, alone: bool) -> Iterator[str]:
-    command, sections = context.command, Sections()
+    command = context.command
+    sections = Sections()
     if not alone:
         yield f"## {context.command_path}"
     yield f"```text\n{context.command_path} {' '.join(command.collect_usage_pieces(context))}\n```"

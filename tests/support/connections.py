@@ -70,7 +70,9 @@ class FakeConnection(SupervisorConnection):
     sent = True
 
     def __init__(self) -> None:
-        self.open, self.lost, self.reset = True, False, False
+        self.open = True
+        self.lost = False
+        self.reset = False
         self.messages: list[dict[str, Any]] = []
         self.arrived: list[dict[str, Any]] = []
 
@@ -78,7 +80,8 @@ class FakeConnection(SupervisorConnection):
         self.messages.append(json.loads(json.dumps(message)))
 
     def read(self) -> list[dict[str, Any]]:
-        arrived, self.arrived = self.arrived, []
+        arrived = self.arrived
+        self.arrived = []
         return arrived
 
     def end(self) -> None:
@@ -110,11 +113,11 @@ class Scene:
         self.clock = Clock()
         context = context_of(rank, size, **{"clock": self.clock} | changes)
         self.connections = {peer: FakeConnection() for peer in ([0] if rank else range(1, size))}
-        self.monitor = (
-            Participant(context, self.connections[0])
-            if rank
-            else Coordinator(context, self.connections)
-        )
+        self.monitor: Coordinator | Participant
+        if rank:
+            self.monitor = Participant(context, self.connections[0])
+        else:
+            self.monitor = Coordinator(context, self.connections)
 
     def say(self, peer: int, now: float = 0.0, **message: Any) -> None:
         """The peer sends a message."""
@@ -126,7 +129,9 @@ class Scene:
     ) -> None:
         """The connection to a peer ends."""
         connection = self.connections[peer]
-        connection.open, connection.lost, connection.reset = False, lost, reset
+        connection.open = False
+        connection.lost = lost
+        connection.reset = reset
         self.monitor.on_readable(connection, now)
 
     def messages_to(self, peer: int, key: str) -> list[Any]:

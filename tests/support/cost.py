@@ -8,7 +8,8 @@ import time
 import timeit
 from collections.abc import Callable
 
-_CALLS, _ROUNDS = 20_000, 15
+_CALLS = 20_000
+_ROUNDS = 15
 
 
 def cpu_of(process: int) -> float:

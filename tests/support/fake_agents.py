@@ -29,7 +29,8 @@ from srunddp.util.kernel_file import raise_open_files_limit
 from tests.support.fake_ranks import HOST, tell
 
 THREADS = 16
-LONG, JOIN = timedelta(seconds=300), timedelta(seconds=60)
+LONG = timedelta(seconds=300)
+JOIN = timedelta(seconds=60)
 
 
 def client(port: int) -> TCPStore:
@@ -51,7 +52,8 @@ def join_store(port: int, ranks: int, rank: int) -> TCPStore:
 @without_reverse_dns()
 def join_rendezvous(port: int, ranks: int, rank: int) -> DynamicRendezvousHandler:
     """torchrun's rendezvous with ``--rdzv-backend=c10d``, of one agent a node."""
-    store, within = client(port), RendezvousTimeout(join=JOIN)
+    store = client(port)
+    within = RendezvousTimeout(join=JOIN)
     backend = C10dRendezvousBackend(store, "4711")
     handler: DynamicRendezvousHandler
     handler = DynamicRendezvousHandler.from_backend(

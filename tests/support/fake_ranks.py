@@ -34,8 +34,10 @@ from srunddp.util.kernel_file import raise_open_files_limit
 from tests.conftest import ROOT
 from tests.support.cost import cpu_of
 
-HOST, TOKEN = "127.0.0.1", "4711.0"
-PER_NODE, PROCESSES = 8, 2
+HOST = "127.0.0.1"
+TOKEN = "4711.0"
+PER_NODE = 8
+PROCESSES = 2
 
 
 def hello(rank: int, size: int) -> Hello:
@@ -166,7 +168,8 @@ class Agent:
     """Rank 0's, without a sampler. The next start is in this process, and not after an execve."""
 
     def __init__(self, size: int, restarts: int) -> None:
-        self.size, self.restarts = size, restarts
+        self.size = size
+        self.restarts = restarts
         self.published = self.listen()
         self.history = Starts()
 
@@ -229,7 +232,8 @@ def main(size: int, restarts: int) -> int:
         code, published = supervise(agent)
         if published is None:
             return code
-        agent.published, agent.history = published, agent.policy.history
+        agent.published = published
+        agent.history = agent.policy.history
 
 
 if __name__ == "__main__":

@@ -50,7 +50,9 @@ class FakeSupervisor:
     rest: bytes
 
     def __init__(self, players: Players, rank: int) -> None:
-        self.players, self.rank, self.hello = players, rank, hello(rank, players.size)
+        self.players = players
+        self.rank = rank
+        self.hello = hello(rank, players.size)
         self.fields = asdict(self.hello)
         self.client = RendezvousClient([], self.hello, players.trust, players.token)
         self.life = self._live()
@@ -132,7 +134,9 @@ class Players:
     """All ranks of this process, and what they wait for."""
 
     def __init__(self, published: str, size: int, first: int, last: int) -> None:
-        self.size, self.retries, self.token = size, 0, CancelToken()
+        self.size = size
+        self.retries = 0
+        self.token = CancelToken()
         self.published(published)
         self.ranks = {rank: FakeSupervisor(self, rank) for rank in range(first, last)}
         self._noted: dict[str, list[int]] = {"met": [], "verdict": []}
@@ -143,10 +147,13 @@ class Players:
 
     def published(self, text: str) -> None:
         found = protocol.decode_advertisement(text)
-        self.address, self.trust = found.addresses[0], auth.choose_authenticator(found.secret)
+        self.address = found.addresses[0]
+        self.trust = auth.choose_authenticator(found.secret)
 
     def connect(self, rank: FakeSupervisor) -> None:
-        rank.connection, rank.lines, rank.rest = socket.socket(), [], b""
+        rank.connection = socket.socket()
+        rank.lines = []
+        rank.rest = b""
         rank.connection.setblocking(False)
         rank.connection.bind((rank.hello.address, 0))
         rank.connection.connect_ex((self.address.host, self.address.port))

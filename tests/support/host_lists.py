@@ -10,11 +10,9 @@ import subprocess
 from collections.abc import Iterator, Mapping
 
 _PROMPT = "scontrol: "
-_FIRST, _INNER, _LAST = (
-    string.ascii_letters,
-    string.ascii_letters + string.digits + "-._",
-    string.ascii_letters + "-._",
-)
+_FIRST = string.ascii_letters
+_INNER = string.ascii_letters + string.digits + "-._"
+_LAST = string.ascii_letters + "-._"
 
 
 def host_lists(draw: random.Random, number: int) -> Iterator[str]:
@@ -53,12 +51,11 @@ def _range(draw: random.Random) -> str:
             draw.randrange(10**9),
         )
     )
-    high, width = low + draw.randrange(13), draw.randrange(1, 7)
-    return (
-        f"{low:0{width}d}"
-        if draw.random() < 0.4
-        else f"{low:0{width}d}-{high:0{draw.choice((1, width))}d}"
-    )
+    high = low + draw.randrange(13)
+    width = draw.randrange(1, 7)
+    if draw.random() < 0.4:
+        return f"{low:0{width}d}"
+    return f"{low:0{width}d}-{high:0{draw.choice((1, width))}d}"
 
 
 def by_scontrol(lists: list[str], variables: Mapping[str, str]) -> list[list[str]]:

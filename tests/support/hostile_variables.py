@@ -71,7 +71,7 @@ EXPLICIT = {
     "MASTER_ADDR": "127.0.0.1",
     "MASTER_PORT": "29500",
 }
-EXPLICIT |= {"LOCAL_WORLD_SIZE": "2"}
+EXPLICIT["LOCAL_WORLD_SIZE"] = "2"
 REAL = [
     launchers.step(),
     launchers.step(3, SLURM_STEP_RESV_PORTS="12021-12022", SLURM_HET_SIZE=""),
@@ -135,7 +135,8 @@ class Campaign:
             what(*given)
             end = f"{what.__name__} fine"
         except SrunddpError as error:
-            end, message = f"{what.__name__} {type(error).__name__}", str(error)
+            end = f"{what.__name__} {type(error).__name__}"
+            message = str(error)
         except Exception as error:
             end = f"{what.__name__} crash"
             self.faults.append(f"{error!r} of {given!r:.1000}")

@@ -39,7 +39,9 @@ class Called:
 
 def carry_out(text: str, folder: Path, **variables: str) -> Called:
     """Run the script in a new folder, as in a job of one node; CODE_srun=1 lets srun fail."""
-    programs, work, calls = folder / "programs", folder / "work", folder / "calls"
+    programs = folder / "programs"
+    work = folder / "work"
+    calls = folder / "calls"
     for each in (programs, work, calls):
         each.mkdir()
     for name in _PROGRAMS:

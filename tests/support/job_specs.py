@@ -37,6 +37,7 @@ def requested(words: Sequence[str]) -> SlurmJob:
 
 def written(words: Sequence[str]) -> str:
     """The script of ``srunddp sbatch …``."""
-    job, interactive = requested(words), "--salloc" in words
+    job = requested(words)
+    interactive = "--salloc" in words
     validate.check(job, interactive=interactive)
     return render(job, words, interactive=interactive)

@@ -62,7 +62,8 @@ def _read(process: subprocess.Popen[str]) -> dict[str, Any]:
 def main(folder: str, script: str, *options: str) -> None:
     passed = {name: os.environ[name] for name in ("PYTHONPATH",) if name in os.environ}
     with world(Path(folder), script, *options, variables=passed) as it:
-        supervisors, workers = [rank.pid for rank in it.ranks], it.workers()
+        supervisors = [rank.pid for rank in it.ranks]
+        workers = it.workers()
         print(json.dumps({"supervisors": supervisors, "workers": workers}), flush=True)
         if number := sys.stdin.readline():
             it.send(int(number), *supervisors, *workers)

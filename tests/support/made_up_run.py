@@ -172,7 +172,9 @@ class MadeUp:
     @property
     def _spans(self) -> list[tuple[float, float]]:
         """When steps are made: between evaluations."""
-        spans, at, pause = [], self._begin, self.evaluation_s + self.checkpoint_s
+        spans = []
+        at = self._begin
+        pause = self.evaluation_s + self.checkpoint_s
         while at < self._end:
             stop = min(self._end, at + (self.epoch_s - pause if self.epoch_s else self.seconds))
             spans.append((at, stop))
@@ -194,8 +196,10 @@ class MadeUp:
         return f"{self.start + time + self.ahead.get(node, 0.0):.3f}"
 
     def _steps(self, rank: int) -> Iterator[str]:
-        node, noise = self.node_of(rank), random.Random(rank)
-        spans, length = self._spans, self._step()
+        node = self.node_of(rank)
+        noise = random.Random(rank)
+        spans = self._spans
+        length = self._step()
         own = self.step_s * self.own + self.slow.get(rank, 0.0) + self.slow_data.get(rank, 0.0)
         data = self.step_s * self.data + self.slow_data.get(rank, 0.0)
         own += max(0.0, self.step_s * (self.data - 0.02))
@@ -305,8 +309,9 @@ class MadeUp:
     def _links(self, node: int) -> Iterator[str]:
         for time in self._times(node):
             links = [("ens1f1", "net", 1, self.chosen_link, self.chosen_link)]
-            links += [("eno1", "net", 0, self.other_link + self.download, self.other_link)]
-            links += [("mlx5_0/1", "rdma", 0, self.rdma, self.rdma)] if self.rdma else []
+            links.append(("eno1", "net", 0, self.other_link + self.download, self.other_link))
+            if self.rdma:
+                links.append(("mlx5_0/1", "rdma", 0, self.rdma, self.rdma))
             for name, kind, chosen, received, sent in links:
                 counts = f"{int(self._counter(received, time))},{int(self._counter(sent, time))}"
                 yield f"{self._clock(node, time)},{name},{kind},{chosen},{counts}"
@@ -318,15 +323,19 @@ class MadeUp:
         for time in self._times(node):
             works = any(begin <= time < stop for begin, stop in spans)
             for index in range(self.gpus_per_node):
-                used = (
-                    self.utilization * noise.uniform(0.96, 1.04) if works else noise.uniform(0, 8)
-                )
+                if works:
+                    used = self.utilization * noise.uniform(0.96, 1.04)
+                else:
+                    used = noise.uniform(0, 8)
                 used = 0.0 if (node, index) in self.idle else min(100.0, used)
                 power = 90 + 5.6 * used
                 energy[index] += power * self.interval
                 hot = (node, index) in self.hot
                 heat = 87 if hot else 34 + 0.3 * used * min(1.0, time / 60) + index
-                memory = 42 * GIB if time > self._begin and used else GIB
+                if time > self._begin and used:
+                    memory = 42 * GIB
+                else:
+                    memory = GIB
                 yield (
                     f"{self._clock(node, time)},GPU-{node}-{index},{index},{self.model},"
                     f"{used:.0f},{memory},{80 * GIB},{used * 0.55:.0f},{power:.1f},"

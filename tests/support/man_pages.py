@@ -66,7 +66,8 @@ class _Page:
     """
 
     def __init__(self, context: click.Context) -> None:
-        command, formatter = context.command, Sections()
+        command = context.command
+        formatter = Sections()
         page: _ClickManPage = ManPage(context.command_path)
         page.version = "srunddp"
         page.date = ""

@@ -9,7 +9,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-NODES, PER_NODE, INTERFACES = 1000, 8, 4
+NODES = 1000
+PER_NODE = 8
+INTERFACES = 4
 
 
 class ManyNodes:

@@ -60,7 +60,8 @@ def two_nodes(networks: Mapping[str, tuple[str, str]] = NETWORKS) -> Iterator[di
             )
             tool("ip", "link", "add", *ends)
             for number, name in enumerate(names.values()):
-                own, six = addresses[number].format(number + 1), f"fd00:201::{number + 1}/64"
+                own = addresses[number].format(number + 1)
+                six = f"fd00:201::{number + 1}/64"
                 tool("ip", "-n", name, "addr", "add", own, "dev", interface)
                 if interface == next(iter(networks)):
                     tool("ip", "-n", name, "addr", "add", six, "dev", interface, "nodad")
@@ -98,10 +99,8 @@ def coordinator_of(
         )
         children[-1].start()
         theirs.close()
-        coordinator.connections[rank], coordinator.here[rank] = (
-            ours,
-            Hello("t", rank, 3, 0, node, "", 1),
-        )
+        coordinator.connections[rank] = ours
+        coordinator.here[rank] = Hello("t", rank, 3, 0, node, "", 1)
     try:
         yield coordinator
     finally:

@@ -30,7 +30,9 @@ _SIZES = (
     "-Gbgcolor=transparent",
     "-Gpad=0.05",
 )
-_COLUMNS, _LINE, _MARGIN = 94, 16, 12
+_COLUMNS = 94
+_LINE = 16
+_MARGIN = 12
 STYLE = Path(__file__).with_suffix(".css")
 
 
@@ -76,22 +78,23 @@ def _diagram(source: Path) -> tuple[str, tuple[float, float], str]:
 
 def _terminals(source: Path) -> tuple[str, tuple[float, float], str]:
     title, marked, terminals = parts(source)
-    width, top, elements = _COLUMNS * 7.25 + 2 * _MARGIN, 1.0, []
+    width = _COLUMNS * 7.25 + 2 * _MARGIN
+    top = 1.0
+    elements = []
     for lines in terminals:
         height = len(lines) * _LINE + 2 * _MARGIN - 4
         elements.append(
             f'<rect class="terminal" x="1" y="{top}" width="{width - 2}" height="{height}" rx="6"/>'
         )
         for number, line in enumerate(lines, 1):
-            kind = (
-                "command"
-                if number == 1
-                else "omitted"
-                if line == OMITTED
-                else "cause"
-                if marked in line
-                else ""
-            )
+            if number == 1:
+                kind = "command"
+            elif line == OMITTED:
+                kind = "omitted"
+            elif marked in line:
+                kind = "cause"
+            else:
+                kind = ""
             y = top + _MARGIN + number * _LINE - 6
             elements.append(
                 f'<text class="line {kind}" x="{_MARGIN}"'

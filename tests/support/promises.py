@@ -140,7 +140,10 @@ def find_tests(root: Path) -> dict[str, KnownTest]:
 def _of_file(root: Path, path: Path) -> Iterator[KnownTest]:
     tree = ast.parse(path.read_text())
     values = _values(tree)
-    of_module = _marks(values["pytestmark"], values) if "pytestmark" in values else set()
+    if "pytestmark" in values:
+        of_module = _marks(values["pytestmark"], values)
+    else:
+        of_module = set()
     fixtures = {**_fixtures(_parent(path)), **_functions(tree)}
     for name, function in _functions(tree).items():
         if not name.startswith("test_"):
@@ -167,7 +170,9 @@ def _parent(path: Path) -> Path:
 
 @cache
 def _fixtures(conftest: Path) -> dict[str, ast.FunctionDef]:
-    return _functions(ast.parse(conftest.read_text())) if conftest.exists() else {}
+    if conftest.exists():
+        return _functions(ast.parse(conftest.read_text()))
+    return {}
 
 
 def _functions(tree: ast.Module) -> dict[str, ast.FunctionDef]:

@@ -40,7 +40,8 @@ class Supervised:
     """A sampler, its supervisor and its files."""
 
     def __init__(self, process: subprocess.Popen[str], folder: Path) -> None:
-        self.process, self.folder = process, folder
+        self.process = process
+        self.folder = folder
         assert process.stdout is not None
         self.sampler = int(process.stdout.readline())
 

@@ -24,7 +24,7 @@ _UV = {
     "index-url": "UV_DEFAULT_INDEX",
     "extra-index-url": "UV_INDEX",
 }
-_UV |= {"cert": "SSL_CERT_FILE"}
+_UV["cert"] = "SSL_CERT_FILE"
 
 
 def uv_settings() -> dict[str, str]:

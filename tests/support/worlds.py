@@ -92,7 +92,9 @@ class World:
     """The running ranks of one world; whoever made it is their launcher."""
 
     def __init__(self, folder: Path, ranks: list[subprocess.Popen[bytes]], limit: float) -> None:
-        self.folder, self.ranks, self.limit = folder, ranks, limit
+        self.folder = folder
+        self.ranks = ranks
+        self.limit = limit
 
     def worker(self, rank: int) -> int:
         """The process id of a rank's script, when that is there."""
@@ -163,11 +165,9 @@ def world(
     write(folder / "train.py", TOGETHER + script)
     # The port follows from it: worlds that run at once do not see each other.
     job = str(next(_jobs))
-    start = (
-        SRUNDDP
-        if limits is None
-        else (sys.executable, str(PROGRAMS / "limited.py"), json.dumps(limits))
-    )
+    start: tuple[str, ...] = SRUNDDP
+    if limits is not None:
+        start = (sys.executable, str(PROGRAMS / "limited.py"), json.dumps(limits))
     ranks = []
     try:
         for rank in range(size):

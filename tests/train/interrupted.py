@@ -88,7 +88,10 @@ class Training:
     def step(self) -> int:
         """The last one of rank 0."""
         path = self.folder / "ids0"
-        lines = path.read_text().splitlines() if path.exists() else []
+        if path.exists():
+            lines = path.read_text().splitlines()
+        else:
+            lines = []
         return int(lines[-1].split(maxsplit=1)[0]) if lines else 0
 
     def outcome(self) -> dict[str, Any]:
@@ -247,7 +250,9 @@ def kills(training: LocalTraining, *moments: Moment) -> tuple[list[list[str]], d
 
 def signals(folder: Path, number: int, arguments: tuple[str, ...]) -> str:
     """Worlds of three and of two ranks in turn, each signalled until it is at its end."""
-    draw, counts, slowest = random.Random(number), Counter[str](), 0.0
+    draw = random.Random(number)
+    counts = Counter[str]()
+    slowest = 0.0
     reference = {
         ranks: LocalTraining(folder / f"uninterrupted{ranks}", ranks, arguments).finish()
         for ranks in (3, 2)

@@ -25,7 +25,9 @@ import torch
 from srunddp.train.checkpoint.directory import CheckpointDirectory
 
 VALUES = 500_000
-SHUTDOWN, WITHOUT_JOURNAL = 0x8004587D, 2  # EXT4_IOC_SHUTDOWN, EXT4_GOING_FLAGS_NOLOGFLUSH
+# EXT4_IOC_SHUTDOWN, EXT4_GOING_FLAGS_NOLOGFLUSH
+SHUTDOWN = 0x8004587D
+WITHOUT_JOURNAL = 2
 
 
 def directory_of(folder: Path) -> CheckpointDirectory:
@@ -82,7 +84,8 @@ def check(folder: Path, acknowledged: int) -> int:
     found = directory_of(folder).newest(broken.append)
     assert found is not None, "no checkpoint is left"
     assert not broken, broken
-    step, values = found[1]["step"], found[1]["values"]
+    step = found[1]["step"]
+    values = found[1]["values"]
     assert bool((values == float(step)).all()), "a mixture of two checkpoints"
     assert step >= acknowledged, f"step {acknowledged} was acknowledged, and {step} is the newest"
     best = folder / "best.pt"
@@ -96,7 +99,9 @@ def kills(folder: Path, least: int) -> None:
     """
     random.seed(0)
     directory_of(folder).add(0, {"step": 0, "values": torch.zeros(VALUES)})
-    step, amid, number = 0, 0, 0
+    step = 0
+    amid = 0
+    number = 0
     while number < least or (amid < least // 2 and number < 10 * least):
         random.seed(number)
         number += 1
@@ -123,13 +128,15 @@ def cut(folder: Path) -> None:
 
 
 def power_cuts(folder: Path, cuts: int) -> None:
-    image, disk = folder / "image", folder / "disk"
+    image = folder / "image"
+    disk = folder / "disk"
     disk.mkdir()
     run("truncate", "-s", "64M", image)
     run("mkfs.ext4", "-q", image)
     run("mount", "-o", "loop", image, disk)
     directory_of(disk).add(0, {"step": 0, "values": torch.zeros(10)})
-    step, amid = 0, 0
+    step = 0
+    amid = 0
     for number in range(cuts):
         random.seed(number)
         child, pipe = fork_saver(disk, step)

@@ -81,7 +81,8 @@ def trainer_of(
     torch.manual_seed(0)
     model = model or nn.Linear(8, 4)
     optimizer = optimizer or torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    config, world = settings(**({"tensorboard": False} | changes)), world or LocalWorld()
+    config = settings(**({"tensorboard": False} | changes))
+    world = world or LocalWorld()
     loss = loss_function or nn.CrossEntropyLoss()
     return Trainer(
         model, optimizer, loss, config, world=world, scheduler=scheduler, callbacks=callbacks

@@ -79,7 +79,8 @@ class StepRecorder(Callback):
 
 
 def train(world: LocalWorld, config: Config, data: Any, stop: int | None = None) -> Any:
-    model, recorder = IndexRecorder(), StepRecorder(stop)
+    model = IndexRecorder()
+    recorder = StepRecorder(stop)
     # AdamW divides by the root of gradients' squares, so that one wrong by a factor would still
     # look right.
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)

@@ -346,7 +346,9 @@ def test_callbacks_are_called_at_their_moments_in_their_order(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And may take longer than --stall-timeout: no step is expected meanwhile."""
-    page, expected, long = telemetry.TelemetryPage(), set(), Callback()
+    page = telemetry.TelemetryPage()
+    expected = set()
+    long = Callback()
     monkeypatch.setattr(telemetry, "_page", page)
     for name in (
         "on_before_optimizer_step",
@@ -356,7 +358,8 @@ def test_callbacks_are_called_at_their_moments_in_their_order(
         "on_checkpoint",
     ):
         setattr(long, name, lambda *_: expected.add(page.read()))
-    first, second = EventRecorder(), EventRecorder()
+    first = EventRecorder()
+    second = EventRecorder()
     second.events = first.events
     options = {
         "batch_size": 10,
@@ -648,9 +651,10 @@ def test_settings_that_make_no_sense_are_refused_at_the_start(
     name: str, value: Any, words: str
 ) -> None:
     group, _, setting = name.rpartition(".")
-    changes = (
-        {group: replace(getattr(settings(), group), **{setting: value})} if group else {name: value}
-    )
+    if group:
+        changes = {group: replace(getattr(settings(), group), **{setting: value})}
+    else:
+        changes = {name: value}
     with pytest.raises(ConfigError, match=f"^{re.escape(name)} is {re.escape(words)}.* -> "):
         trainer_of(**changes)
 

@@ -71,7 +71,8 @@ def test_each_precision_learns(precision: str) -> None:
 
 def test_a_step_in_bf16_is_that_of_a_hand_written_loop() -> None:
     inputs, targets = (tensor.to(GPU) for tensor in classes(64).tensors)
-    ours, theirs = network(), network().to(GPU)
+    ours = network()
+    theirs = network().to(GPU)
     ours[2].p = theirs[2].p = 0.0
     trainer_of(ours, precision="bf16", batch_size=16, epochs=1).fit(classes(64))
     optimizer = torch.optim.AdamW(theirs.parameters(), lr=0.01, fused=True)
@@ -251,7 +252,8 @@ def test_a_resumed_run_is_that_which_was_not_interrupted(tmp_path: Path) -> None
 
 def test_figures_are_summed_without_waiting_for_the_device() -> None:
     sums = MetricAccumulator({"accuracy": accuracy}, world())
-    outputs, targets = torch.randn(4, 3, device=GPU), torch.tensor([0, 1, 2, 0], device=GPU)
+    outputs = torch.randn(4, 3, device=GPU)
+    targets = torch.tensor([0, 1, 2, 0], device=GPU)
     torch.cuda._sleep(1_000_000_000)
     computed = torch.cuda.Event()
     computed.record()

@@ -23,7 +23,8 @@ SIGNALLED = 12  # the step after which one rank gets the signal
 
 def trained(world: LocalWorld, name: str, folder: Path, signalled: bool) -> tuple[int, Any]:
     """How often it was stopped, as an exit code, and what its models came to."""
-    module, beats = loaded(name), 0
+    module = loaded(name)
+    beats = 0
 
     def beat(**_: bool) -> None:
         nonlocal beats

@@ -58,11 +58,9 @@ def padded(sentences: list[Tensor]) -> dict[str, Tensor]:
 def masked(sentences: list[Tensor]) -> dict[str, Tensor]:
     """The same without labels of the short ones."""
     batch = padded(sentences)
-    return (
-        batch
-        if batch["labels"].shape[1] > 1
-        else {**batch, "labels": torch.full_like(batch["labels"], IGNORED)}
-    )
+    if batch["labels"].shape[1] > 1:
+        return batch
+    return {**batch, "labels": torch.full_like(batch["labels"], IGNORED)}
 
 
 def tokens(batch: Mapping[str, Tensor]) -> Tensor:
@@ -100,7 +98,8 @@ def train_by_tokens(world: LocalWorld, collate: Any, accumulation: int) -> Any:
 
 def train_at_once(collate: Any, sentences: int) -> Any:
     """Alone, each step on all its sentences at once: the mean that the loss itself takes."""
-    model, data = language_model(), Sentences()
+    model = language_model()
+    data = Sentences()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
     for _, start in itertools.product(range(2), range(0, len(data), sentences)):
         optimizer.zero_grad()
@@ -295,7 +294,8 @@ class Counter(Callback):
 
 def test_losses_and_callbacks_keep_their_state(tmp_path: Path) -> None:
     for epochs in (1, 2):
-        counter, loss = Counter(), Centre()
+        counter = Counter()
+        loss = Centre()
         options = {"epochs": epochs, "output_dir": str(tmp_path), "resume": "auto"}
         trainer_of(counter, loss_function=loss, **options).fit(classes(8))
         assert (counter.steps, int(loss.calls)) == (2 * epochs, 2 * epochs)

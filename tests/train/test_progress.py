@@ -224,7 +224,8 @@ def started(
 
 def test_a_terminal_shows_a_bar(terminal: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a thread of its own."""
-    clock, threads = Clock(), os.listdir("/proc/self/task")
+    clock = Clock()
+    threads = os.listdir("/proc/self/task")
     progress = started(terminal, monkeypatch, clock, done=2)
     assert terminal.shows(r"\repoch 1/3:  20%\|.*\| 2/10 ")
     assert os.listdir("/proc/self/task") == threads

@@ -95,10 +95,8 @@ class Signalling(nn.Linear):
 
 
 def test_a_stop_in_the_evaluation_of_an_epoch_repeats_no_step(tmp_path: Path) -> None:
-    whole, options = (
-        trainer_of(epochs=2),
-        {"epochs": 2, "output_dir": str(tmp_path), "resume": "auto"},
-    )
+    whole = trainer_of(epochs=2)
+    options = {"epochs": 2, "output_dir": str(tmp_path), "resume": "auto"}
     torch.manual_seed(0)
     with pytest.raises(Stopped, match="stopped after step 5 by SIGTERM"):
         trainer_of(model=Signalling(8, 4), **options).fit(classes(20), classes(8))

@@ -101,7 +101,8 @@ def test_a_step_is_that_of_a_hand_written_loop(
     precision: str, max_grad_norm: float | None, accumulation: int
 ) -> None:
     """To the bit; the first steps of fp16 overflow, and are left out by both."""
-    ours, theirs = network(), network()
+    ours = network()
+    theirs = network()
     trainer_of(
         model=ours,
         precision=precision,
@@ -190,7 +191,8 @@ def test_fused_kernels_are_off_for_sparse_gradients_or_if_asked() -> None:
 
 
 def test_an_optimizer_s_own_zero_grad_is_called() -> None:
-    model, calls = network(), []
+    model = network()
+    calls = []
 
     class Own(torch.optim.SGD):
         def zero_grad(self, set_to_none: bool = True) -> None:
@@ -425,7 +427,8 @@ def train_with_comm_hooks(world: LocalWorld) -> Any:
 
 def test_a_comm_hook_changes_the_weights_a_little(tmp_path: Path) -> None:
     first, second = run_ranks(2, tmp_path, train_with_comm_hooks)
-    (plain, _), (weights, losses) = first["none"], first["fp16"]
+    (plain, _) = first["none"]
+    (weights, losses) = first["fp16"]
     assert same(weights, second["fp16"][0])
     assert not same(weights, plain)
     close(weights, plain, 5e-3)
@@ -573,7 +576,8 @@ def train_compiled(world: LocalWorld) -> Any:
     """By TorchDynamo without a code generator: a C++ compiler would take longer, and may be
     missing.
     """
-    whole, calls = torch.compile, []
+    whole = torch.compile
+    calls = []
 
     def counted(model: Any, **options: Any) -> Any:
         calls.append(type(model).__name__)

@@ -21,7 +21,8 @@ from tests.train.local_world import LocalWorld, run_ranks
 from tests.train.problems import settings, trainer_of
 
 # What a rank sleeps in each step is far more than a busy machine takes from a step.
-STEPS, SLEEP = 6, 0.3
+STEPS = 6
+SLEEP = 0.3
 SLEPT = STEPS * SLEEP
 # By which a slow rank is seen to be slower: were waiting counted as work, they would be equal.
 MORE = SLEPT / 4
@@ -33,7 +34,8 @@ class SlowSamples(Dataset[tuple[Tensor, Tensor]]):
     """Whose reading may take time."""
 
     def __init__(self, count: int, seconds: float) -> None:
-        self._count, self._seconds = count, seconds
+        self._count = count
+        self._seconds = seconds
 
     def __len__(self) -> int:
         return self._count
@@ -65,7 +67,11 @@ def train(
     page = telemetry.TelemetryPage(recording=True)
     telemetry.install(page)
     seconds = SLEEP if world.rank == slow else 0.0
-    norm: list[nn.Module] = [nn.BatchNorm1d(8)] if buffers else []
+    norm: list[nn.Module]
+    if buffers:
+        norm = [nn.BatchNorm1d(8)]
+    else:
+        norm = []
     model = nn.Sequential(nn.Linear(8, 8), *norm, nn.Linear(8, 2))
     data = SlowSamples(2 * STEPS * 4, seconds / 4 if where == "data" else 0.0)
     callback = SlowCallback(seconds if where == "callback" else 0.0)
@@ -185,7 +191,9 @@ class Event:
 
 def test_a_gpus_time_excludes_waits_for_ranks_and_results(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.cuda.Event", Event)
-    clock, gpu, page = SimpleNamespace(now=0.0), Event.gpu, TelemetryPage(recording=True)
+    clock = SimpleNamespace(now=0.0)
+    gpu = Event.gpu
+    page = TelemetryPage(recording=True)
     monkeypatch.setattr("time.perf_counter", lambda: clock.now)
     pace = StepTimer(page, torch.device("cuda"))
 
@@ -204,7 +212,8 @@ def test_a_gpus_time_excludes_waits_for_ranks_and_results(monkeypatch: pytest.Mo
     assert page.read_steps()[2:5] == (10.0, 0.0, 5.0)
     step(1.0)
     assert page.read_steps()[2:5] == (20.0, 0.0, 8.0)
-    Event.ready, before = False, Event.recorded
+    Event.ready = False
+    before = Event.recorded
     step(2.0)
     step(2.0)
     assert page.read_steps().own_s == 14.0  # as in the step before, until the GPU has come so far
@@ -216,7 +225,8 @@ def test_a_gpus_time_excludes_waits_for_ranks_and_results(monkeypatch: pytest.Mo
 
 def test_with_a_gpu_an_epochs_last_data_request_is_no_step(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.cuda.Event", Event)
-    clock, page = SimpleNamespace(now=0.0), TelemetryPage(recording=True)
+    clock = SimpleNamespace(now=0.0)
+    page = TelemetryPage(recording=True)
     monkeypatch.setattr("time.perf_counter", lambda: clock.now)
     pace = StepTimer(page, torch.device("cuda"))
     assert list(pace.timed(iter(()))) == []

@@ -149,7 +149,8 @@ def test_a_step_never_waits_for_the_device(tmp_path: Path) -> None:
 
 def test_the_model_is_in_the_right_mode() -> None:
     """(training, gradients on) in training, then with a test, then in training again."""
-    training, testing = (True, True), (False, False)
+    training = (True, True)
+    testing = (False, False)
     trainer = scale_trainer(LocalWorld())
     for epochs, val_data in enumerate((None, Numbered(6), None), start=1):
         trainer.model.modes.clear()
@@ -295,7 +296,9 @@ class Derived(OnStep):
 
 
 def test_only_methods_that_are_overridden_are_called() -> None:
-    own, derived, plain = Callback(), Derived(print), Callback()
+    own = Callback()
+    derived = Derived(print)
+    plain = Callback()
     own.on_epoch = lambda trainer, record: None
     trainer = trainer_of(callbacks=(plain, derived, own))
     assert trainer.methods("on_step") == [derived.on_step]

@@ -105,7 +105,10 @@ def test_three_jobs_in_a_folder_are_never_mixed(
 def test_the_command_for_another_job_works_as_printed(
     setting: str, words: str, folder: str, option: str, three: Path
 ) -> None:
-    environ = {"SRUNDDP_LOG_DIR": setting} if setting else {}
+    if setting:
+        environ = {"SRUNDDP_LOG_DIR": setting}
+    else:
+        environ = {}
     day = datetime.fromtimestamp(NOW - DAY).isoformat(" ", "minutes")
     said = srunddp("triage", *words.split(), folder=three, **environ).stdout
     assert f"\nalso in {folder}/: job 102, {day} -> srunddp triage {option}102\n" in said
@@ -277,10 +280,8 @@ def test_slurms_state_counts_if_it_is_of_the_job(
 ) -> None:
     sacct(slurm, state, *times)
     log(slurm, "slurm-4711.out", text)
-    found, said = (
-        triage(slurm, "4711"),
-        f"Slurm: job 4711 ended as {state.split()[0]}, exit code 1:0",
-    )
+    found = triage(slurm, "4711")
+    said = f"Slurm: job 4711 ended as {state.split()[0]}, exit code 1:0"
     assert (found["cause"], found["text"] == said) == (
         cause,
         cause not in (None, "file-missing") and state != "RUNNING",
@@ -312,7 +313,8 @@ def test_a_job_is_found_where_slurm_says_it_ran(slurm: Path) -> None:
     )
     shown += "WorkDir={} StdErr=/x StdIn=/dev/null StdOut={} Power=\n"
     stub(slurm, "scontrol", prints(shown.format(int(NOW) - 60, int(NOW), work, work / "job.txt")))
-    rank, output = "logs/4714.0/node01.rank0.log", "slurm-4711_3.out"
+    rank = "logs/4714.0/node01.rank0.log"
+    output = "slurm-4711_3.out"
     for name, files in (("job.txt", ["job.txt"]), (rank, [rank]), (output, [rank, output])):
         log(work, name, STALE, 5.0 if name == rank else 0.0)
         log(work, "logs/4715.0/node01.rank0.log", MEMORY, 9.0)

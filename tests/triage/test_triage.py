@@ -105,7 +105,8 @@ def test_a_long_healthy_log_costs_in_proportion_to_its_length(tmp_path: Path) ->
         steps = (
             f"epoch 1 step {step} loss {step / 7:.4f} val_error 0.{step}\n" for step in range(count)
         )
-        path, before = log(tmp_path, "".join(steps)), time.process_time()
+        path = log(tmp_path, "".join(steps))
+        before = time.process_time()
         assert diagnosis(path).first is None
         return time.process_time() - before
 
@@ -227,10 +228,8 @@ AttributeError: x"""
 
 
 def test_tracebacks_of_two_ranks_in_one_another_are_both_seen(tmp_path: Path) -> None:
-    header, frame = (
-        "Traceback (most recent call last):\n",
-        '  File "/project/a.py", line 3, in f\n    g()\n',
-    )
+    header = "Traceback (most recent call last):\n"
+    frame = '  File "/project/a.py", line 3, in f\n    g()\n'
     path = log(tmp_path, header * 2 + frame * 2 + "ValueError: one\nIndexError: other\n")
     assert [event.text for event in collect(find([str(path)])).events] == [
         "ValueError: one",

@@ -109,11 +109,9 @@ def test_rank_and_first_line_are_those_of_the_first_failure(
     """
     rows = []
     for case in (each for each in judged if each.expected.get("first_line")):
-        rank, lines, first = (
-            case.expected["first_rank"],
-            case.expected["first_line"],
-            case.diagnosis.first,
-        )
+        rank = case.expected["first_rank"]
+        lines = case.expected["first_line"]
+        first = case.diagnosis.first
         fitting = [
             line
             for line in ([lines] if isinstance(lines, str) else lines)

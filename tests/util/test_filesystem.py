@@ -16,7 +16,8 @@ def test_a_file_is_compared_by_bytes_and_a_big_one_by_size(tmp_path: Path) -> No
     big.write_bytes(bytes(filesystem.SMALL + 1))
     assert content(str(big)) == f"{filesystem.SMALL + 1} bytes"
     assert len(content(str(big), whole=True)) == 64
-    small, other = tmp_path / "small", tmp_path / "other"
+    small = tmp_path / "small"
+    other = tmp_path / "other"
     small.write_text("a")
     other.write_text("b")
     assert content(str(small)) != content(str(other))

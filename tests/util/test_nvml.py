@@ -6,8 +6,10 @@ import pytest
 
 from srunddp.util.nvml import VisibleDevice, visible
 
-A, B = VisibleDevice(uuid="GPU-a", parent=""), VisibleDevice(uuid="GPU-b", parent="")
-M0, M1 = VisibleDevice(uuid="MIG-0", parent="GPU-m"), VisibleDevice(uuid="MIG-1", parent="GPU-m")
+A = VisibleDevice(uuid="GPU-a", parent="")
+B = VisibleDevice(uuid="GPU-b", parent="")
+M0 = VisibleDevice(uuid="MIG-0", parent="GPU-m")
+M1 = VisibleDevice(uuid="MIG-1", parent="GPU-m")
 
 
 @pytest.mark.parametrize(

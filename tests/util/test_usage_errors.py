@@ -113,7 +113,10 @@ def test_every_option_has_two_rows_in_the_table() -> None:
     assert len([typed for command, typed, _ in ROWS if command != "notes"]) >= 150
     for command, option in options(main):
         name = max(option.opts, key=len)
-        rows = [] if option.hidden else [*TABLE[command].get(name, {}).items()]
+        if option.hidden:
+            rows = []
+        else:
+            rows = [*TABLE[command].get(name, {}).items()]
         assert len(rows) >= 2 or option.hidden, (command, name)
         words = [*option.opts, f"SRUNDDP_{name[2:].replace('-', '_').upper()}="]
         assert [

@@ -71,11 +71,9 @@ def threads(environ: Mapping[str, str], sharers: int) -> dict[str, str]:
     """``OMP_NUM_THREADS`` as :func:`share` says, to be exported before torch is imported; not over
     a user's.
     """
-    return (
-        {}
-        if any(name in environ for name in THREADS)
-        else {THREADS[0]: str(share(usable(), sharers, environ))}
-    )
+    if any(name in environ for name in THREADS):
+        return {}
+    return {THREADS[0]: str(share(usable(), sharers, environ))}
 
 
 def asked(environ: Mapping[str, str]) -> int:

@@ -92,7 +92,9 @@ class Environment:
     @property
     def discovery(self) -> Discovery:
         """The way that is tried first."""
-        return self.discoveries[0] if self.discoveries else discovery_named(None)
+        if self.discoveries:
+            return self.discoveries[0]
+        return discovery_named(None)
 
     @property
     def channels(self) -> tuple[str, ...]:
@@ -109,11 +111,10 @@ def detect(
     that disagree, incomplete or contradicting variables, or a channel that is not there.
     """
     overridden = discovery_named(channel).overrides_launcher
-    found = (
-        _explicit(variables)
-        if overridden
-        else _identify(variables, os.getpid() if pid is None else pid)
-    )
+    if overridden:
+        found = _explicit(variables)
+    else:
+        found = _identify(variables, os.getpid() if pid is None else pid)
     found = replace(found, discoveries=ways.usable_discoveries(found, variables))
     # A rank's own exports are no contradiction, in what it starts.
     if not found.master and RANK_PROCESS not in variables:
@@ -134,13 +135,18 @@ def _identify(variables: Mapping[str, str], pid: int) -> Environment:
         found = _from_launcher_variables(variables, launchers[0])
         for other in [*launchers[1:], *([SRUN] if step and step.direct else [])]:
             _require_agreement(variables, found, other.rank, other.world_size)
-        return replace(found, launcher="Intel MPI") if "I_MPI_HYDRA_UUID" in variables else found
+        if "I_MPI_HYDRA_UUID" in variables:
+            return replace(found, launcher="Intel MPI")
+        return found
     if step and not step.typed:
         return _from_slurm(variables, step)
     mpi.reject_prterun(variables)
     if any(name in variables for name in EXPLICIT):
         return _explicit(variables)
-    allocation = "an allocation of Slurm, but not a step" if slurm.in_allocation(variables) else ""
+    if slurm.in_allocation(variables):
+        allocation = "an allocation of Slurm, but not a step"
+    else:
+        allocation = ""
     return _single(variables, "a shell of srun --pty" if step else allocation)
 
 
@@ -201,9 +207,10 @@ def _require_agreement(
     if (str(found.rank), str(found.world_size)) != (variables[rank], variables[world_size]):
         one = f"{found.sources['rank']} of {found.sources['world_size']}"
         other = f"{rank}={variables[rank]} of {world_size}={variables[world_size]}"
-        hint = f"start from a shell that was not itself started by {found.launcher}"
         raise ConfigError(
-            f"two launchers disagree: {one}, and {other}", expected="one launcher", hint=hint
+            f"two launchers disagree: {one}, and {other}",
+            expected="one launcher",
+            hint=f"start from a shell that was not itself started by {found.launcher}",
         )
 
 
@@ -219,12 +226,14 @@ def _cross_check(found: Environment, variables: Mapping[str, str]) -> Environmen
         if name in variables and variables[name] != str(value):
             text = f"{name}={variables[name]}, but {found.sources[name.lower()]}"
             scope = Scope.JOB if name == "WORLD_SIZE" else Scope.RANK
-            hint = (
-                f"remove `export {name}` from the job script, or let explicit variables rule with"
-                " --channel env"
-            )
             raise ConfigError(
-                text, expected="the launcher's value, or none", hint=hint, scope=scope
+                text,
+                expected="the launcher's value, or none",
+                hint=(
+                    f"remove `export {name}` from the job script, or let explicit variables rule"
+                    " with --channel env"
+                ),
+                scope=scope,
             )
     ignored = [
         f"{name}={variables[name]}" for name in ("MASTER_ADDR", "MASTER_PORT") if name in variables
@@ -242,21 +251,27 @@ def _explicit(variables: Mapping[str, str]) -> Environment:
     there = [name for name in EXPLICIT if variables.get(name)]
     if missing := [name for name in EXPLICIT if name not in there]:
         shell = slurm.in_allocation(variables) and not slurm.in_step(variables)
-        text = f"{one_of(there, 'and')} set, " if there else ""
-        hint = (
-            "start the script with srun: this is not a step of Slurm"
-            if shell
-            else "set them all, or unset them"
-        )
-        expected = f"all of {one_of(EXPLICIT, 'and')}, or none"
+        if there:
+            text = f"{one_of(there, 'and')} set, "
+        else:
+            text = ""
+        if shell:
+            hint = "start the script with srun: this is not a step of Slurm"
+        else:
+            hint = "set them all, or unset them"
         raise ConfigError(
-            f"{text}{one_of(missing, 'and')} missing", expected=expected, hint=hint, scope=Scope.JOB
+            f"{text}{one_of(missing, 'and')} missing",
+            expected=f"all of {one_of(EXPLICIT, 'and')}, or none",
+            hint=hint,
+            scope=Scope.JOB,
         )
     found = _from_launcher_variables(variables, USER)
     if found.rank >= found.world_size:
-        expected = f"RANK from 0 to {found.world_size - 1}"
-        text = f"RANK={found.rank} with WORLD_SIZE={found.world_size}"
-        raise ConfigError(text, expected=expected, hint="correct one of the two")
+        raise ConfigError(
+            f"RANK={found.rank} with WORLD_SIZE={found.world_size}",
+            expected=f"RANK from 0 to {found.world_size - 1}",
+            hint="correct one of the two",
+        )
     port = slurm.parse_uint(variables, "MASTER_PORT")
     if not 0 < port < 65536:
         raise ConfigError(
@@ -300,12 +315,11 @@ def _forced(found: Environment, channel: str | None) -> Environment:
     if found.world_size == 1 or (channel is None and found.discoveries):
         return found
     if channel is None:
-        text = (
-            f"{found.launcher} started {found.world_size} ranks, which cannot meet without mpi4py"
-        )
-        hint = "pip install mpi4py for this MPI"
         raise ConfigError(
-            text, expected="mpi4py, or a launcher with PMI-1", hint=hint, scope=Scope.JOB
+            f"{found.launcher} started {found.world_size} ranks, which cannot meet without mpi4py",
+            expected="mpi4py, or a launcher with PMI-1",
+            hint="pip install mpi4py for this MPI",
+            scope=Scope.JOB,
         )
     if asked not in found.discoveries:
         overriding = [each.name for each in DISCOVERIES if each.overrides_launcher]

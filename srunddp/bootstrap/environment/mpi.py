@@ -99,12 +99,14 @@ def broadcast(message: str | None, world_size: int, interface: str | None) -> st
         if library.startswith("Open MPI") and "OMPI_COMM_WORLD_RANK" not in os.environ:
             time.sleep(_PAUSE + 2 * (time.monotonic() - before))
     if MPI.COMM_WORLD.Get_size() != world_size:
-        found = f"MPI's world has {MPI.COMM_WORLD.Get_size()} ranks, the launcher's {world_size}"
-        hint = (
-            "mpi4py uses another MPI than the launcher; install mpi4py for this MPI, or use"
-            " --channel slurm"
+        raise RendezvousError(
+            f"MPI's world has {MPI.COMM_WORLD.Get_size()} ranks, the launcher's {world_size}",
+            expected="one world",
+            hint=(
+                "mpi4py uses another MPI than the launcher; install mpi4py for this MPI, or use"
+                " --channel slurm"
+            ),
         )
-        raise RendezvousError(found, expected="one world", hint=hint)
     return str(MPI.COMM_WORLD.bcast(message, root=0))
 
 
@@ -164,9 +166,10 @@ def reject_prterun(variables: Mapping[str, str]) -> None:
     ConfigError.
     """
     if "PMIX_RANK" in variables and "PRTE_LAUNCHED" in variables:
-        found = (
-            f"PMIX_RANK={variables['PMIX_RANK']} from prterun, with no world size and no local rank"
+        raise ConfigError(
+            f"PMIX_RANK={variables['PMIX_RANK']} from prterun, with no world size and no local"
+            " rank",
+            expected="OMPI_COMM_WORLD_SIZE and OMPI_COMM_WORLD_LOCAL_RANK as mpirun sets them",
+            hint="start with Open MPI's mpirun instead of prterun",
+            scope=Scope.JOB,
         )
-        expected = "OMPI_COMM_WORLD_SIZE and OMPI_COMM_WORLD_LOCAL_RANK as mpirun sets them"
-        hint = "start with Open MPI's mpirun instead of prterun"
-        raise ConfigError(found, expected=expected, hint=hint, scope=Scope.JOB)

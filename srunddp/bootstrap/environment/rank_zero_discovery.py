@@ -80,11 +80,9 @@ class Discovery:
 
     def source(self, environment: Environment, variables: Mapping[str, str]) -> str:
         """The variable for which it can, with its value."""
-        return (
-            f"{self.variable}={variables.get(self.variable, '')}"
-            if self.variable
-            else environment.sources["rank"]
-        )
+        if self.variable:
+            return f"{self.variable}={variables.get(self.variable, '')}"
+        return environment.sources["rank"]
 
     def is_last_resort(self, environment: Environment) -> bool:
         """Whether all others come first here."""
@@ -137,11 +135,9 @@ class PmiDiscovery(Discovery):
             return f"{missing[0]} is not set"
         # Open MPI has no PMI-1: below it, PMI_FD is that of a daemon which srun started.
         others = environment.step is None and "OMPI_COMM_WORLD_RANK" in variables
-        return (
-            f"PMI_FD={variables['PMI_FD']} is of a process around {environment.launcher}"
-            if others
-            else ""
-        )
+        if others:
+            return f"PMI_FD={variables['PMI_FD']} is of a process around {environment.launcher}"
+        return ""
 
     def exchange(
         self, message: str | None, environment: Environment, timeout: float, interface: str = ""
@@ -174,17 +170,21 @@ class SlurmDiscovery(Discovery):
     def rank_zero(self, environment: Environment) -> RankZero:
         assert environment.step
         if unknown := environment.step.why_rank0_unknown:
-            found = f"{unknown}: SLURM_* alone does not tell where rank 0 is"
-            hint = "start with `srun --mpi=pmi2`, which tells it for any placement"
             raise ConfigError(
-                found, expected="a block, cyclic or plane distribution", hint=hint, scope=Scope.NODE
+                f"{unknown}: SLURM_* alone does not tell where rank 0 is",
+                expected="a block, cyclic or plane distribution",
+                hint="start with `srun --mpi=pmi2`, which tells it for any placement",
+                scope=Scope.NODE,
             )
         node = environment.step.nodes[0]
         return RankZero(node, is_node=True, here=node == environment.node)
 
     def ports(self, environment: Environment, allowed: range | None) -> list[int]:
         assert environment.step
-        reserved = [] if allowed else list(environment.step.reserved_ports)
+        if allowed:
+            reserved = []
+        else:
+            reserved = list(environment.step.reserved_ports)
         within = allowed or _DERIVED_PORTS
         start = zlib.crc32(environment.step.id.encode()) % len(within)
         return reserved + [
@@ -208,7 +208,9 @@ class MpiDiscovery(Discovery):
             return "explicit variables rule"
         if environment.step and "PMIX_RANK" not in variables:
             return "PMIX_RANK is not set, as without srun --mpi=pmix"
-        return "" if mpi.is_installed() else "mpi4py is not installed here"
+        if mpi.is_installed():
+            return ""
+        return "mpi4py is not installed here"
 
     def exchange(
         self, message: str | None, environment: Environment, timeout: float, interface: str = ""
@@ -273,17 +275,19 @@ def broadcast_over_pmi(message: str | None, *, descriptor: int, timeout: float) 
             connection.settimeout(timeout)
             return _exchange(connection, message)
     except TimeoutError:
-        found = f"PMI's barrier did not open within {timeout:.0f} s"
-        hint = "look for the ranks that did not start, or raise --timeout"
-        raise RendezvousError(found, expected="every rank to reach it", hint=hint) from None
-    except OSError as error:
-        found = f"PMI_FD={descriptor} does not answer: {os.strerror(error.errno or 0)}"
-        hint = (
-            "start one srunddp per srun or mpirun; a wrapper must exec it; or use --channel mpi,"
-            " under srun slurm"
-        )
         raise RendezvousError(
-            found, expected="the launcher's PMI-1 socket, not used before", hint=hint
+            f"PMI's barrier did not open within {timeout:.0f} s",
+            expected="every rank to reach it",
+            hint="look for the ranks that did not start, or raise --timeout",
+        ) from None
+    except OSError as error:
+        raise RendezvousError(
+            f"PMI_FD={descriptor} does not answer: {os.strerror(error.errno or 0)}",
+            expected="the launcher's PMI-1 socket, not used before",
+            hint=(
+                "start one srunddp per srun or mpirun; a wrapper must exec it; or use --channel"
+                " mpi, under srun slurm"
+            ),
         ) from None
 
 
@@ -305,9 +309,10 @@ def _ask(connection: socket.socket, request: str, answer: str, wanted: str = "cm
         # One byte at a time: what follows the line belongs to the next reader of this shared
         # socket.
         if not (piece := connection.recv(1)):
-            hint = "see the launcher's own message"
             raise RendezvousError(
-                "PMI closed its socket", expected=f"the answer {answer}", hint=hint
+                "PMI closed its socket",
+                expected=f"the answer {answer}",
+                hint="see the launcher's own message",
             )
         line += piece
     text = line.decode(errors="replace").strip()

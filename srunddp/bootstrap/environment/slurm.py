@@ -70,7 +70,9 @@ class SlurmStep:
             return "a heterogeneous step"
         if self.distribution.startswith("arbitrary"):
             return "-m arbitrary"
-        return "" if self.nodes else "SLURM_STEP_NODELIST is empty"
+        if self.nodes:
+            return ""
+        return "SLURM_STEP_NODELIST is empty"
 
     def layout(self) -> dict[int, str]:
         """Which node each rank runs on, as far as the distribution tells; else empty."""
@@ -110,7 +112,8 @@ def has_own(variables: Mapping[str, str], local_world_size: int, visible: int) -
     ``SLURM_GPUS_PER_TASK`` has that option where sbatch was given it, ``SLURM_STEP_GPUS`` the
     step's GPUs on this node.
     """
-    asked, step = variables.get("SLURM_GPUS_PER_TASK", ""), variables.get("SLURM_STEP_GPUS", "")
+    asked = variables.get("SLURM_GPUS_PER_TASK", "")
+    step = variables.get("SLURM_STEP_GPUS", "")
     shared_out = bool(step) and len(step.split(",")) == visible * local_world_size
     return (
         visible > 1
@@ -184,10 +187,8 @@ def _has_terminal(pid: str) -> bool:
 
 def _check(step: SlurmStep) -> None:
     if step.rank >= step.world_size:
-        found, expected = (
-            f"with {WORLD_SIZE}={step.world_size}",
-            f"a rank from 0 to {step.world_size - 1}",
-        )
+        found = f"with {WORLD_SIZE}={step.world_size}"
+        expected = f"a rank from 0 to {step.world_size - 1}"
     elif step.ranks_here and step.rank not in step.ranks_here:
         found = f"is not in {RANKS_HERE}={','.join(map(str, step.ranks_here))}"
         expected = "the rank among the ranks of its node"
@@ -206,8 +207,11 @@ def parse_uint(variables: Mapping[str, str], name: str) -> int:
 def _digits(variables: Mapping[str, str], name: str, most: int) -> str:
     value = variables.get(name, "0")
     if not re.fullmatch(f"[0-9]{{1,{most}}}", value):
-        hint = f"correct {name} or remove it from the environment"
-        raise ConfigError(f"{name}={shortened(value)!r}", expected="a whole number", hint=hint)
+        raise ConfigError(
+            f"{name}={shortened(value)!r}",
+            expected="a whole number",
+            hint=f"correct {name} or remove it from the environment",
+        )
     return value
 
 
@@ -216,17 +220,22 @@ def task_counts(counts: str) -> list[int]:
     of another form.
     """
     expanded: list[int] = []
-    for part in counts.split(",") if counts else ():
-        match = re.fullmatch(r"([0-9]{1,9})(?:\(x([0-9]{1,6})\))?", part)
-        repeated = int(match[2] or 1) if match else 0
-        if not match or len(expanded) + repeated > LONGEST_LIST:
-            found = f"{TASKS_PER_NODE}={shortened(counts)!r}"
-            raise ConfigError(
-                found, expected="counts like 4(x2),3", hint=_REWRITTEN, scope=Scope.JOB
-            )
-        expanded.extend([int(match[1])] * repeated)
+    if counts:
+        for part in counts.split(","):
+            match = re.fullmatch(r"([0-9]{1,9})(?:\(x([0-9]{1,6})\))?", part)
+            repeated = int(match[2] or 1) if match else 0
+            if not match or len(expanded) + repeated > LONGEST_LIST:
+                raise ConfigError(
+                    f"{TASKS_PER_NODE}={shortened(counts)!r}",
+                    expected="counts like 4(x2),3",
+                    hint=_REWRITTEN,
+                    scope=Scope.JOB,
+                )
+            expanded.extend([int(match[1])] * repeated)
     return expanded
 
 
 def _numbers(text: str, where: str) -> Iterator[int]:
-    return (int(number) for number in expand(f"[{text}]", where=where)) if text else iter(())
+    if text:
+        return (int(number) for number in expand(f"[{text}]", where=where))
+    return iter(())

@@ -21,30 +21,32 @@ def set_spare_nodes(environment: Environment, count: int) -> Environment:
     if not count:
         return environment
     if not step:
-        hint = "start with srun --no-kill --kill-on-bad-exit=0 --wait=0"
-        found = f"{_OPTION} under {environment.launcher}"
-        raise ConfigError(found, expected="a step of Slurm", hint=hint, scope=Scope.JOB)
+        raise ConfigError(
+            f"{_OPTION} under {environment.launcher}",
+            expected="a step of Slurm",
+            hint="start with srun --no-kill --kill-on-bad-exit=0 --wait=0",
+            scope=Scope.JOB,
+        )
     sizes = step.tasks_per_node
     if [*step.layout().values()] != [
         node for node, size in zip(step.nodes, sizes, strict=False) for _ in range(size)
     ]:
-        found, hint = (
-            f"{_OPTION} with the distribution {step.distribution}",
-            "add srun --distribution=block",
-        )
         raise ConfigError(
-            found, expected="tasks in the order of the nodes", hint=hint, scope=Scope.JOB
+            f"{_OPTION} with the distribution {step.distribution}",
+            expected="tasks in the order of the nodes",
+            hint="add srun --distribution=block",
+            scope=Scope.JOB,
         )
     if count >= len(sizes) or sum(sizes[:-count]) < 2:
-        found, hint = f"{_OPTION}={count} of {len(sizes)} nodes", "ask for more nodes with -N"
         raise ConfigError(
-            found, expected="2 ranks or more on the others", hint=hint, scope=Scope.JOB
+            f"{_OPTION}={count} of {len(sizes)} nodes",
+            expected="2 ranks or more on the others",
+            hint="ask for more nodes with -N",
+            scope=Scope.JOB,
         )
     if min(sizes[-count:]) < max(sizes):
-        found, hint = (
-            f"{min(sizes[-count:])} tasks on a spare node, and {max(sizes)} on another",
-            "--ntasks-per-node",
-        )
+        found = f"{min(sizes[-count:])} tasks on a spare node, and {max(sizes)} on another"
+        hint = "--ntasks-per-node"
         raise ConfigError(
             found, expected="no fewer on a spare node", hint=f"give srun {hint}", scope=Scope.JOB
         )

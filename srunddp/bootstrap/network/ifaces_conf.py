@@ -19,7 +19,8 @@ from srunddp.util.hostlist import expand
 from srunddp.util.yaml_source import compose
 
 VARIABLE = "SRUNDDP_IFACES"
-AUTO, NEAREST = "auto", "nearest"
+AUTO = "auto"
+NEAREST = "nearest"
 # What every rank is given anyway; torch's names, and the interface in Gloo's and NCCL's spelling.
 _RANKS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "NODE_RANK")
 _TORCHRUNS = (
@@ -67,11 +68,9 @@ class IfacesEntry:
     @property
     def rule(self) -> str:
         """What decides the interface, for people."""
-        return (
-            f"network {' '.join(self.networks)}"
-            if self.networks
-            else f"interface {' '.join(self.interfaces)}"
-        )
+        if self.networks:
+            return f"network {' '.join(self.networks)}"
+        return f"interface {' '.join(self.interfaces)}"
 
     @property
     def file(self) -> str:
@@ -125,14 +124,13 @@ def entry_for(
         if entry.matches(node):
             return entry
     found = f"no entry matches node {node}" + (f", which has {interfaces}" if interfaces else "")
-    hint = (
-        f'add `- nodes: {node}` with the name of its `interface:`, or a last entry `- nodes: "*"`'
-        " for all others"
-    )
     raise ConfigError(
         found,
         expected="an entry for every node",
-        hint=hint,
+        hint=(
+            f"add `- nodes: {node}` with the name of its `interface:`, or a last entry `- nodes:"
+            ' "*"` for all others'
+        ),
         where=entries[0].file,
         scope=Scope.NODE,
     )
@@ -166,7 +164,8 @@ def load(named: str | None, variables: Mapping[str, str], option: str = "--iface
         for path, origin in ((variables.get(VARIABLE), VARIABLE), (named, option))
         if path
     }
-    files, passed_over = list(dict.fromkeys([*reversed(asked), *default_files()])), []
+    files = list(dict.fromkeys([*reversed(asked), *default_files()]))
+    passed_over = []
     for number, path in enumerate(files):
         # os.path says False where Path raises: for a name that is too long, below a folder that is
         # closed.
@@ -198,12 +197,21 @@ def default_files() -> list[Path]:
 
 def _read(path: Path, origin: str) -> bytes:
     if not os.path.isfile(path):
-        missing = "a link that leads nowhere" if os.path.islink(path) else "not there"
+        if os.path.islink(path):
+            missing = "a link that leads nowhere"
+        else:
+            missing = "not there"
         found = f"{path} is {'not a file' if os.path.exists(path) else missing}"
         hint = f"correct {origin}" if origin else "remove it"
-        expected, where = "a file of interface entries", origin or str(path)
-        raise ConfigError(found, expected=expected, hint=hint, where=where, scope=Scope.NODE)
-    found, hint = f"{path}: cannot be read", "correct its permissions"
+        raise ConfigError(
+            found,
+            expected="a file of interface entries",
+            hint=hint,
+            where=origin or str(path),
+            scope=Scope.NODE,
+        )
+    found = f"{path}: cannot be read"
+    hint = "correct its permissions"
     with file_errors(found, expected="a readable file", hint=hint, scope=Scope.NODE):
         if not origin:
             _check_owner(path)
@@ -225,14 +233,16 @@ def _check_owner(path: Path) -> None:
         status = place.stat()
         if status.st_uid in trusted and not status.st_mode & stat.S_IWOTH:
             continue
-        others = (
-            "may be changed by every user"
-            if status.st_uid in trusted
-            else f"belongs to user id {status.st_uid}"
+        if status.st_uid in trusted:
+            others = "may be changed by every user"
+        else:
+            others = f"belongs to user id {status.st_uid}"
+        raise ConfigError(
+            f"{path}: {place} {others}",
+            expected="root's, yours, or of the owner of srunddp",
+            hint="correct its owner and mode, or name the file with --ifaces",
+            scope=Scope.NODE,
         )
-        hint = "correct its owner and mode, or name the file with --ifaces"
-        found, expected = f"{path}: {place} {others}", "root's, yours, or of the owner of srunddp"
-        raise ConfigError(found, expected=expected, hint=hint, scope=Scope.NODE)
 
 
 def parse(text: bytes, path: str) -> Entries:
@@ -265,8 +275,16 @@ def port_range(text: str, *, where: str) -> range:
     # Two at least: rank 0 listens on one for the rendezvous and on one for the store.
     if not 1024 <= low < high <= 65535:
         one = int(text) if re.fullmatch("[0-9]{1,5}", text) else 0
-        hint = f"write {one}-{one + 1}" if 1024 <= one < 65535 else "write a range like 40000-40100"
+        if 1024 <= one < 65535:
+            hint = f"write {one}-{one + 1}"
+        else:
+            hint = "write a range like 40000-40100"
         kind = UsageError if where == "--port" else ConfigError
-        expected = "two ports or more, from 1024 to 65535"
-        raise kind(f"ports {text!r}", expected=expected, hint=hint, where=where, scope=Scope.NODE)
+        raise kind(
+            f"ports {text!r}",
+            expected="two ports or more, from 1024 to 65535",
+            hint=hint,
+            where=where,
+            scope=Scope.NODE,
+        )
     return range(low, high + 1)

@@ -68,42 +68,55 @@ class Reader:
             self._errors.append(error)
 
     def _entry(self, node: yaml.Node) -> IfacesEntry | None:
-        before, given = len(self._errors), dict[str, Any]()
+        before = len(self._errors)
+        given = dict[str, Any]()
         with self._collecting():
             pairs = self._mapping(node, _ENTRY)
             for name, (key, value) in pairs.items():
                 with self._collecting():
                     if name not in self._keys:
-                        hint = did_you_mean(name.lower(), self._keys, 0.5) or "remove it"
                         raise self._wrong(
-                            key, f"unknown key {name!r}", f"one of {', '.join(self._keys)}", hint
+                            key,
+                            f"unknown key {name!r}",
+                            f"one of {', '.join(self._keys)}",
+                            did_you_mean(name.lower(), self._keys, 0.5) or "remove it",
                         )
                     given[_FIELDS.get(name, name)] = self._keys[name](value)
             if before == len(self._errors):
                 self._check_keys(node, pairs)
-        return (
-            IfacesEntry(**given, where=yaml_position(self._path, node))
-            if before == len(self._errors)
-            else None
-        )
+        if before == len(self._errors):
+            return IfacesEntry(**given, where=yaml_position(self._path, node))
+        return None
 
     def _check_keys(self, node: yaml.Node, pairs: dict[str, tuple[yaml.Node, yaml.Node]]) -> None:
         decides = {"interface", "network"} & pairs.keys()
         if len(decides) > 1:
-            hint = "remove one; network is for nodes whose interfaces have different names"
             raise self._wrong(
-                pairs["network"][0], "interface and network in one entry", "one of them", hint
+                pairs["network"][0],
+                "interface and network in one entry",
+                "one of them",
+                "remove one; network is for nodes whose interfaces have different names",
             )
         if missing := "nodes" if "nodes" not in pairs else "" if decides else "interface":
-            expected = "nodes, and interface or network"
-            raise self._wrong(node, f"an entry without {missing}", expected, f"add `{missing}: …`")
+            raise self._wrong(
+                node,
+                f"an entry without {missing}",
+                "nodes, and interface or network",
+                f"add `{missing}: …`",
+            )
 
     def _nodes(self, node: yaml.Node) -> str:
         listed = isinstance(node, yaml.SequenceNode)
-        nodes = ",".join(map(self._scalar, node.value)) if listed else self._scalar(node).strip()
+        if listed:
+            nodes = ",".join(map(self._scalar, node.value))
+        else:
+            nodes = self._scalar(node).strip()
         if listed or re.search(r"\s", nodes):
             joined = ",".join(re.findall(r"[^\s,]+", nodes))
-            meant = f'"[{joined}]"' if listed and re.fullmatch(r"[\d,-]+", joined) else joined
+            if listed and re.fullmatch(r"[\d,-]+", joined):
+                meant = f'"[{joined}]"'
+            else:
+                meant = joined
             found = "a list" if listed else f"nodes {nodes!r}"
             raise self._wrong(node, found, "a single value without spaces", f"write nodes: {meant}")
         if not expand(nodes, where=yaml_position(self._path, node)):
@@ -123,9 +136,11 @@ class Reader:
             ):
                 self._errors.append(self._wrong(child, f"interface {name!r}", *_meant(name)))
         if {AUTO, NEAREST} & {*names} and len(names) > 1:
-            expected = "one name, a list of names, or auto or nearest alone"
             raise self._wrong(
-                node, f"interface {list(names)}", expected, "remove auto and nearest, or all others"
+                node,
+                f"interface {list(names)}",
+                "one name, a list of names, or auto or nearest alone",
+                "remove auto and nearest, or all others",
             )
         return names
 
@@ -141,13 +156,19 @@ class Reader:
                         str(ipaddress.ip_network(text if "/" in text else "", strict=False))
                     )
                 except ValueError:
-                    hint = "see `ip route` on the node; for a name write `interface: …`"
-                    expected = "a network with its prefix length, such as 10.20.0.0/16"
-                    raise self._wrong(child, f"network {text!r}", expected, hint) from None
+                    raise self._wrong(
+                        child,
+                        f"network {text!r}",
+                        "a network with its prefix length, such as 10.20.0.0/16",
+                        "see `ip route` on the node; for a name write `interface: …`",
+                    ) from None
         return tuple(found)
 
     def _several(self, node: yaml.Node) -> list[yaml.Node]:
-        children = list(node.value) if isinstance(node, yaml.SequenceNode) else [node]
+        if isinstance(node, yaml.SequenceNode):
+            children = list(node.value)
+        else:
+            children = [node]
         if not children:
             raise self._wrong(node, "an empty list", "one value or a list", "write a value")
         return children

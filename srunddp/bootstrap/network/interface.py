@@ -120,7 +120,9 @@ def select_interface(
             (f"{says}: exported variables come first",),
         )
     elif alone or (chooses and environment.one_node):
-        over = (f"{says}: not needed",) if alone and entry.interfaces != (AUTO,) else ()
+        over: tuple[str, ...] = ()
+        if alone and entry.interfaces != (AUTO,):
+            over = (f"{says}: not needed",)
         why = f"loopback, as {'a single process' if alone else 'all ranks share one node'}"
         return _interface(("lo", why, over), "127.0.0.1", entry, variables)
     elif entry.interfaces == (NEAREST,):
@@ -130,7 +132,10 @@ def select_interface(
     else:
         choice = _listed_for(entry, links, environment)
     # With several names to an entry, one rank of a node may be wrong and another right.
-    scope = Scope.RANK if len(entry.interfaces + entry.networks) > 1 else Scope.NODE
+    if len(entry.interfaces + entry.networks) > 1:
+        scope = Scope.RANK
+    else:
+        scope = Scope.NODE
     link = _checked(choice[0], links, environment, choice[1], scope, "correct this entry")
     return _interface(choice, _address(link, entry, environment), entry, variables)
 
@@ -141,15 +146,15 @@ def _listed_for(entry: IfacesEntry, links: Links, environment: Environment) -> _
     """
     rules = entry.networks or entry.interfaces
     rule = rules[environment.local_rank % len(rules)]
-    passed_over = (
-        (f"{entry.where}, {entry.rule}: by local rank, in turn",) if len(rules) > 1 else ()
-    )
+    passed_over: tuple[str, ...] = ()
+    if len(rules) > 1:
+        passed_over = (f"{entry.where}, {entry.rule}: by local rank, in turn",)
     if not entry.networks and not is_pattern(rule):
         return rule, entry.where, passed_over
-    fits = (
-        _within if entry.networks else lambda link, pattern: fnmatch.fnmatchcase(link.name, pattern)
-    )
-    fit = [link for link in links if fits(link, rule)]
+    if entry.networks:
+        fit = [link for link in links if _within(link, rule)]
+    else:
+        fit = [link for link in links if fnmatch.fnmatchcase(link.name, rule)]
     source = f"{entry.where}, {'network' if entry.networks else 'interface'} {rule}"
     usable = sorted((link for link in fit if link.up and link.addresses), key=_order)
     if not usable:
@@ -157,11 +162,16 @@ def _listed_for(entry: IfacesEntry, links: Links, environment: Environment) -> _
             f"no interface that is up fits {rule} on node {environment.node}, which has"
             f" {_listed(links)}"
         )
-        scope, hint = Scope.RANK if len(rules) > 1 else Scope.NODE, "correct this entry"
+        scope = Scope.RANK if len(rules) > 1 else Scope.NODE
         raise ConfigError(
-            found, expected="one with an address", hint=hint, where=source, scope=scope
+            found,
+            expected="one with an address",
+            hint="correct this entry",
+            where=source,
+            scope=scope,
         )
-    best, first = usable[0].name, f"{usable[0].name} comes first by name"
+    best = usable[0].name
+    first = f"{usable[0].name} comes first by name"
     others = (f"{link.name}: {why_unusable(link) or first}" for link in fit if link.name != best)
     return best, source, (*passed_over, *others)
 
@@ -214,7 +224,10 @@ def _interface(
 ) -> SelectedInterface:
     """The choice in both spellings and the entry's variables; what the user exported stays."""
     name, source, passed_over = choice
-    family = {"NCCL_SOCKET_FAMILY": "AF_INET6"} if ":" in address else {}
+    if ":" in address:
+        family = {"NCCL_SOCKET_FAMILY": "AF_INET6"}
+    else:
+        family = {}
     ours = {**entry.env, GLOO: name, NCCL: f"={name}", **family}
     exports = {key: variables.get(key) or value for key, value in ours.items()}
     kept = tuple(key for key in ours if variables.get(key))
@@ -229,17 +242,19 @@ def _address(link: NetworkInterface, entry: IfacesEntry, environment: Environmen
     """
     if len(link.addresses) == 1:
         return link.addresses[0]
-    networks = (
-        entry.networks[environment.local_rank % len(entry.networks) :][:1] if entry.networks else ()
-    )
+    if entry.networks:
+        networks = entry.networks[environment.local_rank % len(entry.networks) :][:1]
+    else:
+        networks = ()
     own = [address for network in networks for address in _within(link, network)] or list(
         link.addresses
     )
     if len(own) == 1:
         return own[0]
-    name = (
-        environment.master[0] if environment.master else entry.address.format(node=environment.node)
-    )
+    if environment.master:
+        name = environment.master[0]
+    else:
+        name = entry.address.format(node=environment.node)
     known = addresses_of(name or environment.node)
     families = {":" in host for host in known if not is_loopback(host)}
     return min(own, key=lambda host: (host not in known, (":" in host) not in families))
@@ -252,10 +267,8 @@ def _exported(variables: Mapping[str, str], links: Links) -> list[tuple[str, str
     found = [(name, GLOO) for name in variables.get(GLOO, "").split(",") if name]
     nccl = variables.get(NCCL, "")
     if nccl and not nccl.startswith("^"):
-        fits, wanted = (
-            str.__eq__ if nccl.startswith("=") else str.startswith,
-            nccl.removeprefix("=").split(","),
-        )
+        fits = str.__eq__ if nccl.startswith("=") else str.startswith
+        wanted = nccl.removeprefix("=").split(",")
         usable = [link.name for link in links if link.up and link.addresses]
         # The first one that fits; where none does, what it names first.
         found.append(
@@ -273,12 +286,15 @@ def _automatic(links: Links, environment: Environment, source: str) -> _Choice:
         f"{link.name}: {why_unusable(link)}" for link in links if why_unusable(link)
     )
     if not usable:
-        found = (
-            f"node {environment.node} has no interface that reaches other nodes: {_listed(links)}"
+        raise ConfigError(
+            f"node {environment.node} has no interface that reaches other nodes: {_listed(links)}",
+            expected=(
+                "one that is up, has an address, and is not loopback, a bridge or a container's"
+            ),
+            hint="name the right one in ifaces.conf",
+            where=source,
+            scope=Scope.NODE,
         )
-        expected = "one that is up, has an address, and is not loopback, a bridge or a container's"
-        hint = "name the right one in ifaces.conf"
-        raise ConfigError(found, expected=expected, hint=hint, where=source, scope=Scope.NODE)
     # The address that the others know this node by is the one they are known to reach.
     known = addresses_of(environment.node)
     best = min(usable, key=lambda link: (not known & set(link.addresses), *_kind(link)))
@@ -301,11 +317,9 @@ def why_unusable(link: NetworkInterface) -> str:
         return "down"
     if not link.addresses:
         return "no address"
-    return (
-        "a link-local address only"
-        if all(host.startswith("169.254.") for host in link.addresses)
-        else ""
-    )
+    if all(host.startswith("169.254.") for host in link.addresses):
+        return "a link-local address only"
+    return ""
 
 
 def is_loopback(host: str) -> bool:
@@ -359,9 +373,12 @@ def _checked(
         wrong = "is loopback, which other nodes cannot reach"
     else:
         return link
-    found = f"interface {name} {wrong} on node {environment.node}, which has {_listed(links)}"
     raise ConfigError(
-        found, expected="one that is up and has an address", hint=hint, where=source, scope=scope
+        f"interface {name} {wrong} on node {environment.node}, which has {_listed(links)}",
+        expected="one that is up and has an address",
+        hint=hint,
+        where=source,
+        scope=scope,
     )
 
 
@@ -373,7 +390,8 @@ def list_interfaces() -> Links:
     """This node's interfaces, by psutil."""
     import psutil
 
-    states, found = psutil.net_if_stats(), []
+    states = psutil.net_if_stats()
+    found = []
     for name, addresses in psutil.net_if_addrs().items():
         state = states.get(name)
         ipv4 = tuple(each.address for each in addresses if each.family == socket.AF_INET)

@@ -21,7 +21,9 @@ def own_gpu(
     own = has_own(variables, local_world_size, len(view.devices))
     address = view.devices[0 if own else local_rank % len(view.devices)]["address"]
     there = (SYSFS / "bus/pci/devices" / address).exists()
-    return (address, "") if there else ("", f"sysfs does not show GPU {address}")
+    if there:
+        return (address, "")
+    return ("", f"sysfs does not show GPU {address}")
 
 
 def distance(gpu: str, interface: str) -> tuple[int, bool]:
@@ -30,10 +32,8 @@ def distance(gpu: str, interface: str) -> tuple[int, bool]:
     First the bridges that both are below count, as a negative number, then whether their NUMA nodes
     differ. An interface of which sysfs shows no device, as of a virtual one, is the farthest.
     """
-    here, there = (
-        (SYSFS / "bus/pci/devices" / gpu).resolve(),
-        _device(SYSFS / "class/net" / interface),
-    )
+    here = (SYSFS / "bus/pci/devices" / gpu).resolve()
+    there = _device(SYSFS / "class/net" / interface)
     if not there:
         return 0, True
     return -len(Path(os.path.commonpath((here, there))).parts), _numa(here) != _numa(there)

@@ -61,7 +61,9 @@ def connect(probe: Probe) -> str:
         except TimeoutError:
             return NO_ANSWER
         except OSError as error:
-            return os.strerror(error.errno).lower() if error.errno else str(error)
+            if error.errno:
+                return os.strerror(error.errno).lower()
+            return str(error)
     return ""
 
 

@@ -30,13 +30,11 @@ def device_index(local_rank: int, local_world_size: int, visible: int, *, own: b
         return 0
     if visible >= local_world_size:
         return local_rank
-    found = (
-        f"{visible} GPUs are visible to local rank {local_rank}, and {local_world_size} ranks share"
-        " this node"
-    )
-    hint = f"start with --gpus-per-node={local_world_size} --gpu-bind=none, or with fewer tasks"
     raise ConfigError(
-        found, expected="one GPU for each rank, or all of the node's for each", hint=hint
+        f"{visible} GPUs are visible to local rank {local_rank}, and {local_world_size} ranks share"
+        " this node",
+        expected="one GPU for each rank, or all of the node's for each",
+        hint=f"start with --gpus-per-node={local_world_size} --gpu-bind=none, or with fewer tasks",
     )
 
 
@@ -54,7 +52,9 @@ def identity(index: int) -> str:
         str(torch.cuda.get_device_properties(each).uuid)
         for each in range(torch.cuda.device_count())
     ]
-    return uuids[index] if uuids.count(uuids[index]) == 1 else ""
+    if uuids.count(uuids[index]) == 1:
+        return uuids[index]
+    return ""
 
 
 def claim_gpu(store: Store, node: str, gpu: str, rank: int) -> None:
@@ -68,12 +68,14 @@ def claim_gpu(store: Store, node: str, gpu: str, rank: int) -> None:
     """
     holder = store.compare_set(f"srunddp/gpu/{node}/{gpu}", "", str(rank)).decode()
     if holder != str(rank):
-        found = f"ranks {holder} and {rank} on {node} have the same GPU, {gpu}"
-        hint = (
-            "start with --gpus-per-node=N --ntasks-per-node=N --gpu-bind=none, or use --backend"
-            " gloo"
+        raise ConfigError(
+            f"ranks {holder} and {rank} on {node} have the same GPU, {gpu}",
+            expected="a GPU for each rank",
+            hint=(
+                "start with --gpus-per-node=N --ntasks-per-node=N --gpu-bind=none, or use --backend"
+                " gloo"
+            ),
         )
-        raise ConfigError(found, expected="a GPU for each rank", hint=hint)
 
 
 def unused_devices(local_world_size: int, visible: int, *, own: bool = False) -> str:
@@ -116,12 +118,13 @@ def select_device(
         )
     visible = torch.cuda.device_count()
     if backend == "nccl" and not visible:
-        hint = (
-            "ask Slurm for GPUs (--gpus-per-node), install a CUDA build of torch, or use --backend"
-            " gloo"
-        )
         raise ConfigError(
-            "backend nccl, and torch sees no GPU", expected="at least one visible GPU", hint=hint
+            "backend nccl, and torch sees no GPU",
+            expected="at least one visible GPU",
+            hint=(
+                "ask Slurm for GPUs (--gpus-per-node), install a CUDA build of torch, or use"
+                " --backend gloo"
+            ),
         )
     if not visible:
         return torch.device("cpu"), "gloo", ""

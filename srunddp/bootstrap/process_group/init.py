@@ -61,9 +61,10 @@ def init(
             did not meet.
     """
     if multiprocessing.parent_process() is not None:
-        found = "srunddp.init() in a process that multiprocessing started"
         raise ConfigError(
-            found, expected="one call per rank", hint='keep it below `if __name__ == "__main__":`'
+            "srunddp.init() in a process that multiprocessing started",
+            expected="one call per rank",
+            hint='keep it below `if __name__ == "__main__":`',
         )
     place = store.current_context() or _meet_in_process(
         RendezvousOptions(backend=backend or "auto")
@@ -82,8 +83,9 @@ def _meet_in_process(options: RendezvousOptions) -> store.ProcessGroupContext:
     ):
         # It has used PMI up, and tells as well.
         environment = replace(environment, discoveries=tuple(over_mpi))
-    for note in environment.notes if environment.rank == 0 else ():
-        _log.warning("srunddp: %s", note)
+    if environment.rank == 0:
+        for note in environment.notes:
+            _log.warning("srunddp: %s", note)
     prepared: RankSetup | None = None
     try:
         prepared = meet.prepare(options, environment)

@@ -89,28 +89,24 @@ def _device(
     """The rank's GPU, its name, and the local ranks with GPUs of its NUMA node; none where those
     are not visible.
     """
-    view, size = (
-        look(variables.get("CUDA_VISIBLE_DEVICES"), sysfs),
-        environment.local_world_size or 0,
-    )
-    visible, by_speed = (
-        view.devices,
-        len(view.models) > 1 and variables.get("CUDA_DEVICE_ORDER") != "PCI_BUS_ID",
-    )
+    view = look(variables.get("CUDA_VISIBLE_DEVICES"), sysfs)
+    size = environment.local_world_size or 0
+    visible = view.devices
+    by_speed = len(view.models) > 1 and variables.get("CUDA_DEVICE_ORDER") != "PCI_BUS_ID"
     if not visible:
         raise ConfigError(
             f"no GPU is visible: {view.error or view.missing or 'see CUDA_VISIBLE_DEVICES'}"
         )
     if len(visible) > 1 and (environment.local_rank >= size or by_speed):
-        why = (
-            "CUDA numbers different models by speed"
-            if by_speed
-            else "how many ranks share them is not known yet"
-        )
+        if by_speed:
+            why = "CUDA numbers different models by speed"
+        else:
+            why = "how many ranks share them is not known yet"
         raise ConfigError(f"which of {len(visible)} GPUs this rank will use is not known: {why}")
     own = has_own(variables, size, len(visible))
     index = device_index(environment.local_rank, size, len(visible), own=own)
-    device, ranks = visible[index], range(size if size <= len(visible) and not own else 0)
+    device = visible[index]
+    ranks = range(size if size <= len(visible) and not own else 0)
     where = f"cuda:{index} at {device['address']}"
     return device, where, [rank for rank in ranks if visible[rank]["numa"] == device["numa"]]
 
@@ -124,7 +120,8 @@ def _share(near: set[int], peers: list[int], local_rank: int, sysfs: Path) -> tu
         (text_of(topology / f"cpu{cpu}/topology/thread_siblings_list") or cpu, cpu)
         for cpu in sorted(near)
     )
-    cores, count = list(group_by_key(siblings).values()), len(peers)
+    cores = list(group_by_key(siblings).values())
+    count = len(peers)
     if local_rank not in peers or len(cores) < count:
         return near, f"all {len(cores)} cores, which other ranks may use too"
     place = peers.index(local_rank)

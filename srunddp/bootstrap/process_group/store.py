@@ -38,7 +38,8 @@ if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Store
 
 # Of rank 0: NCCL's threads have connections to the store of their own.
-_FILES_PER_RANK, _SPARE_FILES = 4, 256
+_FILES_PER_RANK = 4
+_SPARE_FILES = 256
 _RENDEZVOUS = "torch.distributed.rendezvous"
 _NAME_SERVERS = 4  # nscount in glibc's struct __res_state: two ints and one long come before it
 _ERRORS_ONLY = 2
@@ -68,7 +69,8 @@ class ProcessGroupContext:
 
     def variables(self) -> dict[str, str]:
         """What a script written for torchrun reads, and the interface's variables."""
-        environment, meeting = self.environment, self.meeting
+        environment = self.environment
+        meeting = self.meeting
         # What spare nodes have changed of Slurm's, for scripts that read these.
         moved = {
             "SLURM_PROCID": environment.rank,
@@ -216,7 +218,9 @@ class _OnImport:
     def __init__(
         self, name: str, around: Callable[[ModuleType], AbstractContextManager[None]]
     ) -> None:
-        self.name, self.around, self._looking = name, around, False
+        self.name = name
+        self.around = around
+        self._looking = False
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -264,7 +268,8 @@ def _is_ours(url: str, place: ProcessGroupContext, variables: Mapping[str, str])
     """Whether a url of ``init_process_group`` still means the world that we started."""
     from urllib.parse import parse_qs, urlsplit
 
-    parts, names = urlsplit(url), ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+    parts = urlsplit(url)
+    names = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
     wanted = {name: value for name, value in place.variables().items() if name in names}
     given = {name: variables.get(name, "") for name in names}
     if parts.scheme == "tcp":
@@ -313,13 +318,17 @@ def without_reverse_dns() -> Iterator[None]:
     libc = ctypes.CDLL(None)
     libc.__res_init()
     libc.__res_state.restype = ctypes.POINTER(ctypes.c_int)
-    resolver, level = libc.__res_state(), _log_level()
-    servers, before = resolver[_NAME_SERVERS], level.value
-    resolver[_NAME_SERVERS], level.value = 0, max(before, _ERRORS_ONLY)
+    resolver = libc.__res_state()
+    level = _log_level()
+    servers = resolver[_NAME_SERVERS]
+    before = level.value
+    resolver[_NAME_SERVERS] = 0
+    level.value = max(before, _ERRORS_ONLY)
     try:
         yield
     finally:
-        resolver[_NAME_SERVERS], level.value = servers, before
+        resolver[_NAME_SERVERS] = servers
+        level.value = before
 
 
 def _log_level() -> ctypes.c_int:

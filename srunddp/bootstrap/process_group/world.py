@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     import torch
     from torch.distributed.distributed_c10d import Store
 
-_LOOK_EVERY, _LOOK_SELDOM = 0.01, 1.0
+_LOOK_EVERY = 0.01
+_LOOK_SELDOM = 1.0
 
 
 def wait_for_gloo_threads() -> None:
@@ -31,7 +32,8 @@ def wait_for_gloo_threads() -> None:
     its result. When Python is ending by then, the process aborts, and a good run has the exit code
     134.
     """
-    deadline, before = time.monotonic() + 2.0, _gloo_activity()
+    deadline = time.monotonic() + 2.0
+    before = _gloo_activity()
     while before and time.monotonic() < deadline:
         time.sleep(0.002)  # without the GIL, which they may be waiting for
         now = _gloo_activity()
@@ -139,7 +141,10 @@ class World:
         else:
             assert self._store
             if wrong := await_message(self._store, key):
-                first = f"local rank 0 of node {self.node_rank}" if per_node else "rank 0"
+                if per_node:
+                    first = f"local rank 0 of node {self.node_rank}"
+                else:
+                    first = "rank 0"
                 raise PeerError(f"{first} failed in rank_zero_first(): {wrong}", code=1)
             yield
 
@@ -175,7 +180,8 @@ def open_world(
 
     from srunddp.bootstrap.process_group import device
 
-    environment, meeting = place.environment, place.meeting
+    environment = place.environment
+    meeting = place.meeting
     chosen, backend, warning = device.select_device(
         backend, environment.local_rank, meeting.local_world_size
     )

@@ -15,7 +15,9 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 KINDS = ("secret", "munge", "none")
-SERVER, CLIENT = "rank 0", "rank"  # the roles, so that no proof can be sent back to its maker
+# the roles, so that no proof can be sent back to its maker
+SERVER = "rank 0"
+CLIENT = "rank"
 MUNGE_SOCKET = "SRUNDDP_MUNGE_SOCKET"
 SECRET_BYTES = 32
 EXPECTED = "one proof that all nodes have"
@@ -25,7 +27,8 @@ HINT = (
 _LONGEST_NONCE = 64
 
 # munge.h
-_SOCKET, _UID_RESTRICTION = 8, 9
+_SOCKET = 8
+_UID_RESTRICTION = 9
 
 
 class ProofError(Exception):
@@ -89,7 +92,9 @@ class HmacAuthenticator(Authenticator):
         right = isinstance(proof, str) and hmac.compare_digest(
             proof.encode(errors="replace"), self.sign(text).encode()
         )
-        return "" if right else "it does not have the secret of this run"
+        if right:
+            return ""
+        return "it does not have the secret of this run"
 
 
 @dataclass(frozen=True)
@@ -123,16 +128,23 @@ class MungeAuthenticator(Authenticator):
             return str(reason)
         if user != os.geteuid():
             return f"its user is {user}, ours is {os.geteuid()}"
-        return "" if proven == text else "its credential is for something else"
+        if proven == text:
+            return ""
+        return "its credential is for something else"
 
     def _decode(self, proof: bytes) -> tuple[int, bytes]:
-        data, size = ctypes.c_void_p(), ctypes.c_int()
-        user, group = ctypes.c_uint32(), ctypes.c_uint32()
+        data = ctypes.c_void_p()
+        size = ctypes.c_int()
+        user = ctypes.c_uint32()
+        group = ctypes.c_uint32()
         with self._context() as context:
             answer = self.library.munge_decode(
                 proof, context, *map(ctypes.byref, (data, size, user, group))
             )
-        text = ctypes.string_at(data, size.value) if data.value else b""
+        if data.value:
+            text = ctypes.string_at(data, size.value)
+        else:
+            text = b""
         _libc.free(data)
         # One that is expired or replayed is decoded as well.
         self._check(answer)
@@ -169,7 +181,9 @@ def choose_authenticator(secret: str = "") -> Authenticator:
     """This rank's kind of proof; ``secret`` is in hexadecimal, and empty where neither PMI nor MPI
     carried one.
     """
-    return HmacAuthenticator(bytes.fromhex(secret)) if secret else _munge_here() or Authenticator()
+    if secret:
+        return HmacAuthenticator(bytes.fromhex(secret))
+    return _munge_here() or Authenticator()
 
 
 def _munge_here() -> MungeAuthenticator | None:
@@ -179,7 +193,8 @@ def _munge_here() -> MungeAuthenticator | None:
         return None
     library.munge_ctx_create.restype = ctypes.c_void_p
     library.munge_strerror.restype = ctypes.c_char_p
-    munge, trial = MungeAuthenticator(library, os.environ.get(MUNGE_SOCKET, "")), b"srunddp"
+    munge = MungeAuthenticator(library, os.environ.get(MUNGE_SOCKET, ""))
+    trial = b"srunddp"
     with contextlib.suppress(ProofError):
         return None if munge.why_invalid(munge.sign(trial), trial) else munge
     return None

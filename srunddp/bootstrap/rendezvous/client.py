@@ -33,7 +33,8 @@ _LONGEST_PATIENCE = 8.0
 ANSWERED_PER_SECOND = 2000
 # Linux keeps so many connections until they are accepted, and drops others, which try again 1 s
 # later, and then 2 s.
-_AT_ONCE, _LATER_PER_SECOND = 4096, 16000
+_AT_ONCE = 4096
+_LATER_PER_SECOND = 16000
 # Rank 0 keeps the deadline, and may have begun to wait later than this rank did.
 _RANK_ZERO_LATER = 60.0
 _LONGEST_REASON = 400
@@ -67,7 +68,8 @@ def join(
         PeerError: a rank failed during the rendezvous, this one perhaps.
         ReassignedError: this is a task of a spare node, and gets a rank.
     """
-    own, cancel = own or Authenticator(), interrupt or CancelToken()
+    own = own or Authenticator()
+    cancel = interrupt or CancelToken()
     try:
         return RendezvousClient(_reachable(candidates, hello), hello, own, cancel, lost_after).run(
             deadline
@@ -257,7 +259,10 @@ class RendezvousClient:
 
     def _not_found(self) -> RendezvousError:
         first, *more = self.candidates
-        own = f" ({self.hello.address})" if self.hello.address else ""
+        if self.hello.address:
+            own = f" ({self.hello.address})"
+        else:
+            own = ""
         why = self.passed_over.get(_StrangerError) or self.passed_over.get(
             _PassedOverError, "nothing tried"
         )
@@ -281,9 +286,10 @@ class RendezvousClient:
                 connection, max(deadline, time.monotonic()) + _RANK_ZERO_LATER
             )
         except (OSError, TypeError):
-            found = f"{self.hello} lost rank 0 at {address} during the rendezvous"
             raise RendezvousError(
-                found, expected="rank 0 to stay", hint="see rank 0's own message"
+                f"{self.hello} lost rank 0 at {address} during the rendezvous",
+                expected="rank 0 to stay",
+                hint="see rank 0's own message",
             ) from None
 
     def _receive_info(self, connection: socket.socket, deadline: float) -> RendezvousInfo:

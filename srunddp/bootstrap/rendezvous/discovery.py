@@ -117,14 +117,13 @@ def discover(
                 return way.name, way.exchange(message, environment, timeout)
         except mpi.MpiNotLaunchedError as reason:
             unsuitable = reason
-    hint = (
-        "install mpi4py for it, start with `srun --mpi=pmi2` or `--mpi=pmix`, or use --channel"
-        " slurm"
-    )
     raise ConfigError(
         str(unsuitable),
         expected="mpi4py built for the MPI of this launcher",
-        hint=hint,
+        hint=(
+            "install mpi4py for it, start with `srun --mpi=pmi2` or `--mpi=pmix`, or use --channel"
+            " slurm"
+        ),
         scope=Scope.JOB,
     )
 
@@ -160,7 +159,10 @@ def candidate_addresses(
     """
     entry, name = rank_zero_name(environment, entries)
     here = working_out(environment).rank_zero(environment).here
-    hosts = _own(environment, interface) if here else _resolve(name, environment)
+    if here:
+        hosts = _own(environment, interface)
+    else:
+        hosts = _resolve(name, environment)
     return [
         Address(host, port)
         for port in rendezvous_ports(environment, entry, forced)
@@ -172,11 +174,9 @@ def _own(environment: Environment, interface: SelectedInterface | None) -> list[
     if interface:
         return [interface.address]
     addresses = [address for link in list_interfaces() for address in link.addresses]
-    return (
-        ["127.0.0.1"]
-        if environment.one_node
-        else [host for host in addresses if not is_loopback(host)]
-    )
+    if environment.one_node:
+        return ["127.0.0.1"]
+    return [host for host in addresses if not is_loopback(host)]
 
 
 def resolve_node(
@@ -185,7 +185,10 @@ def resolve_node(
     """On rank 0: those of this node's own addresses at which the others look for it, by its name or
     beside it.
     """
-    beside = [interface.address] if interface else []
+    if interface:
+        beside = [interface.address]
+    else:
+        beside = []
     if environment.one_node:
         return beside or _own(environment, None)
     found = addresses_of(
@@ -203,20 +206,25 @@ def hostname_of(entry: IfacesEntry, node: str) -> str:
 
 def _own_name(environment: Environment, entry: IfacesEntry) -> str:
     """The name by which the others look for rank 0, asked on its own node."""
-    return environment.master[0] if environment.master else hostname_of(entry, environment.node)
+    if environment.master:
+        return environment.master[0]
+    return hostname_of(entry, environment.node)
 
 
 def _resolve(name: str, environment: Environment) -> list[str]:
-    found, node = addresses_of(name), environment.node
+    found = addresses_of(name)
+    node = environment.node
     if reachable := sorted(host for host in found if environment.one_node or not is_loopback(host)):
         return reachable
     loopback = f"{name} resolves to {', '.join(sorted(found))} on node {node}, which is loopback"
-    text, expected = (
-        loopback if found else f"{name} does not resolve on node {node}",
-        "a name for rank 0's address",
+    text = loopback if found else f"{name} does not resolve on node {node}"
+    expected = "a name for rank 0's address"
+    raise ConfigError(
+        text,
+        expected=f"{expected} on the data network",
+        hint=f"{OTHER_NAME}; with --channel env correct MASTER_ADDR",
+        scope=Scope.NODE,
     )
-    hint = f"{OTHER_NAME}; with --channel env correct MASTER_ADDR"
-    raise ConfigError(text, expected=f"{expected} on the data network", hint=hint, scope=Scope.NODE)
 
 
 def check_reachable(
@@ -226,10 +234,8 @@ def check_reachable(
     interface of this node.
     """
     name = _own_name(environment, entry)
-    found, addresses = (
-        addresses_of(name),
-        {address: link.name for link in links for address in link.addresses},
-    )
+    found = addresses_of(name)
+    addresses = {address: link.name for link in links for address in link.addresses}
     elsewhere = {
         host: addresses[host] for host in found if host in addresses and not host.startswith("127.")
     }
@@ -239,13 +245,14 @@ def check_reachable(
             f"the others look for rank 0 at {name}, which is {host} on {other}; its interface is"
             f" {interface.name}"
         )
-        hint, where = OTHER_NAME, entry.where
+        hint = OTHER_NAME
+        where = entry.where
         if environment.master:
-            hint, where = "correct one of the two", f"MASTER_ADDR={name}"
-        expected = "a name that leads to that interface"
+            hint = "correct one of the two"
+            where = f"MASTER_ADDR={name}"
         raise ConfigError(
             f"{text} ({interface.address})",
-            expected=expected,
+            expected="a name that leads to that interface",
             hint=hint,
             where=where,
             scope=Scope.JOB,

@@ -26,7 +26,8 @@ _LONGEST = 4096
 _LONGEST_WORD = 256
 _LINES_SAID = 10
 # Connections that are accepted in a row; messages that are read in between.
-_AT_ONCE, _BETWEEN = 4096, 64
+_AT_ONCE = 4096
+_BETWEEN = 64
 _TYPES = {each.name: each.type for each in fields(Hello)}
 
 
@@ -44,7 +45,9 @@ class PendingPeer:
     challenge: Challenge | None = None
 
     def __str__(self) -> str:
-        return f"{self.hello} ({self.address})" if self.hello else str(self.address)
+        if self.hello:
+            return f"{self.hello} ({self.address})"
+        return str(self.address)
 
 
 @dataclass(kw_only=True)
@@ -97,9 +100,10 @@ class AuthenticatedListener:
         ready = {key.fileobj for key, _ in selected}
         for number, (key, _) in enumerate(selected):
             # The kernel keeps 4,096 that come, and drops others, which try again a second later.
-            for listener in self.listening if number % _BETWEEN == 0 else ():
-                self._accept(listener, listener in ready)
-                ready.discard(listener)
+            if number % _BETWEEN == 0:
+                for listener in self.listening:
+                    self._accept(listener, listener in ready)
+                    ready.discard(listener)
             if isinstance(key.fileobj, socket.socket):
                 if peer := self.known.get(key.fileobj) or self._waiting.get(key.fileobj):
                     yield from self._read(peer)
@@ -131,10 +135,12 @@ class AuthenticatedListener:
         if self._waiting:
             self._close(next(iter(self._waiting.values())))
             return
-        found = f"rank 0 cannot open more than {len(self.known)} connections"
-        hint = "raise the limit of open files (ulimit -n)"
-        expected = f"one for each of {self.own.world_size} ranks"
-        raise RendezvousError(found, expected=expected, hint=hint, scope=Scope.JOB)
+        raise RendezvousError(
+            f"rank 0 cannot open more than {len(self.known)} connections",
+            expected=f"one for each of {self.own.world_size} ranks",
+            hint="raise the limit of open files (ulimit -n)",
+            scope=Scope.JOB,
+        )
 
     def _close(self, peer: PendingPeer) -> None:
         self._selector.unregister(peer.connection)
@@ -181,7 +187,9 @@ class AuthenticatedListener:
         self.known[peer.connection] = self._waiting.pop(peer.connection)
 
     def _greet(self, peer: PendingPeer, message: Mapping[str, Any]) -> None:
-        hello, nonce, kind = _hello(message), message.get("nonce"), message.get("kind")
+        hello = _hello(message)
+        nonce = message.get("nonce")
+        kind = message.get("kind")
         if (
             not hello
             or not auth.is_nonce(nonce)

@@ -127,10 +127,12 @@ def bind(prepared: RankSetup) -> RankSetup:
     Raises:
         SrunddpError: no port is free, or the others would not find this address.
     """
-    environment, forced = prepared.environment, prepared.options.ports
+    environment = prepared.environment
+    forced = prepared.options.ports
     if environment.rank != 0:
         return prepared
-    alone, rejoin = environment.world_size == 1, prepared.options.rejoin
+    alone = environment.world_size == 1
+    rejoin = prepared.options.rejoin
     entry = ifaces_conf.entry_for(prepared.entries, environment.node, or_default=alone)
     if not (
         environment.world_size == 1
@@ -144,7 +146,10 @@ def bind(prepared: RankSetup) -> RankSetup:
     if rejoin and rejoin.descriptor is not None:
         listening = socket.socket(fileno=rejoin.descriptor)
     else:
-        ports = [0] if alone else discovery.rendezvous_ports(environment, entry, forced)
+        if alone:
+            ports = [0]
+        else:
+            ports = discovery.rendezvous_ports(environment, entry, forced)
         listening = protocol.listen(prepared.interface.address, ports)
     # Any for the store, too, unless a firewall leaves only some.
     held = protocol.bind_store(prepared.interface.address, listening, forced or entry.ports or [0])
@@ -166,14 +171,19 @@ def listen_as_deputy(prepared: RankSetup) -> RankSetup:
     # The first two are for a rank 0, of this run or of another, and its store.
     ports = [0] if allowed is None else [*allowed][:1:-1]
     if environment.is_spare and not ports:
-        found = f"{len(allowed or ())} ports with --spare-nodes"
-        hint = "name more with --port or `ports:` in ifaces.conf"
         raise ConfigError(
-            found, expected="3 or more", hint=hint, where=entry.where, scope=Scope.JOB
+            f"{len(allowed or ())} ports with --spare-nodes",
+            expected="3 or more",
+            hint="name more with --port or `ports:` in ifaces.conf",
+            where=entry.where,
+            scope=Scope.JOB,
         )
     if allowed and environment.local_rank:
         return prepared
-    listening = protocol.listen_where_possible([prepared.interface.address], ports) if ports else []
+    if ports:
+        listening = protocol.listen_where_possible([prepared.interface.address], ports)
+    else:
+        listening = []
     return replace(prepared, deputy=listening[0]) if listening else prepared
 
 
@@ -225,27 +235,25 @@ def rendezvous(
     if environment.world_size == 1:
         assert prepared.held
         prepared.held.rendezvous.close()
-        store, run, node = (
-            prepared.held.store_address,
-            discovery.token(environment),
-            environment.node,
-        )
+        store = prepared.held.store_address
+        run = discovery.token(environment)
+        node = environment.node
         single = RendezvousInfo(
             master_addr=store.host, master_port=store.port, run=run, master_node=node
         )
         return RendezvousResult(meeting=single, connections={}, nodes={0: node})
     deadline = time.monotonic() + prepared.options.timeout
     if rejoin := prepared.options.rejoin:
-        channel, published = rejoin.channel, rejoin.published
+        channel = rejoin.channel
+        published = rejoin.published
     else:
         timeout = prepared.options.timeout
         channel, published = discovery.discover(
             environment, prepared.published, timeout, over_mpi, say
         )
     hello, own, addresses = discovery.introduce(environment, published, prepared.interface.address)
-    hello = (
-        replace(hello, deputy_port=prepared.deputy.getsockname()[1]) if prepared.deputy else hello
-    )
+    if prepared.deputy:
+        hello = replace(hello, deputy_port=prepared.deputy.getsockname()[1])
     if prepared.held:
         if not published:
             discovery.working_out(environment).rank_zero(environment)
@@ -275,11 +283,15 @@ def rendezvous(
 def _server(
     prepared: RankSetup, on_quorum: Callable[[], None], known: dict[str, Any]
 ) -> RendezvousServer:
-    environment, rejoin = prepared.environment, prepared.options.rejoin
+    environment = prepared.environment
+    rejoin = prepared.options.rejoin
     if rejoin is None or rejoin.lost_after is None:
         from srunddp.bootstrap.rendezvous.server import RendezvousServer
 
-        layout = environment.step.layout() if environment.step else {}
+        if environment.step:
+            layout = environment.step.layout()
+        else:
+            layout = {}
         return RendezvousServer(layout=layout, **known)
     from srunddp.bootstrap.rendezvous.spare_node_server import SpareNodeServer
 
@@ -318,11 +330,9 @@ def report_early_failure(
         or environment.discovery.starts_mpi
     ):
         return False
-    way, within, rejoin = (
-        environment.discovery,
-        min(protocol.TELL_FOR, options.timeout),
-        options.rejoin,
-    )
+    way = environment.discovery
+    within = min(protocol.TELL_FOR, options.timeout)
+    rejoin = options.rejoin
     deadline = time.monotonic() + within
     failure = AbortReason(str(error.args[0]), error.exit_code)
     try:
@@ -333,7 +343,10 @@ def report_early_failure(
             else:
                 _answer_others(environment, options, chosen, said)
             return True
-        published = rejoin.published if rejoin else ""
+        if rejoin:
+            published = rejoin.published
+        else:
+            published = ""
         if way.publishes and not rejoin:
             published = way.exchange(None, environment, within)
         hello, own, addresses = discovery.introduce(environment, published)
@@ -360,7 +373,8 @@ def _answer_others(
     from srunddp.bootstrap.rendezvous.listener import AuthenticatedListener
     from srunddp.bootstrap.rendezvous.server import tell_all
 
-    entries, rejoin = _entries(options), options.rejoin
+    entries = _entries(options)
+    rejoin = options.rejoin
     if rejoin and rejoin.descriptor is not None:
         listening = [socket.socket(fileno=rejoin.descriptor)]
     else:

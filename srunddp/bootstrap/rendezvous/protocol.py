@@ -40,7 +40,9 @@ class Address:
     port: int
 
     def __str__(self) -> str:
-        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+        if ":" in self.host:
+            return f"[{self.host}]:{self.port}"
+        return f"{self.host}:{self.port}"
 
     @property
     def family(self) -> socket.AddressFamily:
@@ -165,21 +167,23 @@ def listen(host: str, ports: list[int]) -> socket.socket:
             )
         except OSError as error:
             if error.errno != errno.EADDRINUSE:
-                found = f"{Address(host, port)} cannot be bound: {os.strerror(error.errno or 0)}"
-                hint = "correct this node's interface in ifaces.conf"
                 raise RendezvousError(
-                    found, expected="an address of this node", hint=hint
+                    f"{Address(host, port)} cannot be bound: {os.strerror(error.errno or 0)}",
+                    expected="an address of this node",
+                    hint="correct this node's interface in ifaces.conf",
                 ) from None
-    shown = (
-        f"port {ports[0]}"
-        if len(ports) == 1
-        else f"all {len(ports)} ports from {min(ports)} to {max(ports)}"
+    if len(ports) == 1:
+        shown = f"port {ports[0]}"
+    else:
+        shown = f"all {len(ports)} ports from {min(ports)} to {max(ports)}"
+    raise RendezvousError(
+        f"{shown} on {host} taken by others",
+        expected="a free port",
+        hint=(
+            "name other ports with --port or `ports:` in ifaces.conf; with --channel env, another"
+            " MASTER_PORT"
+        ),
     )
-    hint = (
-        "name other ports with --port or `ports:` in ifaces.conf; with --channel env, another"
-        " MASTER_PORT"
-    )
-    raise RendezvousError(f"{shown} on {host} taken by others", expected="a free port", hint=hint)
 
 
 def listen_where_possible(hosts: Iterable[str], ports: list[int]) -> list[socket.socket]:
@@ -230,11 +234,9 @@ def error_from_message(message: Mapping[str, Any]) -> SrunddpError:
 def message_of(error: SrunddpError) -> dict[str, Any]:
     """What rank 0 tells the others when it raises this error."""
     text = str(error)
-    return (
-        AbortReason(text, error.exit_code).message()
-        if isinstance(error, PeerError)
-        else {"failed": text}
-    )
+    if isinstance(error, PeerError):
+        return AbortReason(text, error.exit_code).message()
+    return {"failed": text}
 
 
 class CancelToken:
@@ -324,7 +326,8 @@ def decode_advertisement(text: str) -> Advertisement:
             first, [Address(host.strip("[]"), int(port)) for host, _, port in parts], last
         )
     except ValueError:
-        hint = "start all ranks with one srunddp"
         raise RendezvousError(
-            f"rank 0 published {text[:80]!r}", expected="its address", hint=hint
+            f"rank 0 published {text[:80]!r}",
+            expected="its address",
+            hint="start all ranks with one srunddp",
         ) from None

@@ -84,7 +84,7 @@ class RendezvousServer:
                 self.say(f"error: {error}")
                 error.said = True
                 late = time.monotonic() >= deadline
-                self._settled |= {self.own.rank}
+                self._settled.add(self.own.rank)
                 tell_all(
                     listener,
                     protocol.message_of(error),
@@ -119,9 +119,12 @@ class RendezvousServer:
         if message is None:
             if self.connections.get(hello.rank) is connection:
                 self._settled.add(hello.rank)
-                found = f"{hello} was lost during the rendezvous: its process ended"
-                hint = "see what ended it there: a signal, or the node's memory"
-                raise PeerError(found, code=137, expected="every rank to stay", hint=hint)
+                raise PeerError(
+                    f"{hello} was lost during the rendezvous: its process ended",
+                    code=137,
+                    expected="every rank to stay",
+                    hint="see what ended it there: a signal, or the node's memory",
+                )
         elif reported := protocol.failure_in(message):
             send(connection, {"told": True})
             self._settled.add(hello.rank)
@@ -169,7 +172,8 @@ class RendezvousServer:
         return [rank for rank in range(self.own.world_size) if rank not in self._here]
 
     def _absent(self) -> RendezvousError:
-        missing, expected = self._missing(), f"all of them on {self.held.rendezvous_address}"
+        missing = self._missing()
+        expected = f"all of them on {self.held.rendezvous_address}"
         found = (
             f"{len(missing)} of {self.own.world_size} ranks did not come:"
             f" {fold_ranks(missing, self.layout)}"
@@ -179,7 +183,8 @@ class RendezvousServer:
         return RendezvousError(found, expected=expected, hint=hint, scope=Scope.JOB)
 
     def _tell(self) -> RendezvousInfo:
-        numbers, deputies = sorted(self._here), self._deputies()
+        numbers = sorted(self._here)
+        deputies = self._deputies()
         more: dict[str, Any] = {
             "deputies": deputies,
             "vacant": sorted({*range(self.own.world_size)} - {*numbers}),
@@ -187,7 +192,7 @@ class RendezvousServer:
         # Only a spare node can take rank 0's ranks.
         if any(number >= self._ranks for number, *_ in deputies):
             where = [Address(host, port) for _, host, port in deputies]
-            more |= {"takeover": protocol.encode_advertisement(self.own.token, where)}
+            more["takeover"] = protocol.encode_advertisement(self.own.token, where)
         hellos = [self._here[number] for number in numbers]
         infos = infos_of(hellos, self.held.store_address, self.channel, self._ranks, **more)
         meetings = dict(zip(numbers, infos, strict=True))
@@ -261,7 +266,8 @@ def tell_all(
     """
     for connection, peer in listener.known.items():
         send(connection, message)
-        settled |= {peer.hello.rank} if peer.hello else set()
+        if peer.hello:
+            settled.add(peer.hello.rank)
     deadline = time.monotonic() + seconds
     while len(settled) < listener.own.world_size and (remaining := deadline - time.monotonic()) > 0:
         for hello, connection, said in listener.events(remaining):

@@ -56,7 +56,8 @@ class SpareNodeServer(RendezvousServer):
         give_up = time.monotonic() + self.within
         has_quorum = False
         while True:
-            now, missing = time.monotonic(), self.expected - {*self._here}
+            now = time.monotonic()
+            missing = self.expected - {*self._here}
             if not missing or now >= give_up:
                 if not has_quorum:
                     self._check_quorum()
@@ -94,12 +95,14 @@ class SpareNodeServer(RendezvousServer):
 
     def _check_quorum(self) -> None:
         if len(self._here) < self.quorum:
-            found, expected = (
+            raise RendezvousError(
                 f"{len(self._here)} tasks have met after the loss of a node",
-                f"{self.quorum} or more",
+                expected=f"{self.quorum} or more",
+                hint=(
+                    "this side is cut off from the others, which may have gone on: see their output"
+                ),
+                scope=Scope.JOB,
             )
-            hint = "this side is cut off from the others, which may have gone on: see their output"
-            raise RendezvousError(found, expected=expected, hint=hint, scope=Scope.JOB)
         self.on_quorum()
 
     def _replace(self, vacant: Collection[int]) -> None:
@@ -107,22 +110,22 @@ class SpareNodeServer(RendezvousServer):
             if not {*vacant} & {*ranks}:
                 continue
             if 0 in ranks:  # as rank 0 itself was, the others are on its node
-                wanted, spare = [*ranks][1:], self._spare_nodes().get(self.own.node, [])
+                wanted = [*ranks][1:]
+                spare = self._spare_nodes().get(self.own.node, [])
             else:
                 for rank in {*ranks} & {*self._here}:
                     self._dismiss(self.connections.pop(rank), self._here.pop(rank))
                 others = [
                     each for node, each in self._spare_nodes().items() if node != self.own.node
                 ]
-                wanted, spare = (
-                    [*ranks],
-                    next((each for each in others if len(each) >= len(ranks)), []),
-                )
+                wanted = [*ranks]
+                spare = next((each for each in others if len(each) >= len(ranks)), [])
             if len(spare) < len(wanted):
-                found = f"no spare node is left for {fold_ranks(wanted, {})}"
-                hint = "give the job more with --spare-nodes"
                 raise RendezvousError(
-                    found, expected="one for each node that is lost", hint=hint, scope=Scope.JOB
+                    f"no spare node is left for {fold_ranks(wanted, {})}",
+                    expected="one for each node that is lost",
+                    hint="give the job more with --spare-nodes",
+                    scope=Scope.JOB,
                 )
             self._assign(wanted, spare)
 

@@ -55,10 +55,8 @@ def evaluate(seen: Ranks[CpuFacts]) -> Iterator[Finding]:
         for line in facts.advice:
             yield one.finding(WARN, *split_message(line), rank=True)
         if facts.threads > facts.cpus:
-            found, hint = (
-                f"{facts.variable}={facts.threads}",
-                f"unset {facts.variable}, or set it to {facts.cpus}",
-            )
+            found = f"{facts.variable}={facts.threads}"
+            hint = f"unset {facts.variable}, or set it to {facts.cpus}"
             yield one.finding(
                 WARN,
                 f"{found} on {_cpus(facts.cpus)}",
@@ -78,7 +76,8 @@ def _cpus(count: int) -> str:
 
 def _together(ranks: Ranks[CpuFacts]) -> Iterator[Finding]:
     """Ranks of one node that have too many threads only together."""
-    threads, cpus = sum(one.facts.threads for one in ranks), len(_all_cpus(ranks))
+    threads = sum(one.facts.threads for one in ranks)
+    cpus = len(_all_cpus(ranks))
     if threads > cpus and all(one.facts.threads <= one.facts.cpus for one in ranks):
         variable = next(one.facts.variable for one in ranks if one.facts.threads)
         hint = (

@@ -16,7 +16,8 @@ from srunddp.errors import ConfigError
 from srunddp.util.hostlist import group_by_key
 from srunddp.util.nvml import NO_GPU, Device, View, look, of_cpus
 
-_TAKEN, _FULL = 0.1, 0.95
+_TAKEN = 0.1
+_FULL = 0.95
 _WITHIN = 30.0  # seconds: without nvidia-persistenced the driver may first have to wake many GPUs
 
 
@@ -67,10 +68,8 @@ def evaluate(seen: Ranks[GpuFacts]) -> Iterator[Finding]:
     nodes = [ranks for ranks in whole if any(one.facts.devices for one in ranks)]
     bare = Ranks(one for ranks in whole if ranks not in nodes for one in ranks)
     if nodes and bare:
-        found, hint = (
-            "no GPU is visible, and on other nodes there are",
-            "ask for GPUs on each node (--gpus-per-node)",
-        )
+        found = "no GPU is visible, and on other nodes there are"
+        hint = "ask for GPUs on each node (--gpus-per-node)"
         yield bare.finding(FAIL, found, "GPUs on all nodes or on none", hint, ranks=False)
     used: Used = []
     for ranks in nodes:
@@ -85,7 +84,8 @@ def evaluate(seen: Ranks[GpuFacts]) -> Iterator[Finding]:
 
 
 def _driver(one: Observation[GpuFacts]) -> Iterator[Finding]:
-    facts, named = one.facts, f"CUDA_VISIBLE_DEVICES={one.facts.wanted}"
+    facts = one.facts
+    named = f"CUDA_VISIBLE_DEVICES={one.facts.wanted}"
     if facts.error:
         hint = "see nvidia-smi on the node, and have it repaired or leave it out"
         yield one.finding(FAIL, f"NVML: {facts.error}", "an answer", hint)
@@ -179,7 +179,8 @@ def _without_p2p(used: Used) -> Iterator[Finding]:
 
 
 def _memory(one: Observation[GpuFacts], device: Device) -> Iterator[Finding]:
-    total, taken = device["total"], device["total"] - device["free"]
+    total = device["total"]
+    taken = device["total"] - device["free"]
     if total and taken > _TAKEN * total:
         found = f"{taken / 2**30:.1f} of {total / 2**30:.1f} GiB of the GPU's memory are taken"
         hint = f"end what uses {device['uuid']} (nvidia-smi), or take another GPU"
@@ -204,8 +205,10 @@ def _numa(one: Observation[GpuFacts], device: Device) -> Iterator[Finding]:
 
 
 def _unlike(used: Used) -> Iterator[Finding]:
-    seen, models = Ranks(one for one, _ in used), {one.rank: device["name"] for one, device in used}
-    name, hint = "NVIDIA driver", "have the nodes brought to one version"
+    seen = Ranks(one for one, _ in used)
+    models = {one.rank: device["name"] for one, device in used}
+    name = "NVIDIA driver"
+    hint = "have the nodes brought to one version"
     yield from seen.differing(
         lambda one: f"{one.facts.driver} (CUDA {one.facts.cuda})", WARN, name, hint, ranks=False
     )

@@ -51,8 +51,12 @@ def collect(context: CheckContext) -> InterfaceFacts:
     """This rank's."""
     import psutil
 
-    chosen, active = context.interface, [device for device in infiniband.devices() if device.active]
-    name = chosen.name if chosen else ""
+    chosen = context.interface
+    active = [device for device in infiniband.devices() if device.active]
+    if chosen:
+        name = chosen.name
+    else:
+        name = ""
     state = psutil.net_if_stats().get(name)
     return InterfaceFacts(
         wrong=list(context.interface_error) or _lookup(context),
@@ -85,7 +89,8 @@ def _lookup(context: CheckContext) -> list[str]:
     """What would keep this rank from finding rank 0, or rank 0 from being found, where names have
     to lead to it.
     """
-    environment, chosen = context.environment, context.interface
+    environment = context.environment
+    chosen = context.interface
     if environment.world_size == 1 or environment.discovery.publishes or not chosen:
         return []
     try:
@@ -133,7 +138,8 @@ def _unlike(
     usual, others = fit.minority(lambda one: value(one.facts))
     for known, who in others.items():
         name = who[0].facts.name
-        found, expected = text.format(name, known), f"{usual}, as on the other nodes"
+        found = text.format(name, known)
+        expected = f"{usual}, as on the other nodes"
         yield who.finding(WARN, found, expected, hint.format(name, usual), ranks=False)
 
 

@@ -12,7 +12,8 @@ from pathlib import Path
 from srunddp.check.finding import FAIL, WARN, Check, CheckContext, Finding, Observation, Ranks
 from srunddp.util.hostlist import group_by_key
 
-_FULL, _SCARCE = 8 << 20, 1 << 30
+_FULL = 8 << 20
+_SCARCE = 1 << 30
 _FEW_FILES = 1024
 
 
@@ -53,10 +54,8 @@ def evaluate(seen: Ranks[LimitFacts]) -> Iterator[Finding]:
         for folder, free in one.facts.free.items():
             yield from _room(one, folder, free)
         if 0 <= one.facts.files < _FEW_FILES:
-            found, hint = (
-                f"{one.facts.files} open files at most",
-                "raise the limit of open files (ulimit -n)",
-            )
+            found = f"{one.facts.files} open files at most"
+            hint = "raise the limit of open files (ulimit -n)"
             yield one.finding(WARN, found, f"{_FEW_FILES} or more", hint)
         if one.facts.rdma and one.facts.memlock >= 0:
             found = (

@@ -21,7 +21,10 @@ from srunddp.check.finding import (
 from srunddp.util.filesystem import Place, content, look, why_not_writable
 
 _PATIENCE = 5.0  # seconds, for all of them together
-PROJECT, SCRIPT, ENVIRONMENT, NAMED = "working directory", "script", "environment", "path"
+PROJECT = "working directory"
+SCRIPT = "script"
+ENVIRONMENT = "environment"
+NAMED = "path"
 _SHARE = "move it to a shared file system, copy it there, or name another"
 
 
@@ -34,7 +37,10 @@ class PathFacts:
 
 def collect(context: CheckContext) -> PathFacts:
     """This rank's. Contents are read by one rank of each node, and rank 0 alone writes a file."""
-    script = [(SCRIPT, context.script)] if context.script else []
+    if context.script:
+        script = [(SCRIPT, context.script)]
+    else:
+        script = []
     named = [
         (PROJECT, "."),
         *script,
@@ -56,7 +62,9 @@ def collect(context: CheckContext) -> PathFacts:
 
 def _look(place: Place, context: CheckContext) -> None:
     """Fill in what is there; what comes first stays known where something later does not answer."""
-    role, path, local_rank = place["role"], place["path"], context.environment.local_rank
+    role = place["role"]
+    path = place["path"]
+    local_rank = context.environment.local_rank
     place.update(look(role, path, write=role == PROJECT))
     if (
         context.environment.rank == 0
@@ -66,7 +74,10 @@ def _look(place: Place, context: CheckContext) -> None:
     ):
         place["error"] = "cannot be written to: no answer"
         why = why_not_writable(path)
-        place["error"] = f"cannot be written to: {why}" if why else ""
+        if why:
+            place["error"] = f"cannot be written to: {why}"
+        else:
+            place["error"] = ""
     # A copy of the project is without what was left out, and what was written in the folder since.
     if local_rank == 0 and role not in (
         (ENVIRONMENT, PROJECT) if context.staged else (ENVIRONMENT,)
@@ -84,7 +95,10 @@ def evaluate(seen: Ranks[PathFacts]) -> Iterator[Finding]:
             level, found, hint = _wrong(place, one.node == seen[0].node)
             if found:
                 folder = _is_there(place) and place["role"] == PROJECT
-                expected = "a folder that can be written to" if folder else "on every rank"
+                if folder:
+                    expected = "a folder that can be written to"
+                else:
+                    expected = "on every rank"
                 yield one.finding(level, f"{_named(place)}{found}", expected, hint, rank=True)
         yield from _differing(seen, index)
 
@@ -94,7 +108,9 @@ def _is_there(place: Place) -> bool:
 
 
 def _named(place: Place) -> str:
-    return place["path"] if place["role"] == NAMED else f"the {place['role']} {place['path']}"
+    if place["role"] == NAMED:
+        return place["path"]
+    return f"the {place['role']} {place['path']}"
 
 
 def _wrong(place: Place, main: bool) -> tuple[Severity, str, str]:
@@ -128,16 +144,17 @@ def _differing(seen: Ranks[PathFacts], index: int) -> Iterator[Finding]:
         )
     usual, others = seen.minority(lambda one: places[one.rank]["kind"])
     for kind, who in others.items():
-        found, expected = (
-            f"{_named(places[who[0].rank])} is a {kind}",
-            f"a {usual}, as on most ranks",
-        )
+        found = f"{_named(places[who[0].rank])} is a {kind}"
+        expected = f"a {usual}, as on most ranks"
         yield who.finding(FAIL, found, expected, _SHARE, ranks=False)
     # A log that grows between two ranks' looks is no difference: they are known to see one folder.
     read = seen.where(lambda one: places[one.rank]["content"] and places[one.rank]["kind"] == usual)
     first = {places[one.rank]["identity"]: places[one.rank]["content"] for one in reversed(read)}
     for who in read.minority(lambda one: first[places[one.rank]["identity"]])[1].values():
-        expected = "the same names and sizes" if usual == "folder" else "the same content"
+        if usual == "folder":
+            expected = "the same names and sizes"
+        else:
+            expected = "the same content"
         found = f"{_named(places[who[0].rank])} differs from that of most nodes"
         yield who.finding(FAIL if role == SCRIPT else WARN, found, expected, _SHARE, ranks=False)
 

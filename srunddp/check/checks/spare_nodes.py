@@ -32,7 +32,8 @@ class SpareNodeFacts:
 
 def collect(context: CheckContext) -> SpareNodeFacts:
     """Rank 0's; srun is seen where it runs on the same node, as in a batch script."""
-    environment, step = context.environment, context.environment.step
+    environment = context.environment
+    step = context.environment.step
     try:
         set_spare_nodes(environment, context.spare_nodes)
     except ConfigError as error:
@@ -42,11 +43,10 @@ def collect(context: CheckContext) -> SpareNodeFacts:
     host = re.search(
         r"SrunHost:Pid=(.*):(\d+)", output("scontrol", "show", "step", f"{step.job}.{step.step}")
     )
-    srun = (
-        output("ps", "-ww", "-o", "args=", "-p", host[2])
-        if host and host[1] == environment.node
-        else ""
-    )
+    if host and host[1] == environment.node:
+        srun = output("ps", "-ww", "-o", "args=", "-p", host[2])
+    else:
+        srun = ""
     lines = re.findall(
         "(?m)^#(?:!|SBATCH ).*", output("scontrol", "write", "batch_script", step.job, "-")
     )

@@ -32,7 +32,9 @@ from srunddp.check.finding import (
 from srunddp.util.kernel_file import text_of
 
 _PATIENCE = 120.0  # seconds for an import of torch, from a file server that many nodes ask at once
-_SLOW, _SLOWER = 10.0, 3  # seconds, and times the usual
+# seconds, and times the usual
+_SLOW = 10.0
+_SLOWER = 3
 
 _IMPORT = """
 import json, sys, time
@@ -79,8 +81,15 @@ class VersionFacts:
 
 def collect(context: CheckContext) -> VersionFacts:
     """This rank's. torch is imported in a process of its own, so that this one stays without it."""
-    folder = os.path.dirname(os.path.realpath(context.script)) if context.script else ""
-    shared: Callable[[str], str] = context.staged.shared if context.staged else str
+    if context.script:
+        folder = os.path.dirname(os.path.realpath(context.script))
+    else:
+        folder = ""
+    shared: Callable[[str], str]
+    if context.staged:
+        shared = context.staged.shared
+    else:
+        shared = str
     prefix = shared(sys.prefix)
     found = {name: find(name, folder) for name in ("torch", *context.packages)}
     imported = {}
@@ -115,13 +124,19 @@ def find(name: str, first: str = "") -> tuple[str, str]:
     origin = _origin(module, first)
     if not origin:
         there = next(iter(distributions(name=name) if name else ()), None)
-        return (there.version, str(there.locate_file(""))) if there else ("", "")
-    package = (
-        os.path.dirname(origin) if os.path.basename(origin).startswith("__init__.") else origin
-    )
+        if there:
+            return (there.version, str(there.locate_file("")))
+        return ("", "")
+    if os.path.basename(origin).startswith("__init__."):
+        package = os.path.dirname(origin)
+    else:
+        package = origin
     place = os.path.dirname(package)
     # That of torch tells its build as well, which its metadata need not.
-    own = _assigned(Path(package, "version.py")) if module == "torch" else ""
+    if module == "torch":
+        own = _assigned(Path(package, "version.py"))
+    else:
+        own = ""
     return own or _version(module, place) or _assigned(Path(origin)), place
 
 
@@ -135,9 +150,9 @@ def _origin(module: str, first: str) -> str:
             spec = importlib.util.find_spec(module)
     except (ImportError, ValueError):
         return ""
-    return (
-        "" if spec is None else spec.origin or next(iter(spec.submodule_search_locations or ()), "")
-    )
+    if spec is None:
+        return ""
+    return spec.origin or next(iter(spec.submodule_search_locations or ()), "")
 
 
 def _version(module: str, place: str) -> str:
@@ -155,7 +170,9 @@ def _assigned(path: Path) -> str:
     found = re.search(
         r"""^__version__\s*(?::[^=\n]*)?=\s*["']([^"'\n]*)["']""", text_of(path), re.MULTILINE
     )
-    return found[1] if found else ""
+    if found:
+        return found[1]
+    return ""
 
 
 def _needs_vision(context: CheckContext) -> bool:
@@ -217,11 +234,13 @@ def _package(seen: Ranks[VersionFacts], name: str) -> Iterator[Finding]:
 
 
 def _import(one: Observation[VersionFacts]) -> Iterator[Finding]:
-    error, vision = one.facts.error, one.facts.vision
+    error = one.facts.error
+    vision = one.facts.vision
     if error:
         slow = error.startswith(TOO_LONG)
         hint = "see how fast its file system is; copy the environment to the nodes"
-        hint = hint if slow else f"see {one.facts.executable} -c 'import torch' on that node"
+        if not slow:
+            hint = f"see {one.facts.executable} -c 'import torch' on that node"
         yield one.finding(
             WARN if slow else FAIL,
             f"import torch: {error}",
@@ -258,7 +277,8 @@ def _imports(done: Ranks[VersionFacts]) -> Iterator[Finding]:
 
 def summary(seen: Ranks[VersionFacts]) -> str:
     """What rank 0 has, and how long the slowest import took."""
-    first, slowest = seen[0].facts, max(one.facts.seconds for one in seen)
+    first = seen[0].facts
+    slowest = max(one.facts.seconds for one in seen)
     found = [
         f"Python {first.python}",
         *(f"{name} {version}" for name, version in first.versions.items()),

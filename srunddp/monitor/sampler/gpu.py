@@ -39,7 +39,8 @@ _REASONS = {  # nvmlClocksEventReason...; 1 is for an idle GPU
     0x80: "power_brake",
     0x100: "display_clocks",
 }
-_KIB, _MIB = 1 << 10, 1 << 20
+_KIB = 1 << 10
+_MIB = 1 << 20
 _ALL_LINKS = 0xFFFFFFFF
 # NVML takes 20 ms for each direction: not where samples are as close as that.
 _NO_THROUGHPUT_BELOW = 1.0
@@ -59,15 +60,21 @@ class Gpu:
     """
 
     def __init__(self, nvml: Any, handle: Any, parent: Any, label: str, seconds: float) -> None:
-        self.label, self._nvml, self._handle = label, nvml, handle
+        self.label = label
+        self._nvml = nvml
+        self._handle = handle
         self._unasked = unsupported_errors(nvml)
         gpm = Gpm.of(nvml, handle, parent) if handle is not None else None
-        self._questions = self._all(gpm, parent is not None, seconds) if handle is not None else []
+        if handle is not None:
+            self._questions = self._all(gpm, parent is not None, seconds)
+        else:
+            self._questions = []
 
     def _all(
         self, gpm: Gpm | None, is_instance: bool, seconds: float
     ) -> list[Callable[[], dict[str, str]]]:
-        nvml, handle = self._nvml, self._handle
+        nvml = self._nvml
+        handle = self._handle
         figures: dict[str, Callable[[], object]] = {
             "power_w": lambda: f"{nvml.nvmlDeviceGetPowerUsage(handle) / 1000:.3f}",
             "energy_j": lambda: f"{nvml.nvmlDeviceGetTotalEnergyConsumption(handle) / 1000:.3f}",
@@ -87,7 +94,9 @@ class Gpu:
         if gpm:
             return [*own, gpm.ask]
         # What a GPU's bus carries is not an instance's own.
-        return own if is_instance or seconds < _NO_THROUGHPUT_BELOW else [*own, self._pcie]
+        if is_instance or seconds < _NO_THROUGHPUT_BELOW:
+            return own
+        return [*own, self._pcie]
 
     def sample(self) -> str:
         """Its fields, in the order of :data:`FIELDS`."""
@@ -165,8 +174,11 @@ class Gpm:
     """
 
     def __init__(self, nvml: Any, gpu: Any, instance: int | None) -> None:
-        self._nvml, self._gpu, self._instance = nvml, gpu, instance
-        self._latest, self._older = nvml.nvmlGpmSampleAlloc(), nvml.nvmlGpmSampleAlloc()
+        self._nvml = nvml
+        self._gpu = gpu
+        self._instance = instance
+        self._latest = nvml.nvmlGpmSampleAlloc()
+        self._older = nvml.nvmlGpmSampleAlloc()
         self._has_before = False
         self._metrics = {
             "sm_percent": (nvml.NVML_GPM_METRIC_SM_UTIL, 0),
@@ -200,17 +212,24 @@ class Gpm:
         else:
             self._nvml.nvmlGpmMigSampleGet(self._gpu, self._instance, self._older)
         self._latest, self._older = self._older, self._latest
-        had_before, self._has_before = self._has_before, True
-        return self._between() if had_before else {}
+        had_before = self._has_before
+        self._has_before = True
+        if had_before:
+            return self._between()
+        return {}
 
     def _between(self) -> dict[str, str]:
-        self._question.sample1, self._question.sample2 = self._older, self._latest
+        self._question.sample1 = self._older
+        self._question.sample2 = self._latest
         self._nvml.nvmlGpmMetricsGet(self._question)
         found = {}
         for number, (column, (_, unit)) in enumerate(self._metrics.items()):
             metric = self._question.metrics[number]
             if metric.nvmlReturn == self._nvml.NVML_SUCCESS:
-                found[column] = f"{metric.value * unit:.0f}" if unit else f"{metric.value:.2f}"
+                if unit:
+                    found[column] = f"{metric.value * unit:.0f}"
+                else:
+                    found[column] = f"{metric.value:.2f}"
         return found
 
 
@@ -244,10 +263,8 @@ class Gpus:
         for each in wanted:
             for device in visible(each, self._known)[0]:
                 if device["uuid"] not in self._gpus:
-                    parent, name = (
-                        device["gpu"] if device["parent"] else None,
-                        device["name"].replace(",", " "),
-                    )
+                    parent = device["gpu"] if device["parent"] else None
+                    name = device["name"].replace(",", " ")
                     label = f"{device['uuid']},{device['index']},{name}"
                     self._gpus[device["uuid"]] = Gpu(
                         self._nvml, device["handle"], parent, label, self._seconds
@@ -275,11 +292,15 @@ def _look() -> tuple[Any, list[list[_Known]]]:
 def _as_known(nvml: Any, index: int) -> list[_Known]:
     try:
         gpu = nvml.nvmlDeviceGetHandleByIndex(index)
-        parent, name = nvml.nvmlDeviceGetUUID(gpu), nvml.nvmlDeviceGetName(gpu)
+        parent = nvml.nvmlDeviceGetUUID(gpu)
+        name = nvml.nvmlDeviceGetName(gpu)
         found = [(nvml.nvmlDeviceGetUUID(each), each) for each in instances(nvml, gpu)]
     except nvml.NVMLError:
         # One that is lost already keeps its place, for those that are named by their number.
-        parent, name, gpu, found = f"GPU-{index}-failed", "", None, []
+        parent = f"GPU-{index}-failed"
+        name = ""
+        gpu = None
+        found = []
     if not found:
         return [_Known(uuid=parent, parent="", index=index, name=name, handle=gpu, gpu=gpu)]
     return [

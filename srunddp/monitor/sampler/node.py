@@ -26,7 +26,9 @@ LINK_COLUMNS = ("time", "link", "kind", "chosen", "received_bytes", "sent_bytes"
 _NET = Path("/proc/self/net/dev")
 _RDMA = Path("/sys/class/infiniband")
 _WORD = 4  # what the data counters of an RDMA port count in
-_RECEIVED, _SENT = 0, 8  # in a line of /proc/net/dev
+# in a line of /proc/net/dev
+_RECEIVED = 0
+_SENT = 8
 _TICKS = os.sysconf("SC_CLK_TCK")
 _MIB = 1 << 20
 _IOWAIT = 5  # in the first line of /proc/stat
@@ -50,7 +52,8 @@ class Node:
         root: Path = cgroup.ROOT,
     ) -> None:
         groups = cgroup.own_groups() if groups is None else groups
-        self._tasks, self._interface = tasks, interface
+        self._tasks = tasks
+        self._interface = interface
         self._group = cgroup.JobGroup.find(groups, root)
         self._limit = cgroup.memory_limit(groups, root) or requested_memory(environ) or ""
         self._quota = cgroup.cpu_quota()
@@ -63,17 +66,31 @@ class Node:
         do not.
         """
         allowed = self._tasks.cpus()
-        self._cpus = f"{min(allowed, self._quota or allowed):g}" if allowed else self._cpus
+        if allowed:
+            self._cpus = f"{min(allowed, self._quota or allowed):g}"
 
     def rows(self, time: str) -> str:
         """The node's line, after the tasks have been looked at."""
-        trees, group = self._tasks.trees, self._group
-        cpu = group.cpu_seconds() if group else sum(tree.cpu.value for tree in trees) / 1e9
-        memory = group.memory_bytes() if group else sum(tree.resident for tree in trees)
+        trees = self._tasks.trees
+        group = self._group
+        if group:
+            cpu = group.cpu_seconds()
+        else:
+            cpu = sum(tree.cpu.value for tree in trees) / 1e9
+        if group:
+            memory = group.memory_bytes()
+        else:
+            memory = sum(tree.resident for tree in trees)
         bytes_read = sum(tree.bytes_read.value for tree in trees)
         written = sum(tree.bytes_written.value for tree in trees)
-        ticks = self._all_cpus.read().split(None, _IOWAIT + 1)[_IOWAIT] if self._all_cpus else b""
-        iowait = f"{int(ticks) / _TICKS:.2f}" if ticks else ""
+        if self._all_cpus:
+            ticks = self._all_cpus.read().split(None, _IOWAIT + 1)[_IOWAIT]
+        else:
+            ticks = b""
+        if ticks:
+            iowait = f"{int(ticks) / _TICKS:.2f}"
+        else:
+            iowait = ""
         source = "cgroup" if group else "processes"
         usage = f"{cpu:.3f},{self._cpus},{memory},{self._limit},{bytes_read},{written},{iowait}"
         return f"{time},{usage},{self._interface},{source}\n"
@@ -107,23 +124,25 @@ class NetworkCounters:
         self._ports: list[tuple[str, list[KernelFile]]] = []
         for folder in sorted(rdma.glob("*/ports/*")):
             paths = [folder / "counters" / f"port_{way}_data" for way in ("rcv", "xmit")]
-            counters, device = (
-                [file for path in paths if (file := opened(path))],
-                folder.parent.parent,
-            )
+            counters = [file for path in paths if (file := opened(path))]
+            device = folder.parent.parent
             is_chosen = (device / "device" / "net" / chosen).exists()
             if len(counters) == 2:
                 self._ports.append((f"{device.name}/{folder.name},rdma,{int(is_chosen)}", counters))
 
     def rows(self, time: str) -> str:
         """A line for each."""
-        lines = self._net.read(whole=True).splitlines()[2:] if self._net else ()
-        rows = [self._of_interface(line, time) for line in lines]
+        rows: list[str] = []
+        if self._net:
+            titles = 2
+            lines = self._net.read(whole=True).splitlines()[titles:]
+            rows = [self._of_interface(line, time) for line in lines]
         return "".join([*rows, *(_of_port(*port, time) for port in self._ports)])
 
     def _of_interface(self, line: bytes, time: str) -> str:
         name, _, counters = line.rpartition(b":")  # in a name there may be one: eth0:1
-        name, fields = name.strip(), counters.split(None, _SENT + 1)
+        name = name.strip()
+        fields = counters.split(None, _SENT + 1)
         if name == b"lo":
             return ""
         link = name.decode(errors="replace")

@@ -72,7 +72,8 @@ class Sampler:
         Returns:
             Why it could not write its files, in one line; else nothing.
         """
-        until, message = time.monotonic() + limit, b""
+        until = time.monotonic() + limit
+        message = b""
         with self._end:
             with contextlib.suppress(OSError):
                 self._end.shutdown(socket.SHUT_WR)
@@ -114,9 +115,10 @@ def _run_sampler(config: SamplerConfig, end: socket.socket) -> None:
     try:
         sample_until_closed(config, end)
     except Exception as error:
-        reason = (
-            f"{error.filename}: {error.strerror}" if isinstance(error, OSError) else repr(error)
-        )
+        if isinstance(error, OSError):
+            reason = f"{error.filename}: {error.strerror}"
+        else:
+            reason = repr(error)
         end.sendall(f"the monitor of {config.run.node} ended: {reason}".encode())
 
 
@@ -164,7 +166,9 @@ class Samples:
     """
 
     def __init__(self, config: SamplerConfig) -> None:
-        self._run, self._taken, self._thorough_at = config.run, 0, 0.0
+        self._run = config.run
+        self._taken = 0
+        self._thorough_at = 0.0
         self._tasks = process_tree.Tasks(
             config.run.rank, config.supervisor, config.launcher, config.rank_variable
         )

@@ -64,9 +64,11 @@ class ProcessTree:
     """
 
     def __init__(self, rank: int, root: int) -> None:
-        self.rank, self.root = rank, root
+        self.rank = rank
+        self.root = root
         self.cpu = MonotonicCounter(_ROUNDING)
-        self.bytes_read, self.bytes_written = MonotonicCounter(), MonotonicCounter()
+        self.bytes_read = MonotonicCounter()
+        self.bytes_written = MonotonicCounter()
         self.resident = self.delay = 0
         self._members: dict[int, Process] = {}  # parents first
         self._delay_of_ended = 0
@@ -120,7 +122,10 @@ _TICK = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 _PROCESS_CLOCK = 2  # CPUCLOCK_SCHED of clock_getcpuclockid(3)
 # In /proc/PID/stat from the state on.
-_REAPED_USER, _REAPED_SYSTEM, _THREADS, _RESIDENT = 13, 14, 17, 21
+_REAPED_USER = 13
+_REAPED_SYSTEM = 14
+_THREADS = 17
+_RESIDENT = 21
 
 
 class Process:
@@ -144,7 +149,9 @@ class Process:
         self._children = opened(f"/proc/{pid}/task/{pid}/children")
         self._sched = opened(f"/proc/{pid}/schedstat")
         self._io = opened(f"/proc/{pid}/io")
-        self._known, self._ran, self._threads = b"", True, 1
+        self._known = b""
+        self._ran = True
+        self._threads = 1
         self.cpu = -1
         self.reaped = self.resident = self.delay = self.bytes_read = self.bytes_written = 0
 
@@ -197,8 +204,13 @@ class Process:
             if self._ran and of_all_threads and self._threads > 1:
                 self._known = self._of_threads()
             elif self._ran:
-                self._known = self._children.read(whole=True) if self._children else b""
-        return [int(pid) for pid in self._known.split()] if self._known != before else []
+                if self._children:
+                    self._known = self._children.read(whole=True)
+                else:
+                    self._known = b""
+        if self._known != before:
+            return [int(pid) for pid in self._known.split()]
+        return []
 
     def _of_threads(self) -> bytes:
         folder = f"/proc/{self.pid}/task"
@@ -223,16 +235,19 @@ class Tasks:
     def __init__(
         self, rank: int, supervisor: int, launcher: int | None, rank_variable: str
     ) -> None:
-        self._launcher, self._variable = launcher or 0, rank_variable
-        self._started = (
-            opened(f"/proc/{launcher}/task/{launcher}/children")
-            if launcher and rank_variable
-            else None
-        )
+        self._launcher = launcher or 0
+        self._variable = rank_variable
+        if launcher and rank_variable:
+            self._started = opened(f"/proc/{launcher}/task/{launcher}/children")
+        else:
+            self._started = None
         self._before = b""
         # Its ancestor, or itself, that is the launcher's child; itself where the launcher is none.
         line = [each for each, _ in ancestors(supervisor)]
-        root = line[line.index(self._launcher) - 1] if self._launcher in line[1:] else supervisor
+        if self._launcher in line[1:]:
+            root = line[line.index(self._launcher) - 1]
+        else:
+            root = supervisor
         self.trees = [ProcessTree(rank, root)]
         # Another one where the ranks of a lost node have come here.
         own = os.environ.get(rank_variable, "")
@@ -255,7 +270,10 @@ class Tasks:
     def _has_started_others(self) -> bool:
         before = self._before
         with contextlib.suppress(OSError):  # it has ended
-            self._before = self._started.read(whole=True) if self._started else b""
+            if self._started:
+                self._before = self._started.read(whole=True)
+            else:
+                self._before = b""
         return self._before != before
 
     def _add_task(self, pid: int) -> None:

@@ -24,7 +24,8 @@ from srunddp.util.atomic_file import append_whole, plain
 if TYPE_CHECKING:
     from srunddp.supervisor.output.relay import OutputRelay
 
-STDOUT, STDERR = 1, 2
+STDOUT = 1
+STDERR = 2
 # In a requeued job's files; triage looks for it.
 ANOTHER_START = b"\nsrunddp: another start begins here\n"
 _PIPE_SIZE = 1 << 18  # four times Linux's default: the worker waits for the supervisor less often
@@ -73,7 +74,10 @@ def output_target(
         )
     ranks = shown_ranks("0" if show_ranks is None else show_ranks, world_size)
     terminal = log_dir is None or any(rank in chosen for chosen in ranks)
-    file = None if log_dir is None else Path(log_dir, plain(run), f"{plain(node)}.rank{rank}.log")
+    if log_dir is None:
+        file = None
+    else:
+        file = Path(log_dir, plain(run), f"{plain(node)}.rank{rank}.log")
     return OutputTarget(
         file, terminal=terminal, prefix=f"{node}:{rank}: " if prefix and terminal else ""
     )
@@ -156,7 +160,8 @@ class OutputRedirect:
             # Most ranks need neither.
             from srunddp.supervisor.output.relay import NonBlockingStream, OutputRelay
 
-            prefix, file = self.target.prefix.encode(errors="backslashreplace"), self.target.file
+            prefix = self.target.prefix.encode(errors="backslashreplace")
+            file = self.target.file
             streams = {
                 read: NonBlockingStream(number, prefix, file, self.limits)
                 for number, (read, _) in self._pipes.items()
@@ -205,17 +210,17 @@ def open_to_append(path: Path, option: str, header: str = "") -> int:
                 append_whole(opened, ANOTHER_START)
         return opened
     except OSError as error:
-        reason = (
-            "it is a symbolic link"
-            if place is path and error.errno == errno.ELOOP
-            else error.strerror
-        )
-        found, expected = (
-            f"{place} cannot be written: {reason}",
-            "a folder in which every node may make files",
-        )
+        if place is path and error.errno == errno.ELOOP:
+            reason = "it is a symbolic link"
+        else:
+            reason = error.strerror or str(error)
+        found = f"{place} cannot be written: {reason}"
+        expected = "a folder in which every node may make files"
         hint = f"name another with {option}, or correct its permissions"
-        scope = Scope.RANK if place is path and os.path.lexists(path) else Scope.NODE
+        if place is path and os.path.lexists(path):
+            scope = Scope.RANK
+        else:
+            scope = Scope.NODE
         raise ConfigError(found, expected=expected, hint=hint, where=option, scope=scope) from None
 
 

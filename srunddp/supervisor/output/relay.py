@@ -83,7 +83,8 @@ class OutputRelay:
         """After the worker's end: time is up, or whoever still holds the pipes is silent."""
         if self._deadline == math.inf:
             return False
-        now, busy = time.monotonic(), any(terminal.waiting for terminal in self.streams.values())
+        now = time.monotonic()
+        busy = any(terminal.waiting for terminal in self.streams.values())
         return now >= self._deadline or (
             now - max(self._came, self._ended) >= self.limits.relay_quiet and not busy
         )
@@ -94,7 +95,8 @@ class OutputRelay:
         # Standard output comes first: what a script printed before its traceback is then before it
         # in the file.
         sources = [source for source in self.streams if source in self._open & ready]
-        before, self._came = self._came, time.monotonic() if sources else self._came
+        before = self._came
+        self._came = time.monotonic() if sources else self._came
         size = sum(self._pass_on(source) for source in sources)
         for terminal in self.streams.values():
             terminal.flush()
@@ -104,11 +106,13 @@ class OutputRelay:
             time.sleep(rest)
 
     def _wait(self) -> set[int]:
-        poller, now = select.poll(), time.monotonic()
+        poller = select.poll()
+        now = time.monotonic()
         finishing = self._deadline < math.inf
-        patience = (
-            min(self.limits.relay_looks, max(0.0, self._deadline - now)) if finishing else math.inf
-        )
+        if finishing:
+            patience = min(self.limits.relay_looks, max(0.0, self._deadline - now))
+        else:
+            patience = math.inf
         if not finishing:
             poller.register(self._end_event, select.POLLIN)
         for source, terminal in self.streams.items():
@@ -122,11 +126,9 @@ class OutputRelay:
 
     def _hold(self, terminal: NonBlockingStream, now: float) -> float:
         # Half of the last seconds are the file's, whatever the terminal does.
-        return (
-            0.0
-            if self.file is not None and now >= (self._ended + self._deadline) / 2
-            else terminal.hold(now)
-        )
+        if self.file is not None and now >= (self._ended + self._deadline) / 2:
+            return 0.0
+        return terminal.hold(now)
 
     def _pass_on(self, source: int) -> int:
         data = os.read(source, _READ)
@@ -155,10 +157,14 @@ class LinePrefixer:
     def feed(self, data: bytes) -> bytes:
         """The lines that are complete now, each with its prefix."""
         # The second half of a \r\n that came in two parts is no line.
-        half = b"\n" if self._returned and data.startswith(b"\n") else b""
+        if self._returned and data.startswith(b"\n"):
+            half = b"\n"
+        else:
+            half = b""
         text = self._begun + data[len(half) :]
         end = _end_of_lines(text)
-        lines, self._begun = self._prefixed(text[:end]), text[end:]
+        lines = self._prefixed(text[:end])
+        self._begun = text[end:]
         while len(self._begun) > _LONGEST_LINE:
             lines += self.prefix + self._begun[:_LONGEST_LINE] + b"\n"
             self._begun = self._begun[_LONGEST_LINE:]
@@ -167,8 +173,11 @@ class LinePrefixer:
 
     def rest(self) -> bytes:
         """The last line, if it has no end, with one."""
-        begun, self._begun = self._begun, b""
-        return self.prefix + begun + b"\n" if begun else b""
+        begun = self._begun
+        self._begun = b""
+        if begun:
+            return self.prefix + begun + b"\n"
+        return b""
 
     def _prefixed(self, lines: bytes) -> bytes:
         if not lines:
@@ -196,7 +205,8 @@ class NonBlockingStream:
         self.descriptor, self._never_blocks = _without_blocking(inherited)
         self.waiting = bytearray()
         self._inherited = inherited
-        self._file, self._limits = file, limits
+        self._file = file
+        self._limits = limits
         self._lines = LinePrefixer(prefix) if prefix else None
         self._gone = self._full = False
         self._filled: float | None = None  # since when there is no room
@@ -212,7 +222,9 @@ class NonBlockingStream:
         """
         if self._filled is None or self._left_out:
             return 0.0
-        return max(0.0, self._filled + self._limits.relay_holds - now) if self._file else math.inf
+        if self._file:
+            return max(0.0, self._filled + self._limits.relay_holds - now)
+        return math.inf
 
     def put(self, data: bytes) -> None:
         """Take what the worker wrote, and write what can be written without waiting; what has no
@@ -246,9 +258,8 @@ class NonBlockingStream:
             # A pipe takes this much whole or not at all: ranks that share it do not mix within a
             # line.
             piece = bytes(self.waiting[: select.PIPE_BUF])
-            piece = (
-                piece if len(piece) == len(self.waiting) else piece[: _end_of_lines(piece)] or piece
-            )
+            if len(piece) != len(self.waiting):
+                piece = piece[: _end_of_lines(piece)] or piece
             try:
                 written = os.write(self.descriptor, piece)
                 self._full = False
@@ -256,7 +267,8 @@ class NonBlockingStream:
                 return
             except OSError as error:
                 # A full disk may have room again; all else, as a reader that has left, is for good.
-                self._full, self._gone = True, error.errno not in _FULL
+                self._full = True
+                self._gone = error.errno not in _FULL
                 written = len(self.waiting) if self._gone else len(piece)
                 self._left_out += written
             del self.waiting[:written]
@@ -278,8 +290,14 @@ class NonBlockingStream:
     def _note(self) -> None:
         if not self._left_out or self._full:
             return
-        prefix = self._lines.prefix if self._lines else b""
-        where = f"; {self._file} has them" if self._file else ""
+        if self._lines:
+            prefix = self._lines.prefix
+        else:
+            prefix = b""
+        if self._file:
+            where = f"; {self._file} has them"
+        else:
+            where = ""
         note = (
             f"srunddp: {self._left_out} bytes left out here, which were not taken in time{where}\n"
         )

@@ -30,7 +30,8 @@ class AsyncCheckpointer:
 
     def __init__(self, directory: CheckpointDirectory, log: Callable[[str], None]) -> None:
         """``log``: called in the caller's thread with why checkpoints were not written."""
-        self._directory, self._log = directory, log
+        self._directory = directory
+        self._log = log
         self._snapshot = Snapshot()
         # Of a run in this process that has failed: two at once would remove each other's temporary
         # files.
@@ -63,7 +64,9 @@ class AsyncCheckpointer:
             self._left_out = True
             return
         copied = self._snapshot.take(dict(state))
-        self._step, self._left_out, self._error = step, False, None
+        self._step = step
+        self._left_out = False
+        self._error = None
         # No daemon: Python would end it amid torch's C++, which aborts the process.
         self._thread = threading.Thread(
             target=self._add, args=(step, copied), name=_THREAD, daemon=False
@@ -81,7 +84,8 @@ class AsyncCheckpointer:
         self._thread.join(timeout)
         if self._thread.is_alive():
             return False
-        self._thread, self._failed = None, None
+        self._thread = None
+        self._failed = None
         if self._error is None:
             self._written.append(self._step)
         elif isinstance(self._error, OSError):
@@ -103,7 +107,8 @@ class AsyncCheckpointer:
     def poll(self) -> list[int]:
         """The steps of those that have been written since the last call."""
         self.join(0.0)
-        written, self._written = self._written, []
+        written = self._written
+        self._written = []
         return written
 
     def _add(self, step: int, state: dict[str, Any]) -> None:
@@ -151,11 +156,9 @@ def emptied(state: Mapping[str, Any]) -> dict[str, Any]:
     """
 
     def empty(tensor: Tensor) -> Tensor:
-        return (
-            torch.empty(0, dtype=tensor.dtype)
-            if _is_plain(tensor)
-            else tensor.detach().to("cpu", copy=True)
-        )
+        if _is_plain(tensor):
+            return torch.empty(0, dtype=tensor.dtype)
+        return tensor.detach().to("cpu", copy=True)
 
     result: dict[str, Any] = map_tensors(dict(state), empty, lambda value: value)
     return result
@@ -177,7 +180,8 @@ class Snapshot:
         What is one tensor under two names is one in the copy. Different views of one memory are
         copied each for itself: a small view does not drag a large buffer into the file.
         """
-        self._before, self._copies = self._copies, {}
+        self._before = self._copies
+        self._copies = {}
         taken: dict[str, Any] = map_tensors(state, self._copy, copy.deepcopy)
         self._before = {}
         for gpu in {device for device, *_ in self._copies if device.type == "cuda"}:

@@ -181,15 +181,14 @@ class CheckpointDirectory:
 
     def _check_generation(self) -> None:
         if self._latest() not in (0, self._generation):
-            found = (
-                "another run has begun to write checkpoints here since, and this run's are refused"
-            )
-            hint = (
-                "nothing, if that run goes on with this training; else give each run a folder of"
-                " its own"
-            )
             raise CheckpointError(
-                found, expected="one run at a time", hint=hint, where=str(self.folder)
+                "another run has begun to write checkpoints here since, and this run's are refused",
+                expected="one run at a time",
+                hint=(
+                    "nothing, if that run goes on with this training; else give each run a folder"
+                    " of its own"
+                ),
+                where=str(self.folder),
             )
 
     def _is_whole(self, step: int) -> bool:
@@ -201,7 +200,8 @@ class CheckpointDirectory:
 
     def _link(self, step: int) -> None:
         """Some file systems have no links; no checkpoint is to fail for that."""
-        link, name = self.folder / _BEST, self.path(step).name
+        link = self.folder / _BEST
+        name = self.path(step).name
         with suppress(OSError):
             if not (link.is_symlink() and os.readlink(link) == name):
                 temporary = self.folder / f"{_BEST}.{token_hex(4)}.tmp"

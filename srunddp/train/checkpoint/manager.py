@@ -179,7 +179,9 @@ class CheckpointManager:
         def choose() -> tuple[str, str, int] | None:
             nonlocal state
             path, state = self._choose(resume)
-            return (str(path.absolute()), last_line(path), path.stat().st_size) if state else None
+            if state:
+                return (str(path.absolute()), last_line(path), path.stat().st_size)
+            return None
 
         if not (chosen := on_rank_zero(self._world, choose)):
             return None
@@ -288,7 +290,9 @@ def _send_checkpoint(
 
 
 def _cloned_if_small(tensor: Tensor) -> Tensor:
-    return tensor.clone() if tensor.numel() * tensor.dtype.itemsize <= _SMALL else tensor
+    if tensor.numel() * tensor.dtype.itemsize <= _SMALL:
+        return tensor.clone()
+    return tensor
 
 
 def _checked(path: Path, state: dict[str, Any]) -> tuple[Path, dict[str, Any]]:

@@ -98,11 +98,13 @@ class DistributedDataLoader:
         if wrong := [name for name, value in numbers.items() if value < 1]:
             raise config_error(f"{wrong[0]} is {numbers[wrong[0]]}", "at least 1", "correct it")
         order, self._length = _order_and_length(data, order, seed, sharded)
-        length, order_hash = -1 if self._length is None else self._length, _order_hash(order)
+        length = -1 if self._length is None else self._length
+        order_hash = _order_hash(order)
         sampler.check_agreement(
             world, {"len(data)": length, **numbers, "seed": seed, "order": str(order_hash)}
         )
-        self._data, self._changed = {"length": length, "order": order_hash}, resume_changed_data
+        self._data = {"length": length, "order": order_hash}
+        self._changed = resume_changed_data
         self._assignment = sampler.ShardAssignment(
             world.rank,
             world.world_size,
@@ -123,10 +125,14 @@ class DistributedDataLoader:
         method = start_method(
             multiprocessing_context, dist.get_backend() if dist.is_initialized() else "gloo"
         )
-        self._world, self._order, self._signals = world, order, signals
+        self._world = world
+        self._order = order
+        self._signals = signals
         self._requests = sampler.DistributedBatchSampler(self._assignment)
         self._reader = sampler.Reader(data, rows=rows)
-        self._stream = Stream(data, self._assignment) if isinstance(data, IterableDataset) else None
+        self._stream: Stream | None = None
+        if isinstance(data, IterableDataset):
+            self._stream = Stream(data, self._assignment)
         self._sent = {"data": data, "collate": collate, "weight": weight}
         self._loader: DataLoader[Any] = DataLoader(
             self._stream or self._reader,
@@ -165,7 +171,9 @@ class DistributedDataLoader:
         again.
         """
         if epoch != self._epoch:
-            self._epoch, self._samples_seen, self._batches = epoch, 0, 0
+            self._epoch = epoch
+            self._samples_seen = 0
+            self._batches = 0
 
     def state_dict(self) -> dict[str, int]:
         """What was given out, by whole steps: the same on all ranks.
@@ -175,11 +183,9 @@ class DistributedDataLoader:
         what these depend on: ``world_size``, ``num_workers`` and ``batch_size``.
         """
         place = {"epoch": self._epoch, "samples_seen": self._samples_seen, **self._data}
-        return (
-            {**place, "batches": self._batches, **self._layout}
-            if self._assignment.sharded
-            else place
-        )
+        if self._assignment.sharded:
+            return {**place, "batches": self._batches, **self._layout}
+        return place
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
         """The next iteration goes on from ``state``, of ``state_dict()``; with indices, on any
@@ -192,31 +198,32 @@ class DistributedDataLoader:
         """
         for name, here in self._data.items():
             if not self._changed and state.get(name, here) != here:
-                numbers = (
-                    f" was {state[name]} samples and is {here}"
-                    if name == "length"
-                    else " has changed"
+                if name == "length":
+                    numbers = f" was {state[name]} samples and is {here}"
+                else:
+                    numbers = " has changed"
+                raise config_error(
+                    f"the {name} of the training data{numbers} since the checkpoint",
+                    "the same data in the same order: else samples are missed or seen twice",
+                    (
+                        "restore the data and the seed, or go on nevertheless with"
+                        " resume_changed_data=true"
+                    ),
                 )
-                found = f"the {name} of the training data{numbers} since the checkpoint"
-                hint = (
-                    "restore the data and the seed, or go on nevertheless with"
-                    " resume_changed_data=true"
-                )
-                expected = "the same data in the same order: else samples are missed or seen twice"
-                raise config_error(found, expected, hint)
         if self._assignment.sharded and state["samples_seen"]:
             for name, here in self._layout.items():
                 if state.get(name) != here:
-                    found = (
-                        f"{name} was {state.get(name)} in the epoch that is to go on, and is {here}"
-                    )
-                    hint = (
+                    raise config_error(
+                        f"{name} was {state.get(name)} in the epoch that is to go on, and is"
+                        f" {here}",
+                        "the same for a data set that is sharded",
                         f"start with {name}={state.get(name)}, or call set_epoch() to begin another"
-                        " epoch"
+                        " epoch",
                     )
-                    raise config_error(found, "the same for a data set that is sharded", hint)
-        self._epoch, self._samples_seen = state["epoch"], state["samples_seen"]
-        self._batches, self._resumes = state.get("batches", 0), True
+        self._epoch = state["epoch"]
+        self._samples_seen = state["samples_seen"]
+        self._batches = state.get("batches", 0)
+        self._resumes = True
 
     def steps_left(self, samples_seen: int) -> int | None:
         """Steps from ``samples_seen`` of an epoch to its end; None where that is not known."""
@@ -276,7 +283,10 @@ class DistributedDataLoader:
         self.set_epoch(self._epoch + 1)
 
     def _parts(self) -> Iterator[sampler.MicroBatch]:
-        begin = self._batches if self._assignment.sharded else self._samples_seen
+        if self._assignment.sharded:
+            begin = self._batches
+        else:
+            begin = self._samples_seen
         if self._stream:
             self._stream.begin(self._epoch, begin)
         elif self._order is not None:
@@ -289,7 +299,9 @@ class DistributedDataLoader:
 
     def _send(self, step: StepBatches) -> StepBatches:
         batches, copied = self._transfer.send(step.batches)
-        return step if batches is step.batches else step._replace(batches=batches, copied=copied)
+        if batches is step.batches:
+            return step
+        return step._replace(batches=batches, copied=copied)
 
     def _count(self, step: StepBatches) -> None:
         self._samples_seen += step.samples
@@ -300,7 +312,8 @@ def _one_ahead(steps: Iterator[StepBatches]) -> Iterator[StepBatches]:
     """Send the next step to the device before this one is computed."""
     upcoming = next(steps, None)
     while upcoming is not None:
-        present, upcoming = upcoming, next(steps, None)
+        present = upcoming
+        upcoming = next(steps, None)
         yield present
 
 
@@ -318,9 +331,10 @@ def _order_and_length(
             )
         return None, None if sharded else length
     if sharded or length is None:
-        hint = "leave it out: the samples are dealt to the ranks"
         raise config_error(
-            "sharded=True, and data with indices", "an IterableDataset that splits itself", hint
+            "sharded=True, and data with indices",
+            "an IterableDataset that splits itself",
+            "leave it out: the samples are dealt to the ranks",
         )
     if order is None:
         return Shuffled(length, seed), length
@@ -330,7 +344,6 @@ def _order_and_length(
 
 def _order_hash(order: Order | None) -> int:
     """The same for the same samples in the same order."""
-    written = (
-        repr(order) if isinstance(order, Sequential | None) else order.indices(1).numpy().tobytes()
-    )
-    return sampler.hashed(written)
+    if isinstance(order, Sequential | None):
+        return sampler.hashed(repr(order))
+    return sampler.hashed(order.indices(1).numpy().tobytes())

@@ -79,9 +79,13 @@ class Weighted:
             ConfigError: no such draw is possible.
         """
         self._weights = torch.as_tensor(weights, dtype=torch.float64, device="cpu")
-        self._seed, self._replacement = seed, replacement
+        self._seed = seed
+        self._replacement = replacement
         _check_weights(self._weights)
-        self._num_samples = len(self._weights) if num_samples is None else num_samples
+        if num_samples is None:
+            self._num_samples = len(self._weights)
+        else:
+            self._num_samples = num_samples
         _check_draws(self._num_samples, None if replacement else int(self._weights.count_nonzero()))
 
     @classmethod
@@ -153,12 +157,14 @@ def check_order(order: Order, samples: int) -> None:
         found = f"the order's indices: from {int(indices.min())} to {int(indices.max())}"
     else:
         return
-    expected = (
-        f"__len__ and indices(), int64 of that length, from 0 to {samples - 1} for {samples}"
-        " samples"
-    )
     raise ConfigError(
-        found, expected=expected, hint="make the order of this data set", scope=Scope.JOB
+        found,
+        expected=(
+            f"__len__ and indices(), int64 of that length, from 0 to {samples - 1} for {samples}"
+            " samples"
+        ),
+        hint="make the order of this data set",
+        scope=Scope.JOB,
     )
 
 
@@ -167,7 +173,8 @@ def _generator(seed: int, epoch: int) -> torch.Generator:
 
 
 def _check_weights(weights: Tensor) -> None:
-    found, wrong = "", ~(weights.isfinite() & (weights >= 0))
+    found = ""
+    wrong = ~(weights.isfinite() & (weights >= 0))
     if weights.dim() != 1 or len(weights) == 0:
         found = f"weights of shape {tuple(weights.shape)}"
     elif bool(wrong.any()):
@@ -176,20 +183,20 @@ def _check_weights(weights: Tensor) -> None:
     elif not 0 < float(weights.sum()) < torch.inf:
         found = f"weights with the sum {float(weights.sum())}"
     if found:
-        hint = "check how the weights are computed"
         raise ConfigError(
-            found, expected="a finite number of at least 0 per sample, and one above 0", hint=hint
+            found,
+            expected="a finite number of at least 0 per sample, and one above 0",
+            hint="check how the weights are computed",
         )
 
 
 def _check_draws(num_samples: int, most: int | None) -> None:
     """``most``: how many different samples there are to draw; None where each may come again."""
     if num_samples < 1 or (most is not None and num_samples > most):
-        limit = (
-            ""
-            if most is None
-            else f", and without replacement at most the {most} samples with a weight above 0"
-        )
+        if most is None:
+            limit = ""
+        else:
+            limit = f", and without replacement at most the {most} samples with a weight above 0"
         raise ConfigError(
             f"num_samples is {num_samples}", expected=f"at least 1{limit}", hint="correct it"
         )

@@ -50,13 +50,13 @@ def _check_pickled(sent: Mapping[str, Any], method: str) -> None:
             ForkingPickler.dumps(value)
         except Exception as error:
             kind = getattr(value, "__qualname__", type(value).__qualname__)
-            found = f"{name}, {kind}, cannot be sent to loader workers by pickle: {error}"
-            hint = (
-                "define it at the top level of a module, or set multiprocessing_context=fork or"
-                " num_workers=0"
-            )
             raise ConfigError(
-                found, expected=f"what pickle takes, as workers start by {method}", hint=hint
+                f"{name}, {kind}, cannot be sent to loader workers by pickle: {error}",
+                expected=f"what pickle takes, as workers start by {method}",
+                hint=(
+                    "define it at the top level of a module, or set multiprocessing_context=fork or"
+                    " num_workers=0"
+                ),
             ) from error
 
 
@@ -67,7 +67,9 @@ def collated(part: MicroBatch, collate: Collate | None, weight: Weight | None) -
     if part.samples is None:
         return part
     batch = collate(part.samples) if collate else part.samples
-    value = float(part.own) if weight is None or not part.own else _number(weight(batch))
+    value: float | str = float(part.own)
+    if weight is not None and part.own:
+        value = _number(weight(batch))
     return part._replace(samples=batch, weight=value)
 
 

@@ -94,9 +94,16 @@ def check_agreement(
     numbers = [value if isinstance(value, int) else hashed(value) for value in values.values()]
     for name, *row in zip(values, *all_gather_ints(world, numbers), strict=True):
         if len(set(row)) > 1:
-            shown = f": {row}, by rank (-1: none)" if isinstance(values[name], int) else ""
-            found = f"{name} differs between ranks{shown}"
-            raise ConfigError(found, expected="the same on all", hint=hint, scope=Scope.JOB)
+            if isinstance(values[name], int):
+                shown = f": {row}, by rank (-1: none)"
+            else:
+                shown = ""
+            raise ConfigError(
+                f"{name} differs between ranks{shown}",
+                expected="the same on all",
+                hint=hint,
+                scope=Scope.JOB,
+            )
 
 
 def length_of(data: Dataset[Any]) -> int | None:
@@ -107,23 +114,25 @@ def length_of(data: Dataset[Any]) -> int | None:
     """
     if isinstance(data, DataLoader):
         size = data.batch_size
-        expected = "its data set, of which all ranks make batches together"
-        hint = (
-            f"pass loader.dataset, with batch_size={size}, collate=loader.collate_fn, and order="
-            " for a sampler"
+        raise ConfigError(
+            "a DataLoader as data",
+            expected="its data set, of which all ranks make batches together",
+            hint=(
+                f"pass loader.dataset, with batch_size={size}, collate=loader.collate_fn, and"
+                " order= for a sampler"
+            ),
+            scope=Scope.JOB,
         )
-        raise ConfigError("a DataLoader as data", expected=expected, hint=hint, scope=Scope.JOB)
     try:
         return len(cast(Sized, data))
     except (TypeError, NotImplementedError):  # a ChainDataset has a __len__, whatever it is made of
         if isinstance(data, IterableDataset):
             return None
-    found, hint = (
-        f"a data set of {type(data).__name__} without a length",
-        "use one of torch.utils.data's kinds",
-    )
     raise ConfigError(
-        found, expected="__len__ and __getitem__, or an IterableDataset", hint=hint, scope=Scope.JOB
+        f"a data set of {type(data).__name__} without a length",
+        expected="__len__ and __getitem__, or an IterableDataset",
+        hint="use one of torch.utils.data's kinds",
+        scope=Scope.JOB,
     )
 
 
@@ -138,7 +147,8 @@ class DistributedBatchSampler(Sampler[MicroBatch]):
         on.
         """
         self._order = order.numpy()  # of which a slice costs a tenth
-        self._epoch, self._start = epoch, start
+        self._epoch = epoch
+        self._start = start
 
     def __iter__(self) -> Iterator[MicroBatch]:
         assignment = self._assignment
@@ -155,7 +165,8 @@ class Reader(Dataset[Any]):
     """
 
     def __init__(self, data: Dataset[Any], *, rows: bool = False) -> None:
-        self._data, self._rows = data, rows
+        self._data = data
+        self._rows = rows
         self._read_many = getattr(data, "__getitems__", None)
         self._set_epoch: Callable[[int], object] | None = getattr(data, "set_epoch", None)
         self._epoch: int | None = None
@@ -179,8 +190,6 @@ class Reader(Dataset[Any]):
         if self._rows:
             places = torch.tensor(indices)
             return [tensor[places] for tensor in cast(TensorDataset, self._data).tensors]
-        return (
-            self._read_many(indices)
-            if self._read_many
-            else [self._data[index] for index in indices]
-        )
+        if self._read_many:
+            return self._read_many(indices)
+        return [self._data[index] for index in indices]

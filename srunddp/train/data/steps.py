@@ -56,20 +56,20 @@ def group_steps(
     Where a weight is not the number of samples, or a sharded data set decides how many there are,
     each step costs one all-reduce on the host group.
     """
-    number, ranks, sharded = (
-        assignment.gradient_accumulation_steps,
-        assignment.world_size,
-        assignment.sharded,
-    )
+    number = assignment.gradient_accumulation_steps
+    ranks = assignment.world_size
+    sharded = assignment.sharded
     last = MicroBatch(None, 0, 0)
     while True:
         step = list(itertools.islice(parts, number))
-        count, samples = len(step), sum(part.total for part in step)
+        count = len(step)
+        samples = sum(part.total for part in step)
         whole = float(samples)
         if sharded or (weighted and step):
             whole, *counts = _sums(step, assignment)
             if sharded:
-                samples, count = int(sum(counts)), number - counts.count(0.0)
+                samples = int(sum(counts))
+                count = number - counts.count(0.0)
         if count == 0 or (assignment.drop_last and samples < number * assignment.global_batch_size):
             return
         last = step[-1] if step else last
@@ -98,7 +98,9 @@ def _sums(step: list[MicroBatch], assignment: ShardAssignment) -> list[float]:
 
 def _checked(weight: float | str) -> float:
     if isinstance(weight, str) or not 0 <= weight < math.inf:
-        expected = "a finite number of at least 0, or a tensor of no dimension with one"
-        hint = "let it return by how much the batch counts, such as the number of its tokens"
-        raise ConfigError(f"weight(batch) is {weight}", expected=expected, hint=hint)
+        raise ConfigError(
+            f"weight(batch) is {weight}",
+            expected="a finite number of at least 0, or a tensor of no dimension with one",
+            hint="let it return by how much the batch counts, such as the number of its tokens",
+        )
     return weight

@@ -38,7 +38,9 @@ class Stream(IterableDataset[Any]):
         """With ``drop_last`` a worker of a sharded data set leaves out its last micro-batch where
         that is not full.
         """
-        self._data, self._assignment, self._sharded = data, assignment, assignment.sharded
+        self._data = data
+        self._assignment = assignment
+        self._sharded = assignment.sharded
         self._worker: int | None = None
         self._workers = 1
         # Shared with the workers, which may outlive an epoch.
@@ -62,14 +64,21 @@ class Stream(IterableDataset[Any]):
         epoch, start = self._start.tolist()
         self._set_epoch(epoch)
         if self._worker is None and (info := get_worker_info()):
-            self._worker, self._workers = info.id, info.num_workers
+            self._worker = info.id
+            self._workers = info.num_workers
             if not self._sharded:
                 for name, value in (("id", 0), ("num_workers", 1)):
                     object.__setattr__(info, name, value)  # past what torch may have made read-only
-        worker, source = self._worker or 0, (self._assignment.seed, epoch)
-        reader = (self._assignment.rank, worker) if self._sharded else ()
+        worker = self._worker or 0
+        source = (self._assignment.seed, epoch)
+        reader: tuple[int, ...] = ()
+        if self._sharded:
+            reader = (self._assignment.rank, worker)
         isolated = IsolatedRng(hashed((*source, *reader)))
-        parts = self._own_parts(start, worker) if self._sharded else self._dealt_parts(start)
+        if self._sharded:
+            parts = self._own_parts(start, worker)
+        else:
+            parts = self._dealt_parts(start)
         for number in itertools.count():
             with isolated:
                 place, part = next(parts, (0, None))
@@ -84,14 +93,14 @@ class Stream(IterableDataset[Any]):
         """Those of this rank, for all of its workers, each with the place of its first sample in
         the epoch.
         """
-        rank, ranks, full = (
-            self._assignment.rank,
-            self._assignment.world_size,
-            self._assignment.global_batch_size,
-        )
-        samples, digest = iter(self._data), 0
+        rank = self._assignment.rank
+        ranks = self._assignment.world_size
+        full = self._assignment.global_batch_size
+        samples = iter(self._data)
+        digest = 0
         if ranks > 1 and (head := list(itertools.islice(samples, 1))):
-            samples, digest = itertools.chain(head, samples), digest_of(head[0])
+            samples = itertools.chain(head, samples)
+            digest = digest_of(head[0])
         for passed in range(0, start, full):  # in parts, as they were read before the resume
             for _ in itertools.islice(samples, min(full, start - passed)):
                 ...
@@ -99,7 +108,8 @@ class Stream(IterableDataset[Any]):
         place = start
         # One rank takes all: quicker.
         while first := list(itertools.islice(samples, full if ranks == 1 else 1)):
-            kept, count = first[rank:], len(first)
+            kept = first[rank:]
+            count = len(first)
             for sample in itertools.islice(samples, full - count):
                 if count % ranks == rank:
                     kept.append(sample)
@@ -111,7 +121,8 @@ class Stream(IterableDataset[Any]):
         """Those of this worker, numbered; without samples where they surely are among the rank's
         first ``start``.
         """
-        samples, size = iter(self._data), self._assignment.batch_size
+        samples = iter(self._data)
+        size = self._assignment.batch_size
         # Workers take turns; it is this one's turn more often where another has come to its end.
         passed = len(range(worker, start, self._workers))
         for number in itertools.count():

@@ -21,16 +21,21 @@ class DeviceTransfer:
         computes.
         """
         self._device = device
-        self._format = torch.channels_last if channels_last else torch.preserve_format
+        if channels_last:
+            self._format = torch.channels_last
+        else:
+            self._format = torch.preserve_format
         self._is_there = device.type == "cpu" and not channels_last
-        self._stream = torch.cuda.Stream(device) if beside else None  # type: ignore[no-untyped-call]
+        self._stream: torch.cuda.Stream | None = None
+        if beside:
+            self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
     def send(self, batches: list[Any]) -> tuple[list[Any], torch.cuda.Event | None]:
         """The batches on the device, and what to hand to :meth:`arrived` before they are used."""
         if self._stream is None:
-            return batches if self._is_there else [
-                self._moved(batch, None) for batch in batches
-            ], None
+            if not self._is_there:
+                batches = [self._moved(batch, None) for batch in batches]
+            return batches, None
         computing = torch.cuda.current_stream(self._device)
         # On a stream of its own the copies overlap what the device still computes of the step
         # before.
@@ -60,7 +65,9 @@ class DeviceTransfer:
             return {name: self._moved(value, computing) for name, value in tree.items()}
         if isinstance(tree, tuple | list):
             parts = [self._moved(value, computing) for value in tree]
-            return tree._make(parts) if hasattr(tree, "_make") else type(tree)(parts)
+            if hasattr(tree, "_make"):
+                return tree._make(parts)
+            return type(tree)(parts)
         return tree
 
 

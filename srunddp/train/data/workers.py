@@ -33,7 +33,10 @@ def start_method(method: str | None, backend: str) -> str:
     """
     if method is None:
         unsafe = mpi.is_running() or (backend == "nccl" and any(_INFINIBAND.glob("*")))
-        method = "forkserver" if unsafe and _may_be_imported() else "fork"
+        if unsafe and _may_be_imported():
+            method = "forkserver"
+        else:
+            method = "fork"
     if method == "forkserver":
         # Once in the server, rather than for two seconds in each worker.
         multiprocessing.set_forkserver_preload(["torch"])

@@ -89,11 +89,14 @@ class MetricAccumulator:
             if name not in self._stateful
         }
         self._updated = False
-        self._weight, self._samples = 0.0, 0
+        self._weight = 0.0
+        self._samples = 0
         # Of the loss, and of each metric its values per sample and its counts, of which it has one
         # kind.
         self._sums = torch.zeros(1 + 2 * len(self._plain), dtype=torch.float64, device=world.device)
-        self._loss, self._values, self._counts = self._sums[0], self._sums[1::2], self._sums[2::2]
+        self._loss = self._sums[0]
+        self._values = self._sums[1::2]
+        self._counts = self._sums[2::2]
         # Made once: a copy from the host to a GPU waits for the GPU.
         self._zero = torch.zeros(1, device=world.device)
         self._begin(resumed)
@@ -104,9 +107,13 @@ class MetricAccumulator:
         """
         if len(rows) != self._world.world_size:
             rows = [[sum(column) for column in zip(*rows, strict=True)]]
-        row = rows[self._world.rank] if self._world.rank < len(rows) else []
+        if self._world.rank < len(rows):
+            row = rows[self._world.rank]
+        else:
+            row = []
         if len(row) == 2 + len(self._sums):
-            self._weight, self._samples = row[0], int(row[1])
+            self._weight = row[0]
+            self._samples = int(row[1])
             self._sums.copy_(torch.tensor(row[2:], dtype=torch.float64))
 
     def add(self, loss: Tensor, outputs: Any, targets: Any, *, samples: int, weight: float) -> None:
@@ -174,9 +181,10 @@ class MetricAccumulator:
         weight, samples, loss, *sums = row.tolist()
         figures = {"loss": loss / weight if weight else math.nan}
         for name, values, counts in zip(self._plain, sums[::2], sums[1::2], strict=True):
-            figures[name] = (
-                values / samples + (counts / weight if weight else 0.0) if samples else math.nan
-            )
+            if samples:
+                figures[name] = values / samples + (counts / weight if weight else 0.0)
+            else:
+                figures[name] = math.nan
         if self._stateful:
             figures |= compute(self._stateful, self._updated, self._world)
         return figures
@@ -188,7 +196,10 @@ def _sum_rows(rows: Sequence[Tensor], device: torch.device) -> Tensor:
     """
     if len(rows) == 1:
         return rows[0].sum(dtype=torch.float64)
-    kind = rows[0].dtype if len({row.dtype for row in rows}) == 1 else torch.float64
+    if len({row.dtype for row in rows}) == 1:
+        kind = rows[0].dtype
+    else:
+        kind = torch.float64
     return torch.stack([row.to(device, kind) for row in rows]).sum(dim=1, dtype=torch.float64)
 
 
@@ -200,11 +211,12 @@ def _is_count(name: str, value: Tensor | int, samples: int) -> bool:
         isinstance(value, Tensor) and not value.dim() and not value.is_floating_point()
     ):
         return True
-    found = (
-        f"shape {tuple(value.shape)}, {value.dtype}" if isinstance(value, Tensor) else repr(value)
-    )
-    expected = f"one value per sample, of shape ({samples},), or a count, an integer"
-    hint = "leave out mean() or sum(): the mean over all batches and ranks is taken here"
+    if isinstance(value, Tensor):
+        found = f"shape {tuple(value.shape)}, {value.dtype}"
+    else:
+        found = repr(value)
     raise ConfigError(
-        f"metric {name!r} returned {found} for {samples} samples", expected=expected, hint=hint
+        f"metric {name!r} returned {found} for {samples} samples",
+        expected=f"one value per sample, of shape ({samples},), or a count, an integer",
+        hint="leave out mean() or sum(): the mean over all batches and ranks is taken here",
     )

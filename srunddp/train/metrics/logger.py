@@ -39,7 +39,9 @@ class MetricsLogger:
         Raises:
             ConfigError: the folder or the file cannot be written to.
         """
-        self._folder, self._log, self._tensorboard = folder, log, tensorboard
+        self._folder = folder
+        self._log = log
+        self._tensorboard = tensorboard
         self._reported = False
         self._writer: SummaryWriter | None = None
         self._purge_step: int | None = None
@@ -67,7 +69,9 @@ class MetricsLogger:
             "step": step,
             "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
         }
-        line |= {name + "_" * (name in _OURS): _number(value) for name, value in figures.items()}
+        for name, value in figures.items():
+            own = f"{name}_" if name in _OURS else name
+            line[own] = _number(value)
         with self._ignoring_disk_errors():
             append_whole(self._file, json.dumps(line, allow_nan=False).encode() + b"\n")
         if self._tensorboard:
@@ -112,10 +116,12 @@ class MetricsLogger:
         except ImportError:  # it is not installed
             pass
         # Its writing thread ends with the first error: it would never write again.
-        self._tensorboard, self._writer = False, None
+        self._tensorboard = False
+        self._writer = None
 
     def _close_writer(self) -> None:
-        writer, self._writer = self._writer, None
+        writer = self._writer
+        self._writer = None
         with self._ignoring_disk_errors():
             if writer is not None:
                 writer.close()

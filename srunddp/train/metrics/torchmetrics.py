@@ -48,12 +48,11 @@ def reset_copy(name: str, metric: TorchMetric, world: World) -> TorchMetric:
     if isinstance(own, nn.Module):
         own.to(world.device)
     if world.world_size > 1 and not any(part._reductions for part in _parts(own)):
-        found = (
-            f"metric {name!r} of {type(metric).__name__} has update() and compute(), but no states"
+        raise ConfigError(
+            f"metric {name!r} of {type(metric).__name__} has update() and compute(), but no states",
+            expected="states of torchmetrics' add_state(), which can be gathered from all ranks",
+            hint="derive it from torchmetrics.Metric, or pass a function of (outputs, targets)",
         )
-        expected = "states of torchmetrics' add_state(), which can be gathered from all ranks"
-        hint = "derive it from torchmetrics.Metric, or pass a function of (outputs, targets)"
-        raise ConfigError(found, expected=expected, hint=hint)
     for part in _parts(own):
         part.distributed_available_fn = lambda: False
     return own
@@ -80,7 +79,10 @@ def compute(metrics: Mapping[str, TorchMetric], updated: bool, world: World) -> 
     if world.world_size == 1:
         return _figures(metrics) if updated else unknown
     by_rank: list[Any] = [None] * world.world_size
-    states = {name: _states(metric) for name, metric in metrics.items()} if updated else None
+    if updated:
+        states = {name: _states(metric) for name, metric in metrics.items()}
+    else:
+        states = None
     dist.gather_object(states, by_rank if world.rank == 0 else None)
 
     def compute_all() -> dict[str, float]:
@@ -111,7 +113,9 @@ def _on_cpu(state: Any) -> Any:
     if isinstance(state, list):
         return [_on_cpu(value) for value in state]
     # A copy in any case: of a view, pickle would take the whole batch along.
-    return state.detach().to("cpu", copy=True) if isinstance(state, Tensor) else state
+    if isinstance(state, Tensor):
+        return state.detach().to("cpu", copy=True)
+    return state
 
 
 def _merge(
@@ -133,7 +137,9 @@ def _reduced(reduction: Callable[[Any], Any] | None, states: list[Any]) -> Any:
         return states[0]
     if isinstance(states[0], list):
         values = [value for state in states for value in state]
-        return reduction(values) if reduction and values else values
+        if reduction and values:
+            return reduction(values)
+        return values
     stacked = torch.stack(states)
     return reduction(stacked) if reduction else stacked
 
@@ -153,16 +159,15 @@ def _flat(value: Any, name: str = "") -> dict[str, float]:
         return {name: float(value.item())}
     if isinstance(value, int | float):
         return {name: float(value)}
-    shape = (
-        f"tensor of shape {tuple(value.shape)}"
-        if isinstance(value, Tensor)
-        else type(value).__name__
-    )
-    hint = (
-        "let it average, as by average='macro', or name its parts by torchmetrics' ClasswiseWrapper"
-    )
+    if isinstance(value, Tensor):
+        shape = f"tensor of shape {tuple(value.shape)}"
+    else:
+        shape = type(value).__name__
     raise ConfigError(
         f"metric {name!r} computes a {shape}",
         expected="one number, or a dict of numbers",
-        hint=hint,
+        hint=(
+            "let it average, as by average='macro', or name its parts by torchmetrics'"
+            " ClasswiseWrapper"
+        ),
     )

@@ -41,12 +41,17 @@ class DDPModel:
         Raises:
             ConfigError: this device or this backend cannot do what the configuration asks for.
         """
-        layout = torch.channels_last if config.channels_last else torch.preserve_format
+        if config.channels_last:
+            layout = torch.channels_last
+        else:
+            layout = torch.preserve_format
         model = _prepared(model, world, config).to(world.device, memory_format=layout)  # type: ignore[call-overload]
         compiled: Any = torch.compile(model) if config.compile else model
         self.model = model
         self.testing = StepModule(compiled, step, loss_function).to(world.device)
-        self._ddp = _wrapped(self.testing, config.ddp) if world.world_size > 1 else None
+        self._ddp: DistributedDataParallel | None = None
+        if world.world_size > 1:
+            self._ddp = _wrapped(self.testing, config.ddp)
         # Not the module itself, which would look for hooks that nobody can set.
         self.training: Callable[[Any], tuple[Tensor, Any]] = self._ddp or self.testing.forward
         self._static = self._unknown = config.ddp.static_graph and self._ddp is not None
@@ -54,7 +59,10 @@ class DDPModel:
         self.runs_always = self._static or sparse or config.ddp.sync_batchnorm
         self._shares_buffers = self._ddp is not None and config.ddp.broadcast_buffers
         # Once, as DistributedDataParallel does: to look for them takes longer than a small step.
-        self._buffers = list(self.testing.buffers()) if self._shares_buffers else []
+        if self._shares_buffers:
+            self._buffers = list(self.testing.buffers())
+        else:
+            self._buffers = []
 
     @property
     def rebuilds_buckets(self) -> bool:
@@ -120,9 +128,10 @@ def _prepared(model: nn.Module, world: World, config: Config) -> nn.Module:
         _checkpoint_activations(model, config.activation_checkpointing)
     if config.ddp.sync_batchnorm and world.world_size > 1:
         if world.device.type != "cuda":
-            found = f"ddp.sync_batchnorm on {world.device.type}"
             raise ConfigError(
-                found, expected="GPUs, torch's SyncBatchNorm has no other", hint="leave it out"
+                f"ddp.sync_batchnorm on {world.device.type}",
+                expected="GPUs, torch's SyncBatchNorm has no other",
+                hint="leave it out",
             )
         model = nn.SyncBatchNorm.convert_sync_batchnorm(model)  # type: ignore[no-untyped-call]
     return model
@@ -136,12 +145,10 @@ def _checkpoint_activations(model: nn.Module, names: tuple[str, ...]) -> None:
     # Not the model as a whole, which torch leaves out: nothing would be saved.
     found = {type(module).__name__ for module in model.modules() if module is not model}
     if missing := [name for name in names if name not in found]:
-        expected, hint = (
-            f"classes of the modules in the model: {', '.join(sorted(found))}",
-            "correct the names",
-        )
         raise ConfigError(
-            f"activation_checkpointing names {', '.join(missing)}", expected=expected, hint=hint
+            f"activation_checkpointing names {', '.join(missing)}",
+            expected=f"classes of the modules in the model: {', '.join(sorted(found))}",
+            hint="correct the names",
         )
     apply_activation_checkpointing(model, check_fn=lambda module: type(module).__name__ in names)
 
@@ -169,8 +176,9 @@ def _register_hook(ddp: DistributedDataParallel, config: DDPConfig) -> None:
         ddp.register_comm_hook(None, default_hooks.fp16_compress_hook)
     elif config.comm_hook == "bf16":
         if dist.get_backend() != "nccl":
-            found, hint = f"ddp.comm_hook bf16 with {dist.get_backend()}", "use ddp.comm_hook=fp16"
             raise ConfigError(
-                found, expected="NCCL, with which alone torch has this hook", hint=hint
+                f"ddp.comm_hook bf16 with {dist.get_backend()}",
+                expected="NCCL, with which alone torch has this hook",
+                hint="use ddp.comm_hook=fp16",
             )
         ddp.register_comm_hook(None, default_hooks.bf16_compress_hook)

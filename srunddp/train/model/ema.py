@@ -45,15 +45,20 @@ class EMA:
         """Take an optimizer step into account; the first one as it is, since weights may have been
         loaded before.
         """
-        # By whether they are averaged.
-        pairs: dict[bool, list[tuple[Tensor, Tensor]]] = {True: [], False: []}
+        averaged: list[Tensor] = []
+        weights: list[Tensor] = []
+        copies: list[Tensor] = []
+        sources: list[Tensor] = []
         for own, new, merges in (*self._parameters, *self._buffers()):
-            pairs[merges and not first].append((own, new))
-        if pairs[True]:
-            averaged, weights = map(list, zip(*pairs[True], strict=True))
+            if merges and not first:
+                averaged.append(own)
+                weights.append(new)
+            else:
+                copies.append(own)
+                sources.append(new)
+        if averaged:
             self._merge(averaged, weights, 0)
-        if pairs[False]:
-            copies, sources = map(list, zip(*pairs[False], strict=True))
+        if copies:
             torch._foreach_copy_(copies, sources)
 
     def _buffers(self) -> Iterator[tuple[Tensor, Tensor, bool]]:
@@ -62,7 +67,8 @@ class EMA:
             for name, new in source.named_buffers(recurse=False):
                 own = getattr(module, name)
                 if own is None or own.shape != new.shape:
-                    setattr(module, name, own := new.clone())
+                    own = new.clone()
+                    setattr(module, name, own)
                 yield own, new, name in _STATISTICS
 
 
@@ -70,8 +76,8 @@ def _copied(model: nn.Module) -> nn.Module:
     try:
         return copy.deepcopy(model)
     except (RuntimeError, TypeError) as error:
-        found = (
-            f"ema_decay, and a model that cannot be copied: {' '.join(str(error).split())[:200]}"
-        )
-        hint = "leave out what is neither a parameter nor a module, or leave out ema_decay"
-        raise ConfigError(found, expected="one that copy.deepcopy copies", hint=hint) from error
+        raise ConfigError(
+            f"ema_decay, and a model that cannot be copied: {' '.join(str(error).split())[:200]}",
+            expected="one that copy.deepcopy copies",
+            hint="leave out what is neither a parameter nor a module, or leave out ema_decay",
+        ) from error

@@ -34,7 +34,11 @@ class StepModule(nn.Module):
     ) -> None:
         super().__init__()
         self.model = model
-        self.loss_function = loss_function if isinstance(loss_function, nn.Module) else None
+        self.loss_function: nn.Module | None
+        if isinstance(loss_function, nn.Module):
+            self.loss_function = loss_function
+        else:
+            self.loss_function = None
         self._step = step
 
     def forward(self, batch: Any) -> tuple[Tensor, Any]:
@@ -47,13 +51,19 @@ class StepModule(nn.Module):
         if batch is None:
             return self._zero(), None
         found = self._step(self.model, batch)
-        loss, outputs = found if isinstance(found, tuple) and len(found) == 2 else (found, None)
+        if isinstance(found, tuple) and len(found) == 2:
+            loss, outputs = found
+        else:
+            loss, outputs = (found, None)
         if not isinstance(loss, Tensor) or loss.dim():
-            shape = f" of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else ""
-            expected = "a tensor of no dimension, the mean over the batch"
-            hint = "return loss, or loss and outputs; take the mean"
+            if isinstance(loss, Tensor):
+                shape = f" of shape {tuple(loss.shape)}"
+            else:
+                shape = ""
             raise ConfigError(
-                f"the loss is a {type(loss).__name__}{shape}", expected=expected, hint=hint
+                f"the loss is a {type(loss).__name__}{shape}",
+                expected="a tensor of no dimension, the mean over the batch",
+                hint="return loss, or loss and outputs; take the mean",
             )
         return loss, outputs
 
@@ -71,46 +81,52 @@ def make_step(loss_function: LossFunction | None, step: Step | None) -> Step:
         ConfigError: there are two of them.
     """
     if loss_function and step:
-        hint = "call the loss function in the step"
-        raise ConfigError("a loss function and a step", expected="one of them", hint=hint)
+        raise ConfigError(
+            "a loss function and a step",
+            expected="one of them",
+            hint="call the loss function in the step",
+        )
     return step or (partial(_pair_step, loss_function) if loss_function else _own_loss_step)
 
 
 def _pair_step(loss_function: LossFunction, model: nn.Module, batch: Any) -> tuple[Tensor, Any]:
     if not (isinstance(batch, tuple | list) and len(batch) == 2):
-        found = f"a batch that is a {type(batch).__name__}{_names(batch)}, and a loss function"
-        hint = (
-            "pass step=lambda model, batch: ..., which returns the mean loss, in place of the loss"
-            " function"
+        raise ConfigError(
+            f"a batch that is a {type(batch).__name__}{_names(batch)}, and a loss function",
+            expected="two parts, inputs and targets",
+            hint=(
+                "pass step=lambda model, batch: ..., which returns the mean loss, in place of the"
+                " loss function"
+            ),
         )
-        raise ConfigError(found, expected="two parts, inputs and targets", hint=hint)
     outputs = model(batch[0])
     return loss_function(outputs, batch[1]), outputs
 
 
 def _own_loss_step(model: nn.Module, batch: Any) -> tuple[Tensor, Any]:
     if not isinstance(batch, Mapping | Tensor):
-        found = (
-            f"a batch that is a {type(batch).__name__}{_names(batch)}, and no loss function and no"
-            " step"
-        )
-        hint = (
-            "pass a loss function for pairs of inputs and targets, or step=lambda model, batch: ..."
-        )
-        raise ConfigError(found, expected="a mapping, of which the model makes its loss", hint=hint)
-    made = model(**batch) if isinstance(batch, Mapping) else model(batch)
-    loss = made.get("loss") if isinstance(made, Mapping) else getattr(made, "loss", made)
-    if not isinstance(loss, Tensor):
-        found = (
-            f"no loss function, no step, and the model returned a {type(made).__name__} without a"
-            " loss"
-        )
-        expected = (
-            "a model that returns its loss, as those of Hugging Face do when the batch has labels"
-        )
         raise ConfigError(
-            found,
-            expected=expected,
+            f"a batch that is a {type(batch).__name__}{_names(batch)}, and no loss function and no"
+            " step",
+            expected="a mapping, of which the model makes its loss",
+            hint=(
+                "pass a loss function for pairs of inputs and targets, or step=lambda model,"
+                " batch: ..."
+            ),
+        )
+    made = model(**batch) if isinstance(batch, Mapping) else model(batch)
+    if isinstance(made, Mapping):
+        loss = made.get("loss")
+    else:
+        loss = getattr(made, "loss", made)
+    if not isinstance(loss, Tensor):
+        raise ConfigError(
+            f"no loss function, no step, and the model returned a {type(made).__name__} without a"
+            " loss",
+            expected=(
+                "a model that returns its loss, as those of Hugging Face do when the batch has"
+                " labels"
+            ),
             hint="pass a loss function or a step, or add labels to the batch",
         )
     return loss, made.get("logits", made) if isinstance(made, Mapping) else getattr(
@@ -121,7 +137,9 @@ def _own_loss_step(model: nn.Module, batch: Any) -> tuple[Tensor, Any]:
 def _names(batch: Any) -> str:
     if isinstance(batch, Mapping):
         return f" of {', '.join(map(str, batch))}"
-    return f" of {len(batch)} parts" if isinstance(batch, tuple | list) else ""
+    if isinstance(batch, tuple | list):
+        return f" of {len(batch)} parts"
+    return ""
 
 
 def targets_of(batch: Any) -> Any:
@@ -130,4 +148,6 @@ def targets_of(batch: Any) -> Any:
     """
     if isinstance(batch, tuple | list) and len(batch) == 2:
         return batch[1]
-    return batch["labels"] if isinstance(batch, Mapping) and "labels" in batch else batch
+    if isinstance(batch, Mapping) and "labels" in batch:
+        return batch["labels"]
+    return batch

@@ -66,7 +66,8 @@ class Preemption:
         self._world = world
         self._requests = StopRequests(config or PreemptionConfig(), world.rank, environ)
         self._agreed: tuple[StopRequest, int] | None = None
-        self._interval, self._last = 1, 0.0
+        self._interval = 1
+        self._last = 0.0
         self.restart_interval()
 
     def __enter__(self) -> Self:
@@ -109,7 +110,8 @@ class Preemption:
         self._interval = max(
             1, min(2 * self._interval, int(_EVERY / max(seconds, 1e-6)), MOST_STEPS)
         )
-        self._steps_left, self.checkpoint_due = self._interval, bool(due)
+        self._steps_left = self._interval
+        self.checkpoint_due = bool(due)
         most_request, most_cause = divmod(int(encoded), _SIGNALS)
         if most_request:
             self._agreed = StopRequest(most_request), most_cause
@@ -142,12 +144,10 @@ class Preemption:
             ConfigError: the ranks have not agreed to stop.
         """
         if self._agreed is None:
-            found = "stop() without an agreement of the ranks"
-            hint = "call stop() only then; to end for another reason leave the loop"
             raise ConfigError(
-                found,
+                "stop() without an agreement of the ranks",
                 expected="should_stop() to have returned True before",
-                hint=hint,
+                hint="call stop() only then; to end for another reason leave the loop",
                 scope=Scope.JOB,
             )
         request, cause = self._agreed

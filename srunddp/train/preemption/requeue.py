@@ -44,7 +44,9 @@ def ask_for_requeue(requests: StopRequests) -> str | None:
             return None
         refused = requeue(requests.environ, requests.config.max_requeues)
     # It may have ended scontrol, too, after Slurm had heard of us.
-    return None if refused and _is_ended(requests) else refused
+    if refused and _is_ended(requests):
+        return None
+    return refused
 
 
 def _is_ended(requests: StopRequests) -> bool:
@@ -70,7 +72,8 @@ def requeue(environ: Mapping[str, str], max_requeues: int, limit: float = _ANSWE
     Returns:
         Why not; empty where Slurm will.
     """
-    job, restarts = _job(environ), environ.get("SLURM_RESTART_COUNT", "") or "0"
+    job = _job(environ)
+    restarts = environ.get("SLURM_RESTART_COUNT", "") or "0"
     if not job:
         return _NO_JOB
     if not _NUMBER.fullmatch(restarts):
@@ -89,9 +92,9 @@ def requeue(environ: Mapping[str, str], max_requeues: int, limit: float = _ANSWE
     except subprocess.TimeoutExpired:
         return f"scontrol did not answer within {limit:g} s"
     said = " ".join(done.stderr.split())[:_LONGEST_ANSWER]
-    return (
-        f"scontrol failed: {said or f'it ended with {done.returncode}'}" if done.returncode else ""
-    )
+    if done.returncode:
+        return f"scontrol failed: {said or f'it ended with {done.returncode}'}"
+    return ""
 
 
 def _job(environ: Mapping[str, str]) -> str:
@@ -100,4 +103,6 @@ def _job(environ: Mapping[str, str]) -> str:
     if all(map(_NUMBER.fullmatch, of_array)):
         return "_".join(of_array)
     job = environ.get("SLURM_JOB_ID", "")
-    return job if _NUMBER.fullmatch(job) else ""
+    if _NUMBER.fullmatch(job):
+        return job
+    return ""

@@ -57,7 +57,9 @@ class StopRequests:
     def __init__(
         self, config: PreemptionConfig, rank: int, environ: Mapping[str, str] = os.environ
     ) -> None:
-        self.config, self.rank, self.environ = config, rank, environ
+        self.config = config
+        self.rank = rank
+        self.environ = environ
         self._requests = dict.fromkeys(numbers(config.signals), StopRequest.REQUEUE)
         self._requests[signal.SIGTERM] = StopRequest.STOP
         self._before: dict[signal.Signals, Any] = {}
@@ -65,12 +67,16 @@ class StopRequests:
         self._stop_at = math.inf
 
     def __enter__(self) -> Self:
-        self._noted, _pending_requests[:] = list(_pending_requests), []
+        self._noted = list(_pending_requests)
+        _pending_requests[:] = []
         if threading.current_thread() is threading.main_thread():
             for number in self._requests:
                 if (before := signal.getsignal(number)) is not signal.SIG_IGN:
                     # First, as the signal may come at once.
-                    self._before[number] = signal.SIG_DFL if before is None else before
+                    if before is None:
+                        self._before[number] = signal.SIG_DFL
+                    else:
+                        self._before[number] = before
                     signal.signal(number, self._note)
         elif self.rank == 0:
             _log.warning(
@@ -98,7 +104,10 @@ class StopRequests:
             and signal.SIGINT not in self._before
         ):
             before = signal.getsignal(signal.SIGINT)
-            self._before[signal.SIGINT] = signal.SIG_DFL if before is None else before
+            if before is None:
+                self._before[signal.SIGINT] = signal.SIG_DFL
+            else:
+                self._before[signal.SIGINT] = before
             signal.signal(signal.SIGINT, lambda *_: None)
 
     def pending(self) -> tuple[StopRequest, int]:
@@ -146,7 +155,10 @@ def numbers(names: Sequence[str]) -> list[signal.Signals]:
                 name.upper().removeprefix("SIG"), known, n=1, cutoff=0.0
             )[0]
             found = f"preemption.signals has {name!r}"
-            hint = "leave it out, it always counts" if name == "TERM" else f"write {nearest}"
+            if name == "TERM":
+                hint = "leave it out, it always counts"
+            else:
+                hint = f"write {nearest}"
             raise ConfigError(
                 found, expected=f"names among {', '.join(known)}", hint=hint, scope=Scope.JOB
             )
@@ -184,10 +196,8 @@ def iterate(loader: DataLoader[Any], signals: Sequence[str]) -> Iterator[Any]:
     """``iter(loader)``, whose workers do not get these signals; only their own rank ends them."""
     if not loader.num_workers:
         return iter(loader)
-    method, init = (
-        (loader.multiprocessing_context or multiprocessing).get_start_method(),
-        loader.worker_init_fn,
-    )
+    method = (loader.multiprocessing_context or multiprocessing).get_start_method()
+    init = loader.worker_init_fn
     if method == "fork":
         # A fork amid a thread's beginning or end, as Gloo's do in Python after a collective, may
         # leave the child waiting for ever for a lock of the interpreter's that nobody holds.

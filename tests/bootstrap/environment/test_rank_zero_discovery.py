@@ -137,7 +137,10 @@ def test_every_rank_says_finalize_and_only_rank_zero_puts() -> None:
         broadcast(server, "here")
         for rank, heard in enumerate(server.heard):
             spoken = [line.split()[0].removeprefix("cmd=") for line in heard]
-            puts = ["put"] if rank == 0 else []
+            if rank == 0:
+                puts = ["put"]
+            else:
+                puts = []
             assert spoken == ["init", "get_my_kvsname", *puts, "barrier_in", "get", "finalize"]
             assert os.fstat(server.ends[rank].fileno())
 

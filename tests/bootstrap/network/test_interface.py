@@ -31,7 +31,9 @@ def link(name: str, *addresses: str, up: bool = True, speed: int = 1000) -> Netw
 
 LO = link("lo", "127.0.0.1", "::1")
 ETH = link("eth0", "192.168.1.7")
-IB0, IB1, IB10 = link("ib0", "10.0.0.7"), link("ib1", "10.0.1.7"), link("ib10", "10.0.10.7")
+IB0 = link("ib0", "10.0.0.7")
+IB1 = link("ib1", "10.0.1.7")
+IB10 = link("ib10", "10.0.10.7")
 LINKS = (LO, ETH, IB1, IB0, IB10)
 
 
@@ -310,11 +312,9 @@ def test_auto_names_what_it_passed_over_and_why(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(
         Path, "exists", lambda path: str(path) == "/sys/class/net/site0/bridge" or exists(path)
     )
-    down, bare, bridge = (
-        link("eth5", "10.5.0.1", up=False),
-        link("eth6"),
-        link("site0", "10.9.0.1", speed=100_000),
-    )
+    down = link("eth5", "10.5.0.1", up=False)
+    bare = link("eth6")
+    bridge = link("site0", "10.9.0.1", speed=100_000)
     found = select_interface(
         (DEFAULT,), rank(), {}, (LO, ETH, IB0, down, bare, bridge, link("docker0", "172.17.0.1"))
     )

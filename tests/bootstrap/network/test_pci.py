@@ -15,7 +15,8 @@ from tests.bootstrap.network.test_interface import chosen, entry, link, rank
 from tests.programs.nvml import pynvml
 
 GPUS = ("0000:17:00.0", "0000:98:00.0")
-IB0, IB1 = link("ib0", "10.0.0.7"), link("ib1", "10.0.1.7")
+IB0 = link("ib0", "10.0.0.7")
+IB1 = link("ib1", "10.0.1.7")
 ETH = link("eth0", "10.1.0.7", speed=100_000)
 # Each GPU is below one PCI switch with an interface, on a NUMA node of its own.
 PLACES = {
@@ -32,15 +33,17 @@ def made_up(folder: Path, places: dict[str, str]) -> Path:
     for name, place in places.items():
         device = folder / "devices" / place / (name if name in GPUS else "")
         device.mkdir(parents=True, exist_ok=True)
-        numa = device if name in GPUS or "virtio" not in place else device.parent
+        if name in GPUS or "virtio" not in place:
+            numa = device
+        else:
+            numa = device.parent
         (numa / "numa_node").write_text(
             "1\n" if place.startswith(("pci0000:97", "pci0000:b0")) else "0\n"
         )
-        link = (
-            folder / "bus/pci/devices" / name
-            if name in GPUS
-            else folder / "class/net" / name / "device"
-        )
+        if name in GPUS:
+            link = folder / "bus/pci/devices" / name
+        else:
+            link = folder / "class/net" / name / "device"
         link.parent.mkdir(parents=True, exist_ok=True)
         link.symlink_to(device)
     return folder
@@ -82,7 +85,10 @@ def of_rank(
     ("visible", "names"), [(None, ["ib0", "ib1"]), ("1,0", ["ib1", "ib0"]), ("GPU-1", ["ib1"])]
 )
 def test_each_rank_takes_the_interface_at_its_gpu(visible: str | None, names: list[str]) -> None:
-    variables = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
+    if visible is None:
+        variables = {}
+    else:
+        variables = {"CUDA_VISIBLE_DEVICES": visible}
     found = [of_rank(number, size=len(names), **variables) for number in range(len(names))]
     assert [each.name for each in found] == names
     gpu = GPUS[int(names[0][-1])]

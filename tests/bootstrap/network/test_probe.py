@@ -68,7 +68,8 @@ def test_connections_whose_answer_gets_lost_are_told_by_their_address(
 ) -> None:
     prober = Prober()
     port = prober.listen("127.0.0.1")
-    half, whole = psutil.CONN_SYN_RECV, psutil.CONN_ESTABLISHED
+    half = psutil.CONN_SYN_RECV
+    whole = psutil.CONN_ESTABLISHED
     found = [
         ("10.0.0.2", port, half),
         ("10.0.0.3", port, whole),

@@ -142,7 +142,8 @@ with contextlib.suppress(ImportError):  # of torch.distributed, after the ranks 
 print(os.environ["ACCELERATE_USE_CPU"], flush=True)
 os._exit(0)
 """
-    script, path = write(tmp_path / "train.py", joins), f"{tmp_path}:{ROOT}"
+    script = write(tmp_path / "train.py", joins)
+    path = f"{tmp_path}:{ROOT}"
     with ThreadPoolExecutor() as ranks:
         place = partial(python, script, folder=tmp_path, PYTHONPATH=path, GPUS="0")
         runs = [

@@ -241,7 +241,8 @@ def test_of_those_that_listen_one_on_each_of_eight_nodes_is_told() -> None:
     hellos = [
         replace(hello(rank, 13, f"n{rank}"), deputy_port=7000 + rank) for rank in range(1, 13)
     ]
-    hellos[0], hellos[2] = replace(hellos[0], deputy_port=0), replace(hellos[2], node="n2")
+    hellos[0] = replace(hellos[0], deputy_port=0)
+    hellos[2] = replace(hellos[2], node="n2")
     with rank_zero(13) as server:
         meetings = meet(server, *hellos)
     deputies = [[(rank, host, port) for rank, host, port in each.deputies] for each in meetings]
@@ -764,7 +765,8 @@ def free_descriptors(count: int) -> Iterator[None]:
 @pytest.mark.parametrize("more", [0, 1])
 def test_who_takes_the_last_descriptor_stays(more: int) -> None:
     """And of those that come after it, one takes the place of the oldest."""
-    sockets, here = listen("127.0.0.1", [0]), hello(0, 3)
+    sockets = listen("127.0.0.1", [0])
+    here = hello(0, 3)
     with sockets, ExitStack() as stack:
         address = sockets.getsockname()
         peers = stack.enter_context(
@@ -808,6 +810,7 @@ def cost_per_rank(size: int) -> float:
 @pytest.mark.slow
 def test_2048_ranks_meet_at_a_cost_in_proportion_to_their_number() -> None:
     """Within seconds, that is: CPU time is what says so, whatever else the machine does."""
-    few, many = cost_per_rank(128), cost_per_rank(2048)
+    few = cost_per_rank(128)
+    many = cost_per_rank(2048)
     assert many < 3 * few  # in proportion to the square it would be 16
     assert 2048 * many < 30.0  # ten times what it takes

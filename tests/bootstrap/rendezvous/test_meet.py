@@ -136,7 +136,8 @@ def test_a_rank_of_each_node_listens_for_the_time_without_rank_0(rank: int, list
 
 @pytest.mark.parametrize(("last", "port"), [(20404, 20403), (20403, 20402), (20402, 0)])
 def test_a_deputy_leaves_the_first_two_ports_to_a_rank_0(last: int, port: int) -> None:
-    who, options = detect.detect(step(2), pid=PID), replace(SOON, ports=range(20400, last))
+    who = detect.detect(step(2), pid=PID)
+    options = replace(SOON, ports=range(20400, last))
     place = SelectedInterface("lo", "127.0.0.1", {}, "")
     found = listen_as_deputy(RankSetup(options, who, (DEFAULT,), place))
     assert (found.deputy.getsockname()[1] if found.deputy else 0) == port

@@ -108,7 +108,8 @@ def test_the_ranks_of_a_node_from_which_one_is_missing_move(mates: list[int]) ->
     """
     began = time.monotonic()
     with spare_node_server(1, 2, 3, 5, 6, 7, within=SOON) as server:
-        others, ends = come(server, 1, 5, 6, 7), come(server, *mates)
+        others = come(server, 1, 5, 6, 7)
+        ends = come(server, *mates)
         assert [each.result(LONG).node_rank for each in others] == [0, 0, 1, 1]
         assert (nodes(server), others[0].result().vacant) == ("n1 n1 n4 n4", [4, 6, 7])
         assert server.said == ["ranks 2-3 go to n4"]

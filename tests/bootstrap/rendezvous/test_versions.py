@@ -36,8 +36,10 @@ def newer(folder: Path) -> Path:
 
 @pytest.mark.parametrize("newer_rank", [0, 1])
 def test_two_versions_are_refused_at_once_and_named(tmp_path: Path, newer_rank: int) -> None:
-    paths, versions = [str(ROOT)] * 2, [__version__] * 2
-    paths[newer_rank], versions[newer_rank] = str(newer(tmp_path / "other")), "99.0"
+    paths = [str(ROOT)] * 2
+    versions = [__version__] * 2
+    paths[newer_rank] = str(newer(tmp_path / "other"))
+    versions[newer_rank] = "99.0"
     words = (
         SRUNDDP[0],
         "-m",

@@ -17,7 +17,8 @@ from tests.support.made_up_site import LOCAL_RANK_1, changed, reported, seen, su
 from tests.support.starting import python
 
 GIB = 1 << 30
-FAIL, WARN = Severity.FAIL, Severity.WARN
+FAIL = Severity.FAIL
+WARN = Severity.WARN
 
 
 def gpu(uuid: str, **changes: Any) -> Device:
@@ -31,7 +32,9 @@ def gpu(uuid: str, **changes: Any) -> Device:
     return Device(**{"uuid": uuid, "address": "0000:17:00.0", **known, **changes})  # type: ignore[typeddict-item]
 
 
-A, B, C = gpu("GPU-a"), gpu("GPU-b"), gpu("GPU-c")
+A = gpu("GPU-a")
+B = gpu("GPU-b")
+C = gpu("GPU-c")
 WELL = GpuFacts(
     driver="580.95.05",
     cuda="13.0",

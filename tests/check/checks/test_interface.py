@@ -80,7 +80,7 @@ def at_step(
     monkeypatch.setattr("srunddp.bootstrap.rendezvous.discovery.addresses_of", lambda _: own)
     gtids = {"SLURM_GTIDS": str(rank), "SLURM_LOCALID": "0", "SLURM_NODEID": str(rank)}
     if rank:
-        gtids |= {"SLURM_STEP_NODELIST": f"node00,{NODE}"}
+        gtids["SLURM_STEP_NODELIST"] = f"node00,{NODE}"
     entries = parse(f'- nodes: "*"\n  interface: eth0{address}\n'.encode(), "x")
     found = replace(subject(slurm(rank, 2, **TWO_NODES | gtids)), loaded=IfacesConfig(entries))
     return replace(found, interface=SelectedInterface("eth0", "10.88.0.11", {}, "x"))

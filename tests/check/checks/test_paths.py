@@ -18,7 +18,8 @@ from srunddp.util.filesystem import Place, look
 from tests.support.made_up_site import LOCAL_RANK_1, reported, seen, subject, travelled
 from tests.support.starting import LONG
 
-FAIL, WARN = Severity.FAIL, Severity.WARN
+FAIL = Severity.FAIL
+WARN = Severity.WARN
 ROLES = {
     "working directory": "/proj",
     "script": "/proj/train.py",

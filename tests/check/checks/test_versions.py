@@ -18,7 +18,8 @@ from tests.support.starting import write
 
 pytestmark = pytest.mark.slow
 
-FAIL, WARN = Severity.FAIL, Severity.WARN
+FAIL = Severity.FAIL
+WARN = Severity.WARN
 SITE = "sys.prefix/lib/python3.11/site-packages"
 
 

@@ -12,7 +12,8 @@ def main() -> None:
     out = options().out
     accelerator = Accelerator(gradient_accumulation_steps=2)
     set_seed(0)
-    data, model = samples(), network()
+    data = samples()
+    model = network()
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     model, optimizer, loader = accelerator.prepare(
         model, optimizer, DataLoader(data, batch_size=8, shuffle=True)

@@ -56,7 +56,8 @@ def main() -> None:
     given = options(save={"type": Path}, load={"type": Path})
     dist.init_process_group("gloo")
     model, optimizer = build(init_device_mesh("cpu", (dist.get_world_size(),)))
-    place, more = (dist.get_rank(), int(os.environ["LOCAL_RANK"]), dist.get_world_size()), {}
+    place = (dist.get_rank(), int(os.environ["LOCAL_RANK"]), dist.get_world_size())
+    more = {}
     if given.load:
         weights, moments = get_state_dict(model, optimizer)
         dcp.load({"model": weights, "optimizer": moments}, checkpoint_id=given.load)

@@ -14,7 +14,9 @@ if __name__ == "__main__":
 import srunddp
 from srunddp.train import DistributedDataLoader
 
-FILES, ROWS = 4, 13  # of each
+# of each
+FILES = 4
+ROWS = 13
 
 
 def main() -> None:
@@ -33,7 +35,8 @@ def main() -> None:
             data.shuffle(seed=0), rank=world.rank, world_size=world.world_size
         )
         loader = DistributedDataLoader(data, world, batch_size=3, num_workers=2, sharded=True)
-        epochs, states = [], []
+        epochs = []
+        states = []
         for epoch in (0, 1):
             loader.set_epoch(epoch)
             epochs.append([])

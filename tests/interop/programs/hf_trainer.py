@@ -12,7 +12,8 @@ from transformers import (
     set_seed,
 )
 
-WORDS, LENGTH = 50, 12
+WORDS = 50
+LENGTH = 12
 
 
 class Recording(Trainer):

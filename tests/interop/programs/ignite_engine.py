@@ -18,7 +18,8 @@ def train(local_rank: int, out: Path) -> None:
     layers = network()
     model = idist.auto_model(layers)
     optimizer = idist.auto_optim(torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9))
-    losses, accuracies = [], []
+    losses = []
+    accuracies = []
 
     def step(engine: Engine, batch: list[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
         optimizer.zero_grad()

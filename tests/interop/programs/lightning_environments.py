@@ -15,7 +15,8 @@ ASKED = {"slurm": SLURMEnvironment, "mpi": MPIEnvironment}
 
 
 def main() -> None:
-    given, said = options(ask={"choices": ASKED, "required": True}), {}
+    given = options(ask={"choices": ASKED, "required": True})
+    said = {}
     for name, kind in (("torchrun", TorchElasticEnvironment), (given.ask, ASKED[given.ask])):
         assert kind.detect()
         here = kind()

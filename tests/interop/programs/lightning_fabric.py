@@ -15,7 +15,8 @@ def main() -> None:
     )
     fabric.launch()
     fabric.seed_everything(0)
-    data, layers = samples(), network()
+    data = samples()
+    layers = network()
     model, optimizer = fabric.setup(
         layers, torch.optim.SGD(layers.parameters(), lr=0.1, momentum=0.9)
     )

@@ -34,7 +34,8 @@ def main() -> None:
     layout = {"devices": {"type": int, "default": 2}, "nodes": {"type": int, "default": 1}}
     given = options(**layout, environment={"choices": ENVIRONMENTS})
     lightning.seed_everything(0)
-    data, model = samples(), Net()
+    data = samples()
+    model = Net()
     trainer = lightning.Trainer(
         accelerator="cpu",
         strategy="ddp",

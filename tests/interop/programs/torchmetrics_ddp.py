@@ -15,7 +15,8 @@ from torchmetrics.classification import MulticlassAccuracy, MulticlassAUROC
 def main() -> None:
     out = options().out
     dist.init_process_group("gloo")
-    rank, world_size = dist.get_rank(), dist.get_world_size()
+    rank = dist.get_rank()
+    world_size = dist.get_world_size()
     torch.manual_seed(0)
     inputs = torch.randn(640, 10)
     labels = (inputs.sum(dim=1) > 0).long() + (inputs[:, 0] > 1).long()
@@ -23,7 +24,9 @@ def main() -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     # AUROC keeps lists of what it saw, of other lengths on each rank.
     scores = MetricCollection([MulticlassAccuracy(3), MulticlassAUROC(3)])
-    mean, losses, results = MeanMetric(), [], []
+    mean = MeanMetric()
+    losses = []
+    results = []
     for step in range(20):
         own = slice(32 * step + rank, 32 * (step + 1), world_size)
         optimizer.zero_grad()

@@ -91,7 +91,8 @@ def test_activity_of_newer_gpus_is_counted_between_two_samples(fake: Put) -> Non
     gpus = fake(
         {"uuid": "GPU-h", "trace": [BUSY | {"gpm": gpm}, BUSY | {"gpm": gpm | {"2": 10.0}}]}
     )
-    first, second = sampled(gpus)[0], sampled(gpus)[0]
+    first = sampled(gpus)[0]
+    second = sampled(gpus)[0]
     assert (first["sm_percent"], first["utilization_percent"]) == ("", "97")
     wanted = ("sm_percent", "occupancy_percent", "tensor_percent", "dram_percent")
     assert [second[column] for column in wanted] == ["10.00", "42.25", "33.00", "61.00"]

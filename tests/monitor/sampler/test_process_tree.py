@@ -63,7 +63,8 @@ def test_a_child_that_ends_between_two_readings_counts_once(
         f" {child!r}])\ntime.sleep(60)"
     )
     with running(program) as process:
-        tree, look = tree_of(process), Process.look
+        tree = tree_of(process)
+        look = Process.look
         before = tree.cpu.value
 
         def ended_meanwhile(self: Process, *, thorough: bool) -> bool:
@@ -88,7 +89,8 @@ def test_nothing_is_lost_when_children_end() -> None:
     )
     parent += "    print(sum(os.times()[:4]), flush=True)\n"
     with running(parent) as process:
-        tree, seen = ProcessTree(0, process.pid), [0]
+        tree = ProcessTree(0, process.pid)
+        seen = [0]
         for seconds in range(1, 5):
             process.stdin.write("\n")
             while seconds % 2 and tree.processes < 2:
@@ -169,10 +171,8 @@ def test_the_tasks_of_a_node_are_found_below_their_launcher() -> None:
     """One begins later, one is a wrapper whose child has the rank as well, and one is no task."""
     sleep = ["sh", "-c", "sleep 60; true"]
     with ExitStack() as stack:
-        task, _ = (
-            stack.enter_context(started(sleep, {RANK: "0"})),
-            stack.enter_context(started(sleep, {})),
-        )
+        task = stack.enter_context(started(sleep, {RANK: "0"}))
+        _ = stack.enter_context(started(sleep, {}))
         until(lambda: children_of(task.pid))
         (supervisor,) = children_of(task.pid)
         found = Tasks(0, supervisor, os.getpid(), RANK)
@@ -237,7 +237,8 @@ def test_a_busy_job_s_files_say_what_the_kernel_says(tmp_path: Path) -> None:
         own = "__import__('time').clock_gettime((~sampler.pid << 3) | 2)"
         used = float(job.do(f"{run} and sum(os.times()[:4]) + {own}"))
         assert job.finish() == ""
-        last, node = job.rows("tasks")[-1], job.rows("node")[-1]
+        last = job.rows("tasks")[-1]
+        node = job.rows("node")[-1]
     assert abs(float(last["cpu_s"]) - used) < 0.05 * used
     assert (node["source"], node["interface"], last["rank"]) == ("processes", "eth0", "0")
     assert float(node["cpu_s"]) == float(last["cpu_s"])

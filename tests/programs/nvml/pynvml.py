@@ -30,21 +30,26 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-NVML_DEVICE_MIG_DISABLE, NVML_DEVICE_MIG_ENABLE = 0, 1
+NVML_DEVICE_MIG_DISABLE = 0
+NVML_DEVICE_MIG_ENABLE = 1
 NVML_SUCCESS = 0
 NVML_TEMPERATURE_GPU = 0
-NVML_CLOCK_SM, NVML_CLOCK_MEM = 1, 2
-NVML_PCIE_UTIL_TX_BYTES, NVML_PCIE_UTIL_RX_BYTES = 0, 1
-NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX, NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX = 138, 139
+NVML_CLOCK_SM = 1
+NVML_CLOCK_MEM = 2
+NVML_PCIE_UTIL_TX_BYTES = 0
+NVML_PCIE_UTIL_RX_BYTES = 1
+NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX = 138
+NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX = 139
 NVML_GPM_METRICS_GET_VERSION = 1
-NVML_GPM_METRIC_SM_UTIL, NVML_GPM_METRIC_SM_OCCUPANCY, NVML_GPM_METRIC_ANY_TENSOR_UTIL = 2, 3, 5
-NVML_GPM_METRIC_DRAM_BW_UTIL, NVML_GPM_METRIC_PCIE_TX_PER_SEC, NVML_GPM_METRIC_PCIE_RX_PER_SEC = (
-    10,
-    20,
-    21,
-)
+NVML_GPM_METRIC_SM_UTIL = 2
+NVML_GPM_METRIC_SM_OCCUPANCY = 3
+NVML_GPM_METRIC_ANY_TENSOR_UTIL = 5
+NVML_GPM_METRIC_DRAM_BW_UTIL = 10
+NVML_GPM_METRIC_PCIE_TX_PER_SEC = 20
+NVML_GPM_METRIC_PCIE_RX_PER_SEC = 21
 nvmlMemory_v2 = 0x02000028
-NVML_P2P_STATUS_OK, NVML_P2P_STATUS_CHIPSET_NOT_SUPPORTED = 0, 1
+NVML_P2P_STATUS_OK = 0
+NVML_P2P_STATUS_CHIPSET_NOT_SUPPORTED = 1
 
 
 class NVMLError(Exception):
@@ -74,12 +79,15 @@ NVMLError_LibRmVersionMismatch = _error(
 
 class c_nvmlMemory_t:
     def __init__(self, total: int, free: int) -> None:
-        self.total, self.free, self.used = total, free, total - free
+        self.total = total
+        self.free = free
+        self.used = total - free
 
 
 class c_nvmlUtilization_t:
     def __init__(self, gpu: int, memory: int) -> None:
-        self.gpu, self.memory = gpu, memory
+        self.gpu = gpu
+        self.memory = memory
 
 
 class c_nvmlFieldValue_t:

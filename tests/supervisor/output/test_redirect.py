@@ -86,9 +86,10 @@ def start(tmp_path: Path) -> Iterator[Any]:
         limit: float = LONG,
         **how: Any,
     ) -> Rank:
-        log, report = tmp_path / "log", tmp_path / f"report{len(ranks)}"
+        log = tmp_path / "log"
+        report = tmp_path / f"report{len(ranks)}"
         order = {"script": script, "terminal": terminal, "prefix": prefix, "limit": limit}
-        order |= {"limits": how.pop("limits", {})}
+        order["limits"] = how.pop("limits", {})
         order |= {"file": str(log) if file else None, "report": str(report)}
         command = [
             *how.pop("before", ()),
@@ -182,7 +183,8 @@ def test_a_file_that_cannot_be_made_is_named_once_a_node(tmp_path: Path, below: 
 )
 def test_only_a_plain_file_is_taken_in_the_log_s_place(tmp_path: Path, what: str) -> None:
     """No named pipe either, whether somebody reads it or not."""
-    log, precious = tmp_path / "log", write(tmp_path / "precious", "all")
+    log = tmp_path / "log"
+    precious = write(tmp_path / "precious", "all")
     if what == "a symbolic link":
         log.symlink_to(precious)
     elif what == "Is a directory":
@@ -234,7 +236,8 @@ os.system("echo child")
 subprocess.run(["sh", "-c", "echo child error >&2"])
 print("error", file=sys.stderr, flush=True)
 """
-OUT, ERRORS = b"print\nwrite\nprintf\nchild\n", b"child error\nerror\n"
+OUT = b"print\nwrite\nprintf\nchild\n"
+ERRORS = b"child error\nerror\n"
 
 
 def test_a_rank_with_a_file_alone_writes_to_it_without_help(start: Any) -> None:
@@ -380,7 +383,8 @@ def test_the_terminal_is_told_how_much_it_missed_and_where_it_is(
     )
     assert match
     assert match[2].decode() == str(rank.log)
-    before, after = shown[: match.start()], shown[match.end() :]
+    before = shown[: match.start()]
+    after = shown[match.end() :]
     # The note is a line of its own, also where it comes in the middle of one.
     before = before if ALL.startswith(before) else before[:-1]
     assert ALL.startswith(before)

@@ -103,7 +103,8 @@ def test_a_disk_that_is_full_at_any_page_loses_nothing(small_disk: Path, left: i
 
 
 def test_a_failure_is_raised_in_training_and_the_next_one_works(tmp_path: Path) -> None:
-    folder, said = tmp_path / "checkpoints", []
+    folder = tmp_path / "checkpoints"
+    said = []
     writer = AsyncCheckpointer(CheckpointDirectory(folder, keep_last=2, keep_best=0), said.append)
     writer.write(1, {"step": 1})
     with pytest.raises(

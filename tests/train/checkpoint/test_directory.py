@@ -65,7 +65,8 @@ def test_steps_are_numbers_not_names(tmp_path: Path) -> None:
 
 
 def test_broken_checkpoints_are_named_and_the_newest_one_loaded(tmp_path: Path) -> None:
-    made, said = directory(tmp_path, 1, 2, 3, keep_last=3), []
+    made = directory(tmp_path, 1, 2, 3, keep_last=3)
+    said = []
     assert step_of_newest(made, said) == 3
     assert said == []
     damage(made.path(3))
@@ -121,7 +122,8 @@ def test_no_link_to_the_best_is_no_failure(tmp_path: Path, monkeypatch: pytest.M
 def test_a_checkpoint_deleted_meanwhile_is_not_called_broken(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made, said = directory(tmp_path, 1, keep_last=1), []
+    made = directory(tmp_path, 1, keep_last=1)
+    said = []
 
     def late(path: Path, **how: Any) -> dict[str, Any]:
         monkeypatch.undo()
@@ -186,7 +188,8 @@ def test_a_run_that_has_just_looked_writes_nothing_more(
 ) -> None:
     """The other begins between the look at the number and the rename."""
     first = directory(tmp_path, 10)
-    check, after = first._check_generation, []
+    check = first._check_generation
+    after = []
 
     def check_and_lose() -> None:
         check()
@@ -221,7 +224,8 @@ def test_of_two_that_begin_at_once_one_is_refused(
     with monkeypatch.context() as patch:
         patch.setattr(CheckpointDirectory, "_latest", lambda _: 0)  # neither sees the other's
         patch.setattr(time, "time_ns", iter(clocks).__next__)
-        first, second = begun(tmp_path), begun(tmp_path)
+        first = begun(tmp_path)
+        second = begun(tmp_path)
     second.add(1, {"step": 1})
     with pytest.raises(CheckpointError, match=REFUSED):
         first.add(2, {"step": 2})
@@ -232,7 +236,8 @@ def test_a_late_file_of_an_earlier_run_is_set_aside(tmp_path: Path) -> None:
     """On a file system where the refusal comes too late: the checkpoints of the later run are the
     newest.
     """
-    first, said = directory(tmp_path, 10, 20), []
+    first = directory(tmp_path, 10, 20)
+    said = []
     (tmp_path / "late").write_bytes(first.path(20).read_bytes())
     assert step_of_newest(begun(tmp_path), said) == 20
     second = begun(tmp_path, keep_last=9)
@@ -254,7 +259,8 @@ def test_a_late_file_of_an_earlier_run_is_set_aside(tmp_path: Path) -> None:
 
 def test_files_without_a_number_count_as_the_earliest(tmp_path: Path) -> None:
     """As those of earlier versions; a damaged number is none."""
-    old, said = CheckpointDirectory(tmp_path, 2, 0), []
+    old = CheckpointDirectory(tmp_path, 2, 0)
+    said = []
     for step in (1, 2):
         save_checkpoint(old.path(step), {"step": step})
     assert step_of_newest(begun(tmp_path), said) == 2

@@ -54,7 +54,8 @@ def damage_and_load(folder: Path, number: int) -> None:
     directory = CheckpointDirectory(folder, keep_last=2, keep_best=0)
     for step in (1, 2):
         directory.add(step, {"step": step, "values": torch.arange(500.0) * step})
-    path, draw = directory.path(2), random.Random(0)
+    path = directory.path(2)
+    draw = random.Random(0)
     data = path.read_bytes()
     for _ in range(number):
         path.write_bytes(damaged(data, draw))
@@ -192,7 +193,8 @@ def test_loading_executes_nothing(
     packed: Callable[[object], bytes],
     seal: Callable[[bytes], bytes],
 ) -> None:
-    trace, path = tmp_path / "executed", tmp_path / "checkpoint.pt"
+    trace = tmp_path / "executed"
+    path = tmp_path / "checkpoint.pt"
     path.write_bytes(seal(packed({"model": Calls(function, words.format(str(trace)))})))
     with pytest.raises(CheckpointError, match=str(path)):
         load_checkpoint(path)

@@ -144,16 +144,17 @@ def memory_of_a_load(world: LocalWorld, folder: Path, seen: bool) -> tuple[int, 
         seen: all ranks see the folder; else rank 0 has it by a name that is another's on the
             others.
     """
-    name = (
-        folder
-        if seen
-        else Path(
+    if seen:
+        name = folder
+    else:
+        name = Path(
             f"/proc/self/fd/{os.open(folder, os.O_RDONLY)}" if world.rank == 0 else "/dev/shm"
         )
-    )
     manager, _ = manager_of(name, world)
     Path("/proc/self/clear_refs").write_text("5")  # VmHWM begins anew
-    before, files, kept = memory("VmRSS"), memory("RssFile"), memory("RssAnon") + memory("RssShmem")
+    before = memory("VmRSS")
+    files = memory("RssFile")
+    kept = memory("RssAnon") + memory("RssShmem")
     state = manager.load("auto")
     assert state is not None
     whole = float(state["values"].sum()) == LARGE
@@ -370,7 +371,8 @@ def test_a_manager_may_load_again_while_it_writes(
     """It stays the same run."""
     manager, said = manager_of(tmp_path)
     manager.save(1, {"step": 1}, wait=True)
-    check, go = CheckpointDirectory._check_generation, threading.Event()
+    check = CheckpointDirectory._check_generation
+    go = threading.Event()
     monkeypatch.setattr(
         CheckpointDirectory, "_check_generation", lambda self: (go.wait(LIMIT), check(self))
     )

@@ -70,10 +70,15 @@ class Shards(IterableDataset[Any]):
     """
 
     def __init__(self, rank: int, lengths: list[list[int]], *, augment: bool = False) -> None:
-        self.rank, self.lengths, self.augment = rank, lengths, augment
+        self.rank = rank
+        self.lengths = lengths
+        self.augment = augment
 
     def __iter__(self) -> Iterator[torch.Tensor]:
-        worker = 0 if (info := get_worker_info()) is None else info.id
+        if (info := get_worker_info()) is None:
+            worker = 0
+        else:
+            worker = info.id
         first = 1000 * self.rank + 100 * worker
         for index in range(first, first + self.lengths[self.rank][worker]):
             yield draws(index) if self.augment else torch.tensor(index)
@@ -103,10 +108,8 @@ def test_augmentation_does_not_depend_on_workers_or_a_resume(collate: Any) -> No
 
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_real_workers_read_a_stream_as_none_do(method: str) -> None:
-    alone, two = (
-        loader_of(RandomStream(18)),
-        loader_of(RandomStream(18), num_workers=2, multiprocessing_context=method),
-    )
+    alone = loader_of(RandomStream(18))
+    two = loader_of(RandomStream(18), num_workers=2, multiprocessing_context=method)
     for epoch in (1, 2):
         assert rows(two, epoch) == (whole := rows(alone, epoch))
     assert rows(two, 2, start=8) == whole[2:]
@@ -141,7 +144,8 @@ def test_what_collate_draws_is_the_same_after_a_resume() -> None:
     ):
         options = {"num_workers": 2, "collate": noisy, **kind}
         loader = loader_of(data, **options)
-        steps, states = [], []
+        steps = []
+        states = []
         for step in loader.steps():
             steps.append(step.batches[0].data.tolist())
             states.append(loader.state_dict())
@@ -337,7 +341,9 @@ def sharded(world: LocalWorld, workers: int, options: dict[str, Any]) -> list[An
             [(value, *batch[1:]) for value, batch in zip(data, step.batches, strict=True)],
         )
 
-    loader, steps, later = make(), [], []
+    loader = make()
+    steps = []
+    later = []
     for step in loader.steps():
         steps.append(plain(step))
         resumed = make()
@@ -525,7 +531,9 @@ def by_hand(world: LocalWorld, state: dict[str, int] | None) -> list[Any]:
         TensorDataset(values), world, batch_size=3, weight=lambda batch: batch[0].sum()
     )
     loader.load_state_dict(state or loader.state_dict())
-    seen, states, gradients = [], [], []
+    seen = []
+    states = []
+    gradients = []
     for batch in loader:
         model.zero_grad()
         loss = (wrapped(batch.data[0]) * batch.data[0]).sum() / batch.data[0].sum() * batch.scale

@@ -45,7 +45,8 @@ def test_every_sample_is_dealt_once_in_order(
     From any start that another number of ranks has left; none is left where the data set has become
     smaller since.
     """
-    order, seen = shuffled(samples, seed)[start:], []
+    order = shuffled(samples, seed)[start:]
+    seen = []
     by_rank = [
         asked(ShardAssignment(rank, ranks, batch_size, seed), shuffled(samples, seed), start)
         for rank in range(ranks)

@@ -99,7 +99,9 @@ def test_a_stream_leaves_the_rank_s_own_random_numbers_alone(sharded: bool) -> N
 def test_two_sequences_of_random_numbers_stay_apart(drawing: Any) -> None:
     def drawn(outside: Any) -> tuple[list[float], list[float]]:
         torch.manual_seed(1), random.seed(1), numpy.random.seed(1)
-        isolated, inner, outer = IsolatedRng(2), [], []
+        isolated = IsolatedRng(2)
+        inner = []
+        outer = []
         for inside, around in ((1, 0), (0, 0), (0, 3), (3, 1), (0, 0), (1, 1), (2, 0)):
             with isolated:
                 inner += [drawing() for _ in range(inside)]
@@ -148,7 +150,10 @@ class Uneven(IterableDataset[int]):
         self.lengths = lengths
 
     def __iter__(self) -> Iterator[int]:
-        worker = 0 if (info := streams.get_worker_info()) is None else info.id
+        if (info := streams.get_worker_info()) is None:
+            worker = 0
+        else:
+            worker = info.id
         return iter(range(100 * worker, 100 * worker + self.lengths[worker]))
 
 
@@ -163,7 +168,8 @@ def test_a_resume_of_shards_reads_on_where_it_was(
     """However early some workers come to their end; what was seen comes without its samples, or not
     at all.
     """
-    assignment, workers = ShardAssignment(0, 1, batch_size, 0, sharded=True), len(lengths)
+    assignment = ShardAssignment(0, 1, batch_size, 0, sharded=True)
+    workers = len(lengths)
     whole = by_workers(Uneven(lengths), assignment, workers)
     assert sorted(sample for part in whole for sample in part.samples) == [
         sample

@@ -99,7 +99,8 @@ def test_a_packed_sequence_keeps_its_sizes_on_the_host() -> None:
 
 @pytest.mark.parametrize("channels_last", [False, True])
 def test_images_come_with_their_channels_innermost(channels_last: bool) -> None:
-    images, other = torch.ones(2, 3, 4, 4), torch.ones(2, 3)
+    images = torch.ones(2, 3, 4, 4)
+    other = torch.ones(2, 3)
     batch = ({"left": images, "right": other}, other)
     ((named, rest),), _ = DeviceTransfer(torch.device("cpu"), channels_last=channels_last).send(
         [batch]

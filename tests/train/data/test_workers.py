@@ -22,7 +22,8 @@ def test_workers_leave_the_rank_a_cpu() -> None:
     assert [default_workers(cpus) for cpus in (1, 4, 9, 64)] == [0, 3, 8, 8]
 
 
-GUARDED, PLAIN = 'if __name__ == "__main__":\n    main()\n', "main()\n"
+GUARDED = 'if __name__ == "__main__":\n    main()\n'
+PLAIN = "main()\n"
 
 
 @pytest.mark.parametrize(

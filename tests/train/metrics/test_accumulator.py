@@ -67,7 +67,8 @@ class Adapted(Metric):
         self, inner: Metric, adapt: Callable[[Tensor, Tensor], tuple[Tensor, ...]]
     ) -> None:
         super().__init__()
-        self.inner, self.adapt = inner, adapt
+        self.inner = inner
+        self.adapt = adapt
 
     def update(self, outputs: Tensor, targets: Tensor) -> None:
         self.inner.update(*self.adapt(outputs, targets))
@@ -146,7 +147,8 @@ def summed(
 def serial(samples: int) -> dict[str, float]:
     """By hand, or by torchmetrics' functions, of the whole data at once."""
     scores, classes = scored(samples)
-    first, of_first = scores[:, 0], (classes == 0).to(scores.dtype)
+    first = scores[:, 0]
+    of_first = (classes == 0).to(scores.dtype)
     return {
         "loss": (first.double() * 192).mean().item(),
         "accuracy": (scores.argmax(dim=1) == classes).double().mean().item(),
@@ -276,7 +278,8 @@ def test_training_and_evaluation_metrics_are_separate_copies() -> None:
     def mean_square(samples: int) -> float:
         return sum((12.0 * sample) ** 2 for sample in range(samples)) / samples
 
-    model, metric = Scale(), MeanSquaredError()
+    model = Scale()
+    metric = MeanSquaredError()
     metric.update(torch.ones(1), torch.zeros(1))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
     config = settings(epochs=2, batch_size=2)
@@ -338,10 +341,8 @@ def test_a_metric_keeps_no_graph() -> None:
 def test_metrics_that_differ_only_in_samples_stay_apart() -> None:
     shared = MetricCollection([MeanSquaredError()])
     before = copy.deepcopy(shared.MeanSquaredError.metric_state)
-    first, second = (
-        MetricAccumulator({"m": shared}, LocalWorld()),
-        MetricAccumulator({"m": shared}, LocalWorld()),
-    )
+    first = MetricAccumulator({"m": shared}, LocalWorld())
+    second = MetricAccumulator({"m": shared}, LocalWorld())
     add(first, torch.ones(()), torch.ones(4), torch.zeros(4), 4)
     add(second, torch.ones(()), torch.full((4,), 3.0), torch.zeros(4), 4)
     means = {"loss": 1.0, "m/MeanSquaredError": 1.0}

@@ -50,7 +50,8 @@ def test_the_ema_equals_torchs_and_copies_batchnorm_statistics() -> None:
     )
     trainer.fit(classes(40), TESTS)
     counter = "1.num_batches_tracked"
-    ours, theirs = of(trainer).state_dict(), torchs.module.state_dict()
+    ours = of(trainer).state_dict()
+    theirs = torchs.module.state_dict()
     assert ours.pop(counter) == model.state_dict()[counter] == 30
     del theirs[counter]
     assert same(ours, theirs)
@@ -69,14 +70,16 @@ def test_the_ema_begins_at_weights_loaded_before_the_first_step() -> None:
 def test_an_evaluation_uses_the_ema_and_training_does_not(tmp_path: Path) -> None:
     """The best checkpoint holds it by the model's names, under a key that the reference names."""
     assert '`["ema"]`' in (ROOT / "docs" / "reference" / "files.md").read_text()
-    trainer, without = averaging(output_dir=str(tmp_path)), averaging(ema_decay=None)
+    trainer = averaging(output_dir=str(tmp_path))
+    without = averaging(ema_decay=None)
     records, others = (each.fit(classes(40), TESTS) for each in (trainer, without))
     assert records[-1].val["loss"] == pytest.approx(loss_of(of(trainer)), abs=1e-6)
     assert abs(records[-1].val["loss"] - others[-1].val["loss"]) > 1e-3
     assert [record.train for record in records] == [record.train for record in others]
     assert same(trainer.model.state_dict(), without.model.state_dict())
     assert without.averaged is None
-    best, model = torch.load(tmp_path / "checkpoints" / "best.pt"), normalised_network()
+    best = torch.load(tmp_path / "checkpoints" / "best.pt")
+    model = normalised_network()
     model.load_state_dict(best["ema"])
     assert best["best"] == pytest.approx(loss_of(model), abs=1e-6)
     assert best["best"] == pytest.approx(min(record.val["loss"] for record in records), abs=1e-6)
@@ -131,10 +134,8 @@ def test_the_ema_under_activation_checkpointing_has_plain_names(tmp_path: Path) 
         torch.manual_seed(0)
         return nn.Sequential(Block(nn.Linear(8, 16), nn.Tanh()), nn.Linear(16, 4))
 
-    plain, ours = (
-        averaging(model=model()),
-        averaging(model=model(), output_dir=str(tmp_path), activation_checkpointing=("Block",)),
-    )
+    plain = averaging(model=model())
+    ours = averaging(model=model(), output_dir=str(tmp_path), activation_checkpointing=("Block",))
     for trainer in (plain, ours):
         trainer.fit(classes(40), TESTS)
     assert same(
@@ -183,7 +184,8 @@ class Changing(nn.Module):
 def test_other_buffers_are_the_models_whatever_they_are() -> None:
     trainer = averaging(model=Changing(), epochs=1)
     trainer.fit(classes(20))
-    ours, theirs = dict(of(trainer).named_buffers()), dict(trainer.model.named_buffers())
+    ours = dict(of(trainer).named_buffers())
+    theirs = dict(trainer.model.named_buffers())
     assert set(ours) == {"mask", "flag", "cache"}
     assert same(ours, theirs)
     assert all(ours[name] is not theirs[name] for name in ours)

@@ -29,7 +29,8 @@ def own_loop(world: LocalWorld, number: int) -> tuple[int, list[int], int, str]:
     """The last step, those after which a checkpoint was due, and how it ended; the last rank gets
     the signal.
     """
-    wanted, due = world.rank == 1, []
+    wanted = world.rank == 1
+    due = []
     with Preemption(world, environ={}) as preemption:
         for step in range(1, 10_000):
             time.sleep(0.005)
@@ -103,7 +104,8 @@ def agreed_at(
     monkeypatch.setattr(
         "srunddp.train.preemption.preemption.time", SimpleNamespace(perf_counter=lambda: now[0])
     )
-    preemption, times = Preemption(LocalWorld(), environ={}), []
+    preemption = Preemption(LocalWorld(), environ={})
+    times = []
     for step in range(steps):
         if step in restarts:
             preemption.restart_interval()

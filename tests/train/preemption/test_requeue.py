@@ -21,7 +21,9 @@ def scontrol(folder: Path, body: str) -> dict[str, str]:
 
 def calls(folder: Path) -> list[str]:
     path = folder / "calls"
-    return path.read_text().splitlines() if path.exists() else []
+    if path.exists():
+        return path.read_text().splitlines()
+    return []
 
 
 HANGS = "scontrol did not answer within 0.5 s"

@@ -123,7 +123,8 @@ def test_an_unknown_signal_is_an_error_that_names_the_nearest(name: str, hint: s
 
 def exit_code_of(action: Callable[[], None]) -> int:
     """Of a process that is forked for it; 75 where the action ends well."""
-    child, code = os.fork(), 1
+    child = os.fork()
+    code = 1
     if child == 0:
         try:
             action()
