@@ -31,6 +31,7 @@ _FOREIGN = (
     "NCCL_",
     "OMPI_COMM",
     "PMI",
+    "PYTHON",
     "RANK",
     "SLURM",
     "SRUNDDP",
@@ -154,10 +155,12 @@ def clean_environment() -> None:
         name for name in os.environ if name.startswith(_FOREIGN) and name != "SRUNDDP_TEST_CLUSTER"
     ]:
         del os.environ[name]
-    # A shell has those that it starts in the background ignore Ctrl-C, and so would all that the
-    # tests start.
+    # A shell has those that it starts in the background ignore Ctrl-C, and nohup has them ignore
+    # SIGHUP; so would all that the tests start.
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 def missing(what: str) -> None:

@@ -32,11 +32,6 @@ WAYS |= {
     name: (f"os.kill(os.getpid(), signal.{name})", 128 + getattr(signal, name), f"killed by {name}")
     for name in SIGNALS
 }
-# nohup has it ignored.
-WAYS["SIGHUP"] = (
-    f"signal.signal(signal.SIGHUP, signal.SIG_DFL); {WAYS['SIGHUP'][0]}",
-    *WAYS["SIGHUP"][1:],
-)
 
 
 # Those first which differ in who fails and in how it is known.
