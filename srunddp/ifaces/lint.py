@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from srunddp.bootstrap.network.ifaces_conf import AUTO, NEAREST, IfacesEntry, load
 from srunddp.check.finding import FAIL, WARN, Finding
+from srunddp.check.nccl_names import misspelt
 from srunddp.errors import did_you_mean
-from srunddp.util.nccl import misspelt
 from srunddp.util.slurm_command import output
 
 NAME = "ifaces"

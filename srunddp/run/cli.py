@@ -53,10 +53,7 @@ _LOST_AFTER = (
     cls=Run,
     groups={
         "Network and rendezvous": "ifaces backend channel port timeout",
-        "Failures": (
-            "restarts restart_grace warm_restarts spare_nodes stall_timeout lost_after grace"
-            " fast_exit"
-        ),
+        "Failures": ("restarts restart_grace spare_nodes stall_timeout lost_after grace fast_exit"),
         "Output and monitoring": (
             "result log_dir show_ranks prefix quiet verbose monitor monitor_dir"
         ),
@@ -84,11 +81,6 @@ _LOST_AFTER = (
     RunOptions.restart_grace,
     "How long all ranks may take to end before it.",
     positive=False,
-)
-@click.option(
-    "--warm-restarts",
-    is_flag=True,
-    help="Have a process with torch imported ready for the next start.",
 )
 @limit(
     "--stall-timeout",

@@ -10,7 +10,7 @@ import resource
 import signal
 import sys
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -66,10 +66,6 @@ def launch(
         SrunddpError: the ranks did not meet.
     """
     ours, theirs = pipe()
-    warm = (
-        options.warm_restarts and setup.options.max_restarts > 0 and not is_worker_exec(os.environ)
-    )
-    standby_pipe = pipe() if warm else ()
     environment = setup.environment
     if environment.launcher in (NO_LAUNCHER, USER.name):
         rank_variable = ""
@@ -87,7 +83,6 @@ def launch(
         output=output,
         dump=StackDump(limits=limits),
         page=monitor.page,
-        standby=standby_pipe[0] if standby_pipe else None,
     )
     if environment.world_size > 1:
         variable = environment.rank_variable
@@ -96,20 +91,8 @@ def launch(
     monitor.start_sampler(setup.interface.name, variable, launcher.pid)
     monitor.export()
     gc.freeze()  # what both processes share stays shared
-    # until this process is a rank
-    if environment.is_spare:
-        kept = start.standby
-    else:
-        kept = None
-    worker = (not kept and start.worker(context)) or fork_worker(
-        context, [ours, *standby_pipe[1:]], monitor
-    )
+    worker = fork_worker(context, ours, monitor)
     early = {number for number in signal.sigpending() if number in signals.FORWARDED}
-    standby = kept
-    if standby_pipe and not kept:
-        from srunddp.run.standby import fork_standby
-
-        standby = fork_standby(context, standby_pipe[1]), standby_pipe[0].end.fileno()
     # What is open here ends with this process, and not before: so the others see its end.
     warnings.simplefilter("ignore", ResourceWarning)
     output.start()
@@ -129,7 +112,6 @@ def launch(
         limits=limits,
         history=start.history,
         early=early,
-        standby=standby[:1] if standby else (),
     )
     code = SrunddpError.exit_code
     try:
@@ -142,7 +124,7 @@ def launch(
         if environment.rank == 0 and not agent.rejoin and not agent.fenced:
             _conclude(code, agent, start, setup, options.result, say)
     if agent.rejoin:
-        start.execute_next(agent, context.mask, standby)
+        start.execute_next(agent, context.mask)
     return code
 
 
@@ -170,19 +152,22 @@ def _conclude(
             write_result(result, exit_code=code, restarts=count)
 
 
-def fork_worker(context: WorkerContext, others: Sequence[WorkerPipe], monitor: Monitor) -> int:
-    """Fork the worker, which closes the ends of pipes that are for ``others``, and return its
-    process id.
+def fork_worker(context: WorkerContext, ours: WorkerPipe, monitor: Monitor) -> int:
+    """Fork the worker, and return its process id.
 
     The worker does not return from here: it ends as a script does, with the script's exit code.
+
+    Args:
+        context: The worker's.
+        ours: The supervisor's end of the pipe between the two, which the worker closes.
+        monitor: Of this rank; the worker keeps the files that are its own.
     """
     supervisor = os.getpid()
     if worker := os.fork():
         context.supervisor.end.close()
         return worker
     signals.die_with_parent(supervisor)
-    for each in others:
-        each.end.close()
+    ours.end.close()
     monitor.in_worker()
     if is_worker_exec(os.environ):
         from srunddp.run.worker_exec import become  # most runs need none of it

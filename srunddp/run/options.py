@@ -27,8 +27,7 @@ class RunOptions:
         lost_after: seconds without an answer of a node; spare_nodes: how many wait to take the
             ranks of such a one.
         grace: seconds that a failed rank's own end may take.
-        restart_grace: the same for all ranks before a restart; warm_restarts: see
-            :mod:`srunddp.run.standby`.
+        restart_grace: the same for all ranks before a restart.
         result: the file for :func:`write_result`; None for none.
         log_dir, prefix, show_ranks: where output goes, see
             :func:`srunddp.supervisor.output.redirect.output_target`.
@@ -44,7 +43,6 @@ class RunOptions:
     spare_nodes: int = 0
     grace: float = 30.0
     restart_grace: float = 2.0
-    warm_restarts: bool = False
     result: str | None = None
     log_dir: str | None = None
     prefix: bool = False

@@ -24,7 +24,6 @@ from srunddp.supervisor.worker_process import wait_for_child
 
 if TYPE_CHECKING:
     from srunddp.run.supervise import Agent
-    from srunddp.run.worker import WorkerContext
 
 _VARIABLE = "_SRUNDDP_RESTART"
 
@@ -39,8 +38,6 @@ class Start:
         mask: the signals that the script is to have blocked; None for those that this process was
             started with.
         remaining: processes of the start before that could not be killed.
-        standby: the process id of this start's worker, where it is there already, and the
-            descriptor of a pipe to it.
         environ, folder, cpus, files: of this process when it was started; the next start has the
             same.
     """
@@ -49,7 +46,6 @@ class Start:
     history: Starts = field(default_factory=Starts)
     mask: Sequence[int] | None = None
     remaining: Sequence[int] = ()
-    standby: tuple[int, int] | None = None
     environ: Mapping[str, str] = field(repr=False)
     folder: str
     cpus: set[int]
@@ -64,19 +60,7 @@ class Start:
                 hint="see their state in /proc/PID/stack, and have the node looked after",
             )
 
-    def worker(self, context: WorkerContext) -> int:
-        """Let the standby worker become the worker, and return its process id; 0 where there is
-        none.
-        """
-        if self.standby is None:
-            return 0
-        from srunddp.run import standby  # most runs have none
-
-        return self.standby[0] if standby.start(*self.standby, context) else 0
-
-    def execute_next(
-        self, agent: Agent, mask: Iterable[int], standby: tuple[int, int] | None
-    ) -> NoReturn:
+    def execute_next(self, agent: Agent, mask: Iterable[int]) -> NoReturn:
         """Become the next start, to which signals that ask for an end come again; those not yet
         read stay pending.
         """
@@ -88,12 +72,9 @@ class Start:
         else:
             history = Starts(rejoin.generation)
         state: dict[str, Any] = {"rejoin": asdict(rejoin), "history": asdict(history)}
-        state |= {
-            "mask": list(map(int, mask)),
-            "remaining": list(agent.remaining),
-            "standby": standby,
-        }
-        _set_inheritable(True, rejoin, standby)
+        state["mask"] = list(map(int, mask))
+        state["remaining"] = list(agent.remaining)
+        _set_inheritable(True, rejoin)
         for number in agent.asked:
             os.kill(os.getpid(), number)
         with suppress(OSError):  # it may have another name by now
@@ -123,13 +104,11 @@ def current_start() -> Start:
         rejoin = Rejoin(**state.pop("rejoin"))
         history = Starts(**state.pop("history"))
         start = replace(start, rejoin=rejoin, history=history, **state)
-        _set_inheritable(False, start.rejoin, start.standby)
+        _set_inheritable(False, rejoin)
     return start
 
 
-def _set_inheritable(
-    inheritable: bool, rejoin: Rejoin | None, standby: Sequence[int] | None
-) -> None:
-    for descriptor in (rejoin.descriptor if rejoin else None, standby[1] if standby else None):
-        if descriptor is not None:
-            os.set_inheritable(descriptor, inheritable)
+def _set_inheritable(inheritable: bool, rejoin: Rejoin) -> None:
+    """Let the socket on which rank 0 listens for the next start survive execve, or not."""
+    if rejoin.descriptor is not None:
+        os.set_inheritable(rejoin.descriptor, inheritable)

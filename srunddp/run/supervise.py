@@ -3,7 +3,7 @@ starts before.
 """
 
 import select
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from signal import Signals
@@ -36,7 +36,7 @@ class Agent(RankAgent):
 
     Attributes:
         context: the worker's; worker: its process id; pipe: to it.
-        early: signals that came before the worker was there; standby: as in the supervisor.
+        early: signals that came before the worker was there.
         history: on rank 0, of the starts before; policy: decides there on restarts.
         rejoin: where the ranks meet again, None where the run is over; remaining, asked: as in the
             supervisor.
@@ -54,7 +54,6 @@ class Agent(RankAgent):
     say: Callable[[str], None]
     limits: Limits = DEFAULT_LIMITS
     early: set[Signals] = field(default_factory=set)
-    standby: Sequence[int] = ()
     history: Starts = field(default_factory=Starts)
     policy: RestartPolicy | None = None
     rejoin: Rejoin | None = None
@@ -96,7 +95,6 @@ class Agent(RankAgent):
             restart_grace=self.context.options.restart_grace,
             launcher=launcher,
             early=self.early,
-            standby=self.standby,
             limits=self.limits,
             clock=ActiveClock(limits=self.limits),
         )

@@ -24,7 +24,7 @@ from srunddp.bootstrap.rendezvous.meet import RankSetup
 from srunddp.bootstrap.rendezvous.protocol import RendezvousInfo
 from srunddp.errors import PeerError, RendezvousError, SrunddpError, Stopped
 from srunddp.run import script as user_script
-from srunddp.run import torch_import
+from srunddp.run import script_end, torch_import
 from srunddp.run.options import RunOptions
 from srunddp.stage.paths import offline
 from srunddp.supervisor import failure
@@ -46,7 +46,6 @@ class WorkerContext:
         script: the user's; options: how it is to run.
         supervisor: the pipe to it; mask: the signal mask from before the fork.
         output: where descriptors 1 and 2 are to go; dump: for stacks; page: for steps.
-        standby: a pipe to the next start's worker, with ``--warm-restarts``.
     """
 
     setup: RankSetup
@@ -57,7 +56,6 @@ class WorkerContext:
     output: OutputRedirect
     dump: StackDump
     page: telemetry.TelemetryPage
-    standby: WorkerPipe | None = None
 
 
 def run_worker(context: WorkerContext) -> int:
@@ -122,8 +120,6 @@ def _wait_as_spare(context: WorkerContext) -> int:
     """On a spare node until all scripts are over, or until this process is ended for a restart."""
     for number in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM):
         signal.signal(number, signal.SIG_IGN)  # as scancel sends to all tasks for a checkpoint
-    if context.standby and (before := torch_import.modules_before(context.script)) is not None:
-        context.standby.send({"before": before, "variables": {}})
     _wait_to_leave(context.supervisor, waits=True)
     return 0
 
@@ -154,17 +150,14 @@ def _join_world(
 ) -> None:
     environ = dict(os.environ)
     store.install(process_group_context(context.setup, info), ahead=torch_import.ahead)
-    if "torch" not in sys.modules:
-        store.surround_import("torch", torch_import.noting_libraries)
-    atexit.register(torch_import.finish)  # before the script's handlers, so it is called after them
+    # Before the script's handlers, so it is called after them.
+    atexit.register(script_end.release_objects)
     if info.local_world_size > 1:
         own = cpus.threads(environ, info.sharers)
     else:
         own = {}
     if threads is not None and own and own != threads and "torch" in sys.modules:
         sys.modules["torch"].set_num_threads(*map(int, own.values()))
-    if context.standby and (threads is not None or "torch" not in sys.modules):
-        store.surround_import("torch", partial(torch_import.reported, context.standby, environ))
     if context.setup.options.max_restarts:
         store.surround_import("mpi4py.MPI", partial(_reporting_mpi, context.supervisor))
     if context.options.offline:
@@ -264,7 +257,7 @@ def _exit_fast() -> NoReturn:
             dist.destroy_process_group()
         world.wait_for_gloo_threads()
     mpi.finalize()
-    atexit.unregister(torch_import.finish)
+    atexit.unregister(script_end.release_objects)
     exit_without_teardown(0)
 
 

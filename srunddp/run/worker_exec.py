@@ -48,10 +48,7 @@ def pack(context: WorkerContext) -> tuple[int, list[int]]:
         )
         pickle.dump((context, dict(os.environ)), file)
     held = context.setup.held
-    standby = context.standby
     sockets = [context.supervisor.end, *((held.rendezvous, held.store) if held else ())]
-    if standby:
-        sockets.append(standby.end)
     if context.setup.deputy:
         sockets.append(context.setup.deputy)
     files = [context.dump.descriptor, context.page.descriptor, *context.output.descriptors]

@@ -15,10 +15,10 @@ from itertools import chain
 from pathlib import Path
 
 from srunddp.bootstrap.network.ifaces_conf import OURS
+from srunddp.check.nccl_names import misspelt
 from srunddp.errors import ConfigError, did_you_mean
 from srunddp.sbatch.slurm_options import OPTIONS, UNUSABLE, split
 from srunddp.sbatch.spec import SlurmJob
-from srunddp.util.nccl import misspelt
 
 _INTERFACES = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")
 _RANK_VARIABLES = {*OURS} - {*_INTERFACES}

@@ -10,11 +10,10 @@ import selectors
 import signal
 import socket
 import threading
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from srunddp.errors import PeerError, ReassignedError, Scope
+from srunddp.errors import PeerError, Scope
 from srunddp.supervisor import signals, stacks
 from srunddp.supervisor.clock import ActiveClock
 from srunddp.supervisor.connection import SupervisorConnection
@@ -62,7 +61,6 @@ class Supervisor:
             limit.
         restart_grace: the same before a restart, for all ranks.
         early: signals that came before the worker was there, to get them.
-        standby: the process id of the next start's worker, where there is one.
         launcher: who sends this rank signals, and which of them reach the worker as well.
         limits: how long it waits for what; clock: what all of these times are measured by.
     """
@@ -76,7 +74,6 @@ class Supervisor:
     restart_grace: float
     launcher: signals.Launcher
     early: set[signal.Signals] = field(default_factory=set)
-    standby: Sequence[int] = ()
     limits: Limits = DEFAULT_LIMITS
     clock: ActiveClock = field(default_factory=ActiveClock)
     _selector: selectors.BaseSelector = field(default_factory=selectors.DefaultSelector)
@@ -118,14 +115,8 @@ class Supervisor:
                 given_up = {self.process.pid}
             else:
                 given_up = set()
-            goes_on = self.restart is not None or isinstance(self._error, ReassignedError)
-            if goes_on:
-                spared = self.standby
-            else:
-                spared = ()
-            self.remaining = (
-                kill_descendants(self.limits.all_gone_within, writers | given_up, spared) - writers
-            )
+            left = kill_descendants(self.limits.all_gone_within, writers | given_up)
+            self.remaining = left - writers
             self.output.finish(self.limits.output_within)
         if self._error:
             raise self._error

@@ -175,18 +175,20 @@ def wait_for_child(pid: int, limit: float) -> int | None:
     return -1
 
 
-def kill_descendants(
-    within: float, given_up: Collection[int] = (), spared: Collection[int] = ()
-) -> set[int]:
-    """In the supervisor, when the worker has ended: kill and collect every process that it left.
+def kill_descendants(within: float, given_up: Collection[int] = ()) -> set[int]:
+    """Kill and collect every process that the worker has left, when it has ended.
 
-    It takes ``within`` seconds at most: one in a kernel call that does not return cannot be killed.
-    ``given_up`` are known to be so, and ``spared`` is not to be killed. Returns those that could
-    not be.
+    Args:
+        within: Seconds that it takes at most: a process in a kernel call that does not return
+            cannot be killed.
+        given_up: Process ids of those that are known to be in such a call.
+
+    Returns:
+        The process ids of those that could not be killed.
     """
     end = time.monotonic() + within
     while True:
-        children = [child for child in children_of(os.getpid()) if child not in spared]
+        children = children_of(os.getpid())
         for child in children:
             _kill_with_children(child)
         with contextlib.suppress(ChildProcessError):

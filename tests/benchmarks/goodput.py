@@ -41,7 +41,6 @@ AGENT = (
 )
 WAYS = {
     "--restarts": SRUNDDP,
-    "--warm-restarts": (*SRUNDDP, "--warm-restarts"),
     "torchrun": (),
     "ft_launcher": (),
 }
@@ -125,11 +124,5 @@ def cases(quick: bool) -> Iterator[Case]:
     steps = 300 if quick else STEPS
     with Cluster() as cluster:
         start(cluster, "--restarts", cluster.shared / "whole", steps, 0.0).wait()
-        for ours in ("--restarts", "--warm-restarts"):
-            ways = {
-                way: partial(measure, cluster, steps, way)
-                for way in (ours, "torchrun", "ft_launcher")
-            }
-            yield Case(f"six ranks, {ours}", ways, 1, unit="of all time; s")
-            if quick:
-                return
+        ways = {way: partial(measure, cluster, steps, way) for way in WAYS}
+        yield Case("six ranks, --restarts", ways, 1, unit="of all time; s")

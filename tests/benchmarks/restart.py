@@ -14,7 +14,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Iterator
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 
 from tests.benchmarks.benchmark import FAILED, Case, Limit, Sample
@@ -39,7 +39,6 @@ AGENT = (
 )
 WAYS = {
     "--restarts": SRUNDDP,
-    "--warm-restarts": (*SRUNDDP, "--warm-restarts"),
     "torchrun": (str(ROOT / ".venv/bin/torchrun"), *AGENT),
     "ft_launcher": (str(ROOT / ".venv-interop/bin/ft_launcher"), *AGENT),
 }
@@ -56,7 +55,6 @@ def appear(folder: Path, pattern: str) -> list[Path]:
     raise TimeoutError(pattern)
 
 
-@cache  # both cases have the same runs of the peers
 def measure(way: str, repeat: int) -> Sample:
     agents = "--nnodes=2" in WAYS[way]
     if agents:
@@ -97,13 +95,7 @@ def measure(way: str, repeat: int) -> Sample:
 
 
 def cases(quick: bool) -> Iterator[Case]:
-    for ours, over_torchrun in (("--restarts", 0.5), ("--warm-restarts", 0.1)):
-        peers = ("torchrun",) if quick else ("torchrun", "ft_launcher")
-        ways = {way: partial(measure, way) for way in (ours, *peers)}
-        limits = (
-            Limit("wall", "torchrun", over_torchrun),
-            Limit("wall", "ft_launcher", over_torchrun),
-        )
-        yield Case(f"two ranks, {ours}", ways, 1 if quick else 5, limits)
-        if quick:
-            return
+    names = ("--restarts", "torchrun") if quick else tuple(WAYS)
+    ways = {way: partial(measure, way) for way in names}
+    limits = (Limit("wall", "torchrun", 0.5), Limit("wall", "ft_launcher", 0.5))
+    yield Case("two ranks, --restarts", ways, 1 if quick else 5, limits)

@@ -29,15 +29,11 @@ if srunddp.restart_count() < 2:
 
 
 @pytest.mark.parametrize("size", [1, 2])
-@pytest.mark.parametrize("options", [(), ("--warm-restarts",)], ids=["cold", "warm"])
-def test_the_next_worker_has_the_gpu_of_the_last(
-    options: tuple[str, ...], size: int, tmp_path: Path
-) -> None:
+def test_the_next_worker_has_the_gpu_of_the_last(size: int, tmp_path: Path) -> None:
     done = run(
         tmp_path,
         SCRIPT,
         "--restarts=2",
-        *options,
         size=size,
         variables=need_nccl_ranks(size),
         limit=240,

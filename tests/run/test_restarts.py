@@ -10,7 +10,6 @@ import subprocess
 import time
 from pathlib import Path
 
-import psutil
 import pytest
 
 from srunddp.errors import ConfigError
@@ -70,12 +69,9 @@ def lines(ended: Ended) -> list[str]:
 
 
 @pytest.mark.parametrize("kind", FAILS)
-@pytest.mark.parametrize("warm", [(), ("--warm-restarts",)], ids=["cold", "warm"])
-def test_all_ranks_start_anew_until_the_run_ends_well(
-    kind: str, warm: tuple[str, ...], tmp_path: Path
-) -> None:
+def test_all_ranks_start_anew_until_the_run_ends_well(kind: str, tmp_path: Path) -> None:
     how, code, cause = FAILS[kind]
-    ended = run(tmp_path, failing(how, 2), "--restarts=2", *warm)
+    ended = run(tmp_path, failing(how, 2), "--restarts=2")
     assert ended.codes == [0] * SIZE, ended.text
     assert [(each.ranks, each.code) for each in ended.verdicts] == [((1,), code), ((2,), code)], (
         ended.text
@@ -223,79 +219,6 @@ def test_a_script_of_several_threads_starts_anew(tmp_path: Path) -> None:
         "--restarts=1",
         "--restart-grace=1s",
     )
-    assert ended.codes == [0] * SIZE, ended.text
-
-
-TORCH = f"""
-HAD = [name for name in ("numpy", "torch") if name in sys.modules]
-os.environ["OMP_NUM_THREADS"] = "1"
-os.environ.pop("CLEARED", None)
-import torch
-{START}
-torch.ones(1)
-seen = [torch.get_num_threads(), torch.initial_seed(), HAD, "CLEARED" in os.environ]
-Path(f"seen{{START}}.{{RANK}}").write_text(json.dumps(seen))
-"""
-
-
-def standby_of(supervisor: int, worker: int) -> psutil.Process:
-    (found,) = (each for each in psutil.Process(supervisor).children() if each.pid != worker)
-    return found
-
-
-def imports_torch(process: psutil.Process) -> bool:
-    return any("libtorch_cpu" in each.path for each in process.memory_maps())
-
-
-def test_a_warm_worker_has_torch_as_the_script_would(tmp_path: Path) -> None:
-    """With the threads that the script has set before its import; and each start has a seed of its
-    own.
-    """
-    script = failing("wait_for('kill')\n        os._exit(9)", 1).replace(START, TORCH)
-    with world(
-        tmp_path, script, "--restarts=1", "--warm-restarts", variables={"CLEARED": "yes"}
-    ) as it:
-        until(lambda: all((tmp_path / f"seen0.{rank}").exists() for rank in range(SIZE)))
-        standby = [
-            standby_of(rank.pid, worker)
-            for rank, worker in zip(it.ranks, it.workers(), strict=True)
-        ]
-        until(lambda: all(map(imports_torch, standby)))
-        time.sleep(1.0)
-        (tmp_path / "kill").touch()
-        ended = it.wait()
-    assert ended.codes == [0] * SIZE, ended.text
-    seen = [
-        [json.loads((tmp_path / f"seen{start}.{rank}").read_text()) for rank in range(SIZE)]
-        for start in (0, 1)
-    ]
-    assert [[each[0], *each[2:]] for each in seen[0]] == [[1, [], False]] * SIZE
-    assert [[each[0], *each[2:]] for each in seen[1]] == [[1, ["numpy", "torch"], False]] * SIZE
-    assert len({each[1] for start in seen for each in start}) == 2 * SIZE
-
-
-@pytest.mark.slow
-def test_where_nothing_counts_steps_a_warm_worker_has_torch_as_well(tmp_path: Path) -> None:
-    """A while after the script has imported it: it trains then, as far as anybody can tell."""
-    script = f"{START.replace('srunddp.heartbeat()', '')}\nimport torch\nsay('imported')\nrest()\n"
-    with world(tmp_path, script, "--restarts=1", "--warm-restarts", size=1) as it:
-        until((tmp_path / "imported.0").exists)
-        standby = standby_of(it.ranks[0].pid, it.worker(0))
-        until(lambda: imports_torch(standby))
-
-
-def test_without_its_standby_a_worker_starts_as_before(tmp_path: Path) -> None:
-    with world(
-        tmp_path,
-        failing("wait_for('kill')\n        os._exit(9)", 1),
-        "--restarts=1",
-        "--warm-restarts",
-    ) as it:
-        until(lambda: all(it.has_said(f"start0.{rank}") for rank in range(SIZE)))
-        for rank, worker in zip(it.ranks, it.workers(), strict=True):
-            standby_of(rank.pid, worker).kill()
-        (tmp_path / "kill").touch()
-        ended = it.wait()
     assert ended.codes == [0] * SIZE, ended.text
 
 

@@ -8,7 +8,6 @@ import pytest
 
 from srunddp.run.script import Script
 from srunddp.run.torch_import import modules_before
-from tests.support.starting import srunddp, write
 
 
 @pytest.mark.parametrize(
@@ -54,17 +53,3 @@ def test_a_module_beside_the_script_is_the_users_own(tmp_path: Path) -> None:
     (tmp_path / "tkinter.py").touch()
     assert modules_before(Script(str(tmp_path / "script.py"))) is None
     assert modules_before(Script(str(tmp_path / "none.py"))) is None
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("module", "code"), [("json", 0), ("sqlite3", 134)])
-def test_c_s_exit_handlers_are_skipped_unless_another_library_has_some(
-    module: str, code: int, tmp_path: Path
-) -> None:
-    """torch's take longer than the rest of the end; of SQLite's library nothing is known."""
-    text = (
-        f"import ctypes, {module}, torch\nlibc = ctypes.CDLL(None)\nlibc.on_exit(libc.abort,"
-        " None)\nprint('over')\n"
-    )
-    done = srunddp("--quiet", write(tmp_path / "train.py", text), folder=tmp_path)
-    assert (done.returncode, done.stdout) == (code, "over\n"), done.stderr

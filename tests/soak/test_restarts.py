@@ -54,25 +54,27 @@ def whole(runner: SlurmJobRunner) -> str:
 
 
 @pytest.mark.parametrize("kind", COUNTS)
-@pytest.mark.parametrize("warm", [(), ("--warm-restarts",)], ids=["cold", "warm"])
 def test_each_kind_of_failure_ends_in_the_same_bits(
-    kind: str, warm: tuple[str, ...], whole: str, runner: SlurmJobRunner, show: Show
+    kind: str, whole: str, runner: SlurmJobRunner, show: Show
 ) -> None:
     """All have a handler of SIGTERM, Trainer's."""
-    options = (*warm, *(("--stall-timeout=3",) if kind == "stall" else ()))
+    if kind == "stall":
+        options = ("--stall-timeout=3",)
+    else:
+        options = ()
     if kind == "memory":
         limit = ("--mem=900M",)
     else:
         limit = ()
     good = 0
     for number in range(COUNTS[kind]):
-        folder = runner.cluster.shared / f"{kind}-{len(warm)}-{number}"
+        folder = runner.cluster.shared / f"{kind}-{number}"
         done = trained(runner, kind, 1, folder, "--mpi=none", *limit, options=options, per_node=1)
         said = "srunddp: ended with 0 after 1 restart" in done.errors
         found = {report["weights"] for report in done.by_rank().values()}
         good += said and found == {whole} and done.code == (1 if kind == "memory" else 0)
         assert good == number + 1, (done.code, done.errors[-3000:])
-    show(f"{kind}, {warm}: {good} of {COUNTS[kind]}")
+    show(f"{kind}: {good} of {COUNTS[kind]}")
 
 
 @pytest.mark.parametrize("name", sorted(MPIS))
@@ -104,10 +106,6 @@ def without_mpi(launcher: str, ours: list[str]) -> list[str]:
 def drawn(draw: random.Random) -> Plan:
     launcher = draw.choice(LAUNCHERS)
     stubborn = draw.random() < 0.3
-    if draw.random() < 0.5:
-        warm = ("--warm-restarts",)
-    else:
-        warm = ()
     return Plan(
         launcher=launcher,
         kill=draw.random() < 0.5,
@@ -121,7 +119,6 @@ def drawn(draw: random.Random) -> Plan:
             f"--restarts={MOST}",
             "--restart-grace=1s",
             "--timeout=15s",
-            *warm,
             *by_env(launcher),
         ),
     )
