@@ -109,6 +109,12 @@ class Limits:
     speak than none.
     """
 
+    deputy_stays: float = 0.5
+    """For how long a deputy that has spoken for rank 0 can still be reached. The others notice the
+    end of rank 0 at moments of their own, and a deputy that has left counts as one that cannot
+    speak: the next one would say the same again.
+    """
+
     # Which failure is the cause.
 
     secondary_waits: float = 0.7

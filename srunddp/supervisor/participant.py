@@ -28,6 +28,7 @@ class Participant(FailureMonitor):
             self._lease = Lease(context.lost_after, context.clock, context.limits)
         self._waits = self._stays = self._lost = False
         self._heard = self._pinged = 0.0
+        self._stays_until = 0.0  # by the context's clock, where it has spoken for rank 0
 
     @property
     def released(self) -> bool:
@@ -38,7 +39,7 @@ class Participant(FailureMonitor):
         # After a failure when rank 0 closes: a launcher kills all at the first bad end.
         stays = self._stays or self.root_cause is not None
         if stays:
-            return not self._connection.open
+            return not self._connection.open and self._context.clock() >= self._stays_until
         return self._left and self._connection.sent
 
     def connections(self) -> Iterable[SupervisorConnection]:
@@ -121,6 +122,8 @@ class Participant(FailureMonitor):
                 {"ping": self._context.step(), **(self._lease.stamp() if self._lease else {})}
             )
         due = self._pinged + self._context.ping_every - now
+        if (stays := self._stays_until - self._context.clock()) > 0.0:
+            due = min(due, stays)
         if self._left:
             return self._limits.looks_whether_sent
         return min(due, max(0.0, self._lease_ends(now) - self._context.clock()))
@@ -168,6 +171,8 @@ class Participant(FailureMonitor):
             deputies.first(lost=self._lost) == self._context.rank or not deputies.listening
         ):
             report_as_deputy(self.root_cause, self._folder, self._limits)
+            if deputies.listening and self.restart is None:
+                self._stays_until = self._context.clock() + self._limits.deputy_stays
 
     def _is_cut_off(self) -> bool:
         return self._lost and not (

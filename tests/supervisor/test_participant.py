@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from srunddp.supervisor.failure import Failure, FailureKind
+from srunddp.supervisor.limits import DEFAULT_LIMITS
 from tests.support.connections import (
     IMPATIENT,
     TAKEOVER,
@@ -94,6 +95,27 @@ def test_of_all_that_lose_rank_zero_the_first_deputy_says_so(
             assert it.monitor.root_cause.exit_code == (69 if lost else 137)
             it.monitor.ended()
             assert capfd.readouterr().err == ((LOST if lost else KILLED) if rank == speaker else "")
+
+
+def test_who_has_spoken_for_rank_zero_can_still_be_reached_for_a_while() -> None:
+    """Else the next deputy, which notices later, would say the same again."""
+    with listening("127.0.0.1", "127.0.0.2") as sockets:
+        it = Scene(1, deputies=deputies(*sockets, rank=1))
+        it.close(0)
+        it.monitor.ended()
+        stays = DEFAULT_LIMITS.deputy_stays
+        assert not it.monitor.finished
+        assert it.monitor.tick(0.0) <= stays
+        it.clock.now += stays
+        assert it.monitor.finished
+
+
+def test_who_does_not_speak_for_rank_zero_stays_for_nobody() -> None:
+    with listening("127.0.0.1", "127.0.0.2") as sockets:
+        it = Scene(2, deputies=deputies(*sockets, rank=2))
+        it.close(0)
+        it.monitor.ended()
+        assert it.monitor.finished
 
 
 def test_without_deputies_all_say_that_rank_zero_was_killed(
