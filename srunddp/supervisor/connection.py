@@ -10,16 +10,14 @@ is none: it is the other kernel that answers.
 import contextlib
 import errno
 import fcntl
-import json
 import os
 import re
 import socket
 import struct
 import threading
-from typing import Any
 
 from srunddp.supervisor.limits import DEFAULT_LIMITS, LOST_AFTER, Limits
-from srunddp.util.json_lines import parse
+from srunddp.supervisor.messages import RankMessage
 from srunddp.util.tcp import limit_silence
 
 _UNSENT = 0x894B  # Linux's SIOCOUTQNSD: bytes that have not even been sent
@@ -58,9 +56,9 @@ class SupervisorConnection:
         """The descriptor, to wait for messages."""
         return self._socket.fileno()
 
-    def send(self, message: dict[str, Any]) -> None:
+    def send(self, message: RankMessage) -> None:
         """Send without waiting: what the kernel does not take now goes with the next message."""
-        self._unsent += json.dumps(message).encode() + b"\n"
+        self._unsent += message.encode()
         try:
             sent = self._socket.send(self._unsent, socket.MSG_DONTWAIT)
             self._unsent = self._unsent[sent:]
@@ -83,8 +81,11 @@ class SupervisorConnection:
             return not (self.open and (waiting or self._unsent))
         return True
 
-    def read(self) -> list[dict[str, Any]]:
-        """The messages that are there; afterwards ``open`` says whether more may come."""
+    def read(self) -> list[RankMessage]:
+        """The messages that are there; afterwards ``open`` says whether more may come.
+
+        Lines that are no messages are left out.
+        """
         try:
             piece = self._socket.recv(1 << 16)
         except BlockingIOError:
@@ -95,7 +96,8 @@ class SupervisorConnection:
         self.open = bool(piece) and len(self._received) < _LONGEST
         self._received += piece
         *lines, self._received = self._received.split(b"\n")
-        return [parse(bytes(line)) for line in lines]
+        messages = [RankMessage.decode(bytes(line)) for line in lines]
+        return [message for message in messages if message is not None]
 
     def _note(self, error: OSError) -> None:
         self.lost = self.lost or error.errno in _NO_ANSWER

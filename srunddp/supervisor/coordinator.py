@@ -12,6 +12,23 @@ from typing import Any
 from srunddp.supervisor.connection import DownNodes, SupervisorConnection
 from srunddp.supervisor.failure import Failure, FailureKind, by_launcher
 from srunddp.supervisor.failure_monitor import FailureMonitor, RankContext, State
+from srunddp.supervisor.messages import (
+    AllScriptsAreOver,
+    EndedAfterVerdict,
+    EndRequested,
+    HasFailed,
+    LeaseHasEnded,
+    Ping,
+    Pong,
+    RankMessage,
+    ScriptIsOver,
+    Stacks,
+    StacksWanted,
+    StayUntilClosed,
+    UsesMpi,
+    Verdict,
+    WorkerHasEnded,
+)
 from srunddp.supervisor.root_cause import LOST, RootCause, find_root_cause, report, write
 from srunddp.supervisor.spare_nodes import SpareNodes
 from srunddp.supervisor.stall import (
@@ -73,7 +90,7 @@ class Coordinator(FailureMonitor):
             self._staying = -1
         if self._staying > 0:
             for connection in connections.values():
-                connection.send({"stays": True})
+                connection.send(StayUntilClosed())
 
     @property
     def released(self) -> bool:
@@ -102,32 +119,41 @@ class Coordinator(FailureMonitor):
             self._ended.add(rank)
             self._on_end(rank, now)
 
-    def _on_message(self, rank: int, message: Mapping[str, Any], now: float) -> None:
-        if "goodbye" in message:
-            self._set_state(rank, State.DONE)
-            if message.get("waits"):
-                self._waiting.add(rank)
-        elif "left" in message:
-            self._set_state(rank, State.LEFT)
-        elif "failure" in message:
-            self._self_reported.add(rank)
-            self.fail(Failure.parse(message["failure"], rank, self._context.nodes[rank]), now)
-        elif isinstance(message.get("ping"), int):
-            self._on_ping(rank, message, now)
-        elif isinstance(message.get("asked"), str):
-            self.asked(message["asked"])
-        elif "mpi" in message:
-            self.uses_mpi()
-        elif "ended" in message:
-            self._ended.add(rank)
-        elif isinstance(message.get("stacks"), str) and self._request:
-            self._request.add(rank, message["stacks"])
+    def _on_message(self, rank: int, message: RankMessage, now: float) -> None:
+        match message:
+            case ScriptIsOver():
+                self._set_state(rank, State.DONE)
+                if message.waits:
+                    self._waiting.add(rank)
+            case WorkerHasEnded():
+                self._set_state(rank, State.LEFT)
+            case HasFailed():
+                self._self_reported.add(rank)
+                self.fail(message.failure(rank, self._context.nodes[rank]), now)
+            case EndedAfterVerdict():
+                self._ended.add(rank)
+            case Ping():
+                self._on_ping(rank, message, now)
+            case _:
+                self._on_note(rank, message)
 
-    def _on_ping(self, rank: int, message: Mapping[str, Any], now: float) -> None:
+    def _on_note(self, rank: int, message: RankMessage) -> None:
+        """Take in what leaves the rank in the state that it is in."""
+        match message:
+            case Stacks() if self._request:
+                self._request.add(rank, message.text)
+            case EndRequested():
+                self.asked(message.by)
+            case UsesMpi():
+                self.uses_mpi()
+            case LeaseHasEnded() if self._spares:
+                self._connections[rank].lost = True  # its end follows
+
+    def _on_ping(self, rank: int, ping: Ping, now: float) -> None:
         if self._states[rank] is State.WORKING:
-            self._stall.note(rank, message["ping"], now)
+            self._stall.note(rank, ping.step, now)
         if self._spares:
-            self._spares.answer(rank, message, self._asked_by)
+            self._spares.answer(rank, ping, self._asked_by)
 
     def _set_state(self, rank: int, state: State) -> None:
         if self._states[rank] is State.WORKING:
@@ -206,7 +232,7 @@ class Coordinator(FailureMonitor):
         self._dropped.add(number)
         self._set_state(number, State.LEFT)
         self._open -= connection.open
-        connection.send({"verdict": {"ranks": [number], "left": True, "exit_code": LOST}})
+        connection.send(Verdict((number,), LOST, node_is_given_up=True))
         connection.end()
         connection.open = False
 
@@ -259,11 +285,13 @@ class Coordinator(FailureMonitor):
         write(root_cause, self._others(), self._folder)
 
     def _tell(self, root_cause: RootCause, left: set[str], published: str | None) -> None:
-        verdict: dict[str, Any] = {"ranks": root_cause.ranks, "exit_code": root_cause.exit_code}
+        culprits = root_cause.ranks
+        code = root_cause.exit_code
         for rank, connection in self._connections.items():
-            is_left = self._context.nodes[rank] in left
-            following = {"left": True} if is_left else {"restart": published}
-            connection.send({"verdict": verdict | (following if published is not None else {})})
+            if published is not None and self._context.nodes[rank] in left:
+                connection.send(Verdict(culprits, code, node_is_given_up=True))
+            else:
+                connection.send(Verdict(culprits, code, restart_at=published))
         there = [
             rank
             for rank, each in self._connections.items()
@@ -357,7 +385,7 @@ class Coordinator(FailureMonitor):
         if self.root_cause:
             return self._close_connections(self.root_cause, now)
         while self.released and self._waiting:
-            self._connections[self._waiting.pop()].send({"over": True})
+            self._connections[self._waiting.pop()].send(AllScriptsAreOver())
         if self._majority_ends() <= self._context.clock():
             cause = f"no answer of half of the tasks for {self._context.lost_after:g} s"
             self._end_run(self._lost_node(self._context.node, cause))
@@ -391,7 +419,7 @@ class Coordinator(FailureMonitor):
             self._stall.note(self._context.rank, self._context.step(), now)
         for rank, connection in self._connections.items():
             if connection.open and self._states[rank] is State.WORKING and not self._spares:
-                connection.send({"ping": True})
+                connection.send(Pong())
             # Nothing is expected before the first ping.
             self._last_received[rank] = self._last_received[rank] or now
         for rank in self._silent(now, self._context.silent_after):
@@ -425,7 +453,7 @@ class Coordinator(FailureMonitor):
             working = [rank for rank, state in self._states.items() if state is State.WORKING]
             self._request = StackRequest(working, now + self._limits.stalled_answer_within)
             for rank in set(working) & {*self._connections}:
-                self._connections[rank].send({"stacks": True})
+                self._connections[rank].send(StacksWanted())
             if self._context.rank in working:
                 self._request.add(self._context.rank, self._context.stacks())
         return self._request.stacks if self._request.complete(now) else None

@@ -16,7 +16,7 @@ import time
 import traceback
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from enum import IntEnum
 from pathlib import Path
@@ -70,28 +70,6 @@ class Failure:
     traceback: str = ""
     time: str = ""
     shown: bool = False
-
-    @classmethod
-    def parse(cls, message: object, rank: int, node: str) -> Failure:
-        """From what :func:`dataclasses.asdict` made of it on that rank; where it is none, it is one
-        of that rank.
-        """
-        try:
-            return replace(cls._parse(message), rank=rank, node=node)
-        except (TypeError, ValueError):
-            return cls(rank, node, "it has failed, and its message cannot be read", 1)
-
-    @classmethod
-    def _parse(cls, message: object) -> Failure:
-        if not isinstance(message, dict):
-            raise TypeError(message)
-        failure = cls(**message)
-        texts = (failure.node, failure.cause, failure.traceback, failure.time)
-        if not all(isinstance(text, str) for text in texts) or type(failure.rank) is not int:
-            raise TypeError(message)
-        if type(failure.exit_code) is not int or not 0 < failure.exit_code < 256:
-            raise ValueError(message)
-        return replace(failure, weight=FailureKind(failure.weight))
 
 
 def time_of_day() -> str:

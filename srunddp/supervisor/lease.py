@@ -3,11 +3,22 @@ of the others.
 """
 
 import time
-from collections.abc import Mapping
-from typing import Any
+from typing import NamedTuple
 
 from srunddp.supervisor.clock import Clock
 from srunddp.supervisor.limits import DEFAULT_LIMITS, Limits
+
+
+class LeaseTimes(NamedTuple):
+    """The times that a message carries.
+
+    Attributes:
+        sent_at: Its sender's time.
+        echo: The last time of the receiver's that the sender has seen.
+    """
+
+    sent_at: float
+    echo: float
 
 
 class Lease:
@@ -40,15 +51,19 @@ class Lease:
         since = self._received if self._theirs else self._clock()
         return since + self._seconds + self._limits.lease_ends_within
 
-    def stamp(self) -> dict[str, float]:
-        """What a message carries."""
-        return {"at": self._clock(), "echo": self._theirs}
+    def stamp(self) -> LeaseTimes:
+        """Return the times that a message to the other side carries."""
+        return LeaseTimes(self._clock(), self._theirs)
 
-    def note(self, message: Mapping[str, Any]) -> None:
-        """A message has come."""
-        sent = message.get("at")
-        own = message.get("echo")
-        if isinstance(sent, float) and isinstance(own, float):
+    def note(self, sent_at: float | None, echo: float | None) -> None:
+        """Take in the times of a message that has come from the other side.
+
+        Args:
+            sent_at: The other side's time when it sent the message.
+            echo: The last time of this side's that it had seen. A message without both says
+                nothing.
+        """
+        if sent_at is not None and echo is not None:
             self._received = self._clock()
-            self._theirs = sent
-            self.ends = max(self.ends, min(own, self._received) + self._seconds)
+            self._theirs = sent_at
+            self.ends = max(self.ends, min(echo, self._received) + self._seconds)

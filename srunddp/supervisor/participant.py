@@ -2,14 +2,30 @@
 obeys it.
 """
 
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict
+from collections.abc import Iterable
 from typing import Any
 
 from srunddp.supervisor.connection import SupervisorConnection
 from srunddp.supervisor.failure import Failure, FailureKind
 from srunddp.supervisor.failure_monitor import FailureMonitor, RankContext
 from srunddp.supervisor.lease import Lease
+from srunddp.supervisor.messages import (
+    AllScriptsAreOver,
+    EndedAfterVerdict,
+    EndRequested,
+    HasFailed,
+    LeaseHasEnded,
+    Ping,
+    Pong,
+    RankMessage,
+    ScriptIsOver,
+    Stacks,
+    StacksWanted,
+    StayUntilClosed,
+    UsesMpi,
+    Verdict,
+    WorkerHasEnded,
+)
 from srunddp.supervisor.root_cause import LOST, RootCause, report_as_deputy
 
 _KILLED = "srunddp itself was killed"
@@ -51,24 +67,26 @@ class Participant(FailureMonitor):
             self._on_message(message)
         self._notice_end(now)
 
-    def _on_message(self, message: Mapping[str, Any]) -> None:
-        if isinstance(message.get("verdict"), dict):
-            self.root_cause = self.root_cause or _root_cause_of(message["verdict"])
-            self.restart = message["verdict"].get("restart")
-            self.fenced = "left" in message["verdict"]
-        elif self._lease and "ping" in message:
-            self._lease.note(message)
-            self._asked_by = self._asked_by or str(message.get("asked", ""))
-        elif "stacks" in message:
-            self._connection.send({"stacks": self._context.stacks()})
-        elif "over" in message:
-            self._waits = False
-        elif "stays" in message:  # until rank 0 closes, as all workers have ended
-            self._stays = True
+    def _on_message(self, message: RankMessage) -> None:
+        match message:
+            case Verdict() if self.root_cause is None:
+                code = 0 if message.node_is_given_up else message.exit_code
+                self.root_cause = RootCause(message.culprits, "", "", code)
+                self.restart = message.restart_at
+                self.fenced = message.node_is_given_up
+            case Pong() if self._lease:
+                self._lease.note(message.sent_at, message.echo)
+                self._asked_by = self._asked_by or message.asked_by
+            case StacksWanted():
+                self._connection.send(Stacks(self._context.stacks()))
+            case AllScriptsAreOver():
+                self._waits = False
+            case StayUntilClosed():
+                self._stays = True
 
     def fail(self, failure: Failure, now: float) -> None:
         self._failure = self._failure or failure
-        self._connection.send({"failure": asdict(failure)})
+        self._connection.send(HasFailed.of(failure))
         self._notice_end(now)
 
     def done(self, *, waits: bool = False) -> None:
@@ -76,22 +94,22 @@ class Participant(FailureMonitor):
         # mpirun may hang.
         super().done()
         self._waits = waits
-        self._connection.send({"goodbye": True, "waits": waits})
+        self._connection.send(ScriptIsOver(waits))
 
     def left(self) -> None:
         super().left()
-        self._connection.send({"left": True})
+        self._connection.send(WorkerHasEnded())
 
     def asked(self, by: str) -> None:
         super().asked(by)
-        self._connection.send({"asked": by})
+        self._connection.send(EndRequested(by))
 
     def uses_mpi(self) -> None:
         super().asked("MPI")
-        self._connection.send({"mpi": True})
+        self._connection.send(UsesMpi())
 
     def ended(self) -> None:
-        self._connection.send({"ended": True})
+        self._connection.send(EndedAfterVerdict())
 
     def abandon(self, failure: Failure) -> bool:
         if not self._lease:
@@ -112,21 +130,26 @@ class Participant(FailureMonitor):
             self._on_end(self._context.starved, now, silent=True)
         if self._lease_ends(now) <= self._context.clock():
             # Or our end would be taken for a kill.
-            self._connection.send({"ping": self._context.step(), "cut": True})
+            self._connection.send(LeaseHasEnded())
             self._connection.end()
             self._on_end(f"no answer for {self._context.lost_after:g} s", now, silent=True)
         self._notice_end(now)
         if now >= self._pinged + self._context.ping_every:
             self._pinged = now
-            self._connection.send(
-                {"ping": self._context.step(), **(self._lease.stamp() if self._lease else {})}
-            )
+            self._connection.send(self._ping())
         due = self._pinged + self._context.ping_every - now
         if (stays := self._stays_until - self._context.clock()) > 0.0:
             due = min(due, stays)
         if self._left:
             return self._limits.looks_whether_sent
         return min(due, max(0.0, self._lease_ends(now) - self._context.clock()))
+
+    def _ping(self) -> Ping:
+        step = self._context.step()
+        if self._lease is None:
+            return Ping(step)
+        times = self._lease.stamp()
+        return Ping(step, times.sent_at, times.echo)
 
     def _lease_ends(self, now: float) -> float:
         is_bound = self._lease and self._needs_rank_zero and not self._context.asked(now)
@@ -202,18 +225,3 @@ class Participant(FailureMonitor):
         if self._connection.lost:
             cause = f"no answer for {context.lost_after:g} s"
         return RootCause((rank,), node, cause, LOST, how="lost")
-
-
-def _root_cause_of(message: Mapping[str, Any]) -> RootCause | None:
-    """What rank 0 has decided; None where it is garbage, and then the end of the connection is what
-    counts.
-    """
-    try:
-        ranks = tuple(map(int, message["ranks"]))
-        code = message["exit_code"]
-    except (KeyError, TypeError, ValueError, OverflowError):
-        return None
-    code = code if "left" not in message else 0
-    if type(code) is int and (0 < code < 256 or "left" in message):
-        return RootCause(ranks, "", "", code)
-    return None

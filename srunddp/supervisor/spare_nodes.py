@@ -1,11 +1,11 @@
 """What rank 0 decides with spare nodes: which nodes are left, and whether this side may go on."""
 
 from collections.abc import Collection, Mapping
-from typing import Any
 
 from srunddp.supervisor.connection import SupervisorConnection
 from srunddp.supervisor.failure_monitor import RankContext
 from srunddp.supervisor.lease import Lease
+from srunddp.supervisor.messages import Ping, Pong
 from srunddp.supervisor.root_cause import RootCause
 
 
@@ -86,16 +86,15 @@ class SpareNodes:
         ]
         return max((self.leases[rank].other_ended for rank in last), default=0.0)
 
-    def answer(self, rank: int, message: Mapping[str, Any], asked_by: str) -> None:
-        """Answer a ping, unless it is the last of a rank that hears no more of us; ``asked_by``:
-        who wants an end.
+    def answer(self, rank: int, ping: Ping, asked_by: str) -> None:
+        """Answer a rank's ping.
+
+        Args:
+            rank: Whose it is, or the number of a spare node's task.
+            ping: The message.
+            asked_by: Who wants an end of the run; empty where nobody does.
         """
-        if "cut" in message:
-            self._connections[rank].lost = True  # its end follows
-            return
-        self.leases[rank].note(message)
-        if asked_by:
-            asked = {"asked": asked_by}
-        else:
-            asked = {}
-        self._connections[rank].send({"ping": True, **asked, **self.leases[rank].stamp()})
+        lease = self.leases[rank]
+        lease.note(ping.sent_at, ping.echo)
+        times = lease.stamp()
+        self._connections[rank].send(Pong(asked_by, times.sent_at, times.echo))

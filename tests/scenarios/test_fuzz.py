@@ -33,7 +33,7 @@ REAL = [
         {"failed": "broken", "code": 78},
         {"looked": {"node01": ""}},
         {"meeting": {}},
-        {"goodbye": True},
+        {"kind": "script_is_over"},
     )
 ]
 

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 import pytest
 
 from srunddp.supervisor.connection import SupervisorConnection
+from srunddp.supervisor.messages import HasFailed, Ping, Stacks, WorkerHasEnded
 from tests.support.connections import pair
 from tests.support.starting import until
 
@@ -28,7 +29,7 @@ def ends() -> Iterator[Ends]:
 def test_messages_arrive_as_they_were_sent(ends: Ends) -> None:
     ours = ends[0]
     far = SupervisorConnection(ends[1])
-    sent = [{"ping": 1}, {"failure": {"cause": "ü\n\ud800"}}]
+    sent = [Ping(1), HasFailed("ü\n\ud800", 7)]
     for message in sent:
         ours.send(message)
     arrived: list[object] = []
@@ -36,25 +37,26 @@ def test_messages_arrive_as_they_were_sent(ends: Ends) -> None:
     assert arrived == sent
 
 
-def test_a_message_in_parts_is_one_and_garbage_an_empty_one(ends: Ends) -> None:
+def test_a_message_in_parts_is_one_and_garbage_is_left_out(ends: Ends) -> None:
     ours, other = ends
-    other.sendall(b'{"ping"')
+    line = Ping(1).encode()
+    other.sendall(line[:9])
     assert ours.read() == []
-    other.sendall(b": 1}\nno json\n[1]\n\xff\xfe\n" + b"[" * 5000 + b"\n{")
-    assert ours.read() == [{"ping": 1}, {}, {}, {}, {}]
+    other.sendall(line[9:] + b"no json\n[1]\n\xff\xfe\n" + b"[" * 5000 + b"\n" + line + b"{")
+    assert ours.read() == [Ping(1), Ping(1)]
     assert ours.open
 
 
 def test_a_message_that_the_kernel_takes_in_parts_arrives(ends: Ends) -> None:
     ours = ends[0]
     far = SupervisorConnection(ends[1])
-    long = {"failure": "x" * 500_000}
+    long = Stacks("x" * 500_000)
     for _ in range(10):
         ours.send(long)  # without waiting for a peer that does not read
     found: list[object] = []
 
     def arrived() -> bool:
-        ours.send({})
+        ours.send(Ping(1))
         found.extend(far.read())
         return long in found
 
@@ -77,8 +79,8 @@ def test_a_message_without_end_is_cut_off(ends: Ends) -> None:
 def test_a_connection_that_was_closed_or_reset_is_not_lost(ends: Ends, reset: bool) -> None:
     ours, other = ends
     assert ours.read() == [], "reading does not wait"
-    other.sendall(b'{"left": true}\n')
-    assert ours.read() == [{"left": True}], "what came before the end is heard"
+    other.sendall(WorkerHasEnded().encode())
+    assert ours.read() == [WorkerHasEnded()], "what came before the end is heard"
     if reset:
         other.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     other.close()
@@ -108,6 +110,6 @@ class Broken:
 @pytest.mark.parametrize("call", ["send", "recv"])
 def test_an_error_that_says_that_nobody_answers_is_a_loss(call: str, number: int) -> None:
     ours = SupervisorConnection(Broken(call, number))  # type: ignore[arg-type]
-    ours.send({"ping": 1})
+    ours.send(Ping(1))
     ours.read()
     assert (ours.open, ours.lost) == (False, True)

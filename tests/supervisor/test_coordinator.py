@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from srunddp.supervisor.failure import Failure, FailureKind
+from srunddp.supervisor.messages import (
+    AllScriptsAreOver,
+    EndedAfterVerdict,
+    HasFailed,
+    Ping,
+    RankMessage,
+    ScriptIsOver,
+    Stacks,
+    StacksWanted,
+    StayUntilClosed,
+    Verdict,
+    WorkerHasEnded,
+)
 from srunddp.supervisor.restart import RestartPolicy, Starts
 from tests.support.connections import Scene, fold, spared
 from tests.support.fake_ranks import FakeJob
@@ -48,11 +62,9 @@ def test_four_thousand_ranks_know_of_a_failure_in_two_seconds() -> None:
 
 def test_the_root_cause_goes_to_all_and_they_close_first() -> None:
     it = Scene()
-    it.say(1, failure=asdict(BOOM))
+    it.say(1, HasFailed.of(BOOM))
     assert it.monitor.root_cause.ranks == (1,)
-    assert [it.messages_to(rank, "verdict") for rank in (1, 2)] == [
-        [{"ranks": [1], "exit_code": 7}]
-    ] * 2
+    assert [it.messages_to(rank, Verdict) for rank in (1, 2)] == [[Verdict((1,), 7)]] * 2
     assert not it.monitor.finished
     for rank in (1, 2):
         it.close(rank)
@@ -64,12 +76,12 @@ def test_connections_are_closed_when_scripts_have_ended() -> None:
     others to close.
     """
     it = Scene()
-    it.say(1, failure=asdict(BOOM))
+    it.say(1, HasFailed.of(BOOM))
     it.monitor.tick(1.0)
-    assert not it.messages_to(2, "end"), "rank 1 may have something left to do"
-    it.say(1, now=2.0, ended=True)
+    assert not it.connections[2].ended, "rank 1 may have something left to do"
+    it.say(1, EndedAfterVerdict(), now=2.0)
     it.monitor.tick(2.0)
-    assert it.messages_to(2, "end")
+    assert it.connections[2].ended
     assert not it.monitor.finished
     it.monitor.tick(3.5)
     assert it.monitor.finished
@@ -78,7 +90,7 @@ def test_connections_are_closed_when_scripts_have_ended() -> None:
 @pytest.mark.parametrize("weight", [FailureKind.SECONDARY, FailureKind.ABORTED])
 def test_a_doubtful_failure_waits_for_its_cause(weight: FailureKind) -> None:
     it = Scene(size=4)
-    it.say(2, now=10.0, failure=asdict(failed(2, weight=weight)))
+    it.say(2, HasFailed.of(failed(2, weight=weight)), now=10.0)
     assert it.monitor.tick(10.0) <= 1.0
     assert it.monitor.root_cause is None
     it.monitor.tick(11.0)
@@ -123,14 +135,16 @@ def test_after_one_is_out_of_memory_all_leave_together(memory: bool) -> None:
     """Else srun ends those that are still there."""
     policy = RestartPolicy(3, Starts(1, out_of_memory=memory), lambda: "where", lambda: True)
     it = Scene(restarts=policy)
-    assert [it.messages_to(rank, "stays") for rank in (1, 2)] == [[True] * memory] * 2
+    assert [it.messages_to(rank, StayUntilClosed) for rank in (1, 2)] == [
+        [StayUntilClosed()] if memory else []
+    ] * 2
     for rank in (1, 2):
-        it.say(rank, goodbye=True)
-        it.say(rank, left=True)
+        it.say(rank, ScriptIsOver())
+        it.say(rank, WorkerHasEnded())
     it.monitor.done()
-    assert not it.messages_to(1, "end")
+    assert not it.connections[1].ended
     it.monitor.left()
-    assert [it.messages_to(rank, "end") for rank in (1, 2)] == [[True] * memory] * 2
+    assert [it.connections[rank].ended for rank in (1, 2)] == [memory] * 2
     assert not it.monitor.finished
     it.close(1)
     it.close(2)
@@ -143,9 +157,9 @@ def test_ranks_that_have_left_may_close() -> None:
     """
     it = Scene()
     for rank in (1, 2):
-        it.say(rank, goodbye=True)
+        it.say(rank, ScriptIsOver())
         if rank == 1:
-            it.say(rank, left=True)
+            it.say(rank, WorkerHasEnded())
         it.close(rank, reset=rank == 2)
     assert it.monitor.root_cause is None
     assert not it.monitor.finished, "rank 0 itself still works"
@@ -157,24 +171,27 @@ def test_ranks_that_have_left_may_close() -> None:
 
 def test_the_ranks_that_wait_are_told_when_all_scripts_are_over() -> None:
     it = Scene()
-    it.say(1, goodbye=True, waits=True)
-    it.say(2, goodbye=True)
+    it.say(1, ScriptIsOver(waits=True))
+    it.say(2, ScriptIsOver())
     it.monitor.tick(1.0)
-    assert (it.messages_to(1, "over"), it.monitor.released) == ([], False)
+    assert (it.messages_to(1, AllScriptsAreOver), it.monitor.released) == ([], False)
     it.monitor.done(waits=True)
     assert it.monitor.released
     for now in (2.0, 3.0):
         it.monitor.tick(now)
-    assert (it.messages_to(1, "over"), it.messages_to(2, "over")) == ([True], [])
+    assert (it.messages_to(1, AllScriptsAreOver), it.messages_to(2, AllScriptsAreOver)) == (
+        [AllScriptsAreOver()],
+        [],
+    )
 
 
 def test_the_goodbyes_of_four_thousand_ranks_are_cheap() -> None:
     it = Scene(size=4096, nodes={rank: f"node{rank // 8}" for rank in range(4096)}, node="node0")
     it.monitor.tick(0.0)
     began = time.process_time()
-    for word in ("goodbye", "left"):
+    for message in (ScriptIsOver(), WorkerHasEnded()):
         for rank in it.connections:
-            it.say(rank, now=1.0, **{word: True})
+            it.say(rank, message, now=1.0)
             it.monitor.tick(1.0)
             assert not it.monitor.finished
     assert time.process_time() - began < 1.0
@@ -183,7 +200,7 @@ def test_the_goodbyes_of_four_thousand_ranks_are_cheap() -> None:
 def test_a_silent_rank_whose_kernel_answers_is_named() -> None:
     it = Scene(lost_after=9.0)
     for now in range(0, 52, 5):
-        it.say(1, now=float(now), ping=0)
+        it.say(1, Ping(0), now=float(now))
         it.monitor.tick(float(now))
     assert it.monitor.root_cause.ranks == (2,)
     assert "silent for 39 s" in it.monitor.root_cause.cause
@@ -210,7 +227,7 @@ def test_a_silent_node_down_for_slurm_is_lost(
     threads = set(threading.enumerate())
     for now in (6.0, 11.0, 16.0, 21.0):
         assert not (tmp_path / "asked").exists()
-        it.say(2, now=now, ping=0)
+        it.say(2, Ping(0), now=now)
         it.monitor.tick(now)
     until((tmp_path / "asked").exists)
     until(lambda: not set(threading.enumerate()) - threads)
@@ -230,7 +247,7 @@ def working(size: int = 3, **changes: Any) -> Scene:
         size=size, stall_timeout=3.0, **{"step": lambda: 7, "stacks": lambda: ALL_REDUCE} | changes
     )
     for rank in range(1, size):
-        it.say(rank, now=1.0, ping=7)
+        it.say(rank, Ping(7), now=1.0)
     it.monitor.tick(1.0)
     return it
 
@@ -238,13 +255,13 @@ def working(size: int = 3, **changes: Any) -> Scene:
 def test_the_rank_that_blocks_a_stall_is_named() -> None:
     it = working()
     it.monitor.tick(3.9)
-    assert not it.messages_to(1, "stacks")
+    assert not it.messages_to(1, StacksWanted)
     it.monitor.tick(4.0)
-    assert [it.messages_to(rank, "stacks") for rank in (1, 2)] == [[True], [True]]
-    it.say(1, now=4.1, stacks=LOAD_BATCH)
+    assert [it.messages_to(rank, StacksWanted) for rank in (1, 2)] == [[StacksWanted()]] * 2
+    it.say(1, Stacks(LOAD_BATCH), now=4.1)
     it.monitor.tick(4.1)
     assert it.monitor.root_cause is None
-    it.say(2, now=4.2, stacks=ALL_REDUCE)
+    it.say(2, Stacks(ALL_REDUCE), now=4.2)
     it.monitor.tick(4.2)
     assert (it.monitor.root_cause.ranks, it.monitor.root_cause.exit_code) == ((1,), 124)
 
@@ -252,7 +269,7 @@ def test_the_rank_that_blocks_a_stall_is_named() -> None:
 def test_a_step_after_the_question_ends_the_stall() -> None:
     it = working()
     it.monitor.tick(4.0)
-    it.say(2, now=4.1, ping=8)
+    it.say(2, Ping(8), now=4.1)
     it.monitor.tick(6.9)
     it.monitor.tick(7.0)
     assert it.monitor.root_cause is None
@@ -265,8 +282,8 @@ def test_a_finished_rank_is_expected_to_make_no_step() -> None:
     it = working()
     it.monitor.done()
     for rank in (1, 2):
-        it.say(rank, goodbye=True)
-        it.say(rank, ping=8)
+        it.say(rank, ScriptIsOver())
+        it.say(rank, Ping(8))
     for now in (2.0, 5.0, 8.0, 11.0, 14.0):
         it.monitor.tick(now)
     assert it.monitor.root_cause is None
@@ -275,7 +292,7 @@ def test_a_finished_rank_is_expected_to_make_no_step() -> None:
 def test_nothing_is_due_again_and_again_while_a_rank_saves() -> None:
     it = working()
     it.monitor.fail(failed(1, "the launcher ended the run", FailureKind.SIGNALLED, 143), 2.0)
-    it.say(2, now=9.0, ping=1)
+    it.say(2, Ping(1), now=9.0)
     it.monitor.tick(10.0)
     assert it.monitor.tick(10.1) > 0.1
 
@@ -312,11 +329,11 @@ def test_the_rank_that_the_failed_ones_waited_for_is_named(name: str) -> None:
     for rank in set(range(3)) - set(stacks):
         abort = ("killed by SIGABRT", FailureKind.ABORTED, 134)
         failure = failed(rank, *(abort if does[rank] == "SIGABRT" else (does[rank],)))
-        it.say(rank, now=1.0, failure=asdict(failure)) if rank else it.monitor.fail(failure, 1.0)
+        it.say(rank, HasFailed.of(failure), now=1.0) if rank else it.monitor.fail(failure, 1.0)
     it.monitor.tick(2.0)
     for rank in set(stacks) - {0}:
-        if it.messages_to(rank, "stacks"):
-            it.say(rank, now=2.1, stacks=stacks[rank])
+        if it.messages_to(rank, StacksWanted):
+            it.say(rank, Stacks(stacks[rank]), now=2.1)
     it.monitor.tick(2.1)
     found = it.monitor.root_cause
     assert (found.ranks, found.exit_code) == ((culprit,), code)
@@ -329,7 +346,7 @@ def test_the_rank_that_the_failed_ones_waited_for_is_named(name: str) -> None:
 HOW: dict[str, tuple[Callable[[Scene], None], str]] = {
     "closes": (lambda it: it.close(4), "srunddp itself was killed"),
     "is lost": (lambda it: it.close(4, lost=True), "no answer"),
-    "fails": (lambda it: it.say(4, failure=asdict(failed(4, "boom"))), "boom"),
+    "fails": (lambda it: it.say(4, HasFailed.of(failed(4, "boom"))), "boom"),
     "is silent": (lambda _: None, "srunddp has been silent for 39 s, stopped or starved"),
 }
 
@@ -346,7 +363,7 @@ def test_a_spare_that_ends_costs_nothing_and_is_said_once(
     does(it)
     for now in range(0, 62, 5):
         for rank in (1, 2, 3):
-            it.say(rank, now=float(now), **it.clock.stamp())
+            it.say(rank, it.clock.ping(), now=float(now))
         it.monitor.tick(float(now))
     assert it.monitor.root_cause is None
     assert capfd.readouterr().err == f"srunddp: spare node node05 is lost: {cause}\n"
@@ -357,7 +374,7 @@ def test_a_spare_that_ends_costs_nothing_and_is_said_once(
         " spare node is left\n"
     )
     assert capfd.readouterr().err.endswith(said)
-    assert it.messages_to(3, "verdict") == [{"ranks": [1], "exit_code": 69}]
+    assert it.messages_to(3, Verdict) == [Verdict((1,), 69)]
 
 
 def test_a_spare_node_of_several_tasks_is_said_to_be_lost_once(
@@ -380,12 +397,12 @@ def test_who_stays_starts_anew_and_who_is_on_a_lost_node_leaves(lost: bool, quor
     for heard_of in ((1, 2, 3, 4, 5), (1, 4, 5, 7)):
         clock.now += 8.0
         for rank in heard_of:
-            it.say(rank, **clock.stamp())
+            it.say(rank, clock.ping())
     it.close(3, lost=lost)
-    verdict = {"ranks": [2, 3] if lost else [3], "exit_code": 69 if lost else 137}
+    verdict = Verdict((2, 3), 69) if lost else Verdict((3,), 137)
     for rank in (1, 4, 5, 7):
-        assert it.messages_to(rank, "verdict") == [verdict | {"restart": "where"}]
-    assert it.messages_to(2, "verdict") == [verdict | {"left": True}]
+        assert it.messages_to(rank, Verdict) == [replace(verdict, restart_at="where")]
+    assert it.messages_to(2, Verdict) == [replace(verdict, node_is_given_up=True)]
     monitor = it.monitor
     assert (monitor.restart, monitor.fenced) == ("where", False)
     for rank in (1, 4, 5, 7):  # they close; rank 2 as well, unless it is cut off
@@ -406,14 +423,14 @@ def test_a_failure_moves_nobody_the_first_time() -> None:
     last = Starts(1, True, False, "boom", "node02", True)
     for before, moves in ((Starts(), False), (last, True)):
         it = spared(last=before)
-        it.say(1, failure=asdict(BOOM))
-        assert it.messages_to(1, "verdict")[0] == {"ranks": [1], "exit_code": 7} | (
-            {"left": True} if moves else {"restart": "where"}
-        )
+        it.say(1, HasFailed.of(BOOM))
+        stays = Verdict((1,), 7, restart_at="where")
+        given_up = Verdict((1,), 7, node_is_given_up=True)
+        assert it.messages_to(1, Verdict) == [given_up if moves else stays]
     it = spared(last=replace(last, node="node01"))
     it.monitor.fail(failed(0, "boom", FailureKind.PRIMARY), 1.0)
     assert (it.monitor.fenced, it.monitor.cut_off, it.monitor.restart) == (True, False, None)
-    assert it.messages_to(1, "verdict")[0]["restart"] == it.monitor._context.takeover
+    assert it.messages_to(1, Verdict)[0].restart_at == it.monitor._context.takeover
 
 
 @pytest.mark.parametrize("answer", [(1, 3), (1,)], ids=str)
@@ -424,7 +441,7 @@ def test_rank_0_without_an_answer_of_half_ends_itself(answer: tuple[int, ...]) -
     for now in (3.0, 6.0, 9.0, 12.0, 15.0):
         clock.now = 1000.0 + now
         for rank in answer:
-            it.say(rank, **clock.stamp())
+            it.say(rank, clock.ping())
         assert it.monitor.tick(now) <= 3.0
     cut_off = len(answer) < 2
     assert (it.monitor.fenced, it.monitor.cut_off, it.monitor.restart) == (cut_off, cut_off, None)
@@ -439,9 +456,9 @@ def test_when_all_scripts_are_over_no_answer_is_needed() -> None:
     clock = it.clock
     it.monitor.done()
     for rank in (1, 2, 3, 4):
-        it.say(rank, goodbye=True, waits=True)
+        it.say(rank, ScriptIsOver(waits=True))
     it.monitor.tick(1.0)
-    assert it.messages_to(4, "over") == [True]
+    assert it.messages_to(4, AllScriptsAreOver) == [AllScriptsAreOver()]
     clock.now += 60.0
     it.monitor.tick(2.0)
     assert it.monitor.root_cause is None
@@ -463,50 +480,52 @@ def test_abandoned_rank_0_leaves_its_ranks_to_a_spare_node(
     assert it.monitor.abandon(replace(BOOM, rank=0, node="node01"))
     assert (it.monitor.fenced, it.monitor.restart) == (True, None)
     takeover = it.monitor._context.takeover
-    assert it.messages_to(2, "verdict") == [{"ranks": [0], "exit_code": 7, "restart": takeover}]
+    assert it.messages_to(2, Verdict) == [Verdict((0,), 7, restart_at=takeover)]
     assert "rank 0 on node01 lost: ValueError: boom" in capfd.readouterr().err
     assert not Scene().monitor.abandon(BOOM)
 
 
-# Whatever comes over a connection; what is no JSON object arrives as an empty message, see
-# test_connection.
+# Whatever comes over a connection.
 
-STRANGE: list[dict[str, Any]] = [
-    {"failure": asdict(BOOM)},
-    {"failure": asdict(failed(1))},
-    {"failure": {**asdict(BOOM), "rank": 2, "node": "node03"}},
-    {"failure": {**asdict(BOOM), "rank": 0, "node": "["}},
-    {"failure": {**asdict(BOOM), "rank": [1], "exit_code": 0}},
-    {"failure": {**asdict(BOOM), "exit_code": 256}},
-    {"failure": {**asdict(BOOM), "exit_code": True}},
-    {"failure": {**asdict(BOOM), "weight": []}},
-    {"failure": []},
-    {"ping": 5},
-    {"ping": 10**40},
-    {"stacks": "Current thread 0x01 (most recent call first):\n"},
-    {"stacks": 5},
-    {"goodbye": True},
-    {"left": True},
-    {"verdict": {}},
-    {},
+STRANGE = [
+    HasFailed.of(BOOM).encode(),
+    HasFailed.of(failed(1)).encode(),
+    b'{"kind": "has_failed", "cause": "boom", "exit_code": 0}',
+    b'{"kind": "has_failed", "cause": "boom", "exit_code": 256}',
+    b'{"kind": "has_failed", "cause": "boom", "exit_code": true}',
+    b'{"kind": "has_failed", "cause": "boom", "exit_code": 7, "rank": 2}',
+    b'{"kind": "has_failed", "cause": "boom", "exit_code": 7, "likelihood": 9}',
+    b'{"kind": "has_failed"}',
+    b'{"kind": "ping", "step": 5}',
+    b'{"kind": "ping", "step": 1' + 40 * b"0" + b"}",
+    b'{"kind": "ping", "step": 1, "sent_at": NaN, "echo": 1e999}',
+    b'{"kind": "lease_has_ended"}',
+    Stacks("Current thread 0x01 (most recent call first):\n").encode(),
+    b'{"kind": "stacks", "text": 5}',
+    ScriptIsOver().encode(),
+    WorkerHasEnded().encode(),
+    Verdict((2,), 7).encode(),
+    b'{"kind": ["ping"]}',
+    b"[]",
 ]
+kinds = st.sampled_from(["has_failed", "ping", "stacks", "worker_has_ended", "verdict", "nothing"])
 values = st.recursive(st.none() | st.booleans() | st.integers() | st.text(), st.lists, max_leaves=3)
-words = st.sampled_from(
-    ["failure", "ping", "stacks", "goodbye", "left", "ended", "verdict", "at", "echo"]
+words = st.sampled_from(["cause", "exit_code", "likelihood", "step", "sent_at", "echo", "text"])
+made_up = st.builds(
+    lambda kind, others: json.dumps({"kind": kind, **others}).encode(),
+    kinds,
+    st.dictionaries(words, values, max_size=3),
 )
 
 
-@given(
-    messages=st.lists(
-        st.one_of(st.sampled_from(STRANGE), st.dictionaries(words, values, max_size=2)), max_size=6
-    )
-)
-def test_no_garbage_ends_rank_zero_or_blames_another_rank(messages: list[dict[str, Any]]) -> None:
+@given(lines=st.lists(st.sampled_from(STRANGE) | made_up | st.binary(max_size=9), max_size=6))
+def test_no_garbage_ends_rank_zero_or_blames_another_rank(lines: list[bytes]) -> None:
     it = Scene(stall_timeout=1.0)
-    for message in messages:
-        it.say(1, **message)
+    for line in lines:
+        it.say(1, line)
         it.monitor.tick(0.5)
-    left = any("left" in message or "goodbye" in message for message in messages)
+    said = [RankMessage.decode(line) for line in lines]
+    left = any(isinstance(message, ScriptIsOver | WorkerHasEnded) for message in said)
     it.close(1)
     for now in (20.0, 140.0):
         it.monitor.tick(now)
@@ -518,10 +537,10 @@ def test_no_garbage_ends_rank_zero_or_blames_another_rank(messages: list[dict[st
         assert 0 < found.exit_code < 256
 
 
-@pytest.mark.parametrize("message", STRANGE, ids=str)
-def test_after_a_strange_message_the_next_is_heard(message: dict[str, Any]) -> None:
+@pytest.mark.parametrize("line", STRANGE, ids=repr)
+def test_after_a_strange_message_the_next_is_heard(line: bytes) -> None:
     it = Scene()
-    it.say(1, **message)
-    it.say(2, failure=asdict(Failure(2, "node03", "IndexError: late", 9)))
+    it.say(1, line)
+    it.say(2, HasFailed.of(Failure(2, "node03", "IndexError: late", 9)))
     it.monitor.tick(10.0)
     assert it.monitor.root_cause.exit_code in (1, 7, 9)

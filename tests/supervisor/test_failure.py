@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
-from dataclasses import asdict
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from srunddp.supervisor.failure import (
-    Failure,
     FailureKind,
     FailureRecorder,
     of_exception,
@@ -19,16 +15,6 @@ from srunddp.supervisor.failure import (
     shortened,
 )
 from srunddp.supervisor.stacks import StackDump
-
-REAL = Failure(
-    1,
-    "node02",
-    "ValueError: boom",
-    7,
-    FailureKind.SECONDARY,
-    "Traceback",
-    "2026-01-01T00:00:00.000+00:00",
-)
 
 
 class DistError(RuntimeError):
@@ -157,33 +143,3 @@ def test_of_signals_an_abort_may_be_secondary_names_are_told() -> None:
         "the launcher ended the run with SIGTERM"
     )
     assert recorder.of("ValueError: boom", 1, 221.0).cause == "ValueError: boom"
-
-
-# What comes over a line.
-
-
-def test_a_failure_survives_the_line() -> None:
-    assert Failure.parse({**asdict(REAL), "weight": int(REAL.weight)}, REAL.rank, REAL.node) == REAL
-
-
-json_values = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
-    max_leaves=5,
-)
-
-
-real = st.fixed_dictionaries({name: st.just(value) for name, value in asdict(REAL).items()})
-garbage = st.dictionaries(st.sampled_from(sorted(asdict(REAL))), json_values, max_size=8)
-
-
-@given(st.one_of(json_values, st.builds(lambda sound, wrong: sound | wrong, real, garbage)))
-def test_of_whatever_comes_a_sound_failure_is_made(message: object) -> None:
-    failure = Failure.parse(message, 3, "node04")
-    assert (failure.rank, failure.node) == (3, "node04")
-    assert isinstance(failure.weight, FailureKind)
-    assert 0 < failure.exit_code < 256
-    assert all(
-        isinstance(text, str)
-        for text in (failure.node, failure.cause, failure.traceback, failure.time)
-    )

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from srunddp.supervisor.lease import Lease
+from srunddp.supervisor.lease import Lease, LeaseTimes
 from srunddp.supervisor.limits import Limits
 from tests.support.connections import Clock
 
@@ -24,30 +22,26 @@ def test_a_lease_lasts_while_our_time_comes_back(answered: bool) -> None:
     theirs = Lease(SECONDS, clock, LIMITS)
     for _ in range(10):
         clock.now += 1.0
-        ours.note(theirs.stamp())
+        ours.note(*theirs.stamp())
         if answered:
-            theirs.note(ours.stamp())
+            theirs.note(*ours.stamp())
     assert ours.ends == (clock.now - 1.0 if answered else 1000.0) + SECONDS
     assert ours.other_ended == clock.now + SECONDS + 3.0
 
 
-@pytest.mark.parametrize(
-    "at", [None, [], "1", 7, True, float("inf"), float("nan"), -1e300], ids=str
-)
-@pytest.mark.parametrize(
-    "echo", [None, {}, "1", 7, float("inf"), float("nan"), -1e300, 1e300], ids=str
-)
-def test_no_garbage_makes_a_lease_longer_or_shorter(at: object, echo: object) -> None:
+@pytest.mark.parametrize("at", [None, float("inf"), float("nan"), -1e300], ids=str)
+@pytest.mark.parametrize("echo", [None, float("inf"), float("nan"), -1e300, 1e300], ids=str)
+def test_no_garbage_makes_a_lease_longer_or_shorter(at: float | None, echo: float | None) -> None:
     """Than one whose message has come back at once, or than none."""
     clock = Clock()
     theirs = Lease(SECONDS, clock, LIMITS)
-    for message in ({}, {"at": at, "echo": echo}):
+    for times in ((None, None), (at, echo)):
         clock.now += 1.0
-        theirs.note(message)
+        theirs.note(*times)
         assert 1000.0 + SECONDS <= theirs.ends <= clock.now + SECONDS
-    theirs.note(clock.stamp())
+    theirs.note(clock.now, clock.now)
     assert theirs.ends == clock.now + SECONDS
-    assert theirs.stamp() == {"at": clock.now, "echo": clock.now}
+    assert theirs.stamp() == (clock.now, clock.now)
 
 
 steps = st.tuples(
@@ -64,15 +58,16 @@ def test_a_worker_has_ended_before_the_other_side_says_so(
     """What is sent arrives in that order, or not, at any time."""
     clocks = Clock(1000.0), Clock(1000.0 + ahead)
     leases = [Lease(SECONDS, clock, LIMITS) for clock in clocks]
-    coming: tuple[list[dict[str, Any]], list[dict[str, Any]]] = ([], [])
+    coming: tuple[list[LeaseTimes], list[LeaseTimes]] = ([], [])
     for what, which, wait in does:
         for clock in clocks:
             clock.now += wait
         if what == "send":
             coming[not which].append(leases[which].stamp())
         elif coming[which]:
-            message = coming[which].pop(0)
-            leases[which].note(message if what == "arrive" else {})
+            times = coming[which].pop(0)
+            if what == "arrive":
+                leases[which].note(*times)
         for one, two in ((0, 1), (1, 0)):
             is_over_in = leases[one].ends - clocks[one].now
             has_ended_in = leases[two].other_ended - clocks[two].now

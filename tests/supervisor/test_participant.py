@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
-from typing import Any
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from srunddp.supervisor.failure import Failure, FailureKind
 from srunddp.supervisor.limits import DEFAULT_LIMITS
+from srunddp.supervisor.messages import (
+    AllScriptsAreOver,
+    EndedAfterVerdict,
+    HasFailed,
+    Ping,
+    ScriptIsOver,
+    Stacks,
+    StacksWanted,
+    StayUntilClosed,
+    Verdict,
+    WorkerHasEnded,
+)
 from tests.support.connections import (
     IMPATIENT,
     TAKEOVER,
@@ -28,32 +37,32 @@ KILLED = "srunddp: rank 0 on node01 failed: srunddp itself was killed (exit code
 
 def test_rank_zero_is_obeyed_and_nothing_is_said_again(capfd: pytest.CaptureFixture[str]) -> None:
     it = Scene(1)
-    it.say(0, verdict={"ranks": [2], "exit_code": 9})
+    it.say(0, Verdict((2,), 9))
     found = it.monitor.root_cause
     assert (found.ranks, found.exit_code, it.monitor.finished) == ((2,), 9, False)
     it.monitor.ended()
     it.close(0)
     assert it.monitor.finished
-    assert it.connections[0].messages == [{"ended": True}]
+    assert it.connections[0].messages == [EndedAfterVerdict()]
     assert capfd.readouterr().err == ""
 
 
 def test_rank_zero_is_told_all_and_may_close_after_the_end() -> None:
     it = Scene(1, stacks=lambda: "a stack", step=lambda: 5)
     it.monitor.tick(5.0)
-    it.say(0, stacks=True)
+    it.say(0, StacksWanted())
     it.monitor.fail(BOOM, 6.0)
     it.monitor.done()
     assert it.monitor.released
     it.monitor.left()
     assert it.monitor.finished
     messages = [
-        {"ping": 5},
-        {"stacks": "a stack"},
-        {"failure": asdict(BOOM)},
-        {"goodbye": True, "waits": False},
+        Ping(5),
+        Stacks("a stack"),
+        HasFailed.of(BOOM),
+        ScriptIsOver(),
     ]
-    assert it.connections[0].messages == [*messages, {"left": True}]
+    assert it.connections[0].messages == [*messages, WorkerHasEnded()]
     it = Scene(1)
     it.monitor.done()
     it.monitor.left()
@@ -63,7 +72,7 @@ def test_rank_zero_is_told_all_and_may_close_after_the_end() -> None:
 
 def test_told_to_stay_it_leaves_when_rank_zero_closes() -> None:
     it = Scene(1)
-    it.say(0, stays=True)
+    it.say(0, StayUntilClosed())
     it.monitor.done()
     assert it.monitor.released
     it.monitor.left()
@@ -76,9 +85,9 @@ def test_told_to_stay_it_leaves_when_rank_zero_closes() -> None:
 def test_a_worker_with_mpi_stays_until_rank_zero_says_over() -> None:
     it = Scene(1)
     it.monitor.done(waits=True)
-    assert it.connections[0].messages == [{"goodbye": True, "waits": True}]
+    assert it.connections[0].messages == [ScriptIsOver(waits=True)]
     assert not it.monitor.released
-    it.say(0, over=True)
+    it.say(0, AllScriptsAreOver())
     assert it.monitor.released
 
 
@@ -199,7 +208,7 @@ def test_where_rank_zero_is_gone_a_spare_node_takes_over(how: str) -> None:
     it = spared(1)
     clock = it.clock
     clock.now += 5.0
-    it.say(0, **clock.stamp(ping=True))
+    it.say(0, clock.pong())
     clock.now += 8.9
     it.monitor.tick(1.0)
     assert it.monitor.root_cause is None
@@ -232,13 +241,26 @@ def test_asked_to_end_or_without_a_restart_left_none_takes_over(asked: str) -> N
 
 
 @pytest.mark.parametrize(
-    ("left", "code"), [({"left": True}, 0), ({"restart": "where"}, 9)], ids=str
+    ("given_up", "restart_at", "code"), [(True, None, 0), (False, "where", 9)], ids=str
 )
-def test_who_is_on_a_node_that_is_left_ends_with_0(left: dict[str, Any], code: int) -> None:
+def test_who_is_on_a_node_that_is_given_up_ends_with_0(
+    given_up: bool, restart_at: str | None, code: int
+) -> None:
     it = spared(1)
-    it.say(0, verdict={"ranks": [1], "exit_code": 9, **left})
-    assert (it.monitor.root_cause.exit_code, it.monitor.fenced) == (code, "left" in left)
-    assert it.monitor.restart == left.get("restart")
+    it.say(0, Verdict((1,), 9, restart_at, given_up))
+    assert (it.monitor.root_cause.exit_code, it.monitor.fenced) == (code, given_up)
+    assert it.monitor.restart == restart_at
+
+
+def test_the_first_verdict_counts() -> None:
+    it = spared(1)
+    it.say(0, Verdict((1,), 9, "where"))
+    it.say(0, Verdict((2,), 7, "elsewhere", node_is_given_up=True))
+    assert (it.monitor.root_cause.ranks, it.monitor.restart, it.monitor.fenced) == (
+        (1,),
+        "where",
+        False,
+    )
 
 
 def test_an_abandoned_rank_leaves_without_a_word(capfd: pytest.CaptureFixture[str]) -> None:
@@ -250,30 +272,31 @@ def test_an_abandoned_rank_leaves_without_a_word(capfd: pytest.CaptureFixture[st
         True,
         None,
     )
-    assert (it.connections[0].messages, capfd.readouterr().err) == ([{"end": True}], "")
+    assert (it.connections[0].messages, it.connections[0].ended) == ([], True)
+    assert capfd.readouterr().err == ""
     assert not Scene(1).monitor.abandon(BOOM)
 
 
-STRANGE: list[dict[str, Any]] = [
-    {"verdict": {}},
-    {"verdict": {"ranks": 5, "exit_code": 1}},
-    {"verdict": {"ranks": [1], "exit_code": "many"}},
-    {"verdict": {"ranks": [1], "exit_code": 0}},
-    {"verdict": {"ranks": [1], "exit_code": 1e999}},
-    {"verdict": {"ranks": [1], "exit_code": 9}},
-    {"verdict": {"left": True}},
-    {"verdict": {"ranks": 5, "exit_code": 9, "left": True}},
-    {"ping": True, "at": [], "echo": "soon"},
-    {"stacks": []},
-    {},
+STRANGE = [
+    b"no json",
+    b'{"kind": "verdict"}',
+    b'{"kind": "verdict", "culprits": 5, "exit_code": 1}',
+    b'{"kind": "verdict", "culprits": [1], "exit_code": "many"}',
+    b'{"kind": "verdict", "culprits": [1], "exit_code": 0}',
+    b'{"kind": "verdict", "culprits": [1], "exit_code": 1e999, "restart_at": "where"}',
+    b'{"kind": "verdict", "culprits": [1], "exit_code": 9}',
+    b'{"kind": "verdict", "node_is_given_up": true}',
+    b'{"kind": "verdict", "culprits": [true], "exit_code": 9, "node_is_given_up": true}',
+    b'{"kind": "pong", "sent_at": [], "echo": "soon"}',
+    b'{"kind": "stacks_wanted", "now": true}',
 ]
 
 
 @given(messages=st.lists(st.sampled_from(STRANGE), max_size=5), ends=st.booleans())
-def test_no_garbage_from_rank_zero_ends_another(messages: list[dict[str, Any]], ends: bool) -> None:
+def test_no_garbage_from_rank_zero_ends_another(messages: list[bytes], ends: bool) -> None:
     it = spared(1)
     for message in messages:
-        it.say(0, **message)
+        it.say(0, message)
     if ends:
         it.close(0)
     it.monitor.tick(0.5)

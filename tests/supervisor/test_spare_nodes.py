@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from srunddp.supervisor.messages import Pong
 from srunddp.supervisor.root_cause import RootCause
 from srunddp.supervisor.spare_nodes import SpareNodes
 from tests.support.connections import Clock, FakeConnection, context_of, fold
@@ -84,12 +85,9 @@ def test_of_those_that_are_lost_some_may_be_on_another_side() -> None:
     assert (nodes.quorum, nodes.ends_at()) == (6, 1009.0)
     clock.now += 3.0
     for rank in (1, 2, 3, 4):
-        nodes.answer(rank, clock.stamp(), "SIGTERM" if rank == 4 else "")
-        if rank == 4:
-            asked = {"asked": "SIGTERM"}
-        else:
-            asked = {}
-        assert nodes.ends[rank].messages == [{"ping": True, **asked, "at": 1003.0, "echo": 1003.0}]
+        asked_by = "SIGTERM" if rank == 4 else ""
+        nodes.answer(rank, clock.ping(), asked_by)
+        assert nodes.ends[rank].messages == [Pong(asked_by, 1003.0, 1003.0)]
     assert nodes.ends_at() == 1009.0, "four of nine others are no majority with rank 0"
     nodes.end(8, 9, lost=True)
     assert (nodes.quorum, nodes.ends_at()) == (6, 1009.0)
@@ -105,10 +103,10 @@ def test_the_worker_of_a_lost_node_may_run_for_its_lease(left: set[str], until: 
     nodes = Nodes()
     clock = nodes.clock
     clock.now += 3.0
-    nodes.answer(3, clock.stamp(), "")
+    nodes.answer(3, clock.ping(), "")
     nodes.end(2, 4)
     assert nodes.ended_by(left) == until
     clock.now += 2.0
-    nodes.answer(5, clock.stamp(), "")
+    nodes.answer(5, clock.ping(), "")
     nodes.end(5, lost=True)
     assert nodes.ended_by(left) == 1017.0

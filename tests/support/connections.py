@@ -4,20 +4,21 @@ test writes.
 
 from __future__ import annotations
 
-import json
 import socket
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 from srunddp.supervisor.connection import SupervisorConnection
 from srunddp.supervisor.coordinator import Coordinator
 from srunddp.supervisor.deputies import Deputies
 from srunddp.supervisor.failure_monitor import RankContext
 from srunddp.supervisor.limits import DEFAULT_LIMITS, Limits
+from srunddp.supervisor.messages import Ping, Pong, RankMessage
 from srunddp.supervisor.participant import Participant
 from srunddp.supervisor.restart import RestartPolicy, Starts
 
+M = TypeVar("M", bound=RankMessage)
 IMPATIENT = Limits(deputy_answers_within=0.2)
 
 
@@ -64,6 +65,7 @@ class FakeConnection(SupervisorConnection):
 
     Attributes:
         messages: all that was sent over it, as the other end would read it.
+        ended: whether no more is sent.
         sent: what a test says of it.
     """
 
@@ -73,19 +75,22 @@ class FakeConnection(SupervisorConnection):
         self.open = True
         self.lost = False
         self.reset = False
-        self.messages: list[dict[str, Any]] = []
-        self.arrived: list[dict[str, Any]] = []
+        self.ended = False
+        self.messages: list[RankMessage] = []
+        self.arrived: list[RankMessage] = []
 
-    def send(self, message: dict[str, Any]) -> None:
-        self.messages.append(json.loads(json.dumps(message)))
+    def send(self, message: RankMessage) -> None:
+        decoded = RankMessage.decode(message.encode())
+        assert decoded == message
+        self.messages.append(decoded)
 
-    def read(self) -> list[dict[str, Any]]:
+    def read(self) -> list[RankMessage]:
         arrived = self.arrived
         self.arrived = []
         return arrived
 
     def end(self) -> None:
-        self.messages.append({"end": True})
+        self.ended = True
 
 
 def context_of(rank: int, size: int, **changes: Any) -> RankContext:
@@ -119,9 +124,11 @@ class Scene:
         else:
             self.monitor = Coordinator(context, self.connections)
 
-    def say(self, peer: int, now: float = 0.0, **message: Any) -> None:
-        """The peer sends a message."""
-        self.connections[peer].arrived.append(message)
+    def say(self, peer: int, message: RankMessage | bytes, now: float = 0.0) -> None:
+        """The peer sends a message, or a line that may be none."""
+        decoded = message if isinstance(message, RankMessage) else RankMessage.decode(message)
+        if decoded:
+            self.connections[peer].arrived.append(decoded)
         self.monitor.on_readable(self.connections[peer], now)
 
     def close(
@@ -134,9 +141,9 @@ class Scene:
         connection.reset = reset
         self.monitor.on_readable(connection, now)
 
-    def messages_to(self, peer: int, key: str) -> list[Any]:
+    def messages_to(self, peer: int, kind: type[M]) -> list[M]:
         """What the peer was sent of one kind."""
-        return [message[key] for message in self.connections[peer].messages if key in message]
+        return [each for each in self.connections[peer].messages if isinstance(each, kind)]
 
 
 TAKEOVER = "t@127.0.0.1:1@00"
@@ -177,6 +184,10 @@ class Clock:
     def __call__(self) -> float:
         return self.now
 
-    def stamp(self, **message: Any) -> dict[str, Any]:
-        """A ping of one that has heard of us just now."""
-        return {"ping": 1, "at": self.now, "echo": self.now, **message}
+    def ping(self) -> Ping:
+        """The ping of a rank that has heard of us just now."""
+        return Ping(1, self.now, self.now)
+
+    def pong(self) -> Pong:
+        """The answer of a rank 0 that has heard of us just now."""
+        return Pong("", self.now, self.now)

@@ -21,8 +21,8 @@ from typing import Any, TypeVar
 from srunddp.bootstrap.rendezvous import auth, client, protocol
 from srunddp.bootstrap.rendezvous.client import RendezvousClient
 from srunddp.bootstrap.rendezvous.protocol import CancelToken
-from srunddp.supervisor.failure import Failure
 from srunddp.supervisor.limits import DEFAULT_LIMITS
+from srunddp.supervisor.messages import EndedAfterVerdict, HasFailed, Ping, RankMessage, Verdict
 from srunddp.util.json_lines import parse
 from srunddp.util.kernel_file import raise_open_files_limit
 from tests.support.fake_ranks import hello, tell
@@ -63,14 +63,14 @@ class FakeSupervisor:
             yield from self._meet()
             self.players.note("met")
             verdict = yield from self._await_verdict()
-            self.players.note("verdict", verdict["exit_code"])
-            self.send(ended=True)
+            self.players.note("verdict", verdict.exit_code)
+            self.tell(EndedAfterVerdict())
             while (yield from self._line(math.inf)) is not None:
                 pass
             self.connection.close()
-            if "restart" not in verdict:
+            if verdict.restart_at is None:
                 return
-            self.players.published(verdict["restart"])
+            self.players.published(verdict.restart_at)
             self.client.own = self.players.trust
 
     def _meet(self) -> Waiting[None]:
@@ -82,8 +82,10 @@ class FakeSupervisor:
             self.players.retries += 1
             patience = min(2 * patience, client._LONGEST_PATIENCE)
             yield time.monotonic() + 0.05 * patience
-        while "meeting" not in (message := (yield from self._line(math.inf)) or {}):
+        message: dict[str, Any] = {}
+        while "meeting" not in message:
             assert not message, message
+            message = parse((yield from self._line(math.inf)) or b"")
 
     def _try(self, patience: float) -> Waiting[bool]:
         self.players.connect(self)
@@ -94,40 +96,48 @@ class FakeSupervisor:
         nonce = auth.nonce()
         self.send(hello=self.fields, nonce=nonce, kind=self.client.own.kind)
         patience += self.players.size / client.ANSWERED_PER_SECOND
-        if not (greeting := (yield from self._line(time.monotonic() + patience))):
+        greeting = parse((yield from self._line(time.monotonic() + patience)) or b"")
+        if not greeting:
             return False
         self.send(here=True, proof=self.client._prove(self.connection, nonce, greeting))
         return True
 
-    def _await_verdict(self) -> Waiting[Any]:
+    def _await_verdict(self) -> Waiting[Verdict]:
         ping = time.monotonic() + DEFAULT_LIMITS.pings_every * self.rank / self.players.size
-        while "verdict" not in (message := (yield from self._line(ping)) or {}):
+        while True:
+            message = RankMessage.decode((yield from self._line(ping)) or b"")
+            if isinstance(message, Verdict):
+                return message
             if time.monotonic() >= ping:
-                self.send(ping=0)
+                self.tell(Ping(0))
                 ping += DEFAULT_LIMITS.pings_every
-        return message["verdict"]
 
     def fail(self) -> None:
-        self.send(failure=asdict(Failure(self.rank, self.hello.node, "ValueError: boom", 7)))
+        self.tell(HasFailed("ValueError: boom", 7))
+
+    def tell(self, message: RankMessage) -> None:
+        """After the rendezvous."""
+        self.connection.send(message.encode())
 
     def send(self, **message: object) -> None:
+        """During the rendezvous."""
         self.connection.send(json.dumps(message).encode() + b"\n")
 
-    def _line(self, until: float) -> Waiting[dict[str, Any] | None]:
-        """The next message; empty when the time is over, and None at the end of the connection."""
+    def _line(self, until: float) -> Waiting[bytes | None]:
+        """The next line; empty when the time is over, and None at the end of the connection."""
         while not self.lines:
             try:
                 piece = self.connection.recv(1 << 16)
             except BlockingIOError:
                 if (yield until):
                     continue
-                return {}
+                return b""
             except OSError:
                 return None
             if not piece:
                 return None
             *self.lines, self.rest = (self.rest + piece).split(b"\n")
-        return parse(self.lines.pop(0))
+        return self.lines.pop(0)
 
 
 class Players:
