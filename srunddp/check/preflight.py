@@ -63,7 +63,8 @@ class Responder:
             case "collective":
                 here = self.context
                 within = question["within"]
-                info = RendezvousInfo(**question["meeting"])
+                info = RendezvousInfo.of(question["meeting"])
+                assert info is not None
                 assert here.interface is not None
                 own = ProcessGroupContext(
                     here.environment, here.interface, info, self.store_fd, within, self.backend

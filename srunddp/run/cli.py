@@ -26,7 +26,7 @@ from srunddp.run.restart import Start, current_start
 from srunddp.run.script import Script, check
 from srunddp.run.worker import exit_without_teardown
 from srunddp.stage.paths import StagedPaths, contradictions
-from srunddp.supervisor.failure import rotate_previous
+from srunddp.supervisor.failure_files import rotate_previous
 from srunddp.supervisor.limits import DEFAULT_LIMITS, Limits
 from srunddp.supervisor.output.redirect import OutputRedirect, OutputTarget, output_target
 from srunddp.util.click_types import (

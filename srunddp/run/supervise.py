@@ -4,7 +4,7 @@ starts before.
 
 import select
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from signal import Signals
 from typing import Any
@@ -20,13 +20,14 @@ from srunddp.run.worker import WorkerContext
 from srunddp.supervisor.clock import ActiveClock
 from srunddp.supervisor.connection import SupervisorConnection
 from srunddp.supervisor.deputies import Deputies
-from srunddp.supervisor.failure import FailureRecorder
 from srunddp.supervisor.failure_monitor import FailureMonitor, RankContext
 from srunddp.supervisor.limits import DEFAULT_LIMITS, Limits
+from srunddp.supervisor.recorder import FailureRecorder
 from srunddp.supervisor.restart import RestartPolicy, Starts
-from srunddp.supervisor.root_cause import LOST, RootCause, report_as_deputy
+from srunddp.supervisor.root_cause import LOST, Ending, RootCause, report_as_deputy
 from srunddp.supervisor.signals import Launcher
 from srunddp.supervisor.supervisor import RankAgent, RendezvousOutcome, Supervisor
+from srunddp.supervisor.worker_messages import MpiHasFailed, MpiHasNoWorld, ReceivedOverMpi
 from srunddp.supervisor.worker_process import WorkerPipe, WorkerProcess
 
 
@@ -152,7 +153,7 @@ class Agent(RankAgent):
             "expected": expected,
             "quorum": len(everyone) // 2 + 1,
         }
-        if (found := monitor.root_cause) and found.how == "lost":
+        if (found := monitor.root_cause) and found.ending is Ending.LOST:
             more["lost"] = (found.node, found.cause)
         return replace(rejoin, descriptor=setup.deputy.detach(), **more)
 
@@ -172,7 +173,7 @@ class Agent(RankAgent):
         if setup.environment.rank == 0:
             self.monitor.describe(run_metadata(setup, found))
         self._meeting = found.meeting
-        return asdict(found.meeting), self._failure_monitor(found)
+        return found.meeting, self._failure_monitor(found)
 
     def _on_quorum(self) -> None:
         """On a new rank 0, to which more than half of the tasks have come."""
@@ -182,7 +183,7 @@ class Agent(RankAgent):
         if setup.options.rejoin and setup.options.rejoin.lost:
             node, cause = setup.options.rejoin.lost
             report_as_deputy(
-                RootCause((0,), node, cause, LOST, how="lost"), self._folder, self.limits
+                RootCause((0,), node, cause, LOST, ending=Ending.LOST), self._folder, self.limits
             )
         many = f"restart {setup.options.generation} of {setup.options.max_restarts}"
         self.say(f"{many}: {setup.environment.node} takes over from rank 0's node")
@@ -191,8 +192,9 @@ class Agent(RankAgent):
     def abort_rendezvous(self, cause: str, exit_code: int) -> None:
         self._cancel.fail(cause, exit_code)
 
-    def on_rendezvous(self, message: dict[str, Any]) -> None:
-        self.report_rendezvous(RendezvousInfo(**message))
+    def on_rendezvous(self) -> None:
+        assert self._meeting
+        self.report_rendezvous(self._meeting)
 
     def announce_termination(self) -> None:
         self.monitor.page.announce_termination()
@@ -262,8 +264,11 @@ class Agent(RankAgent):
                 expected="MPI to start in every rank",
                 hint="see MPI's own message; mpi4py must be built for the launcher's MPI",
             )
-        if "no_world" in answer:
-            raise mpi.MpiNotLaunchedError(answer["no_world"])
-        if "failed" in answer:
-            raise RendezvousError(answer["failed"], scope=Scope.JOB)
-        return str(answer["told"])
+        match answer:
+            case ReceivedOverMpi(text):
+                return text
+            case MpiHasNoWorld(reason):
+                raise mpi.MpiNotLaunchedError(reason)
+            case MpiHasFailed(reason):
+                raise RendezvousError(reason, scope=Scope.JOB)
+        raise AssertionError(answer)

@@ -28,9 +28,18 @@ from srunddp.run import script_end, torch_import
 from srunddp.run.options import RunOptions
 from srunddp.stage.paths import offline
 from srunddp.supervisor import failure
-from srunddp.supervisor.failure import FailureKind
+from srunddp.supervisor.failure import FailureKind, ScriptError
 from srunddp.supervisor.output.redirect import OutputRedirect
 from srunddp.supervisor.stacks import StackDump
+from srunddp.supervisor.worker_messages import (
+    MpiHasFailed,
+    MpiHasNoWorld,
+    ReceivedOverMpi,
+    ScriptHasFailed,
+    ScriptIsDone,
+    StartedMpi,
+    WorkerMessage,
+)
 from srunddp.supervisor.worker_process import WorkerPipe, kill_forks_on_exit
 
 _SOON = 0.3  # seconds; ranks that all start now have met by then
@@ -80,20 +89,20 @@ def run_worker(context: WorkerContext) -> int:
         threads = None
     else:
         threads = _import_torch(context)
-    answer = supervisor.receive()
-    if answer is None:
+    info = supervisor.receive()
+    if not isinstance(info, RendezvousInfo):  # the supervisor has ended
         os._exit(RendezvousError.exit_code)
     if environment.is_spare:
         return _wait_as_spare(context)
-    return _become_script(context, answer, threads, interrupt)
+    return _become_script(context, info, threads, interrupt)
 
 
 def _become_script(
-    context: WorkerContext, answer: dict[str, Any], threads: dict[str, str] | None, interrupt: Any
+    context: WorkerContext, info: RendezvousInfo, threads: dict[str, str] | None, interrupt: Any
 ) -> int:
     supervisor = context.supervisor
     environment = context.setup.environment
-    _join_world(context, RendezvousInfo(**answer), threads)
+    _join_world(context, info, threads)
     signal.signal(signal.SIGINT, interrupt)
     worker = os.getpid()
     result = user_script.run(context.script)
@@ -168,7 +177,7 @@ def _join_world(
 def _reporting_mpi(supervisor: WorkerPipe, _: ModuleType) -> Iterator[None]:
     """A launcher of MPI does not let a rank that has started MPI start it again."""
     yield
-    supervisor.send({"mpi": True})
+    supervisor.send(StartedMpi())
 
 
 def _prepare_process(context: WorkerContext) -> None:
@@ -188,34 +197,37 @@ def _report(result: user_script.ScriptResult, supervisor: WorkerPipe, *, alone: 
     """
     error = result.error
     assert error is not None
-    if isinstance(error, (Stopped, SrunddpError)):
-        if isinstance(error, PeerError):
-            kind = FailureKind.SECONDARY
-        else:
-            kind = FailureKind.PRIMARY
-        weight = FailureKind.STOPPED if isinstance(error, Stopped) else kind
-        cause = failure.shortened(str(error))
-        trace = ""
-    elif isinstance(error, SystemExit):
-        cause, trace, weight = failure.of_exit(error, result.code)
-    else:
-        cause, trace, weight = failure.of_exception(error, result.trace)
-    message = {
-        "cause": cause,
-        "traceback": trace,
-        "weight": weight,
-        "exit_code": result.code,
-        "shown": alone,
-    }
+    said = _script_error(error, result)
+    message = ScriptHasFailed(
+        cause=said.cause,
+        exit_code=result.code,
+        likelihood=int(said.weight),
+        category=said.category.value,
+        traceback=said.traceback,
+        shown=alone,
+    )
     if alone:  # a restart's line is to follow
         user_script.print_result(result)
-    supervisor.send({"failure": message})
+    supervisor.send(message)
     # In a world of more, rank 0's supervisor says it; a hook that the script has set is called all
     # the same.
     sys.excepthook = sys.excepthook if alone else _without_torch(sys.excepthook)
     own = sys.excepthook is not sys.__excepthook__ or isinstance(error, SystemExit)
     if own and not alone and not isinstance(error, Stopped):
         user_script.print_result(result)
+
+
+def _script_error(error: BaseException, result: user_script.ScriptResult) -> ScriptError:
+    """What is to be said of the error that has ended the script."""
+    if isinstance(error, Stopped):  # which is a SystemExit, too
+        return ScriptError(failure.shortened(str(error)), "", FailureKind.STOPPED)
+    if isinstance(error, PeerError):
+        return ScriptError(failure.shortened(str(error)), "", FailureKind.SECONDARY)
+    if isinstance(error, SrunddpError):
+        return ScriptError(failure.shortened(str(error)), "", FailureKind.PRIMARY)
+    if isinstance(error, SystemExit):
+        return failure.of_exit(error, result.code)
+    return failure.of_exception(error, result.trace)
 
 
 def _without_torch(hook: Any) -> Any:
@@ -236,7 +248,7 @@ def _wait_to_leave(supervisor: WorkerPipe, *, waits: bool) -> None:
     """
     _end_at(signal.SIGINT)  # the script has ended, and its handlers have nothing left to end
     _end_at(signal.SIGTERM)
-    supervisor.send({"done": True, "waits": waits or mpi.is_running()})
+    supervisor.send(ScriptIsDone(waits or mpi.is_running()))
     supervisor.receive()
 
 
@@ -273,15 +285,15 @@ def exit_without_teardown(code: int) -> NoReturn:
     os._exit(code)
 
 
-def _exchange_over_mpi(setup: RankSetup) -> dict[str, str]:
+def _exchange_over_mpi(setup: RankSetup) -> WorkerMessage:
     try:
         environment = setup.environment
         name = setup.interface.name
         received = environment.discovery.exchange(
             setup.published, environment, setup.options.timeout, name
         )
-        return {"told": received}
+        return ReceivedOverMpi(received)
     except mpi.MpiNotLaunchedError as reason:
-        return {"no_world": str(reason)}
+        return MpiHasNoWorld(str(reason))
     except RendezvousError as error:
-        return {"failed": str(error)}
+        return MpiHasFailed(str(error))

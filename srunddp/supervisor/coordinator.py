@@ -29,7 +29,7 @@ from srunddp.supervisor.messages import (
     Verdict,
     WorkerHasEnded,
 )
-from srunddp.supervisor.root_cause import LOST, RootCause, find_root_cause, report, write
+from srunddp.supervisor.root_cause import LOST, Ending, RootCause, find_root_cause, report, write
 from srunddp.supervisor.spare_nodes import SpareNodes
 from srunddp.supervisor.stall import (
     StackRequest,
@@ -208,7 +208,7 @@ class Coordinator(FailureMonitor):
 
     def _lost_node(self, node: str, cause: str) -> RootCause:
         ranks = tuple(rank for rank, where in self._others().items() if where == node)
-        return RootCause(ranks, node, cause, LOST, how="lost")
+        return RootCause(ranks, node, cause, LOST, ending=Ending.LOST)
 
     def _silent(self, now: float, seconds: float) -> set[int]:
         """The ranks whose connection is open, but of which nothing has come for so long."""
@@ -277,7 +277,7 @@ class Coordinator(FailureMonitor):
         self._left_nodes = left = self._nodes_to_leave(root_cause)
         obstacle = self._obstacle(root_cause, left)
         is_own = self._context.node in left
-        self.cut_off = is_own and root_cause.how == "lost"
+        self.cut_off = is_own and root_cause.ending is Ending.LOST
         self.fenced = self.cut_off or (is_own and not obstacle)
         if not self.fenced:
             self._decide_restart(root_cause, obstacle, moves=bool(left))
@@ -313,13 +313,13 @@ class Coordinator(FailureMonitor):
             history = self._restarts.history
         else:
             history = None
-        if not self._spares or not history or root_cause.how == "ended":
+        if not self._spares or not history or root_cause.ending is Ending.STOPPED:
             return set()
         return self._spares.left(root_cause, history.node if history.count else "")
 
     def abandon(self, failure: Failure) -> bool:
         if self._spares and not self.root_cause:
-            self._end_run(replace(RootCause.of(failure), how="lost"))
+            self._end_run(replace(RootCause.of(failure), ending=Ending.LOST))
         return self._spares is not None
 
     def _obstacle(self, root_cause: RootCause, left: set[str]) -> str:
@@ -332,7 +332,7 @@ class Coordinator(FailureMonitor):
             if left and self._spares.free(left) < len(left):
                 return "no spare node is left"
             return over
-        if root_cause.how == "lost":
+        if root_cause.ending is Ending.LOST:
             return "a node is lost"
         if not all(
             connection.open

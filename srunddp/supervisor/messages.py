@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from srunddp.supervisor.failure import Failure, FailureKind
+from srunddp.supervisor.failure import Failure, FailureCategory, FailureKind
 from srunddp.util.messages import Message
 
 
@@ -42,6 +42,7 @@ class HasFailed(RankMessage, kind="has_failed"):
     Attributes:
         cause, traceback, exit_code, time, shown: As of a failure.
         likelihood: Its :class:`FailureKind`, which says how likely it is the cause of the others.
+        category: Its :class:`FailureCategory`, which says what it means for another start.
     """
 
     cause: str
@@ -50,13 +51,15 @@ class HasFailed(RankMessage, kind="has_failed"):
     traceback: str = ""
     time: str = ""
     shown: bool = False
+    category: str = FailureCategory.OTHER.value
 
     def __post_init__(self) -> None:
         FailureKind(self.likelihood)
+        FailureCategory(self.category)
         _check_exit_code(self.exit_code)
 
     @classmethod
-    def of(cls, failure: Failure) -> HasFailed:
+    def about(cls, failure: Failure) -> HasFailed:
         """The message about a failure of this rank."""
         return cls(
             cause=failure.cause,
@@ -65,6 +68,7 @@ class HasFailed(RankMessage, kind="has_failed"):
             traceback=failure.traceback,
             time=failure.time,
             shown=failure.shown,
+            category=failure.category.value,
         )
 
     def failure(self, rank: int, node: str) -> Failure:
@@ -78,6 +82,7 @@ class HasFailed(RankMessage, kind="has_failed"):
             traceback=self.traceback,
             time=self.time,
             shown=self.shown,
+            category=FailureCategory(self.category),
         )
 
 

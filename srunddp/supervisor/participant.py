@@ -26,7 +26,7 @@ from srunddp.supervisor.messages import (
     Verdict,
     WorkerHasEnded,
 )
-from srunddp.supervisor.root_cause import LOST, RootCause, report_as_deputy
+from srunddp.supervisor.root_cause import LOST, Ending, RootCause, report_as_deputy
 
 _KILLED = "srunddp itself was killed"
 
@@ -86,7 +86,7 @@ class Participant(FailureMonitor):
 
     def fail(self, failure: Failure, now: float) -> None:
         self._failure = self._failure or failure
-        self._connection.send(HasFailed.of(failure))
+        self._connection.send(HasFailed.about(failure))
         self._notice_end(now)
 
     def done(self, *, waits: bool = False) -> None:
@@ -224,4 +224,4 @@ class Participant(FailureMonitor):
             rank, node = (0, context.nodes[0])
         if self._connection.lost:
             cause = f"no answer for {context.lost_after:g} s"
-        return RootCause((rank,), node, cause, LOST, how="lost")
+        return RootCause((rank,), node, cause, LOST, ending=Ending.LOST)

@@ -9,12 +9,11 @@ from dataclasses import dataclass
 from srunddp.errors import SrunddpError
 from srunddp.supervisor import signals
 from srunddp.supervisor.clock import Clock
-from srunddp.supervisor.failure import OUT_OF_MEMORY
+from srunddp.supervisor.failure import FailureCategory
 from srunddp.supervisor.limits import DEFAULT_LIMITS, Limits
-from srunddp.supervisor.root_cause import RootCause
+from srunddp.supervisor.root_cause import Ending, RootCause
 
-# What ends a script before its first step, and would again.
-_WRONG_SCRIPT = ("SyntaxError", "IndentationError", "ImportError", "ModuleNotFoundError")
+# Exit codes that end a script before its first step, and would again.
 _WRONG_USE = (2, 78)
 _ASKS = (*signals.ENDING, *signals.URGENT)  # whoever sends one wants an end
 
@@ -74,13 +73,13 @@ class RestartPolicy:
             What rank 0 has published, None where the run ends; and a line for the user, empty for
             none.
         """
-        if cause.how == "ended":  # all have agreed to, or the launcher has asked for it
+        if cause.ending is Ending.STOPPED:  # all have agreed to, or the launcher has asked for it
             return None, ""
         last = self.history
         steps = last.steps or self._has_steps()
         is_long = self._clock() - self._began >= self._limits.progress_after
         progressed = self._has_steps() or (not steps and is_long)
-        memory = last.out_of_memory or cause.cause.endswith(OUT_OF_MEMORY)
+        memory = last.out_of_memory or cause.category is FailureCategory.OUT_OF_MEMORY
         if why := obstacle or self._refusal(cause, progressed or moves):
             return None, f"not restarted: {why}"
         try:
@@ -98,7 +97,8 @@ class RestartPolicy:
             return f"{signals.signal_name(cause.exit_code - 128)} asks for an end"
         if progressed:
             return ""
-        if cause.cause.startswith(_WRONG_SCRIPT) or cause.exit_code in _WRONG_USE:
+        is_wrong = cause.category is FailureCategory.WRONG_SCRIPT
+        if is_wrong or cause.exit_code in _WRONG_USE:
             return "the script would fail again"
         if last.count and last.cause == cause.cause and last.node != cause.node:
             return f"the same cause on {last.node} and {cause.node}, without a step in between"

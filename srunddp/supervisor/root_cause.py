@@ -7,10 +7,12 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from srunddp.supervisor.failure import FILE_EXISTS, Failure, FailureKind, start_writer
+from srunddp.supervisor.failure import Failure, FailureCategory, FailureKind
+from srunddp.supervisor.failure_files import FILE_EXISTS, start_writer
 from srunddp.supervisor.limits import DEFAULT_LIMITS, Limits
 from srunddp.supervisor.worker_process import wait_for_child
 from srunddp.util.console import write_stderr
@@ -22,13 +24,21 @@ STALLED = 124  # as of timeout(1)
 _NODES_NAMED = 16
 
 
+class Ending(Enum):
+    """How a run ends; the value is the word before the cause."""
+
+    FAILED = "failed"  # a rank has
+    LOST = "lost"  # a node does not answer, or its launcher has ended
+    STOPPED = "stopped"  # all have agreed to, or the launcher has asked for it
+
+
 @dataclass(frozen=True)
 class RootCause:
     """Why the run ends.
 
     Attributes:
         ranks: the culprits: one, or all of a lost node; node: theirs.
-        how: ``failed``, ``lost``, or what else goes before the cause.
+        ending: what has come to an end, and how.
         cause, traceback, time: of the failure.
         exit_code: of every srunddp of the run.
         victims: what else is known to have failed.
@@ -39,19 +49,32 @@ class RootCause:
     node: str
     cause: str
     exit_code: int
-    how: str = "failed"
+    ending: Ending = Ending.FAILED
     traceback: str = ""
     time: str = ""
     victims: tuple[Failure, ...] = ()
     notes: tuple[str, ...] = ()
     shown: bool = False
+    category: FailureCategory = FailureCategory.OTHER
 
     @classmethod
     def of(cls, failure: Failure) -> RootCause:
         """Of one rank's failure."""
-        names = ("node", "cause", "exit_code", "traceback", "time", "shown")
-        how = "ended" if failure.weight >= FailureKind.STOPPED else "failed"
-        return cls((failure.rank,), how=how, **{name: getattr(failure, name) for name in names})
+        if failure.weight >= FailureKind.STOPPED:
+            ending = Ending.STOPPED
+        else:
+            ending = Ending.FAILED
+        return cls(
+            ranks=(failure.rank,),
+            node=failure.node,
+            cause=failure.cause,
+            exit_code=failure.exit_code,
+            ending=ending,
+            traceback=failure.traceback,
+            time=failure.time,
+            shown=failure.shown,
+            category=failure.category,
+        )
 
 
 def find_root_cause(failures: Sequence[Failure], left: Mapping[int, str]) -> RootCause:
@@ -107,16 +130,16 @@ def _candidates(failures: Sequence[Failure]) -> Sequence[Failure]:
 def render(found: RootCause, others: Mapping[int, str]) -> str:
     """The root cause as people read it; ``others`` are the nodes of the ranks that end with it."""
     who = fold_ranks(found.ranks, dict.fromkeys(found.ranks, found.node))
-    if found.how == "ended":
+    if found.ending is Ending.STOPPED:
         subject = ""
     else:
-        subject = f"{who} {found.how}: "
+        subject = f"{who} {found.ending.value}: "
     lines = [f"srunddp: {subject}{found.cause} (exit code {found.exit_code})"]
     if found.traceback:
         lines.append(found.traceback.rstrip("\n"))
     lines += [f"srunddp: {note}" for note in found.notes]
     taken = [rank for rank in others if rank not in found.ranks]
-    if taken and found.how != "ended":
+    if taken and found.ending is not Ending.STOPPED:
         lines.append(f"srunddp: ended with it: {folded(taken, others)}")
     return "\n".join(lines) + "\n"
 

@@ -6,7 +6,7 @@ from srunddp.supervisor.connection import SupervisorConnection
 from srunddp.supervisor.failure_monitor import RankContext
 from srunddp.supervisor.lease import Lease
 from srunddp.supervisor.messages import Ping, Pong
-from srunddp.supervisor.root_cause import RootCause
+from srunddp.supervisor.root_cause import Ending, RootCause
 
 
 class SpareNodes:
@@ -55,7 +55,7 @@ class SpareNodes:
         """
         ended = {rank for rank, connection in self._connections.items() if not connection.open}
         left = {self._nodes[rank] for rank in ended - self.numbers}
-        if root_cause.how == "lost":
+        if root_cause.ending is Ending.LOST:
             left.add(root_cause.node)
         others = {node for rank, node in self._nodes.items() if rank not in self.numbers} - {
             last_node

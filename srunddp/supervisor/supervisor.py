@@ -11,22 +11,32 @@ import signal
 import socket
 import threading
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Protocol
 
 from srunddp.errors import PeerError, Scope
 from srunddp.supervisor import signals, stacks
 from srunddp.supervisor.clock import ActiveClock
 from srunddp.supervisor.connection import SupervisorConnection
-from srunddp.supervisor.failure import Failure, FailureKind, FailureRecorder, finish_writers
+from srunddp.supervisor.failure import Failure, FailureKind
+from srunddp.supervisor.failure_files import finish_writers
 from srunddp.supervisor.failure_monitor import FailureMonitor
 from srunddp.supervisor.limits import DEFAULT_LIMITS, Limits
 from srunddp.supervisor.output.redirect import OutputRedirect
+from srunddp.supervisor.recorder import FailureRecorder
 from srunddp.supervisor.root_cause import STALLED
+from srunddp.supervisor.worker_messages import (
+    Leave,
+    ScriptHasFailed,
+    ScriptIsDone,
+    StartedMpi,
+    WorkerMessage,
+)
 from srunddp.supervisor.worker_process import WorkerPipe, WorkerProcess, kill_descendants
 from srunddp.util.console import write_stderr
 
 # The message for the worker; who judges a failure.
-RendezvousOutcome = tuple[dict[str, Any], FailureMonitor]
+# What the worker is told, and who judges failures from now on.
+RendezvousOutcome = tuple[WorkerMessage, FailureMonitor]
 
 
 class RankAgent(Protocol):
@@ -38,8 +48,8 @@ class RankAgent(Protocol):
     def abort_rendezvous(self, cause: str, exit_code: int) -> None:
         """End the rendezvous for what this rank has failed of."""
 
-    def on_rendezvous(self, message: dict[str, Any]) -> None:
-        """The rendezvous is complete, and the worker has its message."""
+    def on_rendezvous(self) -> None:
+        """The rendezvous is complete, and the worker has been told of it."""
 
     def announce_termination(self) -> None:
         """Tell the worker that it is about to be ended for a root cause."""
@@ -250,7 +260,7 @@ class Supervisor:
     def _release(self) -> None:
         if not self._released:
             self._released = True
-            self.pipe.send({"leave": True})
+            self.pipe.send(Leave())
 
     def _on_rendezvous(self, ended: socket.socket) -> None:
         self._selector.unregister(ended)
@@ -260,7 +270,7 @@ class Supervisor:
             return
         message, self._monitor = self._outcome
         self.pipe.send(message)
-        self.agent.on_rendezvous(message)
+        self.agent.on_rendezvous()
         self._selector.register(self.pipe.end, selectors.EVENT_READ, self._on_worker)
         for connection in self._monitor.connections():
             self._selector.register(connection, selectors.EVENT_READ, self._on_connection)
@@ -278,17 +288,17 @@ class Supervisor:
                 self._selector.unregister(connection)
 
     def _on_worker(self, _: socket.socket) -> None:
-        message = self.pipe.receive()
-        if message is None:
-            self._selector.unregister(self.pipe.end)
-        elif "failure" in message:
-            self._ends_itself = True
-            self._fail(self.recorder.of_message(message["failure"], self.clock.now))
-        elif "mpi" in message and self._monitor:
-            self._monitor.uses_mpi()
-        elif "done" in message and self._monitor:
-            self._script_done = True
-            self._monitor.done(waits=bool(message.get("waits")))
+        match self.pipe.receive():
+            case None:
+                self._selector.unregister(self.pipe.end)
+            case ScriptHasFailed() as message:
+                self._ends_itself = True
+                self._fail(self.recorder.of_message(message, self.clock.now))
+            case StartedMpi() if self._monitor:
+                self._monitor.uses_mpi()
+            case ScriptIsDone(waits) if self._monitor:
+                self._script_done = True
+                self._monitor.done(waits=waits)
 
     def _ask_for_end(self, number: int) -> None:
         self.asked.add(number)

@@ -4,7 +4,6 @@ No process is left: what a worker started ends with it, whoever has adopted it m
 """
 
 import contextlib
-import json
 import os
 import signal
 import socket
@@ -12,11 +11,10 @@ import threading
 import time
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Any
 
 from srunddp.supervisor import signals
 from srunddp.supervisor.limits import DEFAULT_LIMITS, Limits
-from srunddp.util.json_lines import parse
+from srunddp.supervisor.worker_messages import Unreadable, WorkerMessage
 from srunddp.util.kernel_file import children_of
 
 
@@ -133,25 +131,24 @@ LONGEST = 1 << 16
 
 
 class WorkerPipe:
-    """One end; a message is one JSON object of at most ``LONGEST`` bytes, about half of what Linux
-    takes at once.
+    """One end of the pipe between a worker and its supervisor.
+
+    A message has at most ``LONGEST`` bytes, about half of what Linux takes at once.
     """
 
     def __init__(self, end: socket.socket) -> None:
         self.end = end
 
-    def send(self, message: dict[str, Any]) -> None:
+    def send(self, message: WorkerMessage) -> None:
         """Send; a peer that is gone is noticed by whoever waits for it."""
         with contextlib.suppress(OSError):
-            self.end.send(json.dumps(message).encode())
+            self.end.send(message.encode())
 
-    def receive(self) -> dict[str, Any] | None:
-        """The next message, empty where it is none; None when the other side has closed or
-        ended.
-        """
+    def receive(self) -> WorkerMessage | None:
+        """Wait for the next message; None when the other side has closed or ended."""
         with contextlib.suppress(OSError):
             if data := self.end.recv(LONGEST):
-                return parse(data)
+                return WorkerMessage.decode(data) or Unreadable()
         return None
 
 

@@ -41,6 +41,18 @@ def _is_list_of_int(value: object) -> bool:
     return isinstance(value, list) and all(map(_is_int, value))
 
 
+def _is_list_of_places(value: object) -> bool:
+    return isinstance(value, list) and all(map(_is_place, value))
+
+
+def _is_place(value: object) -> bool:
+    """Whether it is a rank, its address and its port."""
+    if not isinstance(value, list) or len(value) != 3:
+        return False
+    rank, host, port = value
+    return _is_int(rank) and _is_str(host) and _is_int(port)
+
+
 # By what a field's annotation says. JSON has no tuples; they arrive as lists.
 _CHECKS: dict[str, Callable[[object], bool]] = {
     "int": _is_int,
@@ -50,6 +62,7 @@ _CHECKS: dict[str, Callable[[object], bool]] = {
     "float | None": lambda value: value is None or _is_float(value),
     "str | None": lambda value: value is None or _is_str(value),
     "tuple[int, ...]": _is_list_of_int,
+    "Deputies": _is_list_of_places,
 }
 
 
@@ -83,22 +96,36 @@ class Message:
         try:
             values = json.loads(line)
             kind = cls._kinds[values.pop("kind")]
-            message = kind(**_checked(kind, values))
-        # No JSON; no object; no such kind; other fields; too deep.
-        except (ValueError, AttributeError, KeyError, TypeError, RecursionError):
+        # No JSON, or too deep; no object; no such kind.
+        except (ValueError, RecursionError, AttributeError, KeyError, TypeError):
             return None
-        assert isinstance(message, cls)
+        message = kind.of(values)
+        assert message is None or isinstance(message, cls)
         return message
+
+    @classmethod
+    def of(cls, values: object) -> Self | None:
+        """Return the message of this kind with the values of its fields, as JSON has them.
+
+        None where one is missing, is too many, or has another type.
+        """
+        if not isinstance(values, dict):
+            return None
+        try:
+            return cls(**_checked(cls, values))
+        except (TypeError, ValueError):
+            return None
 
 
 def _checked(kind: type[Message], values: dict[str, Any]) -> dict[str, Any]:
     """Return the values with lists as tuples; raise a TypeError where one has another type."""
-    for field in fields(kind):  # type: ignore[arg-type]  # each kind is a dataclass
-        if field.name not in values:
-            continue
-        value = values[field.name]
-        if not _CHECKS[str(field.type)](value):
-            raise TypeError(f"{kind.kind}.{field.name} is {value!r}")
+    types = {field.name: str(field.type) for field in fields(kind)}  # type: ignore[arg-type]
+    checked = {}
+    for name, value in values.items():
+        if name not in types or not _CHECKS[types[name]](value):
+            raise TypeError(f"{kind.kind}.{name} is {value!r}")
         if isinstance(value, list):
-            values[field.name] = tuple(value)
-    return values
+            checked[name] = tuple(tuple(each) if isinstance(each, list) else each for each in value)
+        else:
+            checked[name] = value
+    return checked

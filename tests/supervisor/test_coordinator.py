@@ -30,6 +30,7 @@ from srunddp.supervisor.messages import (
     WorkerHasEnded,
 )
 from srunddp.supervisor.restart import RestartPolicy, Starts
+from srunddp.supervisor.root_cause import Ending
 from tests.support.connections import Scene, fold, spared
 from tests.support.fake_ranks import FakeJob
 from tests.support.recorded_writes import ALL_REDUCE, LOAD_BATCH
@@ -62,7 +63,7 @@ def test_four_thousand_ranks_know_of_a_failure_in_two_seconds() -> None:
 
 def test_the_root_cause_goes_to_all_and_they_close_first() -> None:
     it = Scene()
-    it.say(1, HasFailed.of(BOOM))
+    it.say(1, HasFailed.about(BOOM))
     assert it.monitor.root_cause.ranks == (1,)
     assert [it.messages_to(rank, Verdict) for rank in (1, 2)] == [[Verdict((1,), 7)]] * 2
     assert not it.monitor.finished
@@ -76,7 +77,7 @@ def test_connections_are_closed_when_scripts_have_ended() -> None:
     others to close.
     """
     it = Scene()
-    it.say(1, HasFailed.of(BOOM))
+    it.say(1, HasFailed.about(BOOM))
     it.monitor.tick(1.0)
     assert not it.connections[2].ended, "rank 1 may have something left to do"
     it.say(1, EndedAfterVerdict(), now=2.0)
@@ -90,7 +91,7 @@ def test_connections_are_closed_when_scripts_have_ended() -> None:
 @pytest.mark.parametrize("weight", [FailureKind.SECONDARY, FailureKind.ABORTED])
 def test_a_doubtful_failure_waits_for_its_cause(weight: FailureKind) -> None:
     it = Scene(size=4)
-    it.say(2, HasFailed.of(failed(2, weight=weight)), now=10.0)
+    it.say(2, HasFailed.about(failed(2, weight=weight)), now=10.0)
     assert it.monitor.tick(10.0) <= 1.0
     assert it.monitor.root_cause is None
     it.monitor.tick(11.0)
@@ -127,7 +128,7 @@ def test_a_lost_connection_is_a_lost_node(
         it.connections[rank].lost = True
     it.close(lost[-1], lost=True)
     found = it.monitor.root_cause
-    assert (found.node, found.how, found.exit_code) == (node, "lost", 69)
+    assert (found.node, found.ending, found.exit_code) == (node, Ending.LOST, 69)
 
 
 @pytest.mark.parametrize("memory", [False, True], ids=["other", "memory"])
@@ -329,7 +330,7 @@ def test_the_rank_that_the_failed_ones_waited_for_is_named(name: str) -> None:
     for rank in set(range(3)) - set(stacks):
         abort = ("killed by SIGABRT", FailureKind.ABORTED, 134)
         failure = failed(rank, *(abort if does[rank] == "SIGABRT" else (does[rank],)))
-        it.say(rank, HasFailed.of(failure), now=1.0) if rank else it.monitor.fail(failure, 1.0)
+        it.say(rank, HasFailed.about(failure), now=1.0) if rank else it.monitor.fail(failure, 1.0)
     it.monitor.tick(2.0)
     for rank in set(stacks) - {0}:
         if it.messages_to(rank, StacksWanted):
@@ -346,7 +347,7 @@ def test_the_rank_that_the_failed_ones_waited_for_is_named(name: str) -> None:
 HOW: dict[str, tuple[Callable[[Scene], None], str]] = {
     "closes": (lambda it: it.close(4), "srunddp itself was killed"),
     "is lost": (lambda it: it.close(4, lost=True), "no answer"),
-    "fails": (lambda it: it.say(4, HasFailed.of(failed(4, "boom"))), "boom"),
+    "fails": (lambda it: it.say(4, HasFailed.about(failed(4, "boom"))), "boom"),
     "is silent": (lambda _: None, "srunddp has been silent for 39 s, stopped or starved"),
 }
 
@@ -423,7 +424,7 @@ def test_a_failure_moves_nobody_the_first_time() -> None:
     last = Starts(1, True, False, "boom", "node02", True)
     for before, moves in ((Starts(), False), (last, True)):
         it = spared(last=before)
-        it.say(1, HasFailed.of(BOOM))
+        it.say(1, HasFailed.about(BOOM))
         stays = Verdict((1,), 7, restart_at="where")
         given_up = Verdict((1,), 7, node_is_given_up=True)
         assert it.messages_to(1, Verdict) == [given_up if moves else stays]
@@ -488,8 +489,8 @@ def test_abandoned_rank_0_leaves_its_ranks_to_a_spare_node(
 # Whatever comes over a connection.
 
 STRANGE = [
-    HasFailed.of(BOOM).encode(),
-    HasFailed.of(failed(1)).encode(),
+    HasFailed.about(BOOM).encode(),
+    HasFailed.about(failed(1)).encode(),
     b'{"kind": "has_failed", "cause": "boom", "exit_code": 0}',
     b'{"kind": "has_failed", "cause": "boom", "exit_code": 256}',
     b'{"kind": "has_failed", "cause": "boom", "exit_code": true}',
@@ -541,6 +542,6 @@ def test_no_garbage_ends_rank_zero_or_blames_another_rank(lines: list[bytes]) ->
 def test_after_a_strange_message_the_next_is_heard(line: bytes) -> None:
     it = Scene()
     it.say(1, line)
-    it.say(2, HasFailed.of(Failure(2, "node03", "IndexError: late", 9)))
+    it.say(2, HasFailed.about(Failure(2, "node03", "IndexError: late", 9)))
     it.monitor.tick(10.0)
     assert it.monitor.root_cause.exit_code in (1, 7, 9)

@@ -14,7 +14,7 @@ PROGRAM = """
 import subprocess, threading, time
 from srunddp.errors import PeerError
 from srunddp.supervisor import signals
-from srunddp.supervisor.failure import FailureRecorder
+from srunddp.supervisor.recorder import FailureRecorder
 from srunddp.supervisor.output.redirect import OutputRedirect, OutputTarget
 from srunddp.supervisor.signals import Launcher
 from srunddp.supervisor.stacks import StackDump

@@ -8,12 +8,14 @@ import signal
 import pytest
 
 from srunddp.supervisor.failure import (
+    FailureCategory,
     FailureKind,
-    FailureRecorder,
+    ScriptError,
     of_exception,
     of_exit,
     shortened,
 )
+from srunddp.supervisor.recorder import FailureRecorder
 from srunddp.supervisor.stacks import StackDump
 
 
@@ -79,7 +81,7 @@ KINDS += [
 def test_an_error_of_a_collective_or_of_the_store_is_an_echo(
     error: BaseException, kind: FailureKind
 ) -> None:
-    assert of_exception(error, None)[2] is kind
+    assert of_exception(error, None).weight is kind
 
 
 def test_an_error_is_judged_by_its_causes_even_in_a_circle() -> None:
@@ -87,7 +89,7 @@ def test_an_error_is_judged_by_its_causes_even_in_a_circle() -> None:
     other = ValueError("step 4")
     outer.__cause__ = ECHOES[0]
     other.__context__ = ECHOES[0]
-    assert [of_exception(each, None)[2] for each in (outer, other)] == [
+    assert [of_exception(each, None).weight for each in (outer, other)] == [
         FailureKind.SECONDARY,
         FailureKind.SECONDARY,
     ]
@@ -95,25 +97,50 @@ def test_an_error_is_judged_by_its_causes_even_in_a_circle() -> None:
     second = ValueError("b")
     first.__context__ = second
     second.__context__ = first
-    assert of_exception(first, None)[2] is FailureKind.PRIMARY
+    assert of_exception(first, None).weight is FailureKind.PRIMARY
 
 
 def test_an_exit_in_the_handler_of_a_secondary_error_is_one() -> None:
     end = SystemExit(1)
-    assert of_exit(end, 1) == ("sys.exit(1)", "", FailureKind.PRIMARY)
+    assert of_exit(end, 1) == ScriptError("sys.exit(1)", "", FailureKind.PRIMARY)
     end.__context__ = ECHOES[0]
-    assert of_exit(end, 1)[2] is FailureKind.SECONDARY
+    assert of_exit(end, 1).weight is FailureKind.SECONDARY
     end.__context__ = ValueError("no such file")
-    assert of_exit(end, 1)[2] is FailureKind.PRIMARY
-    assert of_exit(SystemExit("no data"), 1)[0] == "sys.exit(1): no data"
+    assert of_exit(end, 1).weight is FailureKind.PRIMARY
+    assert of_exit(SystemExit("no data"), 1).cause == "sys.exit(1): no data"
+
+
+class PluginMissingError(ImportError):
+    """A script's own."""
+
+
+class ImportErrorOfNodeError(Exception):
+    """Of another class, though its name begins alike."""
+
+
+@pytest.mark.parametrize(
+    ("error", "category"),
+    [
+        (SyntaxError("invalid"), FailureCategory.WRONG_SCRIPT),
+        (IndentationError("unexpected"), FailureCategory.WRONG_SCRIPT),
+        (ModuleNotFoundError("no x"), FailureCategory.WRONG_SCRIPT),
+        (PluginMissingError("no x"), FailureCategory.WRONG_SCRIPT),
+        (ImportErrorOfNodeError("n1"), FailureCategory.OTHER),
+        (ValueError("boom"), FailureCategory.OTHER),
+    ],
+)
+def test_its_class_says_whether_the_script_would_fail_again(
+    error: Exception, category: FailureCategory
+) -> None:
+    assert of_exception(error, None).category is category
 
 
 def test_the_cause_is_one_line_a_long_trace_keeps_both_ends() -> None:
     error = raised(ValueError("first\nlast"))
-    cause, text, _ = of_exception(error, error.__traceback__)
-    assert cause == "ValueError: first"
-    assert text.startswith("Traceback (most recent call last):\n")
-    assert text.endswith("ValueError: first\nlast\n")
+    said = of_exception(error, error.__traceback__)
+    assert said.cause == "ValueError: first"
+    assert said.traceback.startswith("Traceback (most recent call last):\n")
+    assert said.traceback.endswith("ValueError: first\nlast\n")
     text = "begins" + "x" * 10**6 + "ends"
     assert len(shortened(text)) < 20000
     assert shortened(text).startswith("begins")

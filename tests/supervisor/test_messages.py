@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from srunddp.supervisor.failure import Failure, FailureKind
+from srunddp.supervisor.failure import Failure, FailureCategory, FailureKind
 from srunddp.supervisor.messages import FROM_A_RANK, FROM_RANK_ZERO, HasFailed, RankMessage
 from tests.support import message_table
 
@@ -22,7 +22,11 @@ BY_TYPE = {
     "str | None": st.none() | st.text(),
     "tuple[int, ...]": st.lists(st.integers()).map(tuple),
 }
-BY_NAME = {"exit_code": EXIT_CODES, "likelihood": st.sampled_from([*map(int, FailureKind)])}
+BY_NAME = {
+    "exit_code": EXIT_CODES,
+    "likelihood": st.sampled_from([*map(int, FailureKind)]),
+    "category": st.sampled_from([each.value for each in FailureCategory]),
+}
 
 
 def kinds() -> list[type[RankMessage]]:
@@ -71,7 +75,7 @@ def test_a_message_survives_the_line(message: RankMessage) -> None:
     )
 )
 def test_a_failure_survives_the_line(failure: Failure) -> None:
-    message = RankMessage.decode(HasFailed.of(failure).encode())
+    message = RankMessage.decode(HasFailed.about(failure).encode())
     assert isinstance(message, HasFailed)
     assert message.failure(failure.rank, failure.node) == failure
 

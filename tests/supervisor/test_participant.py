@@ -20,6 +20,7 @@ from srunddp.supervisor.messages import (
     Verdict,
     WorkerHasEnded,
 )
+from srunddp.supervisor.root_cause import Ending
 from tests.support.connections import (
     IMPATIENT,
     TAKEOVER,
@@ -59,7 +60,7 @@ def test_rank_zero_is_told_all_and_may_close_after_the_end() -> None:
     messages = [
         Ping(5),
         Stacks("a stack"),
-        HasFailed.of(BOOM),
+        HasFailed.about(BOOM),
         ScriptIsOver(),
     ]
     assert it.connections[0].messages == [*messages, WorkerHasEnded()]
@@ -175,9 +176,9 @@ def test_a_lost_connection_is_their_node_or_ours(
         it.close(0, lost=True)
         it.monitor.ended()
     found = it.monitor.root_cause
-    assert (f"rank {found.ranks[0]} on {found.node}", found.how, found.exit_code) == (
+    assert (f"rank {found.ranks[0]} on {found.node}", found.ending, found.exit_code) == (
         lost,
-        "lost",
+        Ending.LOST,
         69,
     )
     assert capfd.readouterr().err == (LOST if link else "")

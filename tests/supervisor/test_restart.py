@@ -5,15 +5,22 @@ from __future__ import annotations
 import pytest
 
 from srunddp.errors import RendezvousError
+from srunddp.supervisor.failure import FailureCategory
 from srunddp.supervisor.restart import RestartPolicy, Starts
-from srunddp.supervisor.root_cause import RootCause
+from srunddp.supervisor.root_cause import Ending, RootCause
 from tests.support.connections import Clock
 
 BOOM = "ValueError: boom"
 
 
-def failure(cause: str = BOOM, node: str = "n1", code: int = 1, how: str = "failed") -> RootCause:
-    return RootCause((0,), node, cause, code, how=how)
+def failure(
+    cause: str = BOOM,
+    node: str = "n1",
+    code: int = 1,
+    ending: Ending = Ending.FAILED,
+    category: FailureCategory = FailureCategory.OTHER,
+) -> RootCause:
+    return RootCause((0,), node, cause, code, ending, category=category)
 
 
 def history(
@@ -41,13 +48,20 @@ def history(
         (history(1, BOOM, steps=True), failure(), False, "restart 2 of 3: all ranks start anew"),
         (
             Starts(),
-            failure("SyntaxError: invalid syntax"),
+            failure("SyntaxError: invalid syntax", category=FailureCategory.WRONG_SCRIPT),
             False,
             "not restarted: the script would fail again",
         ),
+        # What a script calls its own error says nothing.
         (
             Starts(),
-            failure("ModuleNotFoundError: No module named 'x'"),
+            failure("ImportErrorOnNode: n1"),
+            False,
+            "restart 1 of 3: all ranks start anew",
+        ),
+        (
+            Starts(),
+            failure("ModuleNotFoundError: No x", category=FailureCategory.WRONG_SCRIPT),
             True,
             "restart 1 of 3: all ranks start anew",
         ),
@@ -69,7 +83,7 @@ def history(
             True,
             "not restarted: SIGUSR2 asks for an end",
         ),
-        (Starts(), failure("stopped after step 7", code=143, how="ended"), True, ""),
+        (Starts(), failure("stopped after step 7", code=143, ending=Ending.STOPPED), True, ""),
     ],
 )
 def test_a_failure_is_a_restart_or_not(
@@ -112,6 +126,7 @@ def test_a_port_that_is_not_free_is_no_restart() -> None:
 
 def test_of_a_kill_for_memory_the_history_tells() -> None:
     policy = RestartPolicy(3, Starts(), lambda: "where", lambda: True)
-    policy.decide(failure("killed by SIGKILL, out of memory", code=137), "")
+    killed = failure("killed by SIGKILL", code=137, category=FailureCategory.OUT_OF_MEMORY)
+    policy.decide(killed, "")
     policy.decide(failure(), "")
     assert policy.history.out_of_memory

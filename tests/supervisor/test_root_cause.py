@@ -12,6 +12,7 @@ import pytest
 from srunddp.supervisor.failure import Failure, FailureKind
 from srunddp.supervisor.limits import Limits
 from srunddp.supervisor.root_cause import (
+    Ending,
     RootCause,
     find_root_cause,
     render,
@@ -54,7 +55,7 @@ def test_of_ranks_that_agreed_to_stop_the_lowest_speaks() -> None:
     ]
     asked = replace(BOOM, rank=3, weight=FailureKind.SIGNALLED)
     assert find_root_cause([asked, *stopped], {}).ranks == (0,)
-    assert find_root_cause([asked, *stopped], {}).how == "ended"
+    assert find_root_cause([asked, *stopped], {}).ending is Ending.STOPPED
     assert find_root_cause([*stopped, ECHO], {}).ranks == (2,)
 
 
@@ -65,7 +66,7 @@ def test_errors_after_the_launcher_s_signal_are_its_echo(weight: FailureKind) ->
     asked = replace(BOOM, exit_code=143, weight=FailureKind.SIGNALLED)
     peer = replace(ECHO, weight=weight)
     assert find_root_cause([asked, peer], {}).exit_code == 143
-    assert find_root_cause([asked, peer], {}).how == "ended"
+    assert find_root_cause([asked, peer], {}).ending is Ending.STOPPED
     # An echo may also be heard before what it is of; an abort of one's own that came first is none.
     assert find_root_cause([peer, asked], {}).exit_code == (
         143 if weight is FailureKind.SECONDARY else 1

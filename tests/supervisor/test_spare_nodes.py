@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from srunddp.supervisor.messages import Pong
-from srunddp.supervisor.root_cause import RootCause
+from srunddp.supervisor.root_cause import Ending, RootCause
 from srunddp.supervisor.spare_nodes import SpareNodes
 from tests.support.connections import Clock, FakeConnection, context_of, fold
 
@@ -38,8 +38,8 @@ class Nodes(SpareNodes):
         return self.majority_ends(sum(each.open for each in self.ends.values()))
 
 
-def cause(node: str, how: str = "failed") -> RootCause:
-    return RootCause((0,), node, "boom", 1, how=how)
+def cause(node: str, ending: Ending = Ending.FAILED) -> RootCause:
+    return RootCause((0,), node, "boom", 1, ending)
 
 
 @pytest.mark.parametrize(
@@ -49,8 +49,8 @@ def cause(node: str, how: str = "failed") -> RootCause:
         ((), cause(B), A, set()),
         ((), cause(B), B, {B}),  # twice in a row
         ((), cause(A), A, {A}),
-        ((), cause(B, "lost"), "", {B}),
-        ((), cause(A, "lost"), "", {A}),
+        ((), cause(B, Ending.LOST), "", {B}),
+        ((), cause(A, Ending.LOST), "", {A}),
         ((3,), cause(B), "", {B}),  # srunddp itself was killed there
         ((3, 4), cause(B), "", {B, C}),
         ((6, 7), cause(B), "", set()),  # a spare one

@@ -12,19 +12,19 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Self
 
 from srunddp.bootstrap.rendezvous import protocol
 from srunddp.bootstrap.rendezvous.auth import choose_authenticator
-from srunddp.bootstrap.rendezvous.protocol import Address, Hello, RendezvousInfo
+from srunddp.bootstrap.rendezvous.protocol import Address, Hello
 from srunddp.bootstrap.rendezvous.server import RendezvousServer
 from srunddp.supervisor import signals
 from srunddp.supervisor.connection import SupervisorConnection
 from srunddp.supervisor.coordinator import Coordinator
-from srunddp.supervisor.failure import FailureRecorder
 from srunddp.supervisor.failure_monitor import RankContext
 from srunddp.supervisor.output.redirect import OutputRedirect, OutputTarget
+from srunddp.supervisor.recorder import FailureRecorder
 from srunddp.supervisor.restart import RestartPolicy, Starts
 from srunddp.supervisor.signals import Launcher
 from srunddp.supervisor.stacks import StackDump
@@ -195,10 +195,11 @@ class Agent:
             restarts=self.policy if self.restarts else None,
         )
         connections = {rank: SupervisorConnection(each) for rank, each in found.connections.items()}
-        return asdict(found.meeting), Coordinator(context, connections)
+        self.meeting = found.meeting
+        return found.meeting, Coordinator(context, connections)
 
-    def on_rendezvous(self, message: dict[str, Any]) -> None:
-        tell(nnodes=RendezvousInfo(**message).nnodes)
+    def on_rendezvous(self) -> None:
+        tell(nnodes=self.meeting.nnodes)
 
     def abort_rendezvous(self, cause: str, exit_code: int) -> None: ...
 

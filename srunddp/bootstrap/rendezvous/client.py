@@ -307,9 +307,9 @@ class RendezvousClient:
             if isinstance(answer.get("rank"), int):
                 connection.close()
                 raise ReassignedError(answer["rank"])
-            if "meeting" in answer:
+            if meeting := RendezvousInfo.of(answer.get("meeting")):
                 connection.settimeout(None)
-                return RendezvousInfo(**answer["meeting"])
+                return meeting
 
 
 def _confirmed(connection: socket.socket, message: dict[str, Any]) -> bool:

@@ -22,6 +22,7 @@ from urllib.parse import quote, unquote
 
 from srunddp.bootstrap.rendezvous import auth
 from srunddp.errors import PeerError, RendezvousError, Scope, SrunddpError
+from srunddp.supervisor.worker_messages import WorkerMessage
 
 _FAILED = "failed"
 _LONGEST = 700  # PMI-1's lines have at most 1024 bytes
@@ -89,8 +90,12 @@ class Hello:
         return f"rank {self.rank} on {self.node}"
 
 
+# The rank, the address and the port of each that may act for rank 0 when it is gone.
+Deputies = tuple[tuple[int, str, int], ...]
+
+
 @dataclass(frozen=True, kw_only=True)
-class RendezvousInfo:
+class RendezvousInfo(WorkerMessage, kind="world"):
     """What every rank knows after the rendezvous; the defaults are those of a process that meets no
     others.
 
@@ -115,9 +120,9 @@ class RendezvousInfo:
     channel: str = "none"
     master_node: str
     sharers: int = 1
-    deputies: Sequence[tuple[int, str, int]] = ()
+    deputies: Deputies = ()
     takeover: str = field(default="", repr=False)
-    vacant: Sequence[int] = ()
+    vacant: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

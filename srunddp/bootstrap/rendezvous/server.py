@@ -16,6 +16,7 @@ from srunddp.bootstrap.rendezvous.protocol import (
     Address,
     BoundSockets,
     CancelToken,
+    Deputies,
     Hello,
     RendezvousInfo,
     RendezvousResult,
@@ -185,23 +186,27 @@ class RendezvousServer:
     def _tell(self) -> RendezvousInfo:
         numbers = sorted(self._here)
         deputies = self._deputies()
-        more: dict[str, Any] = {
-            "deputies": deputies,
-            "vacant": sorted({*range(self.own.world_size)} - {*numbers}),
-        }
+        takeover = ""
         # Only a spare node can take rank 0's ranks.
         if any(number >= self._ranks for number, *_ in deputies):
             where = [Address(host, port) for _, host, port in deputies]
-            more["takeover"] = protocol.encode_advertisement(self.own.token, where)
-        hellos = [self._here[number] for number in numbers]
-        infos = infos_of(hellos, self.held.store_address, self.channel, self._ranks, **more)
+            takeover = protocol.encode_advertisement(self.own.token, where)
+        infos = infos_of(
+            [self._here[number] for number in numbers],
+            self.held.store_address,
+            self.channel,
+            ranks=self._ranks,
+            deputies=deputies,
+            takeover=takeover,
+            vacant=tuple(sorted({*range(self.own.world_size)} - {*numbers})),
+        )
         meetings = dict(zip(numbers, infos, strict=True))
         for rank, connection in self.connections.items():
             connection.setblocking(True)
             send(connection, {"meeting": vars(meetings[rank])})
         return meetings[self.own.rank]
 
-    def _deputies(self) -> list[tuple[int, str, int]]:
+    def _deputies(self) -> Deputies:
         """One task on each of eight nodes at most; those of spare nodes first, which can act
         without another's help.
         """
@@ -209,17 +214,27 @@ class RendezvousServer:
         listening.sort(key=lambda hello: (hello.rank < self._ranks, hello.rank))
         first = {hello.node: hello for hello in reversed(listening)}
         chosen = [hello for hello in listening if first[hello.node] is hello][:MOST_DEPUTIES]
-        return [(hello.rank, hello.address, hello.deputy_port) for hello in chosen]
+        return tuple((hello.rank, hello.address, hello.deputy_port) for hello in chosen)
 
 
 def infos_of(
-    hellos: Sequence[Hello], store: Address, channel: str, ranks: int | None = None, **more: Any
+    hellos: Sequence[Hello],
+    store: Address,
+    channel: str,
+    *,
+    ranks: int | None = None,
+    deputies: Deputies = (),
+    takeover: str = "",
+    vacant: tuple[int, ...] = (),
 ) -> list[RendezvousInfo]:
-    """What each of these ranks is told, that of rank 0 first: where it has the store, over which
-    channel they met.
+    """What each of these ranks is told, that of rank 0 first.
 
-    ``ranks``: so many of them are ranks, and the others of spare nodes; ``more``: what all are told
-    besides.
+    Args:
+        hellos: What each has said of itself, rank 0's first.
+        store: Where rank 0 has the store.
+        channel: Over which channel the ranks have met.
+        ranks: How many of them are ranks; the others are of spare nodes. None: all are.
+        deputies, takeover, vacant: As :class:`RendezvousInfo` has them.
     """
     nodes = _nodes(hellos)
     sizes = Counter(nodes[:ranks])
@@ -236,7 +251,9 @@ def infos_of(
             channel=channel,
             master_node=hellos[0].node,
             sharers=masks[node, hello.cpus],
-            **more,
+            deputies=deputies,
+            takeover=takeover,
+            vacant=vacant,
         )
         for node, hello in zip(nodes, hellos, strict=True)
     ]
