@@ -7,7 +7,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
 from signal import Signals
-from typing import Any
 
 from srunddp.bootstrap.environment import mpi
 from srunddp.bootstrap.network import interface
@@ -106,7 +105,7 @@ class Agent(RankAgent):
             assert self.context.setup.options.rejoin
             self.rejoin = replace(self.context.setup.options.rejoin, rank=error.rank)
         if supervisor.restart is not None and supervisor.monitor and self._meeting:
-            self.rejoin = self._following(supervisor.restart, supervisor.monitor, self._meeting)
+            self.rejoin = self._next_rejoin(supervisor.restart, supervisor.monitor, self._meeting)
         elif supervisor.monitor and supervisor.monitor.cut_off:
             from srunddp.run.srun import await_srun  # most runs need none of it
 
@@ -119,43 +118,66 @@ class Agent(RankAgent):
         self.has_lost_nodes = bool(has_left or has_lost)
         return code
 
-    def _following(
+    def _next_rejoin(
         self, published: str, monitor: FailureMonitor, meeting: RendezvousInfo
     ) -> Rejoin:
+        """How this process meets the others again.
+
+        Args:
+            published: What stands for rank 0's publication in the next start.
+            monitor: Of the start that is over.
+            meeting: What this rank was told then.
+        """
         setup = self.context.setup
-        generation = self.context.setup.options.generation + 1
-        where: dict[str, Any] = {
-            "published": published,
-            "channel": meeting.channel,
-            "run": meeting.run,
-        }
-        rejoin = Rejoin(generation=generation, descriptor=self._descriptor, **where)
         environment = setup.environment
+        rejoin = Rejoin(
+            generation=setup.options.generation + 1,
+            published=published,
+            channel=meeting.channel,
+            run=meeting.run,
+            descriptor=self._descriptor,
+        )
         if not environment.spares:
             return rejoin
-        lost_after = self.context.options.lost_after
-        grace = self.context.options.restart_grace
-        own: dict[str, Any] = {
-            "rank": environment.rank,
-            "lost_after": lost_after,
-            **monitor.next_start(),
-        }
-        rejoin = replace(rejoin, **own, within=lost_after + self.limits.lease_ends_within + grace)
+        options = self.context.options
+        terms = monitor.next_start()
+        rejoin = replace(
+            rejoin,
+            rank=environment.rank,
+            lost_after=options.lost_after,
+            within=options.lost_after + self.limits.lease_ends_within + options.restart_grace,
+            expected=terms.expected,
+            quorum=terms.quorum,
+            not_before=terms.not_before,
+        )
+        # Rank 0 is gone where its first deputy's place was published, not its own.
+        is_without_rank_zero = published == meeting.takeover
+        if is_without_rank_zero and environment.is_spare and monitor.is_first_deputy():
+            return self._as_rank_zero(rejoin, monitor.root_cause, meeting)
+        return rejoin
+
+    def _as_rank_zero(
+        self, rejoin: Rejoin, cause: RootCause | None, meeting: RendezvousInfo
+    ) -> Rejoin:
+        """The same for a task of a spare node that takes over from rank 0."""
+        setup = self.context.setup
+        environment = setup.environment
+        if setup.deputy is None:
+            return rejoin
         everyone = {*range(environment.world_size + environment.spares)} - {*meeting.vacant}
-        if published != meeting.takeover or not environment.is_spare or not setup.deputy:
-            return rejoin
-        if not monitor.is_first_deputy():
-            return rejoin
-        expected = sorted(everyone - {*range(environment.node_sizes[0]), environment.rank})
-        more: dict[str, Any] = {
-            "rank": 0,
-            "takes_over": True,
-            "expected": expected,
-            "quorum": len(everyone) // 2 + 1,
-        }
-        if (found := monitor.root_cause) and found.ending is Ending.LOST:
-            more["lost"] = (found.node, found.cause)
-        return replace(rejoin, descriptor=setup.deputy.detach(), **more)
+        on_node_of_rank_zero = {*range(environment.node_sizes[0])}
+        lost: tuple[str, ...] = ()
+        if cause and cause.ending is Ending.LOST:
+            lost = (cause.node, cause.cause)
+        return replace(
+            rejoin,
+            rank=0,
+            takes_over=True,
+            descriptor=setup.deputy.detach(),
+            expected=tuple(sorted(everyone - on_node_of_rank_zero - {environment.rank})),
+            quorum=len(everyone) // 2 + 1,
+            lost=lost,
+        )
 
     def _publish(self) -> str:
         if self.context.setup.environment.world_size == 1:

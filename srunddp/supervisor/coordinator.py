@@ -7,11 +7,10 @@ another has likely caused wait a moment for it.
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from typing import Any
 
 from srunddp.supervisor.connection import DownNodes, SupervisorConnection
 from srunddp.supervisor.failure import Failure, FailureKind, by_launcher
-from srunddp.supervisor.failure_monitor import FailureMonitor, RankContext, State
+from srunddp.supervisor.failure_monitor import FailureMonitor, NextStart, RankContext, State
 from srunddp.supervisor.messages import (
     AllScriptsAreOver,
     EndedAfterVerdict,
@@ -62,7 +61,7 @@ class Coordinator(FailureMonitor):
         self._dropped: set[int] = set()  # of these, which may take no rank any more
         # once the run has ended
         self._left_nodes = set[str]()
-        self._next_start = dict[str, Any]()
+        self._next_start = NextStart()
         self._last_received = dict.fromkeys(connections, 0.0)
         self._is_late = self._over = False
         self._waiting: set[int] = set()  # the ranks that leave when the scripts of all are over
@@ -297,16 +296,16 @@ class Coordinator(FailureMonitor):
             for rank, each in self._connections.items()
             if each.open and self._states[rank] is not State.LEFT
         ]
-        expected = [rank for rank in sorted(there) if self._context.nodes[rank] not in left]
-        self._next_start = {
-            "expected": expected,
-            "quorum": self._spares.quorum if self._spares else 1,
-        }
+        self._next_start = NextStart(
+            expected=tuple(rank for rank in sorted(there) if self._context.nodes[rank] not in left),
+            quorum=self._spares.quorum if self._spares else 1,
+        )
 
-    def next_start(self) -> dict[str, Any]:
-        return self._next_start | {
-            "not_before": self._spares.ended_by(self._left_nodes) if self._spares else 0.0
-        }
+    def next_start(self) -> NextStart:
+        if self._spares is None:
+            return self._next_start
+        # Not when the verdict was told: more may have been heard of a lost node since.
+        return replace(self._next_start, not_before=self._spares.ended_by(self._left_nodes))
 
     def _nodes_to_leave(self, root_cause: RootCause) -> set[str]:
         if self._restarts and not self._asked_by:

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from pathlib import Path
-from typing import Any
 
 from srunddp.supervisor.clock import Clock
 from srunddp.supervisor.connection import SupervisorConnection
@@ -40,6 +39,23 @@ class State(Enum):
     DONE = "done"  # its script is over
     LEFT = "left"  # its worker has ended with 0
     FAILED = "failed"
+
+
+@dataclass(frozen=True)
+class NextStart:
+    """With spare nodes, what the rendezvous of a next start has to know.
+
+    Attributes:
+        expected: The numbers of the tasks that are known to be alive, and will come.
+        quorum: How many tasks must come before a new rank 0 may go on. If fewer do, this is the
+            side that is cut off.
+        not_before: By the clock of the leases, when the workers of all nodes that are lost have
+            ended in any case.
+    """
+
+    expected: tuple[int, ...] = ()
+    quorum: int = 1
+    not_before: float = 0.0
 
 
 class FailureMonitor:
@@ -99,11 +115,9 @@ class FailureMonitor:
             self._decide_restart(self.root_cause, "its script is over" if self._done else "")
             write(self.root_cause, {}, self._folder)
 
-    def next_start(self) -> dict[str, Any]:
-        """With spare nodes, what the rendezvous of a next start has to know; once the worker has
-        ended.
-        """
-        return {}
+    def next_start(self) -> NextStart:
+        """With spare nodes, what is known of a next start. Asked once the worker has ended."""
+        return NextStart()
 
     def is_first_deputy(self) -> bool:
         """Where rank 0 is gone, whether this one is the first that can act for it; asked when the

@@ -3,11 +3,10 @@ obeys it.
 """
 
 from collections.abc import Iterable
-from typing import Any
 
 from srunddp.supervisor.connection import SupervisorConnection
 from srunddp.supervisor.failure import Failure, FailureKind
-from srunddp.supervisor.failure_monitor import FailureMonitor, RankContext
+from srunddp.supervisor.failure_monitor import FailureMonitor, NextStart, RankContext
 from srunddp.supervisor.lease import Lease
 from srunddp.supervisor.messages import (
     AllScriptsAreOver,
@@ -157,10 +156,10 @@ class Participant(FailureMonitor):
             return self._lease.ends
         return float("inf")
 
-    def next_start(self) -> dict[str, Any]:
+    def next_start(self) -> NextStart:
         if self._lease and self._lost:
-            return {"not_before": self._lease.other_ended}
-        return {}
+            return NextStart(not_before=self._lease.other_ended)
+        return NextStart()
 
     @property
     def _needs_rank_zero(self) -> bool:

@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from srunddp.supervisor.failure import Failure, FailureKind
+from srunddp.supervisor.failure_monitor import NextStart
 from srunddp.supervisor.messages import (
     AllScriptsAreOver,
     EndedAfterVerdict,
@@ -409,14 +410,10 @@ def test_who_stays_starts_anew_and_who_is_on_a_lost_node_leaves(lost: bool, quor
     for rank in (1, 4, 5, 7):  # they close; rank 2 as well, unless it is cut off
         it.close(rank)
     until = clock.now + 9.0 + 3.0
-    assert monitor.next_start() == {
-        "expected": [1, 4, 5, 7],
-        "quorum": quorum,
-        "not_before": until - 8.0,
-    }
+    assert monitor.next_start() == NextStart((1, 4, 5, 7), quorum, until - 8.0)
     it.close(2)
     until = until - 8.0 if lost else 0.0
-    assert monitor.next_start() == {"expected": [1, 4, 5, 7], "quorum": quorum, "not_before": until}
+    assert monitor.next_start() == NextStart((1, 4, 5, 7), quorum, until)
 
 
 def test_a_failure_moves_nobody_the_first_time() -> None:

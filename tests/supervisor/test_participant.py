@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from srunddp.supervisor.failure import Failure, FailureKind
+from srunddp.supervisor.failure_monitor import NextStart
 from srunddp.supervisor.limits import DEFAULT_LIMITS
 from srunddp.supervisor.messages import (
     AllScriptsAreOver,
@@ -221,7 +222,7 @@ def test_where_rank_zero_is_gone_a_spare_node_takes_over(how: str) -> None:
     monitor = it.monitor
     lost = how != "closes"
     assert (monitor.restart, monitor.fenced, monitor.cut_off) == (TAKEOVER, True, lost)
-    assert monitor.next_start() == ({"not_before": 1005.0 + 9.0 + 3.0} if lost else {})
+    assert monitor.next_start() == NextStart(not_before=1005.0 + 9.0 + 3.0 if lost else 0.0)
     assert monitor.finished
 
 
