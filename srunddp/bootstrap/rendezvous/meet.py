@@ -14,7 +14,7 @@ import socket
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from srunddp.bootstrap.environment.detect import Environment
 from srunddp.bootstrap.network import ifaces_conf, interface
@@ -25,12 +25,14 @@ from srunddp.bootstrap.rendezvous.protocol import (
     AbortReason,
     BoundSockets,
     CancelToken,
+    Hello,
     RendezvousInfo,
     RendezvousResult,
 )
 from srunddp.errors import ConfigError, Scope, SrunddpError
 
 if TYPE_CHECKING:
+    from srunddp.bootstrap.rendezvous.auth import Authenticator
     from srunddp.bootstrap.rendezvous.server import RendezvousServer
 
 DEFAULT_TIMEOUT = 300.0
@@ -49,8 +51,14 @@ class Rejoin:
             ranks.
         takes_over: whether this process is rank 0 from now on, as the one before is gone; lost: its
             node and the cause where it was lost.
-        lost_after: with spare nodes, see :class:`SpareNodeServer`, as for the attributes that
-            follow.
+        lost_after: with spare nodes, seconds without an answer after which a node is lost; None
+            without them. The attributes that follow are of runs with spare nodes.
+        within: seconds until the ranks that do not come are replaced.
+        expected: the tasks that are known to be alive, and will come.
+        not_before: time of :func:`time.monotonic` before which a worker of a lost node may be
+            running.
+        quorum: how many must come before a new rank 0 may go on; fewer mean that this side is the
+            one that is cut off.
     """
 
     generation: int
@@ -257,14 +265,17 @@ def rendezvous(
     if prepared.held:
         if not published:
             discovery.working_out(environment).rank_zero(environment)
-        known: dict[str, Any] = {
-            "own": hello,
-            "held": prepared.held,
-            "channel": channel,
-            "trust": own,
-        }
-        known |= {"say": say, "interrupt": interrupt, "spares": environment.spares}
-        return _server(prepared, on_quorum, known).accept_all(deadline)
+        server = _server(
+            prepared,
+            held=prepared.held,
+            hello=hello,
+            channel=channel,
+            trust=own,
+            say=say,
+            interrupt=interrupt,
+            on_quorum=on_quorum,
+        )
+        return server.accept_all(deadline)
     from srunddp.bootstrap.rendezvous import client
 
     if not published:
@@ -281,21 +292,45 @@ def rendezvous(
 
 
 def _server(
-    prepared: RankSetup, on_quorum: Callable[[], None], known: dict[str, Any]
+    prepared: RankSetup,
+    *,
+    held: BoundSockets,
+    hello: Hello,
+    channel: str,
+    trust: Authenticator,
+    say: Say,
+    interrupt: CancelToken | None,
+    on_quorum: Callable[[], None],
 ) -> RendezvousServer:
+    """Rank 0's side of the rendezvous; after a restart with spare nodes, that which replaces ranks.
+
+    The modules of the two are imported here, as the other ranks need neither.
+    """
     environment = prepared.environment
     rejoin = prepared.options.rejoin
     if rejoin is None or rejoin.lost_after is None:
         from srunddp.bootstrap.rendezvous.server import RendezvousServer
 
-        if environment.step:
-            layout = environment.step.layout()
-        else:
-            layout = {}
-        return RendezvousServer(layout=layout, **known)
+        return RendezvousServer(
+            own=hello,
+            held=held,
+            channel=channel,
+            layout=environment.step.layout() if environment.step else {},
+            trust=trust,
+            say=say,
+            interrupt=interrupt,
+            spares=environment.spares,
+        )
     from srunddp.bootstrap.rendezvous.spare_node_server import SpareNodeServer
 
     return SpareNodeServer(
+        own=hello,
+        held=held,
+        channel=channel,
+        trust=trust,
+        say=say,
+        interrupt=interrupt,
+        spares=environment.spares,
         sizes=environment.node_sizes,
         expected={*rejoin.expected},
         within=rejoin.within,
@@ -303,7 +338,6 @@ def _server(
         quorum=rejoin.quorum,
         lost_after=rejoin.lost_after,
         on_quorum=on_quorum if rejoin.takes_over else lambda: None,
-        **known,
     )
 
 
