@@ -20,7 +20,7 @@ import socket
 import stat
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -70,8 +70,8 @@ def _end(number: int, frame: object) -> None:
 
 def _answer(node: _Node, request: dict[str, Any]) -> dict[str, Any]:
     try:
-        answer: dict[str, Any] = getattr(node, request.pop("do"))(**request)
-        return answer
+        handle = _REQUESTS[request.pop("do")]
+        return handle(node, **request)
     except (SrunddpError, OSError) as error:
         texts = [
             getattr(error, "found", str(error)),
@@ -212,6 +212,17 @@ class _Node:
             with contextlib.suppress(OSError):  # SIGTERM may have come in the middle of this
                 os.close(descriptor)
         self._held = []
+
+
+# What the pipe's peer may ask for, and nothing else.
+_REQUESTS: dict[str, Callable[..., dict[str, Any]]] = {
+    "look": _Node.look,
+    "has": _Node.has,
+    "unpack": _Node.unpack,
+    "finish": _Node.finish,
+    "clean": _Node.clean,
+    "leave": _Node.leave,
+}
 
 
 def _make_own(folder: str) -> None:
