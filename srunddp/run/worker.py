@@ -201,7 +201,7 @@ def _report(result: user_script.ScriptResult, supervisor: WorkerPipe, *, alone: 
     message = ScriptHasFailed(
         cause=said.cause,
         exit_code=result.code,
-        likelihood=int(said.weight),
+        weight=int(said.weight),
         category=said.category.value,
         traceback=said.traceback,
         shown=alone,

@@ -18,6 +18,7 @@ import threading
 
 from srunddp.supervisor.limits import DEFAULT_LIMITS, LOST_AFTER, Limits
 from srunddp.supervisor.messages import RankMessage
+from srunddp.util.json_lines import LineBuffer
 from srunddp.util.tcp import limit_silence
 
 _UNSENT = 0x894B  # Linux's SIOCOUTQNSD: bytes that have not even been sent
@@ -47,7 +48,7 @@ class SupervisorConnection:
         self.lost = False
         self.reset = False
         self._socket = connection
-        self._received = bytearray()
+        self._received = LineBuffer()
         self._unsent = bytearray()
         connection.setblocking(False)
         limit_silence(connection, lost_after)
@@ -94,9 +95,7 @@ class SupervisorConnection:
             self._note(error)
             piece = b""
         self.open = bool(piece) and len(self._received) < _LONGEST
-        self._received += piece
-        *lines, self._received = self._received.split(b"\n")
-        messages = [RankMessage.decode(bytes(line)) for line in lines]
+        messages = [RankMessage.decode(line) for line in self._received.feed(piece)]
         return [message for message in messages if message is not None]
 
     def _note(self, error: OSError) -> None:

@@ -1,5 +1,5 @@
-"""What decides for all ranks when one fails: what a supervisor asks of it, and that of a single
-process.
+"""What decides for all ranks when one fails: what a supervisor asks of it, what it knows of its own
+rank (:class:`RankContext`), and the failure monitor of a single process.
 
 :class:`srunddp.supervisor.coordinator.Coordinator` does so on rank 0, and
 :class:`srunddp.supervisor.participant.Participant`, which obeys it, on the others.

@@ -41,20 +41,20 @@ class HasFailed(RankMessage, kind="has_failed"):
 
     Attributes:
         cause, traceback, exit_code, time, shown: As of a failure.
-        likelihood: Its :class:`FailureKind`, which says how likely it is the cause of the others.
+        weight: Its :class:`FailureKind`, which says how likely it is the cause of the others.
         category: Its :class:`FailureCategory`, which says what it means for another start.
     """
 
     cause: str
     exit_code: int
-    likelihood: int = FailureKind.PRIMARY
+    weight: int = FailureKind.PRIMARY
     traceback: str = ""
     time: str = ""
     shown: bool = False
     category: str = FailureCategory.OTHER.value
 
     def __post_init__(self) -> None:
-        FailureKind(self.likelihood)
+        FailureKind(self.weight)
         FailureCategory(self.category)
         _check_exit_code(self.exit_code)
 
@@ -64,7 +64,7 @@ class HasFailed(RankMessage, kind="has_failed"):
         return cls(
             cause=failure.cause,
             exit_code=failure.exit_code,
-            likelihood=int(failure.weight),
+            weight=int(failure.weight),
             traceback=failure.traceback,
             time=failure.time,
             shown=failure.shown,
@@ -78,7 +78,7 @@ class HasFailed(RankMessage, kind="has_failed"):
             node=node,
             cause=self.cause,
             exit_code=self.exit_code,
-            weight=FailureKind(self.likelihood),
+            weight=FailureKind(self.weight),
             traceback=self.traceback,
             time=self.time,
             shown=self.shown,

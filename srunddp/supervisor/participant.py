@@ -42,6 +42,7 @@ class Participant(FailureMonitor):
         if context.takeover:
             self._lease = Lease(context.lost_after, context.clock, context.limits)
         self._waits = self._stays = self._lost = False
+        # The supervisor's clock begins at 0: the first ping is one interval later, not at once.
         self._heard = self._pinged = 0.0
         self._stays_until = 0.0  # by the context's clock, where it has spoken for rank 0
 

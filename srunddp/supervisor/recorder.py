@@ -105,7 +105,7 @@ class FailureRecorder:
             message.cause,
             message.exit_code,
             now,
-            weight=FailureKind(message.likelihood),
+            weight=FailureKind(message.weight),
             trace=message.traceback,
             shown=message.shown,
             category=FailureCategory(message.category),

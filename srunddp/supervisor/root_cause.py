@@ -128,7 +128,10 @@ def _candidates(failures: Sequence[Failure]) -> Sequence[Failure]:
 
 
 def render(found: RootCause, others: Mapping[int, str]) -> str:
-    """The root cause as people read it; ``others`` are the nodes of the ranks that end with it."""
+    """The root cause as people read it; ``others`` are the nodes of the ranks that end with it.
+
+    ``srunddp triage`` reads these lines, too: see ``triage/signatures.yaml``.
+    """
     who = fold_ranks(found.ranks, dict.fromkeys(found.ranks, found.node))
     if found.ending is Ending.STOPPED:
         subject = ""

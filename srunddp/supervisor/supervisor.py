@@ -34,7 +34,6 @@ from srunddp.supervisor.worker_messages import (
 from srunddp.supervisor.worker_process import WorkerPipe, WorkerProcess, kill_descendants
 from srunddp.util.console import write_stderr
 
-# The message for the worker; who judges a failure.
 # What the worker is told, and who judges failures from now on.
 RendezvousOutcome = tuple[WorkerMessage, FailureMonitor]
 

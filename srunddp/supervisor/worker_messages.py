@@ -41,18 +41,18 @@ class ScriptHasFailed(WorkerMessage, kind="script_has_failed"):
 
     Attributes:
         cause, traceback, exit_code, shown: As of a failure.
-        likelihood: Its :class:`FailureKind`; category: its :class:`FailureCategory`.
+        weight: Its :class:`FailureKind`; category: its :class:`FailureCategory`.
     """
 
     cause: str
     exit_code: int
-    likelihood: int
+    weight: int
     category: str
     traceback: str
     shown: bool
 
     def __post_init__(self) -> None:
-        FailureKind(self.likelihood)
+        FailureKind(self.weight)
         FailureCategory(self.category)
 
 

@@ -11,6 +11,22 @@ from typing import Any
 _LONGEST = 8192
 
 
+class LineBuffer:
+    """Cuts what arrives in pieces into lines."""
+
+    def __init__(self) -> None:
+        self._unfinished = b""
+
+    def __len__(self) -> int:
+        """Return how many bytes have come of the line that has no end yet."""
+        return len(self._unfinished)
+
+    def feed(self, piece: bytes) -> list[bytes]:
+        """Take what has arrived, and return the lines that it completes, without their ends."""
+        *lines, self._unfinished = (self._unfinished + piece).split(b"\n")
+        return lines
+
+
 def send(line: socket.socket, message: dict[str, Any]) -> None:
     """Send one message; a broken line is noticed by whoever reads from it."""
     with suppress(OSError):

@@ -492,7 +492,7 @@ STRANGE = [
     b'{"kind": "has_failed", "cause": "boom", "exit_code": 256}',
     b'{"kind": "has_failed", "cause": "boom", "exit_code": true}',
     b'{"kind": "has_failed", "cause": "boom", "exit_code": 7, "rank": 2}',
-    b'{"kind": "has_failed", "cause": "boom", "exit_code": 7, "likelihood": 9}',
+    b'{"kind": "has_failed", "cause": "boom", "exit_code": 7, "weight": 9}',
     b'{"kind": "has_failed"}',
     b'{"kind": "ping", "step": 5}',
     b'{"kind": "ping", "step": 1' + 40 * b"0" + b"}",
@@ -508,7 +508,7 @@ STRANGE = [
 ]
 kinds = st.sampled_from(["has_failed", "ping", "stacks", "worker_has_ended", "verdict", "nothing"])
 values = st.recursive(st.none() | st.booleans() | st.integers() | st.text(), st.lists, max_leaves=3)
-words = st.sampled_from(["cause", "exit_code", "likelihood", "step", "sent_at", "echo", "text"])
+words = st.sampled_from(["cause", "exit_code", "weight", "step", "sent_at", "echo", "text"])
 made_up = st.builds(
     lambda kind, others: json.dumps({"kind": kind, **others}).encode(),
     kinds,

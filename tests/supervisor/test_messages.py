@@ -24,7 +24,7 @@ BY_TYPE = {
 }
 BY_NAME = {
     "exit_code": EXIT_CODES,
-    "likelihood": st.sampled_from([*map(int, FailureKind)]),
+    "weight": st.sampled_from([*map(int, FailureKind)]),
     "category": st.sampled_from([each.value for each in FailureCategory]),
 }
 

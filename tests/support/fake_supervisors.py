@@ -36,8 +36,8 @@ it.
 
 
 class FakeSupervisor:
-    """One rank's: the client of the rendezvous with its patience, then the participant. Nothing
-    here waits.
+    """One rank's: the client of the rendezvous with its patience, and then the messages of a
+    participant. Nothing here waits.
 
     Attributes:
         connection: To rank 0, once the rank has tried.

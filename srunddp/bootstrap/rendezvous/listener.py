@@ -18,7 +18,7 @@ from srunddp.bootstrap.rendezvous import auth
 from srunddp.bootstrap.rendezvous.auth import Authenticator, Challenge
 from srunddp.bootstrap.rendezvous.protocol import Address, CancelToken, Hello
 from srunddp.errors import RendezvousError, Scope
-from srunddp.util.json_lines import parse, send
+from srunddp.util.json_lines import LineBuffer, parse, send
 
 UNPROVEN = 1024  # so many connections without a proof are kept, besides one for each rank
 PATIENCE = 30.0  # seconds after which one of those is closed
@@ -40,7 +40,7 @@ class PendingPeer:
     connection: socket.socket
     address: Address
     since: float
-    text: bytearray = field(default_factory=bytearray)
+    received: LineBuffer = field(default_factory=LineBuffer)
     hello: Hello | None = None
     challenge: Challenge | None = None
 
@@ -157,9 +157,7 @@ class AuthenticatedListener:
             return
         except OSError:
             piece = b""
-        *lines, rest = (bytes(peer.text) + piece).split(b"\n")
-        peer.text = bytearray(rest)
-        for text in lines:
+        for text in peer.received.feed(piece):
             message = parse(text)
             if peer.connection not in self.known:
                 self._authenticate(peer, message)
@@ -167,7 +165,7 @@ class AuthenticatedListener:
                 yield peer.hello, peer.connection, message
             elif peer.connection not in self._waiting:
                 return
-        if not piece or len(rest) >= _LONGEST:
+        if not piece or len(peer.received) >= _LONGEST:
             known = peer.connection in self.known
             self._close(peer)
             if known and peer.hello:

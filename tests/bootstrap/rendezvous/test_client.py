@@ -106,7 +106,7 @@ class RankZero:
 
     def meeting(self) -> RendezvousInfo:
         """As it would have come over a connection."""
-        return RendezvousInfo(**json.loads(json.dumps(asdict(self.result().meeting))))
+        return self.result().meeting
 
     def refusal(self) -> str:
         with pytest.raises(RendezvousError) as caught:
@@ -192,7 +192,7 @@ def test_all_ranks_are_told_the_stores_address() -> None:
             "local_world_size": 3,
             "sharers": 3,
         }
-        place |= {"deputies": [], "takeover": "", "vacant": []}
+        place |= {"deputies": (), "takeover": "", "vacant": ()}
         assert [asdict(meeting) for meeting in meetings] == [store | place] * 3
         assert port != server.address.port
         assert server.said == []

@@ -98,7 +98,7 @@ def test_all_that_are_expected_come_and_meet() -> None:
             7001,
             7002,
         ]
-        assert (nodes(server), meetings[-1].vacant, server.said) == ("n1 n1 n2 n2", [7], [])
+        assert (nodes(server), meetings[-1].vacant, server.said) == ("n1 n1 n2 n2", (7,), [])
 
 
 @pytest.mark.parametrize("mates", [[3], []])
@@ -111,7 +111,7 @@ def test_the_ranks_of_a_node_from_which_one_is_missing_move(mates: list[int]) ->
         others = come(server, 1, 5, 6, 7)
         ends = come(server, *mates)
         assert [each.result(LONG).node_rank for each in others] == [0, 0, 1, 1]
-        assert (nodes(server), others[0].result().vacant) == ("n1 n1 n4 n4", [4, 6, 7])
+        assert (nodes(server), others[0].result().vacant) == ("n1 n1 n4 n4", (4, 6, 7))
         assert server.said == ["ranks 2-3 go to n4"]
         for end in ends:
             dismissed(end)
