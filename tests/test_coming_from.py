@@ -67,9 +67,11 @@ def command_of(words: list[str]) -> tuple[click.Command, list[str]]:
     while isinstance(command, click.Group):
         known = command.get_command(click.Context(command), rest[0])
         if known:
-            command, rest = (known, rest[1:])
+            command = known
+            rest = rest[1:]
         else:
-            command, rest = (command.get_command(click.Context(command), "run"), rest)
+            command = command.get_command(click.Context(command), "run")
+            rest = rest
     return command, rest
 
 

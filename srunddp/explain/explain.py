@@ -279,7 +279,8 @@ class Explanation:
         if found:
             entry, chosen = self._interface(found, config)
         else:
-            entry, chosen = (None, None)
+            entry = None
+            chosen = None
         unsure = _ELSEWHERE if self.links is None else "see the error"
         if chosen:
             later = [
@@ -347,7 +348,8 @@ class Explanation:
             if known:
                 entry, name = discovery.rank_zero_name(found, entries)
             else:
-                entry, name = (DEFAULT, "")
+                entry = DEFAULT
+                name = ""
             ports = discovery.rendezvous_ports(found, entry, forced)
             where: Sequence[object] = [f"{name}:{port}" for port in ports]
             if not found.discovery.publishes and self.links is not None:

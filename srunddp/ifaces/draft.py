@@ -176,9 +176,11 @@ def _entry(best: ReachableGroup, node: str, leads: Callable[[str], bool]) -> tup
             f"without it NCCL uses {', '.join(others)} as well: which of them are this network's?"
         )
         if others:
-            doubt, why = ("# ", unsure)
+            doubt = "# "
+            why = unsure
         else:
-            doubt, why = ("", "active InfiniBand or RoCE")
+            doubt = ""
+            why = "active InfiniBand or RoCE"
         lines.append(f'  {doubt}env: {{NCCL_IB_HCA: "={",".join(sorted(devices))}"}}  # {why}')
     return tuple(lines)
 

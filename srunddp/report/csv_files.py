@@ -21,9 +21,9 @@ from srunddp.util.json_lines import parse
 
 _MOST = 1500  # points of one series that are kept: about as many as a picture has columns
 _BLOCK = 1024  # rows that are read at once
-# of 2001 and 2286: other times are none
-_EARLIEST = 1e9
-_LATEST = 1e10
+# A figure outside of these is no time.
+_EARLIEST = 1e9  # in 2001
+_LATEST = 1e10  # in 2286
 _LARGEST = 1e18  # and so is any figure above
 NAN = math.nan
 _OF_A_GROUP: Mapping[str, Callable[[list[float]], float]] = {"": fmean, " least": min, " most": max}

@@ -10,9 +10,8 @@ from srunddp.report.summary import median_or_none
 from srunddp.util.hostlist import fold
 
 UNKNOWN = "?"
-# rows of a table that is not folded; rows that stand out at most
-_FEW = 4
-_MOST = 8
+_FEW = 4  # rows of a table that is not folded
+_MOST = 8  # rows at most that stand out
 _BYTES = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 
 

@@ -17,16 +17,16 @@ from srunddp.util.hostlist import fold_ranks, group_by_key
 
 _MIB = 2.0**-20
 _GIB = 2.0**-30
-# that have a line each; of more there is one band
+# So many have a line each in a chart; of more there is one band.
 _MOST_LINES = 8
 _MOST_NODES = 4
 _MOST_FIGURES = 12  # charts of what the training logged
 # Outliers that a title names; where they are more than a quarter none stands out.
 _MOST_NAMED = 4
 _FEW = 0.25
-# per cent and °C: a GPU stands out that is so far from the median
-_LESS_USED = 10.0
-_HOTTER = 10.0
+# A GPU stands out that is so far from the median.
+_LESS_USED = 10.0  # per cent
+_HOTTER = 10.0  # °C
 _WAITING_CPUS = 0.1  # of a node, on average
 _ON_GPUS = (  # title, unit, column and factor
     ("GPU utilization", "%", "utilization_percent", 1.0),
@@ -247,9 +247,11 @@ def _steps(run: RunData, summary: Summary, axis: TimeAxis) -> Section:
     """The time of each rank's own in a step; where that is not known, the step time."""
     own = any(each.own_s is not None for each in summary.ranks)
     if own:
-        title, part = ("Own time per step, all but the backward pass", "own_s")
+        title = "Own time per step, all but the backward pass"
+        part = "own_s"
     else:
-        title, part = ("Step time", "step_s")
+        title = "Step time"
+        part = "step_s"
     rows = ((str(rank), each.ratios(part, "steps")) for rank, each in run.steps.items())
     slow = find_stragglers(summary).ranks
     if slow:

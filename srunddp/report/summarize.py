@@ -18,7 +18,7 @@ from srunddp.report.summary import (
     share,
 )
 
-# of the intervals: less is a stall, and no property of the run
+# Parts of the intervals: what is so in fewer of them is a stall, and no property of the run.
 _SLOW = 0.25
 _WAITING = 0.1
 

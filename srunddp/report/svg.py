@@ -30,9 +30,8 @@ _FINEST = 400  # parts of the width: a narrower bar would not be seen
 _MOST_MARKS = 60
 _MOST_NUMBERS = 8
 _ALIKE = 1e-6  # of a value: ticks that are nearer to each other would have the same label
-# between two labels of rows at least; of one label at most
-_LABEL_PIXELS = 13
-_LABEL_LETTERS = 11
+_LABEL_PIXELS = 13  # between two labels of rows, at least
+_LABEL_LETTERS = 11  # of one label, at most
 
 _COLUMNS = 240
 _MOST_TICKS = 8

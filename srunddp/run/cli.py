@@ -377,7 +377,8 @@ def _prints(error: SrunddpError, environment: Environment | None) -> bool:
     if error.said:
         return False
     if environment:
-        rank, local_rank = (environment.rank, environment.local_rank)
+        rank = environment.rank
+        local_rank = environment.local_rank
     else:
         rank, local_rank = likely_ranks(os.environ)
     return {Scope.JOB: rank == 0, Scope.NODE: local_rank == 0, Scope.RANK: True}[error.scope]

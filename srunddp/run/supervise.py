@@ -121,7 +121,7 @@ class Agent(RankAgent):
     def _next_rejoin(
         self, published: str, monitor: FailureMonitor, meeting: RendezvousInfo
     ) -> Rejoin:
-        """How this process meets the others again.
+        """Return how this process meets the others again.
 
         Args:
             published: What stands for rank 0's publication in the next start.
@@ -150,7 +150,8 @@ class Agent(RankAgent):
             quorum=terms.quorum,
             not_before=terms.not_before,
         )
-        # Rank 0 is gone where its first deputy's place was published, not its own.
+        # For each restart rank 0 publishes a place of its own. It is gone where the places of the
+        # deputies, which all were told at the rendezvous, stand for it.
         is_without_rank_zero = published == meeting.takeover
         if is_without_rank_zero and environment.is_spare and monitor.is_first_deputy():
             return self._as_rank_zero(rejoin, monitor.root_cause, meeting)
@@ -159,7 +160,13 @@ class Agent(RankAgent):
     def _as_rank_zero(
         self, rejoin: Rejoin, cause: RootCause | None, meeting: RendezvousInfo
     ) -> Rejoin:
-        """The same for a task of a spare node that takes over from rank 0."""
+        """Return how a task of a spare node meets the others that takes over from rank 0.
+
+        Args:
+            rejoin: How it would meet them if rank 0 were still there.
+            cause: Why the start before has ended.
+            meeting: What this process was told then.
+        """
         setup = self.context.setup
         environment = setup.environment
         if setup.deputy is None:

@@ -20,7 +20,7 @@ from pathlib import Path
 from srunddp.errors import ConfigError, Scope
 
 VARIABLE = "SRUNDDP_STAGED"
-# files in the folder of a job
+# Files in the folder of a job.
 PLACES = "places.json"
 LOCK = "lock"
 # Names and values are those of huggingface_hub 0.23 to 2.4, transformers 4.41 to 5.23, datasets

@@ -59,7 +59,7 @@ class Coordinator(FailureMonitor):
             self._unranked, State.DONE
         )
         self._dropped: set[int] = set()  # of these, which may take no rank any more
-        # once the run has ended
+        # Both are known once the run has ended.
         self._left_nodes = set[str]()
         self._next_start = NextStart()
         self._last_received = dict.fromkeys(connections, 0.0)

@@ -60,7 +60,7 @@ class HasFailed(RankMessage, kind="has_failed"):
 
     @classmethod
     def about(cls, failure: Failure) -> HasFailed:
-        """The message about a failure of this rank."""
+        """Return the message about a failure of this rank."""
         return cls(
             cause=failure.cause,
             exit_code=failure.exit_code,
@@ -72,7 +72,12 @@ class HasFailed(RankMessage, kind="has_failed"):
         )
 
     def failure(self, rank: int, node: str) -> Failure:
-        """The failure that it is about: whose it is, the connection says."""
+        """Return the failure that the message is about.
+
+        Args:
+            rank, node: Whose it is: of the rank at the other end of the connection, whatever the
+                message says.
+        """
         return Failure(
             rank=rank,
             node=node,

@@ -219,9 +219,11 @@ class Participant(FailureMonitor):
             return RootCause((0,), context.nodes[0], cause, 137)
         ours = self._connection.lost and not context.link_is_up()
         if ours:
-            rank, node = (context.rank, context.node)
+            rank = context.rank
+            node = context.node
         else:
-            rank, node = (0, context.nodes[0])
+            rank = 0
+            node = context.nodes[0]
         if self._connection.lost:
             cause = f"no answer for {context.lost_after:g} s"
         return RootCause((rank,), node, cause, LOST, ending=Ending.LOST)

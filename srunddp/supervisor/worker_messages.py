@@ -18,7 +18,7 @@ class WorkerMessage(Message):
 
 @dataclass(frozen=True)
 class Unreadable(WorkerMessage, kind="unreadable"):
-    """Stands for whatever is no message."""
+    """Stands for a line that is no message, so that it is not taken for the end of the pipe."""
 
 
 # From the worker.

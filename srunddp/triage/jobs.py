@@ -326,8 +326,8 @@ def _newest_start(found: Collection[Log], started: float) -> tuple[list[Log], in
 def _begins(log: Log, started: float) -> list[int]:
     """The first line of each start after the first."""
     stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(started))
-    # when, where no other start has begun since
     begins = list[int]()
+    # When the job was requeued; empty where another start has begun since.
     requeued = ""
     # torchrun's reports, and its tables, which are of the last start.
     failed = dict[str, int]()

@@ -166,7 +166,7 @@ class Run(GroupedCommand):
                         hint=f"write --monitor={word}",
                     )
                 args[place] = f"--monitor={MONITOR_SECONDS}"
-            # past the value of its own
+            # An option that takes a value has it in the next word.
             if args[place].replace("_", "-") in takes:
                 place += 2
             else:

@@ -41,16 +41,16 @@ def _is_list_of_int(value: object) -> bool:
     return isinstance(value, list) and all(map(_is_int, value))
 
 
-def _is_list_of_places(value: object) -> bool:
-    return isinstance(value, list) and all(map(_is_place, value))
+def _is_list_of_triples(value: object) -> bool:
+    return isinstance(value, list) and all(map(_is_triple, value))
 
 
-def _is_place(value: object) -> bool:
-    """Whether it is a rank, its address and its port."""
+def _is_triple(value: object) -> bool:
+    """Whether it is a number, a text and a number, as a rank, its address and its port."""
     if not isinstance(value, list) or len(value) != 3:
         return False
-    rank, host, port = value
-    return _is_int(rank) and _is_str(host) and _is_int(port)
+    first, second, third = value
+    return _is_int(first) and _is_str(second) and _is_int(third)
 
 
 # By what a field's annotation says. JSON has no tuples; they arrive as lists.
@@ -62,12 +62,15 @@ _CHECKS: dict[str, Callable[[object], bool]] = {
     "float | None": lambda value: value is None or _is_float(value),
     "str | None": lambda value: value is None or _is_str(value),
     "tuple[int, ...]": _is_list_of_int,
-    "Deputies": _is_list_of_places,
+    "tuple[tuple[int, str, int], ...]": _is_list_of_triples,
 }
 
 
 class Message:
     """What one process tells another.
+
+    The annotation of each field is one of ``_CHECKS``, word for word: it says what is checked when
+    a message arrives.
 
     A kind's ``__post_init__`` may raise a ValueError where values of the right types are wrong all
     the same.

@@ -146,7 +146,7 @@ def job(what: str) -> Job | None:
     limit = seconds(own["TimeLimit"])
     lasted = seconds(own["RunTime"])
     started = figure(own["StartTime"])
-    # its limit, as yet
+    # Of a job that runs, Slurm names as its end what its limit gives.
     if state in RUNNING:
         ended = None
     else:

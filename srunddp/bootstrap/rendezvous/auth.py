@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 KINDS = ("secret", "munge", "none")
-# the roles, so that no proof can be sent back to its maker
+# The roles, so that no proof can be sent back to its maker.
 SERVER = "rank 0"
 CLIENT = "rank"
 MUNGE_SOCKET = "SRUNDDP_MUNGE_SOCKET"

@@ -120,7 +120,7 @@ class RendezvousInfo(WorkerMessage, kind="world"):
     channel: str = "none"
     master_node: str
     sharers: int = 1
-    deputies: Deputies = ()
+    deputies: tuple[tuple[int, str, int], ...] = ()  # not by its name: see util/messages.py
     takeover: str = field(default="", repr=False)
     vacant: tuple[int, ...] = ()
 

@@ -32,9 +32,8 @@ from srunddp.check.finding import (
 from srunddp.util.kernel_file import text_of
 
 _PATIENCE = 120.0  # seconds for an import of torch, from a file server that many nodes ask at once
-# seconds, and times the usual
-_SLOW = 10.0
-_SLOWER = 3
+_SLOW = 10.0  # seconds
+_SLOWER = 3  # times as long as usual
 
 _IMPORT = """
 import json, sys, time

@@ -26,7 +26,7 @@ LINK_COLUMNS = ("time", "link", "kind", "chosen", "received_bytes", "sent_bytes"
 _NET = Path("/proc/self/net/dev")
 _RDMA = Path("/sys/class/infiniband")
 _WORD = 4  # what the data counters of an RDMA port count in
-# in a line of /proc/net/dev
+# Fields of a line of /proc/net/dev, after the interface's name.
 _RECEIVED = 0
 _SENT = 8
 _TICKS = os.sysconf("SC_CLK_TCK")

@@ -54,7 +54,8 @@ class StepModule(nn.Module):
         if isinstance(found, tuple) and len(found) == 2:
             loss, outputs = found
         else:
-            loss, outputs = (found, None)
+            loss = found
+            outputs = None
         if not isinstance(loss, Tensor) or loss.dim():
             if isinstance(loss, Tensor):
                 shape = f" of shape {tuple(loss.shape)}"
