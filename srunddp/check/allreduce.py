@@ -9,14 +9,14 @@ import multiprocessing
 import os
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import timedelta
 from multiprocessing.connection import Connection
-from typing import Any
 
 from srunddp.bootstrap.process_group import store
 from srunddp.bootstrap.process_group.world import World, open_world
 from srunddp.check.finding import FAIL, WARN, Finding
+from srunddp.check.messages import CheckMessage
 from srunddp.supervisor import signals
 
 NAME = "collective"
@@ -32,7 +32,7 @@ THRESHOLDS = {"nccl": 0.9, "gloo": 0.5}
 
 
 @dataclass(frozen=True, kw_only=True)
-class AllReduceFacts:
+class AllReduceFacts(CheckMessage, kind="all_reduce_facts"):
     """Of one rank, with backend ``nccl`` or ``gloo``: ``wrong`` is why there is no sum, or a wrong
     one; else empty.
 
@@ -45,8 +45,8 @@ class AllReduceFacts:
     sweep: tuple[tuple[int, float], ...] = ()
 
 
-def run(place: store.ProcessGroupContext, within: float) -> dict[str, Any]:
-    """The facts, as they travel, of a forked process that measures; it is ended after ``within``
+def run(place: store.ProcessGroupContext, within: float) -> AllReduceFacts:
+    """The facts of a forked process that measures; it is ended after ``within``
     seconds.
     """
     fork = multiprocessing.get_context("fork")
@@ -56,15 +56,16 @@ def run(place: store.ProcessGroupContext, within: float) -> dict[str, Any]:
     theirs.close()
     try:
         if ours.poll(within):
-            answer = ours.recv()
+            facts = ours.recv()
         else:
-            answer = {"wrong": f"no end after {within:.0f} s"}
+            facts = AllReduceFacts(wrong=f"no end after {within:.0f} s")
     except EOFError:
         child.join(1.0)
-        answer = {"wrong": f"its process ended with {child.exitcode}"}
+        facts = AllReduceFacts(wrong=f"its process ended with {child.exitcode}")
     child.kill()
     child.join()
-    return dict(answer)
+    assert isinstance(facts, AllReduceFacts)
+    return facts
 
 
 def _child(place: store.ProcessGroupContext, within: float, answer: Connection) -> None:
@@ -76,7 +77,7 @@ def _child(place: store.ProcessGroupContext, within: float, answer: Connection) 
         facts = AllReduceFacts(
             wrong=f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
         )
-    answer.send(asdict(facts))
+    answer.send(facts)
 
 
 def _measured(place: store.ProcessGroupContext, within: float) -> AllReduceFacts:

@@ -8,11 +8,18 @@ import statistics
 import struct
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
 from srunddp.check.connectivity import Endpoint, Way
 from srunddp.check.coordinator import Coordinator
 from srunddp.check.finding import FAIL, WARN, Finding, shortened
+from srunddp.check.messages import (
+    CheckMessage,
+    Clock,
+    ReadClock,
+    ReceiveBytes,
+    Received,
+    SendBytes,
+)
 
 NAME = "rate"
 CLOCK = "clock"
@@ -103,16 +110,15 @@ def survey(coordinator: Coordinator, ends: Mapping[str, Endpoint]) -> dict[Way, 
 def _measure(
     coordinator: Coordinator, ends: Mapping[str, Endpoint], ways: Sequence[Way]
 ) -> dict[Way, float]:
-    questions: dict[int, dict[str, Any]] = {}
+    questions: dict[int, CheckMessage] = {}
     for a, b in ways:
-        questions[ends[a].rank] = {
-            "do": "send",
-            "from": ends[a].host,
-            "to": [ends[b].host, ends[b].port],
-        }
-        questions[ends[b].rank] = {"do": "receive", "at": ends[b].host}
-    answers = coordinator.ask(questions, _SLACK)
-    return {(a, b): float(answers.get(ends[b].rank) or 0.0) for a, b in ways}
+        questions[ends[a].rank] = SendBytes(
+            source=ends[a].host, host=ends[b].host, port=ends[b].port
+        )
+        questions[ends[b].rank] = ReceiveBytes(ends[b].host)
+    answers = coordinator.ask(questions, _SLACK, CheckMessage)
+    rates = {rank: answer.rate for rank, answer in answers.items() if isinstance(answer, Received)}
+    return {(a, b): rates.get(ends[b].rank, 0.0) for a, b in ways}
 
 
 def evaluate(rates: Mapping[Way, float]) -> Iterator[Finding]:
@@ -166,10 +172,10 @@ def survey_clocks(coordinator: Coordinator) -> dict[str, float]:
         tries = []
         for _ in range(_TRIES if rank else 0):
             asked = time.time()
-            theirs = coordinator.ask({rank: {"do": "clock"}}, _SLACK).get(rank)
+            answers = coordinator.ask({rank: ReadClock()}, _SLACK, Clock)
             now = time.time()
-            if isinstance(theirs, float):
-                tries.append((now - asked, theirs - (asked + now) / 2))
+            if rank in answers:
+                tries.append((now - asked, answers[rank].time - (asked + now) / 2))
         if tries:
             offsets[node] = min(tries)[1]
     return offsets

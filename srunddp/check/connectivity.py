@@ -13,9 +13,19 @@ from functools import partial
 from itertools import chain
 from typing import TypeVar
 
-from srunddp.bootstrap.network.probe import AT_ONCE, NO_ANSWER, WITHIN, Probe
-from srunddp.check.coordinator import Coordinator
+from srunddp.bootstrap.network import probe
+from srunddp.bootstrap.network.probe import AT_ONCE, NO_ANSWER, WITHIN, Probe, Prober
+from srunddp.check.coordinator import Coordinator, UnknownQuestionError
 from srunddp.check.finding import FAIL, ROWS, Finding, shortened
+from srunddp.check.messages import (
+    CheckMessage,
+    Connect,
+    Connected,
+    FindHalfOpen,
+    HalfOpen,
+    Listen,
+    Listening,
+)
 from srunddp.util.hostlist import group_by_key
 
 NAME = "reach"
@@ -61,6 +71,22 @@ class ConnectivityMatrix:
     broken: Mapping[Way, str] = field(default_factory=dict)
 
 
+def answer(prober: Prober, question: CheckMessage) -> CheckMessage:
+    """On each rank: answer a question about the network.
+
+    Raises:
+        UnknownQuestionError: It is about something else.
+    """
+    match question:
+        case Listen():
+            return Listening({address: prober.listen(address) for address in question.addresses})
+        case Connect():
+            return Connected(tuple(probe.connect_all(question.probes)))
+        case FindHalfOpen():
+            return HalfOpen(tuple(probe.half_open(prober.listeners.values())))
+    raise UnknownQuestionError(question.kind)
+
+
 def survey(
     coordinator: Coordinator, addresses: Mapping[int, tuple[str, str]]
 ) -> ConnectivityMatrix:
@@ -96,11 +122,11 @@ def listening(coordinator: Coordinator, ends: Mapping[K, Endpoint]) -> dict[K, E
     out.
     """
     hosts = group_by_key((end.rank, end.host) for end in ends.values())
-    questions = {rank: {"do": "listen", "addresses": theirs} for rank, theirs in hosts.items()}
-    answers = coordinator.ask(questions, _SLACK)
+    questions = {rank: Listen(tuple(theirs)) for rank, theirs in hosts.items()}
+    answers = coordinator.ask(questions, _SLACK, Listening)
     # Who tries port 0, of an address that cannot be listened on, is refused.
     return {
-        name: replace(end, port=answers[end.rank][end.host])
+        name: replace(end, port=answers[end.rank].ports[end.host])
         for name, end in ends.items()
         if end.rank in answers
     }
@@ -142,24 +168,21 @@ def attempt(
             interface = ends[a].interface
         else:
             interface = ""
-        probe = Probe(
+        way = Probe(
             source=ends[a].host,
             host=ends[b].host,
             port=ends[b].port,
             interface=interface,
             brief=brief,
         )
-        probes.setdefault(ends[a].rank, {})[a, b] = probe
+        probes.setdefault(ends[a].rank, {})[a, b] = way
     most = max(map(len, probes.values()), default=0)
-    questions = {
-        rank: {"do": "connect", "probes": list(map(vars, own.values()))}
-        for rank, own in probes.items()
-    }
-    answers = coordinator.ask(questions, (1 + most // AT_ONCE) * WITHIN + _SLACK)
+    questions = {rank: Connect(tuple(own.values())) for rank, own in probes.items()}
+    answers = coordinator.ask(questions, (1 + most // AT_ONCE) * WITHIN + _SLACK, Connected)
     found = {
         pair: why
-        for rank, said in answers.items()
-        for pair, why in zip(probes[rank], said, strict=False)
+        for rank, answer in answers.items()
+        for pair, why in zip(probes[rank], answer.failures, strict=False)
     }
     return {
         (a, b): why
@@ -177,10 +200,12 @@ def _directed(
     tried anew.
     """
     attempt(coordinator, ends, failing, brief=True)
-    answers = coordinator.broadcast({"do": "half open"}, _SLACK, {ends[b].rank for _, b in failing})
+    asked = {ends[b].rank for _, b in failing}
+    answers = coordinator.broadcast(FindHalfOpen(), _SLACK, HalfOpen, asked)
     broken: dict[Way, str] = {}
     for (a, b), why in failing.items():
-        answer_lost = why == NO_ANSWER and ends[a].host in (answers.get(ends[b].rank) or ())
+        half_open = answers.get(ends[b].rank, HalfOpen(()))
+        answer_lost = why == NO_ANSWER and ends[a].host in half_open.addresses
         broken.setdefault((b, a) if answer_lost else (a, b), why)
     return broken
 

@@ -7,15 +7,14 @@ the channel tells or that its names lead to. Rank 0 takes whoever has come when 
 
 import contextlib
 import itertools
-import json
 import os
 import selectors
 import socket
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import TypeVar
 
 from srunddp.bootstrap.environment import mpi
 from srunddp.bootstrap.network.ifaces_conf import DEFAULT, entry_for
@@ -23,31 +22,31 @@ from srunddp.bootstrap.network.interface import list_interfaces, why_unusable
 from srunddp.bootstrap.rendezvous import client, discovery, protocol
 from srunddp.bootstrap.rendezvous.auth import Authenticator
 from srunddp.bootstrap.rendezvous.listener import AuthenticatedListener
-from srunddp.bootstrap.rendezvous.protocol import (
-    Address,
-    Hello,
-    RendezvousInfo,
-    listen,
-    listen_where_possible,
-)
+from srunddp.bootstrap.rendezvous.messages import Hello, Here, RendezvousInfo
+from srunddp.bootstrap.rendezvous.protocol import Address, listen, listen_where_possible
 from srunddp.check.finding import CheckContext, call_in_daemon_thread
+from srunddp.check.messages import CannotAnswer, CheckIsOver, CheckMessage
 from srunddp.errors import RendezvousError, SrunddpError
 from srunddp.util.click_types import limit
 from srunddp.util.console import write_stderr
 from srunddp.util.hostlist import group_by_key
-from srunddp.util.json_lines import parse, send
+from srunddp.util.json_lines import LineBuffer
 from srunddp.util.kernel_file import raise_open_files_limit
+from srunddp.util.messages import send
 
-Handler = Callable[[Mapping[str, Any]], Any]
+Handler = Callable[[CheckMessage], CheckMessage]
+A = TypeVar("A", bound=CheckMessage)
 _LONGEST = 1 << 24
 _PIECE = 1 << 16
 _LATEST = 600.0
 _SEND_WITHIN = 5.0
-_OVER = "over"
-_ANSWER = "answer"
-_FAILED = "failed"
 _A_HOST = 1.0
+_NO_ANSWER = "it sent what is no answer"
 come_within = limit("--timeout", 30.0, "How long rank 0 waits for the others.")
+
+
+class UnknownQuestionError(Exception):
+    """Rank 0 asks what this rank cannot answer; it may be another version of srunddp."""
 
 
 class CoordinatorLostError(RendezvousError):
@@ -88,20 +87,28 @@ class Coordinator:
         )
         return {node: ranks[0] for node, ranks in group_by_key(there).items()}
 
-    def ask(self, questions: Mapping[int, Mapping[str, Any]], within: float) -> dict[int, Any]:
-        """Ask ranks something at once, rank 0 perhaps among them, and wait so many seconds; the
-        answers by rank.
+    def ask(
+        self, questions: Mapping[int, CheckMessage], within: float, wanted: type[A]
+    ) -> dict[int, A]:
+        """Ask ranks something at once, rank 0 perhaps among them.
 
-        One that does not answer in time, or is lost, is left out, and is asked no more.
+        Args:
+            questions: By rank.
+            within: Seconds. A rank that does not answer in time is left out, and is asked no more,
+                like one that is lost.
+            wanted: The kind of answer, or CheckMessage where the questions have several.
+
+        Returns:
+            The answers by rank, without the ranks that could not answer.
         """
         deadline = time.monotonic() + within
         waiting = {rank for rank in questions if rank in self.connections}
         for rank in waiting:
             self.connections[rank].settimeout(_SEND_WITHIN)
-            send(self.connections[rank], dict(questions[rank]))
+            send(self.connections[rank], questions[rank])
         # In a thread, for it may hang here as it may there.
         if 0 in questions:
-            own = call_in_daemon_thread(partial(_answered, self.handle, questions[0]))
+            own = call_in_daemon_thread(partial(_answer, self.handle, questions[0]))
         else:
             own = None
         answers = self._collect(waiting, deadline)
@@ -112,44 +119,51 @@ class Coordinator:
             if own:
                 answers[0] = own.result(max(0.0, deadline - time.monotonic()))
         except TimeoutError:
-            answers[0] = {_FAILED: late}
-        failed = {
-            rank: str(message[_FAILED]) for rank, message in answers.items() if _FAILED in message
-        }
-        self.errors = failed | self.errors
-        return {rank: answers[rank].get(_ANSWER) for rank in sorted(answers.keys() - failed)}
+            answers[0] = CannotAnswer(late)
+        found: dict[int, A] = {}
+        for rank, answer in sorted(answers.items()):
+            if isinstance(answer, CannotAnswer):
+                self.errors.setdefault(rank, answer.why)
+            elif isinstance(answer, wanted):
+                found[rank] = answer
+            else:
+                self.errors.setdefault(rank, _NO_ANSWER)
+        return found
 
     def broadcast(
-        self, question: Mapping[str, Any], within: float, ranks: Iterable[int] | None = None
-    ) -> dict[int, Any]:
-        """Ask these ranks the same, or every rank that came."""
-        return self.ask(dict.fromkeys(self.here if ranks is None else ranks, question), within)
+        self,
+        question: CheckMessage,
+        within: float,
+        wanted: type[A],
+        ranks: Iterable[int] | None = None,
+    ) -> dict[int, A]:
+        """Ask these ranks the same, or every rank that came; see :meth:`ask`."""
+        asked = self.here if ranks is None else ranks
+        return self.ask(dict.fromkeys(asked, question), within, wanted)
 
-    def _collect(self, waiting: set[int], deadline: float) -> dict[int, dict[str, Any]]:
+    def _collect(self, waiting: set[int], deadline: float) -> dict[int, CheckMessage]:
         """What ranks answer. In ``waiting`` are left those that neither answer nor are lost."""
-        answers: dict[int, dict[str, Any]] = {}
-        texts = {rank: bytearray() for rank in waiting}
+        answers: dict[int, CheckMessage] = {}
+        received = {rank: LineBuffer() for rank in waiting}
         with selectors.DefaultSelector() as selector:
-            for rank in texts:
+            for rank in received:
                 selector.register(self.connections[rank], selectors.EVENT_READ, rank)
             while waiting and (ready := selector.select(max(0.0, deadline - time.monotonic()))):
                 for key, _ in ready:
                     rank = key.data
-                    text = texts[key.data]
                     piece = b""
                     with contextlib.suppress(OSError):
                         piece = self.connections[rank].recv(_PIECE)
-                    text += piece
-                    if piece and len(text) <= _LONGEST and not text.endswith(b"\n"):
+                    lines = received[rank].feed(piece)
+                    if piece and not lines and len(received[rank]) <= _LONGEST:
                         continue
                     selector.unregister(key.fileobj)
                     waiting.discard(rank)
-                    if message := parse(bytes(text)):
-                        answers[rank] = message
+                    answer = CheckMessage.decode(lines[0]) if lines else None
+                    if answer:
+                        answers[rank] = answer
                     else:
-                        self._drop(
-                            rank, "it sent what is no answer" if piece else "its process ended"
-                        )
+                        self._drop(rank, _NO_ANSWER if piece else "its process ended")
         return answers
 
     def _drop(self, rank: int, why: str) -> None:
@@ -159,7 +173,7 @@ class Coordinator:
     def shutdown(self, code: int) -> None:
         """All others end with this exit code."""
         for connection in self.connections.values():
-            send(connection, {_OVER: code})
+            send(connection, CheckIsOver(code))
             connection.close()
 
 
@@ -181,7 +195,7 @@ def gather(
             for hello, connection, message in listener.events(left):
                 if message is None and coordinator.connections.get(hello.rank) is connection:
                     del coordinator.connections[hello.rank], coordinator.here[hello.rank]
-                elif message and "here" in message:
+                elif isinstance(message, Here):
                     if objection := _objection(hello, own, coordinator.here.get(hello.rank)):
                         coordinator.objections.append(objection)
                     else:
@@ -190,12 +204,10 @@ def gather(
     for each in listening:
         each.close()
     # A client waits for this; a check has no use for what is in it.
-    accepted = asdict(
-        RendezvousInfo(master_addr="", master_port=0, run=own.token, master_node=own.node)
-    )
+    accepted = RendezvousInfo(master_addr="", master_port=0, run=own.token, master_node=own.node)
     for connection in coordinator.connections.values():
         connection.setblocking(True)
-        send(connection, {"meeting": accepted})
+        send(connection, accepted)
     return coordinator
 
 
@@ -217,11 +229,11 @@ def serve(connection: socket.socket, handle: Handler) -> int:
     why = "its process ended"
     try:
         with connection, connection.makefile("rb") as reader:
-            for text in reader:
-                message = parse(text)
-                if _OVER in message:
-                    return int(message[_OVER])
-                connection.sendall(json.dumps(_answered(handle, message)).encode() + b"\n")
+            for line in reader:
+                question = CheckMessage.decode(line)
+                if isinstance(question, CheckIsOver):
+                    return question.exit_code
+                connection.sendall(_answer(handle, question).encode())
     except OSError as error:
         why = os.strerror(error.errno) if error.errno else "no word from it"
     raise CoordinatorLostError(
@@ -229,11 +241,13 @@ def serve(connection: socket.socket, handle: Handler) -> int:
     )
 
 
-def _answered(handle: Handler, question: Mapping[str, Any]) -> dict[str, Any]:
+def _answer(handle: Handler, question: CheckMessage | None) -> CheckMessage:
+    if question is None:
+        return CannotAnswer("rank 0 asks what this srunddp does not know")
     try:
-        return {_ANSWER: handle(question)}
+        return handle(question)
     except Exception as error:  # what one rank cannot do must not hide what the others can
-        return {_FAILED: f"{type(error).__name__}: {error}"}
+        return CannotAnswer(f"{type(error).__name__}: {error}")
 
 
 def coordinate(

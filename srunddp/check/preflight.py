@@ -4,7 +4,7 @@ it.
 
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Any
@@ -14,7 +14,8 @@ from srunddp.bootstrap.environment.detect import Environment
 from srunddp.bootstrap.network.probe import Prober
 from srunddp.bootstrap.process_group.store import ProcessGroupContext
 from srunddp.bootstrap.rendezvous import discovery
-from srunddp.bootstrap.rendezvous.protocol import Address, RendezvousInfo, listen
+from srunddp.bootstrap.rendezvous.messages import RendezvousInfo
+from srunddp.bootstrap.rendezvous.protocol import Address, listen
 from srunddp.bootstrap.rendezvous.server import infos_of
 from srunddp.check import allreduce, bandwidth, connectivity
 from srunddp.check.checks import CHECKS, WITH_SPARES, interface, launch
@@ -27,6 +28,18 @@ from srunddp.check.finding import (
     Finding,
     call_in_daemon_thread,
     split_message,
+)
+from srunddp.check.messages import (
+    AllReduce,
+    CheckMessage,
+    Clock,
+    CollectedFacts,
+    CollectFacts,
+    ReadClock,
+    ReceiveBytes,
+    Received,
+    SendBytes,
+    Sent,
 )
 from srunddp.check.render import Report
 from srunddp.util.hostlist import group_by_key
@@ -49,31 +62,32 @@ class Responder:
     store_fd: int | None = None
     prober: Prober = field(default_factory=Prober)
 
-    def handle(self, question: Mapping[str, Any]) -> Any:
+    def handle(self, question: CheckMessage) -> CheckMessage:
         """The answer to one of rank 0's questions."""
-        match question.get("do"):
-            case "facts":
-                return collect_facts(self.context, question["checks"])
-            case "clock":
-                return time.time()
-            case "send":
-                return bandwidth.send(question["from"], *question["to"])
-            case "receive":
-                return bandwidth.receive(self.prober.listeners[question["at"]])
-            case "collective":
-                here = self.context
-                within = question["within"]
-                info = RendezvousInfo.of(question["meeting"])
-                assert info is not None
-                assert here.interface is not None
-                own = ProcessGroupContext(
-                    here.environment, here.interface, info, self.store_fd, within, self.backend
-                )
-                return allreduce.run(own, within)
-        return self.prober.handle(question)
+        match question:
+            case CollectFacts():
+                return collect_facts(self.context, question.checks)
+            case ReadClock():
+                return Clock(time.time())
+            case SendBytes():
+                bandwidth.send(question.source, question.host, question.port)
+                return Sent()
+            case ReceiveBytes():
+                return Received(bandwidth.receive(self.prober.listeners[question.address]))
+            case AllReduce():
+                return self._all_reduce(question.info, question.within)
+        return connectivity.answer(self.prober, question)
+
+    def _all_reduce(self, info: RendezvousInfo, within: float) -> allreduce.AllReduceFacts:
+        here = self.context
+        assert here.interface is not None
+        own = ProcessGroupContext(
+            here.environment, here.interface, info, self.store_fd, within, self.backend
+        )
+        return allreduce.run(own, within)
 
 
-def collect_facts(context: CheckContext, names: Sequence[str]) -> dict[str, Any]:
+def collect_facts(context: CheckContext, names: Sequence[str]) -> CollectedFacts:
     """What the checks of these names collect, all at once and each within its time; where one
     fails, why.
 
@@ -83,18 +97,19 @@ def collect_facts(context: CheckContext, names: Sequence[str]) -> dict[str, Any]
     checks = [check for check in WITH_SPARES if check.name in names]
     asked = [(check, call_in_daemon_thread(partial(check.collect, context))) for check in checks]
     began = time.monotonic()
-    found: dict[str, dict[str, Any]] = {}
+    facts: dict[str, object] = {}
+    failed: dict[str, str] = {}
     for check, answer in asked:
+        left = max(0.0, began + check.within - time.monotonic())
         try:
-            found[check.name] = {
-                "facts": asdict(answer.result(max(0.0, began + check.within - time.monotonic())))
-            }
+            facts[check.name] = asdict(answer.result(left))
         except TimeoutError:
-            why = f"no answer within {check.within:g} s: a file system, a look-up or a driver hangs"
-            found[check.name] = {"failed": why}
+            failed[check.name] = (
+                f"no answer within {check.within:g} s: a file system, a look-up or a driver hangs"
+            )
         except Exception as error:  # one check that fails must not hide what the others see
-            found[check.name] = {"failed": f"{type(error).__name__}: {error}"}
-    return {"version": __version__, "checks": found}
+            failed[check.name] = f"{type(error).__name__}: {error}"
+    return CollectedFacts(version=__version__, facts=facts, failed=failed)
 
 
 def examine(
@@ -128,10 +143,9 @@ def look(
     """
     report = Report(dict(sorted(coordinator.here.items())))
     report.add(launch.NAME, missing(coordinator, environment, timeout))
-    question = {"do": "facts", "checks": [check.name for check in checks]}
-    report.take(
-        coordinator.broadcast(question, max(check.within for check in checks) + _FACTS_WITHIN)
-    )
+    question = CollectFacts(tuple(check.name for check in checks))
+    within = max(check.within for check in checks) + _FACTS_WITHIN
+    report.take(coordinator.broadcast(question, within, CollectedFacts))
     report.evaluate(checks)
     return report
 
@@ -208,10 +222,7 @@ def _measure(
     measured = bandwidth.survey(coordinator, connectivity.listening(coordinator, ways.endpoints))
     report.add(bandwidth.NAME, bandwidth.evaluate(measured), bandwidth.summary(measured))
     facts = dict.fromkeys(report.here, allreduce.AllReduceFacts(wrong="no answer"))
-    facts |= {
-        rank: allreduce.AllReduceFacts(**answer)
-        for rank, answer in _all_reduce(coordinator, own).items()
-    }
+    facts |= _all_reduce(coordinator, own)
     link = slowest_link(report, facts[0].backend)
     nodes = {rank: hello.node for rank, hello in report.here.items()}
     report.add(
@@ -219,20 +230,20 @@ def _measure(
     )
 
 
-def _all_reduce(coordinator: Coordinator, own: Responder) -> dict[int, Any]:
+def _all_reduce(coordinator: Coordinator, own: Responder) -> dict[int, allreduce.AllReduceFacts]:
     interface = own.context.interface
     assert interface is not None
     with listen(interface.address, [0]) as store:
         own.store_fd = store.fileno()
         address = Address(*store.getsockname()[:2])
         ranks = sorted(coordinator.here)
-        within = {"do": "collective", "within": _COLLECTIVE_WITHIN}
         infos = infos_of([coordinator.here[rank] for rank in ranks], address, "")
         questions = {
-            rank: {**within, "meeting": asdict(info)}
+            rank: AllReduce(info, _COLLECTIVE_WITHIN)
             for rank, info in zip(ranks, infos, strict=True)
         }
-        return coordinator.ask(questions, _COLLECTIVE_WITHIN + 10.0)
+        within = _COLLECTIVE_WITHIN + 10.0
+        return coordinator.ask(questions, within, allreduce.AllReduceFacts)
 
 
 def slowest_link(report: Report, backend: str) -> float:

@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from srunddp._version import __version__
-from srunddp.bootstrap.rendezvous.protocol import Hello
+from srunddp.bootstrap.rendezvous.messages import Hello
 from srunddp.check.finding import FAIL, Check, F, Finding, Observation, Ranks, Severity
+from srunddp.check.messages import CollectedFacts
 from srunddp.errors import file_errors, one_line
 from srunddp.util.atomic_file import replace_file
 from srunddp.util.hostlist import fold, fold_ranks, group_by_key
@@ -133,11 +134,19 @@ def as_json(report: Report, job: str, code: int) -> dict[str, Any]:
                 "rank": rank,
                 "node": here.node,
                 "local_rank": here.local_rank,
-                "checks": report.facts.get(rank, {}),
+                "checks": _checks(report.facts.get(rank)),
             }
             for rank, here in report.here.items()
         ],
     }
+
+
+def _checks(collected: CollectedFacts | None) -> dict[str, Any]:
+    """By check what it collected on a rank, or why it did not."""
+    if collected is None:
+        return {}
+    facts = {name: {"facts": each} for name, each in collected.facts.items()}
+    return facts | {name: {"failed": why} for name, why in collected.failed.items()}
 
 
 @dataclass
@@ -145,14 +154,14 @@ class Report:
     """What a check has found.
 
     Attributes:
-        here: what each rank that came said of itself; facts: what it collected, by check.
+        here: what each rank that came said of itself; facts: what it collected.
         findings: what is wrong; summaries: for each check one line on what was seen; both in the
             checks' order.
         skipped: why a check was not made.
     """
 
     here: Mapping[int, Hello]
-    facts: dict[int, dict[str, Any]] = field(default_factory=dict)
+    facts: dict[int, CollectedFacts] = field(default_factory=dict)
     findings: list[Finding] = field(default_factory=list)
     summaries: dict[str, str] = field(default_factory=dict)
     skipped: dict[str, str] = field(default_factory=dict)
@@ -168,24 +177,24 @@ class Report:
         if summary:
             self.summaries[name] = summary
 
-    def take(self, answers: Mapping[int, Mapping[str, Any]]) -> None:
+    def take(self, answers: Mapping[int, CollectedFacts]) -> None:
         """Take in what ranks collected, but for those of another srunddp, whose facts mean
         something else.
         """
         for rank, answer in sorted(answers.items()):
             failed = partial(Finding, FAIL, nodes=(self.here[rank].node,), ranks=(rank,))
-            if answer["version"] != __version__:
-                found = f"srunddp {answer['version']}"
+            if answer.version != __version__:
+                found = f"srunddp {answer.version}"
                 expected = f"{__version__}, as on rank 0"
                 hint = "install one version for all nodes, and start it by its path"
                 self.add("launch", [failed(found, expected, hint)])
                 continue
-            self.facts[rank] = answer["checks"]
+            self.facts[rank] = answer
             hint = "see that node's load, its file systems and its driver"
-            for name, facts in answer["checks"].items():
-                self.add(
-                    name, [failed(facts["failed"], "an answer", hint)] if "failed" in facts else ()
-                )
+            for name in answer.facts:
+                self.add(name, [])
+            for name, why in answer.failed.items():
+                self.add(name, [failed(why, "an answer", hint)])
 
     def evaluate(self, checks: Iterable[Check[Any]]) -> None:
         """Have these checks judge what was collected for them."""
@@ -196,10 +205,11 @@ class Report:
     def seen(self, check: Check[F]) -> Ranks[F]:
         """What a check collected on each rank, where it did."""
         seen: Ranks[F] = Ranks()
-        for rank, answers in sorted(self.facts.items()):
-            if "facts" in (answer := answers.get(check.name, {})):
+        for rank, collected in sorted(self.facts.items()):
+            values = collected.facts.get(check.name)
+            if isinstance(values, dict):
                 here = self.here[rank]
-                facts = check.facts(**answer["facts"])
+                facts = check.facts(**values)
                 seen.append(
                     Observation(rank=rank, local_rank=here.local_rank, node=here.node, facts=facts)
                 )

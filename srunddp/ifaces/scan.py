@@ -4,14 +4,15 @@ ifaces scan``.
 
 import socket
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 from srunddp.bootstrap.network.interface import addresses_of, list_interfaces, why_unusable
 from srunddp.bootstrap.network.probe import Prober
+from srunddp.check import connectivity
 from srunddp.check.connectivity import Endpoint, attempt, listening, plan
 from srunddp.check.coordinator import Coordinator
 from srunddp.check.finding import call_in_daemon_thread
+from srunddp.check.messages import CheckMessage
 from srunddp.util import infiniband
 
 _WITHIN = 2.0
@@ -37,11 +38,37 @@ class ScannedInterface:
     address: str
     speed: int
     passed_over: str
-    names: Sequence[str]
+    names: tuple[str, ...]
     named: bool
-    devices: Sequence[str]
+    devices: tuple[str, ...]
     layer: str
-    others: Sequence[str] = ()
+    others: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class ListInterfaces(CheckMessage, kind="list_interfaces"):
+    """Rank 0 asks for the interfaces of the node. :class:`Interfaces` is the answer."""
+
+
+@dataclass(frozen=True)
+class Interfaces(CheckMessage, kind="interfaces"):
+    """The interfaces of the rank's node."""
+
+    interfaces: tuple[ScannedInterface, ...]
+
+
+@dataclass(frozen=True)
+class ResolveNames(CheckMessage, kind="resolve_names"):
+    """Rank 0 asks for the addresses of names. :class:`ResolvedNames` is the answer."""
+
+    names: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class ResolvedNames(CheckMessage, kind="resolved_names"):
+    """The addresses that the rank's node finds, by name."""
+
+    addresses: dict[str, tuple[str, ...]]
 
 
 def links(node: str) -> list[ScannedInterface]:
@@ -84,14 +111,15 @@ def _names(address: str) -> tuple[str, ...]:
     return (name, *aliases)
 
 
-def handle(node: str, prober: Prober, question: Mapping[str, Any]) -> Any:
+def handle(node: str, prober: Prober, question: CheckMessage) -> CheckMessage:
     """This rank's answer to one of rank 0's questions."""
-    match question.get("do"):
-        case "links":
-            return [asdict(link) for link in links(node)]
-        case "resolve":
-            return {name: sorted(addresses_of(name)) for name in question["names"]}
-    return prober.handle(question)
+    match question:
+        case ListInterfaces():
+            return Interfaces(tuple(links(node)))
+        case ResolveNames():
+            found = {name: tuple(sorted(addresses_of(name))) for name in question.names}
+            return ResolvedNames(found)
+    return connectivity.answer(prober, question)
 
 
 End = tuple[str, str]
@@ -116,11 +144,11 @@ def survey(coordinator: Coordinator) -> ScanResult:
     """Ask one rank of each node for its interfaces, and have it try those of the others."""
     leaders = coordinator.node_leaders
     nodes = {rank: node for node, rank in leaders.items()}
-    answers = sorted(coordinator.broadcast({"do": "links"}, _SLACK, nodes).items())
+    answers = coordinator.broadcast(ListInterfaces(), _SLACK, Interfaces, nodes)
     ends = {
-        (nodes[rank], link["name"]): ScannedInterface(**link)
-        for rank, found in answers
-        for link in found
+        (nodes[rank], link.name): link
+        for rank, found in sorted(answers.items())
+        for link in found.interfaces
     }
     usable = {end: link for end, link in ends.items() if not link.passed_over}
     known = {
@@ -128,11 +156,10 @@ def survey(coordinator: Coordinator) -> ScanResult:
         for (a, b), link in usable.items()
     }
     reached = _reached(coordinator, known)
-    names = sorted({name for link in usable.values() for name in link.names})
-    resolved = coordinator.broadcast({"do": "resolve", "names": names}, 2 * _SLACK, nodes)
-    return ScanResult(
-        ends, reached, {name: [one[name] for one in resolved.values()] for name in names}
-    )
+    names = tuple(sorted({name for link in usable.values() for name in link.names}))
+    found = coordinator.broadcast(ResolveNames(names), 2 * _SLACK, ResolvedNames, nodes)
+    resolved = {name: [one.addresses[name] for one in found.values()] for name in names}
+    return ScanResult(ends, reached, resolved)
 
 
 def _reached(

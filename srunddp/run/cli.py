@@ -17,7 +17,7 @@ from srunddp.bootstrap.network import ifaces_conf
 from srunddp.bootstrap.process_group.device import BACKENDS
 from srunddp.bootstrap.rendezvous import meet
 from srunddp.bootstrap.rendezvous.meet import DEFAULT_TIMEOUT, RankSetup, RendezvousOptions
-from srunddp.bootstrap.rendezvous.protocol import RendezvousInfo
+from srunddp.bootstrap.rendezvous.messages import RendezvousInfo
 from srunddp.errors import ConfigError, RendezvousError, Scope, SrunddpError, UsageError
 from srunddp.monitor.monitor import Monitor, MonitorConfig
 from srunddp.run.launch import check_open_files, is_worker_exec, launch

@@ -11,7 +11,8 @@ from signal import Signals
 from srunddp.bootstrap.environment import mpi
 from srunddp.bootstrap.network import interface
 from srunddp.bootstrap.rendezvous.meet import Rejoin, listen_again, rendezvous
-from srunddp.bootstrap.rendezvous.protocol import CancelToken, RendezvousInfo, RendezvousResult
+from srunddp.bootstrap.rendezvous.messages import RendezvousInfo
+from srunddp.bootstrap.rendezvous.protocol import CancelToken, RendezvousResult
 from srunddp.errors import ReassignedError, RendezvousError, Scope
 from srunddp.monitor.monitor import Monitor
 from srunddp.run.options import run_metadata

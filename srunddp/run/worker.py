@@ -21,7 +21,7 @@ from srunddp.bootstrap.environment import cpus, mpi
 from srunddp.bootstrap.process_group import store, world
 from srunddp.bootstrap.process_group.store import process_group_context
 from srunddp.bootstrap.rendezvous.meet import RankSetup
-from srunddp.bootstrap.rendezvous.protocol import RendezvousInfo
+from srunddp.bootstrap.rendezvous.messages import RendezvousInfo
 from srunddp.errors import PeerError, RendezvousError, SrunddpError, Stopped
 from srunddp.run import script as user_script
 from srunddp.run import script_end, torch_import

@@ -1,4 +1,4 @@
-"""Messages between processes: one JSON object a line."""
+"""Lines of JSON: how they arrive over a connection, and what is in one."""
 
 import errno
 import json
@@ -8,7 +8,7 @@ import time
 from contextlib import suppress
 from typing import Any
 
-_LONGEST = 8192
+LONGEST_LINE = 8192  # bytes
 
 
 class LineBuffer:
@@ -27,32 +27,29 @@ class LineBuffer:
         return lines
 
 
-def send(line: socket.socket, message: dict[str, Any]) -> None:
-    """Send one message; a broken line is noticed by whoever reads from it."""
-    with suppress(OSError):
-        line.sendall(json.dumps(message).encode() + b"\n")
+def receive_line(connection: socket.socket, deadline: float | None = None) -> bytes:
+    """Read one line.
 
-
-def receive(line: socket.socket, deadline: float | None = None) -> dict[str, Any]:
-    """Read one message, before a time of :func:`time.monotonic`, or within the socket's own time
-    limit.
+    Args:
+        connection: The next line stays in the socket.
+        deadline: A time of :func:`time.monotonic`; None for the socket's own limit.
 
     Raises:
-        OSError: the time is over, or the connection broke.
+        OSError: The time is over, the connection broke, or the line is longer than any of ours.
     """
     text = bytearray()
     while not text.endswith(b"\n"):
         if deadline is not None:
-            line.settimeout(max(0.001, deadline - time.monotonic()))
-        # One byte at a time, so that the next message stays in the socket.
-        if not (piece := line.recv(1)) or len(text) > _LONGEST:
+            connection.settimeout(max(0.001, deadline - time.monotonic()))
+        piece = connection.recv(1)  # no more, as the next line stays in the socket
+        if not piece or len(text) > LONGEST_LINE:
             raise ConnectionResetError(errno.ECONNRESET, os.strerror(errno.ECONNRESET))
         text += piece
-    return parse(bytes(text))
+    return bytes(text)
 
 
 def parse(text: bytes | str) -> dict[str, Any]:
-    """The message in a line of text; empty for whatever is none of ours."""
+    """Return the object in a line of a file; empty where there is none."""
     with suppress(ValueError, RecursionError):
         message = json.loads(text)
         if isinstance(message, dict):

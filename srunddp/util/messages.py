@@ -15,83 +15,56 @@ A line of garbage, or of a newer version, never reaches who handles messages:
 
 from __future__ import annotations
 
+import builtins
+import functools
 import json
-from collections.abc import Callable
-from dataclasses import fields
-from typing import Any, ClassVar, Self
+import socket
+import types
+import typing
+from contextlib import suppress
+from dataclasses import fields, is_dataclass
+from typing import Any, ClassVar, Self, TypeVar
 
+from srunddp.util.json_lines import receive_line
 
-def _is_int(value: object) -> bool:
-    return type(value) is int  # a bool is none
-
-
-def _is_float(value: object) -> bool:
-    return type(value) is float
-
-
-def _is_bool(value: object) -> bool:
-    return type(value) is bool
-
-
-def _is_str(value: object) -> bool:
-    return type(value) is str
-
-
-def _is_list_of_int(value: object) -> bool:
-    return isinstance(value, list) and all(map(_is_int, value))
-
-
-def _is_list_of_triples(value: object) -> bool:
-    return isinstance(value, list) and all(map(_is_triple, value))
-
-
-def _is_triple(value: object) -> bool:
-    """Whether it is a number, a text and a number, as a rank, its address and its port."""
-    if not isinstance(value, list) or len(value) != 3:
-        return False
-    first, second, third = value
-    return _is_int(first) and _is_str(second) and _is_int(third)
-
-
-# By what a field's annotation says. JSON has no tuples; they arrive as lists.
-_CHECKS: dict[str, Callable[[object], bool]] = {
-    "int": _is_int,
-    "float": _is_float,
-    "bool": _is_bool,
-    "str": _is_str,
-    "float | None": lambda value: value is None or _is_float(value),
-    "str | None": lambda value: value is None or _is_str(value),
-    "tuple[int, ...]": _is_list_of_int,
-    "tuple[tuple[int, str, int], ...]": _is_list_of_triples,
-}
+D = TypeVar("D")
+M = TypeVar("M", bound="Message")
+_PLAIN = (int, float, bool, str, types.NoneType)
 
 
 class Message:
     """What one process tells another.
 
-    The annotation of each field is one of ``_CHECKS``, word for word: it says what is checked when
-    a message arrives.
+    What arrives is checked by the fields' annotations. They may be ``int``, ``float``, ``bool``,
+    ``str``, ``object`` for any JSON, another dataclass of such fields, and unions, tuples and
+    ``dict[str, X]`` of these.
 
     A kind's ``__post_init__`` may raise a ValueError where values of the right types are wrong all
     the same.
 
     Attributes:
         kind: What the line calls this kind of message.
+        extensible: Whether the other end may be another version of srunddp, and send more fields;
+            they are ignored. A protocol says so, for all its kinds.
     """
 
     kind: ClassVar[str] = ""
+    extensible: ClassVar[bool] = False
     _kinds: ClassVar[dict[str, type[Message]]] = {}
 
-    def __init_subclass__(cls, kind: str = "") -> None:
-        if kind:
-            cls.kind = kind
-            cls._kinds[kind] = cls
-        else:  # a protocol, which has kinds of its own
+    def __init_subclass__(cls, kind: str = "", *, extensible: bool = False) -> None:
+        cls.kind = kind
+        if not kind:  # a protocol, which has kinds of its own
             cls._kinds = {}
+            cls.extensible = extensible
+            return
+        for protocol in cls.__bases__:  # a kind may be of two protocols
+            assert issubclass(protocol, Message)
+            protocol._kinds[kind] = cls
 
     def encode(self) -> bytes:
         """Return the line that :meth:`decode` reads, with its end."""
-        return json.dumps({"kind": self.kind, **vars(self)}).encode() + b"\n"
+        return json.dumps({"kind": self.kind, **vars(self)}, default=vars).encode() + b"\n"
 
     @classmethod
     def decode(cls, line: bytes) -> Self | None:
@@ -110,25 +83,86 @@ class Message:
     def of(cls, values: object) -> Self | None:
         """Return the message of this kind with the values of its fields, as JSON has them.
 
-        None where one is missing, is too many, or has another type.
+        None where one is missing, has another type, or is too many in a protocol that is not
+        extensible.
         """
-        if not isinstance(values, dict):
-            return None
         try:
-            return cls(**_checked(cls, values))
+            return _dataclass_of(cls, values, ignoring_others=cls.extensible)
         except (TypeError, ValueError):
             return None
 
 
-def _checked(kind: type[Message], values: dict[str, Any]) -> dict[str, Any]:
-    """Return the values with lists as tuples; raise a TypeError where one has another type."""
-    types = {field.name: str(field.type) for field in fields(kind)}  # type: ignore[arg-type]
+def _dataclass_of(wanted: type[D], values: object, *, ignoring_others: bool = False) -> D:
+    """Return a dataclass with these values; raise a TypeError where they do not fit its fields."""
+    if not isinstance(values, dict):
+        raise TypeError(f"{wanted.__name__} is {values!r}")
+    types = _field_types(wanted)  # type: ignore[arg-type]  # a class is hashable
     checked = {}
     for name, value in values.items():
-        if name not in types or not _CHECKS[types[name]](value):
-            raise TypeError(f"{kind.kind}.{name} is {value!r}")
-        if isinstance(value, list):
-            checked[name] = tuple(tuple(each) if isinstance(each, list) else each for each in value)
-        else:
-            checked[name] = value
-    return checked
+        if name in types:
+            checked[name] = _checked(types[name], value)
+        elif not ignoring_others:
+            raise TypeError(f"{wanted.__name__} has no {name}")
+    return wanted(**checked)
+
+
+@functools.cache
+def _field_types(wanted: type) -> dict[str, Any]:
+    hints = typing.get_type_hints(wanted)
+    return {field.name: hints[field.name] for field in fields(wanted)}
+
+
+def _checked(wanted: Any, value: Any) -> Any:
+    """Return the value of an annotation that JSON's value stands for, such as a tuple for a list.
+
+    Raises:
+        TypeError: It stands for none.
+    """
+    if wanted is object:
+        return value
+    if wanted in _PLAIN:
+        if type(value) is wanted:  # a bool is no int
+            return value
+        raise TypeError(f"{value!r} is no {wanted.__name__}")
+    if isinstance(wanted, type) and is_dataclass(wanted):
+        return _dataclass_of(wanted, value)
+    arguments = typing.get_args(wanted)
+    match typing.get_origin(wanted), value:
+        case (types.UnionType, _):
+            return _checked_union(arguments, value)
+        case (builtins.tuple, list()) if arguments[-1] is ...:
+            return tuple(_checked(arguments[0], each) for each in value)
+        case (builtins.tuple, list()) if len(arguments) == len(value):
+            return tuple(map(_checked, arguments, value))
+        case (builtins.dict, dict()):
+            return {name: _checked(arguments[1], each) for name, each in value.items()}
+    raise TypeError(f"{value!r} is no {wanted}")
+
+
+def _checked_union(alternatives: tuple[Any, ...], value: Any) -> Any:
+    for wanted in alternatives:
+        with suppress(TypeError):
+            return _checked(wanted, value)
+    raise TypeError(f"{value!r} is none of {alternatives}")
+
+
+def send(connection: socket.socket, message: Message) -> None:
+    """Send a message. That the connection is broken is noticed by whoever reads from it."""
+    with suppress(OSError):
+        connection.sendall(message.encode())
+
+
+def receive(
+    connection: socket.socket, protocol: type[M], deadline: float | None = None
+) -> M | None:
+    """Read one message of a protocol; None where the line that came is none.
+
+    Args:
+        connection: The next message stays in the socket.
+        protocol: Whose kinds are understood.
+        deadline: A time of :func:`time.monotonic`; None for the socket's own limit.
+
+    Raises:
+        OSError: The time is over, or the connection broke.
+    """
+    return protocol.decode(receive_line(connection, deadline))

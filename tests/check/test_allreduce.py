@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
-from srunddp.bootstrap.rendezvous.protocol import Hello
+from srunddp.bootstrap.rendezvous.messages import Hello
 from srunddp.check import allreduce
 from srunddp.check.allreduce import AllReduceFacts
 from srunddp.check.finding import Severity
+from srunddp.check.messages import CollectedFacts
 from srunddp.check.preflight import slowest_link
 from srunddp.check.render import Report
 
@@ -92,5 +93,8 @@ def test_the_slowest_link_counts(
     here = {
         rank: Hello("", rank, len(ranks), 0, f"node0{rank // per_node}", "", 1) for rank, _ in ranks
     }
-    report = Report(here, {rank: {"interface": {"facts": facts}} for rank, facts in ranks})
+    report = Report(
+        here,
+        {rank: CollectedFacts("", facts={"interface": facts}, failed={}) for rank, facts in ranks},
+    )
     assert slowest_link(report, backend) == gigabytes * 1e9

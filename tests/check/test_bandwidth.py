@@ -5,8 +5,6 @@ from __future__ import annotations
 import itertools
 import socket
 import zlib
-from collections.abc import Mapping
-from typing import Any
 
 import pytest
 
@@ -15,6 +13,7 @@ from srunddp.check import bandwidth
 from srunddp.check.bandwidth import rounds
 from srunddp.check.connectivity import Endpoint
 from srunddp.check.finding import Severity
+from srunddp.check.messages import CheckMessage, Received, SendBytes, Sent
 from tests.support.many_nodes import INTERFACES, NODES, PER_NODE, ManyNodes, quick
 
 PAIRS = list(itertools.permutations([f"node{number:02d}" for number in range(1, 7)], 2))
@@ -87,9 +86,11 @@ def test_slow_ways_without_a_slow_node_are_a_screenful() -> None:
 def test_of_many_slow_ways_the_slowest_are_measured_again() -> None:
     asked: list[int] = []
 
-    def answer(rank: int, question: Mapping[str, Any]) -> Any:
+    def answer(rank: int, question: CheckMessage) -> CheckMessage:
         asked.append(rank)
-        return 1e9 if rank % 16 else 1e3
+        if isinstance(question, SendBytes):
+            return Sent()
+        return Received(1e9 if rank % 16 else 1e3)
 
     ends = {
         f"node{rank}": Endpoint(rank=rank, interface="ib0", host="10.0.0.1", port=1)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import itertools
 import time
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from typing import Any
+from functools import partial
 
 import pytest
 
@@ -18,6 +18,14 @@ from srunddp.check import connectivity, render
 from srunddp.check.connectivity import ConnectivityMatrix, Endpoint, survey
 from srunddp.check.coordinator import Coordinator
 from srunddp.check.finding import Severity
+from srunddp.check.messages import (
+    CheckMessage,
+    Connect,
+    Connected,
+    HalfOpen,
+    Listen,
+    Listening,
+)
 from tests.support.many_nodes import ADDRESSES, NODES, ManyNodes, host, quick
 from tests.support.namespaces import address, coordinator_of, rule
 
@@ -29,7 +37,7 @@ WEST, EAST = (address(node, "data0") for node in ("west", "east"))
 @pytest.fixture
 def coordinator(names: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> Iterator[Coordinator]:
     monkeypatch.setattr(probe, "WITHIN", 0.5)
-    with coordinator_of(names, lambda _: Prober().handle) as coordinator:
+    with coordinator_of(names, lambda _: partial(connectivity.answer, Prober())) as coordinator:
         yield coordinator
 
 
@@ -111,7 +119,10 @@ def test_half_open_connections_are_asked_for_in_time(
         probe, "half_open", lambda listeners: time.sleep(0.3) or half_open(listeners)
     )
     dropped = rule(names["east"], "output", f"ip daddr {WEST} drop")
-    with dropped, coordinator_of(names, lambda _: Prober().handle) as coordinator:
+    with (
+        dropped,
+        coordinator_of(names, lambda _: partial(connectivity.answer, Prober())) as coordinator,
+    ):
         assert set(surveyed(coordinator).broken) == {BACK}
 
 
@@ -165,16 +176,15 @@ def test_many_nodes_that_are_cut_off_are_one_row() -> None:
 def surveyed_many(lost: Callable[[str, str], bool]) -> ConnectivityMatrix:
     """What a survey makes of ranks between which some ways are lost, by their addresses."""
 
-    def answer(rank: int, question: Mapping[str, Any]) -> Any:
-        match question["do"]:
-            case "listen":
-                return dict.fromkeys(question["addresses"], 4000)
-            case "connect":
-                return [
-                    "no answer" if lost(host(rank), each["host"]) else ""
-                    for each in question["probes"]
-                ]
-        return []
+    def answer(rank: int, question: CheckMessage) -> CheckMessage:
+        match question:
+            case Listen():
+                return Listening(dict.fromkeys(question.addresses, 4000))
+            case Connect():
+                own = host(rank)
+                hosts = [each.host for each in question.probes]
+                return Connected(tuple("no answer" if lost(own, each) else "" for each in hosts))
+        return HalfOpen(())
 
     return survey(ManyNodes(answer), ADDRESSES)  # type: ignore[arg-type]
 

@@ -10,15 +10,24 @@ import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import Any
+from dataclasses import dataclass
 
 import pytest
 
 from srunddp.bootstrap.rendezvous.auth import Authenticator, HmacAuthenticator
 from srunddp.bootstrap.rendezvous.client import join
-from srunddp.bootstrap.rendezvous.protocol import Address, Hello, listen
-from srunddp.check.coordinator import Coordinator, CoordinatorLostError, gather, serve
+from srunddp.bootstrap.rendezvous.messages import Hello
+from srunddp.bootstrap.rendezvous.protocol import Address, listen
+from srunddp.check.coordinator import (
+    Coordinator,
+    CoordinatorLostError,
+    Handler,
+    gather,
+    serve,
+)
+from srunddp.check.messages import CannotAnswer, CheckMessage
 from srunddp.errors import RendezvousError
+from srunddp.util.messages import receive
 from tests.support.starting import LONG
 
 WORLD = 3
@@ -37,13 +46,40 @@ def listening() -> tuple[socket.socket, Address]:
     return listener, Address(*listener.getsockname())
 
 
-def answering(rank: int) -> Any:
-    return lambda question: [rank, question["word"]]
+@dataclass(frozen=True)
+class Ask(CheckMessage, kind="ask"):
+    """A question of this test's own."""
+
+    word: str = "?"
+
+
+@dataclass(frozen=True)
+class Say(CheckMessage, kind="say"):
+    """Its answer."""
+
+    rank: int
+    word: str = "?"
+
+
+def answering(rank: int, more: str = "") -> Handler:
+    def handle(question: CheckMessage) -> Say:
+        assert isinstance(question, Ask)
+        return Say(rank, question.word + more)
+
+    return handle
+
+
+def hanging(until: threading.Event) -> Handler:
+    def handle(question: CheckMessage) -> Say:
+        until.wait(LONG)
+        return Say(0)
+
+    return handle
 
 
 @contextmanager
 def gathered(
-    *ranks: int, acts: Mapping[int, Any] = {}, world: int = WORLD, within: float = LONG
+    *ranks: int, acts: Mapping[int, Handler] = {}, world: int = WORLD, within: float = LONG
 ) -> Iterator[tuple[Coordinator, list[Future[int]]]]:
     """A coordinator and its clients, each rank in a thread."""
     listener, where = listening()
@@ -66,55 +102,72 @@ def gathered(
 
 def test_a_rank_that_does_not_answer_in_time_is_asked_no_more() -> None:
     go = threading.Event()
-    with gathered(1, 2, acts={1: lambda _: go.wait(LONG)}) as (coordinator, clients):
-        assert coordinator.broadcast({"word": "slow"}, 1.5) == {0: [0, "slow"], 2: [2, "slow"]}
+    with gathered(1, 2, acts={1: hanging(go)}) as (coordinator, clients):
+        assert coordinator.broadcast(Ask(), 1.5, Say) == {0: Say(0), 2: Say(2)}
         assert coordinator.errors == {1: "no answer within 1.5 s"}
         go.set()
-        assert coordinator.broadcast({"word": "next"}, LONG) == {0: [0, "next"], 2: [2, "next"]}
+        assert coordinator.broadcast(Ask("next"), LONG, Say) == {
+            0: Say(0, "next"),
+            2: Say(2, "next"),
+        }
         assert coordinator.node_leaders == {"node01": 0, "node03": 2}
         with pytest.raises(CoordinatorLostError, match="rank 0 was lost: its process ended"):
             clients[0].result(LONG)
         go.clear()
-        coordinator.handle = lambda _: go.wait(LONG)
-        assert coordinator.broadcast({"word": "?"}, 1.5) == {2: [2, "?"]}  # nor rank 0 itself
+        coordinator.handle = hanging(go)
+        assert coordinator.broadcast(Ask(), 1.5, Say) == {2: Say(2)}  # nor rank 0 itself
         assert coordinator.errors[0] == "no answer within 1.5 s"
         go.set()
 
 
 def test_a_rank_that_ends_is_named_and_not_waited_for() -> None:
-    def ends(_: Mapping[str, Any]) -> None:
+    def ends(_: CheckMessage) -> CheckMessage:
         raise SystemExit(1)
 
     with gathered(1, 2, acts={1: ends}) as (coordinator, _):
         began = time.monotonic()
-        assert coordinator.broadcast({"word": "?"}, LONG) == {0: [0, "?"], 2: [2, "?"]}
+        assert coordinator.broadcast(Ask(), LONG, Say) == {0: Say(0), 2: Say(2)}
         assert time.monotonic() - began < LONG / 3
         assert coordinator.errors == {1: "its process ended"}
 
 
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_rank_that_fails_is_named_and_answers_what_comes_next(rank: int) -> None:
-    def fails(question: Mapping[str, Any]) -> str:
-        if question["word"] == "first":
+    def fails(question: CheckMessage) -> CheckMessage:
+        if question == Ask("first"):
             raise OSError("no more forks")
-        return "again"
+        return Say(rank, "again")
 
     with gathered(1, 2, acts={1: fails}) as (coordinator, _):
         coordinator.handle = fails if rank == 0 else coordinator.handle
-        assert rank not in coordinator.ask({rank: {"word": "first"}}, LONG)
+        assert rank not in coordinator.ask({rank: Ask("first")}, LONG, Say)
         assert coordinator.errors == {rank: "OSError: no more forks"}
-        assert coordinator.ask({rank: {"word": "second"}}, LONG) == {rank: "again"}
+        assert coordinator.ask({rank: Ask("second")}, LONG, Say) == {rank: Say(rank, "again")}
 
 
-def test_garbage_instead_of_an_answer_is_named() -> None:
+@pytest.mark.parametrize(
+    "said", [b"garbage\n", b"{}\n", Ask().encode(), b'{"kind": "say"}\n', b"x\n" + bytes(9)]
+)
+def test_garbage_instead_of_an_answer_is_named(said: bytes) -> None:
     with gathered(1, 2) as (coordinator, _):
         ours, theirs = socket.socketpair()
         coordinator.connections[1].close()
         coordinator.connections[1] = ours
-        theirs.sendall(b"garbage\n")
-        assert coordinator.ask({1: {"word": "?"}}, LONG) == {}
+        theirs.sendall(said)
+        assert coordinator.ask({1: Ask()}, LONG, Say) == {}
         assert coordinator.errors == {1: "it sent what is no answer"}
         theirs.close()
+
+
+def test_a_question_of_another_version_is_answered_all_the_same() -> None:
+    """With why not; the rank may be asked something else."""
+    with gathered(1, 2) as (coordinator, _):
+        newer = b'{"kind": "weigh_the_node", "in": "kg"}\n'
+        coordinator.connections[1].sendall(newer)
+        answer = receive(coordinator.connections[1], CheckMessage)
+        assert isinstance(answer, CannotAnswer)
+        coordinator.connections[1].sendall(b'{"kind": "ask", "word": "a", "in": "English"}\n')
+        assert receive(coordinator.connections[1], CheckMessage) == Say(1, "a")
 
 
 def test_two_processes_of_a_rank_or_another_world_are_said() -> None:
@@ -164,15 +217,15 @@ def test_two_hundred_ranks_come_and_answer_at_length() -> None:
     began = time.process_time()
     ranks = range(1, 201)
     text = "x" * 100_000
-    acts = {rank: lambda question, rank=rank: [rank, question["word"] + text] for rank in ranks}
+    acts = {rank: answering(rank, text) for rank in ranks}
     with gathered(*ranks, acts=acts, world=201) as (coordinator, clients):
         assert len(coordinator.here) == 201
         for word in "ab":
-            answers = coordinator.broadcast({"word": word}, LONG, ranks)
-            assert answers == {rank: [rank, word + text] for rank in ranks}
-        assert coordinator.ask({0: {"word": "c"}, 2: {"word": "d"}}, LONG) == {
-            0: [0, "c"],
-            2: [2, "d" + text],
+            answers = coordinator.broadcast(Ask(word), LONG, Say, ranks)
+            assert answers == {rank: Say(rank, word + text) for rank in ranks}
+        assert coordinator.ask({0: Ask("c"), 2: Ask("d")}, LONG, Say) == {
+            0: Say(0, "c"),
+            2: Say(2, "d" + text),
         }
         coordinator.shutdown(3)
         assert {client.result(LONG) for client in clients} == {3}

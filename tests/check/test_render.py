@@ -11,10 +11,12 @@ from typing import Any
 
 import pytest
 
-from srunddp.bootstrap.rendezvous.protocol import Hello
+from srunddp._version import __version__
+from srunddp.bootstrap.rendezvous.messages import Hello
 from srunddp.check import render
 from srunddp.check.checks import limits
 from srunddp.check.finding import Finding, Severity
+from srunddp.check.messages import CollectedFacts
 from srunddp.check.render import Report
 from srunddp.errors import ConfigError
 
@@ -32,11 +34,8 @@ def report(*findings: Finding, ranks: int = 2, **seen: str) -> Report:
         rank: Hello("1207.0.0", rank, ranks, rank % 2, f"node{rank // 2 + 1:02d}", "", 1)
         for rank in range(ranks)
     }
-    facts = {
-        "limits": {
-            "facts": {"files": 1024, "memlock": -1, "rdma": False, "free": {"/tmp": 1 << 30}}
-        }
-    }
+    seen_limits = {"files": 1024, "memlock": -1, "rdma": False, "free": {"/tmp": 1 << 30}}
+    facts = CollectedFacts(__version__, facts={"limits": seen_limits}, failed={})
     return Report(here, dict.fromkeys(here, facts), list(findings), seen)
 
 
@@ -172,7 +171,7 @@ def test_a_folder_that_cannot_be_written_is_one_error(tmp_path: Path, path: str)
 def test_facts_come_back_as_the_check_knows_them() -> None:
     found = report(ranks=3)
     del found.facts[1]
-    found.facts[2] = {"limits": {"failed": "OSError: stale"}}
+    found.facts[2] = CollectedFacts("", facts={}, failed={"limits": "OSError: stale"})
     assert [(one.rank, one.node, one.facts.files) for one in found.seen(limits.CHECK)] == [
         (0, "node01", 1024)
     ]

@@ -5,10 +5,10 @@ of the kernel's.
 from __future__ import annotations
 
 import datetime
-import json
 import socket
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -17,11 +17,22 @@ import psutil
 import pytest
 
 from srunddp.bootstrap.network import interface, probe
-from srunddp.bootstrap.network.probe import Prober
-from srunddp.check.coordinator import Coordinator
+from srunddp.bootstrap.network.probe import Probe, Prober
+from srunddp.check.coordinator import Coordinator, UnknownQuestionError
+from srunddp.check.messages import CheckMessage, Connect, Connected, Listen, Listening
 from srunddp.ifaces import scan
 from srunddp.ifaces.draft import draft
-from srunddp.ifaces.scan import ScanResult, handle, links, survey
+from srunddp.ifaces.scan import (
+    Interfaces,
+    ListInterfaces,
+    ResolvedNames,
+    ResolveNames,
+    ScannedInterface,
+    ScanResult,
+    handle,
+    links,
+    survey,
+)
 from srunddp.util import infiniband
 from srunddp.util.infiniband import Device
 from tests.cluster.network import tool
@@ -100,29 +111,30 @@ def test_an_interface_that_went_away_reaches_nobody(coordinator: Coordinator) ->
     """Between what a node said and what it is asked; an error there would look as if rank 0 were
     lost.
     """
-    port = asked(coordinator, "east", do="listen", addresses=[EAST])[EAST]
-    way = {"source": WEST, "host": EAST, "port": port, "interface": "data0"}
-    probes = [way | {"interface": "data7"}, way | {"source": "10.201.9.9"}, way | {"port": 9}, way]
-    assert [bool(why) for why in asked(coordinator, "west", do="connect", probes=probes)] == [
-        True,
-        True,
-        True,
-        False,
-    ]
+    port = asked(coordinator, "east", Listen((EAST,)), Listening).ports[EAST]
+    way = Probe(source=WEST, host=EAST, port=port, interface="data0")
+    probes = (
+        replace(way, interface="data7"),
+        replace(way, source="10.201.9.9"),
+        replace(way, port=9),
+        way,
+    )
+    tried = asked(coordinator, "west", Connect(probes), Connected)
+    assert [bool(why) for why in tried.failures] == [True, True, True, False]
 
 
 # This node.
 
 
 def test_its_own_interfaces_and_names_travel() -> None:
-    found = handle(NODE, Prober(), {"do": "links"})
-    assert json.loads(json.dumps(found)) == json.loads(
-        json.dumps([vars(link) for link in links(NODE)])
-    )
-    (lo,) = [link for link in found if link["name"] == "lo"]
-    assert (lo["address"], lo["names"]) == ("127.0.0.1", ())
-    answer = handle(NODE, Prober(), {"do": "resolve", "names": ["127.0.0.1", "nowhere.invalid"]})
-    assert answer == {"127.0.0.1": ["127.0.0.1"], "nowhere.invalid": []}
+    found = CheckMessage.decode(handle(NODE, Prober(), ListInterfaces()).encode())
+    assert isinstance(found, Interfaces)
+    assert found.interfaces == tuple(links(NODE))
+    (lo,) = [link for link in found.interfaces if link.name == "lo"]
+    assert (lo.address, lo.names) == ("127.0.0.1", ())
+    question = ResolveNames(("127.0.0.1", "nowhere.invalid"))
+    answer = CheckMessage.decode(handle(NODE, Prober(), question).encode())
+    assert answer == ResolvedNames({"127.0.0.1": ("127.0.0.1",), "nowhere.invalid": ()})
 
 
 def known(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -170,25 +182,30 @@ def test_a_look_up_that_hangs_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_a_thousand_nodes_are_scanned_and_drafted() -> None:
-    def answer(rank: int, question: Mapping[str, Any]) -> Any:
+    def answer(rank: int, question: CheckMessage) -> CheckMessage:
         node = f"node{rank // PER_NODE:04d}"
-        match question["do"]:
-            case "links":
-                usual = {
-                    "speed": 100_000,
-                    "passed_over": "",
-                    "named": False,
-                    "devices": (),
-                    "layer": "",
-                    "others": (),
-                }
-                own = [{"name": f"ib{n}", "address": host(rank + n)} for n in range(2)]
-                return [usual | {"names": (f"{node}-ib",)} | each for each in own]
-            case "listen":
-                return dict.fromkeys(question["addresses"], 4000)
-            case "connect":
-                return [""] * len(question["probes"])
-        return {name: [host(int(name[4:8]) * PER_NODE)] for name in question["names"]}
+        match question:
+            case ListInterfaces():
+                usual = ScannedInterface(
+                    name="",
+                    address="",
+                    speed=100_000,
+                    passed_over="",
+                    names=(f"{node}-ib",),
+                    named=False,
+                    devices=(),
+                    layer="",
+                )
+                own = (replace(usual, name=f"ib{n}", address=host(rank + n)) for n in range(2))
+                return Interfaces(tuple(own))
+            case Listen():
+                return Listening(dict.fromkeys(question.addresses, 4000))
+            case Connect():
+                return Connected(("",) * len(question.probes))
+            case ResolveNames():
+                hosts = {name: host(int(name[4:8]) * PER_NODE) for name in question.names}
+                return ResolvedNames({name: (each,) for name, each in hosts.items()})
+        raise UnknownQuestionError(question.kind)
 
     with quick(20.0):  # of which the made-up ranks take most
         text, missing = draft(survey(ManyNodes(answer)), datetime.date(2026, 1, 2))  # type: ignore[arg-type]

@@ -17,6 +17,7 @@ import pytest
 from srunddp.bootstrap.environment.detect import detect
 from srunddp.bootstrap.network import ifaces_conf
 from srunddp.bootstrap.rendezvous import discovery
+from srunddp.bootstrap.rendezvous.messages import Hello, RendezvousMessage
 from tests.cluster.nodes import NODES
 from tests.conftest import PROGRAMS
 from tests.slurm.conftest import SRUNDDP, TRIES, SlurmJobRunner
@@ -65,8 +66,12 @@ def by_run(reports: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
 
 def met_strangers(run: str, calls: list[dict[str, Any]]) -> set[int]:
     """The ports of the strangers to whom rank 1 of this run said hello."""
-    hellos = ((call["port"], json.loads(call["heard"])["hello"]) for call in calls)
-    return {port for port, hello in hellos if (hello["token"], hello["rank"]) == (run, 1)}
+    hellos = ((call["port"], RendezvousMessage.decode(call["heard"].encode())) for call in calls)
+    return {
+        port
+        for port, hello in hellos
+        if isinstance(hello, Hello) and (hello.token, hello.rank) == (run, 1)
+    }
 
 
 def test_two_steps_at_once_share_their_preferred_ports(runner: SlurmJobRunner) -> None:

@@ -17,7 +17,8 @@ from typing import Any, Self
 
 from srunddp.bootstrap.rendezvous import protocol
 from srunddp.bootstrap.rendezvous.auth import choose_authenticator
-from srunddp.bootstrap.rendezvous.protocol import Address, Hello
+from srunddp.bootstrap.rendezvous.messages import Hello
+from srunddp.bootstrap.rendezvous.protocol import Address
 from srunddp.bootstrap.rendezvous.server import RendezvousServer
 from srunddp.supervisor import signals
 from srunddp.supervisor.connection import SupervisorConnection

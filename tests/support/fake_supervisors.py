@@ -8,22 +8,21 @@ from __future__ import annotations
 
 import gc
 import heapq
-import json
 import math
 import select
 import socket
 import sys
 import time
 from collections.abc import Generator
-from dataclasses import asdict
-from typing import Any, TypeVar
+from dataclasses import replace
+from typing import TypeVar
 
 from srunddp.bootstrap.rendezvous import auth, client, protocol
 from srunddp.bootstrap.rendezvous.client import RendezvousClient
+from srunddp.bootstrap.rendezvous.messages import Here, RendezvousInfo, RendezvousMessage
 from srunddp.bootstrap.rendezvous.protocol import CancelToken
 from srunddp.supervisor.limits import DEFAULT_LIMITS
 from srunddp.supervisor.messages import EndedAfterVerdict, HasFailed, Ping, RankMessage, Verdict
-from srunddp.util.json_lines import parse
 from srunddp.util.kernel_file import raise_open_files_limit
 from tests.support.fake_ranks import hello, tell
 
@@ -53,7 +52,6 @@ class FakeSupervisor:
         self.players = players
         self.rank = rank
         self.hello = hello(rank, players.size)
-        self.fields = asdict(self.hello)
         self.client = RendezvousClient([], self.hello, players.trust, players.token)
         self.life = self._live()
         self.due = math.inf
@@ -82,10 +80,10 @@ class FakeSupervisor:
             self.players.retries += 1
             patience = min(2 * patience, client._LONGEST_PATIENCE)
             yield time.monotonic() + 0.05 * patience
-        message: dict[str, Any] = {}
-        while "meeting" not in message:
-            assert not message, message
-            message = parse((yield from self._line(math.inf)) or b"")
+        message: RendezvousMessage | None = None
+        while not isinstance(message, RendezvousInfo):
+            assert message is None, message
+            message = RendezvousMessage.decode((yield from self._line(math.inf)) or b"")
 
     def _try(self, patience: float) -> Waiting[bool]:
         self.players.connect(self)
@@ -94,12 +92,14 @@ class FakeSupervisor:
         ):
             return False
         nonce = auth.nonce()
-        self.send(hello=self.fields, nonce=nonce, kind=self.client.own.kind)
+        own = self.client.own
+        self.tell(replace(self.hello, nonce=nonce, proof_kind=own.kind))
         patience += self.players.size / client.ANSWERED_PER_SECOND
-        greeting = parse((yield from self._line(time.monotonic() + patience)) or b"")
-        if not greeting:
+        line = yield from self._line(time.monotonic() + patience)
+        if not line:
             return False
-        self.send(here=True, proof=self.client._prove(self.connection, nonce, greeting))
+        greeting = RendezvousMessage.decode(line)
+        self.tell(Here(self.client._prove(self.connection, nonce, greeting)))
         return True
 
     def _await_verdict(self) -> Waiting[Verdict]:
@@ -115,13 +115,8 @@ class FakeSupervisor:
     def fail(self) -> None:
         self.tell(HasFailed("ValueError: boom", 7))
 
-    def tell(self, message: RankMessage) -> None:
-        """After the rendezvous."""
+    def tell(self, message: RankMessage | RendezvousMessage) -> None:
         self.connection.send(message.encode())
-
-    def send(self, **message: object) -> None:
-        """During the rendezvous."""
-        self.connection.send(json.dumps(message).encode() + b"\n")
 
     def _line(self, until: float) -> Waiting[bytes | None]:
         """The next line; empty when the time is over, and None at the end of the connection."""

@@ -7,8 +7,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import TypeVar
 
+from srunddp.check.messages import CheckMessage
+
+A = TypeVar("A", bound=CheckMessage)
 NODES = 1000
 PER_NODE = 8
 INTERFACES = 4
@@ -17,7 +20,7 @@ INTERFACES = 4
 class ManyNodes:
     """A coordinator whose ranks all answer a question by ``answer``."""
 
-    def __init__(self, answer: Callable[[int, Mapping[str, Any]], Any]) -> None:
+    def __init__(self, answer: Callable[[int, CheckMessage], CheckMessage]) -> None:
         self.errors: dict[int, str] = {}
         self._answer = answer
         self._nodes = {rank: f"node{rank // PER_NODE:04d}" for rank in range(NODES * PER_NODE)}
@@ -31,13 +34,21 @@ class ManyNodes:
     def node_leaders(self) -> dict[str, int]:
         return {node: rank for rank, node in sorted(self._nodes.items(), reverse=True)}
 
-    def ask(self, questions: Mapping[int, Mapping[str, Any]], within: float) -> dict[int, Any]:
-        return {rank: self._answer(rank, question) for rank, question in questions.items()}
+    def ask(
+        self, questions: Mapping[int, CheckMessage], within: float, wanted: type[A]
+    ) -> dict[int, A]:
+        answers = {rank: self._answer(rank, question) for rank, question in questions.items()}
+        return {rank: each for rank, each in answers.items() if isinstance(each, wanted)}
 
     def broadcast(
-        self, question: Mapping[str, Any], within: float, ranks: Iterable[int] | None = None
-    ) -> dict[int, Any]:
-        return self.ask(dict.fromkeys(self._nodes if ranks is None else ranks, question), within)
+        self,
+        question: CheckMessage,
+        within: float,
+        wanted: type[A],
+        ranks: Iterable[int] | None = None,
+    ) -> dict[int, A]:
+        asked = self._nodes if ranks is None else ranks
+        return self.ask(dict.fromkeys(asked, question), within, wanted)
 
 
 @contextmanager

@@ -1,6 +1,6 @@
-"""Writes the table of messages in docs/how-it-works.md: ``python -m tests.support.message_table``.
+"""Writes the tables of messages in docs/how-it-works.md: ``python -m tests.support.message_table``.
 
-It lies between two marks, and is made from the docstrings of ``srunddp.supervisor.messages``.
+Each lies between two marks, and is made from the docstrings of the classes.
 """
 
 from __future__ import annotations
@@ -8,30 +8,47 @@ from __future__ import annotations
 import re
 from inspect import cleandoc
 
-from srunddp.supervisor.messages import FROM_A_RANK, FROM_RANK_ZERO, RankMessage
+from srunddp.bootstrap.rendezvous import messages as rendezvous
+from srunddp.supervisor import messages as supervisor
+from srunddp.util.messages import Message
 from tests.conftest import ROOT
 
 PAGE = ROOT / "docs" / "how-it-works.md"
-BEGIN = "<!-- messages: begin -->"
-END = "<!-- messages: end -->"
+BEGIN = "<!-- messages of {}: begin -->"
+END = "<!-- messages of {}: end -->"
+Kinds = tuple[type[Message], ...]
 
 
-def table() -> str:
+def table(from_a_rank: Kinds, from_rank_zero: Kinds) -> str:
     """The table in Markdown: each message, who sends it, and what it means."""
     rows = ["| message | from | meaning |", "|---|---|---|"]
-    rows += [f"| `{kind.kind}` | a rank | {_meaning(kind)} |" for kind in FROM_A_RANK]
-    rows += [f"| `{kind.kind}` | rank 0 | {_meaning(kind)} |" for kind in FROM_RANK_ZERO]
+    for kind in dict.fromkeys((*from_a_rank, *from_rank_zero)):
+        senders = []
+        if kind in from_a_rank:
+            senders.append("a rank")
+        if kind in from_rank_zero:
+            senders.append("rank 0")
+        rows.append(f"| `{kind.kind}` | {', '.join(senders)} | {_meaning(kind)} |")
     return "\n".join(rows)
 
 
 def rendered(page: str) -> str:
-    """The page with this table between its marks."""
-    before, _, rest = page.partition(BEGIN)
-    _, _, after = rest.partition(END)
-    return f"{before}{BEGIN}\n\n{table()}\n\n{END}{after}"
+    """The page with these tables between their marks."""
+    rendezvous_table = table(rendezvous.FROM_A_RANK, rendezvous.FROM_RANK_ZERO)
+    page = _replaced(page, "the rendezvous", rendezvous_table)
+    supervisor_table = table(supervisor.FROM_A_RANK, supervisor.FROM_RANK_ZERO)
+    return _replaced(page, "the supervisor", supervisor_table)
 
 
-def _meaning(kind: type[RankMessage]) -> str:
+def _replaced(page: str, name: str, text: str) -> str:
+    begin = BEGIN.format(name)
+    end = END.format(name)
+    before, _, rest = page.partition(begin)
+    _, _, after = rest.partition(end)
+    return f"{before}{begin}\n\n{text}\n\n{end}{after}"
+
+
+def _meaning(kind: type[Message]) -> str:
     """The docstring as one line, with its attributes as code."""
     text, _, attributes = cleandoc(kind.__doc__ or "").partition("\n\nAttributes:\n")
     explained = re.sub(r"(?m)^    ([\w, ]+): ", r"`\1`: ", attributes)

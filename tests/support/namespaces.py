@@ -11,14 +11,16 @@ import socket
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
-from srunddp.bootstrap.rendezvous.protocol import Hello
-from srunddp.check.coordinator import Coordinator, Handler, serve
+from srunddp.bootstrap.rendezvous.messages import Hello
+from srunddp.check.coordinator import Coordinator, Handler, UnknownQuestionError, serve
+from srunddp.check.messages import CheckMessage
 from tests.cluster.network import tool
 from tests.conftest import missing
 from tests.support.starting import until
 
+A = TypeVar("A", bound=CheckMessage)
 NODES = ("west", "east")
 # Of both nodes, by interface: one network each, and one whose ends are in two.
 NETWORKS = {
@@ -88,7 +90,7 @@ def coordinator_of(
         handle: makes for a node what its process does for a question, within that node.
     """
     fork = multiprocessing.get_context("fork")
-    coordinator = Coordinator({}, lambda _: None)
+    coordinator = Coordinator({}, _answers_nothing)
     children = []
     for rank, (node, name) in enumerate(names.items(), 1):
         ours, theirs = socket.socketpair()
@@ -108,6 +110,10 @@ def coordinator_of(
         for child in children:
             child.join(10.0)
             child.kill()
+
+
+def _answers_nothing(question: CheckMessage) -> CheckMessage:
+    raise UnknownQuestionError(question.kind)
 
 
 def _within(namespace: str, connection: socket.socket, handle: Callable[[], Handler]) -> None:
@@ -139,7 +145,7 @@ def rule(namespace: str, hook: str, words: str) -> AbstractContextManager[None]:
     return rules(namespace, {hook: words})
 
 
-def asked(coordinator: Coordinator, node: str, **question: Any) -> Any:
+def asked(coordinator: Coordinator, node: str, question: CheckMessage, wanted: type[A]) -> A:
     """What a node's process answers."""
     rank = {name: rank for rank, name in coordinator.nodes.items()}[node]
-    return coordinator.ask({rank: question}, 20.0)[rank]
+    return coordinator.ask({rank: question}, 20.0, wanted)[rank]

@@ -3,10 +3,9 @@
 import contextlib
 import os
 import socket
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any
 
 from srunddp.bootstrap.network.interface import shares_subnet
 
@@ -67,6 +66,12 @@ def connect(probe: Probe) -> str:
     return ""
 
 
+def connect_all(probes: Sequence[Probe]) -> list[str]:
+    """Try them at once; for each why it fails, as :func:`connect` says it."""
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        return list(pool.map(connect, probes))
+
+
 def _family(host: str) -> socket.AddressFamily:
     return socket.AF_INET6 if ":" in host else socket.AF_INET
 
@@ -97,18 +102,6 @@ class Prober:
     """
 
     listeners: dict[str, socket.socket] = field(default_factory=dict)
-
-    def handle(self, question: Mapping[str, Any]) -> Any:
-        """The answer to ``listen``, ``connect`` or ``half open``; None to every other question."""
-        match question.get("do"):
-            case "listen":
-                return {address: self.listen(address) for address in question["addresses"]}
-            case "connect":
-                with ThreadPoolExecutor(AT_ONCE) as pool:
-                    return list(pool.map(connect, (Probe(**each) for each in question["probes"])))
-            case "half open":
-                return half_open(self.listeners.values())
-        return None
 
     def listen(self, address: str) -> int:
         """Listen with an empty queue; the port that the kernel chose, 0 where the address cannot be

@@ -21,9 +21,10 @@ from srunddp.bootstrap.process_group.store import process_group_context
 from srunddp.bootstrap.process_group.world import open_world, wait_for_gloo_threads
 from srunddp.bootstrap.rendezvous import meet
 from srunddp.bootstrap.rendezvous.meet import RankSetup, RendezvousOptions
+from srunddp.bootstrap.rendezvous.messages import Goodbye, RendezvousMessage
 from srunddp.errors import ConfigError, SrunddpError
 from srunddp.util.excepthook import install_excepthook
-from srunddp.util.json_lines import receive, send
+from srunddp.util.messages import receive, send
 
 if TYPE_CHECKING:
     from srunddp.bootstrap.process_group.world import World
@@ -126,6 +127,6 @@ def _leave(pid: int, rank: int, connections: tuple[socket.socket, ...]) -> None:
     for connection in connections:
         if rank == 0:
             with contextlib.suppress(OSError):
-                receive(connection, deadline)
+                receive(connection, RendezvousMessage, deadline)
         else:
-            send(connection, {"goodbye": True})
+            send(connection, Goodbye())

@@ -10,21 +10,28 @@ import contextlib
 import os
 import socket
 import time
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
 
 from srunddp.bootstrap.network.interface import shares_subnet
 from srunddp.bootstrap.rendezvous import auth, protocol
 from srunddp.bootstrap.rendezvous.auth import Authenticator, Challenge
-from srunddp.bootstrap.rendezvous.protocol import (
+from srunddp.bootstrap.rendezvous.messages import (
     AbortReason,
-    Address,
-    CancelToken,
+    CannotCome,
     Hello,
+    Here,
+    Moved,
+    NotMet,
+    Refused,
     RendezvousInfo,
+    RendezvousMessage,
+    Seen,
+    Told,
+    error_from,
 )
+from srunddp.bootstrap.rendezvous.protocol import Address, CancelToken
 from srunddp.errors import PeerError, ReassignedError, RendezvousError, Scope, SrunddpError
-from srunddp.util.json_lines import receive, send
+from srunddp.util.messages import receive, send
 from srunddp.util.tcp import limit_silence
 
 ANSWER_WITHIN = 1.0
@@ -176,7 +183,7 @@ class RendezvousClient:
                 if greeted := self._try(address, ANSWER_WITHIN, deadline):
                     connection, proof = greeted
                     with connection:
-                        if _confirmed(connection, {"here": True, "proof": proof, **what.message()}):
+                        if _confirmed(connection, CannotCome.because(what, proof)):
                             return True
             self.interrupt.wait(min(time.monotonic() + 0.1, deadline))
         return False
@@ -190,7 +197,9 @@ class RendezvousClient:
 
     def _failed(self, failure: AbortReason, reported: bool) -> PeerError:
         """This rank's own failure, which rank 0 prints where it was reported to it."""
-        return failure.of(self.hello.rank, self.hello.node, Scope.JOB if reported else Scope.RANK)
+        return failure.error_of(
+            self.hello.rank, self.hello.node, Scope.JOB if reported else Scope.RANK
+        )
 
     def _try(
         self, address: Address, patience: float, deadline: float
@@ -222,32 +231,35 @@ class RendezvousClient:
         if self.hello.address and shares_subnet(self.hello.address, address.host):
             connection.bind((self.hello.address, 0))
         connection.connect((address.host, address.port))
-        send(connection, {"hello": asdict(self.hello), "nonce": nonce, "kind": self.own.kind})
+        send(connection, replace(self.hello, nonce=nonce, proof_kind=self.own.kind))
         answer_by = min(
             time.monotonic() + patience + self.hello.world_size / ANSWERED_PER_SECOND, deadline
         )
         self.interrupt.wait(answer_by, connection)
         self._stop_if_interrupted()
-        return self._prove(connection, nonce, receive(connection, answer_by))
+        return self._prove(connection, nonce, receive(connection, RendezvousMessage, answer_by))
 
-    def _prove(self, connection: socket.socket, nonce: str, greeting: dict[str, Any]) -> str:
+    def _prove(
+        self, connection: socket.socket, nonce: str, greeting: RendezvousMessage | None
+    ) -> str:
         """Our proof, once rank 0's has been checked."""
-        if "refused" in greeting:
-            why = f"refused it: {str(greeting['refused'])[:_LONGEST_REASON]}"
+        if isinstance(greeting, Refused):
+            why = f"refused it: {greeting.why[:_LONGEST_REASON]}"
             if self.own.kind == "none":
                 # It can verify no answer, and believes this one as it would all others.
                 raise self._refusal(f"rank 0 {why}")
             raise _RefusedError(why)  # somebody else may hold the port
-        if "seen" not in greeting or not auth.is_nonce(greeting.get("nonce")):
+        if not isinstance(greeting, Seen) or not auth.is_nonce(greeting.nonce):
             raise _StrangerError("belongs to somebody else")
         challenge = Challenge(
             self.hello.token,
             self.hello.rank,
             str(Address(*connection.getpeername()[:2])),
             nonce,
-            greeting["nonce"],
+            greeting.nonce,
         )
-        if objection := self.own.why_invalid(greeting.get("proof"), challenge.text(auth.SERVER)):
+        objection = self.own.why_invalid(greeting.proof, challenge.text(auth.SERVER))
+        if objection:
             raise _RefusedError(f"did not prove that it is rank 0: {objection}")
         try:
             return self.own.sign(challenge.text(auth.CLIENT))
@@ -278,14 +290,14 @@ class RendezvousClient:
     def _await_others(
         self, connection: socket.socket, proof: str, address: Address, deadline: float
     ) -> RendezvousInfo:
-        send(connection, {"here": True, "proof": proof})
+        send(connection, Here(proof))
         if self.lost_after is not None:
             limit_silence(connection, self.lost_after)
         try:
             return self._receive_info(
                 connection, max(deadline, time.monotonic()) + _RANK_ZERO_LATER
             )
-        except (OSError, TypeError):
+        except OSError:
             raise RendezvousError(
                 f"{self.hello} lost rank 0 at {address} during the rendezvous",
                 expected="rank 0 to stay",
@@ -296,27 +308,25 @@ class RendezvousClient:
         while True:
             self.interrupt.wait(deadline, connection)
             if failure := self.interrupt.failure:
-                raise self._failed(failure, _confirmed(connection, failure.message()))
-            answer = receive(connection, deadline)
-            if "failed" in answer:
-                raise protocol.error_from_message(answer)
-            if "refused" in answer:
-                raise self._refusal(
-                    f"rank 0 refused it: {str(answer['refused'])[:_LONGEST_REASON]}"
-                )
-            if isinstance(answer.get("rank"), int):
-                connection.close()
-                raise ReassignedError(answer["rank"])
-            if meeting := RendezvousInfo.of(answer.get("meeting")):
-                connection.settimeout(None)
-                return meeting
+                raise self._failed(failure, _confirmed(connection, failure))
+            match receive(connection, RendezvousMessage, deadline):
+                case AbortReason() | NotMet() as why:
+                    raise error_from(why)
+                case Refused(why=text):
+                    raise self._refusal(f"rank 0 refused it: {text[:_LONGEST_REASON]}")
+                case Moved(rank=rank):
+                    connection.close()
+                    raise ReassignedError(rank)
+                case RendezvousInfo() as info:
+                    connection.settimeout(None)
+                    return info
 
 
-def _confirmed(connection: socket.socket, message: dict[str, Any]) -> bool:
+def _confirmed(connection: socket.socket, message: AbortReason | CannotCome) -> bool:
     """Send that this rank has failed; whether rank 0 has read it, or is failing itself."""
     send(connection, message)
     try:
-        answer = receive(connection, time.monotonic() + ANSWER_WITHIN)
+        answer = receive(connection, RendezvousMessage, time.monotonic() + ANSWER_WITHIN)
     except OSError:
         return False
-    return "told" in answer or "failed" in answer
+    return isinstance(answer, Told | AbortReason | NotMet)

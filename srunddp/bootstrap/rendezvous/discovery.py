@@ -19,7 +19,8 @@ from srunddp.bootstrap.network.interface import (
     list_interfaces,
 )
 from srunddp.bootstrap.rendezvous.auth import Authenticator, choose_authenticator
-from srunddp.bootstrap.rendezvous.protocol import Address, Hello, decode_advertisement
+from srunddp.bootstrap.rendezvous.messages import Hello
+from srunddp.bootstrap.rendezvous.protocol import Address, decode_advertisement
 from srunddp.errors import ConfigError, Scope
 from srunddp.util.console import SAY_EVERY, periodically
 

@@ -9,16 +9,26 @@ import errno
 import selectors
 import socket
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, fields
-from typing import Any, Self
+from dataclasses import dataclass, field
+from typing import Self
 
 from srunddp.bootstrap.rendezvous import auth
 from srunddp.bootstrap.rendezvous.auth import Authenticator, Challenge
-from srunddp.bootstrap.rendezvous.protocol import Address, CancelToken, Hello
+from srunddp.bootstrap.rendezvous.messages import (
+    CannotCome,
+    Hello,
+    Here,
+    Refused,
+    RendezvousMessage,
+    Seen,
+    Stranger,
+)
+from srunddp.bootstrap.rendezvous.protocol import Address, CancelToken
 from srunddp.errors import RendezvousError, Scope
-from srunddp.util.json_lines import LineBuffer, parse, send
+from srunddp.util.json_lines import LineBuffer
+from srunddp.util.messages import send
 
 UNPROVEN = 1024  # so many connections without a proof are kept, besides one for each rank
 PATIENCE = 30.0  # seconds after which one of those is closed
@@ -28,7 +38,9 @@ _LINES_SAID = 10
 # Connections that are accepted in a row; messages that are read in between.
 _AT_ONCE = 4096
 _BETWEEN = 64
-_TYPES = {each.name: each.type for each in fields(Hello)}
+
+# Whose connection, the connection, and what came over it; None when it is gone.
+PeerEvent = tuple[Hello, socket.socket, RendezvousMessage | None]
 
 
 @dataclass(eq=False)
@@ -84,14 +96,13 @@ class AuthenticatedListener:
         for stranger in self._waiting:
             stranger.close()
 
-    def events(
-        self, seconds: float
-    ) -> Iterator[tuple[Hello, socket.socket, Mapping[str, Any] | None]]:
-        """Wait once, for at most so many seconds. Hand on what proven peers say: the first message
-        of each is ``here``.
+    def events(self, seconds: float) -> Iterator[PeerEvent]:
+        """Wait once, for at most so many seconds, and hand on what proven peers say.
 
-        Returns who, its connection, and the message, None when it is gone. A RendezvousError where
-        there are no more descriptors, and none is a stranger's.
+        The first message of each is :class:`Here` or :class:`CannotCome`.
+
+        Raises:
+            RendezvousError: There are no more descriptors, and none is a stranger's.
         """
         before = time.monotonic() - PATIENCE
         while self._waiting and (oldest := next(iter(self._waiting.values()))).since < before:
@@ -148,23 +159,21 @@ class AuthenticatedListener:
         self.known.pop(peer.connection, None)
         peer.connection.close()
 
-    def _read(
-        self, peer: PendingPeer
-    ) -> Iterator[tuple[Hello, socket.socket, Mapping[str, Any] | None]]:
+    def _read(self, peer: PendingPeer) -> Iterator[PeerEvent]:
         try:
             piece = peer.connection.recv(_LONGEST)
         except BlockingIOError:
             return
         except OSError:
             piece = b""
-        for text in peer.received.feed(piece):
-            message = parse(text)
+        for line in peer.received.feed(piece):
+            message = RendezvousMessage.decode(line)
             if peer.connection not in self.known:
                 self._authenticate(peer, message)
-            if peer.hello and peer.connection in self.known:
+            if peer.connection not in self.known and peer.connection not in self._waiting:
+                return  # it has been refused
+            if message and peer.hello and peer.connection in self.known:
                 yield peer.hello, peer.connection, message
-            elif peer.connection not in self._waiting:
-                return
         if not piece or len(peer.received) >= _LONGEST:
             known = peer.connection in self.known
             self._close(peer)
@@ -173,35 +182,32 @@ class AuthenticatedListener:
             elif piece:
                 self._note(peer, "it sent no message of srunddp's")
 
-    def _authenticate(self, peer: PendingPeer, message: Mapping[str, Any]) -> None:
+    def _authenticate(self, peer: PendingPeer, message: RendezvousMessage | None) -> None:
         """Greet a peer at its hello, and let it in at its proof."""
         if peer.challenge is None:
             self._greet(peer, message)
             return
-        objection = self.trust.why_invalid(message.get("proof"), peer.challenge.text(auth.CLIENT))
-        if "here" not in message or objection:
-            self._refuse(peer, objection or "it did not answer with a proof")
+        if not isinstance(message, Here | CannotCome):
+            self._refuse(peer, "it did not answer with a proof")
+            return
+        objection = self.trust.why_invalid(message.proof, peer.challenge.text(auth.CLIENT))
+        if objection:
+            self._refuse(peer, objection)
             return
         self.known[peer.connection] = self._waiting.pop(peer.connection)
 
-    def _greet(self, peer: PendingPeer, message: Mapping[str, Any]) -> None:
-        hello = _hello(message)
-        nonce = message.get("nonce")
-        kind = message.get("kind")
-        if (
-            not hello
-            or not auth.is_nonce(nonce)
-            or kind not in auth.KINDS
-            or hello.token != self.own.token
-        ):
-            send(peer.connection, {"stranger": True})
-            self._close(peer)
-            if not hello:
-                self._note(peer, "it sent no message of srunddp's")
+    def _greet(self, peer: PendingPeer, message: RendezvousMessage | None) -> None:
+        if not isinstance(message, Hello) or not _is_plausible(message):
+            self._dismiss(peer)
+            self._note(peer, "it sent no message of srunddp's")
+            return
+        hello = message
+        if hello.token != self.own.token:
+            self._dismiss(peer)
             return
         peer.hello = hello
-        if kind != self.trust.kind:
-            self._refuse(peer, f"its proof is {kind}, rank 0's {self.trust.kind}")
+        if hello.proof_kind != self.trust.kind:
+            self._refuse(peer, f"its proof is {hello.proof_kind}, rank 0's {self.trust.kind}")
             return
         with suppress(OSError):
             # It has lost patience, and comes again.
@@ -209,17 +215,21 @@ class AuthenticatedListener:
                 self._close(peer)
                 return
         own = Address(*peer.connection.getsockname()[:2])
-        challenge = Challenge(hello.token, hello.rank, str(own), str(nonce), auth.nonce())
+        challenge = Challenge(hello.token, hello.rank, str(own), hello.nonce, auth.nonce())
         try:
             proof = self.trust.sign(challenge.text(auth.SERVER))
         except auth.ProofError as reason:
             self._refuse(peer, f"rank 0 cannot prove itself: {reason}")
             return
         peer.challenge = challenge
-        send(peer.connection, {"seen": True, "nonce": challenge.server_nonce, "proof": proof})
+        send(peer.connection, Seen(nonce=challenge.server_nonce, proof=proof))
+
+    def _dismiss(self, peer: PendingPeer) -> None:
+        send(peer.connection, Stranger())
+        self._close(peer)
 
     def _refuse(self, peer: PendingPeer, why: str) -> None:
-        send(peer.connection, {"refused": why})
+        send(peer.connection, Refused(why))
         self._close(peer)
         self._note(peer, f"{why}; expected {auth.EXPECTED} -> {auth.HINT}")
 
@@ -232,14 +242,9 @@ class AuthenticatedListener:
             )
 
 
-def _hello(message: Mapping[str, Any]) -> Hello | None:
-    try:
-        hello = Hello(**{name: value for name, value in message["hello"].items() if name in _TYPES})
-    except (KeyError, TypeError, AttributeError):
-        return None
-    for name, value in vars(hello).items():
-        if type(value).__name__ != _TYPES[name]:
-            return None
+def _is_plausible(hello: Hello) -> bool:
+    """Whether it may be an honest rank's, and can be shown in the log."""
+    for value in vars(hello).values():
         if isinstance(value, str) and not (value.isprintable() and len(value) <= _LONGEST_WORD):
-            return None
-    return hello
+            return False
+    return auth.is_nonce(hello.nonce) and hello.proof_kind in auth.KINDS

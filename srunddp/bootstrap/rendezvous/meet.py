@@ -21,14 +21,8 @@ from srunddp.bootstrap.network import ifaces_conf, interface
 from srunddp.bootstrap.network.interface import SelectedInterface
 from srunddp.bootstrap.rendezvous import discovery, protocol
 from srunddp.bootstrap.rendezvous.discovery import Broadcast, Say
-from srunddp.bootstrap.rendezvous.protocol import (
-    AbortReason,
-    BoundSockets,
-    CancelToken,
-    Hello,
-    RendezvousInfo,
-    RendezvousResult,
-)
+from srunddp.bootstrap.rendezvous.messages import AbortReason, Hello, RendezvousInfo
+from srunddp.bootstrap.rendezvous.protocol import BoundSockets, CancelToken, RendezvousResult
 from srunddp.errors import ConfigError, Scope, SrunddpError
 
 if TYPE_CHECKING:
@@ -371,7 +365,7 @@ def report_early_failure(
     failure = AbortReason(str(error.args[0]), error.exit_code)
     try:
         if environment.rank == 0:
-            said = AbortReason(str(failure.of(0, environment.node)), failure.code)
+            said = AbortReason(str(failure.error_of(0, environment.node)), failure.exit_code)
             if way.publishes and not rejoin:
                 way.exchange(protocol.encode_abort(said), environment, within)
             else:
@@ -422,7 +416,7 @@ def _answer_others(
     with AuthenticatedListener(
         listening=listening, own=own, trust=trust, say=lambda _: None
     ) as listener:
-        tell_all(listener, failure.message(), {0}, within)
+        tell_all(listener, failure, {0}, within)
         for each in (*listening, *listener.known):
             each.close()
 

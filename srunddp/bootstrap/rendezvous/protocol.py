@@ -1,6 +1,5 @@
-"""What goes over a connection: addresses, rank 0's two held sockets, and messages of one line of
-JSON each; among them the failure of one rank before all have met, how its own process learns of it,
-and how it is put into words.
+"""Addresses, rank 0's two held sockets, what rank 0 publishes of itself, and how a rank's own
+process ends its rendezvous.
 
 Rank 0 binds first and tells then: both of its sockets, for the rendezvous and for the store, are
 held from the moment their address is known to anyone, so no port is looked for, closed and taken
@@ -15,19 +14,17 @@ import os
 import selectors
 import socket
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 from urllib.parse import quote, unquote
 
 from srunddp.bootstrap.rendezvous import auth
-from srunddp.errors import PeerError, RendezvousError, Scope, SrunddpError
-from srunddp.supervisor.worker_messages import WorkerMessage
+from srunddp.bootstrap.rendezvous.messages import AbortReason, RendezvousInfo
+from srunddp.errors import PeerError, RendezvousError
 
 _FAILED = "failed"
 _LONGEST = 700  # PMI-1's lines have at most 1024 bytes
 _MOST_ADDRESSES = 8
-_LONGEST_REASON = 2000
 _BACKLOG = 65535  # at most, as far as net.core.somaxconn allows it
 # Seconds for which a rank tells rank 0 that it has failed, and rank 0 those that come later.
 TELL_FOR = 5.0
@@ -61,68 +58,6 @@ class BoundSockets:
     store: socket.socket
     rendezvous_address: Address
     store_address: Address
-
-
-@dataclass(frozen=True)
-class Hello:
-    """What a rank says of itself: who it is, where, which process, and on which CPUs it may run.
-
-    Attributes:
-        rank, world_size: with spare nodes their tasks count, too, with the numbers behind all
-            ranks.
-        local_world_size: as the launcher told it; 0 where it did not. version: srunddp's.
-        deputy_port: on which it listens for the time when rank 0 is gone; 0 where it does not.
-    """
-
-    token: str
-    rank: int
-    world_size: int
-    local_rank: int
-    node: str
-    address: str
-    pid: int
-    cpus: str = ""
-    local_world_size: int = 0
-    version: str = ""
-    deputy_port: int = 0
-
-    def __str__(self) -> str:
-        return f"rank {self.rank} on {self.node}"
-
-
-# The rank, the address and the port of each that may act for rank 0 when it is gone.
-Deputies = tuple[tuple[int, str, int], ...]
-
-
-@dataclass(frozen=True, kw_only=True)
-class RendezvousInfo(WorkerMessage, kind="world"):
-    """What every rank knows after the rendezvous; the defaults are those of a process that meets no
-    others.
-
-    Attributes:
-        master_addr, master_port: of the store.
-        nnodes, node_rank, local_world_size: torch's terms, counted from the hellos.
-        run: the job and step, for ``TORCHELASTIC_RUN_ID``; channel: over which the ranks met.
-        master_node: rank 0's.
-        sharers: ranks of this node with this rank's affinity mask, itself included.
-        deputies: rank, address and port of those that may act for rank 0 when it is gone, the first
-            one first.
-        takeover: with spare nodes, what rank 0 would publish of them then; vacant: numbers of tasks
-            that are gone.
-    """
-
-    master_addr: str
-    master_port: int
-    nnodes: int = 1
-    node_rank: int = 0
-    local_world_size: int = 1
-    run: str
-    channel: str = "none"
-    master_node: str
-    sharers: int = 1
-    deputies: tuple[tuple[int, str, int], ...] = ()  # not by its name: see util/messages.py
-    takeover: str = field(default="", repr=False)
-    vacant: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -200,50 +135,6 @@ def listen_where_possible(hosts: Iterable[str], ports: list[int]) -> list[socket
     return listening
 
 
-@dataclass(frozen=True)
-class AbortReason:
-    """Why a rank failed, as its own message says it, and its exit code."""
-
-    text: str
-    code: int
-
-    def message(self) -> dict[str, Any]:
-        """What goes over the connection."""
-        return {"failed": self.text[:_LONGEST_REASON], "code": self.code}
-
-    def of(self, rank: int, node: str, scope: Scope = Scope.JOB) -> PeerError:
-        """The error that all ranks raise."""
-        return PeerError(f"rank {rank} on {node} failed: {self.text}", code=self.code, scope=scope)
-
-
-def failure_in(message: Mapping[str, Any]) -> AbortReason | None:
-    """The failure that a rank's message tells of; None where it tells of none."""
-    if "failed" not in message:
-        return None
-    code = message.get("code")
-    return AbortReason(
-        str(message["failed"])[:_LONGEST_REASON],
-        code if type(code) is int and 0 < code < 256 else 1,
-    )
-
-
-def error_from_message(message: Mapping[str, Any]) -> SrunddpError:
-    """The error that rank 0's message ``failed`` stands for: a rank's own failure, or that they did
-    not meet.
-    """
-    if failure := failure_in(message) if "code" in message else None:
-        return PeerError(failure.text, code=failure.code)
-    return RendezvousError(str(message["failed"])[:_LONGEST_REASON], scope=Scope.JOB)
-
-
-def message_of(error: SrunddpError) -> dict[str, Any]:
-    """What rank 0 tells the others when it raises this error."""
-    text = str(error)
-    if isinstance(error, PeerError):
-        return AbortReason(text, error.exit_code).message()
-    return {"failed": text}
-
-
 class CancelToken:
     """Ends this rank's meeting from another thread, such as the one that sees its worker die.
 
@@ -309,7 +200,7 @@ def encode_advertisement(token: str, addresses: Sequence[Address]) -> str:
 
 def encode_abort(failure: AbortReason) -> str:
     """The text that announces rank 0's failure."""
-    return f"{_FAILED}@{failure.code}@{quote(failure.text)[:_LONGEST]}"
+    return f"{_FAILED}@{failure.exit_code}@{quote(failure.text)[:_LONGEST]}"
 
 
 def decode_advertisement(text: str) -> Advertisement:

@@ -7,24 +7,33 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import NoReturn
 
 from srunddp.bootstrap.rendezvous import protocol
 from srunddp.bootstrap.rendezvous.auth import Authenticator
 from srunddp.bootstrap.rendezvous.listener import AuthenticatedListener
+from srunddp.bootstrap.rendezvous.messages import (
+    AbortReason,
+    CannotCome,
+    Deputies,
+    Hello,
+    Here,
+    NotMet,
+    RendezvousInfo,
+    RendezvousMessage,
+    Told,
+    about,
+)
 from srunddp.bootstrap.rendezvous.protocol import (
     Address,
     BoundSockets,
     CancelToken,
-    Deputies,
-    Hello,
-    RendezvousInfo,
     RendezvousResult,
 )
 from srunddp.errors import PeerError, RendezvousError, Scope, SrunddpError
 from srunddp.util.console import SAY_EVERY
 from srunddp.util.hostlist import fold_ranks
-from srunddp.util.json_lines import send
+from srunddp.util.messages import send
 
 MOST_DEPUTIES = 8
 
@@ -33,7 +42,7 @@ MOST_DEPUTIES = 8
 class RendezvousServer:
     """Rank 0's side: greets the ranks as they come, and tells all of them once the last is there.
 
-    A rank says hello, is answered ``seen``, and counts once it has answered ``here`` with its
+    A rank says hello, is answered ``Seen``, and counts once it has answered ``Here`` with its
     proof: one that lost patience in between is not taken for present, and one that proves nothing
     has no effect.
 
@@ -88,7 +97,7 @@ class RendezvousServer:
                 self._settled.add(self.own.rank)
                 tell_all(
                     listener,
-                    protocol.message_of(error),
+                    about(error),
                     self._settled,
                     0.0 if late else self.linger,
                 )
@@ -112,29 +121,36 @@ class RendezvousServer:
             for hello, connection, message in listener.events(min(deadline, next_word) - now):
                 self._take(hello, connection, message)
             if self.interrupt and self.interrupt.failure:
-                raise self.interrupt.failure.of(self.own.rank, self.own.node)
+                raise self.interrupt.failure.error_of(self.own.rank, self.own.node)
 
     def _take(
-        self, hello: Hello, connection: socket.socket, message: Mapping[str, Any] | None
+        self, hello: Hello, connection: socket.socket, message: RendezvousMessage | None
     ) -> None:
-        if message is None:
-            if self.connections.get(hello.rank) is connection:
-                self._settled.add(hello.rank)
-                raise PeerError(
-                    f"{hello} was lost during the rendezvous: its process ended",
-                    code=137,
-                    expected="every rank to stay",
-                    hint="see what ended it there: a signal, or the node's memory",
-                )
-        elif reported := protocol.failure_in(message):
-            send(connection, {"told": True})
-            self._settled.add(hello.rank)
-            raise reported.of(hello.rank, hello.node)
-        elif "here" in message:
-            if objection := self._objection(hello):
-                raise RendezvousError(objection, scope=Scope.JOB)
-            self.connections[hello.rank] = connection
-            self._here[hello.rank] = hello
+        match message:
+            case None:
+                if self.connections.get(hello.rank) is connection:
+                    self._settled.add(hello.rank)
+                    raise PeerError(
+                        f"{hello} was lost during the rendezvous: its process ended",
+                        code=137,
+                        expected="every rank to stay",
+                        hint="see what ended it there: a signal, or the node's memory",
+                    )
+            case AbortReason() as reason:
+                self._fail(hello, connection, reason)
+            case CannotCome(reason=reason):
+                self._fail(hello, connection, reason)
+            case Here():
+                if objection := self._objection(hello):
+                    raise RendezvousError(objection, scope=Scope.JOB)
+                self.connections[hello.rank] = connection
+                self._here[hello.rank] = hello
+
+    def _fail(self, hello: Hello, connection: socket.socket, reason: AbortReason) -> NoReturn:
+        """Tell the rank that its failure is known, and raise it."""
+        send(connection, Told())
+        self._settled.add(hello.rank)
+        raise reason.error_of(hello.rank, hello.node)
 
     def _objection(self, hello: Hello) -> str:
         if hello.version != self.own.version:
@@ -203,7 +219,7 @@ class RendezvousServer:
         meetings = dict(zip(numbers, infos, strict=True))
         for rank, connection in self.connections.items():
             connection.setblocking(True)
-            send(connection, {"meeting": vars(meetings[rank])})
+            send(connection, meetings[rank])
         return meetings[self.own.rank]
 
     def _deputies(self) -> Deputies:
@@ -272,12 +288,15 @@ def _nodes(hellos: Sequence[Hello]) -> list[tuple[str, int]]:
 
 
 def tell_all(
-    listener: AuthenticatedListener, message: dict[str, Any], settled: set[int], seconds: float
+    listener: AuthenticatedListener,
+    message: AbortReason | NotMet,
+    settled: set[int],
+    seconds: float,
 ) -> None:
     """Tell a failure to all that are known, and for some time to those that come.
 
     Args:
-        message: ``failed``, as :mod:`srunddp.bootstrap.rendezvous.protocol` makes it.
+        message: What it is.
         settled: the ranks that need not be waited for; those that are told are added.
         seconds: at most; it ends as soon as every rank is settled.
     """
@@ -288,6 +307,8 @@ def tell_all(
     deadline = time.monotonic() + seconds
     while len(settled) < listener.own.world_size and (remaining := deadline - time.monotonic()) > 0:
         for hello, connection, said in listener.events(remaining):
-            if said is not None:
-                send(connection, {"told": True} if "failed" in said else message)
+            if isinstance(said, AbortReason | CannotCome):
+                send(connection, Told())
+            elif said is not None:
+                send(connection, message)
             settled.add(hello.rank)

@@ -5,17 +5,23 @@ replaced.
 import socket
 import time
 from collections import defaultdict
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
-from typing import Any
 
 from srunddp.bootstrap.environment.spare_nodes import ranks_of_nodes
 from srunddp.bootstrap.rendezvous.listener import AuthenticatedListener
-from srunddp.bootstrap.rendezvous.protocol import AbortReason, Hello
+from srunddp.bootstrap.rendezvous.messages import (
+    AbortReason,
+    CannotCome,
+    Hello,
+    Moved,
+    RendezvousMessage,
+    Told,
+)
 from srunddp.bootstrap.rendezvous.server import RendezvousServer
 from srunddp.errors import RendezvousError, Scope
 from srunddp.util.hostlist import fold_ranks
-from srunddp.util.json_lines import send
+from srunddp.util.messages import send
 from srunddp.util.tcp import limit_silence
 
 
@@ -73,10 +79,10 @@ class SpareNodeServer(RendezvousServer):
             for hello, connection, message in listener.events(due - now):
                 self._take(hello, connection, message)
             if self.interrupt and self.interrupt.failure:
-                raise self.interrupt.failure.of(self.own.rank, self.own.node)
+                raise self.interrupt.failure.error_of(self.own.rank, self.own.node)
 
     def _take(
-        self, hello: Hello, connection: socket.socket, message: Mapping[str, Any] | None
+        self, hello: Hello, connection: socket.socket, message: RendezvousMessage | None
     ) -> None:
         if message is None:
             if self.connections.get(hello.rank) is connection:
@@ -86,9 +92,10 @@ class SpareNodeServer(RendezvousServer):
         if self._moved.get(hello.rank, hello.node) != hello.node:
             self._dismiss(connection, hello)
             return
-        if "failed" in message and hello.rank >= sum(self.sizes):
+        is_failure = isinstance(message, AbortReason | CannotCome)
+        if is_failure and hello.rank >= sum(self.sizes):
             self.expected.discard(hello.rank)
-            send(connection, {"told": True})
+            send(connection, Told())
             return
         super()._take(hello, connection, message)
         limit_silence(connection, self.lost_after)
@@ -135,7 +142,7 @@ class SpareNodeServer(RendezvousServer):
             f" {next(iter(spare)).node}"
         )
         for rank, hello in zip(ranks, spare, strict=False):
-            send(self.connections.pop(hello.rank), {"rank": rank})
+            send(self.connections.pop(hello.rank), Moved(rank))
             del self._here[hello.rank]
             self.expected = (self.expected - {hello.rank}) | {rank}
             self._moved[rank] = hello.node
@@ -150,4 +157,4 @@ class SpareNodeServer(RendezvousServer):
 
     def _dismiss(self, connection: socket.socket, hello: Hello) -> None:
         found = f"the ranks of {hello.node} have gone to another node"
-        send(connection, AbortReason(found, RendezvousError.exit_code).message())
+        send(connection, AbortReason(found, RendezvousError.exit_code))

@@ -24,7 +24,7 @@ from srunddp.bootstrap.network.ifaces_conf import (
 )
 from srunddp.bootstrap.network.interface import SelectedInterface
 from srunddp.bootstrap.process_group.store import ProcessGroupContext
-from srunddp.bootstrap.rendezvous.protocol import RendezvousInfo
+from srunddp.bootstrap.rendezvous.messages import RendezvousInfo
 from srunddp.errors import ConfigError
 from tests.support.starting import write
 

@@ -19,7 +19,7 @@ from srunddp.bootstrap.network.interface import SelectedInterface
 from srunddp.bootstrap.process_group import device
 from srunddp.bootstrap.process_group.store import ProcessGroupContext
 from srunddp.bootstrap.process_group.world import World, open_world
-from srunddp.bootstrap.rendezvous.protocol import RendezvousInfo
+from srunddp.bootstrap.rendezvous.messages import RendezvousInfo
 from srunddp.errors import PeerError, Stopped
 from tests.support.starting import LONG, until
 from tests.support.worlds import world

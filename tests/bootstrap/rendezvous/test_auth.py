@@ -15,12 +15,21 @@ import pytest
 from srunddp.bootstrap.rendezvous import auth, protocol
 from srunddp.bootstrap.rendezvous.auth import Authenticator, Challenge, HmacAuthenticator
 from srunddp.bootstrap.rendezvous.client import join
-from srunddp.bootstrap.rendezvous.protocol import AbortReason, Address
+from srunddp.bootstrap.rendezvous.messages import (
+    AbortReason,
+    CannotCome,
+    Here,
+    Refused,
+    RendezvousMessage,
+    Seen,
+)
+from srunddp.bootstrap.rendezvous.protocol import Address
 from srunddp.errors import PeerError, RendezvousError
-from srunddp.util import json_lines
+from srunddp.util.messages import send
 from tests.bootstrap.rendezvous.test_client import (
     NONCE,
     greeting,
+    heard,
     hello,
     rank_zero,
     refusal,
@@ -167,9 +176,18 @@ def test_what_is_no_announcement_is_one_message(text: str) -> None:
 # At the meeting.
 
 
-@pytest.mark.parametrize("said", ["", "0" * 64, NONCE, None])
+@pytest.mark.parametrize(
+    "said",
+    [
+        Here(""),
+        Here("0" * 64),
+        Here(NONCE),
+        CannotCome("0" * 64, "the end", 9),
+        AbortReason("the end", 9),
+    ],
+)
 def test_a_caller_without_proof_leaves_one_line_in_the_log(
-    prover: Authenticator, said: str | None
+    prover: Authenticator, said: RendezvousMessage
 ) -> None:
     """Not though it knows the token, counts another world, or has a rank that is there already."""
     with rank_zero(3, trust=prover) as server, ThreadPoolExecutor(2) as pool:
@@ -183,12 +201,10 @@ def test_a_caller_without_proof_leaves_one_line_in_the_log(
             hello(2, 3, address="::1"),
         ):
             with server.connect() as caller:
-                json_lines.send(caller, greeting(one, prover.kind))
-                assert "seen" in json_lines.receive(caller)
-                json_lines.send(
-                    caller, {"here": True, "proof": said, "failed": "the end", "code": 9}
-                )
-                assert "refused" in json_lines.receive(caller)
+                send(caller, greeting(one, prover.kind))
+                assert isinstance(heard(caller), Seen)
+                send(caller, said)
+                assert isinstance(heard(caller), Refused)
                 assert caller.recv(100) == b""
         second = pool.submit(join, [server.address], hello(2, 3), soon(), prover)
         assert [first.result()[1], second.result()[1]] == [server.meeting()] * 2

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 import os
 import resource
 import socket
@@ -20,21 +19,31 @@ from srunddp.bootstrap.network.ifaces_conf import DEFAULT
 from srunddp.bootstrap.rendezvous import client, discovery, listener, protocol
 from srunddp.bootstrap.rendezvous.auth import CLIENT, Authenticator, Challenge, HmacAuthenticator
 from srunddp.bootstrap.rendezvous.client import join, report_failure
-from srunddp.bootstrap.rendezvous.protocol import (
+from srunddp.bootstrap.rendezvous.messages import (
     AbortReason,
+    Goodbye,
+    Hello,
+    Here,
+    NotMet,
+    RendezvousInfo,
+    RendezvousMessage,
+    Seen,
+    Stranger,
+    Told,
+    error_from,
+)
+from srunddp.bootstrap.rendezvous.protocol import (
     Address,
     BoundSockets,
     CancelToken,
-    Hello,
-    RendezvousInfo,
     RendezvousResult,
     bind_store,
-    failure_in,
     listen,
 )
 from srunddp.bootstrap.rendezvous.server import RendezvousServer, infos_of
 from srunddp.errors import PeerError, RendezvousError, Scope
-from srunddp.util import json_lines
+from srunddp.util.json_lines import parse
+from srunddp.util.messages import receive, send
 from tests.support.launchers import PID, step
 from tests.support.starting import until
 
@@ -60,9 +69,14 @@ def hello(
     return Hello(token, rank, world_size, rank, node, address, 1000 + rank if pid is None else pid)
 
 
-def greeting(one: Hello, kind: str = "none") -> dict[str, object]:
+def greeting(one: Hello, kind: str = "none") -> Hello:
     """The first message of a rank."""
-    return {"hello": asdict(one), "nonce": NONCE, "kind": kind}
+    return replace(one, nonce=NONCE, proof_kind=kind)
+
+
+def heard(connection: socket.socket) -> RendezvousMessage | None:
+    """The next message that comes over a connection."""
+    return receive(connection, RendezvousMessage)
 
 
 class RankZero:
@@ -279,11 +293,11 @@ def test_the_lines_stay_open_after_the_meeting() -> None:
     with rank_zero(2) as server:
         connection, _ = join([server.address], hello(1), soon())
         server.meeting()
-        json_lines.send(server.rendezvous.connections[1], {"later": 1})
-        assert json_lines.receive(connection) == {"later": 1}
-        json_lines.send(connection, {"goodbye": True})
+        send(server.rendezvous.connections[1], Told())
+        assert heard(connection) == Told()
+        send(connection, Goodbye())
         server.rendezvous.connections[1].settimeout(LONG)
-        assert json_lines.receive(server.rendezvous.connections[1]) == {"goodbye": True}
+        assert heard(server.rendezvous.connections[1]) == Goodbye()
         connection.close()
         with pytest.raises(ConnectionRefusedError):
             server.connect()
@@ -328,13 +342,13 @@ ANSWERS = {
     "endless": b"x" * 100_000,
     "empty-lines": b"\n\n\n",
     "json": b'{"jsonrpc": "2.0", "error": {}}\n',
-    "json-list": b'[{"meeting": 1}]\n',
-    "other-job": b'{"stranger": true}\n',
+    "json-list": b'[{"kind": "world"}]\n',
+    "other-job": Stranger().encode(),
 }
 STRANGERS = ("mute", "closing", "banner", *ANSWERS)
 
 
-class Stranger(socketserver.ThreadingTCPServer):
+class StrangersServer(socketserver.ThreadingTCPServer):
     """Somebody else's server; notes every byte that each connection brings."""
 
     def __init__(self, kind: str, port: int = 0) -> None:
@@ -359,8 +373,8 @@ class Stranger(socketserver.ThreadingTCPServer):
 
 
 @contextmanager
-def stranger(kind: str, port: int = 0) -> Iterator[Stranger]:
-    with Stranger(kind, port) as server, ThreadPoolExecutor(1) as pool:
+def stranger(kind: str, port: int = 0) -> Iterator[StrangersServer]:
+    with StrangersServer(kind, port) as server, ThreadPoolExecutor(1) as pool:
         pool.submit(server.serve_forever, 0.01)
         try:
             yield server
@@ -368,14 +382,10 @@ def stranger(kind: str, port: int = 0) -> Iterator[Stranger]:
             server.shutdown()
 
 
-def heard_the_hello_alone(server: Stranger, one: Hello) -> bool:
+def heard_the_hello_alone(server: StrangersServer, one: Hello) -> bool:
     # A banner is read before our hello has been sent whole, perhaps.
-    heard = [bytes(received) for received in server.received if received]
-    messages = [json_lines.parse(text) for text in heard]
-    return all(text.count(b"\n") == 1 and text.endswith(b"\n") for text in heard) and all(
-        message.pop("nonce") and message == {"hello": asdict(one), "kind": "none"}
-        for message in messages
-    )
+    texts = [bytes(received) for received in server.received if received]
+    return all(text.endswith(b"\n") and RendezvousMessage.decode(text) == one for text in texts)
 
 
 @pytest.mark.parametrize(
@@ -384,7 +394,8 @@ def heard_the_hello_alone(server: Stranger, one: Hello) -> bool:
     ids=lambda text: repr(text[:8]),
 )
 def test_a_line_that_is_no_message_of_ours_is_empty(text: bytes) -> None:
-    assert json_lines.parse(text) == {}
+    assert parse(text) == {}
+    assert RendezvousMessage.decode(text) is None
 
 
 def test_two_steps_on_the_same_ports_meet_each_their_own() -> None:
@@ -442,18 +453,24 @@ def test_rank_zero_walks_on_from_taken_ports_and_is_found_there() -> None:
             b"{}\n",
             b"[]\n",
         ),
-        *(b'{"here": true}\n', b'{"hello": 7}\n', b'{"hello": {"token": "1207.0.0"}}\n'),
+        *(Here("").encode(), b'{"kind": "hello"}\n', b'{"kind": "hello", "token": "1207.0.0"}\n'),
         *(
-            json.dumps(greeting(replace(hello(1), **wrong))).encode() + b"\n"
+            greeting(replace(hello(1), **wrong)).encode()
             for wrong in (
                 {"token": "1207.0.1"},
                 {"rank": "1"},
                 {"rank": True},
                 {"world_size": 2.0},
                 {"node": None},
+                {"node": "node\x1b[31m"},
+                {"node": "n" * 300},
             )
         ),
-        *(b'{"hello": {"token": "12', b"x" * 100_000, b"\xff\xfe\x00\n"),
+        *(
+            replace(greeting(hello(1)), nonce="0" * 7).encode(),
+            greeting(hello(1), "trust me").encode(),
+        ),
+        *(b'{"kind": "hello", "token": "12', b"x" * 100_000, b"\xff\xfe\x00\n"),
     ],
     ids=lambda said: repr(said[:30]),
 )
@@ -469,11 +486,11 @@ def test_a_calling_stranger_is_told_nothing(said: bytes, stays: bool) -> None:
         found = meet(server, hello(1))
         assert found[1] == found[0]
         if stays:
-            heard = bytearray()
+            answer = bytearray()
             with suppress(ConnectionError):
                 while piece := caller.recv(4096):
-                    heard += piece
-            assert bytes(heard) in (b"", b'{"stranger": true}\n')
+                    answer += piece
+            assert bytes(answer) in (b"", Stranger().encode())
 
 
 # Ranks that contradict each other.
@@ -505,14 +522,15 @@ def test_world_sizes_that_differ_are_told_to_both(rank: int, world_size: int) ->
 
 def test_address_families_that_differ_are_told_to_both() -> None:
     with rank_zero(2) as server, server.connect() as caller:
-        json_lines.send(caller, greeting(hello(1, node="node02", address="fd00::7")))
-        assert "seen" in json_lines.receive(caller)
-        json_lines.send(caller, {"here": True, "proof": ""})
-        text = json_lines.receive(caller)["failed"]
-        assert text.startswith(
+        send(caller, greeting(hello(1, node="node02", address="fd00::7")))
+        assert isinstance(heard(caller), Seen)
+        send(caller, Here(""))
+        answer = heard(caller)
+        assert isinstance(answer, NotMet)
+        assert answer.text.startswith(
             "rank 1 on node02 has fd00::7, rank 0 on node01 has 127.0.0.1; expected IPv4 on all"
         )
-        assert server.refusal() == text
+        assert server.refusal() == answer.text
 
 
 @pytest.mark.parametrize(("own", "published"), [("127.0.0.1", "::1"), ("::1", "127.0.0.1")])
@@ -582,8 +600,8 @@ def test_among_mute_strangers_a_rank_stops_in_time() -> None:
 def greeted(server: RankZero, one: Hello) -> Iterator[socket.socket]:
     """A rank that has said hello and was seen."""
     with server.connect() as caller:
-        json_lines.send(caller, greeting(one))
-        assert "seen" in json_lines.receive(caller)
+        send(caller, greeting(one))
+        assert isinstance(heard(caller), Seen)
         yield caller
 
 
@@ -604,7 +622,7 @@ def test_a_rank_that_ended_while_waiting_is_named_to_all() -> None:
         found = meet_later(server, hello(2, 4))
         until(lambda: 2 in server.rendezvous.connections)
         with greeted(server, hello(1, 4, "node02")) as caller:
-            json_lines.send(caller, {"here": True})
+            send(caller, Here(""))
             until(lambda: 1 in server.rendezvous.connections)
         text = "rank 1 on node02 was lost during the rendezvous: its process ended; expected "
         for failed in (server.result, lambda: found.result(LONG)):
@@ -625,9 +643,9 @@ def test_a_rank_that_loses_rank_zero_says_so() -> None:
         text = pool.submit(refusal, address, hello(1, node="node02"))
         connection, _ = listening.accept()
         with connection:
-            assert json_lines.receive(connection)["hello"]["rank"] == 1
-            json_lines.send(connection, {"seen": True, "nonce": NONCE, "proof": ""})
-            assert json_lines.receive(connection) == {"here": True, "proof": ""}
+            assert heard(connection) == hello(1, node="node02")
+            send(connection, Seen(nonce=NONCE, proof=""))
+            assert heard(connection) == Here("")
         assert f"rank 1 on node02 lost rank 0 at {address} during the rendezvous" in text.result(
             LONG
         )
@@ -720,11 +738,28 @@ def test_a_failure_that_reached_nobody_is_printed_here(monkeypatch: pytest.Monke
     assert caught.value.scope is Scope.RANK
 
 
-@pytest.mark.parametrize("code", [None, 0, 256, -1, "7", True, 1e9])
-def test_a_failure_of_any_code_ends_with_a_valid_one(code: object) -> None:
-    failure = failure_in({"failed": ["x"], "code": code})
-    assert failure
-    assert failure.code == 1
+@pytest.mark.parametrize("code", [0, 256, -1, 10**9])
+def test_a_failure_of_any_code_ends_with_a_valid_one(code: int) -> None:
+    told = RendezvousMessage.decode(AbortReason("x", code).encode())
+    assert isinstance(told, AbortReason)
+    assert told.error_of(1, "node02").exit_code == 1
+    assert error_from(told).exit_code == 1
+
+
+@pytest.mark.parametrize("letter", ["x", "é", "日", "\x00", '"'])
+def test_a_failure_told_at_any_length_reaches_rank_zero(letter: str) -> None:
+    """As a line has a limit of bytes, and JSON takes up to six of them for a character."""
+    reason = AbortReason(letter * 100_000, 7)
+    with rank_zero(3) as server:
+        with closing(CancelToken()) as interrupt:
+            failed = ThreadPoolExecutor(1).submit(
+                join, [server.address], hello(1, 3), soon(), None, interrupt
+            )
+            until(lambda: 1 in server.rendezvous.connections or failed.done())
+            interrupt.fail(reason.text, reason.exit_code)
+            assert peer_error(lambda: failed.result(LONG))[1] == 7
+        text, code = peer_error(server.result)
+    assert (len(text) > 400, code) == (True, 7)
 
 
 # Crowds.
@@ -743,7 +778,7 @@ def test_too_many_mute_connections_close_oldest_first(monkeypatch: pytest.Monkey
 def test_a_mute_connection_is_closed_when_its_time_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(listener, "PATIENCE", 0.2)
     with rank_zero(2, every=0.1) as server, server.connect() as caller:
-        caller.sendall(b'{"hello": ')
+        caller.sendall(b'{"kind": ')
         assert caller.recv(1) == b""
         found = meet(server, hello(1))
         assert found[0] == found[1]
@@ -791,15 +826,16 @@ def cost_per_rank(size: int) -> float:
         began = time.process_time()
         connections = {rank: stack.enter_context(server.connect()) for rank in range(1, size)}
         for rank, one in connections.items():
-            json_lines.send(one, greeting(hello(rank, size, f"node{rank // 8:03d}"), "secret"))
+            send(one, greeting(hello(rank, size, f"node{rank // 8:03d}"), "secret"))
         for rank, one in connections.items():
-            seen = json_lines.receive(one)
-            challenge = Challenge(TOKEN, rank, str(server.address), NONCE, seen["nonce"])
-            json_lines.send(one, {"here": True, "proof": trust.sign(challenge.text(CLIENT))})
-        meetings = [json_lines.receive(one)["meeting"] for one in connections.values()]
+            seen = heard(one)
+            assert isinstance(seen, Seen)
+            challenge = Challenge(TOKEN, rank, str(server.address), NONCE, seen.nonce)
+            send(one, Here(trust.sign(challenge.text(CLIENT))))
+        infos = [heard(one) for one in connections.values()]
         result = server.result()
         spent = time.process_time() - began
-        assert [meeting["node_rank"] for meeting in meetings] == [
+        assert [info.node_rank for info in infos if isinstance(info, RendezvousInfo)] == [
             rank // 8 for rank in range(1, size)
         ]
         assert result.nodes[size - 1] == f"node{(size - 1) // 8:03d}"

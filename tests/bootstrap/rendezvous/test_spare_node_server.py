@@ -15,10 +15,11 @@ from typing import Any
 import pytest
 
 from srunddp.bootstrap.rendezvous.client import join
-from srunddp.bootstrap.rendezvous.protocol import RendezvousInfo, decode_advertisement
+from srunddp.bootstrap.rendezvous.messages import Here, RendezvousInfo
+from srunddp.bootstrap.rendezvous.protocol import decode_advertisement
 from srunddp.bootstrap.rendezvous.spare_node_server import SpareNodeServer
 from srunddp.errors import PeerError, ReassignedError, RendezvousError, UnavailableError
-from srunddp.util import json_lines
+from srunddp.util.messages import send
 from tests.bootstrap.rendezvous.test_client import LONG, RankZero, greeted, hello, rank_zero, soon
 from tests.support.starting import until
 
@@ -180,7 +181,7 @@ def test_who_is_lost_while_others_still_come_is_replaced() -> None:
     with spare_node_server(1, 2, 3, 4, 5) as server:
         (mate, *_) = come(server, 3, 1, 4)
         with greeted(server, hello(2, TASKS, "n2")) as lost:
-            json_lines.send(lost, {"here": True, "proof": ""})
+            send(lost, Here(""))
             until(lambda: here(server, 1, 2, 3, 4))
         until(lambda: not here(server, 2))
         come(server, 5)

@@ -21,11 +21,11 @@ def newer(folder: Path) -> Path:
     shutil.copytree(
         ROOT / "srunddp", folder / "srunddp", ignore=shutil.ignore_patterns("__pycache__")
     )
-    protocol = "bootstrap/rendezvous/protocol.py"
+    messages = "bootstrap/rendezvous/messages.py"
     for name, before, after in (
         ("_version.py", f'__version__ = "{__version__}"', '__version__ = "99.0"'),
-        (protocol, '    version: str = ""\n', '    version: str = ""\n    more: str = "more"\n'),
-        (protocol, "    sharers: int = 1\n", '    sharers: int = 1\n    most: str = "most"\n'),
+        (messages, '    version: str = ""\n', '    version: str = ""\n    more: str = "more"\n'),
+        (messages, "    sharers: int = 1\n", '    sharers: int = 1\n    most: str = "most"\n'),
     ):
         path = folder / "srunddp" / name
         text = path.read_text()
