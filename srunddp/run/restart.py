@@ -8,24 +8,42 @@ in a new job, so nothing that an earlier start left can be mistaken for the next
 
 from __future__ import annotations
 
-import json
 import os
 import resource
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, replace
-from typing import TYPE_CHECKING, Any, NoReturn
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, NoReturn
 
 from srunddp.bootstrap.rendezvous.meet import Rejoin
 from srunddp.errors import ConfigError
 from srunddp.supervisor.restart import Starts
 from srunddp.supervisor.worker_process import wait_for_child
+from srunddp.util.messages import Message
 
 if TYPE_CHECKING:
     from srunddp.run.supervise import Agent
 
 _VARIABLE = "_SRUNDDP_RESTART"
+
+
+class _RestartMessage(Message):
+    """What a start hands to the next one, in a variable, as both are one process."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _HandedOver(_RestartMessage, kind="handed_over"):
+    """All of it.
+
+    Attributes:
+        rejoin, history, mask, remaining: As of :class:`Start`.
+    """
+
+    rejoin: Rejoin
+    history: Starts
+    mask: tuple[int, ...]
+    remaining: tuple[int, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,9 +89,12 @@ class Start:
             history = agent.policy.history
         else:
             history = Starts(rejoin.generation)
-        state: dict[str, Any] = {"rejoin": asdict(rejoin), "history": asdict(history)}
-        state["mask"] = list(map(int, mask))
-        state["remaining"] = list(agent.remaining)
+        handed_over = _HandedOver(
+            rejoin=rejoin,
+            history=history,
+            mask=tuple(map(int, mask)),
+            remaining=tuple(agent.remaining),
+        )
         _set_inheritable(True, rejoin)
         for number in agent.asked:
             os.kill(os.getpid(), number)
@@ -85,14 +106,15 @@ class Start:
         # finds that it was C.
         mode = f"-Xutf8={sys.flags.utf8_mode}"
         words = [sys.executable, mode, *sys.orig_argv[2 if sys.orig_argv[1] == mode else 1 :]]
-        os.execve(sys.executable, words, {**self.environ, _VARIABLE: json.dumps(state)})
+        text = handed_over.encode().decode()
+        os.execve(sys.executable, words, {**self.environ, _VARIABLE: text})
 
 
 def current_start() -> Start:
     """The start that this process is; before anything is changed in it. The script does not see the
     variable.
     """
-    state = json.loads(os.environ.pop(_VARIABLE, "{}"))
+    handed_over = _RestartMessage.decode(os.environb.pop(_VARIABLE.encode(), b""))
     start = Start(
         environ=dict(os.environ),
         # Also where it has been deleted, which is an error later.
@@ -100,12 +122,16 @@ def current_start() -> Start:
         cpus=os.sched_getaffinity(0),
         files=resource.getrlimit(resource.RLIMIT_NOFILE),
     )
-    if state:
-        rejoin = Rejoin(**state.pop("rejoin"))
-        history = Starts(**state.pop("history"))
-        start = replace(start, rejoin=rejoin, history=history, **state)
-        _set_inheritable(False, rejoin)
-    return start
+    if not isinstance(handed_over, _HandedOver):
+        return start
+    _set_inheritable(False, handed_over.rejoin)
+    return replace(
+        start,
+        rejoin=handed_over.rejoin,
+        history=handed_over.history,
+        mask=handed_over.mask,
+        remaining=handed_over.remaining,
+    )
 
 
 def _set_inheritable(inheritable: bool, rejoin: Rejoin) -> None:

@@ -120,6 +120,8 @@ def _checked(wanted: Any, value: Any) -> Any:
     """
     if wanted is object:
         return value
+    if wanted is float and type(value) is int:
+        return float(value)
     if wanted in _PLAIN:
         if type(value) is wanted:  # a bool is no int
             return value

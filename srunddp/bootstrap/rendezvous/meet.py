@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -62,10 +62,10 @@ class Rejoin:
     descriptor: int | None = None
     rank: int | None = None
     takes_over: bool = False
-    lost: Sequence[str] = ()
+    lost: tuple[str, ...] = ()
     lost_after: float | None = None
     within: float = 0.0
-    expected: Sequence[int] = ()
+    expected: tuple[int, ...] = ()
     not_before: float = 0.0
     quorum: int = 1
 
