@@ -15,6 +15,7 @@ from srunddp.bootstrap.rendezvous import messages as rendezvous
 from srunddp.bootstrap.rendezvous.messages import RendezvousMessage
 from srunddp.check.messages import CheckMessage
 from srunddp.ifaces import scan
+from srunddp.stage.messages import StageMessage
 from srunddp.supervisor import messages as supervisor
 from srunddp.supervisor.failure import Failure, FailureCategory, FailureKind
 from srunddp.supervisor.messages import HasFailed, RankMessage
@@ -22,7 +23,7 @@ from srunddp.supervisor.worker_messages import WorkerMessage
 from srunddp.util.messages import Message
 from tests.support import message_table
 
-PROTOCOLS = (RankMessage, RendezvousMessage, WorkerMessage, CheckMessage)
+PROTOCOLS = (RankMessage, RendezvousMessage, WorkerMessage, CheckMessage, StageMessage)
 EXIT_CODES = st.integers(1, 255)
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
@@ -40,7 +41,10 @@ BY_NAME = {
 def kinds(protocol: type[Message]) -> list[type[Message]]:
     """All that were defined, some of them in a module of the command that uses them."""
     assert scan.Interfaces in CheckMessage.__subclasses__()
-    return sorted(protocol.__subclasses__(), key=lambda kind: kind.kind)
+    found = set()
+    for kind in protocol.__subclasses__():
+        found |= {kind, *kinds(kind)}
+    return sorted(found, key=lambda kind: kind.kind)
 
 
 def values(wanted: Any) -> st.SearchStrategy[Any]:

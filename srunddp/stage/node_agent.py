@@ -1,9 +1,9 @@
 """What runs on each node of a job while its folders are staged, and until the job ends.
 
 It comes over srun's standard input, as the node may see nothing of srunddp: besides the standard
-library only what :mod:`srunddp.stage.slurm` sends is there. Requests are lines of JSON, the same
-for all nodes; answers are lines below 1 KiB, since srun cuts longer ones in pieces and mixes them
-with those of other nodes.
+library only what :mod:`srunddp.stage.slurm` sends is there. Requests and answers are those of
+:mod:`srunddp.stage.messages`. All nodes get the same request. An answer is a line below 1 KiB,
+since srun cuts longer ones in pieces and mixes them with those of other nodes.
 """
 
 from __future__ import annotations
@@ -20,12 +20,27 @@ import socket
 import stat
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from srunddp.errors import ConfigError, SrunddpError
 from srunddp.stage.archive import unpack
+from srunddp.stage.messages import (
+    Answer,
+    CannotDo,
+    Clean,
+    Cleaned,
+    CopyLookedFor,
+    Finish,
+    Leave,
+    Look,
+    Looked,
+    LookForCopy,
+    StagedPlace,
+    StageMessage,
+    Unpack,
+    Unpacked,
+)
 from srunddp.stage.paths import LOCK, PLACES, PathMapping, StagedPaths, lock_file
 from srunddp.util.atomic_file import replace_file
 from srunddp.util.filesystem import mark, same
@@ -57,7 +72,8 @@ def main(folder: str) -> None:
     node = _Node(folder)
     try:
         for line in sys.stdin.buffer:
-            print(json.dumps({"node": NODE, **_answer(node, json.loads(line))}), flush=True)
+            sys.stdout.buffer.write(_answer(node, StageMessage.decode(line)).encode())
+            sys.stdout.buffer.flush()
         node.keep()
     except _Ended:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -68,23 +84,35 @@ def _end(number: int, frame: object) -> None:
     raise _Ended
 
 
-def _answer(node: _Node, request: dict[str, Any]) -> dict[str, Any]:
+def _answer(node: _Node, request: StageMessage | None) -> Answer:
     try:
-        handle = _REQUESTS[request.pop("do")]
-        return handle(node, **request)
-    except (SrunddpError, OSError) as error:
-        texts = [
-            getattr(error, "found", str(error)),
-            getattr(error, "expected", ""),
-            getattr(error, "hint", ""),
-        ]
-    return {
-        "error": [text.encode("ascii", "backslashreplace").decode()[:_LONGEST] for text in texts]
-    }
+        match request:
+            case Look():
+                return node.look(request)
+            case LookForCopy():
+                return node.look_for_copy(request)
+            case Unpack():
+                return node.unpack(request)
+            case Finish():
+                return node.finish(request)
+            case Clean():
+                return node.clean()
+            case Leave():
+                raise _Ended
+        raise ConfigError("this is no request", expected="one of srunddp stage", hint="stage again")
+    except SrunddpError as error:
+        return _cannot_do(error.found, error.expected, error.hint)
+    except OSError as error:
+        return _cannot_do(str(error), "", "")
+
+
+def _cannot_do(*texts: str) -> CannotDo:
+    short = [text.encode("ascii", "backslashreplace").decode()[:_LONGEST] for text in texts]
+    return CannotDo(NODE, *short)
 
 
 class _Node:
-    """The job's folder on this node; a method for each request."""
+    """The job's folder on this node; a method for each request that has an answer."""
 
     def __init__(self, folder: str) -> None:
         self._folder = folder
@@ -94,15 +122,17 @@ class _Node:
     def _path(self, name: str) -> str:
         return os.path.join(self._folder, name)
 
-    def look(self, places: list[dict[str, Any]], python: str) -> dict[str, Any]:
-        """Make the job's folder, and say which of these places the node sees as they are where they
-        are packed.
+    def look(self, request: Look) -> Looked:
+        """Make the job's folder, and say which places the node sees as they are where they are
+        packed.
         """
         _make_own(self._folder)
         self._hold()
         _remove_others(self._folder)
-        sees = [same(mark(place["path"]), place["mark"]) for place in places]
-        return {"sees": "".join("01"[each] for each in sees), "python": os.access(python, os.X_OK)}
+        sees = ""
+        for place in request.places:
+            sees += "1" if same(mark(place.path), place.mark) else "0"
+        return Looked(NODE, sees=sees, python=os.access(request.python, os.X_OK))
 
     def _hold(self) -> None:
         """Be the one push in this job, and the one that keeps the folder, if no earlier push of
@@ -128,67 +158,60 @@ class _Node:
         else:
             os.close(keeper)
 
-    def has(self, name: str) -> dict[str, Any]:
-        """Whether this copy is here already, from an earlier push; and the bytes that are free for
-        more.
-        """
-        return {
-            "has": os.path.exists(self._path(name)),
-            "free": shutil.disk_usage(self._folder).free,
-        }
+    def look_for_copy(self, request: LookForCopy) -> CopyLookedFor:
+        """Say whether this copy is here already, from an earlier push."""
+        found = os.path.exists(self._path(request.name))
+        return CopyLookedFor(NODE, found=found, free=shutil.disk_usage(self._folder).free)
 
-    def unpack(self, name: str, sha256: str, links: Mapping[str, str]) -> dict[str, Any]:
+    def unpack(self, request: Unpack) -> Unpacked:
         """Unpack what was sent, if it was sent to this node."""
-        archive = self._path(name + ".tar")
-        folder = self._path(name)
+        archive = self._path(request.name + ".tar")
+        folder = self._path(request.name)
         if not os.path.lexists(archive):
-            return {"seconds": None}
+            return Unpacked(NODE, seconds=None)
         began = time.monotonic()
         try:
-            unpack(archive, folder, sha256=sha256, links=links)
+            unpack(archive, folder, sha256=request.sha256, links=request.links)
             os.close(_touch(folder + _UNPACKED))
         finally:
             os.unlink(archive)
-        return {"seconds": time.monotonic() - began}
+        return Unpacked(NODE, seconds=time.monotonic() - began)
 
-    def finish(
-        self, places: list[dict[str, Any]], cwd: str, start: Sequence[str]
-    ) -> dict[str, Any]:
-        """Say where everything is on this node, to the ranks that are to start by these words."""
-        here = {place["path"]: self._place(**place) for place in places}
+    def finish(self, request: Finish) -> Answer:
+        """Write down where everything is on this node."""
+        here = {place.path: self._mapping(place) for place in request.places}
         if os.path.exists(self._path(PLACES)):
             before = StagedPaths.load(self._folder).places
         else:
             before = ()
-        staged = StagedPaths(
-            self._folder, (*here.values(), *(each for each in before if each.path not in here)), cwd
-        )
-        written = {"places": [vars(place) for place in staged.places], "cwd": cwd}
+        earlier = (each for each in before if each.path not in here)
+        staged = StagedPaths(self._folder, (*here.values(), *earlier), request.cwd)
+        written = {"places": [vars(place) for place in staged.places], "cwd": request.cwd}
         replace_file(Path(self._path(PLACES)), json.dumps(written).encode())
         launcher = Path(self._path("srunddp.new"))
-        replace_file(launcher, _launcher(staged, start).encode(errors="surrogateescape"))
+        replace_file(launcher, _launcher(staged, request.start).encode(errors="surrogateescape"))
         launcher.chmod(0o700)
         launcher.rename(self._path("srunddp"))
         self._let_go()
-        return {}
+        return Answer(NODE)
 
-    def _place(self, role: str, path: str, name: str, nodes: list[str]) -> PathMapping:
-        return PathMapping(role, path, self._path(name) if NODE in nodes else path)
+    def _mapping(self, place: StagedPlace) -> PathMapping:
+        if NODE in place.nodes:
+            here = self._path(place.name)
+        else:
+            here = place.path
+        return PathMapping(place.role, place.path, here)
 
-    def clean(self) -> dict[str, Any]:
+    def clean(self) -> Cleaned:
         """Remove the job's folder, but for what was written in its copies, and see the end of the
         one that keeps it.
         """
         if not os.path.isdir(self._folder):
-            return {"kept": None}
+            return Cleaned(NODE, kept=None)
         keeper = _touch(self._path(_KEEPER))
         kept = _remove(self._folder, _WAIT)
         lock_file(keeper, _WAIT)
-        return {"kept": kept}
-
-    def leave(self) -> dict[str, Any]:
-        """The push has failed."""
-        raise _Ended
+        return Cleaned(NODE, kept=kept)
 
     def keep(self) -> None:
         """Wait for a `stage clean`, or for SIGTERM: steps get it at the end of a job, before all is
@@ -212,17 +235,6 @@ class _Node:
             with contextlib.suppress(OSError):  # SIGTERM may have come in the middle of this
                 os.close(descriptor)
         self._held = []
-
-
-# What the pipe's peer may ask for, and nothing else.
-_REQUESTS: dict[str, Callable[..., dict[str, Any]]] = {
-    "look": _Node.look,
-    "has": _Node.has,
-    "unpack": _Node.unpack,
-    "finish": _Node.finish,
-    "clean": _Node.clean,
-    "leave": _Node.leave,
-}
 
 
 def _make_own(folder: str) -> None:

@@ -11,10 +11,23 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from srunddp.errors import ConfigError, UnavailableError
 from srunddp.stage.archive import ArchiveInfo, pack
+from srunddp.stage.messages import (
+    Answer,
+    Clean,
+    Cleaned,
+    CopyLookedFor,
+    Finish,
+    Look,
+    Looked,
+    LookForCopy,
+    MarkedPlace,
+    StagedPlace,
+    Unpack,
+    Unpacked,
+)
 from srunddp.stage.slurm import Job, RemoteStep, send
 from srunddp.util.filesystem import mark
 from srunddp.util.hostlist import fold
@@ -171,31 +184,28 @@ def push(
     )
     interpreter = os.path.realpath(start[0])
     with RemoteStep(job, interpreter, timeout) as step:
-        looked_at = [{"path": item.path, "mark": mark(item.path)} for item in items]
-        found = step.ask(do="look", places=looked_at, python=interpreter)
+        looked_at = tuple(MarkedPlace(item.path, mark(item.path)) for item in items)
+        found = step.ask(Look(looked_at, python=interpreter), Looked)
         _check_interpreter(items, found, interpreter)
         for index, item in enumerate(items):
             anyway = everywhere and item.role != "project"
-            item.nodes = sorted(
-                node for node in found if anyway or found[node]["sees"][index] == "0"
-            )
+            item.nodes = sorted(node for node in found if anyway or found[node].sees[index] == "0")
             if item.nodes:
                 _stage(step, item, timeout, say)
             else:
                 say(f"all nodes see {item.path}")
-        places = [
-            {"role": item.role, "path": item.path, "name": item.name, "nodes": item.nodes}
-            for item in items
-        ]
-        step.ask(do="finish", places=places, cwd=absolute("."), start=start)
+        places = tuple(
+            StagedPlace(item.role, item.path, item.name, tuple(item.nodes)) for item in items
+        )
+        step.ask(Finish(places, cwd=absolute("."), start=start), Answer)
     return os.path.join(job.folder, "srunddp")
 
 
 def _check_interpreter(
-    items: Sequence[Item], found: Mapping[str, Mapping[str, Any]], interpreter: str
+    items: Sequence[Item], found: Mapping[str, Looked], interpreter: str
 ) -> None:
     """An environment of venv's has no Python of its own, and one of conda's has."""
-    without = sorted(node for node in found if not found[node]["python"])
+    without = sorted(node for node in found if not found[node].python)
     if without and not any(interpreter.startswith(item.path + "/") for item in items):
         raise UnavailableError(
             f"{fold(without)}: no {interpreter}",
@@ -229,11 +239,11 @@ def _stage(step: RemoteStep, item: Item, timeout: float, say: Say) -> None:
 
 def _without(step: RemoteStep, item: Item, needed: int, say: Say) -> list[str]:
     """The nodes that need an archive; before anything is sent, it and its content have to fit."""
-    answers = step.ask(do="has", name=item.name)
-    nodes = [node for node in item.nodes if not answers[node]["has"]]
+    answers = step.ask(LookForCopy(item.name), CopyLookedFor)
+    nodes = [node for node in item.nodes if not answers[node].found]
     if there := [node for node in item.nodes if node not in nodes]:
         say(f"{fold(there)} staged before -> {step.job.folder}/{item.name}")
-    if free := {node: answers[node]["free"] for node in nodes if answers[node]["free"] < needed}:
+    if free := {node: answers[node].free for node in nodes if answers[node].free < needed}:
         verb = "has" if len(free) == 1 else "have"
         raise UnavailableError(
             (
@@ -249,8 +259,9 @@ def _without(step: RemoteStep, item: Item, needed: int, say: Say) -> list[str]:
 def _unpack(
     step: RemoteStep, item: Item, packed: ArchiveInfo, nodes: Sequence[str], seconds: str, say: Say
 ) -> None:
-    done = step.ask(do="unpack", name=item.name, sha256=packed.sha256, links=packed.links)
-    if without := [node for node in nodes if done[node]["seconds"] is None]:
+    request = Unpack(item.name, sha256=packed.sha256, links=packed.links)
+    seconds_of = {node: answer.seconds for node, answer in step.ask(request, Unpacked).items()}
+    if without := [node for node in nodes if seconds_of[node] is None]:
         raise UnavailableError(
             f"{fold(without)}: nothing has come to {step.job.folder}",
             expected="the archive",
@@ -258,7 +269,7 @@ def _unpack(
         )
     for node in nodes:
         say(f"{node} staged -> {step.job.folder}/{item.name}")
-    slowest = max(done[node]["seconds"] for node in nodes)
+    slowest = max(seconds_of[node] or 0.0 for node in nodes)
     say(
         f"{item.role}: {packed.files} files, {packed.size >> 20} MiB, {seconds}, unpacked in"
         f" {slowest:.1f} s"
@@ -273,11 +284,11 @@ def clean(job: Job, timeout: float, say: Say) -> None:
         UnavailableError: ranks still use it, or a node does not answer within ``timeout`` seconds.
     """
     with RemoteStep(job, sys.executable, timeout) as step:
-        answers = step.ask(do="clean")
-        if all(answer["kept"] is None for answer in answers.values()):
+        answers = step.ask(Clean(), Cleaned)
+        if all(answer.kept is None for answer in answers.values()):
             say(f"nothing was staged for job {job.number} in {os.path.dirname(job.folder)}")
         for node in sorted(answers):
-            if kept := answers[node]["kept"]:
+            if kept := answers[node].kept:
                 say(
                     f"{node} keeps {kept} {'file' if kept == 1 else 'files'} written in a copy:"
                     f" {job.folder}"

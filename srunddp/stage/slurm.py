@@ -18,21 +18,36 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from srunddp import errors
 from srunddp.errors import ConfigError, UnavailableError
 from srunddp.stage import archive, node_agent, paths
-from srunddp.util import atomic_file, filesystem, slurm_command
+from srunddp.stage import messages as stage_messages
+from srunddp.stage.messages import Answer, CannotDo, Leave, StageMessage
+from srunddp.util import atomic_file, filesystem, json_lines, slurm_command
+from srunddp.util import messages as util_messages
 from srunddp.util.hostlist import fold
 from srunddp.util.kernel_file import children_of, memory_file
+
+A = TypeVar("A", bound=Answer)
 
 _LAST = 10.0  # seconds for the nodes to remove what they have
 _START = 'if [ -x "$1" ]; then exec "$1" -I -c "$2"; else exec python3 -I -c "$2"; fi'
 _WAITING = 'echo "sdd-step $SLURM_STEP_ID"; exec cat >/dev/null'
 _STEP = re.compile(rb"sdd-step ([0-9]+)\n")
 # In the order in which they need each other.
-_SENT = (errors, filesystem, atomic_file, paths, archive, node_agent)
+_SENT = (
+    errors,
+    json_lines,
+    util_messages,
+    filesystem,
+    atomic_file,
+    paths,
+    stage_messages,
+    archive,
+    node_agent,
+)
 READ = f"""
 import json, sys, types
 modules, folder = json.loads(sys.stdin.buffer.readline())
@@ -130,9 +145,10 @@ def _last_line(output: str) -> str:
     return "it says nothing"
 
 
-def first_message(folder: str) -> list[Any]:
+def first_line(folder: str) -> bytes:
     """What :data:`READ` reads first on a node: the modules by name, and the job's folder."""
-    return [[(module.__name__, inspect.getsource(module)) for module in _SENT], folder]
+    modules = [(module.__name__, inspect.getsource(module)) for module in _SENT]
+    return json.dumps([modules, folder]).encode() + b"\n"
 
 
 class RemoteStep:
@@ -162,7 +178,7 @@ class RemoteStep:
         assert self._process.stdout is not None
         self._input = self._process.stdin
         self._output = self._process.stdout
-        self._write(first_message(job.folder))
+        self._write(first_line(job.folder))
 
     def __enter__(self) -> Self:
         return self
@@ -173,7 +189,7 @@ class RemoteStep:
         """
         if kind:
             with contextlib.suppress(UnavailableError):
-                self._write({"do": "leave"})
+                self._write(Leave().encode())
         for stream in (self._input, self._output):
             with contextlib.suppress(BrokenPipeError):
                 stream.close()
@@ -196,41 +212,49 @@ class RemoteStep:
                 end()
         self._process.wait()
 
-    def ask(self, **request: Any) -> dict[str, dict[str, Any]]:
-        """What each node answers to a method of the node agent's, ``do``, and what that takes; by
-        the node's name.
+    def ask(self, request: StageMessage, wanted: type[A]) -> dict[str, A]:
+        """Ask all nodes.
+
+        Args:
+            request: The same for each.
+            wanted: The kind of answer.
+
+        Returns:
+            The answers, by the node's name.
 
         Raises:
-            UnavailableError: a node answers with an error, or not in time; srun has ended.
+            UnavailableError: A node answers with an error, or not in time; srun has ended.
         """
-        self._write(request)
-        answers: dict[str, dict[str, Any]] = {}
+        self._write(request.encode())
+        answers: dict[str, A] = {}
+        errors: dict[str, CannotDo] = {}
         end = time.monotonic() + self._timeout
-        while len(answers) < self.job.nnodes:
-            line = self._line(end, answers)
+        while len(answers) + len(errors) < self.job.nnodes:
+            answer = StageMessage.decode(self._line(end, {*answers, *errors}))
+            if isinstance(answer, CannotDo):
+                errors[answer.node] = answer
+            elif isinstance(answer, wanted):
+                answers[answer.node] = answer
             # Whatever else a node prints, such as a login script's messages, is no answer.
-            if line.startswith(b'{"node": '):
-                answer = json.loads(line)
-                answers[answer["node"]] = answer
-        self._nodes = set(answers)
-        for name in sorted(answers):
-            if "error" in answers[name]:
-                found, expected, hint = answers[name]["error"]
-                raise UnavailableError(f"{name}: {found}", expected=expected, hint=hint)
+        self._nodes = {*answers, *errors}
+        for name, error in sorted(errors.items()):
+            raise UnavailableError(
+                f"{name}: {error.found}", expected=error.expected, hint=error.hint
+            )
         return answers
 
-    def _write(self, message: Any) -> None:
+    def _write(self, line: bytes) -> None:
         try:
-            self._input.write(json.dumps(message).encode() + b"\n")
+            self._input.write(line)
             self._input.flush()
         except BrokenPipeError:
             raise self._ended() from None
 
-    def _line(self, end: float, answers: Mapping[str, Any]) -> bytes:
+    def _line(self, end: float, answered: set[str]) -> bytes:
         """The next line that a node prints."""
         while b"\n" not in self._unread:
             if not select.select([self._output], [], [], max(0.0, end - time.monotonic()))[0]:
-                silent = fold(self._nodes - {*answers}) or "some nodes"
+                silent = fold(self._nodes - answered) or "some nodes"
                 raise UnavailableError(
                     f"no answer from {silent} within {self._timeout:g} s",
                     expected="one",

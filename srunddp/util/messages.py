@@ -58,9 +58,9 @@ class Message:
             cls._kinds = {}
             cls.extensible = extensible
             return
-        for protocol in cls.__bases__:  # a kind may be of two protocols
-            assert issubclass(protocol, Message)
-            protocol._kinds[kind] = cls
+        for base in cls.__bases__:  # a kind may be of two protocols
+            assert issubclass(base, Message)
+            base._kinds[kind] = cls
 
     def encode(self) -> bytes:
         """Return the line that :meth:`decode` reads, with its end."""
@@ -72,35 +72,23 @@ class Message:
         try:
             values = json.loads(line)
             kind = cls._kinds[values.pop("kind")]
-        # No JSON, or too deep; no object; no such kind.
+            message = _dataclass_of(kind, values, ignoring_others=cls.extensible)
+        # No JSON, or too deep; no object; no such kind; no such values.
         except (ValueError, RecursionError, AttributeError, KeyError, TypeError):
             return None
-        message = kind.of(values)
-        assert message is None or isinstance(message, cls)
+        assert isinstance(message, cls)
         return message
-
-    @classmethod
-    def of(cls, values: object) -> Self | None:
-        """Return the message of this kind with the values of its fields, as JSON has them.
-
-        None where one is missing, has another type, or is too many in a protocol that is not
-        extensible.
-        """
-        try:
-            return _dataclass_of(cls, values, ignoring_others=cls.extensible)
-        except (TypeError, ValueError):
-            return None
 
 
 def _dataclass_of(wanted: type[D], values: object, *, ignoring_others: bool = False) -> D:
     """Return a dataclass with these values; raise a TypeError where they do not fit its fields."""
     if not isinstance(values, dict):
         raise TypeError(f"{wanted.__name__} is {values!r}")
-    types = _field_types(wanted)  # type: ignore[arg-type]  # a class is hashable
+    field_types = _field_types(wanted)  # type: ignore[arg-type]  # a class is hashable
     checked = {}
     for name, value in values.items():
-        if name in types:
-            checked[name] = _checked(types[name], value)
+        if name in field_types:
+            checked[name] = _checked(field_types[name], value)
         elif not ignoring_others:
             raise TypeError(f"{wanted.__name__} has no {name}")
     return wanted(**checked)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import contextlib
 import fcntl
+import json
 import os
 import select
 import shutil
@@ -18,8 +19,22 @@ from pathlib import Path
 import pytest
 
 from srunddp.stage.archive import pack
+from srunddp.stage.messages import (
+    Answer,
+    Clean,
+    Cleaned,
+    CopyLookedFor,
+    Finish,
+    Look,
+    Looked,
+    LookForCopy,
+    MarkedPlace,
+    StagedPlace,
+    Unpack,
+    Unpacked,
+)
 from srunddp.stage.paths import VARIABLE, lock, read
-from srunddp.stage.slurm import first_message
+from srunddp.stage.slurm import first_line
 from srunddp.util.filesystem import mark, same
 from tests.support.staging_nodes import NODE, Node, node
 
@@ -44,9 +59,10 @@ def job(tmp_path: Path) -> Path:
 def stage(on: Node, project: Path, name: str = "project-1", role: str = "project") -> Path:
     """Send a folder as the job's first copy; where it is then."""
     packed = pack(str(project), f"{on.folder}/{name}.tar")
-    assert "error" not in on.ask("unpack", name=name, sha256=packed.sha256, links=packed.links)
-    place = {"role": role, "path": str(project), "name": name, "nodes": [NODE]}
-    on.ask("finish", places=[place], cwd="/", start=["/bin/echo", str(project / "train.py")])
+    on.ask(Unpack(name, packed.sha256, packed.links), Unpacked)
+    place = StagedPlace(role, str(project), name, (NODE,))
+    start = ("/bin/echo", str(project / "train.py"))
+    on.ask(Finish((place,), cwd="/", start=start), Answer)
     return on.folder / name
 
 
@@ -63,20 +79,17 @@ def kept(job: Path, project: Path) -> Iterator[tuple[Node, Path]]:
 def cleaned(job: Path) -> int | None:
     """By a `stage clean` on this node: how many files stay."""
     with node(job) as cleaner:
-        kept: int | None = cleaner.ask("clean")["kept"]
-        return kept
+        return cleaner.ask(Clean(), Cleaned).kept
 
 
 def test_folder_is_seen_by_what_is_in_it(tmp_path: Path, project: Path, job: Path) -> None:
     other = tmp_path / "other"
     other.mkdir()
     with node(job) as here:
-        places = [
-            {"path": str(path), "mark": mark(str(project))}
-            for path in (project, other, tmp_path / "none")
-        ]
-        answer = here.ask("look", places=places, python="/no/python")
-    assert (answer["sees"], answer["python"]) == ("100", False)
+        paths = (project, other, tmp_path / "none")
+        places = tuple(MarkedPlace(str(path), mark(str(project))) for path in paths)
+        answer = here.ask(Look(places, python="/no/python"), Looked)
+    assert (answer.sees, answer.python) == ("100", False)
 
 
 def test_same_folder_by_identity_or_all_entries(project: Path, tmp_path: Path) -> None:
@@ -142,12 +155,12 @@ def test_folder_planted_by_another_user_is_refused(
     (tmp_path / "base" / "victim").mkdir(parents=True, mode=0o700)
     PLANTED[kind](tmp_path / "base" / "sdd-0-17")
     with node(tmp_path / "base" / "sdd-0-17") as here:
-        found, _, hint = here.look(project)["error"]
-    assert found.startswith(
+        error = here.refuses(project)
+    assert error.found.startswith(
         f"{tmp_path}/base"
         + ("/sdd-0-17 is there, of user" if kind != "base" else " may be changed")
     )
-    assert "--dir" in hint
+    assert "--dir" in error.hint
     assert not list((tmp_path / "base" / "victim").iterdir())
 
 
@@ -209,7 +222,7 @@ def test_written_files_stay_however_often_cleaned(project: Path, job: Path) -> N
 def test_only_one_push_of_a_job_at_a_time(project: Path, job: Path) -> None:
     with node(job) as first, node(job) as second:
         first.look(project)
-        assert "another push" in second.look(project)["error"][0]
+        assert "another push" in second.refuses(project).found
         second.leave_alone()
         assert second.process.wait(LIMIT) == 0
         copy = stage(first, project)
@@ -222,7 +235,7 @@ def test_warning_signal_does_not_end_keeper(project: Path, job: Path) -> None:
         here.look(project)
         for number in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT, signal.SIGHUP):
             here.process.send_signal(number)
-            assert here.ask("has", name="")["free"] > 0
+            assert here.ask(LookForCopy(""), CopyLookedFor).free > 0
         here.process.terminate()
         assert here.process.wait(LIMIT) == 0
     assert not job.exists()
@@ -231,11 +244,11 @@ def test_warning_signal_does_not_end_keeper(project: Path, job: Path) -> None:
 def test_clean_waits_for_end_of_keeper(project: Path, job: Path) -> None:
     with kept(job, project) as (keeper, _), node(job) as cleaner:
         keeper.process.send_signal(signal.SIGSTOP)
-        cleaner.send("clean")
+        cleaner.send(Clean())
         assert cleaner.process.stdout is not None
         assert not select.select([cleaner.process.stdout], [], [], 1.0)[0]
         keeper.process.send_signal(signal.SIGCONT)
-        assert cleaner.answer()["kept"] == 0
+        assert cleaner.answer(Cleaned).kept == 0
         assert keeper.process.wait(LIMIT) == 0
         cleaner.leave_alone()
         assert cleaner.process.wait(LIMIT) == 0
@@ -271,7 +284,7 @@ def test_folders_of_ended_jobs_are_removed(tmp_path: Path, project: Path, job: P
 
 def test_what_is_sent_imports_standard_library_only() -> None:
     sent: set[str] = set()
-    for name, source in first_message("")[0]:
+    for name, source in json.loads(first_line(""))[0]:
         for each in ast.walk(ast.parse(source)):
             if isinstance(each, ast.ImportFrom):
                 names = [each.module or ""]

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 from srunddp.stage import slurm
+from srunddp.stage.messages import Answer, CannotDo, Look, Looked, MarkedPlace, StageMessage
 from srunddp.util.filesystem import mark
 
+A = TypeVar("A", bound=Answer)
 NODE = "node09"
 
 
@@ -30,33 +31,43 @@ class Node:
             stdout=subprocess.PIPE,
             env={"PATH": os.environ["PATH"], "SLURMD_NODENAME": NODE},
         )
-        self._send(slurm.first_message(str(folder)))
+        self._write(slurm.first_line(str(folder)))
 
-    def _send(self, message: Any) -> None:
+    def _write(self, line: bytes) -> None:
         assert self.process.stdin is not None
-        self.process.stdin.write(json.dumps(message).encode() + b"\n")
+        self.process.stdin.write(line)
         self.process.stdin.flush()
 
-    def ask(self, do: str, **request: Any) -> dict[str, Any]:
+    def ask(self, request: StageMessage, wanted: type[A]) -> A:
         """What it answers."""
-        self.send(do, **request)
-        return self.answer()
+        self.send(request)
+        return self.answer(wanted)
 
-    def send(self, do: str, **request: Any) -> None:
+    def send(self, request: StageMessage) -> None:
         """Without waiting for the answer."""
-        self._send({"do": do, **request})
+        self._write(request.encode())
 
-    def answer(self) -> dict[str, Any]:
+    def answer(self, wanted: type[A]) -> A:
         """To what was sent."""
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
         assert len(line) < 1024
-        return dict(json.loads(line))
+        answer = StageMessage.decode(line)
+        assert isinstance(answer, wanted), line
+        assert answer.node == NODE
+        return answer
 
-    def look(self, *places: Path) -> dict[str, Any]:
+    def look(self, *places: Path) -> None:
         """Ask for these places as they are here."""
-        named = [{"path": str(place), "mark": mark(str(place))} for place in places]
-        return self.ask("look", places=named, python=sys.executable)
+        self.ask(self._look(places), Looked)
+
+    def refuses(self, *places: Path) -> CannotDo:
+        """Why it does not look at them."""
+        return self.ask(self._look(places), CannotDo)
+
+    def _look(self, places: Iterable[Path]) -> Look:
+        marked = tuple(MarkedPlace(str(place), mark(str(place))) for place in places)
+        return Look(marked, python=sys.executable)
 
     def leave_alone(self) -> None:
         """No more requests: it keeps the folder."""
