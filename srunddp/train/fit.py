@@ -232,6 +232,15 @@ class FitLoop:
             )
         for optimizer, before in zip(state.optimizers, saved["optimizer"], strict=False):
             self._tell_of_lr(optimizer.param_groups, before["param_groups"], saved["lr_factor"])
+        trained = len(state.parameters.trained())
+        state.prepare_for(saved)
+        saved_trained = len(state.parameters.trained())
+        if trained != saved_trained:
+            self._progress.log(
+                f"{saved_trained} parameters require a gradient, as in the checkpoint, and not"
+                f" {trained}, as the script has it"
+            )
+        self._trainer.follow_requires_grad()
         self._trainer.warm_up_buckets(self.steps())
 
     def _tell_of_lr(
@@ -271,6 +280,8 @@ class FitLoop:
             with stall_limit_suspended():
                 for method in methods:
                     method(self._trainer, *args)
+            if name in ("on_step", "on_evaluation"):
+                self._trainer.follow_requires_grad(at_epoch=False)
 
     def log(self, kind: str, figures: Mapping[str, float]) -> None:
         """A line of ``metrics.jsonl``, on rank 0 where there is an ``output_dir``."""

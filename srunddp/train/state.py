@@ -10,11 +10,12 @@ from torch.optim import Optimizer
 
 from srunddp.train.checkpoint.file import CheckpointError
 from srunddp.train.model.ema import EMA
+from srunddp.train.model.parameters import NamedParameters
 from srunddp.train.optimizer import with_kernels_of
 from srunddp.train.progress import EpochRecord
 from srunddp.train.schedulers import Schedulers
 
-VERSION = 2
+VERSION = 3
 _PLAIN = (
     "lr_factor",
     "epoch",
@@ -38,6 +39,7 @@ class TrainingState:
         parts: by name whatever else has a ``state_dict``: the loss function, callbacks, the
             training data's loader.
         average: of the model's weights; None where there is none.
+        parameters: the model's and the loss function's, by name.
         lr_factor: by which the learning rate was scaled for this world's batch.
         epoch: epochs that are over; samples_seen: samples of the present one, over all ranks; step:
             optimizer steps.
@@ -52,6 +54,7 @@ class TrainingState:
     model: nn.Module
     optimizers: Sequence[Optimizer]
     scaler: GradScaler
+    parameters: NamedParameters
     lr_factor: float = 1.0
     schedulers: Schedulers | None = None
     parts: Mapping[str, Any] = field(default_factory=dict)
@@ -73,6 +76,8 @@ class TrainingState:
             "version": VERSION,
             "model": self.model.state_dict(),
             "optimizer": [each.state_dict() for each in self.optimizers],
+            "optimizer_parameters": [self.parameters.groups(each) for each in self.optimizers],
+            "trained_parameters": [*self.parameters.trained()],
             "scheduler": self.schedulers.state_dict() if self.schedulers else {},
             "scaler": self.scaler.state_dict(),
             "parts": {name: part.state_dict() for name, part in self.parts.items()},
@@ -82,21 +87,44 @@ class TrainingState:
             "records": [asdict(record) for record in self.records],
         }
 
+    def prepare_for(self, state: Mapping[str, Any]) -> None:
+        """Let the parameters be trained that were, and give the optimizers the groups that they
+        had, before :meth:`load_state_dict`.
+
+        Raises:
+            CheckpointError: It is of other optimizers or parameters.
+        """
+        if len(state["optimizer"]) != len(self.optimizers):
+            raise CheckpointError(
+                f"{len(state['optimizer'])} optimizers in the checkpoint, and"
+                f" {len(self.optimizers)} here",
+                expected="as many as in the script that wrote it",
+                hint="pass the same, or start with another output_dir",
+            )
+        self.parameters.set_trained(state["trained_parameters"])
+        for optimizer, names in zip(self.optimizers, state["optimizer_parameters"], strict=True):
+            self.parameters.add_groups(optimizer, names)
+
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from there; the learning rate is scaled again where this world's batch is another.
 
         Raises:
-            ValueError: it has other optimizers, schedulers or callbacks.
+            ValueError: it has other schedulers or callbacks.
             CheckpointError: it has an average of the weights, and this run has none.
         """
-        for name, count in {"optimizer": len(self.optimizers), "parts": len(self.parts)}.items():
-            if len(state[name]) != count:
-                raise ValueError(f"{name}: {len(state[name])} in the checkpoint, {count} here")
+        if len(state["parts"]) != len(self.parts):
+            raise ValueError(
+                f"parts: {len(state['parts'])} in the checkpoint, {len(self.parts)} here"
+            )
         self._load_average(state)
         factor = self.lr_factor
         self.model.load_state_dict(state["model"])
-        for optimizer, saved in zip(self.optimizers, state["optimizer"], strict=True):
-            optimizer.load_state_dict(dict(with_kernels_of(optimizer, saved)))
+        names = state["optimizer_parameters"]
+        for optimizer, saved, groups in zip(
+            self.optimizers, state["optimizer"], names, strict=True
+        ):
+            ordered = self.parameters.ordered(optimizer, saved, groups)
+            optimizer.load_state_dict(dict(with_kernels_of(optimizer, ordered)))
         if self.schedulers:
             self.schedulers.load_state_dict(state["scheduler"])
         for name, part in self.parts.items():

@@ -21,7 +21,7 @@ from srunddp.train.fit import FitLoop, make_loader
 from srunddp.train.metrics.accumulator import Metric, MetricAccumulator
 from srunddp.train.model.ddp import DDPModel
 from srunddp.train.model.ema import EMA
-from srunddp.train.model.modes import TrainingModes
+from srunddp.train.model.modes import TrainingModes, train_as_a_whole
 from srunddp.train.model.step import LossFunction, Step, StepModule, make_step, targets_of
 from srunddp.train.optimizer import as_tuple, lr_factor, scale_lr, use_fused, zero_grad
 from srunddp.train.progress import EpochRecord
@@ -137,6 +137,7 @@ class Trainer:
             scaler=scaler,
             lr_factor=factor,
             average=self._average,
+            parameters=self._ddp.parameters,
             parts={f"{number} {type(each).__name__}": each for number, each in enumerate(parts)},
         )
         self._run: FitLoop | None = None
@@ -208,7 +209,7 @@ class Trainer:
                 not be written.
             Stopped: the job is preempted; a checkpoint is written.
         """
-        self._modes = TrainingModes(self._ddp.testing)
+        train_as_a_whole(self._ddp.testing)
         self._run = FitLoop(self, train_data, val_data, order, collate, val_collate, sharded)
         with self._run as run:
             while not run.is_over:
@@ -235,7 +236,6 @@ class Trainer:
         Returns:
             Means over the samples of all ranks, the same on each.
         """
-        self._modes = TrainingModes(self._ddp.testing)
         validate.check_fit(self.world, {"data": data}, self.weight, self.config)
         with preserved_rng(self.world):
             figures = self._evaluate(
@@ -246,7 +246,9 @@ class Trainer:
 
     def _epoch(self, run: FitLoop) -> None:
         sums = run.start_epoch()
-        self._modes.restore()
+        # A callback may have evaluated the model by itself, and left it so.
+        train_as_a_whole(self._ddp.testing)
+        self.follow_requires_grad()
         if run.evaluations.due:  # the run before this one left amid it
             self._evaluate_and_checkpoint(run)
         for step in run.steps():
@@ -311,6 +313,7 @@ class Trainer:
             with stall_limit_suspended():
                 for call in self._before_step:
                     call(self)
+            self._ddp.check_requires_grad()
         if self.config.max_grad_norm is not None:
             nn.utils.clip_grad_norm_(self._ddp.testing.parameters(), self.config.max_grad_norm)
         for optimizer in self._optimizers:
@@ -337,8 +340,18 @@ class Trainer:
         if self._average:
             modules.append(self._evaluated)
         self._ddp.share_all_buffers(*modules)
+        modes = [TrainingModes(module) for module in modules]
         for module in modules:
             module.eval()
+        try:
+            return self._figures(steps, agree)
+        finally:
+            for each in modes:
+                each.restore()
+
+    def _figures(
+        self, steps: Iterator[StepBatches], agree: Callable[[], None] | None
+    ) -> dict[str, float]:
         sums = MetricAccumulator(self.metrics, self.world)
         for (batch,), *_ in steps:
             if batch.weight:
@@ -356,8 +369,11 @@ class Trainer:
             heartbeat()
             if agree:
                 agree()
-        self._modes.restore()
         return sums.means()
+
+    def follow_requires_grad(self, *, at_epoch: bool = True) -> None:
+        """See :meth:`srunddp.train.model.ddp.DDPModel.follow_requires_grad`."""
+        self._ddp.follow_requires_grad(at_epoch=at_epoch)
 
     def warm_up_buckets(self, steps: Iterator[StepBatches]) -> None:
         """A step without a consequence, but that DistributedDataParallel orders its buckets for the

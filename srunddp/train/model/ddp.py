@@ -1,19 +1,28 @@
 """The model on this rank's device, and what DistributedDataParallel makes of a step on it."""
 
 import contextlib
-from collections.abc import Callable, Iterable
+import gc
+import json
+import zlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.distributed_c10d import _get_default_store
 from torch.nn.parallel import DistributedDataParallel
 
 from srunddp.errors import ConfigError
 from srunddp.train.config import Config, DDPConfig
+from srunddp.train.model.parameters import NamedParameters
 from srunddp.train.model.step import LossFunction, Step, StepModule
-from srunddp.train.world import World
+from srunddp.train.world import World, all_gather_ints
 from srunddp.util.hostlist import group_by_key
+
+# For ranks whose callbacks take longer.
+_CHANGED_WITHIN = timedelta(seconds=300)
 
 
 class DDPModel:
@@ -26,6 +35,7 @@ class DDPModel:
         testing: the same of the model alone, without gradients to share.
         runs_always: a micro-batch of weight 0 has to be run as well; else ``training(None)`` stands
             in for it.
+        parameters: the model's and the loss function's, by name.
     """
 
     def __init__(
@@ -49,12 +59,17 @@ class DDPModel:
         compiled: Any = torch.compile(model) if config.compile else model
         self.model = model
         self.testing = StepModule(compiled, step, loss_function).to(world.device)
+        self._world = world
+        self._config = config.ddp
         self._ddp: DistributedDataParallel | None = None
-        if world.world_size > 1:
-            self._ddp = _wrapped(self.testing, config.ddp)
+        self.parameters = NamedParameters(model=model, loss_function=self.testing.loss_function)
+        self._wrapped_for: Mapping[str, nn.Parameter] = {}  # which required a gradient then
+        self._changes = 0  # of these, amid an epoch
         # Not the module itself, which would look for hooks that nobody can set.
-        self.training: Callable[[Any], tuple[Tensor, Any]] = self._ddp or self.testing.forward
-        self._static = self._unknown = config.ddp.static_graph and self._ddp is not None
+        self.training: Callable[[Any], tuple[Tensor, Any]] = self.testing.forward
+        self._static = self._unknown = False
+        if world.world_size > 1:
+            self._wrap()
         sparse = any(getattr(module, "sparse", False) for module in model.modules())
         self.runs_always = self._static or sparse or config.ddp.sync_batchnorm
         self._shares_buffers = self._ddp is not None and config.ddp.broadcast_buffers
@@ -63,6 +78,63 @@ class DDPModel:
             self._buffers = list(self.testing.buffers())
         else:
             self._buffers = []
+
+    def _wrap(self) -> None:
+        self._ddp = _wrapped(self.testing, self._config)
+        self.training = self._ddp
+        self._static = self._unknown = self._config.static_graph
+        self._wrapped_for = self.parameters.trained()
+
+    def follow_requires_grad(self, *, at_epoch: bool = True) -> None:
+        """Wrap the model anew where other parameters require a gradient than when it was wrapped.
+
+        DistributedDataParallel shares the gradients of those that did then, and no others.
+
+        Args:
+            at_epoch: All ranks call this now, and are compared. Else only those on which something
+                has changed wait for each other.
+
+        Raises:
+            ConfigError: Ranks differ.
+        """
+        if self._ddp is None:
+            return
+        if at_epoch:
+            self.parameters.refresh()
+        trained = self.parameters.trained()
+        changed = not _same(trained, self._wrapped_for)
+        if at_epoch:
+            checksum = zlib.crc32("\n".join(trained).encode())
+            if len({row[0] for row in all_gather_ints(self._world, [checksum])}) > 1:
+                every: list[Any] = [None] * self._world.world_size
+                dist.all_gather_object(every, [*trained])
+                _check_alike([*trained], every)
+        elif changed:
+            self._changes += 1
+            _check_alike([*trained], _trained_by_rank(self._world, self._changes, [*trained]))
+        if changed:
+            # The old one goes first: its hooks would share each gradient as well.
+            self._ddp = None
+            self.training = self.testing.forward
+            for parameter in self.testing.parameters():
+                parameter.grad = None  # a view of the old one's buckets
+            gc.collect()
+            self._wrap()
+
+    def check_requires_grad(self) -> None:
+        """Refuse a change amid a step: its gradients are shared already.
+
+        Raises:
+            ConfigError: Other parameters require a gradient than at the beginning of the step.
+        """
+        trained = self.parameters.trained()
+        if self._ddp is not None and not _same(trained, self._wrapped_for):
+            raise ConfigError(
+                "on_before_optimizer_step has changed which parameters require a gradient:"
+                f" {_difference([*self._wrapped_for], [*trained])}",
+                expected="such a change between steps",
+                hint="make it in on_step or on_epoch",
+            )
 
     @property
     def rebuilds_buckets(self) -> bool:
@@ -104,6 +176,62 @@ class DDPModel:
         if self._shares_buffers:
             for module in modules:
                 share(module.buffers())
+
+
+def _same(some: Mapping[str, nn.Parameter], others: Mapping[str, nn.Parameter]) -> bool:
+    """Whether these are the same parameters; ``==`` would compare their values."""
+    return some.keys() == others.keys() and all(each is others[n] for n, each in some.items())
+
+
+def _trained_by_rank(world: World, change: int, trained: Sequence[str]) -> list[list[str] | None]:
+    """Tell the others what is trained since a change, over the store.
+
+    A collective would meet one of the next step's on a rank on which nothing has changed.
+
+    Returns:
+        What the ranks have told, by rank; None of one that has told nothing in time.
+    """
+    store = _get_default_store()
+    keys = [f"srunddp/requires_grad/{change}/{rank}" for rank in range(world.world_size)]
+    store.set(keys[world.rank], json.dumps(trained))
+    with contextlib.suppress(RuntimeError):
+        store.wait(keys, _CHANGED_WITHIN)
+    return [json.loads(store.get(key)) if store.check([key]) else None for key in keys]
+
+
+def _check_alike(trained: Sequence[str], by_rank: Sequence[Sequence[str] | None]) -> None:
+    """Refuse what ranks have changed in different ways.
+
+    Args:
+        trained: The names of what this rank trains.
+        by_rank: The same of each rank; None where nothing has changed.
+    """
+    for rank, names in enumerate(by_rank):
+        if names == trained:
+            continue
+        if names is None:
+            found = (
+                f"nothing has changed on rank {rank} in what requires a gradient, as it has here"
+            )
+        else:
+            found = (
+                f"other parameters require a gradient on rank {rank} than here:"
+                f" {_difference(trained, names)}"
+            )
+        raise ConfigError(
+            found,
+            expected="the same change on all ranks, after the same step",
+            hint="freeze and unfreeze by the number of the step or the epoch",
+        )
+
+
+def _difference(before: Sequence[str], now: Sequence[str]) -> str:
+    """The first name that is in one of them alone."""
+    for verb, names in (("has", set(now) - set(before)), ("has not", set(before) - set(now))):
+        if names:
+            more = len(names) - 1
+            return f"it {verb} {min(names)}" + (f" and {more} more" if more else "")
+    return "in another order"
 
 
 @torch.no_grad()

@@ -3,22 +3,25 @@
 from torch import nn
 
 
-class TrainingModes:
-    """Each module's mode as the user has left it; evaluations change it, and :meth:`restore` puts
-    it back.
+def train_as_a_whole(root: nn.Module) -> None:
+    """Put a model that is in evaluation mode as a whole into training mode.
 
-    A model that is in evaluation mode as a whole, as Hugging Face's ``from_pretrained`` returns it,
-    is meant to be trained as a whole.
+    Hugging Face's ``from_pretrained`` returns a model so, which is meant to be trained as a whole.
+    A module that is in evaluation mode within one that is not stays so.
     """
+    for child in root.children():
+        if not child.training:
+            child.train()
+    for module in root.modules():
+        if type(module).train is not nn.Module.train and module.training:
+            module.train()  # it may keep parts of itself in evaluation mode
+
+
+class TrainingModes:
+    """The mode of each module at one moment, before an evaluation changes it."""
 
     def __init__(self, root: nn.Module) -> None:
         """Note the modes of a module and of all in it."""
-        for child in root.children():
-            if not child.training:
-                child.train()
-        for module in root.modules():
-            if type(module).train is not nn.Module.train and module.training:
-                module.train()  # it may keep parts of itself in evaluation mode
         self._modes = [(module, module.training) for module in root.modules()]
 
     def restore(self) -> None:

@@ -1,0 +1,294 @@
+"""What a callback changes during a run counts: what is trained, and which modules evaluate."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import TensorDataset
+
+from srunddp.train import Callback, Trainer
+from srunddp.train.checkpoint.file import CheckpointError
+from srunddp.train.model import ddp
+from srunddp.train.progress import EpochRecord
+from tests.train import problems
+from tests.train.local_world import LocalWorld, run_ranks
+from tests.train.problems import classes, message
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+CLOSE = 1e-12  # of float64
+EPOCHS = 4
+SAMPLES = 52  # the last step of an epoch is not full
+
+
+def network() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8), nn.Linear(8, 4)).double()
+
+
+class Change(Callback):
+    """Freezes and unfreezes a layer at the end of an epoch, or after a step."""
+
+    def __init__(self, *, epoch: int = 0, step: int = 0, frozen: bool = False) -> None:
+        self.epoch = epoch
+        self.step = step
+        self.frozen = frozen
+
+    def on_epoch(self, trainer: Trainer, record: EpochRecord) -> None:
+        if record.epoch == self.epoch:
+            self.change(trainer)
+
+    def on_step(self, trainer: Trainer, step: int, loss: Tensor | None) -> None:
+        if step == self.step:
+            self.change(trainer)
+
+    def change(self, trainer: Trainer) -> None:
+        layer = trainer.model[0]
+        layer.requires_grad_(not self.frozen)
+        known = {id(p) for group in trainer.optimizer.param_groups for p in group["params"]}
+        if not self.frozen and id(layer.weight) not in known:
+            trainer.optimizer.add_param_group({"params": list(layer.parameters()), "lr": 0.05})
+
+
+def trained(
+    world: LocalWorld, kind: str, first: Callable[[nn.Module], object] | None = None, **changes: Any
+) -> list[Tensor]:
+    """The weights after a run with a change of this kind, as ``at_epoch``."""
+    model = network()
+    trainer, data = prepared(world, model, kind, **changes)
+    trainer.fit(data, data)
+    return [parameter.detach().clone() for parameter in model.parameters()]
+
+
+KINDS = {
+    "unfrozen at an epoch's end": (Change(epoch=2), "frozen, not stepped"),
+    "unfrozen at an epoch's end, stepped before": (Change(epoch=2), "frozen"),
+    "unfrozen after a step": (Change(step=5), "frozen, not stepped"),
+    "frozen at an epoch's end": (Change(epoch=2, frozen=True), ""),
+    "frozen after a step": (Change(step=5, frozen=True), ""),
+}
+
+
+def prepared(
+    world: LocalWorld, model: nn.Sequential, kind: str, **changes: Any
+) -> tuple[Trainer, TensorDataset]:
+    callback, first = KINDS[kind]
+    if "frozen" in first:
+        model[0].requires_grad_(False)
+    parameters = list(model[2:].parameters() if "not stepped" in first else model.parameters())
+    trainer = problems.trainer_of(
+        callback,
+        world=world,
+        model=model,
+        optimizer=torch.optim.AdamW(parameters, lr=0.01),
+        batch_size=8 // world.world_size,
+        **{"epochs": EPOCHS} | changes,
+    )
+    return trainer, classes(SAMPLES, torch.float64)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_frozen_or_unfrozen_amid_a_run_is_trained_as_alone(
+    kind: str, tmp_path: Path
+) -> None:
+    first, second = run_ranks(2, tmp_path, trained, kind)
+    alone = trained(LocalWorld(), kind)
+    for one, other, by_one in zip(first, second, alone, strict=True):
+        assert torch.equal(one, other)
+        assert (one - by_one).abs().max() < CLOSE
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_run_is_resumed_after_its_change(kind: str, ranks: int, tmp_path: Path) -> None:
+    """With what was trained then, and in which groups, whatever the script begins with."""
+    folder = str(tmp_path / "run")
+    settings = {"output_dir": folder, "resume": "auto"}
+    world = LocalWorld()
+    if ranks == 1:
+        whole = trained(world, kind)
+        trained(world, kind, epochs=3, **settings)
+        resumed = trained(world, kind, **settings)
+    else:
+        (whole, _) = run_ranks(2, tmp_path / "whole", trained, kind)
+        run_ranks(2, tmp_path / "part", trained_with, kind, settings | {"epochs": 3})
+        (resumed, _) = run_ranks(2, tmp_path / "rest", trained_with, kind, settings)
+    for one, other in zip(whole, resumed, strict=True):
+        assert (one - other).abs().max() < CLOSE
+
+
+def trained_with(world: LocalWorld, kind: str, changes: dict[str, Any]) -> list[Tensor]:
+    return trained(world, kind, **changes)
+
+
+def differing(world: LocalWorld, at_epoch: bool) -> str:
+    """The error where rank 1 alone unfreezes."""
+    ddp._CHANGED_WITHIN = timedelta(seconds=3)
+    model = network()
+    model[0].requires_grad_(False)
+    if world.rank == 0:
+        change = Change()
+    elif at_epoch:
+        change = Change(epoch=1)
+    else:
+        change = Change(step=2)
+    trainer = problems.trainer_of(
+        change,
+        world=world,
+        model=model,
+        optimizer=torch.optim.SGD(model[2:].parameters(), lr=0.1),
+        epochs=2,
+    )
+    return message(lambda: trainer.fit(classes(32, torch.float64)))
+
+
+def test_ranks_that_differ_at_an_epochs_end_are_named(tmp_path: Path) -> None:
+    first, second = run_ranks(2, tmp_path, differing, True)
+    assert first.startswith("other parameters require a gradient on rank 1 than here: it has")
+    assert "model.0.bias and 1 more" in first
+    assert second.startswith("other parameters require a gradient on rank 0 than here: it has not")
+
+
+def differing_after_a_step(world: LocalWorld) -> str:
+    if world.rank == 0:
+        return ""
+    ddp._CHANGED_WITHIN = timedelta(seconds=1)
+    trained = ddp._trained_by_rank(world, 1, ["model.0.weight"])
+    return message(lambda: ddp._check_alike(["model.0.weight"], trained))
+
+
+def test_a_rank_that_changes_alone_after_a_step_is_refused(tmp_path: Path) -> None:
+    """The others are in the next step by then, and end with this rank."""
+    _, second = run_ranks(2, tmp_path, differing_after_a_step)
+    assert second.startswith("nothing has changed on rank 0 in what requires a gradient")
+
+
+class ChangeAmidAStep(Callback):
+    def on_before_optimizer_step(self, trainer: Trainer) -> None:
+        trainer.model[0].requires_grad_(False)
+
+
+def changed_amid_a_step(world: LocalWorld) -> str:
+    trainer = problems.trainer_of(ChangeAmidAStep(), world=world, model=network())
+    return message(lambda: trainer.fit(classes(32, torch.float64)))
+
+
+def test_a_change_amid_a_step_is_refused(tmp_path: Path) -> None:
+    for text in run_ranks(2, tmp_path, changed_amid_a_step):
+        assert "on_before_optimizer_step has changed which parameters require a gradient" in text
+
+
+# An optimizer's state belongs to parameters by their names.
+
+
+class Layers(nn.Module):
+    """The same two layers, made in one order or the other, so that their parameters are."""
+
+    def __init__(self, *names: str) -> None:
+        super().__init__()
+        sizes = {"a": (8, 16), "b": (16, 8), "c": (16, 8)}
+        for name in names:
+            torch.manual_seed(ord(name))
+            self.add_module(name, nn.Linear(*sizes[name], bias=False))
+        self.double()
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        last = self.b if hasattr(self, "b") else self.c
+        return last(self.a(inputs))
+
+
+def resumed(*names: str, folder: Path, epochs: int, fused: bool = True) -> nn.Module:
+    model = Layers(*names)
+    trainer = problems.trainer_of(
+        model=model,
+        optimizer=torch.optim.Adam(model.parameters(), lr=0.01),
+        epochs=epochs,
+        fused=fused,
+        output_dir=str(folder),
+        resume="auto",
+    )
+    trainer.fit(classes(32, torch.float64))
+    return model
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_layers_in_another_order_keep_their_own_state(fused: bool, tmp_path: Path) -> None:
+    whole = resumed("a", "b", folder=tmp_path / "whole", epochs=4, fused=fused)
+    resumed("a", "b", folder=tmp_path / "part", epochs=2, fused=fused)
+    other = resumed("b", "a", folder=tmp_path / "part", epochs=4, fused=fused)
+    assert (whole.a.weight - other.a.weight).abs().max() < CLOSE
+    assert (whole.b.weight - other.b.weight).abs().max() < CLOSE
+
+
+def test_renamed_parameters_are_refused_with_both_names(tmp_path: Path) -> None:
+    resumed("a", "b", folder=tmp_path, epochs=1)
+    with pytest.raises(CheckpointError) as caught:
+        resumed("a", "c", folder=tmp_path, epochs=2)
+    assert "the run before trains model.b.weight, and this one model.c.weight" in str(caught.value)
+
+
+# Modes.
+
+
+def normalised() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Dropout(0.5), nn.Linear(8, 4))
+
+
+class EvalOfBatchNorm(Callback):
+    def __init__(self) -> None:
+        self.means: list[Tensor] = []
+
+    def on_epoch(self, trainer: Trainer, record: EpochRecord) -> None:
+        trainer.model[1].eval()
+        self.means.append(trainer.model[1].running_mean.clone())
+
+
+def test_a_module_that_a_callback_puts_into_evaluation_stays_so() -> None:
+    callback = EvalOfBatchNorm()
+    trainer = problems.trainer_of(callback, model=normalised(), epochs=3)
+    trainer.fit(classes(32), classes(16))
+    first, second, third = callback.means
+    assert torch.equal(first, second)
+    assert torch.equal(first, third)
+    assert trainer.model.training
+
+
+@pytest.mark.parametrize("ema_decay", [None, 0.9])
+@pytest.mark.parametrize("training", [True, False])
+def test_evaluate_leaves_each_module_as_it_was(training: bool, ema_decay: float | None) -> None:
+    trainer = problems.trainer_of(model=normalised(), ema_decay=ema_decay)
+    trainer.model.train(training)
+    trainer.model[2].train(not training)
+    before = [module.training for module in trainer.model.modules()]
+    trainer.evaluate(classes(16))
+    assert [module.training for module in trainer.model.modules()] == before
+
+
+class EvaluatesByItself(Callback):
+    def on_epoch(self, trainer: Trainer, record: EpochRecord) -> None:
+        trainer.model.eval()
+
+
+def test_a_model_that_a_callback_leaves_in_evaluation_is_trained_on() -> None:
+    """As that of from_pretrained is: nobody means to train without dropout after an epoch."""
+    trainer = problems.trainer_of(EvaluatesByItself(), model=normalised(), epochs=2)
+    modes = []
+    trainer.model[2].register_forward_hook(lambda module, *_: modes.append(module.training))
+    trainer.fit(classes(16))
+    assert all(modes)
+
+
+def test_modes_are_put_back_where_an_evaluation_fails() -> None:
+    trainer = problems.trainer_of(model=normalised())
+    data = classes(16)
+    wrong = TensorDataset(data.tensors[0][:, :3], data.tensors[1])
+    with pytest.raises(RuntimeError):
+        trainer.evaluate(wrong)
+    assert trainer.model.training
