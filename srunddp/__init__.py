@@ -40,8 +40,10 @@ _HOMES = {
 
 def __getattr__(name: str) -> Any:
     # Most of these lead to torch, which `import srunddp` must not pay for.
-    if name not in _HOMES:
-        raise AttributeError(f"module 'srunddp' has no attribute {name!r}")
     import importlib
 
+    if name == "train":  # what is in it is named so in the guides
+        return importlib.import_module("srunddp.train")
+    if name not in _HOMES:
+        raise AttributeError(f"module 'srunddp' has no attribute {name!r}")
     return getattr(importlib.import_module(_HOMES[name]), name)

@@ -11,6 +11,7 @@ from srunddp.train.checkpoint.file import CheckpointError
 from srunddp.train.checkpoint.manager import CheckpointManager
 from srunddp.train.config import Config
 from srunddp.train.metrics.accumulator import MetricAccumulator
+from srunddp.train.optimizer import set_training
 from srunddp.train.preemption.preemption import Preemption
 from srunddp.train.state import VERSION, TrainingState
 from srunddp.train.world import World
@@ -93,6 +94,12 @@ class CheckpointPolicy:
                 expected="those of the script that wrote it",
                 hint="start with another output_dir",
             ) from error
+        if (found["monitor"], found["mode"]) != (state.monitor, state.mode):
+            self._manager.scores.clear()
+            self._log(
+                f"the best so far was of {found['monitor']} ({found['mode']}); that of"
+                f" {state.monitor} ({state.mode}) begins anew"
+            )
         self._manager.restore_rng(found, self._config.seed)
         if self._config.resume in ("never", "auto"):  # else it may be in another folder
             self._saved = self._position()
@@ -160,7 +167,12 @@ class CheckpointPolicy:
         else:
             state.sums = []
         self._manager.scores.update(state.scores)
-        return self._manager.save(state.step, state.state_dict(), wait=wait)
+        # What is saved is what was evaluated; a run that goes on begins by training.
+        set_training(state.optimizers, training=False)
+        path = self._manager.save(state.step, state.state_dict(), wait=wait)
+        if not wait:
+            set_training(state.optimizers, training=True)
+        return path
 
     def _position(self) -> tuple[int, ...]:
         """An epoch's end, and an evaluation, change what is to be saved after a step."""

@@ -3,10 +3,11 @@ can fill.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import ClassVar, Literal
 
 from srunddp.config.schema import SettingsBase
+from srunddp.util.user_path import expanded
 
 _PROFILE_HINT = "pass a callback that calls torch.profiler, such as that in docs/guides/training.md"
 _FSDP_HINT = "leave it out; for FSDP write a loop of your own, such as docs/examples/fsdp_loop.py"
@@ -156,10 +157,15 @@ class Config(SettingsBase):
         evaluate_every_steps: the same in optimizer steps.
         monitor: figure of evaluations that tells the best model, ``loss`` or a metric; if no
             ``val_data``, of training.
-        mode: whether a smaller (``min``) or a greater (``max``) figure is better.
+        mode: whether a smaller (``min``) or a greater (``max``) figure is better. None is ``min``
+            for ``loss``, and for names that end in ``loss``, ``error``, ``mse``, ``mae``, ``rmse``
+            or ``perplexity``; ``max`` for those that end in ``accuracy``, ``f1``, ``auroc``,
+            ``precision``, ``recall`` or ``iou``; what a torchmetrics object says of itself. For
+            another figure it has to be set.
         patience: stop after this number of evaluations without a better figure; 0 for never.
         output_dir: a folder for checkpoints, ``config.yaml`` and ``metrics.jsonl``, which rank 0
-            writes; None writes nothing, and signals are not handled.
+            writes; ``~`` and variables in it are replaced. None writes nothing, and signals are not
+            handled.
         resume: ``never``: a folder with checkpoints is refused. ``auto``: continue from the newest
             whole checkpoint of ``output_dir``, if any. Or a checkpoint's path. A run that Slurm or
             ``--restarts`` has started again always continues from the newest.
@@ -202,7 +208,7 @@ class Config(SettingsBase):
     evaluate_every_epochs: int = 1
     evaluate_every_steps: int = 0
     monitor: str = "loss"
-    mode: Literal["min", "max"] = "min"
+    mode: Literal["min", "max"] | None = None
     patience: int = 0
     output_dir: str | None = None
     resume: str = "never"
@@ -213,3 +219,17 @@ class Config(SettingsBase):
     dataloader: DataLoaderConfig = field(default_factory=DataLoaderConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     preemption: PreemptionConfig = field(default_factory=PreemptionConfig)
+
+
+def with_expanded_paths(config: Config) -> Config:
+    """Return the settings with ``~`` and variables in paths replaced.
+
+    Raises:
+        ConfigError: A variable is not set.
+    """
+    if config.output_dir is None:
+        return config
+    resume = config.resume
+    if resume not in ("never", "auto"):
+        resume = expanded(resume, "resume")
+    return replace(config, output_dir=expanded(config.output_dir, "output_dir"), resume=resume)

@@ -2,17 +2,64 @@
 
 import math
 from collections.abc import Mapping
+from typing import Any, Literal
 
 from srunddp.errors import ConfigError
 from srunddp.train.config import Config
+from srunddp.train.metrics.accumulator import Metric
 from srunddp.train.state import TrainingState
+
+# By the last word of a figure's name.
+_SMALLER_IS_BETTER = ("loss", "error", "mse", "mae", "rmse", "perplexity")
+_GREATER_IS_BETTER = ("accuracy", "f1", "auroc", "precision", "recall", "iou")
+
+
+def direction(config: Config, metrics: Mapping[str, Metric]) -> Literal["min", "max"]:
+    """Return whether a smaller or a greater figure of ``config.monitor`` is better.
+
+    Raises:
+        ConfigError: Neither ``config.mode`` nor the metric nor its name says it.
+    """
+    if config.mode is not None:
+        return config.mode
+    name, _, part = config.monitor.partition("/")
+    greater = _says_itself(metrics.get(name), part)
+    if greater is not None:
+        return "max" if greater else "min"
+    last = config.monitor.lower()
+    if last.endswith(_SMALLER_IS_BETTER):
+        return "min"
+    if last.endswith(_GREATER_IS_BETTER):
+        return "max"
+    raise ConfigError(
+        f"monitor={config.monitor}, and no mode",
+        expected="mode=max where a greater figure is better, else mode=min",
+        hint="set it",
+    )
+
+
+def _says_itself(metric: Any, part: str) -> bool | None:
+    """What a torchmetrics object says, or one of a collection; None where it says nothing."""
+    if part and hasattr(metric, "items"):
+        metric = dict(metric.items()).get(part)
+    greater = getattr(metric, "higher_is_better", None)
+    return greater if isinstance(greater, bool) else None
 
 
 class Evaluations:
     """The evaluations of one training by a configuration; ``exist``: there is validation data."""
 
-    def __init__(self, config: Config, state: TrainingState, *, exist: bool) -> None:
+    def __init__(
+        self, config: Config, metrics: Mapping[str, Metric], state: TrainingState, *, exist: bool
+    ) -> None:
+        """``metrics``: by name, as of :class:`srunddp.train.Trainer`.
+
+        Raises:
+            ConfigError: Nothing says whether a greater or a smaller figure is better.
+        """
         self._config = config
+        state.monitor = config.monitor
+        state.mode = direction(config, metrics)
         self._state = state
         self._exist = exist
         # An evaluation's step, and its figures.
@@ -70,7 +117,7 @@ class Evaluations:
         self._latest = (state.step, figures)
         state.evaluated = state.step
         figure = figures.get(config.monitor, math.nan)
-        score = figure if config.mode == "min" else -figure
+        score = figure if state.mode == "min" else -figure
         if not math.isnan(score):
             state.scores[state.step] = score
         if is_best := score < (math.inf if state.best is None else state.best):

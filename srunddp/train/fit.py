@@ -135,7 +135,9 @@ class FitLoop:
         self._on_step = trainer.methods("on_step")
         self._stack = ExitStack()
         self._sums: MetricAccumulator | None = None
-        self.evaluations = Evaluations(config, trainer.state, exist=val_data is not None)
+        self.evaluations = Evaluations(
+            config, trainer.metrics, trainer.state, exist=val_data is not None
+        )
         self._metrics_logger: MetricsLogger | None = None
         self.policy: CheckpointPolicy | None = None
 
@@ -187,6 +189,7 @@ class FitLoop:
                 expected="evaluations, after each of which it is stepped",
                 hint="set evaluate_every_epochs=1",
             )
+        self._schedulers.check_direction(state.monitor, state.mode)
 
     def _steps_done(self) -> float:
         """Steps of this world that the samples so far make, so that another world's steps count by

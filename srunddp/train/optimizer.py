@@ -1,8 +1,9 @@
 """The optimizers' fused kernels, and their learning rates: scaled with the batch, and scheduled."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from torch import nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
@@ -76,6 +77,38 @@ def scale_lr(optimizer: Optimizer, factor: float) -> None:
     for group in optimizer.param_groups:
         for name in {"lr", "initial_lr"} & group.keys():
             group[name] = group[name] * factor  # a new tensor: groups may share one
+
+
+# Those whose learning rate was scaled, and by what; another Trainer may get the same one.
+_scaled: WeakKeyDictionary[Optimizer, float] = WeakKeyDictionary()
+
+
+def scale_lr_once(optimizer: Optimizer, factor: float) -> None:
+    """Multiply the learning rate as :func:`scale_lr` does, but for what was done before."""
+    scale_lr(optimizer, factor / _scaled.get(optimizer, 1.0))
+    _scaled[optimizer] = factor
+
+
+def stepped_parameters(optimizers: Sequence[Optimizer]) -> list[nn.Parameter]:
+    """Return the parameters that the optimizers step."""
+    return [
+        parameter
+        for optimizer in optimizers
+        for group in optimizer.param_groups
+        for parameter in group["params"]
+    ]
+
+
+def set_training(optimizers: Sequence[Optimizer], training: bool) -> None:
+    """Tell the optimizers that have modes, such as schedule-free ones, in which they are.
+
+    They keep one set of weights to train and another to evaluate and to save, and put the one or
+    the other into the model.
+    """
+    for optimizer in optimizers:
+        change = getattr(optimizer, "train" if training else "eval", None)
+        if callable(change):
+            change()
 
 
 def with_kernels_of(optimizer: Optimizer, state: Mapping[str, Any]) -> Mapping[str, Any]:

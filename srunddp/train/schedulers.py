@@ -60,6 +60,20 @@ class Schedulers:
         """Whether one of them is ReduceLROnPlateau."""
         return any(isinstance(each, ReduceLROnPlateau) for each in self.all)
 
+    def check_direction(self, monitor: str, mode: str) -> None:
+        """Compare what ReduceLROnPlateau takes for better with what the evaluations do.
+
+        Raises:
+            ConfigError: They differ, and it would lower the rate while the figure becomes better.
+        """
+        for each in self.all:
+            if isinstance(each, ReduceLROnPlateau) and each.mode != mode:
+                raise ConfigError(
+                    f"ReduceLROnPlateau(mode={each.mode!r}), and of {monitor} {mode} is better",
+                    expected="one direction",
+                    hint=f"pass mode={mode!r} to ReduceLROnPlateau, or set the Trainer's mode",
+                )
+
     def after_step(self) -> None:
         """A step is done."""
         if self.all and not self._by_epoch:

@@ -26,6 +26,8 @@ _PLAIN = (
     "best",
     "evals_since_best",
     "scores",
+    "monitor",
+    "mode",
 )
 
 
@@ -47,6 +49,7 @@ class TrainingState:
         evaluated: the step of the last evaluation; best: its best figure; evals_since_best:
             evaluations since then.
         scores: of the evaluated steps; less is better.
+        monitor, mode: the figure that best and scores are of, and which of it is better.
         records: of the epochs that are over.
         steps_per_epoch: None where that is not known.
     """
@@ -67,6 +70,8 @@ class TrainingState:
     best: float | None = None
     evals_since_best: int = 0
     scores: dict[int, float] = field(default_factory=dict)
+    monitor: str = "loss"
+    mode: str = "min"
     records: list[EpochRecord] = field(default_factory=list)
     steps_per_epoch: int | None = None
 
@@ -106,7 +111,10 @@ class TrainingState:
             self.parameters.add_groups(optimizer, names)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from there; the learning rate is scaled again where this world's batch is another.
+        """Go on from there.
+
+        The learning rate is scaled again where this world's batch is another. The best figure is
+        forgotten where it is of another ``monitor`` or ``mode``.
 
         Raises:
             ValueError: it has other schedulers or callbacks.
@@ -131,8 +139,14 @@ class TrainingState:
             part.load_state_dict(state["parts"][name])
         if state["scaler"]:  # that of one which was not in use is empty
             self.scaler.load_state_dict(state["scaler"])
+        monitors = (self.monitor, self.mode)
         for name in _PLAIN:
             setattr(self, name, state[name])
+        if monitors != (self.monitor, self.mode):
+            self.monitor, self.mode = monitors
+            self.best = None
+            self.evals_since_best = 0
+            self.scores = {}
         self.records = [EpochRecord(**record) for record in state["records"]]
         if self.schedulers:
             self.schedulers.rescale(self.optimizers, factor / self.lr_factor)

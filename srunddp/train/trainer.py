@@ -13,7 +13,7 @@ from torch.utils.data import Dataset
 from srunddp.telemetry import heartbeat, stall_limit_suspended
 from srunddp.train import validate
 from srunddp.train.callback import Callback
-from srunddp.train.config import Config
+from srunddp.train.config import Config, with_expanded_paths
 from srunddp.train.data.order import Order
 from srunddp.train.data.reader import Weight
 from srunddp.train.data.steps import Batch, StepBatches
@@ -23,7 +23,15 @@ from srunddp.train.model.ddp import DDPModel
 from srunddp.train.model.ema import EMA
 from srunddp.train.model.modes import TrainingModes, train_as_a_whole
 from srunddp.train.model.step import LossFunction, Step, StepModule, make_step, targets_of
-from srunddp.train.optimizer import as_tuple, lr_factor, scale_lr, use_fused, zero_grad
+from srunddp.train.optimizer import (
+    as_tuple,
+    lr_factor,
+    scale_lr_once,
+    set_training,
+    stepped_parameters,
+    use_fused,
+    zero_grad,
+)
 from srunddp.train.progress import EpochRecord
 from srunddp.train.rng import preserved_rng
 from srunddp.train.schedulers import Scheduler
@@ -42,8 +50,8 @@ class Trainer:
         model: the model itself, on ``world.device``; never the DistributedDataParallel wrap.
         averaged: a copy of it with averaged weights, in evaluation mode, if ``config.ema_decay`` is
             set; else None.
-        optimizer: as it was given, with fused kernels and a scaled learning rate if the
-            configuration says so.
+        optimizer: as it was given; from ``fit()`` on with fused kernels and a scaled learning rate
+            if the configuration says so.
         state: where training stands: ``state.epoch`` epochs are over, and ``state.step`` optimizer
             steps done.
         total_steps: optimizer steps of the whole run, from the beginning of ``fit()`` on, so that a
@@ -99,7 +107,7 @@ class Trainer:
         Raises:
             ConfigError: these do not fit together; the message says what to do.
         """
-        self.config = config = config or Config()
+        self.config = config = with_expanded_paths(config or Config())
         self.world = world
         self.metrics = dict(metrics or {})
         self.optimizer = optimizer
@@ -124,23 +132,20 @@ class Trainer:
             self._evaluated = StepModule(self._average.testing, step, loss_function)
         else:
             self._evaluated = self._ddp.testing
-        factor = lr_factor(config, world.world_size)
-        for each in self._optimizers:
-            if config.fused:
-                use_fused(each, self.model)
-            scale_lr(each, factor)
         scaler = GradScaler(world.device.type, enabled=config.precision == "fp16")
         parts = [each for each in (loss_function, *callbacks) if _has_state(each)]
         self.state = TrainingState(
             model=self.model,
             optimizers=self._optimizers,
             scaler=scaler,
-            lr_factor=factor,
+            lr_factor=lr_factor(config, world.world_size),
             average=self._average,
             parameters=self._ddp.parameters,
             parts={f"{number} {type(each).__name__}": each for number, each in enumerate(parts)},
         )
         self._run: FitLoop | None = None
+        # Parameters that require a gradient, and are in no optimizer.
+        self._not_stepped: Sequence[nn.Parameter] = ()
         self._before_step = self.methods("on_before_optimizer_step")
 
     def _check(self, model: nn.Module, loss_function: LossFunction | None) -> None:
@@ -210,10 +215,16 @@ class Trainer:
             Stopped: the job is preempted; a checkpoint is written.
         """
         train_as_a_whole(self._ddp.testing)
+        for optimizer in self._optimizers:
+            if self.config.fused:
+                use_fused(optimizer, self.model)
+            if self.config.scale_lr != "no":
+                scale_lr_once(optimizer, self.state.lr_factor)
         self._run = FitLoop(self, train_data, val_data, order, collate, val_collate, sharded)
         with self._run as run:
             while not run.is_over:
                 self._epoch(run)
+            set_training(self._optimizers, training=False)
             run.finish()
         self._run = None
         return self.state.records
@@ -249,6 +260,10 @@ class Trainer:
         # A callback may have evaluated the model by itself, and left it so.
         train_as_a_whole(self._ddp.testing)
         self.follow_requires_grad()
+        stepped = {id(parameter) for parameter in stepped_parameters(self._optimizers)}
+        trained = self.state.parameters.trained().values()
+        self._not_stepped = [parameter for parameter in trained if id(parameter) not in stepped]
+        set_training(self._optimizers, training=True)
         if run.evaluations.due:  # the run before this one left amid it
             self._evaluate_and_checkpoint(run)
         for step in run.steps():
@@ -266,6 +281,8 @@ class Trainer:
         """
         for optimizer in self._optimizers:
             zero_grad(optimizer)
+        for parameter in self._not_stepped:
+            parameter.grad = None  # else it would be the sum over all steps
         loss = None
         for batch in step.batches[:-1]:
             if batch.weight or self._ddp.runs_always:
@@ -315,7 +332,8 @@ class Trainer:
                     call(self)
             self._ddp.check_requires_grad()
         if self.config.max_grad_norm is not None:
-            nn.utils.clip_grad_norm_(self._ddp.testing.parameters(), self.config.max_grad_norm)
+            parameters = stepped_parameters(self._optimizers)
+            nn.utils.clip_grad_norm_(parameters, self.config.max_grad_norm)
         for optimizer in self._optimizers:
             state.scaler.step(optimizer)
         state.scaler.update()
@@ -341,6 +359,7 @@ class Trainer:
             modules.append(self._evaluated)
         self._ddp.share_all_buffers(*modules)
         modes = [TrainingModes(module) for module in modules]
+        set_training(self._optimizers, training=False)
         for module in modules:
             module.eval()
         try:
@@ -348,6 +367,8 @@ class Trainer:
         finally:
             for each in modes:
                 each.restore()
+            if self._run:
+                set_training(self._optimizers, training=True)
 
     def _figures(
         self, steps: Iterator[StepBatches], agree: Callable[[], None] | None

@@ -32,6 +32,7 @@ from srunddp.train.checkpoint.file import (
 )
 from srunddp.train.world import World, any_rank, on_rank_zero
 from srunddp.util.kernel_file import memory_file
+from srunddp.util.user_path import expanded
 
 _SMALL = 4096  # bytes
 _PIECE = 1 << 22  # bytes of a broadcast
@@ -79,7 +80,8 @@ class CheckpointManager:
         self.loaded: Path | None = None
         self._world = world
         self._log = log or partial(logging.getLogger("srunddp").warning, "srunddp: %s")
-        self._directory = CheckpointDirectory(Path(folder), keep_last, keep_best)
+        path = Path(expanded(folder, "the folder of checkpoints"))
+        self._directory = CheckpointDirectory(path, keep_last, keep_best)
         self.scores = self._directory.scores
         self._writer = AsyncCheckpointer(self._directory, self._log)
         # On a CPU an optimizer would go on with tensors in a file that rank 0 deletes later.

@@ -1,0 +1,34 @@
+"""Paths as users write them in a configuration, where no shell has expanded them."""
+
+import os
+import re
+
+from srunddp.errors import ConfigError
+
+_VARIABLE = re.compile(r"\$(\w+|\{\w+\})")
+
+
+def expanded(path: str | os.PathLike[str], name: str) -> str:
+    """Return a path with ``~`` and variables replaced, as a shell replaces them.
+
+    Args:
+        path: As in ``~/runs/$SLURM_JOB_ID``.
+        name: Of the setting or argument, for the message.
+
+    Raises:
+        ConfigError: A variable is not set, or there is no such user.
+    """
+    found = os.path.expanduser(os.path.expandvars(os.fspath(path)))
+    if missing := _VARIABLE.search(found):
+        raise ConfigError(
+            f"{name} is {os.fspath(path)}, and there is no variable {missing[0]}",
+            expected="variables that are set on all ranks",
+            hint="set it in the job script, or write the path itself",
+        )
+    if found.startswith("~"):
+        raise ConfigError(
+            f"{name} is {os.fspath(path)}, and there is no such user",
+            expected="~ for one's own home, or ~NAME for that of a user of this node",
+            hint="write ./~ for a folder of this name",
+        )
+    return found
