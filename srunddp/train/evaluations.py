@@ -26,11 +26,11 @@ def direction(config: Config, metrics: Mapping[str, Metric]) -> Literal["min", "
     greater = _says_itself(metrics.get(name), part)
     if greater is not None:
         return "max" if greater else "min"
-    last = config.monitor.lower()
-    if last.endswith(_SMALLER_IS_BETTER):
-        return "min"
-    if last.endswith(_GREATER_IS_BETTER):
-        return "max"
+    for word in (config.monitor.lower(), name.lower()):
+        if word.endswith(_SMALLER_IS_BETTER):
+            return "min"
+        if word.endswith(_GREATER_IS_BETTER):
+            return "max"
     raise ConfigError(
         f"monitor={config.monitor}, and no mode",
         expected="mode=max where a greater figure is better, else mode=min",

@@ -230,7 +230,7 @@ def test_reduce_lr_on_plateau_is_stepped_by_evaluations(monkeypatch: pytest.Monk
     )
     plateau = partial(ReduceLROnPlateau, factor=0.1, patience=0)
     trainer = trainer_of(callback, scheduler=plateau)
-    trainer.config = settings(epochs=4, monitor="score", tensorboard=False)
+    trainer.config = settings(epochs=4, monitor="score", mode="min", tensorboard=False)
     trainer.fit(classes(20), classes(8))
     assert rates == pytest.approx([0.1, 0.01, 0.01, 0.001])
 
@@ -499,7 +499,8 @@ def test_a_checkpoint_of_something_else_is_refused(tmp_path: Path, change: str) 
     model = nn.Linear(8, 4) if change != "model" else nn.Linear(8, 5)
     trainer = trainer_of(model=model, **options, resume=str(path))
     if change == "groups":
-        trainer.optimizer.add_param_group({"params": [nn.Parameter(torch.ones(1))]})
+        bias = trainer.optimizer.param_groups[0]["params"].pop()
+        trainer.optimizer.add_param_group({"params": [bias]})
     if change == "other file":
         save_checkpoint(path, {"model": model.state_dict()})
     if change == "version":
@@ -507,7 +508,8 @@ def test_a_checkpoint_of_something_else_is_refused(tmp_path: Path, change: str) 
     with pytest.raises(
         CheckpointError,
         match=(
-            r"^.*(checkpoint (is not of this model|has the version)|no CheckpointManager).*; .* -> "
+            r"^.*(checkpoint (is not of this model|has the version)|no CheckpointManager|"
+            r"the run before in group 0 of the optimizer steps model.bias).*; .* -> "
         ),
     ) as caught:
         trainer.fit(classes(20), classes(8))
