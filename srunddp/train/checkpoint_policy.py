@@ -130,17 +130,19 @@ class CheckpointPolicy:
         self._save_if_due(self._config.checkpoint.every_steps, self._state.step, sums)
         self.agree()
 
-    def after_epoch(self) -> None:
-        """The same at an epoch's end."""
-        self._save_if_due(self._config.checkpoint.every_epochs, self._state.epoch, None)
+    def after_epoch(self, sums: MetricAccumulator | None) -> None:
+        """The same at an epoch's end; ``sums``: of an epoch that ``max_steps`` cuts."""
+        self._save_if_due(self._config.checkpoint.every_epochs, self._state.epoch, sums)
 
     def _save_if_due(self, every: int, number: int, sums: MetricAccumulator | None) -> None:
         if self.due or (every and number % every == 0):
             self._save(sums)
 
-    def finish(self) -> None:
-        """Have the last checkpoint written when this returns."""
-        self._save_and_wait(None)
+    def finish(self, sums: MetricAccumulator | None) -> None:
+        """Have the last checkpoint written when this returns; ``sums`` as in
+        :meth:`after_epoch`.
+        """
+        self._save_and_wait(sums)
 
     def save_and_stop(self, sums: MetricAccumulator | None) -> None:
         """Write a checkpoint, and raise Stopped."""

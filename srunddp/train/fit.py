@@ -386,8 +386,16 @@ class FitLoop:
         if self.policy:
             self.policy.after_step(self._sums)
 
+    @property
+    def _is_cut(self) -> bool:
+        """Whether ``max_steps`` ends the run amid this epoch; a longer run goes on in it."""
+        state = self._state
+        if state.step != self._config.max_steps or not state.samples_seen:
+            return False
+        return self._loader.steps_left(state.samples_seen) != 0
+
     def end_epoch(self, train: Mapping[str, float], val: Mapping[str, float]) -> None:
-        """Record an epoch that is over."""
+        """Record an epoch that is over, or that ``max_steps`` cuts."""
         state = self._state
         speed = self._progress.samples_per_second
         world = self._world
@@ -400,12 +408,14 @@ class FitLoop:
             self.record_evaluation(val)
         elif self._val_loader is None:
             self._record(train)
-        state.epoch = state.epoch + 1
-        state.samples_seen = 0
-        state.sums = []
-        self._sums = None
-        state.records.append(record)
-        self._schedulers.after_epoch()
+        # A run that was cut has recorded a part of this epoch.
+        state.records = [*(each for each in state.records if each.epoch < record.epoch), record]
+        if not self._is_cut:
+            state.epoch += 1
+            state.samples_seen = 0
+            state.sums = []
+            self._sums = None
+            self._schedulers.after_epoch()
         self.log(
             "epoch",
             {
@@ -416,7 +426,7 @@ class FitLoop:
         )
         self._call("on_epoch", record)
         if self.policy:
-            self.policy.after_epoch()
+            self.policy.after_epoch(self._sums)
 
     def finish(self) -> None:
         """Training is over: the last checkpoint is written when this returns."""
@@ -427,7 +437,7 @@ class FitLoop:
                 f"no better {self._config.monitor} in {evaluations} evaluations: training is over"
             )
         if self.policy:
-            self.policy.finish()
+            self.policy.finish(self._sums)
         self._call("on_fit_end")
 
     def __exit__(

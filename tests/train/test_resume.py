@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.data import IterableDataset
 
 from srunddp.errors import Stopped
 from srunddp.train.checkpoint.manager import CheckpointManager
@@ -103,3 +104,36 @@ def test_a_stop_in_the_evaluation_of_an_epoch_repeats_no_step(tmp_path: Path) ->
     again = trainer_of(**options)
     assert again.fit(classes(20), classes(8)) == whole.fit(classes(20), classes(8))
     assert again.state.step == 10
+
+
+@pytest.mark.parametrize("length", ["known", "unknown"])
+@pytest.mark.parametrize("first", [7, 10, 12])
+def test_more_steps_go_on_amid_the_epoch_that_fewer_have_cut(
+    first: int, length: str, tmp_path: Path
+) -> None:
+    """Each sample of that epoch is seen once; epochs have five steps."""
+
+    def run(folder: str, steps: int) -> tuple[Tensor, list[Any]]:
+        data: Any = classes(20)
+        if length == "unknown":
+            data = Streamed(data)
+        trainer = trainer_of(max_steps=steps, output_dir=str(tmp_path / folder), resume="auto")
+        records = trainer.fit(data, classes(8))
+        return trainer.model.weight.detach().clone(), records
+
+    run("parts", first)
+    parts, records = run("parts", 13)
+    whole, expected = run("whole", 13)
+    assert torch.equal(parts, whole)
+    assert records == expected
+    assert [record.epoch for record in records] == [1, 2, 3]
+
+
+class Streamed(IterableDataset[Any]):
+    """A data set without a length."""
+
+    def __init__(self, data: Any) -> None:
+        self.data = data
+
+    def __iter__(self) -> Any:
+        return (self.data[index] for index in range(len(self.data)))
