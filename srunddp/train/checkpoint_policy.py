@@ -6,6 +6,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+from srunddp.errors import ConfigError
 from srunddp.telemetry import stall_limit_suspended
 from srunddp.train.checkpoint.file import CheckpointError
 from srunddp.train.checkpoint.manager import CheckpointManager
@@ -17,6 +18,10 @@ from srunddp.train.state import VERSION, TrainingState
 from srunddp.train.world import World
 
 FOLDER = "checkpoints"
+
+
+# Which run of this process has its checkpoints in a folder, by the folder's real path.
+_runs_of_this_process: dict[str, object] = {}
 
 
 class StopTraining(Exception):  # noqa: N818 - it is no error
@@ -56,11 +61,30 @@ class CheckpointPolicy:
         self._preemption = stack.enter_context(Preemption(world, config.preemption))
         keep = config.checkpoint
         folder = Path(config.output_dir or ".") / FOLDER
+        self._check_folder(folder)
         self._manager = CheckpointManager(
             folder, world, keep_last=keep.keep_last, keep_best=keep.keep_best, log=log
         )
         self._saved: tuple[int, ...] = ()
         self._saved_at = time.monotonic()
+
+    def _check_folder(self, folder: Path) -> None:
+        """Refuse the folder of another Trainer of this process, unless a checkpoint is named.
+
+        A script that trains one model after the other, such as those of K folds, would else begin
+        the second one with the first one's weights.
+        """
+        run = self._state.identity
+        other = _runs_of_this_process.setdefault(str(folder.resolve()), run)
+        if other is not run and self._config.resume in ("never", "auto"):
+            raise ConfigError(
+                f"another Trainer of this process has used {folder.parent}",
+                expected="an output_dir for each",
+                hint=(
+                    "name it by the fold or the phase; to go on with what the other has trained,"
+                    " pass resume=PATH of a checkpoint"
+                ),
+            )
 
     def restore(self, before: Callable[[Mapping[str, Any]], None]) -> None:
         """Go on from a checkpoint where the configuration names or finds one; and see that the

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -31,6 +30,7 @@ from srunddp.train.metrics.logger import MetricsLogger
 from srunddp.train.progress import EpochRecord, Progress, SilentProgress
 from srunddp.train.rng import preserved_rng
 from srunddp.train.schedulers import Schedulers
+from srunddp.train.start_settings import StartSettings, of_schedulers
 from srunddp.train.step_timer import make_step_timer
 
 if TYPE_CHECKING:
@@ -179,6 +179,7 @@ class FitLoop:
             state.schedulers = Schedulers(
                 state.optimizers, trainer.schedulers, config, whole, self._steps_done
             )
+            state.settings.scheduler = of_schedulers(state.schedulers.all)
         self._schedulers = state.schedulers
         evaluates = (
             self._val_loader is None or config.evaluate_every_epochs or config.evaluate_every_steps
@@ -233,8 +234,8 @@ class FitLoop:
             validate.check_steps_per_epoch(
                 saved["steps_per_epoch"], state.steps_per_epoch, made_for
             )
-        for optimizer, before in zip(state.optimizers, saved["optimizer"], strict=False):
-            self._tell_of_lr(optimizer.param_groups, before["param_groups"], saved["lr_factor"])
+        for line in StartSettings(**saved["settings"]).differences(state.settings):
+            self._progress.log(line)
         trained = len(state.parameters.trained())
         state.prepare_for(saved)
         saved_trained = len(state.parameters.trained())
@@ -245,20 +246,6 @@ class FitLoop:
             )
         self._trainer.follow_requires_grad()
         self._trainer.warm_up_buckets(self.steps())
-
-    def _tell_of_lr(
-        self, groups: list[dict[str, Any]], saved: list[dict[str, Any]], factor: float
-    ) -> None:
-        """Say that a changed learning rate has no effect: a resume goes on with the optimizer's
-        state.
-        """
-        for group, before in zip(groups, saved, strict=False):
-            asked = float(group.get("initial_lr", group["lr"])) / self._state.lr_factor
-            used = float(before.get("initial_lr", before["lr"])) / factor
-            if not math.isclose(asked, used, rel_tol=1e-6):
-                self._progress.log(
-                    f"the checkpoint's learning rate {used:g} is used, not the script's {asked:g}"
-                )
 
     @property
     def is_over(self) -> bool:

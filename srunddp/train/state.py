@@ -14,6 +14,7 @@ from srunddp.train.model.parameters import NamedParameters
 from srunddp.train.optimizer import with_kernels_of
 from srunddp.train.progress import EpochRecord
 from srunddp.train.schedulers import Schedulers
+from srunddp.train.start_settings import StartSettings
 
 VERSION = 3
 _PLAIN = (
@@ -50,6 +51,9 @@ class TrainingState:
             evaluations since then.
         scores: of the evaluated steps; less is better.
         monitor, mode: the figure that best and scores are of, and which of it is better.
+        settings: what the script has said when the run began, as far as a checkpoint brings it
+            back, and else at this start.
+        identity: This run's, among others of the process.
         records: of the epochs that are over.
         steps_per_epoch: None where that is not known.
     """
@@ -72,6 +76,8 @@ class TrainingState:
     scores: dict[int, float] = field(default_factory=dict)
     monitor: str = "loss"
     mode: str = "min"
+    settings: StartSettings = field(default_factory=StartSettings)
+    identity: object = field(default_factory=object, repr=False)
     records: list[EpochRecord] = field(default_factory=list)
     steps_per_epoch: int | None = None
 
@@ -90,6 +96,7 @@ class TrainingState:
             **{name: getattr(self, name) for name in _PLAIN},
             "steps_per_epoch": self.steps_per_epoch,
             "records": [asdict(record) for record in self.records],
+            "settings": asdict(self.settings),
         }
 
     def prepare_for(self, state: Mapping[str, Any]) -> None:
@@ -148,6 +155,9 @@ class TrainingState:
             self.evals_since_best = 0
             self.scores = {}
         self.records = [EpochRecord(**record) for record in state["records"]]
+        before = StartSettings(**state["settings"])
+        self.settings.optimizer |= before.optimizer
+        self.settings.scheduler |= before.scheduler
         if self.schedulers:
             self.schedulers.rescale(self.optimizers, factor / self.lr_factor)
         self.lr_factor = factor

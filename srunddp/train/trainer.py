@@ -35,6 +35,7 @@ from srunddp.train.optimizer import (
 from srunddp.train.progress import EpochRecord
 from srunddp.train.rng import preserved_rng
 from srunddp.train.schedulers import Scheduler
+from srunddp.train.start_settings import StartSettings, of_config, of_optimizers
 from srunddp.train.state import TrainingState
 from srunddp.train.step_timer import ThroughputMeter
 from srunddp.train.world import World
@@ -141,6 +142,9 @@ class Trainer:
             lr_factor=lr_factor(config, world.world_size),
             average=self._average,
             parameters=self._ddp.parameters,
+            settings=StartSettings(
+                optimizer=of_optimizers(self._optimizers), config=of_config(config)
+            ),
             parts={f"{number} {type(each).__name__}": each for number, each in enumerate(parts)},
         )
         self._run: FitLoop | None = None

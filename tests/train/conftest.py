@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from srunddp.train import import_torchvision
+from srunddp.train import checkpoint_policy, import_torchvision
 from srunddp.train.checkpoint import async_writer
 
 HERE = Path(__file__).parent
@@ -28,6 +28,19 @@ with suppress(ImportError):
 def no_checkpoint_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """Because this machine is busy: training waits as long as it takes for the write before."""
     monkeypatch.setattr(async_writer, "_PATIENCE", 300.0)
+
+
+class Forgotten(dict[str, object]):
+    """A process that knows of no Trainer before."""
+
+    def setdefault(self, key: str, default: object = None) -> object:
+        return default
+
+
+@pytest.fixture(autouse=True)
+def a_new_process_at_each_trainer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A resume is tried in the process of the run before, as torch takes seconds to be imported."""
+    monkeypatch.setattr(checkpoint_policy, "_runs_of_this_process", Forgotten())
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -324,10 +324,8 @@ def test_a_checkpoints_learning_rate_goes_before_the_scripts(tmp_path: Path, cap
             model=model, optimizer=optimizer, epochs=epochs, output_dir=str(tmp_path), resume="auto"
         ).fit(classes(8))
     assert optimizer.param_groups[0]["lr"] == 0.1
-    assert (
-        "the checkpoint's learning rate 0.1 is used, not the script's 0.001"
-        in capsys.readouterr().err
-    )
+    words = "lr of SGD: the checkpoint's 0.1 is used, not the script's 0.001"
+    assert words in capsys.readouterr().err
 
 
 def test_what_trainer_logs_is_in_metrics_jsonl(tmp_path: Path) -> None:

@@ -1,0 +1,133 @@
+"""What a script says at its start, compared at a resume with what it said when the run began.
+
+A checkpoint brings back the optimizers' and schedulers' settings of then, so that a changed script
+changes nothing. Values that training moves, such as a learning rate under a scheduler, are not
+compared: only what constructors and the configuration have said.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from srunddp.train.config import Config
+from srunddp.train.validate import leaves
+
+Settings = dict[str, Any]
+
+# Of an optimizer's group: which kernels, and what the schedulers' settings have.
+_NOT_TOLD = {"params", "fused", "foreach", "capturable", "differentiable", "initial_lr"}
+# Of a scheduler: where it stands, and the rates that are told as the optimizer's.
+_MOVES = {"last_epoch", "_step_count", "_last_lr", "base_lrs", "best", "num_bad_epochs"}
+_MOVES |= {"cooldown_counter", "_get_lr_called_within_step", "_is_initial"}
+# Of the configuration: how long, where and how often, which may change from start to start.
+_FREE = {"epochs", "max_steps", "output_dir", "resume", "resume_changed_data", "num_threads"}
+_FREE |= {"patience", "log_every", "tensorboard", "fused", "compile", "evaluate_every_epochs"}
+_FREE |= {"evaluate_every_steps", "monitor", "mode", "seed", "channels_last"}
+_FREE_GROUPS = ("dataloader.", "checkpoint.", "preemption.", "ddp.")
+
+
+@dataclass(kw_only=True)
+class StartSettings:
+    """What was said at a start.
+
+    Attributes:
+        optimizer, scheduler: A checkpoint's count at a resume.
+        config: The new ones count.
+    """
+
+    optimizer: Settings = field(default_factory=dict)
+    scheduler: Settings = field(default_factory=dict)
+    config: Settings = field(default_factory=dict)
+
+    def differences(self, now: StartSettings) -> Iterator[str]:
+        """Yield a line for each setting that differs: what it was and is, and which counts."""
+        for before, own in ((self.optimizer, now.optimizer), (self.scheduler, now.scheduler)):
+            for name, old, new in _changed(before, own):
+                yield (
+                    f"{name}: the checkpoint's {old} is used, not the script's {new}; set it in"
+                    " on_fit_start to change it"
+                )
+        for name, old, new in _changed(self.config, now.config):
+            yield f"{name} was {old}, and is {new} from here on"
+
+
+def of_optimizers(optimizers: Sequence[Optimizer]) -> Settings:
+    """Return the plain values in the groups of optimizers that no Trainer has changed yet."""
+    found = {}
+    for optimizer in optimizers:
+        for number, group in enumerate(optimizer.param_groups):
+            lr = group.get("initial_lr", group["lr"])
+            values = {name: each for name, each in group.items() if name not in _NOT_TOLD}
+            for name, value in {**values, "lr": lr}.items():
+                if _is_plain(value := _number(value)):
+                    owner = _unique(type(optimizer).__name__, optimizers, optimizer)
+                    group_name = f", group {number}" if number else ""
+                    found[f"{name} of {owner}{group_name}"] = value
+    return found
+
+
+def of_schedulers(schedulers: Sequence[LRScheduler]) -> Settings:
+    """Return the plain values of schedulers that were just made."""
+    found: Settings = {}
+    for scheduler in schedulers:
+        owner = _unique(type(scheduler).__name__, schedulers, scheduler)
+        for name, value in _plain_values(scheduler.state_dict()):
+            found[f"{name} of {owner}"] = value
+    return found
+
+
+def of_config(config: Config) -> Settings:
+    """Return the settings that say how to train."""
+    return {
+        name: value
+        for name, value in leaves(config)
+        if name in _OWN and name not in _FREE and not name.startswith(_FREE_GROUPS)
+    }
+
+
+_OWN = frozenset(name for name, _ in leaves(Config()))
+
+
+def _changed(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
+    for name in before.keys() & now.keys():
+        old = before[name]
+        new = now[name]
+        if _as_list(old) != _as_list(new):
+            yield name, old, new
+
+
+def _as_list(value: Any) -> Any:
+    """With lists for tuples, as a file may have."""
+    return list(map(_as_list, value)) if isinstance(value, list | tuple) else value
+
+
+def _unique(name: str, every: Sequence[Any], one: Any) -> str:
+    if len(every) == 1:
+        return name
+    return f"{name} number {[each is one for each in every].index(True) + 1}"
+
+
+def _plain_values(state: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Those that a constructor has set, also of schedulers within."""
+    for name, value in state.items():
+        if name == "_schedulers":
+            for number, inner in enumerate(value, 1):
+                yield from _plain_values(inner, f"{prefix}part {number}, ")
+        elif name not in _MOVES and _is_plain(value := _number(value)):
+            yield f"{prefix}{name}", value
+
+
+def _number(value: Any) -> Any:
+    return value.item() if isinstance(value, Tensor) and value.numel() == 1 else value
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, list | tuple):
+        return all(map(_is_plain, value))
+    return value is None or isinstance(value, bool | int | float | str)
