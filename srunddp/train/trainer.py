@@ -296,6 +296,7 @@ class Trainer:
         last = self._forward_backward(step.batches[-1], sums, timer)
         loss = last if last is not None else loss
         self._optimizer_step()
+        self._ddp.agree_on_collectives()
         heartbeat()
         return loss
 
@@ -310,7 +311,7 @@ class Trainer:
             shared.start_wait()
             self._ddp.share_buffers()
             shared.end_wait()
-        with self._precision():
+        with self._precision(), self._ddp.watched():
             loss, outputs = self._ddp.training(batch.data if runs else None)
         if shared:
             shared.start_wait()
@@ -379,11 +380,13 @@ class Trainer:
     ) -> dict[str, float]:
         sums = MetricAccumulator(self.metrics, self.world)
         for (batch,), *_ in steps:
-            if batch.weight:
-                with self._precision():
+            if batch.weight or self._ddp.has_collectives:
+                with self._precision(), self._ddp.watched():
                     # Not the wrap: there are no gradients to share, and the buffers are shared
                     # already.
                     loss, outputs = self._evaluated(batch.data)
+            self._ddp.agree_on_collectives()
+            if batch.weight:
                 sums.add(
                     loss,
                     outputs,
@@ -406,8 +409,9 @@ class Trainer:
         """
         if not self._ddp.rebuilds_buckets or not (step := next(steps, None)):
             return
-        with self._precision():
+        with self._precision(), self._ddp.watched():
             loss, _ = self._ddp.training(step.batches[0].data)
+        self._ddp.agree_on_collectives()
         loss.backward()  # type: ignore[no-untyped-call]
         self._ddp.static_graph_recorded()
         for optimizer in self._optimizers:

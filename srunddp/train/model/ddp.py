@@ -4,7 +4,7 @@ import contextlib
 import gc
 import json
 import zlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -21,6 +21,7 @@ from srunddp.train.model.step import LossFunction, Step, StepModule
 from srunddp.train.world import World, all_gather_ints
 from srunddp.util.hostlist import group_by_key
 
+_NOTHING = contextlib.nullcontext()
 # For ranks whose callbacks take longer.
 _CHANGED_WITHIN = timedelta(seconds=300)
 
@@ -58,7 +59,8 @@ class DDPModel:
         model = _prepared(model, world, config).to(world.device, memory_format=layout)  # type: ignore[call-overload]
         compiled: Any = torch.compile(model) if config.compile else model
         self.model = model
-        self.testing = StepModule(compiled, step, loss_function).to(world.device)
+        uses_all = not config.ddp.find_unused_parameters
+        self.testing = StepModule(compiled, step, loss_function, uses_all=uses_all).to(world.device)
         self._world = world
         self._config = config.ddp
         self._ddp: DistributedDataParallel | None = None
@@ -72,12 +74,39 @@ class DDPModel:
             self._wrap()
         sparse = any(getattr(module, "sparse", False) for module in model.modules())
         self.runs_always = self._static or sparse or config.ddp.sync_batchnorm
+        # Whether the step calls collectives itself; None until one has been watched on all ranks.
+        self.has_collectives: bool | None = None if world.world_size > 1 else False
+        self._made_collectives = False  # on this rank
         self._shares_buffers = self._ddp is not None and config.ddp.broadcast_buffers
         # Once, as DistributedDataParallel does: to look for them takes longer than a small step.
         if self._shares_buffers:
             self._buffers = list(self.testing.buffers())
         else:
             self._buffers = []
+
+    @contextlib.contextmanager
+    def _watched(self) -> Iterator[None]:
+        before = _collectives()
+        yield
+        self._made_collectives |= _collectives() > before
+
+    def watched(self) -> contextlib.AbstractContextManager[None]:
+        """Around the first forward passes: note whether the step calls collectives."""
+        if self.has_collectives is None:
+            return self._watched()
+        return _NOTHING
+
+    def agree_on_collectives(self) -> None:
+        """Decide whether a rank without a sample has to run the step all the same.
+
+        It has where a step calls collectives, such as the all_gather of a contrastive loss: the
+        ranks that have a sample would wait for it. All ranks call this, after the first forward
+        pass.
+        """
+        if self.has_collectives is None:
+            found = all_gather_ints(self._world, [int(self._made_collectives)])
+            self.has_collectives = [1] in found
+            self.runs_always |= self.has_collectives
 
     def _wrap(self) -> None:
         self._ddp = _wrapped(self.testing, self._config)
@@ -176,6 +205,12 @@ class DDPModel:
         if self._shares_buffers:
             for module in modules:
                 share(module.buffers())
+
+
+def _collectives() -> int:
+    """How many the default process group has been asked for."""
+    group: Any = dist.group.WORLD
+    return int(group._get_sequence_number_for_group())
 
 
 def _same(some: Mapping[str, nn.Parameter], others: Mapping[str, nn.Parameter]) -> bool:

@@ -27,10 +27,17 @@ class StepModule(nn.Module):
     Attributes:
         model: the user's, compiled where that is asked for.
         loss_function: where that is a module, for its parameters and buffers.
+        uses_all: whether each parameter is used in each step. Else one that no sample of a step
+            uses gets no gradient, and none of 0 either.
     """
 
     def __init__(
-        self, model: nn.Module, step: Step, loss_function: LossFunction | None = None
+        self,
+        model: nn.Module,
+        step: Step,
+        loss_function: LossFunction | None = None,
+        *,
+        uses_all: bool = True,
     ) -> None:
         super().__init__()
         self.model = model
@@ -39,11 +46,11 @@ class StepModule(nn.Module):
             self.loss_function = loss_function
         else:
             self.loss_function = None
+        self.uses_all = uses_all
         self._step = step
 
     def forward(self, batch: Any) -> tuple[Tensor, Any]:
-        """The loss of a batch and the outputs; of None a loss of 0, whose gradients are 0 for all
-        parameters.
+        """The loss of a batch and the outputs; of None a loss of 0, whose gradients are 0.
 
         Raises:
             ConfigError: the loss is no mean.
@@ -69,8 +76,13 @@ class StepModule(nn.Module):
         return loss, outputs
 
     def _zero(self) -> Tensor:
+        trained = [each for each in self.parameters() if each.requires_grad]
+        if not self.uses_all:
+            # DistributedDataParallel needs one to find the others unused. The first one is most
+            # often that of a part that all samples go through.
+            trained = trained[:1]
         # Of no element: a parameter that is infinite would make it NaN.
-        parts = [each.flatten()[:0].sum() for each in self.parameters() if each.requires_grad]
+        parts = [each.flatten()[:0].sum() for each in trained]
         return torch.stack([part.float() for part in parts]).sum()
 
 
