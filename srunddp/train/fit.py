@@ -124,6 +124,13 @@ class FitLoop:
         if val_data is not None:
             splits = sharded and isinstance(val_data, IterableDataset)
             self._val_loader = make_loader(trainer, val_data, collate=val_collate, sharded=splits)
+        monitor = config.monitor.split("/")[0]
+        if val_data is None and monitor not in ("loss", *trainer.metrics):
+            raise ConfigError(
+                f"monitor={config.monitor}, of val_metrics, and no val_data",
+                expected="validation data, or a figure of training",
+                hint="pass val_data, or set monitor=loss",
+            )
         self._samples: int | None
         if order:
             self._samples = len(order)
@@ -136,7 +143,7 @@ class FitLoop:
         self._stack = ExitStack()
         self._sums: MetricAccumulator | None = None
         self.evaluations = Evaluations(
-            config, trainer.metrics, trainer.state, exist=val_data is not None
+            config, trainer.all_metrics, trainer.state, exist=val_data is not None
         )
         self._metrics_logger: MetricsLogger | None = None
         self.policy: CheckpointPolicy | None = None

@@ -71,6 +71,7 @@ class Trainer:
         step: Step | None = None,
         weight: Weight | None = None,
         metrics: Mapping[str, Metric] | None = None,
+        val_metrics: Mapping[str, Metric] | None = None,
         scheduler: Scheduler | Sequence[Scheduler] | None = None,
         callbacks: Sequence[Callback] = (),
     ) -> None:
@@ -98,6 +99,8 @@ class Trainer:
             metrics: by name, ``metric(outputs, targets)``: one value per sample, or a count; or
                 torchmetrics objects. The targets of a batch that is no pair are its ``labels``, or
                 the batch. Without outputs they get None.
+            val_metrics: the same, of evaluations alone, as where the targets of training are mixed
+                (MixUp), or where a metric takes long.
             scheduler: of torch, or a function that makes one of the optimizer; of several
                 optimizers a list. Replaces ``schedule`` and ``warmup_steps``. Stepped after each
                 step, also one that fp16's overflow left out, or each epoch
@@ -111,6 +114,7 @@ class Trainer:
         self.config = config = with_expanded_paths(config or Config())
         self.world = world
         self.metrics = dict(metrics or {})
+        self.val_metrics = dict(val_metrics or {})
         self.optimizer = optimizer
         self._optimizers = as_tuple(optimizer)
         self.scheduler = scheduler
@@ -156,7 +160,7 @@ class Trainer:
         validate.check_group(self.world)
         validate.check_model(model, self._optimizers, loss_function)
         validate.check_loss_function(loss_function)
-        validate.check_metrics(self.metrics, self.config)
+        validate.check_metrics(self.metrics, self.val_metrics, self.config)
         validate.check_schedulers(self.schedulers, self._optimizers)
         validate.check_callbacks(self.callbacks, Callback)
         validate.check_settings(self.config)
@@ -171,6 +175,11 @@ class Trainer:
             for method in methods
             if getattr(method, "__func__", None) is not getattr(Callback, name)
         ]
+
+    @property
+    def all_metrics(self) -> dict[str, Metric]:
+        """Those of training and of evaluations alone."""
+        return self.metrics | self.val_metrics
 
     def log(self, figures: Mapping[str, float]) -> None:
         """Write rank 0's figures of this step to ``metrics.jsonl`` (kind ``log``) and TensorBoard;
@@ -378,7 +387,7 @@ class Trainer:
     def _figures(
         self, steps: Iterator[StepBatches], agree: Callable[[], None] | None
     ) -> dict[str, float]:
-        sums = MetricAccumulator(self.metrics, self.world)
+        sums = MetricAccumulator(self.all_metrics, self.world)
         for (batch,), *_ in steps:
             if batch.weight or self._ddp.has_collectives:
                 with self._precision(), self._ddp.watched():

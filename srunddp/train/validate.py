@@ -147,8 +147,19 @@ def check_loss_function(loss_function: object) -> None:
         )
 
 
-def check_metrics(metrics: Mapping[str, Metric], config: Config) -> None:
-    """No metric takes the loss's name, and the one that tells the best model is among them."""
+def check_metrics(
+    metrics: Mapping[str, Metric], val_metrics: Mapping[str, Metric], config: Config
+) -> None:
+    """No metric takes the loss's name, or that of another, and the one that tells the best model is
+    among them.
+    """
+    if both := metrics.keys() & val_metrics.keys():
+        raise ConfigError(
+            f"{min(both)} in metrics and in val_metrics",
+            expected="it in one of them: metrics are of evaluations, too",
+            hint="leave it out of val_metrics",
+        )
+    metrics = {**metrics, **val_metrics}
     if "loss" in metrics:
         raise ConfigError(
             "a metric named 'loss'",

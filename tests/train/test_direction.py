@@ -13,7 +13,7 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 from srunddp.train import CheckpointConfig, Trainer
 from srunddp.train.config import Config
 from srunddp.train.evaluations import direction
-from srunddp.train.metrics.accumulator import Metric
+from srunddp.train.metrics.accumulator import Metric, accuracy
 from tests.train.local_world import LocalWorld
 from tests.train.problems import classes, message, settings
 
@@ -70,7 +70,10 @@ def test_and_else_asked_for(monitor: str) -> None:
 
 
 def trainer_with(
-    scheduler: Any = None, metrics: dict[str, Metric] | None = None, **changes: Any
+    scheduler: Any = None,
+    metrics: dict[str, Metric] | None = None,
+    val_metrics: dict[str, Metric] | None = None,
+    **changes: Any,
 ) -> Trainer:
     torch.manual_seed(0)
     model = nn.Linear(8, 4)
@@ -82,6 +85,7 @@ def trainer_with(
         world=LocalWorld(),
         scheduler=scheduler,
         metrics={"accuracy": right} if metrics is None else metrics,
+        val_metrics=val_metrics,
     )
 
 
@@ -151,3 +155,48 @@ def test_the_same_figure_goes_on_at_a_resume(
     second.fit(classes(64), classes(64))
     assert first.state.scores.items() <= second.state.scores.items()
     assert "begins anew" not in capsys.readouterr().err
+
+
+# Metrics of evaluations alone.
+
+
+def mixed(samples: list[Any]) -> tuple[Tensor, Tensor]:
+    """Soft targets, as MixUp makes them."""
+    inputs = torch.stack([each for each, _ in samples])
+    targets = nn.functional.one_hot(torch.tensor([int(each) for _, each in samples]), 4).float()
+    return (inputs + inputs.roll(1, 0)) / 2, (targets + targets.roll(1, 0)) / 2
+
+
+def test_a_metric_may_be_of_evaluations_alone() -> None:
+    """Training has targets that it could not compare."""
+    trainer = trainer_with(metrics={}, val_metrics={"accuracy": accuracy}, monitor="accuracy")
+    (record,) = trainer.fit(
+        classes(32), classes(16), collate=mixed, val_collate=torch.utils.data.default_collate
+    )
+    assert "accuracy" not in record.train
+    assert 0 <= record.val["accuracy"] <= 1
+    assert trainer.evaluate(classes(16)) == record.val
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (
+            {"metrics": {"accuracy": accuracy}, "val_metrics": {"accuracy": accuracy}},
+            "accuracy in metrics and in val_metrics",
+        ),
+        ({"metrics": {}, "val_metrics": {"loss": accuracy}}, "a metric named 'loss'"),
+        (
+            {"metrics": {}, "val_metrics": {"accuracy": accuracy}, "monitor": "accuracy"},
+            "monitor=accuracy, of val_metrics, and no val_data",
+        ),
+    ],
+)
+def test_val_metrics_that_do_not_fit_are_refused(options: dict[str, Any], words: str) -> None:
+    assert words in message(lambda: trainer_with(**options).fit(classes(16)))
+
+
+def test_mixed_targets_of_a_metric_are_refused_with_the_way_out() -> None:
+    trainer = trainer_with(metrics={"accuracy": accuracy})
+    text = message(lambda: trainer.fit(classes(32), collate=mixed))
+    assert "val_metrics" in text

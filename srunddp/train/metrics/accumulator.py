@@ -44,11 +44,16 @@ def accuracy(outputs: Tensor, targets: Tensor) -> Tensor:
             f"outputs of shape {tuple(outputs.shape)} and targets of shape {tuple(targets.shape)}"
         )
         expected = "(samples, classes, ...) and (samples, ...), at least two classes"
-        hint = (
-            "for one score per sample pass lambda outputs, targets: (outputs > 0) == targets,"
-            " flattened; "
-        )
-        hint += "for a language model pass outputs.transpose(1, 2)"
+        if targets.shape == outputs.shape and outputs.dim() > 1:
+            hint = (
+                "for targets that are mixed in training, as by MixUp, pass the metric as one of"
+                " val_metrics"
+            )
+        else:
+            hint = (
+                "for one score per sample pass lambda outputs, targets: (outputs > 0) == targets,"
+                " flattened; for a language model pass outputs.transpose(1, 2)"
+            )
         raise ConfigError(f"accuracy of {shapes}", expected=expected, hint=hint)
     right = found == targets
     return right.flatten(1).double().mean(dim=1) if right.dim() > 1 else right
