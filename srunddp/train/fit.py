@@ -280,6 +280,10 @@ class FitLoop:
             if name in ("on_step", "on_evaluation"):
                 self._trainer.follow_requires_grad(at_epoch=False)
 
+    def say(self, line: str) -> None:
+        """Print a line for the user, on rank 0."""
+        self._progress.log(line)
+
     def log(self, kind: str, figures: Mapping[str, float]) -> None:
         """A line of ``metrics.jsonl``, on rank 0 where there is an ``output_dir``."""
         if self._metrics_logger:

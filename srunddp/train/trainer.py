@@ -21,6 +21,7 @@ from srunddp.train.fit import FitLoop, make_loader
 from srunddp.train.metrics.accumulator import Metric, MetricAccumulator
 from srunddp.train.model.ddp import DDPModel
 from srunddp.train.model.ema import EMA
+from srunddp.train.model.mean_watch import MeanWatch
 from srunddp.train.model.modes import TrainingModes, train_as_a_whole
 from srunddp.train.model.step import LossFunction, Step, StepModule, make_step, targets_of
 from srunddp.train.optimizer import (
@@ -41,6 +42,7 @@ from srunddp.train.step_timer import ThroughputMeter
 from srunddp.train.world import World
 
 _NOTHING = nullcontext()
+_WATCHED_STEPS = 2  # of a fit(): one batch alone has nothing to be compared with
 
 
 class Trainer:
@@ -152,6 +154,8 @@ class Trainer:
             parts={f"{number} {type(each).__name__}": each for number, each in enumerate(parts)},
         )
         self._run: FitLoop | None = None
+        self._mean_watch: MeanWatch | None = None
+        self._watched_until = 0
         # Parameters that require a gradient, and are in no optimizer.
         self._not_stepped: Sequence[nn.Parameter] = ()
         self._before_step = self.methods("on_before_optimizer_step")
@@ -228,6 +232,9 @@ class Trainer:
             Stopped: the job is preempted; a checkpoint is written.
         """
         train_as_a_whole(self._ddp.testing)
+        if self.weight is None and not self.config.compile:
+            self._mean_watch = MeanWatch()
+            self._watched_until = self.state.step + _WATCHED_STEPS
         for optimizer in self._optimizers:
             if self.config.fused:
                 use_fused(optimizer, self.model)
@@ -306,8 +313,22 @@ class Trainer:
         loss = last if last is not None else loss
         self._optimizer_step()
         self._ddp.agree_on_collectives()
+        if self._mean_watch:
+            self._tell_of_mean(self._mean_watch)
         heartbeat()
         return loss
+
+    def _tell_of_mean(self, watch: MeanWatch) -> None:
+        """Say once that the loss's mean is not over samples, if the first steps show it."""
+        parts = watch.parts(self.world)
+        if parts and self._run:
+            self._run.say(
+                f"the loss's mean is over {parts}, and weight= does not say so: batches of other"
+                " ranks and steps count as if it were over samples; see 'weight' in"
+                " docs/guides/training.md"
+            )
+        if parts or self.state.step + 1 >= self._watched_until:
+            self._mean_watch = None
 
     def _forward_backward(
         self, batch: Batch, sums: MetricAccumulator, shared: ThroughputMeter | None = None
@@ -320,7 +341,7 @@ class Trainer:
             shared.start_wait()
             self._ddp.share_buffers()
             shared.end_wait()
-        with self._precision(), self._ddp.watched():
+        with self._precision(), self._ddp.watched(), self._mean_watch or _NOTHING:
             loss, outputs = self._ddp.training(batch.data if runs else None)
         if shared:
             shared.start_wait()

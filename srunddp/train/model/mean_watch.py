@@ -1,0 +1,82 @@
+"""Finds out whether a loss's mean is over something else than samples."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
+
+from srunddp.train.world import World, all_reduce_max
+
+_IGNORED = -100
+_PARTS = ("", "the weights of the classes", "the labels that are not ignored")
+_WATCHED = (functional.cross_entropy, functional.nll_loss)
+
+
+class MeanWatch(TorchFunctionMode):
+    """Watches the first calls of ``cross_entropy`` and ``nll_loss``; changes no bit of them.
+
+    With class weights their mean is over the weights of the targets, and where labels are ignored
+    over those that are not. The mean of a step is over samples unless the Trainer's ``weight`` says
+    something else, so that such a step's is not the one of all its samples at once.
+
+    Attributes:
+        shares: Of each call, by what its mean is divided for each label.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shares: list[float] = []
+        self._reason = 0  # why they are not 1: a place in _PARTS
+
+    def parts(self, world: World) -> str:
+        """Return what the mean is over, where ranks or calls differ in it; all ranks call this."""
+        most, least, reason = all_reduce_max(
+            world,
+            max(self.shares, default=-math.inf),
+            max((-share for share in self.shares), default=-math.inf),
+            self._reason,
+        )
+        if not reason or math.isclose(most, -least, rel_tol=1e-6):
+            return ""
+        return _PARTS[int(reason)]
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func in _WATCHED:
+            self._note(*args, **kwargs)
+        return func(*args, **kwargs)
+
+    @torch.no_grad()
+    def _note(
+        self,
+        input: Tensor,
+        target: Tensor,
+        weight: Tensor | None = None,
+        size_average: bool | None = None,
+        ignore_index: int = _IGNORED,
+        reduce: bool | None = None,
+        reduction: str = "mean",
+        label_smoothing: float = 0.0,
+    ) -> None:
+        if reduction != "mean" or target.is_floating_point():
+            return
+        counted = target != ignore_index
+        divisor = counted.sum()
+        if weight is not None:
+            divisor = weight[target[counted]].sum()
+            self._reason = 1
+        elif not bool(counted.all()):
+            self._reason = 2
+        self.shares.append(float(divisor) / max(1, target.numel()))
