@@ -5,7 +5,6 @@ not proven.
 from __future__ import annotations
 
 import contextlib
-import json
 import random
 import resource
 import time
@@ -17,23 +16,31 @@ from hypothesis import strategies as st
 
 from srunddp.bootstrap.rendezvous.auth import HmacAuthenticator
 from srunddp.bootstrap.rendezvous.client import join
+from srunddp.bootstrap.rendezvous.messages import (
+    AbortReason,
+    CannotCome,
+    Here,
+    RendezvousInfo,
+    Told,
+)
+from srunddp.supervisor.messages import ScriptIsOver
 from tests.bootstrap.rendezvous.test_client import LONG, RankZero, greeting, hello, rank_zero, soon
 from tests.support.starting import until
 
 SECRET = HmacAuthenticator(b"s" * 32)
 REAL = [
-    json.dumps(message).encode() + b"\n"
+    message.encode()
     for message in (
         greeting(hello(1), "secret"),
         greeting(hello(0, 7), "secret"),
         greeting(hello(1, token="1207.0.1"), "secret"),
         greeting(hello(1), "none"),
-        {"here": True, "proof": "0" * 64},
-        {"here": True, "proof": "0" * 64, "failed": "broken", "code": 78},
-        {"failed": "broken", "code": 78},
-        {"looked": {"node01": ""}},
-        {"meeting": {}},
-        {"kind": "script_is_over"},
+        Here("0" * 64),
+        CannotCome("0" * 64, "broken", 78),
+        AbortReason("broken", 78),
+        Told(),
+        RendezvousInfo(master_addr="127.0.0.1", master_port=1, run="1207.0.0", master_node="n"),
+        ScriptIsOver(),
     )
 ]
 
@@ -88,14 +95,10 @@ def test_no_bytes_of_a_proven_rank_do_more_than_end_the_meeting(pieces: list[byt
     """
     with rank_zero(3, linger=0.0, within=5) as server, server.connect() as caller:
         with contextlib.suppress(ConnectionError):
-            caller.sendall(
-                json.dumps(greeting(hello(1, 3))).encode()
-                + b"\n"
-                + b'{"here": true, "proof": ""}\n'
-            )
+            caller.sendall(greeting(hello(1, 3)).encode() + Here("").encode())
             for piece in pieces:
                 caller.sendall(piece)
-            caller.sendall(b'\n{"failed": "the end", "code": 3}\n')
+            caller.sendall(b"\n" + AbortReason("the end", 3).encode())
         server.refusal_of_any_kind()
 
 

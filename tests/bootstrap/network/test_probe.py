@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Iterator
-from dataclasses import asdict
 from types import SimpleNamespace
 
 import psutil
 import pytest
 
 from srunddp.bootstrap.network import probe as network_probe
-from srunddp.bootstrap.network.probe import Probe, Prober, connect
+from srunddp.bootstrap.network.probe import Probe, Prober, connect, connect_all, half_open
 
 
 @pytest.fixture
@@ -44,23 +43,20 @@ def test_bound_to_an_interface_only_its_own_ways_count(
 def test_hundreds_are_tried_and_each_has_its_own_answer(there: socket.socket) -> None:
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
-        probes = [
-            asdict(probe(there if number % 2 else closed, "127.0.0.1")) for number in range(300)
-        ]
-        found = Prober().handle({"do": "connect", "probes": probes})
+        probes = [probe(there if number % 2 else closed, "127.0.0.1") for number in range(300)]
+        found = connect_all(probes)
     assert found == ["" if number % 2 else "connection refused" for number in range(300)]
 
 
 def test_it_listens_where_it_can_and_anew_when_it_is_asked_again(there: socket.socket) -> None:
     prober = Prober()
-    ports = prober.handle({"do": "listen", "addresses": ["127.0.0.1", "192.0.2.7"]})
-    assert ports["192.0.2.7"] == 0
-    assert connect(Probe(source="127.0.0.1", host="127.0.0.1", port=ports["127.0.0.1"])) == ""
-    assert prober.listen("127.0.0.1") != ports["127.0.0.1"]
-    again = {"source": "127.0.0.1", "host": "127.0.0.1", "port": ports["127.0.0.1"]}
-    assert prober.handle({"do": "connect", "probes": [again]}) == ["connection refused"]
+    assert prober.listen("192.0.2.7") == 0
+    port = prober.listen("127.0.0.1")
+    way = Probe(source="127.0.0.1", host="127.0.0.1", port=port)
+    assert connect(way) == ""
+    assert prober.listen("127.0.0.1") != port
+    assert connect(way) == "connection refused"
     assert connect(probe(there, "192.0.2.7")) == "cannot assign requested address"
-    assert prober.handle({"do": "dance"}) is None
 
 
 def test_connections_whose_answer_gets_lost_are_told_by_their_address(
@@ -83,4 +79,4 @@ def test_connections_whose_answer_gets_lost_are_told_by_their_address(
         for other, own, status in found
     ]
     monkeypatch.setattr(psutil, "net_connections", lambda _: connections)
-    assert prober.handle({"do": "half open"}) == ["10.0.0.2", "10.0.0.5"]
+    assert half_open(prober.listeners.values()) == ["10.0.0.2", "10.0.0.5"]
