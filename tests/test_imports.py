@@ -57,6 +57,7 @@ def test_private_names_of_other_packages_are_few() -> None:
     used = {name for text in texts for name in private.findall(text) if f"self.{name}" not in text}
     assert used - {"_make", "_replace"} == {
         *known.split(),
+        "_get_sequence_number_for_group",
         "_step_supports_amp_scaling",
         "_update_count",
     }

@@ -430,7 +430,17 @@ class Trainer:
         return sums.means()
 
     def follow_requires_grad(self, *, at_epoch: bool = True) -> None:
-        """See :meth:`srunddp.train.model.ddp.DDPModel.follow_requires_grad`."""
+        """Have gradients shared of the parameters that require one now.
+
+        ``fit()`` calls it after callbacks.
+
+        Args:
+            at_epoch: All ranks call this now, and are compared. Else only those on which something
+                has changed wait for each other.
+
+        Raises:
+            ConfigError: Ranks differ.
+        """
         self._ddp.follow_requires_grad(at_epoch=at_epoch)
 
     def warm_up_buckets(self, steps: Iterator[StepBatches]) -> None:

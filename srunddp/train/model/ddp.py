@@ -208,9 +208,9 @@ class DDPModel:
 
 
 def _collectives() -> int:
-    """How many the default process group has been asked for."""
-    group: Any = dist.group.WORLD
-    return int(group._get_sequence_number_for_group())
+    """How many the default process group has been asked for; 0 where torch does not tell."""
+    count = getattr(dist.group.WORLD, "_get_sequence_number_for_group", lambda: 0)
+    return int(count())
 
 
 def _same(some: Mapping[str, nn.Parameter], others: Mapping[str, nn.Parameter]) -> bool:
