@@ -209,8 +209,9 @@ class DDPModel:
 
 def _collectives() -> int:
     """How many the default process group has been asked for; 0 where torch does not tell."""
-    count = getattr(dist.group.WORLD, "_get_sequence_number_for_group", lambda: 0)
-    return int(count())
+    group = dist.group.WORLD
+    count = getattr(group, "_get_sequence_number_for_group", None)
+    return int(count()) if count else 0
 
 
 def _same(some: Mapping[str, nn.Parameter], others: Mapping[str, nn.Parameter]) -> bool:
