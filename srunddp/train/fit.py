@@ -32,6 +32,7 @@ from srunddp.train.rng import preserved_rng
 from srunddp.train.schedulers import Schedulers
 from srunddp.train.start_settings import StartSettings, of_schedulers
 from srunddp.train.step_timer import make_step_timer
+from srunddp.train.world import check_all_leave
 
 if TYPE_CHECKING:
     from srunddp.train.trainer import Trainer
@@ -124,6 +125,12 @@ class FitLoop:
         if val_data is not None:
             splits = sharded and isinstance(val_data, IterableDataset)
             self._val_loader = make_loader(trainer, val_data, collate=val_collate, sharded=splits)
+        evaluates = config.evaluate_every_epochs or config.evaluate_every_steps
+        if config.patience and val_data is not None and not evaluates:
+            self.say(
+                f"patience={config.patience} has no effect, as evaluate_every_epochs and"
+                " evaluate_every_steps are 0"
+            )
         monitor = config.monitor.split("/")[0]
         if val_data is None and monitor not in ("loss", *trainer.metrics):
             raise ConfigError(
@@ -447,3 +454,5 @@ class FitLoop:
         with self._stack:
             if self.policy and isinstance(error, StopTraining):
                 self.policy.save_and_stop(self._sums)
+            if isinstance(error, SystemExit) and not error.code:  # a callback has called sys.exit()
+                check_all_leave(self._world)

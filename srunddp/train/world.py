@@ -5,6 +5,8 @@ has done.
 import itertools
 import json
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from datetime import timedelta
 from typing import Any, Protocol, TypeVar
 
 import torch
@@ -12,8 +14,9 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import _get_default_store
 
 from srunddp.bootstrap.process_group.world import await_message
-from srunddp.errors import PeerError
+from srunddp.errors import ConfigError, PeerError
 from srunddp.telemetry import heartbeat
+from srunddp.util.hostlist import fold_ranks
 
 _turns = itertools.count()  # the same on all ranks
 T = TypeVar("T")
@@ -124,3 +127,33 @@ def any_rank(world: World, flag: bool) -> bool:
     store.set(f"{key}/{world.rank}", str(int(flag)))
     keys = [f"{key}/{rank}" for rank in range(world.world_size)]
     return on_rank_zero(world, lambda: "1" in [await_message(store, each) for each in keys])
+
+
+def check_all_leave(world: World, within: timedelta = timedelta(seconds=30)) -> None:
+    """See that all ranks leave a training, where this one does so with exit code 0.
+
+    The others would wait for it in their next collective, up to its time limit, as the end of a
+    process is no failure.
+
+    Args:
+        world: Its ranks that leave call this.
+        within: For the step that the others may still be in.
+
+    Raises:
+        ConfigError: Others stay.
+    """
+    if world.world_size == 1:
+        return
+    store = _get_default_store()
+    keys = [f"srunddp/leaves/{rank}" for rank in range(world.world_size)]
+    store.set(keys[world.rank], "1")
+    with suppress(RuntimeError):
+        store.wait(keys, within)
+        return
+    others = [rank for rank, key in enumerate(keys) if not store.check([key])]
+    raise ConfigError(
+        f"rank {world.rank} leaves the training with exit code 0, and {fold_ranks(others, {})} did"
+        f" not within {within.total_seconds():g} s",
+        expected="all ranks to leave after the same step",
+        hint="let all ranks decide alike, by figures that are the same on all of them",
+    )

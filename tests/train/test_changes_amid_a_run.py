@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
@@ -16,6 +17,7 @@ from srunddp.train import Callback, Trainer
 from srunddp.train.checkpoint.file import CheckpointError
 from srunddp.train.model import ddp
 from srunddp.train.progress import EpochRecord
+from srunddp.train.world import check_all_leave
 from tests.train import problems
 from tests.train.local_world import LocalWorld, run_ranks
 from tests.train.problems import classes, message
@@ -292,3 +294,43 @@ def test_modes_are_put_back_where_an_evaluation_fails() -> None:
     with pytest.raises(RuntimeError):
         trainer.evaluate(wrong)
     assert trainer.model.training
+
+
+# A rank that leaves.
+
+
+def leave(world: LocalWorld, ranks: list[int]) -> str:
+    """How ``fit()`` ends where these ranks call sys.exit() in a callback."""
+
+    def leaves(trainer: Trainer, step: int) -> None:
+        if step == 2 and world.rank in ranks:
+            sys.exit(0)
+
+    trainer = problems.trainer_of(problems.OnStep(leaves), world=world, model=network())
+    try:
+        trainer.fit(classes(32, torch.float64))
+    except SystemExit as error:
+        return f"exit {error.code}"
+    return "end"
+
+
+def test_all_ranks_may_leave_by_sys_exit(tmp_path: Path) -> None:
+    assert run_ranks(2, tmp_path, leave, [0, 1]) == ["exit 0"] * 2
+
+
+def leave_alone(world: LocalWorld) -> str:
+    if world.rank == 0:
+        return ""
+    return message(lambda: check_all_leave(world, timedelta(seconds=0.5)))
+
+
+def test_a_rank_that_leaves_alone_fails(tmp_path: Path) -> None:
+    """Else the others would wait for it until the time limit of a collective."""
+    _, second = run_ranks(2, tmp_path, leave_alone)
+    assert second.startswith("rank 1 leaves the training with exit code 0, and rank 0 did not")
+
+
+def test_patience_without_evaluations_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    trainer = problems.trainer_of(patience=2, evaluate_every_epochs=0)
+    trainer.fit(classes(16), classes(16))
+    assert "patience=2 has no effect" in capsys.readouterr().err
