@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from srunddp.config.schema import config_error
 from srunddp.train.data import sampler
+from srunddp.train.data.in_memory import checksum_of
 from srunddp.train.data.order import Order, Sequential, Shuffled, Weighted, check_order
 from srunddp.train.data.reader import collated, start
 from srunddp.train.data.steps import Batch, StepBatches, group_steps
@@ -103,6 +104,12 @@ class DistributedDataLoader:
         sampler.check_agreement(
             world, {"len(data)": length, **numbers, "seed": seed, "order": str(order_hash)}
         )
+        if world.world_size > 1 and not sharded:
+            sampler.check_agreement(
+                world,
+                {"the content of data": str(checksum_of(data))},
+                hint="split and shuffle it by a fixed seed, and sort what comes from a set",
+            )
         self._data = {"length": length, "order": order_hash}
         self._changed = resume_changed_data
         self._assignment = sampler.ShardAssignment(
