@@ -126,7 +126,7 @@ def listening(coordinator: Coordinator, ends: Mapping[K, Endpoint]) -> dict[K, E
     answers = coordinator.ask(questions, _SLACK, Listening)
     # Who tries port 0, of an address that cannot be listened on, is refused.
     return {
-        name: replace(end, port=answers[end.rank].ports[end.host])
+        name: replace(end, port=answers[end.rank].ports.get(end.host, 0))
         for name, end in ends.items()
         if end.rank in answers
     }

@@ -158,7 +158,7 @@ def survey(coordinator: Coordinator) -> ScanResult:
     reached = _reached(coordinator, known)
     names = tuple(sorted({name for link in usable.values() for name in link.names}))
     found = coordinator.broadcast(ResolveNames(names), 2 * _SLACK, ResolvedNames, nodes)
-    resolved = {name: [one.addresses[name] for one in found.values()] for name in names}
+    resolved = {name: [one.addresses.get(name, ()) for one in found.values()] for name in names}
     return ScanResult(ends, reached, resolved)
 
 

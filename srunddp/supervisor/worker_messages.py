@@ -12,7 +12,7 @@ class WorkerMessage(Message):
     """What a worker and its supervisor tell each other.
 
     The world that the ranks have met as is one, too: see
-    :class:`srunddp.bootstrap.rendezvous.protocol.RendezvousInfo`.
+    :class:`srunddp.bootstrap.rendezvous.messages.RendezvousInfo`.
     """
 
 

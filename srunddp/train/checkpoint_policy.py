@@ -60,7 +60,7 @@ class CheckpointPolicy:
         # First, so that a signal is noted rather than the end of a rank that loads its checkpoint.
         self._preemption = stack.enter_context(Preemption(world, config.preemption))
         keep = config.checkpoint
-        folder = Path(config.output_dir or ".") / FOLDER
+        folder = Path(config.output_dir or ".").absolute() / FOLDER
         self._check_folder(folder)
         self._manager = CheckpointManager(
             folder, world, keep_last=keep.keep_last, keep_best=keep.keep_best, log=log
@@ -188,10 +188,8 @@ class CheckpointPolicy:
             return self._manager.path(state.step)
         self._saved = position
         self._saved_at = time.monotonic()
-        if sums:
+        if sums:  # else those of an epoch that max_steps has cut stay
             state.sums = sums.by_rank()
-        else:
-            state.sums = []
         self._manager.scores.update(state.scores)
         # What is saved is what was evaluated; a run that goes on begins by training.
         set_training(state.optimizers, training=False)

@@ -159,8 +159,9 @@ class FitLoop:
         """Get all ready, and go on from a checkpoint where there is one."""
         try:
             self._get_ready()
-        except BaseException:
+        except BaseException as error:
             self._stack.close()
+            self._check_leaving(error)
             raise
         return self
 
@@ -454,5 +455,9 @@ class FitLoop:
         with self._stack:
             if self.policy and isinstance(error, StopTraining):
                 self.policy.save_and_stop(self._sums)
-            if isinstance(error, SystemExit) and not error.code:  # a callback has called sys.exit()
-                check_all_leave(self._world)
+            self._check_leaving(error)
+
+    def _check_leaving(self, error: BaseException | None) -> None:
+        """Where a callback or the data has called ``sys.exit()``: see that all ranks do."""
+        if isinstance(error, SystemExit) and not error.code:
+            check_all_leave(self._world)

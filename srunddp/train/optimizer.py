@@ -1,4 +1,4 @@
-"""The optimizers' fused kernels, and their learning rates: scaled with the batch, and scheduled."""
+"""What is done to optimizers: fused kernels, learning rates scaled with the batch, and modes."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -42,6 +42,7 @@ def use_fused(optimizer: Optimizer, model: nn.Module) -> None:
             return
         if not all(p.is_floating_point() and p.device.type in _FUSED_ON for p in group["params"]):
             return
+    optimizer.defaults["fused"] = True  # of groups that are added later
     for group in optimizer.param_groups:
         group["fused"] = True
     # As the optimizer's constructor does with fused=True: GradScaler then leaves the division to
@@ -85,7 +86,10 @@ _scaled: WeakKeyDictionary[Optimizer, float] = WeakKeyDictionary()
 
 def scale_lr_once(optimizer: Optimizer, factor: float) -> None:
     """Multiply the learning rate as :func:`scale_lr` does, but for what was done before."""
-    scale_lr(optimizer, factor / _scaled.get(optimizer, 1.0))
+    ratio = factor / _scaled.get(optimizer, 1.0)
+    scale_lr(optimizer, ratio)
+    if "lr" in optimizer.defaults:  # of groups that are added later
+        optimizer.defaults["lr"] = optimizer.defaults["lr"] * ratio
     _scaled[optimizer] = factor
 
 
@@ -97,6 +101,11 @@ def stepped_parameters(optimizers: Sequence[Optimizer]) -> list[nn.Parameter]:
         for group in optimizer.param_groups
         for parameter in group["params"]
     ]
+
+
+def has_gradients(optimizer: Optimizer) -> bool:
+    """Whether one of its parameters has a gradient."""
+    return any(parameter.grad is not None for parameter in stepped_parameters([optimizer]))
 
 
 def set_training(optimizers: Sequence[Optimizer], training: bool) -> None:

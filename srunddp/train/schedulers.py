@@ -15,6 +15,11 @@ Scheduler: TypeAlias = LRScheduler | Callable[[Optimizer], LRScheduler]
 """A torch scheduler, or what makes one of the optimizer."""
 
 
+# What schedulers have one of for each of the optimizer's groups.
+_BY_GROUP = ("base_lrs", "max_lrs", "min_lrs", "lr_lambdas", "base_momentums", "max_momentums")
+_OF_ONE_CYCLE = {"initial_lr", "max_lr", "min_lr", "base_momentum", "max_momentum"}
+
+
 class Schedulers:
     """One scheduler for each optimizer, or none at all; each is stepped at its moments. ``all``:
     the schedulers.
@@ -74,14 +79,26 @@ class Schedulers:
                     hint=f"pass mode={mode!r} to ReduceLROnPlateau, or set the Trainer's mode",
                 )
 
+    def take_in_groups(self) -> None:
+        """Schedule the groups of parameters that were added to an optimizer since.
+
+        torch's schedulers keep a value for each group of their beginning, and fail at another
+        number. A new group starts from its own learning rate; for all else it is as the last one.
+        """
+        for scheduler in self.all:
+            for each in _nested(scheduler):
+                _take_in_groups(each)
+
     def after_step(self) -> None:
         """A step is done."""
+        self.take_in_groups()
         if self.all and not self._by_epoch:
             for each in self._others():
                 each.step()
 
     def after_epoch(self) -> None:
         """An epoch is over."""
+        self.take_in_groups()
         if self._by_epoch:
             for each in self._others():
                 each.step()
@@ -120,6 +137,23 @@ def _nested(scheduler: LRScheduler) -> Iterator[LRScheduler]:
     yield scheduler
     for part in getattr(scheduler, "_schedulers", ()):
         yield from _nested(part)
+
+
+def _take_in_groups(scheduler: LRScheduler) -> None:
+    groups = scheduler.optimizer.param_groups
+    for name in _BY_GROUP:
+        values = getattr(scheduler, name, None)
+        if not isinstance(values, list):
+            continue
+        for group in groups[len(values) :]:
+            if name == "base_lrs":
+                values.append(group.setdefault("initial_lr", group["lr"]))
+            else:
+                values.append(values[-1])
+    if isinstance(scheduler, OneCycleLR):  # which keeps them in the groups
+        for group in groups[1:]:
+            for name in _OF_ONE_CYCLE & groups[0].keys():
+                group.setdefault(name, groups[0][name])
 
 
 def _by_schedule(

@@ -20,7 +20,7 @@ from srunddp.train.validate import leaves
 
 Settings = dict[str, Any]
 
-# Of an optimizer's group: which kernels, and what the schedulers' settings have.
+# Of an optimizer's group: its parameters, its kernels, and a name by which lr is told.
 _NOT_TOLD = {"params", "fused", "foreach", "capturable", "differentiable", "initial_lr"}
 # Of a scheduler: where it stands, and the rates that are told as the optimizer's.
 _MOVES = {"last_epoch", "_step_count", "_last_lr", "base_lrs", "best", "num_bad_epochs"}

@@ -54,7 +54,7 @@ class TrainingState:
         settings: what the script has said when the run began, as far as a checkpoint brings it
             back, and else at this start.
         identity: This run's, among others of the process.
-        records: of the epochs that are over.
+        records: of the epochs that are over, and of one that ``max_steps`` cuts.
         steps_per_epoch: None where that is not known.
     """
 
@@ -116,6 +116,8 @@ class TrainingState:
         self.parameters.set_trained(state["trained_parameters"])
         for optimizer, names in zip(self.optimizers, state["optimizer_parameters"], strict=True):
             self.parameters.add_groups(optimizer, names)
+        if self.schedulers:
+            self.schedulers.take_in_groups()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from there.

@@ -22,10 +22,11 @@ from srunddp.train.metrics.accumulator import Metric, MetricAccumulator
 from srunddp.train.model.ddp import DDPModel
 from srunddp.train.model.ema import EMA
 from srunddp.train.model.mean_watch import MeanWatch
-from srunddp.train.model.modes import TrainingModes, train_as_a_whole
+from srunddp.train.model.modes import TrainingModes, train_as_a_whole, train_if_evaluated
 from srunddp.train.model.step import LossFunction, Step, StepModule, make_step, targets_of
 from srunddp.train.optimizer import (
     as_tuple,
+    has_gradients,
     lr_factor,
     scale_lr_once,
     set_training,
@@ -42,7 +43,6 @@ from srunddp.train.step_timer import ThroughputMeter
 from srunddp.train.world import World
 
 _NOTHING = nullcontext()
-_WATCHED_STEPS = 2  # of a fit(): one batch alone has nothing to be compared with
 
 
 class Trainer:
@@ -155,7 +155,7 @@ class Trainer:
         )
         self._run: FitLoop | None = None
         self._mean_watch: MeanWatch | None = None
-        self._watched_until = 0
+        self._optimizers_train = False
         # Parameters that require a gradient, and are in no optimizer.
         self._not_stepped: Sequence[nn.Parameter] = ()
         self._before_step = self.methods("on_before_optimizer_step")
@@ -234,19 +234,21 @@ class Trainer:
         train_as_a_whole(self._ddp.testing)
         if self.weight is None and not self.config.compile:
             self._mean_watch = MeanWatch()
-            self._watched_until = self.state.step + _WATCHED_STEPS
         for optimizer in self._optimizers:
             if self.config.fused:
                 use_fused(optimizer, self.model)
             if self.config.scale_lr != "no":
                 scale_lr_once(optimizer, self.state.lr_factor)
         self._run = FitLoop(self, train_data, val_data, order, collate, val_collate, sharded)
-        with self._run as run:
-            while not run.is_over:
-                self._epoch(run)
-            set_training(self._optimizers, training=False)
-            run.finish()
-        self._run = None
+        try:
+            with self._run as run:
+                while not run.is_over:
+                    self._epoch(run)
+                self._set_optimizers_training(False)
+                run.finish()
+        finally:
+            self._run = None
+            self._mean_watch = None
         return self.state.records
 
     def evaluate(
@@ -278,12 +280,14 @@ class Trainer:
     def _epoch(self, run: FitLoop) -> None:
         sums = run.start_epoch()
         # A callback may have evaluated the model by itself, and left it so.
-        train_as_a_whole(self._ddp.testing)
+        train_if_evaluated(self._ddp.testing)
         self.follow_requires_grad()
+        if self._average:
+            self._average.check(self.model)
         stepped = {id(parameter) for parameter in stepped_parameters(self._optimizers)}
         trained = self.state.parameters.trained().values()
         self._not_stepped = [parameter for parameter in trained if id(parameter) not in stepped]
-        set_training(self._optimizers, training=True)
+        self._set_optimizers_training(True)
         if run.evaluations.due:  # the run before this one left amid it
             self._evaluate_and_checkpoint(run)
         for step in run.steps():
@@ -318,6 +322,10 @@ class Trainer:
         heartbeat()
         return loss
 
+    def _set_optimizers_training(self, training: bool) -> None:
+        self._optimizers_train = training
+        set_training(self._optimizers, training=training)
+
     def _tell_of_mean(self, watch: MeanWatch) -> None:
         """Say once that the loss's mean is not over samples, if the first steps show it."""
         parts = watch.parts(self.world)
@@ -327,7 +335,7 @@ class Trainer:
                 " ranks and steps count as if it were over samples; see 'weight' in"
                 " docs/guides/training.md"
             )
-        if parts or self.state.step + 1 >= self._watched_until:
+        if parts or watch.is_over:
             self._mean_watch = None
 
     def _forward_backward(
@@ -358,8 +366,12 @@ class Trainer:
 
     def _optimizer_step(self) -> None:
         state = self.state
+        optimizers = self._optimizers
+        if state.scaler.is_enabled():
+            # It fails at one of a part that is still frozen.
+            optimizers = tuple(filter(has_gradients, optimizers))
         if self.config.max_grad_norm is not None or self._before_step:
-            for optimizer in self._optimizers:
+            for optimizer in optimizers:
                 state.scaler.unscale_(optimizer)
         if self._before_step:
             with stall_limit_suspended():
@@ -369,7 +381,7 @@ class Trainer:
         if self.config.max_grad_norm is not None:
             parameters = stepped_parameters(self._optimizers)
             nn.utils.clip_grad_norm_(parameters, self.config.max_grad_norm)
-        for optimizer in self._optimizers:
+        for optimizer in optimizers:
             state.scaler.step(optimizer)
         state.scaler.update()
         if self._average:
@@ -402,8 +414,7 @@ class Trainer:
         finally:
             for each in modes:
                 each.restore()
-            if self._run:
-                set_training(self._optimizers, training=True)
+            set_training(self._optimizers, training=self._optimizers_train)
 
     def _figures(
         self, steps: Iterator[StepBatches], agree: Callable[[], None] | None
@@ -415,7 +426,7 @@ class Trainer:
                     # Not the wrap: there are no gradients to share, and the buffers are shared
                     # already.
                     loss, outputs = self._evaluated(batch.data)
-            self._ddp.agree_on_collectives()
+            self._ddp.agree_on_collectives(training=False)
             if batch.weight:
                 sums.add(
                     loss,

@@ -129,7 +129,7 @@ def any_rank(world: World, flag: bool) -> bool:
     return on_rank_zero(world, lambda: "1" in [await_message(store, each) for each in keys])
 
 
-def check_all_leave(world: World, within: timedelta = timedelta(seconds=30)) -> None:
+def check_all_leave(world: World, within: timedelta = timedelta(seconds=300)) -> None:
     """See that all ranks leave a training, where this one does so with exit code 0.
 
     The others would wait for it in their next collective, up to its time limit, as the end of a

@@ -8,7 +8,7 @@ import time
 from contextlib import suppress
 from typing import Any
 
-LONGEST_LINE = 8192  # bytes
+_LONGEST = 8192  # bytes
 
 
 class LineBuffer:
@@ -42,7 +42,7 @@ def receive_line(connection: socket.socket, deadline: float | None = None) -> by
         if deadline is not None:
             connection.settimeout(max(0.001, deadline - time.monotonic()))
         piece = connection.recv(1)  # no more, as the next line stays in the socket
-        if not piece or len(text) > LONGEST_LINE:
+        if not piece or len(text) > _LONGEST:
             raise ConnectionResetError(errno.ECONNRESET, os.strerror(errno.ECONNRESET))
         text += piece
     return bytes(text)

@@ -74,7 +74,7 @@ class Message:
             kind = cls._kinds[values.pop("kind")]
             message = _dataclass_of(kind, values, ignoring_others=cls.extensible)
         # No JSON, or too deep; no object; no such kind; no such values.
-        except (ValueError, RecursionError, AttributeError, KeyError, TypeError):
+        except (ValueError, RecursionError, OverflowError, AttributeError, KeyError, TypeError):
             return None
         assert isinstance(message, cls)
         return message
@@ -88,7 +88,7 @@ def _dataclass_of(wanted: type[D], values: object, *, ignoring_others: bool = Fa
     checked = {}
     for name, value in values.items():
         if name in field_types:
-            checked[name] = _checked(field_types[name], value)
+            checked[name] = _checked(field_types[name], value, ignoring_others)
         elif not ignoring_others:
             raise TypeError(f"{wanted.__name__} has no {name}")
     return wanted(**checked)
@@ -100,7 +100,7 @@ def _field_types(wanted: type) -> dict[str, Any]:
     return {field.name: hints[field.name] for field in fields(wanted)}
 
 
-def _checked(wanted: Any, value: Any) -> Any:
+def _checked(wanted: Any, value: Any, ignoring_others: bool) -> Any:
     """Return the value of an annotation that JSON's value stands for, such as a tuple for a list.
 
     Raises:
@@ -115,24 +115,26 @@ def _checked(wanted: Any, value: Any) -> Any:
             return value
         raise TypeError(f"{value!r} is no {wanted.__name__}")
     if isinstance(wanted, type) and is_dataclass(wanted):
-        return _dataclass_of(wanted, value)
+        return _dataclass_of(wanted, value, ignoring_others=ignoring_others)
     arguments = typing.get_args(wanted)
     match typing.get_origin(wanted), value:
         case (types.UnionType, _):
-            return _checked_union(arguments, value)
+            return _checked_union(arguments, value, ignoring_others)
         case (builtins.tuple, list()) if arguments[-1] is ...:
-            return tuple(_checked(arguments[0], each) for each in value)
+            return tuple(_checked(arguments[0], each, ignoring_others) for each in value)
         case (builtins.tuple, list()) if len(arguments) == len(value):
-            return tuple(map(_checked, arguments, value))
+            pairs = zip(arguments, value, strict=True)
+            return tuple(_checked(inner, each, ignoring_others) for inner, each in pairs)
         case (builtins.dict, dict()):
-            return {name: _checked(arguments[1], each) for name, each in value.items()}
+            inner = arguments[1]
+            return {key: _checked(inner, each, ignoring_others) for key, each in value.items()}
     raise TypeError(f"{value!r} is no {wanted}")
 
 
-def _checked_union(alternatives: tuple[Any, ...], value: Any) -> Any:
+def _checked_union(alternatives: tuple[Any, ...], value: Any, ignoring_others: bool) -> Any:
     for wanted in alternatives:
         with suppress(TypeError):
-            return _checked(wanted, value)
+            return _checked(wanted, value, ignoring_others)
     raise TypeError(f"{value!r} is none of {alternatives}")
 
 

@@ -29,6 +29,6 @@ def expanded(path: str | os.PathLike[str], name: str) -> str:
         raise ConfigError(
             f"{name} is {os.fspath(path)}, and there is no such user",
             expected="~ for one's own home, or ~NAME for that of a user of this node",
-            hint="write ./~ for a folder of this name",
+            hint="write the absolute path of a folder of this name",
         )
     return found

@@ -2,7 +2,7 @@
 
 import contextlib
 import gc
-import json
+import itertools
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta
@@ -19,9 +19,10 @@ from srunddp.train.config import Config, DDPConfig
 from srunddp.train.model.parameters import NamedParameters
 from srunddp.train.model.step import LossFunction, Step, StepModule
 from srunddp.train.world import World, all_gather_ints
-from srunddp.util.hostlist import group_by_key
+from srunddp.util.hostlist import fold_ranks, group_by_key
 
 _NOTHING = contextlib.nullcontext()
+_numbers = itertools.count()
 # For ranks whose callbacks take longer.
 _CHANGED_WITHIN = timedelta(seconds=300)
 
@@ -66,7 +67,8 @@ class DDPModel:
         self._ddp: DistributedDataParallel | None = None
         self.parameters = NamedParameters(model=model, loss_function=self.testing.loss_function)
         self._wrapped_for: Mapping[str, nn.Parameter] = {}  # which required a gradient then
-        self._changes = 0  # of these, amid an epoch
+        self._number = next(_numbers)  # among the Trainers of a process, alike on all ranks
+        self._changes = 0  # of what requires a gradient, amid an epoch
         # Not the module itself, which would look for hooks that nobody can set.
         self.training: Callable[[Any], tuple[Tensor, Any]] = self.testing.forward
         self._static = self._unknown = False
@@ -96,17 +98,21 @@ class DDPModel:
             return self._watched()
         return _NOTHING
 
-    def agree_on_collectives(self) -> None:
+    def agree_on_collectives(self, *, training: bool = True) -> None:
         """Decide whether a rank without a sample has to run the step all the same.
 
-        It has where a step calls collectives, such as the all_gather of a contrastive loss: the
-        ranks that have a sample would wait for it. All ranks call this, after the first forward
-        pass.
+        It has where a step calls collectives of the default process group, such as the all_gather
+        of a contrastive loss: the ranks that have a sample would wait for it. All ranks call this,
+        after the first forward pass.
+
+        Args:
+            training: Whether that was of training; a step may call them there alone.
         """
         if self.has_collectives is None:
-            found = all_gather_ints(self._world, [int(self._made_collectives)])
-            self.has_collectives = [1] in found
-            self.runs_always |= self.has_collectives
+            found = [1] in all_gather_ints(self._world, [int(self._made_collectives)])
+            if found or training:
+                self.has_collectives = found
+            self.runs_always |= found
 
     def _wrap(self) -> None:
         self._ddp = _wrapped(self.testing, self._config)
@@ -132,15 +138,14 @@ class DDPModel:
             self.parameters.refresh()
         trained = self.parameters.trained()
         changed = not _same(trained, self._wrapped_for)
-        if at_epoch:
-            checksum = zlib.crc32("\n".join(trained).encode())
-            if len({row[0] for row in all_gather_ints(self._world, [checksum])}) > 1:
-                every: list[Any] = [None] * self._world.world_size
-                dist.all_gather_object(every, [*trained])
-                _check_alike([*trained], every)
-        elif changed:
+        if changed and not at_epoch:
             self._changes += 1
-            _check_alike([*trained], _trained_by_rank(self._world, self._changes, [*trained]))
+            key = f"srunddp/requires_grad/{self._number}/{self._changes}"
+            _await_change(self._world, key)
+        if changed or at_epoch:
+            _check_alike(self._world, [*trained])
+        if self._shares_buffers and at_epoch:
+            self._buffers = list(self.testing.buffers())
         if changed:
             # The old one goes first: its hooks would share each gradient as well.
             self._ddp = None
@@ -219,46 +224,52 @@ def _same(some: Mapping[str, nn.Parameter], others: Mapping[str, nn.Parameter]) 
     return some.keys() == others.keys() and all(each is others[n] for n, each in some.items())
 
 
-def _trained_by_rank(world: World, change: int, trained: Sequence[str]) -> list[list[str] | None]:
-    """Tell the others what is trained since a change, over the store.
+def _await_change(world: World, key: str) -> None:
+    """Wait until all ranks have changed what requires a gradient, as this one has.
 
-    A collective would meet one of the next step's on a rank on which nothing has changed.
-
-    Returns:
-        What the ranks have told, by rank; None of one that has told nothing in time.
-    """
-    store = _get_default_store()
-    keys = [f"srunddp/requires_grad/{change}/{rank}" for rank in range(world.world_size)]
-    store.set(keys[world.rank], json.dumps(trained))
-    with contextlib.suppress(RuntimeError):
-        store.wait(keys, _CHANGED_WITHIN)
-    return [json.loads(store.get(key)) if store.check([key]) else None for key in keys]
-
-
-def _check_alike(trained: Sequence[str], by_rank: Sequence[Sequence[str] | None]) -> None:
-    """Refuse what ranks have changed in different ways.
+    A collective would meet one of the next step's on a rank on which nothing has changed. So the
+    ranks meet over the store first.
 
     Args:
-        trained: The names of what this rank trains.
-        by_rank: The same of each rank; None where nothing has changed.
+        world: Its ranks on which something has changed call this.
+        key: Of this change, in the store.
+
+    Raises:
+        ConfigError: Nothing has changed on another rank.
     """
-    for rank, names in enumerate(by_rank):
-        if names == trained:
-            continue
-        if names is None:
-            found = (
-                f"nothing has changed on rank {rank} in what requires a gradient, as it has here"
-            )
-        else:
-            found = (
-                f"other parameters require a gradient on rank {rank} than here:"
-                f" {_difference(trained, names)}"
-            )
-        raise ConfigError(
-            found,
-            expected="the same change on all ranks, after the same step",
-            hint="freeze and unfreeze by the number of the step or the epoch",
-        )
+    store = _get_default_store()
+    keys = [f"{key}/{rank}" for rank in range(world.world_size)]
+    store.set(keys[world.rank], "1")
+    with contextlib.suppress(RuntimeError):
+        store.wait(keys, _CHANGED_WITHIN)
+        return
+    others = [rank for rank, each in enumerate(keys) if not store.check([each])]
+    raise ConfigError(
+        f"what requires a gradient has changed on rank {world.rank}, and not on"
+        f" {fold_ranks(others, {})}",
+        expected="the same change on all ranks, after the same step",
+        hint="freeze and unfreeze by the number of the step or the epoch",
+    )
+
+
+def _check_alike(world: World, trained: list[str]) -> None:
+    """Compare the names of what is trained with the other ranks'; all ranks call this.
+
+    Raises:
+        ConfigError: Another rank trains something else.
+    """
+    checksum = zlib.crc32("\n".join(trained).encode())
+    if len({row[0] for row in all_gather_ints(world, [checksum])}) == 1:
+        return
+    every: list[Any] = [None] * world.world_size
+    dist.all_gather_object(every, trained)
+    other = next(rank for rank, names in enumerate(every) if names != trained)
+    raise ConfigError(
+        f"other parameters require a gradient on rank {other} than on rank {world.rank}:"
+        f" {_difference(trained, every[other])}",
+        expected="the same on all ranks",
+        hint="freeze and unfreeze by the number of the step or the epoch",
+    )
 
 
 def _difference(before: Sequence[str], now: Sequence[str]) -> str:

@@ -40,6 +40,23 @@ class EMA:
         modules = zip(self.model.modules(), model.modules(), strict=True)
         self._modules = [(own, source) for own, source in modules if source._buffers]
 
+    def check(self, model: nn.Module) -> None:
+        """See that the model still has the parameters that are averaged.
+
+        Raises:
+            ConfigError: A callback has put others in their place.
+        """
+        present = list(model.parameters())
+        averaged = [new for _, new, _ in self._parameters]
+        if len(present) != len(averaged) or any(
+            one is not other for one, other in zip(present, averaged, strict=True)
+        ):
+            raise ConfigError(
+                "ema_decay, and a model into which a callback has put other parameters",
+                expected="the parameters that it had when the Trainer was made",
+                hint="leave ema_decay out, or make the module before the Trainer and freeze it",
+            )
+
     @torch.no_grad()
     def update(self, *, first: bool) -> None:
         """Take an optimizer step into account; the first one as it is, since weights may have been

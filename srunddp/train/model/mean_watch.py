@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from torch.overrides import TorchFunctionMode
 from srunddp.train.world import World, all_reduce_max
 
 _IGNORED = -100
+_STEPS = 2  # one batch alone has nothing to be compared with
 _PARTS = ("", "the weights of the classes", "the labels that are not ignored")
 _WATCHED = (functional.cross_entropy, functional.nll_loss)
 
@@ -33,9 +35,14 @@ class MeanWatch(TorchFunctionMode):
         super().__init__()
         self.shares: list[float] = []
         self._reason = 0  # why they are not 1: a place in _PARTS
+        self._steps = 0
 
     def parts(self, world: World) -> str:
-        """Return what the mean is over, where ranks or calls differ in it; all ranks call this."""
+        """Return what the mean is over, where ranks or calls differ in it.
+
+        All ranks call this after each step that is watched.
+        """
+        self._steps += 1
         most, least, reason = all_reduce_max(
             world,
             max(self.shares, default=-math.inf),
@@ -46,6 +53,11 @@ class MeanWatch(TorchFunctionMode):
             return ""
         return _PARTS[int(reason)]
 
+    @property
+    def is_over(self) -> bool:
+        """Whether as many steps were watched as are of use."""
+        return self._steps >= _STEPS
+
     def __torch_function__(
         self,
         func: Callable[..., Any],
@@ -55,7 +67,9 @@ class MeanWatch(TorchFunctionMode):
     ) -> Any:
         kwargs = kwargs or {}
         if func in _WATCHED:
-            self._note(*args, **kwargs)
+            # Values cannot be read within torch.func's transforms, or while a graph is captured.
+            with suppress(RuntimeError, TypeError):
+                self._note(*args, **kwargs)
         return func(*args, **kwargs)
 
     @torch.no_grad()

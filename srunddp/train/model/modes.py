@@ -3,15 +3,23 @@
 from torch import nn
 
 
-def train_as_a_whole(root: nn.Module) -> None:
+def train_if_evaluated(root: nn.Module) -> None:
     """Put a model that is in evaluation mode as a whole into training mode.
 
-    Hugging Face's ``from_pretrained`` returns a model so, which is meant to be trained as a whole.
     A module that is in evaluation mode within one that is not stays so.
     """
     for child in root.children():
         if not child.training:
             child.train()
+
+
+def train_as_a_whole(root: nn.Module) -> None:
+    """Prepare a model for training: as :func:`train_if_evaluated`, and by modules' own ``train()``.
+
+    Hugging Face's ``from_pretrained`` returns a model in evaluation mode, which is meant to be
+    trained as a whole.
+    """
+    train_if_evaluated(root)
     for module in root.modules():
         if type(module).train is not nn.Module.train and module.training:
             module.train()  # it may keep parts of itself in evaluation mode

@@ -10,6 +10,8 @@ from srunddp.errors import ConfigError
 from srunddp.train.checkpoint.file import CheckpointError
 
 _SHOWN = 3  # names in a message
+# What activation_checkpointing puts into names of parameters, but not into those of a state_dict.
+_WRAPPER = "_checkpoint_wrapped_module."
 
 
 class NamedParameters:
@@ -28,7 +30,7 @@ class NamedParameters:
     def refresh(self) -> None:
         """Look for the parameters again, as a callback may have put in a module of its own."""
         self._parameters = {
-            f"{prefix}.{name}": parameter
+            f"{prefix}.{name.replace(_WRAPPER, '')}": parameter
             for prefix, module in self._modules.items()
             for name, parameter in module.named_parameters()
         }
@@ -45,7 +47,7 @@ class NamedParameters:
         """
         wanted = set(names)
         if missing := wanted - self._parameters.keys():
-            raise _other_names("trains", missing, self._parameters.keys() - wanted)
+            raise _other_names("trains", missing, self.trained().keys() - wanted)
         for name, parameter in self._parameters.items():
             if parameter.is_floating_point() or parameter.is_complex():
                 parameter.requires_grad_(name in wanted)
@@ -80,15 +82,19 @@ class NamedParameters:
         Raises:
             CheckpointError: The groups that it has are of other parameters.
         """
-        for names in saved[len(optimizer.param_groups) :]:
+        for number, names in enumerate(saved[len(optimizer.param_groups) :]):
             if missing := set(names) - self._parameters.keys():
                 raise _other_names("steps", missing, set())
+            if held := set(names) & set(_flat(self.groups(optimizer))):
+                where = f" in group {number + len(optimizer.param_groups)} of the optimizer"
+                raise _other_names("steps", held, set(), where)
             optimizer.add_param_group({"params": [self._parameters[name] for name in names]})
         own = self.groups(optimizer)
         for number, (here, before) in enumerate(zip(own, saved, strict=False)):
             if set(here) != set(before):
-                where = f"in group {number} of the optimizer steps"
-                raise _other_names(where, set(before) - set(here), set(here) - set(before))
+                where = f" in group {number} of the optimizer"
+                only_before = set(before) - set(here)
+                raise _other_names("steps", only_before, set(here) - set(before), where)
         if len(own) > len(saved):
             raise CheckpointError(
                 f"the optimizer has {len(own)} groups of parameters, and in the checkpoint"
@@ -126,8 +132,10 @@ def _flat(groups: Sequence[Sequence[str]]) -> list[str]:
     return [name for names in groups for name in names]
 
 
-def _other_names(verb: str, before: Iterable[str], now: Iterable[str]) -> CheckpointError:
-    found = f"the run before {verb} {_some(before)}"
+def _other_names(
+    verb: str, before: Iterable[str], now: Iterable[str], where: str = ""
+) -> CheckpointError:
+    found = f"the run before {verb} {_some(before)}{where}"
     if now:
         found += f", and this one {_some(now)}"
     return CheckpointError(
