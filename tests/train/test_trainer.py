@@ -144,7 +144,8 @@ def test_a_step_never_waits_for_the_device(tmp_path: Path) -> None:
     """Four times the batches take no more collectives, reads or branches."""
     for few, many in run_ranks(3, tmp_path, count_waits):
         assert few == many
-        assert few["all_reduce"] == 4
+        # Four for the figures of two epochs, and one in each of the first two steps (MeanWatch).
+        assert few["all_reduce"] == 4 + 2
 
 
 def test_the_model_is_in_the_right_mode() -> None:
