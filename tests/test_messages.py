@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from srunddp.bootstrap.rendezvous import messages as rendezvous
 from srunddp.bootstrap.rendezvous.messages import RendezvousMessage
-from srunddp.check.messages import CheckMessage
+from srunddp.check.messages import CheckMessage, Connect
 from srunddp.ifaces import scan
 from srunddp.stage.messages import StageMessage
 from srunddp.supervisor import messages as supervisor
@@ -146,3 +146,16 @@ def test_of_whatever_comes_a_sound_message_is_made_or_none(
 )
 def test_a_line_that_is_no_message_gives_none(protocol: type[Message], line: bytes) -> None:
     assert protocol.decode(line) is None
+
+
+def test_a_number_too_large_for_a_float_is_no_message() -> None:
+    assert CheckMessage.decode(b'{"kind": "clock", "time": ' + b"9" * 400 + b"}") is None
+
+
+def test_more_fields_of_another_version_are_ignored_within_others_too() -> None:
+    probe = {"source": "10.0.0.1", "host": "10.0.0.2", "port": 1, "colour": "blue"}
+    line = json.dumps({"kind": "connect", "probes": [probe], "more": 1}).encode()
+    message = CheckMessage.decode(line)
+    assert isinstance(message, Connect)
+    assert message.probes[0].host == "10.0.0.2"
+    assert RankMessage.decode(b'{"kind": "uses_mpi", "more": 1}') is None
