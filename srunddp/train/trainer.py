@@ -316,7 +316,7 @@ class Trainer:
         last = self._forward_backward(step.batches[-1], sums, timer)
         loss = last if last is not None else loss
         self._optimizer_step()
-        self._ddp.agree_on_collectives()
+        self._ddp.collectives.agree()
         if self._mean_watch:
             self._tell_of_mean(self._mean_watch)
         heartbeat()
@@ -349,7 +349,7 @@ class Trainer:
             shared.start_wait()
             self._ddp.share_buffers()
             shared.end_wait()
-        with self._precision(), self._ddp.watched(), self._mean_watch or _NOTHING:
+        with self._precision(), self._ddp.collectives.watching(), self._mean_watch or _NOTHING:
             loss, outputs = self._ddp.training(batch.data if runs else None)
         if shared:
             shared.start_wait()
@@ -421,12 +421,12 @@ class Trainer:
     ) -> dict[str, float]:
         sums = MetricAccumulator(self.all_metrics, self.world)
         for (batch,), *_ in steps:
-            if batch.weight or self._ddp.has_collectives:
-                with self._precision(), self._ddp.watched():
+            if batch.weight or self._ddp.evaluates_always:
+                with self._precision(), self._ddp.evaluation_collectives.watching():
                     # Not the wrap: there are no gradients to share, and the buffers are shared
                     # already.
                     loss, outputs = self._evaluated(batch.data)
-            self._ddp.agree_on_collectives(training=False)
+            self._ddp.evaluation_collectives.agree()
             if batch.weight:
                 sums.add(
                     loss,
@@ -460,9 +460,9 @@ class Trainer:
         """
         if not self._ddp.rebuilds_buckets or not (step := next(steps, None)):
             return
-        with self._precision(), self._ddp.watched():
+        with self._precision(), self._ddp.collectives.watching():
             loss, _ = self._ddp.training(step.batches[0].data)
-        self._ddp.agree_on_collectives()
+        self._ddp.collectives.agree()
         loss.backward()  # type: ignore[no-untyped-call]
         self._ddp.static_graph_recorded()
         for optimizer in self._optimizers:

@@ -4,7 +4,7 @@ import contextlib
 import gc
 import itertools
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -16,12 +16,12 @@ from torch.nn.parallel import DistributedDataParallel
 
 from srunddp.errors import ConfigError
 from srunddp.train.config import Config, DDPConfig
+from srunddp.train.model.collectives import CollectiveWatch
 from srunddp.train.model.parameters import NamedParameters
 from srunddp.train.model.step import LossFunction, Step, StepModule
 from srunddp.train.world import World, all_gather_ints
 from srunddp.util.hostlist import fold_ranks, group_by_key
 
-_NOTHING = contextlib.nullcontext()
 _numbers = itertools.count()
 # For ranks whose callbacks take longer.
 _CHANGED_WITHIN = timedelta(seconds=300)
@@ -35,8 +35,8 @@ class DDPModel:
         training: called with a batch or None, returns its loss and outputs; gradients are shared in
             the backward.
         testing: the same of the model alone, without gradients to share.
-        runs_always: a micro-batch of weight 0 has to be run as well; else ``training(None)`` stands
-            in for it.
+        collectives, evaluation_collectives: whether the step calls some in training, and in
+            evaluations.
         parameters: the model's and the loss function's, by name.
     """
 
@@ -75,10 +75,9 @@ class DDPModel:
         if world.world_size > 1:
             self._wrap()
         sparse = any(getattr(module, "sparse", False) for module in model.modules())
-        self.runs_always = self._static or sparse or config.ddp.sync_batchnorm
-        # Whether the step calls collectives itself; None until one has been watched on all ranks.
-        self.has_collectives: bool | None = None if world.world_size > 1 else False
-        self._made_collectives = False  # on this rank
+        self._runs_always = self._static or sparse or config.ddp.sync_batchnorm
+        self.collectives = CollectiveWatch(world)
+        self.evaluation_collectives = CollectiveWatch(world)
         self._shares_buffers = self._ddp is not None and config.ddp.broadcast_buffers
         # Once, as DistributedDataParallel does: to look for them takes longer than a small step.
         if self._shares_buffers:
@@ -86,33 +85,19 @@ class DDPModel:
         else:
             self._buffers = []
 
-    @contextlib.contextmanager
-    def _watched(self) -> Iterator[None]:
-        before = _collectives()
-        yield
-        self._made_collectives |= _collectives() > before
+    @property
+    def runs_always(self) -> bool:
+        """Whether a micro-batch of weight 0 has to be run as well.
 
-    def watched(self) -> contextlib.AbstractContextManager[None]:
-        """Around the first forward passes: note whether the step calls collectives."""
-        if self.has_collectives is None:
-            return self._watched()
-        return _NOTHING
-
-    def agree_on_collectives(self, *, training: bool = True) -> None:
-        """Decide whether a rank without a sample has to run the step all the same.
-
-        It has where a step calls collectives of the default process group, such as the all_gather
-        of a contrastive loss: the ranks that have a sample would wait for it. All ranks call this,
-        after the first forward pass.
-
-        Args:
-            training: Whether that was of training; a step may call them there alone.
+        Else ``training(None)`` stands in for it.
         """
-        if self.has_collectives is None:
-            found = [1] in all_gather_ints(self._world, [int(self._made_collectives)])
-            if found or training:
-                self.has_collectives = found
-            self.runs_always |= found
+        return self._runs_always or bool(self.collectives.found)
+
+    @property
+    def evaluates_always(self) -> bool:
+        """The same in evaluations; until one was watched it is as in training."""
+        found = self.evaluation_collectives.found
+        return bool(self.collectives.found if found is None else found)
 
     def _wrap(self) -> None:
         self._ddp = _wrapped(self.testing, self._config)
@@ -210,13 +195,6 @@ class DDPModel:
         if self._shares_buffers:
             for module in modules:
                 share(module.buffers())
-
-
-def _collectives() -> int:
-    """How many the default process group has been asked for; 0 where torch does not tell."""
-    group = dist.group.WORLD
-    count = getattr(group, "_get_sequence_number_for_group", None)
-    return int(count()) if count else 0
 
 
 def _same(some: Mapping[str, nn.Parameter], others: Mapping[str, nn.Parameter]) -> bool:

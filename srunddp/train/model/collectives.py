@@ -1,0 +1,52 @@
+"""Finds out whether a step calls collectives itself."""
+
+import contextlib
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+
+import torch.distributed as dist
+
+from srunddp.train.world import World, all_gather_ints
+
+_NOTHING = contextlib.nullcontext()
+
+
+class CollectiveWatch:
+    """Watches the first forward pass of training, or of evaluations.
+
+    Where a step calls collectives, such as the all_gather of a contrastive loss, a rank without a
+    sample has to run it all the same: the others would wait for it. Only those of the default
+    process group are seen.
+
+    Attributes:
+        found: Whether the step calls some; None until all ranks have agreed.
+    """
+
+    def __init__(self, world: World) -> None:
+        self.found: bool | None = None if world.world_size > 1 else False
+        self._world = world
+        self._here = False
+
+    def watching(self) -> AbstractContextManager[None]:
+        """Around a forward pass: watch it, unless that is over."""
+        if self.found is None:
+            return self._watching()
+        return _NOTHING
+
+    def agree(self) -> None:
+        """Come to one result on all ranks; all call this after the first forward pass."""
+        if self.found is None:
+            self.found = [1] in all_gather_ints(self._world, [int(self._here)])
+
+    @contextlib.contextmanager
+    def _watching(self) -> Iterator[None]:
+        before = _count()
+        yield
+        self._here |= _count() > before
+
+
+def _count() -> int:
+    """How many the default process group has been asked for; 0 where torch does not tell."""
+    group = dist.group.WORLD
+    count = getattr(group, "_get_sequence_number_for_group", None)
+    return int(count()) if count else 0
