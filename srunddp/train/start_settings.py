@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from srunddp.train.config import Config
-from srunddp.train.validate import leaves
+from srunddp.train.validate import OWN_SETTINGS, leaves
 
 Settings = dict[str, Any]
 
@@ -87,11 +87,10 @@ def of_config(config: Config) -> Settings:
     return {
         name: value
         for name, value in leaves(config)
-        if name in _OWN and name not in _FREE and not name.startswith(_FREE_GROUPS)
+        if name.split(".")[0] in OWN_SETTINGS
+        and name not in _FREE
+        and not name.startswith(_FREE_GROUPS)
     }
-
-
-_OWN = frozenset(name for name, _ in leaves(Config()))
 
 
 def _changed(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:

@@ -186,7 +186,7 @@ def check_fit(
         data: the data sets by the names of their parameters.
     """
     sizes = {f"len({name})": _length(each) for name, each in data.items()}
-    own = {name: value for name, value in leaves(config) if name.split(".")[0] in _OWN}
+    own = {name: value for name, value in leaves(config) if name.split(".")[0] in OWN_SETTINGS}
     check_agreement(world, {**sizes, "weight": int(weight is not None), **own})
     for name, size in sizes.items():
         if size == 0:
@@ -307,7 +307,7 @@ def leaves(config: Any, prefix: str = "") -> list[tuple[str, Any]]:
 
 
 # A script's own settings, in a class derived from Config, may differ from node to node.
-_OWN = frozenset(field.name for field in fields(Config))
+OWN_SETTINGS = frozenset(field.name for field in fields(Config))
 
 
 def _check_words(config: Any, prefix: str = "") -> None:

@@ -129,6 +129,28 @@ def any_rank(world: World, flag: bool) -> bool:
     return on_rank_zero(world, lambda: "1" in [await_message(store, each) for each in keys])
 
 
+def absent_ranks(world: World, key: str, within: timedelta) -> list[int]:
+    """Wait for all ranks to come to the same place, over the store, where not all may come.
+
+    A collective would meet another one of a rank that does not come here.
+
+    Args:
+        world: Its ranks that come call this.
+        key: Of the place and time, in the store; used once.
+        within: How long to wait.
+
+    Returns:
+        The ranks that have not come; none where all have.
+    """
+    store = _get_default_store()
+    keys = [f"srunddp/{key}/{rank}" for rank in range(world.world_size)]
+    store.set(keys[world.rank], "1")
+    with suppress(RuntimeError):
+        store.wait(keys, within)
+        return []
+    return [rank for rank, each in enumerate(keys) if not store.check([each])]
+
+
 def check_all_leave(world: World, within: timedelta = timedelta(seconds=300)) -> None:
     """See that all ranks leave a training, where this one does so with exit code 0.
 
@@ -144,16 +166,10 @@ def check_all_leave(world: World, within: timedelta = timedelta(seconds=300)) ->
     """
     if world.world_size == 1:
         return
-    store = _get_default_store()
-    keys = [f"srunddp/leaves/{rank}" for rank in range(world.world_size)]
-    store.set(keys[world.rank], "1")
-    with suppress(RuntimeError):
-        store.wait(keys, within)
-        return
-    others = [rank for rank, key in enumerate(keys) if not store.check([key])]
-    raise ConfigError(
-        f"rank {world.rank} leaves the training with exit code 0, and {fold_ranks(others, {})} did"
-        f" not within {within.total_seconds():g} s",
-        expected="all ranks to leave after the same step",
-        hint="let all ranks decide alike, by figures that are the same on all of them",
-    )
+    if absent := absent_ranks(world, "leaves", within):
+        raise ConfigError(
+            f"rank {world.rank} leaves the training with exit code 0, and"
+            f" {fold_ranks(absent, {})} did not within {within.total_seconds():g} s",
+            expected="all ranks to leave after the same step",
+            hint="let all ranks decide alike, by figures that are the same on all of them",
+        )

@@ -11,7 +11,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.distributed_c10d import _get_default_store
 from torch.nn.parallel import DistributedDataParallel
 
 from srunddp.errors import ConfigError
@@ -19,7 +18,7 @@ from srunddp.train.config import Config, DDPConfig
 from srunddp.train.model.collectives import CollectiveWatch
 from srunddp.train.model.parameters import NamedParameters
 from srunddp.train.model.step import LossFunction, Step, StepModule
-from srunddp.train.world import World, all_gather_ints
+from srunddp.train.world import World, absent_ranks, all_gather_ints
 from srunddp.util.hostlist import fold_ranks, group_by_key
 
 _numbers = itertools.count()
@@ -125,7 +124,7 @@ class DDPModel:
         changed = not _same(trained, self._wrapped_for)
         if changed and not at_epoch:
             self._changes += 1
-            key = f"srunddp/requires_grad/{self._number}/{self._changes}"
+            key = f"requires_grad/{self._number}/{self._changes}"
             _await_change(self._world, key)
         if changed or at_epoch:
             _check_alike(self._world, [*trained])
@@ -215,19 +214,13 @@ def _await_change(world: World, key: str) -> None:
     Raises:
         ConfigError: Nothing has changed on another rank.
     """
-    store = _get_default_store()
-    keys = [f"{key}/{rank}" for rank in range(world.world_size)]
-    store.set(keys[world.rank], "1")
-    with contextlib.suppress(RuntimeError):
-        store.wait(keys, _CHANGED_WITHIN)
-        return
-    others = [rank for rank, each in enumerate(keys) if not store.check([each])]
-    raise ConfigError(
-        f"what requires a gradient has changed on rank {world.rank}, and not on"
-        f" {fold_ranks(others, {})}",
-        expected="the same change on all ranks, after the same step",
-        hint="freeze and unfreeze by the number of the step or the epoch",
-    )
+    if absent := absent_ranks(world, key, _CHANGED_WITHIN):
+        raise ConfigError(
+            f"what requires a gradient has changed on rank {world.rank}, and not on"
+            f" {fold_ranks(absent, {})}",
+            expected="the same change on all ranks, after the same step",
+            hint="freeze and unfreeze by the number of the step or the epoch",
+        )
 
 
 def _check_alike(world: World, trained: list[str]) -> None:
