@@ -1,7 +1,7 @@
 """What is done to optimizers: fused kernels, learning rates scaled with the batch, and modes."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -93,14 +93,11 @@ def scale_lr_once(optimizer: Optimizer, factor: float) -> None:
     _scaled[optimizer] = factor
 
 
-def stepped_parameters(optimizers: Sequence[Optimizer]) -> list[nn.Parameter]:
-    """Return the parameters that the optimizers step."""
-    return [
-        parameter
-        for optimizer in optimizers
-        for group in optimizer.param_groups
-        for parameter in group["params"]
-    ]
+def stepped_parameters(optimizers: Sequence[Optimizer]) -> Iterator[nn.Parameter]:
+    """Yield the parameters that the optimizers step."""
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            yield from group["params"]
 
 
 def has_gradients(optimizer: Optimizer) -> bool:

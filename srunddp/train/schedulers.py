@@ -49,6 +49,7 @@ class Schedulers:
             self.all = _by_schedule(optimizers, config, total, done)
         self._by_epoch = bool(wanted) and config.scheduler_interval == "epoch"
         self._wanted = bool(wanted)
+        self._groups = sum(len(each.optimizer.param_groups) for each in self.all)
 
     @property
     def made_for_steps(self) -> str:
@@ -85,6 +86,10 @@ class Schedulers:
         torch's schedulers keep a value for each group of their beginning, and fail at another
         number. A new group starts from its own learning rate; for all else it is as the last one.
         """
+        groups = sum(len(each.optimizer.param_groups) for each in self.all)
+        if groups == self._groups:
+            return
+        self._groups = groups
         for scheduler in self.all:
             for each in _nested(scheduler):
                 _take_in_groups(each)
