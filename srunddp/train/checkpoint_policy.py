@@ -12,7 +12,6 @@ from srunddp.train.checkpoint.file import CheckpointError
 from srunddp.train.checkpoint.manager import CheckpointManager
 from srunddp.train.config import Config
 from srunddp.train.metrics.accumulator import MetricAccumulator
-from srunddp.train.optimizer import set_training
 from srunddp.train.preemption.preemption import Preemption
 from srunddp.train.state import VERSION, TrainingState
 from srunddp.train.world import World
@@ -192,11 +191,8 @@ class CheckpointPolicy:
             state.sums = sums.by_rank()
         self._manager.scores.update(state.scores)
         # What is saved is what was evaluated; a run that goes on begins by training.
-        set_training(state.optimizers, training=False)
-        path = self._manager.save(state.step, state.state_dict(), wait=wait)
-        if not wait:
-            set_training(state.optimizers, training=True)
-        return path
+        with state.optimizer_modes.evaluating():
+            return self._manager.save(state.step, state.state_dict(), wait=wait)
 
     def _position(self) -> tuple[int, ...]:
         """An epoch's end, and an evaluation, change what is to be saved after a step."""

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -105,16 +106,34 @@ def has_gradients(optimizer: Optimizer) -> bool:
     return any(parameter.grad is not None for parameter in stepped_parameters([optimizer]))
 
 
-def set_training(optimizers: Sequence[Optimizer], training: bool) -> None:
-    """Tell the optimizers that have modes, such as schedule-free ones, in which they are.
+class OptimizerModes:
+    """In which mode the optimizers are that have modes, such as schedule-free ones.
 
     They keep one set of weights to train and another to evaluate and to save, and put the one or
     the other into the model.
     """
-    for optimizer in optimizers:
-        change = getattr(optimizer, "train" if training else "eval", None)
-        if callable(change):
-            change()
+
+    def __init__(self, optimizers: Sequence[Optimizer]) -> None:
+        self._optimizers = optimizers
+        self._training = False
+
+    def set(self, training: bool) -> None:
+        """Put them into training or evaluation mode."""
+        self._training = training
+        for optimizer in self._optimizers:
+            change = getattr(optimizer, "train" if training else "eval", None)
+            if callable(change):
+                change()
+
+    @contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """Around an evaluation or the saving of weights; the mode of before comes back."""
+        before = self._training
+        self.set(False)
+        try:
+            yield
+        finally:
+            self.set(before)
 
 
 def with_kernels_of(optimizer: Optimizer, state: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 from srunddp.train.checkpoint.file import CheckpointError
 from srunddp.train.model.ema import EMA
 from srunddp.train.model.parameters import NamedParameters
-from srunddp.train.optimizer import with_kernels_of
+from srunddp.train.optimizer import OptimizerModes, with_kernels_of
 from srunddp.train.progress import EpochRecord
 from srunddp.train.schedulers import Schedulers
 from srunddp.train.start_settings import StartSettings
@@ -42,6 +42,7 @@ class TrainingState:
         parts: by name whatever else has a ``state_dict``: the loss function, callbacks, the
             training data's loader.
         average: of the model's weights; None where there is none.
+        optimizer_modes: whether the optimizers train.
         parameters: the model's and the loss function's, by name.
         lr_factor: by which the learning rate was scaled for this world's batch.
         epoch: epochs that are over; samples_seen: samples of the present one, over all ranks; step:
@@ -61,6 +62,7 @@ class TrainingState:
     model: nn.Module
     optimizers: Sequence[Optimizer]
     scaler: GradScaler
+    optimizer_modes: OptimizerModes
     parameters: NamedParameters
     lr_factor: float = 1.0
     schedulers: Schedulers | None = None

@@ -25,11 +25,11 @@ from srunddp.train.model.mean_watch import MeanWatch
 from srunddp.train.model.modes import TrainingModes, train_as_a_whole, train_if_evaluated
 from srunddp.train.model.step import LossFunction, Step, StepModule, make_step, targets_of
 from srunddp.train.optimizer import (
+    OptimizerModes,
     as_tuple,
     has_gradients,
     lr_factor,
     scale_lr_once,
-    set_training,
     stepped_parameters,
     use_fused,
     zero_grad,
@@ -147,6 +147,7 @@ class Trainer:
             scaler=scaler,
             lr_factor=lr_factor(config, world.world_size),
             average=self._average,
+            optimizer_modes=OptimizerModes(self._optimizers),
             parameters=self._ddp.parameters,
             settings=StartSettings(
                 optimizer=of_optimizers(self._optimizers), config=of_config(config)
@@ -155,7 +156,6 @@ class Trainer:
         )
         self._run: FitLoop | None = None
         self._mean_watch: MeanWatch | None = None
-        self._optimizers_train = False
         # Parameters that require a gradient, and are in no optimizer.
         self._not_stepped: Sequence[nn.Parameter] = ()
         self._before_step = self.methods("on_before_optimizer_step")
@@ -244,7 +244,7 @@ class Trainer:
             with self._run as run:
                 while not run.is_over:
                     self._epoch(run)
-                self._set_optimizers_training(False)
+                self.state.optimizer_modes.set(False)
                 run.finish()
         finally:
             self._run = None
@@ -287,7 +287,7 @@ class Trainer:
         stepped = {id(parameter) for parameter in stepped_parameters(self._optimizers)}
         trained = self.state.parameters.trained().values()
         self._not_stepped = [parameter for parameter in trained if id(parameter) not in stepped]
-        self._set_optimizers_training(True)
+        self.state.optimizer_modes.set(True)
         if run.evaluations.due:  # the run before this one left amid it
             self._evaluate_and_checkpoint(run)
         for step in run.steps():
@@ -321,10 +321,6 @@ class Trainer:
             self._tell_of_mean(self._mean_watch)
         heartbeat()
         return loss
-
-    def _set_optimizers_training(self, training: bool) -> None:
-        self._optimizers_train = training
-        set_training(self._optimizers, training=training)
 
     def _tell_of_mean(self, watch: MeanWatch) -> None:
         """Say once that the loss's mean is not over samples, if the first steps show it."""
@@ -406,15 +402,14 @@ class Trainer:
             modules.append(self._evaluated)
         self._ddp.share_all_buffers(*modules)
         modes = [TrainingModes(module) for module in modules]
-        set_training(self._optimizers, training=False)
         for module in modules:
             module.eval()
         try:
-            return self._figures(steps, agree)
+            with self.state.optimizer_modes.evaluating():
+                return self._figures(steps, agree)
         finally:
             for each in modes:
                 each.restore()
-            set_training(self._optimizers, training=self._optimizers_train)
 
     def _figures(
         self, steps: Iterator[StepBatches], agree: Callable[[], None] | None
