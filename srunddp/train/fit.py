@@ -30,7 +30,7 @@ from srunddp.train.metrics.logger import MetricsLogger
 from srunddp.train.progress import EpochRecord, Progress, SilentProgress
 from srunddp.train.rng import preserved_rng
 from srunddp.train.schedulers import Schedulers
-from srunddp.train.start_settings import StartSettings, of_schedulers
+from srunddp.train.start_settings import of_schedulers
 from srunddp.train.step_timer import make_step_timer
 from srunddp.train.world import check_all_leave
 
@@ -249,7 +249,7 @@ class FitLoop:
             validate.check_steps_per_epoch(
                 saved["steps_per_epoch"], state.steps_per_epoch, made_for
             )
-        for line in StartSettings(**saved["settings"]).differences(state.settings):
+        for line in state.differences(saved):
             self._progress.log(line)
         trained = len(state.parameters.trained())
         state.prepare_for(saved)

@@ -1,9 +1,10 @@
 """The learning rates of a run: by ``config.schedule``, or by schedulers of torch."""
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
+from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import CyclicLR, LambdaLR, LRScheduler, OneCycleLR, ReduceLROnPlateau
 
@@ -17,12 +18,18 @@ Scheduler: TypeAlias = LRScheduler | Callable[[Optimizer], LRScheduler]
 
 # What schedulers have one of for each of the optimizer's groups.
 _BY_GROUP = ("base_lrs", "max_lrs", "min_lrs", "lr_lambdas", "base_momentums", "max_momentums")
+# What schedulers write into the optimizer's groups.
+_WRITTEN = ("lr", "initial_lr", "max_lr", "min_lr")
+_WRITTEN_BY_CYCLES = ("momentum", "betas", "base_momentum", "max_momentum")
 _OF_ONE_CYCLE = {"initial_lr", "max_lr", "min_lr", "base_momentum", "max_momentum"}
 
 
 class Schedulers:
-    """One scheduler for each optimizer, or none at all; each is stepped at its moments. ``all``:
-    the schedulers.
+    """One scheduler for each optimizer, or none at all; each is stepped at its moments.
+
+    Attributes:
+        all: the schedulers.
+        classes: the user's; none where they are by the configuration.
     """
 
     def __init__(
@@ -47,6 +54,11 @@ class Schedulers:
             )
         else:
             self.all = _by_schedule(optimizers, config, total, done)
+        self._optimizers = optimizers
+        self.classes = [_class(each) for each in self.all] if wanted else []
+        self._at_start = [
+            [_written(group) for group in optimizer.param_groups] for optimizer in optimizers
+        ]
         self._by_epoch = bool(wanted) and config.scheduler_interval == "epoch"
         self._wanted = bool(wanted)
         self._groups = sum(len(each.optimizer.param_groups) for each in self.all)
@@ -114,11 +126,31 @@ class Schedulers:
             if isinstance(each, ReduceLROnPlateau):
                 each.step(figure)
 
-    def rescale(self, optimizers: Sequence[Optimizer], factor: float) -> None:
+    def begin_here(self, factor: float) -> None:
+        """Begin amid a run, whose optimizers were loaded from a checkpoint with another schedule.
+
+        The learning rates of the script count.
+
+        Args:
+            factor: By which this world's learning rate differs from the checkpoint's.
+        """
+        for optimizer, at_start in zip(self._optimizers, self._at_start, strict=True):
+            groups = optimizer.param_groups
+            for group, values in zip(groups, at_start, strict=False):
+                _forget_schedule(group, values)
+            for group in groups[len(at_start) :]:  # that were added in the run before
+                group["lr"] = group.pop("initial_lr", group["lr"]) * factor
+        for scheduler in self.all:
+            for each in _nested(scheduler):
+                _take_in_groups(each)
+            if not self._wanted:
+                _set_by_schedule(scheduler)
+
+    def rescale(self, factor: float) -> None:
         """Multiply the learning rates amid a run, and what the schedulers compute the next ones
         from.
         """
-        for optimizer in optimizers:
+        for optimizer in self._optimizers:
             scale_lr(optimizer, factor)
         for scheduler in self.all:
             for each in _nested(scheduler):
@@ -135,6 +167,39 @@ class Schedulers:
 
     def _others(self) -> Iterator[LRScheduler]:
         return (each for each in self.all if not isinstance(each, ReduceLROnPlateau))
+
+
+def _class(scheduler: LRScheduler) -> str:
+    """Its class, and those of what it is made of."""
+    own = type(scheduler).__name__
+    parts = getattr(scheduler, "_schedulers", ())
+    return f"{own}({', '.join(map(_class, parts))})" if parts else own
+
+
+def _written(group: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a copy of what schedulers may change in an optimizer's group."""
+    values = {name: group[name] for name in (*_WRITTEN, *_WRITTEN_BY_CYCLES) if name in group}
+    # A learning rate that is a tensor is changed in place.
+    return {n: each.clone() if isinstance(each, Tensor) else each for n, each in values.items()}
+
+
+def _forget_schedule(group: dict[str, Any], at_start: Mapping[str, Any]) -> None:
+    """Put what schedulers write into a group back to what it was ``at_start``."""
+    names: tuple[str, ...] = _WRITTEN
+    # Else no schedule has moved the momentum, and the checkpoint's counts.
+    if "max_momentum" in group or "max_momentum" in at_start:
+        names += _WRITTEN_BY_CYCLES
+    for name in names:
+        group.pop(name, None)
+    group.update({name: at_start[name] for name in names if name in at_start})
+
+
+def _set_by_schedule(scheduler: LRScheduler) -> None:
+    """Set the learning rates for the next step, by the steps that are done."""
+    assert isinstance(scheduler, LambdaLR)
+    groups = scheduler.optimizer.param_groups
+    for group, base, factor in zip(groups, scheduler.base_lrs, scheduler.lr_lambdas, strict=True):
+        group["lr"] = base * factor(scheduler.last_epoch)
 
 
 def _nested(scheduler: LRScheduler) -> Iterator[LRScheduler]:

@@ -20,8 +20,8 @@ from srunddp.train.validate import OWN_SETTINGS, leaves
 
 Settings = dict[str, Any]
 
-# Of an optimizer's group: its parameters, its kernels, and a name by which lr is told.
-_NOT_TOLD = {"params", "fused", "foreach", "capturable", "differentiable", "initial_lr"}
+# Of an optimizer's group: its parameters, its kernels, and the learning rate, which is told apart.
+_NOT_TOLD = {"params", "fused", "foreach", "capturable", "differentiable", "lr", "initial_lr"}
 # Of a scheduler: where it stands, and the rates that are told as the optimizer's.
 _MOVES = {"last_epoch", "_step_count", "_last_lr", "base_lrs", "best", "num_bad_epochs"}
 _MOVES |= {"cooldown_counter", "_get_lr_called_within_step", "_is_initial"}
@@ -38,38 +38,71 @@ class StartSettings:
 
     Attributes:
         optimizer, scheduler: A checkpoint's count at a resume.
+        rates: The learning rates. A checkpoint's count, unless the schedule is another one.
         config: The new ones count.
     """
 
     optimizer: Settings = field(default_factory=dict)
     scheduler: Settings = field(default_factory=dict)
+    rates: Settings = field(default_factory=dict)
     config: Settings = field(default_factory=dict)
 
-    def differences(self, now: StartSettings) -> Iterator[str]:
-        """Yield a line for each setting that differs: what it was and is, and which counts."""
-        for before, own in ((self.optimizer, now.optimizer), (self.scheduler, now.scheduler)):
+    def differences(self, now: StartSettings, *, same_schedule: bool) -> Iterator[str]:
+        """Yield a line for each setting that differs: what it was and is, and which counts.
+
+        Args:
+            now: What this start has said; ``self`` is the checkpoint's.
+            same_schedule: The learning rate is scheduled as before.
+        """
+        kept = [(self.optimizer, now.optimizer), (self.scheduler, now.scheduler)]
+        replaced = [(self.config, now.config)]
+        if same_schedule:
+            kept.append((self.rates, now.rates))
+        else:
+            replaced.append((self.rates, now.rates))
+        for before, own in kept:
             for name, old, new in _changed(before, own):
                 yield (
                     f"{name}: the checkpoint's {old} is used, not the script's {new}; set it in"
                     " on_fit_start to change it"
                 )
-        for name, old, new in _changed(self.config, now.config):
-            yield f"{name} was {old}, and is {new} from here on"
+        for before, own in replaced:
+            for name, old, new in _changed(before, own):
+                yield f"{name} was {old}, and is {new} from here on"
+
+    def keep(self, before: StartSettings, *, same_schedule: bool) -> None:
+        """Take over what counts of a checkpoint's settings, for the checkpoints to come."""
+        self.optimizer |= before.optimizer
+        if same_schedule:
+            self.scheduler |= before.scheduler
+            self.rates |= before.rates
 
 
 def of_optimizers(optimizers: Sequence[Optimizer]) -> Settings:
-    """Return the plain values in the groups of optimizers that no Trainer has changed yet."""
+    """Return the plain values in the groups of optimizers, but for the learning rates."""
     found = {}
-    for optimizer in optimizers:
-        for number, group in enumerate(optimizer.param_groups):
-            lr = group.get("initial_lr", group["lr"])
-            values = {name: each for name, each in group.items() if name not in _NOT_TOLD}
-            for name, value in {**values, "lr": lr}.items():
-                if _is_plain(value := _number(value)):
-                    owner = _unique(type(optimizer).__name__, optimizers, optimizer)
-                    group_name = f", group {number}" if number else ""
-                    found[f"{name} of {owner}{group_name}"] = value
+    for group_name, group in _named_groups(optimizers):
+        for name, value in group.items():
+            value = _number(value)
+            if name not in _NOT_TOLD and _is_plain(value):
+                found[f"{name} of {group_name}"] = value
     return found
+
+
+def rates_of(optimizers: Sequence[Optimizer]) -> Settings:
+    """Return the learning rates of optimizers that no Trainer has changed yet."""
+    return {
+        f"lr of {name}": _number(group.get("initial_lr", group["lr"]))
+        for name, group in _named_groups(optimizers)
+        if "lr" in group
+    }
+
+
+def _named_groups(optimizers: Sequence[Optimizer]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    for optimizer in optimizers:
+        owner = _unique(type(optimizer).__name__, optimizers, optimizer)
+        for number, group in enumerate(optimizer.param_groups):
+            yield f"{owner}, group {number}" if number else owner, group
 
 
 def of_schedulers(schedulers: Sequence[LRScheduler]) -> Settings:

@@ -1,6 +1,6 @@
 """Where training stands: all that a checkpoint holds, but for the random states."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -16,7 +16,7 @@ from srunddp.train.progress import EpochRecord
 from srunddp.train.schedulers import Schedulers
 from srunddp.train.start_settings import StartSettings
 
-VERSION = 3
+VERSION = 4
 _PLAIN = (
     "lr_factor",
     "epoch",
@@ -89,9 +89,11 @@ class TrainingState:
             "version": VERSION,
             "model": self.model.state_dict(),
             "optimizer": [each.state_dict() for each in self.optimizers],
+            "optimizer_classes": self._optimizer_classes,
             "optimizer_parameters": [self.parameters.groups(each) for each in self.optimizers],
             "trained_parameters": [*self.parameters.trained()],
             "scheduler": self.schedulers.state_dict() if self.schedulers else {},
+            "scheduler_classes": self._scheduler_classes,
             "scaler": self.scaler.state_dict(),
             "parts": {name: part.state_dict() for name, part in self.parts.items()},
             "ema": self.average.model.state_dict() if self.average else None,
@@ -100,6 +102,42 @@ class TrainingState:
             "records": [asdict(record) for record in self.records],
             "settings": asdict(self.settings),
         }
+
+    @property
+    def _optimizer_classes(self) -> list[str]:
+        return [type(each).__name__ for each in self.optimizers]
+
+    @property
+    def _scheduler_classes(self) -> list[str]:
+        return self.schedulers.classes if self.schedulers else []
+
+    def _has_schedule_of(self, state: Mapping[str, Any]) -> bool:
+        classes = self._scheduler_classes
+        if classes or state["scheduler_classes"]:
+            return bool(state["scheduler_classes"] == classes)
+        before = state["settings"]["config"]
+        now = self.settings.config
+        return all(before[name] == now[name] for name in ("schedule", "warmup_steps"))
+
+    def differences(self, state: Mapping[str, Any]) -> Iterator[str]:
+        """Yield a line for each thing that is another one than when the checkpoint was written:
+        which counts, and what begins anew.
+        """
+        same_schedule = self._has_schedule_of(state)
+        settings = StartSettings(**state["settings"])
+        yield from settings.differences(self.settings, same_schedule=same_schedule)
+        classes = state["scheduler_classes"]
+        if classes != self._scheduler_classes:
+            yield (
+                f"the scheduler was {_listed(classes) or 'by the configuration'}, and is"
+                f" {_listed(self._scheduler_classes) or 'by the configuration'} from here on"
+            )
+        for name in self.parts:
+            if name not in state["parts"]:
+                yield f"{name} begins anew: the checkpoint has no state of it"
+        for name in state["parts"]:
+            if name not in self.parts:
+                yield f"{name} has a state in the checkpoint, and is not here: it is left out"
 
     def prepare_for(self, state: Mapping[str, Any]) -> None:
         """Let the parameters be trained that were, and give the optimizers the groups that they
@@ -115,6 +153,16 @@ class TrainingState:
                 expected="as many as in the script that wrote it",
                 hint="pass the same, or start with another output_dir",
             )
+        if state["optimizer_classes"] != self._optimizer_classes:
+            raise CheckpointError(
+                f"{_listed(state['optimizer_classes'])} in the checkpoint, and"
+                f" {_listed(self._optimizer_classes)} here",
+                expected="the same optimizer, to which alone the saved state means something",
+                hint=(
+                    "pass that one; or load the weights alone, by srunddp.train.load_checkpoint()"
+                    " in the script, and start with another output_dir"
+                ),
+            )
         self.parameters.set_trained(state["trained_parameters"])
         for optimizer, names in zip(self.optimizers, state["optimizer_parameters"], strict=True):
             self.parameters.add_groups(optimizer, names)
@@ -125,16 +173,13 @@ class TrainingState:
         """Go on from there.
 
         The learning rate is scaled again where this world's batch is another. The best figure is
-        forgotten where it is of another ``monitor`` or ``mode``.
+        forgotten where it is of another ``monitor`` or ``mode``. Other schedulers than those of the
+        checkpoint begin now, and parts that it does not have keep their state.
 
         Raises:
-            ValueError: it has other schedulers or callbacks.
+            ValueError: it is of another model.
             CheckpointError: it has an average of the weights, and this run has none.
         """
-        if len(state["parts"]) != len(self.parts):
-            raise ValueError(
-                f"parts: {len(state['parts'])} in the checkpoint, {len(self.parts)} here"
-            )
         self._load_average(state)
         factor = self.lr_factor
         self.model.load_state_dict(state["model"])
@@ -144,10 +189,9 @@ class TrainingState:
         ):
             ordered = self.parameters.ordered(optimizer, saved, groups)
             optimizer.load_state_dict(dict(with_kernels_of(optimizer, ordered)))
-        if self.schedulers:
-            self.schedulers.load_state_dict(state["scheduler"])
         for name, part in self.parts.items():
-            part.load_state_dict(state["parts"][name])
+            if name in state["parts"]:
+                part.load_state_dict(state["parts"][name])
         if state["scaler"]:  # that of one which was not in use is empty
             self.scaler.load_state_dict(state["scaler"])
         monitors = (self.monitor, self.mode)
@@ -160,11 +204,24 @@ class TrainingState:
             self.scores = {}
         self.records = [EpochRecord(**record) for record in state["records"]]
         before = StartSettings(**state["settings"])
-        self.settings.optimizer |= before.optimizer
-        self.settings.scheduler |= before.scheduler
-        if self.schedulers:
-            self.schedulers.rescale(self.optimizers, factor / self.lr_factor)
+        self.settings.keep(before, same_schedule=self._has_schedule_of(state))
+        self._load_schedulers(state, factor / self.lr_factor)
         self.lr_factor = factor
+
+    def _load_schedulers(self, state: Mapping[str, Any], factor: float) -> None:
+        """After all else, as a schedule may go by the steps that are done.
+
+        Args:
+            state: The checkpoint.
+            factor: By which this world's learning rate differs from the checkpoint's.
+        """
+        if self.schedulers is None:
+            return
+        if self._has_schedule_of(state):
+            self.schedulers.load_state_dict(state["scheduler"])
+            self.schedulers.rescale(factor)
+        else:
+            self.schedulers.begin_here(factor)
 
     def _load_average(self, state: Mapping[str, Any]) -> None:
         """Without one in the checkpoint the average begins with its model."""
@@ -178,3 +235,7 @@ class TrainingState:
                 expected="ema_decay as in the run that wrote it",
                 hint="set ema_decay, or start with another output_dir",
             )
+
+
+def _listed(names: Sequence[str]) -> str:
+    return " and ".join(names)

@@ -1,5 +1,6 @@
 """The order of a step, of an epoch and of a run."""
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -37,7 +38,7 @@ from srunddp.train.optimizer import (
 from srunddp.train.progress import EpochRecord
 from srunddp.train.rng import preserved_rng
 from srunddp.train.schedulers import Scheduler
-from srunddp.train.start_settings import StartSettings, of_config, of_optimizers
+from srunddp.train.start_settings import StartSettings, of_config, of_optimizers, rates_of
 from srunddp.train.state import TrainingState
 from srunddp.train.step_timer import ThroughputMeter
 from srunddp.train.world import World
@@ -140,7 +141,6 @@ class Trainer:
         else:
             self._evaluated = self._ddp.testing
         scaler = GradScaler(world.device.type, enabled=config.precision == "fp16")
-        parts = [each for each in (loss_function, *callbacks) if _has_state(each)]
         self.state = TrainingState(
             model=self.model,
             optimizers=self._optimizers,
@@ -150,9 +150,11 @@ class Trainer:
             optimizer_modes=OptimizerModes(self._optimizers),
             parameters=self._ddp.parameters,
             settings=StartSettings(
-                optimizer=of_optimizers(self._optimizers), config=of_config(config)
+                optimizer=of_optimizers(self._optimizers),
+                rates=rates_of(self._optimizers),
+                config=of_config(config),
             ),
-            parts={f"{number} {type(each).__name__}": each for number, each in enumerate(parts)},
+            parts=_with_states(loss_function, callbacks),
         )
         self._run: FitLoop | None = None
         self._mean_watch: MeanWatch | None = None
@@ -474,7 +476,19 @@ class Trainer:
         return torch.autocast(self.world.device.type, dtype)
 
 
-def _has_state(part: object) -> bool:
-    if isinstance(part, nn.Module):
-        return bool(part.state_dict())
-    return isinstance(part, Callback) and type(part).state_dict is not Callback.state_dict
+def _with_states(loss_function: object, callbacks: Sequence[Callback]) -> dict[str, Any]:
+    """Return what has a state beside the model, by names that do not change where a callback is
+    added or taken away.
+    """
+    parts: dict[str, Any] = {}
+    if isinstance(loss_function, nn.Module) and loss_function.state_dict():
+        parts["the loss function"] = loss_function
+    numbers: Counter[str] = Counter()
+    for callback in callbacks:
+        if type(callback).state_dict is Callback.state_dict:
+            continue
+        name = type(callback).__name__
+        numbers[name] += 1
+        # Of several of one class, the first keeps the plain name.
+        parts[f"{name} {numbers[name]}" if numbers[name] > 1 else name] = callback
+    return parts
