@@ -124,6 +124,7 @@ class CheckpointPolicy:
                 f" {state.monitor} ({state.mode}) begins anew"
             )
         self._manager.restore_rng(found, self._config.seed)
+        state.step_rng.restore(found["step_random"])
         if self._config.resume in ("never", "auto"):  # else it may be in another folder
             self._saved = self._position()
         if self._world.rank == 0:
@@ -191,7 +192,8 @@ class CheckpointPolicy:
             state.sums = sums.by_rank()
         self._manager.scores.update(state.scores)
         # What is saved is what was evaluated; a run that goes on begins by training.
-        with state.optimizer_modes.evaluating():
+        with state.optimizer_modes.evaluating(), state.step_rng.outside():
+            state.step_random = state.step_rng.gather()
             return self._manager.save(state.step, state.state_dict(), wait=wait)
 
     def _position(self) -> tuple[int, ...]:
@@ -209,6 +211,6 @@ class CheckpointPolicy:
 
     def _report(self) -> None:
         for path in self._manager.report():
-            with stall_limit_suspended():
+            with stall_limit_suspended(), self._state.step_rng.outside():
                 for call in self._written:
                     call(path)

@@ -282,7 +282,7 @@ class FitLoop:
         else:
             methods = self._trainer.methods(name)
         if methods:
-            with stall_limit_suspended():
+            with stall_limit_suspended(), self._state.step_rng.outside():
                 for method in methods:
                     method(self._trainer, *args)
             if name in ("on_step", "on_evaluation"):
@@ -344,7 +344,8 @@ class FitLoop:
         still.
         """
         assert self._val_loader is not None
-        with self._progress.paused(), preserved_rng(self._world):
+        outside = self._state.step_rng.outside()
+        with self._progress.paused(), outside, preserved_rng(self._world):
             if self.policy:
                 self.policy.begin()
             event("evaluation")

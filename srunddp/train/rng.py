@@ -1,12 +1,15 @@
-"""A rank's random states, as plain bytes that a checkpoint may hold."""
+"""A rank's random states, as plain bytes that a checkpoint may hold; and further sequences of
+random numbers beside the one that the script has seeded.
+"""
 
+import hashlib
 import importlib
 import io
 import random
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 import torch.distributed as dist
@@ -15,6 +18,8 @@ from torch import Tensor
 from srunddp.train.world import World
 
 _CPU = torch.device("cpu")
+# torch's of the CPU, Python's, numpy's, and torch's of this rank's GPU; None of what is not in use.
+_States: TypeAlias = tuple[Tensor, Any, Any, Tensor | None]
 
 
 def gather(world: World) -> list[Tensor]:
@@ -23,12 +28,11 @@ def gather(world: World) -> list[Tensor]:
     The states are torch's of the CPU and of this rank's GPU, Python's, and numpy's where it is in
     use.
     """
-    cpu, python, numpy, cuda = _get_states(world.device)
-    if numpy:
-        numpy = (numpy[0], torch.from_numpy(numpy[1].astype("int64")), *numpy[2:])
-    written = io.BytesIO()
-    torch.save((cpu, python, numpy, cuda), written)
-    own = torch.frombuffer(bytearray(written.getvalue()), dtype=torch.uint8)
+    return _gather(world, _get_states(world.device))
+
+
+def _gather(world: World, own_states: _States) -> list[Tensor]:
+    own = _as_bytes(own_states)
     if world.world_size == 1:
         return [own]
     states: list[Any] | None
@@ -46,12 +50,23 @@ def restore(states: Sequence[Tensor], world: World, number: int) -> None:
         seed(number + world.rank)
         torch.cuda.manual_seed(number + world.rank)
         return
-    cpu, python, numpy, cuda = torch.load(
-        io.BytesIO(states[world.rank].numpy().tobytes()), weights_only=True
-    )
+    _set_states(_from_bytes(states[world.rank]), world.device)
+
+
+def _as_bytes(states: _States) -> Tensor:
+    cpu, python, numpy, cuda = states
+    if numpy:
+        numpy = (numpy[0], torch.from_numpy(numpy[1].astype("int64")), *numpy[2:])
+    written = io.BytesIO()
+    torch.save((cpu, python, numpy, cuda), written)
+    return torch.frombuffer(bytearray(written.getvalue()), dtype=torch.uint8)
+
+
+def _from_bytes(states: Tensor) -> _States:
+    cpu, python, numpy, cuda = torch.load(io.BytesIO(states.numpy().tobytes()), weights_only=True)
     if numpy:
         numpy = (numpy[0], numpy[1].numpy().astype("uint32"), *numpy[2:])
-    _set_states((cpu, python, numpy, cuda), world.device)
+    return cpu, python, numpy, cuda
 
 
 @contextmanager
@@ -71,6 +86,80 @@ def seed(number: int) -> None:
     random.seed(number)
     if numpy := sys.modules.get("numpy"):
         numpy.random.seed(number % 2**32)
+
+
+class StepRng:
+    """The random numbers of training steps, a sequence of its own on each rank.
+
+    A script seeds all ranks alike, so that they begin with the same weights. They would also have
+    the same dropout masks, and the same augmentation where the rank itself reads. What is drawn
+    outside of steps, such as a new head's weights in a callback, goes on alike on all ranks.
+
+    One rank alone has but one sequence.
+    """
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        # The sequence that nobody draws from now; None until the first step.
+        self._other: _States | None = None
+        self._in_steps = False
+
+    @contextmanager
+    def steps(self) -> Iterator[None]:
+        """Around training steps."""
+        if self._world.world_size == 1:
+            yield
+            return
+        if self._other is None:
+            self._begin()
+        self._swap()
+        try:
+            yield
+        finally:
+            self._swap()
+
+    @contextmanager
+    def outside(self) -> Iterator[None]:
+        """Around what is called amid steps and is no part of one, such as a callback."""
+        if not self._in_steps:
+            yield
+            return
+        self._swap()
+        try:
+            yield
+        finally:
+            self._swap()
+
+    def gather(self) -> list[Tensor]:
+        """Return the sequences of all ranks on rank 0, as :func:`gather` does; outside of steps."""
+        if self._other is None:
+            return []
+        return _gather(self._world, self._other)
+
+    def restore(self, states: Sequence[Tensor]) -> None:
+        """Go on with this rank's sequence; a rank that there was none of begins one of its own."""
+        if self._world.rank < len(states):
+            self._other = _from_bytes(states[self._world.rank])
+
+    def _begin(self) -> None:
+        """Seed this rank's sequence by where the script's own stands, and the rank."""
+        now = _get_states(self._world.device)
+        cpu, python, numpy, _ = now
+        told = (cpu.numpy().tobytes(), python, numpy and numpy[1].tobytes(), self._world.rank)
+        digest = hashlib.blake2b(repr(told).encode(), digest_size=7).digest()
+        number = int.from_bytes(digest, "big")
+        seed(number)
+        if self._world.device.type == "cuda":
+            torch.cuda.manual_seed(number)
+        self._other = _get_states(self._world.device)
+        _set_states(now, self._world.device)
+
+    def _swap(self) -> None:
+        assert self._other is not None
+        now = _get_states(self._world.device)
+        _set_states(self._other, self._world.device)
+        self._other = now
+        self._in_steps = not self._in_steps
 
 
 class IsolatedRng:
@@ -120,7 +209,7 @@ def forget_normal() -> None:
         numpy.set_bit_generator(numpy.get_bit_generator())
 
 
-def _get_states(device: torch.device = _CPU) -> tuple[Any, ...]:
+def _get_states(device: torch.device = _CPU) -> _States:
     numpy = sys.modules.get("numpy")
     cuda = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
     return (
@@ -131,7 +220,7 @@ def _get_states(device: torch.device = _CPU) -> tuple[Any, ...]:
     )
 
 
-def _set_states(states: tuple[Any, ...], device: torch.device = _CPU) -> None:
+def _set_states(states: _States, device: torch.device = _CPU) -> None:
     cpu, python, numpy, cuda = states
     torch.set_rng_state(cpu)
     random.setstate(python)

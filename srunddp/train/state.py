@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 from torch.amp import GradScaler
 from torch.optim import Optimizer
 
@@ -13,6 +13,7 @@ from srunddp.train.model.ema import EMA
 from srunddp.train.model.parameters import NamedParameters
 from srunddp.train.optimizer import OptimizerModes, with_kernels_of
 from srunddp.train.progress import EpochRecord
+from srunddp.train.rng import StepRng
 from srunddp.train.schedulers import Schedulers
 from srunddp.train.start_settings import StartSettings
 
@@ -54,6 +55,8 @@ class TrainingState:
         monitor, mode: the figure that best and scores are of, and which of it is better.
         settings: what the script has said when the run began, as far as a checkpoint brings it
             back, and else at this start.
+        step_rng: the random numbers of training steps; step_random: where they stand, of all ranks,
+            on rank 0.
         identity: This run's, among others of the process.
         records: of the epochs that are over, and of one that ``max_steps`` cuts.
         steps_per_epoch: None where that is not known.
@@ -64,6 +67,7 @@ class TrainingState:
     scaler: GradScaler
     optimizer_modes: OptimizerModes
     parameters: NamedParameters
+    step_rng: StepRng
     lr_factor: float = 1.0
     schedulers: Schedulers | None = None
     parts: Mapping[str, Any] = field(default_factory=dict)
@@ -79,6 +83,7 @@ class TrainingState:
     monitor: str = "loss"
     mode: str = "min"
     settings: StartSettings = field(default_factory=StartSettings)
+    step_random: list[Tensor] = field(default_factory=list)
     identity: object = field(default_factory=object, repr=False)
     records: list[EpochRecord] = field(default_factory=list)
     steps_per_epoch: int | None = None
@@ -99,6 +104,7 @@ class TrainingState:
             "ema": self.average.model.state_dict() if self.average else None,
             **{name: getattr(self, name) for name in _PLAIN},
             "steps_per_epoch": self.steps_per_epoch,
+            "step_random": self.step_random,
             "records": [asdict(record) for record in self.records],
             "settings": asdict(self.settings),
         }

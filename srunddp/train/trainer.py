@@ -36,7 +36,7 @@ from srunddp.train.optimizer import (
     zero_grad,
 )
 from srunddp.train.progress import EpochRecord
-from srunddp.train.rng import preserved_rng
+from srunddp.train.rng import StepRng, preserved_rng
 from srunddp.train.schedulers import Scheduler
 from srunddp.train.start_settings import StartSettings, of_config, of_optimizers, rates_of
 from srunddp.train.state import TrainingState
@@ -149,6 +149,7 @@ class Trainer:
             average=self._average,
             optimizer_modes=OptimizerModes(self._optimizers),
             parameters=self._ddp.parameters,
+            step_rng=StepRng(world),
             settings=StartSettings(
                 optimizer=of_optimizers(self._optimizers),
                 rates=rates_of(self._optimizers),
@@ -292,9 +293,10 @@ class Trainer:
         self.state.optimizer_modes.set(True)
         if run.evaluations.due:  # the run before this one left amid it
             self._evaluate_and_checkpoint(run)
-        for step in run.steps():
-            run.after_step(step, self._step(step, sums, run.timer))
-            self._evaluate_and_checkpoint(run)
+        with self.state.step_rng.steps():
+            for step in run.steps():
+                run.after_step(step, self._step(step, sums, run.timer))
+                self._evaluate_and_checkpoint(run)
         train = sums.means()
         due = run.evaluations.due_at_epochs_end
         run.end_epoch(train, (run.evaluations.latest or self._evaluate_within(run)) if due else {})
@@ -372,7 +374,7 @@ class Trainer:
             for optimizer in optimizers:
                 state.scaler.unscale_(optimizer)
         if self._before_step:
-            with stall_limit_suspended():
+            with stall_limit_suspended(), self.state.step_rng.outside():
                 for call in self._before_step:
                     call(self)
             self._ddp.check_requires_grad()
