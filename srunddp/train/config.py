@@ -155,8 +155,8 @@ class Config(SettingsBase):
         evaluate_every_epochs: epochs from one evaluation on the validation data to the next; 0 for
             never.
         evaluate_every_steps: the same in optimizer steps.
-        monitor: figure of evaluations that tells the best model, ``loss`` or a metric; if no
-            ``val_data``, of training.
+        monitor: figure of evaluations that tells the best model, ``loss`` or a metric; of several
+            validation sets the first one's, or ``NAME/loss``; if no ``val_data``, of training.
         mode: whether a smaller (``min``) or a greater (``max``) figure is better. None is ``min``
             for ``loss``, and for names that end in ``loss``, ``error``, ``mse``, ``mae``, ``rmse``
             or ``perplexity``; ``max`` for those that end in ``accuracy``, ``f1``, ``auroc``,

@@ -1,7 +1,7 @@
 """When a training is evaluated, and which of its evaluations was the best."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from srunddp.errors import ConfigError
@@ -14,19 +14,49 @@ _SMALLER_IS_BETTER = ("loss", "error", "mse", "mae", "rmse", "perplexity")
 _GREATER_IS_BETTER = ("accuracy", "f1", "auroc", "precision", "recall", "iou")
 
 
-def direction(config: Config, metrics: Mapping[str, Metric]) -> Literal["min", "max"]:
-    """Return whether a smaller or a greater figure of ``config.monitor`` is better.
+def figure_name(of: str, name: str) -> str:
+    """Return what an evaluation calls a figure of a validation set that has this name."""
+    return f"{of}/{name}" if of else name
+
+
+def _monitored(monitor: str, metrics: Mapping[str, Metric], sets: Sequence[str]) -> tuple[str, str]:
+    """Return the validation set that ``monitor`` names, or the first one, and the figure of it.
+
+    Raises:
+        ConfigError: There is no such figure.
+    """
+    of, _, rest = monitor.partition("/")
+    if not of or of not in sets:
+        of = sets[0] if sets else ""
+        rest = monitor
+    if rest.split("/")[0] not in ("loss", *metrics):
+        known = [figure_name(each, name) for each in sets or ("",) for name in ("loss", *metrics)]
+        raise ConfigError(
+            f"monitor={monitor}",
+            expected=f"one of {', '.join(known)}",
+            hint="correct it, or pass that metric; val_metrics need val_data",
+        )
+    return of, rest
+
+
+def direction(config: Config, figure: str, metrics: Mapping[str, Metric]) -> Literal["min", "max"]:
+    """Return whether a smaller or a greater figure is better.
+
+    Args:
+        config: Its ``mode`` says it, if set.
+        figure: The loss or a metric, by its name, or a part of one.
+        metrics: By name.
 
     Raises:
         ConfigError: Neither ``config.mode`` nor the metric nor its name says it.
     """
     if config.mode is not None:
         return config.mode
-    name, _, part = config.monitor.partition("/")
+    name, _, part = figure.partition("/")
     greater = _says_itself(metrics.get(name), part)
     if greater is not None:
         return "max" if greater else "min"
-    for word in (config.monitor.lower(), name.lower()):
+    for word in (figure.lower(), name.lower()):
         if word.endswith(_SMALLER_IS_BETTER):
             return "min"
         if word.endswith(_GREATER_IS_BETTER):
@@ -47,21 +77,36 @@ def _says_itself(metric: Any, part: str) -> bool | None:
 
 
 class Evaluations:
-    """The evaluations of one training by a configuration; ``exist``: there is validation data."""
+    """The evaluations of one training by a configuration."""
 
     def __init__(
-        self, config: Config, metrics: Mapping[str, Metric], state: TrainingState, *, exist: bool
+        self,
+        config: Config,
+        metrics: Mapping[str, Metric],
+        state: TrainingState,
+        *,
+        sets: Sequence[str],
     ) -> None:
-        """``metrics``: by name, as of :class:`srunddp.train.Trainer`.
+        """Find the figure that ``config.monitor`` names.
+
+        Args:
+            config: Of the training.
+            metrics: By name, those that evaluations compute; those of training where there are
+                none.
+            state: Of the training.
+            sets: The names of the validation sets; ``""`` is that of one which was passed alone.
+                Empty where there is no validation data.
 
         Raises:
-            ConfigError: Nothing says whether a greater or a smaller figure is better.
+            ConfigError: There is no such figure, or nothing says whether a greater or a smaller one
+                is better.
         """
         self._config = config
+        self._of, self._name = _monitored(config.monitor, metrics, sets)
         state.monitor = config.monitor
-        state.mode = direction(config, metrics)
+        state.mode = direction(config, self._name, metrics)
         self._state = state
-        self._exist = exist
+        self._exist = bool(sets)
         # An evaluation's step, and its figures.
         self._latest: tuple[int, Mapping[str, float]] = (0, {})
 
@@ -104,19 +149,18 @@ class Evaluations:
             ConfigError: there is none of this name.
         """
         state = self._state
-        config = self._config
+        name = figure_name(self._of, self._name)
         # One figure for all of a metric's is that it is not known: nothing was evaluated.
-        if config.monitor not in figures and not math.isnan(
-            figures.get(config.monitor.split("/")[0], 0.0)
-        ):
+        whole = figures.get(figure_name(self._of, self._name.split("/")[0]), 0.0)
+        if name not in figures and not math.isnan(whole):
             raise ConfigError(
-                f"monitor={config.monitor}",
+                f"monitor={self._config.monitor}",
                 expected=f"one of {', '.join(figures)}",
                 hint="correct it",
             )
         self._latest = (state.step, figures)
         state.evaluated = state.step
-        figure = figures.get(config.monitor, math.nan)
+        figure = figures.get(name, math.nan)
         score = figure if state.mode == "min" else -figure
         if not math.isnan(score):
             state.scores[state.step] = score

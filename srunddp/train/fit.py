@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, TypeAlias, cast
 
 from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset
@@ -25,7 +26,7 @@ from srunddp.train.data.order import Order, Sequential
 from srunddp.train.data.sampler import length_of
 from srunddp.train.data.steps import StepBatches
 from srunddp.train.evaluations import Evaluations
-from srunddp.train.metrics.accumulator import MetricAccumulator
+from srunddp.train.metrics.accumulator import Metric, MetricAccumulator
 from srunddp.train.metrics.logger import MetricsLogger
 from srunddp.train.progress import EpochRecord, Progress, SilentProgress
 from srunddp.train.rng import preserved_rng
@@ -36,6 +37,37 @@ from srunddp.train.world import check_all_leave
 
 if TYPE_CHECKING:
     from srunddp.train.trainer import Trainer
+
+
+ValData: TypeAlias = Dataset[Any] | Mapping[str, Dataset[Any]] | None
+"""What ``fit()`` is given to evaluate on: a data set, or several by name."""
+
+
+def _by_name(val_data: ValData, metrics: Mapping[str, Metric]) -> dict[str, Dataset[Any]]:
+    """Return the validation sets by name; one that was passed alone has the name ``""``.
+
+    Raises:
+        ConfigError: Their names cannot be told from those of figures.
+    """
+    if val_data is None:
+        return {}
+    # A data set may be a mapping, too, of indices.
+    if not isinstance(val_data, Mapping) or not all(isinstance(each, str) for each in val_data):
+        return {"": cast(Dataset[Any], val_data)}
+    for name in val_data:
+        if not name or "/" in name or name in ("loss", *metrics):
+            raise ConfigError(
+                f"a validation set with the name {name!r}",
+                expected="a word without '/', and not the name of a figure",
+                hint="rename it",
+            )
+    if not val_data:
+        raise ConfigError(
+            "val_data without a data set",
+            expected="one at least, or None",
+            hint="check what was passed to fit()",
+        )
+    return dict(val_data)
 
 
 def make_loader(
@@ -63,6 +95,8 @@ def make_loader(
         weight=trainer.weight,
         sharded=sharded,
         drop_last=training and config.dataloader.drop_last,
+        # As in training, where all but the last step are full: a step may call collectives.
+        equal_batches=not training,
         gradient_accumulation_steps=config.gradient_accumulation_steps if training else 1,
         num_workers=config.dataloader.num_workers,
         prefetch_factor=config.dataloader.prefetch_factor,
@@ -91,7 +125,7 @@ class FitLoop:
         self,
         trainer: Trainer,
         train_data: Dataset[Any],
-        val_data: Dataset[Any] | None,
+        val_data: ValData,
         order: Order | None,
         collate: Callable[[list[Any]], Any] | None,
         val_collate: Callable[[list[Any]], Any] | None,
@@ -106,10 +140,12 @@ class FitLoop:
         self._state = trainer.state
         self._progress = Progress() if world.rank == 0 else SilentProgress()
         self.timer = make_step_timer(world.device)
-        validate.check_fit(
-            world, {"train_data": train_data, "val_data": val_data}, trainer.weight, config
-        )
-        if collate and val_data is not None and not val_collate:
+        val_sets = _by_name(val_data, trainer.all_metrics)
+        named: dict[str, Dataset[Any] | None] = {"val_data": None}
+        if val_sets:
+            named = {f"val_data {name}".rstrip(): each for name, each in val_sets.items()}
+        validate.check_fit(world, {"train_data": train_data, **named}, trainer.weight, config)
+        if collate and val_sets and not val_collate:
             raise ConfigError(
                 "collate and val_data, without val_collate",
                 expected=(
@@ -121,22 +157,20 @@ class FitLoop:
         self._loader = make_loader(
             trainer, train_data, order=order, collate=collate, sharded=sharded, training=True
         )
-        self._val_loader: DistributedDataLoader | None = None
-        if val_data is not None:
-            splits = sharded and isinstance(val_data, IterableDataset)
-            self._val_loader = make_loader(trainer, val_data, collate=val_collate, sharded=splits)
+        self._val_loaders = {
+            name: make_loader(
+                trainer,
+                each,
+                collate=val_collate,
+                sharded=sharded and isinstance(each, IterableDataset),
+            )
+            for name, each in val_sets.items()
+        }
         evaluates = config.evaluate_every_epochs or config.evaluate_every_steps
-        if config.patience and val_data is not None and not evaluates:
+        if config.patience and val_sets and not evaluates:
             self.say(
                 f"patience={config.patience} has no effect, as evaluate_every_epochs and"
                 " evaluate_every_steps are 0"
-            )
-        monitor = config.monitor.split("/")[0]
-        if val_data is None and monitor not in ("loss", *trainer.metrics):
-            raise ConfigError(
-                f"monitor={config.monitor}, of val_metrics, and no val_data",
-                expected="validation data, or a figure of training",
-                hint="pass val_data, or set monitor=loss",
             )
         self._samples: int | None
         if order:
@@ -150,7 +184,10 @@ class FitLoop:
         self._stack = ExitStack()
         self._sums: MetricAccumulator | None = None
         self.evaluations = Evaluations(
-            config, trainer.all_metrics, trainer.state, exist=val_data is not None
+            config,
+            trainer.all_metrics if val_sets else trainer.metrics,
+            trainer.state,
+            sets=[*val_sets],
         )
         self._metrics_logger: MetricsLogger | None = None
         self.policy: CheckpointPolicy | None = None
@@ -197,7 +234,7 @@ class FitLoop:
             state.settings.scheduler = of_schedulers(state.schedulers.all)
         self._schedulers = state.schedulers
         evaluates = (
-            self._val_loader is None or config.evaluate_every_epochs or config.evaluate_every_steps
+            not self._val_loaders or config.evaluate_every_epochs or config.evaluate_every_steps
         )
         if self._schedulers.wait_for_evaluations and not evaluates:
             raise ConfigError(
@@ -339,21 +376,31 @@ class FitLoop:
             )
 
     @contextmanager
-    def evaluation(self) -> Iterator[Iterator[StepBatches]]:
-        """The validation data, a batch each step. Training's clock and random states stand
-        still.
+    def evaluation(self) -> Iterator[Iterator[tuple[str, Iterator[StepBatches]]]]:
+        """Around an evaluation: the validation sets by name, and their batches as steps.
+
+        Training's clock and random states stand still.
         """
-        assert self._val_loader is not None
         outside = self._state.step_rng.outside()
         with self._progress.paused(), outside, preserved_rng(self._world):
             if self.policy:
                 self.policy.begin()
             event("evaluation")
-            self._val_loader.set_epoch(0)  # again: each evaluation reads the same
-            yield self._val_loader.steps()
+            yield self._val_steps()
             event("evaluation_end")
         if self.policy:
             self.policy.begin()
+
+    @contextmanager
+    def trial(self) -> Iterator[Iterator[tuple[str, Iterator[StepBatches]]]]:
+        """Around a trial of the evaluation: as :meth:`evaluation`, with one batch of each set."""
+        with self._state.step_rng.outside(), preserved_rng(self._world):
+            yield ((name, itertools.islice(steps, 1)) for name, steps in self._val_steps())
+
+    def _val_steps(self) -> Iterator[tuple[str, Iterator[StepBatches]]]:
+        for name, loader in self._val_loaders.items():
+            loader.set_epoch(0)  # again: each evaluation reads the same
+            yield name, loader.steps()
 
     def after_step(self, step: StepBatches, loss: Tensor | None) -> None:
         """Count a step, tell of it, and step the schedulers."""
@@ -413,7 +460,7 @@ class FitLoop:
         self._progress.end_epoch(record)
         if val:
             self.record_evaluation(val)
-        elif self._val_loader is None:
+        elif not self._val_loaders:
             self._record(train)
         # A run that was cut has recorded a part of this epoch.
         state.records = [*(each for each in state.records if each.epoch < record.epoch), record]

@@ -142,15 +142,21 @@ class StepRng:
             self._other = _from_bytes(states[self._world.rank])
 
     def _begin(self) -> None:
-        """Seed this rank's sequence by where the script's own stands, and the rank."""
+        """Seed this rank's sequence by where the script's own stands, and the rank.
+
+        Each generator goes by its own state: a script may have seeded some of them only.
+        """
+        rank = self._world.rank
         now = _get_states(self._world.device)
         cpu, python, numpy, _ = now
-        told = (cpu.numpy().tobytes(), python, numpy and numpy[1].tobytes(), self._world.rank)
-        digest = hashlib.blake2b(repr(told).encode(), digest_size=7).digest()
-        number = int.from_bytes(digest, "big")
-        seed(number)
+        torch_seed = _seed_of(cpu.numpy().tobytes(), rank)
+        torch.default_generator.manual_seed(torch_seed)
         if self._world.device.type == "cuda":
-            torch.cuda.manual_seed(number)
+            torch.cuda.manual_seed(torch_seed)
+        random.seed(_seed_of(repr(python).encode(), rank))
+        if numpy:
+            numpy_random: Any = importlib.import_module("numpy.random")
+            numpy_random.seed(_seed_of(numpy[1].tobytes(), rank) % 2**32)
         self._other = _get_states(self._world.device)
         _set_states(now, self._world.device)
 
@@ -200,6 +206,11 @@ class IsolatedRng:
             own = self._numpy
             self._numpy = get()
             exchange(own)
+
+
+def _seed_of(state: bytes, rank: int) -> int:
+    digest = hashlib.blake2b(state, digest_size=7, salt=rank.to_bytes(8, "big")).digest()
+    return int.from_bytes(digest, "big")
 
 
 def forget_normal() -> None:

@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -18,7 +18,8 @@ from srunddp.train.config import Config, with_expanded_paths
 from srunddp.train.data.order import Order
 from srunddp.train.data.reader import Weight
 from srunddp.train.data.steps import Batch, StepBatches
-from srunddp.train.fit import FitLoop, make_loader
+from srunddp.train.evaluations import figure_name
+from srunddp.train.fit import FitLoop, ValData, make_loader
 from srunddp.train.metrics.accumulator import Metric, MetricAccumulator
 from srunddp.train.model.ddp import DDPModel
 from srunddp.train.model.ema import EMA
@@ -198,7 +199,7 @@ class Trainer:
     def fit(
         self,
         train_data: Dataset[Any],
-        val_data: Dataset[Any] | None = None,
+        val_data: ValData = None,
         *,
         order: Order | None = None,
         collate: Callable[[list[Any]], Any] | None = None,
@@ -217,7 +218,9 @@ class Trainer:
                 ``__getitems__``), or iterable; no DataLoader. Samples are what a step takes.
                 Workers call its ``set_epoch(epoch)``, if any.
             val_data: the same, for evaluation, in its own order; it tells the best model, and when
-                to stop.
+                to stop. Or several by name, whose figures are ``NAME/loss`` and so on; that of the
+                first counts, unless ``monitor`` names one. Before the first step one batch of each
+                is tried.
             order: of the training samples in each epoch; None shuffles them by ``config.seed``.
             collate: makes a batch of a list of samples; None for torch's way.
             val_collate: the same of ``val_data``; needed with ``collate``, which may mix samples.
@@ -245,6 +248,8 @@ class Trainer:
         self._run = FitLoop(self, train_data, val_data, order, collate, val_collate, sharded)
         try:
             with self._run as run:
+                if self.state.step == 0 and not run.is_over:
+                    self._try_evaluation(run)
                 while not run.is_over:
                     self._epoch(run)
                 self.state.optimizer_modes.set(False)
@@ -393,14 +398,35 @@ class Trainer:
         run.maybe_checkpoint()
 
     def _evaluate_within(self, run: FitLoop) -> dict[str, float]:
-        with run.evaluation() as steps:
-            return self._evaluate(steps, run.policy.agree if run.policy else None)
+        agree = run.policy.agree if run.policy else None
+        with run.evaluation() as sets:
+            return {
+                figure_name(of, name): figure
+                for of, steps in sets
+                for name, figure in self._evaluate(steps, agree).items()
+            }
 
-    # Not inference_mode: what a model caches in it could not be used in training again.
-    @torch.no_grad()
+    def _try_evaluation(self, run: FitLoop) -> None:
+        """Evaluate one batch, so that an error in it comes before an epoch of training.
+
+        Nothing is computed of the figures: a metric may need more than one batch.
+        """
+        with run.trial() as sets:
+            for _, steps in sets:
+                with self._evaluating():
+                    self._sums(steps, None)
+
     def _evaluate(
         self, steps: Iterator[StepBatches], agree: Callable[[], None] | None = None
     ) -> dict[str, float]:
+        with self._evaluating():
+            return self._sums(steps, agree).means()
+
+    @contextmanager
+    def _evaluating(self) -> Iterator[None]:
+        """Around forward passes of an evaluation: model and optimizers are in their modes for it,
+        and back in those of before when it is over.
+        """
         modules = [self._ddp.testing]
         if self._average:
             modules.append(self._evaluated)
@@ -409,15 +435,16 @@ class Trainer:
         for module in modules:
             module.eval()
         try:
-            with self.state.optimizer_modes.evaluating():
-                return self._figures(steps, agree)
+            # Not inference_mode: what a model caches in it could not be used in training again.
+            with self.state.optimizer_modes.evaluating(), torch.no_grad():
+                yield
         finally:
             for each in modes:
                 each.restore()
 
-    def _figures(
+    def _sums(
         self, steps: Iterator[StepBatches], agree: Callable[[], None] | None
-    ) -> dict[str, float]:
+    ) -> MetricAccumulator:
         sums = MetricAccumulator(self.all_metrics, self.world)
         for (batch,), *_ in steps:
             if batch.weight or self._ddp.evaluates_always:
@@ -437,7 +464,7 @@ class Trainer:
             heartbeat()
             if agree:
                 agree()
-        return sums.means()
+        return sums
 
     def follow_requires_grad(self, *, at_epoch: bool = True) -> None:
         """Have gradients shared of the parameters that require one now.

@@ -151,7 +151,7 @@ def check_metrics(
     metrics: Mapping[str, Metric], val_metrics: Mapping[str, Metric], config: Config
 ) -> None:
     """No metric takes the loss's name, or that of another, and the one that tells the best model is
-    among them.
+    among them, perhaps of one of several validation sets.
     """
     if both := metrics.keys() & val_metrics.keys():
         raise ConfigError(
@@ -166,7 +166,7 @@ def check_metrics(
             expected="another name, the loss has that one",
             hint="rename it",
         )
-    if config.monitor.split("/")[0] not in ("loss", *metrics):
+    if not {*config.monitor.split("/")} & {"loss", *metrics}:
         known = ", ".join(("loss", *metrics))
         raise ConfigError(
             f"monitor={config.monitor}",
@@ -187,6 +187,7 @@ def check_fit(
     """
     sizes = {f"len({name})": _length(each) for name, each in data.items()}
     own = {name: value for name, value in leaves(config) if name.split(".")[0] in OWN_SETTINGS}
+    check_agreement(world, {"the names of the data sets": str([*data])})
     check_agreement(world, {**sizes, "weight": int(weight is not None), **own})
     for name, size in sizes.items():
         if size == 0:

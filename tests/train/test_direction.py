@@ -60,12 +60,12 @@ METRICS: dict[str, Any] = {
     ],
 )
 def test_the_direction_is_derived_where_it_is_known(monitor: str, mode: Any, expected: str) -> None:
-    assert direction(Config(monitor=monitor, mode=mode), METRICS) == expected
+    assert direction(Config(mode=mode), monitor, METRICS) == expected
 
 
 @pytest.mark.parametrize("monitor", ["score", "says nothing", "many/Other"])
 def test_and_else_asked_for(monitor: str) -> None:
-    text = message(lambda: direction(Config(monitor=monitor), METRICS))
+    text = message(lambda: direction(Config(), monitor, METRICS))
     assert text.startswith(f"monitor={monitor}, and no mode; expected mode=max where a greater")
 
 
@@ -188,7 +188,7 @@ def test_a_metric_may_be_of_evaluations_alone() -> None:
         ({"metrics": {}, "val_metrics": {"loss": accuracy}}, "a metric named 'loss'"),
         (
             {"metrics": {}, "val_metrics": {"accuracy": accuracy}, "monitor": "accuracy"},
-            "monitor=accuracy, of val_metrics, and no val_data",
+            "monitor=accuracy",
         ),
     ],
 )

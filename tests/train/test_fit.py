@@ -230,7 +230,7 @@ def test_reduce_lr_on_plateau_is_stepped_by_evaluations(monkeypatch: pytest.Monk
     )
     plateau = partial(ReduceLROnPlateau, factor=0.1, patience=0)
     trainer = trainer_of(callback, scheduler=plateau)
-    trainer.config = settings(epochs=4, monitor="score", mode="min", tensorboard=False)
+    trainer.config = settings(epochs=4, monitor="loss", mode="min", tensorboard=False)
     trainer.fit(classes(20), classes(8))
     assert rates == pytest.approx([0.1, 0.01, 0.01, 0.001])
 

@@ -50,6 +50,7 @@ class DistributedDataLoader:
         weight: Callable[[Any], float | Tensor] | None = None,
         sharded: bool = False,
         drop_last: bool = False,
+        equal_batches: bool = False,
         gradient_accumulation_steps: int = 1,
         num_workers: int | None = None,
         prefetch_factor: int | None = None,
@@ -77,6 +78,9 @@ class DistributedDataLoader:
                 (``get_worker_info()``). Else all ranks and workers read the whole of an iterable
                 data set, and keep their part.
             drop_last: leave out steps that are not full on every rank.
+            equal_batches: all ranks' batches have equally many samples, as a collective on them may
+                need; an epoch's last samples make a batch of one on some ranks, for which another
+                rank's stands in on the others. Not for sharded data.
             gradient_accumulation_steps: batches per step.
             num_workers: reading processes of this rank; None is a number that suits its CPUs.
             prefetch_factor: batches that each worker reads ahead; None is torch's 2.
@@ -120,6 +124,7 @@ class DistributedDataLoader:
             gradient_accumulation_steps,
             drop_last,
             sharded,
+            equal_batches,
         )
         # Tensors in memory, whose batches are one indexing of each; a class derived from
         # TensorDataset may do more.

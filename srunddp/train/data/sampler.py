@@ -59,6 +59,8 @@ class ShardAssignment:
         gradient_accumulation_steps: micro-batches per step.
         drop_last: leave out steps that are not full on every rank.
         sharded: each rank has a stream of its own, which may be longer or shorter than the others'.
+        equal: all ranks' parts of a micro-batch have equally many samples, stand-ins included. An
+            epoch's last samples, fewer than ranks, then make a micro-batch of their own.
     """
 
     rank: int
@@ -68,11 +70,19 @@ class ShardAssignment:
     gradient_accumulation_steps: int = 1
     drop_last: bool = False
     sharded: bool = False
+    equal: bool = False
 
     @property
     def global_batch_size(self) -> int:
         """Samples of all ranks in a full micro-batch."""
         return self.world_size * self.batch_size
+
+    def split(self, samples: int) -> list[int]:
+        """Return how many samples of all ranks each of the micro-batches gets that these make."""
+        rest = samples % self.world_size
+        if not self.equal or rest in (0, samples):
+            return [samples]
+        return [samples - rest, rest]
 
 
 def hashed(value: object) -> int:
@@ -152,11 +162,15 @@ class DistributedBatchSampler(Sampler[MicroBatch]):
 
     def __iter__(self) -> Iterator[MicroBatch]:
         assignment = self._assignment
-        for start in range(self._start, len(self._order), assignment.global_batch_size):
-            chunk = self._order[start : start + assignment.global_batch_size]
-            mine = chunk[assignment.rank :: assignment.world_size].tolist()
-            source = (assignment.seed, self._epoch, start, assignment.rank)
-            yield MicroBatch(mine or chunk[:1].tolist(), len(mine), len(chunk), source)
+        full = assignment.global_batch_size
+        start = self._start
+        while start < len(self._order):
+            for count in assignment.split(min(full, len(self._order) - start)):
+                chunk = self._order[start : start + count]
+                mine = chunk[assignment.rank :: assignment.world_size].tolist()
+                source = (assignment.seed, self._epoch, start, assignment.rank)
+                yield MicroBatch(mine or chunk[:1].tolist(), len(mine), count, source)
+                start += count
 
 
 class Reader(Dataset[Any]):

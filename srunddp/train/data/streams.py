@@ -114,8 +114,11 @@ class Stream(IterableDataset[Any]):
                 if count % ranks == rank:
                     kept.append(sample)
                 count += 1
-            yield place, MicroBatch(kept or first, len(kept), count, digest=digest)
-            place += count
+            for part in self._assignment.split(count):
+                mine = kept[: -(-(part - rank) // ranks)] if rank < part else []
+                kept = kept[len(mine) :]
+                yield place, MicroBatch(mine or first, len(mine), part, digest=digest)
+                place += part
 
     def _own_parts(self, start: int, worker: int) -> Iterator[tuple[int, MicroBatch]]:
         """Those of this worker, numbered; without samples where they surely are among the rank's

@@ -94,9 +94,8 @@ class DDPModel:
 
     @property
     def evaluates_always(self) -> bool:
-        """The same in evaluations; until one was watched it is as in training."""
-        found = self.evaluation_collectives.found
-        return bool(self.collectives.found if found is None else found)
+        """The same in evaluations, and until all ranks know whether the step calls collectives."""
+        return self.evaluation_collectives.found is not False
 
     def _wrap(self) -> None:
         self._ddp = _wrapped(self.testing, self._config)
