@@ -26,29 +26,51 @@ def as_tuple(one_or_more: Any) -> tuple[Any, ...]:
     return (one_or_more,)
 
 
-def use_fused(optimizer: Optimizer, model: nn.Module) -> None:
+def use_fused(optimizer: Optimizer, model: nn.Module) -> bool:
     """Have the optimizer use its fused kernels where it has some for these parameters.
 
     What the user has chosen stays: an implementation, a differentiable step, a state that is there
     already.
+
+    Returns:
+        Whether it uses them from now on.
     """
     if (
         type(optimizer) not in _FUSED
         or optimizer.state
         or any(getattr(m, "sparse", False) for m in model.modules())
     ):
-        return
+        return False
     for group in optimizer.param_groups:
         if any(group.get(name) is not None for name in _KERNELS) or group.get("differentiable"):
-            return
+            return False
         if not all(p.is_floating_point() and p.device.type in _FUSED_ON for p in group["params"]):
-            return
-    optimizer.defaults["fused"] = True  # of groups that are added later
+            return False
+    _set_fused(optimizer, True)
+    return True
+
+
+def _set_fused(optimizer: Optimizer, fused: bool) -> None:
+    optimizer.defaults["fused"] = fused  # of groups that are added later
     for group in optimizer.param_groups:
-        group["fused"] = True
+        group["fused"] = fused
     # As the optimizer's constructor does with fused=True: GradScaler then leaves the division to
     # the kernel.
-    optimizer._step_supports_amp_scaling = True  # type: ignore[attr-defined]
+    optimizer._step_supports_amp_scaling = fused  # type: ignore[attr-defined]
+
+
+def leave_fused_for_sparse(optimizer: Optimizer) -> None:
+    """Take the other kernels of SGD where a gradient is sparse: the fused ones refuse it.
+
+    A layer that makes sparse gradients says so by its ``sparse``, at which :func:`use_fused` looks.
+    A call of ``torch.nn.functional.embedding(sparse=True)`` shows only in the gradients of the
+    first step.
+    """
+    if type(optimizer) is not SGD:
+        return
+    gradients = [parameter.grad for parameter in stepped_parameters([optimizer])]
+    if any(gradient is not None and gradient.is_sparse for gradient in gradients):
+        _set_fused(optimizer, False)
 
 
 def zero_grad(optimizer: Optimizer) -> None:

@@ -30,6 +30,7 @@ from srunddp.train.optimizer import (
     OptimizerModes,
     as_tuple,
     has_gradients,
+    leave_fused_for_sparse,
     lr_factor,
     scale_lr_once,
     stepped_parameters,
@@ -162,6 +163,8 @@ class Trainer:
         self._mean_watch: MeanWatch | None = None
         # Parameters that require a gradient, and are in no optimizer.
         self._not_stepped: Sequence[nn.Parameter] = ()
+        # Of which no step was made yet.
+        self._newly_fused: list[Optimizer] = []
         self._before_step = self.methods("on_before_optimizer_step")
 
     def _check(self, model: nn.Module, loss_function: LossFunction | None) -> None:
@@ -241,8 +244,8 @@ class Trainer:
         if self.weight is None and not self.config.compile:
             self._mean_watch = MeanWatch()
         for optimizer in self._optimizers:
-            if self.config.fused:
-                use_fused(optimizer, self.model)
+            if self.config.fused and use_fused(optimizer, self.model):
+                self._newly_fused.append(optimizer)
             if self.config.scale_lr != "no":
                 scale_lr_once(optimizer, self.state.lr_factor)
         self._run = FitLoop(self, train_data, val_data, order, collate, val_collate, sharded)
@@ -386,6 +389,9 @@ class Trainer:
         if self.config.max_grad_norm is not None:
             parameters = stepped_parameters(self._optimizers)
             nn.utils.clip_grad_norm_(parameters, self.config.max_grad_norm)
+        for optimizer in self._newly_fused:
+            leave_fused_for_sparse(optimizer)
+        self._newly_fused.clear()
         for optimizer in optimizers:
             state.scaler.step(optimizer)
         state.scaler.update()

@@ -65,7 +65,7 @@ def test_the_direction_is_derived_where_it_is_known(monitor: str, mode: Any, exp
 
 @pytest.mark.parametrize("monitor", ["score", "says nothing", "many/Other"])
 def test_and_else_asked_for(monitor: str) -> None:
-    text = message(lambda: direction(Config(), monitor, METRICS))
+    text = message(lambda: direction(Config(monitor=monitor), monitor, METRICS))
     assert text.startswith(f"monitor={monitor}, and no mode; expected mode=max where a greater")
 
 

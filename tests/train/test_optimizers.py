@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.optim import SGD
+from torch.utils.data import TensorDataset
 
 from srunddp.train import Callback, Trainer
 from tests.train import problems
@@ -160,3 +161,28 @@ def test_and_goes_on_from_there(tmp_path: Path) -> None:
 
     run(tmp_path / "part", 1)
     assert torch.equal(run(tmp_path / "part", 3), run(tmp_path / "whole", 3))
+
+
+class FunctionalEmbedding(nn.Module):
+    """Whose gradient is sparse, without a layer that says so."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Parameter(torch.randn(20, 4, dtype=torch.float64))
+
+    def forward(self, indices: Tensor) -> Tensor:
+        return nn.functional.embedding(indices, self.table, sparse=True).mean(dim=1)
+
+
+def test_sparse_gradients_need_no_setting() -> None:
+    """The fused kernels, which are taken by default, refuse them."""
+    torch.manual_seed(0)
+    data = TensorDataset(torch.randint(0, 20, (8, 3)), torch.randint(0, 4, (8,)))
+    tables = []
+    for fused in (True, False):
+        torch.manual_seed(1)
+        model = FunctionalEmbedding()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        problems.trainer_of(model=model, optimizer=optimizer, fused=fused).fit(data)
+        tables.append(model.table.detach().clone())
+    assert torch.equal(*tables)
