@@ -329,6 +329,17 @@ class FitLoop:
         """Print a line for the user, on rank 0."""
         self._progress.log(line)
 
+    def tell_of_uneven_end(self) -> None:
+        """Say what an epoch's last step may do to a step that calls collectives, if anything."""
+        ranks = self._world.world_size
+        if self._samples and self._samples % ranks and not self._config.dataloader.drop_last:
+            self.say(
+                "the step calls collectives, and in an epoch's last step some ranks have a sample"
+                f" less ({self._samples} samples, {ranks} ranks): all_gather and others fail or"
+                " hang there, as their tensors must be of one shape; dataloader.drop_last=true"
+                " leaves that step out"
+            )
+
     def log(self, kind: str, figures: Mapping[str, float]) -> None:
         """A line of ``metrics.jsonl``, on rank 0 where there is an ``output_dir``."""
         if self._metrics_logger:

@@ -328,7 +328,8 @@ class Trainer:
         last = self._forward_backward(step.batches[-1], sums, timer)
         loss = last if last is not None else loss
         self._optimizer_step()
-        self._ddp.collectives.agree()
+        if self._ddp.collectives.agree() and self._run:
+            self._run.tell_of_uneven_end()
         if self._mean_watch:
             self._tell_of_mean(self._mean_watch)
         heartbeat()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from pathlib import Path
 from typing import Any
@@ -271,3 +272,39 @@ def test_a_step_with_collectives_is_evaluated_on_any_number_of_samples(
     for by_rank in run_ranks(ranks, tmp_path, evaluate_with_collectives, kind, before_training):
         for figure, expected in by_rank:
             assert figure == pytest.approx(expected, rel=0, abs=1e-6)
+
+
+def count_all(model: nn.Module, batch: Any) -> Tensor:
+    """A step whose collective takes any number of samples."""
+    inputs, targets = batch
+    samples = torch.tensor([float(len(inputs))])
+    if dist.is_initialized():
+        dist.all_reduce(samples)
+    return nn.functional.cross_entropy(model(inputs), targets)
+
+
+def train_with_collectives(world: LocalWorld, samples: int, drop_last: bool, capture: Path) -> str:
+    """What rank 0 says of a training whose step calls collectives."""
+    torch.manual_seed(0)
+    model = nn.Linear(8, 4)
+    ours = Trainer(
+        model,
+        torch.optim.SGD(model.parameters(), lr=0.01),
+        config=settings(dataloader=DataLoaderConfig(drop_last=drop_last, num_workers=0)),
+        world=world,
+        step=count_all,
+    )
+    with (capture / f"said{world.rank}").open("w") as file, contextlib.redirect_stderr(file):
+        ours.fit(classes(samples))
+    return (capture / f"said{world.rank}").read_text()
+
+
+@pytest.mark.parametrize(
+    ("samples", "drop_last", "says"), [(23, False, True), (24, False, False), (23, True, False)]
+)
+def test_what_collectives_need_at_an_epochs_end_is_said_at_the_first_step(
+    samples: int, drop_last: bool, says: bool, tmp_path: Path
+) -> None:
+    said, other = run_ranks(2, tmp_path, train_with_collectives, samples, drop_last, tmp_path)
+    assert ("drop_last" in said) == says
+    assert "drop_last" not in other

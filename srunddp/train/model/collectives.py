@@ -33,10 +33,16 @@ class CollectiveWatch:
             return self._watching()
         return _NOTHING
 
-    def agree(self) -> None:
-        """Come to one result on all ranks; all call this after the first forward pass."""
-        if self.found is None:
-            self.found = [1] in all_gather_ints(self._world, [int(self._here)])
+    def agree(self) -> bool:
+        """Come to one result on all ranks; all call this after the first forward pass.
+
+        Returns:
+            Whether it has turned out just now that the step calls collectives.
+        """
+        if self.found is not None:
+            return False
+        self.found = [1] in all_gather_ints(self._world, [int(self._here)])
+        return self.found
 
     @contextlib.contextmanager
     def _watching(self) -> Iterator[None]:
