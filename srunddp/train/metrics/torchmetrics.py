@@ -41,8 +41,16 @@ def reset_copy(name: str, metric: TorchMetric, world: World) -> TorchMetric:
     alone.
 
     Raises:
-        ConfigError: on several ranks, where it has no states that can be gathered.
+        ConfigError: it keeps figures over epochs itself; or on several ranks, where it has no
+            states that can be gathered.
     """
+    # torchmetrics' MetricTracker, which wants a call at each epoch's begin.
+    if callable(getattr(metric, "increment", None)):
+        raise ConfigError(
+            f"metric {name!r} is a {type(metric).__name__}",
+            expected="a metric of one epoch, whose figures trainer.state.records keeps",
+            hint="pass the metric that it tracks",
+        )
     own = copy.deepcopy(metric)
     own.reset()
     if isinstance(own, nn.Module):

@@ -13,7 +13,14 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torchmetrics import MeanMetric, MeanSquaredError, Metric, MetricCollection, PearsonCorrCoef
+from torchmetrics import (
+    MeanMetric,
+    MeanSquaredError,
+    Metric,
+    MetricCollection,
+    MetricTracker,
+    PearsonCorrCoef,
+)
 from torchmetrics.classification import AUROC, Accuracy, Precision, Recall
 from torchmetrics.functional import auroc, mean_squared_error
 from torchmetrics.functional.classification import multiclass_accuracy, multiclass_precision
@@ -348,6 +355,12 @@ def test_metrics_that_differ_only_in_samples_stay_apart() -> None:
     means = {"loss": 1.0, "m/MeanSquaredError": 1.0}
     assert (first.means(), second.means()) == (means, means | {"m/MeanSquaredError": 9.0})
     assert shared.MeanSquaredError.metric_state == before
+
+
+def test_a_metric_that_keeps_figures_of_many_epochs_is_refused() -> None:
+    tracker = MetricTracker(MeanSquaredError())
+    with pytest.raises(ConfigError, match=r"'tracked' is a MetricTracker"):
+        MetricAccumulator({"tracked": tracker}, LocalWorld())
 
 
 def test_torchmetrics_is_not_imported_for_plain_metrics() -> None:
