@@ -41,6 +41,7 @@ from srunddp.train import (
 )
 from srunddp.train.checkpoint.directory import CheckpointDirectory
 from srunddp.train.data.order import Sequential
+from tests.train.local_world import LocalWorld, run_ranks
 from tests.train.metrics.test_logger import lines
 from tests.train.problems import OnStep, Stop, classes, same, settings, trainer_of
 
@@ -408,18 +409,47 @@ def test_the_lines_of_figures(tmp_path: Path) -> None:
     assert kinds.index(("step", 10)) < kinds.index(("evaluation", 10)) < kinds.index(("epoch", 10))
 
 
+def from_the_guide(name: str) -> Any:
+    """The class or function of this name in docs/guides/training.md."""
+    text = (Path(__file__).parents[2] / "docs" / "guides" / "training.md").read_text()
+    block = next(part for part in text.split("```python\n")[1:] if name in part)
+    names: dict[str, Any] = {"srunddp": srunddp, "torch": torch}
+    exec(block.partition("```")[0], names)
+    return names[name]
+
+
 def test_the_callback_of_the_docs_traces_its_steps(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    text = (Path(__file__).parents[2] / "docs" / "guides" / "training.md").read_text()
-    names: dict[str, Any] = {"srunddp": srunddp, "torch": torch}
-    exec("class Trace(" + text.partition("\nclass Trace(")[2].partition("```")[0], names)
     monkeypatch.chdir(tmp_path)
-    trainer_of(names["Trace"](), epochs=4).fit(classes(20))
+    trainer_of(from_the_guide("Trace")(), epochs=4).fit(classes(20))
     found = {event["name"] for event in json.loads(Path("trace.json").read_text())["traceEvents"]}
     assert {name for name in found if name.startswith("ProfilerStep#")} == {
         f"ProfilerStep#{n}" for n in range(10, 15)
     }
+
+
+def predictions(world: LocalWorld, samples: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """By the guide, and by one forward pass."""
+    torch.manual_seed(0)
+    model = nn.Linear(8, 4)
+    data = classes(samples)
+    expected = model(data.tensors[0]).detach()
+    return from_the_guide("predict")(model, data, world), expected
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_the_guides_predictions_are_of_each_sample_in_its_place(ranks: int, tmp_path: Path) -> None:
+    for found, expected in run_ranks(ranks, tmp_path, predictions, 131):
+        torch.testing.assert_close(found, expected)
+
+
+def test_the_guides_callback_ends_a_training_at_a_loss_that_is_not_finite() -> None:
+    model = nn.Linear(8, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=math.inf)
+    trainer = trainer_of(from_the_guide("StopOnNaN")(), model=model, optimizer=optimizer)
+    with pytest.raises(FloatingPointError, match="step 2"):
+        trainer.fit(classes(20))
 
 
 def test_without_an_output_dir_nothing_is_written(
