@@ -137,9 +137,15 @@ class StepRng:
         return _gather(self._world, self._other)
 
     def restore(self, states: Sequence[Tensor]) -> None:
-        """Go on with this rank's sequence; a rank that there was none of begins one of its own."""
+        """Go on with this rank's sequence; a rank that there was none of begins one of its own.
+
+        Args:
+            states: From :meth:`gather`, of any number of ranks; empty where there were no steps.
+        """
         if self._world.rank < len(states):
             self._other = _from_bytes(states[self._world.rank])
+        elif states:
+            self._begin()
 
     def _begin(self) -> None:
         """Seed this rank's sequence by where the script's own stands, and the rank.
