@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from srunddp._version import __version__
+from srunddp import __version__
 from srunddp.bootstrap.rendezvous.messages import Hello
 from srunddp.check import render
 from srunddp.check.checks import limits

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from srunddp.errors import ConfigError
-from srunddp.sbatch.convert import _FLAG, convert
+from srunddp.sbatch.convert import convert
 
 HEAD = (
     "#!/bin/bash\n#SBATCH --nodes=2 --ntasks-per-node=1\n#SBATCH --cpus-per-task=32\n#SBATCH"
@@ -151,21 +151,23 @@ def test_what_the_script_has_to_know_is_noted(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_options_without_a_value_are_those_of_torchrun() -> None:
+def test_the_options_without_a_value_are_those_of_torchrun(tmp_path: Path) -> None:
     # Not at the top: each process that collects tests would import torch.
     from torch.distributed.run import get_args_parser
 
-    options = [
-        (name.lstrip("-"), each.nargs == 0)
-        for each in get_args_parser()._actions
-        for name in each.option_strings
-    ]
-    assert [
-        each for each in options if bool(_FLAG.fullmatch(each[0].replace("_", "-"))) != each[1]
-    ] == [
-        ("h", True),
-        ("help", True),
-    ]
+    options = {
+        name: each.nargs == 0 for each in get_args_parser()._actions for name in each.option_strings
+    }
+    assert len(options) > 50
+    # With these, torchrun starts no Python script.
+    for name in ("-h", "--help", "--no-python", "--no_python"):
+        assert options.pop(name)
+    wrong = []
+    for name, is_flag in options.items():
+        made, _ = converted(tmp_path, f"torchrun {name} 2 train.py\n")
+        if made.endswith(" 2 train.py\n") is not is_flag:
+            wrong.append(name)
+    assert wrong == []
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from srunddp._version import __version__
+from srunddp import __version__
 from srunddp.errors import ConfigError
 from srunddp.stage import build as building
 from srunddp.stage.build import LOCK, build, own_requirements
@@ -131,16 +131,14 @@ def quick(tmp_path: Path, whole: Path, monkeypatch: pytest.MonkeyPatch) -> Itera
     (tmp_path / "wheels").mkdir()
 
     def act(
-        requirements: str, wheels: Path | None = Path("wheels"), **options: bool
+        requirements: str,
+        wheels: Path | None = Path("wheels"),
+        *,
+        online: bool = False,
+        say: Callable[[str], None] = lambda line: None,
     ) -> dict[str, str]:
         (tmp_path / "requirements.txt").write_text(requirements)
-        return build(
-            Path("requirements.txt"),
-            Path("env"),
-            wheels,
-            **{"online": False} | options,
-            say=lambda line: None,
-        )
+        return build(Path("requirements.txt"), Path("env"), wheels, online=online, say=say)
 
     yield act
     assert not [name for name in os.listdir(tmp_path) if ".partial" in name]
@@ -225,17 +223,17 @@ def test_fetched_packages_are_found_offline(
 @pytest.mark.parametrize(
     "error", [OSError(28, "No space left on device"), KeyboardInterrupt()], ids=["full", "break"]
 )
-def test_failed_build_leaves_nothing(
-    quick: Build, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException
-) -> None:
+def test_failed_build_leaves_nothing(quick: Build, tmp_path: Path, error: BaseException) -> None:
+    """Here the environment is there in part, and its packages are about to be installed."""
     wheel(tmp_path / "wheels", "dep")
 
-    def fail(*_: object) -> None:
-        raise error
+    def fail(line: str) -> None:
+        if "installing" in line:
+            assert [*tmp_path.glob("env.partial-*/bin/python")]
+            raise error
 
-    monkeypatch.setattr(building, "_own_wheel", fail)
     with pytest.raises((ConfigError, KeyboardInterrupt)):
-        quick("dep")
+        quick("dep", say=fail)
     assert not (tmp_path / "env").exists()
 
 

@@ -32,7 +32,7 @@ from srunddp.supervisor.messages import (
 )
 from srunddp.supervisor.restart import RestartPolicy, Starts
 from srunddp.supervisor.root_cause import Ending
-from tests.support.connections import Scene, fold, spared
+from tests.support.connections import TAKEOVER, Scene, fold, spared
 from tests.support.fake_ranks import FakeJob
 from tests.support.recorded_writes import ALL_REDUCE, LOAD_BATCH
 from tests.support.starting import until, write
@@ -428,7 +428,7 @@ def test_a_failure_moves_nobody_the_first_time() -> None:
     it = spared(last=replace(last, node="node01"))
     it.monitor.fail(failed(0, "boom", FailureKind.PRIMARY), 1.0)
     assert (it.monitor.fenced, it.monitor.cut_off, it.monitor.restart) == (True, False, None)
-    assert it.messages_to(1, Verdict)[0].restart_at == it.monitor._context.takeover
+    assert it.messages_to(1, Verdict)[0].restart_at == TAKEOVER
 
 
 @pytest.mark.parametrize("answer", [(1, 3), (1,)], ids=str)
@@ -477,8 +477,7 @@ def test_abandoned_rank_0_leaves_its_ranks_to_a_spare_node(
     it = spared()
     assert it.monitor.abandon(replace(BOOM, rank=0, node="node01"))
     assert (it.monitor.fenced, it.monitor.restart) == (True, None)
-    takeover = it.monitor._context.takeover
-    assert it.messages_to(2, Verdict) == [Verdict((0,), 7, restart_at=takeover)]
+    assert it.messages_to(2, Verdict) == [Verdict((0,), 7, restart_at=TAKEOVER)]
     assert "rank 0 on node01 lost: ValueError: boom" in capfd.readouterr().err
     assert not Scene().monitor.abandon(BOOM)
 

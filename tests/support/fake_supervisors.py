@@ -18,13 +18,20 @@ from dataclasses import replace
 from typing import TypeVar
 
 from srunddp.bootstrap.rendezvous import auth, client, protocol
-from srunddp.bootstrap.rendezvous.client import RendezvousClient
-from srunddp.bootstrap.rendezvous.messages import Here, RendezvousInfo, RendezvousMessage
-from srunddp.bootstrap.rendezvous.protocol import CancelToken
+from srunddp.bootstrap.rendezvous.auth import Challenge
+from srunddp.bootstrap.rendezvous.messages import (
+    Here,
+    RendezvousInfo,
+    RendezvousMessage,
+    Seen,
+)
+from srunddp.bootstrap.rendezvous.protocol import Address
 from srunddp.supervisor.limits import DEFAULT_LIMITS
 from srunddp.supervisor.messages import EndedAfterVerdict, HasFailed, Ping, RankMessage, Verdict
 from srunddp.util.kernel_file import raise_open_files_limit
 from tests.support.fake_ranks import hello, tell
+
+LONGEST_PATIENCE = 8.0  # seconds
 
 Result = TypeVar("Result")
 
@@ -52,7 +59,7 @@ class FakeSupervisor:
         self.players = players
         self.rank = rank
         self.hello = hello(rank, players.size)
-        self.client = RendezvousClient([], self.hello, players.trust, players.token)
+        self.own = players.trust
         self.life = self._live()
         self.due = math.inf
 
@@ -69,7 +76,7 @@ class FakeSupervisor:
             if verdict.restart_at is None:
                 return
             self.players.published(verdict.restart_at)
-            self.client.own = self.players.trust
+            self.own = self.players.trust
 
     def _meet(self) -> Waiting[None]:
         patience = client.ANSWER_WITHIN
@@ -78,7 +85,7 @@ class FakeSupervisor:
         while not (yield from self._try(patience)):
             self.connection.close()
             self.players.retries += 1
-            patience = min(2 * patience, client._LONGEST_PATIENCE)
+            patience = min(2 * patience, LONGEST_PATIENCE)
             yield time.monotonic() + 0.05 * patience
         message: RendezvousMessage | None = None
         while not isinstance(message, RendezvousInfo):
@@ -92,14 +99,22 @@ class FakeSupervisor:
         ):
             return False
         nonce = auth.nonce()
-        own = self.client.own
-        self.tell(replace(self.hello, nonce=nonce, proof_kind=own.kind))
+        self.tell(replace(self.hello, nonce=nonce, proof_kind=self.own.kind))
         patience += self.players.size / client.ANSWERED_PER_SECOND
         line = yield from self._line(time.monotonic() + patience)
         if not line:
             return False
         greeting = RendezvousMessage.decode(line)
-        self.tell(Here(self.client._prove(self.connection, nonce, greeting)))
+        assert isinstance(greeting, Seen), greeting
+        challenge = Challenge(
+            self.hello.token,
+            self.hello.rank,
+            str(Address(*self.connection.getpeername()[:2])),
+            nonce,
+            greeting.nonce,
+        )
+        assert not self.own.why_invalid(greeting.proof, challenge.text(auth.SERVER))
+        self.tell(Here(self.own.sign(challenge.text(auth.CLIENT))))
         return True
 
     def _await_verdict(self) -> Waiting[Verdict]:
@@ -141,7 +156,6 @@ class Players:
     def __init__(self, published: str, size: int, first: int, last: int) -> None:
         self.size = size
         self.retries = 0
-        self.token = CancelToken()
         self.published(published)
         self.ranks = {rank: FakeSupervisor(self, rank) for rank in range(first, last)}
         self._noted: dict[str, list[int]] = {"met": [], "verdict": []}

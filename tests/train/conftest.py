@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from srunddp import telemetry
+from srunddp.telemetry import TelemetryPage
 from srunddp.train import checkpoint_policy, import_torchvision
 from srunddp.train.checkpoint import async_writer
 
@@ -41,6 +43,15 @@ class Forgotten(dict[str, object]):
 def a_new_process_at_each_trainer(monkeypatch: pytest.MonkeyPatch) -> None:
     """A resume is tried in the process of the run before, as torch takes seconds to be imported."""
     monkeypatch.setattr(checkpoint_policy, "_runs_of_this_process", Forgotten())
+
+
+@pytest.fixture
+def page() -> Iterator[TelemetryPage]:
+    """Where the supervisor of this process would see its steps."""
+    installed = TelemetryPage()
+    telemetry.install(installed)
+    yield installed
+    telemetry.install(None)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

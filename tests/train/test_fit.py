@@ -344,13 +344,11 @@ def test_sums_of_a_checkpoint_do_not_reach_the_next_epoch(tmp_path: Path) -> Non
 
 
 def test_callbacks_are_called_at_their_moments_in_their_order(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, page: telemetry.TelemetryPage
 ) -> None:
     """And may take longer than --stall-timeout: no step is expected meanwhile."""
-    page = telemetry.TelemetryPage()
     expected = set()
     long = Callback()
-    monkeypatch.setattr(telemetry, "_page", page)
     for name in (
         "on_before_optimizer_step",
         "on_step",

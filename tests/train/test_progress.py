@@ -138,9 +138,9 @@ def test_of_what_is_not_known_nothing_is_said(capsys: pytest.CaptureFixture[str]
 # Streams that are not there.
 
 
-def run_through(progress: Progress) -> None:
+def run_through(progress: Progress, clock: Clock) -> None:
     progress.start_epoch(1, 1, 10, 0)
-    progress._due = 0.0
+    clock.now += 30  # a line is due
     progress.step(1, 0.5)
     progress.log("hello")
     progress.end_epoch(EpochRecord(1, TRAIN))
@@ -168,7 +168,8 @@ def test_a_stream_that_cannot_be_written_ends_nothing(
     stream = make()
     monkeypatch.setattr(sys, "stdout", stream)
     monkeypatch.setattr(sys, "stderr", stream)
-    run_through(Progress())
+    clock = Clock()
+    run_through(Progress(clock), clock)
     monkeypatch.undo()
     if stream is not None and not stream.closed:
         with pytest.raises(OSError, match=r"space|pipe"):
@@ -256,9 +257,10 @@ def test_the_bar_is_gone_before_the_epochs_line(
 def test_a_terminal_that_hangs_up_ends_nothing(
     terminal: Terminal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    progress = started(terminal, monkeypatch, Clock())
+    clock = Clock()
+    progress = started(terminal, monkeypatch, clock)
     assert terminal.shows("epoch 1/3")
     terminal.hang_up()
     with pytest.raises(OSError, match="Input/output error"):
         os.write(terminal.stream.fileno(), b"x")
-    run_through(progress)
+    run_through(progress, clock)

@@ -238,8 +238,8 @@ def test_with_a_gpu_an_epochs_last_data_request_is_no_step(monkeypatch: pytest.M
     assert page.read_steps().own_s == 7.0
 
 
-def test_without_monitoring_nothing_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(telemetry, "_page", TelemetryPage())
+@pytest.mark.usefixtures("page")
+def test_without_monitoring_nothing_is_timed() -> None:
     assert type(make_step_timer(torch.device("cpu"))) is ThroughputMeter
     steps = iter([1, 2])
     assert ThroughputMeter().timed(steps) is steps

@@ -811,9 +811,13 @@ def test_who_takes_the_last_descriptor_stays(more: int) -> None:
         with free_descriptors(2):
             for _ in range(3 + more):
                 assert not list(peers.events(0.1))
-                callers[-1].send(b"{")  # so that there is an event
-        kept = {one.connection.getpeername() for one in peers._waiting.values()}
-        assert kept == {caller.getsockname() for caller in callers[more:]}
+                callers[-1].send(b" ")  # so that there is an event
+            for rank, caller in enumerate(callers[more:], 1):
+                caller.sendall(greeting(hello(rank, 3)).encode())
+                assert not list(peers.events(LONG))
+                assert isinstance(heard(caller), Seen)
+        for caller in callers[:more]:
+            assert not caller.recv(1)
 
 
 def cost_per_rank(size: int) -> float:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from srunddp._version import __version__
+from srunddp import __version__
 from tests.conftest import ROOT
 from tests.support.starting import LONG, NODE, SRUNDDP, bare, slurm, write
 

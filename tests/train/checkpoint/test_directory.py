@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from srunddp.train import CheckpointError, load_checkpoint, save_checkpoint
+from srunddp.train.checkpoint import directory as directory_module
 from srunddp.train.checkpoint.directory import CheckpointDirectory
 
 
@@ -188,15 +189,16 @@ def test_a_run_that_has_just_looked_writes_nothing_more(
 ) -> None:
     """The other begins between the look at the number and the rename."""
     first = directory(tmp_path, 10)
-    check = first._check_generation
+    replace = os.replace
     after = []
 
-    def check_and_lose() -> None:
-        check()
-        begun(tmp_path)
-        after.append(content(tmp_path))
+    def lose_and_replace(source: Path, target: Path) -> None:
+        if Path(target) == first.path(20):
+            begun(tmp_path)
+            after.append(content(tmp_path))
+        replace(source, target)
 
-    monkeypatch.setattr(first, "_check_generation", check_and_lose)
+    monkeypatch.setattr(os, "replace", lose_and_replace)
     with pytest.raises(FileNotFoundError):
         first.add(20, {"step": 20})
     assert [content(tmp_path)] == after
@@ -206,14 +208,19 @@ def test_a_run_deletes_nothing_once_another_has_begun(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It begins while the files are checked that are to be kept."""
-    first = directory(tmp_path, 10, keep_best=1)
-    is_whole = first._is_whole
-    monkeypatch.setattr(first, "_is_whole", lambda step: bool(begun(tmp_path)) and is_whole(step))
+    directory(tmp_path, 5, 10)
+    first = begun(tmp_path)
+    verify = directory_module.verify
+
+    def lose_and_verify(path: Path) -> None:
+        begun(tmp_path)
+        verify(path)
+
+    monkeypatch.setattr(directory_module, "verify", lose_and_verify)
     first.scores[20] = 0.0
-    first._keep_last = 1
     with pytest.raises(CheckpointError, match=REFUSED):
         first.add(20, {"step": 20})
-    assert first.steps() == [10, 20]
+    assert first.steps() == [5, 10, 20]
     assert not (tmp_path / "best.pt").is_symlink()
 
 
@@ -221,15 +228,24 @@ def test_a_run_deletes_nothing_once_another_has_begun(
 def test_of_two_that_begin_at_once_one_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clocks: tuple[int, int]
 ) -> None:
+    """One begins while the other asks for the time: neither sees the other's number."""
+    between = []
+    times = iter(clocks)
+
+    def time_ns() -> int:
+        now = next(times)
+        if not between:
+            between.append(CheckpointDirectory(tmp_path, 2, 1))
+            between[0].begin()
+        return now
+
     with monkeypatch.context() as patch:
-        patch.setattr(CheckpointDirectory, "_latest", lambda _: 0)  # neither sees the other's
-        patch.setattr(time, "time_ns", iter(clocks).__next__)
-        first = begun(tmp_path)
-        second = begun(tmp_path)
-    second.add(1, {"step": 1})
+        patch.setattr(time, "time_ns", time_ns)
+        last = begun(tmp_path)
+    last.add(1, {"step": 1})
     with pytest.raises(CheckpointError, match=REFUSED):
-        first.add(2, {"step": 2})
-    assert second.steps() == [1]
+        between[0].add(2, {"step": 2})
+    assert last.steps() == [1]
 
 
 def test_a_late_file_of_an_earlier_run_is_set_aside(tmp_path: Path) -> None:

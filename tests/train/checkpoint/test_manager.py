@@ -209,7 +209,7 @@ def test_on_a_cpu_no_tensor_of_a_loaded_state_lies_in_the_file(tmp_path: Path) -
 
 
 def test_what_is_due_amid_a_slow_write_is_left_out(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, page: telemetry.TelemetryPage
 ) -> None:
     """Training goes on, one line says it, and the last one is waited for; no step is expected
     meanwhile.
@@ -222,8 +222,6 @@ def test_what_is_due_amid_a_slow_write_is_left_out(
 
     monkeypatch.setattr(CheckpointDirectory, "add", blocked)
     monkeypatch.setattr(async_writer, "_PATIENCE", 0.1)
-    page = telemetry.TelemetryPage()
-    monkeypatch.setattr(telemetry, "_page", page)
     manager, said = manager_of(tmp_path)
     telemetry.heartbeat()
     values = torch.ones(1000)
@@ -371,11 +369,15 @@ def test_a_manager_may_load_again_while_it_writes(
     """It stays the same run."""
     manager, said = manager_of(tmp_path)
     manager.save(1, {"step": 1}, wait=True)
-    check = CheckpointDirectory._check_generation
+    replace = os.replace
     go = threading.Event()
-    monkeypatch.setattr(
-        CheckpointDirectory, "_check_generation", lambda self: (go.wait(LIMIT), check(self))
-    )
+
+    def blocked(source: Path, target: Path) -> None:
+        if Path(target) == manager.path(2):
+            assert go.wait(LIMIT)
+        replace(source, target)
+
+    monkeypatch.setattr(os, "replace", blocked)
     manager.save(2, {"step": 2})
     state = manager.load()
     assert (state and state["step"]) == 1
