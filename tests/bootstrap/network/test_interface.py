@@ -20,6 +20,7 @@ from srunddp.bootstrap.network.interface import (
     shown_speed,
 )
 from srunddp.errors import ConfigError
+from tests.support.facts import tells
 
 
 def link(name: str, *addresses: str, up: bool = True, speed: int = 1000) -> NetworkInterface:
@@ -123,7 +124,7 @@ def test_the_entrys_variables_yield_to_the_users(who: Environment, name: str) ->
 
 def test_a_node_without_an_entry_is_told_with_its_interfaces() -> None:
     text = refused(replace(entry("ib0"), nodes="node08"))
-    assert text.startswith("ifaces.conf: no entry matches node node07, which has lo (127.0.0.1")
+    assert tells(text, "ifaces.conf", "node07", "lo", "127.0.0.1")
 
 
 @pytest.mark.parametrize(
@@ -213,11 +214,10 @@ def test_of_several_that_fit_a_pattern_the_first_is_taken(pattern: str, name: st
 
 def test_what_fits_too_is_listed_with_the_reason() -> None:
     links = (IB10, link("ib0", up=False), link("ib1"), IB2, ETH)
-    assert chosen(entry("ib*"), links=links).passed_over == (
-        "ib10: ib2 comes first by name",
-        "ib0: down",
-        "ib1: no address",
-    )
+    larger, down, without = chosen(entry("ib*"), links=links).passed_over
+    assert tells(larger, "ib10:", "ib2", "by name")
+    assert tells(down, "ib0:", "down")
+    assert tells(without, "ib1:", "no address")
 
 
 @pytest.mark.parametrize(
@@ -225,10 +225,7 @@ def test_what_fits_too_is_listed_with_the_reason() -> None:
 )
 def test_a_rule_that_nothing_fits_is_refused(of: IfacesEntry) -> None:
     text = refused(of, links=(ETH, link("hsn0", "10.9.0.1", up=False)))
-    assert text.startswith(
-        f"ifaces.conf:4:3, {of.rule}: no interface that is up fits {of.rule.split()[1]} on node"
-        " node07"
-    )
+    assert tells(text, "ifaces.conf:4:3", of.rule, of.rule.split()[1], "node07")
     assert "hsn0 (down, 10.9.0.1)" in text
 
 
@@ -292,7 +289,7 @@ def test_a_users_interface_not_there_is_refused(
     name: str, value: str, shown: str, beside: dict[str, str]
 ) -> None:
     text = refused(entry("ib0"), beside | {name: value})
-    assert text.startswith(f"{name}={value}: interface {shown} is not there on node node07")
+    assert tells(text, f"{name}={value}:", shown, "node07")
     assert "ib0 (10.0.0.7)" in text
     assert text.endswith(f"-> correct {name}")
 
@@ -318,13 +315,15 @@ def test_auto_names_what_it_passed_over_and_why(monkeypatch: pytest.MonkeyPatch)
     found = select_interface(
         (DEFAULT,), rank(), {}, (LO, ETH, IB0, down, bare, bridge, link("docker0", "172.17.0.1"))
     )
-    assert (found.name, found.source) == ("ib0", "auto, the default, as no ifaces.conf has entries")
-    assert set(found.passed_over) == {
-        *(f"{name}: loopback, a bridge or a container's" for name in ("lo", "docker0", "site0")),
-        "eth5: down",
-        "eth6: no address",
-        "eth0: ib0 comes first",
-    }
+    assert found.name == "ib0"
+    assert tells(found.source, "auto", "default", "ifaces.conf")
+    reasons = dict(each.split(": ") for each in found.passed_over)
+    assert len(reasons) == len(found.passed_over) == 6
+    for name in ("lo", "docker0", "site0"):
+        assert tells(reasons[name], "loopback", "bridge")
+    assert tells(reasons["eth5"], "down")
+    assert tells(reasons["eth6"], "no address")
+    assert tells(reasons["eth0"], "ib0")
 
 
 @pytest.mark.parametrize(
@@ -355,12 +354,10 @@ def test_auto_never_takes_a_virtual_interface(name: str, names: dict[str, set[st
 
 def test_auto_with_nothing_to_take_lists_what_there_is() -> None:
     text = refused(entry("auto"), links=(LO, link("eth5", "10.5.0.1", up=False), link("eth6")))
-    assert text.startswith(
-        "ifaces.conf:4:3: node node07 has no interface that reaches other nodes: "
-    )
+    assert tells(text, "ifaces.conf:4:3", "node07")
     for there in ("lo (127.0.0.1 ::1)", "eth5 (down, 10.5.0.1)", "eth6 (no address)"):
         assert there in text
-    assert "name the right one in ifaces.conf" in text
+    assert tells(text, " -> ", "ifaces.conf")
 
 
 # One node.
