@@ -86,7 +86,8 @@ def test_what_would_stop_the_job_ends_all_ranks_with_69(tmp_path: Path) -> None:
         line.split(maxsplit=2)[1:] for line in every[0][1].splitlines() if line.startswith("--")
     ]
     assert [name for name, _ in skipped] == ["rate", "collective"]
-    assert [tells(why, "not run") for _, why in skipped] == [True, True]
+    for _, why in skipped:
+        assert tells(why, "not run")
     assert [errors for _, _, errors in every] == ["", ""]
 
 

@@ -28,6 +28,7 @@ from srunddp.stage.paths import (
 )
 from srunddp.stage.paths import lock as lock_copy
 from tests.conftest import ROOT
+from tests.support.facts import tells
 from tests.support.starting import (
     LONG,
     NODE,
@@ -210,7 +211,7 @@ def test_explain_says_what_offline_exports(tmp_path: Path) -> None:
     assert table["HF_HUB_OFFLINE"] == "1 --offline"
     assert table["HF_HOME"] == "/home/u/.cache/huggingface --offline"
     assert table["HF_DATASETS_OFFLINE"] == "off exported"
-    assert "note: HF_DATASETS_OFFLINE=off is exported, which wins" in rows
+    assert tells(rows, "note: ", "HF_DATASETS_OFFLINE=off")
 
 
 UNSEEN = "/shared-that-no-node-sees"
@@ -304,9 +305,7 @@ def test_folder_not_ours_alone_is_refused(copies: Copies, how: str) -> None:
     ("environ", "found"), [({}, "is not set"), ({VARIABLE: "a/b"}, "is 'a/b'")]
 )
 def test_ranks_of_plain_srunddp_are_told_how_to_start(environ: dict[str, str], found: str) -> None:
-    with pytest.raises(
-        ConfigError, match=f"{VARIABLE} {found}; expected .* -> start the ranks by the path"
-    ):
+    with pytest.raises(ConfigError, match=f"{VARIABLE} {found}; expected .* -> "):
         read(environ)
 
 
@@ -372,10 +371,6 @@ names = ("PWD", "PYTHONPATH", "HF_HOME", "HF_DATASETS_CACHE", "DATA")
 shown = {"argv": sys.argv, "file": __file__, "cwd": os.getcwd(), "neighbour": neighbour.__file__}
 print(json.dumps(shown | {name: os.environ.get(name) for name in names}))
 """
-NOTE = (
-    f"srunddp: this node does not see {PROJECT}: what the script writes with relative paths goes"
-    " into the copy "
-)
 
 
 @pytest.mark.parametrize("name", ["train.py", f"{PROJECT}/train.py"])
@@ -402,7 +397,10 @@ def test_all_ranks_run_the_copy_of_a_project(copies: Copies, name: str) -> None:
         "DATA": DATA,
     }
     assert [json.loads(out) for out, _ in ended] == [shown, shown]
-    assert [errors for _, errors in ended] == [f"{NOTE}{project}, and is not brought back\n", ""]
+    told, silent = [errors for _, errors in ended]
+    assert silent == ""
+    assert told.count("\n") == 1
+    assert tells(told, PROJECT, project)
 
 
 def test_module_and_relative_libraries_are_found(copies: Copies) -> None:
@@ -448,7 +446,8 @@ def test_rank_without_copies_ends_all_with_one_message(copies: Copies, tmp_path:
     ]
     errors = "".join(rank.communicate(timeout=LONG)[1] for rank in ranks)
     assert [rank.returncode for rank in ranks] == [78, 78], errors
-    assert errors.count(f"{other.folder} cannot be read: No such file or directory") == 1, errors
+    assert errors.count(str(other.folder)) == 1, errors
+    assert tells(errors, other.folder, "No such file")
 
 
 def test_copy_is_locked_until_all_processes_have_ended(copies: Copies) -> None:
@@ -484,9 +483,8 @@ def test_explain_says_what_is_a_copy_here(copies: Copies) -> None:
     )
     lines = [" ".join(line.split()) for line in done.stdout.splitlines()]
     assert f"[rank 0] staged {copies.folder} {VARIABLE}={copies.folder}" in lines, done
-    assert (
-        f"[rank 0] staged project {copies.of(PROJECT)} {PROJECT}: a copy, as this node does not"
-        " see it" in lines
+    assert any(
+        tells(line, "[rank 0] staged project", copies.of(PROJECT), PROJECT) for line in lines
     )
     ifaces = copies.of(DATA) / "ifaces.conf"
     assert f"[rank 0] ifaces.conf {ifaces} SRUNDDP_IFACES" in lines

@@ -15,6 +15,7 @@ from srunddp.triage.collect import collect
 from srunddp.triage.diagnose import Diagnosis, diagnose
 from srunddp.triage.render import lines, record
 from srunddp.triage.rules import PEER, RULES
+from tests.support.facts import tells
 from tests.support.starting import ROOT, write
 
 SHORT = yaml.safe_load((Path(__file__).parent / "short_logs.yaml").read_text(encoding="utf-8"))
@@ -58,7 +59,7 @@ def test_a_report_that_is_nested_too_deeply_is_none(tmp_path: Path) -> None:
         tmp_path,
         {"4711.0/failure.json": 100_000 * "[", "4711.0/n1.rank0.log": "step 1\nMemoryError\n"},
     )
-    assert "note: 4711.0/failure.json is cut off, or none of srunddp's" in said
+    assert tells(said, "note: ", "4711.0/failure.json", "cut off")
 
 
 def test_the_reference_has_each_rule_in_its_order() -> None:
@@ -73,9 +74,7 @@ def test_the_reference_has_each_rule_in_its_order() -> None:
 
 
 def test_an_empty_log_is_told_to_be_empty(tmp_path: Path) -> None:
-    assert judged(tmp_path, "")[1].startswith(
-        "no failure found, and no end either; the logs are empty\n"
-    )
+    assert tells(judged(tmp_path, "")[1].splitlines()[0], "no failure", "empty")
 
 
 @pytest.mark.parametrize(

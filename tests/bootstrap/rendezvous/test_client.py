@@ -44,6 +44,7 @@ from srunddp.bootstrap.rendezvous.server import RendezvousServer, infos_of
 from srunddp.errors import PeerError, RendezvousError, Scope
 from srunddp.util.json_lines import parse
 from srunddp.util.messages import receive, send
+from tests.support.facts import tells
 from tests.support.launchers import PID, step
 from tests.support.starting import until
 
@@ -321,9 +322,8 @@ def test_taken_ports_and_foreign_addresses_are_named() -> None:
         with pytest.raises(RendezvousError) as caught:
             bind_store("127.0.0.1", listen("127.0.0.1", taken), [0])
         text = str(caught.value)
-        assert text.startswith(
-            f"all 3 ports from {min(taken)} to {max(taken)} on 127.0.0.1 taken by others; expected "
-        )
+        ports = (f"all {len(taken)} ports", min(taken), max(taken), "127.0.0.1")
+        assert tells(text, *ports, "; expected ")
         assert "--port" in text
         with pytest.raises(RendezvousError, match=f"port {taken[0]} on 127.0.0.1 taken by others"):
             bind_store("127.0.0.1", listen("127.0.0.1", taken[:1]), [0])
@@ -560,10 +560,8 @@ def test_missing_ranks_are_named_with_their_nodes() -> None:
             pass
         came = [pool.submit(refusal, server, hello(rank, 8)) for rank in (1, 2, 4)]
         text = server.refusal()
-        assert text.startswith(
-            "4 of 8 ranks did not come: rank 3 on node01, rank 5 on node02, ranks 6-7 on node03;"
-            f" expected all of them on {server.address} -> "
-        )
+        missing = ("rank 3 on node01", "rank 5 on node02", "ranks 6-7 on node03")
+        assert tells(text, "4 of 8 ranks", *missing, "; expected ", server.address, " -> ")
         assert [one.result(LONG) for one in came] == [text] * 3
         assert time.monotonic() - began < LONG / 3
         # It may be another job's rank, which would end by what the others are told.
@@ -575,14 +573,12 @@ def test_rank_zero_not_found_says_where_it_looked() -> None:
         silent.bind(("127.0.0.1", 0))  # and does not listen
         nowhere = Address(*silent.getsockname()[:2])
         text = refusal(nowhere, hello(1, node="node02"), within=0.3)
-        assert text.startswith(
-            f"rank 1 on node02 (127.0.0.1) did not reach rank 0 at {nowhere}: {nowhere} Connection"
-            " refused; expected "
-        )
-        assert "belongs to somebody else" in refusal(other.address, hello(1), within=0.3)
+        where = ("rank 1 on node02", "127.0.0.1", f"rank 0 at {nowhere}", "Connection refused")
+        assert tells(text, *where, "; expected ")
+        assert "somebody else" in refusal(other.address, hello(1), within=0.3)
         with pytest.raises(RendezvousError, match=f"at {nowhere} and 2 more: "):
             join([nowhere] * 3, hello(1), soon(0.3))
-        with pytest.raises(RendezvousError, match=f": {other.address} belongs to somebody else; "):
+        with pytest.raises(RendezvousError, match=f"{other.address} .*somebody else"):
             join([other.address, nowhere], hello(1), soon(0.5))
 
 

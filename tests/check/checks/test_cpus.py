@@ -9,6 +9,7 @@ import pytest
 
 from srunddp.check.checks.cpus import CHECK, CpuFacts
 from srunddp.check.finding import Severity
+from tests.support.facts import tells
 from tests.support.made_up_site import changed, reported, subject, travelled
 
 WELL = CpuFacts(mask=[0, 1], quota=0.0, threads=1, variable="OMP_NUM_THREADS", advice=[])
@@ -59,16 +60,10 @@ def test_nothing_is_found_where_threads_fit(changes: dict[int, dict[str, Any]]) 
 
 def test_the_hint_fits_and_the_summary_says_what_is_left() -> None:
     (finding,) = CHECK.evaluate(changed(WELL, {0: {"threads": 2}}))
-    assert finding.hint == "set OMP_NUM_THREADS to 1, or ask for more CPUs (--cpus-per-task)"
+    assert tells(finding.hint, "OMP_NUM_THREADS", 1, "--cpus-per-task")
     apart = {0: {"mask": [0, 1, 2]}, 1: {"mask": [3, 4, 5]}}
-    assert (
-        CHECK.summary(changed(WELL, apart, 2))
-        == "3 CPUs for each rank at least: room for 2 loader workers"
-    )
-    assert (
-        CHECK.summary(changed(WELL, {}))
-        == "1 CPU for each rank at least: room for 0 loader workers"
-    )
+    assert tells(CHECK.summary(changed(WELL, apart, 2)), "3 CPUs", "2 loader workers")
+    assert tells(CHECK.summary(changed(WELL, {})), "1 CPU", "0 loader workers")
 
 
 @pytest.mark.parametrize(
@@ -87,6 +82,4 @@ def test_this_rank_s_cpus_and_threads_are_collected(
     assert facts.mask == sorted(os.sched_getaffinity(0))
     assert (facts.variable, facts.threads) == expected
     asked = {"SLURM_CPUS_PER_TASK": "4096"}
-    assert (
-        travelled(CHECK, subject(asked)).advice[0].startswith("4096 CPUs per task were asked for")
-    )
+    assert tells(travelled(CHECK, subject(asked)).advice[0], "4096 CPUs")

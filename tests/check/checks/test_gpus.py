@@ -13,6 +13,7 @@ from srunddp.check.finding import Severity
 from srunddp.util import nvml
 from srunddp.util.nvml import Device, look
 from tests.conftest import ROOT
+from tests.support.facts import tells
 from tests.support.made_up_site import LOCAL_RANK_1, changed, reported, seen, subject, travelled
 from tests.support.starting import python
 
@@ -136,13 +137,13 @@ def test_what_is_wrong_with_a_node_s_gpus_is_found_there(name: str) -> None:
 def test_gpus_that_one_rank_leaves_idle_are_said() -> None:
     """And a variable that names a GPU where there is none."""
     findings = CHECK.evaluate(seen([WELL], per_node=1))
-    assert reported(findings) == [
-        (WARN, "one rank on this node and 2 visible GPUs: 1 stay idle", ("node01",), (0,))
-    ]
+    ((level, found, nodes, ranks),) = reported(findings)
+    assert (level, nodes, ranks) == (WARN, ("node01",), (0,))
+    assert tells(found, "2 visible GPUs", "1 stay idle")
     named = {0: {"wanted": "0"}, 2: {"wanted": ""}, 4: {"wanted": "NoDevFiles"}}
-    assert reported(CHECK.evaluate(changed(NONE, named))) == [
-        (WARN, "CUDA_VISIBLE_DEVICES=0, and there is no GPU", ("node01",), ())
-    ]
+    ((level, found, nodes, ranks),) = reported(CHECK.evaluate(changed(NONE, named)))
+    assert (level, nodes, ranks) == (WARN, ("node01",), ())
+    assert tells(found, "CUDA_VISIBLE_DEVICES=0", "no GPU")
 
 
 def test_what_nvml_says_of_a_node_is_collected(fake_nvml: Callable[..., None]) -> None:
@@ -177,9 +178,9 @@ def test_one_gpu_of_two_ranks_is_found_through_nvml(fake_nvml: Callable[..., Non
     assert reported(CHECK.evaluate(ranks)) == [(FAIL, ONE_GPU, ("node01",), (0, 1))]
     fake_nvml({"uuid": "GPU-a"}, {"uuid": "GPU-b"})
     ranks = seen(travelled(CHECK, subject({"CUDA_VISIBLE_DEVICES": "GPU-b"})) for _ in range(2))
-    assert reported(CHECK.evaluate(ranks)) == [
-        (FAIL, "two ranks with one GPU, GPU-b", ("node01",), (0, 1))
-    ]
+    ((level, found, nodes, both),) = reported(CHECK.evaluate(ranks))
+    assert (level, nodes, both) == (FAIL, ("node01",), (0, 1))
+    assert tells(found, "GPU-b")
 
 
 @pytest.mark.parametrize(

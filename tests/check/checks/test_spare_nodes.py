@@ -9,6 +9,7 @@ import pytest
 
 from srunddp.check.checks.spare_nodes import CHECK, SpareNodeFacts, evaluate
 from srunddp.check.finding import Severity
+from tests.support.facts import tells
 from tests.support.made_up_site import changed, reported, seen, subject, travelled
 from tests.support.starting import slurm, srunddp, write
 
@@ -107,11 +108,10 @@ def test_the_check_is_made_with_the_option_alone(tmp_path: Path) -> None:
     done = srunddp("check", "--spare-nodes=1", folder=tmp_path)
     assert done.returncode == 69
     assert "FAIL  spare-nodes" in done.stdout
-    assert "; expected a step of Slurm -> start with srun" in done.stdout
-    assert (
-        "needed: srun --no-kill --kill-on-bad-exit=0 --wait=0, and sbatch or salloc --no-kill"
-        in done.stdout
-    )
+    assert tells(done.stdout, "FAIL  spare-nodes", "; expected ", "Slurm", " -> ", "srun")
+    for option in ("--no-kill", "--kill-on-bad-exit=0", "--wait=0"):
+        assert tells(done.stdout, "srun", option)
+    assert tells(done.stdout, "sbatch", "salloc", "--no-kill")
 
 
 def test_what_run_would_refuse_is_a_failure(

@@ -30,6 +30,7 @@ from srunddp.train import (
 )
 from srunddp.train.checkpoint import async_writer
 from srunddp.train.checkpoint.directory import CheckpointDirectory
+from tests.support.facts import tells
 from tests.support.small_disk import small_disk
 from tests.train.local_world import LocalWorld, run_ranks
 from tests.train.problems import OnStep, classes, trainer_of
@@ -126,8 +127,8 @@ def test_ranks_wait_longer_than_a_collective_and_hear_failures(tmp_path: Path) -
     for (kind, code, said), (_, other_code, other) in zip(first[1], second[1], strict=True):
         assert (kind, code, other_code) == (CheckpointError, 78, 78)
         assert other == f"rank 0 failed: {said}"
-    assert "the checkpoint of step 2 could not be written" in first[1][0][2]
-    assert "this state cannot be a checkpoint" in first[1][1][2]
+    assert tells(first[1][0][2], "step 2", "could not be written")
+    assert tells(first[1][1][2], "cannot be a checkpoint")
 
 
 def memory(name: str) -> int:
@@ -229,7 +230,8 @@ def test_what_is_due_amid_a_slow_write_is_left_out(
         manager.save(step, {"step": step, "values": values, "list": [values]})
         values.zero_()
     assert manager.report() == []  # nor is a word said twice
-    assert said == ["checkpoints are left out from step 2 on, until that of step 1 is written"]
+    (line,) = said
+    assert tells(line, "left out", "step 2", "step 1")
     assert page.read() == 1
     go.set()
     assert not manager.wait(), "the latest was left out"
@@ -280,14 +282,10 @@ def test_what_cannot_be_saved_is_found_before_the_first_step(tmp_path: Path) -> 
         "plain": (1, "a", None),
     }
     manager.check(state)  # of 4 TB
-    with pytest.raises(
-        CheckpointError, match=r"it holds pathlib\.PosixPath; expected tensors and plain values"
-    ):
+    with pytest.raises(CheckpointError, match=r"pathlib\.PosixPath; expected "):
         manager.check(state | {"path": Path("x")})
     trainer = trainer_of(model=Vocabulary(8, 4), output_dir=str(tmp_path / "run"))
-    with pytest.raises(
-        CheckpointError, match=r"this state cannot be a checkpoint: cannot pickle '_thread\.lock'"
-    ):
+    with pytest.raises(CheckpointError, match=r"_thread\.lock"):
         trainer.fit(classes(20))
     assert trainer.state.step == 0
 
