@@ -21,6 +21,7 @@ from srunddp.config.schema import NULLS, fields_of, text_of, value_of
 from srunddp.errors import ConfigError
 from srunddp.train.config import Config
 from tests.conftest import ROOT
+from tests.support.facts import tells
 from tests.support.starting import python
 
 pytestmark = pytest.mark.slow  # srunddp.train imports torch
@@ -332,10 +333,7 @@ def test_a_wrong_file_is_named_with_its_place(
 def test_a_setting_that_has_gone_says_what_to_do_instead(name: str) -> None:
     for kind, prefix in ((Config, "--"), (Settings, "--train.")):
         message = refused(f"{prefix}{name}=fsdp", kind=kind)
-        assert re.match(
-            rf"{prefix}{name} is no longer a setting; .* -> .* docs/examples/fsdp_loop\.py$",
-            message,
-        )
+        assert re.match(rf"{prefix}{name} .*; .* -> .* docs/examples/fsdp_loop\.py$", message)
     own = dataclasses.make_dataclass(
         "Own", [("parallel", str, "")], bases=(Config,), frozen=True, kw_only=True
     )
@@ -345,9 +343,8 @@ def test_a_setting_that_has_gone_says_what_to_do_instead(name: str) -> None:
 
 
 def test_what_must_be_given_and_is_not_is_named() -> None:
-    assert "name is not given; expected a text -> add --name=VALUE" in refused(
-        "--train.epochs=3", kind=Required
-    )
+    found = refused("--train.epochs=3", kind=Required)
+    assert tells(found, "name", "; expected ", "a text", " -> ", "--name=VALUE")
     assert read_config(Required, ["--name=x"]) == Required(name="x")
 
 
@@ -357,13 +354,13 @@ def test_a_class_that_no_text_can_fill_is_refused() -> None:
     )
     assert "Bad.table is of type dict[str, int]; expected bool" in refused(kind=bad)
     taken = dataclasses.make_dataclass("Taken", [("config", str, "")])
-    assert "Taken.config: --config has a meaning already" in refused(kind=taken)
+    assert tells(refused(kind=taken), "Taken.config", "--config")
 
     @dataclass
     class Local:
         inner: Nowhere = None  # type: ignore[name-defined]  # noqa: F821
 
-    assert "Local: name 'Nowhere' is not defined" in refused(kind=Local)
+    assert tells(refused(kind=Local), "Local", "'Nowhere'")
 
 
 # The help.

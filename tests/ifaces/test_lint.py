@@ -180,6 +180,21 @@ def test_the_admins_file_for_400_nodes_is_checked_soon(conf: Path) -> None:
     )
     for note, each in zip(report.notes, chosen, strict=True):
         assert tells(note, each)
+    names = {"cpu": "enp65s0f0", "dgx": "eth7", "arm": "enP5s1", "viz": "bond0"}
+    addresses = {"cpu": "10.20.1.1", "dgx": "10.22.0.1", "arm": "10.20.7.7", "viz": "fd00:20::9"}
+    others = (
+        link("eno1", "10.99.0.1"),
+        link("eno2", "10.30.0.1"),
+        link("enP9s1", "10.31.0.1", up=False),
+    )
+    for kind, name in names.items():
+        who = replace(
+            rank(local_rank=1), node=next(node for node in nodes if node.startswith(kind))
+        )
+        found = select_interface(
+            ifaces_conf.parse(text.encode(), "x"), who, {}, (*others, link(name, addresses[kind]))
+        )
+        assert (found.name, found.address) == (name, addresses[kind])
 
 
 @pytest.mark.parametrize(

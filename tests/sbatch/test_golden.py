@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import tool
+from tests.support.facts import tells
 from tests.support.job_specs import GOLDEN, commands, written
 from tests.support.starting import srunddp
 
@@ -56,9 +57,7 @@ def test_the_command_prints_the_script_or_keeps_it_in_a_file(
     assert (tmp_path / logs).is_dir()
     again = srunddp("sbatch", "--write=job.sh", *words[1:], folder=tmp_path)
     assert again.returncode == 78
-    assert (
-        "job.sh exists; expected a new file -> choose another name, or add --force" in again.stderr
-    )
+    assert tells(again.stderr, "job.sh", "; expected ", "new file", " -> ", "--force")
     assert (
         srunddp("sbatch", "--write=job.sh", "--force", *words[1:], folder=tmp_path).returncode == 0
     )

@@ -18,6 +18,7 @@ from srunddp import __version__
 from srunddp.errors import ConfigError
 from srunddp.stage import build as building
 from srunddp.stage.build import LOCK, build, own_requirements
+from tests.support.facts import tells
 from tests.support.starting import SRUNDDP
 from tests.support.wheels import own_wheels, source, wheel
 
@@ -156,7 +157,7 @@ def test_lock_gives_the_same_again(quick: Build, tmp_path: Path) -> None:
     lock = lock_of(tmp_path / "env")
     wheel(tmp_path / "wheels", "dep", "2.0")
     wheel(tmp_path / "wheels", "tool", "2.0")
-    with pytest.raises(ConfigError, match="env is there; expected a new folder -> remove it"):
+    with pytest.raises(ConfigError, match=r"env .*; expected .* -> "):
         quick(lock)
     shutil.rmtree(tmp_path / "env")
     assert quick(lock) == first == {"dep": "1.0", "tool": "1.0"}
@@ -190,9 +191,7 @@ def test_missing_wheel_is_named_in_one_line(
 ) -> None:
     wheel(tmp_path / "wheels", "dep")
     wheel(tmp_path / "wheels", "needy", requires=("absent>=2",))
-    with pytest.raises(
-        ConfigError, match=rf"uv: No solution found [^\n]*{named}[^\n]*--online[^\n]*env\.log\)$"
-    ):
+    with pytest.raises(ConfigError, match=rf"uv: [^\n]*{named}[^\n]*--online[^\n]*env\.log\)$"):
         quick(wanted)
     assert "No solution" in (tmp_path / "env.log").read_text()
     assert not (tmp_path / "env").exists()
@@ -210,7 +209,7 @@ def test_fetched_packages_are_found_offline(
         file = package.rename(index / package.name.partition("-")[0] / package.name)
         (file.parent / "index.html").write_text(f'<a href="{file.as_uri()}">{file.name}</a>')
     monkeypatch.setenv("UV_DEFAULT_INDEX", index.as_uri())
-    with pytest.raises(ConfigError, match="extra was not found"):
+    with pytest.raises(ConfigError, match=r"extra .*not found"):
         quick("extra")
     packages = quick("source\nextra", None, online=True)
     assert packages == {"dep": "1.0", "extra": "1.0", "source": "2.0"}
@@ -252,9 +251,8 @@ def test_missing_uv_is_named(tmp_path: Path) -> None:
 
     assert said().startswith("requirements.txt is not there; ")
     (tmp_path / "requirements.txt").write_text("")
-    assert (
-        said() == "there is no uv; expected it where an environment is built -> pip install"
-        " srunddp[stage]\n"
-    )
+    text = said()
+    assert text.count("\n") == 1
+    assert tells(text, "no uv", "; expected ", " -> ", "pip install srunddp[stage]")
     (tmp_path / "uv").symlink_to(shutil.which("false") or "")
     assert said().startswith("uv: ")

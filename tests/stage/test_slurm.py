@@ -13,6 +13,7 @@ from subprocess import CompletedProcess
 import pytest
 
 from srunddp.stage.paths import VARIABLE, read
+from tests.support.facts import tells
 from tests.support.starting import srunddp, until, write
 from tests.support.worlds import is_gone
 
@@ -70,9 +71,13 @@ def test_push_brings_a_folder_and_clean_removes_it(stage: Stage, tmp_path: Path)
     places = {place.path: place.here for place in read({VARIABLE: str(job)}).places}
     assert [*places] == [f"{tmp_path}/more", f"{tmp_path}/data"]
     assert places[f"{tmp_path}/data"] == said[1]
-    assert stage("push", "--data=data").stderr == f"srunddp: all nodes see {tmp_path}/data\n"
+    seen = stage("push", "--data=data").stderr
+    assert seen.count("\n") == 1
+    assert tells(seen, "all nodes", f"{tmp_path}/data")
     Path(said[1], "result").write_text("done")
-    assert stage("clean").stderr == f"srunddp: node09 keeps 1 file written in a copy: {job}\n"
+    kept = stage("clean").stderr
+    assert kept.count("\n") == 1
+    assert tells(kept, "node09", "1 file", job)
     assert [path.name for path in job.rglob("*") if path.is_file()] == [
         f"{Path(said[1]).name}.kept-1.unpacked",
         "result",
@@ -83,10 +88,8 @@ def test_failed_push_leaves_nothing_on_a_node(stage: Stage, tmp_path: Path) -> N
     (tmp_path / "no-room").touch()
     done = stage("push", "--data=data", "--all-nodes")
     assert (done.returncode, done.stdout) == (69, "")
-    assert (
-        done.stderr
-        == "srunddp: error: sbcast: no room; expected a copy on each node -> see to these nodes\n"
-    )
+    assert done.stderr.count("\n") == 1
+    assert tells(done.stderr, "srunddp: error: ", "no room", "; expected ", " -> ")
     assert not list((tmp_path / "disk").iterdir())
 
 
@@ -94,14 +97,10 @@ def test_refusal_of_a_node_and_missing_srun_are_named(stage: Stage, tmp_path: Pa
     planted = write(tmp_path / "disk" / f"sdd-{os.getuid()}-17", "")
     done = stage("push", "--data=data", "--all-nodes")
     assert (done.returncode, done.stdout) == (69, "")
-    assert done.stderr.startswith(
-        f"srunddp: error: node09: {planted} is there, of user {os.getuid()} and mode -rw"
-    )
+    assert tells(done.stderr, "srunddp: error: ", "node09", planted, os.getuid(), "-rw")
     done = stage("push", "--data=data", PATH="/nowhere")
-    assert (done.returncode, done.stderr.partition(";")[0]) == (
-        69,
-        "srunddp: error: srun: No such file or directory",
-    )
+    assert done.returncode == 69
+    assert tells(done.stderr, "srunddp: error: ", "srun", "No such file")
 
 
 def test_node_that_does_not_answer_ends_a_push_in_time(stage: Stage, tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.facts import tells
 from tests.support.namespaces import rule, two_nodes
 from tests.support.starting import until, write
 from tests.support.worlds import World, world
@@ -58,7 +59,7 @@ def test_an_outage_of_14_s_ends_no_job_unless_it_is_told_to(
             began = time.monotonic()
             ended = short.wait()
             assert ended.codes == [LOST, LOST]
-            assert "srunddp: rank 1 on east lost: no answer for 4 s (exit code 69)\n" in ended.text
+            assert tells(ended.text, "rank 1", "east", "lost", "4 s", "exit code 69")
             time.sleep(max(0.0, began + OUTAGE - time.monotonic()))
         (tmp_path / "go").touch()
         ended = patient.wait()
@@ -74,7 +75,7 @@ def test_a_line_lost_one_way_ends_both_sides(
     with apart(tmp_path, nodes, 29582, "--lost-after", "3") as it, rule(nodes["east"], hook, words):
         ended = it.wait()
     assert ended.codes == [LOST, LOST], ended.text
-    assert "srunddp: rank 1 on east lost: no answer for 3 s (exit code 69)\n" in ended.errors[0]
+    assert tells(ended.errors[0], "rank 1", "east", "lost", "3 s", "exit code 69")
 
 
 def test_a_node_that_was_started_again_counts_at_once(

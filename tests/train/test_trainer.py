@@ -20,6 +20,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from srunddp.errors import ConfigError
 from srunddp.train import Callback, Config, DataLoaderConfig, Trainer, accuracy, load_checkpoint
+from tests.support.facts import tells
 from tests.train.local_world import LocalWorld, run_ranks
 from tests.train.problems import (
     Numbered,
@@ -271,9 +272,7 @@ def train_shards(world: LocalWorld) -> str:
 
 def test_a_model_in_shards_is_refused_with_the_hint(tmp_path: Path) -> None:
     for said in run_ranks(2, tmp_path, train_shards):
-        assert said.startswith(
-            "a model whose parameters are DTensors, as fully_shard() makes them; expected "
-        )
+        assert tells(said, "DTensors", "fully_shard()", "; expected ")
         assert said.endswith("docs/examples/fsdp_loop.py")
 
 

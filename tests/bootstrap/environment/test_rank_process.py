@@ -11,6 +11,7 @@ from srunddp.bootstrap.environment.detect import detect
 from srunddp.bootstrap.environment.rank_process import RANK_PROCESS, is_below_rank, rank_mark
 from tests.conftest import ROOT
 from tests.mpirun.conftest import there
+from tests.support.facts import tells
 from tests.support.launchers import hydra, open_mpi, step
 from tests.support.starting import LONG, SRUNDDP, slurm, write
 from tests.support.worlds import world
@@ -65,10 +66,7 @@ def started(folder: Path, command: str, **variables: str) -> list[str]:
 def test_what_a_rank_starts_is_a_single_process(tmp_path: Path, command: str) -> None:
     place, note, code = started(tmp_path, command, PYTHONPATH=str(ROOT))
     assert (place, code) == ("0 1", "0")
-    assert note == (
-        "srunddp: this is a process that a rank started: one process, world size 1; "
-        "start with `srun srunddp …` for one per task"
-    )
+    assert tells(note, "srunddp: ", "one process", "world size 1", "srun srunddp")
 
 
 def test_a_step_that_a_rank_starts_has_its_own_rank(tmp_path: Path) -> None:

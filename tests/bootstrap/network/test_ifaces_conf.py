@@ -26,6 +26,7 @@ from srunddp.bootstrap.network.interface import SelectedInterface
 from srunddp.bootstrap.process_group.store import ProcessGroupContext
 from srunddp.bootstrap.rendezvous.messages import RendezvousInfo
 from srunddp.errors import ConfigError
+from tests.support.facts import tells
 from tests.support.starting import write
 
 KEYS = ("nodes", "interface", "network", "address", "env", "ports")
@@ -219,7 +220,7 @@ def test_the_first_file_with_entries_counts_whole(tmp_path: Path, own: Path) -> 
     write(own, '- nodes: "*"\n  interface: eth0\n')
     found = load(str(named), {}).entries
     assert [entry.where for entry in found] == [f"{named}:1:3"]
-    with pytest.raises(ConfigError, match="no entry matches node node2"):
+    with pytest.raises(ConfigError, match="node2"):
         entry_for(found, "node2")
 
 
@@ -244,10 +245,7 @@ def test_a_file_that_was_asked_for_and_is_not_there_is_named(
         ("--ifaces", spelling, {}),
         ("SRUNDDP_IFACES", None, {"SRUNDDP_IFACES": spelling}),
     ):
-        with pytest.raises(
-            ConfigError,
-            match=f"^{origin}: .*missing.conf is not there; expected .*correct {origin}",
-        ):
+        with pytest.raises(ConfigError, match=f"^{origin}: .*missing.conf .*; expected .*{origin}"):
             load(named, variables)
 
 
@@ -320,13 +318,9 @@ def test_a_default_file_of_somebody_else_is_refused(own: Path, up: int) -> None:
     os.chown(place, STRANGER, -1)
     with pytest.raises(ConfigError) as caught:
         load(None, {})
-    assert (caught.value.exit_code, str(caught.value)) == (
-        78,
-        (
-            f"{own}: {place} belongs to user id {STRANGER}; expected root's, yours, or of the owner"
-            " of srunddp -> correct its owner and mode, or name the file with --ifaces"
-        ),
-    )
+    assert caught.value.exit_code == 78
+    text = str(caught.value)
+    assert tells(text, own, place, STRANGER, "; expected ", "root", "yours", " -> ", "--ifaces")
     os.chown(ifaces_conf.__file__, STRANGER, -1)  # a software folder of a service account
     assert interface_of(load(None, {})) == "ib0"
 
@@ -335,9 +329,7 @@ def test_a_default_file_of_somebody_else_is_refused(own: Path, up: int) -> None:
 def test_a_default_file_that_everybody_may_write(own: Path, up: int) -> None:
     place = write(own, NODE + "ib0") if up == 0 else write(own, NODE + "ib0").parent
     place.chmod(place.stat().st_mode | 0o002)
-    with pytest.raises(
-        ConfigError, match=f"{place} may be changed by every user; expected .*--ifaces$"
-    ):
+    with pytest.raises(ConfigError, match=f"{place} .*every user; expected .*--ifaces$"):
         load(None, {})
 
 
@@ -517,7 +509,7 @@ def test_all_errors_of_a_file_are_told_at_once() -> None:
     assert places == ["1:10", "2:20", "3:3", "4:3"]
     assert all(" -> " in line and line.isprintable() for line in lines)
     assert caught.value.found.startswith("f:1:10: ")
-    assert caught.value.hint.endswith("other errors of this file, 3 more")
+    assert tells(caught.value.hint, "3 more")
     assert (len(caught.value.each), caught.value.exit_code) == (4, 78)
 
 

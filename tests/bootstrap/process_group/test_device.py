@@ -11,6 +11,7 @@ from srunddp.bootstrap.environment.slurm import has_own
 from srunddp.bootstrap.process_group import device
 from srunddp.errors import ConfigError
 from tests.conftest import ROOT
+from tests.support.facts import tells
 
 
 @pytest.mark.parametrize(
@@ -66,9 +67,8 @@ def test_own_gpus_are_told_from_all(
 def test_each_rank_takes_the_first_of_its_own() -> None:
     """--gpus-per-task=2 --ntasks-per-node=2."""
     assert [device.device_index(local_rank, 2, 2, own=True) for local_rank in range(2)] == [0, 0]
-    assert device.unused_devices(2, 2, own=True) == (
-        "each rank sees 2 GPUs of its own, cuda:1 unused; start one rank per GPU: --gpus-per-task=1"
-    )
+    said = device.unused_devices(2, 2, own=True)
+    assert tells(said, "2 GPUs", "cuda:1 unused", "--gpus-per-task=1")
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ import pytest
 
 from srunddp import __version__
 from tests.conftest import ROOT
+from tests.support.facts import tells
 from tests.support.starting import LONG, NODE, SRUNDDP, bare, slurm, write
 
 TIMEOUT = 300.0
@@ -62,9 +63,6 @@ def test_two_versions_are_refused_at_once_and_named(tmp_path: Path, newer_rank: 
     errors = [rank.communicate(timeout=LONG)[1] for rank in ranks]
     assert [rank.returncode for rank in ranks] == [69, 69], errors
     assert time.monotonic() - began < TIMEOUT / 2
-    found = (
-        f": rank 1 on {NODE} has srunddp {versions[1]}, rank 0 on {NODE} has {versions[0]};"
-        " expected one version"
-    )
-    assert f"{found} on all nodes -> start all ranks from one installation" in errors[0]
+    own, other = (f"rank {rank} on {NODE}" for rank in (1, 0))
+    assert tells(errors[0], own, versions[1], other, versions[0], "; expected ", " -> ")
     assert "".join(errors).count("\n") == 1

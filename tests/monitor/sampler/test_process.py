@@ -12,6 +12,7 @@ import pytest
 
 from srunddp.monitor.monitor import MonitorConfig
 from srunddp.monitor.sampler.process import SamplerConfig, Samples
+from tests.support.facts import tells
 from tests.support.sampled import NODE, rows, supervised
 from tests.support.small_disk import small_disk
 from tests.support.starting import until
@@ -132,12 +133,11 @@ def test_a_full_disk_ends_it_with_one_line_and_whole_rows(tmp_path: Path) -> Non
     with small_disk(tmp_path / "disk", "64k") as disk, supervised(disk, seconds=0.005) as job:
         until(lambda: job.rows("node") and is_gone(job.sampler))
         said = job.finish()
-        assert said.startswith(f"the monitor of {NODE} ended: {disk}/{NODE}.")
-        assert said.endswith(".csv: No space left on device")
+        assert tells(said, "monitor", NODE, f"{disk}/{NODE}.", ".csv: No space left")
         for path in disk.glob("*.csv"):
             assert path.read_bytes().endswith(b"\n")
             assert None not in {value for row in rows(path) for value in row.values()}
     # A folder that is gone is said, too.
     with supervised(tmp_path / "none") as job:
         file = f"{tmp_path}/none/{NODE}.node.csv"
-        assert job.finish() == f"the monitor of {NODE} ended: {file}: No such file or directory"
+        assert tells(job.finish(), "monitor", NODE, file, "No such file")

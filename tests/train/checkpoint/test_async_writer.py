@@ -16,6 +16,7 @@ from torch import nn
 from srunddp.train.checkpoint.async_writer import AsyncCheckpointer, Snapshot
 from srunddp.train.checkpoint.directory import CheckpointDirectory
 from srunddp.train.checkpoint.file import CheckpointError
+from tests.support.facts import tells
 from tests.support.small_disk import small_disk
 from tests.train.conftest import file_size_limit, run_python
 
@@ -73,7 +74,7 @@ def test_a_full_disk_loses_nothing_and_training_goes_on(
             assert said == [text := str(error.value)]
             said.clear()
             assert f"step {step} " in text
-            assert "the last whole one is step-00000001.pt" in text
+            assert tells(text, "last whole", "step-00000001.pt")
             assert text.endswith(f"-> {hint}")
             assert loaded(directory)["step"] == 1
             assert not list(small_disk.glob("*.tmp"))
@@ -107,19 +108,16 @@ def test_a_failure_is_raised_in_training_and_the_next_one_works(tmp_path: Path) 
     said = []
     writer = AsyncCheckpointer(CheckpointDirectory(folder, keep_last=2, keep_best=0), said.append)
     writer.write(1, {"step": 1})
-    with pytest.raises(
-        CheckpointError, match=r"No such file.*the last whole one is none -> make the folder again"
-    ):
+    with pytest.raises(CheckpointError, match=r"No such file.*last whole .*none -> "):
         writer.wait()
     folder.mkdir()
     writer.write(2, {"path": Path("x")})
-    with pytest.raises(
-        CheckpointError, match=r"it holds pathlib\.PosixPath; expected tensors and plain values"
-    ):
+    with pytest.raises(CheckpointError, match=r"pathlib\.PosixPath; expected "):
         writer.join()
     writer.write(3, {"step": 3})
     writer.wait()
-    assert ["step 1 could not be written" in line for line in said] == [True]
+    (line,) = said
+    assert tells(line, "step 1", "could not be written")
     assert [writer.poll(), writer.poll()] == [[3], []]
 
 

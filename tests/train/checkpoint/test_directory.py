@@ -13,6 +13,7 @@ import pytest
 from srunddp.train import CheckpointError, load_checkpoint, save_checkpoint
 from srunddp.train.checkpoint import directory as directory_module
 from srunddp.train.checkpoint.directory import CheckpointDirectory
+from tests.support.facts import tells
 
 
 def directory(
@@ -264,9 +265,8 @@ def test_a_late_file_of_an_earlier_run_is_set_aside(tmp_path: Path) -> None:
     newest = begun(tmp_path).newest(said.append)
     assert newest is not None
     assert newest[0] == second.path(30)
-    assert said == [
-        f"{second.path(50)} is of an earlier run than a checkpoint before it, and was set aside"
-    ]
+    (line,) = said
+    assert tells(line, second.path(50), "earlier run", "set aside")
     assert second.path(50).with_suffix(".pt.aside").exists()
     second = begun(tmp_path)
     second.add(40, {"step": 40})
