@@ -51,7 +51,9 @@ def test_alone_it_passes_and_writes_its_report(tmp_path: Path) -> None:
     ((code, out, errors),) = together([{}], *words, folder=tmp_path)
     assert (code, errors) == (0, "")
     first, second = out.splitlines()[:2]
-    assert tells(first, "check: ", "this machine alone", "srun --nodes=N srunddp check")
+    assert tells(
+        first, "check: ", "this machine alone", "all is well", "srun --nodes=N srunddp check"
+    )
     assert second.startswith("ok  launch ")
     assert out.endswith(
         f"written: {tmp_path}/out/preflight.local.txt, {tmp_path}/out/preflight.local.json\n"
@@ -63,7 +65,7 @@ def test_ranks_of_one_world_pass_and_rank_0_alone_speaks(tmp_path: Path) -> None
     every = together([slurm(rank, 3) for rank in range(3)], "check", folder=tmp_path)
     assert codes(every) == [0, 0, 0]
     assert [(out, errors) for _, out, errors in every[1:]] == [("", ""), ("", "")]
-    assert tells(every[0][1], "3 of 3 ranks", "1 node")
+    assert tells(every[0][1], "3 of 3 ranks", "1 node", "all is well")
     report = json.loads((tmp_path / f"preflight.{JOB}.json").read_text())
     assert [(rank["rank"], rank["local_rank"], rank["node"]) for rank in report["ranks"]] == [
         (rank, rank, NODE) for rank in range(3)
@@ -115,7 +117,7 @@ def test_a_report_that_cannot_be_written_is_said_once(tmp_path: Path) -> None:
     worlds = [slurm(rank) for rank in range(2)]
     every = together(worlds, "check", "--output-dir=file", folder=tmp_path)
     assert codes(every) == [69, 69]
-    assert tells(every[0][1], "2 of 2 ranks", "1 node")
+    assert tells(every[0][1], "2 of 2 ranks", "1 node", "all is well")
     words = (
         "the report cannot be written to file: File exists; expected a folder that rank 0 may"
         " write to"

@@ -49,7 +49,7 @@ def test_a_healthy_cluster_passes_clean(channel: str, runner: SlurmJobRunner) ->
     done = checked(runner, *forced, REPORT, srun=(*TWO_EACH, *OVER[channel]))
     assert (done.code, done.findings) == (0, []), done.errors
     assert done.text.startswith("check of job ")
-    assert tells(done.text, "12 of 12 ranks", "6 nodes")
+    assert tells(done.text, "12 of 12 ranks", "6 nodes", "all is well")
 
 
 def test_the_report_has_a_line_for_each_node(runner: SlurmJobRunner) -> None:
