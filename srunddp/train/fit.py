@@ -74,13 +74,15 @@ def make_loader(
     trainer: Trainer,
     data: Dataset[Any],
     *,
+    name: str,
     collate: Callable[[list[Any]], Any] | None,
     sharded: bool,
     order: Order | None = None,
     training: bool = False,
+    log: Callable[[str], None] | None = None,
 ) -> DistributedDataLoader:
-    """A loader by the Trainer's settings; ``training``: of training data, else of data for an
-    evaluation.
+    """A loader by the Trainer's settings; ``name``: of the data in messages; ``training``: of
+    training data, else of data for an evaluation.
     """
     config = trainer.config
     if not training and not isinstance(data, IterableDataset):
@@ -108,7 +110,14 @@ def make_loader(
         channels_last=config.channels_last,
         signals=config.preemption.signals,
         resume_changed_data=config.resume_changed_data,
+        name=name,
+        log=log,
     )
+
+
+def _of_val_data(name: str) -> str:
+    """Return what a message calls a validation set."""
+    return f"val_data {name}" if name else "val_data"
 
 
 class FitLoop:
@@ -143,7 +152,7 @@ class FitLoop:
         val_sets = _by_name(val_data, trainer.all_metrics)
         named: dict[str, Dataset[Any] | None] = {"val_data": None}
         if val_sets:
-            named = {f"val_data {name}".rstrip(): each for name, each in val_sets.items()}
+            named = {_of_val_data(name): each for name, each in val_sets.items()}
         validate.check_fit(world, {"train_data": train_data, **named}, trainer.weight, config)
         if collate and val_sets and not val_collate:
             raise ConfigError(
@@ -155,12 +164,20 @@ class FitLoop:
             )
         workers.set_threads(workers.share(world), config.num_threads)
         self._loader = make_loader(
-            trainer, train_data, order=order, collate=collate, sharded=sharded, training=True
+            trainer,
+            train_data,
+            name="train_data",
+            order=order,
+            collate=collate,
+            sharded=sharded,
+            training=True,
+            log=self.say,
         )
         self._val_loaders = {
             name: make_loader(
                 trainer,
                 each,
+                name=_of_val_data(name),
                 collate=val_collate,
                 sharded=sharded and isinstance(each, IterableDataset),
             )

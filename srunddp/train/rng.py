@@ -79,6 +79,25 @@ def preserved_rng(world: World) -> Iterator[None]:
         _set_states(states, world.device)
 
 
+@contextmanager
+def seeded(number: int) -> Iterator[None]:
+    """Random numbers in here are of this seed, those of the GPU in use as well; the process's own
+    go on after it.
+    """
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        device = torch.device("cuda", torch.cuda.current_device())
+    else:
+        device = _CPU
+    states = _get_states(device)
+    seed(number)
+    if device.type == "cuda":
+        torch.cuda.manual_seed(number)
+    try:
+        yield
+    finally:
+        _set_states(states, device)
+
+
 def seed(number: int) -> None:
     """Seed the random numbers of the CPU."""
     # Not torch.manual_seed, which thinks of all GPUs as well.

@@ -283,7 +283,7 @@ class Trainer:
         validate.check_fit(self.world, {"data": data}, self.weight, self.config)
         with preserved_rng(self.world):
             figures = self._evaluate(
-                make_loader(self, data, collate=collate, sharded=sharded).steps()
+                make_loader(self, data, name="data", collate=collate, sharded=sharded).steps()
             )
         heartbeat(last=True)
         return figures

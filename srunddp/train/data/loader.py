@@ -1,6 +1,7 @@
 """Batches of this rank, on its device."""
 
 import itertools
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Literal, cast
@@ -12,11 +13,13 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from srunddp.config.schema import config_error
 from srunddp.train.data import sampler
-from srunddp.train.data.in_memory import checksum_of
+from srunddp.train.data.fingerprint import Look, hashed
+from srunddp.train.data.in_memory import fingerprint_in_memory
 from srunddp.train.data.order import Order, Sequential, Shuffled, Weighted, check_order
 from srunddp.train.data.reader import collated, start
+from srunddp.train.data.same_samples import ANY_EPOCH, SameSamples
 from srunddp.train.data.steps import Batch, StepBatches, group_steps
-from srunddp.train.data.streams import Stream, check_same_start
+from srunddp.train.data.streams import Stream
 from srunddp.train.data.transfer import DeviceTransfer
 from srunddp.train.data.workers import default_workers, share, start_method
 from srunddp.train.world import World
@@ -26,8 +29,9 @@ class DistributedDataLoader:
     """Batches of one data set, of which each rank gets its part; works without a Trainer, too.
 
     An epoch has every sample once, on one of the ranks, and none twice; all ranks make equally many
-    batches. With a model in DistributedDataParallel the gradients are those of the mean loss over
-    all samples, or weights:
+    batches. All ranks iterate: at its first iteration some samples are compared between them. With
+    a model in DistributedDataParallel the gradients are those of the mean loss over all samples, or
+    weights:
 
         for epoch in range(loader.state_dict()["epoch"], 10):
             loader.set_epoch(epoch)
@@ -60,6 +64,8 @@ class DistributedDataLoader:
         channels_last: bool = False,
         signals: Sequence[str] = ("USR1", "USR2"),
         resume_changed_data: bool = False,
+        name: str = "data",
+        log: Callable[[str], None] | None = None,
     ) -> None:
         """All ranks make it, with the same arguments, and in the same order if they make several.
 
@@ -92,6 +98,8 @@ class DistributedDataLoader:
             signals: names without SIG, that are for this rank alone, not for its workers.
             resume_changed_data: go on from a state although the data has another length or order
                 since.
+            name: of the data in messages.
+            log: prints a line for the user, on rank 0; None for the logger ``srunddp``.
 
         Raises:
             ConfigError: these do not fit together; the message says what to do.
@@ -108,12 +116,13 @@ class DistributedDataLoader:
         sampler.check_agreement(
             world, {"len(data)": length, **numbers, "seed": seed, "order": str(order_hash)}
         )
-        if world.world_size > 1 and not sharded:
-            sampler.check_agreement(
-                world,
-                {"the content of data": str(checksum_of(data))},
-                hint="split and shuffle it by a fixed seed, and sort what comes from a set",
-            )
+        self._same_samples = SameSamples(
+            world,
+            name,
+            log or partial(logging.getLogger("srunddp").warning, "srunddp: %s"),
+            is_stream=isinstance(data, IterableDataset),
+            in_memory=None if sharded else fingerprint_in_memory(data),
+        )
         self._data = {"length": length, "order": order_hash}
         self._changed = resume_changed_data
         self._assignment = sampler.ShardAssignment(
@@ -142,6 +151,9 @@ class DistributedDataLoader:
         self._signals = signals
         self._requests = sampler.DistributedBatchSampler(self._assignment)
         self._reader = sampler.Reader(data, rows=rows)
+        # Of tensors in memory all is known.
+        self._reads_unknown = world.world_size > 1 and not rows
+        self._by_epoch = hasattr(data, "set_epoch") or isinstance(data, IterableDataset)
         self._stream: Stream | None = None
         if isinstance(data, IterableDataset):
             self._stream = Stream(data, self._assignment)
@@ -187,21 +199,27 @@ class DistributedDataLoader:
             self._samples_seen = 0
             self._batches = 0
 
-    def state_dict(self) -> dict[str, int]:
+    def state_dict(self) -> dict[str, Any]:
         """What was given out, by whole steps: the same on all ranks.
 
-        It has ``epoch``, and ``samples_seen`` of it, over all ranks; the data's ``length`` and a
-        hash of its ``order``. For a sharded data set also ``batches`` of the epoch, per rank, and
-        what these depend on: ``world_size``, ``num_workers`` and ``batch_size``.
+        It has ``epoch``, and ``samples_seen`` of it, over all ranks; the data's ``length``, a hash
+        of its ``order``, and what some of its ``samples`` come to. For a sharded data set also
+        ``batches`` of the epoch, per rank, and what these depend on: ``world_size``,
+        ``num_workers`` and ``batch_size``.
         """
-        place = {"epoch": self._epoch, "samples_seen": self._samples_seen, **self._data}
+        place = {
+            "epoch": self._epoch,
+            "samples_seen": self._samples_seen,
+            **self._data,
+            "samples": self._same_samples.state_dict(),
+        }
         if self._assignment.sharded:
             return {**place, "batches": self._batches, **self._layout}
         return place
 
-    def load_state_dict(self, state: Mapping[str, int]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """The next iteration goes on from ``state``, of ``state_dict()``; with indices, on any
-        number of ranks.
+        number of ranks. Where samples are other ones since, rank 0 says so.
 
         Raises:
             ConfigError: the data has another length or order since, so that samples would be missed
@@ -232,6 +250,8 @@ class DistributedDataLoader:
                         f"start with {name}={state.get(name)}, or call set_epoch() to begin another"
                         " epoch",
                     )
+        if not self._changed:
+            self._same_samples.load_state_dict(state.get("samples", {}))
         self._epoch = state["epoch"]
         self._samples_seen = state["samples_seen"]
         self._batches = state.get("batches", 0)
@@ -299,15 +319,21 @@ class DistributedDataLoader:
             begin = self._batches
         else:
             begin = self._samples_seen
-        if self._stream:
-            self._stream.begin(self._epoch, begin)
-        elif self._order is not None:
-            self._requests.begin(self._order.indices(self._epoch), self._epoch, begin)
-            self._reader.begin(self._epoch)
-        parts = start(self._loader, self._signals, self._sent)
         if self._assignment.sharded:
-            return itertools.islice(parts, begin, None)
-        return check_same_start(parts, self._world) if self._stream else parts
+            return itertools.islice(self._start(begin, Look.NONE), begin, None)
+        if self._same_samples.is_done or not (self._stream or self._reads_unknown):
+            return self._start(begin, Look.NONE)
+        return self._same_samples.checked(
+            partial(self._start, begin), self._epoch if self._by_epoch else ANY_EPOCH
+        )
+
+    def _start(self, begin: int, look: Look) -> Iterator[sampler.MicroBatch]:
+        if self._stream:
+            self._stream.begin(self._epoch, begin, look)
+        elif self._order is not None:
+            self._requests.begin(self._order.indices(self._epoch), self._epoch, begin, look)
+            self._reader.begin(self._epoch)
+        return start(self._loader, self._signals, self._sent)
 
     def _send(self, step: StepBatches) -> StepBatches:
         batches, copied = self._transfer.send(step.batches)
@@ -357,5 +383,5 @@ def _order_and_length(
 def _order_hash(order: Order | None) -> int:
     """The same for the same samples in the same order."""
     if isinstance(order, Sequential | None):
-        return sampler.hashed(repr(order))
-    return sampler.hashed(order.indices(1).numpy().tobytes())
+        return hashed(repr(order))
+    return hashed(order.indices(1).numpy().tobytes())

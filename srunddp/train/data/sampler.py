@@ -5,7 +5,6 @@ batch_size`` samples, and each rank every ``world_size``-th of these. So what wa
 step is a beginning of the order, and another number of ranks can go on from there.
 """
 
-import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sized
 from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
@@ -23,7 +22,11 @@ from torch.utils.data import (
 
 from srunddp.errors import ConfigError, Scope
 from srunddp.train import rng
+from srunddp.train.data.fingerprint import Fingerprint, Look, hashed, look_at, some_indices
 from srunddp.train.world import World, all_gather_ints
+
+# Of what is random in the samples of a fingerprint, which a later run compares with its own.
+_SEED = 0
 
 
 class MicroBatch(NamedTuple):
@@ -37,7 +40,9 @@ class MicroBatch(NamedTuple):
         source: of what is random in reading them by indices: the seed, the epoch, the place in its
             order and the rank.
         weight: of the batch; a text that says what was found where that is no number.
-        digest: of the first sample of a stream that all ranks read whole; else 0.
+        look: how some samples are to be read for the fingerprint, whichever this rank's are.
+        fingerprint: of them, or of the first samples of a stream; None where there is none to be
+            compared.
     """
 
     samples: Any
@@ -45,7 +50,8 @@ class MicroBatch(NamedTuple):
     total: int
     source: tuple[int, ...] = ()
     weight: float | str = 0.0
-    digest: int = 0
+    look: Look = Look.NONE
+    fingerprint: Fingerprint | None = None
 
 
 @dataclass(frozen=True)
@@ -83,12 +89,6 @@ class ShardAssignment:
         if not self.equal or rest in (0, samples):
             return [samples]
         return [samples - rest, rest]
-
-
-def hashed(value: object) -> int:
-    """The same on every rank, and within int64: of what is written, or of bytes."""
-    data = value if isinstance(value, bytes) else repr(value).encode()
-    return int.from_bytes(hashlib.blake2b(data, digest_size=7).digest(), "big")
 
 
 def check_agreement(
@@ -152,13 +152,14 @@ class DistributedBatchSampler(Sampler[MicroBatch]):
     def __init__(self, assignment: ShardAssignment) -> None:
         self._assignment = assignment
 
-    def begin(self, order: Tensor, epoch: int, start: int) -> None:
+    def begin(self, order: Tensor, epoch: int, start: int, look: Look = Look.NONE) -> None:
         """The next iteration is of this order, int64 of shape (samples,), from the sample ``start``
-        on.
+        on; with its first micro-batch some samples are looked at.
         """
         self._order = order.numpy()  # of which a slice costs a tenth
         self._epoch = epoch
         self._start = start
+        self._look = look
 
     def __iter__(self) -> Iterator[MicroBatch]:
         assignment = self._assignment
@@ -169,7 +170,8 @@ class DistributedBatchSampler(Sampler[MicroBatch]):
                 chunk = self._order[start : start + count]
                 mine = chunk[assignment.rank :: assignment.world_size].tolist()
                 source = (assignment.seed, self._epoch, start, assignment.rank)
-                yield MicroBatch(mine or chunk[:1].tolist(), len(mine), count, source)
+                look = self._look if start == self._start else Look.NONE
+                yield MicroBatch(mine or chunk[:1].tolist(), len(mine), count, source, look=look)
                 start += count
 
 
@@ -196,9 +198,18 @@ class Reader(Dataset[Any]):
     def __getitems__(self, part: MicroBatch) -> MicroBatch:
         """Called by the loader instead of ``__getitem__``, with what the sampler gave."""
         self.begin(part.source[1])
+        if part.look:
+            part = part._replace(fingerprint=self._look_at_some(part.look))
         if get_worker_info():
             rng.seed(hashed(part.source))
         return MicroBatch(self._read(part.samples), *part[1:])
+
+    def _look_at_some(self, look: Look) -> Fingerprint | None:
+        """Here, as a worker has its own files open; and before its random numbers are those of its
+        samples.
+        """
+        indices = some_indices(len(cast(Sized, self._data)))
+        return look_at(lambda: self._read(indices), look, _SEED)
 
     def _read(self, indices: list[int]) -> Any:
         if self._rows:

@@ -2,20 +2,21 @@
 worker.
 """
 
-import io
 import itertools
-import pickle
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
 from torch.utils.data import IterableDataset, get_worker_info
 
 from srunddp.train import rng
-from srunddp.train.data.sampler import MicroBatch, ShardAssignment, check_agreement, hashed
+from srunddp.train.data.fingerprint import Look, fingerprint_of, hashed, look_at
+from srunddp.train.data.sampler import MicroBatch, ShardAssignment
 from srunddp.train.rng import IsolatedRng
-from srunddp.train.world import World
+
+# Samples at the start of a stream, by which it is told from another.
+_FIRST = 4
 
 
 class Stream(IterableDataset[Any]):
@@ -44,15 +45,16 @@ class Stream(IterableDataset[Any]):
         self._worker: int | None = None
         self._workers = 1
         # Shared with the workers, which may outlive an epoch.
-        self._start = torch.zeros(2, dtype=torch.int64).share_memory_()  # type: ignore[no-untyped-call]
+        self._start = torch.zeros(3, dtype=torch.int64).share_memory_()  # type: ignore[no-untyped-call]
 
-    def begin(self, epoch: int, start: int) -> None:
+    def begin(self, epoch: int, start: int, look: Look = Look.NONE) -> None:
         """The next iteration is of this epoch; what was seen before ``start`` is read again.
 
         ``start`` is samples of all ranks, and none of these come again; of a sharded data set it is
-        this rank's micro-batches, which may come without samples.
+        this rank's micro-batches, which may come without samples. ``look``: how the first samples
+        are looked at; repeatedly, the stream is begun anew as often.
         """
-        self._start.copy_(torch.tensor([epoch, start]))
+        self._start.copy_(torch.tensor([epoch, start, look]))
         # Before workers do: what they share, as those of datasets, they find as it shall be.
         self._set_epoch(epoch)
 
@@ -61,24 +63,24 @@ class Stream(IterableDataset[Any]):
             set_epoch(epoch)
 
     def __iter__(self) -> Iterator[MicroBatch]:
-        epoch, start = self._start.tolist()
+        epoch, start, look = self._start.tolist()
         self._set_epoch(epoch)
-        if self._worker is None and (info := get_worker_info()):
-            self._worker = info.id
-            self._workers = info.num_workers
-            if not self._sharded:
-                for name, value in (("id", 0), ("num_workers", 1)):
-                    object.__setattr__(info, name, value)  # past what torch may have made read-only
+        self._note_worker()
         worker = self._worker or 0
         source = (self._assignment.seed, epoch)
         reader: tuple[int, ...] = ()
         if self._sharded:
             reader = (self._assignment.rank, worker)
-        isolated = IsolatedRng(hashed((*source, *reader)))
+        own_seed = hashed((*source, *reader))
+        fingerprint = None
+        if look == Look.REPEATEDLY and not worker:
+            first = partial(self._first_samples, self._looked_at(start))
+            fingerprint = look_at(first, Look.REPEATEDLY, own_seed, text=True)
+        isolated = IsolatedRng(own_seed)
         if self._sharded:
             parts = self._own_parts(start, worker)
         else:
-            parts = self._dealt_parts(start)
+            parts = self._dealt_parts(start, look=look == Look.ONCE and not worker)
         for number in itertools.count():
             with isolated:
                 place, part = next(parts, (0, None))
@@ -87,20 +89,44 @@ class Stream(IterableDataset[Any]):
             if self._sharded or number % self._workers == worker:
                 if self._worker is not None:  # what collate draws, in a worker
                     rng.seed(hashed((*source, place, self._assignment.rank, *reader)))
-                yield part
+                yield part._replace(fingerprint=fingerprint) if fingerprint else part
+                fingerprint = None
 
-    def _dealt_parts(self, start: int) -> Iterator[tuple[int, MicroBatch]]:
+    def _note_worker(self) -> None:
+        """See which worker this is, and have the data set not see it where all read the whole."""
+        info = get_worker_info()
+        if self._worker is not None or info is None:
+            return
+        self._worker = info.id
+        self._workers = info.num_workers
+        if not self._sharded:
+            for name, value in (("id", 0), ("num_workers", 1)):
+                object.__setattr__(info, name, value)  # past what torch may have made read-only
+
+    def _first_samples(self, count: int) -> list[Any]:
+        return list(itertools.islice(iter(self._data), count))
+
+    def _looked_at(self, start: int) -> int:
+        """How many samples are looked at.
+
+        No more than what is read in one go, as all workers must draw numpy's random numbers alike.
+        """
+        count = min(_FIRST, self._assignment.global_batch_size)
+        return min(count, start) if start else count
+
+    def _dealt_parts(self, start: int, *, look: bool) -> Iterator[tuple[int, MicroBatch]]:
         """Those of this rank, for all of its workers, each with the place of its first sample in
-        the epoch.
+        the epoch; the first with a fingerprint where one is to be taken.
         """
         rank = self._assignment.rank
         ranks = self._assignment.world_size
         full = self._assignment.global_batch_size
         samples = iter(self._data)
-        digest = 0
-        if ranks > 1 and (head := list(itertools.islice(samples, 1))):
+        fingerprint = None
+        if look:
+            head = list(itertools.islice(samples, self._looked_at(start)))
             samples = itertools.chain(head, samples)
-            digest = digest_of(head[0])
+            fingerprint = fingerprint_of(head, text=True)
         for passed in range(0, start, full):  # in parts, as they were read before the resume
             for _ in itertools.islice(samples, min(full, start - passed)):
                 ...
@@ -117,7 +143,8 @@ class Stream(IterableDataset[Any]):
             for part in self._assignment.split(count):
                 mine = kept[: -(-(part - rank) // ranks)] if rank < part else []
                 kept = kept[len(mine) :]
-                yield place, MicroBatch(mine or first, len(mine), part, digest=digest)
+                yield place, MicroBatch(mine or first, len(mine), part, fingerprint=fingerprint)
+                fingerprint = None
                 place += part
 
     def _own_parts(self, start: int, worker: int) -> Iterator[tuple[int, MicroBatch]]:
@@ -133,45 +160,3 @@ class Stream(IterableDataset[Any]):
             if len(part) < (size if self._assignment.drop_last else 1):
                 return
             yield number, MicroBatch(None if number < passed else part, len(part), len(part))
-
-
-class _TensorsByValue(pickle.Pickler):
-    """Tensors by what they hold: torch's own way is by their storages, which may be larger and
-    differ.
-    """
-
-    def persistent_id(self, value: Any) -> Any:
-        if not isinstance(value, Tensor):
-            return None
-        flat = value.detach().cpu().contiguous().reshape(-1)
-        return str(value.dtype), tuple(value.shape), flat.view(torch.uint8).numpy().tobytes()
-
-
-def digest_of(sample: Any) -> int:
-    """A number within int64 that tells samples apart: tensors by their bytes, all else as pickle
-    writes it.
-
-    It is 0 for a sample that cannot be written so.
-    """
-    written = io.BytesIO()
-    try:
-        _TensorsByValue(written).dump(sample)
-    except Exception:  # whatever a class of the user's raises
-        return 0
-    return hashed(written.getvalue())
-
-
-def check_same_start(parts: Iterator[MicroBatch], world: World) -> Iterator[MicroBatch]:
-    """The same micro-batches, or a ConfigError where the first sample of a stream is not the same
-    on all ranks.
-    """
-    first = list(itertools.islice(parts, 1))
-    check_agreement(
-        world,
-        {"the first sample": str(first and first[0].digest)},
-        hint=(
-            "pass sharded=True if the stream splits itself by rank; else let it draw by torch,"
-            " random or numpy.random, which are seeded alike"
-        ),
-    )
-    return itertools.chain(first, parts)

@@ -10,7 +10,7 @@ import torch
 
 from srunddp.bootstrap.environment import cpus as of_rank
 from srunddp.bootstrap.environment import mpi
-from srunddp.train.data.sampler import hashed
+from srunddp.train.data.fingerprint import hashed
 from srunddp.train.world import World, all_gather_ints
 
 _INFINIBAND = Path("/sys/class/infiniband")

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
 
-from srunddp.train.data.in_memory import checksum_of
+from srunddp.train.data.in_memory import fingerprint_in_memory
 from srunddp.train.data.loader import DistributedDataLoader
 from tests.support.facts import tells
 from tests.train.local_world import LocalWorld, run_ranks
@@ -58,18 +58,20 @@ DATA: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
 @pytest.mark.parametrize("kind", DATA)
 def test_other_numbers_have_another_checksum(kind: str) -> None:
     first, other = DATA[kind]
-    assert checksum_of(first()) == checksum_of(first())
-    assert checksum_of(first()) != checksum_of(other())
+    assert fingerprint_in_memory(first()) == fingerprint_in_memory(first())
+    assert fingerprint_in_memory(first()) != fingerprint_in_memory(other())
 
 
 @pytest.mark.parametrize("data", [Own(), [], TensorDataset(torch.ones(0, 3))])
 def test_what_is_not_in_memory_is_not_compared(data: Any) -> None:
-    assert checksum_of(data) == 0
+    assert fingerprint_in_memory(data) is None
 
 
 def test_text_does_not_count() -> None:
     """It may be a path of this node."""
-    assert checksum_of([("/scratch/1", 3)] * 4) == checksum_of([("/scratch/2", 3)] * 4)
+    assert fingerprint_in_memory([("/scratch/1", 3)] * 4) == fingerprint_in_memory(
+        [("/scratch/2", 3)] * 4
+    )
 
 
 def split_without_a_seed(world: LocalWorld, differs: bool) -> str:
@@ -82,6 +84,6 @@ def split_without_a_seed(world: LocalWorld, differs: bool) -> str:
 def test_a_split_that_differs_between_ranks_is_refused(differs: bool, tmp_path: Path) -> None:
     for text in run_ranks(2, tmp_path, split_without_a_seed, differs):
         if differs:
-            assert tells(text, "differs between ranks", "; expected ")
+            assert tells(text, "samples of data differ between ranks", "; expected ")
         else:
             assert text == "no error"

@@ -1,0 +1,261 @@
+"""What the numbers in a few samples come to, so that ranks can compare their data in short."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, is_dataclass
+from enum import Enum, IntEnum
+from typing import Any
+
+import numpy
+import torch
+from torch import Tensor
+
+from srunddp.train.rng import seeded
+from srunddp.train.world import World, all_gather_ints, all_reduce_max
+
+# An array comes to as many averages, at most.
+_PARTS = 16
+# Of the mean magnitude: by as much averages may differ. Nodes with other processors or numbers of
+# threads round in other places, and image libraries have other fast paths on them.
+_TOLERANCE = 1e-3
+# What changes a sample one time in two leaves so many readings of it alike once in 128 times, and
+# of four samples never.
+_READINGS = 8
+
+
+class Look(IntEnum):
+    """How samples are read for a fingerprint."""
+
+    NONE = 0
+    ONCE = 1
+    REPEATEDLY = 2  # so that a data set is noticed which draws random numbers of its own
+
+
+class Agreement(Enum):
+    """What the ranks' fingerprints show."""
+
+    ALIKE = "alike"
+    DIFFERENT = "different"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True)
+class Fingerprint:
+    """The numbers of some samples.
+
+    Attributes:
+        samples: How many there are.
+        whole: A hash of the whole numbers, and of the shapes of arrays.
+        averages: Of parts of each array of floating-point numbers or bytes.
+        allowed: How far each of the averages may be from another data set's that is the same.
+    """
+
+    samples: int
+    whole: int
+    averages: tuple[float, ...]
+    allowed: tuple[float, ...]
+
+    def is_like(self, other: Fingerprint) -> bool:
+        """Return whether the samples are the same, but for rounding."""
+        if (self.whole, len(self.averages)) != (other.whole, len(other.averages)):
+            return False
+        allowed = map(max, self.allowed, other.allowed)
+        return all(
+            abs(own - others) <= limit
+            for own, others, limit in zip(self.averages, other.averages, allowed, strict=True)
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        """Plain values, of which :meth:`from_state` makes it again."""
+        return asdict(self)
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, Any]) -> Fingerprint:
+        """Make it of what ``state_dict()`` gave."""
+        return cls(
+            state["samples"], state["whole"], tuple(state["averages"]), tuple(state["allowed"])
+        )
+
+
+def hashed(value: object) -> int:
+    """The same on every rank, and within int64: of what is written, or of bytes."""
+    data = value if isinstance(value, bytes) else repr(value).encode()
+    return int.from_bytes(hashlib.blake2b(data, digest_size=7).digest(), "big")
+
+
+def some_indices(count: int) -> list[int]:
+    """Of ``count`` samples the first, two between, and the last."""
+    chosen = {0, count // 3, 2 * count // 3, count - 1}
+    return sorted(index for index in chosen if 0 <= index < count)
+
+
+def look_at(
+    read: Callable[[], Iterable[Any]], look: Look, number: int, *, text: bool = False
+) -> Fingerprint | None:
+    """Read samples for their fingerprint.
+
+    Args:
+        read: Reads them anew at each call. Random numbers are then the same on every rank, and
+            those that follow do not change.
+        look: How often.
+        number: The seed of these random numbers.
+        text: As of :func:`fingerprint_of`.
+
+    Returns:
+        None where the samples are others in each reading, or cannot be read.
+    """
+    try:
+        first = _read(read, number, text)
+        if look is Look.REPEATEDLY:
+            for _ in range(_READINGS - 1):
+                if _read(read, number, text) != first:
+                    return None
+    except Exception:  # the user's own, which training meets as well if it comes to this sample
+        return None
+    return first
+
+
+def _read(read: Callable[[], Iterable[Any]], number: int, text: bool) -> Fingerprint | None:
+    with seeded(number):
+        return fingerprint_of(read(), text=text)
+
+
+def fingerprint_of(samples: Iterable[Any], *, text: bool = False) -> Fingerprint | None:
+    """Return what the numbers in samples come to; None for samples that cannot be looked into.
+
+    Args:
+        samples: Of whatever structure; they are not changed.
+        text: Text counts, too, but for the folders of a path: a path may be another one on each
+            node.
+    """
+    numbers = _Numbers(text)
+    count = 0
+    try:
+        for sample in samples:
+            numbers.add(sample)
+            count += 1
+    except Exception:  # whatever a class of the user's raises
+        return None
+    return Fingerprint(
+        count, hashed(numbers.whole), tuple(numbers.averages), tuple(numbers.allowed)
+    )
+
+
+class _Numbers:
+    """Collects the numbers of samples."""
+
+    def __init__(self, text: bool) -> None:
+        self._text = text
+        self.whole: list[object] = []
+        self.averages: list[float] = []
+        self.allowed: list[float] = []
+
+    def add(self, value: Any) -> None:
+        """Take the numbers of a value; what is of an unknown kind has none."""
+        match value:
+            case str() | bytes() | bytearray():
+                if self._text:
+                    self._add_text(value)
+            case int():
+                self.whole.append(int(value))
+            case float() | complex():
+                self._add_array(numpy.asarray(value))
+            case Tensor():
+                self._add_tensor(value)
+            case _ if hasattr(value, "__array_interface__") or hasattr(value, "__array__"):
+                self._add_array(numpy.asarray(value))  # also numpy's scalars, and PIL's images
+            case _:
+                self._add_parts(value)
+
+    def _add_text(self, value: str | bytes | bytearray) -> None:
+        if isinstance(value, str):
+            self.whole.append(value.rpartition("/")[2])
+        else:
+            self.whole.append(hashed(bytes(value)))
+
+    def _add_parts(self, value: Any) -> None:
+        match value:
+            case Mapping():
+                self._add_mapping(value)
+            case Sequence():
+                self._add_sequence(value)
+            case _ if is_dataclass(value):
+                self._add_sequence([getattr(value, field.name) for field in fields(value)])
+            case _ if hasattr(value, "to_dict"):  # a graph, a TensorDict
+                self._add_mapping(value.to_dict())
+
+    def _add_mapping(self, value: Mapping[Any, Any]) -> None:
+        # Keys may come from a set, which has another order in each process.
+        self._add_sequence([value[key] for key in sorted(value, key=str)])
+
+    def _add_sequence(self, value: Sequence[Any]) -> None:
+        if value and all(isinstance(each, float) for each in value):
+            self._add_array(numpy.asarray(value))
+            return
+        self.whole.append(("length", len(value)))
+        for each in value:
+            self.add(each)
+
+    def _add_tensor(self, tensor: Tensor) -> None:
+        if tensor.layout is not torch.strided or tensor.is_quantized:
+            return
+        plain = tensor.detach().cpu().resolve_conj().resolve_neg()
+        if plain.is_floating_point() and plain.dtype is not torch.float64:
+            plain = plain.float()  # numpy has not all kinds
+        self._add_array(plain.numpy())
+
+    def _add_array(self, array: numpy.ndarray[Any, Any]) -> None:
+        if array.dtype.kind not in "biufcmM":
+            self.add(array.tolist())
+        elif array.dtype.kind in "fc" or array.dtype == numpy.uint8:
+            self.whole.append(array.shape)
+            self._add_averages(array.reshape(-1))
+        else:
+            self.whole += [array.shape, str(array.dtype), hashed(array.tobytes())]
+
+    def _add_averages(self, flat: numpy.ndarray[Any, Any]) -> None:
+        if flat.dtype.kind == "c":
+            flat = numpy.stack([flat.real, flat.imag], axis=1).reshape(-1)
+        if not flat.size:
+            return
+        parts = numpy.array_split(flat, min(_PARTS, flat.size))
+        with numpy.errstate(all="ignore"):
+            averages = [_finite(part.mean(dtype=numpy.float64)) for part in parts]
+            magnitudes = [_finite(numpy.abs(part).mean(dtype=numpy.float64)) for part in parts]
+        self.averages += averages
+        self.allowed += [_TOLERANCE * sum(magnitudes) / len(parts)] * len(parts)
+
+
+def _finite(value: float) -> float:
+    return float(value) if math.isfinite(value) else 0.0
+
+
+def compare(world: World, own: Fingerprint | None) -> Agreement:
+    """Compare the ranks' fingerprints; a collective.
+
+    Args:
+        world: All of its ranks call this.
+        own: This rank's; None where there is none to be compared.
+    """
+    if own is None:
+        row = [0, 0, 0, 0]
+    else:
+        row = [1, own.samples, own.whole, len(own.averages)]
+    rows = all_gather_ints(world, row)
+    if any(not known for known, *_ in rows):
+        return Agreement.UNKNOWN
+    if own is None or any(each != row for each in rows):
+        return Agreement.DIFFERENT
+    count = len(own.averages)
+    negative = [-average for average in own.averages]
+    figures = all_reduce_max(world, *own.averages, *negative, *own.allowed)
+    greatest = figures[:count]
+    least = [-figure for figure in figures[count : 2 * count]]
+    allowed = figures[2 * count :]
+    for low, high, limit in zip(least, greatest, allowed, strict=True):
+        if high - low > limit:
+            return Agreement.DIFFERENT
+    return Agreement.ALIKE

@@ -1,0 +1,160 @@
+"""Whether all ranks were given the same samples, and those that a run began with."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from srunddp.errors import ConfigError, Scope
+from srunddp.train.data.fingerprint import Agreement, Fingerprint, Look, compare
+from srunddp.train.data.sampler import MicroBatch
+from srunddp.train.world import World
+
+# In place of an epoch: the samples are the same in each.
+ANY_EPOCH = -1
+
+_NO_SAMPLES = Fingerprint(0, 0, (), ())
+
+
+@dataclass(frozen=True)
+class _Record:
+    """Samples that were looked at, and the epoch that they are of."""
+
+    epoch: int
+    fingerprint: Fingerprint
+
+    def is_of_the_same(self, other: _Record) -> bool:
+        """Return whether it is of the same epoch, and as many samples: those of a stream are as
+        many as are in a micro-batch.
+        """
+        own = (self.epoch, self.fingerprint.samples)
+        return own == (other.epoch, other.fingerprint.samples)
+
+
+class SameSamples:
+    """Looks at some samples of one data set, and compares them.
+
+    A data set that draws random numbers of its own, by another generator than torch's, Python's or
+    numpy's global one, is not compared: its samples are others in each reading.
+    """
+
+    def __init__(
+        self,
+        world: World,
+        name: str,
+        log: Callable[[str], None],
+        *,
+        is_stream: bool,
+        in_memory: Fingerprint | None,
+    ) -> None:
+        """Compare what is known without reading; a collective.
+
+        Args:
+            world: All of its ranks make this.
+            name: Of the data in messages.
+            log: Prints a line for the user.
+            is_stream: The data is iterable. It is looked at in each epoch, as its first samples are
+                read there anyway.
+            in_memory: What is known of the data without reading.
+
+        Raises:
+            ConfigError: Ranks have other data.
+        """
+        self.is_done = False
+        self._world = world
+        self._name = name
+        self._is_stream = is_stream
+        self._has_told = False
+        self._log = log
+        # Each by where the samples are from.
+        self._seen: dict[str, _Record] = {}
+        self._began_with: dict[str, _Record] = {}
+        if compare(world, in_memory) is Agreement.DIFFERENT:
+            raise self._error()
+        if in_memory:
+            self._see("in_memory", _Record(ANY_EPOCH, in_memory))
+
+    def checked(
+        self, start: Callable[[Look], Iterator[MicroBatch]], epoch: int
+    ) -> Iterator[MicroBatch]:
+        """Return the micro-batches of an iteration, once they are known to be of the same samples
+        on all ranks; a collective.
+
+        Afterwards ``is_done`` says whether there is nothing more to be seen in another epoch.
+
+        Args:
+            start: Begins the iteration, whose first micro-batch has a fingerprint. It is called
+                again where ranks differ, to see whether each rank's samples are others each time.
+            epoch: That the samples are of; or ``ANY_EPOCH``.
+
+        Raises:
+            ConfigError: Ranks differ.
+        """
+        parts, fingerprint = _first(start, Look.ONCE)
+        agreement = compare(self._world, fingerprint)
+        if agreement is Agreement.DIFFERENT:
+            parts, fingerprint = _first(start, Look.REPEATEDLY)
+            if compare(self._world, fingerprint) is Agreement.DIFFERENT:
+                raise self._error()
+            self.is_done = True
+        elif agreement is Agreement.UNKNOWN:
+            self.is_done = True
+        elif fingerprint and fingerprint.samples:
+            self.is_done = not self._is_stream
+            self._see("read", _Record(epoch, fingerprint))
+        return parts
+
+    def state_dict(self) -> dict[str, Any]:
+        """The samples that the run began with, or those of this epoch, as plain values."""
+        return {
+            source: {"epoch": record.epoch, **record.fingerprint.state_dict()}
+            for source, record in self._began_with.items()
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Say so if the samples are not those of ``state``, now or once they are looked at."""
+        for source, each in state.items():
+            self._began_with[source] = _Record(each["epoch"], Fingerprint.from_state(each))
+        for source, seen in self._seen.items():
+            if seen.is_of_the_same(self._began_with[source]):
+                self._see(source, seen)
+
+    def _see(self, source: str, now: _Record) -> None:
+        self._seen[source] = now
+        before = self._began_with.get(source, now)
+        if not now.is_of_the_same(before):
+            before = now
+        self._began_with[source] = before
+        if not now.fingerprint.is_like(before.fingerprint):
+            self._tell_of_change()
+
+    def _tell_of_change(self) -> None:
+        if self._world.rank == 0 and not self._has_told:
+            self._log(
+                f"the samples of {self._name} are not those that the run began with; a run with"
+                " other data needs a folder of its own"
+            )
+        self._has_told = True
+
+    def _error(self) -> ConfigError:
+        hint = "split and shuffle it by a fixed seed, and sort what comes from a set"
+        if self._is_stream:
+            hint = f"pass sharded=True if the stream splits itself by rank; else {hint}"
+        return ConfigError(
+            f"the samples of {self._name} differ between ranks",
+            expected="the same data on all ranks, each of which gets its part",
+            hint=hint,
+            scope=Scope.JOB,
+        )
+
+
+def _first(
+    start: Callable[[Look], Iterator[MicroBatch]], look: Look
+) -> tuple[Iterator[MicroBatch], Fingerprint | None]:
+    """Begin an iteration, and return it with the fingerprint of its first micro-batch."""
+    parts = start(look)
+    first = list(itertools.islice(parts, 1))
+    fingerprint = first[0].fingerprint if first else _NO_SAMPLES
+    return itertools.chain(first, parts), fingerprint
