@@ -38,6 +38,7 @@ class Agreement(Enum):
     """What the ranks' fingerprints show."""
 
     ALIKE = "alike"
+    CHANGED = "alike, but other ones than before"
     DIFFERENT = "different"
     UNKNOWN = "unknown"
 
@@ -165,8 +166,8 @@ class _Numbers:
                 self._add_array(numpy.asarray(value))
             case Tensor():
                 self._add_tensor(value)
-            case _ if hasattr(value, "__array_interface__") or hasattr(value, "__array__"):
-                self._add_array(numpy.asarray(value))  # also numpy's scalars, and PIL's images
+            case _ if _is_array(value):
+                self._add_array(numpy.asarray(value))
             case _:
                 self._add_parts(value)
 
@@ -229,33 +230,53 @@ class _Numbers:
         self.allowed += [_TOLERANCE * sum(magnitudes) / len(parts)] * len(parts)
 
 
+def _is_array(value: Any) -> bool:
+    """Return whether it is an array in memory, a scalar of numpy's, or an image of PIL's; but not a
+    file's, of which all would be read.
+    """
+    kind = type(value)
+    is_convertible = hasattr(kind, "__array_interface__") or hasattr(kind, "__array__")
+    return is_convertible and hasattr(kind, "tobytes")
+
+
 def _finite(value: float) -> float:
     return float(value) if math.isfinite(value) else 0.0
 
 
-def compare(world: World, own: Fingerprint | None) -> Agreement:
+def compare(world: World, own: Fingerprint | None, before: Fingerprint | None = None) -> Agreement:
     """Compare the ranks' fingerprints; a collective.
 
     Args:
         world: All of its ranks call this.
         own: This rank's; None where there is none to be compared.
+        before: That of the same samples in an earlier run; None where there is none.
     """
     if own is None:
         row = [0, 0, 0, 0]
     else:
         row = [1, own.samples, own.whole, len(own.averages)]
-    rows = all_gather_ints(world, row)
+    has_changed = bool(own and before and not own.is_like(before))
+    rows = all_gather_ints(world, [*row, int(has_changed)])
     if any(not known for known, *_ in rows):
         return Agreement.UNKNOWN
-    if own is None or any(each != row for each in rows):
+    if own is None or any(each[:-1] != row for each in rows):
         return Agreement.DIFFERENT
+    if not _averages_are_alike(world, own):
+        return Agreement.DIFFERENT
+    # One decision for all ranks, whose averages are not the same to the last bit.
+    if any(changed for *_, changed in rows):
+        return Agreement.CHANGED
+    return Agreement.ALIKE
+
+
+def _averages_are_alike(world: World, own: Fingerprint) -> bool:
+    """Return whether those of all ranks are, each of which has as many; a collective."""
     count = len(own.averages)
     negative = [-average for average in own.averages]
     figures = all_reduce_max(world, *own.averages, *negative, *own.allowed)
     greatest = figures[:count]
     least = [-figure for figure in figures[count : 2 * count]]
     allowed = figures[2 * count :]
-    for low, high, limit in zip(least, greatest, allowed, strict=True):
-        if high - low > limit:
-            return Agreement.DIFFERENT
-    return Agreement.ALIKE
+    return all(
+        high - low <= limit for low, high, limit in zip(least, greatest, allowed, strict=True)
+    )

@@ -12,6 +12,8 @@ from srunddp.train.data.fingerprint import Agreement, Fingerprint, Look, compare
 from srunddp.train.data.sampler import MicroBatch
 from srunddp.train.world import World
 
+_IN_MEMORY = "in_memory"
+_READ = "read"
 # In place of an epoch: the samples are the same in each.
 ANY_EPOCH = -1
 
@@ -24,13 +26,6 @@ class _Record:
 
     epoch: int
     fingerprint: Fingerprint
-
-    def is_of_the_same(self, other: _Record) -> bool:
-        """Return whether it is of the same epoch, and as many samples: those of a stream are as
-        many as are in a micro-batch.
-        """
-        own = (self.epoch, self.fingerprint.samples)
-        return own == (other.epoch, other.fingerprint.samples)
 
 
 class SameSamples:
@@ -65,16 +60,17 @@ class SameSamples:
         self.is_done = False
         self._world = world
         self._name = name
-        self._is_stream = is_stream
-        self._has_told = False
         self._log = log
-        # Each by where the samples are from.
-        self._seen: dict[str, _Record] = {}
+        self._is_stream = is_stream
+        self._in_memory = in_memory
+        self._is_random = False
+        self._has_told = False
+        # Those that are known without reading, and those that were read.
         self._began_with: dict[str, _Record] = {}
         if compare(world, in_memory) is Agreement.DIFFERENT:
             raise self._error()
         if in_memory:
-            self._see("in_memory", _Record(ANY_EPOCH, in_memory))
+            self._began_with[_IN_MEMORY] = _Record(ANY_EPOCH, in_memory)
 
     def checked(
         self, start: Callable[[Look], Iterator[MicroBatch]], epoch: int
@@ -86,24 +82,29 @@ class SameSamples:
 
         Args:
             start: Begins the iteration, whose first micro-batch has a fingerprint. It is called
-                again where ranks differ, to see whether each rank's samples are others each time.
+                again where something differs, to see whether the samples are others each time.
             epoch: That the samples are of; or ``ANY_EPOCH``.
 
         Raises:
             ConfigError: Ranks differ.
         """
         parts, fingerprint = _first(start, Look.ONCE)
-        agreement = compare(self._world, fingerprint)
-        if agreement is Agreement.DIFFERENT:
-            parts, fingerprint = _first(start, Look.REPEATEDLY)
-            if compare(self._world, fingerprint) is Agreement.DIFFERENT:
+        before = self._before(_READ, epoch, fingerprint)
+        agreement = compare(self._world, fingerprint, before)
+        if agreement in (Agreement.DIFFERENT, Agreement.CHANGED):
+            parts, repeated = _first(start, Look.REPEATEDLY)
+            again = compare(self._world, repeated)
+            if agreement is again is Agreement.DIFFERENT:
                 raise self._error()
-            self.is_done = True
-        elif agreement is Agreement.UNKNOWN:
+            self._is_random = agreement is Agreement.DIFFERENT or again is Agreement.UNKNOWN
+        if agreement is Agreement.UNKNOWN or self._is_random:
             self.is_done = True
         elif fingerprint and fingerprint.samples:
             self.is_done = not self._is_stream
-            self._see("read", _Record(epoch, fingerprint))
+            if before is None:
+                self._began_with[_READ] = _Record(epoch, fingerprint)
+            if agreement is Agreement.CHANGED:
+                self._tell_of_change()
         return parts
 
     def state_dict(self) -> dict[str, Any]:
@@ -114,21 +115,24 @@ class SameSamples:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Say so if the samples are not those of ``state``, now or once they are looked at."""
+        """Say so if the samples are not those of ``state``, now or once they are read."""
         for source, each in state.items():
             self._began_with[source] = _Record(each["epoch"], Fingerprint.from_state(each))
-        for source, seen in self._seen.items():
-            if seen.is_of_the_same(self._began_with[source]):
-                self._see(source, seen)
-
-    def _see(self, source: str, now: _Record) -> None:
-        self._seen[source] = now
-        before = self._began_with.get(source, now)
-        if not now.is_of_the_same(before):
-            before = now
-        self._began_with[source] = before
-        if not now.fingerprint.is_like(before.fingerprint):
+        before = self._before(_IN_MEMORY, ANY_EPOCH, self._in_memory)
+        if self._in_memory and before and not self._in_memory.is_like(before):
             self._tell_of_change()
+        if _READ in state:
+            self.is_done = self._is_random
+
+    def _before(self, source: str, epoch: int, now: Fingerprint | None) -> Fingerprint | None:
+        """What the run began with, where that can be compared: of a stream as many samples are
+        looked at as are in a micro-batch.
+        """
+        record = self._began_with.get(source)
+        if record is None or now is None:
+            return None
+        is_comparable = (record.epoch, record.fingerprint.samples) == (epoch, now.samples)
+        return record.fingerprint if is_comparable else None
 
     def _tell_of_change(self) -> None:
         if self._world.rank == 0 and not self._has_told:
