@@ -91,13 +91,7 @@ class ShardAssignment:
         return [samples - rest, rest]
 
 
-def check_agreement(
-    world: World,
-    values: Mapping[str, Any],
-    hint: str = (
-        "give every rank the whole data sets and the same settings: each gets its part of them"
-    ),
-) -> None:
+def check_agreement(world: World, values: Mapping[str, Any]) -> None:
     """All ranks were given the same, or a ConfigError; a collective. Else one would wait in another
     for ever.
     """
@@ -111,7 +105,10 @@ def check_agreement(
             raise ConfigError(
                 f"{name} differs between ranks{shown}",
                 expected="the same on all",
-                hint=hint,
+                hint=(
+                    "give every rank the whole data sets and the same settings: each gets its part"
+                    " of them"
+                ),
                 scope=Scope.JOB,
             )
 
