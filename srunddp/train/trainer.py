@@ -324,6 +324,8 @@ class Trainer:
             if batch.weight or self._ddp.runs_always:
                 with self._ddp.accumulating():
                     loss = self._forward_backward(batch, sums)
+            else:
+                self._add_to_metrics(batch, sums)
         # Only a step's last forward and backward share gradients between ranks.
         last = self._forward_backward(step.batches[-1], sums, timer)
         loss = last if last is not None else loss
@@ -368,10 +370,19 @@ class Trainer:
         self.state.scaler.scale(scaled).backward()  # type: ignore[no-untyped-call]
         if shared:
             shared.end_wait()
-        if not batch.weight:
+        if not runs:
+            self._add_to_metrics(batch, sums)
             return None
-        sums.add(loss, outputs, targets_of(batch.data), samples=batch.samples, weight=batch.weight)
-        return loss.detach()
+        _add(sums, batch, loss, outputs)
+        return loss.detach() if batch.weight else None
+
+    @torch.no_grad()
+    def _add_to_metrics(self, batch: Batch, sums: MetricAccumulator) -> None:
+        """Count a batch of weight 0 in the metrics, without a gradient."""
+        if sums.needs_outputs(batch.samples):
+            with self._precision():
+                loss, outputs = self._ddp.testing(batch.data)
+            _add(sums, batch, loss, outputs)
 
     def _optimizer_step(self) -> None:
         state = self.state
@@ -454,20 +465,15 @@ class Trainer:
     ) -> MetricAccumulator:
         sums = MetricAccumulator(self.all_metrics, self.world)
         for (batch,), *_ in steps:
-            if batch.weight or self._ddp.evaluates_always:
+            counts = batch.weight or sums.needs_outputs(batch.samples)
+            if counts or self._ddp.evaluates_always:
                 with self._precision(), self._ddp.evaluation_collectives.watching():
                     # Not the wrap: there are no gradients to share, and the buffers are shared
                     # already.
                     loss, outputs = self._evaluated(batch.data)
             self._ddp.evaluation_collectives.agree()
-            if batch.weight:
-                sums.add(
-                    loss,
-                    outputs,
-                    targets_of(batch.data),
-                    samples=batch.samples,
-                    weight=batch.weight,
-                )
+            if counts:
+                _add(sums, batch, loss, outputs)
             heartbeat()
             if agree:
                 agree()
@@ -510,6 +516,11 @@ class Trainer:
         else:
             dtype = torch.float16
         return torch.autocast(self.world.device.type, dtype)
+
+
+def _add(sums: MetricAccumulator, batch: Batch, loss: Tensor, outputs: Any) -> None:
+    targets = targets_of(batch.data)
+    sums.add(loss, outputs, targets, samples=batch.samples, weight=batch.weight)
 
 
 def _with_states(loss_function: object, callbacks: Sequence[Callback]) -> dict[str, Any]:

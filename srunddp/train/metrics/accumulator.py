@@ -128,18 +128,28 @@ class MetricAccumulator:
             loss: the mean over the batch, of no dimension.
             outputs, targets: of the batch; the metrics are called with them.
             samples: in the batch; 0 where they belong to another rank.
-            weight: of the batch's mean among those of other batches.
+            weight: of the batch's mean among those of other batches; with 0 the samples count in
+                the metrics, and the loss, which may be NaN then, does not.
 
         Raises:
             ConfigError: a metric gives neither a value per sample nor a count.
         """
-        self._weight += weight
         self._samples += samples
-        self._loss.add_(loss.detach(), alpha=weight)
-        if samples and (self._plain or self._stateful):
+        if weight:
+            self._weight += weight
+            self._loss.add_(loss.detach(), alpha=weight)
+        if self.needs_outputs(samples):
             self._add(
                 outputs.detach() if isinstance(outputs, Tensor) else outputs, targets, samples
             )
+
+    def needs_outputs(self, samples: int) -> bool:
+        """Whether metrics are called with the outputs of a batch of so many samples of this rank.
+
+        Also one of weight 0, such as one whose labels are all ignored: which samples are in one
+        batch depends on the number of ranks, and the metrics must not.
+        """
+        return bool(samples and (self._plain or self._stateful))
 
     @torch.no_grad()
     def _add(self, outputs: Any, targets: Any, samples: int) -> None:

@@ -1,0 +1,894 @@
+"""The referee's programs: what the plain loop is told, and what the Trainer is told beside that.
+
+What is drawn at random is drawn by a sample's index, so that it does not matter which rank draws.
+"""
+
+from __future__ import annotations
+
+import bisect
+import itertools
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy, mse_loss, normalize
+from torch.optim import Optimizer
+from torch.optim import lr_scheduler as lrs
+from torch.utils.data import Dataset, IterableDataset, TensorDataset
+
+from srunddp.train import Config, DDPConfig, Order, Weighted, accuracy
+from tests.train.referee.plain import Figure, Moment, Problem, Schedule, samples_in
+
+INPUTS = 6
+CLASSES = 4
+WORDS = 9
+IGNORED = -100
+SAMPLES = 50  # steps of 12: the last one of an epoch has 2 samples, so that a third rank has none
+STEPS = 5  # of an epoch of so many
+VALIDATION = 17
+CLASS_WEIGHTS = torch.tensor([1.0, 2.0, 5.0, 9.0], dtype=torch.float64)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Program:
+    """A problem, and how the Trainer is told of it.
+
+    What both have under one name is passed on: the number of epochs, the norm of gradients, the
+    decay of the average, the schedulers, the changes by callbacks and so on.
+
+    Attributes:
+        problem: As the plain loop solves it.
+        config: The Trainer's settings that the problem does not say.
+        step: The Trainer's; with it there is no loss function.
+        returns_loss: The model does, and there is neither a step nor a loss function.
+        weight: The Trainer's.
+        metrics: The Trainer's, under the names of the problem's figures.
+        val_metrics: The same of evaluations alone.
+        data: Makes the training data; None for the problem's.
+        order: The Trainer's.
+        cut_by_max_steps: The ranks that begin end regularly, by max_steps, and not by an error.
+    """
+
+    problem: Problem
+    config: Config = field(default_factory=Config)
+    step: Callable[[nn.Module, Any], Any] | None = None
+    returns_loss: bool = False
+    weight: Callable[[Any], Any] | None = None
+    metrics: Mapping[str, Any] = field(default_factory=dict)
+    val_metrics: Mapping[str, Any] = field(default_factory=dict)
+    data: Callable[[], Dataset[Any]] | None = None
+    order: Order | None = None
+    cut_by_max_steps: bool = False
+
+    @property
+    def schedules(self) -> Sequence[Schedule]:
+        """The schedulers that the Trainer is given: none where its settings say the schedule."""
+        if self.config.schedule != "constant" or self.config.warmup_steps:
+            return ()
+        return self.problem.schedules
+
+
+PROGRAMS: dict[str, Callable[[], Program]] = {}
+
+
+def program(name: str) -> Callable[[Callable[[], Program]], Callable[[], Program]]:
+    """Note what makes the program of this name."""
+
+    def note(make: Callable[[], Program]) -> Callable[[], Program]:
+        PROGRAMS[name] = make
+        return make
+
+    return note
+
+
+# Data.
+
+
+def drawn(seed: int, *shape: int) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+
+def labelled(seed: int, samples: int) -> TensorDataset:
+    """Inputs and the class of each."""
+    inputs = drawn(seed, samples, INPUTS)
+    return TensorDataset(inputs, (inputs @ drawn(0, INPUTS, CLASSES)).argmax(dim=1))
+
+
+def measured(seed: int, samples: int) -> TensorDataset:
+    """Inputs and a value for each."""
+    inputs = drawn(seed, samples, INPUTS)
+    return TensorDataset(inputs, (inputs @ drawn(0, INPUTS, 1)).tanh())
+
+
+def partly_labelled(seed: int, samples: int) -> TensorDataset:
+    """Two of three labels are ignored, and all of the first six samples."""
+    data = labelled(seed, samples)
+    labels = data.tensors[1].clone()
+    labels[::3] = IGNORED
+    labels[1::3] = IGNORED
+    labels[:6] = IGNORED
+    return TensorDataset(data.tensors[0], labels)
+
+
+class Sentences(Dataset[Tensor]):
+    """Words of 2 to 12 each."""
+
+    def __init__(self, seed: int, samples: int) -> None:
+        generator = torch.Generator().manual_seed(seed)
+        lengths = torch.randint(2, 13, (samples,), generator=generator).tolist()
+        self._sentences = [torch.randint(WORDS, (size,), generator=generator) for size in lengths]
+
+    def __len__(self) -> int:
+        return len(self._sentences)
+
+    def __getitem__(self, index: int) -> Tensor:
+        return self._sentences[index]
+
+
+def padded(sentences: list[Tensor]) -> dict[str, Tensor]:
+    """A batch of ``words`` and ``labels``, which are the next words."""
+    whole = nn.utils.rnn.pad_sequence(sentences, batch_first=True, padding_value=IGNORED)
+    return {"words": whole[:, :-1].clamp(min=0), "labels": whole[:, 1:]}
+
+
+class Named(Dataset[dict[str, Tensor]]):
+    """Samples that are mappings."""
+
+    def __init__(self, seed: int, samples: int) -> None:
+        self._data = labelled(seed, samples)
+
+    def __len__(self) -> int:
+        return len(self._data)
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        inputs, label = self._data[index]
+        return {"inputs": inputs, "labels": label}
+
+
+class Augmented(Dataset[tuple[Tensor, Tensor]]):
+    """Adds noise that is drawn by the epoch and the sample's index."""
+
+    def __init__(self) -> None:
+        self._data = labelled(1, SAMPLES)
+        self._epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self._epoch = epoch
+
+    def __len__(self) -> int:
+        return len(self._data)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        inputs, label = self._data[index]
+        return inputs + 0.3 * drawn(1000 * self._epoch + index, INPUTS), label
+
+
+class Stream(IterableDataset[tuple[Tensor, Tensor]]):
+    """Another order in each epoch, and no length."""
+
+    def __init__(self) -> None:
+        self._data = labelled(1, SAMPLES)
+        self._epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self._epoch = epoch
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        return (self._data[index] for index in rotated(self._epoch))
+
+
+def rotated(epoch: int) -> list[int]:
+    """An order of the samples that begins elsewhere in each epoch."""
+    start = 7 * epoch % SAMPLES
+    return [*range(start, SAMPLES), *range(start)]
+
+
+@dataclass(frozen=True)
+class Rotated:
+    """The same as an order of the Trainer's."""
+
+    def __len__(self) -> int:
+        return SAMPLES
+
+    def indices(self, epoch: int) -> Tensor:
+        return torch.tensor(rotated(epoch))
+
+
+def balanced(labels: Sequence[int], epoch: int) -> list[int]:
+    """Draws in which each class is as likely, by a table of where the draws of a sample end."""
+    weights = [1 / labels.count(label) for label in labels]
+    ends = list(itertools.accumulate(weights))
+    generator = torch.Generator().manual_seed(epoch)
+    draws = torch.rand(len(labels), dtype=torch.float64, generator=generator).tolist()
+    return [bisect.bisect_right(ends, draw * ends[-1]) for draw in draws]
+
+
+# Models.
+
+
+def network(outputs: int = CLASSES) -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(INPUTS, 8), nn.Tanh(), nn.Linear(8, outputs)).double()
+
+
+def regression() -> nn.Module:
+    return network(1)
+
+
+def half_frozen() -> nn.Module:
+    model = network()
+    model[0].requires_grad_(False)
+    return model
+
+
+class LanguageModel(nn.Module):
+    """Predicts the next word; the words' vectors may be those of the outputs, too."""
+
+    def __init__(self, *, tied: bool) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.vectors = nn.Embedding(WORDS, 8)
+        self.body = nn.Linear(8, 8)
+        self.scores = nn.Linear(8, WORDS, bias=False)
+        if tied:
+            self.scores.weight = self.vectors.weight
+        self.double()
+
+    def forward(self, words: Tensor) -> Tensor:
+        return self.scores(self.body(self.vectors(words)).tanh())
+
+
+class SparseVectors(nn.Module):
+    """Classes by the sum of three words' vectors, whose gradients are sparse."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.vectors = nn.Embedding(WORDS, 8, sparse=True)
+        self.scores = nn.Linear(8, CLASSES)
+        self.double()
+
+    def forward(self, words: Tensor) -> Tensor:
+        return self.scores(self.vectors(words).sum(dim=1).tanh())
+
+
+def three_words(seed: int, samples: int) -> TensorDataset:
+    generator = torch.Generator().manual_seed(seed)
+    words = torch.randint(WORDS, (samples, 3), generator=generator)
+    return TensorDataset(words, words.sum(dim=1) % CLASSES)
+
+
+class ReturnsLoss(nn.Module):
+    """As Hugging Face's models."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = network()
+
+    def forward(self, inputs: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        logits = self.layers(inputs)
+        return {"loss": cross_entropy(logits, labels), "logits": logits}
+
+
+class HeadBySample(nn.Module):
+    """A sample's first input decides which head it goes through; the last one is never used."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.trunk = nn.Linear(INPUTS, 8)
+        self.heads = nn.ModuleList(nn.Linear(8, CLASSES) for _ in range(4))
+        self.double()
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        features = self.trunk(inputs).tanh()
+        outputs = features.new_zeros(len(inputs), CLASSES)
+        chosen = self.choices(inputs)
+        for number in chosen.unique().tolist():
+            here = chosen == number
+            outputs = outputs.index_put((here,), self.heads[number](features[here]))
+        return outputs
+
+    def choices(self, inputs: Tensor) -> Tensor:
+        """Seldom the third."""
+        return (inputs[:, 0] > 0).long() + (inputs[:, 0] > 1.7).long()
+
+
+class DropoutByIndex(nn.Module):
+    """The first input is the sample's index, by which its mask is drawn."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = network()
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        hidden = self.layers[:2](inputs[:, 1:])
+        if self.training:
+            masks = [drawn(int(index), 8) > -0.5 for index in inputs[:, 0]]
+            hidden = hidden * torch.stack(masks) / 0.7
+        return self.layers[2](hidden)
+
+
+def indexed(seed: int, samples: int) -> TensorDataset:
+    data = labelled(seed, samples)
+    indices = torch.arange(samples, dtype=torch.float64)
+    return TensorDataset(torch.cat([indices[:, None], data.tensors[0]], dim=1), data.tensors[1])
+
+
+class Block(nn.Module):
+    """A layer with GroupNorm, beside which its inputs go on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 8)
+        self.norm = nn.GroupNorm(2, 8)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return inputs + self.norm(self.layer(inputs)).tanh()
+
+
+def blocks() -> nn.Module:
+    torch.manual_seed(0)
+    layers = [nn.Linear(INPUTS, 8), Block(), Block(), nn.Linear(8, CLASSES)]
+    return nn.Sequential(*layers).double()
+
+
+class Complex(nn.Module):
+    """Two layers of complex weights; the outputs are magnitudes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Parameter(torch.complex(drawn(1, INPUTS, 8), drawn(2, INPUTS, 8)) / 3)
+        self.second = nn.Parameter(torch.complex(drawn(3, 8, CLASSES), drawn(4, 8, CLASSES)) / 3)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        hidden = inputs.to(torch.complex128) @ self.first
+        return (hidden.tanh() @ self.second).abs()
+
+
+def normalised() -> nn.Sequential:
+    torch.manual_seed(0)
+    layers = [nn.Linear(INPUTS, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, CLASSES)]
+    return nn.Sequential(*layers).double()
+
+
+def with_frozen_statistics() -> nn.Module:
+    model = normalised()
+    model[1].running_mean.copy_(drawn(5, 8))
+    model[1].eval()
+    return model
+
+
+class Tempered(nn.Module):
+    """A loss function that learns by how much to multiply the scores."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.log_scale = nn.Parameter(torch.zeros((), dtype=torch.float64))
+
+    def forward(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return cross_entropy(outputs * self.log_scale.exp(), targets)
+
+
+# Optimizers.
+
+
+def sgd(model: nn.Module, loss_function: Any) -> list[Optimizer]:
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    return [torch.optim.SGD(trained, lr=0.1, momentum=0.9)]
+
+
+def adamw(model: nn.Module, loss_function: Any) -> list[Optimizer]:
+    return [torch.optim.AdamW(model.parameters(), lr=0.02, weight_decay=0.1)]
+
+
+def of_class(kind: type[Optimizer], **settings: Any) -> Callable[..., list[Optimizer]]:
+    """An optimizer of all parameters."""
+    return lambda model, _: [kind(model.parameters(), **settings)]
+
+
+def body_and_head(model: Any, loss_function: Any) -> list[Optimizer]:
+    """Two optimizers."""
+    return [
+        torch.optim.SGD(model[0].parameters(), lr=0.1, momentum=0.9, nesterov=True),
+        torch.optim.AdamW(model[2].parameters(), lr=0.02),
+    ]
+
+
+# Figures.
+
+RIGHT = Figure(lambda outputs, batch: (outputs.argmax(1) == batch[1]).sum(), samples_in)
+
+
+def error(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Of each sample."""
+    return (outputs - targets).abs().squeeze(1)
+
+
+ERROR = Figure(lambda outputs, batch: (outputs - batch[1]).abs().sum(), samples_in)
+
+
+def tokens(batch: Mapping[str, Tensor]) -> Tensor:
+    return (batch["labels"] != IGNORED).sum()
+
+
+def right_words(scores: Tensor, labels: Tensor) -> Tensor:
+    """How many, as a count."""
+    return (scores.argmax(dim=2) == labels).sum()
+
+
+RIGHT_WORDS = Figure(
+    lambda scores, batch: (scores.argmax(2) == batch["labels"]).sum(), lambda batch: tokens(batch)
+)
+
+
+# Programs.
+
+CLASSIFIER = Problem(
+    model=network,
+    train=labelled(1, SAMPLES),
+    val=labelled(2, VALIDATION),
+    optimizers=sgd,
+    figures={"accuracy": RIGHT},
+)
+REGRESSION = Problem(
+    model=regression,
+    train=measured(1, SAMPLES),
+    val=measured(2, VALIDATION),
+    optimizers=sgd,
+    loss_function=nn.MSELoss,
+    figures={"mae": ERROR},
+)
+
+
+def classifier(config: Config | None = None, **changes: Any) -> Program:
+    """The classifier with these changes of its problem."""
+    return Program(
+        problem=replace(CLASSIFIER, **changes),
+        metrics={"accuracy": accuracy},
+        config=config or Config(),
+    )
+
+
+@program("classifier by CrossEntropyLoss")
+def _() -> Program:
+    return classifier()
+
+
+@program("regression with an uneven last step")
+def _() -> Program:
+    adam = of_class(torch.optim.Adam, lr=0.02)
+    problem = replace(REGRESSION, train=measured(1, 37), optimizers=adam)
+    return Program(problem=problem, metrics={"mae": error})
+
+
+@program("no validation data")
+def _() -> Program:
+    return Program(problem=replace(REGRESSION, val=None), metrics={"mae": error})
+
+
+@program("accumulation longer than the epoch")
+def _() -> Program:
+    config = Config(gradient_accumulation_steps=6)
+    return classifier(config, train=labelled(1, 20), step_samples=36, epochs=5)
+
+
+@program("accumulation with a static graph")
+def _() -> Program:
+    config = Config(gradient_accumulation_steps=2, ddp=DDPConfig(static_graph=True))
+    return classifier(config)
+
+
+@program("gradients clipped, accumulated")
+def _() -> Program:
+    config = Config(gradient_accumulation_steps=2)
+    return classifier(config, max_grad_norm=0.05, optimizers=of_class(torch.optim.SGD, lr=1.0))
+
+
+@program("gradients changed by a callback, then clipped")
+def _() -> Program:
+    def add_noise(model: nn.Module, optimizers: Sequence[Optimizer], step: int) -> None:
+        for parameter in model.parameters():
+            assert parameter.grad is not None
+            parameter.grad += 0.1 * drawn(step, *parameter.shape)
+
+    return classifier(before_step=add_noise, max_grad_norm=0.3)
+
+
+@program("AMSGrad")
+def _() -> Program:
+    return classifier(optimizers=of_class(torch.optim.Adam, lr=0.02, amsgrad=True))
+
+
+@program("AdamW")
+def _() -> Program:
+    return classifier(optimizers=adamw)
+
+
+@program("RMSprop, centered, with momentum")
+def _() -> Program:
+    rmsprop = of_class(torch.optim.RMSprop, lr=0.005, centered=True, momentum=0.5)
+    return classifier(optimizers=rmsprop)
+
+
+@program("Adagrad with a decaying rate")
+def _() -> Program:
+    return classifier(optimizers=of_class(torch.optim.Adagrad, lr=0.1, lr_decay=0.05))
+
+
+@program("two optimizers, each with a scheduler")
+def _() -> Program:
+    schedules = [
+        Schedule(Moment.STEP, lambda optimizer: lrs.ExponentialLR(optimizer, 0.9)),
+        Schedule(Moment.STEP, lambda optimizer: lrs.StepLR(optimizer, 4, gamma=0.3)),
+    ]
+    return classifier(optimizers=body_and_head, schedules=schedules)
+
+
+@program("two groups, one with weight decay")
+def _() -> Program:
+    def grouped(model: nn.Module, loss_function: Any) -> list[Optimizer]:
+        groups = [
+            {"params": [each for each in model.parameters() if each.dim() > 1]},
+            {"params": [each for each in model.parameters() if each.dim() == 1], "lr": 0.05},
+        ]
+        groups[0]["weight_decay"] = 0.2
+        return [torch.optim.AdamW(groups, lr=0.02, weight_decay=0.0)]
+
+    return classifier(optimizers=grouped)
+
+
+def language_model(*, tied: bool) -> Program:
+    def next_word(model: nn.Module, batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+        scores = model(batch["words"])
+        return cross_entropy(scores.transpose(1, 2), batch["labels"], ignore_index=IGNORED), scores
+
+    problem = Problem(
+        model=lambda: LanguageModel(tied=tied),
+        train=Sentences(1, SAMPLES),
+        val=Sentences(2, VALIDATION),
+        optimizers=adamw,
+        mean=lambda model, _, batch: next_word(model, batch),
+        collate=padded,
+        over=tokens,
+        figures={"accuracy": RIGHT_WORDS},
+    )
+    return Program(problem=problem, step=next_word, weight=tokens, metrics={"accuracy": right_words})
+
+
+@program("language model: the mean is over tokens")
+def _() -> Program:
+    return language_model(tied=False)
+
+
+@program("language model with tied weights, accumulated")
+def _() -> Program:
+    return replace(language_model(tied=True), config=Config(gradient_accumulation_steps=2))
+
+
+@program("sparse embedding by SparseAdam")
+def _() -> Program:
+    def optimizers(model: Any, loss_function: Any) -> list[Optimizer]:
+        return [
+            torch.optim.SparseAdam(model.vectors.parameters(), lr=0.05),
+            torch.optim.SGD(model.scores.parameters(), lr=0.1),
+        ]
+
+    return classifier(
+        Config(gradient_accumulation_steps=2),
+        model=SparseVectors,
+        train=three_words(1, SAMPLES),
+        val=three_words(2, VALIDATION),
+        optimizers=optimizers,
+    )
+
+
+@program("class weights")
+def _() -> Program:
+    def weight(batch: Any) -> Tensor:
+        return CLASS_WEIGHTS[batch[1]].sum()
+
+    weighted = classifier(
+        loss_function=lambda: nn.CrossEntropyLoss(weight=CLASS_WEIGHTS), over=weight
+    )
+    return replace(weighted, weight=weight)
+
+
+def ignored_labels(config: Config, step_samples: int) -> Program:
+    def labels(batch: Any) -> Tensor:
+        return (batch[1] != IGNORED).sum()
+
+    # All labels of a step may be ignored: then the mean is 0 / 0, and the step has no gradient.
+    def mean(model: nn.Module, loss_function: Any, batch: Any) -> tuple[Tensor, Tensor]:
+        outputs = model(batch[0])
+        total = cross_entropy(outputs, batch[1], ignore_index=IGNORED, reduction="sum")
+        return total / labels(batch).clamp(min=1), outputs
+
+    partly = classifier(
+        config,
+        train=partly_labelled(1, SAMPLES),
+        val=partly_labelled(2, VALIDATION),
+        mean=mean,
+        over=labels,
+        step_samples=step_samples,
+    )
+    return replace(partly, weight=labels)
+
+
+@program("ignored labels")
+def _() -> Program:
+    return ignored_labels(Config(), 6)
+
+
+@program("ignored labels, accumulated")
+def _() -> Program:
+    return ignored_labels(Config(gradient_accumulation_steps=2), 12)
+
+
+@program("a step of one's own, which calls the model twice")
+def _() -> Program:
+    def step(model: nn.Module, batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+        outputs = model(batch["inputs"])
+        mirrored = model(-batch["inputs"])
+        return cross_entropy(outputs, batch["labels"]) + mse_loss(outputs, -mirrored), outputs
+
+    problem = Problem(
+        model=network,
+        train=Named(1, SAMPLES),
+        val=Named(2, VALIDATION),
+        optimizers=adamw,
+        mean=lambda model, _, batch: step(model, batch),
+    )
+    return Program(problem=problem, step=step)
+
+
+@program("the model returns its loss")
+def _() -> Program:
+    def mean(model: nn.Module, loss_function: Any, batch: Any) -> tuple[Tensor, Tensor]:
+        found = model(**batch)
+        return found["loss"], found["logits"]
+
+    right = Figure(lambda logits, batch: (logits.argmax(1) == batch["labels"]).sum(), samples_in)
+    problem = Problem(
+        model=ReturnsLoss,
+        train=Named(1, SAMPLES),
+        val=Named(2, VALIDATION),
+        optimizers=adamw,
+        mean=mean,
+        figures={"accuracy": right},
+    )
+    return Program(problem=problem, returns_loss=True, metrics={"accuracy": accuracy})
+
+
+@program("an average of the weights is evaluated")
+def _() -> Program:
+    return classifier(ema_decay=0.8, evaluate_every_steps=2)
+
+
+@program("cosine with a warm-up")
+def _() -> Program:
+    epochs = 3
+    warmup = 4
+
+    def factor(step: int) -> float:
+        """By the share of all samples that have been seen, counted in steps."""
+        whole, rest = divmod(step, STEPS)
+        seen = whole * SAMPLES + rest * CLASSIFIER.step_samples
+        done = seen / SAMPLES * STEPS
+        if done < warmup:
+            return (done + 1) / (warmup + 1)
+        share = (done - warmup) / (epochs * STEPS - warmup)
+        return (1 + math.cos(math.pi * share)) / 2
+
+    return classifier(
+        Config(schedule="cosine", warmup_steps=warmup),
+        epochs=epochs,
+        schedules=[Schedule(Moment.STEP, lambda optimizer: lrs.LambdaLR(optimizer, factor))],
+    )
+
+
+@program("OneCycleLR, which moves momentum too")
+def _() -> Program:
+    def one_cycle(optimizer: Optimizer) -> Any:
+        return lrs.OneCycleLR(optimizer, max_lr=0.2, total_steps=3 * STEPS)
+
+    return classifier(schedules=[Schedule(Moment.STEP, one_cycle)])
+
+
+@program("ReduceLROnPlateau by accuracy")
+def _() -> Program:
+    def plateau(optimizer: Optimizer) -> Any:
+        return lrs.ReduceLROnPlateau(optimizer, mode="max", factor=0.3, patience=0)
+
+    return classifier(
+        schedules=[Schedule(Moment.EVALUATION, plateau)],
+        monitor="accuracy",
+        greater_is_better=True,
+        evaluate_every_steps=3,
+    )
+
+
+@program("a scheduler by epochs, and a scaled rate")
+def _() -> Program:
+    def milestones(optimizer: Optimizer) -> Any:
+        return lrs.MultiStepLR(optimizer, [1, 3], gamma=0.3)
+
+    return classifier(
+        Config(scale_lr="linear", base_batch_size=8, scheduler_interval="epoch"),
+        lr_factor=12 / 8,
+        epochs=4,
+        schedules=[Schedule(Moment.EPOCH, milestones)],
+    )
+
+
+@program("patience ends the training")
+def _() -> Program:
+    inputs, labels = labelled(2, VALIDATION).tensors
+    others = TensorDataset(inputs, (labels + 1) % CLASSES)
+    return classifier(val=others, epochs=9, patience=2)
+
+
+@program("classes drawn equally often")
+def _() -> Program:
+    data = labelled(1, SAMPLES)
+    labels = data.tensors[1].tolist()
+    drawn_equally = classifier(train=data, order=lambda epoch: balanced(labels, epoch))
+    return replace(drawn_equally, order=Weighted.balanced(labels))
+
+
+@program("an order of one's own")
+def _() -> Program:
+    return replace(classifier(order=rotated), order=Rotated())
+
+
+@program("a stream that all ranks read")
+def _() -> Program:
+    return replace(classifier(order=rotated), data=Stream)
+
+
+@program("augmentation by epoch and index")
+def _() -> Program:
+    return classifier(train=Augmented())
+
+
+@program("dropout by index")
+def _() -> Program:
+    return classifier(model=DropoutByIndex, train=indexed(1, SAMPLES), val=indexed(2, VALIDATION))
+
+
+@program("heads that some steps do not use")
+def _() -> Program:
+    config = Config(ddp=DDPConfig(find_unused_parameters=True), gradient_accumulation_steps=2)
+    return classifier(config, model=HeadBySample, optimizers=adamw)
+
+
+@program("a layer is unfrozen, in a group of its own")
+def _() -> Program:
+    def unfreeze(model: Any, optimizers: Sequence[Optimizer], epoch: int) -> None:
+        if epoch == 2:
+            model[0].requires_grad_(True)
+            optimizers[0].add_param_group({"params": list(model[0].parameters()), "lr": 0.03})
+
+    return classifier(model=half_frozen, after_epoch=unfreeze, epochs=4)
+
+
+@program("a layer is frozen and thawed again")
+def _() -> Program:
+    def change(model: Any, optimizers: Sequence[Optimizer], epoch: int) -> None:
+        model[0].requires_grad_(epoch != 2)
+
+    return classifier(after_epoch=change, epochs=4, optimizers=adamw)
+
+
+@program("weight decay changed by a callback")
+def _() -> Program:
+    def change(model: nn.Module, optimizers: Sequence[Optimizer], epoch: int) -> None:
+        for group in optimizers[0].param_groups:
+            group["weight_decay"] = 0.3 * epoch
+
+    return classifier(after_epoch=change, optimizers=adamw)
+
+
+@program("GroupNorm, activations computed again")
+def _() -> Program:
+    return classifier(Config(activation_checkpointing=("Block",)), model=blocks, optimizers=adamw)
+
+
+@program("complex weights")
+def _() -> Program:
+    return classifier(model=Complex, optimizers=of_class(torch.optim.Adam, lr=0.02))
+
+
+@program("frozen statistics of BatchNorm")
+def _() -> Program:
+    return classifier(model=with_frozen_statistics)
+
+
+@program("a loss function with a parameter")
+def _() -> Program:
+    def optimizers(model: nn.Module, loss_function: Any) -> list[Optimizer]:
+        return [torch.optim.AdamW([*model.parameters(), *loss_function.parameters()], lr=0.02)]
+
+    return classifier(loss_function=Tempered, optimizers=optimizers, max_grad_norm=0.2)
+
+
+@program("soft targets, and accuracy of evaluations alone")
+def _() -> Program:
+    data = labelled(1, SAMPLES)
+    soft = TensorDataset(data.tensors[0], drawn(3, SAMPLES, CLASSES).softmax(dim=1))
+    problem = replace(CLASSIFIER, train=soft, figures={}, val_figures={"accuracy": RIGHT})
+    return Program(problem=problem, val_metrics={"accuracy": accuracy})
+
+
+@program("max_steps amid an epoch, then more of them")
+def _() -> Program:
+    return replace(classifier(max_steps=13, evaluate_every_steps=4), cut_by_max_steps=True)
+
+
+@program("much at once")
+def _() -> Program:
+    def change(model: Any, optimizers: Sequence[Optimizer], epoch: int) -> None:
+        model[0].requires_grad_(epoch != 1)
+
+    def weight(batch: Any) -> Tensor:
+        return CLASS_WEIGHTS[batch[1]].sum()
+
+    schedules = [
+        Schedule(Moment.EPOCH, lambda optimizer: lrs.ExponentialLR(optimizer, 0.7)),
+        Schedule(
+            Moment.EVALUATION,
+            lambda optimizer: lrs.ReduceLROnPlateau(optimizer, mode="max", patience=2),
+        ),
+    ]
+    config = Config(
+        gradient_accumulation_steps=2, scheduler_interval="epoch", scale_lr="sqrt", base_batch_size=3
+    )
+    everything = classifier(
+        config,
+        loss_function=lambda: nn.CrossEntropyLoss(weight=CLASS_WEIGHTS),
+        over=weight,
+        optimizers=body_and_head,
+        schedules=schedules,
+        lr_factor=2.0,
+        max_grad_norm=0.3,
+        ema_decay=0.7,
+        evaluate_every_steps=2,
+        monitor="accuracy",
+        greater_is_better=True,
+        after_epoch=change,
+        epochs=4,
+    )
+    return replace(everything, weight=weight)
+
+
+# Programs whose result depends on the ranks, and how.
+
+
+@program("BatchNorm")
+def _() -> Program:
+    return classifier(
+        model=normalised,
+        drop_last=True,
+        by_rank="its statistics are of the samples that one rank has in a step; rank 0's are kept",
+    )
+
+
+@program("contrastive loss")
+def _() -> Program:
+    def contrast(model: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
+        views = normalize(model(batch[0]), dim=1)
+        others = normalize(model(batch[0] + 0.1), dim=1)
+        scores = 3 * views @ others.T
+        return cross_entropy(scores, torch.arange(len(scores))), views
+
+    problem = replace(
+        CLASSIFIER,
+        mean=lambda model, _, batch: contrast(model, batch),
+        figures={},
+        by_rank="a sample is told from the others that its rank has in the step",
+    )
+    return Program(problem=problem, step=contrast)
