@@ -328,6 +328,15 @@ def test_no_sample_at_all_is_no_number() -> None:
     assert math.isnan(resumed["mse"]), "at an epoch's very end a checkpoint does not know it"
 
 
+def test_samples_of_a_batch_without_weight_count_in_metrics_alone() -> None:
+    """Such as those whose labels are all ignored, whose mean loss is NaN."""
+    sums = MetricAccumulator({"accuracy": accuracy}, LocalWorld())
+    sums.add(torch.tensor(0.5), torch.eye(2), torch.eye(2).argmax(1), samples=2, weight=3.0)
+    sums.add(torch.tensor(math.nan), torch.eye(2), torch.tensor([1, 1]), samples=2, weight=0.0)
+    assert sums.means()["loss"] == 0.5
+    assert sums.means()["accuracy"] == 0.75
+
+
 def test_a_metric_keeps_no_graph() -> None:
     """Or the activations of every step would stay until the end of the epoch."""
     weight = torch.ones((), requires_grad=True)

@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 
 from tests.train.referee.programs import PROGRAMS
-from tests.train.referee.verdicts import BOUND, WORLD_SIZES, Verdict, judge
+from tests.train.referee.verdicts import BOUND, WORLD_SIZES, Verdict, judge_interrupted, judge_whole
 
 
 def table(verdicts: Iterable[Verdict]) -> list[str]:
@@ -31,6 +31,10 @@ def table(verdicts: Iterable[Verdict]) -> list[str]:
         interrupted = [each.worst for each in found if each.journey.cut is not None]
         figures = [f"{each.worst:.1e}" for each in straight]
         lines.append(f"| {name} | {' | '.join(figures)} | {max(interrupted):.1e} |")
+    for name in by_program:
+        reason = PROGRAMS[name]().problem.by_rank
+        if reason:
+            lines += ["", f"{name} depends on the ranks: {reason}. So does the plain loop's."]
     return lines
 
 
@@ -41,7 +45,11 @@ def main() -> int:
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
-        verdicts = list(judge(Path(folder), arguments.seed, arguments.programs or [*PROGRAMS]))
+        names = arguments.programs or [*PROGRAMS]
+        verdicts = [
+            *judge_whole(Path(folder), names),
+            *judge_interrupted(Path(folder), arguments.seed, names),
+        ]
     print("\n".join(table(verdicts)))
     wrong = [each for each in verdicts if each.worst > BOUND]
     for each in wrong:

@@ -1,7 +1,7 @@
 """The plain loop: one process of PyTorch, written by hand.
 
-Nothing of srunddp is imported here. The loop takes all samples of a step at once, and all validation
-data at once, so that it needs no weights of batches and no sums over ranks.
+Nothing of srunddp is imported here. The loop takes all samples of a step at once, and all
+validation data at once, so that it needs no weights of batches and no sums over ranks.
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ Figures = dict[str, float]
 Weights = dict[str, Tensor]
 Change = Callable[[nn.Module, Sequence[Optimizer], int], None]
 """``change(model, optimizers, number)``: of the step, or of the epoch."""
+Number = float | Tensor
+"""A tensor is of no dimension."""
 
 
 class Moment(Enum):
@@ -57,8 +59,8 @@ class Figure:
         over: Of the batch: by what.
     """
 
-    total: Callable[[Any, Any], float]
-    over: Callable[[Any], float]
+    total: Callable[[Any, Any], Number]
+    over: Callable[[Any], Number]
 
 
 @dataclass(frozen=True)
@@ -131,6 +133,7 @@ class Problem:
         greater_is_better: Whether the best one is the greatest.
         patience: Evaluations without a better figure that end the training; 0 for never.
         before_step: Called before each step of the optimizers, with the step's number.
+        after_step: Called after it.
         after_epoch: Called after each epoch and its evaluation, with the epoch's number.
         by_rank: Why the result depends on which samples a rank sees together; empty where it does
             not. Then the loop takes each rank's samples of a step apart.
@@ -143,7 +146,7 @@ class Problem:
     loss_function: Callable[[], Any] = nn.CrossEntropyLoss
     mean: Callable[[nn.Module, Any, Any], tuple[Tensor, Any]] = pair_loss
     collate: Callable[[list[Any]], Any] = default_collate
-    over: Callable[[Any], float] = samples_in
+    over: Callable[[Any], Number] = samples_in
     figures: Mapping[str, Figure] = field(default_factory=dict)
     val_figures: Mapping[str, Figure] = field(default_factory=dict)
     order: Callable[[int], list[int]] | None = None
@@ -160,6 +163,7 @@ class Problem:
     greater_is_better: bool = False
     patience: int = 0
     before_step: Change | None = None
+    after_step: Change | None = None
     after_epoch: Change | None = None
     by_rank: str = ""
 
@@ -174,6 +178,7 @@ class Outcome:
         train: The figures of training by epoch.
         val: Those of the epochs' evaluations.
         evaluations: Those of all evaluations, by step.
+        last: Those of an evaluation after the end; empty without validation data.
         steps: How many steps were made.
         best_step: After which the figure to monitor was best.
         best_weights: What was evaluated then.
@@ -184,6 +189,7 @@ class Outcome:
     train: dict[int, Figures]
     val: dict[int, Figures]
     evaluations: dict[int, Figures]
+    last: Figures
     steps: int
     best_step: int
     best_weights: Weights
@@ -237,12 +243,17 @@ class PlainLoop:
         while not self._is_over and epoch < self._problem.epochs:
             epoch += 1
             self._one_epoch(epoch)
+        if self._problem.val is None:
+            last = {}
+        else:
+            last = self._evaluated()
         return Outcome(
             weights=weights_of(self._model, self._loss_function, self._average),
             rates=[float(group["lr"]) for group in self._groups()],
             train=self._train,
             val=self._val,
             evaluations=self._evaluations,
+            last=last,
             steps=self._step,
             best_step=self._best_step,
             best_weights=self._best_weights,
@@ -283,7 +294,7 @@ class PlainLoop:
         """The samples of each step of an epoch."""
         problem = self._problem
         if problem.order is None:
-            sampler = DistributedSampler(problem.train, num_replicas=1, rank=0, seed=SEED)
+            sampler: Any = DistributedSampler(problem.train, num_replicas=1, rank=0, seed=SEED)
             sampler.set_epoch(epoch)
             order = list(sampler)
         else:
@@ -304,8 +315,10 @@ class PlainLoop:
         buffers: list[Tensor] = []
         for batch in batches:
             loss, outputs = problem.mean(self._model, self._loss_function, batch)
-            # Where nothing counts in a step, as where all labels are ignored, the gradient is 0.
-            share = float(problem.over(batch)) / max(over, 1.0)
+            if over:
+                share = float(problem.over(batch)) / over
+            else:
+                share = 0.0  # as where all labels are ignored
             (share * loss).backward()
             with torch.no_grad():
                 self._add(sums, problem.figures, batch, loss, outputs)
@@ -321,6 +334,8 @@ class PlainLoop:
         for optimizer in self._optimizers:
             optimizer.step()
         self._update_average()
+        if problem.after_step is not None:
+            problem.after_step(self._model, self._optimizers, self._step)
         self._step_schedulers(Moment.STEP)
 
     def _batches(self, data: Any, indices: list[int]) -> list[Any]:
@@ -351,14 +366,20 @@ class PlainLoop:
             return
         for own, new in zip(self._average.parameters(), self._model.parameters(), strict=True):
             own.copy_(decay * own + (1 - decay) * new)
+        for own, new in zip(self._average.buffers(), self._model.buffers(), strict=True):
+            own.copy_(new)
 
     def _step_schedulers(self, moment: Moment, *figure: float) -> None:
         for its_moment, scheduler in self._schedulers:
             if its_moment is moment:
                 scheduler.step(*figure)
 
-    @torch.no_grad()
     def _evaluate(self) -> None:
+        self._evaluations[self._step] = self._evaluated()
+        self._take(self._evaluations[self._step])
+
+    @torch.no_grad()
+    def _evaluated(self) -> Figures:
         problem = self._problem
         evaluated = self._average or self._model
         modes = [module.training for module in evaluated.modules()]
@@ -371,8 +392,7 @@ class PlainLoop:
                 self._add(sums, figures, batch, loss, outputs)
         for module, training in zip(evaluated.modules(), modes, strict=True):
             module.training = training
-        self._evaluations[self._step] = sums.means()
-        self._take(sums.means())
+        return sums.means()
 
     def _evaluated_together(self) -> list[list[int]]:
         every = list(range(len(self._problem.val)))

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, mse_loss, normalize
+from torch.nn.utils.parametrizations import spectral_norm, weight_norm
 from torch.optim import Optimizer
 from torch.optim import lr_scheduler as lrs
 from torch.utils.data import Dataset, IterableDataset, TensorDataset
@@ -49,6 +50,7 @@ class Program:
         val_metrics: The same of evaluations alone.
         data: Makes the training data; None for the problem's.
         order: The Trainer's.
+        workers: Of each rank, which read its samples.
         cut_by_max_steps: The ranks that begin end regularly, by max_steps, and not by an error.
     """
 
@@ -61,6 +63,7 @@ class Program:
     val_metrics: Mapping[str, Any] = field(default_factory=dict)
     data: Callable[[], Dataset[Any]] | None = None
     order: Order | None = None
+    workers: int = 0
     cut_by_max_steps: bool = False
 
     @property
@@ -363,6 +366,55 @@ def with_frozen_statistics() -> nn.Module:
     return model
 
 
+class Counting(nn.Module):
+    """A buffer counts the steps, and the outputs grow with it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = network()
+        self.register_buffer("count", torch.zeros((), dtype=torch.int64))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        if self.training:
+            self.count += 1
+        return self.layers(inputs) * (1 + 0.05 * self.count)
+
+
+class Distilled(nn.Module):
+    """With a teacher that is not trained."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.teacher = normalised().requires_grad_(False).eval()
+        self.student = network()
+
+    def forward(self, inputs: Tensor) -> tuple[Tensor, Tensor]:
+        return self.student(inputs), self.teacher(inputs)
+
+
+class Recurrent(nn.Module):
+    """Classes by the last state of a GRU over three words."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.vectors = nn.Embedding(WORDS, 5, padding_idx=0)
+        self.states = nn.GRU(5, 8, batch_first=True)
+        self.scores = nn.Linear(8, CLASSES)
+        self.double()
+
+    def forward(self, words: Tensor) -> Tensor:
+        _, last = self.states(self.vectors(words))
+        return self.scores(last[0])
+
+
+def with_spectral_norm() -> nn.Module:
+    model = network()
+    spectral_norm(model[0])
+    weight_norm(model[2])
+    return model
+
+
 class Tempered(nn.Module):
     """A loss function that learns by how much to multiply the scores."""
 
@@ -532,7 +584,7 @@ def _() -> Program:
 @program("two groups, one with weight decay")
 def _() -> Program:
     def grouped(model: nn.Module, loss_function: Any) -> list[Optimizer]:
-        groups = [
+        groups: list[dict[str, Any]] = [
             {"params": [each for each in model.parameters() if each.dim() > 1]},
             {"params": [each for each in model.parameters() if each.dim() == 1], "lr": 0.05},
         ]
@@ -557,7 +609,9 @@ def language_model(*, tied: bool) -> Program:
         over=tokens,
         figures={"accuracy": RIGHT_WORDS},
     )
-    return Program(problem=problem, step=next_word, weight=tokens, metrics={"accuracy": right_words})
+    return Program(
+        problem=problem, step=next_word, weight=tokens, metrics={"accuracy": right_words}
+    )
 
 
 @program("language model: the mean is over tokens")
@@ -627,6 +681,48 @@ def _() -> Program:
 @program("ignored labels, accumulated")
 def _() -> Program:
     return ignored_labels(Config(gradient_accumulation_steps=2), 12)
+
+
+@program("a weight for each sample")
+def _() -> Program:
+    def importance(batch: Any) -> Tensor:
+        return batch[0][:, 0].square()
+
+    def step(model: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
+        outputs = model(batch[0])
+        losses = cross_entropy(outputs, batch[1], reduction="none")
+        weights = importance(batch)
+        return (losses * weights).sum() / weights.sum(), outputs
+
+    weighted = classifier(
+        mean=lambda model, _, batch: step(model, batch),
+        over=lambda batch: importance(batch).sum(),
+    )
+    return replace(weighted, step=step, weight=lambda batch: importance(batch).sum())
+
+
+@program("a gradient in the loss")
+def _() -> Program:
+    def step(model: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
+        with torch.enable_grad():
+            inputs = batch[0].clone().requires_grad_()
+            outputs = model(inputs)
+            (slopes,) = torch.autograd.grad(outputs.sum(), inputs, create_graph=True)
+        penalty = slopes.square().sum(dim=1).mean()
+        return cross_entropy(outputs, batch[1]) + 0.1 * penalty, outputs
+
+    smooth = classifier(mean=lambda model, _, batch: step(model, batch))
+    return replace(smooth, step=step)
+
+
+@program("distillation from a frozen teacher")
+def _() -> Program:
+    def step(model: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
+        student, teacher = model(batch[0])
+        return cross_entropy(student, teacher.softmax(dim=1)), student
+
+    distilled = classifier(model=Distilled, mean=lambda model, _, batch: step(model, batch))
+    return replace(distilled, step=step)
 
 
 @program("a step of one's own, which calls the model twice")
@@ -725,6 +821,47 @@ def _() -> Program:
     )
 
 
+@program("cosine and max_steps amid an epoch")
+def _() -> Program:
+    steps = 12
+
+    def factor(step: int) -> float:
+        if step < 3:
+            return (step + 1) / 4
+        return (1 + math.cos(math.pi * (step - 3) / (steps - 3))) / 2
+
+    return classifier(
+        Config(schedule="cosine", warmup_steps=3),
+        max_steps=steps,
+        schedules=[Schedule(Moment.STEP, lambda optimizer: lrs.LambdaLR(optimizer, factor))],
+    )
+
+
+@program("a scheduler made of others")
+def _() -> Program:
+    def sequential(optimizer: Optimizer) -> Any:
+        parts = [
+            lrs.LinearLR(optimizer, 0.2, total_iters=3),
+            lrs.CosineAnnealingWarmRestarts(optimizer, 4),
+            lrs.PolynomialLR(optimizer, total_iters=6, power=2),
+        ]
+        return lrs.SequentialLR(optimizer, parts, [3, 9])
+
+    return classifier(schedules=[Schedule(Moment.STEP, sequential)])
+
+
+@program("a rate that is a tensor, in cycles")
+def _() -> Program:
+    def optimizers(model: nn.Module, loss_function: Any) -> list[Optimizer]:
+        rate = torch.tensor(0.02, dtype=torch.float64)
+        return [torch.optim.AdamW(model.parameters(), lr=rate)]
+
+    def cyclic(optimizer: Optimizer) -> Any:
+        return lrs.CyclicLR(optimizer, 0.002, 0.03, step_size_up=4, cycle_momentum=False)
+
+    return classifier(optimizers=optimizers, schedules=[Schedule(Moment.STEP, cyclic)])
+
+
 @program("patience ends the training")
 def _() -> Program:
     inputs, labels = labelled(2, VALIDATION).tensors
@@ -740,6 +877,22 @@ def _() -> Program:
     return replace(drawn_equally, order=Weighted.balanced(labels))
 
 
+@program("fewer samples, drawn without replacement")
+def _() -> Program:
+    weights = [1.0 + index % 5 for index in range(SAMPLES)]
+
+    def order(epoch: int) -> list[int]:
+        """By times that are exponential with the weights as rates."""
+        generator = torch.Generator().manual_seed(epoch)
+        uniform = torch.rand(SAMPLES, dtype=torch.float64, generator=generator).tolist()
+        times = [-math.log1p(-u) / rate for u, rate in zip(uniform, weights, strict=True)]
+        return sorted(range(SAMPLES), key=times.__getitem__)[:31]
+
+    return replace(
+        classifier(order=order), order=Weighted(weights, num_samples=31, replacement=False)
+    )
+
+
 @program("an order of one's own")
 def _() -> Program:
     return replace(classifier(order=rotated), order=Rotated())
@@ -750,9 +903,14 @@ def _() -> Program:
     return replace(classifier(order=rotated), data=Stream)
 
 
-@program("augmentation by epoch and index")
+@program("a stream that two workers of each rank read")
 def _() -> Program:
-    return classifier(train=Augmented())
+    return replace(classifier(order=rotated, epochs=2), data=Stream, workers=2)
+
+
+@program("augmentation by epoch and index, in workers")
+def _() -> Program:
+    return replace(classifier(train=Augmented()), workers=1)
 
 
 @program("dropout by index")
@@ -776,6 +934,16 @@ def _() -> Program:
     return classifier(model=half_frozen, after_epoch=unfreeze, epochs=4)
 
 
+@program("a layer is unfrozen amid an epoch, and averaged")
+def _() -> Program:
+    def unfreeze(model: Any, optimizers: Sequence[Optimizer], step: int) -> None:
+        if step == 7:
+            model[0].requires_grad_(True)
+            optimizers[0].add_param_group({"params": list(model[0].parameters())})
+
+    return classifier(model=half_frozen, after_step=unfreeze, ema_decay=0.8)
+
+
 @program("a layer is frozen and thawed again")
 def _() -> Program:
     def change(model: Any, optimizers: Sequence[Optimizer], epoch: int) -> None:
@@ -796,6 +964,26 @@ def _() -> Program:
 @program("GroupNorm, activations computed again")
 def _() -> Program:
     return classifier(Config(activation_checkpointing=("Block",)), model=blocks, optimizers=adamw)
+
+
+@program("GRU with a padding index")
+def _() -> Program:
+    return classifier(
+        model=Recurrent,
+        train=three_words(1, SAMPLES),
+        val=three_words(2, VALIDATION),
+        optimizers=adamw,
+    )
+
+
+@program("spectral norm and weight norm, averaged")
+def _() -> Program:
+    return classifier(model=with_spectral_norm, ema_decay=0.8)
+
+
+@program("a buffer that counts steps")
+def _() -> Program:
+    return classifier(model=Counting, ema_decay=0.8)
 
 
 @program("complex weights")
@@ -845,7 +1033,10 @@ def _() -> Program:
         ),
     ]
     config = Config(
-        gradient_accumulation_steps=2, scheduler_interval="epoch", scale_lr="sqrt", base_batch_size=3
+        gradient_accumulation_steps=2,
+        scheduler_interval="epoch",
+        scale_lr="sqrt",
+        base_batch_size=3,
     )
     everything = classifier(
         config,

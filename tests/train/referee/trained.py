@@ -8,10 +8,9 @@ import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim import Optimizer
 
 from srunddp.train import (
@@ -23,7 +22,7 @@ from srunddp.train import (
     load_checkpoint,
 )
 from tests.train.local_world import LocalWorld
-from tests.train.referee.plain import Change, Figures, Outcome, weights_of
+from tests.train.referee.plain import Change, Figures, Outcome, Problem, weights_of
 from tests.train.referee.programs import PROGRAMS, Program
 
 Result = Outcome | str
@@ -49,17 +48,22 @@ class Evaluations(Callback):
 class Changes(Callback):
     """Calls what a problem has to be called."""
 
-    def __init__(self, before_step: Change | None, after_epoch: Change | None) -> None:
-        self._before_step = before_step
-        self._after_epoch = after_epoch
+    def __init__(self, problem: Problem) -> None:
+        self._problem = problem
 
     def on_before_optimizer_step(self, trainer: Trainer) -> None:
-        if self._before_step is not None:
-            self._before_step(trainer.model, optimizers_of(trainer), trainer.state.step + 1)
+        call(self._problem.before_step, trainer, trainer.state.step + 1)
+
+    def on_step(self, trainer: Trainer, step: int, loss: Tensor | None) -> None:
+        call(self._problem.after_step, trainer, step)
 
     def on_epoch(self, trainer: Trainer, record: EpochRecord) -> None:
-        if self._after_epoch is not None:
-            self._after_epoch(trainer.model, optimizers_of(trainer), record.epoch)
+        call(self._problem.after_epoch, trainer, record.epoch)
+
+
+def call(change: Change | None, trainer: Trainer, number: int) -> None:
+    if change is not None:
+        change(trainer.model, optimizers_of(trainer), number)
 
 
 class Crash(Callback):
@@ -70,10 +74,10 @@ class Crash(Callback):
 
     def on_step(self, trainer: Trainer, step: int, loss: Tensor | None) -> None:
         if step > self._last_step:
-            raise Crashed
+            raise CrashError
 
 
-class Crashed(Exception):
+class CrashError(Exception):
     """The end that was asked for."""
 
 
@@ -101,10 +105,9 @@ class Run:
         self._folder = folder
         self._evaluations = Evaluations()
         self._loss_function = self._made_loss_function()
-        changes = Changes(problem.before_step, problem.after_epoch)
         callbacks: list[Callback] = [self._evaluations]
-        if problem.before_step is not None or problem.after_epoch is not None:
-            callbacks.append(changes)
+        if problem.before_step or problem.after_step or problem.after_epoch:
+            callbacks.append(Changes(problem))
         max_steps = problem.max_steps
         if last_step is not None and program.cut_by_max_steps:
             max_steps = last_step
@@ -114,6 +117,7 @@ class Run:
         optimizers = problem.optimizers(model, self._loss_function)
         micro_batches = world.world_size * program.config.gradient_accumulation_steps
         assert problem.step_samples % micro_batches == 0
+        mode: Literal["min", "max"]
         if problem.greater_is_better:
             mode = "max"
         else:
@@ -133,7 +137,7 @@ class Run:
             resume="auto",
             log_every=0,
             tensorboard=False,
-            dataloader=DataLoaderConfig(num_workers=0, drop_last=problem.drop_last),
+            dataloader=DataLoaderConfig(num_workers=program.workers, drop_last=problem.drop_last),
             checkpoint=CheckpointConfig(every_steps=last_step or 0),
         )
         self._trainer = Trainer(
@@ -159,7 +163,7 @@ class Run:
         """Train to the end, or until it is left to others.
 
         Raises:
-            Crashed: It was left amid the training.
+            CrashError: It was left amid the training.
         """
         program = self._program
         problem = program.problem
@@ -178,11 +182,16 @@ class Run:
 
     def _outcome(self) -> Outcome:
         trainer = self._trainer
+        problem = self._program.problem
         best = load_checkpoint(self._folder / "checkpoints" / "best.pt")
-        if self._program.problem.ema_decay is None:
+        if problem.ema_decay is None:
             best_weights = best["model"]
         else:
             best_weights = best["ema"]
+        if problem.val is None:
+            last = {}
+        else:
+            last = trainer.evaluate(problem.val, collate=problem.collate)
         groups = [group for each in optimizers_of(trainer) for group in each.param_groups]
         records = trainer.state.records
         return Outcome(
@@ -191,6 +200,7 @@ class Run:
             train={record.epoch: dict(record.train) for record in records},
             val={record.epoch: dict(record.val) for record in records if record.val},
             evaluations=self._evaluations.by_step,
+            last=last,
             steps=trainer.state.step,
             best_step=best["step"],
             best_weights=best_weights,
@@ -214,7 +224,7 @@ def result(world: LocalWorld, folder: Path, name: str, last_step: int | None = N
     with silence():
         try:
             return Run(world, program, own_folder, last_step).fit()
-        except Crashed:
+        except CrashError:
             return ""
         except Exception:
             return traceback.format_exc()

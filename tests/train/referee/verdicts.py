@@ -1,4 +1,4 @@
-"""Each program on each journey: how far what the Trainer makes is from what the plain loop makes."""
+"""How far what the Trainer makes of a program is from what the plain loop makes of it."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-
-import torch
 
 from tests.train.local_world import run_ranks
 from tests.train.referee.plain import Figures, Journey, Outcome, PlainLoop, Weights
@@ -50,28 +48,33 @@ class Verdict:
         return f"{self.journey}: {shown}"
 
 
-def judge(folder: Path, seed: int, names: Sequence[str]) -> Iterator[Verdict]:
-    """Train these programs on every journey, and compare each with the plain loop.
+def judge_whole(folder: Path, names: Sequence[str]) -> Iterator[Verdict]:
+    """Train these programs to the end on each number of ranks; ``folder``: for the checkpoints."""
+    for size in WORLD_SIZES:
+        own_folder = folder / f"whole{size}"
+        by_rank = run_ranks(size, own_folder, train_whole, own_folder, names)
+        for name in names:
+            yield verdict(name, Journey(size), [results[name] for results in by_rank])
+
+
+def judge_interrupted(folder: Path, seed: int, names: Sequence[str]) -> Iterator[Verdict]:
+    """Train these programs to some step on each number of ranks, and to the end on another.
 
     Args:
         folder: For the checkpoints.
-        seed: Of the steps at which the worlds change.
+        seed: Of the steps after which the worlds change.
         names: The programs.
     """
-    straight = {name: plain(name, Journey(1)) for name in names}
-    for size in WORLD_SIZES:
-        whole = folder / f"whole{size}"
-        by_rank = run_ranks(size, whole, train_whole, whole, names)
-        for name in names:
-            yield verdict(name, Journey(size), [results[name] for results in by_rank])
+    steps = {name: plain(name, Journey(1)).steps for name in names}
     for size, other in OTHER_SIZE.items():
-        part = folder / f"part{size}"
-        cuts = {name: cut(seed, name, size, straight[name].steps) for name in names}
-        first = run_ranks(size, part, train_first_part, part, cuts)
-        rest = run_ranks(other, part, train_whole, part, names)
+        own_folder = folder / f"interrupted{size}"
+        cuts = {name: cut(seed, name, size, steps[name]) for name in names}
+        first = run_ranks(size, own_folder, train_first_part, own_folder, cuts)
+        rest = run_ranks(other, own_folder, train_whole, own_folder, names)
         for name in names:
             journey = Journey(size, cuts[name], other)
-            if early := errors(results[name] for results in first):
+            early = errors([results[name] for results in first])
+            if early:
                 yield Verdict(name, journey, {}, early)
             else:
                 yield verdict(name, journey, [results[name] for results in rest])
@@ -90,14 +93,15 @@ def plain(name: str, journey: Journey) -> Outcome:
 
 def verdict(name: str, journey: Journey, results: Sequence[Result]) -> Verdict:
     """Compare what each rank has come to with the plain loop."""
-    if error := errors(results):
+    error = errors(results)
+    if error:
         return Verdict(name, journey, {}, error)
     expected = plain(name, journey)
     every = [differences(expected, each) for each in results if isinstance(each, Outcome)]
     return Verdict(name, journey, {what: max(each[what] for each in every) for what in every[0]})
 
 
-def errors(results: Iterator[Result] | Sequence[Result]) -> str:
+def errors(results: Sequence[Result]) -> str:
     """The first error of a rank; empty where there is none."""
     for number, each in enumerate(results):
         if isinstance(each, str) and each:
@@ -113,6 +117,7 @@ def differences(expected: Outcome, found: Outcome) -> dict[str, float]:
         "training": of_figures(expected.train, found.train),
         "validation": of_figures(expected.val, found.val),
         "evaluations": of_figures(expected.evaluations, found.evaluations),
+        "evaluate()": of_figures({0: expected.last}, {0: found.last}),
         "steps": abs(expected.steps - found.steps),
         "best step": abs(expected.best_step - found.best_step),
         "best weights": of_weights(expected.best_weights, found.best_weights),
@@ -122,9 +127,7 @@ def differences(expected: Outcome, found: Outcome) -> dict[str, float]:
 def of_weights(expected: Weights, found: Weights) -> float:
     if expected.keys() != found.keys():
         return math.inf
-    return max(
-        finite(float((value - found[name]).abs().max())) for name, value in expected.items()
-    )
+    return max(finite(float((value - found[name]).abs().max())) for name, value in expected.items())
 
 
 def of_figures(expected: Mapping[int, Figures], found: Mapping[int, Figures]) -> float:
@@ -142,7 +145,7 @@ def of_lists(expected: Sequence[float], found: Sequence[float]) -> float:
     if len(expected) != len(found):
         return math.inf
     pairs = zip(expected, found, strict=True)
-    return max(finite(abs(one - other)) for one, other in pairs)
+    return max((finite(abs(one - other)) for one, other in pairs), default=0.0)
 
 
 def finite(difference: float) -> float:
