@@ -34,7 +34,7 @@ def table(verdicts: Iterable[Verdict]) -> list[str]:
     for name in by_program:
         reason = PROGRAMS[name]().problem.by_rank
         if reason:
-            lines += ["", f"{name} depends on the ranks: {reason}. So does the plain loop's."]
+            lines += ["", f"{name}: {reason}. The plain loop takes each rank's samples apart."]
     return lines
 
 

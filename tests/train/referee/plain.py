@@ -179,6 +179,7 @@ class Outcome:
         val: Those of the epochs' evaluations.
         evaluations: Those of all evaluations, by step.
         last: Those of an evaluation after the end; empty without validation data.
+        resumed_at: The step after which the ranks that came to the end have begun.
         steps: How many steps were made.
         best_step: After which the figure to monitor was best.
         best_weights: What was evaluated then.
@@ -190,6 +191,7 @@ class Outcome:
     val: dict[int, Figures]
     evaluations: dict[int, Figures]
     last: Figures
+    resumed_at: int
     steps: int
     best_step: int
     best_weights: Weights
@@ -254,6 +256,7 @@ class PlainLoop:
             val=self._val,
             evaluations=self._evaluations,
             last=last,
+            resumed_at=self._journey.cut or 0,
             steps=self._step,
             best_step=self._best_step,
             best_weights=self._best_weights,

@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 from srunddp.train import (
     Callback,
     CheckpointConfig,
+    Config,
     DataLoaderConfig,
     EpochRecord,
     Trainer,
@@ -29,11 +30,20 @@ Result = Outcome | str
 """What has come of a program, or the error that it ended in: empty where it was left to others."""
 
 
-class Evaluations(Callback):
-    """Notes the figures of all evaluations, also over a resume."""
+class Notes(Callback):
+    """Notes the figures of all evaluations, also over a resume.
+
+    Attributes:
+        resumed_at: How many steps were done when this run began.
+        by_step: The figures by step.
+    """
 
     def __init__(self) -> None:
+        self.resumed_at = 0
         self.by_step: dict[int, Figures] = {}
+
+    def on_fit_start(self, trainer: Trainer) -> None:
+        self.resumed_at = trainer.state.step
 
     def on_evaluation(self, trainer: Trainer, figures: Mapping[str, float]) -> None:
         self.by_step[trainer.state.step] = dict(figures)
@@ -103,26 +113,48 @@ class Run:
         problem = program.problem
         self._program = program
         self._folder = folder
-        self._evaluations = Evaluations()
+        self._last_step = last_step
+        self._notes = Notes()
         self._loss_function = self._made_loss_function()
-        callbacks: list[Callback] = [self._evaluations]
-        if problem.before_step or problem.after_step or problem.after_epoch:
-            callbacks.append(Changes(problem))
-        max_steps = problem.max_steps
-        if last_step is not None and program.cut_by_max_steps:
-            max_steps = last_step
-        elif last_step is not None:
-            callbacks.append(Crash(last_step))
         model = problem.model()
         optimizers = problem.optimizers(model, self._loss_function)
-        micro_batches = world.world_size * program.config.gradient_accumulation_steps
+        self._trainer = Trainer(
+            model,
+            optimizers if len(optimizers) > 1 else optimizers[0],
+            self._loss_function,
+            self._config(world.world_size),
+            world=world,
+            step=program.step,
+            weight=program.weight,
+            metrics=program.metrics,
+            val_metrics=program.val_metrics,
+            scheduler=[schedule.make for schedule in program.schedules],
+            callbacks=self._callbacks(),
+        )
+
+    def _made_loss_function(self) -> Any:
+        if self._program.step is not None or self._program.returns_loss:
+            return None
+        return self._program.problem.loss_function()
+
+    def _config(self, world_size: int) -> Config:
+        """The program's settings, and what the problem says; a step has the same samples on any
+        number of ranks.
+        """
+        program = self._program
+        problem = program.problem
+        micro_batches = world_size * program.config.gradient_accumulation_steps
         assert problem.step_samples % micro_batches == 0
         mode: Literal["min", "max"]
         if problem.greater_is_better:
             mode = "max"
         else:
             mode = "min"
-        config = replace(
+        if program.cut_by_max_steps and self._last_step is not None:
+            max_steps: int | None = self._last_step
+        else:
+            max_steps = problem.max_steps
+        return replace(
             program.config,
             epochs=problem.epochs,
             max_steps=max_steps,
@@ -133,31 +165,22 @@ class Run:
             monitor=problem.monitor,
             mode=mode,
             patience=problem.patience,
-            output_dir=str(folder),
+            output_dir=str(self._folder),
             resume="auto",
             log_every=0,
             tensorboard=False,
             dataloader=DataLoaderConfig(num_workers=program.workers, drop_last=problem.drop_last),
-            checkpoint=CheckpointConfig(every_steps=last_step or 0),
-        )
-        self._trainer = Trainer(
-            model,
-            optimizers if len(optimizers) > 1 else optimizers[0],
-            self._loss_function,
-            config,
-            world=world,
-            step=program.step,
-            weight=program.weight,
-            metrics=program.metrics,
-            val_metrics=program.val_metrics,
-            scheduler=[schedule.make for schedule in program.schedules],
-            callbacks=callbacks,
+            checkpoint=CheckpointConfig(every_steps=self._last_step or 0),
         )
 
-    def _made_loss_function(self) -> Any:
-        if self._program.step is not None or self._program.returns_loss:
-            return None
-        return self._program.problem.loss_function()
+    def _callbacks(self) -> list[Callback]:
+        problem = self._program.problem
+        found: list[Callback] = [self._notes]
+        if problem.before_step or problem.after_step or problem.after_epoch:
+            found.append(Changes(problem))
+        if self._last_step is not None and not self._program.cut_by_max_steps:
+            found.append(Crash(self._last_step))
+        return found
 
     def fit(self) -> Outcome:
         """Train to the end, or until it is left to others.
@@ -199,8 +222,9 @@ class Run:
             rates=[float(group["lr"]) for group in groups],
             train={record.epoch: dict(record.train) for record in records},
             val={record.epoch: dict(record.val) for record in records if record.val},
-            evaluations=self._evaluations.by_step,
+            evaluations=self._notes.by_step,
             last=last,
+            resumed_at=self._notes.resumed_at,
             steps=trainer.state.step,
             best_step=best["step"],
             best_weights=best_weights,

@@ -118,6 +118,7 @@ def differences(expected: Outcome, found: Outcome) -> dict[str, float]:
         "validation": of_figures(expected.val, found.val),
         "evaluations": of_figures(expected.evaluations, found.evaluations),
         "evaluate()": of_figures({0: expected.last}, {0: found.last}),
+        "resumed at": abs(expected.resumed_at - found.resumed_at),
         "steps": abs(expected.steps - found.steps),
         "best step": abs(expected.best_step - found.best_step),
         "best weights": of_weights(expected.best_weights, found.best_weights),
