@@ -325,7 +325,7 @@ class Trainer:
                 with self._ddp.accumulating():
                     loss = self._forward_backward(batch, sums)
             else:
-                self._add_to_metrics(batch, sums)
+                self._forward_without_weight(batch, sums)
         # Only a step's last forward and backward share gradients between ranks.
         last = self._forward_backward(step.batches[-1], sums, timer)
         loss = last if last is not None else loss
@@ -371,15 +371,18 @@ class Trainer:
         if shared:
             shared.end_wait()
         if not runs:
-            self._add_to_metrics(batch, sums)
+            self._forward_without_weight(batch, sums)
             return None
         _add(sums, batch, loss, outputs)
         return loss.detach() if batch.weight else None
 
     @torch.no_grad()
-    def _add_to_metrics(self, batch: Batch, sums: MetricAccumulator) -> None:
-        """Count a batch of weight 0 in the metrics, without a gradient."""
-        if sums.needs_outputs(batch.samples):
+    def _forward_without_weight(self, batch: Batch, sums: MetricAccumulator) -> None:
+        """Run this rank's samples of a batch of weight 0 for the metrics.
+
+        Also where there are none, so that metrics change nothing in what a model draws or notes.
+        """
+        if batch.samples:
             with self._precision():
                 loss, outputs = self._ddp.testing(batch.data)
             _add(sums, batch, loss, outputs)

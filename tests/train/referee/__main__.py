@@ -20,11 +20,11 @@ from tests.train.referee.verdicts import BOUND, WORLD_SIZES, Verdict, judge_inte
 
 
 def table(verdicts: Iterable[Verdict]) -> list[str]:
-    """A line for each program: its worst differences, and on which journey the worlds change."""
+    """A line for each program, with its greatest differences; then why some depend on the ranks."""
     by_program: dict[str, list[Verdict]] = {}
     for each in verdicts:
         by_program.setdefault(each.program, []).append(each)
-    sizes = " | ".join(f"{size} rank{'s' * (size > 1)}" for size in WORLD_SIZES)
+    sizes = " | ".join(f"ranks: {size}" for size in WORLD_SIZES)
     lines = [f"| program | {sizes} | interrupted |", "|---|" + "---|" * (len(WORLD_SIZES) + 1)]
     for name, found in by_program.items():
         straight = [each for each in found if each.journey.cut is None]
