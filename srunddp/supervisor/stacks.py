@@ -40,11 +40,12 @@ class StackDump:
         """In the worker: from now on a crash, and the signal, leave their stacks here.
 
         A handler that the user has switched on (PYTHONFAULTHANDLER) stays, and writes to standard
-        error.
+        error. In what Python forks here, the signal does what it does in plain Python.
         """
         if not faulthandler.is_enabled():
             faulthandler.enable(self.descriptor)
         faulthandler.register(ASK, self.descriptor, all_threads=True)
+        os.register_at_fork(after_in_child=_disarm)
 
     def read(self) -> str:
         """In the supervisor: what has been written since the last reading."""
@@ -91,6 +92,12 @@ _WAITING = (
     "torch/cuda/",
     "torch/nn/parallel/distributed.py",
 )
+
+
+def _disarm() -> None:
+    # Its stack would be taken for the worker's.
+    faulthandler.unregister(ASK)
+    signal.signal(ASK, signal.SIG_DFL)
 
 
 def main_stack(text: str) -> Stack:

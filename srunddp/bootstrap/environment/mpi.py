@@ -4,6 +4,7 @@ mpi4py is imported inside functions only: its import starts MPI, which ends the 
 no world.
 """
 
+import contextlib
 import importlib.util
 import os
 import sys
@@ -139,6 +140,22 @@ def is_running() -> bool:
     return module is not None and bool(module.Is_initialized()) and not module.Is_finalized()
 
 
+def was_started() -> bool:
+    """Whether MPI was started in this process by mpi4py, also if it is over; it cannot start
+    twice.
+    """
+    module = sys.modules.get("mpi4py.MPI")
+    return module is not None and bool(module.Is_initialized())
+
+
+def do_not_start() -> None:
+    """Let the script import mpi4py.MPI without starting MPI; nothing happens without mpi4py."""
+    with contextlib.suppress(ImportError):
+        import mpi4py
+
+        mpi4py.rc.initialize = False
+
+
 def finalize() -> None:
     """Finalise MPI where it runs, as mpi4py does when Python ends."""
     if is_running():
@@ -159,6 +176,16 @@ class Mpi4pyImportBlocker:
             raise ImportError(
                 "the ranks met over PMI, after which MPI cannot start -> use srunddp --channel mpi"
             )
+
+
+def block() -> None:
+    """Refuse the import of mpi4py.MPI from now on."""
+    sys.meta_path.insert(0, Mpi4pyImportBlocker())
+
+
+def is_blocked() -> bool:
+    """Whether the import of mpi4py.MPI is refused in this process."""
+    return any(isinstance(finder, Mpi4pyImportBlocker) for finder in sys.meta_path)
 
 
 def reject_prterun(variables: Mapping[str, str]) -> None:

@@ -67,6 +67,12 @@ def init(
             expected="one call per rank",
             hint='keep it below `if __name__ == "__main__":`',
         )
+    if store.is_fork_of_rank():
+        raise ConfigError(
+            "srunddp.init() in a process that a rank has forked",
+            expected="one call per rank",
+            hint="call it in the rank, before the fork",
+        )
     place = store.current_context() or _meet_in_process(
         RendezvousOptions(backend=backend or "auto")
     )

@@ -23,7 +23,7 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from srunddp.bootstrap.environment import cpus, mpi
+from srunddp.bootstrap.environment import child_processes, cpus, mpi
 from srunddp.bootstrap.environment.detect import Environment
 from srunddp.bootstrap.environment.rank_process import RANK_PROCESS, rank_mark
 from srunddp.bootstrap.environment.rank_zero_discovery import discovery_named
@@ -128,11 +128,17 @@ class ProcessGroupContext:
 
 
 _joined: ProcessGroupContext | None = None
+_joined_by = 0  # the process that is the rank
 
 
 def current_context() -> ProcessGroupContext | None:
     """This process's place in the world; None before the rendezvous."""
     return _joined
+
+
+def is_fork_of_rank() -> bool:
+    """Whether this process was forked by the rank, whose place in the world it has in memory."""
+    return _joined is not None and _joined_by != os.getpid()
 
 
 def restart_count() -> int:
@@ -150,8 +156,9 @@ def install(place: ProcessGroupContext, *, ahead: bool = False) -> None:
 
     ``ahead``: torch, where it is imported already, is so by us, and not by the script.
     """
-    global _joined
+    global _joined, _joined_by
     _joined = place
+    _joined_by = os.getpid()
     leave_to_srunddp()
     # Inherited from a torchrun around us, it would make every rank a client of a store that nobody
     # serves.
@@ -161,7 +168,8 @@ def install(place: ProcessGroupContext, *, ahead: bool = False) -> None:
         os.environ.update(cpus.threads(os.environ, place.meeting.sharers))
     os.environ[RANK_PROCESS] = rank_mark(os.environ, os.getpid())
     if discovery_named(place.meeting.channel).rules_out_mpi:
-        sys.meta_path.insert(0, mpi.Mpi4pyImportBlocker())
+        mpi.block()
+    surround_import("multiprocessing.util", _keeping_mpi_out)
     surround_import(_RENDEZVOUS, _replacing_handlers)
     if "torch" not in sys.modules:
         surround_import("torch", gc_frozen)
@@ -194,6 +202,12 @@ def gc_frozen(_: object = None) -> Iterator[None]:
         gc.freeze()
         if enabled:
             gc.enable()
+
+
+@contextlib.contextmanager
+def _keeping_mpi_out(util: ModuleType) -> Iterator[None]:
+    yield
+    child_processes.keep_mpi_out(util)
 
 
 @contextlib.contextmanager

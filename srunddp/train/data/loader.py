@@ -143,9 +143,11 @@ class DistributedDataLoader:
         beside = world.device.type == "cuda" and not there
         if num_workers is None:  # indexing tensors is quicker than passing them on
             num_workers = 0 if rows else default_workers(share(world))
-        method = start_method(
-            multiprocessing_context, dist.get_backend() if dist.is_initialized() else "gloo"
-        )
+        method = None
+        if num_workers:
+            method = start_method(
+                multiprocessing_context, dist.get_backend() if dist.is_initialized() else "gloo"
+            )
         self._world = world
         self._order = order
         self._signals = signals
@@ -172,7 +174,7 @@ class DistributedDataLoader:
             prefetch_factor=prefetch_factor if num_workers else None,
             persistent_workers=persistent_workers and num_workers > 0,
             pin_memory=beside if pin_memory is None else pin_memory and not there,
-            multiprocessing_context=method if num_workers else None,
+            multiprocessing_context=method,
         )
         # On these depends what a sharded data set's batches are.
         self._layout = {

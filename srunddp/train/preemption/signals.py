@@ -26,6 +26,7 @@ from srunddp.bootstrap.process_group.world import wait_for_gloo_threads
 from srunddp.errors import ConfigError, Scope, Stopped
 from srunddp.supervisor.signals import FORWARDED
 from srunddp.train.config import PreemptionConfig
+from srunddp.train.preemption.handlers import RankHandlers
 from srunddp.util import slurm_command
 
 _QUERY_TIMEOUT = 10.0
@@ -62,7 +63,7 @@ class StopRequests:
         self.environ = environ
         self._requests = dict.fromkeys(numbers(config.signals), StopRequest.REQUEUE)
         self._requests[signal.SIGTERM] = StopRequest.STOP
-        self._before: dict[signal.Signals, Any] = {}
+        self._handlers = RankHandlers()
         self._noted: list[tuple[StopRequest, int]] = []
         self._stop_at = math.inf
 
@@ -71,13 +72,8 @@ class StopRequests:
         _pending_requests[:] = []
         if threading.current_thread() is threading.main_thread():
             for number in self._requests:
-                if (before := signal.getsignal(number)) is not signal.SIG_IGN:
-                    # First, as the signal may come at once.
-                    if before is None:
-                        self._before[number] = signal.SIG_DFL
-                    else:
-                        self._before[number] = before
-                    signal.signal(number, self._note)
+                if signal.getsignal(number) is not signal.SIG_IGN:
+                    self._handlers.set(number, self._note)
         elif self.rank == 0:
             _log.warning(
                 "srunddp: signals end the ranks, as preemption is watched for outside the main"
@@ -90,9 +86,7 @@ class StopRequests:
     def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
         if isinstance(error, Stopped):
             return  # another signal must not kill a rank that is about to say that it has stopped
-        for number, before in self._before.items():
-            signal.signal(number, before)
-        self._before = {}
+        self._handlers.put_all_back()
         _pending_requests.extend(self._noted)
 
     def ignore_interrupts(self) -> None:
@@ -101,14 +95,9 @@ class StopRequests:
         """
         if (
             threading.current_thread() is threading.main_thread()
-            and signal.SIGINT not in self._before
+            and signal.SIGINT not in self._handlers
         ):
-            before = signal.getsignal(signal.SIGINT)
-            if before is None:
-                self._before[signal.SIGINT] = signal.SIG_DFL
-            else:
-                self._before[signal.SIGINT] = before
-            signal.signal(signal.SIGINT, lambda *_: None)
+            self._handlers.set(signal.SIGINT, _do_nothing)
 
     def pending(self) -> tuple[StopRequest, int]:
         """What is requested, and the number of the signal that said so; 0 for the end of the job's
@@ -121,7 +110,7 @@ class StopRequests:
     def _note(self, number: int, _: FrameType | None) -> None:
         if number == signal.SIGTERM and telemetry.is_terminating():
             # The supervisor ends this rank: no checkpoint can come of it, as the others end too.
-            signal.signal(number, self._before[signal.SIGTERM])
+            self._handlers.put_back(signal.SIGTERM)
             os.kill(os.getpid(), number)
         else:
             # One call, which nothing interrupts.
@@ -142,6 +131,12 @@ class StopRequests:
             return False
         self._stop_at = time.monotonic() + left - min(self.config.lead_seconds, left / 2)
         return True
+
+
+def _do_nothing(number: int, frame: FrameType | None) -> None:
+    """Handle a signal that is to end nothing, and that programs started by this process get as
+    usual.
+    """
 
 
 def numbers(names: Sequence[str]) -> list[signal.Signals]:

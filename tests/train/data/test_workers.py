@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import multiprocessing
+import multiprocessing.util
 import os
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,8 @@ from srunddp.bootstrap.environment import cpus
 from srunddp.bootstrap.environment.cpus import Cpus
 from srunddp.train.data import workers
 from srunddp.train.data.workers import default_workers, set_threads, share, start_method
+from tests.support.starting import python, write
+from tests.train.conftest import ROOT
 from tests.train.local_world import LocalWorld, run_ranks
 
 
@@ -24,6 +27,7 @@ def test_workers_leave_the_rank_a_cpu() -> None:
 
 GUARDED = 'if __name__ == "__main__":\n    main()\n'
 PLAIN = "main()\n"
+MPI = "from mpi4py import MPI\n"
 
 
 @pytest.mark.parametrize(
@@ -35,6 +39,21 @@ PLAIN = "main()\n"
         (None, False, True, "nccl", GUARDED, "forkserver"),
         (None, True, False, "gloo", GUARDED, "forkserver"),
         (None, True, True, "nccl", PLAIN, "fork"),
+        # MPI does not run where the script is imported, so it must not be used there.
+        (None, True, False, "gloo", MPI + GUARDED, "forkserver"),
+        (None, True, False, "gloo", f"{MPI}comm = MPI.COMM_WORLD\n{GUARDED}", "forkserver"),
+        (None, True, False, "gloo", f"{MPI}def f(): return MPI.Wtime()\n{GUARDED}", "forkserver"),
+        (None, True, False, "gloo", f"{GUARDED}    from mpi4py import MPI\n", "forkserver"),
+        (None, True, False, "gloo", f"{MPI}rank = MPI.COMM_WORLD.rank\n{GUARDED}", "fork"),
+        (
+            None,
+            True,
+            False,
+            "gloo",
+            f"import mpi4py.MPI as M\ntry:\n  w = M.COMM_WORLD\n  r = w.Get_rank()\n"
+            f"finally:\n  pass\n{GUARDED}",
+            "fork",
+        ),
         ("fork", True, True, "nccl", GUARDED, "fork"),
         ("spawn", False, False, "gloo", GUARDED, "spawn"),
         ("forkserver", False, False, "gloo", GUARDED, "forkserver"),
@@ -60,7 +79,60 @@ def test_workers_are_not_forked_from_mpi_or_rdma_unless_asked(
     )
     monkeypatch.setattr(multiprocessing, "set_forkserver_preload", preloaded.append)
     assert start_method(method, backend) == expected
-    assert preloaded == ([["torch"]] if expected == "forkserver" else [])
+    assert [each[0] for each in preloaded] == (["torch"] if expected == "forkserver" else [])
+
+
+TENSORS = """
+import sys, tempfile
+from pathlib import Path
+import torch, torch.distributed as dist
+from torch.utils.data import Dataset
+from srunddp.bootstrap.environment import mpi
+from srunddp.train import DistributedDataLoader
+from tests.support.starting import python, write
+from tests.train.conftest import ROOT
+from tests.train.local_world import LocalWorld
+
+class Tensors(Dataset):
+    def __len__(self): return 8
+    def __getitem__(self, index): return torch.ones(3)
+
+if __name__ == "__main__":
+    mpi.is_running = lambda: True  # so that none is forked
+    method = sys.argv[1] if sys.argv[1:] else None
+    loader = DistributedDataLoader(
+        Tensors(), LocalWorld(), batch_size=2, num_workers=1, multiprocessing_context=method
+    )
+    print(sum(float(batch.data.sum()) for batch in loader))
+    print(tempfile.gettempdir())
+"""
+
+
+@pytest.mark.parametrize("method", [None, "fork"])
+def test_a_long_tmpdir_leaves_room_for_the_workers_sockets(
+    method: str | None, tmp_path: Path
+) -> None:
+    long = tmp_path / ("x" * 100)
+    long.mkdir()
+    write(tmp_path / "script.py", TENSORS)
+    arguments = [method] if method else []
+    done = python("script.py", *arguments, folder=tmp_path, TMPDIR=str(long), PYTHONPATH=str(ROOT))
+    assert done.stdout.split() == ["24.0", str(long)], done.stderr
+    assert not list(long.iterdir())
+
+
+def test_without_room_for_its_socket_no_fork_server_is_chosen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    long = tmp_path / ("x" * 100)
+    long.mkdir()
+    monkeypatch.setattr("srunddp.bootstrap.environment.mpi.is_running", lambda: True)
+    monkeypatch.setattr(tempfile, "tempdir", str(long))
+    # As where the script has used multiprocessing before.
+    monkeypatch.setattr(multiprocessing.util, "get_temp_dir", lambda: str(long / "pymp-1"))
+    assert start_method(None, "gloo") == "fork"
+    assert start_method("forkserver", "gloo") == "forkserver"
+    assert tempfile.gettempdir() == str(long)
 
 
 def test_a_rank_alone_has_its_affinity_and_not_the_machine() -> None:

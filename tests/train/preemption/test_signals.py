@@ -6,12 +6,15 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import multiprocessing
 import os
 import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +25,10 @@ from srunddp import telemetry
 from srunddp.errors import ConfigError, Stopped
 from srunddp.train.config import PreemptionConfig
 from srunddp.train.preemption.signals import StopRequest, StopRequests, query_end_time
-from tests.support.starting import until
+from tests.support.starting import LONG, until
 from tests.train.conftest import HERE, ROOT, fake_command
 
+FORK = multiprocessing.get_context("fork")
 NOTHING = (StopRequest.NONE, 0)
 
 
@@ -266,6 +270,90 @@ def test_without_a_job_nothing_is_asked(tmp_path: Path) -> None:
         with requests(**settings):
             assert not {*threading.enumerate()} - before
     assert not (tmp_path / "calls").exists()
+
+
+# Processes of the script.
+
+
+def wait_for_ever(begun: Connection) -> None:
+    begun.send(None)
+    time.sleep(10 * LONG)
+
+
+def end_of_fork(number: signal.Signals, *, at_once: bool) -> int | None:
+    """The exit code of a process that is forked and gets a signal."""
+    reader, writer = FORK.Pipe(duplex=False)
+    process = FORK.Process(target=wait_for_ever, args=(writer,))
+    process.start()
+    assert process.pid
+    if not at_once:
+        assert reader.poll(LONG)
+    os.kill(process.pid, number)
+    process.join(LONG)
+    code = process.exitcode
+    process.kill()
+    return code
+
+
+def test_what_a_rank_forks_is_ended_by_sigterm_however_soon() -> None:
+    """As many times as find a signal that would come too early."""
+    with requests() as it:
+        codes = {end_of_fork(signal.SIGTERM, at_once=True) for _ in range(50)}
+        assert codes == {end_of_fork(signal.SIGTERM, at_once=False)} == {-signal.SIGTERM}
+        assert it.pending() == NOTHING
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert it.pending() == (StopRequest.STOP, signal.SIGTERM)
+
+
+def test_so_is_what_a_thread_of_the_rank_forks() -> None:
+    codes = []
+    with requests():
+        thread = threading.Thread(
+            target=lambda: codes.append(end_of_fork(signal.SIGTERM, at_once=True))
+        )
+        thread.start()
+        thread.join()
+    assert codes == [-signal.SIGTERM]
+
+
+def end_with_7(*_: object) -> None:
+    os._exit(7)
+
+
+@pytest.mark.parametrize("when", ["before", "since"])
+def test_what_a_rank_forks_has_the_script_s_own_handler(when: str) -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        if when == "before":
+            signal.signal(signal.SIGTERM, end_with_7)
+        with requests():
+            if when == "since":
+                signal.signal(signal.SIGTERM, end_with_7)
+            assert end_of_fork(signal.SIGTERM, at_once=False) == 7
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def test_what_a_rank_forks_after_a_request_is_ended_by_ctrl_c() -> None:
+    with requests() as it:
+        it.ignore_interrupts()
+        # By a KeyboardInterrupt, as in plain Python.
+        assert end_of_fork(signal.SIGINT, at_once=False) == 1
+
+
+def test_processes_beside_loader_workers_are_ended_by_sigterm(tmp_path: Path) -> None:
+    """Also those of the fork server that was started for the loader."""
+    done = subprocess.run(
+        [sys.executable, str(HERE / "terminated_beside_workers.py")],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=LONG,
+        check=False,
+    )
+    for method in ("fork", "spawn", "forkserver"):
+        assert done.stdout.count(f"{method} ended with -15\n") == 2, done.stdout + done.stderr
 
 
 # torch's own processes.
