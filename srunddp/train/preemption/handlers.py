@@ -85,7 +85,7 @@ _in_use: list[RankHandlers] = []  # the innermost last
 class _Fork(threading.local):
     """A fork by one thread: the signals that were blocked before."""
 
-    mask: set[signal.Signals] | None = None
+    mask: set[int | signal.Signals] | None = None
 
 
 _fork = _Fork()
