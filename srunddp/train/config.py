@@ -64,7 +64,8 @@ class DataLoaderConfig(SettingsBase):
             validation data.
         pin_memory: page-locked batches; None pins them on a GPU.
         multiprocessing_context: how workers start; None is ``forkserver`` with MPI, or with NCCL
-            and InfiniBand, if the script's text has ``__name__``, else ``fork``.
+            and InfiniBand, if the script's text has ``__name__`` and calls MPI in functions only,
+            else ``fork``.
     """
 
     REMOVED: ClassVar[Mapping[str, str]] = {"threads": "write num_threads, without dataloader"}

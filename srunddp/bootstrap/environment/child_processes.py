@@ -14,12 +14,15 @@ from typing import Any
 
 from srunddp.bootstrap.environment import mpi
 
+_FORK_SERVER = "from multiprocessing.forkserver import"
 # How the code begins that processes run which are to import the script. The resource tracker's is
 # not among them.
-_IMPORTERS = ("from multiprocessing.spawn import", "from multiprocessing.forkserver import")
+_IMPORTERS = (_FORK_SERVER, "from multiprocessing.spawn import")
 
 # Whether MPI belongs to another process: this one was started below a rank that has it.
 _below_rank = False
+_fork_server_calls: list[str] = []
+_plain_start: Callable[[Any, Sequence[Any], Any], int] | None = None
 
 
 def keep_mpi_out(util: ModuleType) -> None:
@@ -28,24 +31,41 @@ def keep_mpi_out(util: ModuleType) -> None:
     As long as this process neither has MPI nor may not start it, they start as in plain Python: the
     script may mean to start MPI in one of them.
     """
-    start: Callable[[Any, Sequence[Any], Any], int] = util.spawnv_passfds
-
-    def start_without_mpi(path: Any, command: Sequence[Any], descriptors: Any) -> int:
-        if _below_rank or mpi.was_started() or mpi.is_blocked():
-            command = [_entering_first(word) for word in command]
-        return start(path, command, descriptors)
-
-    util.spawnv_passfds = start_without_mpi  # type: ignore[attr-defined]  # not known of a module
+    global _plain_start
+    if _plain_start is None:
+        _plain_start = util.spawnv_passfds
+        util.spawnv_passfds = _start  # type: ignore[attr-defined]  # not known of a module
 
 
-def _entering_first(word: Any) -> Any:
-    """Code of Python that calls :func:`enter` first; other words of a command as they are."""
+def call_in_fork_server(module: str, function: str) -> None:
+    """Have a fork server that starts from now on call a function first, which takes nothing."""
+    from multiprocessing import util
+
+    keep_mpi_out(util)
+    call = f"import {module}; {module}.{function}()"
+    if call not in _fork_server_calls:
+        _fork_server_calls.append(call)
+
+
+def _start(path: Any, command: Sequence[Any], descriptors: Any) -> int:
+    assert _plain_start
+    return _plain_start(path, [_prepared(word) for word in command], descriptors)
+
+
+def _prepared(word: Any) -> Any:
+    """Code of Python that does first what we want of the process; other words as they are."""
     if not isinstance(word, str) or not word.startswith(_IMPORTERS):
         return word
-    # From the rank's own path, which multiprocessing sets a moment later in any case.
+    first = []
+    if _below_rank or mpi.was_started() or mpi.is_blocked():
+        first.append(f"from {__name__} import enter; enter(mpi_blocked={mpi.is_blocked()})")
+    if word.startswith(_FORK_SERVER):
+        first += _fork_server_calls
+    if not first:
+        return word
+    # The rank's own path, which multiprocessing sets a moment later in any case.
     path = [str(folder) for folder in sys.path]
-    call = f"enter(mpi_blocked={mpi.is_blocked()})"
-    return f"import sys; sys.path[:] = {path}; from {__name__} import enter; {call}; {word}"
+    return "; ".join(["import sys", f"sys.path[:] = {path}", *first, word])
 
 
 def enter(*, mpi_blocked: bool) -> None:

@@ -18,8 +18,6 @@ from srunddp.train.world import World, all_gather_ints
 
 _INFINIBAND = Path("/sys/class/infiniband")
 _MOST = 8
-# torch takes two seconds, in the server once rather than in each worker.
-_IN_SERVER = ("torch", "srunddp.train.preemption.fork_server")
 _SOCKET = "/pymp-12345678/listener-12345678"  # as long as multiprocessing's, below its folder
 _LONGEST_ADDRESS = 107  # bytes of a socket's path, by Linux
 
@@ -46,7 +44,8 @@ def start_method(method: str | None, backend: str) -> str:
         else:
             method = "fork"
     if method == "forkserver":
-        multiprocessing.set_forkserver_preload([*_IN_SERVER])
+        # Once in the server, rather than for two seconds in each worker.
+        multiprocessing.set_forkserver_preload(["torch"])
     return method
 
 

@@ -4,25 +4,29 @@ It is started with the signals of a step blocked, which its processes inherit. T
 processes come from the same server, and are to end by a SIGTERM.
 """
 
-import multiprocessing
 import signal
 from multiprocessing import util
 
 from srunddp.supervisor.signals import FORWARDED
 
-_LOADER = "torch.utils.data."
+_is_loader_worker = False
+
+
+def keep_signals_blocked() -> None:
+    """In a process that is about to begin: it is a loader worker."""
+    global _is_loader_worker
+    _is_loader_worker = True
+
+
+def begin() -> None:
+    """In the fork server: its processes get the signals again when they begin, unless they are
+    loader workers.
+
+    By then they have imported the script. A signal that came before comes then.
+    """
+    util.register_after_fork(_unblock_signals, _unblock_signals)
 
 
 def _unblock_signals(_: object) -> None:
-    """In a process of the server, once it has imported the script: get the signals again, unless it
-    is a loader worker.
-
-    One that came before comes now.
-    """
-    process = multiprocessing.current_process()
-    target = getattr(process, "_target", None)  # private; a test pins it
-    if not getattr(target, "__module__", "").startswith(_LOADER):
+    if not _is_loader_worker:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, FORWARDED)
-
-
-util.register_after_fork(_unblock_signals, _unblock_signals)

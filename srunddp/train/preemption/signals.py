@@ -13,8 +13,8 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from enum import IntEnum
-from functools import partial
 from multiprocessing import resource_tracker
 from types import FrameType
 from typing import Any, Self
@@ -22,10 +22,12 @@ from typing import Any, Self
 from torch.utils.data import DataLoader
 
 from srunddp import telemetry
+from srunddp.bootstrap.environment import child_processes
 from srunddp.bootstrap.process_group.world import wait_for_gloo_threads
 from srunddp.errors import ConfigError, Scope, Stopped
 from srunddp.supervisor.signals import FORWARDED
 from srunddp.train.config import PreemptionConfig
+from srunddp.train.preemption import fork_server
 from srunddp.train.preemption.handlers import RankHandlers
 from srunddp.util import slurm_command
 
@@ -182,6 +184,9 @@ def signals_blocked(signals: Sequence[str], method: str = "fork") -> Iterator[No
             # It is started with the others, and unblocks SIGTERM in doing so.
             resource_tracker.ensure_running()
             signal.pthread_sigmask(signal.SIG_BLOCK, blocked)
+        if method == "forkserver":
+            # If the server starts now, which blocks them in the script's own processes as well.
+            child_processes.call_in_fork_server(fork_server.__name__, fork_server.begin.__name__)
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
@@ -197,7 +202,7 @@ def iterate(loader: DataLoader[Any], signals: Sequence[str]) -> Iterator[Any]:
         # A fork amid a thread's beginning or end, as Gloo's do in Python after a collective, may
         # leave the child waiting for ever for a lock of the interpreter's that nobody holds.
         wait_for_gloo_threads()
-    loader.worker_init_fn = partial(_ignore_in_worker, signals=signals, then=init)
+    loader.worker_init_fn = _WorkerInit(signals, init)
     try:
         with signals_blocked(signals, method):
             return iter(loader)
@@ -205,15 +210,27 @@ def iterate(loader: DataLoader[Any], signals: Sequence[str]) -> Iterator[Any]:
         loader.worker_init_fn = init
 
 
-def _ignore_in_worker(
-    worker_id: int, signals: Sequence[str], then: Callable[[int], None] | None
-) -> None:
-    for number in numbers(signals):
-        signal.signal(number, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
-    threading.Thread(target=_end_with_rank, daemon=True).start()
-    if then:
-        then(worker_id)
+@dataclass
+class _WorkerInit:
+    """What a loader worker calls first: it gets none of these signals, and then calls the script's
+    own.
+    """
+
+    signals: Sequence[str]
+    then: Callable[[int], None] | None
+
+    def __call__(self, worker_id: int) -> None:
+        for number in numbers(self.signals):
+            signal.signal(number, signal.SIG_IGN)
+        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+        threading.Thread(target=_end_with_rank, daemon=True).start()
+        if self.then:
+            self.then(worker_id)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        # Read in a process that has not begun, it tells that this will be a loader worker.
+        vars(self).update(state)
+        fork_server.keep_signals_blocked()
 
 
 def _end_with_rank() -> None:

@@ -79,7 +79,7 @@ def test_workers_are_not_forked_from_mpi_or_rdma_unless_asked(
     )
     monkeypatch.setattr(multiprocessing, "set_forkserver_preload", preloaded.append)
     assert start_method(method, backend) == expected
-    assert [each[0] for each in preloaded] == (["torch"] if expected == "forkserver" else [])
+    assert preloaded == ([["torch"]] if expected == "forkserver" else [])
 
 
 TENSORS = """
