@@ -402,7 +402,14 @@ class PlainLoop:
         if not self._problem.by_rank:
             return [every]
         size = self._problem.step_samples
-        return [every[start : start + size] for start in range(0, len(every), size)]
+        ranks = self._journey.ranks_at(self._step)
+        together = []
+        for start in range(0, len(every), size):
+            part = every[start : start + size]
+            # Ranks have equally many samples of a batch; fewer than there are ranks come last.
+            equal = len(part) - len(part) % ranks
+            together += [each for each in (part[:equal], part[equal:]) if each]
+        return together
 
     def _take(self, figures: Figures) -> None:
         """See whether these are the best."""
