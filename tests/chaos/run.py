@@ -65,7 +65,8 @@ class Site:
 @dataclass(frozen=True)
 class Result:
     """How it ended. `gone` and `back`: seconds from the failure until no process of a rank was
-    left, and until the launcher had returned; None where there was no failure, or no end.
+    left, and until the launcher had returned; None where there was no failure, or no end. `alone`:
+    all other ranks and their supervisors had ended before the failure.
     """
 
     code: int | None
@@ -76,6 +77,7 @@ class Result:
     back: float | None
     left: tuple[str, ...]
     verdicts: tuple[Verdict, ...]
+    alone: bool = False
 
     def describe(self) -> str:
         """For a test's message."""
@@ -148,16 +150,32 @@ class Run:
         left = tuple(f"{process.pid} {process.name}" for process in self.watch.living())
         ranks = [process.ended for process in self.watch.all.values() if not process.is_launcher]
         launchers = [process.ended for process in self.watch.all.values() if process.is_launcher]
+        if said:
+            culprit = min(said, key=lambda rank: said[rank]["time"])
+        else:
+            culprit = None
         return Result(
             self.process.poll(),
             (self.folder / "output").read_text(errors="replace"),
             self._errors(),
-            min(said, key=lambda rank: said[rank]["time"]) if said else None,
+            culprit,
             _last(ranks, failed),
             _last(launchers, failed),
             left,
             tuple(verdicts(self._errors())),
+            alone=culprit is not None and self._is_alone(culprit),
         )
+
+    def _is_alone(self, culprit: int) -> bool:
+        """Whether no process of another rank was there when this one failed."""
+        others = [said for rank, said in self.said("ready").items() if rank != culprit]
+        if len(others) < WORLD_SIZE - 1:
+            return False
+        pids = {pid for said in others for pid in (said["pid"], said["supervisor"])}
+        failed = self.failed_at
+        assert failed is not None
+        ends = [process.ended for process in self.watch.all.values() if process.pid in pids]
+        return all(end is not None and end < failed for end in ends)
 
     def _errors(self) -> str:
         return (self.folder / "errors").read_text(errors="replace")
@@ -217,6 +235,9 @@ def wrong(plan: Plan, result: Result, limit: float) -> list[str]:
         return found if result.code else [*found, "exit code 0"]
     if result.code != KINDS[fault.kind].code:
         found.append(f"exit code {result.code} instead of {KINDS[fault.kind].code}")
+    if fault.kind == "supervisor" and result.alone and not result.verdicts:
+        # Nobody is left that could say it: the other ranks' scripts were over, and all had left.
+        return found
     return [*found, *_verdict_wrong(plan, fault, result.verdicts)]
 
 

@@ -73,6 +73,17 @@ def test_each_broken_promise_is_found() -> None:
     assert [wrong(plan, result, 2.0) == [] for result in broken] == [False] * len(broken)
 
 
+def test_the_last_supervisor_that_is_killed_need_not_be_named() -> None:
+    """By a supervisor of another rank: there is none any more."""
+    plan = Plan((Fault(0, "supervisor", "shutdown"),))
+    silent = Result(137, "", "", 0, 0.1, 0.2, (), ())
+    assert wrong(plan, silent, 2.0) == ["0 verdicts"]
+    assert wrong(plan, replace(silent, alone=True), 2.0) == []
+    assert wrong(plan, replace(silent, alone=True, code=0), 2.0) != []
+    raised = Plan((Fault(0, "exception", "shutdown"),))
+    assert "0 verdicts" in wrong(raised, replace(silent, alone=True), 2.0)
+
+
 def test_a_seed_gives_the_same_trial_again() -> None:
     launchers = ("none", "pmi2")
     assert [random_plan(seed, launchers) for seed in range(50)] == [
