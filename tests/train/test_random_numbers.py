@@ -14,7 +14,7 @@ from torch.utils.data import Dataset
 
 from srunddp.train import Callback, CheckpointConfig, Trainer
 from tests.train.local_world import LocalWorld, run_ranks
-from tests.train.problems import classes, trainer_of
+from tests.train.problems import BATCH_PER_RANK, classes, trainer_of
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -97,7 +97,8 @@ def train(world: LocalWorld, folder: Path, stop: int, extra: int) -> dict[str, l
     trainer.fit(data, classes(8))
     return {
         "steps": model.trained,
-        "reading": data.drawn,
+        # Without those of samples that are compared between ranks before the first step.
+        "reading": data.drawn[-BATCH_PER_RANK:],
         "callbacks": callback.drawn,
         "evaluations": model.evaluated,
     }

@@ -631,7 +631,7 @@ def test_images_and_weights_have_their_channels_innermost(tmp_path: Path) -> Non
             tensorboard=False,
         )
         trainer.fit(images, images)
-        assert seen == [channels_last] * 4
+        assert seen == [channels_last] * 5
         weight = trainer.model[0].weight
         assert weight.is_contiguous(memory_format=torch.channels_last) == channels_last
         state = load_checkpoint(tmp_path / str(channels_last) / "checkpoints" / "step-00000002.pt")

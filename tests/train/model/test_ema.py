@@ -158,7 +158,8 @@ def test_the_average_is_compiled_where_the_model_is(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(torch, "compile", Compiled)
     trainer = averaging(epochs=1, compile=True)
     trainer.fit(classes(8), classes(4))
-    assert compiled == [trainer.model, trainer.model, of(trainer)]
+    # The batch that is tried first, two steps, and the evaluation.
+    assert compiled == [of(trainer), trainer.model, trainer.model, of(trainer)]
 
 
 class Changing(nn.Module):
