@@ -35,7 +35,8 @@ class Referee:
 def referee(tmp_path_factory: pytest.TempPathFactory) -> Referee:
     """All programs are trained in the same few worlds, as a world takes long to start.
 
-    At night after new steps, and also without an interruption, which the interrupted ones cover.
+    At night after new steps, from each number of ranks to another, and also without an
+    interruption, which the interrupted ones cover.
     """
     folder = tmp_path_factory.mktemp("referee")
     names = [*PROGRAMS]
@@ -45,7 +46,7 @@ def referee(tmp_path_factory: pytest.TempPathFactory) -> Referee:
     else:
         seed = 0
     found = defaultdict(list)
-    for each in judge_interrupted(folder, seed, names):
+    for each in judge_interrupted(folder, seed, names, in_turn=not is_night):
         found[each.program].append(each)
     if is_night:
         for each in judge_whole(folder, names):
@@ -58,5 +59,7 @@ def referee(tmp_path_factory: pytest.TempPathFactory) -> Referee:
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_any_ranks_train_as_a_plain_loop_does(program: str, referee: Referee) -> None:
     """Weights, rates, figures, and which step was best."""
-    wrong = [str(each) for each in referee.verdicts[program] if each.worst > BOUND]
+    verdicts = referee.verdicts[program]
+    assert verdicts
+    wrong = [str(each) for each in verdicts if each.worst > BOUND]
     assert not wrong, f"python -m tests.train.referee --seed {referee.seed} {program!r}: {wrong}"

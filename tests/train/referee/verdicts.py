@@ -57,21 +57,26 @@ def judge_whole(folder: Path, names: Sequence[str]) -> Iterator[Verdict]:
             yield verdict(name, Journey(size), [results[name] for results in by_rank])
 
 
-def judge_interrupted(folder: Path, seed: int, names: Sequence[str]) -> Iterator[Verdict]:
+def judge_interrupted(
+    folder: Path, seed: int, names: Sequence[str], *, in_turn: bool = False
+) -> Iterator[Verdict]:
     """Train these programs to some step on each number of ranks, and to the end on another.
 
     Args:
         folder: For the checkpoints.
         seed: Of the steps after which the worlds change.
         names: The programs.
+        in_turn: Each program is trained on one pair of worlds, the next program on the next pair,
+            in place of all pairs.
     """
     steps = {name: plain(name, Journey(1)).steps for name in names}
-    for size, other in OTHER_SIZE.items():
+    for number, (size, other) in enumerate(OTHER_SIZE.items()):
         own_folder = folder / f"interrupted{size}"
-        cuts = {name: cut(seed, name, size, steps[name]) for name in names}
+        chosen = names[number :: len(OTHER_SIZE)] if in_turn else names
+        cuts = {name: cut(seed, name, size, steps[name]) for name in chosen}
         first = run_ranks(size, own_folder, train_first_part, own_folder, cuts)
-        rest = run_ranks(other, own_folder, train_whole, own_folder, names)
-        for name in names:
+        rest = run_ranks(other, own_folder, train_whole, own_folder, chosen)
+        for name in chosen:
             journey = Journey(size, cuts[name], other)
             early = errors([results[name] for results in first])
             if early:
