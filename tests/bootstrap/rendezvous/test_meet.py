@@ -42,6 +42,8 @@ def test_over_pmi_rank_zeros_failure_reaches_all_at_once(monkeypatch: pytest.Mon
         other = pool.submit(
             broadcast_over_pmi, None, descriptor=server.ends[1].fileno(), timeout=LONG
         )
+        # However busy this machine is.
+        monkeypatch.setattr(protocol, "TELL_FOR", LONG)
         assert report_early_failure(on_hydra(0), SOON, BROKEN)
         with pytest.raises(
             PeerError, match=r"rank 0 on .* failed: no file train\.py; expected a script"
@@ -63,6 +65,8 @@ def test_over_pmi_another_ranks_failure_reaches_rank_zero(monkeypatch: pytest.Mo
         first = pool.submit(
             broadcast_over_pmi, published, descriptor=server.ends[0].fileno(), timeout=LONG
         )
+        # However busy this machine is.
+        monkeypatch.setattr(protocol, "TELL_FOR", LONG)
         assert report_early_failure(on_hydra(1), SOON, BROKEN)
         assert first.result() == published
         with pytest.raises(PeerError, match=r"rank 1 on .* failed: no file train\.py") as caught:
