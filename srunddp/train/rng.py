@@ -9,7 +9,7 @@ import random
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -18,8 +18,21 @@ from torch import Tensor
 from srunddp.train.world import World
 
 _CPU = torch.device("cpu")
-# torch's of the CPU, Python's, numpy's, and torch's of this rank's GPU; None of what is not in use.
-_States: TypeAlias = tuple[Tensor, Any, Any, Tensor | None]
+
+
+class _States(NamedTuple):
+    """Where the generators of a process stand; numpy and cuda are None where they are not in use.
+
+    Attributes:
+        cpu, cuda: torch's, of the CPU and of this rank's GPU.
+        python: as ``random.getstate()`` gives it.
+        numpy: as ``numpy.random.get_state()`` gives it.
+    """
+
+    cpu: Tensor
+    python: Any
+    numpy: Any
+    cuda: Tensor | None
 
 
 def gather(world: World) -> list[Tensor]:
@@ -63,10 +76,11 @@ def _as_bytes(states: _States) -> Tensor:
 
 
 def _from_bytes(states: Tensor) -> _States:
-    cpu, python, numpy, cuda = torch.load(io.BytesIO(states.numpy().tobytes()), weights_only=True)
-    if numpy:
-        numpy = (numpy[0], numpy[1].numpy().astype("uint32"), *numpy[2:])
-    return cpu, python, numpy, cuda
+    loaded = _States(*torch.load(io.BytesIO(states.numpy().tobytes()), weights_only=True))
+    if loaded.numpy is None:
+        return loaded
+    kind, key, *rest = loaded.numpy
+    return loaded._replace(numpy=(kind, key.numpy().astype("uint32"), *rest))
 
 
 @contextmanager
@@ -131,11 +145,8 @@ class StepRng:
             return
         if self._other is None:
             self._begin()
-        self._swap()
-        try:
+        with self._swapped():
             yield
-        finally:
-            self._swap()
 
     @contextmanager
     def outside(self) -> Iterator[None]:
@@ -143,11 +154,8 @@ class StepRng:
         if not self._in_steps:
             yield
             return
-        self._swap()
-        try:
+        with self._swapped():
             yield
-        finally:
-            self._swap()
 
     def gather(self) -> list[Tensor]:
         """Return the sequences of all ranks on rank 0, as :func:`gather` does; outside of steps."""
@@ -173,17 +181,24 @@ class StepRng:
         """
         rank = self._world.rank
         now = _get_states(self._world.device)
-        cpu, python, numpy, _ = now
-        torch_seed = _seed_of(cpu.numpy().tobytes(), rank)
+        torch_seed = _seed_of(now.cpu.numpy().tobytes(), rank)
         torch.default_generator.manual_seed(torch_seed)
         if self._world.device.type == "cuda":
             torch.cuda.manual_seed(torch_seed)
-        random.seed(_seed_of(repr(python).encode(), rank))
-        if numpy:
+        random.seed(_seed_of(repr(now.python).encode(), rank))
+        if now.numpy:
             numpy_random: Any = importlib.import_module("numpy.random")
-            numpy_random.seed(_seed_of(numpy[1].tobytes(), rank) % 2**32)
+            numpy_random.seed(_seed_of(now.numpy[1].tobytes(), rank) % 2**32)
         self._other = _get_states(self._world.device)
         _set_states(now, self._world.device)
+
+    @contextmanager
+    def _swapped(self) -> Iterator[None]:
+        self._swap()
+        try:
+            yield
+        finally:
+            self._swap()
 
     def _swap(self) -> None:
         assert self._other is not None
@@ -248,7 +263,7 @@ def forget_normal() -> None:
 def _get_states(device: torch.device = _CPU) -> _States:
     numpy = sys.modules.get("numpy")
     cuda = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
-    return (
+    return _States(
         torch.get_rng_state(),
         random.getstate(),
         numpy.random.get_state() if numpy else None,

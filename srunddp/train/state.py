@@ -118,6 +118,9 @@ class TrainingState:
         return self.schedulers.classes if self.schedulers else []
 
     def _has_schedule_of(self, state: Mapping[str, Any]) -> bool:
+        """Return whether the learning rate is scheduled as in the checkpoint: by the same classes,
+        or by the same settings.
+        """
         classes = self._scheduler_classes
         if classes or state["scheduler_classes"]:
             return bool(state["scheduler_classes"] == classes)

@@ -187,6 +187,7 @@ def check_fit(
     """
     sizes = {f"len({name})": _length(each) for name, each in data.items()}
     own = {name: value for name, value in leaves(config) if name.split(".")[0] in OWN_SETTINGS}
+    # First, as the sizes are compared by their places.
     check_agreement(world, {"the names of the data sets": str([*data])})
     check_agreement(world, {**sizes, "weight": int(weight is not None), **own})
     for name, size in sizes.items():
