@@ -10,13 +10,10 @@ is none: it is the other kernel that answers.
 import contextlib
 import errno
 import fcntl
-import os
-import re
 import socket
 import struct
-import threading
 
-from srunddp.supervisor.limits import DEFAULT_LIMITS, LOST_AFTER, Limits
+from srunddp.supervisor.limits import LOST_AFTER
 from srunddp.supervisor.messages import RankMessage
 from srunddp.util.json_lines import LineBuffer
 from srunddp.util.tcp import limit_silence
@@ -101,33 +98,3 @@ class SupervisorConnection:
     def _note(self, error: OSError) -> None:
         self.lost = self.lost or error.errno in _NO_ANSWER
         self.reset = self.reset or error.errno == errno.ECONNRESET
-
-
-class DownNodes:
-    """The nodes that Slurm itself takes for down: it is asked for those of which nothing has been
-    received for a while.
-
-    Attributes:
-        names: of the last answer; empty outside a job step, and where there is no ``sinfo``.
-    """
-
-    def __init__(self, limits: Limits = DEFAULT_LIMITS) -> None:
-        self.names: frozenset[str] = frozenset()
-        self._limits = limits
-        self._thread = threading.Thread()
-
-    def ask(self, nodes: set[str]) -> None:
-        """Ask for these in a thread, unless one does so already."""
-        if "SLURM_STEP_ID" in os.environ and not self._thread.is_alive():
-            self._thread = threading.Thread(
-                target=self._ask, args=(",".join(sorted(nodes)),), daemon=True
-            )
-            self._thread.start()
-
-    def _ask(self, nodes: str) -> None:
-        # Most runs need none of it, and here it delays nobody.
-        from srunddp.util import slurm_command
-
-        command = ("sinfo", "--noheader", "--Node", "--nodes", nodes, "--format", "%N %t")
-        shown = slurm_command.output(*command, timeout=self._limits.sinfo_within, any_status=True)
-        self.names = frozenset(re.findall(r"^(\S+) down", shown, re.MULTILINE))

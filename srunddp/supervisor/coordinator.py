@@ -1,16 +1,22 @@
 """The failure monitor of rank 0: it reads from all ranks, decides which failure came first, and
 ends the run with it.
 
-The order of failures is that of their arrival here, not of clocks on different nodes. Those that
-another has likely caused wait a moment for it.
+What each rank has said goes into three parts that know nothing of each other: where each rank is
+(:mod:`~srunddp.supervisor.rank_table`), who is still there (:mod:`~srunddp.supervisor.liveness`),
+and how far the decision is (:mod:`~srunddp.supervisor.decision`). This module hands events to them,
+and does what they ask for. What only spare nodes need is in
+:mod:`~srunddp.supervisor.spare_nodes`.
 """
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
-from srunddp.supervisor.connection import DownNodes, SupervisorConnection
+from srunddp.supervisor.connection import SupervisorConnection
+from srunddp.supervisor.decision import Action, Decision, DecisionEvent, Facts
 from srunddp.supervisor.failure import Failure, FailureKind, by_launcher
-from srunddp.supervisor.failure_monitor import FailureMonitor, NextStart, RankContext, State
+from srunddp.supervisor.failure_monitor import FailureMonitor, NextStart, RankContext
+from srunddp.supervisor.liveness import Liveness
 from srunddp.supervisor.messages import (
     AllScriptsAreOver,
     EndedAfterVerdict,
@@ -18,7 +24,6 @@ from srunddp.supervisor.messages import (
     HasFailed,
     LeaseHasEnded,
     Ping,
-    Pong,
     RankMessage,
     ScriptIsOver,
     Stacks,
@@ -28,6 +33,7 @@ from srunddp.supervisor.messages import (
     Verdict,
     WorkerHasEnded,
 )
+from srunddp.supervisor.rank_table import RankEvent, RankState, RankTable
 from srunddp.supervisor.root_cause import LOST, Ending, RootCause, find_root_cause, report, write
 from srunddp.supervisor.spare_nodes import SpareNodes
 from srunddp.supervisor.stall import (
@@ -35,7 +41,6 @@ from srunddp.supervisor.stall import (
     StallDetector,
     find_hanging_rank,
     find_stalled_rank,
-    may_be_of_a_hang,
 )
 from srunddp.util.console import write_stderr
 
@@ -50,82 +55,114 @@ class Coordinator(FailureMonitor):
         self._context = context
         self._connections = connections
         self._rank_of = {connection: rank for rank, connection in connections.items()}
+        # Invariant: the ranks whose connection has not ended.
+        self._open = set(connections)
+
         self._spares: SpareNodes | None = None
-        if context.takeover:
+        spare_numbers = set[int]()
+        if context.world_size:
             self._spares = SpareNodes(context, connections)
-        # Of spare nodes.
-        self._unranked = {number for number in context.nodes if 0 < context.world_size <= number}
-        self._states = dict.fromkeys(context.nodes, State.WORKING) | dict.fromkeys(
-            self._unranked, State.DONE
-        )
-        self._dropped: set[int] = set()  # of these, which may take no rank any more
-        # Both are known once the run has ended.
-        self._left_nodes = set[str]()
-        self._next_start = NextStart()
-        self._last_received = dict.fromkeys(connections, 0.0)
-        self._is_late = self._over = False
-        self._waiting: set[int] = set()  # the ranks that leave when the scripts of all are over
-        # The ranks whose worker has, after a failure, or whose supervisor has.
-        self._ended: set[int] = set()
-        self._closing_since: float | None = None
-        self._self_reported: set[int] = set()  # the ranks that have told of their own failure
-        # All, and of which kinds they are.
-        self._failures = list[Failure]()
-        self._kinds = set[FailureKind]()
-        # The nodes of the ranks that had finished at the first failure.
-        self._left_before: dict[int, str] = {}
-        self._decide_at: float | None = None
-        self._pinged = 0.0
-        self._down = DownNodes(context.limits)
+            spare_numbers = self._spares.numbers
+        self._table = RankTable(context.nodes.keys() - spare_numbers, spare_numbers)
+        self._liveness = Liveness(context, connections)
+        self._decision = Decision(context.limits)
         self._stall = StallDetector(context.stall_timeout)
-        self._request: StackRequest | None = None  # since the ranks have stalled, or one may hang
-        self._working = len(self._states) - len(self._unranked)
-        self._open = len(connections)
-        # srun ends the step when a task ends on a node that ran out of memory: all stay until this
-        # is 0; -1: none does.
-        if context.restarts and context.restarts.history.out_of_memory:
-            self._staying = self._working
-        else:
-            self._staying = -1
-        if self._staying > 0:
+        # The last one; of what is asked for in ASKING_STALLED and ASKING_OTHERS.
+        self._request = StackRequest((), deadline=0.0)
+
+        # Whose worker stays until the scripts of all are over.
+        self._waiting = set[int]()
+        self._scripts_were_over = False  # before the first failure
+        # Who has told of its own failure, and so is about to end; and who has ended since.
+        self._self_reported = set[int]()
+        self._ended = set[int]()
+
+        # srun ends the step when a task ends on a node that ran out of memory: after a restart for
+        # that all stay until the workers of all have ended.
+        restarts = context.restarts
+        self._stays_together = restarts is not None and restarts.history.out_of_memory
+        if self._stays_together:
             for connection in connections.values():
                 connection.send(StayUntilClosed())
+
+    # What the supervisor asks.
 
     @property
     def released(self) -> bool:
         # The worker hosts the store, and leaves when the scripts of all others are over.
-        return not self._working
+        return self._table.scripts_are_over
 
     @property
     def finished(self) -> bool:
-        # The others leave first.
-        has_left = self._states[self._context.rank] is State.LEFT
-        return ((has_left or self.root_cause is not None) and not self._open) or self._is_late
+        if not self._open:  # the others leave first
+            return self.root_cause is not None or self._own_state is RankState.LEFT
+        return self._decision.is_over
+
+    @property
+    def _own_state(self) -> RankState:
+        return self._table[self._context.rank]
 
     def connections(self) -> Iterable[SupervisorConnection]:
         return self._rank_of.keys()
 
+    def next_start(self) -> NextStart:
+        return self._spares.next_start() if self._spares else NextStart()
+
+    # What happens to this rank.
+
+    def done(self, *, waits: bool = False) -> None:
+        self._note(self._context.rank, RankEvent.SCRIPT_IS_OVER)
+
+    def left(self) -> None:
+        self._note(self._context.rank, RankEvent.WORKER_HAS_ENDED)
+
+    def ended(self) -> None:
+        self._ended.add(self._context.rank)
+
+    def fail(self, failure: Failure, now: float) -> None:
+        """A rank has failed, this one or another."""
+        rank = failure.rank
+        if rank not in self._table.ranks:
+            self._drop(rank, failure.cause, now)
+            return
+        if rank == self._context.rank:
+            self._self_reported.add(rank)
+        is_first = not self._decision.failures
+        if is_first:
+            self._scripts_were_over = self._table.scripts_are_over
+        self._note(rank, RankEvent.HAS_FAILED)
+        if is_first:
+            self._decision.finished_before = self._finished_ranks()
+        self._act(self._decision.fail(failure, now))
+
+    def abandon(self, failure: Failure) -> bool:
+        if not self._spares or not self._spares.can_move:
+            return False
+        # The decision, once it has fallen, has no time that would begin now.
+        self._lose(replace(RootCause.of(failure), ending=Ending.LOST), now=0.0)
+        return True
+
+    # What comes over the connections.
+
     def on_readable(self, connection: SupervisorConnection, now: float) -> None:
         rank = self._rank_of[connection]
-        self._last_received[rank] = now
+        self._liveness.note(rank, now)
         for message in connection.read():
-            if rank not in self._dropped:
+            if self._table[rank] is not RankState.DROPPED:
                 self._on_message(rank, message, now)
-        if rank in self._dropped:
+        if self._table[rank] is RankState.DROPPED:
             connection.open = False
         elif not connection.open:
-            self._open -= 1
-            self._ended.add(rank)
             self._on_end(rank, now)
 
     def _on_message(self, rank: int, message: RankMessage, now: float) -> None:
         match message:
-            case ScriptIsOver():
-                self._set_state(rank, State.DONE)
-                if message.waits:
+            case ScriptIsOver(waits):
+                self._note(rank, RankEvent.SCRIPT_IS_OVER)
+                if waits:
                     self._waiting.add(rank)
             case WorkerHasEnded():
-                self._set_state(rank, State.LEFT)
+                self._note(rank, RankEvent.WORKER_HAS_ENDED)
             case HasFailed():
                 self._self_reported.add(rank)
                 self.fail(message.failure(rank, self._context.nodes[rank]), now)
@@ -137,338 +174,280 @@ class Coordinator(FailureMonitor):
                 self._on_note(rank, message)
 
     def _on_note(self, rank: int, message: RankMessage) -> None:
-        """Take in what leaves the rank in the state that it is in."""
+        """Take in what leaves the rank in its state, and the decision in its."""
         match message:
-            case Stacks() if self._request:
-                self._request.add(rank, message.text)
-            case EndRequested():
-                self.asked(message.by)
+            case Stacks(text):
+                self._request.add(rank, text)
+            case EndRequested(by):
+                self.asked(by)
             case UsesMpi():
                 self.uses_mpi()
             case LeaseHasEnded() if self._spares:
                 self._connections[rank].lost = True  # its end follows
 
     def _on_ping(self, rank: int, ping: Ping, now: float) -> None:
-        if self._states[rank] is State.WORKING:
+        if self._table[rank] is RankState.WORKING:
             self._stall.note(rank, ping.step, now)
-        if self._spares:
+        if self._spares and self._spares.can_move:
             self._spares.answer(rank, ping, self._asked_by)
 
-    def _set_state(self, rank: int, state: State) -> None:
-        if self._states[rank] is State.WORKING:
-            self._working -= 1
-        if state is State.LEFT and rank not in self._unranked:
-            self._staying -= 1
-        if not self._staying:
-            self._end_connections()
-        if self._states[rank] is not State.FAILED:
-            self._states[rank] = state
+    def _note(self, rank: int, event: RankEvent) -> None:
+        self._table.apply(rank, event)
         self._stall.remove(rank)
+        if self._stays_together and self._table.workers_have_ended:
+            self._end_connections()
 
     def _on_end(self, rank: int, now: float) -> None:
-        if self._states[rank] is State.DONE and self._connections[rank].reset:
-            # Its last word crossed one of ours on the way, upon which its kernel took it back.
-            self._set_state(rank, State.LEFT)
-        if self.root_cause or self._states[rank] in (State.LEFT, State.FAILED):
-            return
-        if rank in self._unranked:
-            self._drop_spare(
-                rank,
-                "no answer" if self._connections[rank].lost else "srunddp itself was killed",
-                now,
-            )
-            return
-        if self._connections[rank].lost:
-            self._end_run(self._lost(rank, now))
-            return
-        killed = Failure(rank, self._context.nodes[rank], "srunddp itself was killed", 137)
-        # As we have been, and so is whoever handles that signal for too long.
-        if number := self._context.asked(now):
-            cause = by_launcher(number)
-            code = 128 + number
-            killed = replace(killed, cause=cause, exit_code=code, weight=FailureKind.SIGNALLED)
-        self.fail(killed, now)
-
-    def _lost(self, rank: int, now: float) -> RootCause:
-        """The node of a rank that does not answer; where none does, or our own link is down, it is
-        our own.
+        """The connection to a rank has ended: with a goodbye, or as its supervisor was killed or
+        its node is lost.
         """
-        nodes = self._context.nodes
-        own = self._context.node
-        others = {other for other in self._connections if nodes[other] != own}
-        silent = self._silent(now, self._context.lost_after / 2)
-        silent |= {other for other, connection in self._connections.items() if connection.lost}
-        ours = silent >= others and len({nodes[other] for other in others}) > 1
-        if ours or self._majority_ends() <= self._context.clock() or not self._context.link_is_up():
-            node = own
+        connection = self._connections[rank]
+        self._open.discard(rank)
+        self._ended.add(rank)
+        if connection.reset and self._may_have_left(rank):
+            # One of our messages crossed its goodbye on the way. It came to a socket that was
+            # closed, and so the kernel there took back what we had not read.
+            self._note(rank, RankEvent.WORKER_HAS_ENDED)
+        if self.root_cause or self._table[rank] in (RankState.LEFT, RankState.FAILED):
+            return
+        if rank not in self._table.ranks:
+            cause = "no answer" if connection.lost else "srunddp itself was killed"
+            self._drop(rank, cause, now)
+        elif connection.lost:
+            node = self._liveness.lost_node(rank, now, is_cut_off=self._is_cut_off())
+            self._lose_node(node, f"no answer for {self._context.lost_after:g} s", now)
         else:
-            node = nodes[rank]
-        return self._lost_node(node, f"no answer for {self._context.lost_after:g} s")
+            self.fail(self._killed(rank, now), now)
 
-    def _lost_node(self, node: str, cause: str) -> RootCause:
-        ranks = tuple(rank for rank, where in self._others().items() if where == node)
-        return RootCause(ranks, node, cause, LOST, ending=Ending.LOST)
+    def _may_have_left(self, rank: int) -> bool:
+        """Whether a rank has nothing left to do but to leave."""
+        if self._table[rank] is RankState.SPARE:
+            return self._table.scripts_are_over
+        return self._table[rank] is RankState.DONE
 
-    def _silent(self, now: float, seconds: float) -> set[int]:
-        """The ranks whose connection is open, but of which nothing has come for so long."""
-        silent = {
-            rank
-            for rank, received in self._last_received.items()
-            if now - (received or now) > seconds
-        }
-        return {rank for rank in silent if self._connections[rank].open}
-
-    def _drop_spare(self, number: int, cause: str, now: float) -> None:
-        """A task of a spare node has ended: the ranks go on, and its node takes none any more."""
-        if number in self._dropped:
-            return
-        nodes = self._context.nodes
-        connection = self._connections[number]
-        is_new = nodes[number] not in {nodes[each] for each in self._dropped}
-        if is_new and not self._asked_by and not self._context.asked(now):
-            self.has_lost = True
-            write_stderr(f"srunddp: spare node {nodes[number]} is lost: {cause}\n")
-        self._dropped.add(number)
-        self._set_state(number, State.LEFT)
-        self._open -= connection.open
-        connection.send(Verdict((number,), LOST, node_is_given_up=True))
-        connection.end()
-        connection.open = False
-
-    def fail(self, failure: Failure, now: float) -> None:
-        """A rank has failed, this one or another."""
-        if failure.rank in self._unranked:
-            self._drop_spare(failure.rank, failure.cause, now)
-            return
-        self._over = self._over or (self.released and not self._failures)
-        self._set_state(failure.rank, State.FAILED)
-        if failure.rank == self._context.rank:
-            self._self_reported.add(failure.rank)
-        if not self._failures:
-            self._left_before = self._finished_ranks()
-            self._request = None
-        self._failures.append(failure)
-        self._kinds.add(failure.weight)
-        if failure.weight is FailureKind.PRIMARY:
-            self._decide()
-        elif max(self._kinds) >= FailureKind.STOPPED:
-            self._decide_at = now + self._limits.signalled_waits
-        elif self._decide_at is None:
-            self._decide_at = now + self._limits.secondary_waits
-
-    def _finished_ranks(self) -> dict[int, str]:
-        """The nodes of the ranks whose script is over."""
-        ranks = sorted(self._states.keys() - self._unranked)
-        return {
-            rank: self._context.nodes[rank]
-            for rank in ranks
-            if self._states[rank] in (State.DONE, State.LEFT)
-        }
-
-    def _decide(self) -> None:
-        if not self.root_cause:
-            self._end_run(find_root_cause(self._failures, self._left_before))
-
-    def _end_run(self, root_cause: RootCause) -> None:
-        self.root_cause = root_cause
-        # Said before the others are told: a launcher kills all at the first bad end.
-        report(root_cause, self._others())
-        self._left_nodes = left = self._nodes_to_leave(root_cause)
-        obstacle = self._obstacle(root_cause, left)
-        is_own = self._context.node in left
-        self.cut_off = is_own and root_cause.ending is Ending.LOST
-        self.fenced = self.cut_off or (is_own and not obstacle)
-        if not self.fenced:
-            self._decide_restart(root_cause, obstacle, moves=bool(left))
-        self._tell(root_cause, left, self._context.takeover if self.fenced else self.restart)
-        write(root_cause, self._others(), self._folder)
-
-    def _tell(self, root_cause: RootCause, left: set[str], published: str | None) -> None:
-        culprits = root_cause.ranks
-        code = root_cause.exit_code
-        for rank, connection in self._connections.items():
-            if published is not None and self._context.nodes[rank] in left:
-                connection.send(Verdict(culprits, code, node_is_given_up=True))
-            else:
-                connection.send(Verdict(culprits, code, restart_at=published))
-        there = [
-            rank
-            for rank, each in self._connections.items()
-            if each.open and self._states[rank] is not State.LEFT
-        ]
-        self._next_start = NextStart(
-            expected=tuple(rank for rank in sorted(there) if self._context.nodes[rank] not in left),
-            quorum=self._spares.quorum if self._spares else 1,
+    def _killed(self, rank: int, now: float) -> Failure:
+        """The failure of a rank whose supervisor was killed."""
+        failure = Failure(rank, self._context.nodes[rank], "srunddp itself was killed", 137)
+        number = self._context.asked(now)
+        if not number:
+            return failure
+        # By the launcher, as we have had its signal, and it kills who handles that for too long.
+        return replace(
+            failure,
+            cause=by_launcher(number),
+            exit_code=128 + number,
+            weight=FailureKind.SIGNALLED,
         )
 
-    def next_start(self) -> NextStart:
-        if self._spares is None:
-            return self._next_start
-        # Not when the verdict was told: more may have been heard of a lost node since.
-        return replace(self._next_start, not_before=self._spares.ended_by(self._left_nodes))
+    def _drop(self, number: int, cause: str, now: float) -> None:
+        """A task of a spare node has ended: the ranks go on, and its node takes none any more."""
+        if not self._spares or self._table[number] is RankState.DROPPED:
+            return
+        is_news = self._spares.drop(number)
+        if is_news and not self._asked_by and not self._context.asked(now):
+            self.has_lost = True
+            write_stderr(f"srunddp: spare node {self._context.nodes[number]} is lost: {cause}\n")
+        self._note(number, RankEvent.IS_DROPPED)
+        self._open.discard(number)
+
+    # What is due.
+
+    def tick(self, now: float) -> float:
+        if self.root_cause is not None:
+            self._move_on(now)
+            return max(0.0, (self._decision.ends_at or now + self._limits.last_word) - now)
+        self._look_around(now)
+        self._move_on(now)
+        if self.root_cause is not None:
+            return 0.0  # the supervisor obeys at its next turn
+        return max(0.0, self._next_due(now) - now)
+
+    def _move_on(self, now: float) -> None:
+        while event := self._decision.due(now, self._facts(now)):
+            self._act(self._decision.apply(event, now))
+
+    def _look_around(self, now: float) -> None:
+        """Notice what no message says."""
+        while self._waiting and self._table.scripts_are_over:
+            self._connections[self._waiting.pop()].send(AllScriptsAreOver())
+        if self._is_cut_off():
+            cause = f"no answer of half of the tasks for {self._context.lost_after:g} s"
+            self._lose_node(self._context.node, cause, now)
+        elif now >= self._liveness.next_look:
+            self._look_for_the_silent(now)
+
+    def _look_for_the_silent(self, now: float) -> None:
+        self._liveness.look(now)
+        if self._own_state is RankState.WORKING:
+            self._stall.note(self._context.rank, self._context.step(), now)
+        if not self._spares or not self._spares.can_move:  # else each ping gets an answer
+            self._liveness.ping(self._table.ranks_in(RankState.WORKING))
+        for rank in self._liveness.silent_supervisors(now):
+            if self._table[rank] is not RankState.FAILED:
+                node = self._context.nodes[rank]
+                self.fail(Failure(rank, node, self._context.starved, LOST), now)
+        node_down = self._liveness.node_that_is_down(now, self._table.ranks)
+        if node_down is not None:
+            self._lose_node(node_down, "Slurm says that the node is down", now)
+
+    def _facts(self, now: float) -> Facts:
+        return Facts(
+            steps_are_overdue=self._stall.detected(now),
+            someone_may_fail=self._table.someone_may_fail,
+            stacks_are_there=self._request.complete(now),
+            all_have_ended=self.root_cause is not None and self._all_have_ended(self.root_cause),
+        )
+
+    def _all_have_ended(self, root_cause: RootCause) -> bool:
+        """Whether those ranks have ended that nobody ends: they may have something left to do."""
+        left_alone = self._decision.ended_in_order | {*root_cause.ranks}
+        return left_alone & self._self_reported <= self._ended
+
+    def _next_due(self, now: float) -> float:
+        """When the next thing is to be done, if nothing happens before."""
+        due = [self._liveness.next_look, now + self._cut_off_in()]
+        if self._decision.ends_at is not None:
+            due.append(self._decision.ends_at)
+        elif self._stall.due is not None:
+            due.append(self._stall.due)
+        return min(due)
+
+    def _cut_off_in(self) -> float:
+        """In how many seconds rank 0 has had no answer of most of the tasks for too long."""
+        if self._spares is None or not self._spares.can_move or self._table.scripts_are_over:
+            return math.inf
+        # The only clock that a suspension does not stop, see the decision.
+        return self._spares.majority_ends(len(self._open)) - self._context.clock()
+
+    def _is_cut_off(self) -> bool:
+        return self._cut_off_in() <= 0.0
+
+    # What is done.
+
+    def _act(self, action: Action | None) -> None:
+        failures = self._decision.failures
+        match action:
+            case Action.ASK_FOR_STACKS:
+                self._ask_for_stacks()
+            case Action.NAME_FIRST_FAILURE:
+                self._end_run(find_root_cause(failures, self._decision.finished_before))
+            case Action.NAME_STALLED_RANK:
+                self._end_run(
+                    find_stalled_rank(
+                        self._request.stacks,
+                        self._stall,
+                        self._context.nodes,
+                        self._finished_ranks(),
+                    )
+                )
+            case Action.NAME_HANGING_RANK:
+                hanging = find_hanging_rank(self._request.stacks, failures, self._context.nodes)
+                first = find_root_cause(failures, self._decision.finished_before)
+                self._end_run(hanging or first)
+            case Action.END_CONNECTIONS:
+                self._end_connections()
+
+    def _ask_for_stacks(self) -> None:
+        """Ask the ranks that work, this one included."""
+        working = self._table.ranks_in(RankState.WORKING)
+        self._request = StackRequest(working, self._decision.ends_at or 0.0)
+        for rank in working:
+            if rank == self._context.rank:
+                continue
+            self._connections[rank].send(StacksWanted())
+        if self._own_state is RankState.WORKING:
+            self._request.add(self._context.rank, self._context.stacks())
+
+    def _lose_node(self, node: str, cause: str, now: float) -> None:
+        ranks = tuple(rank for rank, where in self._others().items() if where == node)
+        self._lose(RootCause(ranks, node, cause, LOST, ending=Ending.LOST), now)
+
+    def _lose(self, root_cause: RootCause, now: float) -> None:
+        if self._decision.apply(DecisionEvent.NODE_IS_LOST, now) is Action.NAME_LOST_NODE:
+            self._end_run(root_cause)
+
+    def _end_run(self, root_cause: RootCause) -> None:
+        """The decision has fallen: report, decide on a restart, tell all, write.
+
+        The order matters:
+
+        1. Report. Whoever is told ends, and a launcher kills all at the first bad end, rank 0 with
+           its unsaid word included.
+        2. Decide which nodes are left, and whether the ranks start anew. Rank 0 listens for the
+           next rendezvous from then on.
+        3. Tell the others, and with that where they meet: they may come at once.
+        4. Write ``failure.json``. It takes a fork, and its file system may not answer; nobody waits
+           for it.
+        """
+        self.root_cause = root_cause
+        report(root_cause, self._others())
+        left = self._nodes_to_leave(root_cause)
+        obstacle = self._obstacle(root_cause, left)
+        is_left = self._context.node in left
+        self.cut_off = is_left and root_cause.ending is Ending.LOST
+        self.fenced = self.cut_off or (is_left and not obstacle)
+        if not self.fenced:
+            self._decide_restart(root_cause, obstacle, moves=bool(left))
+        self._tell(root_cause, left)
+        write(root_cause, self._others(), self._folder)
 
     def _nodes_to_leave(self, root_cause: RootCause) -> set[str]:
-        if self._restarts and not self._asked_by:
-            history = self._restarts.history
-        else:
-            history = None
-        if not self._spares or not history or root_cause.ending is Ending.STOPPED:
+        """The nodes whose ranks go to spare nodes."""
+        if self._spares is None or not self._spares.can_move:
             return set()
+        if self._restarts is None or self._asked_by or root_cause.ending is Ending.STOPPED:
+            return set()
+        history = self._restarts.history
         return self._spares.left(root_cause, history.node if history.count else "")
-
-    def abandon(self, failure: Failure) -> bool:
-        if self._spares and not self.root_cause:
-            self._end_run(replace(RootCause.of(failure), ending=Ending.LOST))
-        return self._spares is not None
 
     def _obstacle(self, root_cause: RootCause, left: set[str]) -> str:
         """Why the ranks cannot start anew; empty where they can."""
-        if self._over:
-            over = "all scripts are over"
-        else:
-            over = ""
-        if self._spares:
+        if self._spares and self._spares.can_move:
             if left and self._spares.free(left) < len(left):
                 return "no spare node is left"
-            return over
-        if root_cause.ending is Ending.LOST:
+        elif root_cause.ending is Ending.LOST:
             return "a node is lost"
-        if not all(
-            connection.open
-            for rank, connection in self._connections.items()
-            if rank not in self._unranked
-        ):
+        elif self._has_lost_a_rank():
             return "srunddp has ended on a rank"
-        return over
+        return "all scripts are over" if self._scripts_were_over else ""
 
-    def _close_connections(self, root_cause: RootCause, now: float) -> float:
-        """After the end of the run: as soon as the scripts that are to end by themselves have done
-        so.
-        """
-        own_end = {each.rank for each in self._failures if each.weight >= FailureKind.STOPPED} | {
-            *root_cause.ranks
-        }
-        if self._closing_since is None and own_end & self._self_reported <= self._ended:
-            self._closing_since = now
-            self._end_connections()
-        # The others close first: what is lost on the way to them can be sent again only while our
-        # end is there.
-        self._is_late = (
-            self._closing_since is not None and now >= self._closing_since + self._limits.last_word
-        )
-        return self._limits.last_word
+    def _has_lost_a_rank(self) -> bool:
+        others = self._table.ranks - {self._context.rank}
+        return not others <= self._open
+
+    def _tell(self, root_cause: RootCause, left: set[str]) -> None:
+        """Send each rank the verdict."""
+        published = self.restart
+        if self.fenced:
+            # The others go on without this node, where the deputies listen.
+            published = self._context.takeover
+        for rank, connection in self._connections.items():
+            is_given_up = published is not None and self._context.nodes[rank] in left
+            connection.send(
+                Verdict(
+                    root_cause.ranks,
+                    root_cause.exit_code,
+                    restart_at=None if is_given_up else published,
+                    node_is_given_up=is_given_up,
+                )
+            )
+        if self._spares:
+            there = [rank for rank in self._open if self._table[rank] is not RankState.LEFT]
+            self._spares.note_end(left, there)
 
     def _end_connections(self) -> None:
         for connection in self._connections.values():
             connection.end()
 
+    def _finished_ranks(self) -> dict[int, str]:
+        """The nodes of the ranks whose script is over without an error."""
+        finished = self._table.ranks_in(RankState.DONE, RankState.LEFT)
+        return {rank: self._context.nodes[rank] for rank in finished}
+
     def _others(self) -> dict[int, str]:
         """The nodes of the ranks that end with the run."""
-        gone = {
-            rank for rank in self._connections if self._states[rank] is State.LEFT
-        } | self._unranked
         return {
-            rank: node for rank, node in sorted(self._context.nodes.items()) if rank not in gone
+            rank: self._context.nodes[rank]
+            for rank in sorted(self._table.ranks)
+            if rank == self._context.rank or self._table[rank] is not RankState.LEFT
         }
-
-    def done(self, *, waits: bool = False) -> None:
-        self._set_state(self._context.rank, State.DONE)
-
-    def left(self) -> None:
-        self._set_state(self._context.rank, State.LEFT)
-
-    def ended(self) -> None:
-        self._ended.add(self._context.rank)
-
-    def tick(self, now: float) -> float:
-        if self.root_cause:
-            return self._close_connections(self.root_cause, now)
-        while self.released and self._waiting:
-            self._connections[self._waiting.pop()].send(AllScriptsAreOver())
-        if self._majority_ends() <= self._context.clock():
-            cause = f"no answer of half of the tasks for {self._context.lost_after:g} s"
-            self._end_run(self._lost_node(self._context.node, cause))
-            return 0.0
-        if now >= self._pinged + self._context.ping_every:
-            self._pinged = now
-            self._ping(now)
-        if not self.root_cause and self._failures:
-            self._decide_late(now)
-        elif not self.root_cause:
-            self._watch_steps(now)
-        return 0.0 if self.root_cause else max(0.0, self._due(now) - now)
-
-    def _due(self, now: float) -> float:
-        """When the next thing is to be done, if nothing else happens before."""
-        following = self._decide_at if self._failures else self._stall.due
-        following = self._request.deadline if self._request else following
-        ping = min(
-            self._pinged + self._context.ping_every,
-            now + max(0.0, self._majority_ends() - self._context.clock()),
-        )
-        return ping if following is None else min(ping, following)
-
-    def _majority_ends(self) -> float:
-        if self._spares and self._working:
-            return self._spares.majority_ends(self._open)
-        return float("inf")
-
-    def _ping(self, now: float) -> None:
-        if self._states[self._context.rank] is State.WORKING:
-            self._stall.note(self._context.rank, self._context.step(), now)
-        for rank, connection in self._connections.items():
-            if connection.open and self._states[rank] is State.WORKING and not self._spares:
-                connection.send(Pong())
-            # Nothing is expected before the first ping.
-            self._last_received[rank] = self._last_received[rank] or now
-        for rank in self._silent(now, self._context.silent_after):
-            if self._states[rank] is not State.FAILED:
-                self.fail(
-                    Failure(rank, self._context.nodes[rank], self._context.starved, LOST), now
-                )
-        silent = {
-            self._context.nodes[rank]
-            for rank in self._silent(now, self._limits.slurm_is_asked_after) - self._unranked
-        }
-        if down := silent & self._down.names:
-            self._end_run(self._lost_node(min(down), "Slurm says that the node is down"))
-        elif silent:
-            self._down.ask(silent)
-
-    def _watch_steps(self, now: float) -> None:
-        if not self._stall.detected(now):
-            self._request = None  # a rank has made a step meanwhile
-            return
-        if (stacks := self._find_stacks(now)) is not None:
-            self._end_run(
-                find_stalled_rank(stacks, self._stall, self._context.nodes, self._finished_ranks())
-            )
-
-    def _find_stacks(self, now: float) -> dict[int, str] | None:
-        """Of the ranks that are working, which are asked for them; None while some are still to
-        come.
-        """
-        if not self._request:
-            working = [rank for rank, state in self._states.items() if state is State.WORKING]
-            self._request = StackRequest(working, now + self._limits.stalled_answer_within)
-            for rank in set(working) & {*self._connections}:
-                self._connections[rank].send(StacksWanted())
-            if self._context.rank in working:
-                self._request.add(self._context.rank, self._context.stacks())
-        return self._request.stacks if self._request.complete(now) else None
-
-    def _decide_late(self, now: float) -> None:
-        """No failure so far is surely the cause: it may be of a rank that hangs, and has not
-        failed.
-        """
-        others = self._working or State.DONE in {
-            self._states[each] for each in self._states.keys() - self._unranked
-        }
-        if now < (self._decide_at or 0.0) and others:
-            return
-        if not self._left_before and may_be_of_a_hang(self._failures):
-            if (stacks := self._find_stacks(now)) is None:
-                return
-            if found := find_hanging_rank(stacks, self._failures, self._context.nodes):
-                self._end_run(found)
-        self._decide()

@@ -9,7 +9,6 @@ import signal
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from enum import Enum
 from pathlib import Path
 
 from srunddp.supervisor.clock import Clock
@@ -30,15 +29,6 @@ _UNFORESEEN = (
     signal.SIGFPE,
     signal.SIGILL,
 )
-
-
-class State(Enum):
-    """Where a rank is in its life."""
-
-    WORKING = "working"
-    DONE = "done"  # its script is over
-    LEFT = "left"  # its worker has ended with 0
-    FAILED = "failed"
 
 
 @dataclass(frozen=True)

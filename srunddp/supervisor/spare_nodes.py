@@ -1,19 +1,30 @@
-"""What rank 0 decides with spare nodes: which nodes are left, and whether this side may go on."""
+"""What rank 0 decides with spare nodes: which nodes are left, and whether this side may go on.
 
-from collections.abc import Collection, Mapping
+All that spare nodes need on rank 0 is here, but for the states of their tasks, which are in
+:mod:`srunddp.supervisor.rank_table`. A run without ``--spare-nodes`` has no such object.
+"""
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import replace
 
 from srunddp.supervisor.connection import SupervisorConnection
-from srunddp.supervisor.failure_monitor import RankContext
+from srunddp.supervisor.failure_monitor import NextStart, RankContext
 from srunddp.supervisor.lease import Lease
-from srunddp.supervisor.messages import Ping, Pong
-from srunddp.supervisor.root_cause import Ending, RootCause
+from srunddp.supervisor.messages import Ping, Pong, Verdict
+from srunddp.supervisor.root_cause import LOST, Ending, RootCause
 
 
 class SpareNodes:
     """Rank 0's view of the nodes of a run that has spare ones.
 
+    Its times are of the context's clock, which goes on while this process is suspended: what a
+    lease bounds is for how long a worker may run before others go on without it, and they may be
+    on nodes that run meanwhile.
+
     Attributes:
         numbers: of the tasks of spare nodes; leases: by rank or such a number.
+        can_move: whether ranks can go to them. Not in the last start, which no restart follows:
+            then nobody goes on without a node, and no lease is in force.
     """
 
     def __init__(
@@ -26,17 +37,43 @@ class SpareNodes:
         self.leases = {
             rank: Lease(context.lost_after, context.clock, context.limits) for rank in connections
         }
-        self._open = -1
+        self.can_move = bool(context.takeover)
+        # A spare node is lost with the first of its tasks.
+        self._nodes_without_a_task = set[str]()
+        # Of the end of the run.
+        self._nodes_left = frozenset[str]()
+        self._next_start = NextStart()
+        # What was computed last, and for how many connections.
+        self._open: int | None = None
         self._ends = 0.0
+
+    def drop(self, number: int) -> bool:
+        """A task of a spare node has ended: its node can take no rank any more.
+
+        Its supervisor, if it is still there, ends with 0.
+
+        Returns:
+            Whether the node could until now.
+        """
+        node = self._nodes[number]
+        is_news = node not in self._nodes_without_a_task
+        self._nodes_without_a_task.add(node)
+        connection = self._connections[number]
+        connection.send(Verdict((number,), LOST, node_is_given_up=True))
+        connection.end()
+        connection.open = False
+        return is_news
 
     def majority_ends(self, still_open: int) -> float:
         """When less than half of the tasks will have heard of rank 0, by the context's clock.
 
         ``still_open``: how many connections are.
         """
-        # Leases only become longer: that figure holds.
+        # Leases only become longer: what was computed may be too early, and never too late. So it
+        # is computed again only when it is over, or when a connection has ended.
         if still_open != self._open or self._clock() >= self._ends:
-            # Who has ended is on no other side.
+            # Of those that may be on the other side of a network that was cut. A rank that has
+            # ended is on no side, and one whose connection is lost may be.
             known = [rank for rank, each in self._connections.items() if each.open or each.lost]
             ends = sorted((self.leases[rank].ends for rank in known), reverse=True)
             needed = (len(known) + 1) // 2
@@ -85,6 +122,24 @@ class SpareNodes:
             if each.lost or (each.open and self._nodes[rank] in left)
         ]
         return max((self.leases[rank].other_ended for rank in last), default=0.0)
+
+    def note_end(self, left: Collection[str], there: Iterable[int]) -> None:
+        """The ranks have been told of the end of this start: note what the next one has to know.
+
+        Args:
+            left: The nodes whose ranks go to others.
+            there: The tasks that are still there, on whatever node.
+        """
+        self._nodes_left = frozenset(left)
+        self._next_start = NextStart(
+            expected=tuple(rank for rank in sorted(there) if self._nodes[rank] not in left),
+            quorum=self.quorum,
+        )
+
+    def next_start(self) -> NextStart:
+        """Return what the rendezvous of the next start has to know."""
+        # Not when the ranks were told: more may have been heard of a lost node since.
+        return replace(self._next_start, not_before=self.ended_by(self._nodes_left))
 
     def answer(self, rank: int, ping: Ping, asked_by: str) -> None:
         """Answer a rank's ping.
