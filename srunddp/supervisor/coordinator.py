@@ -9,7 +9,7 @@ and does what they ask for. What only spare nodes need is in
 """
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 
 from srunddp.supervisor.connection import SupervisorConnection
@@ -314,10 +314,9 @@ class Coordinator(FailureMonitor):
 
     def _cut_off_in(self) -> float:
         """In how many seconds rank 0 has had no answer of most of the tasks for too long."""
-        if self._spares is None or not self._spares.can_move or self._table.scripts_are_over:
+        if self._spares is None or self._table.scripts_are_over:
             return math.inf
-        # The only clock that a suspension does not stop, see the decision.
-        return self._spares.majority_ends(len(self._open)) - self._context.clock()
+        return self._spares.cut_off_in(len(self._open))
 
     def _is_cut_off(self) -> bool:
         return self._cut_off_in() <= 0.0
@@ -381,7 +380,9 @@ class Coordinator(FailureMonitor):
         """
         self.root_cause = root_cause
         report(root_cause, self._others())
-        left = self._nodes_to_leave(root_cause)
+        left: Collection[str] = ()
+        if self._spares and self._restarts and not self._asked_by:
+            left = self._spares.nodes_to_leave(root_cause, self._restarts.history)
         obstacle = self._obstacle(root_cause, left)
         is_left = self._context.node in left
         self.cut_off = is_left and root_cause.ending is Ending.LOST
@@ -391,19 +392,10 @@ class Coordinator(FailureMonitor):
         self._tell(root_cause, left)
         write(root_cause, self._others(), self._folder)
 
-    def _nodes_to_leave(self, root_cause: RootCause) -> set[str]:
-        """The nodes whose ranks go to spare nodes."""
-        if self._spares is None or not self._spares.can_move:
-            return set()
-        if self._restarts is None or self._asked_by or root_cause.ending is Ending.STOPPED:
-            return set()
-        history = self._restarts.history
-        return self._spares.left(root_cause, history.node if history.count else "")
-
-    def _obstacle(self, root_cause: RootCause, left: set[str]) -> str:
+    def _obstacle(self, root_cause: RootCause, left: Collection[str]) -> str:
         """Why the ranks cannot start anew; empty where they can."""
         if self._spares and self._spares.can_move:
-            if left and self._spares.free(left) < len(left):
+            if self._spares.are_too_few_for(left):
                 return "no spare node is left"
         elif root_cause.ending is Ending.LOST:
             return "a node is lost"
@@ -412,10 +404,9 @@ class Coordinator(FailureMonitor):
         return "all scripts are over" if self._scripts_were_over else ""
 
     def _has_lost_a_rank(self) -> bool:
-        others = self._table.ranks - {self._context.rank}
-        return not others <= self._open
+        return not self._table.ranks - {self._context.rank} <= self._open
 
-    def _tell(self, root_cause: RootCause, left: set[str]) -> None:
+    def _tell(self, root_cause: RootCause, left: Collection[str]) -> None:
         """Send each rank the verdict."""
         published = self.restart
         if self.fenced:

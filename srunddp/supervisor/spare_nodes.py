@@ -4,6 +4,7 @@ All that spare nodes need on rank 0 is here, but for the states of their tasks, 
 :mod:`srunddp.supervisor.rank_table`. A run without ``--spare-nodes`` has no such object.
 """
 
+import math
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 
@@ -11,6 +12,7 @@ from srunddp.supervisor.connection import SupervisorConnection
 from srunddp.supervisor.failure_monitor import NextStart, RankContext
 from srunddp.supervisor.lease import Lease
 from srunddp.supervisor.messages import Ping, Pong, Verdict
+from srunddp.supervisor.restart import Starts
 from srunddp.supervisor.root_cause import LOST, Ending, RootCause
 
 
@@ -64,6 +66,16 @@ class SpareNodes:
         connection.open = False
         return is_news
 
+    def cut_off_in(self, still_open: int) -> float:
+        """Return in how many seconds rank 0 has had no answer of most of the tasks for too long.
+
+        Args:
+            still_open: To how many tasks there is a connection.
+        """
+        if not self.can_move:
+            return math.inf
+        return self.majority_ends(still_open) - self._clock()
+
     def majority_ends(self, still_open: int) -> float:
         """When less than half of the tasks will have heard of rank 0, by the context's clock.
 
@@ -78,13 +90,28 @@ class SpareNodes:
             ends = sorted((self.leases[rank].ends for rank in known), reverse=True)
             needed = (len(known) + 1) // 2
             self._open = still_open
-            self._ends = ends[needed - 1] if needed else float("inf")
+            self._ends = ends[needed - 1] if needed else math.inf
         return self._ends
 
     @property
     def quorum(self) -> int:
         """More than half of those that may be there still."""
         return (1 + sum(each.open or each.lost for each in self._connections.values())) // 2 + 1
+
+    def nodes_to_leave(self, root_cause: RootCause, before: Starts) -> set[str]:
+        """Return the nodes whose ranks go to others in the next start.
+
+        Args:
+            root_cause: Of this one's end.
+            before: What the starts before have come to.
+        """
+        if not self.can_move or root_cause.ending is Ending.STOPPED:
+            return set()
+        return self.left(root_cause, before.node if before.count else "")
+
+    def are_too_few_for(self, left: Collection[str]) -> bool:
+        """Whether the ranks of these nodes have no others to go to."""
+        return bool(left) and self.free(left) < len(left)
 
     def left(self, root_cause: RootCause, last_node: str) -> set[str]:
         """The nodes whose ranks go to others; ``last_node``: that of the failure before this
