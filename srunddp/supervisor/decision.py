@@ -28,39 +28,42 @@ class DecisionState(Enum):
     """How far the decision is; the value says it in words."""
 
     UNDECIDED = "no rank has failed"
-    WAITING_FOR_CAUSE = "a rank has failed, likely for another's failure that is still to come"
-    WAITING_FOR_ALL = "ranks end by the launcher's signal, or have agreed to stop"
-    ASKING_STALLED = "no rank makes a step, and all that work are asked for their stacks"
-    ASKING_OTHERS = "a rank that hangs may be the cause, and all that work are asked for theirs"
-    DECIDED = "the cause is known, and all are told"
-    CLOSING = "who ends by itself has done so, and the connections are closed"
-    OVER = "rank 0 need not stay"
+    WAITING_FOR_CAUSE = (
+        "a rank has failed, likely because of another that rank 0 has yet to hear of"
+    )
+    WAITING_FOR_ALL = "ranks have ended by the launcher's signal, or have agreed to stop"
+    ASKING_STALLED = "no rank makes a step, and all ranks at work have been asked for their stacks"
+    ASKING_OTHERS = "a rank that hangs may be the cause, and all at work have been asked for theirs"
+    DECIDED = "the cause is known, and all ranks have been told"
+    CLOSING = "no rank has anything left to do, and the connections have been ended"
+    OVER = "rank 0 waits for nobody any more"
 
 
 class DecisionEvent(Enum):
     """What moves the decision on; the value says it in words."""
 
-    CAUSE = "a failure that is surely not for another's: primary"
-    DOUBTFUL = "a failure that may be for another's: aborted, network or secondary"
-    ORDERLY_END = "a rank has stopped, or ended by the launcher's signal"
-    NODE_IS_LOST = "a node is lost, or rank 0's own"
+    CAUSE = "a primary failure: no other rank's failure has caused it"
+    DOUBTFUL = "an aborted, network or secondary failure: another's may have caused it"
+    ORDERLY_END = "a rank stops, or ends by the launcher's signal"
+    NODE_IS_LOST = "a node is lost, rank 0's own included"
     NO_STEP = "no step of any rank for `--stall-timeout`"
     STEP = "a rank makes a step after all"
-    WAITED = "the time is over, or no worker is left that could fail"
-    MAY_BE_A_HANG = "the same, and all failures may come of one rank that hangs"
-    ANSWERED = "all have answered, or the time is over"
-    ALL_HAVE_ENDED = "who ends by itself has ended"
-    LAST_WORD = "the time is over"
+    WAITED = "its time is over, or no worker is left that could fail"
+    MAY_BE_A_HANG = "as before, and one rank that hangs may have caused all failures"
+    IS_NO_HANG = "a failure that no rank which hangs can have caused"
+    ANSWERED = "all have answered, or its time is over"
+    ALL_HAVE_ENDED = "the ranks that may have something left to do have ended"
+    TIME_IS_OVER = "its time is over"
 
 
 class Action(Enum):
     """What rank 0 does at a transition; the value says it in words."""
 
-    ASK_FOR_STACKS = "ask the ranks that work for their stacks"
-    NAME_FIRST_FAILURE = "end the run for the likeliest failure so far"
-    NAME_LOST_NODE = "end the run for that node"
-    NAME_STALLED_RANK = "end the run for the rank that the others wait for"
-    NAME_HANGING_RANK = "end the run for the rank that hangs, or for the likeliest failure"
+    ASK_FOR_STACKS = "ask the ranks at work for their stacks"
+    NAME_FIRST_FAILURE = "end the run, and name the likeliest of the failures so far"
+    NAME_LOST_NODE = "end the run, and name the node"
+    NAME_STALLED_RANK = "end the run, and name the rank that the others wait for"
+    NAME_HANGING_RANK = "end the run, and name the rank that hangs, else the likeliest failure"
     END_CONNECTIONS = "end the connections, so that all may leave"
 
 
@@ -146,8 +149,7 @@ TRANSITIONS: Mapping[tuple[DecisionState, DecisionEvent], Transition] = {
     (DecisionState.ASKING_OTHERS, DecisionEvent.CAUSE): _CAUSE_IS_KNOWN,
     (DecisionState.ASKING_OTHERS, DecisionEvent.ORDERLY_END): _WAIT_FOR_ALL,
     (DecisionState.ASKING_OTHERS, DecisionEvent.NODE_IS_LOST): _NODE_IS_LOST,
-    # A failure meanwhile that no rank which hangs can have caused.
-    (DecisionState.ASKING_OTHERS, DecisionEvent.WAITED): _CAUSE_IS_KNOWN,
+    (DecisionState.ASKING_OTHERS, DecisionEvent.IS_NO_HANG): _CAUSE_IS_KNOWN,
     (DecisionState.ASKING_OTHERS, DecisionEvent.ANSWERED): Transition(
         DecisionState.DECIDED, Action.NAME_HANGING_RANK
     ),
@@ -156,7 +158,7 @@ TRANSITIONS: Mapping[tuple[DecisionState, DecisionEvent], Transition] = {
     (DecisionState.DECIDED, DecisionEvent.ALL_HAVE_ENDED): Transition(
         DecisionState.CLOSING, Action.END_CONNECTIONS
     ),
-    (DecisionState.CLOSING, DecisionEvent.LAST_WORD): Transition(DecisionState.OVER),
+    (DecisionState.CLOSING, DecisionEvent.TIME_IS_OVER): Transition(DecisionState.OVER),
 }
 """What is not in the table changes nothing. In particular no failure changes what is decided."""
 
@@ -237,7 +239,7 @@ class Decision:
             case DecisionState.ASKING_STALLED if not facts.steps_are_overdue:
                 return DecisionEvent.STEP
             case DecisionState.ASKING_OTHERS if not self._may_be_a_hang:
-                return DecisionEvent.WAITED
+                return DecisionEvent.IS_NO_HANG
             case DecisionState.ASKING_STALLED | DecisionState.ASKING_OTHERS if (
                 time_is_over or facts.stacks_are_there
             ):
@@ -245,7 +247,7 @@ class Decision:
             case DecisionState.DECIDED if facts.all_have_ended:
                 return DecisionEvent.ALL_HAVE_ENDED
             case DecisionState.CLOSING if time_is_over:
-                return DecisionEvent.LAST_WORD
+                return DecisionEvent.TIME_IS_OVER
         return None
 
     @property

@@ -11,20 +11,20 @@ class RankState(Enum):
     """Where a rank is in its life; the value says it in words."""
 
     WORKING = "its script runs"
-    DONE = "its script is over, and its worker may still be there"
+    DONE = "its script is over without an error, and its worker may still be there"
     LEFT = "its worker has ended with 0"
     FAILED = "it has failed"
-    SPARE = "it is a task of a spare node, and has no rank"
-    DROPPED = "it was such a task, and can take no rank any more"
+    SPARE = "not a rank, but a task of a spare node that waits for one"
+    DROPPED = "such a task that can take no rank any more"
 
 
 class RankEvent(Enum):
     """What happens to a rank; the value says it in words."""
 
-    SCRIPT_IS_OVER = "its script ends with 0"
+    SCRIPT_IS_OVER = "its script ends without an error"
     WORKER_HAS_ENDED = "its worker ends with 0"
     HAS_FAILED = "it fails, is silent, or its supervisor is killed"
-    IS_DROPPED = "the task of a spare node fails, is silent, or is killed"
+    IS_DROPPED = "the same of a task of a spare node"
 
 
 TRANSITIONS: Mapping[tuple[RankState, RankEvent], RankState] = {

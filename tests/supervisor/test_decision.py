@@ -1,0 +1,253 @@
+"""When rank 0 decides: every state with every event, and random sequences of failures and times."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from srunddp.supervisor.decision import (
+    TIME,
+    TRANSITIONS,
+    VERDICTS,
+    Action,
+    Decision,
+    DecisionEvent,
+    DecisionState,
+    Facts,
+)
+from srunddp.supervisor.failure import Failure, FailureKind
+
+BEFORE = [*itertools.takewhile(lambda state: state is not DecisionState.DECIDED, DecisionState)]
+AFTERWARDS = [state for state in DecisionState if state not in BEFORE]
+DOUBTFUL = (FailureKind.ABORTED, FailureKind.NETWORK, FailureKind.SECONDARY)
+ORDERLY = (FailureKind.STOPPED, FailureKind.SIGNALLED)
+
+
+def failure(kind: FailureKind, rank: int = 1, cause: str = "boom") -> Failure:
+    return Failure(rank, f"node0{rank}", cause, 1, kind)
+
+
+def timed_out(rank: int = 1) -> Failure:
+    """One that a rank which hangs may have caused."""
+    return failure(FailureKind.SECONDARY, rank, "RuntimeError: Timed out waiting")
+
+
+def move_on(decision: Decision, now: float, facts: Facts) -> list[Action]:
+    """As rank 0 does at each turn."""
+    actions = []
+    while event := decision.due(now, facts):
+        if action := decision.apply(event, now):
+            actions.append(action)
+    return actions
+
+
+# The table.
+
+
+@pytest.mark.parametrize("state", DecisionState)
+@pytest.mark.parametrize("event", DecisionEvent)
+def test_the_end_of_the_run_is_said_once_whatever_happens(
+    state: DecisionState, event: DecisionEvent
+) -> None:
+    """It is said on the way to DECIDED, from where none leads back."""
+    transition = TRANSITIONS.get((state, event))
+    if transition is None:
+        return
+    decides = state in BEFORE and transition.to in AFTERWARDS
+    assert (transition.action in VERDICTS) == decides
+    if decides:
+        assert transition.to is DecisionState.DECIDED
+    if state in AFTERWARDS:
+        assert AFTERWARDS.index(transition.to) == AFTERWARDS.index(state) + 1
+
+
+@pytest.mark.parametrize("state", BEFORE)
+def test_a_primary_failure_and_a_lost_node_decide_at_once_in_every_state(
+    state: DecisionState,
+) -> None:
+    cause = TRANSITIONS[state, DecisionEvent.CAUSE]
+    lost = TRANSITIONS[state, DecisionEvent.NODE_IS_LOST]
+    assert (cause.to, cause.action) == (DecisionState.DECIDED, Action.NAME_FIRST_FAILURE)
+    assert (lost.to, lost.action) == (DecisionState.DECIDED, Action.NAME_LOST_NODE)
+
+
+@pytest.mark.parametrize("state", BEFORE)
+def test_who_saves_after_a_signal_has_time_in_every_state(state: DecisionState) -> None:
+    assert TRANSITIONS[state, DecisionEvent.ORDERLY_END].to is DecisionState.WAITING_FOR_ALL
+
+
+@pytest.mark.parametrize("state", DecisionState)
+def test_every_state_is_reached_and_leads_to_the_end(state: DecisionState) -> None:
+    assert state in reached_from(DecisionState.UNDECIDED)
+    assert DecisionState.OVER in reached_from(state)
+
+
+def reached_from(start: DecisionState) -> set[DecisionState]:
+    reached = {start}
+    while True:
+        following = {each.to for (state, _), each in TRANSITIONS.items() if state in reached}
+        if following <= reached:
+            return reached
+        reached |= following
+
+
+@pytest.mark.parametrize("state", TIME)
+def test_a_state_with_a_time_ends_with_it(state: DecisionState) -> None:
+    decision = Decision()
+    decision.state = state
+    decision.ends_at = 10.0
+    decision.failures = [timed_out()]
+    facts = Facts(steps_are_overdue=True)
+    assert decision.due(9.9, facts) is None
+    assert decision.due(10.0, facts)
+
+
+# Failures and times.
+
+
+def test_the_stacks_of_a_stall_are_waited_for_and_a_step_ends_it() -> None:
+    decision = Decision()
+    stalls = Facts(steps_are_overdue=True)
+    assert move_on(decision, 10.0, stalls) == [Action.ASK_FOR_STACKS]
+    assert move_on(decision, 12.9, stalls) == []
+    assert move_on(decision, 12.9, Facts()) == []
+    assert decision.state is DecisionState.UNDECIDED
+    assert move_on(decision, 20.0, stalls) == [Action.ASK_FOR_STACKS]
+    assert move_on(decision, 22.9, stalls) == []
+    assert move_on(decision, 23.0, stalls) == [Action.NAME_STALLED_RANK]
+
+
+@pytest.mark.parametrize("kind", DOUBTFUL)
+def test_a_second_doubtful_failure_does_not_put_the_decision_off(kind: FailureKind) -> None:
+    decision = Decision()
+    decision.fail(failure(FailureKind.SECONDARY), 10.0)
+    decision.fail(failure(kind), 10.6)
+    assert move_on(decision, 10.65, Facts()) == []
+    assert move_on(decision, 10.7, Facts()) == [Action.NAME_FIRST_FAILURE]
+
+
+@pytest.mark.parametrize("kind", ORDERLY)
+def test_ranks_may_save_one_after_the_other(kind: FailureKind) -> None:
+    """Each that ends in order begins the 300 s again, and a doubtful failure does not: it misses a
+    rank that has ended.
+    """
+    decision = Decision()
+    decision.fail(failure(kind), 10.0)
+    decision.fail(failure(kind, 2), 200.0)
+    for rank, doubtful in enumerate(DOUBTFUL, 3):
+        decision.fail(failure(doubtful, rank), 400.0)
+    assert move_on(decision, 499.9, Facts()) == []
+    assert move_on(decision, 500.0, Facts()) == [Action.NAME_FIRST_FAILURE]
+
+
+def test_nobody_is_waited_for_when_no_worker_is_left() -> None:
+    for kind in (*DOUBTFUL, *ORDERLY):
+        decision = Decision()
+        decision.fail(failure(kind), 10.0)
+        actions = move_on(decision, 10.0, Facts(someone_may_fail=False, stacks_are_there=True))
+        assert actions[-1] in VERDICTS
+
+
+def test_a_hang_is_looked_for_unless_a_rank_had_finished_or_a_failure_speaks_against_it() -> None:
+    decision = Decision()
+    decision.fail(timed_out(), 10.0)
+    assert move_on(decision, 10.7, Facts()) == [Action.ASK_FOR_STACKS]
+    decision.fail(timed_out(2), 11.0)
+    assert move_on(decision, 11.0, Facts()) == [], "another of its victims"
+    decision.fail(failure(FailureKind.NETWORK, 3), 11.1)
+    assert move_on(decision, 11.1, Facts()) == [Action.NAME_FIRST_FAILURE]
+    decision = Decision()
+    decision.finished_before = {2: "node02"}
+    decision.fail(timed_out(), 10.0)
+    assert move_on(decision, 10.7, Facts()) == [Action.NAME_FIRST_FAILURE]
+
+
+def test_a_question_that_no_longer_matters_wakes_nobody() -> None:
+    decision = Decision()
+    decision.fail(timed_out(), 10.0)
+    move_on(decision, 10.7, Facts())
+    decision.fail(failure(FailureKind.SIGNALLED, 2), 12.0)
+    assert decision.state is DecisionState.WAITING_FOR_ALL
+    assert decision.ends_at == 312.0
+
+
+@dataclass(frozen=True)
+class Turn:
+    """What happens in one turn of rank 0's."""
+
+    seconds: float
+    kind: FailureKind | None
+    times_out: bool
+    node_is_lost: bool
+    facts: Facts
+
+
+turns = st.builds(
+    Turn,
+    st.sampled_from([0.0, 0.1, 0.6, 0.8, 2.0, 5.0, 290.0, 310.0]),
+    st.none() | st.sampled_from(FailureKind),
+    st.booleans(),
+    st.integers(0, 19).map(lambda number: number == 0),
+    st.builds(
+        Facts,
+        steps_are_overdue=st.booleans(),
+        someone_may_fail=st.integers(0, 9).map(bool),
+        stacks_are_there=st.booleans(),
+        all_have_ended=st.booleans(),
+    ),
+)
+
+
+class Run:
+    """A decision, and what a sequence of turns has shown of it.
+
+    Attributes:
+        verdicts: All that were said.
+    """
+
+    def __init__(self) -> None:
+        self.decision = Decision()
+        self.verdicts: list[Action] = []
+        self._now = 1.0
+        self._earliest = float("inf")
+
+    def play(self, turn: Turn) -> None:
+        """One turn, in which nothing is decided too early."""
+        self._now += turn.seconds
+        actions: list[Action | None] = []
+        if turn.node_is_lost:
+            actions.append(self.decision.apply(DecisionEvent.NODE_IS_LOST, self._now))
+        if turn.kind is not None:
+            self._expect(turn.kind)
+            timed = turn.times_out and turn.kind is FailureKind.SECONDARY
+            each = timed_out() if timed else failure(turn.kind)
+            actions.append(self.decision.fail(each, self._now))
+        actions += move_on(self.decision, self._now, turn.facts)
+        said = [action for action in actions if action in VERDICTS]
+        if said not in ([], [Action.NAME_LOST_NODE], [Action.NAME_STALLED_RANK]):
+            assert self._now >= self._earliest or not turn.facts.someone_may_fail
+        self.verdicts += said
+
+    def _expect(self, kind: FailureKind) -> None:
+        """Until when the cause may come at least."""
+        if kind is FailureKind.PRIMARY:
+            self._earliest = self._now
+        elif kind in ORDERLY:
+            self._earliest = self._now + 300.0
+        elif self._earliest == float("inf"):
+            self._earliest = self._now + 0.7
+
+
+@given(st.lists(turns, max_size=15))
+def test_no_sequence_decides_twice_or_too_early_or_never(sequence: list[Turn]) -> None:
+    run = Run()
+    for turn in sequence:
+        run.play(turn)
+    for _ in range(6):
+        run.play(Turn(301.0, None, False, False, Facts(all_have_ended=True)))
+    assert len(run.verdicts) == run.decision.is_over
+    assert run.decision.is_over or not run.decision.failures
