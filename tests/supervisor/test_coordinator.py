@@ -172,6 +172,19 @@ def test_ranks_that_have_left_may_close() -> None:
     assert it.monitor.finished
 
 
+def test_a_last_word_that_comes_twice_or_late_says_nothing_new() -> None:
+    """As of a worker that ends while its supervisor has yet to read that its script is over."""
+    policy = RestartPolicy(3, Starts(1, out_of_memory=True), lambda: "where", lambda: True)
+    it = Scene(restarts=policy)
+    for message in (ScriptIsOver(), WorkerHasEnded(), WorkerHasEnded(), ScriptIsOver()):
+        it.say(1, message)
+    it.monitor.done()
+    it.monitor.left()
+    assert not it.connections[1].ended, "rank 2 still works"
+    it.close(1)
+    assert it.monitor.root_cause is None, "rank 1 has said goodbye"
+
+
 def test_the_ranks_that_wait_are_told_when_all_scripts_are_over() -> None:
     it = Scene()
     it.say(1, ScriptIsOver(waits=True))
@@ -241,6 +254,26 @@ def test_a_silent_node_down_for_slurm_is_lost(
     assert (found and (found.ranks, found.cause)) == expected
 
 
+def test_a_silent_supervisor_on_a_node_that_is_down_is_one_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both are noticed at the same moment."""
+    write(tmp_path / "sinfo", SINFO.format(folder=tmp_path, state="down*")).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setenv("SLURM_STEP_ID", "0")
+    it = Scene(lost_after=9.0)
+    threads = set(threading.enumerate())
+    it.say(1, Ping(0), now=1.0)
+    it.say(2, Ping(0), now=1.0)
+    it.monitor.tick(12.0)
+    until((tmp_path / "asked").exists)
+    until(lambda: not set(threading.enumerate()) - threads)
+    it.say(2, Ping(0), now=60.0)
+    it.monitor.tick(60.0)
+    assert [len(it.messages_to(rank, Verdict)) for rank in (1, 2)] == [1, 1]
+    assert "silent" in it.monitor.root_cause.cause
+
+
 # Steps that stop, and ranks that hang.
 
 
@@ -300,6 +333,18 @@ def test_nothing_is_due_again_and_again_while_a_rank_saves() -> None:
     assert it.monitor.tick(10.1) > 0.1
 
 
+def test_nor_while_ranks_save_that_might_have_hung() -> None:
+    """They have been asked for their stacks before the signal came."""
+    it = Scene()
+    it.say(1, HasFailed.about(failed(1, LIMIT)), now=1.0)
+    it.monitor.tick(2.0)
+    assert it.messages_to(2, StacksWanted)
+    it.monitor.fail(failed(0, "the launcher ended the run", FailureKind.SIGNALLED, 143), 3.0)
+    for now in (5.5, 6.0):
+        assert it.monitor.tick(now) > 0.1
+    assert it.monitor.root_cause is None
+
+
 # What each of three ranks has failed of, or its stack; and the rank, exit code and cause that are
 # named.
 HANGS = {
@@ -348,6 +393,7 @@ def test_the_rank_that_the_failed_ones_waited_for_is_named(name: str) -> None:
 
 HOW: dict[str, tuple[Callable[[Scene], None], str]] = {
     "closes": (lambda it: it.close(4), "srunddp itself was killed"),
+    "is reset": (lambda it: it.close(4, reset=True), "srunddp itself was killed"),
     "is lost": (lambda it: it.close(4, lost=True), "no answer"),
     "fails": (lambda it: it.say(4, HasFailed.about(failed(4, "boom"))), "boom"),
     "is silent": (lambda _: None, "srunddp has been silent for 39 s, stopped or starved"),
@@ -378,6 +424,24 @@ def test_a_spare_that_ends_costs_nothing_and_is_said_once(
     )
     assert capfd.readouterr().err.endswith(said)
     assert it.messages_to(3, Verdict) == [Verdict((1,), 69)]
+
+
+@pytest.mark.parametrize("reset", [False, True])
+def test_a_spare_that_leaves_when_all_scripts_are_over_is_not_lost(
+    reset: bool, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Its goodbye may have been taken back by its kernel."""
+    it = spared()
+    it.say(4, ScriptIsOver(waits=True))
+    for rank in (1, 2):
+        it.say(rank, ScriptIsOver())
+    it.monitor.done()
+    it.monitor.tick(1.0)
+    if not reset:
+        it.say(4, WorkerHasEnded())
+    it.close(4, reset=reset)
+    assert (it.monitor.has_lost, it.monitor.root_cause) == (False, None)
+    assert capfd.readouterr().err == ""
 
 
 def test_a_spare_node_of_several_tasks_is_said_to_be_lost_once(
@@ -486,6 +550,52 @@ def test_abandoned_rank_0_leaves_its_ranks_to_a_spare_node(
 
 
 # Whatever comes over a connection.
+
+ENDS = st.sampled_from(["closed", "lost", "reset"])
+SAID = st.sampled_from(
+    [
+        ScriptIsOver(),
+        ScriptIsOver(waits=True),
+        WorkerHasEnded(),
+        EndedAfterVerdict(),
+        Ping(3, 1000.0, 1000.0),
+        Stacks(LOAD_BATCH),
+        *(HasFailed.about(failed(1, LIMIT, kind)) for kind in FailureKind),
+    ]
+)
+EVENTS = st.tuples(st.sampled_from([0.1, 1.0, 20.0]), st.integers(1, 4), SAID | ENDS)
+
+
+@given(events=st.lists(EVENTS, max_size=12), has_spares=st.booleans())
+def test_whatever_the_ranks_say_and_do_all_are_told_once_and_rank_zero_ends(
+    events: list[tuple[float, int, Any]], has_spares: bool
+) -> None:
+    it = spared() if has_spares else Scene(size=5, stall_timeout=5.0)
+    now = 1.0
+    ended: set[int] = set()
+    for seconds, peer, what in events:
+        now += seconds
+        it.clock.now += seconds
+        if isinstance(what, RankMessage) and peer not in ended:
+            it.say(peer, what, now)
+        elif isinstance(what, str) and peer not in ended:
+            ended.add(peer)
+            it.close(peer, now, lost=what == "lost", reset=what == "reset")
+        it.monitor.tick(now)
+    if not it.monitor.root_cause:
+        it.monitor.fail(failed(0, "boom", FailureKind.PRIMARY), now)
+    it.monitor.ended()
+    for peer in {1, 2, 3, 4} - ended:
+        it.say(peer, EndedAfterVerdict(), now)
+    for _ in range(3):
+        now += 1.3
+        it.monitor.tick(now)
+    assert it.monitor.finished
+    for peer in (1, 2, 3, 4):
+        told = len(it.messages_to(peer, Verdict))
+        is_spare = has_spares and peer > 2
+        assert told == 1 or (is_spare and told == 2), "one that is dropped has been told before"
+
 
 STRANGE = [
     HasFailed.about(BOOM).encode(),
