@@ -67,13 +67,14 @@ class Coordinator(FailureMonitor):
         self._liveness = Liveness(context, connections)
         self._decision = Decision(context.limits)
         self._stall = StallDetector(context.stall_timeout)
-        # The last one; of what is asked for in ASKING_STALLED and ASKING_OTHERS.
+        # The last one: see ASKING_STALLED and ASKING_OTHERS.
         self._request = StackRequest((), deadline=0.0)
 
         # Whose worker stays until the scripts of all are over.
         self._waiting = set[int]()
         self._scripts_were_over = False  # before the first failure
-        # Who has told of its own failure, and so is about to end; and who has ended since.
+        # The ranks that have told of their own failure; and those whose worker has ended after the
+        # decision, or whose supervisor has.
         self._self_reported = set[int]()
         self._ended = set[int]()
 
@@ -174,7 +175,7 @@ class Coordinator(FailureMonitor):
                 self._on_note(rank, message)
 
     def _on_note(self, rank: int, message: RankMessage) -> None:
-        """Take in what leaves the rank in its state, and the decision in its."""
+        """Take in what changes neither the state of the rank nor that of the decision."""
         match message:
             case Stacks(text):
                 self._request.add(rank, text)
@@ -205,8 +206,8 @@ class Coordinator(FailureMonitor):
         self._open.discard(rank)
         self._ended.add(rank)
         if connection.reset and self._may_have_left(rank):
-            # One of our messages crossed its goodbye on the way. It came to a socket that was
-            # closed, and so the kernel there took back what we had not read.
+            # A message of rank 0's crossed the rank's goodbye on the way, and came to a socket that
+            # was closed. The kernel there then resets the connection, and the goodbye is lost.
             self._note(rank, RankEvent.WORKER_HAS_ENDED)
         if self.root_cause or self._table[rank] in (RankState.LEFT, RankState.FAILED):
             return
@@ -231,7 +232,8 @@ class Coordinator(FailureMonitor):
         number = self._context.asked(now)
         if not number:
             return failure
-        # By the launcher, as we have had its signal, and it kills who handles that for too long.
+        # The launcher has killed it: it has sent this rank a signal that ends the run, and it kills
+        # whoever handles that for too long.
         return replace(
             failure,
             cause=by_launcher(number),
@@ -259,7 +261,7 @@ class Coordinator(FailureMonitor):
         self._look_around(now)
         self._move_on(now)
         if self.root_cause is not None:
-            return 0.0  # the supervisor obeys at its next turn
+            return 0.0  # the supervisor acts on it at its next turn
         return max(0.0, self._next_due(now) - now)
 
     def _move_on(self, now: float) -> None:
@@ -282,7 +284,7 @@ class Coordinator(FailureMonitor):
             self._stall.note(self._context.rank, self._context.step(), now)
         if not self._spares or not self._spares.can_move:  # else each ping gets an answer
             self._liveness.ping(self._table.ranks_in(RankState.WORKING))
-        for rank in self._liveness.silent_supervisors(now):
+        for rank in sorted(self._liveness.silent_supervisors(now)):
             if self._table[rank] is not RankState.FAILED:
                 node = self._context.nodes[rank]
                 self.fail(Failure(rank, node, self._context.starved, LOST), now)
@@ -299,9 +301,15 @@ class Coordinator(FailureMonitor):
         )
 
     def _all_have_ended(self, root_cause: RootCause) -> bool:
-        """Whether those ranks have ended that nobody ends: they may have something left to do."""
-        left_alone = self._decision.ended_in_order | {*root_cause.ranks}
-        return left_alone & self._self_reported <= self._ended
+        """Whether the ranks have ended that may have something left to do.
+
+        Each supervisor ends its worker when it is told of the decision. But a culprit has failed
+        already, and who has stopped or got the launcher's signal may be saving: they have time to
+        end by themselves. Not waited for is a culprit that has not told of its failure itself, as
+        it hangs, or as its supervisor was killed.
+        """
+        have_time = self._decision.ended_in_order | {*root_cause.ranks}
+        return have_time & self._self_reported <= self._ended
 
     def _next_due(self, now: float) -> float:
         """When the next thing is to be done, if nothing happens before."""

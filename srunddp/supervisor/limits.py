@@ -124,8 +124,8 @@ class Limits:
 
     signalled_waits: float = 300.0
     """The same where ranks end by the launcher's signal, or have agreed to stop: who handles that
-    may be saving a checkpoint. The launcher's own limit, as Slurm's KillWait, most often ends this
-    sooner.
+    may be saving a checkpoint. It begins again with each rank that ends so. The launcher's own
+    limit, as Slurm's KillWait, most often ends this sooner.
     """
 
     signal_counts_for: float = 120.0

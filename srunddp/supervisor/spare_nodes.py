@@ -84,8 +84,8 @@ class SpareNodes:
         # Leases only become longer: what was computed may be too early, and never too late. So it
         # is computed again only when it is over, or when a connection has ended.
         if still_open != self._open or self._clock() >= self._ends:
-            # Of those that may be on the other side of a network that was cut. A rank that has
-            # ended is on no side, and one whose connection is lost may be.
+            # Who may be on the other side of a network that is cut: a task that has ended is on
+            # neither side, and one whose connection is lost may be there.
             known = [rank for rank, each in self._connections.items() if each.open or each.lost]
             ends = sorted((self.leases[rank].ends for rank in known), reverse=True)
             needed = (len(known) + 1) // 2
@@ -95,7 +95,10 @@ class SpareNodes:
 
     @property
     def quorum(self) -> int:
-        """More than half of those that may be there still."""
+        """More than half of the tasks that may still be there, rank 0 among them.
+
+        Both sides of a network that is cut may try to go on. Only one of them has more than half.
+        """
         return (1 + sum(each.open or each.lost for each in self._connections.values())) // 2 + 1
 
     def nodes_to_leave(self, root_cause: RootCause, before: Starts) -> set[str]:
@@ -114,18 +117,25 @@ class SpareNodes:
         return bool(left) and self.free(left) < len(left)
 
     def left(self, root_cause: RootCause, last_node: str) -> set[str]:
-        """The nodes whose ranks go to others; ``last_node``: that of the failure before this
-        one.
+        """Return the nodes whose ranks go to others.
+
+        These are the nodes where srunddp has ended on a rank, a lost node, and one that was the
+        first to fail twice in a row.
+
+        Args:
+            root_cause: Of this start's end.
+            last_node: The one that was the first to fail in the start before; empty where there is
+                none.
         """
         ended = {rank for rank, connection in self._connections.items() if not connection.open}
         left = {self._nodes[rank] for rank in ended - self.numbers}
         if root_cause.ending is Ending.LOST:
             left.add(root_cause.node)
-        others = {node for rank, node in self._nodes.items() if rank not in self.numbers} - {
-            last_node
-        }
-        if root_cause.node == last_node and others and self.free(left) > len(left):
-            left.add(last_node)  # twice in a row, and no other's
+        has_failed_twice = root_cause.node == last_node
+        # Where no other node has ranks, that proves nothing about this one.
+        others = {node for rank, node in self._nodes.items() if rank not in self.numbers}
+        if has_failed_twice and others - {last_node} and self.free(left) > len(left):
+            left.add(last_node)
         return left
 
     def free(self, without: Collection[str]) -> int:
