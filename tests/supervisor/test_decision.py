@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 
 import pytest
 from hypothesis import given
@@ -23,6 +23,7 @@ from srunddp.supervisor.failure import Failure, FailureKind
 
 BEFORE = [*itertools.takewhile(lambda state: state is not DecisionState.DECIDED, DecisionState)]
 AFTERWARDS = [state for state in DecisionState if state not in BEFORE]
+FACTS = [field.name for field in fields(Facts)]
 DOUBTFUL = (FailureKind.ABORTED, FailureKind.NETWORK, FailureKind.SECONDARY)
 ORDERLY = (FailureKind.STOPPED, FailureKind.SIGNALLED)
 
@@ -95,6 +96,19 @@ def reached_from(start: DecisionState) -> set[DecisionState]:
         reached |= following
 
 
+@pytest.mark.parametrize("state", DecisionState)
+def test_what_time_and_facts_bring_leads_out_of_every_state(state: DecisionState) -> None:
+    """Else rank 0 would be busy with it for ever."""
+    for facts in itertools.product((False, True), repeat=4):
+        for failures in ([], [timed_out()], [failure(FailureKind.NETWORK)]):
+            decision = Decision()
+            decision.state = state
+            decision.ends_at = 10.0 if state in TIME else None
+            decision.failures = failures
+            event = decision.due(10.0, Facts(**dict(zip(FACTS, facts, strict=True))))
+            assert event is None or TRANSITIONS[state, event].to is not state
+
+
 @pytest.mark.parametrize("state", TIME)
 def test_a_state_with_a_time_ends_with_it(state: DecisionState) -> None:
     decision = Decision()
@@ -119,6 +133,18 @@ def test_the_stacks_of_a_stall_are_waited_for_and_a_step_ends_it() -> None:
     assert move_on(decision, 20.0, stalls) == [Action.ASK_FOR_STACKS]
     assert move_on(decision, 22.9, stalls) == []
     assert move_on(decision, 23.0, stalls) == [Action.NAME_STALLED_RANK]
+
+
+@pytest.mark.parametrize("kind", DOUBTFUL)
+def test_a_failure_says_more_than_a_step_that_is_not_made(kind: FailureKind) -> None:
+    """It comes while the ranks are asked for their stacks, and its own cause may follow."""
+    decision = Decision()
+    answered = Facts(steps_are_overdue=True, stacks_are_there=True)
+    decision.finished_before = {3: "node03"}
+    assert move_on(decision, 10.0, replace(answered, stacks_are_there=False))
+    decision.fail(failure(kind), 11.0)
+    assert move_on(decision, 11.6, answered) == []
+    assert move_on(decision, 11.7, answered) == [Action.NAME_FIRST_FAILURE]
 
 
 @pytest.mark.parametrize("kind", DOUBTFUL)
