@@ -3,6 +3,9 @@
 The worker, forked from it before any heavy import, becomes the user's script. The ranks meet while
 a thread of the supervisor waits for them, so that signals and the worker's end are noticed
 meanwhile; then the failure monitor decides what the end of one rank means for all.
+
+What follows from what is in :mod:`srunddp.supervisor.phases`. Here events are read from sockets,
+signals and the clock, and actions are carried out.
 """
 
 import contextlib
@@ -13,24 +16,49 @@ import threading
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from srunddp.errors import PeerError, Scope
 from srunddp.supervisor import signals, stacks
 from srunddp.supervisor.clock import ActiveClock
 from srunddp.supervisor.connection import SupervisorConnection
-from srunddp.supervisor.failure import Failure, FailureKind
+from srunddp.supervisor.events import (
+    AbortRendezvous,
+    Action,
+    AnnounceEnd,
+    Decision,
+    EndWorker,
+    Event,
+    HandOverWorld,
+    LauncherHasEnded,
+    LeaveWith,
+    LetLeave,
+    MayLeave,
+    NameLingering,
+    NobodyNeedsUs,
+    RankHasFailed,
+    RanksDoNotMeet,
+    RanksHaveMet,
+    ReportLingering,
+    ReportStatus,
+    ScriptHasFailed,
+    ScriptIsDone,
+    TellEndAfterVerdict,
+    TellFailure,
+    TellScriptIsOver,
+    TellWorkerHasEnded,
+    TimeIsOver,
+    VerdictIsKnown,
+    WorkerHasEnded,
+    WriteFailure,
+)
 from srunddp.supervisor.failure_files import finish_writers
 from srunddp.supervisor.failure_monitor import FailureMonitor
 from srunddp.supervisor.limits import DEFAULT_LIMITS, Limits
 from srunddp.supervisor.output.redirect import OutputRedirect
+from srunddp.supervisor.phases import Phase, State, Times, advance
 from srunddp.supervisor.recorder import FailureRecorder
 from srunddp.supervisor.root_cause import STALLED
-from srunddp.supervisor.worker_messages import (
-    Leave,
-    ScriptHasFailed,
-    ScriptIsDone,
-    StartedMpi,
-    WorkerMessage,
-)
+from srunddp.supervisor.worker_messages import Leave, StartedMpi, WorkerMessage
+from srunddp.supervisor.worker_messages import ScriptHasFailed as ScriptHasFailedMessage
+from srunddp.supervisor.worker_messages import ScriptIsDone as ScriptIsDoneMessage
 from srunddp.supervisor.worker_process import WorkerPipe, WorkerProcess, kill_descendants
 from srunddp.util.console import write_stderr
 
@@ -85,24 +113,21 @@ class Supervisor:
     early: set[signal.Signals] = field(default_factory=set)
     limits: Limits = DEFAULT_LIMITS
     clock: ActiveClock = field(default_factory=ActiveClock)
-    _selector: selectors.BaseSelector = field(default_factory=selectors.DefaultSelector)
-    _signals: int = -1
-    _outcome: RendezvousOutcome | None = None
-    _monitor: FailureMonitor | None = None
-    _error: BaseException | None = None
-    _failure: Failure | None = None
-    _script_done: bool = False
-    _ends_itself: bool = False  # the script has failed or stopped, and is about to end
-    _end_handled: bool = False  # the worker's
-    _released: bool = False
-    _report_status_at: float | None = None
-    _leave_by: float | None = None
-    # When each signal was last passed on.
-    _forwarded: dict[int, float] = field(default_factory=dict)
-    _over_at: float | None = None
-    _lingers_in: str = ""  # where the process hangs though its script is over
     remaining: set[int] = field(default_factory=set)
     asked: set[int] = field(default_factory=set)
+    _selector: selectors.BaseSelector = field(default_factory=selectors.DefaultSelector)
+    _state: State = field(default_factory=State)
+    # What the rendezvous has come to; set by its thread, and read once that has said so.
+    _outcome: RendezvousOutcome | BaseException | None = None
+    _world: WorkerMessage | None = None
+    _reads_pipe: bool = False
+    _monitor: FailureMonitor | None = None
+    _error: BaseException | None = None  # to leave with
+    # When each signal was last passed on.
+    _forwarded: dict[int, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._times = Times(self.grace, self.restart_grace, self.limits)
 
     def run(self) -> int:
         """Supervise to the end.
@@ -115,8 +140,7 @@ class Supervisor:
         """
         try:
             with self._selector:
-                self._watch()
-                self._loop()
+                self._loop(self._watch())
         finally:
             self.agent.stop_sampler()
             writers = finish_writers(self.limits.files_written_within)
@@ -144,12 +168,13 @@ class Supervisor:
         """Who judges a failure, once the ranks have met."""
         return self._monitor
 
-    def _watch(self) -> None:
+    def _watch(self) -> int:
+        """Watch what there is from the beginning; returns the descriptor of the signals."""
         ours, theirs = socket.socketpair()
         threading.Thread(target=self._rendezvous, args=(theirs,), daemon=True).start()
         register = self._selector.register
-        self._signals = signals.descriptor()
-        register(self._signals, selectors.EVENT_READ, self._on_signals)
+        signals_descriptor = signals.descriptor()
+        register(signals_descriptor, selectors.EVENT_READ, self._on_signals)
         register(ours, selectors.EVENT_READ, self._on_rendezvous)
         if self.launcher.pid:
             # It is gone already, and the kernel ends us soon, or it is old.
@@ -159,126 +184,99 @@ class Supervisor:
                     selectors.EVENT_READ,
                     self._on_launcher_end,
                 )
+        return signals_descriptor
 
     def _rendezvous(self, ended: socket.socket) -> None:
         try:
             self._outcome = self.agent.rendezvous()
         except BaseException as error:
-            self._error = error
+            self._outcome = error
         ended.close()
 
-    def _loop(self) -> None:
+    def _loop(self, signals_descriptor: int) -> None:
         while True:
-            wait = self._tick()
-            if self._is_over():
+            wait = self._pass_time()
+            if self._state.phase is Phase.OVER:
                 return
             ready = {key.fileobj: key.data for key, _ in self._selector.select(wait)}
             self.clock.advance(wait)
             # Signals first: a worker that the launcher ended has not failed by itself.
-            if handler := ready.pop(self._signals, None):
-                handler(self._signals)
+            if handler := ready.pop(signals_descriptor, None):
+                handler(signals_descriptor)
             for readable, handler in ready.items():
                 handler(readable)
 
-    def _is_over(self) -> bool:
-        """Whether the worker has ended, and nothing keeps us."""
-        if not self.process.ended:
-            return False
-        if self._error or (self._monitor and self._monitor.finished):
-            return True
-        return self._leave_by is not None and self.clock.now >= self._leave_by
+    # Events.
 
-    def _tick(self) -> float:
-        now = self.clock.now
-        due = [self.limits.longest_wait]
-        if self._report_status_at is not None and now >= self._report_status_at:
-            self._report_status_at = None
-            status = self.process.status or 0
-            dumped_core = self.process.dumped_core
-            self._fail(self.recorder.of_status(status, now, dumped_core=dumped_core))
-        if not self._failure and (overdue := self.process.overdue(now)):
-            self._fail(self.recorder.of(*overdue, now))
-        if self._monitor:
-            self._obey(self._monitor, now)
-            due += [self._monitor.tick(now), self._watch_end(now)]
-        elif self._leave_by is not None and now >= self._leave_by and self._failure:
-            # The rendezvous cannot be interrupted, as in PMI's barrier.
-            cause = (
-                f"rank {self._failure.rank} on {self._failure.node} failed: {self._failure.cause}"
-            )
-            self._error = PeerError(cause, code=self._failure.exit_code, scope=Scope.RANK)
-            self.process.end(now, ask=True, within=self.limits.kill_after)
-        due += [each - now for each in (self._report_status_at, self._leave_by) if each is not None]
-        if (wait := self.process.tick(now)) is not None:
-            due.append(wait)
-        return max(0.0, min(due))
+    def _handle(self, event: Event) -> None:
+        """Carry out what follows from an event."""
+        self._state, actions = advance(self._state, event, self._times)
+        for action in actions:
+            self._carry_out(action)
 
-    def _obey(self, monitor: FailureMonitor, now: float) -> None:
-        if monitor.root_cause:
-            self.agent.announce_termination()
-            if self._failure:
-                self._release()  # it may wait for the others
-            # Who has failed is about to end by itself: the culprit, and all after a stop, may have
-            # something to do.
-            stops = self._failure is not None and self._failure.weight >= FailureKind.STOPPED
-            has_time = self._ends_itself and (
-                stops or self.recorder.rank in monitor.root_cause.ranks
-            )
-            within = self.grace if has_time else self.limits.kill_after
-            within = within if monitor.restart is None else self.restart_grace
-            within = 0.0 if monitor.fenced else within
-            self.process.end(now, ask=not self._failure, within=within)
-            if self.process.ended and self._leave_by is None:
-                monitor.ended()
-                self._leave_by = now + self.limits.killed_within + (self.grace or 0.0)
-        elif monitor.released and self._script_done:
-            self._over_at = now if self._over_at is None else self._over_at
-            self._release()
+    def _pass_time(self) -> float:
+        """Do what is due; returns the seconds until something is.
 
-    def _watch_end(self, now: float) -> float:
-        """A script that is over, and whose process stays, as in an exit handler: named, and ended
-        after a while.
+        Runs before every wait, with or without an event, so all that it does may be repeated.
         """
-        if self._over_at is None or self.grace is None or self.process.ended or self._failure:
-            return self.limits.longest_wait
-        due = self._over_at + self.limits.ends_within + (self.grace if self._lingers_in else 0.0)
-        if now < due:
-            return due - now
-        stack = stacks.main_stack(self.recorder.dump.request(self.process.pid))
-        where = stacks.top_frame(stack)
-        text = (
-            f"its script is over, and it has not ended for {now - self._over_at:.0f} s, in {where}"
-        )
-        if self._lingers_in:
-            self._fail(self.recorder.of(text, STALLED, now, trace=stacks.format_stack(stack)))
-        else:
-            write_stderr(f"srunddp: rank {self.recorder.rank} on {self.recorder.node}: {text}\n")
-        self._lingers_in = where
-        return 0.0
+        now = self.clock.now
+        # First the time: what was due before this turn counts as older than what the turn has
+        # brought, such as a verdict.
+        if now >= self._state.until:
+            self._handle(TimeIsOver(now))
+        if self._state.failure is None and (overdue := self.process.overdue(now)):
+            cause, code = overdue
+            self._handle(RankHasFailed(now, self.recorder.of(cause, code, now)))
+        waits = [self.limits.longest_wait]
+        if self._monitor:
+            # Before it ticks: it closes the connections once it knows that the worker has ended.
+            self._ask_monitor(self._monitor, now)
+            waits.append(self._monitor.tick(now))
+            # And after: a lease may have ended in it, of which no socket tells, and from then on
+            # the worker has 3 s to be gone.
+            self._ask_monitor(self._monitor, now)
+        if (wait := self.process.tick(now)) is not None:
+            waits.append(wait)
+        if self.process.given_up and not self._state.worker_has_ended:
+            self._handle(WorkerHasEnded(now, None))
+            return 0.0
+        return max(0.0, min(*waits, self._state.until - now))
 
-    def _release(self) -> None:
-        if not self._released:
-            self._released = True
-            self.pipe.send(Leave())
+    def _ask_monitor(self, monitor: FailureMonitor, now: float) -> None:
+        """Turn what a failure monitor answers into events.
+
+        It is asked at each turn, as the answers depend on other ranks, on its own times, and on
+        whether its last words are on their way. An event that comes again changes nothing; the
+        verdict comes again where it has changed, see :meth:`FailureMonitor.abandon`.
+        """
+        if monitor.root_cause:
+            decision = Decision(
+                is_culprit=self.recorder.rank in monitor.root_cause.ranks,
+                restarts=monitor.restart is not None,
+                fenced=monitor.fenced,
+            )
+            if decision != self._state.decision:
+                self._handle(VerdictIsKnown(now, decision))
+        if monitor.released:
+            self._handle(MayLeave(now))
+        if monitor.finished:
+            self._handle(NobodyNeedsUs(now))
 
     def _on_rendezvous(self, ended: socket.socket) -> None:
         self._selector.unregister(ended)
-        self._leave_by = None
-        if self._outcome is None:
-            self.process.end(self.clock.now, ask=True, within=self.limits.kill_after)
+        ended.close()
+        now = self.clock.now
+        if isinstance(self._outcome, BaseException):
+            self._handle(RanksDoNotMeet(now, self._outcome))
             return
-        message, self._monitor = self._outcome
-        self.pipe.send(message)
-        self.agent.on_rendezvous()
-        self._selector.register(self.pipe.end, selectors.EVENT_READ, self._on_worker)
+        assert self._outcome is not None
+        self._world, self._monitor = self._outcome
         for connection in self._monitor.connections():
             self._selector.register(connection, selectors.EVENT_READ, self._on_connection)
+        # Before a failure of this rank is told: where an end was asked for there is no restart.
         for number in tuple(self.asked):
             self._ask_for_end(number)
-        if self._failure:
-            self._monitor.fail(self._failure, self.clock.now)
-        elif self._end_handled:
-            self._on_worker_end()
+        self._handle(RanksHaveMet(now))
 
     def _on_connection(self, connection: SupervisorConnection) -> None:
         if self._monitor:
@@ -287,33 +285,38 @@ class Supervisor:
                 self._selector.unregister(connection)
 
     def _on_worker(self, _: socket.socket) -> None:
-        match self.pipe.receive():
-            case None:
-                self._selector.unregister(self.pipe.end)
-            case ScriptHasFailed() as message:
-                self._ends_itself = True
-                self._fail(self.recorder.of_message(message, self.clock.now))
-            case StartedMpi() if self._monitor:
-                self._monitor.uses_mpi()
-            case ScriptIsDone(waits) if self._monitor:
-                self._script_done = True
-                self._monitor.done(waits=waits)
+        """Read what the worker says, which it does once the ranks have met."""
+        if not self._monitor or not self._reads_pipe:
+            return
+        now = self.clock.now
+        for message in self.pipe.read():
+            match message:
+                case ScriptHasFailedMessage():
+                    self._handle(ScriptHasFailed(now, self.recorder.of_message(message, now)))
+                case StartedMpi():
+                    self._monitor.uses_mpi()  # which is the same in all phases
+                case ScriptIsDoneMessage(waits):
+                    self._handle(ScriptIsDone(now, waits))
+        if not self.pipe.open:
+            self._reads_pipe = False
+            self._selector.unregister(self.pipe.end)
 
     def _ask_for_end(self, number: int) -> None:
+        """Somebody wants an end of the run: that is the same in all phases."""
         self.asked.add(number)
         if self._monitor:
             self._monitor.asked(signals.signal_name(number))
 
     def _on_launcher_end(self, pidfd: int) -> None:
         self._selector.unregister(pidfd)
+        now = self.clock.now
         failure = self.recorder.of(
-            f"its launcher, process {self.launcher.pid}, has ended", 137, self.clock.now
+            f"its launcher, process {self.launcher.pid}, has ended", 137, now
         )
         if self._monitor and self._monitor.abandon(failure):
-            return
+            return  # a verdict follows, or has changed
         self._ask_for_end(signal.SIGHUP)  # of which nothing will come any more
-        self._ends_itself = False
-        self._fail(failure)
+        self._handle(LauncherHasEnded(now, failure))
 
     def _on_signals(self, _: int) -> None:
         arrived = signals.read()
@@ -323,16 +326,17 @@ class Supervisor:
                 self._ask_for_end(number)
             if self.launcher.sent(received) and number in signals.ENDING:
                 self.recorder.note_ending_signal(number, self.clock.now)
-            if number == signals.PRINT_STACK and not self.process.ended:
-                self.recorder.print_stack(self.process.pid)
-            elif number not in (signals.PRINT_STACK, signal.SIGCHLD) and self._is_to_forward(
-                received
-            ):
+            if number == signals.PRINT_STACK:
+                if not self.process.ended:
+                    self.recorder.print_stack(self.process.pid)
+            elif number != signal.SIGCHLD and self._is_to_forward(received):
+                self.early.discard(signal.Signals(number))
                 self._forwarded[number] = self.clock.now
                 self.process.send(number)
+        # After all others that came with it: the launcher's signal explains the worker's end.
         if any(received.si_signo == signal.SIGCHLD for received in arrived):
             self.process.collect(self.clock.now)
-            if self.process.ended and not self._end_handled:
+            if self.process.ended and not self._state.worker_has_ended:
                 self._on_worker_end()
 
     def _is_to_forward(self, received: signal.struct_siginfo) -> bool:
@@ -340,7 +344,6 @@ class Supervisor:
         cost the run.
         """
         if received.si_signo in self.early:
-            self.early.discard(signal.Signals(received.si_signo))
             return True
         if received.si_signo == signal.SIGCONT and not self.launcher.sent(received):
             return False  # a shell's, for the whole process group
@@ -352,32 +355,85 @@ class Supervisor:
         return not reached
 
     def _on_worker_end(self) -> None:
-        """Tell the failure monitor, or the rendezvous that goes on without the worker."""
-        self._end_handled = True
-        if self.process.status == 0 and self._monitor:
-            if not self._script_done:
-                self._monitor.done()
-            self._monitor.left()
-        elif not (self._failure or self._error or (self._monitor and self._monitor.root_cause)):
-            # The launcher's signal may have come to the worker first.
-            by_signal = (
-                -(self.process.status or 0) in signals.ENDING and self.launcher.pid is not None
-            )
-            late = by_signal and not self.recorder.ending_signal(self.clock.now)
-            self._report_status_at = self.clock.now + (
-                self.limits.signal_may_follow if late else 0.0
-            )
+        now = self.clock.now
+        # What it has said before its end counts before it. This SIGCHLD may have come since the
+        # wait has returned, and then the pipe would be read in the next turn only.
+        self._on_worker(self.pipe.end)
+        status = self.process.status
+        # The launcher's signal may have come to the worker first.
+        by_signal = -(status or 0) in signals.ENDING and self.launcher.pid is not None
+        late = by_signal and not self.recorder.ending_signal(now)
+        self._handle(WorkerHasEnded(now, status, signal_may_follow=late))
 
-    def _fail(self, failure: Failure) -> None:
-        if self._failure:
-            return
-        self._failure = failure
-        if self._monitor:
-            self._monitor.fail(failure, self.clock.now)
-        elif self.recorder.ending_signal(self.clock.now):
-            # All ranks end by the same signal, and nobody has to be told.
-            self._error = PeerError(failure.cause, code=failure.exit_code)
-        else:
-            self.agent.abort_rendezvous(failure.cause, failure.exit_code)
-            self._leave_by = self.clock.now + self.limits.rendezvous_ends_within
-        self.recorder.write(failure)
+    # Actions.
+
+    def _carry_out(self, action: Action) -> None:
+        now = self.clock.now
+        match action:
+            case AbortRendezvous(failure):
+                self.agent.abort_rendezvous(failure.cause, failure.exit_code)
+            case WriteFailure(failure):
+                self.recorder.write(failure)
+            case ReportStatus():
+                status = self.process.status or 0
+                dumped_core = self.process.dumped_core
+                failure = self.recorder.of_status(status, now, dumped_core=dumped_core)
+                self._handle(RankHasFailed(now, failure))
+            case NameLingering(since):
+                self._name_lingering(now - since)
+            case ReportLingering(since):
+                self._report_lingering(now, now - since)
+            case LeaveWith(error):
+                self._error = error
+            case _:
+                self._tell_worker(action, now)
+
+    def _tell_worker(self, action: Action, now: float) -> None:
+        match action:
+            case HandOverWorld():
+                self._hand_over_world()
+            case AnnounceEnd():
+                self.agent.announce_termination()
+            case LetLeave():
+                self.pipe.send(Leave())
+            case EndWorker(ask, within):
+                self.process.end(now, ask=ask, within=within)
+            case _:
+                assert self._monitor is not None
+                self._tell_monitor(self._monitor, action, now)
+
+    def _tell_monitor(self, monitor: FailureMonitor, action: Action, now: float) -> None:
+        match action:
+            case TellFailure(failure):
+                monitor.fail(failure, now)
+            case TellScriptIsOver(waits):
+                monitor.done(waits=waits)
+            case TellWorkerHasEnded():
+                monitor.left()
+            case TellEndAfterVerdict():
+                monitor.ended()
+            case _:
+                raise AssertionError(action)
+
+    def _hand_over_world(self) -> None:
+        assert self._world is not None
+        self.pipe.send(self._world)
+        self.agent.on_rendezvous()
+        # Not before: over MPI the thread of the rendezvous has read from it.
+        self._reads_pipe = True
+        self._selector.register(self.pipe.end, selectors.EVENT_READ, self._on_worker)
+
+    def _name_lingering(self, seconds: float) -> None:
+        text, _ = self._lingering(seconds)
+        write_stderr(f"srunddp: rank {self.recorder.rank} on {self.recorder.node}: {text}\n")
+
+    def _report_lingering(self, now: float, seconds: float) -> None:
+        text, trace = self._lingering(seconds)
+        self._handle(RankHasFailed(now, self.recorder.of(text, STALLED, now, trace=trace)))
+
+    def _lingering(self, seconds: float) -> tuple[str, str]:
+        """Return where the worker hangs, in words, and its stack."""
+        stack = stacks.main_stack(self.recorder.dump.request(self.process.pid))
+        where = stacks.top_frame(stack)
+        text = f"its script is over, and it has not ended for {seconds:.0f} s, in {where}"
+        return text, stacks.format_stack(stack)

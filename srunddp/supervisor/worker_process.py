@@ -63,6 +63,10 @@ class WorkerProcess:
         if os.WIFSTOPPED(status):
             self._stopped_by = os.WSTOPSIG(status)
             self._stopped_at = now
+            if self._kill_at is not None:
+                # It does nothing in the time that it was given: a signal would wait until it goes
+                # on.
+                self._kill_at = min(self._kill_at, now)
         elif os.WIFCONTINUED(status):
             self._stopped_by = 0
         else:
@@ -134,10 +138,14 @@ class WorkerPipe:
     """One end of the pipe between a worker and its supervisor.
 
     A message has at most ``LONGEST`` bytes, about half of what Linux takes at once.
+
+    Attributes:
+        end: the socket; open: whether :meth:`read` may find more.
     """
 
     def __init__(self, end: socket.socket) -> None:
         self.end = end
+        self.open = True
 
     def send(self, message: WorkerMessage) -> None:
         """Send; a peer that is gone is noticed by whoever waits for it."""
@@ -150,6 +158,22 @@ class WorkerPipe:
             if data := self.end.recv(LONGEST):
                 return WorkerMessage.decode(data) or Unreadable()
         return None
+
+    def read(self) -> list[WorkerMessage]:
+        """Return the messages that are there, without waiting."""
+        messages: list[WorkerMessage] = []
+        while self.open:
+            try:
+                data = self.end.recv(LONGEST, socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                break
+            except OSError:
+                data = b""
+            if data:
+                messages.append(WorkerMessage.decode(data) or Unreadable())
+            else:
+                self.open = False  # the other side has closed or ended
+        return messages
 
 
 def pipe() -> tuple[WorkerPipe, WorkerPipe]:

@@ -1,0 +1,562 @@
+"""The phases of one rank's supervisor: what may happen in each, and what is done then.
+
+:func:`advance` is all there is to it: a pure function of the state and an event. The supervisor
+reads events from sockets, signals and the clock, asks this function, and carries the actions out.
+What is not in :data:`TABLE` changes nothing.
+
+A path without a failure is MEETING, RUNNING, FINISHING, LEAVING, GONE, OVER. Two things turn off
+from it: a failure of this rank, which is told once and changes the phase only before the ranks have
+met, and the verdict, upon which the worker is ended (ENDING, CLOSING).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from enum import Enum
+from typing import NamedTuple, TypeVar
+
+from srunddp.errors import PeerError, Scope
+from srunddp.supervisor.events import (
+    AbortRendezvous,
+    Action,
+    AnnounceEnd,
+    Decision,
+    EndWorker,
+    Event,
+    FailureEvent,
+    HandOverWorld,
+    LauncherHasEnded,
+    LeaveWith,
+    LetLeave,
+    MayLeave,
+    NameLingering,
+    NobodyNeedsUs,
+    RankHasFailed,
+    RanksDoNotMeet,
+    RanksHaveMet,
+    ReportLingering,
+    ReportStatus,
+    ScriptHasFailed,
+    ScriptIsDone,
+    TellEndAfterVerdict,
+    TellFailure,
+    TellScriptIsOver,
+    TellWorkerHasEnded,
+    TimeIsOver,
+    VerdictIsKnown,
+    WorkerHasEnded,
+    WriteFailure,
+)
+from srunddp.supervisor.failure import Failure, FailureKind
+from srunddp.supervisor.limits import DEFAULT_LIMITS, Limits
+
+
+class Phase(Enum):
+    """Where one rank's supervisor is; the values say what that means."""
+
+    MEETING = "the worker is there, and the ranks meet"
+    ENDED_EARLY = "the worker has ended while the ranks meet, and its failure is not told yet"
+    ABORTING = "this rank has failed while the ranks meet; it tells the others, which may wait"
+    UNMET = "the ranks have not met, and the worker is being ended"
+    RUNNING = "the script runs"
+    FINISHING = "the script is over, and its worker waits until it may leave"
+    LEAVING = "the worker may leave, and ends by itself"
+    LINGERING = "the worker has been named, as it has not ended for long"
+    CRASHED = "the worker has ended, not with 0, and its failure is not told yet"
+    ENDING = "the verdict is known, and the worker is being ended"
+    GONE = "the worker has ended, and the other ranks go on, or the verdict is still to come"
+    CLOSING = "the verdict is known, the worker has ended, and rank 0 closes the connections"
+    OVER = "the supervisor leaves"
+
+
+class Times(NamedTuple):
+    """The seconds that the phases go by.
+
+    Attributes:
+        grace: What the end of a script may take that has failed or stopped; None for no limit, as
+            of a single process, for which nobody waits.
+        restart_grace: The same before a restart, for all ranks.
+        limits: The times that no option changes.
+    """
+
+    grace: float | None
+    restart_grace: float
+    limits: Limits = DEFAULT_LIMITS
+
+
+# States.
+
+
+@dataclass(frozen=True)
+class State:
+    """A phase, and what else of the past decides what is done.
+
+    Attributes:
+        phase: Where this supervisor is.
+        until: When the time of this phase is over; never for those that end by an event. It begins
+            anew with each phase, so that no time outlives the phase that has set it.
+        failure: Of this rank, once it has been told; the first one counts.
+        script_is_done: The script has ended with 0, and the failure monitor knows.
+        script_ends_itself: The script has failed or stopped, and is about to end.
+        leaves_since: When the worker was told that it may leave; in LEAVING and LINGERING.
+        is_told_to_leave: The worker has been told, which would take a second word for another.
+        worker_has_ended: It has, or never will.
+        decision: Of the verdict, once that is known.
+    """
+
+    phase: Phase = Phase.MEETING
+    until: float = math.inf
+    failure: Failure | None = None
+    script_is_done: bool = False
+    script_ends_itself: bool = False
+    leaves_since: float = math.inf
+    is_told_to_leave: bool = False
+    worker_has_ended: bool = False
+    decision: Decision | None = None
+
+
+Step = tuple[State, list[Action]]
+Transition = TypeVar("Transition", bound=Callable[..., Step])
+
+
+class Row(NamedTuple):
+    """An entry of the table: a kind of event in some phases.
+
+    Attributes:
+        phases: In which it counts.
+        event: Which.
+        following: The phases that may follow, the most likely first.
+        take: Returns the state that follows, and the actions.
+    """
+
+    phases: tuple[Phase, ...]
+    event: type[Event]
+    following: tuple[Phase, ...]
+    take: Callable[..., Step]
+
+
+ROWS: list[Row] = []
+TABLE: dict[tuple[Phase, type[Event]], Row] = {}
+
+EARLY_ENDS = (Phase.ABORTING, Phase.UNMET, Phase.OVER)
+IN_THE_RUN = (Phase.RUNNING, Phase.FINISHING, Phase.LEAVING, Phase.LINGERING)
+
+
+def advance(state: State, event: Event, times: Times) -> Step:
+    """Return what follows an event.
+
+    Args:
+        state: Before it.
+        event: What has happened.
+        times: How long things may take.
+
+    Returns:
+        The state after it, and the actions, to be carried out in this order. One that another event
+        follows from is the last.
+    """
+    row = TABLE.get((state.phase, type(event)))
+    if row is None:
+        return state, []
+    return row.take(state, event, times)
+
+
+def time_to_end(state: State, decision: Decision, times: Times) -> float | None:
+    """Return how many seconds the worker may take to end after a verdict; None for no limit."""
+    if decision.fenced:
+        return 0.0  # others may begin with our ranks, whatever this rank has to save
+    if decision.restarts:
+        return times.restart_grace  # the same for all, so that they meet again soon
+    has_stopped = state.failure is not None and state.failure.weight >= FailureKind.STOPPED
+    if state.script_ends_itself and (decision.is_culprit or has_stopped):
+        return times.grace  # it may have something to save
+    return times.limits.kill_after
+
+
+def _on(
+    event: type[Event], *phases: Phase, to: tuple[Phase, ...] | Phase
+) -> Callable[[Transition], Transition]:
+    """Enter a function in the table, for an event in these phases; ``to``: see :class:`Row`."""
+
+    def enter(take: Transition) -> Transition:
+        following = to if isinstance(to, tuple) else (to,)
+        row = Row(phases, event, following, take)
+        ROWS.append(row)
+        for phase in phases:
+            assert (phase, event) not in TABLE
+            TABLE[phase, event] = row
+        return take
+
+    return enter
+
+
+def _enter(state: State, phase: Phase, until: float = math.inf) -> State:
+    return replace(state, phase=phase, until=until)
+
+
+# Before the ranks have met.
+
+
+@_on(RanksHaveMet, Phase.MEETING, to=Phase.RUNNING)
+def _start(state: State, _: RanksHaveMet, __: Times) -> Step:
+    """Hand the world to the worker."""
+    return _enter(state, Phase.RUNNING), [HandOverWorld()]
+
+
+@_on(RanksDoNotMeet, Phase.MEETING, to=Phase.UNMET)
+def _end_unmet(state: State, event: RanksDoNotMeet, times: Times) -> Step:
+    """End the worker, whose script has not begun."""
+    return _enter(state, Phase.UNMET), [LeaveWith(event.error), _soon(times)]
+
+
+@_on(WorkerHasEnded, Phase.MEETING, to=Phase.ENDED_EARLY)
+def _end_early(state: State, event: WorkerHasEnded, times: Times) -> Step:
+    """Tell of its failure, also of an end with 0: no script has run. If it was a signal that the
+    launcher sends to all, wait 0.1 s for that signal here.
+    """
+    ended = replace(state, worker_has_ended=True)
+    return _enter(ended, Phase.ENDED_EARLY, _status_counts_from(event, times)), []
+
+
+@_on(TimeIsOver, Phase.ENDED_EARLY, Phase.CRASHED, to=(Phase.ENDED_EARLY, Phase.CRASHED))
+def _report_status(state: State, _: TimeIsOver, __: Times) -> Step:
+    """Make a failure of the exit code or the signal."""
+    return _enter(state, state.phase), [ReportStatus()]
+
+
+@_on(RankHasFailed, Phase.MEETING, Phase.ENDED_EARLY, to=EARLY_ENDS)
+@_on(LauncherHasEnded, Phase.MEETING, Phase.ENDED_EARLY, to=EARLY_ENDS)
+def _fail_early(state: State, event: FailureEvent, times: Times) -> Step:
+    """End the rendezvous, in which the others are told, for 7 s at most. After the launcher's
+    signal leave at once: all ranks end by the same signal, and nobody has to be told.
+    """
+    failure = event.failure
+    failed = replace(state, failure=failure)
+    if failure.weight is FailureKind.SIGNALLED:
+        error = PeerError(failure.cause, code=failure.exit_code)
+        following, actions = _unmet(failed, error, times)
+        return following, [*actions, WriteFailure(failure)]
+    until = event.at + times.limits.rendezvous_ends_within
+    return _enter(failed, Phase.ABORTING, until), [AbortRendezvous(failure), WriteFailure(failure)]
+
+
+@_on(RanksHaveMet, Phase.ENDED_EARLY, to=Phase.CRASHED)
+def _meet_without_worker(state: State, _: RanksHaveMet, __: Times) -> Step:
+    """Tell the failure monitor instead of the rendezvous, at the same time."""
+    return _enter(state, Phase.CRASHED, state.until), [HandOverWorld()]
+
+
+@_on(RanksDoNotMeet, Phase.ENDED_EARLY, to=Phase.UNMET)
+def _end_unmet_early(state: State, event: RanksDoNotMeet, _: Times) -> Step:
+    """Wait until the end of the worker is a failure of its own. The rendezvous may have failed for
+    that end, as in MPI_Init, and that may be for the launcher's signal.
+    """
+    return _enter(state, Phase.UNMET, state.until), [LeaveWith(event.error)]
+
+
+@_on(RanksHaveMet, Phase.ABORTING, to=(Phase.RUNNING, Phase.GONE))
+def _tell_failure_late(state: State, _: RanksHaveMet, __: Times) -> Step:
+    """Tell the failure monitor: the last rank came before the rendezvous could be ended."""
+    assert state.failure is not None
+    actions = [HandOverWorld(), TellFailure(state.failure)]
+    if state.worker_has_ended:
+        return _enter(state, Phase.GONE), actions
+    return _enter(state, Phase.RUNNING), actions
+
+
+@_on(RanksDoNotMeet, Phase.ABORTING, to=(Phase.OVER, Phase.UNMET))
+def _have_aborted(state: State, event: RanksDoNotMeet, times: Times) -> Step:
+    """Leave with the rendezvous's error: the others have been told."""
+    return _unmet(state, event.error, times)
+
+
+@_on(TimeIsOver, Phase.ABORTING, to=(Phase.OVER, Phase.UNMET))
+def _stop_waiting_for_rendezvous(state: State, _: TimeIsOver, times: Times) -> Step:
+    """Leave with the failure: some rendezvous cannot be interrupted, as in PMI's barrier."""
+    failure = state.failure
+    assert failure is not None
+    cause = f"rank {failure.rank} on {failure.node} failed: {failure.cause}"
+    return _unmet(state, PeerError(cause, code=failure.exit_code, scope=Scope.RANK), times)
+
+
+@_on(WorkerHasEnded, Phase.ABORTING, to=Phase.ABORTING)
+def _end_while_aborting(state: State, _: WorkerHasEnded, __: Times) -> Step:
+    """Stay until the others have been told; why this rank has failed is known."""
+    return replace(state, worker_has_ended=True), []
+
+
+@_on(WorkerHasEnded, Phase.UNMET, to=Phase.OVER)
+def _leave_unmet(state: State, _: WorkerHasEnded, __: Times) -> Step:
+    """Leave with the error."""
+    return _enter(replace(state, worker_has_ended=True), Phase.OVER), []
+
+
+@_on(RanksHaveMet, Phase.UNMET, to=Phase.UNMET)
+def _tell_failure_in_the_end(state: State, _: RanksHaveMet, __: Times) -> Step:
+    """Tell the failure monitor. It is too late for the worker, which is being ended."""
+    assert state.failure is not None  # else the rendezvous has failed, and never completes
+    return state, [TellFailure(state.failure)]
+
+
+@_on(RanksDoNotMeet, Phase.UNMET, to=Phase.UNMET)
+def _learn_error_in_the_end(state: State, event: RanksDoNotMeet, _: Times) -> Step:
+    """Leave with this error: the rendezvous has ended after all, and knows more."""
+    return state, [LeaveWith(event.error)]
+
+
+@_on(TimeIsOver, Phase.UNMET, to=Phase.UNMET)
+def _report_unmet_status(state: State, _: TimeIsOver, __: Times) -> Step:
+    """Make a failure of the exit code or the signal, to see whether the launcher's signal has ended
+    the worker.
+    """
+    return _enter(state, Phase.UNMET), [ReportStatus()]
+
+
+@_on(RankHasFailed, Phase.UNMET, to=Phase.OVER)
+def _leave_with_cause(state: State, event: RankHasFailed, _: Times) -> Step:
+    """Leave with the rendezvous's error. If the launcher's signal has ended the worker, leave with
+    that: it is the cause of the other.
+    """
+    failure = event.failure
+    actions: list[Action] = []
+    if failure.weight is FailureKind.SIGNALLED:
+        actions.append(LeaveWith(PeerError(failure.cause, code=failure.exit_code)))
+    failed = replace(state, failure=failure)
+    return _enter(failed, Phase.OVER), [*actions, WriteFailure(failure)]
+
+
+def _unmet(state: State, error: BaseException, times: Times) -> Step:
+    """The ranks have not met: end the worker, or leave where it has ended."""
+    if state.worker_has_ended:
+        return _enter(state, Phase.OVER), [LeaveWith(error)]
+    return _enter(state, Phase.UNMET), [LeaveWith(error), _soon(times)]
+
+
+def _soon(times: Times) -> EndWorker:
+    return EndWorker(ask=True, within=times.limits.kill_after)
+
+
+def _status_counts_from(event: WorkerHasEnded, times: Times) -> float:
+    """Return from when on the end of a worker is a failure of its own."""
+    if event.signal_may_follow:
+        return event.at + times.limits.signal_may_follow
+    # Now, and not at once: what else has come at the same moment is read before.
+    return event.at
+
+
+# The script.
+
+
+@_on(ScriptIsDone, Phase.RUNNING, to=Phase.FINISHING)
+def _finish(state: State, event: ScriptIsDone, _: Times) -> Step:
+    """Tell the failure monitor."""
+    done = replace(state, script_is_done=True)
+    return _enter(done, Phase.FINISHING), [TellScriptIsOver(event.waits)]
+
+
+@_on(MayLeave, Phase.FINISHING, to=Phase.LEAVING)
+def _let_leave(state: State, event: MayLeave, times: Times) -> Step:
+    """Tell the worker. Its process may stay for 60 s, as in exit handlers; in a single process
+    nobody waits, and after a failure the verdict ends it.
+    """
+    until = math.inf
+    if times.grace is not None and state.failure is None:
+        until = event.at + times.limits.ends_within
+    leaving, actions = _told_to_leave(replace(state, leaves_since=event.at))
+    return _enter(leaving, Phase.LEAVING, until), actions
+
+
+@_on(TimeIsOver, Phase.LEAVING, to=Phase.LINGERING)
+def _name_lingering(state: State, event: TimeIsOver, times: Times) -> Step:
+    """Print where it hangs, and give it its ``--grace``."""
+    until = state.until + (times.grace or 0.0)
+    return _enter(state, Phase.LINGERING, until), [NameLingering(state.leaves_since)]
+
+
+@_on(TimeIsOver, Phase.LINGERING, to=Phase.LINGERING)
+def _fail_lingering(state: State, _: TimeIsOver, __: Times) -> Step:
+    """Make a failure of where it hangs."""
+    return _enter(state, Phase.LINGERING), [ReportLingering(state.leaves_since)]
+
+
+@_on(RankHasFailed, *IN_THE_RUN, to=IN_THE_RUN)
+def _fail(state: State, event: FailureEvent, _: Times) -> Step:
+    """Tell the failure monitor, and write the traceback. Only the first failure counts."""
+    # From now on the verdict ends the worker, and no time of LEAVING.
+    return _told(_enter(state, state.phase), event.failure)
+
+
+@_on(ScriptHasFailed, *IN_THE_RUN, to=IN_THE_RUN)
+def _fail_by_script(state: State, event: ScriptHasFailed, times: Times) -> Step:
+    """Tell the failure monitor, and write the traceback. The worker may be given ``--grace``."""
+    return _fail(replace(state, script_ends_itself=True), event, times)
+
+
+@_on(LauncherHasEnded, *IN_THE_RUN, to=IN_THE_RUN)
+def _lose_launcher(state: State, event: LauncherHasEnded, times: Times) -> Step:
+    """Tell the failure monitor. A script that is about to end has no time for it any more: nothing
+    that it could save for is left.
+    """
+    return _fail(replace(state, script_ends_itself=False), event, times)
+
+
+@_on(WorkerHasEnded, *IN_THE_RUN, to=(Phase.GONE, Phase.CRASHED))
+def _lose_worker(state: State, event: WorkerHasEnded, times: Times) -> Step:
+    """With 0: tell the failure monitor, also that the script is over if it has not said so, as
+    after ``os._exit(0)``. Else it is a failure, unless one has been told: at once, or if it was a
+    signal that the launcher sends to all, after 0.1 s.
+    """
+    ended = replace(state, worker_has_ended=True)
+    if event.status == 0:
+        following, actions = _told_of_good_end(ended)
+        return _enter(following, Phase.GONE), actions
+    if state.failure is not None:
+        return _enter(ended, Phase.GONE), []
+    return _enter(ended, Phase.CRASHED, _status_counts_from(event, times)), []
+
+
+@_on(RankHasFailed, Phase.CRASHED, to=Phase.GONE)
+@_on(LauncherHasEnded, Phase.CRASHED, to=Phase.GONE)
+def _tell_crash(state: State, event: FailureEvent, _: Times) -> Step:
+    """Tell the failure monitor, and write the traceback. If the launcher has ended, that explains
+    the end of the worker.
+    """
+    return _told(_enter(state, Phase.GONE), event.failure)
+
+
+def _told(state: State, failure: Failure) -> Step:
+    """Tell of a failure, unless one has been told."""
+    if state.failure is not None:
+        return state, []
+    return replace(state, failure=failure), [TellFailure(failure), WriteFailure(failure)]
+
+
+def _told_to_leave(state: State) -> Step:
+    """Let the worker leave, once."""
+    if state.is_told_to_leave:
+        return state, []
+    return replace(state, is_told_to_leave=True), [LetLeave()]
+
+
+def _told_of_good_end(state: State) -> Step:
+    """Tell that the worker has ended with 0; first that the script is over, unless it has said so:
+    rank 0 counts both.
+    """
+    actions: list[Action] = []
+    if not state.script_is_done:
+        actions.append(TellScriptIsOver())
+    return replace(state, script_is_done=True), [*actions, TellWorkerHasEnded()]
+
+
+# The verdict.
+
+
+@_on(VerdictIsKnown, *IN_THE_RUN, to=Phase.ENDING)
+def _obey(state: State, event: VerdictIsKnown, times: Times) -> Step:
+    """Let the worker know, and end it within the time that it has. One whose script has failed may
+    be waiting for its leave, and is not asked by SIGTERM: it is about to end.
+    """
+    ending = _enter(replace(state, decision=event.decision), Phase.ENDING)
+    # Before the signal, for whose handler it is meant.
+    actions: list[Action] = [AnnounceEnd()]
+    if state.failure is not None:
+        ending, leave = _told_to_leave(ending)
+        actions += leave
+    return ending, [*actions, _end(ending, event.decision, times)]
+
+
+@_on(VerdictIsKnown, Phase.ENDING, to=Phase.ENDING)
+def _obey_again(state: State, event: VerdictIsKnown, times: Times) -> Step:
+    """End the worker within the time that it has now. A verdict changes if the launcher ends, and
+    others may go on with the ranks of this node.
+    """
+    return replace(state, decision=event.decision), [_end(state, event.decision, times)]
+
+
+@_on(RankHasFailed, Phase.ENDING, to=Phase.ENDING)
+def _fail_while_ending(state: State, event: FailureEvent, _: Times) -> Step:
+    """Tell the failure monitor, as rank 0 waits for the end of those that end by themselves; and
+    let the worker leave, which may be waiting for that. It gets no more time than it had.
+    """
+    failed, actions = _told(state, event.failure)
+    failed, leave = _told_to_leave(failed)
+    return failed, [*actions, *leave]
+
+
+@_on(ScriptHasFailed, Phase.ENDING, to=Phase.ENDING)
+def _fail_by_script_while_ending(state: State, event: ScriptHasFailed, times: Times) -> Step:
+    """Do as for any failure here: the script has most likely failed of the end of another rank."""
+    return _fail_while_ending(replace(state, script_ends_itself=True), event, times)
+
+
+@_on(LauncherHasEnded, Phase.ENDING, to=Phase.ENDING)
+def _lose_launcher_while_ending(state: State, event: LauncherHasEnded, times: Times) -> Step:
+    """Tell the failure monitor, and end the worker soon: nothing that it could save for is left."""
+    assert state.decision is not None
+    alone = replace(state, script_ends_itself=False)
+    failed, actions = _fail_while_ending(alone, event, times)
+    return failed, [*actions, _end(failed, state.decision, times)]
+
+
+@_on(ScriptIsDone, Phase.ENDING, to=Phase.ENDING)
+def _finish_while_ending(state: State, event: ScriptIsDone, _: Times) -> Step:
+    """Tell the failure monitor, as rank 0 counts the scripts that are over."""
+    return replace(state, script_is_done=True), [TellScriptIsOver(event.waits)]
+
+
+@_on(WorkerHasEnded, Phase.ENDING, to=Phase.CLOSING)
+def _end_after_verdict(state: State, event: WorkerHasEnded, times: Times) -> Step:
+    """Tell rank 0, which closes when all have ended, and wait for that: a launcher kills all at the
+    first bad end. Without a word of it leave after 12 s and ``--grace``.
+    """
+    ended = replace(state, worker_has_ended=True)
+    actions: list[Action] = []
+    if event.status == 0:
+        ended, actions = _told_of_good_end(ended)
+    return _enter(ended, Phase.CLOSING, _closes_by(event, times)), [*actions, TellEndAfterVerdict()]
+
+
+@_on(VerdictIsKnown, Phase.GONE, to=Phase.CLOSING)
+def _close(state: State, event: VerdictIsKnown, times: Times) -> Step:
+    """Tell rank 0 that the worker has ended, and wait until it closes, as above."""
+    known = replace(state, decision=event.decision)
+    return _enter(known, Phase.CLOSING, _closes_by(event, times)), [TellEndAfterVerdict()]
+
+
+@_on(VerdictIsKnown, Phase.CRASHED, to=Phase.CLOSING)
+def _close_after_crash(state: State, event: VerdictIsKnown, times: Times) -> Step:
+    """Tell rank 0 that the worker has ended, and make a failure of how: for the rank's log, and for
+    rank 0, which waits for those that end by themselves.
+    """
+    closing, actions = _close(state, event, times)
+    return closing, [*actions, ReportStatus()]
+
+
+@_on(RankHasFailed, Phase.CLOSING, to=Phase.CLOSING)
+@_on(LauncherHasEnded, Phase.GONE, Phase.CLOSING, to=(Phase.GONE, Phase.CLOSING))
+def _fail_without_worker(state: State, event: FailureEvent, _: Times) -> Step:
+    """Tell the failure monitor, unless a failure has been told. If the launcher has ended, the
+    other ranks that it started have lost it, too, and the run cannot go on.
+    """
+    return _told(state, event.failure)
+
+
+@_on(NobodyNeedsUs, Phase.GONE, Phase.CLOSING, to=Phase.OVER)
+def _leave(state: State, _: NobodyNeedsUs, __: Times) -> Step:
+    """Leave with the verdict's exit code, else with the worker's."""
+    return _enter(state, Phase.OVER), []
+
+
+@_on(TimeIsOver, Phase.CLOSING, to=Phase.OVER)
+def _leave_in_any_case(state: State, _: TimeIsOver, __: Times) -> Step:
+    """Leave: rank 0 has not closed, and all workers that end in time have ended."""
+    return _enter(state, Phase.OVER), []
+
+
+def _end(state: State, decision: Decision, times: Times) -> EndWorker:
+    return EndWorker(ask=state.failure is None, within=time_to_end(state, decision, times))
+
+
+def _closes_by(event: Event, times: Times) -> float:
+    return event.at + times.limits.killed_within + (times.grace or 0.0)
