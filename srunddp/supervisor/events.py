@@ -68,7 +68,7 @@ class RankHasFailed(FailureEvent):
     """The worker has ended, is stopped or hangs, and that is a failure."""
 
 
-class ScriptHasFailed(FailureEvent):
+class ScriptFailed(FailureEvent):
     """The script has failed or stopped, and has said so. The worker is about to end by itself, and
     may have something to do before.
     """
@@ -79,7 +79,7 @@ class LauncherHasEnded(FailureEvent):
 
 
 @dataclass(frozen=True)
-class ScriptIsDone(Event):
+class ScriptSucceeded(Event):
     """The script has ended with 0, and its worker waits until it may leave.
 
     Attributes:
@@ -94,8 +94,8 @@ class MayLeave(Event):
 
 
 @dataclass(frozen=True)
-class WorkerHasEnded(Event):
-    """The worker has ended, or never will.
+class WorkerIsGone(Event):
+    """The worker has ended, or cannot be killed.
 
     Attributes:
         status: Its exit code, or minus its signal; None for one that could not be killed.
@@ -123,7 +123,7 @@ class NobodyNeedsUs(Event):
 
 
 class TimeIsOver(Event):
-    """The time of the phase is over, see :attr:`srunddp.supervisor.phases.State.until`."""
+    """The time of the phase is over, which some phases have."""
 
 
 @dataclass(frozen=True)

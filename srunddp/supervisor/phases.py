@@ -38,15 +38,15 @@ from srunddp.supervisor.events import (
     RanksHaveMet,
     ReportLingering,
     ReportStatus,
-    ScriptHasFailed,
-    ScriptIsDone,
+    ScriptFailed,
+    ScriptSucceeded,
     TellEndAfterVerdict,
     TellFailure,
     TellScriptIsOver,
     TellWorkerHasEnded,
     TimeIsOver,
     VerdictIsKnown,
-    WorkerHasEnded,
+    WorkerIsGone,
     WriteFailure,
 )
 from srunddp.supervisor.failure import Failure, FailureKind
@@ -210,10 +210,10 @@ def _end_unmet(state: State, event: RanksDoNotMeet, times: Times) -> Step:
     return _enter(state, Phase.UNMET), [LeaveWith(event.error), _soon(times)]
 
 
-@_on(WorkerHasEnded, Phase.MEETING, to=Phase.ENDED_EARLY)
-def _end_early(state: State, event: WorkerHasEnded, times: Times) -> Step:
-    """Tell of its failure, also of an end with 0: no script has run. If it was a signal that the
-    launcher sends to all, wait 0.1 s for that signal here.
+@_on(WorkerIsGone, Phase.MEETING, to=Phase.ENDED_EARLY)
+def _end_early(state: State, event: WorkerIsGone, times: Times) -> Step:
+    """Make a failure of it soon, also of an end with 0: no script has run. If it was a signal that
+    the launcher sends to all, wait 0.1 s for that signal here.
     """
     ended = replace(state, worker_has_ended=True)
     return _enter(ended, Phase.ENDED_EARLY, _status_counts_from(event, times)), []
@@ -243,7 +243,7 @@ def _fail_early(state: State, event: FailureEvent, times: Times) -> Step:
 
 @_on(RanksHaveMet, Phase.ENDED_EARLY, to=Phase.CRASHED)
 def _meet_without_worker(state: State, _: RanksHaveMet, __: Times) -> Step:
-    """Tell the failure monitor instead of the rendezvous, at the same time."""
+    """Tell the failure monitor then, instead of the rendezvous."""
     return _enter(state, Phase.CRASHED, state.until), [HandOverWorld()]
 
 
@@ -280,14 +280,14 @@ def _stop_waiting_for_rendezvous(state: State, _: TimeIsOver, times: Times) -> S
     return _unmet(state, PeerError(cause, code=failure.exit_code, scope=Scope.RANK), times)
 
 
-@_on(WorkerHasEnded, Phase.ABORTING, to=Phase.ABORTING)
-def _end_while_aborting(state: State, _: WorkerHasEnded, __: Times) -> Step:
+@_on(WorkerIsGone, Phase.ABORTING, to=Phase.ABORTING)
+def _end_while_aborting(state: State, _: WorkerIsGone, __: Times) -> Step:
     """Stay until the others have been told; why this rank has failed is known."""
     return replace(state, worker_has_ended=True), []
 
 
-@_on(WorkerHasEnded, Phase.UNMET, to=Phase.OVER)
-def _leave_unmet(state: State, _: WorkerHasEnded, __: Times) -> Step:
+@_on(WorkerIsGone, Phase.UNMET, to=Phase.OVER)
+def _leave_unmet(state: State, _: WorkerIsGone, __: Times) -> Step:
     """Leave with the error."""
     return _enter(replace(state, worker_has_ended=True), Phase.OVER), []
 
@@ -313,17 +313,19 @@ def _report_unmet_status(state: State, _: TimeIsOver, __: Times) -> Step:
     return _enter(state, Phase.UNMET), [ReportStatus()]
 
 
-@_on(RankHasFailed, Phase.UNMET, to=Phase.OVER)
+@_on(RankHasFailed, Phase.UNMET, to=(Phase.OVER, Phase.UNMET))
 def _leave_with_cause(state: State, event: RankHasFailed, _: Times) -> Step:
-    """Leave with the rendezvous's error. If the launcher's signal has ended the worker, leave with
-    that: it is the cause of the other.
+    """Leave with the rendezvous's error once the worker is gone. If the launcher's signal has ended
+    the worker, leave with that: it is the cause of the other.
     """
     failure = event.failure
-    actions: list[Action] = []
+    failed = replace(state, failure=failure)
+    actions: list[Action] = [WriteFailure(failure)]
+    if not state.worker_has_ended:
+        return failed, actions
     if failure.weight is FailureKind.SIGNALLED:
         actions.append(LeaveWith(PeerError(failure.cause, code=failure.exit_code)))
-    failed = replace(state, failure=failure)
-    return _enter(failed, Phase.OVER), [*actions, WriteFailure(failure)]
+    return _enter(failed, Phase.OVER), actions
 
 
 def _unmet(state: State, error: BaseException, times: Times) -> Step:
@@ -337,7 +339,7 @@ def _soon(times: Times) -> EndWorker:
     return EndWorker(ask=True, within=times.limits.kill_after)
 
 
-def _status_counts_from(event: WorkerHasEnded, times: Times) -> float:
+def _status_counts_from(event: WorkerIsGone, times: Times) -> float:
     """Return from when on the end of a worker is a failure of its own."""
     if event.signal_may_follow:
         return event.at + times.limits.signal_may_follow
@@ -348,8 +350,8 @@ def _status_counts_from(event: WorkerHasEnded, times: Times) -> float:
 # The script.
 
 
-@_on(ScriptIsDone, Phase.RUNNING, to=Phase.FINISHING)
-def _finish(state: State, event: ScriptIsDone, _: Times) -> Step:
+@_on(ScriptSucceeded, Phase.RUNNING, to=Phase.FINISHING)
+def _finish(state: State, event: ScriptSucceeded, _: Times) -> Step:
     """Tell the failure monitor."""
     done = replace(state, script_is_done=True)
     return _enter(done, Phase.FINISHING), [TellScriptIsOver(event.waits)]
@@ -387,8 +389,8 @@ def _fail(state: State, event: FailureEvent, _: Times) -> Step:
     return _told(_enter(state, state.phase), event.failure)
 
 
-@_on(ScriptHasFailed, *IN_THE_RUN, to=IN_THE_RUN)
-def _fail_by_script(state: State, event: ScriptHasFailed, times: Times) -> Step:
+@_on(ScriptFailed, *IN_THE_RUN, to=IN_THE_RUN)
+def _fail_by_script(state: State, event: ScriptFailed, times: Times) -> Step:
     """Tell the failure monitor, and write the traceback. The worker may be given ``--grace``."""
     return _fail(replace(state, script_ends_itself=True), event, times)
 
@@ -401,8 +403,8 @@ def _lose_launcher(state: State, event: LauncherHasEnded, times: Times) -> Step:
     return _fail(replace(state, script_ends_itself=False), event, times)
 
 
-@_on(WorkerHasEnded, *IN_THE_RUN, to=(Phase.GONE, Phase.CRASHED))
-def _lose_worker(state: State, event: WorkerHasEnded, times: Times) -> Step:
+@_on(WorkerIsGone, *IN_THE_RUN, to=(Phase.GONE, Phase.CRASHED))
+def _lose_worker(state: State, event: WorkerIsGone, times: Times) -> Step:
     """With 0: tell the failure monitor, also that the script is over if it has not said so, as
     after ``os._exit(0)``. Else it is a failure, unless one has been told: at once, or if it was a
     signal that the launcher sends to all, after 0.1 s.
@@ -484,8 +486,8 @@ def _fail_while_ending(state: State, event: FailureEvent, _: Times) -> Step:
     return failed, [*actions, *leave]
 
 
-@_on(ScriptHasFailed, Phase.ENDING, to=Phase.ENDING)
-def _fail_by_script_while_ending(state: State, event: ScriptHasFailed, times: Times) -> Step:
+@_on(ScriptFailed, Phase.ENDING, to=Phase.ENDING)
+def _fail_by_script_while_ending(state: State, event: ScriptFailed, times: Times) -> Step:
     """Do as for any failure here: the script has most likely failed of the end of another rank."""
     return _fail_while_ending(replace(state, script_ends_itself=True), event, times)
 
@@ -499,14 +501,14 @@ def _lose_launcher_while_ending(state: State, event: LauncherHasEnded, times: Ti
     return failed, [*actions, _end(failed, state.decision, times)]
 
 
-@_on(ScriptIsDone, Phase.ENDING, to=Phase.ENDING)
-def _finish_while_ending(state: State, event: ScriptIsDone, _: Times) -> Step:
+@_on(ScriptSucceeded, Phase.ENDING, to=Phase.ENDING)
+def _finish_while_ending(state: State, event: ScriptSucceeded, _: Times) -> Step:
     """Tell the failure monitor, as rank 0 counts the scripts that are over."""
     return replace(state, script_is_done=True), [TellScriptIsOver(event.waits)]
 
 
-@_on(WorkerHasEnded, Phase.ENDING, to=Phase.CLOSING)
-def _end_after_verdict(state: State, event: WorkerHasEnded, times: Times) -> Step:
+@_on(WorkerIsGone, Phase.ENDING, to=Phase.CLOSING)
+def _end_after_verdict(state: State, event: WorkerIsGone, times: Times) -> Step:
     """Tell rank 0, which closes when all have ended, and wait for that: a launcher kills all at the
     first bad end. Without a word of it leave after 12 s and ``--grace``.
     """
@@ -534,10 +536,15 @@ def _close_after_crash(state: State, event: VerdictIsKnown, times: Times) -> Ste
 
 
 @_on(RankHasFailed, Phase.CLOSING, to=Phase.CLOSING)
+def _tell_crash_in_the_end(state: State, event: RankHasFailed, _: Times) -> Step:
+    """Tell the failure monitor, and write the traceback."""
+    return _told(state, event.failure)
+
+
 @_on(LauncherHasEnded, Phase.GONE, Phase.CLOSING, to=(Phase.GONE, Phase.CLOSING))
-def _fail_without_worker(state: State, event: FailureEvent, _: Times) -> Step:
-    """Tell the failure monitor, unless a failure has been told. If the launcher has ended, the
-    other ranks that it started have lost it, too, and the run cannot go on.
+def _lose_launcher_without_worker(state: State, event: LauncherHasEnded, _: Times) -> Step:
+    """Tell the failure monitor, unless a failure has been told: the other ranks that this launcher
+    has started have lost it, too, and the run cannot go on.
     """
     return _told(state, event.failure)
 

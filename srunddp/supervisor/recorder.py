@@ -73,7 +73,9 @@ class FailureRecorder:
         if status >= 0:
             return self.of(
                 f"the process ended with {status}, by os._exit or a library",
-                status,
+                # An end with 0 is a failure where the script has not begun, and no run ends with 0
+                # for a failure.
+                status or 1,
                 now,
                 trace=trace,
             )

@@ -38,15 +38,15 @@ from srunddp.supervisor.events import (
     RanksHaveMet,
     ReportLingering,
     ReportStatus,
-    ScriptHasFailed,
-    ScriptIsDone,
+    ScriptFailed,
+    ScriptSucceeded,
     TellEndAfterVerdict,
     TellFailure,
     TellScriptIsOver,
     TellWorkerHasEnded,
     TimeIsOver,
     VerdictIsKnown,
-    WorkerHasEnded,
+    WorkerIsGone,
     WriteFailure,
 )
 from srunddp.supervisor.failure_files import finish_writers
@@ -56,9 +56,13 @@ from srunddp.supervisor.output.redirect import OutputRedirect
 from srunddp.supervisor.phases import Phase, State, Times, advance
 from srunddp.supervisor.recorder import FailureRecorder
 from srunddp.supervisor.root_cause import STALLED
-from srunddp.supervisor.worker_messages import Leave, StartedMpi, WorkerMessage
-from srunddp.supervisor.worker_messages import ScriptHasFailed as ScriptHasFailedMessage
-from srunddp.supervisor.worker_messages import ScriptIsDone as ScriptIsDoneMessage
+from srunddp.supervisor.worker_messages import (
+    Leave,
+    ScriptHasFailed,
+    ScriptIsDone,
+    StartedMpi,
+    WorkerMessage,
+)
 from srunddp.supervisor.worker_process import WorkerPipe, WorkerProcess, kill_descendants
 from srunddp.util.console import write_stderr
 
@@ -238,7 +242,7 @@ class Supervisor:
         if (wait := self.process.tick(now)) is not None:
             waits.append(wait)
         if self.process.given_up and not self._state.worker_has_ended:
-            self._handle(WorkerHasEnded(now, None))
+            self._handle(WorkerIsGone(now, None))
             return 0.0
         return max(0.0, min(*waits, self._state.until - now))
 
@@ -291,12 +295,12 @@ class Supervisor:
         now = self.clock.now
         for message in self.pipe.read():
             match message:
-                case ScriptHasFailedMessage():
-                    self._handle(ScriptHasFailed(now, self.recorder.of_message(message, now)))
+                case ScriptHasFailed():
+                    self._handle(ScriptFailed(now, self.recorder.of_message(message, now)))
                 case StartedMpi():
                     self._monitor.uses_mpi()  # which is the same in all phases
-                case ScriptIsDoneMessage(waits):
-                    self._handle(ScriptIsDone(now, waits))
+                case ScriptIsDone(waits):
+                    self._handle(ScriptSucceeded(now, waits))
         if not self.pipe.open:
             self._reads_pipe = False
             self._selector.unregister(self.pipe.end)
@@ -363,7 +367,7 @@ class Supervisor:
         # The launcher's signal may have come to the worker first.
         by_signal = -(status or 0) in signals.ENDING and self.launcher.pid is not None
         late = by_signal and not self.recorder.ending_signal(now)
-        self._handle(WorkerHasEnded(now, status, signal_may_follow=late))
+        self._handle(WorkerIsGone(now, status, signal_may_follow=late))
 
     # Actions.
 

@@ -15,6 +15,7 @@ from srunddp.supervisor.failure import (
     of_exit,
     shortened,
 )
+from srunddp.supervisor.messages import HasFailed
 from srunddp.supervisor.recorder import FailureRecorder
 from srunddp.supervisor.stacks import StackDump
 
@@ -170,3 +171,10 @@ def test_of_signals_an_abort_may_be_secondary_names_are_told() -> None:
         "the launcher ended the run with SIGTERM"
     )
     assert recorder.of("ValueError: boom", 1, 221.0).cause == "ValueError: boom"
+
+
+def test_no_failure_ends_a_run_with_0() -> None:
+    """As of a worker that has ended before its script has begun."""
+    failure = FailureRecorder(1, "node02", StackDump(), None).of_status(0, 1.0)
+    assert failure.exit_code == 1
+    assert HasFailed.about(failure).exit_code == 1
