@@ -3,6 +3,7 @@ obeys it.
 """
 
 from collections.abc import Iterable
+from enum import Enum
 
 from srunddp.supervisor.connection import SupervisorConnection
 from srunddp.supervisor.failure import Failure, FailureKind
@@ -27,11 +28,32 @@ from srunddp.supervisor.messages import (
 )
 from srunddp.supervisor.root_cause import LOST, Ending, RootCause, report_as_deputy
 
-_KILLED = "srunddp itself was killed"
+
+class RankZeroEnd(Enum):
+    """How rank 0 is gone, as another rank sees it.
+
+    Attributes:
+        is_lost: Rank 0's node may be there and cut off, or this one may be, so that rank 0 may go
+            on on the other side. Else its processes have ended.
+    """
+
+    KILLED = "its supervisor has ended, and its kernel has closed or reset the connection"
+    UNREACHABLE = "its kernel does not answer: ours has given the connection up"
+    SILENT = "its kernel answers, and its supervisor does not: it is stopped or starved"
+    LEASE_OVER = "with spare nodes, it has not answered for as long as a worker may go on"
+
+    @property
+    def is_lost(self) -> bool:
+        return self is not RankZeroEnd.KILLED
 
 
 class Participant(FailureMonitor):
-    """The failure monitor of a rank above 0."""
+    """The failure monitor of a rank above 0.
+
+    It needs rank 0 until its worker has ended with 0 or a root cause is known. Until then the end
+    of rank 0 is a root cause of its own, see :class:`RankZeroEnd`; afterwards it is what the others
+    wait for.
+    """
 
     def __init__(self, context: RankContext, connection: SupervisorConnection) -> None:
         super().__init__(context.folder, limits=context.limits)
@@ -41,7 +63,9 @@ class Participant(FailureMonitor):
         self._lease: Lease | None = None
         if context.takeover:
             self._lease = Lease(context.lost_after, context.clock, context.limits)
-        self._waits = self._stays = self._lost = False
+        self._waits = False  # the worker stays until the scripts of all ranks are over
+        self._stays = False  # until rank 0 closes, though the worker has ended with 0
+        self._rank_zero_end: RankZeroEnd | None = None
         # The supervisor's clock begins at 0: the first ping is one interval later, not at once.
         self._heard = self._pinged = 0.0
         self._stays_until = 0.0  # by the context's clock, where it has spoken for rank 0
@@ -122,17 +146,6 @@ class Participant(FailureMonitor):
 
     def tick(self, now: float) -> float:
         self._heard = self._heard or now  # nothing is expected before the first ping
-        if (
-            now - self._heard > self._context.silent_after
-            and self._needs_rank_zero
-            and not self._done
-        ):
-            self._on_end(self._context.starved, now, silent=True)
-        if self._lease_ends(now) <= self._context.clock():
-            # Or our end would be taken for a kill.
-            self._connection.send(LeaseHasEnded())
-            self._connection.end()
-            self._on_end(f"no answer for {self._context.lost_after:g} s", now, silent=True)
         self._notice_end(now)
         if now >= self._pinged + self._context.ping_every:
             self._pinged = now
@@ -158,7 +171,7 @@ class Participant(FailureMonitor):
         return float("inf")
 
     def next_start(self) -> NextStart:
-        if self._lease and self._lost:
+        if self._lease and self._is_lost:
             return NextStart(not_before=self._lease.other_ended)
         return NextStart()
 
@@ -166,23 +179,54 @@ class Participant(FailureMonitor):
     def _needs_rank_zero(self) -> bool:
         return not self._left and self.root_cause is None
 
-    def _notice_end(self, now: float) -> None:
-        if not self._connection.open and self._needs_rank_zero:
-            self._on_end(_KILLED, now)
+    @property
+    def _is_lost(self) -> bool:
+        return self._rank_zero_end is not None and self._rank_zero_end.is_lost
 
-    def _on_end(self, cause: str, now: float, *, silent: bool = False) -> None:
+    def _notice_end(self, now: float) -> None:
+        """See whether rank 0 is gone, and end the run here if it is."""
+        if not self._needs_rank_zero:
+            return
+        end = self._how_rank_zero_is_gone(now)
+        if end is None:
+            return
         if self._context.asked(now) and not self._failure:
             # The launcher ends one node after the other, and the worker may have something to save.
             return
-        self._lost = self._connection.lost or silent
-        self._connection.open = False
-        self.root_cause = self._own_root_cause(cause)
-        if self._lease and not self._asked_by and not self._context.asked(now):
-            self.restart = self._context.takeover
+        if end is RankZeroEnd.LEASE_OVER:
+            # In this order: nothing can be sent any more once our side has ended. Without the
+            # message rank 0, which may be there, would take that end for a killed supervisor, and
+            # not for a lost node.
+            self._connection.send(LeaseHasEnded())
+            self._connection.end()
+        self._end_without_rank_zero(end, now)
+
+    def _how_rank_zero_is_gone(self, now: float) -> RankZeroEnd | None:
+        """Return the way in which rank 0 is gone, the surest first; None where it is there."""
+        if not self._connection.open:
+            if self._connection.lost:
+                return RankZeroEnd.UNREACHABLE
+            return RankZeroEnd.KILLED
+        if self._lease_ends(now) <= self._context.clock():
+            return RankZeroEnd.LEASE_OVER
+        # A rank whose script is over does not need to be heard, and rank 0 does not ping it.
+        heard = self._heard or now
+        if now - heard > self._context.silent_after and not self._done:
+            # A write may have failed for the same reason, before a read has.
+            return RankZeroEnd.UNREACHABLE if self._connection.lost else RankZeroEnd.SILENT
+        return None
+
+    def _end_without_rank_zero(self, end: RankZeroEnd, now: float) -> None:
+        context = self._context
+        self._rank_zero_end = end
+        self._connection.open = False  # what still comes from rank 0 counts no more
+        self.root_cause = self._own_root_cause(end)
+        if self._lease and not self._asked_by and not context.asked(now):
+            self.restart = context.takeover
             self.fenced = True
-            self.cut_off = self._lost
+            self.cut_off = end.is_lost
         # Else a new rank 0 says so, once others have come to it.
-        if not (self._lost and self._lease):
+        if not (end.is_lost and self._lease):
             self._act_for_rank_zero()
 
     def _act_for_rank_zero(self) -> None:
@@ -191,39 +235,41 @@ class Participant(FailureMonitor):
         if (deputies.listening and not deputies.here) or self._is_cut_off():
             return
         if self.root_cause and (
-            deputies.first(lost=self._lost) == self._context.rank or not deputies.listening
+            deputies.first(lost=self._is_lost) == self._context.rank or not deputies.listening
         ):
             report_as_deputy(self.root_cause, self._folder, self._limits)
             if deputies.listening and self.restart is None:
                 self._stays_until = self._context.clock() + self._limits.deputy_stays
 
     def _is_cut_off(self) -> bool:
-        return self._lost and not (
+        return self._is_lost and not (
             self._context.link_is_up() and self._context.deputies.network_is_up()
         )
 
     def is_first_deputy(self) -> bool:
         return (
             not self._is_cut_off()
-            and self._context.deputies.first(lost=self._lost) == self._context.rank
+            and self._context.deputies.first(lost=self._is_lost) == self._context.rank
         )
 
-    def _own_root_cause(self, cause: str) -> RootCause:
+    def _own_root_cause(self, end: RankZeroEnd) -> RootCause:
         """Without rank 0: this rank's own failure, else a lost node, rank 0's or ours, else rank
         0's supervisor.
         """
         context = self._context
-        if self._failure and not (self._lost and self._failure.weight is FailureKind.SECONDARY):
-            return RootCause.of(self._failure)
-        if not self._lost:
-            return RootCause((0,), context.nodes[0], cause, 137)
-        ours = self._connection.lost and not context.link_is_up()
-        if ours:
+        failure = self._failure
+        # An error of a collective is what a lost rank 0 causes.
+        follows = end.is_lost and failure is not None and failure.weight is FailureKind.SECONDARY
+        if failure is not None and not follows:
+            return RootCause.of(failure)
+        if not end.is_lost:
+            return RootCause((0,), context.nodes[0], "srunddp itself was killed", 137)
+        rank = 0
+        node = context.nodes[0]
+        cause = f"no answer for {context.lost_after:g} s"
+        if end is RankZeroEnd.SILENT:
+            cause = context.starved
+        if self._connection.lost and not context.link_is_up():
             rank = context.rank
             node = context.node
-        else:
-            rank = 0
-            node = context.nodes[0]
-        if self._connection.lost:
-            cause = f"no answer for {context.lost_after:g} s"
         return RootCause((rank,), node, cause, LOST, ending=Ending.LOST)

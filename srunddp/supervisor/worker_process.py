@@ -167,6 +167,10 @@ class WorkerPipe:
                 data = self.end.recv(LONGEST, socket.MSG_DONTWAIT)
             except BlockingIOError:
                 break
+            except ConnectionResetError:
+                # It has ended before it has read all of ours. The kernel says so once; what it has
+                # said itself is still there.
+                continue
             except OSError:
                 data = b""
             if data:

@@ -13,6 +13,7 @@ from srunddp.supervisor.messages import (
     AllScriptsAreOver,
     EndedAfterVerdict,
     HasFailed,
+    LeaseHasEnded,
     Ping,
     ScriptIsOver,
     Stacks,
@@ -226,6 +227,36 @@ def test_where_rank_zero_is_gone_a_spare_node_takes_over(how: str) -> None:
     assert monitor.finished
 
 
+def test_the_end_of_a_lease_is_told_while_it_can_be() -> None:
+    """Nothing can be sent once the connection has ended at this side, and rank 0, which may be
+    there, would take the end for that of a killed supervisor.
+    """
+    it = spared(1)
+    connection = it.connections[0]
+    told_before_end = []
+    connection.end = lambda: told_before_end.extend(connection.messages)  # type: ignore[method-assign]
+    it.clock.now += 9.0
+    it.monitor.tick(1.0)
+    assert told_before_end == [LeaseHasEnded()]
+    it.monitor.tick(2.0)
+    assert it.messages_to(0, LeaseHasEnded) == [LeaseHasEnded()]
+
+
+def test_several_ends_of_rank_zero_at_once_are_one(capfd: pytest.CaptureFixture[str]) -> None:
+    """Its connection has ended, it has been silent, and the lease is over: after a turn that took
+    long, all are found at the same time. What the kernel says is sure.
+    """
+    it = spared(1)
+    it.monitor.tick(0.5)
+    it.connections[0].open = False
+    it.clock.now += 500.0
+    it.monitor.tick(500.0)
+    assert it.monitor.root_cause.exit_code == 137
+    assert not it.monitor.cut_off
+    assert it.messages_to(0, LeaseHasEnded) == []
+    assert capfd.readouterr().err == KILLED
+
+
 @pytest.mark.parametrize("asked", ["signal", "by", "nobody"])
 def test_asked_to_end_or_without_a_restart_left_none_takes_over(asked: str) -> None:
     it = spared(
@@ -292,6 +323,29 @@ STRANGE = [
     b'{"kind": "pong", "sent_at": [], "echo": "soon"}',
     b'{"kind": "stacks_wanted", "now": true}',
 ]
+
+
+GARBLED = [
+    b'{"kind": "verdict", "restart_at": "where", "node_is_given_up": true}',
+    b'{"kind": "verdict", "culprits": [], "restart_at": "where", "node_is_given_up": true}',
+    b'{"kind": "verdict", "culprits": [1], "exit_code": 0, "restart_at": "where"}',
+    b'{"kind": "verdict", "culprits": [1], "exit_code": 256, "node_is_given_up": true}',
+    b'{"kind": "verdict", "culprits": ["1"], "exit_code": 9, "restart_at": "where"}',
+    b'{"kind": "verdict", "culprits": [1], "exit_code": 9, "restart_at": 5}',
+    b'{"kind": "verdict", "culprits": [1], "exit_code": 9, "node_is_given_up": "yes"}',
+    b'{"kind": "verdict", "culprits": [1], "exit_code": 9, "restart": "where"}',
+    b'{"kind": "verdict", "culprits": [1], "exit_code": 9, "restart_at": "where"',
+]
+
+
+@pytest.mark.parametrize("message", GARBLED)
+def test_of_a_verdict_that_is_none_nothing_counts(message: bytes) -> None:
+    it = spared(1)
+    it.say(0, message)
+    monitor = it.monitor
+    assert (monitor.root_cause, monitor.restart, monitor.fenced) == (None, None, False)
+    it.say(0, Verdict((2,), 9))
+    assert (monitor.root_cause.ranks, monitor.restart, monitor.fenced) == ((2,), None, False)
 
 
 @given(messages=st.lists(st.sampled_from(STRANGE), max_size=5), ends=st.booleans())

@@ -553,21 +553,21 @@ def test_the_launcher_s_end_after_the_worker_s_is_told() -> None:
 
 def test_a_failure_and_the_last_rank_cross() -> None:
     """The rendezvous was to be ended, and has been completed."""
-    aborting = (WorkerIsGone(1.0, 9), TimeIsOver(1.0), RankHasFailed(1.0, CRASH))
-    state, (_, reports, failed, met) = played(State(), *aborting, RanksHaveMet(2.0))
+    gone = WorkerIsGone(1.0, 9)
+    reported = (TimeIsOver(1.0), RankHasFailed(1.0, CRASH))
+    state, (_, reports, failed, met) = played(State(), gone, *reported, RanksHaveMet(2.0))
     assert reports == [ReportStatus()]
     assert failed == [AbortRendezvous(CRASH), WriteFailure(CRASH)]
     assert met == [HandOverWorld(), TellFailure(CRASH)]
     assert state.phase is Phase.GONE
     # A moment earlier: the failure monitor is told, and not the rendezvous.
-    events = (aborting[0], RanksHaveMet(1.0), *aborting[1:])
-    state, (_, met, _, failed) = played(State(), *events)
+    state, (_, met, _, failed) = played(State(), gone, RanksHaveMet(1.0), *reported)
     assert (met, failed) == ([HandOverWorld()], [TellFailure(CRASH), WriteFailure(CRASH)])
     assert state.phase is Phase.GONE
     # Too late: the worker is being ended.
     gives_up = DEFAULT_LIMITS.rendezvous_ends_within
-    events = (RankHasFailed(1.0, BOOM), TimeIsOver(1.0 + gives_up), RanksHaveMet(9.0))
-    state, (_, (leaves, ends), met) = played(State(), *events)
+    late = (TimeIsOver(1.0 + gives_up), RanksHaveMet(9.0))
+    state, (_, (leaves, ends), met) = played(State(), RankHasFailed(1.0, BOOM), *late)
     assert isinstance(leaves, LeaveWith)
     assert isinstance(leaves.error, PeerError)
     assert (ends, met) == (EndWorker(ask=True, within=SOON), [TellFailure(BOOM)])

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from srunddp.supervisor.limits import Limits
-from srunddp.supervisor.worker_process import WorkerProcess
+from srunddp.supervisor.worker_messages import Leave, ScriptIsDone, StartedMpi
+from srunddp.supervisor.worker_process import WorkerProcess, pipe
 from tests.conftest import ROOT
 from tests.support.starting import LONG, python, until
 from tests.support.worlds import is_gone, named, run, world
@@ -54,6 +55,34 @@ def test_a_stopped_worker_that_is_to_end_is_killed_at_once() -> None:
     os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
     worker.collect(105.1)
     assert (worker.ended, worker.status) == (True, -signal.SIGKILL)
+
+
+def test_a_worker_that_is_stopped_while_it_is_to_end_is_killed_at_once() -> None:
+    """What time it has been given it does not use."""
+    child = subprocess.Popen(["sleep", "600"])
+    worker = WorkerProcess(child.pid)
+    worker.end(100.0, ask=False, within=30.0)
+    child.send_signal(signal.SIGSTOP)
+    os.waitid(os.P_PID, child.pid, os.WSTOPPED | os.WNOWAIT)
+    worker.collect(101.0)
+    worker.tick(101.0)
+    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+    worker.collect(101.1)
+    assert worker.status == -signal.SIGKILL
+
+
+def test_what_a_worker_has_said_can_be_read_when_it_has_ended() -> None:
+    """Also where it has not read all that it was sent, for which its kernel resets the pipe."""
+    ours, theirs = pipe()
+    assert ours.read() == []
+    assert ours.open
+    ours.send(Leave())
+    theirs.send(ScriptIsDone(waits=True))
+    theirs.send(StartedMpi())
+    theirs.end.close()
+    assert ours.read() == [ScriptIsDone(waits=True), StartedMpi()]
+    assert not ours.open
+    ours.end.close()
 
 
 def test_a_worker_that_ignores_sigterm_is_killed_when_its_time_is_over() -> None:
