@@ -101,8 +101,8 @@ class State:
         script_is_done: The script has ended with 0, and the failure monitor knows.
         script_ends_itself: The script has failed or stopped, and is about to end.
         leaves_since: When the worker was told that it may leave; in LEAVING and LINGERING.
-        is_told_to_leave: The worker has been told, which would take a second word for another.
-        worker_has_ended: It has, or never will.
+        is_told_to_leave: The worker has been told that it may leave, and waits for no second word.
+        worker_has_ended: It has, or cannot be killed.
         decision: Of the verdict, once that is known.
     """
 
@@ -164,6 +164,7 @@ def advance(state: State, event: Event, times: Times) -> Step:
 
 def time_to_end(state: State, decision: Decision, times: Times) -> float | None:
     """Return how many seconds the worker may take to end after a verdict; None for no limit."""
+    # The first that holds: a fence outranks a restart, and a restart what a script has to save.
     if decision.fenced:
         return 0.0  # others may begin with our ranks, whatever this rank has to save
     if decision.restarts:
@@ -301,7 +302,11 @@ def _tell_failure_in_the_end(state: State, _: RanksHaveMet, __: Times) -> Step:
 
 @_on(RanksDoNotMeet, Phase.UNMET, to=Phase.UNMET)
 def _learn_error_in_the_end(state: State, event: RanksDoNotMeet, _: Times) -> Step:
-    """Leave with this error: the rendezvous has ended after all, and knows more."""
+    """Leave with this error: the rendezvous has ended after all, and knows more. But it does not
+    know of the launcher's signal.
+    """
+    if state.failure is not None and state.failure.weight is FailureKind.SIGNALLED:
+        return state, []
     return state, [LeaveWith(event.error)]
 
 

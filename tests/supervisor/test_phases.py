@@ -599,6 +599,9 @@ def test_after_the_launcher_s_signal_a_rank_leaves_before_the_others_have_come()
     state, ((leaves, *rest),) = played(State(), RankHasFailed(11.0, SIGNALLED))
     assert isinstance(leaves, LeaveWith)
     assert rest == [EndWorker(ask=True, within=SOON), WriteFailure(SIGNALLED)]
+    # The others end as well, and for the rendezvous that is an error.
+    state, (error,) = played(state, RanksDoNotMeet(11.1, ERROR))
+    assert error == []
     assert state.phase is Phase.UNMET
 
 
