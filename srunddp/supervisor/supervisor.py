@@ -226,12 +226,13 @@ class Supervisor:
         now = self.clock.now
         # First the time: what was due before this turn counts as older than what the turn has
         # brought, such as a verdict.
+        waits = [self.limits.longest_wait]
         if now >= self._state.until:
             self._handle(TimeIsOver(now))
+            waits.append(0.0)  # it may have taken time, as a worker's stacks do
         if self._state.failure is None and (overdue := self.process.overdue(now)):
             cause, code = overdue
             self._handle(RankHasFailed(now, self.recorder.of(cause, code, now)))
-        waits = [self.limits.longest_wait]
         if self._monitor:
             # Before it ticks: it closes the connections once it knows that the worker has ended.
             self._ask_monitor(self._monitor, now)

@@ -23,6 +23,7 @@ from srunddp.supervisor.events import (
     Decision,
     EndWorker,
     Event,
+    FailureEvent,
     HandOverWorld,
     LauncherHasEnded,
     LeaveWith,
@@ -204,6 +205,22 @@ def test_a_failure_is_told_once_and_written_when_the_others_know(every: list[Tak
             assert told == (1 if late else 0), taken
         if told and WriteFailure in kinds:
             assert kinds.index(WriteFailure) == 1, taken
+
+
+def test_no_failure_and_no_end_of_the_worker_is_ignored(every: list[Taken]) -> None:
+    for taken in every:
+        before = taken.rank.state
+        state = taken.following.state
+        if isinstance(taken.event, WorkerIsGone):
+            assert state.worker_has_ended, taken
+        leaves = before.phase in (Phase.UNMET, Phase.OVER)
+        if isinstance(taken.event, FailureEvent) and not leaves:
+            assert state.failure == (before.failure or taken.event.failure), taken
+        # Who ends by itself has time for it, unless its launcher is gone.
+        if isinstance(taken.event, ScriptFailed) and not leaves:
+            assert state.script_ends_itself, taken
+        if isinstance(taken.event, LauncherHasEnded) and taken.rank.met and not leaves:
+            assert state.worker_has_ended or not state.script_ends_itself, taken
 
 
 def test_nobody_is_told_who_is_not_there_and_a_worker_leaves_once(every: list[Taken]) -> None:
@@ -572,6 +589,22 @@ def test_a_failure_and_the_last_rank_cross() -> None:
     assert isinstance(leaves.error, PeerError)
     assert (ends, met) == (EndWorker(ask=True, within=SOON), [TellFailure(BOOM)])
     assert state.phase is Phase.UNMET
+
+
+def test_a_rank_that_has_failed_leaves_when_the_others_have_been_told() -> None:
+    """At once, where its worker has ended meanwhile; else once it has. The rendezvous knows best
+    why, also where it ends late.
+    """
+    failed = RankHasFailed(1.0, BOOM)
+    told = RanksDoNotMeet(3.0, ERROR)
+    state, (*_, left) = played(State(), failed, WorkerIsGone(2.0, 9), told)
+    assert (left, state.phase) == ([LeaveWith(ERROR)], Phase.OVER)
+    state, (_, left, _) = played(State(), failed, told, WorkerIsGone(4.0, 9))
+    assert left == [LeaveWith(ERROR), EndWorker(ask=True, within=SOON)]
+    assert state.phase is Phase.OVER
+    gives_up = 1.0 + DEFAULT_LIMITS.rendezvous_ends_within
+    _, (*_, late) = played(State(), failed, TimeIsOver(gives_up), RanksDoNotMeet(8.5, ERROR))
+    assert late == [LeaveWith(ERROR)]
 
 
 @pytest.mark.parametrize("first", ["the worker", "the rendezvous"])
