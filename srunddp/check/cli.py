@@ -7,8 +7,9 @@ from typing import Any
 
 import click
 
-from srunddp.bootstrap.environment.detect import CHANNELS, Environment, detect
-from srunddp.bootstrap.network import ifaces_conf
+from srunddp.bootstrap.environment.detect import CHANNELS, detect
+from srunddp.bootstrap.environment.types import Environment
+from srunddp.bootstrap.network import ifaces_entry
 from srunddp.bootstrap.process_group.device import BACKENDS
 from srunddp.check import preflight, render
 from srunddp.check.coordinator import CoordinatorLostError, come_within, coordinate, join
@@ -86,7 +87,7 @@ def check(**given: Any) -> None:
         staged = enter() if given["staged"] else None
         environment = detect(os.environ, channel=given["channel"])
         if given["port"]:
-            ports = ifaces_conf.port_range(given["port"], where="--port")
+            ports = ifaces_entry.port_range(given["port"], where="--port")
         else:
             ports = None
     except SrunddpError as error:

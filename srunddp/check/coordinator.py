@@ -17,7 +17,7 @@ from functools import partial
 from typing import TypeVar
 
 from srunddp.bootstrap.environment import mpi
-from srunddp.bootstrap.network.ifaces_conf import DEFAULT, entry_for
+from srunddp.bootstrap.network.ifaces_entry import DEFAULT, entry_for
 from srunddp.bootstrap.network.interface import list_interfaces, why_unusable
 from srunddp.bootstrap.rendezvous import client, discovery, protocol
 from srunddp.bootstrap.rendezvous.auth import Authenticator

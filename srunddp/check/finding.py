@@ -13,7 +13,7 @@ from dataclasses import KW_ONLY, dataclass, field, replace
 from enum import IntEnum
 from typing import Generic, TypeVar
 
-from srunddp.bootstrap.environment.detect import Environment
+from srunddp.bootstrap.environment.types import Environment
 from srunddp.bootstrap.network.ifaces_conf import IfacesConfig, load
 from srunddp.bootstrap.network.interface import SelectedInterface, list_interfaces, select_interface
 from srunddp.errors import SrunddpError

@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 from srunddp._version import __version__
-from srunddp.bootstrap.environment.detect import Environment
+from srunddp.bootstrap.environment.types import Environment
 from srunddp.bootstrap.network.probe import Prober
 from srunddp.bootstrap.process_group.store import ProcessGroupContext
 from srunddp.bootstrap.rendezvous import discovery

@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from srunddp.bootstrap.environment.detect import CHANNELS
-from srunddp.bootstrap.network import ifaces_conf
+from srunddp.bootstrap.network import ifaces_entry
 from srunddp.bootstrap.process_group.device import BACKENDS
 from srunddp.bootstrap.rendezvous.meet import DEFAULT_TIMEOUT
 from srunddp.errors import ConfigError, file_errors
@@ -78,7 +78,7 @@ def explained(given: Mapping[str, Any], env_file: str | None = None) -> None:
         bind=given["bind"],
         ifaces=staged.here(given["ifaces"]) if staged and given["ifaces"] else given["ifaces"],
         channel=given["channel"],
-        ports=ifaces_conf.port_range(given["port"], where="--port") if given["port"] else None,
+        ports=ifaces_entry.port_range(given["port"], where="--port") if given["port"] else None,
         limits=_limits(given),
         offline=given["offline"],
         staged=staged,

@@ -15,17 +15,11 @@ from typing import Any
 
 from srunddp.bootstrap.environment import mpi, slurm
 from srunddp.bootstrap.environment.cpus import THREADS
-from srunddp.bootstrap.environment.detect import SRUN, USER, Environment, detect, likely_ranks
-from srunddp.bootstrap.environment.rank_zero_discovery import DISCOVERIES
+from srunddp.bootstrap.environment.detect import KNOWN_LATER, detect, likely_ranks
 from srunddp.bootstrap.environment.slurm import has_own
-from srunddp.bootstrap.network.ifaces_conf import (
-    DEFAULT,
-    Entries,
-    IfacesConfig,
-    IfacesEntry,
-    entry_for,
-    load,
-)
+from srunddp.bootstrap.environment.types import Environment
+from srunddp.bootstrap.network.ifaces_conf import IfacesConfig, load
+from srunddp.bootstrap.network.ifaces_entry import DEFAULT, Entries, IfacesEntry, entry_for
 from srunddp.bootstrap.network.interface import (
     GLOO,
     NCCL,
@@ -41,10 +35,7 @@ from srunddp.errors import ConfigError, one_line
 from srunddp.stage.paths import VARIABLE, StagedPaths, contradictions, offline
 
 _UNKNOWN = "?"
-_LATER = "known after the rendezvous"
 _ELSEWHERE = "not checked, as this is not that node"
-_LAUNCHERS = (*mpi.LAUNCHERS, SRUN, USER)
-_ALSO = {"world_size": ("SLURM_NTASKS",)}  # the job's, not the step's
 _PTY = "SLURM_PTY_PORT"
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
 _DEVICE = re.compile(r"\s*(\d+|(GPU|MIG)-\S+)\s*")
@@ -205,52 +196,23 @@ class Explanation:
     def _identity(self, found: Environment) -> Iterator[Row]:
         """The launcher, who it says that the rank is, the way to rank 0 and the proof."""
         self.notes += found.notes
-        others = [
-            each
-            for each in _LAUNCHERS
-            if each.rank in self.variables and each.rank != found.rank_variable
-        ]
-        over = [f"{each.name}: {self._set(each.rank)[0]}" for each in others]
-        if found.step:
-            step = f"{self._set(slurm.STEP_ID)[0]}, a step"
-        else:
-            step = found.sources["rank"]
-        yield Row("launcher", found.launcher, step, over)
-        for name in ("rank", "local_rank", "world_size", "local_world_size"):
-            value = getattr(found, name)
-            source = found.sources.get(name, _LATER)
-            names = dict.fromkeys(
-                [*filter(None, (getattr(each, name) for each in _LAUNCHERS)), *_ALSO.get(name, ())]
+        values = {
+            "launcher": found.launcher,
+            "rank": found.rank,
+            "local_rank": found.local_rank,
+            "world_size": found.world_size,
+            "local_world_size": found.local_world_size,
+            "node": found.node or None,
+            "channel": found.discovery.name,
+        }
+        for name, value in values.items():
+            yield Row(
+                name,
+                _UNKNOWN if value is None else str(value),
+                found.sources.get(name, KNOWN_LATER),
+                found.not_chosen.get(name, ()),
             )
-            over = [each for each in self._set(*names) if each != source]
-            yield Row(name, _UNKNOWN if value is None else str(value), source, over)
-        yield Row(
-            "node",
-            found.node or _UNKNOWN,
-            slurm.NODE_NAME if slurm.NODE_NAME in self.variables else "hostname",
-        )
-        alone = found.world_size == 1
         taken = found.discovery
-        asked = self.asked.channel
-        if asked:
-            later = f"--channel {asked} was asked for"
-        else:
-            later = f"comes after {taken.name}"
-        if alone:
-            ways = []
-        else:
-            ways = [each for each in DISCOVERIES if each is not taken]
-        over = [
-            f"{each.name}: {each.why_unavailable(found, self.variables) or later}" for each in ways
-        ]
-        why = [
-            taken.source(found, self.variables),
-            *(f"then {name}" for name in found.channels[1:]),
-        ]
-        why = ["--channel", *why] if asked else why
-        yield Row(
-            "channel", taken.name, ", ".join(why) if found.discoveries else "none is needed", over
-        )
         if found.step or found.master:
             if found.step:
                 what = "job, step and restart count; TORCHELASTIC_RUN_ID"
@@ -259,7 +221,7 @@ class Explanation:
             yield Row("token", discovery.token(found), what)
         if taken.publishes:
             yield Row("proof", "secret", f"carried over {taken.name}")
-        elif not alone:
+        elif found.world_size > 1:
             if self.links is not None:
                 kind = auth.choose_authenticator().kind
             else:
@@ -325,13 +287,16 @@ class Explanation:
             self.errors.append(error)
         if not entry:
             return None, None
-        exported = (
-            name for each in (GLOO, NCCL) for name in self.variables.get(each, "").split(",")
+        names = list(entry.interfaces if entry.exact else ())
+        for variable in (GLOO, NCCL):
+            exported = self.variables.get(variable, "")
+            if not exported.startswith("^"):  # which excludes, and names none to use
+                names += [name.lstrip("=") for name in exported.split(",")]
+        links = tuple(
+            NetworkInterface(name, True, 0, (_UNKNOWN,), ())
+            for name in dict.fromkeys(names)
+            if name
         )
-        names = dict.fromkeys(
-            name.lstrip("=^") for name in (*(entry.interfaces if entry.exact else ()), *exported)
-        )
-        links = tuple(NetworkInterface(name, True, 0, (_UNKNOWN,), ()) for name in names if name)
         try:
             return entry, select_interface((entry,), found, self.variables, links)
         except ConfigError:

@@ -12,8 +12,10 @@ from typing import Any
 
 import click
 
-from srunddp.bootstrap.environment.detect import CHANNELS, Environment, detect
-from srunddp.bootstrap.network.ifaces_conf import parse, port_range
+from srunddp.bootstrap.environment.detect import CHANNELS, detect
+from srunddp.bootstrap.environment.types import Environment
+from srunddp.bootstrap.network.ifaces_conf import parse
+from srunddp.bootstrap.network.ifaces_entry import port_range
 from srunddp.bootstrap.network.probe import Prober
 from srunddp.check import preflight, render
 from srunddp.check.checks import interface, launch

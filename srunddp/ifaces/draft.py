@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 
-from srunddp.bootstrap.network.ifaces_conf import IfacesEntry
+from srunddp.bootstrap.network.ifaces_entry import IfacesEntry
 from srunddp.bootstrap.network.interface import shown_speed
 from srunddp.ifaces.scan import End, ScannedInterface, ScanResult
 from srunddp.util.hostlist import fold, group_by_key

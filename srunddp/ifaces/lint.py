@@ -5,7 +5,8 @@ import socket
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from srunddp.bootstrap.network.ifaces_conf import AUTO, NEAREST, IfacesEntry, load
+from srunddp.bootstrap.network.ifaces_conf import load
+from srunddp.bootstrap.network.ifaces_entry import AUTO, NEAREST, IfacesEntry
 from srunddp.check.finding import FAIL, WARN, Finding
 from srunddp.check.nccl_names import misspelt
 from srunddp.errors import did_you_mean

@@ -14,11 +14,11 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from srunddp.monitor.config import MonitorConfig
 from srunddp.supervisor.output.redirect import open_to_append
 from srunddp.telemetry import MONITOR_FOLDER, TelemetryPage
 from srunddp.util.atomic_file import replace_file
@@ -32,25 +32,6 @@ MARKS = "time,mark,value\n"
 RUN = "run.json"
 _START = 19  # starttime of /proc/PID/stat, counted from the field behind the name
 _WITHIN = 0.5
-
-
-@dataclass(frozen=True)
-class MonitorConfig:
-    """What a rank knows of its monitoring before anything is started.
-
-    Attributes:
-        folder: for the files of this start of the run; node: for their names.
-        rank: of this process; samples: whether it starts its node's sampler.
-        seconds: between samples.
-        script: the user's command, for the report.
-    """
-
-    folder: Path
-    node: str
-    rank: int
-    samples: bool
-    seconds: float
-    script: tuple[str, ...] = ()
 
 
 class Monitor:

@@ -11,15 +11,17 @@ from typing import Any
 
 import click
 
-from srunddp.bootstrap.environment.detect import CHANNELS, Environment, detect, likely_ranks
+from srunddp.bootstrap.environment.detect import CHANNELS, detect, likely_ranks
 from srunddp.bootstrap.environment.spare_nodes import set_spare_nodes
-from srunddp.bootstrap.network import ifaces_conf
+from srunddp.bootstrap.environment.types import Environment
+from srunddp.bootstrap.network import ifaces_entry
 from srunddp.bootstrap.process_group.device import BACKENDS
 from srunddp.bootstrap.rendezvous import meet
 from srunddp.bootstrap.rendezvous.meet import DEFAULT_TIMEOUT, RankSetup, RendezvousOptions
 from srunddp.bootstrap.rendezvous.messages import RendezvousInfo
 from srunddp.errors import ConfigError, RendezvousError, Scope, SrunddpError, UsageError
-from srunddp.monitor.monitor import Monitor, MonitorConfig
+from srunddp.monitor.config import MonitorConfig
+from srunddp.monitor.monitor import Monitor
 from srunddp.run.launch import check_open_files, is_worker_exec, launch
 from srunddp.run.options import RunOptions, plan_monitor, run_name, write_result
 from srunddp.run.restart import Start, current_start
@@ -224,7 +226,7 @@ def _run(given: Mapping[str, Any], environment: Environment, origin: Start) -> i
     )
     names = ("backend", "ifaces", "timeout")
     if given["port"]:
-        ports = ifaces_conf.port_range(given["port"], where="--port")
+        ports = ifaces_entry.port_range(given["port"], where="--port")
     else:
         ports = None
     more = {"ports": ports, "max_restarts": given["restarts"], "rejoin": origin.rejoin}

@@ -14,7 +14,8 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from srunddp.bootstrap.environment.detect import NO_LAUNCHER, USER, Environment
+from srunddp.bootstrap.environment.detect import USER
+from srunddp.bootstrap.environment.types import NO_LAUNCHER, Environment
 from srunddp.bootstrap.rendezvous.meet import RankSetup
 from srunddp.bootstrap.rendezvous.messages import RendezvousInfo
 from srunddp.errors import ConfigError, Scope, SrunddpError

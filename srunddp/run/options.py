@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from srunddp._version import __version__
-from srunddp.bootstrap.environment.detect import Environment
+from srunddp.bootstrap.environment.types import Environment
 from srunddp.bootstrap.rendezvous.meet import RankSetup
 from srunddp.bootstrap.rendezvous.protocol import RendezvousResult
 from srunddp.errors import Scope, UsageError, file_errors
-from srunddp.monitor.monitor import MonitorConfig
+from srunddp.monitor.config import MonitorConfig
 from srunddp.run.script import Script
 from srunddp.supervisor.limits import LOST_AFTER, STALL_TIMEOUT
 from srunddp.util.atomic_file import plain, replace_file

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from itertools import chain
 from pathlib import Path
 
-from srunddp.bootstrap.network.ifaces_conf import OURS
+from srunddp.bootstrap.network.ifaces_entry import OURS
 from srunddp.check.nccl_names import misspelt
 from srunddp.errors import ConfigError, did_you_mean
 from srunddp.sbatch.slurm_options import OPTIONS, UNUSABLE, split

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from srunddp.bootstrap.environment import detect
-from srunddp.bootstrap.network.ifaces_conf import DEFAULT
+from srunddp.bootstrap.network.ifaces_entry import DEFAULT
 from srunddp.bootstrap.rendezvous import discovery
 from srunddp.errors import ConfigError
 from srunddp.explain.cli import parse_environments, read_environments

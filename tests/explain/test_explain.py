@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from srunddp.bootstrap.environment import detect, mpi, slurm
-from srunddp.bootstrap.network import ifaces_conf
+from srunddp.bootstrap.network import ifaces_conf, ifaces_entry
 from srunddp.bootstrap.network.interface import NetworkInterface
 from srunddp.bootstrap.rendezvous import auth, discovery
 from srunddp.explain.explain import ExplainOptions, Explanation, Row, explain
@@ -186,6 +186,16 @@ def test_what_the_user_exported_wins_over_the_entry(conf: str) -> None:
     assert said(found, "NCCL_DEBUG") == ("WARN", f"{conf}:2:3")
 
 
+@pytest.mark.parametrize("rule", ["network: 10.1.0.0/16", "interface: auto"])
+def test_an_interface_that_is_excluded_is_not_taken_for_the_chosen_one(
+    rule: str, tmp_path: Path
+) -> None:
+    conf = str(write(tmp_path / "rule.conf", f"- nodes: '*'\n  {rule}\n"))
+    found = elsewhere(step(1, NCCL_SOCKET_IFNAME="^eth7"), ifaces=conf)
+    assert said(found, "interface")[0] == rule.replace(":", "").removeprefix("interface ")
+    assert not found.errors
+
+
 @pytest.mark.parametrize("rule", ["network: 10.1.0.0/16", "interface: eth*"])
 def test_a_rule_is_shown_and_on_the_node_what_it_takes(
     rule: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -267,7 +277,7 @@ def test_rank_zeros_line_follows_from_its_nodes_entry(conf: str) -> None:
     value, why = said(found, "rank 0")
     who = detect.detect(step(1))
     first = discovery.rendezvous_ports(
-        who, ifaces_conf.IfacesEntry("*", ("ib0",), ports=range(40000, 40010)), None
+        who, ifaces_entry.IfacesEntry("*", ("ib0",), ports=range(40000, 40010)), None
     )[0]
     assert value.startswith(f"node02-data:{first}, ")
     assert why.startswith(f"SLURM_STEP_NODELIST=node[02-03], address: of {conf}:2:3")

@@ -14,7 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from srunddp.bootstrap.network.ifaces_conf import IfacesEntry, entry_for, parse
+from srunddp.bootstrap.network.ifaces_conf import parse
+from srunddp.bootstrap.network.ifaces_entry import IfacesEntry, entry_for
 from srunddp.errors import ConfigError
 from srunddp.ifaces.cli import add_entries
 from srunddp.ifaces.draft import draft, networks

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from srunddp.bootstrap.network import ifaces_conf
-from srunddp.bootstrap.network.ifaces_conf import IfacesEntry
+from srunddp.bootstrap.network.ifaces_entry import IfacesEntry
 from srunddp.bootstrap.network.interface import select_interface
 from srunddp.check.finding import Finding, Severity
 from srunddp.ifaces import lint

@@ -14,7 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from srunddp.monitor.monitor import Monitor, MonitorConfig
+from srunddp.monitor.config import MonitorConfig
+from srunddp.monitor.monitor import Monitor
 from srunddp.telemetry import MONITOR_FOLDER
 from tests.support.small_disk import small_disk
 from tests.support.starting import LONG, until

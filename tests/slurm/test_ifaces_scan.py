@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from srunddp.bootstrap.network.ifaces_conf import entry_for, parse
+from srunddp.bootstrap.network.ifaces_conf import parse
+from srunddp.bootstrap.network.ifaces_entry import entry_for
 from tests.chaos.network import link_down
 from tests.cluster.nodes import NODES, node
 from tests.conftest import ROOT

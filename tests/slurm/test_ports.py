@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from srunddp.bootstrap.environment.detect import detect
-from srunddp.bootstrap.network import ifaces_conf
+from srunddp.bootstrap.network import ifaces_entry
 from srunddp.bootstrap.rendezvous import discovery
 from srunddp.bootstrap.rendezvous.messages import Hello, RendezvousMessage
 from tests.cluster.nodes import NODES
@@ -32,7 +32,7 @@ def preferred(job: str, step: int) -> list[int]:
     """The ports that the ranks of a step look at, the likeliest first."""
     names = {"SLURM_JOB_ID": job, "SLURM_STEP_ID": str(step), "SLURM_STEP_NUM_TASKS": "2"}
     environment = detect({**names, "SLURM_PROCID": "0", "SLURM_LOCALID": "0"})
-    return discovery.rendezvous_ports(environment, ifaces_conf.DEFAULT, None)
+    return discovery.rendezvous_ports(environment, ifaces_entry.DEFAULT, None)
 
 
 @contextmanager

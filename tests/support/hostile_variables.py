@@ -16,8 +16,9 @@ from dataclasses import dataclass, field
 from unittest import mock
 
 from srunddp.bootstrap.environment import slurm
-from srunddp.bootstrap.environment.detect import CHANNELS, Environment, detect, likely_ranks
-from srunddp.bootstrap.network.ifaces_conf import DEFAULT
+from srunddp.bootstrap.environment.detect import CHANNELS, detect, likely_ranks
+from srunddp.bootstrap.environment.types import Environment
+from srunddp.bootstrap.network.ifaces_entry import DEFAULT
 from srunddp.bootstrap.network.interface import SelectedInterface
 from srunddp.bootstrap.rendezvous import discovery
 from srunddp.errors import SrunddpError

@@ -20,7 +20,7 @@ RANK = "SLURM_PROCID"
 SUPERVISOR = """
 import os, sys
 from pathlib import Path
-from srunddp.monitor.monitor import MonitorConfig
+from srunddp.monitor.config import MonitorConfig
 from srunddp.monitor.sampler.process import SamplerConfig, start
 from srunddp.supervisor import signals
 signals.become_subreaper()

@@ -10,22 +10,10 @@ import os
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from types import ModuleType
 
+from srunddp.bootstrap.environment.types import LauncherVariables
 from srunddp.errors import ConfigError, RendezvousError, Scope
-
-
-@dataclass(frozen=True)
-class LauncherVariables:
-    """The names under which one launcher tells its processes who they are."""
-
-    name: str
-    rank: str
-    world_size: str
-    local_rank: str
-    local_world_size: str | None = None
-
 
 # Innermost first. Hydra's processes (MPICH, Intel MPI) are told from srun --mpi=pmi2, which sets
 # PMI_RANK as well, by the local rank.

@@ -15,14 +15,16 @@ import os
 import socket
 import zlib
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
 
 from srunddp.bootstrap.environment import mpi, slurm
+from srunddp.bootstrap.environment.types import (
+    NO_DISCOVERY,
+    Discovery,
+    Environment,
+    Identity,
+    RankZero,
+)
 from srunddp.errors import ConfigError, RendezvousError, Scope
-
-if TYPE_CHECKING:
-    from srunddp.bootstrap.environment.detect import Environment
 
 EXPLICIT = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 PMI = ("PMI_FD", "PMI_RANK", "PMI_SIZE")
@@ -30,90 +32,6 @@ _PMI_KEY = "srunddp"
 # Below Linux's ephemeral range (32768 and up), where the kernel hands ports out to anyone.
 _DERIVED_PORTS = range(20480, 32768)
 _MOST_PORTS = 24
-
-
-@dataclass(frozen=True)
-class RankZero:
-    """Where rank 0 is, as far as all ranks can work it out: the name of its node, or the host that
-    the user named.
-
-    ``is_node``: for a node ifaces.conf may have another address; ``here``: whether it is this
-    rank's.
-    """
-
-    name: str
-    is_node: bool
-    here: bool
-
-
-class Discovery:
-    """One way in which the ranks learn where rank 0 listens. This class itself is for a single
-    process: no way.
-
-    Attributes:
-        name: as ``--channel`` takes it; hint: how to start so that it is there.
-        variable: for which it is there; empty where that is the one that tells the rank.
-        publishes: whether rank 0 tells its address over it, by :meth:`exchange`, and a secret with
-            it. Else the ranks work the address out, by :meth:`rank_zero` and :meth:`ports`.
-        waits_in: where the ranks wait for each other meanwhile.
-        starts_mpi: :meth:`exchange` starts MPI. So it is done by the worker, and returns only when
-            all ranks take part.
-        rules_out_mpi: MPI cannot be started in the ranks afterwards.
-        overrides_launcher: ``--channel`` with its name lets explicit variables rule, whatever the
-            launcher.
-        ports_rule: how rank 0 comes to its port, for people.
-    """
-
-    name: ClassVar[str] = "none"
-    hint: ClassVar[str] = ""
-    variable: ClassVar[str] = ""
-    publishes: ClassVar[bool] = False
-    waits_in: ClassVar[str] = ""
-    starts_mpi: ClassVar[bool] = False
-    rules_out_mpi: ClassVar[bool] = False
-    overrides_launcher: ClassVar[bool] = False
-    ports_rule: ClassVar[str] = "the kernel's choice, published"
-
-    def why_unavailable(self, environment: Environment, variables: Mapping[str, str]) -> str:
-        """Why this rank cannot use this way; empty where it can."""
-        return "a single process needs none"
-
-    def source(self, environment: Environment, variables: Mapping[str, str]) -> str:
-        """The variable for which it can, with its value."""
-        if self.variable:
-            return f"{self.variable}={variables.get(self.variable, '')}"
-        return environment.sources["rank"]
-
-    def is_last_resort(self, environment: Environment) -> bool:
-        """Whether all others come first here."""
-        return False
-
-    def exchange(
-        self, message: str | None, environment: Environment, timeout: float, interface: str = ""
-    ) -> str:
-        """Publish rank 0's message, without blanks, and wait for it on the others, where
-        ``message`` is None.
-
-        It waits so many seconds for the slowest rank, over this network interface, or its own
-        choice where it is empty.
-
-        Raises:
-            MpiNotLaunchedError: it does not work here, and the next way is to be tried.
-            RendezvousError: a rank did not come, or the launcher does not answer.
-        """
-        raise NotImplementedError
-
-    def rank_zero(self, environment: Environment) -> RankZero:
-        """Where rank 0 is; a ConfigError where that cannot be known."""
-        raise NotImplementedError
-
-    def ports(self, environment: Environment, allowed: range | None) -> list[int]:
-        """The ports on which rank 0 may listen, in the order in which it tries them; none where it
-        publishes its own.
-
-        ``allowed`` are those that a firewall leaves open; None for any.
-        """
-        return []
 
 
 class PmiDiscovery(Discovery):
@@ -126,17 +44,17 @@ class PmiDiscovery(Discovery):
     waits_in = "PMI's barrier"
     rules_out_mpi = True
 
-    def why_unavailable(self, environment: Environment, variables: Mapping[str, str]) -> str:
-        if environment.master:
+    def why_unavailable(self, identity: Identity, variables: Mapping[str, str]) -> str:
+        if identity.master:
             return "explicit variables rule"
         if missing := [
-            name for name in (PMI if environment.step else PMI[:1]) if name not in variables
+            name for name in (PMI if identity.step else PMI[:1]) if name not in variables
         ]:
             return f"{missing[0]} is not set"
         # Open MPI has no PMI-1: below it, PMI_FD is that of a daemon which srun started.
-        others = environment.step is None and "OMPI_COMM_WORLD_RANK" in variables
+        others = identity.step is None and "OMPI_COMM_WORLD_RANK" in variables
         if others:
-            return f"PMI_FD={variables['PMI_FD']} is of a process around {environment.launcher}"
+            return f"PMI_FD={variables['PMI_FD']} is of a process around {identity.launcher}"
         return ""
 
     def exchange(
@@ -157,15 +75,15 @@ class SlurmDiscovery(Discovery):
     variable = slurm.NODE_LIST
     ports_rule = "those of SLURM_STEP_RESV_PORTS, then derived from job, step and restart count"
 
-    def why_unavailable(self, environment: Environment, variables: Mapping[str, str]) -> str:
-        if environment.step:
+    def why_unavailable(self, identity: Identity, variables: Mapping[str, str]) -> str:
+        if identity.step:
             return ""
         if slurm.in_step(variables):
-            return f"this step's tasks are not the ranks of {environment.launcher}"
+            return f"this step's tasks are not the ranks of {identity.launcher}"
         return "not in a step of Slurm"
 
-    def is_last_resort(self, environment: Environment) -> bool:
-        return bool(environment.step and environment.step.why_rank0_unknown)
+    def is_last_resort(self, identity: Identity) -> bool:
+        return bool(identity.step and identity.step.why_rank0_unknown)
 
     def rank_zero(self, environment: Environment) -> RankZero:
         assert environment.step
@@ -203,10 +121,10 @@ class MpiDiscovery(Discovery):
     waits_in = "MPI_Init"
     starts_mpi = True
 
-    def why_unavailable(self, environment: Environment, variables: Mapping[str, str]) -> str:
-        if environment.master:
+    def why_unavailable(self, identity: Identity, variables: Mapping[str, str]) -> str:
+        if identity.master:
             return "explicit variables rule"
-        if environment.step and "PMIX_RANK" not in variables:
+        if identity.step and "PMIX_RANK" not in variables:
             return "PMIX_RANK is not set, as without srun --mpi=pmix"
         if mpi.is_installed():
             return ""
@@ -227,8 +145,8 @@ class EnvDiscovery(Discovery):
     overrides_launcher = True
     ports_rule = "MASTER_PORT"
 
-    def why_unavailable(self, environment: Environment, variables: Mapping[str, str]) -> str:
-        if environment.master:
+    def why_unavailable(self, identity: Identity, variables: Mapping[str, str]) -> str:
+        if identity.master:
             return ""
         missing = [name for name in EXPLICIT if name not in variables]
         return "only by --channel env" + (f"; {', '.join(missing)} not set" if missing else "")
@@ -248,22 +166,11 @@ DISCOVERIES: tuple[Discovery, ...] = (
     MpiDiscovery(),
     EnvDiscovery(),
 )
-_NONE = Discovery()
 
 
 def discovery_named(name: str | None) -> Discovery:
     """The way of a name that ``--channel`` takes; that of a single process for another."""
-    return next((each for each in DISCOVERIES if each.name == name), _NONE)
-
-
-def usable_discoveries(
-    environment: Environment, variables: Mapping[str, str]
-) -> tuple[Discovery, ...]:
-    """The ways that this rank can use, the preferred one first; a single process needs none."""
-    if environment.is_single:
-        return ()
-    usable = (each for each in DISCOVERIES if not each.why_unavailable(environment, variables))
-    return tuple(sorted(usable, key=lambda each: each.is_last_resort(environment)))
+    return next((each for each in DISCOVERIES if each.name == name), NO_DISCOVERY)
 
 
 def broadcast_over_pmi(message: str | None, *, descriptor: int, timeout: float) -> str:

@@ -4,12 +4,11 @@ Only the step's variables are read. The job's (``SLURM_NODELIST``, ``SLURM_NTASK
 allocation, and a step may run on a part of it.
 """
 
-import itertools
 import os
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 
+from srunddp.bootstrap.environment.types import SlurmStep
 from srunddp.errors import ConfigError, Scope
 from srunddp.util.hostlist import LONGEST_LIST, expand, shortened
 from srunddp.util.kernel_file import stat_fields
@@ -27,70 +26,6 @@ NODE_NAME = "SLURMD_NODENAME"
 # versions print them as negative numbers.
 _FIRST_RESERVED_STEP = 0xFFFFFFF0
 _REWRITTEN = "something rewrote Slurm's variables; start srunddp directly with srun"
-
-
-@dataclass(frozen=True)
-class SlurmStep:
-    """One task of a running job step, in Slurm's words.
-
-    Attributes:
-        job: ``SLURM_JOB_ID``; step: ``SLURM_STEP_ID``; restarts: ``SLURM_RESTART_COUNT``.
-        nodes: the step's nodes in Slurm's order, expanded from ``SLURM_STEP_NODELIST``.
-        tasks_per_node: how many tasks each of them runs, ``SLURM_STEP_TASKS_PER_NODE``.
-        ranks_here: the ranks on this node, ``SLURM_GTIDS``; empty where Slurm does not say.
-        distribution: ``SLURM_DISTRIBUTION``; reserved_ports: ``SLURM_STEP_RESV_PORTS``, expanded.
-        heterogeneous: whether the step spans components of a heterogeneous job.
-        direct: ``SLURM_TASK_PID`` is this very process: srun started it, not something in between.
-        typed: somebody typed the command into the shell of ``srun --pty``.
-    """
-
-    job: str
-    step: str
-    restarts: str
-    rank: int
-    world_size: int
-    nodes: tuple[str, ...]
-    tasks_per_node: tuple[int, ...]
-    ranks_here: tuple[int, ...]
-    distribution: str
-    reserved_ports: tuple[int, ...]
-    heterogeneous: bool
-    direct: bool
-    typed: bool
-
-    @property
-    def id(self) -> str:
-        """Job, step and restart count, which no other step has."""
-        return f"{self.job}.{self.step}.{self.restarts}"
-
-    @property
-    def why_rank0_unknown(self) -> str:
-        """Why rank 0 need not be on the first node of the list; empty where it is."""
-        if self.heterogeneous:
-            return "a heterogeneous step"
-        if self.distribution.startswith("arbitrary"):
-            return "-m arbitrary"
-        if self.nodes:
-            return ""
-        return "SLURM_STEP_NODELIST is empty"
-
-    def layout(self) -> dict[int, str]:
-        """Which node each rank runs on, as far as the distribution tells; else empty."""
-        unknown = self.heterogeneous or self.distribution.startswith(("arbitrary", "plane"))
-        if (
-            unknown
-            or len(self.tasks_per_node) != len(self.nodes)
-            or sum(self.tasks_per_node) != self.world_size
-        ):
-            return {}
-        slots = [
-            [node] * count for node, count in zip(self.nodes, self.tasks_per_node, strict=True)
-        ]
-        if self.distribution.startswith("cyclic"):
-            return dict(
-                enumerate(node for turn in itertools.zip_longest(*slots) for node in turn if node)
-            )
-        return dict(enumerate(itertools.chain.from_iterable(slots)))
 
 
 def in_allocation(variables: Mapping[str, str]) -> bool:

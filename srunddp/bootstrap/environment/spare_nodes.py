@@ -3,7 +3,7 @@
 from dataclasses import replace
 from itertools import accumulate
 
-from srunddp.bootstrap.environment.detect import Environment
+from srunddp.bootstrap.environment.types import Environment
 from srunddp.errors import ConfigError, Scope
 
 _OPTION = "--spare-nodes"

@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from srunddp.bootstrap.network.ifaces_conf import (
+from srunddp.bootstrap.network.ifaces_entry import (
     AUTO,
     NEAREST,
     OURS,

@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from srunddp.bootstrap.environment.detect import Environment
-from srunddp.bootstrap.network.ifaces_conf import (
+from srunddp.bootstrap.environment.types import Environment
+from srunddp.bootstrap.network.ifaces_entry import (
     AUTO,
     NEAREST,
     Entries,

@@ -7,8 +7,8 @@ from itertools import chain
 from pathlib import Path
 
 from srunddp.bootstrap.environment.cpus import asked
-from srunddp.bootstrap.environment.detect import Environment
 from srunddp.bootstrap.environment.slurm import has_own
+from srunddp.bootstrap.environment.types import Environment
 from srunddp.bootstrap.process_group.device import device_index
 from srunddp.errors import ConfigError
 from srunddp.util.cgroup import cpu_quota, cpuset

@@ -24,9 +24,9 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from srunddp.bootstrap.environment import child_processes, cpus, mpi
-from srunddp.bootstrap.environment.detect import Environment
 from srunddp.bootstrap.environment.rank_process import RANK_PROCESS, rank_mark
 from srunddp.bootstrap.environment.rank_zero_discovery import discovery_named
+from srunddp.bootstrap.environment.types import Environment
 from srunddp.bootstrap.network.interface import SelectedInterface
 from srunddp.bootstrap.rendezvous.meet import RankSetup
 from srunddp.bootstrap.rendezvous.messages import RendezvousInfo

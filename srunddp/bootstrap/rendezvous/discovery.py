@@ -8,9 +8,8 @@ from collections.abc import Callable
 from srunddp._version import __version__
 from srunddp.bootstrap.environment import mpi
 from srunddp.bootstrap.environment.cpus import mask
-from srunddp.bootstrap.environment.detect import Environment
-from srunddp.bootstrap.environment.rank_zero_discovery import Discovery
-from srunddp.bootstrap.network.ifaces_conf import DEFAULT, Entries, IfacesEntry, entry_for
+from srunddp.bootstrap.environment.types import Discovery, Environment
+from srunddp.bootstrap.network.ifaces_entry import DEFAULT, Entries, IfacesEntry, entry_for
 from srunddp.bootstrap.network.interface import (
     Links,
     SelectedInterface,

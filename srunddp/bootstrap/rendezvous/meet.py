@@ -16,8 +16,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from srunddp.bootstrap.environment.detect import Environment
-from srunddp.bootstrap.network import ifaces_conf, interface
+from srunddp.bootstrap.environment.types import Environment
+from srunddp.bootstrap.network import ifaces_conf, ifaces_entry, interface
 from srunddp.bootstrap.network.interface import SelectedInterface
 from srunddp.bootstrap.rendezvous import discovery, protocol
 from srunddp.bootstrap.rendezvous.discovery import Broadcast, Say
@@ -102,7 +102,7 @@ class RankSetup:
 
     options: RendezvousOptions
     environment: Environment
-    entries: ifaces_conf.Entries
+    entries: ifaces_entry.Entries
     interface: SelectedInterface
     held: BoundSockets | None = None
     published: str | None = field(default=None, repr=False)
@@ -135,7 +135,7 @@ def bind(prepared: RankSetup) -> RankSetup:
         return prepared
     alone = environment.world_size == 1
     rejoin = prepared.options.rejoin
-    entry = ifaces_conf.entry_for(prepared.entries, environment.node, or_default=alone)
+    entry = ifaces_entry.entry_for(prepared.entries, environment.node, or_default=alone)
     if not (
         environment.world_size == 1
         or environment.discovery.publishes
@@ -168,7 +168,7 @@ def listen_as_deputy(prepared: RankSetup) -> RankSetup:
     environment = prepared.environment
     if environment.rank == 0 or (environment.local_rank and environment.rank > 1):
         return prepared
-    entry = ifaces_conf.entry_for(prepared.entries, environment.node, or_default=True)
+    entry = ifaces_entry.entry_for(prepared.entries, environment.node, or_default=True)
     allowed = prepared.options.ports or entry.ports
     # The first two are for a rank 0, of this run or of another, and its store.
     ports = [0] if allowed is None else [*allowed][:1:-1]
@@ -198,7 +198,7 @@ def listen_again(prepared: RankSetup) -> tuple[int, str]:
     Raises:
         RendezvousError: no port is free.
     """
-    entry = ifaces_conf.entry_for(prepared.entries, prepared.environment.node, or_default=True)
+    entry = ifaces_entry.entry_for(prepared.entries, prepared.environment.node, or_default=True)
     listening = protocol.listen(
         prepared.interface.address, list(prepared.options.ports or entry.ports or [0])
     )
@@ -406,7 +406,7 @@ def _answer_others(
     if rejoin and rejoin.descriptor is not None:
         listening = [socket.socket(fileno=rejoin.descriptor)]
     else:
-        entry = ifaces_conf.entry_for(entries, environment.node, or_default=True)
+        entry = ifaces_entry.entry_for(entries, environment.node, or_default=True)
         ports = discovery.rendezvous_ports(environment, entry, options.ports)
         listening = protocol.listen_where_possible(
             discovery.resolve_node(environment, chosen, entries), ports
@@ -421,9 +421,9 @@ def _answer_others(
             each.close()
 
 
-def _entries(options: RendezvousOptions) -> ifaces_conf.Entries:
+def _entries(options: RendezvousOptions) -> ifaces_entry.Entries:
     """Those of ifaces.conf; where it is what is wrong, all ranks look at the default's ports."""
     try:
         return ifaces_conf.load(options.ifaces, os.environ).entries
     except SrunddpError:
-        return (ifaces_conf.DEFAULT,)
+        return (ifaces_entry.DEFAULT,)

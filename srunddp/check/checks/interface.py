@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from srunddp.bootstrap.network import ifaces_conf
+from srunddp.bootstrap.network import ifaces_entry
 from srunddp.bootstrap.network.interface import (
     addresses_of,
     is_loopback,
@@ -97,7 +97,7 @@ def _lookup(context: CheckContext) -> list[str]:
         if environment.rank:
             discovery.candidate_addresses(environment, chosen, context.loaded.entries, None)
         elif not environment.one_node:
-            entry = ifaces_conf.entry_for(context.loaded.entries, environment.node)
+            entry = ifaces_entry.entry_for(context.loaded.entries, environment.node)
             discovery.check_reachable(environment, chosen, entry, list_interfaces())
     except SrunddpError as error:
         return [error.found, error.expected, error.hint]

@@ -5,8 +5,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from srunddp.bootstrap.environment import mpi, slurm
-from srunddp.bootstrap.environment.detect import NO_LAUNCHER
 from srunddp.bootstrap.environment.rank_zero_discovery import discovery_named
+from srunddp.bootstrap.environment.types import NO_LAUNCHER
 from srunddp.check.finding import FAIL, WARN, Check, CheckContext, Finding, Ranks, run_python
 
 NAME = "launch"
@@ -22,7 +22,7 @@ class LaunchFacts:
     """Of one rank.
 
     Attributes:
-        launcher, channel: see :class:`srunddp.bootstrap.environment.detect.Environment`;
+        launcher, channel: see :class:`srunddp.bootstrap.environment.types.Environment`;
             world_size: its.
         allocated: tasks of the Slurm job around a process that srun did not start; 0 without one.
         script: what is wrong with the script's text; mpi: why it cannot use MPI here; empty if

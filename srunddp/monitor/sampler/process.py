@@ -17,16 +17,13 @@ import socket
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from srunddp.monitor.config import MonitorConfig
 from srunddp.monitor.sampler import gpu, node, process_tree
 from srunddp.supervisor import signals
 from srunddp.supervisor.worker_process import wait_for_child
 from srunddp.util.atomic_file import append_whole
 from srunddp.util.kernel_file import raise_open_files_limit
-
-if TYPE_CHECKING:
-    from srunddp.monitor.monitor import MonitorConfig
 
 NAME = "srunddp-monitor"  # 15 letters, all that Linux keeps
 _GONE_WITHIN = 0.2  # after SIGKILL; in a kernel call that does not return it cannot be killed

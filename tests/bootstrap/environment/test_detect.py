@@ -8,7 +8,7 @@ import pytest
 
 from srunddp.bootstrap.environment import detect as environment
 from srunddp.bootstrap.environment import mpi
-from srunddp.bootstrap.environment.detect import Environment
+from srunddp.bootstrap.environment.types import Environment
 from srunddp.errors import ConfigError
 from tests.support.launchers import (
     JOB,

@@ -2,8 +2,9 @@ from __future__ import annotations
 
 import pytest
 
-from srunddp.bootstrap.environment.detect import Environment, detect
+from srunddp.bootstrap.environment.detect import detect
 from srunddp.bootstrap.environment.spare_nodes import ranks_of_nodes, set_spare_nodes
+from srunddp.bootstrap.environment.types import Environment
 from srunddp.errors import ConfigError
 from tests.support.launchers import PID, open_mpi, step
 

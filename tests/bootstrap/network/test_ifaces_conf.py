@@ -13,15 +13,8 @@ from hypothesis import strategies as st
 
 from srunddp.bootstrap.environment.detect import detect
 from srunddp.bootstrap.network import ifaces_conf
-from srunddp.bootstrap.network.ifaces_conf import (
-    DEFAULT,
-    OURS,
-    IfacesConfig,
-    IfacesEntry,
-    entry_for,
-    load,
-    parse,
-)
+from srunddp.bootstrap.network.ifaces_conf import IfacesConfig, load, parse
+from srunddp.bootstrap.network.ifaces_entry import DEFAULT, OURS, IfacesEntry, entry_for
 from srunddp.bootstrap.network.interface import SelectedInterface
 from srunddp.bootstrap.process_group.store import ProcessGroupContext
 from srunddp.bootstrap.rendezvous.messages import RendezvousInfo

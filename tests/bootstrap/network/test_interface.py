@@ -9,10 +9,10 @@ from typing import Any
 import psutil
 import pytest
 
-from srunddp.bootstrap.environment.detect import Environment
 from srunddp.bootstrap.environment.rank_zero_discovery import discovery_named
+from srunddp.bootstrap.environment.types import Environment
 from srunddp.bootstrap.network import interface
-from srunddp.bootstrap.network.ifaces_conf import DEFAULT, IfacesEntry
+from srunddp.bootstrap.network.ifaces_entry import DEFAULT, IfacesEntry
 from srunddp.bootstrap.network.interface import (
     NetworkInterface,
     SelectedInterface,
@@ -42,7 +42,14 @@ def rank(local_rank: int = 0, world_size: int = 8, local_world_size: int | None 
     """A rank on node07, of two nodes unless the numbers say one."""
     ways = (discovery_named("slurm"),)
     return Environment(
-        "Slurm", local_rank, local_rank, world_size, local_world_size, "node07", {}, ways
+        launcher="Slurm",
+        rank=local_rank,
+        local_rank=local_rank,
+        world_size=world_size,
+        local_world_size=local_world_size,
+        node="node07",
+        sources={},
+        discoveries=ways,
     )
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from srunddp.bootstrap.environment import detect
-from srunddp.bootstrap.network.ifaces_conf import DEFAULT
+from srunddp.bootstrap.network.ifaces_entry import DEFAULT
 from srunddp.bootstrap.rendezvous import client, discovery, listener, protocol
 from srunddp.bootstrap.rendezvous.auth import CLIENT, Authenticator, Challenge, HmacAuthenticator
 from srunddp.bootstrap.rendezvous.client import join, report_failure

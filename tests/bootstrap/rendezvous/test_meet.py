@@ -6,10 +6,10 @@ from dataclasses import replace
 import pytest
 
 from srunddp.bootstrap.environment import detect
-from srunddp.bootstrap.environment.detect import Environment
 from srunddp.bootstrap.environment.rank_zero_discovery import broadcast_over_pmi
 from srunddp.bootstrap.environment.spare_nodes import set_spare_nodes
-from srunddp.bootstrap.network.ifaces_conf import DEFAULT
+from srunddp.bootstrap.environment.types import Environment
+from srunddp.bootstrap.network.ifaces_entry import DEFAULT
 from srunddp.bootstrap.network.interface import NetworkInterface, SelectedInterface
 from srunddp.bootstrap.rendezvous import discovery, protocol
 from srunddp.bootstrap.rendezvous.auth import HmacAuthenticator

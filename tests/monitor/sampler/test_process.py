@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from srunddp.monitor.monitor import MonitorConfig
+from srunddp.monitor.config import MonitorConfig
 from srunddp.monitor.sampler.process import SamplerConfig, Samples
 from tests.support.facts import tells
 from tests.support.sampled import NODE, rows, supervised
