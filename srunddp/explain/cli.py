@@ -12,7 +12,7 @@ import click
 from srunddp.bootstrap.environment.detect import CHANNELS
 from srunddp.bootstrap.network import ifaces_entry
 from srunddp.bootstrap.process_group.device import BACKENDS
-from srunddp.bootstrap.rendezvous.meet import DEFAULT_TIMEOUT
+from srunddp.bootstrap.rendezvous.rank_setup import DEFAULT_TIMEOUT
 from srunddp.errors import ConfigError, file_errors
 from srunddp.stage.paths import enter
 from srunddp.supervisor.limits import STALL_TIMEOUT

@@ -1,5 +1,31 @@
 """The pipeline under a supervisor: fork the worker, which becomes the script, and supervise it to
 its end.
+
+The order of :func:`launch` is its design; if two steps are exchanged, something breaks:
+
+1. **The launcher is found**, of which the sampler is told in step 3. **This process becomes a
+   subreaper**: orphans of its descendants are handed to it. If it did so after the fork, an orphan
+   could be handed to init in between, and would hold its GPU after the run.
+2. **Signals are blocked**: from now on they wait until the supervisor reads them. After the fork,
+   one that came in between would end the supervisor alone, and the worker would go on unwatched.
+   The mask from before is kept for the script.
+3. **The sampler is forked**, where this rank has its node's. The signals are blocked by then, which
+   Slurm sends to every process of a step. After the fork of the worker, the worker would keep the
+   supervisor's end of the sampler's socket open, whose end is the sampler's sign to stop.
+   **The folder of the samples is exported**, which the script gets by the fork.
+4. **The garbage collector's objects are frozen**: it does not write to them any more, and the two
+   processes go on sharing their pages. That is worth something before the fork alone.
+5. **The worker is forked.** Each process has all descriptors now, and closes what is the other's:
+   an end of their pipe that stays open on the wrong side hides that the right side has gone.
+6. **Signals that wait already are noted**, without taking them. They came before the worker was
+   there, and a fork inherits none, so that the supervisor has to pass them on. The later this is,
+   the more of those that the launcher has sent to both would be passed on as well.
+7. **Threads are started**, for output and samples. Before a fork, one of them could hold a lock of
+   malloc's or Python's, which nobody would release in the child.
+8. **Rank 0's supervisor closes its copy of the store's socket**: with it open, who connects to the
+   store of a worker that has gone would wait instead of being refused. **It raises its limit of
+   open files** for the connections of all ranks; before the fork the script would inherit that.
+9. **The supervisor's modules are imported**, while the worker goes on: it needs none of them.
 """
 
 from __future__ import annotations
@@ -12,96 +38,84 @@ import sys
 import warnings
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import TYPE_CHECKING
 
 from srunddp.bootstrap.environment.detect import USER
 from srunddp.bootstrap.environment.types import NO_LAUNCHER, Environment
-from srunddp.bootstrap.rendezvous.meet import RankSetup
 from srunddp.bootstrap.rendezvous.messages import RendezvousInfo
+from srunddp.bootstrap.rendezvous.rank_setup import RankSetup
 from srunddp.errors import ConfigError, Scope, SrunddpError
 from srunddp.monitor.monitor import Monitor
-from srunddp.run.options import RunOptions, write_result
-from srunddp.run.restart import Start
-from srunddp.run.script import Script
+from srunddp.run.plan import RunPlan
+from srunddp.run.restart import EndedStart, InheritedStart
+from srunddp.run.run_files import write_result
 from srunddp.run.worker import WorkerContext, run_worker
 from srunddp.supervisor import signals
 from srunddp.supervisor.limits import DEFAULT_LIMITS, Limits
 from srunddp.supervisor.output.redirect import OutputRedirect
+from srunddp.supervisor.signals import Launcher
 from srunddp.supervisor.stacks import StackDump
 from srunddp.supervisor.worker_process import WorkerPipe, pipe
 from srunddp.util.kernel_file import raise_open_files_limit
-
-if TYPE_CHECKING:
-    from srunddp.run.supervise import Agent
 
 _SPARE_FILES = 64
 
 
 def launch(
+    plan: RunPlan,
     setup: RankSetup,
-    script: Script,
-    options: RunOptions,
     output: OutputRedirect,
     monitor: Monitor,
-    start: Start,
+    inherited: InheritedStart,
     *,
     on_rendezvous: Callable[[RendezvousInfo], None],
     say: Callable[[str], None] = lambda _: None,
     limits: Limits = DEFAULT_LIMITS,
 ) -> int:
-    """Run the script under a supervisor. It returns in the supervisor alone, see
-    :func:`fork_worker`.
+    """Fork the worker, which becomes the script and never returns from here, and supervise it.
 
     Args:
-        setup, script, options, output: as for :class:`srunddp.run.worker.WorkerContext`; monitor:
-            its files are open.
-        start: of the run; after a failure the process may become the next one.
-        on_rendezvous: called after the rendezvous; say: takes rank 0's lines while it waits for the
-            others.
+        plan: what this rank is to do.
+        setup: this rank's interface and sockets.
+        output: where the script's output goes, open.
+        monitor: for the samples, with open files.
+        inherited: what the start before has handed over; after a failure this process may become
+            the next one.
+        on_rendezvous: called after the rendezvous.
+        say: takes rank 0's lines while it waits for the others.
         limits: the supervisor's times.
 
     Returns:
-        The exit code to leave with.
+        The exit code to leave with, in the supervisor.
 
     Raises:
         SrunddpError: the ranks did not meet.
     """
+    # The numbers are those of the module's docstring.
     ours, theirs = pipe()
-    environment = setup.environment
-    if environment.launcher in (NO_LAUNCHER, USER.name):
-        rank_variable = ""
-    else:
-        rank_variable = environment.rank_variable
-    launcher = signals.find_launcher(rank_variable, slurm=environment.step is not None)
+    launcher = _find_launcher(setup.environment)  # 1
     signals.become_subreaper()
-    mask = signals.block()
+    mask_before = signals.block()  # 2
     context = WorkerContext(
         setup=setup,
-        script=script,
-        options=options,
+        script=plan.script,
+        command=plan.command,
         supervisor=theirs,
-        mask=mask if start.mask is None else {*map(signal.Signals, start.mask)},
+        mask=mask_before if inherited.mask is None else {*map(signal.Signals, inherited.mask)},
         output=output,
         dump=StackDump(limits=limits),
         page=monitor.page,
     )
-    if environment.world_size > 1:
-        variable = environment.rank_variable
-    else:
-        variable = ""
-    monitor.start_sampler(setup.interface.name, variable, launcher.pid)
-    monitor.export()
-    gc.freeze()  # what both processes share stays shared
-    worker = fork_worker(context, ours, monitor)
-    early = {number for number in signal.sigpending() if number in signals.FORWARDED}
+    _start_sampler(monitor, setup, launcher)  # 3
+    monitor.export()  # the folder of the samples
+    gc.freeze()  # 4
+    worker = fork_worker(context, ours, monitor)  # 5
+    early = {number for number in signal.sigpending() if number in signals.FORWARDED}  # 6
     # What is open here ends with this process, and not before: so the others see its end.
     warnings.simplefilter("ignore", ResourceWarning)
-    output.start()
+    output.start()  # 7
     monitor.start()
-    if setup.held:
-        setup.held.store.close()
-        raise_open_files_limit()  # in the supervisor alone: the script keeps its own limit
-    from srunddp.run.supervise import Agent  # the worker goes on meanwhile, and needs none of it
+    _give_back_what_is_the_workers(setup)  # 8
+    from srunddp.run.supervise import Agent  # 9
 
     agent = Agent(
         context=context,
@@ -111,46 +125,69 @@ def launch(
         report_rendezvous=on_rendezvous,
         say=say,
         limits=limits,
-        history=start.history,
+        history=inherited.history,
         early=early,
     )
-    code = SrunddpError.exit_code
+    ended = EndedStart(exit_code=SrunddpError.exit_code)  # unless the supervisor says otherwise
     try:
-        code = agent.supervise(launcher)
+        ended = agent.supervise(launcher)
     except SrunddpError as error:
-        code = error.exit_code
+        ended = EndedStart(exit_code=error.exit_code)
         raise
     finally:
-        monitor.finish(code)
-        if environment.rank == 0 and not agent.rejoin and not agent.fenced:
-            _conclude(code, agent, start, setup, options.result, say)
-    if agent.rejoin:
-        start.execute_next(agent, context.mask)
-    return code
+        monitor.finish(ended.exit_code)
+        if setup.environment.rank == 0 and not ended.rejoin and not ended.is_fenced:
+            _conclude(plan, setup, inherited, ended, say)
+    if ended.rejoin:
+        inherited.execute_next(ended, ended.rejoin, context.mask)
+    return ended.exit_code
+
+
+def _find_launcher(environment: Environment) -> Launcher:
+    if environment.launcher in (NO_LAUNCHER, USER.name):
+        # Variables that nobody's process sets tell nothing about the parents.
+        rank_variable = ""
+    else:
+        rank_variable = environment.rank_variable
+    return signals.find_launcher(rank_variable, slurm=environment.step is not None)
+
+
+def _start_sampler(monitor: Monitor, setup: RankSetup, launcher: Launcher) -> None:
+    if setup.environment.world_size > 1:
+        rank_variable = setup.environment.rank_variable
+    else:
+        rank_variable = ""
+    monitor.start_sampler(setup.interface.name, rank_variable, launcher.pid)
+
+
+def _give_back_what_is_the_workers(setup: RankSetup) -> None:
+    """On rank 0's supervisor: close the store's socket, and make room for the connections."""
+    if setup.held:
+        setup.held.store.close()
+        raise_open_files_limit()
 
 
 def _conclude(
-    code: int,
-    agent: Agent,
-    start: Start,
+    plan: RunPlan,
     setup: RankSetup,
-    result: str | None,
+    inherited: InheritedStart,
+    ended: EndedStart,
     say: Callable[[str], None],
 ) -> None:
-    """On rank 0, when the run is over."""
-    count = setup.options.generation
-    if count or agent.has_lost_nodes:
-        memory = setup.environment.step and start.history.out_of_memory and code == 0
-        if memory:
-            note = "; srun's own exit code is another, as Slurm's memory limit was hit"
-        else:
-            note = ""
-        if agent.has_lost_nodes:
-            note += "; srun may wait until Slurm has set the lost node down"
-        say(f"ended with {code} after {count} restart{'s' if count != 1 else ''}{note}")
-    if result:
+    """On rank 0, when the run is over: say what its restarts have come to, and write the result."""
+    restarts = setup.options.generation
+    if restarts or ended.has_lost_nodes:
+        plural = "" if restarts == 1 else "s"
+        line = f"ended with {ended.exit_code} after {restarts} restart{plural}"
+        hit_limit = setup.environment.step and inherited.history.out_of_memory
+        if hit_limit and ended.exit_code == 0:
+            line += "; srun's own exit code is another, as Slurm's memory limit was hit"
+        if ended.has_lost_nodes:
+            line += "; srun may wait until Slurm has set the lost node down"
+        say(line)
+    if plan.command.result:
         with suppress(ConfigError):  # it could be written when the run began
-            write_result(result, exit_code=code, restarts=count)
+            write_result(plan.command.result, exit_code=ended.exit_code, restarts=restarts)
 
 
 def fork_worker(context: WorkerContext, ours: WorkerPipe, monitor: Monitor) -> int:
@@ -159,9 +196,9 @@ def fork_worker(context: WorkerContext, ours: WorkerPipe, monitor: Monitor) -> i
     The worker does not return from here: it ends as a script does, with the script's exit code.
 
     Args:
-        context: The worker's.
-        ours: The supervisor's end of the pipe between the two, which the worker closes.
-        monitor: Of this rank; the worker keeps the files that are its own.
+        context: the worker's.
+        ours: the supervisor's end of the pipe between the two, which the worker closes.
+        monitor: of this rank; the worker keeps the files that are its own.
     """
     supervisor = os.getpid()
     if worker := os.fork():
@@ -171,7 +208,7 @@ def fork_worker(context: WorkerContext, ours: WorkerPipe, monitor: Monitor) -> i
     ours.end.close()
     monitor.in_worker()
     if is_worker_exec(os.environ):
-        from srunddp.run.worker_exec import become  # most runs need none of it
+        from srunddp.run.worker_exec import become
 
         become(context)
     with context.supervisor.end:
@@ -180,20 +217,24 @@ def fork_worker(context: WorkerContext, ours: WorkerPipe, monitor: Monitor) -> i
 
 
 def is_worker_exec(environ: Mapping[str, str]) -> bool:
-    """Whether the worker is to be a program of its own, see :mod:`srunddp.run.worker_exec`.
+    """Whether the worker is to be a program of its own, see :mod:`srunddp.run.worker_exec`."""
+    return environ.get("SRUNDDP_WORKER") == "exec"
+
+
+def check_worker_variable(environ: Mapping[str, str]) -> None:
+    """Refuse what ``SRUNDDP_WORKER`` does not mean.
 
     Raises:
-        ConfigError: ``SRUNDDP_WORKER`` says something else.
+        ConfigError: it is neither ``fork`` nor ``exec``.
     """
-    value = environ.get("SRUNDDP_WORKER") or "fork"
-    if value not in ("fork", "exec"):
+    value = environ.get("SRUNDDP_WORKER")
+    if value and value not in ("fork", "exec"):
         raise ConfigError(
             f"SRUNDDP_WORKER={value}",
             expected="fork or exec",
             hint="export SRUNDDP_WORKER=exec for a profiler, else unset it",
             scope=Scope.JOB,
         )
-    return value == "exec"
 
 
 def check_open_files(environment: Environment) -> None:

@@ -14,16 +14,13 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn
 
-from srunddp.bootstrap.rendezvous.meet import Rejoin
+from srunddp.bootstrap.rendezvous.rank_setup import Rejoin
 from srunddp.errors import ConfigError
 from srunddp.supervisor.restart import Starts
 from srunddp.supervisor.worker_process import wait_for_child
 from srunddp.util.messages import Message
-
-if TYPE_CHECKING:
-    from srunddp.run.supervise import Agent
 
 _VARIABLE = "_SRUNDDP_RESTART"
 
@@ -37,7 +34,7 @@ class _HandedOver(_RestartMessage, kind="handed_over"):
     """All of it.
 
     Attributes:
-        rejoin, history, mask, remaining: As of :class:`Start`.
+        rejoin, history, mask, remaining: as of :class:`InheritedStart`.
     """
 
     rejoin: Rejoin
@@ -47,8 +44,32 @@ class _HandedOver(_RestartMessage, kind="handed_over"):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Start:
-    """One start of a run in this process: the first, or one after a restart.
+class EndedStart:
+    """How a start of the run has ended on this rank, and what the next one needs to know.
+
+    Attributes:
+        exit_code: to leave with, where no other start follows.
+        rejoin: where the ranks meet again; None where the run is over.
+        history: on rank 0, what the starts so far have come to; None where only their number is
+            known.
+        remaining: processes of this start that could not be killed.
+        end_requests: signals by which somebody has asked for an end meanwhile.
+        has_lost_nodes: whether nodes, of ranks or spare ones, were lost since the run began.
+        is_fenced: whether others go on without this node.
+    """
+
+    exit_code: int
+    rejoin: Rejoin | None = None
+    history: Starts | None = None
+    remaining: Sequence[int] = ()
+    end_requests: Sequence[int] = ()
+    has_lost_nodes: bool = False
+    is_fenced: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class InheritedStart:
+    """What a start finds in this process: nothing in the first, and what the one before has left.
 
     Attributes:
         rejoin: where the ranks meet, after a restart.
@@ -56,8 +77,8 @@ class Start:
         mask: the signals that the script is to have blocked; None for those that this process was
             started with.
         remaining: processes of the start before that could not be killed.
-        environ, folder, cpus, files: of this process when it was started; the next start has the
-            same.
+        environ, folder, cpus, files: variables, working folder, affinity mask and limit of open
+            files of this process when it was started; the next start has the same.
     """
 
     rejoin: Rejoin | None = None
@@ -70,7 +91,11 @@ class Start:
     files: tuple[int, int]
 
     def check(self) -> None:
-        """Raise a ConfigError where the worker before, or what it has started, is still there."""
+        """Refuse to start beside the worker before, or what it has started.
+
+        Raises:
+            ConfigError: one of them is still there.
+        """
         if remaining := [pid for pid in self.remaining if wait_for_child(pid, 0.0) is None]:
             raise ConfigError(
                 f"processes {', '.join(map(str, remaining))} of the start before cannot be killed",
@@ -78,44 +103,56 @@ class Start:
                 hint="see their state in /proc/PID/stack, and have the node looked after",
             )
 
-    def execute_next(self, agent: Agent, mask: Iterable[int]) -> NoReturn:
-        """Become the next start, to which signals that ask for an end come again; those not yet
-        read stay pending.
+    def execute_next(self, ended: EndedStart, rejoin: Rejoin, mask: Iterable[int]) -> NoReturn:
+        """Become the next start, in this process.
+
+        The next start finds all that a new process would: variables as texts, and what the kernel
+        keeps over ``execve``, which are pending signals, working folder, affinity mask and limits.
+
+        Args:
+            ended: this start.
+            rejoin: where the ranks meet again.
+            mask: the signals that the script is to have blocked.
         """
-        rejoin = agent.rejoin
-        assert rejoin
-        # Of a rank 0 that is gone no more is known than how many starts there were.
-        if agent.policy:
-            history = agent.policy.history
-        else:
-            history = Starts(rejoin.generation)
         handed_over = _HandedOver(
             rejoin=rejoin,
-            history=history,
+            # Of a rank 0 that is gone no more is known than how many starts there were.
+            history=ended.history or Starts(rejoin.generation),
             mask=tuple(map(int, mask)),
-            remaining=tuple(agent.remaining),
+            remaining=tuple(ended.remaining),
         )
+        text = handed_over.encode().decode()
         _set_inheritable(True, rejoin)
-        for number in agent.asked:
+        for number in ended.end_requests:
+            # Blocked, and so pending until the next start reads them.
             os.kill(os.getpid(), number)
         with suppress(OSError):  # it may have another name by now
             os.chdir(self.folder)
         os.sched_setaffinity(0, self.cpus)
         resource.setrlimit(resource.RLIMIT_NOFILE, self.files)
-        # Of a C locale Python makes UTF-8 in the variables too, by which the next one no longer
-        # finds that it was C.
-        mode = f"-Xutf8={sys.flags.utf8_mode}"
-        words = [sys.executable, mode, *sys.orig_argv[2 if sys.orig_argv[1] == mode else 1 :]]
-        text = handed_over.encode().decode()
-        os.execve(sys.executable, words, {**self.environ, _VARIABLE: text})
+        os.execve(sys.executable, _command_line(), {**self.environ, _VARIABLE: text})
 
 
-def current_start() -> Start:
-    """The start that this process is; before anything is changed in it. The script does not see the
-    variable.
+def _command_line() -> list[str]:
+    """The words that started this process, with Python's UTF-8 mode as it is.
+
+    Of a C locale Python makes UTF-8, in the variables too, by which the next Python no longer
+    finds that it was C. Only the first start lacks the option.
+    """
+    option = f"-Xutf8={sys.flags.utf8_mode}"
+    words = sys.orig_argv[1:]
+    if words[0] == option:
+        words = words[1:]
+    return [sys.executable, option, *words]
+
+
+def inherited_start() -> InheritedStart:
+    """Take what the start before has handed over to this process.
+
+    To be called before anything of this process is changed. The script does not see the variable.
     """
     handed_over = _RestartMessage.decode(os.environb.pop(_VARIABLE.encode(), b""))
-    start = Start(
+    first = InheritedStart(
         environ=dict(os.environ),
         # Also where it has been deleted, which is an error later.
         folder=os.readlink("/proc/self/cwd"),
@@ -123,10 +160,10 @@ def current_start() -> Start:
         files=resource.getrlimit(resource.RLIMIT_NOFILE),
     )
     if not isinstance(handed_over, _HandedOver):
-        return start
+        return first
     _set_inheritable(False, handed_over.rejoin)
     return replace(
-        start,
+        first,
         rejoin=handed_over.rejoin,
         history=handed_over.history,
         mask=handed_over.mask,

@@ -10,12 +10,14 @@ from signal import Signals
 
 from srunddp.bootstrap.environment import mpi
 from srunddp.bootstrap.network import interface
-from srunddp.bootstrap.rendezvous.meet import Rejoin, listen_again, rendezvous
 from srunddp.bootstrap.rendezvous.messages import RendezvousInfo
 from srunddp.bootstrap.rendezvous.protocol import CancelToken, RendezvousResult
+from srunddp.bootstrap.rendezvous.rank_setup import Rejoin, SpareNodeTerms, listen_again
+from srunddp.bootstrap.rendezvous.roles import rendezvous
 from srunddp.errors import ReassignedError, RendezvousError, Scope
 from srunddp.monitor.monitor import Monitor
-from srunddp.run.options import run_metadata
+from srunddp.run.restart import EndedStart
+from srunddp.run.run_files import run_metadata
 from srunddp.run.worker import WorkerContext
 from srunddp.supervisor.clock import ActiveClock
 from srunddp.supervisor.connection import SupervisorConnection
@@ -38,11 +40,7 @@ class Agent(RankAgent):
     Attributes:
         context: the worker's; worker: its process id; pipe: to it.
         early: signals that came before the worker was there.
-        history: on rank 0, of the starts before; policy: decides there on restarts.
-        rejoin: where the ranks meet again, None where the run is over; remaining, asked: as in the
-            supervisor.
-        has_lost_nodes: whether nodes, of ranks or spare ones, were lost since the run began;
-            fenced: whether others go on without this one.
+        history: on rank 0, of the starts before.
         monitor, say, limits: as for :func:`srunddp.run.launch.launch`; report_rendezvous: its
             ``on_rendezvous``.
     """
@@ -56,14 +54,9 @@ class Agent(RankAgent):
     limits: Limits = DEFAULT_LIMITS
     early: set[Signals] = field(default_factory=set)
     history: Starts = field(default_factory=Starts)
-    policy: RestartPolicy | None = None
-    rejoin: Rejoin | None = None
-    remaining: set[int] = field(default_factory=set)
-    asked: set[int] = field(default_factory=set)
-    has_lost_nodes: bool = False
-    fenced: bool = False
-    _meeting: RendezvousInfo | None = None
-    _descriptor: int | None = None
+    _policy: RestartPolicy | None = None  # on rank 0
+    _meeting: RendezvousInfo | None = None  # what this rank was told at the rendezvous
+    _descriptor: int | None = None  # where rank 0 listens for the next start
     _cancel: CancelToken = field(default_factory=CancelToken)
 
     def __post_init__(self) -> None:
@@ -74,9 +67,14 @@ class Agent(RankAgent):
         )
         self._folder = log.parent if log else None
 
-    def supervise(self, launcher: Launcher) -> int:
-        """Meet the other ranks, and watch the worker to its end; returns the exit code to leave
-        with.
+    def supervise(self, launcher: Launcher) -> EndedStart:
+        """Meet the other ranks, and watch the worker to its end.
+
+        Args:
+            launcher: who sends signals to this process.
+
+        Returns:
+            How this start has ended.
 
         Raises:
             SrunddpError: the ranks did not meet.
@@ -92,32 +90,42 @@ class Agent(RankAgent):
             ),
             pipe=self.pipe,
             output=self.context.output,
-            grace=None if alone else self.context.options.grace,
-            restart_grace=self.context.options.restart_grace,
+            grace=None if alone else self.context.command.grace,
+            restart_grace=self.context.command.restart_grace,
             launcher=launcher,
             early=self.early,
             limits=self.limits,
             clock=ActiveClock(limits=self.limits),
         )
         code = 0
+        rejoin = None
         try:
             code = supervisor.run()
         except ReassignedError as error:
             assert self.context.setup.options.rejoin
-            self.rejoin = replace(self.context.setup.options.rejoin, rank=error.rank)
-        if supervisor.restart is not None and supervisor.monitor and self._meeting:
-            self.rejoin = self._next_rejoin(supervisor.restart, supervisor.monitor, self._meeting)
-        elif supervisor.monitor and supervisor.monitor.cut_off:
+            rejoin = replace(self.context.setup.options.rejoin, rank=error.rank)
+        monitor = supervisor.monitor
+        if supervisor.restart is not None and monitor and self._meeting:
+            rejoin = self._next_rejoin(supervisor.restart, monitor, self._meeting)
+        elif monitor and monitor.cut_off:
             from srunddp.run.srun import await_srun  # most runs need none of it
 
             await_srun()
-        self.remaining = supervisor.remaining
-        self.asked = supervisor.asked
-        self.fenced = supervisor.monitor is not None and supervisor.monitor.fenced
-        has_left = self._meeting and self._meeting.vacant
-        has_lost = supervisor.monitor and supervisor.monitor.has_lost
-        self.has_lost_nodes = bool(has_left or has_lost)
-        return code
+        return EndedStart(
+            exit_code=code,
+            rejoin=rejoin,
+            history=self._policy.history if self._policy else None,
+            remaining=tuple(supervisor.remaining),
+            end_requests=tuple(supervisor.asked),
+            has_lost_nodes=self._has_lost_nodes(monitor),
+            is_fenced=monitor is not None and monitor.fenced,
+        )
+
+    def _has_lost_nodes(self, monitor: FailureMonitor | None) -> bool:
+        """Whether nodes, of ranks or spare ones, were lost since the run began."""
+        if self._meeting and self._meeting.vacant:  # before this start
+            return True
+        return monitor is not None and monitor.has_lost
 
     def _next_rejoin(
         self, published: str, monitor: FailureMonitor, meeting: RendezvousInfo
@@ -140,23 +148,27 @@ class Agent(RankAgent):
         )
         if not environment.spares:
             return rejoin
-        options = self.context.options
-        terms = monitor.next_start()
-        rejoin = replace(
-            rejoin,
-            rank=environment.rank,
-            lost_after=options.lost_after,
-            within=options.lost_after + self.limits.lease_ends_within + options.restart_grace,
-            expected=terms.expected,
-            quorum=terms.quorum,
-            not_before=terms.not_before,
-        )
+        rejoin = replace(rejoin, rank=environment.rank, spare_nodes=self._spare_node_terms(monitor))
         # For each restart rank 0 publishes a place of its own. It is gone where the places of the
         # deputies, which all were told at the rendezvous, stand for it.
         is_without_rank_zero = published == meeting.takeover
         if is_without_rank_zero and environment.is_spare and monitor.is_first_deputy():
             return self._as_rank_zero(rejoin, monitor.root_cause, meeting)
         return rejoin
+
+    def _spare_node_terms(self, monitor: FailureMonitor) -> SpareNodeTerms:
+        """Return what the next start goes by where lost ranks are replaced."""
+        command = self.context.command
+        known = monitor.next_start()
+        return SpareNodeTerms(
+            lost_after=command.lost_after,
+            # By then a rank that does not come has ended its worker, as its lease is over; one that
+            # does come has had the time for its script's end.
+            within=command.lost_after + self.limits.lease_ends_within + command.restart_grace,
+            expected=known.expected,
+            not_before=known.not_before,
+            quorum=known.quorum,
+        )
 
     def _as_rank_zero(
         self, rejoin: Rejoin, cause: RootCause | None, meeting: RendezvousInfo
@@ -170,7 +182,7 @@ class Agent(RankAgent):
         """
         setup = self.context.setup
         environment = setup.environment
-        if setup.deputy is None:
+        if setup.deputy is None or rejoin.spare_nodes is None:
             return rejoin
         everyone = {*range(environment.world_size + environment.spares)} - {*meeting.vacant}
         on_node_of_rank_zero = {*range(environment.node_sizes[0])}
@@ -182,9 +194,12 @@ class Agent(RankAgent):
             rank=0,
             takes_over=True,
             descriptor=setup.deputy.detach(),
-            expected=tuple(sorted(everyone - on_node_of_rank_zero - {environment.rank})),
-            quorum=len(everyone) // 2 + 1,
             lost=lost,
+            spare_nodes=replace(
+                rejoin.spare_nodes,
+                expected=tuple(sorted(everyone - on_node_of_rank_zero - {environment.rank})),
+                quorum=len(everyone) // 2 + 1,
+            ),
         )
 
     def _publish(self) -> str:
@@ -235,31 +250,31 @@ class Agent(RankAgent):
 
     def _failure_monitor(self, found: RendezvousResult) -> FailureMonitor:
         environment = self.context.setup.environment
-        options = self.context.options
+        command = self.context.command
         name = self.context.setup.interface.name
         most = self.context.setup.options.max_restarts
         if most and environment.rank == 0:
             has_steps = self.monitor.page.has_steps
-            self.policy = RestartPolicy(
+            self._policy = RestartPolicy(
                 most, self.history, self._publish, has_steps, limits=self.limits
             )
         if not found.connections:
-            return FailureMonitor(self._folder, self.policy, self.limits)
+            return FailureMonitor(self._folder, self._policy, self.limits)
         meeting = found.meeting
         generation = self.context.setup.options.generation
         context = RankContext(
             rank=environment.rank,
             node=environment.node,
             nodes=found.nodes,
-            stall_timeout=options.stall_timeout,
+            stall_timeout=command.stall_timeout,
             step=self.monitor.page.read,
             stacks=partial(self._recorder.dump.request, self.worker),
             link_is_up=lambda: any(
                 link.name == name and link.up for link in interface.list_interfaces()
             ),
             folder=self._folder,
-            lost_after=options.lost_after,
-            restarts=self.policy,
+            lost_after=command.lost_after,
+            restarts=self._policy,
             asked=self._recorder.ending_signal,
             deputies=Deputies(meeting.deputies, environment.rank, meeting.master_addr, self.limits),
             takeover=meeting.takeover if generation < most else "",
@@ -267,7 +282,7 @@ class Agent(RankAgent):
             limits=self.limits,
         )
         connections = {
-            rank: SupervisorConnection(connection, options.lost_after)
+            rank: SupervisorConnection(connection, command.lost_after)
             for rank, connection in found.connections.items()
         }
         if environment.rank:

@@ -20,12 +20,12 @@ from srunddp import telemetry
 from srunddp.bootstrap.environment import cpus, mpi
 from srunddp.bootstrap.process_group import store, world
 from srunddp.bootstrap.process_group.store import process_group_context
-from srunddp.bootstrap.rendezvous.meet import RankSetup
 from srunddp.bootstrap.rendezvous.messages import RendezvousInfo
+from srunddp.bootstrap.rendezvous.rank_setup import RankSetup
 from srunddp.errors import PeerError, RendezvousError, SrunddpError, Stopped
 from srunddp.run import script as user_script
 from srunddp.run import script_end, torch_import
-from srunddp.run.options import RunOptions
+from srunddp.run.command import RunCommand
 from srunddp.stage.paths import offline
 from srunddp.supervisor import failure
 from srunddp.supervisor.failure import FailureKind, ScriptError
@@ -51,15 +51,15 @@ class WorkerContext:
     """What a supervisor has made for its worker before the fork.
 
     Attributes:
-        setup: by :func:`srunddp.bootstrap.rendezvous.meet.bind`.
-        script: the user's; options: how it is to run.
+        setup: by :func:`srunddp.bootstrap.rendezvous.rank_setup.bind`.
+        script: the user's, as it is on this node; command: how it is to run.
         supervisor: the pipe to it; mask: the signal mask from before the fork.
         output: where descriptors 1 and 2 are to go; dump: for stacks; page: for steps.
     """
 
     setup: RankSetup
     script: user_script.Script
-    options: RunOptions
+    command: RunCommand
     supervisor: WorkerPipe
     mask: set[signal.Signals]
     output: OutputRedirect
@@ -114,7 +114,7 @@ def _become_script(
     world.wait_for_gloo_threads()
     if result.code == 0:
         _wait_to_leave(supervisor, waits=context.setup.options.max_restarts > 0)
-        if context.options.fast_exit:
+        if context.command.fast_exit:
             _exit_fast()
     elif isinstance(result.error, Stopped):
         _end_at(signal.SIGTERM)
@@ -138,7 +138,7 @@ def _import_torch(context: WorkerContext) -> dict[str, str] | None:
     if not imported.
     """
     if (
-        context.options.offline
+        context.command.offline
         or context.setup.environment.is_spare
         or "torch" in sys.modules
         or (before := torch_import.modules_before(context.script)) is None
@@ -169,7 +169,7 @@ def _join_world(
         sys.modules["torch"].set_num_threads(*map(int, own.values()))
     if context.setup.options.max_restarts:
         store.surround_import("mpi4py.MPI", partial(_reporting_mpi, context.supervisor))
-    if context.options.offline:
+    if context.command.offline:
         os.environ.update(offline(os.environ) | cpus.threads(os.environ, info.sharers))
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from srunddp.run.options import RunOptions
+from srunddp.supervisor.limits import STALL_TIMEOUT
 from tests.gpu.ranks import ran
 from tests.gpu.requirements import need_tool
 
@@ -69,4 +69,4 @@ def test_the_first_steps_of_a_compiled_model_are_no_stall(autotune: bool, tmp_pa
     ran(tmp_path, sizes + COMPILED, backend="gloo", variables=variables, limit=LIMIT)
     longest = max(float((tmp_path / f"longest.{rank}").read_text()) for rank in range(2))
     print(f"longest time between two steps: {longest:.0f} s")
-    assert longest < RunOptions().stall_timeout
+    assert longest < STALL_TIMEOUT

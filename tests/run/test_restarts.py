@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from srunddp.errors import ConfigError
-from srunddp.run.restart import Start
+from srunddp.run.restart import InheritedStart
 from tests.support import worlds
 from tests.support.facts import tells
 from tests.support.starting import until
@@ -175,7 +175,9 @@ def test_a_single_process_starts_anew_as_well(tmp_path: Path) -> None:
 
 def test_processes_that_cannot_be_killed_end_the_run() -> None:
     with subprocess.Popen(["sleep", "60"]) as child:
-        start = Start(remaining=[child.pid], environ={}, folder="/", cpus={0}, files=(1024, 1024))
+        start = InheritedStart(
+            remaining=[child.pid], environ={}, folder="/", cpus={0}, files=(1024, 1024)
+        )
         with pytest.raises(
             ConfigError, match=f"processes {child.pid} of the start before cannot be killed"
         ):

@@ -19,9 +19,9 @@ from srunddp.bootstrap.environment.detect import detect
 from srunddp.bootstrap.process_group import store
 from srunddp.bootstrap.process_group.store import process_group_context
 from srunddp.bootstrap.process_group.world import open_world, wait_for_gloo_threads
-from srunddp.bootstrap.rendezvous import meet
-from srunddp.bootstrap.rendezvous.meet import RankSetup, RendezvousOptions
 from srunddp.bootstrap.rendezvous.messages import Goodbye, RendezvousMessage
+from srunddp.bootstrap.rendezvous.rank_setup import RendezvousOptions, bind, prepare
+from srunddp.bootstrap.rendezvous.roles import rendezvous
 from srunddp.errors import ConfigError, SrunddpError
 from srunddp.util.excepthook import install_excepthook
 from srunddp.util.messages import receive, send
@@ -93,20 +93,21 @@ def _meet_in_process(options: RendezvousOptions) -> store.ProcessGroupContext:
     if environment.rank == 0:
         for note in environment.notes:
             _log.warning("srunddp: %s", note)
-    prepared: RankSetup | None = None
+    interface = None
     try:
-        prepared = meet.prepare(options, environment)
-        prepared = meet.bind(prepared)
+        setup = prepare(options, environment)
+        interface = setup.interface
+        setup = bind(setup)
     except SrunddpError as error:
-        meet.report_early_failure(
-            environment, options, error, prepared.interface if prepared else None
-        )
+        from srunddp.bootstrap.rendezvous.early_failure import report_early_failure
+
+        report_early_failure(environment, options, error, interface)
         raise
     broadcast = partial(
-        mpi.broadcast, world_size=environment.world_size, interface=prepared.interface.name
+        mpi.broadcast, world_size=environment.world_size, interface=setup.interface.name
     )
-    result = meet.rendezvous(prepared, broadcast, partial(_log.warning, "srunddp: %s"))
-    place = process_group_context(prepared, result.meeting)
+    result = rendezvous(setup, broadcast, partial(_log.warning, "srunddp: %s"))
+    place = process_group_context(setup, result.meeting)
     store.install(place)
     if environment.rank == 0 and environment.world_size > 1:
         text = "srunddp: %d ranks without a supervisor; start with `srunddp SCRIPT` to have one"

@@ -28,8 +28,8 @@ from srunddp.bootstrap.environment.rank_process import RANK_PROCESS, rank_mark
 from srunddp.bootstrap.environment.rank_zero_discovery import discovery_named
 from srunddp.bootstrap.environment.types import Environment
 from srunddp.bootstrap.network.interface import SelectedInterface
-from srunddp.bootstrap.rendezvous.meet import RankSetup
 from srunddp.bootstrap.rendezvous.messages import RendezvousInfo
+from srunddp.bootstrap.rendezvous.rank_setup import RankSetup
 from srunddp.telemetry import event
 from srunddp.util.excepthook import leave_to_srunddp
 from srunddp.util.kernel_file import raise_open_files_limit

@@ -13,15 +13,16 @@ from srunddp.bootstrap.network.ifaces_entry import DEFAULT
 from srunddp.bootstrap.network.interface import NetworkInterface, SelectedInterface
 from srunddp.bootstrap.rendezvous import discovery, protocol
 from srunddp.bootstrap.rendezvous.auth import HmacAuthenticator
-from srunddp.bootstrap.rendezvous.meet import (
+from srunddp.bootstrap.rendezvous.early_failure import report_early_failure
+from srunddp.bootstrap.rendezvous.protocol import RendezvousResult, bind_store, listen
+from srunddp.bootstrap.rendezvous.rank_setup import (
     RankSetup,
     Rejoin,
     RendezvousOptions,
+    SpareNodeTerms,
     listen_as_deputy,
-    rendezvous,
-    report_early_failure,
 )
-from srunddp.bootstrap.rendezvous.protocol import RendezvousResult, bind_store, listen
+from srunddp.bootstrap.rendezvous.roles import rendezvous
 from srunddp.errors import ConfigError, PeerError, ReassignedError
 from tests.bootstrap.environment.test_rank_zero_discovery import answering, launcher
 from tests.bootstrap.rendezvous.test_client import rank_zero
@@ -206,7 +207,8 @@ def test_a_restart_without_spare_nodes_waits_for_every_rank() -> None:
 
 def test_a_restart_with_spare_nodes_gives_a_lost_rank_to_one_of_them() -> None:
     """Of three nodes the second is gone, and the third is spare."""
-    rejoin = replace(AGAIN, lost_after=20.0, within=20.0, expected=(2,), quorum=2)
+    terms = SpareNodeTerms(lost_after=20.0, within=20.0, expected=(2,), not_before=0.0, quorum=2)
+    rejoin = replace(AGAIN, spare_nodes=terms)
     with Restart(rejoin) as restart, ThreadPoolExecutor(1) as pool:
         zero = pool.submit(restart.meet, set_spare_nodes(on_node(0, 3), 1))
         spare = set_spare_nodes(on_node(2, 3), 1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from srunddp.bootstrap.environment.detect import detect
-from srunddp.run.options import run_name
+from srunddp.run.run_files import run_name
 from tests.support.launchers import PID, open_mpi, step
 
 

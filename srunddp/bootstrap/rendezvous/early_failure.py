@@ -1,0 +1,170 @@
+"""A rank that fails before it could meet the others lets them know, so that none waits for it until
+the time is over.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from enum import Enum, auto
+
+from srunddp.bootstrap.environment.types import Environment
+from srunddp.bootstrap.network import ifaces_conf
+from srunddp.bootstrap.network.ifaces_entry import DEFAULT, Entries, entry_for
+from srunddp.bootstrap.network.interface import SelectedInterface
+from srunddp.bootstrap.rendezvous import discovery, protocol
+from srunddp.bootstrap.rendezvous.messages import AbortReason
+from srunddp.bootstrap.rendezvous.rank_setup import RendezvousOptions
+from srunddp.errors import SrunddpError
+
+
+class RankZeroIs(Enum):
+    """How the ranks that look for rank 0 learn where it is."""
+
+    KNOWN = auto()  # after a restart: it listens already, and all were told where
+    PUBLISHED = auto()  # by itself, over PMI
+    WORKED_OUT = auto()  # by each rank, from variables and ifaces.conf
+
+
+def _rank_zero_is(environment: Environment, options: RendezvousOptions) -> RankZeroIs:
+    if options.rejoin:
+        return RankZeroIs.KNOWN
+    if environment.discovery.publishes:
+        return RankZeroIs.PUBLISHED
+    return RankZeroIs.WORKED_OUT
+
+
+def report_early_failure(
+    environment: Environment,
+    options: RendezvousOptions,
+    error: SrunddpError,
+    interface: SelectedInterface | None = None,
+) -> bool:
+    """Tell the other ranks of a failure from before the rendezvous, within about 5 s.
+
+    Rank 0 answers the others where they look for it, or publishes it as it would its address;
+    another rank tells rank 0. Nothing is sent over MPI, which blocks.
+
+    Args:
+        environment: this rank's.
+        options: how the ranks were to meet.
+        error: why this rank fails.
+        interface: this rank's, where that was chosen before.
+
+    Returns:
+        Whether rank 0 knows of the failure, and so is the one to print it.
+    """
+    if environment.world_size == 1 or not environment.discoveries:
+        return False
+    if environment.discovery.starts_mpi:
+        return False
+    reason = AbortReason(str(error.args[0]), error.exit_code)
+    try:
+        if environment.rank == 0:
+            _let_others_know(environment, options, reason, interface)
+            return True
+        return _tell_rank_zero(environment, options, reason, interface)
+    except (SrunddpError, OSError):
+        return False
+
+
+def _let_others_know(
+    environment: Environment,
+    options: RendezvousOptions,
+    reason: AbortReason,
+    interface: SelectedInterface | None,
+) -> None:
+    """On rank 0: let all that look for it have the failure in place of its address.
+
+    Raises:
+        SrunddpError: the launcher does not publish it.
+        OSError: this rank cannot listen.
+    """
+    error = reason.error_of(0, environment.node)
+    told = AbortReason(str(error), reason.exit_code)
+    within = min(protocol.TELL_FOR, options.timeout)
+    match _rank_zero_is(environment, options):
+        case RankZeroIs.PUBLISHED:
+            environment.discovery.exchange(protocol.encode_abort(told), environment, within)
+        case RankZeroIs.KNOWN | RankZeroIs.WORKED_OUT:
+            listening = _listen_where_others_look(environment, options, interface)
+            _answer_others(environment, options, listening, told, within)
+
+
+def _listen_where_others_look(
+    environment: Environment, options: RendezvousOptions, interface: SelectedInterface | None
+) -> list[socket.socket]:
+    """On rank 0: the sockets at all the addresses at which the others may look for it."""
+    if options.rejoin and options.rejoin.descriptor is not None:
+        return [socket.socket(fileno=options.rejoin.descriptor)]
+    entries = _entries(options)
+    entry = entry_for(entries, environment.node, or_default=True)
+    return protocol.listen_where_possible(
+        discovery.resolve_node(environment, interface, entries),
+        discovery.rendezvous_ports(environment, entry, options.ports),
+    )
+
+
+def _answer_others(
+    environment: Environment,
+    options: RendezvousOptions,
+    listening: list[socket.socket],
+    reason: AbortReason,
+    seconds: float,
+) -> None:
+    """On rank 0: answer whoever looks for it with the failure, until all others know or the time is
+    over.
+    """
+    from srunddp.bootstrap.rendezvous.listener import AuthenticatedListener
+    from srunddp.bootstrap.rendezvous.server import tell_all
+
+    published = options.rejoin.published if options.rejoin else ""
+    own, trust, _ = discovery.introduce(environment, published)
+    with AuthenticatedListener(
+        listening=listening, own=own, trust=trust, say=lambda _: None
+    ) as listener:
+        tell_all(listener, reason, {0}, seconds if listening else 0.0)
+        for each in (*listening, *listener.known):
+            each.close()
+
+
+def _tell_rank_zero(
+    environment: Environment,
+    options: RendezvousOptions,
+    reason: AbortReason,
+    interface: SelectedInterface | None,
+) -> bool:
+    """On another rank: tell rank 0; whether it knows of the failure.
+
+    Raises:
+        SrunddpError: where rank 0 is cannot be known, or it has failed itself.
+        OSError: rank 0 cannot be reached.
+    """
+    from srunddp.bootstrap.rendezvous import client
+
+    within = min(protocol.TELL_FOR, options.timeout)
+    deadline = time.monotonic() + within
+    published = ""
+    match _rank_zero_is(environment, options):
+        case RankZeroIs.KNOWN:
+            assert options.rejoin
+            published = options.rejoin.published
+        case RankZeroIs.PUBLISHED:
+            published = environment.discovery.exchange(None, environment, within)
+        case RankZeroIs.WORKED_OUT:
+            pass
+    hello, trust, addresses = discovery.introduce(environment, published)
+    if not published:
+        addresses = discovery.candidate_addresses(
+            environment, interface, _entries(options), options.ports
+        )
+    return client.report_failure(addresses, hello, trust, reason, deadline)
+
+
+def _entries(options: RendezvousOptions) -> Entries:
+    """Those of ifaces.conf; where it is what is wrong, all ranks look at the default's ports."""
+    try:
+        return ifaces_conf.load(options.ifaces, os.environ).entries
+    except SrunddpError:
+        return (DEFAULT,)

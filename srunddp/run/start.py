@@ -1,0 +1,170 @@
+"""One start of a run on one rank: all that can fail before the ranks meet, and then the script
+under a supervisor.
+"""
+
+from __future__ import annotations
+
+import os
+
+import click
+
+from srunddp.bootstrap.environment.types import Environment
+from srunddp.bootstrap.rendezvous.messages import RendezvousInfo
+from srunddp.bootstrap.rendezvous.rank_setup import (
+    RankSetup,
+    RendezvousOptions,
+    bind,
+    listen_as_deputy,
+    prepare,
+)
+from srunddp.errors import ConfigError, Scope, SrunddpError
+from srunddp.monitor.monitor import Monitor
+from srunddp.run.last_error import leave_before_meeting
+from srunddp.run.launch import check_open_files, check_worker_variable, launch
+from srunddp.run.plan import RunPlan, in_staged_copies
+from srunddp.run.restart import InheritedStart
+from srunddp.run.run_files import clear_result
+from srunddp.run.script import check
+from srunddp.stage.paths import contradictions
+from srunddp.supervisor.failure_files import rotate_previous
+from srunddp.supervisor.limits import DEFAULT_LIMITS, Limits
+from srunddp.supervisor.output.redirect import OutputRedirect
+from srunddp.util.console import say, write_stderr
+from srunddp.util.option_groups import after_script
+
+
+def start(plan: RunPlan, inherited: InheritedStart) -> int:
+    """Open what this rank needs, and run the script under a supervisor.
+
+    Args:
+        plan: what this rank is to do.
+        inherited: what the start before has handed over.
+
+    Returns:
+        The exit code of this process, in the supervisor; the worker ends in here.
+
+    Raises:
+        SrunddpError: the ranks did not meet. An error from before that ends this process here,
+            once the others know of it.
+    """
+    # A caller of main() may hand others in, by main(arguments, obj=Limits(…)): a test does not wait
+    # a minute.
+    limits = click.get_current_context().find_object(Limits) or DEFAULT_LIMITS
+    environment = plan.environment
+    interface = None
+    try:
+        inherited.check()
+        check_restarts_without_mpi(plan.rendezvous, environment)
+        if plan.command.staged:
+            plan = in_staged_copies(plan)
+        check_worker_variable(os.environ)
+        check(plan.script)
+        output, monitor = _open_files(plan, limits)
+        setup = prepare(plan.rendezvous, environment)
+        interface = setup.interface
+        check_open_files(environment)
+        setup = listen_as_deputy(bind(setup))
+    except SrunddpError as error:
+        leave_before_meeting(error, environment, plan.rendezvous, interface)
+    if plan.command.bind == "auto":
+        _bind_near_gpu(plan)
+    if environment.rank == 0:
+        _say_notes(plan, setup)
+
+    def on_rendezvous(info: RendezvousInfo) -> None:
+        if environment.rank == 0 and not plan.command.quiet:
+            say(_summary(setup, info))
+        if plan.command.verbose:
+            write_stderr(f"[RANK {environment.rank}] WORLD_SIZE={environment.world_size}\n")
+
+    return launch(
+        plan,
+        setup,
+        output,
+        monitor,
+        inherited,
+        on_rendezvous=on_rendezvous,
+        say=say,
+        limits=limits,
+    )
+
+
+def check_restarts_without_mpi(options: RendezvousOptions, environment: Environment) -> None:
+    """Refuse ``--restarts`` where the ranks meet over MPI, which a process cannot start twice.
+
+    Raises:
+        ConfigError: both are wanted.
+    """
+    if not options.max_restarts or environment.world_size == 1:
+        return
+    if environment.discovery.starts_mpi:
+        raise ConfigError(
+            "--restarts over MPI",
+            expected="a way to rank 0 without MPI",
+            hint="start with srun --mpi=pmi2, or add --channel=slurm or env",
+            scope=Scope.JOB,
+        )
+
+
+def _open_files(plan: RunPlan, limits: Limits) -> tuple[OutputRedirect, Monitor]:
+    """Open the files of this rank's output and samples, before any socket.
+
+    Where standard output is closed, a socket would get its number, and what the script prints.
+
+    Raises:
+        ConfigError: one of them cannot be written.
+    """
+    is_rank_zero = plan.environment.rank == 0
+    is_first_start = plan.rendezvous.generation == 0
+    if plan.command.result and is_rank_zero and is_first_start:
+        clear_result(plan.command.result)
+    if plan.output.file and is_rank_zero:
+        rotate_previous(plan.output.file.parent)
+    return OutputRedirect.open(plan.output, limits), Monitor(plan.monitor)
+
+
+def _bind_near_gpu(plan: RunPlan) -> None:
+    # With NVML, which no other start needs.
+    from srunddp.bootstrap.process_group.numa import bind_near_gpu
+
+    environment = plan.environment
+    binding = bind_near_gpu(environment, os.environ)
+    if plan.command.verbose or environment.rank == 0:
+        say(f"rank {environment.rank}: --bind=auto: {binding.value}: {binding.why}")
+
+
+def _say_notes(plan: RunPlan, setup: RankSetup) -> None:
+    """Say on rank 0 what is no error, but worth a line."""
+    notes = [*setup.environment.notes, *_note_on_exported(setup), *plan.notes]
+    if plan.command.offline:
+        notes += contradictions(os.environ)
+    notes += after_script(click.get_current_context(), plan.command.arguments)
+    for note in notes:
+        say(note)
+
+
+def _note_on_exported(setup: RankSetup) -> list[str]:
+    """A note where the user's variables choose the interface of every node."""
+    chosen = setup.interface
+    if not chosen.kept or setup.environment.world_size == 1:
+        return []
+    kept = " and ".join(f"{name}={chosen.exports[name]}" for name in chosen.kept)
+    return [f"{kept} exported, which wins over ifaces.conf on every node"]
+
+
+def _summary(setup: RankSetup, info: RendezvousInfo) -> str:
+    """The line of rank 0 when all ranks have met."""
+    environment = setup.environment
+    if environment.world_size == 1:
+        ranks = "1 rank"
+    else:
+        ranks = f"{environment.world_size} ranks"
+    if info.nnodes == 1:
+        nodes = "1 node"
+    else:
+        nodes = f"{info.nnodes} nodes"
+    return (
+        f"{ranks} on {nodes}, launcher {environment.launcher}, channel {info.channel}, "
+        f"master {info.master_addr} port {info.master_port}, interface {setup.interface.name} "
+        f"({setup.interface.source}), backend {setup.options.backend}"
+    )
