@@ -11,6 +11,7 @@ import os
 import socket
 import time
 from dataclasses import dataclass, field, replace
+from enum import Enum, auto
 
 from srunddp.bootstrap.network.interface import shares_subnet
 from srunddp.bootstrap.rendezvous import auth, protocol
@@ -129,16 +130,36 @@ def comes_later(rank: int) -> float:
     return max(0, rank - _AT_ONCE) / _LATER_PER_SECOND
 
 
-class _PassedOverError(Exception):
-    """This address is not rank 0's, or not yet."""
+class _Kind(Enum):
+    """How an address has shown that it is not rank 0's, or not yet."""
+
+    SILENT = auto()  # nobody listens there, or nobody answers
+    STRANGER = auto()  # somebody else's process has answered
+    REFUSED = auto()  # somebody there has our token, and refuses us
 
 
-class _StrangerError(_PassedOverError):
-    """Somebody else's process has answered."""
+class _NotRankZeroError(Exception):
+    """The address that is tried is passed over."""
+
+    def __init__(self, kind: _Kind, why: str) -> None:
+        super().__init__(why)
+        self.kind = kind
+        self.why = why
 
 
-class _RefusedError(_PassedOverError):
-    """Somebody there has our token, and refuses us."""
+@dataclass(frozen=True)
+class _Greeted:
+    """A connection to rank 0, which has proven itself.
+
+    Attributes:
+        connection: to rank 0.
+        address: where it is.
+        proof: our own, which rank 0 has yet to see.
+    """
+
+    connection: socket.socket
+    address: Address
+    proof: str
 
 
 @dataclass
@@ -146,9 +167,12 @@ class RendezvousClient:
     """A rank that looks for rank 0 among the candidates.
 
     Attributes:
-        own: this rank's kind of proof; interrupt: ends the search by this rank's own failure.
+        candidates: addresses, the likeliest first.
+        hello: what this rank says of itself.
+        own: this rank's kind of proof.
+        interrupt: ends the search by this rank's own failure.
         lost_after: see :func:`join`.
-        passed_over: the last address of each kind that is not rank 0's, and why.
+        passed_over: for each kind of address that is not rank 0's the last one, and why.
     """
 
     candidates: list[Address]
@@ -156,34 +180,47 @@ class RendezvousClient:
     own: Authenticator
     interrupt: CancelToken
     lost_after: float | None = None
-    passed_over: dict[type[_PassedOverError], str] = field(default_factory=dict)
+    passed_over: dict[_Kind, str] = field(default_factory=dict)
 
     def run(self, deadline: float) -> tuple[socket.socket, RendezvousInfo]:
-        """The connection to rank 0, and what it tells at the end of the rendezvous."""
+        """Find rank 0, and wait until all ranks have met.
+
+        Args:
+            deadline: of :func:`time.monotonic`.
+
+        Returns:
+            The connection to rank 0, and what it tells at the end of the rendezvous.
+
+        Raises:
+            RendezvousError, PeerError, ReassignedError: as :func:`join`.
+        """
         patience = ANSWER_WITHIN
         self.interrupt.wait(min(time.monotonic() + comes_later(self.hello.rank), deadline))
         while True:
             for address in self.candidates:
                 self._stop_if_interrupted()
                 if time.monotonic() >= deadline:
-                    refused = self.passed_over.get(_RefusedError)
-                    raise self._refusal(refused) if refused else self._not_found()
+                    raise self._not_found()
                 if greeted := self._try(address, patience, deadline):
-                    connection, proof = greeted
-                    return connection, self._await_others(connection, proof, address, deadline)
+                    return greeted.connection, self._await_others(greeted, deadline)
             patience = min(2 * patience, _LONGEST_PATIENCE)
             self.interrupt.wait(min(time.monotonic() + 0.05 * patience, deadline))
 
     def tell(self, what: AbortReason, deadline: float) -> bool:
-        """Say hello as often as it takes, and then that this rank has failed; whether rank 0 knows
-        of it.
+        """Say hello as often as it takes, and then that this rank has failed.
+
+        Args:
+            what: why it has failed.
+            deadline: of :func:`time.monotonic`.
+
+        Returns:
+            Whether rank 0 knows of it.
         """
         while self.candidates and time.monotonic() < deadline:
             for address in self.candidates:
                 if greeted := self._try(address, ANSWER_WITHIN, deadline):
-                    connection, proof = greeted
-                    with connection:
-                        if _confirmed(connection, CannotCome.because(what, proof)):
+                    with greeted.connection as connection:
+                        if _confirmed(connection, CannotCome.because(what, greeted.proof)):
                             return True
             self.interrupt.wait(min(time.monotonic() + 0.1, deadline))
         return False
@@ -201,29 +238,42 @@ class RendezvousClient:
             self.hello.rank, self.hello.node, Scope.JOB if reported else Scope.RANK
         )
 
-    def _try(
-        self, address: Address, patience: float, deadline: float
-    ) -> tuple[socket.socket, str] | None:
-        """The connection to rank 0, which has proven itself, and our proof for it; None where this
-        is not rank 0.
-        """
+    def _try(self, address: Address, patience: float, deadline: float) -> _Greeted | None:
+        """Greet whoever listens there; None where that is not rank 0, and a note why."""
         connection = socket.socket(address.family, socket.SOCK_STREAM)
         try:
-            return connection, self._greet(connection, address, patience, deadline)
+            proof = self._greet(connection, address, patience, deadline)
         except OSError as error:
             why = os.strerror(error.errno) if error.errno else "did not answer"
-            self.passed_over[_PassedOverError] = f"{address} {why}"
-        except _PassedOverError as reason:
-            self.passed_over[type(reason)] = f"{address} {reason}"
+            self.passed_over[_Kind.SILENT] = f"{address} {why}"
+        except _NotRankZeroError as error:
+            self.passed_over[error.kind] = f"{address} {error.why}"
         except BaseException:
             connection.close()
             raise
+        else:
+            return _Greeted(connection, address, proof)
         connection.close()
         return None
 
     def _greet(
         self, connection: socket.socket, address: Address, patience: float, deadline: float
     ) -> str:
+        """Connect, say hello, and have rank 0 prove itself.
+
+        Args:
+            connection: not yet connected.
+            address: of the one that may be rank 0.
+            patience: seconds to wait for its answer.
+            deadline: of :func:`time.monotonic`.
+
+        Returns:
+            Our proof for rank 0.
+
+        Raises:
+            OSError: nobody answers.
+            _NotRankZeroError: somebody else has answered, or refuses us.
+        """
         nonce = auth.nonce()
         connection.settimeout(max(0.01, min(patience, deadline - time.monotonic())))
         # Between two subnets routes decide: a strict reverse-path filter drops what comes by
@@ -242,15 +292,15 @@ class RendezvousClient:
     def _prove(
         self, connection: socket.socket, nonce: str, greeting: RendezvousMessage | None
     ) -> str:
-        """Our proof, once rank 0's has been checked."""
+        """Check rank 0's proof, and return ours."""
         if isinstance(greeting, Refused):
             why = f"refused it: {greeting.why[:_LONGEST_REASON]}"
             if self.own.kind == "none":
                 # It can verify no answer, and believes this one as it would all others.
                 raise self._refusal(f"rank 0 {why}")
-            raise _RefusedError(why)  # somebody else may hold the port
+            raise _NotRankZeroError(_Kind.REFUSED, why)  # somebody else may hold the port
         if not isinstance(greeting, Seen) or not auth.is_nonce(greeting.nonce):
-            raise _StrangerError("belongs to somebody else")
+            raise _NotRankZeroError(_Kind.STRANGER, "belongs to somebody else")
         challenge = Challenge(
             self.hello.token,
             self.hello.rank,
@@ -260,37 +310,38 @@ class RendezvousClient:
         )
         objection = self.own.why_invalid(greeting.proof, challenge.text(auth.SERVER))
         if objection:
-            raise _RefusedError(f"did not prove that it is rank 0: {objection}")
+            raise _NotRankZeroError(_Kind.REFUSED, f"did not prove that it is rank 0: {objection}")
         try:
             return self.own.sign(challenge.text(auth.CLIENT))
         except auth.ProofError as reason:
-            raise _RefusedError(f"cannot be given a proof: {reason}") from None
+            raise _NotRankZeroError(_Kind.REFUSED, f"cannot be given a proof: {reason}") from None
 
     def _refusal(self, why: str) -> RendezvousError:
         return RendezvousError(f"{self.hello}: {why}", expected=auth.EXPECTED, hint=auth.HINT)
 
     def _not_found(self) -> RendezvousError:
+        """The error at the deadline. Of all that was passed over, who has our token tells most, and
+        a stranger more than an address where nobody listens.
+        """
+        if refused := self.passed_over.get(_Kind.REFUSED):
+            return self._refusal(refused)
+        why = self.passed_over.get(_Kind.STRANGER)
+        why = why or self.passed_over.get(_Kind.SILENT, "nothing tried")
         first, *more = self.candidates
-        if self.hello.address:
-            own = f" ({self.hello.address})"
-        else:
-            own = ""
-        why = self.passed_over.get(_StrangerError) or self.passed_over.get(
-            _PassedOverError, "nothing tried"
-        )
+        where = f"{first} and {len(more)} more" if more else str(first)
+        who = f"{self.hello} ({self.hello.address})" if self.hello.address else str(self.hello)
         return RendezvousError(
-            f"{self.hello}{own} did not reach rank 0 at"
-            f" {first}{f' and {len(more)} more' if more else ''}: {why}",
+            f"{who} did not reach rank 0 at {where}: {why}",
             expected="rank 0 to answer there",
             hint=(
                 "see whether rank 0 started, and whether both nodes' interfaces are on one network"
             ),
         )
 
-    def _await_others(
-        self, connection: socket.socket, proof: str, address: Address, deadline: float
-    ) -> RendezvousInfo:
-        send(connection, Here(proof))
+    def _await_others(self, greeted: _Greeted, deadline: float) -> RendezvousInfo:
+        """Be there, and wait until the last rank has come."""
+        connection = greeted.connection
+        send(connection, Here(greeted.proof))
         if self.lost_after is not None:
             limit_silence(connection, self.lost_after)
         try:
@@ -299,7 +350,7 @@ class RendezvousClient:
             )
         except OSError:
             raise RendezvousError(
-                f"{self.hello} lost rank 0 at {address} during the rendezvous",
+                f"{self.hello} lost rank 0 at {greeted.address} during the rendezvous",
                 expected="rank 0 to stay",
                 hint="see rank 0's own message",
             ) from None

@@ -9,6 +9,7 @@ import errno
 import selectors
 import socket
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -34,7 +35,7 @@ UNPROVEN = 1024  # so many connections without a proof are kept, besides one for
 PATIENCE = 30.0  # seconds after which one of those is closed
 _LONGEST = 4096
 _LONGEST_WORD = 256
-_LINES_SAID = 10
+_MOST_NOTES = 10
 # Connections that are accepted in a row; messages that are read in between.
 _AT_ONCE = 4096
 _BETWEEN = 64
@@ -80,8 +81,9 @@ class AuthenticatedListener:
     interrupt: CancelToken | None = None
     known: dict[socket.socket, PendingPeer] = field(default_factory=dict)
     _waiting: dict[socket.socket, PendingPeer] = field(default_factory=dict)  # the oldest first
+    _said_by_peers: deque[PeerEvent] = field(default_factory=deque)  # and not yet handed on
     _selector: selectors.BaseSelector = field(default_factory=selectors.DefaultSelector)
-    _said: int = 0
+    _notes: int = 0
 
     def __enter__(self) -> Self:
         for listener in self.listening:
@@ -95,15 +97,36 @@ class AuthenticatedListener:
         self._selector.close()
         for stranger in self._waiting:
             stranger.close()
+        for event in self._said_by_peers:
+            if event[2] is None:
+                event[1].close()
 
     def events(self, seconds: float) -> Iterator[PeerEvent]:
-        """Wait once, for at most so many seconds, and hand on what proven peers say.
+        """Hand on what proven peers say: what has come already, else what comes next.
 
-        The first message of each is :class:`Here` or :class:`CannotCome`.
+        Whoever stops in the middle, as by an error, finds the others' words at the next call.
+
+        Args:
+            seconds: to wait at most where nothing has come yet.
+
+        Returns:
+            Each peer's messages in their order; the first is :class:`Here` or
+            :class:`CannotCome`.
 
         Raises:
-            RendezvousError: There are no more descriptors, and none is a stranger's.
+            RendezvousError: there are no more descriptors, and none is a stranger's.
         """
+        if not self._said_by_peers:
+            self._wait_once(seconds)
+        while self._said_by_peers:
+            hello, connection, message = self._said_by_peers.popleft()
+            if message is None:
+                # Not before: whoever handles the peer's last words may still look at its socket.
+                connection.close()
+            yield hello, connection, message
+
+    def _wait_once(self, seconds: float) -> None:
+        """Take in who comes and what is said, waiting for it once."""
         before = time.monotonic() - PATIENCE
         while self._waiting and (oldest := next(iter(self._waiting.values()))).since < before:
             self._close(oldest)
@@ -117,7 +140,7 @@ class AuthenticatedListener:
                     ready.discard(listener)
             if isinstance(key.fileobj, socket.socket):
                 if peer := self.known.get(key.fileobj) or self._waiting.get(key.fileobj):
-                    yield from self._read(peer)
+                    self._read(peer)
             else:
                 # The interrupt stays readable; it has ended this wait.
                 self._selector.unregister(key.fileobj)
@@ -154,12 +177,16 @@ class AuthenticatedListener:
         )
 
     def _close(self, peer: PendingPeer) -> None:
+        self._forget(peer)
+        peer.connection.close()
+
+    def _forget(self, peer: PendingPeer) -> None:
         self._selector.unregister(peer.connection)
         self._waiting.pop(peer.connection, None)
         self.known.pop(peer.connection, None)
-        peer.connection.close()
 
-    def _read(self, peer: PendingPeer) -> Iterator[PeerEvent]:
+    def _read(self, peer: PendingPeer) -> None:
+        """Read what a peer has sent, and see whether it has gone."""
         try:
             piece = peer.connection.recv(_LONGEST)
         except BlockingIOError:
@@ -167,20 +194,25 @@ class AuthenticatedListener:
         except OSError:
             piece = b""
         for line in peer.received.feed(piece):
-            message = RendezvousMessage.decode(line)
-            if peer.connection not in self.known:
-                self._authenticate(peer, message)
+            self._take(peer, RendezvousMessage.decode(line))
             if peer.connection not in self.known and peer.connection not in self._waiting:
                 return  # it has been refused
-            if message and peer.hello and peer.connection in self.known:
-                yield peer.hello, peer.connection, message
-        if not piece or len(peer.received) >= _LONGEST:
-            known = peer.connection in self.known
-            self._close(peer)
-            if known and peer.hello:
-                yield peer.hello, peer.connection, None
-            elif piece:
-                self._note(peer, "it sent no message of srunddp's")
+        if piece and len(peer.received) < _LONGEST:
+            return
+        if peer.hello and peer.connection in self.known:
+            self._forget(peer)
+            self._said_by_peers.append((peer.hello, peer.connection, None))
+            return
+        self._close(peer)
+        if piece:
+            self._note(peer, "it sent no message of srunddp's")
+
+    def _take(self, peer: PendingPeer, message: RendezvousMessage | None) -> None:
+        """Take one message of a peer, and hand it on where the peer has proven itself."""
+        if peer.connection not in self.known:
+            self._authenticate(peer, message)
+        if message and peer.hello and peer.connection in self.known:
+            self._said_by_peers.append((peer.hello, peer.connection, message))
 
     def _authenticate(self, peer: PendingPeer, message: RendezvousMessage | None) -> None:
         """Greet a peer at its hello, and let it in at its proof."""
@@ -210,7 +242,7 @@ class AuthenticatedListener:
             self._refuse(peer, f"its proof is {hello.proof_kind}, rank 0's {self.trust.kind}")
             return
         with suppress(OSError):
-            # It has lost patience, and comes again.
+            # A rank that has waited too long for its turn has closed, and connects again.
             if not peer.connection.recv(1, socket.MSG_PEEK):
                 self._close(peer)
                 return
@@ -234,12 +266,11 @@ class AuthenticatedListener:
         self._note(peer, f"{why}; expected {auth.EXPECTED} -> {auth.HINT}")
 
     def _note(self, peer: PendingPeer, why: str) -> None:
-        self._said += 1
-        if self._said <= _LINES_SAID:
-            self.say(
-                f"refused {peer}:"
-                f" {why}{'; further ones are not named' if self._said == _LINES_SAID else ''}"
-            )
+        self._notes += 1
+        if self._notes > _MOST_NOTES:
+            return
+        more = "; further ones are not named" if self._notes == _MOST_NOTES else ""
+        self.say(f"refused {peer}: {why}{more}")
 
 
 def _is_plausible(hello: Hello) -> bool:

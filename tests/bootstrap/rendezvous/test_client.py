@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 import resource
+import select
 import socket
 import socketserver
 import threading
@@ -814,6 +815,39 @@ def test_who_takes_the_last_descriptor_stays(more: int) -> None:
                 assert isinstance(heard(caller), Seen)
         for caller in callers[:more]:
             assert not caller.recv(1)
+
+
+def test_who_stops_at_one_word_finds_the_others_later() -> None:
+    """As by the error of a rank that failed: the others are to be told of it."""
+    sockets = listen("127.0.0.1", [0])
+    own = hello(0, 3)
+    with (
+        sockets,
+        listener.AuthenticatedListener(
+            listening=[sockets], own=own, trust=UNPROVEN, say=print
+        ) as peers,
+        ExitStack() as stack,
+    ):
+        callers = [
+            stack.enter_context(socket.create_connection(sockets.getsockname())) for _ in range(2)
+        ]
+        for rank, caller in enumerate(callers, 1):
+            caller.sendall(greeting(hello(rank, 3)).encode())
+            while not select.select([caller], [], [], 0.0)[0]:
+                assert not list(peers.events(0.1))
+            assert isinstance(heard(caller), Seen)
+        for caller in callers:
+            caller.sendall(Here("").encode())
+            caller.close()
+        who = []
+        while len(who) < 4:  # what each says, and its end
+            for other, connection, message in peers.events(LONG):
+                who.append((other.rank, type(message).__name__))
+                assert (connection.fileno() == -1) == (message is None)
+                break
+        assert sorted(who) == sorted(
+            (rank, kind) for rank in (1, 2) for kind in ("Here", "NoneType")
+        )
 
 
 def cost_per_rank(size: int) -> float:
