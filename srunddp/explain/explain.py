@@ -19,7 +19,13 @@ from srunddp.bootstrap.environment.detect import KNOWN_LATER, detect, likely_ran
 from srunddp.bootstrap.environment.slurm import has_own
 from srunddp.bootstrap.environment.types import Environment
 from srunddp.bootstrap.network.ifaces_conf import IfacesConfig, load
-from srunddp.bootstrap.network.ifaces_entry import DEFAULT, Entries, IfacesEntry, entry_for
+from srunddp.bootstrap.network.ifaces_entry import (
+    DEFAULT,
+    Entries,
+    IfacesEntry,
+    entry_for,
+    later_entries,
+)
 from srunddp.bootstrap.network.interface import (
     GLOO,
     NCCL,
@@ -245,12 +251,8 @@ class Explanation:
             chosen = None
         unsure = _ELSEWHERE if self.links is None else "see the error"
         if chosen:
-            later = [
-                each
-                for each in config.entries
-                if found and each is not entry and each.matches(found.node)
-            ]
-            yield from _chosen_interface(chosen, entry, later, unsure)
+            others = later_entries(config.entries, entry, found.node) if found else []
+            yield from _chosen_interface(chosen, others, unsure)
         elif entry and not entry.exact:
             yield Row(
                 "interface", entry.rule.removeprefix("interface "), f"{entry.where}; {unsure}"
@@ -405,29 +407,28 @@ class Explanation:
 
 
 def _chosen_interface(
-    chosen: SelectedInterface, entry: IfacesEntry | None, later: Sequence[IfacesEntry], unsure: str
+    chosen: SelectedInterface, others: Sequence[str], unsure: str
 ) -> Iterator[Row]:
     """This node's interface, its address, and the variables that are exported for it.
 
     Args:
         chosen: The interface.
-        entry: The entry of ifaces.conf that decides, if there is one.
-        later: Entries after it that match this node, too.
+        others: Entries of ifaces.conf that match this node, too, and why they do not count.
         unsure: Why the address is not known, where it is not.
     """
-    checked = chosen.address != _UNKNOWN
-    why = chosen.source if checked else f"{chosen.source}; {unsure}"
-    over = [f"{each.where}: matches too, but the first entry counts" for each in later]
-    yield Row("interface", chosen.name, why, [*chosen.passed_over, *over])
-    yield Row("address", chosen.address, f"of {chosen.name}" if checked else unsure)
+    if chosen.address == _UNKNOWN:
+        yield Row(
+            "interface",
+            chosen.name,
+            f"{chosen.source}; {unsure}",
+            [*chosen.passed_over, *others],
+        )
+        yield Row("address", chosen.address, unsure)
+    else:
+        yield Row("interface", chosen.name, chosen.source, [*chosen.passed_over, *others])
+        yield Row("address", chosen.address, f"of {chosen.name}")
     for name, value in chosen.exports.items():
-        if name in chosen.kept:
-            source = "exported"
-        elif entry and name in entry.env:
-            source = entry.where
-        else:
-            source = chosen.source
-        yield Row(name, value, source)
+        yield Row(name, value, chosen.export_sources[name])
 
 
 def _limit_of_ports(forced: range | None, entry: IfacesEntry) -> str:

@@ -52,9 +52,13 @@ class WorkerContext:
 
     Attributes:
         setup: by :func:`srunddp.bootstrap.rendezvous.rank_setup.bind`.
-        script: the user's, as it is on this node; command: how it is to run.
-        supervisor: the pipe to it; mask: the signal mask from before the fork.
-        output: where descriptors 1 and 2 are to go; dump: for stacks; page: for steps.
+        script: the user's, as it is on this node.
+        command: how it is to run.
+        supervisor: the worker's end of the pipe to it.
+        mask: the signal mask from before the fork, which the script is to have.
+        output: where descriptors 1 and 2 are to go.
+        dump: for stacks.
+        page: for steps.
     """
 
     setup: RankSetup
@@ -70,14 +74,18 @@ class WorkerContext:
 def run_worker(context: WorkerContext) -> int:
     """Meet over MPI where that is the channel, wait for the rendezvous, become the script.
 
+    Args:
+        context: what the supervisor has made before the fork.
+
     Returns:
         The script's exit code.
     """
     setup = context.setup
     supervisor = context.supervisor
     environment = setup.environment
-    # Ctrl-C ends the wait for the others, and not with a traceback.
-    interrupt = _end_at(signal.SIGINT)
+    # Ctrl-C ends the wait for the others, and not with a traceback. The script gets the handler
+    # from before.
+    interrupt_handler = _end_at(signal.SIGINT)
     signal.pthread_sigmask(signal.SIG_SETMASK, context.mask)
     for listening in (setup.held and setup.held.rendezvous, setup.deputy):
         if listening:
@@ -85,32 +93,36 @@ def run_worker(context: WorkerContext) -> int:
     _prepare_process(context)
     if environment.world_size > 1 and environment.discovery.starts_mpi:
         supervisor.send(_exchange_over_mpi(setup))
-    if select.select([supervisor.end], [], [], _SOON)[0]:
-        threads = None
-    else:
-        threads = _import_torch(context)
+    imported_with = None
+    if not select.select([supervisor.end], [], [], _SOON)[0]:  # others are late
+        imported_with = _import_torch(context)
     info = supervisor.receive()
     if not isinstance(info, RendezvousInfo):  # the supervisor has ended
         os._exit(RendezvousError.exit_code)
     if environment.is_spare:
         return _wait_as_spare(context)
-    return _become_script(context, info, threads, interrupt)
+    _join_world(context, info, imported_with)
+    signal.signal(signal.SIGINT, interrupt_handler)
+    return _become_script(context)
 
 
-def _become_script(
-    context: WorkerContext, info: RendezvousInfo, threads: dict[str, str] | None, interrupt: Any
-) -> int:
+def _become_script(context: WorkerContext) -> int:
+    """Run the script, tell the supervisor how it has ended, and wait until this rank may leave.
+
+    Returns:
+        The script's exit code.
+    """
     supervisor = context.supervisor
-    environment = context.setup.environment
-    _join_world(context, info, threads)
-    signal.signal(signal.SIGINT, interrupt)
     worker = os.getpid()
     result = user_script.run(context.script)
     if os.getpid() != worker:  # a fork of the script's own that has run to the script's end
         user_script.print_result(result)
         return result.code
     if result.code:
-        _report(result, supervisor, alone=environment.world_size == 1)
+        if context.setup.environment.world_size == 1:
+            _report_alone(result, supervisor)
+        else:
+            _report_to_others(result, supervisor)
     world.wait_for_gloo_threads()
     if result.code == 0:
         _wait_to_leave(supervisor, waits=context.setup.options.max_restarts > 0)
@@ -134,43 +146,62 @@ def _wait_as_spare(context: WorkerContext) -> int:
 
 
 def _import_torch(context: WorkerContext) -> dict[str, str] | None:
-    """While others are late, where the script will do so; the variables for torch's threads, None
-    if not imported.
+    """While other ranks are late, import torch where the script will do so at once.
+
+    How many ranks share this rank's CPUs is known after the rendezvous only, but torch reads the
+    number of its threads when it is imported: it gets a likely one.
+
+    Returns:
+        The variables with that number, empty for torch's own choice; None where torch was not
+        imported here.
     """
-    if (
-        context.command.offline
-        or context.setup.environment.is_spare
-        or "torch" in sys.modules
-        or (before := torch_import.modules_before(context.script)) is None
-    ):
+    if context.command.offline:  # whose variables are set after the rendezvous
         return None
-    here = context.setup.environment.local_world_size or 1
-    bound = cpus.Cpus.here()
-    if here > 1:
-        threads = cpus.threads(os.environ, here if bound.allowed == bound.machine else 1)
-    else:
-        threads = {}
+    if context.setup.environment.is_spare or "torch" in sys.modules:
+        return None
+    before = torch_import.modules_before(context.script)
+    if before is None:
+        return None
+    threads: dict[str, str] = {}
+    ranks_here = context.setup.environment.local_world_size or 1
+    if ranks_here > 1:
+        bound = cpus.Cpus.here()
+        # A rank that is bound to some CPUs likely has them for itself.
+        sharers = ranks_here if bound.allowed == bound.machine else 1
+        threads = cpus.threads(os.environ, sharers)
     torch_import.run(context.script, before, threads)
     return threads
 
 
 def _join_world(
-    context: WorkerContext, info: RendezvousInfo, threads: dict[str, str] | None
+    context: WorkerContext, info: RendezvousInfo, imported_with: dict[str, str] | None
 ) -> None:
-    environ = dict(os.environ)
+    """Give the script its place in the world.
+
+    Args:
+        context: what the supervisor has made before the fork.
+        info: what rank 0 has told.
+        imported_with: the variables that torch was imported with, by :func:`_import_torch`.
+    """
+    # Before install() exports the number of threads, which counts as the user's afterwards.
+    threads: dict[str, str] = {}
+    if info.local_world_size > 1:
+        threads = cpus.threads(os.environ, info.sharers)
     store.install(process_group_context(context.setup, info), ahead=torch_import.ahead)
     # Before the script's handlers, so it is called after them.
     atexit.register(script_end.release_objects)
-    if info.local_world_size > 1:
-        own = cpus.threads(environ, info.sharers)
-    else:
-        own = {}
-    if threads is not None and own and own != threads and "torch" in sys.modules:
-        sys.modules["torch"].set_num_threads(*map(int, own.values()))
+    if imported_with is not None and threads != imported_with:
+        _set_torch_threads(threads)
     if context.setup.options.max_restarts:
         store.surround_import("mpi4py.MPI", partial(_reporting_mpi, context.supervisor))
     if context.command.offline:
         os.environ.update(offline(os.environ) | cpus.threads(os.environ, info.sharers))
+
+
+def _set_torch_threads(threads: dict[str, str]) -> None:
+    """Correct the number of torch's threads, where torch could be imported at all."""
+    if threads and "torch" in sys.modules:
+        sys.modules["torch"].set_num_threads(*map(int, threads.values()))
 
 
 @contextlib.contextmanager
@@ -191,30 +222,44 @@ def _prepare_process(context: WorkerContext) -> None:
     kill_forks_on_exit(os.getpid())
 
 
-def _report(result: user_script.ScriptResult, supervisor: WorkerPipe, *, alone: bool) -> None:
-    """Tell the supervisor at once: what follows may take time, and the others must not be blamed
-    meanwhile.
+def _report_alone(result: user_script.ScriptResult, supervisor: WorkerPipe) -> None:
+    """Print the failure of a single process, and tell the supervisor.
+
+    In this order, as the supervisor prints a line on a restart, which is to follow.
     """
-    error = result.error
-    assert error is not None
-    said = _script_error(error, result)
-    message = ScriptHasFailed(
-        cause=said.cause,
-        exit_code=result.code,
-        weight=int(said.weight),
-        category=said.category.value,
-        traceback=said.traceback,
-        shown=alone,
+    user_script.print_result(result)
+    _send_failure(result, supervisor, shown=True)
+
+
+def _report_to_others(result: user_script.ScriptResult, supervisor: WorkerPipe) -> None:
+    """Tell the supervisor of this rank's failure, and let the script's own hook print it.
+
+    The supervisor first, and at once: what the script's hook does may take time, in which other
+    ranks fail by this one's failure, and would be blamed. The traceback is printed by rank 0's
+    supervisor, if this rank was the first.
+    """
+    _send_failure(result, supervisor, shown=False)
+    sys.excepthook = _without_torch(sys.excepthook)
+    if isinstance(result.error, Stopped):
+        return
+    has_hook = sys.excepthook is not sys.__excepthook__
+    if has_hook or isinstance(result.error, SystemExit):
+        user_script.print_result(result)
+
+
+def _send_failure(result: user_script.ScriptResult, supervisor: WorkerPipe, *, shown: bool) -> None:
+    assert result.error is not None
+    said = _script_error(result.error, result)
+    supervisor.send(
+        ScriptHasFailed(
+            cause=said.cause,
+            exit_code=result.code,
+            weight=int(said.weight),
+            category=said.category.value,
+            traceback=said.traceback,
+            shown=shown,
+        )
     )
-    if alone:  # a restart's line is to follow
-        user_script.print_result(result)
-    supervisor.send(message)
-    # In a world of more, rank 0's supervisor says it; a hook that the script has set is called all
-    # the same.
-    sys.excepthook = sys.excepthook if alone else _without_torch(sys.excepthook)
-    own = sys.excepthook is not sys.__excepthook__ or isinstance(error, SystemExit)
-    if own and not alone and not isinstance(error, Stopped):
-        user_script.print_result(result)
 
 
 def _script_error(error: BaseException, result: user_script.ScriptResult) -> ScriptError:
@@ -231,20 +276,27 @@ def _script_error(error: BaseException, result: user_script.ScriptResult) -> Scr
 
 
 def _without_torch(hook: Any) -> Any:
-    """The hook below ``init_process_group``'s, which prints every victim's traceback with the rank
-    before each line.
+    """The hook below those of ``init_process_group``, each of which prints every victim's traceback
+    with the rank before each line.
+
+    torch has no way to ask for it: the hook is a closure, and the one below it a cell of that.
     """
     while getattr(hook, "__module__", "") == "torch.distributed.distributed_c10d":
-        below = dict(zip(hook.__code__.co_freevars, hook.__closure__ or (), strict=True)).get(
-            "old_hook"
-        )
-        hook = below.cell_contents if below else sys.__excepthook__
+        cells = dict(zip(hook.__code__.co_freevars, hook.__closure__ or (), strict=True))
+        if "old_hook" not in cells:  # another version of torch
+            return sys.__excepthook__
+        hook = cells["old_hook"].cell_contents
     return hook
 
 
 def _wait_to_leave(supervisor: WorkerPipe, *, waits: bool) -> None:
-    """Rank 0 hosts the store, and leaves after the others. Where ``waits``, or with MPI, a rank
-    waits for all.
+    """Tell the supervisor that the script is over, and wait until this process may leave.
+
+    Rank 0 may do so last, as its process hosts the store.
+
+    Args:
+        supervisor: the pipe to it.
+        waits: whether all ranks wait for each other; with MPI they do in any case.
     """
     _end_at(signal.SIGINT)  # the script has ended, and its handlers have nothing left to end
     _end_at(signal.SIGTERM)

@@ -4,12 +4,11 @@ fork, as nsys.
 What a forked worker has in memory comes by a file in memory; sockets and files are inherited.
 """
 
-import copyreg
 import os
 import pickle
 import socket
 import sys
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from srunddp.errors import SrunddpError
 from srunddp.run.worker import WorkerContext, run_worker
@@ -36,17 +35,25 @@ def become(context: WorkerContext) -> NoReturn:
     os.execv(sys.executable, [sys.executable, *flags, "-c", code])
 
 
+class _Pickler(pickle.Pickler):
+    """Writes a socket as its descriptor, which the next program inherits."""
+
+    def reducer_override(self, value: Any) -> Any:
+        """See pickle."""
+        if isinstance(value, socket.socket):
+            return socket.socket, (value.family, value.type, value.proto, value.fileno())
+        return NotImplemented
+
+
 def pack(context: WorkerContext) -> tuple[int, list[int]]:
-    """A file in memory that has it and the variables, as a descriptor; and the descriptors that it
-    speaks of.
+    """Write what the worker is to have to a file in memory, with the environment variables.
+
+    Returns:
+        The file's descriptor, and the descriptors of which it speaks.
     """
     state = memory_file()
     with open(state, "wb", closefd=False) as file:
-        copyreg.pickle(
-            socket.socket,
-            lambda each: (socket.socket, (each.family, each.type, each.proto, each.fileno())),
-        )
-        pickle.dump((context, dict(os.environ)), file)
+        _Pickler(file).dump((context, dict(os.environ)))
     held = context.setup.held
     sockets = [context.supervisor.end, *((held.rendezvous, held.store) if held else ())]
     if context.setup.deputy:
@@ -56,8 +63,9 @@ def pack(context: WorkerContext) -> tuple[int, list[int]]:
 
 
 def unpack(state: int) -> WorkerContext:
-    """What was packed, in a process where the descriptors have the same numbers; its variables
-    become the same, too.
+    """Read what was packed, in a process where the descriptors have the same numbers.
+
+    The environment variables of this process become those of the other one.
     """
     os.lseek(state, 0, os.SEEK_SET)
     with open(state, "rb") as file:
@@ -69,8 +77,11 @@ def unpack(state: int) -> WorkerContext:
 
 
 def main(state: int, inherited: list[int]) -> NoReturn:
-    """Become the worker that another process has prepared: its state, and what else has come, by
-    descriptor.
+    """Become the worker that another process has prepared.
+
+    Args:
+        state: descriptor of the file of :func:`pack`.
+        inherited: the other descriptors, which the script's own children are not to have.
     """
     for descriptor in inherited:
         os.set_inheritable(descriptor, False)

@@ -126,6 +126,18 @@ def entry_for(
     )
 
 
+def later_entries(entries: Entries, chosen: IfacesEntry | None, node: str) -> list[str]:
+    """The other entries that match a node, and why they do not count; for people.
+
+    A start does without: it would have to expand every host list of the file.
+    """
+    return [
+        f"{each.where}: matches too, but the first entry counts"
+        for each in entries
+        if each is not chosen and each.matches(node)
+    ]
+
+
 def port_range(text: str, *, where: str) -> range:
     """Read ``40000-40100``; a ConfigError where the text is not of that form, or not within 1024 to
     65535.

@@ -8,8 +8,8 @@ exact and a leading ``^`` excludes. One choice is exported in both spellings.
 import fnmatch
 import re
 import socket
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from srunddp.bootstrap.environment.types import Environment
@@ -66,7 +66,21 @@ class NetworkInterface:
 
 
 Links = tuple[NetworkInterface, ...]
-_Choice = tuple[str, str, tuple[str, ...]]  # the name, what decided it, and what was not chosen
+
+
+@dataclass(frozen=True)
+class _Choice:
+    """An interface that is chosen by name, and not looked at yet.
+
+    Attributes:
+        name: the interface's.
+        source: what decided it.
+        passed_over: what else could be it, and why it was not taken.
+    """
+
+    name: str
+    source: str
+    passed_over: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -74,12 +88,13 @@ class SelectedInterface:
     """The choice for this rank.
 
     Attributes:
-        name: the interface; address: its numeric address, by which the others know this node if it
-            has several.
+        name: the interface.
+        address: its numeric address, by which the others know this node if it has several.
         exports: ``GLOO_SOCKET_IFNAME``, ``NCCL_SOCKET_IFNAME`` and the entry's ``env``.
         source: the line of ifaces.conf or the variable that decided it.
         kept: the variables among ``exports`` that the user had exported, and that stay.
         passed_over: what else names an interface, or could be it, and why it was not taken.
+        export_sources: for each of ``exports`` what decided it.
     """
 
     name: str
@@ -88,6 +103,7 @@ class SelectedInterface:
     source: str
     kept: tuple[str, ...] = ()
     passed_over: tuple[str, ...] = ()
+    export_sources: Mapping[str, str] = field(default_factory=dict)
 
 
 def select_interface(
@@ -96,38 +112,36 @@ def select_interface(
     """Choose and check this rank's interface among the node's, by ifaces.conf's entries and what
     the user exported.
 
+    Args:
+        entries: of ifaces.conf.
+        environment: this rank's.
+        variables: the environment variables, of which some name an interface.
+        links: the node's interfaces.
+
     Raises:
         ConfigError: the interface is not there, down or without an address; loopback between nodes.
     """
     alone = environment.world_size == 1
     entry = entry_for(entries, environment.node, or_default=alone, interfaces=_listed(links))
-    chooses = entry.interfaces in ((AUTO,), (NEAREST,))
-    says = f"{entry.where}, {entry.rule}"
-    for name, variable in (exported := _exported(variables, links)):
+    exported = _exported(variables, links)
+    for each in exported:
         _checked(
-            name,
+            each.name,
             links,
             environment,
-            f"{variable}={variables[variable]}",
+            f"{each.variable}={variables[each.variable]}",
             Scope.NODE,
-            f"correct {variable}",
+            f"correct {each.variable}",
         )
+    leaves_choice = entry.interfaces in ((AUTO,), (NEAREST,))
     if exported:
-        name, variable = exported[0]
-        choice: _Choice = (
-            name,
-            f"{variable}={variables[variable]}",
-            (f"{says}: exported variables come first",),
-        )
-    elif alone or (chooses and environment.one_node):
-        over: tuple[str, ...] = ()
-        if alone and entry.interfaces != (AUTO,):
-            over = (f"{says}: not needed",)
-        why = f"loopback, as {'a single process' if alone else 'all ranks share one node'}"
-        return _interface(("lo", why, over), "127.0.0.1", entry, variables)
+        choice = _of_user(exported[0], entry, variables)
+    elif alone or (leaves_choice and environment.one_node):
+        choice = _loopback(entry, alone=alone)
+        return _interface(choice, "127.0.0.1", entry, variables)
     elif entry.interfaces == (NEAREST,):
         choice = _nearest(links, environment, variables, entry.where)
-    elif chooses:
+    elif leaves_choice:
         choice = _automatic(links, environment, entry.where)
     else:
         choice = _listed_for(entry, links, environment)
@@ -136,44 +150,73 @@ def select_interface(
         scope = Scope.RANK
     else:
         scope = Scope.NODE
-    link = _checked(choice[0], links, environment, choice[1], scope, "correct this entry")
+    link = _checked(choice.name, links, environment, choice.source, scope, "correct this entry")
     return _interface(choice, _address(link, entry, environment), entry, variables)
 
 
+@dataclass(frozen=True)
+class _Exported:
+    """An interface that the user has chosen, and by which variable."""
+
+    name: str
+    variable: str
+
+
+def _of_user(exported: _Exported, entry: IfacesEntry, variables: Mapping[str, str]) -> _Choice:
+    """The choice of the user's variable, which comes before the entry."""
+    return _Choice(
+        exported.name,
+        f"{exported.variable}={variables[exported.variable]}",
+        (f"{entry.where}, {entry.rule}: exported variables come first",),
+    )
+
+
+def _loopback(entry: IfacesEntry, *, alone: bool) -> _Choice:
+    """The choice of ranks that need no other node."""
+    passed_over: tuple[str, ...] = ()
+    if alone and entry.interfaces != (AUTO,):
+        passed_over = (f"{entry.where}, {entry.rule}: not needed",)
+    who = "a single process" if alone else "all ranks share one node"
+    return _Choice("lo", f"loopback, as {who}", passed_over)
+
+
 def _listed_for(entry: IfacesEntry, links: Links, environment: Environment) -> _Choice:
-    """The interface by the name, pattern or network that is this rank's; what decided it, and the
-    others.
+    """The interface by the name, pattern or network that is this rank's.
+
+    Raises:
+        ConfigError: no interface fits a pattern or network.
     """
     rules = entry.networks or entry.interfaces
     rule = rules[environment.local_rank % len(rules)]
     passed_over: tuple[str, ...] = ()
     if len(rules) > 1:
         passed_over = (f"{entry.where}, {entry.rule}: by local rank, in turn",)
-    if not entry.networks and not is_pattern(rule):
-        return rule, entry.where, passed_over
     if entry.networks:
+        kind = "network"
         fit = [link for link in links if _within(link, rule)]
-    else:
+    elif is_pattern(rule):
+        kind = "interface"
         fit = [link for link in links if fnmatch.fnmatchcase(link.name, rule)]
-    source = f"{entry.where}, {'network' if entry.networks else 'interface'} {rule}"
+    else:
+        return _Choice(rule, entry.where, passed_over)
+    source = f"{entry.where}, {kind} {rule}"
     usable = sorted((link for link in fit if link.up and link.addresses), key=_order)
     if not usable:
-        found = (
-            f"no interface that is up fits {rule} on node {environment.node}, which has"
-            f" {_listed(links)}"
-        )
-        scope = Scope.RANK if len(rules) > 1 else Scope.NODE
         raise ConfigError(
-            found,
+            f"no interface that is up fits {rule} on node {environment.node}, which has"
+            f" {_listed(links)}",
             expected="one with an address",
             hint="correct this entry",
             where=source,
-            scope=scope,
+            scope=Scope.RANK if len(rules) > 1 else Scope.NODE,
         )
     best = usable[0].name
-    first = f"{usable[0].name} comes first by name"
-    others = (f"{link.name}: {why_unusable(link) or first}" for link in fit if link.name != best)
-    return best, source, (*passed_over, *others)
+    others = (
+        f"{link.name}: {why_unusable(link) or f'{best} comes first by name'}"
+        for link in fit
+        if link.name != best
+    )
+    return _Choice(best, source, (*passed_over, *others))
 
 
 def _within(link: NetworkInterface, network: str) -> tuple[str, ...]:
@@ -201,39 +244,53 @@ def _nearest(
     usable = sorted((link for link in links if not why_unusable(link)), key=_order)
     gpu, unknown = pci.own_gpu(environment.local_rank, environment.local_world_size or 1, variables)
     if not gpu or not usable:
-        name, source, passed_over = _automatic(links, environment, where)
-        return name, f"{source}; not by distance to the GPU: {unknown}", passed_over
+        choice = _automatic(links, environment, where)
+        return replace(choice, source=f"{choice.source}; not by distance to the GPU: {unknown}")
     best = [link.name for link in usable if _kind(link) == min(map(_kind, usable))]
-    near = {name: pci.distance(gpu, name) for name in best}
-    nearest = [name for name in best if near[name] == min(near.values())]
+    distances = {name: pci.distance(gpu, name) for name in best}
+    nearest = [name for name in best if distances[name] == min(distances.values())]
     chosen = nearest[environment.local_rank % len(nearest)]
-    why = {
-        name: "as near: by local rank, in turn" if name in nearest else f"farther than {chosen}"
-        for name in best
-    }
-    others = (f"{link.name}: {why.get(link.name, 'slower, or not InfiniBand')}" for link in usable)
-    return (
-        chosen,
-        f"{where}, nearest to GPU {gpu}",
-        tuple(each for each in others if not each.startswith(f"{chosen}:")),
-    )
+    passed_over = []
+    for link in usable:
+        if link.name == chosen:
+            continue
+        if link.name in nearest:
+            why = "as near: by local rank, in turn"
+        elif link.name in best:
+            why = f"farther than {chosen}"
+        else:
+            why = "slower, or not InfiniBand"
+        passed_over.append(f"{link.name}: {why}")
+    return _Choice(chosen, f"{where}, nearest to GPU {gpu}", tuple(passed_over))
 
 
 def _interface(
     choice: _Choice, address: str, entry: IfacesEntry, variables: Mapping[str, str]
 ) -> SelectedInterface:
     """The choice in both spellings and the entry's variables; what the user exported stays."""
-    name, source, passed_over = choice
+    ours = {**entry.env, GLOO: choice.name, NCCL: f"={choice.name}"}
     if ":" in address:
-        family = {"NCCL_SOCKET_FAMILY": "AF_INET6"}
-    else:
-        family = {}
-    ours = {**entry.env, GLOO: name, NCCL: f"={name}", **family}
-    exports = {key: variables.get(key) or value for key, value in ours.items()}
-    kept = tuple(key for key in ours if variables.get(key))
+        ours["NCCL_SOCKET_FAMILY"] = "AF_INET6"
+    sources = {}
+    for name in ours:
+        if variables.get(name):
+            sources[name] = "exported"
+        elif name in entry.env:
+            sources[name] = entry.where
+        else:
+            sources[name] = choice.source
+    passed_over = list(choice.passed_over)
     if variables.get(NCCL, "").startswith("^"):
-        passed_over = (*passed_over, f"{NCCL}={variables[NCCL]}: excludes, and chooses none")
-    return SelectedInterface(name, address, exports, source, kept, passed_over)
+        passed_over.append(f"{NCCL}={variables[NCCL]}: excludes, and chooses none")
+    return SelectedInterface(
+        name=choice.name,
+        address=address,
+        exports={name: variables.get(name) or value for name, value in ours.items()},
+        source=choice.source,
+        kept=tuple(name for name in ours if variables.get(name)),
+        passed_over=tuple(passed_over),
+        export_sources=sources,
+    )
 
 
 def _address(link: NetworkInterface, entry: IfacesEntry, environment: Environment) -> str:
@@ -242,13 +299,10 @@ def _address(link: NetworkInterface, entry: IfacesEntry, environment: Environmen
     """
     if len(link.addresses) == 1:
         return link.addresses[0]
+    own: Sequence[str] = link.addresses
     if entry.networks:
-        networks = entry.networks[environment.local_rank % len(entry.networks) :][:1]
-    else:
-        networks = ()
-    own = [address for network in networks for address in _within(link, network)] or list(
-        link.addresses
-    )
+        network = entry.networks[environment.local_rank % len(entry.networks)]
+        own = _within(link, network) or own
     if len(own) == 1:
         return own[0]
     if environment.master:
@@ -260,31 +314,33 @@ def _address(link: NetworkInterface, entry: IfacesEntry, environment: Environmen
     return min(own, key=lambda host: (host not in known, (":" in host) not in families))
 
 
-def _exported(variables: Mapping[str, str], links: Links) -> list[tuple[str, str]]:
-    """The interfaces that the user's own variables mean on this node, each with the variable;
-    Gloo's come first.
-    """
-    found = [(name, GLOO) for name in variables.get(GLOO, "").split(",") if name]
+def _exported(variables: Mapping[str, str], links: Links) -> list[_Exported]:
+    """The interfaces that the user's own variables mean on this node; Gloo's come first."""
+    found = [_Exported(name, GLOO) for name in variables.get(GLOO, "").split(",") if name]
     nccl = variables.get(NCCL, "")
-    if nccl and not nccl.startswith("^"):
-        fits = str.__eq__ if nccl.startswith("=") else str.startswith
-        wanted = nccl.removeprefix("=").split(",")
-        usable = [link.name for link in links if link.up and link.addresses]
-        # The first one that fits; where none does, what it names first.
-        found.append(
-            (
-                next((name for want in wanted for name in usable if fits(name, want)), wanted[0]),
-                NCCL,
-            )
-        )
-    return found
+    if not nccl or nccl.startswith("^"):  # which excludes
+        return found
+    is_exact = nccl.startswith("=")
+    wanted = nccl.removeprefix("=").split(",")
+    usable = [link.name for link in links if link.up and link.addresses]
+    fitting = (
+        name
+        for want in wanted
+        for name in usable
+        if (name == want if is_exact else name.startswith(want))
+    )
+    # Where none fits, what it names first is wrong by name.
+    return [*found, _Exported(next(fitting, wanted[0]), NCCL)]
 
 
 def _automatic(links: Links, environment: Environment, source: str) -> _Choice:
-    usable = [link for link in links if not why_unusable(link)]
-    passed_over = tuple(
-        f"{link.name}: {why_unusable(link)}" for link in links if why_unusable(link)
-    )
+    usable = []
+    passed_over = []
+    for link in links:
+        if why := why_unusable(link):
+            passed_over.append(f"{link.name}: {why}")
+        else:
+            usable.append(link)
     if not usable:
         raise ConfigError(
             f"node {environment.node} has no interface that reaches other nodes: {_listed(links)}",
@@ -298,8 +354,8 @@ def _automatic(links: Links, environment: Environment, source: str) -> _Choice:
     # The address that the others know this node by is the one they are known to reach.
     known = addresses_of(environment.node)
     best = min(usable, key=lambda link: (not known & set(link.addresses), *_kind(link)))
-    others = tuple(f"{link.name}: {best.name} comes first" for link in usable if link is not best)
-    return best.name, f"auto, {source}", passed_over + others
+    passed_over += [f"{link.name}: {best.name} comes first" for link in usable if link is not best]
+    return _Choice(best.name, f"auto, {source}", tuple(passed_over))
 
 
 def _kind(link: NetworkInterface) -> tuple[bool, int]:

@@ -840,11 +840,10 @@ def test_who_stops_at_one_word_finds_the_others_later() -> None:
             caller.sendall(Here("").encode())
             caller.close()
         who = []
-        while len(who) < 4:  # what each says, and its end
-            for other, connection, message in peers.events(LONG):
-                who.append((other.rank, type(message).__name__))
-                assert (connection.fileno() == -1) == (message is None)
-                break
+        for _ in range(4):  # what each says, and its end
+            other, connection, message = next(iter(peers.events(LONG)))
+            who.append((other.rank, type(message).__name__))
+            assert (connection.fileno() == -1) == (message is None)
         assert sorted(who) == sorted(
             (rank, kind) for rank in (1, 2) for kind in ("Here", "NoneType")
         )
