@@ -6,6 +6,7 @@ from a decision that is wrong is left out.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -218,21 +219,13 @@ class Explanation:
                 found.sources.get(name, KNOWN_LATER),
                 found.not_chosen.get(name, ()),
             )
-        taken = found.discovery
         if found.step or found.master:
-            if found.step:
-                what = "job, step and restart count; TORCHELASTIC_RUN_ID"
-            else:
-                what = "MASTER_ADDR:MASTER_PORT"
-            yield Row("token", discovery.token(found), what)
-        if taken.publishes:
-            yield Row("proof", "secret", f"carried over {taken.name}")
+            yield Row("token", discovery.token(found), discovery.token_source(found))
+        if found.discovery.publishes:
+            yield Row("proof", "secret", f"carried over {found.discovery.name}")
         elif found.world_size > 1:
-            if self.links is not None:
-                kind = auth.choose_authenticator().kind
-            else:
-                kind = _UNKNOWN
-            yield Row("proof", kind, "munge where it works on this node, else none")
+            kind = _UNKNOWN if self.links is None else auth.choose_authenticator().kind
+            yield Row("proof", kind, auth.CHOICE)
 
     def _network(self, found: Environment | None) -> Iterator[Row]:
         """The file of interface entries, this node's interface, and what is exported for it; then
@@ -307,55 +300,82 @@ class Explanation:
     def _rank_zero(
         self, found: Environment, entries: Entries, chosen: SelectedInterface | None
     ) -> Iterator[Row]:
-        """Rank 0's addresses, and the ports that it tries."""
-        way = discovery.working_out(found)
-        forced = self.asked.ports
-        known = not way.publishes
-        try:
-            if known:
-                entry, name = discovery.rank_zero_name(found, entries)
-            else:
-                entry = DEFAULT
-                name = ""
-            ports = discovery.rendezvous_ports(found, entry, forced)
-            where: Sequence[object] = [f"{name}:{port}" for port in ports]
-            if not found.discovery.publishes and self.links is not None:
-                if chosen and chosen.address != _UNKNOWN:
-                    fit = chosen
-                else:
-                    fit = None
-                if found.rank == 0 and fit and not found.one_node:
-                    discovery.check_reachable(found, fit, entry, self.links)
-                where = discovery.candidate_addresses(found, fit, entries, forced)
-        except ConfigError as error:
-            if not found.discovery.publishes:
-                self.errors.append(error)
-                yield Row("rank 0", _UNKNOWN, f"not found: {error}")
-                return
-            known = False
-            entry = DEFAULT
-            ports = discovery.rendezvous_ports(found, DEFAULT, forced)
-        over = [
-            f"{each}: ignored under {found.launcher}"
-            for each in self._set("MASTER_ADDR", "MASTER_PORT")
-        ]
-        if found.master:
-            over = []
+        """Rank 0's addresses, and the ports that it tries.
+
+        Args:
+            found: Who the explained rank is.
+            entries: Of ifaces.conf.
+            chosen: The explained rank's interface, as far as it is known.
+        """
         if found.discovery.publishes:
             yield Row(
-                "rank 0", f"told over {found.discovery.name}", "its interface's address", over
+                "rank 0",
+                f"told over {found.discovery.name}",
+                "its interface's address",
+                found.not_chosen["master"],
             )
-        else:
-            why = [
-                way.source(found, self.variables),
-                *([f"address: of {entry.where}"] if entry.address else []),
-            ]
-            yield Row("rank 0", _few(where), ", ".join(why), over)
-        if known or forced or not any(each.ports for each in entries):
-            rule = _limit_of_ports(forced, entry) + way.ports_rule
-            yield Row("ports", "any" if ports == [0] else _few(ports), rule)
-        else:
-            yield Row("ports", _UNKNOWN, "the entry of rank 0's node is not known")
+            yield self._ports_of_publisher(found, entries)
+            return
+        try:
+            entry, name = discovery.rank_zero_name(found, entries)
+            where = self._addresses_of_rank_zero(found, entries, entry, name, chosen)
+        except ConfigError as error:
+            self.errors.append(error)
+            yield Row("rank 0", _UNKNOWN, f"not found: {error}")
+            return
+        yield Row(
+            "rank 0",
+            _few(where),
+            discovery.place_source(found, entry, self.variables),
+            found.not_chosen["master"],
+        )
+        yield self._ports(found, entry)
+
+    def _addresses_of_rank_zero(
+        self,
+        found: Environment,
+        entries: Entries,
+        entry: IfacesEntry,
+        name: str,
+        chosen: SelectedInterface | None,
+    ) -> Sequence[object]:
+        """Where the others look for rank 0; by its name where this is not that node.
+
+        Args:
+            found: Who the explained rank is.
+            entries: Of ifaces.conf.
+            entry: The one for rank 0's node.
+            name: By which the others look for rank 0.
+            chosen: The explained rank's interface, as far as it is known.
+
+        Raises:
+            ConfigError: They do not find it there.
+        """
+        forced = self.asked.ports
+        if self.links is None:
+            return [f"{name}:{port}" for port in discovery.rendezvous_ports(found, entry, forced)]
+        interface = chosen if chosen and chosen.address != _UNKNOWN else None
+        if interface and found.rank == 0 and not found.one_node:
+            discovery.check_reachable(found, interface, entry, self.links)
+        return discovery.candidate_addresses(found, interface, entries, forced)
+
+    def _ports(self, found: Environment, entry: IfacesEntry) -> Row:
+        ports = discovery.rendezvous_ports(found, entry, self.asked.ports)
+        return Row(
+            "ports",
+            "any" if ports == [0] else _few(ports),
+            discovery.ports_source(found, entry, self.asked.ports),
+        )
+
+    def _ports_of_publisher(self, found: Environment, entries: Entries) -> Row:
+        """The ports where rank 0 tells its own: those that the entry of its node leaves it."""
+        if not discovery.working_out(found).publishes:
+            with contextlib.suppress(ConfigError):
+                entry, _ = discovery.rank_zero_name(found, entries)
+                return self._ports(found, entry)
+        if self.asked.ports or not any(each.ports for each in entries):
+            return self._ports(found, DEFAULT)
+        return Row("ports", _UNKNOWN, "the entry of rank 0's node is not known")
 
     def _device(self, found: Environment | None) -> Row:
         if _VISIBLE not in self.variables:
@@ -429,15 +449,6 @@ def _chosen_interface(
         yield Row("address", chosen.address, f"of {chosen.name}")
     for name, value in chosen.exports.items():
         yield Row(name, value, chosen.export_sources[name])
-
-
-def _limit_of_ports(forced: range | None, entry: IfacesEntry) -> str:
-    """What limits the ports to some, before the rule by which one of these is chosen."""
-    if forced:
-        return f"--port {forced[0]}-{forced[-1]}; "
-    if entry.ports:
-        return f"ports: {entry.ports[0]}-{entry.ports[-1]} of {entry.where}; "
-    return ""
 
 
 def _few(found: Sequence[object]) -> str:

@@ -68,7 +68,7 @@ def detect(
     # A rank's own exports are no contradiction, in what it starts.
     if not identity.master and RANK_PROCESS not in variables:
         _reject_contradictions(identity, variables)
-        notes = (*notes, *_ignored(identity, variables))
+        notes = (*notes, *_note_on_master(identity, variables))
     chosen = _choose_discoveries(identity, objections, variables, channel)
     return Environment(
         launcher=identity.launcher,
@@ -84,6 +84,7 @@ def detect(
         not_chosen={
             **_others_that_name_a_rank(identity, variables),
             "channel": chosen.not_chosen,
+            "master": _ignored_master(identity, variables),
         },
         notes=notes,
     )
@@ -338,11 +339,22 @@ def _reject_contradictions(identity: Identity, variables: Mapping[str, str]) -> 
         )
 
 
-def _ignored(identity: Identity, variables: Mapping[str, str]) -> tuple[str, ...]:
-    """A note on ``MASTER_*`` beside a launcher, which tells itself where rank 0 is."""
-    ignored = [
+def _set_master(variables: Mapping[str, str]) -> list[str]:
+    return [
         f"{name}={variables[name]}" for name in ("MASTER_ADDR", "MASTER_PORT") if name in variables
     ]
+
+
+def _ignored_master(identity: Identity, variables: Mapping[str, str]) -> tuple[str, ...]:
+    """``MASTER_*`` beside a launcher, which tells itself where rank 0 is."""
+    if identity.master:
+        return ()
+    return tuple(f"{each}: ignored under {identity.launcher}" for each in _set_master(variables))
+
+
+def _note_on_master(identity: Identity, variables: Mapping[str, str]) -> tuple[str, ...]:
+    """The note for the user on what :func:`_ignored_master` finds."""
+    ignored = _set_master(variables)
     if not ignored:
         return ()
     return (

@@ -131,8 +131,8 @@ class Environment(Identity):
     Attributes:
         discoveries: the ways to learn where rank 0 is that can be used, the preferred one first;
             empty for a single process.
-        not_chosen: for each of :attr:`sources` what else named the value, and why that does not
-            count where it is not plain.
+        not_chosen: for each of :attr:`sources`, and for ``master``, what else named the value, and
+            why that does not count where it is not plain.
         notes: lines to be said once, such as what was ignored and why.
         node_sizes: with spare nodes, the ranks of each other node, in their order.
         spares: tasks of the spare nodes, which have the numbers from ``world_size`` on in place of

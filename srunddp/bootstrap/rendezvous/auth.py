@@ -177,9 +177,15 @@ class MungeAuthenticator(Authenticator):
 _libc = ctypes.CDLL(None)
 
 
+CHOICE = "munge where it works on this node, else none"
+"""What :func:`choose_authenticator` goes by without a secret, for people."""
+
+
 def choose_authenticator(secret: str = "") -> Authenticator:
-    """This rank's kind of proof; ``secret`` is in hexadecimal, and empty where neither PMI nor MPI
-    carried one.
+    """Choose this rank's kind of proof.
+
+    Args:
+        secret: in hexadecimal; empty where neither PMI nor MPI carried one.
     """
     if secret:
         return HmacAuthenticator(bytes.fromhex(secret))

@@ -3,7 +3,7 @@ it.
 """
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from srunddp._version import __version__
 from srunddp.bootstrap.environment import mpi
@@ -40,6 +40,13 @@ def token(environment: Environment) -> str:
     if environment.master:
         return f"{environment.master[0]}:{environment.master[1]}"
     return os.urandom(8).hex()
+
+
+def token_source(environment: Environment) -> str:
+    """What :func:`token` is made of where all ranks know it, for people."""
+    if environment.step:
+        return "job, step and restart count; TORCHELASTIC_RUN_ID"
+    return "MASTER_ADDR:MASTER_PORT"
 
 
 def hello(environment: Environment, token: str, address: str = "") -> Hello:
@@ -87,6 +94,26 @@ def rendezvous_ports(
     """
     allowed = forced or entry.ports
     return working_out(environment).ports(environment, allowed) or list(allowed or [0])
+
+
+def ports_source(environment: Environment, entry: IfacesEntry, forced: range | None) -> str:
+    """What limits :func:`rendezvous_ports` to some, and the rule by which they follow, for
+    people.
+    """
+    rule = working_out(environment).ports_rule
+    if forced:
+        return f"--port {forced[0]}-{forced[-1]}; {rule}"
+    if entry.ports:
+        return f"ports: {entry.ports[0]}-{entry.ports[-1]} of {entry.where}; {rule}"
+    return rule
+
+
+def place_source(environment: Environment, entry: IfacesEntry, variables: Mapping[str, str]) -> str:
+    """What tells where rank 0 is, for people."""
+    source = working_out(environment).source(environment, variables)
+    if entry.address:
+        return f"{source}, address: of {entry.where}"
+    return source
 
 
 def discover(
@@ -138,8 +165,10 @@ def working_out(environment: Environment) -> Discovery:
 
 
 def rank_zero_name(environment: Environment, entries: Entries) -> tuple[IfacesEntry, str]:
-    """The entry of ifaces.conf for rank 0's node, and the name by which the others look for it, or
-    a ConfigError.
+    """The entry of ifaces.conf for rank 0's node, and the name by which the others look for it.
+
+    Raises:
+        ConfigError: where it is cannot be known.
     """
     zero = working_out(environment).rank_zero(environment)
     entry = entry_for(entries, zero.name) if zero.is_node else DEFAULT
@@ -171,11 +200,14 @@ def candidate_addresses(
 
 
 def _own(environment: Environment, interface: SelectedInterface | None) -> list[str]:
+    """The addresses of this node at which rank 0 may be: its interface's, or any where it has
+    none.
+    """
     if interface:
         return [interface.address]
-    addresses = [address for link in list_interfaces() for address in link.addresses]
     if environment.one_node:
         return ["127.0.0.1"]
+    addresses = [address for link in list_interfaces() for address in link.addresses]
     return [host for host in addresses if not is_loopback(host)]
 
 
@@ -213,15 +245,17 @@ def _own_name(environment: Environment, entry: IfacesEntry) -> str:
 
 def _resolve(name: str, environment: Environment) -> list[str]:
     found = addresses_of(name)
-    node = environment.node
-    if reachable := sorted(host for host in found if environment.one_node or not is_loopback(host)):
+    reachable = sorted(host for host in found if environment.one_node or not is_loopback(host))
+    if reachable:
         return reachable
-    loopback = f"{name} resolves to {', '.join(sorted(found))} on node {node}, which is loopback"
-    text = loopback if found else f"{name} does not resolve on node {node}"
-    expected = "a name for rank 0's address"
+    if found:
+        addresses = ", ".join(sorted(found))
+        text = f"{name} resolves to {addresses} on node {environment.node}, which is loopback"
+    else:
+        text = f"{name} does not resolve on node {environment.node}"
     raise ConfigError(
         text,
-        expected=f"{expected} on the data network",
+        expected="a name for rank 0's address on the data network",
         hint=f"{OTHER_NAME}; with --channel env correct MASTER_ADDR",
         scope=Scope.NODE,
     )
@@ -230,8 +264,16 @@ def _resolve(name: str, environment: Environment) -> list[str]:
 def check_reachable(
     environment: Environment, interface: SelectedInterface, entry: IfacesEntry, links: Links
 ) -> None:
-    """On rank 0: a ConfigError at once when the name that the others will look up is another
-    interface of this node.
+    """On rank 0: refuse at once to wait where nobody will come.
+
+    Args:
+        environment: rank 0's.
+        interface: on which it listens.
+        entry: of ifaces.conf, for its node.
+        links: the interfaces of its node.
+
+    Raises:
+        ConfigError: the name that the others will look up is another interface of this node.
     """
     name = _own_name(environment, entry)
     found = addresses_of(name)
@@ -239,21 +281,20 @@ def check_reachable(
     elsewhere = {
         host: addresses[host] for host in found if host in addresses and not host.startswith("127.")
     }
-    if elsewhere and interface.address not in elsewhere:
-        host, other = next(iter(elsewhere.items()))
-        text = (
-            f"the others look for rank 0 at {name}, which is {host} on {other}; its interface is"
-            f" {interface.name}"
-        )
-        hint = OTHER_NAME
+    if not elsewhere or interface.address in elsewhere:
+        return
+    host, other = next(iter(elsewhere.items()))
+    if environment.master:
+        where = f"MASTER_ADDR={name}"
+        hint = "correct one of the two"
+    else:
         where = entry.where
-        if environment.master:
-            hint = "correct one of the two"
-            where = f"MASTER_ADDR={name}"
-        raise ConfigError(
-            f"{text} ({interface.address})",
-            expected="a name that leads to that interface",
-            hint=hint,
-            where=where,
-            scope=Scope.JOB,
-        )
+        hint = OTHER_NAME
+    raise ConfigError(
+        f"the others look for rank 0 at {name}, which is {host} on {other}; its interface is"
+        f" {interface.name} ({interface.address})",
+        expected="a name that leads to that interface",
+        hint=hint,
+        where=where,
+        scope=Scope.JOB,
+    )
