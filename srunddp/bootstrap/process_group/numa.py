@@ -1,7 +1,7 @@
 """Which CPUs a rank runs on with ``--bind=auto``: cores of the NUMA node that its GPU is on."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -50,71 +50,108 @@ def bind_near_gpu(environment: Environment, variables: Mapping[str, str]) -> Bin
 def plan(
     environment: Environment, variables: Mapping[str, str], mask: set[int], sysfs: Path = SYSFS
 ) -> Binding:
-    """Choose the CPUs of a rank from its affinity mask; nothing is changed. ``sysfs`` is where that
-    is mounted.
+    """Choose the CPUs of a rank from its affinity mask; nothing is changed.
+
+    Args:
+        environment: the rank's.
+        variables: its environment variables, of which some tell which GPUs it sees.
+        mask: its affinity mask.
+        sysfs: where that is mounted.
     """
     whole = cpuset(root=sysfs / "fs/cgroup") or numbers_of(
         text_of(sysfs / "devices/system/cpu/online")
     )
     if mask < whole:
         return Binding(f"bound before srunddp: CPUs {ranges(mask)} of {ranges(whole)}")
-    if (quota := cpu_quota(root=sysfs / "fs/cgroup") or len(mask)) < len(mask):
+    quota = cpu_quota(root=sysfs / "fs/cgroup") or len(mask)
+    if quota < len(mask):
         return Binding(
             f"the control group's quota of {quota:g} CPUs is for all ranks together, wherever"
             " they run"
         )
     try:
-        device, where, peers = _device(environment, variables, sysfs)
+        gpu = _own_gpu(environment, variables, sysfs)
     except ConfigError as error:
         return Binding(error.found)
-    near = mask & numbers_of(
-        text_of(sysfs / "bus/pci/devices" / device["address"] / "local_cpulist")
-    )
-    if device["numa"] < 0 or not near:
-        return Binding(f"{where}: its NUMA node is unknown, or has none of this rank's CPUs")
-    cpus, how = _share(near, peers, environment.local_rank, sysfs)
-    if len(cpus) < asked(variables):
+    beside = text_of(sysfs / "bus/pci/devices" / gpu.device["address"] / "local_cpulist")
+    near = mask & numbers_of(beside)
+    numa_node = gpu.device["numa"]
+    if numa_node < 0 or not near:
+        return Binding(f"{gpu}: its NUMA node is unknown, or has none of this rank's CPUs")
+    share = _share(near, gpu.peers, environment.local_rank, sysfs)
+    if len(share.cpus) < asked(variables):
         return Binding(
-            f"{where}: {asked(variables)} CPUs per task were asked for, and {len(cpus)} are next to"
-            " the GPU"
+            f"{gpu}: {asked(variables)} CPUs per task were asked for, and {len(share.cpus)} are"
+            " next to the GPU"
         )
-    rest = {"on other NUMA nodes": mask - near, "for other ranks with GPUs there": near - cpus}
-    not_chosen = tuple(f"CPUs {ranges(those)}: {why}" for why, those in rest.items() if those)
-    return Binding(f"{where} is on NUMA node {device['numa']}, {how}", frozenset(cpus), not_chosen)
+    rest = {
+        "on other NUMA nodes": mask - near,
+        "for other ranks with GPUs there": near - share.cpus,
+    }
+    return Binding(
+        f"{gpu} is on NUMA node {numa_node}, {share.how}",
+        share.cpus,
+        tuple(f"CPUs {ranges(cpus)}: {why}" for why, cpus in rest.items() if cpus),
+    )
 
 
-def _device(
-    environment: Environment, variables: Mapping[str, str], sysfs: Path
-) -> tuple[Device, str, list[int]]:
-    """The rank's GPU, its name, and the local ranks with GPUs of its NUMA node; none where those
-    are not visible.
+@dataclass(frozen=True)
+class _OwnGpu:
+    """The GPU that a rank will use.
+
+    Attributes:
+        index: its number among those that the rank sees.
+        device: what NVML and PCI say of it.
+        peers: the local ranks whose GPUs are on the same NUMA node, this one included; empty where
+            the ranks do not see each other's GPUs.
+    """
+
+    index: int
+    device: Device
+    peers: tuple[int, ...]
+
+    def __str__(self) -> str:
+        return f"cuda:{self.index} at {self.device['address']}"
+
+
+def _own_gpu(environment: Environment, variables: Mapping[str, str], sysfs: Path) -> _OwnGpu:
+    """Find the rank's GPU, as the script will choose it.
+
+    Raises:
+        ConfigError: none is visible, or which one it will be is not known yet.
     """
     view = look(variables.get("CUDA_VISIBLE_DEVICES"), sysfs)
-    size = environment.local_world_size or 0
     visible = view.devices
-    by_speed = len(view.models) > 1 and variables.get("CUDA_DEVICE_ORDER") != "PCI_BUS_ID"
     if not visible:
         raise ConfigError(
             f"no GPU is visible: {view.error or view.missing or 'see CUDA_VISIBLE_DEVICES'}"
         )
-    if len(visible) > 1 and (environment.local_rank >= size or by_speed):
-        if by_speed:
-            why = "CUDA numbers different models by speed"
-        else:
-            why = "how many ranks share them is not known yet"
-        raise ConfigError(f"which of {len(visible)} GPUs this rank will use is not known: {why}")
-    own = has_own(variables, size, len(visible))
-    index = device_index(environment.local_rank, size, len(visible), own=own)
+    ranks_here = environment.local_world_size or 0
+    if len(visible) > 1:
+        unknown = f"which of {len(visible)} GPUs this rank will use is not known"
+        if len(view.models) > 1 and variables.get("CUDA_DEVICE_ORDER") != "PCI_BUS_ID":
+            raise ConfigError(f"{unknown}: CUDA numbers different models by speed")
+        if environment.local_rank >= ranks_here:
+            raise ConfigError(f"{unknown}: how many ranks share them is not known yet")
+    own = has_own(variables, ranks_here, len(visible))
+    index = device_index(environment.local_rank, ranks_here, len(visible), own=own)
     device = visible[index]
-    ranks = range(size if size <= len(visible) and not own else 0)
-    where = f"cuda:{index} at {device['address']}"
-    return device, where, [rank for rank in ranks if visible[rank]["numa"] == device["numa"]]
+    peers: tuple[int, ...] = ()
+    if ranks_here <= len(visible) and not own:  # each local rank uses the GPU of its number
+        peers = tuple(rank for rank in range(ranks_here) if visible[rank]["numa"] == device["numa"])
+    return _OwnGpu(index, device, peers)
 
 
-def _share(near: set[int], peers: list[int], local_rank: int, sysfs: Path) -> tuple[set[int], str]:
-    """This rank's cores, each with all its hardware threads, of those that it has in common with
-    its peers.
-    """
+@dataclass(frozen=True)
+class _Share:
+    """The CPUs of one rank among those next to its GPU, and how it comes to them."""
+
+    cpus: frozenset[int]
+    how: str
+
+
+def _share(near: set[int], peers: Sequence[int], local_rank: int, sysfs: Path) -> _Share:
+    """Share the cores next to a GPU out among its peers, each with all its hardware threads."""
     topology = sysfs / "devices/system/cpu"
     siblings = (
         (text_of(topology / f"cpu{cpu}/topology/thread_siblings_list") or cpu, cpu)
@@ -123,9 +160,10 @@ def _share(near: set[int], peers: list[int], local_rank: int, sysfs: Path) -> tu
     cores = list(group_by_key(siblings).values())
     count = len(peers)
     if local_rank not in peers or len(cores) < count:
-        return near, f"all {len(cores)} cores, which other ranks may use too"
+        return _Share(frozenset(near), f"all {len(cores)} cores, which other ranks may use too")
     place = peers.index(local_rank)
     own = cores[len(cores) * place // count : len(cores) * (place + 1) // count]
-    return set(
-        chain(*own)
-    ), f"{len(own)} of {len(cores)} cores, as {count} of the node's ranks have GPUs there"
+    return _Share(
+        frozenset(chain(*own)),
+        f"{len(own)} of {len(cores)} cores, as {count} of the node's ranks have GPUs there",
+    )

@@ -319,6 +319,11 @@ def without_reverse_dns() -> Iterator[None]:
     TCPStore looks up the name of the address it connects to, for a log line. Where reverse DNS does
     not answer, that costs up to ten seconds and prints a warning that users take for the cause of
     other trouble.
+
+    torch has no option for it, and glibc's own, ``RES_OPTIONS`` and ``resolv.conf``, count for the
+    whole process and are read once. What is left is the resolver's state, which each thread has for
+    itself: with no name server in it only /etc/hosts is asked. Its layout is glibc's ABI, see
+    resolv.h; other C libraries and 32-bit machines keep the look-ups.
     """
     import platform
 
@@ -330,7 +335,7 @@ def without_reverse_dns() -> Iterator[None]:
         yield
         return
     libc = ctypes.CDLL(None)
-    libc.__res_init()
+    libc.__res_init()  # else glibc would fill the state in at the first look-up
     libc.__res_state.restype = ctypes.POINTER(ctypes.c_int)
     resolver = libc.__res_state()
     level = _log_level()

@@ -47,9 +47,12 @@ class RendezvousServer:
     has no effect.
 
     Attributes:
-        own: rank 0's hello; held: its sockets; channel: over which the others learn of them.
+        own: rank 0's hello.
+        held: its sockets.
+        channel: over which the others learn of them.
         layout: the node of each rank as far as the launcher tells, to name those that do not come.
-        trust: rank 0's kind of proof; say: takes a line for the log.
+        trust: rank 0's kind of proof.
+        say: takes a line for the log.
         interrupt: ends the gathering by this rank's own failure.
         spares: how many tasks of spare nodes there are beside the ranks.
         every: seconds between two lines that say who is missing.
@@ -118,10 +121,18 @@ class RendezvousServer:
             if now >= next_word:
                 self.say(f"waiting for {fold_ranks(self._missing(), self.layout)}")
                 next_word += self.every
-            for hello, connection, message in listener.events(min(deadline, next_word) - now):
-                self._take(hello, connection, message)
-            if self.interrupt and self.interrupt.failure:
-                raise self.interrupt.failure.error_of(self.own.rank, self.own.node)
+            self._take_what_comes(listener, min(deadline, next_word))
+
+    def _take_what_comes(self, listener: AuthenticatedListener, until: float) -> None:
+        """Wait once, until a time of :func:`time.monotonic` at most, and take what ranks say.
+
+        Raises:
+            SrunddpError: a rank has failed, this one too, or does not fit.
+        """
+        for hello, connection, message in listener.events(until - time.monotonic()):
+            self._take(hello, connection, message)
+        if self.interrupt and self.interrupt.failure:
+            raise self.interrupt.failure.error_of(self.own.rank, self.own.node)
 
     def _take(
         self, hello: Hello, connection: socket.socket, message: RendezvousMessage | None
@@ -153,24 +164,24 @@ class RendezvousServer:
         raise reason.error_of(hello.rank, hello.node)
 
     def _objection(self, hello: Hello) -> str:
-        if hello.version != self.own.version:
-            versions = (
-                f"srunddp {hello.version or 'of another version'}, {self.own} has"
-                f" {self.own.version}"
-            )
+        """Why a rank cannot be one of this world; empty where it can."""
+        own = self.own
+        if hello.version != own.version:
             return (
-                f"{hello} has {versions}; expected one version on all nodes -> start all ranks from"
-                " one installation"
+                f"{hello} has srunddp {hello.version or 'of another version'}, {own} has"
+                f" {own.version}; expected one version on all nodes -> start all ranks from one"
+                " installation"
             )
-        if hello.world_size != self.own.world_size or not 0 <= hello.rank < self.own.world_size:
-            sizes = f"{hello.world_size} ranks, rank 0 counts {self.own.world_size}"
+        if hello.world_size != own.world_size or not 0 <= hello.rank < own.world_size:
             return (
-                f"{hello} counts {sizes}; expected one world size -> start all ranks with one"
-                " command"
+                f"{hello} counts {hello.world_size} ranks, rank 0 counts {own.world_size}; expected"
+                " one world size -> start all ranks with one command"
             )
-        if (":" in hello.address) != (":" in self.own.address):
-            found = f"{hello} has {hello.address}, {self.own} has {self.own.address}"
-            return f"{found}; expected IPv4 on all nodes or IPv6 on all -> correct ifaces.conf"
+        if (":" in hello.address) != (":" in own.address):
+            return (
+                f"{hello} has {hello.address}, {own} has {own.address}; expected IPv4 on all nodes"
+                " or IPv6 on all -> correct ifaces.conf"
+            )
         before = self._here.get(hello.rank)
         # A rank that lost patience says hello again; two processes must not share a rank.
         if before and (before.node, before.pid) != (hello.node, hello.pid):
@@ -190,14 +201,16 @@ class RendezvousServer:
 
     def _absent(self) -> RendezvousError:
         missing = self._missing()
-        expected = f"all of them on {self.held.rendezvous_address}"
-        found = (
+        return RendezvousError(
             f"{len(missing)} of {self.own.world_size} ranks did not come:"
-            f" {fold_ranks(missing, self.layout)}"
+            f" {fold_ranks(missing, self.layout)}",
+            expected=f"all of them on {self.held.rendezvous_address}",
+            hint=(
+                "see whether they started, and whether their interface reaches it; `srunddp check`"
+                " names the nodes that do not answer each other"
+            ),
+            scope=Scope.JOB,
         )
-        hint = "see whether they started, and whether their interface reaches it; "
-        hint += "`srunddp check` names the nodes that do not answer each other"
-        return RendezvousError(found, expected=expected, hint=hint, scope=Scope.JOB)
 
     def _tell(self) -> RendezvousInfo:
         numbers = sorted(self._here)

@@ -31,10 +31,12 @@ class SpareNodeServer(RendezvousServer):
     a spare node.
 
     Ranks move by whole nodes, and the others keep theirs. A task of a spare node is told its rank,
-    and comes again as that one.
+    and comes again as that one, so that it is expected under another number.
 
     Attributes:
-        sizes: the ranks of each node; expected: the numbers of those that may still come.
+        sizes: the ranks of each node.
+        expected: the numbers of those that may still come, or have come. Who is given up leaves it,
+            and a rank joins it when it is given to a task of a spare node.
         within: seconds after which who has not come is lost, and has ended its worker.
         not_before: time of :func:`time.monotonic` before which the workers of a lost node may be
             running.
@@ -59,27 +61,27 @@ class SpareNodeServer(RendezvousServer):
         self._moved |= dict.fromkeys(range(self.sizes[0]), self.own.node)
 
     def _await_all(self, listener: AuthenticatedListener, deadline: float) -> None:
-        give_up = time.monotonic() + self.within
-        has_quorum = False
+        # The deadline is that of a first start, whose ranks may come late. After a restart who does
+        # not come within `within` is lost.
+        self._await_expected(listener)
+        self._check_quorum()
         while True:
-            now = time.monotonic()
-            missing = self.expected - {*self._here}
-            if not missing or now >= give_up:
-                if not has_quorum:
-                    self._check_quorum()
-                    has_quorum = True
-                self.expected -= missing
-                if vacant := {*range(sum(self.sizes))} - {*self._here}:
-                    self._replace(vacant)
-                    give_up = now + self.within
-                    continue
-                if now >= self.not_before:
-                    return
-            due = give_up if missing else self.not_before
-            for hello, connection, message in listener.events(due - now):
-                self._take(hello, connection, message)
-            if self.interrupt and self.interrupt.failure:
-                raise self.interrupt.failure.error_of(self.own.rank, self.own.node)
+            self.expected &= {*self._here}  # the others are given up
+            vacant = {*range(sum(self.sizes))} - {*self._here}
+            if vacant:
+                self._replace(vacant)
+                self._await_expected(listener)  # those that were moved come again
+            elif time.monotonic() < self.not_before:
+                # One that has come may be lost meanwhile, and its ranks vacant again.
+                self._take_what_comes(listener, self.not_before)
+            else:
+                return
+
+    def _await_expected(self, listener: AuthenticatedListener) -> None:
+        """Wait until all that are expected are here, or will not come any more."""
+        give_up = time.monotonic() + self.within
+        while self.expected - {*self._here} and time.monotonic() < give_up:
+            self._take_what_comes(listener, give_up)
 
     def _take(
         self, hello: Hello, connection: socket.socket, message: RendezvousMessage | None
