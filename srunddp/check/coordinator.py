@@ -268,8 +268,8 @@ def coordinate(
     published = protocol.encode_advertisement(
         token, [Address(*each.getsockname()[:2]) for each in listening]
     )
-    own, trust, _ = discovery.introduce(environment, _published(context, published, timeout))
-    return gather(own, listening, trust, handle, deadline)
+    introduction = discovery.introduce(environment, _published(context, published, timeout))
+    return gather(introduction.hello, listening, introduction.trust, handle, deadline)
 
 
 def join(
@@ -286,8 +286,13 @@ def join(
     environment = context.environment
     deadline = time.monotonic() + timeout
     try:
-        hello, own, addresses = discovery.introduce(environment, _published(context, None, timeout))
-        connection = _find(addresses or _candidates(context, ports), hello, deadline, own)
+        introduction = discovery.introduce(environment, _published(context, None, timeout))
+        connection = _find(
+            introduction.addresses or _candidates(context, ports),
+            introduction.hello,
+            deadline,
+            introduction.trust,
+        )
     except SrunddpError as error:
         write_stderr(f"srunddp: {command} on {environment.node}: error: {error}\n")
         return 0, False

@@ -17,34 +17,40 @@ ahead = False  # whether torch was imported before the script did so
 
 
 def modules_before(script: Script) -> list[str] | None:
-    """The packages that a file imports before torch; None where anything but such imports comes
-    before it.
-    """
-    import ast  # most runs need none of it
+    """The packages that a file imports before torch.
 
+    Returns:
+        Those that are not imported yet; None where the file does not import torch, or does anything
+        before that besides importing packages that change nothing.
+    """
     if script.module or not script.name.endswith(".py"):
         return None
-    found: list[str] = []
+    before: list[str] = []
     with suppress(OSError, SyntaxError, ValueError):
-        for statement in ast.parse(Path(script.name).read_bytes()).body:
-            if isinstance(statement, ast.Import):
-                names = [each.name for each in statement.names]
-            else:
-                names = []
-            if isinstance(statement, ast.ImportFrom):
-                names.append(statement.module or "")
-            if not names and not (
-                isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
-            ):
+        for name in _first_imports(Path(script.name).read_bytes()):
+            if name == "torch":
+                return before
+            if name not in (*sys.stdlib_module_names, *_HARMLESS) or _is_beside(script, name):
                 return None
-            for name in (each.partition(".")[0] for each in names):
-                if name == "torch":
-                    return found
-                if name not in (*sys.stdlib_module_names, *_HARMLESS) or _is_beside(script, name):
-                    return None
-                if name not in sys.modules:
-                    found.append(name)
+            if name not in sys.modules:
+                before.append(name)
     return None
+
+
+def _first_imports(text: bytes) -> Iterator[str]:
+    """The packages of the imports at the top of a file, until it does something else."""
+    import ast  # most runs need none of it
+
+    for statement in ast.parse(text).body:
+        match statement:
+            case ast.Import(names=names):
+                yield from (each.name.partition(".")[0] for each in names)
+            case ast.ImportFrom(module=module):
+                yield (module or "").partition(".")[0]
+            case ast.Expr(value=ast.Constant()):  # a docstring
+                pass
+            case _:
+                return
 
 
 def _is_beside(script: Script, name: str) -> bool:

@@ -22,8 +22,6 @@ from srunddp.errors import ConfigError, ConfigFileError, Scope, did_you_mean
 from srunddp.util.hostlist import expand
 from srunddp.util.yaml_source import shown, yaml_position
 
-# Of an entry, where they are not called as the key.
-_FIELDS = {"interface": "interfaces", "network": "networks"}
 _ENTRY = "write `- nodes: …` and `interface: …`"
 _ENV = "write env: {NCCL_IB_HCA: mlx5_0}"
 
@@ -69,7 +67,7 @@ class Reader:
 
     def _entry(self, node: yaml.Node) -> IfacesEntry | None:
         before = len(self._errors)
-        given = dict[str, Any]()
+        given: dict[str, Any] = {}
         with self._collecting():
             pairs = self._mapping(node, _ENTRY)
             for name, (key, value) in pairs.items():
@@ -81,11 +79,19 @@ class Reader:
                             f"one of {', '.join(self._keys)}",
                             did_you_mean(name.lower(), self._keys, 0.5) or "remove it",
                         )
-                    given[_FIELDS.get(name, name)] = self._keys[name](value)
+                    given[name] = self._keys[name](value)
             if before == len(self._errors):
                 self._check_keys(node, pairs)
         if before == len(self._errors):
-            return IfacesEntry(**given, where=yaml_position(self._path, node))
+            return IfacesEntry(
+                nodes=given["nodes"],
+                interfaces=given.get("interface", ()),
+                networks=given.get("network", ()),
+                address=given.get("address", ""),
+                env=given.get("env", {}),
+                ports=given.get("ports"),
+                where=yaml_position(self._path, node),
+            )
         return None
 
     def _check_keys(self, node: yaml.Node, pairs: dict[str, tuple[yaml.Node, yaml.Node]]) -> None:
@@ -97,13 +103,18 @@ class Reader:
                 "one of them",
                 "remove one; network is for nodes whose interfaces have different names",
             )
-        if missing := "nodes" if "nodes" not in pairs else "" if decides else "interface":
-            raise self._wrong(
-                node,
-                f"an entry without {missing}",
-                "nodes, and interface or network",
-                f"add `{missing}: …`",
-            )
+        if "nodes" not in pairs:
+            missing = "nodes"
+        elif not decides:
+            missing = "interface"
+        else:
+            return
+        raise self._wrong(
+            node,
+            f"an entry without {missing}",
+            "nodes, and interface or network",
+            f"add `{missing}: …`",
+        )
 
     def _nodes(self, node: yaml.Node) -> str:
         listed = isinstance(node, yaml.SequenceNode)
@@ -242,7 +253,8 @@ def _meant(name: str) -> tuple[str, str]:
             "a name as `ip link` shows it",
             f"for a network write `network: {name}` instead of interface",
         )
-    if len(parts := re.findall(r"[^\s,]+", name)) > 1:
+    parts = re.findall(r"[^\s,]+", name)
+    if len(parts) > 1:
         return (
             "a name as `ip link` shows it",
             f"for one interface a rank write [{', '.join(parts)}]",

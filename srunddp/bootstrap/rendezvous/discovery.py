@@ -4,6 +4,7 @@ it.
 
 import os
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 from srunddp._version import __version__
 from srunddp.bootstrap.environment import mpi
@@ -49,9 +50,29 @@ def token_source(environment: Environment) -> str:
     return "MASTER_ADDR:MASTER_PORT"
 
 
+@dataclass(frozen=True)
+class Introduction:
+    """How a rank comes to rank 0, or receives others as such.
+
+    Attributes:
+        hello: what it says of itself.
+        trust: its kind of proof.
+        addresses: where rank 0 has published that it listens; empty where it publishes nothing, and
+            each rank works that out.
+    """
+
+    hello: Hello
+    trust: Authenticator
+    addresses: list[Address]
+
+
 def hello(environment: Environment, token: str, address: str = "") -> Hello:
-    """What this rank says of itself; ``address`` is that of its interface, to connect from, and
-    empty for any.
+    """What this rank says of itself.
+
+    Args:
+        environment: this rank's.
+        token: of the run.
+        address: of its interface, to connect from; empty for any.
     """
     return Hello(
         token=token,
@@ -67,21 +88,27 @@ def hello(environment: Environment, token: str, address: str = "") -> Hello:
     )
 
 
-def introduce(
-    environment: Environment, published: str, address: str = ""
-) -> tuple[Hello, Authenticator, list[Address]]:
-    """What this rank says of itself, as :func:`hello`, its proof, and where rank 0 has published
-    that it is.
+def introduce(environment: Environment, published: str, address: str = "") -> Introduction:
+    """Make up what this rank says of itself, and how it proves that it belongs to the run.
 
-    ``published`` is empty where rank 0 publishes nothing.
+    Args:
+        environment: this rank's.
+        published: what rank 0 has published; empty where it publishes nothing.
+        address: of this rank's interface, to connect from; empty for any.
+
+    Raises:
+        PeerError: rank 0 has published that it failed.
+        RendezvousError: what it has published is no announcement.
     """
     if not published:
-        return hello(environment, token(environment), address), choose_authenticator(), []
-    found = decode_advertisement(published)
-    return (
-        hello(environment, found.token, address),
-        choose_authenticator(found.secret),
-        found.addresses,
+        return Introduction(
+            hello(environment, token(environment), address), choose_authenticator(), []
+        )
+    advertisement = decode_advertisement(published)
+    return Introduction(
+        hello(environment, advertisement.token, address),
+        choose_authenticator(advertisement.secret),
+        advertisement.addresses,
     )
 
 
@@ -90,15 +117,20 @@ def rendezvous_ports(
 ) -> list[int]:
     """The ports that rank 0 tries for the rendezvous, and the others look at, in order.
 
-    A firewall leaves open those of ``--port``, or of the entry of ifaces.conf for rank 0's node.
+    Args:
+        environment: this rank's.
+        entry: of ifaces.conf for rank 0's node, which may say which ports a firewall leaves open.
+        forced: those of ``--port``, which come before the entry's; None without.
     """
     allowed = forced or entry.ports
     return working_out(environment).ports(environment, allowed) or list(allowed or [0])
 
 
 def ports_source(environment: Environment, entry: IfacesEntry, forced: range | None) -> str:
-    """What limits :func:`rendezvous_ports` to some, and the rule by which they follow, for
-    people.
+    """What limits :func:`rendezvous_ports` to some, and the rule by which they follow, for people.
+
+    Args:
+        environment, entry, forced: as there.
     """
     rule = working_out(environment).ports_rule
     if forced:
@@ -109,7 +141,13 @@ def ports_source(environment: Environment, entry: IfacesEntry, forced: range | N
 
 
 def place_source(environment: Environment, entry: IfacesEntry, variables: Mapping[str, str]) -> str:
-    """What tells where rank 0 is, for people."""
+    """What tells where rank 0 is, for people.
+
+    Args:
+        environment: this rank's.
+        entry: of ifaces.conf for rank 0's node.
+        variables: this rank's environment variables.
+    """
     source = working_out(environment).source(environment, variables)
     if entry.address:
         return f"{source}, address: of {entry.where}"
@@ -184,7 +222,16 @@ def candidate_addresses(
     """Where rank 0 may listen, worked out from what this rank knows.
 
     If it shares this rank's node, that is this rank's interface, or any of them where it has none.
-    A ConfigError where its node cannot be known, or its name leads nowhere that other nodes reach.
+
+    Args:
+        environment: this rank's.
+        interface: this rank's; None where that could not be chosen.
+        entries: of ifaces.conf.
+        forced: the ports of ``--port``; None without.
+
+    Raises:
+        ConfigError: rank 0's node cannot be known, or its name leads nowhere that other nodes
+            reach.
     """
     entry, name = rank_zero_name(environment, entries)
     here = working_out(environment).rank_zero(environment).here
@@ -214,8 +261,12 @@ def _own(environment: Environment, interface: SelectedInterface | None) -> list[
 def resolve_node(
     environment: Environment, interface: SelectedInterface | None, entries: Entries
 ) -> list[str]:
-    """On rank 0: those of this node's own addresses at which the others look for it, by its name or
-    beside it.
+    """On rank 0: those of this node's own addresses at which the others look for it.
+
+    Args:
+        environment: rank 0's.
+        interface: rank 0's, at which ranks of this node look; None where that could not be chosen.
+        entries: of ifaces.conf.
     """
     if interface:
         beside = [interface.address]

@@ -120,9 +120,12 @@ def _answer_others(
     from srunddp.bootstrap.rendezvous.server import tell_all
 
     published = options.rejoin.published if options.rejoin else ""
-    own, trust, _ = discovery.introduce(environment, published)
+    introduction = discovery.introduce(environment, published)
     with AuthenticatedListener(
-        listening=listening, own=own, trust=trust, say=lambda _: None
+        listening=listening,
+        own=introduction.hello,
+        trust=introduction.trust,
+        say=lambda _: None,
     ) as listener:
         tell_all(listener, reason, {0}, seconds if listening else 0.0)
         for each in (*listening, *listener.known):
@@ -154,12 +157,13 @@ def _tell_rank_zero(
             published = environment.discovery.exchange(None, environment, within)
         case RankZeroIs.WORKED_OUT:
             pass
-    hello, trust, addresses = discovery.introduce(environment, published)
-    if not published:
-        addresses = discovery.candidate_addresses(
-            environment, interface, _entries(options), options.ports
-        )
-    return client.report_failure(addresses, hello, trust, reason, deadline)
+    introduction = discovery.introduce(environment, published)
+    addresses = introduction.addresses or discovery.candidate_addresses(
+        environment, interface, _entries(options), options.ports
+    )
+    return client.report_failure(
+        addresses, introduction.hello, introduction.trust, reason, deadline
+    )
 
 
 def _entries(options: RendezvousOptions) -> Entries:

@@ -11,14 +11,17 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import Enum, auto
+from typing import TYPE_CHECKING
 
 from srunddp.bootstrap.environment.types import Environment
 from srunddp.bootstrap.rendezvous import discovery
-from srunddp.bootstrap.rendezvous.auth import Authenticator
-from srunddp.bootstrap.rendezvous.discovery import Broadcast, Say
-from srunddp.bootstrap.rendezvous.messages import Hello, RendezvousInfo
-from srunddp.bootstrap.rendezvous.protocol import Address, CancelToken, RendezvousResult
+from srunddp.bootstrap.rendezvous.discovery import Broadcast, Introduction, Say
+from srunddp.bootstrap.rendezvous.messages import RendezvousInfo
+from srunddp.bootstrap.rendezvous.protocol import BoundSockets, CancelToken, RendezvousResult
 from srunddp.bootstrap.rendezvous.rank_setup import RankSetup, Rejoin, SpareNodeTerms
+
+if TYPE_CHECKING:
+    from srunddp.bootstrap.rendezvous.server import RendezvousServer
 
 # So many seconds later than another one a rank may see that rank 0 is gone.
 _SEEN_LATER = 20.0
@@ -70,10 +73,23 @@ def rendezvous(
     if role is Role.ALONE:
         return _alone(setup)
     deadline = time.monotonic() + setup.options.timeout
-    introduction = _introduce(setup, over_mpi, say)
-    if role is Role.RANK_ZERO:
-        return _as_rank_zero(setup, introduction, deadline, say, interrupt, on_quorum)
-    return _as_other(setup, introduction, deadline, interrupt)
+    channel, published = _learn_from_rank_zero(setup, over_mpi, say)
+    introduction = _introduce(setup, published)
+    if role is Role.OTHER:
+        return _as_other(setup, introduction, deadline, interrupt)
+    if not introduction.addresses:
+        check_that_others_can_find_us(setup.environment)
+    assert setup.held
+    rank_zero = _RankZero(
+        setup=setup,
+        held=setup.held,
+        introduction=introduction,
+        channel=channel,
+        say=say,
+        interrupt=interrupt,
+        on_quorum=on_quorum,
+    )
+    return rank_zero.server().accept_all(deadline)
 
 
 def _alone(setup: RankSetup) -> RendezvousResult:
@@ -91,114 +107,92 @@ def _alone(setup: RankSetup) -> RendezvousResult:
     return RendezvousResult(meeting=meeting, connections={}, nodes={0: environment.node})
 
 
-@dataclass(frozen=True)
-class _Introduction:
-    """What a rank says of itself, and what it has learnt of rank 0 so far.
-
-    Attributes:
-        channel: over which rank 0 is found.
-        hello: this rank's.
-        trust: this rank's kind of proof.
-        published: where rank 0 has published that it listens; None where it publishes nothing, and
-            each rank works it out.
-    """
-
-    channel: str
-    hello: Hello
-    trust: Authenticator
-    published: list[Address] | None
-
-
-def _introduce(setup: RankSetup, over_mpi: Broadcast, say: Say) -> _Introduction:
+def _learn_from_rank_zero(setup: RankSetup, over_mpi: Broadcast, say: Say) -> tuple[str, str]:
     """Learn what rank 0 has published: from the start before, or over the launcher's channel.
 
+    Returns:
+        The channel, and what was published; empty where each rank works out where rank 0 is.
+
     Raises:
-        SrunddpError: no channel works, or rank 0 has failed.
+        SrunddpError: no channel works.
     """
-    environment = setup.environment
     if setup.options.rejoin:
-        channel = setup.options.rejoin.channel
-        text = setup.options.rejoin.published
-    else:
-        channel, text = discovery.discover(
-            environment, setup.published, setup.options.timeout, over_mpi, say
-        )
-    hello, trust, addresses = discovery.introduce(environment, text, setup.interface.address)
-    if setup.deputy:
-        hello = replace(hello, deputy_port=setup.deputy.getsockname()[1])
-    return _Introduction(channel, hello, trust, addresses if text else None)
-
-
-def _as_rank_zero(
-    setup: RankSetup,
-    introduction: _Introduction,
-    deadline: float,
-    say: Say,
-    interrupt: CancelToken | None,
-    on_quorum: Callable[[], None],
-) -> RendezvousResult:
-    """Wait for the other ranks, and tell them where the store is; after a restart with spare nodes,
-    replace those that do not come.
-    """
-    assert setup.held
-    if introduction.published is None:
-        check_that_others_can_find_us(setup.environment)
-    rejoin = setup.options.rejoin
-    if rejoin and rejoin.spare_nodes:
-        return _replacing_lost_nodes(
-            setup, introduction, deadline, rejoin, rejoin.spare_nodes, say, interrupt, on_quorum
-        )
-    from srunddp.bootstrap.rendezvous.server import RendezvousServer
-
-    environment = setup.environment
-    server = RendezvousServer(
-        own=introduction.hello,
-        held=setup.held,
-        channel=introduction.channel,
-        layout=environment.step.layout() if environment.step else {},
-        trust=introduction.trust,
-        say=say,
-        interrupt=interrupt,
-        spares=environment.spares,
+        return setup.options.rejoin.channel, setup.options.rejoin.published
+    return discovery.discover(
+        setup.environment, setup.published, setup.options.timeout, over_mpi, say
     )
-    return server.accept_all(deadline)
 
 
-def _replacing_lost_nodes(
-    setup: RankSetup,
-    introduction: _Introduction,
-    deadline: float,
-    rejoin: Rejoin,
-    terms: SpareNodeTerms,
-    say: Say,
-    interrupt: CancelToken | None,
-    on_quorum: Callable[[], None],
-) -> RendezvousResult:
-    """Rank 0's part after a restart with spare nodes: it waits for the tasks that are alive, and
-    gives the ranks of the others to spare nodes.
+def _introduce(setup: RankSetup, published: str) -> Introduction:
+    """Make up this rank's introduction, with the port on which it listens as a deputy."""
+    introduction = discovery.introduce(setup.environment, published, setup.interface.address)
+    if setup.deputy is None:
+        return introduction
+    port = setup.deputy.getsockname()[1]
+    return replace(introduction, hello=replace(introduction.hello, deputy_port=port))
+
+
+@dataclass(frozen=True, kw_only=True)
+class _RankZero:
+    """Rank 0's part: it waits for the other ranks, and tells them where the store is.
+
+    Attributes:
+        setup: what it knows and holds.
+        held: its sockets.
+        introduction: what it says of itself, and how it proves itself.
+        channel: over which the others find it.
+        say: takes lines on who is waited for and who was refused.
+        interrupt: ends the rendezvous when rank 0 itself fails.
+        on_quorum: called on a new rank 0 when more than half of the tasks have come.
     """
-    from srunddp.bootstrap.rendezvous.spare_node_server import SpareNodeServer
 
-    assert setup.held
-    environment = setup.environment
-    server = SpareNodeServer(
-        own=introduction.hello,
-        held=setup.held,
-        channel=introduction.channel,
-        trust=introduction.trust,
-        say=say,
-        interrupt=interrupt,
-        spares=environment.spares,
-        sizes=environment.node_sizes,
-        expected={*terms.expected},
-        within=terms.within,
-        not_before=terms.not_before,
-        quorum=terms.quorum,
-        lost_after=terms.lost_after,
-        # Only a new rank 0 may be on the smaller side of a network that is split.
-        on_quorum=on_quorum if rejoin.takes_over else lambda: None,
-    )
-    return server.accept_all(deadline)
+    setup: RankSetup
+    held: BoundSockets
+    introduction: Introduction
+    channel: str
+    say: Say
+    interrupt: CancelToken | None
+    on_quorum: Callable[[], None]
+
+    def server(self) -> RendezvousServer:
+        """The server for this start: after a restart with spare nodes one that replaces ranks."""
+        rejoin = self.setup.options.rejoin
+        if rejoin and rejoin.spare_nodes:
+            return self._server_with_spare_nodes(rejoin, rejoin.spare_nodes)
+        from srunddp.bootstrap.rendezvous.server import RendezvousServer
+
+        step = self.setup.environment.step
+        return RendezvousServer(
+            own=self.introduction.hello,
+            held=self.held,
+            channel=self.channel,
+            layout=step.layout() if step else {},
+            trust=self.introduction.trust,
+            say=self.say,
+            interrupt=self.interrupt,
+            spares=self.setup.environment.spares,
+        )
+
+    def _server_with_spare_nodes(self, rejoin: Rejoin, terms: SpareNodeTerms) -> RendezvousServer:
+        from srunddp.bootstrap.rendezvous.spare_node_server import SpareNodeServer
+
+        return SpareNodeServer(
+            own=self.introduction.hello,
+            held=self.held,
+            channel=self.channel,
+            trust=self.introduction.trust,
+            say=self.say,
+            interrupt=self.interrupt,
+            spares=self.setup.environment.spares,
+            sizes=self.setup.environment.node_sizes,
+            expected={*terms.expected},
+            within=terms.within,
+            not_before=terms.not_before,
+            quorum=terms.quorum,
+            lost_after=terms.lost_after,
+            # Only a new rank 0 may be on the smaller side of a network that is split.
+            on_quorum=self.on_quorum if rejoin.takes_over else lambda: None,
+        )
 
 
 def check_that_others_can_find_us(environment: Environment) -> None:
@@ -215,7 +209,7 @@ def check_that_others_can_find_us(environment: Environment) -> None:
 
 def _as_other(
     setup: RankSetup,
-    introduction: _Introduction,
+    introduction: Introduction,
     deadline: float,
     interrupt: CancelToken | None,
 ) -> RendezvousResult:
@@ -223,11 +217,9 @@ def _as_other(
     from srunddp.bootstrap.rendezvous import client
 
     environment = setup.environment
-    addresses = introduction.published
-    if addresses is None:
-        addresses = discovery.candidate_addresses(
-            environment, setup.interface, setup.entries, setup.options.ports
-        )
+    addresses = introduction.addresses or discovery.candidate_addresses(
+        environment, setup.interface, setup.entries, setup.options.ports
+    )
     lost_after = None
     if setup.options.rejoin and (terms := setup.options.rejoin.spare_nodes):
         lost_after = terms.lost_after
