@@ -94,7 +94,13 @@ class ExplainOptions:
 def explain(
     variables: Mapping[str, str], asked: ExplainOptions, links: Links | None
 ) -> Explanation:
-    """Explain one rank; for the arguments see :class:`Explanation`."""
+    """Explain one rank.
+
+    Args:
+        variables: its environment variables.
+        asked: what the command line says.
+        links: the interfaces of its node; None for the variables of a process of another machine.
+    """
     found = Explanation(variables, asked, links, likely_ranks(variables)[0])
     found.rows += found.decide()
     if asked.offline:

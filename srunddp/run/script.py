@@ -35,8 +35,10 @@ class Script:
 
 
 def check(script: Script) -> None:
-    """Before anything starts: a ConfigError where there is no such file, no such module, or no
-    working folder.
+    """Refuse, before anything starts, a script that cannot be run.
+
+    Raises:
+        ConfigError: there is no such file, no such module, or no working folder.
     """
     try:
         folder = os.getcwd()

@@ -104,10 +104,10 @@ class Agent(RankAgent):
         except ReassignedError as error:
             assert self.context.setup.options.rejoin
             rejoin = replace(self.context.setup.options.rejoin, rank=error.rank)
-        monitor = supervisor.monitor
-        if supervisor.restart is not None and monitor and self._meeting:
-            rejoin = self._next_rejoin(supervisor.restart, monitor, self._meeting)
-        elif monitor and monitor.cut_off:
+        failure_monitor = supervisor.monitor
+        if supervisor.restart is not None and failure_monitor and self._meeting:
+            rejoin = self._next_rejoin(supervisor.restart, failure_monitor, self._meeting)
+        elif failure_monitor and failure_monitor.cut_off:
             from srunddp.run.srun import await_srun  # most runs need none of it
 
             await_srun()
@@ -117,24 +117,24 @@ class Agent(RankAgent):
             history=self._policy.history if self._policy else None,
             remaining=tuple(supervisor.remaining),
             end_requests=tuple(supervisor.asked),
-            has_lost_nodes=self._has_lost_nodes(monitor),
-            is_fenced=monitor is not None and monitor.fenced,
+            has_lost_nodes=self._has_lost_nodes(failure_monitor),
+            is_fenced=failure_monitor is not None and failure_monitor.fenced,
         )
 
-    def _has_lost_nodes(self, monitor: FailureMonitor | None) -> bool:
+    def _has_lost_nodes(self, failure_monitor: FailureMonitor | None) -> bool:
         """Whether nodes, of ranks or spare ones, were lost since the run began."""
         if self._meeting and self._meeting.vacant:  # before this start
             return True
-        return monitor is not None and monitor.has_lost
+        return failure_monitor is not None and failure_monitor.has_lost
 
     def _next_rejoin(
-        self, published: str, monitor: FailureMonitor, meeting: RendezvousInfo
+        self, published: str, failure_monitor: FailureMonitor, meeting: RendezvousInfo
     ) -> Rejoin:
         """Return how this process meets the others again.
 
         Args:
             published: What stands for rank 0's publication in the next start.
-            monitor: Of the start that is over.
+            failure_monitor: Of the start that is over.
             meeting: What this rank was told then.
         """
         setup = self.context.setup
@@ -148,18 +148,20 @@ class Agent(RankAgent):
         )
         if not environment.spares:
             return rejoin
-        rejoin = replace(rejoin, rank=environment.rank, spare_nodes=self._spare_node_terms(monitor))
+        rejoin = replace(
+            rejoin, rank=environment.rank, spare_nodes=self._spare_node_terms(failure_monitor)
+        )
         # For each restart rank 0 publishes a place of its own. It is gone where the places of the
         # deputies, which all were told at the rendezvous, stand for it.
         is_without_rank_zero = published == meeting.takeover
-        if is_without_rank_zero and environment.is_spare and monitor.is_first_deputy():
-            return self._as_rank_zero(rejoin, monitor.root_cause, meeting)
+        if is_without_rank_zero and environment.is_spare and failure_monitor.is_first_deputy():
+            return self._as_rank_zero(rejoin, failure_monitor.root_cause, meeting)
         return rejoin
 
-    def _spare_node_terms(self, monitor: FailureMonitor) -> SpareNodeTerms:
+    def _spare_node_terms(self, failure_monitor: FailureMonitor) -> SpareNodeTerms:
         """Return what the next start goes by where lost ranks are replaced."""
         command = self.context.command
-        known = monitor.next_start()
+        known = failure_monitor.next_start()
         return SpareNodeTerms(
             lost_after=command.lost_after,
             # By then a rank that does not come has ended its worker, as its lease is over; one that

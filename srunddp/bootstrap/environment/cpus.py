@@ -59,9 +59,10 @@ def share(cpus: int, sharers: int, environ: Mapping[str, str]) -> int:
     mpirun without binding gives all ranks of a node one mask, and Slurm each task its own; Slurm
     without a plugin for affinity binds nothing, and what was asked for is in the environment alone.
 
-    ``cpus``: that it may use together with others, as :func:`usable` says; ``sharers``: ranks of
-    its node that have the same mask, itself included; ``environ``: of the rank, with what was asked
-    for each task.
+    Args:
+        cpus: that it may use together with others, as :func:`usable` says.
+        sharers: ranks of its node that have the same mask, itself included.
+        environ: of the rank, with what was asked for each task.
     """
     own = cpus // sharers
     return max(1, min(own, asked(environ) or own))

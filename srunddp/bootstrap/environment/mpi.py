@@ -62,8 +62,13 @@ def broadcast(message: str | None, world_size: int, interface: str | None) -> st
     """Send rank 0's message to all ranks over MPI, initialising MPI where the script has not.
 
     MPI stays initialised, for the script may use it too, and is finalised when Python exits.
-    ``world_size`` is what the launcher told; ``interface`` is what MPI shall use for TCP, None for
-    its own choice.
+    Args:
+        message: rank 0's; None on the others.
+        world_size: what the launcher has told.
+        interface: which MPI is to use for TCP; None for its own choice.
+
+    Returns:
+        Rank 0's message, on all ranks.
 
     Raises:
         MpiNotLaunchedError: initialising MPI here would end the process.

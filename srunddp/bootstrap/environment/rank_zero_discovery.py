@@ -174,8 +174,18 @@ def discovery_named(name: str | None) -> Discovery:
 
 
 def broadcast_over_pmi(message: str | None, *, descriptor: int, timeout: float) -> str:
-    """Send rank 0's message to all ranks through the launcher's key-value space; see
-    :meth:`Discovery.exchange`.
+    """Send rank 0's message to all ranks through the launcher's key-value space.
+
+    Args:
+        message: rank 0's, without blanks; None on the others.
+        descriptor: the launcher's socket, ``PMI_FD``.
+        timeout: seconds to wait for the slowest rank.
+
+    Returns:
+        Rank 0's message, on all ranks.
+
+    Raises:
+        RendezvousError: a rank did not come, or the launcher does not answer.
     """
     try:
         with socket.socket(fileno=os.dup(descriptor)) as connection:

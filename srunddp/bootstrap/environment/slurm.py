@@ -44,8 +44,11 @@ def has_own(variables: Mapping[str, str], local_world_size: int, visible: int) -
     """Whether Slurm shows each rank several GPUs of its own, as with ``--gpus-per-task=2``, and not
     the node's to all.
 
-    ``SLURM_GPUS_PER_TASK`` has that option where sbatch was given it, ``SLURM_STEP_GPUS`` the
-    step's GPUs on this node.
+    Args:
+        variables: the rank's. ``SLURM_GPUS_PER_TASK`` has the option where sbatch was given it,
+            ``SLURM_STEP_GPUS`` the step's GPUs on this node.
+        local_world_size: ranks of this node.
+        visible: GPUs that the rank sees.
     """
     asked = variables.get("SLURM_GPUS_PER_TASK", "")
     step = variables.get("SLURM_STEP_GPUS", "")
@@ -58,9 +61,14 @@ def has_own(variables: Mapping[str, str], local_world_size: int, visible: int) -
 
 
 def read_step(variables: Mapping[str, str], pid: int) -> SlurmStep:
-    """Read the variables of a step, for which :func:`in_step` holds; ``pid`` is this process.
+    """Read the variables of a step.
 
-    A ConfigError where a variable does not parse, or two of them contradict each other.
+    Args:
+        variables: for which :func:`in_step` holds.
+        pid: of the process whose they are; 0 for one of another machine.
+
+    Raises:
+        ConfigError: a variable does not parse, or two of them contradict each other.
     """
     nodes = tuple(expand(variables.get(NODE_LIST, ""), where=NODE_LIST))
     step = SlurmStep(
@@ -133,8 +141,10 @@ def _check(step: SlurmStep) -> None:
 
 
 def parse_uint(variables: Mapping[str, str], name: str) -> int:
-    """The value of a variable that holds a number from 0 up; a ConfigError where it holds something
-    else.
+    """The value of a variable that holds a number from 0 up.
+
+    Raises:
+        ConfigError: it holds something else.
     """
     return int(_digits(variables, name, 9))
 
@@ -151,8 +161,10 @@ def _digits(variables: Mapping[str, str], name: str, most: int) -> str:
 
 
 def task_counts(counts: str) -> list[int]:
-    """Expand Slurm's compressed counts: ``3,1(x2)`` gives ``[3, 1, 1]``; a ConfigError for a text
-    of another form.
+    """Expand Slurm's compressed counts: ``3,1(x2)`` gives ``[3, 1, 1]``.
+
+    Raises:
+        ConfigError: the text has another form, or stands for too many.
     """
     expanded: list[int] = []
     if counts:

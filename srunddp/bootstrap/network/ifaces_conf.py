@@ -34,8 +34,12 @@ class IfacesConfig:
 
 
 def load(named: str | None, variables: Mapping[str, str], option: str = "--ifaces") -> IfacesConfig:
-    """The entries of the first file that has any: ``named`` by ``option``, ``$SRUNDDP_IFACES``, or
-    a default one.
+    """The entries of the first file that has any, and why it is that one.
+
+    Args:
+        named: a file that comes before ``$SRUNDDP_IFACES`` and the default ones; None for none.
+        variables: the environment variables.
+        option: by which it was named, for messages.
 
     Raises:
         ConfigError: a file that was asked for is not there, or a file is wrong, or somebody else's

@@ -105,10 +105,16 @@ DEFAULT = IfacesEntry(nodes="*", interfaces=(AUTO,))
 def entry_for(
     entries: Entries, node: str, *, or_default: bool = False, interfaces: str = ""
 ) -> IfacesEntry:
-    """The first entry that matches the node; if none does, ``DEFAULT`` where that may be, else a
-    ConfigError.
+    """The first entry that matches a node.
 
-    ``interfaces``: those of the node, for the error.
+    Args:
+        entries: of ifaces.conf.
+        node: its name.
+        or_default: take ``DEFAULT`` where none matches.
+        interfaces: those of the node, for the error.
+
+    Raises:
+        ConfigError: none matches.
     """
     for entry in (*entries, DEFAULT) if or_default else entries:
         if entry.matches(node):
@@ -130,6 +136,11 @@ def later_entries(entries: Entries, chosen: IfacesEntry | None, node: str) -> li
     """The other entries that match a node, and why they do not count; for people.
 
     A start does without: it would have to expand every host list of the file.
+
+    Args:
+        entries: of ifaces.conf.
+        chosen: the one that counts; None where none does.
+        node: its name.
     """
     return [
         f"{each.where}: matches too, but the first entry counts"
@@ -139,8 +150,15 @@ def later_entries(entries: Entries, chosen: IfacesEntry | None, node: str) -> li
 
 
 def port_range(text: str, *, where: str) -> range:
-    """Read ``40000-40100``; a ConfigError where the text is not of that form, or not within 1024 to
-    65535.
+    """Read ``40000-40100``.
+
+    Args:
+        text: of that form.
+        where: it stands, for messages.
+
+    Raises:
+        ConfigError: the text has another form, or is not within 1024 to 65535; a UsageError where
+            it was given by ``--port``.
     """
     match = re.fullmatch(r"([0-9]{1,5})-([0-9]{1,5})", text.strip())
     low, high = (int(match[1]), int(match[2])) if match else (0, 0)

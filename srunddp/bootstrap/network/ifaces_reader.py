@@ -42,8 +42,10 @@ class Reader:
         }
 
     def entries(self, root: yaml.Node) -> tuple[IfacesEntry, ...]:
-        """All of them; a ConfigError where something is wrong, with several things a
-        ConfigFileError.
+        """All entries of the file.
+
+        Raises:
+            ConfigError: something is wrong; a ConfigFileError where several things are.
         """
         if not isinstance(root, yaml.SequenceNode):
             raise self._wrong(

@@ -14,7 +14,16 @@ from srunddp.util.nvml import SYSFS, look
 def own_gpu(
     local_rank: int, local_world_size: int, variables: Mapping[str, str]
 ) -> tuple[str, str]:
-    """The PCI address of the GPU that a rank will use, or empty; and why it is not known."""
+    """Find the GPU that a rank will use.
+
+    Args:
+        local_rank: the rank's.
+        local_world_size: ranks of its node.
+        variables: its environment variables, of which some tell which GPUs it sees.
+
+    Returns:
+        The GPU's PCI address, and nothing; or nothing, and why it is not known.
+    """
     view = look(variables.get("CUDA_VISIBLE_DEVICES"), SYSFS)
     if not view.devices:
         return "", view.missing or view.error or "no GPU is visible"

@@ -81,6 +81,11 @@ def claim_gpu(store: Store, node: str, gpu: str, rank: int) -> None:
 def unused_devices(local_world_size: int, visible: int, *, own: bool = False) -> str:
     """A warning for a task that alone sees many GPUs and can use one; empty when there is nothing
     to say.
+
+    Args:
+        local_world_size: ranks of its node.
+        visible: GPUs that the task sees.
+        own: whether no other rank sees them.
     """
     if own:
         unused = ", ".join(f"cuda:{index}" for index in range(1, visible))

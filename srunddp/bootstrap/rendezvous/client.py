@@ -90,13 +90,21 @@ def join(
 def report_failure(
     candidates: list[Address], hello: Hello, own: Authenticator, what: AbortReason, deadline: float
 ) -> bool:
-    """Tell rank 0 that this rank has failed before it could meet the others; whether rank 0 knows
-    of it.
+    """Tell rank 0 that this rank has failed before it could meet the others.
 
-    The address in the hello may be empty, where the failure is about the interface.
+    Args:
+        candidates: addresses at which rank 0 may be, the likeliest first.
+        hello: what this rank says of itself; its address may be empty, where the failure is about
+            the interface.
+        own: this rank's kind of proof.
+        what: why it has failed.
+        deadline: of :func:`time.monotonic`.
+
+    Returns:
+        Whether rank 0 knows of the failure.
     """
-    # Not the token that may just have ended the search. An error: rank 0 refuses us, or we can
-    # reach none.
+    # A token of its own, as this rank's may just have ended its search. Errors mean that rank 0
+    # refuses us, or that we can reach none.
     with contextlib.closing(CancelToken()) as cancel, contextlib.suppress(SrunddpError):
         return RendezvousClient(_reachable(candidates, hello), hello, own, cancel).tell(
             what, deadline

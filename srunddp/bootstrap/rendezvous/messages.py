@@ -120,7 +120,12 @@ class AbortReason(RendezvousMessage, kind="failed"):
         return RendezvousMessage.encode(replace(self, text=_beginning(self.text)))
 
     def error_of(self, rank: int, node: str, scope: Scope = Scope.JOB) -> PeerError:
-        """Return the error that all ranks raise, where this is the failure of that rank."""
+        """Return the error that all ranks raise for this failure.
+
+        Args:
+            rank, node: whose it is.
+            scope: who sees the error.
+        """
         text = f"rank {rank} on {node} failed: {self.text}"
         return PeerError(text, code=self._failing_exit_code, scope=scope)
 
