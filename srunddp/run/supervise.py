@@ -207,6 +207,8 @@ class Agent(RankAgent):
     def _publish(self) -> str:
         if self.context.setup.environment.world_size == 1:
             return ""
+        # Now, while the others still listen to this start's rank 0: what it publishes goes to them
+        # with the root cause, and the socket lives on over execve.
         self._descriptor, published = listen_again(self.context.setup)
         return published
 
@@ -214,7 +216,9 @@ class Agent(RankAgent):
         setup = self.context.setup
         self.monitor.mark("meeting")
         found = rendezvous(setup, self._receive_over_mpi, self.say, self._cancel, self._on_quorum)
-        if rejoin := setup.options.rejoin:  # which is one run for the script
+        # Where no step names the run, each start has a random token of its own; for the script all
+        # of them are one run.
+        if rejoin := setup.options.rejoin:
             found = replace(found, meeting=replace(found.meeting, run=rejoin.run))
         self.monitor.mark("met")
         if setup.environment.rank == 0:

@@ -211,6 +211,8 @@ class RendezvousClient:
                     raise self._not_found()
                 if greeted := self._try(address, patience, deadline):
                     return greeted.connection, self._await_others(greeted, deadline)
+            # A rank 0 that answers late may be busy with proofs: each rank that has given up and
+            # says hello again costs it one more.
             patience = min(2 * patience, _LONGEST_PATIENCE)
             self.interrupt.wait(min(time.monotonic() + 0.05 * patience, deadline))
 
@@ -283,6 +285,7 @@ class RendezvousClient:
             _NotRankZeroError: somebody else has answered, or refuses us.
         """
         nonce = auth.nonce()
+        # A timeout of 0 would mean a socket that does not block.
         connection.settimeout(max(0.01, min(patience, deadline - time.monotonic())))
         # Between two subnets routes decide: a strict reverse-path filter drops what comes by
         # another interface.
@@ -290,6 +293,8 @@ class RendezvousClient:
             connection.bind((self.hello.address, 0))
         connection.connect((address.host, address.port))
         send(connection, replace(self.hello, nonce=nonce, proof_kind=self.own.kind))
+        # Whoever has accepted may be rank 0 with a crowd before it: it gets the time that all ranks
+        # take together. A closed port or a lost packet, above, gets none of that.
         answer_by = min(
             time.monotonic() + patience + self.hello.world_size / ANSWERED_PER_SECOND, deadline
         )

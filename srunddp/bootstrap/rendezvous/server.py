@@ -105,6 +105,7 @@ class RendezvousServer:
                     0.0 if late else self.linger,
                 )
                 raise
+            # Who comes now is refused by the kernel, and not left in a backlog that nobody reads.
             self.held.rendezvous.close()
         return RendezvousResult(
             meeting=self._tell(),
@@ -231,6 +232,7 @@ class RendezvousServer:
         )
         meetings = dict(zip(numbers, infos, strict=True))
         for rank, connection in self.connections.items():
+            # The listener had made it non-blocking; a message has to go out whole.
             connection.setblocking(True)
             send(connection, meetings[rank])
         return meetings[self.own.rank]
@@ -317,6 +319,8 @@ def tell_all(
         send(connection, message)
         if peer.hello:
             settled.add(peer.hello.rank)
+    # The others may be on their way, or have lost patience and come again: found closed, this port
+    # would have them look for rank 0 until their own time limit.
     deadline = time.monotonic() + seconds
     while len(settled) < listener.own.world_size and (remaining := deadline - time.monotonic()) > 0:
         for hello, connection, said in listener.events(remaining):
