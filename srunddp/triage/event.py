@@ -6,12 +6,13 @@ import functools
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from srunddp.triage.signatures import says, table, weight
+from srunddp.triage.signatures import Kind, Signature, says, table, weight
 from srunddp.triage.tracebacks import PythonException
 
 MARGIN = 5.0  # seconds by which clocks of nodes may differ
-_ASKED = (1, 2, 9, 15)  # signals by which launchers and people end a rank
-_CRASHED = (4, 6, 7, 9, 11, 15)
+_ENDED_BY = (1, 2, 9, 15)  # signals by which launchers and people end a rank
+# Signals that a shell's exit code 128 + N is taken for; other codes above 128 are the script's own.
+_SHELL_SIGNALS = (4, 6, 7, 9, 11, 15)
 
 
 @dataclass
@@ -33,15 +34,19 @@ class End:
 
     @property
     def signal(self) -> int:
-        """That ended it, or 0; a shell turns signal 9 into the exit code 137."""
+        """The number of the signal that ended it, or 0. A shell makes signal 9 exit code 137."""
         if self.code < 0:
             return -self.code
-        return self.code - 128 if self.code - 128 in _CRASHED else 0
+        if self.code - 128 in _SHELL_SIGNALS:
+            return self.code - 128
+        return 0
 
     @property
     def is_victim(self) -> bool:
-        """Ended by the launcher itself, or not at all."""
-        return self.code == 0 or (self.late and not self.root and self.signal in _ASKED)
+        """Whether the launcher itself ended it, or it ended well."""
+        if self.code == 0:
+            return True
+        return self.late and not self.root and self.signal in _ENDED_BY
 
 
 @dataclass
@@ -49,21 +54,28 @@ class Event:
     """One thing that was said of an end.
 
     Attributes:
-        cause: an id of the table; kind: as there, or ``word``, a line of a failure that no sign
-            knows, or ``report``, a launcher's line of how a rank ended; sure: whether it can only
-            mean that.
-        file: its place among the logs; number: of the line; text: without label.
-        time: of the line, and since: of the last line before it that told one.
-        raised: the exception that it is; end: what the launcher says; ours: srunddp's own word.
-        handled: a line near it says so; progress: how many further steps the same rank told of
-            afterwards.
-        overall: how many all ranks of the file did; lines: how many without a sign of an end the
-            same rank wrote.
-        rule: that set it aside.
+        cause: an id of the table.
+        kind: what it can be in the run's end.
+        sure: whether it can only mean that.
+        file: its place among the logs.
+        number: of the line.
+        text: of the line, without its label.
+        rank: whose line it is, as far as that is known.
+        node: where that rank ran, likewise.
+        time: of the line, see :func:`srunddp.triage.logs.time_of`.
+        since: of the last line before it that told a time.
+        raised: the exception that it is.
+        end: what a launcher says of a rank's end.
+        ours: it is srunddp's own word.
+        handled: a line near it says that somebody handled it.
+        progress: how many further steps the same rank told of afterwards.
+        overall: how many further steps all ranks of the file told of.
+        lines: how many lines without a sign of an end the same rank wrote afterwards.
+        rule: the name of the rule that set it aside; empty where none did.
     """
 
     cause: str
-    kind: str
+    kind: Kind
     sure: bool
     file: int
     number: int
@@ -83,56 +95,80 @@ class Event:
 
 
 def earliest(events: Iterable[Event]) -> Event:
-    """The first by their times where two have one, else by file and place."""
-    return functools.reduce(
-        lambda chosen, event: event if before(event, chosen) else chosen, events
-    )
+    """Find the first of several events, by times where two have one, else by file and place."""
+
+    def earlier(chosen: Event, event: Event) -> Event:
+        return event if before(event, chosen) else chosen
+
+    return functools.reduce(earlier, events)
 
 
 def before(one: Event, other: Event) -> bool:
-    """As well as that can be told."""
-    if one.file == other.file:  # a traceback by its first line
-        first, second = (
-            event.raised.began if event.raised else event.number for event in (one, other)
-        )
-        return first < second
-    ours, theirs = (event.time if event.time is not None else event.since for event in (one, other))
-    if ours is not None and theirs is not None and ours != theirs:
-        return ours < theirs
+    """Whether one event came before the other, as well as that can be told."""
+    if one.file == other.file:
+        return _begin(one) < _begin(other)
+    time = _last_known_time(one)
+    other_time = _last_known_time(other)
+    if time is not None and other_time is not None and time != other_time:
+        return time < other_time
     return one.file < other.file
 
 
 def surely_before(one: Event, other: Event) -> bool:
-    """By more than clocks of nodes differ, or in one file."""
+    """Whether one event came before the other in the same file, or by more than clocks differ."""
     if one.file == other.file:
         return one.number < other.number
     return one.time is not None and other.time is not None and one.time + MARGIN < other.time
 
 
+def _begin(event: Event) -> int:
+    # Two tracebacks of two ranks may be mixed: the one that begins first is the first.
+    return event.raised.began if event.raised else event.number
+
+
+def _last_known_time(event: Event) -> float | None:
+    return event.time if event.time is not None else event.since
+
+
 def of_exception(raised: PythonException, file: int) -> Event:
-    """The event of a traceback, told by that exception of its chain that says most of the cause."""
-    signs = [table().read(text) for _, text in raised.chain]
-    known = [
-        (weight(sign), place) for place, sign in enumerate(signs) if sign and sign.kind != "noise"
-    ]
-    at = min(known)[1] if known else 0
-    (number, text) = raised.chain[at]
-    sign = signs[at] if known else None
-    sure = raised.inner and not says("vague", text)
-    event = Event("script-error", "primary", sure, file, number, text, raised=raised)
+    """Make the event of a traceback.
+
+    Args:
+        raised: the exception, with those that came of it.
+        file: the place of its log among the logs.
+
+    Returns:
+        An event that is told by the exception of the chain that says most of the cause.
+    """
+    number, text, sign = _most_telling(raised)
+    event = Event("script-error", Kind.PRIMARY, False, file, number, text, raised=raised)
     if says("wrapper", raised.chain[0][1]):
-        event.kind = "secondary"
-        event.sure = False
         event.cause = "unknown"
+        event.kind = Kind.SECONDARY
     elif sign and sign.id != "script-error":
         event.cause = sign.id
         event.kind = sign.kind
         event.sure = sign.sure
+    else:
+        event.sure = raised.inner and not says("vague", text)
     # Python's own sockets are those of HTTP clients: a server's end, and no rank's.
-    if (event.cause, event.kind) == ("unknown", "secondary") and raised.below.startswith(
-        ("socket.py\n", "ssl.py\n")
-    ):
+    is_of_sockets = raised.below.startswith(("socket.py\n", "ssl.py\n"))
+    if is_of_sockets and event.cause == "unknown" and event.kind is Kind.SECONDARY:
         event.cause = "network-unreachable"
-        event.kind = "primary"
-    event.sure &= len(raised.chain) == 1
+        event.kind = Kind.PRIMARY
+    # Of several exceptions in a row the one that counts may not be the one that is known.
+    if len(raised.chain) > 1:
+        event.sure = False
     return event
+
+
+def _most_telling(raised: PythonException) -> tuple[int, str, Signature | None]:
+    """Line number, text and sign of the weightiest exception of a chain, else of its first."""
+    best: tuple[int, str, Signature | None] = (*raised.chain[0], None)
+    for number, text in raised.chain:
+        sign = table().read(text)
+        if not sign or sign.kind is Kind.NOISE:
+            continue
+        if best[2] is None or weight(sign) < weight(best[2]):
+            best = (number, text, sign)
+    return best

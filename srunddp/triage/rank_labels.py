@@ -5,7 +5,7 @@ rank and world.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePath
 
@@ -203,3 +203,20 @@ class ObservedRanks:
         if highest >= 1 and len(self.seen) == highest + 1:
             return highest + 1
         return None
+
+
+def the_only_other(ranks: Collection[int | None], observed: ObservedRanks) -> int | None:
+    """Find the one rank of the world, else of those that spoke, that is not among some ranks.
+
+    Args:
+        ranks: whom another's end has reached; None stands for a line without a rank.
+        observed: who spoke, and how many there should be.
+
+    Returns:
+        None where no line names its rank, or where the others are none or several.
+    """
+    known = {rank for rank in ranks if rank is not None}
+    if not known:
+        return None
+    others = (set(range(observed.world_size or 0)) or observed.seen) - known
+    return min(others) if len(others) == 1 else None

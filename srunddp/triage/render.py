@@ -5,7 +5,7 @@ from typing import Any
 
 from srunddp.errors import one_line
 from srunddp.triage.collect import Evidence
-from srunddp.triage.diagnose import Diagnosis
+from srunddp.triage.diagnosis import Diagnosis
 from srunddp.triage.event import Event
 from srunddp.triage.logs import GAP
 from srunddp.triage.rules import SENTENCES

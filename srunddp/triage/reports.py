@@ -10,7 +10,7 @@ from typing import Any
 
 from srunddp.triage.event import End, Event
 from srunddp.triage.rank_labels import spread
-from srunddp.triage.signatures import says, table
+from srunddp.triage.signatures import Kind, says, table
 
 _SIGNALS = {signal.strsignal(number) or "": number for number in (4, 5, 6, 7, 8, 9, 11, 15)}
 _HOST = re.compile(r"^\s*host\s+: (\S+)")
@@ -27,9 +27,15 @@ class Reports:
     _host: str | None = None
 
     def feed(self, file: int, number: int, text: str) -> Event | None:
-        """Read a line: a new report, which later lines may complete."""
-        self._ending |= bool(says("ending", text))
-        self._root |= "Root Cause (first observed failure)" in text
+        """Read a line.
+
+        Returns:
+            A new report, which later lines may complete, or None.
+        """
+        if says("ending", text):
+            self._ending = True
+        if "Root Cause (first observed failure)" in text:
+            self._root = True
         if match := _HOST.match(text):
             self._host = match[1]
         if match := says("ended", text):
@@ -40,32 +46,48 @@ class Reports:
         return None
 
     def _new(self, file: int, number: int, text: str, fields: dict[str, str | None]) -> Event:
-        how = fields.get("how") or ""
-        by_signal = fields.get("signal")
-        by_signal = by_signal or next(
-            (str(_SIGNALS[word]) for word in _SIGNALS if how.startswith(word)), None
+        end = End(
+            _code(fields),
+            spread(fields.get("ranks") or ""),
+            fields.get("local"),
+            late=self._ending,
         )
-        code = -int(by_signal) if by_signal else int(fields.get("code") or 1)
-        end = End(code, spread(fields.get("ranks") or ""), fields.get("local"), late=self._ending)
-        event = Event(
-            "unknown", "report", False, file, number, text, node=fields.get("node"), end=end
-        )
-        if end.local and end.ranks:  # torchrun's table, whose last is the first failure
-            event.node = self._host
-            end.root = self._root
-            self.apart |= [int(end.local)] != end.ranks
-            known = (each for each in self.found if self._root and each.end and not each.end.ranks)
-            alike = [each for each in known if each.end and each.end.local == end.local]
-            if len({each.text.rpartition("local_rank")[2] for each in alike}) == 1:
-                for each in alike:
-                    # Of one node alone.
-                    each.end = replace(each.end or end, ranks=end.ranks)
-                    each.node = self._host
-                    _settle(each, each.end)
-            self._root = False
-        end.root |= bool(end.local and not end.ranks)
+        node = fields.get("node")
+        event = Event("unknown", Kind.REPORT, False, file, number, text, node=node, end=end)
+        if end.local and end.ranks:
+            self._row_of_torchrun(event, end)
+        if end.local and not end.ranks:
+            end.root = True  # torchrun logs the first failure alone, before its table
         _settle(event, end)
         return event
+
+    def _row_of_torchrun(self, event: Event, end: End) -> None:
+        """Torchrun's table has rank and local rank of each failure, and the first failure last."""
+        event.node = self._host
+        end.root = self._root
+        if [int(end.local or 0)] != end.ranks:
+            self.apart = True
+        if self._root:
+            self._complete_the_logged(end)
+        self._root = False
+
+    def _complete_the_logged(self, end: End) -> None:
+        """Tell torchrun's log lines of the first failure, which have a local rank alone, the rank.
+
+        Not where lines of several agents have the same local rank: each may be another node's.
+        """
+        alike = [
+            each
+            for each in self.found
+            if each.end and not each.end.ranks and each.end.local == end.local
+        ]
+        agents = {each.text.rpartition("local_rank")[2] for each in alike}
+        if len(agents) != 1:
+            return
+        for each in alike:
+            each.end = replace(each.end or end, ranks=end.ranks)
+            each.node = self._host
+            _settle(each, each.end)
 
     def _complete(self, event: Event, more: dict[str, str | None]) -> None:
         if event.end:
@@ -80,8 +102,20 @@ class Reports:
             _settle(event, event.end)
 
 
+def _code(fields: dict[str, str | None]) -> int:
+    """The exit code that a report's words tell, minus the signal's number for one of a signal."""
+    if by_signal := fields.get("signal"):
+        return -int(by_signal)
+    how = fields.get("how") or ""
+    for words, number in _SIGNALS.items():
+        if how.startswith(words):
+            return -number
+    return int(fields.get("code") or 1)
+
+
 def _settle(event: Event, end: End) -> None:
-    """What the report says by itself, as far as it is complete; who aborts has said why."""
+    """Set what the report says by itself, as far as it is complete."""
+    # Whoever aborts has said why: the signal is no cause.
     if end.signal in (0, signal.SIGABRT):
         event.cause = "unknown"
     else:
@@ -90,33 +124,34 @@ def _settle(event: Event, end: End) -> None:
 
 
 def ours(file: int, number: int, text: str) -> Event | None:
-    """srunddp's own line, where it speaks of an end, or a failure of its check."""
+    """Read srunddp's own line, where it speaks of an end, or of a failure of its check."""
     if match := says("own-check", text):
-        if match[1] and not match[2]:
-            rank = int(match[1])
-        else:
-            rank = None
-        return Event("check-failed", "primary", True, file, number, text, rank, match[3], ours=True)
+        first, others, node = match.groups()
+        rank = int(first) if first and not others else None
+        return Event("check-failed", Kind.PRIMARY, True, file, number, text, rank, node, ours=True)
     if match := says("own", text):
         who = match[1] or match[3]
+        rank = int(who) if who else None
         node = match[2] or match[4]
-        event = Event(
-            "unknown", "primary", False, file, number, text, int(who) if who else None, node
-        )
+        event = Event("unknown", Kind.PRIMARY, False, file, number, text, rank, node)
         return _of_cause(match[5], event)
     return None
 
 
 def _of_cause(cause: str, event: Event) -> Event:
-    """srunddp's diagnosis: who it was is certain, and why as far as the words tell."""
+    """Add srunddp's diagnosis: who it was is certain, and why as far as the words tell."""
     sign = table().read(cause) or table().read(event.text)
     event.ours = True
-    if sign and sign.kind == "secondary":
-        event.kind = "symptom"
+    if sign and sign.kind is Kind.SECONDARY:
+        event.kind = Kind.SYMPTOM
     elif sign and sign.id != "script-error":
         event.cause = sign.id
-        event.kind = "ending" if sign.kind == "ending" else "primary"
-        event.sure = event.kind == "primary" and (sign.sure or "killed by" in cause)
+        if sign.kind is Kind.ENDING:
+            event.kind = Kind.ENDING
+            event.sure = False
+        else:
+            event.kind = Kind.PRIMARY
+            event.sure = sign.sure or "killed by" in cause
     elif re.match(r"[\w.]+(?:: |$)", cause):
         event.cause = "script-error"
         event.sure = not says("vague", cause)
@@ -126,27 +161,36 @@ def _of_cause(cause: str, event: Event) -> Event:
 
 
 def of_json(kind: str, text: str, file: int) -> tuple[list[Event], int]:
-    """The events of ``failure.json`` or of a check's ``preflight.JOB.json``, and how many ranks
-    there were at least.
+    """Read ``failure.json``, or a check's ``preflight.JOB.json``.
 
-    A ValueError, TypeError or KeyError where it is none of srunddp's.
+    Args:
+        kind: ``failure`` or ``preflight``.
+        text: of the file.
+        file: its place among the logs.
+
+    Returns:
+        The events, and how many ranks there were at least.
+
+    Raises:
+        ValueError, TypeError, KeyError: it is none of srunddp's.
     """
     record = json.loads(text)
     if kind == "preflight":
-        return [
-            _of_finding(each, file) for each in record["findings"] if each["level"] == "FAIL"
-        ], 0
+        findings = record["findings"]
+        return [_of_finding(each, file) for each in findings if each["level"] == "FAIL"], 0
     cause = str(record["cause"])
     rank = int(record["rank"])
-    event = Event("unknown", "primary", False, file, 1, cause, rank, str(record["node"]))
-    return [_of_cause(cause, event)], max(
-        [rank, *(int(victim["rank"]) for victim in record["victims"])]
-    ) + 1
+    victims = [int(victim["rank"]) for victim in record["victims"]]
+    event = Event("unknown", Kind.PRIMARY, False, file, 1, cause, rank, str(record["node"]))
+    return [_of_cause(cause, event)], max([rank, *victims]) + 1
 
 
 def _of_finding(found: dict[str, Any], file: int) -> Event:
     text = (
         f"FAIL {found['check']}: {found['found']}; expected {found['expected']} -> {found['hint']}"
     )
-    rank, node = (each[0] if len(each) == 1 else None for each in (found["ranks"], found["nodes"]))
-    return Event("check-failed", "primary", True, file, 1, text, rank, node, ours=True)
+    ranks = found["ranks"]
+    nodes = found["nodes"]
+    rank = ranks[0] if len(ranks) == 1 else None
+    node = nodes[0] if len(nodes) == 1 else None
+    return Event("check-failed", Kind.PRIMARY, True, file, 1, text, rank, node, ours=True)

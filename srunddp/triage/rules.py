@@ -10,14 +10,20 @@ from dataclasses import dataclass
 
 from srunddp.triage.collect import GOES_ON, Evidence
 from srunddp.triage.event import Event
-from srunddp.triage.signatures import says
+from srunddp.triage.signatures import Kind, says
 
 _MANY = 10  # lines after something: it did not end the rank
 
 
 @dataclass(frozen=True)
 class Rule:
-    """Its name in the verdict, a sentence on what it sets aside, and whether it fits this event."""
+    """Why something is not the first failure.
+
+    Attributes:
+        name: in the verdict.
+        sentence: on what it sets aside.
+        fits: whether it fits an event.
+    """
 
     name: str
     sentence: str
@@ -28,75 +34,95 @@ def _is_quoted(event: Event, _: Evidence) -> bool:
     return not event.raised and not event.end and bool(says("quoted", event.text))
 
 
-def _is_warning(event: Event, evidence: Evidence) -> bool:
-    said = event.kind == "primary" or (event.kind == "secondary" and not evidence.report)
-    return event.kind == "hint" or (
-        said and not event.raised and bool(says("below-error", event.text))
-    )
+def _is_ignored(event: Event, _: Evidence) -> bool:
+    return event.raised is not None and event.raised.aside
+
+
+def _is_handled(event: Event, _: Evidence) -> bool:
+    return event.handled
 
 
 def _is_launchers(event: Event, _: Evidence) -> bool:
     if event.raised and not event.raised.top:
-        said = event.raised.previous
+        said = event.raised.previous  # the logger's own line stands before the traceback
     else:
         said = event.text
     return bool(says("notice", said[:120]))
 
 
+def _is_warning(event: Event, evidence: Evidence) -> bool:
+    if event.kind is Kind.HINT:
+        return True
+    if event.kind is Kind.SECONDARY and evidence.report:
+        return False  # with a rank's end to explain, also what is only warned of tells who saw it
+    if event.kind not in (Kind.PRIMARY, Kind.SECONDARY) or event.raised:
+        return False
+    return bool(says("below-error", event.text))
+
+
 def _is_of_launcher(event: Event, _: Evidence) -> bool:
-    return bool(event.end and event.end.is_victim)
+    return event.end is not None and event.end.is_victim
 
 
 def _was_survived(event: Event, evidence: Evidence) -> bool:
-    if event.cause == "ranks-missing":  # a step needs all ranks
-        return event.progress > 0 or (evidence.met and event.text.startswith("srunddp: waiting"))
-    if event.progress >= GOES_ON or event.end or not evidence.is_stopped_after(event):
-        return event.progress >= GOES_ON
-    is_one = (
-        event.rank is not None
-        or max(evidence.observed.world_size or 0, len(evidence.observed.seen)) < 2
-    )
-    is_caught = not (event.raised and event.raised.top)
-    return (is_one and event.lines >= _MANY) or (is_caught and event.overall >= GOES_ON)
+    if event.cause == "ranks-missing":
+        if evidence.met and event.text.startswith("srunddp: waiting"):
+            return True
+        return event.progress > 0  # a single step needs all ranks
+    if event.progress >= GOES_ON:
+        return True
+    if event.end or not evidence.is_stopped_after(event):
+        return False
+    # The run was ended from outside later, so that this need not have ended it: less is enough.
+    return _worked_on(event, evidence) or _others_worked_on(event, evidence)
+
+
+def _worked_on(event: Event, evidence: Evidence) -> bool:
+    """Whether the rank wrote on, where lines can be told to be its own."""
+    observed = evidence.observed
+    is_alone = max(observed.world_size or 0, len(observed.seen)) < 2
+    return (event.rank is not None or is_alone) and event.lines >= _MANY
+
+
+def _others_worked_on(event: Event, evidence: Evidence) -> bool:
+    """Whether any ranks made steps, after what somebody may have caught."""
+    is_uncaught = event.raised is not None and event.raised.top
+    return not is_uncaught and event.overall >= GOES_ON
 
 
 def _is_of_shutdown(event: Event, evidence: Evidence) -> bool:
-    """Before a good end of the run that its log tells of; a job script's word counts for less, and
-    an exception that nobody caught for more than any word but an exit code.
+    """Whether it stands before a good end of the run that its log tells of.
+
+    A job script's word of a good end counts for less than the run's own. An exception that nobody
+    caught counts for more than either, but not for more than an exit code.
     """
-    outlived = evidence.is_outlived(event)
-    if (
-        outlived
-        or evidence.report
-        or event.ours
-        or event.kind == "ending"
-        or event.file not in evidence.finished
-    ):
-        return outlived
-    number, weight = evidence.finished[event.file]
-    is_heavy = event.raised is not None and event.raised.top
-    if weight or is_heavy:
-        return event.number < number and weight > is_heavy
+    if evidence.is_outlived(event):
+        return True
+    if evidence.report or event.ours or event.kind is Kind.ENDING:
+        return False
+    good_end = evidence.finished.get(event.file)
+    if not good_end:
+        return False
+    if event.raised and event.raised.top:
+        return good_end.weight > 1 and event.number < good_end.number
+    if good_end.weight > 0:
+        return event.number < good_end.number
     return event.progress > 0
 
 
+def _is_secondary(event: Event, _: Evidence) -> bool:
+    return event.kind is Kind.SECONDARY
+
+
 # Asked of what is beside the first failure.
-PEER = Rule(
-    "peer-error",
-    "another rank's end, or the run's, reached it",
-    lambda each, _: each.kind == "secondary",
-)
+PEER = Rule("peer-error", "another rank's end, or the run's, reached it", _is_secondary)
 RULES = (
     Rule("quoted", "a configuration, a usage text or a debug line quotes it", _is_quoted),
-    Rule(
-        "ignored",
-        "Python or a logger says it was ignored",
-        lambda each, _: bool(each.raised and each.raised.aside),
-    ),
+    Rule("ignored", "Python or a logger says it was ignored", _is_ignored),
     Rule(
         "handled",
         "a line beside it says that it was handled: retry, skip, fall back",
-        lambda each, _: each.handled,
+        _is_handled,
     ),
     Rule(
         "launcher-notice",
@@ -117,12 +143,17 @@ SENTENCES = {rule.name: rule.sentence for rule in (*RULES, PEER)}
 
 
 def set_aside(evidence: Evidence) -> list[Event]:
-    """What no rule sets aside; of the rest each event gets the rule that did."""
-    events = [
-        event
-        for event in evidence.events
-        if event.kind != "noise" and not (event.end and event.end.code == 0)
-    ]
-    for event in events:
+    """Ask the rules of each event; each that one fits gets its name.
+
+    Returns:
+        The events that no rule sets aside, without those that tell of no failure at all.
+    """
+    remaining = []
+    for event in evidence.events:
+        ended_well = event.end is not None and event.end.code == 0
+        if event.kind is Kind.NOISE or ended_well:
+            continue
         event.rule = next((rule.name for rule in RULES if rule.fits(event, evidence)), "")
-    return [event for event in events if not event.rule]
+        if not event.rule:
+            remaining.append(event)
+    return remaining

@@ -3,9 +3,29 @@
 import functools
 import re
 from dataclasses import dataclass
+from enum import StrEnum
 from importlib import resources
 
-KINDS = ("primary", "symptom", "ending", "hint", "secondary", "noise")
+
+class Kind(StrEnum):
+    """What a line says of an end; the values of all but the last two stand in signatures.yaml.
+
+    WORD and REPORT come from no sign: a line of a failure that no sign knows, and a launcher's line
+    on how a rank ended.
+    """
+
+    PRIMARY = "primary"
+    SYMPTOM = "symptom"
+    ENDING = "ending"
+    HINT = "hint"
+    SECONDARY = "secondary"
+    NOISE = "noise"
+    WORD = "word"
+    REPORT = "report"
+
+
+# The kinds of the table. Where several signs fit one line, the first of these counts.
+KINDS = (Kind.PRIMARY, Kind.SYMPTOM, Kind.ENDING, Kind.HINT, Kind.SECONDARY, Kind.NOISE)
 
 
 @dataclass(frozen=True)
@@ -15,7 +35,7 @@ class Signature:
     id: str
     match: re.Pattern[str]
     unless: re.Pattern[str]
-    kind: str
+    kind: Kind
     sure: bool
     sample: str
 
@@ -45,19 +65,20 @@ class SignatureTable:
     causes: dict[str, Cause]
 
     def read(self, text: str) -> Signature | None:
-        """The sign that a line shows, the weightiest of several, of these the first."""
+        """Find the sign that a line shows: of several the weightiest, of equals the first."""
         lower = text.lower()
-        if any(map(lower.__contains__, self.words)):
-            fitting = [sign for sign in self.signs if sign.fits(text)]
-        else:
-            fitting = []
+        # Most lines have none of the words. This saves some 200 regular expressions for each.
+        if not any(map(lower.__contains__, self.words)):
+            return None
+        fitting = [sign for sign in self.signs if sign.fits(text)]
         return min(fitting, key=weight, default=None)
 
 
 def weight(sign: Signature) -> int:
+    """Rank a sign among those that fit the same line: the lowest counts."""
     # A line that is known to be harmless is so, whatever else it looks like; an exception's bare
     # type tells least.
-    if sign.kind == "noise":
+    if sign.kind is Kind.NOISE:
         return -1
     if sign.id == "script-error":
         return len(KINDS)
@@ -65,7 +86,11 @@ def weight(sign: Signature) -> int:
 
 
 def says(name: str, text: str) -> re.Match[str] | None:
-    """The first of the patterns of that name that the line shows."""
+    """Search a line for the patterns of one name, as in the second document of the table.
+
+    Returns:
+        The match of the first pattern that fits, or None.
+    """
     return next(filter(None, (pattern.search(text) for pattern in table().patterns[name])), None)
 
 
@@ -95,5 +120,6 @@ def _sign(
     kind: str = "primary",
     sure: bool | None = None,
 ) -> Signature:
-    is_sure = kind in ("primary", "ending") if sure is None else sure
-    return Signature(cause, re.compile(match), re.compile(unless), kind, is_sure, sample)
+    if sure is None:
+        sure = kind in (Kind.PRIMARY, Kind.ENDING)
+    return Signature(cause, re.compile(match), re.compile(unless), Kind(kind), sure, sample)

@@ -12,7 +12,8 @@ import yaml
 
 from srunddp.triage import jobs
 from srunddp.triage.collect import collect
-from srunddp.triage.diagnose import Diagnosis, diagnose
+from srunddp.triage.diagnose import diagnose
+from srunddp.triage.diagnosis import Diagnosis
 from srunddp.triage.render import lines, record
 from srunddp.triage.rules import PEER, RULES
 from tests.support.facts import tells

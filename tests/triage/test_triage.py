@@ -12,7 +12,8 @@ import pytest
 
 from srunddp.triage import logs
 from srunddp.triage.collect import collect
-from srunddp.triage.diagnose import Diagnosis, diagnose
+from srunddp.triage.diagnose import diagnose
+from srunddp.triage.diagnosis import Diagnosis
 from srunddp.triage.logs import find
 from srunddp.triage.rank_labels import RankLabels, ranks_of_names, spread
 from srunddp.triage.render import lines

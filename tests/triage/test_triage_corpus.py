@@ -16,7 +16,8 @@ import yaml
 
 from srunddp.triage import jobs
 from srunddp.triage.collect import collect
-from srunddp.triage.diagnose import Diagnosis, diagnose
+from srunddp.triage.diagnose import diagnose
+from srunddp.triage.diagnosis import Diagnosis
 
 pytestmark = pytest.mark.slow
 

@@ -1,0 +1,195 @@
+"""Which of all that was said tells the first failure."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from srunddp.triage.collect import Evidence
+from srunddp.triage.diagnosis import Certainty, Diagnosis
+from srunddp.triage.event import Event, earliest, surely_before
+from srunddp.triage.rank_labels import the_only_other
+from srunddp.triage.signatures import Kind, table
+
+# What ranks tell that miss others, and not why those are missing.
+OF_PEERS = ("collective-timeout", "network-unreachable", "ranks-missing", "nccl-internal")
+_UNSPECIFIC = (*OF_PEERS, "rank-killed", "unknown", "script-error")
+# What several processes do to one another that take themselves for the only one.
+_COLLISIONS = {
+    "address-in-use",
+    "checkpoint-mismatch",
+    "cuda-out-of-memory",
+    "file-missing",
+    "invalid-device",
+    "script-error",
+}
+
+
+def first_failure(remaining: Sequence[Event], evidence: Evidence) -> Diagnosis:
+    """Find the first failure among what no rule sets aside.
+
+    Args:
+        remaining: at least one is more than a line that no sign knows.
+        evidence: of the logs.
+
+    Returns:
+        A diagnosis without the rank, unless it came from ranks that all missed the same one.
+    """
+    if _is_of_worlds_of_one(remaining, evidence):
+        return Diagnosis(
+            "world-of-one",
+            Certainty.LIKELY,
+            earliest(_of_kind(Kind.PRIMARY, remaining)),
+            why="each process took itself for rank 0 of 1",
+        )
+    first = _by_signs(remaining, evidence)
+    if not first:
+        return _by_peers(remaining, evidence)
+    if first.cause == "unknown":
+        return Diagnosis(first.cause, Certainty.UNKNOWN, first)
+    return Diagnosis(first.cause, Certainty.LIKELY, first)
+
+
+def _of_kind(kind: Kind, events: Iterable[Event]) -> list[Event]:
+    return [event for event in events if event.kind is kind]
+
+
+def _is_of_worlds_of_one(remaining: Sequence[Event], evidence: Evidence) -> bool:
+    """Whether processes say that they are alone, and fail of nothing but one another."""
+    causes = {event.cause for event in _of_kind(Kind.PRIMARY, remaining)}
+    return evidence.observed.ones > 1 and bool(causes) and causes <= _COLLISIONS
+
+
+def _by_signs(remaining: Sequence[Event], evidence: Evidence) -> Event | None:
+    """The earliest sign of a cause, or of an end from outside; without one, of those that count for
+    less.
+    """
+    endings = _of_kind(Kind.ENDING, remaining)
+    symptoms = _of_kind(Kind.SYMPTOM, remaining)
+    report = evidence.report
+    if report and report.cause != "unknown":
+        symptoms.append(report)  # a signal ended the rank
+    strong = _knowing_best(_of_kind(Kind.PRIMARY, remaining))
+    strong += [event for event in endings if event.sure]
+    if strong:
+        return _earliest_with_symptoms(strong, symptoms)
+    if symptoms:
+        own = [each for each in symptoms if each.cause not in OF_PEERS]
+        return earliest(own or symptoms)
+    if endings and not report:
+        return endings[0]
+    return None
+
+
+def _knowing_best(primary: list[Event]) -> list[Event]:
+    """Of all primary signs srunddp's alone, as it knows who was first; or what tells more of that
+    rank's end than srunddp does.
+    """
+    by_srunddp = [event for event in primary if event.ours]
+    if not by_srunddp:
+        return primary
+    own = next((event for event in by_srunddp if event.rank is not None), by_srunddp[0])
+    others = [event for event in primary if not event.ours and event.rank in (None, own.rank)]
+    tells_the_end_alone = own.cause == "rank-killed" or not own.sure
+    if others and tells_the_end_alone:
+        return others
+    return [own]
+
+
+def _earliest_with_symptoms(strong: Sequence[Event], symptoms: Sequence[Event]) -> Event:
+    """The earliest strong sign, or a symptom that surely came before it and explains it."""
+    first = earliest(strong)
+    if first.ours:
+        return first
+    # Any symptom explains an end from outside; else it must be of the same cause.
+    explaining = [
+        each for each in symptoms if first.kind is Kind.ENDING or each.cause == first.cause
+    ]
+    sooner = [each for each in explaining if surely_before(each, first)]
+    return earliest([*sooner, first])
+
+
+def _by_peers(remaining: Sequence[Event], evidence: Evidence) -> Diagnosis:
+    """From launchers' reports, and what peers tell of an end: by the rank that all missed, or that
+    ended first.
+    """
+    report = evidence.report
+    secondary = _of_kind(Kind.SECONDARY, remaining)
+    victims = {event.rank for event in secondary if event.raised and event.rank is not None}
+    rank = report.rank if report else None
+    if rank is None or rank in victims:
+        missed = the_only_other(victims, evidence.observed)
+        left = _ended_untold(victims, evidence)
+        if report and left and secondary and (missed is None or missed in left):
+            return Diagnosis(
+                "collective-mismatch",
+                Certainty.LIKELY,
+                earliest(secondary),
+                rank=min(left) if len(left) == 1 else None,
+                why="a rank left without an error",
+                victim=True,
+            )
+        rank = missed
+        if report and report.rank != rank:
+            report = None  # it is of a victim
+    ends = [*secondary, report] if report else secondary
+    words = [
+        each
+        for each in _of_kind(Kind.WORD, remaining)
+        if not any(surely_before(end, each) for end in ends)
+    ]
+    if words:
+        return Diagnosis("script-error", Certainty.LIKELY, words[-1], rank=rank)
+    first = report or earliest(secondary)
+    return Diagnosis("unknown", Certainty.UNKNOWN, first, rank=rank, victim=report is None)
+
+
+def _ended_untold(victims: set[int], evidence: Evidence) -> set[int]:
+    """The ranks that spoke, and of whose end neither they nor a launcher says anything."""
+    reported = {rank for event in evidence.events if event.end for rank in event.end.ranks}
+    return evidence.observed.seen - victims - reported
+
+
+def explained_by(aside: Sequence[Event], found: Diagnosis) -> Diagnosis | None:
+    """Explain a failure that does not tell its cause by what was said before, more quietly.
+
+    Args:
+        aside: what a rule set aside.
+        found: the diagnosis without it.
+
+    Returns:
+        The diagnosis by the first that explains it, or None.
+    """
+    first = found.first
+    if found.cause not in _UNSPECIFIC and (not first or first.sure):
+        return None
+    for event in aside:
+        if event.rule == "launcher-notice":
+            continue
+        if first and found.cause != "unknown" and surely_before(first, event):
+            continue
+        if _explains(event, found):
+            is_of_another = event.rank is not None and event.rank != found.rank
+            return replace(
+                found,
+                cause=event.cause,
+                certainty=Certainty.LIKELY,
+                first=event,
+                victim=is_of_another,
+            )
+    return None
+
+
+def _explains(event: Event, found: Diagnosis) -> bool:
+    """Whether what was set aside can be why something failed."""
+    behind = table().causes[event.cause].behind
+    if behind:
+        return bool(behind.search(_searched(found)))
+    return found.cause == "unknown" and event.kind is Kind.PRIMARY and not event.progress
+
+
+def _searched(found: Diagnosis) -> str:
+    """What ``behind`` of the table is looked for in: id, line and code of the failure."""
+    first = found.first
+    if found.cause not in ("script-error", "unknown") or not first:
+        return str(found.cause)
+    code = first.raised.below if first.raised and not first.sure else ""
+    return f"{found.cause}\n{first.text}\n{code}"

@@ -1,0 +1,85 @@
+"""Whose failure the first one is: its rank and node."""
+
+from collections.abc import Sequence
+
+from srunddp.triage.collect import Evidence
+from srunddp.triage.diagnosis import Diagnosis
+from srunddp.triage.event import Event
+from srunddp.triage.first_failure import OF_PEERS
+from srunddp.triage.rank_labels import the_only_other
+from srunddp.triage.signatures import Kind
+
+
+def tell_whose(
+    found: Diagnosis, first: Event, remaining: Sequence[Event], evidence: Evidence
+) -> None:
+    """Add rank and node of the first failure: by its line, its launcher's report, or the peers that
+    tell of its end.
+
+    Args:
+        found: the diagnosis; it is changed.
+        first: what tells the failure.
+        remaining: what no rule sets aside.
+        evidence: of the logs.
+    """
+    observed = evidence.observed
+    if first.cause == "collective-timeout":
+        # Those that wait for a collective are all but the one that did not come.
+        waited = {each.rank for each in remaining if each.cause == first.cause}
+        found.rank = the_only_other(waited, observed)
+        found.victim = found.rank is not None and found.rank != first.rank
+    node = first.node
+    if found.rank is None and not found.victim:
+        report = _only_report(remaining)
+        candidates = (
+            first.rank,
+            _missed_by_all(remaining, evidence),
+            report.rank if report else None,
+            _only_one_left(remaining, evidence),
+        )
+        found.rank = next((rank for rank in candidates if rank is not None), None)
+        if report and report.rank == found.rank:
+            node = node or report.node
+    if found.rank is not None:
+        node = node or observed.nodes.get(found.rank)
+    found.node = node
+
+
+def _missed_by_all(remaining: Sequence[Event], evidence: Evidence) -> int | None:
+    """The rank whose end all others tell of."""
+    peers = {each.rank for each in remaining if each.kind is Kind.SECONDARY and each.raised}
+    return the_only_other(peers, evidence.observed)
+
+
+def _only_one_left(remaining: Sequence[Event], evidence: Evidence) -> int | None:
+    """The only rank that spoke; or, where some are missed, the only one that did not."""
+    if evidence.report:
+        return None
+    observed = evidence.observed
+    is_missed = any(each.kind is Kind.SECONDARY or each.cause in OF_PEERS for each in remaining)
+    if is_missed:
+        left = set(range(observed.world_size or 0)) - observed.seen
+    else:
+        left = observed.seen
+    return min(left) if len(left) == 1 else None
+
+
+def _only_report(remaining: Sequence[Event]) -> Event | None:
+    """The one rank that did not end well by itself, where launchers report just one; or the first
+    of several that told nothing of a peer's end, where others did.
+    """
+    reports = [event for event in remaining if event.end and event.rank is not None]
+    reported = {rank for event in reports if event.end for rank in event.end.ranks}
+    if len(reported) == 1:
+        return reports[0]
+    peers = {
+        each.rank
+        for each in remaining
+        if each.kind is Kind.SECONDARY or (each.raised and each.cause in OF_PEERS)
+    }
+    if not peers:
+        return None
+    for each in reports:
+        if each.end and len(each.end.ranks) == 1 and each.rank not in peers:
+            return each
+    return None
