@@ -48,7 +48,7 @@ setup(
     package_data={
         "srunddp": [
             "py.typed",
-            "report/page.css",
+            "report/templates/*",
             "triage/signatures.yaml",
             "util/foreign_options.yaml",
         ]
@@ -67,6 +67,8 @@ setup(
         # NVML: GPUs are looked at without CUDA; srunddp check and the monitor import it.
         "nvidia-ml-py>=12.535",
         "tqdm>=4.66",  # the bar of a training in a terminal
+        # The page of srunddp report: it escapes what a run wrote. torch brings it as well.
+        "jinja2>=3.1",
     ],
     extras_require={
         "mpi": ["mpi4py>=4.0"],  # meeting over MPI's broadcast; a site brings its own MPI

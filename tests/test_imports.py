@@ -13,7 +13,7 @@ from tests.conftest import ROOT
 from tests.support.made_up_run import MadeUp
 from tests.support.starting import ended, python, read_line, slurm, started, write
 
-HEAVY = {"torch", "mpi4py", "numpy"}
+HEAVY = {"torch", "mpi4py", "numpy", "jinja2"}
 BIN = ROOT / "bin" / "srunddp"
 SCRIPT = """\
 import ctypes, importlib.util, os, pathlib

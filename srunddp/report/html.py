@@ -1,105 +1,139 @@
-"""The report as one HTML file: no script, nothing from elsewhere, the charts in it."""
+"""The report as one HTML file: no script, nothing from elsewhere, the charts in it.
 
+What it looks like is in ``templates``. Whatever comes from a run, its words and names, is escaped
+there by jinja2.
+"""
+
+from __future__ import annotations
+
+import functools
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from importlib import resources
+from typing import TYPE_CHECKING, Any
 
 from srunddp._version import __version__
+from srunddp.errors import ConfigError, one_line
 from srunddp.report import format, text
 from srunddp.report.advice import Advice
+from srunddp.report.figure import LEVELS, Figure
 from srunddp.report.overview import failure, tiles
 from srunddp.report.panels import Section
 from srunddp.report.summary import Summary
-from srunddp.report.svg import escaped
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
+
+_TEMPLATES = "templates"
+
+
+@dataclass(frozen=True)
+class _Table:
+    """A table that is folded away under what is the same in all rows."""
+
+    title: str
+    head: Sequence[str]
+    rows: Sequence[Sequence[str]]
 
 
 def page(summary: Summary, notes: Sequence[Advice], sections: Sequence[Section]) -> str:
-    """All of it."""
-    title = escaped(
-        f"Run {summary.name or '?'}: {format.count(summary.world_size, 'rank')}, {summary.script}"
-    )
-    head, *rest = text.heading(summary)
-    failed = failure(summary)
-    parts = [
-        f"<h1>{escaped(head)}</h1>",
-        *(f"<p>{escaped(line)}</p>" for line in rest),
-        (
-            f'<p class="missing">srunddp {__version__}, report of'
-            f" {escaped(format.moment(time.time()))}</p>"
-        ),
-        *([_note(failed)] if failed else []),
-        *_tiles(summary),
-        *_notes(summary, notes),
-        "<h2>Figures</h2>\n<table>",
-        *(
-            f"<tr><th>{about}</th><td>{escaped(said)}</td></tr>"
-            for about, said in text.figures(summary).items()
-        ),
-        "</table>",
-        *(
-            f'<h2>{each.title}</h2>\n{each.html}<p class="missing">{escaped(each.missing)}</p>'
-            for each in sections
-        ),
-        *_tables(summary),
-    ]
-    style = resources.files(__package__).joinpath("page.css").read_text(encoding="utf-8")
-    body = "\n".join(parts)
+    """Write the whole page.
+
+    Args:
+        summary: the figures of the run.
+        notes: what to change next.
+        sections: the parts with charts.
+
+    Raises:
+        ConfigError: jinja2 is not installed.
+    """
+    ranks = format.count(summary.world_size, "rank")
+    remarks = text.remarks(summary)
+    if not remarks and not notes:
+        remarks = ["No threshold is passed"]
     return (
-        f'<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        f'<meta name="viewport" content="width=device-width">\n<title>{title}</title>\n'
-        f"<style>{style}</style>\n</head>\n<body>\n{body}\n</body>\n</html>\n"
-    )
-
-
-def _tiles(summary: Summary) -> Iterator[str]:
-    """The figures at a glance, each with its bar."""
-    yield '<div class="tiles">'
-    for tile in tiles(summary):
-        if tile.share is None:
-            bar = ""
-        else:
-            bar = f'<div class="bar"><div style="width: {tile.share:.0%}"></div></div>'
-        name, value, detail = map(escaped, (tile.name, tile.value, tile.detail))
-        yield (
-            f'<div class="tile"><p>{name}</p><p class="value">{value}</p>{bar}<p'
-            f' class="missing">{detail}</p></div>'
+        _environment()
+        .get_template("page.html")
+        .render(
+            title=f"Run {summary.name or '?'}: {ranks}, {summary.script}",
+            style=_style(),
+            heading=list(text.heading(summary)),
+            version=__version__,
+            written=format.moment(time.time()),
+            failure=failure(summary),
+            tiles=tiles(summary),
+            notes=notes,
+            remarks=remarks,
+            figures=text.figures(summary),
+            sections=sections,
+            tables=list(_tables(summary)),
         )
-    yield "</div>"
-
-
-def _notes(summary: Summary, notes: Sequence[Advice]) -> Iterator[str]:
-    yield "<h2>Notes</h2>"
-    yield from map(_note, notes)
-    said = text.remarks(summary) or ([] if notes else ["No threshold is passed"])
-    yield from (f'<p class="missing">{escaped(line)}.</p>' for line in said)
-
-
-def _note(note: Advice) -> str:
-    if note.cost:
-        cost = f'<strong class="cost">{format.percent(note.cost)} of the step time</strong>'
-    else:
-        cost = ""
-    if note.threshold:
-        limit = f" (threshold: {escaped(note.threshold)})"
-    else:
-        limit = ""
-    return (
-        f'<div class="note {note.severity}">{cost}<p><strong>{escaped(note.rule)}</strong>: '
-        f"{escaped(note.found)}{limit}.</p><p>Next: {escaped(note.hint)}</p></div>"
     )
 
 
-def _tables(summary: Summary) -> Iterator[str]:
-    """Nodes, ranks and GPUs, folded away under what is the same for all."""
-    yield "<h2>Tables</h2>"
+def chart(figure: Figure) -> str:
+    """Write one chart, as the page has it.
+
+    Raises:
+        ConfigError: jinja2 is not installed.
+    """
+    macros = _environment().get_template("chart.html").module
+    return str(macros.draw(figure))  # type: ignore[attr-defined]  # by the template
+
+
+def _tables(summary: Summary) -> Iterator[_Table]:
+    """Nodes, ranks and GPUs."""
     for noun, rows in text.tables(summary).items():
         if rows:
             head, *body = format.cells(rows)
-            yield f"<details><summary>{escaped(format.folded(noun, rows)[0])}</summary>"
-            titles = "".join(f"<th>{escaped(cell)}</th>" for cell in head)
-            yield f"<table><thead>\n<tr>{titles}</tr>\n</thead><tbody>"
-            yield from (
-                "<tr>" + "".join(f"<td>{escaped(cell)}</td>" for cell in row) + "</tr>"
-                for row in body
-            )
-            yield "</tbody></table>\n</details>"
+            yield _Table(format.folded(noun, rows)[0], head, body)
+
+
+def _style() -> Any:
+    """The style sheet, which has ``>`` in it and is not escaped."""
+    from markupsafe import Markup
+
+    file = resources.files(__package__).joinpath(_TEMPLATES, "page.css")
+    return Markup(file.read_text(encoding="utf-8"))
+
+
+@functools.cache
+def _environment() -> Environment:
+    """jinja2, set up; only the page needs it, which few commands write."""
+    try:
+        import jinja2
+        from markupsafe import Markup
+    except ImportError as error:
+        raise ConfigError(
+            f"the report's page cannot be made: {error}",
+            expected="jinja2, which pip installs with srunddp",
+            hint="pip install jinja2, or print the text alone with --text",
+        ) from None
+
+    def shown(value: object) -> object:
+        """Escape what a terminal would obey in what is written, before jinja2 escapes HTML."""
+        if isinstance(value, str) and not isinstance(value, Markup):
+            return one_line(value)
+        return value
+
+    def lines(each: Iterable[str]) -> Markup:
+        return Markup("\n").join(map(one_line, each))
+
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader(__package__, _TEMPLATES),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        finalize=shown,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.globals["levels"] = LEVELS
+    environment.filters |= {
+        "lines": lines,
+        "percent": format.percent,
+        "pixels": lambda value: f"{value:.1f}",
+        "units": lambda value: f"{value:.6g}",
+        "width": lambda share: f"{share:.0%}",
+    }
+    return environment

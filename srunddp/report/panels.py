@@ -2,17 +2,21 @@
 missing.
 """
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
+from typing import NamedTuple
 
 from srunddp.errors import one_line
 from srunddp.report import format
 from srunddp.report.advice import DATA_WAIT, SLOWED, find_stragglers
+from srunddp.report.axis import Points, Span, TimeAxis
+from srunddp.report.charts import Chart, Lines
 from srunddp.report.csv_files import TimeSeries
-from srunddp.report.run import NAMES, RunData
+from srunddp.report.figure import Figure
+from srunddp.report.run import DEFAULT_INTERVAL, NAMES, RunData
 from srunddp.report.summary import Summary
-from srunddp.report.svg import Chart, Points, TimeAxis
 from srunddp.util.hostlist import fold_ranks, group_by_key
 
 _MIB = 2.0**-20
@@ -28,50 +32,79 @@ _FEW = 0.25
 _LESS_USED = 10.0  # per cent
 _HOTTER = 10.0  # °C
 _WAITING_CPUS = 0.1  # of a node, on average
-_ON_GPUS = (  # title, unit, column and factor
-    ("GPU utilization", "%", "utilization_percent", 1.0),
-    ("GPU memory", "GiB", "memory_bytes", _GIB),
-    ("Memory bandwidth", "%", "memory_bandwidth_percent", 1.0),
-    ("SM activity", "%", "sm_percent", 1.0),
-    ("Tensor core activity", "%", "tensor_percent", 1.0),
-    ("Power", "W", "power_w", 1.0),
-    ("Temperature", "°C", "temperature_c", 1.0),
-    ("SM clock", "MHz", "sm_clock_mhz", 1.0),  # where one is throttled
+
+
+class _Gauge(NamedTuple):
+    """A chart of GPUs: its title, the unit, the column of the samples, and what they are multiplied
+    with.
+    """
+
+    title: str
+    unit: str
+    column: str
+    by: float = 1.0
+
+
+_CLOCK = _Gauge("SM clock", "MHz", "sm_clock_mhz")  # drawn where a GPU is throttled
+_GAUGES = (
+    _Gauge("GPU utilization", "%", "utilization_percent"),
+    _Gauge("GPU memory", "GiB", "memory_bytes", _GIB),
+    _Gauge("Memory bandwidth", "%", "memory_bandwidth_percent"),
+    _Gauge("SM activity", "%", "sm_percent"),
+    _Gauge("Tensor core activity", "%", "tensor_percent"),
+    _Gauge("Power", "W", "power_w"),
+    _Gauge("Temperature", "°C", "temperature_c"),
 )
 
 
 @dataclass(frozen=True)
 class Section:
-    """A part of the page: its charts as HTML, and a sentence about what could not be drawn."""
+    """A part of the page.
+
+    Attributes:
+        title: of the part.
+        figures: its charts.
+        missing: a sentence about what could not be drawn; empty where nothing is missing.
+    """
 
     title: str
-    html: str
+    figures: Sequence[Figure]
     missing: str = ""
 
 
 def sections(run: RunData, summary: Summary) -> list[Section]:
-    """All of them, in the order of the page."""
+    """Draw all charts of a run, in the order of the page."""
     # A long series was thinned: a column of the axis holds whole groups of its samples.
-    group = max((-(-each.count // len(each.time)) for each in run.series), default=1)
+    group = max((math.ceil(each.count / len(each.time)) for each in run.series), default=1)
     epochs = [
         (each.begin_s, "" if each.number is None else str(each.number)) for each in summary.epochs
     ]
-    axis = TimeAxis(max(summary.seconds, 1.0), max(summary.interval_s or 5.0, 1e-3) * group, epochs)
-    return [
-        _time_line(run, summary, axis),
-        *([_training(run, axis)] if run.metrics else []),
+    interval = max(summary.interval_s or DEFAULT_INTERVAL, 1e-3) * group
+    axis = TimeAxis(max(summary.seconds, 1.0), interval, epochs)
+    found = [_time_line(run, summary, axis)]
+    if run.metrics:
+        found.append(_training(run, axis))
+    found += [
         _gpus(run, summary, axis),
         _nodes(run, summary, axis),
         _steps(run, summary, axis),
         _launch(summary),
     ]
+    return found
 
 
-def _section(title: str, charts: Mapping[str, str]) -> Section:
-    empty = [name for name, html in charts.items() if not html]
-    return Section(
-        title, "".join(charts.values()), f"Not known: {', '.join(empty)}." if empty else ""
-    )
+def _section(title: str, charts: Mapping[str, Figure | None]) -> Section:
+    """A part with some charts, by what they show; what is not known has none."""
+    unknown = [name for name, figure in charts.items() if not figure]
+    missing = f"Not known: {', '.join(unknown)}." if unknown else ""
+    return Section(title, [figure for figure in charts.values() if figure], missing)
+
+
+def _alone(title: str, figure: Figure | None, missing: str) -> Section:
+    """A part with one chart, or with a sentence on why there is none."""
+    if figure:
+        return Section(title, [figure])
+    return Section(title, [], missing)
 
 
 def _rates(samples: TimeSeries, name: str) -> list[tuple[float, float]]:
@@ -82,30 +115,51 @@ def _rates(samples: TimeSeries, name: str) -> list[tuple[float, float]]:
 def _summed(series: Iterable[Points]) -> list[tuple[float, float]]:
     """The sum of series that have the same times; what one of them lacks is left out."""
     every = [known for known in map(dict, series) if known]
-    if every:
-        times = set.intersection(*map(set, every))
-    else:
-        times = set()
+    if not every:
+        return []
+    times = set.intersection(*map(set, every))
     return [(time, sum(each[time] for each in every)) for time in times]
 
 
 def _time_line(run: RunData, summary: Summary, axis: TimeAxis) -> Section:
+    step_times = (
+        (f"rank {rank}", each.ratios("step_s", "steps")) for rank, each in run.steps.items()
+    )
+    waits = ((f"rank {rank}", each.ratios("data_s", "step_s")) for rank, each in run.steps.items())
+    waiting = Chart("Waiting for data", axis, "% of the step time", 1e2, 1e2 * DATA_WAIT)
+    charts = {
+        "throughput": Chart("Throughput", axis, "samples/s").panel(
+            [("all ranks", _throughput(run, summary))]
+        ),
+        "step time": Chart("Step time", axis, "ms", 1e3).panel(step_times, 1, "ranks"),
+        "waiting for data": waiting.panel(waits, 1, "ranks"),
+    }
+    pauses = Chart("Evaluations and checkpoints", axis).bars(
+        _pauses(run, summary), ("evaluation", "checkpoint")
+    )
+    if pauses:  # a run without any lacks nothing
+        charts["pauses"] = pauses
+    return _section("Time line", charts)
+
+
+def _throughput(run: RunData, summary: Summary) -> list[tuple[float, float]]:
+    """Samples per second, by the rank that counted most."""
     counted = max(
         run.steps.values(), key=lambda each: each.total("samples") or 0.0, default=TimeSeries()
     )
     rates = _rates(counted, "samples")
-    if summary.ending.codes:
-        # Without what follows the end of the steps, and but for a few without its interval, which
-        # is not their rate.
-        last = max((at for at, (_, value) in enumerate(rates) if value > 0), default=0)
-        rates = rates[: last if last > 2 else last + 1]
-    charts = {"throughput": Chart("Throughput", axis, "samples/s").panel([("all ranks", rates)])}
-    for title, unit, by, most, part, of in (
-        ("Step time", "ms", 1e3, 0.0, "step_s", "steps"),
-        ("Waiting for data", "% of the step time", 1e2, 1e2 * DATA_WAIT, "data_s", "step_s"),
-    ):
-        ratios = ((f"rank {rank}", each.ratios(part, of)) for rank, each in run.steps.items())
-        charts[title.lower()] = Chart(title, axis, unit, by, most).panel(ratios, 1, "ranks")
+    if not summary.ending.codes:
+        return rates
+    # Without what follows the end of the steps, and but for a few without its interval, which is
+    # not their rate.
+    last = max((at for at, (_, value) in enumerate(rates) if value > 0), default=0)
+    return rates[: last if last > 2 else last + 1]
+
+
+def _pauses(run: RunData, summary: Summary) -> dict[str, list[tuple[str, Span]]]:
+    """Evaluations, and the checkpoints of the rank that stood still for longest, as all ranks
+    save.
+    """
     stood = [
         ("evaluation", (each.begin_s, each.end_s or summary.seconds))
         for each in summary.evaluations
@@ -113,84 +167,89 @@ def _time_line(run: RunData, summary: Summary, axis: TimeAxis) -> Section:
     saved = group_by_key(
         (mark.rank, mark) for mark in run.marks if mark.name == "checkpoint" and mark.value >= 0
     )
-    # All ranks save.
     longest = max(saved.values(), key=lambda marks: sum(mark.value for mark in marks), default=[])
     stood += [("checkpoint", (mark.time - mark.value, mark.time)) for mark in longest]
-    rows = group_by_key((name, (name, span)) for name, span in stood)
-    pauses = Chart("Evaluations and checkpoints", axis).bars(rows, ("evaluation", "checkpoint"))
-    return _section("Time line", charts | ({"pauses": pauses} if pauses else {}))
+    return group_by_key((name, (name, span)) for name, span in stood)
 
 
 def _training(run: RunData, axis: TimeAxis) -> Section:
     """What the training logged: ``loss`` and ``val/loss`` in one chart."""
     kinds = group_by_key((name.rpartition("/")[2], name) for name in run.metrics)
-    charts = {}
-    for kind, names in [*kinds.items()][:_MOST_FIGURES]:
-        first = run.not_finite
+    first = run.not_finite
+    figures: list[Figure] = []
+    left_out = 0
+    for number, (kind, names) in enumerate(kinds.items()):
+        if number >= _MOST_FIGURES:
+            left_out += len(names)
+            continue
+        left_out += len(names[_MOST_LINES:])
+        note = ""
         if first and first.name in names:
             note = f"; {first.value} first at {format.clock(first.at_s)}"
-        else:
-            note = ""
-        chart = Chart(kind[:1].upper() + kind[1:], axis, from_zero=False, joined=True, note=note)
-        charts[kind] = chart.panel(
-            ((name, run.metrics[name]) for name in names[:_MOST_LINES]), _MOST_LINES
-        )
-    more = sum(len(names[_MOST_LINES if kind in charts else 0 :]) for kind, names in kinds.items())
-    return Section(
-        "Training",
-        "".join(charts.values()),
-        f"Not drawn: {more} more of metrics.jsonl." if more else "",
-    )
+        title = kind[:1].upper() + kind[1:]
+        lines = ((name, run.metrics[name]) for name in names[:_MOST_LINES])
+        chart = Chart(title, axis, from_zero=False, joined=True, note=note)
+        if figure := chart.panel(lines, _MOST_LINES):
+            figures.append(figure)
+    missing = f"Not drawn: {left_out} more of metrics.jsonl." if left_out else ""
+    return Section("Training", figures, missing)
 
 
 def _gpus(run: RunData, summary: Summary, axis: TimeAxis) -> Section:
     if not run.gpus:
-        return Section("GPUs", "", "No GPU was sampled.")
-    throttled = any((each.slowed_share or 0.0) > SLOWED for each in summary.gpus)
+        return Section("GPUs", [], "No GPU was sampled.")
+    is_throttled = any((each.slowed_share or 0.0) > SLOWED for each in summary.gpus)
     charts = {}
-    for title, unit, name, by in _ON_GPUS[: None if throttled else -1]:
-        if name == "memory_bytes":
-            limit = by * max(each.memory_limit_bytes or 0.0 for each in summary.gpus)
-        else:
-            limit = 0.0
-        chart = Chart(title, axis, unit, by, 100.0 if unit == "%" else 0.0, unit != "°C", limit)
-        lines = (
-            (f"{each.node} GPU {each.index or each.key}", each.samples.spread(name))
-            for each in run.gpus
-        )
-        charts[title] = chart.panel(lines, _MOST_LINES, "GPUs")
-    return _section(
-        "GPUs", charts | (_by_gpu(run, summary, axis) if len(run.gpus) > _MOST_LINES else {})
+    for gauge in (*_GAUGES, _CLOCK) if is_throttled else _GAUGES:
+        charts[gauge.title] = _gauge(gauge, run, summary, axis)
+    if len(run.gpus) > _MOST_LINES:
+        charts |= _by_gpu(run, summary, axis)
+    return _section("GPUs", charts)
+
+
+def _gauge(gauge: _Gauge, run: RunData, summary: Summary, axis: TimeAxis) -> Figure | None:
+    limit = 0.0
+    if gauge.column == "memory_bytes":
+        limit = gauge.by * max(each.memory_limit_bytes or 0.0 for each in summary.gpus)
+    chart = Chart(
+        gauge.title,
+        axis,
+        gauge.unit,
+        gauge.by,
+        most=100.0 if gauge.unit == "%" else 0.0,
+        from_zero=gauge.unit != "°C",
+        limit=limit,
     )
+    lines = (
+        (f"{each.node} GPU {each.index or each.key}", each.samples.spread(gauge.column))
+        for each in run.gpus
+    )
+    return chart.panel(lines, _MOST_LINES, "GPUs")
 
 
-def _by_gpu(run: RunData, summary: Summary, axis: TimeAxis) -> dict[str, str]:
+def _by_gpu(run: RunData, summary: Summary, axis: TimeAxis) -> dict[str, Figure | None]:
     """Heat maps. GPUs that stand out from the others are marked, and named in the title."""
     names = [f"{each.node}:{each.index or each.key}" for each in run.gpus]
     least = _outliers(names, [each.utilization_percent for each in summary.gpus], -_LESS_USED)
     hottest = _outliers(names, [each.temperature_c for each in summary.gpus], _HOTTER)
-    found = {}
-    for title, unit, name, limits, what, outliers in (
-        ("Utilization by GPU", "%", "utilization_percent", (100.0, 0.0), "least", least),
-        ("Highest temperature by GPU", "°C", "temperature_c", (30.0, 90.0), "hottest", hottest),
-    ):
-        highest = what == "hottest"
-        series = (
-            each.samples.spread(name) if highest else each.samples.known(name) for each in run.gpus
-        )
-        rows = zip(names, series, strict=True)
-        if len(outliers) > _MOST_NAMED:
-            more = f" and {len(outliers) - _MOST_NAMED} more"
-        else:
-            more = ""
-        if outliers:
-            note = f"; {what}: {', '.join(outliers[:_MOST_NAMED])}{more}"
-        else:
-            note = ""
-        found[title] = Chart(title, axis, unit, note=note).heat_map(
-            rows, outliers, limits, highest=highest
-        )
-    return found
+    by_name = list(zip(names, run.gpus, strict=True))
+    used = ((name, each.samples.known("utilization_percent")) for name, each in by_name)
+    heat = ((name, each.samples.spread("temperature_c")) for name, each in by_name)
+    by_use = Chart("Utilization by GPU", axis, "%", note=_named("least", least))
+    by_heat = Chart("Highest temperature by GPU", axis, "°C", note=_named("hottest", hottest))
+    return {
+        by_use.title: by_use.heat_map(used, least, (100.0, 0.0)),
+        by_heat.title: by_heat.heat_map(heat, hottest, (30.0, 90.0), highest=True),
+    }
+
+
+def _named(what: str, outliers: Sequence[str]) -> str:
+    """What of a title names the outliers: ``; hottest: node01:2``."""
+    if not outliers:
+        return ""
+    more = len(outliers) - _MOST_NAMED
+    others = f" and {more} more" if more > 0 else ""
+    return f"; {what}: {', '.join(outliers[:_MOST_NAMED])}{others}"
 
 
 def _outliers(names: Sequence[str], values: Sequence[float | None], by: float) -> list[str]:
@@ -199,54 +258,53 @@ def _outliers(names: Sequence[str], values: Sequence[float | None], by: float) -
     """
     known = {name: value for name, value in zip(names, values, strict=True) if value is not None}
     usual = median(known.values()) if known else 0.0
-    far = {name: (value - usual) / by for name, value in known.items() if (value - usual) / by > 1}
-    if len(far) <= _FEW * len(known):
-        return sorted(far, key=lambda name: -far[name])
-    return []
+    distances = {name: (value - usual) / by for name, value in known.items()}
+    far = [name for name, distance in distances.items() if distance > 1]
+    if len(far) > _FEW * len(known):
+        return []
+    return sorted(far, key=lambda name: -distances[name])
 
 
 def _nodes(run: RunData, summary: Summary, axis: TimeAxis) -> Section:
-    usage = [(node, run.usage[node]) for node in run.nodes if node in run.usage]
+    usage = {node: run.usage[node] for node in run.nodes if node in run.usage}
     cpus = max((each.cpus or 0.0 for each in summary.per_node), default=0.0)
     memory = _GIB * max((each.memory_limit_bytes or 0.0 for each in summary.per_node), default=0.0)
-    carrying = [
-        each for each in run.links if each.text("chosen") == "1" or each.text("kind") == "rdma"
-    ]
-    links = group_by_key((each.node, each.samples) for each in carrying)
 
-    def rates(*names: str) -> Iterator[tuple[str, Points]]:
-        return ((node, _summed(_rates(each, name) for name in names)) for node, each in usage)
+    def rates(*columns: str) -> Iterator[tuple[str, Points]]:
+        for node, samples in usage.items():
+            yield node, _summed(_rates(samples, column) for column in columns)
 
-    network = (
-        (
-            node,
-            _summed(
-                _rates(each, way) for each in series for way in ("received_bytes", "sent_bytes")
-            ),
-        )
-        for node, series in links.items()
+    charts: dict[str, Figure | None] = {}
+
+    def draw(chart: Chart, lines: Lines) -> None:
+        charts[chart.title] = chart.panel(lines, _MOST_NODES, "nodes")
+
+    draw(Chart("CPUs in use", axis, limit=cpus), rates("cpu_s"))
+    if any((each.iowait_cpus or 0.0) > _WAITING_CPUS for each in summary.per_node):
+        draw(Chart("CPUs waiting for storage", axis), rates("iowait_s"))
+    gauges = ((node, each.spread("memory_bytes")) for node, each in usage.items())
+    draw(Chart("Memory of the job", axis, "GiB", _GIB, limit=memory), gauges)
+    draw(Chart("Network, received and sent", axis, "MiB/s", _MIB), _traffic(run))
+    storage = rates("read_bytes", "written_bytes")
+    draw(Chart("Storage, read and written", axis, "MiB/s", _MIB), storage)
+    return _section("Nodes", charts)
+
+
+def _traffic(run: RunData) -> Iterator[tuple[str, Points]]:
+    """Bytes per second of each node, by the links that carry the run's."""
+    carrying = group_by_key(
+        (each.node, each.samples)
+        for each in run.links
+        if each.text("chosen") == "1" or each.text("kind") == "rdma"
     )
-    gauges = ((node, each.spread("memory_bytes")) for node, each in usage)
-    waits = any((each.iowait_cpus or 0.0) > _WAITING_CPUS for each in summary.per_node)
-    wanted: list[tuple[Chart, Iterable[tuple[str, Points]]]] = [
-        (Chart("CPUs in use", axis, limit=cpus), rates("cpu_s")),
-        *([(Chart("CPUs waiting for storage", axis), rates("iowait_s"))] if waits else []),
-        (Chart("Memory of the job", axis, "GiB", _GIB, limit=memory), gauges),
-        (Chart("Network, received and sent", axis, "MiB/s", _MIB), network),
-        (
-            Chart("Storage, read and written", axis, "MiB/s", _MIB),
-            rates("read_bytes", "written_bytes"),
-        ),
-    ]
-    return _section(
-        "Nodes", {chart.title: chart.panel(lines, _MOST_NODES, "nodes") for chart, lines in wanted}
-    )
+    for node, links in carrying.items():
+        ways = [_rates(link, way) for link in links for way in ("received_bytes", "sent_bytes")]
+        yield node, _summed(ways)
 
 
 def _steps(run: RunData, summary: Summary, axis: TimeAxis) -> Section:
     """The time of each rank's own in a step; where that is not known, the step time."""
-    own = any(each.own_s is not None for each in summary.ranks)
-    if own:
+    if any(each.own_s is not None for each in summary.ranks):
         title = "Own time per step, all but the backward pass"
         part = "own_s"
     else:
@@ -254,24 +312,15 @@ def _steps(run: RunData, summary: Summary, axis: TimeAxis) -> Section:
         part = "step_s"
     rows = ((str(rank), each.ratios(part, "steps")) for rank, each in run.steps.items())
     slow = find_stragglers(summary).ranks
-    if slow:
-        note = f"; slow: {one_line(fold_ranks(slow, summary.layout))}"
-    else:
-        note = ""
-    html = Chart(title, axis, "ms", 1e3, note=note).heat_map(rows, [str(rank) for rank in slow])
-    if summary.steps:
-        why = "Steps were counted, but not timed"
-    else:
-        why = "No steps were counted"
-    return Section(
-        "Step time by rank", html, "" if html else f"{why}, so that there is no chart of them."
-    )
+    note = f"; slow: {one_line(fold_ranks(slow, summary.layout))}" if slow else ""
+    figure = Chart(title, axis, "ms", 1e3, note=note).heat_map(rows, [str(rank) for rank in slow])
+    why = "Steps were counted, but not timed" if summary.steps else "No steps were counted"
+    return _alone("Step time by rank", figure, f"{why}, so that there is no chart of them.")
 
 
 def _launch(summary: Summary) -> Section:
-    rows = {str(rank): [*phases.items()] for rank, phases in summary.launches.items()}
-    end = max(
-        (end for phases in summary.launches.values() for _, end in phases.values()), default=1.0
-    )
-    html = Chart("Launch phases by rank", TimeAxis(max(end, 1e-3))).bars(rows, NAMES)
-    return Section("Launch", html, "" if html else "No phases of the start were marked.")
+    rows = {str(rank): list(phases.items()) for rank, phases in summary.launches.items()}
+    ends = [end for phases in summary.launches.values() for _, end in phases.values()]
+    axis = TimeAxis(max([*ends, 1e-3]) if ends else 1.0)
+    figure = Chart("Launch phases by rank", axis).bars(rows, NAMES)
+    return _alone("Launch", figure, "No phases of the start were marked.")

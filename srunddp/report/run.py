@@ -36,7 +36,7 @@ _UUID_LETTERS = 12  # as many as tell one instance from another
 _CLOCK_TOLERANCE = 0.5
 _SILENT = 5  # intervals without a line after which a run that has no end is not running
 _SLOWEST = 15.0  # seconds within which samples, and what is told of an end, are written
-_DEFAULT_INTERVAL = 5.0
+DEFAULT_INTERVAL = 5.0
 # What begins and what ends a phase: of several marks the first that is there.
 _PHASES = {
     "python": (("process",), ("meeting",)),
@@ -247,7 +247,7 @@ def _metrics(run: RunData) -> dict[str, list[tuple[float, float]]]:
     before and after.
     """
     by_kind: dict[str, dict[str, list[tuple[float, float]]]] = {kind: {} for kind in _METRICS}
-    end = run.last + (run.number("seconds") or _DEFAULT_INTERVAL)
+    end = run.last + (run.number("seconds") or DEFAULT_INTERVAL)
     for line in _metric_lines(run.folder / "metrics.jsonl"):
         kind = str(line.get("kind"))
         at = _unix_time(line.get("time")) - run.start
@@ -292,7 +292,7 @@ def ending(run: RunData, now: float) -> RunEnd:
         rank: 0 if math.isnan(mark.value) else int(mark.value)
         for rank, mark in sorted(ends.items())
     }
-    interval = run.number("seconds") or _DEFAULT_INTERVAL
+    interval = run.number("seconds") or DEFAULT_INTERVAL
     fresh = -60.0 < now - run.start - run.last < max(_SILENT * interval + 1.0, _SLOWEST)
     missing = tuple(rank for rank in run.ranks if rank not in codes)
     # Which lies where the logs are.

@@ -128,8 +128,8 @@ def test_every_value_missing_still_gives_a_report(tmp_path: Path) -> None:
     reported(folder)
     run = read(folder)
     found = sections(run, summary_of(run))
-    assert [each.title for each in found if each.html] == ["Time line", "Launch"]
-    assert all(each.missing for each in found if not each.html)
+    assert [each.title for each in found if each.figures] == ["Time line", "Launch"]
+    assert all(each.missing for each in found if not each.figures)
 
 
 def test_columns_are_read_by_name_in_any_order(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from xml.etree import ElementTree
 
 import pytest
 
+from srunddp.report.html import chart
 from srunddp.report.panels import Section, sections
 from srunddp.report.run import RunData, read
 from srunddp.report.summarize import summary_of
@@ -36,7 +37,8 @@ def written(made_up: MadeUp, folder: Path) -> dict[str, Section]:
 
 def figures(section: Section) -> dict[str, ElementTree.Element]:
     """The charts of a section by their titles."""
-    found = ElementTree.fromstring(f"<div>{section.html}</div>")
+    html = "".join(chart(figure) for figure in section.figures)
+    found = ElementTree.fromstring(f"<div>{html}</div>")
     return {
         svg.get("aria-label", ""): figure
         for figure in found

@@ -461,6 +461,22 @@ def test_output_is_another_folder_or_one_message(tmp_path: Path) -> None:
     assert [path.name for path in (tmp_path / "4711.0").iterdir()] == ["monitor.0"]
 
 
+def test_without_jinja2_there_is_the_text_and_one_message(tmp_path: Path) -> None:
+    SHORT.write(tmp_path / "logs")
+    write(
+        tmp_path / "none" / "jinja2.py", "raise ModuleNotFoundError(\"No module named 'jinja2'\")"
+    )
+    without = {"PYTHONPATH": str(tmp_path / "none")}
+    done = report("4711", folder=tmp_path, **without)
+    assert (done.returncode, done.stdout[:10]) == (78, "run 4711.0")
+    (said,) = done.stderr.splitlines()
+    assert tells(said, "error: ", "'jinja2'", "; expected ", " -> pip install ", "--text")
+    assert not list(tmp_path.rglob("report.html"))
+    for option in ("--text", "--json"):
+        done = report(option, "4711", folder=tmp_path, **without)
+        assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_a_link_of_the_pages_name_is_replaced_and_not_followed(tmp_path: Path) -> None:
     folder = SHORT.write(tmp_path).parent
     (folder / "report.html").symlink_to(write(tmp_path / "mine", "mine"))

@@ -10,9 +10,11 @@ from xml.etree import ElementTree
 
 import pytest
 
-from srunddp.report import svg
+from srunddp.report.axis import Points, TimeAxis, ranges
+from srunddp.report.charts import Chart
 from srunddp.report.csv_files import NAN, TimeSeries
-from srunddp.report.svg import Points, TimeAxis, ranges
+from srunddp.report.figure import Figure
+from srunddp.report.html import chart as as_html
 
 AXIS = TimeAxis(100.0, 10.0, [(5.0, "1"), (55.0, "2")])
 HOSTILE = '<b onload="x">&\x1b[31m'
@@ -40,8 +42,17 @@ def points(values: list[float]) -> Points:
     return [(10.0 * at + 5.0, value) for at, value in enumerate(values) if not math.isnan(value)]
 
 
+def html_of(figure: Figure | None) -> str:
+    assert figure
+    return as_html(figure)
+
+
+def panel(values: list[float], **given: object) -> Figure | None:
+    return Chart("Power", AXIS, "W", **given).panel([("node01", points(values))])  # type: ignore[arg-type]
+
+
 def chart(values: list[float], **given: object) -> str:
-    return svg.Chart("Power", AXIS, "W", **given).panel([("node01", points(values))])  # type: ignore[arg-type]
+    return html_of(panel(values, **given))
 
 
 @pytest.mark.parametrize(
@@ -119,7 +130,7 @@ def test_a_panel_has_its_words_its_line_and_text_by_column() -> None:
     titles = [each.text for each in root.iter("title")]
     assert (len(titles), titles[1]) == (9, "0:10\nnode01: 250 W")
     assert "node01: 300 (100–300)" in "".join(root.itertext())
-    assert chart([NAN] * 10) == ""
+    assert panel([NAN] * 10) is None
     assert words(chart([5.0] * 10, most=100.0))[5] == "100"
 
 
@@ -139,8 +150,10 @@ def test_an_axis_of_values_holds_them_all(values: list[float], from_zero: bool) 
 def test_a_heat_map_joins_equal_cells_and_marks_rows() -> None:
     rows = {f"gpu{number}": [50.0] * 10 for number in range(64)}
     rows["gpu37"] = [*[50.0] * 5, 100.0, NAN, *[50.0] * 3]
-    html = svg.Chart("Heat", AXIS, "°C").heat_map(
-        ((name, points(row)) for name, row in rows.items()), ["gpu37"], (0.0, 100.0)
+    html = html_of(
+        Chart("Heat", AXIS, "°C").heat_map(
+            ((name, points(row)) for name, row in rows.items()), ["gpu37"], (0.0, 100.0)
+        )
     )
     assert paths(html, "cell h15") == ["M50 37H60v1H50z"]
     assert paths(html, "cell missing") == ["M60 37H70v1H60z"]
@@ -150,27 +163,26 @@ def test_a_heat_map_joins_equal_cells_and_marks_rows() -> None:
     assert "gpu36" not in labels
     assert len(labels) < 25
     # From what is usual to what stands out.
-    assert paths(
-        svg.Chart("Use", AXIS, "%").heat_map([("a", points([0.0] * 10))], (), (100.0, 0.0)),
-        "cell h15",
-    )
-    assert svg.Chart("Heat", AXIS, "°C").heat_map([("a", [])]) == ""
+    idle = Chart("Use", AXIS, "%").heat_map([("a", points([0.0] * 10))], (), (100.0, 0.0))
+    assert paths(html_of(idle), "cell h15")
+    assert Chart("Heat", AXIS, "°C").heat_map([("a", [])]) is None
 
 
 def test_one_stall_does_not_hide_what_else_differs() -> None:
     rows = {str(rank): [50.0] * 10 for rank in range(8)} | {"3": [80.0] * 10}
     calm, stalled = (
-        svg.Chart("Own", AXIS, "ms").heat_map(
-            (name, points([first, *row[1:]])) for name, row in rows.items()
+        html_of(
+            Chart("Own", AXIS, "ms").heat_map(
+                (name, points([first, *row[1:]])) for name, row in rows.items()
+            )
         )
         for first in (50.0, 9000.0)
     )
     assert paths(calm, "cell h12")[0].endswith(paths(stalled, "cell h12")[0][len("M10") :])
     assert "100 ms or more" in stalled
     hottest = [("gpu0", [(1.0, 40.0), (2.0, 95.0), (3.0, 41.0)])]
-    assert paths(
-        svg.Chart("Heat", AXIS, "°C").heat_map(hottest, (), (30.0, 90.0), highest=True), "cell h15"
-    )
+    heat = Chart("Heat", AXIS, "°C").heat_map(hottest, (), (30.0, 90.0), highest=True)
+    assert paths(html_of(heat), "cell h15")
 
 
 def test_bars_have_a_colour_for_each_name() -> None:
@@ -178,7 +190,7 @@ def test_bars_have_a_colour_for_each_name() -> None:
         "0": [("python", (0.0, 20.0)), ("import", (30.0, 50.0))],
         "1": [("import", (30.0, 60.0))],
     }
-    html = svg.Chart("Launch", AXIS).bars(rows, ["srun", "python", "import"])
+    html = html_of(Chart("Launch", AXIS).bars(rows, ["srun", "python", "import"]))
     assert (paths(html, "cell c1"), paths(html, "cell c2")) == (
         ["M0 0H20v1H0z"],
         ["M30 0H50v1H30zM30 1H60v1H30z"],
@@ -186,16 +198,17 @@ def test_bars_have_a_colour_for_each_name() -> None:
     assert "srun" not in html
     assert "import: 30 s" in html
     # None is too short to be seen, and of many in a row there is the sum.
-    html = svg.Chart("Pauses", AXIS).bars({"e": [("e", (0.0, 0.0)), ("e", (50.0, 50.0))]}, ["e"])
+    spans = [("e", (0.0, 0.0)), ("e", (50.0, 50.0))]
+    html = html_of(Chart("Pauses", AXIS).bars({"e": spans}, ["e"]))
     assert paths(html, "cell c0") == ["M0 0H0.25v1H0zM50 0H50.25v1H50z"]
     assert "e: 0 s, 2 times" in html
-    assert svg.Chart("Launch", AXIS).bars({"0": []}, ["srun"]) == ""
+    assert Chart("Launch", AXIS).bars({"0": []}, ["srun"]) is None
 
 
 def test_a_joined_line_has_no_gaps_and_a_band_has_its_ends() -> None:
-    made = svg.Chart("Loss", AXIS, limit=8.0, joined=True)
+    made = Chart("Loss", AXIS, limit=8.0, joined=True)
     bands = [(5.0, 0.0), (5.0, 2.0), (5.0, 4.0), (15.0, 0.0), (15.0, 2.0), (15.0, 4.0)]
-    html = made.panel([("loss", points([4.0, NAN, NAN, 2.0])), ("median", bands)], 2)
+    html = html_of(made.panel([("loss", points([4.0, NAN, NAN, 2.0])), ("median", bands)], 2))
     assert paths(html, "line c0") == ["M50.0 55.0L350.0 82.5h.1"]
     assert paths(html, "band") == ["M50.0 55.0L150.0 55.0L150.0 110.0L50.0 110.0z"]
     limit = next(each for each in parsed(html).iter("line") if each.get("class") == "limit")
@@ -204,11 +217,12 @@ def test_a_joined_line_has_no_gaps_and_a_band_has_its_ends() -> None:
 
 def test_names_are_words_and_nothing_more() -> None:
     axis = TimeAxis(100.0, 10.0, [(5.0, HOSTILE)])
-    made = svg.Chart(HOSTILE, axis, HOSTILE)
-    for html in (
+    made = Chart(HOSTILE, axis, HOSTILE)
+    for figure in (
         made.panel([(HOSTILE, points([1.0, 2.0]))]),
         made.heat_map([(HOSTILE, points([1.0]))], [HOSTILE]),
         made.bars({HOSTILE: [(HOSTILE, (0.0, 1.0))]}, [HOSTILE]),
     ):
+        html = html_of(figure)
         assert "b" not in {each.tag for each in parsed(html).iter() if each.attrib}
         assert not re.search(r"url\(|https?:|<script", html)
