@@ -2,12 +2,11 @@
 exit.
 """
 
-import itertools
 import os
 import shutil
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import MISSING, replace
+from dataclasses import MISSING, dataclass, replace
 from pathlib import Path
 from typing import Any, get_args, get_origin
 
@@ -30,69 +29,7 @@ from srunddp.util.option_groups import GroupedCommand, after_script
 
 # A site's defaults, and a user's, which win over them.
 DEFAULTS = ("/etc/srunddp/sbatch.yaml", "~/.config/srunddp/sbatch.yaml")
-_LETTERS = {"job_name": "-J", "nodes": "-N", "cpus_per_task": "-c", "module": "-m"}
-_FILES = "ifaces srunddp container error export_file input nodefile output"
-_FOLDERS = "chdir data log_dir venv"
 _PASSED_ON = {name.replace("-", "_"): option for name, option in slurm_options.OPTIONS.items()}
-# What --help says of sbatch's own options; it lists those of the groups.
-_HELP = {
-    "gpus_per_node": "GPUs on each node, such as 4 or a100:4.",
-    "gres": "Devices of each node, such as gpu:a100:4, instead of --gpus-per-node.",
-    "mem": "Memory on each node, such as 64G; 0 for all of it.",
-    "time": "Time limit, such as 04:00:00 or 1-12:00:00.",
-    "partition": "Partitions to choose from, see sinfo -s.",
-    "account": "The account that the job is charged to.",
-    "qos": "Quality of service, see sacctmgr show qos.",
-    "constraint": "Features of the nodes, such as a100&nvlink.",
-    "reservation": "Nodes that are reserved under this name.",
-    "nodelist": "Nodes that the job must have, such as node[01-04].",
-    "exclude": "Nodes that the job must not have.",
-    "exclusive": "No other job on the nodes; =user: no jobs of other users.",
-    "ntasks": "Number of ranks on all nodes.",
-    "gpus": "Number of GPUs on all nodes.",
-    "array": "Indexes of a job array, such as 0-7%2.",
-    "dependency": "Start after other jobs, such as afterok:4711.",
-    "output": "The job's log; LOG_DIR/%x-%j.out unless given.",
-    "error": "A separate log for standard error.",
-    "mail_type": "When to send mail, such as END,FAIL.",
-    "mail_user": "Who receives it.",
-}
-# What stands for their values there.
-_METAVARS = {
-    "[TYPE:]N": "gpus_per_node gpus",
-    "N": "ntasks",
-    "SIZE": "mem",
-    "TIME": "time",
-    "NAME": "partition account qos reservation conda mpi job_name",
-    "NODES": "nodelist exclude",
-    "FEATURES": "constraint",
-    "MODULE": "modules",
-    "NAME=VALUE": "env",
-    "LINE": "setup",
-    "OPTION": "run_options srun_arg sbatch_arg",
-    "NAME@SECONDS": "signal",
-    "INDEXES": "array",
-    "IMAGE": "container_image",
-    "SOURCE:TARGET": "container_mounts",
-    "PATTERN": "stage_exclude",
-    "LIST": "gres dependency mail_type",
-    "USER": "mail_user",
-}
-_METAVAR_OF = {name: metavar for metavar, names in _METAVARS.items() for name in names.split()}
-_GROUPS = {
-    "Resources": "nodes gpus_per_node gpus gres ntasks_per_node ntasks cpus_per_task mem exclusive",
-    "Where it runs": "partition account qos constraint reservation nodelist exclude",
-    "Environment": "modules module_purge venv conda env setup srunddp offline",
-    "The ranks": "module backend ifaces mpi restarts spare_nodes run_options srun_arg",
-    "Time limit and requeue": "time requeue signal array dependency",
-    "Logs, check, monitoring": (
-        "job_name log_dir output error rank_logs monitor preflight mail_type mail_user"
-    ),
-    "Containers": "container container_image container_mounts",
-    "Staging": "stage data stage_exclude",
-    "Output of this command": "config source write force submit salloc",
-    "Other options of sbatch": "sbatch_arg",
-}
 
 
 class _Number(click.ParamType):  # type: ignore[type-arg]
@@ -101,6 +38,7 @@ class _Number(click.ParamType):  # type: ignore[type-arg]
     name = "integer"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """See click."""
         if str(value).lower() in NULLS:
             return value
         return click.INT.convert(value, param, ctx)
@@ -110,6 +48,7 @@ class _Choice(click.Choice):  # type: ignore[type-arg]
     """One of some words, or ``none`` for no value."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """See click."""
         if str(value).lower() in NULLS:
             return value
         return super().convert(value, param, ctx)
@@ -134,16 +73,119 @@ def _partitions(context: click.Context, option: click.Parameter, incomplete: str
     return [name for name in dict.fromkeys(names) if name.startswith(incomplete)]
 
 
-_TYPES = {
-    **dict.fromkeys(_FILES.split(), FILE),
-    **dict.fromkeys(_FOLDERS.split(), DIR),
-    "backend": _Choice(BACKENDS),
+@dataclass(frozen=True)
+class _Shown:
+    """What the command line has of an option beside its name, type and default.
+
+    Attributes:
+        name: the key of the job.
+        metavar: what stands for its value.
+        sentence: for ``--help``; the job's own keys have theirs in :class:`SlurmJob`.
+        kind: the type of its value, where that is more than a text.
+        also: other names of the option.
+    """
+
+    name: str
+    metavar: str | None = None
+    sentence: str = ""
+    kind: click.ParamType | None = None  # type: ignore[type-arg]
+    also: str | None = None
+
+
+# The options that --help lists, by group and in this order.
+_GROUPS = {
+    "Resources": (
+        _Shown("nodes", also="-N"),
+        _Shown("gpus_per_node", "[TYPE:]N", "GPUs on each node, such as 4 or a100:4."),
+        _Shown("gpus", "[TYPE:]N", "Number of GPUs on all nodes."),
+        _Shown(
+            "gres", "LIST", "Devices of each node, such as gpu:a100:4, instead of --gpus-per-node."
+        ),
+        _Shown("ntasks_per_node", also="--tasks-per-node"),
+        _Shown("ntasks", "N", "Number of ranks on all nodes."),
+        _Shown("cpus_per_task", also="-c"),
+        _Shown("mem", "SIZE", "Memory on each node, such as 64G; 0 for all of it."),
+        _Shown("exclusive", sentence="No other job on the nodes; =user: no jobs of other users."),
+    ),
+    "Where it runs": (
+        _Shown("partition", "NAME", "Partitions to choose from, see sinfo -s."),
+        _Shown("account", "NAME", "The account that the job is charged to."),
+        _Shown("qos", "NAME", "Quality of service, see sacctmgr show qos."),
+        _Shown("constraint", "FEATURES", "Features of the nodes, such as a100&nvlink."),
+        _Shown("reservation", "NAME", "Nodes that are reserved under this name."),
+        _Shown("nodelist", "NODES", "Nodes that the job must have, such as node[01-04]."),
+        _Shown("exclude", "NODES", "Nodes that the job must not have."),
+    ),
+    "Environment": (
+        _Shown("modules", "MODULE"),
+        _Shown("module_purge"),
+        _Shown("venv", kind=DIR),
+        _Shown("conda", "NAME"),
+        _Shown("env", "NAME=VALUE"),
+        _Shown("setup", "LINE"),
+        _Shown("srunddp", kind=FILE),
+        _Shown("offline"),
+    ),
+    "The ranks": (
+        _Shown("module", also="-m"),
+        _Shown("backend", kind=_Choice(BACKENDS)),
+        _Shown("ifaces", kind=FILE),
+        _Shown("mpi", "NAME"),
+        _Shown("restarts"),
+        _Shown("spare_nodes"),
+        _Shown("run_options", "OPTION"),
+        _Shown("srun_arg", "OPTION"),
+    ),
+    "Time limit and requeue": (
+        _Shown("time", "TIME", "Time limit, such as 04:00:00 or 1-12:00:00."),
+        _Shown("requeue"),
+        _Shown("signal", "NAME@SECONDS"),
+        _Shown("array", "INDEXES", "Indexes of a job array, such as 0-7%2."),
+        _Shown("dependency", "LIST", "Start after other jobs, such as afterok:4711."),
+    ),
+    "Logs, check, monitoring": (
+        _Shown("job_name", "NAME", also="-J"),
+        _Shown("log_dir", kind=DIR),
+        _Shown("output", sentence="The job's log; LOG_DIR/%x-%j.out unless given.", kind=FILE),
+        _Shown("error", sentence="A separate log for standard error.", kind=FILE),
+        _Shown("rank_logs"),
+        _Shown("monitor"),
+        _Shown("preflight"),
+        _Shown("mail_type", "LIST", "When to send mail, such as END,FAIL."),
+        _Shown("mail_user", "USER", "Who receives it."),
+    ),
+    "Containers": (
+        _Shown("container", kind=FILE),
+        _Shown("container_image", "IMAGE"),
+        _Shown("container_mounts", "SOURCE:TARGET"),
+    ),
+    "Staging": (_Shown("stage"), _Shown("data", kind=DIR), _Shown("stage_exclude", "PATTERN")),
+    "Output of this command": (
+        _Shown("config"),
+        _Shown("source"),
+        _Shown("write"),
+        _Shown("force"),
+        _Shown("submit"),
+        _Shown("salloc"),
+    ),
+    "Other options of sbatch": (_Shown("sbatch_arg", "OPTION"),),
+}
+_LISTED = {shown.name: shown for group in _GROUPS.values() for shown in group}
+# Of those that --help does not list, the ones whose values a shell can complete.
+_UNLISTED = {
+    shown.name: shown
+    for shown in (
+        _Shown("chdir", kind=DIR),
+        _Shown("export_file", kind=FILE),
+        _Shown("input", kind=FILE),
+        _Shown("nodefile", kind=FILE),
+    )
 }
 
 
 def _job_options(function: Any) -> Any:
-    """An option for each key of the job, with its sentence and its default, and for each option of
-    sbatch.
+    """Decorate a command with an option for each key of the job, with its sentence and its default,
+    and for each option of sbatch.
     """
     for name, key in reversed(_keys().items()):
         if name not in ("script", "arguments"):
@@ -153,45 +195,65 @@ def _job_options(function: Any) -> Any:
 
 def _keys() -> dict[str, ConfigField]:
     """The keys of a file: those of the job, and those that are passed on."""
-    passed_on = {
-        name: ConfigField(option.kind, None, _HELP.get(name, ""))
-        for name, option in _PASSED_ON.items()
-    }
-    return fields_of(SlurmJob) | passed_on
+    keys = fields_of(SlurmJob)
+    for name, option in _PASSED_ON.items():
+        sentence = _LISTED[name].sentence if name in _LISTED else ""
+        keys[name] = ConfigField(option.kind, None, sentence)
+    return keys
 
 
 def _option(name: str, key: ConfigField) -> Any:
+    """The decorator that adds the option of a key."""
+    shown = _LISTED.get(name) or _UNLISTED.get(name) or _Shown(name)
+    passed_on = _PASSED_ON.get(name)
     option = validate.option(name)
-    settings: dict[str, Any] = {"type": _TYPES.get(name), "metavar": _METAVAR_OF.get(name)}
-    settings["shell_complete"] = _partitions if name == "partition" else None
-    names = [f"{option}/--no-{option[2:]}" if bool in (key.kind, *get_args(key.kind)) else option]
-    if key.default in (MISSING, None, False, (), ""):
-        default = ""
-    else:
-        default = f"  [default: {text_of(key.default)}]"
-    if passed_on := _PASSED_ON.get(name):
-        names = [option, *([f"-{passed_on.letter}"] if passed_on.letter else [])]
-        settings["hidden"] = (
-            COMPLETE not in os.environ and name not in " ".join(_GROUPS.values()).split()
-        )
-        # Without a value the next word is SCRIPT.
+    kind = shown.kind
+    metavar = shown.metavar
+    names = [option]
+    if passed_on:
+        if passed_on.letter:
+            names.append(f"-{passed_on.letter}")
         if passed_on.takes != "=":
-            settings |= {"type": FILE, "metavar": "[=VALUE]"}
-    elif int in (key.kind, *get_args(key.kind)):
-        settings |= {"type": _Number(), "metavar": "N"}
-    if name in _LETTERS:
-        names.append(_LETTERS[name])
-    if name == "ntasks_per_node":
-        names.append("--tasks-per-node")
-    text = key.sentence[:1].upper() + key.sentence[1:] + default
+            # Without a value the next word is SCRIPT; _Sbatch writes --hold as --hold=true.
+            kind = FILE
+            metavar = "[=VALUE]"
+    elif _holds(bool, key):
+        names = [f"{option}/--no-{option[2:]}"]
+    elif _holds(int, key):
+        kind = _Number()
+        metavar = "N"
+    if shown.also:
+        names.append(shown.also)
     return click.option(
-        *names, name, default=None, multiple=get_origin(key.kind) is tuple, help=text, **settings
+        *names,
+        name,
+        default=None,
+        multiple=get_origin(key.kind) is tuple,
+        help=_help(key),
+        type=kind,
+        metavar=metavar,
+        shell_complete=_partitions if name == "partition" else None,
+        # A shell completes all of sbatch's, --help lists those that most need.
+        hidden=passed_on is not None and name not in _LISTED and COMPLETE not in os.environ,
     )
+
+
+def _holds(kind: type, key: ConfigField) -> bool:
+    """Whether values of that type fill the key, maybe beside None."""
+    return kind in (key.kind, *get_args(key.kind))
+
+
+def _help(key: ConfigField) -> str:
+    """The sentence, which begins with a capital on the command line, and the default."""
+    text = key.sentence[:1].upper() + key.sentence[1:]
+    if key.default in (MISSING, None, False, (), ""):
+        return text
+    return f"{text}  [default: {text_of(key.default)}]"
 
 
 @click.command(
     cls=_Sbatch,
-    groups=_GROUPS,
+    groups={title: " ".join(shown.name for shown in group) for title, group in _GROUPS.items()},
     epilog=(
         "Every other option of sbatch is passed on, by its name or its letter (not -m): see man"
         f" sbatch. Defaults of a site and a user: {' and '.join(DEFAULTS)}, with the same keys as"
@@ -243,24 +305,16 @@ def sbatch(
         if source:
             job = SlurmJob(log_dir="")  # which makes no folder
             text, notes = convert.convert(source)
-            _note(
-                [
-                    *notes,
-                    "srunddp has to be in PATH there: install it in the environment of the script",
-                ]
-            )
+            _note(notes)
+            _note(["srunddp has to be in PATH there: install it in the environment of the script"])
         else:
-            job = _job(given, salloc, submit and not force)
+            job = _job(given, interactive=salloc, has_to_be_seen=submit and not force)
             text = render(job, ["srunddp", *sys.argv[1:]], interactive=salloc)
         if not submit:
             _note(slurm.check(text, salloc_options(job) if salloc else [], os.environ))
         if write or submit:
-            _save(
-                text,
-                write,
-                [os.path.join(job.folder, each) for each in job.log_folders],
-                force=force,
-            )
+            folders = [os.path.join(job.folder, each) for each in job.log_folders]
+            _save(text, write, folders, force=force)
         if write:
             write_stderr(f"srunddp: written: {write} -> {'bash' if salloc else 'sbatch'} {write}\n")
         elif not submit:
@@ -271,61 +325,74 @@ def sbatch(
             sys.exit(code)
 
 
-def _job(given: Mapping[str, Any], interactive: bool, has_to_be_seen: bool) -> SlurmJob:
-    """The job, when all notes on it have been printed."""
+def _job(given: Mapping[str, Any], *, interactive: bool, has_to_be_seen: bool) -> SlurmJob:
+    """Make the job, and print all notes on it.
+
+    Args:
+        given: by the options, by key.
+        interactive: it is for an allocation by salloc.
+        has_to_be_seen: refuse a script that is not there, as the job is submitted at once.
+    """
     paths = [path for path in map(os.path.expanduser, DEFAULTS) if os.path.exists(path)]
     settings = parse_settings(given, ["srunddp", *sys.argv[1:]], paths)
     for path in paths:
-        of_path = {
-            name: text_of(value) for name, (value, source) in settings.items() if source == path
-        }
-        _note(
-            [f"{path}: {', '.join(f'{name}={value}' for name, value in of_path.items())}"]
-            if of_path
-            else []
-        )
+        of_path = [
+            f"{name}={text_of(value)}"
+            for name, (value, source) in settings.items()
+            if source == path
+        ]
+        if of_path:
+            _note([f"{path}: {', '.join(of_path)}"])
     requested = job_of(settings)
     job = _with_defaults(requested, os.environ)
     validate.check(job, interactive=interactive)
     problem = validate.script_problem(job)
     if problem and has_to_be_seen and not (job.stage or job.in_container):
         raise ConfigError(problem[0], expected="a Python script to submit", hint=problem[1])
-    _note(
-        [f"no --venv: the active environment is used, {job.venv}"]
-        if job.venv != requested.venv
-        else []
-    )
-    _note([" -> ".join(problem)] if problem else [])
+    if job.venv != requested.venv:
+        _note([f"no --venv: the active environment is used, {job.venv}"])
+    if problem:
+        _note([" -> ".join(problem)])
     _note(validate.notes(job, {} if interactive else os.environ))
-    _note(after_script(click.get_current_context(), given["arguments"]) if given["script"] else [])
+    if given["script"]:
+        _note(after_script(click.get_current_context(), given["arguments"]))
     return job
 
 
 def parse_settings(
     given: Mapping[str, Any], command: Sequence[str], files: Sequence[str] = ()
 ) -> dict[str, Setting]:
-    """What options, by key, and the files of defaults and ``--config`` give; the script will quote
-    the command.
+    """Read the options, ``--config`` and the files of defaults.
 
-    A ConfigError where a value is of another type, a key is unknown, or a character is not
-    printable.
+    Args:
+        given: the options' values, by key.
+        command: the words of the command line, which the script will quote.
+        files: of defaults, the later ones above the earlier ones.
+
+    Raises:
+        ConfigError: a value is of another type, a key is unknown, or a character is not printable.
     """
     for each in command:
         validate.check_printable("the argument", each)
     keys = _keys()
-    chosen = {name: given[name] for name in ("config", *keys) if given[name] not in (None, ())}
-    none = [name for name, value in chosen.items() if value == ("none",) and name != "arguments"]
-    values = [(name, _node(() if name in none else value)) for name, value in chosen.items()]
-    return parse_values(keys, [*(("config", scalar_node(path)) for path in files), *values], {})
+    values: list[tuple[str, yaml.Node]] = [("config", scalar_node(path)) for path in files]
+    for name in ("config", *keys):
+        value = given[name]
+        if value in (None, ()):
+            continue
+        if value == ("none",) and name != "arguments":
+            value = ()  # --env=none takes back what a file gives
+        values.append((name, _node(value)))
+    return parse_values(keys, values, {})
 
 
 def job_of(settings: Mapping[str, Setting]) -> SlurmJob:
-    """The job of these settings."""
+    """Make the job of some settings; the options that are passed on become words of sbatch."""
     values = {name: setting.value for name, setting in settings.items()}
-    words = [
-        slurm_options.words(each.name, values.pop(name, None)) for name, each in _PASSED_ON.items()
-    ]
-    values["sbatch_arg"] = (*itertools.chain(*words), *values.get("sbatch_arg", ()))
+    words: list[str] = []
+    for name, option in _PASSED_ON.items():
+        words += slurm_options.words(option.name, values.pop(name, None))
+    values["sbatch_arg"] = (*words, *values.get("sbatch_arg", ()))
     job: SlurmJob = build(SlurmJob, values)
     return job
 
@@ -339,7 +406,8 @@ def _node(value: str | bool | tuple[str, ...]) -> yaml.Node:
 
 def _with_defaults(job: SlurmJob, environ: Mapping[str, str]) -> SlurmJob:
     """The active virtual environment where none is named, and an srunddp that the nodes find."""
-    if not (job.venv or job.conda or job.in_container) and (active := environ.get("VIRTUAL_ENV")):
+    active = environ.get("VIRTUAL_ENV")
+    if active and not (job.venv or job.conda or job.in_container):
         job = replace(job, venv=active)
     if job.srunddp or _has_srunddp(job, environ):
         return job
@@ -348,11 +416,16 @@ def _with_defaults(job: SlurmJob, environ: Mapping[str, str]) -> SlurmJob:
 
 def _has_srunddp(job: SlurmJob, environ: Mapping[str, str]) -> bool:
     """Whether the job's environment has the command ``srunddp``, as far as can be seen here."""
-    folder = job.venv or (job.conda if job.conda and "/" in job.conda else None)
+    folder = job.venv
+    if not folder and job.conda and "/" in job.conda:
+        folder = job.conda
     if job.conda and job.conda == environ.get("CONDA_DEFAULT_ENV"):
         folder = environ.get("CONDA_PREFIX")
-    if folder and os.path.isdir(folder := os.path.join(job.folder, folder)):
-        return os.access(os.path.join(folder, "bin", "srunddp"), os.X_OK)
+    if folder:
+        folder = os.path.join(job.folder, folder)
+        if os.path.isdir(folder):
+            return os.access(os.path.join(folder, "bin", "srunddp"), os.X_OK)
+    # What is not seen here is taken to be right on the nodes.
     return bool(folder or job.conda or job.in_container)
 
 

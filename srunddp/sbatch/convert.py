@@ -4,47 +4,15 @@ srunddp.
 
 import re
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
 from srunddp.errors import ConfigError
+from srunddp.sbatch.bash import Command, Word, commands
 from srunddp.util.usage_errors import foreign
 
-# The words of bash, as far as it takes to find commands. Quotes, $(...) and an array's values
-# belong to a word, and may hold line ends.
-_NESTED = r"\((?:[^()]|\((?:[^()]|\([^()]*\))*\))*\)"
-_TOKEN = re.compile(
-    rf"""(?:[ \t\r]|\\\n)+ | \#[^\n]*
-    | (?P<here>
-        (?<!<)<<-?[ \t]*(?P<quote>['"]?)\\?(?P<end>[\w.-]+)(?P=quote)[^\n]*\n.*?^\t*(?P=end)$
-      )
-    | (?P<word>
-        (?:
-          (?:\$|(?<==)){_NESTED}
-          | `[^`]*`
-          | "(?:[^"\\]|\\.)*"
-          | '[^']*'
-          | \\.
-          | [^\s"'`\\;&|()<>]
-        )+
-      )
-    | (?P<separator>.)""",
-    re.VERBOSE | re.MULTILINE | re.DOTALL,
-)
 _NAMED = re.compile(r"[^#]*(torchrun|torch\.distributed\.(run|launch)|accelerate launch)")
-# What starts a launcher, in words that a zero byte ends each.
-_STARTS = re.compile(
-    r"""(?<![^\0]) (?:[^\0]*/)?
-    (?:
-      torchrun
-      | accelerate\0launch
-      | python[\d.]*\0 (?:(?!-m\0)[^\0]*\0)* -m\0
-        (?:torch\.distributed\.(?:run|launch)|accelerate\.commands\.launch)
-    )\0""",
-    re.VERBOSE,
-)
-_BEFORE_LOOPS = ("then", "do", "else", "{", "time")
-_LOOPS = ("for", "while", "until")
 # What srun cannot stand before.
 _BEFORE = re.compile(r"\w+=.*|if|elif|then|do|else|exec|time|!|\{", re.DOTALL)
 # srun cannot, or it may be srun.
@@ -62,159 +30,222 @@ _SAME = ("m", "module", "q", "quiet", "use-env")  # for srunddp, too, or of no u
 _SIZE = re.compile(r"-[Nnc].*|--(?:nodes|n?tasks(?:-per-node)?|cpus-per-task)(?:=.*)?", re.DOTALL)
 
 
-_Words = Sequence[re.Match[str]]
+_MODULES = ("torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch")
+_PYTHON = re.compile(r"python[\d.]*")
+_TALKERS = ("echo", "printf", "which", "command", "type")  # they only name a launcher
 
 
-class _Launch(NamedTuple):
-    """A command with torchrun or accelerate: its words, how many are before that, its options,
-    SCRIPT with the rest.
+@dataclass(frozen=True)
+class _Launch:
+    """A command with torchrun or accelerate.
+
+    Attributes:
+        words: all of the command.
+        before: how many of them are before the launcher.
+        launcher: as it is called: ``torchrun``, ``python -m torch.distributed.run``.
+        options: of the launcher, by their names, with their values.
+        script: SCRIPT and what follows it.
+        in_loop: the command is in a loop.
     """
 
-    words: _Words
+    words: Sequence[Word]
     before: int
     launcher: str
     options: dict[str, str]
-    script: _Words
+    script: Sequence[Word]
     in_loop: bool
+
+    @property
+    def texts_before(self) -> list[str]:
+        """The words before the launcher, without quotes."""
+        return [word.text for word in self.words[: self.before]]
+
+    def line(self, text: str) -> int:
+        """The number of the line on which the launcher stands."""
+        return text.count("\n", 0, self.words[self.before].start) + 1
+
+
+class _Obstacle(NamedTuple):
+    """Why a launch cannot be replaced: what was found, and the hint."""
+
+    found: str
+    hint: str
 
 
 def convert(path: str) -> tuple[str, list[str]]:
-    """The job script with its one launch replaced and every other byte as it was, and notes for the
-    user.
+    """Replace the one launch of a job script, and leave every other byte as it was.
 
-    A ConfigError where it cannot be read, has none or several launches, or one that srun cannot
-    replace.
+    Args:
+        path: of the script.
+
+    Returns:
+        The script, and notes for the user.
+
+    Raises:
+        ConfigError: it cannot be read, has none or several launches, or one that srun cannot
+            replace.
     """
+    text = _read(path)
+    launches = [launch for command in commands(text) if (launch := _launch(command))]
+    named = [number for number, line in enumerate(text.splitlines(), 1) if _NAMED.match(line)]
+    if len(launches) != 1:
+        raise _not_one(path, [launch.line(text) for launch in launches], named)
+    launch = launches[0]
+    where = f"{path}:{launch.line(text)}"
+    if obstacle := _obstacle(text, launch):
+        raise ConfigError(
+            obstacle.found,
+            expected="one command for all ranks",
+            hint=obstacle.hint,
+            where=where,
+        )
+    notes = [f"{where}: {each}" for each in _left_out(launch.options)]
+    if launch.launcher.endswith("torch.distributed.launch") and "use-env" not in launch.options:
+        notes.append(f"{where}: no --local-rank is passed; the script is to read LOCAL_RANK")
+    notes += [
+        f"{path}:{number}: torchrun or accelerate, too; this line is left as it is"
+        for number in named
+        if number != launch.line(text)
+    ]
+    begin = text[: launch.words[0].start]
+    end = text[launch.script[0].start :]
+    return f"{begin}{_replacement(text, launch)} {end}", notes
+
+
+def _read(path: str) -> str:
     try:
-        text = Path(path).read_bytes().decode()
+        return Path(path).read_bytes().decode()
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(
             f"{path}: {getattr(error, 'strerror', None) or 'no text in UTF-8'}",
             expected="a job script",
             hint="correct --from",
         ) from None
-    launches = [launch for words, in_loop in _commands(text) if (launch := _launch(words, in_loop))]
-    lines = [text.count("\n", 0, launch.words[launch.before].start()) + 1 for launch in launches]
-    quoted = [number for number, line in enumerate(text.splitlines(), 1) if _NAMED.match(line)]
-    if len(launches) != 1:
-        found = f"{path}: {len(launches) or 'no'} commands with torchrun or accelerate"
-        if quoted and not lines:
-            found += ", but in quotes or the like"
-        found += "".join(f", line {number}" for number in lines or quoted)
-        raise ConfigError(
-            found,
-            expected="one such command",
-            hint=(
-                "replace those in quotes, in variables, or in several commands by hand: srun"
-                " srunddp train.py"
-            ),
-        )
-    (launch,) = launches
-    where = f"{path}:{lines[0]}"
-    if obstacle := _obstacle(text, launch):
-        raise ConfigError(
-            obstacle[0], expected="one command for all ranks", hint=obstacle[1], where=where
-        )
-    notes = [f"{where}: {each}" for each in _left_out(launch.options)]
-    if launch.launcher.endswith("torch.distributed.launch") and "use-env" not in launch.options:
-        notes.append(f"{where}: no --local-rank is passed; the script is to read LOCAL_RANK")
-    others = (number for number in quoted if number != lines[0])
-    notes += [
-        f"{path}:{number}: torchrun or accelerate, too; this line is left as it is"
-        for number in others
-    ]
-    start = launch.words[0].start()
-    script = launch.script[0].start()
-    return f"{text[:start]}{_replacement(text, launch)} {text[script:]}", notes
 
 
-def _commands(text: str) -> Iterator[tuple[_Words, bool]]:
-    """The words of each command, and whether it is in a loop."""
-    words: list[re.Match[str]] = []
-    loops = 0
-    for token in _TOKEN.finditer(text + "\n"):
-        if token["word"]:
-            words.append(token)
-        elif words and (token["separator"] or token["here"]):
-            first = next((word[0] for word in words if word[0] not in _BEFORE_LOOPS), "")
-            if first in _LOOPS:
-                loops += 1
-            elif first == "done":
-                loops -= 1
-            yield words, loops > 0
-            words = []
+def _not_one(path: str, lines: Sequence[int], named: Sequence[int]) -> ConfigError:
+    """What to say of a script with none or several launches, on these lines; ``named``: the lines
+    that name a launcher at all.
+    """
+    found = f"{path}: {len(lines) or 'no'} commands with torchrun or accelerate"
+    if named and not lines:
+        found += ", but in quotes or the like"
+    found += "".join(f", line {number}" for number in lines or named)
+    return ConfigError(
+        found,
+        expected="one such command",
+        hint=(
+            "replace those in quotes, in variables, or in several commands by hand: srun"
+            " srunddp train.py"
+        ),
+    )
 
 
-def _launch(words: _Words, in_loop: bool) -> _Launch | None:
-    texts = _texts(words)
-    joined = "".join(f"{text}\0" for text in texts)
-    starts = _STARTS.search(joined)
-    if not starts or texts[0] in ("echo", "printf", "which", "command", "type"):
+def _launch(command: Command) -> _Launch | None:
+    """The launch that a command is, if it is one."""
+    words = command.words
+    if words[0].text in _TALKERS:
         return None
-    place = joined.count("\0", 0, starts.start())
-    at = joined.count("\0", 0, starts.end())
+    for place in range(len(words)):
+        if length := _launcher_words(words[place:]):
+            break
+    else:
+        return None
+    launcher = " ".join(word.text for word in words[place : place + length])
+    options, script = _options(words[place + length :])
+    if not script:
+        return None
+    return _Launch(words, place, launcher, options, script, command.in_loop)
+
+
+def _launcher_words(words: Sequence[Word]) -> int:
+    """How many words are the launcher that these begin with; 0 where they begin with none."""
+    first, *rest = words
+    if first.name == "torchrun":
+        return 1
+    if first.name == "accelerate" and rest and rest[0].text == "launch":
+        return 2
+    if _PYTHON.fullmatch(first.name):
+        # python -u -m torch.distributed.run: of the first -m.
+        module = next((at for at, word in enumerate(words) if word.text == "-m"), len(words)) + 1
+        if module < len(words) and words[module].text in _MODULES:
+            return module + 1
+    return 0
+
+
+def _options(words: Sequence[Word]) -> tuple[dict[str, str], Sequence[Word]]:
+    """The launcher's options, by their long names, and the words from SCRIPT on."""
+    texts = [word.text for word in words]
     options = {}
+    at = 0
     while at < len(texts) and texts[at].startswith("-") and texts[at] != "--":
         name, equals, value = texts[at].lstrip("-").partition("=")
         name = {"r": "redirects", "t": "tee"}.get(name, name.replace("_", "-"))
         takes_next = not (equals or _FLAG.fullmatch(name))
         if takes_next and at + 1 < len(texts):
-            options[name] = texts[at + 1]
-        else:
-            options[name] = value
-        if takes_next:
-            at += 2
-        else:
-            at += 1
-    named = starts[0].replace("\0", " ").strip()
+            value = texts[at + 1]
+        options[name] = value
+        at += 2 if takes_next else 1
     if at < len(texts) and texts[at] == "--":
         at += 1
-    rest = words[at:]
-    if rest:
-        return _Launch(words, place, named, options, rest, in_loop)
-    return None
+    return options, words[at:]
 
 
-def _texts(words: _Words) -> list[str]:
-    return [re.sub("[\"']", "", word[0]) for word in words]
-
-
-def _obstacle(text: str, launch: _Launch) -> tuple[str, str] | None:
-    """What was found, and the hint."""
-    first, *rest = _texts(launch.script)
-    before = _texts(launch.words[: launch.before])
-    command = next((each for each in before if not _BEFORE.fullmatch(each)), "")
+def _obstacle(text: str, launch: _Launch) -> _Obstacle | None:
+    """The first reason why the launch cannot be replaced."""
     if launch.in_loop:
-        return (
+        return _Obstacle(
             "a launch in a loop",
             "replace a loop over nodes by one srun srunddp; in another loop edit this line",
         )
-    if wrong := next(
-        filter(_ELSEWHERE.fullmatch, before), _STARTS_IT.fullmatch(command) and command
-    ):
-        return (
-            f"{wrong} before {launch.launcher}",
+    if starter := _other_starter(launch):
+        return _Obstacle(
+            f"{starter} before {launch.launcher}",
             "write this line by hand, so that srun starts the ranks",
         )
-    sized = launch.options.keys() & {"nnodes", "nproc-per-node", "num-processes"}
-    suspect = not sized or any(re.fullmatch(r".*\.py|-m|--(module|n).*", each) for each in rest)
-    if suspect and first.startswith(("$", "`")):
-        return f"{first} before the script may hold options", "write the options out on this line"
+    script = launch.script[0].text
+    if script.startswith(("$", "`")) and _may_hide_options(launch):
+        return _Obstacle(
+            f"{script} before the script may hold options", "write the options out on this line"
+        )
     if "accelerate" in launch.launcher and "num-processes" not in launch.options:
-        return (
+        return _Obstacle(
             f"{launch.launcher} without --num_processes",
             "add it, and --num_machines, with accelerate's own numbers",
         )
     if "no-python" in launch.options:
-        return "--no-python", "replace it by hand: srunddp runs a Python script"
-    if re.search(
-        r"^#SBATCH\s.*--gpus-per-task", text, re.MULTILINE
-    ) or "--gpus-per-task" in " ".join(before):
-        return (
+        return _Obstacle("--no-python", "replace it by hand: srunddp runs a Python script")
+    if _has_gpus_per_task(text, launch):
+        return _Obstacle(
             "--gpus-per-task, of which there are more tasks now",
             "write --gpus-per-node in its place first",
         )
     return None
+
+
+def _other_starter(launch: _Launch) -> str:
+    """A word before the launcher that starts it in another way than srun does; empty without
+    one.
+    """
+    before = launch.texts_before
+    for each in before:
+        if _ELSEWHERE.fullmatch(each):
+            return each
+    command = next((each for each in before if not _BEFORE.fullmatch(each)), "")
+    return command if _STARTS_IT.fullmatch(command) else ""
+
+
+def _may_hide_options(launch: _Launch) -> bool:
+    """Whether a variable in SCRIPT's place may be options, with SCRIPT behind it."""
+    if not launch.options.keys() & {"nnodes", "nproc-per-node", "num-processes"}:
+        return True
+    rest = (word.text for word in launch.script[1:])
+    return any(re.fullmatch(r".*\.py|-m|--(module|n).*", each) for each in rest)
+
+
+def _has_gpus_per_task(text: str, launch: _Launch) -> bool:
+    in_header = re.search(r"^#SBATCH\s.*--gpus-per-task", text, re.MULTILINE)
+    return bool(in_header) or "--gpus-per-task" in " ".join(launch.texts_before)
 
 
 def _left_out(options: dict[str, str]) -> Iterator[str]:
@@ -230,16 +261,22 @@ def _left_out(options: dict[str, str]) -> Iterator[str]:
 
 
 def _replacement(text: str, launch: _Launch) -> str:
-    """From the beginning of the command up to SCRIPT."""
-    before = [word[0] for word in launch.words[: launch.before]]
-    place = next((at for at, each in enumerate(before) if not _BEFORE.fullmatch(each)), len(before))
-    if srun := next(filter(_SRUN.fullmatch, before), ""):
-        place = before.index(srun)
-        before[place:] = _without_size(before[place + 1 :])
-    before[place:place] = [srun or "srun", *_step(text, launch.options)]
-    return " ".join(
-        [*before, "srunddp", *(["-m"] if {"m", "module"} & launch.options.keys() else [])]
-    )
+    """What comes in the place of the command, up to SCRIPT."""
+    before = [word.source for word in launch.words[: launch.before]]
+    step = _step(text, launch.options)
+    srun = next((at for at, each in enumerate(before) if _SRUN.fullmatch(each)), None)
+    if srun is not None:
+        made = [*before[:srun], before[srun], *step, *_without_size(before[srun + 1 :])]
+    else:
+        # Assignments and the like stay before the command.
+        place = 0
+        while place < len(before) and _BEFORE.fullmatch(before[place]):
+            place += 1
+        made = [*before[:place], "srun", *step, *before[place:]]
+    made.append("srunddp")
+    if {"m", "module"} & launch.options.keys():
+        made.append("-m")
+    return " ".join(made)
 
 
 def _without_size(words: Sequence[str]) -> Iterator[str]:
@@ -251,37 +288,47 @@ def _without_size(words: Sequence[str]) -> Iterator[str]:
         option = [left.pop(0)]
         if re.fullmatch(r"-\w|--[\w-]+", option[0]) and left and not left[0].startswith("-"):
             option.append(left.pop(0))  # which may be its value
-        yield from () if _SIZE.fullmatch(option[0]) else option
+        if not _SIZE.fullmatch(option[0]):
+            yield from option
     yield from left
 
 
 def _step(text: str, options: dict[str, str]) -> list[str]:
     """Options of srun for as many tasks as torchrun or accelerate would start processes."""
     nodes = options.get("nnodes") or options.get("num-machines") or "1"
-    nodes = "$SLURM_NNODES" if ":" in nodes else nodes
+    if ":" in nodes:  # from the least to the most, of which Slurm has given some
+        nodes = "$SLURM_NNODES"
     total = options.get("num-processes")
-    each = options.get("nproc-per-node", "1")
     if total:
         each = _calculated(f"{total} / {nodes}")
-    elif not each.isdecimal() and not each.startswith(("$", "`")):  # cpu, gpu, auto
-        each = "$SLURM_CPUS_ON_NODE" if each == "cpu" else "$SLURM_GPUS_ON_NODE"
+    else:
+        each = _processes_per_node(options.get("nproc-per-node", "1"))
     size = {
         "nodes": nodes,
         "ntasks": total or _calculated(f"{nodes} * {each}"),
         "ntasks-per-node": each,
+        # Slurm has shared the node's CPUs out to the tasks of the job, which often were one for
+        # each node.
+        "cpus-per-task": _calculated(f"$SLURM_CPUS_ON_NODE / {each}"),
     }
-    # Slurm has shared the node's CPUs out to the tasks of the job, which often were one for each
-    # node.
-    size["cpus-per-task"] = _calculated(f"$SLURM_CPUS_ON_NODE / {each}")
-    words = [
-        f'--{name}="{value}"' if re.search("[$`]", value) else f"--{name}={value}"
-        for name, value in size.items()
-    ]
+    words = [f"--{name}={_quoted(value)}" for name, value in size.items()]
+    words.append("--kill-on-bad-exit=1")
     if re.search(r"^#SBATCH\s.*(gpu|-G)", text, re.MULTILINE):
-        bind = ["--gpu-bind=none"]
-    else:
-        bind = []
-    return [*words, "--kill-on-bad-exit=1", *bind]
+        words.append("--gpu-bind=none")
+    return words
+
+
+def _processes_per_node(each: str) -> str:
+    """What ``--nproc-per-node`` stands for: a number, or what bash makes one of."""
+    if each.isdecimal() or each.startswith(("$", "`")):
+        return each
+    if each == "cpu":
+        return "$SLURM_CPUS_ON_NODE"
+    return "$SLURM_GPUS_ON_NODE"  # gpu, auto
+
+
+def _quoted(value: str) -> str:
+    return f'"{value}"' if re.search("[$`]", value) else value
 
 
 def _calculated(product: str) -> str:
@@ -289,7 +336,9 @@ def _calculated(product: str) -> str:
     if found := re.fullmatch(r"(\d+) ([*/]) (\d+)", product):
         left = int(found[1])
         right = int(found[3])
-        return str(left * right if found[2] == "*" else left // max(right, 1))
+        if found[2] == "*":
+            return str(left * right)
+        return str(left // max(right, 1))
     if not re.search(r"[$][(]|`", product):
         product = re.sub("[$](?=[A-Za-z_])", "", product)
     return f"$(({product}))"

@@ -110,7 +110,9 @@ class SlurmJob:
     @property
     def node_count(self) -> int | None:
         """What ``--nodes`` gets; None where Slurm decides."""
-        return self.nodes or (None if "ntasks" in self.slurm else 1)
+        if self.nodes:
+            return self.nodes
+        return None if "ntasks" in self.slurm else 1
 
     @property
     def gpus(self) -> int:
@@ -119,9 +121,13 @@ class SlurmJob:
         """
         named = [each.partition(":") for each in str(self.slurm.get("gres", "")).split(",")]
         gres = ",".join(rest or "1" for name, _, rest in named if name == "gpu")
-        each_task = _count(self.slurm.get("gpus-per-task")) * (self.ntasks_per_node or 1)
+        on_each_node = _count(self.slurm.get("gpus-per-node")) + _count(gres)
+        if on_each_node:
+            return on_each_node
         on_all = _count(self.slurm.get("gpus")) // (self.nodes or 1)
-        return _count(self.slurm.get("gpus-per-node")) + _count(gres) or on_all or each_task
+        if on_all:
+            return on_all
+        return _count(self.slurm.get("gpus-per-task")) * (self.ntasks_per_node or 1)
 
     @property
     def has_gpus(self) -> bool:
@@ -134,9 +140,13 @@ class SlurmJob:
     @property
     def tasks(self) -> int:
         """Ranks on each node; 0 where Slurm decides."""
-        total = {"ntasks", "ntasks-per-gpu", "ntasks-per-tres"} & self.slurm.keys()
-        own_gpu = "gpus-per-task" in self.slurm
-        return self.ntasks_per_node or (0 if total else 1 if own_gpu else self.gpus or 1)
+        if self.ntasks_per_node:
+            return self.ntasks_per_node
+        if {"ntasks", "ntasks-per-gpu", "ntasks-per-tres"} & self.slurm.keys():
+            return 0
+        if "gpus-per-task" in self.slurm:
+            return 1  # GPUs follow from tasks then, and not tasks from GPUs
+        return self.gpus or 1
 
     @property
     def folder(self) -> str:
