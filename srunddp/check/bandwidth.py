@@ -10,7 +10,6 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 
 from srunddp.check.connectivity import Endpoint, Way
-from srunddp.check.coordinator import Coordinator
 from srunddp.check.finding import FAIL, WARN, Finding, shortened
 from srunddp.check.messages import (
     CheckMessage,
@@ -20,6 +19,7 @@ from srunddp.check.messages import (
     Received,
     SendBytes,
 )
+from srunddp.check.session import CheckSession
 
 NAME = "rate"
 CLOCK = "clock"
@@ -93,22 +93,22 @@ def rounds(names: Sequence[str]) -> list[list[Way]]:
     return plan
 
 
-def survey(coordinator: Coordinator, ends: Mapping[str, Endpoint]) -> dict[Way, float]:
+def survey(session: CheckSession, ends: Mapping[str, Endpoint]) -> dict[Way, float]:
     """Bytes per second of each pair of the plan in both directions; the slowest again, with nothing
     else going on.
     """
     ways: dict[Way, float] = {}
     for pairs in rounds(list(ends)):
-        ways |= _measure(coordinator, ends, pairs)
-        ways |= _measure(coordinator, ends, [(b, a) for a, b in pairs])
+        ways |= _measure(session, ends, pairs)
+        ways |= _measure(session, ends, [(b, a) for a, b in pairs])
     for _ in range(_TRIES):
         slow = sorted(_slow(ways).items(), key=lambda item: item[1])[:_AGAIN]
-        ways |= {way: max(rate, _measure(coordinator, ends, [way])[way]) for way, rate in slow}
+        ways |= {way: max(rate, _measure(session, ends, [way])[way]) for way, rate in slow}
     return ways
 
 
 def _measure(
-    coordinator: Coordinator, ends: Mapping[str, Endpoint], ways: Sequence[Way]
+    session: CheckSession, ends: Mapping[str, Endpoint], ways: Sequence[Way]
 ) -> dict[Way, float]:
     questions: dict[int, CheckMessage] = {}
     for a, b in ways:
@@ -116,7 +116,7 @@ def _measure(
             source=ends[a].host, host=ends[b].host, port=ends[b].port
         )
         questions[ends[b].rank] = ReceiveBytes(ends[b].host)
-    answers = coordinator.ask(questions, _SLACK, CheckMessage)
+    answers = session.ask(questions, _SLACK, CheckMessage)
     rates = {rank: answer.rate for rank, answer in answers.items() if isinstance(answer, Received)}
     return {(a, b): rates.get(ends[b].rank, 0.0) for a, b in ways}
 
@@ -163,16 +163,16 @@ def summary(rates: Mapping[Way, float]) -> str:
     )
 
 
-def survey_clocks(coordinator: Coordinator) -> dict[str, float]:
+def survey_clocks(session: CheckSession) -> dict[str, float]:
     """Seconds by which each node's clock is ahead of rank 0's node's, to about half a network round
     trip.
     """
-    offsets = {coordinator.nodes[0]: 0.0}
-    for node, rank in coordinator.node_leaders.items():
+    offsets = {session.nodes[0]: 0.0}
+    for node, rank in session.node_leaders.items():
         tries = []
         for _ in range(_TRIES if rank else 0):
             asked = time.time()
-            answers = coordinator.ask({rank: ReadClock()}, _SLACK, Clock)
+            answers = session.ask({rank: ReadClock()}, _SLACK, Clock)
             now = time.time()
             if rank in answers:
                 tries.append((now - asked, answers[rank].time - (asked + now) / 2))

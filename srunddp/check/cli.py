@@ -12,8 +12,8 @@ from srunddp.bootstrap.environment.types import Environment
 from srunddp.bootstrap.network import ifaces_entry
 from srunddp.bootstrap.process_group.device import BACKENDS
 from srunddp.check import preflight, render
-from srunddp.check.coordinator import CoordinatorLostError, come_within, coordinate, join
 from srunddp.check.finding import FAIL, CheckContext, Finding, context_of
+from srunddp.check.session import RankZeroLostError, come_within, join, open_session
 from srunddp.errors import ConfigError, SrunddpError, UsageError
 from srunddp.stage.paths import StagedPaths, enter
 from srunddp.util.click_types import DIR, FILE, ifaces_option, json_option, json_text, module_option
@@ -102,7 +102,7 @@ def check(**given: Any) -> None:
             code = _follow(given, own, ports)
         else:
             code = _lead(given, own, ports)
-    except CoordinatorLostError as error:
+    except RankZeroLostError as error:
         write_stderr(f"srunddp: check on {environment.node}: error: {error}\n")
         code = FAILED
     if code and not environment.rank and any(each.starts_mpi for each in environment.discoveries):
@@ -141,7 +141,7 @@ def _lead(given: dict[str, Any], own: preflight.Responder, ports: range | None) 
     """On rank 0: the check, its report, and the exit code, which all others are told."""
     environment = own.context.environment
     try:
-        coordinator = coordinate(own.context, own.handle, given["timeout"], ports)
+        session = open_session(own.context, own.handle, given["timeout"], ports)
     except SrunddpError as error:
         apart = Finding(
             FAIL, error.found, error.expected, error.hint, nodes=(environment.node,), ranks=(0,)
@@ -150,11 +150,11 @@ def _lead(given: dict[str, Any], own: preflight.Responder, ports: range | None) 
     code = FAILED
     try:
         report = preflight.examine(
-            coordinator, own, given["timeout"], with_collective=given["collective"]
+            session, own, given["timeout"], with_collective=given["collective"]
         )
         code = _tell(report, given, environment)
     finally:
-        coordinator.shutdown(code)
+        session.shutdown(code)
     return code
 
 

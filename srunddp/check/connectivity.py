@@ -10,12 +10,11 @@ from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import chain
+from itertools import chain, islice
 from typing import TypeVar
 
 from srunddp.bootstrap.network import probe
 from srunddp.bootstrap.network.probe import AT_ONCE, NO_ANSWER, WITHIN, Probe, Prober
-from srunddp.check.coordinator import Coordinator, UnknownQuestionError
 from srunddp.check.finding import FAIL, ROWS, Finding, shortened
 from srunddp.check.messages import (
     CheckMessage,
@@ -26,6 +25,7 @@ from srunddp.check.messages import (
     Listen,
     Listening,
 )
+from srunddp.check.session import CheckSession, UnknownQuestionError
 from srunddp.util.hostlist import group_by_key
 
 NAME = "reach"
@@ -33,7 +33,7 @@ _SLACK = 15.0  # seconds for a node that is busy; a rank that answers later is t
 _ALL_PAIRS = 64
 _NEIGHBOURS = 32
 
-Way = tuple[str, str]
+Way = tuple[str, str]  # from one endpoint to another, by their names
 _finding = partial(
     Finding,
     FAIL,
@@ -62,7 +62,8 @@ class ConnectivityMatrix:
     """Between endpoints, each named by its node and, where a node has several, its interface.
 
     Attributes:
-        endpoints: by name; tried: the ways between them.
+        endpoints: by name.
+        tried: the ways between them, each in one direction, though packets go in both.
         broken: the ways on which packets get lost, and how that shows.
     """
 
@@ -87,43 +88,43 @@ def answer(prober: Prober, question: CheckMessage) -> CheckMessage:
     raise UnknownQuestionError(question.kind)
 
 
-def survey(
-    coordinator: Coordinator, addresses: Mapping[int, tuple[str, str]]
-) -> ConnectivityMatrix:
-    """Try the ways between nodes, and those that fail once more; ``addresses``: interface and
-    address of each rank.
+def survey(session: CheckSession, addresses: Mapping[int, tuple[str, str]]) -> ConnectivityMatrix:
+    """Try the ways between nodes, and those that fail once more.
+
+    Args:
+        session: with all ranks.
+        addresses: interface and address of each rank that has one.
     """
-    nodes = coordinator.nodes
-    ends = listening(coordinator, endpoints_of(nodes, addresses))
+    nodes = session.nodes
+    ends = listening(session, endpoints_of(nodes, addresses))
     pairs = plan({name: nodes[end.rank] for name, end in ends.items()})
-    failing = attempt(coordinator, ends, attempt(coordinator, ends, pairs))
-    return ConnectivityMatrix(
-        endpoints=ends, tried=pairs, broken=_directed(coordinator, ends, failing)
-    )
+    failing = attempt(session, ends, pairs)
+    failing = attempt(session, ends, failing)
+    return ConnectivityMatrix(endpoints=ends, tried=pairs, broken=_directed(session, ends, failing))
 
 
 def endpoints_of(
     nodes: Mapping[int, str], addresses: Mapping[int, tuple[str, str]]
 ) -> dict[str, Endpoint]:
-    """The endpoints by name; nobody listens there yet."""
+    """Name the endpoints; nobody listens there yet."""
     first: dict[tuple[str, str], Endpoint] = {}
     for rank, (interface, host) in sorted(addresses.items()):
-        first.setdefault(
-            (nodes[rank], interface), Endpoint(rank=rank, interface=interface, host=host)
-        )
+        place = (nodes[rank], interface)
+        first.setdefault(place, Endpoint(rank=rank, interface=interface, host=host))
     count = Counter(node for node, _ in first)
     return {
-        f"{node}:{name}" if count[node] > 1 else node: end for (node, name), end in first.items()
+        f"{node}:{interface}" if count[node] > 1 else node: end
+        for (node, interface), end in first.items()
     }
 
 
-def listening(coordinator: Coordinator, ends: Mapping[K, Endpoint]) -> dict[K, Endpoint]:
+def listening(session: CheckSession, ends: Mapping[K, Endpoint]) -> dict[K, Endpoint]:
     """Have the endpoints listen, on ports that their kernels choose; those of lost ranks are left
     out.
     """
     hosts = group_by_key((end.rank, end.host) for end in ends.values())
     questions = {rank: Listen(tuple(theirs)) for rank, theirs in hosts.items()}
-    answers = coordinator.ask(questions, _SLACK, Listening)
+    answers = session.ask(questions, _SLACK, Listening)
     # Who tries port 0, of an address that cannot be listened on, is refused.
     return {
         name: replace(end, port=answers[end.rank].ports.get(end.host, 0))
@@ -133,98 +134,91 @@ def listening(coordinator: Coordinator, ends: Mapping[K, Endpoint]) -> dict[K, E
 
 
 def plan(nodes: Mapping[K, str]) -> list[tuple[K, K]]:
-    """All ways between two nodes of these endpoints; of more than 64, from each to the next 32 of
-    others in a ring.
+    """Choose the ways to try: all between two nodes, of many endpoints those to the next in a ring.
+
+    Args:
+        nodes: the node of each endpoint.
     """
     names = list(nodes)
     most = len(names) if len(names) <= _ALL_PAIRS else _NEIGHBOURS
     pairs = []
-    for index, a in enumerate(names):
-        ring = (names[(index + step) % len(names)] for step in range(1, len(names)))
-        pairs += [
-            (a, b)
-            for b, _ in zip((b for b in ring if nodes[b] != nodes[a]), range(most), strict=False)
-        ]
+    for index, source in enumerate(names):
+        ring = names[index + 1 :] + names[:index]
+        others = (target for target in ring if nodes[target] != nodes[source])
+        pairs += [(source, target) for target in islice(others, most)]
     return pairs
 
 
 def attempt(
-    coordinator: Coordinator,
+    session: CheckSession,
     ends: Mapping[K, Endpoint],
     pairs: Iterable[tuple[K, K]],
     *,
     bound: bool = False,
     brief: bool = False,
 ) -> dict[tuple[K, K], str]:
-    """Have the first of each pair connect to the second, ``bound`` to its interface; those that do
-    not, and why.
+    """Have the first of each pair connect to the second.
 
-    ``brief``: only for the packets to be there, as no answer is expected.
-    Ranks that are lost meanwhile say nothing of the network.
+    Args:
+        session: with all ranks.
+        ends: the endpoints, which listen.
+        pairs: of their names.
+        bound: to its interface; else the kernel may choose another one.
+        brief: only for the packets to be there, as no answer is expected.
+
+    Returns:
+        The pairs that did not connect, and why; without those of ranks that are lost meanwhile,
+        which say nothing of the network.
     """
     probes: dict[int, dict[tuple[K, K], Probe]] = {}
-    for a, b in pairs:
-        if bound:
-            interface = ends[a].interface
-        else:
-            interface = ""
+    for source, target in pairs:
         way = Probe(
-            source=ends[a].host,
-            host=ends[b].host,
-            port=ends[b].port,
-            interface=interface,
+            source=ends[source].host,
+            host=ends[target].host,
+            port=ends[target].port,
+            interface=ends[source].interface if bound else "",
             brief=brief,
         )
-        probes.setdefault(ends[a].rank, {})[a, b] = way
-    most = max(map(len, probes.values()), default=0)
+        probes.setdefault(ends[source].rank, {})[source, target] = way
+    most = max((len(own) for own in probes.values()), default=0)
+    within = (1 + most // AT_ONCE) * WITHIN + _SLACK
     questions = {rank: Connect(tuple(own.values())) for rank, own in probes.items()}
-    answers = coordinator.ask(questions, (1 + most // AT_ONCE) * WITHIN + _SLACK, Connected)
-    found = {
-        pair: why
-        for rank, answer in answers.items()
-        for pair, why in zip(probes[rank], answer.failures, strict=False)
-    }
-    return {
-        (a, b): why
-        for (a, b), why in found.items()
-        if why and ends[b].rank not in coordinator.errors
-    }
+    answers = session.ask(questions, within, Connected)
+    failing: dict[tuple[K, K], str] = {}
+    for rank, answer in answers.items():
+        for (source, target), why in zip(probes[rank], answer.failures, strict=False):
+            if why and ends[target].rank not in session.errors:
+                failing[source, target] = why
+    return failing
 
 
 def _directed(
-    coordinator: Coordinator, ends: Mapping[str, Endpoint], failing: Mapping[Way, str]
+    session: CheckSession, ends: Mapping[str, Endpoint], failing: Mapping[Way, str]
 ) -> dict[Way, str]:
     """On which way the packets get lost, by what the listeners' kernels hold half open.
 
     A kernel whose own firewall drops its answers forgets such a connection after a second: each is
     tried anew.
     """
-    attempt(coordinator, ends, failing, brief=True)
-    asked = {ends[b].rank for _, b in failing}
-    answers = coordinator.broadcast(FindHalfOpen(), _SLACK, HalfOpen, asked)
+    attempt(session, ends, failing, brief=True)
+    asked = {ends[target].rank for _, target in failing}
+    answers = session.broadcast(FindHalfOpen(), _SLACK, HalfOpen, asked)
     broken: dict[Way, str] = {}
-    for (a, b), why in failing.items():
-        half_open = answers.get(ends[b].rank, HalfOpen(()))
-        answer_lost = why == NO_ANSWER and ends[a].host in half_open.addresses
-        broken.setdefault((b, a) if answer_lost else (a, b), why)
+    for (source, target), why in failing.items():
+        half_open = answers.get(ends[target].rank, HalfOpen(()))
+        answer_lost = why == NO_ANSWER and ends[source].host in half_open.addresses
+        way = (target, source) if answer_lost else (source, target)
+        broken.setdefault(way, why)
     return broken
 
 
 def evaluate(ways: ConnectivityMatrix) -> Iterator[Finding]:
-    """A node that reaches no other, or none of them it, is named alone; else each way that is
-    broken.
+    """Name what is broken: nothing but broken ways in one row; else a node that reaches no other,
+    or none of them it, alone; else each way.
     """
     left = dict(ways.broken)
-    if (
-        len(ways.endpoints) > 2
-        and left
-        and all({(a, b), (b, a)} & left.keys() for a, b in ways.tried)
-    ):
-        over = ", ".join(sorted({end.interface for end in ways.endpoints.values()}))
-        found = f"no TCP between any two nodes over {over}: {next(iter(left.values()))}"
-        yield _finding(
-            found, nodes=tuple(dict.fromkeys(name.partition(":")[0] for name in ways.endpoints))
-        )
+    if len(ways.endpoints) > 2 and left and all(_either(way, left) for way in ways.tried):
+        yield _all_broken(ways)
         return
     alone = list(_isolated(ways, left))
     for name, words, why in alone:
@@ -232,40 +226,60 @@ def evaluate(ways: ConnectivityMatrix) -> Iterator[Finding]:
         at = ways.endpoints[name].host if len(alone) <= ROWS else "its address"
         yield _finding(f"{words.format(at)}: {why}", nodes=(name,))
     hosts = {name: end.host for name, end in ways.endpoints.items()}
-    texts = {
-        way: f"no TCP from {hosts[way[0]]} to {hosts[way[1]]}: {why}" for way, why in left.items()
-    }
-    yield from shortened([_finding(texts[a, b], between=f"{a} -> {b}") for a, b in left])
+    findings = [
+        _finding(
+            f"no TCP from {hosts[source]} to {hosts[target]}: {why}",
+            between=f"{source} -> {target}",
+        )
+        for (source, target), why in left.items()
+    ]
+    yield from shortened(findings)
+
+
+def _all_broken(ways: ConnectivityMatrix) -> Finding:
+    over = ", ".join(sorted({end.interface for end in ways.endpoints.values()}))
+    why = next(iter(ways.broken.values()))
+    nodes = dict.fromkeys(name.partition(":")[0] for name in ways.endpoints)
+    return _finding(f"no TCP between any two nodes over {over}: {why}", nodes=tuple(nodes))
+
+
+def _either(way: Way, broken: Mapping[Way, str]) -> bool:
+    """Whether a way is broken in one of its directions."""
+    return way in broken or way[::-1] in broken
 
 
 def _isolated(ways: ConnectivityMatrix, left: dict[Way, str]) -> Iterator[tuple[str, str, str]]:
     """The endpoints all of whose ways are broken, how and why; their ways are taken out of
     ``left``.
+
+    Those with most broken ways come first. The ways to one that is named already say nothing of
+    the others.
     """
-    tried = group_by_key((name, pair) for pair in ways.tried for name in pair)
+    tried = group_by_key((name, way) for way in ways.tried for name in way)
     named: set[str] = set()
     for name, _ in Counter(chain(*left)).most_common():
-        own = [pair for pair in tried[name] if named.isdisjoint(pair)]
+        own = [way for way in tried[name] if named.isdisjoint(way)]
         words = _how(name, own, left)
-        if words and len({*chain(*own)}) > 2:
-            named.add(name)
-            gone = [
-                left.pop(way) for a, b in tried[name] for way in ((a, b), (b, a)) if way in left
-            ]
-            yield name, words, gone[0]
+        reached = {*chain(*own)}
+        if not words or len(reached) <= 2:  # of one way alone either end may be the cause
+            continue
+        named.add(name)
+        directions = [each for way in tried[name] for each in (way, way[::-1])]
+        gone = [left.pop(way) for way in directions if way in left]
+        yield name, words, gone[0]
 
 
 def _how(name: str, own: Sequence[Way], left: Mapping[Way, str]) -> str:
     """In which direction all ways of an endpoint are broken; empty where one is whole."""
-    out = [pair for pair in own if pair[0] == name]
-    back = [pair for pair in own if pair[1] == name]
-    sends = bool(out) and all(pair in left for pair in out)
-    receives = bool(back) and all(pair in left for pair in back)
-    if sends and not receives:
+    out = [way for way in own if way[0] == name]
+    back = [way for way in own if way[1] == name]
+    sends_nothing = bool(out) and all(way in left for way in out)
+    receives_nothing = bool(back) and all(way in left for way in back)
+    if sends_nothing and not receives_nothing:
         return "nothing that it sends from {} reaches another node"
-    if receives and not sends:
+    if receives_nothing and not sends_nothing:
         return "nothing that others send to {} reaches it"
-    if all({(a, b), (b, a)} & left.keys() for a, b in own):
+    if all(_either(way, left) for way in own):
         return "no TCP between {} and any other node"
     return ""
 
@@ -274,14 +288,8 @@ def summary(ways: ConnectivityMatrix) -> str:
     """How many ways were tried."""
     if not ways.tried:
         return "not tried: no two nodes with an interface that is fit"
-    if ways.broken:
-        lost = f", {len(ways.broken)} broken"
-    else:
-        lost = ""
-    if len(ways.endpoints) > _ALL_PAIRS:
-        ring = f" (each to the next {_NEIGHBOURS})"
-    else:
-        ring = ""
+    lost = f", {len(ways.broken)} broken" if ways.broken else ""
+    ring = f" (each to the next {_NEIGHBOURS})" if len(ways.endpoints) > _ALL_PAIRS else ""
     return (
         f"TCP between {len(ways.endpoints)} endpoints, {len(ways.tried)} ways{ring}, on random"
         f" ports{lost}"

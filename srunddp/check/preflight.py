@@ -19,7 +19,6 @@ from srunddp.bootstrap.rendezvous.protocol import Address, listen
 from srunddp.bootstrap.rendezvous.server import infos_of
 from srunddp.check import allreduce, bandwidth, connectivity
 from srunddp.check.checks import CHECKS, WITH_SPARES, interface, launch
-from srunddp.check.coordinator import Coordinator
 from srunddp.check.finding import (
     FAIL,
     WARN,
@@ -42,6 +41,7 @@ from srunddp.check.messages import (
     Sent,
 )
 from srunddp.check.render import Report
+from srunddp.check.session import CheckSession
 from srunddp.util.hostlist import group_by_key
 
 _FACTS_WITHIN = 30.0  # beside what the slowest check may take
@@ -113,48 +113,49 @@ def collect_facts(context: CheckContext, names: Sequence[str]) -> CollectedFacts
 
 
 def examine(
-    coordinator: Coordinator, own: Responder, timeout: float, *, with_collective: bool
+    session: CheckSession, own: Responder, timeout: float, *, with_collective: bool
 ) -> Report:
-    """Ask everything, and judge it; ``timeout`` is the seconds that the ranks had to come, for the
-    message.
+    """Ask everything, and judge it.
+
+    Args:
+        session: with all ranks that came.
+        own: what rank 0 does itself.
+        timeout: the seconds that the ranks had to come, for the message.
+        with_collective: measure, too, which uses GPUs.
     """
-    report = look(
-        coordinator,
-        own.context.environment,
-        timeout,
-        WITH_SPARES if own.context.spare_nodes else CHECKS,
-    )
-    offsets = bandwidth.survey_clocks(coordinator)
+    checks = WITH_SPARES if own.context.spare_nodes else CHECKS
+    report = look(session, own.context.environment, timeout, checks)
+    offsets = bandwidth.survey_clocks(session)
     report.add(
         bandwidth.CLOCK, bandwidth.evaluate_clocks(offsets), bandwidth.summary_of_clocks(offsets)
     )
-    ways = reached(coordinator, report)
+    ways = reached(session, report)
     if with_collective:
-        _measure(coordinator, own, report, ways)
-    report.add(launch.NAME, lost(coordinator))
+        _measure(session, own, report, ways)
+    report.add(launch.NAME, lost(session))
     return report
 
 
 def look(
-    coordinator: Coordinator, environment: Environment, timeout: float, checks: Sequence[Check[Any]]
+    session: CheckSession, environment: Environment, timeout: float, checks: Sequence[Check[Any]]
 ) -> Report:
     """Have all ranks look at themselves, for these checks; for the other arguments see
     :func:`examine`.
     """
-    report = Report(dict(sorted(coordinator.here.items())))
-    report.add(launch.NAME, missing(coordinator, environment, timeout))
+    report = Report(dict(sorted(session.here.items())))
+    report.add(launch.NAME, missing(session, environment, timeout))
     question = CollectFacts(tuple(check.name for check in checks))
     within = max(check.within for check in checks) + _FACTS_WITHIN
-    report.take(coordinator.broadcast(question, within, CollectedFacts))
+    report.take(session.broadcast(question, within, CollectedFacts))
     report.evaluate(checks)
     return report
 
 
-def reached(coordinator: Coordinator, report: Report) -> connectivity.ConnectivityMatrix:
+def reached(session: CheckSession, report: Report) -> connectivity.ConnectivityMatrix:
     """Have the nodes whose interface is fit try to reach each other."""
     fit = [one for one in report.seen(interface.CHECK) if one.facts.name]
     ways = connectivity.survey(
-        coordinator, {one.rank: (one.facts.name, one.facts.address) for one in fit}
+        session, {one.rank: (one.facts.name, one.facts.address) for one in fit}
     )
     report.add(connectivity.NAME, connectivity.evaluate(ways), connectivity.summary(ways))
     return ways
@@ -172,9 +173,7 @@ def alone(context: CheckContext, *findings: Finding) -> Report:
     return report
 
 
-def missing(
-    coordinator: Coordinator, environment: Environment, timeout: float
-) -> Iterator[Finding]:
+def missing(session: CheckSession, environment: Environment, timeout: float) -> Iterator[Finding]:
     """The ranks that did not come, with who was refused meanwhile; and what is wrong with those
     that did.
     """
@@ -182,7 +181,7 @@ def missing(
         layout = environment.step.layout()
     else:
         layout = {}
-    unseen = sorted(set(range(environment.world_size)) - coordinator.here.keys())
+    unseen = sorted(set(range(environment.world_size)) - session.here.keys())
     for node, ranks in group_by_key((layout.get(rank, ""), rank) for rank in unseen).items():
         found = f"no word within {timeout:g} s"
         hint = "see its own lines, and whether srun started srunddp there"
@@ -190,39 +189,38 @@ def missing(
             FAIL, found, "all ranks", hint, nodes=(node,) if node else (), ranks=tuple(ranks)
         )
     if unseen:
-        for line in coordinator.refused:
+        for line in session.refused:
             yield Finding(WARN, *split_message(line))
-    for line in coordinator.objections:
+    for line in session.objections:
         yield Finding(
             FAIL, line, "each rank once", "start all ranks with one srun, and one srunddp per task"
         )
 
 
-def lost(coordinator: Coordinator) -> Iterator[Finding]:
+def lost(session: CheckSession) -> Iterator[Finding]:
     """The ranks that came, and then could not answer or were lost."""
     hint = "see what ended it there, or that node's load and file systems"
-    for rank, why in sorted(coordinator.errors.items()):
-        where = (coordinator.here[rank].node,)
+    for rank, why in sorted(session.errors.items()):
+        where = (session.here[rank].node,)
         yield Finding(FAIL, f"during the check: {why}", "answers", hint, nodes=where, ranks=(rank,))
 
 
 def _measure(
-    coordinator: Coordinator, own: Responder, report: Report, ways: connectivity.ConnectivityMatrix
+    session: CheckSession, own: Responder, report: Report, ways: connectivity.ConnectivityMatrix
 ) -> None:
     """Rates between the nodes, and an all-reduce; not where something would stop the job anyway."""
-    if (
-        why := "something is wrong"
-        if report.failed
-        else "there is one rank"
-        if len(coordinator.here) == 1
-        else ""
-    ):
+    why = ""
+    if report.failed:
+        why = "something is wrong"
+    elif len(session.here) == 1:
+        why = "there is one rank"
+    if why:
         report.skipped |= dict.fromkeys((bandwidth.NAME, allreduce.NAME), f"not run, as {why}")
         return
-    measured = bandwidth.survey(coordinator, connectivity.listening(coordinator, ways.endpoints))
+    measured = bandwidth.survey(session, connectivity.listening(session, ways.endpoints))
     report.add(bandwidth.NAME, bandwidth.evaluate(measured), bandwidth.summary(measured))
     facts = dict.fromkeys(report.here, allreduce.AllReduceFacts(wrong="no answer"))
-    facts |= _all_reduce(coordinator, own)
+    facts |= _all_reduce(session, own)
     link = slowest_link(report, facts[0].backend)
     nodes = {rank: hello.node for rank, hello in report.here.items()}
     report.add(
@@ -230,20 +228,20 @@ def _measure(
     )
 
 
-def _all_reduce(coordinator: Coordinator, own: Responder) -> dict[int, allreduce.AllReduceFacts]:
+def _all_reduce(session: CheckSession, own: Responder) -> dict[int, allreduce.AllReduceFacts]:
     interface = own.context.interface
     assert interface is not None
     with listen(interface.address, [0]) as store:
         own.store_fd = store.fileno()
         address = Address(*store.getsockname()[:2])
-        ranks = sorted(coordinator.here)
-        infos = infos_of([coordinator.here[rank] for rank in ranks], address, "")
+        ranks = sorted(session.here)
+        infos = infos_of([session.here[rank] for rank in ranks], address, "")
         questions = {
             rank: AllReduce(info, _COLLECTIVE_WITHIN)
             for rank, info in zip(ranks, infos, strict=True)
         }
         within = _COLLECTIVE_WITHIN + 10.0
-        return coordinator.ask(questions, within, allreduce.AllReduceFacts)
+        return session.ask(questions, within, allreduce.AllReduceFacts)
 
 
 def slowest_link(report: Report, backend: str) -> float:

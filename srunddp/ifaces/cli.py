@@ -19,8 +19,8 @@ from srunddp.bootstrap.network.ifaces_entry import port_range
 from srunddp.bootstrap.network.probe import Prober
 from srunddp.check import preflight, render
 from srunddp.check.checks import interface, launch
-from srunddp.check.coordinator import come_within, coordinate, join
 from srunddp.check.finding import context_of
+from srunddp.check.session import come_within, join, open_session
 from srunddp.errors import ConfigError, file_errors
 from srunddp.ifaces.draft import draft
 from srunddp.ifaces.lint import NAME, LintReport, check_file
@@ -69,17 +69,17 @@ def _scan(given: dict[str, Any]) -> int:
     answer = partial(handle, environment.node, Prober())
     if environment.rank:
         return join("scan", context, answer, given["timeout"], ports)[0]
-    coordinator = coordinate(context, answer, given["timeout"], ports)
+    session = open_session(context, answer, given["timeout"], ports)
     code = _INCOMPLETE
     try:
-        nodes = set(coordinator.nodes.values())
-        absent = environment.world_size - len(coordinator.here)
+        nodes = set(session.nodes.values())
+        absent = environment.world_size - len(session.here)
         _refuse(given["output"], given["merge"], nodes, absent)
         if merged := given["merge"]:
             entries = parse(Path(merged).read_bytes(), merged)
         else:
             entries = ()
-        text, missing = draft(survey(coordinator), datetime.date.today(), entries)
+        text, missing = draft(survey(session), datetime.date.today(), entries)
         if merged and not given["output"]:
             add_entries(text, merged)
         else:
@@ -89,8 +89,7 @@ def _scan(given: dict[str, Any]) -> int:
         else:
             wrong = []
         wrong += [
-            f"rank {rank} on {coordinator.nodes[rank]}: {why}"
-            for rank, why in coordinator.errors.items()
+            f"rank {rank} on {session.nodes[rank]}: {why}" for rank, why in session.errors.items()
         ]
         if missing:
             wrong.append(f"{', '.join(missing)} without an interface that reaches the others")
@@ -104,7 +103,7 @@ def _scan(given: dict[str, Any]) -> int:
             f" {'; '.join(wrong) or 'an entry for each'}{done}\n"
         )
     finally:
-        coordinator.shutdown(code)
+        session.shutdown(code)
     return code
 
 
@@ -187,19 +186,19 @@ def _on_every_node(
     own = preflight.Responder(context_of(environment, file, os.environ, "FILE"))
     if environment.rank:
         return join("ifaces check", own.context, own.handle, timeout)[0]
-    coordinator = coordinate(own.context, own.handle, timeout)
+    session = open_session(own.context, own.handle, timeout)
     code = _WRONG
     try:
-        report = preflight.look(coordinator, environment, timeout, [interface.CHECK])
-        preflight.reached(coordinator, report)
-        report.add(launch.NAME, preflight.lost(coordinator))
+        report = preflight.look(session, environment, timeout, [interface.CHECK])
+        preflight.reached(session, report)
+        report.add(launch.NAME, preflight.lost(session))
         if own.context.loaded.path:
             judged = check_file(file, os.environ)
         else:
             judged = None
         code = _print_report(report, judged, as_json=as_json)
     finally:
-        coordinator.shutdown(code)
+        session.shutdown(code)
     return code
 
 

@@ -10,9 +10,9 @@ from srunddp.bootstrap.network.interface import addresses_of, list_interfaces, w
 from srunddp.bootstrap.network.probe import Prober
 from srunddp.check import connectivity
 from srunddp.check.connectivity import Endpoint, attempt, listening, plan
-from srunddp.check.coordinator import Coordinator
 from srunddp.check.finding import call_in_daemon_thread
 from srunddp.check.messages import CheckMessage
+from srunddp.check.session import CheckSession
 from srunddp.util import infiniband
 
 _WITHIN = 2.0
@@ -140,11 +140,11 @@ class ScanResult:
     resolved: Mapping[str, Sequence[Sequence[str]]]
 
 
-def survey(coordinator: Coordinator) -> ScanResult:
+def survey(session: CheckSession) -> ScanResult:
     """Ask one rank of each node for its interfaces, and have it try those of the others."""
-    leaders = coordinator.node_leaders
+    leaders = session.node_leaders
     nodes = {rank: node for node, rank in leaders.items()}
-    answers = coordinator.broadcast(ListInterfaces(), _SLACK, Interfaces, nodes)
+    answers = session.broadcast(ListInterfaces(), _SLACK, Interfaces, nodes)
     ends = {
         (nodes[rank], link.name): link
         for rank, found in sorted(answers.items())
@@ -155,22 +155,20 @@ def survey(coordinator: Coordinator) -> ScanResult:
         (a, b): Endpoint(rank=leaders[a], interface=b, host=link.address)
         for (a, b), link in usable.items()
     }
-    reached = _reached(coordinator, known)
+    reached = _reached(session, known)
     names = tuple(sorted({name for link in usable.values() for name in link.names}))
-    found = coordinator.broadcast(ResolveNames(names), 2 * _SLACK, ResolvedNames, nodes)
+    found = session.broadcast(ResolveNames(names), 2 * _SLACK, ResolvedNames, nodes)
     resolved = {name: [one.addresses.get(name, ()) for one in found.values()] for name in names}
     return ScanResult(ends, reached, resolved)
 
 
-def _reached(
-    coordinator: Coordinator, known: Mapping[End, Endpoint]
-) -> dict[tuple[End, End], bool]:
+def _reached(session: CheckSession, known: Mapping[End, Endpoint]) -> dict[tuple[End, End], bool]:
     """Have each end try those of other nodes, all or the next few, that have an address of its own
     family.
     """
-    ends = listening(coordinator, known)
+    ends = listening(session, known)
     ways = plan({end: end[0] for end in ends})
     pairs = [(a, b) for a, b in ways if (":" in ends[a].host) == (":" in ends[b].host)]
-    failing = attempt(coordinator, ends, pairs, bound=True)
-    lost = {end for end, each in ends.items() if each.rank in coordinator.errors}
+    failing = attempt(session, ends, pairs, bound=True)
+    lost = {end for end, each in ends.items() if each.rank in session.errors}
     return {pair: pair not in failing and lost.isdisjoint(pair) for pair in pairs}

@@ -16,7 +16,6 @@ from srunddp.bootstrap.network import probe
 from srunddp.bootstrap.network.probe import Prober, half_open
 from srunddp.check import connectivity, render
 from srunddp.check.connectivity import ConnectivityMatrix, Endpoint, survey
-from srunddp.check.coordinator import Coordinator
 from srunddp.check.finding import Severity
 from srunddp.check.messages import (
     CheckMessage,
@@ -26,6 +25,7 @@ from srunddp.check.messages import (
     Listen,
     Listening,
 )
+from srunddp.check.session import CheckSession
 from tests.support.facts import tells
 from tests.support.many_nodes import ADDRESSES, NODES, ManyNodes, host, quick
 from tests.support.namespaces import address, coordinator_of, rule
@@ -36,25 +36,25 @@ WEST, EAST = (address(node, "data0") for node in ("west", "east"))
 
 
 @pytest.fixture
-def coordinator(names: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> Iterator[Coordinator]:
+def session(names: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> Iterator[CheckSession]:
     monkeypatch.setattr(probe, "WITHIN", 0.5)
-    with coordinator_of(names, lambda _: partial(connectivity.answer, Prober())) as coordinator:
-        yield coordinator
+    with coordinator_of(names, lambda _: partial(connectivity.answer, Prober())) as session:
+        yield session
 
 
-def surveyed(coordinator: Coordinator) -> ConnectivityMatrix:
-    return survey(coordinator, {1: ("data0", WEST), 2: ("data0", EAST)})
+def surveyed(session: CheckSession) -> ConnectivityMatrix:
+    return survey(session, {1: ("data0", WEST), 2: ("data0", EAST)})
 
 
 def test_a_lost_rank_says_nothing_of_the_network(
-    coordinator: Coordinator, monkeypatch: pytest.MonkeyPatch
+    session: CheckSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is named as lost; that nobody reaches it is no firewall's doing."""
-    closed = lambda coordinator, ends: {name: replace(end, port=1) for name, end in ends.items()}  # noqa: E731
+    closed = lambda session, ends: {name: replace(end, port=1) for name, end in ends.items()}  # noqa: E731
     monkeypatch.setattr(connectivity, "listening", closed)
-    assert set(surveyed(coordinator).broken) == {("west", "east"), ("east", "west")}
-    coordinator.errors[2] = "its process ended"
-    assert set(surveyed(coordinator).broken) == {("east", "west")}
+    assert set(surveyed(session).broken) == {("west", "east"), ("east", "west")}
+    session.errors[2] = "its process ended"
+    assert set(surveyed(session).broken) == {("east", "west")}
 
 
 def test_one_broken_way_is_named() -> None:
@@ -94,7 +94,7 @@ BACK = ("east", "west")
 def test_of_packets_that_are_lost_one_way_that_way_is_told(
     rules: list[tuple[str, str, str]],
     broken: dict[str, str],
-    coordinator: Coordinator,
+    session: CheckSession,
     names: dict[str, str],
 ) -> None:
     """Neither direction connects: that the answer is lost looks to the one who connects as if the
@@ -103,7 +103,7 @@ def test_of_packets_that_are_lost_one_way_that_way_is_told(
     with ExitStack() as stack:
         for at, hook, words in rules:
             stack.enter_context(rule(names[at], hook, words))
-        ways = surveyed(coordinator)
+        ways = surveyed(session)
     assert (len(ways.tried), ways.broken) == (2, broken)
     assert {name: at.host for name, at in ways.endpoints.items()} == {"west": WEST, "east": EAST}
     assert len(list(connectivity.evaluate(ways))) == len(broken)
@@ -122,9 +122,9 @@ def test_half_open_connections_are_asked_for_in_time(
     dropped = rule(names["east"], "output", f"ip daddr {WEST} drop")
     with (
         dropped,
-        coordinator_of(names, lambda _: partial(connectivity.answer, Prober())) as coordinator,
+        coordinator_of(names, lambda _: partial(connectivity.answer, Prober())) as session,
     ):
-        assert set(surveyed(coordinator).broken) == {BACK}
+        assert set(surveyed(session).broken) == {BACK}
 
 
 # What is judged.

@@ -18,8 +18,8 @@ import pytest
 
 from srunddp.bootstrap.network import interface, probe
 from srunddp.bootstrap.network.probe import Probe, Prober
-from srunddp.check.coordinator import Coordinator, UnknownQuestionError
 from srunddp.check.messages import CheckMessage, Connect, Connected, Listen, Listening
+from srunddp.check.session import CheckSession, UnknownQuestionError
 from srunddp.ifaces import scan
 from srunddp.ifaces.draft import draft
 from srunddp.ifaces.scan import (
@@ -47,10 +47,10 @@ BOTH = {(("west", "data0"), ("east", "data0")), (("east", "data0"), ("west", "da
 
 
 @pytest.fixture
-def coordinator(names: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> Iterator[Coordinator]:
+def session(names: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> Iterator[CheckSession]:
     monkeypatch.setattr(probe, "WITHIN", 0.5)
-    with coordinator_of(names, lambda node: partial(handle, node, Prober())) as coordinator:
-        yield coordinator
+    with coordinator_of(names, lambda node: partial(handle, node, Prober())) as session:
+        yield session
 
 
 def worked(found: ScanResult) -> set[Any]:
@@ -60,9 +60,9 @@ def worked(found: ScanResult) -> set[Any]:
 # Two nodes.
 
 
-def test_interfaces_in_one_network_alone_reach_each_other(coordinator: Coordinator) -> None:
+def test_interfaces_in_one_network_alone_reach_each_other(session: CheckSession) -> None:
     """Linux answers for all of its addresses on all interfaces; that is no way for a training."""
-    found = survey(coordinator)
+    found = survey(session)
     assert worked(found) == BOTH
     assert len(found.reached) == 8
     assert {name for _, name in found.ends} == {"lo", "data0", "data1"}
@@ -72,14 +72,14 @@ def test_interfaces_in_one_network_alone_reach_each_other(coordinator: Coordinat
 
 
 def test_a_network_in_which_packets_get_lost_reaches_nobody(
-    coordinator: Coordinator, names: dict[str, str]
+    session: CheckSession, names: dict[str, str]
 ) -> None:
     with rule(names["east"], "input", f"ip saddr {WEST} drop"):
-        assert worked(survey(coordinator)) == set()
+        assert worked(survey(session)) == set()
 
 
 def test_a_network_that_is_routed_reaches_the_other(
-    coordinator: Coordinator, names: dict[str, str]
+    session: CheckSession, names: dict[str, str]
 ) -> None:
     """The ends of data1 are in two networks; with routes each leads to the other."""
     routes = {"west": "10.201.3.0/25", "east": "10.201.2.0/25"}
@@ -87,19 +87,19 @@ def test_a_network_that_is_routed_reaches_the_other(
         tool("ip", "-n", names[node], "route", "add", network, "dev", "data1")
     try:
         over_data1 = {tuple((node, "data1") for node, _ in pair) for pair in BOTH}
-        assert {(a, b) for a, b in worked(survey(coordinator)) if a[1] == "data1"} == over_data1
+        assert {(a, b) for a, b in worked(survey(session)) if a[1] == "data1"} == over_data1
     finally:
         for node, network in routes.items():
             tool("ip", "-n", names[node], "route", "del", network)
 
 
 def test_a_node_with_ipv6_alone_is_reached_by_it(
-    coordinator: Coordinator, names: dict[str, str]
+    session: CheckSession, names: dict[str, str]
 ) -> None:
     for node, name in names.items():
         tool("ip", "-n", name, "addr", "del", f"{address(node, 'data0')}/24", "dev", "data0")
     try:
-        found = survey(coordinator)
+        found = survey(session)
         assert worked(found) == BOTH
         assert found.ends["west", "data0"].address == "fd00:201::1"
     finally:
@@ -107,11 +107,11 @@ def test_a_node_with_ipv6_alone_is_reached_by_it(
             tool("ip", "-n", name, "addr", "add", f"{address(node, 'data0')}/24", "dev", "data0")
 
 
-def test_an_interface_that_went_away_reaches_nobody(coordinator: Coordinator) -> None:
+def test_an_interface_that_went_away_reaches_nobody(session: CheckSession) -> None:
     """Between what a node said and what it is asked; an error there would look as if rank 0 were
     lost.
     """
-    port = asked(coordinator, "east", Listen((EAST,)), Listening).ports[EAST]
+    port = asked(session, "east", Listen((EAST,)), Listening).ports[EAST]
     way = Probe(source=WEST, host=EAST, port=port, interface="data0")
     probes = (
         replace(way, interface="data7"),
@@ -119,7 +119,7 @@ def test_an_interface_that_went_away_reaches_nobody(coordinator: Coordinator) ->
         replace(way, port=9),
         way,
     )
-    tried = asked(coordinator, "west", Connect(probes), Connected)
+    tried = asked(session, "west", Connect(probes), Connected)
     assert [bool(why) for why in tried.failures] == [True, True, True, False]
 
 

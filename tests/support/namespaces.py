@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import TypeVar
 
 from srunddp.bootstrap.rendezvous.messages import Hello
-from srunddp.check.coordinator import Coordinator, Handler, UnknownQuestionError, serve
 from srunddp.check.messages import CheckMessage
+from srunddp.check.session import CheckSession, Handler, UnknownQuestionError, serve
 from tests.cluster.network import tool
 from tests.conftest import missing
 from tests.support.starting import until
@@ -82,15 +82,15 @@ def _up(namespace: str, interface: str) -> bool:
 @contextmanager
 def coordinator_of(
     names: Mapping[str, str], handle: Callable[[str], Handler]
-) -> Iterator[Coordinator]:
-    """A coordinator whose rank 1 is west and whose rank 2 is east.
+) -> Iterator[CheckSession]:
+    """A session whose rank 1 is west and whose rank 2 is east.
 
     Args:
         names: the namespaces.
         handle: makes for a node what its process does for a question, within that node.
     """
     fork = multiprocessing.get_context("fork")
-    coordinator = Coordinator({}, _answers_nothing)
+    session = CheckSession({}, _answers_nothing)
     children = []
     for rank, (node, name) in enumerate(names.items(), 1):
         ours, theirs = socket.socketpair()
@@ -101,12 +101,12 @@ def coordinator_of(
         )
         children[-1].start()
         theirs.close()
-        coordinator.connections[rank] = ours
-        coordinator.here[rank] = Hello("t", rank, 3, 0, node, "", 1)
+        session.connections[rank] = ours
+        session.here[rank] = Hello("t", rank, 3, 0, node, "", 1)
     try:
-        yield coordinator
+        yield session
     finally:
-        coordinator.shutdown(0)
+        session.shutdown(0)
         for child in children:
             child.join(10.0)
             child.kill()
@@ -145,7 +145,7 @@ def rule(namespace: str, hook: str, words: str) -> AbstractContextManager[None]:
     return rules(namespace, {hook: words})
 
 
-def asked(coordinator: Coordinator, node: str, question: CheckMessage, wanted: type[A]) -> A:
+def asked(session: CheckSession, node: str, question: CheckMessage, wanted: type[A]) -> A:
     """What a node's process answers."""
-    rank = {name: rank for rank, name in coordinator.nodes.items()}[node]
-    return coordinator.ask({rank: question}, 20.0, wanted)[rank]
+    rank = {name: rank for rank, name in session.nodes.items()}[node]
+    return session.ask({rank: question}, 20.0, wanted)[rank]

@@ -18,14 +18,14 @@ from srunddp.bootstrap.rendezvous.auth import Authenticator, HmacAuthenticator
 from srunddp.bootstrap.rendezvous.client import join
 from srunddp.bootstrap.rendezvous.messages import Hello
 from srunddp.bootstrap.rendezvous.protocol import Address, listen
-from srunddp.check.coordinator import (
-    Coordinator,
-    CoordinatorLostError,
+from srunddp.check.messages import CannotAnswer, CheckMessage
+from srunddp.check.session import (
+    CheckSession,
     Handler,
+    RankZeroLostError,
     gather,
     serve,
 )
-from srunddp.check.messages import CannotAnswer, CheckMessage
 from srunddp.errors import RendezvousError
 from srunddp.util.messages import receive
 from tests.support.starting import LONG
@@ -80,8 +80,8 @@ def hanging(until: threading.Event) -> Handler:
 @contextmanager
 def gathered(
     *ranks: int, acts: Mapping[int, Handler] = {}, world: int = WORLD, within: float = LONG
-) -> Iterator[tuple[Coordinator, list[Future[int]]]]:
-    """A coordinator and its clients, each rank in a thread."""
+) -> Iterator[tuple[CheckSession, list[Future[int]]]]:
+    """A session and its clients, each rank in a thread."""
     listener, where = listening()
 
     def client(rank: int) -> int:
@@ -91,32 +91,30 @@ def gathered(
 
     with ThreadPoolExecutor(world) as pool:
         clients = [pool.submit(client, rank) for rank in ranks]
-        coordinator = gather(
-            hello(0, world), [listener], Authenticator(), answering(0), soon(within)
-        )
+        session = gather(hello(0, world), [listener], Authenticator(), answering(0), soon(within))
         try:
-            yield coordinator, clients
+            yield session, clients
         finally:
-            coordinator.shutdown(0)
+            session.shutdown(0)
 
 
 def test_a_rank_that_does_not_answer_in_time_is_asked_no_more() -> None:
     go = threading.Event()
-    with gathered(1, 2, acts={1: hanging(go)}) as (coordinator, clients):
-        assert coordinator.broadcast(Ask(), 1.5, Say) == {0: Say(0), 2: Say(2)}
-        assert coordinator.errors == {1: "no answer within 1.5 s"}
+    with gathered(1, 2, acts={1: hanging(go)}) as (session, clients):
+        assert session.broadcast(Ask(), 1.5, Say) == {0: Say(0), 2: Say(2)}
+        assert session.errors == {1: "no answer within 1.5 s"}
         go.set()
-        assert coordinator.broadcast(Ask("next"), LONG, Say) == {
+        assert session.broadcast(Ask("next"), LONG, Say) == {
             0: Say(0, "next"),
             2: Say(2, "next"),
         }
-        assert coordinator.node_leaders == {"node01": 0, "node03": 2}
-        with pytest.raises(CoordinatorLostError, match="rank 0 was lost: its process ended"):
+        assert session.node_leaders == {"node01": 0, "node03": 2}
+        with pytest.raises(RankZeroLostError, match="rank 0 was lost: its process ended"):
             clients[0].result(LONG)
         go.clear()
-        coordinator.handle = hanging(go)
-        assert coordinator.broadcast(Ask(), 1.5, Say) == {2: Say(2)}  # nor rank 0 itself
-        assert coordinator.errors[0] == "no answer within 1.5 s"
+        session.handle = hanging(go)
+        assert session.broadcast(Ask(), 1.5, Say) == {2: Say(2)}  # nor rank 0 itself
+        assert session.errors[0] == "no answer within 1.5 s"
         go.set()
 
 
@@ -124,11 +122,11 @@ def test_a_rank_that_ends_is_named_and_not_waited_for() -> None:
     def ends(_: CheckMessage) -> CheckMessage:
         raise SystemExit(1)
 
-    with gathered(1, 2, acts={1: ends}) as (coordinator, _):
+    with gathered(1, 2, acts={1: ends}) as (session, _):
         began = time.monotonic()
-        assert coordinator.broadcast(Ask(), LONG, Say) == {0: Say(0), 2: Say(2)}
+        assert session.broadcast(Ask(), LONG, Say) == {0: Say(0), 2: Say(2)}
         assert time.monotonic() - began < LONG / 3
-        assert coordinator.errors == {1: "its process ended"}
+        assert session.errors == {1: "its process ended"}
 
 
 @pytest.mark.parametrize("rank", [0, 1])
@@ -138,36 +136,36 @@ def test_a_rank_that_fails_is_named_and_answers_what_comes_next(rank: int) -> No
             raise OSError("no more forks")
         return Say(rank, "again")
 
-    with gathered(1, 2, acts={1: fails}) as (coordinator, _):
-        coordinator.handle = fails if rank == 0 else coordinator.handle
-        assert rank not in coordinator.ask({rank: Ask("first")}, LONG, Say)
-        assert coordinator.errors == {rank: "OSError: no more forks"}
-        assert coordinator.ask({rank: Ask("second")}, LONG, Say) == {rank: Say(rank, "again")}
+    with gathered(1, 2, acts={1: fails}) as (session, _):
+        session.handle = fails if rank == 0 else session.handle
+        assert rank not in session.ask({rank: Ask("first")}, LONG, Say)
+        assert session.errors == {rank: "OSError: no more forks"}
+        assert session.ask({rank: Ask("second")}, LONG, Say) == {rank: Say(rank, "again")}
 
 
 @pytest.mark.parametrize(
     "said", [b"garbage\n", b"{}\n", Ask().encode(), b'{"kind": "say"}\n', b"x\n" + bytes(9)]
 )
 def test_garbage_instead_of_an_answer_is_named(said: bytes) -> None:
-    with gathered(1, 2) as (coordinator, _):
+    with gathered(1, 2) as (session, _):
         ours, theirs = socket.socketpair()
-        coordinator.connections[1].close()
-        coordinator.connections[1] = ours
+        session.connections[1].close()
+        session.connections[1] = ours
         theirs.sendall(said)
-        assert coordinator.ask({1: Ask()}, LONG, Say) == {}
-        assert coordinator.errors == {1: "it sent what is no answer"}
+        assert session.ask({1: Ask()}, LONG, Say) == {}
+        assert session.errors == {1: "it sent what is no answer"}
         theirs.close()
 
 
 def test_a_question_of_another_version_is_answered_all_the_same() -> None:
     """With why not; the rank may be asked something else."""
-    with gathered(1, 2) as (coordinator, _):
+    with gathered(1, 2) as (session, _):
         newer = b'{"kind": "weigh_the_node", "in": "kg"}\n'
-        coordinator.connections[1].sendall(newer)
-        answer = receive(coordinator.connections[1], CheckMessage)
+        session.connections[1].sendall(newer)
+        answer = receive(session.connections[1], CheckMessage)
         assert isinstance(answer, CannotAnswer)
-        coordinator.connections[1].sendall(b'{"kind": "ask", "word": "a", "in": "English"}\n')
-        assert receive(coordinator.connections[1], CheckMessage) == Say(1, "a")
+        session.connections[1].sendall(b'{"kind": "ask", "word": "a", "in": "English"}\n')
+        assert receive(session.connections[1], CheckMessage) == Say(1, "a")
 
 
 def test_two_processes_of_a_rank_or_another_world_are_said() -> None:
@@ -175,12 +173,12 @@ def test_two_processes_of_a_rank_or_another_world_are_said() -> None:
     with ThreadPoolExecutor() as pool:
         wrong = [hello(1), hello(1, pid=2), hello(2, world_size=7)]
         found = [pool.submit(join, [where], each, soon(5.0)) for each in wrong]
-        coordinator = gather(hello(0), [listener], Authenticator(), answering(0), soon(3.0))
-        for connection in coordinator.connections.values():
+        session = gather(hello(0), [listener], Authenticator(), answering(0), soon(3.0))
+        for connection in session.connections.values():
             connection.close()
         for each in found:
             each.exception(LONG)
-    assert sorted(coordinator.objections) == [
+    assert sorted(session.objections) == [
         "rank 1 came twice, from node02 and from node02",
         "rank 2 on node03 counts 7 ranks, rank 0 counts 3",
     ]
@@ -191,11 +189,11 @@ def test_a_stranger_is_not_asked() -> None:
     listener, where = listening()
     with ThreadPoolExecutor() as pool:
         stranger = pool.submit(join, [where], hello(1, 2), soon(1.5), HmacAuthenticator(b"another"))
-        coordinator = gather(
+        session = gather(
             hello(0, 2), [listener], HmacAuthenticator(b"ours"), answering(0), soon(3.0)
         )
         assert isinstance(stranger.exception(LONG), RendezvousError)
-    assert coordinator.nodes == {0: "node01"}
+    assert session.nodes == {0: "node01"}
 
 
 def test_what_knocks_by_chance_is_no_objection() -> None:
@@ -207,10 +205,10 @@ def test_what_knocks_by_chance_is_no_objection() -> None:
     ):
         stranger.sendall(b"GET / HTTP/1.0\n\n")
         client = pool.submit(lambda: serve(join([where], hello(1, 2), soon())[0], answering(1)))
-        coordinator = gather(hello(0, 2), [listener], Authenticator(), answering(0), soon())
-        coordinator.shutdown(0)
+        session = gather(hello(0, 2), [listener], Authenticator(), answering(0), soon())
+        session.shutdown(0)
         assert client.result(LONG) == 0
-    assert coordinator.objections == []
+    assert session.objections == []
 
 
 def test_two_hundred_ranks_come_and_answer_at_length() -> None:
@@ -218,15 +216,15 @@ def test_two_hundred_ranks_come_and_answer_at_length() -> None:
     ranks = range(1, 201)
     text = "x" * 100_000
     acts = {rank: answering(rank, text) for rank in ranks}
-    with gathered(*ranks, acts=acts, world=201) as (coordinator, clients):
-        assert len(coordinator.here) == 201
+    with gathered(*ranks, acts=acts, world=201) as (session, clients):
+        assert len(session.here) == 201
         for word in "ab":
-            answers = coordinator.broadcast(Ask(word), LONG, Say, ranks)
+            answers = session.broadcast(Ask(word), LONG, Say, ranks)
             assert answers == {rank: Say(rank, word + text) for rank in ranks}
-        assert coordinator.ask({0: Ask("c"), 2: Ask("d")}, LONG, Say) == {
+        assert session.ask({0: Ask("c"), 2: Ask("d")}, LONG, Say) == {
             0: Say(0, "c"),
             2: Say(2, "d" + text),
         }
-        coordinator.shutdown(3)
+        session.shutdown(3)
         assert {client.result(LONG) for client in clients} == {3}
     assert time.process_time() - began < 20.0

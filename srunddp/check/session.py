@@ -49,19 +49,20 @@ class UnknownQuestionError(Exception):
     """Rank 0 asks what this rank cannot answer; it may be another version of srunddp."""
 
 
-class CoordinatorLostError(RendezvousError):
+class RankZeroLostError(RendezvousError):
     """Rank 0 had been found, and is gone."""
 
 
 @dataclass
-class Coordinator:
-    """Rank 0's side, after all have come who will.
+class CheckSession:
+    """Rank 0's side of a check, after all have come who will.
 
     Attributes:
         here: what each rank that came said of itself, rank 0 included.
         handle: what rank 0 itself does for a question.
         connections: to each other rank that still answers.
-        objections: what is wrong with ranks that came; refused: connections that proved nothing.
+        objections: what is wrong with ranks that came.
+        refused: who connected and did not prove to be of this run.
         errors: why a rank is not asked any more, or could not answer.
     """
 
@@ -77,15 +78,30 @@ class Coordinator:
         """The node of each rank that came."""
         return {rank: hello.node for rank, hello in sorted(self.here.items())}
 
+    def take(self, hello: Hello, connection: socket.socket) -> None:
+        """Let a rank take part, unless something is wrong with it."""
+        objection = _objection(hello, self.here[0], self.here.get(hello.rank))
+        if objection:
+            self.objections.append(objection)
+            return
+        self.here[hello.rank] = hello
+        self.connections[hello.rank] = connection
+
+    def forget(self, rank: int, connection: socket.socket) -> None:
+        """A connection was closed: that rank may come anew, by another one."""
+        if self.connections.get(rank) is connection:
+            del self.connections[rank]
+            del self.here[rank]
+
     @property
     def node_leaders(self) -> dict[str, int]:
         """The first rank of each node that still answers."""
-        there = (
+        answering = (
             (node, rank)
             for rank, node in self.nodes.items()
             if rank == 0 or rank in self.connections
         )
-        return {node: ranks[0] for node, ranks in group_by_key(there).items()}
+        return {node: ranks[0] for node, ranks in group_by_key(answering).items()}
 
     def ask(
         self, questions: Mapping[int, CheckMessage], within: float, wanted: type[A]
@@ -106,20 +122,23 @@ class Coordinator:
         for rank in waiting:
             self.connections[rank].settimeout(_SEND_WITHIN)
             send(self.connections[rank], questions[rank])
-        # In a thread, for it may hang here as it may there.
+        own = None
         if 0 in questions:
+            # In a thread: a file system that hangs on other nodes may hang here as well.
             own = call_in_daemon_thread(partial(_answer, self.handle, questions[0]))
-        else:
-            own = None
         answers = self._collect(waiting, deadline)
         late = f"no answer within {within:g} s"
         for rank in waiting:
             self._drop(rank, late)
-        try:
-            if own:
+        if own:
+            try:
                 answers[0] = own.result(max(0.0, deadline - time.monotonic()))
-        except TimeoutError:
-            answers[0] = CannotAnswer(late)
+            except TimeoutError:
+                answers[0] = CannotAnswer(late)
+        return self._wanted(answers, wanted)
+
+    def _wanted(self, answers: Mapping[int, CheckMessage], wanted: type[A]) -> dict[int, A]:
+        """The answers of one kind; why the others are none is noted."""
         found: dict[int, A] = {}
         for rank, answer in sorted(answers.items()):
             if isinstance(answer, CannotAnswer):
@@ -142,36 +161,45 @@ class Coordinator:
         return self.ask(dict.fromkeys(asked, question), within, wanted)
 
     def _collect(self, waiting: set[int], deadline: float) -> dict[int, CheckMessage]:
-        """What ranks answer. In ``waiting`` are left those that neither answer nor are lost."""
+        """Read the answers; ranks that answer or are lost are taken out of ``waiting``."""
         answers: dict[int, CheckMessage] = {}
         received = {rank: LineBuffer() for rank in waiting}
         with selectors.DefaultSelector() as selector:
             for rank in received:
                 selector.register(self.connections[rank], selectors.EVENT_READ, rank)
-            while waiting and (ready := selector.select(max(0.0, deadline - time.monotonic()))):
+            while waiting:
+                ready = selector.select(max(0.0, deadline - time.monotonic()))
+                if not ready:
+                    break  # the time is over
                 for key, _ in ready:
-                    rank = key.data
-                    piece = b""
-                    with contextlib.suppress(OSError):
-                        piece = self.connections[rank].recv(_PIECE)
-                    lines = received[rank].feed(piece)
-                    if piece and not lines and len(received[rank]) <= _LONGEST:
-                        continue
-                    selector.unregister(key.fileobj)
-                    waiting.discard(rank)
-                    answer = CheckMessage.decode(lines[0]) if lines else None
-                    if answer:
-                        answers[rank] = answer
-                    else:
-                        self._drop(rank, _NO_ANSWER if piece else "its process ended")
+                    if self._read(key.data, received[key.data], answers):
+                        selector.unregister(key.fileobj)
+                        waiting.discard(key.data)
         return answers
+
+    def _read(self, rank: int, received: LineBuffer, answers: dict[int, CheckMessage]) -> bool:
+        """Read what a rank has sent; whether nothing more is to come of it: its answer is there, or
+        the rank is lost.
+        """
+        piece = b""
+        with contextlib.suppress(OSError):  # a reset connection ends like a closed one
+            piece = self.connections[rank].recv(_PIECE)
+        lines = received.feed(piece)
+        if piece and not lines and len(received) <= _LONGEST:
+            return False
+        answer = CheckMessage.decode(lines[0]) if lines else None
+        if answer:
+            answers[rank] = answer
+        else:
+            self._drop(rank, _NO_ANSWER if piece else "its process ended")
+        return True
 
     def _drop(self, rank: int, why: str) -> None:
         self.errors.setdefault(rank, why)
         self.connections.pop(rank).close()
 
     def shutdown(self, code: int) -> None:
-        """All others end with this exit code."""
+        """Have all others end with this exit code."""
         for connection in self.connections.values():
             send(connection, CheckIsOver(code))
             connection.close()
@@ -183,35 +211,41 @@ def gather(
     trust: Authenticator,
     handle: Handler,
     deadline: float,
-) -> Coordinator:
-    """On rank 0: wait for all other ranks, and take those that have come by a time of
-    :func:`time.monotonic`.
+) -> CheckSession:
+    """Wait on rank 0 for all other ranks.
+
+    Args:
+        own: what rank 0 says of itself.
+        listening: its sockets, which are closed at the end.
+        trust: the proof that a rank is of this run.
+        handle: what rank 0 does for a question.
+        deadline: a time of :func:`time.monotonic`; ranks that have not come by then are missing.
     """
-    coordinator = Coordinator({0: own}, handle)
+    session = CheckSession({0: own}, handle)
     with AuthenticatedListener(
-        listening=listening, own=own, trust=trust, say=coordinator.refused.append
+        listening=listening, own=own, trust=trust, say=session.refused.append
     ) as listener:
-        while len(coordinator.here) < own.world_size and (left := deadline - time.monotonic()) > 0:
+        while len(session.here) < own.world_size:
+            left = deadline - time.monotonic()
+            if left <= 0:
+                break
             for hello, connection, message in listener.events(left):
-                if message is None and coordinator.connections.get(hello.rank) is connection:
-                    del coordinator.connections[hello.rank], coordinator.here[hello.rank]
-                elif isinstance(message, Here):
-                    if objection := _objection(hello, own, coordinator.here.get(hello.rank)):
-                        coordinator.objections.append(objection)
-                    else:
-                        coordinator.connections[hello.rank] = connection
-                        coordinator.here[hello.rank] = hello
+                if isinstance(message, Here):
+                    session.take(hello, connection)
+                elif message is None:
+                    session.forget(hello.rank, connection)
     for each in listening:
         each.close()
     # A client waits for this; a check has no use for what is in it.
     accepted = RendezvousInfo(master_addr="", master_port=0, run=own.token, master_node=own.node)
-    for connection in coordinator.connections.values():
+    for connection in session.connections.values():
         connection.setblocking(True)
         send(connection, accepted)
-    return coordinator
+    return session
 
 
 def _objection(hello: Hello, own: Hello, before: Hello | None) -> str:
+    """What is wrong with a rank that comes; empty where nothing is."""
     if hello.world_size != own.world_size or not 0 < hello.rank < own.world_size:
         return f"{hello} counts {hello.world_size} ranks, rank 0 counts {own.world_size}"
     if before and (before.node, before.pid) != (hello.node, hello.pid):
@@ -220,10 +254,17 @@ def _objection(hello: Hello, own: Hello, before: Hello | None) -> str:
 
 
 def serve(connection: socket.socket, handle: Handler) -> int:
-    """On another rank: answer rank 0's questions until it says that it is over, and with which exit
-    code.
+    """Answer rank 0's questions, on another rank, until the check is over.
 
-    A CoordinatorLostError where rank 0 is gone.
+    Args:
+        connection: to rank 0.
+        handle: what this rank does for a question.
+
+    Returns:
+        The exit code that rank 0 names.
+
+    Raises:
+        RankZeroLostError: rank 0 is gone.
     """
     connection.settimeout(_LATEST)
     why = "its process ended"
@@ -236,7 +277,7 @@ def serve(connection: socket.socket, handle: Handler) -> int:
                 connection.sendall(_answer(handle, question).encode())
     except OSError as error:
         why = os.strerror(error.errno) if error.errno else "no word from it"
-    raise CoordinatorLostError(
+    raise RankZeroLostError(
         f"rank 0 was lost: {why}", expected="rank 0 to stay", hint="see rank 0's own message"
     )
 
@@ -250,19 +291,25 @@ def _answer(handle: Handler, question: CheckMessage | None) -> CheckMessage:
         return CannotAnswer(f"{type(error).__name__}: {error}")
 
 
-def coordinate(
+def open_session(
     context: CheckContext, handle: Handler, timeout: float, ports: range | None = None
-) -> Coordinator:
-    """On rank 0: become the coordinator of all ranks that come in time; ``handle`` is what it does
-    for a question.
+) -> CheckSession:
+    """Begin a check on rank 0, with all ranks that come in time.
 
-    A SrunddpError where the others cannot find this rank.
+    Args:
+        context: what rank 0 knows of itself.
+        handle: what it does for a question.
+        timeout: seconds that the others have.
+        ports: to listen on; None for those of ifaces.conf, or any.
+
+    Raises:
+        SrunddpError: the others cannot find this rank.
     """
     environment = context.environment
     deadline = time.monotonic() + timeout
     token = discovery.token(environment)
     if environment.world_size == 1:
-        return Coordinator({0: discovery.hello(environment, token)}, handle)
+        return CheckSession({0: discovery.hello(environment, token)}, handle)
     raise_open_files_limit()
     listening = _listen(context, ports)
     published = protocol.encode_advertisement(
@@ -275,13 +322,22 @@ def coordinate(
 def join(
     command: str, context: CheckContext, handle: Handler, timeout: float, ports: range | None = None
 ) -> tuple[int, bool]:
-    """On another rank: find rank 0 and answer its questions, or say why the command does not find
-    it.
+    """Find rank 0, from another rank, and answer its questions; or say why it is not found.
 
-    Returns this rank's exit code, and whether rank 0 was found. Where it was not, that is 0: rank 0
-    misses this rank, and its exit code is the job's, whereas another one here would have the
-    launcher end rank 0 before it has reported. A CoordinatorLostError where rank 0 was found, and
-    is gone.
+    Args:
+        command: the name of the command, for the message.
+        context: what this rank knows of itself.
+        handle: what it does for a question.
+        timeout: seconds to find rank 0.
+        ports: on which rank 0 may listen; None for those of ifaces.conf, or any.
+
+    Returns:
+        This rank's exit code, and whether rank 0 was found. Where it was not, the code is 0: rank 0
+        misses this rank, and its exit code is the job's, whereas another one here would have the
+        launcher end rank 0 before it has reported.
+
+    Raises:
+        RankZeroLostError: rank 0 was found, and is gone.
     """
     environment = context.environment
     deadline = time.monotonic() + timeout
@@ -333,25 +389,21 @@ def _listen(context: CheckContext, ports: range | None) -> list[socket.socket]:
     first.
     """
     environment = context.environment
-    if context.interface:
-        own = [context.interface.address]
-    else:
-        own = []
-    others = (
-        address
-        for link in list_interfaces()
-        if not why_unusable(link)
-        for address in link.addresses
-    )
-    if environment.one_node:
-        hosts = ["127.0.0.1"]
-    else:
-        hosts = list(dict.fromkeys([*own, *others]))
+    hosts = ["127.0.0.1"] if environment.one_node else _own_addresses(context)
     if not hosts:
         raise _unreachable(environment.node)
     entry = entry_for(context.loaded.entries, environment.node, or_default=True)
     candidates = discovery.rendezvous_ports(environment, entry, ports)
     return listen_where_possible(hosts, candidates) or [listen(hosts[0], candidates)]
+
+
+def _own_addresses(context: CheckContext) -> list[str]:
+    """The addresses of this node, that of the training's interface first."""
+    hosts = [context.interface.address] if context.interface else []
+    for link in list_interfaces():
+        if not why_unusable(link):
+            hosts += link.addresses
+    return list(dict.fromkeys(hosts))
 
 
 def _unreachable(node: str) -> RendezvousError:
@@ -368,7 +420,8 @@ def _candidates(context: CheckContext, ports: range | None) -> list[Address]:
     found = []
     wrong = []
     entries = context.loaded.entries
-    for known in (entries, (*(replace(entry, address="") for entry in entries), DEFAULT)):
+    by_own_name = (*(replace(entry, address="") for entry in entries), DEFAULT)
+    for known in (entries, by_own_name):
         try:
             found += discovery.candidate_addresses(context.environment, None, known, ports)
         except SrunddpError as error:
