@@ -168,21 +168,12 @@ def test_every_public_argument_is_in_a_docstring() -> None:
 
 
 def test_every_column_of_the_monitors_files_is_in_the_reference() -> None:
-    from srunddp.monitor import monitor
-    from srunddp.monitor.sampler import gpu, node, process_tree
+    from srunddp.util.sample_files import MARKS, OF_A_NODE, STEPS
 
-    files = {
-        "node": node.COLUMNS,
-        "tasks": process_tree.COLUMNS,
-        "links": node.LINK_COLUMNS,
-        "gpus": gpu.COLUMNS,
-    }
-    for name, expected in files.items():
-        assert list(cells("files.md", "column", f"NODE.{name}.csv")) == list(expected)
-    for name, expected in (("steps", monitor.STEPS), ("marks", monitor.MARKS)):
-        assert list(
-            cells("files.md", "column", f"NODE.rankR.{name}.csv")
-        ) == expected.strip().split(",")
+    files = {f"NODE.{name}.csv": kind for name, kind in OF_A_NODE.items()}
+    files |= {"NODE.rankR.steps.csv": STEPS, "NODE.rankR.marks.csv": MARKS}
+    for name, kind in files.items():
+        assert list(cells("files.md", "column", name)) == list(kind.names)
 
 
 def test_every_module_of_gpu_checks_is_in_the_measurements() -> None:

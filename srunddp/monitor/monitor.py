@@ -23,12 +23,11 @@ from srunddp.supervisor.output.redirect import open_to_append
 from srunddp.telemetry import MONITOR_FOLDER, TelemetryPage
 from srunddp.util.atomic_file import replace_file
 from srunddp.util.kernel_file import stat_fields
+from srunddp.util.sample_files import MARKS, STEPS
 
 if TYPE_CHECKING:
     from srunddp.monitor.sampler.process import Sampler
 
-STEPS = "time,steps,samples,step_s,data_s,own_s,longest_step_s,epoch\n"
-MARKS = "time,mark,value\n"
 RUN = "run.json"
 _START = 19  # starttime of /proc/PID/stat, counted from the field behind the name
 _WITHIN = 0.5
@@ -162,8 +161,8 @@ def _open_files(config: MonitorConfig) -> tuple[int, int]:
     them.
     """
     name = str(config.folder / f"{config.node}.rank{config.rank}")
-    steps = open_to_append(Path(name + ".steps.csv"), "--monitor-dir", STEPS)
-    marks = open_to_append(Path(name + ".marks.csv"), "--monitor-dir", MARKS)
+    steps = open_to_append(Path(name + ".steps.csv"), "--monitor-dir", STEPS.header)
+    marks = open_to_append(Path(name + ".marks.csv"), "--monitor-dir", MARKS.header)
     if config.rank == 0:  # of an earlier start in the same folder, as there may be outside Slurm
         with contextlib.suppress(OSError):
             (config.folder / RUN).unlink()

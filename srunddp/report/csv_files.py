@@ -18,6 +18,7 @@ from typing import Any
 
 from srunddp.util.hostlist import group_by_key
 from srunddp.util.json_lines import parse
+from srunddp.util.sample_files import MARKS, THROTTLED, SampleFile, Use
 
 _MOST = 1500  # points of one series that are kept: about as many as a picture has columns
 _BLOCK = 1024  # rows that are read at once
@@ -28,44 +29,6 @@ _LARGEST = 1e18  # and so is any figure above
 NAN = math.nan
 _OF_A_GROUP: Mapping[str, Callable[[list[float]], float]] = {"": fmean, " least": min, " most": max}
 _LEAST = 1e-9  # what is divided by less has no end
-
-
-@dataclass(frozen=True)
-class Kind:
-    """The columns of one kind of file that are read.
-
-    Attributes:
-        key: the column that tells apart what the rows are about; empty where a file is about one
-            thing.
-        counters, gauges: numbers; of other columns the last word is kept.
-    """
-
-    key: str
-    counters: tuple[str, ...] = ()
-    gauges: tuple[str, ...] = ()
-
-
-NODE = Kind(
-    "",
-    ("cpu_s", "read_bytes", "written_bytes", "iowait_s"),
-    ("cpus", "memory_limit_bytes", "memory_bytes"),
-)
-TASKS = Kind("rank", ("cpu_s", "delay_s"), ("processes", "rss_bytes"))
-LINKS = Kind("link", ("received_bytes", "sent_bytes"))
-_ON_GPU = (
-    "utilization_percent",
-    "memory_bandwidth_percent",
-    "power_w",
-    "memory_limit_bytes",
-    "sm_percent",
-    "tensor_percent",
-    "throttled",
-    "memory_bytes",
-    "temperature_c",
-    "sm_clock_mhz",
-)
-GPUS = Kind("uuid", ("energy_j",), _ON_GPU)
-STEPS = Kind("", ("steps", "samples", "step_s", "data_s", "own_s"), ("longest_step_s",))
 
 
 @dataclass(frozen=True)
@@ -80,34 +43,46 @@ class Mark:
     value: float
 
 
-def samples(path: Path, kind: Kind) -> dict[str, TimeSeries]:
-    """What a file of samples holds, by its key; ``time`` is Unix time."""
+def samples(path: Path, kind: SampleFile) -> dict[str, TimeSeries]:
+    """Read a file of samples.
+
+    Args:
+        path: of the file.
+        kind: its columns; those of an older or a newer srunddp may be fewer or more.
+
+    Returns:
+        What it holds, by its key, with Unix time; nothing where it is no such file.
+    """
     rows = _rows(path)
     header = next(rows, [])
     if "time" not in header or (kind.key and kind.key not in header):
         return {}
-    names = [name for name in ("time", *kind.counters, *kind.gauges) if name in header]
-    # Of one place alone a getter gives no tuple.
+    numeric = ("time", *kind.having(Use.COUNTER, Use.GAUGE))
+    names = [name for name in numeric if name in header]
+    # A getter of one place alone would give no tuple: the first one again is left over.
     wanted = itemgetter(*map(header.index, names), 0)
     place = header.index(kind.key or "time")
     found: dict[str, dict[str, array[float]]] = {}
     last: dict[str, list[str]] = {}
     while block := list(islice(rows, _BLOCK)):  # a value alone costs more than its part of a block
         whole = (row for row in block if len(row) == len(header))
-        for key, theirs in group_by_key(
-            (row[place] if kind.key else "", row) for row in whole
-        ).items():
+        by_key = group_by_key((row[place] if kind.key else "", row) for row in whole)
+        for key, theirs in by_key.items():
             columns = found.setdefault(key, {name: array("d") for name in names})
             for name, texts in zip(names, zip(*map(wanted, theirs), strict=True), strict=False):
-                columns[name].extend(
-                    map(_is_slowed, texts) if name == "throttled" else numbers(texts)
-                )
+                columns[name].extend(_values(name, texts))
             last[key] = theirs[-1]
     series = {
         key: _series(columns, dict(zip(header, last[key], strict=True)))
         for key, columns in found.items()
     }
     return {key: _thinned(each, kind) for key, each in series.items() if each.count}
+
+
+def _values(name: str, texts: Sequence[str]) -> Iterable[float]:
+    if name == THROTTLED:
+        return map(_is_slowed, texts)
+    return numbers(texts)
 
 
 def _series(columns: dict[str, array[float]], texts: dict[str, str]) -> TimeSeries:
@@ -153,7 +128,7 @@ def _number(text: str) -> float:
 def marks(path: Path, rank: int) -> list[Mark]:
     """The marks of one rank; ``time`` is Unix time."""
     rows = _rows(path)
-    if next(rows, [])[:3] != ["time", "mark", "value"]:
+    if next(rows, [])[:3] != list(MARKS.names):
         return []
     found = [(row[1], numbers([row[0], row[2]])) for row in rows if len(row) >= 3]
     return [
@@ -261,17 +236,18 @@ class TimeSeries:
         return replace(self, time=array("d", (each + by for each in self.time)))
 
 
-def _thinned(samples: TimeSeries, kind: Kind) -> TimeSeries:
+def _thinned(samples: TimeSeries, kind: SampleFile) -> TimeSeries:
     """Of each group of points the last of a counter; of a gauge the mean, and beside it the least
     and the most.
     """
     size = -(-samples.count // _MOST)
     if size <= 1:
         return samples
+    gauges = kind.having(Use.GAUGE)
     columns: dict[str, array[float]] = {}
     for name, values in {"time": samples.time, **samples.columns}.items():
         groups = [values[at : at + size] for at in range(0, len(values), size)]
-        if name in kind.gauges:
+        if name in gauges:
             # Nan is not itself.
             known = [[value for value in group if value == value] or [NAN] for group in groups]
             columns |= {

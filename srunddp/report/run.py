@@ -20,16 +20,11 @@ from srunddp.report.summary import Checkpoints, NotFinite, RunEnd, Span
 from srunddp.util.atomic_file import plain
 from srunddp.util.hostlist import fold_ranks, group_by_key
 from srunddp.util.json_lines import parse
+from srunddp.util.sample_files import OF_A_NODE, STEPS
 
 _PER_NODE = re.compile(r"(.+)\.(node|tasks|links|gpus)\.csv")
 _PER_RANK = re.compile(r"(.+)\.rank(\d{1,9})\.(steps|marks)\.csv")
 _RANK = re.compile(r"[0-9]{1,9}")
-_KINDS = {
-    "node": csv_files.NODE,
-    "tasks": csv_files.TASKS,
-    "links": csv_files.LINKS,
-    "gpus": csv_files.GPUS,
-}
 _LARGEST = 1e15  # a number above is none
 _UUID_LETTERS = 12  # as many as tell one instance from another
 # Seconds by which clocks may differ: all ranks end the rendezvous within less.
@@ -157,7 +152,7 @@ def read(folder: Path) -> RunData:
             run.ranks.setdefault(rank, names.get(match[1], match[1]))
             if match[3] == "marks":
                 run.marks += csv_files.marks(folder / name, rank)
-            elif found := csv_files.samples(folder / name, csv_files.STEPS):
+            elif found := csv_files.samples(folder / name, STEPS):
                 run.steps[rank] = found[""]
         elif (match := _PER_NODE.fullmatch(name)) and (not ranks or match[1] in names):
             _read_node(run, folder / name, names.get(match[1], match[1]), match[2])
@@ -188,7 +183,7 @@ def _layout(header: Mapping[str, Any]) -> tuple[dict[int, str], dict[str, str]]:
 
 
 def _read_node(run: RunData, path: Path, node: str, kind: str) -> None:
-    found = csv_files.samples(path, _KINDS[kind])
+    found = csv_files.samples(path, OF_A_NODE[kind])
     devices = [Device(node, key, each) for key, each in found.items()]
     if kind == "node" and found:
         run.usage[node] = found[""]

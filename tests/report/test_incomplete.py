@@ -23,6 +23,7 @@ from srunddp.report.html import page
 from srunddp.report.panels import sections
 from srunddp.report.run import read
 from srunddp.report.summarize import summary_of
+from srunddp.util import sample_files
 from tests.support.made_up_run import MadeUp
 from tests.support.starting import srunddp, write
 
@@ -102,7 +103,7 @@ def test_a_line_without_its_end_is_not_counted(tmp_path: Path) -> None:
     content = path.read_text()
     assert re.search(r"\.\d{4}\n$", content)
     path.write_text(content[:-3])
-    assert csv_files.samples(path, csv_files.TASKS)["0"].count == content.count("\n") - 2
+    assert csv_files.samples(path, sample_files.TASKS)["0"].count == content.count("\n") - 2
     # Nor are those of a clock that was set back.
     path = path.with_name("node01.node.csv")
     head, *lines = path.read_text().splitlines()
@@ -110,7 +111,7 @@ def test_a_line_without_its_end_is_not_counted(tmp_path: Path) -> None:
         f"{float(line.split(',')[0]) - 1000:.3f},{line.partition(',')[2]}" for line in lines[3:5]
     ]
     path.write_text("".join(f"{line}\n" for line in [head, *lines[:3], *back, *lines[5:]]))
-    found = csv_files.samples(path, csv_files.NODE)[""]
+    found = csv_files.samples(path, sample_files.NODE)[""]
     assert found.count == len(lines) - 2
     assert list(found.time) == sorted(found.time)
 
@@ -151,7 +152,7 @@ def test_a_long_run_is_thinned_and_its_peaks_stay(tmp_path: Path) -> None:
     high[3] = str(77 * 2**30)
     lines[9999] = ",".join(high)
     path.write_text("".join(f"{line}\n" for line in lines))
-    found = csv_files.samples(path, csv_files.NODE)[""]
+    found = csv_files.samples(path, sample_files.NODE)[""]
     assert found.count == len(lines) - 1
     assert len(found.time) <= 1500
     assert found.most("memory_bytes") == 77 * 2**30

@@ -7,28 +7,9 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from srunddp.util.nvml import VisibleDevice, instances, unsupported_errors, visible
+from srunddp.util.sample_files import GPU_FIELDS
 
-FIELDS = (
-    "utilization_percent",
-    "memory_bytes",
-    "memory_limit_bytes",
-    "memory_bandwidth_percent",
-    "power_w",
-    "energy_j",
-    "temperature_c",
-    "sm_clock_mhz",
-    "memory_clock_mhz",
-    "throttled",
-    "pcie_received_bytes_per_s",
-    "pcie_sent_bytes_per_s",
-    "nvlink_received_bytes",
-    "nvlink_sent_bytes",
-    "sm_percent",
-    "occupancy_percent",
-    "tensor_percent",
-    "dram_percent",
-)
-_AT = {field: number for number, field in enumerate(FIELDS)}
+_AT = {field: number for number, field in enumerate(GPU_FIELDS)}
 _REASONS = {  # nvmlClocksEventReason...; 1 is for an idle GPU
     0x2: "application_clocks",
     0x4: "power_cap",
@@ -99,8 +80,8 @@ class Gpu:
         return [*own, self._pcie]
 
     def sample(self) -> str:
-        """Its fields, in the order of :data:`FIELDS`."""
-        row = [""] * len(FIELDS)
+        """Its fields, in the order of :data:`GPU_FIELDS`."""
+        row = [""] * len(GPU_FIELDS)
         for ask in tuple(self._questions):
             try:
                 for field, text in ask().items():
@@ -109,7 +90,7 @@ class Gpu:
                 self._questions.remove(ask)
             except self._nvml.NVMLError as error:
                 if isinstance(error, self._nvml.NVMLError_GpuIsLost):
-                    return "," * (len(FIELDS) - 1)
+                    return "," * (len(GPU_FIELDS) - 1)
         return ",".join(row)
 
     def _utilization(self) -> dict[str, str]:
@@ -231,9 +212,6 @@ class Gpm:
                 else:
                     found[column] = f"{metric.value:.2f}"
         return found
-
-
-COLUMNS = ("time", "uuid", "index", "name", *FIELDS)
 
 
 class _Known(VisibleDevice):

@@ -10,19 +10,6 @@ from srunddp.monitor.sampler.process_tree import Tasks
 from srunddp.util import cgroup
 from srunddp.util.kernel_file import KernelFile, opened
 
-COLUMNS = (
-    "time",
-    "cpu_s",
-    "cpus",
-    "memory_bytes",
-    "memory_limit_bytes",
-    "read_bytes",
-    "written_bytes",
-    "iowait_s",
-    "interface",
-    "source",
-)
-LINK_COLUMNS = ("time", "link", "kind", "chosen", "received_bytes", "sent_bytes")
 _NET = Path("/proc/self/net/dev")
 _RDMA = Path("/sys/class/infiniband")
 _WORD = 4  # what the data counters of an RDMA port count in

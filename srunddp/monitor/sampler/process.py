@@ -24,6 +24,7 @@ from srunddp.supervisor import signals
 from srunddp.supervisor.worker_process import wait_for_child
 from srunddp.util.atomic_file import append_whole
 from srunddp.util.kernel_file import raise_open_files_limit
+from srunddp.util.sample_files import OF_A_NODE, SampleFile
 
 NAME = "srunddp-monitor"  # 15 letters, all that Linux keeps
 _GONE_WITHIN = 0.2  # after SIGKILL; in a kernel call that does not return it cannot be killed
@@ -172,13 +173,14 @@ class Samples:
         self._node = node.Node(self._tasks, config.interface)
         self._gpus = gpu.Gpus(config.run.seconds)
         self._tables = [
-            (self._open("node", node.COLUMNS), self._node.rows),
-            (self._open("tasks", process_tree.COLUMNS), self._tasks.rows),
-            (self._open("links", node.LINK_COLUMNS), node.NetworkCounters(config.interface).rows),
+            (self._open("node"), self._node.rows),
+            (self._open("tasks"), self._tasks.rows),
+            (self._open("links"), node.NetworkCounters(config.interface).rows),
         ]
 
-    def _open(self, name: str, columns: tuple[str, ...]) -> CsvWriter:
-        return CsvWriter(self._run.folder / f"{self._run.node}.{name}.csv", columns)
+    def _open(self, name: str) -> CsvWriter:
+        path = self._run.folder / f"{self._run.node}.{name}.csv"
+        return CsvWriter(path, OF_A_NODE[name])
 
     def take(self, *, last: bool = False) -> None:
         """Write a sample of each source."""
@@ -194,7 +196,7 @@ class Samples:
                 self._node.look()
                 has_gpus = self._gpus.choose(self._tasks.visible)
         if has_gpus and len(self._tables) == 3:
-            self._tables.append((self._open("gpus", gpu.COLUMNS), self._gpus.rows))
+            self._tables.append((self._open("gpus"), self._gpus.rows))
         for table, rows in self._tables:
             lines = ""
             with contextlib.suppress(Exception):
@@ -210,12 +212,12 @@ class CsvWriter:
         OSError: the file cannot be opened or written; it is named.
     """
 
-    def __init__(self, path: Path, columns: tuple[str, ...]) -> None:
+    def __init__(self, path: Path, kind: SampleFile) -> None:
         self._path = path
         self._file = os.open(
             path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC, 0o666
         )
-        self.add(",".join(columns) + "\n")
+        self.add(kind.header)
 
     def add(self, lines: str) -> None:
         """Append whole lines. OSError: there is no room, or the file system fails; what was written

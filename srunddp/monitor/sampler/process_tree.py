@@ -17,7 +17,6 @@ from srunddp.util.kernel_file import (
     opened,
 )
 
-COLUMNS = ("time", "rank", "cpu_s", "rss_bytes", "processes", "delay_s")
 _NANO = 1e-9
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
 _PASSES = 4

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from srunddp.monitor.sampler.gpu import COLUMNS, Gpus
+from srunddp.monitor.sampler.gpu import Gpus
+from srunddp.util.sample_files import GPUS
 from tests.conftest import PROGRAMS, ROOT
 from tests.support.sampled import supervised
 from tests.support.starting import until
@@ -62,7 +63,8 @@ def fake(fake_nvml: Callable[..., None]) -> Put:
 
 def sampled(gpus: Gpus) -> list[dict[str, str]]:
     return [
-        dict(zip(COLUMNS, line.split(","), strict=True)) for line in gpus.rows("7.000").splitlines()
+        dict(zip(GPUS.names, line.split(","), strict=True))
+        for line in gpus.rows("7.000").splitlines()
     ]
 
 

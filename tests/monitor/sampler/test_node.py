@@ -11,13 +11,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 from srunddp.monitor.sampler.node import (
-    COLUMNS,
-    LINK_COLUMNS,
     NetworkCounters,
     Node,
     requested_memory,
 )
 from srunddp.monitor.sampler.process_tree import Tasks
+from srunddp.util.sample_files import LINKS, NODE
 from tests.cluster.network import tool
 from tests.support.namespaces import address, two_nodes
 from tests.support.starting import write
@@ -36,7 +35,7 @@ def row_of(folder: Path, groups: str) -> dict[str, str]:
     tasks.look(thorough=True)
     node = Node(tasks, "ib0", {}, groups, folder)
     node.look()
-    return dict(zip(COLUMNS, node.rows("9.000").strip().split(","), strict=True))
+    return dict(zip(NODE.names, node.rows("9.000").strip().split(","), strict=True))
 
 
 def test_figures_of_a_job_s_control_group_are_the_node_s(tmp_path: Path) -> None:
@@ -69,7 +68,7 @@ def test_where_no_group_limits_memory_the_request_does() -> None:
 
 def found(links: NetworkCounters) -> list[dict[str, str]]:
     return [
-        dict(zip(LINK_COLUMNS, line.split(","), strict=True))
+        dict(zip(LINKS.names, line.split(","), strict=True))
         for line in links.rows("7.000").splitlines()
     ]
 
