@@ -3,14 +3,14 @@
 import math
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 from srunddp.report import csv_files
 from srunddp.report.csv_files import Mark, TimeSeries
@@ -139,50 +139,75 @@ class RunData:
         )
 
 
-def read(folder: Path) -> RunData:
-    """The files of ``monitor.N``; whatever is missing, cut or not understood is left out."""
-    header = csv_files.json_object(folder / "run.json")
-    ranks, names = _layout(header)
-    run = RunData(folder, header, dict(ranks))
-    for name in sorted(each.name for each in folder.glob("*.csv")):
+class _Layout(NamedTuple):
+    """What run.json says of ranks and nodes.
+
+    Attributes:
+        ranks: the node of each; empty where it does not say.
+        nodes: the name of each, by what its files are called.
+    """
+
+    ranks: dict[int, str]
+    nodes: dict[str, str]
+
+    def has_rank(self, rank: int) -> bool:
+        """Whether a file of that rank is of this start."""
         # Outside Slurm starts may share a folder, and one of more ranks leaves files that no later
-        # one empties.
-        if (match := _PER_RANK.fullmatch(name)) and (not ranks or int(match[2]) in ranks):
+        # one empties. The same for spare nodes, which have no rank.
+        return not self.ranks or rank in self.ranks
+
+    def has_node(self, called: str) -> bool:
+        """Whether a file of that node is of this start."""
+        return not self.ranks or called in self.nodes
+
+    def node(self, called: str) -> str:
+        """The name of a node."""
+        return self.nodes.get(called, called)
+
+
+def read(folder: Path) -> RunData:
+    """Read the files of ``monitor.N``; whatever is missing, cut or not understood is left out."""
+    header = csv_files.json_object(folder / "run.json")
+    layout = _layout(header)
+    run = RunData(folder, header, dict(layout.ranks))
+    for path in sorted(folder.glob("*.csv")):
+        if match := _PER_RANK.fullmatch(path.name):
             rank = int(match[2])
-            run.ranks.setdefault(rank, names.get(match[1], match[1]))
-            if match[3] == "marks":
-                run.marks += csv_files.marks(folder / name, rank)
-            elif found := csv_files.samples(folder / name, STEPS):
-                run.steps[rank] = found[""]
-        elif (match := _PER_NODE.fullmatch(name)) and (not ranks or match[1] in names):
-            _read_node(run, folder / name, names.get(match[1], match[1]), match[2])
+            if layout.has_rank(rank):
+                run.ranks.setdefault(rank, layout.node(match[1]))
+                _read_rank(run, path, rank, match[3])
+        elif match := _PER_NODE.fullmatch(path.name):
+            if layout.has_node(match[1]):
+                _read_node(run, path, layout.node(match[1]), match[2], layout)
     run.ranks = dict(sorted(run.ranks.items()))
     sampled = [*run.usage, *(each.node for each in (*run.links, *run.gpus))]
-    run.nodes = tuple(dict.fromkeys([*run.ranks.values(), *names.values(), *sampled]))
+    run.nodes = tuple(dict.fromkeys([*run.ranks.values(), *layout.nodes.values(), *sampled]))
     run.shifts = _shifts(run)
     run.start = _start(run)
     run = _moved(run, -run.start)
-    run.metrics = _metrics(run)
+    run.metrics, run.not_finite = _metrics(run)
     return run
 
 
-def _layout(header: Mapping[str, Any]) -> tuple[dict[int, str], dict[str, str]]:
-    """The node of each rank, and the name of each node by what its files are called."""
-    found = header.get("ranks")
-    if isinstance(found, dict):
-        given = found
-    else:
-        given = {}
-    ranks = {int(rank): str(node) for rank, node in given.items() if _RANK.fullmatch(str(rank))}
+def _layout(header: Mapping[str, Any]) -> _Layout:
+    given = header.get("ranks")
+    ranks: dict[int, str] = {}
+    if isinstance(given, dict):
+        ranks = {int(rank): str(node) for rank, node in given.items() if _RANK.fullmatch(str(rank))}
     nodes = header.get("nodes")
-    if isinstance(nodes, list):
-        listed = [str(node) for node in nodes]
-    else:
-        listed = []
-    return ranks, {plain(node): node for node in dict.fromkeys([*listed, *ranks.values()])}
+    listed = [str(node) for node in nodes] if isinstance(nodes, list) else []
+    named = dict.fromkeys([*listed, *ranks.values()])
+    return _Layout(ranks, {plain(node): node for node in named})
 
 
-def _read_node(run: RunData, path: Path, node: str, kind: str) -> None:
+def _read_rank(run: RunData, path: Path, rank: int, kind: str) -> None:
+    if kind == "marks":
+        run.marks += csv_files.marks(path, rank)
+    elif found := csv_files.samples(path, STEPS):
+        run.steps[rank] = found[""]
+
+
+def _read_node(run: RunData, path: Path, node: str, kind: str, layout: _Layout) -> None:
     found = csv_files.samples(path, OF_A_NODE[kind])
     devices = [Device(node, key, each) for key, each in found.items()]
     if kind == "node" and found:
@@ -192,12 +217,10 @@ def _read_node(run: RunData, path: Path, node: str, kind: str) -> None:
     elif kind == "gpus":
         run.gpus += sorted(devices, key=lambda gpu: (len(gpu.text("index")), gpu.text("index")))
     elif kind == "tasks":
-        tasks = {int(key): each for key, each in found.items() if _RANK.fullmatch(key)}
-        known = _layout(run.header)[0]
-        # Not a spare node's.
-        tasks = {rank: each for rank, each in tasks.items() if not known or rank in known}
-        run.tasks |= tasks
-        run.ranks |= {rank: run.ranks.get(rank, node) for rank in tasks}
+        for key, each in found.items():
+            if _RANK.fullmatch(key) and layout.has_rank(int(key)):
+                run.tasks[int(key)] = each
+                run.ranks.setdefault(int(key), node)
 
 
 def _shifts(run: RunData) -> dict[str, float]:
@@ -237,33 +260,46 @@ def _moved(run: RunData, by: float) -> RunData:
     )
 
 
-def _metrics(run: RunData) -> dict[str, list[tuple[float, float]]]:
-    """The figures in ``metrics.jsonl`` that are of this start: the file may hold those of others
-    before and after.
+def _metrics(run: RunData) -> tuple[dict[str, list[tuple[float, float]]], NotFinite | None]:
+    """The figures in ``metrics.jsonl`` that are of this start, as the file may hold those of others
+    before and after; and the first loss that is no number.
     """
     by_kind: dict[str, dict[str, list[tuple[float, float]]]] = {kind: {} for kind in _METRICS}
+    not_finite = None
     end = run.last + (run.number("seconds") or DEFAULT_INTERVAL)
     for line in _metric_lines(run.folder / "metrics.jsonl"):
         kind = str(line.get("kind"))
         at = _unix_time(line.get("time")) - run.start
-        if kind in _METRICS and 0 <= at <= end:
-            for name, value in line.items():
-                named = _METRICS[kind] + name.removeprefix(_METRICS[kind])
-                if type(value) in (int, float) and name != "step" and abs(value) < _LARGEST:
-                    by_kind[kind].setdefault(named, []).append((at, value))
-                elif (
-                    "loss" in name
-                    and str(value).lower().strip("-") in _NOT_FINITE
-                    and not run.not_finite
-                ):
-                    step = line.get("step")
-                    run.not_finite = NotFinite(
-                        named, str(float(value)), at, step if type(step) is int else None
-                    )
+        if kind not in _METRICS or not 0 <= at <= end:
+            continue
+        prefix = _METRICS[kind]
+        for name, value in line.items():
+            named = prefix + name.removeprefix(prefix)
+            if _is_figure(name, value):
+                by_kind[kind].setdefault(named, []).append((at, value))
+            elif not_finite is None and _is_loss_gone_bad(name, value):
+                step = line.get("step")
+                not_finite = NotFinite(
+                    named, str(float(value)), at, step if type(step) is int else None
+                )
     found = {name: points for names in by_kind.values() for name, points in names.items()}
-    return {
+    results = {
         name: points for name, points in found.items() if name.rpartition("/")[2] not in _NO_RESULTS
-    } or found
+    }
+    return results or found, not_finite
+
+
+def _is_figure(name: str, value: object) -> bool:
+    return (
+        isinstance(value, int | float)
+        and not isinstance(value, bool)
+        and name != "step"
+        and abs(value) < _LARGEST  # False for nan
+    )
+
+
+def _is_loss_gone_bad(name: str, value: object) -> bool:
+    return "loss" in name and str(value).lower().strip("-") in _NOT_FINITE
 
 
 def _metric_lines(path: Path) -> Iterator[dict[str, Any]]:
@@ -312,16 +348,18 @@ def moves(run: RunData) -> Iterator[str]:
     before = [
         folders[each] for each in sorted(folders) if own and own[0] == each[0] and each <= own
     ]
-    starts = [
-        RunData(each, header := csv_files.json_object(each / "run.json"), _layout(header)[0])
-        for each in before
-    ]
+    starts = [_of_header(each) for each in before]
     for old, new in pairwise(each for each in starts if each.ranks):
         for node in sorted({*old.ranks.values()} - {*new.ranks.values()}):
-            moved = fold_ranks(
-                [rank for rank, place in old.ranks.items() if place == node], new.ranks
-            )
-            yield f"{node} left: {moved} since {moment(new.number('started') or 0.0)}"
+            own_ranks = [rank for rank, place in old.ranks.items() if place == node]
+            since = moment(new.number("started") or 0.0)
+            yield f"{node} left: {fold_ranks(own_ranks, new.ranks)} since {since}"
+
+
+def _of_header(folder: Path) -> RunData:
+    """A start by its run.json alone."""
+    header = csv_files.json_object(folder / "run.json")
+    return RunData(folder, header, _layout(header).ranks)
 
 
 def spans(run: RunData, begin: str, end: str) -> tuple[Span, ...]:
@@ -365,17 +403,19 @@ def launches(run: RunData) -> dict[int, dict[str, tuple[float, float]]]:
     marked = group_by_key((mark.rank, (mark.name, mark.time)) for mark in reversed(run.marks))
     found: dict[int, dict[str, tuple[float, float]]] = {}
     for rank in sorted(marked):
-        times = dict(marked[rank])
+        times = dict(marked[rank])  # of marks of one name the first, as they come in reverse
+        found[rank] = {}
         process = times.get("process", min(times.values()))
         if process > 0:
-            found[rank] = {"srun": (0.0, process)}
-        else:
-            found[rank] = {}
+            found[rank]["srun"] = (0.0, process)
         for name, (begins, ends) in _PHASES.items():
-            begin, end = (
-                next((times[mark] for mark in marks if mark in times), math.nan)
-                for marks in (begins, ends)
-            )
-            if begin <= end:
-                found[rank][name] = begin, end
+            begin = _first_known(times, begins)
+            end = _first_known(times, ends)
+            if begin is not None and end is not None and begin <= end:
+                found[rank][name] = (begin, end)
     return found
+
+
+def _first_known(times: Mapping[str, float], marks: Sequence[str]) -> float | None:
+    """The time of the first of some marks that was made at all."""
+    return next((times[mark] for mark in marks if mark in times), None)
