@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 
 from srunddp.check.connectivity import Endpoint, Way
-from srunddp.check.finding import FAIL, WARN, Finding, shortened
+from srunddp.check.finding import FAIL, WARN, Finding, limited_to_rows
 from srunddp.check.messages import (
     CheckMessage,
     Clock,
@@ -145,7 +145,7 @@ def evaluate(rates: Mapping[Way, float]) -> Iterator[Finding]:
         Finding(WARN, _shown(rate), expected, hint, between=f"{a} -> {b}")
         for (a, b), rate in left.items()
     ]
-    yield from shortened(ways)
+    yield from limited_to_rows(ways)
 
 
 def _shown(rate: float) -> str:

@@ -15,7 +15,7 @@ from typing import TypeVar
 
 from srunddp.bootstrap.network import probe
 from srunddp.bootstrap.network.probe import AT_ONCE, NO_ANSWER, WITHIN, Probe, Prober
-from srunddp.check.finding import FAIL, ROWS, Finding, shortened
+from srunddp.check.finding import FAIL, ROWS, Finding, limited_to_rows
 from srunddp.check.messages import (
     CheckMessage,
     Connect,
@@ -233,7 +233,7 @@ def evaluate(ways: ConnectivityMatrix) -> Iterator[Finding]:
         )
         for (source, target), why in left.items()
     ]
-    yield from shortened(findings)
+    yield from limited_to_rows(findings)
 
 
 def _all_broken(ways: ConnectivityMatrix) -> Finding:

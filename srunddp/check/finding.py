@@ -207,7 +207,7 @@ class Check(Generic[F]):
     within: float = 15.0
 
 
-def shortened(ways: Sequence[Finding]) -> list[Finding]:
+def limited_to_rows(ways: Sequence[Finding]) -> list[Finding]:
     """Findings about ways between nodes, those beyond :data:`ROWS` as one."""
     rest = ways[ROWS:]
     if len(rest) < 2:

@@ -15,51 +15,59 @@ V = TypeVar("V")
 
 
 def fold(names: Iterable[str]) -> str:
-    """``login,node[01-04,07]``: names that differ in the last number before the first dot are one
-    item.
+    """Write names in few words: ``login,node[01-04,07]``.
 
-    :func:`expand` is the way back.
+    Names that differ in the last number before the first dot are one item. :func:`expand` is the
+    way back.
     """
     numbers: dict[tuple[str, str], list[str]] = {}
     for name in sorted(set(names)):
         host, dot, domain = name.partition(".")
-        found = re.fullmatch(r"(.*?)([0-9]+)([^0-9]*)", host, re.DOTALL)
-        before, number, after = found.groups() if found else (host, "", "")
+        before = host
+        number = ""
+        after = ""
+        if found := re.fullmatch(r"(.*?)([0-9]+)([^0-9]*)", host, re.DOTALL):
+            before, number, after = found.groups()
         numbers.setdefault((before, after + dot + domain), []).append(number)
-    folded = (
-        (b, each[0] if len(each) == 1 else f"[{_ranges(each)}]", a)
-        for (b, a), each in numbers.items()
-    )
-    return ",".join(map("".join, folded))
+    items = []
+    for (before, after), each in numbers.items():
+        folded = each[0] if len(each) == 1 else f"[{_ranges(each)}]"
+        items.append(before + folded + after)
+    return ",".join(items)
 
 
 def ranges(numbers: Iterable[int]) -> str:
-    """``0-3,5``."""
+    """Write numbers in few words: ``0-3,5``."""
     return _ranges(map(str, set(numbers)))
 
 
 def numbers_of(ranges: str) -> set[int]:
-    """The way back from :func:`ranges`; the kernel writes lists of CPUs so, and none as an empty
-    text.
+    """Read numbers as :func:`ranges` writes them; the kernel writes lists of CPUs so, and none as
+    an empty text.
     """
-    if ranges:
-        return set(map(int, expand(f"[{ranges}]")))
-    return set()
+    if not ranges:
+        return set()
+    return set(map(int, expand(f"[{ranges}]")))
 
 
 def _ranges(numbers: Iterable[str]) -> str:
+    """``01-04,07`` of numbers as they are written; 7 and 07 are two."""
     runs: list[tuple[str, str]] = []
     for number in sorted(numbers, key=lambda digits: (int(digits or 0), len(digits))):
-        low, high = runs[-1] if runs else ("", "")
-        if high and number == f"{int(high) + 1:0{len(low)}d}":
-            runs[-1] = (low, number)
+        if runs and _follows(number, *runs[-1]):
+            runs[-1] = (runs[-1][0], number)
         else:
             runs.append((number, number))
     return ",".join(low if low == high else f"{low}-{high}" for low, high in runs)
 
 
+def _follows(number: str, low: str, high: str) -> bool:
+    """Whether a number comes next in a run, with as many digits at least as its first."""
+    return high != "" and number == f"{int(high) + 1:0{len(low)}d}"
+
+
 def group_by_key(pairs: Iterable[tuple[K, V]]) -> dict[K, list[V]]:
-    """The second of each pair, by the first."""
+    """Collect the second of each pair by the first, both in the order in which they come."""
     groups: dict[K, list[V]] = {}
     for key, value in pairs:
         groups.setdefault(key, []).append(value)
@@ -67,16 +75,18 @@ def group_by_key(pairs: Iterable[tuple[K, V]]) -> dict[K, list[V]]:
 
 
 def fold_ranks(ranks: Iterable[int], layout: Mapping[int, str]) -> str:
-    """``ranks 4-5 on node03`` for ranks 4 and 5, folded; without nodes where the layout is not
-    known.
+    """Name ranks with their nodes: ``ranks 4-5 on node03``.
+
+    Args:
+        ranks: to name.
+        layout: the node of each rank; of one that it does not have none is named.
     """
+    by_node = group_by_key((layout.get(rank, ""), rank) for rank in ranks)
     parts = []
-    for node, theirs in group_by_key((layout.get(rank, ""), rank) for rank in ranks).items():
-        if node:
-            where = f" on {node}"
-        else:
-            where = ""
-        parts.append(f"rank{'s' if len(theirs) > 1 else ''} {ranges(theirs)}{where}")
+    for node, theirs in by_node.items():
+        noun = "ranks" if len(theirs) > 1 else "rank"
+        where = f" on {node}" if node else ""
+        parts.append(f"{noun} {ranges(theirs)}{where}")
     return ", ".join(parts)
 
 
@@ -116,7 +126,8 @@ def _expand_item(item: str, host_list: str, where: str) -> Iterator[str]:
 def _expand_ranges(ranges: str, host_list: str, where: str) -> list[str]:
     numbers: list[str] = []
     for part in ranges.split(","):
-        if not (match := re.fullmatch(r"([0-9]{1,18})(?:-([0-9]{1,18}))?", part)):
+        match = re.fullmatch(r"([0-9]{1,18})(?:-([0-9]{1,18}))?", part)
+        if not match:
             raise _bad_list(host_list, f"{part!r} in brackets", where)
         low = match[1]
         high = match[2] or match[1]
@@ -129,10 +140,13 @@ def _expand_ranges(ranges: str, host_list: str, where: str) -> list[str]:
 
 
 def _bad_list(host_list: str, what: str, where: str) -> ConfigError:
-    found = f"host list {shortened(host_list)!r} has {what}"
-    expected = "names and ranges like node[01-04,7],login"
-    hint = "write it as `scontrol show hostlist` does"
-    return ConfigError(found, expected=expected, hint=hint, where=where, scope=Scope.NODE)
+    return ConfigError(
+        f"host list {shortened(host_list)!r} has {what}",
+        expected="names and ranges like node[01-04,7],login",
+        hint="write it as `scontrol show hostlist` does",
+        where=where,
+        scope=Scope.NODE,
+    )
 
 
 def shortened(text: str) -> str:

@@ -8,7 +8,8 @@ from pathlib import Path
 
 from srunddp.bootstrap.environment.slurm import has_own
 from srunddp.util.kernel_file import text_of
-from srunddp.util.nvml import SYSFS, look
+from srunddp.util.numa_nodes import SYSFS
+from srunddp.util.nvml import look
 
 
 def own_gpu(

@@ -14,7 +14,8 @@ from srunddp.errors import ConfigError
 from srunddp.util.cgroup import cpu_quota, cpuset
 from srunddp.util.hostlist import group_by_key, numbers_of, ranges
 from srunddp.util.kernel_file import text_of
-from srunddp.util.nvml import SYSFS, Device, look
+from srunddp.util.numa_nodes import SYSFS
+from srunddp.util.nvml import Device, look
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,10 @@ from srunddp.bootstrap.environment.slurm import has_own
 from srunddp.bootstrap.process_group.device import device_index, unused_devices
 from srunddp.check.finding import FAIL, WARN, Check, CheckContext, Finding, Observation, Ranks
 from srunddp.errors import ConfigError
+from srunddp.util.cuda_visible import NO_GPU
 from srunddp.util.hostlist import group_by_key
-from srunddp.util.nvml import NO_GPU, Device, View, look, of_cpus
+from srunddp.util.numa_nodes import numa_nodes_of_cpus
+from srunddp.util.nvml import Device, View, look
 
 _TAKEN = 0.1
 _FULL = 0.95
@@ -51,7 +53,7 @@ def collect(context: CheckContext) -> GpuFacts:
         present=os.path.exists("/dev/nvidia0"),
         own=has_own(variables, context.environment.local_world_size or 1, len(view.devices)),
         shared=variables.get("NCCL_MULTI_RANK_GPU_ENABLE") == "1",
-        numa=of_cpus(os.sched_getaffinity(0)),
+        numa=numa_nodes_of_cpus(os.sched_getaffinity(0)),
     )
 
 

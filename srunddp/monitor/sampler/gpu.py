@@ -6,7 +6,8 @@ import contextlib
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from srunddp.util.nvml import VisibleDevice, instances, unsupported_errors, visible
+from srunddp.util.cuda_visible import VisibleDevice, visible
+from srunddp.util.nvml import instances, unsupported_errors
 from srunddp.util.sample_files import GPU_FIELDS
 
 _AT = {field: number for number, field in enumerate(GPU_FIELDS)}

@@ -10,7 +10,7 @@ import pytest
 
 from srunddp.check.checks.gpus import CHECK, GpuFacts
 from srunddp.check.finding import Severity
-from srunddp.util import nvml
+from srunddp.util import numa_nodes
 from srunddp.util.nvml import Device, look
 from tests.conftest import ROOT
 from tests.support.facts import tells
@@ -210,9 +210,11 @@ def test_numa_nodes_are_read_where_linux_tells_them(tmp_path: Path) -> None:
     device = tmp_path / "bus/pci/devices/0000:17:00.0"
     device.mkdir(parents=True)
     (device / "numa_node").write_text("1\n")
-    assert nvml.of_device("0000:17:00.0", tmp_path) == 1
-    assert nvml.of_device("0000:18:00.0", tmp_path) == -1
-    assert [nvml.of_cpus(cpus, tmp_path) for cpus in ({3, 8}, {7}, {1, 5}, {99})] == [
+    assert numa_nodes.numa_node_of_device("0000:17:00.0", tmp_path) == 1
+    assert numa_nodes.numa_node_of_device("0000:18:00.0", tmp_path) == -1
+    assert [
+        numa_nodes.numa_nodes_of_cpus(cpus, tmp_path) for cpus in ({3, 8}, {7}, {1, 5}, {99})
+    ] == [
         [0],
         [1],
         [0, 1],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from srunddp.util.nvml import VisibleDevice, visible
+from srunddp.util.cuda_visible import VisibleDevice, visible
 
 A = VisibleDevice(uuid="GPU-a", parent="")
 B = VisibleDevice(uuid="GPU-b", parent="")
