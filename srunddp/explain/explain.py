@@ -39,7 +39,8 @@ from srunddp.bootstrap.process_group import numa
 from srunddp.bootstrap.process_group.device import device_index
 from srunddp.bootstrap.rendezvous import auth, discovery
 from srunddp.errors import ConfigError, one_line
-from srunddp.stage.paths import VARIABLE, StagedPaths, contradictions, offline
+from srunddp.stage.offline import contradictions, offline
+from srunddp.stage.paths import VARIABLE, StagedPaths
 
 _UNKNOWN = "?"
 _ELSEWHERE = "not checked, as this is not that node"

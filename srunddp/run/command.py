@@ -37,7 +37,7 @@ class RunCommand:
         verbose: print a line for each rank.
         monitor: seconds between samples; None for no monitoring.
         monitor_dir: where the samples go; None for the folder of the output.
-        offline: export what :func:`srunddp.stage.paths.offline` says.
+        offline: export what :func:`srunddp.stage.offline.offline` says.
         staged: run in the copies that :mod:`srunddp.stage.paths` reads of.
         bind: ``auto`` to run on the CPUs next to the GPU, or ``none``.
         explain: print what decided each value, and exit.

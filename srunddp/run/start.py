@@ -25,7 +25,7 @@ from srunddp.run.plan import RunPlan, in_staged_copies
 from srunddp.run.restart import InheritedStart
 from srunddp.run.run_files import clear_result
 from srunddp.run.script import check
-from srunddp.stage.paths import contradictions
+from srunddp.stage.offline import contradictions
 from srunddp.supervisor.failure_files import rotate_previous
 from srunddp.supervisor.limits import DEFAULT_LIMITS, Limits
 from srunddp.supervisor.output.redirect import OutputRedirect

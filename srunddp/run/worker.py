@@ -26,7 +26,7 @@ from srunddp.errors import PeerError, RendezvousError, SrunddpError, Stopped
 from srunddp.run import script as user_script
 from srunddp.run import script_end, torch_import
 from srunddp.run.command import RunCommand
-from srunddp.stage.paths import offline
+from srunddp.stage.offline import offline
 from srunddp.supervisor import failure
 from srunddp.supervisor.failure import FailureKind, ScriptError
 from srunddp.supervisor.output.redirect import OutputRedirect

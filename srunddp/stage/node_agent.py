@@ -129,9 +129,8 @@ class _Node:
         _make_own(self._folder)
         self._hold()
         _remove_others(self._folder)
-        sees = ""
-        for place in request.places:
-            sees += "1" if same(mark(place.path), place.mark) else "0"
+        seen = [same(mark(place.path), place.mark) for place in request.places]
+        sees = "".join("1" if each else "0" for each in seen)
         return Looked(NODE, sees=sees, python=os.access(request.python, os.X_OK))
 
     def _hold(self) -> None:
@@ -336,15 +335,16 @@ def _remove_copy(folder: str) -> int:
 
 def _set_aside(folder: str) -> tuple[str, str]:
     """Rename a copy and its mark, so that nobody takes it for whole; their new names."""
-    new = folder
+    if ".kept-" in os.path.basename(folder):
+        return folder, folder + _UNPACKED
     number = 1
-    if ".kept-" not in os.path.basename(folder):
-        while os.path.lexists(new := f"{folder}.kept-{number}"):
-            number += 1
-        with contextlib.suppress(FileNotFoundError):
-            # First: after a kill between the two it is found there.
-            os.rename(folder + _UNPACKED, new + _UNPACKED)
-        os.rename(folder, new)
+    while os.path.lexists(f"{folder}.kept-{number}"):
+        number += 1
+    new = f"{folder}.kept-{number}"
+    # The mark first: after a kill between the two, the next removal finds it under the new name.
+    with contextlib.suppress(FileNotFoundError):
+        os.rename(folder + _UNPACKED, new + _UNPACKED)
+    os.rename(folder, new)
     return new, new + _UNPACKED
 
 

@@ -1,5 +1,4 @@
-"""Which paths are copies on this node, by `srunddp stage push`; a run in them; variables for nodes
-without internet.
+"""Which paths are copies on this node, by `srunddp stage push`, and a run in them.
 
 A node that sees a shared path uses that; only what it does not see is looked for in its copy.
 """
@@ -18,15 +17,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from srunddp.errors import ConfigError, Scope
+from srunddp.stage.offline import caches
 
 VARIABLE = "SRUNDDP_STAGED"
 # Files in the folder of a job.
 PLACES = "places.json"
 LOCK = "lock"
-# Names and values are those of huggingface_hub 0.23 to 2.4, transformers 4.41 to 5.23, datasets
-# 2.19 to 5.2, tokenizers and torch.hub.
-SWITCHES = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "HF_DATASETS_OFFLINE")
-_ON = ("1", "ON", "YES", "TRUE")  # in any case
 _LISTS = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH")
 _PATHS = (
     "VIRTUAL_ENV",
@@ -47,7 +43,8 @@ class PathMapping:
 
     Attributes:
         role: ``env``, ``project`` or ``data``.
-        path: the shared one; here: where it is on this node, the same where that sees it.
+        path: the shared one.
+        here: where it is on this node, the same where that sees it.
     """
 
     role: str
@@ -109,11 +106,13 @@ class StagedPaths:
         before = caches(environ) | {
             name: environ[name] for name in (*_LISTS, *_PATHS) if name in environ
         }
-        here = {
-            name: ":".join(map(self.here, value.split(":"))) if name in _LISTS else self.here(value)
-            for name, value in before.items()
-        }
-        return {name: value for name, value in here.items() if value != before[name]}
+        changed = {}
+        for name, value in before.items():
+            entries = value.split(":") if name in _LISTS else [value]
+            here = ":".join(map(self.here, entries))
+            if here != value:
+                changed[name] = here
+        return changed
 
     def intended_cwd(self, environ: Mapping[str, str], folder: str) -> str:
         """The working directory that the step was to have.
@@ -141,21 +140,18 @@ class StagedPaths:
         """Where Python is to look for modules.
 
         Args:
-            entries: where it looks; environ: with what it has made them of.
+            entries: where it looks.
+            environ: with what it has made them of.
             before: the working directory at its start, which those of PYTHONPATH may be relative
-                to; now: today's.
+                to.
+            now: the working directory of today.
         """
-        written = [
-            entry for entry in environ.get("PYTHONPATH", "").split(":") if not entry.startswith("/")
-        ]
-        pairs = (
-            [os.path.normpath(os.path.join(folder, entry)) for folder in (before, now)]
-            for entry in written
-        )
+        relative = {}
         if before != now:
-            relative = dict(pairs)
-        else:
-            relative = {}
+            for entry in environ.get("PYTHONPATH", "").split(":"):
+                if not entry.startswith("/"):
+                    old = os.path.normpath(os.path.join(before, entry))
+                    relative[old] = os.path.normpath(os.path.join(now, entry))
         return [relative.get(entry, self.here(entry)) for entry in entries]
 
     @property
@@ -164,17 +160,25 @@ class StagedPaths:
         copies = [
             place for place in self.places if place.role == "project" and place.here != place.path
         ]
-        text = (
-            "this node does not see {0.path}: what the script writes with relative paths goes into"
-            " the copy {0.here}"
+        if not copies:
+            return ""
+        return (
+            f"this node does not see {copies[0].path}: what the script writes with relative paths"
+            f" goes into the copy {copies[0].here}, and is not brought back"
         )
-        if copies:
-            return f"{text.format(copies[0])}, and is not brought back"
-        return ""
 
 
 def lock_file(descriptor: int, wait: float = 0.0, kind: int = fcntl.LOCK_EX) -> bool:
-    """Lock a file; whether that was possible within so many seconds."""
+    """Lock a file.
+
+    Args:
+        descriptor: of the open file.
+        wait: seconds to try.
+        kind: exclusive, or shared.
+
+    Returns:
+        Whether it is locked now.
+    """
     end = time.monotonic() + wait
     while True:
         try:
@@ -195,12 +199,9 @@ def read(environ: Mapping[str, str]) -> StagedPaths:
     """
     folder = environ.get(VARIABLE, "")
     if not folder.startswith("/"):
-        if folder:
-            found = f"--staged, and {VARIABLE} is {folder!r}"
-        else:
-            found = f"--staged, and {VARIABLE} is not set"
+        state = repr(folder) if folder else "not set"
         raise ConfigError(
-            found,
+            f"--staged, and {VARIABLE} is {state}",
             expected="ranks that a staged srunddp started",
             hint="start the ranks by the path that `srunddp stage push` printed",
             scope=Scope.NODE,
@@ -278,8 +279,13 @@ def activate(staged: StagedPaths) -> str:
 
 
 def refuse_inside_copy(staged: StagedPaths, folder: str, file: Path, option: str) -> Path:
-    """Where a rank writes by an option, from this working directory on; not to a copy, for copies
-    are removed.
+    """Resolve where a rank writes by an option; not to a copy, for copies are removed.
+
+    Args:
+        staged: what was brought to this node.
+        folder: the working directory.
+        file: what the option names.
+        option: its name, for the message.
 
     Raises:
         ConfigError: it would be in a place that this node does not see.
@@ -309,34 +315,3 @@ def _reading() -> Iterator[None]:
 def _wrong(found: str, expected: str) -> ConfigError:
     hint = "run `srunddp stage push` again, and start the ranks by the path that it prints"
     return ConfigError(found, expected=expected, hint=hint, scope=Scope.NODE)
-
-
-def offline(environ: Mapping[str, str]) -> dict[str, str]:
-    """What is exported, unless the user did, so that no server is asked, and one cache is looked
-    in.
-    """
-    wanted = {**dict.fromkeys(SWITCHES, "1"), **caches(environ), "TOKENIZERS_PARALLELISM": "false"}
-    return {name: value for name, value in wanted.items() if name not in environ}
-
-
-def caches(environ: Mapping[str, str]) -> dict[str, str]:
-    """The cache folders of Hugging Face's libraries and of torch.hub, where they look unless told
-    otherwise.
-    """
-    folder = environ.get("XDG_CACHE_HOME") or "~/.cache"
-    if "HOME" in environ and folder.startswith("~/"):
-        folder = environ["HOME"] + folder[1:]
-    folder = os.path.abspath(os.path.expanduser(folder))
-    return {
-        "HF_HOME": os.path.join(folder, "huggingface"),
-        "TORCH_HOME": os.path.join(folder, "torch"),
-    }
-
-
-def contradictions(environ: Mapping[str, str]) -> list[str]:
-    """A line for each switch that the user exported as off."""
-    off = [name for name in SWITCHES if name in environ and environ[name].upper() not in _ON]
-    return [
-        f"{name}={environ[name]} is exported, which wins; expected 1 with --offline -> unset it"
-        for name in off
-    ]

@@ -57,32 +57,33 @@ class Item:
 def collect(
     env: str | None, project: str | None, data: Sequence[str], exclude: Sequence[str]
 ) -> list[Item]:
-    """The folders; data in the project comes with it, and an environment there does not, nor what
-    ``exclude`` fits.
+    """Tell which folders are needed.
+
+    Args:
+        env: of the environment; None without one.
+        project: whose data in it comes with it, and whose environments do not; None without one.
+        data: further folders.
+        exclude: patterns of what in the project is left out.
 
     Raises:
         ConfigError: one is no folder that can be read, or is given twice; the environment cannot
             run srunddp.
     """
+    items = []
     if env:
-        items = [Item("env", absolute(env))]
-    else:
-        items = []
+        items.append(Item("env", absolute(env)))
+    home = None
     if project:
-        home = absolute(project)
-    else:
-        home = ""
-    if home:
-        items.append(Item("project", home))
-    items += [
-        Item("data", path)
-        for path in map(absolute, data)
-        if not (home and path.startswith(f"{home}/"))
-    ]
+        home = Item("project", absolute(project))
+        items.append(home)
+    for path in map(absolute, data):
+        is_in_project = home is not None and path.startswith(f"{home.path}/")
+        if not is_in_project:
+            items.append(Item("data", path))
     for item in items:
         _check(item, [other.path for other in items])
-        if item.role == "project":
-            item.leave_out = (*exclude, *_aside(home, env))
+    if home:
+        home.leave_out = (*exclude, *_aside(home.path, env))
     return items
 
 
@@ -277,8 +278,12 @@ def _unpack(
 
 
 def clean(job: Job, timeout: float, say: Say) -> None:
-    """Remove the job's folder from all nodes, but for files that were written there, which ``say``
-    is told of.
+    """Remove the job's folder from all nodes, but for files that were written there.
+
+    Args:
+        job: whose nodes have it.
+        timeout: seconds that a node may take.
+        say: is told of the files that stay.
 
     Raises:
         UnavailableError: ranks still use it, or a node does not answer within ``timeout`` seconds.

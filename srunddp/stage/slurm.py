@@ -16,13 +16,13 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self, TypeVar
 
 from srunddp import errors
 from srunddp.errors import ConfigError, UnavailableError
-from srunddp.stage import archive, node_agent, paths
+from srunddp.stage import archive, node_agent, offline, paths
 from srunddp.stage import messages as stage_messages
 from srunddp.stage.messages import Answer, CannotDo, Leave, StageMessage
 from srunddp.util import atomic_file, filesystem, json_lines, slurm_command
@@ -43,6 +43,7 @@ _SENT = (
     util_messages,
     filesystem,
     atomic_file,
+    offline,
     paths,
     stage_messages,
     archive,
@@ -63,7 +64,8 @@ class Job:
     """A job with nodes of its own.
 
     Attributes:
-        number: Slurm's; nnodes: how many nodes.
+        number: Slurm's.
+        nnodes: how many nodes.
         folder: of this job, in one that each node has on a disk of its own.
     """
 
@@ -260,7 +262,8 @@ class RemoteStep:
                     expected="one",
                     hint="look at these nodes; raise --timeout",
                 )
-            if not (read := os.read(self._output.fileno(), 1 << 16)):
+            read = os.read(self._output.fileno(), 1 << 16)
+            if not read:
                 raise self._ended()
             self._unread += read
         line, _, self._unread = self._unread.partition(b"\n")
@@ -277,9 +280,15 @@ class RemoteStep:
 
 
 def send(job: Job, archive: str, nodes: Sequence[str], timeout: float) -> None:
-    """Copy a file into the job's folder on these nodes, under its own name, within so many seconds.
+    """Copy a file into the job's folder on some nodes, under its own name.
 
     sbcast takes all nodes of a job or of a step: so a step on these nodes waits meanwhile.
+
+    Args:
+        job: with these nodes.
+        archive: the file.
+        nodes: by name.
+        timeout: seconds that it may take.
 
     Raises:
         UnavailableError: a node could not take it, with sbcast's words.
@@ -292,29 +301,31 @@ def send(job: Job, archive: str, nodes: Sequence[str], timeout: float) -> None:
     limit.start()
     try:
         with step:
-            # A site's own messages may come before.
-            number = next(
-                (
-                    found[1].decode()
-                    for line in step.stdout or ()
-                    if (found := _STEP.fullmatch(line))
-                ),
-                "",
-            )
-            target = os.path.join(job.folder, os.path.basename(archive))
-            words = ("--force", f"--jobid={job.number}.{number}", archive, target)
+            number = _step_number(step.stdout or ())
             if number:
+                target = os.path.join(job.folder, os.path.basename(archive))
+                words = ("--force", f"--jobid={job.number}.{number}", archive, target)
                 problem = _sbcast(timeout, "--compress", *words)
+                if "ompress" in problem:  # Slurm was built without lz4
+                    problem = _sbcast(timeout, *words)
             else:
                 problem = "no step on these nodes"
-            if "ompress" in problem:  # Slurm was built without lz4
-                problem = _sbcast(timeout, *words)
     finally:
         limit.cancel()
     if problem:
         raise UnavailableError(
             f"sbcast: {problem}", expected="a copy on each node", hint="see to these nodes"
         )
+
+
+def _step_number(lines: Iterable[bytes]) -> str:
+    """The number that the waiting step says, maybe after a site's own messages; empty where it ends
+    without a word.
+    """
+    for line in lines:
+        if found := _STEP.fullmatch(line):
+            return found[1].decode()
+    return ""
 
 
 def _sbcast(timeout: float, *words: str) -> str:

@@ -17,15 +17,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from srunddp.errors import ConfigError
-from srunddp.stage.paths import (
-    VARIABLE,
-    PathMapping,
-    StagedPaths,
-    caches,
-    contradictions,
-    offline,
-    read,
-)
+from srunddp.stage.offline import caches, contradictions, offline
+from srunddp.stage.paths import VARIABLE, PathMapping, StagedPaths, read
 from srunddp.stage.paths import lock as lock_copy
 from tests.conftest import ROOT
 from tests.support.facts import tells
