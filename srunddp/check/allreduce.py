@@ -132,10 +132,12 @@ def _call(world: World, size: int, count: int) -> float:
 def evaluate(
     facts: Mapping[int, AllReduceFacts], nodes: Mapping[int, str], link: float
 ) -> Iterator[Finding]:
-    """No sum or a wrong one stops a job; a slow one is warned of.
+    """Judge the all-reduce: no sum or a wrong one stops a job; a slow one is warned of.
 
-    Facts and nodes are by rank. ``link`` is what the slowest node's network can carry, in bytes per
-    second; 0 where that is not known.
+    Args:
+        facts: by rank.
+        nodes: likewise.
+        link: bytes per second that the slowest node's network can carry; 0 where that is not known.
     """
     for rank, one in facts.items():
         if one.wrong:

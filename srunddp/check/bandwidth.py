@@ -38,7 +38,13 @@ _AT_ONCE = struct.pack("ii", 1, 0)  # SO_LINGER: what is still to be sent is dro
 
 
 def send(source: str, host: str, port: int) -> None:
-    """Send as much as goes for a short time."""
+    """Send as much as goes for a short time.
+
+    Args:
+        source: the address to send from.
+        host: the address to send to.
+        port: on which somebody receives there.
+    """
     piece = bytes(_PIECE)
     end = time.monotonic() + _SECONDS
     with contextlib.suppress(OSError):
@@ -169,15 +175,17 @@ def survey_clocks(session: CheckSession) -> dict[str, float]:
     """
     offsets = {session.nodes[0]: 0.0}
     for node, rank in session.node_leaders.items():
+        if rank == 0:
+            continue
         tries = []
-        for _ in range(_TRIES if rank else 0):
+        for _ in range(_TRIES):
             asked = time.time()
             answers = session.ask({rank: ReadClock()}, _SLACK, Clock)
             now = time.time()
             if rank in answers:
                 tries.append((now - asked, answers[rank].time - (asked + now) / 2))
         if tries:
-            offsets[node] = min(tries)[1]
+            offsets[node] = min(tries)[1]  # of the quickest answer, which is the most exact
     return offsets
 
 

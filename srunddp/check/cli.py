@@ -115,25 +115,26 @@ def _context(
     given: dict[str, Any], environment: Environment, staged: StagedPaths | None
 ) -> CheckContext:
     here = staged.here if staged else str
-    named, script = (
-        here(given[name]) if given[name] else given[name] for name in ("ifaces", "script")
-    )
+    named = here(given["ifaces"]) if given["ifaces"] else given["ifaces"]
+    script = here(given["script"]) if given["script"] else given["script"]
     if script and given["module"]:
         script = _file_of_module(script)
-    context = context_of(environment, named, os.environ)
-    paths = tuple(map(here, given["paths"]))
-    options = {name: given[name] for name in ("packages", "spare_nodes")}
-    return replace(context, script=script, paths=paths, staged=staged, **options)
+    return replace(
+        context_of(environment, named, os.environ),
+        script=script,
+        paths=tuple(map(here, given["paths"])),
+        packages=given["packages"],
+        spare_nodes=given["spare_nodes"],
+        staged=staged,
+    )
 
 
 def _file_of_module(name: str) -> str:
     """Where the module's file is, or would be in the working folder. Nothing is imported."""
     path = name.replace(".", "/")
-    places = [
-        os.path.join(*folder, path + end)
-        for folder in ([], *([each] for each in sys.path))
-        for end in _ENDS
-    ]
+    # The working folder comes first: the job's command has it in front of Python's own path.
+    places = [path + end for end in _ENDS]
+    places += [os.path.join(folder, path + end) for folder in sys.path for end in _ENDS]
     return next(filter(os.path.exists, places), places[0])
 
 

@@ -45,7 +45,8 @@ class Finding:
     Attributes:
         found, expected, hint: without the node's name, in the words of an error.
         check: that found it; the report fills it in.
-        nodes: where; ranks: which, where it is not all of these nodes.
+        nodes: where.
+        ranks: which, where it is not all of these nodes.
         between: ``node01 -> node02``, where it is about a way between two nodes.
     """
 
@@ -75,8 +76,9 @@ class CheckContext:
         loaded: ifaces.conf.
         interface: None where it is wrong; then ``interface_error`` is what was found, what was
             expected and the hint.
-        script: the training script, None where none was given; paths: of ``--path``; packages: of
-            ``--package``.
+        script: the training script, None where none was given.
+        paths: of ``--path``.
+        packages: of ``--package``.
         spare_nodes: of ``--spare-nodes``; 0 for none.
         staged: the copies that this node has of what it does not see; None without ``--staged``.
     """
@@ -99,8 +101,13 @@ def context_of(
     variables: Mapping[str, str],
     option: str = "--ifaces",
 ) -> CheckContext:
-    """This rank, with the interface that it would use in a run; ``named`` is the file given with
-    ``option``.
+    """Describe this rank, with the interface that it would use in a run.
+
+    Args:
+        environment: of the rank.
+        named: the file of interfaces that ``option`` names; None where it is not given.
+        variables: of the process.
+        option: for the message.
     """
     context = CheckContext(environment=environment, variables=dict(variables))
     try:
@@ -123,7 +130,15 @@ class Observation(Generic[F]):
     def finding(
         self, level: Severity, found: str, expected: str, hint: str, *, rank: bool = False
     ) -> Finding:
-        """A finding about its node; or about this rank alone."""
+        """Make a finding about its node; or about this rank alone.
+
+        Args:
+            level: how bad it is.
+            found: as in an error.
+            expected: likewise.
+            hint: likewise.
+            rank: it is about the rank.
+        """
         return Ranks([self]).finding(level, found, expected, hint, ranks=rank)
 
 
@@ -133,12 +148,17 @@ class Ranks(list[Observation[F]]):
     def finding(
         self, level: Severity, found: str, expected: str, hint: str, *, ranks: bool = True
     ) -> Finding:
-        """A finding about them; or about their nodes alone."""
+        """Make a finding about them; or about their nodes alone.
+
+        Args:
+            level: how bad it is.
+            found: as in an error.
+            expected: likewise.
+            hint: likewise.
+            ranks: it is about the ranks.
+        """
         nodes = tuple(dict.fromkeys(one.node for one in self))
-        if ranks:
-            who = tuple(sorted(one.rank for one in self))
-        else:
-            who = ()
+        who = tuple(sorted(one.rank for one in self)) if ranks else ()
         return Finding(level, found, expected, hint, nodes=nodes, ranks=who)
 
     def where(self, fits: Callable[[Observation[F]], object]) -> Ranks[F]:
@@ -172,10 +192,17 @@ class Ranks(list[Observation[F]]):
         *,
         ranks: bool = True,
     ) -> Generator[Finding, None, Ranks[F]]:
-        """Find those that have another value than most, and return those that have the usual one.
+        """Find those that have another value than most.
 
-        Further differences of the others follow from this one. ``title`` is that of the value, in
-        what was found.
+        Args:
+            value: of a rank.
+            level: how bad it is to differ.
+            title: of the value, in what was found.
+            hint: what to do.
+            ranks: it is about the ranks, and not about their nodes.
+
+        Returns:
+            Those that have the usual value: further differences of the others follow from this one.
         """
         usual, others = self.minority(value)
         for known, who in others.items():

@@ -139,8 +139,13 @@ def examine(
 def look(
     session: CheckSession, environment: Environment, timeout: float, checks: Sequence[Check[Any]]
 ) -> Report:
-    """Have all ranks look at themselves, for these checks; for the other arguments see
-    :func:`examine`.
+    """Have all ranks look at themselves.
+
+    Args:
+        session: with all ranks that came.
+        environment: of rank 0.
+        timeout: the seconds that the ranks had to come, for the message.
+        checks: what they look for.
     """
     report = Report(dict(sorted(session.here.items())))
     report.add(launch.NAME, missing(session, environment, timeout))
@@ -174,13 +179,15 @@ def alone(context: CheckContext, *findings: Finding) -> Report:
 
 
 def missing(session: CheckSession, environment: Environment, timeout: float) -> Iterator[Finding]:
-    """The ranks that did not come, with who was refused meanwhile; and what is wrong with those
-    that did.
+    """Name the ranks that did not come, with who was refused meanwhile; and what is wrong with
+    those that did.
+
+    Args:
+        session: with those that came.
+        environment: of rank 0.
+        timeout: the seconds that the ranks had to come, for the message.
     """
-    if environment.step:
-        layout = environment.step.layout()
-    else:
-        layout = {}
+    layout = environment.step.layout() if environment.step else {}
     unseen = sorted(set(range(environment.world_size)) - session.here.keys())
     for node, ranks in group_by_key((layout.get(rank, ""), rank) for rank in unseen).items():
         found = f"no word within {timeout:g} s"

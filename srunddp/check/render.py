@@ -64,16 +64,21 @@ def said(finding: Finding) -> str:
 
 
 def verdict(report: Report, world_size: int, job: str) -> str:
-    """One line: how many ranks and nodes, and how much is wrong."""
+    """Say in one line how many ranks and nodes there are, and how much is wrong.
+
+    Args:
+        report: of the check.
+        world_size: how many ranks there should be.
+        job: its number; empty where there is none.
+    """
     nodes = len({hello.node for hello in report.here.values()})
     findings = merged(report.findings)
-    words = {Severity.FAIL: "failure", Severity.WARN: "warning"}
-    counts = [
-        (sum(each.level is level for each in findings), word) for level, word in words.items()
-    ]
-    wrong = " and ".join(
-        f"{count} {word}{'s' if count > 1 else ''}" for count, word in counts if count
-    )
+    counts = []
+    for level, word in ((Severity.FAIL, "failure"), (Severity.WARN, "warning")):
+        count = len([each for each in findings if each.level is level])
+        if count:
+            counts.append(f"{count} {word}{'s' if count > 1 else ''}")
+    wrong = " and ".join(counts)
     ranks = f"{len(report.here)} of {world_size} ranks on {nodes} node{'s' if nodes > 1 else ''}"
     if world_size == 1 and not job:
         return (
@@ -101,8 +106,20 @@ def node_lines(report: Report) -> list[str]:
 
 
 def write(report: Report, text: Sequence[str], folder: str, job: str, code: int) -> list[str]:
-    """Write ``preflight.JOB.txt`` and ``.json``, and return their paths; a ConfigError where they
-    cannot be written.
+    """Write ``preflight.JOB.txt`` and ``.json``.
+
+    Args:
+        report: of the check.
+        text: what was printed.
+        folder: for the files.
+        job: its number; empty where there is none.
+        code: the exit code.
+
+    Returns:
+        The files' paths.
+
+    Raises:
+        ConfigError: they cannot be written.
     """
     found = f"the report cannot be written to {folder}"
     hint = "name another with --output-dir"
@@ -154,9 +171,10 @@ class Report:
     """What a check has found.
 
     Attributes:
-        here: what each rank that came said of itself; facts: what it collected.
-        findings: what is wrong; summaries: for each check one line on what was seen; both in the
-            checks' order.
+        here: what each rank that came said of itself.
+        facts: what it collected.
+        findings: what is wrong.
+        summaries: for each check one line on what was seen; both in the checks' order.
         skipped: why a check was not made.
     """
 

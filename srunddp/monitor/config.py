@@ -9,8 +9,10 @@ class MonitorConfig:
     """What a rank knows of its monitoring before anything is started.
 
     Attributes:
-        folder: for the files of this start of the run; node: for their names.
-        rank: of this process; samples: whether it starts its node's sampler.
+        folder: for the files of this start of the run.
+        node: for their names.
+        rank: of this process.
+        samples: whether it starts its node's sampler.
         seconds: between samples.
         script: the user's command, for the report.
     """

@@ -47,7 +47,8 @@ class Monitor:
         self.page = TelemetryPage(recording=config is not None)
         self._config = config
         self._files = _open_files(config) if config else None
-        self._seen = self._count = 0
+        self._seen = 0
+        self._count = 0
         self._tasks: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._sampler: Sampler | None = None
@@ -56,7 +57,8 @@ class Monitor:
         """In the supervisor, before it forks its worker.
 
         Args:
-            interface: the network interface; rank_variable: tells a process of this node its rank.
+            interface: the network interface.
+            rank_variable: tells a process of this node its rank.
             launcher: the process whose descendants all ranks of this node are; None where that is
                 not known.
         """

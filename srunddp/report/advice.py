@@ -44,8 +44,8 @@ class Advice:
     """One finding.
 
     Attributes:
-        rule: its name; found, threshold: the figure with what it is of, and the limit that it
-            passes, or nothing.
+        rule: its name.
+        found, threshold: the figure with what it is of, and the limit that it passes, or nothing.
         hint: the next thing to change.
         cost: the share of the step time that is lost by it, where that is known.
         severity: ``failed``, ``lost`` for time that is lost, or ``unused`` for what was requested
@@ -372,8 +372,8 @@ class Stragglers:
 
     Attributes:
         ranks: those; none for no outlier. nodes: theirs.
-        excess: seconds in each step by which the slowest is above the others; share: of the step
-            time.
+        excess: seconds in each step by which the slowest is above the others.
+        share: of the step time.
         by_data: the share of it that is waiting for data.
     """
 

@@ -177,7 +177,13 @@ class TimeSeries:
         return [point for which in _OF_A_GROUP for point in self.known(name + which)]
 
     def mean(self, name: str, begin: float, end: float) -> float | None:
-        """Over a span of time, its ends included."""
+        """Average a gauge over a span of time.
+
+        Args:
+            name: of the column.
+            begin: in seconds since the start of the run, as everywhere here.
+            end: likewise; both ends are included.
+        """
         values = [value for time, value in self.known(name) if begin <= time <= end]
         return fmean(values) if values else None
 
@@ -188,8 +194,15 @@ class TimeSeries:
     def steps(
         self, name: str, begin: float = -math.inf, end: float = math.inf
     ) -> list[tuple[float, float, float]]:
-        """Of a counter: begin, end and growth of each interval in a span of time; one that falls
-        has begun again.
+        """Tell how much a counter grew in each interval between two samples.
+
+        Args:
+            name: of the column; a value that falls has begun anew.
+            begin: of the span of time.
+            end: of the span of time.
+
+        Returns:
+            Begin, end and growth of each interval.
         """
         return [
             (before, time, value - count if value >= count else value)
@@ -200,8 +213,16 @@ class TimeSeries:
     def ratios(
         self, part: str, whole: str, begin: float = -math.inf, end: float = math.inf
     ) -> list[tuple[float, float]]:
-        """The growth of one counter over that of another, in the middle of each interval in which
-        that grew.
+        """Divide the growth of one counter by that of another.
+
+        Args:
+            part: the column that is divided.
+            whole: the column that divides.
+            begin: of the span of time.
+            end: of the span of time.
+
+        Returns:
+            Middle and ratio of each interval in which ``whole`` grew.
         """
         parts = {(start, stop): grown for start, stop, grown in self.steps(part)}
         return [
@@ -211,7 +232,16 @@ class TimeSeries:
         ]
 
     def growth(self, name: str, begin: float = -math.inf, end: float = math.inf) -> float | None:
-        """Of a counter over a span of time; None where it is not known twice there."""
+        """Tell how much a counter grew in a span of time.
+
+        Args:
+            name: of the column.
+            begin: of the span of time.
+            end: of the span of time.
+
+        Returns:
+            None where it is not known twice there.
+        """
         inside = self.steps(name, begin, end)
         return sum(grown for _, _, grown in inside) if inside else None
 
@@ -223,13 +253,21 @@ class TimeSeries:
         return None
 
     def rate(self, name: str, begin: float = -math.inf, end: float = math.inf) -> float | None:
-        """Of a counter, per second over a span of time."""
+        """Tell how much a counter grew per second in a span of time.
+
+        Args:
+            name: of the column.
+            begin: of the span of time.
+            end: of the span of time.
+
+        Returns:
+            None where it is not known twice there.
+        """
         inside = self.steps(name, begin, end)
-        if inside:
-            return sum(grown for _, _, grown in inside) / sum(
-                stop - start for start, stop, _ in inside
-            )
-        return None
+        if not inside:
+            return None
+        growth = sum(grown for _, _, grown in inside)
+        return growth / sum(stop - start for start, stop, _ in inside)
 
     def shifted(self, by: float) -> TimeSeries:
         """With the times moved."""

@@ -109,7 +109,8 @@ class Cell(NamedTuple):
     """A cell of a table.
 
     Attributes:
-        words: as it is shown; value: the same as a number, where it is a figure.
+        words: as it is shown.
+        value: the same as a number, where it is a figure.
         apart: by how much the value must differ from the median of the column for its row to stand
             out.
     """
@@ -123,7 +124,13 @@ Row = dict[str, Cell]  # by the name of the column
 
 
 def cell(value: float | None, shown: Callable[[float], str], apart: float = math.inf) -> Cell:
-    """A figure."""
+    """Make the cell of a figure.
+
+    Args:
+        value: the figure; None where it is not known.
+        shown: writes it.
+        apart: see :class:`Cell`.
+    """
     return Cell(UNKNOWN if value is None else shown(value), value, apart)
 
 
@@ -180,11 +187,12 @@ def _span(found: Sequence[Cell]) -> Cell:
     known = [each for each in found if each.value is not None]
     if not known:
         return Cell(nodes(each.words for each in found))
-    least, most = (end(known, key=lambda each: each.value or 0.0) for end in (min, max))
+    least = min(known, key=lambda each: each.value or 0.0)
+    most = max(known, key=lambda each: each.value or 0.0)
+    if least.words == most.words:
+        return least
     (figure, *unit) = least.words.split()
     (_, *other) = most.words.split()
     if unit == other and len(unit) < 2:
-        short = f"{figure}–{most.words}"
-    else:
-        short = f"{least.words} to {most.words}"
-    return least if least.words == most.words else least._replace(words=short)
+        return least._replace(words=f"{figure}–{most.words}")
+    return least._replace(words=f"{least.words} to {most.words}")

@@ -30,7 +30,8 @@ class Tile:
     """One figure.
 
     Attributes:
-        name: what it is; value: with its unit, ``?`` where it is not known.
+        name: what it is.
+        value: with its unit, ``?`` where it is not known.
         share: the length of its bar, from 0 to 1; None for no bar.
         detail: what the figure is of.
     """
@@ -66,14 +67,12 @@ def _tile(name: str, part: float | None, detail: str, value: str = "") -> Tile:
 
 def _gpus(gpus: Sequence[GpuFigures]) -> Tile:
     used = [gpu.utilization_percent for gpu in gpus if gpu.utilization_percent is not None]
-    least, most = (f"{end(used, default=0.0):.0f}" for end in (min, max))
+    detail = format.count(len(used), "GPU")
+    least = f"{min(used, default=0.0):.0f}"
+    most = f"{max(used, default=0.0):.0f}"
     if least != most:
-        each = f", {least} to {most} %"
-    else:
-        each = ""
-    return _tile(
-        "GPU", fmean(used) / 100 if used else None, f"{format.count(len(used), 'GPU')}{each}"
-    )
+        detail += f", {least} to {most} %"
+    return _tile("GPU", fmean(used) / 100 if used else None, detail)
 
 
 def _cpus(nodes: Sequence[NodeFigures]) -> Tile:
@@ -83,10 +82,7 @@ def _cpus(nodes: Sequence[NodeFigures]) -> Tile:
     used = sum(each[0] for each in known)
     cpus = sum(each[1] for each in known)
     part, memory = _fullest(nodes)
-    if part is None:
-        also = ""
-    else:
-        also = f"; memory {memory}, {format.percent(part)}"
+    also = "" if part is None else f"; memory {memory}, {format.percent(part)}"
     return _tile("CPUs", share(used, cpus), f"{format.number(used)} of {cpus:,.0f}{also}")
 
 
@@ -133,10 +129,7 @@ def ends(summary: Summary) -> Iterator[str]:
     end = summary.ending
     by_code = group_by_key((code, rank) for rank, code in end.codes.items() if code)
     for code, ranks in sorted(by_code.items(), key=lambda each: len(each[1])):
-        if code in _CODES:
-            words = f" ({_CODES[code]})"
-        else:
-            words = ""
+        words = f" ({_CODES[code]})" if code in _CODES else ""
         yield f"exit code {code}{words} on {_who(ranks, summary)}"
     if not end.running and (end.missing or not end.codes):
         yield (
@@ -146,6 +139,6 @@ def ends(summary: Summary) -> Iterator[str]:
 
 
 def _who(ranks: Sequence[int], summary: Summary) -> str:
-    if 1 != len(ranks) == len(summary.ranks):
+    if len(ranks) != 1 and len(ranks) == len(summary.ranks):
         return "all ranks"
     return fold_ranks(ranks, summary.layout)

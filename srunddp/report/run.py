@@ -83,12 +83,13 @@ class RunData:
 
     Attributes:
         header: run.json, as it is.
-        ranks: the node of each; nodes: their names, of rank 0's first.
+        ranks: the node of each.
+        nodes: their names, of rank 0's first.
         start: Unix time, by the clock of rank 0's node; ``time`` in all else is seconds since then.
         shifts: by how many seconds a node's clock was ahead of that of rank 0's node, where that
             was taken out.
-        metrics: what the training logged: times and values by name; not_finite: the first loss that
-            is no number.
+        metrics: what the training logged: times and values by name.
+        not_finite: the first loss that is no number.
     """
 
     folder: Path
@@ -363,8 +364,16 @@ def _of_header(folder: Path) -> RunData:
 
 
 def spans(run: RunData, begin: str, end: str) -> tuple[Span, ...]:
-    """Of the rank that has most of them: all ranks have the same, but the last lines may be
-    missing.
+    """Find what ranks marked with a begin and an end, such as epochs.
+
+    Args:
+        run: with the marks.
+        begin: the name of the first mark of each.
+        end: the name of the last one.
+
+    Returns:
+        Those of the rank that has most: all ranks have the same, but a killed rank's last lines may
+        be missing.
     """
     by_rank: dict[int, list[Span]] = {rank: [] for rank in run.ranks}
     for mark in run.marks:

@@ -24,8 +24,11 @@ _WAITING = 0.1
 
 
 def summary_of(run: RunData, now: float | None = None) -> Summary:
-    """All figures of a run; ``now`` is Unix time, to tell whether it is still running: this moment
-    unless given.
+    """Compute all figures of a run.
+
+    Args:
+        run: its files.
+        now: Unix time, to tell whether it is still running; this moment unless given.
     """
     begin, end = training(run)
     first = -math.inf if begin is None else begin
@@ -78,7 +81,8 @@ def _script(run: RunData) -> str:
 
 def with_baseline(summary: Summary, baseline: Summary) -> Summary:
     """With the scaling efficiency: throughput per rank, over the baseline's."""
-    ours, theirs = (share(each.throughput.per_s, each.world_size) for each in (summary, baseline))
+    ours = share(summary.throughput.per_s, summary.world_size)
+    theirs = share(baseline.throughput.per_s, baseline.world_size)
     ranks = f"{baseline.world_size} rank{'s' if baseline.world_size > 1 else ''}"
     found = replace(
         summary.throughput,
@@ -116,11 +120,12 @@ def _rank(run: RunData, rank: int, first: float, last: float) -> RankFigures:
     steps = run.steps.get(rank, TimeSeries())
     task = run.tasks.get(rank, TimeSeries())
     since = _since(steps, "steps", first, last)
-    step_s, own_s, data_s = (
-        share(_since(steps, name, first, last), since) for name in ("step_s", "own_s", "data_s")
-    )
-    if step_s is None and (steps_per_second := steps.rate("steps", first, last)):
-        step_s = 1 / steps_per_second
+    step_s = share(_since(steps, "step_s", first, last), since)
+    own_s = share(_since(steps, "own_s", first, last), since)
+    data_s = share(_since(steps, "data_s", first, last), since)
+    if step_s is None:  # of a script that calls heartbeat() alone
+        steps_per_second = steps.rate("steps", first, last)
+        step_s = 1 / steps_per_second if steps_per_second else None
     waits = dict(steps.ratios("data_s", "steps", first, last))
     own = dict(steps.ratios("own_s", "steps", first, last))
     work = [value - waits.get(time, 0.0) for time, value in own.items()]
@@ -179,9 +184,8 @@ def _node(run: RunData, node: str, first: float, last: float) -> NodeFigures:
 
 
 def _link(link: Device, first: float, last: float) -> LinkFigures:
-    received, sent = (
-        link.samples.rate(name, first, last) or 0.0 for name in ("received_bytes", "sent_bytes")
-    )
+    received = link.samples.rate("received_bytes", first, last) or 0.0
+    sent = link.samples.rate("sent_bytes", first, last) or 0.0
     return LinkFigures(link.key, link.text("kind"), link.text("chosen") == "1", received, sent)
 
 

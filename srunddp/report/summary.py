@@ -59,7 +59,8 @@ class RankFigures:
         steady_wait_share: the share of the step time that is waiting for data, but what a tenth of
             the intervals is above, where that is less.
         longest_s: of the steps.
-        cpu_s: of its processes, since they began; rss_bytes: the highest of their resident set.
+        cpu_s: of its processes, since they began.
+        rss_bytes: the highest of their resident set.
         delay_share: share of the time for which its processes' main threads waited for a CPU.
     """
 
@@ -95,10 +96,12 @@ class NodeFigures:
 
     Attributes:
         samples: how many there are.
-        cpus: that the job may use; used_cpus: how many it did on average, from the first step on.
-        memory_bytes: the highest; memory_limit_bytes: the job's.
-        read_bytes_per_s, written_bytes_per_s: of storage; iowait_cpus: waited for storage on
-            average.
+        cpus: that the job may use.
+        used_cpus: how many it did on average, from the first step on.
+        memory_bytes: the highest.
+        memory_limit_bytes: the job's.
+        read_bytes_per_s, written_bytes_per_s: of storage.
+        iowait_cpus: waited for storage on average.
         interface: the chosen one.
         clock_s: seconds by which its clock was ahead of rank 0's node.
     """
@@ -172,7 +175,8 @@ class Throughput:
     Attributes:
         per_s: on average from the first step to the last.
         own_share: of the step time, what is neither waiting for data nor for slower ranks.
-        efficiency_share: throughput per rank, over that of the baseline; baseline: which that is.
+        efficiency_share: throughput per rank, over that of the baseline.
+        baseline: which that is.
     """
 
     samples: float | None

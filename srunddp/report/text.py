@@ -42,8 +42,12 @@ def lines(summary: Summary, notes: Sequence[Advice]) -> list[str]:
 
 
 def wrapped(line: str, indent: int = 0, width: int = _WIDTH) -> Iterator[str]:
-    """The line in as many as it needs, those after the first indented; neither a word nor a figure
-    is parted.
+    """Break a line at blanks, but never between a figure and its unit.
+
+    Args:
+        line: to break.
+        indent: columns before all lines but the first.
+        width: columns of each.
     """
     joined = _BEFORE_UNIT.sub("\xa0", one_line(line))
     margin = " " * indent

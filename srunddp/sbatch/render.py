@@ -38,10 +38,12 @@ _NO_VENV = "unset VIRTUAL_ENV  # that of the shell which submitted this"
 
 
 def render(job: SlurmJob, command: Sequence[str], *, interactive: bool = False) -> str:
-    """The script, with an empty line between its sections, of a job that ``validate.check`` has
-    passed.
+    """Write the job script, with an empty line between its sections.
 
-    ``command`` are the words that write it; an ``interactive`` one is for salloc, not sbatch.
+    Args:
+        job: that ``validate.check`` has passed.
+        command: the words that write it, for its head.
+        interactive: it is for salloc, and not for sbatch.
     """
     sections = [
         _head(job, command, interactive),
@@ -354,8 +356,11 @@ def _container(job: SlurmJob) -> list[str]:
 
 def _run(job: SlurmJob) -> list[str]:
     """``srunddp run`` in its lines: the options, and the script with its arguments."""
-    logs, samples = (job.log_dir if wanted else None for wanted in (job.rank_logs, job.monitor))
-    paths = [("log-dir", logs), ("monitor", job.monitor), ("monitor-dir", samples)]
+    paths = [
+        ("log-dir", job.log_dir if job.rank_logs else None),
+        ("monitor", job.monitor),
+        ("monitor-dir", job.log_dir if job.monitor else None),
+    ]
     more = _words(
         [
             ("offline", job.offline),

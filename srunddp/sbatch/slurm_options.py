@@ -80,22 +80,30 @@ def split(word: str) -> tuple[str, str | bool]:
 def rewrite(
     arguments: Sequence[str], known: Collection[str], with_value: Collection[str]
 ) -> list[str]:
-    """The command line as click can read it: each flag of Slurm's with a value, and what nobody
-    knows for sbatch.
+    """Write the command line as click can read it.
 
-    ``--hold`` is ``--hold=true``, ``--no-hold`` is ``--hold=false``, and ``--unknown=x`` is
-    ``--sbatch-arg=--unknown=x``, unless it is another launcher's. What follows the script stays as
-    it is. ``known`` are the options of the command, ``with_value`` those that take the next word. A
-    UsageError where a flag has a value.
+    Each flag of Slurm's gets a value: ``--hold`` is ``--hold=true``, ``--no-hold`` is
+    ``--hold=false``. What nobody knows is for sbatch: ``--unknown=x`` is
+    ``--sbatch-arg=--unknown=x``, unless it is another launcher's.
+
+    Args:
+        arguments: of the command line; what follows the script stays as it is.
+        known: options of the command.
+        with_value: those of them that take the next word.
+
+    Raises:
+        UsageError: a flag has a value.
     """
     left = list(arguments)
     done = []
     while left and left[0].startswith("-") and left[0] not in ("-", "--"):
         word = left.pop(0)
         name, equals, value = word.partition("=")
-        if long := name.startswith("--"):
+        if name.startswith("--"):
             name = name.replace("_", "-")
-        option = OPTIONS.get(name[2:]) if long else _BY_LETTER.get(name)
+            option = OPTIONS.get(name[2:])
+        else:
+            option = _BY_LETTER.get(name)
         negated = OPTIONS.get(name.removeprefix("--no-"))
         if option and option.takes != "=" and not equals:
             done.append(f"--{option.name}=true")

@@ -29,8 +29,18 @@ _HINTS = {
 
 
 def check(text: str, options: Sequence[str], environ: Mapping[str, str]) -> list[str]:
-    """Have Slurm validate a script, or salloc's options, without a job; the notes to print.
-    ConfigError: it refuses.
+    """Have Slurm validate a script, or salloc's options, without a job.
+
+    Args:
+        text: the script.
+        options: of salloc; none for a script of sbatch.
+        environ: the variables that sbatch gets.
+
+    Returns:
+        Notes to print.
+
+    Raises:
+        ConfigError: Slurm refuses.
     """
     if options:  # salloc has variables of its own
         environ = {

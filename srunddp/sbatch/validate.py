@@ -10,7 +10,7 @@ import dataclasses
 import os
 import re
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 
@@ -87,9 +87,12 @@ def _of_texts(job: SlurmJob) -> Iterator[_Problem]:
         value = getattr(job, field.name)
         key = field.name
         name = option(field.name)
-        for text in (
-            (value,) if isinstance(value, str) else value if isinstance(value, tuple) else ()
-        ):
+        texts: Sequence[str] = ()
+        if isinstance(value, str):
+            texts = (value,)
+        elif isinstance(value, tuple):
+            texts = value
+        for text in texts:
             check_printable(name, text)
             empty = not text and key not in ("mpi", "arguments")
             yield empty, f"{name} is empty", "a value", "remove it, or give it a value"

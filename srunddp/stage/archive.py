@@ -22,7 +22,8 @@ class ArchiveInfo(NamedTuple):
     Attributes:
         sha256: of the archive, in hex; the same for the same names and links, and files of the same
             time and content.
-        size: bytes of content; files: number of files, folders and links.
+        size: bytes of content.
+        files: number of files, folders and links.
         links: an environment's links to its interpreter, ``bin/NAME`` to an absolute path; not in
             the archive.
     """

@@ -21,9 +21,10 @@ class End:
 
     Attributes:
         code: the exit code; minus the signal's number where a signal ended them.
-        ranks: whose, as far as it is told; local: the local rank.
-        root: the launcher says itself that this was the first; late: it had begun to end ranks
-            before.
+        ranks: whose, as far as it is told.
+        local: the local rank.
+        root: the launcher says itself that this was the first.
+        late: it had begun to end ranks before.
     """
 
     code: int

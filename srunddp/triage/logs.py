@@ -47,10 +47,13 @@ class Log:
     """One file that may be a log.
 
     Attributes:
-        path: to open; name: as it is shown; size: in bytes; mtime: of its last line, in seconds
-            since the epoch.
+        path: to open.
+        name: as it is shown.
+        size: in bytes.
+        mtime: of its last line, in seconds since the epoch.
         begin: the number of the first line of its newest start.
-        notes: what of it could not be read; cut: its last line has no end.
+        notes: what of it could not be read.
+        cut: its last line has no end.
     """
 
     path: Path
@@ -99,25 +102,32 @@ def _clean(line: bytes) -> str:
 
 
 def find(paths: Sequence[str]) -> list[Log]:
-    """The logs among these files and below these folders, in the order of their names; a
-    ConfigError for none.
+    """Find the logs among files and below folders.
+
+    Args:
+        paths: of the files and folders.
+
+    Returns:
+        The logs, each once, in the order of the names in each folder.
+
+    Raises:
+        ConfigError: there is none, or a path leads nowhere.
     """
     missing = [path for path in paths if not os.path.exists(path)]
     if missing:
-        logs = {}
-    else:
-        logs = {log.path: log for path in paths for log in of_folder(path)}
+        raise _no_logs(f"no file or folder {', '.join(missing)}")
+    logs = {log.path: log for path in paths for log in of_folder(path)}
     if not logs:
-        if missing:
-            found = f"no file or folder {', '.join(missing)}"
-        else:
-            found = f"no log in {', '.join(paths)}"
-        raise ConfigError(
-            found,
-            expected="log files, or a folder with some",
-            hint="srunddp triage slurm-4711.out, or --log-dir's folder",
-        )
+        raise _no_logs(f"no log in {', '.join(paths)}")
     return list(logs.values())
+
+
+def _no_logs(found: str) -> ConfigError:
+    return ConfigError(
+        found,
+        expected="log files, or a folder with some",
+        hint="srunddp triage slurm-4711.out, or --log-dir's folder",
+    )
 
 
 def of_folder(folder: Path | str, *, deep: bool = True) -> list[Log]:

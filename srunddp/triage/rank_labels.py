@@ -143,7 +143,8 @@ class ObservedRanks:
     """Who spoke, and how many were meant to.
 
     Attributes:
-        seen: ranks with a line, or a file, of their own; nodes: of ranks.
+        seen: ranks with a line, or a file, of their own.
+        nodes: where ranks ran, as far as lines tell.
         stated: the largest size of the world that a line tells.
         ones: how many processes said in the same words that they are alone.
     """
@@ -162,8 +163,13 @@ class ObservedRanks:
                 self.nodes.setdefault(rank, node)
 
     def add_line(self, text: str, job: object, rank: int | None, steps: int) -> None:
-        """What a line of a label's or file's rank says of ranks; ``job`` tells apart files of
-        unlike jobs.
+        """Read what a line says of ranks and of the size of the world.
+
+        Args:
+            text: of the line.
+            job: tells apart files of unlike jobs.
+            rank: whose line it is, by its label or its file.
+            steps: how many the file has told of before.
         """
         lower = text.lower()
         if not any(map(lower.__contains__, _OF_RANKS)):
@@ -182,13 +188,15 @@ class ObservedRanks:
 
     def _add_alone(self, said: tuple[object, str], rank: int | None, steps: int) -> None:
         """One more that is alone; what is said after many steps is of another attempt."""
-        if said in self._alone or len(self._alone) < _MOST_SHAPES:
-            since, ranks = self._alone.get(said, (steps, []))
-            self._alone[said] = since, ranks = (
-                (since, ranks) if steps - since <= _ONE_ATTEMPT else (steps, [])
-            )
-            ranks.append(rank)
-            self.ones = max(self.ones, len(set(ranks) - {None}) or len(ranks))
+        if said not in self._alone and len(self._alone) >= _MOST_SHAPES:
+            return
+        since, ranks = self._alone.get(said, (steps, []))
+        if steps - since > _ONE_ATTEMPT:
+            since = steps
+            ranks = []
+        ranks.append(rank)
+        self._alone[said] = (since, ranks)
+        self.ones = max(self.ones, len(set(ranks) - {None}) or len(ranks))
 
     def add_world_size(self, size: int) -> None:
         """A size of the world that a line tells."""

@@ -29,6 +29,11 @@ class Reports:
     def feed(self, file: int, number: int, text: str) -> Event | None:
         """Read a line.
 
+        Args:
+            file: the place of its log among the logs.
+            number: of the line.
+            text: of the line, without its label.
+
         Returns:
             A new report, which later lines may complete, or None.
         """
@@ -124,7 +129,16 @@ def _settle(event: Event, end: End) -> None:
 
 
 def ours(file: int, number: int, text: str) -> Event | None:
-    """Read srunddp's own line, where it speaks of an end, or of a failure of its check."""
+    """Read srunddp's own line.
+
+    Args:
+        file: the place of its log among the logs.
+        number: of the line.
+        text: of the line, without its label.
+
+    Returns:
+        None unless it speaks of an end, or of a failure of its check.
+    """
     if match := says("own-check", text):
         first, others, node = match.groups()
         rank = int(first) if first and not others else None

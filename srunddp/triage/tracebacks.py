@@ -27,9 +27,10 @@ class PythonException:
 
     Attributes:
         chain: number and text of its line, and of those of the exceptions that came of it.
-        began: number of its traceback's first line; previous: the line before that.
-        frame: the user's last one, ``train.py:15 in load``; below: file and code of the last of
-            all.
+        began: number of its traceback's first line.
+        previous: the line before that.
+        frame: the user's last one, ``train.py:15 in load``.
+        below: file and code of the last of all.
         inner: the user's own code raised it, no library below.
         top: nobody caught it: its first frame is the program's.
         aside: of a thread, ignored, or somebody who caught it said that it goes on.
@@ -73,7 +74,10 @@ class Tracebacks:
             self._began = self._began if self.open else number
             self.open = self.open + 1
             self._stray = 0
-            self._first = self._frame = self._file = self._code = ""
+            self._first = ""
+            self._frame = ""
+            self._file = ""
+            self._code = ""
             return True
         if text.lstrip().startswith(_FOLLOWS):
             self._follows = bool(self.done)

@@ -26,7 +26,8 @@ def cpu_quota(groups: str | None = None, root: Path = ROOT) -> float | None:
     number.
 
     Args:
-        groups: of the process, this one unless given; root: where the control groups are mounted.
+        groups: of the process, this one unless given.
+        root: where the control groups are mounted.
     """
     limits = [
         _cpus(folder) for controller in ("", "cpu") for folder in _upwards(groups, controller, root)

@@ -95,7 +95,15 @@ def shown(seconds: float) -> str:
 def limit(
     name: str, default: float | None, text: str, envvar: str | None = None, **within: Any
 ) -> Callable[[Any], Any]:
-    """An option that is a time limit; ``within`` is for :class:`Seconds`."""
+    """Make an option that is a time limit.
+
+    Args:
+        name: of the option.
+        default: in seconds; None for none.
+        text: for ``--help``.
+        envvar: the variable that stands for it where it is not given.
+        within: for :class:`Seconds`.
+    """
     settings: dict[str, Any] = {
         "metavar": "DURATION",
         "show_default": default is not None,

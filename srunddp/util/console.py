@@ -57,8 +57,12 @@ SAY_EVERY = 30.0
 
 @contextlib.contextmanager
 def periodically(say: Callable[[str], None], line: str, every: float) -> Iterator[None]:
-    """Say the line again and again while something blocks; ``{}`` in it is the time so far in
-    seconds.
+    """Say a line again and again while something blocks.
+
+    Args:
+        say: prints it.
+        line: with ``{}`` for the seconds so far.
+        every: seconds between two.
     """
     over = threading.Event()
     began = time.monotonic()

@@ -31,8 +31,8 @@ class Place(TypedDict):
         kind: ``file``, ``folder``, ``other``; ``missing``, ``silent`` (no answer), ``broken``
             (another error).
         error: of ``broken``, or why it cannot be read or written.
-        system: the type of its file system; identity: equal for two nodes that see one file or
-            folder.
+        system: the type of its file system.
+        identity: equal for two nodes that see one file or folder.
         content: a hash, the same for what is the same; empty where it is not compared.
     """
 
@@ -46,8 +46,12 @@ class Place(TypedDict):
 
 
 def look(role: str, path: str, *, write: bool = False) -> Place:
-    """What is there, except for its content, and whether it can be written to, where it has to
-    be.
+    """Look at a file or folder, but not at its content.
+
+    Args:
+        role: what it is for, as the result has it.
+        path: of it.
+        write: it has to be a folder in which files can be made.
     """
     place = Place(
         role=role, path=path, kind="missing", error="", system="", identity="", content=""

@@ -152,7 +152,13 @@ def instances(nvml: Any, gpu: Any) -> list[Any]:
 
 
 def query_or(nvml: Any, ask: Callable[[], T], default: T) -> T:
-    """What a GPU says, or ``default`` where it does not know of such things."""
+    """Ask a GPU something that it need not know.
+
+    Args:
+        nvml: the module.
+        ask: asks it.
+        default: the answer where the GPU, the driver or this user is not to ask that.
+    """
     try:
         return ask()
     except unsupported_errors(nvml):

@@ -35,10 +35,11 @@ class Job:
 
     Attributes:
         number: also of an array's task, which has one of its own.
-        folder: its working directory; output: the file of its standard output, which the controller
-            alone tells.
+        folder: its working directory.
+        output: the file of its standard output, which the controller alone tells.
         limit_s, lasted_s: its time limit, and how long it has lasted.
-        state: as ``TIMEOUT``; exit_code: as ``1:0``, the second number is the signal's.
+        state: as ``TIMEOUT``.
+        exit_code: as ``1:0``, the second number is the signal's.
         started, ended: of its newest start, in seconds since the epoch; None where that is to come.
     """
 
@@ -112,10 +113,16 @@ def output(
     timeout: float = WITHIN,
     any_status: bool = False,
 ) -> str:
-    """What a command prints; empty if it does not exist or takes longer, and if it fails unless
-    ``any_status`` is set.
+    """Run a command of Slurm for what it prints.
 
-    With ``any_status`` its errors follow.
+    Args:
+        command: its words.
+        environ: its variables; this process's unless given.
+        timeout: seconds that it may take.
+        any_status: also what a command prints that fails, with its errors after it.
+
+    Returns:
+        Nothing where it does not exist, takes longer or fails.
     """
     with contextlib.suppress(OSError, ValueError, subprocess.SubprocessError):
         done = run(command, environ, timeout=timeout)
@@ -147,10 +154,7 @@ def job(what: str) -> Job | None:
     lasted = seconds(own["RunTime"])
     started = figure(own["StartTime"])
     # Of a job that runs, Slurm names as its end what its limit gives.
-    if state in RUNNING:
-        ended = None
-    else:
-        ended = figure(own["EndTime"])
+    ended = None if state in RUNNING else figure(own["EndTime"])
     return Job(
         own["JobId"],
         own["WorkDir"],
@@ -166,7 +170,8 @@ def job(what: str) -> Job | None:
 
 def seconds(text: str) -> float | None:
     """Of ``[DD-[HH:]]MM:SS[.mmm]``."""
-    if not (match := re.fullmatch(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+(?:\.\d+)?)", text)):
+    match = re.fullmatch(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+(?:\.\d+)?)", text)
+    if not match:
         return None
     days, hours, minutes, left = (float(part or 0) for part in match.groups())
     return days * 86400 + hours * 3600 + minutes * 60 + left

@@ -16,7 +16,8 @@ class CpuFacts:
     Attributes:
         mask: the CPUs that it may run on.
         quota: how many its cgroups leave it, 0 for any number.
-        threads: that the environment asks of torch, 0 where it does not; variable: which says so.
+        threads: that the environment asks of torch, 0 where it does not.
+        variable: which says so.
         advice: lines on what its launcher held back.
     """
 

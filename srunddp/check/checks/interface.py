@@ -28,10 +28,12 @@ class InterfaceFacts:
         wrong: what is found, expected and to be done where the interface is wrong, or rank 0 not
             found; else empty.
         name, address: see :class:`srunddp.bootstrap.network.interface.SelectedInterface`.
-        speed: in Mbit/s, 0 where it is not known; mtu: in bytes; physical: whether a device is
-            behind it.
+        speed: in Mbit/s, 0 where it is not known.
+        mtu: in bytes.
+        physical: whether a device is behind it.
         own_name: the addresses that the node's own hostname leads to on it.
-        devices: active InfiniBand and RoCE devices; rdma_rate: of all of these, in Mbit/s.
+        devices: active InfiniBand and RoCE devices.
+        rdma_rate: of all of these, in Mbit/s.
         one_node: whether all ranks are known to share one.
     """
 
@@ -146,14 +148,12 @@ def _unlike(
 def summary(seen: Ranks[InterfaceFacts]) -> str:
     """The interfaces, with speed and MTU."""
     facts = [one.facts for one in seen if one.facts.name]
-    names, speeds, mtus = (
-        sorted({getattr(each, key) for each in facts}) for key in ("name", "speed", "mtu")
-    )
-    found = (
-        f"{', '.join(names)}: {', '.join(map(shown_speed, speeds))}, MTU"
-        f" {', '.join(map(str, mtus))}"
-    )
-    return found if facts else "none that is fit"
+    if not facts:
+        return "none that is fit"
+    names = ", ".join(sorted({each.name for each in facts}))
+    speeds = ", ".join(map(shown_speed, sorted({each.speed for each in facts})))
+    mtus = ", ".join(map(str, sorted({each.mtu for each in facts})))
+    return f"{names}: {speeds}, MTU {mtus}"
 
 
 CHECK = Check("interface", InterfaceFacts, collect, evaluate, summary)

@@ -22,11 +22,12 @@ class LaunchFacts:
     """Of one rank.
 
     Attributes:
-        launcher, channel: see :class:`srunddp.bootstrap.environment.types.Environment`;
-            world_size: its.
+        launcher: see :class:`srunddp.bootstrap.environment.types.Environment`.
+        channel: see there.
+        world_size: see there.
         allocated: tasks of the Slurm job around a process that srun did not start; 0 without one.
-        script: what is wrong with the script's text; mpi: why it cannot use MPI here; empty if
-            nothing is.
+        script: what is wrong with the script's text; empty if nothing is.
+        mpi: why it cannot use MPI here; empty if nothing is.
         uses_mpi: whether it imports mpi4py.
     """
 

@@ -22,7 +22,8 @@ class LimitFacts:
     """Of one rank.
 
     Attributes:
-        files: open files that it may have; memlock: bytes that it may lock; -1 for any number.
+        files: open files that it may have; -1 for any number.
+        memlock: bytes that it may lock; -1 for any number.
         rdma: whether its node has InfiniBand or RoCE devices.
         free: bytes that are free, of /dev/shm and the folder for temporary files; -1 where it is
             not there.

@@ -58,7 +58,8 @@ class VersionFacts:
     """Of one rank.
 
     Attributes:
-        python: its version; executable, prefix: of the environment.
+        python: its version.
+        executable, prefix: of the environment.
         versions, places: of torch and the named packages, by name; see :func:`find`, but with
             ``sys.prefix`` in it.
         torch, cuda, nccl: as imported, on local rank 0 alone, and in how many seconds.
@@ -189,8 +190,15 @@ def _needs_vision(context: CheckContext) -> bool:
 def import_torch(
     folder: str, patience: float = _PATIENCE, *, vision: bool = False
 ) -> dict[str, Any]:
-    """The facts of another process that imports torch as a script in ``folder`` would, and
-    torchvision if asked to.
+    """Have another process import torch, as a script would.
+
+    Args:
+        folder: of the script, where Python looks first; empty for none.
+        patience: seconds that it may take.
+        vision: import torchvision, too.
+
+    Returns:
+        What it saw, or why it failed.
     """
     words = ["vision" if vision else "", *([folder] if folder else [])]
     printed, why = run_python(_IMPORT, *words, within=patience)

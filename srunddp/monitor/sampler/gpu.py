@@ -34,8 +34,8 @@ class Gpu:
     What it does not know is left empty, and not asked again. One that fails leaves its row empty.
 
     Args:
-        nvml: the module; handle: of the GPU or the MIG instance, None for one that has failed
-            already.
+        nvml: the module.
+        handle: of the GPU or the MIG instance, None for one that has failed already.
         parent: the handle of the GPU that it is an instance of, else None.
         label: what its rows begin with.
         seconds: from one sample to the next.
@@ -128,8 +128,11 @@ class Gpu:
         )
         if any(each.nvmlReturn != nvml.NVML_SUCCESS for each in found):
             raise nvml.NVMLError_NotSupported
-        received, sent = (str(each.value.ullVal * _KIB) for each in found)
-        return {"nvlink_received_bytes": received, "nvlink_sent_bytes": sent}
+        received, sent = found
+        return {
+            "nvlink_received_bytes": str(received.value.ullVal * _KIB),
+            "nvlink_sent_bytes": str(sent.value.ullVal * _KIB),
+        }
 
     def _pcie(self) -> dict[str, str]:
         ways = {
@@ -178,8 +181,15 @@ class Gpm:
 
     @classmethod
     def of(cls, nvml: Any, handle: Any, parent: Any) -> Gpm | None:
-        """For a GPU, or where ``parent`` is its GPU for a MIG instance; None where that counts
-        nothing.
+        """Begin to count for a GPU or a MIG instance.
+
+        Args:
+            nvml: the module.
+            handle: of the GPU or the instance.
+            parent: the handle of the instance's GPU; None for a GPU.
+
+        Returns:
+            None where that counts nothing.
         """
         gpu = parent or handle
         with contextlib.suppress(nvml.NVMLError):

@@ -25,9 +25,11 @@ class Node:
     """What is written of the node as a whole.
 
     Args:
-        tasks: that are run here; interface: the chosen one.
-        environ: with Slurm's variables; groups: as in /proc/self/cgroup; root: where the control
-            groups are mounted.
+        tasks: that are run here.
+        interface: the chosen one.
+        environ: with Slurm's variables.
+        groups: as in /proc/self/cgroup.
+        root: where the control groups are mounted.
     """
 
     def __init__(
@@ -102,7 +104,8 @@ class NetworkCounters:
     and RoCE ports.
 
     Args:
-        chosen: the interface that the run uses; net, rdma: where the kernel shows them.
+        chosen: the interface that the run uses.
+        net, rdma: where the kernel shows them.
     """
 
     def __init__(self, chosen: str, net: Path = _NET, rdma: Path = _RDMA) -> None:

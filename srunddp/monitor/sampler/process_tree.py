@@ -53,7 +53,8 @@ class ProcessTree:
     that they share count for each.
 
     Args:
-        rank: the task's; root: its first process.
+        rank: the task's.
+        root: its first process.
 
     Attributes:
         cpu: nanoseconds of CPU; resident: bytes; delay: nanoseconds that main threads waited for a
@@ -221,7 +222,8 @@ class Tasks:
     """All that is run on this node for the job's step.
 
     Args:
-        rank: of the task that the supervisor belongs to; supervisor: its process id.
+        rank: of the task that the supervisor belongs to.
+        supervisor: its process id.
         launcher: process id of who has started the tasks; None or 0 where that is not known: then
             there is the supervisor's alone.
         rank_variable: that tells a task its rank.
