@@ -21,12 +21,14 @@ from srunddp.supervisor import signals
 
 NAME = "collective"
 WRONG_SUM = "the sum of a small all-reduce is wrong"
+# Sizes of the sweep in bytes, each so many times the one before. It ends early where a call takes
+# so many seconds that the next size would hold up the job.
 _SMALLEST = 1 << 15
 _LARGEST = 1 << 30
 _GROWTH = 8
 _LONGEST_CALL = 0.25
-_MEASURED = 0.3
-_WARM_UPS = 2
+_MEASURED = 0.3  # seconds of calls of one size
+_WARM_UPS = 2  # calls before: the first ones connect and allocate
 # Of the link's rate: NCCL comes near it, Gloo at 0.60 to 0.71 of what plain sockets carry.
 THRESHOLDS = {"nccl": 0.9, "gloo": 0.5}
 

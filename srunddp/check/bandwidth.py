@@ -23,14 +23,14 @@ from srunddp.check.session import CheckSession
 
 NAME = "rate"
 CLOCK = "clock"
-_SECONDS = 0.2
-_WITHIN = 3.0
-_SLACK = 15.0
-_MOST_ROUNDS = 8
-_TRIES = 3
-_AGAIN = 64
-_SLOW = 0.5
-_PIECE = 1 << 20
+_SECONDS = 0.2  # of sending: longer than TCP's slow start takes on a cluster's network
+_WITHIN = 3.0  # seconds for the other side to come, and to receive
+_SLACK = 15.0  # seconds for a node that is busy
+_MOST_ROUNDS = 8  # each takes half a second, however many nodes there are
+_TRIES = 3  # another job's traffic, or a scheduler, may have been in the way
+_AGAIN = 64  # of the slow ways are tried again, one by one
+_SLOW = 0.5  # of the median
+_PIECE = 1 << 20  # bytes
 # Seconds; munge's credentials expire then, and with them all that Slurm says between nodes.
 _OFF = 2.0
 _REFUSED = 300.0

@@ -30,6 +30,8 @@ from srunddp.util.hostlist import group_by_key
 
 NAME = "reach"
 _SLACK = 15.0  # seconds for a node that is busy; a rank that answers later is taken for lost
+# Of up to so many endpoints all ways are tried, of more those to the next ones in a ring: all ways
+# of thousands would be millions of connections.
 _ALL_PAIRS = 64
 _NEIGHBOURS = 32
 

@@ -45,7 +45,7 @@ from srunddp.check.session import CheckSession
 from srunddp.util.hostlist import group_by_key
 
 _FACTS_WITHIN = 30.0  # beside what the slowest check may take
-_COLLECTIVE_WITHIN = 60.0
+_COLLECTIVE_WITHIN = 60.0  # seconds, with the import of torch and the start of NCCL
 
 
 @dataclass

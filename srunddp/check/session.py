@@ -36,11 +36,11 @@ from srunddp.util.messages import send
 
 Handler = Callable[[CheckMessage], CheckMessage]
 A = TypeVar("A", bound=CheckMessage)
-_LONGEST = 1 << 24
-_PIECE = 1 << 16
-_LATEST = 600.0
-_SEND_WITHIN = 5.0
-_A_HOST = 1.0
+_LONGEST = 1 << 24  # bytes of an answer; what is longer is none
+_PIECE = 1 << 16  # bytes that are read at once
+_LATEST = 600.0  # seconds without a question, after which a rank takes rank 0 for lost
+_SEND_WITHIN = 5.0  # seconds: a rank that does not read its questions must not hold up the others
+_A_HOST = 1.0  # seconds for one of rank 0's addresses, at first; more at each further turn
 _NO_ANSWER = "it sent what is no answer"
 come_within = limit("--timeout", 30.0, "How long rank 0 waits for the others.")
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 RUN = "run.json"
 _START = 19  # starttime of /proc/PID/stat, counted from the field behind the name
-_WITHIN = 0.5
+_WITHIN = 0.5  # seconds to write the rest: the end of a run must not wait for a file system
 
 
 class Monitor:

@@ -28,6 +28,7 @@ OTHER_LINK_RATE = 2.0**20  # bytes per second
 # Of what goes one way goes the other way at least: what answers a file server is less.
 _BALANCED = 0.1
 SLOWED = 0.05  # of the samples
+# Below these a run is too short for notes: its first steps and samples are unlike the others.
 FEWEST_SAMPLES = 5
 FEWEST_STEPS = 10
 _MOSTLY = 0.5  # of the time

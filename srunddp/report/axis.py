@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from srunddp.report.csv_files import NAN
 
-_COLUMNS = 240
+_COLUMNS = 240  # at most: each is some four pixels wide, and a mouse can still point at it
 _MOST_TICKS = 8
 _UNITS = ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
 _STEPS = (

@@ -31,7 +31,7 @@ _UUID_LETTERS = 12  # as many as tell one instance from another
 _CLOCK_TOLERANCE = 0.5
 _SILENT = 5  # intervals without a line after which a run that has no end is not running
 _SLOWEST = 15.0  # seconds within which samples, and what is told of an end, are written
-DEFAULT_INTERVAL = 5.0
+DEFAULT_INTERVAL = 5.0  # seconds, of --monitor without a value, where run.json is lost
 # What begins and what ends a phase: of several marks the first that is there.
 _PHASES = {
     "python": (("process",), ("meeting",)),

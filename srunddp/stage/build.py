@@ -23,6 +23,7 @@ from srunddp.errors import ConfigError, file_errors
 
 LOCK = "srunddp-lock.txt"
 _PIN = re.compile(r"^([\w.-]+)(?:==| @ )([^\s;]+)", re.MULTILINE)
+# Copies and compiled files: an environment that is packed has to be whole.
 _INSTALL = ("--no-deps", "--no-editable", "--link-mode=copy", "--compile-bytecode")
 _WHEEL = "Wheel-Version: 1.0\nGenerator: srunddp\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
 

@@ -48,9 +48,9 @@ from srunddp.util.filesystem import mark, same
 _PUSH = "push"
 _KEEPER = "keeper"
 _UNPACKED = ".unpacked"  # beside a copy that is whole, of the time when it was
-_WAIT = 10.0
+_WAIT = 10.0  # seconds for ranks, and for another push, to let go of a folder
 _OLD = 600.0  # seconds, after which a folder that nobody keeps is left by a job that was killed
-_LONGEST = 250
+_LONGEST = 250  # letters of each text of an error: the line is to stay below 1 KiB
 # Sent to all steps as a warning of the end, or by a terminal: the ranks' own affair.
 _IGNORED = (signal.SIGHUP, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
 

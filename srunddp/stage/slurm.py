@@ -33,7 +33,9 @@ from srunddp.util.kernel_file import children_of, memory_file
 A = TypeVar("A", bound=Answer)
 
 _LAST = 10.0  # seconds for the nodes to remove what they have
+# -I: neither the working directory nor PYTHONPATH of the login node is to be imported from.
 _START = 'if [ -x "$1" ]; then exec "$1" -I -c "$2"; else exec python3 -I -c "$2"; fi'
+# A step that lives until its standard input is closed; its number is what sbcast needs.
 _WAITING = 'echo "sdd-step $SLURM_STEP_ID"; exec cat >/dev/null'
 _STEP = re.compile(rb"sdd-step ([0-9]+)\n")
 # In the order in which they need each other.

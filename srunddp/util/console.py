@@ -12,7 +12,7 @@ from typing import TextIO
 
 from srunddp.errors import one_line
 
-PATIENCE = 0.5
+PATIENCE = 0.5  # seconds for a full pipe to be read: a stuck reader must not stop a rank
 _LEVELS = {"FAIL": 31, "WARN": 33, "ok": 32}  # red, yellow, green
 _LEVEL = re.compile(r"^(?:FAIL|WARN|ok)(?=  )", re.MULTILINE)
 _HINT = re.compile(r"^((?:(?:srunddp: |(?:FAIL|WARN)  ).* | {6,})-> )(.+)$", re.MULTILINE)

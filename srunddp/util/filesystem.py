@@ -14,6 +14,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple, TypedDict
 
+# Bytes of a file whose content is compared, and entries of a folder whose names are: a check of
+# thousands of ranks must not read a data set on each.
 SMALL = 1 << 20
 FEW = 10_000
 MOUNTS = Path("/proc/self/mountinfo")

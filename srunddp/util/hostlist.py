@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from srunddp.errors import ConfigError, Scope
 
-LONGEST_LIST = 65536
+LONGEST_LIST = 65536  # names: a typing error such as node[1-99999999] must not fill the memory
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
 

@@ -9,7 +9,7 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-WITHIN = 5.0
+WITHIN = 5.0  # seconds, after which Slurm is taken not to answer
 # ``4711``, a task of an array ``4711_3``, a step ``4711.0``.
 JOB = re.compile(r"(?P<number>\d{1,18})(?:_(?P<task>\d{1,18}))?(?:\.(?P<step>\d{1,9}))?", re.ASCII)
 RUNNING = ("RUNNING", "COMPLETING", "SUSPENDED")

@@ -18,6 +18,7 @@ from srunddp.util.hostlist import group_by_key
 from srunddp.util.numa_nodes import numa_nodes_of_cpus
 from srunddp.util.nvml import Device, View, look
 
+# Shares of a GPU's memory that are in use before the job: by another program, by all of one.
 _TAKEN = 0.1
 _FULL = 0.95
 _WITHIN = 30.0  # seconds: without nvidia-persistenced the driver may first have to wake many GPUs

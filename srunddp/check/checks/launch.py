@@ -14,7 +14,7 @@ _LIBRARY = (
     "import mpi4py; mpi4py.rc.initialize = False; from mpi4py import MPI;"
     " print(MPI.Get_library_version())"
 )
-_LIBRARY_WITHIN = 20.0
+_LIBRARY_WITHIN = 20.0  # seconds to load MPI's library, which may come from a slow file system
 
 
 @dataclass(frozen=True, kw_only=True)

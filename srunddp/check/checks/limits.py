@@ -12,9 +12,11 @@ from pathlib import Path
 from srunddp.check.finding import FAIL, WARN, Check, CheckContext, Finding, Observation, Ranks
 from srunddp.util.hostlist import group_by_key
 
+# Bytes free in a folder: below the first nothing starts, below the second a compiler or a loader
+# may run out.
 _FULL = 8 << 20
 _SCARCE = 1 << 30
-_FEW_FILES = 1024
+_FEW_FILES = 1024  # the usual soft limit
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,7 +15,7 @@ _RDMA = Path("/sys/class/infiniband")
 _WORD = 4  # what the data counters of an RDMA port count in
 # Fields of a line of /proc/net/dev, after the interface's name.
 _RECEIVED = 0
-_SENT = 8
+_SENT = 8  # behind eight on what was received
 _TICKS = os.sysconf("SC_CLK_TCK")
 _MIB = 1 << 20
 _IOWAIT = 5  # in the first line of /proc/stat
