@@ -1,13 +1,12 @@
 """When checkpoints are written: at their times, and where all ranks agree to stop."""
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 from srunddp.errors import ConfigError
-from srunddp.telemetry import stall_limit_suspended
 from srunddp.train.checkpoint.file import CheckpointError
 from srunddp.train.checkpoint.manager import CheckpointManager
 from srunddp.train.config import Config
@@ -42,13 +41,13 @@ class CheckpointPolicy:
         stack: ExitStack,
         *,
         log: Callable[[str], None],
-        written: Sequence[Callable[[Path], Any]],
+        written: Callable[[Path], None],
     ) -> None:
         """Begin to note signals, until ``stack`` is closed.
 
         Args:
-            log: a line to the user, on rank 0; written: called there with each checkpoint that is
-                whole.
+            log: Prints a line for the user, on rank 0.
+            written: Called on rank 0 with the path of each checkpoint that is whole.
         """
         self.due = False
         self._config = config
@@ -211,6 +210,4 @@ class CheckpointPolicy:
 
     def _report(self) -> None:
         for path in self._manager.report():
-            with stall_limit_suspended(), self._state.step_rng.outside():
-                for call in self._written:
-                    call(path)
+            self._written(path)

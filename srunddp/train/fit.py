@@ -6,7 +6,6 @@ import itertools
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeAlias, cast
@@ -17,7 +16,7 @@ from torch.utils.data import Dataset, IterableDataset
 from srunddp.bootstrap.environment.cpus import Cpus, advice
 from srunddp.config.parse import save_config
 from srunddp.errors import ConfigError, file_errors
-from srunddp.telemetry import event, heartbeat, stall_limit_suspended
+from srunddp.telemetry import event, heartbeat
 from srunddp.train import validate
 from srunddp.train.checkpoint_policy import CheckpointPolicy, StopTraining
 from srunddp.train.data import workers
@@ -197,7 +196,7 @@ class FitLoop:
         else:
             self._samples = None
         validate.check_batch_norm(trainer.model, self._samples, world, config)
-        self._on_step = trainer.methods("on_step")
+        self._callbacks = trainer.callback_runner
         self._stack = ExitStack()
         self._sums: MetricAccumulator | None = None
         self.evaluations = Evaluations(
@@ -228,7 +227,7 @@ class FitLoop:
         self._set_up_epochs()
         if self._config.output_dir:
             self._open(Path(self._config.output_dir))
-        self._call("on_fit_start")
+        self._callbacks.fit_start()
 
     def _set_up_epochs(self) -> None:
         """Tell the state of this call's loader, and how many steps there are; and the schedulers,
@@ -272,9 +271,13 @@ class FitLoop:
 
     def _open(self, folder: Path) -> None:
         state = self._state
-        written = [partial(call, self._trainer) for call in self._trainer.methods("on_checkpoint")]
         self.policy = CheckpointPolicy(
-            self._config, self._world, state, self._stack, log=self._progress.log, written=written
+            self._config,
+            self._world,
+            state,
+            self._stack,
+            log=self._progress.log,
+            written=self._callbacks.checkpoint,
         )
         if state.step == 0:  # a trainer that has made steps goes on from where it is
             self.policy.restore(self._before_restore)
@@ -328,19 +331,6 @@ class FitLoop:
         else:
             done = state.epoch >= config.epochs
         return done or (self.evaluations.early_stopped and not state.samples_seen)
-
-    def _call(self, name: str, *args: Any) -> None:
-        """Call the callbacks; the time that they take does not count for --stall-timeout."""
-        if name == "on_step":
-            methods = self._on_step
-        else:
-            methods = self._trainer.methods(name)
-        if methods:
-            with stall_limit_suspended(), self._state.step_rng.outside():
-                for method in methods:
-                    method(self._trainer, *args)
-            if name in ("on_step", "on_evaluation"):
-                self._trainer.follow_requires_grad(at_epoch=False)
 
     def say(self, line: str) -> None:
         """Print a line for the user, on rank 0."""
@@ -437,8 +427,9 @@ class FitLoop:
         state.step += 1
         state.samples_seen += step.samples
         self._progress.step(step.samples, loss)
-        if self._on_step:
-            self._call("on_step", state.step, loss)
+        if self._callbacks.follow_steps:
+            self._callbacks.step(state.step, loss)
+            self._trainer.follow_requires_grad(at_epoch=False)
         if self._metrics_logger and config.log_every and state.step % config.log_every == 0:
             if loss is None:
                 figures = {}
@@ -453,7 +444,9 @@ class FitLoop:
         again.
         """
         if self._state.evaluated < self._state.step:
-            self._call("on_evaluation", figures)
+            if self._callbacks.follow_evaluations:
+                self._callbacks.evaluation(figures)
+                self._trainer.follow_requires_grad(at_epoch=False)
             self.log("evaluation", figures)
             self._record(figures)
 
@@ -506,7 +499,7 @@ class FitLoop:
                 **{f"val/{name}": value for name, value in val.items()},
             },
         )
-        self._call("on_epoch", record)
+        self._callbacks.epoch(record)
         if self.policy:
             self.policy.after_epoch(self._sums)
 
@@ -520,7 +513,7 @@ class FitLoop:
             )
         if self.policy:
             self.policy.finish(self._sums)
-        self._call("on_fit_end")
+        self._callbacks.fit_end()
 
     def __exit__(
         self,

@@ -11,9 +11,10 @@ from torch.amp import GradScaler
 from torch.optim import Optimizer
 from torch.utils.data import Dataset
 
-from srunddp.telemetry import heartbeat, stall_limit_suspended
+from srunddp.telemetry import heartbeat
 from srunddp.train import validate
 from srunddp.train.callback import Callback
+from srunddp.train.callback_runner import CallbackRunner
 from srunddp.train.config import Config, with_expanded_paths
 from srunddp.train.data.order import Order
 from srunddp.train.data.reader import Weight
@@ -165,7 +166,7 @@ class Trainer:
         self._not_stepped: Sequence[nn.Parameter] = ()
         # Of which no step was made yet.
         self._newly_fused: list[Optimizer] = []
-        self._before_step = self.methods("on_before_optimizer_step")
+        self.callback_runner = CallbackRunner(self, self.callbacks, self.state.step_rng)
 
     def _check(self, model: nn.Module, loss_function: LossFunction | None) -> None:
         validate.check_group(self.world)
@@ -175,17 +176,6 @@ class Trainer:
         validate.check_schedulers(self.schedulers, self._optimizers)
         validate.check_callbacks(self.callbacks, Callback)
         validate.check_settings(self.config)
-
-    def methods(self, name: str) -> list[Callable[..., Any]]:
-        """The callbacks' methods of this name, without those that are ``Callback``'s own and do
-        nothing.
-        """
-        methods = [getattr(callback, name) for callback in self.callbacks]
-        return [
-            method
-            for method in methods
-            if getattr(method, "__func__", None) is not getattr(Callback, name)
-        ]
 
     @property
     def all_metrics(self) -> dict[str, Metric]:
@@ -393,13 +383,11 @@ class Trainer:
         if state.scaler.is_enabled():
             # It fails at one of a part that is still frozen.
             optimizers = tuple(filter(has_gradients, optimizers))
-        if self.config.max_grad_norm is not None or self._before_step:
+        if self.config.max_grad_norm is not None or self.callback_runner.read_gradients:
             for optimizer in optimizers:
                 state.scaler.unscale_(optimizer)
-        if self._before_step:
-            with stall_limit_suspended(), self.state.step_rng.outside():
-                for call in self._before_step:
-                    call(self)
+        if self.callback_runner.read_gradients:
+            self.callback_runner.before_optimizer_step()
             self._ddp.check_requires_grad()
         if self.config.max_grad_norm is not None:
             parameters = stepped_parameters(self._optimizers)

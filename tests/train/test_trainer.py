@@ -293,18 +293,27 @@ def test_data_the_loop_cannot_use_is_refused_with_the_hint(data: Any, words: str
 
 
 class Derived(OnStep):
-    pass
+    """Overrides nothing by itself."""
 
 
-def test_only_methods_that_are_overridden_are_called() -> None:
+def test_methods_that_are_overridden_are_called_in_the_order_of_the_callbacks() -> None:
+    said: list[str] = []
     own = Callback()
-    derived = Derived(print)
-    plain = Callback()
-    own.on_epoch = lambda trainer, record: None
-    trainer = trainer_of(callbacks=(plain, derived, own))
-    assert trainer.methods("on_step") == [derived.on_step]
-    assert trainer.methods("on_epoch") == [own.on_epoch]
-    assert trainer.methods("on_checkpoint") == []
+    own.on_step = lambda trainer, step, loss: said.append(f"own {step}")
+    own.on_epoch = lambda trainer, record: said.append("epoch")
+    derived = Derived(lambda trainer, step: said.append(f"derived {step}"))
+    trainer = trainer_of(callbacks=(Callback(), derived, own))
+    trainer.callback_runner.step(3, None)
+    assert said == ["derived 3", "own 3"]
+    trainer.callback_runner.fit_end()
+    assert said == ["derived 3", "own 3"]
+
+
+def test_moments_that_no_callback_follows_are_known() -> None:
+    trainer = trainer_of(callbacks=(Callback(), Derived(print)))
+    assert trainer.callback_runner.follow_steps
+    assert not trainer.callback_runner.follow_evaluations
+    assert not trainer.callback_runner.read_gradients
 
 
 @pytest.mark.parametrize("wrong", [OnStep, object(), print])

@@ -104,17 +104,20 @@ class DistributedDataLoader:
         Raises:
             ConfigError: these do not fit together; the message says what to do.
         """
-        numbers = {
-            "batch_size": batch_size,
-            "gradient_accumulation_steps": gradient_accumulation_steps,
-        }
-        if wrong := [name for name, value in numbers.items() if value < 1]:
-            raise config_error(f"{wrong[0]} is {numbers[wrong[0]]}", "at least 1", "correct it")
+        _check_at_least_one("batch_size", batch_size)
+        _check_at_least_one("gradient_accumulation_steps", gradient_accumulation_steps)
         order, self._length = _order_and_length(data, order, seed, sharded)
         length = -1 if self._length is None else self._length
         order_hash = _order_hash(order)
         sampler.check_agreement(
-            world, {"len(data)": length, **numbers, "seed": seed, "order": str(order_hash)}
+            world,
+            {
+                "len(data)": length,
+                "batch_size": batch_size,
+                "gradient_accumulation_steps": gradient_accumulation_steps,
+                "seed": seed,
+                "order": str(order_hash),
+            },
         )
         self._same_samples = SameSamples(
             world,
@@ -123,8 +126,8 @@ class DistributedDataLoader:
             is_stream=isinstance(data, IterableDataset),
             in_memory=None if sharded else fingerprint_in_memory(data),
         )
-        self._data = {"length": length, "order": order_hash}
-        self._changed = resume_changed_data
+        self._data_identity = {"length": length, "order": order_hash}
+        self._resume_changed_data = resume_changed_data
         self._assignment = sampler.ShardAssignment(
             world.rank,
             world.world_size,
@@ -135,59 +138,97 @@ class DistributedDataLoader:
             sharded,
             equal_batches,
         )
-        # Tensors in memory, whose batches are one indexing of each; a class derived from
-        # TensorDataset may do more.
-        rows = type(data) is TensorDataset and collate is None
-        # What is on a GPU already can be neither pinned nor copied beside.
-        there = rows and any(tensor.is_cuda for tensor in cast(TensorDataset, data).tensors)
-        beside = world.device.type == "cuda" and not there
-        if num_workers is None:  # indexing tensors is quicker than passing them on
-            num_workers = 0 if rows else default_workers(share(world))
-        method = None
-        if num_workers:
-            method = start_method(
-                multiprocessing_context, dist.get_backend() if dist.is_initialized() else "gloo"
-            )
+        # A batch of tensors in memory is one indexing of each. A class derived from TensorDataset
+        # may do more.
+        in_memory = type(data) is TensorDataset and collate is None
+        # What is on a GPU already can be neither pinned nor copied beside the computation.
+        is_on_gpu = in_memory and any(
+            tensor.is_cuda for tensor in cast(TensorDataset, data).tensors
+        )
+        copies_to_gpu = world.device.type == "cuda" and not is_on_gpu
+        if num_workers is None:
+            # Indexing tensors takes less time than passing them from one process to another.
+            num_workers = 0 if in_memory else default_workers(share(world))
+        if pin_memory is None:
+            pin_memory = copies_to_gpu
         self._world = world
         self._order = order
         self._signals = signals
         self._requests = sampler.DistributedBatchSampler(self._assignment)
-        self._reader = sampler.Reader(data, rows=rows)
-        # Of tensors in memory all is known.
-        self._reads_unknown = world.world_size > 1 and not rows
+        self._reader = sampler.Reader(data, rows=in_memory)
+        # Tensors in memory were compared whole, by their fingerprint.
+        self._reads_unknown = world.world_size > 1 and not in_memory
         self._by_epoch = hasattr(data, "set_epoch") or isinstance(data, IterableDataset)
         self._stream: Stream | None = None
         if isinstance(data, IterableDataset):
             self._stream = Stream(data, self._assignment)
-        self._sent = {"data": data, "collate": collate, "weight": weight}
-        self._loader: DataLoader[Any] = DataLoader(
-            self._stream or self._reader,
-            batch_size=None if self._stream else 1,
-            batch_sampler=None if self._stream else cast(Any, self._requests),
-            collate_fn=partial(
-                collated, collate=None if rows else collate or default_collate, weight=weight
-            ),
-            # Of its own: torch would draw from the rank's, at moments that a resumed run does not
-            # share.
-            generator=torch.Generator(),
+        self._sent_to_workers = {"data": data, "collate": collate, "weight": weight}
+        make_batch = None if in_memory else collate or default_collate
+        self._loader = self._torch_loader(
+            partial(collated, collate=make_batch, weight=weight),
             num_workers=num_workers,
-            prefetch_factor=prefetch_factor if num_workers else None,
-            persistent_workers=persistent_workers and num_workers > 0,
-            pin_memory=beside if pin_memory is None else pin_memory and not there,
-            multiprocessing_context=method,
+            prefetch_factor=prefetch_factor,
+            persistent_workers=persistent_workers,
+            pin_memory=pin_memory and not is_on_gpu,
+            multiprocessing_context=multiprocessing_context,
         )
-        # On these depends what a sharded data set's batches are.
-        self._layout = {
+        # The batches of a sharded data set depend on these.
+        self._shard_layout = {
             "world_size": world.world_size,
             "num_workers": num_workers,
             "batch_size": batch_size,
         }
         self._weighted = weight is not None
-        self._transfer = DeviceTransfer(world.device, channels_last=channels_last, beside=beside)
+        self._transfer = DeviceTransfer(
+            world.device, channels_last=channels_last, beside=copies_to_gpu
+        )
         # With workers only: else what reading draws at random would depend on how far ahead it is.
-        self._reads_ahead = beside and num_workers > 0
-        self._epoch = self._samples_seen = self._batches = 0
-        self._resumes = False  # the next iteration goes on from there
+        self._reads_ahead = copies_to_gpu and num_workers > 0
+        # What was given out: the epoch, and the samples of all ranks and batches of this one in it.
+        self._epoch = 0
+        self._samples_seen = 0
+        self._batches = 0
+        # Whether the next iteration goes on from there; else it begins the epoch.
+        self._resumes = False
+
+    def _torch_loader(
+        self,
+        collate: Callable[..., sampler.MicroBatch],
+        *,
+        num_workers: int,
+        prefetch_factor: int | None,
+        persistent_workers: bool,
+        pin_memory: bool,
+        multiprocessing_context: Literal["fork", "spawn", "forkserver"] | None,
+    ) -> DataLoader[Any]:
+        """Return torch's loader, whose items are micro-batches of this rank."""
+        method = None
+        if num_workers:
+            backend = dist.get_backend() if dist.is_initialized() else "gloo"
+            method = start_method(multiprocessing_context, backend)
+        if self._stream:
+            # It yields micro-batches by itself.
+            dataset: Dataset[Any] = self._stream
+            batch_size = None
+            batch_sampler = None
+        else:
+            dataset = self._reader
+            batch_size = 1  # torch's default, as it wants beside a batch sampler
+            batch_sampler = cast(Any, self._requests)
+        return DataLoader(
+            dataset,
+            batch_size=batch_size,
+            batch_sampler=batch_sampler,
+            collate_fn=collate,
+            # One of its own: torch would draw from the rank's random numbers, at moments that a
+            # resumed run does not share.
+            generator=torch.Generator(),
+            num_workers=num_workers,
+            prefetch_factor=prefetch_factor if num_workers else None,
+            persistent_workers=persistent_workers and num_workers > 0,
+            pin_memory=pin_memory,
+            multiprocessing_context=method,
+        )
 
     def set_epoch(self, epoch: int) -> None:
         """The next iteration is of this epoch.
@@ -212,11 +253,11 @@ class DistributedDataLoader:
         place = {
             "epoch": self._epoch,
             "samples_seen": self._samples_seen,
-            **self._data,
+            **self._data_identity,
             "samples": self._same_samples.state_dict(),
         }
         if self._assignment.sharded:
-            return {**place, "batches": self._batches, **self._layout}
+            return {**place, "batches": self._batches, **self._shard_layout}
         return place
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -228,8 +269,8 @@ class DistributedDataLoader:
                 or seen twice; or a sharded data set was read half by another number of ranks or
                 workers.
         """
-        for name, here in self._data.items():
-            if not self._changed and state.get(name, here) != here:
+        for name, here in self._data_identity.items():
+            if not self._resume_changed_data and state.get(name, here) != here:
                 if name == "length":
                     numbers = f" was {state[name]} samples and is {here}"
                 else:
@@ -243,7 +284,7 @@ class DistributedDataLoader:
                     ),
                 )
         if self._assignment.sharded and state["samples_seen"]:
-            for name, here in self._layout.items():
+            for name, here in self._shard_layout.items():
                 if state.get(name) != here:
                     raise config_error(
                         f"{name} was {state.get(name)} in the epoch that is to go on, and is"
@@ -252,7 +293,7 @@ class DistributedDataLoader:
                         f"start with {name}={state.get(name)}, or call set_epoch() to begin another"
                         " epoch",
                     )
-        if not self._changed:
+        if not self._resume_changed_data:
             self._same_samples.load_state_dict(state.get("samples", {}))
         self._epoch = state["epoch"]
         self._samples_seen = state["samples_seen"]
@@ -306,23 +347,24 @@ class DistributedDataLoader:
 
     def _read(self) -> Iterator[StepBatches]:
         if not self._resumes:
-            self._samples_seen = self._batches = 0
+            self._samples_seen = 0
+            self._batches = 0
         self._resumes = False
-        sent = map(
-            self._send, group_steps(self._parts(), self._assignment, weighted=self._weighted)
-        )
-        for step in _one_ahead(sent) if self._reads_ahead else sent:
+        steps = group_steps(self._parts(), self._assignment, weighted=self._weighted)
+        sent: Iterator[StepBatches] = map(self._send, steps)
+        if self._reads_ahead:
+            sent = _one_ahead(sent)
+        for step in sent:
             self._transfer.arrived(step.batches, step.copied)
             yield step
         self.set_epoch(self._epoch + 1)
 
     def _parts(self) -> Iterator[sampler.MicroBatch]:
         if self._assignment.sharded:
+            # It is read again from its start, and what was given out is skipped here.
             begin = self._batches
-        else:
-            begin = self._samples_seen
-        if self._assignment.sharded:
             return itertools.islice(self._start(begin, Look.NONE), begin, None)
+        begin = self._samples_seen
         if self._same_samples.is_done or not (self._stream or self._reads_unknown):
             return self._start(begin, Look.NONE)
         return self._same_samples.checked(
@@ -335,7 +377,7 @@ class DistributedDataLoader:
         elif self._order is not None:
             self._requests.begin(self._order.indices(self._epoch), self._epoch, begin, look)
             self._reader.begin(self._epoch)
-        return start(self._loader, self._signals, self._sent)
+        return start(self._loader, self._signals, self._sent_to_workers)
 
     def _send(self, step: StepBatches) -> StepBatches:
         batches, copied = self._transfer.send(step.batches)
@@ -355,6 +397,11 @@ def _one_ahead(steps: Iterator[StepBatches]) -> Iterator[StepBatches]:
         present = upcoming
         upcoming = next(steps, None)
         yield present
+
+
+def _check_at_least_one(name: str, value: int) -> None:
+    if value < 1:
+        raise config_error(f"{name} is {value}", "at least 1", "correct it")
 
 
 def _order_and_length(

@@ -2,7 +2,7 @@
 
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -51,47 +51,91 @@ class StepBatches(NamedTuple):
 def group_steps(
     parts: Iterator[MicroBatch], assignment: ShardAssignment, *, weighted: bool
 ) -> Iterator[StepBatches]:
-    """The steps of this rank's micro-batches, still in the host's memory.
+    """Put this rank's micro-batches, still in the host's memory, together to steps.
 
     Where a weight is not the number of samples, or a sharded data set decides how many there are,
     each step costs one all-reduce on the host group.
+
+    Args:
+        parts: This rank's micro-batches of an epoch, or of what is left of it.
+        assignment: How many micro-batches make a step, and whether the last step may be smaller.
+        weighted: Whether a weight is something else than the number of samples.
+
+    Yields:
+        Steps with equally many micro-batches on all ranks.
+
+    Raises:
+        ConfigError: A weight is no finite number of at least 0.
     """
-    number = assignment.gradient_accumulation_steps
-    ranks = assignment.world_size
-    sharded = assignment.sharded
-    last = MicroBatch(None, 0, 0)
+    accumulation = assignment.gradient_accumulation_steps
+    full = accumulation * assignment.global_batch_size
+    latest = MicroBatch(None, 0, 0)
     while True:
-        step = list(itertools.islice(parts, number))
-        count = len(step)
-        samples = sum(part.total for part in step)
-        whole = float(samples)
-        if sharded or (weighted and step):
-            whole, *counts = _sums(step, assignment)
-            if sharded:
-                samples = int(sum(counts))
-                count = number - counts.count(0.0)
-        if count == 0 or (assignment.drop_last and samples < number * assignment.global_batch_size):
+        step = list(itertools.islice(parts, accumulation))
+        size = _size_over_ranks(step, assignment, weighted=weighted)
+        if size.batches == 0:
             return
-        last = step[-1] if step else last
-        if len(step) < count:
-            step += [last._replace(own=0, weight=0.0)] * (count - len(step))
-        yield StepBatches([_batch(part, ranks, whole) for part in step], samples, whole)
+        if assignment.drop_last and size.samples < full:
+            return
+        if step:
+            latest = step[-1]
+        # All ranks have to run equally many forward and backward passes, or those with more would
+        # wait for ever. A rank whose shard has ended runs its latest micro-batch again, which does
+        # not count.
+        missing = size.batches - len(step)
+        step += [latest._replace(own=0, weight=0.0)] * missing
+        batches = [_batch(part, assignment.world_size, size.weight) for part in step]
+        yield StepBatches(batches, size.samples, size.weight)
 
 
-def _batch(part: MicroBatch, ranks: int, whole: float) -> Batch:
+class _StepSize(NamedTuple):
+    """What a step comes to over all ranks.
+
+    Attributes:
+        batches: Micro-batches of the rank that has the most.
+        samples: Those that count.
+        weight: Theirs.
+    """
+
+    batches: int
+    samples: int
+    weight: float
+
+
+def _size_over_ranks(
+    step: Sequence[MicroBatch], assignment: ShardAssignment, *, weighted: bool
+) -> _StepSize:
+    if assignment.sharded:
+        # Each rank knows its own part alone.
+        weight, *counts = _sums(step, assignment)
+        batches = sum(1 for count in counts if count)
+        return _StepSize(batches, int(sum(counts)), weight)
+    samples = sum(part.total for part in step)
+    if weighted and step:
+        weight, *_ = _sums(step, assignment)
+    else:
+        weight = float(samples)
+    return _StepSize(len(step), samples, weight)
+
+
+def _batch(part: MicroBatch, ranks: int, weight_of_step: float) -> Batch:
     weight = float(part.weight)
-    return Batch(part.samples, part.own, weight, weight * ranks / whole if whole else 0.0)
+    if weight_of_step:
+        scale = weight * ranks / weight_of_step
+    else:
+        scale = 0.0
+    return Batch(part.samples, part.own, weight, scale)
 
 
-def _sums(step: list[MicroBatch], assignment: ShardAssignment) -> list[float]:
+def _sums(step: Sequence[MicroBatch], assignment: ShardAssignment) -> list[float]:
     """Over ranks: the weight of the step, and the samples of each of its micro-batches."""
-    counts = [part.own for part in step] + [0] * (
-        assignment.gradient_accumulation_steps - len(step)
-    )
-    own = [sum(_checked(part.weight) for part in step), *map(float, counts)]
+    weight = sum(_checked(part.weight) for part in step)
+    counts = [0.0] * assignment.gradient_accumulation_steps
+    for number, part in enumerate(step):
+        counts[number] = float(part.own)
     if assignment.world_size == 1:
-        return own
-    sums = torch.tensor(own, dtype=torch.float64)
+        return [weight, *counts]
+    sums = torch.tensor([weight, *counts], dtype=torch.float64)
     dist.all_reduce(sums, group=host_group())
     return sums.tolist()
 

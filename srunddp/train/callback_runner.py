@@ -1,0 +1,101 @@
+"""The callbacks of a Trainer, called at their moments."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from srunddp.telemetry import stall_limit_suspended
+from srunddp.train.callback import Callback
+from srunddp.train.progress import EpochRecord
+from srunddp.train.rng import StepRng
+
+if TYPE_CHECKING:
+    from srunddp.train.trainer import Trainer
+
+
+class CallbackRunner:
+    """Calls the methods that a user's callbacks override, in the callbacks' order.
+
+    While they run ``--stall-timeout`` does not count, and what they draw at random is the same on
+    all ranks.
+    """
+
+    def __init__(self, trainer: Trainer, callbacks: Sequence[Callback], step_rng: StepRng) -> None:
+        """Look up which methods are overridden.
+
+        Args:
+            trainer: Passed to each of them.
+            callbacks: In the order in which they are called.
+            step_rng: The random numbers of the steps, which the callbacks do not draw from.
+        """
+        self._trainer = trainer
+        self._callbacks = callbacks
+        self._step_rng = step_rng
+        self._on_fit_start = self._overrides_of(Callback.on_fit_start)
+        self._on_before_optimizer_step = self._overrides_of(Callback.on_before_optimizer_step)
+        self._on_step = self._overrides_of(Callback.on_step)
+        self._on_evaluation = self._overrides_of(Callback.on_evaluation)
+        self._on_epoch = self._overrides_of(Callback.on_epoch)
+        self._on_checkpoint = self._overrides_of(Callback.on_checkpoint)
+        self._on_fit_end = self._overrides_of(Callback.on_fit_end)
+
+    def _overrides_of(self, default: Callable[..., None]) -> list[Callable[..., Any]]:
+        """Return the callbacks' methods in the place of one of ``Callback``'s own."""
+        methods = [getattr(callback, default.__name__) for callback in self._callbacks]
+        return [method for method in methods if getattr(method, "__func__", None) is not default]
+
+    @property
+    def read_gradients(self) -> bool:
+        """Whether one of them is called between the backward pass and the optimizer's step."""
+        return bool(self._on_before_optimizer_step)
+
+    @property
+    def follow_steps(self) -> bool:
+        """Whether one of them is called after each step."""
+        return bool(self._on_step)
+
+    @property
+    def follow_evaluations(self) -> bool:
+        """Whether one of them is called after each evaluation."""
+        return bool(self._on_evaluation)
+
+    def fit_start(self) -> None:
+        """Call ``on_fit_start``."""
+        self._call(self._on_fit_start)
+
+    def before_optimizer_step(self) -> None:
+        """Call ``on_before_optimizer_step``."""
+        self._call(self._on_before_optimizer_step)
+
+    def step(self, step: int, loss: Tensor | None) -> None:
+        """Call ``on_step``; which parameters are trained may have changed when this returns."""
+        self._call(self._on_step, step, loss)
+
+    def evaluation(self, figures: Mapping[str, float]) -> None:
+        """Call ``on_evaluation``; which parameters are trained may have changed when this
+        returns.
+        """
+        self._call(self._on_evaluation, figures)
+
+    def epoch(self, record: EpochRecord) -> None:
+        """Call ``on_epoch``."""
+        self._call(self._on_epoch, record)
+
+    def checkpoint(self, path: Path) -> None:
+        """Call ``on_checkpoint``; on rank 0 alone."""
+        self._call(self._on_checkpoint, path)
+
+    def fit_end(self) -> None:
+        """Call ``on_fit_end``."""
+        self._call(self._on_fit_end)
+
+    def _call(self, methods: Sequence[Callable[..., Any]], *args: Any) -> None:
+        if not methods:
+            return
+        with stall_limit_suspended(), self._step_rng.outside():
+            for method in methods:
+                method(self._trainer, *args)
