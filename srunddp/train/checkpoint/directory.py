@@ -5,7 +5,7 @@ import math
 import os
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
@@ -81,8 +81,15 @@ class CheckpointDirectory:
     def newest(
         self, log: Callable[[str], None], *, mmap: bool = False
     ) -> tuple[Path, dict[str, Any]] | None:
-        """The newest whole one with its content, or None; ``log`` is told of each broken one that
-        is ignored.
+        """Return the newest whole checkpoint with its content; None where there is none.
+
+        A checkpoint of a run that had been replaced does not count. Such a run was requeued, or
+        started a second time, while a process of it still wrote: its last file may have a later
+        step than those of its successor, and be of another course of training. It is renamed.
+
+        Args:
+            log: Told of each file that is passed over.
+            mmap: As for ``torch.load``.
         """
         tried: set[int] = set()
         # Listed anew: who writes may have deleted one meanwhile.
@@ -95,10 +102,7 @@ class CheckpointDirectory:
                 if os.path.lexists(self.path(step)):
                     log(f"ignored {str(error).partition(';')[0]}")
                 continue
-            own = state.get(OWN, {}).get("generation", 0)
-            # Written by a run that had been replaced. Most often it is of the run before, and no
-            # other file is opened.
-            if own < self._former and any(generation_of(self.path(other)) > own for other in left):
+            if self._is_of_a_replaced_run(state, left):
                 self.archive_newer(step - 1)
                 log(
                     f"{self.path(step)} is of an earlier run than a checkpoint before it, and was"
@@ -109,9 +113,21 @@ class CheckpointDirectory:
             return self.path(step), state
         return None
 
+    def _is_of_a_replaced_run(self, state: Mapping[str, Any], steps: set[int]) -> bool:
+        """Return whether a later run than that of ``state`` has written one of these steps."""
+        own = state.get(OWN, {}).get("generation", 0)
+        # Most often the checkpoint is of the run just before this one, and no file is opened.
+        if own >= self._former:
+            return False
+        return any(generation_of(self.path(step)) > own for step in steps)
+
     def begin(self) -> None:
-        """Begin a run that writes here, once: earlier ones are refused from now on. OSError: the
-        folder refuses it.
+        """Begin a run that writes here; what an earlier run writes is refused from now on.
+
+        A second call does nothing.
+
+        Raises:
+            OSError: The file ``generation`` cannot be written.
         """
         if self._generation:
             return
@@ -156,15 +172,19 @@ class CheckpointDirectory:
         return renamed
 
     def _prune(self, added: int) -> None:
+        """Delete the checkpoints that are neither among the newest nor among the best.
+
+        Args:
+            added: The step that was just written; it is kept.
+        """
         steps = self.steps()
-        newest = islice(filter(self._is_whole, reversed(steps)), self._keep_last)
+        newest = self._first_whole(reversed(steps), self._keep_last)
         scores = dict(self.scores)  # the caller may add to it meanwhile
         scored = [step for step in steps if not math.isnan(scores.get(step, math.nan))]
-        best = list(
-            islice(filter(self._is_whole, sorted(scored, key=scores.__getitem__)), self._keep_best)
-        )
+        best = self._first_whole(sorted(scored, key=scores.__getitem__), self._keep_best)
         kept = {added, *newest, *best}
-        # What is above may read large files, and another run may have begun.
+        # Only now: to see whether files are whole may have taken minutes, and another run may have
+        # begun meanwhile, whose checkpoints are not ours to delete.
         self._check_generation()
         if best:
             self._link(best[0])
@@ -172,6 +192,13 @@ class CheckpointDirectory:
             if step not in kept:
                 self.path(step).unlink(missing_ok=True)
                 self._whole.discard(step)
+
+    def _first_whole(self, steps: Iterable[int], count: int) -> list[int]:
+        """Return the first of these steps whose files are whole, so many of them.
+
+        Files after those are not read: a broken one among them is deleted like any other.
+        """
+        return list(islice(filter(self._is_whole, steps), count))
 
     def _latest(self) -> int:
         # The user has deleted it, or made the folder again.

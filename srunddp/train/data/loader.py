@@ -431,6 +431,7 @@ def _order_and_length(
 
 def _order_hash(order: Order | None) -> int:
     """The same for the same samples in the same order."""
-    if isinstance(order, Sequential | None):
+    if order is None or isinstance(order, Sequential | Shuffled):
+        # Their fields say all, and need no permutation of a large data set.
         return hashed(repr(order))
     return hashed(order.indices(1).numpy().tobytes())

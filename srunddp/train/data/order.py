@@ -40,12 +40,16 @@ class Sequential:
 
 
 @dataclass(frozen=True)
-class Shuffled(Sequential):
+class Shuffled:
     """Every sample once, as :class:`torch.utils.data.DistributedSampler` orders them before it
     pads.
     """
 
+    length: int
     seed: int = 0
+
+    def __len__(self) -> int:
+        return self.length
 
     def indices(self, epoch: int) -> Tensor:
         return torch.randperm(self.length, generator=_generator(self.seed, epoch))
