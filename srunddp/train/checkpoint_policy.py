@@ -27,10 +27,12 @@ class StopTraining(Exception):  # noqa: N818 - it is no error
 
 
 class CheckpointPolicy:
-    """For a run with an ``output_dir``; all ranks call its methods at the same steps.
+    """Writes checkpoints and agrees on stops, for a run with an ``output_dir``.
+
+    All ranks call its methods at the same steps.
 
     Attributes:
-        due: a checkpoint is to be written after this step, whatever its number.
+        due: A checkpoint is to be written after this step, whatever its number.
     """
 
     def __init__(
@@ -46,8 +48,16 @@ class CheckpointPolicy:
         """Begin to note signals, until ``stack`` is closed.
 
         Args:
+            config: Of the training.
+            world: All of its ranks make this.
+            state: Of the training.
+            stack: Is closed when the training is over.
             log: Prints a line for the user, on rank 0.
             written: Called on rank 0 with the path of each checkpoint that is whole.
+
+        Raises:
+            ConfigError: Rank 0 cannot write to the folder, or another Trainer of this process has
+                used it. PeerError on the other ranks.
         """
         self.due = False
         self._config = config
@@ -85,13 +95,17 @@ class CheckpointPolicy:
             )
 
     def restore(self, before: Callable[[Mapping[str, Any]], None]) -> None:
-        """Go on from a checkpoint where the configuration names or finds one; and see that the
-        state can be saved.
+        """Go on from a checkpoint where there is one; and see that the state can be saved.
 
         Args:
-            before: called with the checkpoint before it is loaded.
+            before: Called with the checkpoint before it is loaded.
+
+        Raises:
+            CheckpointError: It is not whole, or of another model or version.
+            ConfigError: There are checkpoints, and the configuration says to begin anew.
         """
-        if found := self._manager.load(self._config.resume):
+        found = self._manager.load(self._config.resume)
+        if found:
             if found.get("version") != VERSION:
                 raise CheckpointError(
                     f"this checkpoint has the version {found.get('version', 'none')}",
@@ -107,6 +121,8 @@ class CheckpointPolicy:
         state = self._state
         try:
             state.load_state_dict(found)
+        # What torch's load_state_dict() of models, optimizers and schedulers raises where something
+        # has another shape or length.
         except (IndexError, KeyError, RuntimeError, ValueError, TypeError) as error:
             raise CheckpointError(
                 (
@@ -116,6 +132,7 @@ class CheckpointPolicy:
                 expected="those of the script that wrote it",
                 hint="start with another output_dir",
             ) from error
+        # Scores of two figures cannot be compared: the best by the old one would stay for ever.
         if (found["monitor"], found["mode"]) != (state.monitor, state.mode):
             self._manager.scores.clear()
             self._log(
@@ -124,7 +141,9 @@ class CheckpointPolicy:
             )
         self._manager.restore_rng(found, self._config.seed)
         state.step_rng.restore(found["step_random"])
-        if self._config.resume in ("never", "auto"):  # else it may be in another folder
+        # This state needs no second checkpoint, if the one that has it is in this folder. One that
+        # was named by its path may be in another.
+        if self._config.resume in ("never", "auto"):
             self._saved = self._position()
         if self._world.rank == 0:
             self._log(
@@ -133,28 +152,41 @@ class CheckpointPolicy:
             )
 
     def begin(self) -> None:
-        """Steps of another kind begin."""
+        """Begin steps of another kind, as of an evaluation; all ranks call this."""
         self._preemption.restart_interval()
 
     def agree(self) -> None:
         """Agree with the other ranks, about once a second; all call this equally often.
-        StopTraining: all stop here.
+
+        Raises:
+            StopTraining: All stop here.
         """
         stop = self._preemption.should_stop(checkpoint_due=self._due_by_clock())
-        self.due |= self._preemption.checkpoint_due
+        if self._preemption.checkpoint_due:
+            self.due = True
         if stop:
             raise StopTraining
 
     def after_step(self, sums: MetricAccumulator | None) -> None:
-        """Write a checkpoint if one is due after this step, with the epoch's ``sums``; stop if that
-        is agreed on.
+        """Write a checkpoint if one is due after this step; stop if that is agreed on.
+
+        Args:
+            sums: The figures of the epoch so far.
+
+        Raises:
+            StopTraining: All stop here, and a checkpoint is still to be written.
         """
         self._report()
+        # Before the ranks agree: what they agree on by the clock is due after the next step.
         self._save_if_due(self._config.checkpoint.every_steps, self._state.step, sums)
         self.agree()
 
     def after_epoch(self, sums: MetricAccumulator | None) -> None:
-        """The same at an epoch's end; ``sums``: of an epoch that ``max_steps`` cuts."""
+        """Write a checkpoint if one is due at an epoch's end.
+
+        Args:
+            sums: The figures of an epoch that ``max_steps`` cuts; None of one that is over.
+        """
         self._save_if_due(self._config.checkpoint.every_epochs, self._state.epoch, sums)
 
     def _save_if_due(self, every: int, number: int, sums: MetricAccumulator | None) -> None:
@@ -162,32 +194,50 @@ class CheckpointPolicy:
             self._save(sums)
 
     def finish(self, sums: MetricAccumulator | None) -> None:
-        """Have the last checkpoint written when this returns; ``sums`` as in
-        :meth:`after_epoch`.
+        """Have the last checkpoint written when this returns.
+
+        Args:
+            sums: As in :meth:`after_epoch`.
+
+        Raises:
+            CheckpointError: It could not be written. PeerError on the other ranks.
         """
         self._save_and_wait(sums)
 
     def save_and_stop(self, sums: MetricAccumulator | None) -> None:
-        """Write a checkpoint, and raise Stopped."""
+        """Write a checkpoint, and end this rank.
+
+        Args:
+            sums: The figures of the epoch so far.
+
+        Raises:
+            Stopped: Always, unless the checkpoint could not be written.
+        """
         self._preemption.stop(self._state.step, self._save_and_wait(sums))
 
     def _save_and_wait(self, sums: MetricAccumulator | None) -> Path:
-        """What follows may read it, or end this rank, and with it rank 0 that writes."""
+        """Write a checkpoint, and return its path when it is there.
+
+        What follows may read it, or end this rank, and with it rank 0 that writes.
+        """
         try:
             return self._save(sums, wait=True)
         finally:
             self._report()
 
     def _save(self, sums: MetricAccumulator | None, *, wait: bool = False) -> Path:
-        """Begin to write a checkpoint, unless there is one of just this state; its path."""
+        """Begin to write a checkpoint, unless there is one of just this state; return its path."""
         self.due = False
         state = self._state
         position = self._position()
+        # With ``wait`` it must be there, and the one of this state may have been left out, as
+        # another was still being written. wait() tells the same to all ranks.
         if position == self._saved and (not wait or self._manager.wait()):
             return self._manager.path(state.step)
         self._saved = position
         self._saved_at = time.monotonic()
-        if sums:  # else those of an epoch that max_steps has cut stay
+        # Without sums an epoch is over, or one that max_steps has cut stays as it was loaded.
+        if sums:
             state.sums = sums.by_rank()
         self._manager.scores.update(state.scores)
         # What is saved is what was evaluated; a run that goes on begins by training.
@@ -196,11 +246,18 @@ class CheckpointPolicy:
             return self._manager.save(state.step, state.state_dict(), wait=wait)
 
     def _position(self) -> tuple[int, ...]:
-        """An epoch's end, and an evaluation, change what is to be saved after a step."""
+        """Return what tells this state from any other of the run.
+
+        The step is not enough: an epoch's end, and an evaluation, change what is saved after it.
+        """
         return self._state.step, self._state.epoch, self._state.evaluated
 
     def _due_by_clock(self) -> bool:
-        """By rank 0's clock, which the others have to be told."""
+        """Return whether ``every_minutes`` are over, on rank 0; False on the others.
+
+        The ranks' clocks differ, and all have to save after the same step: rank 0's counts, and
+        ``should_stop()`` tells the others.
+        """
         minutes = self._config.checkpoint.every_minutes
         return (
             self._world.rank == 0

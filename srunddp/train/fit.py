@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import itertools
+import math
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, TypeAlias, cast
+from typing import Any, Self, TypeAlias, cast
 
 from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset
@@ -18,28 +20,76 @@ from srunddp.config.parse import save_config
 from srunddp.errors import ConfigError, file_errors
 from srunddp.telemetry import event, heartbeat
 from srunddp.train import validate
+from srunddp.train.callback_runner import CallbackRunner
 from srunddp.train.checkpoint_policy import CheckpointPolicy, StopTraining
+from srunddp.train.config import Config
 from srunddp.train.data import workers
 from srunddp.train.data.loader import DistributedDataLoader
 from srunddp.train.data.order import Order, Sequential
+from srunddp.train.data.reader import Collate, Weight
 from srunddp.train.data.sampler import length_of
 from srunddp.train.data.steps import StepBatches
 from srunddp.train.evaluations import Evaluations
 from srunddp.train.metrics.accumulator import Metric, MetricAccumulator
 from srunddp.train.metrics.logger import MetricsLogger
+from srunddp.train.model.ddp import DDPModel
 from srunddp.train.progress import EpochRecord, Progress, SilentProgress
 from srunddp.train.rng import preserved_rng
-from srunddp.train.schedulers import Schedulers
+from srunddp.train.schedulers import Scheduler, Schedulers
 from srunddp.train.start_settings import of_schedulers
+from srunddp.train.state import TrainingState
 from srunddp.train.step_timer import make_step_timer
-from srunddp.train.world import check_all_leave
-
-if TYPE_CHECKING:
-    from srunddp.train.trainer import Trainer
-
+from srunddp.train.world import World, check_all_leave
 
 ValData: TypeAlias = Dataset[Any] | Mapping[str, Dataset[Any]] | None
 """What ``fit()`` is given to evaluate on: a data set, or several by name."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoopContext:
+    """What a Trainer shares with its loop.
+
+    Attributes:
+        config: The settings.
+        world: The ranks that train together.
+        state: Where training stands; the loop counts its steps and epochs.
+        ddp: The model. After callbacks the loop has it share the gradients of what is trained then.
+        metrics: Of training and of evaluations, by name.
+        val_metrics: Of evaluations alone, by name.
+        weight: By how much a batch counts; None for its number of samples.
+        schedulers: The user's, one for each optimizer; none where the configuration schedules.
+        callbacks: Calls the user's callbacks.
+        warm_up_buckets: Makes a forward and backward pass of the first of these steps that changes
+            nothing, but that DistributedDataParallel orders its buckets by it.
+    """
+
+    config: Config
+    world: World
+    state: TrainingState
+    ddp: DDPModel
+    metrics: Mapping[str, Metric]
+    val_metrics: Mapping[str, Metric]
+    weight: Weight | None
+    schedulers: tuple[Scheduler, ...]
+    callbacks: CallbackRunner
+    warm_up_buckets: Callable[[Iterator[StepBatches]], None]
+
+    @property
+    def all_metrics(self) -> dict[str, Metric]:
+        """Those of training and of evaluations alone."""
+        return {**self.metrics, **self.val_metrics}
+
+
+@dataclass(frozen=True, kw_only=True)
+class FitData:
+    """The data of one call of :meth:`srunddp.train.Trainer.fit`, whose arguments these are."""
+
+    train_data: Dataset[Any]
+    val_data: ValData
+    order: Order | None
+    collate: Collate | None
+    val_collate: Collate | None
+    sharded: bool
 
 
 def _by_name(val_data: ValData, metrics: Mapping[str, Metric]) -> dict[str, Dataset[Any]]:
@@ -50,7 +100,7 @@ def _by_name(val_data: ValData, metrics: Mapping[str, Metric]) -> dict[str, Data
     """
     if val_data is None:
         return {}
-    # A data set may be a mapping, too, of indices.
+    # A data set may itself be a mapping, from indices to samples: only names make it several.
     if not isinstance(val_data, Mapping) or not all(isinstance(each, str) for each in val_data):
         return {"": cast(Dataset[Any], val_data)}
     for name in val_data:
@@ -70,39 +120,56 @@ def _by_name(val_data: ValData, metrics: Mapping[str, Metric]) -> dict[str, Data
 
 
 def make_loader(
-    trainer: Trainer,
     data: Dataset[Any],
+    config: Config,
+    world: World,
     *,
     name: str,
-    collate: Callable[[list[Any]], Any] | None,
+    collate: Collate | None,
+    weight: Weight | None,
     sharded: bool,
     order: Order | None = None,
     training: bool = False,
     log: Callable[[str], None] | None = None,
 ) -> DistributedDataLoader:
-    """A loader by the Trainer's settings; ``name``: of the data in messages; ``training``: of
-    training data, else of data for an evaluation.
+    """Make a loader by a Trainer's settings; a collective.
+
+    Args:
+        data: With indices, or iterable.
+        config: The settings.
+        world: All of its ranks make the loader.
+        name: Of the data in messages.
+        collate: Makes a batch of a list of samples; None for torch's way.
+        weight: By how much a batch counts; None for its number of samples.
+        sharded: The data splits itself by rank and worker.
+        order: Of the samples of training data; None shuffles them.
+        training: It is of training data, else of data for an evaluation, in its own order.
+        log: Prints a line for the user, on rank 0; None logs it.
+
+    Raises:
+        ConfigError: These do not fit together, or ranks differ.
     """
-    config = trainer.config
     if not training and not isinstance(data, IterableDataset):
         order = Sequential(length_of(data) or 0)
     return DistributedDataLoader(
         data,
-        trainer.world,
+        world,
         batch_size=config.batch_size,
         order=order,
         seed=config.seed,
         collate=collate,
-        weight=trainer.weight,
+        weight=weight,
         sharded=sharded,
         drop_last=training and config.dataloader.drop_last,
-        # As in training, where all but the last step are full: a step may call collectives.
+        # A step that calls an all_gather needs tensors of one shape on all ranks. In training only
+        # an epoch's last step can be uneven, of which the user is told; an evaluation must not
+        # fail.
         equal_batches=not training,
         gradient_accumulation_steps=config.gradient_accumulation_steps if training else 1,
         num_workers=config.dataloader.num_workers,
         prefetch_factor=config.dataloader.prefetch_factor,
-        # Those of an evaluation end with it: else both would stay, twice as many as there are CPUs
-        # for.
+        # The default number of workers is the rank's CPUs. Those of an evaluation end with it, as
+        # they would take CPUs from training's, which stay.
         persistent_workers=training and config.dataloader.persistent_workers,
         pin_memory=config.dataloader.pin_memory,
         multiprocessing_context=config.dataloader.multiprocessing_context,
@@ -120,40 +187,41 @@ def _of_val_data(name: str) -> str:
 
 
 class FitLoop:
-    """What happens before, between and after the steps of a :class:`srunddp.train.Trainer`. A
-    context manager.
+    """Does what happens before, between and after the steps of a :class:`srunddp.train.Trainer`.
+
+    A context manager around the steps of one call of ``fit()``.
 
     Attributes:
-        timer: notes where the time of its steps goes; evaluations: when they are due, and the best
-            of them.
-        policy: of checkpoints and stops; None without an ``output_dir``.
+        timer: Notes where the time of the steps goes.
+        evaluations: When they are due, and the best of them.
+        policy: Of checkpoints and stops; None without an ``output_dir``.
     """
 
-    def __init__(
-        self,
-        trainer: Trainer,
-        train_data: Dataset[Any],
-        val_data: ValData,
-        order: Order | None,
-        collate: Callable[[list[Any]], Any] | None,
-        val_collate: Callable[[list[Any]], Any] | None,
-        sharded: bool,
-    ) -> None:
-        """The arguments are those of :meth:`srunddp.train.Trainer.fit`."""
-        config = trainer.config
-        world = trainer.world
-        self._trainer = trainer
+    def __init__(self, context: LoopContext, given: FitData) -> None:
+        """Check the data, and make its loaders; a collective.
+
+        Args:
+            context: Of the Trainer.
+            given: What ``fit()`` was called with.
+
+        Raises:
+            ConfigError: Arguments do not fit together, or a data set is empty or differs between
+                ranks.
+        """
+        config = context.config
+        world = context.world
+        self._context = context
         self._config = config
         self._world = world
-        self._state = trainer.state
+        self._state = context.state
         self._progress = Progress() if world.rank == 0 else SilentProgress()
         self.timer = make_step_timer(world.device)
-        val_sets = _by_name(val_data, trainer.all_metrics)
+        val_sets = _by_name(given.val_data, context.all_metrics)
         named: dict[str, Dataset[Any] | None] = {"val_data": None}
         if val_sets:
             named = {_of_val_data(name): each for name, each in val_sets.items()}
-        validate.check_fit(world, {"train_data": train_data, **named}, trainer.weight, config)
-        if collate and val_sets and not val_collate:
+        validate.check_fit(world, {"train_data": given.train_data, **named}, context.weight, config)
+        if given.collate and val_sets and not given.val_collate:
             raise ConfigError(
                 "collate and val_data, without val_collate",
                 expected=(
@@ -161,24 +229,29 @@ class FitLoop:
                 ),
                 hint="pass val_collate=collate, or val_collate=torch.utils.data.default_collate",
             )
+        # Before the loaders: workers that are forked inherit torch's number of threads.
         workers.set_threads(workers.share(world), config.num_threads)
         self._loader = make_loader(
-            trainer,
-            train_data,
+            given.train_data,
+            config,
+            world,
             name="train_data",
-            order=order,
-            collate=collate,
-            sharded=sharded,
+            order=given.order,
+            collate=given.collate,
+            weight=context.weight,
+            sharded=given.sharded,
             training=True,
             log=self.say,
         )
         self._val_loaders = {
             name: make_loader(
-                trainer,
                 each,
+                config,
+                world,
                 name=_of_val_data(name),
-                collate=val_collate,
-                sharded=sharded and isinstance(each, IterableDataset),
+                collate=given.val_collate,
+                weight=context.weight,
+                sharded=given.sharded and isinstance(each, IterableDataset),
             )
             for name, each in val_sets.items()
         }
@@ -188,21 +261,22 @@ class FitLoop:
                 f"patience={config.patience} has no effect, as evaluate_every_epochs and"
                 " evaluate_every_steps are 0"
             )
+        # Per epoch, over all ranks; None where that is not known.
         self._samples: int | None
-        if order:
-            self._samples = len(order)
-        elif not sharded:
-            self._samples = length_of(train_data)
+        if given.order:
+            self._samples = len(given.order)
+        elif not given.sharded:
+            self._samples = length_of(given.train_data)
         else:
             self._samples = None
-        validate.check_batch_norm(trainer.model, self._samples, world, config)
-        self._callbacks = trainer.callback_runner
+        validate.check_batch_norm(context.ddp.model, self._samples, world, config)
+        self._callbacks = context.callbacks
         self._stack = ExitStack()
         self._sums: MetricAccumulator | None = None
         self.evaluations = Evaluations(
             config,
-            trainer.all_metrics if val_sets else trainer.metrics,
-            trainer.state,
+            context.all_metrics if val_sets else context.metrics,
+            context.state,
             sets=[*val_sets],
         )
         self._metrics_logger: MetricsLogger | None = None
@@ -213,6 +287,7 @@ class FitLoop:
         try:
             self._get_ready()
         except BaseException as error:
+            # Python does not call __exit__ where __enter__ has raised.
             self._stack.close()
             self._check_leaving(error)
             raise
@@ -230,22 +305,34 @@ class FitLoop:
         self._callbacks.fit_start()
 
     def _set_up_epochs(self) -> None:
-        """Tell the state of this call's loader, and how many steps there are; and the schedulers,
-        which go by them.
+        """Tell the state of this call's loader and of the number of steps, and make the schedulers.
+
+        Raises:
+            ConfigError: The schedulers do not fit the number of steps, or the evaluations.
         """
         state = self._state
         config = self._config
-        trainer = self._trainer
         per_epoch = self._loader.steps_left(0)
-        whole = config.max_steps or (per_epoch and per_epoch * config.epochs)
-        trainer.total_steps = whole
-        if state.samples_seen:  # fit() was left amid an epoch, and is called again
+        # Before the schedulers: the user's function that makes one may read trainer.total_steps.
+        if config.max_steps:
+            state.total_steps = config.max_steps
+        elif per_epoch is None:
+            state.total_steps = None
+        else:
+            state.total_steps = per_epoch * config.epochs
+        if state.samples_seen:
+            # fit() was left amid an epoch, as by an error in a callback, and is called again. The
+            # loader of the call before is still the state's, and knows the place in the epoch.
             self._loader.load_state_dict(state.parts["loader"].state_dict())
         state.steps_per_epoch = per_epoch
         state.parts = {**state.parts, "loader": self._loader}
         if state.schedulers is None:
             state.schedulers = Schedulers(
-                state.optimizers, trainer.schedulers, config, whole, self._steps_done
+                state.optimizers,
+                self._context.schedulers,
+                config,
+                state.total_steps,
+                self._steps_done,
             )
             state.settings.scheduler = of_schedulers(state.schedulers.all)
         self._schedulers = state.schedulers
@@ -261,8 +348,10 @@ class FitLoop:
         self._schedulers.check_direction(state.monitor, state.mode)
 
     def _steps_done(self) -> float:
-        """Steps of this world that the samples so far make, so that another world's steps count by
-        their samples.
+        """Return how many steps of this world the samples so far make.
+
+        Of a run that began on another number of ranks, whose steps had other sizes, this is the
+        share of the training that is done, and need not be a whole number.
         """
         state = self._state
         if self._config.max_steps or not self._samples or not state.steps_per_epoch:
@@ -279,7 +368,9 @@ class FitLoop:
             log=self._progress.log,
             written=self._callbacks.checkpoint,
         )
-        if state.step == 0:  # a trainer that has made steps goes on from where it is
+        # A Trainer whose fit() is called a second time goes on with the model that it has: the
+        # newest checkpoint may be older.
+        if state.step == 0:
             self.policy.restore(self._before_restore)
         if self.is_over:
             self._progress.log(
@@ -294,11 +385,19 @@ class FitLoop:
                 folder, self._config.tensorboard, self._progress.log
             )
             self._stack.callback(self._metrics_logger.close)
+            # The run before may have written figures after its last checkpoint. These steps are
+            # made again, and would be there twice.
             self._metrics_logger.rewind(state.step)
 
     def _before_restore(self, saved: Mapping[str, Any]) -> None:
-        """Check that the checkpoint is of this run, and have DistributedDataParallel make its first
-        step.
+        """Check that the checkpoint is of this run, and prepare the model for it.
+
+        Args:
+            saved: The checkpoint, of which nothing is loaded yet.
+
+        Raises:
+            ConfigError: It is of another number of steps per epoch, by which a scheduler goes.
+            CheckpointError: It is of other optimizers or parameters.
         """
         state = self._state
         if self._schedulers.made_for_steps:
@@ -316,13 +415,19 @@ class FitLoop:
                 f"{saved_trained} parameters require a gradient, as in the checkpoint, and not"
                 f" {trained}, as the script has it"
             )
-        self._trainer.follow_requires_grad()
-        self._trainer.warm_up_buckets(self.steps())
+        self._context.ddp.follow_requires_grad()
+        # DistributedDataParallel sums the first step's gradients in buckets by the order of the
+        # parameters, and all later ones by the order in which gradients came. Other buckets round
+        # otherwise. So the run makes its "first" step here, of which the checkpoint leaves no
+        # trace, as it is loaded afterwards. The next step is then bit for bit that of a run without
+        # a stop.
+        self._context.warm_up_buckets(self.steps())
 
     @property
     def is_over(self) -> bool:
-        """Whether all epochs, or all steps, are done, or the figures have not become better for
-        long enough.
+        """Whether nothing is left to train.
+
+        All epochs or all steps are done; or the figures have not become better for long enough.
         """
         state = self._state
         config = self._config
@@ -348,12 +453,17 @@ class FitLoop:
             )
 
     def log(self, kind: str, figures: Mapping[str, float]) -> None:
-        """A line of ``metrics.jsonl``, on rank 0 where there is an ``output_dir``."""
+        """Write a line of ``metrics.jsonl``, on rank 0 where there is an ``output_dir``.
+
+        Args:
+            kind: ``step``, ``epoch``, ``evaluation`` or ``log``.
+            figures: By name.
+        """
         if self._metrics_logger:
             self._metrics_logger.add(kind, self._state.step, **figures)
 
     def start_epoch(self) -> MetricAccumulator:
-        """The figures of the epoch that begins, or goes on from a checkpoint."""
+        """Return the figures of the epoch that begins, or goes on from a checkpoint."""
         state = self._state
         config = self._config
         steps = state.steps_per_epoch
@@ -365,20 +475,26 @@ class FitLoop:
         if not config.max_steps:
             epochs = config.epochs
         elif steps:
-            epochs = -(-config.max_steps // steps)
+            epochs = math.ceil(config.max_steps / steps)
         else:
             epochs = 0
         self._progress.start_epoch(state.epoch + 1, epochs, steps, done)
         self.timer.epoch(state.epoch + 1)
-        self._sums = MetricAccumulator(self._trainer.metrics, self._world, state.sums)
+        self._sums = MetricAccumulator(self._context.metrics, self._world, state.sums)
         return self._sums
 
     def steps(self) -> Iterator[StepBatches]:
-        """The steps that are left of this epoch."""
+        """Yield the steps that are left of this epoch.
+
+        Raises:
+            ConfigError: The data has given no step at all.
+        """
         state = self._state
         is_read = self._loader.state_dict()["epoch"] > state.epoch + 1
         if state.samples_seen and (is_read or self.evaluations.early_stopped):
-            # A resume amid the evaluation at the epoch's end, or after the one that ended training.
+            # The checkpoint was written after the epoch's last step and before its end: amid the
+            # evaluation there, or after the one that ended training. To read on would begin the
+            # next epoch.
             return
         self._loader.set_epoch(state.epoch + 1)
         for step in self.timer.timed(self._loader.steps()):
@@ -395,12 +511,16 @@ class FitLoop:
 
     @contextmanager
     def evaluation(self) -> Iterator[Iterator[tuple[str, Iterator[StepBatches]]]]:
-        """Around an evaluation: the validation sets by name, and their batches as steps.
+        """Yield the validation sets by name with their batches as steps, for an evaluation within.
 
-        Training's clock and random states stand still.
+        Training's clock and random states stand still meanwhile.
         """
+        # Two states are to be kept: that of training steps, which outside() puts away, and the one
+        # that is in use outside of them.
         outside = self._state.step_rng.outside()
         with self._progress.paused(), outside, preserved_rng(self._world):
+            # The ranks agree on a stop each so many steps, as many as take a second. A step of an
+            # evaluation takes another time than one of training, so both begin with 1 again.
             if self.policy:
                 self.policy.begin()
             event("evaluation")
@@ -411,17 +531,24 @@ class FitLoop:
 
     @contextmanager
     def trial(self) -> Iterator[Iterator[tuple[str, Iterator[StepBatches]]]]:
-        """Around a trial of the evaluation: as :meth:`evaluation`, with one batch of each set."""
+        """Yield what :meth:`evaluation` does, but one batch of each set, for a trial of it."""
         with self._state.step_rng.outside(), preserved_rng(self._world):
             yield ((name, itertools.islice(steps, 1)) for name, steps in self._val_steps())
 
     def _val_steps(self) -> Iterator[tuple[str, Iterator[StepBatches]]]:
         for name, loader in self._val_loaders.items():
-            loader.set_epoch(0)  # again: each evaluation reads the same
+            # It counts on by itself; each evaluation is to read the same, also where the data set
+            # draws something at random.
+            loader.set_epoch(0)
             yield name, loader.steps()
 
     def after_step(self, step: StepBatches, loss: Tensor | None) -> None:
-        """Count a step, tell of it, and step the schedulers."""
+        """Count a step, tell of it, and step the schedulers.
+
+        Args:
+            step: What was trained on.
+            loss: Of this rank's last micro-batch; None where this rank had no samples.
+        """
         state = self._state
         config = self._config
         state.step += 1
@@ -429,24 +556,32 @@ class FitLoop:
         self._progress.step(step.samples, loss)
         if self._callbacks.follow_steps:
             self._callbacks.step(state.step, loss)
-            self._trainer.follow_requires_grad(at_epoch=False)
+            # A callback may have frozen parameters or released some. With at_epoch=True this would
+            # be a collective in each step.
+            self._context.ddp.follow_requires_grad(at_epoch=False)
         if self._metrics_logger and config.log_every and state.step % config.log_every == 0:
+            # float() waits until the GPU has computed the step: not in every one.
             if loss is None:
                 figures = {}
             else:
                 figures = {"loss": float(loss)}
             self.log("step", {**figures, "lr": float(state.optimizers[0].param_groups[0]["lr"])})
+        # After the line, which tells the rate that the step was made with.
         self._schedulers.after_step()
         self.timer.done(step.samples)
 
     def record_evaluation(self, figures: Mapping[str, float]) -> None:
-        """Take an evaluation's figures; those of a step that was evaluated before are not recorded
-        again.
+        """Take an evaluation's figures.
+
+        Those of a step that was evaluated before, as at an epoch's end, are not recorded again.
+
+        Args:
+            figures: By name, the same on all ranks.
         """
         if self._state.evaluated < self._state.step:
             if self._callbacks.follow_evaluations:
                 self._callbacks.evaluation(figures)
-                self._trainer.follow_requires_grad(at_epoch=False)
+                self._context.ddp.follow_requires_grad(at_epoch=False)
             self.log("evaluation", figures)
             self._record(figures)
 
@@ -454,6 +589,7 @@ class FitLoop:
         figure, is_best = self.evaluations.record(figures)
         self._schedulers.after_evaluation(figure)
         if is_best and self.policy and self._config.checkpoint.keep_best:
+            # All ranks come to the same, as the figures are the same on all of them.
             self.policy.due = True
 
     def maybe_checkpoint(self) -> None:
@@ -470,7 +606,12 @@ class FitLoop:
         return self._loader.steps_left(state.samples_seen) != 0
 
     def end_epoch(self, train: Mapping[str, float], val: Mapping[str, float]) -> None:
-        """Record an epoch that is over, or that ``max_steps`` cuts."""
+        """Record an epoch that is over, or that ``max_steps`` cuts.
+
+        Args:
+            train: The figures of training, by name.
+            val: Those of the evaluation at its end; empty where there was none.
+        """
         state = self._state
         speed = self._progress.samples_per_second
         world = self._world
@@ -485,6 +626,7 @@ class FitLoop:
             self._record(train)
         # A run that was cut has recorded a part of this epoch.
         state.records = [*(each for each in state.records if each.epoch < record.epoch), record]
+        # An epoch that is cut keeps its place and sums: a run with more steps goes on in it.
         if not self._is_cut:
             state.epoch += 1
             state.samples_seen = 0
@@ -504,7 +646,11 @@ class FitLoop:
             self.policy.after_epoch(self._sums)
 
     def finish(self) -> None:
-        """Training is over: the last checkpoint is written when this returns."""
+        """End the training; its last checkpoint is written when this returns.
+
+        Raises:
+            CheckpointError: It could not be written.
+        """
         heartbeat(last=True)
         if self.evaluations.early_stopped and self._state.epoch < self._config.epochs:
             evaluations = self._state.evals_since_best
@@ -521,12 +667,18 @@ class FitLoop:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        # The stack holds the signal handlers: while the last checkpoint is written, a second signal
+        # must not end the rank.
         with self._stack:
             if self.policy and isinstance(error, StopTraining):
                 self.policy.save_and_stop(self._sums)
             self._check_leaving(error)
 
     def _check_leaving(self, error: BaseException | None) -> None:
-        """Where a callback or the data has called ``sys.exit()``: see that all ranks do."""
+        """See that all ranks leave, where a callback or the data has called ``sys.exit()``.
+
+        Raises:
+            ConfigError: Others stay.
+        """
         if isinstance(error, SystemExit) and not error.code:
             check_all_leave(self._world)

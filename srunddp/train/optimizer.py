@@ -14,11 +14,12 @@ from srunddp.train.config import Config
 _FUSED = (Adam, AdamW, SGD)
 _FUSED_ON = ("cpu", "cuda")
 _KERNELS = {"fused", "foreach"}
-_ZERO_GRAD = Optimizer.zero_grad  # as it is now: others may put a function of theirs in its place
+# torch's own, noted at the import: a tool that patches the class later has its function called.
+_ZERO_GRAD = Optimizer.zero_grad
 
 
 def as_tuple(one_or_more: Any) -> tuple[Any, ...]:
-    """What a user may pass alone or in a list."""
+    """Return a tuple of what a user may pass alone, in a list or not at all."""
     if one_or_more is None:
         return ()
     if isinstance(one_or_more, list | tuple):
@@ -32,9 +33,15 @@ def use_fused(optimizer: Optimizer, model: nn.Module) -> bool:
     What the user has chosen stays: an implementation, a differentiable step, a state that is there
     already.
 
+    Args:
+        optimizer: The user's.
+        model: Whose layers may make sparse gradients, which the fused kernels refuse.
+
     Returns:
         Whether it uses them from now on.
     """
+    # A class that is derived from one of these may have a step of its own. A state that is there
+    # was made by other kernels, whose step counter is on the CPU.
     if (
         type(optimizer) not in _FUSED
         or optimizer.state
@@ -51,7 +58,8 @@ def use_fused(optimizer: Optimizer, model: nn.Module) -> bool:
 
 
 def _set_fused(optimizer: Optimizer, fused: bool) -> None:
-    optimizer.defaults["fused"] = fused  # of groups that are added later
+    # Groups that are added later take their options from the defaults.
+    optimizer.defaults["fused"] = fused
     for group in optimizer.param_groups:
         group["fused"] = fused
     # As the optimizer's constructor does with fused=True: GradScaler then leaves the division to
@@ -65,6 +73,9 @@ def leave_fused_for_sparse(optimizer: Optimizer) -> None:
     A layer that makes sparse gradients says so by its ``sparse``, at which :func:`use_fused` looks.
     A call of ``torch.nn.functional.embedding(sparse=True)`` shows only in the gradients of the
     first step.
+
+    Args:
+        optimizer: Of which no step was made yet, with gradients.
     """
     if type(optimizer) is not SGD:
         return
@@ -74,7 +85,13 @@ def leave_fused_for_sparse(optimizer: Optimizer) -> None:
 
 
 def zero_grad(optimizer: Optimizer) -> None:
-    """As its own method, but without what that notes for torch's profiler: 15 µs a step."""
+    """Set all gradients to None, without what the optimizer's method notes for torch's profiler.
+
+    That takes 15 µs a step.
+
+    Args:
+        optimizer: Whose own method is called if it is another one than torch's.
+    """
     if getattr(optimizer.zero_grad, "__func__", None) is _ZERO_GRAD:
         for group in optimizer.param_groups:
             for parameter in group["params"]:
@@ -84,10 +101,14 @@ def zero_grad(optimizer: Optimizer) -> None:
 
 
 def lr_factor(config: Config, world_size: int) -> float:
-    """What the learning rate is multiplied by, for the samples of one step.
+    """Return by what the learning rate is multiplied, for the samples of one step.
 
     In proportion to them (``linear``) as Goyal et al. 2017 do, or to their root (``sqrt``) as
     Krizhevsky 2014.
+
+    Args:
+        config: Of the training.
+        world_size: How many ranks there are.
     """
     samples = world_size * config.gradient_accumulation_steps * config.batch_size
     ratio = samples / (config.base_batch_size or config.batch_size)
@@ -95,23 +116,36 @@ def lr_factor(config: Config, world_size: int) -> float:
 
 
 def scale_lr(optimizer: Optimizer, factor: float) -> None:
-    """Multiply the learning rate of all groups, and what a scheduler will start from."""
+    """Multiply the learning rate of all groups, and what a scheduler will start from.
+
+    Args:
+        optimizer: Of the training.
+        factor: 1 changes nothing.
+    """
     if factor == 1.0:
         return
     for group in optimizer.param_groups:
         for name in {"lr", "initial_lr"} & group.keys():
-            group[name] = group[name] * factor  # a new tensor: groups may share one
+            # Not in place: groups may share one tensor, which would be multiplied once for each.
+            group[name] = group[name] * factor
 
 
-# Those whose learning rate was scaled, and by what; another Trainer may get the same one.
+# By what an optimizer's learning rate was scaled. A second Trainer may get the same optimizer, or
+# fit() may be called again, and must not scale it twice.
 _scaled: WeakKeyDictionary[Optimizer, float] = WeakKeyDictionary()
 
 
 def scale_lr_once(optimizer: Optimizer, factor: float) -> None:
-    """Multiply the learning rate as :func:`scale_lr` does, but for what was done before."""
+    """Multiply the learning rate as :func:`scale_lr` does, but for what was done before.
+
+    Args:
+        optimizer: Of the training.
+        factor: By which the rate that the script gave is multiplied.
+    """
     ratio = factor / _scaled.get(optimizer, 1.0)
     scale_lr(optimizer, ratio)
-    if "lr" in optimizer.defaults:  # of groups that are added later
+    # Groups that are added later take their rate from the defaults.
+    if "lr" in optimizer.defaults:
         optimizer.defaults["lr"] = optimizer.defaults["lr"] * ratio
     _scaled[optimizer] = factor
 
@@ -140,7 +174,11 @@ class OptimizerModes:
         self._training = False
 
     def set(self, training: bool) -> None:
-        """Put them into training or evaluation mode."""
+        """Put them into training or evaluation mode.
+
+        Args:
+            training: Else evaluation.
+        """
         self._training = training
         for optimizer in self._optimizers:
             change = getattr(optimizer, "train" if training else "eval", None)
@@ -159,10 +197,16 @@ class OptimizerModes:
 
 
 def with_kernels_of(optimizer: Optimizer, state: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A saved state with this optimizer's choice of kernels: that of the run before may not suit
-    this device.
+    """Return a saved state with this optimizer's choice of kernels.
+
+    That of the run before may not suit this device.
+
+    Args:
+        optimizer: Of this run.
+        state: As its ``state_dict()`` was in the run before.
     """
     groups = state["param_groups"]
+    # load_state_dict() says it better that the groups are not these.
     if len(groups) != len(optimizer.param_groups):
         return state
     own = [

@@ -87,6 +87,7 @@ class TrainingState:
     identity: object = field(default_factory=object, repr=False)
     records: list[EpochRecord] = field(default_factory=list)
     steps_per_epoch: int | None = None
+    total_steps: int | None = None
 
     def state_dict(self) -> dict[str, Any]:
         """Tensors and plain values; the tensors are those that training goes on to change."""

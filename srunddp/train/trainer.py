@@ -20,7 +20,7 @@ from srunddp.train.data.order import Order
 from srunddp.train.data.reader import Weight
 from srunddp.train.data.steps import Batch, StepBatches
 from srunddp.train.evaluations import figure_name
-from srunddp.train.fit import FitLoop, ValData, make_loader
+from srunddp.train.fit import FitData, FitLoop, LoopContext, ValData, make_loader
 from srunddp.train.metrics.accumulator import Metric, MetricAccumulator
 from srunddp.train.model.ddp import DDPModel
 from srunddp.train.model.ema import EMA
@@ -61,9 +61,6 @@ class Trainer:
             if the configuration says so.
         state: where training stands: ``state.epoch`` epochs are over, and ``state.step`` optimizer
             steps done.
-        total_steps: optimizer steps of the whole run, from the beginning of ``fit()`` on, so that a
-            function for ``scheduler`` can use it. None if the data has no length, unless
-            ``config.max_steps`` is set.
     """
 
     def __init__(
@@ -127,7 +124,6 @@ class Trainer:
         self.schedulers = as_tuple(scheduler)
         self.weight = weight
         self.callbacks = tuple(callbacks)
-        self.total_steps: int | None = None
         self._check(model, loss_function)
         if world.device.type == "cuda":
             torch.cuda.set_device(world.device)  # events and random states are the current device's
@@ -162,11 +158,11 @@ class Trainer:
         )
         self._run: FitLoop | None = None
         self._mean_watch: MeanWatch | None = None
-        # Parameters that require a gradient, and are in no optimizer.
+        # Parameters that require a gradient, and are in no optimizer: no zero_grad() clears theirs.
         self._not_stepped: Sequence[nn.Parameter] = ()
-        # Of which no step was made yet.
+        # Optimizers that were given fused kernels, and have made no step with them yet.
         self._newly_fused: list[Optimizer] = []
-        self.callback_runner = CallbackRunner(self, self.callbacks, self.state.step_rng)
+        self.callback_runner = CallbackRunner(self, self.state.step_rng)
 
     def _check(self, model: nn.Module, loss_function: LossFunction | None) -> None:
         validate.check_group(self.world)
@@ -178,13 +174,26 @@ class Trainer:
         validate.check_settings(self.config)
 
     @property
+    def total_steps(self) -> int | None:
+        """Optimizer steps of the whole run.
+
+        Known from the beginning of ``fit()`` on, so that a function for ``scheduler`` can use it.
+        None before, and if the data has no length, unless ``config.max_steps`` is set.
+        """
+        return self.state.total_steps
+
+    @property
     def all_metrics(self) -> dict[str, Metric]:
         """Those of training and of evaluations alone."""
         return self.metrics | self.val_metrics
 
     def log(self, figures: Mapping[str, float]) -> None:
-        """Write rank 0's figures of this step to ``metrics.jsonl`` (kind ``log``) and TensorBoard;
-        within ``fit()``.
+        """Write rank 0's figures of this step to ``metrics.jsonl`` (kind ``log``) and TensorBoard.
+
+        Nothing happens outside of ``fit()``, on other ranks, and without an ``output_dir``.
+
+        Args:
+            figures: By name.
         """
         if self._run:
             self._run.log("log", figures)
@@ -231,6 +240,9 @@ class Trainer:
             Stopped: the job is preempted; a checkpoint is written.
         """
         train_as_a_whole(self._ddp.testing)
+        self.callback_runner.refresh()
+        # Not with torch.compile, which compiles the model for the modes of torch that are active:
+        # it would compile a second time when the watch is over.
         if self.weight is None and not self.config.compile:
             self._mean_watch = MeanWatch()
         for optimizer in self._optimizers:
@@ -238,7 +250,18 @@ class Trainer:
                 self._newly_fused.append(optimizer)
             if self.config.scale_lr != "no":
                 scale_lr_once(optimizer, self.state.lr_factor)
-        self._run = FitLoop(self, train_data, val_data, order, collate, val_collate, sharded)
+        # After the learning rates are scaled, as schedulers start from them.
+        self._run = FitLoop(
+            self._loop_context(),
+            FitData(
+                train_data=train_data,
+                val_data=val_data,
+                order=order,
+                collate=collate,
+                val_collate=val_collate,
+                sharded=sharded,
+            ),
+        )
         try:
             with self._run as run:
                 if self.state.step == 0 and not run.is_over:
@@ -252,6 +275,20 @@ class Trainer:
             self._mean_watch = None
         return self.state.records
 
+    def _loop_context(self) -> LoopContext:
+        return LoopContext(
+            config=self.config,
+            world=self.world,
+            state=self.state,
+            ddp=self._ddp,
+            metrics=self.metrics,
+            val_metrics=self.val_metrics,
+            weight=self.weight,
+            schedulers=self.schedulers,
+            callbacks=self.callback_runner,
+            warm_up_buckets=self._warm_up_buckets,
+        )
+
     def evaluate(
         self,
         data: Dataset[Any],
@@ -259,8 +296,8 @@ class Trainer:
         collate: Callable[[list[Any]], Any] | None = None,
         sharded: bool = False,
     ) -> dict[str, float]:
-        """The loss and the metrics of the model, or of the averaged one with ``config.ema_decay``;
-        all ranks call this.
+        """Compute the loss and the metrics of the model, or of the averaged one with
+        ``config.ema_decay``; all ranks call this.
 
         Args:
             data: as ``val_data`` of ``fit()``.
@@ -269,12 +306,22 @@ class Trainer:
 
         Returns:
             Means over the samples of all ranks, the same on each.
+
+        Raises:
+            ConfigError: the data is empty or differs between ranks, or a metric cannot be computed.
         """
         validate.check_fit(self.world, {"data": data}, self.weight, self.config)
         with preserved_rng(self.world):
-            figures = self._evaluate(
-                make_loader(self, data, name="data", collate=collate, sharded=sharded).steps()
+            loader = make_loader(
+                data,
+                self.config,
+                self.world,
+                name="data",
+                collate=collate,
+                weight=self.weight,
+                sharded=sharded,
             )
+            figures = self._evaluate(loader.steps())
         heartbeat(last=True)
         return figures
 
@@ -282,33 +329,47 @@ class Trainer:
         sums = run.start_epoch()
         # A callback may have evaluated the model by itself, and left it so.
         train_if_evaluated(self._ddp.testing)
-        self.follow_requires_grad()
+        self._ddp.follow_requires_grad()
         if self._average:
             self._average.check(self.model)
         stepped = {id(parameter) for parameter in stepped_parameters(self._optimizers)}
         trained = self.state.parameters.trained().values()
         self._not_stepped = [parameter for parameter in trained if id(parameter) not in stepped]
         self.state.optimizer_modes.set(True)
-        if run.evaluations.due:  # the run before this one left amid it
+        # A run that was preempted amid an evaluation saved the state of before it: the step is
+        # done, and its evaluation is not.
+        if run.evaluations.due:
             self._evaluate_and_checkpoint(run)
         with self.state.step_rng.steps():
             for step in run.steps():
                 run.after_step(step, self._step(step, sums, run.timer))
                 self._evaluate_and_checkpoint(run)
+        # Before the evaluation: means() is a collective, and waits for the GPU's last step.
         train = sums.means()
-        due = run.evaluations.due_at_epochs_end
-        run.end_epoch(train, (run.evaluations.latest or self._evaluate_within(run)) if due else {})
+        val: Mapping[str, float] = {}
+        if run.evaluations.due_at_epochs_end:
+            # The last step may have been evaluated already, by evaluate_every_steps.
+            val = run.evaluations.latest or self._evaluate_within(run)
+        run.end_epoch(train, val)
 
     def _step(
         self, step: StepBatches, sums: MetricAccumulator, timer: ThroughputMeter
     ) -> Tensor | None:
-        """One optimizer step; returns the loss of this rank's last micro-batch, None where it had
-        none.
+        """Make one optimizer step.
+
+        Args:
+            step: This rank's micro-batches of it.
+            sums: The epoch's figures, to which its own are added.
+            timer: Notes when this rank waits for others.
+
+        Returns:
+            The loss of this rank's last micro-batch that had samples; None where none had.
         """
         for optimizer in self._optimizers:
             zero_grad(optimizer)
         for parameter in self._not_stepped:
-            parameter.grad = None  # else it would be the sum over all steps
+            # Else it would grow from step to step, as the sum over all of them.
+            parameter.grad = None
         loss = None
         for batch in step.batches[:-1]:
             if batch.weight or self._ddp.runs_always:
@@ -316,9 +377,11 @@ class Trainer:
                     loss = self._forward_backward(batch, sums)
             else:
                 self._forward_without_weight(batch, sums)
-        # Only a step's last forward and backward share gradients between ranks.
+        # Only a step's last forward and backward share gradients between ranks: within no_sync()
+        # DistributedDataParallel adds to this rank's, and then sends the sums once.
         last = self._forward_backward(step.batches[-1], sums, timer)
-        loss = last if last is not None else loss
+        if last is not None:
+            loss = last
         self._optimizer_step()
         if self._ddp.collectives.agree() and self._run:
             self._run.tell_of_uneven_end()
@@ -328,7 +391,10 @@ class Trainer:
         return loss
 
     def _tell_of_mean(self, watch: MeanWatch) -> None:
-        """Say once that the loss's mean is not over samples, if the first steps show it."""
+        """Say once that the loss's mean is not over samples, if the first steps show it.
+
+        All ranks call this at the same steps: ``parts()`` is a collective.
+        """
         parts = watch.parts(self.world)
         if parts and self._run:
             self._run.say(
@@ -342,12 +408,24 @@ class Trainer:
     def _forward_backward(
         self, batch: Batch, sums: MetricAccumulator, shared: ThroughputMeter | None = None
     ) -> Tensor | None:
-        """``shared`` notes the times at which this rank waits for others, where gradients are
-        shared; else None.
+        """Run a micro-batch, and add its gradients to the step's.
+
+        Args:
+            batch: The micro-batch.
+            sums: The epoch's figures.
+            shared: Notes the times at which this rank waits for others, where gradients are shared;
+                else None.
+
+        Returns:
+            The loss; None where the batch has no weight.
         """
+        # A rank without samples that count must still take part in the all-reduce of the gradients:
+        # it runs a loss of 0 through DistributedDataParallel, or the samples that stand in.
         runs = bool(batch.weight) or self._ddp.runs_always
         if shared:
             shared.start_wait()
+            # The broadcast waits for rank 0. DistributedDataParallel would do it in its forward,
+            # where the wait could not be told from this rank's own work.
             self._ddp.share_buffers()
             shared.end_wait()
         with self._precision(), self._ddp.collectives.watching(), self._mean_watch or _NOTHING:
@@ -355,7 +433,8 @@ class Trainer:
         if shared:
             shared.start_wait()
         # DistributedDataParallel takes the mean over ranks: the scale makes it the mean over the
-        # weights of the step.
+        # weights of the step. One of 1 is left out, as each operation on a GPU costs microseconds
+        # in the forward and in the backward.
         scaled = loss if batch.scale == 1 else loss * batch.scale
         self.state.scaler.scale(scaled).backward()  # type: ignore[no-untyped-call]
         if shared:
@@ -381,11 +460,13 @@ class Trainer:
         state = self.state
         optimizers = self._optimizers
         if state.scaler.is_enabled():
-            # It fails at one of a part that is still frozen.
+            # GradScaler asserts that it has seen a gradient of each optimizer that it steps, and
+            # one whose parameters are all frozen has none.
             optimizers = tuple(filter(has_gradients, optimizers))
         if self.config.max_grad_norm is not None or self.callback_runner.read_gradients:
             for optimizer in optimizers:
                 state.scaler.unscale_(optimizer)
+        # Between unscaling and clipping, as the callback's documentation promises.
         if self.callback_runner.read_gradients:
             self.callback_runner.before_optimizer_step()
             self._ddp.check_requires_grad()
@@ -395,6 +476,8 @@ class Trainer:
         for optimizer in self._newly_fused:
             leave_fused_for_sparse(optimizer)
         self._newly_fused.clear()
+        # In fp16 a step whose gradients are infinite or NaN is left out. All ranks leave it out, as
+        # the all-reduce has given them the same gradients.
         for optimizer in optimizers:
             state.scaler.step(optimizer)
         state.scaler.update()
@@ -433,12 +516,11 @@ class Trainer:
 
     @contextmanager
     def _evaluating(self) -> Iterator[None]:
-        """Around forward passes of an evaluation: model and optimizers are in their modes for it,
-        and back in those of before when it is over.
-        """
+        """Put model and optimizers into their modes for an evaluation, and back afterwards."""
         modules = [self._ddp.testing]
         if self._average:
             modules.append(self._evaluated)
+        # A collective, to which all ranks come before their first batch.
         self._ddp.share_all_buffers(*modules)
         modes = [TrainingModes(module) for module in modules]
         for module in modules:
@@ -470,25 +552,16 @@ class Trainer:
                 agree()
         return sums
 
-    def follow_requires_grad(self, *, at_epoch: bool = True) -> None:
-        """Have gradients shared of the parameters that require one now.
-
-        ``fit()`` calls it after callbacks.
+    def _warm_up_buckets(self, steps: Iterator[StepBatches]) -> None:
+        """Make a step without a consequence, but that DistributedDataParallel orders its buckets.
 
         Args:
-            at_epoch: All ranks call this now, and are compared. Else only those on which something
-                has changed wait for each other.
-
-        Raises:
-            ConfigError: Ranks differ.
+            steps: Those of this epoch; the first of them is read.
         """
-        self._ddp.follow_requires_grad(at_epoch=at_epoch)
-
-    def warm_up_buckets(self, steps: Iterator[StepBatches]) -> None:
-        """A step without a consequence, but that DistributedDataParallel orders its buckets for the
-        next one.
-        """
-        if not self._ddp.rebuilds_buckets or not (step := next(steps, None)):
+        if not self._ddp.rebuilds_buckets:
+            return
+        step = next(steps, None)
+        if step is None:
             return
         with self._precision(), self._ddp.collectives.watching():
             loss, _ = self._ddp.training(step.batches[0].data)
@@ -499,7 +572,7 @@ class Trainer:
             optimizer.zero_grad(set_to_none=True)
 
     def _precision(self) -> AbstractContextManager[Any]:
-        """Around a forward pass."""
+        """Return the context for a forward pass, by the precision that is configured."""
         if self.config.precision == "fp32":
             return _NOTHING
         if self.config.precision == "bf16":

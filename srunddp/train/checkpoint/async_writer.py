@@ -17,7 +17,9 @@ from srunddp.train.checkpoint.file import CheckpointError
 
 # Where no core is free, training has nine tenths of its own, and the writer is not starved.
 _NICENESS = 10
-_PATIENCE = 1.0  # seconds that training waits for the checkpoint before: quick runs lose none by it
+# Seconds that training waits for the checkpoint before: a short run, whose epochs take less than
+# the disk, keeps all of its checkpoints.
+_PATIENCE = 1.0
 _THREAD = "checkpoint"
 
 
@@ -29,18 +31,26 @@ class AsyncCheckpointer:
     """
 
     def __init__(self, directory: CheckpointDirectory, log: Callable[[str], None]) -> None:
-        """``log``: called in the caller's thread with why checkpoints were not written."""
+        """Wait for the thread of an earlier run of this process, if there is one.
+
+        Args:
+            directory: In which checkpoints are written.
+            log: Called in the caller's thread with why checkpoints were not written.
+        """
         self._directory = directory
         self._log = log
         self._snapshot = Snapshot()
-        # Of a run in this process that has failed: two at once would remove each other's temporary
-        # files.
+        # A run in this process may have failed while its thread still writes, as in a notebook. Two
+        # at once would remove each other's temporary files.
         for thread in threading.enumerate():
             if thread.name == _THREAD:
                 thread.join()
         self._thread: threading.Thread | None = None
-        self._step = 0  # of the one that was begun last
+        # Of the checkpoint that was begun last.
+        self._step = 0
+        # Whether a later one was left out, as that one is still being written.
         self._left_out = False
+        # What has ended the thread. Set there, and read here only once the thread is joined.
         self._error: BaseException | None = None
         self._failed: CheckpointError | None = None
         self._written: list[int] = []
@@ -50,6 +60,10 @@ class AsyncCheckpointer:
         written.
 
         For that it waits a second, and only once while that one is written.
+
+        Args:
+            step: After which the state was taken.
+            state: Tensors and plain values, which may change once this returns.
 
         Raises:
             CheckpointError: the one before held something that cannot be loaded again, or another
@@ -74,7 +88,13 @@ class AsyncCheckpointer:
         self._thread.start()
 
     def join(self, timeout: float | None = None) -> bool:
-        """Whether nothing is being written any more, after so many seconds at most.
+        """Wait until nothing is being written any more.
+
+        Args:
+            timeout: Seconds; None for no limit.
+
+        Returns:
+            Whether nothing is.
 
         Raises:
             CheckpointError: as :meth:`write`.
@@ -91,13 +111,20 @@ class AsyncCheckpointer:
         elif isinstance(self._error, OSError):
             self._failed = self._failure(self._error)
             self._log(str(self._failed))
-        else:  # the caller's mistake, and ours
+        else:
+            # No disk's fault: the state holds what cannot be loaded, another run has begun here, or
+            # this code is wrong. None of them gets better by going on.
             raise self._error
         return True
 
     def wait(self) -> bool:
-        """Wait until nothing is being written; whether the last one was written, rather than left
-        out, or raise why.
+        """Wait until nothing is being written.
+
+        Returns:
+            Whether the last checkpoint was written, rather than left out.
+
+        Raises:
+            CheckpointError: It could not be written.
         """
         self.join()
         if self._failed is not None and not self._left_out:
@@ -105,14 +132,16 @@ class AsyncCheckpointer:
         return not self._left_out
 
     def poll(self) -> list[int]:
-        """The steps of those that have been written since the last call."""
+        """Return the steps whose checkpoints have been written since the last call."""
         self.join(0.0)
         written = self._written
         self._written = []
         return written
 
     def _add(self, step: int, state: dict[str, Any]) -> None:
-        with suppress(OSError):  # the rank may be that nice already
+        # On Linux each thread has a niceness of its own, by its number. Only root may lower one:
+        # where the rank was started with more than this, the call is refused.
+        with suppress(OSError):
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
         began = time.monotonic()
         try:
@@ -135,13 +164,19 @@ class AsyncCheckpointer:
 
 
 def map_tensors(value: Any, tensor: Callable[[Tensor], Any], other: Callable[[Any], Any]) -> Any:
-    """The same nest of dicts, lists and tuples, of what ``tensor`` makes of each tensor and
-    ``other`` of the rest.
+    """Return the same nest of dicts, lists and tuples with other values.
+
+    Args:
+        value: The nest.
+        tensor: Makes the value in place of a tensor.
+        other: Makes the value in place of anything else.
     """
     if isinstance(value, Tensor):
         return tensor(value)
     if isinstance(value, dict):
-        copied = copy.copy(value)  # keeps its type, and the _metadata of a module's state_dict
+        # A copy keeps the dict's type, and the attribute _metadata of a module's state_dict, by
+        # which load_state_dict() knows the versions of modules.
+        copied = copy.copy(value)
         for key, item in value.items():
             copied[key] = map_tensors(item, tensor, other)
         return copied
@@ -151,8 +186,12 @@ def map_tensors(value: Any, tensor: Callable[[Tensor], Any], other: Callable[[An
 
 
 def emptied(state: Mapping[str, Any]) -> dict[str, Any]:
-    """A state of the same types with tensors without elements, so that it can be checked at no
-    cost.
+    """Return a state of the same types whose tensors have no elements.
+
+    It can be pickled at no cost, to see whether the state can be saved.
+
+    Args:
+        state: As it would be saved; it is not changed.
     """
 
     def empty(tensor: Tensor) -> Tensor:
@@ -168,7 +207,8 @@ class Snapshot:
     """Copies states, into the same memory each time: a copy holds until the next is taken."""
 
     def __init__(self) -> None:
-        # By source, which training changes in place.
+        # By memory and view of the tensor that was copied. Training changes most tensors in place,
+        # so that the next state has them in the same memory, and their buffers are used again.
         self._copies: dict[tuple[Any, ...], Tensor] = {}
         self._before = self._copies
 
@@ -179,11 +219,17 @@ class Snapshot:
 
         What is one tensor under two names is one in the copy. Different views of one memory are
         copied each for itself: a small view does not drag a large buffer into the file.
+
+        Args:
+            state: It must not change before this returns.
         """
+        # Two dicts, so that buffers of tensors that are gone are given back.
         self._before = self._copies
         self._copies = {}
         taken: dict[str, Any] = map_tensors(state, self._copy, copy.deepcopy)
         self._before = {}
+        # The copies were only queued. Until they are done training must not change the tensors, nor
+        # the writer read the buffers.
         for gpu in {device for device, *_ in self._copies if device.type == "cuda"}:
             torch.cuda.current_stream(gpu).synchronize()
         return taken

@@ -36,7 +36,11 @@ _HINTS = {
 
 
 def disk_hint(error: OSError) -> str:
-    """What to do where a file cannot be written."""
+    """Return what the user can do where a file cannot be written.
+
+    Args:
+        error: The disk's.
+    """
     return _HINTS.get(error.errno or 0, "check the file system, and that you may write there")
 
 
@@ -49,25 +53,34 @@ class CheckpointDirectory:
     run writes is refused.
 
     Attributes:
-        folder: where they are.
-        scores: by step, less is better; the caller fills it in and keeps it in the checkpoints.
+        folder: Where they are.
+        scores: By step, less is better; the caller fills it in and keeps it in the checkpoints.
     """
 
     def __init__(self, folder: Path, keep_last: int, keep_best: int) -> None:
-        """The arguments are those of CheckpointManager, but that the caller makes the folder."""
+        """Read nothing yet.
+
+        Args:
+            folder: Of one run; the caller makes it.
+            keep_last: So many of the newest stay.
+            keep_best: So many of the best stay, too.
+        """
         self.folder = folder
         self.scores: dict[int, float] = {}
         self._keep_last = keep_last
         self._keep_best = keep_best
-        self._whole: set[int] = set()  # steps whose files were found to be whole by this process
-        self._generation = self._former = 0  # this run's, and that of the run before; 0 for none
+        # Steps whose files this process has found to be whole: to hash one again takes minutes.
+        self._whole: set[int] = set()
+        # The numbers of this run and of the one before it; 0 for none.
+        self._generation = 0
+        self._former = 0
 
     def path(self, step: int) -> Path:
-        """Where the checkpoint of this step is, or would be."""
+        """Return where the checkpoint of this step is, or would be."""
         return self.folder / f"step-{step:08}.pt"
 
     def steps(self) -> list[int]:
-        """The steps that have a file, whole or not, in ascending order."""
+        """Return the steps that have a file, whole or not, in ascending order."""
         try:
             names = os.listdir(self.folder)
         except FileNotFoundError:
@@ -75,8 +88,10 @@ class CheckpointDirectory:
         return sorted(int(match[1]) for match in map(_NAME.fullmatch, names) if match)
 
     def last_whole(self) -> Path | None:
-        """The newest one that this process wrote, loaded or checked."""
-        return self.path(max(self._whole)) if self._whole else None
+        """Return the newest checkpoint that this process wrote, loaded or checked."""
+        if not self._whole:
+            return None
+        return self.path(max(self._whole))
 
     def newest(
         self, log: Callable[[str], None], *, mmap: bool = False
@@ -99,6 +114,7 @@ class CheckpointDirectory:
             try:
                 state = load_checkpoint(self.path(step), mmap=mmap)
             except CheckpointError as error:
+                # One that is gone was deleted by who writes here, which needs no word.
                 if os.path.lexists(self.path(step)):
                     log(f"ignored {str(error).partition(';')[0]}")
                 continue
@@ -132,20 +148,27 @@ class CheckpointDirectory:
         if self._generation:
             return
         self._former = self._latest()
-        # Two that begin at once differ, and so do two folders.
+        # The time and not a count: two runs that begin at once would count to the same number. At
+        # least one more than the former, as the clock of another node may be ahead.
         generation = max(self._former + 1, time.time_ns())
         replace_file(self.folder / _GENERATION, b"%d\n" % generation)
         self._generation = generation
-        # Then a run that has just found its own number there has none to rename.
+        # After the number was replaced: a run that has checked its own number there, and now
+        # renames its temporary file, then finds it gone, and its checkpoint does not come to be.
         for name in ("step-*.pt", _BEST):
             remove_temporaries(self.folder, name)
 
     def add(self, step: int, state: Mapping[str, Any]) -> None:
         """Write the checkpoint of a step, and then delete those that need not be kept.
 
+        Args:
+            step: After which the state was taken.
+            state: Tensors and plain values.
+
         Raises:
-            CheckpointError, OSError: as :func:`save_checkpoint`, or another run has begun; nothing
-                was deleted then.
+            CheckpointError: The state cannot be loaded again, or another run has begun here;
+                nothing was deleted then.
+            OSError: The disk refuses it; nothing was deleted then.
         """
         self.begin()
         state = {**state, OWN: {**state.get(OWN, {}), "generation": self._generation}}
@@ -158,15 +181,25 @@ class CheckpointDirectory:
         ``after``.
 
         Else they would be the newest, though they are from another course of training.
+
+        Args:
+            after: The step of the last one that keeps its name.
+
+        Returns:
+            The new paths.
         """
         renamed = []
-        for step in reversed(self.steps()):  # the newest first: a kill leaves no gap
+        # The newest first: a kill in between leaves no gap in the checkpoints of that course.
+        for step in reversed(self.steps()):
             if step > after:
                 renamed.append(self.path(step).with_suffix(".pt.aside"))
                 os.replace(self.path(step), renamed[-1])
                 self._whole.discard(step)
         if renamed:
-            if not (link := self.folder / _BEST).exists():
+            # exists() follows the link: it is false where the link leads to a file that was
+            # renamed.
+            link = self.folder / _BEST
+            if not link.exists():
                 link.unlink(missing_ok=True)
             sync_folder(self.folder)
         return renamed
@@ -179,13 +212,15 @@ class CheckpointDirectory:
         """
         steps = self.steps()
         newest = self._first_whole(reversed(steps), self._keep_last)
-        scores = dict(self.scores)  # the caller may add to it meanwhile
+        # A copy: this runs in the writer's thread, and training adds scores meanwhile.
+        scores = dict(self.scores)
         scored = [step for step in steps if not math.isnan(scores.get(step, math.nan))]
         best = self._first_whole(sorted(scored, key=scores.__getitem__), self._keep_best)
         kept = {added, *newest, *best}
         # Only now: to see whether files are whole may have taken minutes, and another run may have
         # begun meanwhile, whose checkpoints are not ours to delete.
         self._check_generation()
+        # Before the others are deleted: the link never leads to a file that is gone.
         if best:
             self._link(best[0])
         for step in steps:
@@ -201,12 +236,14 @@ class CheckpointDirectory:
         return list(islice(filter(self._is_whole, steps), count))
 
     def _latest(self) -> int:
-        # The user has deleted it, or made the folder again.
+        # There is no such file where the user has deleted it, or made the folder again.
         with suppress(FileNotFoundError, ValueError):
             return int((self.folder / _GENERATION).read_bytes())
         return 0
 
     def _check_generation(self) -> None:
+        # 0: the user has deleted the file, which is no other run. One that begins just after this
+        # look removes our temporary file, see begin().
         if self._latest() not in (0, self._generation):
             raise CheckpointError(
                 "another run has begun to write checkpoints here since, and this run's are refused",
@@ -226,10 +263,12 @@ class CheckpointDirectory:
         return step in self._whole
 
     def _link(self, step: int) -> None:
-        """Some file systems have no links; no checkpoint is to fail for that."""
+        """Have ``best.pt`` lead to the checkpoint of this step."""
         link = self.folder / _BEST
         name = self.path(step).name
+        # Some file systems have no links; no checkpoint is to fail for that.
         with suppress(OSError):
+            # By a rename, as whoever reads best.pt meanwhile is to find the old one or the new one.
             if not (link.is_symlink() and os.readlink(link) == name):
                 temporary = self.folder / f"{_BEST}.{token_hex(4)}.tmp"
                 temporary.symlink_to(name)

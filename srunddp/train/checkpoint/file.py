@@ -26,7 +26,8 @@ from srunddp.errors import ConfigError
 _LINE = "\nsrunddp checkpoint: {length:020} bytes, SHA-256 {digest}\n"
 _PARSED = re.compile(rb"\nsrunddp checkpoint: ([0-9]{20}) bytes, SHA-256 ([0-9a-f]{64})\n")
 _LINE_LENGTH = len(_LINE.format(length=0, digest="0" * 64))
-_PIECE = 1 << 20  # bytes that are read at once
+# Bytes that are read at once: to hash a file of 100 GB takes no more memory.
+_PIECE = 1 << 20
 OWN = "srunddp"  # CheckpointManager's key in a checkpoint
 
 
@@ -56,8 +57,15 @@ def save_checkpoint(path: str | os.PathLike[str], state: Mapping[str, Any]) -> N
 
 
 def write_checkpoint(path: Path, state: Mapping[str, Any], check: Callable[[], None]) -> None:
-    """The same; ``check`` is called just before the file gets its name, and where it raises nothing
-    has changed.
+    """Write a file as :func:`save_checkpoint` does, but leave killed saves' files alone.
+
+    Args:
+        path: Of the file.
+        state: What it is to hold.
+        check: Called just before the file gets its name; where it raises, nothing has changed.
+
+    Raises:
+        CheckpointError, OSError: As there; and what ``check`` raises.
     """
     # In the same folder, since a rename is atomic within one file system only; and of a name of its
     # own, so that two jobs that write by mistake to one folder do not mix their bytes.
@@ -70,18 +78,25 @@ def write_checkpoint(path: Path, state: Mapping[str, Any], check: Callable[[], N
         with suppress(OSError):  # of the two errors the first tells more
             temporary.unlink()
         raise
+    # Last: until the folder itself is on the disk, a power cut may bring the old name back.
     sync_folder(path.parent)
 
 
 def check_savable(state: Mapping[str, Any], where: str | os.PathLike[str]) -> None:
-    """Raise in memory what :func:`save_checkpoint` would of a state; its tensors may be empty
-    ones.
+    """Raise what :func:`save_checkpoint` would of a state, without a disk.
+
+    Args:
+        state: Its tensors may be without elements.
+        where: What an error calls the place.
+
+    Raises:
+        CheckpointError: It cannot be saved.
     """
     _save(io.BytesIO(), where, state)
 
 
 def load_checkpoint(path: str | os.PathLike[str], *, mmap: bool = False) -> dict[str, Any]:
-    """What ``save_checkpoint()`` wrote, with its tensors on the CPU.
+    """Return what ``save_checkpoint()`` wrote, with its tensors on the CPU.
 
     On the CPU, since a GPU number saved by rank 0 would fill that GPU from every rank. Nothing in
     the file is executed: torch refuses all but tensors and plain values.
@@ -100,9 +115,17 @@ def load_checkpoint(path: str | os.PathLike[str], *, mmap: bool = False) -> dict
 
 
 def load_open(file: io.FileIO, path: str | os.PathLike[str], flags: int | None) -> dict[str, Any]:
-    """The same of an open file, which has the name ``path`` in errors; ``flags``: of mmap, or None
-    to read it.
+    """Return what an open file holds, as :func:`load_checkpoint` does.
+
+    Args:
+        file: Opened to be read.
+        path: Its name in errors.
+        flags: Of mmap, as ``mmap.MAP_SHARED``; None to read it.
+
+    Raises:
+        CheckpointError: It is damaged or cut short, or it holds something else.
     """
+    # The whole file is hashed before torch reads a byte: what is damaged must not reach pickle.
     _check(file, path)
     try:
         state = _torch_load(file, flags)
@@ -118,15 +141,22 @@ def load_open(file: io.FileIO, path: str | os.PathLike[str], flags: int | None) 
 
 
 def last_line(path: str | os.PathLike[str]) -> str:
-    """The line with the length and the SHA-256; whole files that have the same are the same."""
+    """Return the line with the length and the SHA-256.
+
+    Whole files that have the same are the same.
+
+    Raises:
+        CheckpointError: The file cannot be read.
+    """
     with _opened(path) as file:
         file.seek(max(0, os.fstat(file.fileno()).st_size - _LINE_LENGTH))
         return file.read(_LINE_LENGTH).decode(errors="replace")
 
 
 def generation_of(path: Path) -> int:
-    """The generation in a file, of which no tensor is read or checked; 0 where it has none, or is
-    damaged.
+    """Return the generation in a file; 0 where it has none, or is damaged.
+
+    No tensor is read or checked: of a large file that takes milliseconds.
     """
     with suppress(Exception), _opened(path) as file:  # torch raises anything on damaged files
         return int(_torch_load(file, MAP_PRIVATE)[OWN]["generation"])
@@ -134,8 +164,10 @@ def generation_of(path: Path) -> int:
 
 
 def verify(path: str | os.PathLike[str]) -> None:
-    """Raise what :func:`load_checkpoint` would of a file that is missing, damaged or cut short,
-    without loading it.
+    """See that a file is whole, without loading it.
+
+    Raises:
+        CheckpointError: It is missing, damaged or cut short.
     """
     with _opened(path) as file:
         _check(file, path)
@@ -144,12 +176,19 @@ def verify(path: str | os.PathLike[str]) -> None:
 def remove_temporaries(folder: Path, name: str) -> None:
     """Delete what killed saves left of files called ``name``, a pattern of :func:`Path.glob`."""
     for temporary in folder.glob(f"{name}.*.tmp"):
-        with suppress(OSError):  # it is in nobody's way
+        # One that stays takes space, and is in nobody's way: the save must not fail for it.
+        with suppress(OSError):
             temporary.unlink()
 
 
 def sync_folder(folder: Path) -> None:
-    """Bring renames in this folder to the disk: they get there only with the folder itself."""
+    """Bring renames in a folder to the disk.
+
+    They get there only with the folder itself; fsync(2) of the file is not enough.
+
+    Raises:
+        OSError: The folder cannot be opened, or the disk fails.
+    """
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)
@@ -158,8 +197,11 @@ def sync_folder(folder: Path) -> None:
 
 
 class _HashedFile:
-    """What ``torch.save`` writes to: hashes it on the way, and keeps the disk's error, which torch
-    replaces.
+    """Hashes what ``torch.save`` writes to it, on the way to a file.
+
+    Attributes:
+        length: Bytes so far.
+        error: The disk's. torch replaces it by a RuntimeError of its own, without the errno.
     """
 
     def __init__(self, file: io.FileIO | io.BytesIO) -> None:
@@ -186,8 +228,10 @@ class _HashedFile:
 
 
 def _write(temporary: Path, path: Path, state: Mapping[str, Any]) -> None:
+    # Unbuffered: torch writes in large pieces, and a disk's error then comes from the write itself.
     with open(temporary, "xb+", buffering=0) as file:
         line = _save(file, path, state)
+        # _save has read the file from its beginning, to see whether it can be loaded.
         file.seek(0, os.SEEK_END)
         write_all(file, line)
         file.flush()
@@ -203,7 +247,12 @@ def _write(temporary: Path, path: Path, state: Mapping[str, Any]) -> None:
 def _save(
     file: io.FileIO | io.BytesIO, path: str | os.PathLike[str], state: Mapping[str, Any]
 ) -> bytes:
-    """Returns the last line, which is still to be written."""
+    """Write a state, and return the last line, which is still to be written.
+
+    Raises:
+        CheckpointError: It holds what cannot be loaded again.
+        OSError: The disk refuses it.
+    """
     hashed = _HashedFile(file)
     try:
         torch.save(dict(state), hashed)  # type: ignore[arg-type]
@@ -212,7 +261,8 @@ def _save(
             raise hashed.error from None
         raise _unfit(path, _first_line(error)) from error
     file.seek(0)
-    # Now, rather than in the job that is to go on from it.
+    # torch.load(weights_only=True) would refuse classes that torch.save wrote without a word.
+    # Better now than in the job that is to go on from this file.
     if refused := get_unsafe_globals_in_checkpoint(file):
         raise _unfit(path, f"it holds {', '.join(sorted(refused))}")
     return hashed.line()
@@ -228,7 +278,7 @@ def _unfit(path: str | os.PathLike[str], found: str) -> CheckpointError:
 
 
 def write_all(file: io.FileIO | io.BytesIO, data: bytes | memoryview) -> None:
-    """Write all of it."""
+    """Write all of ``data``, in several calls if need be."""
     rest = memoryview(data)
     while rest:
         rest = rest[file.write(rest) :]  # a write may be short, as at the end of the space
@@ -236,9 +286,9 @@ def write_all(file: io.FileIO | io.BytesIO, data: bytes | memoryview) -> None:
 
 @contextmanager
 def _opened(path: str | os.PathLike[str]) -> Iterator[io.FileIO]:
-    """The open file, which is then a regular one; its errors are CheckpointErrors."""
+    """Yield the open file, which is a regular one; its errors are CheckpointErrors."""
     try:
-        # O_NONBLOCK: opening a pipe would wait for a writer.
+        # O_NONBLOCK: to open a named pipe would wait for a writer, for ever.
         with open(
             path, "rb", buffering=0, opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)
         ) as file:
@@ -254,7 +304,11 @@ def _opened(path: str | os.PathLike[str]) -> Iterator[io.FileIO]:
 
 
 def _check(file: io.FileIO, path: str | os.PathLike[str]) -> bytes:
-    """The file's last line, which is right about all that comes before it."""
+    """Return the file's last line, once it was found to be right about all that is before it.
+
+    Raises:
+        CheckpointError: It is not.
+    """
     size = os.fstat(file.fileno()).st_size
     length = max(0, size - _LINE_LENGTH)
     file.seek(0)
@@ -276,7 +330,8 @@ def _check(file: io.FileIO, path: str | os.PathLike[str]) -> bytes:
 
 def _torch_load(file: io.FileIO, flags: int | None) -> Any:
     if flags is not None:
-        # Some file systems cannot map.
+        # Some file systems cannot map; then the file is read below. By its number under /proc, as
+        # torch maps a path and not an open file, and another file may have the name by now.
         with suppress(RuntimeError), set_default_mmap_options(flags):
             return torch.load(
                 f"/proc/self/fd/{file.fileno()}", map_location="cpu", weights_only=True, mmap=True

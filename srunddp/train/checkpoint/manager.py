@@ -34,8 +34,10 @@ from srunddp.train.world import World, any_rank, on_rank_zero
 from srunddp.util.kernel_file import memory_file
 from srunddp.util.user_path import expanded
 
-_SMALL = 4096  # bytes
-_PIECE = 1 << 22  # bytes of a broadcast
+# Bytes up to which a tensor of a loaded checkpoint is copied out of the file: a page.
+_SMALL = 4096
+# Bytes of one broadcast. Ranks without the file hold one such piece beside what they have received.
+_PIECE = 1 << 22
 
 
 class CheckpointManager:
@@ -84,7 +86,8 @@ class CheckpointManager:
         self._directory = CheckpointDirectory(path, keep_last, keep_best)
         self.scores = self._directory.scores
         self._writer = AsyncCheckpointer(self._directory, self._log)
-        # On a CPU an optimizer would go on with tensors in a file that rank 0 deletes later.
+        # On a CPU load_state_dict() may keep a tensor as it is, so that an optimizer would go on in
+        # a mapped file that rank 0 deletes later. To a GPU they are copied.
         self._mmap = world.device.type != "cpu"
         on_rank_zero(world, self._make_folder)
 
@@ -121,6 +124,8 @@ class CheckpointManager:
                 begun in this folder; with ``wait``, this one could not be written. PeerError then,
                 on the other ranks.
         """
+        # With ``wait`` none may be left out, and so the one before has to be written first. All
+        # ranks wait where no time limit counts: a gather below would meet one.
         if wait:
             on_rank_zero(self._world, self._writer.join)
         began = time.monotonic()
@@ -152,14 +157,15 @@ class CheckpointManager:
         return on_rank_zero(self._world, self._writer.wait)
 
     def report(self) -> list[Path]:
-        """On rank 0, the files that have been written since the last call; and say what could not
-        be written.
+        """Return the files that have been written since the last call; none on other ranks.
+
+        What could not be written is said.
         """
         return [self.path(step) for step in self._writer.poll()]
 
     def load(self, resume: str = "auto") -> dict[str, Any] | None:
-        """What ``save()`` was given, tensors on the CPU, and the manager's own key ``srunddp``;
-        None for a new run.
+        """Return what ``save()`` was given, tensors on the CPU, and the manager's own key
+        ``srunddp``; None for a new run.
 
         What runs that began earlier save there is refused from then on. Ranks that do not see rank
         0's file are sent it. On a GPU the tensors stay in the file until they are used: copy those
@@ -185,36 +191,49 @@ class CheckpointManager:
                 return (str(path.absolute()), last_line(path), path.stat().st_size)
             return None
 
-        if not (chosen := on_rank_zero(self._world, choose)):
+        # One rank chooses, as a listing of the folder may differ between nodes for seconds (NFS).
+        chosen = on_rank_zero(self._world, choose)
+        if not chosen:
             return None
-        path, line, size = Path(chosen[0]), *chosen[1:]
+        name, line, size = chosen
+        path = Path(name)
         self.loaded = path
         if self._world.rank:
             state = self._same(path, line)
-        if any_rank(self._world, state is None):
-            state = _send_checkpoint(self._world, path, size, lacking=state is None) or state
+        # The broadcasts are collectives: if one rank lacks the file, all take part.
+        is_lacking = state is None
+        if any_rank(self._world, is_lacking):
+            sent = _send_checkpoint(self._world, path, size, lacking=is_lacking)
+            if is_lacking:
+                state = sent
         assert state is not None
-        # Counters that an optimizer keeps on the CPU would keep all of the file, or of the memory,
-        # that they lie in.
+        # A tensor in a mapped file, or in the bytes of a broadcast, keeps all of them in memory:
+        # for the step counters of Adam, which stay on the CPU, that would be the whole checkpoint.
         state = map_tensors(state, _cloned_if_small, lambda value: value)
         self.scores.update(state[OWN]["scores"])
         event("resumed", state[OWN]["step"])
         return state
 
     def restore_rng(self, state: Mapping[str, Any], seed: int) -> None:
-        """Go on with the random states of a loaded state; a rank that there was none of begins with
-        its own by seed.
+        """Go on with the random states of a loaded state.
+
+        A rank of which it has none, as there are more ranks now, begins with its own.
+
+        Args:
+            state: From :meth:`load`.
+            seed: Of those that begin.
         """
         own = state[OWN]
         rng.restore(own["random"], self._world, seed + own["step"])
 
     def path(self, step: int) -> Path:
-        """Where the checkpoint of this step is, or would be."""
+        """Return where the checkpoint of this step is, or would be."""
         return self._directory.path(step)
 
     def _make_folder(self) -> None:
         with self._writing():
             self._directory.folder.mkdir(parents=True, exist_ok=True)
+            # Some file systems let a file be made and refuse its first block: a quota, a full disk.
             with TemporaryFile(dir=self._directory.folder, buffering=0) as file:
                 file.write(bytes(4096))
 
@@ -230,17 +249,18 @@ class CheckpointManager:
             ) from None
 
     def _choose(self, resume: str) -> tuple[Path, dict[str, Any] | None]:
-        restarted = restart_count() > 0 or os.environ.get("SLURM_RESTART_COUNT", "0") not in (
-            "",
-            "0",
-        )
+        # Neither a person nor a script has said resume= for this start: Slurm has started the job
+        # again, or --restarts the script, by the command line of the first start.
+        by_slurm = os.environ.get("SLURM_RESTART_COUNT", "0") not in ("", "0")
+        restarted = restart_count() > 0 or by_slurm
         if resume == "never" and not restarted and (steps := self._directory.steps()):
             raise ConfigError(
                 f"{self.path(steps[-1])} is there, of an earlier run, and resume is never",
                 expected="a folder without checkpoints",
                 hint="use resume=auto to go on with that run, or another folder",
             )
-        # First: what a run that began earlier writes once the newest is known would be lost.
+        # Before the newest is looked for: what a run that began earlier writes after that would be
+        # newer than the one that this run goes on from. From here on it is refused.
         with self._writing():
             self._directory.begin()
         if (resume == "auto" or restarted) and (
@@ -261,7 +281,8 @@ class CheckpointManager:
                 )
 
     def _same(self, path: Path, line: str) -> dict[str, Any] | None:
-        """What this rank sees by that path, if it is rank 0's file."""
+        """Return what this rank sees by that path, if it is rank 0's file; else None."""
+        # A folder of that name may be another one on each node, as below /tmp.
         with suppress(CheckpointError):
             if last_line(path) == line:
                 return load_checkpoint(path, mmap=self._mmap)
@@ -271,9 +292,17 @@ class CheckpointManager:
 def _send_checkpoint(
     world: World, path: Path, size: int, *, lacking: bool
 ) -> dict[str, Any] | None:
-    """Send rank 0's file of so many bytes to the ranks that lack it; its content there.
+    """Send rank 0's file to the ranks that lack it; all ranks call this.
 
-    The bytes are kept once: the tensors lie in them.
+    Args:
+        world: The ranks.
+        path: Of the file, on rank 0.
+        size: Its bytes.
+        lacking: Whether this rank lacks it.
+
+    Returns:
+        Its content where it was lacking, else None. The bytes are kept once: the tensors lie in
+        them.
     """
     piece = bytearray(_PIECE)
     tensor = torch.frombuffer(piece, dtype=torch.uint8)
@@ -282,6 +311,7 @@ def _send_checkpoint(
         open(memory_file(), "rb+", buffering=0) as kept,
     ):
         for start in range(0, size, _PIECE):
+            # On the other ranks this reads nothing, and the broadcast overwrites the piece.
             file.readinto(piece)
             moved = tensor.to(world.device)
             dist.broadcast(moved, src=0)

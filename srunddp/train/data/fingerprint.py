@@ -16,13 +16,15 @@ from torch import Tensor
 from srunddp.train.rng import seeded
 from srunddp.train.world import World, all_gather_ints, all_reduce_max
 
-# An array comes to as many averages, at most.
+# An array comes to as many averages, at most. One average of a whole image would be alike for
+# another order of its rows; 16 keep a fingerprint within some hundred numbers, which a checkpoint
+# holds.
 _PARTS = 16
-# Of the mean magnitude: by as much averages may differ. Nodes with other processors or numbers of
-# threads round in other places, and image libraries have other fast paths on them.
+# By as much averages may differ, as a part of the mean magnitude. Nodes with other processors or
+# numbers of threads round in other places, and image libraries have other fast paths on them.
 _TOLERANCE = 1e-3
-# What changes a sample one time in two leaves so many readings of it alike once in 128 times, and
-# of four samples never.
+# An augmentation that changes a sample one time in two, such as a flip, leaves 8 readings of one
+# sample alike in 1 of 128 cases, and of four samples practically never.
 _READINGS = 8
 
 
@@ -60,7 +62,11 @@ class Fingerprint:
     allowed: tuple[float, ...]
 
     def is_like(self, other: Fingerprint) -> bool:
-        """Return whether the samples are the same, but for rounding."""
+        """Return whether the samples are the same, but for rounding.
+
+        Args:
+            other: Of another rank, or of an earlier run.
+        """
         if (self.whole, len(self.averages)) != (other.whole, len(other.averages)):
             return False
         allowed = map(max, self.allowed, other.allowed)
@@ -82,13 +88,19 @@ class Fingerprint:
 
 
 def hashed(value: object) -> int:
-    """The same on every rank, and within int64: of what is written, or of bytes."""
+    """Return a hash that is the same on every rank, and below 2**56: it fits an int64.
+
+    Args:
+        value: Bytes, or what has the same ``repr`` everywhere.
+    """
+    # Python's own hash() of a text is another one in each process, by PYTHONHASHSEED.
     data = value if isinstance(value, bytes) else repr(value).encode()
     return int.from_bytes(hashlib.blake2b(data, digest_size=7).digest(), "big")
 
 
 def some_indices(count: int) -> list[int]:
-    """Of ``count`` samples the first, two between, and the last."""
+    """Return the indices of the first, two between, and the last of ``count`` samples."""
+    # A set: of less than four samples some of these are the same.
     chosen = {0, count // 3, 2 * count // 3, count - 1}
     return sorted(index for index in chosen if 0 <= index < count)
 
@@ -114,7 +126,9 @@ def look_at(
             for _ in range(_READINGS - 1):
                 if _read(read, number, text) != first:
                     return None
-    except Exception:  # the user's own, which training meets as well if it comes to this sample
+    except Exception:
+        # It is the user's own error. If the sample is one of an epoch's, training meets it as well,
+        # and the traceback is then of the user's read and not of a look that nobody asked for.
         return None
     return first
 
@@ -157,6 +171,7 @@ class _Numbers:
     def add(self, value: Any) -> None:
         """Take the numbers of a value; what is of an unknown kind has none."""
         match value:
+            # Before sequences, as a text is one of texts, without an end.
             case str() | bytes() | bytearray():
                 if self._text:
                     self._add_text(value)
@@ -205,7 +220,8 @@ class _Numbers:
             return
         plain = tensor.detach().cpu().resolve_conj().resolve_neg()
         if plain.is_floating_point() and plain.dtype is not torch.float64:
-            plain = plain.float()  # numpy has not all kinds
+            # numpy has no bfloat16 and no float8.
+            plain = plain.float()
         self._add_array(plain.numpy())
 
     def _add_array(self, array: numpy.ndarray[Any, Any]) -> None:
@@ -213,6 +229,8 @@ class _Numbers:
             self.add(array.tolist())
         elif array.dtype.kind in "fc" or array.dtype == numpy.uint8:
             self.whole.append(array.shape)
+            # Averages, as floating-point numbers and the bytes of a decoded image differ by
+            # rounding between nodes. All other numbers have to be exactly the same.
             self._add_averages(array.reshape(-1))
         else:
             self.whole += [array.shape, str(array.dtype), hashed(array.tobytes())]
@@ -223,6 +241,7 @@ class _Numbers:
         if not flat.size:
             return
         parts = numpy.array_split(flat, min(_PARTS, flat.size))
+        # Data may hold NaN or infinity; numpy would warn of each.
         with numpy.errstate(all="ignore"):
             averages = [_finite(part.mean(dtype=numpy.float64)) for part in parts]
             magnitudes = [_finite(numpy.abs(part).mean(dtype=numpy.float64)) for part in parts]
@@ -250,6 +269,9 @@ def compare(world: World, own: Fingerprint | None, before: Fingerprint | None = 
         world: All of its ranks call this.
         own: This rank's; None where there is none to be compared.
         before: That of the same samples in an earlier run; None where there is none.
+
+    Returns:
+        What they show, the same on all ranks.
     """
     if own is None:
         row = [0, 0, 0, 0]
@@ -259,19 +281,26 @@ def compare(world: World, own: Fingerprint | None, before: Fingerprint | None = 
     rows = all_gather_ints(world, [*row, int(has_changed)])
     if any(not known for known, *_ in rows):
         return Agreement.UNKNOWN
+    # Before the averages: their number is compared here, and the next collective needs as many on
+    # all ranks.
     if own is None or any(each[:-1] != row for each in rows):
         return Agreement.DIFFERENT
     if not _averages_are_alike(world, own):
         return Agreement.DIFFERENT
-    # One decision for all ranks, whose averages are not the same to the last bit.
+    # The ranks' averages are not the same to the last bit, so that one may see a change where
+    # another does not: they have to come to one decision, as collectives follow.
     if any(changed for *_, changed in rows):
         return Agreement.CHANGED
     return Agreement.ALIKE
 
 
 def _averages_are_alike(world: World, own: Fingerprint) -> bool:
-    """Return whether those of all ranks are, each of which has as many; a collective."""
+    """Return whether the averages of all ranks are alike; a collective.
+
+    All ranks have equally many.
+    """
     count = len(own.averages)
+    # The least of a number is minus the greatest of its negative: one all-reduce finds both.
     negative = [-average for average in own.averages]
     figures = all_reduce_max(world, *own.averages, *negative, *own.allowed)
     greatest = figures[:count]

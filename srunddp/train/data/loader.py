@@ -2,6 +2,7 @@
 
 import itertools
 import logging
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Literal, cast
@@ -107,8 +108,11 @@ class DistributedDataLoader:
         _check_at_least_one("batch_size", batch_size)
         _check_at_least_one("gradient_accumulation_steps", gradient_accumulation_steps)
         order, self._length = _order_and_length(data, order, seed, sharded)
+        # The ranks compare whole numbers, and None is none.
         length = -1 if self._length is None else self._length
         order_hash = _order_hash(order)
+        # Here and not at the first batch: ranks with other numbers of batches would meet in
+        # different collectives, and hang until the time limit without a word on the cause.
         sampler.check_agreement(
             world,
             {
@@ -116,6 +120,7 @@ class DistributedDataLoader:
                 "batch_size": batch_size,
                 "gradient_accumulation_steps": gradient_accumulation_steps,
                 "seed": seed,
+                # As a text, so that a hash is not shown to the user.
                 "order": str(order_hash),
             },
         )
@@ -138,8 +143,8 @@ class DistributedDataLoader:
             sharded,
             equal_batches,
         )
-        # A batch of tensors in memory is one indexing of each. A class derived from TensorDataset
-        # may do more.
+        # A batch of tensors in memory is made by one indexing of each. A class that is derived from
+        # TensorDataset may have a __getitem__ of its own, and is read sample by sample.
         in_memory = type(data) is TensorDataset and collate is None
         # What is on a GPU already can be neither pinned nor copied beside the computation.
         is_on_gpu = in_memory and any(
@@ -156,7 +161,7 @@ class DistributedDataLoader:
         self._signals = signals
         self._requests = sampler.DistributedBatchSampler(self._assignment)
         self._reader = sampler.Reader(data, rows=in_memory)
-        # Tensors in memory were compared whole, by their fingerprint.
+        # Tensors in memory were compared by their fingerprint when the loader was made.
         self._reads_unknown = world.world_size > 1 and not in_memory
         self._by_epoch = hasattr(data, "set_epoch") or isinstance(data, IterableDataset)
         self._stream: Stream | None = None
@@ -182,7 +187,8 @@ class DistributedDataLoader:
         self._transfer = DeviceTransfer(
             world.device, channels_last=channels_last, beside=copies_to_gpu
         )
-        # With workers only: else what reading draws at random would depend on how far ahead it is.
+        # With workers only. The rank itself would read the next step before this one is trained,
+        # and both draw from the same random numbers: a resume in between would draw others.
         self._reads_ahead = copies_to_gpu and num_workers > 0
         # What was given out: the epoch, and the samples of all ranks and batches of this one in it.
         self._epoch = 0
@@ -213,15 +219,16 @@ class DistributedDataLoader:
             batch_sampler = None
         else:
             dataset = self._reader
-            batch_size = 1  # torch's default, as it wants beside a batch sampler
+            # The DataLoader refuses any other value beside a batch sampler.
+            batch_size = 1
             batch_sampler = cast(Any, self._requests)
         return DataLoader(
             dataset,
             batch_size=batch_size,
             batch_sampler=batch_sampler,
             collate_fn=collate,
-            # One of its own: torch would draw from the rank's random numbers, at moments that a
-            # resumed run does not share.
+            # Each iter() of a DataLoader draws a base seed. From the rank's own random numbers, a
+            # resumed run would have drawn at other moments, and go on with other numbers.
             generator=torch.Generator(),
             num_workers=num_workers,
             prefetch_factor=prefetch_factor if num_workers else None,
@@ -231,11 +238,14 @@ class DistributedDataLoader:
         )
 
     def set_epoch(self, epoch: int) -> None:
-        """The next iteration is of this epoch.
+        """Have the next iteration be of this epoch.
 
         It begins at its start, or where ``load_state_dict()`` says if that is amid this epoch.
         Without a call the next epoch follows one that came to its end, and one that was left begins
         again.
+
+        Args:
+            epoch: By which the samples are shuffled.
         """
         if epoch != self._epoch:
             self._epoch = epoch
@@ -243,7 +253,7 @@ class DistributedDataLoader:
             self._batches = 0
 
     def state_dict(self) -> dict[str, Any]:
-        """What was given out, by whole steps: the same on all ranks.
+        """Return what was given out, by whole steps: the same on all ranks.
 
         It has ``epoch``, and ``samples_seen`` of it, over all ranks; the data's ``length``, a hash
         of its ``order``, and what some of its ``samples`` come to. For a sharded data set also
@@ -261,8 +271,13 @@ class DistributedDataLoader:
         return place
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """The next iteration goes on from ``state``, of ``state_dict()``; with indices, on any
-        number of ranks. Where samples are other ones since, rank 0 says so.
+        """Have the next iteration go on from a state.
+
+        With indices that may be on any number of ranks. Where samples are other ones since, rank 0
+        says so.
+
+        Args:
+            state: From ``state_dict()``.
 
         Raises:
             ConfigError: the data has another length or order since, so that samples would be missed
@@ -301,9 +316,15 @@ class DistributedDataLoader:
         self._resumes = True
 
     def steps_left(self, samples_seen: int) -> int | None:
-        """Steps from ``samples_seen`` of an epoch to its end; None where that is not known."""
+        """Return the number of steps to the end of an epoch; None where that is not known.
+
+        Args:
+            samples_seen: Of the epoch, over all ranks.
+        """
         left = self._samples_left(samples_seen)
-        return None if left is None else -(-left // self._full)
+        if left is None:
+            return None
+        return math.ceil(left / self._full)
 
     @property
     def _full(self) -> int:
@@ -313,11 +334,14 @@ class DistributedDataLoader:
     def _samples_left(self, seen: int) -> int | None:
         if self._length is None:
             return None
-        left = max(0, self._length - seen)  # the data may have become less since the checkpoint
-        return left - left % self._full if self._assignment.drop_last else left
+        # With resume_changed_data the data may have become less since the checkpoint.
+        left = max(0, self._length - seen)
+        if self._assignment.drop_last:
+            return left - left % self._full
+        return left
 
     def __len__(self) -> int:
-        """Batches of the next iteration; those that are left of an epoch that goes on.
+        """Return the batches of the next iteration; those left of an epoch that goes on.
 
         Raises:
             TypeError: the data set does not tell how many samples it has, or is sharded.
@@ -327,20 +351,20 @@ class DistributedDataLoader:
             raise TypeError(
                 "the number of batches is not known: the data set is sharded, or has no length"
             )
-        return -(-left // self._assignment.global_batch_size)
+        return math.ceil(left / self._assignment.global_batch_size)
 
     def __iter__(self) -> Iterator[Batch]:
-        """The batches that are left of the epoch, the last of a step included in ``state_dict()``
-        with the step.
-        """
+        """Yield the batches that are left of the epoch; ``state_dict()`` counts whole steps."""
         for step in self._read():
             *others, last = step.batches
             yield from others
+            # Before the last batch is given out: a loop saves a checkpoint after the step that it
+            # makes of it, and then the whole step is to be among what was seen.
             self._count(step)
             yield last
 
     def steps(self) -> Iterator[StepBatches]:
-        """The batches that are left of the epoch, by optimizer steps."""
+        """Yield the batches that are left of the epoch, by optimizer steps."""
         for step in self._read():
             self._count(step)
             yield step
@@ -355,16 +379,20 @@ class DistributedDataLoader:
         if self._reads_ahead:
             sent = _one_ahead(sent)
         for step in sent:
+            # Only now, with a step read ahead: the GPU is to wait for the copy of this step, and
+            # not for that of the next.
             self._transfer.arrived(step.batches, step.copied)
             yield step
         self.set_epoch(self._epoch + 1)
 
     def _parts(self) -> Iterator[sampler.MicroBatch]:
         if self._assignment.sharded:
-            # It is read again from its start, and what was given out is skipped here.
+            # A stream cannot begin in the middle: it is read again from its start, and what was
+            # given out is skipped here.
             begin = self._batches
             return itertools.islice(self._start(begin, Look.NONE), begin, None)
         begin = self._samples_seen
+        # All ranks come to the same here, as checked() is a collective.
         if self._same_samples.is_done or not (self._stream or self._reads_unknown):
             return self._start(begin, Look.NONE)
         return self._same_samples.checked(
@@ -376,6 +404,8 @@ class DistributedDataLoader:
             self._stream.begin(self._epoch, begin, look)
         elif self._order is not None:
             self._requests.begin(self._order.indices(self._epoch), self._epoch, begin, look)
+            # For a rank without workers, and for workers that are forked now. Those that persist
+            # learn of the epoch with their first samples.
             self._reader.begin(self._epoch)
         return start(self._loader, self._signals, self._sent_to_workers)
 
@@ -391,7 +421,10 @@ class DistributedDataLoader:
 
 
 def _one_ahead(steps: Iterator[StepBatches]) -> Iterator[StepBatches]:
-    """Send the next step to the device before this one is computed."""
+    """Yield the steps, each after the next one was asked for.
+
+    Its copy to the device then runs while the caller computes this one.
+    """
     upcoming = next(steps, None)
     while upcoming is not None:
         present = upcoming
@@ -407,7 +440,12 @@ def _check_at_least_one(name: str, value: int) -> None:
 def _order_and_length(
     data: Dataset[Any], order: Order | None, seed: int, sharded: bool
 ) -> tuple[Order | None, int | None]:
-    """The order of data with indices, and the samples of an epoch where they are known."""
+    """Return the order of data with indices, and the samples of an epoch where they are known.
+
+    Raises:
+        ConfigError: The data is of a kind for which there is no order, or the order is not of this
+            data.
+    """
     length = sampler.length_of(data)
     if isinstance(data, IterableDataset):
         if order is not None:
@@ -416,7 +454,10 @@ def _order_and_length(
                 "data with indices",
                 "let it yield in that order",
             )
-        return None, None if sharded else length
+        # Of a sharded data set each rank knows the length of its own shard at best.
+        if sharded:
+            return None, None
+        return None, length
     if sharded or length is None:
         raise config_error(
             "sharded=True, and data with indices",
@@ -426,12 +467,14 @@ def _order_and_length(
     if order is None:
         return Shuffled(length, seed), length
     check_order(order, length)
-    return order.with_seed(seed) if isinstance(order, Weighted) else order, len(order)
+    if isinstance(order, Weighted):
+        order = order.with_seed(seed)
+    return order, len(order)
 
 
 def _order_hash(order: Order | None) -> int:
-    """The same for the same samples in the same order."""
+    """Return a number that is the same for the same samples in the same order."""
     if order is None or isinstance(order, Sequential | Shuffled):
-        # Their fields say all, and need no permutation of a large data set.
+        # Their fields say all: a permutation of 10^9 samples would take 8 GB.
         return hashed(repr(order))
     return hashed(order.indices(1).numpy().tobytes())

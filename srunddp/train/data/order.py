@@ -20,10 +20,17 @@ class Order(Protocol):
     """Which samples an epoch has, and in which order."""
 
     def __len__(self) -> int:
-        """Samples per epoch."""
+        """Return the number of samples per epoch."""
 
     def indices(self, epoch: int) -> Tensor:
-        """Of shape (len,), int64, on the CPU; the same on every rank."""
+        """Return the indices of an epoch's samples, the same on every rank.
+
+        Args:
+            epoch: Counted from 1 in a Trainer.
+
+        Returns:
+            Of shape (len,), int64, on the CPU.
+        """
 
 
 @dataclass(frozen=True)
@@ -36,6 +43,7 @@ class Sequential:
         return self.length
 
     def indices(self, epoch: int) -> Tensor:
+        """Return 0, 1, 2 and so on; see :class:`Order`."""
         return torch.arange(self.length)
 
 
@@ -52,6 +60,7 @@ class Shuffled:
         return self.length
 
     def indices(self, epoch: int) -> Tensor:
+        """Return another permutation for each epoch; see :class:`Order`."""
         return torch.randperm(self.length, generator=_generator(self.seed, epoch))
 
 
@@ -101,11 +110,16 @@ class Weighted:
         seed: int | None = None,
         replacement: bool = True,
     ) -> Weighted:
-        """Each class as often as any other: a sample's weight is one by the size of its class.
+        """Draw each class as often as any other: a sample's weight is 1 / the size of its class.
 
         Args:
-            targets: each sample's class, of shape (samples,). ``num_samples``, ``seed``,
-                ``replacement``: as above.
+            targets: each sample's class, of shape (samples,).
+            num_samples: drawn per epoch; None for as many as there are targets.
+            seed: of the draws; None for that of the loader.
+            replacement: a sample may be drawn again in the same epoch.
+
+        Raises:
+            ConfigError: no such draw is possible.
         """
         classes = torch.as_tensor(targets, device="cpu")
         _, inverse, counts = torch.unique(classes, return_inverse=True, return_counts=True)
@@ -115,7 +129,7 @@ class Weighted:
         return self._num_samples
 
     def with_seed(self, seed: int) -> Weighted:
-        """The same draws by this seed; itself where it has one of its own."""
+        """Return the same draws by this seed; itself where it has one of its own."""
         if self._seed is not None:
             return self
         seeded = copy(self)
@@ -123,14 +137,17 @@ class Weighted:
         return seeded
 
     def indices(self, epoch: int) -> Tensor:
+        """Return the draws of an epoch; see :class:`Order`."""
         generator = _generator(self._seed or 0, epoch)
         if self._replacement:
             return self._independent(generator)
-        # Efraimidis and Spirakis 2006: exponential times whose rates are the weights come in the
-        # order of such draws.
+        # Efraimidis and Spirakis 2006: times that are drawn from exponential distributions, whose
+        # rates are the weights, come in the order of draws without replacement. torch.multinomial
+        # has a limit of 2**24 samples.
         uniform = torch.rand(len(self._weights), dtype=torch.float64, generator=generator)
         times = -torch.log1p(-uniform) / self._weights
-        # A weight of 0 gives infinity, and 0 / 0 where the draw is 0 as well.
+        # A weight of 0 gives infinity here; but where the draw is 0 as well it gives NaN, which
+        # argsort would put anywhere.
         times.masked_fill_(self._weights == 0, torch.inf)
         return times.argsort(stable=True)[: self._num_samples]
 
@@ -143,8 +160,14 @@ class Weighted:
 
 
 def check_order(order: Order, samples: int) -> None:
-    """Its first epoch has as many samples as it says, and all are the data set's; else a
-    ConfigError.
+    """See that an order's first epoch has as many samples as it says, all of the data set.
+
+    Args:
+        order: The user's.
+        samples: Of the data set.
+
+    Raises:
+        ConfigError: It has others.
     """
     if not isinstance(order, Order):
         found = f"an order that is a {type(order).__name__}"
@@ -173,17 +196,19 @@ def check_order(order: Order, samples: int) -> None:
 
 
 def _generator(seed: int, epoch: int) -> torch.Generator:
+    # The sum, as in DistributedSampler: who comes from there has the same order of samples.
     return torch.Generator().manual_seed(seed + epoch)
 
 
 def _check_weights(weights: Tensor) -> None:
-    found = ""
+    found: str | None = None
     wrong = ~(weights.isfinite() & (weights >= 0))
     if weights.dim() != 1 or len(weights) == 0:
         found = f"weights of shape {tuple(weights.shape)}"
     elif bool(wrong.any()):
         first = int(wrong.nonzero()[0])
         found = f"weight {weights[first].item()} of sample {first}"
+    # Numbers that are finite themselves may have an infinite sum, by which draws are scaled.
     elif not 0 < float(weights.sum()) < torch.inf:
         found = f"weights with the sum {float(weights.sum())}"
     if found:
@@ -195,7 +220,15 @@ def _check_weights(weights: Tensor) -> None:
 
 
 def _check_draws(num_samples: int, most: int | None) -> None:
-    """``most``: how many different samples there are to draw; None where each may come again."""
+    """See that so many samples can be drawn.
+
+    Args:
+        num_samples: Per epoch.
+        most: How many different samples there are to draw; None where each may come again.
+
+    Raises:
+        ConfigError: There are less.
+    """
     if num_samples < 1 or (most is not None and num_samples > most):
         if most is None:
             limit = ""

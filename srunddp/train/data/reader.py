@@ -24,20 +24,24 @@ host.
 def start(
     loader: DataLoader[Any], signals: Sequence[str], sent: Mapping[str, Any]
 ) -> Iterator[MicroBatch]:
-    """Iterate over torch's loader; its workers start at once, and do not get these signals.
+    """Begin to iterate over torch's loader; its workers start at once.
 
     Args:
-        sent: what workers that are not forked are sent by pickle, by its name.
+        loader: Torch's, of micro-batches.
+        signals: Names without SIG, which the workers do not get.
+        sent: What workers that are not forked are sent by pickle, by its name.
 
     Raises:
-        ConfigError: one of these cannot be sent.
+        ConfigError: One of these cannot be sent.
     """
     try:
         with warnings.catch_warnings():
-            # Below, it is said what and how to mend it.
+            # torch warns and then raises. What cannot be sent, and how to mend it, is said below.
             warnings.filterwarnings("ignore", "Got pickle error")
             return iterate(loader, signals)
     except Exception:
+        # Most often it is pickle's error, whose text names a lambda and not whose it is. Any other
+        # one goes on as it is.
         context = loader.multiprocessing_context
         if context is not None and context.get_start_method() != "fork":
             _check_pickled(sent, context.get_start_method())
@@ -61,21 +65,31 @@ def _check_pickled(sent: Mapping[str, Any], method: str) -> None:
 
 
 def collated(part: MicroBatch, collate: Collate | None, weight: Weight | None) -> MicroBatch:
-    """With a batch for its samples, and what that counts; without ``collate`` they are a batch
-    already.
+    """Return a micro-batch with a batch for its samples, and with its weight.
+
+    Args:
+        part: With a list of samples; without samples it is returned as it is.
+        collate: Makes a batch of them; None where they are a batch already.
+        weight: By how much the batch counts; None for the number of samples.
     """
+    # A resume skips it: what was given out before must not be collated again, which may take long.
     if part.samples is None:
         return part
-    batch = collate(part.samples) if collate else part.samples
+    if collate:
+        batch = collate(part.samples)
+    else:
+        batch = part.samples
     value: float | str = float(part.own)
+    # Samples that stand in for another rank's count there, and not here: their weight stays 0.
     if weight is not None and part.own:
         value = _number(weight(batch))
     return part._replace(samples=batch, weight=value)
 
 
 def _number(value: Any) -> float | str:
-    """Of a weight, or what was found instead; raised here, an error would reach the rank as a
-    worker's traceback.
+    """Return a weight as a number, or as a text what was found instead.
+
+    It may run in a worker: an error that is raised here would reach the rank as a traceback.
     """
     if isinstance(value, Tensor) and value.dim():
         return f"a tensor of shape {tuple(value.shape)}"

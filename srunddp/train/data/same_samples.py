@@ -22,7 +22,12 @@ _NO_SAMPLES = Fingerprint(0, 0, (), ())
 
 @dataclass(frozen=True)
 class _Record:
-    """Samples that were looked at, and the epoch that they are of."""
+    """Samples that were looked at.
+
+    Attributes:
+        epoch: That they are of; :data:`ANY_EPOCH` where they are the same in each.
+        fingerprint: What they come to.
+    """
 
     epoch: int
     fingerprint: Fingerprint
@@ -57,6 +62,7 @@ class SameSamples:
         Raises:
             ConfigError: Ranks have other data.
         """
+        # Whether reading more samples could show nothing new.
         self.is_done = False
         self._world = world
         self._name = name
@@ -65,7 +71,7 @@ class SameSamples:
         self._in_memory = in_memory
         self._is_random = False
         self._has_told = False
-        # Those that are known without reading, and those that were read.
+        # By _IN_MEMORY and _READ: what the run began with, which a checkpoint holds.
         self._began_with: dict[str, _Record] = {}
         if compare(world, in_memory) is Agreement.DIFFERENT:
             raise self._error()
@@ -92,6 +98,8 @@ class SameSamples:
         before = self._before(_READ, epoch, fingerprint)
         agreement = compare(self._world, fingerprint, before)
         if agreement in (Agreement.DIFFERENT, Agreement.CHANGED):
+            # Other samples are an error only if a rank reads the same ones each time. Data that is
+            # augmented at random by a generator of its own differs between readings as well.
             parts, repeated = _first(start, Look.REPEATEDLY)
             again = compare(self._world, repeated)
             if agreement is again is Agreement.DIFFERENT:
@@ -108,25 +116,33 @@ class SameSamples:
         return parts
 
     def state_dict(self) -> dict[str, Any]:
-        """The samples that the run began with, or those of this epoch, as plain values."""
+        """Return the samples that the run began with, or those of this epoch, as plain values."""
         return {
             source: {"epoch": record.epoch, **record.fingerprint.state_dict()}
             for source, record in self._began_with.items()
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Say so if the samples are not those of ``state``, now or once they are read."""
+        """Say so if the samples are not those of a state, now or once they are read.
+
+        Args:
+            state: From ``state_dict()``; empty where that is not known.
+        """
         for source, each in state.items():
             self._began_with[source] = _Record(each["epoch"], Fingerprint.from_state(each))
         before = self._before(_IN_MEMORY, ANY_EPOCH, self._in_memory)
         if self._in_memory and before and not self._in_memory.is_like(before):
             self._tell_of_change()
+        # The samples that this process has read were compared with those of its own beginning: they
+        # are to be looked at again, except where they are other ones each time.
         if _READ in state:
             self.is_done = self._is_random
 
     def _before(self, source: str, epoch: int, now: Fingerprint | None) -> Fingerprint | None:
-        """What the run began with, where that can be compared: of a stream as many samples are
-        looked at as are in a micro-batch.
+        """Return what the run began with; None where it cannot be compared with what is read now.
+
+        Of a stream no more samples are looked at than are in a micro-batch, and those of a resume
+        are others than those of an epoch's start.
         """
         record = self._began_with.get(source)
         if record is None or now is None:

@@ -25,7 +25,8 @@ from srunddp.train import rng
 from srunddp.train.data.fingerprint import Fingerprint, Look, hashed, look_at, some_indices
 from srunddp.train.world import World, all_gather_ints
 
-# Of what is random in the samples of a fingerprint, which a later run compares with its own.
+# For what is random in the samples of a fingerprint. The same in all runs, as a later run compares
+# its own with the one in the checkpoint, whatever seed it has.
 _SEED = 0
 
 
@@ -33,15 +34,16 @@ class MicroBatch(NamedTuple):
     """One rank's part of a micro-batch, on its way from its indices to a batch.
 
     Attributes:
-        samples: first their indices, of which one of another rank's stands in where this rank has
-            none; then a list of them, and once collated a batch. None where a resume skips them.
-        own: how many count, all or none; total: the same over all ranks, but of a sharded stream of
-            this rank.
-        source: of what is random in reading them by indices: the seed, the epoch, the place in its
-            order and the rank.
-        weight: of the batch; a text that says what was found where that is no number.
-        look: how some samples are to be read for the fingerprint, whichever this rank's are.
-        fingerprint: of them, or of the first samples of a stream; None where there is none to be
+        samples: First their indices, then a list of the samples, and once collated a batch. Where
+            this rank has none, one of another rank's stands in. None where a resume skips them.
+        own: How many of ``samples`` count: all, or 0 where another rank's stand in.
+        total: How many count over all ranks; of a sharded stream those of this rank.
+        source: What seeds the random numbers by which samples with indices are read: the seed, the
+            epoch, the place in its order and the rank.
+        weight: Of the batch. A text where the user's function gave no number: what was found.
+        look: How some samples of the data set, the same on all ranks, are to be read for the
+            fingerprint.
+        fingerprint: Of these, or of the first samples of a stream; None where there is none to be
             compared.
     """
 
@@ -59,13 +61,14 @@ class ShardAssignment:
     """Who gets what of each micro-batch, and how many make a step.
 
     Attributes:
-        rank, world_size: this rank's.
-        batch_size: samples per rank.
-        seed: of all that is random in reading.
-        gradient_accumulation_steps: micro-batches per step.
-        drop_last: leave out steps that are not full on every rank.
-        sharded: each rank has a stream of its own, which may be longer or shorter than the others'.
-        equal: all ranks' parts of a micro-batch have equally many samples, stand-ins included. An
+        rank: This rank's number.
+        world_size: How many ranks there are.
+        batch_size: Samples per rank and micro-batch.
+        seed: Of all that is random in reading.
+        gradient_accumulation_steps: Micro-batches per step.
+        drop_last: Leave out steps that are not full on every rank.
+        sharded: Each rank has a stream of its own, which may be longer or shorter than the others'.
+        equal: All ranks' parts of a micro-batch have equally many samples, stand-ins included. An
             epoch's last samples, fewer than ranks, then make a micro-batch of their own.
     """
 
@@ -84,7 +87,11 @@ class ShardAssignment:
         return self.world_size * self.batch_size
 
     def split(self, samples: int) -> list[int]:
-        """Return how many samples of all ranks each of the micro-batches gets that these make."""
+        """Return how many samples of all ranks each of the micro-batches gets that these make.
+
+        Args:
+            samples: Of all ranks, at most those of a full micro-batch.
+        """
         rest = samples % self.world_size
         if not self.equal or rest in (0, samples):
             return [samples]
@@ -92,8 +99,16 @@ class ShardAssignment:
 
 
 def check_agreement(world: World, values: Mapping[str, Any]) -> None:
-    """All ranks were given the same, or a ConfigError; a collective. Else one would wait in another
-    for ever.
+    """See that all ranks were given the same; a collective.
+
+    Ranks that differ would meet in different collectives later, and wait for each other for ever.
+
+    Args:
+        world: All of its ranks call this.
+        values: By the names that a message gives them; as many on all ranks.
+
+    Raises:
+        ConfigError: Ranks differ.
     """
     numbers = [value if isinstance(value, int) else hashed(value) for value in values.values()]
     for name, *row in zip(values, *all_gather_ints(world, numbers), strict=True):
@@ -114,10 +129,10 @@ def check_agreement(world: World, values: Mapping[str, Any]) -> None:
 
 
 def length_of(data: Dataset[Any]) -> int | None:
-    """Samples of a data set; None where it does not tell, as iterable ones need not.
+    """Return the number of samples of a data set; None where it does not tell.
 
     Raises:
-        ConfigError: it is a DataLoader, or of no kind that torch has.
+        ConfigError: It is a DataLoader, or has neither a length nor is iterable.
     """
     if isinstance(data, DataLoader):
         size = data.batch_size
@@ -150,10 +165,17 @@ class DistributedBatchSampler(Sampler[MicroBatch]):
         self._assignment = assignment
 
     def begin(self, order: Tensor, epoch: int, start: int, look: Look = Look.NONE) -> None:
-        """The next iteration is of this order, int64 of shape (samples,), from the sample ``start``
-        on; with its first micro-batch some samples are looked at.
+        """Have the next iteration be of this order.
+
+        Args:
+            order: Indices of the epoch's samples, int64 of shape (samples,), on the CPU.
+            epoch: Its number.
+            start: So many samples of all ranks were given out before.
+            look: How some samples are looked at with the first micro-batch.
         """
-        self._order = order.numpy()  # of which a slice costs a tenth
+        # A slice of a numpy array costs a tenth of a tensor's, and there is one for each
+        # micro-batch.
+        self._order = order.numpy()
         self._epoch = epoch
         self._start = start
         self._look = look
@@ -173,11 +195,15 @@ class DistributedBatchSampler(Sampler[MicroBatch]):
 
 
 class Reader(Dataset[Any]):
-    """A data set with indices, read micro-batch by micro-batch; ``rows``: of tensors, by one
-    indexing of each.
-    """
+    """A data set with indices, read micro-batch by micro-batch."""
 
     def __init__(self, data: Dataset[Any], *, rows: bool = False) -> None:
+        """Read nothing yet.
+
+        Args:
+            data: The user's.
+            rows: It is a TensorDataset, of which a micro-batch is one indexing of each tensor.
+        """
         self._data = data
         self._rows = rows
         self._read_many = getattr(data, "__getitems__", None)
@@ -185,25 +211,42 @@ class Reader(Dataset[Any]):
         self._epoch: int | None = None
 
     def begin(self, epoch: int) -> None:
-        """Tell the data set of another epoch; each worker has a copy of it, which is told with its
-        first samples.
+        """Tell the data set of another epoch.
+
+        Each worker has a copy of it, which is told with its first samples.
+
+        Args:
+            epoch: Passed to the data set's ``set_epoch``, if it has one.
         """
         if self._set_epoch and epoch != self._epoch:
             self._set_epoch(epoch)
         self._epoch = epoch
 
     def __getitems__(self, part: MicroBatch) -> MicroBatch:
-        """Called by the loader instead of ``__getitem__``, with what the sampler gave."""
+        """Read a micro-batch.
+
+        The DataLoader calls this instead of ``__getitem__``, with what the sampler gave.
+
+        Args:
+            part: With indices for its samples.
+
+        Returns:
+            The same with samples.
+        """
         self.begin(part.source[1])
         if part.look:
             part = part._replace(fingerprint=self._look_at_some(part.look))
+        # In a worker what is drawn depends on the place in the epoch alone, not on which worker
+        # reads it. The rank itself has its own random numbers, which a checkpoint brings back.
         if get_worker_info():
             rng.seed(hashed(part.source))
         return MicroBatch(self._read(part.samples), *part[1:])
 
     def _look_at_some(self, look: Look) -> Fingerprint | None:
-        """Here, as a worker has its own files open; and before its random numbers are those of its
-        samples.
+        """Return the fingerprint of samples that are the same ones on all ranks.
+
+        In the worker, as a data set may open its files where it is read: opened in the rank and
+        then forked, several workers would share one file position.
         """
         indices = some_indices(len(cast(Sized, self._data)))
         return look_at(lambda: self._read(indices), look, _SEED)

@@ -4,10 +4,14 @@ import ast
 
 
 def uses_mpi_when_imported(text: str) -> bool:
-    """Whether the script calls MPI outside its functions and its ``if __name__ == "__main__":``.
+    """Return whether importing the script would call MPI.
 
-    Importing mpi4py.MPI and naming what is in it, as in ``comm = MPI.COMM_WORLD``, is no use; a
-    call and a property such as ``comm.rank`` are.
+    That is a call outside its functions and its ``if __name__ == "__main__":``. Importing
+    mpi4py.MPI and naming what is in it, as in ``comm = MPI.COMM_WORLD``, is no use; a call and a
+    property such as ``comm.rank`` are.
+
+    Args:
+        text: The source; one that is no Python counts as one that calls nothing.
     """
     try:
         script = ast.parse(text)
@@ -35,6 +39,7 @@ class _TopLevel(ast.NodeVisitor):
             self._names.update(alias.asname or alias.name for alias in node.names)
 
     def visit_Assign(self, node: ast.Assign) -> None:
+        # comm = MPI.COMM_WORLD is no call, but what is done with comm may be one.
         if self._is_constant(node.value):
             self._names.update(each.id for each in node.targets if isinstance(each, ast.Name))
         else:
@@ -44,6 +49,7 @@ class _TopLevel(ast.NodeVisitor):
         if not _asks_for_name(node.test):
             self.generic_visit(node)
 
+    # An import defines functions and calls none of them.
     def visit_FunctionDef(self, node: ast.FunctionDef) -> None:
         pass
 
@@ -57,7 +63,7 @@ class _TopLevel(ast.NodeVisitor):
         self.uses_mpi = self.uses_mpi or node.id in self._names
 
     def _is_constant(self, node: ast.expr) -> bool:
-        """Whether this only names a part of MPI: its constants have capital letters."""
+        """Return whether this only names a part of MPI: its constants have capital letters."""
         while isinstance(node, ast.Attribute) and node.attr.isupper():
             node = node.value
         return isinstance(node, ast.Name) and node.id in self._names

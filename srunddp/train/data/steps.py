@@ -17,13 +17,13 @@ class Batch(NamedTuple):
     """One rank's part of a micro-batch, on the device: its tensors, and what has a ``to(device)``.
 
     Attributes:
-        data: what collate made of the samples; None on a rank of a sharded data set that never had
+        data: What collate made of the samples; None on a rank of a sharded data set that never had
             one.
-        samples: those of this rank that count; 0 where another rank's stand in.
-        weight: theirs.
-        scale: times the batch's mean loss; averaged over ranks and summed over the step's batches
-            that is the mean over all weights of the step. It is ``weight * world_size`` by the sum
-            of these, or 0 where that is 0.
+        samples: How many of this rank's count; 0 where another rank's stand in.
+        weight: Of these samples: their number, or what the user's function says.
+        scale: The batch's mean loss is multiplied by it before the backward pass. Averaged over
+            ranks and summed over the step's batches, that is the mean over all weights of the step.
+            It is ``weight * world_size`` divided by the sum of these weights, or 0 where that is 0.
     """
 
     data: Any
@@ -36,10 +36,10 @@ class StepBatches(NamedTuple):
     """The micro-batches of one optimizer step.
 
     Attributes:
-        batches: of this rank; all ranks have equally many.
-        samples: of all ranks and batches that count.
-        weight: theirs.
-        copied: when the batches are on the device; None where they are now.
+        batches: Of this rank; all ranks have equally many.
+        samples: How many count, of all ranks and batches.
+        weight: The sum of the weights of all ranks and batches.
+        copied: Comes when the batches are on the device; None where they are there now.
     """
 
     batches: list[Batch]
@@ -93,8 +93,8 @@ class _StepSize(NamedTuple):
 
     Attributes:
         batches: Micro-batches of the rank that has the most.
-        samples: Those that count.
-        weight: Theirs.
+        samples: How many count.
+        weight: The sum of their weights.
     """
 
     batches: int
@@ -111,6 +111,8 @@ def _size_over_ranks(
         batches = sum(1 for count in counts if count)
         return _StepSize(batches, int(sum(counts)), weight)
     samples = sum(part.total for part in step)
+    # Data that all ranks read is dealt so that all have a micro-batch or none has: they come to
+    # this all-reduce together, or leave it out together.
     if weighted and step:
         weight, *_ = _sums(step, assignment)
     else:
@@ -128,19 +130,26 @@ def _batch(part: MicroBatch, ranks: int, weight_of_step: float) -> Batch:
 
 
 def _sums(step: Sequence[MicroBatch], assignment: ShardAssignment) -> list[float]:
-    """Over ranks: the weight of the step, and the samples of each of its micro-batches."""
+    """Return the weight of the step over all ranks, and the samples of each of its micro-batches.
+
+    A collective of the host group, as the batches are still in the host's memory: a sum on the GPU
+    would wait for what it computes of the step before.
+    """
     weight = sum(_checked(part.weight) for part in step)
     counts = [0.0] * assignment.gradient_accumulation_steps
     for number, part in enumerate(step):
         counts[number] = float(part.own)
     if assignment.world_size == 1:
         return [weight, *counts]
+    # float32 has no room for a number of tokens above 2**24.
     sums = torch.tensor([weight, *counts], dtype=torch.float64)
     dist.all_reduce(sums, group=host_group())
     return sums.tolist()
 
 
 def _checked(weight: float | str) -> float:
+    # A text is what a worker found instead of a number: it says it here, where an error of the
+    # user's can be shown as one line.
     if isinstance(weight, str) or not 0 <= weight < math.inf:
         raise ConfigError(
             f"weight(batch) is {weight}",

@@ -5,7 +5,7 @@ worker.
 import itertools
 from collections.abc import Iterator
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
@@ -15,8 +15,35 @@ from srunddp.train.data.fingerprint import Look, fingerprint_of, hashed, look_at
 from srunddp.train.data.sampler import MicroBatch, ShardAssignment
 from srunddp.train.rng import IsolatedRng
 
-# Samples at the start of a stream, by which it is told from another.
+# Samples at the start of a stream, by which it is told from another: so many that a random change
+# of samples shows in at least one of them.
 _FIRST = 4
+
+
+class _Placed(NamedTuple):
+    """A micro-batch of this rank, and where it is in the epoch.
+
+    Attributes:
+        place: In samples of all ranks; of a sharded stream in micro-batches of this worker.
+        part: The micro-batch.
+    """
+
+    place: int
+    part: MicroBatch
+
+
+class _Dealt(NamedTuple):
+    """What a rank keeps of the samples of a micro-batch of all ranks.
+
+    Attributes:
+        own: This rank's samples.
+        stand_in: The first sample of all, for a rank that has none of its own; in a list.
+        total: Samples of all ranks.
+    """
+
+    own: list[Any]
+    stand_in: list[Any]
+    total: int
 
 
 class Stream(IterableDataset[Any]):
@@ -36,127 +63,208 @@ class Stream(IterableDataset[Any]):
     """
 
     def __init__(self, data: IterableDataset[Any], assignment: ShardAssignment) -> None:
-        """With ``drop_last`` a worker of a sharded data set leaves out its last micro-batch where
-        that is not full.
+        """Read nothing yet.
+
+        Args:
+            data: The user's.
+            assignment: Who gets what. With ``drop_last`` a worker of a sharded data set leaves out
+                its last micro-batch where that is not full.
         """
         self._data = data
         self._assignment = assignment
         self._sharded = assignment.sharded
+        # Of the worker in whose copy of this object we are; None in the rank itself.
         self._worker: int | None = None
         self._workers = 1
-        # Shared with the workers, which may outlive an epoch.
+        # Epoch, start and look. Shared memory, as workers have a copy of this object that was made
+        # when they began: persistent ones could not be told of a later epoch otherwise.
         self._start = torch.zeros(3, dtype=torch.int64).share_memory_()  # type: ignore[no-untyped-call]
 
     def begin(self, epoch: int, start: int, look: Look = Look.NONE) -> None:
-        """The next iteration is of this epoch; what was seen before ``start`` is read again.
+        """Have the next iteration be of this epoch; what was seen before ``start`` is read again.
 
-        ``start`` is samples of all ranks, and none of these come again; of a sharded data set it is
-        this rank's micro-batches, which may come without samples. ``look``: how the first samples
-        are looked at; repeatedly, the stream is begun anew as often.
+        Args:
+            epoch: Passed to the data set's ``set_epoch``.
+            start: In samples of all ranks, and none of these come again. Of a sharded data set in
+                micro-batches of this rank, which may come without samples.
+            look: How the first samples are looked at; repeatedly, the stream is begun anew as
+                often.
         """
         self._start.copy_(torch.tensor([epoch, start, look]))
-        # Before workers do: what they share, as those of datasets, they find as it shall be.
+        # Here too, before the workers do. Hugging Face's datasets keep the epoch in memory that the
+        # workers share: several that change it at once may leave a wrong number there.
         self._set_epoch(epoch)
 
     def _set_epoch(self, epoch: int) -> None:
-        if set_epoch := getattr(self._data, "set_epoch", None):
+        set_epoch = getattr(self._data, "set_epoch", None)
+        if set_epoch:
             set_epoch(epoch)
 
     def __iter__(self) -> Iterator[MicroBatch]:
+        """Yield the micro-batches that this worker, or the rank without workers, gives out."""
         epoch, start, look = self._start.tolist()
         self._set_epoch(epoch)
         self._note_worker()
         worker = self._worker or 0
         source = (self._assignment.seed, epoch)
+        # All readers of a stream that is read whole must draw alike, or they would deal from
+        # different orders. Those of a sharded one must not: they would augment alike.
         reader: tuple[int, ...] = ()
         if self._sharded:
             reader = (self._assignment.rank, worker)
         own_seed = hashed((*source, *reader))
         fingerprint = None
-        if look == Look.REPEATEDLY and not worker:
+        # One worker is enough, and it is the one that gives out the rank's first micro-batch.
+        if look == Look.REPEATEDLY and worker == 0:
             first = partial(self._first_samples, self._looked_at(start))
             fingerprint = look_at(first, Look.REPEATEDLY, own_seed, text=True)
         isolated = IsolatedRng(own_seed)
         if self._sharded:
             parts = self._own_parts(start, worker)
         else:
-            parts = self._dealt_parts(start, look=look == Look.ONCE and not worker)
-        for number in itertools.count():
-            with isolated:
-                place, part = next(parts, (0, None))
-            if part is None:
-                return
-            if self._sharded or number % self._workers == worker:
-                if self._worker is not None:  # what collate draws, in a worker
-                    rng.seed(hashed((*source, place, self._assignment.rank, *reader)))
-                yield part._replace(fingerprint=fingerprint) if fingerprint else part
+            parts = self._dealt_parts(start, look=look == Look.ONCE and worker == 0)
+        for number, placed in enumerate(_read_with(isolated, parts)):
+            if not self._sharded and number % self._workers != worker:
+                # The DataLoader takes one item from each worker in turn. All workers read this
+                # micro-batch, and it is the turn of another one to give it out.
+                continue
+            if self._worker is not None:
+                # Collate runs next in this worker. What it draws, as MixUp does, must not depend on
+                # the number of workers.
+                rng.seed(hashed((*source, placed.place, self._assignment.rank, *reader)))
+            if fingerprint:
+                yield placed.part._replace(fingerprint=fingerprint)
                 fingerprint = None
+            else:
+                yield placed.part
 
     def _note_worker(self) -> None:
         """See which worker this is, and have the data set not see it where all read the whole."""
         info = get_worker_info()
+        # Once only: from the second epoch on the number in ``info`` is the one that was set here.
         if self._worker is not None or info is None:
             return
         self._worker = info.id
         self._workers = info.num_workers
         if not self._sharded:
-            for name, value in (("id", 0), ("num_workers", 1)):
-                object.__setattr__(info, name, value)  # past what torch may have made read-only
+            # A data set that splits itself by get_worker_info() is to see one worker that reads
+            # all. torch's WorkerInfo is frozen, and raises at a plain assignment.
+            object.__setattr__(info, "id", 0)
+            object.__setattr__(info, "num_workers", 1)
 
     def _first_samples(self, count: int) -> list[Any]:
         return list(itertools.islice(iter(self._data), count))
 
     def _looked_at(self, start: int) -> int:
-        """How many samples are looked at.
+        """Return how many samples are looked at.
 
         No more than what is read in one go, as all workers must draw numpy's random numbers alike.
         """
         count = min(_FIRST, self._assignment.global_batch_size)
         return min(count, start) if start else count
 
-    def _dealt_parts(self, start: int, *, look: bool) -> Iterator[tuple[int, MicroBatch]]:
-        """Those of this rank, for all of its workers, each with the place of its first sample in
-        the epoch; the first with a fingerprint where one is to be taken.
+    def _dealt_parts(self, start: int, *, look: bool) -> Iterator[_Placed]:
+        """Read the stream from its beginning, and yield this rank's part of each micro-batch.
+
+        All workers of the rank do so, and each then gives out some of these.
+
+        Args:
+            start: So many samples were seen before a resume.
+            look: The first part is to have a fingerprint.
         """
-        rank = self._assignment.rank
-        ranks = self._assignment.world_size
-        full = self._assignment.global_batch_size
         samples = iter(self._data)
         fingerprint = None
         if look:
             head = list(itertools.islice(samples, self._looked_at(start)))
             samples = itertools.chain(head, samples)
             fingerprint = fingerprint_of(head, text=True)
-        for passed in range(0, start, full):  # in parts, as they were read before the resume
-            for _ in itertools.islice(samples, min(full, start - passed)):
-                ...
-            rng.forget_normal()
+        self._pass_over(samples, start)
         place = start
-        # One rank takes all: quicker.
-        while first := list(itertools.islice(samples, full if ranks == 1 else 1)):
-            kept = first[rank:]
-            count = len(first)
-            for sample in itertools.islice(samples, full - count):
-                if count % ranks == rank:
-                    kept.append(sample)
-                count += 1
-            for part in self._assignment.split(count):
-                mine = kept[: -(-(part - rank) // ranks)] if rank < part else []
-                kept = kept[len(mine) :]
-                yield place, MicroBatch(mine or first, len(mine), part, fingerprint=fingerprint)
+        while True:
+            dealt = self._deal(samples)
+            if dealt.total == 0:
+                return
+            left = dealt.own
+            for total in self._assignment.split(dealt.total):
+                # The places rank, rank + world_size, ... below the end.
+                own_count = len(range(self._assignment.rank, total, self._assignment.world_size))
+                own = left[:own_count]
+                left = left[own_count:]
+                part = MicroBatch(own or dealt.stand_in, len(own), total, fingerprint=fingerprint)
+                yield _Placed(place, part)
                 fingerprint = None
-                place += part
+                place += total
 
-    def _own_parts(self, start: int, worker: int) -> Iterator[tuple[int, MicroBatch]]:
-        """Those of this worker, numbered; without samples where they surely are among the rank's
-        first ``start``.
+    def _pass_over(self, samples: Iterator[Any], start: int) -> None:
+        """Read what was seen before a resume, and drop it.
+
+        A stream cannot begin in the middle. By reading it again, what it draws at random comes to
+        where it was, too.
+        """
+        full = self._assignment.global_batch_size
+        for passed in range(0, start, full):
+            for _ in itertools.islice(samples, min(full, start - passed)):
+                pass
+            # numpy makes two normal numbers at a time and holds one back, and the run before lost
+            # that after each micro-batch, at the end of an IsolatedRng. Kept here, it would shift
+            # all normal numbers that follow by one.
+            rng.forget_normal()
+
+    def _deal(self, samples: Iterator[Any]) -> _Dealt:
+        """Read the next micro-batch of all ranks, and keep every ``world_size``-th of its samples.
+
+        The others are dropped as they come: to hold them would take ``world_size`` times the
+        memory.
+        """
+        rank = self._assignment.rank
+        ranks = self._assignment.world_size
+        next_samples = itertools.islice(samples, self._assignment.global_batch_size)
+        if ranks == 1:
+            every = list(next_samples)
+            return _Dealt(every, every[:1], len(every))
+        own: list[Any] = []
+        stand_in: list[Any] = []
+        count = 0
+        for sample in next_samples:
+            if count == 0:
+                stand_in = [sample]
+            if count % ranks == rank:
+                own.append(sample)
+            count += 1
+        return _Dealt(own, stand_in, count)
+
+    def _own_parts(self, start: int, worker: int) -> Iterator[_Placed]:
+        """Read a sharded stream from its beginning, and yield this worker's micro-batches.
+
+        Args:
+            start: So many micro-batches of the rank were given out before a resume. The rank skips
+                them; those that are surely among them come without samples, which need not be
+                collated then.
+            worker: The number of this worker.
         """
         samples = iter(self._data)
         size = self._assignment.batch_size
-        # Workers take turns; it is this one's turn more often where another has come to its end.
+        least = size if self._assignment.drop_last else 1
+        # Workers take turns, so that of the rank's first micro-batches this many are this worker's.
+        # They are more where another worker has come to its end, and no longer takes its turn.
         passed = len(range(worker, start, self._workers))
         for number in itertools.count():
-            part = list(itertools.islice(samples, size))
-            if len(part) < (size if self._assignment.drop_last else 1):
+            own = list(itertools.islice(samples, size))
+            if len(own) < least:
                 return
-            yield number, MicroBatch(None if number < passed else part, len(part), len(part))
+            kept = None if number < passed else own
+            yield _Placed(number, MicroBatch(kept, len(own), len(own)))
+
+
+def _read_with(isolated: IsolatedRng, parts: Iterator[_Placed]) -> Iterator[_Placed]:
+    """Yield the same parts; what is drawn at random to read them is of a sequence of its own.
+
+    The sequence is in use only while ``parts`` is asked for the next one: collate, and the training
+    of a rank that reads without workers, draw from another.
+    """
+    while True:
+        with isolated:
+            placed = next(parts, None)
+        if placed is None:
+            return
+        yield placed

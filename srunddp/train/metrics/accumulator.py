@@ -24,7 +24,7 @@ torchmetrics.
 
 
 def accuracy(outputs: Tensor, targets: Tensor) -> Tensor:
-    """1 where the highest score is the target's class, else 0.
+    """Return 1 where the highest score is the target's class, else 0.
 
     Args:
         outputs: scores of shape (samples, classes, ...).
@@ -38,6 +38,7 @@ def accuracy(outputs: Tensor, targets: Tensor) -> Tensor:
         ConfigError: the shapes do not match, as of one score per sample, or where classes are the
             last dimension.
     """
+    # Scores of one dimension have no classes, and are refused below with a hint.
     found = outputs.argmax(dim=1) if outputs.dim() > 1 else outputs
     if found.shape != targets.shape or outputs.dim() < 2 or outputs.shape[1] < 2:
         shapes = (
@@ -56,7 +57,9 @@ def accuracy(outputs: Tensor, targets: Tensor) -> Tensor:
             )
         raise ConfigError(f"accuracy of {shapes}", expected=expected, hint=hint)
     right = found == targets
-    return right.flatten(1).double().mean(dim=1) if right.dim() > 1 else right
+    if right.dim() > 1:
+        return right.flatten(1).double().mean(dim=1)
+    return right
 
 
 class MetricAccumulator:
@@ -107,8 +110,10 @@ class MetricAccumulator:
         self._begin(resumed)
 
     def _begin(self, rows: Sequence[Sequence[float]]) -> None:
-        """Take this rank's row, so that it goes on to add in the same order; of another world rank
-        0 takes all.
+        """Take this rank's row of the sums so far.
+
+        Each rank goes on with its own, so that it adds in the same order as without a stop, to the
+        last bit. In a world of another size rank 0 takes all.
         """
         if len(rows) != self._world.world_size:
             rows = [[sum(column) for column in zip(*rows, strict=True)]]
@@ -116,6 +121,7 @@ class MetricAccumulator:
             row = rows[self._world.rank]
         else:
             row = []
+        # A row of other metrics than now has another length. The epoch's figures then begin anew.
         if len(row) == 2 + len(self._sums):
             self._weight = row[0]
             self._samples = int(row[1])
@@ -126,7 +132,8 @@ class MetricAccumulator:
 
         Args:
             loss: the mean over the batch, of no dimension.
-            outputs, targets: of the batch; the metrics are called with them.
+            outputs: of the batch, for the metrics.
+            targets: of the batch, for the metrics.
             samples: in the batch; 0 where they belong to another rank.
             weight: of the batch's mean among those of other batches; with 0 the samples count in
                 the metrics, and the loss, which may be NaN then, does not.
@@ -135,19 +142,24 @@ class MetricAccumulator:
             ConfigError: a metric gives neither a value per sample nor a count.
         """
         self._samples += samples
+        # Not times 0: the mean over no label at all is NaN, and NaN times 0 as well.
         if weight:
             self._weight += weight
             self._loss.add_(loss.detach(), alpha=weight)
         if self.needs_outputs(samples):
-            self._add(
-                outputs.detach() if isinstance(outputs, Tensor) else outputs, targets, samples
-            )
+            # A metric that keeps outputs would else keep the graph of each batch in memory.
+            if isinstance(outputs, Tensor):
+                outputs = outputs.detach()
+            self._add(outputs, targets, samples)
 
     def needs_outputs(self, samples: int) -> bool:
-        """Whether metrics are called with the outputs of a batch of so many samples of this rank.
+        """Return whether metrics are called with the outputs of a batch.
 
         Also one of weight 0, such as one whose labels are all ignored: which samples are in one
         batch depends on the number of ranks, and the metrics must not.
+
+        Args:
+            samples: In the batch, of this rank.
         """
         return bool(samples and (self._plain or self._stateful))
 
@@ -159,6 +171,7 @@ class MetricAccumulator:
             value = metric(outputs, targets)
             if _is_count(name, value, samples):
                 self._counts[index].add_(value)
+                # Zeros in its row: all rows are summed by one operation.
                 value = self._zero.expand(samples)
             rows.append(cast(Tensor, value))
         if rows:
@@ -167,7 +180,7 @@ class MetricAccumulator:
             stateful.update(outputs, targets)
 
     def by_rank(self) -> list[list[float]]:
-        """The sums of each rank so far, float64; a collective."""
+        """Return the sums of each rank so far, float64; a collective."""
         own = self._own()
         rows = [own.clone() for _ in range(self._world.world_size)]
         if self._world.world_size > 1:
@@ -179,7 +192,7 @@ class MetricAccumulator:
         return torch.cat([host.to(self._world.device), self._sums])
 
     def means(self) -> dict[str, float]:
-        """The means over all ranks; a collective: one all-reduce, one wait.
+        """Compute the means over all ranks; a collective: one all-reduce, one wait.
 
         The loss is divided by the sum of the weights, values per sample by the number of samples,
         counts by the sum of the weights. Metrics with a state take a gather and a broadcast, too.
@@ -196,18 +209,23 @@ class MetricAccumulator:
         weight, samples, loss, *sums = row.tolist()
         figures = {"loss": loss / weight if weight else math.nan}
         for name, values, counts in zip(self._plain, sums[::2], sums[1::2], strict=True):
-            if samples:
-                figures[name] = values / samples + (counts / weight if weight else 0.0)
-            else:
+            if not samples:
                 figures[name] = math.nan
+                continue
+            # A metric has one kind of value, so that one of the two is 0.
+            figures[name] = values / samples
+            if weight:
+                figures[name] += counts / weight
         if self._stateful:
             figures |= compute(self._stateful, self._updated, self._world)
         return figures
 
 
 def _sum_rows(rows: Sequence[Tensor], device: torch.device) -> Tensor:
-    """The sum of each row, in float64. All rows take two operations together, as each operation has
-    a fixed cost.
+    """Return the sum of each row, in float64.
+
+    All rows take two operations together: on a GPU the launch of an operation costs more than the
+    sum of a small row.
     """
     if len(rows) == 1:
         return rows[0].sum(dtype=torch.float64)
@@ -219,7 +237,11 @@ def _sum_rows(rows: Sequence[Tensor], device: torch.device) -> Tensor:
 
 
 def _is_count(name: str, value: Tensor | int, samples: int) -> bool:
-    """Whether a metric's value is a count, and not one value per sample."""
+    """Return whether a metric's value is a count, and not one value per sample.
+
+    Raises:
+        ConfigError: It is neither.
+    """
     if isinstance(value, Tensor) and value.dim() == 1 and len(value) == samples:
         return False
     if isinstance(value, int) or (

@@ -56,7 +56,7 @@ class MetricsLogger:
             _link_from_monitor(folder / FILE)
 
     def add(self, kind: str, step: int, /, **figures: float) -> None:
-        """One line, on disk at once so far as the kernel goes.
+        """Write one line; the kernel has it when this returns, so that a killed rank loses none.
 
         Args:
             kind: ``step``, ``epoch``, ``evaluation`` or ``log``.
@@ -70,24 +70,31 @@ class MetricsLogger:
             "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
         }
         for name, value in figures.items():
+            # A metric may have the name of one of the line's own keys.
             own = f"{name}_" if name in _OURS else name
             line[own] = _number(value)
+        # JSON has no NaN: without allow_nan=False Python would write one, and other readers refuse
+        # the line. What is no number is a text by now.
         with self._ignoring_disk_errors():
             append_whole(self._file, json.dumps(line, allow_nan=False).encode() + b"\n")
         if self._tensorboard:
             self._add_scalars(kind, step, figures)
 
     def rewind(self, step: int) -> None:
-        """Before a run goes on behind this step: drop what the one before it wrote for later
-        ones.
+        """Drop what an earlier run wrote for later steps, as a run goes on after this one.
+
+        Args:
+            step: The last one that is kept.
         """
         with self._ignoring_disk_errors():
             self._keep_steps_to(step)
+        # TensorBoard's files are only appended to. A writer that begins with a purge_step has
+        # TensorBoard hide what older files have from there on.
         self._close_writer()
         self._purge_step = step + 1
 
     def close(self) -> None:
-        """Write what is left."""
+        """Write what is left, and close the files."""
         self._close_writer()
         with self._ignoring_disk_errors():
             os.close(self._file)
@@ -95,9 +102,11 @@ class MetricsLogger:
     def _keep_steps_to(self, step: float) -> None:
         path = self._folder / FILE
         lines = path.read_bytes().splitlines(keepends=True)
+        # A line without an end was cut by a kill, or by a full disk.
         kept = [line for line in lines if _step(line) <= step and line.endswith(b"\n")]
         if len(kept) < len(lines):
             replace_file(path, b"".join(kept))
+            # Another file has the name now; the open one would take lines that nobody finds.
             os.close(self._file)
             self._file = _open(self._folder)
 
@@ -105,6 +114,8 @@ class MetricsLogger:
         try:
             with self._ignoring_disk_errors():
                 if self._writer is None:
+                    # Here, as the import takes a second, and of a run without figures it is not
+                    # needed.
                     from torch.utils.tensorboard import SummaryWriter
 
                     self._writer = SummaryWriter(
@@ -113,9 +124,11 @@ class MetricsLogger:
                 for name, value in figures.items():
                     self._writer.add_scalar(f"{kind}/{name}", value, step)
                 return
-        except ImportError:  # it is not installed
+        except ImportError:
+            # TensorBoard is not installed, and tensorboard=true is the default: no word of it.
             pass
-        # Its writing thread ends with the first error: it would never write again.
+        # SummaryWriter writes in a thread, which ends with the first error of the disk: from then
+        # on nothing would be written, and a full queue would hold up training.
         self._tensorboard = False
         self._writer = None
 
@@ -139,14 +152,18 @@ class MetricsLogger:
 
 
 def _open(folder: Path) -> int:
+    # O_APPEND: a second process that writes there by mistake does not overwrite lines. O_CLOEXEC: a
+    # script's child processes have nothing to do with it.
     return os.open(folder / FILE, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
 
 
 def _link_from_monitor(path: Path) -> None:
-    """Let the report of a run with ``--monitor`` find the figures; they may be of another run
-    too.
+    """Let the report of a run with ``--monitor`` find the figures.
+
+    The file may have those of earlier runs, too.
     """
-    if folder := os.environ.get(MONITOR_FOLDER):
+    folder = os.environ.get(MONITOR_FOLDER)
+    if folder:
         link = Path(folder, FILE)
         with contextlib.suppress(OSError):
             if link.is_symlink():
@@ -155,7 +172,7 @@ def _link_from_monitor(path: Path) -> None:
 
 
 def _step(line: bytes) -> float:
-    """NaN, which no step is at or after, for what is no line of ours."""
+    """Return the step of a line; NaN, which compares as False with any step, for none of ours."""
     with contextlib.suppress(ValueError, KeyError, TypeError):
         return float(json.loads(line)["step"])
     return math.nan

@@ -32,13 +32,19 @@ class TorchMetric(Protocol):
 
 
 def is_stateful(metric: object) -> TypeGuard[TorchMetric]:
-    """Whether it is to be updated and computed, rather than called."""
+    """Return whether a metric is to be updated and computed, rather than called."""
     return all(callable(getattr(metric, name, None)) for name in ("update", "compute", "reset"))
 
 
 def reset_copy(name: str, metric: TorchMetric, world: World) -> TorchMetric:
-    """A copy of ``metric`` on this rank's device that has seen nothing, and leaves other ranks
-    alone.
+    """Return a copy of a metric on this rank's device that has seen nothing.
+
+    It calls no collective itself.
+
+    Args:
+        name: Of the metric in messages.
+        metric: The user's.
+        world: The ranks of the training.
 
     Raises:
         ConfigError: it keeps figures over epochs itself; or on several ranks, where it has no
@@ -61,14 +67,17 @@ def reset_copy(name: str, metric: TorchMetric, world: World) -> TorchMetric:
             expected="states of torchmetrics' add_state(), which can be gathered from all ranks",
             hint="derive it from torchmetrics.Metric, or pass a function of (outputs, targets)",
         )
+    # compute() would gather the states by collectives of its own, of which it makes one for each
+    # batch of some metrics: ranks with fewer batches would hang.
     for part in _parts(own):
         part.distributed_available_fn = lambda: False
     return own
 
 
 def compute(metrics: Mapping[str, TorchMetric], updated: bool, world: World) -> dict[str, float]:
-    """Each metric over the samples of all ranks; a collective. Rank 0 computes, and all get its
-    figures.
+    """Compute each metric over the samples of all ranks; a collective.
+
+    Rank 0 computes, and all get its figures.
 
     Args:
         metrics: from :func:`reset_copy`; those of rank 0 are of no use afterwards.
@@ -94,24 +103,29 @@ def compute(metrics: Mapping[str, TorchMetric], updated: bool, world: World) -> 
     dist.gather_object(states, by_rank if world.rank == 0 else None)
 
     def compute_all() -> dict[str, float]:
-        if not (known := [states for states in by_rank if states is not None]):
+        known = [states for states in by_rank if states is not None]
+        if not known:
             return unknown
         _merge(metrics, known, world)
         return _figures(metrics)
 
-    # Until then only: else it would be left off until the next step is done.
+    # on_rank_zero() turns the limit of --stall-timeout off, and nothing turns it on again before
+    # the next step. This does, so that a rank that hangs right after it is noticed.
     with stall_limit_suspended():
         return on_rank_zero(world, compute_all)
 
 
 def _parts(metric: TorchMetric) -> list[Any]:
-    """Those that keep states themselves: it, and metrics within it."""
+    """Return the metrics that keep states themselves: it, and those within it."""
     modules = metric.modules() if isinstance(metric, nn.Module) else [metric]
     return [module for module in modules if isinstance(getattr(module, "_reductions", None), dict)]
 
 
 def _states(metric: TorchMetric) -> list[dict[str, Any]]:
-    """On the CPU: an unpickled CUDA tensor would go to the GPU number that it came from."""
+    """Return the states of a metric and of those within it, on the CPU.
+
+    An unpickled CUDA tensor would go to the GPU number that it came from.
+    """
     return [
         {name: _on_cpu(getattr(part, name)) for name in part._reductions} for part in _parts(metric)
     ]
@@ -120,7 +134,8 @@ def _states(metric: TorchMetric) -> list[dict[str, Any]]:
 def _on_cpu(state: Any) -> Any:
     if isinstance(state, list):
         return [_on_cpu(value) for value in state]
-    # A copy in any case: of a view, pickle would take the whole batch along.
+    # A copy also of a tensor on the CPU: pickle writes all of the memory that a view looks into,
+    # such as the whole batch.
     if isinstance(state, Tensor):
         return state.detach().to("cpu", copy=True)
     return state
@@ -134,13 +149,18 @@ def _merge(
         for part, states in zip(_parts(metric), of_parts, strict=True):
             for state, reduction in part._reductions.items():
                 setattr(part, state, _reduced(reduction, [of_rank[state] for of_rank in states]))
+            # Rank 0 may have seen no sample itself; torchmetrics would warn of a compute() without
+            # an update().
             part._update_count = max(part._update_count, 1)
         if isinstance(metric, nn.Module):
             metric.to(world.device)
 
 
 def _reduced(reduction: Callable[[Any], Any] | None, states: list[Any]) -> Any:
-    """As torchmetrics reduces gathered states, but of those ranks only that have been updated."""
+    """Return one state of those of several ranks, as torchmetrics reduces gathered ones.
+
+    But of those ranks only that have been updated: another one's would be a 0 among minima, say.
+    """
     if len(states) == 1:
         return states[0]
     if isinstance(states[0], list):
@@ -157,8 +177,14 @@ def _figures(metrics: Mapping[str, TorchMetric]) -> dict[str, float]:
 
 
 def _flat(value: Any, name: str = "") -> dict[str, float]:
-    """The numbers of nested mappings by their keys, with a slash between them; ``name``: of the
-    value itself.
+    """Return the numbers of nested mappings by their keys, with a slash between them.
+
+    Args:
+        value: What a metric has computed.
+        name: Of the value itself.
+
+    Raises:
+        ConfigError: It is neither a number nor a mapping of numbers.
     """
     if isinstance(value, Mapping):
         parts = [_flat(part, f"{name}/{key}" if name else key) for key, part in value.items()]

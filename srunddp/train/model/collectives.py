@@ -28,7 +28,7 @@ class CollectiveWatch:
         self._here = False
 
     def watching(self) -> AbstractContextManager[None]:
-        """Around a forward pass: watch it, unless that is over."""
+        """Return a context for a forward pass, which watches it, unless that is over."""
         if self.found is None:
             return self._watching()
         return _NOTHING
@@ -44,6 +44,7 @@ class CollectiveWatch:
         self.found = [1] in all_gather_ints(self._world, [int(self._here)])
         return self.found
 
+    # By the number of collectives, as a step may call them through any library.
     @contextlib.contextmanager
     def _watching(self) -> Iterator[None]:
         before = _count()
@@ -52,7 +53,11 @@ class CollectiveWatch:
 
 
 def _count() -> int:
-    """How many the default process group has been asked for; 0 where torch does not tell."""
+    """Return how many collectives the default process group has been asked for.
+
+    torch counts them to compare the order between ranks (TORCH_DISTRIBUTED_DEBUG). 0 where it does
+    not tell.
+    """
     group = dist.group.WORLD
     count = getattr(group, "_get_sequence_number_for_group", None)
     return int(count()) if count else 0

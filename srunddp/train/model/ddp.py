@@ -22,7 +22,8 @@ from srunddp.train.world import World, absent_ranks, all_gather_ints
 from srunddp.util.hostlist import fold_ranks, group_by_key
 
 _numbers = itertools.count()
-# For ranks whose callbacks take longer.
+# The time for the slowest rank to come to the same callback: it may still be in one of another
+# kind, such as one that writes pictures.
 _CHANGED_WITHIN = timedelta(seconds=300)
 
 
@@ -30,13 +31,13 @@ class DDPModel:
     """One rank's copy of the model, and of the loss function where that is a module.
 
     Attributes:
-        model: the user's, on the device; with SyncBatchNorm in it where that was asked for.
-        training: called with a batch or None, returns its loss and outputs; gradients are shared in
+        model: The user's, on the device; with SyncBatchNorm in it where that was asked for.
+        training: Called with a batch or None, returns its loss and outputs; gradients are shared in
             the backward.
-        testing: the same of the model alone, without gradients to share.
-        collectives, evaluation_collectives: whether the step calls some in training, and in
-            evaluations.
-        parameters: the model's and the loss function's, by name.
+        testing: The same of the model alone, without gradients to share.
+        collectives: Whether the step calls some in training.
+        evaluation_collectives: Whether the step calls some in evaluations.
+        parameters: The model's and the loss function's, by name.
     """
 
     def __init__(
@@ -49,14 +50,23 @@ class DDPModel:
     ) -> None:
         """Move the model to the device, and give all ranks rank 0's parameters and buffers.
 
+        Args:
+            model: The user's.
+            step: Computes the loss of a batch.
+            loss_function: The user's; None where the step has it.
+            world: All of its ranks make this.
+            config: Of the training.
+
         Raises:
-            ConfigError: this device or this backend cannot do what the configuration asks for.
+            ConfigError: This device or this backend cannot do what the configuration asks for.
         """
         if config.channels_last:
             layout = torch.channels_last
         else:
             layout = torch.preserve_format
         model = _prepared(model, world, config).to(world.device, memory_format=layout)  # type: ignore[call-overload]
+        # Below DistributedDataParallel, whose hooks torch.compile then need not trace. The user's
+        # model stays as it is: names in a checkpoint have no "_orig_mod.".
         compiled: Any = torch.compile(model) if config.compile else model
         self.model = model
         uses_all = not config.ddp.find_unused_parameters
@@ -65,15 +75,25 @@ class DDPModel:
         self._config = config.ddp
         self._ddp: DistributedDataParallel | None = None
         self.parameters = NamedParameters(model=model, loss_function=self.testing.loss_function)
-        self._wrapped_for: Mapping[str, nn.Parameter] = {}  # which required a gradient then
-        self._number = next(_numbers)  # among the Trainers of a process, alike on all ranks
-        self._changes = 0  # of what requires a gradient, amid an epoch
-        # Not the module itself, which would look for hooks that nobody can set.
+        # The parameters that required a gradient when the model was wrapped.
+        self._wrapped_for: Mapping[str, nn.Parameter] = {}
+        # Keys in the store are used once: this Trainer among those of the process, in the same
+        # order on all ranks, and how often what requires a gradient has changed amid an epoch.
+        self._number = next(_numbers)
+        self._changes = 0
+        # Not the module itself: its call looks for hooks, which nobody can set, at some
+        # microseconds.
         self.training: Callable[[Any], tuple[Tensor, Any]] = self.testing.forward
-        self._static = self._unknown = False
+        self._static = False
+        # Whether a static graph is still to be recorded, by the first backward that shares
+        # gradients.
+        self._unknown = False
         if world.world_size > 1:
             self._wrap()
         sparse = any(getattr(module, "sparse", False) for module in model.modules())
+        # training(None) gives dense gradients of 0, in a graph without the model's layers. That is
+        # not enough for a static graph, which is to be the same in each step; where other ranks
+        # have sparse gradients; and where SyncBatchNorm's forward is a collective.
         self._runs_always = self._static or sparse or config.ddp.sync_batchnorm
         self.collectives = CollectiveWatch(world)
         self.evaluation_collectives = CollectiveWatch(world)
@@ -94,13 +114,17 @@ class DDPModel:
 
     @property
     def evaluates_always(self) -> bool:
-        """The same in evaluations, and until all ranks know whether the step calls collectives."""
+        """Whether a batch of an evaluation has to be run where it counts for nothing.
+
+        Also until all ranks know whether the step calls collectives.
+        """
         return self.evaluation_collectives.found is not False
 
     def _wrap(self) -> None:
         self._ddp = _wrapped(self.testing, self._config)
         self.training = self._ddp
-        self._static = self._unknown = self._config.static_graph
+        self._static = self._config.static_graph
+        self._unknown = self._config.static_graph
         self._wrapped_for = self.parameters.trained()
 
     def follow_requires_grad(self, *, at_epoch: bool = True) -> None:
@@ -121,6 +145,7 @@ class DDPModel:
             self.parameters.refresh()
         trained = self.parameters.trained()
         changed = not _same(trained, self._wrapped_for)
+        # Over the store first: on a rank where nothing has changed, no one is in this function.
         if changed and not at_epoch:
             self._changes += 1
             key = f"requires_grad/{self._number}/{self._changes}"
@@ -130,11 +155,15 @@ class DDPModel:
         if self._shares_buffers and at_epoch:
             self._buffers = list(self.testing.buffers())
         if changed:
-            # The old one goes first: its hooks would share each gradient as well.
+            # The old one goes first: its hooks on the parameters would share each gradient as well.
+            # torch removes them when the object is freed, and it is in a circle of references, for
+            # which only the garbage collector looks.
             self._ddp = None
             self.training = self.testing.forward
             for parameter in self.testing.parameters():
-                parameter.grad = None  # a view of the old one's buckets
+                # With gradient_as_bucket_view it is a view of the old one's buckets, and keeps
+                # them.
+                parameter.grad = None
             gc.collect()
             self._wrap()
 
@@ -163,7 +192,7 @@ class DDPModel:
         )
 
     def accumulating(self) -> contextlib.AbstractContextManager[None]:
-        """Around a forward and backward whose gradients only add to this rank's."""
+        """Return a context for a forward and backward whose gradients only add to this rank's."""
         if self._ddp is None or self._unknown:
             # A static graph is recorded in the first backward, which torch lets share gradients or
             # else fails. One more mean over ranks changes nothing: what is added to is the same on
@@ -173,22 +202,27 @@ class DDPModel:
         return self._ddp.no_sync()
 
     def static_graph_recorded(self) -> None:
-        """A backward has been made that shared gradients: a static graph is known."""
+        """Note that a backward has shared gradients, in which a static graph was recorded."""
         self._unknown = False
 
     def share_buffers(self) -> bool:
-        """Give all ranks rank 0's buffers, such as BatchNorm's running statistics; whether there
-        are any.
+        """Give all ranks rank 0's buffers, such as BatchNorm's running statistics; a collective.
+
+        Returns:
+            Whether there are any.
         """
         if self._buffers:
             share(self._buffers)
         return bool(self._buffers)
 
     def share_all_buffers(self, *modules: nn.Module) -> None:
-        """The same of these modules before an evaluation, whatever has become of their buffers.
+        """Give all ranks rank 0's buffers of these modules, before an evaluation; a collective.
 
         After a training step each rank's are its own, and a result would depend on which rank saw
         the sample.
+
+        Args:
+            modules: Whose buffers are looked up anew, as a module may have replaced one.
         """
         if self._shares_buffers:
             for module in modules:
@@ -196,7 +230,7 @@ class DDPModel:
 
 
 def _same(some: Mapping[str, nn.Parameter], others: Mapping[str, nn.Parameter]) -> bool:
-    """Whether these are the same parameters; ``==`` would compare their values."""
+    """Return whether these are the same parameters; ``==`` would compare their values."""
     return some.keys() == others.keys() and all(each is others[n] for n, each in some.items())
 
 
@@ -228,6 +262,8 @@ def _check_alike(world: World, trained: list[str]) -> None:
     Raises:
         ConfigError: Another rank trains something else.
     """
+    # One number from each rank, as it is called once an epoch: the names are sent only to say which
+    # of them differ.
     checksum = zlib.crc32("\n".join(trained).encode())
     if len({row[0] for row in all_gather_ints(world, [checksum])}) == 1:
         return
@@ -243,7 +279,7 @@ def _check_alike(world: World, trained: list[str]) -> None:
 
 
 def _difference(before: Sequence[str], now: Sequence[str]) -> str:
-    """The first name that is in one of them alone."""
+    """Return what a message says of the first name that is in one of them alone."""
     for verb, names in (("has", set(now) - set(before)), ("has not", set(before) - set(now))):
         if names:
             more = len(names) - 1
@@ -253,9 +289,13 @@ def _difference(before: Sequence[str], now: Sequence[str]) -> str:
 
 @torch.no_grad()
 def share(buffers: Iterable[Tensor]) -> None:
-    """Give all ranks rank 0's values of these tensors, with one broadcast for each type; all ranks
-    call this.
+    """Give all ranks rank 0's values of these tensors; a collective.
+
+    Args:
+        buffers: The same in number, types and shapes on all ranks.
     """
+    # One broadcast for each type of number: one for each buffer would cost a ResNet-50, which has
+    # 159 of them, as many times the latency of the network.
     for tensors in group_by_key((buffer.dtype, buffer) for buffer in buffers).values():
         flat = torch.cat([tensor.reshape(-1) for tensor in tensors])
         dist.broadcast(flat, src=0)
@@ -266,8 +306,10 @@ def share(buffers: Iterable[Tensor]) -> None:
 
 
 def _prepared(model: nn.Module, world: World, config: Config) -> nn.Module:
-    """The model with the modules in it that the configuration asks for; ConfigError where there are
-    none such.
+    """Return the model with the modules in it that the configuration asks for.
+
+    Raises:
+        ConfigError: There are none such in it, or none such for this device.
     """
     if config.activation_checkpointing:
         _checkpoint_activations(model, config.activation_checkpointing)
@@ -299,7 +341,8 @@ def _checkpoint_activations(model: nn.Module, names: tuple[str, ...]) -> None:
 
 
 def _wrapped(module: nn.Module, config: DDPConfig) -> DistributedDataParallel:
-    # Without its devices: batches are on the device already.
+    # Without device_ids, with which it would copy each input to the device once more: batches are
+    # there already.
     ddp = DistributedDataParallel(
         module,
         gradient_as_bucket_view=config.gradient_as_bucket_view,
@@ -307,8 +350,9 @@ def _wrapped(module: nn.Module, config: DDPConfig) -> DistributedDataParallel:
         bucket_cap_mb=config.bucket_cap_mb,
         find_unused_parameters=config.find_unused_parameters,
     )
-    # Buffers are shared before each step here, where the wait for rank 0's is noted. Not as an
-    # argument: with that, torch would not even begin with the same buffers everywhere.
+    # Buffers are shared before each step by share_buffers(), where the wait for rank 0's is noted.
+    # Not as an argument: with broadcast_buffers=False torch would not even begin with the same
+    # buffers everywhere.
     ddp.broadcast_buffers = False
     _register_hook(ddp, config)
     return ddp

@@ -23,12 +23,20 @@ class EMA:
     belong to, and all others, such as counters and masks, are the model's.
 
     Attributes:
-        model: a copy of the model with averaged weights, in evaluation mode; testing: what to call.
+        model: A copy of the model with averaged weights, in evaluation mode.
+        testing: What to call: the copy, compiled where that is asked for.
     """
 
     def __init__(self, model: nn.Module, decay: float, *, compile: bool = False) -> None:
-        """``decay``: the part of the average that stays in each step. ConfigError: the model cannot
-        be copied.
+        """Copy the model.
+
+        Args:
+            model: The user's, on its device.
+            decay: The part of the average that stays in each step.
+            compile: Call the copy through ``torch.compile``.
+
+        Raises:
+            ConfigError: The model cannot be copied.
         """
         self.model = _copied(model).eval()
         self.testing: Any = torch.compile(self.model) if compile else self.model
@@ -43,11 +51,16 @@ class EMA:
     def check(self, model: nn.Module) -> None:
         """See that the model still has the parameters that are averaged.
 
+        Args:
+            model: The one that was copied.
+
         Raises:
             ConfigError: A callback has put others in their place.
         """
         present = list(model.parameters())
         averaged = [new for _, new, _ in self._parameters]
+        # By identity: one that was put in another's place may have its shape, and the average would
+        # go on with the values of a parameter that nobody trains.
         if len(present) != len(averaged) or any(
             one is not other for one, other in zip(present, averaged, strict=True)
         ):
@@ -59,14 +72,18 @@ class EMA:
 
     @torch.no_grad()
     def update(self, *, first: bool) -> None:
-        """Take an optimizer step into account; the first one as it is, since weights may have been
-        loaded before.
+        """Take an optimizer step into account.
+
+        Args:
+            first: It is the first one, and counts as it is: what was copied may be other weights,
+                as a script may have loaded some since.
         """
         averaged: list[Tensor] = []
         weights: list[Tensor] = []
         copies: list[Tensor] = []
         sources: list[Tensor] = []
         for own, new, merges in (*self._parameters, *self._buffers()):
+            # Whole numbers and masks have no average.
             if merges and not first:
                 averaged.append(own)
                 weights.append(new)
@@ -79,7 +96,10 @@ class EMA:
             torch._foreach_copy_(copies, sources)
 
     def _buffers(self) -> Iterator[tuple[Tensor, Tensor, bool]]:
-        """Looked up each time, as a module may put another tensor in a buffer's place."""
+        """Yield the copy's buffer, the model's, and whether it is averaged.
+
+        Looked up each time, as a module may put another tensor in a buffer's place.
+        """
         for module, source in self._modules:
             for name, new in source.named_buffers(recurse=False):
                 own = getattr(module, name)

@@ -14,8 +14,10 @@ from torch.overrides import TorchFunctionMode
 
 from srunddp.train.world import World, all_reduce_max
 
+# torch's default of ignore_index.
 _IGNORED = -100
-_STEPS = 2  # one batch alone has nothing to be compared with
+# One batch of one rank alone has nothing to be compared with.
+_STEPS = 2
 _PARTS = ("", "the weights of the classes", "the labels that are not ignored")
 _WATCHED = (functional.cross_entropy, functional.nll_loss)
 
@@ -34,13 +36,20 @@ class MeanWatch(TorchFunctionMode):
     def __init__(self) -> None:
         super().__init__()
         self.shares: list[float] = []
-        self._reason = 0  # why they are not 1: a place in _PARTS
+        # Why they are not 1: a place in _PARTS. A number, of which the ranks take the greatest.
+        self._reason = 0
         self._steps = 0
 
     def parts(self, world: World) -> str:
         """Return what the mean is over, where ranks or calls differ in it.
 
         All ranks call this after each step that is watched.
+
+        Args:
+            world: The ranks.
+
+        Returns:
+            In words; empty where the mean is over samples as far as it shows.
         """
         self._steps += 1
         most, least, reason = all_reduce_max(
@@ -86,6 +95,7 @@ class MeanWatch(TorchFunctionMode):
     ) -> None:
         if reduction != "mean" or target.is_floating_point():
             return
+        # bool() and float() below wait for the GPU; that is for two steps of a run.
         counted = target != ignore_index
         divisor = counted.sum()
         if weight is not None:

@@ -7,6 +7,9 @@ def train_if_evaluated(root: nn.Module) -> None:
     """Put a model that is in evaluation mode as a whole into training mode.
 
     A module that is in evaluation mode within one that is not stays so.
+
+    Args:
+        root: Of which each child counts as a model: the user's, and the loss function.
     """
     for child in root.children():
         if not child.training:
@@ -18,11 +21,17 @@ def train_as_a_whole(root: nn.Module) -> None:
 
     Hugging Face's ``from_pretrained`` returns a model in evaluation mode, which is meant to be
     trained as a whole.
+
+    Args:
+        root: Of which each child counts as a model.
     """
     train_if_evaluated(root)
     for module in root.modules():
         if type(module).train is not nn.Module.train and module.training:
-            module.train()  # it may keep parts of itself in evaluation mode
+            # A class with a train() of its own may keep parts of itself in evaluation mode, such as
+            # a frozen BatchNorm. It is called in a model that was in training mode, too: the user
+            # may have built it without a call of train().
+            module.train()
 
 
 class TrainingModes:
@@ -34,5 +43,6 @@ class TrainingModes:
 
     def restore(self) -> None:
         """Put all modules back into their modes."""
+        # The attribute and not train(): that would put the modules within into the same mode.
         for module, training in self._modes:
             module.training = training

@@ -9,7 +9,8 @@ from torch.optim import Optimizer
 from srunddp.errors import ConfigError
 from srunddp.train.checkpoint.file import CheckpointError
 
-_SHOWN = 3  # names in a message
+# Names in a message: a model of another size differs in hundreds.
+_SHOWN = 3
 # What activation_checkpointing puts into names of parameters, but not into those of a state_dict.
 _WRAPPER = "_checkpoint_wrapped_module."
 
@@ -23,7 +24,12 @@ class NamedParameters:
     """
 
     def __init__(self, **modules: nn.Module | None) -> None:
-        """``modules``: by the first part of their parameters' names."""
+        """Look for the parameters.
+
+        Args:
+            modules: By the first part of their parameters' names; None where there is no such
+                module.
+        """
         self._modules = {prefix: each for prefix, each in modules.items() if each is not None}
         self.refresh()
 
@@ -42,6 +48,9 @@ class NamedParameters:
     def set_trained(self, names: Iterable[str]) -> None:
         """Let these parameters, and no others, require a gradient.
 
+        Args:
+            names: Of the parameters.
+
         Raises:
             CheckpointError: There are none of these names.
         """
@@ -49,15 +58,20 @@ class NamedParameters:
         if missing := wanted - self._parameters.keys():
             raise _other_names("trains", missing, self.trained().keys() - wanted)
         for name, parameter in self._parameters.items():
+            # Whole numbers, such as quantized weights, cannot require one.
             if parameter.is_floating_point() or parameter.is_complex():
                 parameter.requires_grad_(name in wanted)
 
     def groups(self, optimizer: Optimizer) -> list[list[str]]:
         """Return the names in each of the optimizer's groups.
 
+        Args:
+            optimizer: Of the training.
+
         Raises:
             ConfigError: A parameter in it is neither the model's nor the loss function's.
         """
+        # By identity, as tensors compare their values. A callback may have put in a module since.
         self.refresh()
         names = {id(parameter): name for name, parameter in self._parameters.items()}
         try:
@@ -85,9 +99,11 @@ class NamedParameters:
         for number, names in enumerate(saved[len(optimizer.param_groups) :]):
             if missing := set(names) - self._parameters.keys():
                 raise _other_names("steps", missing, set())
+            # torch refuses a parameter that is in another group, without a word on which.
             if held := set(names) & set(_flat(self.groups(optimizer))):
                 where = f" in group {number + len(optimizer.param_groups)} of the optimizer"
                 raise _other_names("steps", held, set(), where)
+            # Without its options, which come with the state that is loaded next.
             optimizer.add_param_group({"params": [self._parameters[name] for name in names]})
         own = self.groups(optimizer)
         for number, (here, before) in enumerate(zip(own, saved, strict=False)):
@@ -115,6 +131,7 @@ class NamedParameters:
         """
         before = {name: index for index, name in enumerate(_flat(saved))}
         own = self.groups(optimizer)
+        # torch numbers the parameters over all groups, in their order in each of them.
         states: dict[int, Any] = {}
         for index, name in enumerate(_flat(own)):
             if before[name] in state["state"]:

@@ -25,9 +25,9 @@ class StepModule(nn.Module):
     model as it likes.
 
     Attributes:
-        model: the user's, compiled where that is asked for.
-        loss_function: where that is a module, for its parameters and buffers.
-        uses_all: whether each parameter is used in each step. Else one that no sample of a step
+        model: The user's, compiled where that is asked for.
+        loss_function: The user's where it is a module, for its parameters and buffers; else None.
+        uses_all: Whether each parameter is used in each step. Else one that no sample of a step
             uses gets no gradient, and none of 0 either.
     """
 
@@ -39,6 +39,14 @@ class StepModule(nn.Module):
         *,
         uses_all: bool = True,
     ) -> None:
+        """Take the model as it is.
+
+        Args:
+            model: The user's, compiled where that is asked for.
+            step: Computes the loss of a batch.
+            loss_function: Which the step calls, if the Trainer has one.
+            uses_all: Whether each parameter is used in each step.
+        """
         super().__init__()
         self.model = model
         self.loss_function: nn.Module | None
@@ -50,10 +58,13 @@ class StepModule(nn.Module):
         self._step = step
 
     def forward(self, batch: Any) -> tuple[Tensor, Any]:
-        """The loss of a batch and the outputs; of None a loss of 0, whose gradients are 0.
+        """Compute the loss of a batch, and the outputs for the metrics.
+
+        Args:
+            batch: What collate made; None for a loss of 0, whose gradients are 0.
 
         Raises:
-            ConfigError: the loss is no mean.
+            ConfigError: The loss is no mean.
         """
         if batch is None:
             return self._zero(), None
@@ -76,22 +87,27 @@ class StepModule(nn.Module):
         return loss, outputs
 
     def _zero(self) -> Tensor:
+        # Each parameter must be in the graph: DistributedDataParallel waits in the backward until
+        # all of them have a gradient, and its all-reduce needs this rank.
         trained = [each for each in self.parameters() if each.requires_grad]
         if not self.uses_all:
             # DistributedDataParallel needs one to find the others unused. The first one is most
             # often that of a part that all samples go through.
             trained = trained[:1]
-        # Of no element: a parameter that is infinite would make it NaN.
+        # The sum of no element, and not 0 times the parameter: of an infinite one that is NaN.
         parts = [each.flatten()[:0].sum() for each in trained]
         return torch.stack([part.float() for part in parts]).sum()
 
 
 def make_step(loss_function: LossFunction | None, step: Step | None) -> Step:
-    """The step that was passed, or that of samples that are pairs, or that of a model that returns
-    its loss.
+    """Return the step that computes the loss of a batch.
+
+    Args:
+        loss_function: Of outputs and targets, for samples that are pairs; or None.
+        step: The user's own; or None. Without either, the model returns its loss.
 
     Raises:
-        ConfigError: there are two of them.
+        ConfigError: There are both.
     """
     if loss_function and step:
         raise ConfigError(
@@ -99,7 +115,11 @@ def make_step(loss_function: LossFunction | None, step: Step | None) -> Step:
             expected="one of them",
             hint="call the loss function in the step",
         )
-    return step or (partial(_pair_step, loss_function) if loss_function else _own_loss_step)
+    if step:
+        return step
+    if loss_function:
+        return partial(_pair_step, loss_function)
+    return _own_loss_step
 
 
 def _pair_step(loss_function: LossFunction, model: nn.Module, batch: Any) -> tuple[Tensor, Any]:
@@ -142,9 +162,12 @@ def _own_loss_step(model: nn.Module, batch: Any) -> tuple[Tensor, Any]:
             ),
             hint="pass a loss function or a step, or add labels to the batch",
         )
-    return loss, made.get("logits", made) if isinstance(made, Mapping) else getattr(
-        made, "logits", made
-    )
+    # Of models that have no logits the metrics get all that they returned.
+    if isinstance(made, Mapping):
+        outputs = made.get("logits", made)
+    else:
+        outputs = getattr(made, "logits", made)
+    return loss, outputs
 
 
 def _names(batch: Any) -> str:
@@ -156,8 +179,11 @@ def _names(batch: Any) -> str:
 
 
 def targets_of(batch: Any) -> Any:
-    """What metrics compare the outputs with: a pair's second part, the labels of a mapping, or else
-    the batch.
+    """Return what metrics compare the outputs with.
+
+    Args:
+        batch: A pair has its targets as second part, a mapping as ``labels``; another one is
+            returned itself.
     """
     if isinstance(batch, tuple | list) and len(batch) == 2:
         return batch[1]
