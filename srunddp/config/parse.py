@@ -28,8 +28,9 @@ class _Given:
     """What was given for a key.
 
     Attributes:
-        name: as it was written: with its dashes on the command line.
-        path: of the file; empty for the command line.
+        name: As it was written: with its dashes on the command line.
+        node: What was given, with its place in the file.
+        path: Of the file; empty for the command line.
     """
 
     name: str
@@ -39,6 +40,14 @@ class _Given:
     def error(
         self, found: str, expected: str, hint: str, node: yaml.Node | None = None
     ) -> ConfigError:
+        """Return an error about this key.
+
+        Args:
+            found: What is wrong; it follows the key's name.
+            expected: What would be right.
+            hint: What to do.
+            node: At which the error points; None for the value.
+        """
         if self.path:
             where = yaml_position(self.path, node or self.node)
         else:
@@ -69,10 +78,13 @@ def read_config(kind: type[T], arguments: Sequence[str] | None = None) -> T:
             type; a file is wrong.
         SystemExit: with 0, after ``--help``.
     """
+    # A script reads its settings before srunddp.init(), which installs the same: an error is one
+    # line and has its exit code from the beginning.
     install_excepthook()
     options = list(_options(sys.argv[1:] if arguments is None else arguments))
     if any(name == "help" for name, _ in options):
-        # srunddp has told the rank before the script began; every rank would print it.
+        # Every rank reads the same arguments, and would print the same. The launcher has set RANK
+        # before the script began.
         if os.environ.get("RANK", "0") == "0":
             print(schema.usage(fields_of(kind), Path(sys.argv[0]).name))
         raise SystemExit(0)
@@ -87,7 +99,12 @@ def read_config(kind: type[T], arguments: Sequence[str] | None = None) -> T:
 
 
 class Setting(NamedTuple):
-    """A value that was given, and the file that it is from; empty for the command line."""
+    """A value that was given.
+
+    Attributes:
+        value: Of the key's type.
+        path: The file that it is from; empty for the command line.
+    """
 
     value: Any
     path: str
@@ -96,13 +113,21 @@ class Setting(NamedTuple):
 def parse_values(
     keys: Keys, options: Sequence[tuple[str, yaml.Node]], removed: Removed
 ) -> dict[str, Setting]:
-    """What the options and the files of each ``config`` among them give, by key; a later file wins.
+    """Return what the options, and the files of each ``config`` among them, give by key.
+
+    A later file wins, and options win over files.
+
+    Args:
+        keys: That there are.
+        options: Names without dashes, and values.
+        removed: By the name of a key that there was once, the hint what to do instead.
 
     Raises:
-        ConfigError: a key is unknown, or given twice in a file; a value is of another type; a file
+        ConfigError: A key is unknown, or given twice in a file; a value is of another type; a file
             is wrong.
     """
     given: dict[str, _Given] = {}
+    # Two passes: --config may stand after an option, which still wins.
     for name, node in options:
         if name == "config":
             given |= _from_file(str(node.value), keys, removed)
@@ -110,14 +135,19 @@ def parse_values(
         if name != "config":
             one = _Given(f"--{name}", node)
             given[_known(name, keys, removed, one)] = one
+    # Only now: a value that another one has replaced need not be of the right type.
     return {name: Setting(_value(one, keys[name]), one.path) for name, one in given.items()}
 
 
 def save_config(path: str | os.PathLike[str], config: Any) -> None:
     """Write the YAML from which :func:`read_config` makes an equal object.
 
+    Args:
+        path: Of the file, which is replaced as a whole.
+        config: A dataclass.
+
     Raises:
-        OSError: the folder is missing, not writable, or the disk is full; an old file is untouched.
+        OSError: The folder is missing, not writable, or the disk is full; an old file is untouched.
     """
     replace_file(
         Path(path),
@@ -126,14 +156,18 @@ def save_config(path: str | os.PathLike[str], config: Any) -> None:
 
 
 class _Dumper(yaml.SafeDumper):
-    """Quotes each text that would else be read as something else; YAML 1.1 alone would not quote
-    1e-3 or none.
+    """Quotes each text that would else be read as something else.
+
+    YAML 1.1 alone would not quote 1e-3 or none.
     """
 
+    # PyYAML would write &id001 and *id001 where two settings are one and the same tuple.
     def ignore_aliases(self, data: Any) -> bool:
+        """Return whether a value is written out where it occurs again."""
         return True
 
     def text(self, data: str) -> yaml.ScalarNode:
+        """Return the node of a text."""
         return self.represent_scalar(
             "tag:yaml.org,2002:str", data, style="'" if schema.is_ambiguous(data) else None
         )
@@ -143,7 +177,7 @@ _Dumper.add_representer(str, _Dumper.text)
 
 
 def _plain(value: Any) -> Any:
-    """As YAML has it: dataclasses as mappings, tuples as lists, paths as texts."""
+    """Return a value as YAML has it: dataclasses as mappings, tuples as lists, paths as texts."""
     if dataclasses.is_dataclass(value):
         return {
             field.name: _plain(getattr(value, field.name))
@@ -156,7 +190,11 @@ def _plain(value: Any) -> Any:
 
 
 def _options(arguments: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Names without dashes in front, and texts."""
+    """Yield the options' names, without dashes in front, and their texts.
+
+    Raises:
+        ConfigError: Something else is among the arguments, or an option has no value.
+    """
     left = list(arguments)
     while left:
         option = left.pop(0)
@@ -171,6 +209,7 @@ def _options(arguments: Sequence[str]) -> Iterator[tuple[str, str]]:
             )
         name, equals, text = option[2:].partition("=")
         if not equals:
+            # A value may begin with one dash, as a negative number does.
             if not left or left[0].startswith("--"):
                 raise config_error(f"{option} without a value", "one", f"write {option}=VALUE")
             text = left.pop(0)
@@ -178,7 +217,11 @@ def _options(arguments: Sequence[str]) -> Iterator[tuple[str, str]]:
 
 
 def _from_file(path: str, keys: Keys, removed: Removed) -> dict[str, _Given]:
-    hint = "correct --config" + ("; every node must see the file" if "RANK" in os.environ else "")
+    hint = "correct --config"
+    if "RANK" in os.environ:
+        hint += "; every node must see the file"
+    # The node's error: a file that one node lacks is said by that node, and not by each of its
+    # ranks.
     with file_errors(path, expected="a file of settings", hint=hint, scope=Scope.NODE):
         text = Path(path).read_bytes()
     root = compose(
@@ -192,7 +235,18 @@ def _from_file(path: str, keys: Keys, removed: Removed) -> dict[str, _Given]:
 def _pairs(
     group: _Given, prefix: str, keys: Keys, removed: Removed, seen: set[str]
 ) -> Iterator[tuple[str, _Given]]:
-    """The leaves of a mapping and of those nested in it, by dotted name."""
+    """Yield the leaves of a mapping, and of those nested in it, by dotted name.
+
+    Args:
+        group: The mapping.
+        prefix: Of the names in it.
+        keys: That there are.
+        removed: As in :func:`parse_values`.
+        seen: The names that were in the file before; those that are found are added.
+
+    Raises:
+        ConfigError: A key is unknown or there twice, or something is no mapping.
+    """
     if not isinstance(group.node, yaml.MappingNode):
         raise group.error(
             f"is {shown(group.node)}", "keys with values", f"write {_example(prefix, keys)}: VALUE"
@@ -206,11 +260,14 @@ def _pairs(
         name = _known(
             written.name, keys, removed, dataclasses.replace(written, node=key), groups=True
         )
+        # By its own spelling, as batch-size and batch_size are one key. PyYAML would let the last
+        # win.
         if name in seen:
             raise written.error("twice in one file", "each key once", "remove one of the two", key)
         seen.add(name)
         if name in keys:
             yield name, written
+        # A group without keys, whose lines may all be commented out, changes nothing.
         elif not is_null(node):
             yield from _pairs(written, name + ".", keys, removed, seen)
 
@@ -218,7 +275,18 @@ def _pairs(
 def _known(
     written: str, keys: Keys, removed: Removed, given: _Given, *, groups: bool = False
 ) -> str:
-    """The key's own spelling; a ConfigError where there is no such key."""
+    """Return a key's own spelling.
+
+    Args:
+        written: As it stands in a file or on the command line.
+        keys: That there are.
+        removed: As in :func:`parse_values`.
+        given: What an error points at.
+        groups: Whether it may be the name of a group of keys.
+
+    Raises:
+        ConfigError: There is no such key.
+    """
     name = written.replace("-", "_")
     is_group = any(key.startswith(name + ".") for key in keys)
     if name in keys or (is_group and groups):
@@ -229,6 +297,8 @@ def _known(
             f"one of them, such as {_example(name + '.', keys)}",
             "write that",
         )
+    # With the dot, so that "hook" is not taken for the beginning of "hooks"; and a key in a group
+    # that was removed as a whole has the group's hint.
     for gone, hint in removed.items():
         if f"{name}.".startswith(f"{gone}."):
             raise given.error("is no longer a setting", "a key that --help lists", hint)
@@ -241,7 +311,8 @@ def _known(
 
 
 def _nearest(name: str, keys: Iterable[str]) -> str:
-    """The key that is like it, be it by its last part alone."""
+    """Return the key that is like a name, be it by its last part alone; empty where none is."""
+    # Reversed, so that of two keys with one last part the first stays.
     by_tail = {key.rpartition(".")[2]: key for key in reversed(list(keys))}
     tail = name.rpartition(".")[2]
     if tail in by_tail:

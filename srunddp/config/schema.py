@@ -17,9 +17,11 @@ import yaml
 
 from srunddp.errors import ConfigError, Scope, one_of
 
-# What else the command line takes.
+# What else the command line takes: no key may have one of these names.
 RESERVED = ("config", "help")
+# YAML's own names of nothing, and "none", which people who write Python take for one.
 NULLS = ("", "~", "null", "none")
+# The words of YAML 1.1. Not 1 and 0, which are numbers for whoever reads the file.
 _BOOLS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 _TEXTS = (str, Path)
 _NAMES = {
@@ -34,8 +36,12 @@ _NAMES = {
 
 @dataclass(frozen=True)
 class ConfigField:
-    """A field that a text can fill: its type, its default or MISSING, and its sentence in the
-    class's Attributes.
+    """A field that a text can fill.
+
+    Attributes:
+        kind: Its type.
+        default: MISSING where it has none.
+        sentence: What the class's Attributes say of it.
     """
 
     kind: Any
@@ -52,6 +58,8 @@ class SettingsBase:
 
     REMOVED: ClassVar[Mapping[str, str]] = {}
 
+    # In __new__, which comes before the __init__ that dataclass makes: that would raise a
+    # TypeError, and without a hint.
     def __new__(cls, *args: Any, **settings: Any) -> Self:
         for name in filter(
             cls.REMOVED.get, settings.keys() - getattr(cls, "__dataclass_fields__", {})
@@ -63,8 +71,11 @@ class SettingsBase:
 
 
 def removed_settings(kind: Any, prefix: str = "") -> dict[str, str]:
-    """The hints of :class:`SettingsBase`, by dotted name, those of nested dataclasses among
-    them.
+    """Return the hints of :class:`SettingsBase`, by dotted name, with those of nested dataclasses.
+
+    Args:
+        kind: A dataclass.
+        prefix: Of the names.
     """
     found = {prefix + name: hint for name, hint in getattr(kind, "REMOVED", {}).items()}
     for field, hint in _fields(kind):
@@ -74,10 +85,15 @@ def removed_settings(kind: Any, prefix: str = "") -> dict[str, str]:
 
 
 def fields_of(kind: Any, base: Any = None, prefix: str = "") -> dict[str, ConfigField]:
-    """By dotted name, those of nested dataclasses among them.
+    """Return the fields by dotted name, with those of nested dataclasses.
+
+    Args:
+        kind: A dataclass.
+        base: An instance, whose values are the defaults; None for the class's.
+        prefix: Of the names.
 
     Raises:
-        ConfigError: a field's type cannot be read from a text, or its name is ``config`` or
+        ConfigError: A field's type cannot be read from a text, or its name is ``config`` or
             ``help``.
     """
     found: dict[str, ConfigField] = {}
@@ -95,8 +111,13 @@ def fields_of(kind: Any, base: Any = None, prefix: str = "") -> dict[str, Config
 
 
 def build(kind: Any, values: Mapping[str, Any], base: Any = None, prefix: str = "") -> Any:
-    """An instance with these values, by dotted name; the others are those of ``base``, or the
-    defaults.
+    """Make an instance.
+
+    Args:
+        kind: A dataclass.
+        values: By dotted name; of the right types.
+        base: An instance that has the other values; None for the defaults.
+        prefix: Of the names.
     """
     changes: dict[str, Any] = {}
     for field, hint in _fields(kind):
@@ -108,13 +129,19 @@ def build(kind: Any, values: Mapping[str, Any], base: Any = None, prefix: str = 
             )
         elif name in values:
             changes[field.name] = values[name]
+    # A nested dataclass is made from its default, which need not be what its class makes by itself.
     if base is None:
         return kind(**changes)
     return dataclasses.replace(base, **changes)
 
 
 def usage(keys: Mapping[str, ConfigField], program: str) -> str:
-    """Every key with its default and its sentence."""
+    """Return the text of ``--help``: every key with its default and its sentence.
+
+    Args:
+        keys: By dotted name.
+        program: The name of the script.
+    """
     lines = [
         f"Usage: {program} [--config=FILE.yaml]... [--KEY=VALUE]...",
         "",
@@ -138,6 +165,9 @@ def usage(keys: Mapping[str, ConfigField], program: str) -> str:
 
 
 def _fields(kind: Any) -> Iterator[tuple[dataclasses.Field[Any], Any]]:
+    # Annotations are texts where the module says `from __future__ import annotations`; they are
+    # read in the module of the class, where a type that is imported for type checkers alone is not
+    # known.
     try:
         hints = get_type_hints(kind)
     except NameError as error:
@@ -174,10 +204,13 @@ def _check(kind: Any, name: str, hint: Any, *, reserved: tuple[str, ...]) -> Non
 
 
 def _sentences(kind: Any) -> dict[str, str]:
-    """By field; ``a, b: text`` is both's, and lines that are indented further belong to the text
-    before them.
+    """Return the sentences of a class's Attributes, by field.
+
+    ``a, b: text`` is both's, and lines that are indented further belong to the text before them.
     """
     found: dict[str, str] = {}
+    # From the most general class on, so that a derived one may say something else of a field. Not
+    # by kind.__doc__, which is inherited only where the class has no docstring itself.
     for parent in reversed(kind.__mro__):
         _, _, attributes = inspect.cleandoc(vars(parent).get("__doc__") or "").partition(
             "\nAttributes:\n"
@@ -189,7 +222,13 @@ def _sentences(kind: Any) -> dict[str, str]:
 
 
 def config_error(found: str, expected: str, hint: str) -> ConfigError:
-    """What all ranks see alike."""
+    """Return an error that all ranks have alike, so that rank 0 alone prints it.
+
+    Args:
+        found: What is wrong.
+        expected: What would be right.
+        hint: What to do.
+    """
     return ConfigError(found, expected=expected, hint=hint, scope=Scope.JOB)
 
 
@@ -198,15 +237,15 @@ class TypeMismatchError(Exception):
 
 
 def value_of(node: yaml.Node, kind: Any) -> Any:
-    """The node's value.
+    """Return the value of a node.
 
     Args:
-        node: what is quoted in it is a text and nothing else; a list may also be ``a,b``, or ``[a,
+        node: What is quoted in it is a text and nothing else; a list may also be ``a,b``, or ``[a,
             b]`` in one scalar.
-        kind: a type that :func:`expected` knows.
+        kind: A type that :func:`expected` knows.
 
     Raises:
-        TypeMismatchError: it has none of that type.
+        TypeMismatchError: It has none of that type.
     """
     origin = get_origin(kind)
     arguments = get_args(kind)
@@ -227,7 +266,14 @@ def value_of(node: yaml.Node, kind: Any) -> Any:
 
 
 def expected(kind: Any) -> str:
-    """The type in words, for messages; TypeError for one that no text can be read as."""
+    """Return a type in words, for messages.
+
+    Args:
+        kind: Of a setting.
+
+    Raises:
+        TypeError: No text can be read as one.
+    """
     origin = get_origin(kind)
     arguments = get_args(kind)
     if origin is Literal:
@@ -244,21 +290,34 @@ def expected(kind: Any) -> str:
 
 
 def text_of(value: Any) -> str:
-    """The value as the command line takes it."""
+    """Return a value as the command line takes it.
+
+    Args:
+        value: Of a setting.
+    """
     if isinstance(value, list | tuple):
         return f"[{', '.join(map(text_of, value))}]"
+    # Before str(), which would write True: the words are YAML's.
     if isinstance(value, bool | None):
         return {None: "null", True: "true", False: "false"}[value]
     return str(value)
 
 
 def is_ambiguous(text: str) -> bool:
-    """Whether the text, were it not quoted, could be read as something else than a text."""
+    """Return whether a text, were it not quoted, could be read as something else than a text.
+
+    Args:
+        text: Of a setting.
+    """
     return any(_converts(convert, text) for convert in _SCALARS.values())
 
 
 def is_null(node: yaml.Node) -> bool:
-    """Nothing, or one of null's names without quotes."""
+    """Return whether a node is nothing, or one of null's names without quotes.
+
+    Args:
+        node: Of a file, or made of an option.
+    """
     return (
         isinstance(node, yaml.ScalarNode)
         and node.style is None
@@ -267,10 +326,12 @@ def is_null(node: yaml.Node) -> bool:
 
 
 def _scalar(node: yaml.Node, kind: Any) -> Any:
+    # A tag such as !!python/object is no text, whatever stands behind it.
     if not isinstance(node, yaml.ScalarNode) or node.tag not in yaml.SafeLoader.yaml_constructors:
         raise TypeMismatchError(node)
     if kind in _TEXTS:
         return kind(node.value)
+    # What has quotes was meant as a text, also where it looks like a number.
     if node.style is not None or not _converts(_SCALARS[kind], node.value):
         raise TypeMismatchError(node)
     return _SCALARS[kind](node.value)
@@ -285,7 +346,11 @@ def _literal(node: yaml.Node, choices: tuple[Any, ...]) -> Any:
 
 
 def _union(node: yaml.Node, members: tuple[Any, ...]) -> Any:
-    """Of the strictest member that takes it; a text takes all, a list every scalar."""
+    """Return the value by the strictest member that takes the node.
+
+    A text takes every scalar, and so does a list: `3` is to be a number for `int | str`, whichever
+    of them is written first.
+    """
     for member in sorted(members, key=_order):
         with contextlib.suppress(TypeMismatchError):
             return value_of(node, member)
@@ -293,10 +358,13 @@ def _union(node: yaml.Node, members: tuple[Any, ...]) -> Any:
 
 
 def _order(kind: Any) -> int:
-    """Of two types that take a text, the one of the lower number is stricter."""
+    """Return how strict a type is; the lower, the stricter."""
     if get_origin(kind) is Literal:
         return -1
-    return list(_NAMES).index(kind) if kind in _NAMES else len(_NAMES)
+    # _NAMES is in this order: null, a bool, a number, a text.
+    if kind in _NAMES:
+        return list(_NAMES).index(kind)
+    return len(_NAMES)
 
 
 def _items(node: yaml.Node) -> list[yaml.Node]:
@@ -305,9 +373,11 @@ def _items(node: yaml.Node) -> list[yaml.Node]:
     if not isinstance(node, yaml.ScalarNode):
         raise TypeMismatchError(node)
     text = node.value.strip()
+    # One text in quotes is a list of one, commas or not.
     if node.style is not None:
         return [node]
     if text.startswith("["):
+        # PyYAML raises the last three at escapes beyond Unicode, and at a thousand nested brackets.
         with contextlib.suppress(yaml.YAMLError, ValueError, OverflowError, RecursionError):
             composed = yaml.compose(node.value, Loader=yaml.SafeLoader)
             if isinstance(composed, yaml.SequenceNode):
@@ -319,7 +389,11 @@ def _items(node: yaml.Node) -> list[yaml.Node]:
 
 
 def scalar_node(text: str) -> yaml.ScalarNode:
-    """The text as a scalar without quotes."""
+    """Return a text as a scalar without quotes.
+
+    Args:
+        text: Of an option.
+    """
     return yaml.ScalarNode("tag:yaml.org,2002:str", text)
 
 
@@ -327,7 +401,7 @@ _SCALARS: Mapping[Any, Callable[[str], Any]] = {
     NoneType: lambda text: dict.fromkeys(NULLS)[text.strip().lower()],
     bool: lambda text: _BOOLS[text.strip().lower()],
     int: int,
-    # YAML's own names have a dot before them.
+    # YAML writes .inf and .nan, and Python's float() takes inf and nan.
     float: lambda text: float(re.sub(r"\.(?=(inf|nan)$)", "", text.strip(), flags=re.IGNORECASE)),
 }
 

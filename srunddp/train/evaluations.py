@@ -15,7 +15,12 @@ _GREATER_IS_BETTER = ("accuracy", "f1", "auroc", "precision", "recall", "iou")
 
 
 def figure_name(of: str, name: str) -> str:
-    """Return what an evaluation calls a figure of a validation set that has this name."""
+    """Return what an evaluation calls a figure of a validation set.
+
+    Args:
+        of: The set's name; empty for one that was passed alone.
+        name: Of the figure.
+    """
     return f"{of}/{name}" if of else name
 
 
@@ -26,6 +31,8 @@ def _monitored(monitor: str, metrics: Mapping[str, Metric], sets: Sequence[str])
         ConfigError: There is no such figure.
     """
     of, _, rest = monitor.partition("/")
+    # A slash also divides a torchmetrics collection from its part: only the name of a set counts as
+    # one.
     if not of or of not in sets:
         of = sets[0] if sets else ""
         rest = monitor
@@ -56,6 +63,7 @@ def direction(config: Config, figure: str, metrics: Mapping[str, Metric]) -> Lit
     greater = _says_itself(metrics.get(name), part)
     if greater is not None:
         return "max" if greater else "min"
+    # The part first: "errors/accuracy" is an accuracy.
     for word in (figure.lower(), name.lower()):
         if word.endswith(_SMALLER_IS_BETTER):
             return "min"
@@ -69,7 +77,10 @@ def direction(config: Config, figure: str, metrics: Mapping[str, Metric]) -> Lit
 
 
 def _says_itself(metric: Any, part: str) -> bool | None:
-    """What a torchmetrics object says, or one of a collection; None where it says nothing."""
+    """Return whether a torchmetrics object, or one of a collection, says that greater is better.
+
+    None where it says nothing.
+    """
     if part and hasattr(metric, "items"):
         metric = dict(metric.items()).get(part)
     greater = getattr(metric, "higher_is_better", None)
@@ -107,7 +118,8 @@ class Evaluations:
         state.mode = direction(config, self._name, metrics)
         self._state = state
         self._exist = bool(sets)
-        # An evaluation's step, and its figures.
+        # The last evaluation's step, and its figures, in this process: a checkpoint does not have
+        # them.
         self._latest: tuple[int, Mapping[str, float]] = (0, {})
 
     @property
@@ -121,7 +133,7 @@ class Evaluations:
 
     @property
     def due_at_epochs_end(self) -> bool:
-        """The same at the end of this epoch."""
+        """Whether to evaluate at the end of this epoch."""
         every = self._config.evaluate_every_epochs
         return bool(every and self._exist and (self._state.epoch + 1) % every == 0)
 
@@ -135,22 +147,25 @@ class Evaluations:
 
     @property
     def early_stopped(self) -> bool:
-        """The figures have not become better for as long as the configuration allows."""
+        """Whether the figures have not become better for as long as the configuration allows."""
         return 0 < self._config.patience <= self._state.evals_since_best
 
     def record(self, figures: Mapping[str, float]) -> tuple[float, bool]:
-        """Take the figures of an evaluation, or those of training where there is no validation
-        data.
+        """Take the figures of an evaluation, or those of training without validation data.
+
+        Args:
+            figures: By name, the same on all ranks.
 
         Returns:
             The figure that ``config.monitor`` names, and whether it is the best so far.
 
         Raises:
-            ConfigError: there is none of this name.
+            ConfigError: There is none of this name.
         """
         state = self._state
         name = figure_name(self._of, self._name)
-        # One figure for all of a metric's is that it is not known: nothing was evaluated.
+        # A collection that has seen no sample computes nothing, and is one figure, NaN. Its parts
+        # are missing then, and no one's mistake.
         whole = figures.get(figure_name(self._of, self._name.split("/")[0]), 0.0)
         if name not in figures and not math.isnan(whole):
             raise ConfigError(
@@ -164,7 +179,12 @@ class Evaluations:
         score = figure if state.mode == "min" else -figure
         if not math.isnan(score):
             state.scores[state.step] = score
-        if is_best := score < (math.inf if state.best is None else state.best):
+        best = math.inf if state.best is None else state.best
+        # NaN is less than nothing: an evaluation that came to it is never the best.
+        is_best = score < best
+        if is_best:
             state.best = score
-        state.evals_since_best = 0 if is_best else state.evals_since_best + 1
+            state.evals_since_best = 0
+        else:
+            state.evals_since_best += 1
         return figure, is_best

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from torch import Tensor
     from tqdm import tqdm
 
-_BAR_EVERY = 0.1  # seconds
+# Seconds from one update of the bar to the next, and between lines in a log.
+_BAR_EVERY = 0.1
 _LINE_EVERY = 30.0
 
 
@@ -50,8 +51,13 @@ class EpochRecord:
 
 
 def describe(record: EpochRecord) -> str:
-    """For example ``Epoch 1 - loss 0.2346, accuracy 92.34 %, val loss 0.1234, 12345 samples/s (6172
+    """Return an epoch's line.
+
+    For example ``Epoch 1 - loss 0.2346, accuracy 92.34 %, val loss 0.1234, 12345 samples/s (6172
     per GPU)``.
+
+    Args:
+        record: Of the epoch.
     """
     parts = [_part(name, value) for name, value in record.train.items()]
     parts += [f"val {_part(name, value)}" for name, value in record.val.items()]
@@ -64,6 +70,11 @@ class SilentProgress:
     """Counts samples and time, and prints nothing: for the ranks other than 0."""
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+        """Begin to count.
+
+        Args:
+            clock: In seconds.
+        """
         self._clock = clock
         self._samples = 0
         self._began = clock()
@@ -91,7 +102,7 @@ class SilentProgress:
         self._began = self._clock()
 
     def step(self, samples: int, loss: Tensor | None) -> None:
-        """A step is done.
+        """Count a step.
 
         Args:
             samples: of all ranks together.
@@ -101,17 +112,26 @@ class SilentProgress:
         self._samples += samples
 
     def end_epoch(self, record: EpochRecord) -> None:
-        """The epoch's line, on standard output."""
+        """Print an epoch's line on standard output.
+
+        Args:
+            record: Of the epoch.
+        """
 
     def log(self, text: str) -> None:
-        """A line on standard error."""
+        """Print a line on standard error.
+
+        Args:
+            text: Without ``srunddp:`` before it.
+        """
 
     def close(self) -> None:
-        """Training is over, also before an epoch's end."""
+        """Take the bar away: training is over, also before an epoch's end."""
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
-        """What runs in here is no training: its time does not count."""
+        """Leave out the time of what runs within, which is no training."""
+        # An evaluation within one, by a callback: the outer one counts.
         if self._paused_at is not None:
             yield
             return
@@ -136,7 +156,9 @@ class Progress(SilentProgress):
             self._draws = sys.stderr is not None and sys.stderr.isatty()
         self._every = _LINE_EVERY
         self._bar: tqdm[None] | None = None
-        self._epoch = self._epochs = self._done = 0
+        self._epoch = 0
+        self._epochs = 0
+        self._done = 0
         self._steps: int | None = None
         self._loss: Tensor | None = None
         self._due = 0.0
@@ -172,10 +194,12 @@ class Progress(SilentProgress):
         if self._bar is None:
             _write(sys.stderr, f"srunddp: {text}")
             return
+        # tqdm takes the bar away for the line, and draws it again below.
         with contextlib.suppress(OSError, ValueError):
             self._bar.write(f"srunddp: {text}", file=sys.stderr)
 
     def close(self) -> None:
+        # First: should closing fail, nothing is drawn on it any more.
         bar = self._bar
         self._bar = None
         with contextlib.suppress(OSError, ValueError):
@@ -183,6 +207,8 @@ class Progress(SilentProgress):
                 bar.close()
 
     def _show(self) -> None:
+        # float() waits for the GPU, as the loss is still being computed: once in a while and not in
+        # each step.
         if self._loss is None:
             figures = []
         else:
@@ -205,6 +231,7 @@ class Progress(SilentProgress):
 
 
 def _bar(description: str, steps: int | None, done: int) -> tqdm[None]:
+    # Most ranks draw none, and need no tqdm.
     from tqdm import tqdm
 
     class Bar(tqdm):  # type: ignore[type-arg]
@@ -228,6 +255,7 @@ def _bar(description: str, steps: int | None, done: int) -> tqdm[None]:
 
 
 def _write(stream: TextIO | None, line: str) -> None:
+    # A ValueError is Python's, of a stream that the script has closed.
     with contextlib.suppress(OSError, ValueError):
         if stream is not None:
             stream.write(line + "\n")

@@ -24,9 +24,10 @@ class _States(NamedTuple):
     """Where the generators of a process stand; numpy and cuda are None where they are not in use.
 
     Attributes:
-        cpu, cuda: torch's, of the CPU and of this rank's GPU.
-        python: as ``random.getstate()`` gives it.
-        numpy: as ``numpy.random.get_state()`` gives it.
+        cpu: torch's of the CPU.
+        python: As ``random.getstate()`` gives it.
+        numpy: As ``numpy.random.get_state()`` gives it.
+        cuda: torch's of this rank's GPU.
     """
 
     cpu: Tensor
@@ -36,10 +37,15 @@ class _States(NamedTuple):
 
 
 def gather(world: World) -> list[Tensor]:
-    """Of all ranks, on rank 0: bytes, uint8; nothing on the others. All ranks call this.
+    """Return the random states of all ranks, on rank 0; a collective.
 
-    The states are torch's of the CPU and of this rank's GPU, Python's, and numpy's where it is in
-    use.
+    They are torch's of the CPU and of this rank's GPU, Python's, and numpy's where it is in use.
+
+    Args:
+        world: All of its ranks call this.
+
+    Returns:
+        By rank, as bytes (uint8); nothing on the other ranks.
     """
     return _gather(world, _get_states(world.device))
 
@@ -58,7 +64,13 @@ def _gather(world: World, own_states: _States) -> list[Tensor]:
 
 
 def restore(states: Sequence[Tensor], world: World, number: int) -> None:
-    """Go on with this rank's state; a rank that there was none of begins one of its own."""
+    """Go on with this rank's state; a rank that there was none of begins one of its own.
+
+    Args:
+        states: From :func:`gather`, of any number of ranks.
+        world: The ranks now.
+        number: The seed of those that begin, to which each adds its rank.
+    """
     if world.rank >= len(states):
         seed(number + world.rank)
         torch.cuda.manual_seed(number + world.rank)
@@ -68,6 +80,8 @@ def restore(states: Sequence[Tensor], world: World, number: int) -> None:
 
 def _as_bytes(states: _States) -> Tensor:
     cpu, python, numpy, cuda = states
+    # A checkpoint is loaded by torch.load(weights_only=True), which refuses numpy's arrays. torch
+    # has no arithmetic on uint32, but int64 holds it.
     if numpy:
         numpy = (numpy[0], torch.from_numpy(numpy[1].astype("int64")), *numpy[2:])
     written = io.BytesIO()
@@ -85,7 +99,11 @@ def _from_bytes(states: Tensor) -> _States:
 
 @contextmanager
 def preserved_rng(world: World) -> Iterator[None]:
-    """Random numbers that are drawn in here do not change those that follow."""
+    """Let random numbers that are drawn within not change those that follow.
+
+    Args:
+        world: Whose device's generator is kept, too.
+    """
     states = _get_states(world.device)
     try:
         yield
@@ -95,9 +113,14 @@ def preserved_rng(world: World) -> Iterator[None]:
 
 @contextmanager
 def seeded(number: int) -> Iterator[None]:
-    """Random numbers in here are of this seed, those of the GPU in use as well; the process's own
-    go on after it.
+    """Draw random numbers of this seed within, on the GPU in use as well.
+
+    The process's own go on afterwards.
+
+    Args:
+        number: The seed, any whole number from 0.
     """
+    # In a loader worker that was forked CUDA is not initialised, and must not be.
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         device = torch.device("cuda", torch.cuda.current_device())
     else:
@@ -113,10 +136,15 @@ def seeded(number: int) -> Iterator[None]:
 
 
 def seed(number: int) -> None:
-    """Seed the random numbers of the CPU."""
-    # Not torch.manual_seed, which thinks of all GPUs as well.
+    """Seed the random numbers of the CPU: torch's, Python's, and numpy's where it is in use.
+
+    Args:
+        number: Any whole number from 0.
+    """
+    # Not torch.manual_seed, which seeds all GPUs as well: who means one seeds it.
     torch.default_generator.manual_seed(number % 2**63)
     random.seed(number)
+    # numpy takes seeds of 32 bits. Not imported here, as a script without it draws no such numbers.
     if numpy := sys.modules.get("numpy"):
         numpy.random.seed(number % 2**32)
 
@@ -139,7 +167,7 @@ class StepRng:
 
     @contextmanager
     def steps(self) -> Iterator[None]:
-        """Around training steps."""
+        """Have what is drawn within, in training steps, come from this rank's sequence."""
         if self._world.world_size == 1:
             yield
             return
@@ -150,7 +178,10 @@ class StepRng:
 
     @contextmanager
     def outside(self) -> Iterator[None]:
-        """Around what is called amid steps and is no part of one, such as a callback."""
+        """Have what is drawn within, amid steps but in none, come from the script's own numbers.
+
+        Such as in a callback.
+        """
         if not self._in_steps:
             yield
             return
@@ -180,6 +211,8 @@ class StepRng:
         Each generator goes by its own state: a script may have seeded some of them only.
         """
         rank = self._world.rank
+        # Not by config.seed: two runs whose scripts seed themselves differently shall differ here,
+        # too.
         now = _get_states(self._world.device)
         torch_seed = _seed_of(now.cpu.numpy().tobytes(), rank)
         torch.default_generator.manual_seed(torch_seed)
@@ -216,15 +249,20 @@ class IsolatedRng:
     """
 
     def __init__(self, number: int) -> None:
-        """``number``: the sequence's seed."""
+        """Seed the sequence, and leave the rank's own numbers as they are.
+
+        Args:
+            number: The seed.
+        """
         outer = _get_states()
         seed(number)
-        # The states of who does not draw now.
+        # The states that are not in use: ours outside of the context, the rank's own within.
         self._torch, self._python, self._numpy, _ = _get_states()
         _set_states(outer)
         numpy: Any = getattr(sys.modules.get("numpy"), "random", None)
         self._exchange = (numpy.get_state, numpy.set_state) if numpy else None
-        # From numpy 1.24 on; its states would take 400 us a time.
+        # From numpy 1.24 on the generator itself can be exchanged. To get and set its state, of 624
+        # words, would take 400 us for each micro-batch.
         if hasattr(numpy, "set_bit_generator"):
             self._numpy = numpy.MT19937(number % 2**32)
             self._exchange = numpy.get_bit_generator, numpy.set_bit_generator
@@ -254,7 +292,8 @@ def _seed_of(state: bytes, rank: int) -> int:
 
 
 def forget_normal() -> None:
-    """Lose what numpy holds back, as at the end of an :class:`IsolatedRng`."""
+    """Lose the normal number that numpy holds back, as the end of an :class:`IsolatedRng` does."""
+    # To set a bit generator, even the one that is in use, has numpy forget it.
     numpy: Any = getattr(sys.modules.get("numpy"), "random", None)
     if hasattr(numpy, "set_bit_generator"):
         numpy.set_bit_generator(numpy.get_bit_generator())

@@ -28,8 +28,8 @@ class Schedulers:
     """One scheduler for each optimizer, or none at all; each is stepped at its moments.
 
     Attributes:
-        all: the schedulers.
-        classes: the user's; none where they are by the configuration.
+        all: The schedulers.
+        classes: The names of the user's; none where they are by the configuration.
     """
 
     def __init__(
@@ -40,12 +40,18 @@ class Schedulers:
         total: int | None,
         done: Callable[[], float],
     ) -> None:
-        """Args: wanted: the user's, which go before ``config.schedule``: as many as optimizers, or
-        none. total: steps of the whole run; None where that is not known. done: steps of this world
-        that the samples so far would have taken, which need not be a whole number.
+        """Make the schedulers.
+
+        Args:
+            optimizers: Of the training.
+            wanted: The user's, which go before ``config.schedule``: as many as optimizers, or none.
+            config: Of the training.
+            total: Steps of the whole run; None where that is not known.
+            done: Returns the steps of this world that the samples so far would have taken, which
+                need not be a whole number.
 
         Raises:
-            ConfigError: the learning rate cannot be scheduled so.
+            ConfigError: The learning rate cannot be scheduled so.
         """
         if wanted:
             self.all = tuple(
@@ -56,22 +62,23 @@ class Schedulers:
             self.all = _by_schedule(optimizers, config, total, done)
         self._optimizers = optimizers
         self.classes = [_class(each) for each in self.all] if wanted else []
+        # What the script has set, for a start from a checkpoint that had another schedule.
         self._at_start = [
             [_written(group) for group in optimizer.param_groups] for optimizer in optimizers
         ]
         self._by_epoch = bool(wanted) and config.scheduler_interval == "epoch"
         self._wanted = bool(wanted)
+        # The number of groups when it was last looked: a callback may add one at any time.
         self._groups = sum(len(each.optimizer.param_groups) for each in self.all)
 
     @property
     def made_for_steps(self) -> str:
-        """The class of a user's scheduler that is stepped after each step; nothing where there is
+        """The class of a user's scheduler that is stepped after each step; empty where there is
         none.
         """
-        return next(
-            (type(each).__name__ for each in self._others() if self._wanted and not self._by_epoch),
-            "",
-        )
+        if not self._wanted or self._by_epoch:
+            return ""
+        return next((type(each).__name__ for each in self._others()), "")
 
     @property
     def wait_for_evaluations(self) -> bool:
@@ -80,6 +87,10 @@ class Schedulers:
 
     def check_direction(self, monitor: str, mode: str) -> None:
         """Compare what ReduceLROnPlateau takes for better with what the evaluations do.
+
+        Args:
+            monitor: The figure's name.
+            mode: ``min`` or ``max``, whichever is better.
 
         Raises:
             ConfigError: They differ, and it would lower the rate while the figure becomes better.
@@ -107,21 +118,25 @@ class Schedulers:
                 _take_in_groups(each)
 
     def after_step(self) -> None:
-        """A step is done."""
+        """Step those that are stepped after each step."""
         self.take_in_groups()
         if self.all and not self._by_epoch:
             for each in self._others():
                 each.step()
 
     def after_epoch(self) -> None:
-        """An epoch is over."""
+        """Step those that are stepped after each epoch."""
         self.take_in_groups()
         if self._by_epoch:
             for each in self._others():
                 each.step()
 
     def after_evaluation(self, figure: float) -> None:
-        """An evaluation came to this figure."""
+        """Step each ReduceLROnPlateau.
+
+        Args:
+            figure: What the evaluation came to; NaN where it had no sample.
+        """
         for each in self.all:
             if isinstance(each, ReduceLROnPlateau):
                 each.step(figure)
@@ -138,17 +153,22 @@ class Schedulers:
             groups = optimizer.param_groups
             for group, values in zip(groups, at_start, strict=False):
                 _forget_schedule(group, values)
-            for group in groups[len(at_start) :]:  # that were added in the run before
+            # Groups that a callback added in the run before: this script has said no rate for them.
+            for group in groups[len(at_start) :]:
                 group["lr"] = group.pop("initial_lr", group["lr"]) * factor
         for scheduler in self.all:
             for each in _nested(scheduler):
                 _take_in_groups(each)
+            # A scheduler of torch changes the rates only when it is stepped, after the next step.
+            # One of the user's begins as it would in a new run.
             if not self._wanted:
                 _set_by_schedule(scheduler)
 
     def rescale(self, factor: float) -> None:
-        """Multiply the learning rates amid a run, and what the schedulers compute the next ones
-        from.
+        """Multiply the learning rates amid a run, and what schedulers compute the next ones from.
+
+        Args:
+            factor: 1 changes nothing.
         """
         for optimizer in self._optimizers:
             scale_lr(optimizer, factor)
@@ -158,10 +178,18 @@ class Schedulers:
                     setattr(each, name, [factor * lr for lr in getattr(each, name)])
 
     def state_dict(self) -> dict[str, Any]:
+        """Return the states of all schedulers."""
         return {"all": [each.state_dict() for each in self.all]}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """ValueError: it is of another number of schedulers."""
+        """Go on from a state.
+
+        Args:
+            state: From :meth:`state_dict`.
+
+        Raises:
+            ValueError: It is of another number of schedulers.
+        """
         for each, saved in zip(self.all, state["all"], strict=True):
             each.load_state_dict(saved)
 
@@ -170,7 +198,7 @@ class Schedulers:
 
 
 def _class(scheduler: LRScheduler) -> str:
-    """Its class, and those of what it is made of."""
+    """Return the name of its class, and those of what it is made of."""
     own = type(scheduler).__name__
     parts = getattr(scheduler, "_schedulers", ())
     return f"{own}({', '.join(map(_class, parts))})" if parts else own
@@ -179,14 +207,16 @@ def _class(scheduler: LRScheduler) -> str:
 def _written(group: Mapping[str, Any]) -> dict[str, Any]:
     """Return a copy of what schedulers may change in an optimizer's group."""
     values = {name: group[name] for name in (*_WRITTEN, *_WRITTEN_BY_CYCLES) if name in group}
-    # A learning rate that is a tensor is changed in place.
+    # A learning rate that is a tensor, as torch.compile wants it, is changed in place by
+    # schedulers: a reference would follow it.
     return {n: each.clone() if isinstance(each, Tensor) else each for n, each in values.items()}
 
 
 def _forget_schedule(group: dict[str, Any], at_start: Mapping[str, Any]) -> None:
     """Put what schedulers write into a group back to what it was ``at_start``."""
     names: tuple[str, ...] = _WRITTEN
-    # Else no schedule has moved the momentum, and the checkpoint's counts.
+    # OneCycleLR and CyclicLR move the momentum as well, and leave these names in the group. Without
+    # them no schedule has moved it, and the checkpoint's counts.
     if "max_momentum" in group or "max_momentum" in at_start:
         names += _WRITTEN_BY_CYCLES
     for name in names:
@@ -203,7 +233,7 @@ def _set_by_schedule(scheduler: LRScheduler) -> None:
 
 
 def _nested(scheduler: LRScheduler) -> Iterator[LRScheduler]:
-    """It, and those that it is made of."""
+    """Yield a scheduler, and those that it is made of, as SequentialLR's parts."""
     yield scheduler
     for part in getattr(scheduler, "_schedulers", ()):
         yield from _nested(part)
@@ -220,7 +250,8 @@ def _take_in_groups(scheduler: LRScheduler) -> None:
                 values.append(group.setdefault("initial_lr", group["lr"]))
             else:
                 values.append(values[-1])
-    if isinstance(scheduler, OneCycleLR):  # which keeps them in the groups
+    # This one keeps its limits in the groups, and raises a KeyError at one that has none.
+    if isinstance(scheduler, OneCycleLR):
         for group in groups[1:]:
             for name in _OF_ONE_CYCLE & groups[0].keys():
                 group.setdefault(name, groups[0][name])
@@ -244,6 +275,8 @@ def _by_schedule(
     if config.schedule == "constant" and not config.warmup_steps:
         return ()
     end = total if config.schedule == "cosine" else None
+    # Not by LambdaLR's own count of steps: after a resume on another number of ranks a step is
+    # another share of the run.
     return tuple(
         LambdaLR(each, lambda _: warmup_then_cosine(done(), config.warmup_steps, end))
         for each in optimizers
@@ -251,6 +284,7 @@ def _by_schedule(
 
 
 def _made(wanted: Scheduler, optimizer: Optimizer, config: Config) -> LRScheduler:
+    # A finished scheduler has taken the optimizer's rate before scale_lr has multiplied it.
     if isinstance(wanted, LRScheduler):
         if config.scale_lr != "no":
             raise ConfigError(
@@ -280,13 +314,16 @@ def _made(wanted: Scheduler, optimizer: Optimizer, config: Config) -> LRSchedule
 
 
 def warmup_then_cosine(done: float, warmup: int, end: int | None) -> float:
-    """The factor of the learning rate: linear up to 1, then a half cosine down to 0 (Loshchilov and
-    Hutter 2017).
+    """Return the factor of the learning rate: linear up to 1, then a half cosine down to 0.
+
+    As Loshchilov and Hutter 2017.
 
     Args:
-        done: steps before this one, from 0; need not be a whole number.
-        warmup: steps before the full rate; end: the step at which it is 0; None to stay at 1.
+        done: Steps before this one, from 0; need not be a whole number.
+        warmup: Steps before the full rate.
+        end: The step at which it is 0; None to stay at 1.
     """
+    # + 1: in the very first step a rate of 0 would change nothing.
     if done < warmup:
         return (done + 1) / (warmup + 1)
     if end is None:

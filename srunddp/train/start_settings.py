@@ -37,7 +37,8 @@ class StartSettings:
     """What was said at a start.
 
     Attributes:
-        optimizer, scheduler: A checkpoint's count at a resume.
+        optimizer: A checkpoint's settings count at a resume.
+        scheduler: A checkpoint's settings count at a resume.
         rates: The learning rates. A checkpoint's count, unless the schedule is another one.
         config: The new ones count.
     """
@@ -71,7 +72,12 @@ class StartSettings:
                 yield f"{name} was {old}, and is {new} from here on"
 
     def keep(self, before: StartSettings, *, same_schedule: bool) -> None:
-        """Take over what counts of a checkpoint's settings, for the checkpoints to come."""
+        """Take over what counts of a checkpoint's settings, for the checkpoints to come.
+
+        Args:
+            before: The checkpoint's.
+            same_schedule: The learning rate is scheduled as before.
+        """
         self.optimizer |= before.optimizer
         if same_schedule:
             self.scheduler |= before.scheduler
@@ -127,6 +133,7 @@ def of_config(config: Config) -> Settings:
 
 
 def _changed(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
+    # What only one of the two has, as in another version of torch, is no value that was changed.
     for name in before.keys() & now.keys():
         old = before[name]
         new = now[name]
@@ -135,18 +142,22 @@ def _changed(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[tupl
 
 
 def _as_list(value: Any) -> Any:
-    """With lists for tuples, as a file may have."""
-    return list(map(_as_list, value)) if isinstance(value, list | tuple) else value
+    """Return a value with lists for tuples, as a file may have."""
+    if isinstance(value, list | tuple):
+        return [_as_list(each) for each in value]
+    return value
 
 
 def _unique(name: str, every: Sequence[Any], one: Any) -> str:
     if len(every) == 1:
         return name
-    return f"{name} number {[each is one for each in every].index(True) + 1}"
+    # By identity: optimizers and schedulers may define their own ``==``.
+    position = next(number for number, each in enumerate(every, 1) if each is one)
+    return f"{name} number {position}"
 
 
 def _plain_values(state: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Those that a constructor has set, also of schedulers within."""
+    """Yield the values that a constructor has set, also of schedulers within, by name."""
     for name, value in state.items():
         if name == "_schedulers":
             for number, inner in enumerate(value, 1):

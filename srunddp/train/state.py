@@ -17,6 +17,7 @@ from srunddp.train.rng import StepRng
 from srunddp.train.schedulers import Schedulers
 from srunddp.train.start_settings import StartSettings
 
+# Of the layout of what state_dict() returns. A checkpoint of another one is refused.
 VERSION = 4
 _PLAIN = (
     "lr_factor",
@@ -38,28 +39,35 @@ class TrainingState:
     """What changes while a model is trained.
 
     Attributes:
-        model, optimizers, schedulers, scaler: each with a ``state_dict``; schedulers from ``fit()``
-            on.
-        parts: by name whatever else has a ``state_dict``: the loss function, callbacks, the
+        model: The user's.
+        optimizers: The user's.
+        scaler: Of fp16; not in use in another precision.
+        optimizer_modes: Whether the optimizers train.
+        parameters: The model's and the loss function's, by name.
+        step_rng: The random numbers of training steps.
+        lr_factor: By which the learning rate was scaled for this world's batch.
+        schedulers: None before ``fit()``.
+        parts: By name whatever else has a ``state_dict``: the loss function, callbacks, the
             training data's loader.
-        average: of the model's weights; None where there is none.
-        optimizer_modes: whether the optimizers train.
-        parameters: the model's and the loss function's, by name.
-        lr_factor: by which the learning rate was scaled for this world's batch.
-        epoch: epochs that are over; samples_seen: samples of the present one, over all ranks; step:
-            optimizer steps.
-        sums: of the present epoch's figures so far, by rank.
-        evaluated: the step of the last evaluation; best: its best figure; evals_since_best:
-            evaluations since then.
-        scores: of the evaluated steps; less is better.
-        monitor, mode: the figure that best and scores are of, and which of it is better.
-        settings: what the script has said when the run began, as far as a checkpoint brings it
+        average: Of the model's weights; None where there is none.
+        epoch: Epochs that are over.
+        samples_seen: Samples of the present epoch, over all ranks.
+        step: Optimizer steps that are done, over all epochs.
+        sums: Of the present epoch's figures so far, by rank.
+        evaluated: The step of the last evaluation; 0 before the first.
+        best: The best score so far; None before the first.
+        evals_since_best: Evaluations since the best one.
+        scores: Of the evaluated steps; less is better.
+        monitor: The figure that ``best`` and ``scores`` are of.
+        mode: Which of this figure is better, ``min`` or ``max``.
+        settings: What the script has said when the run began, as far as a checkpoint brings it
             back, and else at this start.
-        step_rng: the random numbers of training steps; step_random: where they stand, of all ranks,
-            on rank 0.
+        step_random: Where the random numbers of training steps stand, of all ranks, on rank 0.
         identity: This run's, among others of the process.
-        records: of the epochs that are over, and of one that ``max_steps`` cuts.
-        steps_per_epoch: None where that is not known.
+        records: Of the epochs that are over, and of one that ``max_steps`` cuts.
+        steps_per_epoch: Optimizer steps; None where that is not known.
+        total_steps: Optimizer steps of the whole run; None where that is not known, and before
+            ``fit()``.
     """
 
     model: nn.Module
@@ -90,11 +98,12 @@ class TrainingState:
     total_steps: int | None = None
 
     def state_dict(self) -> dict[str, Any]:
-        """Tensors and plain values; the tensors are those that training goes on to change."""
+        """Return tensors and plain values; training goes on to change these very tensors."""
         return {
             "version": VERSION,
             "model": self.model.state_dict(),
             "optimizer": [each.state_dict() for each in self.optimizers],
+            # Of another class the state would load, and mean something else.
             "optimizer_classes": self._optimizer_classes,
             "optimizer_parameters": [self.parameters.groups(each) for each in self.optimizers],
             "trained_parameters": [*self.parameters.trained()],
@@ -130,8 +139,12 @@ class TrainingState:
         return all(before[name] == now[name] for name in ("schedule", "warmup_steps"))
 
     def differences(self, state: Mapping[str, Any]) -> Iterator[str]:
-        """Yield a line for each thing that is another one than when the checkpoint was written:
-        which counts, and what begins anew.
+        """Yield a line for each thing that is another one than when the checkpoint was written.
+
+        It says which of the two counts, and what begins anew.
+
+        Args:
+            state: The checkpoint.
         """
         same_schedule = self._has_schedule_of(state)
         settings = StartSettings(**state["settings"])
@@ -150,8 +163,12 @@ class TrainingState:
                 yield f"{name} has a state in the checkpoint, and is not here: it is left out"
 
     def prepare_for(self, state: Mapping[str, Any]) -> None:
-        """Let the parameters be trained that were, and give the optimizers the groups that they
-        had, before :meth:`load_state_dict`.
+        """Prepare for :meth:`load_state_dict`: train the parameters that were trained then.
+
+        And give the optimizers the groups that they had.
+
+        Args:
+            state: The checkpoint.
 
         Raises:
             CheckpointError: It is of other optimizers or parameters.
@@ -186,9 +203,12 @@ class TrainingState:
         forgotten where it is of another ``monitor`` or ``mode``. Other schedulers than those of the
         checkpoint begin now, and parts that it does not have keep their state.
 
+        Args:
+            state: The checkpoint, for which :meth:`prepare_for` was called.
+
         Raises:
-            ValueError: it is of another model.
-            CheckpointError: it has an average of the weights, and this run has none.
+            ValueError: It is of another model.
+            CheckpointError: It has an average of the weights, and this run has none.
         """
         self._load_average(state)
         factor = self.lr_factor
@@ -202,8 +222,11 @@ class TrainingState:
         for name, part in self.parts.items():
             if name in state["parts"]:
                 part.load_state_dict(state["parts"][name])
-        if state["scaler"]:  # that of one which was not in use is empty
+        # A scaler that was not in use has an empty state, which torch refuses to load into one that
+        # is: the run before had another precision.
+        if state["scaler"]:
             self.scaler.load_state_dict(state["scaler"])
+        # This start's, which the loop over _PLAIN replaces by the checkpoint's.
         monitors = (self.monitor, self.mode)
         for name in _PLAIN:
             setattr(self, name, state[name])
@@ -219,7 +242,7 @@ class TrainingState:
         self.lr_factor = factor
 
     def _load_schedulers(self, state: Mapping[str, Any], factor: float) -> None:
-        """After all else, as a schedule may go by the steps that are done.
+        """Load the schedulers, after all else, as a schedule may go by the steps that are done.
 
         Args:
             state: The checkpoint.
@@ -234,7 +257,13 @@ class TrainingState:
             self.schedulers.begin_here(factor)
 
     def _load_average(self, state: Mapping[str, Any]) -> None:
-        """Without one in the checkpoint the average begins with its model."""
+        """Load the averaged weights.
+
+        Without them in the checkpoint the average begins with its model.
+
+        Raises:
+            CheckpointError: It has some, and this run has no average.
+        """
         ema = state["ema"]
         if self.average:
             self.average.model.load_state_dict(ema or state["model"])

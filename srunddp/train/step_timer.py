@@ -14,43 +14,71 @@ import torch
 from srunddp.telemetry import TelemetryPage, active_page, event
 
 T = TypeVar("T")
-_LOOK_EVERY = 0.5  # seconds between two measurements of a GPU
+# Seconds between two measurements of a GPU: their events cost it and the rank some microseconds.
+_LOOK_EVERY = 0.5
 
 
 class ThroughputMeter:
     """Notes nothing: without ``--monitor``."""
 
     def timed(self, steps: Iterator[T]) -> Iterator[T]:
-        """The same steps, as they come."""
+        """Return the same steps, as they come.
+
+        Args:
+            steps: Of an epoch.
+        """
         return steps
 
     def start_wait(self) -> None:
-        """What follows waits for other ranks, until :meth:`end_wait`: the backward pass that shares
-        gradients.
+        """Begin to wait for other ranks, until :meth:`end_wait`.
+
+        As in the backward pass that shares gradients.
         """
 
     def end_wait(self) -> None:
-        """This rank's own work again."""
+        """Begin this rank's own work again."""
 
     def done(self, samples: int) -> None:
-        """The step is over; ``samples`` of all ranks were in it."""
+        """End the step.
+
+        Args:
+            samples: That were in it, of all ranks.
+        """
 
     def epoch(self, number: int) -> None:
-        """An epoch begins; counted from 1."""
+        """Begin an epoch.
+
+        Args:
+            number: Counted from 1.
+        """
 
 
 class StepTimer(ThroughputMeter):
     """Writes sums where the supervisor reads them."""
 
     def __init__(self, marks: TelemetryPage, device: torch.device) -> None:
+        """Note nothing yet.
+
+        Args:
+            marks: Where the supervisor reads.
+            device: Of this rank; a GPU is measured by its own clock.
+        """
         self._marks = marks
         self._clock = time.perf_counter
         self._gpu = _Gpu() if device.type == "cuda" else None
-        self._requested = self._arrived = self._since = self._clock()
+        # Of this step, by the clock: when its data was asked for and came, and the last wait's
+        # begin.
+        self._requested = self._clock()
+        self._arrived = self._requested
+        self._since = self._requested
         self._wait_s = 0.0
 
     def timed(self, steps: Iterator[T]) -> Iterator[T]:
-        """The same steps, and how long each was waited for."""
+        """Yield the same steps, and note how long each was waited for.
+
+        Args:
+            steps: Of an epoch.
+        """
         while True:
             self._requested = self._clock()
             if self._gpu:
@@ -78,6 +106,8 @@ class StepTimer(ThroughputMeter):
         own = step - self._wait_s
         if self._gpu:
             self._gpu.end()
+            # The rank queues the GPU's work and runs ahead, so that its own clock does not tell how
+            # long that takes.
             own = max(data, self._gpu.seconds())
         self._marks.add_step(samples, step, data, min(own, step))
 
@@ -97,10 +127,18 @@ class _Gpu:
         # Of the step that is looked at: events at the begin and end of each own part.
         self._turns: list[Any] = []
         self._looking = False
-        self._next = self._seconds = 0.0
+        # When to look next, by the rank's clock, and what the last look found.
+        self._next = 0.0
+        self._seconds = 0.0
 
     def begin(self, now: float) -> None:
-        """A step begins; one that was begun before had no data."""
+        """Begin a step; one that was begun before had no data.
+
+        Args:
+            now: By the rank's clock.
+        """
+        # Not while the GPU is still at the step that was looked at: seconds() clears its events
+        # once they are through.
         if self._looking or (not self._turns and now >= self._next):
             self._next = now + _LOOK_EVERY
             self._looking = True
@@ -108,18 +146,21 @@ class _Gpu:
             self.turn()
 
     def turn(self) -> None:
-        """From own work to what is shared, or back."""
+        """Turn from own work to what is shared, or back."""
         if self._looking:
             self._turns.append(torch.cuda.Event(enable_timing=True))  # type: ignore[no-untyped-call]
             self._turns[-1].record()
 
     def end(self) -> None:
-        """The step is over."""
+        """End the step."""
         self.turn()
         self._looking = False
 
     def seconds(self) -> float:
-        """Of the last step that was looked at and that the GPU is through with; 0 before."""
+        """Return how long the GPU was at the last step that was looked at; 0 before.
+
+        That is one with which it is through: to ask for a later one would wait for it.
+        """
         if self._turns and self._turns[-1].query():
             parts = zip(self._turns[::2], self._turns[1::2], strict=False)
             self._seconds = sum(begin.elapsed_time(end) for begin, end in parts) / 1000
@@ -128,6 +169,10 @@ class _Gpu:
 
 
 def make_step_timer(device: torch.device) -> ThroughputMeter:
-    """What notes the times of a training on this device, where ``--monitor`` wants them."""
+    """Return what notes the times of a training, where ``--monitor`` wants them.
+
+    Args:
+        device: Of this rank.
+    """
     marks = active_page()
     return StepTimer(marks, device) if marks else ThroughputMeter()

@@ -28,12 +28,21 @@ epochs max_steps batch_size gradient_accumulation_steps base_batch_size num_thre
 ddp.bucket_cap_mb dataloader.prefetch_factor checkpoint.keep_last
 """
 _LEAST = dict.fromkeys(_FROM_0.split(), 0) | dict.fromkeys(_FROM_1.split(), 1)
+# Epochs and ranks are added to it, and the sum is to be within int64.
 _LARGEST_SEED = 2**62
-_MEANS = ("mean", "batchmean")  # the latter is KLDivLoss's mean over samples
+# The latter is KLDivLoss's mean over samples; its "mean" is over all numbers.
+_MEANS = ("mean", "batchmean")
 
 
 def check_group(world: World) -> None:
-    """The process group is there when there is more than one rank, and is as large as the world."""
+    """See that there is a process group for several ranks, as large as the world.
+
+    Args:
+        world: The ranks.
+
+    Raises:
+        ConfigError: There is none, or another one.
+    """
     if world.world_size == 1:
         return
     size = dist.get_world_size() if dist.is_initialized() else 0
@@ -47,7 +56,16 @@ def check_group(world: World) -> None:
 
 
 def check_model(model: nn.Module, optimizers: Sequence[Optimizer], loss_function: object) -> None:
-    """The optimizers step parameters of this model and this loss function, each but once."""
+    """See that the optimizers step parameters of this model and loss function, each but once.
+
+    Args:
+        model: The user's.
+        optimizers: The user's.
+        loss_function: The user's; its parameters count if it is a module.
+
+    Raises:
+        ConfigError: They do not, or the model is none that DistributedDataParallel can copy.
+    """
     if isinstance(model, DistributedDataParallel):
         raise ConfigError(
             "a model in DistributedDataParallel",
@@ -64,7 +82,9 @@ def check_model(model: nn.Module, optimizers: Sequence[Optimizer], loss_function
             hint="unfreeze some of them",
         )
     stepped = [id(p) for each in optimizers for group in _groups(each) for p in group["params"]]
-    if foreign := sum(parameter not in own for parameter in stepped):
+    # An optimizer of a copy would train that copy, and the figures of this model would not move.
+    foreign = len([parameter for parameter in stepped if parameter not in own])
+    if foreign:
         raise ConfigError(
             f"{foreign} of the optimizer's parameters are not the model's",
             expected="the same objects",
@@ -90,7 +110,7 @@ def _check_tensors(model: nn.Module) -> None:
             expected="tensors with values",
             hint="build the model on the CPU",
         )
-    # Importing DTensor takes long.
+    # By an attribute that only DTensor has, as its import takes a second.
     if any(hasattr(tensor, "full_tensor") for tensor in tensors.values()):
         raise ConfigError(
             "a model whose parameters are DTensors, as fully_shard() makes them",
@@ -109,6 +129,7 @@ def _groups(optimizer: object) -> list[dict[str, Any]]:
             expected="one of torch.optim, or a list of these",
             hint="build it from model.parameters()",
         )
+    # It calls the model several times in a step, of which the loop knows nothing.
     if isinstance(optimizer, LBFGS):
         raise ConfigError(
             "the optimizer LBFGS",
@@ -132,12 +153,19 @@ def _check_loss_parameters(loss_function: nn.Module, stepped: set[int]) -> None:
 
 
 def check_loss_function(loss_function: object) -> None:
-    """The loss is a mean, as its weight takes it."""
+    """See that the loss is a mean: the loop multiplies it by the batch's weight.
+
+    Args:
+        loss_function: The user's; None where the step has it.
+
+    Raises:
+        ConfigError: It is a sum, or has one value per sample.
+    """
     if isinstance(loss_function, _Loss):
         reduction = getattr(loss_function, "reduction", "mean")
     else:
         reduction = "mean"
-    # Of functools.partial.
+    # cross_entropy and other functions get it by functools.partial.
     reduction = getattr(loss_function, "keywords", {}).get("reduction", reduction)
     if reduction not in _MEANS:
         raise ConfigError(
@@ -150,8 +178,15 @@ def check_loss_function(loss_function: object) -> None:
 def check_metrics(
     metrics: Mapping[str, Metric], val_metrics: Mapping[str, Metric], config: Config
 ) -> None:
-    """No metric takes the loss's name, or that of another, and the one that tells the best model is
-    among them, perhaps of one of several validation sets.
+    """See that metrics have names of their own, and that there is the one that is monitored.
+
+    Args:
+        metrics: Of training and of evaluations, by name.
+        val_metrics: Of evaluations alone, by name.
+        config: Its ``monitor`` may have the name of a validation set before the metric's.
+
+    Raises:
+        ConfigError: Two have one name, or there is none of the name that ``monitor`` has.
     """
     if both := metrics.keys() & val_metrics.keys():
         raise ConfigError(
@@ -178,16 +213,23 @@ def check_metrics(
 def check_fit(
     world: World, data: Mapping[str, Dataset[Any] | None], weight: object, config: Config
 ) -> None:
-    """There is something to read, and all ranks were given the same.
+    """See that there is something to read, and that all ranks were given the same; a collective.
 
     Else one rank would wait in a collective that another never enters.
 
     Args:
-        data: the data sets by the names of their parameters.
+        world: All of its ranks call this.
+        data: The data sets by the names of their parameters.
+        weight: The user's function; ranks are compared in whether there is one.
+        config: Of the training.
+
+    Raises:
+        ConfigError: Ranks differ, or a data set is empty.
     """
     sizes = {f"len({name})": _length(each) for name, each in data.items()}
     own = {name: value for name, value in leaves(config) if name.split(".")[0] in OWN_SETTINGS}
-    # First, as the sizes are compared by their places.
+    # First, as the ranks compare rows of numbers: with other names a row would have another length,
+    # and the collective would fail without saying why.
     check_agreement(world, {"the names of the data sets": str([*data])})
     check_agreement(world, {**sizes, "weight": int(weight is not None), **own})
     for name, size in sizes.items():
@@ -198,18 +240,29 @@ def check_fit(
 
 
 def check_batch_norm(model: nn.Module, samples: int | None, world: World, config: Config) -> None:
-    """No rank has one sample alone in a micro-batch: BatchNorm1d needs two, or a sample of several
-    positions.
+    """See that no rank has one sample alone in a micro-batch, with BatchNorm1d in the model.
+
+    That needs two samples, or one of several positions.
+
+    Args:
+        model: The user's.
+        samples: Of an epoch, over all ranks; None where that is not known.
+        world: The ranks.
+        config: Of the training.
+
+    Raises:
+        ConfigError: The last micro-batch of an epoch gives a rank one sample.
     """
     if samples is None or config.dataloader.drop_last:
         last = 0
     else:
         last = samples % (world.world_size * config.batch_size)
     modules = list(model.modules())
-    # Which has several positions.
+    # After a Conv1d a sample has several positions, and BatchNorm1d takes one sample.
     if not last or any(isinstance(module, nn.Conv1d) for module in modules):
         return
-    per_rank = {-(-(last - rank) // world.world_size) for rank in range(world.world_size)}
+    # Rank r has the samples r, r + world_size and so on of the last micro-batch.
+    per_rank = {len(range(rank, last, world.world_size)) for rank in range(world.world_size)}
     if 1 in per_rank and any(
         isinstance(module, nn.BatchNorm1d) and module.training for module in modules
     ):
@@ -222,8 +275,15 @@ def check_batch_norm(model: nn.Module, samples: int | None, world: World, config
 
 
 def check_steps_per_epoch(before: int | None, now: int | None, scheduler: str) -> None:
-    """An epoch has as many steps as in the checkpoint, where a user's ``scheduler`` is stepped
-    after each.
+    """See that an epoch has as many steps as in the checkpoint.
+
+    Args:
+        before: In the checkpoint; None where that was not known.
+        now: In this run.
+        scheduler: The class of the user's, which is stepped after each.
+
+    Raises:
+        ConfigError: The numbers differ.
     """
     if before != now:
         raise ConfigError(
@@ -237,6 +297,7 @@ def check_steps_per_epoch(before: int | None, now: int | None, scheduler: str) -
 
 
 def _length(data: Dataset[Any] | None) -> int:
+    # As a number, for the comparison of ranks: no data set, and one of unknown length, differ, too.
     if data is None:
         return -1
     if (length := length_of(data)) is None:
@@ -245,11 +306,16 @@ def _length(data: Dataset[Any] | None) -> int:
 
 
 def check_settings(config: Config) -> None:
-    """Each setting, and those that need another. ConfigError: one would fail later, hang, or be of
-    no effect.
+    """Check each setting, and those that need another.
+
+    Args:
+        config: Of the training.
+
+    Raises:
+        ConfigError: One would fail later, hang, or be of no effect.
     """
     for name, value in leaves(config):
-        # Not `<`: NaN is no number of anything.
+        # Not `value < least`, which is False for NaN.
         if name in _LEAST and value is not None and not value >= _LEAST[name]:
             raise _wrong(name, value, f"at least {_LEAST[name]}")
     if config.seed > _LARGEST_SEED:
@@ -260,6 +326,8 @@ def check_settings(config: Config) -> None:
         raise _wrong("ema_decay", config.ema_decay, "above 0 and below 1")
     _check_words(config)
     signals.numbers(config.preemption.signals)
+    # "Never" or an empty value would else be taken for the path of a checkpoint, which is not
+    # there.
     if config.resume not in ("never", "auto") and config.resume.lower() in (
         "never",
         "auto",
@@ -276,7 +344,15 @@ def check_settings(config: Config) -> None:
 
 
 def check_callbacks(callbacks: Sequence[object], kind: type) -> None:
-    """They are instances of Callback, and not the class of one."""
+    """See that callbacks are instances, and not the class of one.
+
+    Args:
+        callbacks: The user's.
+        kind: ``Callback``.
+
+    Raises:
+        ConfigError: One is none.
+    """
     if wrong := [callback for callback in callbacks if not isinstance(callback, kind)]:
         raise ConfigError(
             f"{wrong[0]!r} among the callbacks",
@@ -286,7 +362,15 @@ def check_callbacks(callbacks: Sequence[object], kind: type) -> None:
 
 
 def check_schedulers(schedulers: Sequence[object], optimizers: Sequence[Optimizer]) -> None:
-    """There is none, or one for each optimizer."""
+    """See that there is no scheduler, or one for each optimizer.
+
+    Args:
+        schedulers: The user's.
+        optimizers: The user's.
+
+    Raises:
+        ConfigError: There is another number of them.
+    """
     if schedulers and len(schedulers) != len(optimizers):
         raise ConfigError(
             f"{len(schedulers)} schedulers for {len(optimizers)} optimizers",
@@ -296,7 +380,12 @@ def check_schedulers(schedulers: Sequence[object], optimizers: Sequence[Optimize
 
 
 def leaves(config: Any, prefix: str = "") -> list[tuple[str, Any]]:
-    """All settings by dotted name."""
+    """Return all settings by dotted name.
+
+    Args:
+        config: A dataclass, with others in it.
+        prefix: Of the names.
+    """
     found: list[tuple[str, Any]] = []
     for field in fields(config):
         value = getattr(config, field.name)
@@ -313,7 +402,14 @@ OWN_SETTINGS = frozenset(field.name for field in fields(Config))
 
 
 def _check_words(config: Any, prefix: str = "") -> None:
-    """Else a misspelt word would count as the last of a chain of ifs."""
+    """See that each setting of a few words has one of them.
+
+    In Python nothing else checks a Literal: a misspelt word would count as the last of a chain of
+    ifs.
+
+    Raises:
+        ConfigError: One has another word.
+    """
     for name, hint in get_type_hints(type(config)).items():
         value = getattr(config, name)
         if is_dataclass(value):

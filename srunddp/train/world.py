@@ -18,9 +18,12 @@ from srunddp.errors import ConfigError, PeerError
 from srunddp.telemetry import heartbeat
 from srunddp.util.hostlist import fold_ranks
 
-_turns = itertools.count()  # the same on all ranks
+# Numbers the calls of on_rank_zero() and any_rank(), which all ranks make in one order: the same
+# call has the same key in the store on all of them.
+_turns = itertools.count()
 T = TypeVar("T")
-# The default group beside which it was made, and itself.
+# The default group beside which it was made, and the group itself: a script may leave its process
+# group and begin another.
 _host_group: tuple[Any, Any] = (None, None)
 
 
@@ -49,7 +52,7 @@ class World(Protocol):
 
 
 def host_group() -> Any:
-    """The process group for tensors in the host's memory, for ``group=`` of a collective.
+    """Return the process group for tensors in the host's memory, for ``group=`` of a collective.
 
     The default group where it is Gloo's; else one of Gloo's beside it, made by the first call,
     which is a collective.
@@ -64,7 +67,12 @@ def host_group() -> Any:
 
 
 def all_gather_ints(world: World, own: Sequence[int]) -> list[list[int]]:
-    """Those of all ranks, by rank; a collective of the default process group."""
+    """Return the numbers of all ranks, by rank; a collective of the default process group.
+
+    Args:
+        world: All of its ranks call this.
+        own: Within int64; equally many on all ranks.
+    """
     if world.world_size == 1:
         return [list(own)]
     row = torch.tensor(own, device=world.device)
@@ -74,8 +82,11 @@ def all_gather_ints(world: World, own: Sequence[int]) -> list[list[int]]:
 
 
 def all_reduce_max(world: World, *values: float) -> list[float]:
-    """The greatest of each of the values over all ranks; a collective of the default process
-    group.
+    """Return the greatest of each of the values over all ranks; a collective of the default group.
+
+    Args:
+        world: All of its ranks call this.
+        values: Equally many on all ranks.
     """
     if world.world_size == 1:
         return list(values)
@@ -85,18 +96,25 @@ def all_reduce_max(world: World, *values: float) -> list[float]:
 
 
 def on_rank_zero(world: World, action: Callable[[], T]) -> T:
-    """Call ``action`` on rank 0 alone; all ranks call this, and neither a time limit nor
-    ``--stall-timeout`` counts.
+    """Call a function on rank 0 alone; all ranks call this.
+
+    Neither a time limit nor ``--stall-timeout`` counts meanwhile.
+
+    Args:
+        world: All of its ranks call this.
+        action: It may take any time.
 
     Returns:
         What it returned there, on all ranks: what JSON has.
 
     Raises:
-        PeerError: it has failed; on rank 0 its own error.
+        PeerError: It has failed; on rank 0 its own error.
     """
     heartbeat(last=True)
     if world.world_size == 1:
         return action()
+    # Over the store and not by a broadcast, which the other ranks would give up after the time
+    # limit of the process group: rank 0 may be at a slow file system.
     store = _get_default_store()
     key = f"srunddp/rank_zero/{next(_turns)}"
     if world.rank:
@@ -107,6 +125,7 @@ def on_rank_zero(world: World, action: Callable[[], T]) -> T:
         return result
     try:
         result = action()
+    # Also a KeyboardInterrupt: the others would wait for an answer for ever.
     except BaseException as error:
         failure = {
             "error": str(error) or type(error).__name__,
@@ -119,7 +138,14 @@ def on_rank_zero(world: World, action: Callable[[], T]) -> T:
 
 
 def any_rank(world: World, flag: bool) -> bool:
-    """Whether ``flag`` is set on one of the ranks; all call this, each when it likes."""
+    """Return whether a flag is set on one of the ranks; all call this.
+
+    No time limit counts, so that they may come at different times.
+
+    Args:
+        world: All of its ranks call this.
+        flag: This rank's.
+    """
     if world.world_size == 1:
         return flag
     store = _get_default_store()
@@ -145,9 +171,11 @@ def absent_ranks(world: World, key: str, within: timedelta) -> list[int]:
     store = _get_default_store()
     keys = [f"srunddp/{key}/{rank}" for rank in range(world.world_size)]
     store.set(keys[world.rank], "1")
+    # The store says by a RuntimeError that the time is over; its class DistStoreError is one.
     with suppress(RuntimeError):
         store.wait(keys, within)
         return []
+    # One may have come since.
     return [rank for rank, each in enumerate(keys) if not store.check([each])]
 
 

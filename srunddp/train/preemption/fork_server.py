@@ -13,17 +13,19 @@ _is_loader_worker = False
 
 
 def keep_signals_blocked() -> None:
-    """In a process that is about to begin: it is a loader worker."""
+    """Note, in a process of the fork server that is about to begin, that it is a loader worker."""
     global _is_loader_worker
     _is_loader_worker = True
 
 
 def begin() -> None:
-    """In the fork server: its processes get the signals again when they begin, unless they are
-    loader workers.
+    """Have the fork server's processes get the signals again when they begin.
 
-    By then they have imported the script. A signal that came before comes then.
+    Loader workers do not. By then they have imported the script; a signal that came before comes
+    then.
     """
+    # multiprocessing calls these in a new process after it has read what the process is to run, by
+    # which keep_signals_blocked() was called.
     util.register_after_fork(_unblock_signals, _unblock_signals)
 
 

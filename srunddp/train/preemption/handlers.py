@@ -17,8 +17,9 @@ Handler = Callable[[int, FrameType | None], object]
 
 
 class RankHandlers:
-    """Handlers that have replaced those from before, until they are put back. In the main thread
-    only.
+    """Handlers that have replaced those from before, until they are put back.
+
+    In the main thread only: Python lets no other one set handlers.
     """
 
     def __init__(self) -> None:
@@ -29,8 +30,14 @@ class RankHandlers:
         return number in self._before
 
     def set(self, number: signal.Signals, handler: Handler) -> None:
-        """Handle a signal for the first time."""
-        # First, as the signal may come at once.
+        """Handle a signal for the first time.
+
+        Args:
+            number: Of the signal.
+            handler: Called in the main thread, between two instructions of Python.
+        """
+        # Noted before the handler is set: the signal may come at once, and the handler may put back
+        # what was there.
         self._before[number] = _settable(signal.getsignal(number))
         self._ours[number] = handler
         if self not in _in_use:
@@ -38,7 +45,11 @@ class RankHandlers:
         signal.signal(number, handler)
 
     def put_back(self, number: signal.Signals) -> None:
-        """Have what was from before handle a signal."""
+        """Have what was from before handle a signal.
+
+        Args:
+            number: Of the signal, which :meth:`set` was called for.
+        """
         signal.signal(number, self._before[number])
 
     def put_all_back(self) -> None:
@@ -48,21 +59,23 @@ class RankHandlers:
         self._forget()
 
     def leave_to_child(self) -> None:
-        """In a process that the rank has forked: as :meth:`put_all_back`, except for what the
-        script has set since.
+        """Put back what was from before, in a process that the rank has forked.
+
+        But not where the script has set a handler of its own since.
         """
         for number in self._active():
             self.put_back(number)
         self._forget()
 
     def fatal_to_child(self) -> list[signal.Signals]:
-        """The signals that end a process which the rank forks, unless something handles them
-        there.
+        """Return the signals that end a process which the rank forks.
+
+        That is where nothing handled them before.
         """
         return [number for number in self._active() if self._before[number] is signal.SIG_DFL]
 
     def _active(self) -> list[signal.Signals]:
-        """The signals that our handlers get, and none that the script has set since."""
+        """Return the signals that our handlers get, without those that the script has set since."""
         return [number for number, ours in self._ours.items() if signal.getsignal(number) == ours]
 
     def _forget(self) -> None:
@@ -73,7 +86,10 @@ class RankHandlers:
 
 
 def _settable(handler: Any) -> Any:
-    """What ``signal.signal`` takes for it: Python does not know a handler that C has set."""
+    """Return what ``signal.signal`` takes for a handler that was there.
+
+    Python does not know one that C has set, as MPI may, and says None.
+    """
     if handler is None:
         return signal.SIG_DFL
     return handler
@@ -92,9 +108,10 @@ _fork = _Fork()
 
 
 def _before_fork() -> None:
-    # One that comes before the child has its own handlers must not be lost, as of a terminate()
-    # that follows at once. Only where no handler of Python's is to get it: what that raised would
-    # be lost in here.
+    # A signal that comes before the child has put its own handlers back would only be noted, in a
+    # list that nobody reads there: a terminate() right after a start would be lost, and a join()
+    # hang. Blocked, it comes afterwards. Only where it is to end the child: a handler of Python's
+    # from before could raise, and an exception in a fork hook is printed and dropped.
     fatal = [number for handlers in _in_use for number in handlers.fatal_to_child()]
     if fatal:
         _fork.mask = signal.pthread_sigmask(signal.SIG_BLOCK, fatal)
@@ -108,6 +125,7 @@ def _after_in_parent() -> None:
 
 
 def _after_in_child() -> None:
+    # The innermost first, as each puts back what it has found. A copy: the list becomes shorter.
     for handlers in reversed([*_in_use]):
         handlers.leave_to_child()
     _after_in_parent()

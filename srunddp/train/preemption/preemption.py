@@ -16,9 +16,13 @@ from srunddp.train.preemption.requeue import ask_for_requeue, stopped, wait_for_
 from srunddp.train.preemption.signals import StopRequest, StopRequests, iterate
 from srunddp.train.world import World, all_reduce_max, on_rank_zero
 
-MOST_STEPS = 64  # from one all-reduce to the next, as steps may become slower
-_EVERY = 1.0  # seconds: not at every step, which may take less time than an all-reduce
-_SIGNALS = 128  # more than there are
+# Steps from one all-reduce to the next, at most: steps may become slower, and a Slurm job often has
+# 30 s from SIGTERM to SIGKILL.
+MOST_STEPS = 64
+# Seconds from one all-reduce to the next: a step may take less time than an all-reduce.
+_EVERY = 1.0
+# A request and the number of its signal are sent as one number. Linux has 64 signals.
+_SIGNALS = 128
 _log = logging.getLogger("srunddp")
 
 
@@ -66,6 +70,7 @@ class Preemption:
         self._world = world
         self._requests = StopRequests(config or PreemptionConfig(), world.rank, environ)
         self._agreed: tuple[StopRequest, int] | None = None
+        # Steps from one all-reduce to the next, the same on all ranks, and when the last one was.
         self._interval = 1
         self._last = 0.0
         self.restart_interval()
@@ -78,7 +83,7 @@ class Preemption:
         self._requests.__exit__(*raised)
 
     def should_stop(self, *, checkpoint_due: bool = False) -> bool:
-        """Whether all ranks stop here; they call this after the same steps, equally often.
+        """Return whether all ranks stop here; they call this after the same steps, equally often.
 
         About once a second it is an all-reduce, and else costs less than a microsecond. Once it is
         True it stays so; Ctrl-C and ``--stall-timeout`` then no longer end a rank, as a checkpoint
@@ -96,17 +101,19 @@ class Preemption:
         return self._agreed is not None
 
     def _agree(self, checkpoint_due: bool) -> None:
-        """By the strongest request of all ranks; the steps until the next time are agreed on as
-        well.
-        """
+        """Agree on the strongest request of all ranks, and on the steps until the next time."""
         request, cause = self._requests.pending()
         now = time.perf_counter()
         seconds = (now - self._last) / self._interval
         self._last = now
-        # In one number, so that the cause is the request's own.
+        # In one number, so that the greatest has the cause of the strongest request, and not the
+        # greatest signal number. The slowest rank's seconds count, as all must do with one
+        # interval.
         encoded, due, seconds = all_reduce_max(
             self._world, _SIGNALS * request + cause, checkpoint_due, seconds
         )
+        # At most twice as many steps as before: the first ones, with torch's warm-up, or a short
+        # step among long ones, say little on how long the next take.
         self._interval = max(
             1, min(2 * self._interval, int(_EVERY / max(seconds, 1e-6)), MOST_STEPS)
         )
@@ -116,16 +123,19 @@ class Preemption:
         if most_request:
             self._agreed = StopRequest(most_request), most_cause
             heartbeat(last=True)
-            self._requests.ignore_interrupts()  # another rank may have got the signal
+            # On a rank that has got no signal itself, too: Ctrl-C in a terminal, pressed again,
+            # would end it while the checkpoint is written.
+            self._requests.ignore_interrupts()
 
     def restart_interval(self) -> None:
-        """Steps of another duration begin, as before and after an evaluation that calls
+        """Begin steps of another duration, as before and after an evaluation that calls
         ``should_stop()``.
 
         All ranks call this at the same step. The next all-reduce is at once: 64 short steps may be
         one second, and as many long ones a minute.
         """
-        self._interval = self._steps_left = 1
+        self._interval = 1
+        self._steps_left = 1
         self._last = time.perf_counter()
 
     def stop(self, step: int, checkpoint: Path | str) -> NoReturn:
@@ -155,18 +165,22 @@ class Preemption:
         refused = on_rank_zero(
             self._world, lambda: ask_for_requeue(self._requests) if asked else None
         )
-        # The first rank that ends may take along one that still writes its part of the checkpoint.
+        # A barrier. With mpirun and srun --kill-on-bad-exit the first rank that ends takes the
+        # others along, one that still writes its part of a checkpoint among them.
         all_reduce_max(self._world, 0.0)
         error = stopped(cause, step, Path(checkpoint), refused)
         if self._world.rank == 0 and not is_supervised():
             _log.warning("srunddp: %s (exit code %d)", error, error.code)
+        # Slurm is about to end the job. A rank that ended now would have the job script go on, to
+        # what is meant for a training that is over.
         if refused == "":
             wait_for_term(self._requests)
         raise error
 
     def iterate(self, loader: DataLoader[Any]) -> Iterator[Any]:
-        """``iter(loader)``, whose workers do not get the signals; Slurm may send them to every
-        process of a step.
+        """Iterate over a loader whose workers do not get the signals.
+
+        Slurm may send them to every process of a step.
 
         A worker that died of USR1 or SIGTERM would end the training that is about to be saved.
 

@@ -14,17 +14,25 @@ from srunddp.util import slurm_command
 AGAIN = 75  # sysexits' EX_TEMPFAIL: the same command may do better later
 ENDED = 128 + signal.SIGTERM
 
+# Seconds for scontrol, of the 30 that Slurm gives a job by default from SIGTERM to SIGKILL.
 _ANSWERS_WITHIN = 8.0
+# Seconds that Slurm may take to end a job that it has promised to requeue.
 _TERM_WITHIN = 30.0
 _LOOK_EVERY = 0.05
+# Characters of scontrol's error that a message has.
 _LONGEST_ANSWER = 500
 _NO_JOB = "no job of Slurm"
 _NUMBER = re.compile(r"[0-9]{1,18}")
 
 
 def stopped(cause: int, step: int, checkpoint: Path, refused: str | None) -> Stopped:
-    """With 143, or 75 where the job has yet to be requeued; ``cause``: a signal, or 0 for the end
-    of the job's time.
+    """Return the error that ends a rank: with 143, or 75 where the job has yet to be requeued.
+
+    Args:
+        cause: The number of a signal, or 0 for the end of the job's time.
+        step: How many are done.
+        checkpoint: What was written.
+        refused: Why the job is not requeued; empty where it is, None where nobody asked for it.
     """
     by = signal.Signals(cause).name if cause else "the end of the job's time"
     said = f"stopped after step {step} by {by}; checkpoint {checkpoint}"
@@ -35,10 +43,18 @@ def stopped(cause: int, step: int, checkpoint: Path, refused: str | None) -> Sto
 
 
 def ask_for_requeue(requests: StopRequests) -> str | None:
-    """Why the job is not requeued; empty where it is, and None where SIGTERM has come meanwhile."""
+    """Ask Slurm to start the job again.
+
+    Args:
+        requests: Of this rank.
+
+    Returns:
+        Why it is not requeued; empty where it is, and None where SIGTERM has come meanwhile.
+    """
     if not requests.config.requeue:
         return "preemption.requeue is off"
-    # Slurm's SIGTERM, with which it ends the job, would reach scontrol before its answer does.
+    # Slurm ends a job that it requeues by a SIGTERM to all of its processes, which would reach
+    # scontrol before Slurm's answer does. Blocked here, it is blocked in scontrol as well.
     with signals_blocked(requests.config.signals):
         if _is_ended(requests):
             return None
@@ -54,8 +70,12 @@ def _is_ended(requests: StopRequests) -> bool:
 
 
 def wait_for_term(requests: StopRequests) -> None:
-    """Until Slurm ends the job: a job script that goes on, or that requeues after 75, would do
-    so.
+    """Wait until Slurm ends the job, at most half a minute.
+
+    A job script would go on if this rank ended before.
+
+    Args:
+        requests: Of this rank, which note the SIGTERM.
     """
     deadline = time.monotonic() + _TERM_WITHIN
     while not _is_ended(requests) and time.monotonic() < deadline:
@@ -66,8 +86,9 @@ def requeue(environ: Mapping[str, str], max_requeues: int, limit: float = _ANSWE
     """Have Slurm end this job and start it again; asks it once.
 
     Args:
-        max_requeues: not where it has been started again so often.
-        limit: seconds for scontrol.
+        environ: The job's variables of Slurm.
+        max_requeues: Not where it has been started again so often.
+        limit: Seconds for scontrol.
 
     Returns:
         Why not; empty where Slurm will.
@@ -98,7 +119,9 @@ def requeue(environ: Mapping[str, str], max_requeues: int, limit: float = _ANSWE
 
 
 def _job(environ: Mapping[str, str]) -> str:
-    """As scontrol takes it; of an array its one element."""
+    """Return the job as scontrol takes it; empty outside of one."""
+    # By SLURM_JOB_ID scontrol would mean the whole array for one of its elements, which has the
+    # number of the array as its own.
     of_array = [environ.get(name, "") for name in ("SLURM_ARRAY_JOB_ID", "SLURM_ARRAY_TASK_ID")]
     if all(map(_NUMBER.fullmatch, of_array)):
         return "_".join(of_array)

@@ -33,11 +33,13 @@ from srunddp.util import slurm_command
 
 _QUERY_TIMEOUT = 10.0
 _PARENT_POLL_SECONDS = 1.0
-_LONGEST_JOB = 10 * 366 * 86400.0  # an end that is farther away is none
+# Seconds. Of a job without a time limit Slurm tells an end that is farther away.
+_LONGEST_JOB = 10 * 366 * 86400.0
 _DIGITS = re.compile(r"[0-9]{1,18}")
 
 
-# That nothing came of; the next loop takes them up.
+# Requests of a Preemption that was left before it acted on them. A script that trains one fold
+# after the other is to stop in the next one.
 _pending_requests: list[tuple[StopRequest, int]] = []
 _log = logging.getLogger("srunddp")
 
@@ -60,6 +62,16 @@ class StopRequests:
     def __init__(
         self, config: PreemptionConfig, rank: int, environ: Mapping[str, str] = os.environ
     ) -> None:
+        """Note nothing yet.
+
+        Args:
+            config: Which signals, and how long before the job's end.
+            rank: Of the world; rank 0 alone asks Slurm.
+            environ: The job's variables of Slurm.
+
+        Raises:
+            ConfigError: There is no such signal, or it would not reach this rank.
+        """
         self.config = config
         self.rank = rank
         self.environ = environ
@@ -74,6 +86,7 @@ class StopRequests:
         _pending_requests[:] = []
         if threading.current_thread() is threading.main_thread():
             for number in self._requests:
+                # As under nohup, or where a parent has said that it is not meant for us.
                 if signal.getsignal(number) is not signal.SIG_IGN:
                     self._handlers.set(number, self._note)
         elif self.rank == 0:
@@ -86,15 +99,14 @@ class StopRequests:
         return self
 
     def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        # Another signal must not kill a rank that is about to say that it has stopped.
         if isinstance(error, Stopped):
-            return  # another signal must not kill a rank that is about to say that it has stopped
+            return
         self._handlers.put_all_back()
         _pending_requests.extend(self._noted)
 
     def ignore_interrupts(self) -> None:
-        """Ctrl-C ends nothing from now on: a checkpoint is to be written, and this rank is about to
-        end.
-        """
+        """Have Ctrl-C end nothing from now on: a checkpoint is to be written before the end."""
         if (
             threading.current_thread() is threading.main_thread()
             and signal.SIGINT not in self._handlers
@@ -102,24 +114,31 @@ class StopRequests:
             self._handlers.set(signal.SIGINT, _do_nothing)
 
     def pending(self) -> tuple[StopRequest, int]:
-        """What is requested, and the number of the signal that said so; 0 for the end of the job's
-        time.
+        """Return what is requested, and the number of the signal that said so.
+
+        The number is 0 for the end of the job's time, and where nothing is requested.
         """
         if self._noted:
             return max(self._noted, key=lambda noted: noted[0])
-        return (StopRequest.REQUEUE if time.monotonic() >= self._stop_at else StopRequest.NONE), 0
+        if time.monotonic() >= self._stop_at:
+            return StopRequest.REQUEUE, 0
+        return StopRequest.NONE, 0
 
     def _note(self, number: int, _: FrameType | None) -> None:
         if number == signal.SIGTERM and telemetry.is_terminating():
-            # The supervisor ends this rank: no checkpoint can come of it, as the others end too.
+            # The supervisor ends this rank: no checkpoint can come of it, as the others end too. By
+            # the handler from before, so that the process dies of the signal, and the supervisor
+            # sees that.
             self._handlers.put_back(signal.SIGTERM)
             os.kill(os.getpid(), number)
         else:
-            # One call, which nothing interrupts.
+            # list.append is one call into C, amid which no other signal's handler can come.
             self._noted.append((self._requests[signal.Signals(number)], number))
             self.ignore_interrupts()
 
     def _find_end(self) -> None:
+        # Newer versions of Slurm set this variable. Else squeue tells; in a thread, as a busy
+        # controller answers after seconds.
         end = self.environ.get("SLURM_JOB_END_TIME", "")
         if not self._lead_from(end) and _DIGITS.fullmatch(self.environ.get("SLURM_JOB_ID", "")):
             threading.Thread(
@@ -128,22 +147,32 @@ class StopRequests:
 
     def _lead_from(self, end: str) -> bool:
         """Take the end of the job, in seconds since the epoch; False where it is none."""
-        left = float(end) - time.time() if _DIGITS.fullmatch(end) else 0.0
+        left = 0.0
+        if _DIGITS.fullmatch(end):
+            left = float(end) - time.time()
         if not 0.0 < left < _LONGEST_JOB:
             return False
+        # Half of what is left, for a job of a few minutes: else it would stop at its first step,
+        # and be requeued for ever.
         self._stop_at = time.monotonic() + left - min(self.config.lead_seconds, left / 2)
         return True
 
 
 def _do_nothing(number: int, frame: FrameType | None) -> None:
-    """Handle a signal that is to end nothing, and that programs started by this process get as
-    usual.
+    """Handle a signal that is to end nothing.
+
+    Not by SIG_IGN, which programs that this process starts would inherit.
     """
 
 
 def numbers(names: Sequence[str]) -> list[signal.Signals]:
-    """Of signals by their names without SIG; a ConfigError where there is none, or it would not
-    reach this rank.
+    """Return the numbers of signals.
+
+    Args:
+        names: Without SIG.
+
+    Raises:
+        ConfigError: There is no such signal, or it would not reach this rank.
     """
     known = {each.name.removeprefix("SIG"): each for each in FORWARDED if each != signal.SIGTERM}
     for name in names:
@@ -163,8 +192,14 @@ def numbers(names: Sequence[str]) -> list[signal.Signals]:
 
 
 def query_end_time(environ: Mapping[str, str], limit: float = _QUERY_TIMEOUT) -> str:
-    """When the job ends, in seconds since the epoch; something else, or nothing, where Slurm does
-    not tell.
+    """Ask Slurm when the job ends.
+
+    Args:
+        environ: With ``SLURM_JOB_ID``.
+        limit: Seconds for squeue.
+
+    Returns:
+        Seconds since the epoch, as text; something else, or nothing, where Slurm does not tell.
     """
     command = ("squeue", "--noheader", f"--jobs={environ['SLURM_JOB_ID']}", "--format=%e")
     return slurm_command.output(*command, environ=environ, timeout=limit).strip()
@@ -172,20 +207,26 @@ def query_end_time(environ: Mapping[str, str], limit: float = _QUERY_TIMEOUT) ->
 
 @contextlib.contextmanager
 def signals_blocked(signals: Sequence[str], method: str = "fork") -> Iterator[None]:
-    """What is started within never gets these signals nor SIGTERM: Slurm sends them to every
-    process of a step.
+    """Keep signals, and SIGTERM, from all that is started within.
 
-    They are blocked, which children inherit; one that comes meanwhile is noted at the end.
+    Slurm sends them to every process of a step. They are blocked, which children inherit; one that
+    comes meanwhile is noted at the end.
+
+    Args:
+        signals: Names without SIG.
+        method: How ``multiprocessing`` starts processes.
     """
     blocked = [*numbers(signals), signal.SIGTERM]
     before = signal.pthread_sigmask(signal.SIG_BLOCK, blocked)
     try:
         if method != "fork":
-            # It is started with the others, and unblocks SIGTERM in doing so.
+            # multiprocessing starts its resource tracker with the first process that is not forked,
+            # and then unblocks SIGTERM and SIGINT, whatever was blocked before.
             resource_tracker.ensure_running()
             signal.pthread_sigmask(signal.SIG_BLOCK, blocked)
         if method == "forkserver":
-            # If the server starts now, which blocks them in the script's own processes as well.
+            # A server that starts now has them blocked for good, and so have the script's own
+            # processes that come from it. They are to get them again.
             child_processes.call_in_fork_server(fork_server.__name__, fork_server.begin.__name__)
         yield
     finally:
@@ -193,7 +234,12 @@ def signals_blocked(signals: Sequence[str], method: str = "fork") -> Iterator[No
 
 
 def iterate(loader: DataLoader[Any], signals: Sequence[str]) -> Iterator[Any]:
-    """``iter(loader)``, whose workers do not get these signals; only their own rank ends them."""
+    """Begin to iterate over a loader, whose workers do not get signals; only their rank ends them.
+
+    Args:
+        loader: torch's; its workers start now.
+        signals: Names without SIG.
+    """
     if not loader.num_workers:
         return iter(loader)
     method = (loader.multiprocessing_context or multiprocessing).get_start_method()
@@ -212,14 +258,19 @@ def iterate(loader: DataLoader[Any], signals: Sequence[str]) -> Iterator[Any]:
 
 @dataclass
 class _WorkerInit:
-    """What a loader worker calls first: it gets none of these signals, and then calls the script's
-    own.
+    """Called first in a loader worker: keeps signals from it, and then calls the script's own.
+
+    Attributes:
+        signals: Names without SIG.
+        then: The script's ``worker_init_fn``; None where it has none.
     """
 
     signals: Sequence[str]
     then: Callable[[int], None] | None
 
     def __call__(self, worker_id: int) -> None:
+        # A forked worker has the rank's handlers. SIGTERM stays blocked, and the thread below takes
+        # it: who sent it decides what it means.
         for number in numbers(self.signals):
             signal.signal(number, signal.SIG_IGN)
         signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
@@ -228,21 +279,24 @@ class _WorkerInit:
             self.then(worker_id)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        # Read in a process that has not begun, it tells that this will be a loader worker.
+        # A process of a fork server unpickles what it is to run before it begins: here it learns
+        # that it will be a loader worker.
         vars(self).update(state)
         fork_server.keep_signals_blocked()
 
 
 def _end_with_rank() -> None:
-    """By its SIGTERM, which torch and ``multiprocessing`` send to a worker that hangs, or when it
-    is gone.
+    """End this worker when its rank sends SIGTERM, or is gone.
 
-    torch looks for that as well, but in vain below a fork server, which lives as long as its
-    workers.
+    torch and ``multiprocessing`` send that to a worker that hangs. torch looks for its parent's end
+    as well, but in vain below a fork server, which lives as long as its workers.
     """
     rank = multiprocessing.parent_process()
     while rank is None or rank.is_alive():
         received = signal.sigtimedwait([signal.SIGTERM], _PARENT_POLL_SECONDS)
+        # Slurm's own SIGTERM comes from another process, and is not for workers: the rank may need
+        # their batches for the steps until its checkpoint.
         if rank and received and received.si_pid == rank.pid:
             break
+    # Not sys.exit(), which would end this thread alone.
     os._exit(0)
