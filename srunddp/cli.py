@@ -76,21 +76,27 @@ class _RunByDefault(click.Group):
     command_words: Sequence[str] = ("run",)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return the names of all commands, without importing one."""
         return list(_COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Import a command; None where there is none of that name."""
         if cmd_name not in _COMMANDS:
             return None
         module = importlib.import_module(f"srunddp.{cmd_name}.cli")
-        gc.freeze()  # else all that was imported would be looked through now
+        # bin/srunddp turns the garbage collector off for the imports. Without freeze() it would look
+        # through all that they made as soon as it is on again.
+        gc.freeze()
         gc.enable()
         return cast(click.Command, getattr(module, cmd_name))
 
     def get_help(self, ctx: click.Context) -> str:
+        """Return the page of ``srunddp --help``."""
         return _PAGE.rstrip()
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem[str]]:
-        """Commands; and files, as ``run`` may be left out."""
+        """Return commands; and files, as ``run`` may be left out."""
+        # Here, as every start would take longer for what shells alone need.
         import glob
 
         from click.shell_completion import CompletionItem
@@ -108,7 +114,17 @@ class _RunByDefault(click.Group):
         return found or [CompletionItem(incomplete, type="file")]
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        if ctx.resilient_parsing:  # a shell asks how the line goes on
+        """Put the name of ``run`` before words that begin with no command.
+
+        Args:
+            ctx: Of click.
+            args: Of the command line.
+
+        Raises:
+            UsageError: The first word is like a command, and no file's name.
+        """
+        # A shell asks how the line goes on; no error may come of a word that is not whole yet.
+        if ctx.resilient_parsing:
             self.command_words = args[:1]
             known = ("help", *_COMMANDS, *_HELP, "--version")
             return super().parse_args(ctx, args if not args or args[0] in known else ["run", *args])
@@ -136,16 +152,25 @@ class _RunByDefault(click.Group):
         return super().parse_args(ctx, args)
 
     def main(self, *args: Any, **extra: Any) -> NoReturn:
+        """Run the command line, and exit.
+
+        Args:
+            args: As click's.
+            extra: As click's.
+        """
+        # Before click looks for the shell's class: with the import the classes of ours are there.
         if COMPLETE in os.environ:
             importlib.import_module("srunddp.completion.cli")
         try:
+            # standalone_mode: click would print errors in its own words, with its own exit codes.
             sys.exit(super().main(*args, **{**extra, "standalone_mode": False}))
         except click.UsageError as refused:
             from srunddp.util.usage_errors import usage_error
 
             error: SrunddpError = usage_error(refused, " ".join(self.command_words))
         except click.Abort:
-            sys.exit(130)  # after Ctrl-C
+            # 128 + SIGINT, as shells have it after Ctrl-C.
+            sys.exit(130)
         except SrunddpError as raised:
             error = raised
         write_stderr(f"srunddp: error: {error}\n")
@@ -162,9 +187,11 @@ def _nearest(word: str) -> str:
 
 
 def _may_be_a_command(word: str) -> bool:
-    """Whether a word that is no file's name is like a command's, and not a launcher, which has an
-    answer of its own.
+    """Return whether a word that is no file's name is like a command's.
+
+    But not a launcher's, such as torchrun, for which ``run`` has an answer of its own.
     """
+    # Only here, as run's modules take longer to import than all of this one.
     from srunddp.run.script import LAUNCHERS
 
     return (

@@ -28,8 +28,12 @@ class Scope(Enum):
 
 
 def one_line(text: str) -> str:
-    """The text with what a terminal would obey escaped: a variable or a file's name may hold line
-    ends and commands.
+    """Return a text with what a terminal would obey escaped.
+
+    A variable or a file's name may hold line ends and commands.
+
+    Args:
+        text: Of a message.
     """
     if text.isprintable():
         return text
@@ -37,29 +41,50 @@ def one_line(text: str) -> str:
 
 
 def one_of(names: Iterable[str], conjunction: str = "or") -> str:
-    """``a, b or c``."""
+    """Return names as ``a, b or c``.
+
+    Args:
+        names: One at least.
+        conjunction: Before the last one.
+    """
     *most, last = names
     return f"{', '.join(most)} {conjunction} {last}" if most else last
 
 
 def did_you_mean(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
-    """A hint with the nearest of the known names; empty where none is near."""
+    """Return a hint with the nearest of the known names; empty where none is near.
+
+    Args:
+        name: As it was written.
+        known: That there are.
+        cutoff: How near, from 0 for anything to 1 for the same.
+    """
+    # Every command imports this module, and few come to an unknown name.
     import difflib
 
     near = difflib.get_close_matches(name, known, 3, cutoff)
-    near.sort(key=lambda each: sorted(each) != sorted(name))  # letters are swapped most often
+    # Swapped letters are the most frequent mistake, and difflib may take another word for nearer.
+    near.sort(key=lambda each: sorted(each) != sorted(name))
     if near:
         return f"did you mean {near[0]}?"
     return ""
 
 
 class SrunddpError(Exception):
-    """One message: what was found, what was expected, what to do. ``exit_code`` is what the rank
-    then exits with.
+    """One message: what was found, what was expected, what to do.
+
+    Attributes:
+        exit_code: What the rank then exits with.
+        said: Whether the user has seen it.
+        scope: Who has the same error.
+        found: What is wrong, with the place before it.
+        expected: What would be right; may be empty.
+        hint: What to do; may be empty.
     """
 
+    # sysexits' EX_SOFTWARE; derived classes have better ones.
     exit_code = 70
-    said = False  # the user has seen it
+    said = False
 
     def __init__(
         self,
@@ -70,6 +95,15 @@ class SrunddpError(Exception):
         where: str = "",
         scope: Scope = Scope.RANK,
     ) -> None:
+        """Put the message together.
+
+        Args:
+            found: What is wrong.
+            expected: What would be right.
+            hint: What to do.
+            where: The file or the setting that it is about.
+            scope: Who has the same error, so that it is printed once.
+        """
         self.scope = scope
         self.found = f"{where}: {found}" if where else found
         self.expected = expected
@@ -90,8 +124,14 @@ class ConfigError(SrunddpError):
 
 @contextlib.contextmanager
 def file_errors(what: str = "", **message: Any) -> Iterator[None]:
-    """What the kernel refuses of a file, as a ConfigError: ``what`` fails and why, or the file and
-    why.
+    """Make a ConfigError of what the kernel refuses of a file within.
+
+    Args:
+        what: What failed; empty for the name of the file.
+        message: Arguments of :class:`ConfigError`.
+
+    Raises:
+        ConfigError: In place of an OSError.
     """
     try:
         yield
@@ -108,11 +148,19 @@ class UsageError(ConfigError):
 
 
 class ConfigFileError(ConfigError):
-    """Several things in a file are wrong, ``each`` an error; its text is a line for each, after
-    ``srunddp: error:``.
+    """Several things in a file are wrong; the text has a line for each, after ``srunddp: error:``.
+
+    Attributes:
+        each: An error for each of them.
     """
 
     def __init__(self, each: Sequence[ConfigError]) -> None:
+        """Put them together.
+
+        Args:
+            each: One at least, in the order of the file.
+        """
+        # Where one error alone is shown, it is the first, with a word on the rest.
         first = each[0]
         hint = f"{each[0].hint}; then see the other errors of this file, {len(each) - 1} more"
         super().__init__(first.found, expected=first.expected, hint=hint, scope=first.scope)
@@ -133,20 +181,34 @@ class RendezvousError(UnavailableError):
 
 
 class PeerError(SrunddpError):
-    """Another rank failed in a call that all ranks make together; the exit code is that rank's, on
-    all ranks.
+    """Another rank failed in a call that all ranks make together.
+
+    The exit code is that rank's, on all ranks.
     """
 
     def __init__(
         self, found: str, *, code: int, expected: str = "", hint: str = "", scope: Scope = Scope.JOB
     ) -> None:
+        """Put the message together.
+
+        Args:
+            found: What was wrong there.
+            code: The exit code of that rank.
+            expected: What would be right.
+            hint: What to do.
+            scope: Who has the same error.
+        """
+        # The launchers report one exit code of all ranks, and which one is chance: all have the one
+        # that tells what happened.
         super().__init__(found, expected=expected, hint=hint, scope=scope)
         self.exit_code = code
 
 
 class ReassignedError(Exception):
-    """No failure: this task of a spare node is a rank from now on, and meets the others again as
-    that.
+    """No failure: this task of a spare node is a rank from now on, and meets the others as that.
+
+    Attributes:
+        rank: Its number.
     """
 
     def __init__(self, rank: int) -> None:
@@ -158,13 +220,21 @@ class Stopped(SystemExit):
     """All ranks end after the same step, with a checkpoint; none has failed.
 
     Attributes:
-        code: of all: 143 as after SIGTERM; 75 (sysexits' EX_TEMPFAIL) where the job has yet to be
-            requeued.
+        code: Of all ranks: 143 as after SIGTERM; 75 (sysexits' EX_TEMPFAIL) where the job has yet
+            to be requeued.
     """
 
     code: int
 
+    # SystemExit prints its argument where that is a text, and then exits with 1: the number goes
+    # there, and the sentence is kept apart.
     def __init__(self, sentence: str, code: int) -> None:
+        """Put the end together.
+
+        Args:
+            sentence: What is said of it.
+            code: 143 or 75.
+        """
         super().__init__(code)
         self._sentence = sentence
 

@@ -36,12 +36,14 @@ EVENTS = (
 # The variable by which rank 0's script knows where the files of --monitor are.
 MONITOR_FOLDER = "_SRUNDDP_MONITOR_FOLDER"
 
-# Words of 8 bytes.
+# Places of words of 8 bytes; those between are free.
 _COUNT, _TERMINATING, _LOOKS, _NUMBER, _HAS_STEPS = range(5)
 _STEPS, _SAMPLES, _STEP_S, _DATA_S, _OWN_S, _LONGEST_STEP_S, _EPOCH = range(8, 15)
 _EVENTS_AT = 256
 _EVENT = struct.Struct("@ddQ")
-_KEPT = 4096  # events that are not lost before the recorder looks
+# The events are a ring of so many. More than that between two looks of the recorder, and the oldest
+# of them are lost.
+_KEPT = 4096
 _SIZE = _EVENTS_AT + _KEPT * _EVENT.size
 
 
@@ -49,11 +51,13 @@ class Steps(NamedTuple):
     """Sums over the training steps of one rank.
 
     Attributes:
-        steps: their number; samples: of all ranks.
-        step_s: seconds in steps; data_s: of these, waiting for data; own_s: of these, not in the
-            backward pass, where a rank waits for the others.
-        longest_step_s: since the recorder last looked.
-        epoch: the present one, from 1.
+        steps: Their number.
+        samples: Of all ranks.
+        step_s: Seconds in steps.
+        data_s: Of these, waiting for data.
+        own_s: Of these, not in the backward pass, where a rank waits for the others.
+        longest_step_s: Seconds; since the recorder last looked.
+        epoch: The present one, from 1.
     """
 
     steps: int = 0
@@ -69,8 +73,9 @@ class Event(NamedTuple):
     """Something that happened once.
 
     Attributes:
-        time: Unix time in seconds; name: one of :data:`EVENTS`; value: a figure that goes with it,
-            NaN for none.
+        time: Unix time in seconds.
+        name: One of :data:`EVENTS`.
+        value: A figure that goes with it, NaN for none.
     """
 
     time: float
@@ -82,12 +87,18 @@ class TelemetryPage:
     """A page shared by a supervisor and the worker that it forks.
 
     Attributes:
-        count: of this process's steps so far.
-        recording: whether times are wanted, too.
-        descriptor: of the page; it is pickled for a process that inherits it.
+        count: Of this process's steps so far.
+        recording: Whether times are wanted, too.
+        descriptor: Of the page; it is pickled for a process that inherits it.
     """
 
     def __init__(self, *, recording: bool = False, descriptor: int | None = None) -> None:
+        """Map the page.
+
+        Args:
+            recording: Times are wanted, too.
+            descriptor: Of a page that is there; None makes a new one.
+        """
         self.descriptor = memory_file() if descriptor is None else descriptor
         size = _SIZE if recording else mmap.PAGESIZE
         os.ftruncate(self.descriptor, size)
@@ -96,7 +107,10 @@ class TelemetryPage:
         # make all of them 0.
         self._words = memoryview(self._memory).cast("Q")
         self._seconds = memoryview(self._memory).cast("d")
-        self.count = self._events = self._looks = 0
+        self.count = 0
+        # The worker's number of events, and the recorder's number of looks when it last saw it.
+        self._events = 0
+        self._looks = 0
         self.recording = recording
         self._lock = threading.Lock()
 
@@ -104,7 +118,7 @@ class TelemetryPage:
         return partial(TelemetryPage, recording=self.recording, descriptor=self.descriptor), ()
 
     def beat(self) -> None:
-        """In the worker: one step more."""
+        """Count one step more; in the worker."""
         self.count += 1
         self._words[_COUNT] = self.count
         if self.count == 1:
@@ -112,35 +126,47 @@ class TelemetryPage:
             self.event("step")
 
     def pause(self) -> None:
-        """In the worker: no step is expected for now."""
+        """Say that no step is expected for now; in the worker."""
         self._words[_COUNT] = 0
 
     def resume(self) -> None:
-        """In the worker: steps are expected again."""
+        """Say that steps are expected again; in the worker."""
         self._words[_COUNT] = self.count
 
     def read(self) -> int:
-        """In the supervisor: the steps so far; 0 where none is expected."""
+        """Return the steps so far, 0 where none is expected; in the supervisor."""
         return self._words[_COUNT]
 
     def has_steps(self) -> bool:
-        """In the supervisor: whether there has been a step, also where none is expected now."""
+        """Return whether there has ever been a step; in the supervisor."""
         return bool(self._words[_HAS_STEPS])
 
     def announce_termination(self) -> None:
-        """In the supervisor: the worker is about to be ended, for a root cause that is known."""
+        """Say that the worker is about to be ended for a known root cause; in the supervisor."""
+        # Before its SIGTERM: the worker's handler reads this to tell it from a preemption.
         self._words[_TERMINATING] = 1
 
     def is_terminating(self) -> bool:
-        """In the worker: whether that was said."""
+        """Return whether :meth:`announce_termination` was called; in the worker."""
         return bool(self._words[_TERMINATING])
 
     def start_epoch(self, number: int) -> None:
-        """In the worker, where ``recording``: that of the next steps, from 1."""
+        """Note the epoch of the next steps; in the worker, where ``recording``.
+
+        Args:
+            number: Counted from 1.
+        """
         self._words[_EPOCH] = number
 
     def add_step(self, samples: int, step_s: float, data_s: float, own_s: float) -> None:
-        """In the worker, where ``recording``: one step more, as in :class:`Steps`."""
+        """Add one step to the sums; in the worker, where ``recording``.
+
+        Args:
+            samples: In the step, of all ranks.
+            step_s: Seconds of the step.
+            data_s: Of these, waiting for data.
+            own_s: Of these, not waiting for other ranks.
+        """
         # The sums are kept here alone: after a step's own work, each Python object that is used
         # costs much.
         words = self._words
@@ -150,12 +176,14 @@ class TelemetryPage:
         seconds[_STEP_S] += step_s
         seconds[_DATA_S] += data_s
         seconds[_OWN_S] += own_s
+        # The recorder cannot set the longest step to 0 itself: the worker may write it at that
+        # moment. It counts its looks, and the first step after one begins anew.
         if step_s > seconds[_LONGEST_STEP_S] or self._looks != words[_LOOKS]:
             self._looks = words[_LOOKS]
             seconds[_LONGEST_STEP_S] = step_s
 
     def read_steps(self) -> Steps:
-        """In either, where ``recording``: the sums so far."""
+        """Return the sums so far; in either, where ``recording``."""
         words = self._words
         (step_s, data_s, own_s, longest_step_s) = self._seconds[_STEP_S:_EPOCH]
         return Steps(
@@ -163,25 +191,37 @@ class TelemetryPage:
         )
 
     def snapshot(self) -> Steps:
-        """In the supervisor, where ``recording``: the same, and the longest step begins again."""
+        """Return the sums so far, and let the longest step begin anew; in the supervisor."""
         self._words[_LOOKS] += 1
         return self.read_steps()
 
     def event(self, name: str, value: float = math.nan) -> None:
-        """In the worker: something that is rarer than a step; nothing where not ``recording``."""
+        """Note something that is rarer than a step; in the worker. Nothing where not ``recording``.
+
+        Args:
+            name: One of :data:`EVENTS`.
+            value: A figure that goes with it.
+        """
         if not self.recording:
             return
-        with self._lock:  # a checkpoint is written by another thread
+        # A checkpoint is written by another thread, which notes when it is done.
+        with self._lock:
             place = _EVENTS_AT + self._events % _KEPT * _EVENT.size
             self._memory[place : place + _EVENT.size] = _EVENT.pack(
                 time.time(), value, EVENTS.index(name)
             )
+            # Last: who reads the number finds so many whole events.
             self._events += 1
             self._words[_NUMBER] = self._events
 
     def events(self, seen: int) -> tuple[list[Event], int]:
-        """In the supervisor, where ``recording``: the events after the first ``seen``, and how many
-        there are now.
+        """Return the events after the first ``seen``; in the supervisor, where ``recording``.
+
+        Args:
+            seen: How many were there at the last call.
+
+        Returns:
+            The events, and how many there are now.
         """
         count = self._words[_NUMBER]
         places = range(max(seen, count - _KEPT), count)
@@ -196,7 +236,11 @@ _page: TelemetryPage | None = None
 
 
 def install(page: TelemetryPage | None) -> None:
-    """In the worker: its steps are counted here from now on; with None nowhere."""
+    """Have the worker's steps counted on a page from now on.
+
+    Args:
+        page: Shared with the supervisor; None counts them nowhere.
+    """
     global _page
     _page = page
 
@@ -220,33 +264,40 @@ def heartbeat(*, last: bool = False) -> None:
 
 @contextlib.contextmanager
 def stall_limit_suspended() -> Iterator[None]:
-    """What runs within is no step, and may take as long as it likes."""
+    """Let what runs within, which is no step, take as long as it likes."""
+    # Where no step is expected already, none is to be expected afterwards.
     if _page is None or not _page.read():
         yield
         return
     _page.pause()
     yield
+    # Not after an error: what follows is the end of the rank, which may take long as well.
     _page.resume()
 
 
 def event(name: str, value: float = math.nan) -> None:
-    """Note that one of :data:`EVENTS` happens now; nothing without ``--monitor``."""
+    """Note that one of :data:`EVENTS` happens now; nothing without ``--monitor``.
+
+    Args:
+        name: One of them.
+        value: A figure that goes with it.
+    """
     if _page is not None:
         _page.event(name, value)
 
 
 def active_page() -> TelemetryPage | None:
-    """Where the loop writes its times; None without ``--monitor``."""
+    """Return the page on which the loop writes its times; None without ``--monitor``."""
     if _page is not None and _page.recording:
         return _page
     return None
 
 
 def is_supervised() -> bool:
-    """Whether there is a supervisor, which says how the run ends."""
+    """Return whether there is a supervisor, which says how the run ends."""
     return _page is not None
 
 
 def is_terminating() -> bool:
-    """Whether the supervisor ends this rank for a root cause that is known."""
+    """Return whether the supervisor ends this rank for a root cause that is known."""
     return _page is not None and _page.is_terminating()

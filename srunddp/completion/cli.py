@@ -11,15 +11,23 @@ from srunddp.util.click_types import COMPLETE, answering
 
 
 class _Words(shells.ShellComplete):
-    """Takes words together that bash divides at ``=`` and ``:``; an option without a command is one
-    of ``run``.
+    """Takes words together that bash divides at ``=`` and ``:``.
+
+    An option without a command is one of ``run``.
     """
 
     def get_completion_args(self) -> tuple[list[str], str]:
+        """Return the words before the one that is to be completed, and that one."""
         words, last = super().get_completion_args()
+        # Bash makes three words of --port=4: by COMP_WORDBREAKS. A line end is in no word.
         *words, last = re.sub(r"\n([=:])\n", r"\1", "\n".join([*words, last])).split("\n")
-        self.start = last[: last.find("=") + 1] * last.startswith("-")
-        return words or ["run"] * last.startswith("-"), last
+        self.start = ""
+        if last.startswith("-"):
+            self.start = last[: last.find("=") + 1]
+            # click would look the option up in the group of commands, which has none of run's.
+            if not words:
+                words = ["run"]
+        return words, last
 
 
 @shells.add_completion_class
@@ -41,6 +49,7 @@ class _Fish(_Words, shells.FishComplete):
     )
 
     def format_completion(self, item: shells.CompletionItem[str]) -> str:
+        """Return the line that fish reads for one proposal."""
         item.value = self.start + item.value  # fish replaces the whole word
         return super().format_completion(item)
 

@@ -5,22 +5,22 @@ ifaces.conf.
 import datetime
 import os
 import sys
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import click
 
 from srunddp.bootstrap.environment.detect import CHANNELS, detect
 from srunddp.bootstrap.environment.types import Environment
 from srunddp.bootstrap.network.ifaces_conf import parse
-from srunddp.bootstrap.network.ifaces_entry import port_range
+from srunddp.bootstrap.network.ifaces_entry import IfacesEntry, port_range
 from srunddp.bootstrap.network.probe import Prober
 from srunddp.check import preflight, render
 from srunddp.check.checks import interface, launch
 from srunddp.check.finding import context_of
-from srunddp.check.session import come_within, join, open_session
+from srunddp.check.session import CheckSession, come_within, join, open_session
 from srunddp.errors import ConfigError, file_errors
 from srunddp.ifaces.draft import draft
 from srunddp.ifaces.lint import NAME, LintReport, check_file
@@ -28,8 +28,28 @@ from srunddp.ifaces.scan import handle, survey
 from srunddp.util.click_types import FILE, json_option, json_text
 from srunddp.util.console import write_stderr
 
+# Exit codes: those of UnavailableError, as a node is missing, and of ConfigError.
 _INCOMPLETE = 69
 _WRONG = 78
+
+
+@dataclass(frozen=True)
+class _ScanOptions:
+    """The options of ``srunddp ifaces scan``.
+
+    Attributes:
+        output: The file to write; None for standard output, or for ``merge``.
+        merge: The file whose entries stay, and to which others are added; None for a new one.
+        channel: How ranks find rank 0; None for the first way that there is.
+        port: Ports as ``N-M``; None for any.
+        timeout: Seconds within which all ranks come.
+    """
+
+    output: str | None
+    merge: str | None
+    channel: str | None
+    port: str | None
+    timeout: float
 
 
 @click.group()
@@ -47,7 +67,9 @@ def ifaces() -> None:
 )
 @click.option("--port", metavar="N-M", help="Ports that a firewall leaves open on rank 0.")
 @come_within
-def scan(**given: Any) -> None:
+def scan(
+    output: str | None, merge: str | None, channel: str | None, port: str | None, timeout: float
+) -> None:
     """Find out which interfaces of the nodes reach each other, and draft an ifaces.conf from it.
 
     \b
@@ -58,56 +80,70 @@ def scan(**given: Any) -> None:
     With PMI or MPI no name has to lead to rank 0 yet. Exit code 69 when a node has no interface
     that reaches others.
     """
-    sys.exit(_scan(given))
+    sys.exit(_scan(_ScanOptions(output, merge, channel, port, timeout)))
 
 
-def _scan(given: dict[str, Any]) -> int:
-    environment = detect(os.environ, channel=given["channel"])
-    ports = port_range(given["port"], where="--port") if given["port"] else None
+def _scan(options: _ScanOptions) -> int:
+    """Run one rank's side of the scan, and return its exit code."""
+    environment = detect(os.environ, channel=options.channel)
+    ports = None
+    if options.port:
+        ports = port_range(options.port, where="--port")
     # The interface is still to be chosen; an ifaces.conf that is there may lead to rank 0.
     context = replace(context_of(environment, None, os.environ), interface=None)
     answer = partial(handle, environment.node, Prober())
     if environment.rank:
-        return join("scan", context, answer, given["timeout"], ports)[0]
-    session = open_session(context, answer, given["timeout"], ports)
+        code, *_ = join("scan", context, answer, options.timeout, ports)
+        return code
+    session = open_session(context, answer, options.timeout, ports)
+    # What the other ranks exit with if an error ends this one before it has found out.
     code = _INCOMPLETE
     try:
-        nodes = set(session.nodes.values())
-        absent = environment.world_size - len(session.here)
-        _refuse(given["output"], given["merge"], nodes, absent)
-        if merged := given["merge"]:
-            entries = parse(Path(merged).read_bytes(), merged)
-        else:
-            entries = ()
-        text, missing = draft(survey(session), datetime.date.today(), entries)
-        if merged and not given["output"]:
-            add_entries(text, merged)
-        else:
-            _write(text, given["output"])
-        if absent:
-            wrong = [f"{absent} ranks did not come"]
-        else:
-            wrong = []
-        wrong += [
-            f"rank {rank} on {session.nodes[rank]}: {why}" for rank, why in session.errors.items()
-        ]
-        if missing:
-            wrong.append(f"{', '.join(missing)} without an interface that reaches the others")
-        if text:
-            done = ""
-        else:
-            done = f", none new to {merged}"
-        code = _INCOMPLETE if wrong else 0
-        write_stderr(
-            f"srunddp: scan of {len(nodes)} nodes:"
-            f" {'; '.join(wrong) or 'an entry for each'}{done}\n"
-        )
+        code = _write_draft(session, options, environment.world_size)
     finally:
+        # Also after an error: the other ranks wait for rank 0's next question.
         session.shutdown(code)
     return code
 
 
+def _write_draft(session: CheckSession, options: _ScanOptions, world_size: int) -> int:
+    """Ask the nodes, write the file, and say what came of it; return the exit code."""
+    nodes = set(session.nodes.values())
+    absent = world_size - len(session.here)
+    # Before the nodes try each other, which takes a while.
+    _refuse(options.output, options.merge, nodes, absent)
+    entries: Sequence[IfacesEntry] = ()
+    if options.merge:
+        entries = parse(Path(options.merge).read_bytes(), options.merge)
+    text, missing = draft(survey(session), datetime.date.today(), entries)
+    if options.merge and not options.output:
+        add_entries(text, options.merge)
+    else:
+        _write(text, options.output)
+    wrong = []
+    if absent:
+        wrong.append(f"{absent} ranks did not come")
+    for rank, why in session.errors.items():
+        wrong.append(f"rank {rank} on {session.nodes[rank]}: {why}")
+    if missing:
+        wrong.append(f"{', '.join(missing)} without an interface that reaches the others")
+    done = ""
+    if not text:
+        done = f", none new to {options.merge}"
+    write_stderr(
+        f"srunddp: scan of {len(nodes)} nodes: {'; '.join(wrong) or 'an entry for each'}{done}\n"
+    )
+    if wrong:
+        return _INCOMPLETE
+    return 0
+
+
 def _refuse(output: str | None, merged: str | None, nodes: set[str], absent: int) -> None:
+    """See that there is something to find out, and a place for it.
+
+    Raises:
+        ConfigError: There is not.
+    """
     if merged and not (os.path.isfile(merged) and os.access(merged, os.R_OK | os.W_OK)):
         raise ConfigError(
             f"--merge {merged}",
@@ -124,6 +160,8 @@ def _refuse(output: str | None, merged: str | None, nodes: set[str], absent: int
             expected="ranks on two nodes or more",
             hint="srun --mpi=pmi2 --nodes=N --ntasks-per-node=1 srunddp ifaces scan",
         )
+    # Not overwritten: it may be the file by which all jobs of the cluster run. lexists() also sees
+    # a link that leads nowhere.
     if output and os.path.lexists(output):
         raise ConfigError(
             f"{output} is there", expected="a new file", hint="remove it, or name another with -o"
@@ -133,14 +171,20 @@ def _refuse(output: str | None, merged: str | None, nodes: set[str], absent: int
 def add_entries(text: str, merged: str) -> None:
     """Add entries at the end of a file: what it has, comments and order, stays as it is.
 
+    Args:
+        text: The entries; empty where there is none to be added.
+        merged: The file's path.
+
     Raises:
-        ConfigError: it has its entries in brackets.
+        ConfigError: It has its entries in brackets.
     """
     before = Path(merged).read_text()
+    added = text
     if text:
-        added = "\n" * (1 if before.endswith("\n") else 2) + text
-    else:
-        added = ""
+        # An empty line before them; where the last line of the file has no end, that comes first.
+        added = f"\n{text}" if before.endswith("\n") else f"\n\n{text}"
+    # Read before it is written: after `[{nodes: a}, {nodes: b}]` no line `- nodes:` may follow, and
+    # a file that YAML cannot read would stop every job.
     try:
         parse(f"{before}{added}".encode(), merged)
     except ConfigError:
@@ -185,17 +229,18 @@ def _on_every_node(
 ) -> int:
     own = preflight.Responder(context_of(environment, file, os.environ, "FILE"))
     if environment.rank:
-        return join("ifaces check", own.context, own.handle, timeout)[0]
+        code, *_ = join("ifaces check", own.context, own.handle, timeout)
+        return code
     session = open_session(own.context, own.handle, timeout)
     code = _WRONG
     try:
         report = preflight.look(session, environment, timeout, [interface.CHECK])
         preflight.reached(session, report)
         report.add(launch.NAME, preflight.lost(session))
+        # Where rank 0 has found no file there is none to be judged, and the nodes' findings say so.
+        judged = None
         if own.context.loaded.path:
             judged = check_file(file, os.environ)
-        else:
-            judged = None
         code = _print_report(report, judged, as_json=as_json)
     finally:
         session.shutdown(code)
@@ -203,13 +248,12 @@ def _on_every_node(
 
 
 def _print_report(report: render.Report, judged: LintReport | None, *, as_json: bool) -> int:
-    """Print the table and the notes, as text or as JSON; the exit code."""
+    """Print the table and the notes, as text or as JSON; return the exit code."""
+    notes: Sequence[str] = ()
     if judged:
         report.add(NAME, judged.findings, judged.summary)
-    if judged:
         notes = judged.notes
-    else:
-        notes = ()
+    # Notes are of what may be meant so, and warnings may be: neither fails a check.
     code = _WRONG if report.failed else 0
     record = {**render.as_json(report, os.environ.get("SLURM_JOB_ID", ""), code), "notes": notes}
     lines = [*render.lines(report), *(f"note: {note}" for note in notes)]

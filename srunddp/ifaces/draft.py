@@ -18,8 +18,8 @@ class ReachableGroup:
     """Interfaces that all reach each other.
 
     Attributes:
-        links: by node, the fastest ones of each.
-        broken: how many of the ways between them that were tried did not work.
+        links: By node, the fastest ones of each.
+        broken: How many of the ways between them that were tried did not work.
     """
 
     links: Mapping[str, tuple[ScannedInterface, ...]]
@@ -32,9 +32,12 @@ class ReachableGroup:
 
     @property
     def rank(self) -> tuple[object, ...]:
-        """Sorts the best first: the most nodes, nothing broken, InfiniBand, speed, IPv4, the nodes'
-        own names.
+        """A key that sorts the best first.
+
+        The most nodes, nothing broken, InfiniBand, speed, IPv4, the nodes' own names.
         """
+        # The slowest interface counts: a ring of all-reduces is as fast as that. Names come last,
+        # so that two scans of the same network give the same file.
         return (
             -len(self.links),
             self.broken,
@@ -56,9 +59,14 @@ class ReachableGroup:
 
 
 def networks(scan: ScanResult) -> list[ReachableGroup]:
-    """The groups of interfaces that reach each other, the best first; an interface that reaches
-    none is no group.
+    """Return the groups of interfaces that reach each other, the best first.
+
+    An interface that reaches none is no group.
+
+    Args:
+        scan: What the nodes found.
     """
+    # Either direction is enough: a firewall may drop one, and broken counts it.
     near = group_by_key(
         way for (a, b), worked in scan.reached.items() if worked for way in ((a, b), (b, a))
     )
@@ -68,44 +76,56 @@ def networks(scan: ScanResult) -> list[ReachableGroup]:
 
 
 def _groups(near: Mapping[End, Sequence[End]]) -> list[list[End]]:
-    """The ends that are connected, if only by way of others."""
+    """Return the ends that are connected, if only by way of others.
+
+    On many nodes not all pairs are tried, so that two ends of one network may have none in common.
+    """
     groups = []
     seen = set[End]()
     for start in near:
         if start in seen:
-            group = []
-        else:
-            group = [start]
+            continue
         seen.add(start)
-        for end in group:  # which grows
+        group = [start]
+        # The list grows while it is read: each end that is found is looked at in turn.
+        for end in group:
             new = [other for other in dict.fromkeys(near[end]) if other not in seen]
             seen.update(new)
             group += new
-        if group:
-            groups.append(group)
+        groups.append(group)
     return groups
 
 
 def _network(scan: ScanResult, ends: Iterable[End]) -> ReachableGroup:
     by_node = group_by_key((end[0], scan.ends[end]) for end in sorted(ends))
+    # A node's slow interface may reach the fast network through a router. The training is to use
+    # the fast one; several of one speed are rails of one network.
     links = {
         node: tuple(link for link in theirs if link.speed == max(each.speed for each in theirs))
         for node, theirs in by_node.items()
     }
     chosen = {(node, link.name) for node, theirs in links.items() for link in theirs}
-    broken = sum(
-        not worked for (a, b), worked in scan.reached.items() if a in chosen and b in chosen
-    )
-    return ReachableGroup(links, broken)
+    failed = [
+        pair
+        for pair, worked in scan.reached.items()
+        if not worked and pair[0] in chosen and pair[1] in chosen
+    ]
+    return ReachableGroup(links, broken=len(failed))
 
 
 def draft(
     scan: ScanResult, today: datetime.date, entries: Sequence[IfacesEntry] = ()
 ) -> tuple[str, tuple[str, ...]]:
-    """The file with the entries of the best network, written ``today``, and the nodes that have no
-    entry.
+    """Return the text of a file with the entries of the best network.
 
-    Nodes that one of ``entries`` matches have theirs already. Where all have, the text is empty.
+    Args:
+        scan: What the nodes found.
+        today: Stands in the file.
+        entries: Of the file to which it will be added. Nodes that one of them matches have theirs
+            already; where all have, the text is empty.
+
+    Returns:
+        The text, and the nodes for which it has no entry, as they reach no other.
     """
     nodes = sorted({node for node, _ in scan.ends})
     new = {node for node in nodes if not any(entry.matches(node) for entry in entries)}
@@ -127,13 +147,14 @@ def draft(
         lines.append(
             f"# {fold(missing)}: no interface reaches the others; there is no entry for it."
         )
+    # Cached, as each node's entry asks of the same few templates whether they lead to all nodes.
     leads = cache(lambda template: all(_leads(scan, best, template, node) for node in best.links))
     entries_of = group_by_key(
         (_entry(best, node, leads), node) for node in sorted(new & {*best.links})
     )
     for entry, theirs in entries_of.items():
         folded = fold(theirs)
-        # Names that are numbers would be a list.
+        # Nodes that are called 1, 2 and 3 fold to [1-3], which YAML would read as a list.
         folded = f'"{folded}"' if folded.startswith("[") else folded
         lines += ["", f"- nodes: {folded}", *entry]
     return "\n".join(lines) + "\n", missing
@@ -150,7 +171,7 @@ def _passed_over(scan: ScanResult) -> list[str]:
 
 
 def _entry(best: ReachableGroup, node: str, leads: Callable[[str], bool]) -> tuple[str, ...]:
-    """The lines of a node's entry below its name."""
+    """Return the lines of a node's entry below its name."""
     links = best.links[node]
     count = len(best.links)
     if len(links) == 1:
@@ -172,31 +193,38 @@ def _entry(best: ReachableGroup, node: str, leads: Callable[[str], bool]) -> tup
     devices = {device for link in links for device in link.devices}
     others = sorted({device for link in links for device in link.others} - devices)
     if devices:
-        unsure = (
-            f"without it NCCL uses {', '.join(others)} as well: which of them are this network's?"
-        )
+        # Devices without an address of their own may be other rails of this network, or another
+        # network. A wrong choice costs half of the bandwidth or hangs: the line is a comment, for a
+        # person to decide.
         if others:
             doubt = "# "
-            why = unsure
+            why = (
+                f"without it NCCL uses {', '.join(others)} as well: which of them are this"
+                " network's?"
+            )
         else:
             doubt = ""
             why = "active InfiniBand or RoCE"
+        # With "=" NCCL takes the names as they are; without, mlx5_1 would stand for mlx5_10 as
+        # well.
         lines.append(f'  {doubt}env: {{NCCL_IB_HCA: "={",".join(sorted(devices))}"}}  # {why}')
     return tuple(lines)
 
 
 def _address(link: ScannedInterface, node: str, leads: Callable[[str], bool]) -> str:
-    """How others find the node: by its own name, a name with it inside that all nodes know, or the
-    bare address.
+    """Return how others find the node, as its entry says it; empty where that is by its own name.
+
+    Else by a name with that inside, which all nodes know, or by the bare address.
     """
-    templates = [name.replace(node, "{node}") for name in link.names if node in name]
     if link.named:
         return ""
+    # Such as node7-ib: with {node} for node7 one entry serves all nodes.
+    templates = [name.replace(node, "{node}") for name in link.names if node in name]
     return next(filter(leads, templates), link.address)
 
 
 def _leads(scan: ScanResult, best: ReachableGroup, template: str, node: str) -> bool:
-    """Whether a node's name by this template leads to its interface, on all nodes."""
+    """Return whether a node's name by this template leads to its interface, on all nodes."""
     seen = scan.resolved.get(template.replace("{node}", node), ())
     own = {link.address for link in best.links[node]}
     return bool(seen) and all(own & set(addresses) for addresses in seen)

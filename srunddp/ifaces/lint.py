@@ -19,7 +19,13 @@ _WITHIN = 10.0
 
 @dataclass(frozen=True)
 class LintReport:
-    """What came of a check: a line for people, what is wrong, and lines on what may be meant so."""
+    """What came of a check.
+
+    Attributes:
+        summary: A line for people.
+        findings: What is wrong.
+        notes: Lines on what may be meant so.
+    """
 
     summary: str
     findings: Sequence[Finding] = ()
@@ -27,16 +33,22 @@ class LintReport:
 
 
 def check_file(named: str | None, variables: Mapping[str, str]) -> LintReport:
-    """Check the file that would count; ``named`` is one given as with ``--ifaces``.
+    """Check the file that would count.
+
+    Args:
+        named: One that was given as with ``--ifaces``; None for the one of the cluster.
+        variables: The environment, which may name one as well.
 
     Raises:
-        ConfigError: the file is not there, is wrong in itself, or is not to be trusted.
+        ConfigError: The file is not there, is wrong in itself, or is not to be trusted.
     """
     loaded = load(named, variables, "FILE")
     if not loaded.path:
         return LintReport("no ifaces.conf has entries: each node chooses by itself")
-    # SINFO_PARTITION would leave nodes out.
+    # sinfo takes its options from variables, too: SINFO_PARTITION would leave nodes out, which then
+    # count as misspelt in the file.
     plain = {name: value for name, value in variables.items() if not name.startswith("SINFO_")}
+    # sinfo lists a node once for each of its partitions.
     cluster = tuple(dict.fromkeys(output(*SINFO, environ=plain, timeout=_WITHIN).split()))
     findings, notes = evaluate(loaded.entries, cluster, socket.gethostname())
     known = f"{len(cluster)} nodes in the cluster"
@@ -56,13 +68,19 @@ def check_file(named: str | None, variables: Mapping[str, str]) -> LintReport:
 def evaluate(
     entries: Sequence[IfacesEntry], cluster: Sequence[str], here: str
 ) -> tuple[list[Finding], list[str]]:
-    """What is wrong with a file's entries, and what is to be noted of them.
+    """Judge a file's entries.
 
-    ``cluster`` are Slurm's nodes, empty where they are not known; ``here`` is this node, which need
-    be none of them.
+    Args:
+        entries: In the order of the file.
+        cluster: Slurm's nodes; empty where they are not known.
+        here: This node, which need be none of them, such as a login node.
+
+    Returns:
+        What is wrong, and what is to be noted.
     """
     findings = []
     for position, one in enumerate(entries):
+        # The first entry that matches a node counts, and no later one.
         taken = [_first(entries[:position], item) for item in one.items]
         if all(taken):
             by = " and ".join(
@@ -81,6 +99,7 @@ def _first(entries: Sequence[IfacesEntry], item: str) -> IfacesEntry | None:
 
 
 def _unknown(entries: Sequence[IfacesEntry], nodes: set[str]) -> Iterator[Finding]:
+    # An entry for node7 is also that of node7.cluster.local.
     known = {*nodes, *(node.split(".")[0] for node in nodes)}
     hint = "correct it, or let it be if it is not a node of Slurm's"
     for one in entries:
@@ -103,8 +122,9 @@ def _without(entries: Sequence[IfacesEntry], cluster: Sequence[str]) -> Iterator
 
 
 def _remarks(entry: IfacesEntry) -> Iterator[str]:
-    """Misspelt variables; and what only a node itself can decide, other than ``auto``, which every
-    file may have.
+    """Yield a line for each misspelt variable, and for what only a node itself can decide.
+
+    Not for ``auto``, which every file may have.
     """
     for name in entry.env:
         if meant := misspelt(name):

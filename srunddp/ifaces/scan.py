@@ -15,8 +15,11 @@ from srunddp.check.messages import CheckMessage
 from srunddp.check.session import CheckSession
 from srunddp.util import infiniband
 
+# Seconds for the name of an address: a DNS server that is not there answers after some ten, for
+# each of a node's addresses.
 _WITHIN = 2.0
-_SLACK = 15.0  # for a node that is busy
+# Seconds that a node may need for an answer in addition, as it is busy.
+_SLACK = 15.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,14 +27,15 @@ class ScannedInterface:
     """An interface of a node.
 
     Attributes:
-        address: its first, IPv4 before IPv6.
-        speed: in Mbit/s, 0 where it is not known.
-        passed_over: why it is none for a training; empty where it may be one.
-        names: other names of the node that lead to the address.
-        named: whether the node's own name leads to it.
-        devices: the active InfiniBand and RoCE devices that NCCL is to use with it; layer: of its
-            own ones, ``InfiniBand``, ``Ethernet`` for RoCE, or empty; others: devices that may
-            belong to these.
+        name: As the kernel calls it.
+        address: Its first, IPv4 before IPv6; empty where it has none.
+        speed: In Mbit/s, 0 where it is not known.
+        passed_over: Why it is none for a training; empty where it may be one.
+        names: Other names of the node that lead to the address.
+        named: Whether the node's own name leads to it.
+        devices: The active InfiniBand and RoCE devices that NCCL is to use with it.
+        layer: Of its own devices: ``InfiniBand``, ``Ethernet`` for RoCE, or empty without one.
+        others: Devices that may belong to these.
     """
 
     name: str
@@ -72,7 +76,11 @@ class ResolvedNames(CheckMessage, kind="resolved_names"):
 
 
 def links(node: str) -> list[ScannedInterface]:
-    """The interfaces of this node."""
+    """Return the interfaces of this node.
+
+    Args:
+        node: Its own name, as Slurm or MPI has it.
+    """
     own = addresses_of(node)
     devices = [device for device in infiniband.devices() if device.active]
     found = []
@@ -88,6 +96,7 @@ def links(node: str) -> list[ScannedInterface]:
             ScannedInterface(
                 name=link.name,
                 address=address,
+                # Of IP over InfiniBand the kernel may tell no speed, and the device does.
                 speed=max([link.speed, *(device.rate for device in theirs)]),
                 passed_over=why,
                 names=() if why else _names(address),
@@ -101,7 +110,8 @@ def links(node: str) -> list[ScannedInterface]:
 
 
 def _names(address: str) -> tuple[str, ...]:
-    """What the address is called, where the look-up answers in time."""
+    """Return what the address is called, where the look-up answers in time."""
+    # In a thread that is left behind: gethostbyaddr() has no time limit, and cannot be interrupted.
     try:
         name, aliases, _ = call_in_daemon_thread(lambda: socket.gethostbyaddr(address)).result(
             _WITHIN
@@ -112,7 +122,13 @@ def _names(address: str) -> tuple[str, ...]:
 
 
 def handle(node: str, prober: Prober, question: CheckMessage) -> CheckMessage:
-    """This rank's answer to one of rank 0's questions."""
+    """Return this rank's answer to one of rank 0's questions.
+
+    Args:
+        node: This node's name.
+        prober: Tries other nodes, and is tried by them.
+        question: From rank 0.
+    """
     match question:
         case ListInterfaces():
             return Interfaces(tuple(links(node)))
@@ -130,9 +146,9 @@ class ScanResult:
     """What was found.
 
     Attributes:
-        ends: every interface, by node and name.
-        reached: for each two ends that were tried, whether it worked.
-        resolved: for each name, the addresses that each node finds for it.
+        ends: Every interface, by node and name.
+        reached: For each two ends that were tried, whether it worked.
+        resolved: For each name, the addresses that each node finds for it.
     """
 
     ends: Mapping[End, ScannedInterface]
@@ -141,7 +157,11 @@ class ScanResult:
 
 
 def survey(session: CheckSession) -> ScanResult:
-    """Ask one rank of each node for its interfaces, and have it try those of the others."""
+    """Ask one rank of each node for its interfaces, and have it try those of the others.
+
+    Args:
+        session: Of rank 0, to which the other ranks have come.
+    """
     leaders = session.node_leaders
     nodes = {rank: node for node, rank in leaders.items()}
     answers = session.broadcast(ListInterfaces(), _SLACK, Interfaces, nodes)
@@ -157,6 +177,7 @@ def survey(session: CheckSession) -> ScanResult:
     }
     reached = _reached(session, known)
     names = tuple(sorted({name for link in usable.values() for name in link.names}))
+    # Twice the time: each node looks all names up, one after the other.
     found = session.broadcast(ResolveNames(names), 2 * _SLACK, ResolvedNames, nodes)
     resolved = {name: [one.addresses.get(name, ()) for one in found.values()] for name in names}
     return ScanResult(ends, reached, resolved)
@@ -167,8 +188,12 @@ def _reached(session: CheckSession, known: Mapping[End, Endpoint]) -> dict[tuple
     family.
     """
     ends = listening(session, known)
+    # All pairs of up to some nodes; beyond that each the next few, as pairs grow with the square.
     ways = plan({end: end[0] for end in ends})
     pairs = [(a, b) for a, b in ways if (":" in ends[a].host) == (":" in ends[b].host)]
+    # Bound to the interface: else the kernel would take another one that has a route, and all would
+    # seem to reach all.
     failing = attempt(session, ends, pairs, bound=True)
+    # What a rank that is gone has not tried is not known to work.
     lost = {end for end, each in ends.items() if each.rank in session.errors}
     return {pair: pair not in failing and lost.isdisjoint(pair) for pair in pairs}
