@@ -84,8 +84,8 @@ class _RunByDefault(click.Group):
         if cmd_name not in _COMMANDS:
             return None
         module = importlib.import_module(f"srunddp.{cmd_name}.cli")
-        # bin/srunddp turns the garbage collector off for the imports. Without freeze() it would look
-        # through all that they made as soon as it is on again.
+        # bin/srunddp turns the garbage collector off for the imports. Without freeze() it would
+        # look through all that they made as soon as it is on again.
         gc.freeze()
         gc.enable()
         return cast(click.Command, getattr(module, cmd_name))
@@ -178,8 +178,10 @@ class _RunByDefault(click.Group):
 
 
 def _command(words: Sequence[str]) -> Sequence[str]:
-    """The words that name the command, at the beginning of these."""
-    return words[: 2 if words[:1] and words[0] in _GROUPS else 1]
+    """Return the words that name the command, at the beginning of these."""
+    if words and words[0] in _GROUPS:
+        return words[:2]
+    return words[:1]
 
 
 def _nearest(word: str) -> str:

@@ -212,6 +212,11 @@ class ReassignedError(Exception):
     """
 
     def __init__(self, rank: int) -> None:
+        """Note the number.
+
+        Args:
+            rank: That the task has from now on.
+        """
         super().__init__(rank)
         self.rank = rank
 

@@ -163,11 +163,15 @@ class _Dumper(yaml.SafeDumper):
 
     # PyYAML would write &id001 and *id001 where two settings are one and the same tuple.
     def ignore_aliases(self, data: Any) -> bool:
-        """Return whether a value is written out where it occurs again."""
+        """Return whether a value is written out where it occurs again; see PyYAML."""
         return True
 
     def text(self, data: str) -> yaml.ScalarNode:
-        """Return the node of a text."""
+        """Return the node of a text.
+
+        Args:
+            data: The text.
+        """
         return self.represent_scalar(
             "tag:yaml.org,2002:str", data, style="'" if schema.is_ambiguous(data) else None
         )

@@ -23,15 +23,23 @@ class Callback:
     """
 
     def on_fit_start(self, trainer: Trainer) -> None:
-        """Before the first step of ``fit()``, after a checkpoint was loaded."""
+        """Called before the first step of ``fit()``, after a checkpoint was loaded.
+
+        Args:
+            trainer: whose training begins.
+        """
 
     def on_before_optimizer_step(self, trainer: Trainer) -> None:
-        """Before each step of the optimizer: the gradients are the means over all ranks, unscaled,
-        not yet clipped.
+        """Called before each step of the optimizer.
+
+        The gradients are the means over all ranks, unscaled, not yet clipped.
+
+        Args:
+            trainer: whose step it is.
         """
 
     def on_step(self, trainer: Trainer, step: int, loss: Tensor | None) -> None:
-        """After each step.
+        """Called after each step.
 
         Args:
             trainer: whose step it was.
@@ -41,24 +49,46 @@ class Callback:
         """
 
     def on_evaluation(self, trainer: Trainer, figures: Mapping[str, float]) -> None:
-        """After each evaluation; the figures are the same on all ranks."""
+        """Called after each evaluation.
+
+        Args:
+            trainer: whose model was evaluated.
+            figures: by name, the same on all ranks.
+        """
 
     def on_epoch(self, trainer: Trainer, record: EpochRecord) -> None:
-        """After each epoch and its evaluation; the record is the same on all ranks but for its
-        throughput.
+        """Called after each epoch and its evaluation.
+
+        Args:
+            trainer: whose epoch it was.
+            record: the same on all ranks but for its throughput.
         """
 
     def on_checkpoint(self, trainer: Trainer, path: Path) -> None:
-        """On rank 0 alone, once the checkpoint at ``path`` is whole: no collectives here."""
+        """Called on rank 0 alone, once a checkpoint is whole: no collectives here.
+
+        Args:
+            trainer: whose checkpoint it is.
+            path: of the file.
+        """
 
     def on_fit_end(self, trainer: Trainer) -> None:
-        """When training is over, and the last checkpoint is written."""
+        """Called when training is over, and the last checkpoint is written.
+
+        Args:
+            trainer: whose training is over.
+        """
 
     def state_dict(self) -> dict[str, Any]:
-        """What of this callback a checkpoint is to hold: tensors and plain values. Rank 0's is
-        saved.
+        """Return what a checkpoint is to hold of this callback: tensors and plain values.
+
+        Rank 0's is saved.
         """
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from ``state``, which rank 0's ``state_dict()`` gave; called on all ranks."""
+        """Go on from a state; called on all ranks.
+
+        Args:
+            state: what rank 0's ``state_dict()`` gave.
+        """

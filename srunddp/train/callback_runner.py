@@ -92,11 +92,19 @@ class CallbackRunner:
         self._call(self._overrides_of(Callback.on_evaluation), figures)
 
     def epoch(self, record: EpochRecord) -> None:
-        """Call ``on_epoch``."""
+        """Call ``on_epoch``.
+
+        Args:
+            record: Of the epoch.
+        """
         self._call(self._overrides_of(Callback.on_epoch), record)
 
     def checkpoint(self, path: Path) -> None:
-        """Call ``on_checkpoint``; on rank 0 alone."""
+        """Call ``on_checkpoint``; on rank 0 alone.
+
+        Args:
+            path: Of the checkpoint.
+        """
         self._call(self._overrides_of(Callback.on_checkpoint), path)
 
     def fit_end(self) -> None:

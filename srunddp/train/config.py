@@ -225,6 +225,9 @@ class Config(SettingsBase):
 def with_expanded_paths(config: Config) -> Config:
     """Return the settings with ``~`` and variables in paths replaced.
 
+    Args:
+        config: Of the training.
+
     Raises:
         ConfigError: A variable is not set.
     """

@@ -438,7 +438,11 @@ class FitLoop:
         return done or (self.evaluations.early_stopped and not state.samples_seen)
 
     def say(self, line: str) -> None:
-        """Print a line for the user, on rank 0."""
+        """Print a line for the user, on rank 0.
+
+        Args:
+            line: Without ``srunddp:`` before it.
+        """
         self._progress.log(line)
 
     def tell_of_uneven_end(self) -> None:

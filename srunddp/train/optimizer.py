@@ -19,7 +19,11 @@ _ZERO_GRAD = Optimizer.zero_grad
 
 
 def as_tuple(one_or_more: Any) -> tuple[Any, ...]:
-    """Return a tuple of what a user may pass alone, in a list or not at all."""
+    """Return a tuple of what a user may pass alone, in a list or not at all.
+
+    Args:
+        one_or_more: None for nothing.
+    """
     if one_or_more is None:
         return ()
     if isinstance(one_or_more, list | tuple):
@@ -151,14 +155,22 @@ def scale_lr_once(optimizer: Optimizer, factor: float) -> None:
 
 
 def stepped_parameters(optimizers: Sequence[Optimizer]) -> Iterator[nn.Parameter]:
-    """Yield the parameters that the optimizers step."""
+    """Yield the parameters that optimizers step.
+
+    Args:
+        optimizers: One after the other.
+    """
     for optimizer in optimizers:
         for group in optimizer.param_groups:
             yield from group["params"]
 
 
 def has_gradients(optimizer: Optimizer) -> bool:
-    """Whether one of its parameters has a gradient."""
+    """Return whether one of an optimizer's parameters has a gradient.
+
+    Args:
+        optimizer: After a backward pass.
+    """
     return any(parameter.grad is not None for parameter in stepped_parameters([optimizer]))
 
 
@@ -170,6 +182,11 @@ class OptimizerModes:
     """
 
     def __init__(self, optimizers: Sequence[Optimizer]) -> None:
+        """Take them to be in evaluation mode, as they are before training.
+
+        Args:
+            optimizers: Those without modes are left alone.
+        """
         self._optimizers = optimizers
         self._training = False
 

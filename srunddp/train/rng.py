@@ -160,6 +160,11 @@ class StepRng:
     """
 
     def __init__(self, world: World) -> None:
+        """Begin at the first step: a script may seed itself until then.
+
+        Args:
+            world: The ranks.
+        """
         self._world = world
         # The sequence that nobody draws from now; None until the first step.
         self._other: _States | None = None

@@ -85,7 +85,11 @@ class StartSettings:
 
 
 def of_optimizers(optimizers: Sequence[Optimizer]) -> Settings:
-    """Return the plain values in the groups of optimizers, but for the learning rates."""
+    """Return the plain values in the groups of optimizers, but for the learning rates.
+
+    Args:
+        optimizers: As the script made them.
+    """
     found = {}
     for group_name, group in _named_groups(optimizers):
         for name, value in group.items():
@@ -96,7 +100,11 @@ def of_optimizers(optimizers: Sequence[Optimizer]) -> Settings:
 
 
 def rates_of(optimizers: Sequence[Optimizer]) -> Settings:
-    """Return the learning rates of optimizers that no Trainer has changed yet."""
+    """Return the learning rates of optimizers.
+
+    Args:
+        optimizers: That no Trainer has changed yet.
+    """
     return {
         f"lr of {name}": _number(group.get("initial_lr", group["lr"]))
         for name, group in _named_groups(optimizers)
@@ -112,7 +120,11 @@ def _named_groups(optimizers: Sequence[Optimizer]) -> Iterator[tuple[str, Mappin
 
 
 def of_schedulers(schedulers: Sequence[LRScheduler]) -> Settings:
-    """Return the plain values of schedulers that were just made."""
+    """Return the plain values of schedulers.
+
+    Args:
+        schedulers: That were just made.
+    """
     found: Settings = {}
     for scheduler in schedulers:
         owner = _unique(type(scheduler).__name__, schedulers, scheduler)
@@ -122,7 +134,11 @@ def of_schedulers(schedulers: Sequence[LRScheduler]) -> Settings:
 
 
 def of_config(config: Config) -> Settings:
-    """Return the settings that say how to train."""
+    """Return the settings that say how to train.
+
+    Args:
+        config: Of the training.
+    """
     return {
         name: value
         for name, value in leaves(config)

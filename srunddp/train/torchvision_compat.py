@@ -9,7 +9,7 @@ _SIGNATURE = "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
 
 
 def import_torchvision() -> ModuleType:
-    """torchvision, also one built for CUDA beside a torch for the CPU.
+    """Import torchvision, also one built for CUDA beside a torch for the CPU.
 
     There its compiled part does not load, and its import then fails at ``torchvision::nms``, an
     operator of that part. Its data sets, transforms and models do without: the operator is declared

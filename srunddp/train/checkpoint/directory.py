@@ -76,7 +76,11 @@ class CheckpointDirectory:
         self._former = 0
 
     def path(self, step: int) -> Path:
-        """Return where the checkpoint of this step is, or would be."""
+        """Return where a checkpoint is, or would be.
+
+        Args:
+            step: Of it.
+        """
         return self.folder / f"step-{step:08}.pt"
 
     def steps(self) -> list[int]:

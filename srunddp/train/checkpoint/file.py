@@ -145,6 +145,9 @@ def last_line(path: str | os.PathLike[str]) -> str:
 
     Whole files that have the same are the same.
 
+    Args:
+        path: Of the file.
+
     Raises:
         CheckpointError: The file cannot be read.
     """
@@ -157,6 +160,9 @@ def generation_of(path: Path) -> int:
     """Return the generation in a file; 0 where it has none, or is damaged.
 
     No tensor is read or checked: of a large file that takes milliseconds.
+
+    Args:
+        path: Of the file.
     """
     with suppress(Exception), _opened(path) as file:  # torch raises anything on damaged files
         return int(_torch_load(file, MAP_PRIVATE)[OWN]["generation"])
@@ -166,6 +172,9 @@ def generation_of(path: Path) -> int:
 def verify(path: str | os.PathLike[str]) -> None:
     """See that a file is whole, without loading it.
 
+    Args:
+        path: Of the file.
+
     Raises:
         CheckpointError: It is missing, damaged or cut short.
     """
@@ -174,7 +183,12 @@ def verify(path: str | os.PathLike[str]) -> None:
 
 
 def remove_temporaries(folder: Path, name: str) -> None:
-    """Delete what killed saves left of files called ``name``, a pattern of :func:`Path.glob`."""
+    """Delete what killed saves left.
+
+    Args:
+        folder: Of the checkpoints.
+        name: Of the files that they were to be, a pattern of :func:`Path.glob`.
+    """
     for temporary in folder.glob(f"{name}.*.tmp"):
         # One that stays takes space, and is in nobody's way: the save must not fail for it.
         with suppress(OSError):
@@ -185,6 +199,9 @@ def sync_folder(folder: Path) -> None:
     """Bring renames in a folder to the disk.
 
     They get there only with the folder itself; fsync(2) of the file is not enough.
+
+    Args:
+        folder: In which a file was renamed.
 
     Raises:
         OSError: The folder cannot be opened, or the disk fails.
@@ -278,7 +295,15 @@ def _unfit(path: str | os.PathLike[str], found: str) -> CheckpointError:
 
 
 def write_all(file: io.FileIO | io.BytesIO, data: bytes | memoryview) -> None:
-    """Write all of ``data``, in several calls if need be."""
+    """Write all of some bytes, in several calls if need be.
+
+    Args:
+        file: Open to be written, without a buffer.
+        data: The bytes.
+
+    Raises:
+        OSError: The disk refuses it.
+    """
     rest = memoryview(data)
     while rest:
         rest = rest[file.write(rest) :]  # a write may be short, as at the end of the space

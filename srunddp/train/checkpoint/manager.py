@@ -92,8 +92,12 @@ class CheckpointManager:
         on_rank_zero(world, self._make_folder)
 
     def check(self, state: Mapping[str, Any]) -> None:
-        """Find out before the first step whether a state can be saved, at the cost of its plain
-        values alone.
+        """Find out before the first step whether a state can be saved.
+
+        It costs no more than its plain values.
+
+        Args:
+            state: of rank 0, the others' is not used.
 
         Raises:
             CheckpointError: it holds something else than tensors and plain values; PeerError on the
@@ -227,7 +231,11 @@ class CheckpointManager:
         rng.restore(own["random"], self._world, seed + own["step"])
 
     def path(self, step: int) -> Path:
-        """Return where the checkpoint of this step is, or would be."""
+        """Return where a checkpoint is, or would be.
+
+        Args:
+            step: after which it was saved.
+        """
         return self._directory.path(step)
 
     def _make_folder(self) -> None:

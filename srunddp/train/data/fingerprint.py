@@ -76,12 +76,16 @@ class Fingerprint:
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """Plain values, of which :meth:`from_state` makes it again."""
+        """Return plain values, of which :meth:`from_state` makes it again."""
         return asdict(self)
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> Fingerprint:
-        """Make it of what ``state_dict()`` gave."""
+        """Make it of its state.
+
+        Args:
+            state: What ``state_dict()`` gave.
+        """
         return cls(
             state["samples"], state["whole"], tuple(state["averages"]), tuple(state["allowed"])
         )
@@ -99,7 +103,11 @@ def hashed(value: object) -> int:
 
 
 def some_indices(count: int) -> list[int]:
-    """Return the indices of the first, two between, and the last of ``count`` samples."""
+    """Return the indices of the first, two between, and the last sample.
+
+    Args:
+        count: Of the samples; of none there are no indices.
+    """
     # A set: of less than four samples some of these are the same.
     chosen = {0, count // 3, 2 * count // 3, count - 1}
     return sorted(index for index in chosen if 0 <= index < count)
@@ -160,16 +168,31 @@ def fingerprint_of(samples: Iterable[Any], *, text: bool = False) -> Fingerprint
 
 
 class _Numbers:
-    """Collects the numbers of samples."""
+    """Collects the numbers of samples.
+
+    Attributes:
+        whole: Numbers and hashes that must be exactly the same.
+        averages: Of parts of arrays.
+        allowed: By how much each of the averages may differ.
+    """
 
     def __init__(self, text: bool) -> None:
+        """Begin without numbers.
+
+        Args:
+            text: Text counts, too.
+        """
         self._text = text
         self.whole: list[object] = []
         self.averages: list[float] = []
         self.allowed: list[float] = []
 
     def add(self, value: Any) -> None:
-        """Take the numbers of a value; what is of an unknown kind has none."""
+        """Take the numbers of a value.
+
+        Args:
+            value: A sample, or a part of one; what is of an unknown kind has none.
+        """
         match value:
             # Before sequences, as a text is one of texts, without an end.
             case str() | bytes() | bytearray():

@@ -17,6 +17,9 @@ def fingerprint_in_memory(data: Any) -> Fingerprint | None:
     It is of the indices of a subset, as a split without a seed has them, and of some samples of
     tensors and lists. A data set of the user's own is not read: that would open its files in this
     process, and draw its random numbers.
+
+    Args:
+        data: The user's.
     """
     samples = list(_known(data))
     return fingerprint_of(samples) if samples else None
@@ -39,6 +42,6 @@ def _known(data: Any) -> Iterator[Any]:
 
 
 def _some(samples: Sequence[Any] | Tensor) -> Iterator[Any]:
-    """The first, two between, and the last."""
+    """Yield the first sample, two between, and the last."""
     for index in some_indices(len(samples)):
         yield samples[index]

@@ -129,7 +129,11 @@ class Weighted:
         return self._num_samples
 
     def with_seed(self, seed: int) -> Weighted:
-        """Return the same draws by this seed; itself where it has one of its own."""
+        """Return an order with a seed; itself where it has one of its own.
+
+        Args:
+            seed: Of the loader.
+        """
         if self._seed is not None:
             return self
         seeded = copy(self)

@@ -131,6 +131,9 @@ def check_agreement(world: World, values: Mapping[str, Any]) -> None:
 def length_of(data: Dataset[Any]) -> int | None:
     """Return the number of samples of a data set; None where it does not tell.
 
+    Args:
+        data: The user's.
+
     Raises:
         ConfigError: It is a DataLoader, or has neither a length nor is iterable.
     """
@@ -162,6 +165,11 @@ class DistributedBatchSampler(Sampler[MicroBatch]):
     """A sampler of micro-batches; iterate again for each epoch, after :meth:`begin`."""
 
     def __init__(self, assignment: ShardAssignment) -> None:
+        """Have no order yet.
+
+        Args:
+            assignment: Who gets what of each micro-batch.
+        """
         self._assignment = assignment
 
     def begin(self, order: Tensor, epoch: int, start: int, look: Look = Look.NONE) -> None:

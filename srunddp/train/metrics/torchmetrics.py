@@ -24,15 +24,22 @@ from srunddp.train.world import World, on_rank_zero
 class TorchMetric(Protocol):
     """What we ask of such a metric; torchmetrics' ``Metric`` and ``MetricCollection`` have it."""
 
-    def update(self, outputs: Tensor, targets: Tensor) -> object: ...
+    def update(self, outputs: Tensor, targets: Tensor) -> object:
+        """Take a batch into account."""
 
-    def compute(self) -> Any: ...
+    def compute(self) -> Any:
+        """Return the figure, or figures by name, of all batches since the last reset."""
 
-    def reset(self) -> object: ...
+    def reset(self) -> object:
+        """Forget all batches."""
 
 
 def is_stateful(metric: object) -> TypeGuard[TorchMetric]:
-    """Return whether a metric is to be updated and computed, rather than called."""
+    """Return whether a metric is to be updated and computed, rather than called.
+
+    Args:
+        metric: The user's.
+    """
     return all(callable(getattr(metric, name, None)) for name in ("update", "compute", "reset"))
 
 

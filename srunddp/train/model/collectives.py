@@ -23,6 +23,11 @@ class CollectiveWatch:
     """
 
     def __init__(self, world: World) -> None:
+        """Watch nothing yet.
+
+        Args:
+            world: The ranks; one alone has no one to wait for it.
+        """
         self.found: bool | None = None if world.world_size > 1 else False
         self._world = world
         self._here = False

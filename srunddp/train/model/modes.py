@@ -38,7 +38,11 @@ class TrainingModes:
     """The mode of each module at one moment, before an evaluation changes it."""
 
     def __init__(self, root: nn.Module) -> None:
-        """Note the modes of a module and of all in it."""
+        """Note the modes of a module and of all in it.
+
+        Args:
+            root: The module.
+        """
         self._modes = [(module, module.training) for module in root.modules()]
 
     def restore(self) -> None:
