@@ -96,7 +96,7 @@ class _RunByDefault(click.Group):
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem[str]]:
         """Return commands; and files, as ``run`` may be left out."""
-        # Here, as every start would take longer for what shells alone need.
+        # Imported here: only a shell's completion needs them, and every start would take longer.
         import glob
 
         from click.shell_completion import CompletionItem
@@ -123,11 +123,14 @@ class _RunByDefault(click.Group):
         Raises:
             UsageError: The first word is like a command, and no file's name.
         """
-        # A shell asks how the line goes on; no error may come of a word that is not whole yet.
+        # A shell asks how the line could go on. The last word may be half written, which is no
+        # error.
         if ctx.resilient_parsing:
             self.command_words = args[:1]
             known = ("help", *_COMMANDS, *_HELP, "--version")
-            return super().parse_args(ctx, args if not args or args[0] in known else ["run", *args])
+            if args and args[0] not in known:
+                args = ["run", *args]
+            return super().parse_args(ctx, args)
         if not args:
             write_stderr(_PAGE)
             ctx.exit(UsageError.exit_code)
@@ -158,11 +161,12 @@ class _RunByDefault(click.Group):
             args: As click's.
             extra: As click's.
         """
-        # Before click looks for the shell's class: with the import the classes of ours are there.
+        # The import registers our own classes for the shells, before click looks for one.
         if COMPLETE in os.environ:
             importlib.import_module("srunddp.completion.cli")
         try:
-            # standalone_mode: click would print errors in its own words, with its own exit codes.
+            # With standalone_mode click would print errors in its own words and choose the exit
+            # code.
             sys.exit(super().main(*args, **{**extra, "standalone_mode": False}))
         except click.UsageError as refused:
             from srunddp.util.usage_errors import usage_error

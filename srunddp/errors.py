@@ -160,7 +160,7 @@ class ConfigFileError(ConfigError):
         Args:
             each: One at least, in the order of the file.
         """
-        # Where one error alone is shown, it is the first, with a word on the rest.
+        # What shows one message alone shows the first error, and how many more there are.
         first = each[0]
         hint = f"{each[0].hint}; then see the other errors of this file, {len(each) - 1} more"
         super().__init__(first.found, expected=first.expected, hint=hint, scope=first.scope)

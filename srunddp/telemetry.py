@@ -108,7 +108,7 @@ class TelemetryPage:
         self._words = memoryview(self._memory).cast("Q")
         self._seconds = memoryview(self._memory).cast("d")
         self.count = 0
-        # The worker's number of events, and the recorder's number of looks when it last saw it.
+        # How many events this worker has written, and how many looks of the recorder it has seen.
         self._events = 0
         self._looks = 0
         self.recording = recording
@@ -210,7 +210,8 @@ class TelemetryPage:
             self._memory[place : place + _EVENT.size] = _EVENT.pack(
                 time.time(), value, EVENTS.index(name)
             )
-            # Last: who reads the number finds so many whole events.
+            # Written last: the supervisor may read at any moment, and takes so many events for
+            # complete.
             self._events += 1
             self._words[_NUMBER] = self._events
 
@@ -265,7 +266,7 @@ def heartbeat(*, last: bool = False) -> None:
 @contextlib.contextmanager
 def stall_limit_suspended() -> Iterator[None]:
     """Let what runs within, which is no step, take as long as it likes."""
-    # Where no step is expected already, none is to be expected afterwards.
+    # Nested, or before the first step, the limit is off already and has to stay off afterwards.
     if _page is None or not _page.read():
         yield
         return

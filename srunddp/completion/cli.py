@@ -24,7 +24,8 @@ class _Words(shells.ShellComplete):
         self.start = ""
         if last.startswith("-"):
             self.start = last[: last.find("=") + 1]
-            # click would look the option up in the group of commands, which has none of run's.
+            # Without a command click would look for the option in the group, which has none of
+            # run's.
             if not words:
                 words = ["run"]
         return words, last

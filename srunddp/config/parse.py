@@ -135,7 +135,7 @@ def parse_values(
         if name != "config":
             one = _Given(f"--{name}", node)
             given[_known(name, keys, removed, one)] = one
-    # Only now: a value that another one has replaced need not be of the right type.
+    # Converted last: a value in a file that the command line replaces may be of a wrong type.
     return {name: Setting(_value(one, keys[name]), one.path) for name, one in given.items()}
 
 
@@ -224,8 +224,7 @@ def _from_file(path: str, keys: Keys, removed: Removed) -> dict[str, _Given]:
     hint = "correct --config"
     if "RANK" in os.environ:
         hint += "; every node must see the file"
-    # The node's error: a file that one node lacks is said by that node, and not by each of its
-    # ranks.
+    # Scope.NODE: a file may be missing on one node alone, and one of its ranks says so.
     with file_errors(path, expected="a file of settings", hint=hint, scope=Scope.NODE):
         text = Path(path).read_bytes()
     root = compose(
@@ -316,7 +315,7 @@ def _known(
 
 def _nearest(name: str, keys: Iterable[str]) -> str:
     """Return the key that is like a name, be it by its last part alone; empty where none is."""
-    # Reversed, so that of two keys with one last part the first stays.
+    # Reversed: where two keys have the same last part, the first one is to be proposed.
     by_tail = {key.rpartition(".")[2]: key for key in reversed(list(keys))}
     tail = name.rpartition(".")[2]
     if tail in by_tail:

@@ -237,7 +237,7 @@ def _on_every_node(
         report = preflight.look(session, environment, timeout, [interface.CHECK])
         preflight.reached(session, report)
         report.add(launch.NAME, preflight.lost(session))
-        # Where rank 0 has found no file there is none to be judged, and the nodes' findings say so.
+        # Rank 0 may have no file where other nodes have one: their findings say so.
         judged = None
         if own.context.loaded.path:
             judged = check_file(file, os.environ)
@@ -253,7 +253,7 @@ def _print_report(report: render.Report, judged: LintReport | None, *, as_json: 
     if judged:
         report.add(NAME, judged.findings, judged.summary)
         notes = judged.notes
-    # Notes are of what may be meant so, and warnings may be: neither fails a check.
+    # Notes and warnings tell of what may be intended: they do not fail the check.
     code = _WRONG if report.failed else 0
     record = {**render.as_json(report, os.environ.get("SLURM_JOB_ID", ""), code), "notes": notes}
     lines = [*render.lines(report), *(f"note: {note}" for note in notes)]

@@ -66,7 +66,8 @@ def networks(scan: ScanResult) -> list[ReachableGroup]:
     Args:
         scan: What the nodes found.
     """
-    # Either direction is enough: a firewall may drop one, and broken counts it.
+    # One direction is enough to be in a group. A firewall may drop the other one, which `broken`
+    # counts.
     near = group_by_key(
         way for (a, b), worked in scan.reached.items() if worked for way in ((a, b), (b, a))
     )

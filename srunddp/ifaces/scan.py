@@ -177,7 +177,7 @@ def survey(session: CheckSession) -> ScanResult:
     }
     reached = _reached(session, known)
     names = tuple(sorted({name for link in usable.values() for name in link.names}))
-    # Twice the time: each node looks all names up, one after the other.
+    # Each node looks up all names one after the other, and so gets twice the time.
     found = session.broadcast(ResolveNames(names), 2 * _SLACK, ResolvedNames, nodes)
     resolved = {name: [one.addresses.get(name, ()) for one in found.values()] for name in names}
     return ScanResult(ends, reached, resolved)
@@ -194,6 +194,6 @@ def _reached(session: CheckSession, known: Mapping[End, Endpoint]) -> dict[tuple
     # Bound to the interface: else the kernel would take another one that has a route, and all would
     # seem to reach all.
     failing = attempt(session, ends, pairs, bound=True)
-    # What a rank that is gone has not tried is not known to work.
+    # A rank that has been lost reported no failures: without this its ways would seem to work.
     lost = {end for end, each in ends.items() if each.rank in session.errors}
     return {pair: pair not in failing and lost.isdisjoint(pair) for pair in pairs}

@@ -177,7 +177,8 @@ class CheckpointPolicy:
             StopTraining: All stop here, and a checkpoint is still to be written.
         """
         self._report()
-        # Before the ranks agree: what they agree on by the clock is due after the next step.
+        # Save before agreeing: a checkpoint that they agree on below is written after the next
+        # step.
         self._save_if_due(self._config.checkpoint.every_steps, self._state.step, sums)
         self.agree()
 

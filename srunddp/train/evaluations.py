@@ -180,7 +180,7 @@ class Evaluations:
         if not math.isnan(score):
             state.scores[state.step] = score
         best = math.inf if state.best is None else state.best
-        # NaN is less than nothing: an evaluation that came to it is never the best.
+        # Any comparison with NaN is False: an evaluation that came to it is never the best.
         is_best = score < best
         if is_best:
             state.best = score

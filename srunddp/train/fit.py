@@ -519,8 +519,8 @@ class FitLoop:
 
         Training's clock and random states stand still meanwhile.
         """
-        # Two states are to be kept: that of training steps, which outside() puts away, and the one
-        # that is in use outside of them.
+        # outside() puts the random state of training steps away; preserved_rng() then keeps the one
+        # that callbacks draw from, which an evaluation must not move either.
         outside = self._state.step_rng.outside()
         with self._progress.paused(), outside, preserved_rng(self._world):
             # The ranks agree on a stop each so many steps, as many as take a second. A step of an
@@ -570,7 +570,7 @@ class FitLoop:
             else:
                 figures = {"loss": float(loss)}
             self.log("step", {**figures, "lr": float(state.optimizers[0].param_groups[0]["lr"])})
-        # After the line, which tells the rate that the step was made with.
+        # After the log line, which is to show the learning rate that this step was made with.
         self._schedulers.after_step()
         self.timer.done(step.samples)
 
@@ -593,7 +593,8 @@ class FitLoop:
         figure, is_best = self.evaluations.record(figures)
         self._schedulers.after_evaluation(figure)
         if is_best and self.policy and self._config.checkpoint.keep_best:
-            # All ranks come to the same, as the figures are the same on all of them.
+            # The figures are the same on all ranks, so all of them set this together: saving is a
+            # collective.
             self.policy.due = True
 
     def maybe_checkpoint(self) -> None:

@@ -204,7 +204,10 @@ class OptimizerModes:
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
-        """Around an evaluation or the saving of weights; the mode of before comes back."""
+        """Put them into evaluation mode, for an evaluation or a saving of weights within.
+
+        The mode of before comes back.
+        """
         before = self._training
         self.set(False)
         try:
@@ -223,7 +226,7 @@ def with_kernels_of(optimizer: Optimizer, state: Mapping[str, Any]) -> Mapping[s
         state: As its ``state_dict()`` was in the run before.
     """
     groups = state["param_groups"]
-    # load_state_dict() says it better that the groups are not these.
+    # Groups of another number are an error, which the optimizer's load_state_dict() reports.
     if len(groups) != len(optimizer.param_groups):
         return state
     own = [

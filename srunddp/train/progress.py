@@ -131,7 +131,7 @@ class SilentProgress:
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
         """Leave out the time of what runs within, which is no training."""
-        # An evaluation within one, by a callback: the outer one counts.
+        # A callback may evaluate during an evaluation: the outer pause covers both.
         if self._paused_at is not None:
             yield
             return
@@ -199,7 +199,7 @@ class Progress(SilentProgress):
             self._bar.write(f"srunddp: {text}", file=sys.stderr)
 
     def close(self) -> None:
-        # First: should closing fail, nothing is drawn on it any more.
+        # Dropped first: if closing fails, nothing may be drawn on it any more.
         bar = self._bar
         self._bar = None
         with contextlib.suppress(OSError, ValueError):

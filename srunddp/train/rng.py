@@ -141,7 +141,7 @@ def seed(number: int) -> None:
     Args:
         number: Any whole number from 0.
     """
-    # Not torch.manual_seed, which seeds all GPUs as well: who means one seeds it.
+    # Not torch.manual_seed, which would also seed every GPU; callers that want that do it.
     torch.default_generator.manual_seed(number % 2**63)
     random.seed(number)
     # numpy takes seeds of 32 bits. Not imported here, as a script without it draws no such numbers.

@@ -149,7 +149,7 @@ def of_config(config: Config) -> Settings:
 
 
 def _changed(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
-    # What only one of the two has, as in another version of torch, is no value that was changed.
+    # A setting that only one side has, as in another version of torch, was not changed by the user.
     for name in before.keys() & now.keys():
         old = before[name]
         new = now[name]
@@ -178,12 +178,16 @@ def _plain_values(state: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[
         if name == "_schedulers":
             for number, inner in enumerate(value, 1):
                 yield from _plain_values(inner, f"{prefix}part {number}, ")
-        elif name not in _MOVES and _is_plain(value := _number(value)):
-            yield f"{prefix}{name}", value
+        elif name not in _MOVES:
+            plain = _number(value)
+            if _is_plain(plain):
+                yield f"{prefix}{name}", plain
 
 
 def _number(value: Any) -> Any:
-    return value.item() if isinstance(value, Tensor) and value.numel() == 1 else value
+    if isinstance(value, Tensor) and value.numel() == 1:
+        return value.item()
+    return value
 
 
 def _is_plain(value: Any) -> bool:

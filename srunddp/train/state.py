@@ -103,7 +103,8 @@ class TrainingState:
             "version": VERSION,
             "model": self.model.state_dict(),
             "optimizer": [each.state_dict() for each in self.optimizers],
-            # Of another class the state would load, and mean something else.
+            # torch would load the state of another optimizer class without a word, if the names
+            # match.
             "optimizer_classes": self._optimizer_classes,
             "optimizer_parameters": [self.parameters.groups(each) for each in self.optimizers],
             "trained_parameters": [*self.parameters.trained()],

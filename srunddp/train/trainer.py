@@ -114,7 +114,8 @@ class Trainer:
         Raises:
             ConfigError: these do not fit together; the message says what to do.
         """
-        self.config = config = with_expanded_paths(config or Config())
+        config = with_expanded_paths(config or Config())
+        self.config = config
         self.world = world
         self.metrics = dict(metrics or {})
         self.val_metrics = dict(val_metrics or {})
@@ -368,7 +369,7 @@ class Trainer:
         for optimizer in self._optimizers:
             zero_grad(optimizer)
         for parameter in self._not_stepped:
-            # Else it would grow from step to step, as the sum over all of them.
+            # zero_grad() of the optimizers does not reach it, and it would sum up over all steps.
             parameter.grad = None
         loss = None
         for batch in step.batches[:-1]:
@@ -466,7 +467,7 @@ class Trainer:
         if self.config.max_grad_norm is not None or self.callback_runner.read_gradients:
             for optimizer in optimizers:
                 state.scaler.unscale_(optimizer)
-        # Between unscaling and clipping, as the callback's documentation promises.
+        # After unscaling and before clipping: on_before_optimizer_step promises such gradients.
         if self.callback_runner.read_gradients:
             self.callback_runner.before_optimizer_step()
             self._ddp.check_requires_grad()

@@ -110,7 +110,7 @@ def _check_tensors(model: nn.Module) -> None:
             expected="tensors with values",
             hint="build the model on the CPU",
         )
-    # By an attribute that only DTensor has, as its import takes a second.
+    # Recognised by an attribute of DTensor, since importing the class takes a second.
     if any(hasattr(tensor, "full_tensor") for tensor in tensors.values()):
         raise ConfigError(
             "a model whose parameters are DTensors, as fully_shard() makes them",
@@ -129,7 +129,8 @@ def _groups(optimizer: object) -> list[dict[str, Any]]:
             expected="one of torch.optim, or a list of these",
             hint="build it from model.parameters()",
         )
-    # It calls the model several times in a step, of which the loop knows nothing.
+    # LBFGS calls the model several times in each step, through a closure that this loop does not
+    # have.
     if isinstance(optimizer, LBFGS):
         raise ConfigError(
             "the optimizer LBFGS",

@@ -171,11 +171,11 @@ def absent_ranks(world: World, key: str, within: timedelta) -> list[int]:
     store = _get_default_store()
     keys = [f"srunddp/{key}/{rank}" for rank in range(world.world_size)]
     store.set(keys[world.rank], "1")
-    # The store says by a RuntimeError that the time is over; its class DistStoreError is one.
+    # At the time limit the store raises DistStoreError, which is a RuntimeError.
     with suppress(RuntimeError):
         store.wait(keys, within)
         return []
-    # One may have come since.
+    # Asked again, one by one: wait() does not say which of them were missing.
     return [rank for rank, each in enumerate(keys) if not store.check([each])]
 
 

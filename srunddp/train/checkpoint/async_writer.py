@@ -223,7 +223,8 @@ class Snapshot:
         Args:
             state: It must not change before this returns.
         """
-        # Two dicts, so that buffers of tensors that are gone are given back.
+        # Buffers that this copy does not use again, as their tensors are gone, are freed with
+        # _before.
         self._before = self._copies
         self._copies = {}
         taken: dict[str, Any] = map_tensors(state, self._copy, copy.deepcopy)

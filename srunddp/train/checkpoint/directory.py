@@ -118,7 +118,7 @@ class CheckpointDirectory:
             try:
                 state = load_checkpoint(self.path(step), mmap=mmap)
             except CheckpointError as error:
-                # One that is gone was deleted by who writes here, which needs no word.
+                # A file that is gone was pruned by the run that writes here: nothing to report.
                 if os.path.lexists(self.path(step)):
                     log(f"ignored {str(error).partition(';')[0]}")
                 continue

@@ -261,25 +261,30 @@ class CheckpointManager:
         # again, or --restarts the script, by the command line of the first start.
         by_slurm = os.environ.get("SLURM_RESTART_COUNT", "0") not in ("", "0")
         restarted = restart_count() > 0 or by_slurm
-        if resume == "never" and not restarted and (steps := self._directory.steps()):
-            raise ConfigError(
-                f"{self.path(steps[-1])} is there, of an earlier run, and resume is never",
-                expected="a folder without checkpoints",
-                hint="use resume=auto to go on with that run, or another folder",
-            )
+        if resume == "never" and not restarted:
+            self._refuse_earlier_run()
         # Before the newest is looked for: what a run that began earlier writes after that would be
         # newer than the one that this run goes on from. From here on it is refused.
         with self._writing():
             self._directory.begin()
-        if (resume == "auto" or restarted) and (
-            found := self._directory.newest(self._log, mmap=self._mmap)
-        ):
-            return _checked(*found)
+        if resume == "auto" or restarted:
+            found = self._directory.newest(self._log, mmap=self._mmap)
+            if found:
+                return _checked(*found)
         if resume not in ("auto", "never"):
             path, state = _checked(Path(resume), load_checkpoint(resume, mmap=self._mmap))
             self._set_aside(after=state[OWN]["step"])
             return path, state
         return Path(), None
+
+    def _refuse_earlier_run(self) -> None:
+        steps = self._directory.steps()
+        if steps:
+            raise ConfigError(
+                f"{self.path(steps[-1])} is there, of an earlier run, and resume is never",
+                expected="a folder without checkpoints",
+                hint="use resume=auto to go on with that run, or another folder",
+            )
 
     def _set_aside(self, after: int) -> None:
         with self._writing():

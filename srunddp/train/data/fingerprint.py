@@ -108,7 +108,7 @@ def some_indices(count: int) -> list[int]:
     Args:
         count: Of the samples; of none there are no indices.
     """
-    # A set: of less than four samples some of these are the same.
+    # A set, as some of these coincide where there are fewer than four samples.
     chosen = {0, count // 3, 2 * count // 3, count - 1}
     return sorted(index for index in chosen if 0 <= index < count)
 
@@ -135,8 +135,8 @@ def look_at(
                 if _read(read, number, text) != first:
                     return None
     except Exception:
-        # It is the user's own error. If the sample is one of an epoch's, training meets it as well,
-        # and the traceback is then of the user's read and not of a look that nobody asked for.
+        # The data set's own code failed. If the sample is part of an epoch, training will fail
+        # there too, with a traceback that makes sense to the user; this look is only a check.
         return None
     return first
 
@@ -194,7 +194,7 @@ class _Numbers:
             value: A sample, or a part of one; what is of an unknown kind has none.
         """
         match value:
-            # Before sequences, as a text is one of texts, without an end.
+            # Before the case of sequences: a string is a sequence of strings, without an end.
             case str() | bytes() | bytearray():
                 if self._text:
                     self._add_text(value)

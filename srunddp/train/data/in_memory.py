@@ -31,7 +31,7 @@ def _known(data: Any) -> Iterator[Any]:
             for tensor in data.tensors:
                 yield from _some(tensor)
         case Subset():
-            # As one array: a hash of all indices, where some of them could be alike by chance.
+            # All indices as one array, which is hashed whole: a few of them could agree by chance.
             yield numpy.asarray(data.indices)
             yield from _known(data.dataset)
         case ConcatDataset():

@@ -68,7 +68,7 @@ class DistributedDataLoader:
         name: str = "data",
         log: Callable[[str], None] | None = None,
     ) -> None:
-        """All ranks make it, with the same arguments, and in the same order if they make several.
+        """Make it on all ranks, with the same arguments; in the same order if they are several.
 
         Args:
             data: with indices, the whole on every rank; or iterable.
@@ -108,7 +108,7 @@ class DistributedDataLoader:
         _check_at_least_one("batch_size", batch_size)
         _check_at_least_one("gradient_accumulation_steps", gradient_accumulation_steps)
         order, self._length = _order_and_length(data, order, seed, sharded)
-        # The ranks compare whole numbers, and None is none.
+        # The ranks are compared by integers, in which -1 stands for an unknown length.
         length = -1 if self._length is None else self._length
         order_hash = _order_hash(order)
         # Here and not at the first batch: ranks with other numbers of batches would meet in
@@ -120,7 +120,8 @@ class DistributedDataLoader:
                 "batch_size": batch_size,
                 "gradient_accumulation_steps": gradient_accumulation_steps,
                 "seed": seed,
-                # As a text, so that a hash is not shown to the user.
+                # As a text: an error shows differing integers to the user, and a hash tells
+                # nothing.
                 "order": str(order_hash),
             },
         )
@@ -213,7 +214,7 @@ class DistributedDataLoader:
             backend = dist.get_backend() if dist.is_initialized() else "gloo"
             method = start_method(multiprocessing_context, backend)
         if self._stream:
-            # It yields micro-batches by itself.
+            # The stream yields whole micro-batches, and torch must not batch them again.
             dataset: Dataset[Any] = self._stream
             batch_size = None
             batch_sampler = None
@@ -379,8 +380,8 @@ class DistributedDataLoader:
         if self._reads_ahead:
             sent = _one_ahead(sent)
         for step in sent:
-            # Only now, with a step read ahead: the GPU is to wait for the copy of this step, and
-            # not for that of the next.
+            # With a step read ahead, this makes the GPU wait for the copy of this step, not of the
+            # next.
             self._transfer.arrived(step.batches, step.copied)
             yield step
         self.set_epoch(self._epoch + 1)

@@ -173,23 +173,11 @@ def check_order(order: Order, samples: int) -> None:
     Raises:
         ConfigError: It has others.
     """
-    if not isinstance(order, Order):
-        found = f"an order that is a {type(order).__name__}"
-    elif (
-        (indices := order.indices(1)).dtype != torch.int64
-        or indices.shape != (len(order),)
-        or not len(order)
-    ):
-        found = (
-            f"the order's indices: {indices.dtype} of shape {tuple(indices.shape)}, and its length"
-            f" {len(order)}"
-        )
-    elif int(indices.min()) < 0 or int(indices.max()) >= samples:
-        found = f"the order's indices: from {int(indices.min())} to {int(indices.max())}"
-    else:
+    objection = _objection(order, samples)
+    if objection is None:
         return
     raise ConfigError(
-        found,
+        objection,
         expected=(
             f"__len__ and indices(), int64 of that length, from 0 to {samples - 1} for {samples}"
             " samples"
@@ -197,6 +185,22 @@ def check_order(order: Order, samples: int) -> None:
         hint="make the order of this data set",
         scope=Scope.JOB,
     )
+
+
+def _objection(order: Order, samples: int) -> str | None:
+    """Return what is wrong with an order; None where nothing is."""
+    if not isinstance(order, Order):
+        return f"an order that is a {type(order).__name__}"
+    indices = order.indices(1)
+    length = len(order)
+    if indices.dtype != torch.int64 or indices.shape != (length,) or length == 0:
+        shape = tuple(indices.shape)
+        return f"the order's indices: {indices.dtype} of shape {shape}, and its length {length}"
+    least = int(indices.min())
+    most = int(indices.max())
+    if least < 0 or most >= samples:
+        return f"the order's indices: from {least} to {most}"
+    return None
 
 
 def _generator(seed: int, epoch: int) -> torch.Generator:

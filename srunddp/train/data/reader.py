@@ -40,8 +40,8 @@ def start(
             warnings.filterwarnings("ignore", "Got pickle error")
             return iterate(loader, signals)
     except Exception:
-        # Most often it is pickle's error, whose text names a lambda and not whose it is. Any other
-        # one goes on as it is.
+        # Pickle's error says that a lambda cannot be pickled, but not which argument it came from.
+        # Other errors are raised as they are.
         context = loader.multiprocessing_context
         if context is not None and context.get_start_method() != "fork":
             _check_pickled(sent, context.get_start_method())

@@ -73,7 +73,7 @@ class Stream(IterableDataset[Any]):
         self._data = data
         self._assignment = assignment
         self._sharded = assignment.sharded
-        # Of the worker in whose copy of this object we are; None in the rank itself.
+        # The number of the loader worker that holds this copy; None in the rank's own process.
         self._worker: int | None = None
         self._workers = 1
         # Epoch, start and look. Shared memory, as workers have a copy of this object that was made
@@ -114,7 +114,7 @@ class Stream(IterableDataset[Any]):
             reader = (self._assignment.rank, worker)
         own_seed = hashed((*source, *reader))
         fingerprint = None
-        # One worker is enough, and it is the one that gives out the rank's first micro-batch.
+        # Worker 0 gives out the rank's first micro-batch, with which the fingerprint travels.
         if look == Look.REPEATEDLY and worker == 0:
             first = partial(self._first_samples, self._looked_at(start))
             fingerprint = look_at(first, Look.REPEATEDLY, own_seed, text=True)
@@ -141,7 +141,7 @@ class Stream(IterableDataset[Any]):
     def _note_worker(self) -> None:
         """See which worker this is, and have the data set not see it where all read the whole."""
         info = get_worker_info()
-        # Once only: from the second epoch on the number in ``info`` is the one that was set here.
+        # Once only: a persistent worker finds the changed numbers in ``info`` in its next epoch.
         if self._worker is not None or info is None:
             return
         self._worker = info.id

@@ -64,7 +64,7 @@ class DeviceTransfer:
         """
         if copied is not None:
             computing = torch.cuda.current_stream(self._device)
-            # The GPU waits, in its queue; this thread goes on.
+            # Queued on the GPU, which waits for the copy; the host does not.
             computing.wait_event(copied)
             _record(batches, computing)
 

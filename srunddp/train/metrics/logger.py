@@ -114,8 +114,8 @@ class MetricsLogger:
         try:
             with self._ignoring_disk_errors():
                 if self._writer is None:
-                    # Here, as the import takes a second, and of a run without figures it is not
-                    # needed.
+                    # Imported at the first figure: it takes a second, and TensorBoard may not be
+                    # installed.
                     from torch.utils.tensorboard import SummaryWriter
 
                     self._writer = SummaryWriter(

@@ -49,12 +49,14 @@ class CollectiveWatch:
         self.found = [1] in all_gather_ints(self._world, [int(self._here)])
         return self.found
 
-    # By the number of collectives, as a step may call them through any library.
+    # Counted in the process group and not by patching torch.distributed: a step may reach it
+    # through any library.
     @contextlib.contextmanager
     def _watching(self) -> Iterator[None]:
         before = _count()
         yield
-        self._here |= _count() > before
+        if _count() > before:
+            self._here = True
 
 
 def _count() -> int:

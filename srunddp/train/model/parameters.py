@@ -71,7 +71,8 @@ class NamedParameters:
         Raises:
             ConfigError: A parameter in it is neither the model's nor the loss function's.
         """
-        # By identity, as tensors compare their values. A callback may have put in a module since.
+        # A callback may have added a module since. Looked up by id(), as == of tensors compares
+        # values.
         self.refresh()
         names = {id(parameter): name for name, parameter in self._parameters.items()}
         try:
@@ -103,7 +104,8 @@ class NamedParameters:
             if held := set(names) & set(_flat(self.groups(optimizer))):
                 where = f" in group {number + len(optimizer.param_groups)} of the optimizer"
                 raise _other_names("steps", held, set(), where)
-            # Without its options, which come with the state that is loaded next.
+            # The group's options, such as its learning rate, come with the state that is loaded
+            # next.
             optimizer.add_param_group({"params": [self._parameters[name] for name in names]})
         own = self.groups(optimizer)
         for number, (here, before) in enumerate(zip(own, saved, strict=False)):

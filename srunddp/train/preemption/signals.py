@@ -86,7 +86,8 @@ class StopRequests:
         _pending_requests[:] = []
         if threading.current_thread() is threading.main_thread():
             for number in self._requests:
-                # As under nohup, or where a parent has said that it is not meant for us.
+                # Ignored since before Python began, as under nohup: whoever started us does not
+                # want it handled.
                 if signal.getsignal(number) is not signal.SIG_IGN:
                     self._handlers.set(number, self._note)
         elif self.rank == 0:
