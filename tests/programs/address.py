@@ -10,6 +10,7 @@ import socket
 import sys
 import time
 
+known: tuple[object, ...]
 match sys.argv[1]:
     case "idr_torch":
         import idr_torch

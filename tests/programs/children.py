@@ -13,6 +13,8 @@ import sys
 import time
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+from typing import Any
 
 from mpi4py import MPI
 
@@ -51,7 +53,9 @@ def outlive(main: Connection) -> None:
 
 
 def end_at_once(method: str) -> int | None:
-    process = multiprocessing.get_context(method).Process(target=wait_for_ever)
+    # Each context has a Process, which the type of what they derive from does not say.
+    context: Any = multiprocessing.get_context(method)
+    process: BaseProcess = context.Process(target=wait_for_ever)
     process.start()
     process.terminate()
     process.join(LIMIT)
@@ -61,7 +65,7 @@ def end_at_once(method: str) -> int | None:
 
 
 def main(method: str) -> None:
-    context = multiprocessing.get_context(method)
+    context: Any = multiprocessing.get_context(method)
     with context.Pool(2) as pool:
         print("Pool", pool.map(square, range(4)))
         print("variables", pool.map(variable, ["PROBE", "SLURM_PROCID"]))

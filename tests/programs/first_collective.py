@@ -39,8 +39,8 @@ elif way == "mpi4py":
 
     with socket.socket() as free:
         free.bind(("", 0))
-        address = MPI.COMM_WORLD.bcast((socket.gethostname(), str(free.getsockname()[1])))
-    join(*address, MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size)
+        host, free_port = MPI.COMM_WORLD.bcast((socket.gethostname(), str(free.getsockname()[1])))
+    join(host, free_port, MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size)
 elif way == "accelerate":
     from accelerate import Accelerator
 

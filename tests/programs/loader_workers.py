@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, Dataset
 from srunddp.train.data.workers import start_method
 
 
-class Numbers(Dataset):
+class Numbers(Dataset[int]):
     def __len__(self) -> int:
         return 8
 

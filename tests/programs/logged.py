@@ -13,12 +13,13 @@ import sys
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 from srunddp.supervisor.limits import Limits
 from srunddp.supervisor.output.redirect import OutputRedirect, OutputTarget
 
 
-def main(order: dict) -> int:
+def main(order: dict[str, Any]) -> int:
     file = order["file"] and Path(order["file"])
     before = os.listdir("/proc/self/fd")
     target = OutputTarget(file, order["terminal"], order["prefix"])
@@ -30,7 +31,7 @@ def main(order: dict) -> int:
         sys.stdout.flush()
         os._exit(0)
     output.start()
-    report = {
+    report: dict[str, float] = {
         "threads": threading.active_count(),
         "opened": len(os.listdir("/proc/self/fd")) - len(before),
     }

@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.utils.data import Dataset, TensorDataset
 
 import srunddp
@@ -42,20 +42,21 @@ if CASE == "wrong":
     os.environ["GLOO_SOCKET_IFNAME"] = WORDS[-1]
 
 
-class Slow(Dataset):
-    def __init__(self, data):
+class Slow(Dataset[tuple[Tensor, ...]]):
+    def __init__(self, data: TensorDataset) -> None:
         self.data = data
 
-    def __len__(self):
+    def __len__(self) -> int:
         return len(self.data)
 
-    def __getitem__(self, index):
+    def __getitem__(self, index: int) -> tuple[Tensor, ...]:
         time.sleep(SLOWER / BATCH)
-        return self.data[index]
+        sample: tuple[Tensor, ...] = self.data[index]
+        return sample
 
 
 class Sleeps(srunddp.Callback):
-    def on_step(self, trainer, step, loss):
+    def on_step(self, trainer: srunddp.Trainer, step: int, loss: Tensor | None) -> None:
         if CASE == "slow" and trainer.world.rank == int(WORDS[-1]):
             time.sleep(SLOWER)
 

@@ -14,7 +14,7 @@ from typing import TextIO
 
 import resumable
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import srunddp
 from srunddp.train import Callback, CheckpointConfig, DataLoaderConfig, Trainer
@@ -47,8 +47,9 @@ class Journal(Callback):
         self._file = file
         self._pace = pace
 
-    def on_step(self, trainer: Trainer, step: int, loss: float | None) -> None:
+    def on_step(self, trainer: Trainer, step: int, loss: Tensor | None) -> None:
         time.sleep(self._pace)
+        assert isinstance(trainer.model, resumable.Network)
         print(step, *trainer.model.noted[-1], file=self._file, flush=True)
 
 

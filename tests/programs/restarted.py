@@ -11,8 +11,10 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Callable
 
 import torch
+from torch import Tensor
 from torch.utils.data import TensorDataset
 
 import srunddp
@@ -22,13 +24,13 @@ TIMES = int(sys.argv[2])
 START = srunddp.restart_count()
 
 
-def memory():
+def memory() -> None:
     kept = []
     while True:
         kept.append(bytearray(1 << 24))
 
 
-KINDS = {
+KINDS: dict[str, Callable[[], object]] = {
     "exception": lambda: [][0],
     "exit3": lambda: sys.exit(3),
     "os_exit": lambda: os._exit(9),
@@ -43,10 +45,10 @@ KINDS = {
 class Fails(srunddp.Callback):
     """In each start another rank, some steps behind the checkpoint with which that start began."""
 
-    def on_fit_start(self, trainer):
-        self.begin = None
+    def on_fit_start(self, trainer: srunddp.Trainer) -> None:
+        self.begin: int | None = None
 
-    def on_step(self, trainer, step, loss):
+    def on_step(self, trainer: srunddp.Trainer, step: int, loss: Tensor | None) -> None:
         if KIND == "slow":
             time.sleep(0.1)
             note = (
@@ -66,6 +68,7 @@ class Fails(srunddp.Callback):
 torch.manual_seed(0)
 config = srunddp.read_config(srunddp.Config, sys.argv[3:])
 if KIND == "slow":
+    assert config.output_dir
     os.makedirs(config.output_dir, exist_ok=True)
     notes = os.open(f"{config.output_dir}/steps.txt", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
 with srunddp.init() as world:

@@ -110,7 +110,8 @@ class Journal(Callback):
     def __init__(self, file: int) -> None:
         self._file = file
 
-    def on_step(self, trainer: Trainer, step: int, loss: float | None) -> None:
+    def on_step(self, trainer: Trainer, step: int, loss: Tensor | None) -> None:
+        assert isinstance(trainer.model, Network)
         os.write(self._file, f"{step} {json.dumps(list(trainer.model.noted))}\n".encode())
 
 
@@ -143,6 +144,7 @@ def open_to_append(path: Path) -> int:
 def result(trainer: Trainer) -> dict[str, Any]:
     """What must not depend on whether the training was interrupted."""
     state = trainer.state
+    assert isinstance(trainer.optimizer, torch.optim.Optimizer)
     moments = [
         values[name] for values in trainer.optimizer.state.values() for name in sorted(values)
     ]

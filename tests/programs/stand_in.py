@@ -7,11 +7,15 @@ import os
 import signal
 import socket
 import time
+from collections.abc import Callable
 
 import faults
 
+# A collective, and the end of what it needs.
+Collective = tuple[Callable[[], None], Callable[[], None]]
 
-def ddp(plan):
+
+def ddp(plan: faults.Plan) -> Collective:
     """A step of DistributedDataParallel, and the end of the group."""
     import torch
     import torch.distributed as dist
@@ -22,7 +26,7 @@ def ddp(plan):
     model = DistributedDataParallel(torch.nn.Linear(8, 8))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 
-    def step():
+    def step() -> None:
         optimizer.zero_grad()
         model(torch.randn(4, 8)).square().mean().backward()
         optimizer.step()
@@ -30,12 +34,12 @@ def ddp(plan):
     return step, dist.destroy_process_group
 
 
-def sockets(plan):
+def sockets(plan: faults.Plan) -> Collective:
     """A collective over sockets, and their end."""
     plan.at("bootstrap")
     connections = connect(plan)
 
-    def all_reduce():
+    def all_reduce() -> None:
         if faults.RANK == 0:
             for connection in connections:
                 receive(connection, plan)
@@ -44,14 +48,14 @@ def sockets(plan):
         if faults.RANK:
             receive(connections[0], plan)
 
-    def close():
+    def close() -> None:
         for connection in connections:
             connection.close()
 
     return all_reduce, close
 
 
-def connect(plan):
+def connect(plan: faults.Plan) -> list[socket.socket]:
     """Rank 0's connections to all, or another's to rank 0."""
     where = plan.folder / f"port{os.environ['TORCHELASTIC_RESTART_COUNT']}"
     address = os.environ["MASTER_ADDR"]
@@ -65,7 +69,7 @@ def connect(plan):
     return [socket.create_connection((address, int(where.read_text())))]
 
 
-def receive(connection, plan):
+def receive(connection: socket.socket, plan: faults.Plan) -> None:
     try:
         ended = not connection.recv(1)
     except OSError:
@@ -77,7 +81,7 @@ def receive(connection, plan):
         raise RuntimeError("Connection closed by peer")
 
 
-def main():
+def main() -> None:
     plan = faults.Plan()
     plan.begin()
     step, close = (ddp if plan.torch else sockets)(plan)

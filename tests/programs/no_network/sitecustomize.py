@@ -9,7 +9,7 @@ import sys
 NEAR = ("127.", "::1", "localhost", "0.0.0.0", socket.gethostname())
 
 
-def refuse(event, arguments):
+def refuse(event: str, arguments: tuple[object, ...]) -> None:
     if event not in ("socket.connect", "socket.getaddrinfo"):
         return
     where = arguments[0] if event == "socket.getaddrinfo" else arguments[1]

@@ -205,7 +205,8 @@ def nvmlDeviceGetP2PStatus(device1, device2, p2pIndex):
 
 def _sample(handle: dict[str, Any]) -> dict[str, Any]:
     trace = handle.get("trace") or [{}]
-    return trace[max(0, min(handle.get("at", 0), len(trace)) - 1)]
+    sample: dict[str, Any] = trace[max(0, min(handle.get("at", 0), len(trace)) - 1)]
+    return sample
 
 
 def _said(handle: dict[str, Any], what: str) -> Any:
