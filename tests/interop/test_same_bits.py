@@ -36,7 +36,7 @@ def test_below_srun_on_one_node(own: Own, name: str, runner: SlurmJobRunner) -> 
 @pytest.mark.slurm
 def test_losses_below_srun_on_two_nodes(own: Own, name: str, runner: SlurmJobRunner) -> None:
     if name in STARTS_ITS_RANKS:
-        layout = ("--devices=1", "--nodes=2")
+        layout: tuple[str, ...] = ("--devices=1", "--nodes=2")
     else:
         layout = ()
     ours = srun(runner, name, *layout, nodes=2, per_node=1)

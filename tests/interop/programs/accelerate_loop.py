@@ -26,7 +26,7 @@ def main() -> None:
             accelerator.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
             optimizer.zero_grad()
-        losses.append(loss.item().hex())
+        losses.append(float(loss.item()).hex())
     seen = accelerator.gather_for_metrics(torch.tensor([accelerator.process_index])).tolist()
     place = accelerator.process_index, accelerator.local_process_index, accelerator.num_processes
     leave(out, *place, losses, seen=seen, device=str(accelerator.device))

@@ -11,11 +11,12 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from record import leave, network, options
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
 
 
-def build(mesh: dist.DeviceMesh) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+def build(mesh: DeviceMesh) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
     torch.manual_seed(0)
     model = network()
     for layer in model:
@@ -35,7 +36,7 @@ def train(model: torch.nn.Module, optimizer: torch.optim.Optimizer, seed: int) -
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
-        losses.append(loss.item().hex())
+        losses.append(float(loss.item()).hex())
     return losses
 
 
@@ -48,6 +49,7 @@ def digest(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> str:
             optimizer.state[parameter]["exp_avg"],
             optimizer.state[parameter]["exp_avg_sq"],
         ):
+            assert isinstance(tensor, DTensor)
             found.update(tensor.full_tensor().detach().numpy().tobytes())
     return found.hexdigest()
 

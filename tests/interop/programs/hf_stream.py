@@ -35,7 +35,7 @@ def main() -> None:
             data.shuffle(seed=0), rank=world.rank, world_size=world.world_size
         )
         loader = DistributedDataLoader(data, world, batch_size=3, num_workers=2, sharded=True)
-        epochs = []
+        epochs: list[list[list[int]]] = []
         states = []
         for epoch in (0, 1):
             loader.set_epoch(epoch)

@@ -1,6 +1,8 @@
 """A tiny BERT and Hugging Face's Trainer: `accelerate launch --cpu --num_processes 2
 --mpirun_hostfile FILE hf_trainer.py --out FOLDER`."""
 
+from typing import Any
+
 import datasets
 import torch
 from record import leave, options
@@ -19,9 +21,11 @@ LENGTH = 12
 class Recording(Trainer):
     """Keeps this rank's loss of each step."""
 
-    def training_step(self, *arguments, **options):
+    losses: list[str]
+
+    def training_step(self, *arguments: Any, **options: Any) -> torch.Tensor:
         loss = super().training_step(*arguments, **options)
-        self.losses = [*getattr(self, "losses", []), loss.item().hex()]
+        self.losses = [*getattr(self, "losses", []), float(loss.item()).hex()]
         return loss
 
 

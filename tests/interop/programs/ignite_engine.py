@@ -27,7 +27,7 @@ def train(local_rank: int, out: Path) -> None:
         loss = torch.nn.functional.cross_entropy(outputs, batch[1])
         loss.backward()
         optimizer.step()
-        losses.append(loss.item().hex())
+        losses.append(float(loss.item()).hex())
         return outputs.detach(), batch[1]
 
     trainer = Engine(step)

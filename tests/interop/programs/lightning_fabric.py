@@ -28,7 +28,7 @@ def main() -> None:
             loss = torch.nn.functional.cross_entropy(model(batch), labels)
             fabric.backward(loss)
             optimizer.step()
-            losses.append(loss.item().hex())
+            losses.append(float(loss.item()).hex())
     launch = {
         "environment": type(fabric.strategy.cluster_environment).__name__,
         "started": len(fabric.strategy.launcher.procs),

@@ -22,7 +22,7 @@ class Net(lightning.LightningModule):
     def training_step(self, batch: list[torch.Tensor], index: int) -> torch.Tensor:
         inputs, labels = batch
         loss = torch.nn.functional.cross_entropy(self.layers(inputs), labels)
-        self.losses.append(loss.item().hex())
+        self.losses.append(float(loss.item()).hex())
         self.log("loss", loss, sync_dist=True)
         return loss
 

@@ -3,12 +3,13 @@
 import argparse
 import json
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch.utils.data import TensorDataset
 
 
-def options(**more: dict[str, object]) -> argparse.Namespace:
+def options(**more: dict[str, Any]) -> argparse.Namespace:
     """``--out FOLDER`` and these."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--out", type=Path, required=True)

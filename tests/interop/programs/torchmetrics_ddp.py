@@ -37,7 +37,7 @@ def main() -> None:
         if rank == 0 or step % 2:
             scores.update(outputs.detach().softmax(dim=1), labels[own])
         mean.update(loss.detach())
-        losses.append(loss.item().hex())
+        losses.append(float(loss.item()).hex())
         if step % 10 == 9:
             found = {**scores.compute(), "loss": mean.compute()}
             results.append({name: value.item().hex() for name, value in found.items()})

@@ -15,7 +15,7 @@ def main() -> None:
     dist.init_process_group("gloo")
     torch.manual_seed(0)
     data = samples()
-    sampler = DistributedSampler(data)
+    sampler: DistributedSampler[tuple[torch.Tensor, ...]] = DistributedSampler(data)
     loader = DataLoader(data, batch_size=16, sampler=sampler)
     model = DistributedDataParallel(network())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
@@ -27,7 +27,7 @@ def main() -> None:
             loss = torch.nn.functional.cross_entropy(model(batch), labels)
             loss.backward()
             optimizer.step()
-            losses.append(loss.item().hex())
+            losses.append(float(loss.item()).hex())
     leave(out, dist.get_rank(), int(os.environ["LOCAL_RANK"]), dist.get_world_size(), losses)
     dist.destroy_process_group()
 
