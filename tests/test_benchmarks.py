@@ -121,6 +121,8 @@ def test_the_page_has_the_results_in_its_folder() -> None:
 def test_a_benchmark_has_cases_and_says_what_it_measures(name: str) -> None:
     module = importlib.import_module(f"tests.benchmarks.{name}")
     assert list(inspect.signature(module.cases).parameters) == ["quick"]
-    title, _, about = inspect.getdoc(module).partition("\n\n")
+    documentation = inspect.getdoc(module)
+    assert documentation
+    title, _, about = documentation.partition("\n\n")
     assert "\n" not in title
     assert about

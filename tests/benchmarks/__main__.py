@@ -27,8 +27,9 @@ NAMES = (
     "monitor",
     "loop",
     "checkpoint",
+    "streams",
+    "vision",
 )
-NAMES += ("streams", "vision")
 LONG = ("goodput",)  # by name only
 
 

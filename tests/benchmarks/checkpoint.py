@@ -13,6 +13,7 @@ from __future__ import annotations
 import copy
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -79,8 +80,9 @@ def ways(training: Training, folder: Path) -> dict[str, Callable[[int], Callable
         return manager.wait
 
     def dcp(repeat: int) -> Callable[[], object]:
-        options = {"checkpoint_id": folder / "dcp"}
-        return distributed_checkpoint.async_save(training.state(), **options).result  # type: ignore[no-any-return]
+        saving = distributed_checkpoint.async_save(training.state(), checkpoint_id=folder / "dcp")
+        assert isinstance(saving, Future)
+        return saving.result
 
     def save(repeat: int) -> Callable[[], object]:
         torch.save(training.state(), folder / "new.pt")

@@ -84,7 +84,7 @@ class Processes:
         try:
             for rank in self._ranks:
                 print(json.dumps(asdict(task)), file=rank.stdin, flush=True)
-            found = [json.loads(rank.stdout.readline()) for rank in self._ranks]
+            found = [answer(rank) for rank in self._ranks]
         except (BrokenPipeError, json.JSONDecodeError):
             raise NotMeasuredError(self._log.read_text().splitlines()[-1]) from None
         return {metric: sum(each[metric] for each in found) / len(found) for metric in metrics}
@@ -93,6 +93,12 @@ class Processes:
         for rank in self._ranks:
             rank.kill()
             rank.communicate()
+
+
+def answer(rank: subprocess.Popen[str]) -> Sample:
+    """A line of a rank's."""
+    assert rank.stdout
+    return dict(json.loads(rank.stdout.readline()))
 
 
 def cases(quick: bool) -> Iterator[Case]:
@@ -110,7 +116,7 @@ def cases(quick: bool) -> Iterator[Case]:
 
 def measures(processes: dict[str, Processes], task: Task) -> dict[str, Callable[[int], Sample]]:
     if task.save_every or STOCK in processes:
-        metrics = ("CPU", "wall")
+        metrics: tuple[str, ...] = ("CPU", "wall")
     else:
         metrics = ("CPU",)
     # Hugging Face's Trainer has no metrics of training.
@@ -120,7 +126,7 @@ def measures(processes: dict[str, Processes], task: Task) -> dict[str, Callable[
 
 def limits(task: Task, size: int) -> tuple[Limit, ...]:
     if size == 1 and task.width == SMALL:
-        peers = PEERS
+        peers = tuple(PEERS)
     else:
         peers = ()
     return (Limit("CPU", DDP, 1.02), *(Limit("CPU", peer, 1.0) for peer in peers))

@@ -90,10 +90,11 @@ def in_same(
     windows: Callable[[int], list[Times]], rank: int, what: str
 ) -> dict[str, Callable[[int], Times]]:
     """Both ways are of the same window."""
-    return {
-        each: lambda repeat, each=each: {"CPU": windows(repeat)[rank][each]}
-        for each in (what, "step")
-    }
+
+    def cpu(each: str, repeat: int) -> Times:
+        return {"CPU": windows(repeat)[rank][each]}
+
+    return {each: functools.partial(cpu, each) for each in (what, "step")}
 
 
 @contextmanager
@@ -227,13 +228,15 @@ def rank() -> None:
     marks = CpuTime()
     monitor = CpuTime()
     for module in (srunddp.train.trainer, srunddp.train.fit):
-        module.heartbeat = marks.of(srunddp.heartbeat)
+        module.heartbeat = marks.of(srunddp.heartbeat)  # type: ignore[attr-defined]
     for name in ("epoch", "start_wait", "end_wait", "done"):
         setattr(StepTimer, name, monitor.of(getattr(StepTimer, name)))
     original = StepTimer.timed
-    StepTimer.timed = lambda timer, steps: monitor.of_each(
-        original(timer, monitor.of_each(steps, -1))
-    )
+
+    def timed(timer: StepTimer, steps: Iterator[Any]) -> Iterator[Any]:
+        return monitor.of_each(original(timer, monitor.of_each(steps, -1)))
+
+    StepTimer.timed = timed  # type: ignore[assignment, method-assign]
     with srunddp.init() as world:
         train = trainer(world)
         print(json.dumps({"process": os.getpid()}), flush=True)

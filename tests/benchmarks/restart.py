@@ -58,7 +58,7 @@ def appear(folder: Path, pattern: str) -> list[Path]:
 def measure(way: str, repeat: int) -> Sample:
     agents = "--nnodes=2" in WAYS[way]
     if agents:
-        endpoint = (f"--rdzv-endpoint=127.0.0.1:{29400 + repeat}",)
+        endpoint: tuple[str, ...] = (f"--rdzv-endpoint=127.0.0.1:{29400 + repeat}",)
     else:
         endpoint = ()
     environ = os.environ | {

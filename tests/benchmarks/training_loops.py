@@ -218,8 +218,9 @@ def looping(
             new.replace(place.folder / f"{step}.pt")
 
     def epoch() -> None:
-        if hasattr(sampler := getattr(loader, "sampler", None), "set_epoch"):
-            sampler.set_epoch(next(epochs))
+        set_epoch = getattr(getattr(loader, "sampler", None), "set_epoch", None)
+        if set_epoch:
+            set_epoch(next(epochs))
         model.train()
         total = 0.0
         for step, (inputs, targets) in enumerate(loader, 1):
@@ -427,8 +428,12 @@ def main(way: str, rank: str, ranks: str, folder: str) -> None:
     logging.getLogger("lightning").setLevel(logging.ERROR)
     torch.set_num_threads(1)
     if way not in PEERS:  # they would take part in it
-        group = {"rank": int(rank), "world_size": int(ranks)}
-        dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", **group)
+        dist.init_process_group(
+            "gloo",
+            init_method=f"file://{folder}/meeting",
+            rank=int(rank),
+            world_size=int(ranks),
+        )
     kept = []
     for line in sys.stdin:
         # A step's time depends on where its tensors lie in memory, by some per cent: elsewhere in

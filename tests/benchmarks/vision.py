@@ -80,8 +80,15 @@ class ByHand:
             self.average = AveragedModel(self.model, multi_avg_fn=merge, use_buffers=True)
 
     def __call__(self) -> None:
-        options = {"num_workers": WORKERS, "pin_memory": GPU, "persistent_workers": WORKERS > 0}
-        loader = DataLoader(self.data, BATCH, shuffle=True, drop_last=True, **options)
+        loader = DataLoader(
+            self.data,
+            BATCH,
+            shuffle=True,
+            drop_last=True,
+            num_workers=WORKERS,
+            pin_memory=GPU,
+            persistent_workers=WORKERS > 0,
+        )
         self.model.train()
         for _ in range(EPOCHS):
             self.epoch(loader)
