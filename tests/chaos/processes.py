@@ -27,8 +27,14 @@ _LAUNCHERS = (
     "mpirun",
     "mpiexec",
     "hydra_pmi_proxy",
+    "orted",
+    "prted",
+    "prterun",
+    "mpirun.openmpi",
+    "mpiexec.hydra",
+    "orterun",
+    "prte",
 )
-_LAUNCHERS += ("orted", "prted", "prterun", "mpirun.openmpi", "mpiexec.hydra", "orterun", "prte")
 
 
 @dataclass

@@ -37,7 +37,9 @@ def test_a_process_and_its_fork_are_found_by_their_mark() -> None:
         before = time.monotonic()
         watch.kill()
         until(lambda: not watch.living())  # the zombie has ended, though nobody has waited for it
-        assert all(before < process.ended < before + 1.0 for process in watch.all.values())
+        for process in watch.all.values():
+            assert process.ended is not None
+            assert before < process.ended < before + 1.0
         first.wait()
 
 

@@ -36,9 +36,8 @@ def start(mpi: Mpi, name: str, kind: str, folder: Path) -> Recorded:
     words = [mpi.mpirun, *mpi.options, "-n", "2", *command, str(RECORDER), str(folder)]
     folder.mkdir()
     null = subprocess.DEVNULL
-    return Recorded(
-        folder, name, subprocess.Popen(words, env=mpi.here(), stdin=null, stdout=null, stderr=null)
-    )
+    job = subprocess.Popen(words, env=mpi.here(), stdin=null, stdout=null, stderr=null, text=True)
+    return Recorded(folder, name, job)
 
 
 def wait_until_settled(jobs: list[Recorded]) -> None:

@@ -205,7 +205,7 @@ class Workspace:
         self, command: Sequence[str], folder: Path, variables: dict[str, str], limit: float
     ) -> Outcome:
         if os.geteuid() == 0:
-            user = ()
+            user: tuple[str, ...] = ()
         else:
             user = _USER_NAMESPACE
         words = [*_ISOLATED, *user, *_FIRST_PROCESS, *command]

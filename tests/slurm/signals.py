@@ -50,7 +50,7 @@ def interrupt(times: int) -> SignalAction:
 
     def act(_: SlurmJobRunner, job: Recorded) -> None:
         assert job.srun
-        for _ in range(times):
+        for _press in range(times):
             job.srun.send_signal(signal.SIGINT)
             time.sleep(0.4)
 

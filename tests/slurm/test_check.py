@@ -43,7 +43,7 @@ ONE_EACH = ("-N3", "--ntasks-per-node=1")  # where three nodes show it as well a
 @pytest.mark.parametrize("channel", ["SLURM_* alone", "PMI", pytest.param("MPI", marks=OPEN_MPI)])
 def test_a_healthy_cluster_passes_clean(channel: str, runner: SlurmJobRunner) -> None:
     if channel == "MPI":
-        forced = ("--channel=mpi",)
+        forced: tuple[str, ...] = ("--channel=mpi",)
     else:
         forced = ()
     done = checked(runner, *forced, REPORT, srun=(*TWO_EACH, *OVER[channel]))

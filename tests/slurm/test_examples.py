@@ -67,8 +67,8 @@ def test_the_simple_example_trains_on_six_different_interfaces(runner: SlurmJobR
 def test_one_file_runs_on_one_process_one_node_and_two_nodes(runner: SlurmJobRunner) -> None:
     script = str(FOLDER / "single_to_multi.py")
     baseline = runner.cluster.shared / "one.json"
-    speeds = {}
-    efficiencies = {}
+    speeds: dict[int, float] = {}
+    efficiencies: dict[int, float] = {}
     for layout in (("-N1", "-n1"), ("-N1", "-n2"), ("-N2", "-n4")):
         done = runner.srun(
             *layout, SRUNDDP, script, "--epochs=3", "--channels=16", f"--baseline={baseline}"

@@ -42,7 +42,8 @@ IDLE = {
 
 @pytest.fixture
 def folder(runner: SlurmJobRunner, request: pytest.FixtureRequest) -> Path:
-    return runner.cluster.shared / request.node.name.replace("/", "_")
+    name: str = request.node.name
+    return runner.cluster.shared / name.replace("/", "_")
 
 
 def train(

@@ -43,7 +43,7 @@ def strangers(runner: SlurmJobRunner, ports: list[int]) -> Iterator[list[dict[st
     """
     words = (sys.executable, str(PROGRAMS / "strangers.py"), NODES[0].data, json.dumps(ports))
     log = runner.cluster.shared / "strangers.log"
-    calls = []
+    calls: list[dict[str, Any]] = []
     with (
         log.open("w") as output,
         runner.cluster.popen(*words, on="node01", stdout=output) as process,

@@ -76,7 +76,7 @@ def test_a_training_goes_on_to_the_same_bits(
     times = 5 if kind == "sigkill" else 1
     # Long for a step, also on a busy machine.
     if kind == "stall":
-        options = ("--stall-timeout=10",)
+        options: tuple[str, ...] = ("--stall-timeout=10",)
     else:
         options = ()
     folder = runner.cluster.shared / f"restarted-{kind}"

@@ -422,7 +422,7 @@ def test_a_sites_own_script_and_ours_are_the_same_job(
         "\n".join(["#!/bin/bash", *(f"#SBATCH {pair}" for pair in pairs), "true\n"])
     )
     if "--job-name" in SITES[name]:
-        named = ()
+        named: tuple[str, ...] = ()
     else:
         named = ("--job-name=theirs.sh",)
     inside = ("env", "-C", str(folder))

@@ -59,9 +59,9 @@ def completed(run: SpareRun) -> None:
     """By Slurm, which takes a moment for it."""
 
     def state() -> str:
-        return re.findall(
-            r"JobState=(\w+)", run.runner.cluster.run("scontrol", "show", "job", "-o").stdout
-        )[-1]
+        shown = run.runner.cluster.run("scontrol", "show", "job", "-o").stdout
+        states: list[str] = re.findall(r"JobState=(\w+)", shown)
+        return states[-1]
 
     until(lambda: state() == "COMPLETED", 60.0, state)
 

@@ -59,11 +59,11 @@ def test_each_kind_of_failure_ends_in_the_same_bits(
 ) -> None:
     """All have a handler of SIGTERM, Trainer's."""
     if kind == "stall":
-        options = ("--stall-timeout=3",)
+        options: tuple[str, ...] = ("--stall-timeout=3",)
     else:
         options = ()
     if kind == "memory":
-        limit = ("--mem=900M",)
+        limit: tuple[str, ...] = ("--mem=900M",)
     else:
         limit = ()
     good = 0

@@ -21,7 +21,9 @@ T = TypeVar("T")
 
 
 def until(
-    condition: Callable[[], T], limit: float = LONG, why: Callable[[], object] = lambda: "never"
+    condition: Callable[[], T | None],
+    limit: float = LONG,
+    why: Callable[[], object] = lambda: "never",
 ) -> T:
     """What it returns as soon as that is something; looking takes a tenth of the time, as it may
     start a command.
