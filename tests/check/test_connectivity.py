@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import socket
 import time
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
@@ -93,7 +94,7 @@ BACK = ("east", "west")
 )
 def test_of_packets_that_are_lost_one_way_that_way_is_told(
     rules: list[tuple[str, str, str]],
-    broken: dict[str, str],
+    broken: dict[tuple[str, str], str],
     session: CheckSession,
     names: dict[str, str],
 ) -> None:
@@ -116,9 +117,12 @@ def test_half_open_connections_are_asked_for_in_time(
     """Where a node's own firewall drops its answers, the kernel forgets such a connection after a
     second or two.
     """
-    monkeypatch.setattr(
-        probe, "half_open", lambda listeners: time.sleep(0.3) or half_open(listeners)
-    )
+
+    def half_open_later(listeners: Iterable[socket.socket]) -> list[str]:
+        time.sleep(0.3)
+        return half_open(listeners)
+
+    monkeypatch.setattr(probe, "half_open", half_open_later)
     dropped = rule(names["east"], "output", f"ip daddr {WEST} drop")
     with (
         dropped,

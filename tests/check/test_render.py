@@ -212,7 +212,7 @@ def test_the_lines_for_each_node_are_printable(tmp_path: Path) -> None:
     way = finding("no TCP", check="reach", between="node01:ib0 -> node02:ib0")
     wrong = finding("odd", "node02")
     found = report(way, wrong, ranks=4, launch="by srun", limits="full", reach="2 ways")
-    found.here[0] = replace(found.here[0], node=COMMAND)
+    found = replace(found, here={**found.here, 0: replace(found.here[0], node=COMMAND)})
     text, _ = render.write(found, ["the table"], str(tmp_path), "7", 0)
     assert Path(text).read_text().split("\n\n")[1].splitlines() == [
         f"{SHOWN} launch=ok limits=ok reach=ok",

@@ -92,7 +92,7 @@ def test_nothing_given_is_the_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def strategy(kind: Any, *, cli: bool) -> st.SearchStrategy[Any]:
-    if dataclasses.is_dataclass(kind):
+    if isinstance(kind, type) and dataclasses.is_dataclass(kind):
         hints = typing.get_type_hints(kind)
         fields = {one.name: hints[one.name] for one in dataclasses.fields(kind) if one.init}
         return st.builds(kind, **{name: strategy(hint, cli=cli) for name, hint in fields.items()})
@@ -100,7 +100,7 @@ def strategy(kind: Any, *, cli: bool) -> st.SearchStrategy[Any]:
     if get_origin(kind) is Literal:
         return st.sampled_from(arguments)
     if get_origin(kind) in (UnionType, typing.Union):
-        members = st.one_of(strategy(member, cli=cli) for member in arguments)
+        members = st.one_of(*(strategy(member, cli=cli) for member in arguments))
         # On the command line nothing tells a text that is null's name from null.
         return members.filter(
             lambda value: not (cli and isinstance(value, str) and value.strip().lower() in NULLS)
@@ -116,8 +116,11 @@ def strategy(kind: Any, *, cli: bool) -> st.SearchStrategy[Any]:
     texts = st.text(letters, max_size=8) | st.sampled_from(
         ["no", "off", "1e-3", "10:15", "123", "null", "none", "a, b", "[", "~"]
     )
-    simple = {NoneType: st.none(), bool: st.booleans(), int: st.integers(), str: texts}
-    simple |= {
+    simple: dict[type, st.SearchStrategy[Any]] = {
+        NoneType: st.none(),
+        bool: st.booleans(),
+        int: st.integers(),
+        str: texts,
         float: st.floats(allow_nan=False) | st.just(1e-3),
         Path: texts.filter(lambda t: "\0" not in t).map(Path),
     }
@@ -209,8 +212,13 @@ def test_the_type_says_what_a_text_means(
 def test_yamls_marks_are_text_on_the_command_line_as_quoted() -> None:
     assert read_config(Config, ["--resume=a: [b] # 'c"]).resume == "a: [b] # 'c"
     assert read_config(Config, ["--resume", "-x=y"]).resume == "-x=y"
-    assert value_of(yaml.compose("'null'"), str | None) == "null"
-    assert value_of(yaml.compose("'a,b'"), tuple[str, ...]) == ("a,b",)
+    for text, kind, value in (
+        ("'null'", str | None, "null"),
+        ("'a,b'", tuple[str, ...], ("a,b",)),
+    ):
+        node = yaml.compose(text)
+        assert node is not None
+        assert value_of(node, kind) == value
 
 
 # Which wins.

@@ -7,6 +7,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,7 +16,7 @@ from tests.support.starting import bare, python, write
 
 pytestmark = pytest.mark.slow
 
-PATH = {"PYTHONPATH": str(ROOT)}
+PATH: dict[str, Any] = {"PYTHONPATH": str(ROOT)}
 WRONG_KEY = (
     "srunddp: error: --wrong is an unknown key; expected a key that --help lists -> remove it;"
     " --help lists the keys\n"
@@ -63,7 +64,8 @@ def test_any_other_error_is_what_python_makes_of_it(tmp_path: Path) -> None:
 
 
 def test_an_interactive_python_goes_on(tmp_path: Path) -> None:
-    command = [sys.executable, "-q", "-i", write(tmp_path / "train.py", READS), "--wrong=1"]
+    script = write(tmp_path / "train.py", READS)
+    command = [sys.executable, "-q", "-i", str(script), "--wrong=1"]
     text = "print('still', 'there')\n"
     done = subprocess.run(
         command,

@@ -4,6 +4,7 @@ are shown.
 
 from __future__ import annotations
 
+import click
 import pytest
 
 from srunddp.check.cli import check
@@ -31,7 +32,7 @@ def test_options_of_run_after_the_script_are_noted(words: str, noted: list[str])
 
 
 @pytest.mark.parametrize("command", [run, check])
-def test_a_module_is_asked_for_by_both_names(command: object) -> None:
+def test_a_module_is_asked_for_by_both_names(command: click.Command) -> None:
     for name in ("-m", "--module"):
         params = command.make_context("x", [name, "package.train", "--collective"]).params
         assert (params["module"], params["script"], params["arguments"]) == (

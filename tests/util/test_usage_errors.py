@@ -4,6 +4,7 @@ write.
 
 from __future__ import annotations
 
+import io
 import os
 import re
 import shlex
@@ -231,7 +232,7 @@ def test_the_foreign_options_are_those_of_the_pages() -> None:
 # Colour.
 
 
-class Terminal:
+class Terminal(io.StringIO):
     def isatty(self) -> bool:
         return True
 

@@ -18,7 +18,7 @@ from srunddp.bootstrap.network.ifaces_entry import DEFAULT, OURS, IfacesEntry, e
 from srunddp.bootstrap.network.interface import SelectedInterface
 from srunddp.bootstrap.process_group.store import ProcessGroupContext
 from srunddp.bootstrap.rendezvous.messages import RendezvousInfo
-from srunddp.errors import ConfigError
+from srunddp.errors import ConfigError, ConfigFileError
 from tests.support.facts import tells
 from tests.support.starting import write
 
@@ -495,7 +495,7 @@ def test_all_errors_of_a_file_are_told_at_once() -> None:
         "- nodes: a, b\n  interface: [ib0, =ib1]\n- nodse: c\n- nodes: d\n- {nodes: e, interface:"
         " ib0}\n"
     )
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(ConfigFileError) as caught:
         parse(text.encode(), "f")
     lines = f"srunddp: error: {caught.value}".splitlines()
     places = [line.removeprefix("srunddp: error: f:").partition(": ")[0] for line in lines]

@@ -6,6 +6,7 @@ import json
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -87,7 +88,7 @@ def of_rank(
 )
 def test_each_rank_takes_the_interface_at_its_gpu(visible: str | None, names: list[str]) -> None:
     if visible is None:
-        variables = {}
+        variables: dict[str, Any] = {}
     else:
         variables = {"CUDA_VISIBLE_DEVICES": visible}
     found = [of_rank(number, size=len(names), **variables) for number in range(len(names))]
@@ -112,8 +113,8 @@ def test_on_the_same_numa_node_is_nearer(tmp_path: Path, monkeypatch: pytest.Mon
     assert [of_rank(number).name for number in range(2)] == ["ib1", "ib0"]
 
 
-def test_a_vlan_is_where_the_interface_below_it_is() -> None:
-    (pci.SYSFS / "class/net/ib0.7/lower_ib0").mkdir(parents=True)
+def test_a_vlan_is_where_the_interface_below_it_is(tmp_path: Path) -> None:
+    (tmp_path / "sys/class/net/ib0.7/lower_ib0").mkdir(parents=True)
     assert (
         pci.distance(GPUS[0], "ib0.7")
         == pci.distance(GPUS[0], "ib0")

@@ -82,7 +82,7 @@ def test_a_uuid_of_several_is_no_claim(
     monkeypatch.setenv("NCCL_MULTI_RANK_GPU_ENABLE", shared)
     made_up = Torch(len(uuids))
     made_up.cuda.get_device_properties = lambda index: SimpleNamespace(uuid=uuids[index])
-    monkeypatch.setitem(sys.modules, "torch", made_up)  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, "torch", made_up)
     assert device.identity(1) == known
 
 
@@ -100,7 +100,7 @@ class Torch(SimpleNamespace):
 @pytest.fixture
 def torch(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Torch:
     made_up = Torch(request.param)
-    monkeypatch.setitem(sys.modules, "torch", made_up)  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, "torch", made_up)
     return made_up
 
 
@@ -122,14 +122,15 @@ def torch(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> To
 def test_select_device_sets_the_current_one_and_warns(
     torch: Torch,
     asked: tuple[str, int, int],
-    given: tuple[str, str, str],
+    given: tuple[object, str, str],
     devices: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Visible devices are counted and never parsed."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", devices)
+    current = None if given[0] == "cpu" else given[0]
     assert device.select_device(*asked) == given
-    assert torch.current == (None if given[0] == "cpu" else given[0])
+    assert torch.current == current
 
 
 @pytest.mark.parametrize(

@@ -123,7 +123,7 @@ SHARED = (
 )
 def test_what_is_chosen_and_what_stays_has_its_reason(
     gpus: list[Any],
-    variables: dict[str, str],
+    variables: dict[str, Any],
     value: str,
     why: str,
     sysfs: Path,

@@ -34,10 +34,10 @@ from tests.bootstrap.rendezvous.test_client import (
     rank_zero,
     refusal,
     soon,
-    until,
 )
 from tests.conftest import missing
 from tests.support.munged import munged
+from tests.support.starting import until
 
 CHALLENGE = Challenge("1207.0.0", 3, "10.0.0.1:4000", NONCE, "1" * 32)
 SECRET = HmacAuthenticator(b"s" * 32)
@@ -210,8 +210,8 @@ def test_a_caller_without_proof_leaves_one_line_in_the_log(
         assert [first.result()[1], second.result()[1]] == [server.meeting()] * 2
         assert len(server.said) == 5
         assert server.said[0].startswith("refused rank 2 on node01 (127.0.0.1:")
-        for one in (first, second):
-            one.result()[0].close()
+        for meeting in (first, second):
+            meeting.result()[0].close()
 
 
 def test_a_rank_zero_without_the_proof_is_passed_over(prover: Authenticator) -> None:

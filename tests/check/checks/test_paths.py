@@ -7,7 +7,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 from threading import Event
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -31,7 +31,8 @@ ROLES = {
 def place(role: str, **changes: str) -> Place:
     kind = "file" if role == "script" else "folder"
     known = {"role": role, "path": ROLES[role], "kind": kind, "error": "", "system": "nfs4"}
-    return Place(**(known | {"identity": f"nfs4 server:/x {role}", "content": "abc"} | changes))  # type: ignore[typeddict-item]
+    known |= {"identity": f"nfs4 server:/x {role}", "content": "abc"}
+    return cast(Place, known | changes)
 
 
 def ranks(changes: dict[int, dict[str, dict[str, str]]]) -> Ranks[PathFacts]:
